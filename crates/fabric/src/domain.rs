@@ -1,4 +1,4 @@
-//! A domain: what endpoints and the memory that they move have in common.
+//! Domain: the state that endpoints share with the memory that they move.
 
 use crate::provider::Provider;
 use crate::shim;
@@ -7,7 +7,7 @@ use core::ptr::{NonNull, null_mut};
 use std::ffi::CString;
 use std::net::IpAddr;
 
-/// libfabric said no.
+/// Error of libfabric.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("libfabric: {}", text(*.0))]
 pub struct FabricError(pub(crate) i32);
@@ -23,7 +23,7 @@ fn text(error: i32) -> String {
     unsafe { CStr::from_ptr(shim::ff_error_text(error)) }.to_string_lossy().into_owned()
 }
 
-/// The number, or the error that it stands for.
+/// Returns the number, or the error that it stands for.
 pub(crate) fn check(result: i32) -> Result<usize, FabricError> {
     usize::try_from(result).map_err(|_| FabricError(-result))
 }
@@ -37,13 +37,15 @@ unsafe impl Send for Domain {}
 unsafe impl Sync for Domain {}
 
 impl Domain {
-    /// At this address of ours (`is_own`; without one, where the provider thinks best), or on the way to that address of others.
+    /// Opens a domain. With `is_own`, `node` is an address of this machine, or without one the
+    /// provider chooses; else the domain is on the way to `node`.
     pub(crate) fn open(provider: Provider, node: Option<IpAddr>, is_own: bool) -> Result<Domain, FabricError> {
         let provider = CString::new(provider.name()).expect("a name without zero bytes");
         let node = node.map(|node| CString::new(node.to_string()).expect("an address without zero bytes"));
         let node = node.as_ref().map_or(core::ptr::null(), |node| node.as_ptr());
         let mut domain = null_mut();
-        // SAFETY: both texts end with zero and live until the call is over, and there is room for the answer.
+        // SAFETY: both texts end with zero and live until the call is over, and there is room for
+        // the answer.
         check(unsafe { shim::ff_domain_open(provider.as_ptr(), node, i32::from(is_own), &mut domain) })?;
         Ok(Domain(NonNull::new(domain).expect("an open domain")))
     }
@@ -52,7 +54,7 @@ impl Domain {
         self.0.as_ptr()
     }
 
-    /// What libfabric made of the name of the provider.
+    /// Returns the name of the provider as libfabric resolved it.
     pub(crate) fn provider(&self) -> String {
         // SAFETY: the domain is open and its text ends with zero.
         unsafe { CStr::from_ptr(shim::ff_domain_provider(self.as_ptr())) }.to_string_lossy().into_owned()
@@ -66,16 +68,16 @@ impl Drop for Domain {
     }
 }
 
-/// Who may touch registered memory.
+/// Use of registered memory: by transfers of this side or of others.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// Our own transfers end there.
+    /// Memory in which our own transfers end.
     Landing,
-    /// Others read it.
+    /// Memory that others read.
     Window,
 }
 
-/// Memory that transfers may touch.
+/// Registration of memory that transfers may touch.
 #[derive(Debug)]
 pub(crate) struct Registration {
     memory: NonNull<shim::Memory>,
@@ -91,7 +93,8 @@ unsafe impl Sync for Registration {}
 
 impl Registration {
     /// # Safety
-    /// The memory stays mapped until this is dropped and no endpoint of the domain has a transfer under way that touches it.
+    /// The memory stays mapped until this is dropped and no endpoint of the domain has a transfer
+    /// under way that touches it.
     pub(crate) unsafe fn new(
         domain: &std::sync::Arc<Domain>,
         start: *mut u8,
@@ -101,7 +104,8 @@ impl Registration {
     ) -> Result<Registration, FabricError> {
         let (mut memory, mut key, mut base) = (null_mut(), 0, 0);
         let is_remote = i32::from(used_as == Use::Window);
-        // SAFETY: the domain is open, the memory is there (above), and there is room for the answers.
+        // SAFETY: the domain is open, the memory is there (above), and there is room for the
+        // answers.
         check(unsafe {
             let start = start.cast();
             shim::ff_memory_register(

@@ -1,4 +1,4 @@
-//! An endpoint: where transfers begin and end.
+//! Endpoint: the object where transfers begin and end.
 
 use crate::ADDRESS_BYTES_MAX;
 use crate::domain::{Domain, FabricError, Registration, check};
@@ -6,7 +6,7 @@ use crate::shim;
 use core::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-/// Most completions that one look gives.
+/// Most completions that one poll returns.
 pub(crate) const COMPLETIONS_MAX: usize = 16;
 
 #[derive(Debug)]
@@ -52,7 +52,8 @@ impl Endpoint {
     }
 
     pub(crate) fn peer(&self, address: &[u8]) -> Result<u64, FabricError> {
-        // Addresses of one provider and family have one length; libfabric reads as much as ours have.
+        // Addresses of one provider and family have one length; libfabric reads as many bytes as
+        // ours have.
         if address.len() != self.address()?.len() {
             return Err(FabricError(libc::EADDRNOTAVAIL));
         }
@@ -62,14 +63,15 @@ impl Endpoint {
         Ok(peer)
     }
 
-    /// Most parts of one transfer.
+    /// Returns the most parts that one transfer may have.
     pub(crate) fn parts_max(&self) -> usize {
         // SAFETY: the endpoint is open.
         (unsafe { shim::ff_endpoint_parts_max(self.as_ptr()) }) as usize
     }
 
     /// # Safety
-    /// What the parts are read into lies in `local`, which stays registered until the transfer or this endpoint has ended.
+    /// The parts are read into memory in `local`, which stays registered until the transfer or this
+    /// endpoint has ended.
     pub(crate) unsafe fn read(
         &self,
         parts: &[shim::Part],
@@ -89,7 +91,7 @@ impl Endpoint {
         check(unsafe { shim::ff_endpoint_poll(self.as_ptr(), out.as_mut_ptr(), out.len()) })
     }
 
-    /// What to wait for, if nothing waits to be polled already.
+    /// Returns the descriptor to wait for; `None` if something waits to be polled already.
     pub(crate) fn sleeps_on(&self) -> Option<i32> {
         // SAFETY: the endpoint is open.
         (unsafe { shim::ff_endpoint_may_sleep(self.as_ptr()) } != 0).then_some(self.descriptor)
@@ -98,9 +100,10 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // SAFETY: open until here. It fails only while something is bound to the endpoint, and nothing is.
+        // SAFETY: open until here. It fails only while something is bound to the endpoint, and
+        // nothing is.
         let closed = check(unsafe { shim::ff_endpoint_close(self.as_ptr()) });
-        // Memory that its transfers touch goes after this line.
+        // Memory that its transfers touch is freed after this line.
         closed.expect("an endpoint can be closed");
     }
 }

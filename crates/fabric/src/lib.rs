@@ -1,13 +1,17 @@
-//! libfabric, as far as Farfield needs it: one side opens memory, the other reads it without asking.
+//! Bindings to libfabric, as far as Farfield needs it: one side opens memory, the other reads it
+//! without asking.
 //!
-//! A `Station` is the passive side: windows into memory files, and an endpoint through which whoever has a window's key
-//! reads them. A `Reader` is the active side: an endpoint with memory of its own, the *landing*, where transfers end. Both
-//! are safe to drop at any time: an endpoint is closed, which ends its transfers, before memory that they touch goes.
+//! A `Station` is the passive side: windows into memory files, and an endpoint through which anyone
+//! with a window's key reads them. A `Reader` is the active side: an endpoint with memory of its
+//! own, the *landing*, where transfers end. Both are safe to drop at any time: an endpoint is
+//! closed, which ends its transfers, before memory that they touch goes.
 //!
-//! Nothing here has a thread. Software providers (`tcp`) move bytes while one of the two is polled; so whoever has a station
-//! polls it (`Station::serve`). Why this is a crate: `docs/decisions/0009-fabric-is-a-crate-and-a-feature.md`.
+//! No code here starts a thread. Software providers (`tcp`) move bytes while one of the two sides
+//! is polled, so the owner of a station polls it (`Station::serve`). The reason that this is a
+//! crate is in `docs/decisions/0009-fabric-is-a-crate-and-a-feature.md`.
 
-// Numbers of other machines are anything: no place in a slice and no narrower number without a check.
+// Numbers from other machines can be anything: they are no index into a slice, and are not
+// narrowed, without a check.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::cast_possible_truncation))]
 
 #[cfg(feature = "libfabric")]

@@ -1,13 +1,14 @@
-//! Providers: what carries the bytes.
+//! Providers: the parts of libfabric that carry the bytes.
 
-/// A provider of libfabric that we use.
+/// Provider of libfabric that Farfield uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Provider {
-    /// TCP sockets. The processors of both machines move the bytes, outside of the threads that serve requests.
+    /// TCP sockets. The processors of both machines move the bytes, outside of the threads that
+    /// serve requests.
     Tcp,
 }
 
-/// Why a name is no provider for us.
+/// Reason for which a name is no provider for Farfield.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BadProvider(&'static str);
 
@@ -20,7 +21,8 @@ impl core::fmt::Display for BadProvider {
 impl core::error::Error for BadProvider {}
 
 impl Provider {
-    /// The provider with this name.
+    /// Returns the provider with this name; the error says why there is none, or why it is not
+    /// used.
     pub fn named(name: &str) -> Result<Provider, BadProvider> {
         match name {
             "tcp" => Ok(Provider::Tcp),
@@ -34,7 +36,7 @@ impl Provider {
         }
     }
 
-    /// Its name.
+    /// Returns the name of the provider.
     pub fn name(self) -> &'static str {
         match self {
             Provider::Tcp => "tcp",

@@ -1,4 +1,4 @@
-//! The active side: reads what a station shows.
+//! Reader: the active side, which reads the windows of a station.
 
 use crate::domain::{Domain, FabricError, Registration, Use};
 use crate::endpoint::{COMPLETIONS_MAX, Endpoint};
@@ -8,37 +8,37 @@ use farfield_os::memory;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Did a transfer begin?
+/// Outcome of an attempt to begin a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Post {
-    /// Yes.
+    /// The transfer has begun.
     Begun,
-    /// Not yet: poll, then try again.
+    /// The transfer has not begun: poll, then try again.
     Later,
 }
 
 /// Most parts of one transfer.
 pub const PARTS_MAX: usize = 4;
 
-/// A part of a transfer: from a place of a window to one in the reader's own memory.
+/// Part of a transfer: bytes from a place in a window to one in the reader's own memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Part {
-    /// Where it ends, in the landing.
+    /// Offset in the landing at which it ends.
     pub landing: usize,
-    /// How much.
+    /// Number of bytes.
     pub bytes: usize,
-    /// Where it begins, as the window's base counts.
+    /// Address at which it begins, counted as the window's base is.
     pub remote: u64,
-    /// The window.
+    /// Key of the window.
     pub key: u64,
 }
 
-/// A transfer that is over.
+/// Transfer that has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ended {
-    /// What was given with it.
+    /// Context that was given to [`Reader::post`].
     pub context: u64,
-    /// Did all bytes arrive?
+    /// Outcome: `Ok` if all bytes arrived.
     pub result: Result<(), FabricError>,
 }
 
@@ -51,15 +51,17 @@ struct Landing {
 
 impl Drop for Landing {
     fn drop(&mut self) {
-        // SAFETY: mapped in `Reader::open` with this length, and nobody is left who could touch it (order of fields there).
+        // SAFETY: mapped in `Reader::open` with this length, and nobody is left who could touch it
+        // (order of fields there).
         let _ = unsafe { memory::munmap(self.start, self.bytes) };
     }
 }
 
-/// An endpoint that reads from one station into memory of its own.
+/// Endpoint that reads from one station into memory of its own.
 #[derive(Debug)]
 pub struct Reader {
-    // The order in which they go: first the transfers, then where they end.
+    // The order of these fields is the order in which they go: first the transfers, then the memory
+    // where they end.
     endpoint: Endpoint,
     registration: Registration,
     landing: Landing,
@@ -68,12 +70,14 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Opens one for the station with this address, on a machine with that one. Transfers end in `landing_bytes` of memory.
+    /// Opens a reader for the station with this address, on the machine `node`. Transfers end in
+    /// `landing_bytes` of memory.
     pub fn open(provider: Provider, node: IpAddr, station: &[u8], landing_bytes: usize) -> Result<Reader, FabricError> {
         let domain = Arc::new(Domain::open(provider, Some(node), false)?);
         let start = memory::map_anonymous(landing_bytes).map_err(|errno| FabricError(errno.0))?;
         let landing = Landing { start, bytes: landing_bytes };
-        // SAFETY: the landing goes last (order of fields below); if this function fails, nothing was begun.
+        // SAFETY: the landing goes last (order of fields below); if this function fails, nothing
+        // was begun.
         let registration = unsafe { Registration::new(&domain, start as *mut u8, landing_bytes, 1, Use::Landing) }?;
         let endpoint = Endpoint::open(domain)?;
         let station = endpoint.peer(station)?;
@@ -81,17 +85,19 @@ impl Reader {
         Ok(Reader { endpoint, registration, landing, station, parts_max })
     }
 
-    /// What libfabric made of the name of the provider.
+    /// Returns the name of the provider as libfabric resolved it.
     pub fn provider(&self) -> String {
         self.endpoint.domain().provider()
     }
 
-    /// Most parts that one transfer has room for, never more than [`PARTS_MAX`].
+    /// Returns the most parts that one transfer has room for, which is never more than
+    /// [`PARTS_MAX`].
     pub fn parts_max(&self) -> usize {
         self.parts_max
     }
 
-    /// Begins one transfer of all these parts. `context` comes back when it ended.
+    /// Begins one transfer of all these parts. `context` comes back when it has ended. Panics if
+    /// there are no parts, more than [`Reader::parts_max`], or one outside of the landing.
     pub fn post(&self, parts: &[Part], context: u64) -> Result<Post, FabricError> {
         assert!(!parts.is_empty() && parts.len() <= self.parts_max);
         let none = shim::Part { into: core::ptr::null_mut(), bytes: 0, remote: 0, key: 0 };
@@ -111,7 +117,7 @@ impl Reader {
         }
     }
 
-    /// Gives each transfer that ended, a few at most; their number.
+    /// Calls `ended` for each transfer that has ended, a few at most, and returns their number.
     pub fn poll(&self, mut ended: impl FnMut(Ended)) -> Result<usize, FabricError> {
         let mut completions = [shim::Completion::default(); COMPLETIONS_MAX];
         let count = self.endpoint.poll(&mut completions)?;
@@ -122,16 +128,19 @@ impl Reader {
         Ok(count)
     }
 
-    /// Copies what landed. The caller knows that no transfer to this place is under way; if one is, what is copied is any mixture.
+    /// Copies bytes that landed. The caller knows that no transfer to this place is under way; if
+    /// one is, the copied bytes are any mixture.
     pub fn copy(&self, landing: usize, into: &mut [u8]) {
         assert!(landing <= self.landing.bytes && into.len() <= self.landing.bytes - landing);
-        // SAFETY: inside the landing, which nobody else has a reference to. Raw copy, because a transfer may be writing there.
+        // SAFETY: inside the landing, which nobody else has a reference to. Raw copy, because a
+        // transfer may be writing there.
         unsafe {
             core::ptr::copy_nonoverlapping((self.landing.start + landing) as *const u8, into.as_mut_ptr(), into.len())
         }
     }
 
-    /// A descriptor that becomes readable when there is something to poll for; `None`: there is already.
+    /// Returns a descriptor that becomes readable when there is something to poll for; `None` if
+    /// there is already.
     pub fn sleeps_on(&self) -> Option<i32> {
         self.endpoint.sleeps_on()
     }

@@ -1,5 +1,5 @@
-//! The functions of `shim.c`. All but `ff_domain_close` answer a negative number on failure; domains and endpoints may be used by several threads at
-//! a time.
+//! Functions of `shim.c`. Those that can fail return a negative number on failure. Domains and
+//! endpoints may be used by several threads at a time.
 
 use core::ffi::{c_char, c_int, c_void};
 

@@ -1,4 +1,4 @@
-//! The passive side: windows into memory that others read.
+//! Station: the passive side, with windows into memory that others read.
 
 use crate::domain::{Domain, FabricError, Registration, Use};
 use crate::endpoint::{COMPLETIONS_MAX, Endpoint};
@@ -10,46 +10,50 @@ use farfield_os::net;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
-/// How others reach a piece of memory.
+/// Key and address by which others reach a piece of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Window {
-    /// Who knows it may read.
+    /// Key of the memory: anyone who knows it may read.
     pub key: u64,
     /// Address of the first byte.
     pub base: u64,
 }
 
-/// An endpoint, and all that may be read through it. No two stations have anything in common, so what belongs to one ends with
-/// it.
+/// Endpoint, and all memory that may be read through it. Two stations share nothing, so everything
+/// that belongs to one ends with it.
 #[derive(Debug)]
 pub struct Station {
-    // The order in which they go: first the transfers, then what they read.
+    // The order of these fields is the order in which they go: first the transfers, then the memory
+    // that they read.
     endpoint: Endpoint,
     open: Mutex<Vec<(Registration, Mapping)>>,
-    /// What was withdrawn. An answer may still be on its way from there, so the address stays ours.
+    /// Memory that was withdrawn. An answer may still be on its way from there, so the address
+    /// stays ours.
     withdrawn: Mutex<Vec<Mapping>>,
 }
 
 impl Station {
-    /// Opens one at this address, or where the provider thinks best.
+    /// Opens a station at this address; without one, where the provider thinks best.
     pub fn open(provider: Provider, node: Option<IpAddr>) -> Result<Station, FabricError> {
         let endpoint = Endpoint::open(Arc::new(Domain::open(provider, node, true)?))?;
         Ok(Station { endpoint, open: Mutex::default(), withdrawn: Mutex::default() })
     }
 
-    /// What a [`crate::Reader`] must know to find it.
+    /// Returns the address that a [`crate::Reader`] must know to find the station.
     pub fn address(&self) -> Result<Vec<u8>, FabricError> {
         self.endpoint.address()
     }
 
-    /// What libfabric made of the name of the provider.
+    /// Returns the name of the provider as libfabric resolved it.
     pub fn provider(&self) -> String {
         self.endpoint.domain().provider()
     }
 
-    /// Lets others read `memory`. `wanted_key` should be hard to guess; whether it becomes the key is for the provider to say.
+    /// Lets others read `memory`. `wanted_key` should be hard to guess; the provider decides
+    /// whether it becomes the key.
     pub fn expose(&self, memory: Mapping, wanted_key: u64) -> Result<Window, FabricError> {
-        // SAFETY: the mapping is kept beside the registration; it is unmapped after the endpoint was closed (order of fields).
+        // SAFETY: the mapping is kept beside the registration; it is unmapped after the endpoint
+        // was closed (order of fields).
         let registration = unsafe {
             Registration::new(self.endpoint.domain(), memory.as_ptr(), memory.len(), wanted_key, Use::Window)
         }?;
@@ -65,17 +69,18 @@ impl Station {
         let (registration, mut memory) = open.swap_remove(place);
         drop(open);
         drop(registration);
-        // If that fails the memory lives until the station goes, and no longer.
+        // If that fails, the memory lives until the station goes, and no longer.
         let _ = memory.blank();
         self.withdrawn.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(memory);
     }
 
-    /// Lets transfers come forward for `spin` at least, then sleeps until there is more to do or `limit` has passed.
+    /// Lets transfers proceed for `spin` at least, then sleeps until there is more to do or `limit`
+    /// has passed.
     pub fn serve(&self, spin: Duration, limit: Duration) -> Result<(), FabricError> {
         let mut completions = [shim::Completion::default(); COMPLETIONS_MAX];
         let started = farfield_os::process::now_ns();
         loop {
-            // What others read does not complete here: there is nothing to look at.
+            // Reads by others do not complete here: there is nothing to look at.
             self.endpoint.poll(&mut completions)?;
             if farfield_os::process::now_ns() - started >= u64::try_from(spin.as_nanos()).unwrap_or(u64::MAX) {
                 break;

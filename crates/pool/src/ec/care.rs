@@ -1,4 +1,5 @@
-//! What nobody waits for: legs get what they lack, sparse rows are written again, and rows that nobody needs are discarded at the legs.
+//! Background care of an erasure-coded pool: gives legs the parts that they lack, writes sparse
+//! rows again, and discards unneeded rows at the legs.
 
 use super::index::{GROUP, Version};
 use super::lane::{CARE_DEADLINE, EcLane};
@@ -8,23 +9,24 @@ use core::time::Duration;
 use farfield_core::{Legs, PageId};
 use farfield_os::process::now_ns;
 
-/// Rows, or pages, that are looked at in one go.
+/// Number of rows, or of pages, that are looked at in one go.
 const LOOK: u64 = 512;
-/// How long nothing begins after something has failed.
+/// Pause after a failure.
 const REST: Duration = Duration::from_millis(100);
-/// A row is written again when at most so many of its data pages are live: four of five.
+/// Share of live data pages, as a fraction, up to which a row is written again: four of five.
 const SPARSE: (u32, u32) = (4, 5);
 
-/// What one lane does besides.
+/// Background care that one lane takes besides its operations.
 pub(super) struct Care {
     most: usize,
-    /// A look at all rows: the leg that it is for, how often that one was hurt when it began, the next row, whether anything was found.
+    /// Round over all rows: the leg that it is for, how often that leg had been hurt when it began,
+    /// the next row, and whether anything was found.
     round: Option<Round>,
-    /// The group that is looked at next for spent rows, from the last one downwards.
+    /// Group that is looked at next for spent rows, from the last one downwards.
     trims_from: u64,
-    /// The page that is looked at next for sparse rows.
+    /// Page that is looked at next for sparse rows.
     moves_from: u64,
-    /// Pages that are moved, from which version on.
+    /// Pages that are moved, each with the version that it has until then.
     pub(super) moves: Vec<(u64, Version)>,
     buffer: Option<Buffer>,
     rests_until: u64,
@@ -38,7 +40,8 @@ struct Round {
 }
 
 impl Care {
-    /// So many pieces at a time; `batch` pages are moved together.
+    /// Creates the care of a lane, with at most `most` pieces under way; `batch` pages are moved
+    /// together.
     pub(super) fn new(most: usize, batch: usize) -> Care {
         Care {
             most,
@@ -51,7 +54,7 @@ impl Care {
         }
     }
 
-    /// Nothing more than what is under way.
+    /// Starts nothing more; care that is under way ends.
     pub(super) fn give_up(&mut self) {
         self.rests_until = u64::MAX;
     }
@@ -66,7 +69,7 @@ impl Care {
 }
 
 impl EcLane {
-    /// Begins the next thing, if there is one.
+    /// Begins the next task of care, if there is one.
     pub(super) fn begin_care(&mut self) {
         let Some(mut care) = self.care.take() else { return };
         let is_resting = care.rests_until > 0 && now_ns() < care.rests_until;
@@ -81,7 +84,7 @@ impl EcLane {
         self.care = Some(care);
     }
 
-    /// Something to mend is for the caller to do.
+    /// Begins a trim or a move, or returns a piece to mend, which the caller begins.
     fn begin(&mut self, care: &mut Care) -> Option<Piece> {
         let to_heal = self.table.to_heal().and(self.usable());
         let (is_trim, data) = (self.table.index.has_too_many_spent(), self.table.code.data());
@@ -104,7 +107,8 @@ impl EcLane {
         None
     }
 
-    /// Looks at some rows for something that a leg lacks. A round over all of them is for one leg; it is healed when nothing is found.
+    /// Looks at some rows for one of which a leg lacks its part. A round over all rows is for one
+    /// leg; the leg is healed when the round finds nothing.
     fn find_to_mend(&self, care: &mut Care, to_heal: Legs) -> Option<Piece> {
         let table = &self.table;
         let round = care.round.get_or_insert_with(|| {
@@ -130,7 +134,7 @@ impl EcLane {
             if table.is_late(leg) || !table.index.claim_mend(row, leg) {
                 continue;
             }
-            // Its neighbours lack the same, most of the time.
+            // Most of the time the neighbours of the row lack the same part.
             let mut piece = Piece::new(Task::Mend { leg }, row, 1, now_ns());
             let word = table.index.word(row);
             (piece.present, piece.have) = (word.present(), word.have());
@@ -151,11 +155,11 @@ impl EcLane {
     fn mend(&mut self, mut piece: Piece) {
         let Task::Mend { leg } = piece.task else { return };
         let Some(part) = self.table.part_of(piece.first, leg) else {
-            // It has lost its seat.
+            // The leg has lost its seat.
             return self.finish_mend(&piece, leg, false);
         };
         if part < self.table.code.data() && piece.present & 1 << part == 0 {
-            // Zeros by definition.
+            // The part is zeros by definition.
             return self.finish_mend(&piece, leg, true);
         }
         piece.part = part;
@@ -167,7 +171,8 @@ impl EcLane {
         (piece.first..piece.first + piece.rows).for_each(|row| self.table.index.finish_mend(row, leg, mended));
     }
 
-    /// A leg has given its part of rows that are mended. Is it what was written? If not it is not asked again, and others are.
+    /// Checks whether the part that a leg gave for a mend is what was written. If it is not, the
+    /// leg is not asked again, and others are.
     pub(super) fn is_as_written(&mut self, index: usize, leg: usize) -> bool {
         let (table, Some(piece)) = (&self.table, &mut self.pieces[index]) else { return true };
         let (Some(part), Some(buffer)) = (table.part_of(piece.first, leg), &piece.buffers[leg]) else { return true };
@@ -182,12 +187,12 @@ impl EcLane {
         false
     }
 
-    /// A leg has its part, or could not be given it.
+    /// Ends a mend: the leg has its part, or could not be given it.
     pub(super) fn end_mend(&mut self, index: usize, result: Result<(), PoolError>) {
         let Some(piece) = self.take_piece(index, false) else { return };
         let Task::Mend { leg } = piece.task else { return };
         if piece.unsure.has(leg) && !self.table.lost().has(leg) {
-            // It may still arrive.
+            // The write may still arrive.
             self.table.is_unsure(leg);
         }
         self.finish_mend(&piece, leg, result.is_ok());
@@ -202,7 +207,8 @@ impl EcLane {
         }
     }
 
-    /// Legs do not store, or discard, what they were asked to: they are late. Nobody waits for that, and the rows stay claimed until they have answered.
+    /// Notes legs as late that do not store or discard in time. Nobody waits for them, and the rows
+    /// stay claimed until they have answered.
     pub(super) fn care_is_slow(&mut self, index: usize, now: u64) {
         let Some(piece) = &mut self.pieces[index] else { return };
         piece.late = match piece.task {
@@ -238,7 +244,7 @@ impl EcLane {
             return;
         }
         let Some(piece) = self.take_piece(index, false) else { return };
-        // What was not answered may still arrive, on top of what is written there next.
+        // A discard that was not answered may still arrive, on top of newer bytes.
         piece.unsure.but(self.table.lost()).iter().for_each(|leg| self.table.is_unsure(leg));
         let is_clean = piece.failed.is_empty();
         self.table.index.unclaim(piece.first, piece.rows, is_clean);
@@ -247,7 +253,8 @@ impl EcLane {
         }
     }
 
-    /// Looks at some pages, in order, for those that lie in sparse rows: what lies together in the region shall lie together at the legs.
+    /// Looks at some pages, in order, for those that lie in sparse rows. Pages that are neighbours
+    /// in the region shall be neighbours at the legs.
     fn begin_move(&mut self, care: &mut Care) {
         let (index, data) = (&self.table.index, self.table.code.data() as u32);
         let batch = ROWS * data as usize;
@@ -296,7 +303,7 @@ impl EcLane {
         self.queued.push_back(Self::MOVER);
     }
 
-    /// All pages are read, or all of them are written again.
+    /// Goes on when all pages are read, and ends the move when all are written again.
     pub(super) fn end_mover(&mut self, parent: Parent) {
         let Some(care) = &mut self.care else { return };
         if parent.kind == Kind::Gather && parent.result.is_ok() && care.rests_until != u64::MAX {

@@ -1,4 +1,5 @@
-//! Which row holds the newest version of each page, and which rows are in use. Everything is a number that changes atomically: no lane waits for another.
+//! Index that says which row holds the newest version of each page, and which rows are in use.
+//! Everything in it is a number that changes atomically: no lane waits for another.
 
 use crate::stock::{mask, run_of};
 use crate::table::Words;
@@ -8,27 +9,28 @@ use farfield_core::gf256::PARTS_MAX;
 use farfield_core::row_word::RowWord;
 use farfield_os::Errno;
 
-/// Rows whose parts lie at the same seats: the bits of a word.
+/// Number of rows whose parts lie at the same seats, which is the number of bits of a word.
 pub(super) const GROUP: u64 = u64::BITS as u64;
-/// Rows besides those that all pages could take: what writers hold, and what is never used again.
+/// Rows beyond those that all pages could take: for rows that writers hold, and rows that are never
+/// used again.
 const MORE_ROWS: u64 = 64 * GROUP;
-/// As many as versions can name.
+/// Most rows that versions can name.
 const ROWS_MAX: u64 = (1 << 28) - GROUP;
-/// Groups that are looked at for a whole run before a shorter one will do.
+/// Number of groups that are searched for a run of the wanted length before a shorter one will do.
 const LOOKS: u64 = 16;
-/// Entries that are noted together as perhaps written.
+/// Number of entries that are noted together as perhaps written.
 const BLOCK: u64 = 512;
-/// Spent rows that are kept for writers, and one more for each eight in use.
+/// Number of spent rows that are kept for writers; one more is kept for each eight rows in use.
 const SPENT_KEPT: u64 = 4 * GROUP;
-/// Sparse rows that are not worth writing again.
+/// Number of sparse rows that are not worth writing again.
 const SPARSE_KEPT: u64 = GROUP;
 
-/// Where the newest version of a page is, and 32 bits of its checksum.
+/// Place of the newest version of a page, and 32 bits of its checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Version(u64);
 
 impl Version {
-    /// The page is zeros.
+    /// Version of a page that is zeros.
     pub(super) const ZEROS: Version = Version(0);
 
     pub(super) fn new(row: u64, part: usize, sum: u64) -> Version {
@@ -49,42 +51,44 @@ impl Version {
         self.place() as usize % PARTS_MAX
     }
 
-    /// Could a page with this checksum be it?
+    /// Checks whether a page with this checksum could be this version.
     pub(super) fn is_of(self, sum: u64) -> bool {
         self.0 >> 32 == sum & 0xffff_ffff
     }
 }
 
-/// See the module.
+/// Newest version of each page, and state of each row.
 pub(super) struct Index {
     pub(super) pages: u64,
     pub(super) rows: u64,
     versions: Words<AtomicU64>,
-    /// One bit for each block of versions: something was written there once.
+    /// Bit for each block of versions, set once something was written there.
     touched: Words<AtomicU64>,
     words: Words<AtomicU64>,
-    /// 32 bits of the checksum of each part of each row, part by part; 0: nobody has made that part.
+    /// Lower 32 bits of the checksum of each part of each row, part by part; 0 if the part was
+    /// never made.
     digests: Words<AtomicU32>,
     parts: u64,
-    /// One bit for each row: it is closed, or somebody has claimed it.
+    /// Bit for each row, set while it is closed or claimed.
     used: Words<AtomicU64>,
-    /// No group before this one has a free row.
+    /// Group before which no group has a free row.
     low: AtomicU64,
-    /// No row from here on was ever claimed.
+    /// Row from which on no row was ever claimed.
     rows_end: AtomicU64,
-    /// Closed rows, live pages in them, and spent rows.
+    /// Number of closed rows, of live pages in them, and of spent rows.
     closed: AtomicU64,
     live: AtomicU64,
     spent: AtomicU64,
 }
 
 impl Index {
-    /// Rows, that is pages of each leg, for a region of `pages`: so many that there always is a free one, however sparse they are.
+    /// Returns the number of rows, that is of pages of each leg, for a region of `pages`. There are
+    /// so many that one is always free, however sparse they are.
     pub(super) fn rows_for(pages: u64) -> u64 {
         pages.saturating_add(MORE_ROWS).next_multiple_of(GROUP).min(ROWS_MAX)
     }
 
-    /// Of rows with so many parts.
+    /// Creates an index of up to `rows` rows with `parts` parts each.
     pub(super) fn new(pages: u64, rows: u64, parts: u64) -> Result<Index, Errno> {
         let rows = rows / GROUP * GROUP;
         Ok(Index {
@@ -104,7 +108,7 @@ impl Index {
         })
     }
 
-    /// As it is now, for a snapshot of the legs. Nobody changes it meanwhile.
+    /// Copies the index as it is now, for a snapshot of the legs. It must not change meanwhile.
     pub(super) fn copy(&self) -> Result<Index, Errno> {
         let copy = Index::new(self.pages, self.rows, self.parts)?;
         self.each_written(0, self.pages, |page| {
@@ -127,7 +131,7 @@ impl Index {
                 copy.closed.fetch_add(1, Ordering::Relaxed);
                 copy.live.fetch_add(u64::from(word.live().count_ones()), Ordering::Relaxed);
             } else if word != RowWord::CLEAN || self.used.at(row / GROUP).load(Ordering::Relaxed) & bit != 0 {
-                // What a writer has claimed may be at a leg by now.
+                // A leg may have bytes by now of a row that a writer has claimed.
                 copy.words.at(row).store(RowWord::SPENT.0, Ordering::Relaxed);
                 copy.spent.fetch_add(1, Ordering::Relaxed);
             }
@@ -147,7 +151,8 @@ impl Index {
         }
     }
 
-    /// `version`, whose row is closed, is the newest one of `page` from now on, if `only_after` is until now. Whichever of them is not is not live any more.
+    /// Makes `version`, whose row is closed, the newest one of `page`. With `only_after` it does so
+    /// only if that is the newest one until now. The version that loses is not live any more.
     pub(super) fn set_version(&self, page: u64, version: Version, only_after: Option<Version>) {
         self.touch(page);
         let at = self.versions.at(page);
@@ -161,7 +166,7 @@ impl Index {
         self.kill(old);
     }
 
-    /// Pages from `page` on up to `end` are zeros.
+    /// Makes the pages from `page` up to `end` zeros.
     pub(super) fn discard(&self, page: u64, end: u64) {
         self.each_written(page, end, |page| {
             if self.version(page) != Version::ZEROS {
@@ -187,7 +192,7 @@ impl Index {
         }
     }
 
-    /// The first page from `page` on that may have been written, or the end.
+    /// Returns the first page from `page` on that may have been written, or the end.
     pub(super) fn next_written(&self, page: u64) -> u64 {
         let mut block = page / BLOCK;
         while block * BLOCK < self.pages {
@@ -216,7 +221,7 @@ impl Index {
         }
     }
 
-    /// A row's word has just become Spent.
+    /// Counts a row whose word has just become Spent, and frees it.
     fn spend(&self, row: u64) {
         self.closed.fetch_sub(1, Ordering::SeqCst);
         self.spent.fetch_add(1, Ordering::SeqCst);
@@ -228,7 +233,8 @@ impl Index {
         self.low.fetch_min(first / GROUP, Ordering::SeqCst);
     }
 
-    /// Claims neighbouring rows of one group for a writer: as many as `wanted`, if there are so many nearby, else fewer.
+    /// Claims neighbouring rows of one group for a writer: `wanted` rows if there is such a run
+    /// nearby, else fewer.
     pub(super) fn claim(&self, wanted: u64) -> Option<(u64, u64)> {
         let start = self.low.load(Ordering::SeqCst);
         for group in start..self.rows / GROUP {
@@ -245,7 +251,7 @@ impl Index {
             let bits = mask(shift, count);
             let before = self.used.at(group).fetch_or(bits, Ordering::SeqCst);
             if before & bits != 0 {
-                // Somebody was faster with some of them.
+                // Another lane was faster with some of these rows.
                 self.used.at(group).fetch_and(!(bits & !before), Ordering::SeqCst);
                 self.low.fetch_min(group, Ordering::SeqCst);
                 continue;
@@ -266,7 +272,8 @@ impl Index {
         }
     }
 
-    /// Claims spent rows to discard them at the legs, from `group` on downwards; where to go on.
+    /// Claims spent rows, to be discarded at the legs, from `group` downwards. Also returns the
+    /// group to go on from.
     pub(super) fn claim_spent(&self, group: u64) -> (Option<(u64, u64)>, u64) {
         for group in (0..=group).rev() {
             let used = self.used.at(group).load(Ordering::SeqCst);
@@ -288,7 +295,7 @@ impl Index {
         (None, 0)
     }
 
-    /// Claimed rows are given back; legs may hold bytes of them unless they are `clean`.
+    /// Gives claimed rows back. Unless they are `clean`, legs may hold bytes of them.
     pub(super) fn unclaim(&self, first: u64, count: u64, clean: bool) {
         if !clean {
             (first..first + count).for_each(|row| self.words.at(row).store(RowWord::SPENT.0, Ordering::SeqCst));
@@ -297,21 +304,23 @@ impl Index {
         self.give(first, count);
     }
 
-    /// A claimed row has been written, and may be read from now on.
+    /// Closes a claimed row that has been written; it may be read from now on.
     pub(super) fn close(&self, row: u64, have: Legs, present: u16) {
         self.closed.fetch_add(1, Ordering::SeqCst);
         self.live.fetch_add(u64::from(present.count_ones()), Ordering::SeqCst);
         self.words.at(row).store(RowWord::closed(have, present).0, Ordering::SeqCst);
     }
 
-    /// What is stored as this part of a row has this checksum. Whoever says so is alone with the row, as its writer or by a claim; `None`: nobody has made the part.
+    /// Sets the checksum of this part of a row; `None` means that the part was never made. The
+    /// caller must be alone with the row, as its writer or by a claim.
     pub(super) fn set_digest(&self, row: u64, part: usize, sum: Option<u64>) {
         let digest = sum.map_or(0, |sum| sum as u32);
-        // Whoever keeps the row has seen its word change after this.
+        // A thread that keeps the row has seen its word change after this.
         self.digests.at(row * self.parts + part as u64).store(digest, Ordering::Relaxed);
     }
 
-    /// Could bytes with this checksum be this part of the row, which somebody keeps? `None`: nobody has made the part.
+    /// Checks whether bytes with this checksum could be this part of the row, which the caller
+    /// keeps. Returns `None` if the part was never made.
     pub(super) fn is_digest(&self, row: u64, part: usize, sum: u64) -> Option<bool> {
         let digest = self.digests.at(row * self.parts + part as u64).load(Ordering::Relaxed);
         (digest != 0).then_some(digest == sum as u32)
@@ -321,30 +330,32 @@ impl Index {
         RowWord(self.words.at(row).load(Ordering::SeqCst))
     }
 
-    /// One behind the last row that was ever claimed.
+    /// Returns the end of the rows that were ever claimed.
     pub(super) fn rows_end(&self) -> u64 {
         self.rows_end.load(Ordering::SeqCst)
     }
 
-    /// `leg` gave wrong bytes of these rows. `true`: others are asked from now on.
+    /// Notes that `leg` gave wrong bytes of these rows. Returns `true` if others are asked from now
+    /// on.
     pub(super) fn suspect(&self, first: u64, count: u64, leg: usize, needed: usize, living: Legs) -> bool {
         let change = |row| self.change(row, |word| word.suspect(leg, needed, living));
         (first..first + count).fold(false, |changed, row| changed | change(row))
     }
 
-    /// Nothing is known any more of what `leg` holds, which is lost and which no lane has a way to.
+    /// Forgets which rows `leg` holds. The leg is lost, and no lane has a way to it.
     pub(super) fn forget(&self, leg: usize) {
         (0..self.rows_end()).for_each(|row| {
             self.change(row, |word| word.forget(leg));
         });
     }
 
-    /// Somebody looks at what legs hold of the row; until the end of that it stays as it is.
+    /// Begins to watch a row, which stays as it is until [`Index::unwatch`]. Returns `false` if it
+    /// cannot be watched now.
     pub(super) fn watch(&self, row: u64) -> bool {
         self.change(row, RowWord::watch)
     }
 
-    /// The end of that.
+    /// Ends the watch over a row.
     pub(super) fn unwatch(&self, row: u64) {
         let mut is_over = false;
         self.change(row, |word| {
@@ -357,12 +368,13 @@ impl Index {
         }
     }
 
-    /// `leg` shall get its part of the row, which is the caller's to do now.
+    /// Claims the mending of the part of the row that `leg` shall get. Returns `false` if it is not
+    /// to be mended now.
     pub(super) fn claim_mend(&self, row: u64, leg: usize) -> bool {
         self.change(row, |word| word.claim(leg))
     }
 
-    /// The end of that.
+    /// Ends the mending of a row's part at `leg`.
     pub(super) fn finish_mend(&self, row: u64, leg: usize, mended: bool) {
         let mut is_over = false;
         self.change(row, |word| {
@@ -375,7 +387,7 @@ impl Index {
         }
     }
 
-    /// The only place where words of rows change that somebody else may change, too.
+    /// Changes the word of a row that others may change, too; this is the only place that does.
     fn change(&self, row: u64, mut change: impl FnMut(RowWord) -> Option<RowWord>) -> bool {
         let at = self.words.at(row);
         let mut before = at.load(Ordering::SeqCst);
@@ -388,18 +400,19 @@ impl Index {
         false
     }
 
-    /// Do legs keep more spent rows than is good for?
+    /// Checks whether legs keep more spent rows than is good.
     pub(super) fn has_too_many_spent(&self) -> bool {
         self.spent.load(Ordering::SeqCst) > SPENT_KEPT + self.closed.load(Ordering::SeqCst) / 8
     }
 
-    /// Do closed rows with `data` pages each hold a quarter more than what is live in them?
+    /// Checks whether closed rows, of `data` pages each, have room for over a quarter more pages
+    /// than are live in them.
     pub(super) fn is_sparse(&self, data: u64) -> bool {
         let live = self.live.load(Ordering::SeqCst);
         data > 1 && self.closed.load(Ordering::SeqCst).saturating_sub(SPARSE_KEPT) * data > live + live / 4
     }
 
-    /// Closed rows, live pages in them, and spent rows.
+    /// Returns the number of closed rows, of live pages in them, and of spent rows.
     pub(super) fn counts(&self) -> (u64, u64, u64) {
         let [closed, live, spent] = [&self.closed, &self.live, &self.spent].map(|count| count.load(Ordering::SeqCst));
         (closed, live, spent)

@@ -1,7 +1,9 @@
-//! A thread's channel to all legs.
+//! Channel of one thread to all legs of an erasure-coded pool.
 //!
-//! An operation is cut into *pieces*: pages that lie in the same part of neighbouring rows are read together; pages that are written at the same time, by however many
-//! operations, share rows. What a leg does for a piece is an *errand*, with bytes of its own, so a piece can end while a leg still works on its errand.
+//! An operation is cut into *pieces*. Pages that lie in the same part of neighbouring rows are read
+//! together. Pages that are written at the same time share rows, whichever operations they belong
+//! to. A leg's part of a piece is an *errand*, with bytes of its own, so a piece can end while a
+//! leg still works on its errand.
 
 use super::care::Care;
 use super::pieces::{Errand, For, Kind, PIECES, Parent, Piece, ROWS, Task};
@@ -19,39 +21,39 @@ use farfield_os::process::now_ns;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Operations of one lane at a time.
+/// Most operations that one lane has under way.
 const SLOTS: usize = 256;
-/// Errands of one lane at a time.
+/// Most errands that one lane has under way.
 pub(super) const ERRANDS: usize = 1024;
-/// Pages that are forgotten in one go.
+/// Number of pages that a discard forgets in one go.
 const DISCARD_PAGES: u64 = 1 << 16;
-/// How long anybody waits for one step of what nobody has asked for. (Tests have less time.)
+/// Time limit of one step of background care. (Tests have less time.)
 pub(super) const CARE_DEADLINE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
 
 pub(super) struct EcLane {
     pub(super) table: Arc<RowTable>,
     pub(super) legs: LegLanes,
-    /// The callers', and behind them those of `care`.
+    /// Operations of callers, and behind them that of `care`.
     pub(super) parents: Box<[Option<Parent>]>,
     free_parents: Vec<usize>,
-    /// Those of which not all pages have set out.
+    /// Operations of which not all pages have set out.
     pub(super) queued: VecDeque<usize>,
     pub(super) pieces: Box<[Option<Piece>]>,
     pub(super) free_pieces: Vec<usize>,
-    /// Writes that legs died under, to be made anew at those that came meanwhile.
+    /// Writes whose legs died, to be made anew at legs that came meanwhile.
     pub(super) anew: Vec<usize>,
     /// Pages that have to be read again, because they lie elsewhere by now: parent, offset, count.
     pub(super) again: VecDeque<(usize, u64, u64)>,
-    /// Pieces that want to read several parts and found no buffers for that.
+    /// Pieces that have to read several parts and found no buffers for that.
     pub(super) starved: VecDeque<usize>,
-    /// Lists for pieces that write.
+    /// Spare lists for the entries of pieces that write.
     pub(super) entries: Vec<Vec<super::pieces::Entry>>,
     pub(super) errands: Box<[Option<Errand>]>,
     pub(super) free_errands: Vec<u16>,
     arrived: Vec<Completion>,
     ended: VecDeque<Completion>,
     pub(super) care: Option<Care>,
-    /// Of whoever cares, if there is a scrub.
+    /// Scrub of this lane, if it is the one that takes care and there is a scrub.
     pub(super) walker: Option<Box<Walker>>,
     /// When to look at the alarms of pieces.
     pub(super) alarm_at: u64,
@@ -60,7 +62,7 @@ pub(super) struct EcLane {
 }
 
 impl EcLane {
-    /// With so many things at a time that nobody waits for.
+    /// Opens a lane with up to `cares` pieces of background care at a time.
     pub(super) fn open(table: &Arc<RowTable>, cares: usize) -> Result<EcLane, PoolError> {
         let door = table.new_door();
         let legs = LegLanes::behind(table.open_lanes(ERRANDS)?, door);
@@ -89,25 +91,26 @@ impl EcLane {
         })
     }
 
-    /// The place of the parent whose pages are moved.
+    /// Index of the parent whose pages are moved.
     pub(super) const MOVER: usize = SLOTS;
 
-    /// Is nothing under way at any leg? Then nothing here means a leg that is lost but the way to it.
+    /// Checks whether nothing is under way at any leg. Then the lane needs a lost leg for nothing
+    /// more, and the way to it can go.
     fn is_at_rest(&self) -> bool {
         self.free_pieces.len() == PIECES && self.free_errands.len() == ERRANDS && !self.is_caring()
     }
 
-    /// Legs that this lane can use now.
+    /// Returns the legs that this lane can use now.
     pub(super) fn usable(&self) -> Legs {
         self.legs.open(self.table.active())
     }
 
-    /// Legs that are not lost, and that this lane has a way to.
+    /// Returns the legs that are not lost and that this lane has a way to.
     pub(super) fn open_legs(&self) -> Legs {
         self.legs.open(self.table.present())
     }
 
-    /// Is there room for one more piece, whatever it needs?
+    /// Checks whether there is room for one more piece, whatever it needs.
     pub(super) fn has_room(&self) -> bool {
         !self.free_pieces.is_empty() && self.free_errands.len() >= 2 * Legs::MAX
     }
@@ -143,13 +146,13 @@ impl EcLane {
         }
     }
 
-    /// What waits for room must not wait for longer than it has time.
+    /// Sets the alarm so that an operation that waits for room does not wait beyond its deadline.
     fn look_after_queue(&mut self) {
         let ends = self.queued.iter().filter_map(|parent| Some(self.parents[*parent].as_ref()?.ends_at()));
         self.alarm_at = ends.fold(self.alarm_at, u64::min);
     }
 
-    /// Ends what waits for room and has no time left.
+    /// Ends operations that wait for room and have no time left.
     fn end_queued(&mut self, now: u64) {
         for place in (0..self.queued.len()).rev() {
             let parent = self.queued[place];
@@ -171,7 +174,8 @@ impl EcLane {
         self.queued.iter().position(is_demand).or((!self.queued.is_empty()).then_some(0))
     }
 
-    /// All pages of an operation set out. `false`: there is no room for all of them now.
+    /// Sends all pages of an operation out; returns `false` if there is no room for all of them
+    /// now.
     fn cut(&mut self, parent: usize) -> bool {
         while let Some(known) = &mut self.parents[parent]
             && known.cut < known.count
@@ -202,12 +206,12 @@ impl EcLane {
         index
     }
 
-    /// Gives a leg something to do.
+    /// Sends an operation to a leg, as an errand of a piece.
     pub(super) fn send(&mut self, piece: usize, leg: usize, op: Op) {
         let now = now_ns();
         let Some(known) = &self.pieces[piece] else { return };
         let passed = |parent: &Parent| Duration::from_nanos(now.saturating_sub(parent.started_at));
-        // No deadline at all would be none.
+        // A deadline of zero would mean that there is none.
         let left = |parent: &Parent| {
             (parent.priority, parent.deadline.saturating_sub(passed(parent)).max(Duration::from_micros(1)))
         };
@@ -221,7 +225,8 @@ impl EcLane {
             Task::Mend { .. } | Task::Trim => None,
         };
         let (priority, deadline) = asked.unwrap_or((Priority::Background, CARE_DEADLINE));
-        // The lane keeps the time of its operations. A leg that is late with a change is waited for: as long as it has not answered nobody knows what it holds.
+        // The lane keeps the time of its operations. A leg that is late with a change is waited
+        // for: until it has answered, it is unknown which bytes it holds.
         let is_change = matches!(op, Op::Write { .. } | Op::Discard { .. });
         let deadline = if is_change { deadline.max(ANSWER_WITHIN) } else { deadline };
         let errand = self.send_errand(For::Piece(piece), leg, priority, deadline, op);
@@ -245,7 +250,7 @@ impl EcLane {
         errand
     }
 
-    /// When a piece wants to be looked at.
+    /// Sets when to look at a piece again.
     pub(super) fn set_alarm(&mut self, piece: usize, at: u64) {
         if let Some(known) = &mut self.pieces[piece] {
             known.alarm_at = at;
@@ -324,16 +329,17 @@ impl EcLane {
         }
     }
 
-    /// A leg has answered a write that was late there.
+    /// Handles the answer of a leg to a write that was late there.
     fn late_write_ended(&mut self, leg: usize, result: Result<(), PoolError>) {
         match result {
-            // It may still arrive, at any time.
+            // The write may still arrive, at any time.
             Err(PoolError::TimedOut { .. }) => self.table.stay_late(leg),
             _ => self.table.late_came(leg),
         }
     }
 
-    /// Takes a piece that has ended. Errands that are still under way are for nobody, or `late` writes.
+    /// Takes a piece that has ended. Its errands that are still under way are for nobody, or are
+    /// `late` writes.
     pub(super) fn take_piece(&mut self, index: usize, late: bool) -> Option<Piece> {
         let mut piece = self.pieces[index].take()?;
         self.free_pieces.push(index);
@@ -349,7 +355,7 @@ impl EcLane {
         Some(piece)
     }
 
-    /// So many pages of a parent have ended.
+    /// Ends `count` pages of a parent with this result.
     pub(super) fn end_pages(&mut self, parent: usize, count: u64, result: Result<(), PoolError>) {
         let Some(known) = &mut self.parents[parent] else { return };
         if known.result.is_ok() {
@@ -376,7 +382,8 @@ impl EcLane {
         self.ended.push_back(Completion { tag, result, buffer });
     }
 
-    /// A write that legs died under can be made at others, which came since it began: then it begins anew.
+    /// Begins a write anew at legs that came since it began, if legs died under it. Returns whether
+    /// it does.
     fn is_for_others(&mut self, index: usize) -> bool {
         let Some(Parent { kind, result: Err(PoolError::ServerGone { .. }), knew, is_unlucky, .. }) =
             &self.parents[index]
@@ -394,7 +401,7 @@ impl EcLane {
         true
     }
 
-    /// Asks others where one is slow, and ends what has no time left.
+    /// Asks more legs where one is slow, and ends operations that have no time left.
     fn ring(&mut self, now: u64) {
         self.alarm_at = u64::MAX;
         self.end_queued(now);
@@ -422,7 +429,8 @@ impl EcLane {
         }
     }
 
-    /// Is it a read that waits for room, and has no time left?
+    /// Checks whether the piece is a read that waits for room and has no time left. Sets its error
+    /// if so.
     fn is_read_over(&mut self, index: usize, parent: usize, now: u64) -> bool {
         let Some(piece) = &mut self.pieces[index] else { return false };
         let Some(parent) = self.parents[parent].as_ref().filter(|parent| parent.ends_at() <= now) else { return false };
@@ -433,7 +441,7 @@ impl EcLane {
         is_over
     }
 
-    /// Is it late with something that its leg, which is not lost, may still do?
+    /// Checks whether this errand is late and its leg, which is not lost, may still do it.
     fn is_owed(&self, errand: &Errand) -> bool {
         let is_late = match errand.target {
             For::LateWrite => true,
@@ -490,7 +498,7 @@ impl Lane for EcLane {
         let result = check_range((page, count), self.table.index.pages, self.table.legs[0].server)
             .and_then(|()| self.check_sums(&op));
         let (asked, buffer) = op.into_parts();
-        // What is wrong is cut already.
+        // An operation that is refused counts as cut already.
         let (cut, left) = if result.is_ok() { (0, count) } else { (count, 0) };
         let (started_at, kind, page) = (now_ns(), Kind::Asked(asked), page.0);
         let knew = self.open_legs();
@@ -511,7 +519,7 @@ impl Lane for EcLane {
         };
         self.parents[index] = Some(parent);
         self.queued.push_back(index);
-        // Writes wait for others that will share their rows, until somebody polls.
+        // Writes wait until the next poll for others that can share their rows.
         if asked != Asked::Write && self.queued.len() == 1 {
             self.start();
         }
@@ -533,7 +541,7 @@ impl Lane for EcLane {
 }
 
 impl EcLane {
-    /// Wrong bytes must not become parity.
+    /// Checks the checksums of pages to write, because wrong bytes must not become parity.
     fn check_sums(&self, op: &Op) -> Result<(), PoolError> {
         let Op::Write { page, buffer } = op else { return Ok(()) };
         let wrong = (0..buffer.pages()).find(|&index| checksum(buffer.page(index)) != buffer.sums()[index]);
@@ -548,7 +556,7 @@ impl Nurse for EcLane {
     }
 
     fn is_caring(&self) -> bool {
-        // What is late is waited for by nobody.
+        // Late pieces are not waited for.
         let is_care = |piece: &Piece| matches!(piece.task, Task::Mend { .. } | Task::Trim) && piece.late.is_empty();
         let is_looking = self.walker.as_ref().is_some_and(|walker| walker.is_looking());
         is_looking || self.parents[Self::MOVER].is_some() || self.pieces.iter().flatten().any(is_care)
@@ -575,10 +583,12 @@ impl Drop for EcLane {
         if self.table.is_abandoned() {
             return;
         }
-        // What is under way may still land: nobody else can write there before it has. It has a deadline.
+        // Care that is under way may still land, and until then no other lane can write there. It
+        // has a deadline.
         scrub::end(self);
         self.finish_care();
-        // So may writes that nobody waited for. If that takes long nobody will know.
+        // Writes that were not waited for may land, too. If that takes too long, their outcome
+        // stays unknown.
         let until = now_ns().saturating_add(FAREWELL_PATIENCE.as_nanos() as u64);
         while self.is_owed_answers() && now_ns() < until {
             self.collect();
@@ -587,6 +597,6 @@ impl Drop for EcLane {
         let owed = self.errands.iter().flatten().filter(|errand| self.is_owed(errand));
         owed.for_each(|errand| self.table.stay_late(errand.leg));
         self.table.give_up_the_silent(|leg| self.table.lose(leg));
-        // Rows of a write that is given up here stay claimed: nobody writes there any more.
+        // Rows of a write that is given up here stay claimed, so no other write goes there.
     }
 }

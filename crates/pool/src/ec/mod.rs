@@ -1,12 +1,16 @@
-//! Pool of K + M legs that holds what K of them could, and outlives M of them.
+//! Pool of K + M legs that holds as much as K of them could, and survives the loss of M.
 //!
-//! Pages that leave together make a *row*: up to K pages and M pages of parity, one at each leg, all under the row's number there. A row is written once, where no
-//! live row is, and never changed ([`farfield_core::row_word`]); an index in our own memory says where the newest version of each page is (`index`), and changes when the row
-//! is at enough legs. So whatever dies in the middle of a write, every page is its old or its new version
+//! Pages that leave together make a *row*: up to K pages and M pages of parity, one at each leg,
+//! all under the row's number there. A row is written once, where no live row is, and never changed
+//! ([`farfield_core::row_word`]). An index in local memory says where the newest version of each
+//! page is (`index`); it changes when the row is at enough legs. So whatever dies in the middle of
+//! a write, every page is its old or its new version
 //! ([decision 7](../../../../docs/decisions/0007-rows-of-an-erasure-code-are-written-once.md)).
 //!
-//! A read asks the leg that has the page. If that one is gone, slow, or gives something else than what was written, the page is made from K others of its row (`reads`).
-//! What a leg lacks is made the same way, and written there (`care`); a spare lacks everything at first. What nobody reads is compared with its digest in turn (`scrub`).
+//! A read asks the leg that has the page. If that leg is gone or slow, or gives bytes that differ
+//! from those that were written, the page is made from K others of its row (`reads`). A part that a
+//! leg lacks is made the same way, and written there (`care`); a spare lacks everything at first.
+//! Pages that nobody reads are compared with their digests in turn (`scrub`).
 
 mod care;
 mod index;
@@ -34,36 +38,39 @@ use lane::EcLane;
 use std::sync::Arc;
 use table::RowTable;
 
-/// As many as the erasure codes in one pool, which has two legs at least for each.
+/// Unclaimed snapshots. There is room for as many as there can be erasure codes in one pool: each
+/// code has at least two legs.
 static SNAPSHOTS: Mutex<Unclaimed<Snapshot, { CloneTicket::SERVERS_MAX / 2 }>> = Mutex::new(Unclaimed::new());
 
-/// What a snapshot of the legs does not say.
+/// State of the pool that snapshots of the legs do not contain.
 struct Snapshot {
     index: Index,
-    /// The leg at each seat.
+    /// Index of the leg at each seat.
     seats: [usize; Legs::MAX],
-    /// As many as the index may know.
+    /// Number of legs that the index may know.
     legs: usize,
-    /// Legs that came back, and the one of the URL whose server each is.
+    /// Legs that came back, each with the leg of the URL whose server it is.
     moved: Vec<(usize, usize)>,
 }
 
-/// Several backends, each of which holds one page of every row.
+/// Backend that keeps one page of every row at each of several legs.
 pub(crate) struct EcBackend {
     table: Arc<RowTable>,
-    /// Locked while somebody brings legs what they lack, and while a snapshot is made.
+    /// Lock that is held while a thread gives legs what they lack, and while a snapshot is made.
     caring: Arc<Caring>,
     healer: Option<Healer>,
 }
 
 impl EcBackend {
-    /// Pages that each leg needs for a region of `pages`.
+    /// Returns the number of pages that each leg needs for a region of `pages`.
     pub(crate) fn pages_of_leg(pages: u64) -> u64 {
         Index::rows_for(pages)
     }
 
-    /// `legs` for rows of this `code` and `spares`, all of which hold zeros, without a backend where one is lost already. Everything is looked at once in the period
-    /// `scrub`, if there is one. With `heals` there is a thread that looks and mends; without, lanes do.
+    /// Creates a pool of `legs` for rows of this `code`, and `spares`; all of them hold zeros. A
+    /// leg that is lost already has no backend. If there is a period `scrub`, everything is
+    /// compared once in that time. With `heals` a thread looks after the legs and mends; without,
+    /// lanes do.
     pub(crate) fn new(
         code: Code,
         legs: Vec<Leg>,
@@ -75,7 +82,8 @@ impl EcBackend {
         Ok(EcBackend::start(RowTable::new(code, legs, spares.into(), pages)?, scrub, heals))
     }
 
-    /// The snapshot whose legs, and spares that were in use, were claimed with these secrets.
+    /// Claims the snapshot whose legs, and spares that were in use, were claimed with these
+    /// secrets.
     pub(crate) fn claim(
         code: Code,
         mut legs: Vec<Leg>,
@@ -105,7 +113,8 @@ impl EcBackend {
         EcBackend { table, caring, healer }
     }
 
-    /// How long a write waits for all legs before it counts with fewer; `None`: as long as none of them is known to be gone.
+    /// Sets how long a write waits for all legs before it counts with fewer. With `None` it waits
+    /// as long as none of them is known to be gone.
     pub(crate) fn set_write_patience(&self, patience: Option<Duration>) {
         self.table.set_write_patience(patience);
     }
@@ -123,7 +132,7 @@ impl Backend for EcBackend {
         let index = table.index.copy().map_err(PoolError::Os)?;
         let mut secrets = [0; CloneTicket::SERVERS_MAX];
         let (mut cloned, mut failed) = (0, None);
-        // What another leg lacks the index knows, unless a late write is still on its way.
+        // The index knows what another leg lacks, unless a late write is still on its way.
         let others = table.which(|leg, _| table.active().has(leg) && !table.is_late(leg) && !whole.has(leg));
         let able = whole.or(table.answering(others));
         for number in able.iter() {

@@ -1,4 +1,4 @@
-//! What a lane remembers: operations, what is under way for them, and what legs do for that.
+//! State of a lane: operations, the pieces that are under way for them, and what legs do for those.
 
 use super::index::Version;
 use crate::backend::Kind as Asked;
@@ -8,18 +8,18 @@ use crate::{Buffer, PoolError, Priority};
 use core::time::Duration;
 use farfield_core::Legs;
 
-/// Pieces of one lane at a time.
+/// Most pieces that one lane has under way.
 pub(super) const PIECES: usize = 256;
 /// Most rows of one piece.
 pub(super) const ROWS: usize = RUN_PAGES as usize;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A caller asked for it.
+    /// Operation of a caller.
     Asked(Asked),
-    /// Pages of sparse rows are read, to be written again.
+    /// First half of a move: reads pages of sparse rows, to be written again.
     Gather,
-    /// And then they are.
+    /// Second half of a move: writes those pages.
     Move,
 }
 
@@ -29,7 +29,7 @@ impl Kind {
     }
 }
 
-/// An operation of the caller; or pages that are moved.
+/// Operation of the caller, or a batch of pages that are moved.
 pub(super) struct Parent {
     pub(super) tag: u64,
     pub(super) priority: Priority,
@@ -38,85 +38,90 @@ pub(super) struct Parent {
     pub(super) kind: Kind,
     pub(super) page: u64,
     pub(super) count: u64,
-    /// Pages that have set out, and pages that have not ended.
+    /// Number of pages that have set out, and of pages that have not ended.
     pub(super) cut: u64,
     pub(super) left: u64,
     pub(super) buffer: Option<Buffer>,
     pub(super) result: Result<(), PoolError>,
-    /// Legs that it could be made at when it began.
+    /// Legs at which the operation could be made when it began.
     pub(super) knew: Legs,
-    /// It has failed only because a leg that has it was being given up: it begins anew.
+    /// Set if the operation failed only because a leg that has it was being given up. Then it
+    /// begins anew.
     pub(super) is_unlucky: bool,
 }
 
 impl Parent {
-    /// When its time is over.
+    /// Returns when the time of the operation is over, on the clock of `now_ns`.
     pub(super) fn ends_at(&self) -> u64 {
         self.started_at.saturating_add(u64::try_from(self.deadline.as_nanos()).unwrap_or(u64::MAX))
     }
 }
 
-/// One page of a piece that writes.
+/// Page of a piece that writes.
 #[derive(Clone, Copy)]
 pub(super) struct Entry {
     pub(super) parent: usize,
-    /// Which page of the parent's buffer.
+    /// Index of the page in the parent's buffer.
     pub(super) offset: usize,
     pub(super) page: u64,
     pub(super) sum: u64,
-    /// It becomes the newest version only after this one.
+    /// Version that must still be the newest one when this page is to become it; `None` for any.
     pub(super) only_after: Option<Version>,
 }
 
-/// What a piece is for.
+/// Purpose of a piece.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Task {
-    /// Pages of a parent from this offset on.
+    /// Reads pages of a parent from this offset on.
     Read { parent: usize, offset: u64 },
-    /// The pages in `entries`.
+    /// Writes the pages in `entries`.
     Write,
-    /// This leg gets its part of the rows.
+    /// Gives this leg its part of the rows.
     Mend { leg: usize },
-    /// Spent rows are discarded.
+    /// Discards spent rows.
     Trim,
 }
 
-/// Rows of one group, and the same part of all of them where one is wanted.
+/// Rows of one group that are read, written, mended or discarded together. If one part is wanted,
+/// it is the same part of all of them.
 pub(super) struct Piece {
     pub(super) task: Task,
     pub(super) first: u64,
     pub(super) rows: u64,
     pub(super) part: usize,
-    /// Data pages that are not zeros by definition, the same in all rows, where something is read.
+    /// Bits of the data pages that are not zeros by definition, where something is read. They are
+    /// equal in all rows of the piece.
     pub(super) present: u16,
-    /// Legs to read from, if need be.
+    /// Legs that have the rows and can be read from.
     pub(super) have: Legs,
-    /// The leg that was asked for what is wanted itself.
+    /// Leg that was asked for the wanted part itself.
     pub(super) direct: Option<usize>,
-    /// Several parts are read, to make the one that is wanted.
+    /// Set when several parts are read, to make the one that is wanted.
     pub(super) is_wide: bool,
     pub(super) errands: [Option<u16>; Legs::MAX],
-    /// Of each leg: one that came with an answer, or waits to be sent.
+    /// Buffer of each leg: one that came with an answer, or waits to be sent.
     pub(super) buffers: [Option<Buffer>; Legs::MAX],
-    /// Legs that have done it; that failed; that gave wrong bytes; whose write may still arrive.
+    /// Four sets of legs: those that have done it, that failed, that gave wrong bytes, and whose
+    /// write may still arrive.
     pub(super) got: Legs,
     pub(super) failed: Legs,
     pub(super) wrong: Legs,
     pub(super) unsure: Legs,
     pub(super) error: Option<PoolError>,
-    /// When to ask others, or to lose patience.
+    /// When to ask other legs, or to lose patience.
     pub(super) alarm_at: u64,
-    /// Of a write: when it counts with fewer legs, once enough have it; and when the time of its operations is over.
+    /// When a write counts with fewer legs once enough have it (`patient_until`), and when the time
+    /// of its operations is over (`ends_at`).
     pub(super) patient_until: u64,
     pub(super) ends_at: u64,
-    /// Legs that were asked to store something nobody waits for, and are late.
+    /// Legs that are late with background work. They are not waited for.
     pub(super) late: Legs,
     pub(super) started_at: u64,
-    /// What is read, row by row.
+    /// Version of the page that is read, for each row.
     pub(super) versions: [Version; ROWS],
-    /// What is written.
+    /// Pages that are written.
     pub(super) entries: Vec<Entry>,
-    /// If it is one.
+    /// Change that the piece makes; `None` if it makes none.
     pub(super) change: Option<Change>,
 }
 
@@ -153,7 +158,7 @@ impl Piece {
         (0..Legs::MAX).filter(|&leg| self.errands[leg].is_some()).collect()
     }
 
-    /// A leg has not done it.
+    /// Notes that a leg has failed.
     pub(super) fn fail(&mut self, leg: usize, error: PoolError) {
         self.failed = self.failed.or(Legs::one(leg));
         match error {
@@ -161,7 +166,8 @@ impl Piece {
             PoolError::TimedOut { .. } => self.unsure = self.unsure.or(Legs::one(leg)),
             _ => {}
         }
-        // That it is full is for the caller to know; that a leg is gone only if too many are.
+        // The caller must know that a leg is full. It must know that a leg is gone only if too many
+        // are.
         let is_worse = matches!(error, PoolError::PoolFull { .. });
         if is_worse || self.error.is_none_or(|known| matches!(known, PoolError::ServerGone { .. })) {
             self.error = Some(error);
@@ -169,14 +175,15 @@ impl Piece {
     }
 }
 
-/// For whom a leg works.
+/// Owner of an errand.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum For {
     Piece(usize),
-    /// A piece that has ended: with a write that it did not wait for, or a read that nobody needs any more.
+    /// Piece that has ended without this write (`LateWrite`), or that does not need this read any
+    /// more (`Nobody`).
     LateWrite,
     Nobody,
-    /// The scrub.
+    /// Scrub of the pool.
     Look,
 }
 

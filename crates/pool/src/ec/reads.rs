@@ -1,4 +1,5 @@
-//! Reads: a page from the leg that has it, or from as many others of its row as there are data pages.
+//! Reads: a page comes from the leg that has it, or is made from as many others of its row as there
+//! are data pages.
 
 use super::index::{GROUP, Version};
 use super::lane::{CARE_DEADLINE, EcLane};
@@ -11,21 +12,22 @@ use farfield_core::gf256::{self, PARTS_MAX, Weights};
 use farfield_core::{Legs, PageId};
 use farfield_os::process::now_ns;
 
-/// So often is a slow leg asked all the same: it may have become faster.
+/// Period, in reads, after which a slow leg is asked all the same, because it may have become
+/// faster.
 const PROBE_EVERY: u64 = 256;
-/// A leg that takes so many times as long as the fastest one is slow.
+/// Factor over the latency of the fastest leg from which on a leg counts as slow.
 const SLOW_TIMES: u64 = 8;
 
-/// What became of a page that was read.
+/// Outcome of reading one page.
 enum Fate {
     Right,
-    /// It was written, or moved, meanwhile.
+    /// The page was written or moved meanwhile.
     Elsewhere,
     Wrong,
 }
 
 impl EcLane {
-    /// The page at `offset` of a parent.
+    /// Returns the page at `offset` of a parent.
     fn page_of(&self, parent: usize, offset: u64) -> u64 {
         match (&self.care, &self.parents[parent]) {
             (Some(care), _) if parent == Self::MOVER => care.moves[offset as usize].0,
@@ -34,7 +36,8 @@ impl EcLane {
         }
     }
 
-    /// The next of `left` pages set out together. How many; `None`: there is no room for them now.
+    /// Sends the next of `left` pages out together. Returns how many; `None` if there is no room
+    /// for them now.
     pub(super) fn cut_read(&mut self, parent: usize, offset: u64, left: u64) -> Option<u64> {
         if !self.has_room() {
             return None;
@@ -60,7 +63,7 @@ impl EcLane {
         let (row, part) = (version.row(), version.part());
         let word = index.word(row);
         if !word.is_closed() || word.live() & 1 << part == 0 {
-            // It lies elsewhere by now.
+            // The page lies elsewhere by now.
             return Some(0);
         }
         let mut piece = Piece::new(Task::Read { parent, offset }, row, 1, now_ns());
@@ -111,7 +114,8 @@ impl EcLane {
         own > HEDGE_MIN.as_nanos() as u64 && own / SLOW_TIMES > least()
     }
 
-    /// Legs that have a part of the piece's rows that helps to make the one that is wanted, and how many of those it takes.
+    /// Returns the legs with a part of the piece's rows that helps to make the wanted one, and how
+    /// many of those it takes.
     fn sources(&self, piece: &Piece) -> (Legs, usize) {
         let code = self.table.code;
         let is_zero = |part: usize| part < code.data() && piece.present & 1 << part == 0;
@@ -122,12 +126,13 @@ impl EcLane {
             may.iter().filter(helps).collect()
         };
         let sources = of(self.usable());
-        // Better late ones than none. What is asked already may be silent.
+        // Late legs are better than none. Legs that were asked already may stay silent.
         let is_enough = sources.but(piece.under_way()).or(sources.and(piece.got)).count() >= needed;
         (if is_enough && !piece.is_wide { sources } else { of(self.open_legs()) }, needed)
     }
 
-    /// Several parts are read, to make the one that is wanted: as soon as there are buffers for all of them, so that pieces do not wait for each other.
+    /// Reads several parts, to make the one that is wanted. That begins when there are buffers for
+    /// all of them, so that pieces do not wait for each other.
     pub(super) fn widen(&mut self, index: usize) {
         let Some(piece) = &self.pieces[index] else { return };
         if piece.is_wide || self.starved.contains(&index) {
@@ -150,7 +155,7 @@ impl EcLane {
         let is_ready = mended.is_none_or(|leg| self.legs[leg].as_ref().is_some_and(|lane| lane.has_buffer(rows)));
         if with_room.count() < needed || !is_ready || self.free_errands.len() < Legs::MAX {
             self.starved.push_back(index);
-            // Not for longer than it has time.
+            // The piece does not wait beyond its deadline.
             if let Task::Read { parent, .. } = piece.task
                 && piece.under_way().is_empty()
                 && let Some(ends_at) = self.parents[parent].as_ref().map(|parent| parent.ends_at())
@@ -171,7 +176,7 @@ impl EcLane {
         self.ask(index, needed);
     }
 
-    /// Asks so many more legs, the fastest of those that have not been asked.
+    /// Asks `count` more legs, the fastest of those that have not been asked.
     fn ask(&mut self, index: usize, count: usize) {
         let now = now_ns();
         for _ in 0..count {
@@ -180,7 +185,7 @@ impl EcLane {
             let is_open = |leg: &usize| piece.have.has(*leg) && !asked.has(*leg) && piece.buffers[*leg].is_some();
             let latency = |leg: &usize| self.legs[*leg].as_ref().map_or(u64::MAX, |lane| lane.latency_ns);
             let usable = self.usable();
-            // Those that are late come last.
+            // Late legs come last.
             let order = |leg: &usize| (!usable.has(*leg), latency(leg));
             let Some(leg) = self.open_legs().iter().filter(is_open).min_by_key(order) else { break };
             let page = PageId(piece.first);
@@ -191,7 +196,7 @@ impl EcLane {
         }
     }
 
-    /// It takes longer than usual: others are asked, too.
+    /// Asks more legs for a read that takes longer than usual (hedged read).
     pub(super) fn read_is_slow(&mut self, index: usize) {
         match &self.pieces[index] {
             Some(piece) if piece.is_wide => {
@@ -200,7 +205,7 @@ impl EcLane {
                 let Some(piece) = &self.pieces[index] else { return };
                 let unasked = self.sources(piece).0.but(piece.got).but(piece.under_way());
                 if piece.under_way() == before && !unasked.is_empty() {
-                    // There were no buffers for those that could answer.
+                    // The legs that could answer had no free buffers.
                     self.note_slow(index);
                     self.read_anew(index);
                 }
@@ -210,7 +215,7 @@ impl EcLane {
         }
     }
 
-    /// Legs that have not answered for longer than usual.
+    /// Notes as slow the legs that have not answered for longer than usual.
     fn note_slow(&mut self, index: usize) {
         let (Some(piece), now) = (&self.pieces[index], now_ns()) else { return };
         for slow in piece.under_way().iter() {
@@ -219,7 +224,7 @@ impl EcLane {
             if let (Some(lane), Some(asked_at)) = (&mut self.legs[slow], asked_at) {
                 let passed = now.saturating_sub(asked_at);
                 if passed >= lane.hedge_after() {
-                    // Nobody knows how long it will take: so long already.
+                    // It is unknown how long the answer will take. It has taken this long already.
                     lane.is_slower_than(passed);
                 }
             }
@@ -238,7 +243,7 @@ impl EcLane {
         }
         let Some(piece) = &self.pieces[index] else { return };
         if !piece.is_wide {
-            // A leg has failed, or has given something else than was written.
+            // A leg has failed, or has given other bytes than those that were written.
             if !self.starved.contains(&index) {
                 self.widen(index);
             }
@@ -266,7 +271,8 @@ impl EcLane {
         }
     }
 
-    /// Others have to be asked, for whom there were no buffers: from the beginning, so that nothing is kept meanwhile.
+    /// Reads a piece from the beginning, because there were no buffers for the legs that must be
+    /// asked. So it keeps no buffers meanwhile.
     fn read_anew(&mut self, index: usize) {
         let Some(old) = &self.pieces[index] else { return };
         let mut piece = Piece::new(old.task, old.first, old.rows, old.started_at);
@@ -289,7 +295,8 @@ impl EcLane {
         }
     }
 
-    /// The leg that has the pages has answered. `false`: not with what was written.
+    /// Delivers the answer of the leg that has the pages. Returns `false` if that is not what was
+    /// written.
     fn deliver(&mut self, index: usize, leg: usize) -> bool {
         let Some(piece) = &self.pieces[index] else { return true };
         let (Task::Read { parent, offset }, Some(buffer)) = (piece.task, &piece.buffers[leg]) else { return true };
@@ -322,7 +329,7 @@ impl EcLane {
         true
     }
 
-    /// How the part that is wanted follows from what these legs gave.
+    /// Returns how to make the wanted part from the parts that these legs gave, if they are enough.
     fn recipe(&self, piece: &Piece, got: Legs) -> Option<Recipe> {
         let code = self.table.code;
         let zeros = (0..code.data()).filter(|part| piece.present & 1 << part == 0);
@@ -340,7 +347,7 @@ impl EcLane {
         is_enough.then(|| Recipe { legs, weights: code.weights(from, piece.part) })
     }
 
-    /// Enough parts are there.
+    /// Makes the wanted part, now that enough others are there.
     fn make(&mut self, index: usize, got: Legs) {
         let Some(piece) = &self.pieces[index] else { return };
         let Some(recipe) = self.recipe(piece, got) else {
@@ -369,7 +376,8 @@ impl EcLane {
         self.set_alarm(index, now_ns().saturating_add(CARE_DEADLINE.as_nanos() as u64));
     }
 
-    /// The pages are made where the caller wants them. If they are not what was written, one of the legs has given something old: each is left out in turn.
+    /// Makes the pages where the caller wants them. If they are not what was written, one of the
+    /// legs has given old bytes: each is left out in turn.
     fn make_for_caller(&mut self, index: usize, got: Legs) {
         let Some(piece) = &self.pieces[index] else { return };
         let needed = self.sources(piece).1;
@@ -404,7 +412,8 @@ impl EcLane {
         }
     }
 
-    /// All pages are where the caller wants them, but for those that are something else by now.
+    /// Ends a read whose pages are where the caller wants them. Pages that have another version by
+    /// now are read again.
     fn end_read(&mut self, index: usize) {
         let Some(piece) = self.pieces[index].as_ref() else { return };
         let (Task::Read { parent, offset }, rows) = (piece.task, piece.rows) else { return };
@@ -423,7 +432,7 @@ impl EcLane {
         self.end_pages(parent, right, Ok(()));
     }
 
-    /// Too few legs have an answer.
+    /// Ends a read or a mend for which too few legs have an answer.
     pub(super) fn end_read_badly(&mut self, index: usize) {
         let Some(piece) = self.pieces[index].as_ref() else { return };
         let error = piece.error.unwrap_or(self.table.gone());
@@ -438,7 +447,8 @@ impl EcLane {
                     }
                     other => other,
                 };
-                // Pages that are something else by now are read from there, and those that other legs have by now from those.
+                // Pages that have another version by now are read from there. Pages that other legs
+                // have by now are read from those.
                 let have = |row: u64| self.table.index.word(piece.first + row).have();
                 let is_again = |row: u64| {
                     self.legs.is_behind_the_news()
@@ -460,9 +470,9 @@ impl EcLane {
     }
 }
 
-/// How a part follows from others.
+/// Way to make a part from others of its row.
 struct Recipe {
-    /// The leg that has each part.
+    /// Index of the leg that gave each part.
     legs: [Option<usize>; PARTS_MAX],
     weights: Weights,
 }

@@ -1,4 +1,5 @@
-//! What a scrub compares: the parts of rows that legs hold, with what was written.
+//! Scrub of an erasure-coded pool: compares the parts of rows that legs hold with digests of what
+//! was written.
 
 use super::index::GROUP;
 use super::lane::EcLane;
@@ -10,11 +11,11 @@ use farfield_core::row_word::RowWord;
 use farfield_core::{Legs, PageId};
 use std::sync::Arc;
 
-/// Rows that are looked at in one go.
+/// Number of rows that are looked at in one go.
 const LOOK: u64 = 512;
 
 impl RowTable {
-    /// Legs that hold a part of the row which is not zeros by definition.
+    /// Returns the legs that hold a part of the row which is not zeros by definition.
     fn with_bytes(&self, row: u64, word: RowWord) -> Legs {
         let data = self.code.data();
         let has_bytes =

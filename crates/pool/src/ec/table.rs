@@ -1,4 +1,4 @@
-//! What all lanes share: the legs, where parts lie, and the index.
+//! State that all lanes of an erasure-coded pool share: the legs, where parts lie, and the index.
 
 use super::index::{GROUP, Index};
 use super::lane::{ERRANDS, EcLane};
@@ -13,15 +13,15 @@ use farfield_core::Legs;
 use farfield_core::gf256::{Code, PARTS_MAX};
 use std::sync::Arc;
 
-/// What the thread has under way at a time.
+/// Most pieces of care that the thread has under way.
 const THREAD_CARES: usize = 4;
 
-/// See the module.
+/// Legs of the pool, the places of parts, and the index.
 pub(super) struct RowTable {
     roster: Roster,
     pub(super) code: Code,
     pub(super) index: Index,
-    /// There is none, unless who made the table says so.
+    /// Scrub of the pool, which is off unless the maker of the table turns it on.
     pub(super) scrub: Scrub,
 }
 
@@ -66,7 +66,7 @@ impl RowTable {
         Ok(RowTable { code, index, scrub: Scrub::new(None), roster })
     }
 
-    /// Of a snapshot.
+    /// Creates the table of a claimed snapshot.
     pub(super) fn inherited(
         code: Code,
         legs: Vec<Leg>,
@@ -78,18 +78,19 @@ impl RowTable {
         let roster = Roster::new(legs, spares, code.data(), true, Legs::MAX);
         roster.set_seats(seats);
         moved.iter().for_each(|&(leg, origin)| roster.set_origin(leg, origin));
-        // Whether one of them lacks something only a look at all rows can tell.
+        // Only a look at all rows can tell whether a leg lacks something.
         roster.all().iter().for_each(|leg| roster.hurt(leg));
         Ok(RowTable { code, index, scrub: Scrub::new(None), roster })
     }
 
-    /// The server of a leg that keeps operations waiting, for whoever says so.
+    /// Returns the server of a leg that keeps operations waiting, for the error that says so.
     pub(super) fn slow_server(&self) -> u16 {
         let slow = self.present().iter().find(|leg| self.is_late(*leg));
         self.server(slow.or(self.present().iter().next()).unwrap_or(0))
     }
 
-    /// `leg` has given something else than its part of some of these rows. `true`: others are asked from now on.
+    /// Notes that `leg` gave other bytes than its part of some of these rows. Returns `true` if
+    /// others are asked from now on.
     pub(super) fn suspect(&self, first: u64, rows: u64, leg: usize) -> bool {
         self.while_in_doubt(Legs::one(leg), || {
             let living = self.present().but(self.unreliable());
@@ -105,22 +106,23 @@ impl RowTable {
         (row / GROUP) as usize % self.code.parts()
     }
 
-    /// The leg at whose seat `part` of the row lies; it may be lost. Parts change seats from group to group, so that parity is everywhere.
+    /// Returns the leg at whose seat `part` of the row lies; it may be lost. Parts change seats
+    /// from group to group, so that parity is spread over all legs.
     pub(super) fn leg_of(&self, row: u64, part: usize) -> usize {
         self.at_seat((part + self.turn(row)) % self.code.parts())
     }
 
-    /// The part of the row that lies at the seat of `leg`.
+    /// Returns the part of the row that lies at the seat of `leg`.
     pub(super) fn part_of(&self, row: u64, leg: usize) -> Option<usize> {
         Some((self.seat_of(leg)? + self.code.parts() - self.turn(row)) % self.code.parts())
     }
 
-    /// The legs of all parts of the row.
+    /// Returns the legs of all parts of the row.
     pub(super) fn legs_of(&self, row: u64) -> [usize; PARTS_MAX] {
         core::array::from_fn(|part| if part < self.code.parts() { self.leg_of(row, part) } else { usize::MAX })
     }
 
-    /// Legs at seats now that lack their part of a row that `have` hold.
+    /// Returns the legs that have a seat now and lack their part of a row that `have` hold.
     pub(super) fn lacking(&self, have: Legs) -> Legs {
         let seated: Legs = (0..self.code.parts()).map(|seat| self.at_seat(seat)).collect();
         seated.but(have)

@@ -1,4 +1,5 @@
-//! Guards against an erasure code that gives an old version, or an error while enough legs live: whatever dies, lies or is late, and whoever mends.
+//! Guards against an erasure code that gives an old version, or an error while enough legs live:
+//! whatever dies, lies or is late, and whoever mends.
 use super::EcBackend;
 use crate::conformance::Random;
 use crate::legs::Leg;
@@ -301,7 +302,8 @@ fn random_deaths_lose_nothing() {
             let legs: Vec<&str> = legs.iter().map(String::as_str).collect();
             survive(&ec(data, parity, &legs), random.below(2) == 0, seed, 1_000);
         }
-        // Spares die while they are filled; legs one after the other, each when the one before is replaced; a leg that is not quick.
+        // Spares die while they are filled; legs one after the other, each when the one before is
+        // replaced; a leg that is not quick.
         let mut die = || random.below(1_200) + 1;
         let spares = format!("spare=fault:die={}@ram:,spare=ram:", die());
         survive(&format!("ec(2,1,fault:die={}@ram:,ram:,ram:,{spares})", die()), true, seed, 1_500);

@@ -1,4 +1,4 @@
-//! Writes: pages become rows, and the newest versions when enough legs have those.
+//! Writes: pages become rows, and become the newest versions when enough legs have those rows.
 
 use super::index::Version;
 use super::lane::EcLane;
@@ -8,7 +8,8 @@ use farfield_core::gf256::{self, PARTS_MAX};
 use farfield_core::{Legs, PageId, checksum};
 use farfield_os::process::now_ns;
 
-/// How the pages of a piece lie in its rows: the first so many in part 0, the next ones in part 1. So neighbours are read together.
+/// Layout of a piece's pages in its rows. The first `rows` pages lie in part 0, the next ones in
+/// part 1, so neighbours are read together.
 #[derive(Clone, Copy)]
 struct Layout {
     rows: usize,
@@ -20,35 +21,36 @@ impl Layout {
         Layout { rows: piece.rows as usize, pages: piece.entries.len() }
     }
 
-    /// Part and row of a page.
+    /// Returns the part and the row of a page.
     fn place(self, page: usize) -> (usize, usize) {
         (page / self.rows, page % self.rows)
     }
 
-    /// Pages in a data part: those of the first rows.
+    /// Returns the number of pages in a data part, which lie in the first rows.
     fn pages_in(self, part: usize) -> usize {
         self.pages.saturating_sub(part * self.rows).min(self.rows)
     }
 
-    /// Data parts with pages.
+    /// Returns the number of data parts that have pages.
     fn parts(self) -> usize {
         self.pages.div_ceil(self.rows)
     }
 
-    /// Data parts with a page in this row.
+    /// Returns the data parts with a page in this row, one bit for each.
     fn present(self, row: usize) -> u16 {
         (0..self.parts()).filter(|&part| row < self.pages_in(part)).fold(0, |present, part| present | 1 << part)
     }
 }
 
 impl EcLane {
-    /// Pages of this parent and of others that wait set out together. How many of this one's; `None`: there is no room for them now.
+    /// Sends pages of this parent, and of others that wait, out together. Returns how many are this
+    /// one's; `None` if there is no room for them now.
     pub(super) fn cut_write(&mut self, parent: usize) -> Option<u64> {
         let (known, code) = (self.usable(), self.table.code);
         if !self.has_room() {
             return None;
         }
-        // Too few are too few, with buffers or without.
+        // If too few legs are left, buffers do not change that.
         let are_enough = |legs: Legs| legs == known || legs.count() >= code.data();
         let usable = self.legs.takers(
             known,
@@ -96,7 +98,8 @@ impl EcLane {
         Some(taken)
     }
 
-    /// Pages of `parent` that have not set out, and of others that write, as many as fit into a piece.
+    /// Lists pages of `parent` that have not set out, and of others that write, as many as fit into
+    /// a piece.
     fn list_entries(&self, parent: usize, entries: &mut Vec<Entry>) {
         let most = ROWS * self.table.code.data();
         let others = self.queued.iter().copied().filter(|&other| other != parent);
@@ -124,7 +127,8 @@ impl EcLane {
         }
     }
 
-    /// Notes that these pages have set out; how many of `parent`, for which the caller does it.
+    /// Notes that these pages have set out. Returns how many are of `parent`, which the caller
+    /// notes itself.
     fn set_out(&mut self, parent: usize, entries: &[Entry]) -> u64 {
         let mut own = 0;
         for entry in entries {
@@ -137,7 +141,7 @@ impl EcLane {
         own
     }
 
-    /// What each usable leg shall store, by number of the part.
+    /// Returns the bytes that each usable leg shall store, by number of the part.
     fn code_rows(
         &mut self,
         entries: &[Entry],
@@ -175,7 +179,7 @@ impl EcLane {
         buffers
     }
 
-    /// Notes what all parts of the rows from `first` on are.
+    /// Notes the digests of all parts of the rows from `first` on.
     fn note_digests(&self, first: u64, entries: &[Entry], layout: Layout, buffers: &[Option<Buffer>; PARTS_MAX]) {
         let (index, code) = (&self.table.index, self.table.code);
         for row in 0..layout.rows {
@@ -190,7 +194,7 @@ impl EcLane {
         }
     }
 
-    /// Do so many of these legs have it that every page can be read?
+    /// Checks whether enough of these legs have the piece to read every page.
     fn is_written(&self, piece: &Piece, legs: Legs) -> bool {
         let empty = self.table.code.data() - Layout::of(piece).parts();
         piece.got.and(legs).count() + empty >= self.table.code.data()
@@ -212,7 +216,7 @@ impl EcLane {
         self.set_alarm(index, alarm_at);
     }
 
-    /// Others have had it for long, or its time is over.
+    /// Handles a write that others have had for long, or whose time is over.
     pub(super) fn write_is_slow(&mut self, index: usize, now: u64) {
         let Some(piece) = &self.pieces[index] else { return };
         let (slow, ends_at, patient_until) = (piece.under_way(), piece.ends_at, piece.patient_until);
@@ -227,11 +231,12 @@ impl EcLane {
         self.end_write(index, (!is_enough).then_some(PoolError::TimedOut { server, after }));
     }
 
-    /// `over`: it has failed, whoever has it.
+    /// Ends a write. With `over` it has failed, whichever legs have it.
     fn end_write(&mut self, index: usize, over: Option<PoolError>) {
         let Some(piece) = &self.pieces[index] else { return };
         let (had, late) = (self.is_written(piece, self.table.all()), piece.under_way());
-        // Legs without the rows are noted before anybody can take others for such that hold everything, and what only those have that are given up would be lost.
+        // Legs without the rows are noted first, before any lane can take other legs for complete.
+        // Rows that only legs have that are being given up would be lost.
         let lacking = self.table.present().but(piece.got);
         let table = self.table.clone();
         table.while_in_doubt(lacking, || {
@@ -250,11 +255,11 @@ impl EcLane {
             _ => None,
         };
         if had {
-            // What was not answered may still arrive, on top of what is written there next.
+            // A write that was not answered may still arrive, on top of newer bytes.
             piece.unsure.but(self.table.lost()).iter().for_each(|leg| self.table.is_unsure(leg));
         }
         if !is_kept || full.is_some() {
-            // Where something may still arrive, nobody writes any more.
+            // Where a write may still arrive, no other write goes.
             if late.is_empty() && (had || piece.unsure.is_empty()) {
                 self.table.index.unclaim(piece.first, piece.rows, false);
             }
@@ -271,7 +276,7 @@ impl EcLane {
         }
         let layout = Layout::of(&piece);
         let empty = layout.parts()..self.table.code.data();
-        // What is zeros by definition everybody has.
+        // Every leg has the parts that are zeros by definition.
         let have = empty.fold(piece.got, |have, part| have.or(Legs::one(self.table.leg_of(piece.first, part))));
         for row in 0..layout.rows {
             self.table.index.close(piece.first + row as u64, have, layout.present(row));
@@ -294,7 +299,7 @@ impl EcLane {
     }
 }
 
-/// A page that was made here gets its checksum here.
+/// Sets the checksum of a page that was made here, and returns it.
 pub(super) fn seal(buffer: &mut Buffer, index: usize) -> u64 {
     let sum = checksum(buffer.page(index));
     buffer.sums_mut()[index] = sum;

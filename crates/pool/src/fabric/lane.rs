@@ -1,10 +1,11 @@
-//! A lane of `fabric`: reads in one step or two, everything else by message.
+//! Lane of `fabric`: reads in one step or two, everything else by message.
 //!
-//! A read is cut into pieces of at most [`PIECE_PAGES`]. A piece first reads what page map and checksums say of its pages, and with them the
-//! pages that are known to be somewhere; then those that were not there, a
-//! transfer for each run in one layer. All of it ends in memory of the lane's reader and is copied from there: a transfer cannot
-//! be called back, and one that comes after its deadline must not land in memory that its owner has back. Its piece is free again
-//! when it has ended.
+//! A read is cut into pieces of at most [`PIECE_PAGES`]. A piece first reads the page map and the
+//! checksums of its pages, and with them the pages whose layer is known. Then it reads the pages
+//! that were not there, by a transfer for each run in one layer. All transfers end in memory of the
+//! lane's reader, and their bytes are copied from there. A transfer cannot be called back, and one
+//! that comes after its deadline must not land in memory that its owner has back. Its piece is free
+//! again when the transfer has ended.
 
 use super::{Layout, Region};
 use crate::backend::hand_over;
@@ -22,28 +23,30 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Operations of one lane that may be submitted and not yet collected.
+/// Most operations of one lane that may be submitted and not yet collected.
 const SLOTS: usize = 256;
-/// Pages of a large piece; there are small ones of one page, too.
+/// Number of pages of a large piece; there are small ones of one page, too.
 const PIECE_PAGES: usize = 16;
 const LARGE_PIECES: usize = 12;
 const SMALL_PIECES: usize = 64;
-/// Bytes of the page itself, its checksum, and its entry in the page map (with room, so that all is aligned).
+/// Bytes of the page itself, its checksum, and its entry in the page map (with room, so that all is
+/// aligned).
 const LANDING_PER_PAGE: usize = PAGE_BYTES + 8 + 8;
-/// Bytes that a lane's transfers end in.
+/// Number of bytes in which a lane's transfers end.
 pub(super) const LANDING_BYTES: usize = (LARGE_PIECES * PIECE_PAGES + SMALL_PIECES) * LANDING_PER_PAGE;
-/// Most parts of a piece at a time: each page may live in another layer than its neighbours, and there are the two tables.
+/// Most parts of a piece at a time: each page may live in another layer than its neighbours, and
+/// there are the two tables.
 const WAITING_MAX: usize = PIECE_PAGES + 2;
-/// How often a lane that only reads looks whether the server is still there.
+/// Period in which a lane that only reads checks whether the server is still there.
 const PULSE: Duration = Duration::from_millis(1);
-/// How long a waiting lane polls before it sleeps.
+/// Time that a waiting lane polls before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
-/// How long it polls before it offers the core to others between two looks.
+/// Time that it polls before it yields the core to others between two polls.
 const YIELD_AFTER: Duration = Duration::from_micros(12);
-/// How long it sleeps when transfers wait for the fabric and not for the server.
+/// Sleep when transfers wait for the fabric and not for the server.
 const NAP: Duration = Duration::from_micros(200);
 
-/// A read that is under way.
+/// Read that is under way.
 struct Read {
     tag: u64,
     priority: Priority,
@@ -52,7 +55,7 @@ struct Read {
     buffer: Buffer,
     wait: Duration,
     deadline: u64,
-    /// Pages of which pieces were made.
+    /// Number of pages of which pieces were made.
     begun: usize,
     pieces: usize,
     failed: bool,
@@ -60,28 +63,28 @@ struct Read {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Page map and checksums are on their way, and pages that are thought to be somewhere.
+    /// Page map and checksums are on their way, and pages whose layer is guessed.
     Tables,
-    /// Pages are that were not there.
+    /// Pages are on their way that were not where the guesses said.
     Pages,
 }
 
-/// Some pages of a read, and where they land.
+/// Pages of a read, and where they land.
 struct Piece {
     landing: usize,
     pages_max: usize,
-    /// `None`: its read ended without it.
+    /// Index of the read; `None` if it ended without this piece.
     read: Option<usize>,
-    /// Which pages of the read.
+    /// Range of the pages within the read.
     pages: Range<usize>,
     step: Step,
-    /// Parts of transfers to begin, the last first.
+    /// Parts of transfers that have not begun, the last first.
     waiting: Vec<Part>,
     under_way: usize,
     failed: bool,
-    /// Layer of each page, counted from 1; 0: absent.
+    /// Layer of each page, counted from 1; 0 if absent.
     numbers: [u8; PIECE_PAGES],
-    /// Layer from which each page was read before its number was known; 0: from none.
+    /// Layer from which each page was read before its number was known; 0 from none.
     guesses: [u8; PIECE_PAGES],
     sums: [u64; PIECE_PAGES],
 }
@@ -111,7 +114,8 @@ impl Piece {
         self.sums_at() + self.pages_max * 8
     }
 
-    /// Takes pages of a read on. What is known of where they are is tried at once, in the same transfer as the tables.
+    /// Takes pages of a read on. Pages whose layer is guessed are read at once, in the same
+    /// transfer as the tables.
     fn begin(&mut self, read: usize, first: u64, pages: Range<usize>, layout: &Layout) {
         let (at, count) = (first + pages.start as u64, pages.len());
         (self.read, self.pages, self.step, self.failed) = (Some(read), pages, Step::Tables, false);
@@ -130,7 +134,8 @@ impl Piece {
         self.waiting.extend([sums, map]);
     }
 
-    /// Page map and checksums are here: what they say, and transfers for the pages that are there and did not come along. `false`: they cannot be true.
+    /// Evaluates the page map and the checksums, and adds transfers for stored pages whose layer
+    /// was not guessed. Returns `false` if the tables cannot be true.
     fn ask_for_pages(&mut self, reader: &Reader, first: u64, layout: &Layout) -> bool {
         let count = self.pages.len();
         reader.copy(self.numbers_at(), &mut self.numbers[..count]);
@@ -151,7 +156,8 @@ impl Piece {
         self.read_from(&missing[..count], first, layout)
     }
 
-    /// Wants each page from the layer with this number, if it is not 0; a part for each run. `false`: there is no such layer.
+    /// Adds transfers of each page from the layer with its number, one part for each run; 0 means
+    /// none. Returns `false` if there is no such layer.
     fn read_from(&mut self, numbers: &[u8], first: u64, layout: &Layout) -> bool {
         let mut index = 0;
         for run in numbers.chunk_by(|one, next| one == next) {
@@ -169,7 +175,8 @@ impl Piece {
         true
     }
 
-    /// The pages are here: puts them where they are wanted. `false`: they are not what was stored.
+    /// Copies the pages, which are here now, to where they are wanted. Returns `false` if they are
+    /// not what was stored.
     fn deliver(&self, reader: &Reader, buffer: &mut Buffer, zero_sum: u64) -> bool {
         for (index, page) in self.pages.clone().enumerate() {
             if self.numbers[index] == 0 {
@@ -191,10 +198,10 @@ pub(super) struct FabricLane {
     region: Arc<Region>,
     layout: Arc<Layout>,
     version: u64,
-    /// Writes, discards, and reads that failed.
+    /// Lane for writes, discards, and reads that failed.
     messages: TcpLane,
     reader: ManuallyDrop<Reader>,
-    /// libfabric gave up: everything goes by message.
+    /// Set when libfabric has failed: everything goes by message.
     is_broken: bool,
     reads: Box<[Option<Read>]>,
     free_reads: Vec<usize>,
@@ -207,7 +214,7 @@ pub(super) struct FabricLane {
     /// Pieces with transfers to begin.
     waiting: VecDeque<usize>,
     ended: VecDeque<Completion>,
-    /// Writes under way: tag, first page, pages.
+    /// Writes under way: tag, first page, number of pages.
     writes: Vec<(u64, PageId, u64)>,
     zero_sum: u64,
     next_deadline: u64,
@@ -216,7 +223,7 @@ pub(super) struct FabricLane {
 
 impl Drop for FabricLane {
     fn drop(&mut self) {
-        // What a child of `fork` has of a reader belongs to its parent.
+        // The reader that a child of `fork` has belongs to its parent.
         if !self.region.session.is_abandoned() {
             // SAFETY: here only.
             unsafe { ManuallyDrop::drop(&mut self.reader) };
@@ -256,7 +263,7 @@ impl FabricLane {
         }
     }
 
-    /// Reads under way here, not by message.
+    /// Returns the number of reads that are under way here and not by message.
     fn own_reads(&self) -> usize {
         SLOTS - self.free_reads.len()
     }
@@ -268,7 +275,7 @@ impl FabricLane {
         }
     }
 
-    /// Makes pieces of the reads that wait, demand first, as long as there are free ones.
+    /// Makes pieces of the reads that wait, demand first, as long as there are free pieces.
     fn begin(&mut self) {
         while let Some(&slot) = self.demand.front().or(self.background.front()) {
             let Some(read) = &mut self.reads[slot] else { unreachable!("reads that ended are in no queue") };
@@ -316,7 +323,7 @@ impl FabricLane {
         }
     }
 
-    /// Takes what arrived.
+    /// Takes the transfers that have ended.
     fn collect(&mut self) {
         loop {
             let mut arrived = [(0, false); 16];
@@ -341,7 +348,8 @@ impl FabricLane {
         }
     }
 
-    /// Nothing of this piece is under way or waits: the next step, or the end.
+    /// Advances a piece that has nothing under way and nothing waiting to its next step, or ends
+    /// it.
     fn advance(&mut self, index: usize) {
         let piece = &mut self.pieces[index];
         let slot = piece.read;
@@ -379,7 +387,7 @@ impl FabricLane {
         }
     }
 
-    /// The same by message, whose checksums the server has looked at.
+    /// Sends a read as a message; the server checks the checksums of its answer.
     fn ask(&mut self, read: Read, deadline: Duration) {
         let Read { tag, priority, page, part, buffer, .. } = read;
         let op = match part {
@@ -410,7 +418,7 @@ impl FabricLane {
         }
     }
 
-    /// libfabric is of no use any more.
+    /// Gives libfabric up, and sends all reads as messages.
     fn give_up(&mut self) {
         self.is_broken = true;
         for slot in 0..SLOTS {
@@ -435,7 +443,7 @@ impl FabricLane {
         }
     }
 
-    /// Lets reads come forward and time pass; says what time it is.
+    /// Drives reads forward and ends late ones; returns the time.
     fn work(&mut self) -> u64 {
         let now = now_ns();
         if self.own_reads() > 0 {
@@ -447,7 +455,7 @@ impl FabricLane {
             self.begin();
             self.post();
             self.collect();
-            // What arrived made room, and brought pieces to their second step.
+            // Ended transfers made room, and brought pieces to their second step.
             self.begin();
             self.post();
             if now >= self.next_deadline {
@@ -457,7 +465,8 @@ impl FabricLane {
         now
     }
 
-    /// Has the lane of messages something to do, or was it long ago that it looked whether the server lives?
+    /// Checks whether the lane of messages has something to do, or has not checked for long whether
+    /// the server lives.
     fn has_messages(&mut self, now: u64) -> bool {
         if self.messages.in_flight() == 0 && now < self.next_pulse {
             return false;
@@ -466,7 +475,7 @@ impl FabricLane {
         true
     }
 
-    /// The layout, if it changed. Nothing is in flight then.
+    /// Takes the present layout if it changed. Nothing is in flight then.
     fn renew(&mut self) {
         let version = self.region.version.load(Ordering::Acquire);
         if version != self.version {
@@ -474,7 +483,7 @@ impl FabricLane {
         }
     }
 
-    /// If this ends a write, its pages are in the top layer now.
+    /// Notes that the pages of a write are in the top layer, if this is its end.
     fn note_write(&mut self, completion: &Completion) {
         let Some(place) = self.writes.iter().position(|(tag, ..)| *tag == completion.tag) else { return };
         let (_, page, count) = self.writes.swap_remove(place);
@@ -483,7 +492,8 @@ impl FabricLane {
         }
     }
 
-    /// Takes a read on. One that came to late, or that the server's windows do not have, is the business of messages.
+    /// Takes a read on. A read that comes too late, or of pages that the server's windows do not
+    /// have, is sent as a message.
     fn submit_read(&mut self, read: Read) {
         let count = read.buffer.pages() as u64;
         let is_inside = read.page.0.checked_add(count).is_some_and(|end| end <= self.region.pages);
@@ -527,12 +537,13 @@ impl Lane for FabricLane {
                 };
                 self.messages.submit(Request { tag, priority, deadline: wait, op })?;
                 self.writes.extend(written);
-                // Not one that is out of the region: the server refuses it.
+                // A discard that is outside of the region is not noted: the server refuses it.
                 let is_inside =
                     |page: PageId, count| page.0.checked_add(count).is_some_and(|end| end <= self.region.pages);
                 if let Some((page, count)) = discarded.filter(|(page, count)| is_inside(*page, *count)) {
                     self.layout.note(page, count, 0);
-                    // Whichever of the two is done last, nobody will look in a hole.
+                    // Whichever of the write and the discard is done last, no read will guess at a
+                    // hole.
                     self.writes.retain(|(_, first, pages)| first.0 >= page.0 + count || first.0 + pages <= page.0);
                 }
             }
@@ -584,7 +595,7 @@ impl Lane for FabricLane {
             }
             let (fd, events, until) = self.messages.sleeps_on();
             let sleep = Duration::from_nanos(limit.min(until).min(self.next_deadline).saturating_sub(now));
-            // Transfers that did not begin wait for libfabric, which has nothing to be woken by.
+            // Transfers that did not begin wait for libfabric, and nothing wakes the lane for it.
             let sleep = if self.waiting.is_empty() { sleep } else { sleep.min(NAP) };
             if let Some(own) = self.reader.sleeps_on() {
                 let _ = net::poll_either([(fd, events), (own, libc::POLLIN)], sleep);

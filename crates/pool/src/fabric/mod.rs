@@ -1,9 +1,11 @@
-//! Member `fabric`: a memory server whose memory is read without asking it, through libfabric.
+//! Member `fabric`: a memory server whose memory is read without asking it, through libfabric
+//! (one-sided reads).
 //!
-//! A region at the server is a page map, checksums and layers, as for `shm`; here they are *windows*, which a lane reads by
-//! transfers of its own. What it finds is compared with its checksum. Writes and discards travel as messages over the lane's
-//! connection, so whatever happens to either side in the middle of one, the server stores whole pages or none. A read that fails,
-//! or whose bytes are not what they should be, is asked for by message before anybody hears of it.
+//! A region at the server is a page map, checksums and layers, as for `shm`. Here they are
+//! *windows*, which a lane reads by transfers of its own. Pages are compared with their checksums.
+//! Writes and discards travel as messages over the lane's connection. So whatever happens to either
+//! side in the middle of one, the server stores whole pages or none. A read that fails, or whose
+//! bytes are wrong, is sent again as a message before anybody hears of it.
 
 mod lane;
 
@@ -23,7 +25,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// What a URL says.
+/// Options of a `fabric` URL.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Config {
     provider: Provider,
@@ -38,30 +40,32 @@ impl Config {
         Ok(Config { provider, address: address.parse().map_err(|_| usage())? })
     }
 
-    /// Where the server listens for messages.
+    /// Returns the address where the server listens for messages.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 }
 
-/// Where the pages of a region are. It changes only inside [`Backend::clone_region`], whose caller has no operation in flight.
+/// Windows in which the pages of a region are. The layout changes only inside
+/// [`Backend::clone_region`], whose caller has no operation in flight.
 #[derive(Clone)]
 struct Layout {
     generation: u64,
     page_map: Window,
     sums: Window,
     layers: Vec<Window>,
-    /// The layer in which each page was last known to be, counted from 1; 0: nobody knows. It is a guess, and never decides what
-    /// a page holds. Layers of another generation have a table of their own.
+    /// Layer in which each page was last known to be, counted from 1; 0 if unknown. It is a guess,
+    /// and never decides what a page holds. Layers of another generation have a table of their own.
     seen: Arc<Words<AtomicU8>>,
 }
 
 impl Layout {
-    /// These pages are in the layer `number`, or (0) not known to be anywhere.
+    /// Notes that these pages are in the layer `number`, or, with 0, that their layer is unknown.
     fn note(&self, first: PageId, count: u64, number: u8) {
         for page in first.0..first.0 + count {
             let seen = self.seen.at(page);
-            // Most say what is known already: a store would take the line from other lanes.
+            // Most notes say what is known already: a store would take the cache line from other
+            // lanes.
             if seen.load(Ordering::Relaxed) != number {
                 seen.store(number, Ordering::Relaxed);
             }
@@ -69,13 +73,13 @@ impl Layout {
     }
 }
 
-/// What backend and lanes share.
+/// State that the backend and its lanes share.
 struct Region {
     session: Arc<Session>,
     id: RegionId,
     pages: u64,
     layout: Mutex<Arc<Layout>>,
-    /// Counts layouts, so that lanes see whether theirs is the present one.
+    /// Number of the present layout, by which lanes see whether theirs is the present one.
     version: AtomicU64,
 }
 
@@ -84,7 +88,8 @@ impl Region {
         self.layout.lock().clone()
     }
 
-    /// Asks the server for the windows that `layout` lacks.
+    /// Asks the server for the windows that `known` lacks. Blocks; each request has the session's
+    /// deadline.
     fn ask(session: &Session, id: RegionId, pages: u64, known: Option<&Layout>) -> Result<Layout, PoolError> {
         let nonsense = || PoolError::Refused { server: session.server, reason: "its answer makes no sense" };
         let mut layout = known.cloned();
@@ -97,7 +102,7 @@ impl Region {
                 ExposeReply::decode(&body[..length]).filter(|_| reply == Reply::Expose).ok_or_else(nonsense)?;
             let ExposeReply { generation, page_map, sums, .. } = windows;
             if layout.as_ref().is_some_and(|layout| layout.generation != generation) {
-                // The server merged layers: what we have belongs to the past.
+                // The server merged layers, so the known layout is out of date.
                 layout = None;
                 continue;
             }
@@ -121,17 +126,17 @@ impl Region {
     }
 }
 
-/// A region that is read over a fabric.
+/// Backend that reads a region over a fabric.
 struct FabricBackend {
     region: Arc<Region>,
     config: Config,
     /// Address of the session's station.
     station: Vec<u8>,
-    /// What libfabric made of the name of the provider.
+    /// Description of how pages are read and written, with libfabric's name of the provider.
     how: String,
 }
 
-/// The region of this session, if its server has a fabric and it can be reached.
+/// Opens the region of this session, if its server has a fabric and it can be reached.
 pub(crate) fn open(
     session: Arc<Session>,
     config: Config,
@@ -161,7 +166,8 @@ pub(crate) fn open(
     Ok(Arc::new(FabricBackend { region: Arc::new(region), config, station, how }))
 }
 
-/// Reads one byte, so that what stands in the way is found now. The name of the provider, or what stands in the way.
+/// Reads one byte, so that any obstacle is found now. Returns the name of the provider, or an error
+/// that names the obstacle.
 fn reach(session: &Session, config: Config, station: &[u8], window: Window) -> Result<String, String> {
     let reader =
         Reader::open(config.provider, config.address.ip(), station, 4096).map_err(|error| error.to_string())?;
@@ -202,12 +208,12 @@ impl Backend for FabricBackend {
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
         let Region { session, id, pages, .. } = &*self.region;
         let ticket = clone_region(session, *id, session.deadline()).inspect_err(|error| {
-            // Where pages would be then nobody would know.
+            // After a silence of the server it is unknown where pages are.
             if is_silence(*error) {
                 session.set_gone();
             }
         })?;
-        // From here on pages may live in layers that we do not know.
+        // From here on pages may live in layers that are not known here.
         let layout =
             Region::ask(session, *id, *pages, Some(&self.region.layout())).inspect_err(|_| session.set_gone())?;
         *self.region.layout.lock() = Arc::new(layout);

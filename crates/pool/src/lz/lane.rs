@@ -1,4 +1,4 @@
-//! A lane to compressed pages: whatever is submitted ends at the next poll, demand first.
+//! Lane to compressed pages: submitted operations end at the next polls, demand first.
 
 use super::pack::{self, Packer, Step};
 use super::{COMPRESSED_MAX, Form, Head, Region};
@@ -11,20 +11,20 @@ use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_outpu
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Operations of one lane that may be submitted and not yet collected.
+/// Most operations of one lane that may be submitted and not yet collected.
 const SLOTS: usize = 256;
-/// A page that changes again and again while it is read is looked at so often.
+/// Number of tries to read a page that changes again and again meanwhile.
 const TRIES: u32 = 8;
 
-/// See the module.
+/// Lane to the compressed pages of a region.
 pub(super) struct LzLane {
     region: Arc<Region>,
     demand: VecDeque<Request>,
     background: VecDeque<Request>,
     ended: VecDeque<Completion>,
-    /// What was kept of a page.
+    /// Stored bytes of the page that is read.
     kept: Box<[u8; PAGE_BYTES]>,
-    /// What a page becomes.
+    /// Compressed bytes of the page that is written.
     compressed: Box<[u8]>,
     table: CompressTable,
     packer: Packer,
@@ -136,7 +136,7 @@ impl Lane for LzLane {
         while let Some(request) = self.demand.pop_front() {
             self.work_on(request);
         }
-        // Who waits for a demand read does not wait for these.
+        // A caller that waits for a demand read does not wait for these.
         if self.ended.is_empty()
             && let Some(request) = self.background.pop_front()
         {
@@ -150,6 +150,6 @@ impl Lane for LzLane {
     }
 
     fn wait(&mut self, _timeout: Duration) {
-        // Whatever was submitted ends at the next polls.
+        // Submitted operations end at the next polls.
     }
 }

@@ -1,8 +1,9 @@
 //! Member `lz`: pages in the memory of this process, compressed.
 //!
-//! A page of zeros takes nothing, one that repeats eight bytes takes 64, one that lz4 makes a quarter smaller what is left, in pieces of
-//! its size; any other is stored as it is. Pages that nobody has used for long are packed again, by zstd, when memory becomes scarce (`pack`).
-//! Checksums are of the page before it was compressed.
+//! A page of zeros takes nothing, and one that repeats eight bytes takes 64 bytes. A page that lz4
+//! makes at least a quarter smaller takes its compressed bytes, in pieces of that size. Any other
+//! page is stored as it is. Pages that nobody has used for long are packed again, by zstd, when
+//! memory becomes scarce (`pack`). Checksums are of the page before it was compressed.
 
 mod lane;
 mod pack;
@@ -21,21 +22,22 @@ use slabs::Slabs;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Compressed to more than this a page is stored as it is: reading it would cost more than it saves.
+/// Most bytes of a compressed page. A larger one is stored as it is: reading it would cost more
+/// than it saves.
 const COMPRESSED_MAX: usize = PAGE_BYTES * 3 / 4;
-/// The least that makes sense.
+/// Least size that makes sense, in bytes.
 const SIZE_MIN: u64 = 16 << 20;
-/// So much is addressed: pages are named by 32 bits, in units of 64 bytes.
+/// Most bytes that can be addressed: pages are named by 32 bits, in units of 64 bytes.
 const SIZE_MAX: u64 = 128 << 30;
 
-/// What the URL says: `lz:?size=8G`.
+/// Options of the URL `lz:?size=8G`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Config {
     size_bytes: u64,
 }
 
 impl Config {
-    /// Understands what stands after `lz:`.
+    /// Parses the text after `lz:`.
     pub(crate) fn parse(text: &str) -> Result<Config, String> {
         let write = || "write how much memory compressed pages may take, as in lz:?size=8G".to_owned();
         let size = text.strip_prefix('?').and_then(|options| options.strip_prefix("size=")).ok_or_else(write)?;
@@ -47,20 +49,20 @@ impl Config {
     }
 }
 
-/// How a page is kept.
+/// Form in which a page is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Form {
-    /// As it is.
+    /// The page as it is.
     Raw,
-    /// One word, again and again.
+    /// A single word that the page repeats.
     Repeated,
-    /// By lz4.
+    /// The page compressed by lz4.
     Lz4,
-    /// By zstd.
+    /// The page compressed by zstd.
     Zstd,
 }
 
-/// What stands before the bytes of a page: two words.
+/// Head of two words before the bytes of a page.
 #[derive(Clone, Copy, Debug)]
 struct Head {
     sum: u64,
@@ -80,18 +82,18 @@ impl Head {
         [self.sum, u64::from(self.form) << 32 | self.bytes as u64]
     }
 
-    /// Of damaged words it makes a head, too, but with at most a page behind it.
+    /// Reads a head. Damaged words give a head, too, but one of a page at most.
     fn from_words([sum, rest]: [u64; 2]) -> Head {
         Head { sum, bytes: (rest as u32 as usize).min(PAGE_BYTES), form: (rest >> 32) as u32 }
     }
 
-    /// `None`: it is damaged.
+    /// Returns the form; `None` if the head is damaged.
     fn form(self) -> Option<Form> {
         [Form::Raw, Form::Repeated, Form::Lz4, Form::Zstd].into_iter().find(|form| *form as u32 == self.form)
     }
 }
 
-/// What backend and lanes share.
+/// State that the backend and its lanes share.
 struct Region {
     server: u16,
     pages: u64,
@@ -101,11 +103,11 @@ struct Region {
     stored: AtomicU64,
     /// Two bits for each page.
     marks: Words<AtomicU64>,
-    /// All pages that are somewhere are below it.
+    /// End of the pages that are stored.
     end: AtomicU64,
-    /// The page that is looked at next.
+    /// Page that is looked at next.
     hand: AtomicU64,
-    /// A lane packs at the moment.
+    /// Set while a lane packs.
     is_packing: AtomicBool,
 }
 
@@ -138,10 +140,11 @@ impl Region {
         check_range((page, count), self.pages, self.server)
     }
 
-    /// The `index`-th word of a piece. Who looks at a piece that became another page's meanwhile reads what another lane writes, so all words are
-    /// atomic.
+    /// Returns the `index`-th word of a piece. A reader of a piece that became another page's
+    /// meanwhile reads what another lane writes, so all words are atomic.
     fn word(&self, unit: u64, index: usize) -> &AtomicU64 {
-        // SAFETY: the address is checked, aligned, and mapped as long as the region; everybody uses it atomically.
+        // SAFETY: the address is checked, aligned, and mapped as long as the region; everybody uses
+        // it atomically.
         #[allow(clippy::cast_ptr_alignment)]
         unsafe {
             AtomicU64::from_ptr(self.slabs.address(unit, index * WORD_BYTES).cast())
@@ -152,7 +155,8 @@ impl Region {
     fn keep(&self, head: Head, bytes: &[u8]) -> Result<u64, PoolError> {
         let full = PoolError::PoolFull { server: self.server };
         let unit = self.slabs.take(HEAD_BYTES + bytes.len()).ok_or(full)?;
-        // Who reads these words still as another page's knows thereby that this page is elsewhere.
+        // A reader that takes these words for those of another page learns thereby that its page is
+        // elsewhere.
         fence(Ordering::Release);
         let (whole, rest) = bytes.as_chunks::<WORD_BYTES>();
         let mut last = [0; WORD_BYTES];
@@ -164,12 +168,13 @@ impl Region {
         Ok(unit)
     }
 
-    /// Where the page is.
+    /// Returns the unit where the page is.
     fn unit(&self, page: u64) -> Option<u64> {
         self.places.get(page).map(pack::unit_of)
     }
 
-    /// Copies what is kept of `page` into `bytes`: its head, or `None` if it is nowhere.
+    /// Copies the stored bytes of `page` into `bytes`. Returns its head, or `None` if the page is
+    /// not stored.
     fn copy(&self, page: u64, bytes: &mut [u8; PAGE_BYTES]) -> Option<Head> {
         loop {
             let unit = self.unit(page)?;
@@ -189,14 +194,14 @@ impl Region {
         }
     }
 
-    /// Makes this piece the page, or nothing.
+    /// Makes this piece the page, or removes the page.
     fn publish(&self, page: u64, unit: Option<u64>) {
         let before = self.places.set(page, unit).map(pack::unit_of);
         if let Some(before) = before {
             self.slabs.give(before);
         }
         if unit.is_some() {
-            // Mostly it is known: others read the end, too.
+            // Mostly the page is below the end already, which others read, too.
             if page >= self.end.load(Ordering::Relaxed) {
                 self.end.fetch_max(page + 1, Ordering::Relaxed);
             }
@@ -216,7 +221,7 @@ impl Region {
         walked.and_then(|()| self.places.forget(page.0, end)).map_err(PoolError::Os)
     }
 
-    /// The same pages in other memory.
+    /// Copies all pages to other memory.
     fn duplicate(&self) -> Result<Region, PoolError> {
         let copy = Region::new(self.server, self.size_bytes, self.pages)?;
         let (mut bytes, mut result) = ([0; PAGE_BYTES], Ok(()));
@@ -230,13 +235,13 @@ impl Region {
     }
 }
 
-/// Never given twice, so that a used ticket stays used.
+/// Number of the next ticket. No number is given twice, so that a used ticket stays used.
 static NEXT_TICKET: AtomicU64 = AtomicU64::new(1);
 
-/// Snapshots that nobody has claimed yet. The key is the ticket's secret.
+/// Unclaimed snapshots. The key is the ticket's secret.
 static CLONES: Mutex<BTreeMap<u128, Region>> = Mutex::new(BTreeMap::new());
 
-/// A region of compressed pages.
+/// Backend that keeps a region of compressed pages.
 pub(crate) struct LzBackend {
     region: Arc<Region>,
 }
@@ -261,7 +266,7 @@ impl Backend for LzBackend {
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
         let copy = self.region.duplicate()?;
-        // Not a secret: whoever is in this process sees the pages anyway.
+        // The number need not be secret: all code in this process sees the pages anyway.
         let secret = u128::from(NEXT_TICKET.fetch_add(1, Ordering::Relaxed));
         CLONES.lock().insert(secret, copy);
         Ok(CloneTicket::of_leaf(secret))

@@ -1,8 +1,10 @@
-//! Pages that nobody has used for long are packed again, by zstd.
+//! Packer that compresses pages again, by zstd, when they were not used for long.
 //!
-//! Only when memory is scarce: zstd takes several times as long as lz4. A hand goes round over the pages, by one for each page that is written (and by more when there
-//! is no room). A page that was read since it came by last is left for the next round; one that zstd made little smaller is not tried again until it is written. Whoever
-//! writes a page writes it by lz4, as ever.
+//! It works only when memory is scarce: zstd takes several times as long as lz4. A clock hand goes
+//! round over the pages, by one page for each page that is written (and by more when there is no
+//! room). A page that was read since the hand came by last is left for the next round (CLOCK). A
+//! page that zstd made little smaller is not tried again until it is written. Writes use lz4, as
+//! ever.
 
 use super::slabs::Slabs;
 use super::{Form, HEAD_BYTES, Head, Region};
@@ -12,25 +14,28 @@ use farfield_core::geometry::PAGE_BYTES;
 use lz4_flex::block::decompress_into;
 use zstd_safe::{CCtx, DCtx};
 
-/// The more, the slower; beyond this pages of 4 KiB become hardly smaller (a text: 2.60 times, 2.64 by level 3, 1.83 by lz4).
+/// Level of zstd. The higher, the slower; at higher levels pages of 4 KiB hardly become smaller
+/// still (a text: 2.60 times, 2.64 by level 3, 1.83 by lz4).
 const LEVEL: i32 = 1;
-/// Pages that are looked at for one that has no room: some ten milliseconds at most.
+/// Number of pages that are looked at for a page that has no room, which takes some ten
+/// milliseconds at most.
 pub(super) const STEPS_WHEN_FULL: u32 = 512;
-/// Entries that are nowhere and passed over in one step.
+/// Number of entries without a page that one step passes over.
 const LOOKS: u32 = 64;
 
-/// Pages whose marks are in one word.
+/// Number of pages whose marks are in one word.
 pub(super) const PAGES_OF_WORD: u64 = 32;
-/// Somebody has read it since the hand came by.
+/// Mark of a page that was read since the hand came by.
 const USED: u64 = 1;
-/// To pack it again is of no use.
+/// Mark of a page that is not worth packing again.
 const TRIED: u64 = 2;
 
-/// In the table of pages: it is being packed. One lane at a time packs, and whoever writes the page takes the mark away; so what was packed of the version before is not published,
-/// even if the page is by now in the same piece again.
+/// Bit in the table of pages that marks a page as being packed. One lane at a time packs, and a
+/// write of the page takes the mark away. So a packed old version is not published, even if the
+/// page is by now in the same piece again.
 const IN_WORK: u64 = 1 << 31;
 
-/// A place in the table of pages without its mark.
+/// Returns a place in the table of pages without its mark.
 pub(super) fn unit_of(place: u64) -> u64 {
     place & !IN_WORK
 }
@@ -40,7 +45,7 @@ impl Region {
         (self.marks.at(page / PAGES_OF_WORD), page % PAGES_OF_WORD * 2)
     }
 
-    /// Somebody has read it.
+    /// Marks a page as read.
     pub(super) fn is_used(&self, page: u64) {
         let (word, shift) = self.marks(page);
         if word.load(Ordering::Relaxed) >> shift & USED == 0 {
@@ -48,7 +53,7 @@ impl Region {
         }
     }
 
-    /// Somebody has written it.
+    /// Unmarks a page that was written, so that it is tried again.
     pub(super) fn is_new(&self, page: u64) {
         let (word, shift) = self.marks(page);
         if word.load(Ordering::Relaxed) >> shift & TRIED != 0 {
@@ -56,23 +61,24 @@ impl Region {
         }
     }
 
-    /// More than half of the memory is used.
+    /// Checks whether more than half of the memory is used.
     pub(super) fn is_scarce(&self) -> bool {
         self.slabs.held_bytes() > self.size_bytes / 2
     }
 
-    /// The next page that is somewhere. `None`: not among those that were looked at.
+    /// Returns the next page that is stored; `None` if there is none among those that it looked at.
     fn next_page(&self) -> Option<u64> {
         let end = self.end.load(Ordering::Relaxed).max(1);
         (0..LOOKS).map(|_| self.hand.fetch_add(1, Ordering::Relaxed) % end).find(|page| self.unit(*page).is_some())
     }
 }
 
-/// Makes pages from what is kept of them.
+/// Decompressor that makes pages from their stored bytes.
 pub(super) struct Unpacker(DCtx<'static>);
 
 impl Unpacker {
-    /// `false`: it is damaged. What it makes may be damaged without that being seen here.
+    /// Makes a page from its stored bytes; returns `false` if they are damaged. Not all damage is
+    /// seen here: the page may be damaged all the same.
     pub(super) fn unpack(&mut self, head: Head, kept: &[u8], page: &mut [u8]) -> bool {
         match head.form() {
             Some(Form::Raw) if kept.len() == PAGE_BYTES => page.copy_from_slice(kept),
@@ -87,14 +93,15 @@ impl Unpacker {
     }
 }
 
-/// What came of a look at a page.
+/// Outcome of a look at a page.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// It takes less room now.
+    /// The page takes less room now.
     Packed,
-    /// It stays as it is.
+    /// The page stays as it is.
     Passed,
-    /// No page was near, there is no room at all, or another lane is at it: another look would be in vain, too.
+    /// No page was near, there is no room at all, or another lane is packing. Another look would be
+    /// in vain, too.
     InVain,
 }
 
@@ -104,7 +111,7 @@ enum Packed {
     NoRoom,
 }
 
-/// What a lane packs and unpacks with. It has all its memory from the beginning.
+/// Compressor and buffers of one lane. It has all its memory from the beginning.
 pub(super) struct Packer {
     pub(super) unpacker: Unpacker,
     packs: CCtx<'static>,
@@ -117,7 +124,7 @@ impl Packer {
     pub(super) fn new() -> Packer {
         let [kept, page, mut packed] = [const { [0; PAGE_BYTES] }; 3].map(Box::new);
         let mut packs = CCtx::create();
-        // It takes its memory with its first page.
+        // The compressor takes its memory with its first page.
         let first = packs.compress(&mut packed[..], &page[..], LEVEL);
         assert!(first.is_ok(), "zeros can be packed");
         Packer { unpacker: Unpacker(DCtx::create()), packs, kept, page, packed }
@@ -163,12 +170,12 @@ impl Packer {
         step
     }
 
-    /// Into a piece that is smaller than the one that it has.
+    /// Packs a page into a smaller piece than it has.
     fn pack(&mut self, region: &Region, page: u64) -> Packed {
         let Some(head) = region.copy(page, &mut self.kept) else { return Packed::NotWorthIt };
         let is_packable = matches!(head.form(), Some(Form::Raw | Form::Lz4));
         let is_whole = is_packable && self.unpacker.unpack(head, &self.kept[..head.bytes], &mut self.page[..]);
-        // Whoever reads a damaged page finds out.
+        // A read of a damaged page finds that out.
         if !is_whole || checksum(&self.page[..]) != head.sum {
             return Packed::NotWorthIt;
         }

@@ -1,7 +1,9 @@
-//! Memory in pieces of many sizes, without `malloc`: slabs of 64 KiB, each cut into pieces of one size.
+//! Memory in pieces of many sizes, without `malloc`: slabs of 64 KiB, each cut into pieces of one
+//! size.
 //!
-//! A piece is known by its *unit*, its offset in units of 64 bytes. A slab whose last piece comes back is given back to the system. Everything is a
-//! number that changes atomically: no lane waits for another.
+//! A piece is known by its *unit*, its offset in units of 64 bytes. A slab whose last piece comes
+//! back is given back to the system. Everything is a number that changes atomically: no lane waits
+//! for another.
 
 use crate::table::Words;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -10,21 +12,21 @@ use farfield_os::{Errno, memory};
 pub(super) const UNIT_BYTES: usize = 64;
 pub(super) const SLAB_BYTES: u64 = 64 << 10;
 const UNITS: u64 = SLAB_BYTES / UNIT_BYTES as u64;
-/// Largest piece: a page as it is, and its head.
+/// Units of the largest piece: a page as it is, and its head.
 pub(super) const UNITS_MAX: usize = 65;
-/// Words for the bits of a slab of the smallest pieces.
+/// Number of words for the bits of a slab of the smallest pieces.
 const BIT_WORDS: u64 = UNITS / 64;
-/// Slabs that are looked at for room before a new one is begun.
+/// Number of slabs that are searched for room before a new one is begun.
 const LOOKS: u64 = 64;
 
-/// What a slab is: the size of its pieces, in units, and how many are in use.
+/// State of a slab: the size of its pieces, in units, and how many are in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct State(u64);
 
 impl State {
-    /// Nobody's, without memory.
+    /// Unused slab, without memory.
     const FREE: State = State(0);
-    /// Its memory is being given back.
+    /// Slab whose memory is being given back.
     const LEAVING: State = State(u64::MAX);
 
     fn new(units: u64, used: u64) -> State {
@@ -39,37 +41,37 @@ impl State {
         self.0 & u64::from(u32::MAX)
     }
 
-    /// One piece of so many units more.
+    /// Returns the state with one piece of `units` more, if the slab has such a piece free.
     fn try_take(self, units: u64) -> Option<State> {
         (self.units() == units && self.used() < UNITS / units).then(|| State(self.0 + 1))
     }
 
-    /// One piece less.
+    /// Returns the state with one piece less.
     fn give(self) -> State {
         if self.used() == 1 { State::LEAVING } else { State(self.0 - 1) }
     }
 }
 
-/// See the module.
+/// Allocator of pieces of many sizes.
 pub(super) struct Slabs {
     start: usize,
     count: u64,
     states: Words<AtomicU64>,
     bits: Words<AtomicU64>,
-    /// Where the last piece of each size was found.
+    /// Slab in which the last piece of each size was found.
     current: [AtomicU32; UNITS_MAX + 1],
-    /// Slabs that were used at least once.
+    /// Number of slabs that were used at least once.
     begun: AtomicU64,
-    /// Slabs that have memory.
+    /// Number of slabs that have memory.
     held: AtomicU64,
-    /// Where the last slab was found that is used again.
+    /// Position behind the last slab that was found to be used again.
     rover: AtomicU64,
 }
 
 impl Slabs {
-    /// At most so many bytes.
+    /// Creates slabs of `bytes` at most.
     pub(super) fn new(bytes: u64) -> Result<Slabs, Errno> {
-        // One unit fewer than 31 bits would name.
+        // This is one slab fewer than 31 bits would name.
         let count = (bytes / SLAB_BYTES).min((1 << 31) / UNITS - 1);
         Ok(Slabs {
             start: memory::map_anonymous((count * SLAB_BYTES) as usize)?,
@@ -83,23 +85,24 @@ impl Slabs {
         })
     }
 
-    /// Bytes of memory that slabs have now.
+    /// Returns the number of bytes of memory that slabs have now.
     pub(super) fn held_bytes(&self) -> u64 {
         self.held.load(Ordering::Relaxed) * SLAB_BYTES
     }
 
-    /// Address in a piece.
+    /// Returns an address in a piece.
     pub(super) fn address(&self, unit: u64, offset: usize) -> *mut u8 {
         assert!(offset < self.bytes_from(unit));
         (self.start + unit as usize * UNIT_BYTES + offset) as *mut u8
     }
 
-    /// Bytes from this unit to the end of the memory of slabs.
+    /// Returns the number of bytes from this unit to the end of the memory of slabs.
     pub(super) fn bytes_from(&self, unit: u64) -> usize {
         ((self.count * UNITS).saturating_sub(unit) as usize) * UNIT_BYTES
     }
 
-    /// Units of the piece that holds so many bytes: what is lost by fewer sizes is below an eighth.
+    /// Returns the units of a piece that holds `bytes`. Rounding to fewer sizes loses less than an
+    /// eighth.
     pub(super) fn units_for(bytes: usize) -> u64 {
         let units = bytes.div_ceil(UNIT_BYTES);
         assert!(units <= UNITS_MAX);
@@ -111,7 +114,7 @@ impl Slabs {
         units.next_multiple_of(step).clamp(1, UNITS_MAX) as u64
     }
 
-    /// A piece for so many bytes. `None`: there is no memory left.
+    /// Takes a piece for `bytes`; returns `None` if there is no memory left.
     pub(super) fn take(&self, bytes: usize) -> Option<u64> {
         let units = Self::units_for(bytes);
         let current = &self.current[units as usize];
@@ -125,7 +128,7 @@ impl Slabs {
             let begun = self.begun.load(Ordering::Relaxed);
             let near = (1..=LOOKS.min(begun)).map(|next| (slab + next) % begun.max(1));
             let found = near.into_iter().find(|&slab| self.has_room(slab, units)).or_else(|| self.begin(units));
-            // No new ones: all that there are, before it is said that there is no room.
+            // There is no new slab. Before the pool counts as full, all slabs are searched.
             let found = found.or_else(|| (0..begun).find(|&slab| self.has_room(slab, units)))?;
             current.store(found as u32, Ordering::Relaxed);
         }
@@ -146,7 +149,8 @@ impl Slabs {
 
     fn take_in(&self, slab: u64, units: u64) -> Option<u64> {
         self.change(slab, |state| state.try_take(units))?;
-        // One of the pieces is ours: others who claimed one may be faster with some, but never with all.
+        // One of the pieces is ours: other lanes that claimed one may be faster with some, but
+        // never with all.
         let pieces = UNITS / units;
         loop {
             for index in 0..pieces.div_ceil(64) {
@@ -163,7 +167,7 @@ impl Slabs {
         }
     }
 
-    /// A slab for pieces of this size that nobody uses.
+    /// Begins an unused slab for pieces of this size.
     fn begin(&self, units: u64) -> Option<u64> {
         let own = |slab: u64| {
             let own = |state| (state == State::FREE).then(|| State::new(units, 0));
@@ -201,8 +205,9 @@ impl Slabs {
         let before = self.change(slab, |state| Some(state.give()));
         if before.is_some_and(|state| state.give() == State::LEAVING) {
             let address = self.start + (slab * SLAB_BYTES) as usize;
-            // SAFETY: nobody has a piece of this slab, and nobody gets one before it is free. Who still looks at one that he does not own any
-            // more sees zeros, and that the page is elsewhere.
+            // SAFETY: nobody has a piece of this slab, and nobody gets one before it is free. A
+            // reader that still looks at a piece that it does not own any more sees zeros, and that
+            // the page is elsewhere.
             let _ = unsafe { memory::madvise(address, SLAB_BYTES as usize, libc::MADV_DONTNEED) };
             self.held.fetch_sub(1, Ordering::Relaxed);
             self.states.at(slab).store(State::FREE.0, Ordering::Release);

@@ -1,35 +1,35 @@
-//! `numa:NODE?size=8G` and `dax:PATH?size=8G&device=erase`
+//! Options of the URLs `numa:NODE?size=8G` and `dax:PATH?size=8G&device=erase`.
 
 use std::ffi::CString;
 
-/// Which memory.
+/// Memory that a URL names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Whose {
-    /// That of a NUMA node.
+    /// Memory of a NUMA node.
     Node(u32),
-    /// What is behind a path: a folder, a file or a device.
+    /// Memory behind a path: a folder, a file or a device.
     Path(String),
 }
 
-/// What the URL says.
+/// Options of a `numa` or `dax` URL.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Config {
     pub(super) whose: Whose,
-    /// Most that may be stored; `None`: what there is.
+    /// Most bytes that may be stored; `None` for all that there is room for.
     pub(super) size_bytes: Option<u64>,
-    /// What is in the file, or on the device, may be lost.
+    /// Set if the content of the file, or of the device, may be lost.
     pub(super) may_erase: bool,
 }
 
 impl Config {
-    /// Understands what stands after `numa:`.
+    /// Parses the text after `numa:`.
     pub(crate) fn parse_numa(text: &str) -> Result<Config, String> {
         let (node, options) = text.split_once('?').unwrap_or((text, ""));
         let node = node.parse().map_err(|_| "write the number of a NUMA node, as in numa:1 or numa:1?size=8G")?;
         Config { whose: Whose::Node(node), size_bytes: None, may_erase: false }.with_options("numa", options)
     }
 
-    /// Understands what stands after `dax:`.
+    /// Parses the text after `dax:`.
     pub(crate) fn parse_dax(text: &str) -> Result<Config, String> {
         let (path, options) = text.split_once('?').unwrap_or((text, ""));
         if path.is_empty() || path.contains('\0') {
@@ -56,7 +56,7 @@ impl Config {
         Ok(self)
     }
 
-    /// The same, as a URL that means the same in every folder.
+    /// Returns the URL with an absolute path, so that it means the same memory in every folder.
     pub(crate) fn absolute(&self, url: &str) -> Result<String, String> {
         let Whose::Path(path) = &self.whose else { return Ok(url.to_owned()) };
         let absolute = std::path::absolute(path).map_err(|error| error.to_string())?;
@@ -66,7 +66,7 @@ impl Config {
     }
 }
 
-/// A path for the kernel.
+/// Returns a path for the kernel.
 pub(super) fn c_path(path: &str) -> CString {
     CString::new(path).expect("checked when it was read")
 }

@@ -1,4 +1,5 @@
-//! A lane to memory that the processor loads from: whatever is submitted ends at the next polls, demand first.
+//! Lane to memory that the processor loads from: submitted operations end at the next polls, demand
+//! first.
 
 use super::{Region, StoreError};
 use crate::backend::hand_over;
@@ -10,26 +11,26 @@ use farfield_os::process::{self, now_ns};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Operations of one lane that may be submitted and not yet collected.
+/// Most operations of one lane that may be submitted and not yet collected.
 const SLOTS: usize = 256;
-/// How long a lane sleeps when only others can give it what it needs.
+/// Sleep of a lane when only others can give it what it needs.
 const SLICE: Duration = Duration::from_micros(200);
 
-/// An operation, and when it is too late for it.
+/// Operation, and the time when it is too late for it.
 struct Due {
     request: Request,
     at: u64,
 }
 
-/// See the module.
+/// Lane to the mapped memory of a region.
 pub(super) struct MappedLane {
     region: Arc<Region>,
     demand: VecDeque<Due>,
     background: VecDeque<Due>,
     ended: VecDeque<Completion>,
-    /// Where the last pages went.
+    /// Position of the last places that were taken.
     rover: u64,
-    /// The next write needs places that others have.
+    /// Set if the next write needs places that others have.
     is_stuck: bool,
 }
 
@@ -64,11 +65,11 @@ impl MappedLane {
         Ok(self.region.store(page.0, buffer.bytes(), buffer.sums(), &mut self.rover))
     }
 
-    /// Does it, or gives it back to be tried again.
+    /// Carries an operation out, or gives it back to be tried again.
     fn work_on(&mut self, due: Due) -> Result<(), Due> {
         let Request { tag, priority, deadline, op } = due.request;
         let (result, buffer) = match op {
-            // Distance is what a part saves, and here is little.
+            // Reading a part saves distance, and here is little of that.
             Op::Read { page, mut buffer } | Op::ReadPart { page, mut buffer, .. } => {
                 (self.read(page, &mut buffer), Some(buffer))
             }
@@ -114,7 +115,7 @@ impl Lane for MappedLane {
                 break;
             }
         }
-        // Who waits for a demand read does not wait for these.
+        // A caller that waits for a demand read does not wait for these.
         if self.ended.is_empty()
             && let Some(due) = self.background.pop_front()
             && let Err(due) = self.work_on(due)
@@ -129,7 +130,7 @@ impl Lane for MappedLane {
     }
 
     fn wait(&mut self, timeout: Duration) {
-        // Whatever was submitted ends at the next polls, unless others have the places that it needs.
+        // Submitted operations end at the next polls, unless others have the places that they need.
         if self.is_stuck && self.ended.is_empty() {
             process::sleep(timeout.min(SLICE));
         }

@@ -1,7 +1,8 @@
-//! Members `numa` and `dax`: pages in memory that the processor loads from, farther away than its own: what CXL expanders look like, as a NUMA node
-//! without processors or as a DAX device.
+//! Members `numa` and `dax`: pages in memory that the processor loads from, farther away than its
+//! own. CXL expanders look like that, as a NUMA node without processors or as a DAX device.
 //!
-//! Which page is in which place is the stock's (`crate::stock`), as for `ssd`; bytes are copied where `ssd` has transfers. See `docs/design/pool.md`.
+//! The stock (`crate::stock`) knows which page is in which place, as for `ssd`; bytes are copied
+//! where `ssd` has transfers. See `docs/design/pool.md`.
 
 mod config;
 mod lane;
@@ -25,10 +26,10 @@ use lane::MappedLane;
 use place::{Nature, Place};
 use std::sync::Arc;
 
-/// A page that changes again and again while it is read is looked at so often.
+/// Number of tries to read a page that changes again and again meanwhile.
 const TRIES: u32 = 8;
 
-/// What backend and lanes share.
+/// State that the backend and its lanes share.
 struct Region {
     config: Config,
     place: Place,
@@ -55,13 +56,14 @@ impl Region {
         unsafe { self.place.mapping.as_ptr().add(offset) }
     }
 
-    /// Did somebody cut the file that is his? A load from behind its end would be a signal and no error.
+    /// Checks whether the owner of a file that is not ours has cut it. A load from behind its end
+    /// would be a signal and no error.
     fn is_cut(&self) -> bool {
         matches!(self.place.nature, Nature::Named { .. })
             && file::size(self.medium.file).is_none_or(|bytes| bytes < self.place.mapping.len() as u64)
     }
 
-    /// Copies `page` into `bytes`; its checksum.
+    /// Copies `page` into `bytes` and returns its checksum.
     fn load(&self, page: u64, bytes: &mut [u8]) -> Result<u64, PoolError> {
         assert_eq!(bytes.len(), PAGE_BYTES);
         for _ in 0..TRIES {
@@ -70,8 +72,9 @@ impl Region {
                 return Ok(self.zero_sum);
             };
             let sum = self.sum(place).load(Ordering::Relaxed);
-            // SAFETY: a place with room, in a mapping that lives as long as the region. If it becomes another page's meanwhile, the checksum and the
-            // look at the table below show it.
+            // SAFETY: a place with room, in a mapping that lives as long as the region. If it
+            // becomes another page's meanwhile, the checksum and the look at the table below show
+            // it.
             unsafe { core::ptr::copy_nonoverlapping(self.address(place), bytes.as_mut_ptr(), PAGE_BYTES) };
             fence(Ordering::Acquire);
             if self.places.get(page) == Some(place) && checksum(bytes) == sum {
@@ -81,7 +84,8 @@ impl Region {
         Err(self.corrupt(page))
     }
 
-    /// Makes `bytes`, whole pages with these checksums, those from `page` on; all, or none for lack of room. `rover` is where the last ones went.
+    /// Stores `bytes`, whole pages with these checksums, as the pages from `page` on. For lack of
+    /// room it stores all or none. `rover` is where the last pages went.
     fn store(&self, page: u64, bytes: &[u8], sums: &[u64], rover: &mut u64) -> Result<(), StoreError> {
         let count = sums.len() as u64;
         let mut admitted = self.claim(page, count)?;
@@ -112,11 +116,12 @@ impl Region {
     /// Copies whole pages to places that are the caller's.
     fn put(&self, place: u64, bytes: &[u8]) -> Result<(), Errno> {
         if self.place.nature == Nature::Device {
-            // SAFETY: places of the caller's, inside the mapping; whoever still reads them as another page sees that they are not.
+            // SAFETY: places of the caller's, inside the mapping; whoever still reads them as
+            // another page sees that they are not.
             unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address(place), bytes.len()) };
             return Ok(());
         }
-        // Not by stores: lack of memory is an error then and no signal.
+        // Calls are used and not stores: lack of memory is an error then and no signal.
         let (mut done, offset) = (0, PageId(place).offset());
         while done < bytes.len() {
             let rest = &bytes[done..];
@@ -132,7 +137,7 @@ impl Region {
         Ok(())
     }
 
-    /// The same pages in other memory of the same kind.
+    /// Copies all pages to other memory of the same kind.
     fn duplicate(&self) -> Result<Region, PoolError> {
         let reason =
             "a region in a file or on a device cannot be cloned: give a folder, or numa:, where processes fork";
@@ -149,7 +154,8 @@ impl Region {
             if result.is_err() {
                 return;
             }
-            // What does not match its checksum is corrupt for the clone as for the original, which finds out when it reads.
+            // A page that does not match its checksum is corrupt for the clone as for the original,
+            // which finds out when it reads.
             // SAFETY: as in `load`; the caller has no operation in flight.
             unsafe { core::ptr::copy_nonoverlapping(self.address(place), bytes.as_mut_ptr(), PAGE_BYTES) };
             let sum = self.sum(place).load(Ordering::Relaxed);
@@ -160,9 +166,9 @@ impl Region {
     }
 }
 
-/// Why pages were not stored.
+/// Reason for which pages were not stored.
 enum StoreError {
-    /// Others have the places for new versions at the moment.
+    /// The places for new versions are in use by others at the moment.
     Later,
     /// There is no room.
     Full,
@@ -170,7 +176,8 @@ enum StoreError {
 }
 
 impl StoreError {
-    /// When nobody else has any, or has had them for too long.
+    /// Returns the error for a caller that will not try again, because others have no places
+    /// either, or have had them for too long.
     fn into_pool(self, region: &Region) -> PoolError {
         match self {
             StoreError::Later | StoreError::Full => region.full(),
@@ -189,30 +196,31 @@ impl From<NoPlace> for StoreError {
     }
 }
 
-/// Four of the largest pool. The memory of parent and child of a `fork` is the same.
+/// Unclaimed snapshots, with room for four of the largest pool. Parent and child of a `fork` share
+/// the memory.
 static SNAPSHOTS: Mutex<Unclaimed<Region, { 4 * CloneTicket::SERVERS_MAX }>> = Mutex::new(Unclaimed::new());
 
 fn take_snapshot(secret: u128) -> Option<Region> {
     SNAPSHOTS.lock().take(secret)
 }
 
-/// This process does not need the snapshots of the ticket: it went to a child of `fork`.
+/// Drops this process's snapshots of a ticket that went to a child of `fork`.
 pub(crate) fn forget(ticket: &CloneTicket) {
     ticket.secrets.iter().for_each(|secret| drop(take_snapshot(*secret)));
 }
 
-/// A region in memory that the processor loads from.
+/// Backend that keeps a region in memory that the processor loads from.
 pub(crate) struct MappedBackend {
     region: Arc<Region>,
 }
 
 impl MappedBackend {
-    /// A new, empty region of `pages` pages.
+    /// Creates a new, empty region of `pages` pages.
     pub(crate) fn new(server: u16, config: Config, pages: u64) -> Result<MappedBackend, HandshakeError> {
         Ok(MappedBackend { region: Arc::new(Region::new(server, config, pages)?) })
     }
 
-    /// The snapshot with this secret.
+    /// Claims the snapshot with this secret.
     pub(crate) fn claim(server: u16, secret: u128) -> Result<MappedBackend, PoolError> {
         let reason = "the ticket is unknown, used or expired";
         let mut region = take_snapshot(secret).ok_or(PoolError::Refused { server, reason })?;
@@ -227,7 +235,7 @@ impl Backend for MappedBackend {
     }
 
     fn mapped(&self) -> Option<&dyn Mapped> {
-        // A file of somebody's is looked at before each load.
+        // A file of another owner is looked at before each load.
         let is_ours = !matches!(self.region.place.nature, Nature::Named { .. });
         is_ours.then_some(self)
     }
@@ -256,7 +264,8 @@ impl Backend for MappedBackend {
     }
 
     fn abandon(&self) {
-        // Memory and descriptors are this process's own copies: they go when lanes and backend are dropped.
+        // Memory and descriptors are this process's own copies: they go when lanes and backend are
+        // dropped.
     }
 }
 

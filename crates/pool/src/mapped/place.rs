@@ -1,4 +1,5 @@
-//! Memory that the processor loads from, found and mapped: that of a NUMA node, or what is behind a path.
+//! Place of mapped memory: found, opened and mapped. It is that of a NUMA node, or that behind a
+//! path.
 
 use super::config::{Config, Whose, c_path};
 use crate::PoolError;
@@ -10,22 +11,23 @@ use farfield_os::memfd::{Access, Mapping};
 use farfield_os::{Errno, file, memfd, net, numa};
 use std::os::fd::{BorrowedFd, IntoRawFd};
 
-/// What the memory is, as far as it matters.
+/// Kind of the memory, as far as it matters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Nature {
     Node(u32),
-    /// A file that nobody else can find, in a folder; do loads go to the medium?
+    /// File in a folder that no other process can find. `is_dax` says whether loads go to the
+    /// medium.
     Private {
         is_dax: bool,
     },
-    /// A file of somebody's, who could cut it.
+    /// File of another owner, who could cut it.
     Named {
         is_dax: bool,
     },
     Device,
 }
 
-/// Memory, with what is stored there.
+/// Memory, with the stock of pages that are stored there.
 pub(super) struct Place {
     pub(super) stock: Stock,
     pub(super) mapping: Mapping,
@@ -33,7 +35,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// For a region of `pages` pages.
+    /// Opens the memory for a region of `pages` pages.
     pub(super) fn open(server: u16, config: &Config, pages: u64) -> Result<Place, HandshakeError> {
         match &config.whose {
             Whose::Node(node) => open_node(server, *node, config, pages),
@@ -166,7 +168,7 @@ fn has_content(file: i32) -> Result<bool, PoolError> {
 }
 
 impl Place {
-    /// What it is, for people; what only stands in for the real thing says so.
+    /// Describes the memory for people; a stand-in for the real thing says so.
     pub(super) fn how(&self) -> String {
         let cache = |is_dax: bool| match is_dax {
             true => "loads go to the medium (DAX)",

@@ -1,4 +1,5 @@
-//! Guards against bytes that are lost or mixed up, memory that is promised and not there, and memory that is not given back.
+//! Guards against bytes that are lost or mixed up, memory that is promised and not there, and
+//! memory that is not given back.
 //!
 //! There is no memory-only node and no DAX here: node 0, files in memory and on disk stand in for them.
 

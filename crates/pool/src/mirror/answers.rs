@@ -1,4 +1,4 @@
-//! What lanes do when legs answer, and when they do not.
+//! Reactions of lanes to the answers of legs, and to missing answers.
 
 use super::lane::MirrorLane;
 use super::pieces::{Errand, For, PIECES, Parent, Piece};
@@ -10,7 +10,7 @@ use farfield_core::Legs;
 use farfield_os::process::now_ns;
 
 impl MirrorLane {
-    /// A leg that was asked has failed: another one, if there is one.
+    /// Sends a read whose leg has failed to another leg, if there is one.
     pub(super) fn read_elsewhere(&mut self, piece: usize) {
         let Some(Piece { parent, page, count, failed, error, .. }) = self.pieces[piece] else { return };
         let candidates = self.sources(page, count, failed);
@@ -32,7 +32,7 @@ impl MirrorLane {
         }
     }
 
-    /// Until there is room for it, or its time is over.
+    /// Puts a read off until there is room for it, or its time is over.
     fn read_later(&mut self, piece: usize) {
         self.again.push_back(piece);
         let Some(known) = &mut self.pieces[piece] else { return };
@@ -95,7 +95,8 @@ impl MirrorLane {
                             PoolError::TimedOut { .. } => piece.unsure = piece.unsure.or(Legs::one(leg)),
                             _ => {}
                         }
-                        // That it is full is for the caller to know, unless it can go on without that leg; that a leg is gone only if all are.
+                        // The caller must know that a leg is full, unless it can go on without that
+                        // leg. It must know that a leg is gone only if all are.
                         let is_full = matches!(error, PoolError::PoolFull { .. });
                         let is_worse = is_full && self.table.follower() != Some(leg);
                         if is_full && !is_worse {
@@ -126,10 +127,10 @@ impl MirrorLane {
         }
     }
 
-    /// A leg has answered a write that was late there.
+    /// Handles the answer of a leg to a write that was late there.
     fn late_write_ended(&mut self, leg: usize, result: Result<(), PoolError>) {
         match result {
-            // It may still arrive, at any time.
+            // The write may still arrive, at any time.
             Err(PoolError::TimedOut { .. }) if !self.table.is_pair() => return self.table.stay_late(leg),
             Err(error) if self.table.is_pair() => self.table.give_up(leg, error),
             _ => {}
@@ -153,7 +154,8 @@ impl MirrorLane {
         for slow in others.iter() {
             let asked_at =
                 piece.errands[slow].and_then(|errand| Some(self.errands[errand as usize].as_ref()?.started_at));
-            // Asked earlier, and nobody knows how long it will take: so long already.
+            // The slow leg was asked earlier, and it is unknown how long it will take. It has taken
+            // this long already.
             if let (Some(known), Some(asked_at)) = (&mut self.legs[slow], asked_at.filter(|at| *at < started_at)) {
                 known.is_slower_than(now.saturating_sub(asked_at));
             }
@@ -173,7 +175,7 @@ impl MirrorLane {
             if piece.patient_until == u64::MAX {
                 piece.patient_until = self.table.counts_with_fewer_at(now);
             }
-            // Each answer may be the one that is enough.
+            // Each answer may complete a sufficient set of legs.
             piece.alarm_at = piece.alarm_at.min(piece.patient_until.max(now));
             self.alarm_at = self.alarm_at.min(piece.alarm_at);
         }
@@ -182,19 +184,22 @@ impl MirrorLane {
     pub(super) fn end_write(&mut self, index: usize) {
         let Some(piece) = &self.pieces[index] else { return };
         if !piece.have.is_empty() {
-            // What was not answered may still arrive, on top of what is written there next.
+            // A write that was not answered may still arrive, on top of newer bytes.
             let leader = self.table.leader();
             let unsure = piece.unsure.but(self.table.lost());
             unsure.iter().filter(|leg| Some(*leg) != leader).for_each(|leg| self.table.is_unsure(leg));
         } else if !piece.unsure.is_empty() && piece.is_over {
-            // It may still be made, and nobody will know: the chunk keeps its writer, and nobody copies it.
+            // The write may still be made, and its outcome stays unknown: the chunk keeps its
+            // writer, so it is not copied.
             return self.drop_piece(index);
         }
         let kept = self.table.end_write(piece.page, piece.count, piece.asked(), piece.have);
         if piece.is_over {
             return self.drop_piece(index);
         }
-        // A leg has it that is not read there any more: it was late meanwhile with a neighbour that others have. Or it is being given up. They shall have this one, too.
+        // Only a leg that is not read there any more has the write: it was late meanwhile with a
+        // neighbour that others have, or it is being given up. The others shall have this write,
+        // too.
         let is_unlucky = !kept && !piece.have.is_empty() && self.table.keeps(piece.page, piece.count, self.open_legs());
         let result = match piece.error {
             Some(PoolError::PoolFull { server }) => Err(PoolError::PoolFull { server }),
@@ -213,7 +218,8 @@ impl MirrorLane {
         self.free_pieces.push(index);
     }
 
-    /// The time of a write's operation is over, and only legs that have not answered can say what became of it.
+    /// Ends a write whose time is over while only legs that have not answered can say what became
+    /// of it.
     fn end_in_time(&mut self, index: usize, now: u64) {
         let Some(piece) = &mut self.pieces[index] else { return };
         (piece.is_over, piece.late, piece.alarm_at) = (true, piece.under_way(), u64::MAX);
@@ -222,7 +228,7 @@ impl MirrorLane {
         let server = late.iter().next().map_or(0, |leg| self.table.server(leg));
         let Some(parent) = &mut self.parents[owner] else { return };
         parent.result = parent.result.and(Err(PoolError::TimedOut { server, after: parent.deadline }));
-        // What has not set out has no time either.
+        // Pages that have not set out have no time left either.
         parent.cut = parent.count;
         parent.pieces -= 1;
         self.queued.retain(|queued| *queued != owner);
@@ -263,7 +269,8 @@ impl MirrorLane {
         }
     }
 
-    /// A change that legs died under can be made at others, which came since it began: then it begins anew.
+    /// Begins a change anew at legs that came since it began, if legs died under it. Returns
+    /// whether it does.
     fn is_for_others(&mut self, index: usize) -> bool {
         let Some(Parent { kind, result: Err(PoolError::ServerGone { .. }), knew, buffer, is_unlucky, .. }) =
             &self.parents[index]
@@ -281,17 +288,19 @@ impl MirrorLane {
         true
     }
 
-    /// Is it a read that waits for room, and has no time left?
+    /// Checks whether the piece is a read that waits for room and has no time left.
     fn is_read_over(&self, index: usize, now: u64) -> bool {
         let Some(piece) = &self.pieces[index] else { return false };
         piece.under_way().is_empty() && self.parents[piece.parent].as_ref().is_some_and(|known| known.ends_at() <= now)
     }
 
-    /// A write has waited for long, for a leg that others may do without, or for all that it may wait.
+    /// Handles a write that has waited long: for a leg that others may do without, or for all the
+    /// time that it has.
     fn write_is_slow(&mut self, index: usize, now: u64) {
         let Some(piece) = &self.pieces[index] else { return };
         let (slow, ends_at) = (piece.under_way(), piece.ends_at);
-        // Those that have it may lack what was there before: then the slow one is waited for. And who leads decides.
+        // The legs that have the write may lack the bytes that were there before; then the slow leg
+        // is waited for. The leader's answer is waited for, too.
         let is_kept = !piece.have.is_empty() && self.table.keeps(piece.page, piece.count, piece.have);
         let decides = self.table.leader().is_some_and(|leader| slow.has(leader));
         let counts_in_the_end = ends_at <= now && self.table.write_patience().is_some();
@@ -312,7 +321,8 @@ impl MirrorLane {
         self.alarm_at = self.alarm_at.min(piece.alarm_at);
     }
 
-    /// Hedges reads, and ends writes that only a slow leg lacks, and what has no time left.
+    /// Hedges slow reads, and ends writes that only a slow leg lacks, and operations that have no
+    /// time left.
     pub(super) fn ring(&mut self, now: u64) {
         self.alarm_at = u64::MAX;
         self.end_queued(now);
@@ -350,7 +360,7 @@ impl MirrorLane {
     }
 }
 
-/// Copies what came from a leg to where the caller wants it.
+/// Copies the answer of a leg to where the caller wants it.
 fn take_answer(kind: Kind, from: &Buffer, to: &mut Buffer, first: usize) {
     if let Kind::Part(part) = kind {
         to.page_mut(first)[part.range()].copy_from_slice(&from.page(0)[part.range()]);

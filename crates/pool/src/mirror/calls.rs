@@ -1,10 +1,14 @@
-//! Functions that change nothing, at one leg that holds everything.
+//! Calls of functions that change nothing, at one leg that holds everything.
 //!
-//! Whatever is written without a leg *hurts* it before whoever wrote hears that it is done. So an answer is of what the pool holds if its leg held everything when the call
-//! set out and was not hurt, lost or late until the answer was here. Else nobody hears of it, and the call is made anew at another leg, in what is left of its time. The same
-//! happens when the leg dies. One from which nothing comes is asked whether it is there; if it does not say so it is left, and for a while it is asked after the others.
+//! A write that a leg misses *hurts* that leg before the writer hears that the write is done. So an
+//! answer reflects what the pool holds if its leg held everything when the call set out, and was
+//! not hurt, lost or late until the answer was here. Otherwise the answer is dropped, and the call
+//! is made anew at another leg, in what is left of its time. The same happens when the leg dies. A
+//! leg from which nothing comes is asked whether it is there. If it does not say so it is left, and
+//! for a while it is asked after the others.
 //!
-//! Dangers that the tests guard against: bytes of before, from a leg that has missed a write; a call that ends with a leg that others could do without, or waits for it.
+//! Dangers that the tests guard against: old bytes, from a leg that has missed a write; a call that
+//! ends with a leg that others could do without, or waits for it.
 
 use super::legs::LegTable;
 use crate::{CallEnd, CallFailure, CallLane, Calls, FarCall, PoolError};
@@ -16,18 +20,19 @@ use farfield_os::process::now_ns;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// How long nothing may come from a leg before it is asked whether it is there; the next time after twice as long.
+/// Time without an answer after which a leg is asked whether it is there. The next time it is twice
+/// as long.
 const PATIENCE: Duration = Duration::from_millis(400);
-/// How long a leg that was not is asked after the others.
+/// Time for which a leg that did not say that it is there is asked after the others.
 const SILENCE: Duration = Duration::from_secs(5);
-/// How often who sleeps looks whether the leg still holds everything.
+/// Period in which a sleeping caller checks whether the leg still holds everything.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Which leg is called next: each in turn, because each has processors of its own.
+/// Choice of the leg that is called next: each in turn, because each has processors of its own.
 #[derive(Default)]
 pub(super) struct Callees {
     turn: AtomicUsize,
-    /// Before this each of them is asked last.
+    /// Time before which each leg is asked last.
     silent_until: [AtomicU64; Legs::MAX],
 }
 
@@ -45,13 +50,13 @@ impl Callees {
     }
 }
 
-/// A channel to a leg.
+/// Channel to the leg that is called.
 struct Way {
     leg: usize,
-    /// How often the leg was hurt when it held everything.
+    /// Number of times that the leg had been hurt when it was found to hold everything.
     hurts: u32,
     calls: Box<dyn Calls>,
-    /// When something came last, or it had nothing to do.
+    /// When the last answer came, or the leg last had nothing to do.
     heard_at: u64,
     patience: Duration,
 }
@@ -59,18 +64,18 @@ struct Way {
 struct Pending {
     call: FarCall,
     until: u64,
-    /// Legs that do not run it, and what the last of them said.
+    /// Legs that do not run it, and the last refusal.
     refused: Legs,
     refusal: Option<CallFailure>,
 }
 
-/// See the module.
+/// Channel that calls functions at one leg of a mirror that holds everything.
 pub(super) struct MirrorCalls {
     table: Arc<LegTable>,
     way: Option<Way>,
-    /// By the tag that legs are told, which is never used twice.
+    /// Calls by the tag that legs are told, which is never used twice.
     pending: BTreeMap<u64, Pending>,
-    /// Those that no leg was told.
+    /// Calls that were sent to no leg yet.
     unsent: VecDeque<u64>,
     next: u64,
     arrived: Vec<CallEnd>,
@@ -95,17 +100,17 @@ impl MirrorCalls {
         Ok(calls)
     }
 
-    /// Legs that hold everything and may run functions, of those that are not `out`.
+    /// Returns the legs that hold everything and may run functions, without those in `out`.
     fn whole(&self, out: Legs) -> Legs {
         let legs = self.table.all().but(self.nowhere).but(out);
         legs.iter().filter(|leg| self.table.is_whole(*leg)).collect()
     }
 
-    /// A way to a leg that holds everything and is not `out`.
+    /// Opens a way to a leg that holds everything and is not in `out`.
     fn open_way(&mut self, out: Legs) -> Result<Way, PoolError> {
         let mut out = out;
         while let Some(leg) = self.table.callees.next(self.whole(out), now_ns()) {
-            // Looked at first: if it is hurt after this it does not count.
+            // The count is read first: if the leg is hurt after this, its answers do not count.
             let hurts = self.table.hurts(leg);
             out = out.or(Legs::one(leg));
             match self.table.backend(leg).map(|backend| backend.open_reads()) {
@@ -113,7 +118,7 @@ impl MirrorCalls {
                 Some(Err(PoolError::Refused { reason: CallLane::NOWHERE, .. })) => {
                     self.nowhere = self.nowhere.or(Legs::one(leg));
                 }
-                // Whether it is gone its session says.
+                // Its session says whether it is gone.
                 Some(Err(PoolError::ServerGone { .. })) => self.table.look_at_health(),
                 _ => {}
             }
@@ -126,12 +131,12 @@ impl MirrorCalls {
         Err(PoolError::Refused { server: self.table.server(present.iter().next().unwrap_or(0)), reason })
     }
 
-    /// Has the leg held everything since it was chosen?
+    /// Checks whether the leg has held everything since it was chosen.
     fn is_true(&self, way: &Way) -> bool {
         self.table.hurts(way.leg) == way.hurts && self.table.is_whole(way.leg)
     }
 
-    /// All that was asked there is asked elsewhere.
+    /// Leaves the leg: all calls that were sent to it will be sent elsewhere.
     fn leave(&mut self) {
         self.way = None;
         self.unsent = self.pending.keys().copied().collect();
@@ -146,13 +151,13 @@ impl MirrorCalls {
         now
     }
 
-    /// Takes what has come, if it counts.
+    /// Takes the answers that have come, if they count.
     fn hear(&mut self) {
         let Some(mut way) = self.way.take() else { return };
         if way.calls.poll(&mut self.arrived) > 0 || way.calls.in_flight() == 0 {
             (way.heard_at, way.patience) = (now_ns(), PATIENCE);
         }
-        // Looked at when the answers are here.
+        // This is checked when the answers are here, not before.
         if !self.is_true(&way) {
             self.arrived.clear();
             return self.leave();
@@ -170,9 +175,9 @@ impl MirrorCalls {
         self.way = Some(way);
     }
 
-    /// `false`: the leg was not reached.
+    /// Handles one answer; returns `false` if the leg was not reached.
     fn answered(&mut self, leg: usize, id: u64, result: Result<Vec<u8>, CallFailure>, steps: u32) -> bool {
-        // If it is not there its time was over before.
+        // A call that is not pending has run out of time before.
         let Some(pending) = self.pending.get_mut(&id) else { return true };
         let is_of_leg = match result {
             Ok(_) | Err(CallFailure::Pool(PoolError::TimedOut { .. })) => false,
@@ -216,7 +221,7 @@ impl MirrorCalls {
         }
     }
 
-    /// If it does not say anything while others could.
+    /// Asks a silent leg whether it is there, if others could answer, and leaves it if it is not.
     fn ask_whether_it_is_there(&mut self, now: u64) {
         let Some(Way { leg, heard_at, patience, .. }) = self.way else { return };
         if self.pending.is_empty() || now.saturating_sub(heard_at) < patience.as_nanos() as u64 {
@@ -232,7 +237,8 @@ impl MirrorCalls {
         }
     }
 
-    /// Calls wait for a leg that runs them, those that were refused until there is nothing else.
+    /// Sends calls to a leg that runs them. Calls that were refused wait until there is nothing
+    /// else.
     fn send(&mut self) {
         while let Some(first) = self.unsent.front().copied() {
             let Some(Pending { refused, refusal, .. }) = self.pending.get(&first) else {

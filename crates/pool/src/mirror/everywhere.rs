@@ -1,12 +1,17 @@
-//! Functions that write pages of their own, at every leg that holds everything.
+//! Calls of functions that write pages themselves, made at every leg that holds everything.
 //!
-//! For the words of the chunks it is a write: it begins before the functions do, and when all have ended, legs at which one of them did not succeed, or that missed something meanwhile,
-//! lack the pages and are given them by those that have them. Answers are compared: where they differ the pages count as not written, at any leg.
+//! For the words of the chunks such a call is a write: the write begins before the functions do.
+//! When all have ended, some legs may lack the pages: those at which a function did not succeed,
+//! and those that missed something meanwhile. Legs that have the pages give them to these. Answers
+//! are compared: where they differ the pages count as not written, at any leg.
 //!
-//! A leg that says nothing when the others have answered, not even that it is there, is late, as with any write: what it does may still land there, so nothing
-//! is asked or copied there before it has said that it is over. If it never does, it is given up as soon as the others can do without it.
+//! A leg that is silent when the others have answered, and does not even say that it is there, is
+//! late, as with any write. Its functions may still write there, so nothing is asked or copied
+//! there before it has said that they are over. If it never does, it is given up as soon as the
+//! others can do without it.
 //!
-//! Dangers that the tests guard against: a leg that is read without having the pages; a function that still writes where others have written since.
+//! Dangers that the tests guard against: a leg that is read without having the pages; a function
+//! that still writes where others have written since.
 
 use super::legs::LegTable;
 use crate::changes::Change;
@@ -21,29 +26,32 @@ use farfield_os::sync::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// How long a leg may be silent when the others have answered before it is asked whether it is there.
+/// Time that a leg may be silent after the others have answered before it is asked whether it is
+/// there.
 const PATIENCE: Duration = Duration::from_millis(400);
-/// How long one leg is waited for before the others are looked at.
+/// Time that one leg is waited for before the others are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// Legs that should hold the same answer differently.
+/// Reason of the refusal when legs that should hold the same pages answer differently.
 const DIFFER: &str = "servers that should keep the same answer differently";
 
-/// See the module.
+/// Functions that write the same pages at all legs of a mirror.
 pub(super) struct MirrorWrites(Arc<Shared>);
 
 struct Shared {
     table: Arc<LegTable>,
     runs: Vec<(PageId, u64)>,
-    /// Legs that are asked: those that held everything when it began, and how often each was hurt by then.
+    /// Legs that are asked, which held everything when it began, and how often each had been hurt
+    /// by then.
     asked: Legs,
     hurts: [u32; Legs::MAX],
-    /// What was behind each: its place may be another's by the end.
+    /// Backend of each leg at the beginning. Another may have taken its place by the end.
     backends: Vec<Option<Arc<dyn Backend>>>,
-    /// At which something failed; at which something may be under way when its call has ended; for which somebody waits until it is not.
+    /// Legs at which something failed; at which something may still be under way when its call has
+    /// ended; and for which a thread waits until nothing is.
     failed: Set,
     unsure: Set,
     late: Set,
-    /// `None`: it has ended.
+    /// Change that is under way; `None` once it has ended.
     change: Mutex<Option<Change>>,
 }
 
@@ -97,7 +105,7 @@ impl Writes for MirrorWrites {
         for leg in self.0.asked.iter() {
             match self.0.backends[leg].as_ref().map(|backend| backend.open_calls()) {
                 Some(Ok(calls)) => ways.push(Way { leg, calls: Some(calls), unsent: VecDeque::new(), owes: 0 }),
-                // It would be given them by the others each time.
+                // The others would have to give it the pages after each call.
                 Some(Err(error @ PoolError::Refused { reason: CallLane::NOWHERE, .. })) => {
                     self.0.failed.add(self.0.asked);
                     return Err(error);
@@ -130,7 +138,8 @@ impl Drop for MirrorWrites {
 }
 
 impl Shared {
-    /// Is it what was asked? Else that was lost, and another server has come to its place.
+    /// Checks whether the leg still has the backend that was asked. If not, that backend was lost
+    /// and another server has come to its place.
     fn is_there(&self, leg: usize) -> bool {
         match (&self.backends[leg], self.table.backend(leg)) {
             (Some(asked), Some(now)) => Arc::ptr_eq(asked, &now),
@@ -145,7 +154,7 @@ impl Shared {
         let have: Legs = self.asked.but(self.failed.legs()).iter().filter(is_true).collect();
         let (unsure, late) = (self.unsure.legs(), self.late.legs());
         if !have.is_empty() {
-            // What was not answered may still write, on top of what is there next.
+            // A function that was not answered may still write, on top of newer bytes.
             unsure.iter().filter(|leg| self.is_there(*leg)).for_each(|leg| table.is_unsure(leg));
         }
         let mut is_kept = true;
@@ -158,25 +167,25 @@ impl Shared {
     }
 }
 
-/// A channel to a leg.
+/// Channel to one leg, and the calls that it has not answered.
 struct Way {
     leg: usize,
-    /// `None`: somebody else waits for it.
+    /// Channel to the leg; `None` if another thread waits for its answers.
     calls: Option<Box<dyn Calls>>,
-    /// What it had no room for.
+    /// Calls that the channel had no room for.
     unsent: VecDeque<FarCall>,
-    /// Calls that it has not answered.
+    /// Number of calls that the leg has not answered.
     owes: usize,
 }
 
 struct Pending {
     tag: u64,
-    /// By way.
+    /// Results in the order of the ways.
     results: Vec<Option<Result<Vec<u8>, CallFailure>>>,
     steps: u32,
 }
 
-/// A channel to all legs: a call has ended when it has ended at each of them.
+/// Channel to all legs: a call has ended when it has ended at each of them.
 struct Everywhere {
     shared: Arc<Shared>,
     ways: Vec<Way>,
@@ -184,7 +193,7 @@ struct Everywhere {
     next: u64,
     arrived: Vec<CallEnd>,
     ended: VecDeque<CallEnd>,
-    /// The only way that owes answers, how many, since when, and for how long that may be.
+    /// The only way that still owes answers: how many, since when, and for how long that may last.
     quiet: Option<Quiet>,
 }
 
@@ -229,7 +238,7 @@ impl Everywhere {
                     leg.iter().for_each(|leg| _ = table.suspect(detail, 1, leg));
                 }
             }
-            // Nobody knows whether it runs.
+            // It is unknown whether the function runs.
             Err(CallFailure::Pool(_)) => {
                 self.shared.failed.add(leg);
                 self.shared.unsure.add(leg);
@@ -239,7 +248,7 @@ impl Everywhere {
         self.note(index, id, result, steps);
     }
 
-    /// The end of a call at one of the legs.
+    /// Notes the end of a call at one of the legs.
     fn note(&mut self, index: usize, id: u64, result: Result<Vec<u8>, CallFailure>, steps: u32) {
         self.ways[index].owes -= 1;
         let Some(pending) = self.pending.get_mut(&id) else { return };
@@ -253,9 +262,10 @@ impl Everywhere {
         }
     }
 
-    /// What all legs together say.
+    /// Combines the answers of all legs into one.
     fn settle(&self, results: Vec<Result<Vec<u8>, CallFailure>>) -> Result<Vec<u8>, CallFailure> {
-        // The pool is as large as its smallest leg, and does what all of them do: else one would be without these pages each time, until it is given them.
+        // The pool is as large as its smallest leg, and runs only functions that all legs run. Else
+        // one leg would lack these pages after each call, until it is given them.
         let is_for_all = |failure: &&CallFailure| {
             use ErrorCode::{NoFunction, OtherVersion, PoolFull, Unsupported};
             let CallFailure::Server { code, .. } = failure else { return false };
@@ -276,7 +286,7 @@ impl Everywhere {
         }
     }
 
-    /// A leg that is the last to answer, and says nothing at all, is late.
+    /// Gives up waiting for a leg that is the last to answer and says nothing at all: it is late.
     fn look_for_the_silent(&mut self, now: u64) {
         let mut owing = (0..self.ways.len()).filter(|way| self.ways[*way].owes > 0);
         let (Some(way), None) = (owing.next(), owing.next()) else {
@@ -290,7 +300,7 @@ impl Everywhere {
         let quiet = self.quiet.filter(|quiet| quiet.way == way && quiet.owes == owes).unwrap_or(fresh);
         self.quiet = Some(quiet);
         let is_long = now.saturating_sub(quiet.since) >= quiet.patience.as_nanos() as u64;
-        // Who wants all of them to have it does not go on with fewer.
+        // A caller that wants all legs to have it does not go on with fewer.
         let waits_for_all = self.shared.table.write_patience().is_none();
         if others.is_empty() || !is_long || waits_for_all {
             return;
@@ -308,7 +318,7 @@ impl Everywhere {
         }
     }
 
-    /// Others go on without this way's leg until it has answered, for which somebody else waits.
+    /// Goes on without this way's leg until it has answered. A thread waits for its answers.
     #[expect(clippy::disallowed_methods, reason = "functions are called by heaps, never inside a program")]
     fn give_up(&mut self, way: usize) {
         let Way { leg, calls, unsent, .. } = &mut self.ways[way];
@@ -326,7 +336,7 @@ impl Everywhere {
     }
 }
 
-/// Until all that was asked there has ended. All of it has a deadline.
+/// Waits until all calls at a late leg have ended. Each of them has a deadline.
 fn wait_for_late(shared: &Shared, leg: usize, mut calls: Box<dyn Calls>) {
     let mut ends = Vec::new();
     while calls.in_flight() > 0 {
@@ -345,7 +355,7 @@ fn wait_for_late(shared: &Shared, leg: usize, mut calls: Box<dyn Calls>) {
             shared.table.give_up(leg, error);
             shared.table.late_came(leg);
         }
-        // It may still write, at any time.
+        // The function may still write, at any time.
         Some(_) => {
             shared.table.stay_late(leg);
             shared.table.give_up_the_silent();

@@ -1,4 +1,5 @@
-//! Copies chunks to legs that lack them: a few at a time, in the background, by whoever polls a lane or by a thread that does nothing else.
+//! Copier of chunks to legs that lack them. It copies a few at a time, in the background, and is
+//! driven by lanes that are polled or by a thread of its own.
 
 use super::legs::{CHUNK_PAGES, LegTable};
 use crate::{Buffer, Op, PoolError};
@@ -7,39 +8,42 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{Legs, PageId};
 use farfield_os::process::now_ns;
 
-/// Pages that are read at a time.
+/// Number of pages that are read at a time.
 const STEP_PAGES: u64 = 16;
-/// Words that are looked at in one go.
+/// Number of words that are looked at in one go.
 const LOOK_CHUNKS: u64 = 512;
-/// How long nothing is copied after a copy that failed.
+/// Pause after a copy that failed.
 const REST: Duration = Duration::from_millis(100);
-/// Which chunk a job copies, and how far it is.
+/// Copy of one chunk to one leg, and how far it is.
 struct Job {
     chunk: u64,
     leg: usize,
     sources: Legs,
-    /// The one of them that was asked last.
+    /// Source that was asked last.
     source: usize,
-    /// Pages of the chunk before this one are copied.
+    /// First page of the chunk that is not copied yet.
     page: u64,
     count: u64,
-    /// Pages of the step that are stored; `None` while they are read.
+    /// Number of pages of the step that are stored; `None` while they are read.
     stored: Option<usize>,
     read: Option<Buffer>,
     write: Option<Buffer>,
-    /// When a step that stores pages has taken too long; and whether it has. Then nobody waits for it, and the chunk stays claimed until it is answered.
+    /// When a step that stores pages has taken too long, and whether it has. Then it is not waited
+    /// for, and the chunk stays claimed until the step is answered.
     late_at: u64,
     is_late: bool,
 }
 
-/// The copies of one lane.
+/// Copies that one lane makes.
 pub(super) struct Copier {
     jobs: Vec<Option<Job>>,
     /// Buffers of jobs that do not run: one to read to, one to write from.
     buffers: Vec<(Buffer, Buffer)>,
-    /// A look at all words: the leg that it is for, how often that one was hurt when it began, the next chunk, whether anything was found.
+    /// Round over all words: the leg that it is for, how often that leg had been hurt when it
+    /// began, the next chunk, and whether anything was found.
     round: Option<Round>,
-    /// After a failure nothing begins before this time; after the end of the lane, nothing at all.
+    /// Time before which nothing begins, after a failure. At the end of the lane it is set to the
+    /// end of time.
     rests_until: u64,
     /// Legs from which a copy was not read in time: others are asked first.
     slow: Legs,
@@ -54,7 +58,7 @@ struct Round {
 }
 
 impl Copier {
-    /// How long anybody waits for one step of a copy. (Tests have less time.)
+    /// Time limit of one step of a copy. (Tests have less time.)
     pub(super) const DEADLINE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
 
     pub(super) fn new(copies: usize) -> Copier {
@@ -69,12 +73,12 @@ impl Copier {
         }
     }
 
-    /// Nothing more than what is under way.
+    /// Starts no more copies; those that are under way end.
     pub(super) fn give_up(&mut self) {
         self.rests_until = u64::MAX;
     }
 
-    /// Is something under way that somebody waits for?
+    /// Checks whether a copy is under way that is waited for.
     pub(super) fn is_busy(&self) -> bool {
         self.jobs.iter().flatten().any(|job| !job.is_late)
     }
@@ -83,7 +87,8 @@ impl Copier {
         self.jobs[job].as_ref().is_some_and(|job| job.is_late)
     }
 
-    /// Legs that do not store what they are given are late: it may still arrive, on top of what would be copied there next.
+    /// Notes legs as late that do not store what they are given in time. The write may still
+    /// arrive, on top of what would be copied there next.
     pub(super) fn look_for_late(&mut self, table: &LegTable) {
         if table.is_pair() || self.jobs.iter().flatten().all(|job| job.late_at == u64::MAX) {
             return;
@@ -95,8 +100,9 @@ impl Copier {
         }
     }
 
-    /// Claims the next chunk that a leg lacks, if there is one: the job, and what to ask of which leg. It is copied to a leg that is `usable`, from one that the lane
-    /// has a way to.
+    /// Claims the next chunk that a leg lacks, if there is one. Returns the job, and which
+    /// operation to send to which leg. The chunk is copied to a leg that is `usable`, from one that
+    /// the lane has a way to.
     pub(super) fn start(&mut self, table: &LegTable, usable: Legs, open: Legs) -> Option<(usize, (usize, Op))> {
         if self.rests_until > 0 && now_ns() < self.rests_until {
             return None;
@@ -119,7 +125,8 @@ impl Copier {
         }
     }
 
-    /// Looks at some words. One round over all of them is for one leg; it is healed when nothing is found.
+    /// Looks at some words for a chunk that a leg lacks. One round over all words is for one leg;
+    /// the leg is healed when the round finds nothing.
     fn look(&mut self, table: &LegTable, usable: Legs, open: Legs) -> Option<(u64, usize, Legs)> {
         let to_heal = table.to_heal().and(usable);
         if to_heal.is_empty() {
@@ -162,7 +169,7 @@ impl Copier {
         Some((source, Op::Read { page: PageId(job.page), buffer }))
     }
 
-    /// A step has ended: what to do next, unless that was the last.
+    /// Handles the end of a step; returns the next step, unless that was the last.
     pub(super) fn on_end(
         &mut self,
         table: &LegTable,
@@ -177,7 +184,7 @@ impl Copier {
         if core::mem::take(&mut job.is_late) {
             if is_silence { table.stay_late(leg) } else { table.late_came(leg) }
         } else if !was_read && is_silence && table.follower() != Some(leg) {
-            // It may still arrive.
+            // The write may still arrive.
             table.is_unsure(leg);
         }
         match buffer {
@@ -192,14 +199,15 @@ impl Copier {
             if was_read && matches!(error, PoolError::TimedOut { .. }) {
                 self.slow = self.slow.or(Legs::one(job.source));
             }
-            // Wrong bytes are copied, too, if there is somebody who has others.
+            // A source that gave wrong bytes becomes a target of copies itself, if another leg
+            // holds the chunk.
             let wrong = was_read && matches!(error, PoolError::Corrupt { .. });
             if wrong && table.suspect(job.page, job.count, job.source) {
                 self.finish(table, index, false);
                 return None;
             }
             if wrong && let Some(follower) = table.follower() {
-                // Nobody has the right ones: what cannot be read cannot be moved.
+                // No leg has the right bytes, and pages that cannot be read cannot be moved.
                 table.give_up(follower, error);
             }
             self.rests_until = self.rests_until.max(now_ns().saturating_add(REST.as_nanos() as u64));
@@ -231,7 +239,8 @@ impl Copier {
         step
     }
 
-    /// Stores the next run of pages that were read: those that are zeros by a discard, which takes no memory.
+    /// Stores the next run of pages that were read. Pages of zeros are stored by a discard, which
+    /// takes no memory.
     fn write_step(&mut self, index: usize) -> Option<Op> {
         let zero = &self.zero[..];
         let job = self.jobs[index].as_mut()?;

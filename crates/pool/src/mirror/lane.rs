@@ -1,12 +1,14 @@
-//! A thread's channel to all legs.
+//! Channel of one thread to all legs of a mirror.
 //!
-//! An operation is cut into *pieces*; a write's piece goes to every leg, a read's to one. What a leg does for a piece is an *errand*.
-//! Errands have bytes of their own, copied from or to the caller's buffer: so a piece can end while a leg still works on its errand. Only where
-//! a leg is near, or the only one, does it get the caller's buffer itself.
+//! An operation is cut into *pieces*; a write's piece goes to every leg, a read's to one. A leg's
+//! part of a piece is an *errand*. Errands have bytes of their own, copied from or to the caller's
+//! buffer, so a piece can end while a leg still works on its errand. Only where a leg is near, or
+//! the only one, does it get the caller's buffer itself.
 //!
-//! A read that takes longer than is usual is asked for at another leg too, and the first answer is taken (*hedge*). A write that a leg has not
-//! answered for half a second, while others have it, ends without that leg. One that only a silent leg could make last fails when its time is over, and
-//! its piece goes on without it: until the leg has answered nobody copies the chunk.
+//! A read that takes longer than usual is sent to another leg too, and the first answer is taken
+//! (hedged read). If a leg has not answered a write for half a second while others have it, the
+//! write ends without that leg. A write that only a silent leg could make last fails when its time
+//! is over. Its piece goes on: until the leg has answered nobody copies the chunk.
 
 use super::heal::Copier;
 use super::legs::{CHUNK_PAGES, LegTable};
@@ -23,13 +25,14 @@ use farfield_os::process::now_ns;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Operations of one lane at a time.
+/// Most operations that one lane has under way.
 const SLOTS: usize = 256;
-/// Errands of one lane at a time.
+/// Most errands that one lane has under way.
 pub(super) const ERRANDS: usize = 1024;
-/// Most pages of one piece of a discard: so many words are changed at once.
+/// Most pages of one piece of a discard, which bounds how many words are changed at once.
 const DISCARD_PAGES: u64 = 256 * CHUNK_PAGES;
-/// So often is a read sent to another leg than the best, which may have become better.
+/// Period, in reads, after which one read goes to another leg than the best, because that leg may
+/// have become better.
 const PROBE_EVERY: u64 = 4096;
 
 pub(crate) struct MirrorLane {
@@ -37,20 +40,20 @@ pub(crate) struct MirrorLane {
     pub(super) legs: LegLanes,
     pub(super) parents: Box<[Option<Parent>]>,
     pub(super) free_parents: Vec<usize>,
-    /// Those that are not all in pieces.
+    /// Operations that are not all in pieces.
     pub(super) queued: VecDeque<usize>,
     pub(super) pieces: Box<[Option<Piece>]>,
     pub(super) free_pieces: Vec<usize>,
-    /// Writes that legs died under, to be made anew at those that came meanwhile.
+    /// Writes whose legs died, to be made anew at legs that came meanwhile.
     pub(super) anew: Vec<usize>,
-    /// Reads whose leg failed and that found no room at another.
+    /// Reads whose leg failed and for which no other leg had room.
     pub(super) again: VecDeque<usize>,
     pub(super) errands: Box<[Option<Errand>]>,
     pub(super) free_errands: Vec<u16>,
     pub(super) arrived: Vec<Completion>,
     pub(super) ended: VecDeque<Completion>,
     pub(super) copier: Option<Copier>,
-    /// Of whoever copies, if there is a scrub.
+    /// Scrub of this lane, if it is the one that copies and there is a scrub.
     pub(super) walker: Option<Box<Walker>>,
     /// When to look at the alarms of pieces.
     pub(super) alarm_at: u64,
@@ -58,13 +61,13 @@ pub(crate) struct MirrorLane {
 }
 
 impl MirrorLane {
-    /// With so many copies of chunks at a time.
+    /// Opens a lane that copies up to `copies` chunks at a time.
     pub(crate) fn open(table: &Arc<LegTable>, copies: usize) -> Result<MirrorLane, PoolError> {
         let door = table.new_door();
         Ok(MirrorLane::over(table, LegLanes::behind(table.open_lanes(ERRANDS)?, door), copies))
     }
 
-    /// Of a pair: over a lane to the new leg. It has none to the old one yet.
+    /// Creates a lane of a pair over a lane to the new leg. It has no lane to the old leg yet.
     pub(crate) fn over_new(table: &Arc<LegTable>, lane: Box<dyn Lane>) -> MirrorLane {
         MirrorLane::over(table, LegLanes::new(vec![None, Some(LegLane::new(lane, ERRANDS))]), 0)
     }
@@ -91,23 +94,25 @@ impl MirrorLane {
         }
     }
 
-    /// The lane of one leg, of a lane without operations; `None` while the leg still works for one that has ended.
+    /// Takes the lane to one leg out of a lane without operations; returns `None` while the leg
+    /// still works for an operation that has ended.
     pub(crate) fn take_leg(&mut self, leg: usize) -> Option<Box<dyn Lane>> {
         self.collect();
         self.legs[leg].take_if(|leg| leg.is_idle()).map(|leg| leg.lane)
     }
 
-    /// Has it a lane of this leg?
+    /// Checks whether there is a lane to this leg.
     pub(crate) fn has_leg(&self, leg: usize) -> bool {
         self.legs[leg].is_some()
     }
 
-    /// A lane of a leg that had none.
+    /// Adds a lane to a leg that had none.
     pub(crate) fn give_leg(&mut self, leg: usize, lane: Box<dyn Lane>) {
         self.legs[leg] = Some(LegLane::new(lane, ERRANDS));
     }
 
-    /// Copies up to so many chunks, and waits until that has ended; was there anything to do?
+    /// Copies up to `chunks` chunks and waits until that has ended. Returns whether there was
+    /// anything to do.
     pub(crate) fn copy_chunks(&mut self, chunks: usize) -> bool {
         (0..chunks).for_each(|_| self.work());
         let is_busy = self.is_caring();
@@ -115,34 +120,38 @@ impl MirrorLane {
         is_busy
     }
 
-    /// Is nothing under way at any leg? Then nothing here means a leg that is lost but the way to it.
+    /// Checks whether nothing is under way at any leg. Then the lane needs a lost leg for nothing
+    /// more, and the way to it can go.
     fn is_at_rest(&self) -> bool {
         self.free_pieces.len() == PIECES && self.free_errands.len() == ERRANDS && !self.is_caring()
     }
 
-    /// Legs that this lane can use now.
+    /// Returns the legs that this lane can use now.
     pub(super) fn usable(&self) -> Legs {
         self.legs.open(self.table.active())
     }
 
-    /// Legs that are not lost, and that this lane has a way to.
+    /// Returns the legs that are not lost and that this lane has a way to.
     pub(super) fn open_legs(&self) -> Legs {
         self.legs.open(self.table.present())
     }
 
-    /// Legs to read these pages from: those that can be used now, and only if none of them has the pages, late ones. For those it is better to wait.
+    /// Returns the legs to read these pages from: those that can be used now, and only if none of
+    /// them has the pages, late ones. For late ones it is better to wait.
     pub(super) fn sources(&self, page: u64, count: u64, failed: Legs) -> Legs {
         let of = |legs: Legs| self.table.valid(page, count, legs).but(failed);
         [of(self.usable()), of(self.open_legs())].into_iter().find(|legs| !legs.is_empty()).unwrap_or_default()
     }
 
-    /// Legs to change these pages at: late ones, too, where no other has what is there now.
+    /// Returns the legs at which to change these pages. Late ones are included where no usable leg
+    /// has the bytes that are there now.
     fn targets(&self, page: u64, count: u64) -> Legs {
         let usable = self.usable();
         if self.table.keeps(page, count, usable) { usable } else { self.open_legs() }
     }
 
-    /// Is it the only one that is left? A late one may be back before this one answers.
+    /// Checks whether `usable` is the only leg that is left. A late leg may be back before this one
+    /// answers.
     fn is_last(&self, usable: Legs) -> bool {
         usable.count() == 1 && self.table.present() == usable
     }
@@ -169,13 +178,13 @@ impl MirrorLane {
         }
     }
 
-    /// What waits for room must not wait for longer than it has time.
+    /// Sets the alarm so that an operation that waits for room does not wait beyond its deadline.
     fn look_after_queue(&mut self) {
         let ends = self.queued.iter().filter_map(|parent| Some(self.parents[*parent].as_ref()?.ends_at()));
         self.alarm_at = ends.fold(self.alarm_at, u64::min);
     }
 
-    /// Ends what waits for room and has no time left.
+    /// Ends operations that wait for room and have no time left.
     pub(super) fn end_queued(&mut self, now: u64) {
         for place in (0..self.queued.len()).rev() {
             let parent = self.queued[place];
@@ -197,9 +206,9 @@ impl MirrorLane {
         self.queued.iter().position(is_demand).or((!self.queued.is_empty()).then_some(0))
     }
 
-    /// The next piece of an operation sets out. `false`: there is no room for it now.
+    /// Starts the next piece of an operation; returns `false` if there is no room for it now.
     fn cut_piece(&mut self, parent: usize) -> bool {
-        // A place for an errand to each leg, and to others if one fails.
+        // Each leg must have an errand, and others too if one fails.
         if self.free_pieces.is_empty() || self.free_errands.len() < Legs::MAX {
             return false;
         }
@@ -239,7 +248,7 @@ impl MirrorLane {
         true
     }
 
-    /// The leg to read from: the nearest that has a buffer.
+    /// Returns the leg to read from: the nearest that has a buffer.
     pub(super) fn best(&mut self, candidates: Legs, pages: u64) -> Option<usize> {
         self.reads += 1;
         let latency = |leg: &usize| match &self.legs[*leg] {
@@ -255,12 +264,14 @@ impl MirrorLane {
     }
 
     fn cut_write(&mut self, parent: usize, page: u64, left: u64, is_first: bool) -> bool {
-        // An answer may come after the operation has ended, unless the leg is near: what it works on must not be the caller's.
+        // An answer may come after the operation has ended, unless the leg is near. So the leg must
+        // not work on the caller's buffer.
         let usable = self.usable();
         let direct = is_first && self.is_last(usable) && usable.but(self.table.near).is_empty();
         let count = if direct { left } else { left.min(RUN_PAGES) };
         let known = self.targets(page, count);
-        // Who leads decides, and what others held before must not be lost with who is left out.
+        // The leader decides. The bytes that only a left-out leg held before must not be lost with
+        // it.
         let (table, leader) = (&self.table, self.table.leader());
         let are_enough = |legs: Legs| {
             legs == known || leader.is_none_or(|leader| legs.has(leader)) && table.keeps(page, count, legs)
@@ -280,7 +291,7 @@ impl MirrorLane {
         true
     }
 
-    /// A part of what is to be written, for one leg.
+    /// Copies a part of the bytes to write into a buffer of one leg.
     fn copy_of(&mut self, parent: usize, leg: usize, page: u64, count: u64) -> Option<Buffer> {
         let known = self.parents[parent].as_ref()?;
         let whole = known.buffer.as_ref()?;
@@ -293,7 +304,8 @@ impl MirrorLane {
         Some(own)
     }
 
-    /// Those that were asked for a change do not answer: legs that hold the pages, and were late when it set out, are asked, too.
+    /// Sends a change that was not answered to more legs: those that hold the pages and were late
+    /// when it set out.
     pub(super) fn ask_more(&mut self, piece: usize) {
         let Some(Piece { parent, page, count, .. }) = self.pieces[piece] else { return };
         let asked = self.pieces[piece].as_ref().map_or(Legs(0), Piece::asked);
@@ -327,7 +339,8 @@ impl MirrorLane {
         true
     }
 
-    /// A piece that changes pages at `usable` legs, of those that were `known`. `None`: not now.
+    /// Begins a piece that changes pages at `usable` legs, chosen from those that were `known`.
+    /// Returns `None` if that cannot be done now.
     fn begin_write(&mut self, parent: usize, page: u64, count: u64, usable: Legs, known: Legs) -> Option<usize> {
         let change = self.table.changes.begin();
         if self.legs.is_behind_the_news() || !self.targets(page, count).but(known).is_empty() {
@@ -394,14 +407,14 @@ impl MirrorLane {
         }
     }
 
-    /// Gives a leg something to do.
+    /// Sends an operation to a leg.
     pub(super) fn send(&mut self, target: For, leg: usize, is_direct: bool, op: Op) {
         let now = now_ns();
         let (priority, deadline) = match target {
             For::Piece(piece) => {
                 let parent = self.pieces[piece].as_ref().and_then(|known| self.parents[known.parent].as_ref());
                 let passed = |known: &Parent| Duration::from_nanos(now.saturating_sub(known.started_at));
-                // No deadline at all would be none.
+                // A deadline of zero would mean that there is none.
                 let left = |known: &Parent| known.deadline.saturating_sub(passed(known)).max(Duration::from_micros(1));
                 parent.map_or((Priority::Demand, Duration::ZERO), |known| (known.priority, left(known)))
             }
@@ -409,7 +422,8 @@ impl MirrorLane {
             _ => (Priority::Background, Copier::DEADLINE),
         };
         let is_change = matches!(op, Op::Write { .. } | Op::Discard { .. });
-        // The lane keeps the time of its operations. A leg that is late with a change is waited for: as long as it has not answered nobody knows what it holds.
+        // The lane keeps the time of its operations. A leg that is late with a change is waited
+        // for: until it has answered, it is unknown which bytes it holds.
         let deadline =
             if is_change && !is_direct && !self.table.is_pair() { deadline.max(ANSWER_WITHIN) } else { deadline };
         let errand = self.free_errands.pop().expect("counted before");
@@ -433,7 +447,7 @@ impl MirrorLane {
         }
     }
 
-    /// Copies what a leg lacks.
+    /// Copies chunks that a leg lacks.
     fn copy(&mut self) {
         self.look_for_late_copies();
         let Some(mut copier) = self.copier.take() else { return };
@@ -453,7 +467,7 @@ impl MirrorLane {
         }
     }
 
-    /// Is it late with something that its leg, which is not lost, may still do?
+    /// Checks whether this errand is late and its leg, which is not lost, may still do it.
     fn is_owed(&self, errand: &Errand) -> bool {
         let is_late = match errand.target {
             For::LateWrite => true,
@@ -537,7 +551,7 @@ impl Lane for MirrorLane {
         let (page, count) = op.range();
         let result = check_range((page, count), self.table.pages, self.table.legs[0].server);
         let (kind, buffer) = op.into_parts();
-        // What is outside is cut already.
+        // An operation outside of the region counts as cut already.
         let cut = if result.is_err() { count } else { 0 };
         let (started_at, page) = (now_ns(), page.0);
         let knew = self.open_legs();
@@ -583,11 +597,13 @@ impl Drop for MirrorLane {
         if self.table.is_abandoned() {
             return;
         }
-        // A copy that is under way may still land: nobody else can copy there before it has. It has a deadline.
+        // A copy that is under way may still land, and until then no other lane can copy there. It
+        // has a deadline.
         self.copier.iter_mut().for_each(Copier::give_up);
         scrub::end(self);
         self.finish_care();
-        // So may writes that nobody waited for. If that takes long nobody will know.
+        // Writes that were not waited for may land, too. If that takes too long, their outcome
+        // stays unknown.
         let until = now_ns().saturating_add(FAREWELL_PATIENCE.as_nanos() as u64);
         while self.is_owed_answers() && now_ns() < until {
             self.collect();
@@ -597,6 +613,7 @@ impl Drop for MirrorLane {
             if self.table.is_pair() { self.table.lose(errand.leg) } else { self.table.stay_late(errand.leg) }
         }
         self.table.give_up_the_silent();
-        // A write that is given up here leaves its chunk with a writer: nobody copies it any more.
+        // A write that is given up here leaves its chunk with a writer, so the chunk is not copied
+        // any more.
     }
 }

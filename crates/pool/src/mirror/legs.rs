@@ -1,4 +1,4 @@
-//! What all lanes of a mirror share: its legs and the words of its chunks.
+//! State that all lanes of a mirror share: its legs and the words of its chunks.
 
 use super::calls::Callees;
 use super::lane::{ERRANDS, MirrorLane};
@@ -17,25 +17,26 @@ use farfield_os::memory;
 use farfield_os::sync::Mutex;
 use std::sync::Arc;
 
-/// Pages that are valid or stale together.
+/// Number of pages that are valid or stale together.
 pub(crate) const CHUNK_PAGES: u64 = 64;
-/// Chunks that the thread copies at a time.
+/// Number of chunks that the thread copies at a time.
 const THREAD_COPIES: usize = 4;
 
-/// See the module.
+/// Legs of a mirror and the word of each of its chunks.
 pub(crate) struct LegTable {
     roster: Roster,
     pub(super) pages: u64,
     /// Legs that are memory of this machine: they answer while they are polled, and are never slow.
     pub(super) near: Legs,
-    /// Of a pair: see [`LegTable::pair`]. [`NOBODY`] otherwise.
+    /// Index of the leg that leads in a pair ([`LegTable::pair`]); [`NOBODY`] if there is none.
     leader: AtomicU8,
     pair: Option<Pair>,
     words: Words,
     pub(super) callees: Callees,
-    /// There is none, unless who made the table says so.
+    /// Scrub of the mirror, which is off unless the maker of the table turns it on.
     pub(super) scrub: Scrub,
-    /// Chunks that were written here (of a snapshot, since it was claimed) or that some leg lacks, and how many they are: what a scrub looks at, and who mends.
+    /// Chunks that were written here (in a snapshot, since it was claimed) or that some leg lacks,
+    /// and their number. The scrub and the copier look at these.
     pub(super) written: Touched,
     pub(super) written_chunks: AtomicU64,
 }
@@ -72,33 +73,34 @@ impl Patient for LegTable {
     }
 }
 
-/// What legs hold when they become a mirror: all of them the same.
+/// Contents of legs when they become a mirror: each holds the same.
 pub(crate) enum Holds {
     Zeros,
-    /// What a snapshot has; only its parent knows where.
+    /// Contents of a snapshot; only its parent knows where they are.
     Something,
-    /// What a snapshot has: zeros outside these chunks.
+    /// Contents of a snapshot, with zeros outside of these chunks.
     Chunks(Arc<Touched>),
 }
 
-/// There is no leader.
+/// Value of `leader` when no leg leads.
 const NOBODY: u8 = u8::MAX;
 
 /// Two legs between which a switch goes on.
 struct Pair {
-    /// What was ever written, also before there was a pair.
+    /// Chunks that were ever written, also before there was a pair.
     touched: Arc<Touched>,
-    /// Why the new leg was given up.
+    /// Error for which the new leg was given up.
     cause: Mutex<Option<PoolError>>,
 }
 
 impl LegTable {
-    /// The old leg of a pair, and the new one.
+    /// Index of the old leg of a pair, and of the new one.
     pub(crate) const OLD: usize = 0;
     pub(crate) const NEW: usize = 1;
 
-    /// `old`, which holds everything, and `new`, which holds zeros and waits as a spare until it is [admitted](LegTable::admit). The old
-    /// leg *leads*: a write has succeeded if it has succeeded there, and whatever goes wrong at the other one ends no operation.
+    /// Creates a pair of `old`, which holds everything, and `new`, which holds zeros and waits as a
+    /// spare until it is [admitted](LegTable::admit). The old leg *leads*: a write has succeeded if
+    /// it has succeeded there. Failures of the other leg end no operation.
     pub(crate) fn pair(
         old: Arc<dyn Backend>,
         new: Arc<dyn Backend>,
@@ -112,19 +114,19 @@ impl LegTable {
         Ok(table)
     }
 
-    /// The new leg takes part from now on. All lanes are lanes of the pair.
+    /// Lets the new leg take part from now on. All lanes must be lanes of the pair.
     pub(crate) fn admit(&self) {
         let Some(pair) = &self.pair else { return };
         self.touch_all(&pair.touched);
         self.call_spare(LegTable::NEW);
     }
 
-    /// The old leg of a pair.
+    /// Returns the old leg of a pair.
     pub(crate) fn old(&self) -> Option<Arc<dyn Backend>> {
         self.backend(LegTable::OLD)
     }
 
-    /// The leg that leads, while it lives.
+    /// Returns the leg that leads, while it lives.
     pub(super) fn leader(&self) -> Option<usize> {
         let leader = self.leader.load(Ordering::SeqCst);
         (leader != NOBODY && !self.lost().has(leader.into())).then_some(leader.into())
@@ -134,13 +136,13 @@ impl LegTable {
         self.leader.store(leader.map_or(NOBODY, |leg| leg as u8), Ordering::SeqCst);
     }
 
-    /// The leg whose failures are for whoever carries out the switch to know, and for nobody else.
+    /// Returns the leg whose failures concern only the thread that carries out the switch.
     pub(super) fn follower(&self) -> Option<usize> {
         let leads = self.leader.load(Ordering::SeqCst) == LegTable::NEW as u8;
         (self.pair.is_some() && !leads).then_some(LegTable::NEW)
     }
 
-    /// A leg has failed, for good: others go on without it.
+    /// Gives up a leg that has failed for good: others go on without it.
     pub(crate) fn give_up(&self, leg: usize, error: PoolError) {
         if let Some(pair) = &self.pair
             && leg == LegTable::NEW
@@ -158,24 +160,26 @@ impl LegTable {
         });
     }
 
-    /// Is a switch going on? Then the leg that leads decides, and the other one is given up as soon as anything goes wrong there.
+    /// Checks whether a switch goes on. Then the leg that leads decides, and the other one is given
+    /// up as soon as anything goes wrong there.
     pub(super) fn is_pair(&self) -> bool {
         self.pair.is_some()
     }
 
-    /// The server of a leg that keeps operations waiting, for whoever says so.
+    /// Returns the server of a leg that keeps operations waiting, for the error that says so.
     pub(super) fn slow_server(&self) -> u16 {
         let slow = self.present().iter().find(|leg| self.is_late(*leg));
         self.server(slow.or(self.present().iter().next()).unwrap_or(0))
     }
 
-    /// It is not known what a write has done at `leg`, and never will be.
+    /// Notes that it is unknown, and stays so, whether `leg` has done a write.
     pub(super) fn is_unsure(&self, leg: usize) {
         if self.is_pair() { self.lose(leg) } else { self.roster.is_unsure(leg) }
     }
 
-    /// A lane to each leg that is there; the new one of a pair is not there if it gives none. A lane of a pair must have both that are there: it would be
-    /// without a side when one of them is given back.
+    /// Opens a lane to each leg that is there. The new leg of a pair counts as not there if it
+    /// gives none. A lane of a pair must have both legs that are there: it would be without a side
+    /// when one of them is given back.
     pub(super) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<LegLane>>, PoolError> {
         self.roster.open_lanes_but(requests, &|leg, error| {
             if self.follower() == Some(leg) {
@@ -186,24 +190,25 @@ impl LegTable {
         })
     }
 
-    /// Why the new leg was given up.
+    /// Returns the error for which the new leg was given up.
     pub(crate) fn cause(&self) -> Option<PoolError> {
         self.pair.as_ref().and_then(|pair| pair.cause.try_lock().and_then(|cause| *cause))
     }
 
-    /// How many chunks the leg holds of those that were ever written, and how many there are.
+    /// Returns how many of the chunks that were ever written the leg holds, and how many there are.
+    /// Both are 0 without a pair.
     pub(crate) fn held(&self, leg: usize) -> (u64, u64) {
         let Some(pair) = &self.pair else { return (0, 0) };
         let is_held = |chunk: u64| self.words.load(chunk).is_touched() && self.words.load(chunk).valid().has(leg);
         pair.touched.iter().fold((0, 0), |(held, all), chunk| (held + u64::from(is_held(chunk)), all + 1))
     }
 
-    /// The next chunk from this one on that a leg may lack.
+    /// Returns the next chunk, from this one on, that a leg may lack.
     pub(super) fn next_to_mend(&self, chunk: u64) -> Option<u64> {
         self.written.next(chunk)
     }
 
-    /// Said before anything of it is written, or is known to be wrong.
+    /// Marks a chunk as written. This comes before any of it is written, or is known to be wrong.
     fn mark(&self, chunk: u64) {
         if self.written.mark(chunk) {
             self.written_chunks.fetch_add(1, Ordering::SeqCst);
@@ -241,7 +246,7 @@ impl LegTable {
         Ok(table)
     }
 
-    /// All these chunks were written before anybody noted it here.
+    /// Notes that these chunks were written before this table existed.
     fn touch_all(&self, touched: &Touched) {
         for chunk in touched.iter() {
             self.mark(chunk);
@@ -253,18 +258,19 @@ impl LegTable {
         self.words.load(chunk)
     }
 
-    /// Legs that hold all of these pages, of those given, which take part.
+    /// Returns those of `legs` that hold all of these pages and take part.
     pub(super) fn valid(&self, page: u64, count: u64, legs: Legs) -> Legs {
         chunks(page, count).fold(legs, |legs, chunk| legs.and(self.holders(chunk)))
     }
 
-    /// Legs that hold the chunk. Its zeros all of them do, those that came as spares, too.
+    /// Returns the legs that hold the chunk. An untouched chunk is zeros, which all legs hold, also
+    /// those that came as spares.
     fn holders(&self, chunk: u64) -> Legs {
         let word = self.words.load(chunk);
         if word.is_touched() { word.valid() } else { self.all() }
     }
 
-    /// Was nothing ever written here?
+    /// Checks whether nothing was ever written to these pages.
     pub(super) fn is_untouched(&self, page: u64, count: u64) -> bool {
         let is_touched = |chunk| match &self.pair {
             Some(pair) => pair.touched.has(chunk),
@@ -273,11 +279,11 @@ impl LegTable {
         !chunks(page, count).any(is_touched)
     }
 
-    /// A write to all `active` legs begins. `false`: not now.
+    /// Begins a write to all `active` legs; returns `false` if that is not possible now.
     pub(super) fn begin_write(&self, page: u64, count: u64, active: Legs) -> bool {
         let range = chunks(page, count);
         let is_first = range.clone().any(|chunk| !self.words.load(chunk).is_touched());
-        // Where nothing was written yet all that are not asked lack it from the beginning.
+        // Where nothing was written yet, all legs that are not asked lack it from the beginning.
         let lacking = if is_first { self.present().but(active) } else { Legs(0) };
         self.while_in_doubt(lacking, || {
             let is_reliable = !is_first || self.unreliable().and(active).is_empty();
@@ -294,7 +300,8 @@ impl LegTable {
                 return false;
             };
             self.mark(chunk);
-            // A spare that came in since the legs were chosen lacks the chunk, which nobody could have seen before.
+            // A spare that came in since the legs were chosen lacks the chunk, which could not be
+            // seen before.
             if !before.is_touched() {
                 after.stale(self.all()).iter().for_each(|leg| self.hurt(leg));
             }
@@ -302,12 +309,13 @@ impl LegTable {
         true
     }
 
-    /// Would a write that ends with these legs be kept?
+    /// Checks whether a write that ends with these legs would be kept.
     pub(super) fn keeps(&self, page: u64, count: u64, have: Legs) -> bool {
         chunks(page, count).all(|chunk| !self.holders(chunk).and(have).is_empty())
     }
 
-    /// It ends, at the legs that `have` it of those that were `asked`; `false`: in vain.
+    /// Ends a write at the legs that `have` it, of those that were `asked`. Returns whether the
+    /// write is kept.
     pub(super) fn end_write(&self, page: u64, count: u64, asked: Legs, have: Legs) -> bool {
         self.while_in_doubt(self.present().but(have), || self.end_write_at(page, count, asked, have))
     }
@@ -315,14 +323,15 @@ impl LegTable {
     fn end_write_at(&self, page: u64, count: u64, asked: Legs, have: Legs) -> bool {
         let reliable = have.but(self.unreliable());
         let mut all_kept = true;
-        // What others have is worth nothing if the leg that leads has not. One that came to lead meanwhile and was not asked is behind, like any other.
+        // Without the leader, copies at other legs are worth nothing. A leg that came to lead
+        // meanwhile and was not asked is behind, like any other.
         let failed_leader = self.leader().filter(|leader| asked.has(*leader) && !have.has(*leader));
         for chunk in chunks(page, count) {
             let mut kept = false;
             let changed = self.words.change(chunk, |word| {
                 let (next, is_kept) = match failed_leader {
                     Some(leader) if word.valid().has(leader) => (word.fail_write(leader, self.all()), false),
-                    // What only those have that are being given up would be lost with them.
+                    // Bytes that only legs have that are being given up would be lost with them.
                     _ if word.valid().and(reliable).is_empty() => word.end_write(Legs(0), self.all()),
                     _ => word.end_write(have, self.all()),
                 };
@@ -337,7 +346,7 @@ impl LegTable {
         all_kept
     }
 
-    /// `leg` gave wrong bytes. `true`: others are asked from now on.
+    /// Notes that `leg` gave wrong bytes. Returns `true` if others are asked from now on.
     pub(super) fn suspect(&self, page: u64, count: u64, leg: usize) -> bool {
         self.while_in_doubt(Legs::one(leg), || {
             let others = self.active().but(self.unreliable());
@@ -353,7 +362,7 @@ impl LegTable {
         })
     }
 
-    /// Nothing is known any more of what the leg holds, which is lost and which no lane has a way to.
+    /// Forgets which chunks the leg holds. The leg is lost, and no lane has a way to it.
     fn forget(&self, leg: usize) {
         for chunk in self.written.iter() {
             self.words.change(chunk, |word| Some(word.forget(leg)));
@@ -366,17 +375,19 @@ impl LegTable {
         }
     }
 
-    /// Somebody compares what legs hold of the chunk from now on. `false`: it is being written.
+    /// Begins to watch a chunk while the legs' bytes are compared; returns `false` if it is being
+    /// written.
     pub(super) fn watch(&self, chunk: u64) -> bool {
         self.words.change(chunk, |word| word.watch()).is_some()
     }
 
-    /// Nobody does any more.
+    /// Ends the watch over a chunk.
     pub(super) fn unwatch(&self, chunk: u64) {
         self.words.change(chunk, |word| Some(word.unwatch()));
     }
 
-    /// Those of the `open` legs from which the chunk can be copied to `leg`, which is now the caller's to do.
+    /// Claims the copy of the chunk to `leg` for the caller. Returns those of the `open` legs from
+    /// which it can be copied.
     pub(super) fn claim(&self, chunk: u64, leg: usize, open: Legs) -> Option<Legs> {
         let (before, _) = self.words.change(chunk, |word| {
             // Late writes could land on top of the copy.
@@ -385,7 +396,7 @@ impl LegTable {
         Some(before.valid().and(open))
     }
 
-    /// The end of a copy.
+    /// Ends a copy.
     pub(super) fn finish(&self, chunk: u64, leg: usize, copied: bool) {
         let changed = self.words.change(chunk, |word| Some(word.finish(leg, copied)));
         if changed.is_some_and(|(_, after)| after.valid().has(leg)) {
@@ -398,7 +409,8 @@ pub(crate) fn chunks(page: u64, count: u64) -> core::ops::Range<u64> {
     page / CHUNK_PAGES..(page + count).div_ceil(CHUNK_PAGES)
 }
 
-/// The words, in memory that exists once it is written. All are `first` at first.
+/// Words of all chunks, in memory that exists once it is written. At the beginning every word is
+/// `first`.
 struct Words {
     base: usize,
     count: u64,
@@ -416,7 +428,8 @@ impl Words {
 
     fn at(&self, chunk: u64) -> &AtomicU32 {
         assert!(chunk < self.count);
-        // SAFETY: inside of the mapping, which lives as long as we do; zeroed, aligned, and only ever used as atomics.
+        // SAFETY: inside of the mapping, which lives as long as we do; zeroed, aligned, and only
+        // ever used as atomics.
         unsafe { &*(self.base as *const AtomicU32).add(chunk as usize) }
     }
 
@@ -424,7 +437,8 @@ impl Words {
         ChunkWord(self.at(chunk).load(Ordering::SeqCst) ^ self.first.0)
     }
 
-    /// The only place where words change: before and after, or `None` if `change` says so.
+    /// Changes a word, which happens only here. Returns the word before and after, or `None` if
+    /// `change` does.
     fn change(
         &self,
         chunk: u64,

@@ -1,9 +1,12 @@
-//! Pool of several legs that hold the same: it lives as long as one of them does.
+//! Pool of several legs that hold the same pages (RAID 1): it lives as long as one of its legs
+//! does.
 //!
-//! Writes go to all legs, reads to one. Which legs hold the right bytes is noted for each chunk of 64 pages
-//! ([`farfield_core::chunk_word`]), so a leg that missed a write, or gave wrong bytes, is not read there until the chunk was copied to it
-//! (`heal`); what nobody reads is compared in turn (`scrub`). A leg that is gone is never used again; a spare takes its place and is filled by the same copies, while reads and
-//! writes go on. A leg that is slow is asked for nothing until it has answered.
+//! Writes go to all legs, reads to one. For each chunk of 64 pages a word notes which legs hold the
+//! right bytes ([`farfield_core::chunk_word`]). A leg that missed a write, or gave wrong bytes, is
+//! not read there until the chunk was copied to it (`heal`). Pages that nobody reads are compared
+//! in turn (`scrub`). A leg that is gone is never used again; a spare takes its place and is filled
+//! by the same copies, while reads and writes go on. A slow leg is asked for nothing until it has
+//! answered.
 
 mod answers;
 mod calls;
@@ -29,18 +32,20 @@ pub(crate) use lane::MirrorLane;
 pub(crate) use legs::{CHUNK_PAGES, Holds, LegTable, chunks};
 use std::sync::Arc;
 
-/// Several backends that hold the same.
+/// Backend that keeps the same pages at each of several legs.
 pub(crate) struct MirrorBackend {
     table: Arc<LegTable>,
-    /// Locked while somebody copies, and while a snapshot is made.
+    /// Lock that is held while a thread copies, and while a snapshot is made.
     copying: Arc<Caring>,
     healer: Option<Healer>,
 }
 
 impl MirrorBackend {
-    /// `legs`, of which is known what each `holds`, without a backend where it is lost already; `spares` that hold zeros, or the same if it is a snapshot.
-    /// `pages` is what the region shall address, 0 for as much as the legs have. Everything is looked at once in the period `scrub`, if there is one. With `heals` there
-    /// is a thread that looks and copies; without, lanes do.
+    /// Creates a mirror of `legs`, where `holds` says what each of them holds. A leg that is lost
+    /// already has no backend. The `spares` hold zeros, or what the legs hold if they are a
+    /// snapshot. The region addresses `pages` pages; 0 means as many as the legs have. If there is
+    /// a period `scrub`, everything is compared once in that time. With `heals` a thread looks
+    /// after the legs and copies; without, lanes do.
     pub(crate) fn new(
         legs: Vec<Leg>,
         spares: impl Into<Spares>,
@@ -56,7 +61,8 @@ impl MirrorBackend {
         Ok(MirrorBackend { table, copying, healer })
     }
 
-    /// How long a write waits for all legs before it counts with fewer; `None`: as long as none of them is known to be gone.
+    /// Sets how long a write waits for all legs before it counts with fewer. With `None` it waits
+    /// as long as none of them is known to be gone.
     pub(crate) fn set_write_patience(&self, patience: Option<Duration>) {
         self.table.set_write_patience(patience);
     }
@@ -79,7 +85,7 @@ impl Backend for MirrorBackend {
         let _still = self.copying.hold_still();
         let mut secrets = [0; CloneTicket::SERVERS_MAX];
         let mut result = Err(self.table.gone());
-        // The snapshot of a leg that lacks something would not know what.
+        // A snapshot of a leg that lacks a page would not know that it lacks it.
         let able = whole_legs(&self.table)?;
         for index in able.iter() {
             let own = self.table.leaves(index);

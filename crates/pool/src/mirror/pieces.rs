@@ -1,4 +1,4 @@
-//! What a lane remembers: operations, their pieces, and what legs do for them.
+//! State of a lane: operations, their pieces, and what legs do for them.
 
 use crate::backend::Kind;
 use crate::changes::Change;
@@ -6,10 +6,10 @@ use crate::{Buffer, PoolError, Priority};
 use core::time::Duration;
 use farfield_core::Legs;
 
-/// Pieces of one lane at a time.
+/// Most pieces that one lane has under way.
 pub(super) const PIECES: usize = 256;
 
-/// An operation of the caller.
+/// Operation of the caller.
 pub(super) struct Parent {
     pub(super) tag: u64,
     pub(super) priority: Priority,
@@ -18,20 +18,21 @@ pub(super) struct Parent {
     pub(super) kind: Kind,
     pub(super) page: u64,
     pub(super) count: u64,
-    /// Pages that are in pieces by now.
+    /// Number of pages that are in pieces by now.
     pub(super) cut: u64,
     pub(super) pieces: usize,
-    /// Not while a leg has it.
+    /// Buffer of the caller; `None` while a leg has it.
     pub(super) buffer: Option<Buffer>,
     pub(super) result: Result<(), PoolError>,
-    /// Legs that it could be made at when it began.
+    /// Legs at which the operation could be made when it began.
     pub(super) knew: Legs,
-    /// It has failed only because the legs that have it are not those that are read there: it begins anew.
+    /// Set if the operation failed only because the legs that have it are not those that are read
+    /// there. Then it begins anew.
     pub(super) is_unlucky: bool,
 }
 
 impl Parent {
-    /// When its time is over.
+    /// Returns when the time of the operation is over, on the clock of `now_ns`.
     pub(super) fn ends_at(&self) -> u64 {
         self.started_at.saturating_add(u64::try_from(self.deadline.as_nanos()).unwrap_or(u64::MAX))
     }
@@ -41,25 +42,28 @@ pub(super) struct Piece {
     pub(super) parent: usize,
     pub(super) page: u64,
     pub(super) count: u64,
-    /// Errands under way.
+    /// Index of the errand that is under way at each leg.
     pub(super) errands: [Option<u16>; Legs::MAX],
-    /// Legs that have done it; that failed; that gave wrong bytes; whose write may still arrive.
+    /// Four sets of legs: those that have done it, that failed, that gave wrong bytes, and whose
+    /// write may still arrive.
     pub(super) have: Legs,
     pub(super) failed: Legs,
     pub(super) wrong: Legs,
     pub(super) unsure: Legs,
     pub(super) error: Option<PoolError>,
-    /// When to hedge, or to lose patience.
+    /// When to hedge the read, or to lose patience with the write.
     pub(super) alarm_at: u64,
-    /// Of a write: when it counts with fewer legs, once some have it; and when the time of its operation is over.
+    /// When a write counts with fewer legs once some have it (`patient_until`), and when the time
+    /// of its operation is over (`ends_at`).
     pub(super) patient_until: u64,
     pub(super) ends_at: u64,
-    /// Its operation has ended in failure; it goes on until all legs have answered, because a leg that nobody could do without may still do it.
+    /// Set when the operation has ended in failure before the piece has. The piece goes on until
+    /// all legs have answered: a leg that cannot be done without may still do it.
     pub(super) is_over: bool,
     /// Legs that were asked and are late.
     pub(super) late: Legs,
     pub(super) is_hedged: bool,
-    /// If it is one.
+    /// Change that the piece makes; `None` for a read.
     pub(super) change: Option<Change>,
 }
 
@@ -68,21 +72,22 @@ impl Piece {
         (0..Legs::MAX).filter(|&leg| self.errands[leg].is_some()).collect()
     }
 
-    /// All legs that were asked.
+    /// Returns all legs that were asked.
     pub(super) fn asked(&self) -> Legs {
         self.have.or(self.failed).or(self.under_way())
     }
 }
 
-/// For whom a leg works.
+/// Owner of an errand.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum For {
     Piece(usize),
-    /// The copier's job of this number.
+    /// Copier's job with this number.
     Copy(usize),
-    /// The scrub.
+    /// Scrub of the pool.
     Look,
-    /// A piece that has ended: with a write that it did not wait for, or a read that nobody needs any more.
+    /// Piece that has ended without this write (`LateWrite`), or that does not need this read any
+    /// more (`Nobody`).
     LateWrite,
     Nobody,
 }
@@ -90,7 +95,7 @@ pub(super) enum For {
 pub(super) struct Errand {
     pub(super) target: For,
     pub(super) leg: usize,
-    /// The buffer is the caller's.
+    /// Set if the errand uses the caller's buffer.
     pub(super) is_direct: bool,
     pub(super) started_at: u64,
 }

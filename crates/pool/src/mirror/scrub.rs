@@ -1,8 +1,9 @@
-//! What a scrub compares: the pages that legs hold, with each other.
+//! Scrub of a mirror: compares the pages that legs hold with each other.
 //!
-//! Nobody knows what was written, besides the legs. A page that does not match the checksum that its leg has of it is wrong. Where pages match theirs and differ, a leg has
-//! forgotten a write, or has it somewhere else. As zeros are what is left of a page that was forgotten, other bytes count for more; then what most legs say; then what the first one
-//! says. So legs hold the same afterwards.
+//! Only the legs know what was written. A page that does not match the checksum that its leg has of
+//! it is wrong. Where pages match their checksums and differ, a leg has forgotten a write, or has
+//! it somewhere else. A forgotten page reads as zeros, so other bytes count for more; then the
+//! bytes of most legs; then those of the first. So legs hold the same pages afterwards.
 
 use super::lane::MirrorLane;
 use super::legs::{CHUNK_PAGES, LegTable};
@@ -67,7 +68,7 @@ impl Shelves for LegTable {
     }
 }
 
-/// Legs whose page is another one than that of most: see the module.
+/// Returns the legs whose page differs from that of most, by the order that the module describes.
 fn outvoted(legs: Legs, sum: impl Fn(usize) -> Option<u64>) -> Legs {
     let said = |leg: &usize| sum(*leg).is_some();
     let Some(first) = legs.iter().find(said) else { return Legs(0) };

@@ -1,4 +1,5 @@
-//! Guards against a mirror that gives an old version, or an error while one leg lives: whatever dies, lies or is late, and whoever copies.
+//! Guards against a mirror that gives an old version, or an error while one leg lives: whatever
+//! dies, lies or is late, and whoever copies.
 use super::MirrorBackend;
 use super::heal::Copier;
 use super::legs::{Holds, LegTable};
@@ -392,7 +393,8 @@ fn neighbours_that_are_written_at_different_legs_at_the_same_time_are_both_kept(
     backend.set_write_patience(Some(Duration::from_millis(10)));
     let mut lane = backend.open_lane().unwrap();
     write(&mut *lane, 0, 400, 1).unwrap();
-    // One leg is late with something else, and the other one is all that a write is sent to; then that one is silent, too.
+    // One leg is late with something else, and the other one is all that a write is sent to; then
+    // that one is silent, too.
     sides[1].set_silent(true);
     write(&mut *lane, 300, 1, 2).unwrap();
     assert!(backend.table.is_late(1));

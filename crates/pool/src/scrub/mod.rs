@@ -1,8 +1,12 @@
-//! Scrub: what is stored and never read is looked at all the same, so that what is wrong at one leg is mended while others are right.
+//! Scrub: reads pages that are stored and never read, so that wrong bytes at one leg are mended
+//! while other legs are right.
 //!
-//! A backend of several legs keeps its pages at *places* (a page of a mirror, a row of an erasure code), each of which has a page at some of its legs. Whoever cares for the legs walks over
-//! all places once in a period, as fast as [`ScrubPace`] says: a run of neighbours is read from one leg after the other, in the background, one read at a time. What is wrong is
-//! suspected as if a reader had found it, and so it is mended; the walk goes on when it is. One of all lanes walks at a time, run by run.
+//! A backend of several legs keeps its pages at *places* (a page of a mirror, a row of an erasure
+//! code). Each place has a page at some of the legs. The thread or lane that cares for the legs
+//! walks over all places once in a period, as fast as [`ScrubPace`] says. A run of neighbours is
+//! read from one leg after the other, in the background, one read at a time. A wrong page is
+//! suspected as if a reader had found it, and so it is mended; the walk goes on when it is. Of all
+//! lanes one walks at a time, run by run.
 //!
 //! Bytes count as wrong when they were wrong twice: a bit that flips on the way is no rot.
 
@@ -19,44 +23,44 @@ use farfield_core::time::Moment;
 use farfield_os::process::now_ns;
 use std::sync::Arc;
 
-/// Unless the URL says otherwise.
+/// Period of a scrub, unless the URL says otherwise.
 pub(crate) const PERIOD: Duration = Duration::from_secs(24 * 3600);
-/// How long one read may take.
+/// Time limit of one read.
 pub(crate) const READ_DEADLINE: Duration = Duration::from_secs(2);
-/// How long a leg that did not answer is passed over.
+/// Time for which a leg that did not answer is passed over.
 const SILENCE: Duration = Duration::from_secs(60);
-/// How long the walk waits until what is wrong is mended.
+/// Time that the walk waits until wrong pages are mended.
 const MEND_PATIENCE: Duration = Duration::from_secs(10);
-/// How often a run is compared again that was written meanwhile.
+/// Number of times that a run is compared again because it was written meanwhile.
 const TRIES: u32 = 3;
-/// A busy lane looks at the clock once in so many polls.
+/// Number of polls after which a busy lane looks at the clock again.
 const BUSY_POLLS: u32 = 64;
 const RUN: usize = RUN_PAGES as usize;
 const _: () = assert!(RUN_PAGES == ScrubPace::RUN);
 
-/// What the scrub of a pool has done so far.
+/// Work that the scrub of a pool has done so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Scrubbed {
-    /// Stored pages that were looked at, counted at each leg.
+    /// Number of stored pages that were looked at, counted at each leg.
     pub looked_pages: u64,
-    /// Of these, those that were not what was written.
+    /// Number of the `looked_pages` that were not what was written.
     pub wrong_pages: u64,
-    /// Of these, those that were mended from other legs.
+    /// Number of the `wrong_pages` that were mended from other legs.
     pub mended_pages: u64,
-    /// How often everything was looked at.
+    /// Number of turns, in each of which everything was looked at.
     pub turns: u64,
-    /// When that was over last, on the machine's monotonic clock, in nanoseconds; 0: it never was.
+    /// When the last turn ended, in nanoseconds of the machine's monotonic clock; 0 if none has.
     pub turn_ended_at_ns: u64,
 }
 
 impl Scrubbed {
-    /// How long ago the last turn ended.
+    /// Returns the time since the end of the last turn; `None` if none has ended.
     pub fn turn_age(&self) -> Option<Duration> {
         let is_known = self.turns > 0 && self.turn_ended_at_ns > 0;
         is_known.then(|| Duration::from_nanos(now_ns().saturating_sub(self.turn_ended_at_ns)))
     }
 
-    /// Of two parts of a pool: turns of both.
+    /// Adds up the work in two parts of a pool. A turn counts only when both have made it.
     pub fn and(self, other: Scrubbed) -> Scrubbed {
         Scrubbed {
             looked_pages: self.looked_pages + other.looked_pages,
@@ -67,7 +71,7 @@ impl Scrubbed {
         }
     }
 
-    /// Of a pool that has a scrub of its own, or none, and of those that it is made of.
+    /// Adds up the work of a pool's own scrub, if it has one, and of the scrubs of its parts.
     pub(crate) fn with_parts(
         own: Option<Scrubbed>,
         parts: impl Iterator<Item = impl AsRef<dyn Backend>>,
@@ -76,15 +80,15 @@ impl Scrubbed {
     }
 }
 
-/// What all lanes share of a scrub.
+/// State of a scrub that all lanes of a backend share.
 pub(crate) struct Scrub {
-    /// `None`: there is none.
+    /// Time in which everything is looked at; `None` if there is no scrub.
     period: Option<Duration>,
-    /// A lane walks; what follows is for it to change.
+    /// Set while a lane walks; only that lane changes the fields that follow.
     is_taken: AtomicBool,
     on_time: AtomicU64,
     not_before: AtomicU64,
-    /// The next place.
+    /// Place that is looked at next.
     next: AtomicU64,
     looked: AtomicU64,
     wrong: AtomicU64,
@@ -132,7 +136,8 @@ impl Scrub {
         self.not_before.store(pace.not_before.0, Ordering::SeqCst);
     }
 
-    /// How long until there is something to look at, where something is stored at so many places.
+    /// Returns the time until there is something to look at, where `stored` places have something;
+    /// `None` if there is no scrub.
     pub(crate) fn due_in(&self, stored: u64) -> Option<Duration> {
         let now = Moment(now_ns());
         self.pace().map(|pace| {
@@ -151,7 +156,8 @@ impl Scrub {
         self.is_taken.store(false, Ordering::SeqCst);
     }
 
-    /// The walk has come to the place `next` of those before `end`, and has looked at so many of those where something is `stored`.
+    /// Notes that the walk has come to the place `next` of those before `end`. It has looked at
+    /// `looked` of the `stored` places that have something.
     fn pass(&self, next: u64, end: u64, looked: u64, stored: u64) {
         let now = Moment(now_ns());
         if let Some(pace) = self.pace() {
@@ -171,14 +177,14 @@ pub(crate) struct Run {
     pub(crate) first: u64,
     pub(crate) count: u64,
     pub(crate) legs: Legs,
-    /// Whether they were written is noted.
+    /// Set if writes to the places are noted meanwhile.
     pub(crate) is_watched: bool,
 }
 
-/// Which legs have wrong pages, place by place.
+/// Legs with a wrong page, for each place of a run.
 pub(crate) type Wrong = [Legs; RUN];
 
-/// What legs said: checksums of the pages that they have, which are those of the bytes.
+/// Answers of legs: checksums of the pages that they have, which match the bytes.
 pub(crate) struct Answers {
     sums: [[Option<u64>; RUN]; Legs::MAX],
 }
@@ -189,58 +195,61 @@ impl Answers {
     }
 }
 
-/// What became of a page that was wrong.
+/// State of a page that was wrong.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mended {
     NotYet,
     Yes,
-    /// Nobody needs it any more.
+    /// The page is not needed any more.
     Never,
 }
 
-/// What all lanes of a backend share, as its scrub sees it.
+/// State that all lanes of a backend share, as its scrub sees it.
 pub(crate) trait Shelves {
     fn scrub(&self) -> &Scrub;
-    /// One behind the last place at which something was ever stored.
+    /// Returns the end of the places at which something was ever stored.
     fn end(&self) -> u64;
-    /// Places at which something is stored, more or less.
+    /// Returns about how many places have something stored.
     fn stored(&self) -> u64;
-    /// The run at `from`, of at most `most` places; or where to go on, because nothing is to be looked at before.
+    /// Begins to watch the run at `from`, of at most `most` places, and returns it. Returns the
+    /// place to go on from if nothing is to be looked at before.
     fn watch(&self, from: u64, most: u64) -> Result<Run, u64>;
-    /// What is wrong, by these answers; `None`: nobody knows, it was written meanwhile.
+    /// Returns which pages are wrong, by these answers; `None` if that is unknown, because the run
+    /// was written meanwhile.
     fn judge(&self, run: &Run, answers: &Answers) -> Option<Wrong>;
-    /// This page is wrong. `true`: it will be mended.
+    /// Notes that this page is wrong; returns `true` if it will be mended.
     fn suspect(&self, place: u64, leg: usize) -> bool;
-    /// The look is over.
+    /// Ends the watch over a run.
     fn unwatch(&self, run: &Run);
-    /// What became of what was suspected.
+    /// Returns what became of a page that was suspected.
     fn mended(&self, place: u64, leg: usize) -> Mended;
 }
 
-/// Is there something to look at now?
+/// Checks whether there is something to look at now.
 fn is_due<S: Shelves>(shelves: &S) -> bool {
     shelves.scrub().due_in(shelves.stored()) == Some(Duration::ZERO)
 }
 
-/// A lane that can walk.
+/// Lane that can walk.
 pub(crate) trait Walks: Lane {
     type Shelves: Shelves;
     fn shelves(&self) -> &Arc<Self::Shelves>;
-    /// `None`: others do.
+    /// Returns the walker of this lane; `None` if other lanes walk.
     fn walker(&mut self) -> &mut Option<Box<Walker>>;
-    /// Does its owner wait for something that has not even begun?
+    /// Checks whether the owner waits for an operation that has not even begun.
     fn has_demand(&self) -> bool;
-    /// Has it a way to this leg?
+    /// Checks whether the lane has a way to this leg.
     fn can_ask(&self, leg: usize) -> bool;
-    /// Reads so many pages of a leg, and says to [`Walker::answered`] what came. `false`: there is no room for that now.
+    /// Reads `count` pages of a leg; the result goes to [`Walker::answered`]. Returns `false` if
+    /// there is no room for that now.
     fn ask(&mut self, leg: usize, page: u64, count: u64) -> bool;
-    /// What was asked is for nobody any more.
+    /// Drops the interest in reads that are under way.
     fn forget(&mut self);
 }
 
-/// Goes on, as far as that can be done now.
+/// Takes the walk one step further, as far as that can be done now.
 pub(crate) fn walk<L: Walks>(lane: &mut L) {
-    // Whoever waits for an answer shall not pay for the clock with every look.
+    // A lane that waits for an answer shall not pay for the clock with every look.
     let is_busy = lane.in_flight() > 0;
     if let Some(walker) = lane.walker() {
         walker.polls = walker.polls.wrapping_add(1);
@@ -254,7 +263,7 @@ pub(crate) fn walk<L: Walks>(lane: &mut L) {
     }
 }
 
-/// Nothing is under way any more, and nothing begins until [`go_on`].
+/// Stops the walk: nothing is under way any more, and nothing begins until [`go_on`].
 pub(crate) fn pause<L: Walks>(lane: &mut L) {
     if let Some(mut walker) = lane.walker().take() {
         walker.is_paused = true;
@@ -263,14 +272,14 @@ pub(crate) fn pause<L: Walks>(lane: &mut L) {
     }
 }
 
-/// After [`pause`].
+/// Lets the walk go on after [`pause`].
 pub(crate) fn go_on<L: Walks>(lane: &mut L) {
     if let Some(walker) = lane.walker() {
         walker.is_paused = false;
     }
 }
 
-/// The lane goes.
+/// Ends the walk of a lane that is dropped.
 pub(crate) fn end<L: Walks>(lane: &mut L) {
     if let Some(mut walker) = lane.walker().take() {
         walker.give_up(lane);
@@ -283,7 +292,8 @@ pub(crate) fn end<L: Walks>(lane: &mut L) {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Idle,
-    /// This leg is asked for the pages of the run, or for the one at this offset and then for those behind it: one of them is wrong.
+    /// A leg is asked for the pages of the run. If one of them is wrong, it is asked for each page
+    /// alone, from the offset `alone` on.
     Reading {
         leg: usize,
         alone: Option<u64>,
@@ -291,13 +301,13 @@ enum Stage {
     },
     /// All legs have answered.
     Judging,
-    /// What is wrong is being mended, for so long at most.
+    /// Wrong pages are being mended; the walk waits for that until `until` at most.
     Mending {
         until: u64,
     },
 }
 
-/// The walk of one lane.
+/// Walk of one lane.
 pub(crate) struct Walker {
     stage: Stage,
     run: Run,
@@ -329,7 +339,7 @@ impl Walker {
         }
     }
 
-    /// Is a look under way?
+    /// Checks whether a look is under way.
     pub(crate) fn is_looking(&self) -> bool {
         matches!(self.stage, Stage::Reading { .. } | Stage::Judging)
     }
@@ -360,7 +370,7 @@ impl Walker {
         if !scrub.take() {
             return;
         }
-        // Whoever had it before may just have looked at what was due.
+        // The lane that walked before may just have looked at what was due.
         let due = scrub.pace().map_or(0, |pace| pace.due(stored, Moment(now_ns())));
         let from = scrub.next.load(Ordering::SeqCst);
         if due == 0 {
@@ -399,12 +409,12 @@ impl Walker {
         };
     }
 
-    /// Offset in the run, and number, of the pages that a leg is asked for.
+    /// Returns the offset in the run, and the number, of the pages that a leg is asked for.
     fn asked(&self, alone: Option<u64>) -> (u64, u64) {
         alone.map_or((0, self.run.count), |offset| (offset, 1))
     }
 
-    /// A leg has answered, with pages that have these checksums.
+    /// Notes the answer of a leg, whose pages have these checksums.
     pub(crate) fn answered(&mut self, scrub: &Scrub, result: Result<(), PoolError>, sums: &[u64]) {
         let Stage::Reading { leg, alone, is_asked: true } = self.stage else { return };
         let (first, count) = self.asked(alone);
@@ -483,7 +493,7 @@ impl Walker {
         }
     }
 
-    /// The run is over.
+    /// Ends a run.
     fn finish<S: Shelves>(&mut self, shelves: &S) {
         let scrub = shelves.scrub();
         scrub.pass(self.run.first + self.run.count, shelves.end(), self.run.count, shelves.stored());
@@ -491,7 +501,7 @@ impl Walker {
         scrub.give();
     }
 
-    /// The look that is under way is in vain.
+    /// Gives up the look that is under way.
     fn give_up<L: Walks>(&mut self, lane: &mut L) {
         if self.is_looking() {
             lane.forget();

@@ -1,4 +1,5 @@
-//! Guards against rot that stays where nobody reads, against a scrub that takes right bytes for wrong ones, and against one that others wait for.
+//! Guards against rot that stays where nobody reads, against a scrub that takes right bytes for
+//! wrong ones, and against one that others wait for.
 use super::Scrubbed;
 use crate::conformance::Random;
 use crate::ec::EcBackend;

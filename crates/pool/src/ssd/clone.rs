@@ -1,8 +1,10 @@
-//! Snapshots: a copy of the file, with what is in it written behind the pages, under a name that is the ticket.
+//! Snapshots: a copy of the file, with its list of contents behind the pages, under a name that is
+//! the ticket.
 //!
-//! Whoever claims it may be another process (the child of a fork), so all of it is in the file. Where the file system can, the copy
-//! shares its blocks with the original; else what is stored is copied, packed. A file that nobody claims within ten minutes is taken away by
-//! the next one who opens or clones a region in the folder.
+//! The process that claims it may be another one (the child of a fork), so all of the snapshot is
+//! in the file. Where the file system can, the copy shares its blocks with the original; else the
+//! stored pages are copied, packed. A file that nobody claims within ten minutes is removed by the
+//! next process that opens or clones a region in the folder.
 
 use super::config::Config;
 use super::{Region, SsdBackend};
@@ -15,15 +17,15 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::{Errno, disk, file, serving};
 use std::ffi::{CStr, CString};
 
-/// How long a ticket is good.
+/// Time for which a ticket is good, in seconds.
 const GOOD_SECONDS: u64 = 600;
 const PREFIX: &str = "farfield-";
 const SUFFIX: &str = ".clone";
 const MAGIC: u64 = u64::from_le_bytes(*b"ffclone1");
-/// Pages that are copied at a time.
+/// Number of pages that are copied at a time.
 const COPY_PAGES: usize = 64;
 
-/// Where a stored page is.
+/// Place of a stored page.
 #[derive(Clone, Copy)]
 struct Entry {
     page: u64,
@@ -50,20 +52,20 @@ impl Entry {
     }
 }
 
-/// A secret with the time in its upper bits.
+/// Makes a secret with the time in its upper bits.
 fn new_secret() -> Result<u128, Errno> {
     let mut bytes = [0; 16];
     serving::fill_random(&mut bytes)?;
     Ok(u128::from_le_bytes(bytes) >> 32 | u128::from(disk::unix_seconds() as u32) << 96)
 }
 
-/// The file of a ticket.
+/// Returns the name of the file of a ticket.
 fn name(folder: &CStr, secret: u128) -> CString {
     let name = format!("/{PREFIX}{secret:032x}{SUFFIX}");
     CString::new([folder.to_bytes(), name.as_bytes()].concat()).expect("neither has a NUL")
 }
 
-/// A new file in the folder that nobody else finds.
+/// Creates a file in the folder that no other process finds.
 pub(crate) fn create(folder: &CStr) -> Result<i32, Errno> {
     match disk::create_unnamed(folder) {
         Err(Errno(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT)) => {
@@ -76,7 +78,7 @@ pub(crate) fn create(folder: &CStr) -> Result<i32, Errno> {
     }
 }
 
-/// Takes tickets away that nobody claimed in time.
+/// Removes the files of tickets that were not claimed in time.
 pub(super) fn sweep(folder: &CStr) {
     let now = disk::unix_seconds();
     let mut old = Vec::new();
@@ -93,7 +95,7 @@ pub(super) fn sweep(folder: &CStr) {
     }
 }
 
-/// A file that is taken away again if anything fails.
+/// File that is removed again if anything fails.
 struct Draft<'a> {
     region: &'a Region,
     name: CString,
@@ -123,7 +125,7 @@ impl Draft<'_> {
     }
 }
 
-/// Writes the snapshot; its secret.
+/// Writes the snapshot and returns its secret.
 pub(super) fn make(region: &Region) -> Result<u128, PoolError> {
     if region.medium.is_device() {
         let reason = "a region on a block device cannot be cloned: give a folder where processes fork";
@@ -134,7 +136,7 @@ pub(super) fn make(region: &Region) -> Result<u128, PoolError> {
     let name = name(&region.config.c_path(), secret);
     let file = disk::create(&name).map_err(PoolError::Os)?;
     let mut draft = Draft { region, name, file, is_done: false };
-    // As the original: what is copied does not displace others from the page cache.
+    // As for the original: copied pages do not displace others from the page cache.
     if region.is_direct {
         let _ = disk::set_direct(file);
     }
@@ -158,7 +160,7 @@ pub(super) fn make(region: &Region) -> Result<u128, PoolError> {
     Ok(secret)
 }
 
-/// Copies the stored pages, one after the other; how many.
+/// Copies the stored pages, one after the other, and returns their number.
 fn copy(draft: &Draft<'_>) -> Result<u64, PoolError> {
     let region = draft.region;
     let (mut buffer, mut result) = (Buffer::new(COPY_PAGES), Ok(()));
@@ -169,7 +171,8 @@ fn copy(draft: &Draft<'_>) -> Result<u64, PoolError> {
         }
         buffer.set_pages(run as usize);
         let bytes = buffer.bytes_mut();
-        // What cannot be read is corrupt for the clone as for the original, which finds out when it reads.
+        // A page that cannot be read is corrupt for the clone as for the original, which finds out
+        // when it reads.
         read_all(region.medium.file, bytes, PageId(first).offset()).map_err(PoolError::Os)?;
         draft.write(&buffer, PageId(*copied).offset())?;
         *copied += run;
@@ -192,13 +195,13 @@ fn copy(draft: &Draft<'_>) -> Result<u64, PoolError> {
     Ok(copied)
 }
 
-/// The list of what is where, behind the pages.
+/// List of the places of pages, behind the pages.
 struct List<'a> {
     draft: &'a Draft<'a>,
     buffer: Buffer,
     filled: usize,
     entries: u64,
-    /// Of all blocks, one after the other.
+    /// Checksum over all blocks of the list so far, in their order.
     sum: u64,
     at: u64,
 }
@@ -220,7 +223,7 @@ impl List<'_> {
         Ok(())
     }
 
-    /// The rest, and the last block, which says what there is.
+    /// Writes the rest, and the last block, which says what the file contains.
     fn finish(mut self, places: u64) -> Result<(), PoolError> {
         if self.filled > 0 {
             self.flush()?;
@@ -239,13 +242,13 @@ fn chain(before: u64, block: &[u8]) -> u64 {
     before.rotate_left(17).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ checksum(block)
 }
 
-/// Makes the snapshot of a ticket a region, and takes its name away.
+/// Turns the snapshot of a ticket into a region, and removes its name.
 pub(super) fn claim(server: u16, config: Config, secret: u128) -> Result<SsdBackend, PoolError> {
     let name = name(&config.c_path(), secret);
     let unknown = PoolError::Refused { server, reason: "the ticket is unknown, used or expired" };
     let other = |errno: Errno| if errno.0 == libc::ENOENT { unknown } else { PoolError::Os(errno) };
     let medium = Medium::file(disk::open_file(&name).map_err(other)?);
-    // Of two who want it one can take it.
+    // If two want it, only one can take it.
     disk::unlink(&name).map_err(other)?;
     let broken = PoolError::Refused { server, reason: "the snapshot's file is damaged" };
     let (pages, places, entries, sum) = head(medium.file).map_err(PoolError::Os)?.ok_or(broken)?;
@@ -254,7 +257,7 @@ pub(super) fn claim(server: u16, config: Config, secret: u128) -> Result<SsdBack
     let backend = SsdBackend::over(server, config, medium, pages, room)?;
     let region = &backend.region;
     let file = region.medium.file;
-    // Everything up to the last page is taken, until it is known to be free.
+    // Everything up to the last page counts as taken until it is known to be free.
     let (mut buffer, mut found, mut left) = (Buffer::new(1), 0u64, entries);
     let mut used = vec![false; places as usize];
     for block in 0..entries.div_ceil(ENTRIES_PER_BLOCK as u64) {
@@ -281,7 +284,7 @@ pub(super) fn claim(server: u16, config: Config, secret: u128) -> Result<SsdBack
     Ok(backend)
 }
 
-/// Pages of the region, places, entries and their sum, from the last block.
+/// Reads the last block: pages of the region, places, entries and their checksum.
 fn head(file: i32) -> Result<Option<(u64, u64, u64, u64)>, Errno> {
     let bytes = file::size(file).unwrap_or(0);
     let mut buffer = Buffer::new(1);

@@ -1,31 +1,31 @@
-//! `ssd:PATH?size=8G&io=pread&device=erase`
+//! Options of the URL `ssd:PATH?size=8G&io=pread&device=erase`.
 
 use std::ffi::CString;
 
-/// How bytes go to the file and back.
+/// Way in which bytes go to the file and back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Io {
-    /// By io_uring where it may be used, else by calls.
+    /// Uses io_uring where it may be used, else calls.
     Auto,
-    /// By io_uring.
+    /// Uses io_uring.
     Uring,
-    /// By one `pread` or `pwrite` at a time.
+    /// Uses one `pread` or `pwrite` at a time.
     Calls,
 }
 
-/// What the URL says.
+/// Options of an `ssd` URL.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Config {
     pub(super) path: String,
-    /// Most that may be stored; `None`: what the file system or device has.
+    /// Most bytes that may be stored; `None` for all that the file system or device has.
     pub(super) size_bytes: Option<u64>,
     pub(super) io: Io,
-    /// What is on the block device may be lost.
+    /// Set if the content of the block device may be lost.
     pub(super) may_erase: bool,
 }
 
 impl Config {
-    /// Understands what stands after `ssd:`.
+    /// Parses the text after `ssd:`.
     pub(crate) fn parse(text: &str) -> Result<Config, String> {
         let (path, options) = text.split_once('?').unwrap_or((text, ""));
         if path.is_empty() || path.contains('\0') {
@@ -50,8 +50,9 @@ impl Config {
         Ok(config)
     }
 
-    /// For a process that is not ours: io_uring finishes its work in whatever the thread does next, which can make calls of the program
-    /// return early. So it is used only if the URL says so.
+    /// Adapts the options to a process that is not ours. io_uring finishes its work in whatever the
+    /// thread does next, which can make calls of the program return early. So it is used only if
+    /// the URL says so.
     pub(crate) fn inside_a_program(mut self) -> Config {
         if self.io == Io::Auto {
             self.io = Io::Calls;
@@ -59,7 +60,7 @@ impl Config {
         self
     }
 
-    /// The same, as a URL that means the same in every folder.
+    /// Returns the URL with an absolute path, so that it means the same file in every folder.
     pub(crate) fn absolute(&self, url: &str) -> Result<String, String> {
         let path = std::path::absolute(&self.path).map_err(|error| error.to_string())?;
         let path = path.to_str().ok_or("the path of this folder is not UTF-8 text")?;

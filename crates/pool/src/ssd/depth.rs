@@ -1,32 +1,35 @@
-//! How many transfers a device is given at a time that nobody waits for.
+//! Limit on the background transfers that a device is given at a time.
 //!
-//! Transfers for which somebody is stopped are never held back. The others fill what the device does at once, and no more: what is queued inside
-//! a device only makes the next demand read wait. As in TCP Vegas, time tells: while a transfer takes hardly longer than on an
-//! idle device, more may be under way; when it takes much longer, fewer. What it takes on an idle device is measured again now and then, with few
-//! under way.
+//! Transfers that somebody waits for are never held back. The others fill what the device does at
+//! once, and no more: transfers that queue inside a device only make the next demand read wait. As
+//! in TCP Vegas, latency tells. While a transfer takes hardly longer than on an idle device, more
+//! may be under way; when it takes much longer, fewer. The latency of the idle device is measured
+//! again now and then, with few transfers under way.
 
-/// Fewest and most under way at a time.
+/// Fewest transfers under way to which the limit falls.
 pub(super) const DEPTH_MIN: usize = 4;
-/// See [`DEPTH_MIN`].
+/// Most transfers under way to which the limit rises.
 pub(super) const DEPTH_MAX: usize = 64;
-/// Transfers after which it is decided anew.
+/// Number of transfers after which the limit is decided anew.
 const WINDOW: u32 = 32;
-/// Windows from one measurement of the idle device to the next, and how many that takes.
+/// Number of windows from one measurement of the idle device to the next, and number that a
+/// measurement takes.
 const PROBE_EVERY: u32 = 128;
 const PROBE_FOR: u32 = 4;
-/// Transfers of more pages have a time of their own.
+/// Most pages of a small transfer; larger ones have a time of their own.
 const SMALL_PAGES: u64 = 4;
 
-/// See the module.
+/// Limit on background transfers of one lane, and what it is decided by.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Depth {
     allowed: usize,
-    /// The least that a transfer took since the device was measured last, small and large, ns.
+    /// Least time of a transfer since the device was measured last, for small and large ones, in
+    /// ns.
     floor_ns: [u64; 2],
-    /// Sum of times over floors, in 1/256, and how many.
+    /// Sum of times over floors, in 1/256, and the number of transfers in it.
     slowness: u64,
     seen: u32,
-    /// As many were under way as allowed.
+    /// Set if as many transfers were under way as allowed.
     was_full: bool,
     windows: u32,
 }
@@ -36,7 +39,8 @@ impl Depth {
         Depth { allowed: 16, floor_ns: [0; 2], slowness: 0, seen: 0, was_full: false, windows: 0 }
     }
 
-    /// How many may be under way before another one starts that nobody waits for.
+    /// Returns the limit: another background transfer may start while fewer transfers are under
+    /// way.
     pub(super) fn allowed(&self) -> usize {
         if self.is_probing() { DEPTH_MIN } else { self.allowed }
     }
@@ -45,13 +49,13 @@ impl Depth {
         self.windows % PROBE_EVERY < PROBE_FOR
     }
 
-    /// A transfer of `pages` pages took `took_ns` while `under_way` were.
+    /// Notes that a transfer of `pages` pages took `took_ns` while `under_way` were under way.
     pub(super) fn on_end(&mut self, pages: u64, took_ns: u64, under_way: usize) {
         let floor = &mut self.floor_ns[usize::from(pages > SMALL_PAGES)];
         if *floor == 0 || took_ns < *floor {
             *floor = took_ns.max(1);
         }
-        // One that hung says nothing about the others.
+        // A transfer that hung says nothing about the others.
         self.slowness += (took_ns * 256 / *floor).min(64 * 256);
         self.seen += 1;
         self.was_full |= under_way >= self.allowed();

@@ -1,4 +1,5 @@
-//! How transfers are made: by io_uring, many at a time, or by calls, one at a time; and the memory that they use.
+//! Engine of the transfers of a lane: io_uring, many at a time, or calls, one at a time. Also the
+//! memory that they use.
 
 use crate::stock::{mask, run_of};
 use core::time::Duration;
@@ -6,14 +7,14 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::ring::{Ring, Transfer, Way};
 use farfield_os::{Errno, disk, memory};
 
-/// Pages that the transfers of one lane have together.
+/// Number of pages that the transfers of one lane have together.
 const ARENA_PAGES: usize = 256;
 
-/// Page-aligned memory of one lane that the device reads and writes. Callers' buffers would do, but a transfer that comes too late would
-/// write into memory that its owner has back.
+/// Page-aligned memory of one lane that the device reads and writes. Callers' buffers would do, but
+/// a transfer that comes too late would write into memory that its owner has back.
 pub(super) struct Arena {
     start: usize,
-    /// One bit for each page that is free.
+    /// Bit for each page, set while the page is free.
     free: [u64; ARENA_PAGES / 64],
 }
 
@@ -23,7 +24,7 @@ impl Arena {
         Ok(Arena { start, free: [u64::MAX; ARENA_PAGES / 64] })
     }
 
-    /// Up to `wanted` neighbouring pages: first and number.
+    /// Takes up to `wanted` neighbouring pages; returns the first and their number.
     pub(super) fn take(&mut self, wanted: u64) -> Option<(usize, u64)> {
         let (index, (shift, count)) = self
             .free
@@ -57,36 +58,37 @@ impl Arena {
         self.start + page * PAGE_BYTES
     }
 
-    /// The bytes of one page.
+    /// Returns the bytes of one page.
     pub(super) fn page(&mut self, page: usize) -> &mut [u8; PAGE_BYTES] {
-        // SAFETY: inside the mapping, initialised by the kernel; the caller took it and no transfer uses it, so it is ours alone, as
-        // `&mut self` is.
+        // SAFETY: inside the mapping, initialised by the kernel; the caller took it and no transfer
+        // uses it, so it is ours alone, as `&mut self` is.
         unsafe { &mut *(self.address(page) as *mut [u8; PAGE_BYTES]) }
     }
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new`. The kernel keeps pages that a transfer still uses until that has ended.
+        // SAFETY: mapped in `new`. The kernel keeps pages that a transfer still uses until that has
+        // ended.
         let _ = unsafe { memory::munmap(self.start, ARENA_PAGES * PAGE_BYTES) };
     }
 }
 
-/// See the module.
+/// Engine that carries out the transfers of a lane.
 pub(super) enum Engine {
     Uring(Ring),
     Calls {
         file: i32,
-        /// What the last call brought, until it is taken.
+        /// Result of the last call, until it is taken.
         arrived: Option<(u64, Result<usize, Errno>)>,
     },
 }
 
 impl Engine {
-    /// Room for one transfer more?
+    /// Checks whether there is room for one transfer more.
     pub(super) fn has_room(&self) -> bool {
         match self {
-            // As many as the lane has chunks.
+            // The ring has room for as many as the lane has chunks.
             Engine::Uring(_) => true,
             Engine::Calls { arrived, .. } => arrived.is_none(),
         }
@@ -95,7 +97,8 @@ impl Engine {
     /// Begins a transfer. It is under way at the latest after [`Engine::start`].
     ///
     /// # Safety
-    /// Its memory is in the arena of the lane, and nobody else's until it has arrived.
+    /// Its memory is in the arena of the lane, and is used by nothing else until the transfer has
+    /// arrived.
     pub(super) unsafe fn begin(&mut self, transfer: Transfer) {
         let Transfer { tag, way, address, len, offset } = transfer;
         match self {
@@ -119,7 +122,7 @@ impl Engine {
 
     pub(super) fn start(&mut self) {
         if let Engine::Uring(ring) = self {
-            // What the kernel does not take now it is given again next time.
+            // The kernel is given again next time what it does not take now.
             let _ = ring.start();
         }
     }
@@ -131,7 +134,7 @@ impl Engine {
         }
     }
 
-    /// Sleeps until something arrives, at most so long.
+    /// Sleeps until something arrives, for `timeout` at most.
     pub(super) fn wait(&self, timeout: Duration) {
         match self {
             Engine::Uring(ring) => ring.wait(timeout),

@@ -1,4 +1,4 @@
-//! A lane to a file: operations are cut into chunks, one transfer each.
+//! Lane to a file: operations are cut into chunks, one transfer each.
 
 use super::Region;
 use super::config::Io;
@@ -17,29 +17,29 @@ use farfield_os::{Errno, process};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Operations of one lane that may be submitted and not yet collected.
+/// Most operations of one lane that may be submitted and not yet collected.
 const SLOTS: usize = 256;
 /// Most pages in one transfer.
 const CHUNK_PAGES: u64 = 16;
-/// How long a waiting lane looks before it sleeps.
+/// Time that a waiting lane polls before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
-/// How long it sleeps when only others can give it what it needs.
+/// Sleep of a lane when only others can give it what it needs.
 const SLICE: Duration = Duration::from_micros(200);
-/// How long the last transfers of a lane are waited for.
+/// Time that the last transfers of a lane are waited for.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// One operation.
+/// Operation of the caller.
 struct Parent {
     tag: u64,
     page: u64,
     way: Way,
     buffer: Buffer,
-    /// Pages whose transfer has begun, or that need none.
+    /// Number of pages whose transfer has begun, or that need none.
     begun: u64,
     chunks: u32,
-    /// A write has its places: so many of them are not taken yet.
+    /// Number of claimed places that are not taken yet; `None` before a write has its places.
     claimed: Option<u64>,
-    /// New pages for which room was made and that are not stored yet.
+    /// Number of new pages for which room was made and that are not stored yet.
     admitted: u64,
     result: Result<(), PoolError>,
     priority: Priority,
@@ -47,26 +47,26 @@ struct Parent {
     deadline_at: u64,
 }
 
-/// A page that shows another checksum than its place has is read again so often.
+/// Number of times that a page is read again if its checksum differs from that of its place.
 const TRIES: u32 = 8;
 
-/// One transfer.
+/// Transfer of one chunk.
 struct Chunk {
-    /// `None`: the operation was given up.
+    /// Index of the operation; `None` if it was given up.
     parent: Option<usize>,
     way: Way,
     page: u64,
     count: u64,
     place: u64,
     bounce: usize,
-    /// Bytes that went already.
+    /// Number of bytes that were transferred already.
     done: usize,
-    /// How often this page was read before, if it is read again.
+    /// Number of times that this page was read before.
     tries: u32,
     begun_at: u64,
 }
 
-/// See the module.
+/// Lane to the file of a region.
 pub(super) struct SsdLane {
     region: Arc<Region>,
     engine: Engine,
@@ -74,15 +74,15 @@ pub(super) struct SsdLane {
     depth: Depth,
     parents: Box<[Option<Parent>]>,
     free_parents: Vec<usize>,
-    /// Those that have not begun with all of their pages.
+    /// Operations that have not begun with all of their pages.
     demand: VecDeque<usize>,
     background: VecDeque<usize>,
     chunks: Box<[Option<Chunk>]>,
     free_chunks: Vec<usize>,
     ended: VecDeque<Completion>,
-    /// No operation ends in time after this.
+    /// Time before which no operation in flight reaches its deadline.
     next_deadline: u64,
-    /// Where the last places were.
+    /// Position of the last places that were taken.
     rover: u64,
     zero_sum: u64,
 }
@@ -126,7 +126,7 @@ impl SsdLane {
         DEPTH_MAX - self.free_chunks.len()
     }
 
-    /// Begins what there is room for.
+    /// Begins operations as far as there is room.
     fn start(&mut self) {
         loop {
             let is_demand = !self.demand.is_empty();
@@ -142,7 +142,8 @@ impl SsdLane {
         self.engine.start();
     }
 
-    /// Begins with pages of an operation; has it begun with all, or failed?
+    /// Begins with pages of an operation. Returns whether it has begun with all of them, or has
+    /// failed.
     fn advance(&mut self, index: usize) -> bool {
         let Some(mut parent) = self.parents[index].take() else { return true };
         let all = match parent.way {
@@ -205,7 +206,7 @@ impl SsdLane {
         true
     }
 
-    /// Memory for a transfer of up to `wanted` pages, if one more may be under way.
+    /// Returns memory for a transfer of up to `wanted` pages, if one more may be under way.
     fn bounce(&mut self, priority: Priority, wanted: u64) -> Option<(usize, u64)> {
         let has_room = !self.free_chunks.is_empty() && self.engine.has_room();
         if !has_room || (priority == Priority::Background && self.under_way() >= self.depth.allowed()) {
@@ -229,12 +230,14 @@ impl SsdLane {
             len: (chunk.count as usize * PAGE_BYTES - chunk.done) as u32,
             offset: PageId(chunk.place).offset() + chunk.done as u64,
         };
-        // SAFETY: the pages were taken from the arena for this chunk, which keeps them until it has ended.
+        // SAFETY: the pages were taken from the arena for this chunk, which keeps them until it has
+        // ended.
         unsafe { self.engine.begin(transfer) };
     }
 
-    /// Takes one transfer that has arrived; is there one? Not more, because each keeps the processor for a while, in which the disk
-    /// shall have something to do: others come to submit between two of them.
+    /// Takes one transfer that has arrived, and returns whether there was one. It takes no more,
+    /// because each keeps the processor for a while, in which the disk shall have something to do:
+    /// new transfers are submitted between two of them.
     fn collect(&mut self) -> bool {
         while let Some((tag, result)) = self.engine.take() {
             let Some(mut chunk) = self.chunks[tag as usize].take() else { continue };
@@ -263,7 +266,7 @@ impl SsdLane {
 
     fn chunk_ended(&mut self, chunk: &Chunk, result: Result<usize, Errno>) {
         let Some(index) = chunk.parent else {
-            // Too late: nobody will know these places.
+            // The transfer has ended too late: its places will not become pages.
             if chunk.way == Way::Write {
                 self.region.slots.give(chunk.place, chunk.count);
             }
@@ -273,7 +276,8 @@ impl SsdLane {
         parent.chunks -= 1;
         let result = match (chunk.way, result) {
             (Way::Read, Ok(0)) => Err(self.region.corrupt(chunk.page)),
-            // What the medium cannot give any more is as lost as what it gives wrongly.
+            // Bytes that the medium cannot give any more are as lost as bytes that it gives
+            // wrongly.
             (Way::Read, Err(Errno(libc::EIO | libc::EILSEQ | libc::ENODATA))) => Err(self.region.corrupt(chunk.page)),
             (Way::Write, Ok(0) | Err(Errno(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))) => Err(self.region.full()),
             (_, Err(errno)) => Err(PoolError::Os(errno)),
@@ -298,7 +302,7 @@ impl SsdLane {
         self.end_if_done(index);
     }
 
-    /// Pages were read: checks them and hands them over.
+    /// Checks pages that were read and hands them over.
     fn arrived(&mut self, index: usize, parent: &mut Parent, chunk: &Chunk) {
         let mut again = 0u64;
         for next in 0..chunk.count {
@@ -308,7 +312,8 @@ impl SsdLane {
             parent.buffer.sums_mut()[at] = sum;
             let is_right = checksum(parent.buffer.page(at)) == sum;
             let is_there = self.region.places.get(chunk.page + next) == Some(chunk.place + next);
-            // A page that was written twice meanwhile may have its old place again: only what stays wrong is wrong.
+            // A page that was written twice meanwhile may have its old place again. So a checksum
+            // is wrong only if it stays wrong.
             if !is_there || !is_right && chunk.tries < TRIES {
                 again |= 1 << next;
             } else if !is_right {
@@ -316,7 +321,7 @@ impl SsdLane {
             }
         }
         self.arena.give(chunk.bounce, chunk.count);
-        // Somebody wrote or discarded a page while it was read: now it is elsewhere.
+        // The page was written or discarded while it was read: now it is elsewhere.
         for next in (0..chunk.count).filter(|next| again >> next & 1 == 1) {
             self.read_again(index, parent, chunk.page + next, chunk.tries + 1);
         }
@@ -341,7 +346,7 @@ impl SsdLane {
         }
     }
 
-    /// From now on what was written is the page.
+    /// Makes the places that were written the pages.
     fn publish(&self, parent: &mut Parent, chunk: &Chunk) {
         for next in 0..chunk.count {
             self.region.publish(chunk.page + next, chunk.place + next, &mut parent.admitted);
@@ -367,7 +372,8 @@ impl SsdLane {
         self.ended.push_back(Completion { tag: parent.tag, result: parent.result, buffer: Some(parent.buffer) });
     }
 
-    /// Ends what is not done at its deadline. Its transfers go on, in memory that is ours, and nobody hears of them.
+    /// Ends operations that are not done at their deadline. Their transfers go on, in the lane's
+    /// own memory, and are not reported.
     fn expire(&mut self, now: u64) {
         self.next_deadline = u64::MAX;
         for index in 0..SLOTS {
@@ -393,7 +399,7 @@ impl SsdLane {
     fn work(&mut self) {
         loop {
             self.start();
-            // By calls the first operation that ends is shown before another one is begun.
+            // With calls, the first operation that ends is handed over before another one is begun.
             if !self.collect() || !self.ended.is_empty() {
                 break;
             }

@@ -1,8 +1,9 @@
 //! Member `ssd`: pages in a file of this process, or on a block device.
 //!
-//! The file has no name, so it vanishes with the process, however that ends. A page that is written goes to a free place and is only then
-//! *the* page, so that a write that fails or comes too late leaves the version before it. Places have room on the medium before anything
-//! is written to them. Checksums stay in memory. See `docs/design/pool.md`.
+//! The file has no name, so it vanishes with the process, however that ends. A page that is written
+//! goes to a free place and is only then *the* page (shadow paging), so a write that fails or comes
+//! too late leaves the version before it. Places have room on the medium before anything is written
+//! to them. Checksums stay in memory. See `docs/design/pool.md`.
 
 mod clone;
 mod config;
@@ -24,7 +25,7 @@ use farfield_os::ring::Ring;
 use lane::SsdLane;
 use std::sync::Arc;
 
-/// What backend and lanes share.
+/// State that the backend and its lanes share.
 struct Region {
     stock: Stock,
     config: Config,
@@ -40,13 +41,13 @@ impl Deref for Region {
     }
 }
 
-/// A region in a file or on a device.
+/// Backend that keeps a region in a file or on a device.
 pub(crate) struct SsdBackend {
     region: Arc<Region>,
 }
 
 impl SsdBackend {
-    /// A new, empty region of `pages` pages.
+    /// Creates a new, empty region of `pages` pages.
     pub(crate) fn new(server: u16, config: Config, pages: u64) -> Result<SsdBackend, HandshakeError> {
         let path = config.c_path();
         let is_device = match disk::kind(&path).map_err(PoolError::Os)? {
@@ -72,7 +73,7 @@ impl SsdBackend {
         Ok(Self::over(server, config, medium, pages, room)?)
     }
 
-    /// The region over an open file.
+    /// Creates the region over an open file.
     fn over(server: u16, config: Config, medium: Medium, pages: u64, room: Room) -> Result<SsdBackend, PoolError> {
         let is_direct = disk::set_direct(medium.file).is_ok();
         let stock = Stock::new(server, medium, pages, config.size_bytes, room)?;
@@ -80,7 +81,7 @@ impl SsdBackend {
         Ok(SsdBackend { region: Arc::new(Region { stock, config, is_direct, io, abandoned }) })
     }
 
-    /// The snapshot with this secret.
+    /// Claims the snapshot with this secret.
     pub(crate) fn claim(server: u16, config: Config, secret: u128) -> Result<SsdBackend, HandshakeError> {
         Ok(clone::claim(server, config, secret)?)
     }
@@ -114,7 +115,8 @@ impl Backend for SsdBackend {
     }
 
     fn abandon(&self) {
-        // Descriptors and memory are this process's own copies: they go when lanes and backend are dropped.
+        // Descriptors and memory are this process's own copies: they go when lanes and backend are
+        // dropped.
         self.region.abandoned.store(true, Ordering::Relaxed);
     }
 }

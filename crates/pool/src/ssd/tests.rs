@@ -1,4 +1,5 @@
-//! Guards against bytes that are lost or mixed up where a file gives less than it promised, and against files that stay behind.
+//! Guards against bytes that are lost or mixed up where a file gives less than it promised, and
+//! against files that stay behind.
 
 use super::*;
 use crate::{Buffer, Completion, Op, Opener, Priority, Request, conformance};

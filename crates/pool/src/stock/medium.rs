@@ -1,21 +1,21 @@
-//! What the places of a stock are on: a file, a device, or memory of one NUMA node.
+//! Medium that the places of a stock are on: a file, a device, or memory of one NUMA node.
 
 use farfield_os::{Errno, disk, file, numa};
 
-/// See the module. The descriptor is closed with it.
+/// Medium of a stock. Its descriptor is closed when it is dropped.
 pub(crate) struct Medium {
     pub(crate) file: i32,
     kind: Kind,
 }
 
 enum Kind {
-    /// Places have room where the file system reserved it.
+    /// File on a file system: places have room where the file system reserved it.
     File,
-    /// A block device: all of it has room, and it can be told what does not matter any more.
+    /// Block device: all of it has room, and it can be told which content does not matter any more.
     BlockDevice,
     /// Memory behind a device: all of it has room.
     DaxDevice,
-    /// A file in memory that may only be that of a node.
+    /// File in memory that may only be that of one NUMA node.
     Node(numa::Room),
 }
 
@@ -32,7 +32,7 @@ impl Medium {
         Medium { file, kind: Kind::DaxDevice }
     }
 
-    /// `file` is in memory that is bound to the node.
+    /// Creates the medium of a `file` in memory that is bound to the node of `room`.
     pub(crate) fn node(file: i32, room: numa::Room) -> Medium {
         Medium { file, kind: Kind::Node(room) }
     }
@@ -45,22 +45,24 @@ impl Medium {
     pub(super) fn give_room(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
         match &self.kind {
             Kind::BlockDevice | Kind::DaxDevice => return Ok(()),
-            // Memory that only one node may give: asked for more than that has, the kernel would kill somebody.
+            // Only one node may give this memory. If asked for more than the node has, the kernel
+            // would kill a process.
             Kind::Node(room) if !room.is_enough_for(bytes)? => return Err(Errno(libc::ENOSPC)),
             Kind::Node(_) | Kind::File => {}
         }
         match disk::reserve(self.file, offset, bytes) {
-            // A file system without reservations: a write finds out.
+            // The file system has no reservations: a write finds out.
             Err(Errno(libc::EOPNOTSUPP)) => Ok(()),
             other => other,
         }
     }
 
-    /// Takes the room of the range away, whose content is of no use any more. `false`: it stays.
+    /// Takes away the room of the range, whose content is of no use any more. Returns `false` if
+    /// the room stays.
     pub(super) fn take_room(&self, offset: u64, bytes: u64) -> bool {
         match self.kind {
             Kind::DaxDevice => false,
-            // Only that the content does not matter.
+            // This only says that the content does not matter.
             Kind::BlockDevice => {
                 let _ = disk::punch(self.file, offset, bytes);
                 false

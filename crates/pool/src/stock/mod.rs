@@ -1,8 +1,10 @@
-//! Which pages are stored, and in which places of a medium.
+//! Stock of stored pages, and of the places of a medium that they are in.
 //!
-//! A page that is written goes to a free place and is only then *the* page, so that a write that fails leaves the version before it, and
-//! whoever reads meanwhile sees a whole one. Places have room on the medium before anything is written to them. Where pages are, and their
-//! checksums, is in memory of this process. How bytes get to their places and back is up to the members: `ssd`, `numa` and `dax`.
+//! A page that is written goes to a free place and is only then *the* page (shadow paging). So a
+//! write that fails leaves the version before it, and a reader sees a whole page meanwhile. Places
+//! have room on the medium before anything is written to them. The places of pages, and their
+//! checksums, are in memory of this process. The members `ssd`, `numa` and `dax` move the bytes to
+//! their places and back.
 
 mod medium;
 mod slots;
@@ -20,41 +22,43 @@ use farfield_os::Errno;
 
 /// Most pages of a region, and most places.
 pub(crate) const PAGES_MAX: u64 = 1 << 32;
-/// Places beyond the capacity, for new versions of pages that are stored: so many, and one in 64.
+/// Number of places beyond the capacity, for new versions of pages that are stored; one in 64 of
+/// the capacity is added.
 const SPARE: u64 = 1024;
-/// Places that new pages leave to new versions, at most.
+/// Most places that new pages leave to new versions.
 const MARGIN: u64 = 256;
 /// Fewest places of a region.
 const PLACES_MIN: u64 = 1024;
 
-/// What there is to begin with.
+/// Room on the medium when a stock is created.
 pub(crate) struct Room {
-    /// Most that the medium may have.
+    /// Most bytes that the medium may have.
     pub(crate) bytes: u64,
-    /// Places that have room and something in them.
+    /// Number of places that have room and content.
     pub(crate) begun: u64,
 }
 
-/// See the module.
+/// Places of the stored pages of one region, and their checksums.
 pub(crate) struct Stock {
     pub(crate) server: u16,
     pub(crate) medium: Medium,
     pub(crate) pages: u64,
     /// Most pages that may be stored.
     pub(crate) capacity: u64,
-    /// Places beyond the capacity, and how many of them new pages leave alone.
+    /// Number of places beyond the capacity, and how many of them new pages leave alone.
     pub(crate) spare: u64,
     margin: u64,
-    /// Pages that are stored, or about to be.
+    /// Number of pages that are stored, or about to be.
     pub(crate) stored: AtomicU64,
     pub(crate) places: PageTable,
-    /// The checksum of what is in each place.
+    /// Checksum of the content of each place.
     sums: Words<AtomicU64>,
     pub(crate) slots: Slots,
 }
 
 impl Stock {
-    /// Nothing stored yet; at most so many bytes, else what there is room for.
+    /// Creates a stock without pages, of `size_bytes` at most; without a size, of all that there is
+    /// room for.
     pub(crate) fn new(
         server: u16,
         medium: Medium,
@@ -80,7 +84,7 @@ impl Stock {
         Ok(Stock { server, medium, pages, capacity, spare, margin, stored, places, sums, slots })
     }
 
-    /// Bytes of the medium that its places may take.
+    /// Returns the number of bytes of the medium that its places may take.
     pub(crate) fn bytes(&self) -> u64 {
         PageId(self.capacity + self.spare).offset()
     }
@@ -101,7 +105,8 @@ impl Stock {
         self.sums.at(place)
     }
 
-    /// Room and places for a write of `count` pages from `page` on, before anything of it is stored; how many of these pages are new.
+    /// Claims room and places for a write of `count` pages from `page` on, before any of it is
+    /// stored. Returns how many of these pages are new.
     pub(crate) fn claim(&self, page: u64, count: u64) -> Result<u64, NoPlace> {
         let new = (page..page + count).filter(|&page| self.places.get(page).is_none()).count() as u64;
         if count + self.margin > self.spare {
@@ -109,24 +114,25 @@ impl Stock {
         }
         let more = |stored: u64| (stored + new <= self.capacity).then_some(stored + new);
         self.stored.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| NoPlace::Full)?;
-        // New pages leave something for those that replace others: what is stored can always be written again.
+        // New pages leave some places for new versions: stored pages can always be written again.
         let margin = if new > 0 { self.margin } else { 0 };
         self.slots.claim(&self.medium, count + margin).inspect_err(|_| self.dismiss(new))?;
         self.slots.unclaim(margin);
         Ok(new)
     }
 
-    /// So many new pages are not stored after all, or not any more.
+    /// Uncounts `count` new pages that are not stored after all, or not any more.
     pub(crate) fn dismiss(&self, count: u64) {
         self.stored.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// From now on what is in this place is the page. `admitted`: those for which room was made.
+    /// Makes the content of this place the page. `admitted` counts the new pages for which room was
+    /// made.
     pub(crate) fn publish(&self, page: u64, place: u64, admitted: &mut u64) {
         match self.places.set(page, Some(place)) {
             Some(before) => self.slots.give(before, 1),
             None if *admitted > 0 => *admitted -= 1,
-            // Discarded meanwhile.
+            // The page was discarded meanwhile.
             None => drop(self.stored.fetch_add(1, Ordering::Relaxed)),
         }
     }

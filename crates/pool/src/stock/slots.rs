@@ -1,8 +1,9 @@
-//! The places for pages on a medium: which are free, and which have room on the medium.
+//! Places for pages on a medium: which are free, and which have room on the medium.
 //!
-//! Whoever stores pages *claims* so many places first and then takes them, so a full medium is found before anything is written. Places
-//! get room on the medium in steps, ahead of need. Those that are given back are used again; when many are free, groups of 64 that are free
-//! altogether lose their room again. Everything is a number that changes atomically: no lane waits for another.
+//! A writer *claims* a number of places first and then takes them, so a full medium is found before
+//! anything is written. Places get room on the medium in steps, ahead of need. Places that are
+//! given back are used again; when many are free, groups of 64 free places lose their room again.
+//! Everything is a number that changes atomically: no lane waits for another.
 
 use super::medium::Medium;
 use crate::table::Words;
@@ -10,44 +11,46 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::Errno;
 
-/// Places that get and lose their room together: the bits of a word.
+/// Number of places that get and lose their room together, which is the number of bits of a word.
 const GROUP: u64 = u64::BITS as u64;
-/// Groups that are looked at for a whole run before a shorter one will do.
+/// Number of groups that are searched for a whole run before a shorter one will do.
 const LOOKS: u64 = 64;
-/// Groups that get room at a time, if the medium has it: 16 MiB.
+/// Number of groups that get room at a time, if the medium has it: 16 MiB.
 const STEP_GROUPS: u64 = 64;
-/// Free places that keep their room, and so many more for each eight in use.
+/// Number of free places that keep their room; one more does for each eight in use.
 const KEPT: u64 = 4096;
 const GROUP_BYTES: u64 = GROUP * PAGE_BYTES as u64;
 
-/// Why there are no places.
+/// Reason for which there are no places.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NoPlace {
     /// The medium has no room.
     Full,
-    /// The places for versions that replace others are all in use at the moment, or others are just being given room: worth another look.
+    /// The places for new versions are all in use at the moment, or other places are just being
+    /// given room. Another try may succeed.
     Later,
     /// The system refused for another reason.
     Os(Errno),
 }
 
-/// See the module.
+/// Places on a medium, and which of them are free.
 pub(crate) struct Slots {
-    /// One bit for each place: it is free and has room.
+    /// Bit for each place, set if it is free and has room.
     free: Words<AtomicU64>,
-    /// One bit for each group that was given room once and has none now.
+    /// Bit for each group, set if it was given room once and has none now.
     holes: Words<AtomicU64>,
-    /// How many bits of `free` are set, less those that somebody has claimed.
+    /// Number of bits of `free` that are set, less the places that are claimed.
     ready: AtomicU64,
-    /// Groups that were given room at least once.
+    /// Number of groups that were given room at least once.
     grown: AtomicU64,
-    /// Places with room.
+    /// Number of places with room.
     roomy: AtomicU64,
     groups: u64,
 }
 
 impl Slots {
-    /// Places for `count` pages, rounded up to whole groups; the first `begun` of them have room and are not free.
+    /// Creates places for `count` pages, rounded up to whole groups. The first `begun` of them have
+    /// room and are not free.
     pub(crate) fn new(count: u64, begun: u64) -> Result<Slots, Errno> {
         let (groups, grown) = (count.max(begun).div_ceil(GROUP), begun.div_ceil(GROUP));
         Ok(Slots {
@@ -60,7 +63,7 @@ impl Slots {
         })
     }
 
-    /// Claims `count` places, giving more of them room if need be.
+    /// Claims `count` places, and gives more places room if need be.
     pub(crate) fn claim(&self, medium: &Medium, count: u64) -> Result<(), NoPlace> {
         loop {
             let less = |ready: u64| ready.checked_sub(count);
@@ -76,8 +79,9 @@ impl Slots {
         self.ready.fetch_add(count, Ordering::Release);
     }
 
-    /// Takes up to `wanted` neighbouring places of those that the caller has claimed; `at` is where its last ones were. All of them if there is such a
-    /// run nearby, else what comes first.
+    /// Takes up to `wanted` neighbouring places of those that the caller has claimed; returns the
+    /// first and their number. It takes all `wanted` if there is such a run nearby, else the first
+    /// run that it finds. `at` is where the caller's last places were.
     pub(crate) fn take(&self, at: &mut u64, wanted: u64) -> (u64, u64) {
         let mut looks = 0;
         loop {
@@ -96,12 +100,12 @@ impl Slots {
                 *at = group;
                 return (group * GROUP + shift, count);
             }
-            // Somebody was faster with some of them.
+            // Another lane was faster with some of these places.
             word.fetch_or(before & mask, Ordering::Release);
         }
     }
 
-    /// Gives places back; what was in them is of no use any more.
+    /// Gives places back; their content is of no use any more.
     pub(crate) fn give(&self, first: u64, count: u64) {
         let (mut at, end) = (first, first + count);
         while at < end {
@@ -112,7 +116,7 @@ impl Slots {
         self.ready.fetch_add(count, Ordering::Release);
     }
 
-    /// Takes room from groups of these places that are free altogether, if more is kept than is good for.
+    /// Takes room from groups of these places that are all free, if more room is kept than is good.
     pub(crate) fn trim(&self, medium: &Medium, first: u64, count: u64) {
         for group in first / GROUP..(first + count).div_ceil(GROUP) {
             let (ready, roomy) = (self.ready.load(Ordering::Relaxed), self.roomy.load(Ordering::Relaxed));
@@ -136,7 +140,7 @@ impl Slots {
             return self.unclaim(GROUP);
         }
         if !medium.take_room(group * GROUP_BYTES, GROUP_BYTES) {
-            // Its room stays, and so do its places.
+            // The room of the group stays, and so do its places.
             word.store(u64::MAX, Ordering::Release);
             return self.unclaim(GROUP);
         }
@@ -159,7 +163,8 @@ impl Slots {
         if self.fill(medium, first, count).is_ok() {
             return Ok(());
         }
-        // Not so much. What little there is, group by group; the rest is tried again when it is needed.
+        // The medium has not so much. Each group gets what little there is; the rest is tried again
+        // when it is needed.
         let mut result = Ok(());
         for group in first..first + count {
             if result.is_ok() {
@@ -199,25 +204,27 @@ impl Slots {
         Ok(())
     }
 
-    /// The first place that never had room, and all after it.
+    /// Returns the first of the places that never had room, which all lie behind it.
     pub(crate) fn end(&self) -> u64 {
         self.grown.load(Ordering::Acquire) * GROUP
     }
 }
 
-/// Bits `shift` to `shift + count`.
+/// Returns a mask of `count` bits from `shift` on.
 pub(crate) fn mask(shift: u64, count: u64) -> u64 {
     if count == GROUP { u64::MAX } else { ((1 << count) - 1) << shift }
 }
 
-/// The first run of `wanted` set bits, else of half as many and so on, as first bit and length.
+/// Finds the first run of `wanted` set bits, else of half as many and so on. Returns its first bit
+/// and its length.
 pub(crate) fn run_of(bits: u64, wanted: u64) -> Option<(u64, u64)> {
     if bits == 0 {
         return None;
     }
     let mut count = wanted.min(GROUP);
     loop {
-        // Bits that begin a run of `count`: halving doubles what one step knows.
+        // `starts` has the bits that begin a run of `known` set bits; each step at most doubles
+        // `known`.
         let (mut starts, mut known) = (bits, 1);
         while known < count {
             let step = known.min(count - known);

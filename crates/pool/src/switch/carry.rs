@@ -1,4 +1,4 @@
-//! Carries out a switch.
+//! Execution of a switch, by the thread that asks for it.
 
 use super::lane::{Berth, Inner, Slot};
 use super::{SwitchBackend, SwitchError, SwitchHost};
@@ -11,21 +11,22 @@ use farfield_os::process::now_ns;
 use farfield_os::sync::{Wait, nap};
 use std::sync::Arc;
 
-/// Chunks that are copied at a time while nobody uses the pool; else one.
+/// Number of chunks that are copied at a time while the pool is not used; while it is used, one is.
 const COPIES: usize = 4;
-/// While somebody does, the copies take one part of the time in so many.
+/// While the pool is used, copies take one part in `DUTY` of the time.
 const DUTY: u32 = 4;
-/// How long it sleeps when there is nothing to do, or nothing can be done now.
+/// Sleep when there is nothing to do, or nothing can be done now.
 const REST: Duration = Duration::from_micros(500);
-/// Between two looks whether a leg has ended what nobody waits for any more.
+/// Time between two checks whether a leg has ended operations that are not waited for any more.
 const QUIET_LOOK: Duration = Duration::from_micros(50);
 const GONE: PoolError = PoolError::ServerGone { server: 0, incarnation: Incarnation(0) };
 
 impl SwitchBackend {
-    /// Moves everything to `to`, which holds zeros, and makes it the only side; or ends with everything on the old one. Takes as long as it takes: call
-    /// it from a thread that has nothing else to do.
+    /// Moves everything to `to`, which holds zeros, and makes it the only side; or ends with
+    /// everything on the old one. Blocks until then, however long that takes: call it from a thread
+    /// that has nothing else to do.
     ///
-    /// Only when the old side dies is anything lost: what had not moved yet.
+    /// Data is lost only when the old side dies: the pages that had not moved yet.
     pub fn switch(&self, to: Arc<dyn Backend>, host: &dyn SwitchHost) -> Result<(), SwitchError> {
         if to.pages() < self.pages {
             return Err(SwitchError::TooSmall { pages: to.pages(), wanted: self.pages });
@@ -40,7 +41,8 @@ impl SwitchBackend {
         let work = self.work.lock();
         match result {
             Ok(()) => self.leave_pair(&table, LegTable::NEW),
-            // Who has lost the old side has what is on the new one, and its words say what that is.
+            // If the old side is lost, the pool has what is on the new one, and its words say what
+            // that is.
             Err(SwitchError::Old(_)) => {}
             Err(_) => {
                 table.lose(LegTable::NEW);
@@ -53,7 +55,7 @@ impl SwitchBackend {
         result
     }
 
-    /// From here on lanes are opened at both.
+    /// Forms the pair: from here on lanes are opened at both sides.
     fn pair_up(&self, to: &Arc<dyn Backend>) -> Result<Arc<LegTable>, SwitchError> {
         let mut stage = self.stage();
         if stage.pair.is_some() {
@@ -70,7 +72,7 @@ impl SwitchBackend {
         self.stage().berths.iter().filter_map(|berth| berth.upgrade()).collect()
     }
 
-    /// Moves all lanes to the pair. `false`: the new side is lost already.
+    /// Moves all lanes to the pair; returns `false` if the new side is lost already.
     fn enter_pair(&self, table: &Arc<LegTable>, to: &Arc<dyn Backend>, host: &dyn SwitchHost) -> bool {
         for berth in self.berths() {
             let lane = match opened(host, || to.open_lane()) {
@@ -87,7 +89,7 @@ impl SwitchBackend {
                         pair.give_leg(LegTable::OLD, old);
                         slot.inner = Inner::Pair(pair);
                     }
-                    // It was opened at both, or is a lane to what is lost.
+                    // The lane was opened at both, or is a lane to a lost side.
                     other => slot.inner = other,
                 }
             });
@@ -128,16 +130,17 @@ impl SwitchBackend {
         }
     }
 
-    /// A side that is gone and is not asked for anything says so only when it is looked at.
+    /// Looks at both sides, because a lost side that is not asked for anything is noticed only so.
     fn look_at_sides(&self) {
         self.health();
         if self.loaded().health() == Health::Gone {
-            // What has moved already can be had through lanes.
+            // Pages that have moved already can be had through lanes.
             self.is_loaded.store(false, Ordering::SeqCst);
         }
     }
 
-    /// The new side holds everything: it leads, if that is still so when all lanes have been empty once. `false`: it is not.
+    /// Makes the new side, which holds everything, the leader. That takes effect if it still holds
+    /// everything when all lanes have been empty once. Returns whether it does.
     fn commit(&self, table: &Arc<LegTable>, host: &dyn SwitchHost) -> bool {
         let mut is_committed = false;
         host.alone(&mut || {
@@ -154,7 +157,7 @@ impl SwitchBackend {
             if let Some(next) = stage.next.clone() {
                 self.is_loaded.store(next.mapped().is_some(), Ordering::SeqCst);
                 *self.loaded.write() = next.clone();
-                // The pair lives as long as lanes of it.
+                // The pair lives as long as it has lanes.
                 stage.side = next;
             }
             true
@@ -183,14 +186,15 @@ impl SwitchBackend {
     }
 }
 
-/// What `open` makes in the way that the host wants it.
+/// Returns the result of `open`, called in the way that the host wants it.
 fn opened<T>(host: &dyn SwitchHost, mut open: impl FnMut() -> Result<T, PoolError>) -> Result<T, PoolError> {
     let mut result = Err(GONE);
     host.open(&mut || result = open());
     result
 }
 
-/// `false`: the leg still works for operations that have ended.
+/// Moves a lane to the side that stays; returns `false` if the leg still works for operations that
+/// have ended.
 fn leave(slot: &mut Slot, leg: usize) -> bool {
     let Inner::Pair(pair) = &mut slot.inner else { return true };
     if !pair.has_leg(leg) {

@@ -1,4 +1,4 @@
-//! A lane that can be moved to another side.
+//! Lane that can be moved to another side.
 
 use crate::mirror::{MirrorLane, chunks};
 use crate::touched::Touched;
@@ -8,16 +8,16 @@ use core::time::Duration;
 use farfield_os::sync::{Mutex, MutexGuard, Wait};
 use std::sync::Arc;
 
-/// Completions that may be waiting for the owner: more than any lane takes operations.
+/// Most completions that may wait for the owner, which is more than any lane takes operations.
 const ENDED: usize = 1024;
-/// How long whoever moves lanes sleeps between two looks.
+/// Sleep, between two looks, of a thread that moves lanes.
 const LOOK: Duration = Duration::from_micros(20);
 
-/// The lane behind a lane.
+/// Lane behind a lane.
 pub(super) enum Inner {
     Side(Box<dyn Lane>),
     Pair(Box<MirrorLane>),
-    /// For a moment, while it is moved.
+    /// No lane, for a moment, while it is moved.
     Nowhere,
 }
 
@@ -31,18 +31,18 @@ impl Inner {
     }
 }
 
-/// Where the owner of a lane and whoever moves it meet.
+/// Meeting point of the owner of a lane and the thread that moves it.
 pub(super) struct Berth {
     slot: Mutex<Slot>,
-    /// It takes nothing new until it was moved.
+    /// Set while the lane takes nothing new, until it was moved.
     is_halted: AtomicBool,
-    /// Operations so far.
+    /// Number of operations so far.
     operations: AtomicU64,
 }
 
 pub(super) struct Slot {
     pub(super) inner: Inner,
-    /// What ended while the owner did not look.
+    /// Completions that arrived while the owner did not look.
     ended: Vec<Completion>,
 }
 
@@ -55,7 +55,7 @@ impl Berth {
         }
     }
 
-    /// Never waits: both sides only ever try.
+    /// Tries to lock the slot; never waits, because both sides only ever try.
     fn try_lock(&self) -> Option<MutexGuard<'_, Slot>> {
         self.slot.try_lock()
     }
@@ -64,7 +64,7 @@ impl Berth {
         self.operations.load(Ordering::Relaxed)
     }
 
-    /// Waits until the lane has no operation, and acts on it then.
+    /// Waits until the lane has no operation, and calls `act` then.
     pub(super) fn when_empty<T>(&self, act: impl FnOnce(&mut Slot) -> T) -> T {
         self.is_halted.store(true, Ordering::SeqCst);
         let mut wait = Wait::new("a lane to have nothing under way");
@@ -84,13 +84,13 @@ impl Berth {
     }
 }
 
-/// See the module.
+/// Lane of a pool that can be switched.
 pub(super) struct SwitchLane {
     berth: Arc<Berth>,
     touched: Arc<Touched>,
     pages: u64,
     in_flight: usize,
-    /// Something was given back since it took something: whoever waits does so for room.
+    /// Set if the last request was given back: then a waiting owner waits for room.
     is_refused: bool,
 }
 
@@ -106,7 +106,7 @@ impl SwitchLane {
         let Some(mut slot) = self.berth.try_lock() else { return Err(request) };
         if let Op::Write { page, buffer } = &request.op {
             let count = buffer.pages() as u64;
-            // What is outside is for the side to refuse.
+            // The side refuses pages outside of the region.
             if page.0.checked_add(count).is_some_and(|end| end <= self.pages) {
                 for chunk in chunks(page.0, count) {
                     self.touched.mark(chunk);
@@ -145,7 +145,7 @@ impl Lane for SwitchLane {
     fn wait(&mut self, timeout: Duration) {
         let waits_for_room = self.is_refused && self.in_flight == 0;
         if waits_for_room || self.berth.is_halted.load(Ordering::Acquire) {
-            // It is being moved, or was just now: that takes a moment.
+            // The lane is being moved, or was just now: that takes a moment.
             return farfield_os::process::yield_now();
         }
         match self.berth.try_lock() {

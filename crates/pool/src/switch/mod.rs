@@ -1,13 +1,16 @@
-//! Pool that can be exchanged for another one while it is in use.
+//! Pool that can be exchanged for another one while it is in use (live migration).
 //!
-//! Between two switches it is its only *side*: operations go there as they are, and all that is noted is which chunks were ever written.
-//! During a switch it is a pair of legs, the old side and the new one, with the words and the copies of a mirror (`mirror`). The old
-//! side leads: it gets every write, a write has succeeded if it has succeeded there, and so until the very end it holds everything; whatever
-//! happens to the new side, nothing is lost but the switch. When the new side holds everything, too, it leads, the lanes are seen
-//! without operations once, and the old side is given back.
+//! Between two switches the pool is its only *side*: operations go there as they are, and the only
+//! note taken is which chunks were ever written. During a switch it is a pair of legs, the old side
+//! and the new one, with the words and the copies of a mirror (`mirror`). The old side leads: it
+//! gets every write, and a write has succeeded if it has succeeded there. So until the very end the
+//! old side holds everything; whatever happens to the new side, nothing is lost but the switch.
+//! When the new side holds everything, too, it leads. The lanes are seen without operations once,
+//! and the old side is given back.
 //!
-//! Whoever carries out a switch moves the lanes: from those of one side to those of the pair and back. A lane that is to be moved takes nothing new until
-//! what is under way has ended, and it has been moved; so its owner never opens anything, allocates, or waits for a lock.
+//! The thread that carries out a switch moves the lanes, from lanes of one side to lanes of the
+//! pair and back. A lane that is to be moved takes nothing new until its operations have ended and
+//! it has been moved. So its owner never opens anything, allocates, or waits for a lock.
 
 mod carry;
 mod lane;
@@ -25,37 +28,40 @@ use farfield_os::sync::{Mutex, MutexGuard, RwLock};
 use lane::{Berth, Inner, SwitchLane};
 use std::sync::{Arc, Weak};
 
-/// Why a switch did not take place. The pool is as it was, on its old side, unless that is what was lost.
+/// Reason for which a switch did not take place. The pool is as it was, on its old side, unless
+/// that side is what was lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SwitchError {
-    /// There is one already.
+    /// A switch is under way already.
     #[error("the pool is being switched already: wait for the end of that, or cancel it")]
     Busy,
-    /// Somebody did not want it any more.
+    /// The switch was cancelled.
     #[error("the switch was cancelled")]
     Cancelled,
-    /// The new pool cannot address as much.
+    /// The new pool has too few pages.
     #[error("the new pool is too small: it has {pages} pages, and {wanted} are wanted")]
     TooSmall {
-        /// What it has.
+        /// Number of pages that the new pool has.
         pages: u64,
-        /// What it should have.
+        /// Number of pages that it must have.
         wanted: u64,
     },
     /// The new pool failed.
     #[error("the new pool failed, and the old one stays: {0}")]
     New(PoolError),
-    /// The old pool was lost before everything had moved: what had not is lost as it would have been without a switch.
+    /// The old pool was lost before everything had moved. The rest is lost as it would have been
+    /// without a switch.
     #[error("the old pool was lost in the middle of the switch: {0}")]
     Old(PoolError),
 }
 
-/// The process in which a switch takes place.
+/// Process in which a switch takes place.
 pub trait SwitchHost {
-    /// Is the switch still wanted? It ends soon after this has become false.
+    /// Checks whether the switch is still wanted. It ends soon after this has become false.
     fn is_wanted(&self) -> bool;
 
-    /// Calls `act`, once, while nobody uses addresses from [`Mapped::page`]. It says whether the switch has taken place with that.
+    /// Calls `act`, once, while nobody uses addresses from [`Mapped::page`]. `act` returns whether
+    /// the switch has taken place with that.
     fn alone(&self, act: &mut dyn FnMut() -> bool);
 
     /// Calls `open`, which opens lanes.
@@ -64,58 +70,59 @@ pub trait SwitchHost {
     }
 }
 
-/// How far a switch is.
+/// Progress of a switch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SwitchProgress {
-    /// One goes on.
+    /// Set while a switch goes on.
     pub is_active: bool,
-    /// Switches that have taken place.
+    /// Number of switches that have taken place.
     pub switches: u64,
-    /// Pages (in chunks of 64) that were ever written, and those of them that the new side holds already. 0 between two switches.
+    /// Number of pages (in chunks of 64) that were ever written; 0 between two switches.
     pub pages: u64,
-    /// See `pages`.
+    /// Number of the `pages` that the new side holds already.
     pub moved_pages: u64,
 }
 
-/// See the module.
+/// Pool that can be exchanged for another one while it is in use.
 pub struct SwitchBackend {
     pages: u64,
     touched: Arc<Touched>,
     stage: Mutex<Stage>,
-    /// Held by whoever carries out a switch, step by step; and while a snapshot is made.
+    /// Lock that the thread which carries out a switch holds step by step. It is also held while a
+    /// snapshot is made.
     work: Mutex<()>,
-    /// What is loaded from, if it can be.
+    /// Side that is loaded from, if it is memory that can be.
     loaded: RwLock<Arc<dyn Backend>>,
     is_loaded: AtomicBool,
     is_active: AtomicBool,
     switches: AtomicU64,
 }
 
-/// See [`SwitchBackend::heritage`].
+/// Knowledge about a parent's pool that the child of a fork needs ([`SwitchBackend::heritage`]).
 pub struct Heritage(pub(crate) Arc<Touched>);
 
-/// What lanes are opened at now.
+/// State that says where lanes are opened now.
 struct Stage {
     side: Arc<dyn Backend>,
     pair: Option<Arc<LegTable>>,
-    /// The new side of the pair.
+    /// New side of the pair.
     next: Option<Arc<dyn Backend>>,
     berths: Vec<Weak<Berth>>,
 }
 
 impl SwitchBackend {
-    /// At first it is `side`, in which nothing was written yet.
+    /// Creates a pool whose side is `side` at first. Nothing was written there yet.
     pub fn new(side: Arc<dyn Backend>) -> Result<SwitchBackend, PoolError> {
         let chunks = side.pages().div_ceil(CHUNK_PAGES);
         Ok(SwitchBackend::over(side, Arc::new(Touched::new(chunks).map_err(PoolError::Os)?)))
     }
 
-    /// For the child of a fork: `side` is a snapshot of the parent's pool.
+    /// Creates the pool of the child of a fork, where `side` is a snapshot of the parent's pool.
     pub fn inherit(side: Arc<dyn Backend>, heritage: Heritage) -> SwitchBackend {
         SwitchBackend::over(side, heritage.0)
     }
 
-    /// What the child of a fork must know of its parent's pool.
+    /// Returns what the child of a fork must know of its parent's pool.
     pub fn heritage(&self) -> Heritage {
         Heritage(self.touched.clone())
     }
@@ -133,12 +140,14 @@ impl SwitchBackend {
         }
     }
 
-    /// No switch goes on, and none begins, as long as this is held: not even in the background does anything happen to the lanes.
+    /// Keeps switches from going on, and from beginning, until the guard is dropped. Not even in
+    /// the background does anything happen to the lanes then.
     pub fn hold_still(&self) -> impl Drop {
         self.work.lock()
     }
 
-    /// Somebody at the pool is about to write these pages, while the caller [holds still](SwitchBackend::hold_still). A switch after that takes them along.
+    /// Notes that these pages are about to be written at the pool itself. The caller
+    /// [holds still](SwitchBackend::hold_still). A later switch moves these pages, too.
     pub fn will_be_written(&self, first: PageId, count: u64) {
         assert!(first.0.checked_add(count).is_some_and(|end| end <= self.pages), "pages of the region");
         for chunk in chunks(first.0, count) {
@@ -146,13 +155,14 @@ impl SwitchBackend {
         }
     }
 
-    /// For the moment of a fork, besides: nobody even looks at its lanes and its health. Whoever does so must wait, the caller too.
+    /// Locks the lanes and the health of the pool, in addition, for the moment of a fork. Until the
+    /// guard is dropped, any use of them waits, also the caller's.
     pub fn hold_lanes(&self) -> impl Drop {
         self.stage()
     }
 
-    /// A snapshot of the side that leads, while the caller [holds still](SwitchBackend::hold_still) and has no operation in flight; and
-    /// whether that is the new side of a switch.
+    /// Makes a snapshot of the side that leads, and returns whether that is the new side of a
+    /// switch. The caller [holds still](SwitchBackend::hold_still) and has no operation in flight.
     pub fn clone_side(&self) -> Result<(CloneTicket, bool), PoolError> {
         let stage = self.stage();
         match (&stage.pair, &stage.next) {
@@ -163,7 +173,7 @@ impl SwitchBackend {
         }
     }
 
-    /// How far a switch is.
+    /// Returns how far a switch is.
     pub fn progress(&self) -> SwitchProgress {
         let pair = self.stage().pair.clone();
         let (held, all) = pair.as_ref().map_or((0, 0), |pair| pair.held(LegTable::NEW));
@@ -175,7 +185,7 @@ impl SwitchBackend {
         }
     }
 
-    /// The side that functions run at.
+    /// Returns the side that functions run at; refuses in the middle of a switch.
     fn only_side(&self) -> Result<Arc<dyn Backend>, PoolError> {
         let stage = self.stage();
         let side = stage.pair.is_none().then(|| stage.side.clone());
@@ -209,28 +219,34 @@ impl Backend for SwitchBackend {
         Ok(Box::new(SwitchLane::new(berth, self.touched.clone(), self.pages)))
     }
 
-    /// At the side that holds everything and will; in the middle of a switch there is none. Channels that are open when one begins stay with the old
-    /// side: who has some compares [`SwitchBackend::progress`] before and after a call.
+    /// Opens calls at the side that holds everything and will; in the middle of a switch there is
+    /// none. Channels that are open when a switch begins stay with the old side: their user
+    /// compares [`SwitchBackend::progress`] before and after a call.
     fn open_calls(&self) -> Result<Box<dyn Calls>, PoolError> {
         self.only_side()?.open_calls()
     }
 
-    /// As [`SwitchBackend::open_calls`].
+    /// Opens calls that only read, at the same side as [`SwitchBackend::open_calls`].
     fn open_reads(&self) -> Result<Box<dyn Calls>, PoolError> {
         self.only_side()?.open_reads()
     }
 
-    /// The same. The caller [holds still](SwitchBackend::hold_still) and has said that it [will be written](SwitchBackend::will_be_written).
+    /// Begins writes by functions at the only side. The caller
+    /// [holds still](SwitchBackend::hold_still) and has announced the pages with
+    /// [`SwitchBackend::will_be_written`].
     fn begin_writes(&self, runs: &[(PageId, u64)]) -> Result<Box<dyn Writes>, PoolError> {
         self.only_side()?.begin_writes(runs)
     }
 
-    /// Of the side that holds everything and will. Who uses it compares [`SwitchBackend::progress`] from before he asked with that after the answer.
+    /// Returns how the side that holds everything and will deals its pages out to members; `None`
+    /// in the middle of a switch. The user compares [`SwitchBackend::progress`] from before the
+    /// question with that after the answer.
     fn deal(&self) -> Option<Deal> {
         self.only_side().ok()?.deal()
     }
 
-    /// The same.
+    /// Returns a member of the side that holds everything and will; `None` in the middle of a
+    /// switch.
     fn member(&self, index: usize) -> Option<Arc<dyn Backend>> {
         self.only_side().ok()?.member(index)
     }
@@ -271,7 +287,7 @@ impl Backend for SwitchBackend {
         self.stage().side.how()
     }
 
-    /// Not during a switch.
+    /// Checks whether the side has a rejoin to do; never so during a switch.
     fn is_rejoin_due(&self) -> bool {
         let stage = self.stage();
         stage.pair.is_none() && stage.side.is_rejoin_due()
@@ -298,7 +314,7 @@ impl Backend for SwitchBackend {
 
 impl Mapped for SwitchBackend {
     fn page(&self, page: PageId) -> Option<*const u8> {
-        // Only while nobody loads is it changed, so nobody waits here.
+        // The side changes only while nobody loads, so nobody waits here.
         let loaded = self.loaded.read();
         loaded.mapped()?.page(page)
     }

@@ -1,4 +1,5 @@
-//! Guards against a switch that loses a write or brings back an old version, whatever is written, dies, fills up or is cancelled meanwhile.
+//! Guards against a switch that loses a write or brings back an old version, whatever is written,
+//! dies, fills up or is cancelled meanwhile.
 use super::{SwitchBackend, SwitchError, SwitchHost};
 use crate::conformance::{self, Random};
 use crate::trial::{PAGES, SILENT, SilentSide, assert_version, one, random_history, read, wait_until, write};

@@ -1,4 +1,5 @@
-//! What nobody waits for: pages that are old move to the next tier, and copies that do not count are given back.
+//! Background care of a tiered pool: old pages move to the next tier, and copies that do not count
+//! are given back.
 
 use super::lane::{PIECES, Piece, Task, TierLane};
 use super::table::{Bid, TierTable};
@@ -8,30 +9,32 @@ use farfield_core::PageId;
 use farfield_core::policy::room::{Look, look};
 use farfield_core::tier_word::TierWord;
 
-/// Pages that are moved together, and pages that are looked at in one go.
+/// Number of pages that are moved together, and of pages that are looked at in one go.
 const MOVE_PAGES: u64 = 64;
 const LOOK: u64 = 4096;
-/// How long nothing begins after something has failed.
+/// Pause after a failure.
 const REST: Duration = Duration::from_millis(100);
-/// The same after so many vain rounds: in the first one pages are spared that were written since the one before.
+/// Pause after `VAIN_ROUNDS` rounds in vain. In the first of them pages are spared that were
+/// written since the round before.
 const SHORT_REST: Duration = Duration::from_millis(5);
 const VAIN_ROUNDS: u32 = 2;
-/// Steps of a lane for each operation of its owner that changes pages, a move and what it leaves behind; and most that it has before it.
+/// Number of steps of a lane for each operation of its owner that changes pages, for a move and
+/// what it leaves behind; and most steps that it has before it.
 const STEPS: u32 = 2;
 const STEPS_MAX: u32 = 8;
 
-/// What one lane does besides.
+/// Background care that one lane takes besides its operations.
 pub(super) struct Care {
-    /// `None`: as much as there is. Else steps that it may begin, while its owner changes pages.
+    /// Number of steps that may begin while the owner changes pages; `None` for no limit.
     steps: Option<u32>,
-    /// Those that are free, of as many as there are steps at a time.
+    /// Free buffers; there is one for each step at a time.
     buffers: Vec<Buffer>,
     most: usize,
     busy: usize,
-    /// Where the clock hand of each tier is, and where copies are looked for.
+    /// Position of the clock hand of each tier, and position of the search for copies to give back.
     hands: [u64; TierWord::TIERS_MAX],
     sweeps_from: u64,
-    /// Rounds without anything to do.
+    /// Number of rounds that found nothing to do.
     vain_rounds: u32,
     is_stopped: bool,
 }
@@ -54,7 +57,7 @@ impl Care {
         }
     }
 
-    /// The owner changes pages.
+    /// Grants steps, because the owner changes pages.
     pub(super) fn on_change(&mut self) {
         self.steps = self.steps.map(|steps| (steps + STEPS).min(STEPS_MAX));
     }
@@ -63,7 +66,7 @@ impl Care {
         self.busy > 0
     }
 
-    /// Nothing more than what is under way.
+    /// Starts nothing more; steps that are under way end.
     pub(super) fn stop(&mut self) {
         self.is_stopped = true;
     }
@@ -72,7 +75,7 @@ impl Care {
         self.is_stopped = false;
     }
 
-    /// May a step begin?
+    /// Checks whether a step may begin.
     fn is_free(&self, changes: usize) -> bool {
         let is_allowed = self.steps.is_none_or(|steps| steps > 0 && changes > 0);
         is_allowed && self.busy < self.most && !self.is_stopped
@@ -113,7 +116,7 @@ impl Care {
                 return None;
             }
             if let Some(tier) = table.word(first).garbage().iter().next() {
-                // It may be more than one tier's.
+                // More than one tier may have such a copy.
                 self.sweeps_from = first;
                 return Some(Step::Sweep { first, tier });
             }
@@ -122,7 +125,8 @@ impl Care {
         None
     }
 
-    /// The clock hand of a tier goes on to pages that were not written since it was there last. They are claimed.
+    /// Moves the clock hand of a tier on to pages that were not written since it was there last,
+    /// and claims them (CLOCK).
     fn find_to_move(&mut self, table: &TierTable, from: usize, to: usize) -> Option<Step> {
         for _ in 0..LOOK {
             let first = table.next_written(self.hands[from]);
@@ -148,14 +152,14 @@ impl Care {
     }
 }
 
-/// What can be done next.
+/// Step of the care that comes next.
 enum Step {
     Sweep { first: u64, tier: usize },
     Move { first: u64, count: u64, from: usize, to: usize, bid: Bid },
 }
 
 impl TierLane {
-    /// Begins the next thing, if there is one.
+    /// Begins the next step, if there is one.
     pub(super) fn begin_care(&mut self) {
         let Some(care) = self.care.as_mut().filter(|care| care.is_free(self.changes)) else { return };
         if self.free_pieces.len() < PIECES / 2 {
@@ -182,7 +186,7 @@ impl TierLane {
         }
     }
 
-    /// Pages that shall move have been read.
+    /// Writes pages that shall move, now that they have been read.
     pub(super) fn move_read(
         &mut self,
         piece: Piece,
@@ -199,7 +203,7 @@ impl TierLane {
         self.give_back(buffer, true);
     }
 
-    /// They have been written.
+    /// Ends a move whose pages have been written.
     pub(super) fn move_ended(
         &mut self,
         piece: Piece,
@@ -209,7 +213,7 @@ impl TierLane {
     ) {
         let Piece { tier, page, count, .. } = piece;
         match result {
-            // It may still arrive: nobody else writes there any more.
+            // The write may still arrive, so no other write goes there any more.
             Err(PoolError::TimedOut { .. }) => {}
             Err(error) => {
                 if matches!(error, PoolError::PoolFull { .. }) {
@@ -238,11 +242,11 @@ impl TierLane {
         }
     }
 
-    /// Copies have been given back.
+    /// Ends the return of copies.
     pub(super) fn sweep_ended(&mut self, Piece { tier, page, count, .. }: Piece, result: Result<(), PoolError>) {
         match result {
             Ok(()) | Err(PoolError::ServerGone { .. }) => self.table.finish_sweep(page, count, tier, true),
-            // It may still arrive, on top of what would be written there next.
+            // The discard may still arrive, on top of what would be written there next.
             Err(PoolError::TimedOut { .. }) => {}
             Err(_) => {
                 self.table.finish_sweep(page, count, tier, false);

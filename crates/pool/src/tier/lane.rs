@@ -1,7 +1,8 @@
-//! A thread's channel to all tiers.
+//! Channel of one thread to all tiers.
 //!
-//! An operation is a *job*: pages that have to set out. Neighbours that lie in the same tier, or go to the same, set out as one *piece*. Pages whose piece was in vain (they had moved meanwhile, or the
-//! tier was full) are a job again.
+//! An operation is a *job*: pages that have to set out. Neighbours that lie in the same tier, or go
+//! to the same, set out as one *piece*. If a piece was in vain, because its pages had moved
+//! meanwhile or the tier was full, its pages are a job again.
 
 use super::care::Care;
 use super::table::{Bid, Choice, TierTable};
@@ -17,17 +18,17 @@ use farfield_os::process::now_ns;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Operations of one lane at a time, and pieces of them.
+/// Most operations that one lane has under way, and most pieces.
 const SLOTS: usize = 256;
 pub(super) const PIECES: usize = 512;
-/// Pages of a discard that are looked at in one go.
+/// Number of pages of a discard that are looked at in one go.
 const DISCARD_LOOK: u64 = 1 << 16;
-/// For one step of what nobody waits for, and for giving back old copies.
+/// Time limit of one step of background care, and of giving old copies back.
 const CARE_DEADLINE: Duration = Duration::from_secs(5);
-/// How long a lane sleeps that has nothing under way and waits for others.
+/// Sleep of a lane that has nothing under way and waits for others.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
 
-/// An operation of the caller.
+/// Operation of the caller.
 struct Parent {
     tag: u64,
     priority: Priority,
@@ -36,37 +37,38 @@ struct Parent {
     kind: Kind,
     page: u64,
     count: u64,
-    /// Pages that have not ended.
+    /// Number of pages that have not ended.
     left: u64,
     buffer: Option<Buffer>,
     result: Result<(), PoolError>,
 }
 
-/// Pages of a parent that have to set out: for tiers from this one on, if they are written.
+/// Pages of a parent that have to set out; if they are written, for tiers from `from` on.
 #[derive(Clone, Copy)]
 struct Job {
     parent: usize,
     offset: u64,
     count: u64,
     from: usize,
-    /// All tiers were full for it: it is tried once more, when this is cleared (see [`TierTable::clearing`]).
+    /// Value of [`TierTable::clearing`] at which the job is tried once more, because all tiers were
+    /// full for it.
     clearing: Option<u64>,
 }
 
-/// What became of a job.
+/// Outcome of an attempt to send pages of a job out.
 enum Cut {
-    /// So many pages have set out, or ended.
+    /// Number of pages that have set out, or ended.
     Pages(u64),
-    /// There is no room in the lane, for any of its kind.
+    /// The lane has no room for jobs of this kind.
     NoRoom,
-    /// Not now.
+    /// The job cannot set out now.
     Later,
 }
 
-/// What a tier does.
+/// Purpose of a piece.
 #[derive(Clone, Copy)]
 pub(super) enum Task {
-    /// Pages of a parent from this offset on, with what shall be their stamp afterwards.
+    /// Reads pages of a parent from this offset on. Their stamp shall still be `stamp` afterwards.
     Read {
         parent: usize,
         offset: u64,
@@ -78,11 +80,11 @@ pub(super) enum Task {
         bid: Bid,
         clearing: Option<u64>,
     },
-    /// Old copies are given back, for a parent or for nobody.
+    /// Gives old copies back, for a parent or in the background.
     Sweep {
         parent: Option<usize>,
     },
-    /// Pages that are moved.
+    /// Reads pages that are moved.
     MoveRead {
         to: usize,
         bid: Bid,
@@ -117,21 +119,21 @@ pub(super) struct TierLane {
     pub(super) free_pieces: Vec<usize>,
     arrived: Vec<Completion>,
     ended: VecDeque<Completion>,
-    /// Those that changed pages: they are handed over when nothing is moved here.
+    /// Operations that changed pages. They are handed over when this lane moves nothing.
     ended_changes: VecDeque<Completion>,
-    /// Operations that change pages, until they are handed over.
+    /// Number of operations that change pages and are not handed over yet.
     pub(super) changes: usize,
     pub(super) care: Option<Care>,
     zero_sum: u64,
 }
 
 impl TierLane {
-    /// With `cares` it moves pages while its owner changes some.
+    /// Opens a lane. With `cares` it moves pages while its owner changes some.
     pub(super) fn open(table: &Arc<TierTable>, cares: bool) -> Result<TierLane, PoolError> {
         TierLane::with(table, cares.then(Care::of_owner))
     }
 
-    /// For the thread, which does so many things at a time.
+    /// Opens a lane for the thread, with up to `cares` steps of care at a time.
     pub(super) fn open_for_thread(table: &Arc<TierTable>, cares: usize) -> Result<TierLane, PoolError> {
         TierLane::with(table, Some(Care::of_thread(cares)))
     }
@@ -154,7 +156,7 @@ impl TierLane {
         })
     }
 
-    /// Tiers that this lane can use.
+    /// Returns the tiers that this lane can use.
     fn usable(&self) -> Legs {
         self.legs.open(self.table.living())
     }
@@ -226,7 +228,7 @@ impl TierLane {
 
     fn cut_write(&mut self, job: Job, first: u64, is_whole: bool) -> Cut {
         if self.waits_for_room(job.parent, job.clearing) {
-            // That is what this lane does meanwhile.
+            // Moving pages away is what this lane does meanwhile.
             self.care.iter_mut().for_each(Care::on_change);
             return Cut::Later;
         }
@@ -257,7 +259,7 @@ impl TierLane {
         }
         let is_direct = self.parents[job.parent].as_ref().is_some_and(|known| known.buffer.is_none());
         if begun == 0 || is_direct && begun < count {
-            // Somebody has claimed one of them just now.
+            // Another lane has claimed one of the pages just now.
             self.table.end_write(first, begun, tier, false);
             self.give_buffer(job.parent, tier, buffer);
             return Cut::Later;
@@ -276,7 +278,8 @@ impl TierLane {
         Cut::Pages(begun)
     }
 
-    /// The pages are zeros from here on; their copies are given back as far as nobody else works on them. (Who moves pages does the rest.)
+    /// Makes the pages zeros from now on, and gives their copies back, except those that another
+    /// lane works on. The care gives back the others.
     fn cut_discard(&mut self, job: Job, first: u64) -> Cut {
         let (end, stop) = (first + job.count, first + job.count.min(DISCARD_LOOK));
         let (mut page, mut swept) = (first, 0);
@@ -301,7 +304,8 @@ impl TierLane {
         Cut::Pages(page - first)
     }
 
-    /// The old copies of this page, and of those behind it, at `tier`. How many.
+    /// Gives back the old copies of this page, and of those behind it, at `tier`. Returns their
+    /// number.
     pub(super) fn sweep(&mut self, first: u64, end: u64, tier: usize, parent: Option<usize>) -> u64 {
         let count = self.table.claim_sweep(first, end, tier, parent.is_some());
         if count > 0 && self.usable().has(tier) {
@@ -317,7 +321,7 @@ impl TierLane {
         count
     }
 
-    /// The parent's own, if it is for all of it, else one of the lane's.
+    /// Takes the parent's own buffer if it is for all of the parent, else one of the lane's.
     fn take_buffer(&mut self, parent: usize, tier: usize, count: u64) -> Option<Buffer> {
         let known = self.parents[parent].as_mut()?;
         if count == known.count { known.buffer.take() } else { self.legs[tier].as_mut()?.take_buffer(count) }
@@ -331,7 +335,7 @@ impl TierLane {
         }
     }
 
-    /// Gives a tier something to do.
+    /// Sends a piece to its tier.
     pub(super) fn send(&mut self, piece: Piece, op: Op) {
         let of = |parent: usize| self.parents[parent].as_ref();
         let (priority, deadline) = match piece.task {
@@ -388,7 +392,7 @@ impl TierLane {
                 self.read_ended(piece, parent, offset, stamp, result, buffer);
             }
             (Task::Write { parent, offset, bid, clearing }, Some(buffer)) => {
-                // What it leaves itself where it had no room makes none.
+                // The bytes that a refused write leaves in its own tier make no room there.
                 let garbage = self.table.clearing();
                 if !matches!(result, Err(PoolError::TimedOut { .. })) {
                     self.table.end_write(page, count, tier, result.is_ok());
@@ -400,7 +404,7 @@ impl TierLane {
                         self.table.set_full(tier, bid);
                         let is_last = self.usable().iter().last() == Some(tier);
                         if is_last && clearing.is_none() && garbage.is_some() {
-                            // There is going to be room.
+                            // Room will become free.
                             Job { clearing: garbage, ..job }
                         } else {
                             Job { from: tier + 1, ..job }
@@ -419,7 +423,7 @@ impl TierLane {
             (Task::Sweep { parent }, _) => {
                 self.sweep_ended(piece, result);
                 if let Some(parent) = parent {
-                    // Zeros they are in any case.
+                    // The pages are zeros in any case.
                     self.end_pages(parent, count, Ok(()));
                 }
             }
@@ -429,7 +433,7 @@ impl TierLane {
         }
     }
 
-    /// Is there going to be room for what no tier had room for?
+    /// Checks whether a job that found all tiers full should go on waiting for room.
     fn waits_for_room(&self, parent: usize, clearing: Option<u64>) -> bool {
         clearing.is_some_and(|clearing| !self.table.is_cleared(clearing)) && !self.is_over_time(parent)
     }
@@ -457,12 +461,12 @@ impl TierLane {
         if is_right {
             self.end_pages(parent, count, result);
         } else {
-            // It was written, or moved, meanwhile.
+            // The pages were written or moved meanwhile.
             self.jobs.push_back(Job { parent, offset, count, from: 0, clearing: None });
         }
     }
 
-    /// So many pages of a parent have ended.
+    /// Ends `count` pages of a parent with this result.
     fn end_pages(&mut self, parent: usize, count: u64, result: Result<(), PoolError>) {
         let Some(known) = &mut self.parents[parent] else { return };
         if known.result.is_ok() {
@@ -480,7 +484,8 @@ impl TierLane {
     }
 }
 
-/// Of the pages from `first` on, those that are `alike`. More than a lane's buffer takes only if they are all that there are.
+/// Returns how many pages from `first` on are `alike`. The number exceeds what a lane's buffer
+/// takes only if these are all pages of the operation.
 fn run(first: u64, count: u64, is_whole: bool, alike: impl FnMut(&u64) -> bool) -> u64 {
     let most = if is_whole { count } else { count.min(RUN_PAGES) };
     let alike = 1 + (first + 1..first + most).take_while(alike).count() as u64;
@@ -488,7 +493,7 @@ fn run(first: u64, count: u64, is_whole: bool, alike: impl FnMut(&u64) -> bool) 
 }
 
 impl Parent {
-    /// No deadline at all would be none.
+    /// Least time that an operation has left; a deadline of zero would mean that there is none.
     const NO_TIME: Duration = Duration::from_micros(1);
 
     fn time_left(&self) -> Duration {
@@ -553,7 +558,7 @@ impl Lane for TierLane {
         self.work();
         let mut moved = hand_over(&mut self.ended, done);
         if !self.is_caring() {
-            // Nothing is claimed while the owner does something else.
+            // Nothing stays claimed while the owner does something else.
             let changes = hand_over(&mut self.ended_changes, done);
             self.changes -= changes;
             moved += changes;
@@ -593,7 +598,7 @@ impl Drop for TierLane {
         if self.table.is_abandoned() {
             return;
         }
-        // What is claimed here is given back when its end is known. It has a deadline.
+        // Copies that are claimed here are given back when their end is known. It has a deadline.
         self.jobs.clear();
         self.care.iter_mut().for_each(Care::stop);
         let is_sweep = |piece: &Piece| matches!(piece.task, Task::Sweep { .. });
@@ -601,6 +606,7 @@ impl Drop for TierLane {
             self.work();
             self.legs.sleep(SLEEP_SLICE);
         }
-        // Pages that are being written stay written for ever: that may still arrive.
+        // Pages that are being written stay in that state for ever, because the write may still
+        // arrive.
     }
 }

@@ -1,8 +1,11 @@
-//! Pool of several tiers, by age: what was written last lies in the first one that has room, what is old moves on to the next.
+//! Pool of several tiers, by age: new writes lie in the first tier that has room, and old pages
+//! move on to the next.
 //!
-//! A page has the same number in every tier; a word for each says which one has it ([`farfield_core::tier_word`]). Writes go to the first tier with room, and when
-//! one is full to the next at once. From then on pages that were not written for long are copied to the next tier before the first one is full again
-//! ([`farfield_core::policy::room`], `care`): by a thread, or by lanes while their owner writes.
+//! A page has the same number in every tier; a word for each page says which tier has it
+//! ([`farfield_core::tier_word`]). Writes go to the first tier with room; if one is full they go to
+//! the next at once. From then on pages that were not written for long are copied to the next tier
+//! before the first one is full again ([`farfield_core::policy::room`], `care`). A thread does
+//! that, or lanes do while their owner writes.
 
 mod care;
 mod lane;
@@ -21,24 +24,26 @@ use lane::TierLane;
 use std::sync::Arc;
 use table::{Places, TierTable};
 
-/// What snapshots of the tiers do not say. As many as tiered pools in one pool, which have two tiers at least.
+/// Places of the pages of unclaimed snapshots; snapshots of the tiers do not contain them. There is
+/// room for as many as there can be tiered pools in one pool: each has at least two tiers.
 static SNAPSHOTS: Mutex<Unclaimed<Places, { CloneTicket::SERVERS_MAX / 2 }>> = Mutex::new(Unclaimed::new());
 
-/// See the module.
+/// Backend that spreads pages over tiers by their age.
 pub(crate) struct TierBackend {
     table: Arc<TierTable>,
-    /// Locked while the thread moves pages, and while a snapshot is made.
+    /// Lock that is held while the thread moves pages, and while a snapshot is made.
     caring: Arc<Caring>,
     healer: Option<Healer>,
 }
 
 impl TierBackend {
-    /// `legs`, first things first, all of which hold zeros. With `heals` a thread moves pages; without, lanes do.
+    /// Creates a pool of the tiers `legs`, the first tier first; all of them hold zeros. With
+    /// `heals` a thread moves pages; without, lanes do.
     pub(crate) fn new(legs: Vec<Leg>, pages: u64, heals: bool) -> Result<TierBackend, PoolError> {
         Ok(TierBackend::start(TierTable::new(legs, pages)?, heals))
     }
 
-    /// The snapshot whose tiers were claimed with these secrets.
+    /// Claims the snapshot whose tiers were claimed with these secrets.
     pub(crate) fn claim(legs: Vec<Leg>, secrets: &[u128], heals: bool) -> Result<TierBackend, PoolError> {
         let found = SNAPSHOTS.lock().take(key(secrets));
         let (server, reason) = (legs[0].server, "the ticket is unknown, used or expired");
@@ -65,7 +70,7 @@ impl Backend for TierBackend {
         for (tier, leg) in self.table.legs.iter().enumerate() {
             match leg.backend.as_ref().map(|backend| backend.clone_region()) {
                 Some(Ok(ticket)) => secrets[leaf..][..leg.leaves].copy_from_slice(&ticket.secrets[..leg.leaves]),
-                // What is lost here is lost there.
+                // A tier that is lost here is lost in the snapshot, too.
                 Some(Err(PoolError::ServerGone { .. })) => self.table.lose(tier),
                 Some(Err(error)) => return Err(error),
                 None => {}

@@ -1,4 +1,5 @@
-//! What all lanes share: where each page is, and what is known of the tiers' room.
+//! State that all lanes of a tiered pool share: where each page is, and how much room each tier
+//! has.
 
 use super::lane::TierLane;
 use crate::healer::Patient;
@@ -15,47 +16,48 @@ use farfield_core::{Incarnation, Legs};
 use farfield_os::process::now_ns;
 use std::sync::Arc;
 
-/// Pages that are noted together as perhaps written.
+/// Number of pages that are noted together as perhaps written.
 const CHUNK_PAGES: u64 = 64;
-/// A tier that was full is asked again so much later, though nothing has left it.
+/// Time after which a full tier is asked again though nothing has left it.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 /// Most pages whose copies are given back in one go.
 const SWEEP_PAGES: u64 = 4096;
-/// What the thread has under way at a time.
+/// Most steps of care that the thread has under way.
 const THREAD_CARES: usize = 4;
 
-/// Where a page is written.
+/// Choice of the tier that a page is written to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Choice {
     Tier(usize),
-    /// The only tier that could take it is busy with it.
+    /// The only tier that could take the page is busy with it.
     Later,
-    /// All are full.
+    /// All tiers are full.
     Full,
-    /// All are gone.
+    /// All tiers are gone.
     Gone,
 }
 
-/// Pages that are brought to a tier.
+/// Pages that are on their way to a tier.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Bid {
-    /// Those that it had no bytes of.
+    /// Number of pages that the tier had no bytes of.
     added: u64,
-    /// What it held with them when they set out. By the time that it has answered, it may have given back much else.
+    /// Number of pages that the tier held with them when they set out. By the time that it has
+    /// answered, it may have given back many others.
     held: u64,
 }
 
 struct Tier {
-    /// See [`Room`].
+    /// Room of the tier, as in [`Room`].
     held: AtomicU64,
     limit: AtomicU64,
     full_until: AtomicU64,
-    /// Of what it holds, pages that are being moved away, or given back.
+    /// Number of pages that the tier holds and that are being moved away, or given back.
     leaving: AtomicU64,
     is_gone: AtomicBool,
 }
 
-/// Where each page is.
+/// Place of each page.
 pub(super) struct Places {
     pages: u64,
     words: Words<AtomicU64>,
@@ -72,7 +74,7 @@ impl Places {
         TierWord(self.words.at(page).load(Ordering::SeqCst))
     }
 
-    /// The first page from `page` on that may have been written, or the end.
+    /// Returns the first page from `page` on that may have been written, or the end.
     fn next_written(&self, page: u64) -> u64 {
         let chunk = page / CHUNK_PAGES;
         match self.touched.next(chunk) {
@@ -82,7 +84,7 @@ impl Places {
         }
     }
 
-    /// Those that were written, and are not zeros and forgotten.
+    /// Iterates over the pages that were written and have a copy somewhere.
     fn written(&self) -> impl Iterator<Item = (u64, TierWord)> {
         let mut from = 0;
         let pages = std::iter::from_fn(move || {
@@ -93,7 +95,8 @@ impl Places {
         pages.map(|page| (page, self.word(page))).filter(|(_, word)| !word.copies().is_empty())
     }
 
-    /// As they are now, for a snapshot of the tiers. Nobody changes them meanwhile.
+    /// Copies the places as they are now, for a snapshot of the tiers. They must not change
+    /// meanwhile.
     fn copy(&self) -> Result<Places, PoolError> {
         let copy = Places::new(self.pages)?;
         for (page, word) in self.written() {
@@ -104,18 +107,19 @@ impl Places {
     }
 }
 
-/// See the module.
+/// Tiers of the pool, and the place of each page.
 pub(super) struct TierTable {
     pub(super) legs: Vec<Leg>,
     pub(super) pages: u64,
     places: Places,
     tiers: Vec<Tier>,
-    /// Copies that can be given back, and those that were, or that count again, ever.
+    /// Number of copies that can be given back, and number of copies that ever were given back or
+    /// came to count again.
     garbage: AtomicU64,
     cleared: AtomicU64,
-    /// Pages that went to the next tier, ever.
+    /// Number of pages that ever went to the next tier.
     moved: AtomicU64,
-    /// Until then nobody begins to move anything.
+    /// Time before which no move begins.
     rests_until: AtomicU64,
     is_abandoned: AtomicBool,
 }
@@ -136,7 +140,7 @@ impl TierTable {
         Ok(TierTable::with(legs, Places::new(pages.min(least.unwrap_or(0)))?))
     }
 
-    /// Of a snapshot.
+    /// Creates the table of a claimed snapshot.
     pub(super) fn inherited(legs: Vec<Leg>, places: Places) -> TierTable {
         let table = TierTable::with(legs, places);
         table.places.written().for_each(|(_, word)| table.count(TierWord::default(), word));
@@ -164,7 +168,8 @@ impl TierTable {
         }
     }
 
-    /// What snapshots of the tiers do not say, while nothing is under way.
+    /// Copies the places of pages for a snapshot, whose tiers do not contain them. Nothing may be
+    /// under way.
     pub(super) fn copy_places(&self) -> Result<Places, PoolError> {
         self.places.copy()
     }
@@ -178,12 +183,13 @@ impl TierTable {
         self.is_abandoned.load(Ordering::SeqCst)
     }
 
-    /// Is there something to move, or to give back?
+    /// Checks whether there is something to move, or to give back.
     pub(super) fn has_work(&self) -> bool {
         self.has_garbage() || (0..self.legs.len()).any(|tier| self.move_to(tier).is_some())
     }
 
-    /// Nothing more is moved for a while: it has failed, or there is nothing that can be moved now. So snapshots find a moment.
+    /// Starts no more moves for `time`, because one has failed, or nothing can be moved now. So
+    /// snapshots find a moment.
     pub(super) fn rest(&self, time: Duration) {
         self.rests_until.fetch_max(Moment(now_ns()).after(time).0, Ordering::SeqCst);
     }
@@ -199,7 +205,8 @@ impl TierTable {
         self.places.word(page)
     }
 
-    /// The only place where words change. `None`: as it is, it cannot.
+    /// Changes the word of a page, which happens only here. Returns `None` if `change` refuses the
+    /// word as it is.
     pub(super) fn change<T>(
         &self,
         page: u64,
@@ -219,7 +226,7 @@ impl TierTable {
         }
     }
 
-    /// What a change of a word does to the sums.
+    /// Brings the sums up to date with the change of a word.
     fn count(&self, before: TierWord, after: TierWord) {
         for tier in after.copies().but(before.copies()).iter() {
             self.tiers[tier].held.fetch_add(1, Ordering::SeqCst);
@@ -234,7 +241,8 @@ impl TierTable {
         }
     }
 
-    /// `None`: not there, and not now. Else whether the tier had no bytes of it.
+    /// Begins to write a page to `tier`. Returns whether the tier had no bytes of it; `None` if it
+    /// cannot be written there now.
     pub(super) fn begin_write(&self, page: u64, tier: usize) -> Option<bool> {
         self.places.touched.mark(page / CHUNK_PAGES);
         let (before, ()) = self.change(page, |word| Some((word.begin_write(tier)?, ())))?;
@@ -251,19 +259,20 @@ impl TierTable {
         self.change(page, |word| Some((word.discard()?, ())));
     }
 
-    /// The sum of the generations: whatever happens to one of the pages, it is another one. `None`: not all of them are at `tier`.
+    /// Returns the sum of the generations of these pages, which differs after any change to one of
+    /// them. Returns `None` if not all of them are at `tier`.
     pub(super) fn stamp(&self, first: u64, count: u64, tier: usize) -> Option<u64> {
         let is_there = |word: &TierWord| word.at() == Some(tier);
         let words = (first..first + count).map(|page| Some(self.word(page)).filter(is_there));
         words.map(|word| Some(u64::from(word?.generation()))).sum()
     }
 
-    /// The first page from `page` on that may have been written, or the end.
+    /// Returns the first page from `page` on that may have been written, or the end.
     pub(super) fn next_written(&self, page: u64) -> u64 {
         self.places.next_written(page)
     }
 
-    /// Claims the copy at `tier` of this page and of those behind it.
+    /// Claims the copies at `tier` of this page and of those behind it. Returns their number.
     pub(super) fn claim_sweep(&self, first: u64, end: u64, tier: usize, discards: bool) -> u64 {
         let end = end.min(first + SWEEP_PAGES);
         let claim = |page: &u64| {
@@ -277,7 +286,8 @@ impl TierTable {
         count
     }
 
-    /// What was claimed to leave a tier has left it, or does not: once for each claim.
+    /// Counts copies that were claimed to leave a tier and have left it, or do not leave; called
+    /// once for each claim.
     pub(super) fn end_leaving(&self, tier: usize, count: u64) {
         self.tiers[tier].leaving.fetch_sub(count, Ordering::SeqCst);
     }
@@ -288,12 +298,13 @@ impl TierTable {
         }
     }
 
-    /// Was written before the clock hand came by.
+    /// Notes that the page was written before the clock hand came by.
     pub(super) fn age(&self, page: u64) {
         self.change(page, |word| Some((word.age()?, ())));
     }
 
-    /// Claims this page and those behind it that shall leave, and what that brings to the tier where they go.
+    /// Claims this page and those behind it that shall leave. Returns their number, and the bid
+    /// that they are to the tier where they go.
     pub(super) fn claim_move(&self, first: u64, count: u64, from: usize, to: usize) -> (u64, Bid) {
         let mut added = 0;
         let claim = |page: &u64| {
@@ -332,12 +343,12 @@ impl TierTable {
         self.room(tier).is_open(|| Moment(now_ns()))
     }
 
-    /// So many pages, which it had no bytes of, set out for a tier.
+    /// Returns the bid of pages that set out for a tier; `added` of them it has no bytes of.
     pub(super) fn bid(&self, tier: usize, added: u64) -> Bid {
         Bid { added, held: self.room(tier).held }
     }
 
-    /// It was full for these.
+    /// Notes that the tier was full for these pages.
     pub(super) fn set_full(&self, tier: usize, bid: Bid) {
         let room = self.room(tier);
         let limit = Room { held: room.held.max(bid.held), ..room }.limit_when_full(bid.added);
@@ -345,7 +356,7 @@ impl TierTable {
         self.tiers[tier].full_until.store(Moment(now_ns()).after(ASK_AGAIN).0, Ordering::SeqCst);
     }
 
-    /// It took these.
+    /// Notes that the tier took these pages.
     pub(super) fn took(&self, tier: usize, bid: Bid) {
         let room = self.room(tier);
         if bid.added > 0 && room.held > room.limit {
@@ -357,7 +368,8 @@ impl TierTable {
         self.garbage.load(Ordering::SeqCst) != 0
     }
 
-    /// When all that can be given back now will have been, for [`TierTable::is_cleared`]. `None`: there is nothing.
+    /// Returns the count at which all copies that can be given back now will have been, for
+    /// [`TierTable::is_cleared`]. Returns `None` if there are none.
     pub(super) fn clearing(&self) -> Option<u64> {
         let cleared = self.cleared.load(Ordering::SeqCst);
         let garbage = self.garbage.load(Ordering::SeqCst);
@@ -384,7 +396,8 @@ impl TierTable {
         PoolError::ServerGone { server: self.legs[tier].server, incarnation: Incarnation(0) }
     }
 
-    /// Where pages of `tier` go, if more shall leave than do, and there is room for them.
+    /// Returns the tier where pages of `tier` go, if more have to leave than do, and it has room
+    /// for them.
     pub(super) fn move_to(&self, tier: usize) -> Option<usize> {
         let leaving = self.tiers[tier].leaving.load(Ordering::SeqCst);
         if self.room(tier).to_move() <= leaving || !self.lives(tier) {
@@ -393,7 +406,8 @@ impl TierTable {
         (tier + 1..self.legs.len()).find(|next| self.lives(*next) && self.is_open(*next))
     }
 
-    /// The first of the `usable` tiers, from `from` on, that a page with this word can be written to.
+    /// Returns the first of the `usable` tiers, from `from` on, that a page with this word can be
+    /// written to.
     pub(super) fn choose(&self, word: TierWord, usable: Legs, from: usize) -> Choice {
         let Some(last) = usable.iter().last() else { return Choice::Gone };
         let mut is_busy = false;
@@ -408,7 +422,7 @@ impl TierTable {
         if is_busy { Choice::Later } else { Choice::Full }
     }
 
-    /// The server that is full when all are.
+    /// Returns the error that says that all tiers are full, with the server of the last one.
     pub(super) fn full(&self) -> PoolError {
         let last = self.living().iter().last().unwrap_or(0);
         PoolError::PoolFull { server: self.legs[last].server }
@@ -426,7 +440,7 @@ impl TierTable {
         }
     }
 
-    /// Pages that each tier has bytes of, and pages that went to the next one.
+    /// Returns how many pages each tier has bytes of, and how many went to the next one.
     pub(super) fn counts(&self) -> (Vec<u64>, u64) {
         let held = (0..self.legs.len()).map(|tier| self.room(tier).held).collect();
         (held, self.moved.load(Ordering::Relaxed))

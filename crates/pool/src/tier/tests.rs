@@ -1,4 +1,5 @@
-//! Guards against a tiered pool that gives an old version, or an error while there is room, whatever moves, dies or is full.
+//! Guards against a tiered pool that gives an old version, or an error while there is room,
+//! whatever moves, dies or is full.
 use super::TierBackend;
 use crate::conformance::Random;
 use crate::legs::Leg;

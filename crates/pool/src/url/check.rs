@@ -1,13 +1,16 @@
-//! What must hold for any text that somebody writes where a pool URL belongs; for unit tests, and for the fuzzer.
+//! Checks of what must hold for any text that is given as a pool URL; for unit tests, and for the
+//! fuzzer.
 
 use super::{DEPTH_MAX, Tree, leaf_urls, replace_leaves};
 use crate::opener::check_leaf;
 use core::convert::Infallible;
 
-/// Reads `text` as a pool URL and panics unless what must hold for any text does. Was it understood?
+/// Reads `text` as a pool URL and returns whether it was understood. Panics unless what must hold
+/// for any text does:
 ///
-/// - What is understood can be said again, and is the same then. Its leaves are those of the text, in their order, and
-///   nothing stands deeper in others than the stack has room for.
+/// - A text that is understood can be written again from what was understood, and means the same
+///   then. Its leaves are those of the text, in their order, and nesting is never deeper than the
+///   stack has room for.
 /// - An error points at a letter of the text, or behind the last.
 /// - Each leaf is understood or refused.
 pub fn check_url(text: &str) -> bool {
