@@ -1,4 +1,4 @@
-//! Farfield runs anywhere: where-independent code (WICkit).
+//! Functions over far memory that run anywhere: where-independent code (WICkit).
 //!
 //! A [`Function`] is an async function over the bytes of a region, written once against [`Place`],
 //! which gives it reads, writes, atomics, locks and time. The same source runs

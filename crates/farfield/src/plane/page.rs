@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{Deref, FrameId, FrameWord, Path, Place, State};
 
-/// Number of wrong guesses, of slots that lie in clean frames, of which one is corrected.
+/// Number of wrong guesses, of slots that lie in the arena, of which one is corrected.
 const CORRECT_EVERY: u32 = 64;
 
 impl Core {

@@ -56,7 +56,7 @@ impl Handles {
         (u64::from(self.high()) * size_of::<Handle>() as u64).next_multiple_of(PAGE_BYTES as u64)
     }
 
-    /// Checks whether there is a free handle, or there are fewer than `most`.
+    /// Checks whether there is a free handle, or fewer than `most` were ever used.
     pub(super) fn has_room(&self, own: &OwnHandles, most: impl FnOnce() -> u64) -> bool {
         own.first.get().is_some() || {
             let most = most().min(u64::from(self.count));

@@ -1,8 +1,8 @@
 //! Holes: places in log pages whose objects are gone, and that are filled again while the page is
 //! near.
 //!
-//! A page is noted in the list of its class when a sixteenth of its places is free, or one of a few
-//! places. A thread that needs a page for new objects first takes the page that was noted last. It
+//! A page is noted in the list of its class when a sixteenth of its places is free, but at least
+//! one. A thread that needs a page for new objects first takes the page that was noted last. It
 //! opens the page again if that is still near and of that class. So near memory is as full of live
 //! objects as on the page plane, and not of what a growing collection has left behind.
 //!

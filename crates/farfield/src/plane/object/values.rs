@@ -11,7 +11,8 @@ use std::alloc::Layout;
 impl Core {
     /// Checks whether there is a handle for one more value. Handles take up to a quarter of the
     /// near memory that other tables leave, and none once all tables together have five eighths.
-    /// Values beyond that come by pages, whereas a collection whose index cannot grow is of no use.
+    /// The rest is for other tables: values without a handle still come by pages, but a collection
+    /// whose index cannot grow is of no use.
     pub(crate) fn may_have_handle(&self, objects: &Objects, record: &Record) -> bool {
         let most = || {
             let near = self.near.load(Ordering::Relaxed);
