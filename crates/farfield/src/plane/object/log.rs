@@ -185,8 +185,8 @@ impl LogPages {
         self.no_longer(self.update(page, |word| (word.leave(path), word)));
     }
 
-    /// Takes the page back from the count of those that come whole, if its word was like this
-    /// before.
+    /// Removes a page from the count of those that come whole, if its word before says that it is
+    /// one.
     fn no_longer(&self, before: LogWord) {
         if before.path() == Path::Page {
             self.by_page.fetch_sub(1, Ordering::Relaxed);
