@@ -1,4 +1,4 @@
-//! Building a heap.
+//! Settings from which a heap is built.
 
 use crate::error::BuildError;
 use crate::heap::Heap;
@@ -8,25 +8,32 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FRAMES_MAX, Hotness};
 use farfield_pool::Opener;
 
-/// How a heap recognises what comes back from its pool: whatever it is, it is compared with what was taken there, and anything else is
-/// [`PoolError::Corrupt`](crate::PoolError::Corrupt). Chosen with [`Builder::verify`].
+/// Method by which a heap verifies the bytes that come back from its pool. Bytes that differ from
+/// what was written there are [`PoolError::Corrupt`](crate::PoolError::Corrupt). Chosen with
+/// [`Builder::verify`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Verify {
-    /// By half of the checksum (XXH3) that travels with each page and with each part of one. It finds what a server has lost or mixed up: a write that
-    /// was not stored, an old version, another page, zeros. One such answer in four billion passes. It costs nothing but its four bytes. It does not
-    /// stand up to a server that computes pages to deceive, because everybody can compute the checksum.
+    /// By half of the checksum (XXH3) that travels with each page and with each part of a page.
+    /// This finds what a server has lost or mixed up: a write that was not stored, an old version,
+    /// another page, zeros. One such answer in four billion passes. The check costs nothing but its
+    /// four bytes. A server that computes pages to deceive can defeat it, because everybody can
+    /// compute the checksum.
     #[default]
     Checksum,
-    /// By a hash of 32 bits under a key that only this process has: of answers that a hostile server makes up, one in two billion passes, whatever it
-    /// knows or computes. Values do not come alone, because their part of a page says nothing of who wrote it: misses of the object and hybrid plane
-    /// bring whole pages, and keep one value of each. It costs one pass more over each page that comes or leaves, a fraction of a microsecond.
+    /// By a hash of 32 bits under a key that only this process has. Of the answers that a hostile
+    /// server makes up, one in two billion passes, whatever the server knows or computes. Values do
+    /// not come alone, because their part of a page does not tell who wrote it. Misses of the
+    /// object and hybrid plane therefore bring whole pages, and keep one value of each. The hash
+    /// costs one more pass over each page that comes or leaves, a fraction of a microsecond.
     ///
-    /// It hides nothing from the server: it can read what it keeps. It can also refuse to answer. Answers of functions that run there, and the
-    /// numbers that these wrote, are what it says that they are.
+    /// The hash hides nothing: the server can read the pages that it keeps, and can refuse to
+    /// answer. Answers of functions that run at the server, and the numbers that such functions
+    /// wrote, are not verified.
     Keyed,
 }
 
-/// Says how much near, how much far, and where far is. Made by [`Heap::builder`].
+/// Settings of a new heap: the size of near and far memory, and the location of far memory. Made by
+/// [`Heap::builder`].
 #[derive(Clone, Debug)]
 pub struct Builder {
     near: u64,
@@ -44,19 +51,20 @@ pub struct Builder {
     paranoid: bool,
 }
 
-/// What a heap is built from, checked.
+/// Checked settings from which a heap is built.
 pub(crate) struct Config {
     pub(crate) near: u64,
-    /// Frames that the arena can ever have, number 0 included.
+    /// Number of frames that the arena can ever have, including frame 0.
     pub(crate) frames: u32,
-    /// A multiple of [`Config::FAR_STEP_PAGES`].
+    /// Number of far pages, a multiple of [`Config::FAR_STEP_PAGES`].
     pub(crate) far_pages: u64,
     pub(crate) plane: Plane,
     pub(crate) car_threshold: Option<f64>,
     pub(crate) alone_above: usize,
     pub(crate) hotness: Hotness,
     pub(crate) verify: Verify,
-    /// Small values that there can be; a multiple of [`Config::FAR_STEP_PAGES`]. 0 unless the plane has handles.
+    /// Number of small values that there can be; a multiple of [`Config::FAR_STEP_PAGES`]. 0 unless
+    /// the plane has handles.
     pub(crate) handles: u32,
     pub(crate) opener: Opener,
     pub(crate) name: Option<String>,
@@ -65,18 +73,19 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Far addresses are given to heaps in steps of 256 MiB.
+    /// Number of pages by which the far address space of a heap is rounded up: 256 MiB.
     pub(crate) const FAR_STEP_PAGES: u64 = 1 << 16;
 }
 
-/// Miri takes milliseconds for a page.
+/// Least near memory in bytes. Lower under Miri, which takes milliseconds for a page.
 pub(crate) const NEAR_MIN: u64 = if cfg!(miri) { 1 << 18 } else { 1 << 20 };
 const ARENA_MAX: u64 = FRAMES_MAX as u64 * PAGE_BYTES as u64;
 const FAR_MAX: u64 = 8 << 40;
 const HANDLES_PER_PAGE: u64 = 64;
 const HANDLES_MAX: u64 = 1 << 30;
 const NAME_BYTES_MAX: usize = 64;
-/// Smaller ones would be more than a third larger, with handle and tag.
+/// Default of [`Builder::alone_above`] in bytes. Smaller values would grow by more than a third
+/// with handle and tag.
 const ALONE_ABOVE: usize = 32;
 
 impl Builder {
@@ -98,97 +107,110 @@ impl Builder {
         }
     }
 
-    /// Near memory in bytes, tables included; at least 1 MiB. Default: 64 MiB.
+    /// Sets the near memory in bytes, tables included; at least 1 MiB. Default: 64 MiB.
     pub fn near(mut self, bytes: u64) -> Builder {
         self.near = bytes;
         self
     }
 
-    /// How far [`Heap::set_near`] may raise it. Costs address space only: five times as much, but at most 64 GiB,
-    /// so that large values find room. Default: eight times near, at most 64 GiB.
+    /// Sets the limit in bytes up to which [`Heap::set_near`] may raise the near memory. It costs
+    /// address space only: five times as much, but at most 64 GiB, so that large values find room.
+    /// Default: eight times near, at most 64 GiB.
     pub fn near_max(mut self, bytes: u64) -> Builder {
         self.near_max = Some(bytes);
         self
     }
 
-    /// Far addresses in bytes, rounded up to 256 MiB; at most 8 TiB. What is not used costs nothing. Default: 64 times near.
+    /// Sets the far address space in bytes, rounded up to 256 MiB; at most 8 TiB. Unused addresses
+    /// cost nothing. Default: 64 times near.
     pub fn far(mut self, bytes: u64) -> Builder {
         self.far = Some(bytes);
         self
     }
 
-    /// How misses of small values are served. Default: by pages.
+    /// Chooses how misses of small values are served. Default: [`Plane::Page`].
     pub fn plane(mut self, plane: Plane) -> Builder {
         self.plane = plane;
         self
     }
 
-    /// Hybrid plane: a page whose small values were used to at least this share while it was near (*card access rate*) comes whole next time;
-    /// between 0 and 1. Atlas takes 0.8 (section 5.4). Default: the heap decides by
-    /// what saves more misses, from how well pages did that came whole, and how much near memory is missed.
+    /// Hybrid plane: sets the *card access rate* from which a page comes whole next time. The rate
+    /// is the share of the page's small values that were used while it was near, between 0 and 1.
+    /// Atlas takes 0.8 (section 5.4). By default, the heap decides by what saves more misses: from
+    /// how well pages did that came whole, and from how much near memory is missing.
     pub fn car_threshold(mut self, share: f64) -> Builder {
         self.car_threshold = Some(share);
         self
     }
 
-    /// Hybrid plane: values of more than so many bytes can come alone; smaller ones come with their page, as on [`Plane::Page`]. To come alone costs
-    /// each value twelve bytes, eight of which are always near: much for a small one. 0: all can come alone. Default: 32.
+    /// Hybrid plane: values of more than this number of bytes can come alone. Smaller ones come
+    /// with their page, as on [`Plane::Page`]. To come alone costs each value twelve bytes, eight
+    /// of which are always near: much for a small one. 0: all can come alone. Default: 32.
     pub fn alone_above(mut self, bytes: usize) -> Builder {
         self.alone_above = bytes;
         self
     }
 
-    /// Object and hybrid plane: which small values stay near while others of their page leave. Experimental, to compare with the default, one
-    /// mark for each.
+    /// Object and hybrid plane: chooses which small values stay near while others of their page
+    /// leave. Experimental, for comparison with the default, which is one mark for each value.
     pub fn hotness(mut self, hotness: Hotness) -> Builder {
         self.hotness = hotness;
         self
     }
 
-    /// How the heap recognises what comes back from the pool. Default: by checksums, which find what a server has lost or mixed up.
+    /// Chooses how the heap verifies what comes back from the pool. Default: by checksums, which
+    /// find what a server has lost or mixed up.
     pub fn verify(mut self, verify: Verify) -> Builder {
         self.verify = verify;
         self
     }
 
-    /// Where far is: the URL of a memory server, as `tcp://10.0.0.7:7400` or `shm:/run/farfield.sock`, or of a file of this
-    /// process, `ssd:/var/tmp?size=64G`. Called several times, they share the load; as
-    /// `mirror(tcp://10.0.0.7:7400,tcp://10.0.0.8:7400)`, both hold the same, and one of them may die; `ec(4,2,…)` has six,
-    /// and any two of them may die. Default: `ram:`, the memory of this process, to try things out.
+    /// Adds a place for far memory: the URL of a memory server, such as `tcp://10.0.0.7:7400` or
+    /// `shm:/run/farfield.sock`, or of a file of this process, `ssd:/var/tmp?size=64G`. Several
+    /// calls add several places, which share the load.
+    /// `mirror(tcp://10.0.0.7:7400,tcp://10.0.0.8:7400)` keeps everything at both servers, and one
+    /// of them may die. `ec(4,2,…)` (erasure code) has six servers, and any two of them may die.
+    /// Default: `ram:`, the memory of this process, to try things out.
     pub fn pool(mut self, url: impl Into<String>) -> Builder {
         self.opener = self.opener.url(url);
         self.has_pool = true;
         self
     }
 
-    /// What proves to the servers that we may use them.
+    /// Sets the token that proves to the servers that we may use them.
     pub fn token(mut self, token: impl Into<String>) -> Builder {
         self.opener = self.opener.token(token);
         self
     }
 
-    /// Shows the heap, under this name, to the same user's `farfield top`, as long as it exists. Names of several heaps may be equal. One to 64
-    /// bytes without control characters. Default: nobody sees it. Costs a descriptor, and a thread that writes [`Heap::stats`] down four times a
-    /// second.
+    /// Shows the heap, under this name, to the same user's `farfield top`, as long as it exists.
+    /// Several heaps may have the same name. A name has 1 to 64 bytes and no control characters.
+    /// Default: not shown. Costs a file descriptor, and a thread that publishes [`Heap::stats`]
+    /// four times a second.
     pub fn name(mut self, name: impl Into<String>) -> Builder {
         self.name = Some(name.into());
         self
     }
 
-    /// How long an operation waits for near memory or for the pool before it fails. Default: 10 s.
+    /// Sets how long an operation waits for near memory or for the pool before it fails. Default:
+    /// 10 s.
     pub fn patience(mut self, patience: Duration) -> Builder {
         self.patience = patience;
         self
     }
 
-    /// For tests: near memory that holds nothing is overwritten and cannot be accessed, so that a use of a value that has left
-    /// stops the program there. Slow, and only for near memories up to 64 MiB.
+    /// Overwrites and protects near memory that holds nothing, so that a use of a value that has
+    /// left stops the program there. For tests: slow, and only for near memories up to 64 MiB.
     pub fn paranoid(mut self, paranoid: bool) -> Builder {
         self.paranoid = paranoid;
         self
     }
 
     /// Opens the pool and makes the heap.
+    ///
+    /// # Errors
+    /// Returns [`BuildError::Argument`] if a setting is out of its bounds; otherwise what the pool
+    /// or the operating system refused.
     pub fn build(self) -> Result<Heap, BuildError> {
         if self.near < NEAR_MIN {
             return Err(BuildError::Argument("near memory must be at least 1 MiB"));
@@ -214,7 +236,7 @@ impl Builder {
         let far_pages = far.div_ceil(PAGE_BYTES as u64).next_multiple_of(Config::FAR_STEP_PAGES);
         let handles = match self.plane {
             Plane::Page => 0,
-            // As many as values of 64 bytes fit.
+            // As many handles as there is room for values of 64 bytes.
             Plane::Object | Plane::Hybrid => (far_pages * HANDLES_PER_PAGE).min(HANDLES_MAX) as u32,
         };
         let opener = if self.has_pool { self.opener } else { self.opener.url("ram:") };

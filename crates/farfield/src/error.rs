@@ -1,36 +1,38 @@
-//! What can go wrong, and what to do about it.
+//! Errors of heaps, and what to do about them.
 
 use core::time::Duration;
 use farfield_pool::{OpenError, PoolError};
 
-/// Why a far value cannot be had right now. The heap stays usable for what is near.
+/// Reason why a far value cannot be had right now. The heap stays usable for what is near.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FarError {
-    /// The pool: a server is gone, did not answer in time, is full, or gave back corrupt bytes.
+    /// The pool failed: a server is gone, did not answer in time, is full, or gave back corrupt
+    /// bytes.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// All near memory that could be freed may still be referred to from scopes of this thread: one that lasts long, or one of each level
-    /// of a recursion.
+    /// All near memory that could be freed may still be referred to from scopes of this thread.
+    /// Either one scope lasts long, or each level of a recursion has one.
     #[error(
         "the scopes that this thread has open hold all near memory that could be freed: end or renew them more often \
          (a recursion copies or pins what it needs and ends its scope before it goes deeper), or raise near"
     )]
     NearFull,
-    /// As much of the near memory is pinned as may be.
+    /// The limit of pinned near memory, half of it, is reached.
     #[error("half of the near memory is pinned: let some of it go, or raise near")]
     PinsFull,
-    /// No near memory became free in time, because scopes of other threads hold it or the value is too hot to leave.
+    /// No near memory became free in time, because scopes of other threads hold it or the value is
+    /// too hot to leave.
     #[error(
         "no near memory became free within {after:?}: a scope is held too long (`Stats::held_by` names its thread), or near is too small"
     )]
     Stalled {
-        /// How long it took to give up.
+        /// Time after which the operation gave up.
         after: Duration,
     },
     /// The value alone is larger than the near memory.
     #[error("the value needs {bytes} bytes near at once, more than the heap's near memory: raise near")]
     TooLarge {
-        /// What it needs.
+        /// Near bytes that the value needs.
         bytes: u64,
     },
     /// The near memory is too small for the tables of what the heap holds.
@@ -38,7 +40,7 @@ pub enum FarError {
         "near memory has no room for {bytes} bytes of tables: raise near, or build the collection with a far index"
     )]
     TablesFull {
-        /// What was asked for.
+        /// Bytes of tables that were asked for.
         bytes: u64,
     },
     /// All far addresses are in use.
@@ -49,7 +51,7 @@ pub enum FarError {
     OtherHeap,
 }
 
-/// As derived, but for what to do: of an error that is unwrapped nobody sees more.
+/// As derived, but with the advice: an error that is unwrapped shows only its `Debug` text.
 impl core::fmt::Debug for FarError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
@@ -65,10 +67,10 @@ impl core::fmt::Debug for FarError {
     }
 }
 
-/// Why a heap cannot be built.
+/// Reason why a heap cannot be built.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BuildError {
-    /// A size that makes no sense.
+    /// A setting is out of its bounds.
     #[error("{0}")]
     Argument(&'static str),
     /// The pool does not open.
@@ -83,17 +85,17 @@ pub enum BuildError {
     /// The kernel gives no address space or no thread.
     #[error("the operating system refused {what}: {why}")]
     Os {
-        /// What was asked for.
+        /// Resource that was asked for.
         what: &'static str,
-        /// What it says.
+        /// Error text of the operating system.
         why: String,
     },
 }
 
-/// A value that could not be put into the heap, and why.
+/// A value that could not be put into the heap, and the reason.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct AllocError<T> {
-    /// Why.
+    /// Reason.
     pub error: FarError,
     /// The value, given back.
     pub value: T,

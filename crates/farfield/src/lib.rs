@@ -1,8 +1,8 @@
-//! Farfield makes memory: values that may be far, and come near when they are used.
+//! Farfield is a far-memory runtime: values live in far memory and come near when they are used.
 //!
-//! A [`Heap`] has a near budget and a pool of far memory. [`Heap::alloc`] puts a value into it and returns a [`FarBox`],
-//! eight bytes that own the value wherever it is. Inside a [`Scope`], [`FarBox::get`] gives a reference; the compiler sees
-//! to it that no reference outlives its scope.
+//! A [`Heap`] has a near budget and a pool of far memory. [`Heap::alloc`] puts a value into it and
+//! returns a [`FarBox`]: eight bytes that own the value wherever it is. Inside a [`Scope`],
+//! [`FarBox::get`] gives a reference. The compiler ensures that no reference outlives its scope.
 //!
 //! ```
 //! use farfield::Heap;
@@ -16,9 +16,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! With the feature `serde`, far pointers and collections can be written as snapshots, and restored.
+//! With the feature `serde`, far pointers and collections can be written as snapshots and restored.
 //!
-//! The guide is `docs/guide/README.md`: how to port a program, and which hints to choose. How it works is in `docs/design/heap.md`.
+//! The guide is `docs/guide/README.md`: how to port a program, and which hints to choose. The
+//! design is described in `docs/design/heap.md`.
 
 pub mod collections;
 mod config;
@@ -46,7 +47,7 @@ pub use plane::Plane;
 pub use ptr::{FarArc, FarBox, FarPtr, Pinned, PinnedMut};
 pub use stats::Stats;
 
-/// The guide's pieces of code are tests.
+/// Runs the code examples of the guide as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/guide/README.md")]
 mod guide {}

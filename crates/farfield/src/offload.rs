@@ -1,10 +1,13 @@
-//! Offload: code that runs where far values are, and not here (`farfield_wic`).
+//! Offload: functions that run at the memory server, where far values are (`farfield_wic`).
 //!
-//! A heap's far addresses are those of its region, so a function at the memory server finds the values of a collection whose pages are
-//! far. Who calls sees to it that the server has the present bytes: they are far, or written back, and nobody changes them meanwhile.
+//! A heap's far addresses are those of its region, so a function at the memory server finds the
+//! values of a collection whose pages are far. The caller ensures that the server has the current
+//! bytes: they are far, or written back, and nobody changes them meanwhile.
 //!
-//! A server that is exchanged for another one ([`Heap::switch_pool`](crate::Heap::switch_pool)) holds everything until the switch is over. An answer counts only
-//! if no switch went on when it came and none has ended since it was asked for; so none comes from a server that has given back what it read.
+//! While a server is exchanged for another one ([`Heap::switch_pool`](crate::Heap::switch_pool)),
+//! it holds everything until the switch is over. An answer counts only if no switch was active when
+//! it came and none has ended since it was asked for. So no answer comes from a server that has
+//! given back what it read.
 
 use crate::error::FarError;
 use crate::heap::Core;
@@ -15,45 +18,48 @@ use farfield_wic::{Aggregate, CallError, Caller, Function, Range, Where};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
-/// Why something that was to be done where far values are was not done.
+/// Reason why an operation was not done at the place of far values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OffloadError {
-    /// The values cannot be had, or written back.
+    /// The values could not be brought near or written back.
     #[error(transparent)]
     Far(#[from] FarError),
-    /// It was to run at the server, and did not. It can be asked for at the client, or with [`Where::Auto`].
+    /// The call of the function at the server failed. The operation can be asked for at the client,
+    /// or with [`Where::Auto`].
     #[error(transparent)]
     Call(#[from] CallError),
     /// There are more different values than the answer may have.
     #[error("there are more than {most} different values: ask for fewer rows, or allow more")]
     TooMany {
-        /// How many it may have.
+        /// Most different values that the answer may have.
         most: usize,
     },
 }
 
-/// Why functions that write pages did not all end well.
+/// Failure of functions that write pages.
 #[derive(Debug)]
 pub(crate) struct Unwritten {
     pub(crate) error: CallError,
-    /// None of them writes anything any more.
+    /// Whether it is certain that none of the functions writes anything any more.
     pub(crate) is_over: bool,
 }
 
-/// Channels that calls of one row go through: who has one question cuts it into so many calls.
+/// Number of channels for the calls of one operation; a caller cuts its question into this many
+/// calls.
 pub(crate) const CHANNELS: usize = 4;
-/// Those to one site that are kept for the next call.
+/// Most idle channels to one site that are kept for later calls.
 const IDLE_MAX: usize = 4;
 
-/// Where functions run: at the one server that keeps all pages (or each of several that keep the same), or at one of the members to whom
-/// they are dealt out.
+/// Place where functions run. It is the one server that keeps all pages (or each of several
+/// mirrored servers), or one of the members across which the pages are striped.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Site {
     Whole,
     Member(usize),
 }
 
-/// How the pages of the pool are dealt out, and how often the pool was switched before.
+/// Distribution of the pages over the members of the pool, with the number of switches of the pool
+/// before.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dealt {
     deal: Option<Deal>,
@@ -61,7 +67,7 @@ pub(crate) struct Dealt {
 }
 
 impl Dealt {
-    /// Where this byte of the region is kept, and which byte it is there.
+    /// Returns the site that keeps this byte of the region, and the byte's offset there.
     pub(crate) fn place(&self, offset: u64) -> (Site, u64) {
         match self.deal.map(|deal| deal.place_byte(offset)) {
             Some((member, local)) => (Site::Member(member), local),
@@ -70,31 +76,32 @@ impl Dealt {
     }
 }
 
-/// Calls that were not all answered.
+/// Result of calls that were not all answered.
 struct Failed {
-    /// Why the first was not.
+    /// Reason why the first one was not.
     error: CallError,
-    /// Channels through which something was asked for that may not have ended.
+    /// Channels whose functions may not have ended.
     callers: Vec<Caller>,
 }
 
-/// A heap's means to call functions at the server of its pool.
+/// Channels through which a heap calls functions at the server of its pool.
 #[derive(Default)]
 pub(crate) struct Offload(Mutex<Channels>);
 
 #[derive(Default)]
 struct Channels {
-    /// Switches of the pool before these were opened.
+    /// Number of switches of the pool before these channels were opened.
     switches: u64,
     idle: Vec<(Site, Caller)>,
-    /// Functions that the server does not run.
+    /// Names of functions that the server does not run.
     refused: BTreeSet<&'static str>,
 }
 
-/// Calls for one site, with their places among all.
+/// Calls for one site, with their indices among all calls.
 type Bunch<A> = (Site, Vec<(usize, A)>);
 
-/// The same calls in bunches: some for each site, so that all channels have about as many.
+/// Splits the calls into bunches, some for each site, so that all channels have about as many
+/// calls.
 fn bunches<A>(calls: Vec<(Site, A)>) -> Vec<Bunch<A>> {
     let mut sites: BTreeMap<Site, Vec<(usize, A)>> = BTreeMap::new();
     for (place, (site, argument)) in calls.into_iter().enumerate() {
@@ -113,7 +120,7 @@ fn bunches<A>(calls: Vec<(Site, A)>) -> Vec<Bunch<A>> {
     bunches
 }
 
-/// All answers, in the order of the calls, or all failures as one.
+/// Merges the results: all answers, in the order of the calls, or all failures as one.
 fn together<A>(some: impl Iterator<Item = Result<Vec<(usize, A)>, Failed>>) -> Result<Vec<A>, Failed> {
     let mut all = Ok(Vec::new());
     for some in some {
@@ -130,19 +137,20 @@ fn together<A>(some: impl Iterator<Item = Result<Vec<(usize, A)>, Failed>>) -> R
 }
 
 impl Core {
-    /// Does the server run this function, as far as is known?
+    /// Checks whether the server runs this function, as far as is known.
     pub(crate) fn may_offload<F: Function>(&self) -> bool {
         self.channels(|channels| !channels.refused.contains(F::NAME))
     }
 
-    /// How the pages of the pool are dealt out now.
+    /// Returns how the pages of the pool are distributed over its members now.
     pub(crate) fn dealt(&self) -> Dealt {
-        // In this order: a switch in between is noticed.
+        // In this order, so that a switch in between is noticed.
         let switches = self.backend.progress().switches;
         Dealt { switches, deal: self.backend.deal() }
     }
 
-    /// Calls a function that only reads, and of which each site has the bytes, once for each of these arguments. All answer, or it is an error.
+    /// Calls a function once for each of these arguments. The function only reads, and each site
+    /// has the bytes that it needs. Fails unless all calls are answered.
     pub(crate) fn offload<F: Function>(
         &self,
         dealt: Dealt,
@@ -151,8 +159,9 @@ impl Core {
         self.call::<F>(dealt.switches, calls, None).map_err(|failed| failed.error)
     }
 
-    /// The same for a function that writes these pages (in the region: first byte, and pages), which are [claimed](Core::claim). While it runs the pool is
-    /// not switched and no snapshot is made of it.
+    /// Calls a function that writes these pages, once for each of these arguments. The pages are
+    /// given as ranges of the region (first byte, number of pages), and are [claimed](Core::claim).
+    /// While the calls run, the pool is not switched and no snapshot is made of it.
     pub(crate) fn offload_writing<F: Function>(
         &self,
         arguments: Vec<F::Argument>,
@@ -160,7 +169,7 @@ impl Core {
     ) -> Result<Vec<F::Answer>, Unwritten> {
         let _still = self.backend.hold_still();
         if self.backend.progress().is_active {
-            // It would be written at one side only.
+            // The pages would be written at one of the two pools only.
             return Err(Unwritten { error: CallError::Nowhere, is_over: true });
         }
         let runs: Vec<_> = pages.map(|range| (PageId(range.offset / PAGE_BYTES as u64), range.count)).collect();
@@ -187,14 +196,16 @@ impl Core {
         }
     }
 
-    /// Has all ended that was asked for through this channel? The server does that in order: when it answers this, what came before has.
+    /// Checks whether everything has ended that was asked for through this channel. The server
+    /// handles requests in order: when it answers this one, the earlier ones have ended.
     fn has_ended(&self, mut caller: Caller) -> bool {
         let last = caller.call::<Aggregate>(Range { offset: 0, count: 0 });
         let last = last.at(Where::Server).within(self.patience).run();
         matches!(last, Ok(_) | Err(CallError::NoFunction { .. } | CallError::OtherVersion { .. }))
     }
 
-    /// Through several channels at a time, because a server has a thread for each. The calls were made up after so many switches of the pool.
+    /// Calls a function through several channels at a time, because a server has one thread for
+    /// each channel. `switches` is the number of switches of the pool when the calls were made up.
     fn call<F: Function>(
         &self,
         switches: u64,
@@ -215,7 +226,7 @@ impl Core {
             let last = self.call_through_one::<F>(switches, last, writes);
             let answers = others.into_iter().map(|other| match other {
                 Ok(other) => other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-                // There is no room for a thread.
+                // No thread could be made.
                 Err(_) => Err(Failed { error: CallError::Nowhere, callers: Vec::new() }),
             });
             together(answers.chain([last]))
@@ -254,7 +265,7 @@ impl Core {
         let is_same = progress.switches == switches && !progress.is_active;
         match answers {
             Ok(answers) => {
-                // What comes from the old server when it is none any more is not an answer.
+                // A late answer of the old server does not count.
                 if !is_same {
                     return Err(Failed { error: CallError::Nowhere, callers: Vec::new() });
                 }
@@ -269,18 +280,20 @@ impl Core {
                 Ok(places.into_iter().zip(answers).collect())
             }
             Err(error) => {
-                // Whoever began the writes knows what is at it still.
+                // The caller that began the writes knows which functions may still run.
                 let caller = Some(caller).filter(|_| writes.is_none());
                 Err(self.failed::<F>(error, switches, is_same && !was_active, caller))
             }
         }
     }
 
-    /// Calls failed that were made after so many switches, with none meanwhile if it `is_same`.
+    /// Turns the error of a call into a [`Failed`], and remembers functions that the server does
+    /// not run. The calls were made after `switches` switches; with `is_same`, no switch happened
+    /// meanwhile.
     fn failed<F: Function>(&self, error: CallError, switches: u64, is_same: bool, caller: Option<Caller>) -> Failed {
         let is_refusal =
             matches!(error, CallError::Nowhere | CallError::NoFunction { .. } | CallError::OtherVersion { .. });
-        // While the pool is switched there is no one server, and there will be one again.
+        // While the pool is switched there is no single server, but there will be one again.
         if is_refusal && is_same {
             self.channels(|channels| {
                 if channels.switches == switches {
@@ -288,12 +301,12 @@ impl Core {
                 }
             });
         }
-        // Nobody was asked, or somebody who may be at it still.
+        // Either no server was asked, or one that may still be running the function.
         let is_unasked = matches!(error, CallError::Nowhere | CallError::NotNow);
         Failed { error, callers: caller.into_iter().filter(|_| !is_unasked).collect() }
     }
 
-    /// Those of the present server.
+    /// Runs `act` with the channels to the present server; channels to earlier ones are dropped.
     fn channels<R>(&self, act: impl FnOnce(&mut Channels) -> R) -> R {
         let switches = self.backend.progress().switches;
         let mut channels = self.offload.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -303,7 +316,7 @@ impl Core {
         act(&mut channels)
     }
 
-    /// Gives the channels back before the pool ends.
+    /// Closes the idle channels before the pool ends.
     pub(crate) fn close_channels(&self) {
         self.channels(|channels| channels.idle.clear());
     }

@@ -1,8 +1,9 @@
 //! Snapshots: far values in serde's formats, and back. Feature `serde`.
 //!
-//! Writing a snapshot brings piece by piece near, and holds no more than a piece at a time, whatever lies inside of what. Reading one makes
-//! far values, so it needs a heap: the one of [`Heap::restore`]. What far memory cannot give, or take, is an error of the format, and nothing
-//! is left out.
+//! Writing a snapshot brings the values near piece by piece, and holds only one piece at a time,
+//! however they are nested. Reading one makes far values, so it needs a heap: the one of
+//! [`Heap::restore`]. If far memory cannot give or take a value, that is an error of the format;
+//! nothing is left out.
 
 use crate::{FarArc, FarBox, FarError, Heap};
 use core::cell::Cell;
@@ -10,11 +11,11 @@ use core::ptr::null;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
 thread_local! {
-    /// Where this thread restores to.
+    /// Heap to which this thread restores; null outside of [`Heap::restore`].
     static TARGET: Cell<*const Heap> = const { Cell::new(null()) };
 }
 
-/// The target before is the target again.
+/// Guard that makes the previous target the target again.
 struct Before(*const Heap);
 
 impl Drop for Before {
@@ -24,8 +25,8 @@ impl Drop for Before {
 }
 
 impl Heap {
-    /// Far values that are deserialized in `action`, by this thread, are made in this heap. Elsewhere they cannot be deserialized. (Feature
-    /// `serde`.)
+    /// Runs `action`; far values that this thread deserializes in it are made in this heap.
+    /// Elsewhere they cannot be deserialized. (Feature `serde`.)
     ///
     /// ```
     /// use farfield::{FarBox, FarVec, Heap};
@@ -55,7 +56,7 @@ impl Heap {
     }
 }
 
-/// Does something with the heap to restore to.
+/// Runs `action` with the heap to restore to. Fails outside of [`Heap::restore`].
 pub(crate) fn with_target<R, E: de::Error>(action: impl FnOnce(&Heap) -> Result<R, E>) -> Result<R, E> {
     let heap = TARGET.get();
     if heap.is_null() {
@@ -65,17 +66,17 @@ pub(crate) fn with_target<R, E: de::Error>(action: impl FnOnce(&Heap) -> Result<
     action(unsafe { &*heap })
 }
 
-/// As an error of a format.
+/// Converts the error of a far value that could not be read to an error of the format.
 pub(crate) fn not_written<E: ser::Error>(error: FarError) -> E {
     E::custom(format_args!("a far value could not be had: {error}"))
 }
 
-/// As an error of a format.
+/// Converts the error of a far value that could not be made to an error of the format.
 pub(crate) fn not_restored<E: de::Error>(error: impl Into<FarError>) -> E {
     E::custom(format_args!("a far value could not be made: {}", error.into()))
 }
 
-/// As its value.
+/// A box is written as its value.
 impl<T: Send + Serialize + 'static> Serialize for FarBox<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         T::serialize(&*self.pin().map_err(not_written)?, serializer)
@@ -89,7 +90,8 @@ impl<'de, T: Send + Deserialize<'de> + 'static> Deserialize<'de> for FarBox<T> {
     }
 }
 
-/// As its value: once for each owner, and each owner is restored with a value of its own, as serde does with `Arc`.
+/// An `Arc` is written as its value, once for each owner. Each owner is restored with a value of
+/// its own, as serde does with `Arc`.
 impl<T: Send + Sync + Serialize + 'static> Serialize for FarArc<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         T::serialize(&*self.pin().map_err(not_written)?, serializer)

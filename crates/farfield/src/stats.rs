@@ -1,105 +1,121 @@
-//! What a heap tells about itself.
+//! Statistics of a heap.
 
 use core::time::Duration;
 
-/// A look at a heap. Counters run from its beginning on.
+/// Statistics of a heap at one moment. Counters count from the creation of the heap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
     /// The near budget in bytes.
     pub near_limit_bytes: u64,
-    /// Near bytes in use: frames that hold pages, free ones that the kernel has not got back, and tables.
+    /// Near bytes in use: frames that hold pages, free frames that were not returned to the kernel,
+    /// and tables.
     pub near_bytes: u64,
-    /// Of these, tables.
+    /// Part of [`Stats::near_bytes`] that tables take.
     pub table_bytes: u64,
-    /// Of these, what is pinned ([`FarBox::pin`](crate::FarBox::pin)).
+    /// Part of [`Stats::near_bytes`] that is pinned ([`FarBox::pin`](crate::FarBox::pin)).
     pub pinned_bytes: u64,
     /// Pages in which values can lie, near or far.
     pub pages: u64,
-    /// Of these, pages of small values, which have handles. On the object and hybrid plane.
+    /// Part of [`Stats::pages`]: pages of small values, which have handles. On the object and
+    /// hybrid plane.
     pub value_pages: u64,
-    /// Of these, those whose values come together, with their page, when they are far: as was decided when the page left last (its *path*; one that
-    /// was filled near and has never left is not among them). On the hybrid plane only.
+    /// Part of [`Stats::value_pages`]: pages whose values come together when they are far, because
+    /// their *path*, decided when the page last left, is to come whole. A page that was filled near
+    /// and has never left does not count. On the hybrid plane only.
     pub pages_to_come_whole: u64,
-    /// Times that a value was not near and was brought.
+    /// Number of times that a value was not near and was brought.
     pub misses: u64,
-    /// Of these, those that brought one small value alone; the others brought a page, or the pages of a large value. On the object and hybrid
-    /// plane.
+    /// Part of [`Stats::misses`] that brought one small value alone; the others brought a page, or
+    /// the pages of a large value. On the object and hybrid plane.
     pub object_misses: u64,
-    /// Of these, those of what had left shortly before, while less than an eighth of the near memory left: so many fewer there would have been with
-    /// about an eighth more. On the hybrid plane only.
+    /// Part of [`Stats::misses`] of values that had left shortly before, while less than an eighth
+    /// of the near memory left since. With about an eighth more near memory, there would have been
+    /// that many misses fewer. On the hybrid plane only.
     pub early_misses: u64,
-    /// Pages of small values that came whole. On the hybrid plane only.
+    /// Number of pages of small values that came whole. On the hybrid plane only.
     pub whole_pages: u64,
-    /// Pages of small values that left, by the share of them that was used while they were near (*card access rate*): less than a tenth, less than
-    /// two tenths, and so on. On the hybrid plane only.
+    /// Histogram of the pages of small values that left, by the share of them that was used while
+    /// they were near (*card access rate*). The classes are less than a tenth, less than two
+    /// tenths, and so on. On the hybrid plane only.
     pub access_rates: [u64; Stats::RATE_CLASSES],
-    /// Of these, those that come whole next time.
+    /// Part of the pages in [`Stats::access_rates`] that come whole next time.
     pub left_to_come_whole: u64,
-    /// Bytes of small values that were used in pages that left. On the hybrid plane only.
+    /// Bytes of small values that were used, in pages that left. On the hybrid plane only.
     pub used_bytes: u64,
-    /// Bytes that were read from the pool, for misses and ahead of need.
+    /// Bytes that were read from the pool, for misses and for prefetches.
     pub fetched_bytes: u64,
-    /// Pages that left and had to be written.
+    /// Number of pages that left and had to be written.
     pub written_pages: u64,
-    /// Pages that left and were equal to their far copy.
+    /// Number of pages that left and were equal to their far copy.
     pub clean_pages: u64,
-    /// Pages that left because no value was in them any more.
+    /// Number of pages that left because they held no value any more.
     pub dead_pages: u64,
-    /// Processor time that making room took, in whichever threads.
+    /// Processor time that eviction took, in all threads.
     pub evicting: Duration,
-    /// Pages that were about to leave and were used again.
+    /// Number of pages that were about to leave and were used again.
     pub taken_back: u64,
-    /// Times that a thread found no free frame and had to make one, or wait.
+    /// Number of times that a thread found no free frame and had to make one, or wait.
     pub throttled: u64,
-    /// How often such a wait took less than 2 µs (the first), less than 4 µs, and so on; the last: anything longer.
+    /// Histogram of the waits for a frame. The classes are shorter than 2 µs, shorter than 4 µs,
+    /// and so on; the last one has all longer waits.
     pub pauses: [u64; Stats::PAUSE_CLASSES],
-    /// The longest.
+    /// Longest wait for a frame.
     pub longest_pause: Duration,
-    /// How long one scope has held back what is about to leave, so that there is too little room; 0: none does.
+    /// Time for which one scope has held back pages that are about to leave, so that there is too
+    /// little room; 0 if no scope does.
     pub held_back: Duration,
-    /// The thread of that scope, as the kernel numbers it (`gettid`); 0: none.
+    /// Kernel thread id (`gettid`) of the thread of that scope; 0: none.
     pub held_by: u32,
-    /// Small values that were moved, so that what is hot lies together and what leaves is dense. On the object plane only.
+    /// Number of small values that were moved, so that hot ones lie together and pages that leave
+    /// are dense. On the object plane only.
     pub moved_values: u64,
-    /// Far pages in which no value is any more, for which the pool still has memory: the next pages that leave are written there. Given
-    /// back when they are more than a sixteenth of all, when the pool is full, and when nothing has left for a while.
+    /// Number of far pages that hold no value any more and for which the pool still has memory. The
+    /// next pages that leave are written there. They are given back when they are more than a
+    /// sixteenth of all pages, when the pool is full, and when nothing has left for a while.
     pub vacant_pages: u64,
-    /// Far pages given back to the pool.
+    /// Number of far pages given back to the pool.
     pub discarded_pages: u64,
-    /// Values whose destructor could not run, because their bytes are lost.
+    /// Number of values whose destructor could not run, because their bytes are lost.
     pub lost_values: u64,
-    /// Units (a page, or the pages of one large value) and small values of the object plane that were brought before anybody needed them.
+    /// Number of prefetches, which bring values before they are needed. They are counted in units
+    /// (a page, or the pages of one large value) and in small values of the object plane.
     pub prefetches: u64,
-    /// Of these, used before they left.
+    /// Part of [`Stats::prefetches`] that were used before they left.
     pub prefetches_used: u64,
-    /// Of these, left before anybody used them.
+    /// Part of [`Stats::prefetches`] that left before they were used.
     pub prefetches_unused: u64,
-    /// How many requests ahead of need a thread may have on its way at a time: two to three times of what the pool delivers in the time of an
-    /// answer. Of the thread that may have most; 0: none had any.
+    /// Most prefetches that a thread may have in flight: two to three times what the pool delivers
+    /// in the time of an answer. The value is that of the thread with the highest limit; 0: no
+    /// thread prefetched.
     pub prefetch_depth: u64,
-    /// The least that the answer to such a request of it took lately.
+    /// Shortest recent answer time of a prefetch of that thread.
     pub answer_time: Duration,
-    /// Times that the pool was exchanged ([`Heap::switch_pool`](crate::Heap::switch_pool)).
+    /// Number of times that the pool was exchanged
+    /// ([`Heap::switch_pool`](crate::Heap::switch_pool)).
     pub pool_switches: u64,
-    /// While it is being exchanged: far pages to be moved, in steps of 64.
+    /// Number of far pages to be moved while the pool is being exchanged, in steps of 64.
     pub pool_pages_to_move: u64,
-    /// Of these, those that the new pool holds already.
+    /// Part of [`Stats::pool_pages_to_move`] that the new pool holds already.
     pub pool_pages_moved: u64,
-    /// Pages of a mirror or an erasure code that its scrub has looked at, counted at each server; this, and what follows, since the pool was exchanged last.
+    /// Number of pages of a mirror or an erasure code that its scrub has checked, counted at each
+    /// server. This number and the following scrub numbers count since the pool was last exchanged.
     pub scrubbed_pages: u64,
-    /// Of these, those that were not what was written.
+    /// Part of [`Stats::scrubbed_pages`] that differed from what was written.
     pub scrub_wrong_pages: u64,
-    /// Of these, those that were mended from other servers.
+    /// Part of [`Stats::scrub_wrong_pages`] that were repaired from other servers.
     pub scrub_mended_pages: u64,
-    /// How often everything was looked at.
+    /// Number of complete scrubs.
     pub scrub_turns: u64,
-    /// How long ago that was over last; zero: it never was.
+    /// Time since the last complete scrub; 0: there was none.
     pub scrub_age: Duration,
-    /// Servers of mirrors and erasure codes that are lost and not replaced, silent, or do not hold everything yet.
+    /// Number of servers of mirrors and erasure codes that are lost and not replaced, do not
+    /// answer, or do not hold everything yet.
     pub missing_legs: u64,
-    /// Pages that may have fewer copies or parts than they should, at most: all that are stored there, as long as a server is missing.
+    /// Upper bound of the pages that have fewer copies or parts than they should. As long as a
+    /// server is missing, these are all pages that are stored there.
     pub exposed_pages: u64,
-    /// Pages that such servers were given because they lacked them, counted at each server, since the pool was exchanged last.
+    /// Number of pages that were written to such servers because they lacked them, counted at each
+    /// server since the pool was last exchanged.
     pub restored_pages: u64,
 }
 
@@ -110,24 +126,25 @@ impl Stats {
     /// Length of [`Stats::pauses`].
     pub const PAUSE_CLASSES: usize = 20;
 
-    /// Index in [`Stats::pauses`].
+    /// Returns the index in [`Stats::pauses`] of a wait of this length.
     pub(crate) fn pause_class(pause: Duration) -> usize {
         let micros = pause.as_micros().max(1) as u64;
         (micros.ilog2() as usize).min(Self::PAUSE_CLASSES - 1)
     }
 
-    /// Of what came ahead of need and is decided, the share that was used; 1 if nothing is.
+    /// Returns the share of prefetches that were used, among those that were used or have left
+    /// unused; 1 if there are none.
     pub fn prefetch_accuracy(&self) -> f64 {
         share(self.prefetches_used, self.prefetches_unused)
     }
 
-    /// Of what was needed and far, the share that came ahead of need; 1 if nothing was.
+    /// Returns the share of the needed far values that were prefetched; 1 if none was needed.
     pub fn prefetch_coverage(&self) -> f64 {
         share(self.prefetches_used, self.misses)
     }
 }
 
-/// Writes numbers as lines. Takes all fields, so that none is forgotten.
+/// Writes numbers as lines. The macro takes all fields, so that none is forgotten.
 macro_rules! lines {
     ($stats:ident: $($number:ident)*; durations $($duration:ident)*; lists $($list:ident)*) => {{
         let Stats { $($number,)* $($duration,)* $($list,)* } = $stats;
@@ -140,7 +157,7 @@ macro_rules! lines {
 }
 
 impl Stats {
-    /// For a [notice](farfield_core::heap::notice).
+    /// Returns the text for a [notice](farfield_core::heap::notice).
     pub(crate) fn lines(&self) -> String {
         lines!(self:
             near_limit_bytes near_bytes table_bytes pinned_bytes pages value_pages pages_to_come_whole misses object_misses early_misses whole_pages left_to_come_whole used_bytes fetched_bytes

@@ -1,15 +1,15 @@
-//! What guest and host say to each other.
+//! Messages between guest and host.
 //!
 //! A guest exports its `memory` and three functions; it imports nothing and has no start function.
 //!
 //! | export | is |
 //! |---|---|
-//! | `ff_sandbox_room(len: u32) -> u32` | where in the memory the host may put so many bytes, for this call and those that follow |
+//! | `ff_sandbox_room(len: u32) -> u32` | returns the address of room for so many bytes, for this call and later ones |
 //! | `ff_sandbox_begin(len: u32) -> u64` | begins a function: the bytes are a [`Begin`] |
 //! | `ff_sandbox_go_on(len: u32) -> u64` | goes on: the bytes are a [`Told`] |
 //!
-//! Both answer with what the guest says, a [`Said`], as address (upper half) and length. Everything is encoded with postcard. An instance runs one
-//! call and is thrown away.
+//! Both return the address (upper half) and the length of the guest's message, a [`Said`]. All
+//! messages are encoded with postcard. An instance runs one call and is thrown away.
 
 use core::time::Duration;
 use farfield_core::lock;
@@ -18,23 +18,23 @@ use farfield_wic::access::{Answer, Ask, Bytes};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Most bytes that are said at a time, either way. A guest that wants more says so in turns.
+/// Most bytes of a message, either way. A guest that wants more sends several.
 pub const ROUND_BYTES_MAX: usize = 256 * 1024;
 
-/// Which function begins, and with what.
+/// Function to begin, and its argument.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Begin {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
-    /// Its version.
+    /// Version of the function.
     pub version: u32,
-    /// Bytes of the region.
+    /// Size of the region in bytes.
     pub region_bytes: u64,
-    /// Its argument, encoded.
+    /// Encoded argument.
     pub argument: Bytes,
 }
 
-/// What a guest wants of its place, each with a number that the answer has, too.
+/// Request of a guest to its place. Each has a number, which its answer has, too.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Want {
     /// An access.
@@ -43,54 +43,54 @@ pub enum Want {
     Pause(Duration),
     /// [`farfield_wic::Place::yield_now`].
     Turn,
-    /// [`farfield_wic::Place::give_back`]; nobody waits for an answer, and there is none.
+    /// [`farfield_wic::Place::give_back`]; there is no answer.
     GiveBack(GiveBack),
 }
 
-/// What is asked of a lock by one who is dropped.
+/// Step of a lock that was dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct GiveBack {
-    /// Where the lock is.
+    /// Offset of the lock.
     pub lock: u64,
-    /// What is asked of it.
+    /// Step to make.
     pub ask: lock::Ask,
 }
 
-/// What a guest says.
+/// Message of a guest.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Said {
-    /// It cannot go on without these.
+    /// The guest cannot go on without the answers to these requests.
     Wants(Vec<(u32, Want)>),
     /// The function ended.
     Ended {
-        /// With this answer, encoded, or with what an access reported.
+        /// Encoded answer of the function, or the fault of an access.
         result: Result<Bytes, Fault>,
-        /// What was dropped at its end.
+        /// Steps of the locks that were dropped at its end.
         given_back: Vec<GiveBack>,
     },
-    /// It has no function of this name.
+    /// The guest has no function of this name.
     NoFunction,
-    /// It has others of this name.
+    /// The guest has other versions of the function.
     OtherVersion {
-        /// The newest.
+        /// The newest version.
         newest: u32,
     },
-    /// It cannot read the argument.
+    /// The guest cannot read the argument.
     Argument,
-    /// It was told something that it cannot read.
+    /// The guest got a message that it cannot read.
     Confused,
 }
 
-/// What came of what a guest wanted.
+/// Answers to the requests of a guest.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Told {
     /// Time since the function began.
     pub now: Duration,
-    /// By the numbers of what was wanted; pauses and turns answer [`Answer::Done`].
+    /// Answers by the numbers of the requests; pauses and turns answer [`Answer::Done`].
     pub answers: Vec<(u32, Result<Answer, Fault>)>,
 }
 
-/// The value, if the bytes are one and no more.
+/// Decodes a value; `None` if the bytes are not exactly one.
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
     rest.is_empty().then_some(value)

@@ -1,4 +1,5 @@
-//! Code that a program has and others run: shipped when it is first called, known by its digest from then on.
+//! Code of this program that others run: shipped when it is first called, identified by its digest
+//! from then on.
 
 use crate::abi::decode;
 use crate::engine::{Broken, Compiled};
@@ -14,7 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How long calls may take if nobody says otherwise.
+/// Default time limit of calls.
 const WITHIN: Duration = Duration::from_secs(10);
 
 /// Functions compiled to WebAssembly.
@@ -44,7 +45,8 @@ impl core::fmt::Debug for Code {
 }
 
 impl Code {
-    /// These bytes, as `cargo build --target wasm32-unknown-unknown` made them. They are looked at and compiled here first.
+    /// Takes code, as built by `cargo build --target wasm32-unknown-unknown`. It is validated and
+    /// compiled here first. Fails if it is longer than 2 MiB or not valid for a sandbox.
     pub fn new(bytes: impl Into<Arc<[u8]>>) -> Result<Code, SandboxError> {
         let bytes = bytes.into();
         if bytes.len() > CODE_BYTES_MAX {
@@ -58,7 +60,7 @@ impl Code {
         Ok(Code { bytes, digest })
     }
 
-    /// The bytes of a file.
+    /// Reads code from a file.
     pub fn load(path: impl AsRef<Path>) -> Result<Code, SandboxError> {
         let path = path.as_ref();
         let bytes = std::fs::read(path)
@@ -66,12 +68,13 @@ impl Code {
         Code::new(bytes)
     }
 
-    /// A call of one of its functions.
+    /// Prepares a call of one of the code's functions.
     pub fn call<'c, F: Function>(&'c self, caller: &'c mut Caller, argument: F::Argument) -> SandboxedCall<'c, F> {
         SandboxedCall(self.calls(caller, vec![argument]))
     }
 
-    /// Calls of one of its functions for each of the arguments, many of them under way at a time.
+    /// Prepares calls of one of the code's functions, one for each of the arguments; many are in
+    /// flight at a time.
     pub fn calls<'c, F: Function>(
         &'c self,
         caller: &'c mut Caller,
@@ -88,7 +91,7 @@ impl Code {
         }
     }
 
-    /// Ships it to the server of this caller, unless it has it.
+    /// Ships the code to the server of this caller, unless the server has it.
     fn ship(&self, caller: &mut Caller, until: Instant) -> Result<(), SandboxError> {
         let mut at = 0;
         loop {
@@ -132,25 +135,28 @@ impl<F: Function> core::fmt::Debug for SandboxedCalls<'_, F> {
 }
 
 impl<F: Function> SandboxedCalls<'_, F> {
-    /// Where they run; at the server if nobody says otherwise. At [`Where::Client`] the function runs natively, as this program has it.
+    /// Sets the place where the calls run. Default: the server. At [`Where::Client`], the function
+    /// runs natively, as this program has it.
     pub fn at(mut self, place: Where) -> Self {
         self.place = place;
         self
     }
 
-    /// How long all of them may take, shipping the code included: 10 s if nobody says otherwise. A server has a limit of its own for each.
+    /// Sets how long all of them may take together, shipping included. Default: 10 s. A server has
+    /// a limit of its own for each.
     pub fn within(mut self, time: Duration) -> Self {
         self.within = time;
         self
     }
 
-    /// Most steps that each may take: accesses, each whole 4 KiB of one, and each forty thousand instructions.
+    /// Sets the most steps that each may take. A step is an access, each whole 4 KiB of one, and
+    /// each forty thousand instructions.
     pub fn steps(mut self, most: u64) -> Self {
         self.steps = Some(most);
         self
     }
 
-    /// Runs them, and waits for the answers.
+    /// Runs the calls, and waits for the answers, which are in the order of the arguments.
     pub fn run(self) -> Vec<Result<F::Answer, SandboxError>> {
         let SandboxedCalls { code, caller, arguments, place, within, steps, .. } = self;
         if place == Where::Client {
@@ -226,22 +232,25 @@ fn answer_of<F: Function>(outcome: Outcome) -> Result<F::Answer, SandboxError> {
 pub struct SandboxedCall<'c, F: Function>(SandboxedCalls<'c, F>);
 
 impl<F: Function> SandboxedCall<'_, F> {
-    /// Where it runs; at the server if nobody says otherwise. At [`Where::Client`] the function runs natively, as this program has it.
+    /// Sets the place where the call runs. Default: the server. At [`Where::Client`], the function
+    /// runs natively, as this program has it.
     pub fn at(self, place: Where) -> Self {
         SandboxedCall(self.0.at(place))
     }
 
-    /// How long it may take, shipping the code included: 10 s if nobody says otherwise. A server has a limit of its own.
+    /// Sets how long the call may take, shipping included. Default: 10 s. A server has a limit of
+    /// its own.
     pub fn within(self, time: Duration) -> Self {
         SandboxedCall(self.0.within(time))
     }
 
-    /// Most steps that it may take: accesses, each whole 4 KiB of one, and each forty thousand instructions.
+    /// Sets the most steps that the call may take. A step is an access, each whole 4 KiB of one,
+    /// and each forty thousand instructions.
     pub fn steps(self, most: u64) -> Self {
         SandboxedCall(self.0.steps(most))
     }
 
-    /// Runs it and waits for the answer.
+    /// Runs the call and waits for the answer.
     pub fn run(self) -> Result<F::Answer, SandboxError> {
         self.0.run().pop().expect("one answer for each argument")
     }

@@ -1,7 +1,8 @@
-//! Compiles and runs code: what a guest may do, and how much of it.
+//! Compiles and runs code, and limits what a guest may do.
 //!
-//! Dangers that the tests guard against: code that reads or keeps what is not its own, that goes on for ever, that takes the server's memory or its
-//! stack, that says what the host believes without looking.
+//! The tests guard against code that reads or keeps data that is not its own, that runs for ever,
+//! or that uses up the server's memory or stack. They also guard against answers of a guest that
+//! the host trusts without a check.
 
 use crate::abi::{ROUND_BYTES_MAX, Said, decode};
 use core::future::Future;
@@ -13,18 +14,18 @@ use wasmi::{
 };
 use wasmparser::{Validator, WasmFeatures};
 
-/// Most memory of an instance, its tables not counted.
+/// Most bytes of memory of an instance, without its tables.
 const MEMORY_BYTES_MAX: usize = 4 << 20;
-/// Most entries of a table: what functions are called by pointer.
+/// Most entries of a table, through which functions are called by pointer.
 const TABLE_MAX: usize = 16 * 1024;
-/// Frames of functions that call each other.
+/// Deepest nesting of calls.
 const CALLS_DEEP_MAX: usize = 512;
-/// Instructions, about, until others have their turn: some 0.1 ms.
+/// Approximate number of instructions before others have their turn: some 0.1 ms.
 const FUEL: u64 = 40_000;
-/// Instructions that no guest needs at a time; growing memory costs by its size.
+/// Number of instructions that no guest needs at a time; growing memory costs by its size.
 const FUEL_MAX: u64 = 4 << 20;
 
-/// Room for what is said is asked for seldom.
+/// Least number of bytes for which room is requested, so that requests are rare.
 const ROOM_BYTES_MIN: u32 = 1024;
 
 static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
@@ -39,7 +40,7 @@ static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
     Engine::new(&config)
 });
 
-/// Why an instance ended.
+/// Reason why an instance ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Broken(pub(crate) String);
 
@@ -49,34 +50,35 @@ impl From<Error> for Broken {
     }
 }
 
-/// Code that can run.
+/// Compiled code.
 #[derive(Clone)]
 pub(crate) struct Compiled(Module);
 
-/// Which of the guest's functions is called.
+/// Exported function of the guest that is called.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Entry {
     Begin,
     GoOn,
 }
 
-/// One call of one guest.
+/// Instance of a guest, for one call.
 pub(crate) struct Guest {
     store: Store<StoreLimits>,
     memory: Memory,
     room: TypedFunc<u32, u32>,
     begin: TypedFunc<u32, u64>,
     go_on: TypedFunc<u32, u64>,
-    /// Where it gave room, and how much.
+    /// Address at which the guest gave room. The next field is its length.
     room_at: u32,
     room_len: u32,
     bytes: Vec<u8>,
 }
 
 impl Compiled {
-    /// Looks at the code and compiles it. What comes is anybody's.
+    /// Validates and compiles code, which anybody may have sent.
     pub(crate) fn new(code: &[u8]) -> Result<Compiled, Broken> {
-        // What is not valid ends here: wasmi 2.0 divides by the number of functions before it has looked whether there are any.
+        // Invalid code ends here: wasmi 2.0 divides by the number of functions before it has
+        // checked whether there are any.
         let mut validator = Validator::new_with_features(WasmFeatures::all());
         validator.validate_all(code).map_err(|error| Broken(error.to_string()))?;
         let module = Module::new(&ENGINE, code)?;
@@ -88,14 +90,14 @@ impl Compiled {
             )));
         }
         let compiled = Compiled(module);
-        // What it must export is looked at where that is used.
+        // The required exports are checked where they are used.
         Guest::new(&compiled)?;
         Ok(compiled)
     }
 }
 
 impl Guest {
-    /// A guest that has done nothing yet.
+    /// Makes an instance that has done nothing yet.
     pub(crate) fn new(code: &Compiled) -> Result<Guest, Broken> {
         let limits = StoreLimitsBuilder::new()
             .memory_size(MEMORY_BYTES_MAX)
@@ -116,7 +118,8 @@ impl Guest {
         Ok(Guest { store, memory, room, begin, go_on, room_at: 0, room_len: 0, bytes: Vec::new() })
     }
 
-    /// Tells it something and hears what it says; lets others go on, by `turn`, when it has used up its fuel.
+    /// Sends a message to the guest and returns its answer. When the guest has used up its fuel,
+    /// lets others go on by `turn`.
     pub(crate) async fn tell<F: Future<Output = ()>>(
         &mut self,
         entry: Entry,

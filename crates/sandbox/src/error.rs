@@ -1,48 +1,49 @@
-//! Why a call of shipped code has no answer.
+//! Errors of calls of shipped code.
 
 use farfield_wic::CallError;
 
-/// Why a call of shipped code has no answer.
+/// Reason why a call of shipped code has no answer.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// The file is no code that could be shipped.
+    /// The file is not code that can be shipped.
     #[error("this is no code for a sandbox: {reason}")]
     Code {
-        /// What is wrong with it.
+        /// Problem of the file.
         reason: String,
     },
-    /// The memory server takes no code.
+    /// The memory server does not accept code.
     #[error("the memory server takes no code from others: start it with `farfield serve --sandbox`")]
     NoSandbox,
     /// The memory server did not take the code.
     #[error("the memory server did not take the code: {reason}")]
     Refused {
-        /// What it says.
+        /// Reason that the server gave.
         reason: String,
     },
     /// The code has no function of this name.
     #[error("the code has no function {name:?}: name it in its `farfield_sandbox::export!`")]
     NoFunction {
-        /// The name.
+        /// Name of the function.
         name: &'static str,
     },
     /// The code has the function in another version.
     #[error("the code has version {theirs} of the function {name:?}, this program {ours}: build the code again")]
     OtherVersion {
-        /// The name.
+        /// Name of the function.
         name: &'static str,
-        /// The version of this program.
+        /// Version of this program.
         ours: u32,
-        /// The newest of the code.
+        /// Newest version in the code.
         theirs: u32,
     },
-    /// The code did what it must not, or failed: an access outside of its own memory, a panic, too much memory or too deep a recursion, an answer that is none.
+    /// The code did something forbidden, or failed. Examples are an access outside of its own
+    /// memory, a panic, too much memory, too deep a recursion, and an invalid answer.
     #[error("the code was ended in its sandbox: {reason}")]
     Broken {
-        /// What it did.
+        /// Fault of the code.
         reason: String,
     },
-    /// The call failed as one of a native function would.
+    /// The call failed in the way in which a native function can fail.
     #[error(transparent)]
     Call(#[from] CallError),
 }

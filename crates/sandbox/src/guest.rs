@@ -1,6 +1,8 @@
-//! The guest's side: a place that says what it wants, and an executor for the one function that an instance runs.
+//! The guest's side: a place that sends requests to the host, and an executor for the one function
+//! that an instance runs.
 //!
-//! Nothing here knows WebAssembly but the macro [`export!`](crate::export): the same code runs natively in tests.
+//! Only the macro [`export!`](crate::export) depends on WebAssembly: the rest runs natively in
+//! tests.
 
 use crate::abi::{Begin, GiveBack, ROUND_BYTES_MAX, Said, Told, Want, decode};
 use core::cell::RefCell;
@@ -25,13 +27,14 @@ pub struct GuestPlace {
 struct State {
     now: Duration,
     next: u32,
-    /// Not said yet.
+    /// Requests that were not yet sent.
     wants: VecDeque<(u32, Want)>,
-    /// Said, and not answered; `None` if nobody waits for the answer any more.
+    /// Answers to the requests; `None` until an answer has come. A request that was given up has no
+    /// entry.
     answers: BTreeMap<u32, Option<Result<Answer, Fault>>>,
 }
 
-/// A number under which something is wanted; given up when it is dropped.
+/// Number of a request, which is given up when dropped.
 struct Ticket<'p> {
     place: &'p GuestPlace,
     number: u32,
@@ -92,7 +95,7 @@ impl GuestPlace {
         }
     }
 
-    /// What is wanted, as much as may be said at a time; the rest is said in the next turn.
+    /// Removes requests to send, as many as fit in a message; the others are sent in the next turn.
     fn wants(&self) -> Vec<(u32, Want)> {
         let mut state = self.state.borrow_mut();
         let (mut bytes, mut wants) = (0, Vec::new());
@@ -125,7 +128,7 @@ impl GuestPlace {
     }
 }
 
-/// Bytes that go one way or the other for this, at most.
+/// Returns the most bytes that go one way or the other for this request.
 fn bytes_of(want: &Want) -> usize {
     const AROUND: usize = 64;
     AROUND
@@ -148,7 +151,7 @@ impl Deref for Held {
     }
 }
 
-/// More is refused here, before anything is copied.
+/// Refuses more than [`RANGE_BYTES_MAX`] bytes, before anything is copied.
 fn check(bytes: &[u8]) -> Result<(), Fault> {
     if bytes.len() > RANGE_BYTES_MAX { Err(Fault::TooLong { bytes: bytes.len() as u64 }) } else { Ok(()) }
 }
@@ -170,7 +173,7 @@ impl Place for GuestPlace {
     }
 
     async fn read_many<const N: usize>(&self, offsets: &[u64], into: &mut [[u8; N]]) -> Result<(), Fault> {
-        // All are said before the first is waited for, so they are one round.
+        // All requests are made before the first is waited for, so they go in one message.
         let mut reads: Vec<_> =
             offsets.iter().zip(&*into).map(|(offset, _)| Box::pin(self.read::<N>(*offset))).collect();
         let mut first: Vec<_> = reads.iter_mut().map(|read| poll_once(read.as_mut())).collect();
@@ -216,7 +219,7 @@ impl Place for GuestPlace {
         let _ = self.ask(Want::Pause(time)).await;
     }
 
-    /// As it was when the host spoke last.
+    /// Returns the time of the host's last message.
     fn now(&self) -> Duration {
         self.state.borrow().now
     }
@@ -235,7 +238,7 @@ fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Option<F::Output> {
 
 type Ended = Result<Bytes, Fault>;
 
-/// A function on its way.
+/// A function that runs.
 pub struct Running {
     place: &'static GuestPlace,
     future: Pin<Box<dyn Future<Output = Ended>>>,
@@ -247,20 +250,20 @@ impl core::fmt::Debug for Running {
     }
 }
 
-/// What one of the exported functions makes of a [`Begin`].
+/// Result of matching an exported function with a [`Begin`].
 #[derive(Debug)]
 pub enum Found {
-    /// It is another's.
+    /// The message names another function.
     Not,
-    /// It has this name and another version.
+    /// The function has this name and another version.
     OtherVersion(u32),
-    /// It cannot read the argument.
+    /// The function cannot read the argument.
     Argument,
-    /// It runs.
+    /// The function runs.
     Runs(Running),
 }
 
-/// Begins this function if it is meant.
+/// Begins this function if it is the one that is meant.
 pub fn find<F: Function>(begin: &Begin) -> Found {
     if begin.name != F::NAME {
         return Found::Not;
@@ -269,7 +272,7 @@ pub fn find<F: Function>(begin: &Begin) -> Found {
         return Found::OtherVersion(F::VERSION);
     }
     let Some(argument) = decode::<F::Argument>(&begin.argument.0) else { return Found::Argument };
-    // An instance runs one call, and goes with everything in it.
+    // An instance runs one call, and ends with everything in it.
     let place: &'static GuestPlace = Box::leak(Box::new(GuestPlace::new(begin.region_bytes)));
     let future = Box::pin(async move {
         let answer = F::run(place, argument).await?;
@@ -279,7 +282,7 @@ pub fn find<F: Function>(begin: &Begin) -> Found {
 }
 
 impl Running {
-    /// Goes on as far as that is possible.
+    /// Runs the function as far as possible.
     fn step(&mut self) -> Said {
         match poll_once(self.future.as_mut()) {
             Some(result) => Said::Ended { result, given_back: self.place.given_back() },
@@ -288,7 +291,7 @@ impl Running {
     }
 }
 
-/// The one instance: what is on its way, and the memory through which it speaks.
+/// State of the one instance: its function, and the memory for its messages.
 #[derive(Debug, Default)]
 struct Instance {
     running: Option<Running>,
@@ -300,7 +303,7 @@ std::thread_local! {
     static INSTANCE: RefCell<Instance> = RefCell::default();
 }
 
-/// See [`abi`](crate::abi): room for what comes.
+/// Makes room for a message of `len` bytes, and returns its address ([`abi`](crate::abi)).
 pub fn room(len: u32) -> u32 {
     INSTANCE.with_borrow_mut(|instance| {
         instance.heard.clear();
@@ -309,7 +312,8 @@ pub fn room(len: u32) -> u32 {
     })
 }
 
-/// See [`abi`](crate::abi): begins what `find` finds.
+/// Begins the function that `find` finds for the message, and returns the guest's answer
+/// ([`abi`](crate::abi)).
 pub fn begin(len: u32, find: impl Fn(&Begin) -> Found) -> u64 {
     speak(|instance| {
         let begin = decode::<Begin>(instance.heard.get(..len as usize)?)?;
@@ -322,7 +326,8 @@ pub fn begin(len: u32, find: impl Fn(&Begin) -> Found) -> u64 {
     })
 }
 
-/// See [`abi`](crate::abi): goes on.
+/// Continues the function with the answers in the message, and returns the guest's answer
+/// ([`abi`](crate::abi)).
 pub fn go_on(len: u32) -> u64 {
     speak(|instance| {
         let told = decode::<Told>(instance.heard.get(..len as usize)?)?;

@@ -1,15 +1,20 @@
-//! Farfield runs strangers' code: where-independent code as WebAssembly.
+//! Sandbox for functions of other programs: where-independent code as WebAssembly.
 //!
-//! A [`Function`](farfield_wic::Function) that a memory server was not built with is compiled to WebAssembly from the same source, shipped to the server once, and run there beside the
-//! memory, in a sandbox: it has the bytes of the caller's region, a few megabytes of its own, and nothing else.
+//! A [`Function`](farfield_wic::Function) that a memory server was not built with is compiled to
+//! WebAssembly from the same source, shipped to the server once, and run there beside the memory.
+//! In its sandbox it can use the bytes of the caller's region, a few megabytes of its own, and
+//! nothing else.
 //!
-//! - The *guest* is a crate of type `cdylib` that names its functions: `farfield_sandbox::export!(Behind);`, built with
+//! - The *guest* is a crate of type `cdylib` that names its functions:
+//!   `farfield_sandbox::export!(Behind);`, built with
 //!   `cargo build --release --target wasm32-unknown-unknown`.
-//! - The *host* is a server that says it takes such code (`farfield serve --sandbox`), or a registry [`with_sandbox`].
+//! - The *host* is a server that accepts such code (`farfield serve --sandbox`), or a registry
+//!   [`with_sandbox`].
 //! - The *caller* has the file as [`Code`] and calls `code.call::<Behind>(&mut caller, argument)`.
 //!
-//! A guest imports nothing. It says what it wants of its place, and is told what came of it ([`abi`]); so what it can do is what a
-//! [`Place`](farfield_wic::Place) can do, and every access is looked at where native functions' are. `docs/design/wic.md`, *Sandbox*, says what bounds it.
+//! A guest imports nothing. It sends requests to its place and gets the results ([`abi`]). So it
+//! can do what a [`Place`](farfield_wic::Place) can do, and every access is checked where those of
+//! native functions are. `docs/design/wic.md`, *Sandbox*, describes its limits.
 
 pub mod abi;
 pub mod guest;

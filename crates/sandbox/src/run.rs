@@ -1,4 +1,5 @@
-//! `ff.sandbox`: runs a function of shipped code. A function like any other, so it runs at each place and within the same budgets.
+//! `ff.sandbox`: runs a function of shipped code. It is itself an ordinary function, so it runs at
+//! each place and within the same budgets.
 
 use crate::abi::{Begin, ROUND_BYTES_MAX, Said, Told, Want};
 use crate::engine::{Broken, Entry, Guest};
@@ -9,7 +10,7 @@ use farfield_wic::access::{Access, Answer, Bytes};
 use farfield_wic::{Fault, Function, Place, Registry};
 use serde::{Deserialize, Serialize};
 
-/// Adds what takes and runs code from others.
+/// Adds the functions that accept and run shipped code.
 pub fn with_sandbox(registry: Registry) -> Registry {
     registry.with::<Ship>().with::<Sandboxed>()
 }
@@ -18,7 +19,7 @@ pub fn with_sandbox(registry: Registry) -> Registry {
 #[derive(Debug)]
 pub(crate) struct Sandboxed;
 
-/// Which, and with what.
+/// Function to run, and its argument.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Run {
     pub(crate) code: Digest,
@@ -27,7 +28,7 @@ pub(crate) struct Run {
     pub(crate) argument: Bytes,
 }
 
-/// How it ended.
+/// Result of a run.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Outcome {
     Answer(Bytes),
@@ -70,7 +71,7 @@ impl Function for Sandboxed {
                 Err(Broken(reason)) => return Ok(Outcome::Broken(reason)),
             };
             if wants.is_empty() {
-                // It waits for something that is not of its place.
+                // The guest waits for something that its place does not provide.
                 pending::<()>().await;
             }
             let answers = match answer_all(place, wants).await? {
@@ -85,7 +86,8 @@ impl Function for Sandboxed {
 
 type Answers = Vec<(u32, Result<Answer, Fault>)>;
 
-/// Does what is wanted, in its order. A lost server ends the function: nothing that it could do would come to anything.
+/// Handles requests in their order. A lost server ends the function, because nothing that it could
+/// do would have an effect.
 async fn answer_all<P: Place>(place: &P, wants: Vec<(u32, Want)>) -> Result<Result<Answers, Broken>, Fault> {
     let (mut answers, mut bytes) = (Vec::with_capacity(wants.len()), 0);
     for (number, want) in wants {

@@ -1,26 +1,26 @@
-//! `ff.sandbox.ship`: takes code, piece by piece.
+//! `ff.sandbox.ship`: accepts code, piece by piece.
 
 use crate::store::{Digest, Piece, take_piece};
 use farfield_wic::access::Bytes;
 use farfield_wic::{Fault, Function, Place};
 use serde::{Deserialize, Serialize};
 
-/// Takes a piece of code.
+/// Accepts a piece of code.
 #[derive(Debug)]
 pub(crate) struct Ship;
 
-/// The piece.
+/// A piece of code.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Parcel {
     pub(crate) digest: Digest,
-    /// Bytes of all of it.
+    /// Bytes of the whole code.
     pub(crate) len: u32,
     pub(crate) at: u32,
     pub(crate) bytes: Bytes,
 }
 
 impl Parcel {
-    /// Bytes of one piece; with what stands around them they fit into an argument.
+    /// Most bytes of a piece. With its header it fits into an argument.
     pub(crate) const BYTES_MAX: usize = 48 * 1024;
 }
 

@@ -1,7 +1,8 @@
-//! The code that this process has: what arrives piece by piece, and what is compiled.
+//! The code that this process has, compiled or still arriving piece by piece.
 //!
-//! Code is known by the SHA-256 of its bytes. Whoever can name that has had the code, so all sessions share one store; what
-//! is used least goes first, and is shipped again by whoever misses it.
+//! Code is identified by the SHA-256 of its bytes. A client that knows the digest has had the code,
+//! so all sessions share one store. The least recently used code is dropped first, and a caller
+//! that misses it ships it again.
 
 use crate::engine::Compiled;
 use core::fmt;
@@ -10,19 +11,19 @@ use sha2::{Digest as _, Sha256};
 use std::collections::VecDeque;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// Longest code.
+/// Most bytes of code.
 pub(crate) const CODE_BYTES_MAX: usize = 2 << 20;
-/// Codes that are kept compiled.
+/// Most codes that are kept compiled.
 const COMPILED_MAX: usize = 64;
-/// Codes that are on their way at a time.
+/// Most codes that arrive at a time.
 const ARRIVING_MAX: usize = 8;
 
-/// What code is known by.
+/// Identity of code: the SHA-256 of its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Digest([u8; 32]);
 
 impl Digest {
-    /// That of these bytes.
+    /// Computes the digest of these bytes.
     pub(crate) fn of(code: &[u8]) -> Digest {
         Digest(Sha256::digest(code).into())
     }
@@ -34,41 +35,41 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// What came of a piece.
+/// Answer to a piece of code.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Piece {
-    /// The next one begins here.
+    /// The next piece begins at this offset.
     Next(u32),
-    /// The code can run.
+    /// The code is complete and can run.
     Whole,
-    /// The code cannot run, because of this.
+    /// The code cannot run, for this reason.
     Refused(String),
 }
 
-/// Code on its way.
+/// Code of which pieces are still missing.
 struct Arriving {
     digest: Digest,
     len: u32,
     bytes: Vec<u8>,
 }
 
-/// The code that a process has.
+/// Code that a process has.
 #[derive(Default)]
 pub(crate) struct CodeStore {
-    /// The one that was used last comes last.
+    /// Compiled code; the most recently used comes last.
     compiled: VecDeque<(Digest, Compiled)>,
     arriving: VecDeque<Arriving>,
 }
 
 static STORE: LazyLock<Mutex<CodeStore>> = LazyLock::new(Mutex::default);
 
-/// Does something with the store of this process.
+/// Runs `work` with the store of this process, locked.
 pub(crate) fn with_store<R>(work: impl FnOnce(&mut CodeStore) -> R) -> R {
     work(&mut STORE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 impl CodeStore {
-    /// The code, if it is here.
+    /// Returns the code, if it is here, and marks it as the most recently used.
     pub(crate) fn get(&mut self, digest: &Digest) -> Option<Compiled> {
         let index = self.compiled.iter().position(|(known, _)| known == digest)?;
         let found = self.compiled.remove(index)?;
@@ -77,7 +78,7 @@ impl CodeStore {
         Some(compiled)
     }
 
-    /// Keeps compiled code.
+    /// Keeps compiled code, and drops the least recently used if there is too much.
     pub(crate) fn keep(&mut self, digest: Digest, compiled: Compiled) {
         self.compiled.retain(|(known, _)| *known != digest);
         self.compiled.push_back((digest, compiled));
@@ -86,7 +87,8 @@ impl CodeStore {
         }
     }
 
-    /// Takes a piece of code that has so many bytes; the bytes, when they are all there.
+    /// Takes the piece at offset `at` of code that has `len` bytes. Returns the code when it is
+    /// complete.
     fn take(&mut self, digest: Digest, len: u32, at: u32, bytes: &[u8]) -> Result<Vec<u8>, Piece> {
         if len as usize > CODE_BYTES_MAX {
             return Err(Piece::Refused(format!("it has {len} bytes, and may have {CODE_BYTES_MAX}")));
@@ -112,7 +114,8 @@ impl CodeStore {
     }
 }
 
-/// Takes a piece of code that has so many bytes, and compiles the code when it is all there.
+/// Takes the piece at offset `at` of code that has `len` bytes, and compiles the code when it is
+/// complete.
 pub(crate) fn take_piece(digest: Digest, len: u32, at: u32, bytes: &[u8]) -> Piece {
     if with_store(|store| store.get(&digest)).is_some() {
         return Piece::Whole;
@@ -124,7 +127,7 @@ pub(crate) fn take_piece(digest: Digest, len: u32, at: u32, bytes: &[u8]) -> Pie
     if Digest::of(&code) != digest {
         return Piece::Refused("its bytes are not those that were announced".into());
     }
-    // Nobody else waits while it is compiled.
+    // The store is not locked while the code is compiled.
     match Compiled::new(&code) {
         Ok(compiled) => {
             with_store(|store| store.keep(digest, compiled));

@@ -1,7 +1,8 @@
 //! `ff.access`: one access, made at the server for a function that runs at the client.
 //!
-//! Lanes move pages, and what changes a part of a page must not take back what somebody else stores beside it meanwhile. So
-//! words, locks and parts of pages are changed where all meet, by the same code as the accesses of functions that run there.
+//! Lanes move pages, and a change of a part of a page must not undo what somebody else stores
+//! beside it meanwhile. So words, locks and parts of pages are changed at the server, by the code
+//! that makes the accesses of functions there.
 
 use crate::{Fault, Fence, Function, Place};
 use core::fmt;
@@ -9,79 +10,79 @@ use farfield_core::lock;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Bytes of one access at most: with what stands around them they fit into an argument and into an answer.
+/// Most bytes of one access. With their headers they fit into an argument and into an answer.
 #[cfg(not(target_family = "wasm"))]
 pub(crate) const BYTES_MAX: usize = 32 * 1024;
 
-/// One access.
+/// Makes one access.
 #[derive(Debug)]
 pub struct Access;
 
-/// Which.
+/// Access to make.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Ask {
     /// [`Place::read_range`].
     Read {
-        /// Where it begins.
+        /// Offset of the first byte.
         offset: u64,
-        /// Bytes.
+        /// Number of bytes.
         len: u32,
     },
     /// [`Place::write`].
     Write {
-        /// Where it begins.
+        /// Offset of the first byte.
         offset: u64,
-        /// What is stored.
+        /// Bytes to store.
         bytes: Bytes,
     },
     /// [`Place::compare_exchange`].
     Exchange {
-        /// Where the word is.
+        /// Offset of the word.
         offset: u64,
-        /// What it is to be.
+        /// Value that the word must have.
         current: u64,
-        /// What it becomes.
+        /// New value of the word.
         new: u64,
     },
     /// [`Place::fetch_add`].
     Add {
-        /// Where the word is.
+        /// Offset of the word.
         offset: u64,
-        /// What is added.
+        /// Number to add.
         add: u64,
     },
     /// [`Place::lock_step`].
     Lock {
-        /// Where the lock is.
+        /// Offset of the lock.
         lock: u64,
-        /// What is asked of it.
+        /// Step to make.
         ask: lock::Ask,
     },
     /// [`Place::write_fenced`].
     Fenced {
-        /// The holding that must not be over.
+        /// Holding that must not be over.
         fence: Fence,
-        /// Where it begins.
+        /// Offset of the first byte.
         offset: u64,
-        /// What is stored.
+        /// Bytes to store.
         bytes: Bytes,
     },
 }
 
-/// What it came to.
+/// Result of an access.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Answer {
-    /// Stored.
+    /// The bytes were stored.
     Done,
-    /// What is there.
+    /// The bytes that were read.
     Bytes(Bytes),
     /// The word as it was.
     Word(u64),
-    /// What the lock says.
+    /// The answer of the lock.
     Lock(lock::Says),
 }
 
-/// Bytes, encoded in one piece and not one by one.
+/// Bytes that are encoded in one piece and not one by one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Bytes(pub Vec<u8>);
 

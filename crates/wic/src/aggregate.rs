@@ -3,32 +3,32 @@
 use crate::{Fault, Function, Place};
 use serde::{Deserialize, Serialize};
 
-/// Bytes looked at between two turns of the others.
+/// Bytes read between two turns of the other tasks.
 const CHUNK_BYTES: u64 = 32 * 1024;
 
-/// Sum, smallest and largest of little-endian words that lie side by side.
+/// Computes number, sum, smallest and largest of little-endian words that lie side by side.
 #[derive(Debug)]
 pub struct Aggregate;
 
 /// Words side by side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Range {
-    /// Offset of the first.
+    /// Offset of the first word.
     pub offset: u64,
-    /// How many.
+    /// Number of words.
     pub count: u64,
 }
 
-/// What there is to say of them.
+/// Number, sum, smallest and largest of some words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Summary {
-    /// How many.
+    /// Number of words.
     pub count: u64,
-    /// All together; never too large for its type.
+    /// Sum of the words; never too large for its type.
     pub sum: u128,
-    /// The smallest; the largest word there is if there are none.
+    /// Smallest word; `u64::MAX` if there are none.
     pub min: u64,
-    /// The largest; 0 if there are none.
+    /// Largest word; 0 if there are none.
     pub max: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The same answer at each place to what is not there, or not where it should be.
+//! Checks of offsets and ranges, with equal errors at each place.
 
 use crate::{Fault, RANGE_BYTES_MAX};
 use farfield_core::lock::Lock;
@@ -6,19 +6,19 @@ use farfield_core::lock::Lock;
 /// Bytes of a word.
 const WORD_BYTES: usize = 8;
 
-/// The same answer everywhere to a word that is not there or not at its place.
+/// Checks that a word lies in the region, at a multiple of its size.
 pub(crate) fn check_word(region_bytes: u64, offset: u64) -> Result<(), Fault> {
     check(region_bytes, offset, WORD_BYTES)?;
     if offset.is_multiple_of(WORD_BYTES as u64) { Ok(()) } else { Err(Fault::Unaligned { offset }) }
 }
 
-/// The same answer everywhere to a lock that is not there or not at its place.
+/// Checks that a lock lies in the region, at a multiple of its size.
 pub(crate) fn check_lock(region_bytes: u64, offset: u64) -> Result<(), Fault> {
     check(region_bytes, offset, Lock::BYTES)?;
     if offset.is_multiple_of(Lock::BYTES as u64) { Ok(()) } else { Err(Fault::Unaligned { offset }) }
 }
 
-/// The same answer everywhere to a range that is not there.
+/// Checks that a range lies in the region and has at most [`RANGE_BYTES_MAX`] bytes.
 pub(crate) fn check(region_bytes: u64, offset: u64, len: usize) -> Result<(), Fault> {
     if len > RANGE_BYTES_MAX {
         return Err(Fault::TooLong { bytes: len as u64 });

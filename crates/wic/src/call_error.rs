@@ -1,4 +1,4 @@
-//! Why a call has no answer.
+//! Errors of calls.
 
 use crate::{Fault, Stop};
 use core::time::Duration;
@@ -6,19 +6,22 @@ use farfield_core::PageId;
 use farfield_core::wire::{CallBody, ErrorCode};
 use farfield_pool::{CallFailure, CallLane, PoolError};
 
-/// Why a call has no answer.
+/// Reason why a call has no answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CallError {
-    /// The pages are not kept by a server that runs functions: by an older one, by none, or by several, of which each has others or the function may change what it has.
+    /// No single server that runs functions keeps these pages. The server is an older one, or there
+    /// is none. Or there are several, and each has different pages, or the function may change what
+    /// it has.
     #[error("no code runs where these pages are kept; call it at the client")]
     Nowhere,
-    /// None of several servers keeps all of these pages at the moment: one is being given what it lacks, or another pool.
+    /// None of several servers keeps all of these pages at the moment: one is being given what it
+    /// lacks, or the pool is being exchanged.
     #[error("no memory server keeps all of these pages now; call it at the client, or later")]
     NotNow,
     /// The server has no function of this name.
     #[error("the memory server has no function {name:?}: start one whose registry has it")]
     NoFunction {
-        /// The name.
+        /// Name of the function.
         name: &'static str,
     },
     /// The server has the function in another version.
@@ -26,48 +29,49 @@ pub enum CallError {
         "the memory server has version {theirs} of the function {name:?}, this program {ours}: use the same release"
     )]
     OtherVersion {
-        /// The name.
+        /// Name of the function.
         name: &'static str,
-        /// Our version.
+        /// Version of this program.
         ours: u32,
-        /// Theirs.
+        /// Version of the server.
         theirs: u32,
     },
-    /// The function took more steps than it may. A server pushes back what keeps it too long: call it at the client.
+    /// The function took more steps than its budget. A server pushes back functions that keep it
+    /// too long: call it at the client.
     #[error("the function was ended after {steps} steps")]
     Overrun {
-        /// Steps that it took.
+        /// Number of steps that it took.
         steps: u64,
     },
-    /// There is no answer in time.
+    /// There was no answer in time.
     #[error("the function has no answer within {after:?}")]
     TimedOut {
-        /// The time.
+        /// Time limit of the call.
         after: Duration,
     },
-    /// The function waits for something that is not of its place.
+    /// The function waits for something that its place does not provide.
     #[error("the function waits for something that does not come")]
     Stuck,
     /// The function panicked at the server.
     #[error("the function panicked at the memory server")]
     Panicked,
-    /// The server cannot read the argument.
+    /// The server could not read the argument.
     #[error("the argument of the function cannot be encoded or read")]
     Argument,
-    /// The answer cannot be read here.
+    /// The answer could not be read here.
     #[error("the answer of the function cannot be read")]
     Answer,
-    /// Encoded, the argument is longer than a memory server takes. Nothing was sent.
+    /// The encoded argument is longer than a memory server takes. Nothing was sent.
     #[error(
         "the argument of the function has {bytes} bytes, of which a memory server takes {}: \
          put it into the region, or call with Where::Auto or Where::Client, which take any",
         CallBody::ARGUMENT_BYTES_MAX
     )]
     ArgumentTooLong {
-        /// Its bytes.
+        /// Length of the encoded argument in bytes.
         bytes: u64,
     },
-    /// Encoded, the answer is longer than a memory server sends. The function has run.
+    /// The encoded answer is longer than a memory server sends. The function has run.
     #[error(
         "the answer of the function has more than the {} bytes that a memory server sends: write it into the region, \
          or call with Where::Client, or with Where::Auto if the function is REPEATABLE, which give any",
@@ -80,7 +84,7 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Why a function that ran here stopped.
+    /// Converts the reason why a function that ran here stopped.
     pub(crate) fn of_stop(stop: Stop, within: Duration) -> CallError {
         match stop {
             Stop::Fault(Fault::Lost(PoolError::TimedOut { .. })) | Stop::TimedOut => {
@@ -95,7 +99,7 @@ impl CallError {
         }
     }
 
-    /// Why a call of this function to the server failed.
+    /// Converts the failure of a call of this function to the server.
     pub(crate) fn of_failure(failure: CallFailure, name: &'static str, ours: u32, within: Duration) -> CallError {
         let (code, detail) = match failure {
             CallFailure::Pool(PoolError::TimedOut { .. }) => return CallError::TimedOut { after: within },
@@ -127,7 +131,7 @@ impl CallError {
     }
 }
 
-/// Why there is no way to a server, or none any more.
+/// Converts the reason why a server cannot be reached, or not any more.
 impl From<PoolError> for CallError {
     fn from(error: PoolError) -> CallError {
         match error {

@@ -1,4 +1,4 @@
-//! Calls functions, at the client or at the server.
+//! Calls of functions, at the client or at the server.
 
 use crate::client::ClientPlace;
 use crate::crew::{self, Budget, Start};
@@ -13,45 +13,46 @@ use farfield_pool::{Backend, CallLane, Calls as Channel, FarCall, PoolError};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How long a call may take if nobody says otherwise.
+/// Default time limit of a call.
 const WITHIN: Duration = Duration::from_secs(10);
-/// Steps that a function may take if nobody says otherwise.
+/// Default limit of the steps of a function.
 const STEPS_MAX: u64 = 1 << 20;
-/// Room for most arguments.
+/// Bytes that are enough for most arguments.
 const ARGUMENT_BYTES: usize = 32;
-/// Functions that run side by side at the client.
+/// Most functions that run side by side at the client.
 const WINDOW: usize = 64;
 
-/// Where a function runs.
+/// Place where a function runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Where {
-    /// Here, with one-sided accesses: a round trip for each.
+    /// At the client, with one-sided accesses: a round trip for each.
     Client,
-    /// Where the memory is: one round trip for all.
+    /// At the server beside the memory: one round trip for all accesses.
     Server,
-    /// Where it was faster lately ([`Caller::choices`]); at the client if the server does not run it.
+    /// At the place that was faster lately ([`Caller::choices`]); at the client if the server does
+    /// not run the function.
     Auto,
 }
 
-/// A thread's means to call functions over one region. Lanes are opened when they are first needed.
+/// Calls functions over one region, for one thread. Lanes are opened when they are first needed.
 pub struct Caller {
     backend: Arc<dyn Backend>,
     client: Option<ClientPlace>,
     server: Option<Box<dyn Channel>>,
-    /// For functions that only read, where there is no one server.
+    /// Channel for functions that only read, used if there is no single server.
     reads: Option<Box<dyn Channel>>,
     ended: Vec<farfield_pool::CallEnd>,
-    /// In the order of their subjects.
+    /// Measurements of each function, in the order of the subjects.
     placements: Vec<(Subject, Placement)>,
 }
 
-/// What a belief is of.
+/// Function to which measurements belong.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Subject {
     name: &'static str,
     version: u32,
-    /// The function that is called to run it: itself, or one that runs others.
+    /// Name of the function that is called to run it: itself, or one that runs others.
     by: &'static str,
 }
 
@@ -68,34 +69,35 @@ impl core::fmt::Debug for Caller {
 }
 
 impl Caller {
-    /// Calls functions over the region of this backend. At the server they see what the pool was told: what a heap has near and
-    /// has changed must be written back before.
+    /// Makes a caller of functions over the region of this backend. At the server, functions see
+    /// what the pool was told: changes that a heap has near must be written back before.
     pub fn new(backend: Arc<dyn Backend>) -> Caller {
         Caller { backend, client: None, server: None, reads: None, ended: Vec::new(), placements: Vec::new() }
     }
 
-    /// The same through this channel, whatever it leads to; where they do not run at the client.
+    /// Makes a caller that uses this channel, whatever it leads to, for calls that do not run at
+    /// the client.
     pub fn through(backend: Arc<dyn Backend>, channel: Box<dyn Channel>) -> Caller {
         Caller { server: Some(channel), ..Caller::new(backend) }
     }
 
-    /// A call of one function.
+    /// Prepares a call of one function.
     pub fn call<F: Function>(&mut self, argument: F::Argument) -> Call<'_, F> {
         Call(self.calls(vec![argument]))
     }
 
-    /// Calls of one function for each of the arguments, many of them under way at a time.
+    /// Prepares calls of one function, one for each of the arguments; many are in flight at a time.
     pub fn calls<F: Function>(&mut self, arguments: Vec<F::Argument>) -> Calls<'_, F> {
         let terms = Terms { place: Where::Client, within: WITHIN, steps_max: STEPS_MAX };
         Calls { caller: self, arguments, terms, subject: Subject::of::<F>(F::NAME), function: PhantomData }
     }
 
-    /// Where functions that were called at [`Where::Auto`] run, and why; by name.
+    /// Returns where functions that were called at [`Where::Auto`] run, and why; by name.
     pub fn choices(&self) -> impl Iterator<Item = (&'static str, Choice)> + '_ {
         self.placements.iter().map(|(subject, placement)| (subject.name, placement.choice()))
     }
 
-    /// Where what is believed of this one lies.
+    /// Returns the index of the measurements of this subject.
     fn placement(&mut self, subject: Subject) -> usize {
         self.placements.binary_search_by_key(&subject, |(subject, _)| *subject).unwrap_or_else(|index| {
             self.placements.insert(index, (subject, Placement::new()));
@@ -103,7 +105,7 @@ impl Caller {
         })
     }
 
-    /// In rounds: what is to find out how the other side does is no more than a few calls.
+    /// Runs the calls in rounds: a round that measures the other side has only a few calls.
     fn run_anywhere<F: Function>(&mut self, subject: Subject, mut rest: Vec<F::Argument>, terms: Terms) -> Answers<F> {
         let placement = self.placement(subject);
         let mut now = Instant::now();
@@ -124,7 +126,8 @@ impl Caller {
         answers
     }
 
-    /// Runs them on the chosen side, remembers what that took, and goes on at the client with what the server does not run. Also says what time it is then.
+    /// Runs the calls on the chosen side, records the time they took, and repeats at the client
+    /// those that the server does not run. Also returns the time at the end.
     fn run_at<F: Function>(
         &mut self,
         placement: usize,
@@ -147,7 +150,8 @@ impl Caller {
         }
         let is_too_long =
             |error: &CallError| matches!(error, CallError::ArgumentTooLong { .. } | CallError::AnswerTooLong);
-        // What is too long for the server has an answer too, after the time that it takes to have it here.
+        // A call that is too long for the server has an answer too, after the time that it takes to
+        // have it here.
         let answers_all = answers.iter().flat_map(|answer| answer.as_ref().err()).all(is_too_long);
         if !answers_all {
             self.placements[placement].1.on_failed(side, answers.len() as u64);
@@ -191,7 +195,7 @@ impl Caller {
         steps: &mut u64,
     ) -> Answers<F> {
         let budget = Budget { steps_max: terms.steps_max, until: started.checked_add(terms.within) };
-        // If a function panics, what it has under way ends with its place.
+        // If a function panics, its operations in flight end with its place.
         let place = match self.client.take().map_or_else(|| ClientPlace::new(&self.backend), Ok) {
             Ok(place) => place,
             Err(error) => return fail_all::<F>(arguments.len(), CallError::Fault(error.into())),
@@ -217,7 +221,7 @@ impl Caller {
         answers
     }
 
-    /// The way to the server, or to one of several for functions that only read.
+    /// Returns the channel to the server, or to one of several for functions that only read.
     fn channel(&mut self, only_reads: bool) -> Result<&mut dyn Channel, PoolError> {
         if self.server.is_none() && !(only_reads && self.reads.is_some()) {
             match self.backend.open_calls() {
@@ -328,31 +332,33 @@ impl<F: Function> core::fmt::Debug for Calls<'_, F> {
 }
 
 impl<F: Function> Calls<'_, F> {
-    /// Where they run; at the client if nobody says otherwise.
+    /// Sets the place where the calls run. Default: the client.
     pub fn at(mut self, place: Where) -> Self {
         self.terms.place = place;
         self
     }
 
-    /// They run another function, so what they take is remembered as what that one takes ([`Where::Auto`]).
+    /// Counts the time of these calls as that of `G`, which they run ([`Where::Auto`]).
     pub fn on_behalf_of<G: Function>(mut self) -> Self {
         self.subject = Subject::of::<G>(F::NAME);
         self
     }
 
-    /// How long all of them may take: 10 s if nobody says otherwise. A server has a limit of its own for each.
+    /// Sets how long all of them may take together. Default: 10 s. A server has a limit of its own
+    /// for each.
     pub fn within(mut self, time: Duration) -> Self {
         self.terms.within = time;
         self
     }
 
-    /// Most steps that each may take: about a million if nobody says otherwise. A server has a limit of its own.
+    /// Sets the most steps that each may take. Default: about a million. A server has a limit of
+    /// its own.
     pub fn steps(mut self, most: u64) -> Self {
         self.terms.steps_max = most.max(1);
         self
     }
 
-    /// Runs them and waits. The answers are in the order of the arguments.
+    /// Runs the calls and waits. The answers are in the order of the arguments.
     pub fn run(self) -> Vec<Result<F::Answer, CallError>> {
         match self.terms.place {
             Where::Client => self.caller.run_here::<F>(self.arguments, Instant::now(), self.terms, &mut 0),
@@ -368,22 +374,23 @@ impl<F: Function> Calls<'_, F> {
 pub struct Call<'c, F: Function>(Calls<'c, F>);
 
 impl<F: Function> Call<'_, F> {
-    /// Where it runs; at the client if nobody says otherwise.
+    /// Sets the place where the call runs. Default: the client.
     pub fn at(self, place: Where) -> Self {
         Call(self.0.at(place))
     }
 
-    /// How long it may take: 10 s if nobody says otherwise. A server has a limit of its own.
+    /// Sets how long the call may take. Default: 10 s. A server has a limit of its own.
     pub fn within(self, time: Duration) -> Self {
         Call(self.0.within(time))
     }
 
-    /// Most steps that it may take: about a million if nobody says otherwise. A server has a limit of its own.
+    /// Sets the most steps that the call may take. Default: about a million. A server has a limit
+    /// of its own.
     pub fn steps(self, most: u64) -> Self {
         Call(self.0.steps(most))
     }
 
-    /// Runs it and waits for the answer.
+    /// Runs the call and waits for the answer.
     pub fn run(self) -> Result<F::Answer, CallError> {
         self.0.run().pop().expect("one answer for each argument")
     }

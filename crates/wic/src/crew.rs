@@ -1,12 +1,16 @@
-//! Runs functions at one place, in turns, on one thread.
+//! The executor: runs functions at one place, in turns, on one thread.
 //!
-//! Futures lie in seats that the caller has, one after the other, and what is noted of them in a book that the thread keeps: a call allocates nothing. In a sweep
-//! each that can go on is polled once; then the host submits what they asked for, all at once. Nobody wakes anybody: a place knows which task runs, and says whom an event lets go on.
+//! Futures lie in seats that the caller provides, one after the other. The state of their tasks is
+//! in a book that the thread keeps, so a call allocates nothing. In a sweep, each task that can go
+//! on is polled once. Then the host submits all their requests at once. There are no wakers: a
+//! place knows which task runs, and tells which task may go on after an event.
 //!
-//! Every access takes steps. A task gets a slice of them; when it is used up, accesses do not complete any more, so that the task comes
-//! back here, where budget and time are looked at. So no function can go on by ignoring an error: it is dropped.
+//! Every access takes steps. A task gets a slice of them. When the slice is used up, accesses do
+//! not complete any more, so that the task returns to this executor, which checks its budget and
+//! time. So no function can go on by ignoring an error: it is dropped.
 //!
-//! Dangers that the tests guard against: a function that never ends and keeps others from going on, a wait for what never comes.
+//! The tests guard against two dangers: a function that never ends and keeps others from going on,
+//! and a wait that never ends.
 
 use crate::{Fault, Stop};
 use core::cell::{Cell, RefCell};
@@ -19,30 +23,30 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-/// Steps that a task may take before the others have their turn: some 0.2 ms at a server.
+/// Steps that a task may take before the others have their turn: about 0.2 ms at a server.
 const SLICE: u64 = 1024;
-/// Bytes that cost a step, beside the one of the access itself.
+/// Number of bytes that cost a step, in addition to the step of the access itself.
 const BYTES_PER_STEP: usize = 4096;
 
-/// How long a function may go on.
+/// Limits of a function in steps and time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Budget {
-    /// Most steps: accesses, and 4 KiB of one.
+    /// Most steps: one for each access, and one for each whole 4 KiB of it.
     pub steps_max: u64,
-    /// When its time is over.
+    /// Deadline of the function.
     pub until: Option<Instant>,
 }
 
-/// What the running task has left of its slice; how a place knows who runs.
+/// Step counter of the running task, by which a place knows which task runs.
 pub(crate) struct Meter {
     task: Cell<u32>,
     left: Cell<u64>,
     is_spent: Cell<bool>,
     gives_way: Cell<bool>,
     rests_until: Cell<Option<Instant>>,
-    /// Where it waits for its turn meanwhile.
+    /// Place in the line of a lock in which the task waits while it rests.
     line: Cell<Option<InLine>>,
-    /// It goes on because its turn may have come.
+    /// Whether the task goes on because its turn may have come.
     is_called: Cell<bool>,
     /// Locks that were given back here since the last sweep.
     freed: RefCell<Vec<u64>>,
@@ -59,7 +63,7 @@ pub(crate) struct InLine {
 }
 
 impl InLine {
-    /// Tickets begin anew when there are no more.
+    /// Compares tickets as serial numbers, which wrap around.
     fn is_before(self, other: InLine) -> bool {
         (self.ticket.wrapping_sub(other.ticket) as i32) < 0
     }
@@ -81,17 +85,17 @@ impl Meter {
         }
     }
 
-    /// The task that runs.
+    /// Returns the number of the task that runs.
     pub(crate) fn task(&self) -> u32 {
         self.task.get()
     }
 
-    /// Time since it began.
+    /// Returns the time since the task began.
     pub(crate) fn elapsed(&self) -> Duration {
         self.began.get().map_or(Duration::ZERO, |began| began.elapsed())
     }
 
-    /// What is left of its time.
+    /// Returns the time that the task has left.
     pub(crate) fn time_left(&self) -> Duration {
         self.until.get().map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
     }
@@ -108,7 +112,7 @@ impl Meter {
         self.until.set(until);
     }
 
-    /// Takes the steps of an access to so many bytes.
+    /// Takes the steps of an access to this many bytes. Never completes when the slice is used up.
     pub(crate) fn step(&self, bytes: usize) -> impl Future<Output = ()> + '_ {
         let steps = 1 + (bytes / BYTES_PER_STEP) as u64;
         poll_fn(move |_| match self.left.get().checked_sub(steps) {
@@ -123,7 +127,7 @@ impl Meter {
         })
     }
 
-    /// Lets the others have their turn.
+    /// Lets the other tasks have their turn.
     pub(crate) fn give_way(&self) -> impl Future<Output = ()> + '_ {
         let mut gave = false;
         poll_fn(move |_| {
@@ -135,7 +139,8 @@ impl Meter {
         })
     }
 
-    /// Lets the others go on for so long; who is in a line, until his turn may have come.
+    /// Lets the other tasks go on for this time. A task in a line goes on earlier when its turn may
+    /// have come.
     pub(crate) fn rest(&self, time: Duration, line: Option<InLine>) -> impl Future<Output = ()> + '_ {
         let until = Instant::now().checked_add(time);
         poll_fn(move |_| match until.filter(|until| Instant::now() < *until) {
@@ -149,7 +154,8 @@ impl Meter {
         })
     }
 
-    /// A lock was given back here: whose turn it is need not wait until he looks again.
+    /// Notes that a lock was given back here, so that the task whose turn it is need not wait until
+    /// it looks again.
     pub(crate) fn free(&self, lock: u64) {
         let mut freed = self.freed.borrow_mut();
         if freed.last() != Some(&lock) {
@@ -162,21 +168,21 @@ impl Meter {
     }
 }
 
-/// Sleeping for less costs more than looking around again.
+/// Shortest sleep: a shorter one costs more than another sweep.
 pub(crate) const SLEEP_MIN: Duration = Duration::from_micros(20);
 
-/// A place, as who runs tasks there sees it.
+/// A place, as its executor sees it.
 pub(crate) trait Host {
-    /// Is a panic of a function its own affair?
+    /// Whether a panic of a function is caught, and ends that function only.
     const CATCHES: bool;
 
     fn meter(&self) -> &Meter;
 
-    /// Submits what the tasks asked for and adds those that can go on to `ready`; if there is nobody else, it may wait for one, for so
-    /// long. False if nothing is under way.
+    /// Submits the requests of the tasks, and adds those that can go on to `ready`. If no task can,
+    /// it may wait for one, for at most `may_wait`. Returns false if nothing is under way.
     fn turn(&self, ready: &mut VecDeque<u32>, may_wait: Option<Duration>) -> bool;
 
-    /// Nothing is under way, and nobody can go on for so long.
+    /// Sleeps while nothing is under way and no task can go on for this time.
     fn sleep(&self, time: Duration) {
         if time < SLEEP_MIN { std::thread::yield_now() } else { std::thread::sleep(time) }
     }
@@ -189,28 +195,28 @@ pub(crate) struct Start<F> {
     pub(crate) budget: Budget,
 }
 
-/// What is noted of who sits in a seat.
+/// State of the task in a seat.
 struct Task {
     id: usize,
     budget: Budget,
     steps: u64,
     began: Instant,
-    /// It waited for an event, so time has passed.
+    /// Whether it waited for an event, so that time has passed.
     waited: bool,
     is_called: bool,
 }
 
-/// A task that goes on when it is time, or when its turn comes.
+/// A task that goes on when its time or its turn comes.
 struct Resting {
     until: Instant,
     task: u32,
     line: Option<InLine>,
 }
 
-/// What a crew writes down. Numbers of seats are those of tasks.
+/// Tables of an executor. Tasks have the numbers of their seats.
 #[derive(Default)]
 struct Book {
-    /// In the seats that were ever used.
+    /// Tasks of the seats that were ever used.
     tasks: Vec<Task>,
     free: Vec<u32>,
     ready: VecDeque<u32>,
@@ -218,12 +224,12 @@ struct Book {
 }
 
 thread_local! {
-    /// The book of the last crew of this thread, empty.
+    /// Tables of the last executor of this thread, empty.
     static BOOK: Cell<Book> = Cell::default();
 }
 
-/// Runs what `next` gives, as many at a time as there are seats, until there is no more; says how each ended, and after how many
-/// steps.
+/// Runs the functions that `next` returns until it returns `None`, as many at a time as there are
+/// seats. Calls `end` for each with its result and its number of steps.
 pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
     host: &H,
     seats: &mut [Pin<impl DerefMut<Target = Option<F>>>],
@@ -232,9 +238,10 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
 ) {
     let Book { mut tasks, mut free, mut ready, mut resting } = BOOK.take();
     let mut starts = core::iter::from_fn(next).fuse().peekable();
-    // Whether that is all is asked before the clock, which costs as much as a fifth of an access.
+    // Whether there are more is checked before the clock is read, which costs as much as a fifth of
+    // an access.
     while tasks.len() > free.len() || (!seats.is_empty() && starts.peek().is_some()) {
-        // What happens in one sweep happens now.
+        // Events of one sweep count as simultaneous.
         let now = Instant::now();
         wake(&mut resting, &mut ready, now);
         while tasks.len() - free.len() < seats.len()
@@ -258,7 +265,8 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
                 continue;
             }
             if !host.turn(&mut ready, Some(Duration::MAX)) && ready.is_empty() {
-                // They wait for something that is not of this place, and nobody will ever wake them.
+                // They wait for something that this place does not provide, and nobody will ever
+                // wake them.
                 for (seat, task) in seats.iter_mut().zip(&tasks).filter(|(seat, _)| seat.is_some()) {
                     vacate::<H, _>(seat);
                     end(task.id, Err(Stop::Stuck), task.steps);
@@ -298,21 +306,22 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
     BOOK.set(Book { tasks, free, ready, resting });
 }
 
-/// Drops what has ended.
+/// Drops the future of a task that has ended.
 fn vacate<H: Host, F>(seat: &mut Pin<impl DerefMut<Target = Option<F>>>) {
     match H::CATCHES {
-        // Its result is known, and not changed by what its destructors do.
+        // The result is known, and destructors do not change it.
         true => drop(catch_unwind(AssertUnwindSafe(|| seat.set(None)))),
         false => seat.set(None),
     }
 }
 
-/// Who has rested long enough goes on.
+/// Makes those tasks ready that have rested long enough.
 fn wake(resting: &mut Vec<Resting>, ready: &mut VecDeque<u32>, now: Instant) {
     ready.extend(resting.extract_if(.., |resting| resting.until <= now).map(|resting| resting.task));
 }
 
-/// Takes out who is the first in the line of a lock. Whoever is before him elsewhere, or has given up, he sees when he looks.
+/// Removes the task that is first in the line of a lock, and returns it. Tasks before it at other
+/// places, or that have given up, it notices when it looks at the lock.
 fn call(resting: &mut Vec<Resting>, lock: u64) -> Option<u32> {
     let line = resting.iter().enumerate().filter_map(|(index, resting)| Some((index, resting.line?)));
     let line = line.filter(|(_, line)| line.lock == lock);
@@ -327,7 +336,7 @@ enum Verdict<A> {
     Ended(Result<A, Stop>),
 }
 
-/// Lets a task go on; `None` if it has ended already.
+/// Polls a task once; `None` if it has ended already.
 fn resume<H: Host, F: Future<Output = Result<A, Fault>>, A>(
     host: &H,
     future: Option<Pin<&mut F>>,
@@ -352,7 +361,7 @@ fn resume<H: Host, F: Future<Output = Result<A, Fault>>, A>(
         Err(_) => Verdict::Ended(Err(Stop::Panicked)),
         Ok(Poll::Ready(result)) => Verdict::Ended(result.map_err(Stop::Fault)),
         Ok(Poll::Pending) if meter.is_spent.get() => {
-            // The rest of a slice that is too small for an access is gone.
+            // The rest of a slice that is too small for an access is lost.
             task.steps += meter.left.get();
             if task.steps >= task.budget.steps_max {
                 Verdict::Ended(Err(Stop::Overrun { steps: task.steps }))

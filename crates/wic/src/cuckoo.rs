@@ -1,36 +1,38 @@
-//! `ff.cuckoo`: a hash table of words (WICkit's third workload). A key lies in one of two buckets; who finds both full moves what is there to its other
-//! bucket.
+//! `ff.cuckoo`: a cuckoo hash table of words (WICkit's third workload). A key lies in one of two
+//! buckets. An insertion that finds both full moves an entry to its other bucket.
 //!
-//! A [`WicLock`] lies first, then the buckets, each four entries of key and value; key 0 is none. The way on which entries move is looked for before
-//! anything moves, and entries move from its end on: so whoever fails on the way has lost none, and left one a second time, which goes when the key gets a value.
+//! A [`WicLock`] lies first, then the buckets, each with four entries of key and value. Key 0 marks
+//! a free entry. The path on which entries move is searched before anything moves, and entries move
+//! from its end on. So a function that fails on the way has lost no entry. It may have left one
+//! twice; the second goes when the key gets a value.
 
 use crate::{Fault, Function, Place, WicLock};
 use core::time::Duration;
 use serde::{Deserialize, Serialize};
 
-/// Looks a key up, or gives it a value.
+/// Looks up a key, or sets its value.
 #[derive(Debug)]
 pub struct Cuckoo;
 
-/// What is wanted of a table. Zeros are one that is empty.
+/// Request to a table. Zeros are an empty table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CuckooAsk {
-    /// Where it lies: a multiple of 64.
+    /// Offset of the table: a multiple of 64.
     pub table: u64,
-    /// How many buckets it has.
+    /// Number of buckets.
     pub buckets: u64,
     /// The key, which is not 0.
     pub key: u64,
-    /// The value that it gets; none: the one that it has is wanted.
+    /// New value of the key; `None`: the key is looked up.
     pub put: Option<u64>,
 }
 
-/// What a table says.
+/// Answer of a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum CuckooSays {
     /// The value that the key has, or had before.
     Value(Option<u64>),
-    /// There is no way to make room. Nothing has changed.
+    /// There is no path to make room. Nothing has changed.
     Full,
 }
 
@@ -40,26 +42,26 @@ impl Cuckoo {
     /// Entries of a bucket.
     pub const ENTRIES: usize = 4;
 
-    /// Bytes of a table of so many buckets.
+    /// Returns the bytes of a table of this many buckets.
     pub const fn bytes(buckets: u64) -> u64 {
         WicLock::BYTES + buckets * Cuckoo::BUCKET_BYTES
     }
 
-    /// The two buckets of a key, which may be the same.
+    /// Returns the two buckets of a key, which may be the same.
     pub fn buckets_of(key: u64, buckets: u64) -> [u64; 2] {
         let hash = mix(key);
         [hash % buckets, mix(hash) % buckets]
     }
 }
 
-/// A holder that says nothing for so long is dead.
+/// Lease of the lock: a holder that is silent for this long is dead.
 const LEASE: Duration = Duration::from_secs(5);
-/// A call has a deadline of its own.
+/// Longest wait for the lock. A call has a deadline of its own.
 const WITHIN: Duration = Duration::from_secs(60);
-/// Most entries that move for one.
+/// Most entries that move for one insertion.
 const MOVES_MAX: usize = 64;
 
-/// One step of splitmix64.
+/// Mixes a word: one step of splitmix64.
 fn mix(word: u64) -> u64 {
     let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -79,7 +81,7 @@ fn slot_of(bucket: &Bucket, key: u64) -> Option<usize> {
     bucket.iter().position(|entry| entry[0] == key)
 }
 
-/// An entry's place in the table, and where that is in the region.
+/// Position of an entry in the table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Spot {
     bucket: u64,
@@ -151,11 +153,11 @@ impl Function for Cuckoo {
 }
 
 struct Found {
-    /// Where the key is, and its value.
+    /// Position and value of the key.
     entry: Option<(Spot, u64)>,
-    /// Where it is too, because who moved it failed on the way.
+    /// Other positions of the key, left by a function that failed while it moved the key.
     left: Vec<Spot>,
-    /// A place that is free.
+    /// A free position.
     free: Option<Spot>,
 }
 
@@ -181,7 +183,8 @@ async fn find<P: Place>(place: &P, table: u64, both: [u64; 2], key: u64) -> Resu
     Ok(found)
 }
 
-/// Entries that move, each to the place of the next one; the last place is free. Empty: there is no way.
+/// Returns the path of entries that move, each to the place of the next one; the last place is
+/// free. It is empty if there is no path.
 async fn way<P: Place>(place: &P, table: u64, buckets: u64, first: u64) -> Result<Vec<(Spot, Entry)>, Fault> {
     let mut way: Vec<(Spot, Entry)> = Vec::new();
     let mut bucket = first;
@@ -191,7 +194,7 @@ async fn way<P: Place>(place: &P, table: u64, buckets: u64, first: u64) -> Resul
             way.push((Spot { bucket, slot }, [0, 0]));
             return Ok(way);
         }
-        // Not always the same one, and none that moves already.
+        // Not always the same slot, and none that moves already.
         let start = way.len() + bucket as usize;
         let spots = (start..start + Cuckoo::ENTRIES).map(|slot| Spot { bucket, slot: slot % Cuckoo::ENTRIES });
         let other = |spot: Spot| {
@@ -208,7 +211,8 @@ async fn way<P: Place>(place: &P, table: u64, buckets: u64, first: u64) -> Resul
 
 #[cfg(test)]
 mod tests {
-    //! Guards against keys that are lost when others move, or that are there twice; in any order, and when functions fail on the way.
+    //! Guards against keys that are lost when others move, or that are there twice; in any order,
+    //! and when functions fail on the way.
     use super::*;
     use crate::{Sim, Stop};
     use std::collections::HashMap;

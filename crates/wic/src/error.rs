@@ -1,4 +1,4 @@
-//! Why an access or a function did not do what it should, and how that is said on the wire.
+//! Errors of accesses and functions, and their codes on the wire.
 
 use farfield_core::PageId;
 use farfield_core::wire::ErrorCode;
@@ -6,61 +6,63 @@ use farfield_core::wire::ErrorCode;
 use farfield_pool::PoolError;
 use serde::{Deserialize, Serialize};
 
-/// Why an access of a function failed. The same at every place, except that only the client can lose the server.
+/// Reason why an access of a function failed. Reasons are equal at every place, except that only
+/// the client can lose the server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum Fault {
-    /// Bytes that the region does not have.
+    /// The access is outside of the region.
     #[error("a function reached outside the region, at offset {offset}")]
     OutOfRange {
-        /// Where the access began.
+        /// Offset at which the access began.
         offset: u64,
     },
-    /// More than [`crate::RANGE_BYTES_MAX`] at once.
+    /// The access has more than [`crate::RANGE_BYTES_MAX`] bytes.
     #[error("a function accessed {bytes} bytes at once, which is more than it may")]
     TooLong {
-        /// How many.
+        /// Number of bytes.
         bytes: u64,
     },
-    /// A word or a lock whose offset is no multiple of its size.
+    /// The offset of a word or a lock is not a multiple of its size.
     #[error("what is at offset {offset} does not lie at a multiple of its size")]
     Unaligned {
-        /// Its offset.
+        /// Offset of the word or lock.
         offset: u64,
     },
-    /// Words cannot be changed as one: no one server that runs functions keeps the pages.
+    /// Words cannot be changed atomically: no single server that runs functions keeps the pages.
     #[error("no one memory server keeps these pages and runs functions, so there are no atomics and no locks")]
     NotHere,
-    /// What is there is no lock.
+    /// The bytes at this offset are not a lock.
     #[error("there is no lock at offset {offset}")]
     NoLock {
-        /// Where it should be.
+        /// Offset at which the lock should be.
         offset: u64,
     },
-    /// Others had the lock for as long as somebody waited.
+    /// Others had the lock for the whole time of the wait.
     #[error("the lock at offset {offset} was not to be had in time")]
     Locked {
-        /// Where it is.
+        /// Offset of the lock.
         offset: u64,
     },
     /// The lock was lost before: its lease was over.
     #[error("the lock at offset {offset} is another's by now")]
     Fenced {
-        /// Where it is.
+        /// Offset of the lock.
         offset: u64,
     },
     /// A page does not match its checksum.
     #[error("page {} is corrupt", page.0)]
     Corrupt {
-        /// The page.
+        /// Number of the page.
         page: PageId,
     },
-    /// There is no room for another page.
+    /// The server has no room for another page.
     #[error("the memory server is full: raise its --capacity")]
     Full,
     /// Something failed inside the server.
     #[error("something failed inside the memory server; see its log")]
     Internal,
-    /// The pool failed otherwise: the server is gone, or did not answer in time. A function in a sandbox does not hear of it: its call ends.
+    /// The pool failed otherwise: the server is gone, or did not answer in time. A function in a
+    /// sandbox does not get this error: its call ends.
     #[cfg(not(target_family = "wasm"))]
     #[serde(skip)]
     #[error(transparent)]
@@ -78,30 +80,30 @@ impl From<PoolError> for Fault {
     }
 }
 
-/// Why a function ended without an answer.
+/// Reason why a function ended without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stop {
-    /// It passed on what an access reported.
+    /// The function passed on the fault of an access.
     Fault(Fault),
-    /// It took as many steps as it may.
+    /// The function took as many steps as its budget allows.
     Overrun {
-        /// How many.
+        /// Number of steps.
         steps: u64,
     },
-    /// Its time is over.
+    /// The time of the function is over.
     TimedOut,
-    /// It waits for something that is not of its place, and would forever.
+    /// The function waits for something that its place does not provide, and would wait forever.
     Stuck,
-    /// It panicked.
+    /// The function panicked.
     Panicked,
-    /// It cannot read its argument.
+    /// The function cannot read its argument.
     Argument,
-    /// Its answer is longer than answers may be.
+    /// The answer is longer than allowed.
     AnswerTooLong,
 }
 
 impl Stop {
-    /// As an error code and what it is about.
+    /// Returns the error code on the wire, and its detail.
     pub fn code(self) -> (ErrorCode, u64) {
         match self {
             Stop::Fault(Fault::OutOfRange { offset }) => (ErrorCode::OutOfRange, offset),

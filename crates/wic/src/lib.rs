@@ -1,9 +1,10 @@
-//! Farfield runs anywhere: where-independent code (WICkit).
+//! Functions over far memory that run anywhere: where-independent code (WICkit).
 //!
-//! A [`Function`] is an async function over the bytes of a region, written once against [`Place`]: reads, writes, atomics, locks, time. The same
-//! source runs
+//! A [`Function`] is an async function over the bytes of a region, written once against [`Place`],
+//! which gives it reads, writes, atomics, locks and time. The same source runs
 //!
-//! - at the **client**, one-sided, over any lane of the pool: each access is a round trip, many calls share one lane;
+//! - at the **client**, one-sided, over any lane of the pool: each access is a round trip, and many
+//!   calls share one lane;
 //! - at the **server**, run to completion beside the memory: one round trip, however many accesses;
 //! - in a **simulation** with a seed ([`Sim`]), for tests.
 //!
@@ -20,7 +21,7 @@
 //! # }
 //! ```
 //!
-//! `docs/design/wic.md` says what each place promises, and what happens when something fails.
+//! `docs/design/wic.md` describes what each place promises, and what happens when something fails.
 
 pub mod access;
 mod aggregate;
@@ -44,7 +45,7 @@ pub use place::{Place, RANGE_BYTES_MAX};
 pub use shared_log::{LogAsk, SharedLog};
 pub use totals::{Number, Part, Totals, Wanted};
 
-// Who calls functions, and who runs them: not there where functions are compiled to WebAssembly.
+// Calling and running functions, which functions compiled to WebAssembly cannot do.
 #[cfg(not(target_family = "wasm"))]
 mod bounds;
 #[cfg(not(target_family = "wasm"))]

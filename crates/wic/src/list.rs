@@ -3,32 +3,33 @@
 use crate::{Fault, Function, Place};
 use serde::{Deserialize, Serialize};
 
-/// Walks a linked list whose nodes are two little-endian words: where the next node is, or [`List::END`], and a value.
+/// Walks a linked list whose nodes are two little-endian words: the offset of the next node, or
+/// [`List::END`], and a value.
 #[derive(Debug)]
 pub struct List;
 
-/// Where to begin, and how far to go.
+/// Start of the walk, and its longest length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ListStart {
     /// Offset of the first node.
     pub node: u64,
-    /// Most steps from a node to the next one. A list that is a ring has no other end.
+    /// Most steps from a node to the next one. They are the only end of a list that is a ring.
     pub hops: u32,
 }
 
-/// Where the walk ended.
+/// End of the walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ListEnd {
     /// Offset of the last node.
     pub node: u64,
-    /// Its value.
+    /// Value of the last node.
     pub value: u64,
-    /// Steps from the first node to it: fewer than asked for if the list ends there.
+    /// Steps from the first node to this one: fewer than asked for if the list ends there.
     pub hops: u32,
 }
 
 impl List {
-    /// Stands where the next node would be, in the last one.
+    /// Offset of the next node in the last one.
     pub const END: u64 = u64::MAX;
     /// Bytes of a node.
     pub const NODE_BYTES: usize = 16;

@@ -1,33 +1,40 @@
-//! Locks in far memory: WICkit's lock for functions at the server and at clients at once, fair, and with a form for readers.
+//! Locks in far memory: WICkit's fair lock, with a shared form for readers, for functions at the
+//! server and at clients at once.
 //!
-//! The lock is a record of 64 bytes in the region ([`farfield_core::lock`]). The server makes every step of it, by its own clock, so both sides
-//! stand in one line. Nobody is believed to live: a holder that died, or is too slow, holds nothing any more after its lease, and what it writes
-//! late is refused, because the server compares the epoch of the holding with the record, and writes while nobody can change either.
+//! The lock is a record of 64 bytes in the region ([`farfield_core::lock`]): a lease with a fencing
+//! token. The server makes every step of it, by its own clock, so both sides stand in one line. No
+//! holder is assumed alive: one that died, or is too slow, loses the lock when its lease ends. Its
+//! late writes are refused, because the server compares the epoch of the holding with the record,
+//! and writes while nobody can change either.
 //!
-//! Who waits looks again and again, the more seldom the more are ahead of him, and gives his place up when he is dropped. Of those that wait beside the memory, on one channel, the
-//! first is called when the lock is given back there, so that nobody waits for it while it is free.
+//! A waiting task polls the lock, less often the more tasks are ahead of it, and gives up its place
+//! when it is dropped. Among the tasks that wait beside the memory, on one channel, the first is
+//! called when the lock is given back there. So none of them waits for a free lock.
 
 use crate::{Fault, Place};
 use core::time::Duration;
 use farfield_core::lock::{Ask, Lock, Mode, Says};
 use serde::{Deserialize, Serialize};
 
-/// From one look to the next, for who is first in the line and has looked a few times.
+/// Shortest pause between two looks, of a task that is first in the line and has looked a few
+/// times.
 const PAUSE_MIN: Duration = Duration::from_micros(20);
-/// And at most: a hundredth of the time after which who does not look loses his place.
+/// Longest pause between two looks: a hundredth of the time after which a task that does not look
+/// loses its place.
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 const _: () = assert!(PAUSE_MAX.as_micros() * 100 <= Lock::TURN.as_micros());
 
-/// Which holding of which lock a write belongs to.
+/// Fencing token: the holding of a lock to which a write belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Fence {
     /// Offset of the lock.
     pub lock: u64,
-    /// The holding.
+    /// Epoch of the holding.
     pub epoch: u64,
 }
 
-/// A lock that lies at an offset of the region, a multiple of [`WicLock::BYTES`]. What was never written is a lock that nobody has.
+/// A lock at an offset of the region, a multiple of [`WicLock::BYTES`]. Bytes that were never
+/// written are a free lock.
 ///
 /// ```
 /// use farfield_wic::{Fault, Function, Place, WicLock};
@@ -64,28 +71,33 @@ impl WicLock {
     /// Bytes of a lock.
     pub const BYTES: u64 = Lock::BYTES as u64;
 
-    /// The lock at this offset, to be had for a second, within a second.
+    /// Returns the lock at this offset, with a lease of one second and a wait of at most one
+    /// second.
     pub const fn at(offset: u64) -> WicLock {
         WicLock { offset, lease: Duration::from_secs(1), within: Duration::from_secs(1) }
     }
 
-    /// How long it may be held, at most a minute, unless it is kept on. A holder that dies blocks others for so long. Much longer than a
-    /// function needs, and than its process may be kept from running.
+    /// Sets the lease: the longest time for which the lock may be held unless it is extended, at
+    /// most a minute. A holder that dies blocks others for so long. The lease should be much longer
+    /// than a function needs, and than its process may be kept from running.
     pub const fn lease(self, lease: Duration) -> WicLock {
         WicLock { lease, ..self }
     }
 
-    /// How long to wait for it; zero: have it at once or not. After that it is [`Fault::Locked`].
+    /// Sets how long to wait for the lock; zero: only one attempt. After that, taking it fails with
+    /// [`Fault::Locked`].
     pub const fn within(self, within: Duration) -> WicLock {
         WicLock { within, ..self }
     }
 
-    /// Waits until nobody else has it.
+    /// Takes the lock exclusively. Waits until nobody else has it; fails with [`Fault::Locked`]
+    /// when the time of [`WicLock::within`] is over.
     pub async fn lock<'p, P: Place>(&self, place: &'p P) -> Result<Exclusive<'p, P>, Fault> {
         self.take(place, Mode::Exclusive).await.map(Exclusive)
     }
 
-    /// Waits until nobody has it but those who read.
+    /// Takes the lock together with other readers. Waits until no writer has it; fails with
+    /// [`Fault::Locked`] when the time of [`WicLock::within`] is over.
     pub async fn read<'p, P: Place>(&self, place: &'p P) -> Result<Shared<'p, P>, Fault> {
         self.take(place, Mode::Shared).await.map(Shared)
     }
@@ -128,7 +140,7 @@ impl WicLock {
     }
 }
 
-/// How long to wait after so many looks, with so many ahead.
+/// Returns the pause before the next look, after `looks` looks, with `ahead` tasks ahead.
 fn pause(looks: u32, ahead: u32) -> Duration {
     if looks < 4 && ahead == 0 {
         return Duration::ZERO;
@@ -137,7 +149,7 @@ fn pause(looks: u32, ahead: u32) -> Duration {
     alone.saturating_mul(1 + ahead).min(PAUSE_MAX)
 }
 
-/// A place in the line; given up when it is dropped.
+/// A place in the line; given up when dropped.
 struct Waiting<'p, P: Place> {
     place: &'p P,
     lock: u64,
@@ -152,7 +164,7 @@ impl<P: Place> Drop for Waiting<'_, P> {
     }
 }
 
-/// The lock, had. Given back when it is dropped.
+/// A held lock; given back when dropped.
 struct Holding<'p, P: Place> {
     place: &'p P,
     fence: Fence,
@@ -188,19 +200,21 @@ impl<P: Place> Drop for Holding<'_, P> {
     fn drop(&mut self) {
         if !self.is_over {
             let Fence { lock, epoch } = self.fence;
-            // Who reads leaves nothing half done.
+            // A reader leaves nothing half done.
             let is_done = self.mode == Mode::Shared;
             self.place.give_back(lock, Ask::Release { epoch, mode: self.mode, is_done });
         }
     }
 }
 
-/// The lock, had alone. What it guards is written through it. When it is dropped without [`Exclusive::unlock`], because the function failed or
-/// was ended, the next one is told that the lock was left.
+/// An exclusively held lock, through which the data that it guards is written. If it is dropped
+/// without [`Exclusive::unlock`], because the function failed or was ended, the next holder is told
+/// that the lock was left.
 #[must_use = "the lock is given back when this is dropped"]
 pub struct Exclusive<'p, P: Place>(Holding<'p, P>);
 
-/// The lock, had together with others that read. What is read is known to have been of one moment only when [`Shared::unlock`] says so.
+/// A lock held together with other readers. Only if [`Shared::unlock`] succeeds, all reads are
+/// known to have been of one moment.
 #[must_use = "the lock is given back when this is dropped"]
 pub struct Shared<'p, P: Place>(Holding<'p, P>);
 
@@ -217,17 +231,18 @@ impl<P: Place> core::fmt::Debug for Shared<'_, P> {
 }
 
 impl<P: Place> Exclusive<'_, P> {
-    /// Did the last who had it alone die, or fail, before he unlocked? Then what it guards may be half changed.
+    /// Checks whether the last exclusive holder died or failed before it unlocked. Then the guarded
+    /// data may be half changed.
     pub fn was_left(&self) -> bool {
         self.0.was_left
     }
 
-    /// Which holding this is: it is checked with every write.
+    /// Returns the fencing token of this holding, which is checked with every write.
     pub fn fence(&self) -> Fence {
         self.0.fence
     }
 
-    /// Writes bytes, as [`Place::write`]; [`Fault::Fenced`] if the lock is another's by now.
+    /// Writes bytes, as [`Place::write`]. Fails with [`Fault::Fenced`] if the lease is over.
     pub async fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
         self.0.place.write_fenced(self.0.fence, offset, bytes).await
     }
@@ -237,29 +252,34 @@ impl<P: Place> Exclusive<'_, P> {
         self.write(offset, &word.to_le_bytes()).await
     }
 
-    /// Has it for so long from now on, if that is longer; [`Fault::Fenced`] if it is another's by now.
+    /// Extends the lease to this time from now, if that is longer. Fails with [`Fault::Fenced`] if
+    /// the lease is over.
     pub async fn keep(&self, lease: Duration) -> Result<(), Fault> {
         self.0.keep(lease).await
     }
 
-    /// Gives it back: what it guards is as it should be. [`Fault::Fenced`] if it was another's before that.
+    /// Gives the lock back; the guarded data is complete. Fails with [`Fault::Fenced`] if the lease
+    /// was over before that.
     pub async fn unlock(self) -> Result<(), Fault> {
         self.0.release().await
     }
 }
 
 impl<P: Place> Shared<'_, P> {
-    /// Did the last who had it alone die, or fail, before he unlocked? Then what it guards may be half changed.
+    /// Checks whether the last exclusive holder died or failed before it unlocked. Then the guarded
+    /// data may be half changed.
     pub fn was_left(&self) -> bool {
         self.0.was_left
     }
 
-    /// Has it for so long from now on, if that is longer; [`Fault::Fenced`] if it is another's by now.
+    /// Extends the lease to this time from now, if that is longer. Fails with [`Fault::Fenced`] if
+    /// the lease is over.
     pub async fn keep(&self, lease: Duration) -> Result<(), Fault> {
         self.0.keep(lease).await
     }
 
-    /// Gives it back. [`Fault::Fenced`]: it was another's before that, so what was read may be of several moments.
+    /// Gives the lock back. Fails with [`Fault::Fenced`] if the lease was over before that, so that
+    /// the reads may be of several moments.
     pub async fn unlock(self) -> Result<(), Fault> {
         self.0.release().await
     }

@@ -1,7 +1,8 @@
-//! The functions that a server has, by name and version.
+//! The functions of a server, by name and version.
 //!
-//! A list that somebody writes, not one that the linker collects: what is registered is there in every build, and what is not is
-//! missed by name ([decision 10](../../../docs/decisions/0010-functions-are-registered-by-hand.md)).
+//! The list is written by hand, not collected by the linker: registered functions are there in
+//! every build, and one that is not registered is reported by name ([decision
+//! 10](../../../docs/decisions/0010-functions-are-registered-by-hand.md)).
 
 use crate::access::Access;
 use crate::columns::{CopyBytes, Find, Group, Merge, Ranks, Sort, Take, Tally};
@@ -14,32 +15,33 @@ use farfield_core::wire::CallBody;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// One call, as it arrived.
+/// A call, as it arrived.
 #[derive(Clone, Copy, Debug)]
 pub struct Task<'a> {
     /// Bytes of the argument.
     pub argument: &'a [u8],
-    /// How long it may go on.
+    /// Limits of the call in steps and time.
     pub budget: Budget,
 }
 
-/// Why a call finds no function.
+/// Reason why a call finds no function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unknown {
-    /// There is none of this name.
+    /// There is no function of this name.
     Name,
-    /// There are others.
+    /// There are other versions of the function.
     Version {
-        /// The newest.
+        /// The newest version.
         newest: u32,
     },
 }
 
-/// How each call ended, by its index, and after how many steps; the bytes of the answer are gone afterwards.
+/// Receiver of the results: called with the index of each call, its result, and its number of
+/// steps. The bytes of the answer are gone afterwards.
 type Sink<'s> = &'s mut dyn FnMut(usize, Result<&[u8], Stop>, u64);
 type RunAll = fn(&dyn Memory, &[Task<'_>], Sink<'_>);
 
-/// The functions that a server has.
+/// The functions of a server.
 #[derive(Clone, Default)]
 pub struct Registry {
     /// By name, then by version.
@@ -53,13 +55,14 @@ impl core::fmt::Debug for Registry {
 }
 
 impl Registry {
-    /// No function.
+    /// Makes a registry without functions.
     pub fn new() -> Registry {
         Registry::default()
     }
 
-    /// Those that every server has. Without them functions at the client have no atomics, and parts of pages that they write are not safe from
-    /// functions at the server.
+    /// Makes a registry of the functions that every server has. Without them, functions at the
+    /// client have no atomics, and the parts of pages that they write are not safe from functions
+    /// at the server.
     pub fn standard() -> Registry {
         let accesses =
             Registry::new().with::<Access>().with::<List>().with::<SharedLog>().with::<Cuckoo>().with::<Aggregate>();
@@ -70,12 +73,15 @@ impl Registry {
         signed.with_numbers::<f32>().with_numbers::<f64>().with::<Tally>().with::<Sort>().with::<Merge>()
     }
 
-    /// What there is for each type of number.
+    /// Adds the functions that exist for each type of number.
     fn with_numbers<N: Number>(self) -> Registry {
         self.with::<Totals<N>>().with::<Group<N>>().with::<Ranks<N>>().with::<Find<N>>()
     }
 
-    /// Adds a function. Panics if there is one of this name and version, or if the name is none.
+    /// Adds a function.
+    ///
+    /// # Panics
+    /// If there is one of this name and version, or if the name is empty or too long.
     pub fn with<F: Function>(mut self) -> Registry {
         assert!((1..=CallBody::NAME_BYTES_MAX).contains(&F::NAME.len()), "a name has 1 to 64 bytes: {:?}", F::NAME);
         let before = self.functions.entry(F::NAME).or_default().insert(F::VERSION, run_all::<F>);
@@ -83,12 +89,13 @@ impl Registry {
         self
     }
 
-    /// Names and versions.
+    /// Returns the names and versions of the functions.
     pub fn functions(&self) -> impl Iterator<Item = (&'static str, u32)> {
         self.functions.iter().flat_map(|(name, versions)| versions.keys().map(|version| (*name, *version)))
     }
 
-    /// Runs calls of one function over a region, in turns, and says how each ended, in any order.
+    /// Runs calls of one function over a region, in turns, and passes each result to `ended`, in
+    /// any order. Fails if there is no such function.
     pub fn run(
         &self,
         name: &str,
@@ -109,7 +116,7 @@ impl Registry {
 }
 
 thread_local! {
-    /// Room for the bytes of an answer, empty.
+    /// Buffer for the bytes of an answer, empty.
     static ANSWER: Cell<Vec<u8>> = Cell::default();
 }
 
@@ -144,7 +151,7 @@ fn run_all<F: Function>(memory: &dyn Memory, tasks: &[Task<'_>], ended: Sink<'_>
     match tasks.len() {
         1 => crew::run(&place, &mut [pin!(None)], next, end),
         _ => {
-            // As many as take turns.
+            // As many seats as tasks take turns.
             let mut seats = [
                 [pin!(None), pin!(None), pin!(None), pin!(None)],
                 [pin!(None), pin!(None), pin!(None), pin!(None)],
@@ -157,18 +164,19 @@ fn run_all<F: Function>(memory: &dyn Memory, tasks: &[Task<'_>], ended: Sink<'_>
     ANSWER.set(bytes);
 }
 
-/// Code of a function beside its future: how it reads its argument, and how its answer is written. A panic of it ends its call and nothing else.
+/// Runs code that belongs to a function beside its future: reading its argument and writing its
+/// answer. A panic in it ends its call and nothing else.
 fn caught<T>(code: impl FnOnce() -> Result<T, Stop>) -> Result<T, Stop> {
     catch_unwind(AssertUnwindSafe(code)).unwrap_or(Err(Stop::Panicked))
 }
 
-/// The value, if the bytes are one and no more.
+/// Decodes a value; `None` if the bytes are not exactly one.
 pub(crate) fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
     rest.is_empty().then_some(value)
 }
 
-/// Bytes of an answer, and no more than there may be.
+/// Bytes of an answer, up to the longest that is allowed.
 struct Bounded(Vec<u8>);
 
 impl postcard::ser_flavors::Flavor for Bounded {

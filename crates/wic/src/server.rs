@@ -1,7 +1,8 @@
 //! The place beside the memory: accesses complete at once.
 //!
-//! Alone, a function runs to completion. When several run, each announces what it will read and lets the others have their turn, so
-//! that the processor brings the memory of all of them meanwhile. A simulation is the same with dice: who waits how long is chance.
+//! A function that runs alone runs to completion. When several run, each announces its next read
+//! and lets the others have their turn, so that the processor prefetches the memory of all of them
+//! meanwhile. A simulation works in the same way, but a random number decides how long each waits.
 
 use crate::bounds::{check, check_lock, check_word};
 use crate::crew::{Host, InLine, Meter, SLEEP_MIN};
@@ -14,17 +15,17 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::lock::{self, Lock, Mode, Says};
 use std::collections::VecDeque;
 
-/// When an access completes.
+/// Time at which an access completes.
 pub(crate) enum Pace {
     /// At once.
     AtOnce,
     /// After the others had their turn.
     Ahead,
-    /// After as many turns as the dice say.
+    /// After a random number of turns.
     Dice(Dice),
 }
 
-/// Small repeatable random numbers (xorshift).
+/// Repeatable small random numbers (xorshift).
 pub(crate) struct Dice(Cell<u64>);
 
 impl Dice {
@@ -43,9 +44,9 @@ impl Dice {
     }
 }
 
-/// Bytes of those that come next that are brought ahead: more would drive each other out of the caches.
+/// Most bytes to be read next that are prefetched: more would evict each other from the caches.
 const AHEAD_BYTES: usize = 8192;
-/// And how many they are at most.
+/// Most accesses that are prefetched.
 const AHEAD_MAX: usize = 16;
 
 /// A place that has the memory.
@@ -53,13 +54,14 @@ pub(crate) struct ServerPlace<'m, M: Memory + ?Sized> {
     memory: &'m M,
     pace: Pace,
     meter: Meter,
-    /// What those will read that gave way in this sweep. Announced together, so that the processor looks for their places in memory side by side.
+    /// Next reads of the tasks that gave way in this sweep. They are announced together, so that
+    /// the processor prefetches them side by side.
     wanted: RefCell<ArrayVec<(u64, usize), AHEAD_MAX>>,
-    /// Buffers that nobody uses.
+    /// Free buffers.
     buffers: RefCell<Vec<Vec<u8>>>,
 }
 
-/// A buffer of the place.
+/// A buffer lent by the place.
 pub(crate) struct Lent<'p> {
     bytes: Vec<u8>,
     home: &'p RefCell<Vec<Vec<u8>>>,
@@ -84,14 +86,14 @@ impl<'m, M: Memory + ?Sized> ServerPlace<'m, M> {
         ServerPlace { memory, pace, meter: Meter::new(), wanted: RefCell::default(), buffers: RefCell::default() }
     }
 
-    /// What comes before every access.
+    /// Takes the steps of an access, checks its range, and lets others run according to the pace.
     async fn begin(&self, offset: u64, len: usize) -> Result<(), Fault> {
         self.meter.step(len).await;
         check(self.memory.region_bytes(), offset, len)?;
         match &self.pace {
             Pace::AtOnce => {}
             Pace::Ahead => {
-                // A hint: whoever finds no room goes without.
+                // A hint: an access that finds no room goes without.
                 let _ = self.wanted.borrow_mut().try_push((offset, len));
                 self.meter.give_way().await;
             }
@@ -106,7 +108,7 @@ impl<'m, M: Memory + ?Sized> ServerPlace<'m, M> {
 }
 
 impl<M: Memory + ?Sized> ServerPlace<'_, M> {
-    /// Changes a word, if `change` says what to; the word as it was.
+    /// Changes a word atomically, if `change` returns a new value. Returns the word as it was.
     async fn change_word(&self, offset: u64, change: impl Fn(u64) -> Option<u64>) -> Result<u64, Fault> {
         self.begin(offset, size_of::<u64>()).await?;
         check_word(self.memory.region_bytes(), offset)?;
@@ -134,7 +136,7 @@ impl<M: Memory + ?Sized> ServerPlace<'_, M> {
             said = says;
             if after == before { Ok(()) } else { self.memory.write(offset, &after.encode()) }
         })?;
-        // Behind one who reads there may be another.
+        // Behind a reader in the line there may be another one.
         let is_shared = |mode| matches!(said, Says::Yours { .. }) && mode == Mode::Shared;
         match ask {
             lock::Ask::Release { .. } | lock::Ask::GiveUp { .. } => self.meter.free(offset),
@@ -178,7 +180,8 @@ impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
             }
             return Ok(());
         }
-        // The memory of those that come next is brought meanwhile, so nobody need give way for that.
+        // The memory of the next elements is prefetched meanwhile, so no task need give way for
+        // that.
         let ahead = AHEAD_BYTES.checked_div(N).map_or(1, |ahead| ahead.clamp(1, AHEAD_MAX));
         let announce = |offsets: &[u64]| {
             let inside = |offset: &u64| check(self.memory.region_bytes(), *offset, N).is_ok();
@@ -252,7 +255,7 @@ impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
     }
 
     fn give_back(&self, lock: u64, ask: lock::Ask) {
-        // Else its lease ends it.
+        // If this fails, the lease ends the holding.
         let _ = self.step_lock(lock, ask);
     }
 
@@ -318,7 +321,8 @@ impl<M: Memory + ?Sized> Host for ServerPlace<'_, M> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against who waits for a lock beside the memory and is not called when it is given back, or not in the order of the line.
+    //! Guards against who waits for a lock beside the memory and is not called when it is given
+    //! back, or not in the order of the line.
     use super::*;
     use crate::columns::{Indices, Take, Taken};
     use crate::crew::{self, Budget, Start};

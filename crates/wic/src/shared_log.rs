@@ -1,34 +1,35 @@
-//! `ff.log`: a log that many share (WICkit's second workload): words are appended, and the last one is read.
+//! `ff.log`: a log shared by many (WICkit's second workload). Words are appended, and the last one
+//! is read.
 //!
-//! A [`WicLock`] lies first, then the number of words, then the words. A word is written before it is counted, so whoever fails on the way leaves a
-//! log that is whole.
+//! A [`WicLock`] lies first, then the number of words, then the words. A word is written before it
+//! is counted, so a function that fails on the way leaves a consistent log.
 
 use crate::{Fault, Function, Place, WicLock};
 use core::time::Duration;
 use serde::{Deserialize, Serialize};
 
-/// Appends to a log, or reads its end.
+/// Appends to a log, or reads its last word.
 #[derive(Debug)]
 pub struct SharedLog;
 
-/// What is wanted of a log. Zeros are one that is empty.
+/// Request to a log. Zeros are an empty log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LogAsk {
-    /// Where it lies: a multiple of 64.
+    /// Offset of the log: a multiple of 64.
     pub log: u64,
-    /// Most words of it.
+    /// Most words of the log.
     pub words_max: u64,
-    /// What is appended; nothing: the last word is read.
+    /// Word to append; `None`: the last word is read.
     pub append: Option<u64>,
 }
 
 impl SharedLog {
-    /// Bytes of a log of so many words.
+    /// Returns the bytes of a log of this many words.
     pub const fn bytes(words_max: u64) -> u64 {
         FIRST + words_max * WORD
     }
 
-    /// Where a word of a log lies.
+    /// Returns the offset of a word of a log.
     pub fn word(log: u64, number: u64) -> Result<u64, Fault> {
         let offset = number.checked_mul(WORD).and_then(|offset| offset.checked_add(FIRST)?.checked_add(log));
         offset.ok_or(Fault::OutOfRange { offset: log })
@@ -36,9 +37,9 @@ impl SharedLog {
 }
 
 const WORD: u64 = 8;
-/// A holder that says nothing for so long is dead.
+/// Lease of the lock: a holder that is silent for this long is dead.
 const LEASE: Duration = Duration::from_secs(5);
-/// A call has a deadline of its own.
+/// Longest wait for the lock. A call has a deadline of its own.
 const WITHIN: Duration = Duration::from_secs(60);
 const COUNT: u64 = WicLock::BYTES;
 const FIRST: u64 = 2 * WicLock::BYTES;
@@ -47,7 +48,7 @@ impl Function for SharedLog {
     const NAME: &'static str = "ff.log";
     const VERSION: u32 = 1;
     type Argument = LogAsk;
-    /// The number of the word that was appended, or the last word; none, if the log is full or empty.
+    /// Number of the word that was appended, or the last word; `None` if the log is full or empty.
     type Answer = Option<u64>;
 
     async fn run<P: Place>(place: &P, ask: LogAsk) -> Result<Option<u64>, Fault> {

@@ -1,4 +1,5 @@
-//! A simulation: functions over memory of this process, with chance in the place of distance. The same seed gives the same run.
+//! A simulation: functions over memory of this process, in an order and with faults that a seed
+//! decides. The same seed gives the same run.
 
 use crate::crew::{self, Budget, Start};
 use crate::server::{Dice, Pace, ServerPlace};
@@ -6,7 +7,7 @@ use crate::{Fault, Function, Memory, Stop};
 use core::cell::{Cell, RefCell};
 use farfield_core::PageId;
 
-/// A region in memory over which functions run in an order that chance decides.
+/// A region in memory over which functions run in a random order.
 #[derive(Debug)]
 pub struct Sim {
     seed: u64,
@@ -22,28 +23,28 @@ struct Rolled<'s> {
     clock: Cell<u64>,
 }
 
-/// Every look at the clock takes so long.
+/// Time by which every read of the clock advances it, in nanoseconds.
 const TICK_NS: u64 = 1000;
 
 impl Sim {
-    /// A region of these bytes.
+    /// Makes a simulation over a region of these bytes.
     pub fn new(seed: u64, bytes: Vec<u8>) -> Sim {
         Sim { seed, bytes: RefCell::new(bytes), fault_one_in: 0, steps_max: 1 << 20 }
     }
 
-    /// One access in so many fails, on average. 0: none.
+    /// Lets one access in `one_in` fail, on average. 0: none.
     pub fn faults(mut self, one_in: u64) -> Sim {
         self.fault_one_in = one_in;
         self
     }
 
-    /// Functions may take so many steps.
+    /// Sets the most steps that a function may take.
     pub fn steps(mut self, most: u64) -> Sim {
         self.steps_max = most;
         self
     }
 
-    /// The region as it is.
+    /// Returns a copy of the region.
     pub fn bytes(&self) -> Vec<u8> {
         self.bytes.borrow().clone()
     }
@@ -51,7 +52,7 @@ impl Sim {
     /// Runs the function for all arguments, side by side.
     ///
     /// # Panics
-    /// If it says that it only reads, and writes.
+    /// If the function says that it only reads, and writes.
     pub fn run<F: Function>(&self, arguments: Vec<F::Argument>) -> Vec<Result<F::Answer, Stop>> {
         let memory = Rolled { sim: self, dice: Dice::new(self.seed), clock: Cell::new(TICK_NS) };
         let place = ServerPlace::new(&memory, Pace::Dice(Dice::new(!self.seed)));

@@ -6,25 +6,28 @@
 //! | [`object`] | the value comes, and moves to a page with others that came lately | a handle |
 //! | hybrid (`object/paths.rs`) | either, decided for each page when it leaves | a handle |
 //!
-//! All use the same frames, frame words, scopes and evictor; those are in `heap`. Values that are too large for
-//! [`LogClass`](farfield_core::heap::LogClass) come by pages on each plane. A plane makes and frees values, finds them (a
-//! dereference), and has a say when a page leaves.
+//! All planes use the frames, frame words, scopes and evictor of `heap`. Values that are too large
+//! for [`LogClass`](farfield_core::heap::LogClass) come by pages on each plane. A plane makes and
+//! frees values, finds them (a dereference), and takes part in the decision when a page leaves.
 
 pub(crate) mod object;
 mod page;
 
-/// How misses of small values are served. Chosen with [`Builder::plane`](crate::Builder::plane).
+/// Unit in which small values come near on a miss. Chosen with
+/// [`Builder::plane`](crate::Builder::plane).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Plane {
-    /// The whole page comes. Best where what lies together is used together.
+    /// The whole page comes. Best where values that lie together are used together.
     #[default]
     Page,
-    /// Only the value comes, if it is smaller than about a third of a page; values that are used at the same time come to lie
-    /// together. Best for small values used at random. Costs eight bytes of near memory for each such value, near or
-    /// far, and a little more time for each dereference. Entries of maps and short texts are such values, too.
+    /// Only the value comes, if it is smaller than about a third of a page. Values that are used at
+    /// the same time come to lie together. Best for small values used at random. Each such value
+    /// costs eight bytes of near memory, near or far, and each dereference takes a little more
+    /// time. Entries of maps and short texts are such values, too.
     Object,
-    /// The page if enough of it is used to be worth its near memory, else only the value (after Atlas). What is used together comes to lie
-    /// together, value by value, and comes page by page from then on. Costs what [`Plane::Object`] does, except for the smallest values, which
-    /// always [come by pages](crate::Builder::alone_above).
+    /// The page comes if enough of it is used to be worth its near memory, else only the value (as
+    /// in Atlas). Values that are used together come to lie together, value by value, and come page
+    /// by page from then on. The costs are those of [`Plane::Object`], except for the smallest
+    /// values, which always [come by pages](crate::Builder::alone_above).
     Hybrid,
 }

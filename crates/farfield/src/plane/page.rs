@@ -1,7 +1,7 @@
-//! The page plane: the slow path of a dereference, when the slot's guess was wrong or the page is not near. On a miss the whole
-//! unit comes, to the same far address.
+//! The page plane: the slow path of a dereference, when the slot's guess was wrong or the page is
+//! not near. On a miss the whole unit comes, to the same far address.
 //!
-//! Every heap has it: on other planes it is for values that are too large for those.
+//! Every heap has this plane. On other planes it serves the values that are too large for those.
 
 use crate::error::FarError;
 use crate::heap::{Core, Flight, Landing, NOT_NEAR, Patience, Record, Scope, Unit, Want, add, count_use};
@@ -10,21 +10,22 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{Deref, FrameId, FrameWord, Path, Place, State};
 
-/// Every so many wrong guesses of slots that lie in clean frames, one is corrected.
+/// Number of wrong guesses, of slots that lie in the arena, of which one is corrected.
 const CORRECT_EVERY: u32 = 64;
 
 impl Core {
-    /// The object of a slot, made near. The caller is inside a scope.
+    /// Makes the object of a slot near and returns its place. The caller is inside a scope.
     ///
-    /// The slot gets a better guess. A slot that lies in the arena is part of a page, which would have to be written
-    /// again for a guess; so only one in 64 of those is corrected, which costs a small share of the time that a used slot saves.
+    /// The slot gets a better guess. A slot that lies in the arena is part of a page, which would
+    /// have to be written again for a guess. So only one in 64 of those is corrected, which costs a
+    /// small share of the time that a used slot saves.
     #[cold]
     pub(crate) fn find(&self, scope: &Scope<'_>, page: u32, slot: &AtomicU32, want: Want) -> Result<Place, FarError> {
         let frame = self.bring(scope.record, page, want, scope.is_renewable())?;
         Ok(self.guess(scope.record, slot, frame))
     }
 
-    /// The place of a slot's object in this frame, which the slot remembers.
+    /// Returns the place of a slot's object in this frame, and stores it in the slot as its guess.
     pub(crate) fn guess(&self, record: &Record, slot: &AtomicU32, frame: FrameId) -> Place {
         let place = Place(slot.load(Ordering::Relaxed)).in_frame(frame);
         if self.may_correct(record, slot.as_ptr() as usize) {
@@ -33,14 +34,15 @@ impl Core {
         place
     }
 
-    /// Is it time to correct the guess of the slot at this address?
+    /// Checks whether it is time to correct the guess of the slot at this address.
     pub(crate) fn may_correct(&self, record: &Record, slot: usize) -> bool {
         let tick = record.tick.get().wrapping_add(1);
         record.tick.set(tick);
         !self.frames.contains(slot) || tick.is_multiple_of(CORRECT_EVERY)
     }
 
-    /// The frame of the page, if it is near and nobody has to be waited for. The caller is inside a scope.
+    /// Returns the frame of the page, if it is near and no wait is needed. The caller is inside a
+    /// scope.
     #[cold]
     pub(crate) fn near_now(&self, record: &Record, page: u32) -> Option<FrameId> {
         let word = &self.words[page];
@@ -54,7 +56,8 @@ impl Core {
         }
     }
 
-    /// Makes the page near. The caller is inside a scope; if it holds no reference from it (`renewable`), the scope may be
+    /// Makes the page near and returns its frame; waits for other threads and for the pool. The
+    /// caller is inside a scope. If it holds no reference from it (`renewable`), the scope may be
     /// renewed while it waits.
     pub(crate) fn bring(&self, record: &Record, page: u32, want: Want, renewable: bool) -> Result<FrameId, FarError> {
         let word = &self.words[page];
@@ -86,7 +89,8 @@ impl Core {
                 }
                 Deref::Fetch | Deref::Zero => {
                     let pages = self.segments.unit_of(page).map_or(1, |unit| unit.pages);
-                    // The frames first: nobody waits for a page whose owner waits for room.
+                    // Takes the frames first, so that no thread waits for a page whose owner waits
+                    // for room.
                     let frame = self.take_wanted_frames(record, pages, renewable, want)?;
                     if !self.exchange(word, seen, next) {
                         self.frames.put(frame, pages);
@@ -113,7 +117,7 @@ impl Core {
         }
     }
 
-    /// Takes a unit that is far, for a flight, if there is room.
+    /// Claims a far unit for a flight, if there is room. Does not wait.
     pub(crate) fn depart_unit_now(&self, record: &Record, page: u32, landing: Landing) -> Option<Flight> {
         let unit = self.segments.unit_of(page)?;
         let word = &self.words[unit.page];
@@ -131,17 +135,18 @@ impl Core {
         Some(Flight::Unit { unit, frame, landing })
     }
 
-    /// Fills the frames of a unit that was Empty, and whose word we made Fetching.
+    /// Fills the frames of a unit that was Empty, and whose word we made Fetching, with zeros.
     fn make_zero(&self, page: u32, pages: u32, frame: FrameId) -> Result<(), FarError> {
         self.claim(page + 1..page + pages)?;
-        // SAFETY: the frames are ours since `take_frames`, and so many.
+        // SAFETY: the frames are ours since `take_frames`, and there are that many.
         unsafe { self.frames.address(frame).write_bytes(0, pages as usize * PAGE_BYTES) };
         self.frames.infos[frame.0].moved_in(page);
         Ok(())
     }
 
-    /// Makes pages ours that are Empty: their words are Fetching. Those of a unit of several pages, but for the first, stay so as long as it exists,
-    /// so that nobody discards what an earlier page there left in the pool.
+    /// Claims pages that are Empty: their words become Fetching. In a unit of several pages, the
+    /// words of all but the first stay so as long as the unit exists. Thus nobody discards what an
+    /// earlier page there left in the pool. Waits for discards that are under way.
     pub(crate) fn claim(&self, pages: Range<u32>) -> Result<(), FarError> {
         let mut patience = Patience::new(self.patience);
         for page in pages.clone() {
@@ -162,7 +167,7 @@ impl Core {
         Ok(())
     }
 
-    /// A page that was claimed is Empty again, as it was.
+    /// Makes a claimed page Empty again, as it was.
     pub(crate) fn unclaim(&self, page: u32) {
         let seen = FrameWord(self.words[page].load(Ordering::Acquire));
         self.words[page].store(seen.gave_up(State::Empty).0, Ordering::Release);

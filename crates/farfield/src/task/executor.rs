@@ -15,11 +15,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Wake;
 use std::thread::Thread;
 
-/// Runs tasks of one thread. While some wait for far values, others run; when all wait, the thread polls the heap's pool.
+/// Runs tasks on one thread. While some wait for far values, others run; when all wait, the thread
+/// polls the heap's pool.
 ///
-/// Tasks may borrow whatever lives as long as the executor. They may hold scopes, and references from them, while they wait:
-/// a scope belongs to its thread, and so does every task that holds one. What a scope costs others is the same as ever: pages that
-/// became cold after it began stay near until it ends. So a task opens its scope late, and renews or closes it early.
+/// Tasks may borrow anything that lives as long as the executor. They may hold scopes, and
+/// references from them, while they wait: a scope belongs to its thread, and so does every task
+/// that holds one. A scope costs the other threads as much as ever: pages that became cold after it
+/// began stay near until it ends. So a task opens its scope late, and renews or closes it early.
 ///
 /// ```
 /// use farfield::{FarBox, Heap, task::Executor};
@@ -60,7 +62,7 @@ struct Task<'env> {
     /// `None` while it runs.
     future: Option<BoxedTask<'env>>,
     waker: Arc<TaskWaker>,
-    /// Woken while it ran.
+    /// Whether the task was woken while it ran.
     again: bool,
 }
 
@@ -68,7 +70,7 @@ struct Task<'env> {
 #[derive(Default)]
 struct Newborn(RefCell<Vec<BoxedTask<'static>>>);
 
-/// Numbers of tasks to run.
+/// Run queue: numbers of the tasks to run.
 struct Queue {
     woken: Mutex<VecDeque<u32>>,
     parked: AtomicBool,
@@ -81,35 +83,36 @@ struct TaskWaker {
     queue: Arc<Queue>,
 }
 
-/// Wakes the future of a `block_on`.
+/// Waker of the future of a `block_on`.
 struct RootWaker {
     woken: AtomicBool,
     queue: Arc<Queue>,
 }
 
-/// Most tasks that run before the lane is looked at.
+/// Most tasks that run before the lane is polled.
 const BATCH: usize = 64;
-/// Longest sleep in the lane: so late, at most, is what another thread has to say meanwhile.
+/// Longest sleep in the lane, and so the longest delay of a wake-up by another thread meanwhile.
 const LANE_WAIT: Duration = Duration::from_millis(1);
-/// Longest sleep while others bring what tasks of this thread wait for.
+/// Longest sleep while other threads bring what tasks of this thread wait for.
 const OTHERS_WAIT: Duration = Duration::from_micros(50);
 
 thread_local! {
-    /// Serial number of the heap whose lane this thread polls now; 0: of none.
+    /// Serial number of the heap whose lane this thread polls now; 0: none.
     static POLLED: Cell<u64> = const { Cell::new(0) };
     /// The executor that runs on this thread now.
     static CURRENT: RefCell<Option<Rc<Newborn>>> = const { RefCell::new(None) };
 }
 
-/// Does an executor of this thread poll the lane of this heap?
+/// Checks whether an executor of this thread polls the lane of this heap.
 pub(crate) fn is_polled(serial: u64) -> bool {
     POLLED.get() == serial
 }
 
-/// Makes a task of the executor that runs this code. It may borrow nothing; [`Executor::spawn`] is for tasks that do.
+/// Makes a task of the executor that runs this code. The task may borrow nothing;
+/// [`Executor::spawn`] makes tasks that do.
 ///
 /// # Panics
-/// Outside of an executor, as `tokio::spawn` does.
+/// Panics outside of an executor, as `tokio::spawn` does.
 pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
     let current = CURRENT.with_borrow(Clone::clone).expect("spawn is for code that runs in an executor");
     let (handle, task) = joined(future);
@@ -117,7 +120,7 @@ pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandl
     handle
 }
 
-/// Marks the thread as running an executor; the outer one is back afterwards.
+/// Guard that marks the thread as running an executor; the outer one is back afterwards.
 struct Running {
     polled: u64,
     current: Option<Rc<Newborn>>,
@@ -138,8 +141,8 @@ impl Drop for Running {
 }
 
 impl<'env> Executor<'env> {
-    /// An executor of this thread, for tasks that use this heap. They may use other heaps too: what is far there is polled by a
-    /// thread of that heap, which takes longer.
+    /// Makes an executor of this thread, for tasks that use this heap. They may use other heaps
+    /// too, but far values there are polled for by a thread of that heap, which takes longer.
     pub fn new(heap: &'env Heap) -> Executor<'env> {
         let queue = Queue { woken: Mutex::default(), parked: AtomicBool::new(false), thread: std::thread::current() };
         Executor { core: heap.core(), tasks: RefCell::default(), queue: Arc::new(queue), newborn: Rc::default() }
@@ -163,7 +166,8 @@ impl<'env> Executor<'env> {
         self.queue.lock().push_back(number);
     }
 
-    /// Runs all tasks until this future has ended; what it returned. Tasks that have not ended go on with the next call.
+    /// Runs all tasks until this future has ended, and returns its result. Tasks that have not
+    /// ended go on with the next call.
     pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         let _running = Running::new(self);
         let mut future = core::pin::pin!(future);
@@ -181,7 +185,7 @@ impl<'env> Executor<'env> {
         }
     }
 
-    /// Runs until all tasks have ended.
+    /// Runs tasks until all of them have ended.
     pub fn run(&self) {
         let _running = Running::new(self);
         while !self.is_empty() {
@@ -196,7 +200,7 @@ impl<'env> Executor<'env> {
         tasks.free.len() == tasks.slots.len() && self.newborn.0.borrow().is_empty()
     }
 
-    /// Runs what is to be run, then looks at the lane; false if there was nothing to run.
+    /// Runs the tasks that are ready, then polls the lane. Returns false if no task was ready.
     fn turn(&self) -> bool {
         for task in self.newborn.0.take() {
             self.add(task);
@@ -210,7 +214,7 @@ impl<'env> Executor<'env> {
         }
         let record = self.core.record();
         if ran > 0 && record.in_flight.load(Ordering::Relaxed) > 0 {
-            // Sends what the tasks asked for, and lands what has arrived.
+            // Sends the requests of the tasks, and lands what has arrived.
             self.core.look(record, None);
         }
         ran > 0
@@ -219,7 +223,7 @@ impl<'env> Executor<'env> {
     fn run_task(&self, number: u32) {
         let (mut future, waker) = {
             let mut tasks = self.tasks.borrow_mut();
-            // Ended, and woken late.
+            // The task has ended, and was woken late.
             let Some(task) = &mut tasks.slots[number as usize] else { return };
             let Some(future) = task.future.take() else {
                 task.again = true;
@@ -229,7 +233,7 @@ impl<'env> Executor<'env> {
         };
         waker.queued.store(false, Ordering::SeqCst);
         let waker = Waker::from(waker);
-        // Panics of the task's own are caught inside (`joined`); these are of destructors.
+        // Panics of the task itself are caught inside (`joined`); these come from destructors.
         let poll = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(&mut Context::from_waker(&waker))));
         if matches!(poll, Ok(Poll::Pending)) {
             let mut tasks = self.tasks.borrow_mut();
@@ -248,13 +252,13 @@ impl<'env> Executor<'env> {
         let _ = catch_unwind(AssertUnwindSafe(|| drop(future)));
     }
 
-    /// Waits until a task can go on, or `woken` says so.
+    /// Sleeps until a task can go on, or `woken` returns true.
     fn idle(&self, woken: impl Fn() -> bool) {
         let (core, record) = (self.core, self.core.record());
         let others = record.waits_for_others.get();
         if core.wait_for_any(record, if others { OTHERS_WAIT } else { LANE_WAIT }) || others {
             if others {
-                // Their threads may be busy with something else.
+                // The other threads may be busy with something else.
                 let in_flight = core.help_all();
                 record.waits_for_others.set(in_flight > 0);
                 self.queue.park(woken, Some(Duration::from_micros(1)).filter(|_| in_flight > 0));
@@ -267,7 +271,7 @@ impl<'env> Executor<'env> {
 
 impl Drop for Executor<'_> {
     fn drop(&mut self) {
-        // Outside of the cell: their destructors may spawn, or wake.
+        // Outside of the cell, because destructors of the tasks may spawn or wake.
         let tasks = self.tasks.take();
         for task in tasks.slots.into_iter().flatten() {
             let _ = catch_unwind(AssertUnwindSafe(|| drop(task)));
@@ -291,10 +295,10 @@ impl Queue {
         self.lock().pop_front()
     }
 
-    /// Sleeps until somebody wakes a task, or `woken`.
+    /// Sleeps until a task is woken, or `woken` returns true.
     fn park(&self, woken: impl Fn() -> bool, most: Option<Duration>) {
         self.parked.store(true, Ordering::SeqCst);
-        // Under the lock: who pushes later sees that we are parked.
+        // Under the lock: a thread that pushes later sees that we are parked.
         let empty = self.lock().is_empty();
         if empty && !woken() {
             match most {

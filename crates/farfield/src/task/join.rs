@@ -1,4 +1,4 @@
-//! How a task ends, and who hears of it.
+//! End of a task, and the handle that waits for it.
 
 use core::any::Any;
 use core::cell::RefCell;
@@ -8,13 +8,13 @@ use core::task::{Context, Poll, Waker};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-/// A task did not end: it panicked, or was dropped together with its executor.
+/// Error of a task that did not end: it panicked, or was dropped together with its executor.
 pub struct Panicked(
-    /// What it panicked with, as from [`std::thread::JoinHandle::join`].
+    /// Payload of the panic, as from [`std::thread::JoinHandle::join`].
     pub Box<dyn Any + Send>,
 );
 
-/// Waits for a task: a future of what it returns. When it is dropped, the task goes on.
+/// Handle of a task: a future of its result. When the handle is dropped, the task goes on.
 pub struct JoinHandle<T> {
     end: Rc<RefCell<End<T>>>,
 }
@@ -24,7 +24,7 @@ struct End<T> {
     waker: Option<Waker>,
 }
 
-/// Inside the task: tells the handle, in any case.
+/// Part of the task that reports its end to the handle, even if the task is dropped.
 struct Teller<T>(Rc<RefCell<End<T>>>);
 
 impl<T> Teller<T> {
@@ -44,14 +44,14 @@ impl<T> Teller<T> {
 
 impl<T> Drop for Teller<T> {
     fn drop(&mut self) {
-        // A handle that has its result already is gone, or ended.
+        // If the count is one, the handle is gone, or has its result already.
         if Rc::strong_count(&self.0) > 1 {
             self.tell(Err(Panicked(Box::new("the task was dropped before it ended"))));
         }
     }
 }
 
-/// A task of this future, and its handle. A panic ends the task and nothing else.
+/// Makes a task of this future, and its handle. A panic ends the task and nothing else.
 pub(super) fn joined<'env, T: 'env>(
     future: impl Future<Output = T> + 'env,
 ) -> (JoinHandle<T>, Pin<Box<dyn Future<Output = ()> + 'env>>) {
@@ -61,7 +61,7 @@ pub(super) fn joined<'env, T: 'env>(
         let result = {
             let mut future = core::pin::pin!(future);
             let poll = |context: &mut Context<'_>| {
-                // The future is not used after a panic, so nobody sees it half done.
+                // The future is not used after a panic, so no code sees it half done.
                 match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
                     Ok(Poll::Pending) => Poll::Pending,
                     Ok(Poll::Ready(value)) => Poll::Ready(Ok(value)),
@@ -86,7 +86,7 @@ impl<T> Future for JoinHandle<T> {
         }
         let before = end.waker.replace(waker);
         drop(end);
-        // May run code of a user, who may use this handle.
+        // Dropping a waker may run code of the user, which may use this handle.
         drop(before);
         Poll::Pending
     }
@@ -99,7 +99,7 @@ impl<T> core::fmt::Debug for JoinHandle<T> {
 }
 
 impl Panicked {
-    /// The message of the panic, if it has one.
+    /// Returns the message of the panic, or `"no message"`.
     pub fn message(&self) -> &str {
         let text = self.0.downcast_ref::<&str>().copied();
         text.or_else(|| self.0.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")

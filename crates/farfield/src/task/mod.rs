@@ -1,11 +1,14 @@
-//! Tasks: code that waits for far values without a thread, so that one core keeps many misses in flight.
+//! Tasks: code that waits for far values without a thread, so that one core keeps many misses in
+//! flight.
 //!
-//! Everything async here runs in any executor: in ours, which polls the pool when it has nothing else to do, or in another, tokio's for
-//! instance; then a thread of the heap polls. (`examples/with_tokio.rs` is a tokio program.)
+//! All async functions of this crate run in any executor. Ours polls the pool when it has nothing
+//! else to do. In another one, tokio's for instance, a thread of the heap polls.
+//! (`examples/with_tokio.rs` is a tokio program.)
 //!
 //! # Which tasks may hold scopes
 //!
-//! A scope belongs to its thread, so a task that holds one while it waits stays on its thread, and the compiler sees to that:
+//! A scope belongs to its thread, so a task that holds one while it waits stays on its thread. The
+//! compiler ensures this as follows:
 //!
 //! | where the task runs | with scopes over `.await` | without |
 //! |---|---|---|
@@ -13,9 +16,10 @@
 //! | tokio: `block_on`, `spawn_local`, `LocalSet` | yes | yes |
 //! | tokio: `tokio::spawn`, on any runtime | does not compile | yes |
 //!
-//! With a scope: [`FarBox::fetch`](crate::FarBox::fetch) and the `fetch` methods of collections, references as long as the scope. Without:
-//! [`FarBox::fetch_pinned`](crate::FarBox::fetch_pinned) for a value that is used over an `.await`, [`Heap::fetch_with`](crate::Heap::fetch_with)
-//! for whatever a closure can look up.
+//! With a scope, tasks use [`FarBox::fetch`](crate::FarBox::fetch) and the `fetch` methods of
+//! collections, which give references that live as long as the scope. Without one, they use
+//! [`FarBox::fetch_pinned`](crate::FarBox::fetch_pinned) for a value that is used over an `.await`,
+//! and [`Heap::fetch_with`](crate::Heap::fetch_with) for whatever a closure can look up.
 //!
 //! ```
 //! # use farfield::{FarMap, Heap};
@@ -57,7 +61,7 @@
 //! may_change_its_thread(task); // error: future cannot be sent between threads safely
 //! ```
 //!
-//! What a closure has found stays inside it, if it is a reference:
+//! A reference that a closure has found cannot leave it:
 //!
 //! ```
 //! # use farfield::{FarMap, Heap};

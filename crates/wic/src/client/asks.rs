@@ -11,24 +11,25 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How long what nobody waits for may take: no longer than any lease.
+/// Deadline of requests for which nobody waits: no longer than any lease.
 const GIVE_BACK_WITHIN: Duration = lock::Lock::LEASE_MAX;
-/// How long a caller waits for locks that arrive for tasks that were ended. After that their leases end them.
+/// Longest wait of a caller for locks that arrive for tasks that were ended. After that their
+/// leases end them.
 const UNDO_WITHIN: Duration = Duration::from_millis(50);
 
-/// What an ask came to.
+/// Result of a request.
 type Ended = Result<Vec<u8>, CallFailure>;
 
-/// The channel for them, opened when it is first needed.
+/// Channel for these requests, opened when it is first needed.
 pub(super) struct Asks {
     backend: Arc<dyn Backend>,
     lane: Option<Box<dyn Calls>>,
-    /// There is no such channel.
+    /// Whether there is no such channel.
     is_nowhere: bool,
     underway: Underway<Ended>,
-    /// Locks that are asked for, by tag: who does not want one any more gives it back.
+    /// Locks that are asked for, by tag: if the task does not want one any more, it is given back.
     taking: BTreeMap<u32, (u64, Mode)>,
-    /// What the channel had no room for.
+    /// Requests for which the channel had no room.
     queued: VecDeque<FarCall>,
     ended: Vec<CallEnd>,
 }
@@ -62,7 +63,7 @@ impl Asks {
         Ok(self.lane.insert(lane))
     }
 
-    /// Begins an access for this task; its tag.
+    /// Begins an access for this task, and returns its tag.
     pub(super) fn begin(&mut self, ask: &Ask, task: u32, deadline: Duration) -> Result<u32, Fault> {
         let argument = postcard::to_stdvec(ask).map_err(|_| Fault::Internal)?;
         self.lane()?;
@@ -87,7 +88,7 @@ impl Asks {
         }
     }
 
-    /// Sends what was begun and says which tasks can go on.
+    /// Sends the requests that were begun, and makes the tasks ready that can go on.
     pub(super) fn turn(&mut self, ready: &mut VecDeque<u32>) {
         self.submit();
         let Some(lane) = &mut self.lane else { return };
@@ -104,28 +105,28 @@ impl Asks {
         self.underway.in_flight()
     }
 
-    /// The answer, if there is one by now; else this task waits on.
+    /// Takes the answer, if it has come; otherwise this task waits on.
     pub(super) fn take(&mut self, tag: u32, task: u32) -> Option<Result<Answer, Fault>> {
         let ended = self.underway.take(tag, task)?;
         self.taking.remove(&tag);
         Some(self.answer(ended))
     }
 
-    /// Nobody wants the answer.
+    /// Gives up a request whose answer nobody wants.
     pub(super) fn give_up(&mut self, tag: u32) {
         let unwanted = self.underway.give_up(tag);
         self.undo(tag, unwanted);
     }
 
-    /// Asks a lock something, and nobody waits for it.
+    /// Makes a step of a lock, without waiting for the answer.
     pub(super) fn give_back(&mut self, lock: u64, ask: lock::Ask) {
-        // If it cannot be said the lease ends it.
+        // If it cannot be sent, the lease ends the holding.
         if let Ok(tag) = self.begin(&Ask::Lock { lock, ask }, u32::MAX, GIVE_BACK_WITHIN) {
             self.give_up(tag);
         }
     }
 
-    /// What nobody wants is given back, if it is a lock or a place in its line.
+    /// Gives back an unwanted lock, or an unwanted place in its line.
     fn undo(&mut self, tag: u32, unwanted: Option<Ended>) {
         let Some(ended) = unwanted else { return };
         let Some((lock, mode)) = self.taking.remove(&tag) else { return };
@@ -138,7 +139,7 @@ impl Asks {
         }
     }
 
-    /// Sends what nobody waits for, when there is no task any more.
+    /// Sends the requests for which nobody waits, when there is no task any more.
     pub(super) fn flush(&mut self) {
         let until = Instant::now() + UNDO_WITHIN;
         self.turn(&mut VecDeque::new());
@@ -149,14 +150,14 @@ impl Asks {
         self.turn(&mut VecDeque::new());
     }
 
-    /// Waits until one has probably ended.
+    /// Waits, at most this long, until a request has probably ended.
     pub(super) fn wait(&mut self, most: Duration) {
         if let Some(lane) = &mut self.lane {
             lane.wait(most);
         }
     }
 
-    /// The answer in it. A server without this access is none that could do it.
+    /// Decodes the answer. A server without [`Access`] counts as one that has no atomics.
     fn answer(&mut self, ended: Ended) -> Result<Answer, Fault> {
         let failure = match ended {
             Ok(bytes) => return decode(&bytes).ok_or(Fault::Internal),

@@ -1,12 +1,14 @@
 //! The place at the client: each access is an operation on a lane of the pool.
 //!
-//! What all tasks ask for in a sweep goes to the lane together, and the lane sends it at once. Buffers belong to the lane while an
-//! operation is in flight, then to the place: when a task is dropped that waits for one, its operation is marked as given up, and the buffer
+//! The operations that all tasks begin in a sweep go to the lane together, and the lane sends them
+//! at once. Buffers belong to the lane while an operation is in flight, then to the place. When a
+//! task that waits for an operation is dropped, the operation is marked as given up, and its buffer
 //! is used again when it comes back. So nothing is ever written into a future.
 //!
-//! The lane moves pages. A range inside one page is read as a part of it. Words and parts of pages are changed by the server
-//! (`asks.rs`), so nobody loses what somebody else stores beside them. Where there is no such server, a write reads what it does not cover, and
-//! the writes of a place are one after the other, so that its tasks do not lose each other's bytes.
+//! The lane moves pages. A range inside one page is read as a part of it. Words and parts of pages
+//! are changed by the server (`asks.rs`), so no change undoes what somebody else stores beside it.
+//! Where there is no such server, a write first reads the rest of its pages. The writes of a place
+//! are then one after the other, so that its tasks do not lose each other's bytes.
 
 mod asks;
 mod underway;
@@ -32,21 +34,21 @@ use underway::Underway;
 
 /// Pages of the longest range, wherever it begins.
 const RUN_PAGES_MAX: usize = RANGE_BYTES_MAX / PAGE_BYTES + 1;
-/// No operation is given longer, so that a wait without a limit ends some day.
+/// Longest deadline of an operation, so that a wait without a limit ends some day.
 const OP_DEADLINE_MAX: Duration = Duration::from_secs(60);
-/// How long the lane is waited for when the other channel is, too.
+/// Longest wait for the lane while requests of the other channel are in flight, too.
 const EITHER_WAIT: Duration = Duration::from_micros(100);
-/// Completions collected at a time.
+/// Most completions collected at a time.
 const COLLECTED_MAX: usize = 256;
 
 struct State {
     lane: Box<dyn Lane>,
     transfers: Underway<(Result<(), PoolError>, Option<Buffer>)>,
-    /// What the lane had no room for.
+    /// Operations for which the lane had no room.
     queued: VecDeque<Request>,
     done: Vec<Completion>,
     asks: Asks,
-    /// Buffers of one page, and of [`RUN_PAGES_MAX`], that nobody uses.
+    /// Free buffers of one page. The next field has those of [`RUN_PAGES_MAX`] pages.
     small: Vec<Buffer>,
     large: Vec<Buffer>,
 }
@@ -83,9 +85,9 @@ pub(crate) struct ClientPlace {
     meter: Meter,
     region_bytes: u64,
     is_writing: Cell<bool>,
-    /// Tasks that wait until nobody writes.
+    /// Tasks that wait until no task writes.
     writers: RefCell<Vec<u32>>,
-    /// Tasks that can go on since somebody stopped writing.
+    /// Tasks that can go on since a task stopped writing.
     released: RefCell<Vec<u32>>,
 }
 
@@ -110,12 +112,12 @@ impl ClientPlace {
         })
     }
 
-    /// What is left of the time of the task that runs, as the deadline of an operation.
+    /// Returns the time that the running task has left, as the deadline of an operation.
     fn deadline(&self) -> Duration {
         self.meter.time_left().min(OP_DEADLINE_MAX)
     }
 
-    /// Begins an operation for the task that runs.
+    /// Begins an operation for the running task.
     fn submit(&self, op: Op) -> Transfer<'_> {
         let deadline = self.deadline();
         let mut state = self.state.borrow_mut();
@@ -129,7 +131,7 @@ impl ClientPlace {
         Transfer { place: self, tag: Some(tag) }
     }
 
-    /// Begins to read a range that is inside the region; what arrives covers it.
+    /// Begins to read a range inside the region, with all pages that it touches.
     fn begin_read(&self, offset: u64, len: usize) -> Reading<'_> {
         let page = PageId::containing(offset);
         let skip = (offset - page.offset()) as usize;
@@ -142,13 +144,13 @@ impl ClientPlace {
         Reading { transfer: self.submit(op), offset, skip, len }
     }
 
-    /// Has the server make an access.
+    /// Lets the server make an access, and waits for the answer.
     async fn ask(&self, ask: Ask) -> Result<Answer, Fault> {
         let tag = self.state.borrow_mut().asks.begin(&ask, self.meter.task(), self.deadline())?;
         Asked { place: self, tag: Some(tag) }.await
     }
 
-    /// A word as it was before the access.
+    /// Makes an access to a word at the server, and returns the word as it was before.
     async fn ask_word(&self, offset: u64, ask: Ask) -> Result<u64, Fault> {
         self.meter.step(size_of::<u64>()).await;
         check_word(self.region_bytes, offset)?;
@@ -158,12 +160,12 @@ impl ClientPlace {
         }
     }
 
-    /// Sends what nobody waits for.
+    /// Sends the requests for which nobody waits.
     pub(crate) fn flush(&self) {
         self.state.borrow_mut().asks.flush();
     }
 
-    /// Bytes as the server sees them when nobody changes them.
+    /// Reads bytes at the server, which sees them while nobody changes them.
     async fn read_calmly(&self, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
         let mut at = offset;
         for part in into.chunks_mut(BYTES_MAX) {
@@ -176,7 +178,7 @@ impl ClientPlace {
         Ok(())
     }
 
-    /// Writes a part of a page: at the server, or here if there is none that could.
+    /// Writes a part of a page: at the server, or here if there is no server that can.
     async fn write_part(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
         match self.ask(Ask::Write { offset, bytes: Bytes(bytes.to_vec()) }).await {
             Ok(Answer::Done) => return Ok(()),
@@ -198,7 +200,7 @@ impl ClientPlace {
         self.submit(Op::Write { page, buffer }).await.map(drop)
     }
 
-    /// Waits until nobody writes, and writes.
+    /// Waits until no task of this place writes, and begins to write.
     async fn lock(&self) -> Writing<'_> {
         poll_fn(|_| match self.is_writing.replace(true) {
             false => Poll::Ready(Writing(self)),
@@ -211,7 +213,7 @@ impl ClientPlace {
     }
 }
 
-/// Somebody writes.
+/// Guard of the one task that writes.
 struct Writing<'p>(&'p ClientPlace);
 
 impl Drop for Writing<'_> {
@@ -221,10 +223,10 @@ impl Drop for Writing<'_> {
     }
 }
 
-/// An operation that somebody waits for.
+/// An operation for which a task waits.
 struct Transfer<'p> {
     place: &'p ClientPlace,
-    /// `None`: it has ended.
+    /// `None` after its end.
     tag: Option<u32>,
 }
 
@@ -252,10 +254,10 @@ impl Drop for Transfer<'_> {
     }
 }
 
-/// An access of the server's that somebody waits for.
+/// An access of the server for which a task waits.
 struct Asked<'p> {
     place: &'p ClientPlace,
-    /// `None`: it has ended.
+    /// `None` after its end.
     tag: Option<u32>,
 }
 
@@ -301,7 +303,7 @@ impl Drop for Page<'_> {
     }
 }
 
-/// A read that somebody waits for.
+/// A read for which a task waits.
 struct Reading<'p> {
     transfer: Transfer<'p>,
     offset: u64,
@@ -418,7 +420,7 @@ impl Place for ClientPlace {
         check(self.region_bytes, offset, bytes.len())?;
         check_lock(self.region_bytes, fence.lock)?;
         let mut at = offset;
-        // No bytes are one piece: whether the lock is still had is said all the same.
+        // An empty range is one piece: whether the lock is still held is checked all the same.
         for part in bytes.chunks(BYTES_MAX).chain(bytes.is_empty().then_some(bytes)) {
             match self.ask(Ask::Fenced { fence, offset: at, bytes: Bytes(part.to_vec()) }).await? {
                 Answer::Done => at += part.len() as u64,
@@ -485,7 +487,7 @@ impl Host for ClientPlace {
             state.asks.turn(ready);
         }
         if let (Some(may_wait), true, true) = (may_wait, ready.is_empty(), state.done.is_empty()) {
-            // Nothing waits for both at once.
+            // Nothing can wait for both at once.
             let most = may_wait.min(if transfers > 0 && asks > 0 { EITHER_WAIT } else { OP_DEADLINE_MAX });
             if transfers > 0 {
                 state.lane.wait(most);

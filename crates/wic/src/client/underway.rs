@@ -1,17 +1,18 @@
-//! What a place has under way, and the tasks that wait for it.
+//! Operations in flight of a place, and the tasks that wait for them.
 //!
-//! Who waits may be dropped. What it waited for is then marked as given up, and its place is used again when it has come back.
+//! A waiting task may be dropped. Its operation is then marked as given up, and the slot is used
+//! again when the operation has come back.
 
 use std::collections::VecDeque;
 
 enum Slot<T> {
-    /// Nobody's.
+    /// Unused.
     Free,
     /// In flight, or about to be.
     Waits { task: u32 },
-    /// Ended, and not yet looked at.
+    /// Ended, and the result not yet taken.
     Ended(T),
-    /// In flight, and wanted by nobody.
+    /// In flight, but no task wants the result.
     GivenUp,
 }
 
@@ -27,12 +28,12 @@ impl<T> Underway<T> {
         Underway { slots: Vec::new(), free: Vec::new(), in_flight: 0 }
     }
 
-    /// Operations that have not come back.
+    /// Returns the number of operations that have not come back.
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// One more, for which this task waits; its tag.
+    /// Begins an operation for which this task waits, and returns its tag.
     pub(super) fn begin(&mut self, task: u32) -> u32 {
         self.in_flight += 1;
         let waits = Slot::Waits { task };
@@ -44,7 +45,8 @@ impl<T> Underway<T> {
         self.slots.len() as u32 - 1
     }
 
-    /// It has come back, and the task goes on. What nobody wants is returned.
+    /// Ends an operation that has come back, and makes its task ready. Returns the value if no task
+    /// wants it.
     pub(super) fn end(&mut self, tag: u32, value: T, ready: &mut VecDeque<u32>) -> Option<T> {
         self.in_flight -= 1;
         let slot = &mut self.slots[tag as usize];
@@ -63,7 +65,8 @@ impl<T> Underway<T> {
         }
     }
 
-    /// What it came to, if it has come back; else this task, which may be another one by now, waits on.
+    /// Takes the result of an operation, if it has come back. Otherwise this task, which may be
+    /// another one by now, waits on.
     pub(super) fn take(&mut self, tag: u32, task: u32) -> Option<T> {
         let slot = &mut self.slots[tag as usize];
         if let Slot::Waits { task: waiting } = slot {
@@ -77,7 +80,7 @@ impl<T> Underway<T> {
         Some(value)
     }
 
-    /// Nobody wants it any more; what it came to, if it has come back.
+    /// Gives up an operation that no task wants any more. Returns its result, if it has come back.
     pub(super) fn give_up(&mut self, tag: u32) -> Option<T> {
         match core::mem::replace(&mut self.slots[tag as usize], Slot::GivenUp) {
             Slot::Waits { .. } => None,

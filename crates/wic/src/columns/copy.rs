@@ -1,19 +1,20 @@
-//! `ff.copy`: bytes of a region that are copied to whole pages of it, where they are (AIFM's *Copy*).
+//! `ff.copy`: copies bytes of a region to whole pages of it, inside the server (AIFM's *Copy*).
 
 use crate::{Fault, Function, Place, RANGE_BYTES_MAX, Range};
 use farfield_core::geometry::PAGE_BYTES;
 use serde::{Deserialize, Serialize};
 
-/// Copies bytes to pages of the same region. What is read is not written by the same call.
+/// Copies bytes to pages of the same region. A call must not write the bytes that it reads.
 #[derive(Debug)]
 pub struct CopyBytes;
 
-/// What is copied, and where to.
+/// Bytes to copy, and pages for them.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Copied {
     /// Pieces that are read one after the other; counts are of bytes.
     pub from: Vec<Range>,
-    /// Whole pages that get the bytes, in this order; counts are of pages. They are changed as a whole: what is over of them becomes zeros.
+    /// Output: whole pages, in this order; counts are of pages. They are overwritten as a whole:
+    /// the rest of the last one becomes zeros.
     pub to: Vec<Range>,
 }
 
@@ -21,7 +22,7 @@ impl Function for CopyBytes {
     const NAME: &'static str = "ff.copy";
     const VERSION: u32 = 1;
     type Argument = Copied;
-    /// Bytes that were copied.
+    /// Number of bytes that were copied.
     type Answer = u64;
 
     async fn run<P: Place>(place: &P, copied: Copied) -> Result<u64, Fault> {
@@ -42,12 +43,12 @@ impl Function for CopyBytes {
     }
 }
 
-/// Writes what comes one after the other to whole pages.
+/// Writer of a stream of bytes to whole pages.
 pub(super) struct Target<'t> {
     pages: &'t [Range],
     /// Pages of the first range that were written.
     written: u64,
-    /// What was not written yet.
+    /// Bytes that are not yet written.
     held: Vec<u8>,
     bytes: u64,
 }
@@ -56,7 +57,7 @@ pub(super) struct Target<'t> {
 const WRITE_BYTES: usize = RANGE_BYTES_MAX / 2;
 
 impl<'t> Target<'t> {
-    /// All pages must lie in the region.
+    /// Makes a writer. Fails unless all pages lie in the region.
     pub(super) fn new<P: Place>(place: &P, pages: &'t [Range]) -> Result<Target<'t>, Fault> {
         for range in pages {
             let bytes = range.count.checked_mul(PAGE_BYTES as u64);
@@ -71,7 +72,7 @@ impl<'t> Target<'t> {
         Ok(Target { pages, written: 0, held: Vec::with_capacity(WRITE_BYTES), bytes: 0 })
     }
 
-    /// Bytes that [`Target::add`] takes at a time.
+    /// Returns how many bytes [`Target::add`] takes at a time.
     pub(super) fn room(&self) -> usize {
         WRITE_BYTES - self.held.len()
     }
@@ -83,7 +84,7 @@ impl<'t> Target<'t> {
         if self.held.len() >= WRITE_BYTES { self.write(place).await } else { Ok(()) }
     }
 
-    /// Takes bytes, however many.
+    /// Takes any number of bytes.
     pub(super) async fn put<P: Place>(&mut self, place: &P, mut bytes: &[u8]) -> Result<(), Fault> {
         while !bytes.is_empty() {
             let (now, later) = bytes.split_at(bytes.len().min(self.room()));

@@ -1,4 +1,5 @@
-//! `ff.find.*`: which numbers lie in a range of values. One function for each type of number.
+//! `ff.find.*`: finds the numbers in a range of values. There is one function for each type of
+//! number.
 
 use super::Walk;
 use crate::totals::Number;
@@ -11,27 +12,27 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug)]
 pub struct Find<N>(PhantomData<N>);
 
-/// Which numbers.
+/// Numbers to search, and the wanted values.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Search<N: Number> {
-    /// Where they lie, in order.
+    /// Pieces in which the numbers lie, in order.
     pub pieces: Vec<Range>,
-    /// Those of them that are wanted.
+    /// Range of the wanted values.
     pub values: (Bound<N>, Bound<N>),
 }
 
-/// Where they are.
+/// Positions of the numbers that were found.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Found {
-    /// Before each, since the one before it: so many that are not wanted.
+    /// Number of unwanted numbers before each one, since the previous one.
     pub gaps: Vec<u64>,
-    /// Numbers that were looked at: all, or up to where the answer was full.
+    /// Numbers that were checked: all, or up to where the answer was full.
     pub rows: u64,
 }
 
 impl Found {
-    /// Most of an answer.
+    /// Most numbers of an answer.
     pub const MOST: usize = 6000;
 }
 
@@ -69,7 +70,7 @@ impl<N: Number> Function for Find<N> {
     }
 }
 
-/// Is every value wanted, NaN included?
+/// Checks whether every value is wanted, NaN included.
 fn is_all<N>(values: &(Bound<N>, Bound<N>)) -> bool {
     matches!(values, (Bound::Unbounded, Bound::Unbounded))
 }

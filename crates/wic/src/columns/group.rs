@@ -1,4 +1,5 @@
-//! `ff.group.*`: number, sum, smallest and largest of the numbers of one column by the values of others. One function for each type of number.
+//! `ff.group.*`: number, sum, smallest and largest of the numbers of one column, grouped by the
+//! values of others. There is one function for each type of number.
 
 use super::numbering::{NONE, Numbering};
 use super::{Column, Condition, Key, RowWalk, Rows, Walk, room};
@@ -15,24 +16,25 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub struct Group<N>(PhantomData<N>);
 
-/// Columns of equal length.
+/// Columns to group and to add up, of equal length.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Grouped {
-    /// Those that are a key together, at most [`KEYS_MAX`](super::KEYS_MAX). Of none, all rows have the same key.
+    /// Columns that form the key, at most [`KEYS_MAX`](super::KEYS_MAX). Without columns, all rows
+    /// have the same key.
     pub keys: Vec<Column>,
-    /// Where the numbers lie that are added up.
+    /// Pieces in which the numbers lie that are added up.
     pub values: Vec<Range>,
-    /// What rows have to be, to be added up.
+    /// Conditions on the rows to add up.
     pub conditions: Vec<Condition>,
 }
 
-/// What there is to say of the numbers of each key.
+/// Number, sum, smallest and largest of the numbers of each key.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Groups<N: Number> {
-    /// By key.
+    /// Results by key.
     pub groups: BTreeMap<Key, Part<N>>,
-    /// Rows that were added up: all, or as many as there was room for the keys of.
+    /// Rows that were added up: all, or those up to where the keys filled the answer.
     pub rows: u64,
 }
 
@@ -43,9 +45,9 @@ impl<N: Number> Default for Groups<N> {
 }
 
 impl<N: Number> Groups<N> {
-    /// Most keys of an answer; of more than two columns, fewer.
+    /// Most keys of an answer; for more than two columns, fewer.
     pub const MOST: usize = 1024;
-    /// All that another one has.
+    /// Adds everything that another one has.
     pub fn merge(&mut self, other: &Groups<N>) {
         self.rows = self.rows.saturating_add(other.rows);
         for (key, part) in &other.groups {
@@ -54,17 +56,19 @@ impl<N: Number> Groups<N> {
     }
 }
 
-/// Adds up rows, many at a time, and makes [`Groups`] of them in the end.
+/// Adds up rows, many at a time, for the final [`Groups`].
 #[derive(Debug)]
 pub struct Grouping<N: Number> {
     numbering: Numbering,
-    /// What there is to say of each key, by its number.
+    /// Results of each key, by its number.
     parts: Vec<Part<N>>,
     rows: u64,
-    /// Keys when it was last looked at whether an answer is full, and rows from which on it is looked at again.
+    /// Number of keys at the last check whether an answer is full. The next field is the number of
+    /// rows from which on it is checked again.
     keys_looked_at: usize,
     looks_again: u64,
-    /// Of the rows that are added now: their keys, where the values of each end, and the values of each side by side.
+    /// For the rows that are being added: their keys, where the values of each end, and the values
+    /// of each side by side.
     seen: Vec<u32>,
     ends: Vec<u32>,
     sorted: Vec<N>,
@@ -86,14 +90,16 @@ impl<N: Number> Default for Grouping<N> {
 }
 
 impl<N: Number> Grouping<N> {
-    /// So many fit an answer whatever there is to say of them: exact sums of floating-point numbers are some 400 bytes at most.
+    /// Number of keys that fit in an answer in any case: exact sums of floating-point numbers have
+    /// at most some 400 bytes.
     const FITTING: usize = 128;
-    /// Bytes from which on an answer is full: what is looked at before anybody sees it makes it hardly longer.
+    /// Bytes from which on an answer is full: rows added before the next check make it hardly
+    /// longer.
     const FULL_BYTES: usize = CallBody::ANSWER_BYTES_MAX * 3 / 4;
-    /// Bytes by which a row may make an answer longer while nobody looks, if its key is not new.
+    /// Bytes by which a row may make an answer longer between two checks, if its key is not new.
     const ROW_BYTES: usize = 8;
 
-    /// Is there no room for more rows in an answer?
+    /// Checks whether an answer has no room for more rows.
     fn is_full(&mut self) -> bool {
         let keys = self.numbering.len();
         if keys <= Self::FITTING || keys == self.keys_looked_at && self.rows < self.looks_again {
@@ -106,13 +112,13 @@ impl<N: Number> Grouping<N> {
         bytes > Self::FULL_BYTES
     }
 
-    /// Adds rows, as many as there are values, until there are more keys than so many; `false` if it stopped there. All rows ever have keys of equally many
-    /// columns.
+    /// Adds rows, as many as there are values, until there are more keys than `most`. Returns
+    /// `false` if it stopped there. The keys of all rows must have equally many columns.
     pub fn add_all(&mut self, rows: &Rows<'_>, values: &[N], most: usize) -> bool {
         let done = self.numbering.number(rows, most);
         self.parts.resize_with(self.numbering.len(), Part::default);
         self.ends.resize(self.numbering.len(), 0);
-        // The values of each key side by side: many are added up sooner than one by one.
+        // The values of each key side by side: many are added up faster together than one by one.
         for number in self.numbering.rows.iter().filter(|number| **number != NONE) {
             let count = &mut self.ends[*number as usize];
             if *count == 0 {
@@ -142,7 +148,7 @@ impl<N: Number> Grouping<N> {
         done == rows.count
     }
 
-    /// What was added.
+    /// Returns the results.
     pub fn finish(self) -> Groups<N> {
         Groups { groups: self.numbering.keys().zip(self.parts).collect(), rows: self.rows }
     }

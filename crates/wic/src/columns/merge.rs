@@ -1,6 +1,7 @@
-//! `ff.merge`: runs that are in order, made one that is, in whole pages of the same region.
+//! `ff.merge`: merges sorted runs into one, in whole pages of the same region.
 //!
-//! A call puts a part of it and says how much it took of each run, so the next one goes on there: no call takes long, however long runs are.
+//! A call writes a part of the result and returns how much it took of each run, so that the next
+//! call continues there. No call takes long, however long the runs are.
 
 use super::copy::Target;
 use super::{Kind, Walk};
@@ -16,32 +17,32 @@ use std::collections::binary_heap::PeekMut;
 #[derive(Debug)]
 pub struct Merge;
 
-/// What is merged, and where to.
+/// Runs to merge, and pages for the result.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Runs {
-    /// What runs are of, and what is put.
+    /// Type of the elements, and form of the result.
     pub form: Merged,
-    /// Where the rest of each run lies: [`Merge::MOST`] runs at most.
+    /// Pieces of the rest of each run: [`Merge::MOST`] runs at most.
     pub runs: Vec<Vec<Range>>,
-    /// How many elements are put, if there are so many.
+    /// Most elements to write.
     pub count: u64,
-    /// Whole pages that get them, as in [`Copied`](super::Copied).
+    /// Output: whole pages, as in [`Copied`](super::Copied).
     pub to: Vec<Range>,
 }
 
-/// Elements of runs, and what is put for each.
+/// Type of the elements, and the data written for each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Merged {
     /// Numbers.
     Numbers(Kind),
     /// Pairs of an index and a rank.
     Pairs,
-    /// Such pairs, of which the indices are put.
+    /// Pairs of an index and a rank, of which only the indices are written.
     Indices,
 }
 
 impl Merge {
-    /// Most runs of a call: of each 1,024 elements are in the server's memory.
+    /// Most runs of a call: 1,024 elements of each are in the server's memory.
     pub const MOST: usize = 64;
 }
 
@@ -52,7 +53,7 @@ impl Function for Merge {
     const NAME: &'static str = "ff.merge";
     const VERSION: u32 = 1;
     type Argument = Runs;
-    /// How many elements of each run were put.
+    /// Number of elements of each run that were written.
     type Answer = Vec<u64>;
 
     async fn run<P: Place>(place: &P, runs: Runs) -> Result<Vec<u64>, Fault> {
@@ -84,11 +85,11 @@ async fn of<R: Record, P: Place>(place: &P, runs: &Runs) -> Result<Vec<u64>, Fau
     Ok(sources.into_iter().map(|source| source.taken).collect())
 }
 
-/// What elements are, and what is put for them.
+/// Type of the elements of runs, with their order and their output.
 pub(super) trait Record {
-    /// What they are ordered by; all that there is of them.
+    /// Sort key, which holds the whole element.
     type Key: Copy + Ord;
-    /// Bytes of one in a run.
+    /// Bytes of an element in a run.
     const BYTES: u64;
 
     fn read(bytes: &[u8], into: &mut Vec<Self::Key>);
@@ -97,9 +98,9 @@ pub(super) trait Record {
 
 /// Numbers, by their ranks.
 pub(super) struct Numbers<N>(PhantomData<N>);
-/// Index and rank.
+/// Pairs of an index and a rank.
 pub(super) struct Pairs;
-/// Pairs that become indices.
+/// Pairs of which the indices are written.
 pub(super) struct Indices;
 
 impl<N: Number> Record for Numbers<N> {
@@ -141,27 +142,27 @@ impl Record for Indices {
     }
 }
 
-/// A run.
+/// Cursor over a run.
 pub(super) struct Source<'r, R: Record> {
     rest: Walk<'r>,
     keys: Vec<R::Key>,
-    /// Of these, so many were taken.
+    /// Number of the keys that were taken.
     at: usize,
     taken: u64,
 }
 
 impl<'r, R: Record> Source<'r, R> {
-    /// Elements that are here.
+    /// Makes a cursor over elements in memory.
     pub(super) fn of_keys(keys: Vec<R::Key>) -> Source<'r, R> {
         Source { rest: Walk::new(&[], R::BYTES), keys, at: 0, taken: 0 }
     }
 
-    /// Elements of the region.
+    /// Makes a cursor over elements of the region.
     fn of_pieces(pieces: &'r [Range]) -> Source<'r, R> {
         Source { rest: Walk::new(pieces, R::BYTES), keys: Vec::new(), at: 0, taken: 0 }
     }
 
-    /// The next element, if there is one.
+    /// Returns the next element, if there is one.
     async fn first<P: Place>(&mut self, place: &P) -> Result<Option<R::Key>, Fault> {
         if self.at == self.keys.len() {
             let count = self.rest.ready().min(READ);
@@ -180,10 +181,10 @@ impl<'r, R: Record> Source<'r, R> {
     }
 }
 
-/// Bytes that are put between two turns of the others.
+/// Bytes that are written between two turns of the other tasks.
 const PUT_BYTES: usize = RANGE_BYTES_MAX / 4;
 
-/// Puts so many elements of runs, in order, or all.
+/// Writes the first `count` elements of the merged runs, or all.
 pub(super) async fn merge<R: Record, P: Place>(
     place: &P,
     runs: &mut [Source<'_, R>],

@@ -1,7 +1,8 @@
-//! What the functions of columns share: numbers in pieces of a region, gone through in order and together with those of other columns.
+//! Common parts of the functions of columns: they read the numbers in pieces of a region in order,
+//! and together with those of other columns.
 //!
-//! Who asks has cut a column into what is far and what is not, and merges the answers: so each function gives parts that do not depend on how
-//! they were cut.
+//! The caller splits a column into far and near parts, and merges the answers. So each function
+//! returns partial results that do not depend on how the column was split.
 
 mod copy;
 mod find;
@@ -26,14 +27,14 @@ use crate::totals::Number;
 use crate::{Fault, Place, Range};
 use serde::{Deserialize, Serialize};
 
-/// Bytes looked at between two turns of the others.
+/// Bytes read between two turns of the other tasks.
 const CHUNK_BYTES: u64 = 32 * 1024;
-/// Columns whose numbers are a key together, at most: four, of each of which a bit says whether there is a number.
+/// Most columns of a key: four, each with a bit that says whether there is a number.
 pub const KEYS_MAX: usize = 8;
-/// Conditions on a row, at most.
+/// Most conditions on a row.
 pub const CONDITIONS_MAX: usize = 16;
 
-/// A key: an image ([`Number::image`]) for each column; 0 for one that is not there.
+/// A key: an image ([`Number::image`]) for each column; 0 for a missing column.
 pub type Key = [u64; KEYS_MAX];
 
 /// The type of the numbers of a column.
@@ -62,7 +63,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Bytes of a number.
+    /// Returns the bytes of a number.
     pub fn bytes(self) -> u64 {
         match self {
             Kind::U8 | Kind::I8 => 1,
@@ -72,7 +73,7 @@ impl Kind {
         }
     }
 
-    /// The images of numbers side by side.
+    /// Writes the images of numbers that lie side by side to `into`.
     fn images(self, bytes: &[u8], into: &mut Vec<u64>) {
         fn of<N: Number>(bytes: &[u8], into: &mut Vec<u64>) {
             N::each(bytes, |number| into.push(number.image()));
@@ -93,17 +94,18 @@ impl Kind {
     }
 }
 
-/// What a column has for each row.
+/// Type of the cells of a column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Cell {
     /// A number.
     Number(Kind),
-    /// One bit, of each byte the lowest first; its image is the bit. The offset of a piece counts bits.
+    /// A bit; in each byte the lowest comes first. Its image is the bit. The offset of a piece
+    /// counts bits.
     Bit,
 }
 
 impl Cell {
-    /// Bits of one.
+    /// Returns the bits of a cell.
     pub fn bits(self) -> u64 {
         match self {
             Cell::Number(kind) => 8 * kind.bytes(),
@@ -111,7 +113,8 @@ impl Cell {
         }
     }
 
-    /// The images of so many cells side by side; bits before `skipped` are of no row.
+    /// Writes the images of `count` cells that lie side by side to `into`; the first `skipped` bits
+    /// belong to no row.
     fn images(self, bytes: &[u8], skipped: usize, count: usize, into: &mut Vec<u64>) {
         match self {
             Cell::Number(kind) => kind.images(bytes, into),
@@ -124,42 +127,42 @@ impl Cell {
     }
 }
 
-/// A column whose type is known when it is asked.
+/// A column whose type is known at run time only.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Column {
-    /// What it has.
+    /// Type of its cells.
     pub cell: Cell,
-    /// Where they lie, in order.
+    /// Pieces in which the cells lie, in order.
     pub pieces: Vec<Range>,
 }
 
-/// A row is looked at only if the image ([`Number::image`]) of its number in a column is one of these.
+/// A condition on a row: the image ([`Number::image`]) of its number in a column is in this range.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Condition {
     /// The column.
     pub column: Column,
-    /// The smallest image.
+    /// Smallest image.
     pub low: u64,
-    /// The largest. If it is smaller than `low`, there is none.
+    /// Largest image. If it is smaller than `low`, no row fits.
     pub high: u64,
 }
 
-/// Rows side by side, by their images.
+/// Images of the columns of some rows that lie side by side.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'r> {
-    /// How many.
+    /// Number of rows.
     pub count: usize,
-    /// The images of each column of the key; nothing for one that is not there.
+    /// Images of each column of the key; empty for a missing column.
     pub images: [&'r [u64]; KEYS_MAX],
-    /// Which of them all conditions keep. `None`: all.
+    /// Flags of the rows that all conditions keep. `None`: all are kept.
     pub kept: Option<&'r [bool]>,
 }
 
 impl<'r> Rows<'r> {
-    /// The first so many, and the others.
+    /// Splits the rows into the first `count` and the others.
     ///
     /// # Panics
-    /// If they are fewer.
+    /// If there are fewer.
     pub fn split_at(self, count: usize) -> (Rows<'r>, Rows<'r>) {
         let images = self.images.map(|column| column.split_at(count.min(column.len())));
         let kept = self.kept.map(|kept| kept.split_at(count));
@@ -168,12 +171,12 @@ impl<'r> Rows<'r> {
         (first, Rows { count: self.count - count, images: rest, kept: kept.map(|(_, rest)| rest) })
     }
 
-    /// How many columns the key has.
+    /// Returns the number of columns of the key.
     fn columns(&self) -> usize {
         self.images.iter().filter(|column| !column.is_empty()).count()
     }
 
-    /// The key of a row, of so many columns; those that are not there have none.
+    /// Returns the key of a row, of `K` columns; missing columns are 0.
     fn key<const K: usize>(&self, row: usize) -> [u64; K] {
         core::array::from_fn(|column| self.images[column].get(row).copied().unwrap_or(0))
     }
@@ -183,21 +186,22 @@ impl<'r> Rows<'r> {
     }
 }
 
-/// So many keys of these columns an answer has room for, of which it has as many as `most` of two columns: bits take no room.
+/// Returns how many keys of these columns fit in an answer, if `most` keys of two columns do: bits
+/// take no room.
 fn room(keys: &[Column], most: usize) -> usize {
     2 * most / keys.iter().filter(|column| column.cell != Cell::Bit).count().max(2)
 }
 
-/// Goes through the numbers of pieces.
+/// Cursor over the numbers in pieces.
 struct Walk<'w> {
     pieces: &'w [Range],
     bits: u64,
-    /// Numbers of the first piece that were seen.
+    /// Numbers of the first piece that were read.
     seen: u64,
 }
 
 impl<'w> Walk<'w> {
-    /// Of numbers of so many bytes.
+    /// Makes a cursor over numbers of this many bytes.
     fn new(pieces: &'w [Range], bytes: u64) -> Walk<'w> {
         Walk { pieces, bits: 8 * bytes, seen: 0 }
     }
@@ -206,11 +210,11 @@ impl<'w> Walk<'w> {
         Walk { pieces: &column.pieces, bits: column.cell.bits(), seen: 0 }
     }
 
-    /// Numbers that lie side by side from here on; 0 at the end.
+    /// Returns how many numbers lie side by side from here on; 0 at the end. At most a chunk.
     fn ready(&mut self) -> u64 {
         while let Some((first, rest)) = self.pieces.split_first() {
             if self.seen < first.count {
-                // Of bits as many as of bytes: others are made of each.
+                // At most as many bits as bytes, since a word is made of each.
                 return (first.count - self.seen).min(CHUNK_BYTES * 8 / self.bits.max(8));
             }
             (self.pieces, self.seen) = (rest, 0);
@@ -218,13 +222,13 @@ impl<'w> Walk<'w> {
         0
     }
 
-    /// Bits of the first byte that come before the next number.
+    /// Returns how many bits of the first byte come before the next number.
     fn skipped(&self) -> usize {
         let first = self.pieces.first().map_or(0, |piece| piece.offset);
         if self.bits.is_multiple_of(8) { 0 } else { (first.wrapping_add(self.seen) % 8) as usize }
     }
 
-    /// The bytes of so many numbers, which are [ready](Walk::ready).
+    /// Reads the bytes of the next `count` numbers, which are [ready](Walk::ready).
     async fn next<'p, P: Place>(&mut self, place: &'p P, count: u64) -> Result<P::Bytes<'p>, Fault> {
         let outside = Fault::OutOfRange { offset: self.pieces.first().map_or(0, |piece| piece.offset) };
         let Some(piece) = self.pieces.first() else { return Err(outside) };
@@ -240,7 +244,7 @@ impl<'w> Walk<'w> {
     }
 }
 
-/// Goes through rows: the keys and the conditions of columns side by side.
+/// Cursor over rows: the keys and the conditions of columns side by side.
 struct RowWalk<'w> {
     keys: Vec<(Cell, Walk<'w>)>,
     conditions: Vec<(&'w Condition, Walk<'w>)>,
@@ -250,7 +254,7 @@ struct RowWalk<'w> {
 }
 
 impl<'w> RowWalk<'w> {
-    /// `None` if there are too many columns.
+    /// Makes a cursor; `None` if there are too many columns.
     fn new(keys: &'w [Column], conditions: &'w [Condition]) -> Option<RowWalk<'w>> {
         let is_right = keys.len() <= KEYS_MAX && conditions.len() <= CONDITIONS_MAX;
         is_right.then(|| RowWalk {
@@ -262,13 +266,14 @@ impl<'w> RowWalk<'w> {
         })
     }
 
-    /// Rows that lie side by side from here on, in each column; 0 at the end. Without columns there are as many as anybody asks for.
+    /// Returns how many rows lie side by side from here on, in each column; 0 at the end. Without
+    /// columns it is `u64::MAX`.
     fn ready(&mut self) -> u64 {
         let keys = self.keys.iter_mut().map(|(_, walk)| walk.ready());
         keys.chain(self.conditions.iter_mut().map(|(_, walk)| walk.ready())).min().unwrap_or(u64::MAX)
     }
 
-    /// The next rows.
+    /// Reads the next `count` rows.
     async fn next<P: Place>(&mut self, place: &P, count: u64) -> Result<Rows<'_>, Fault> {
         let rows = count as usize;
         for ((cell, walk), images) in self.keys.iter_mut().zip(&mut self.images) {
@@ -291,7 +296,7 @@ impl<'w> RowWalk<'w> {
     }
 }
 
-/// Of the rows that are kept, those with an image from `low` to `high`.
+/// Clears the flags of those rows whose image is not from `low` to `high`.
 pub fn keep(kept: &mut [bool], images: &[u64], low: u64, high: u64) {
     for (kept, image) in kept.iter_mut().zip(images) {
         *kept &= (low..=high).contains(image);

@@ -1,25 +1,27 @@
-//! Keys of rows, numbered as they are seen first: what there is to say of each key is then an element of a vector.
+//! Numbers for keys of rows, in the order in which they are first seen. The results of each key are
+//! then an element of a vector.
 //!
-//! Danger: two keys of one number; a key that is taken for one with other columns; a number beyond those that there is room for.
+//! Dangers: two keys with one number; a key that is taken for one with other columns; a number
+//! beyond those for which there is room.
 
 use super::{KEYS_MAX, Key, Rows};
 use hashbrown::HashTable;
 
-/// The number of a row that is not kept.
+/// Number of a row that is not kept.
 pub(super) const NONE: u32 = u32::MAX;
 const LATELY_BITS: u32 = 10;
 
-/// Keys of equally many columns.
+/// Numbers of keys, all with equally many columns.
 #[derive(Debug)]
 pub(super) struct Numbering {
     /// Images of each key, as many as it has columns, by number.
     images: Vec<u64>,
     columns: usize,
-    /// Numbers by their keys,
+    /// Numbers by their keys.
     table: HashTable<u32>,
-    /// and those that were seen last, by some bits of the key's hash.
+    /// Numbers that were seen last, by some bits of the key's hash: a cache in front of the table.
     lately: Vec<u32>,
-    /// The number of the key of each row that was numbered last, or [`NONE`].
+    /// Number of the key of each row that was numbered last, or [`NONE`].
     pub(super) rows: Vec<u32>,
 }
 
@@ -36,19 +38,20 @@ fn hash<const K: usize>(key: &[u64; K]) -> u64 {
 }
 
 impl Numbering {
-    /// How many keys there are.
+    /// Returns the number of keys.
     pub(super) fn len(&self) -> usize {
         self.images.len() / self.columns
     }
 
-    /// Numbers rows, until there are more keys than so many; how many rows were gone through. All rows ever have keys of equally many columns.
+    /// Numbers the keys of rows until there are more keys than `most`; returns how many rows were
+    /// done. The keys of all rows must have equally many columns.
     pub(super) fn number(&mut self, rows: &Rows<'_>, most: usize) -> usize {
         self.rows.clear();
-        // No rows do not tell how many columns they have.
+        // An empty set of rows does not tell its number of columns.
         if rows.count == 0 {
             return 0;
         }
-        // Most keys are of one column or two.
+        // Most keys have one column or two.
         match rows.columns() {
             0 | 1 => self.number_by::<1>(rows, most),
             2 => self.number_by::<2>(rows, most),
@@ -102,7 +105,7 @@ impl Numbering {
         Some(number)
     }
 
-    /// All keys, by number; columns that are not there are zeros.
+    /// Returns all keys, by number; missing columns are zeros.
     pub(super) fn keys(&self) -> impl Iterator<Item = Key> + '_ {
         self.images.chunks_exact(self.columns).map(|images| {
             let mut key = Key::default();

@@ -1,8 +1,10 @@
-//! `ff.ranks.*`: how many numbers lie where, between a smallest and a largest one. With it an element of a rank, as the median, is found in few rounds.
-//! One function for each type of number.
+//! `ff.ranks.*`: histogram of numbers between a smallest and a largest one. With it an element of a
+//! given rank, such as the median, is found in few rounds. There is one function for each type of
+//! number.
 //!
-//! Numbers are compared by their images ([`Number::image`]). A span of them is cut into buckets of equal width, a power of two. Each bucket that has
-//! numbers says the smallest and the largest of them, so that the next round looks at no more than that.
+//! Numbers are compared by their images ([`Number::image`]). A span of images is divided into
+//! buckets of equal width, a power of two. Each bucket that has numbers also has the smallest and
+//! the largest of them, so that the next round searches no more than that.
 
 use super::Walk;
 use crate::totals::Number;
@@ -15,43 +17,43 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub struct Ranks<N>(PhantomData<N>);
 
-/// Some numbers, and which of them count.
+/// Numbers to count, and the span of those that count.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Span {
-    /// Where they lie.
+    /// Pieces in which the numbers lie.
     pub pieces: Vec<Range>,
-    /// The smallest image that counts.
+    /// Smallest image that counts.
     pub first: u64,
-    /// The largest.
+    /// Largest image that counts.
     pub last: u64,
 }
 
 impl Span {
-    /// The width of buckets, as a power of two.
+    /// Returns the width of the buckets, as a power of two.
     pub fn shift(first: u64, last: u64) -> u32 {
         (u64::BITS - last.wrapping_sub(first).leading_zeros()).saturating_sub(Buckets::BITS)
     }
 }
 
-/// The numbers of a bucket.
+/// Numbers of a bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Bucket {
-    /// How many.
+    /// Number of numbers.
     pub count: u64,
-    /// The smallest image.
+    /// Smallest image.
     pub first: u64,
-    /// The largest.
+    /// Largest image.
     pub last: u64,
 }
 
-/// What was counted.
+/// Histogram of the numbers of a span.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Buckets {
     /// The buckets that have numbers, in order.
     pub inside: BTreeMap<u64, Bucket>,
-    /// Numbers before the span.
+    /// Number of numbers before the span.
     pub before: u64,
-    /// All that have a place in the order, wherever they are.
+    /// Number of all numbers that have a place in the order, inside the span or not.
     pub count: u64,
 }
 
@@ -66,18 +68,18 @@ pub struct Histogram {
 }
 
 impl Buckets {
-    /// There are as many buckets as so many bits can tell apart.
+    /// Bits of the index of a bucket.
     const BITS: u32 = 10;
 }
 
 impl Histogram {
-    /// Of numbers whose image is one of these.
+    /// Makes an empty histogram of the numbers with an image from `first` to `last`.
     pub fn new(first: u64, last: u64) -> Histogram {
         let empty = Bucket { count: 0, first: u64::MAX, last: 0 };
         Histogram { first, last, buckets: vec![empty; 1 << Buckets::BITS], before: 0, count: 0 }
     }
 
-    /// Adds numbers. What has no place in the order is passed over.
+    /// Adds numbers. NaN is passed over.
     pub fn add_all<N: Number>(&mut self, numbers: &[N]) {
         let Histogram { first, last, .. } = *self;
         let shift = Span::shift(first, last);
@@ -97,7 +99,7 @@ impl Histogram {
         self.before = self.before.saturating_add(before);
     }
 
-    /// All that was counted elsewhere; `None` if that is of no such span.
+    /// Adds counts made elsewhere; `None` if they are not of such a span.
     pub fn merge(&mut self, others: &Buckets) -> Option<()> {
         for (index, other) in &others.inside {
             let bucket = self.buckets.get_mut(usize::try_from(*index).ok()?)?;
@@ -110,7 +112,7 @@ impl Histogram {
         Some(())
     }
 
-    /// What was counted.
+    /// Returns the histogram.
     pub fn buckets(self) -> Buckets {
         let some = self.buckets.into_iter().enumerate().filter(|(_, bucket)| bucket.count > 0);
         let inside = some.map(|(index, bucket)| (index as u64, bucket)).collect();

@@ -1,8 +1,9 @@
-//! `ff.sort`: numbers of a column in order, put into whole pages of the same region: all of it, or a run of a column that is longer, which
-//! [`ff.merge`](super::Merge) joins with others.
+//! `ff.sort`: sorts the numbers of a column into whole pages of the same region. It sorts a whole
+//! column, or a run of a longer one, which [`ff.merge`](super::Merge) joins with others.
 //!
-//! Numbers are ordered by their [rank](Number::rank): as they are, −0 before +0, and what is no number (NaN) behind all others. Who
-//! wants to know where they were gets their indices; of equal numbers the first one comes first.
+//! Numbers are ordered by their [rank](Number::rank): by value, −0 before +0, and NaN behind all
+//! others. On request, the indices of the numbers are written, too. The sort is stable: of equal
+//! numbers the first one comes first.
 
 use super::copy::Target;
 use super::merge::{Indices, Numbers, Pairs, Record, Source, merge};
@@ -15,41 +16,42 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug)]
 pub struct Sort;
 
-/// What is sorted, and where to.
+/// Numbers to sort, and pages for the result.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Unsorted {
     /// The type of the numbers.
     pub kind: Kind,
-    /// Where they lie, in order: [`Sort::MOST`] at most.
+    /// Pieces in which the numbers lie, in order: [`Sort::MOST`] numbers at most.
     pub pieces: Vec<Range>,
-    /// What is put for each of them.
+    /// Form of the result.
     pub form: Form,
-    /// Whole pages that get it, as in [`Copied`](super::Copied).
+    /// Output: whole pages, as in [`Copied`](super::Copied).
     pub to: Vec<Range>,
 }
 
-/// What is put for a number.
+/// Data that is written for a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Form {
     /// The number.
     Numbers,
-    /// Its index and its rank, two words, for [`Merge`](super::Merge).
+    /// Index and rank of the number, two words, for [`Merge`](super::Merge).
     Pairs {
-        /// The index of the first.
+        /// Index of the first number.
         first: u64,
     },
-    /// Its index, a word.
+    /// Index of the number, a word.
     Indices {
-        /// The index of the first.
+        /// Index of the first number.
         first: u64,
     },
 }
 
-/// Numbers that are sorted between two turns of the others.
+/// Numbers that are sorted between two turns of the other tasks.
 const CHUNK: usize = 4096;
 
 impl Sort {
-    /// Most numbers of a call: all are in the server's memory, 16 bytes for each, until they are put.
+    /// Most numbers of a call: all are in the server's memory, 16 bytes for each, until they are
+    /// written.
     pub const MOST: u64 = 64 * 1024;
 }
 
@@ -57,7 +59,7 @@ impl Function for Sort {
     const NAME: &'static str = "ff.sort";
     const VERSION: u32 = 1;
     type Argument = Unsorted;
-    /// How many numbers there are.
+    /// Number of numbers.
     type Answer = u64;
 
     async fn run<P: Place>(place: &P, unsorted: Unsorted) -> Result<u64, Fault> {
@@ -122,7 +124,8 @@ async fn sort<N: Number, R: Record, P: Place>(
 
 #[cfg(test)]
 mod tests {
-    //! Guards against numbers in another order than that of a sort here, for each type and form, and against memory without bounds.
+    //! Guards against numbers in another order than that of a sort here, for each type and form,
+    //! and against memory without bounds.
     use super::*;
     use crate::columns::{Merge, Merged, Runs};
     use crate::{Sim, Stop};
@@ -216,7 +219,8 @@ mod tests {
     #[test]
     fn what_is_no_number_comes_last_and_minus_zero_before_zero() {
         fn by_rank<N: Number>(one: &N, other: &N) -> core::cmp::Ordering {
-            // Of those that are numbers, what std says; of the others nothing but that they come last is said, and that it is always the same.
+            // Of those that are numbers, what std says; of the others nothing but that they come
+            // last is said, and that it is always the same.
             match (one.is_ordered(), other.is_ordered()) {
                 (true, true) if one.is_before(*other) => core::cmp::Ordering::Less,
                 (true, true) if other.is_before(*one) => core::cmp::Ordering::Greater,

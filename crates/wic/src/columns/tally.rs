@@ -1,4 +1,5 @@
-//! `ff.tally`: how often each value, or values of several columns together, are there.
+//! `ff.tally`: counts how often each value, or each combination of values of several columns,
+//! occurs.
 
 use super::numbering::{NONE, Numbering};
 use super::{Column, Condition, Key, RowWalk, Rows, room};
@@ -10,29 +11,29 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub struct Tally;
 
-/// The columns that are a key together: one to [`KEYS_MAX`](super::KEYS_MAX), of equal length.
+/// Columns that form the key: one to [`KEYS_MAX`](super::KEYS_MAX), of equal length.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Tallied {
-    /// In this order.
+    /// Columns of the key, in this order.
     pub keys: Vec<Column>,
-    /// What rows have to be, to be counted.
+    /// Conditions on the rows to count.
     pub conditions: Vec<Condition>,
 }
 
-/// How often keys were there.
+/// Number of rows of each key.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Tallies {
-    /// By key.
+    /// Counts by key.
     pub counts: BTreeMap<Key, u64>,
-    /// Rows that were counted: all, or as many as there was room for the keys of.
+    /// Rows that were counted: all, or those up to where the keys filled the answer.
     pub rows: u64,
 }
 
 impl Tallies {
-    /// Most keys of an answer; of more than two columns, fewer.
+    /// Most keys of an answer; for more than two columns, fewer.
     pub const MOST: usize = 2048;
 
-    /// All that another one has.
+    /// Adds everything that another one has.
     pub fn merge(&mut self, other: Tallies) {
         self.rows = self.rows.saturating_add(other.rows);
         for (key, count) in other.counts {
@@ -42,17 +43,18 @@ impl Tallies {
     }
 }
 
-/// Counts rows, many at a time, and makes [`Tallies`] of them in the end.
+/// Counts rows, many at a time, for the final [`Tallies`].
 #[derive(Default, Debug)]
 pub struct Tallying {
     numbering: Numbering,
-    /// By the number of a key.
+    /// Counts by the number of a key.
     counts: Vec<u64>,
     rows: u64,
 }
 
 impl Tallying {
-    /// Counts rows until there are more keys than so many; `false` if it stopped there. All rows ever have keys of equally many columns.
+    /// Counts rows until there are more keys than `most`; returns `false` if it stopped there. The
+    /// keys of all rows must have equally many columns.
     pub fn add_all(&mut self, rows: &Rows<'_>, most: usize) -> bool {
         let done = self.numbering.number(rows, most);
         self.counts.resize(self.numbering.len(), 0);
@@ -63,7 +65,7 @@ impl Tallying {
         done == rows.count
     }
 
-    /// What was counted.
+    /// Returns the counts.
     pub fn finish(self) -> Tallies {
         Tallies { counts: self.numbering.keys().zip(self.counts).collect(), rows: self.rows }
     }

@@ -1,35 +1,38 @@
 //! The exact sum of floating-point numbers, rounded once at the end.
 //!
-//! Added one after the other, floating-point numbers give a sum that depends on their order and on where a part of them was added up. Here
-//! each is added as the integer that it is in units of the smallest number there is, 2⁻¹⁰⁷⁴: a fixed-point number of 2,176 bits holds all
-//! of them (Kulisch). So any parts, added anywhere in any order, give the same sum, and it is the right one.
+//! The usual sum of floating-point numbers depends on their order and on where a part of them was
+//! added up. Here each number is added as an integer in units of the smallest positive number,
+//! 2⁻¹⁰⁷⁴. A fixed-point number of 2,176 bits holds all of them (Kulisch accumulator). So any
+//! parts, added anywhere in any order, give the same sum, and it is the correct one.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Bits of a limb; what a limb has besides are carries not yet passed on.
+/// Bits of a limb; its other bits hold carries that are not yet propagated.
 const LIMB_BITS: u32 = 32;
 /// 2,098 bits for the largest number in units of the smallest, and room for 2⁶⁴ of them.
 const LIMBS: usize = 68;
-/// Numbers added before carries are passed on: each adds less than 2³² to a limb.
+/// Numbers added before carries are propagated: each adds less than 2³² to a limb.
 const UNSETTLED_MAX: u32 = 1 << 30;
 /// Bits of a significand after its first.
 const FRACTION_BITS: u32 = f64::MANTISSA_DIGITS - 1;
 
 const EXPONENT_BITS: u32 = 11;
-/// So many significands of 53 bits have room in a bin.
+/// Number of significands of 53 bits that fit in a bin.
 const BINNED_MAX: usize = (1 << (u64::BITS - 1 - f64::MANTISSA_DIGITS)) - 1;
 
-/// Numbers that are cut together, and what their number has less bits than: the sum of so many, and of two more, has at most so many bits more than each.
+/// Number of numbers that are split together. It is below 2 to the power of [`CUT_BITS`], so the
+/// sum of this many numbers, and two more, has at most that many bits more than each.
 const CUT: usize = 512;
 const CUT_BITS: u64 = 10;
 const _: () = assert!(CUT + 2 <= 1 << CUT_BITS);
-/// How often they are cut: 43 bits each time. Whose rest is longer has exponents far apart.
+/// Number of times that they are split, by 43 bits each time. Numbers that have a rest then have
+/// exponents far apart.
 const CUTS: usize = 3;
-/// Numbers that the processor works on side by side.
+/// Numbers that the processor works on side by side (SIMD).
 const LANES: usize = 8;
 
-/// Exponent and significand, with its sign, of a number that is finite.
+/// Splits a finite number into its exponent and its signed significand.
 #[inline]
 fn taken_apart(number: f64) -> (usize, i64) {
     let bits = number.to_bits();
@@ -39,14 +42,14 @@ fn taken_apart(number: f64) -> (usize, i64) {
     (exponent, if number.is_sign_negative() { -significand } else { significand })
 }
 
-/// The largest magnitude, if all are finite.
+/// Returns the largest magnitude, if all numbers are finite.
 fn largest(numbers: &[f64; CUT]) -> Option<f64> {
     let (mut largest, mut nothing) = ([0.0; LANES], [0.0; LANES]);
     for numbers in numbers.as_chunks::<LANES>().0 {
         for lane in 0..LANES {
             let magnitude = numbers[lane].abs();
             largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
-            // An infinity, or what is no number, makes it none.
+            // An infinity, or NaN, makes the lane NaN.
             nothing[lane] += numbers[lane] * 0.0;
         }
     }
@@ -54,7 +57,8 @@ fn largest(numbers: &[f64; CUT]) -> Option<f64> {
     is_finite.then(|| largest.into_iter().fold(0.0, f64::max))
 }
 
-/// Takes from each number its multiple of the unit of `at`: what these come to, which is exact, and the largest magnitude of the rests.
+/// Takes from each number its multiple of the unit of `at`. Returns the sum of these, which is
+/// exact, and the largest magnitude of the rests.
 fn cut(numbers: &mut [f64; CUT], at: f64) -> (f64, f64) {
     let (mut sums, mut largest) = ([0.0; LANES], [0.0; LANES]);
     for numbers in numbers.as_chunks_mut::<LANES>().0 {
@@ -69,14 +73,15 @@ fn cut(numbers: &mut [f64; CUT], at: f64) -> (f64, f64) {
     (sums.iter().sum(), largest.into_iter().fold(0.0, f64::max))
 }
 
-/// What numbers come to, so far.
+/// Exact sum of the numbers added so far.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ExactSum {
-    /// The lowest first. Settled, all but the last are below 2³², and the last has the sign.
+    /// Limbs, the lowest first. When settled, all but the last are below 2³², and the last has the
+    /// sign.
     limbs: [i64; LIMBS],
-    /// Numbers since they were settled.
+    /// Numbers added since the limbs were settled.
     unsettled: u32,
-    /// Infinities and what is no number, added up as such.
+    /// Sum of the infinities and NaNs.
     special: f64,
 }
 
@@ -87,7 +92,7 @@ impl Default for ExactSum {
 }
 
 impl ExactSum {
-    /// One number more.
+    /// Adds a number.
     #[inline]
     pub(crate) fn add(&mut self, number: f64) {
         if !number.is_finite() {
@@ -99,7 +104,7 @@ impl ExactSum {
         self.count_unsettled(1);
     }
 
-    /// Many numbers.
+    /// Adds many numbers.
     pub(crate) fn add_all(&mut self, mut numbers: impl Iterator<Item = f64>) {
         let mut some = [0.0; CUT];
         loop {
@@ -116,15 +121,17 @@ impl ExactSum {
         }
     }
 
-    /// Numbers that may be changed: their higher parts, as long as there are any.
+    /// Adds numbers by splitting off their higher parts, as long as there are any. The numbers are
+    /// changed.
     fn add_cut(&mut self, numbers: &mut [f64; CUT]) {
         let mut most = largest(numbers);
         for _ in 0..CUTS {
             if most == Some(0.0) {
                 return;
             }
-            // Where to cut: a power of two so much larger than all numbers that what is added to it becomes a multiple of a unit of which the sum of all is
-            // at most 2⁵³.
+            // Where to split: a power of two that is much larger than all numbers, so that adding
+            // it rounds a number to a multiple of a unit. The sum of all is at most 2⁵³ of these
+            // units.
             let exponent = most.map(|most| (most.to_bits() >> FRACTION_BITS) + 1 + CUT_BITS);
             let Some(at) = exponent.filter(|exponent| *exponent < (1 << EXPONENT_BITS) - 1) else { break };
             let (sum, rest) = cut(numbers, f64::from_bits(at << FRACTION_BITS));
@@ -134,7 +141,7 @@ impl ExactSum {
         self.add_binned(numbers);
     }
 
-    /// Any numbers: first those of each exponent together, then what they come to.
+    /// Adds any numbers: first the significands of each exponent together, then their sums.
     fn add_binned(&mut self, numbers: &[f64]) {
         for numbers in numbers.chunks(BINNED_MAX) {
             let mut bins = [0i64; 1 << EXPONENT_BITS];
@@ -155,7 +162,8 @@ impl ExactSum {
         }
     }
 
-    /// So many were added, each less than 2³² to a limb.
+    /// Notes that this many numbers were added, each less than 2³² to a limb; settles the limbs
+    /// when it is time.
     #[inline]
     fn count_unsettled(&mut self, added: u32) {
         self.unsettled += added;
@@ -164,7 +172,7 @@ impl ExactSum {
         }
     }
 
-    /// A significand, or several of one exponent together.
+    /// Adds a significand, or the sum of several of one exponent.
     #[inline]
     fn add_shifted(&mut self, significand: i64, exponent: usize) {
         let shift = exponent.max(1) as u32 - 1;
@@ -177,7 +185,7 @@ impl ExactSum {
         }
     }
 
-    /// All that another one has.
+    /// Adds everything that another sum has.
     pub(crate) fn merge(&mut self, other: &ExactSum) {
         let mut other = other.clone();
         other.settle();
@@ -187,7 +195,8 @@ impl ExactSum {
         self.special += other.special;
     }
 
-    /// The number nearest to the sum, the even one of two. NaN if there was one, or infinities of both signs; a sum of zero is +0.
+    /// Returns the number nearest to the sum; of two, the even one. NaN if a number was NaN, or if
+    /// there were infinities of both signs. A sum of zero is +0.
     pub(crate) fn rounded(&self) -> f64 {
         if self.special != 0.0 {
             return self.special;
@@ -197,7 +206,7 @@ impl ExactSum {
         if is_negative { -magnitude } else { magnitude }
     }
 
-    /// Is it negative? And the same without its sign, settled.
+    /// Returns whether the sum is negative, and its settled magnitude.
     fn without_sign(&self) -> (bool, ExactSum) {
         let mut sum = self.clone();
         sum.settle();
@@ -209,7 +218,7 @@ impl ExactSum {
         (is_negative, sum)
     }
 
-    /// Passes carries on.
+    /// Propagates the carries.
     fn settle(&mut self) {
         let mut carry = 0;
         for limb in &mut self.limbs[..LIMBS - 1] {
@@ -221,7 +230,7 @@ impl ExactSum {
         self.unsettled = 0;
     }
 
-    /// Rounded, where it is settled and not negative.
+    /// Rounds the sum, which is settled and not negative.
     fn magnitude(&self) -> f64 {
         let Some(last) = self.limbs.iter().rposition(|limb| *limb != 0) else { return 0.0 };
         let top = last as u32 * LIMB_BITS + self.limbs[last].ilog2();
@@ -236,11 +245,12 @@ impl ExactSum {
         let is_half = self.bit(half);
         let is_more = (0..half).any(|bit| self.bit(bit));
         let up = is_half && (is_more || significand & 1 == 1);
-        // The first bit of the significand makes the exponent one larger, and so does a carry out of it.
+        // The first bit of the significand makes the exponent one larger, and so does a carry out
+        // of it.
         f64::from_bits((u64::from(shift) << FRACTION_BITS) + significand + u64::from(up))
     }
 
-    /// 53 bits from this one on.
+    /// Returns the 53 bits from this one on.
     fn bits(&self, from: u32) -> u64 {
         (0..f64::MANTISSA_DIGITS).fold(0, |bits, bit| bits | u64::from(self.bit(from + bit)) << bit)
     }
@@ -250,11 +260,12 @@ impl ExactSum {
     }
 }
 
-/// A sum as it travels: sign, and the limbs of its magnitude that are not zero, with those between them. Of ordinary numbers they are few.
+/// A sum in its encoded form: the sign, and the limbs of its magnitude from the first to the last
+/// that is not zero. For ordinary numbers they are few.
 #[derive(Serialize, Deserialize)]
 struct Travelling {
     is_negative: bool,
-    /// Limbs before the first.
+    /// Number of limbs before the first.
     first: u8,
     limbs: Vec<u32>,
     special: Option<f64>,
@@ -311,7 +322,8 @@ mod tests {
         let small: Vec<f64> = (0..3000).map(|index| f64::from_bits(index * 3_000_000_007)).collect();
         let finite: Vec<f64> = any.iter().copied().filter(|number| number.is_finite()).collect();
         let specials = vec![1.0, f64::INFINITY, 2.0];
-        // All bits of numbers whose exponents are as far apart as so many cuts reach, and a little farther; of both signs.
+        // All bits of numbers whose exponents are as far apart as so many cuts reach, and a little
+        // farther; of both signs.
         let apart = |bits: u64| -> Vec<f64> {
             let number = |_| {
                 let random = random(&mut seed);

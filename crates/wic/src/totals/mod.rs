@@ -1,8 +1,9 @@
-//! `ff.totals.*`: number, sum, smallest and largest of plain numbers, of all or of those in a range of values. One function for each type of
-//! number.
+//! `ff.totals.*`: number, sum, smallest and largest of plain numbers, of all or of those in a range
+//! of values. There is one function for each type of number.
 //!
-//! Parts can be merged, and what they give does not depend on how they were cut: so near and far parts of one array may be added up
-//! where they are. (`ff.aggregate` is the same for words of any list of experiments, without parts.)
+//! Parts can be merged, and the result does not depend on how the numbers were split. So near and
+//! far parts of one array may be added up where they are. (`ff.aggregate` does this for words,
+//! without parts.)
 
 mod exact;
 mod number;
@@ -14,27 +15,27 @@ use core::marker::PhantomData;
 use core::ops::{Bound, RangeBounds};
 use serde::{Deserialize, Serialize};
 
-/// Bytes looked at between two turns of the others.
+/// Bytes read between two turns of the other tasks.
 const CHUNK_BYTES: u64 = 32 * 1024;
 
-/// So few are added up sooner one by one.
+/// Number of numbers below which adding one by one is faster.
 const FEW: usize = 8;
 
 /// Adds up numbers that lie side by side.
 #[derive(Debug)]
 pub struct Totals<N>(PhantomData<N>);
 
-/// Which numbers.
+/// Numbers to add up.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Wanted<N: Number> {
-    /// Where they lie; counts are of numbers.
+    /// Places of the numbers; counts are of numbers.
     pub pieces: Vec<Range>,
-    /// Those of them that count.
+    /// Range of the values that count.
     pub values: (Bound<N>, Bound<N>),
 }
 
-/// What there is to say of some numbers.
+/// Number, sum, smallest and largest of some numbers, in a form that can be merged.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Part<N: Number> {
@@ -51,7 +52,7 @@ impl<N: Number> Default for Part<N> {
 }
 
 impl<N: Number> Part<N> {
-    /// These numbers, too, where their values are wanted.
+    /// Adds those of these numbers whose values are wanted.
     pub fn add_all(&mut self, numbers: &[N], values: &(Bound<N>, Bound<N>)) {
         if !is_all(values) {
             let wanted: Vec<N> = numbers.iter().copied().filter(|number| values.contains(number)).collect();
@@ -66,7 +67,7 @@ impl<N: Number> Part<N> {
         self.take_edges(least, most);
     }
 
-    /// One more.
+    /// Adds a number.
     #[inline]
     fn add(&mut self, number: N) {
         self.count += 1;
@@ -77,14 +78,14 @@ impl<N: Number> Part<N> {
         }
     }
 
-    /// All that another one has.
+    /// Adds everything that another part has.
     pub fn merge(&mut self, other: &Part<N>) {
         self.count = self.count.saturating_add(other.count);
         N::merge(&mut self.sum, &other.sum);
         self.take_edges(other.min, other.max);
     }
 
-    /// The smallest and the largest of others.
+    /// Takes the smallest and the largest of other numbers into account.
     fn take_edges(&mut self, least: Option<N>, most: Option<N>) {
         let edges = |one: Option<N>, other: Option<N>, is_other: fn(N, N) -> bool| match (one, other) {
             (Some(one), Some(other)) => Some(if is_other(other, one) { other } else { one }),
@@ -94,33 +95,34 @@ impl<N: Number> Part<N> {
         self.max = edges(self.max, most, |other, one| one.is_before(other));
     }
 
-    /// How many.
+    /// Returns how many numbers were added.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// All together. Nothing is lost on the way: floating-point numbers are rounded once, at the end. NaN if one of them is.
+    /// Returns the sum. It is exact: floating-point numbers are rounded once, at the end. NaN if
+    /// one of them is.
     pub fn sum(&self) -> N::Sum {
         N::sum(&self.sum)
     }
 
-    /// The sum divided by how many there are; `None` of none.
+    /// Returns the sum divided by the count; `None` if there are no numbers.
     pub fn mean(&self) -> Option<f64> {
         (self.count > 0).then(|| N::mean(self.sum(), self.count))
     }
 
-    /// The smallest; what is no number (NaN) is passed over, and −0 is smaller than +0.
+    /// Returns the smallest number. NaN is passed over, and −0 is smaller than +0.
     pub fn min(&self) -> Option<N> {
         self.min
     }
 
-    /// The largest, in the same order.
+    /// Returns the largest number, in the order of [`Part::min`].
     pub fn max(&self) -> Option<N> {
         self.max
     }
 }
 
-/// Does every value count, NaN included?
+/// Checks whether every value counts, NaN included.
 fn is_all<N>(values: &(Bound<N>, Bound<N>)) -> bool {
     matches!(values, (Bound::Unbounded, Bound::Unbounded))
 }
@@ -155,7 +157,8 @@ impl<N: Number> Function for Totals<N> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against an answer that depends on where numbers lie or how they are cut, and against ranges that are none.
+    //! Guards against an answer that depends on where numbers lie or how they are cut, and against
+    //! ranges that are none.
     use super::*;
     use crate::{Sim, Stop};
 

@@ -1,4 +1,4 @@
-//! Plain numbers, as far memory has them.
+//! Plain numbers, as they lie in far memory.
 
 use super::exact::ExactSum;
 use crate::columns::Kind;
@@ -11,35 +11,36 @@ const _: () = assert!(cfg!(target_endian = "little"), "numbers in far memory are
 
 /// A number whose bytes functions understand: an integer of up to 64 bits, `f32` or `f64`.
 pub trait Number: Copy + PartialOrd + Debug + Serialize + DeserializeOwned + Send + Sync + Sealed + 'static {
-    /// Of the function that adds them up.
+    /// Name of the function that adds numbers up.
     #[doc(hidden)]
     const TOTALS: &'static str;
-    /// Of the function that adds them up by keys.
+    /// Name of the function that adds numbers up by keys.
     #[doc(hidden)]
     const GROUP: &'static str;
-    /// Of the function that counts them by value.
+    /// Name of the function that counts numbers by value.
     #[doc(hidden)]
     const RANKS: &'static str;
-    /// Of the function that says which are in a range of values.
+    /// Name of the function that finds the numbers in a range of values.
     #[doc(hidden)]
     const FIND: &'static str;
-    /// Their type.
+    /// Type of the numbers.
     #[doc(hidden)]
     const KIND: Kind;
-    /// What a sum of them is: `i128`, `u128` or `f64`. Sums are exact; of floating-point numbers, the exact sum rounded once.
+    /// Type of a sum: `i128`, `u128` or `f64`. Sums are exact; for floating-point numbers, the
+    /// exact sum is rounded once.
     type Sum: Copy + PartialEq + Debug;
-    /// A sum that is not finished.
+    /// Partial sum, which is not rounded.
     #[doc(hidden)]
     type Part: Clone + Default + PartialEq + Debug + Serialize + DeserializeOwned + Send;
 
     #[doc(hidden)]
     fn add(self, part: &mut Self::Part);
-    /// Many of them.
+    /// Adds many numbers to a partial sum.
     #[doc(hidden)]
     fn add_all(numbers: &[Self], part: &mut Self::Part) {
         numbers.iter().for_each(|number| number.add(part));
     }
-    /// The smallest and the largest that have a place in the order.
+    /// Returns the smallest and the largest number among those that have a place in the order.
     #[doc(hidden)]
     fn edges(numbers: &[Self]) -> Option<(Self, Self)> {
         let images = || numbers.iter().map(|number| number.image());
@@ -51,43 +52,45 @@ pub trait Number: Copy + PartialOrd + Debug + Serialize + DeserializeOwned + Sen
     fn sum(part: &Self::Part) -> Self::Sum;
     #[doc(hidden)]
     fn mean(sum: Self::Sum, count: u64) -> f64;
-    /// Has it a place in the order? All but NaN.
+    /// Checks whether the number has a place in the order, as all but NaN have.
     #[doc(hidden)]
     fn is_ordered(self) -> bool;
-    /// Does it come before the other? −0 does before +0.
+    /// Checks whether the number comes before the other; −0 comes before +0.
     #[doc(hidden)]
     fn is_before(self, other: Self) -> bool;
-    /// Its bits as a word, so that words are ordered as numbers are: −0 before +0, and what is no number (NaN) outside of all others.
+    /// Returns the number's bits as a word, such that words are ordered as numbers are: −0 before
+    /// +0. The images of NaN lie outside of those of all other numbers.
     #[doc(hidden)]
     fn image(self) -> u64;
-    /// The number with this image.
+    /// Returns the number with this image.
     #[doc(hidden)]
     fn of_image(image: u64) -> Self;
-    /// The image of the smallest one.
+    /// Image of the smallest number.
     #[doc(hidden)]
     const FIRST: u64;
-    /// A word that is ordered as numbers are when they are sorted: as the image, but what is no number (NaN) is behind all others.
+    /// Returns a word that is ordered as numbers are when they are sorted: as the image, but NaN
+    /// comes behind all others.
     #[doc(hidden)]
     #[inline]
     fn rank(self) -> u64 {
         self.image().wrapping_sub(Self::FIRST) & (u64::MAX >> (u64::BITS - 8 * size_of::<Self>() as u32))
     }
-    /// The number with this rank.
+    /// Returns the number with this rank.
     #[doc(hidden)]
     #[inline]
     fn of_rank(rank: u64) -> Self {
         Self::of_image(rank.wrapping_add(Self::FIRST) & (u64::MAX >> (u64::BITS - 8 * size_of::<Self>() as u32)))
     }
-    /// Numbers side by side.
+    /// Calls `work` with each of the numbers that lie side by side in `bytes`.
     #[doc(hidden)]
     fn each(bytes: &[u8], work: impl FnMut(Self));
-    /// Puts its bytes behind others.
+    /// Appends the number's bytes to `into`.
     #[doc(hidden)]
     fn put(self, into: &mut Vec<u8>);
 }
 
 mod sealed {
-    /// Nobody else can say what the bytes of a number mean.
+    /// Seals [`Number`](super::Number): only this module defines what the bytes of a number mean.
     pub trait Sealed {}
 }
 use sealed::Sealed;
@@ -176,7 +179,7 @@ macro_rules! floats {
             }
             fn add_all(numbers: &[$number], part: &mut ExactSum) {
                 match numbers.len() {
-                    // Together they would take longer than these do.
+                    // So few numbers take longer together than one by one.
                     ..128 => numbers.iter().for_each(|number| number.add(part)),
                     _ => part.add_all(numbers.iter().copied().map(f64::from)),
                 }
@@ -184,7 +187,7 @@ macro_rules! floats {
             fn edges(numbers: &[$number]) -> Option<($number, $number)> {
                 const LANES: usize = 8;
                 let (mut least, mut most) = ([<$number>::INFINITY; LANES], [<$number>::NEG_INFINITY; LANES]);
-                // What is no number is neither less nor more.
+                // NaN is neither less nor more.
                 let (side_by_side, others) = numbers.as_chunks::<LANES>();
                 for numbers in side_by_side {
                     for lane in 0..LANES {

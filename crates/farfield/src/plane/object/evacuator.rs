@@ -1,12 +1,13 @@
-//! The evacuator: moves live objects of a log page that is about to leave together with others of their kind, hot with hot and cold
-//! with cold, so that what is hot stays near and what leaves is dense (AIFM).
+//! The evacuator moves live objects out of a log page that is about to leave. Hot objects move
+//! together, and cold ones too, so that hot ones stay near and pages that leave are dense (AIFM).
 //!
-//! It is a part of the evictor, which has sealed the page: no scope refers to it, whoever wants it waits, and for no longer than a
-//! page's objects are copied. *Hot* is an object that was used again after it came; moving takes the mark away. Objects go
-//! to pages that only the evacuator fills; those of cold objects leave as soon as they are full. While somebody waits for a frame,
-//! or when there is none to move objects to, pages leave as they are.
+//! The evacuator is a part of the evictor, which has sealed the page: no scope refers to it, and
+//! threads that want it wait, for no longer than its objects are copied. An object is *hot* if it
+//! was used again after it came; moving clears that mark. Objects go to pages that only the
+//! evacuator fills; those of cold objects leave as soon as they are full. While a thread waits for
+//! a frame, or when there is no frame to move objects to, pages leave as they are.
 //!
-//! It brings together what is left in far pages, too: those of which little lives (`heap/evictor/merge.rs`).
+//! The evacuator also compacts far pages in which few objects live (`heap/evictor/merge.rs`).
 
 use super::tags::TagsOf;
 use super::{ObjectId, Objects};
@@ -16,12 +17,12 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{CARD_BYTES, FrameId, Handle, LogClass, Path, Verdict};
 use farfield_os::memory::load_ahead;
 
-/// The pages that it fills.
+/// Pages that the evacuator fills.
 #[derive(Default)]
 pub(crate) struct Evacuator {
-    /// Per class: for cold objects, for hot ones.
+    /// Open pages, per class: one for cold objects, one for hot ones.
     targets: [[Option<Target>; 2]; LogClass::COUNT],
-    /// Full pages of cold objects: they leave next.
+    /// Full pages of cold objects, which leave next.
     cold: Vec<u32>,
 }
 
@@ -33,14 +34,15 @@ struct Target {
     next: u32,
 }
 
-/// A page whose objects move, with its bytes: sealed, or Far and kept so ([`LogPages::go`](super::LogPages::go)).
+/// A page whose objects move, with its bytes. The page is sealed, or Far and kept so
+/// ([`LogPages::go`](super::LogPages::go)).
 struct Source<'a> {
     page: u32,
     class: LogClass,
     bytes: &'a [u8],
 }
 
-/// An object that lives in the page at hand.
+/// An object that lives in the source page.
 struct Found {
     object: ObjectId,
     index: u32,
@@ -48,19 +50,20 @@ struct Found {
 }
 
 impl Evacuator {
-    /// Is this one of the pages that it fills? They must not leave.
+    /// Checks whether this is one of the pages that the evacuator fills. They must not leave.
     pub(crate) fn fills(&self, core: &Core, page: u32) -> bool {
         core.objects.as_ref().is_some_and(|objects| objects.log.word(page).is_open())
             && self.targets.iter().flatten().flatten().any(|target| target.page == page)
     }
 
-    /// Is this log page, which is in use, worth emptying? Its frame would be free for the price of a few copies.
+    /// Checks whether this log page, which is in use, is worth emptying: its frame would be free
+    /// for the price of a few copies.
     pub(crate) fn is_sparse(objects: &Objects, page: u32) -> bool {
         objects.log.word(page).is_sparse(2)
     }
 
-    /// Decides about a sealed log page, and empties it if that is the verdict, it `may` be, and there is room. True if it is dead by that,
-    /// and the caller's to retire.
+    /// Decides about a sealed log page, and empties it if that is the verdict, `may_move` allows
+    /// it, and there is room. Returns true if the page is dead by that, and the caller's to retire.
     pub(crate) fn take(
         &mut self,
         core: &Core,
@@ -74,8 +77,8 @@ impl Evacuator {
             return (Verdict::Write, false);
         };
         crate::heap::launder(core.frames.address(frame));
-        // SAFETY: a frame of the arena, which is initialised memory of the kernel; its page is in Copying and the evictor's, so nobody
-        // writes it until it is told what becomes of the page.
+        // SAFETY: a frame of the arena, which is initialised memory of the kernel; its page is in
+        // Copying and the evictor's, so nobody writes it until it is told what becomes of the page.
         let bytes = unsafe { core::slice::from_raw_parts(core.frames.address(frame), PAGE_BYTES) };
         let source = Source { page, class, bytes };
         let mut found = source.live(objects);
@@ -115,8 +118,8 @@ impl Evacuator {
         (verdict, died)
     }
 
-    /// Moves these objects out of a sealed page, hot ones together and cold ones together; false if there is no room for all that still
-    /// live.
+    /// Moves these objects out of a sealed page, hot ones together and cold ones together. Returns
+    /// false if there is no room for all that still live.
     fn move_all(
         &mut self,
         core: &Core,
@@ -135,8 +138,9 @@ impl Evacuator {
         true
     }
 
-    /// Moves the objects that live in a page with these bytes, which is Far and kept so, to pages of cold ones. What somebody brings near meanwhile
-    /// is his: the handle decides.
+    /// Moves the objects that live in a page with these bytes to pages of cold objects. The page is
+    /// Far and kept so. An object that another thread brings near meanwhile is that thread's: the
+    /// handle decides.
     pub(crate) fn merge(&mut self, core: &Core, objects: &Objects, page: u32, bytes: &[u8]) {
         let Some(class) = objects.log.word(page).class() else { return };
         let source = Source { page, class, bytes };
@@ -149,7 +153,7 @@ impl Evacuator {
         }
     }
 
-    /// Those that came ahead of need and were not used until now are counted as unused.
+    /// Counts objects that were prefetched and are still unused as unused, and clears their marks.
     fn forget_ahead(core: &Core, objects: &Objects, found: &mut [Found]) {
         for found in found.iter_mut().filter(|found| found.handle.is_ahead()) {
             objects.handles[found.object].fetch_and(!Handle::AHEAD, Ordering::Relaxed);
@@ -158,7 +162,8 @@ impl Evacuator {
         }
     }
 
-    /// The page for objects of this class and temperature, with room for one.
+    /// Returns the page for objects of this class and temperature, with room for one; `None` if
+    /// there is no frame or no page for it.
     fn target(&mut self, core: &Core, objects: &Objects, class: LogClass, hot: bool) -> Option<&mut Target> {
         let target = &mut self.targets[class.index()][usize::from(hot)];
         if let Some(full) = target.take_if(|target| target.next == class.capacity()) {
@@ -171,27 +176,28 @@ impl Evacuator {
         target.as_mut()
     }
 
-    /// A fresh page, near.
+    /// Opens a fresh page, near.
     fn open(core: &Core, objects: &Objects, class: LogClass) -> Option<Target> {
-        // The reserve too: it gives back more than it takes.
+        // Takes from the reserve too: evacuation gives back more frames than it takes.
         let frame = core.frames.take(1, Purse::Reserve)?;
         let Ok(page) = core.open_log(&objects.log, class) else {
             core.frames.put(frame, 1);
             return None;
         };
-        // Nobody else knows the page, and discarding is done by whoever has the evictor's lock, as we do: there is nothing to wait for.
+        // Nobody else knows the page, and only the holder of the evictor's lock discards pages,
+        // which we are. So there is nothing to wait for.
         if core.make_log(page, frame).is_err() {
             unreachable!("a fresh log page is Empty");
         }
         Some(Target { page, frame, next: 0 })
     }
 
-    /// Pages of cold objects that are full.
+    /// Returns the full pages of cold objects, and forgets them.
     pub(crate) fn take_cold(&mut self) -> Vec<u32> {
         core::mem::take(&mut self.cold)
     }
 
-    /// There is no room for pages that are not full: from now on they may leave.
+    /// Closes all open pages, for which there is no room: from now on they may leave.
     pub(crate) fn close(&mut self, core: &Core) {
         let Some(objects) = &core.objects else { return };
         for target in self.targets.iter_mut().flatten().filter_map(Option::take) {
@@ -201,7 +207,7 @@ impl Evacuator {
 }
 
 impl Source<'_> {
-    /// Objects that live in the page.
+    /// Returns the objects that live in the page.
     fn live(&self, objects: &Objects) -> Vec<Found> {
         assert_eq!(self.bytes.len(), PAGE_BYTES);
         let tags = TagsOf::new(&objects.log.aside, self.page, self.class);
@@ -210,7 +216,8 @@ impl Source<'_> {
             let tag = unsafe { tags.get(self.bytes.as_ptr(), index) };
             tag.filter(|object| *object < objects.handles.count())
         };
-        // Handles lie anywhere: without this the processor waits for one after the other.
+        // Prefetches the handles, which lie anywhere: otherwise the processor waits for one after
+        // the other.
         (0..self.class.capacity()).filter_map(tagged).for_each(|object| load_ahead(&objects.handles[object]));
         let live = |index| {
             let object = tagged(index)?;
@@ -222,15 +229,15 @@ impl Source<'_> {
 }
 
 impl Target {
-    /// Moves one object here; true if its page is dead by that.
+    /// Moves one object to this page. Returns true if the source page is dead by that.
     fn receive(&mut self, core: &Core, objects: &Objects, source: &Source<'_>, found: &Found) -> bool {
         let Source { page, class, bytes } = *source;
         let (index, card) = (self.next, class.card(self.next));
         self.next += 1;
         objects.log.enter(self.page, false);
         let from = &bytes[usize::from(class.card(found.index)) * CARD_BYTES..][..class.bytes()];
-        // SAFETY: a place and a tag that nobody has, inside the frame of a page that only the evacuator fills and that stays near as
-        // long as it does.
+        // SAFETY: a place and a tag that nobody has, inside the frame of a page that only the
+        // evacuator fills and that stays near as long as it does.
         unsafe {
             let target = core.frames.address(self.frame);
             target.add(usize::from(card) * CARD_BYTES).copy_from_nonoverlapping(from.as_ptr(), from.len());
@@ -238,7 +245,8 @@ impl Target {
         }
         let moved = objects.heat.rule.looked_at(found.handle).evacuated(self.page, card);
         let handle = &objects.handles[found.object];
-        // Release: whoever finds it there finds its bytes. It fails if the object has ended meanwhile.
+        // Release: a reader that finds the object there finds its bytes. The exchange fails if the
+        // object has ended meanwhile.
         if handle.compare_exchange(found.handle.0, moved.0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             core.leave_log(&objects.log, self.page);
             return false;

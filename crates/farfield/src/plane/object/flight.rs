@@ -1,9 +1,11 @@
-//! Objects on their way.
+//! Flights: objects on their way to near memory.
 //!
-//! The flight of an object owns its handle (Moving) and a place in the log page of whoever wanted it, which stays near as long as something is
-//! *coming*: whoever begins a flight is in a scope in which the page is near, so the evictor, which looks after that scope is over, sees the
-//! count before it takes the page. So the flight needs no thread and no scope, and lands by whoever polls the lane: the bytes are
-//! copied into the place, and the handle says that the object is there, or where it was if it could not be had.
+//! The flight of an object owns its handle (Moving) and a place in the log page of the thread that
+//! wanted it. That page stays near as long as an object is *coming*. A flight begins in a scope in
+//! which the page is near, and the evictor checks after that scope is over, so it sees the count
+//! before it takes the page. So the flight needs no thread and no scope, and any thread that polls
+//! the lane can land it. The bytes are copied into the place, and the handle says that the object
+//! is there. If the object could not be had, the handle says where it was.
 
 use super::tags::TagsOf;
 use super::{Filling, ObjectId, Objects, Places, Way};
@@ -27,21 +29,21 @@ pub(crate) struct Spot {
 #[derive(Clone, Copy)]
 pub(crate) struct ObjectFlight {
     object: ObjectId,
-    /// Where it is, and will be read from.
+    /// Page in which the object is, and from which it will be read.
     page: u32,
     card: u8,
     spot: Spot,
-    /// Nobody wants it yet.
+    /// Whether this is a prefetch, which no thread waits for yet.
     is_ahead: bool,
 }
 
 impl ObjectFlight {
-    /// The object's number within its heap.
+    /// Returns the object's number within its heap.
     pub(crate) fn number(&self, core: &Core) -> u32 {
         core.pages + self.object
     }
 
-    /// What is to be read.
+    /// Returns the page, and the part of it to be read.
     pub(crate) fn part(&self) -> (PageId, PagePart) {
         let part = PagePart::new(usize::from(self.card) * CARD_BYTES, self.spot.class.bytes());
         let Some(part) = part else { unreachable!("an object lies inside its page") };
@@ -50,8 +52,8 @@ impl ObjectFlight {
 }
 
 impl Core {
-    /// Takes an object that was far when its handle was `seen`, for a flight to this place. `None` if somebody else was faster, and
-    /// the place is given up.
+    /// Takes an object that was far when its handle was `seen`, for a flight to this place. Returns
+    /// `None`, and gives up the place, if another thread was faster.
     pub(crate) fn depart(
         &self,
         record: &Record,
@@ -68,10 +70,10 @@ impl Core {
             self.give_up(objects, spot);
             return None;
         }
-        // From here on the page stays what it is. What we saw before may have been long ago.
+        // From here on the page stays what it is. Our earlier view of it may have been long ago.
         let is_far = FrameWord(self.words[page].load(Ordering::Acquire)).state() == State::Far;
         let is_same = objects.log.word(page).class() == Some(spot.class);
-        // Acquire: whoever put the object there is done.
+        // Acquire: the thread that put the object there is done.
         let lock = || objects.handles[object].compare_exchange(seen.0, locked.0, Ordering::AcqRel, Ordering::Relaxed);
         if !is_far || !is_same || lock().is_err() {
             self.end_going(&objects.log, page);
@@ -90,7 +92,8 @@ impl Core {
         Some(flight)
     }
 
-    /// Takes an object that is far, for a flight, if there is room. In a scope.
+    /// Takes an object that is far, for a flight, if there is room; does not wait. The caller is
+    /// inside a scope.
     pub(crate) fn depart_object_now(&self, record: &Record, object: ObjectId, landing: Landing) -> Option<Flight> {
         let objects = self.objects.as_ref().filter(|objects| object < objects.handles.count())?;
         let seen = Handle(objects.handles[object].load(Ordering::Acquire));
@@ -113,13 +116,15 @@ impl Core {
         self.depart(record, objects, object, seen, spot?, landing == Landing::Ahead).map(Flight::Object)
     }
 
-    /// The end of a flight, with the bytes if they were to be had; true if tasks wait for it, who are to be told.
+    /// Ends a flight, with the bytes if they were to be had. Returns true if tasks wait for the
+    /// object and are to be woken.
     pub(crate) fn land_object(&self, flight: ObjectFlight, bytes: Option<&[u8]>) -> bool {
         let Some(objects) = &self.objects else { unreachable!("an object of a heap without") };
         let ObjectFlight { object, page, spot, is_ahead, .. } = flight;
         if let Some(bytes) = bytes {
             assert_eq!(bytes.len(), spot.class.bytes());
-            // SAFETY: a place for so many bytes inside the arena, which is the flight's alone, and near as long as its page expects it.
+            // SAFETY: a place for so many bytes inside the arena, which is the flight's alone, and
+            // near as long as its page expects it.
             unsafe {
                 let target = self.frames.base().add(spot.place.offset());
                 target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
@@ -133,7 +138,8 @@ impl Core {
                 Some(_) => seen.moved(spot.page, spot.place.card()),
                 None => seen.unlock(),
             };
-            // Only marks change while it is ours. Release: whoever finds it there finds its bytes.
+            // Only marks change while the handle is ours. Release: a reader that finds the object
+            // there finds its bytes.
             match handle.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(now) => seen = Handle(now),
@@ -150,8 +156,9 @@ impl Core {
         seen.is_wanted()
     }
 
-    /// Takes a log page that was far, for a flight of the whole of it to this frame, which is the caller's. `None` if it is not far any
-    /// more or must not come whole; then the frame is given back.
+    /// Takes a log page that was far, for a flight of the whole of it to this frame, which is the
+    /// caller's. Returns `None`, and gives the frame back, if the page is not far any more or must
+    /// not come whole.
     pub(crate) fn depart_page(
         &self,
         record: &Record,
@@ -177,7 +184,7 @@ impl Core {
         None
     }
 
-    /// A page has come near as a whole, or not.
+    /// Ends the flight of a whole page, which came near or (`came` is false) did not.
     pub(crate) fn land_page(&self, page: u32, came: bool) {
         if let Some(objects) = &self.objects
             && objects.log.word(page).is_whole()
@@ -186,13 +193,14 @@ impl Core {
         }
     }
 
-    /// Nothing comes to this place after all.
+    /// Gives up a place to which nothing comes after all.
     fn give_up(&self, objects: &Objects, spot: Spot) {
         self.end_coming(&objects.log, spot.page);
         self.leave_log(&objects.log, spot.page);
     }
 
-    /// Room for an object in the page that this thread fills, with its tag; `coming`: it is far yet. The caller is inside a scope.
+    /// Makes room for an object, with its tag, in the page that this thread fills; opens a page if
+    /// there is none. `coming`: the object is still far. The caller is inside a scope.
     pub(crate) fn place_object(
         &self,
         record: &Record,
@@ -214,7 +222,8 @@ impl Core {
         }
     }
 
-    /// The same, if the thread has a page with room. `None`: [open one](Core::open_page).
+    /// Makes room for an object, with its tag, if this thread has a page with room. `None`: [open
+    /// one](Core::open_page).
     pub(crate) fn spot_now(
         &self,
         record: &Record,
@@ -239,13 +248,13 @@ impl Core {
         if let Ok(Some(frame)) = found {
             let place = Place::new(frame, class.card(index));
             let tags = TagsOf::new(&objects.log.aside, page, class);
-            // SAFETY: the frame holds the page until our scope ends; nobody else writes this tag, because the page is
-            // open and this thread fills it, and the place is free.
+            // SAFETY: the frame holds the page until our scope ends; nobody else writes this tag,
+            // because the page is open and this thread fills it, and the place is free.
             unsafe { tags.set(self.frames.address(frame), index, object) };
             return Ok(Some(Spot { page, place, class }));
         }
         if found.is_ok() {
-            // It has left before it was full; it is not worth fetching.
+            // The page has left before it was full; it is not worth fetching.
             cell.set(None);
             self.close_log(&objects.log, page);
         }
@@ -256,7 +265,8 @@ impl Core {
         found.map(|_| None)
     }
 
-    /// A page in this frame, the caller's, for this thread to fill.
+    /// Opens a page in this frame, the caller's, for this thread to fill. On failure, the frame is
+    /// given back.
     pub(crate) fn open_page(
         &self,
         record: &Record,
@@ -281,7 +291,8 @@ impl Core {
         opened.map(drop)
     }
 
-    /// A fresh log page comes into being, in this frame of the caller's.
+    /// Creates a fresh log page in this frame of the caller's, filled with zeros. Waits while the
+    /// previous page of this number is discarded.
     pub(super) fn make_log(&self, page: u32, frame: FrameId) -> Result<(), FarError> {
         let word = &self.words[page];
         let mut patience = Patience::new(self.patience);
@@ -302,7 +313,8 @@ impl Core {
         }
     }
 
-    /// The frame of a page that this thread has open, dirty; `None` if the page has left.
+    /// Returns the frame of a page that this thread has open, and makes it dirty; `None` if the
+    /// page has left.
     pub(super) fn near_log(&self, page: u32) -> Result<Option<FrameId>, FarError> {
         let word = &self.words[page];
         let mut patience = Patience::new(self.patience);
@@ -319,7 +331,7 @@ impl Core {
                         patience.wait()?;
                     }
                 }
-                // Written, or dropped because nothing lived in it.
+                // The page was written, or dropped because nothing lived in it.
                 (_, Deref::Fetch | Deref::Zero) => return Ok(None),
             }
         }

@@ -1,14 +1,16 @@
-//! Whether the values of a class are better off without handles.
+//! Decides whether the values of a class are better off without handles.
 //!
-//! A handle lets a value move: that sorts those that are wanted from those that are not. Where pages come whole anyway there is nothing to
-//! sort, and handles only cost: their room, and a look at them. So when
-//! at least half of the misses of a class bring whole pages, its new values are made as on the page plane. Those that
-//! have handles keep them. One page of values in sixteen gets them also then, so that what they do can show that it is different now.
+//! A handle lets a value move, which sorts the wanted values from the others. Where pages come
+//! whole anyway there is nothing to sort, and handles only cost room and an extra read. So when at
+//! least half of the misses of a class bring whole pages, its new values are made as on the page
+//! plane. Values that have handles keep them. One page of values in sixteen still gets handles, so
+//! that a change in the behaviour of the values is noticed.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::heap::{LogClass, Path};
 
-/// Misses of one class lately, by path, and the values made since without a handle. Approximate: threads do not wait for each other here.
+/// Recent misses of one class, by path, and the number of values made since without a handle. The
+/// counts are approximate: threads do not synchronise here.
 #[derive(Default)]
 pub(super) struct Habit {
     by_page: AtomicU32,
@@ -16,15 +18,15 @@ pub(super) struct Habit {
     made: AtomicU32,
 }
 
-/// Fewer misses say nothing.
+/// Least number of misses from which anything is concluded.
 const LEAST: u32 = 512;
-/// At so many of one kind, both count half.
+/// Number of misses by one path at which both counts are halved.
 const MOST: u32 = 4096;
-/// One page of values of so many has handles.
+/// Number of pages of values of which one gets handles all the same.
 const TRY_EVERY: u32 = 16;
 
 impl Habit {
-    /// A value with a handle was missed, and comes by this path.
+    /// Counts a miss of a value with a handle, which comes by this path.
     pub(super) fn missed(&self, path: Path) {
         let (one, other) = match path {
             Path::Page => (&self.by_page, &self.by_object),
@@ -37,13 +39,13 @@ impl Habit {
         }
     }
 
-    /// Are new values of this class made without handles, but for some?
+    /// Checks whether most new values of this class are made without handles.
     pub(super) fn is_without(&self) -> bool {
         let (by_page, by_object) = (self.by_page.load(Ordering::Relaxed), self.by_object.load(Ordering::Relaxed));
         by_page + by_object >= LEAST && by_page >= by_object
     }
 
-    /// Is a new value of this class to be made without a handle?
+    /// Decides whether a new value of this class is made without a handle.
     pub(super) fn makes_without(&self, class: LogClass) -> bool {
         if !self.is_without() {
             return false;

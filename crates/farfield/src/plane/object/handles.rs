@@ -1,4 +1,4 @@
-//! Which handles are free: a list through the free ones themselves, a part of it for each thread.
+//! Free handles: a list through the free handles themselves, and a part of it for each thread.
 
 use super::ObjectId;
 use crate::error::{BuildError, FarError};
@@ -17,9 +17,9 @@ pub(crate) struct Handles {
 }
 
 struct Free {
-    /// First of the list of handles that were used.
+    /// First handle of the list of those that were used and are free again.
     first: Option<ObjectId>,
-    /// Handles from this one on were never used.
+    /// Number of the first handle that was never used; later ones were not either.
     fresh: u32,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct OwnHandles {
     count: Cell<u32>,
 }
 
-/// How many handles a thread takes or gives at a time.
+/// Number of handles that a thread takes or gives at a time.
 const BATCH: u32 = 64;
 
 impl Handles {
@@ -42,12 +42,12 @@ impl Handles {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many there can be.
+    /// Returns the number of handles that there can be.
     pub(crate) fn count(&self) -> u32 {
         self.count
     }
 
-    /// Handles below this were used.
+    /// Returns the number below which handles were used.
     pub(crate) fn high(&self) -> u32 {
         self.lock().fresh
     }
@@ -56,7 +56,7 @@ impl Handles {
         (u64::from(self.high()) * size_of::<Handle>() as u64).next_multiple_of(PAGE_BYTES as u64)
     }
 
-    /// Is there a free handle, or are there fewer than `most`?
+    /// Checks whether there is a free handle, or fewer than `most` were ever used.
     pub(super) fn has_room(&self, own: &OwnHandles, most: impl FnOnce() -> u64) -> bool {
         own.first.get().is_some() || {
             let most = most().min(u64::from(self.count));
@@ -76,7 +76,8 @@ impl Handles {
         *first = Some(object);
     }
 
-    /// A free handle, the caller's from now on; true if the table has grown by that.
+    /// Takes a free handle for the caller; true if the table has grown by that. Fails with
+    /// [`FarError::FarFull`] if there is none.
     pub(super) fn take(&self, own: &OwnHandles) -> Result<(ObjectId, bool), FarError> {
         let mut first = own.first.get();
         let mut grown = false;
@@ -103,7 +104,7 @@ impl Handles {
         Ok((object, grown))
     }
 
-    /// The handle is free.
+    /// Makes the handle free, for this thread first.
     pub(super) fn give(&self, own: &OwnHandles, object: ObjectId) {
         let mut first = own.first.get();
         self.push(&mut first, object);
@@ -114,7 +115,7 @@ impl Handles {
         }
     }
 
-    /// A thread ends: its free handles are for others.
+    /// Gives all free handles of a thread, which ends, to the others.
     pub(super) fn give_all(&self, own: &OwnHandles) {
         while own.count.get() > 0 {
             self.give_batch(own);

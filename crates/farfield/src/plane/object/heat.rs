@@ -1,16 +1,17 @@
-//! Which objects are hot, by the heap's rule ([`Hotness`]), and what a use and a look of the evacuator do to a handle.
+//! Heat of objects: which are hot by the heap's rule ([`Hotness`]), and how a use and a check by
+//! the evacuator change a handle.
 
 use super::{ObjectId, Objects};
 use crate::heap::Core;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::heap::{Handle, Hotness, STAMPS_PER_TURN, Stamp};
 
-/// The rule, and the clock of [`Hotness::Recency`].
+/// The rule of the heap, and the clock of [`Hotness::Recency`].
 pub(super) struct Heat {
     pub(super) rule: Hotness,
-    /// Moments that have passed.
+    /// Number of moments (ticks of the clock) that have passed.
     moments: AtomicU64,
-    /// How many pages had left when the last one passed; only the evictor's.
+    /// Number of pages that had left at the last tick; only the evictor uses it.
     passed_at: AtomicU64,
 }
 
@@ -23,7 +24,8 @@ impl Heat {
         Stamp::after(self.moments.load(Ordering::Relaxed))
     }
 
-    /// The evictor looks at a page: the time by which uses are stamped goes on.
+    /// Advances the clock by which uses are stamped, according to the pages that have left. The
+    /// evictor calls this when it checks a page.
     pub(super) fn tick(&self, core: &Core) {
         if self.rule != Hotness::Recency {
             return;
@@ -40,8 +42,8 @@ impl Heat {
 }
 
 impl Objects {
-    /// An object is used that is near and not plainly hot. Someone may move or mark it at this moment: then that he does is
-    /// more than a use that nobody noted.
+    /// Notes the use of an object that is near and not plainly hot. If another thread moves or
+    /// marks the object at this moment, this use is not noted: the other change says more.
     pub(super) fn warm(&self, object: ObjectId, seen: Handle, brought: bool) {
         let next = Handle(self.heat.rule.used(seen, self.heat.now(), brought).0 | Handle::USED);
         if next != seen {
@@ -53,7 +55,8 @@ impl Objects {
         self.heat.rule.is_hot(handle, self.heat.now())
     }
 
-    /// The evacuator has looked at an object that stays where it is. Who uses it at this moment keeps it hot.
+    /// Updates the heat of an object that the evacuator has checked and that stays where it is. A
+    /// use at this moment keeps the object hot.
     pub(super) fn cool_down(&self, object: ObjectId, seen: Handle) {
         let next = self.heat.rule.looked_at(seen);
         if next != seen {

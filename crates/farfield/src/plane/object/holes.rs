@@ -1,12 +1,16 @@
-//! Holes: places in log pages whose objects are gone, and which are filled again while the page is near.
+//! Holes: places in log pages whose objects are gone, and that are filled again while the page is
+//! near.
 //!
-//! A page of which a sixteenth is free, or one place of a few, is noted in the list of its class; a thread that needs a page for new objects takes
-//! one from there first, the latest, and opens it again if it still is what it was. So near memory is as full of what lives as on the page plane,
-//! and not of what a growing collection has left behind.
+//! A page is noted in the list of its class when a sixteenth of its places is free, but at least
+//! one. A thread that needs a page for new objects first takes the page that was noted last. It
+//! opens the page again if that is still near and of that class. So near memory is as full of live
+//! objects as on the page plane, and not of what a growing collection has left behind.
 //!
-//! A place is free if the handle that its tag names is elsewhere: whoever opens the page again has it alone, near, with nothing on its way
-//! to it, and is in a scope, so that what lives in it stays there. Somebody may free an object and not have said so to the page's word yet;
-//! so no more places are filled than the word knows to be free.
+//! A place is free if the handle that its tag names points elsewhere. The thread that opens the
+//! page again is its only owner, the page is near, and nothing is on its way to it. The thread is
+//! in a scope, so the objects that live in the page stay there. Another thread may have freed an
+//! object without having updated the page's word yet. So no more places are filled than the word
+//! knows to be free.
 
 use super::tags::TagsOf;
 use super::{Filling, Objects, Places};
@@ -19,23 +23,26 @@ use farfield_os::memory::load_ahead;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Pages with holes, of each class, as they were noted. They may be far by now, or something else.
+/// Pages with holes, of each class, in the order in which they were noted. They may be far by now,
+/// or in another use.
 pub(super) struct Holes {
     lists: [Mutex<VecDeque<u32>>; LogClass::COUNT],
-    /// Most pages in a list: those noted first are forgotten, and the evacuator empties them.
+    /// Most pages in a list. When it is full, the page noted first is forgotten; the evacuator
+    /// empties it.
     most: usize,
-    /// What the lists take.
+    /// Bytes that the lists take.
     bytes: AtomicU64,
 }
 
-/// A list has room for this part of the frames, at most for so many pages. Powers of two, as lists grow.
+/// Part of the frames, as a divisor, for which a list has room; at most [`PAGES_MAX`] pages. Both
+/// are powers of two, as lists grow by doubling.
 const SHARE: u64 = 32;
 const PAGES_MAX: u64 = 1 << 12;
-/// Pages of a list that are looked at for one that is wanted.
+/// Most pages of a list that are tried when a page is wanted.
 const LOOKS: u32 = 16;
 
 impl Holes {
-    /// For so much near memory.
+    /// Makes empty lists for this many bytes of near memory.
     pub(super) fn new(near: u64) -> Holes {
         let most = (near / PAGE_BYTES as u64 / SHARE).clamp(16, PAGES_MAX).next_power_of_two();
         Holes { lists: core::array::from_fn(|_| Mutex::default()), most: most as usize, bytes: AtomicU64::new(0) }
@@ -45,12 +52,13 @@ impl Holes {
         self.lists[class.index()].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Near memory that the lists cost: few programs have values of all classes.
+    /// Returns the bytes of near memory that the lists cost: few programs have values of all
+    /// classes.
     pub(super) fn table_bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// This page of this class has holes that are worth filling.
+    /// Notes that this page of this class has holes that are worth filling.
     pub(super) fn note(&self, page: u32, class: LogClass) {
         let mut list = self.list(class);
         if list.len() == self.most {
@@ -64,14 +72,15 @@ impl Holes {
         }
     }
 
-    /// The page that was noted last.
+    /// Removes the page that was noted last and returns it.
     fn take(&self, class: LogClass) -> Option<u32> {
         self.list(class).pop_back()
     }
 }
 
 impl Core {
-    /// A page of this class with holes is the thread's to fill from now on, if there is one near. The caller is inside a scope.
+    /// Makes a near page of this class with holes the thread's to fill; false if none is found. The
+    /// caller is inside a scope.
     pub(super) fn reopen_page(&self, record: &Record, objects: &Objects, class: LogClass) -> Result<bool, FarError> {
         for _ in 0..LOOKS {
             let Some(page) = objects.log.holes.take(class) else { break };
@@ -84,24 +93,26 @@ impl Core {
         Ok(false)
     }
 
-    /// Opens this page again if it can be filled: its free places.
+    /// Opens this page again, if it can be filled, and returns its free places.
     fn reopen(&self, objects: &Objects, page: u32, class: LogClass) -> Result<Option<Places>, FarError> {
         let log = &objects.log;
-        // What is being copied would have to be waited for.
+        // A page that is being copied would have to be waited for.
         if !matches!(FrameWord(self.words[page].load(Ordering::Relaxed)).state(), State::Near | State::Leaving) {
             return Ok(None);
         }
-        // From here on it stays near until our scope ends, if it does not die before we have it.
+        // From here on the page stays near until our scope ends, if it does not die before we have
+        // it.
         let Some(frame) = self.near_log(page)? else { return Ok(None) };
         let Some(word) = log.reopen(page, class) else { return Ok(None) };
         let tags = TagsOf::new(&log.aside, page, class);
         let bytes = self.frames.address(frame);
-        // SAFETY: the page is near until our scope ends, and ours to fill: nobody else writes its tags.
+        // SAFETY: the page is near until our scope ends, and ours to fill: nobody else writes its
+        // tags.
         let tag = |index| unsafe { tags.get(bytes, index) };
         (0..class.capacity()).filter_map(tag).for_each(|object| load_ahead(&objects.handles[object]));
         let is_taken = |index: &u32| {
             tag(*index).is_some_and(|object| {
-                // Acquire: what its owner did to an object that is gone is over.
+                // Acquire: all that the owner did to an object that is gone is over.
                 Handle(objects.handles[object].load(Ordering::Acquire)).is_at(page, class.card(*index))
             })
         };
@@ -113,7 +124,8 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against places that are filled while something lives there, or never, and against pages with more objects than places.
+    //! Guards against places that are filled while something lives there, or never, and against
+    //! pages with more objects than places.
     use super::*;
     use crate::{FarBox, Heap, Plane};
     use farfield_core::heap::Whereabouts;

@@ -1,8 +1,9 @@
-//! How a value is found, and brought near alone.
+//! Finding a value, and bringing it near alone.
 //!
-//! A dereference reads the handle, then the frame word of the page that it names, then the handle again: was it the same, the
-//! value was in that page while the page was in that frame, and neither changes for a scope that has seen it. A value whose page is Far is
-//! locked, and read into a place in the log page of whoever wanted it (`flight`).
+//! A dereference reads the handle, then the frame word of the page that the handle names, then the
+//! handle again. If the handle has not changed, the value was in that page while the page was in
+//! that frame. Neither changes for a scope that has seen it. A value whose page is Far is locked,
+//! and read into a place in the log page of the thread that wanted it (`flight`).
 
 use super::{ObjectId, Objects, Way};
 use crate::error::FarError;
@@ -11,30 +12,30 @@ use core::sync::atomic::Ordering;
 use farfield_core::heap::{Deref, FrameWord, Handle, Hotness, Place, State, Whereabouts};
 use farfield_os::memory::load_ahead;
 
-/// What a look at an object finds.
+/// Result of a look at an object.
 pub(crate) enum Sight {
-    /// It is near, and stays where it is for the scope that looked.
+    /// The object is near, and stays where it is for the scope that looked.
     Here(Place),
-    /// Somebody brings it.
+    /// The object is on its way, in another flight.
     Moving,
-    /// Its page is being copied, or it has just left it: look again soon.
+    /// The page of the object is being copied, or the object has just left it: look again soon.
     Busy,
-    /// It comes with its page, which is on its way.
+    /// The object comes with this page, which is on its way.
     Coming(u32),
-    /// It is far; this is its handle, and this is how it is to come.
+    /// The object is far: its handle, and the way by which it is to come.
     Far(Handle, Way),
 }
 
 impl Core {
-    /// The object of this number among those of all heaps, if it is one of this heap.
+    /// Returns the object of this number among those of all heaps, if it belongs to this heap.
     #[inline]
     pub(super) fn object_of(&self, number: u32) -> Option<(&Objects, ObjectId)> {
         let object = number.wrapping_sub(self.first_page).wrapping_sub(self.pages);
         self.objects.as_ref().filter(|objects| object < objects.handles.count()).map(|objects| (objects, object))
     }
 
-    /// The object of a slot whose number is not a page's, made near; `guess` is the slot's. The caller is inside a scope, which may
-    /// be `renewable`.
+    /// Makes the object of a slot near and returns its place; the slot's number is not a page's,
+    /// and `guess` is the slot's guess. The caller is inside a scope, which may be `renewable`.
     #[inline(never)]
     pub(crate) fn find_object(
         &self,
@@ -51,14 +52,14 @@ impl Core {
         self.seek(scope.record, objects, object, want, renewable)
     }
 
-    /// The number within this heap of the object that a slot names; or an error, if it is not an object of it. `Ok(None)`: it is near
-    /// where the slot guesses.
+    /// Returns the number within this heap of the object that a slot names. `Ok(None)`: the object
+    /// is near where the slot guesses. Fails if the object belongs to another heap.
     pub(crate) fn missing_object(&self, number: u32, guess: Place, want: Want) -> Result<Option<u32>, FarError> {
         let (objects, object) = self.object_of(number).ok_or(FarError::OtherHeap)?;
         Ok((!self.confirms_object(objects, object, guess, want)).then_some(self.pages + object))
     }
 
-    /// The processor loads the handle of a slot whose number is not a page's.
+    /// Prefetches the handle of a slot, whose number is not a page's, into the processor's cache.
     #[inline]
     pub(crate) fn load_handle_ahead(&self, number: u32) {
         if let Some((objects, object)) = self.object_of(number) {
@@ -66,7 +67,7 @@ impl Core {
         }
     }
 
-    /// The processor loads the words of the page that this handle names.
+    /// Prefetches the words of the page that this handle names into the processor's cache.
     #[inline]
     pub(crate) fn load_page_ahead(&self, number: u32) {
         if let Some((objects, object)) = self.object_of(number)
@@ -77,7 +78,7 @@ impl Core {
         }
     }
 
-    /// Is the object near where its slot guesses, and hot already?
+    /// Checks whether the object is near where its slot guesses, and hot already.
     #[inline]
     fn confirms_object(&self, objects: &Objects, object: ObjectId, guess: Place, want: Want) -> bool {
         let handle = &objects.handles[object];
@@ -85,7 +86,8 @@ impl Core {
         if let Whereabouts::At { page, card } = seen.whereabouts()
             && card == guess.card()
         {
-            // The address comes from the slot, so that the processor loads the value while it checks.
+            // The address comes from the slot, so that the processor loads the value while it
+            // checks.
             let word = FrameWord(self.words[page].load(Ordering::Acquire));
             let found = if want == Want::Write { word.confirms_dirty(guess) } else { word.confirms(guess) };
             return found && seen.is_hot() && Handle(handle.load(Ordering::Acquire)) == seen;
@@ -93,14 +95,15 @@ impl Core {
         false
     }
 
-    /// An object of this number is used, whose place the caller knows.
+    /// Marks the use of the object of this number, whose place the caller knows.
     pub(crate) fn use_object(&self, record: &Record, number: u32) {
         if let Some((objects, object)) = self.object_of(number) {
             self.mark(record, objects, object, Handle(objects.handles[object].load(Ordering::Relaxed)), false);
         }
     }
 
-    /// Where an object of this number is, if it is near and nobody has to be waited for. The caller is inside a scope.
+    /// Returns the place of the object of this number, if it is near and no wait is needed. The
+    /// caller is inside a scope.
     pub(crate) fn object_now(&self, record: &Record, number: u32) -> Option<Place> {
         let (objects, object) = self.object_of(number)?;
         match self.look_at(record, objects, object, Want::Read, false) {
@@ -109,7 +112,8 @@ impl Core {
         }
     }
 
-    /// The same without a slot: where the value is, near.
+    /// Makes an object near and returns its place, for callers without a slot. Waits for the pool
+    /// or other threads if needed. The caller is inside a scope, which may be `renewable`.
     pub(crate) fn seek(
         &self,
         record: &Record,
@@ -149,7 +153,8 @@ impl Core {
                     }
                 }
                 Sight::Far(seen, Way::Object(class)) => {
-                    // The room first: nobody waits for an object whose owner waits for room.
+                    // Takes the room first, so that no thread waits for an object whose owner waits
+                    // for room.
                     let spot = self.place_object(record, objects, object, class, true, renewable)?;
                     if let Some(flight) = self.depart(record, objects, object, seen, spot, false) {
                         self.fetch(record, Flight::Object(flight))?;
@@ -160,8 +165,8 @@ impl Core {
         }
     }
 
-    /// Looks at an object, and marks that it was used if it is near. `brought`: it was far when this use began. The caller is inside a
-    /// scope.
+    /// Looks at an object, and marks that it was used if it is near. `brought`: it was far when
+    /// this use began. The caller is inside a scope.
     pub(crate) fn look_at(
         &self,
         record: &Record,
@@ -190,7 +195,8 @@ impl Core {
                     if held.state() != State::Near {
                         self.leave_after(record, page);
                     }
-                    // A scope that finds the page near after the object has moved out finds the handle changed, too.
+                    // A scope that finds the page near after the object has moved out finds the
+                    // handle changed, too.
                     let now = Handle(handle.load(Ordering::Acquire));
                     if now.whereabouts() == seen.whereabouts() {
                         self.mark(record, objects, object, now, brought);
@@ -214,15 +220,16 @@ impl Core {
         }
     }
 
-    /// This page came whole for an object in it, or was about to leave: a use that is the only one does not keep it.
+    /// Lets this page leave first if the present use is the only one (streaming access). The page
+    /// came whole for an object in it, or was about to leave.
     pub(crate) fn leave_after(&self, record: &Record, page: u32) {
         if record.objects.once.get() {
             self.leave_first(core::iter::once(page));
         }
     }
 
-    /// An object of this number will not be needed soon: it is not hot any more, and its page leaves first; what is hot there stays
-    /// near, because the evacuator separates them.
+    /// Hints that an object of this number will not be needed soon: it is not hot any more, and its
+    /// page leaves first. Hot objects of that page stay near, because the evacuator separates them.
     pub(crate) fn cool_object(&self, number: u32) {
         let Some((objects, object)) = self.object_of(number) else { return };
         let seen = Handle(objects.handles[object].fetch_and(!Handle::HEAT, Ordering::Relaxed));
@@ -233,7 +240,7 @@ impl Core {
         }
     }
 
-    /// Marks the use of an object that is near. Hot is what is used again after it came.
+    /// Marks the use of an object that is near. An object is hot if it is used again after it came.
     fn mark(&self, record: &Record, objects: &Objects, object: ObjectId, now: Handle, brought: bool) {
         let handle = &objects.handles[object];
         if now.is_ahead() {

@@ -1,4 +1,4 @@
-//! Log pages: which are free, what lives in them, and when they may be used again.
+//! Log pages: which are free, which objects live in them, and when they may be used again.
 
 use super::holes::Holes;
 use super::tags::{Aside, TagsOf};
@@ -14,13 +14,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// All log pages of a heap.
 pub(crate) struct LogPages {
-    /// One per page of the heap, in use or not.
+    /// Log words, one per page of the heap, in use or not.
     words: Table<AtomicU32>,
-    /// Log pages that there are.
+    /// Number of log pages that there are.
     count: AtomicU32,
-    /// How many were opened, so far.
+    /// Number of log pages that were opened, so far.
     opened: AtomicU32,
-    /// In use, and of these those that come whole next time.
+    /// Number of log pages in use. The next field counts those of them that come whole next time.
     in_use: AtomicU32,
     by_page: AtomicU32,
     pub(super) aside: Aside,
@@ -30,15 +30,19 @@ pub(crate) struct LogPages {
 
 #[derive(Default)]
 struct Lists {
-    /// Empty, and nobody remembers what was in them: those without room for tags aside, and those with.
+    /// Pages that are Empty and that no scope can remember: those without room for tags aside, and
+    /// those with.
     free: [Vec<u32>; 2],
-    /// Empty, but a scope may be open that has looked at a handle when it said that the object is there.
+    /// Pages that are Empty, but an open scope may have read a handle when it said that the object
+    /// is there.
     retired: Vec<u32>,
-    /// Those that were retired before an epoch began, oldest first: free when every scope that was open then is over.
+    /// Pages that were retired before an epoch began, oldest first. They are free when every scope
+    /// that was open then is over.
     aging: VecDeque<(u64, Vec<u32>)>,
 }
 
-/// So many retired pages are worth a look whether they are free by now, before new far addresses are used.
+/// Number of retired pages from which it is worth checking whether they are free by now, before new
+/// far addresses are used.
 const RETIRED_MANY: usize = 64;
 
 impl LogPages {
@@ -66,17 +70,17 @@ impl LogPages {
         words + lists + self.holes.table_bytes() + self.aside.table_bytes(high_page)
     }
 
-    /// How many were opened, so far, modulo 2^32.
+    /// Returns the number of log pages that were opened, so far, modulo 2^32.
     pub(crate) fn opened(&self) -> u32 {
         self.opened.load(Ordering::Relaxed)
     }
 
-    /// Pages in use, near or far, and how many of them have the page as their path.
+    /// Returns the number of pages in use, near or far, and how many of them come whole next time.
     pub(crate) fn in_use(&self) -> (u32, u32) {
         (self.in_use.load(Ordering::Relaxed), self.by_page.load(Ordering::Relaxed))
     }
 
-    /// Pages that nobody uses.
+    /// Returns the number of pages that are not in use.
     pub(crate) fn unused_count(&self) -> usize {
         let lists = self.lists();
         lists.free.iter().map(Vec::len).sum::<usize>()
@@ -84,15 +88,15 @@ impl LogPages {
             + lists.aging.iter().map(|(_, pages)| pages.len()).sum::<usize>()
     }
 
-    /// A hint: what is in the page is looked at soon.
+    /// Prefetches the word of the page, which is read soon, into the processor's cache.
     #[inline]
     pub(crate) fn load_ahead(&self, page: u32) {
         load_ahead(&self.words[page]);
     }
 
-    /// What is in the page.
+    /// Returns the word of the page, which counts its objects.
     pub(crate) fn word(&self, page: u32) -> LogWord {
-        // SeqCst: whoever finds a page dead must not believe an old count.
+        // SeqCst: a thread that finds a page dead must not believe an old count.
         LogWord(self.words[page].load(Ordering::SeqCst))
     }
 
@@ -108,28 +112,31 @@ impl LogPages {
         }
     }
 
-    /// An object will live in the page, which the caller has open; `coming`: it is on its way.
+    /// Counts an object that will live in the page, which the caller has open. `coming`: it is on
+    /// its way.
     pub(super) fn enter(&self, page: u32, coming: bool) {
         self.update(page, |word| (if coming { word.expect() } else { word.add() }, ()));
     }
 
-    /// Are objects on their way to the page? Then it must not leave.
+    /// Checks whether objects are on their way to the page. If so, it must not leave.
     pub(crate) fn expects(&self, page: u32) -> bool {
         self.word(page).coming() > 0
     }
 
-    /// An object has left a page that is the caller's (Copying); the page is dead if it was the last, and the caller's to
-    /// [retire](LogPages::retire).
+    /// Counts the departure of an object from a page that is the caller's (Copying). Returns true
+    /// if it was the last: the page is dead, and the caller's to [retire](LogPages::retire).
     pub(super) fn leave(&self, page: u32) -> bool {
         self.update(page, LogWord::remove)
     }
 
-    /// The caller takes objects out of the page, which stays Far if it is; false if it comes near at this moment, or is dead.
+    /// Lets the caller take objects out of the page, which stays Far if it is. False if it comes
+    /// near at this moment, or is dead.
     pub(crate) fn go(&self, page: u32) -> bool {
         self.update(page, |word| word.go().map_or((word, false), |next| (next, true)))
     }
 
-    /// The page is the caller's to fill again, who keeps it near: what it was like; `None` if it is of another class or somebody else is at it.
+    /// Makes the page the caller's to fill again; the caller keeps it near. Returns the word as it
+    /// was, or `None` if the page is of another class, is not worth filling, or is in other hands.
     pub(super) fn reopen(&self, page: u32, class: LogClass) -> Option<LogWord> {
         self.update(page, |word| {
             let reopened = word.reopened().filter(|_| word.class() == Some(class) && word.is_worth_filling());
@@ -137,7 +144,8 @@ impl LogPages {
         })
     }
 
-    /// An object of a page that is not being emptied has ended; true if the page is dead by that.
+    /// Counts the end of an object of a page that is not being emptied. Returns true if the page is
+    /// dead by that.
     fn lose(&self, page: u32) -> bool {
         let (word, died) = self.update(page, |word| {
             let (next, died) = word.remove();
@@ -151,7 +159,7 @@ impl LogPages {
         died
     }
 
-    /// Holes of this page may be worth filling.
+    /// Notes the holes of this page, if they are worth filling.
     fn note_holes(&self, page: u32, word: LogWord) {
         if let Some(class) = word.class()
             && !word.is_open()
@@ -161,44 +169,47 @@ impl LogPages {
         }
     }
 
-    /// The page, if it is Far, is the caller's to bring near; false if it is not to come whole.
+    /// Makes the page, if it is Far, the caller's to bring near. False if it is not to come whole.
     pub(super) fn fetch(&self, page: u32) -> bool {
         self.update(page, |word| word.fetch().map_or((word, false), |next| (next, true)))
     }
 
-    /// The page, which is the caller's (Copying), leaves, and this is how its objects will come.
+    /// Notes that the page, which is the caller's (Copying), leaves, and the path by which its
+    /// objects will come.
     pub(super) fn send(&self, page: u32, path: Path) {
-        // Counted as long as the word says so, or a little longer: never less than none.
+        // Incremented before the word says so, and decremented after: the count is never below
+        // zero.
         if path == Path::Page {
             self.by_page.fetch_add(1, Ordering::Relaxed);
         }
         self.no_longer(self.update(page, |word| (word.leave(path), word)));
     }
 
-    /// A word says this no longer.
+    /// Removes a page from the count of those that come whole, if its word before says that it is
+    /// one.
     fn no_longer(&self, before: LogWord) {
         if before.path() == Path::Page {
             self.by_page.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Nobody uses the page, and it is Empty.
+    /// Retires the page, which is Empty and not in use.
     pub(crate) fn retire(&self, page: u32) {
         self.no_longer(LogWord(self.words[page].swap(LogWord::UNUSED.0, Ordering::SeqCst)));
         self.in_use.fetch_sub(1, Ordering::Relaxed);
         self.lists().retired.push(page);
     }
 
-    /// For the verifier: the object of this index in a near page of this class, by its tag.
+    /// Returns the object of this index in a near page of this class, by its tag. For the verifier.
     ///
     /// # Safety
-    /// Its bytes are at this address, and nobody writes them.
+    /// The page's bytes are at this address, and nobody writes them.
     pub(crate) unsafe fn tagged(&self, page: u32, class: LogClass, index: u32, bytes: *const u8) -> Option<ObjectId> {
         // SAFETY: passed on to the caller.
         unsafe { TagsOf::new(&self.aside, page, class).get(bytes, index) }
     }
 
-    /// For the verifier: pages that nobody uses.
+    /// Returns the pages that are not in use, for the verifier.
     pub(crate) fn unused(&self) -> Vec<u32> {
         let lists = self.lists();
         let aging = lists.aging.iter().flat_map(|(_, pages)| pages);
@@ -207,7 +218,7 @@ impl LogPages {
 }
 
 impl Core {
-    /// A log page for the caller to fill.
+    /// Opens a log page for the caller to fill. Fails if all far addresses are in use.
     pub(super) fn open_log(&self, log: &LogPages, class: LogClass) -> Result<u32, FarError> {
         let kind = usize::from(class.has_tags_aside());
         let free = |log: &LogPages| log.lists().free[kind].pop();
@@ -221,7 +232,7 @@ impl Core {
             Some(page) => page,
             None => match self.segments.take_log() {
                 Ok(first) => {
-                    // Taken from the end, and neighbours in this order.
+                    // Pages are taken from the end, so neighbours come in this order.
                     log.count.fetch_add(SEGMENT_PAGES, Ordering::Relaxed);
                     log.lists().free[kind].extend((first + 1..first + SEGMENT_PAGES).rev());
                     self.fit();
@@ -242,7 +253,8 @@ impl Core {
         Ok(page)
     }
 
-    /// Retired pages can be used again when every scope that was open then is over: it may have looked at a handle that named them.
+    /// Makes retired pages free when every scope that was open then is over. Such a scope may have
+    /// read a handle that named them (epoch-based reclamation).
     pub(crate) fn recycle_log(&self, log: &LogPages) {
         let mut lists = log.lists();
         if !lists.retired.is_empty() {
@@ -257,7 +269,7 @@ impl Core {
             if !is_over {
                 break;
             }
-            // Somebody else may have been here.
+            // Another thread may have taken the entry meanwhile.
             if lists.aging.front().is_some_and(|(first, _)| *first == epoch)
                 && let Some((_, pages)) = lists.aging.pop_front()
             {
@@ -266,7 +278,7 @@ impl Core {
         }
     }
 
-    /// Its owner fills the page no more.
+    /// Closes the page: its owner does not fill it any more.
     pub(super) fn close_log(&self, log: &LogPages, page: u32) {
         let (word, died) = log.update(page, |word| {
             let (next, died) = word.closed();
@@ -278,35 +290,35 @@ impl Core {
         }
     }
 
-    /// The caller's object, which lived in the page, has ended.
+    /// Counts the end of the caller's object, which lived in the page.
     pub(super) fn lose_log(&self, log: &LogPages, page: u32) {
         if log.lose(page) {
             self.retire_log(log, page);
         }
     }
 
-    /// An object does not live in the page any more.
+    /// Counts the departure of an object from the page.
     pub(super) fn leave_log(&self, log: &LogPages, page: u32) {
         if log.update(page, LogWord::remove) {
             self.retire_log(log, page);
         }
     }
 
-    /// An object has come to the page, or does not come.
+    /// Ends the wait of the page for an object that has come, or does not come.
     pub(super) fn end_coming(&self, log: &LogPages, page: u32) {
         if log.update(page, LogWord::arrived) {
             self.retire_log(log, page);
         }
     }
 
-    /// The caller has taken the objects that it wanted.
+    /// Ends the caller's taking of objects out of the page.
     pub(crate) fn end_going(&self, log: &LogPages, page: u32) {
         if log.update(page, LogWord::gone) {
             self.retire_log(log, page);
         }
     }
 
-    /// The page has come near as a whole, or not.
+    /// Ends the flight of the whole page, which has come near or (`came` is false) has not.
     pub(crate) fn end_fetch(&self, log: &LogPages, page: u32, came: bool) {
         let (word, died) = log.update(page, |word| {
             let (next, died) = word.fetched(came);
@@ -320,13 +332,13 @@ impl Core {
         }
     }
 
-    /// Nothing lives in the page and nobody fills it. Called once for each death.
+    /// Retires a page in which nothing lives and which nobody fills. Called once for each death.
     pub(super) fn retire_log(&self, log: &LogPages, page: u32) {
         self.release(Unit { page, pages: 1 });
         log.retire(page);
     }
 
-    /// A thread ends: its open pages are closed, its handles are for others.
+    /// Closes the open pages of a thread that ends, and gives its handles to others.
     pub(crate) fn detach_objects(&self, own: &OwnObjects) {
         let Some(objects) = &self.objects else { return };
         for cell in own.pages.iter().flatten() {

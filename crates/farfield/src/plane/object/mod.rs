@@ -1,24 +1,28 @@
 //! The object plane: on a miss only the value travels.
 //!
-//! A slot names a *handle*, an immobile word that says in which page and at which card the value is; so values move, and
-//! nobody has to find their slots. Values lie in *log pages*, filled from the beginning by one thread each, with new values and
-//! with those that came near; what is used at about the same time lies together. Places that values leave are filled again while
-//! their page is near (`holes`); the page goes when its last value is gone, and its number is used again when no scope is left that could
-//! have looked at a handle before (`recycle_log`).
+//! A slot names a *handle*: an immobile word that says in which page and at which card the value
+//! is. So values can move without an update of their slots. Values lie in *log pages*. Each log
+//! page is filled from the beginning by one thread, with new values and with those that came near,
+//! so that values used at about the same time lie together. Places that values leave are filled
+//! again while their page is near (`holes`). A page is retired when its last value is gone. Its
+//! number is used again when no scope is left that could have read a handle to it before
+//! (`recycle_log`, epoch-based reclamation).
+//!
+//! Each file decides one question:
 //!
 //! | file | decides |
 //! |---|---|
 //! | `handles` | which handles are free |
-//! | `log` | which log pages are free, and who fills which |
+//! | `log` | which log pages are free, and which thread fills which |
 //! | `tags` | where a log page says which handles its values have |
 //! | `holes` | which log pages are filled again |
 //! | `ingress` | how a value is found |
-//! | `flight` | how it comes near |
-//! | `values` | making and freeing |
-//! | `evacuator` | what lies together when log pages leave |
+//! | `flight` | how a value comes near |
+//! | `values` | how values are made and freed |
+//! | `evacuator` | which values lie together when log pages leave |
 //! | `heat` | which objects are hot |
 //! | `paths` | hybrid plane: whether a far page comes whole, or its values one by one |
-//! | `price` | what near memory is worth, by which that is decided |
+//! | `price` | how much near memory is worth, on which that decision rests |
 
 mod evacuator;
 mod flight;
@@ -50,42 +54,43 @@ use price::Price;
 /// Number of a handle within its heap.
 pub(crate) type ObjectId = u32;
 
-/// What a heap of the object plane has beside the others.
+/// State of a heap that only the object and hybrid plane have.
 pub(crate) struct Objects {
     pub(crate) handles: Handles,
     pub(crate) log: LogPages,
-    /// Objects that the evacuator has moved.
+    /// Number of objects that the evacuator has moved.
     pub(crate) moved: AtomicU64,
     heat: Heat,
-    /// On the hybrid plane.
+    /// Present on the hybrid plane only.
     pub(crate) paths: Option<Paths>,
 }
 
-/// What a thread has in such a heap.
+/// State of a thread that only heaps of the object and hybrid plane need.
 #[derive(Default)]
 pub(crate) struct OwnObjects {
     handles: OwnHandles,
-    /// The page that it fills, per class; and another for values that come to be used once.
+    /// Pages that the thread fills, one for each class; and others for values that come to be used
+    /// once.
     pages: [[Cell<Option<Filling>>; LogClass::COUNT]; 2],
-    /// What is far now comes to be used once.
+    /// Whether far values come now to be used once (streaming access).
     once: Cell<bool>,
 }
 
-/// A page that a thread fills, and the places where it has put nothing yet.
+/// A page that a thread fills, with its free places.
 #[derive(Clone, Copy)]
 struct Filling {
     page: u32,
     free: Places,
 }
 
-/// Places of a log page, by index.
+/// Set of places of a log page, by index.
 #[derive(Clone, Copy, Default)]
 struct Places([u64; 4]);
 
 const _: () = assert!(LogClass::from_index(0).capacity() <= 256);
 
 impl Places {
-    /// All of a page of this class.
+    /// Returns the set of all places of a page of this class.
     fn all(class: LogClass) -> Places {
         Places(core::array::from_fn(|word| {
             let from_here = class.capacity().saturating_sub(word as u32 * u64::BITS);
@@ -93,7 +98,7 @@ impl Places {
         }))
     }
 
-    /// Takes the first one out.
+    /// Removes the first place from the set and returns it.
     fn take(&mut self) -> Option<u32> {
         let (at, word) = self.0.iter_mut().enumerate().find(|(_, word)| **word != 0)?;
         let bit = word.trailing_zeros();
@@ -111,12 +116,13 @@ impl FromIterator<u32> for Places {
 }
 
 impl OwnObjects {
-    /// The page to be filled now.
+    /// Returns the cell of the page to be filled now.
     fn page(&self, class: LogClass) -> &Cell<Option<Filling>> {
         &self.pages[usize::from(self.once.get())][class.index()]
     }
 
-    /// Values that `look` finds are used once: near, they are not hot by that; far, they come to pages that leave first.
+    /// Runs `look`, as a streaming access: the values that it finds are used once. Near ones do not
+    /// become hot by that; far ones come to pages that leave first.
     pub(crate) fn once<R>(&self, look: impl FnOnce() -> R) -> R {
         let before = self.once.replace(true);
         let found = look();
@@ -126,7 +132,7 @@ impl OwnObjects {
 }
 
 impl Objects {
-    /// For a heap of so many pages, and so much near memory.
+    /// Makes the state for a heap of `pages` pages and `near` bytes of near memory.
     pub(crate) fn new(
         pages: u32,
         near: u64,
@@ -143,19 +149,20 @@ impl Objects {
         })
     }
 
-    /// Near memory that the tables cost.
+    /// Returns the bytes of near memory that the tables cost.
     pub(crate) fn table_bytes(&self, high_page: u32) -> u64 {
         let paths = self.paths.as_ref().map_or(0, |paths| paths.table_bytes(high_page));
         self.handles.table_bytes() + self.log.table_bytes(high_page) + paths
     }
 
-    /// What the tables here cost for each page below the highest that was used, at least.
+    /// Returns the least number of bytes that the tables cost for each page below the highest that
+    /// was used.
     pub(crate) fn bytes_per_page(&self) -> usize {
         // Tags aside: a pointer for each segment.
         size_of::<LogWord>() + 1 + self.paths.as_ref().map_or(0, |_| 2 * size_of::<u32>())
     }
 
-    /// For the verifier: the handle of this number.
+    /// Returns the handle of this number, for the verifier.
     pub(crate) fn handle(&self, object: ObjectId) -> Handle {
         Handle(self.handles[object].load(core::sync::atomic::Ordering::SeqCst))
     }

@@ -1,22 +1,29 @@
-//! The hybrid plane: by which path the objects of a log page come when it is far, decided when it leaves (Atlas, section 4.1).
+//! The hybrid plane: the path by which the objects of a far log page come, decided when it leaves
+//! (Atlas, section 4.1).
 //!
-//! Objects that came one by one lie in pages with others that were wanted at about the same time. If enough of a page is likely to be wanted
-//! together again, it comes *whole* next time: one miss instead of many, nothing to move, and nothing to write when it leaves unchanged. Else
-//! its objects come one by one, which sorts them anew. The measure is the *card access rate* (CAR): the share of the page that was used since it
-//! came. Marks are at objects and not at cards of 16 bytes, because a dereference gives a reference to the whole object.
+//! Objects that came one by one lie in pages with others that were wanted at about the same time.
+//! If enough of a page is likely to be wanted together again, the page comes *whole* next time: one
+//! miss instead of many, nothing to move, and nothing to write when it leaves unchanged. Otherwise
+//! its objects come one by one, which sorts them anew. The measure is the *card access rate* (CAR):
+//! the share of the page that was used since it came. Marks are kept for objects and not for cards
+//! of 16 bytes, because a dereference gives a reference to the whole object.
 //!
-//! **What is enough?** A page that comes whole, and of which `used` objects are used before it leaves, saves `used - 1` misses. And it keeps the
-//! places of the others from something else: these are worth what near memory is worth at the moment, the [`Price`]. So it should come whole if
-//! the one is more than the other. In a program that reads everything in turn a few objects are enough; in a cache, where each frame saves
-//! misses, most must be used. (Atlas has a fixed threshold of CAR, 0.8; [`Builder::car_threshold`](crate::Builder::car_threshold) gives one.)
+//! **What is enough?** A page that comes whole, and of which `used` objects are used before it
+//! leaves, saves `used - 1` misses. But it takes the places of its other objects from something
+//! else. These are worth what near memory is worth at the moment, the [`Price`]. So the page should
+//! come whole if the saving exceeds that. In a program that reads everything in turn, a few objects
+//! are enough; in a cache, where each frame saves misses, most must be used. (Atlas has a fixed
+//! threshold of CAR, 0.8; [`Builder::car_threshold`](crate::Builder::car_threshold) sets one.)
 //!
-//! **How many will be used?** As many as last time, if the page came whole then. A page that was filled near is used from end to end whatever
-//! the program does, which says nothing; so we look at how much was used of those of the same class that came whole lately, and if that was
-//! too little, a few come whole all the same, to see whether that is still so. Such a page is a *guess*: it is decided about when it is missed, by
-//! what is known then.
+//! **How many will be used?** As many as last time, if the page came whole then. A page that was
+//! filled near is used from end to end whatever the program does, which says nothing. So we look at
+//! how much was used of the pages of that class that came whole lately. If that was too little, a
+//! few come whole all the same, to see whether that is still so. Such a page is a *guess*: it is
+//! decided about when it is missed, by what is known then.
 //!
-//! **And if that was wrong?** When objects of a far page are missed one after the other within a short time, so many that the page would have paid
-//! for itself, the next one brings the rest with it. So a wrong guess costs about twice of what the right one would have, and no more.
+//! **And if that was wrong?** The objects of a far page may be missed one after the other within a
+//! short time. When they are so many that the page would have paid for itself, the next one brings
+//! the rest with it. So a wrong guess costs at most about twice what the right one would have cost.
 
 use super::habit::Habit;
 use super::{Objects, Price};
@@ -26,57 +33,60 @@ use crate::stats::Stats;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farfield_core::heap::{LogClass, LogWord, Path};
 
-/// Decides about paths, and counts. Only the evictor decides when pages leave.
+/// Decides about paths, and counts pages and misses. Only the evictor decides when pages leave.
 pub(crate) struct Paths {
-    /// The least CAR with which a page comes whole; `None`: as the price says.
+    /// Least CAR with which a page comes whole; `None`: the price decides.
     threshold: Option<f64>,
-    /// Values of at most so many bytes have no handles.
+    /// Size in bytes up to which values have no handles.
     alone_above: usize,
     trials: [Trials; LogClass::COUNT],
     habits: [Habit; LogClass::COUNT],
     pub(crate) price: Price,
-    /// Per page.
+    /// Misses of each far page in a row.
     bursts: Table<AtomicU32>,
-    /// Pages that left, by CAR in tenths.
+    /// Number of pages that left, by CAR in tenths.
     pub(crate) rates: [AtomicU64; Stats::RATE_CLASSES],
-    /// Of these, those that come whole.
+    /// Number of these pages that come whole.
     pub(crate) by_page: AtomicU64,
-    /// Bytes of objects that were used in pages that left.
+    /// Bytes of objects that were used, in pages that left.
     pub(crate) used_bytes: AtomicU64,
 }
 
-/// How pages of one class did that came whole.
+/// Results of the pages of one class that came whole.
 struct Trials {
-    /// How much of what lived in them was used, of [`ALL`]; later ones count more.
+    /// Share of the objects living in them that was used, in parts of [`ALL`]; recent pages weigh
+    /// more.
     rate: AtomicU32,
-    /// Pages that left untried.
+    /// Number of pages that left untried.
     untried: AtomicU32,
 }
 
 const ALL: u32 = 1 << 16;
-/// Each trial counts a quarter.
+/// Weight of each trial, as a divisor: it counts a quarter.
 const WEIGHT: u32 = 4;
-/// While trials fail, one page of so many comes whole.
+/// Number of pages of which one comes whole while trials fail.
 const TRY_EVERY: u32 = 16;
 
-/// Misses of one far page in a row: the clock of the first one (24 bits), whether the page is a guess (1), and how many (7).
+/// Misses of one far page in a row. The word has the clock of the first one (24 bits), whether the
+/// page is a guess (1 bit), and their number (7 bits).
 #[derive(Clone, Copy)]
 struct Burst(u32);
 
 const CLOCK_SHIFT: u32 = 8;
 const GUESS: u32 = 1 << 7;
 const COUNT_MAX: u32 = GUESS - 1;
-/// A row ends after this part of near memory has left.
+/// Part of near memory, as a divisor, after whose departure a row ends.
 const ROW: u32 = 4;
 
 impl Burst {
-    /// How many, if the first one was not long before this time, in a near memory of so many frames.
+    /// Returns the number of misses in the row at time `clock`, in a near memory of this many
+    /// frames; 0 if the first one was long before.
     fn count(self, clock: u32, frames: u32) -> u32 {
         let ago = (clock.wrapping_sub(self.0 >> CLOCK_SHIFT)) & (u32::MAX >> CLOCK_SHIFT);
         if ago < frames / ROW { self.0 & COUNT_MAX } else { 0 }
     }
 
-    /// One more.
+    /// Adds a miss to the row, or begins a new row.
     fn missed(self, clock: u32, frames: u32) -> Burst {
         match self.count(clock, frames) {
             0 => Burst(clock << CLOCK_SHIFT | self.0 & GUESS | 1),
@@ -87,7 +97,7 @@ impl Burst {
 }
 
 impl Paths {
-    /// For a heap of so many pages.
+    /// Makes the tables for a heap of this many pages.
     pub(crate) fn new(threshold: Option<f64>, alone_above: usize, pages: u32) -> Result<Paths, BuildError> {
         let trials = |_| Trials { rate: AtomicU32::new(ALL), untried: AtomicU32::new(0) };
         Ok(Paths {
@@ -103,22 +113,23 @@ impl Paths {
         })
     }
 
-    /// Near memory that the tables cost.
+    /// Returns the bytes of near memory that the tables cost.
     pub(super) fn table_bytes(&self, high_page: u32) -> u64 {
         u64::from(high_page) * 2 * size_of::<u32>() as u64
     }
 
-    /// Is a new value of this class and size to be made without a handle?
+    /// Decides whether a new value of this class and size is made without a handle.
     fn makes_without_handle(&self, class: LogClass, bytes: usize) -> bool {
         bytes <= self.alone_above || self.threshold.is_none() && self.habits[class.index()].makes_without(class)
     }
 
-    /// Are values of this class and size made without handles, or mostly?
+    /// Checks whether values of this class and size are made without handles, or mostly so.
     fn is_without_handles(&self, class: LogClass, bytes: usize) -> bool {
         bytes <= self.alone_above || self.threshold.is_none() && self.habits[class.index()].is_without()
     }
 
-    /// How the objects of a page with this word are to come, of which so many were used.
+    /// Chooses the path of the objects of a page that leaves, with this word and this many used
+    /// objects.
     pub(super) fn choose(&self, class: LogClass, word: LogWord, used: u32) -> Path {
         let comes_whole = match self.threshold {
             Some(threshold) => rate(class, used) >= threshold,
@@ -134,24 +145,27 @@ impl Paths {
         if comes_whole { Path::Page } else { Path::Object }
     }
 
-    /// How much of such a page is used if it comes whole, as far as its class can tell.
+    /// Estimates how many objects of a page with this word are used if it comes whole, as far as
+    /// its class can tell.
     fn usual(&self, class: LogClass, word: LogWord) -> f64 {
         let rate = self.trials[class.index()].rate.load(Ordering::Relaxed);
         f64::from(word.live()) * f64::from(rate) / f64::from(ALL)
     }
 
-    /// Is the next page of this class to come whole whatever is known?
+    /// Checks whether the next page of this class comes whole as a trial, whatever is known.
     fn is_trial(&self, class: LogClass) -> bool {
         self.trials[class.index()].untried.load(Ordering::Relaxed).is_multiple_of(TRY_EVERY)
     }
 
-    /// Is it good that a page comes whole of which so many objects will be used?
+    /// Checks whether it pays that a page comes whole of which this many objects will be used.
     fn pays(&self, class: LogClass, used: f64) -> bool {
-        // Half: those that come one by one stay longer than their page would, each from its own use on.
+        // Half, because objects that come one by one stay longer than their page would, each from
+        // its own use on.
         used - 1.0 > self.price.now() * (1.0 - used / f64::from(class.capacity()) / 2.0)
     }
 
-    /// A page leaves as it is, of which so many objects were used, and which comes by this path next time.
+    /// Counts a page that leaves as it is, of which this many objects were used, and which comes by
+    /// this path next time.
     pub(super) fn count(&self, class: LogClass, path: Path, used: u32) {
         let tenth = used as usize * Stats::RATE_CLASSES / class.capacity() as usize;
         self.rates[tenth.min(Stats::RATE_CLASSES - 1)].fetch_add(1, Ordering::Relaxed);
@@ -159,7 +173,7 @@ impl Paths {
         self.by_page.fetch_add(u64::from(path == Path::Page), Ordering::Relaxed);
     }
 
-    /// The stay of a page with this word is over.
+    /// Learns from the stay of a page with this word, which is over.
     pub(super) fn learn(&self, class: LogClass, word: LogWord, used: u32) {
         let trials = &self.trials[class.index()];
         if !word.came_whole() {
@@ -170,27 +184,29 @@ impl Paths {
         }
     }
 
-    /// A page with this word leaves; if it was only filled, what is done when it is missed is decided then, by what is known then.
+    /// Notes that a page with this word leaves. If it was only filled, it is a guess: the way it
+    /// comes is decided when it is missed, by what is known then.
     pub(super) fn leaves(&self, page: u32, class: LogClass, word: LogWord) {
         let is_guess = self.threshold.is_none() && !word.came_whole() && !self.is_trial(class);
         self.bursts[page].store(if is_guess { GUESS } else { 0 }, Ordering::Relaxed);
     }
 
-    /// Does this far page come whole when one of its objects is missed?
+    /// Checks whether this far page comes whole when one of its objects is missed.
     fn comes_whole(&self, page: u32, class: LogClass, word: LogWord, frames: u32) -> bool {
         let is_guess = self.bursts[page].load(Ordering::Relaxed) & GUESS != 0;
         let is_likely = if is_guess { self.pays(class, self.usual(class, word)) } else { word.path() == Path::Page };
         is_likely || self.is_burst(page, frames)
     }
 
-    /// An object of this far page is missed, and comes alone.
+    /// Counts a miss of an object of this far page, which comes alone.
     fn missed(&self, page: u32, frames: u32) {
         let burst = &self.bursts[page];
         let next = Burst(burst.load(Ordering::Relaxed)).missed(self.price.clock(), frames);
         burst.store(next.0, Ordering::Relaxed);
     }
 
-    /// Were so many of this far page's objects missed lately that the rest had better come with the next one?
+    /// Checks whether so many objects of this far page were missed lately that the rest had better
+    /// come with the next one.
     fn is_burst(&self, page: u32, frames: u32) -> bool {
         let count = Burst(self.bursts[page].load(Ordering::Relaxed)).count(self.price.clock(), frames);
         count > 0 && self.threshold.is_none() && f64::from(count) >= self.price.now()
@@ -201,7 +217,7 @@ fn rate(class: LogClass, used: u32) -> f64 {
     f64::from(used) / f64::from(class.capacity())
 }
 
-/// How a far object is to come.
+/// Way by which a far object comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
     /// Alone, to a place of this class.
@@ -215,7 +231,7 @@ impl Core {
         self.objects.as_ref().and_then(|objects| objects.paths.as_ref())
     }
 
-    /// Something in this page is missed, and begins to come by this path.
+    /// Counts a miss in this page, which begins to come by this path.
     pub(crate) fn count_miss(&self, record: &Record, page: u32, path: Path) {
         count(&record.counters.misses);
         if path == Path::Object {
@@ -232,7 +248,7 @@ impl Core {
         }
     }
 
-    /// A unit is about to leave.
+    /// Counts the departure of a unit that is about to leave.
     pub(crate) fn count_departure(&self, unit: Unit) {
         if let Some(paths) = self.paths() {
             paths.price.leaves(unit, self.frames.limit());
@@ -241,17 +257,19 @@ impl Core {
 }
 
 impl Objects {
-    /// Is a new value of this class and size better off without a handle?
+    /// Decides whether a new value of this class and size is made without a handle.
     pub(crate) fn makes_without_handle(&self, class: LogClass, bytes: usize) -> bool {
         self.paths.as_ref().is_some_and(|paths| paths.makes_without_handle(class, bytes))
     }
 
-    /// Are values of this class and size better off without handles? Some of them have handles all the same.
+    /// Checks whether values of this class and size are better off without handles. Some of them
+    /// have handles all the same.
     pub(super) fn is_without_handles(&self, class: LogClass, bytes: usize) -> bool {
         self.paths.as_ref().is_some_and(|paths| paths.is_without_handles(class, bytes))
     }
 
-    /// How an object of this page is to come, if the page is Far, with so much near memory; `None` if it is on its way, or dead.
+    /// Returns the way by which an object of this page comes, if the page is Far, with this many
+    /// frames of near memory. `None` if the page is on its way, or dead.
     pub(crate) fn way(&self, page: u32, frames: u32) -> Option<Way> {
         let word = self.log.word(page);
         let class = word.class().filter(|_| !word.is_whole())?;

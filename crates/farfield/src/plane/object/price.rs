@@ -1,34 +1,39 @@
-//! What near memory is worth at the moment: how many misses one page more of it would save.
+//! The worth of near memory at the moment: the number of misses that one page more of it would
+//! save.
 //!
-//! A miss of something that left a short while ago would have been none if near memory were a little larger. So each page remembers when
-//! it left, by a clock that departures move on; what is missed less than an eighth of near memory after it left is counted as
-//! *early*. With an eighth more near memory there would be so many misses fewer, and each departure later: in the time in which all
-//! of near memory leaves once, an eighth of it would save the early misses of that time. The price is their quotient: misses saved for each page
-//! that stays for one such time. A program that reads everything in turn has a price of 0, however much it misses; a cache that is almost large
-//! enough has a high one.
+//! A miss of a value that left a short while ago would not have happened if near memory were a
+//! little larger. So each page remembers when it left, by a clock that counts departures. A miss
+//! less than an eighth of near memory after the departure is counted as *early*. With an eighth
+//! more near memory, there would be that many misses fewer, and each departure would be later. In
+//! the time in which all of near memory leaves once, an eighth more of it would save the early
+//! misses of that time. The price is their quotient: misses saved for each page that stays for one
+//! such time. A program that reads everything in turn has a price of 0, however much it misses. A
+//! cache that is almost large enough has a high one.
 
 use crate::error::BuildError;
 use crate::heap::{Table, Unit};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// The price, and what it is made of.
+/// The price, and the counts from which it is computed.
 pub(crate) struct Price {
-    /// Pages that left, so far, modulo 2^32.
+    /// Number of pages that left, so far, modulo 2^32.
     clock: AtomicU32,
-    /// Per page: the clock when it left last.
+    /// Clock value at which each page last left.
     left_at: Table<AtomicU32>,
-    /// Misses of what had left shortly before.
+    /// Number of early misses: those of pages that had left shortly before.
     pub(crate) early: AtomicU64,
-    /// The clock and that count when the price was made last; only the evictor makes it.
+    /// Clock value at which the price was last computed; only the evictor computes it. The next
+    /// field is [`Price::early`] at that time.
     made_at: AtomicU32,
     early_then: AtomicU64,
-    /// In parts of [`ONE`].
+    /// The price, in parts of [`ONE`].
     value: AtomicU32,
 }
 
-/// Shortly is less than this part of near memory ago.
+/// Part of near memory, as a divisor: a miss is early if less than this part has left since.
 const SHORTLY: u32 = 8;
-/// The price is made anew so often while all of near memory leaves once, and each time counts such a part.
+/// Number of times that the price is computed while all of near memory leaves once. Each new
+/// measurement weighs one part in as many.
 const OFTEN: u32 = 4;
 const ONE: u32 = 1 << 8;
 
@@ -44,17 +49,19 @@ impl Price {
         })
     }
 
-    /// Pages that left, so far, modulo 2^32.
+    /// Returns the number of pages that left, so far, modulo 2^32.
     pub(super) fn clock(&self) -> u32 {
         self.clock.load(Ordering::Relaxed)
     }
 
-    /// Misses that one page more of near memory would save in the time in which all of it leaves once.
+    /// Returns the number of misses that one page more of near memory would save in the time in
+    /// which all of it leaves once.
     pub(super) fn now(&self) -> f64 {
         f64::from(self.value.load(Ordering::Relaxed)) / f64::from(ONE)
     }
 
-    /// A unit leaves a near memory of so many frames.
+    /// Counts the departure of a unit from a near memory of this many frames, and updates the price
+    /// when it is time.
     pub(super) fn leaves(&self, unit: Unit, frames: u32) {
         let clock = self.clock().wrapping_add(unit.pages);
         self.clock.store(clock, Ordering::Relaxed);
@@ -70,10 +77,10 @@ impl Price {
         }
     }
 
-    /// Something in this page is missed.
+    /// Counts a miss of a value in this page as early if the page left shortly before.
     pub(super) fn missed(&self, page: u32, frames: u32) {
         let left_at = self.left_at[page].load(Ordering::Relaxed);
-        // 0: it never left, or it does not matter.
+        // 0: the page never left, or it does not matter.
         if left_at != 0 && self.clock().wrapping_sub(left_at) < frames / SHORTLY {
             self.early.fetch_add(1, Ordering::Relaxed);
         }

@@ -1,7 +1,8 @@
-//! Tags: which handle each object of a log page has.
+//! Tags: the handle of each object of a log page.
 //!
-//! They lie at the end of the page and travel with it, except where objects would leave no room for them (`LogClass::has_tags_aside`): those
-//! are in near memory, in a group for each segment that has had such a page.
+//! Tags lie at the end of the page and travel with it, unless the objects would leave no room for
+//! them (`LogClass::has_tags_aside`). The tags of such pages are in near memory, in a group for
+//! each segment that has had such a page.
 
 use super::ObjectId;
 use crate::error::BuildError;
@@ -9,13 +10,13 @@ use crate::heap::{Table, Zeroed};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farfield_core::heap::{LogClass, SEGMENT_PAGES, TAG_BYTES, TAGS_ASIDE};
 
-/// Tags that lie aside.
+/// Tags that do not lie in their pages.
 pub(super) struct Aside {
     groups: Table<Group>,
     bytes: AtomicU64,
 }
 
-/// Those of the pages of a segment; null before it has had one with such tags.
+/// Tags of the pages of a segment; null until the segment has had a page with such tags.
 struct Group(AtomicPtr<Tags>);
 
 // SAFETY: an atomic pointer, for which zero is null.
@@ -28,37 +29,39 @@ impl Aside {
         Ok(Aside { groups: Table::new(pages.div_ceil(SEGMENT_PAGES) as usize)?, bytes: AtomicU64::new(0) })
     }
 
-    /// Near memory that they cost.
+    /// Returns the bytes of near memory that the tags cost.
     pub(super) fn table_bytes(&self, high_page: u32) -> u64 {
         u64::from(high_page.div_ceil(SEGMENT_PAGES)) * size_of::<Group>() as u64 + self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Those of this page, if it has ever had room for them.
+    /// Returns the tags of this page, if there has ever been room for them.
     fn of(&self, page: u32) -> Option<&[AtomicU32; TAGS_ASIDE]> {
-        // Acquire: whoever made the group has written zeros.
+        // Acquire: the thread that made the group has written zeros.
         let tags = self.groups[page / SEGMENT_PAGES].0.load(Ordering::Acquire);
-        // SAFETY: null, or a box that `make_room` gave away, which is freed with us and shared until then.
+        // SAFETY: null, or a box that `make_room` gave away, which is freed with us and shared
+        // until then.
         unsafe { tags.as_ref() }.map(|tags| &tags[(page % SEGMENT_PAGES) as usize])
     }
 
-    /// Has this page room for tags?
+    /// Checks whether this page has room for tags.
     pub(super) fn has_room(&self, page: u32) -> bool {
         self.of(page).is_some()
     }
 
-    /// From now on this page has room for tags. True if near memory was taken for that.
+    /// Makes room for the tags of this page. Returns true if near memory was taken for that.
     pub(super) fn make_room(&self, page: u32) -> bool {
         if self.has_room(page) {
             return false;
         }
         let made = Box::into_raw(Box::<Tags>::default());
         let group = &self.groups[page / SEGMENT_PAGES].0;
-        // Release: who finds it finds zeros.
+        // Release: a thread that finds the group finds zeros.
         if group.compare_exchange(core::ptr::null_mut(), made, Ordering::Release, Ordering::Relaxed).is_ok() {
             self.bytes.fetch_add(size_of::<Tags>() as u64, Ordering::Relaxed);
             return true;
         }
-        // SAFETY: our own box of above, which nobody else knows: another page of the segment was first.
+        // SAFETY: our own box of above, which nobody else knows: another page of the segment was
+        // first.
         drop(unsafe { Box::from_raw(made) });
         false
     }
@@ -66,7 +69,7 @@ impl Aside {
 
 impl Drop for Aside {
     fn drop(&mut self) {
-        // What was used is in front, so the rest need not be looked at (that would cost memory).
+        // Used groups are in front, so the rest need not be read (that would cost memory).
         let group_bytes = size_of::<Tags>() as u64;
         let mut left = self.bytes.load(Ordering::Relaxed) / group_bytes;
         for group in 0..self.groups.len() as u32 {
@@ -83,7 +86,7 @@ impl Drop for Aside {
     }
 }
 
-/// Where the tags of a log page are.
+/// Access to the tags of a log page.
 #[derive(Clone, Copy)]
 pub(super) struct TagsOf<'a> {
     class: LogClass,
@@ -91,33 +94,37 @@ pub(super) struct TagsOf<'a> {
 }
 
 impl<'a> TagsOf<'a> {
-    /// Of this page, which is one of this class.
+    /// Returns the access to the tags of this page, which is one of this class.
     pub(super) fn new(aside: &'a Aside, page: u32, class: LogClass) -> TagsOf<'a> {
         TagsOf { class, aside: aside.of(page).filter(|_| class.has_tags_aside()) }
     }
 
-    /// The object of this index, by the page's bytes; `None` if there never was one.
+    /// Returns the object of this index, by the page's bytes; `None` if there never was one.
     ///
     /// # Safety
-    /// `page` is the address of a page that nobody writes but the caller, or of which he knows that this tag is not written.
+    /// `page` is the address of a page that nobody but the caller writes, or of which the caller
+    /// knows that this tag is not written.
     pub(super) unsafe fn get(&self, page: *const u8, index: u32) -> Option<ObjectId> {
         let tag = match self.class.tag_offset(index) {
-            // SAFETY: inside the page, and passed on to the caller; aligned as `tag_offset` says, or read as bytes.
+            // SAFETY: inside the page, and passed on to the caller; aligned as `tag_offset` says,
+            // or read as bytes.
             Some(offset) => u32::from_le_bytes(unsafe { page.add(offset).cast::<[u8; TAG_BYTES]>().read() }),
-            // Relaxed: who has the page, or keeps it Far, came after whoever filled it.
+            // Relaxed: a thread that has the page, or keeps it Far, came after the thread that
+            // filled it.
             None => self.aside?[index as usize].load(Ordering::Relaxed),
         };
         tag.checked_sub(1)
     }
 
-    /// The object of this index is this one.
+    /// Sets the object of this index.
     ///
     /// # Safety
-    /// `page` is the address of a page that only the caller fills, and the place is his.
+    /// `page` is the address of a page that only the caller fills, and the place is the caller's.
     pub(super) unsafe fn set(&self, page: *mut u8, index: u32, object: ObjectId) {
         let tag = object + 1;
         match self.class.tag_offset(index) {
-            // SAFETY: inside the page, and nobody else writes or reads this tag, as the caller says.
+            // SAFETY: inside the page, and nobody else writes or reads this tag, as the caller
+            // says.
             Some(offset) => unsafe { page.add(offset).cast::<[u8; TAG_BYTES]>().write(tag.to_le_bytes()) },
             None => {
                 let Some(aside) = self.aside else { unreachable!("opened without room for tags") };
@@ -129,7 +136,8 @@ impl<'a> TagsOf<'a> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against values that fill their page and are not found by whoever moves them, or take tags from each other.
+    //! Guards against values that fill their page and are not found by whoever moves them, or take
+    //! tags from each other.
     use super::*;
     use crate::{FarBox, Heap, Plane};
 

@@ -9,8 +9,10 @@ use farfield_core::heap::{Handle, LogClass, Place, Whereabouts};
 use std::alloc::Layout;
 
 impl Core {
-    /// Is there a handle for one more value? They take up to a quarter of the near memory that other tables leave, and none once all tables together have
-    /// five eighths: values beyond that come by pages, but a collection whose index cannot grow is of no use.
+    /// Checks whether there is a handle for one more value. Handles take up to a quarter of the
+    /// near memory that other tables leave, and none once all tables together have five eighths.
+    /// The rest is for other tables: values without a handle still come by pages, but a collection
+    /// whose index cannot grow is of no use.
     pub(crate) fn may_have_handle(&self, objects: &Objects, record: &Record) -> bool {
         let most = || {
             let near = self.near.load(Ordering::Relaxed);
@@ -22,8 +24,9 @@ impl Core {
         objects.handles.has_room(&record.objects.handles, most)
     }
 
-    /// Room for a new object of this class, near and dirty: its handle and its place. The caller is inside a scope, in which it
-    /// fills the place; until that ends nobody moves the object.
+    /// Makes room for a new object of this class, near and dirty; returns its handle and its place.
+    /// The caller is inside a scope, in which it fills the place. Until that scope ends nobody
+    /// moves the object.
     pub(crate) fn make_object(
         &self,
         record: &Record,
@@ -49,9 +52,10 @@ impl Core {
         }
     }
 
-    /// Moves the object of a slot whose number is this to a place for an object of this layout: the place, and what `copy` says, which copies the bytes there.
-    /// `None` if it has no handle, or new objects of this layout have none, or few. The caller owns the object, which nobody else uses, and has
-    /// found it near in the scope in which he is.
+    /// Moves the object of the slot with this number to a place for an object of this layout.
+    /// `copy` copies the bytes there; its result is returned with the place. Returns `None` if the
+    /// object has no handle, or if all or most new objects of this layout have none. The caller
+    /// owns the object, nobody else uses it, and the caller has found it near in its present scope.
     pub(crate) fn move_within<R>(
         &self,
         record: &Record,
@@ -72,10 +76,12 @@ impl Core {
         let handle = &objects.handles[object];
         let mut seen = Handle(handle.load(Ordering::Relaxed));
         loop {
-            // Its page was near when our scope saw it, and leaves after that: nobody else moves it.
+            // The page was near when our scope saw it, and leaves after that: nobody else moves the
+            // object.
             let Whereabouts::At { page, .. } = seen.whereabouts() else { unreachable!("near, and ours") };
             let next = seen.moved(spot.page, spot.place.card());
-            // Only marks change meanwhile. Release: whoever finds it there finds its bytes.
+            // Only marks change meanwhile. Release: a reader that finds the object there finds its
+            // bytes.
             match handle.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => {
                     self.lose_log(&objects.log, page);
@@ -86,7 +92,7 @@ impl Core {
         }
     }
 
-    /// Frees an object that the caller owns; its reference to the heap is the caller's to give up.
+    /// Frees an object that the caller owns. The caller gives up its reference to the heap itself.
     pub(crate) fn free_object(&self, record: &Record, objects: &Objects, object: ObjectId) {
         let handle = &objects.handles[object];
         let mut patience = Patience::new(Duration::MAX);
@@ -100,7 +106,7 @@ impl Core {
                         return objects.handles.give(&record.objects.handles, object);
                     }
                 }
-                // Somebody wished for it ahead of need. The lanes see to it that this ends.
+                // A prefetch brings the object. The lanes ensure that this ends.
                 Whereabouts::Moving => {
                     self.help(record, Some(self.pages + object));
                     patience.wait().unwrap_or(());

@@ -1,25 +1,27 @@
-//! Elements that are looked up together, in the order of the pages that have them: each page is read and compared with its checksum once.
+//! Batched look-up of elements, in the order of the pages that have them: each page is read and
+//! compared with its checksum once.
 
 use super::{PAGE, Pieces, Puts, Taken, Target};
 use crate::{Fault, Place};
 use farfield_core::geometry::PAGE_BYTES;
 
-/// So many elements of a page take longer one by one than the page.
+/// Number of elements of a page from which on it is faster to read the whole page.
 const DENSE: usize = 12;
-/// Pages that are on their way together.
+/// Pages that are read together.
 const PAGES: usize = 8;
-/// And elements.
+/// Elements that are read together.
 const ELEMENTS: usize = 512;
-/// Most buckets that elements are put into, by their pages.
+/// Most buckets into which elements are sorted by their pages.
 const BUCKETS_MAX: u64 = 1 << 16;
 
-/// An element that is looked up, as one word: its position in the column, and which it is of those that are put. In order, so are the positions.
+/// An element to look up, as one word: its position in the column, and its number in the output.
+/// Entries are ordered by position.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct Entry(u64);
 
 impl Entry {
     pub(super) const NUMBER_BITS: u32 = 19;
-    /// What a position is less than.
+    /// Bound of the positions: all are less than this.
     pub(super) const POSITIONS: u64 = 1 << (u64::BITS - Entry::NUMBER_BITS);
 
     fn new(position: u64, number: usize) -> Entry {
@@ -38,7 +40,7 @@ impl Entry {
         self.position() / PAGE
     }
 
-    /// Its bytes, of the page that has them all.
+    /// Returns the element's bytes from its page.
     fn bytes_of<const BYTES: usize>(self, page: &[u8; PAGE_BYTES]) -> [u8; BYTES] {
         let skip = (self.position() % PAGE) as usize;
         *page[skip..].first_chunk().expect("it ends inside its page")
@@ -49,31 +51,31 @@ impl Entry {
     }
 }
 
-/// See the module.
+/// Elements of a column that are looked up together, in the order of their pages.
 pub(super) struct Batch<'t, const BYTES: usize> {
     target: Target<'t>,
     buckets: Buckets,
-    /// Positions in the order in which they are put.
+    /// Positions in the order of the output.
     positions: Vec<u64>,
-    /// The same in the order of their pages.
+    /// Entries of these positions in the order of their pages.
     entries: Vec<Entry>,
     elements: Vec<[u8; BYTES]>,
-    /// Pages that are read whole, and which of the entries are of each.
+    /// Pages that are read whole, and the range of the entries of each.
     pages: Vec<(u64, core::ops::Range<usize>)>,
-    /// Those that are read alone.
+    /// Entries that are read one by one.
     alone: Vec<Entry>,
     buffers: Vec<[u8; PAGE_BYTES]>,
 }
 
 impl<'t, const BYTES: usize> Batch<'t, BYTES> {
-    /// For so many elements of a column, in all.
+    /// Makes a batch for `wanted` elements of a column in all.
     pub(super) fn new(target: Target<'t>, column: &Pieces, wanted: u64) -> Batch<'t, BYTES> {
         let buckets = Buckets::new(column, wanted);
         let (positions, entries, elements, pages) = Default::default();
         Batch { target, buckets, positions, entries, elements, pages, alone: Vec::new(), buffers: Vec::new() }
     }
 
-    /// Which pages are read, and what else.
+    /// Decides which pages are read whole, and which elements one by one.
     fn plan(&mut self) {
         let Batch { entries, elements, pages, alone, .. } = self;
         elements.resize(entries.len(), [0; BYTES]);
@@ -144,15 +146,16 @@ impl<const BYTES: usize> Puts for Batch<'_, BYTES> {
     }
 }
 
-/// Sorts elements by page: counted first, then put into place, each once. A bucket is a page, or a power of two of them when the column has too many.
+/// Counting sort of elements by page. A bucket is a page, or a power of two of them when the column
+/// has too many.
 struct Buckets {
     shift: u32,
-    /// How many are in each, then where its next one goes.
+    /// Number of elements of each bucket, then the index of its next one.
     ends: Vec<u32>,
 }
 
 impl Buckets {
-    /// For so many elements of a column.
+    /// Makes buckets for `wanted` elements of a column.
     fn new(column: &Pieces, wanted: u64) -> Buckets {
         let (bytes, most) = (column.pages_all * PAGE, wanted.clamp(1, BUCKETS_MAX));
         let mut shift = PAGE.ilog2();
@@ -162,7 +165,7 @@ impl Buckets {
         Buckets { shift, ends: vec![0; (bytes >> shift) as usize + 1] }
     }
 
-    /// All positions, with what number each has, in the order of their pages.
+    /// Writes the entries of all positions, in the order of their pages, to `into`.
     fn sort(&mut self, positions: &[u64], into: &mut Vec<Entry>) {
         let Buckets { shift, ends } = self;
         let bucket = |position: u64| (position >> *shift) as usize;

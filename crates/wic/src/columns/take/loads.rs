@@ -1,4 +1,5 @@
-//! Elements of a column of which most pages have many: loaded one by one, as they come; each page is compared with its checksum when all are there.
+//! Look-up of elements of which most pages have many. They are loaded one by one, in order, and
+//! each page is compared with its checksum when all are there.
 
 use super::{Pieces, Puts, Target};
 use crate::{Fault, Place};
@@ -6,7 +7,7 @@ use crate::{Fault, Place};
 /// Elements that are loaded together.
 const LOADS: usize = 2048;
 
-/// See the module.
+/// Elements of a column that are loaded in the order of their indices.
 pub(super) struct Loads<'t, const BYTES: usize> {
     target: Target<'t>,
     offsets: Vec<u64>,

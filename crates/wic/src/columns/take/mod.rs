@@ -1,7 +1,7 @@
-//! `ff.take.*`: elements of a column in the order of indices, put one after the other into whole pages of the same region (AIFM's *Shuffle*).
-//! One function for each size of element.
+//! `ff.take.*`: gathers elements of a column, in the order of indices, into whole pages of the same
+//! region (AIFM's *Shuffle*). There is one function for each size of element.
 //!
-//! In one of two ways: see `loads` and `batch`.
+//! There are two implementations: `loads` and `batch`.
 
 mod batch;
 mod loads;
@@ -22,36 +22,38 @@ const PAGE: u64 = PAGE_BYTES as u64;
 #[derive(Debug)]
 pub struct Take<const BYTES: usize>;
 
-/// What is taken, and where to.
+/// Column, indices, and pages for the result.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Taken {
     /// The column, in order; counts are of elements.
     pub from: Vec<Range>,
-    /// Which elements, in the order in which they are put.
+    /// Indices of the elements, in the order of the output.
     pub indices: Vec<Indices>,
-    /// Whole pages that get them, as in [`Copied`](super::Copied).
+    /// Output: whole pages, as in [`Copied`](super::Copied).
     pub to: Vec<Range>,
 }
 
-/// Some indices.
+/// A list of indices.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Indices {
-    /// These.
+    /// Indices in the argument.
     These(Vec<u64>),
-    /// Words of the region, little-endian.
+    /// Indices in words of the region, little-endian.
     There(Range),
 }
 
 impl Taken {
-    /// Elements that are looked up together: the more, the more of them share a page. They take some twelve megabytes.
+    /// Elements that are looked up together: the more they are, the more of them share a page. They
+    /// take about twelve megabytes.
     pub const BATCH: usize = 1 << Entry::NUMBER_BITS;
 }
 
 #[cfg(test)]
 const BATCH_PAGES: usize = Taken::BATCH * 8 / PAGE_BYTES;
-/// So many elements for each page of a column take longer when they are read than when they are loaded and then all of its pages are compared.
+/// Number of elements for each page of a column from which on loading them, and then comparing all
+/// pages, is faster than reading them.
 const LOADED: u64 = 6;
-/// And so many at most: what is noted of pages takes memory.
+/// Most elements to load: the checksums of the pages take memory.
 const LOADED_MAX: u64 = 1 << 23;
 
 impl<const BYTES: usize> Function for Take<BYTES> {
@@ -64,7 +66,8 @@ impl<const BYTES: usize> Function for Take<BYTES> {
     };
     const VERSION: u32 = 1;
     type Argument = Taken;
-    /// The first index behind the column, if there is one. Then pages are written in part.
+    /// First index beyond the end of the column, if there is one. Then only a part of the pages is
+    /// written.
     type Answer = Option<u64>;
 
     async fn run<P: Place>(place: &P, taken: Taken) -> Result<Option<u64>, Fault> {
@@ -77,25 +80,26 @@ impl<const BYTES: usize> Function for Take<BYTES> {
             if outside.is_some() || column.matches(place, &sums).await? {
                 return Ok(outside);
             }
-            // Somebody writes to a page of the column, or one is corrupt: each is compared as it is read.
+            // A page of the column is being written, or is corrupt: each is compared as it is read.
         }
         let mut batch = Batch::<BYTES>::new(Target::new(place, &taken.to)?, &column, wanted);
         put_all(place, &column, &taken.indices, &mut batch).await
     }
 }
 
-/// Puts elements where they belong.
+/// Output of the elements with given indices.
 trait Puts {
-    /// So many more before it puts them.
+    /// Returns how many more indices can be added before [`Puts::put`].
     fn room(&self) -> usize;
-    /// Takes the index of an element for which there is room; `None`: there is none.
+    /// Adds the index of an element, for which there must be room; `None` if there is no such
+    /// element.
     fn add(&mut self, column: &Pieces, index: u64) -> Option<()>;
     async fn put<P: Place>(&mut self, place: &P, column: &Pieces) -> Result<(), Fault>;
-    /// Of the rest.
+    /// Puts the rest of the elements.
     async fn end<P: Place>(&mut self, place: &P, column: &Pieces) -> Result<(), Fault>;
 }
 
-/// The elements with these indices, or the first index with which there is none.
+/// Puts the elements with these indices. Returns the first index that has no element.
 async fn put_all<P: Place>(
     place: &P,
     column: &Pieces,
@@ -190,7 +194,8 @@ mod tests {
         assert!(got[wanted.len()..].iter().all(|byte| *byte == 0xEE), "pages that nothing was put into");
     }
 
-    /// Elements that cross the ends of pages, pages with few of them and with many, more of them than are looked up together.
+    /// Elements that cross the ends of pages, pages with few of them and with many, more of them
+    /// than are looked up together.
     #[test]
     fn batches_are_those_of_a_loop() {
         let bytes: Vec<u8> = (0..40 * PAGE).map(|index| ((index * 31 % 241) ^ (index >> 8)) as u8).collect();

@@ -1,13 +1,15 @@
-//! A column in pieces, by index.
+//! Access by index to a column in pieces.
 
 use super::{Entry, PAGE};
 use crate::{Fault, Place, Range};
 
-/// A column, by index. Its pieces are also thought of one behind the other, page by page: the *position* of an element is where its bytes are then.
+/// A column in pieces, by index. The *position* of an element is the offset of its bytes when the
+/// pages of all pieces are placed one behind the other.
 pub(super) struct Pieces {
     /// Elements before the end of each piece.
     ends: Vec<u64>,
-    /// What to add to the bytes before an element of each to get its offset in the region, and its position.
+    /// Offset in the region, and position, of each piece, minus the bytes of the elements before
+    /// it.
     bases: Vec<[u64; 2]>,
     /// Pages before each piece, and its first page in the region.
     pages: Vec<(u64, u64)>,
@@ -40,7 +42,7 @@ impl Pieces {
         Ok(column)
     }
 
-    /// Does no element go beyond the end of its page?
+    /// Checks that no element goes beyond the end of its page.
     pub(super) fn is_aligned(&self) -> bool {
         self.bases.iter().all(|[offset, _]| offset.is_multiple_of(self.bytes))
     }
@@ -51,7 +53,7 @@ impl Pieces {
         self.bases.get(piece).copied()
     }
 
-    /// Where the element with this index lies in the region.
+    /// Returns the offset in the region of the element with this index.
     #[inline]
     pub(super) fn offset(&self, index: u64) -> Option<u64> {
         self.base(index).map(|[offset, _]| offset.wrapping_add(index.wrapping_mul(self.bytes)))
@@ -62,7 +64,7 @@ impl Pieces {
         self.base(index).map(|[_, position]| position.wrapping_add(index.wrapping_mul(self.bytes)))
     }
 
-    /// Where a position is in the region.
+    /// Returns the offset in the region of a position.
     pub(super) fn offset_of(&self, position: u64) -> u64 {
         let page = position / PAGE;
         let piece = self.pages.partition_point(|(before, _)| *before <= page) - 1;
@@ -70,13 +72,13 @@ impl Pieces {
         (first + page - before) * PAGE + position % PAGE
     }
 
-    /// The first page of each piece, and how many it has.
+    /// Returns the offset of the first page of each piece, and its number of pages.
     fn runs(&self) -> impl Iterator<Item = (u64, usize)> {
         let ends = self.pages.iter().skip(1).map(|(before, _)| *before).chain([self.pages_all]);
         self.pages.iter().zip(ends).map(|((before, first), end)| (first * PAGE, (end - before) as usize))
     }
 
-    /// The checksums that its pages should have.
+    /// Returns the checksums that the pages of each piece should have.
     pub(super) async fn sums<P: Place>(&self, place: &P) -> Result<Vec<Vec<u64>>, Fault> {
         let mut sums = Vec::with_capacity(self.pages.len());
         for (offset, count) in self.runs() {
