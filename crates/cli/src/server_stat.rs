@@ -54,7 +54,7 @@ impl StatClient {
     }
 
     /// Asks for the server's counters. Connects first if needed, and reconnects once if the
-    /// connection was lost. Blocks for a few seconds at most.
+    /// connection was lost. Each read and write blocks for [`ANSWER_WITHIN`] at most.
     pub(crate) fn ask(&mut self) -> anyhow::Result<Answer> {
         let again = self.connected.is_some();
         match self.ask_once() {

@@ -182,7 +182,7 @@ impl Scan {
         Ok(())
     }
 
-    /// Reads these rows, of those that all closures keep. Returns `None` if none are kept.
+    /// Reads the columns of the rows that all closures keep. Returns `None` if none are kept.
     fn read(&mut self, mut rows: Rows) -> Result<Option<RecordBatch>, FrameError> {
         for (columns, keep) in &mut self.keep {
             let schema = Arc::new(self.frame.schema.project(columns)?);
