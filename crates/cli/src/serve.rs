@@ -271,7 +271,8 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes the socket's folder, which a killed runner could not remove, if the folder is empty.
+/// Removes the private socket and its folder, which a killed runner could not remove. The folder
+/// stays if it is not empty.
 fn remove_private_folders(args: &ServeArgs) {
     for url in &args.listen {
         if let (true, ListenUrl::Unix(path)) = (args.private, url) {

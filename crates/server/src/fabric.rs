@@ -104,7 +104,7 @@ struct Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // The thread then drops its reference to the station as the last one.
+        // The thread ends then, and is the last to drop the station.
         self.ended.store(true, Ordering::Relaxed);
     }
 }

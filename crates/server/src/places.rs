@@ -1,9 +1,10 @@
 //! Connection slots: their number is limited, and each costs a thread.
 //!
-//! A connection that has not authenticated yet (a *stranger*) holds its slot only on sufferance. At
-//! most half of all slots are held so. When a slot is needed, the address with the most strangers
-//! loses its oldest one. So strangers cannot keep out a client that connects and authenticates.
-//! Slots of authenticated clients are charged to their ledgers.
+//! A connection that has not authenticated yet, that is, has not sent a valid `Hello`, is a
+//! *stranger*. Its slot can be taken back. Strangers hold at most half of all slots, or 64 if that
+//! is more. When a slot is needed, the address with the most strangers loses its oldest one. So
+//! strangers cannot keep out a client that connects and authenticates. Slots of authenticated
+//! clients are charged to their ledgers.
 
 use crate::address::Address;
 use std::collections::{BTreeMap, HashMap};

@@ -84,7 +84,7 @@ impl FarGroups {
         let made = plan.schema();
         let is_made = made.fields().iter().skip(by.len()).map(|field| field.data_type()).eq(&types);
         let is_there = match scan.has_groups(&by, &aggs) {
-            // Dates as numbers, which only SQL adds up.
+            // SQL adds up dates as numbers. Frames do not, and refuse with this error.
             Err(FrameError::Type { .. }) => false,
             is_there => is_there.map_err(failed)?,
         };

@@ -25,7 +25,8 @@ const IDLE: Duration = Duration::from_secs(10);
 
 impl Connection<'_> {
     /// Receives at least one byte. `need` is the length of the next message as far as it is known.
-    /// Blocks until `until`, if that is given: then the end is [`End::Silent`].
+    /// Returns [`End::Silent`] if nothing arrives before `until`. Without `until`, waits as long as
+    /// it takes.
     pub(super) fn receive(&mut self, need: usize, until: Option<Instant>) -> Result<(), End> {
         self.make_room(need)?;
         let mut spinning = self.shared.spinners.enter(&self.patience, Instant::now());

@@ -205,7 +205,7 @@ impl<'a> Connection<'a> {
         end
     }
 
-    /// Refuses the client without receiving anything.
+    /// Refuses the client without reading its greeting.
     pub(crate) fn turn_away(&mut self, code: RefuseCode, text: &str) -> End {
         let end = self.refuse(code, text);
         self.tally.refused_connections += 1;
@@ -404,7 +404,7 @@ fn is_late(request: &WireRequest<'_>, arrived: Instant, now: Instant) -> bool {
     request.deadline.is_some_and(|deadline| now.saturating_duration_since(arrived) > deadline)
 }
 
-/// Sets the flag in a frame that the server is about to stop.
+/// Sets the flag in a frame that says that the server is about to stop.
 fn mark_stopping(frame: &mut [u8]) {
     const FLAGS_AT: usize = 5;
     if let Some(flags) = frame.get_mut(FLAGS_AT) {

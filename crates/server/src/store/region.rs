@@ -12,12 +12,13 @@
 //! reference is ever made into a layer.
 //!
 //! Invariants:
-//! - the layers, and which of them is the top, change only under the write lock; pages move under the read lock;
-//! - a frozen layer is never written again, so it is right for as long as the map names it;
-//! - a layer that only this region holds (one strong reference) stays so under the read lock, because a snapshot
-//!   takes the write lock;
-//! - what the account pays for a layer is never less than the pages in it, unless a client that has it mapped
-//!   cheats; then [`Region::audit`] finds out.
+//! - The layers, and which of them is the top, change only under the write lock. Pages move under
+//!   the read lock.
+//! - A frozen layer is never written again, so it is right for as long as the map names it.
+//! - A layer that only this region holds (one strong reference) stays so under the read lock,
+//!   because a snapshot takes the write lock.
+//! - The charge for a layer is never less than the pages in it, unless a client that has it mapped
+//!   cheats. Then [`Region::audit`] finds out.
 
 use super::account::Account;
 use super::layer::Layer;
