@@ -46,7 +46,7 @@ pub enum FrameError {
         /// Name that was asked for.
         name: String,
     },
-    /// Rows are grouped or joined by at least one column.
+    /// No columns were given to group or join rows by.
     #[error("there are no columns to group or join rows by")]
     NoKeys,
     /// Key columns have different types. Such values are never equal: cast one of the columns.
@@ -67,7 +67,7 @@ pub enum FrameError {
         /// Name of the column.
         name: String,
     },
-    /// A column of this name exists already, or there would be two.
+    /// A column of this name exists already, or two columns would have it.
     #[error("there would be two columns {name:?}")]
     SameName {
         /// Name that both columns would have.

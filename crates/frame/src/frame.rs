@@ -99,7 +99,7 @@ impl FarFrame {
         maker.finish()
     }
 
-    /// Returns the rows with these indices.
+    /// Returns the rows with these indices. Returns an error if the range is not within the frame.
     pub fn range(&self, rows: Range<usize>) -> Result<FarFrame, FrameError> {
         if rows.start > rows.end || rows.end > self.rows {
             return Err(FrameError::NoRows { end: rows.end.max(rows.start), rows: self.rows });

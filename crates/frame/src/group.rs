@@ -148,8 +148,8 @@ impl GroupBy {
 }
 
 impl Scan {
-    /// Checks whether [`groups`](Scan::groups) can answer for these columns, if there are not too
-    /// many groups.
+    /// Checks whether [`groups`](Scan::groups) can answer for these columns, provided that there
+    /// are not too many groups. All of these must hold:
     ///
     /// - There are one to four group columns, without NaN and −0.
     /// - Nothing but ranges of columns keeps rows: at most fifteen, where a column with nulls

@@ -1,9 +1,9 @@
 //! Data frames: columns of Apache Arrow whose bytes live in far memory.
 //!
-//! Arrow computes; this crate says where the bytes live. A [`FarFrame`] keeps each column in far
-//! vectors. It brings [`CHUNK_ROWS`] rows of the columns that are asked for near at a time, as a
-//! `RecordBatch` for Arrow's kernels. Results go far again chunk by chunk. Where the memory server
-//! runs functions, it counts, sums and compares whole columns of numbers itself.
+//! Arrow computes, and this crate decides where the bytes live. A [`FarFrame`] keeps each column in
+//! far vectors. It brings [`CHUNK_ROWS`] rows of the columns that are asked for near at a time, as
+//! a `RecordBatch` for Arrow's kernels. Results go far again chunk by chunk. Where the memory
+//! server runs functions, it counts, sums and compares whole columns of numbers itself.
 //!
 //! ```
 //! use farfield::Heap;

@@ -46,7 +46,8 @@ pub struct Summary {
 
 impl FarFrame {
     /// Computes the aggregates of a column of numbers. If the memory server runs functions, the
-    /// column is not brought near, unless it has nulls and also NaN or −0.
+    /// column is not brought near, unless it has nulls and also NaN or −0. Returns an error if the
+    /// column holds no numbers.
     pub fn totals(&self, name: &str) -> Result<Totals, FrameError> {
         self.totals_in(name, ..)
     }
@@ -83,7 +84,7 @@ impl FarFrame {
     /// Returns the smallest number of a column such that at least this share (0 to 1) of the values
     /// does not exceed it. Returns `None` if there are no values. Nulls and NaN are ignored. The
     /// memory server finds the number if it runs functions; a column with nulls is first copied
-    /// without them.
+    /// without them. Returns an error if the column holds no numbers, or decimal ones.
     ///
     /// ```
     /// use farfield::Heap;

@@ -1,9 +1,9 @@
 //! SQL over data frames in far memory.
 //!
-//! DataFusion plans and computes; Farfield says where the bytes live and where they are looked at.
-//! A [`FarTable`] gives a query only the columns that it names, and only the rows that it asks for.
-//! The memory server finds ranges of numbers and computes aggregates, with or without groups. The
-//! result of a query can become a far frame again ([`to_frame`]).
+//! DataFusion plans and computes. This crate decides where the bytes live and where they are looked
+//! at. A [`FarTable`] gives a query only the columns that it names, and only the rows that it asks
+//! for. The memory server finds ranges of numbers and computes aggregates, with or without groups.
+//! The result of a query can become a far frame again ([`to_frame`]).
 //!
 //! ```
 //! use farfield::Heap;
