@@ -1,4 +1,4 @@
-//! `farfield advise`: where far memory should be, and how much near, for a program that was profiled.
+//! `farfield advise`: recommends a place for far memory and a near budget, for a profiled program.
 
 use crate::doctor::pool::{self, Care};
 use anyhow::{Context, ensure};
@@ -9,7 +9,8 @@ use farfield_pager::runner::{Bytes, machine};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// A private server keeps far memory in this machine's memory: what it takes is what memory of our own takes.
+/// Pool that is measured in place of a private server, which keeps far memory in this machine's
+/// memory.
 const PRIVATE_STAND_IN: &str = "ram:";
 
 /// Say where far memory should be, and how much near, for a program that `farfield profile` has watched.
@@ -45,7 +46,7 @@ Examples:
 
 Exit code: 0 with a way to run it, 1 without.";
 
-/// A number of times.
+/// Parses a slowdown limit between 1.01 and 100.
 pub(crate) fn slo(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(slo) if (1.01..=100.0).contains(&slo) => Ok(slo),
@@ -66,7 +67,7 @@ pub(crate) fn run(args: &AdviseArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures the places and asks.
+/// Measures the places and computes the advice.
 pub(crate) fn advise(
     profile: &Profile,
     slo: f64,
@@ -89,7 +90,7 @@ fn place(url: &str, token: &[u8], care: Care) -> anyhow::Result<Place> {
     measured.for_advice(url).context("a place that is well was measured")
 }
 
-/// What this machine, or this container, could give as near memory now.
+/// Returns the memory in bytes that this machine or container could give as near memory now.
 fn free_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));

@@ -1,6 +1,8 @@
-//! `farfield bench`: starts `farfield-bench`, which lies beside this program, as cargo does with its commands.
+//! `farfield bench`: starts `farfield-bench`, which lies beside this program, as cargo does with
+//! its commands.
 //!
-//! The experiments and their workloads are a program of their own, so that who runs jobs does not build them.
+//! The experiments and their workloads are a separate program, so that users who run jobs do not
+//! have to build them.
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -17,7 +19,7 @@ pub(crate) struct BenchArgs {
     words: Vec<OsString>,
 }
 
-/// Becomes `farfield-bench`. Returns only if that is impossible.
+/// Replaces this process by `farfield-bench`. Returns only if that is impossible.
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let own = std::env::current_exe().context("cannot find out where this program is")?;
     let path = own.with_file_name("farfield-bench");

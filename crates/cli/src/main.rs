@@ -63,8 +63,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// Help and versions end well. A command line that cannot be understood ends with 2, but under `run` and `profile`, where 2
-/// could be the program's own, with the code that says that the program was not started.
+/// Prints help, the version, or a usage error, and returns the exit code: 0 for help and version, 2
+/// for an error. Under `run` and `profile`, where 2 could be the program's own code, an error
+/// returns the code for a program that was not started.
 fn misused(error: &clap::Error) -> ExitCode {
     let _ = error.print();
     let run = std::env::args_os().nth(1).is_some_and(|word| word == "run" || word == "profile");
@@ -75,7 +76,7 @@ fn misused(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// 0, or the error on stderr and 1.
+/// Returns 0, or prints the error to stderr and returns 1.
 fn finish(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -86,7 +87,7 @@ fn finish(result: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// A line on stderr. Not `eprintln!`, which panics when nobody can read it.
+/// Writes a line to stderr. `eprintln!` is not used, because it panics if stderr is closed.
 fn say(text: &str) {
     let _ = std::io::stderr().write_all(format!("farfield: {text}\n").as_bytes());
 }

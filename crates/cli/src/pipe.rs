@@ -1,5 +1,6 @@
-//! Was SIGPIPE ignored when this process started? The program that we run must find it as we found it, but the Rust
-//! runtime ignores it before `main`, so we look earlier.
+//! Detects whether SIGPIPE was ignored when this process started. The program that we run must
+//! inherit the original setting, but the Rust runtime ignores the signal before `main`. So it is
+//! read earlier.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,7 +22,7 @@ extern "C" fn look() {
 #[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = look;
 
-/// What was found.
+/// Returns whether SIGPIPE was ignored when this process started.
 pub(crate) fn was_ignored() -> bool {
     IGNORED.load(Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! `farfield pool`: which pool a running job has, and another one for it.
+//! `farfield pool`: shows the pool of a running job, and moves the job to another one.
 
 use clap::{Args, Subcommand};
 use farfield_core::geometry::PAGE_BYTES;
@@ -74,7 +74,7 @@ struct SwitchArgs {
     no_wait: bool,
 }
 
-/// 0, or an error on stderr and 1.
+/// Runs the subcommand. Returns 0, or prints the error to stderr and returns 1.
 pub(crate) fn run(args: PoolArgs) -> ExitCode {
     crate::finish(match args.command {
         PoolCommand::Switch(args) => switch(args),
@@ -108,7 +108,8 @@ fn switch(args: SwitchArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Why the job stays where it is. Who gives a switch up says so right afterwards.
+/// Returns the reason why the job stays where it is. Waits up to a second for it, because it is
+/// published right after the switch was given up.
 fn given_up(control: &ControlBlock) -> String {
     let deadline = Instant::now() + Duration::from_secs(1);
     loop {
@@ -139,25 +140,27 @@ fn status(args: &StatusArgs) -> anyhow::Result<()> {
         true => serde_json::to_string(&PoolRow::of(status))? + "\n",
         false => render(&status),
     };
-    // Nobody may be left who reads it.
+    // The write fails if stdout was closed.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(())
 }
 
-/// A job's pool, for programs.
+/// The pool of a job, as JSON output.
 #[derive(serde::Serialize, Default, Debug)]
 pub(crate) struct PoolRow {
-    /// Where far memory is, or goes while `moving` is not empty; and where it was before.
+    /// URLs of the pool, or of its target while `moving` is not empty; and the URLs before that.
     urls: Vec<String>,
     before: Vec<String>,
-    /// Pools that it was given since it began, way back included; and those to which it moved by itself.
+    /// Number of pools that the job was given since it began, moves back included; and the number
+    /// of those to which it moved by itself.
     pub(crate) switches: u32,
     pub(crate) moves: u32,
-    /// Why it moved there by itself, and why it came back from the one before; `null` if it did not.
+    /// Reason why the job moved there by itself, and reason why it came back from the pool before;
+    /// `null` if it did not.
     cause: Option<String>,
     reason: Option<String>,
     pub(crate) moving: Vec<MovingRow>,
-    /// Processes for which a server is lost, silent, or lacks something.
+    /// Processes that have lost a server, or whose servers are silent or lack something.
     pub(crate) degraded: Vec<u32>,
     pub(crate) scrubbed: Vec<ScrubRow>,
     pub(crate) protection: Vec<ProtectionRow>,
@@ -170,7 +173,7 @@ pub(crate) struct MovingRow {
     moved_pages: u64,
 }
 
-/// What the scrub of a process's pool has done.
+/// Progress of the scrub of a process's pool.
 #[derive(serde::Serialize, Debug)]
 pub(crate) struct ScrubRow {
     pid: u32,
@@ -178,11 +181,11 @@ pub(crate) struct ScrubRow {
     pub(crate) wrong_pages: u64,
     pub(crate) mended_pages: u64,
     turns: u64,
-    /// Since the last turn ended.
+    /// Seconds since the last turn ended.
     turn_age_s: Option<f64>,
 }
 
-/// How well a process's pool protects what it holds.
+/// Redundancy of the data in a process's pool.
 #[derive(serde::Serialize, Debug)]
 pub(crate) struct ProtectionRow {
     pid: u32,
@@ -193,7 +196,7 @@ pub(crate) struct ProtectionRow {
 }
 
 impl PoolRow {
-    /// Of a job.
+    /// Reads the pool of a job from its control block.
     pub(crate) fn read(control: &ControlBlock) -> PoolRow {
         PoolRow::of(PoolStatus::read(control))
     }
@@ -267,7 +270,8 @@ fn protected(protection: &Protection) -> String {
 }
 
 impl PoolRow {
-    /// A few words about all processes together; `None`: the pool promises nothing.
+    /// Describes the protection of all processes together in a few words. Returns `None` if the
+    /// pool promises no redundancy.
     pub(crate) fn protected(&self) -> Option<String> {
         let most = |number: fn(&ProtectionRow) -> u64| self.protection.iter().map(number).max();
         let protection = Protection {

@@ -1,4 +1,4 @@
-//! `farfield run`: a program with far memory.
+//! `farfield run`: runs a program with far memory.
 
 use crate::doctor::pool::Care;
 use crate::size::Size;
@@ -100,7 +100,7 @@ enum AutoArg {
     Periodic,
 }
 
-/// Runs the program and ends as it ended.
+/// Runs the program, and ends as the program ended.
 pub(crate) fn run(args: RunArgs) -> ExitCode {
     let options = match options(args) {
         Ok(options) => options,
@@ -145,10 +145,10 @@ fn options(args: RunArgs) -> anyhow::Result<Options> {
     })
 }
 
-/// What `--auto` does.
+/// Settings that `--auto` derives.
 struct Holding {
     hold: Option<HoldOptions>,
-    /// Where far memory is at first, and where it may be.
+    /// URLs of far memory at the start, and URLs that it may move to.
     far: Vec<String>,
     places: Vec<String>,
     huge_pages: bool,

@@ -1,4 +1,4 @@
-//! `farfield serve`: keeps far memory for others.
+//! `farfield serve`: runs a memory server.
 
 use crate::size::Size;
 use anyhow::Context;
@@ -89,7 +89,7 @@ enum LogFormat {
     Json,
 }
 
-/// A number of connections with which a server is of any use.
+/// Parses a number of connections, which must be at least 1.
 fn connections(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("with no connections nobody can use the server: give at least 1".to_owned()),
@@ -98,7 +98,8 @@ fn connections(text: &str) -> Result<usize, String> {
     }
 }
 
-/// How much to keep: no more than there is, or the machine would run out of memory before clients are told.
+/// Returns the capacity in bytes. Returns an error if it is more than the memory of the machine,
+/// which would run out of memory before it refused clients.
 fn capacity_bytes(wanted: Option<Size>, memory_bytes: u64) -> anyhow::Result<u64> {
     let bytes = wanted.map_or_else(default_capacity, |size| size.bytes(memory_bytes));
     anyhow::ensure!(bytes > 0, "a capacity of less than a page is of no use: give more, like 512M or 50%");
@@ -111,7 +112,7 @@ fn capacity_bytes(wanted: Option<Size>, memory_bytes: u64) -> anyhow::Result<u64
     Ok(bytes)
 }
 
-/// Refuses to let strangers in by mistake.
+/// Returns an error if strangers could connect by mistake.
 fn check_reach(args: &ServeArgs, listen: &[ListenUrl], has_tokens: bool) -> anyhow::Result<()> {
     let Some(open) = listen.iter().find(|url| is_open_to_others(url)) else { return Ok(()) };
     if has_tokens {
@@ -126,7 +127,7 @@ fn check_reach(args: &ServeArgs, listen: &[ListenUrl], has_tokens: bool) -> anyh
     Ok(())
 }
 
-/// A number and `us`, `ms`, `s` or `m`.
+/// Parses a time: a number and `us`, `ms`, `s` or `m`.
 fn duration(text: &str) -> Result<Duration, String> {
     if text == "0" {
         return Ok(Duration::ZERO);
@@ -143,7 +144,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Where to listen if nobody says: this machine only.
+/// Returns the addresses to listen at by default, which only this machine can reach.
 fn default_listen() -> Vec<ListenUrl> {
     let socket = match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(folder) => PathBuf::from(folder).join("farfield.sock"),
@@ -152,7 +153,7 @@ fn default_listen() -> Vec<ListenUrl> {
     vec![ListenUrl::Tcp("127.0.0.1:7400".to_owned()), ListenUrl::Unix(socket)]
 }
 
-/// Nine tenths of what is free now.
+/// Returns nine tenths of the memory that is free now.
 fn default_capacity() -> u64 {
     let free_kib = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -171,7 +172,7 @@ fn start_log(args: &ServeArgs) {
         LogFormat::Auto => !args.private && !std::io::stderr().is_terminal(),
         format => format == LogFormat::Json,
     };
-    // It fails only if there is a log already, and then that one does.
+    // It fails only if a log was installed already, which is then used.
     let _ = match json {
         true => builder.json().flatten_event(true).try_init(),
         false => builder.with_ansi(std::io::stderr().is_terminal()).with_target(false).try_init(),
@@ -184,7 +185,7 @@ fn tenants(args: &ServeArgs) -> anyhow::Result<Option<Tenants>> {
         anyhow::ensure!(!tenants.0.is_empty(), "the token file {} has no tenant in it", path.display());
         return Ok(Some(tenants));
     }
-    // The token of the job, if it has one: then it is asked for, and the user does not matter.
+    // A job may have a token. Then it is required, and the user is not checked.
     match crate::token::read(None)? {
         token if args.private && !token.is_empty() => {
             Ok(Some(Tenants(vec![TenantConfig { name: "job".to_owned(), token, quota_bytes: None }])))
@@ -193,7 +194,7 @@ fn tenants(args: &ServeArgs) -> anyhow::Result<Option<Tenants>> {
     }
 }
 
-/// What clients can call.
+/// Returns the functions that clients may call.
 fn functions(args: &ServeArgs) -> anyhow::Result<Registry> {
     match args.sandbox {
         false => Ok(Registry::standard()),
@@ -208,12 +209,14 @@ fn functions(args: &ServeArgs) -> anyhow::Result<Registry> {
 
 /// Runs the server until it is told to stop.
 pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
-    // Before there are threads, so that all of them inherit it: the signals are taken here, one by one.
+    // Done before there are threads, so that all of them inherit the mask: this thread takes the
+    // signals one by one.
     let stop = signals::bit(libc::SIGTERM) | signals::bit(libc::SIGINT) | signals::bit(libc::SIGHUP);
     let parent_died = signals::bit(libc::SIGUSR2);
     signals::set_mask(stop | parent_died);
     if args.parent_pid.is_some() {
-        // A hint to look at once. The kernel sends it when the *thread* that started us ends, so it proves nothing.
+        // The signal only means that it is time to check. The kernel sends it when the *thread*
+        // that started us ends, so it proves nothing.
         serving::signal_when_parent_dies(libc::SIGUSR2)?;
     }
     start_log(&args);
@@ -268,7 +271,8 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a runner that was killed could not remove: the folder that it made for the socket. Only if it is empty then.
+/// Removes the private socket and its folder, which a killed runner could not remove. The folder
+/// stays if it is not empty.
 fn remove_private_folders(args: &ServeArgs) {
     for url in &args.listen {
         if let (true, ListenUrl::Unix(path)) = (args.private, url) {
@@ -278,14 +282,14 @@ fn remove_private_folders(args: &ServeArgs) {
     }
 }
 
-/// Can other machines reach it?
+/// Checks whether other machines can reach the address.
 fn is_open_to_others(url: &ListenUrl) -> bool {
     let ListenUrl::Tcp(address) = url else { return false };
     let host = address.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
     host != "localhost" && !host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// Says where the server listens: to a program as one line of JSON, to a person in words.
+/// Prints the server's addresses to stdout: one line of JSON for programs, words for people.
 fn announce(server: &Server, private: bool) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     if !private && out.is_terminal() {

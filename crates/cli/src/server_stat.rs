@@ -1,4 +1,4 @@
-//! Asks a memory server how it fares.
+//! Client that asks a memory server for its statistics.
 
 use anyhow::{Context, bail, ensure};
 use farfield_core::wire::{
@@ -14,15 +14,15 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::time::Duration;
 
-/// How long the server may take.
+/// Longest time that the server may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Longest answer to what is asked here.
+/// Most bytes in the body of an answer.
 const BODY_BYTES_MAX: usize = 4096;
 
 trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
 
-/// A connection that asks only this.
+/// Client that only asks for statistics.
 pub(crate) struct StatClient {
     url: String,
     token: Vec<u8>,
@@ -30,9 +30,9 @@ pub(crate) struct StatClient {
     connected: Option<Connected>,
 }
 
-/// How a server fares.
+/// Statistics of a server.
 pub(crate) struct Answer {
-    /// Which life of it this is.
+    /// Random number that tells this run of the server from others.
     pub(crate) incarnation: u64,
     /// Counters by name.
     pub(crate) numbers: BTreeMap<&'static str, u64>,
@@ -45,14 +45,16 @@ struct Connected {
 }
 
 impl StatClient {
-    /// For the server at `url`. At a Unix socket it may be that of user `server_uid`, too.
+    /// Makes a client for the server at `url`, without connecting. At a Unix socket, the server may
+    /// also belong to user `server_uid`.
     pub(crate) fn new(url: &str, token: Vec<u8>, server_uid: Option<u32>) -> anyhow::Result<StatClient> {
         ensure!(token.len() <= Hello::TOKEN_BYTES_MAX, "the token is longer than {} bytes", Hello::TOKEN_BYTES_MAX);
         let mut urls = farfield_pool::resolve_urls(&[url])?;
         Ok(StatClient { url: urls.remove(0), token, server_uid, connected: None })
     }
 
-    /// Its counters. Connects again if the connection was lost since the last time.
+    /// Asks for the server's counters. Connects first if needed, and reconnects once if the
+    /// connection was lost. Each read and write blocks for [`ANSWER_WITHIN`] at most.
     pub(crate) fn ask(&mut self) -> anyhow::Result<Answer> {
         let again = self.connected.is_some();
         match self.ask_once() {

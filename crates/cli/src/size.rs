@@ -5,14 +5,14 @@ use std::str::FromStr;
 /// A size on the command line.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Size {
-    /// So many bytes.
+    /// Absolute size in bytes.
     Bytes(u64),
-    /// A part of the memory of this machine, or of the container.
+    /// Percentage of the memory of this machine, or of the container.
     Percent(f64),
 }
 
 impl Size {
-    /// In bytes, where all of it is `memory_bytes`; whole pages.
+    /// Returns the size in bytes, rounded down to whole pages. `memory_bytes` stands for 100 %.
     pub(crate) fn bytes(self, memory_bytes: u64) -> u64 {
         let bytes = match self {
             Size::Bytes(bytes) => bytes,
@@ -49,7 +49,8 @@ impl FromStr for Size {
         if shift == 0 && value.1 != 0.0 {
             return Err("half a byte does not exist".into());
         }
-        // The whole part exactly, so that 16777216T overflows and 1023G does not lose a bit.
+        // The whole part is computed exactly, so that 16777216T overflows and 1023G does not lose a
+        // bit.
         let whole = value.0.checked_shl(shift).filter(|whole| whole >> shift == value.0);
         let part = (value.1 * (1u64 << shift) as f64) as u64;
         match whole.and_then(|whole| whole.checked_add(part)) {
@@ -62,7 +63,7 @@ impl FromStr for Size {
 
 const FORMS: &str = "512M, 1.5G, 4GiB or 25%";
 
-/// Whole part and fraction of a decimal number; nothing else (no sign, no exponent).
+/// Parses the whole part and the fraction of a decimal number. Signs and exponents are refused.
 fn parse_number(text: &str) -> Option<(u64, f64)> {
     let (whole, fraction) = match text.split_once('.') {
         None => (text, None),

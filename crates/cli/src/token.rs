@@ -1,12 +1,13 @@
-//! The secret that a client shows to memory servers.
+//! Token that a client shows to memory servers.
 
 use anyhow::{Context, ensure};
 use std::path::Path;
 
-/// Holds the token if no file is given.
+/// Environment variable that holds the token if no file is given.
 pub(crate) const ENV_TOKEN: &str = "FARFIELD_TOKEN";
 
-/// The first line of `file`, or else the variable; empty if there is neither.
+/// Returns the first line of `file`, or without a file the variable's value. Empty if there is
+/// neither. Returns an error if the line is empty or has several words.
 pub(crate) fn read(file: Option<&Path>) -> anyhow::Result<Vec<u8>> {
     let Some(file) = file else {
         return Ok(std::env::var_os(ENV_TOKEN).map(std::os::unix::ffi::OsStringExt::into_vec).unwrap_or_default());

@@ -1,4 +1,4 @@
-//! `farfield top`: what jobs, heaps and memory servers do now.
+//! `farfield top`: shows what jobs, heaps and memory servers do now.
 
 mod heaps;
 mod metrics;
@@ -60,7 +60,7 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Shows until interrupted, or once.
+/// Prints the view once, or until interrupted.
 pub(crate) fn run(args: TopArgs) -> ExitCode {
     crate::finish(show(args))
 }
@@ -79,7 +79,8 @@ fn show(args: TopArgs) -> anyhow::Result<()> {
             true => serde_json::to_string(&snapshot)? + "\n",
             false => render(&snapshot),
         };
-        // To the corner, then clear what is left below: no flicker.
+        // The cursor goes to the top left and the screen is cleared in one write, so it does not
+        // flicker.
         let written = match live {
             true => write!(out, "\x1b[H\x1b[2J{text}"),
             false => write!(out, "{text}"),
@@ -96,7 +97,7 @@ fn show(args: TopArgs) -> anyhow::Result<()> {
     }
 }
 
-/// What is looked at.
+/// Jobs, heaps and servers to watch.
 struct View {
     jobs: Vec<JobView>,
     heaps: Vec<HeapView>,
@@ -111,7 +112,7 @@ struct JobView {
     before: Option<Before>,
 }
 
-/// The last reading, for rates.
+/// The previous reading, from which rates are computed.
 struct Before {
     at: Instant,
     totals: Totals,
@@ -153,7 +154,7 @@ impl View {
         Ok(view)
     }
 
-    /// All jobs and heaps of this user.
+    /// Opens all jobs and heaps of this user.
     fn of_all() -> View {
         let jobs = find_jobs().into_iter().map(JobView::open).collect();
         View { jobs, heaps: HeapView::find_all(), servers: Vec::new() }
@@ -176,7 +177,7 @@ impl ServerView {
     fn read(&mut self) -> anyhow::Result<ServerRow> {
         let answer = self.server.ask()?;
         let now = Instant::now();
-        // Of another incarnation, the counts have started again.
+        // The counters of another incarnation started again at zero.
         let before = self.before.take().filter(|(_, before)| before.incarnation == answer.incarnation);
         let uptime = Duration::from_millis(answer.numbers["uptime_ms"]);
         let rate = |name: &str| match &before {
@@ -186,7 +187,7 @@ impl ServerView {
         let row = ServerRow {
             url: self.url.clone(),
             error: None,
-            // In hexadecimal: as a number it would lose digits in most JSON readers.
+            // Hexadecimal, because most JSON readers would lose digits of such a number.
             incarnation: format!("{:016x}", answer.incarnation),
             read_pages_per_s: rate("read_pages"),
             written_pages_per_s: rate("written_pages"),
@@ -196,7 +197,8 @@ impl ServerView {
         Ok(row)
     }
 
-    /// The same as a part of a job, which is worth seeing also when its server is gone.
+    /// Reads the server of a job. Unlike `read`, returns an error as a row: the job is worth seeing
+    /// even if its server is gone.
     fn read_or_say(&mut self) -> ServerRow {
         self.read().unwrap_or_else(|error| ServerRow {
             url: self.url.clone(),
@@ -232,19 +234,19 @@ struct ServerRow {
 struct JobRow {
     runner_pid: u32,
     command: String,
-    /// Does the runner still live?
+    /// Whether the runner is still alive.
     alive: bool,
     near_limit_bytes: u64,
     near_bytes: u64,
     near_peak_bytes: u64,
-    /// The part of the near bytes that is our own tables and buffers.
+    /// Part of the near bytes that holds Farfield's own tables and buffers.
     meta_bytes: u64,
     far_bytes: u64,
     far_peak_bytes: u64,
     faults_per_s: f64,
     fault_ns_p50: Option<u64>,
     fault_ns_p99: Option<u64>,
-    /// Part of the prefetched pages that were used, since the start.
+    /// Share of the prefetched pages that were used, since the start.
     prefetch_accuracy: Option<f64>,
     counters: BTreeMap<&'static str, u64>,
     pool: PoolRow,
@@ -351,12 +353,13 @@ fn per_second(count: u64, since: Duration) -> f64 {
     count as f64 / since.as_secs_f64().max(1e-3)
 }
 
-/// How long a process has lived; `None` if it is gone.
+/// Returns the time since a process started, or `None` if it is gone.
 fn age(pid: u32) -> Option<Duration> {
-    /// Parts of a second in which `/proc` counts, on every x86-64.
+    /// Clock ticks per second in `/proc`, on every x86-64.
     const TICKS_PER_S: f64 = 100.0;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Behind the name, which may itself have any letters: the state is the third field, the start the 22nd.
+    // Fields are counted from behind the name, which may contain any character. State is the third
+    // field, start time the 22nd.
     let started: f64 = stat.rsplit(')').next()?.split_ascii_whitespace().nth(19)?.parse().ok()?;
     let now: f64 = std::fs::read_to_string("/proc/uptime").ok()?.split(' ').next()?.parse().ok()?;
     Some(Duration::from_secs_f64((now - started / TICKS_PER_S).max(0.0)))
@@ -366,7 +369,7 @@ fn part(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-/// The command line of a process, as one line that cannot confuse a terminal.
+/// Returns the command line of a process, as one line without control characters.
 fn command_line(pid: u32) -> String {
     let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     printable(&String::from_utf8_lossy(bytes.strip_suffix(b"\0").unwrap_or(&bytes)).replace('\0', " "))
@@ -404,15 +407,15 @@ fn render(snapshot: &Snapshot) -> String {
     text
 }
 
-/// Columns that lines for people have at most.
+/// Most columns of a line for people.
 const COLUMNS: usize = 80;
 
-/// Cuts a line to the columns that it may have.
+/// Cuts a line to [`COLUMNS`].
 fn cut(line: &str) -> String {
     line.chars().take(COLUMNS).collect()
 }
 
-/// Writes parts of what is said of one thing, as many on a line as fit there.
+/// Writes short texts, as many on a line as fit there.
 fn write_parts(text: &mut String, parts: &[String]) {
     let mut line = String::new();
     for part in parts.iter().filter(|part| !part.is_empty()) {
@@ -482,7 +485,7 @@ fn render_job(job: &JobRow, text: &mut String) {
     }
 }
 
-/// How a server of a job fares, on one line.
+/// Describes a server of a job in one line.
 fn server_line(server: &ServerRow) -> String {
     if let Some(error) = &server.error {
         return printable(error);

@@ -1,9 +1,11 @@
 //! A column: its buffers as far vectors, and chunks of it as Arrow arrays.
 //!
-//! All rows of a buffer lie in one far vector, so a whole column is asked for with one `aggregate`. Bits (validity, booleans) are words of 64, and chunks begin at
-//! a word, so a chunk is read without shifting. Strings are in [`text`](crate::text).
+//! All rows of a buffer lie in one far vector, so one `aggregate` covers a whole column. Bits
+//! (validity, booleans) are stored in words of 64. Chunks begin at a word, so a chunk is read
+//! without shifting. Strings are in [`text`](crate::text).
 //!
-//! Danger: a chunk that is cut where its neighbour begins; bits that are read from the wrong word; nulls that are taken for values.
+//! Danger: a chunk that is cut where its neighbour begins; bits that are read from the wrong word;
+//! nulls that are taken for values.
 
 use crate::error::FrameError;
 use crate::text::{Text, Words};
@@ -18,13 +20,13 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Rows that come near together.
+/// Rows that are brought near together.
 pub const CHUNK_ROWS: usize = 8192;
 const WORD_BITS: usize = u64::BITS as usize;
 const CHUNK_WORDS: usize = CHUNK_ROWS / WORD_BITS;
 const _: () = assert!(CHUNK_ROWS.is_multiple_of(WORD_BITS));
 
-/// Values of a column, by what they are stored as.
+/// Values of a column, by the type that they are stored as.
 pub(crate) enum Values {
     I8(FarVec<i8>),
     I16(FarVec<i16>),
@@ -42,13 +44,15 @@ pub(crate) enum Values {
     Plain(Plain),
 }
 
-/// Values of so many bytes each, which only Arrow understands: decimal numbers, bytes of a fixed length.
+/// Values of a fixed number of bytes that only Arrow understands: decimal numbers, byte strings of
+/// a fixed length.
 pub(crate) struct Plain {
     bytes: FarVec<u8>,
     width: usize,
 }
 
-/// The same for all kinds of numbers.
+/// Evaluates one expression for numbers of any type. The other kinds of values have arms of their
+/// own.
 macro_rules! with_numbers {
     ($values:expr, $numbers:ident => $numeric:expr, $($other:tt)*) => {
         match $values {
@@ -68,7 +72,8 @@ macro_rules! with_numbers {
 }
 pub(crate) use with_numbers;
 
-/// The same for all that has images: numbers, and numbers of kinds of strings.
+/// Evaluates one expression for all values that have images: numbers, and strings stored as numbers
+/// of kinds. The other kinds of values have arms of their own.
 macro_rules! with_images {
     ($values:expr, $numbers:ident => $numeric:expr, $($other:tt)*) => {
         with_numbers!($values, $numbers => $numeric,
@@ -81,15 +86,17 @@ macro_rules! with_images {
 }
 pub(crate) use with_images;
 
-/// A column under construction, or finished. It only grows, by whole chunks and a last one that may be shorter.
+/// A column under construction, or finished. It only grows: by whole chunks, and by a last one that
+/// may be shorter.
 pub(crate) struct Column {
     data_type: DataType,
     rows: usize,
     nulls: usize,
-    /// Bits that say which rows have a value. Empty as long as all have. Numbers and bits of the others are zeros.
+    /// Validity bits: which rows have a value. Empty as long as all rows have one. Rows without a
+    /// value store zero as their number or bit.
     valid: FarVec<u64>,
     pub(crate) values: Values,
-    /// Of numbers, and of numbers of kinds of strings.
+    /// Zone maps of numbers, and of strings stored as numbers of kinds.
     pub(crate) zones: Zones,
 }
 
@@ -130,29 +137,31 @@ impl Column {
         self.nulls
     }
 
-    /// Bits that say which rows have a value. `None`: all have.
+    /// Returns the validity bits, or `None` if all rows have a value.
     pub(crate) fn valid(&self) -> Option<&FarVec<u64>> {
         (self.nulls > 0).then_some(&self.valid)
     }
 
-    /// Does it have numbers, and not bits or strings?
+    /// Checks whether the column stores numbers, and not bits, strings or plain bytes.
     pub(crate) fn has_numbers(&self) -> bool {
         with_numbers!(&self.values, _numbers => true, Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => false)
     }
 
-    /// Can its values be a part of a key, as words?
+    /// Checks whether the column can be a part of a key, as words.
     pub(crate) fn has_images(&self) -> bool {
         !matches!(self.values, Values::Text(_) | Values::Plain(_))
     }
 
     pub(crate) fn ends(&self) -> Result<Option<ArrayRef>, FrameError> {
-        // Kinds of strings are not in the order of their numbers.
+        // Numbers of kinds of strings are not in the order of the strings.
         let zone = self.zones.all().filter(|_| self.has_numbers());
         let Some(Zone { low, high }) = zone else { return Ok(None) };
         self.array_of_images([low, high].into_iter(), None)
     }
 
-    /// The numbers with these images ([`Number::image`]), bits, or strings of these kinds, as values of its type. `None`: it has none.
+    /// Returns the values with these images ([`Number::image`]) as an array of the column's type.
+    /// An image stands for a number, a bit or a kind of string. Returns `None` if the column has no
+    /// images.
     pub(crate) fn array_of_images(
         &self,
         images: impl Iterator<Item = u64>,
@@ -165,8 +174,9 @@ impl Column {
             Values::Text(_) | Values::Plain(_) => Ok(None))
     }
 
-    /// As a part of keys: whether there is a value, if there are nulls, and its number, bit or kind. Of nulls all are zeros, so they are one group, the first. Nothing: it has
-    /// neither.
+    /// Returns the column as a part of keys: its validity bits, if it has nulls, and then its
+    /// numbers, bits or kinds. Nulls are all zeros, so they make one group, the first. Empty if the
+    /// column has no images.
     pub(crate) fn key_columns(&self) -> Vec<KeyColumn<'_>> {
         let values: Option<KeyColumn<'_>> = with_images!(&self.values, numbers => Some(numbers.into()),
             Values::Bits(bits) => Some(KeyColumn::bits(bits, self.rows)), Values::Text(_) | Values::Plain(_) => None);
@@ -174,7 +184,7 @@ impl Column {
         valid.into_iter().chain(values).collect()
     }
 
-    /// Numbers, as values of its type.
+    /// Returns numbers as an array of the column's type.
     pub(crate) fn array_of<N: ArrowNativeType>(
         &self,
         numbers: Vec<N>,
@@ -185,7 +195,7 @@ impl Column {
         Ok(make_array(data.add_buffer(Buffer::from_vec(numbers)).build()?))
     }
 
-    /// A chunk more. All before it were whole ones.
+    /// Appends a chunk. All chunks before it must be whole.
     pub(crate) fn push(&mut self, heap: &Heap, array: &ArrayRef) -> Result<(), FrameError> {
         assert!(self.rows.is_multiple_of(CHUNK_ROWS) && array.len() <= CHUNK_ROWS);
         assert_eq!(array.data_type(), &self.data_type);
@@ -194,7 +204,7 @@ impl Column {
         match &mut self.values {
             Values::Bits(bits) => {
                 let set = BooleanBuffer::new(data.buffers()[0].clone(), data.offset(), data.len());
-                // Those of nulls are zeros.
+                // Bits of nulls are stored as zeros.
                 let set = data.nulls().map_or_else(|| set.clone(), |valid| &set & valid.inner());
                 bits.extend_from_slice(&heap.enter(), &words_of(&set))?;
             }
@@ -238,7 +248,8 @@ impl Column {
         self.valid.extend_from_slice(&scope, &words)
     }
 
-    /// Which of these rows, which ascend, have a value; `None`: all rows have.
+    /// Returns the validity bits of `rows`, which must ascend. Returns `None` if all rows of the
+    /// column have a value.
     pub(crate) fn valid_at(&self, heap: &Heap, rows: &[u64]) -> Result<Option<BooleanBuffer>, FrameError> {
         if self.nulls == 0 {
             return Ok(None);
@@ -253,7 +264,7 @@ impl Column {
         Ok(Some(valid.finish()))
     }
 
-    /// These rows, which ascend, as an array of Arrow. Numbers are put together where they are.
+    /// Returns `rows`, which must ascend, as an Arrow array. The memory server gathers numbers.
     pub(crate) fn gather(&self, heap: &Heap, rows: &[u64]) -> Result<ArrayRef, FrameError> {
         let nulls = || Ok::<_, FrameError>(self.valid_at(heap, rows)?.map(NullBuffer::new));
         with_numbers!(&self.values, numbers => return self.array_of(taken(heap, numbers, rows)?, nulls()?),
@@ -272,7 +283,7 @@ impl Column {
         Ok(concat(&parts.iter().map(AsRef::as_ref).collect::<Vec<_>>())?)
     }
 
-    /// A chunk as an array of Arrow.
+    /// Returns a chunk as an Arrow array.
     pub(crate) fn chunk(&self, heap: &Heap, chunk: usize) -> Result<ArrayRef, FrameError> {
         let rows = chunk * CHUNK_ROWS..self.rows.min((chunk + 1) * CHUNK_ROWS);
         let nulls = self.valid().map(|valid| nulls_of(heap, valid, rows.clone())).transpose()?;
@@ -297,7 +308,8 @@ impl Column {
     }
 }
 
-/// How many bytes a value of a type has that is [`Plain`].
+/// Returns the number of bytes of a value whose type is stored as [`Plain`]; `None` for other
+/// types.
 fn width_of(data_type: &DataType) -> Option<usize> {
     match data_type {
         DataType::FixedSizeBinary(width) => usize::try_from(*width).ok(),
@@ -307,13 +319,13 @@ fn width_of(data_type: &DataType) -> Option<usize> {
     }
 }
 
-/// Is it one of decimal numbers?
+/// Checks whether a type is one of decimal numbers.
 pub(crate) fn is_decimal(data_type: &DataType) -> bool {
     use DataType::{Decimal32, Decimal64, Decimal128, Decimal256};
     matches!(data_type, Decimal32(..) | Decimal64(..) | Decimal128(..) | Decimal256(..))
 }
 
-/// The values of an array of numbers, and zeros where it has none: they change no sum.
+/// Returns the values of an array of numbers, with zeros for nulls: zeros change no sum.
 fn with_zeros<N: ArrowNativeType>(data: &ArrayData) -> Cow<'_, [N]> {
     let numbers = natives(data);
     match data.nulls() {
@@ -325,7 +337,7 @@ fn with_zeros<N: ArrowNativeType>(data: &ArrayData) -> Cow<'_, [N]> {
     }
 }
 
-/// A chunk more of a column, with these numbers.
+/// Appends the zone of a chunk with these numbers, nulls left out.
 fn push_zone<N: Number>(zones: &mut Zones, numbers: &[N], nulls: Option<&NullBuffer>) {
     match nulls {
         Some(nulls) => zones.push(nulls.valid_indices().map(|row| numbers[row])),
@@ -333,17 +345,17 @@ fn push_zone<N: Number>(zones: &mut Zones, numbers: &[N], nulls: Option<&NullBuf
     }
 }
 
-/// The numbers with these images, of the type of a column.
+/// Converts images to numbers of the column's type.
 fn numbers_of<N: Number>(_column: &FarVec<N>, images: impl Iterator<Item = u64>) -> Vec<N> {
     images.map(N::of_image).collect()
 }
 
-/// Words of bits that have those of these rows of one chunk.
+/// Returns the words of bits that hold these rows of one chunk.
 fn words_with(rows: &Range<usize>) -> Range<usize> {
     rows.start / WORD_BITS..rows.end.div_ceil(WORD_BITS)
 }
 
-/// Which of these rows of one chunk have no value.
+/// Returns which of these rows of one chunk have no value.
 pub(crate) fn nulls_of(heap: &Heap, valid: &FarVec<u64>, rows: Range<usize>) -> Result<NullBuffer, FarError> {
     let words = read(heap, valid, words_with(&rows))?;
     Ok(NullBuffer::new(BooleanBuffer::new(Buffer::from_vec(words), 0, rows.len())))
@@ -353,23 +365,23 @@ pub(crate) fn chunk_of(row: u64) -> usize {
     row as usize / CHUNK_ROWS
 }
 
-/// The values of an array of numbers.
+/// Returns the values of an array of numbers.
 pub(crate) fn natives<N: ArrowNativeType>(data: &ArrayData) -> &[N] {
     &data.buffers()[0].typed_data::<N>()[data.offset()..data.offset() + data.len()]
 }
 
-/// Bits as words, the rest of the last one zero.
+/// Returns bits as words. The unused bits of the last word are zero.
 fn words_of(bits: &BooleanBuffer) -> Vec<u64> {
     bits.bit_chunks().iter_padded().take(bits.len().div_ceil(WORD_BITS)).collect()
 }
 
-/// These numbers, put together where they are.
+/// Returns the numbers of `rows`, which the memory server gathers.
 fn taken<N: Number>(heap: &Heap, numbers: &FarVec<N>, rows: &[u64]) -> Result<Vec<N>, FrameError> {
     let some = numbers.take(heap, rows).run()?;
     Ok(read(heap, &some, 0..some.len())?)
 }
 
-/// Copies of these elements.
+/// Copies a range of elements.
 pub(crate) fn read<T: Clone + Send + 'static>(
     heap: &Heap,
     vec: &FarVec<T>,

@@ -1,76 +1,76 @@
-//! What can go wrong with a frame.
+//! Errors of frames.
 
 use arrow::datatypes::DataType;
 use arrow::error::ArrowError;
 use farfield::{FarError, OffloadError};
 
-/// Why a frame cannot be made, or not be asked.
+/// Error of making a frame or of a query to it.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
-    /// Far memory: see [`FarError`].
+    /// Error of far memory; see [`FarError`].
     #[error(transparent)]
     Far(#[from] FarError),
-    /// What was to be found where the values are was not found: see [`OffloadError`].
+    /// Error of a computation at the memory server; see [`OffloadError`].
     #[error(transparent)]
     Offload(#[from] OffloadError),
-    /// Arrow refuses: types that do not fit, a sum that overflows.
+    /// Error of Arrow: types that do not fit, a sum that overflows.
     #[error("{0}")]
     Arrow(#[from] ArrowError),
     /// A file cannot be opened or read.
     #[error("cannot read {name}: {why}")]
     File {
-        /// Its path.
+        /// Path of the file.
         name: String,
-        /// What the operating system says.
+        /// Error of the operating system.
         why: std::io::Error,
     },
-    /// A line of a CSV file is not what its columns are.
+    /// A line of a CSV file does not match the columns.
     #[error("line {line}: {why}")]
     Csv {
-        /// Counted from 1, the names of the columns included; a row of several lines counts once.
+        /// Line number from 1, the header included; a row of several lines counts once.
         line: u64,
-        /// What is wrong with it.
+        /// Reason, as text.
         why: String,
     },
-    /// A Parquet file is damaged, or of a kind that is not read.
+    /// A Parquet file is damaged, or of a kind that cannot be read.
     #[error("{name} is no Parquet file that can be read: {why}")]
     Parquet {
-        /// Its path.
+        /// Path of the file.
         name: String,
-        /// What is wrong with it.
+        /// Reason, as text.
         why: String,
     },
     /// The frame has no such column.
     #[error("there is no column {name:?}")]
     NoColumn {
-        /// What was asked for.
+        /// Name that was asked for.
         name: String,
     },
-    /// Rows are grouped or joined by one column at least.
+    /// No columns were given to group or join rows by.
     #[error("there are no columns to group or join rows by")]
     NoKeys,
-    /// Columns of different types are equal nowhere: one of them is to be cast.
+    /// Key columns have different types. Such values are never equal: cast one of the columns.
     #[error(
         "column {name:?} has the type {first}, and is to be joined with one of the type {second}: cast one of them"
     )]
     KeyTypes {
-        /// The column of the first frame.
+        /// Column of the first frame.
         name: String,
-        /// Its type.
+        /// Type of the column of the first frame.
         first: DataType,
-        /// The type of the other one.
+        /// Type of the column of the second frame.
         second: DataType,
     },
     /// Both frames have a column that they are not joined by.
     #[error("both frames have a column {name:?}: join by it, leave it out, or give a suffix")]
     BothHave {
-        /// Its name.
+        /// Name of the column.
         name: String,
     },
-    /// There is a column of that name, or there are two.
+    /// A column of this name exists already, or two columns would have it.
     #[error("there would be two columns {name:?}")]
     SameName {
-        /// Their name.
+        /// Name that both columns would have.
         name: String,
     },
     /// Columns of this type cannot be kept far.
@@ -79,31 +79,31 @@ pub enum FrameError {
          (of a Parquet file by from_parquet_columns)"
     )]
     NotKept {
-        /// The column.
+        /// Name of the column.
         name: String,
-        /// Its type.
+        /// Type of the column.
         data_type: DataType,
     },
-    /// Columns of this type cannot be asked this.
+    /// Columns of this type do not support this operation.
     #[error("column {name:?} has the type {data_type}, which cannot be used here")]
     Type {
-        /// The column.
+        /// Name of the column.
         name: String,
-        /// Its type.
+        /// Type of the column.
         data_type: DataType,
     },
-    /// What a closure gave has not a value for each row.
+    /// A closure returned another number of values than the batch has rows.
     #[error("{rows} rows were asked for, and {values} values came")]
     Lengths {
         /// Rows of the batch.
         rows: usize,
-        /// Values that came.
+        /// Values that the closure returned.
         values: usize,
     },
-    /// There are no such rows.
+    /// The range of rows is not within the frame.
     #[error("rows up to {end} of a frame with {rows}")]
     NoRows {
-        /// The end of the range, or its start if that is behind it.
+        /// The end of the range, or its start if the start is behind the end.
         end: usize,
         /// Rows of the frame.
         rows: usize,

@@ -11,9 +11,11 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A table whose columns are far. It does not change: what is made of it is another one, which shares the columns that are the same.
+/// A table whose columns are in far memory. It is immutable: every operation makes a new frame,
+/// which shares the columns that did not change.
 ///
-/// Beside the heap's budget, one chunk of each column that is asked for is near while it is looked at, two while a frame is made: 64 KiB for numbers of eight bytes.
+/// Besides the heap's budget, one chunk of each column that is read is near, or two while a frame
+/// is made. A chunk of numbers of eight bytes takes 64 KiB.
 #[derive(Clone)]
 pub struct FarFrame {
     pub(crate) heap: Arc<Heap>,
@@ -23,7 +25,7 @@ pub struct FarFrame {
 }
 
 impl FarFrame {
-    /// A frame of the rows of these batches, which all have this schema.
+    /// Makes a frame of the rows of these batches, which must all have this schema.
     pub fn from_batches(
         heap: &Arc<Heap>,
         schema: SchemaRef,
@@ -34,40 +36,42 @@ impl FarFrame {
         maker.finish()
     }
 
-    /// Names and types of its columns.
+    /// Returns the names and types of the columns.
     pub fn schema(&self) -> SchemaRef {
         self.schema.clone()
     }
 
-    /// How many rows it has.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// How many rows have no value in this column.
+    /// Returns the number of nulls in a column.
     pub fn nulls(&self, name: &str) -> Result<usize, FrameError> {
         Ok(self.columns[self.index(name)?].nulls())
     }
 
-    /// The smallest and the largest number of a column, two values of its type. They are known; nothing comes near. `None`: there are no numbers, or some are
-    /// NaN or −0, of which orders differ.
+    /// Returns the smallest and the largest number of a column, as two values of its type. They are
+    /// known in advance, so nothing is brought near. Returns `None` if there are no numbers, or if
+    /// some are NaN or −0, which two orders compare differently.
     pub fn ends(&self, name: &str) -> Result<Option<ArrayRef>, FrameError> {
         self.columns[self.index(name)?].ends()
     }
 
-    /// All rows, some at a time. An iterator that is dropped early has brought near what it gave, and no more.
+    /// Returns an iterator over all rows in batches. Each batch is brought near only when it is
+    /// asked for.
     pub fn batches(&self) -> Batches<'_> {
         Batches { frame: self, which: (0..self.columns.len()).collect(), schema: self.schema.clone(), next: 0 }
     }
 
-    /// These columns of all rows, in this order.
+    /// Returns an iterator over all rows in batches, of these columns in this order.
     pub fn batches_of(&self, names: &[&str]) -> Result<Batches<'_>, FrameError> {
         let which = names.iter().map(|name| self.index(name)).collect::<Result<Vec<_>, _>>()?;
         let schema = Arc::new(self.schema.project(&which)?);
         Ok(Batches { frame: self, which, schema, next: 0 })
     }
 
-    /// A frame of these columns, which copies nothing.
+    /// Returns a frame of these columns in this order. Copies nothing.
     pub fn select(&self, names: &[&str]) -> Result<FarFrame, FrameError> {
         let which = names.iter().map(|name| self.index(name)).collect::<Result<Vec<_>, _>>()?;
         let schema = Arc::new(self.schema.project(&which)?);
@@ -76,7 +80,8 @@ impl FarFrame {
         Ok(FarFrame { heap: self.heap.clone(), schema, columns, rows: self.rows })
     }
 
-    /// The rows for which `keep` says true, and neither false nor null. It is shown the columns `names`; others come near only where a chunk keeps rows.
+    /// Returns the rows for which `keep` returns true, not false or null. `keep` sees the columns
+    /// `names`. Other columns come near only for chunks that keep rows.
     pub fn filter(
         &self,
         names: &[&str],
@@ -94,7 +99,7 @@ impl FarFrame {
         maker.finish()
     }
 
-    /// The rows with these numbers.
+    /// Returns the rows with these indices. Returns an error if the range is not within the frame.
     pub fn range(&self, rows: Range<usize>) -> Result<FarFrame, FrameError> {
         if rows.start > rows.end || rows.end > self.rows {
             return Err(FrameError::NoRows { end: rows.end.max(rows.start), rows: self.rows });
@@ -110,7 +115,7 @@ impl FarFrame {
         maker.finish()
     }
 
-    /// With a column more, whose values `make` finds from the columns `names`.
+    /// Returns a frame with one more column, whose values `make` computes from the columns `names`.
     pub fn with_column(
         &self,
         field: Field,
@@ -125,7 +130,7 @@ impl FarFrame {
             let batch = batch?;
             let values = make(&batch)?;
             same_length(batch.num_rows(), values.len())?;
-            // Arrow compares the type, and looks for nulls where there should be none.
+            // Arrow checks the type, and that a column without nulls has none.
             maker.push(RecordBatch::try_new(maker.schema.clone(), vec![values])?)?;
         }
         let made = maker.finish()?;
@@ -144,7 +149,7 @@ impl std::fmt::Debug for FarFrame {
     }
 }
 
-/// Rows of a frame, as many at a time as a chunk has.
+/// Iterator over the rows of a frame, one chunk at a time.
 #[derive(Debug)]
 pub struct Batches<'f> {
     frame: &'f FarFrame,
@@ -157,7 +162,7 @@ impl Batches<'_> {
     pub(crate) fn chunk(&self, chunk: usize) -> Result<RecordBatch, FrameError> {
         let frame = self.frame;
         let columns = self.which.iter().map(|index| frame.columns[*index].chunk(&frame.heap, chunk));
-        // There may be no column that knows how many rows there are.
+        // If there are no columns, Arrow has to be told the number of rows.
         let rows = CHUNK_ROWS.min(frame.rows - chunk * CHUNK_ROWS);
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
         Ok(RecordBatch::try_new_with_options(self.schema.clone(), columns.collect::<Result<_, _>>()?, &options)?)
@@ -176,7 +181,7 @@ impl Iterator for Batches<'_> {
     }
 }
 
-/// A frame under construction: collects rows until they fill a chunk.
+/// A frame under construction. It collects rows until they fill a chunk.
 pub(crate) struct Maker {
     heap: Arc<Heap>,
     schema: SchemaRef,
@@ -223,7 +228,7 @@ impl Maker {
         let waiting = std::mem::take(&mut self.waiting);
         self.waiting_rows = 0;
         let rows: usize = waiting.iter().map(RecordBatch::num_rows).sum();
-        // Batches of one frame may differ in what is said beside their columns.
+        // Batches of one frame may differ in the metadata of their schemas.
         let schema = waiting[0].schema();
         let chunk = if let [batch] = &waiting[..] { batch.clone() } else { concat_batches(&schema, &waiting)? };
         for (column, array) in self.columns.iter_mut().zip(chunk.columns()) {

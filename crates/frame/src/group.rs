@@ -1,8 +1,10 @@
-//! What the rows of a frame come to, by what is in some of its columns.
+//! Aggregates of the rows of a frame, grouped by the values of some of its columns.
 //!
-//! Groups are kept near as long as they are no more than a bound. If there are more, the rows are cut into far frames by the hash of their keys, and each is grouped by itself.
+//! Groups are kept near as long as there are no more of them than a bound. If there are more, rows
+//! are partitioned into far frames by the hash of their keys, and each part is grouped by itself.
 //!
-//! Danger: a group that is there twice or loses rows where parts are cut; sums that depend on how they were; nulls that are counted; integers that overflow in silence.
+//! Danger: a group that appears twice or loses rows where parts are cut; sums that depend on the
+//! partition; nulls that are counted; integers that overflow silently.
 
 use crate::column::{CHUNK_ROWS, Column};
 use crate::error::FrameError;
@@ -27,10 +29,10 @@ use std::sync::Arc;
 
 /// Groups that are near at a time.
 const GROUPS_MAX: usize = CHUNK_ROWS;
-/// Bytes of keys, and of smallest and largest values, that are near at a time.
+/// Bytes of keys, minima and maxima that are near at a time.
 const BYTES_MAX: usize = 8 << 20;
 
-/// What is asked of each group. See [`FarFrame::group_by`].
+/// An aggregate to compute for each group. See [`FarFrame::group_by`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Agg {
     what: What,
@@ -54,44 +56,45 @@ impl Agg {
         Agg { what, name: format!("{column}_{suffix}"), column: Some(column) }
     }
 
-    /// How many rows there are, in the column `count`.
+    /// Counts rows, in the column `count`.
     pub fn rows() -> Agg {
         Agg { what: What::Rows, column: None, name: "count".into() }
     }
 
-    /// How many values of a column are not null, in the column `…_count`.
+    /// Counts the values of a column that are not null, in the column `…_count`.
     pub fn count(column: impl Into<String>) -> Agg {
         Agg::of(What::Count, column, "count")
     }
 
-    /// The sum of the values of a column of numbers, in the column `…_sum`: of integers a 64-bit one, and an error if it is larger; of floating-point numbers exact and rounded once.
+    /// Adds up the values of a column of numbers, in the column `…_sum`. The sum of integers has 64
+    /// bits; a larger one is an error. The sum of floating-point numbers is exact and rounded once.
     pub fn sum(column: impl Into<String>) -> Agg {
         Agg::of(What::Sum, column, "sum")
     }
 
-    /// The mean of the values of a column of numbers, in the column `…_mean`.
+    /// Computes the mean of the values of a column of numbers, in the column `…_mean`.
     pub fn mean(column: impl Into<String>) -> Agg {
         Agg::of(What::Mean, column, "mean")
     }
 
-    /// The smallest value of a column of any type, in the column `…_min`. NaN is passed over.
+    /// Finds the smallest value of a column of any type, in the column `…_min`. NaN is ignored.
     pub fn min(column: impl Into<String>) -> Agg {
         Agg::of(What::Min, column, "min")
     }
 
-    /// The largest one, in the column `…_max`.
+    /// Finds the largest value of a column of any type, in the column `…_max`. NaN is ignored.
     pub fn max(column: impl Into<String>) -> Agg {
         Agg::of(What::Max, column, "max")
     }
 
-    /// In a column of this name instead.
+    /// Sets the name of the result column.
     pub fn named(mut self, name: impl Into<String>) -> Agg {
         self.name = name.into();
         self
     }
 }
 
-/// A frame whose rows are to be grouped. See [`FarFrame::group_by`].
+/// A frame with the columns to group its rows by. See [`FarFrame::group_by`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is done before it is asked"]
 pub struct GroupBy {
@@ -100,7 +103,8 @@ pub struct GroupBy {
 }
 
 impl FarFrame {
-    /// The rows by what is in these columns. As in SQL nulls are one group, NaN is another, and −0 is in that of +0.
+    /// Groups rows by the values of these columns. As in SQL, nulls are one group, NaN is another,
+    /// and −0 is in the group of +0.
     ///
     /// ```
     /// use farfield::Heap;
@@ -123,10 +127,13 @@ impl FarFrame {
 }
 
 impl GroupBy {
-    /// A frame with one row for each group, in the order of the groups' columns, nulls first: these columns, and then what was asked. Of no values, sum, mean, smallest and largest are null.
+    /// Returns a frame with one row for each group, sorted by the group columns, nulls first. It
+    /// has the group columns and then the aggregates. Sum, mean, minimum and maximum of no values
+    /// are null.
     ///
-    /// Beside the heap's budget, one chunk of the columns that are named is near, and up to 16384 groups: some 8 MiB of keys and smallest and largest values, and 600 bytes for each sum of floating-point
-    /// numbers. While rows are cut into parts, 16 chunks are near.
+    /// Besides the heap's budget, one chunk of each named column is near, and up to 16384 groups:
+    /// about 8 MiB of keys, minima and maxima, and 600 bytes for each sum of floating-point
+    /// numbers. While rows are partitioned, 16 chunks are near.
     pub fn agg(&self, what: &[Agg]) -> Result<FarFrame, FrameError> {
         let plan = Plan::new(self, what)?;
         let mut maker = Maker::new(&self.frame.heap, plan.schema.clone())?;
@@ -141,27 +148,35 @@ impl GroupBy {
 }
 
 impl Scan {
-    /// Can the [`groups`](Scan::groups) of these rows by what is in these columns be had, unless they are too many? They are one to four, without NaN and −0; rows are kept by ranges of
-    /// columns, if at all, of which there are at most fifteen, each column with nulls counted twice; and all columns that are named anywhere have numbers, dates or times, or those of the groups booleans
-    /// or strings of up to 8192 kinds.
+    /// Checks whether [`groups`](Scan::groups) can answer for these columns, provided that there
+    /// are not too many groups. All of these must hold:
+    ///
+    /// - There are one to four group columns, without NaN and −0.
+    /// - Nothing but ranges of columns keeps rows: at most fifteen, where a column with nulls
+    ///   counts twice.
+    /// - All named columns hold numbers, dates or times. Group columns may also hold booleans, or
+    ///   strings of up to 8192 kinds.
     pub fn has_groups(&self, names: &[&str], what: &[Agg]) -> Result<bool, FrameError> {
         let plan = Plan::new(&self.frame.group_by(names)?, what)?;
         plan.are_there(self)
     }
 
-    /// What these rows come to by what is in these columns, as [`GroupBy::agg`] has it, in any order, and near. They are found where they are ([`Heap::group`](farfield::Heap::group)).
-    /// `None`: rows have to be looked at, see [`has_groups`](Scan::has_groups), or there are more groups than `most`. A memory server says of up to 1024 at a time; if rows next to each other are of more,
-    /// they come near for it.
+    /// Computes aggregates of these rows by group, as [`GroupBy::agg`] does, but in any order and
+    /// near. The memory server finds the groups ([`Heap::group`](farfield::Heap::group)).
+    ///
+    /// Returns `None` if rows have to be read, see [`has_groups`](Scan::has_groups), or if there
+    /// are more than `most` groups. A memory server returns up to 1024 groups at a time;
+    /// neighbouring rows of more groups are brought near instead.
     pub fn groups(&self, names: &[&str], what: &[Agg], most: usize) -> Result<Option<RecordBatch>, FrameError> {
         Plan::new(&self.frame.group_by(names)?, what)?.there(self, most)
     }
 }
 
 struct Plan {
-    /// Columns that are looked at, keys first.
+    /// Columns that are read, keys first.
     read: Vec<String>,
     keys: Keys,
-    /// What is asked, of which of these columns, and its type.
+    /// Aggregates: function, index in `read`, and type of the column.
     asked: Vec<(What, Option<usize>, DataType)>,
     schema: SchemaRef,
 }
@@ -203,7 +218,7 @@ impl Plan {
         Ok(Plan { read, keys: Keys::new(&types)?, asked, schema: Arc::new(Schema::new(fields)) })
     }
 
-    /// The columns of a frame that are looked at, keys first.
+    /// Returns the columns of a frame that are read, keys first.
     fn columns<'f>(&self, frame: &'f FarFrame) -> Result<Vec<&'f Column>, FrameError> {
         self.read.iter().map(|name| Ok(&*frame.columns[frame.index(name)?])).collect()
     }
@@ -214,7 +229,8 @@ impl Plan {
         Ok(scan.is_of_ranges() && group_there::are_there(&columns[..self.keys.columns()], asked))
     }
 
-    /// The groups of the rows of a scan, found where the columns are. `None`: they cannot be, or are too many.
+    /// Returns the groups of the rows of a scan, found by the memory server. Returns `None` if the
+    /// server cannot find them, or if there are too many.
     fn there(&self, scan: &Scan, most: usize) -> Result<Option<RecordBatch>, FrameError> {
         if !self.are_there(scan)? {
             return Ok(None);
@@ -223,7 +239,7 @@ impl Plan {
         let keys = &read[..self.keys.columns()];
         let (mut found, mut counts) = (BTreeMap::new(), None);
         let mut of: Vec<usize> = self.asked.iter().filter_map(|(_, index, _)| *index).collect();
-        // What a column without nulls comes to says of how many rows.
+        // Aggregates of a column without nulls also count the rows.
         of.sort_by_key(|index| (read[*index].nulls() > 0, *index));
         of.dedup();
         for index in of {
@@ -244,23 +260,24 @@ impl Plan {
         Ok(Some(RecordBatch::try_new(self.schema.clone(), columns)?))
     }
 
-    /// Each group's row.
+    /// Pushes one row for each group, in parts if there are too many.
     fn group(&self, frame: FarFrame, groups_max: usize, maker: &mut Maker) -> Result<(), FrameError> {
         if let Some(groups) = self.near(&frame, groups_max)? {
             return maker.push(groups.finish(self)?);
         }
         let parts = self.keys.parts(&frame, &RandomState::new())?;
         drop(frame);
-        // What a part has is given back before the next one is cut.
+        // A part's memory is given back before the next part is grouped.
         parts.into_iter().try_for_each(|part| self.group(part, groups_max, maker))
     }
 
-    /// The groups of a frame; `None`: they are too many.
+    /// Groups the rows of a frame near. Returns `None` if there are too many groups.
     fn near(&self, frame: &FarFrame, groups_max: usize) -> Result<Option<Groups>, FrameError> {
         let mut groups = Groups::new(self)?;
         for batch in frame.batches() {
             groups.add(self, &batch?)?;
-            // One key has one group, whatever it takes; and parts of two become smaller some time.
+            // A single key is always accepted, however large. Parts of two keys get smaller
+            // eventually.
             if groups.numbers.len() > 1 && (groups.numbers.len() > groups_max || groups.bytes() > BYTES_MAX) {
                 return Ok(None);
             }
@@ -315,7 +332,7 @@ impl Groups {
     }
 }
 
-/// What was asked once, of each group by its number.
+/// Running values of one aggregate, indexed by group number.
 enum State {
     Count(Vec<u64>),
     /// Sums and counts of integers.
@@ -324,7 +341,7 @@ enum State {
         is_signed: bool,
         sums: Vec<(i128, u64)>,
     },
-    /// Of decimal numbers, in units of their last digit.
+    /// Sums and counts of decimal numbers, in units of their last digit.
     Decimal {
         what: What,
         data_type: DataType,
@@ -334,7 +351,7 @@ enum State {
         what: What,
         parts: Vec<Part<f64>>,
     },
-    /// Smallest or largest values, in Arrow's row format.
+    /// Minima or maxima, in Arrow's row format.
     End(End),
 }
 
@@ -361,7 +378,7 @@ impl State {
         if let State::End(end) = self { end.bytes } else { 0 }
     }
 
-    /// The values of a column, each to the group with its number.
+    /// Adds the values of a column, each to the group with its number.
     fn add(&mut self, numbers: &[usize], groups: usize, column: Option<&ArrayRef>) -> Result<(), FrameError> {
         let nulls = column.and_then(|column| column.logical_nulls());
         let is_valid = |row: &usize| nulls.as_ref().is_none_or(|nulls| nulls.is_valid(*row));
@@ -414,7 +431,7 @@ impl State {
         Ok(())
     }
 
-    /// The column of what was asked.
+    /// Returns the column of results.
     fn finish(self) -> Result<ArrayRef, FrameError> {
         Ok(match self {
             State::Count(counts) => Arc::new(UInt64Array::from(counts)),
@@ -482,7 +499,8 @@ impl End {
     }
 }
 
-/// The column of what was asked of groups that were found, of a column of this type.
+/// Returns the result column of one aggregate, from groups that the memory server found.
+/// `data_type` is the type of the aggregated column.
 fn column_of(found: &Found, what: What, data_type: &DataType) -> Result<ArrayRef, FrameError> {
     let whole = || found.sums.iter().map(|sum| sum.whole()).zip(found.counts.iter().copied()).collect();
     Ok(match what {
@@ -499,10 +517,11 @@ fn column_of(found: &Found, what: What, data_type: &DataType) -> Result<ArrayRef
     })
 }
 
-/// Digits of the longest decimal numbers that are added up.
+/// Digits of the longest decimal numbers that can be added up.
 const DIGITS_MAX: u8 = DECIMAL128_MAX_PRECISION;
 
-/// The type of a sum of decimal numbers. `None`: they are others, or longer.
+/// Returns the type of a sum of decimal numbers. Returns `None` for other types and for
+/// `Decimal256`.
 fn decimal_sum(data_type: &DataType) -> Option<DataType> {
     match data_type {
         DataType::Decimal32(_, scale) | DataType::Decimal64(_, scale) | DataType::Decimal128(_, scale) => {
@@ -512,7 +531,7 @@ fn decimal_sum(data_type: &DataType) -> Option<DataType> {
     }
 }
 
-/// Digits behind the point.
+/// Returns the number of digits behind the decimal point.
 fn scale_of(data_type: &DataType) -> i8 {
     if let DataType::Decimal128(_, scale) = data_type { *scale } else { 0 }
 }
@@ -521,7 +540,7 @@ fn too_large() -> ArrowError {
     ArrowError::ArithmeticOverflow(format!("the sum of a group has more than {DIGITS_MAX} digits"))
 }
 
-/// Sums that have to fit their type; of no values there is none.
+/// Converts sums to their type, or errs if one does not fit. The sum of no values is `None`.
 fn fitting<N: TryFrom<i128>>(sums: Vec<(i128, u64)>) -> Result<Vec<Option<N>>, FrameError> {
     let fit = |sum: i128| {
         N::try_from(sum).map_err(|_| {
@@ -531,7 +550,7 @@ fn fitting<N: TryFrom<i128>>(sums: Vec<(i128, u64)>) -> Result<Vec<Option<N>>, F
     sums.into_iter().map(|(sum, count)| (count > 0).then(|| fit(sum)).transpose()).collect()
 }
 
-/// Which values are no number; `None`: the type has nothing of the kind.
+/// Returns which values are NaN, or `None` if the type has no NaN.
 fn nan_of(column: &ArrayRef) -> Result<Option<Vec<bool>>, FrameError> {
     if !column.data_type().is_floating() {
         return Ok(None);

@@ -1,9 +1,12 @@
-//! Groups that are found where the columns are: by up to four columns of numbers, dates, times, booleans or few kinds of strings, of columns of numbers, dates or times.
+//! Groups found by the memory server. Up to four key columns hold numbers, dates, times, booleans
+//! or strings of few kinds. The aggregated columns hold numbers, dates or times.
 //!
-//! Where there are nulls, bits say which rows have a value: they are a part of keys, and a condition on rows whose numbers are added up. So of a group that has
-//! nothing but nulls nothing is said, and groups are counted by themselves.
+//! Where there are nulls, validity bits become part of the keys, and a condition on the rows whose
+//! numbers are added up. So the server does not mention a group that has nothing but nulls, and
+//! groups are counted separately.
 //!
-//! Danger: another answer than rows that are looked at one by one would give; a zero below a null that is taken for a value; a group of nulls that is lost.
+//! Danger: another answer than reading rows one by one would give; a zero below a null that is
+//! taken for a value; a group of nulls that is lost.
 
 use crate::column::{Column, Values, with_images, with_numbers};
 use crate::error::FrameError;
@@ -16,31 +19,32 @@ use farfield::collections::{KEYS_MAX, KeyColumn};
 use farfield::{FarVec, OffloadError, Part};
 use std::collections::BTreeMap;
 
-/// What the numbers of a row's key columns are ([`farfield::Number::image`]).
+/// Images of the values in a row's key columns ([`farfield::Number::image`]).
 type Key = [u64; KEYS_MAX];
-/// The rows of each group, in the order of the groups.
+/// Number of rows in each group, in the order of the groups.
 pub(crate) type Counts = BTreeMap<Key, u64>;
 
-/// Columns that groups can be made by: each of them, and whether it has a value.
+/// Most columns to group by. Each takes two words of a key: its value, and whether it has one.
 const COLUMNS_MAX: usize = KEYS_MAX / 2;
 
-/// What the numbers of a column come to in each group, in the order of the groups.
+/// Aggregates of a column in each group, in the order of the groups.
 pub(crate) struct Found {
     pub(crate) counts: Vec<u64>,
     pub(crate) sums: Vec<Sum>,
     pub(crate) means: Vec<Option<f64>>,
-    /// The smallest and the largest, of the column's type; null where there is nothing but NaN.
+    /// Minimum and maximum, of the column's type; null where a group has no values except NaN.
     pub(crate) ends: [ArrayRef; 2],
 }
 
-/// Can groups of rows by these columns be found where they are, with what others come to?
+/// Checks whether the memory server can group by `keys` and aggregate `others`.
 pub(crate) fn are_there<'c>(keys: &[&Column], mut others: impl Iterator<Item = &'c Column>) -> bool {
-    // Of NaN and of −0 with +0 several are one group.
+    // Several values of NaN are one group, and so are −0 and +0.
     let is_plain = |column: &&Column| column.has_images() && !column.zones.is_odd;
     keys.len() <= COLUMNS_MAX && keys.iter().all(is_plain) && others.all(Column::has_numbers)
 }
 
-/// How many rows there are of each group by `keys` of the rows of a scan. `None`: the groups are more than `most`.
+/// Counts the rows of a scan in each group by `keys`. Returns `None` if there are more than `most`
+/// groups.
 pub(crate) fn counted(scan: &Scan, keys: &[&Column], most: usize) -> Result<Option<Counts>, FrameError> {
     let mut counts = Counts::new();
     let columns: Vec<KeyColumn<'_>> = keys.iter().flat_map(|key| key.key_columns()).collect();
@@ -52,7 +56,8 @@ pub(crate) fn counted(scan: &Scan, keys: &[&Column], most: usize) -> Result<Opti
     Ok(Some(counts).filter(|counts| counts.len() <= most))
 }
 
-/// What the values `of` a column come to in each group; which groups there are is found with it, unless it is known. `None` as in [`counted`].
+/// Aggregates the column `of` in each group. Sets `counts` if the groups are not known yet. Returns
+/// `None` if there are more than `most` groups, or if the column has no numbers.
 pub(crate) fn found(
     scan: &Scan,
     keys: &[&Column],
@@ -95,7 +100,7 @@ fn by<N: Summed>(
     Found::new(of, &parts).map(Some)
 }
 
-/// What is in each of these columns in groups with these keys. `None`: one has no images.
+/// Returns the key columns of these groups as arrays. Returns `None` if a column has no images.
 pub(crate) fn arrays(columns: &[&Column], counts: &Counts) -> Result<Option<Vec<ArrayRef>>, FrameError> {
     let mut words = 0..;
     let mut images = || {

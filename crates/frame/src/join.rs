@@ -1,9 +1,11 @@
-//! The rows of two frames that are equal in some columns.
+//! Hash join of two frames on the equality of some columns.
 //!
-//! The second frame's rows are near, if they are few enough, in a table by their keys. If they are not, both frames are cut into far ones by the hash of their keys, part is joined with
-//! part. What cannot be cut, because it is one key, is joined chunk by chunk.
+//! If the second frame has few rows, a hash table of them is near. If it has more, both frames are
+//! partitioned into far ones by the hash of their keys, and part is joined with part. A part that
+//! cannot be cut, because it is one key, is joined chunk by chunk.
 //!
-//! Danger: a pair that is there twice or not at all; a row without a partner that is lost, or is there beside its partners; nulls that are equal; one key that fills everything.
+//! Danger: a pair that appears twice or not at all; a row without a partner that is lost, or
+//! appears beside its partners; nulls that are equal; one key that fills everything.
 
 use crate::column::CHUNK_ROWS;
 use crate::error::FrameError;
@@ -16,12 +18,12 @@ use std::collections::HashMap;
 use std::hash::RandomState;
 use std::sync::Arc;
 
-/// Chunks of the second frame that are near in a table.
+/// Most chunks of the second frame that are near in a hash table.
 const BUILD_CHUNKS: usize = 16;
-/// How often frames are cut. 16 chunks of different keys are left of 2³⁷ rows.
+/// Most times that frames are partitioned. With different keys, 2³⁷ rows are cut to 16 chunks.
 const CUTS_MAX: u32 = 5;
 
-/// Which rows two frames have together. See [`FarFrame::join`].
+/// Description of a join: its columns, and the rows that it returns. See [`FarFrame::join`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Join {
     on: Vec<(String, String)>,
@@ -30,7 +32,7 @@ pub struct Join {
 }
 
 impl Join {
-    /// Each pair of rows that are equal in these columns, which both frames have.
+    /// Joins each pair of rows that are equal in these columns, which both frames have.
     pub fn inner(on: &[&str]) -> Join {
         Join {
             on: on.iter().map(|name| ((*name).to_owned(), (*name).to_owned())).collect(),
@@ -39,18 +41,20 @@ impl Join {
         }
     }
 
-    /// Those, and the rows of the first frame that are in no pair, with nulls for what the second one has.
+    /// Joins as `inner` does, and keeps the rows of the first frame that have no partner, with
+    /// nulls in the columns of the second frame.
     pub fn left(on: &[&str]) -> Join {
         Join { keeps_left: true, ..Join::inner(on) }
     }
 
-    /// And equal in these columns of the first and the second frame, whose names differ.
+    /// Adds a condition: `first` of the first frame equals `second` of the second frame.
     pub fn on(mut self, first: impl Into<String>, second: impl Into<String>) -> Join {
         self.on.push((first.into(), second.into()));
         self
     }
 
-    /// What is added to the names of those columns of the second frame that the first one has, too. Without it they are an error.
+    /// Sets a suffix for columns of the second frame whose names the first frame has, too. Without
+    /// a suffix they are an error.
     pub fn suffix(mut self, suffix: impl Into<String>) -> Join {
         self.suffix = Some(suffix.into());
         self
@@ -58,10 +62,13 @@ impl Join {
 }
 
 impl FarFrame {
-    /// The columns of this frame, and those of another that rows are not joined by, for each pair of rows that are equal. As in SQL null is equal to nothing; NaN is equal to NaN, and −0 to +0. Rows
-    /// come in no particular order.
+    /// Joins the rows of this frame with those of another. The result has all columns of this
+    /// frame, and the columns of the other that rows are not joined by. As in SQL, null is equal to
+    /// nothing; NaN is equal to NaN, and −0 to +0. Rows come in no particular order.
     ///
-    /// Beside the heap's budget, 16 chunks of the other frame are near and their keys, and one chunk of this one; 16 chunks of a frame that is cut into parts. It is best joined to the smaller one.
+    /// Besides the heap's budget, 16 chunks of the other frame and their keys are near, and one
+    /// chunk of this one. While a frame is partitioned, 16 chunks of it are near. Call this on the
+    /// larger frame.
     ///
     /// ```
     /// use farfield::Heap;
@@ -88,7 +95,7 @@ impl FarFrame {
         self.select(&names)
     }
 
-    /// The rows without a null in the first columns.
+    /// Returns the rows without a null in the first `columns` columns.
     pub(crate) fn present(self, columns: usize) -> Result<FarFrame, FrameError> {
         let names: Vec<&str> = self.schema.fields()[..columns].iter().map(|field| field.name().as_str()).collect();
         if self.columns[..columns].iter().all(|column| column.nulls() == 0) {
@@ -104,14 +111,14 @@ impl FarFrame {
     }
 }
 
-/// Both frames with their keys first, and what is made of them.
+/// Both frames with their keys first, and the schema of the result.
 struct Plan {
     left: Vec<usize>,
     right: Vec<usize>,
     keys: Keys,
     key_columns: usize,
     keeps_left: bool,
-    /// Where the columns of the first frame, keys first, are in the result.
+    /// Index of each column of the first frame in its keys-first order.
     order: Vec<usize>,
     joined: SchemaRef,
 }
@@ -180,14 +187,14 @@ impl Plan {
         let parts = self.keys.parts(&right, &hasher)?;
         drop(right);
         for (left, right) in self.keys.parts(&left, &hasher)?.into_iter().zip(parts) {
-            // A key that has nearly all rows is not cut by another hash.
+            // Another hash does not split a key that has nearly all rows.
             let cuts = if right.rows() > all - all / 8 { 0 } else { cuts - 1 };
             self.join(left, right, cuts, maker)?;
         }
         Ok(())
     }
 
-    /// Each row of the first frame against a table of all of the second one.
+    /// Looks up each row of the first frame in a hash table of the whole second frame.
     fn probe(&self, left: &FarFrame, right: &FarFrame, maker: &mut Maker) -> Result<(), FrameError> {
         let right = right.batches().collect::<Result<Vec<_>, _>>()?;
         let mut table = Table::default();
@@ -210,7 +217,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Each row of the second frame against a table of a chunk of the first one, for each chunk of it.
+    /// Looks up each row of the second frame in a hash table of one chunk of the first frame, for
+    /// each of its chunks.
     fn nested(&self, left: &FarFrame, right: &FarFrame, maker: &mut Maker) -> Result<(), FrameError> {
         for batch in left.batches() {
             let batch = batch?;
@@ -239,7 +247,7 @@ impl Plan {
     }
 }
 
-/// Where the rows of a key are: the batch, and the row in it.
+/// Rows of each key: the number of the batch, and the row in it.
 #[derive(Default)]
 struct Table(HashMap<Box<[u8]>, Vec<(usize, usize)>>);
 
@@ -259,7 +267,8 @@ impl Table {
     }
 }
 
-/// Pairs of rows of a batch of the first frame and of some of the second one, as many at a time as a chunk has.
+/// Pairs of rows of a batch of the first frame and of batches of the second one. They are stored a
+/// chunk at a time.
 struct Pairs<'p> {
     plan: &'p Plan,
     left: &'p RecordBatch,
@@ -280,7 +289,7 @@ impl<'p> Pairs<'p> {
         if self.rows.len() == CHUNK_ROWS { self.store() } else { Ok(()) }
     }
 
-    /// A row that has no partner: its partner is the null behind all batches.
+    /// Adds a row without a partner. Its partner is the null behind all batches.
     fn push_alone(&mut self, row: usize) -> Result<(), FrameError> {
         self.push(row, (self.right.len(), 0))
     }

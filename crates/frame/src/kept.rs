@@ -1,6 +1,7 @@
-//! Rows that ranges of columns keep, as runs of chunks that are asked for together.
+//! Rows that ranges of columns keep, as runs of chunks for one request each.
 //!
-//! Danger: a chunk that is passed over and has rows; a row that is there twice, or not, where runs meet; a null that is in a range as the zero below it.
+//! Danger: a chunk that is skipped although rows match; a row that is there twice, or not at all,
+//! where runs meet; a null that matches a range because a zero is stored for it.
 
 use crate::column::{CHUNK_ROWS, Column};
 use crate::scan::Scan;
@@ -10,14 +11,14 @@ use farfield::collections::CONDITIONS_MAX;
 use farfield::{FarVec, Number};
 use std::collections::BTreeMap;
 
-/// Neighbouring chunks of which ranges keep rows.
+/// Neighbouring chunks from which ranges keep rows.
 pub(crate) struct Run<'s> {
     pub(crate) rows: Range<usize>,
-    /// Columns, and what their numbers have to be. Nothing: all rows are kept.
+    /// Ranges that the numbers of columns must be in. Empty if all rows are kept.
     pub(crate) conditions: Vec<Condition<'s>>,
 }
 
-/// What the numbers of a column have to be in some chunks.
+/// Range that the numbers of a column must be in, within some chunks.
 pub(crate) struct Condition<'s> {
     pub(crate) index: usize,
     pub(crate) column: &'s Column,
@@ -26,13 +27,13 @@ pub(crate) struct Condition<'s> {
 }
 
 impl Condition<'_> {
-    /// As a range of numbers.
+    /// Returns the condition as a range of numbers.
     pub(crate) fn numbers<N: Number>(&self, _column: &FarVec<N>) -> (Bound<N>, Bound<N>) {
         self.images.numbers(self.zones)
     }
 }
 
-/// The same question, of the rows of a [`Run`] only.
+/// Narrows a request to the rows of a [`Run`].
 macro_rules! narrowed {
     ($asked:expr, $run:expr) => {{
         let mut asked = $asked.over($run.rows.clone());
@@ -49,20 +50,21 @@ macro_rules! narrowed {
 pub(crate) use narrowed;
 
 impl Scan {
-    /// Are all rows of the frame kept?
+    /// Checks whether the scan keeps all rows of the frame.
     pub(crate) fn is_whole(&self) -> bool {
         let chunks = 0..self.frame.rows().div_ceil(CHUNK_ROWS);
         self.keep.is_empty() && self.within.is_empty() && self.chunks == chunks
     }
 
-    /// Are rows kept by nothing but ranges, no more than can be asked for? One condition more says which rows have a value, of each column with nulls and of the one that is
-    /// looked at.
+    /// Checks whether only ranges keep rows, and no more of them than a request may have. A column
+    /// with nulls needs one condition more, for its validity bits, and so may the column that is
+    /// aggregated.
     pub(crate) fn is_of_ranges(&self) -> bool {
         let conditions = |(index, _): &(usize, _)| 1 + usize::from(self.frame.columns[*index].nulls() > 0);
         self.keep.is_empty() && self.within.iter().map(conditions).sum::<usize>() < CONDITIONS_MAX
     }
 
-    /// The chunks that have rows which all [ranges](Scan::is_of_ranges) keep.
+    /// Returns the runs of chunks from which all ranges ([`Scan::is_of_ranges`]) may keep rows.
     pub(crate) fn runs(&self) -> Vec<Run<'_>> {
         let mut ranges: BTreeMap<usize, Images> = BTreeMap::new();
         for (index, images) in &self.within {
@@ -73,7 +75,7 @@ impl Scan {
         let zones = |index: &usize, chunks: Range<usize>| &self.frame.columns[*index].zones.chunks[chunks];
         let share = |chunk: usize| {
             let shares = ranges.iter().map(|(index, images)| match images.share(zones(index, chunk..chunk + 1)[0]) {
-                // What is known of a chunk is known of its values.
+                // A zone says nothing about the chunk's nulls.
                 Share::All if self.frame.columns[*index].nulls() > 0 => Share::Some,
                 share => share,
             });

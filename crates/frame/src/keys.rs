@@ -1,8 +1,10 @@
-//! Rows that are equal in some columns: their keys, and far frames of the rows whose keys have the same hash.
+//! Keys of rows, and the partition of a frame by the hash of its keys.
 //!
-//! Keys are equal as in SQL: NaN equals NaN, and −0 equals +0. A key is the bytes of Arrow's row format of values that were made alike so.
+//! Keys are equal as in SQL: NaN equals NaN, and −0 equals +0. A key is Arrow's row format of the
+//! values, in which all NaN are made the same and −0 is made +0.
 //!
-//! Danger: equal keys in two parts; keys that are equal as numbers and not as bytes; nulls that are taken for a value.
+//! Danger: equal keys in two parts; keys that are equal as numbers and not as bytes; nulls that are
+//! taken for a value.
 
 use crate::error::FrameError;
 use crate::frame::{FarFrame, Maker};
@@ -13,10 +15,10 @@ use arrow::row::{RowConverter, Rows, SortField};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-/// Parts that a frame is cut into, which bounds what is near meanwhile: a chunk of each, which fills.
+/// Parts that a frame is cut into. While a frame is cut, one chunk of each part is near.
 pub(crate) const PARTS: usize = 16;
 
-/// Keys of the first columns of batches.
+/// Converter from the first columns of batches to keys.
 pub(crate) struct Keys {
     columns: usize,
     converter: RowConverter,
@@ -28,7 +30,7 @@ impl Keys {
         Ok(Keys { columns: types.len(), converter: RowConverter::new(fields)? })
     }
 
-    /// How many columns a key is of.
+    /// Returns the number of columns in a key.
     pub(crate) fn columns(&self) -> usize {
         self.columns
     }
@@ -38,13 +40,14 @@ impl Keys {
         Ok(self.converter.convert_columns(&columns)?)
     }
 
-    /// The values that these keys stand for.
+    /// Returns the key columns of these keys.
     pub(crate) fn columns_of<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Result<Vec<ArrayRef>, FrameError> {
         let parser = self.converter.parser();
         Ok(self.converter.convert_rows(keys.map(|key| parser.parse(key)))?)
     }
 
-    /// Frames of the rows of one, by the hash of their keys. All rows with a key are in one of them, in the order that they had.
+    /// Partitions the rows of a frame by the hash of their keys. All rows with a key are in one
+    /// part, in the order that they had.
     pub(crate) fn parts(&self, frame: &FarFrame, hasher: &RandomState) -> Result<Vec<FarFrame>, FrameError> {
         let mut makers =
             (0..PARTS).map(|_| Maker::new(&frame.heap, frame.schema())).collect::<Result<Vec<Maker>, _>>()?;
@@ -62,7 +65,7 @@ impl Keys {
     }
 }
 
-/// With one NaN and one zero.
+/// Replaces each NaN by one NaN and −0 by +0.
 fn alike(array: &ArrayRef) -> ArrayRef {
     match array.data_type() {
         DataType::Float32 => {

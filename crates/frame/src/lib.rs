@@ -1,8 +1,9 @@
 //! Data frames: columns of Apache Arrow whose bytes live in far memory.
 //!
-//! Arrow does the computing; ours is where the bytes live. A [`FarFrame`] keeps each column in far vectors and brings [`CHUNK_ROWS`] rows of the columns that
-//! are asked for near at a time, as a `RecordBatch` for Arrow's kernels. Results go far again chunk by chunk. What is
-//! counted, added up or compared in a whole column of numbers is found by the memory server, where that runs functions.
+//! Arrow computes, and this crate decides where the bytes live. A [`FarFrame`] keeps each column in
+//! far vectors. It brings [`CHUNK_ROWS`] rows of the columns that are asked for near at a time, as
+//! a `RecordBatch` for Arrow's kernels. Results go far again chunk by chunk. Where the memory
+//! server runs functions, it counts, sums and compares whole columns of numbers itself.
 //!
 //! ```
 //! use farfield::Heap;
@@ -19,7 +20,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! How it works is in `docs/design/frame.md`.
+//! The design is described in `docs/design/frame.md`.
 
 #![forbid(unsafe_code)]
 

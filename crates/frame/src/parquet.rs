@@ -1,6 +1,7 @@
 //! Frames from Parquet files.
 //!
-//! Danger: a file that is near as a whole; a value that becomes null because it does not fit; a damaged file that stops the program.
+//! Danger: a whole file that is near at once; a value that becomes null because it does not fit; a
+//! damaged file that aborts the program.
 
 use crate::column::CHUNK_ROWS;
 use crate::error::FrameError;
@@ -17,14 +18,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 impl FarFrame {
-    /// Reads the table in a Parquet file. Strings of any form become `Utf8`, bytes of any length `Binary`, dictionaries what they stand for.
-    /// A column that frames do not keep (lists, structs, maps) is an error that names it: see [`FarFrame::from_parquet_columns`].
-    /// Near are one batch and the pages of the file that it comes from.
+    /// Reads the table in a Parquet file. Strings of any form become `Utf8`, bytes of any length
+    /// `Binary`, and dictionaries become their values. A column that frames do not keep (lists,
+    /// structs, maps) is an error that names it: see [`FarFrame::from_parquet_columns`]. One batch
+    /// is near, and the pages of the file that it comes from.
     pub fn from_parquet(heap: &Arc<Heap>, path: impl AsRef<Path>) -> Result<FarFrame, FrameError> {
         read(heap, path.as_ref(), None)
     }
 
-    /// Reads some columns of the table in a Parquet file, in this order, and nothing of the others.
+    /// Reads only these columns of the table in a Parquet file, in this order.
     ///
     /// ```no_run
     /// # use farfield::Heap;
@@ -42,7 +44,7 @@ impl FarFrame {
     }
 }
 
-/// The columns with these names, or all, in the order of the file.
+/// Reads the columns with these names, or all, in the order of the file.
 fn read(heap: &Arc<Heap>, path: &Path, names: Option<&[&str]>) -> Result<FarFrame, FrameError> {
     let name = path.display().to_string();
     let file = File::open(path).map_err(|why| FrameError::File { name: name.clone(), why })?;
@@ -69,7 +71,7 @@ fn read(heap: &Arc<Heap>, path: &Path, names: Option<&[&str]>) -> Result<FarFram
     maker.finish()
 }
 
-/// What columns are kept as.
+/// Returns the schema with the types that a frame keeps.
 fn stored(schema: &Schema) -> Schema {
     let field = |field: &Arc<Field>| Field::new(field.name(), stored_type(field.data_type()), field.is_nullable());
     Schema::new(schema.fields().iter().map(field).collect::<Vec<_>>())
@@ -78,7 +80,7 @@ fn stored(schema: &Schema) -> Schema {
 fn stored_type(data_type: &DataType) -> DataType {
     match data_type {
         DataType::Dictionary(_, values) => stored_type(values),
-        // A column that is always empty could be of any type.
+        // A column without any value could have any type.
         DataType::LargeUtf8 | DataType::Utf8View | DataType::Null => DataType::Utf8,
         DataType::LargeBinary | DataType::BinaryView => DataType::Binary,
         DataType::Float16 => DataType::Float32,
@@ -87,7 +89,7 @@ fn stored_type(data_type: &DataType) -> DataType {
 }
 
 fn converted(schema: &SchemaRef, batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
-    // What does not fit is an error, and no null.
+    // A value that does not fit is an error, not a null.
     let strict = CastOptions { safe: false, ..CastOptions::default() };
     let columns = batch.columns().iter().zip(schema.fields());
     let columns = columns.map(|(column, field)| cast_with_options(column, field.data_type(), &strict));

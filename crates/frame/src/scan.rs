@@ -1,10 +1,12 @@
-//! Some columns of the rows that conditions keep, a batch at a time.
+//! Scans: some columns of the rows that conditions keep, a batch at a time.
 //!
-//! Ranges of numbers come first. What is known of a chunk ([`zones`](crate::zones)) says of most chunks that none or all of their rows are in a range; which rows of the others are,
-//! the memory server finds. Then closures see the columns that they name. The columns that are asked for come near last: by chunks, or, of few rows, only those,
-//! which the server puts together.
+//! Ranges of numbers are evaluated first. Zone maps ([`zones`](crate::zones)) decide for most
+//! chunks that all or none of their rows are in a range. In the other chunks, the memory server
+//! finds the rows. Then closures see the columns that they name. The requested columns are read
+//! last: by chunks, or, if few rows are left, only these rows, which the server gathers.
 //!
-//! Danger: a row that is there twice, not at all, or with another one's values; a range that the server compares otherwise.
+//! Danger: a row that is there twice, not at all, or with another row's values; a range that the
+//! server compares differently.
 
 use crate::column::{CHUNK_ROWS, Column, Values, chunk_of, natives, read, with_images, with_numbers};
 use crate::error::FrameError;
@@ -22,13 +24,14 @@ use std::fmt;
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 
-/// Chunks whose rows are found together.
+/// Chunks whose rows are found by one request.
 const SPAN_CHUNKS: usize = 32;
-/// Of fewer than one of so many rows of their chunks, only the rows come near.
+/// Inverse of a share: if fewer than 1/16 of the rows in the matching chunks are kept, the server
+/// gathers single rows.
 const FEW: usize = 16;
 
 impl FarFrame {
-    /// The columns `names` of the rows that are kept: all, as long as nothing else is said.
+    /// Scans the columns `names` of all rows. The methods of the scan narrow it to some rows.
     ///
     /// ```
     /// use farfield::Heap;
@@ -50,7 +53,7 @@ impl FarFrame {
         Ok(Scan { frame: self.clone(), columns, schema, within, keep, chunks, found })
     }
 
-    /// A column cannot be asked that.
+    /// Returns the error that a column has the wrong type.
     fn wrong_type(&self, index: usize) -> FrameError {
         let field = self.schema.field(index);
         FrameError::Type { name: field.name().clone(), data_type: field.data_type().clone() }
@@ -61,37 +64,41 @@ impl FarFrame {
     }
 }
 
-/// Says which rows of a batch are kept.
+/// Closure that says which rows of a batch are kept.
 type Keep = Box<dyn FnMut(&RecordBatch) -> Result<BooleanArray, ArrowError> + Send>;
 
-/// Rows of a frame, in order, as many at a time as a chunk has, or fewer. See [`FarFrame::scan`].
+/// Iterator over rows of a frame, in order, in batches of at most [`CHUNK_ROWS`] rows. See
+/// [`FarFrame::scan`].
 ///
-/// Beside the heap's budget, a chunk of each column that is looked at is near, and the numbers of the rows that are kept of 32 chunks.
+/// Besides the heap's budget, a chunk of each column that is read is near, and the indices of the
+/// rows that are kept of 32 chunks.
 pub struct Scan {
     pub(crate) frame: FarFrame,
     columns: Vec<usize>,
     schema: SchemaRef,
-    /// Columns of numbers, or of kinds of strings, and what their values have to be; `None`: nothing is.
+    /// Columns of numbers or of kinds of strings, with the range that their values must be in.
+    /// `None` stands for an empty range.
     pub(crate) within: Vec<(usize, Option<Images>)>,
     pub(crate) keep: Vec<(Vec<usize>, Keep)>,
-    /// Those that nothing was asked of.
+    /// Chunks that were not searched yet.
     pub(crate) chunks: Range<usize>,
     found: VecDeque<Rows>,
 }
 
-/// Rows that come near together.
+/// Rows that are brought near together.
 enum Rows {
-    /// All of a chunk.
+    /// All rows of a chunk.
     Chunk(usize),
-    /// These of a chunk.
+    /// Some rows of a chunk, by their index in it.
     Part(usize, Vec<u32>),
-    /// These of any chunk, ascending.
+    /// Some rows of any chunks, ascending.
     Few(Vec<u64>),
 }
 
 impl Scan {
-    /// Only rows whose value in a column of numbers is in this range. Numbers are compared as Arrow does: −0 is smaller than +0, NaN larger than all others;
-    /// null is in no range. Dates and times are the integers that Arrow stores. `N` is the type that is stored.
+    /// Keeps only rows whose value in a column of numbers is in this range. Numbers are compared as
+    /// Arrow does: −0 is smaller than +0, and NaN larger than all others. Null is in no range.
+    /// Dates and times are the integers that Arrow stores. `N` must be the type that is stored.
     pub fn within<N: Number>(mut self, name: &str, values: impl RangeBounds<N>) -> Result<Scan, FrameError> {
         let index = self.frame.index(name)?;
         let values_of = &self.frame.columns[index].values;
@@ -103,7 +110,8 @@ impl Scan {
         Ok(self)
     }
 
-    /// Only rows whose value in a column of strings is this one. Of a column of few kinds of strings the memory server finds them, as those in ranges.
+    /// Keeps only rows whose value in a column of strings is this one. In a column of few kinds of
+    /// strings, the memory server finds them, as it does for ranges.
     pub fn equal_to(mut self, name: &str, string: &str) -> Result<Scan, FrameError> {
         let index = self.frame.index(name)?;
         match &self.frame.columns[index].values {
@@ -120,7 +128,8 @@ impl Scan {
         }
     }
 
-    /// Only rows for which `keep` says true, and neither false nor null. It is shown the columns `names` of rows that everything before keeps.
+    /// Keeps only rows for which `keep` returns true, not false or null. `keep` sees the columns
+    /// `names` of the rows that all earlier conditions keep.
     pub fn filter(
         mut self,
         names: &[&str],
@@ -130,10 +139,11 @@ impl Scan {
         Ok(self)
     }
 
-    /// Only the rows of one of so many parts of the frame, which are about equally long; the first one is 0.
+    /// Keeps only the rows of part number `part`, from 0, of `of` parts of the frame of about equal
+    /// length.
     ///
     /// # Panics
-    /// If there is no such part.
+    /// Panics if `part` is not less than `of`.
     #[track_caller]
     pub fn part(mut self, part: usize, of: usize) -> Scan {
         assert!(part < of, "part {part} of {of}");
@@ -142,7 +152,7 @@ impl Scan {
         self
     }
 
-    /// Names and types of what comes.
+    /// Returns the names and types of the columns in a batch.
     pub fn schema(&self) -> SchemaRef {
         self.schema.clone()
     }
@@ -172,7 +182,7 @@ impl Scan {
         Ok(())
     }
 
-    /// Of these rows, what closures keep.
+    /// Reads the columns of the rows that all closures keep. Returns `None` if none are kept.
     fn read(&mut self, mut rows: Rows) -> Result<Option<RecordBatch>, FrameError> {
         for (columns, keep) in &mut self.keep {
             let schema = Arc::new(self.frame.schema.project(columns)?);
@@ -222,7 +232,7 @@ impl fmt::Debug for Scan {
 }
 
 impl Rows {
-    /// Those for which this says true; `None` if there are none.
+    /// Returns the rows for which `says` is true, or `None` if there are none.
     fn kept(self, says: &BooleanArray) -> Option<Rows> {
         let kept = match says.nulls() {
             Some(nulls) => says.values() & nulls.inner(),
@@ -265,7 +275,7 @@ impl FarFrame {
     }
 }
 
-/// The rows of these chunks that are in this range, ascending.
+/// Returns the rows of these chunks that are in a range, ascending.
 fn rows_within(heap: &Heap, column: &Column, images: Images, span: Range<usize>) -> Result<Vec<u64>, FrameError> {
     let mut rows = Vec::new();
     for (share, run) in runs(column.zones.chunks[span.clone()].iter().map(|zone| images.share(*zone))) {
@@ -285,7 +295,7 @@ fn rows_within(heap: &Heap, column: &Column, images: Images, span: Range<usize>)
     Ok(rows)
 }
 
-/// Those of them that have a value.
+/// Returns the rows that have a value.
 fn present(heap: &Heap, column: &Column, rows: Vec<u64>) -> Result<Vec<u64>, FrameError> {
     Ok(match column.valid_at(heap, &rows)? {
         None => rows,
@@ -293,7 +303,8 @@ fn present(heap: &Heap, column: &Column, rows: Vec<u64>) -> Result<Vec<u64>, Fra
     })
 }
 
-/// The same of chunks of which some rows are, and some not. Numbers that are not ordered as their images are only we compare.
+/// Appends the matching rows of chunks that match in part. The memory server finds them, unless the
+/// column has NaN or −0: its numbers are then brought near and compared by their images.
 fn find<N: Number + ArrowNativeType>(
     heap: &Heap,
     column: &Column,
@@ -307,7 +318,7 @@ fn find<N: Number + ArrowNativeType>(
         let values = images.numbers::<N>(&column.zones.chunks[chunks]);
         let found = numbers.find(heap, values).over(all).run()?;
         let found = read(heap, &found, 0..found.len())?;
-        // Where there is no value a zero is stored.
+        // A row without a value stores a zero.
         rows.extend(if values.contains(&N::default()) { present(heap, column, found)? } else { found });
         return Ok(());
     }
@@ -322,7 +333,7 @@ fn find<N: Number + ArrowNativeType>(
     Ok(())
 }
 
-/// Rows as they come near: by chunks, or, if they are few, whatever their chunks are.
+/// Splits rows into batches: by chunks, or, if they are few, across chunks.
 fn arranged(rows: Vec<u64>) -> VecDeque<Rows> {
     let chunks: Vec<&[u64]> = rows.chunk_by(|row, next| chunk_of(*row) == chunk_of(*next)).collect();
     if rows.len() * FEW < chunks.len() * CHUNK_ROWS {
@@ -335,7 +346,7 @@ fn arranged(rows: Vec<u64>) -> VecDeque<Rows> {
     chunks.iter().map(part).collect()
 }
 
-/// What is in both, which ascend.
+/// Returns the rows in both lists, which must ascend.
 fn common(some: &[u64], others: &[u64]) -> Vec<u64> {
     let mut others = others.iter().peekable();
     let is_common = |row: &&u64| {

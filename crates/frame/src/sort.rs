@@ -1,9 +1,11 @@
-//! The rows of a frame in the order of some of its columns.
+//! External merge sort of the rows of a frame.
 //!
-//! Runs of a bounded number of chunks are sorted near; then some runs at a time are merged to one, until one is left. Rows are compared by the bytes of Arrow's row format, which
-//! are in the order that its kernels say.
+//! Runs of a bounded number of chunks are sorted near. Then several runs at a time are merged to
+//! one, until one is left. Rows are compared by the bytes of Arrow's row format, whose order is
+//! that of Arrow's kernels.
 //!
-//! Danger: equal rows that change places; nulls and NaN at the wrong end; rows of a chunk whose successor came near too early; more near than was said.
+//! Danger: equal rows that change places; nulls and NaN at the wrong end; rows of a chunk that is
+//! replaced before they are copied; more memory near than promised.
 
 use crate::column::CHUNK_ROWS;
 use crate::error::FrameError;
@@ -13,12 +15,12 @@ use arrow::compute::{SortOptions, interleave_record_batch};
 use arrow::datatypes::Schema;
 use arrow::row::{Row, RowConverter, Rows, SortField};
 
-/// Chunks that are sorted near.
+/// Chunks that are sorted near in one run.
 const RUN_CHUNKS: usize = 16;
 /// Runs that are merged at a time.
 const MERGED_RUNS: usize = 16;
 
-/// A column that says in which order rows come. See [`FarFrame::sort`].
+/// A sort column with its direction and the place of nulls. See [`FarFrame::sort`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SortBy {
     name: String,
@@ -26,17 +28,17 @@ pub struct SortBy {
 }
 
 impl SortBy {
-    /// Small values first, nulls last.
+    /// Sorts by this column, small values first, nulls last.
     pub fn ascending(name: impl Into<String>) -> SortBy {
         SortBy { name: name.into(), options: SortOptions { descending: false, nulls_first: false } }
     }
 
-    /// Large values first, nulls last.
+    /// Sorts by this column, large values first, nulls last.
     pub fn descending(name: impl Into<String>) -> SortBy {
         SortBy { name: name.into(), options: SortOptions { descending: true, nulls_first: false } }
     }
 
-    /// Nulls first.
+    /// Puts nulls first.
     pub fn nulls_first(mut self) -> SortBy {
         self.options.nulls_first = true;
         self
@@ -44,11 +46,12 @@ impl SortBy {
 }
 
 impl FarFrame {
-    /// The rows in the order of a column, of those that are equal in it in the order of the next one; rows that are equal in all of them stay in the order
-    /// that they have. Numbers are compared as Arrow does: −0 is smaller than +0, NaN larger than all others; strings by their bytes.
+    /// Returns the rows sorted by these columns; a later column orders rows that are equal in all
+    /// earlier ones. The sort is stable. Numbers are compared as Arrow does: −0 is smaller than +0,
+    /// and NaN larger than all others. Strings are compared by their bytes.
     ///
-    /// Beside the heap's budget, 17 chunks of each column are near, and the columns that are sorted by once more. What is far is for a while there
-    /// twice, and the frame itself.
+    /// Besides the heap's budget, 17 chunks of each column are near, and the sort columns once
+    /// more. For a while, the rows are far twice, in addition to the frame itself.
     ///
     /// ```
     /// use farfield::Heap;
@@ -95,7 +98,7 @@ impl Order {
             let mut merged = Vec::new();
             let mut left = runs.into_iter().peekable();
             while left.peek().is_some() {
-                // Those that were merged are given back before the next ones are.
+                // The merged runs are given back before the next ones are merged.
                 merged.push(self.merge(left.by_ref().take(merged_runs).collect())?);
             }
             runs = merged;
@@ -108,7 +111,7 @@ impl Order {
         Ok(self.converter.convert_columns(&columns)?)
     }
 
-    /// A frame of the rows of these chunks, in order.
+    /// Sorts the rows of these chunks near, into a new frame.
     fn run(&self, frame: &FarFrame, chunks: &[usize]) -> Result<FarFrame, FrameError> {
         let batches = chunks.iter().map(|chunk| frame.batches().chunk(*chunk)).collect::<Result<Vec<_>, _>>()?;
         let keys = batches.iter().map(|batch| self.keys(batch)).collect::<Result<Vec<_>, _>>()?;
@@ -123,14 +126,15 @@ impl Order {
         maker.finish()
     }
 
-    /// One run of the rows of these, of which each is in order.
+    /// Merges sorted runs to one.
     fn merge(&self, mut runs: Vec<FarFrame>) -> Result<FarFrame, FrameError> {
         if runs.len() == 1 {
             return Ok(runs.remove(0));
         }
         let mut maker = Maker::new(&runs[0].heap, runs[0].schema())?;
         let mut heads = runs.iter().map(|run| Head::new(self, run)).collect::<Result<Vec<_>, _>>()?;
-        // A heap of the heads that have rows, the smallest row first; of equal ones that of the first run.
+        // A binary heap of the heads that have rows, the smallest row first; among equal rows, that
+        // of the first run.
         let mut first: Vec<usize> = (0..heads.len()).collect();
         first.sort_by_key(|head| (heads[*head].key(), *head));
         let mut picked = Vec::with_capacity(CHUNK_ROWS);
@@ -138,7 +142,7 @@ impl Order {
             picked.push((head, heads[head].row));
             heads[head].row += 1;
             let is_at_end = heads[head].row == heads[head].batch.num_rows();
-            // What was picked of a batch is put together before the next one takes its place.
+            // The picked rows of a batch are copied before the next batch replaces it.
             if is_at_end || picked.len() == CHUNK_ROWS {
                 let batches: Vec<&RecordBatch> = heads.iter().map(|head| &head.batch).collect();
                 maker.push(interleave_record_batch(&batches, &picked)?)?;
@@ -154,7 +158,7 @@ impl Order {
     }
 }
 
-/// The chunk of a run that is merged, and how far.
+/// The current chunk of a run that is merged, and the position in it.
 struct Head {
     chunk: usize,
     batch: RecordBatch,
@@ -172,7 +176,7 @@ impl Head {
         Key(self.keys.row(self.row))
     }
 
-    /// The next chunk; false if there is none.
+    /// Reads the next chunk. Returns false if there is none.
     fn advance(&mut self, order: &Order, run: &FarFrame) -> Result<bool, FrameError> {
         self.chunk += 1;
         if self.chunk * CHUNK_ROWS >= run.rows() {
@@ -184,7 +188,7 @@ impl Head {
     }
 }
 
-/// Restores the order of a heap whose first element has become larger.
+/// Restores the order of a binary heap whose first element has become larger.
 fn sink<K: Ord>(heap: &mut [usize], key: impl Fn(usize) -> K) {
     let mut at = 0;
     while let Some(child) = (2 * at + 1..heap.len().min(2 * at + 3)).min_by_key(|child| key(heap[*child])) {
@@ -196,7 +200,7 @@ fn sink<K: Ord>(heap: &mut [usize], key: impl Fn(usize) -> K) {
     }
 }
 
-/// A row, whose order is that of its bytes.
+/// A row that is ordered by its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Key<'r>(Row<'r>);
 

@@ -1,6 +1,7 @@
-//! What the numbers of a column come to, of the rows that ranges keep: found where they are.
+//! Sums, counts and ends of a column over the rows that ranges keep, computed by the memory server.
 //!
-//! Danger: numbers that are added up twice, or not, where chunks that are known meet others.
+//! Danger: numbers that are added up twice, or not at all, where chunks that zone maps decide meet
+//! others.
 
 use crate::column::{Column, Values, with_images, with_numbers};
 use crate::error::FrameError;
@@ -10,32 +11,33 @@ use arrow::array::ArrayRef;
 use arrow::datatypes::ArrowNativeType;
 use farfield::{FarVec, Number, Part};
 
-/// Number, sum, mean, smallest and largest of some numbers. Nothing is lost on the way to a sum.
+/// Count, sum, mean, minimum and maximum of some numbers. The sum is computed without loss.
 #[derive(Clone, Debug)]
 pub struct Sums {
-    /// How many.
+    /// Number of values.
     pub count: u64,
-    /// All together.
+    /// Sum of the values.
     pub sum: Sum,
-    /// The sum divided by how many there are, if there are any.
+    /// Mean of the values, `None` if there are none.
     pub mean: Option<f64>,
-    /// The smallest and the largest, two values of the column's type. `None`: there are none, or the column has NaN or −0, of which orders differ.
+    /// Minimum and maximum, two values of the column's type. `None` if there are no values, or if
+    /// the column has NaN or −0, which two orders compare differently.
     pub ends: Option<ArrayRef>,
 }
 
 /// A sum of numbers of a column, by their type.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Sum {
-    /// Of integers that have a sign.
+    /// Sum of signed integers.
     Signed(i128),
-    /// Of those that have none.
+    /// Sum of unsigned integers.
     Unsigned(u128),
-    /// Of floating-point numbers: rounded once.
+    /// Sum of floating-point numbers, rounded once.
     Float(f64),
 }
 
 impl Sum {
-    /// As a whole number. Of integers; none that there can be rows for has no room.
+    /// Returns a sum of integers as an `i128`. The sum of fewer than 2⁶³ numbers always fits.
     pub(crate) fn whole(self) -> i128 {
         match self {
             Sum::Signed(sum) => sum,
@@ -44,7 +46,7 @@ impl Sum {
         }
     }
 
-    /// As a floating-point number.
+    /// Returns the sum as a floating-point number.
     pub fn rounded(self) -> f64 {
         match self {
             Sum::Signed(sum) => sum as f64,
@@ -55,16 +57,19 @@ impl Sum {
 }
 
 impl Scan {
-    /// Can [`sums`](Scan::sums) of this column be had? It is one of numbers, dates or times. Rows are kept by ranges of columns, if at all, as many as
-    /// [groups](Scan::has_groups) may have; where there are ranges or nulls it has neither NaN nor −0.
+    /// Checks whether [`sums`](Scan::sums) can answer for this column, which must hold numbers,
+    /// dates or times. Nothing but ranges of columns may keep rows, and no more of them than
+    /// [`has_groups`](Scan::has_groups) allows. Where there are ranges or nulls, the column must
+    /// have neither NaN nor −0.
     pub fn has_sums(&self, name: &str) -> Result<bool, FrameError> {
         let column = &self.frame.columns[self.frame.index(name)?];
         let is_known = !column.zones.is_odd || self.is_whole() && column.nulls() == 0;
         Ok(column.has_numbers() && self.is_of_ranges() && is_known)
     }
 
-    /// What the numbers of a column of all these rows come to. They are added up where they are ([`FarVec::aggregate`], [`Heap::group`](farfield::Heap::group)). `None`: they have to be
-    /// looked at, see [`has_sums`](Scan::has_sums).
+    /// Computes aggregates of a column over the rows of this scan. The memory server adds up the
+    /// numbers ([`FarVec::aggregate`], [`Heap::group`](farfield::Heap::group)). Returns `None` if
+    /// they have to be read; see [`has_sums`](Scan::has_sums).
     pub fn sums(&self, name: &str) -> Result<Option<Sums>, FrameError> {
         if !self.has_sums(name)? {
             return Ok(None);
@@ -77,7 +82,8 @@ impl Scan {
     fn sums_of<N: Summed>(&self, index: usize, numbers: &FarVec<N>) -> Result<Sums, FrameError> {
         let (heap, column): (_, &Column) = (&self.frame.heap, &self.frame.columns[index]);
         let mut part = Part::default();
-        // Of all rows it is known how many have a value, and zeros change no sum.
+        // For all rows the number of nulls is known, and the zeros that are stored for nulls change
+        // no sum.
         let valid = column.valid().filter(|_| !self.is_whole());
         for run in self.runs() {
             match &run.conditions[..] {
@@ -108,7 +114,7 @@ impl Scan {
     }
 }
 
-/// Numbers with a sum of some type.
+/// Numbers with a type of sum.
 pub(crate) trait Summed: Number + ArrowNativeType {
     fn summed(part: &Part<Self>) -> Sum;
 }

@@ -1,9 +1,12 @@
-//! Strings: as numbers of kinds, as long as there are few of these, else as their bytes.
+//! Strings: stored as numbers of kinds as long as there are few kinds (dictionary encoding),
+//! otherwise as their bytes.
 //!
-//! A flag, a name of a zone, a kind of payment has a hundred or a thousand values in a million rows. Numbers of kinds take two bytes a row, and what the memory server does with numbers it does
-//! with them: it groups by them and finds the rows of one. The kinds themselves are near.
+//! A flag, the name of a zone or a kind of payment has a hundred or a thousand values in a million
+//! rows. Numbers of kinds take two bytes a row. The memory server groups by them and searches them
+//! like any numbers. The kinds themselves are near.
 //!
-//! Danger: a row that gets another's string; the zero below a null that is taken for the first kind; rows that are lost when kinds become too many.
+//! Danger: a row that gets another row's string; the zero below a null that is taken for the first
+//! kind; rows that are lost when there become too many kinds.
 
 use crate::column::{CHUNK_ROWS, nulls_of, read};
 use crate::error::FrameError;
@@ -14,24 +17,25 @@ use farfield::{FarError, FarVec, Heap};
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-/// Kinds of a column: as many as groups that are kept near, and as rows of a chunk.
+/// Most kinds of a column: as many as groups that are kept near, and as rows of a chunk.
 const KINDS_MAX: usize = 8192;
-/// Bytes of all kinds of a column.
+/// Most bytes of all kinds of a column together.
 const BYTES_MAX: usize = 256 << 10;
 
-/// Strings of few kinds: for each row the number of its kind, and zero where there is no value.
+/// Strings of few kinds: for each row the number of its kind, or zero for a null.
 #[derive(Default)]
 pub(crate) struct Words {
     pub(crate) numbers: FarVec<u16>,
     kinds: Vec<Arc<str>>,
     number_of: HashMap<Arc<str>, u16>,
     bytes: usize,
-    /// All kinds, since somebody has asked for strings.
+    /// All kinds as an Arrow array, made when strings are first read.
     array: OnceLock<StringArray>,
 }
 
 impl Words {
-    /// The number of each string, of nulls zero. `None`: there are too many kinds.
+    /// Returns the number of each string, zero for nulls. New strings become kinds. Returns `None`
+    /// if there are too many kinds.
     pub(crate) fn numbers_of(&mut self, strings: &StringArray) -> Option<Vec<u16>> {
         strings.iter().map(|string| string.map_or(Some(0), |string| self.number_or_new(string))).collect()
     }
@@ -52,18 +56,19 @@ impl Words {
         Some(number)
     }
 
-    /// The number of a kind. `None`: no row has it.
+    /// Returns the number of a kind, or `None` if no row has it.
     pub(crate) fn number(&self, kind: &str) -> Option<u16> {
         self.number_of.get(kind).copied()
     }
 
-    /// The strings with these numbers.
+    /// Returns the strings with these numbers.
     pub(crate) fn strings(&self, numbers: Vec<u16>, nulls: Option<NullBuffer>) -> Result<ArrayRef, FrameError> {
         let kinds = self.array.get_or_init(|| StringArray::from_iter_values(&self.kinds));
         Ok(take(kinds, &UInt16Array::new(numbers.into(), nulls), None)?)
     }
 
-    /// The same strings as their bytes; `valid` says which rows have one, if not all have.
+    /// Copies all strings into a column of bytes. `valid` are the validity bits, if there are
+    /// nulls.
     pub(crate) fn spelled_out(&self, heap: &Heap, valid: Option<&FarVec<u64>>) -> Result<Text, FrameError> {
         let mut text = Text::default();
         for first in (0..self.numbers.len()).step_by(CHUNK_ROWS) {
@@ -81,7 +86,7 @@ impl Words {
 pub(crate) struct Text {
     bytes: FarVec<u8>,
     offsets: FarVec<i32>,
-    /// Where chunks begin in `bytes`.
+    /// Offset in `bytes` at which each chunk begins.
     starts: Vec<usize>,
 }
 
@@ -90,7 +95,7 @@ impl Text {
         let scope = heap.enter();
         let start = self.bytes.len();
         let offsets = &data.buffers()[0].typed_data::<i32>();
-        // Of no rows there may be no offset at all.
+        // An array without rows may have no offset at all.
         let offsets = if data.is_empty() { &[0][..] } else { &offsets[data.offset()..=data.offset() + data.len()] };
         let first = offsets[0];
         let moved: Vec<i32> = offsets.iter().map(|offset| offset - first).collect();

@@ -1,4 +1,4 @@
-//! What a column of numbers comes to, found where it is.
+//! Aggregates and quantiles of a column of numbers, computed by the memory server where possible.
 
 use crate::column::{Column, Values, is_decimal, with_numbers};
 use crate::error::FrameError;
@@ -10,45 +10,50 @@ use arrow::datatypes::{DataType, Float64Type};
 use farfield::{FarVec, Heap, Number, OffloadError, Part};
 use std::ops::{Bound, RangeBounds};
 
-/// Number, mean, smallest and largest of the values of a column that are not null. Of what is no floating-point number they are rounded to one.
+/// Count, sum, mean, minimum and maximum of the values of a column that are not null. They are
+/// rounded to floating-point numbers if the column has another type.
 ///
-/// NaN is counted, makes sum and mean NaN, and is neither smallest nor largest.
+/// NaN is counted, makes sum and mean NaN, and is neither minimum nor maximum.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Totals {
-    /// Values that are not null.
+    /// Number of values that are not null.
     pub count: u64,
-    /// Their sum.
+    /// Sum of the values.
     pub sum: f64,
-    /// Their mean, if there are any.
+    /// Mean of the values, `None` if there are none.
     pub mean: Option<f64>,
-    /// The smallest.
+    /// Smallest value.
     pub min: Option<f64>,
-    /// The largest.
+    /// Largest value.
     pub max: Option<f64>,
 }
 
 /// A line of [`FarFrame::describe`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct Summary {
-    /// The column.
+    /// Name of the column.
     pub name: String,
-    /// Its type.
+    /// Type of the column.
     pub data_type: DataType,
-    /// Rows without a value.
+    /// Number of rows without a value.
     pub nulls: u64,
-    /// What its numbers come to, if it has numbers.
+    /// Aggregates, if the column has numbers.
     pub totals: Option<Totals>,
-    /// A quarter, half and three quarters of its numbers are no larger than these. `None`: it has none, or decimal ones.
+    /// Quartiles: a quarter, half and three quarters of the numbers are no larger than these.
+    /// `None` if there are no numbers, or if they are decimal.
     pub quartiles: Option<[f64; 3]>,
 }
 
 impl FarFrame {
-    /// What the numbers of a column come to. It is not brought near if its memory server runs functions, unless it has nulls and NaN or −0.
+    /// Computes the aggregates of a column of numbers. If the memory server runs functions, the
+    /// column is not brought near, unless it has nulls and also NaN or −0. Returns an error if the
+    /// column holds no numbers.
     pub fn totals(&self, name: &str) -> Result<Totals, FrameError> {
         self.totals_in(name, ..)
     }
 
-    /// Of those values of it that are in a range: how many rows a filter would keep, and their mean. NaN is in no range but `..`.
+    /// Computes the aggregates of the values of a column that are in a range: of the rows that a
+    /// filter by this range would keep. NaN is in no range but `..`.
     pub fn totals_in(&self, name: &str, values: impl RangeBounds<f64>) -> Result<Totals, FrameError> {
         let index = self.index(name)?;
         let data_type = self.schema().field(index).data_type().clone();
@@ -76,8 +81,10 @@ impl FarFrame {
         Ok(totals_of(&part, part.sum(), |value| value))
     }
 
-    /// The smallest number of a column that at least this share (from 0 to 1) of its values does not exceed; `None` if it has none. Nulls and NaN are passed over. It is found where
-    /// the column is, if its memory server runs functions; one with nulls is copied without them before.
+    /// Returns the smallest number of a column such that at least this share (0 to 1) of the values
+    /// does not exceed it. Returns `None` if there are no values. Nulls and NaN are ignored. The
+    /// memory server finds the number if it runs functions; a column with nulls is first copied
+    /// without them. Returns an error if the column holds no numbers, or decimal ones.
     ///
     /// ```
     /// use farfield::Heap;
@@ -111,7 +118,7 @@ impl FarFrame {
         Ok(Some(values))
     }
 
-    /// What its columns hold: nulls, what numbers come to, and their quartiles.
+    /// Summarizes every column: nulls, aggregates of numbers, and their quartiles.
     pub fn describe(&self) -> Result<Vec<Summary>, FrameError> {
         let line = |(index, column): (usize, &std::sync::Arc<Column>)| {
             let (name, data_type) =
@@ -127,12 +134,13 @@ impl FarFrame {
     }
 }
 
-/// The values that are not null, as floating-point numbers.
+/// Returns the values that are not null, as floating-point numbers.
 fn present(array: &ArrayRef) -> Result<Vec<f64>, FrameError> {
     Ok(cast(array, &DataType::Float64)?.as_primitive::<Float64Type>().iter().flatten().collect())
 }
 
-/// `None`: the values are to be looked at one by one, because their range is one of floating-point numbers and they are none.
+/// Computes the aggregates at the memory server. Returns `None` if the range has bounds and the
+/// column does not hold `f64`: then values have to be compared one by one.
 fn at_server(heap: &Heap, column: &Column, values: &(Bound<f64>, Bound<f64>)) -> Result<Option<Totals>, OffloadError> {
     if let Values::F64(numbers) = &column.values {
         let part = numbers.aggregate(heap).filter(*values).run()?;
@@ -158,7 +166,7 @@ fn totals_of<N: Number>(part: &Part<N>, sum: f64, rounded: impl Fn(N) -> f64) ->
     Totals { count: part.count(), sum, mean: part.mean(), min, max }
 }
 
-/// Numbers, and sums of them, as floating-point numbers.
+/// Numbers that convert to floating-point numbers, and their sums.
 trait Rounded: Number {
     fn rounded(self) -> f64;
     fn sum(part: &Part<Self>) -> f64;

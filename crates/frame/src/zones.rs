@@ -1,34 +1,36 @@
-//! What is known of the numbers of a chunk without looking at them: the smallest and the largest.
+//! Zone maps: the smallest and the largest number of each chunk, known without reading it.
 //!
-//! Numbers are compared by their images ([`Number::image`]), whose order is Arrow's: total, −0 before +0, NaN outside of all others.
+//! Numbers are compared by their images ([`Number::image`]), whose order is Arrow's: total, −0
+//! before +0, NaN outside of all others.
 //!
-//! Danger: a chunk that is passed over and has rows; a server that is asked for a range and compares otherwise.
+//! Danger: a chunk that is skipped and has matching rows; a range that the server compares
+//! differently.
 
 use core::ops::{Bound, Range, RangeBounds};
 use farfield::Number;
 
-/// The images of the smallest and the largest value of a chunk that are not null.
+/// The images of the smallest and the largest value of a chunk, nulls left out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Zone {
     pub(crate) low: u64,
     pub(crate) high: u64,
 }
 
-/// The zones of a column of numbers, chunk by chunk; `None` for one that has nulls only.
+/// The zones of a column of numbers, chunk by chunk. A zone is `None` if the chunk has nulls only.
 #[derive(Default, Debug)]
 pub(crate) struct Zones {
     pub(crate) chunks: Vec<Option<Zone>>,
-    /// There is a number that is not ordered as its image is: NaN or −0.
+    /// Whether some number is not ordered as its image is: NaN or −0.
     pub(crate) is_odd: bool,
 }
 
 impl Zones {
-    /// Of the numbers of one chunk more, those that are not null.
+    /// Appends the zone of a chunk with these numbers, nulls left out.
     pub(crate) fn push<N: Number>(&mut self, numbers: impl Iterator<Item = N>) {
         let mut zone: Option<Zone> = None;
         for number in numbers {
             let image = number.image();
-            // Only −0 equals the number that comes after it.
+            // Only −0 equals the number with the next image.
             self.is_odd |= !number.is_ordered() || N::of_image(image.wrapping_add(1)) == number;
             let Zone { low, high } = zone.unwrap_or(Zone { low: image, high: image });
             zone = Some(Zone { low: low.min(image), high: high.max(image) });
@@ -36,21 +38,22 @@ impl Zones {
         self.chunks.push(zone);
     }
 
-    /// The zone of all chunks, if numbers are ordered as their images are.
+    /// Returns the zone of all chunks together, if numbers are ordered as their images are.
     pub(crate) fn all(&self) -> Option<Zone> {
         let zones = self.chunks.iter().flatten().filter(|_| !self.is_odd);
         zones.copied().reduce(|one, other| Zone { low: one.low.min(other.low), high: one.high.max(other.high) })
     }
 }
 
-/// A range of images: from `low` on, and before `end`, if that is not behind all.
+/// A range of images: from `low` on, and before `end`, which is `None` if the range has no upper
+/// end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Images {
     low: u64,
     end: Option<u64>,
 }
 
-/// What a chunk has of a range.
+/// Share of a chunk's values that are in a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Share {
     None,
@@ -61,14 +64,14 @@ pub(crate) enum Share {
 impl Images {
     pub(crate) const ALL: Images = Images { low: 0, end: None };
 
-    /// What is in both. `None`: nothing is.
+    /// Returns the intersection of two ranges, or `None` if it is empty.
     pub(crate) fn common(self, other: Images) -> Option<Images> {
         let low = self.low.max(other.low);
         let end = self.end.into_iter().chain(other.end).min();
         end.is_none_or(|end| low < end).then_some(Images { low, end })
     }
 
-    /// Those of the numbers of a range. `None`: there are none.
+    /// Returns the images of the numbers in a range, or `None` if the range is empty.
     pub(crate) fn of<N: Number>(values: &impl RangeBounds<N>) -> Option<Images> {
         let low = match values.start_bound() {
             Bound::Unbounded => 0,
@@ -87,7 +90,7 @@ impl Images {
         self.low <= image && self.end.is_none_or(|end| image < end)
     }
 
-    /// What a chunk with this zone has of it, its nulls aside.
+    /// Returns the share of a chunk with this zone that is in the range, nulls left out.
     pub(crate) fn share(self, zone: Option<Zone>) -> Share {
         match zone {
             Some(zone) if self.contains(zone.low) && self.contains(zone.high) => Share::All,
@@ -96,8 +99,10 @@ impl Images {
         }
     }
 
-    /// The same range for someone who compares numbers and not images: all that is asked for are chunks with these zones, without NaN and −0, and each has
-    /// [some](Share::Some) of the range. A bound that no number of them crosses is left out: it need not be a number.
+    /// Converts the range to bounds for a comparison of numbers instead of images. It holds for
+    /// chunks with these zones, without NaN and −0, that each have [some](Share::Some) of the
+    /// range. A bound that no number of the chunks crosses is left out: its image need not be a
+    /// number.
     pub(crate) fn numbers<N: Number>(self, zones: &[Option<Zone>]) -> (Bound<N>, Bound<N>) {
         let zones = || zones.iter().flatten();
         let low = match zones().all(|zone| self.low <= zone.low) {
@@ -112,7 +117,7 @@ impl Images {
     }
 }
 
-/// Neighbours of one share.
+/// Groups neighbouring chunks with the same share.
 pub(crate) fn runs(shares: impl IntoIterator<Item = Share>) -> Vec<(Share, Range<usize>)> {
     let mut runs: Vec<(Share, Range<usize>)> = Vec::new();
     for (chunk, share) in shares.into_iter().enumerate() {

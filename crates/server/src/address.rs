@@ -1,18 +1,19 @@
-//! Where clients come from: what tells one stranger from another before anybody has shown a token.
+//! Addresses of clients, which tell strangers apart before they have shown a token.
 
 use crate::store::{Ledger, Stock};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, Weak};
 
-/// Where a connection comes from. One person has one of them, or few.
+/// Address of a connection. One person has only one of them, or few.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Address {
-    /// A host; of IPv6 the network of 64 bits, because a host has as many addresses in it as it likes.
+    /// A host. For IPv6 it is the network of 64 bits, because a host can use any number of
+    /// addresses in it.
     Host(IpAddr),
-    /// A user of this machine.
+    /// A user of this machine, by user id.
     User(u32),
-    /// The kernel did not say.
+    /// The kernel did not tell the address.
     Unknown,
 }
 
@@ -25,7 +26,7 @@ impl Address {
     }
 }
 
-/// The ledgers of addresses that hold something now, for clients without tokens.
+/// Ledgers of the addresses that hold something now, for clients without tokens.
 #[derive(Debug)]
 pub(crate) struct AddressLedgers {
     stock: Arc<Stock>,
@@ -37,14 +38,14 @@ impl AddressLedgers {
         AddressLedgers { stock, ledgers: Mutex::default() }
     }
 
-    /// The ledger of an address, which lives as long as somebody has it.
+    /// Returns the ledger of an address. The ledger lives as long as it is referenced.
     pub(crate) fn of(&self, address: Address) -> Arc<Ledger> {
         let mut ledgers = self.ledgers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(ledger) = ledgers.get(&address).and_then(Weak::upgrade) {
             return ledger;
         }
         if ledgers.len() == ledgers.capacity() {
-            // As many as there are connections and sessions stay, and no more.
+            // Afterwards there are at most as many entries as connections and sessions.
             ledgers.retain(|_, ledger| ledger.strong_count() > 0);
         }
         let ledger = Arc::new(Ledger::new(self.stock.clone()));

@@ -1,4 +1,4 @@
-//! What a server is told before it starts.
+//! Configuration of a server.
 
 use crate::tenants::Tenants;
 use farfield_wic::Registry;
@@ -7,20 +7,21 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Where a server listens: `tcp://HOST:PORT` or `unix:PATH` (a path that begins with `@` is an abstract name).
+/// Address at which a server listens: `tcp://HOST:PORT` or `unix:PATH`. A path that begins with `@`
+/// is an abstract name.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum ListenUrl {
-    /// Host and port; port 0 takes any free one.
+    /// Host and port; port 0 means any free port.
     Tcp(String),
-    /// A socket in the file system.
+    /// Path of a socket in the file system, or an abstract name.
     Unix(PathBuf),
 }
 
-/// The text is no place to listen at.
+/// Error: the text is not an address at which a server can listen.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot listen at {url:?}: write tcp://HOST:PORT or unix:PATH")]
 pub struct BadUrl {
-    /// The text.
+    /// The text, as given.
     pub url: String,
 }
 
@@ -54,42 +55,49 @@ impl std::fmt::Display for ListenUrl {
     }
 }
 
-/// What a server is told before it starts.
+/// Configuration of a server.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where it listens; at least one place.
+    /// Addresses to listen at; at least one.
     pub listen: Vec<ListenUrl>,
-    /// Most bytes that it keeps; `None`: until the machine has no more.
+    /// Most bytes to store; `None` means until the machine has no more.
     pub capacity_bytes: Option<u64>,
-    /// Who may use it. `None`: whoever can connect over TCP, and over a Unix socket processes of the same user or root.
+    /// Tenants that may use the server. `None` allows all clients that can connect over TCP, and
+    /// over a Unix socket the processes of the same user or root.
     pub tenants: Option<Tenants>,
-    /// How long regions outlive the last connection of their session. Zero: not at all.
+    /// Time for which regions outlive the last connection of their session; zero means not at all.
     pub lease: Duration,
-    /// How long a snapshot waits to be claimed.
+    /// Time for which a snapshot waits to be claimed.
     pub ticket_life: Duration,
-    /// Provider of libfabric through which regions can be read one-sided, at the host of the first TCP address in `listen`.
+    /// Provider of libfabric through which regions can be read one-sided, at the host of the first
+    /// TCP address in `listen`. `None` offers no one-sided reads.
     pub fabric: Option<String>,
-    /// Where `GET /metrics` is answered.
+    /// Address at which `GET /metrics` is answered.
     pub metrics: Option<SocketAddr>,
-    /// Functions that clients may call. Without any, clients are told so when they connect.
+    /// Functions that clients may call. If there are none, clients are told so when they connect.
     pub functions: Registry,
-    /// Most steps that a function may take, whatever its caller says; then it is pushed back to the client.
+    /// Most steps that a function may take, even if its caller allows more. Then it is pushed back
+    /// to the client.
     pub call_steps_max: u64,
-    /// Most time that a function may take, whatever its caller says. Its connection serves nothing else meanwhile.
+    /// Longest time that a function may take, even if its caller allows more. Its connection serves
+    /// nothing else meanwhile.
     pub call_within: Duration,
     /// Most connections at a time.
     pub connections_max: usize,
-    /// All clients are one job, which may have all that there is: nothing is left for others.
+    /// Whether all clients are one job that may use all resources, so that nothing is left for
+    /// others.
     pub is_private: bool,
-    /// Most mappings of what clients keep; `None`: as many as the kernel allows the process, but for its own.
+    /// Most mappings for what clients keep. `None` takes the kernel's limit for the process, less
+    /// the server's own.
     pub mappings_max: Option<u64>,
-    /// How long a connection looks for the next request before it sleeps. Zero: not at all.
+    /// Time for which a connection polls for the next request before it sleeps; zero means not at
+    /// all.
     pub spin: Duration,
-    /// How long a new connection may take to say who it is.
+    /// Time within which a new connection must authenticate.
     pub greeting_within: Duration,
-    /// How long a client may leave its answers unread before it counts as dead.
+    /// Time after which a client that does not read its answers counts as dead.
     pub stall_max: Duration,
-    /// How often memory that no region reaches any more is looked for.
+    /// Interval between searches for memory that no region reaches any more.
     pub sweep_every: Duration,
 }
 
@@ -117,7 +125,9 @@ impl Default for Config {
     }
 }
 
-/// Reads a number of bytes: `4096`, `64K`, `512M`, `2G`, `1T`, also with `B` or `iB` after the letter. Powers of 1024.
+/// Parses a number of bytes: `4096`, `64K`, `512M`, `2G`, `1T`, also with `B` or `iB` after the
+/// letter. Letters stand for powers of 1024. Returns `None` for any other text, or if the number
+/// overflows.
 pub fn parse_size(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

@@ -1,19 +1,20 @@
-//! What happened since the server started. Connections count for themselves and add up once per batch.
+//! Counters of events since the server started. Each connection counts by itself and adds its
+//! counts once per batch.
 
 use farfield_core::wire::Kind;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// Shared by all connections.
+        /// Counters that all connections share.
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             $($(#[$doc])* pub(crate) $name: AtomicU64,)*
-            /// Requests by kind; index is the kind's number.
+            /// Requests by kind, indexed by the kind's number.
             pub(crate) requests: [AtomicU64; KINDS],
         }
 
-        /// Counted by one connection since it last added up.
+        /// Counts of one connection since it last added them to the shared counters.
         #[derive(Debug, Default)]
         pub(crate) struct Tally {
             $(pub(crate) $name: u64,)*
@@ -21,12 +22,13 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Adds the tally and leaves it as it is.
+            /// Adds the tally to these counters, without its requests by kind, and leaves the tally
+            /// as it is.
             pub(crate) fn copy(&self, tally: &Tally) {
                 $(add(&self.$name, &mut { tally.$name });)*
             }
 
-            /// Adds the tally and clears it.
+            /// Adds the tally to these counters and clears it.
             pub(crate) fn add(&self, tally: &mut Tally) {
                 $(add(&self.$name, &mut tally.$name);)*
                 for (total, part) in self.requests.iter().zip(&mut tally.requests) {
@@ -43,35 +45,35 @@ fn add(total: &AtomicU64, part: &mut u64) {
     }
 }
 
-/// Numbers of kinds are below this.
+/// Exclusive upper bound of the numbers of kinds.
 pub(crate) const KINDS: usize = Kind::ALL.len() + 1;
 
 counters! {
-    /// Pages that readers were given.
+    /// Pages sent to readers.
     read_pages,
-    /// Pages asked for that were absent.
+    /// Pages that readers asked for and that were absent.
     absent_pages,
     /// Pages stored.
     written_pages,
-    /// Pages forgotten.
+    /// Pages discarded.
     discarded_pages,
-    /// Bytes that arrived.
+    /// Bytes received.
     received_bytes,
-    /// Bytes that were sent.
+    /// Bytes sent.
     sent_bytes,
     /// Requests answered with an error.
     failed_requests,
-    /// Of these, because capacity or a quota was used up.
+    /// Failed requests for which capacity or a quota was used up.
     full_requests,
-    /// Of these, because a page did not match its checksum.
+    /// Failed requests for which a page did not match its checksum.
     corrupt_requests,
-    /// Of these, because the deadline had passed.
+    /// Failed requests whose deadline had passed.
     late_requests,
-    /// Connections that gave up their places before they had said who they are.
+    /// Connections that lost their slots before they had authenticated.
     evicted_connections,
     /// Connections that were refused.
     refused_connections,
-    /// Connections ended because their bytes were no conversation.
+    /// Connections ended because their bytes did not follow the protocol, or did not come in time.
     broken_connections,
     /// Sessions whose lease ran out.
     expired_sessions,
@@ -80,7 +82,7 @@ counters! {
 }
 
 impl Tally {
-    /// Counts a request.
+    /// Counts a request of this kind.
     pub(crate) fn request(&mut self, kind: Kind) {
         if let Some(count) = self.requests.get_mut(usize::from(kind as u8)) {
             *count += 1;

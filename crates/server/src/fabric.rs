@@ -1,10 +1,12 @@
-//! One-sided reads: what of a session's memory clients on other machines read by themselves, through libfabric.
+//! One-sided reads: memory of a session that clients on other machines read by themselves, through
+//! libfabric.
 //!
-//! Every session has a station of its own, opened when it is first asked for, and a thread that serves it: keys of one session
-//! are good for nothing at the station of another. Windows of a region are its page map, its checksums and its layers, none of which
-//! can be written. Whatever they show is checked by who reads it.
+//! Every session has its own station (endpoint), opened when it is first asked for, and a thread
+//! that serves it. Keys of one session are useless at the station of another. A region exposes its
+//! page map, its checksums and its layers as windows, which are read-only. The reader has to verify
+//! all bytes.
 
-// Numbers of clients are anything: no place in a slice and no narrower number without a check.
+// Numbers from clients can be anything: no indexing into slices and no narrowing without a check.
 #![deny(clippy::indexing_slicing, clippy::cast_possible_truncation)]
 
 use crate::store::{Charge, Ledger, Mappings, Region, Resource, StoreError};
@@ -18,32 +20,33 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// How long a thread sleeps at most: it notices then that its session ended, and a transfer for which libfabric did not wake it waits no longer.
+/// Longest sleep of a station's thread. When it wakes, it notices the end of its session, and goes
+/// on with a transfer for which libfabric did not wake it.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// Descriptors of a station: sockets, event queues and their like; more than were counted.
+/// Descriptors charged for a station: sockets, event queues and the like. More than were counted.
 const STATION_DESCRIPTORS: u64 = 16;
-/// Mappings of a station: the stack of its thread, buffers.
+/// Mappings charged for a station: the stack of its thread, and buffers.
 const STATION_MAPPINGS: u64 = 8;
 
-/// Why memory cannot be read one-sided.
+/// Reason why memory cannot be read one-sided.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FabricError {
     /// The session is over.
     #[error("the session is over")]
     Ended,
-    /// The memory is not to be had.
+    /// The store cannot provide the memory.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// No thread could be started.
     #[error("no thread: {0}")]
     Thread(std::io::Error),
-    /// libfabric said no.
+    /// libfabric returned an error.
     #[error(transparent)]
     Fabric(#[from] farfield_fabric::FabricError),
 }
 
-/// The memory is not to be had, for the same reason as in any other request.
+/// Returns the error of the store, if that is the cause; it is answered like in any other request.
 pub(crate) fn store_error(error: &FabricError) -> Option<StoreError> {
     match error {
         FabricError::Store(error) => Some(*error),
@@ -51,7 +54,7 @@ pub(crate) fn store_error(error: &FabricError) -> Option<StoreError> {
     }
 }
 
-/// Where stations of this server are.
+/// Provider and address for the stations of this server.
 #[derive(Debug)]
 pub(crate) struct Fabric {
     provider: Provider,
@@ -60,14 +63,15 @@ pub(crate) struct Fabric {
 }
 
 impl Fabric {
-    /// Stations by this provider, at the address at which the server listens unless that is any.
+    /// Opens a provider. Stations are at the address at which the server listens, unless that is
+    /// the wildcard address.
     pub(crate) fn open(provider: &str, node: Option<IpAddr>, spin: Duration) -> Result<Fabric, String> {
         let provider = Provider::named(provider).map_err(|error| error.to_string())?;
         let Some(node) = node else {
             return Err("clients find it by a TCP address: give --listen tcp://HOST:PORT, too".to_owned());
         };
         let fabric = Fabric { provider, node: (!node.is_unspecified()).then_some(node), spin };
-        // Better now than when the first client comes.
+        // Opens a station as a test: better now than when the first client comes.
         let station = Station::open(fabric.provider, fabric.node).map_err(|error| error.to_string())?;
         tracing::info!(provider = station.provider(), "one-sided reads are offered");
         Ok(fabric)
@@ -78,7 +82,7 @@ impl Fabric {
     }
 }
 
-/// What a session shows.
+/// Memory that a session exposes to one-sided reads.
 #[derive(Debug, Default)]
 pub(crate) struct Exposure(Mutex<State>);
 
@@ -100,7 +104,7 @@ struct Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // The thread is the last to let go of the station.
+        // The thread ends then, and is the last to drop the station.
         self.ended.store(true, Ordering::Relaxed);
     }
 }
@@ -110,12 +114,12 @@ impl Exposure {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Address of the session's station.
+    /// Returns the address of the session's station, which is opened if needed.
     pub(crate) fn station(&self, fabric: &Fabric, ledger: &Arc<Ledger>) -> Result<Vec<u8>, FabricError> {
         Ok(opened(&mut self.state(), fabric, ledger)?.station.address()?)
     }
 
-    /// Windows of a region as it is now.
+    /// Returns the windows of a region as it is now, and exposes those that are new.
     pub(crate) fn layout(
         &self,
         fabric: &Fabric,
@@ -127,7 +131,7 @@ impl Exposure {
         let open = opened(&mut state, fabric, ledger)?;
         let known = open.regions.get(&id).map(|layout| (layout.generation, layout.layers.len()));
         let Mappings { generation, tables, layers, held } = region.mappings(known)?;
-        // Addresses stay until the station goes, also of what was withdrawn.
+        // Addresses stay mapped until the station is closed, also those of withdrawn windows.
         open.held.extend(held);
         let station = &open.station;
         let expose = |memory: Mapping| -> Result<Window, FabricError> {
@@ -152,7 +156,7 @@ impl Exposure {
         Ok(layout.clone())
     }
 
-    /// The region is gone.
+    /// Withdraws the windows of a region that is gone.
     pub(crate) fn remove(&self, id: RegionId) {
         if let State::Open(open) = &mut *self.state()
             && let Some(layout) = open.regions.remove(&id)
@@ -161,7 +165,7 @@ impl Exposure {
         }
     }
 
-    /// The session is over.
+    /// Withdraws all windows, because the session is over.
     pub(crate) fn end(&self) {
         if let State::Open(open) = std::mem::replace(&mut *self.state(), State::Ended) {
             // The thread may hold the station a little longer, but no memory.
@@ -197,7 +201,7 @@ fn opened<'s>(state: &'s mut State, fabric: &Fabric, ledger: &Arc<Ledger>) -> Re
     }
 }
 
-/// The windows of a region.
+/// Windows of a region.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pages: u64,
@@ -212,7 +216,7 @@ impl Layout {
         [self.page_map, self.sums].into_iter().chain(self.layers.iter().copied())
     }
 
-    /// Appends the answer about layers from `first` on.
+    /// Appends the reply about layers from `first` on.
     pub(crate) fn encode(&self, tag: u64, first: u32, out: &mut Vec<u8>) {
         let on_wire = |window: Window| wire::Window { key: window.key, base: window.base };
         let reply = ExposeReply::new(

@@ -1,4 +1,4 @@
-//! One-sided reads, in a server that was built without libfabric: there are none.
+//! Stub for one-sided reads in a server that was built without libfabric.
 
 use crate::store::{Ledger, Region, StoreError};
 use farfield_core::RegionId;
@@ -7,15 +7,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// There are no one-sided reads, and so no errors of theirs.
+/// Error of one-sided reads, which cannot occur.
 pub(crate) type FabricError = Infallible;
 
-/// What would be answered for an error.
+/// Returns the error of the store that is behind an error of one-sided reads.
 pub(crate) fn store_error(error: &FabricError) -> Option<StoreError> {
     match *error {}
 }
 
-/// Never there.
+/// Provider of one-sided reads, which cannot exist.
 #[derive(Debug)]
 pub(crate) struct Fabric(Infallible);
 
@@ -29,7 +29,7 @@ impl Fabric {
     }
 }
 
-/// What a session shows: nothing.
+/// Memory of a session that is read one-sided: none.
 #[derive(Debug, Default)]
 pub(crate) struct Exposure {}
 
@@ -53,7 +53,7 @@ impl Exposure {
     pub(crate) fn end(&self) {}
 }
 
-/// Never there.
+/// Windows of a region, which cannot exist.
 #[derive(Debug)]
 pub(crate) struct Layout(Infallible);
 

@@ -1,8 +1,8 @@
-//! Farfield keeps: the memory server.
+//! The memory server: stores pages for clients.
 //!
-//! A client makes regions of pages, reads and writes them over TCP, or maps them when it runs on the same machine; when
-//! it is gone, its memory is given back. `docs/design/server.md` draws the storage and lists what happens when
-//! something fails.
+//! A client creates regions of pages. It reads and writes them over TCP, or maps them when it runs
+//! on the same machine. When the client is gone, its memory is given back. `docs/design/server.md`
+//! draws the storage and lists what happens when something fails.
 
 mod address;
 mod config;

@@ -1,4 +1,4 @@
-//! What the server's metrics say.
+//! Metrics of the server, for Prometheus.
 
 use crate::answer_scrapes;
 use crate::counters::Counters;
@@ -15,7 +15,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// Answers until the server stops, which wakes this thread.
+/// Answers scrapes until the server stops, which wakes this thread.
 pub(crate) fn serve(shared: &Arc<Shared>, listener: &TcpListener) {
     let mut registry = Registry::with_prefix("farfield");
     registry.register_collector(Box::new(Snapshot(shared.clone())));
@@ -28,7 +28,7 @@ pub(crate) fn serve(shared: &Arc<Shared>, listener: &TcpListener) {
     }
 }
 
-/// Everything as it is when asked.
+/// Collector that reads all metrics at the time of a scrape.
 #[derive(Debug)]
 struct Snapshot(Arc<Shared>);
 

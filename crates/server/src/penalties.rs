@@ -1,22 +1,24 @@
-//! Wrong tokens are slowed down: a token bucket per address, as OpenSSH has it (`PerSourcePenalties`).
+//! Rate limit for wrong tokens: a token bucket per address, like OpenSSH's `PerSourcePenalties`.
 //!
-//! An address may be wrong a few times in a row, and then once a second. While its bucket is empty nothing that
-//! comes from there is looked at, so that guesses made side by side are no faster; but for clients of sessions
-//! that are here already: whoever knows the secret of one does not guess.
+//! An address may send a few wrong tokens in a row, and then one a second. While its bucket is
+//! empty, nothing that comes from the address is looked at, so parallel guesses are no faster.
+//! Clients of existing sessions are exempt: a client that knows the secret of a session does not
+//! guess.
 
 use crate::address::Address;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Wrong tokens that an address may show at once.
+/// Wrong tokens that an address may send in a burst.
 const BURST: u32 = 16;
-/// After that, one in so long.
+/// Interval after which one more wrong token is allowed.
 const EVERY: Duration = Duration::from_secs(1);
-/// Most addresses that are remembered. Of more, those are forgotten whose penalty ends first.
+/// Most addresses that are remembered. If there are more, the one whose penalty ends first is
+/// forgotten.
 const ADDRESSES_MAX: usize = 4096;
 
-/// Addresses that showed wrong tokens, and when their buckets will be full again.
+/// Addresses that sent wrong tokens, with the time at which their buckets will be full again.
 #[derive(Debug, Default)]
 pub(crate) struct Penalties(Mutex<HashMap<Address, Instant>>);
 
@@ -25,13 +27,13 @@ impl Penalties {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Is nothing looked at that comes from this address now?
+    /// Checks whether the address has to wait: its bucket is empty.
     pub(crate) fn is_closed(&self, address: Address, now: Instant) -> bool {
         let full_at = self.full_at().get(&address).copied();
         full_at.is_some_and(|at| at.saturating_duration_since(now) > EVERY * (BURST - 1))
     }
 
-    /// A wrong token came from there.
+    /// Counts a wrong token from an address.
     pub(crate) fn add(&self, address: Address, now: Instant) {
         let mut full_at = self.full_at();
         if full_at.len() >= ADDRESSES_MAX && !full_at.contains_key(&address) {

@@ -1,9 +1,10 @@
-//! Places of connections: there are only so many, and each costs a thread.
+//! Connection slots: their number is limited, and each costs a thread.
 //!
-//! A connection that has not said who it is holds its place by grace: at most half of all places are held so,
-//! and when one is needed, the one that has waited longest gives it up, of the address that has most of them.
-//! So strangers cannot keep out a client that comes and says who it is. What welcome clients hold is
-//! on their ledgers.
+//! A connection that has not authenticated yet, that is, has not sent a valid `Hello`, is a
+//! *stranger*. Its slot can be taken back. Strangers hold at most half of all slots, or 64 if that
+//! is more. When a slot is needed, the address with the most strangers loses its oldest one. So
+//! strangers cannot keep out a client that connects and authenticates. Slots of authenticated
+//! clients are charged to their ledgers.
 
 use crate::address::Address;
 use std::collections::{BTreeMap, HashMap};
@@ -11,10 +12,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// So many more than the limit are told why they are turned away, or are on their way out; the rest is just closed.
+/// Connections beyond the limit that are told why they are turned away, or are on their way out.
+/// Further ones are closed without an answer.
 const BEYOND_MAX: usize = 64;
 
-/// So many may be about to say who they are at once, also at a small server: a job connects many times when it begins.
+/// Strangers that are always allowed at once, even on a small server: a job opens many connections
+/// when it begins.
 const STRANGERS_MIN: usize = 64;
 
 #[derive(Debug)]
@@ -26,22 +29,22 @@ struct Place {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// It has not said who it is.
+    /// The connection has not authenticated yet.
     Stranger,
-    /// It is welcome.
+    /// The connection has authenticated.
     Welcome,
-    /// Its place was given away, or it never had one.
+    /// The slot was given to another connection, or the connection never had one.
     Leaving,
 }
 
-/// A connection that is let in.
+/// A connection that was accepted.
 #[derive(Debug)]
 pub(crate) struct Admitted {
     pub(crate) number: u64,
     pub(crate) fd: Arc<OwnedFd>,
-    /// There is no place for it: it is to be told so.
+    /// Whether there is no slot for the connection, which is to be told so.
     pub(crate) is_turned_away: bool,
-    /// Another connection gave up its place.
+    /// Whether another connection lost its slot to this one.
     pub(crate) has_evicted: bool,
 }
 
@@ -49,7 +52,7 @@ pub(crate) struct Admitted {
 #[derive(Debug)]
 pub(crate) struct Places {
     max: usize,
-    /// In the order in which they came.
+    /// Slots by connection number, which is the order of arrival.
     places: Mutex<BTreeMap<u64, Place>>,
     next: AtomicU64,
 }
@@ -63,7 +66,8 @@ impl Places {
         self.places.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Lets a connection in; `None` if there are too many even to be told so.
+    /// Accepts a connection. Returns `None` if there are too many even to be told that there are
+    /// too many.
     pub(crate) fn admit(&self, fd: OwnedFd, address: Address) -> Option<Admitted> {
         let mut places = self.places();
         if places.len() >= self.max.saturating_add(BEYOND_MAX) {
@@ -90,7 +94,7 @@ impl Places {
         Some(Admitted { number, fd, is_turned_away, has_evicted })
     }
 
-    /// A connection has said who it is.
+    /// Marks a connection as authenticated.
     pub(crate) fn welcome(&self, number: u64) {
         if let Some(place) = self.places().get_mut(&number)
             && place.state == State::Stranger
@@ -107,13 +111,13 @@ impl Places {
         self.places().len()
     }
 
-    /// Does `how` to every connection.
+    /// Calls `how` with every connection.
     pub(crate) fn each(&self, how: fn(BorrowedFd<'_>)) {
         self.places().values().for_each(|place| how(place.fd.as_fd()));
     }
 }
 
-/// The stranger who has waited longest, of the address that has most of them.
+/// Returns the oldest stranger of the address that has the most strangers.
 fn longest_stranger(places: &BTreeMap<u64, Place>) -> Option<u64> {
     let mut by_address = HashMap::<Address, (usize, u64)>::new();
     for (number, place) in places.iter().filter(|(_, place)| place.state == State::Stranger) {

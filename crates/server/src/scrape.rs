@@ -1,4 +1,4 @@
-//! Answers `GET /metrics` for Prometheus, with as much HTTP as that takes.
+//! Minimal HTTP server that answers `GET /metrics` for Prometheus.
 
 use farfield_os::net;
 use std::io::{Read, Write};
@@ -6,13 +6,15 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-/// Longest request that is read; a scrape has a few hundred bytes.
+/// Longest request that is read, in bytes; a scrape has a few hundred.
 const REQUEST_BYTES_MAX: usize = 8 * 1024;
-/// One scraper is served at a time, so none may take long.
+/// Longest time for reading a request or writing an answer. Scrapers are served one at a time, so
+/// none may take long.
 const WITHIN: Duration = Duration::from_secs(2);
 
-/// Answers with what `encode` says at that time (OpenMetrics text), until `is_over`. It looks whether it is once a second, and when
-/// somebody connects.
+/// Answers scrapes with the text that `encode` returns (OpenMetrics), until `is_over` returns true.
+/// It is checked once a second, and whenever a client connects. Blocks the calling thread until
+/// then.
 pub fn answer_scrapes(
     listener: &TcpListener,
     is_over: impl Fn() -> bool,

@@ -1,4 +1,4 @@
-//! The server: listeners, one thread per connection, one that cleans up, and the way it stops.
+//! The server: listeners, one thread per connection, a thread that cleans up, and the shutdown.
 
 use crate::address::{Address, AddressLedgers};
 use crate::config::{Config, ListenUrl};
@@ -25,32 +25,32 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Why a server does not start.
+/// Reason why a server does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// There is no place to listen at.
+    /// The configuration has no address to listen at.
     #[error("no place to listen at: give --listen tcp://HOST:PORT or unix:PATH")]
     NowhereToListen,
-    /// Another server is there already.
+    /// The address is in use by another server.
     #[error("{url} is in use: stop the server that listens there, or choose another place with --listen")]
     AddressInUse {
-        /// The place.
+        /// The address, as a URL.
         url: String,
     },
-    /// The kernel does not let us listen there.
+    /// The kernel refuses to listen at that address.
     #[error("cannot listen at {url}: {source}")]
     Listen {
-        /// The place.
+        /// The address, as a URL.
         url: String,
-        /// Why.
+        /// Error of the kernel.
         source: std::io::Error,
     },
-    /// Regions cannot be read one-sided.
+    /// One-sided reads cannot be offered.
     #[error("cannot offer one-sided reads by {provider:?}: {why}")]
     Fabric {
-        /// The provider.
+        /// The provider of libfabric that was asked for.
         provider: String,
-        /// Why.
+        /// Reason, as text.
         why: String,
     },
     /// The kernel refused something else.
@@ -58,39 +58,40 @@ pub enum StartError {
     Os(#[from] std::io::Error),
 }
 
-/// Longest time that one holder's regions are swept in a round.
+/// Longest time per round for which the regions of one holder are swept.
 const SWEEP_MAX: Duration = Duration::from_millis(100);
 
-/// What all threads of a server share.
+/// State that all threads of a server share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) incarnation: Incarnation,
     started: Instant,
     pub(crate) capacity: Arc<Meter>,
-    /// What else than memory clients hold.
+    /// Resources other than memory that clients share.
     pub(crate) stock: Arc<Stock>,
     pub(crate) address_ledgers: AddressLedgers,
     pub(crate) fabric: Option<Fabric>,
-    /// In the order of the token file; one without a name if there is none.
+    /// Tenants, in the order of the token file; a single one without a name if there is no token
+    /// file.
     pub(crate) tenants: Vec<Arc<Tenant>>,
     pub(crate) sessions: Sessions,
     pub(crate) counters: Counters,
     pub(crate) spinners: Spinners,
     pub(crate) places: Places,
     pub(crate) penalties: Penalties,
-    /// No new sessions.
+    /// Whether new sessions are refused.
     pub(crate) draining: AtomicBool,
-    /// All threads end.
+    /// Whether all threads must end.
     stopping: AtomicBool,
-    /// Notified when a connection ended or the server stops.
+    /// Condition variable that is notified when a connection ends or the server stops.
     change: Condvar,
-    /// Guards nothing; the condition variable wants one.
+    /// Lock that guards nothing; the condition variable needs one.
     change_lock: Mutex<()>,
 }
 
 impl Shared {
-    /// The tenant whose token this is.
+    /// Returns the tenant whose token this is.
     pub(crate) fn tenant_of(&self, token: &[u8]) -> Option<&Arc<Tenant>> {
         match &self.config.tenants {
             None => self.tenants.first(),
@@ -102,7 +103,7 @@ impl Shared {
         self.stopping.load(Ordering::Relaxed)
     }
 
-    /// Sleeps until something changes or `limit` has passed.
+    /// Sleeps until it is notified of a change, or `limit` has passed.
     fn wait_for_change(&self, limit: Duration) {
         let guard = self.change_lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if !self.stopping() {
@@ -115,19 +116,20 @@ impl Shared {
         self.change.notify_all();
     }
 
-    /// How the server fares.
+    /// Returns the statistics of the whole server.
     pub(crate) fn stat(&self) -> Stat {
         self.stat_of(&self.sessions.all(), &self.capacity, self.places.len() as u64, &self.counters)
     }
 
-    /// What a tenant is told: about itself only. Without tokens there is one, and it is told everything.
+    /// Returns the statistics that a tenant may see: only its own. Without tokens there is a single
+    /// tenant, which sees those of the whole server.
     pub(crate) fn stat_for(&self, tenant: &Arc<Tenant>) -> Stat {
         let Some(ledger) = &tenant.ledger else { return self.stat() };
         let mut sessions = self.sessions.all();
         sessions.retain(|session| Arc::ptr_eq(&session.tenant, tenant));
         let connections = ledger.held(Resource::Connections);
         let stat = self.stat_of(&sessions, &tenant.quota, connections, &tenant.counters);
-        // Without a quota of its own, the capacity of the server is all that it may hope for.
+        // A tenant without a quota can hope for the server's capacity at most.
         let limits = [tenant.quota.limit_pages(), self.capacity.limit_pages()];
         Stat { capacity_pages: limits.into_iter().flatten().min().unwrap_or(0), ..stat }
     }
@@ -158,13 +160,13 @@ impl Shared {
     }
 }
 
-/// What there is of each resource that clients share. The server needs some of it itself.
+/// Computes the limit of each resource that clients share, less what the server itself needs.
 fn stock(config: &Config, descriptors: u64) -> Stock {
-    /// Address space of a process is 128 TiB; a quarter is for what is not of clients.
+    /// Address space for clients. A process has 128 TiB; a quarter is left for everything else.
     const ADDRESS_BYTES: u64 = 96 << 40;
-    /// What the kernel allows unless somebody changed it.
+    /// The kernel's default for `vm.max_map_count`.
     const MAPPINGS_DEFAULT: u64 = 65_530;
-    /// Of the descriptors and mappings of the server itself.
+    /// Descriptors, and also mappings, that are kept for the server itself.
     const OWN: u64 = 512;
     let connections = config.connections_max as u64;
     let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
@@ -203,19 +205,21 @@ pub struct Server {
     endpoints: Vec<String>,
     metrics: Option<SocketAddr>,
     threads: Vec<JoinHandle<()>>,
-    /// The listening sockets; shutting them down wakes whoever waits for connections.
+    /// Listening sockets. Shutting them down wakes the threads that wait for connections.
     listening: Vec<OwnedFd>,
-    /// Sockets in the file system that go when the server goes.
+    /// Sockets in the file system that are removed when the server stops.
     paths: Vec<PathBuf>,
 }
 
 impl Server {
-    /// Listens, and serves from then on.
+    /// Starts a server: opens its sockets, starts its threads and returns. The server then serves
+    /// in the background.
     pub fn start(config: Config) -> Result<Server, StartError> {
         if config.listen.is_empty() {
             return Err(StartError::NowhereToListen);
         }
-        // Regions take three descriptors and more. If the limit cannot be raised, we live with what there is.
+        // A region takes three descriptors or more. If the limit cannot be raised, the server runs
+        // with the one that it has.
         let descriptors = serving::raise_descriptor_limit().unwrap_or(1024);
         let pages = |bytes: u64| bytes / PAGE_BYTES as u64;
         let stock = Arc::new(stock(&config, descriptors));
@@ -310,39 +314,42 @@ impl Server {
         Ok(())
     }
 
-    /// Where it listens, as URLs for clients; ports that were left to the kernel are filled in.
+    /// Returns the addresses at which the server listens, as URLs for clients. Ports that were left
+    /// to the kernel are filled in.
     pub fn endpoints(&self) -> &[String] {
         &self.endpoints
     }
 
-    /// Where `GET /metrics` is answered.
+    /// Returns the address at which `GET /metrics` is answered, if any.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics
     }
 
-    /// Which life of the server this is.
+    /// Returns the random number that tells this run of the server from earlier and later ones.
     pub fn incarnation(&self) -> Incarnation {
         self.shared.incarnation
     }
 
-    /// How it fares.
+    /// Returns the statistics of the whole server.
     pub fn stat(&self) -> Stat {
         self.shared.stat()
     }
 
-    /// Takes no new sessions from now on, and tells the others with every answer that it is about to stop.
+    /// Refuses new sessions from now on. Every answer tells existing clients that the server is
+    /// about to stop.
     pub fn drain(&self) {
         if !self.shared.draining.swap(true, Ordering::Relaxed) {
             tracing::info!(sessions = self.shared.sessions.count(), "draining");
         }
     }
 
-    /// Is nothing left that a client keeps here?
+    /// Checks whether clients keep nothing here any more.
     pub fn is_drained(&self) -> bool {
         self.shared.sessions.is_empty()
     }
 
-    /// Drains: waits until all regions are gone or `grace` has passed, then stops. Says whether all were gone.
+    /// Drains the server, waits until all regions are gone or `grace` has passed, then stops.
+    /// Returns whether all were gone.
     pub fn shutdown(mut self, grace: Duration) -> bool {
         self.drain();
         let until = Instant::now() + grace;
@@ -362,8 +369,9 @@ impl Server {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        // Wakes whoever receives, after the answers that it owes; then whoever sends and is not listened to. Each removes
-        // itself, and no listener is left that could add one.
+        // First ends receiving, which wakes threads that wait for requests, after they sent the
+        // answers that they owe. Then ends sending to clients that do not read. Each thread removes
+        // its connection, and no listener is left that could add one.
         self.end_connections(serving::finish_receiving, Duration::from_millis(250));
         self.end_connections(serving::shut_down, Duration::from_secs(5));
         self.shared.sessions.clear();
@@ -375,7 +383,7 @@ impl Server {
 }
 
 impl Server {
-    /// Does `how` to every connection and waits until none is left, or `limit` has passed.
+    /// Calls `how` with every connection and waits until none is left, or `limit` has passed.
     fn end_connections(&self, how: fn(BorrowedFd<'_>), limit: Duration) {
         self.shared.places.each(how);
         let until = Instant::now() + limit;
@@ -428,21 +436,23 @@ fn listen_unix(path: &Path) -> std::io::Result<UnixListener> {
         let name = &path.as_os_str().as_encoded_bytes()[1..];
         return UnixListener::bind_addr(&std::os::unix::net::SocketAddr::from_abstract_name(name)?);
     }
-    // A socket that a dead server left behind answers nobody; a living one must not lose its place.
+    // A socket that a dead server left behind answers no one, so it is removed. A living server
+    // must keep its socket.
     if std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
         && UnixStream::connect(path).is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
     {
         std::fs::remove_file(path)?;
     }
     let listener = UnixListener::bind(path)?;
-    // Whoever got in before this line is asked for its user like everybody else.
+    // A client that connected before this line is checked for its user like all others.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }
 
-/// Accepts until the server stops.
+/// Accepts connections until the server stops.
 fn accept_all(shared: Arc<Shared>, listener: &Listener) {
-    /// Who stops the server wakes this thread; so rarely it looks by itself.
+    /// Interval at which the thread checks by itself whether the server stops; normally it is
+    /// woken.
     const LOOK_AGAIN: Duration = Duration::from_secs(1);
     const AFTER_FAILURE: Duration = Duration::from_millis(50);
     let number = listener.as_fd().as_raw_fd();
@@ -466,7 +476,8 @@ fn accept_all(shared: Arc<Shared>, listener: &Listener) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(_) if shared.stopping() => {}
             Err(error) => {
-                // Out of descriptors or memory: the others go on, and this one waits for better times.
+                // Out of descriptors or memory: existing connections go on, and this thread waits a
+                // moment.
                 tracing::warn!(%error, "cannot accept a connection");
                 shared.wait_for_change(AFTER_FAILURE);
             }
@@ -474,7 +485,7 @@ fn accept_all(shared: Arc<Shared>, listener: &Listener) {
     }
 }
 
-/// Gives a connection a thread.
+/// Starts a thread that serves a connection.
 fn admit(shared: &Arc<Shared>, fd: OwnedFd, transport: Transport, address: Address) {
     if transport == Transport::Tcp
         && let Err(errno) = serving::prepare_tcp(fd.as_fd())
@@ -501,7 +512,8 @@ fn admit(shared: &Arc<Shared>, fd: OwnedFd, transport: Transport, address: Addre
                 Some((code, text)) => connection.turn_away(code, text),
             };
             tracing::debug!(connection = member.number, ?transport, %end, "connection over");
-            // First what belongs to the session, then the place in the list: when that is empty, everything is settled.
+            // The session is left before the slot is given up: when no slot is taken, everything is
+            // settled.
             drop(connection);
             drop(member);
         });
@@ -510,12 +522,12 @@ fn admit(shared: &Arc<Shared>, fd: OwnedFd, transport: Transport, address: Addre
     }
 }
 
-/// May a local user use a server without tokens?
+/// Checks whether a local user may use a server without tokens: the same user, or root.
 fn may_use(user: Address) -> bool {
     user == Address::User(serving::effective_uid()) || user == Address::User(0)
 }
 
-/// A place in the list of connections, given up in whatever way the thread ends.
+/// A slot of a connection, given up in whatever way the thread ends.
 struct Member {
     shared: Arc<Shared>,
     number: u64,
@@ -528,10 +540,11 @@ impl Drop for Member {
     }
 }
 
-/// How often connections are looked at whose client may have vanished.
+/// Interval between checks for connections whose client has vanished.
 const LOOK_FOR_VANISHED: Duration = Duration::from_secs(1);
 
-/// Ends connections to machines that do not answer any more: then their threads end, and the leases of their sessions begin.
+/// Ends connections to machines that do not answer any more. Their threads then end, and the leases
+/// of their sessions begin.
 fn end_vanished(shared: &Shared) {
     shared.places.each(|fd| {
         if serving::has_vanished(fd) {
@@ -541,7 +554,8 @@ fn end_vanished(shared: &Shared) {
     });
 }
 
-/// Ends what nobody holds any more, and gives back what nobody reaches.
+/// Ends sessions whose lease is over, closes dead connections, and sweeps regions, until the server
+/// stops.
 fn clean_up(shared: &Shared) {
     let often = shared.config.lease.min(shared.config.ticket_life) / 8;
     let often = often.clamp(Duration::from_millis(5), Duration::from_millis(100));
@@ -553,7 +567,7 @@ fn clean_up(shared: &Shared) {
         let now = Instant::now();
         for (session, regions) in shared.sessions.expire(now) {
             shared.counters.expired_sessions.fetch_add(1, Ordering::Relaxed);
-            // One that had nothing is not worth a line: whoever can connect could fill the log with them.
+            // A session without regions is not logged: any client could fill the log with them.
             if regions > 0 {
                 let (session, client) = (session.number, &session.client_name);
                 tracing::info!(session, client, regions, "lease over, regions freed");
@@ -572,8 +586,8 @@ fn clean_up(shared: &Shared) {
     }
 }
 
-/// Gives back what no region reaches. The thread belongs to all: no holder gets more of its time than [`SWEEP_MAX`] in a round, and
-/// each round begins with another session.
+/// Gives back memory that no region reaches. The thread serves all holders: in one round, each gets
+/// at most [`SWEEP_MAX`] of its time. Each round begins with another session.
 fn sweep(shared: &Shared, round: usize) {
     let mut sessions = shared.sessions.all();
     sessions.sort_unstable_by_key(|session| session.number);
@@ -595,7 +609,8 @@ fn sweep(shared: &Shared, round: usize) {
             match region.audit() {
                 Ok(None) => {}
                 Ok(Some(full)) => {
-                    // It wrote through its mapping what it had no room for. Others must not pay for that.
+                    // The client wrote more through its mapping than it had room for. Other clients
+                    // must not pay for that.
                     tracing::error!(session = session.number, ?full, "a client wrote beyond its limit; session ended");
                     shared.sessions.end(&session);
                     break;

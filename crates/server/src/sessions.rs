@@ -1,4 +1,4 @@
-//! Sessions and leases: whose regions there are, and how long they live.
+//! Sessions and leases: which regions exist, and how long they live.
 //!
 //! ```text
 //!            Hello                    last connection lost
@@ -8,8 +8,9 @@
 //!                      │ ended ◀─────────────────────────────────┼─ ended
 //!                      └────────────── Hello with its secret ────┘
 //! ```
-//! What a session holds is freed when it ends, and no request finds it afterwards. The session itself is counted until then:
-//! who sees no session any more sees no memory of one either.
+//! When a session ends, its regions are freed, and no later request finds them. The session itself
+//! is counted until they are freed: if no session is counted any more, no memory of one is left
+//! either.
 
 use crate::counters::Counters;
 use crate::fabric::Exposure;
@@ -21,34 +22,35 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::{Duration, Instant};
 
-/// A tenant at work.
+/// A tenant with its limits and counters.
 #[derive(Debug)]
 pub(crate) struct Tenant {
     pub(crate) name: String,
     pub(crate) quota: Arc<Meter>,
-    /// `None` without tokens: then each address has its own.
+    /// Ledger of the tenant's resources. `None` on a server without tokens: there each address has
+    /// its own.
     pub(crate) ledger: Option<Arc<Ledger>>,
     pub(crate) counters: Counters,
 }
 
-/// Regions that belong together and die together.
+/// A client's session: regions that belong together and are freed together.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// For logs; the secret is not for logs.
+    /// Number for logs, because the secret must not be logged.
     pub(crate) number: u64,
     pub(crate) secret: SessionSecret,
     pub(crate) tenant: Arc<Tenant>,
     pub(crate) client_name: String,
-    /// Whoever pays for its regions.
+    /// Account that pays for the session's regions.
     pub(crate) account: Account,
     _held: Charge,
-    /// What is read one-sided.
+    /// Memory that clients read one-sided.
     pub(crate) exposure: Exposure,
-    /// `None` after the end.
+    /// Regions by id; `None` after the end of the session.
     regions: RwLock<Option<HashMap<RegionId, Arc<Region>>>>,
 }
 
-/// The session is over and takes no region.
+/// Error: the session is over and takes no region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ended;
 
@@ -64,7 +66,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes a region out; it is freed when the last request on it is over.
+    /// Removes a region. It is freed when the last request on it is over.
     pub(crate) fn remove(&self, id: RegionId) -> Option<Arc<Region>> {
         let mut regions = self.regions.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         let removed = regions.as_mut()?.remove(&id);
@@ -77,7 +79,7 @@ impl Session {
         regions.as_ref().map_or(0, HashMap::len)
     }
 
-    /// All regions, as they are now.
+    /// Returns all regions that the session has now.
     pub(crate) fn all(&self) -> Vec<Arc<Region>> {
         let regions = self.regions.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         regions.iter().flatten().map(|(_, region)| region.clone()).collect()
@@ -94,9 +96,9 @@ impl Session {
 struct Entry {
     session: Arc<Session>,
     connections: usize,
-    /// When the last connection was lost.
+    /// Time at which the last connection was lost.
     lost_at: Option<Instant>,
-    /// Its regions are being freed. Nobody joins it any more.
+    /// Whether the session's regions are being freed. No connection can join it any more.
     ending: bool,
 }
 
@@ -107,7 +109,7 @@ struct Ticket {
     expires: Instant,
 }
 
-/// All sessions and tickets of a server.
+/// All sessions of a server, and all tickets for unclaimed snapshots.
 #[derive(Debug)]
 pub(crate) struct Sessions {
     lease: Duration,
@@ -138,7 +140,7 @@ impl Sessions {
         self.tickets.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A new session with one connection.
+    /// Opens a session with one connection.
     pub(crate) fn open(
         &self,
         secret: SessionSecret,
@@ -162,7 +164,8 @@ impl Sessions {
         Ok(session)
     }
 
-    /// One more connection of a session that is held or on lease. A tenant joins its own sessions only.
+    /// Adds a connection to a session that is held or on lease. A tenant can join its own sessions
+    /// only.
     pub(crate) fn join(&self, secret: SessionSecret, tenant: &Arc<Tenant>) -> Option<Arc<Session>> {
         let mut entries = self.entries();
         let may_join = |entry: &&mut Entry| !entry.ending && Arc::ptr_eq(&entry.session.tenant, tenant);
@@ -172,13 +175,14 @@ impl Sessions {
         Some(entry.session.clone())
     }
 
-    /// Is there a session with this secret? It is of no use without the token of its tenant.
+    /// Checks whether there is a session with this secret. The secret is useless without the token
+    /// of its tenant.
     pub(crate) fn has(&self, secret: SessionSecret) -> bool {
         self.entries().contains_key(&secret)
     }
 
-    /// One connection less. With the last one the lease starts, or the session ends if the lease is zero; says whether it
-    /// ended.
+    /// Removes a connection from a session. With the last one the lease starts, or the session ends
+    /// if the lease is zero. Returns whether it ended.
     pub(crate) fn leave(&self, session: &Session, now: Instant) -> bool {
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(&session.secret) else { return false };
@@ -192,27 +196,28 @@ impl Sessions {
         self.lease.is_zero() && self.end_if(left).len() == 1
     }
 
-    /// Ends a session at once, whatever connections it has.
+    /// Ends a session at once, even if it has connections.
     pub(crate) fn end(&self, session: &Session) {
         self.end_if(|entry| entry.session.secret == session.secret);
     }
 
-    /// Ends the sessions that are picked: those that this call ended, and how many regions each had.
+    /// Ends the sessions for which `picked` is true. Returns those that this call ended, with the
+    /// number of regions that each had.
     fn end_if(&self, picked: impl Fn(&Entry) -> bool) -> Vec<(Arc<Session>, usize)> {
         let mut ending = Vec::new();
         for entry in self.entries().values_mut().filter(|entry| !entry.ending && picked(entry)) {
             entry.ending = true;
             ending.push((entry.session.clone(), 0));
         }
-        // Freeing gigabytes takes a while: not under the lock.
+        // Freeing gigabytes takes a while, so it is not done under the lock.
         ending.iter_mut().for_each(|(session, regions)| *regions = session.end().len());
         let mut entries = self.entries();
         ending.iter().for_each(|(session, _)| drop(entries.remove(&session.secret)));
         ending
     }
 
-    /// Ends the sessions whose lease is over, and forgets tickets that nobody claimed. The sessions that ended, and
-    /// how many regions each had.
+    /// Ends the sessions whose lease is over, and drops tickets that were not claimed in time.
+    /// Returns the sessions that ended, with the number of regions that each had.
     pub(crate) fn expire(&self, now: Instant) -> Vec<(Arc<Session>, usize)> {
         let over = |lost_at: Instant| now.saturating_duration_since(lost_at) >= self.lease;
         let unclaimed: Vec<_> = self.tickets().extract_if(|_, ticket| ticket.expires <= now).collect();
@@ -220,19 +225,20 @@ impl Sessions {
         self.end_if(|entry| entry.lost_at.is_some_and(over))
     }
 
-    /// Gives a region to a session.
+    /// Adds a region to a session. Returns an error if the session has ended.
     pub(crate) fn add_region(&self, session: &Session, region: Region) -> Result<RegionId, Ended> {
         let id = RegionId(self.next_region.fetch_add(1, Ordering::Relaxed));
         session.insert(id, region)?;
         Ok(id)
     }
 
-    /// Keeps a snapshot for whoever shows `secret`. Its tenant pays for it like for a region.
+    /// Keeps a snapshot until a client of the tenant claims it with `secret`, or the ticket
+    /// expires. The tenant pays for it as for a region.
     pub(crate) fn add_ticket(&self, secret: u128, snapshot: Snapshot, tenant: Arc<Tenant>, now: Instant) {
         self.tickets().insert(secret, Ticket { snapshot, tenant, expires: now + self.ticket_life });
     }
 
-    /// The snapshot behind a ticket, once, for the tenant that made it.
+    /// Takes the snapshot behind a ticket. Returns it once, and only to the tenant that made it.
     pub(crate) fn claim(&self, secret: u128, tenant: &Arc<Tenant>, now: Instant) -> Option<Snapshot> {
         let mut tickets = self.tickets();
         let ticket = tickets.get(&secret)?;
@@ -242,17 +248,17 @@ impl Sessions {
         tickets.remove(&secret).map(|ticket| ticket.snapshot)
     }
 
-    /// Does a snapshot of this tenant wait to be claimed?
+    /// Checks whether a snapshot of this tenant waits to be claimed.
     pub(crate) fn awaits_claim(&self, tenant: &Arc<Tenant>) -> bool {
         self.tickets().values().any(|ticket| Arc::ptr_eq(&ticket.tenant, tenant))
     }
 
-    /// Is there neither a region nor a snapshot that may become one?
+    /// Checks whether there is neither a region nor a snapshot that may become one.
     pub(crate) fn is_empty(&self) -> bool {
         self.tickets().is_empty() && self.all().iter().all(|session| session.region_count() == 0)
     }
 
-    /// Every session, as it is now.
+    /// Returns all sessions that exist now.
     pub(crate) fn all(&self) -> Vec<Arc<Session>> {
         self.entries().values().map(|entry| entry.session.clone()).collect()
     }
@@ -261,7 +267,7 @@ impl Sessions {
         self.entries().len()
     }
 
-    /// Ends everything.
+    /// Ends all sessions and drops all tickets.
     pub(crate) fn clear(&self) {
         self.end_if(|_| true);
         let tickets: Vec<_> = self.tickets().drain().collect();
@@ -270,7 +276,8 @@ impl Sessions {
 }
 
 impl Tenant {
-    /// Whoever pays for what this tenant keeps; `address` if it has no ledger of its own.
+    /// Returns the account that pays for what a client of this tenant keeps. `address` makes the
+    /// ledger if the tenant has none of its own.
     pub(crate) fn account(&self, server: &Arc<Meter>, address: impl FnOnce() -> Arc<Ledger>) -> Account {
         let ledger = self.ledger.clone().unwrap_or_else(address);
         Account { server: server.clone(), tenant: self.quota.clone(), ledger }

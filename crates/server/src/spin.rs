@@ -1,23 +1,25 @@
-//! Looking for the next request instead of sleeping until it comes: 7 µs instead of 40 for a round trip, as long as there
-//! is a processor to spare.
+//! Busy-polling for the next request instead of sleeping until it arrives. A round trip takes 7 µs
+//! instead of 40, as long as a processor is idle.
 //!
-//! On a busy machine it is the wrong thing: the scheduler gives a thread that sleeps the processor as soon as there is
-//! something for it, and takes it for milliseconds from one that never does. So a thread that finds that it was
-//! stopped for a time slice while it looked does not look again for sixty-four times as long: looking then costs one part
-//! in sixty-five of the time, about, whatever else the machine does. Shorter stops are threads that wake up and soon sleep again;
-//! they have the right of way and there is nothing to learn from them.
+//! On a busy machine, polling does harm. The scheduler quickly gives the processor to a thread that
+//! sleeps, and takes it for milliseconds from one that never does. So a thread that was descheduled
+//! for a time slice while it polled does not poll again for 64 times as long. Polling then costs
+//! about one part in 65 of the time, whatever else the machine does. Shorter interruptions come
+//! from threads that wake up and soon sleep again. They have priority, and nothing is to be learnt
+//! from them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// With so much between two looks, a microsecond apart otherwise, somebody had a time slice of the processor.
+/// Shortest gap between two polls that counts as a lost time slice. Polls are otherwise a
+/// microsecond apart.
 const STOPPED: Duration = Duration::from_millis(1);
-/// A thread that was stopped does not look for so many times as long as it was stopped.
+/// Pause after a lost time slice, as a multiple of the time lost.
 const PAUSE_FACTOR: u32 = 64;
-/// And at most so long.
+/// Longest pause after a lost time slice.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Threads that look; more than there are other processors do harm.
+/// Slots for threads that poll. More polling threads than there are other processors do harm.
 #[derive(Debug)]
 pub(crate) struct Spinners {
     spin: Duration,
@@ -31,7 +33,8 @@ impl Spinners {
         Spinners { spin, now: AtomicUsize::new(0), max: processors - 1 }
     }
 
-    /// A place among those who look, if one is free and `patience` allows it.
+    /// Takes a slot for polling. Returns `None` if none is free, or if `patience` forbids polling
+    /// now.
     pub(crate) fn enter(&self, patience: &Patience, now: Instant) -> Option<Spin<'_>> {
         if self.spin.is_zero() || patience.pause_until.is_some_and(|until| now < until) {
             return None;
@@ -44,13 +47,13 @@ impl Spinners {
     }
 }
 
-/// What a thread has learnt about looking.
+/// A thread's memory of whether polling is worth it: after a lost time slice it pauses.
 #[derive(Debug, Default)]
 pub(crate) struct Patience {
     pause_until: Option<Instant>,
 }
 
-/// A place among those who look.
+/// A slot for polling, given back when dropped.
 pub(crate) struct Spin<'a> {
     spinners: &'a Spinners,
     until: Instant,
@@ -58,7 +61,8 @@ pub(crate) struct Spin<'a> {
 }
 
 impl Spin<'_> {
-    /// Look again?
+    /// Checks whether to poll again: not after a lost time slice, which is noted in `patience`, and
+    /// not after the end of the polling time.
     pub(crate) fn go_on(&mut self, patience: &mut Patience, now: Instant) -> bool {
         let stopped = now.saturating_duration_since(self.last);
         if stopped > STOPPED {

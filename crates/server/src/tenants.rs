@@ -1,20 +1,20 @@
-//! Who may use a server, and how much of it.
+//! Tenants: which clients may use a server, and how much of it.
 //!
-//! The token file has one tenant per line: name, token, quota (a size, or `-` for none), separated by blanks; `#` starts a
-//! comment.
+//! The token file has one tenant per line: name, token, quota (a size, or `-` for none), separated
+//! by blanks. `#` starts a comment.
 
 use crate::config::parse_size;
 use farfield_core::wire::Hello;
 use std::path::{Path, PathBuf};
 
-/// One tenant.
+/// A tenant as the token file describes it.
 #[derive(Clone)]
 pub struct TenantConfig {
-    /// For logs and metrics.
+    /// Name for logs and metrics.
     pub name: String,
-    /// Proves that a client belongs to this tenant.
+    /// Secret that proves that a client belongs to this tenant.
     pub token: Vec<u8>,
-    /// Most bytes that all its regions may hold together.
+    /// Most bytes that all regions of the tenant may hold together; `None` means no limit.
     pub quota_bytes: Option<u64>,
 }
 
@@ -29,35 +29,36 @@ impl std::fmt::Debug for TenantConfig {
 #[derive(Clone, Debug, Default)]
 pub struct Tenants(pub Vec<TenantConfig>);
 
-/// A token file cannot be used.
+/// Reason why a token file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenFileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the token file {}: {source}", path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// Anybody on the machine could read it.
+    /// Other users of the machine can read the file.
     #[error("every user can read the token file {0}: run `chmod o-rwx {0}`", path.display())]
     Exposed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// A line is not `name token quota`. The text of the line is not repeated, because it holds a token.
+    /// A line is not `name token quota`. The text of the line is not repeated, because it holds a
+    /// token.
     #[error("line {line} of the token file: {problem}; each line is `NAME TOKEN QUOTA`, QUOTA a size like 4G or `-`")]
     Line {
-        /// Counted from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Reason, as text.
         problem: &'static str,
     },
 }
 
 impl Tenants {
-    /// Reads a token file. Refuses one that other users can read.
+    /// Reads a token file. Returns an error if other users can read it, or if a line is malformed.
     pub fn load(path: &Path) -> Result<Tenants, TokenFileError> {
         use std::os::unix::fs::PermissionsExt;
         let unreadable = |source| TokenFileError::Unreadable { path: path.to_owned(), source };
@@ -68,7 +69,7 @@ impl Tenants {
         Self::parse(&std::fs::read_to_string(path).map_err(unreadable)?)
     }
 
-    /// Reads the text of a token file.
+    /// Parses the text of a token file.
     pub fn parse(text: &str) -> Result<Tenants, TokenFileError> {
         let mut tenants: Vec<TenantConfig> = Vec::new();
         for (index, line) in text.lines().enumerate() {
@@ -99,7 +100,8 @@ impl Tenants {
         Ok(Tenants(tenants))
     }
 
-    /// Index of the tenant whose token this is. Takes as long for a wrong token as for a right one.
+    /// Returns the index of the tenant with this token. Takes as long for a wrong token as for a
+    /// right one.
     pub(crate) fn find(&self, token: &[u8]) -> Option<usize> {
         let mut found = None;
         for (index, tenant) in self.0.iter().enumerate() {
@@ -111,7 +113,8 @@ impl Tenants {
     }
 }
 
-/// Compares without telling by its duration where the first difference is, or whether the lengths agree.
+/// Compares in constant time: the duration shows neither the first difference nor whether the
+/// lengths are equal.
 fn same_bytes(ours: &[u8], theirs: &[u8]) -> bool {
     let mut difference = ours.len() ^ theirs.len();
     for index in 0..Hello::TOKEN_BYTES_MAX {

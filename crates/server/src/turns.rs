@@ -1,7 +1,8 @@
-//! Turns at the processors: of one holder, only so many threads work at a time.
+//! Turns at the processors: a semaphore that bounds the working threads of one holder.
 //!
-//! The scheduler is fair between threads, and a client has as many threads here as it has connections. With
-//! turns, a client with a thousand busy connections gets no more of the processors than one with two.
+//! The scheduler is fair between threads, and a client has as many threads here as it has
+//! connections. With turns, a client with a thousand busy connections gets no more processor time
+//! than one with two.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
@@ -15,7 +16,7 @@ pub(crate) struct Turns {
     given_back: Condvar,
 }
 
-/// Work that is under way; over when dropped.
+/// A turn at work, given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Turn(Arc<Turns>);
 
@@ -25,8 +26,9 @@ fn processors() -> usize {
 }
 
 impl Turns {
-    /// So many threads for each processor. Whoever waits longer than `wait_max` goes on without a turn: those who work may wait for
-    /// something, too, and must not wait for him.
+    /// Makes turns for `per_processor` threads on each processor. A thread that waits longer than
+    /// `wait_max` goes on without a turn: threads at work may wait for something too, and must not
+    /// wait for this one.
     pub(crate) fn new(per_processor: usize, wait_max: Duration) -> Turns {
         let max = processors().saturating_mul(per_processor);
         Turns { max, wait_max, taken: Mutex::default(), given_back: Condvar::new() }
@@ -36,7 +38,7 @@ impl Turns {
         self.taken.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Waits until it is one's turn.
+    /// Waits for a turn, at most as long as `wait_max`.
     pub(crate) fn take(self: &Arc<Self>) -> Turn {
         let mut taken = self.taken();
         if *taken >= self.max {

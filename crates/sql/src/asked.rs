@@ -1,6 +1,7 @@
-//! What a query asks of rows together: which columns, and what of them.
+//! The aggregates that a query asks for: which functions, over which columns.
 //!
-//! Danger: another type or another value than the part of a plan that is replaced would give.
+//! Danger: an aggregate whose type or value differs from what the replaced part of the plan would
+//! give.
 
 use crate::scan::FarScan;
 use datafusion::common::Result;
@@ -10,11 +11,11 @@ use datafusion::physical_plan::udaf::AggregateFunctionExpr;
 use farfield_frame::arrow::datatypes::DataType;
 use std::sync::Arc;
 
-/// A number that is wanted.
+/// An aggregate that a query asks for.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
     pub(crate) what: What,
-    /// The column of the frame that it is about. `None`: rows are counted.
+    /// Index in the frame of the column that is aggregated; `None` if rows are counted.
     pub(crate) column: Option<usize>,
     pub(crate) data_type: DataType,
 }
@@ -29,7 +30,8 @@ pub(crate) enum What {
 }
 
 impl Asked {
-    /// `None`: rows have to be looked at for it.
+    /// Translates an aggregate of DataFusion. Returns `None` if it can only be found by reading
+    /// rows.
     pub(crate) fn of(function: &AggregateFunctionExpr, scan: &FarScan) -> Result<Option<Asked>> {
         let what = match function.fun().name() {
             "count" => What::Count,
@@ -53,7 +55,8 @@ impl Asked {
         Ok(asked.is_of_its_type(scan)?.then_some(asked))
     }
 
-    /// Is its type the one that there is, and are there the ends that it asks for?
+    /// Checks whether the server answers with the function's type. For a minimum or maximum it also
+    /// checks that the frame knows the column's ends.
     fn is_of_its_type(&self, scan: &FarScan) -> Result<bool> {
         let Some(column) = self.column else { return Ok(self.data_type == DataType::Int64) };
         let of = scan.data_type(column);
@@ -68,7 +71,8 @@ impl Asked {
     }
 }
 
-/// The column that a function looks at. A sum or mean may see its numbers as a wider type: nothing of them is lost.
+/// Returns the index of the column that an aggregate is over. The argument of a sum or mean may be
+/// a cast to a wider type, which loses nothing.
 fn column_of(argument: &Arc<dyn PhysicalExpr>, what: What) -> Option<usize> {
     let wider = argument.downcast_ref::<CastExpr>().filter(|cast| {
         matches!(

@@ -1,8 +1,11 @@
-//! What rows come to by what is in up to four columns, found by the memory server instead of a part of the plan that reads them.
+//! Grouped aggregates by up to four columns, pushed down to the memory server.
 //!
-//! The part that is replaced is the one that reads; what is to be put together of several threads is so behind it, as ever. If there are more groups than are worth it, the part does its work after all.
+//! `FarGroups` replaces the part of the plan that reads rows. If that part was a partial aggregate,
+//! the operators behind it still merge its result. If there are more groups than one request may
+//! return, the replaced part runs after all.
 //!
-//! Danger: groups that two threads give; another type than the part that is replaced would give; a sum that wraps there and is an error here; a mean of nothing.
+//! Danger: groups that two threads return; another type than the replaced part would give; a sum
+//! that wraps in SQL and is an error here; a mean of no values.
 
 use crate::asked::{Asked, What};
 use crate::scan::{FarScan, failed};
@@ -23,29 +26,31 @@ use futures_util::StreamExt;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Groups that a memory server is asked for: of more it cannot say at a time.
+/// Most groups that a memory server is asked for: one answer of it cannot hold more.
 const GROUPS_MAX: usize = 1024;
 
-/// The part of a plan that says what rows of a far frame come to, by what is in up to four of its columns.
+/// Physical plan node that computes aggregates of the rows of a far frame, grouped by up to four of
+/// its columns.
 #[derive(Debug)]
 pub struct FarGroups {
     scan: FarScan,
     by: Vec<String>,
     aggs: Vec<Agg>,
-    /// Columns of what is made that say of how many numbers a mean is. The state of one of none is null as a whole: else it is a mean, and no number.
+    /// Output columns that hold the counts of partial means. A partial state with count zero has to
+    /// be null in both columns: otherwise DataFusion would compute a mean that is no number.
     counts_of_means: Vec<usize>,
-    /// What does it if there are too many groups.
+    /// The replaced part of the plan, which runs if there are too many groups.
     instead: Arc<dyn ExecutionPlan>,
     found: Arc<Mutex<Found>>,
 }
 
-/// What is known of the groups, by all partitions.
+/// State of the search for groups, shared by all partitions.
 #[derive(Clone, Debug)]
 enum Found {
     Unknown,
-    /// They are too many, or a sum has no room in its type.
+    /// The server cannot answer: there are too many groups, or a sum does not fit its type.
     Not,
-    /// All of them, for the first partition.
+    /// The server has found all groups. The first partition returns them.
     Here(RecordBatch),
 }
 
@@ -79,7 +84,7 @@ impl FarGroups {
         let made = plan.schema();
         let is_made = made.fields().iter().skip(by.len()).map(|field| field.data_type()).eq(&types);
         let is_there = match scan.has_groups(&by, &aggs) {
-            // Dates as numbers, which only SQL adds up.
+            // SQL adds up dates as numbers. Frames do not, and refuse with this error.
             Err(FrameError::Type { .. }) => false,
             is_there => is_there.map_err(failed)?,
         };
@@ -89,13 +94,13 @@ impl FarGroups {
         Ok(Some(FarGroups { scan: scan.clone(), by, aggs, counts_of_means, instead: plan.clone(), found: unknown() }))
     }
 
-    /// Finds the groups, or has found them.
+    /// Finds the groups on the first call and returns the cached answer on later calls. Blocks.
     fn find(scan: &FarScan, by: &[String], aggs: &[Agg], found: &Mutex<Found>) -> Result<Found, FrameError> {
         let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
         if let Found::Unknown = *found {
             *found = match scan.groups(by, aggs, GROUPS_MAX) {
                 Ok(Some(groups)) => Found::Here(groups),
-                // In SQL it wraps.
+                // In SQL, a sum that overflows wraps.
                 Ok(None) | Err(FrameError::Arrow(ArrowError::ArithmeticOverflow(_))) => Found::Not,
                 Err(error) => return Err(error),
             };
@@ -108,7 +113,8 @@ fn unknown() -> Arc<Mutex<Found>> {
     Arc::new(Mutex::new(Found::Unknown))
 }
 
-/// What is asked of each group for it, and the types of the columns that it makes.
+/// Returns the aggregates that the frame has to compute for one SQL aggregate, and the types of the
+/// columns that they make.
 fn columns_of(asked: &Asked, scan: &FarScan, is_partial: bool) -> Vec<(Agg, DataType)> {
     let Some(column) = asked.column else { return vec![(Agg::rows(), DataType::Int64)] };
     let name = scan.name_of(column);
@@ -155,7 +161,7 @@ impl ExecutionPlan for FarGroups {
         let mut stream = RecordBatchReceiverStreamBuilder::new(schema.clone(), 1);
         let sender = stream.tx();
         stream.spawn(async move {
-            // Far memory is waited for by a thread that may wait.
+            // Far memory blocks, so a thread that may block waits for it.
             let found = SpawnedTask::spawn_blocking(move || FarGroups::find(&scan, &by, &aggs, &found)).await;
             match found.map_err(|error| DataFusionError::External(error.into()))?.map_err(failed)? {
                 Found::Here(groups) if partition == 0 => {
@@ -168,7 +174,7 @@ impl ExecutionPlan for FarGroups {
                         }
                     });
                     let columns = columns.collect::<Result<_>>()?;
-                    // Nobody may wait for it any longer.
+                    // The send fails if the query was dropped.
                     let _ = sender.send(Ok(RecordBatch::try_new(schema, columns)?)).await;
                 }
                 Found::Here(_) => {}

@@ -1,7 +1,9 @@
 //! SQL over data frames in far memory.
 //!
-//! DataFusion plans and computes; ours is where the bytes live and where they are looked at. A [`FarTable`] gives a query the columns that it names of the rows that it
-//! asks for: ranges of numbers are found by the memory server, and so is what columns come to, all in all or by groups. What a query finds can be a far frame again ([`to_frame`]).
+//! DataFusion plans and computes. This crate decides where the bytes live and where they are looked
+//! at. A [`FarTable`] gives a query only the columns that it names, and only the rows that it asks
+//! for. The memory server finds ranges of numbers and computes aggregates, with or without groups.
+//! The result of a query can become a far frame again ([`to_frame`]).
 //!
 //! ```
 //! use farfield::Heap;
@@ -22,7 +24,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! How it works is in `docs/design/sql.md`.
+//! The design is described in `docs/design/sql.md`.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Conditions of a query that are ranges of numbers, or ask for one string.
+//! Conditions of a query that are ranges of numbers, or equality with one string.
 //!
 //! Danger: a comparison that means something else here than in DataFusion.
 
@@ -8,7 +8,8 @@ use farfield_frame::{FarFrame, FrameError, Scan};
 use std::fmt;
 use std::ops::Bound;
 
-/// A column of numbers, dates or times compared with a value of its type, or one of strings with one that it is to equal.
+/// Comparison of a column of numbers, dates or times with a value of its type, or equality of a
+/// column of strings with a value.
 #[derive(Clone, Debug)]
 pub(crate) struct Range {
     column: String,
@@ -17,7 +18,7 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// `None`: the expression is something else.
+    /// Translates an expression. Returns `None` if it is not such a comparison.
     pub(crate) fn of(expression: &Expr, frame: &FarFrame) -> Option<Range> {
         let Expr::BinaryExpr(BinaryExpr { left, op, right }) = expression else { return None };
         let (column, operator, value) = match (&**left, &**right) {
@@ -37,7 +38,8 @@ impl Range {
         &self.column
     }
 
-    /// The rows of a scan that are in it.
+    /// Narrows a scan to the rows that meet this condition. Returns an error if the column has
+    /// another type, or if the comparison is not a range.
     pub(crate) fn narrow(&self, scan: Scan) -> Result<Scan, FrameError> {
         use ScalarValue::*;
         let (name, of) = (&self.column, self.operator);
@@ -72,7 +74,8 @@ impl Range {
     }
 }
 
-/// The values for which a comparison with this one is true. `None`: it is none of those that ranges are.
+/// Returns the range of the values `x` for which `x operator value` is true. Returns `None` if they
+/// are not a range.
 fn bounds<N: Copy>(operator: Operator, value: &N) -> Option<(Bound<N>, Bound<N>)> {
     use Bound::{Excluded, Included, Unbounded};
     match operator {

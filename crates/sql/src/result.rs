@@ -1,4 +1,4 @@
-//! What a query finds, as a far frame.
+//! The result of a query as a far frame.
 
 use crate::scan::failed;
 use datafusion::common::{DataFusionError, Result};
@@ -13,10 +13,11 @@ use futures_util::StreamExt;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// Batches that wait to be stored.
+/// Batches that may wait to be stored.
 const WAITING: usize = 1;
 
-/// The rows that a query finds, stored in far memory as they come. Texts of other forms (`LargeUtf8`, `Utf8View`, dictionaries) become `Utf8`.
+/// Runs a query and stores its rows in far memory as they arrive. Columns of `LargeUtf8`,
+/// `Utf8View` and dictionaries are cast to `Utf8` or the type of the dictionary's values.
 pub async fn to_frame(heap: &Arc<Heap>, query: DataFrame) -> Result<FarFrame> {
     let schema = kept(query.schema().as_arrow());
     let mut rows = query.execute_stream().await?;
@@ -28,7 +29,7 @@ pub async fn to_frame(heap: &Arc<Heap>, query: DataFrame) -> Result<FarFrame> {
         FarFrame::from_batches(&heap, to.clone(), batches)
     });
     while let Some(batch) = rows.next().await {
-        // It has failed, and says so below.
+        // The receiver has failed. Its error is returned below.
         if sender.send(batch).await.is_err() {
             break;
         }
@@ -37,7 +38,7 @@ pub async fn to_frame(heap: &Arc<Heap>, query: DataFrame) -> Result<FarFrame> {
     stored.await.map_err(|error| DataFusionError::External(error.into()))?.map_err(failed)
 }
 
-/// The columns as a frame keeps them.
+/// Returns the schema with the types that a frame keeps.
 fn kept(schema: &Schema) -> SchemaRef {
     let kept = |field: &Arc<Field>| match field.data_type() {
         DataType::LargeUtf8 | DataType::Utf8View => Arc::new(field.as_ref().clone().with_data_type(DataType::Utf8)),

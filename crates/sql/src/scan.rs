@@ -1,6 +1,7 @@
-//! What a query reads of a far frame.
+//! Scan of a far frame as a part of a query plan.
 //!
-//! Danger: rows that a partition leaves out or gives twice; a query that is dropped and goes on reading.
+//! Danger: rows that a partition leaves out or returns twice; a query that is dropped and goes on
+//! reading.
 
 use crate::range::Range;
 use datafusion::common::stats::Precision;
@@ -18,10 +19,10 @@ use farfield_frame::{Agg, CHUNK_ROWS, FarFrame, FrameError, Scan, Sums};
 use std::fmt;
 use std::sync::Arc;
 
-/// Batches that are ready before they are asked for, in each partition.
+/// Batches that each partition reads ahead.
 const AHEAD: usize = 1;
 
-/// The part of a plan that reads some columns of a far frame, of the rows that conditions keep.
+/// Physical plan node that reads some columns of a far frame, of the rows that conditions keep.
 #[derive(Clone, Debug)]
 pub struct FarScan {
     frame: FarFrame,
@@ -33,10 +34,10 @@ pub struct FarScan {
     metrics: ExecutionPlanMetricsSet,
 }
 
-/// What a query asks of rows that is no range.
+/// The part of a query's condition that is not a range.
 #[derive(Clone, Debug)]
 pub(crate) struct Rest {
-    /// The columns that it sees.
+    /// Columns that the filter reads.
     pub(crate) columns: Vec<usize>,
     pub(crate) filter: Arc<dyn PhysicalExpr>,
 }
@@ -69,7 +70,7 @@ impl FarScan {
         columns.iter().map(|column| self.frame.schema().field(*column).name().clone()).collect()
     }
 
-    /// The columns `names` of the rows that are kept.
+    /// Scans `columns` of the rows that all conditions keep.
     fn rows_of(&self, columns: &[usize]) -> Result<Scan, FrameError> {
         let names = self.names(columns);
         let mut scan = self.frame.scan(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
@@ -86,9 +87,10 @@ impl FarScan {
     }
 }
 
-/// What there is to know for [`FarTotals`](crate::FarTotals) and [`FarGroups`](crate::FarGroups). Columns are the frame's.
+/// Metadata for [`FarTotals`](crate::FarTotals) and [`FarGroups`](crate::FarGroups). Indices of
+/// columns are those of the frame.
 impl FarScan {
-    /// The column that is read as this one.
+    /// Returns the index in the frame of the column with index `read` in the scan.
     pub(crate) fn column(&self, read: usize) -> usize {
         self.columns[read]
     }
@@ -97,7 +99,8 @@ impl FarScan {
         self.frame.schema().field(column).name().clone()
     }
 
-    /// One that has a value in all rows that are kept, and can be added up: a condition is about it, or it has no nulls.
+    /// Returns a column that can be summed and has a value in every kept row: a range is about it,
+    /// or it has no nulls. Its count is the number of kept rows.
     pub(crate) fn column_of_rows(&self) -> Result<Option<usize>, FrameError> {
         let schema = self.frame.schema();
         let of_ranges = self.ranges.iter().filter_map(|range| schema.index_of(range.column()).ok());
@@ -115,12 +118,12 @@ impl FarScan {
         self.frame.schema().field(column).data_type().clone()
     }
 
-    /// Rows of the frame.
+    /// Returns the number of rows of the whole frame.
     pub(crate) fn rows(&self) -> usize {
         self.frame.rows()
     }
 
-    /// Are all of them read?
+    /// Checks whether the scan keeps all rows: no ranges, no filter and no limit.
     pub(crate) fn is_whole(&self) -> bool {
         self.ranges.is_empty() && self.rest.is_none() && self.limit.is_none()
     }
@@ -150,7 +153,7 @@ impl FarScan {
     }
 }
 
-/// As an error of a query.
+/// Wraps an error of a frame as an error of DataFusion.
 pub(crate) fn failed(error: FrameError) -> DataFusionError {
     DataFusionError::External(error.into())
 }
@@ -177,7 +180,7 @@ impl ExecutionPlan for FarScan {
         let metrics = BaselineMetrics::new(&self.metrics, partition);
         let mut stream = RecordBatchReceiverStreamBuilder::new(self.schema(), AHEAD);
         let (sender, mut left) = (stream.tx(), self.limit);
-        // Far memory is waited for by a thread that may wait.
+        // Far memory blocks, so a thread that may block waits for it.
         stream.spawn_blocking(move || {
             for batch in scan {
                 let mut batch = batch.map_err(failed)?;
@@ -186,7 +189,7 @@ impl ExecutionPlan for FarScan {
                     *left -= batch.num_rows();
                 }
                 metrics.record_output(batch.num_rows());
-                // Nobody waits for it any longer.
+                // The send fails if the query was dropped.
                 if sender.blocking_send(Ok(batch)).is_err() || left == Some(0) {
                     break;
                 }
@@ -212,7 +215,7 @@ impl ExecutionPlan for FarScan {
 }
 
 impl FarScan {
-    /// What is known of a column without looking at it.
+    /// Returns the statistics of a column that the frame knows without reading rows.
     fn known(&self, column: usize) -> Result<ColumnStatistics> {
         let schema = self.frame.schema();
         let name = schema.field(column).name();

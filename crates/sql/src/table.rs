@@ -19,29 +19,32 @@ use farfield_frame::FarFrame;
 use farfield_frame::arrow::datatypes::SchemaRef;
 use std::sync::Arc;
 
-/// A session for queries over far tables: one of DataFusion that has what columns come to found where they are. In other sessions it is found near.
+/// Returns a DataFusion session for queries over far tables. Its optimizer pushes aggregates down
+/// to the memory server; other sessions compute them near.
 pub fn context() -> SessionContext {
     context_with(SessionConfig::new(), Arc::new(RuntimeEnv::default()))
 }
 
-/// The same with a configuration and a runtime, which says how much memory queries take beside the heap's.
+/// Returns such a session with a configuration and a runtime. The runtime bounds the memory that
+/// queries use besides the heap's budget.
 pub fn context_with(config: SessionConfig, runtime: Arc<RuntimeEnv>) -> SessionContext {
     let mut rules = PhysicalOptimizer::new().rules;
-    // Behind the rule that answers from what is known, before those that cut the plan for several threads.
+    // The rule comes after the one that answers from statistics, and before those that split the
+    // plan for several threads.
     let known = rules.iter().position(|rule| rule.name() == "aggregate_statistics");
     rules.insert(known.map_or(0, |known| known + 1), Arc::new(SumsAtServer));
     let state = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime).with_default_features();
     SessionContext::new_with_state(state.with_physical_optimizer_rules(rules).build())
 }
 
-/// A far frame as a table that is read.
+/// A far frame as a read-only DataFusion table.
 #[derive(Debug)]
 pub struct FarTable {
     frame: FarFrame,
 }
 
 impl FarTable {
-    /// Of this frame.
+    /// Wraps a frame.
     pub fn new(frame: FarFrame) -> FarTable {
         FarTable { frame }
     }
@@ -57,7 +60,8 @@ impl TableProvider for FarTable {
         TableType::Base
     }
 
-    /// All that looks at one row at a time: columns that only a condition names come near for the rows that the others keep.
+    /// Accepts all filters that depend on one row at a time. Columns that only a filter names are
+    /// read only for the rows that the ranges keep.
     fn supports_filters_pushdown(&self, filters: &[&Expr]) -> Result<Vec<TableProviderFilterPushDown>> {
         let of = |filter: &&Expr| match is_of_rows(filter) {
             true => TableProviderFilterPushDown::Exact,
@@ -101,7 +105,7 @@ impl FarTable {
     }
 }
 
-/// Does it say of each row by itself whether it is kept, and always the same?
+/// Checks whether a filter depends only on the row itself and always gives the same answer.
 fn is_of_rows(filter: &Expr) -> bool {
     let is_other = |part: &Expr| {
         Ok(matches!(

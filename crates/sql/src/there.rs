@@ -1,4 +1,4 @@
-//! The rule that has what a plan asks of rows together found where they are.
+//! Optimizer rule that pushes aggregates over a far scan down to the memory server.
 
 use crate::groups::FarGroups;
 use crate::totals::FarTotals;
@@ -9,7 +9,8 @@ use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
 use std::sync::Arc;
 
-/// Finds what columns of a [`FarScan`](crate::FarScan) come to, all in all or by groups, where they are, if nothing else is asked of it.
+/// Replaces aggregates directly over a [`FarScan`](crate::FarScan), with or without groups, by
+/// nodes that the memory server answers.
 #[derive(Debug)]
 pub(crate) struct SumsAtServer;
 

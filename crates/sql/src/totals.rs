@@ -1,6 +1,7 @@
-//! What columns come to, found by the memory server instead of a part of the plan that reads them.
+//! Aggregates of whole columns, pushed down to the memory server.
 //!
-//! Danger: another type or another value than the part that is replaced would give, for no rows, nulls, or numbers of which orders differ.
+//! Danger: an aggregate whose type or value differs from what the replaced part of the plan would
+//! give: for no rows, for nulls, or for numbers that two orders compare differently (NaN, −0).
 
 use crate::asked::{Asked, What};
 use crate::scan::{FarScan, failed};
@@ -18,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-/// The part of a plan that says what columns of a far frame come to, in one row.
+/// Physical plan node that computes aggregates of columns of a far frame, in one row.
 #[derive(Debug)]
 pub struct FarTotals {
     scan: FarScan,
@@ -81,7 +82,7 @@ impl Asked {
             (What::Min, _, Some(ends)) => ScalarValue::try_from_array(ends, 0)?,
             (What::Max, _, Some(ends)) => ScalarValue::try_from_array(ends, 1)?,
             (What::Min | What::Max, _, None) => ScalarValue::try_new_null(&self.data_type)?,
-            // As in SQL of integers: what has no room wraps.
+            // As in SQL, a sum of integers that overflows wraps.
             (What::Sum, Sum::Signed(sum), _) => ScalarValue::Int64(some.then_some(sum as i64)),
             (What::Sum, Sum::Unsigned(sum), _) => ScalarValue::UInt64(some.then_some(sum as u64)),
             (What::Sum, Sum::Float(sum), _) => ScalarValue::Float64(some.then_some(sum)),
@@ -121,7 +122,7 @@ impl ExecutionPlan for FarTotals {
                 found.insert(column, sums);
             }
             let columns = wanted.iter().map(|one| one.value(&scan, &found)).collect::<Result<_>>()?;
-            // Nobody may wait for it any longer.
+            // The send fails if the query was dropped.
             let _ = sender.blocking_send(Ok(RecordBatch::try_new(schema, columns)?));
             Ok(())
         });

@@ -1,4 +1,4 @@
-//! What the kernel can do, tried out rather than looked up.
+//! Checks of kernel features, which are tried out rather than looked up.
 
 use super::Finding;
 use farfield_os::pagemap::{PageRun, Pagemap, category};
@@ -58,7 +58,7 @@ pub(super) fn userfaultfd_move() -> Finding {
     }
 }
 
-/// Two pages, the first written; given back when dropped.
+/// Two pages, of which the first is written. Unmapped when dropped.
 struct Pages(usize);
 
 impl Pages {
@@ -141,9 +141,10 @@ fn install_filter() -> bool {
     seccomp::set_no_new_privileges().is_ok() && seccomp::install(&[allow]).is_ok()
 }
 
-/// What `test` says in a child process, for what cannot be undone.
+/// Runs `test` in a child process, because its effect cannot be undone. Returns its result.
 fn in_child(test: fn() -> bool) -> bool {
-    // SAFETY: the child only makes system calls through our gate and then `_exit`; it takes no lock and allocates nothing.
+    // SAFETY: the child only makes system calls through our gate and then `_exit`; it takes no lock
+    // and allocates nothing.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let code = i32::from(!test());

@@ -1,12 +1,14 @@
-//! Limits of this machine, container and user.
+//! Checks of the limits of this machine, container and user.
 
 use super::Finding;
 use farfield_pager::runner::Bytes;
 use farfield_pager::runner::machine::{self, CgroupLimit, NEAR_BYTES_MIN};
 
-/// Far memory splits mappings; a program with many of them needs more than the default.
+/// Least number of mappings per process, which is the kernel's default. Far memory splits mappings,
+/// so a program with many of them needs more.
 const MAP_COUNT_MIN: u64 = 65530;
-/// The runner, the library and each lane need a few beside those of the program.
+/// Least number of open files. The runner, the library and each lane need a few besides those of
+/// the program.
 const DESCRIPTORS_MIN: u64 = 256;
 
 pub(super) fn memory(near_bytes: u64, memory_bytes: u64, limit: Option<CgroupLimit>) -> Finding {
@@ -108,7 +110,7 @@ pub(super) fn huge_pages() -> Finding {
     }
 }
 
-/// The word in brackets: `always [madvise] never`.
+/// Returns the word in brackets: `always [madvise] never`.
 fn chosen(text: &str) -> Option<&str> {
     text.split_once('[')?.1.split_once(']').map(|(word, _)| word)
 }
@@ -134,7 +136,7 @@ pub(super) fn processors() -> Finding {
     Finding::ok(name, found)
 }
 
-/// A limit of this process; `None` if unlimited.
+/// Returns a limit of this process, or `None` if it is unlimited.
 fn limit(which: libc::__rlimit_resource_t) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: room for the answer; if it fails, nothing limits us.

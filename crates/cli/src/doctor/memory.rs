@@ -1,9 +1,9 @@
-//! Memory that the processor loads from, farther away than its own.
+//! Checks for memory expanders: memory that the processor loads from, farther away than its own.
 
 use super::Finding;
 use std::path::Path;
 
-/// Nodes without processors and DAX devices: what CXL expanders look like.
+/// Finds NUMA nodes without processors, and DAX devices, as which CXL expanders appear.
 pub(super) fn expanders() -> Finding {
     let devices = names(Path::new("/sys/bus/dax/devices"));
     look(Path::new("/sys/devices/system/node"), &devices)
@@ -34,7 +34,7 @@ fn look(nodes: &Path, devices: &[String]) -> Finding {
     Finding::ok(name, found.join(", "))
 }
 
-/// Of a list as the kernel writes it: `0-1,4`.
+/// Parses the numbers in a list as the kernel writes it: `0-1,4`.
 fn numbers(list: &str) -> Vec<u32> {
     let ranges = list.split(',').filter_map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

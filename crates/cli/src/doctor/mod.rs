@@ -1,4 +1,4 @@
-//! `farfield doctor`: will it work here, how well, and what to do about it.
+//! `farfield doctor`: checks whether far memory works here and how well, and gives advice.
 //!
 //! Each check is a small function that returns a [`Finding`]; the list of them is in [`findings`].
 
@@ -49,12 +49,12 @@ Examples:
   farfield doctor --near 4G                    Does a near budget of 4 GiB fit here?
   farfield doctor --json | jq '.checks[] | select(.level != \"ok\")'";
 
-/// How good what was found is.
+/// Severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Level {
     Ok,
-    /// It works, but not as well, or not for everything.
+    /// Far memory works, but not as well, or not for everything.
     Warn,
     /// Programs cannot have far memory.
     Fail,
@@ -66,7 +66,7 @@ struct Finding {
     check: &'static str,
     level: Level,
     found: String,
-    /// What to do about it; empty if nothing need be done.
+    /// Advice for the user; empty if nothing has to be done.
     advice: String,
 }
 
@@ -100,12 +100,12 @@ pub(crate) fn run(args: DoctorArgs) -> ExitCode {
         ),
         false => findings.iter().map(line).collect::<Vec<_>>().join("\n"),
     };
-    // If nobody reads it (`| head`), the exit code still tells.
+    // If stdout was closed (`| head`), the exit code still tells the result.
     let _ = std::io::stdout().write_all((text + "\n").as_bytes());
     ExitCode::from(u8::from(failed))
 }
 
-/// Measures pools and prints what they can do.
+/// Measures pools and prints the results.
 fn pools(urls: &[String], token: &[u8], json: bool) -> ExitCode {
     let places: Vec<_> = urls.iter().flat_map(|url| pool::measure(url, token)).collect();
     let well = places.iter().all(pool::Place::is_well);

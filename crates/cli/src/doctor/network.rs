@@ -1,4 +1,4 @@
-//! How far away far memory is.
+//! Checks of the distance to far memory.
 
 use super::Finding;
 use anyhow::{Context, ensure};
@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 /// Round trips of a measurement, after as many to warm up.
 const ROUND_TRIPS: usize = 500;
-/// How long a measurement may take.
+/// Longest time for one measured operation, and for all loopback round trips.
 const DEADLINE: Duration = Duration::from_secs(3);
-/// Polled loopback round trips above this mean that something is wrong (7 µs on a small virtual machine).
+/// Median of polled loopback round trips above which something is wrong. A small virtual machine
+/// takes 7 µs.
 const LOOPBACK_SLOW: Duration = Duration::from_micros(100);
 
 pub(super) fn loopback() -> Finding {
@@ -29,7 +30,7 @@ pub(super) fn loopback() -> Finding {
     }
 }
 
-/// Connects to a memory server, stores a page and reads it back.
+/// Connects to a memory server, stores a page and reads it back many times.
 pub(super) fn server(url: &str, token: &[u8]) -> Finding {
     let name = "memory server";
     match measure_server(url, token) {
@@ -42,7 +43,7 @@ pub(super) fn server(url: &str, token: &[u8]) -> Finding {
     }
 }
 
-/// Median time of reading one page.
+/// Returns the median time of reading one page.
 fn measure_server(url: &str, token: &[u8]) -> anyhow::Result<Duration> {
     let urls = farfield_pool::resolve_urls(&[url])?;
     let backend = runner::opener(&urls, token)?.pages(1).open()?;
@@ -62,7 +63,7 @@ fn measure_server(url: &str, token: &[u8]) -> anyhow::Result<Duration> {
     Ok(median(&mut times[ROUND_TRIPS..]))
 }
 
-/// One operation from start to end; its buffer.
+/// Submits one operation and waits for its end. Returns its buffer.
 fn finish(lane: &mut dyn Lane, op: Op) -> anyhow::Result<Buffer> {
     let request = Request { tag: 0, priority: Priority::Demand, deadline: DEADLINE, op };
     ensure!(lane.submit(request).is_ok(), "a lane without work takes no work");
@@ -81,7 +82,7 @@ fn latency(duration: Duration) -> Latency {
     Latency(Some(duration.as_nanos() as u64))
 }
 
-/// Median of polled round trips of 64 bytes.
+/// Returns the median of polled round trips of 64 bytes.
 fn measure_loopback() -> std::io::Result<Duration> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut client = TcpStream::connect(listener.local_addr()?)?;
@@ -118,7 +119,7 @@ fn receive(stream: &mut TcpStream, bytes: &mut [u8], deadline: Instant) -> std::
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
                 polls = polls.wrapping_add(1);
                 if polls.is_multiple_of(1024) {
-                    // The other side may need this processor.
+                    // The other thread may need this processor.
                     std::thread::yield_now();
                     if Instant::now() > deadline {
                         return Err(ErrorKind::TimedOut.into());

@@ -1,4 +1,4 @@
-//! How fast far memory is: each leaf of a pool by itself, and the pool as a whole.
+//! Measurement of far memory: each leaf of a pool by itself, and the pool as a whole.
 
 use anyhow::{Context, ensure};
 use farfield_core::PageId;
@@ -9,24 +9,25 @@ use std::time::{Duration, Instant};
 
 /// Pages of the region that is measured: 16 MiB.
 const PAGES: u64 = 4096;
-/// Pages of a run, and how many runs are under way.
+/// Pages of a run, and number of runs in flight.
 const RUN_PAGES: usize = 16;
 const RUN_DEPTH: usize = 16;
-/// Single pages are read so many at a time.
+/// Numbers of single-page reads in flight that are measured.
 const DEPTHS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
-/// How long one thing is measured.
+/// Time for each measurement.
 const MEASURE: Duration = Duration::from_millis(if cfg!(test) { 5 } else { 150 });
-/// How long one operation may take.
+/// Longest time for one operation.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// A depth that reaches this share of the best rate is deep enough.
+/// Share of the best rate from which a depth counts as deep enough.
 const ENOUGH: f64 = 0.9;
 
-/// How carefully a place is measured.
+/// Thoroughness of a measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Care {
-    /// Some two seconds, for people who read figures.
+    /// Full measuring time of about two seconds, for people who read the figures.
     Thorough,
-    /// A thousand operations of each kind, for a program that waits to begin: a tenth of that, where the place is not slow.
+    /// Ends each measurement after a thousand operations, for a program that waits to begin. Takes
+    /// a tenth of the full time if the place is not slow.
     Quick,
 }
 
@@ -36,13 +37,13 @@ impl Care {
     }
 }
 
-/// What one place can do.
+/// Measured performance of one pool.
 #[derive(Clone, Debug, serde::Serialize)]
 pub(crate) struct Place {
     url: String,
-    /// Why it could not be measured.
+    /// Reason why the pool could not be measured.
     error: Option<String>,
-    /// How it works on this machine, where that depends.
+    /// Mechanism that the pool uses on this machine, if that varies.
     how: String,
     #[serde(flatten)]
     speed: Option<Speed>,
@@ -50,16 +51,16 @@ pub(crate) struct Place {
 
 #[derive(Clone, Debug, serde::Serialize)]
 struct Speed {
-    /// One page at a time, median and 99th percentile.
+    /// Latency of one page at a time, median and 99th percentile.
     read_ns_p50: u64,
     read_ns_p99: u64,
     write_ns_p50: u64,
     write_ns_p99: u64,
-    /// Single pages, so many under way.
+    /// Read rates of single pages, by number in flight.
     depths: Vec<Rate>,
-    /// The least depth that is as good as any.
+    /// The smallest depth that is as good as any.
     best_depth: usize,
-    /// Runs of 16 pages, 16 under way.
+    /// Bandwidth of runs of 16 pages, 16 in flight.
     run_read_bytes_per_s: f64,
     run_write_bytes_per_s: f64,
 }
@@ -75,19 +76,20 @@ impl Place {
         self.error.is_none()
     }
 
-    /// What one page takes to be read, if it could be measured.
+    /// Returns the median time of reading one page, if the pool could be measured.
     pub(crate) fn read_ns(&self) -> Option<u64> {
         Some(self.speed.as_ref()?.read_ns_p50)
     }
 
-    /// What the advisor needs to know, under the name that it has there.
+    /// Converts the result for the advisor, with `url` as the name. Returns `None` if the pool
+    /// could not be measured.
     pub(crate) fn for_advice(&self, url: &str) -> Option<farfield_core::policy::advice::Place> {
         let speed = self.speed.as_ref()?;
         let (read_ns, bytes_per_s, best_depth) = (speed.read_ns_p50, speed.run_read_bytes_per_s, speed.best_depth);
         Some(farfield_core::policy::advice::Place { url: url.into(), read_ns, bytes_per_s, best_depth })
     }
 
-    /// For people.
+    /// Describes the result for people.
     pub(crate) fn text(&self) -> String {
         let level = if self.is_well() { "ok  " } else { "FAIL" };
         let mut text = format!("{level}  {}", self.url);
@@ -172,11 +174,11 @@ enum Way {
     Write,
 }
 
-/// Work for a lane.
+/// Load generator for a lane.
 struct Load<'a> {
     lane: &'a mut dyn Lane,
     care: Care,
-    /// Of the random pages.
+    /// State of the random number generator that picks pages.
     state: u64,
     done: Vec<Completion>,
 }
@@ -191,7 +193,7 @@ impl Load<'_> {
         Ok(())
     }
 
-    /// A random page, or run of them.
+    /// Returns a random page, or the first page of a random run.
     fn page(&mut self, pages: usize) -> PageId {
         self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         PageId((self.state >> 33) % (PAGES / pages as u64) * pages as u64)
@@ -211,7 +213,7 @@ impl Load<'_> {
         })
     }
 
-    /// Waits until something is done.
+    /// Waits until some operation is complete.
     fn collect(&mut self) -> anyhow::Result<()> {
         let until = Instant::now() + 2 * DEADLINE;
         while self.lane.poll(&mut self.done) == 0 {
@@ -228,7 +230,7 @@ impl Load<'_> {
         completion.buffer.context("the buffer of a read or write comes back")
     }
 
-    /// Median and 99th percentile of one page at a time, ns.
+    /// Returns the median and the 99th percentile of one page at a time, in nanoseconds.
     fn latency(&mut self, way: Way) -> anyhow::Result<(u64, u64)> {
         let (start, mut spare, mut times) = (Instant::now(), buffer(1), Vec::new());
         while !self.care.is_enough(times.len() as u64, start.elapsed()) {
@@ -241,7 +243,7 @@ impl Load<'_> {
         Ok((times[times.len() / 2], times[times.len() * 99 / 100]))
     }
 
-    /// Operations per second, `depth` of them under way.
+    /// Returns the operations per second with `depth` of them in flight.
     fn rate(&mut self, way: Way, pages: usize, depth: usize) -> anyhow::Result<f64> {
         for _ in 0..depth {
             self.begin(way, buffer(pages))?;
@@ -264,7 +266,7 @@ impl Load<'_> {
     }
 }
 
-/// Pages of which half is noise.
+/// Makes a buffer of pages of which half is noise, so that they compress to about half.
 fn buffer(pages: usize) -> Buffer {
     let mut buffer = Buffer::new(pages);
     for (index, word) in buffer.bytes_mut().as_chunks_mut::<8>().0.iter_mut().enumerate() {

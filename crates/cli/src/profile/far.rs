@@ -1,4 +1,5 @@
-//! The same program with less and less near memory: what the advisor interpolates between.
+//! Runs of the program with less and less near memory. The advisor interpolates between their
+//! results.
 
 use crate::doctor::pool::{self, Care, Place};
 use anyhow::{Context, ensure};
@@ -11,11 +12,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Nobody looks at these runs; this is how often that nobody does.
+/// Interval of the callback in runs that are not sampled.
 const SELDOM: Duration = Duration::from_secs(3600);
-/// How well the least budget that is fast enough shall be known, a part of it.
+/// Precision of the least budget that is fast enough, as a share of the peak memory.
 const PRECISION: f64 = 0.05;
-/// A run is ended when it has taken so many times what it may take, and a moment to begin.
+/// Factor by which a run may exceed its allowed time before it is ended, and extra time to begin.
 const CUT_TIMES: f64 = 2.0;
 const BEGIN: Duration = Duration::from_secs(1);
 
@@ -23,7 +24,7 @@ const BEGIN: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Near {
     Bytes(u64),
-    /// Of the most anonymous memory that the program had.
+    /// Share of the program's peak of anonymous memory.
     Share(f64),
 }
 
@@ -39,7 +40,7 @@ impl FromStr for Near {
 }
 
 impl Near {
-    /// At least what `farfield run` takes.
+    /// Returns the budget in bytes, but at least the least that `farfield run` accepts.
     pub(super) fn bytes(self, peak_bytes: u64) -> u64 {
         let bytes = match self {
             Near::Bytes(bytes) => bytes,
@@ -49,36 +50,39 @@ impl Near {
     }
 }
 
-/// Which budgets to try.
+/// Budgets to try.
 #[derive(Clone, Debug)]
 pub(super) enum Budgets<'a> {
-    /// These.
+    /// A list of budgets.
     Listed(&'a [Near]),
-    /// Those that tell which is the least with which the program takes at most so many times its native time.
+    /// Search for the smallest budget with which the program takes at most this multiple of its
+    /// native time.
     LeastWithin(f64),
 }
 
-/// What to try.
+/// Plan of runs with far memory.
 pub(super) struct Plan<'a> {
     pub(super) budgets: Budgets<'a>,
-    /// One after the other, each by itself; empty for a private server.
+    /// URLs of places, which are tried one after the other; empty for a private server.
     pub(super) far: &'a [String],
     pub(super) token_file: Option<&'a PathBuf>,
     pub(super) command: &'a [OsString],
     pub(super) quiet: bool,
 }
 
-/// One run of the plan.
+/// A run that the plan calls for.
 #[derive(Clone, Debug, PartialEq)]
 struct Try {
     url: String,
     near_bytes: u64,
-    /// It is ended when it takes longer.
+    /// Time after which the run is ended.
     most: Duration,
 }
 
 impl Budgets<'_> {
-    /// The next one at a place where so much was tried, of a program that has `peak_bytes`. The most near memory first; what is less than the least budget is tried once.
+    /// Returns the next budget at a place where `tried` was run, or `None` at the end. `peak_bytes`
+    /// is the program's peak memory. Listed budgets start with the largest; all below the minimum
+    /// count as one.
     fn next(&self, tried: &[FarRun], peak_bytes: u64) -> Option<u64> {
         match self {
             Budgets::Listed(near) => {
@@ -95,7 +99,7 @@ impl Budgets<'_> {
         }
     }
 
-    /// How long one run may take of a program that takes `native` by itself.
+    /// Returns the longest time for one run of a program that takes `native` by itself.
     fn most(&self, native: Duration) -> Duration {
         match self {
             Budgets::Listed(_) => Duration::MAX,
@@ -105,7 +109,8 @@ impl Budgets<'_> {
 }
 
 impl Plan<'_> {
-    /// Makes all runs. `done` gets each; an error ends it, what is done stays done.
+    /// Makes all runs and passes each to `done`. An error ends the plan, but completed runs are
+    /// kept.
     pub(super) fn run(
         &self,
         runner: &PlainRunner,
@@ -143,7 +148,8 @@ impl Plan<'_> {
         }
     }
 
-    /// How fast far memory is before the program uses it; a private server has no address yet.
+    /// Measures far memory before the program uses it. Returns `None` for a private server, which
+    /// has no address yet.
     fn measure(&self, url: &str) -> anyhow::Result<Option<Place>> {
         if url.is_empty() {
             return Ok(None);
@@ -210,7 +216,7 @@ impl Plan<'_> {
     }
 }
 
-/// A file that goes when we are done with it.
+/// File that is removed when this is dropped.
 struct Removed<'a>(&'a std::path::Path);
 
 impl Drop for Removed<'_> {

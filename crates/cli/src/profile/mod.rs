@@ -1,4 +1,4 @@
-//! `farfield profile`: what a program does with its memory.
+//! `farfield profile`: records how a program uses its memory.
 
 mod far;
 mod picture;
@@ -66,7 +66,7 @@ Examples:
 Exit code: that of the program; 97, 126 and 127 as for `farfield run` if it was not started, 1 if the profile could not be
 written. docs/design/profile.md says what the fields mean and what looking costs.";
 
-/// A number and `ms` or `s`.
+/// Parses a time between 5 ms and 60 s: a number and `ms` or `s`.
 fn time(text: &str) -> Result<Duration, String> {
     let unit = |ending, scale: f64| Some(text.strip_suffix(ending)?.parse::<f64>().ok()? * scale);
     let seconds =
@@ -77,13 +77,13 @@ fn time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Runs the program, writes the profile and ends as the program ended.
+/// Runs the program, writes the profile, and ends as the program ended.
 pub(crate) fn run(args: ProfileArgs) -> ExitCode {
     let report = |error: &anyhow::Error, code| {
         crate::say(&format!("{error:#}"));
         ExitCode::from(code as u8)
     };
-    // What cannot be written shows while it costs nothing.
+    // Files that cannot be written are found before the run.
     if let Err(error) = writable(&args.output) {
         return report(&error, exit::REFUSED);
     }
@@ -120,7 +120,7 @@ fn profile(args: &ProfileArgs) -> anyhow::Result<Ended> {
     if let Some(budgets) = listed.or(args.slo.map(Budgets::LeastWithin)) {
         let (far, token_file, command) = (&args.far, args.token_file.as_ref(), &args.command);
         let plan = Plan { budgets, far, token_file, command, quiet: args.quiet };
-        // What has been measured stays, whatever happens to the rest.
+        // Runs that were measured are kept, whatever happens to the rest.
         plan.run(&runner, ended, &mut observation, &mut |observation, run| {
             profile.observation.undisturbed_ms = observation.undisturbed_ms;
             profile.far_runs.push(run);
@@ -174,7 +174,7 @@ fn write(output: &Path, profile: &Profile) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The profile in a file.
+/// Reads a profile from a file. Returns an error if it has another version.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Profile> {
     let context = || format!("{} is no profile", path.display());
     let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
@@ -188,7 +188,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Profile> {
     serde_json::from_value(value).with_context(context)
 }
 
-/// A line about now.
+/// Progress line on the terminal.
 struct Progress {
     enabled: bool,
     started: Instant,

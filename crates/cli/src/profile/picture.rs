@@ -1,4 +1,5 @@
-//! A profile as a picture: memory over time, and below it the heat map. SVG by hand, as the benchmarks' plots are.
+//! A profile as a picture: memory over time, and below it the heat map. The SVG is written by hand,
+//! like that of the benchmarks' plots.
 
 use farfield_core::policy::profile::{Heat, Profile, Sample};
 use farfield_pager::runner::Bytes;
@@ -8,18 +9,19 @@ const WIDTH: f64 = 900.0;
 const LEFT: f64 = 90.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 44.0;
-/// Of the curves, of the gap below, and of the heat map.
+/// Heights of the curves, of the gap below, and of the heat map.
 const CURVES: f64 = 180.0;
 const GAP: f64 = 56.0;
 const HEAT: f64 = 320.0;
 const BOTTOM: f64 = 44.0;
-/// A place is drawn at least so high.
+/// Least height of a row in the heat map.
 const ROW_MIN: f64 = 3.0;
-/// Cold to hot; told apart by people who do not see all colours, and in print (after viridis).
+/// Colours from cold to hot (after viridis). Colour-blind readers can tell them apart, also in
+/// print.
 const COLOURS: [(f64, f64, f64); 5] =
     [(68.0, 1.0, 84.0), (59.0, 82.0, 139.0), (33.0, 145.0, 140.0), (94.0, 201.0, 98.0), (253.0, 231.0, 37.0)];
 
-/// The whole picture.
+/// Draws the whole picture as SVG.
 pub(super) fn draw(profile: &Profile) -> String {
     let samples = &profile.observation.samples;
     let end_ms = samples.last().map_or(1, |sample| sample.at_ms.max(1));
@@ -78,7 +80,7 @@ fn heat(svg: &mut String, heat: &Heat, end_ms: u64) {
     let all: u64 = heat.rows.iter().map(|row| row.bytes).sum();
     let mut y = top;
     for row in &heat.rows {
-        // Small ones take room that others give.
+        // Small mappings take height from the large ones.
         let left = HEAT - ROW_MIN * heat.rows.len() as f64;
         let height = ROW_MIN + left.max(0.0) * row.bytes as f64 / all.max(1) as f64;
         if y + height > top + HEAT + 1.0 {
@@ -112,11 +114,11 @@ fn heat(svg: &mut String, heat: &Heat, end_ms: u64) {
     times(svg, top + HEAT, end_ms);
 }
 
-/// Colours that are told apart.
+/// Number of colours that are told apart.
 const LEVELS: u32 = 20;
 
 fn level(share: f64) -> u32 {
-    // What is used a little is not what is not used.
+    // Little use must not look like no use.
     (share * f64::from(LEVELS)).ceil() as u32
 }
 
@@ -128,7 +130,7 @@ fn colour(share: f64) -> String {
     format!("#{:02x}{:02x}{:02x}", mix(r, s), mix(g, h), mix(b, c))
 }
 
-/// The axis of time.
+/// Draws the time axis.
 fn times(svg: &mut String, y: f64, end_ms: u64) {
     for part in 0..=4 {
         let at_ms = end_ms * part / 4;

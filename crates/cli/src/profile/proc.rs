@@ -1,11 +1,11 @@
-//! What `/proc` says about one process: its mappings, its counts, its children.
+//! Parsers for `/proc`: mappings, counters and children of a process.
 
 use farfield_core::policy::profile::AreaKind;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read, Write};
 
-/// A mapping, as `smaps` has it.
+/// A mapping as `smaps` describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mapping {
     pub(super) start: u64,
@@ -14,12 +14,13 @@ pub(super) struct Mapping {
     pub(super) name: String,
     pub(super) resident_bytes: u64,
     pub(super) used_bytes: u64,
-    /// The anonymous part: all of it, but of private mappings of files what the program has changed.
+    /// Anonymous part: the whole mapping, or in private mappings of files the pages that the
+    /// program has changed.
     pub(super) anonymous_bytes: u64,
     pub(super) huge_bytes: u64,
 }
 
-/// Counts since the process began.
+/// Counters since the process began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) faults: u64,
@@ -29,7 +30,7 @@ pub(super) struct Counts {
     pub(super) written_bytes: u64,
 }
 
-/// Mappings of a process. `text` is a buffer to use again.
+/// Reads the mappings of a process. `text` is a buffer for reuse.
 pub(super) fn mappings(pid: u32, text: &mut String) -> io::Result<Vec<Mapping>> {
     text.clear();
     File::open(format!("/proc/{pid}/smaps"))?.read_to_string(text)?;
@@ -61,7 +62,7 @@ fn parse_smaps(text: &str) -> Vec<Mapping> {
         *field = kib.unwrap_or(0) << 10;
     }
     for mapping in mappings.iter_mut().filter(|mapping| mapping.kind == AreaKind::File) {
-        // Constants of a library are as little the program's data as its instructions.
+        // Constants of a library are as little the program's data as its instructions are.
         if code.contains(&mapping.name) {
             mapping.kind = AreaKind::Code;
         }
@@ -69,7 +70,8 @@ fn parse_smaps(text: &str) -> Vec<Mapping> {
     mappings
 }
 
-/// `start-end permissions offset device inode   name`, and whether it may be executed.
+/// Parses `start-end permissions offset device inode   name`. Returns also whether the mapping is
+/// executable.
 fn parse_header(line: &str) -> Option<(Mapping, bool)> {
     let mut words = line.split_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
@@ -85,12 +87,12 @@ fn parse_header(line: &str) -> Option<(Mapping, bool)> {
     Some((mapping, permissions.contains('x')))
 }
 
-/// Counts of a process.
+/// Reads the counters of a process.
 pub(super) fn counts(pid: u32) -> io::Result<Counts> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let gone = || io::Error::from(io::ErrorKind::InvalidData);
     let mut counts = parse_stat(&stat).ok_or_else(gone)?;
-    // Not of a program that has changed its user.
+    // The file cannot be read if the program has changed its user.
     let io = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
     for line in io.lines() {
         match line.split_once(": ") {
@@ -103,7 +105,8 @@ pub(super) fn counts(pid: u32) -> io::Result<Counts> {
 }
 
 fn parse_stat(stat: &str) -> Option<Counts> {
-    // The name is in parentheses and may itself contain any; fields count from the state behind it.
+    // The name is in parentheses and may itself contain some. Fields count from the state behind
+    // it.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     if matches!(fields.first(), Some(&("Z" | "X"))) {
         return None; // A zombie: its memory is gone.
@@ -118,12 +121,12 @@ fn parse_stat(stat: &str) -> Option<Counts> {
     })
 }
 
-/// From now on, `Referenced` counts again from nothing.
+/// Clears the accessed bits of a process, so that `Referenced` counts again from zero.
 pub(super) fn clear_used(pid: u32) -> io::Result<()> {
     File::options().write(true).open(format!("/proc/{pid}/clear_refs"))?.write_all(b"1")
 }
 
-/// All descendants of this process.
+/// Returns all descendants of this process.
 pub(super) fn descendants() -> Vec<u32> {
     let mut found: Vec<u32> = Vec::new();
     let mut next = std::process::id();

@@ -1,8 +1,9 @@
-//! Looks at a program and all its children from outside, now and then, and keeps what it saw.
+//! Sampler that looks at a program and all its children from outside, and keeps samples.
 //!
-//! A page that is used has its accessed bit set; `Referenced` counts them by mapping, `clear_refs` takes them all away. Setting
-//! a bit again costs the program something, more than one expects in a virtual machine, so bits are taken away as seldom as
-//! [`COST_SHARE`] allows, by what it was measured to cost here. Counting them costs the program nothing but a lock.
+//! The processor sets the accessed bit of a page that is used. `Referenced` in `smaps` counts the
+//! bits of a mapping, and `clear_refs` clears all. Setting a bit again costs the program some time,
+//! and much in a virtual machine. So bits are cleared only as often as [`COST_SHARE`] allows, by
+//! the cost measured here. Counting them costs the program nothing but a lock.
 
 use super::proc::{self, Counts, Mapping};
 use farfield_core::policy::profile::{Area, AreaKind, AreaSample, Cost, Observation, Sample};
@@ -10,32 +11,33 @@ use farfield_os::process;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Part of the program's processor time that clearing bits may take.
+/// Share of the program's processor time that clearing bits may cost.
 const COST_SHARE: f64 = 0.02;
-/// The same for the first time: all memory is new then, and how much of it is used again nobody knows yet.
+/// Share of processor time that the first clearing may cost. All memory is new then, and it is not
+/// known yet how much of it is used again.
 const FIRST_COST_SHARE: f64 = 0.2;
-/// Part of one processor that looking may take.
+/// Share of one processor that looking may take.
 const LOOK_SHARE: f64 = 0.05;
-/// Longest between two looks, and longest epoch.
+/// Longest time between two looks, and longest epoch.
 const LOOK_MAX: Duration = Duration::from_secs(1);
 const EPOCH_MAX: Duration = Duration::from_secs(60);
-/// Least looks of an epoch.
+/// Fewest looks in an epoch.
 const LOOKS_MIN: u32 = 3;
-/// The first look at a program comes early, for it may be a short one.
+/// Interval of the first looks. It is short because the program may be a short one.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
-/// A mapping with less in memory is not kept by itself.
+/// Mappings with less resident memory get no area of their own.
 const AREA_BYTES_MIN: u64 = 1 << 20;
-/// After so many looks they become half as frequent, and again.
+/// Number of looks after which the interval doubles, again and again.
 const LOOKS_HALVE: usize = 1000;
-/// Memory used to find out what a first use costs.
+/// Memory with which the cost of a first use is measured.
 const TRIAL_BYTES: usize = 16 << 20;
 const PAGE_BYTES: u64 = 4096;
 
-/// See the module.
+/// Sampler of a program and its children.
 pub(super) struct Sampler {
     interval: Duration,
     started: Instant,
-    /// When bits were cleared, and how much the program had worked then.
+    /// Time at which bits were cleared, and the processor time of the program then.
     cleared: Instant,
     cleared_cpu_ms: u64,
     epoch: u32,
@@ -74,7 +76,7 @@ impl Sampler {
         }
     }
 
-    /// Looks, and says when to look again.
+    /// Takes a sample. Returns the time to wait until the next look.
     pub(super) fn look(&mut self) -> Duration {
         let (begin, busy_ns) = (Instant::now(), process::thread_cpu_ns());
         if self.counts.is_empty() {
@@ -92,13 +94,14 @@ impl Sampler {
         if self.looks >= LOOKS_MIN && self.is_worth_clearing(used) {
             self.clear(&processes, used);
         }
-        // Processor time: where others have the processor, looking does not take longer.
+        // Processor time is measured, because waiting for a busy processor costs no one anything.
         let took = Duration::from_nanos(process::thread_cpu_ns() - busy_ns);
         self.busy += took;
         self.next_look(took)
     }
 
-    /// Has the program worked for so long that it does not matter?
+    /// Checks whether the program has worked so long since that the cost of clearing bits does not
+    /// matter.
     fn is_worth_clearing(&self, used: u64) -> bool {
         let share = if self.epoch == 0 { FIRST_COST_SHARE } else { COST_SHARE };
         let cost = Duration::from_nanos(used / PAGE_BYTES * self.first_use_ns);
@@ -118,10 +121,10 @@ impl Sampler {
 
     fn clear(&mut self, processes: &[u32], used: u64) {
         for &pid in processes {
-            // It may be gone.
+            // The process may be gone.
             let _ = proc::clear_used(pid);
         }
-        // What was used in the first epoch was new.
+        // Pages used in the first epoch were new.
         self.first_uses += if self.epoch > 0 { used / PAGE_BYTES } else { 0 };
         self.epoch += 1;
         self.looks = 0;
@@ -149,7 +152,7 @@ impl Sampler {
         }
         self.text = text;
         self.threads_max = self.threads_max.max(sample.threads);
-        // Those that have ended count with what they had.
+        // Processes that have ended count with their last values.
         sample.faults = self.counts.values().map(|counts| counts.faults).sum();
         sample.cpu_ms = self.cpu_ms();
         sample
@@ -158,7 +161,7 @@ impl Sampler {
     fn add(&mut self, pid: u32, mapping: &Mapping, sample: &mut Sample) {
         let anonymous = mapping.anonymous_bytes.min(mapping.resident_bytes);
         let file = mapping.resident_bytes - anonymous;
-        // The bits of a mapping that has both are not told apart.
+        // In a mapping that has both kinds of pages, the bits are not told apart.
         let anonymous_used = match mapping.kind {
             AreaKind::Anonymous => mapping.used_bytes,
             _ => mapping.used_bytes.min(anonymous),
@@ -186,16 +189,16 @@ impl Sampler {
 
     fn cpu_ms(&self) -> u64 {
         let ticks: u64 = self.counts.values().map(|counts| counts.cpu_ticks).sum();
-        // The kernel tells ticks of a hundredth of a second to programs, whatever it counts in.
+        // The kernel reports ticks of a hundredth of a second to programs, whatever it uses itself.
         ticks * 10
     }
 
-    /// The last look.
+    /// Returns the last sample.
     pub(super) fn last(&self) -> Option<&Sample> {
         self.samples.last()
     }
 
-    /// All that was seen of a program that took `wall`.
+    /// Returns all observations of a program that ran for `wall`.
     pub(super) fn finish(self, wall: Duration) -> Observation {
         let cpu_ms = self.cpu_ms();
         let cost = self.first_uses * self.first_use_ns;
@@ -220,7 +223,8 @@ impl Sampler {
     }
 }
 
-/// What the first use of a page costs after its bit was cleared, by trying it on memory of our own.
+/// Measures the cost of the first use of a page after its bit was cleared, on memory of this
+/// process.
 fn first_use_ns() -> u64 {
     let memory = vec![1u8; TRIAL_BYTES];
     let pass = || {

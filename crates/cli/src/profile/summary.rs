@@ -1,11 +1,11 @@
-//! A profile in a few lines, for people.
+//! Summary of a profile in a few lines, for people.
 
 use farfield_core::policy::curve::Curve;
 use farfield_core::policy::profile::{AnonymousUse, FileUse, Profile, Segment, SegmentKind, StageKind};
 use farfield_pager::runner::{Bytes, Count};
 use std::fmt::Write;
 
-/// So many segments and stages are told of.
+/// Most segments, and most stages, that are listed.
 const TOLD: usize = 4;
 
 pub(super) fn of(profile: &Profile) -> String {
@@ -79,7 +79,7 @@ pub(super) fn of(profile: &Profile) -> String {
     text
 }
 
-/// What it costs to have less near.
+/// Writes the slowdown for each budget and place that was tried, and the fitted curves.
 fn far_runs(text: &mut String, profile: &Profile) {
     let mut before = None;
     for run in &profile.far_runs {

@@ -1,4 +1,5 @@
-//! The heaps of programs that use the library: those with a name, as their notices say.
+//! Heaps of programs that use the library, if they have a name: read from the notices that they
+//! publish.
 
 use super::{age, command_line, cut, part, per_second, percent, printable, write_parts};
 use farfield_core::heap::notice;
@@ -9,36 +10,36 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A heap that is looked at.
+/// A heap that is watched.
 pub(super) struct HeapView {
     pid: u32,
     command: String,
     path: PathBuf,
     inode: u64,
     notice: Notice,
-    /// The one before it, for rates.
+    /// Notice before that one, from which rates are computed.
     before: Option<Notice>,
 }
 
 impl HeapView {
-    /// Of one process.
+    /// Opens the heaps of one process.
     pub(super) fn find(pid: u32) -> Vec<HeapView> {
         let Ok(paths) = find_memfds(pid, notice::FILE_NAME) else { return Vec::new() };
         let mut heaps: Vec<_> = paths.filter_map(|path| HeapView::open(pid, path)).collect();
-        // A process may have one open twice.
+        // A process may have the same notice open twice.
         let mut seen = BTreeSet::new();
         heaps.retain(|heap| seen.insert(heap.inode));
         heaps
     }
 
-    /// Of all processes that this user may look into.
+    /// Opens the heaps of all processes that this user may inspect.
     pub(super) fn find_all() -> Vec<HeapView> {
         processes().flat_map(HeapView::find).collect()
     }
 
     fn open(pid: u32, path: PathBuf) -> Option<HeapView> {
         let (inode, notice) = Notice::read(&path)?;
-        // Else it is its parent's.
+        // Otherwise the notice was inherited and belongs to the parent.
         (notice.number("pid") == u64::from(own_pid(pid)?)).then(|| HeapView {
             pid,
             command: command_line(pid),
@@ -87,19 +88,19 @@ impl HeapView {
     }
 }
 
-/// The number that a process has where it runs.
+/// Returns the number of a process in its own PID namespace.
 fn own_pid(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace().last()?.parse().ok()
 }
 
-/// What a heap says, line by line.
+/// Lines of a heap's notice, by name.
 struct Notice(BTreeMap<String, String>);
 
 impl Notice {
-    /// And the number of its file.
+    /// Reads a notice. Returns the inode number of its file, too.
     fn read(path: &Path) -> Option<(u64, Notice)> {
-        // It may be written meanwhile, which takes a microsecond.
+        // The notice may be in the middle of an update, which takes a microsecond.
         const TRIES: usize = 10;
         let read = |_| {
             let mut bytes = Vec::new();
@@ -112,7 +113,7 @@ impl Notice {
         (0..TRIES).find_map(read)
     }
 
-    /// 0 if an older or newer library does not say it.
+    /// Returns a number, or 0 if the library's version does not publish it.
     fn number(&self, name: &str) -> u64 {
         self.0.get(name).and_then(|value| value.parse().ok()).unwrap_or(0)
     }
@@ -129,17 +130,18 @@ pub(super) struct HeapRow {
     command: String,
     pub(super) name: String,
     pub(super) plane: String,
-    /// Does the heap still exist?
+    /// Whether the heap still exists.
     pub(super) alive: bool,
     misses_per_s: f64,
     fetched_bytes_per_s: f64,
-    /// Of one processor.
+    /// Share of one processor that eviction takes.
     evicting_share: f64,
-    /// Part of the pages of small values that left which come whole next time, since the start.
+    /// Share of the evicted pages of small values that will be fetched as a whole, since the start.
     whole_share: Option<f64>,
-    /// Part of the pages of small values that there are now, near or far, which come whole when they are far.
+    /// Share of the pages of small values, near or far, that are fetched as a whole when they are
+    /// far.
     page_path_share: Option<f64>,
-    /// Bytes that were read for each that was used in pages of small values, since the start.
+    /// Bytes read per byte that was used in pages of small values, since the start.
     amplification: Option<f64>,
     prefetch_accuracy: Option<f64>,
     pub(super) access_rates: Vec<u64>,
@@ -147,7 +149,7 @@ pub(super) struct HeapRow {
     pub(super) counters: BTreeMap<String, u64>,
 }
 
-/// For people.
+/// Renders a heap for people.
 pub(super) fn render(heap: &HeapRow, text: &mut String) {
     let number = |name: &str| heap.counters.get(name).copied().unwrap_or(0);
     let (bytes, count) = (|name: &str| Bytes(number(name)), |name: &str| Count(number(name)));

@@ -1,4 +1,5 @@
-//! `farfield top --metrics`: all jobs and heaps that this user may look into, for Prometheus. They are found anew at each scrape.
+//! `farfield top --metrics`: serves all jobs and heaps that this user may inspect to Prometheus.
+//! They are looked for again at each scrape.
 
 use super::{HeapRow, JobRow, View};
 use crate::pool::{PoolRow, ProtectionRow, ScrubRow};
@@ -13,7 +14,7 @@ use std::fmt::Error;
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener};
 
-/// Answers until it is interrupted. Says first where, because port 0 is one that the kernel chooses.
+/// Serves until interrupted. First prints the URL, because the kernel chooses the port if it is 0.
 pub(super) fn serve(address: SocketAddr) -> anyhow::Result<()> {
     let listener = TcpListener::bind(address).with_context(|| format!("cannot listen at {address}"))?;
     let mut out = std::io::stdout();
@@ -38,10 +39,10 @@ impl Collector for Everything {
     }
 }
 
-/// A name and a value.
+/// Name and value of a label.
 type Label = (&'static str, String);
 
-/// What a number is.
+/// Kind of a metric.
 #[derive(Clone, Copy)]
 enum Kind {
     Gauge,
@@ -50,7 +51,7 @@ enum Kind {
 
 use Kind::{Count, Gauge};
 
-/// Numbers of heaps: what they are called in notices, without their unit if it is bytes.
+/// Metrics of heaps: name in notices, kind and help text. The suffix for bytes becomes the unit.
 const OF_HEAPS: [(&str, Kind, &str); 24] = [
     ("near_limit_bytes", Gauge, "Near budget"),
     ("near_bytes", Gauge, "Near memory in use, tables included"),
@@ -84,7 +85,7 @@ fn encode_heaps(heaps: &[HeapRow], out: &mut DescriptorEncoder<'_>) -> Result<()
         vec![("heap", escaped(&heap.name)), ("plane", escaped(&heap.plane)), process]
     };
     for (name, kind, help) in OF_HEAPS {
-        // What an older library does not say is left out.
+        // Numbers that an older library does not publish are left out.
         let values = heaps.iter().filter_map(|heap| Some((labels(heap), *heap.counters.get(name)?)));
         metric(out, &format!("heap_{name}"), kind, help, values)?;
     }
@@ -117,7 +118,7 @@ fn encode_heaps(heaps: &[HeapRow], out: &mut DescriptorEncoder<'_>) -> Result<()
 }
 
 fn encode_jobs(jobs: &[JobRow], out: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-    // Not the command line: arguments may be nobody's business.
+    // The command line is left out, because arguments may be private.
     let labels = |job: &JobRow| {
         let program = job.processes.first().map_or("", |process| &process.command);
         vec![("program", escaped(program)), ("runner", job.runner_pid.to_string())]
@@ -199,7 +200,7 @@ fn scrubbed(pool: &PoolRow, number: fn(&ScrubRow) -> u64) -> u64 {
     pool.scrubbed.iter().map(number).sum()
 }
 
-/// One metric of all those who have it.
+/// Encodes one metric for all that have it. Writes nothing if `values` is empty.
 fn metric(
     out: &mut DescriptorEncoder<'_>,
     name: &str,
@@ -234,7 +235,7 @@ where
     one.encode_counter::<NoLabelSet, V, u64>(&value, None)
 }
 
-/// A label's value as the format wants it, which the encoder leaves to us.
+/// Escapes a label's value as the format requires. The encoder does not do that.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -1,4 +1,4 @@
-//! Calls: functions of the registry run over a region, in the thread of the connection.
+//! Calls: functions of the registry that run over a region, in the thread of the connection.
 
 use super::{Connection, End, is_late};
 use crate::sessions::Session;
@@ -9,17 +9,17 @@ use farfield_core::wire::{self, CallBody, ErrorCode, Request, WireRequest};
 use farfield_wic::{Budget, Task, Unknown};
 use std::time::{Duration, Instant};
 
-/// Calls of one batch that run side by side: their answers are a megabyte at most.
+/// Most calls of a batch that run side by side: their answers take a megabyte at most.
 const ROW_MAX: usize = 16;
-/// Answers are sent when there are so many bytes of them,
+/// Size of the outbox, in bytes, from which answers are sent before the end of the batch.
 const SEND_BYTES: usize = 64 * 1024;
-/// or when who asked first has waited so long.
+/// Duration of a row of calls from which its answers are sent before the end of the batch.
 const SEND_AFTER: Duration = Duration::from_micros(100);
 
-/// Calls of one function over one region, one after the other.
+/// Calls of one function over one region that follow one another.
 pub(super) type Row<'i> = ArrayVec<(WireRequest<'i>, Asked<'i>), ROW_MAX>;
 
-/// One call of a row.
+/// A call in a row.
 #[derive(Clone, Copy)]
 pub(super) struct Asked<'i> {
     tag: u64,
@@ -29,7 +29,7 @@ pub(super) struct Asked<'i> {
     call: CallBody<'i>,
 }
 
-/// The call, if the request is one.
+/// Returns the call, if the request is one.
 pub(super) fn call_of<'i>(wire: &WireRequest<'i>) -> Option<Asked<'i>> {
     match wire.request {
         Request::Call { region, steps_max, call } => {
@@ -40,7 +40,7 @@ pub(super) fn call_of<'i>(wire: &WireRequest<'i>) -> Option<Asked<'i>> {
 }
 
 impl Asked<'_> {
-    /// Do both run the same function over the same region?
+    /// Checks whether both calls run the same function over the same region.
     pub(super) fn is_like(&self, other: &Asked<'_>) -> bool {
         let function = |asked: &Self| (asked.region, asked.call.version);
         function(self) == (other.region, other.call.version) && self.call.name == other.call.name
@@ -48,7 +48,7 @@ impl Asked<'_> {
 }
 
 impl Connection<'_> {
-    /// How long a call may go on: as the client says, but no longer than the server says.
+    /// Returns the budget of a call: the client's limits, but at most the server's.
     fn budget(&self, asked: &Asked<'_>, arrived: Instant, now: Instant) -> Budget {
         let config = &self.shared.config;
         let wanted = asked.deadline.map(|deadline| arrived + deadline);
@@ -60,7 +60,7 @@ impl Connection<'_> {
         Budget { steps_max, until: wanted.into_iter().chain(most).min() }
     }
 
-    /// Runs a row of calls of the same function over the same region and answers each.
+    /// Runs a row of calls of one function over one region and answers each.
     pub(super) fn serve_calls(&mut self, session: &Session, row: &Row<'_>, arrived: Instant) -> Result<(), End> {
         let Some((_, first)) = row.first() else { return Ok(()) };
         let now = Instant::now();
@@ -76,9 +76,10 @@ impl Connection<'_> {
             tags.push(asked.tag);
             tasks.push(Task { argument: asked.call.argument, budget: self.budget(asked, arrived, now) });
         }
-        // Answers may be long, and the client may not take them.
+        // Answers may be long, and the client may not read them.
         self.hold_outbox(tags.len().saturating_mul(CallBody::ANSWER_BYTES_MAX))?;
-        // A function may wait for another one, which may wait for its turn: these are other turns, and more.
+        // A function may wait for another one, which may wait for its turn. So calls have turns of
+        // their own, and more of them.
         self.turn = None;
         self.turn = self.ledger.as_ref().map(|ledger| ledger.call());
         let Some(region) = session.region(first.region) else {

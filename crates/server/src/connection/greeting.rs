@@ -1,4 +1,4 @@
-//! Who the client is, and whether it may go on.
+//! Authentication of clients, and admission to a session.
 
 use super::{BATCH_PAGES_MAX, Connection, End, IN_FLIGHT_MAX, Transport};
 use crate::address::Address;
@@ -34,16 +34,16 @@ impl Connection<'_> {
     }
 }
 
-/// A client that is welcome.
+/// Result of a successful greeting.
 pub(super) struct Greeting {
     session: Arc<Session>,
     welcome: wire::Welcome,
-    /// Whoever pays for its connection.
+    /// Ledger that pays for the connection.
     ledger: Arc<Ledger>,
     held: Charge,
 }
 
-/// Takes the client into a session, or says why not.
+/// Admits the client to a session, or returns the reason why not.
 pub(super) fn greet(
     shared: &Shared,
     transport: Transport,
@@ -71,7 +71,7 @@ pub(super) fn greet(
             .sessions
             .join(secret, tenant)
             .ok_or((RefuseCode::Session, "the session is over: its lease ran out or the server is another one"))?,
-        // Who comes for a snapshot goes on with work that is here already.
+        // A client that comes to claim a snapshot continues work that is here already.
         None if shared.draining.load(Ordering::Relaxed) && !shared.sessions.awaits_claim(tenant) => {
             return Err((RefuseCode::Stopping, "the server is about to stop"));
         }
@@ -107,7 +107,7 @@ pub(super) fn greet(
     Ok(Greeting { session, welcome, ledger, held })
 }
 
-/// Random bits, fit for a secret.
+/// Returns random bits from the kernel, fit for a secret.
 pub(crate) fn random_u64() -> Result<u64, Errno> {
     let mut bytes = [0; 8];
     serving::fill_random(&mut bytes)?;

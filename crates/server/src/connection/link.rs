@@ -1,4 +1,4 @@
-//! Bytes in and out: the inbox, the outbox, and the waits for the client.
+//! Transport of bytes: the inbox, the outbox, and the waits for the client.
 
 use super::{BATCH_PAGES_MAX, Connection, End};
 use crate::store::{Charge, Resource};
@@ -7,23 +7,26 @@ use farfield_os::{Errno, net, serving};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
-/// Size of the inbox of a client that has not said who it is: one `Hello` and a little more.
+/// Size of the inbox before the client has authenticated: one `Hello` and a little more.
 pub(super) const GREETING_BYTES: usize = 2 * (wire::HEAD_BYTES + wire::Hello::BODY_BYTES_MAX);
-/// Size of the inbox afterwards; it grows when a longer message is announced.
+/// Size of the inbox afterwards. It grows when a longer message is announced.
 pub(super) const INBOX_BYTES: usize = 64 * 1024;
-/// The outbox is not paid for up to this size.
+/// Size up to which the outbox is not charged.
 const OUTBOX_BYTES: usize = 128 * 1024;
-/// Slowest client for which a message or an answer is kept while room is short.
+/// Slowest transfer, in bytes per second, that is tolerated while buffers are short.
 const BYTES_PER_SECOND_MIN: usize = 64 * 1024;
-/// How long a connection that waits for room sleeps before it asks again.
+/// Time for which a connection that waits for buffers sleeps before it tries again.
 const ASK_AGAIN: Duration = Duration::from_millis(2);
-/// Largest size of the inbox: two of the longest messages, so that one can arrive while the other is served.
+/// Largest size of the inbox: two of the longest messages, so that one can arrive while the other
+/// is served.
 const INBOX_BYTES_MAX: usize = 2 * (wire::HEAD_BYTES + wire::write_body_bytes(BATCH_PAGES_MAX));
-/// An idle connection looks this often whether its inbox is larger than it needs to be.
+/// Interval at which an idle connection checks whether its inbox is larger than it needs to be.
 const IDLE: Duration = Duration::from_secs(10);
 
 impl Connection<'_> {
-    /// Receives at least one byte. `need` is the length of the next message as far as is known.
+    /// Receives at least one byte. `need` is the length of the next message as far as it is known.
+    /// Returns [`End::Silent`] if nothing arrives before `until`. Without `until`, waits as long as
+    /// it takes.
     pub(super) fn receive(&mut self, need: usize, until: Option<Instant>) -> Result<(), End> {
         self.make_room(need)?;
         let mut spinning = self.shared.spinners.enter(&self.patience, Instant::now());
@@ -88,7 +91,8 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Nothing came for a while, or room is short: what a long message needed is given back.
+    /// Gives back the memory that a long message needed, because the connection is idle or buffers
+    /// are short.
     fn shrink(&mut self) {
         if self.unread.is_empty() && self.inbox.len() > INBOX_BYTES {
             self.unread = 0..0;
@@ -98,13 +102,14 @@ impl Connection<'_> {
         }
     }
 
-    /// Might this client soon be refused room for buffers?
+    /// Checks whether this client might soon be refused memory for buffers.
     fn is_short(&self) -> bool {
         self.ledger.as_ref().is_some_and(|ledger| ledger.is_short(Resource::BufferBytes))
     }
 
-    /// Pays for a buffer of so many bytes, of which some are free. Waits until the client may hold so much: its other
-    /// connections hold what is its share.
+    /// Charges a buffer of `bytes` bytes, of which `free` are not charged. Waits until the client's
+    /// ledger allows it, because its other connections hold its share. Fails with [`End::Slow`]
+    /// after `stall_max`.
     fn buffer(&mut self, bytes: usize, free: usize) -> Result<Option<Charge>, End> {
         let Some(paid) = bytes.checked_sub(free).filter(|paid| *paid > 0) else { return Ok(None) };
         let Some(ledger) = self.ledger.clone() else { return Err(End::Slow) };
@@ -121,7 +126,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Pays for answers of so many bytes until they are sent.
+    /// Charges the outbox for `bytes` bytes of answers until they are sent.
     pub(super) fn hold_outbox(&mut self, bytes: usize) -> Result<(), End> {
         if self.outbox_held.is_none() {
             self.outbox_held = self.buffer(bytes, OUTBOX_BYTES)?;
@@ -129,15 +134,17 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Gives up on a client whose message does not come to an end, if what it holds is needed: one that was stopped in the midst of
-    /// it may go on some day.
+    /// Gives up on a client whose message does not become complete, if its buffer is needed. A
+    /// client that was stopped in the middle of a message may go on some day, so there is no hurry
+    /// otherwise.
     fn check_message(&self, need: usize) -> Result<(), End> {
         let Some(since) = self.message_since else { return Ok(()) };
         let most = self.shared.config.stall_max + time_for(need);
         if since.elapsed() > most && self.is_short() { Err(End::Slow) } else { Ok(()) }
     }
 
-    /// Sends all of the outbox; waits for the client, but not forever.
+    /// Sends all of the outbox. Waits for the client, but at most `stall_max` without progress.
+    /// While buffers are short, the client must also read with a minimum speed.
     pub(super) fn flush(&mut self) -> Result<(), End> {
         let mut until = None;
         let whole_until = Instant::now() + self.shared.config.stall_max + time_for(self.outbox.len());
@@ -171,7 +178,8 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Gives back what was paid for descriptors once the client has taken them; `false` while it has not.
+    /// Gives back the charge for sent descriptors once the client has received them. Returns false
+    /// while it has not.
     fn settle_under_way(&mut self) -> bool {
         let is_taken = self.under_way.is_none() || serving::untaken(self.fd.as_fd()).is_ok_and(|bytes| bytes == 0);
         if is_taken {
@@ -180,7 +188,8 @@ impl Connection<'_> {
         is_taken
     }
 
-    /// Waits until the client has taken the descriptors that it was sent, but not forever.
+    /// Waits until the client has received the descriptors that were sent to it, at most
+    /// `stall_max`.
     pub(super) fn wait_until_taken(&mut self) -> Result<(), End> {
         let until = Instant::now() + self.shared.config.stall_max;
         while !self.settle_under_way() {
@@ -193,7 +202,7 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Waits for one of `events`; false when `until` has passed.
+    /// Waits for one of `events`. Returns false when `until` has passed.
     pub(super) fn wait(&self, events: i16, until: Instant) -> Result<bool, End> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -208,8 +217,8 @@ impl Connection<'_> {
         }
     }
 
-    /// Sends the last words and waits until the client has heard them: closing while bytes of the client are unread
-    /// would make the kernel throw away ours.
+    /// Sends the last answers and waits until the client has read them, at most half a second.
+    /// Closing while bytes of the client are unread would make the kernel discard ours.
     pub(super) fn say_goodbye(&mut self) {
         if self.flush().is_err() {
             return;
@@ -230,7 +239,7 @@ impl Connection<'_> {
     }
 }
 
-/// How long so many bytes may take.
+/// Returns the time that so many bytes may take at the slowest tolerated speed.
 fn time_for(bytes: usize) -> Duration {
     Duration::from_secs((bytes / BYTES_PER_SECOND_MIN) as u64)
 }

@@ -1,11 +1,12 @@
-//! One connection: a thread that receives requests, serves them and sends the answers.
+//! A connection: its thread receives requests, serves them and sends the answers.
 //!
-//! Everything received at once is one batch: its demand requests are served first, then those that nobody waits for.
-//! Page bytes of reads are sent straight from the layers; answers to everything else leave together at the end of
-//! the batch. While the client does not take its answers nothing more is received, so what one connection can make the
-//! server hold is bounded by one batch.
+//! Everything received at once is one batch. Its demand requests are served first, then those in
+//! the background, which no thread waits for. Page bytes of reads are sent straight from the
+//! layers. All other answers are sent together at the end of the batch. While the client does not
+//! read its answers, nothing more is received. So one batch bounds what a connection can make the
+//! server hold.
 
-// What clients say is anything: no place in a slice and no narrower number without a check.
+// Clients can send anything: no indexing into slices and no narrowing of numbers without a check.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::cast_possible_truncation))]
 
 mod calls;
@@ -41,38 +42,38 @@ use std::time::Instant;
 
 /// Most pages in one read or write.
 pub(crate) const BATCH_PAGES_MAX: u32 = 256;
-/// Most requests of one connection that wait for their answer.
+/// Most requests of one connection that wait for their answers.
 pub(crate) const IN_FLIGHT_MAX: u32 = 1024;
 
-/// Requests looked at before the first of them is served.
+/// Most requests that are parsed before the first of them is served.
 const BATCH_MAX: usize = 256;
 
-/// How the client is connected.
+/// Kind of socket that connects the client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Transport {
     Tcp,
-    /// The same machine, so memory can be shared.
+    /// A Unix socket. The client is on this machine, so memory can be shared.
     Unix,
 }
 
-/// Why a connection is over.
+/// Reason why a connection is over.
 #[derive(Debug)]
 pub(crate) enum End {
-    /// The client closed, or died.
+    /// The client closed the connection, or died.
     Closed,
-    /// The client said Bye.
+    /// The client sent Bye.
     Bye,
-    /// The server does not take the client.
+    /// The server refused the client.
     Refused(RefuseCode),
-    /// The bytes are no conversation.
+    /// The received bytes do not follow the protocol.
     Broken(WireError),
-    /// The client did not say who it is in time.
+    /// The client did not authenticate in time.
     Silent,
-    /// The client does not take its answers.
+    /// The client does not read its answers.
     Stalled,
-    /// A message did not arrive whole in time, and its room is needed.
+    /// A message did not arrive completely in time, and its buffer is needed.
     Slow,
-    /// The kernel.
+    /// The kernel returned an error.
     Os(Errno),
 }
 
@@ -91,11 +92,11 @@ impl std::fmt::Display for End {
     }
 }
 
-/// One complete message in the inbox.
+/// A complete message in the inbox.
 struct Item {
     bytes: Range<usize>,
     background: bool,
-    /// The message itself, if it is a read: nothing of it is in the inbox only.
+    /// The decoded message, if it is a read: reads refer to no bytes in the inbox.
     read: Option<WireRequest<'static>>,
 }
 
@@ -107,31 +108,31 @@ pub(crate) struct Connection<'a> {
     address: Address,
     conversation: ServerConversation,
     session: Option<Arc<Session>>,
-    /// Whoever pays for this connection, once it is known.
+    /// Ledger that pays for this connection, once the client has authenticated.
     ledger: Option<Arc<Ledger>>,
     held: Option<Charge>,
-    /// What is paid for inbox and outbox beyond what each connection has.
+    /// Charges for inbox and outbox beyond the size that every connection has.
     inbox_held: Option<Charge>,
     outbox_held: Option<Charge>,
-    /// Descriptors that were sent and that the client has not taken yet.
+    /// Charge for descriptors that were sent and that the client has not received yet.
     under_way: Option<Charge>,
-    /// While requests are served.
+    /// Turn at the processors, held while requests are served.
     turn: Option<Turn>,
-    /// When the message began that has arrived in part.
+    /// Arrival time of the first bytes of a message that has arrived in part.
     message_since: Option<Instant>,
     inbox: Vec<u8>,
-    /// The bytes of the inbox that were received and not used.
+    /// Range of the inbox that was received and is not consumed yet.
     unread: Range<usize>,
     batch: Vec<Item>,
-    /// Of the pages that the batch reads.
+    /// Bytes of the pages that the batch reads.
     batch_bytes: usize,
     outbox: Vec<u8>,
-    /// Bytes of the outbox that are sent.
+    /// Bytes of the outbox that were sent.
     sent: usize,
     parts: Vec<Part>,
     vectors: Vec<libc::iovec>,
     found: Vec<Option<Found>>,
-    /// Where a page is compared with its checksum.
+    /// Buffer in which a page is compared with its checksum.
     scratch: Box<Scratch>,
     patience: Patience,
     tally: Tally,
@@ -186,7 +187,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Serves until the connection is over.
+    /// Serves requests until the connection is over.
     pub(crate) fn run(&mut self) -> End {
         let end = match self.serve() {
             Ok(never) => match never {},
@@ -204,7 +205,7 @@ impl<'a> Connection<'a> {
         end
     }
 
-    /// Refuses without listening.
+    /// Refuses the client without reading its greeting.
     pub(crate) fn turn_away(&mut self, code: RefuseCode, text: &str) -> End {
         let end = self.refuse(code, text);
         self.tally.refused_connections += 1;
@@ -231,8 +232,8 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Serves every complete message of the inbox and sends the answers. Returns how long the next message is, as far as
-    /// is known.
+    /// Serves all complete messages in the inbox and sends the answers. Returns the length of the
+    /// next message as far as it is known.
     fn serve_received(&mut self, arrived: Instant) -> Result<usize, End> {
         loop {
             self.batch.clear();
@@ -322,18 +323,18 @@ impl<'a> Connection<'a> {
                     next = requests.next();
                     continue;
                 };
-                // All reads of one region in a row are gathered into few sends.
+                // Consecutive reads of one region are gathered into few sends.
                 self.serve_reads(&session, region, request, &mut requests, &mut next, arrived)?;
             }
             if !background {
-                // Somebody waits for these, and writes take a while.
+                // Clients wait for these answers, and writes take a while.
                 self.flush()?;
             }
         }
         Ok(())
     }
 
-    /// Adds to the counters what was counted since.
+    /// Adds this connection's counts to the counters of the server and the tenant.
     pub(super) fn add_up(&mut self) {
         if let Some(session) = &self.session {
             session.tenant.counters.copy(&self.tally);
@@ -341,14 +342,15 @@ impl<'a> Connection<'a> {
         self.shared.counters.add(&mut self.tally);
     }
 
-    /// Waits for a turn at the processors; it is given back whenever the client is waited for.
+    /// Waits for a turn at the processors. It is given back whenever the thread waits for the
+    /// client.
     fn take_turn(&mut self) {
         if self.turn.is_none() {
             self.turn = self.ledger.as_ref().map(|ledger| ledger.work());
         }
     }
 
-    /// Puts an answer into the outbox.
+    /// Appends an answer to the outbox.
     fn answer(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
         let start = self.outbox.len();
         encode(&mut self.outbox);
@@ -357,7 +359,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Answers with an error.
+    /// Appends an error as the answer, and counts it.
     fn fail(&mut self, tag: u64, code: ErrorCode, page: u64) {
         self.tally.failed_requests += 1;
         match code {
@@ -379,7 +381,7 @@ fn request_of<'i>(inbox: &'i [u8], item: &Item) -> Result<WireRequest<'i>, WireE
     WireRequest::decode(&head, frame.get(wire::HEAD_BYTES..).unwrap_or_default())
 }
 
-/// The request, if it is a read.
+/// Returns the request without a borrow of the inbox, if it is a read.
 fn read_of(request: &WireRequest<'_>) -> Option<WireRequest<'static>> {
     let WireRequest { tag, background, deadline, .. } = *request;
     let request = match request.request {
@@ -390,7 +392,7 @@ fn read_of(request: &WireRequest<'_>) -> Option<WireRequest<'static>> {
     Some(WireRequest { tag, background, deadline, request })
 }
 
-/// The region that is read, if it is a read.
+/// Returns the region that a request reads, if it is a read.
 fn region_read(request: &Request<'_>) -> Option<RegionId> {
     match *request {
         Request::Read { region, .. } | Request::ReadPart { region, .. } => Some(region),
@@ -402,7 +404,7 @@ fn is_late(request: &WireRequest<'_>, arrived: Instant, now: Instant) -> bool {
     request.deadline.is_some_and(|deadline| now.saturating_duration_since(arrived) > deadline)
 }
 
-/// Flags a frame as sent by a server that is about to stop.
+/// Sets the flag in a frame that says that the server is about to stop.
 fn mark_stopping(frame: &mut [u8]) {
     const FLAGS_AT: usize = 5;
     if let Some(flags) = frame.get_mut(FLAGS_AT) {

@@ -1,4 +1,4 @@
-//! Everything but reads and calls, one request after the other.
+//! All requests except reads and calls, served one after the other.
 
 use super::link::lost;
 use super::{Connection, End, Transport, is_late, random_u128};
@@ -44,7 +44,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Does what is asked and puts the answer into the outbox.
+    /// Performs a request and appends the answer to the outbox.
     fn perform(
         &mut self,
         session: &Arc<Session>,
@@ -171,8 +171,8 @@ impl Connection<'_> {
             first_layer: descriptors.first_layer,
             layers: descriptors.layers,
         };
-        // What was answered before goes first, and descriptors of before are taken: of one connection no more are under way
-        // than those of one answer.
+        // Earlier answers are sent first, and the client must have received earlier descriptors. So
+        // at most the descriptors of one answer are under way on each connection.
         self.flush()?;
         self.wait_until_taken()?;
         let start = self.outbox.len();

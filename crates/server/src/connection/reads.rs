@@ -1,4 +1,4 @@
-//! Reads: their answers are gathered, and page bytes sent straight from the layers.
+//! Reads: their answers are gathered, and page bytes are sent straight from the layers.
 
 use super::link::lost;
 use super::perform::error_code;
@@ -13,26 +13,28 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::time::Instant;
 
-/// Page bytes gathered before they are sent.
+/// Page bytes that are gathered before they are sent.
 const GATHER_BYTES_MAX: usize = 1 << 20;
 /// Bytes of the longest read.
 const READ_BYTES_MAX: usize = BATCH_PAGES_MAX as usize * PAGE_BYTES;
-/// Parts gathered before they are sent. The last read may add a part per page, a head and a tail.
+/// Parts that are gathered before they are sent. The last read may add one part per page, a head
+/// and a tail.
 const PARTS_MAX: usize = 512;
-/// Parts that the kernel takes at once.
+/// Most parts that the kernel takes in one call.
 pub(super) const VECTORS_MAX: usize = 1024;
 const _: () = assert!(PARTS_MAX + BATCH_PAGES_MAX as usize + 2 <= VECTORS_MAX);
 
-/// A part of what is sent next.
+/// A part of the bytes to send next.
 pub(super) enum Part {
-    /// Of the outbox.
+    /// A range of the outbox.
     Own(Range<usize>),
-    /// Of a layer.
+    /// Bytes in a layer.
     Layer { bytes: *const u8, len: usize },
 }
 
 impl Connection<'_> {
-    /// Serves `first` and the reads of the same region that follow it; `next` is the first request that is none.
+    /// Serves `first` and the reads of the same region that follow it. Sets `next` to the first
+    /// request that is no such read.
     pub(super) fn serve_reads<'i>(
         &mut self,
         session: &Session,
@@ -46,7 +48,8 @@ impl Connection<'_> {
         let now = Instant::now();
         let mut current = Some(first);
         while let Some(request) = current {
-            // What the client does not take at once is kept. Before the region is locked, because this may wait.
+            // Bytes that the client does not take at once are kept in the outbox. They are charged
+            // before the region is locked, because charging may wait.
             self.hold_outbox(self.batch_bytes.min(GATHER_BYTES_MAX + READ_BYTES_MAX))?;
             self.take_turn();
             current = Some(request);
@@ -86,8 +89,9 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Puts the answer to one read into outbox and parts; `own_from` is the start of the outbox bytes that no part covers yet.
-    /// Bytes of pages that will be sent; on an error nothing was put.
+    /// Adds the answer to one read to outbox and parts. `own_from` is the start of the outbox bytes
+    /// that no part covers yet. Returns the bytes of pages that will be sent. On an error nothing
+    /// was added.
     fn collect(
         &mut self,
         reader: &Reader<'_>,
@@ -114,7 +118,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Sends what the kernel takes of the gathered parts and copies the rest to the outbox.
+    /// Sends the gathered parts as far as the kernel takes them, and copies the rest to the outbox.
     fn send_parts(&mut self) -> Result<(), End> {
         self.vectors.clear();
         let mut total = 0;
@@ -129,8 +133,9 @@ impl Connection<'_> {
             self.vectors.push(libc::iovec { iov_base: bytes.cast_mut().cast(), iov_len: len });
             total += len;
         }
-        // SAFETY: parts of the outbox are ours; parts of layers are mapped for as long as the reader of the region lives, which
-        // the caller holds, and if their owner changes them meanwhile, he sends himself what he did.
+        // SAFETY: parts of the outbox are ours. Parts of layers are mapped for as long as the
+        // reader of the region lives, which the caller holds. If the owner changes them meanwhile,
+        // it receives its own changes.
         let mut sent = match unsafe { net::send(self.fd.as_raw_fd(), &self.vectors) } {
             Ok(sent) => sent,
             Err(errno) if errno.is_transient() => 0,
@@ -161,7 +166,7 @@ impl Connection<'_> {
     }
 }
 
-/// Bytes of the pages that a batch reads.
+/// Returns the number of bytes of the pages that a batch reads.
 pub(super) fn read_bytes(batch: &[Item]) -> usize {
     let bytes = batch.iter().filter_map(|item| match item.read?.request {
         Request::Read { count, .. } => Some((count as usize).saturating_mul(PAGE_BYTES)),
@@ -171,7 +176,8 @@ pub(super) fn read_bytes(batch: &[Item]) -> usize {
     bytes.fold(0, usize::saturating_add)
 }
 
-/// Begins to bring what reads of parts will look at; a single one is served at once.
+/// Prefetches the memory that reads of parts will look at. A single such read is served at once
+/// instead.
 pub(super) fn announce(session: &Session, batch: &[Item]) {
     let mut parts = batch.iter().filter_map(|item| match item.read?.request {
         Request::ReadPart { region, page, part } => Some((region, page, part)),
@@ -184,17 +190,17 @@ pub(super) fn announce(session: &Session, batch: &[Item]) {
     parts.filter(|(id, ..)| *id == first.0).for_each(|(_, page, part)| reader.announce(page, part));
 }
 
-/// What a row of reads has gathered for sending.
+/// Output of the reads in a row that are gathered for sending.
 struct Collected<'a> {
     parts: &'a mut Vec<Part>,
-    /// Pages of the read at hand.
+    /// Pages of the current read.
     found: &'a mut Vec<Option<Found>>,
     /// Start of the outbox bytes that no part covers yet.
     own_from: usize,
     present: usize,
 }
 
-/// Puts the answer to one read into outbox and parts; on an error nothing was put.
+/// Adds the answer to one read to outbox and parts. On an error nothing was added.
 fn collect_read(
     reader: &Reader<'_>,
     tag: u64,
@@ -206,7 +212,7 @@ fn collect_read(
     let run = reader.check_run(first, u64::from(count)).map_err(error_code)?;
     collected.found.clear();
     for page in run {
-        // Looked up once: the owner may change the page map between two looks.
+        // Each page is looked up once, because the owner may change the page map between two looks.
         collected.found.push(reader.page(PageId(page)).map_err(error_code)?);
     }
     let present = || (0..).zip(collected.found.iter()).filter_map(|(index, found)| Some((index, (*found)?)));

@@ -1,16 +1,20 @@
-//! Who pays for memory: the capacity of the server and the quota of one tenant, both or neither.
+//! Accounts for memory: a charge counts against the capacity of the server and the quota of one
+//! tenant, against both or neither.
 //!
-//! A limit is on *pages*, the bytes that clients store. *Bookkeeping* (page maps, checksums, notes, and
-//! what the kernel needs for a region) counts as well, but for an allowance that a dense region stays
-//! below: a sparse region, a clone or an empty region pays for it in full.
+//! A limit is on *pages*, the bytes that clients store. *Bookkeeping* (page maps, checksums, notes,
+//! and what the kernel needs for a region) has an allowance beyond the limit. A dense region stays
+//! below it. The bookkeeping of a sparse region, a clone or an empty region takes the room of pages
+//! once the allowance is used up.
 
 use super::ledger::Ledger;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Of a limit, the part that bookkeeping may take beside the pages: a dense region needs 9 bytes per page.
+/// Part of a limit (1/256) that bookkeeping may take besides the pages. A dense region needs 9
+/// bytes per page.
 const ALLOWANCE_PART: u64 = 256;
-/// Pages of bookkeeping that every limit allows beside its pages, so that small ones can be used in full.
+/// Pages of bookkeeping that every limit allows besides its pages, so that small ones can be used
+/// in full.
 const ALLOWANCE_PAGES: u64 = 256;
 
 /// Memory in use against a limit.
@@ -29,14 +33,14 @@ fn try_add(counter: &AtomicU64, pages: u64, limit: u64) -> bool {
 }
 
 fn sub(counter: &AtomicU64, pages: u64) {
-    // Never below zero: a meter that is a little off is better than one that says full forever.
+    // Never below zero: a meter that is a little off is better than one that is full forever.
     let less = |used: u64| Some(used.saturating_sub(pages));
     let before = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).unwrap_or(0);
     debug_assert!(before >= pages, "refunded {pages} of {before} pages");
 }
 
 impl Meter {
-    /// `None`: no limit.
+    /// Makes an empty meter; `None` means no limit.
     pub(crate) fn new(limit_pages: Option<u64>) -> Meter {
         Meter {
             limit_pages: limit_pages.unwrap_or(u64::MAX),
@@ -49,7 +53,7 @@ impl Meter {
         self.used_pages.load(Ordering::Relaxed)
     }
 
-    /// Pages of bookkeeping.
+    /// Returns the pages of bookkeeping.
     pub(crate) fn bookkeeping_pages(&self) -> u64 {
         self.total_pages.load(Ordering::Relaxed).saturating_sub(self.used_pages())
     }
@@ -87,33 +91,34 @@ impl Meter {
         sub(&self.total_pages, pages);
     }
 
-    /// Is more there than may be, because a client stored by itself? Bookkeeping of pages that a client stores through a
-    /// mapping is found afterwards, two pages for a page at most: that is no fault of the client.
+    /// Checks whether more is stored than allowed, because a client stored through its own mapping.
+    /// The bookkeeping of such pages is found afterwards, and is two pages for a page at most. That
+    /// is no fault of the client, so it has a higher limit.
     fn is_overdrawn(&self) -> bool {
         let most = self.total_limit().saturating_mul(4);
         self.used_pages() > self.limit_pages || self.total_pages.load(Ordering::Relaxed) > most
     }
 }
 
-/// What memory is for.
+/// Kind of memory that is charged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Memory {
-    /// Bytes that clients stored, or set room aside for.
+    /// Bytes that clients stored, or reserved room for.
     Pages,
-    /// What the server needs to know where they are.
+    /// Metadata with which the server finds pages.
     Bookkeeping,
 }
 
-/// What stands in the way of one more page.
+/// Limit that leaves no room for one more page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Full {
-    /// The server's capacity.
+    /// The capacity of the server.
     Server,
-    /// The tenant's quota.
+    /// The quota of the tenant.
     Tenant,
 }
 
-/// Whoever pays for a region: two meters for its memory, and the ledger of everything else.
+/// Account that pays for a region: two meters for its memory, and a ledger for other resources.
 #[derive(Clone, Debug)]
 pub(crate) struct Account {
     pub(crate) server: Arc<Meter>,
@@ -122,7 +127,7 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// Takes `pages` from both meters, or from neither.
+    /// Charges `pages` to both meters, or to neither if one is full.
     pub(crate) fn charge(&self, memory: Memory, pages: u64) -> Result<(), Full> {
         if !self.tenant.try_add(memory, pages) {
             return Err(Full::Tenant);
@@ -134,19 +139,20 @@ impl Account {
         Ok(())
     }
 
-    /// Counts pages that are there already, whatever the limits say.
+    /// Charges pages that exist already, whatever the limits say.
     pub(crate) fn charge_regardless(&self, memory: Memory, pages: u64) {
         self.tenant.add(memory, pages);
         self.server.add(memory, pages);
     }
 
-    /// Gives `pages` back to both.
+    /// Refunds `pages` to both meters.
     pub(crate) fn refund(&self, memory: Memory, pages: u64) {
         self.tenant.sub(memory, pages);
         self.server.sub(memory, pages);
     }
 
-    /// Says which of the two is over its limit, because of pages that were counted regardless.
+    /// Returns which of the two meters is over its limit, because of pages that were charged
+    /// regardless.
     pub(crate) fn overdrawn(&self) -> Option<Full> {
         if self.tenant.is_overdrawn() {
             Some(Full::Tenant)
@@ -157,14 +163,14 @@ impl Account {
         }
     }
 
-    /// Charges bookkeeping for as long as the guard lives.
+    /// Charges bookkeeping for as long as the returned guard lives.
     pub(crate) fn hold(&self, pages: u64) -> Result<Bookkeeping, Full> {
         self.charge(Memory::Bookkeeping, pages)?;
         Ok(Bookkeeping { account: self.clone(), pages: AtomicU64::new(pages) })
     }
 }
 
-/// Bookkeeping that is paid for; given back when dropped.
+/// Charged bookkeeping, refunded when dropped.
 #[derive(Debug)]
 pub(crate) struct Bookkeeping {
     account: Account,
@@ -177,14 +183,14 @@ impl Bookkeeping {
         self.pages.load(Ordering::Relaxed)
     }
 
-    /// Charges more.
+    /// Charges `pages` more.
     pub(crate) fn grow(&self, pages: u64) -> Result<(), Full> {
         self.account.charge(Memory::Bookkeeping, pages)?;
         self.pages.fetch_add(pages, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Gives a part back.
+    /// Refunds up to `pages`.
     pub(crate) fn shrink(&self, pages: u64) {
         let mut given = 0;
         let less = |held: u64| {
@@ -195,7 +201,7 @@ impl Bookkeeping {
         self.account.refund(Memory::Bookkeeping, given);
     }
 
-    /// Makes the charge what the kernel says, whatever the limits say.
+    /// Sets the charge to the kernel's number of pages, whatever the limits say.
     pub(crate) fn set(&self, pages: u64) {
         let before = self.pages.swap(pages, Ordering::Relaxed);
         match pages.checked_sub(before) {

@@ -1,10 +1,11 @@
 //! A layer: the bytes of some pages of a region, in a sparse memfd as large as the region.
 //!
-//! While it is the top layer of a region it takes writes. A snapshot freezes it: from then on its pages are only read, and
-//! given back when the last region that may need them is gone.
+//! The top layer of a region takes writes. A snapshot freezes it: from then on its pages are only
+//! read. They are given back when the last region that may need them is gone.
 //!
-//! Its bytes are mapped where that can be had, because then they are sent without a copy. Mappings belong to all
-//! clients of the server, so one may be refused at any time: then the bytes are copied with `pread` and `pwrite`.
+//! The bytes of a layer are mapped where possible, because then they are sent without a copy.
+//! Mappings are shared by all clients of the server, so one may be refused at any time. Then the
+//! bytes are copied with `pread` and `pwrite`.
 
 use super::account::{Account, Bookkeeping, Memory};
 use super::ledger::{Charge, Resource};
@@ -17,12 +18,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-/// Bytes mapped at a time.
+/// Bytes that are mapped at a time.
 const PIECE_BYTES: u64 = 1 << 30;
-/// Pieces whose places are made together.
+/// Pieces whose slots are allocated together.
 const GROUP_PIECES: usize = 64;
 
-/// A part of the layer that is mapped, and paid for.
+/// A part of the layer that is mapped and charged.
 #[derive(Debug)]
 struct Piece {
     mapping: Mapping,
@@ -35,21 +36,22 @@ type Group = [OnceLock<Piece>; GROUP_PIECES];
 pub(crate) struct Layer {
     fd: OwnedFd,
     size_bytes: u64,
-    /// The bytes, mapped piece by piece as they are needed: many large regions would not fit the address space.
+    /// The bytes, mapped piece by piece when needed: many large regions would not fit the address
+    /// space.
     groups: Box<[OnceLock<Box<Group>>]>,
     account: Account,
     _paid: Bookkeeping,
     _held: Charge,
-    /// Pages that the account has been charged for this layer.
+    /// Pages that the account was charged for this layer.
     charged_pages: AtomicU64,
-    /// Held while the charge is compared with what the kernel says.
+    /// Lock held while the charge is compared with the kernel's number.
     recount: Mutex<()>,
-    /// Was it swept to the end by the only region that holds it?
+    /// Whether the layer was swept completely while only one region held it.
     swept_alone: AtomicBool,
 }
 
 impl Layer {
-    /// An empty layer for a region of `pages` pages.
+    /// Creates an empty layer for a region of `pages` pages.
     pub(super) fn new(pages: u64, account: Account) -> Result<Layer, StoreError> {
         let size_bytes = pages.saturating_mul(PAGE_BYTES as u64);
         let groups = size_bytes.div_ceil(PIECE_BYTES).div_ceil(GROUP_PIECES as u64);
@@ -75,7 +77,7 @@ impl Layer {
         self.fd.as_fd()
     }
 
-    /// Address of the bytes of `page`, if they are mapped or can be.
+    /// Returns the address of the bytes of `page`, if they are mapped or can be mapped.
     pub(super) fn mapped(&self, page: PageId) -> Option<*mut u8> {
         if page.offset() >= self.size_bytes {
             return None;
@@ -90,7 +92,8 @@ impl Layer {
         if offset >= piece.mapping.len() {
             return None;
         }
-        // SAFETY: inside the mapping, by the comparison above, and a whole page, because both are multiples of the page size.
+        // SAFETY: inside the mapping, by the comparison above, and a whole page, because both are
+        // multiples of the page size.
         Some(unsafe { piece.mapping.as_ptr().add(offset) })
     }
 
@@ -104,11 +107,11 @@ impl Layer {
         let held = [mapping, address];
         let mapping = Mapping::part(self.fd(), start, bytes, Access::ReadWrite).ok()?;
         let group = group.get_or_init(|| Box::new([const { OnceLock::new() }; GROUP_PIECES]));
-        // Another thread may have been faster; then this mapping goes away again.
+        // Another thread may have been faster. Then this mapping is dropped.
         Some(group.get(index % GROUP_PIECES)?.get_or_init(|| Piece { mapping, _held: held }))
     }
 
-    /// Copies bytes of a page out, without a mapping.
+    /// Copies bytes of a page without a mapping.
     pub(super) fn copy_out(&self, page: PageId, skip: usize, into: &mut [u8]) -> Result<(), StoreError> {
         debug_assert!(skip + into.len() <= PAGE_BYTES);
         Ok(memfd::read_at(self.fd(), into, page.offset() + skip as u64)?)
@@ -118,8 +121,9 @@ impl Layer {
     pub(super) fn store_page(&self, page: PageId, bytes: &[u8]) -> Result<(), StoreError> {
         debug_assert_eq!(bytes.len(), PAGE_BYTES);
         match self.mapped(page) {
-            // SAFETY: a whole page of the layer; a page of a layer and what was received do not overlap. Raw copy, no
-            // reference: the owner may be writing there through its own mapping.
+            // SAFETY: a whole page of the layer; a page of a layer and what was received do not
+            // overlap. Raw copy, no reference: the owner may be writing there through its own
+            // mapping.
             Some(target) => unsafe {
                 core::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len().min(PAGE_BYTES));
             },
@@ -132,20 +136,20 @@ impl Layer {
         self.charged_pages.load(Ordering::Relaxed)
     }
 
-    /// Takes room for `pages` more pages.
+    /// Charges the account for `pages` more pages.
     pub(super) fn charge(&self, pages: u64) -> Result<(), Full> {
         self.account.charge(Memory::Pages, pages)?;
         self.charged_pages.fetch_add(pages, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Counts pages that are there already.
+    /// Charges the account for pages that are stored already, whatever the limit says.
     pub(super) fn charge_regardless(&self, pages: u64) {
         self.account.charge_regardless(Memory::Pages, pages);
         self.charged_pages.fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// Gives back the room of up to `pages` pages; never more than was charged.
+    /// Refunds up to `pages` pages, but never more than was charged. Returns the number refunded.
     pub(super) fn refund(&self, pages: u64) -> u64 {
         let mut given = 0;
         let less = |charged: u64| {
@@ -163,12 +167,13 @@ impl Layer {
         other.charged_pages.fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// Pages that the kernel keeps for this layer.
+    /// Returns the number of pages that the kernel keeps for this layer.
     pub(super) fn real_pages(&self) -> Result<u64, StoreError> {
         Ok(memfd::usage(self.fd())?.used_bytes.div_ceil(PAGE_BYTES as u64))
     }
 
-    /// Makes the charge what the kernel says, for a layer that nobody writes any more. Returns the charge.
+    /// Sets the charge to the kernel's number of pages, for a layer that is not written any more.
+    /// Returns the new charge.
     pub(super) fn recount(&self) -> Result<u64, StoreError> {
         let _alone = self.recount.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let real = self.real_pages()?;
@@ -189,7 +194,8 @@ impl Layer {
         self.swept_alone.store(true, Ordering::Relaxed);
     }
 
-    /// Somebody else refers to it now, and may leave pages behind that only he needed.
+    /// Records that another owner refers to the layer. That owner may leave pages behind that only
+    /// it needed.
     pub(super) fn mark_shared(&self) {
         self.swept_alone.store(false, Ordering::Relaxed);
     }

@@ -1,18 +1,17 @@
-//! What else than memory a client makes the server hold: things that belong to all, of which the machine has
-//! only so many.
+//! Ledgers of shared resources other than memory, of which the machine has a limited amount.
 //!
-//! Everything is charged when it comes into being and given back by a guard, [`Charge`], when it goes. A
-//! holder (a tenant, or without tokens an address) may hold as much of a resource as is still free for the
-//! others: *dynamic thresholds* (Choudhury and Hahne 1998), as switches share their buffers. One who takes all
-//! that he can has half; there is always something left for whoever comes next, however many tenants there are,
-//! and nobody has to say how much each may have.
+//! A resource is charged when it is allocated, and a guard, [`Charge`], gives it back. A holder (a
+//! tenant, or without tokens an address) may hold as much of a resource as is still free for
+//! others: *dynamic thresholds* (Choudhury and Hahne 1998), as switches share their buffers. A
+//! holder that takes all it can has half. Something is always left for the next holder, however
+//! many there are, and no share per holder has to be configured.
 
 use crate::turns::{Turn, Turns};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Something that the machine has only so many of.
+/// A limited resource of the machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Resource {
     /// Open files of the process (`RLIMIT_NOFILE`).
@@ -23,9 +22,9 @@ pub(crate) enum Resource {
     AddressBytes,
     /// Sessions, also those on lease.
     Sessions,
-    /// Connections: each has a thread.
+    /// Connections, each of which has a thread.
     Connections,
-    /// Bytes of connections beyond what each has from the beginning.
+    /// Bytes of connection buffers beyond what each connection has from the beginning.
     BufferBytes,
 }
 
@@ -39,7 +38,8 @@ impl Resource {
         Resource::BufferBytes,
     ];
 
-    /// What a holder may have as long as there is any left, so that small servers can be used.
+    /// Returns the amount that a holder may have as long as any is left, so that small servers are
+    /// usable.
     fn floor(self) -> u64 {
         match self {
             Resource::Descriptors => 64,
@@ -50,7 +50,7 @@ impl Resource {
         }
     }
 
-    /// Its name in metrics.
+    /// Returns the resource's name in metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Resource::Descriptors => "descriptors",
@@ -63,7 +63,7 @@ impl Resource {
     }
 }
 
-/// One number for each resource.
+/// A counter for each resource.
 #[derive(Debug, Default)]
 struct Counters {
     descriptors: AtomicU64,
@@ -91,11 +91,11 @@ impl Counters {
     }
 }
 
-/// What the server has of each resource, and how much of it is held.
+/// Limit and use of each resource on the server.
 #[derive(Debug, Default)]
 pub(crate) struct Stock {
     limits: Counters,
-    /// One holder may have all of it.
+    /// Whether one holder may have all of it.
     is_private: bool,
     held: Counters,
 }
@@ -116,11 +116,11 @@ impl Stock {
     }
 }
 
-/// There is no more of a resource for this holder.
+/// Error: this holder cannot have more of the resource.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Exhausted(pub(crate) Resource);
 
-/// What one tenant, or without tokens one address, holds.
+/// Resources held by one tenant, or without tokens by one address.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     stock: Arc<Stock>,
@@ -129,11 +129,12 @@ pub(crate) struct Ledger {
     calls: Arc<Turns>,
 }
 
-/// Threads for each processor that run functions of one holder: functions wait for each other, so more than requests.
+/// Threads per processor that run functions of one holder. Functions wait for each other, so there
+/// are more than for requests.
 const CALLS_PER_PROCESSOR: usize = 16;
-/// A function is over before.
+/// Longest wait for a turn at a function call. Calls that have a turn end earlier.
 const CALL_TURN_MAX: Duration = Duration::from_secs(30);
-/// Longest wait for a turn at requests, which wait for next to nothing.
+/// Longest wait for a turn at requests, which themselves hardly ever wait.
 const TURN_MAX: Duration = Duration::from_millis(200);
 
 impl Ledger {
@@ -143,17 +144,17 @@ impl Ledger {
         Ledger { stock, held: Counters::default(), turns, calls }
     }
 
-    /// Waits for a turn at running functions.
+    /// Waits for a turn to run a function.
     pub(crate) fn call(&self) -> Turn {
         self.calls.take()
     }
 
-    /// Waits for a turn at the processors.
+    /// Waits for a turn to serve requests.
     pub(crate) fn work(&self) -> Turn {
         self.turns.take()
     }
 
-    /// Does it hold so much of a resource that it might soon be refused more?
+    /// Checks whether the holder has so much of a resource that it might soon be refused more.
     pub(crate) fn is_short(&self, resource: Resource) -> bool {
         let free = self.stock.limit(resource).saturating_sub(self.stock.held(resource));
         self.held(resource) > free - free / 4
@@ -163,7 +164,7 @@ impl Ledger {
         self.held.get(resource)
     }
 
-    /// Takes `amount` for as long as the guard lives.
+    /// Charges `amount` for as long as the returned guard lives.
     pub(crate) fn charge(self: &Arc<Self>, resource: Resource, amount: u64) -> Result<Charge, Exhausted> {
         let (own, all) = (self.held.of(resource), self.stock.held.of(resource));
         let fits = |own: u64, all: u64| {
@@ -171,25 +172,26 @@ impl Ledger {
             all <= limit && (self.stock.is_private || own <= (limit - all).max(resource.floor()))
         };
         let with = |counter: u64| counter.saturating_add(amount);
-        // Whoever is refused again and again does not make others see less than there is.
+        // Checked before the counters change: a holder that is refused again and again must not
+        // make others see less than there is.
         if !fits(with(own.load(Ordering::Relaxed)), with(all.load(Ordering::Relaxed))) {
             return Err(Exhausted(resource));
         }
         let own = with(own.fetch_add(amount, Ordering::Relaxed));
         let all = with(all.fetch_add(amount, Ordering::Relaxed));
-        // From here on the guard takes it back, also if others were faster.
+        // From here on the guard gives the amount back, also if other threads were faster.
         let charge = Charge { ledger: self.clone(), resource, amount };
         if fits(own, all) { Ok(charge) } else { Err(Exhausted(resource)) }
     }
 
-    /// Does it hold nothing?
+    /// Checks whether the holder has nothing.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         Resource::ALL.iter().all(|resource| self.held(*resource) == 0)
     }
 }
 
-/// Something that is held, and paid for; given back when dropped.
+/// A held amount of a resource, given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Charge {
     ledger: Arc<Ledger>,

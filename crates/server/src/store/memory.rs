@@ -1,4 +1,4 @@
-//! A region as functions see it: bytes, and no pages.
+//! A region as functions see it: bytes without page boundaries.
 
 use super::StoreError;
 use super::parts::Scratch;
@@ -11,28 +11,31 @@ use farfield_os::process::now_ns;
 use farfield_wic::{Fault, Memory};
 use std::ops::Range;
 
-/// Reads after which the region's lock is given back for a moment: a snapshot or a sweep waits no longer.
+/// Reads after which the region's lock is released for a moment, so that a snapshot or a sweep
+/// waits no longer.
 const READS_MAX: u32 = 256;
-/// Values that are loaded in the time of a read.
+/// Loaded values that count as one read.
 const LOADS_OF_READ: usize = 16;
 
-/// The bytes of a region. One thread's.
+/// The bytes of a region, for use by one thread.
 pub(crate) struct RegionMemory<'r> {
     region: &'r Region,
-    /// Held from one read to the next, because the lock costs as much as a read.
+    /// Read lock on the region, kept from one read to the next because taking it costs as much as a
+    /// read.
     reader: RefCell<Option<Reader<'r>>>,
     reads: Cell<u32>,
-    /// No other function changes pages now.
+    /// Whether other functions are kept from changing pages now.
     is_alone: Cell<bool>,
     scratch: RefCell<Borrowed>,
 }
 
 thread_local! {
-    /// Where a page is compared with its checksum, while no memory of this thread does so.
+    /// The thread's page buffer for checksums, unless a [`RegionMemory`] of the thread has taken
+    /// it.
     static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
 }
 
-/// The thread's scratch page, until it is dropped.
+/// The thread's page buffer, given back when dropped.
 struct Borrowed(Option<Box<Scratch>>);
 
 impl Borrowed {
@@ -51,7 +54,7 @@ impl Drop for Borrowed {
     }
 }
 
-/// While it lives, the flag is up.
+/// Guard that sets a flag for as long as it lives.
 struct Alone<'f>(&'f Cell<bool>);
 
 impl<'f> Alone<'f> {
@@ -67,7 +70,7 @@ impl Drop for Alone<'_> {
     }
 }
 
-/// The pages of a range, and what is wanted of each.
+/// Returns the pages of a range of bytes, the part of each page, and its place in the range.
 fn pages(offset: u64, len: usize) -> impl Iterator<Item = (PageId, PagePart, Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -92,18 +95,19 @@ impl<'r> RegionMemory<'r> {
         }
     }
 
-    /// Gives the region's lock back. Who holds it must not wait for another function: that one may wait for the lock, behind somebody who wants
-    /// it alone.
+    /// Releases the region's lock. A thread that holds it must not wait for another function: that
+    /// one may wait for the lock, behind a thread that wants to write-lock it.
     fn let_go(&self) {
         drop(self.reader.borrow_mut().take());
     }
 
-    /// Does what takes as long as so many reads.
+    /// Calls `look` with a reader, and counts it as `reads` reads.
     fn with_reader<T>(&self, reads: u32, look: impl FnOnce(&Reader<'r>) -> T) -> T {
         let mut reader = self.reader.borrow_mut();
         let reads = self.reads.get().saturating_add(reads);
         if reads >= READS_MAX {
-            // Before the next is made: who waits for the region goes first.
+            // The lock is released before it is taken again, so a thread that waits for the region
+            // goes first.
             drop(reader.take());
         }
         self.reads.set(reads % READS_MAX);
@@ -130,7 +134,7 @@ impl<'r> RegionMemory<'r> {
         self.with_reader(reads, |reader| reader.load::<N>(offsets, into.as_chunks_mut().0))
     }
 
-    /// Does this while no other function changes pages.
+    /// Calls `work` while no other function changes pages.
     fn alone<T>(&self, work: impl FnOnce() -> T) -> T {
         if self.is_alone.get() {
             return work();
@@ -141,16 +145,17 @@ impl<'r> RegionMemory<'r> {
         work()
     }
 
-    /// Nobody else changes pages.
+    /// Writes bytes at an offset. The caller keeps other functions from changing pages.
     fn try_write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
-        // It is taken once more below, and somebody who wants it alone may have come in between.
+        // The lock is taken once more below, and a thread that wants to write-lock it may have come
+        // in between.
         self.let_go();
         let mut scratch = self.scratch.borrow_mut();
         let scratch = scratch.page();
         let mut parts = pages(offset, bytes.len());
         while let Some((page, part, range)) = parts.next() {
             if part.len() == PAGE_BYTES {
-                // All whole pages of the range together.
+                // All consecutive whole pages of the range are written together.
                 let (run, _) = bytes.get(range.start..).unwrap_or_default().as_chunks::<PAGE_BYTES>();
                 let sum = |index: u32| run.get(index as usize).map_or(0, |page| checksum(page));
                 self.region.write(page, run.as_flattened(), sum)?;
@@ -176,7 +181,8 @@ impl Memory for RegionMemory<'_> {
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
         let result = match self.try_read(offset, into) {
-            // Perhaps another function was storing the page.
+            // Perhaps another function was storing the page, so the read is repeated without such a
+            // function.
             Err(StoreError::Corrupt(_)) => self.alone(|| self.try_read(offset, into)),
             result => result,
         };
@@ -196,7 +202,8 @@ impl Memory for RegionMemory<'_> {
 
     fn sums(&self, offset: u64, into: &mut [u64]) -> Result<(), Fault> {
         let mut pages = (PageId::containing(offset).0..).map(PageId);
-        // However many there are, nobody waits for the lock longer than for so many reads.
+        // However many there are, other threads wait for the lock no longer than for this many
+        // reads.
         let asked = into.chunks_mut(READS_MAX as usize).try_for_each(|some| {
             self.with_reader(READS_MAX, |reader| {
                 some.iter_mut().zip(&mut pages).try_for_each(|(sum, page)| reader.sum(page).map(|found| *sum = found))
@@ -255,7 +262,8 @@ fn fault(error: StoreError, offset: u64) -> Fault {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a page that rotted, and becomes good because a function changes a part of it; against ranges of parts and whole pages that become others.
+    //! Guards against a page that rotted, and becomes good because a function changes a part of it;
+    //! against ranges of parts and whole pages that become others.
 
     use super::*;
     use crate::store::tests::account;

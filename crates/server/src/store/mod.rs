@@ -1,8 +1,8 @@
-//! Where pages are kept: regions made of layers, paid for by accounts.
+//! The store of pages: regions made of layers, paid for by accounts.
 //!
-//! Nothing here knows of connections or messages. `docs/design/server.md` draws the layout.
+//! This module knows nothing of connections and messages. `docs/design/server.md` draws the layout.
 
-// What clients say is anything: no place in a slice and no narrower number without a check.
+// Clients can send anything: no indexing into slices and no narrowing of numbers without a check.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::cast_possible_truncation))]
 
 mod account;
@@ -26,25 +26,26 @@ pub(crate) use region::{Found, Reader, Region, Snapshot};
 use farfield_core::PageId;
 use farfield_os::Errno;
 
-/// Why the store did not do what it was asked.
+/// Reason why the store did not perform a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum StoreError {
-    /// No room; nothing was stored.
+    /// There is no room. Nothing was stored.
     #[error("{}", match .0 {
         Full::Server => "the capacity of the server is used up",
         Full::Tenant => "the quota of the tenant is used up",
     })]
     Full(Full),
-    /// There is no more of something that belongs to all clients; nothing was stored.
+    /// A resource that all clients share is used up. Nothing was stored.
     #[error("too many {}", .0.name())]
     TooMany(Resource),
-    /// The run does not lie inside the region.
+    /// The run of pages does not lie inside the region.
     #[error("the pages lie outside of the region")]
     OutOfRange,
-    /// The page map names a layer that does not exist: whoever has mapped the region wrote nonsense there.
+    /// The page map names a layer that does not exist: a client that has mapped the region
+    /// corrupted it.
     #[error("the page map of page {} is corrupt", .0.0)]
     Corrupt(PageId),
-    /// The kernel refused.
+    /// The kernel returned an error.
     #[error("the operating system refused: {0}")]
     Os(Errno),
 }
@@ -64,7 +65,8 @@ impl From<Exhausted> for StoreError {
 impl From<Errno> for StoreError {
     fn from(errno: Errno) -> StoreError {
         match errno.0 {
-            // The machine itself has no memory left: to the client that is the same as a full pool.
+            // The machine itself has no memory left. For the client that is the same as a full
+            // pool.
             libc::ENOMEM | libc::ENOSPC => StoreError::Full(Full::Server),
             libc::EMFILE | libc::ENFILE => StoreError::TooMany(Resource::Descriptors),
             _ => StoreError::Os(errno),

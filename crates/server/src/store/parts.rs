@@ -1,6 +1,8 @@
-//! Parts of pages, checked without reading the whole page each time: by what was noted of their [`Blocks`].
+//! Reads of parts of pages. They are checked by short checksums of [`Blocks`], the *notes*, without
+//! reading the whole page each time.
 //!
-//! The first part that is asked for costs a look at its whole page, unless a client that has the region mapped has noted it.
+//! The first read of a part has to read and check its whole page, unless a client that has mapped
+//! the region has written the notes.
 
 use super::StoreError;
 use super::region::{Location, Reader};
@@ -16,10 +18,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, fence};
 
 const LINE_BYTES: usize = 64;
-/// Values whose memory is on its way together.
+/// Values that are prefetched together.
 const LOAD_AHEAD: usize = 32;
 
-/// Room for the bytes of one page.
+/// Buffer for the bytes of one page.
 pub(crate) type Scratch = [u8; PAGE_BYTES];
 
 impl Entry for Blocks {
@@ -27,8 +29,8 @@ impl Entry for Blocks {
 }
 
 impl Reader<'_> {
-    /// The part will be read soon: the processor begins to bring what [`Reader::part`] will look at. So the parts of a batch do
-    /// not wait for memory one after the other.
+    /// Prefetches the memory that [`Reader::part`] will look at, because the part will be read
+    /// soon. So the parts of a batch do not wait for memory one after the other.
     pub(crate) fn announce(&self, page: PageId, part: PagePart) {
         let Ok(Some(Location { mapped: Some(bytes), .. })) = self.locate(page) else { return };
         if let Some(sum) = self.sum_at(page) {
@@ -42,8 +44,8 @@ impl Reader<'_> {
         }
     }
 
-    /// The bytes of `part`, in `scratch`, compared with the checksum of their page or with what was noted of it; and that
-    /// checksum.
+    /// Reads `part` of a page into `scratch`. The bytes are compared with the page's notes or its
+    /// checksum. Returns the bytes and the checksum. An absent page reads as zeros.
     pub(crate) fn part<'s>(
         &self,
         page: PageId,
@@ -70,7 +72,8 @@ impl Reader<'_> {
         Ok((bytes, sum))
     }
 
-    /// Values of `N` bytes, as they are: nobody has compared them with the checksums of their pages.
+    /// Reads values of `N` bytes without a comparison with the checksums of their pages. Values
+    /// must not cross a page boundary.
     pub(crate) fn load<const N: usize>(&self, offsets: &[u64], into: &mut [[u8; N]]) -> Result<(), StoreError> {
         for (offsets, into) in offsets.chunks(LOAD_AHEAD).zip(into.chunks_mut(LOAD_AHEAD)) {
             let mut found = ArrayVec::<_, LOAD_AHEAD>::new();
@@ -96,15 +99,16 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The checksum that a page should have.
+    /// Returns the checksum that a page should have.
     pub(crate) fn sum(&self, page: PageId) -> Result<u64, StoreError> {
         Ok(if self.locate(page)?.is_some() { self.sum_of(page) } else { zero_sum() })
     }
 
-    /// Should the page have this checksum, and has it? Whoever asked for the [sum](Reader::sum) before and [loaded](Reader::load) from the page has what
-    /// was stored: of somebody who writes either bytes or the sum are to be seen by now.
+    /// Checks whether the page should have this checksum and has it. A caller that asked for the
+    /// [sum](Reader::sum) first and then [loaded](Reader::load) from the page has read what was
+    /// stored: if another thread was writing, its bytes or its sum are visible by now.
     pub(crate) fn matches(&self, page: PageId, sum: u64, scratch: &mut Scratch) -> Result<bool, StoreError> {
-        // What is read here is read after what was loaded.
+        // The loads below must not be reordered before the caller's loads.
         fence(Ordering::Acquire);
         Ok(match self.locate(page)? {
             Some(found) => self.sum_of(page) == sum && found.copy_whole(sum, scratch)?,
@@ -112,7 +116,8 @@ impl Reader<'_> {
         })
     }
 
-    /// The bytes of a page, compared with its checksum: quicker than with what was noted of each block.
+    /// Reads a whole page and compares it with its checksum, which is faster than with the notes of
+    /// each block.
     pub(crate) fn whole(&self, page: PageId, into: &mut Scratch) -> Result<(), StoreError> {
         let Some(found) = self.locate(page)? else {
             into.fill(0);
@@ -123,20 +128,20 @@ impl Reader<'_> {
 }
 
 impl Location<'_> {
-    /// All of the page; does it match its checksum?
+    /// Copies the whole page. Returns whether it matches its checksum.
     fn copy_whole(&self, sum: u64, into: &mut Scratch) -> Result<bool, StoreError> {
         self.copy(0..PAGE_BYTES, into)?;
         Ok(checksum(into) == sum)
     }
 
-    /// Some bytes of the page, to where they are in it.
+    /// Copies some bytes of the page to the same place in `scratch`.
     fn copy(&self, bytes: Range<usize>, scratch: &mut Scratch) -> Result<(), StoreError> {
         let skip = bytes.start;
         self.copy_bytes(skip, scratch.get_mut(bytes).ok_or(StoreError::OutOfRange)?)
     }
 
-    /// Bytes of the page from `skip` on. Another process may be writing them: then they are of no page that was ever
-    /// stored, which its checksum shows.
+    /// Copies bytes of the page from `skip` on. Another process may be writing them. Then they
+    /// belong to no page that was ever stored, which the page's checksum shows.
     pub(super) fn copy_bytes(&self, skip: usize, into: &mut [u8]) -> Result<(), StoreError> {
         if skip.saturating_add(into.len()) > PAGE_BYTES {
             return Err(StoreError::OutOfRange);
@@ -151,7 +156,7 @@ impl Location<'_> {
     }
 }
 
-/// Of a page that is not there.
+/// Returns the checksum of an absent page, which is all zeros.
 fn zero_sum() -> u64 {
     static ZERO_SUM: OnceLock<u64> = OnceLock::new();
     *ZERO_SUM.get_or_init(|| checksum(&[0; PAGE_BYTES]))

@@ -7,16 +7,18 @@
 //! layers     [frozen, frozen, …, top]: only the top is written; a frozen one may be shared with other regions
 //! ```
 //!
-//! A client on this machine may have all of it mapped and write there at any time, without asking. So no number found
-//! in the page map is believed before it is compared with the layers, and no reference is ever made into a layer.
+//! A client on this machine may have all of it mapped, and write to it at any time without asking.
+//! So a number from the page map is compared with the layers before it is believed, and no
+//! reference is ever made into a layer.
 //!
 //! Invariants:
-//! - the layers, and which of them is the top, change only under the write lock; pages move under the read lock;
-//! - a frozen layer is never written again, so it is right for as long as the map names it;
-//! - a layer that only this region holds (one strong reference) stays so under the read lock, because a snapshot
-//!   takes the write lock;
-//! - what the account pays for a layer is never less than the pages in it, unless a client that has it mapped
-//!   cheats; then [`Region::audit`] finds out.
+//! - The layers, and which of them is the top, change only under the write lock. Pages move under
+//!   the read lock.
+//! - A frozen layer is never written again, so it is right for as long as the map names it.
+//! - A layer that only this region holds (one strong reference) stays so under the read lock,
+//!   because a snapshot takes the write lock.
+//! - The charge for a layer is never less than the pages in it, unless a client that has it mapped
+//!   cheats. Then [`Region::audit`] finds out.
 
 use super::account::Account;
 use super::layer::Layer;
@@ -36,22 +38,23 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Most layers of a region. One more snapshot first merges some. The map could tell 254 apart, but each costs a
-/// descriptor and as much address space as the region has.
+/// Most layers of a region. A snapshot beyond that first merges some. The map could number 254, but
+/// each layer costs a descriptor and as much address space as the region has.
 pub(crate) const LAYERS_MAX: usize = 64;
-/// Pages of tables that a client may leave behind where it discarded.
+/// Pages of tables that a client may leave behind after it discarded pages.
 const TABLE_PAGES_FREE: u64 = 1024;
-/// Entry of the page map that names no layer, whatever happens.
+/// Entry of the page map that never names a layer.
 const NOWHERE: u8 = 255;
-/// Pages copied at a time when layers are merged.
+/// Pages that are copied at a time when layers are merged.
 const MERGE_PAGES: u64 = 64;
 const MERGE_BYTES: usize = 64 * PAGE_BYTES;
-/// Holes punched before the lock is given back, so that requests wait a fraction of a millisecond at most.
+/// Most holes that a sweep punches before it releases the lock, so that requests wait a fraction of
+/// a millisecond at most.
 const SWEEP_HOLES: usize = 128;
-/// And pages looked at.
+/// Most pages that a sweep looks at before it releases the lock.
 const SWEEP_LOOKS: u64 = 16 * 1024;
 
-/// Some pages of a run.
+/// Set of pages in a run, by index.
 struct PageSet([u64; PageSet::PAGES / 64]);
 
 impl Default for PageSet {
@@ -61,7 +64,7 @@ impl Default for PageSet {
 }
 
 impl PageSet {
-    /// Most pages of a run.
+    /// Most pages in a run.
     const PAGES: usize = BATCH_PAGES_LIMIT as usize;
 
     fn add(&mut self, index: usize) {
@@ -78,29 +81,29 @@ impl PageSet {
 /// The layers of a region; the last is the top.
 #[derive(Debug)]
 struct Stack {
-    /// `None`: nothing lives there any more.
+    /// Layers by number minus one; `None` if no page lives in the layer any more.
     layers: Vec<Option<Arc<Layer>>>,
-    /// Changes when layers are renumbered.
+    /// Number that changes when layers are renumbered.
     generation: u64,
-    /// Layer and page at which an interrupted sweep goes on.
+    /// Layer and page at which an interrupted sweep continues.
     sweep_resumes_at: Option<(u8, u64)>,
 }
 
 impl Stack {
-    /// Number of the top layer, as the page map has it.
+    /// Returns the number of the top layer in the page map.
     fn top_number(&self) -> u8 {
         debug_assert!(self.layers.len() <= LAYERS_MAX);
         u8::try_from(self.layers.len()).unwrap_or(NOWHERE)
     }
 
-    /// Nothing lives in this layer any more.
+    /// Drops a layer in which no page lives any more.
     fn empty(&mut self, index: usize) {
         if let Some(layer) = self.layers.get_mut(index) {
             *layer = None;
         }
     }
 
-    /// All layers but the top.
+    /// Returns all layers but the top.
     fn frozen(&self) -> &[Option<Arc<Layer>>] {
         self.layers.split_last().map_or(&[], |(_, frozen)| frozen)
     }
@@ -109,12 +112,12 @@ impl Stack {
         self.layers.last().and_then(Option::as_ref).expect("a region always has a top layer")
     }
 
-    /// The layer with this number, if there is one.
+    /// Returns the layer with this number, if there is one.
     fn layer(&self, number: u8) -> Option<&Arc<Layer>> {
         self.layers.get(usize::from(number).checked_sub(1)?)?.as_ref()
     }
 
-    /// Frozen layers that no other region or snapshot holds, with their numbers.
+    /// Returns the frozen layers that no other region or snapshot holds, with their numbers.
     fn own_frozen(&self) -> impl Iterator<Item = (u8, &Arc<Layer>)> {
         let numbered = (1..).zip(self.frozen()).filter_map(|(number, layer)| Some((number, layer.as_ref()?)));
         numbered.filter(|(_, layer)| Arc::strong_count(layer) == 1)
@@ -129,21 +132,25 @@ pub(crate) struct Region {
     stack: RwLock<Stack>,
     map: Table<AtomicU8>,
     sums: Table<AtomicU64>,
-    /// Made for the first part that is read, or for a client that maps the region. A cache: what does not fit is not noted.
+    /// File of the notes, made when the first part is read or a client maps the region. It is a
+    /// cache: if there is no room, nothing is noted.
     notes: OnceLock<Arc<File>>,
-    /// The notes as the server sees them, once it needs them.
+    /// The notes as the server maps them, once it needs them.
     notes_table: OnceLock<Table<Blocks>>,
-    /// Did descriptors of this region leave the server? Then pages come and go without us.
+    /// Whether descriptors of this region left the server. The client then adds and removes pages
+    /// by itself.
     mapped_by_client: AtomicBool,
-    /// Can a client read by itself, without our processor? Then holes may be filled that nobody wrote to.
+    /// Whether a client can read one-sided. Its reads may fill holes that were never written.
     exposed: AtomicBool,
-    /// Pages that were overwritten or discarded while they lived in a frozen layer, since the last sweep.
+    /// Pages that were overwritten or discarded while they lived in a frozen layer, since the last
+    /// sweep.
     stale_pages: AtomicU64,
-    /// Held by functions that change pages: what one stores into a part of a page the other must not take back.
+    /// Lock held by functions that change pages. One must not take back what another stores into a
+    /// part of the same page.
     changes: Mutex<()>,
 }
 
-/// A region as it was at one moment. Nobody writes what it refers to.
+/// A region as it was at one moment. The layers that it refers to are not written any more.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     pages: u64,
@@ -152,16 +159,16 @@ pub(crate) struct Snapshot {
     sums: Table<AtomicU64>,
 }
 
-/// Memory of a region, to be read by a client on another machine.
+/// Memory of a region, for one-sided reads by a client on another machine.
 #[cfg(feature = "fabric")]
 #[derive(Debug)]
 pub(crate) struct Mappings {
     pub(crate) generation: u64,
     /// Page map and checksums.
     pub(crate) tables: [Mapping; 2],
-    /// Those asked for, up to the top.
+    /// The requested layers, up to the top.
     pub(crate) layers: Vec<Mapping>,
-    /// What they take, for as long as their addresses are kept.
+    /// Charges for the mappings, kept as long as their addresses are in use.
     pub(crate) held: Vec<Charge>,
 }
 
@@ -172,23 +179,23 @@ pub(crate) struct Descriptors {
     pub(crate) generation: u64,
     pub(crate) layers_total: u32,
     pub(crate) first_layer: u32,
-    /// How many of them come here.
+    /// Number of layers whose descriptors are included.
     pub(crate) layers: u32,
-    /// Page map, checksums, notes, then the layers asked for; frozen ones cannot be written through them.
+    /// Page map, checksums, notes, and then the requested layers. Frozen layers are read-only.
     pub(crate) fds: Vec<OwnedFd>,
-    /// For as long as the kernel has them.
+    /// Charge for the descriptors, kept until the kernel has delivered them.
     pub(crate) held: Charge,
 }
 
 impl Region {
-    /// An empty region.
+    /// Creates an empty region.
     pub(crate) fn new(pages: u64, account: Account) -> Result<Region, StoreError> {
         let map = Table::new(c"farfield-map", pages, &account)?;
         let sums = Table::new(c"farfield-sums", pages, &account)?;
         Self::assemble(pages, account, Vec::new(), map, sums)
     }
 
-    /// A region that starts as `snapshot` says and goes its own way.
+    /// Creates a region that starts as a copy of the snapshot.
     pub(crate) fn from_snapshot(snapshot: Snapshot, account: Account) -> Result<Region, StoreError> {
         let Snapshot { pages, layers, map, sums } = snapshot;
         Self::assemble(pages, account, layers, map, sums)
@@ -222,8 +229,8 @@ impl Region {
     }
 
     fn read_lock(&self) -> RwLockReadGuard<'_, Stack> {
-        // A panic under the lock is a bug, but no reason to take every other client down: each change of the stack is one
-        // assignment, so what is there is consistent.
+        // A panic under the lock is a bug, but no reason to stop serving other clients. Each change
+        // of the stack is one assignment, so the stack is consistent.
         self.stack.read().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -231,13 +238,13 @@ impl Region {
         self.stack.write().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// While this is held, no other function changes pages.
+    /// Locks out other functions that change pages, for as long as the guard lives.
     pub(crate) fn change(&self) -> MutexGuard<'_, ()> {
         self.changes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// The entry of the page map, without filling a hole of it: 0 where nothing was ever written, and outside of the
-    /// region.
+    /// Returns the entry of the page map without filling a hole of it. It is 0 if nothing was ever
+    /// written there, and outside of the region.
     fn entry(&self, page: PageId, order: Ordering) -> u8 {
         if !self.map.is_paid(page) && !self.mapped_by_client.load(Ordering::Relaxed) {
             return 0;
@@ -252,7 +259,8 @@ impl Region {
         }
     }
 
-    /// Takes room for new pages in the top. Notes, which can be made again, give way to them.
+    /// Charges new pages to the top layer. If there is no room, notes are dropped: they can be made
+    /// again.
     fn charge_pages(&self, top: &Layer, pages: u64) -> Result<(), Full> {
         if pages == 0 {
             return Ok(());
@@ -263,21 +271,23 @@ impl Region {
         }
     }
 
-    /// Gives the memory of all notes back; `false` if there was none.
+    /// Gives the memory of all notes back. Returns false if there was none.
     fn drop_notes(&self) -> bool {
         let Some(file) = self.notes.get() else { return false };
         if file.real_pages().unwrap_or(0) == 0 || file.clear().is_err() {
             return false;
         }
         match self.notes_table.get() {
-            // What is noted meanwhile fills a piece that is not paid for, and is found at the next sweep.
+            // A note that is written meanwhile fills a piece that is not charged. The next sweep
+            // finds it.
             Some(table) => table.settle_all(),
             None => return file.recount().is_ok(),
         }
         true
     }
 
-    /// Stores the pages in `bytes`, one after the other, from `first` on. Charges what is new before anything is stored.
+    /// Stores the pages in `bytes`, one after the other, from `first` on. New pages are charged
+    /// before anything is stored.
     pub(crate) fn write(&self, first: PageId, bytes: &[u8], sum: impl Fn(u32) -> u64) -> Result<(), StoreError> {
         debug_assert!(bytes.len().is_multiple_of(PAGE_BYTES));
         let count = bytes.len() / PAGE_BYTES;
@@ -290,12 +300,14 @@ impl Region {
         let is_new = |page: u64| self.entry(PageId(page), Ordering::Relaxed) != top_number;
         let new = run.clone().filter(|page| is_new(*page)).count() as u64;
         self.charge_pages(top, new)?;
-        // First everything that can fail. The map does not name the new pages yet, so a failure changes nothing.
+        // Everything that can fail is done first. The map does not name the new pages yet, so a
+        // failure changes nothing.
         let mut stored_already = PageSet::default();
         let stored = self.map.pay(run.clone()).and_then(|()| self.sums.pay(run.clone())).map_err(StoreError::Full);
         if let Err(error) = stored.and_then(|()| store_new(top, run.start, bytes, is_new, &mut stored_already)) {
             for (page, _) in run.clone().zip(0..).filter(|(_, index)| stored_already.has(*index)) {
-                // If that fails too, the page is nobody's until it is written or the layer goes.
+                // If that fails too, the page belongs to no one until it is written or the layer is
+                // dropped.
                 let _ = top.punch(PageId(page), PageId(page + 1));
             }
             top.refund(new);
@@ -309,7 +321,8 @@ impl Region {
             if !stored_already.has(index)
                 && let Err(error) = top.store_page(PageId(page), source)
             {
-                // Nothing was stored of this page, which was there before: it stays what it was.
+                // The page existed before and nothing was stored of it, so it keeps its old
+                // content.
                 failed = Err(error);
                 continue;
             }
@@ -317,7 +330,7 @@ impl Region {
                 continue;
             };
             kept_sum.store(sum(u32::try_from(index).unwrap_or(u32::MAX)), Ordering::Relaxed);
-            // Release: who reads the number with Acquire finds bytes and checksum.
+            // Release: a reader that loads the number with Acquire sees the bytes and the checksum.
             let before = entry.swap(top_number, Ordering::AcqRel);
             added += u64::from(before != top_number);
             if before != top_number && before != 0 {
@@ -327,18 +340,18 @@ impl Region {
         match added.cmp(&new) {
             std::cmp::Ordering::Less => drop(top.refund(new - added)),
             std::cmp::Ordering::Equal => {}
-            // The owner discarded meanwhile what it was writing, without waiting for either.
+            // The owner discarded a page while its write was under way, without waiting for either.
             std::cmp::Ordering::Greater => top.charge_regardless(added - new),
         }
         failed
     }
 
-    /// Holds the layers as they are while pages are looked at.
+    /// Locks the layers for reading. They stay as they are while the reader lives.
     pub(crate) fn reader(&self) -> Reader<'_> {
         Reader { region: self, stack: self.read_lock(), copies: RefCell::default() }
     }
 
-    /// Forgets pages and gives their memory back. Returns the number of pages that were there.
+    /// Discards pages and gives their memory back. Returns the number of pages that were present.
     pub(crate) fn discard(&self, first: PageId, count: u64) -> Result<u64, StoreError> {
         let run = self.check_run(first, count)?;
         let stack = self.read_lock();
@@ -356,7 +369,7 @@ impl Region {
         if count <= 4096 {
             run.clone().for_each(&mut forget);
         } else {
-            // A long run of a large region is mostly holes.
+            // A long run in a large region is mostly holes, which are skipped.
             let mut rest = run.clone();
             while let Some(data) = self.map.next_data(rest.clone())? {
                 rest.start = data.end;
@@ -365,7 +378,7 @@ impl Region {
         }
         let Some(touched) = touched else { return Ok(0) };
         let (first, end) = (PageId(touched.start), PageId(touched.end));
-        // Everything in the run is discarded, so one hole per layer does.
+        // All pages in the run are discarded, so one hole per layer is enough.
         let forgotten_of = |number: u8| forgotten.get(usize::from(number)).copied().unwrap_or(0);
         let top_forgotten = forgotten_of(stack.top_number());
         if top_forgotten > 0 {
@@ -388,7 +401,8 @@ impl Region {
         Ok(forgotten.iter().skip(1).sum())
     }
 
-    /// Takes a copy-on-write snapshot. The owner has nothing in flight, and maps the region anew afterwards.
+    /// Takes a copy-on-write snapshot. The owner must have no request in flight, and must map the
+    /// region again afterwards.
     pub(crate) fn snapshot(&self) -> Result<Snapshot, StoreError> {
         let mut stack = self.write_lock();
         let held_pages = stack.top().charged_pages();
@@ -398,7 +412,8 @@ impl Region {
                 self.merge(&mut stack)?;
             }
             let top = Layer::new(self.pages, self.account.clone())?;
-            // What was set aside and not used stays with the region, so it moves on to the new top.
+            // Reserved room that is not used stays with the region, so its charge moves to the new
+            // top.
             stack.top().pass_charge(&top, held_pages.saturating_sub(real_pages));
             stack.top().recount()?;
             stack.layers.push(Some(Arc::new(top)));
@@ -410,22 +425,24 @@ impl Region {
         Ok(Snapshot { pages: self.pages, layers: frozen.to_vec(), map, sums })
     }
 
-    /// Makes room for one more layer: moves the pages of the smallest frozen layers into the top and renumbers the rest.
+    /// Makes room for one more layer: moves the pages of the smallest frozen layers into the top,
+    /// and renumbers the rest.
     fn merge(&self, stack: &mut Stack) -> Result<(), StoreError> {
         let keep = LAYERS_MAX / 2;
         let mut order: Vec<(bool, u64, usize)> = Vec::with_capacity(LAYERS_MAX);
         for (index, layer) in stack.frozen().iter().enumerate() {
-            // Those that nobody else holds first: they cost nothing, because each page leaves one place for the other.
+            // Layers that only this region holds come first. They need no more memory, because each
+            // page leaves its old place.
             order.extend(layer.as_ref().map(|layer| (Arc::strong_count(layer) > 1, layer.charged_pages(), index)));
         }
         order.sort_unstable();
         for (_, _, index) in order.iter().copied().take(order.len().saturating_sub(keep)) {
             let Some(layer) = stack.layers.get(index).cloned().flatten() else { continue };
             let number = u8::try_from(index + 1).unwrap_or(NOWHERE);
-            // One reference is the clone just made.
+            // One of the references is the clone just made.
             match self.merge_layer(stack, number, &layer, Arc::strong_count(&layer) > 2) {
                 Ok(()) => stack.empty(index),
-                // No room to copy a shared layer: good enough if one place is free.
+                // There is no room to copy a shared layer. That is acceptable if one slot is free.
                 Err(error) if stack.frozen().iter().all(Option::is_some) => return Err(error),
                 Err(_) => break,
             }
@@ -458,7 +475,7 @@ impl Region {
         self.map.at(PageId(page)).is_some_and(|entry| entry.load(Ordering::Relaxed) == number)
     }
 
-    /// Moves every page that lives in `layer` into the top.
+    /// Moves all pages that live in `layer` into the top.
     fn merge_layer(&self, stack: &Stack, number: u8, layer: &Layer, shared: bool) -> Result<(), StoreError> {
         let (top, top_number) = (stack.top(), stack.top_number());
         let mut bounce = vec![0; MERGE_BYTES];
@@ -498,14 +515,16 @@ impl Region {
         Ok(())
     }
 
-    /// Gives back what lies in frozen layers of this region alone and is not reached through its map any more.
-    /// Returns the number of pages given back. What is left when `is_over` is for the next time.
+    /// Gives back pages of frozen layers that only this region holds and that its map does not
+    /// reach any more. Returns the number of pages given back. Stops when `is_over` returns true;
+    /// the next call continues.
     pub(crate) fn sweep(&self, is_over: &dyn Fn() -> bool) -> Result<u64, StoreError> {
         if let Some(notes) = self.notes.get() {
             notes.recount()?;
         }
         if self.map.is_unsettled() || self.sums.is_unsettled() {
-            // Nobody stores entries under the write lock but a client that has them mapped, and then they are recounted.
+            // Under the write lock, only a client that has the tables mapped stores entries, and
+            // then they are recounted.
             let _stack = self.write_lock();
             self.map.settle()?;
             self.sums.settle()?;
@@ -518,12 +537,13 @@ impl Region {
         let resumed = self.write_lock().sweep_resumes_at.take();
         let (first, mut from) = resumed.unwrap_or((1, 0));
         if resumed.is_some() {
-            // What became stale before that place is for the next time.
+            // Pages before that place that became stale are left for the next sweep.
             self.stale_pages.fetch_add(1, Ordering::Relaxed);
         }
         for number in (first..).take_while(|number| usize::from(*number) < LAYERS_MAX) {
             loop {
-                // Under the write lock: a request that is copying a page out must not see it go.
+                // The write lock is needed: a request that copies a page out must not see it
+                // disappear.
                 let mut stack = self.write_lock();
                 let Some(layer) = stack.own_frozen().find(|(own, _)| *own == number).map(|(_, layer)| layer) else {
                     break;
@@ -550,13 +570,15 @@ impl Region {
         Ok(given)
     }
 
-    /// Is there a layer that was shared and is now ours alone? Nobody tells us when its other owner goes.
+    /// Checks whether a layer was shared before and is now held by this region alone. The server
+    /// gets no notice when the other owner drops it.
     fn has_orphans(&self) -> bool {
         let stack = self.read_lock();
         stack.own_frozen().any(|(_, layer)| !layer.swept_alone())
     }
 
-    /// Punches up to [`SWEEP_HOLES`] holes from page `from` on. Where to go on, if there is more.
+    /// Punches up to [`SWEEP_HOLES`] holes from page `from` on. Returns the page to continue at, if
+    /// there is more.
     fn punch_unreached(&self, layer: &Layer, number: u8, from: u64) -> Result<Option<u64>, StoreError> {
         let (mut holes, mut looks) = (0, 0);
         let mut offset = PageId(from).offset();
@@ -584,12 +606,12 @@ impl Region {
         Ok(None)
     }
 
-    /// Sets room aside for pages that a client will write through its own mapping.
+    /// Reserves room for pages that a client will write through its own mapping.
     pub(crate) fn reserve(&self, pages: u64) -> Result<(), StoreError> {
         Ok(self.charge_pages(self.read_lock().top(), pages)?)
     }
 
-    /// Gives room back that was set aside and is not in use.
+    /// Releases reserved room that is not used.
     pub(crate) fn release(&self, pages: u64) -> Result<(), StoreError> {
         let stack = self.read_lock();
         let unused = stack.top().charged_pages().saturating_sub(stack.top().real_pages()?);
@@ -597,7 +619,7 @@ impl Region {
         Ok(())
     }
 
-    /// Pages set aside and not in use.
+    /// Returns the number of reserved pages that are not used.
     pub(crate) fn reserved_pages(&self) -> u64 {
         if !self.mapped_by_client.load(Ordering::Relaxed) {
             return 0;
@@ -606,12 +628,13 @@ impl Region {
         stack.top().charged_pages().saturating_sub(stack.top().real_pages().unwrap_or(0))
     }
 
-    /// Does memory come and go that we know nothing of?
+    /// Checks whether clients can add or remove memory without the server's knowledge.
     fn is_open_to_client(&self) -> bool {
         self.mapped_by_client.load(Ordering::Relaxed) || self.exposed.load(Ordering::Relaxed)
     }
 
-    /// Counts pages that a client stored without having room set aside. Says whether that put somebody over the limit.
+    /// Charges pages that a client stored without a reservation. Returns the limit that is exceeded
+    /// because of that, if any.
     pub(crate) fn audit(&self) -> Result<Option<Full>, StoreError> {
         if !self.is_open_to_client() {
             return Ok(None);
@@ -624,25 +647,26 @@ impl Region {
         }
         self.map.file().recount()?;
         self.sums.file().recount()?;
-        // A page needs no more than one of the page map and one of the checksums.
+        // A page needs at most one page of the page map and one of the checksums.
         let pages: u64 = stack.layers.iter().flatten().map(|layer| layer.charged_pages()).sum();
         let tables = self.map.file().real_pages()? + self.sums.file().real_pages()?;
         if !stores_unasked && tables <= 2 * pages + TABLE_PAGES_FREE {
             return Ok(None);
         }
         match self.account.overdrawn() {
-            // They can be made again, by the client too.
+            // Notes can be made again, also by the client.
             Some(_) if self.drop_notes() => Ok(self.account.overdrawn()),
             full => Ok(full),
         }
     }
 
-    /// Descriptors of the page map, the checksums and up to `layers_max` layers from `first_layer` on. From now on the
-    /// owner writes without asking.
+    /// Returns descriptors of the page map, the checksums, the notes and up to `layers_max` layers
+    /// from `first_layer` on. From now on the owner writes without asking.
     pub(crate) fn descriptors(&self, first_layer: usize, layers_max: usize) -> Result<Descriptors, StoreError> {
         let stack = self.write_lock();
         let total = stack.layers.len();
-        // Who asks for more than there are has seen an older generation, and learns so from the answer.
+        // A client that asks for more layers than exist has seen an older generation. The answer
+        // tells it.
         let first_layer = first_layer.min(total);
         let count = u64::from(wire::MapReply::TABLES) + layers_max.min(total - first_layer) as u64;
         let held = self.account.ledger.charge(Resource::Descriptors, count)?;
@@ -651,7 +675,8 @@ impl Region {
         let mut fds = vec![own(self.map.fd())?, own(self.sums.fd())?, own(notes.fd())?];
         let tables = fds.len();
         for (index, layer) in stack.layers.iter().enumerate().skip(first_layer).take(layers_max) {
-            // An empty place stands for a layer that no page lives in; any layer will do, since nobody looks there.
+            // An empty slot stands for a layer in which no page lives. Any layer can take its
+            // place, because no reader looks there.
             let layer = layer.as_ref().unwrap_or(stack.top());
             fds.push(match index + 1 == total {
                 true => own(layer.fd())?,
@@ -670,8 +695,8 @@ impl Region {
         })
     }
 
-    /// The memory of a region, of layers from `known.1` on if the layers are still of generation `known.0`, else of all. From now on the owner
-    /// reads without asking.
+    /// Maps the memory of the region for one-sided reads. If `known` names the current generation,
+    /// layers below its number of layers are left out. From now on the owner reads without asking.
     #[cfg(feature = "fabric")]
     pub(crate) fn mappings(&self, known: Option<(u64, usize)>) -> Result<Mappings, StoreError> {
         let stack = self.write_lock();
@@ -684,24 +709,24 @@ impl Region {
             Ok::<_, StoreError>(Mapping::new(fd, bytes, Access::Read)?)
         };
         let tables = [map(self.map.fd())?, map(self.sums.fd())?];
-        // As for descriptors: any layer will do in an empty place.
+        // As for descriptors: any layer can take an empty slot.
         let layer = |layer: &Option<Arc<Layer>>| map(layer.as_ref().unwrap_or(stack.top()).fd());
         let layers = stack.layers.iter().skip(first).map(layer).collect::<Result<Vec<_>, StoreError>>()?;
         self.exposed.store(true, Ordering::Relaxed);
         Ok(Mappings { generation: stack.generation, tables, layers, held })
     }
 
-    /// The file of the notes, made when it is first needed.
+    /// Returns the file of the notes, which is created when it is first needed.
     fn notes(&self) -> Result<&Arc<File>, StoreError> {
         if let Some(file) = self.notes.get() {
             return Ok(file);
         }
         let file = File::new(c"farfield-parts", self.pages, Blocks::BYTES as u64, &self.account)?;
-        // Another thread may have been faster; then this file goes away again.
+        // Another thread may have been faster. Then this file is dropped.
         Ok(self.notes.get_or_init(|| Arc::new(file)))
     }
 
-    /// What is noted of a page; `None` if there is no room for it.
+    /// Returns the notes of a page, or `None` if there is no room for them.
     fn notes_of(&self, page: PageId) -> Option<&Blocks> {
         let table = match self.notes_table.get() {
             Some(table) => table,
@@ -716,13 +741,13 @@ impl Region {
         table.at(page)
     }
 
-    /// Memory behind the page map and the checksums.
+    /// Returns the bytes of memory behind the page map and the checksums.
     #[cfg(test)]
     pub(super) fn table_bytes(&self) -> u64 {
         [self.map.fd(), self.sums.fd()].iter().map(|fd| memfd::usage(*fd).unwrap().used_bytes).sum()
     }
 
-    /// Page map, checksums, and notes if there are any.
+    /// Returns the files of the page map, the checksums, and the notes if there are any.
     #[cfg(test)]
     pub(super) fn files(&self) -> impl Iterator<Item = &File> {
         [self.map.file(), self.sums.file()].into_iter().chain(self.notes.get().map(|notes| &**notes))
@@ -742,7 +767,8 @@ impl Drop for Region {
             for layer in stack.layers.iter().flatten().filter(|layer| Arc::strong_count(layer) == 1) {
                 let _ = layer.punch(PageId(0), PageId(self.pages));
             }
-            // But for the page map: a client that still looks finds pages unlike their checksums, and not zeros that nobody stored.
+            // The page map is kept: a client that still reads finds pages that do not match their
+            // checksums, instead of zeros that were never stored.
             for file in [Some(self.sums.file()), self.notes.get().map(|notes| &**notes)].into_iter().flatten() {
                 let _ = file.clear();
             }
@@ -754,44 +780,44 @@ fn os_error(error: &std::io::Error) -> farfield_os::Errno {
     farfield_os::Errno(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// Looks at pages; while it lives, no page of a frozen layer is given back.
+/// Read access to pages. While it lives, no page of a frozen layer is given back.
 pub(crate) struct Reader<'a> {
     region: &'a Region,
     stack: RwLockReadGuard<'a, Stack>,
-    /// Pages that could not be mapped.
+    /// Copies of pages that could not be mapped.
     copies: RefCell<Vec<Box<[u8; PAGE_BYTES]>>>,
 }
 
-/// A page that is there; its bytes stay where they are for as long as the reader lives that found it.
+/// A page that is present. Its bytes stay in place for as long as the reader that found it lives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
-    /// Its bytes. Another process may be writing them.
+    /// Address of the page's bytes. Another process may be writing them.
     pub(crate) bytes: *const u8,
     /// Checksum as its writer computed it.
     pub(crate) sum: u64,
 }
 
-/// Where a page is that is there.
+/// Location of a page that is present.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Location<'r> {
     pub(super) layer: &'r Layer,
     pub(super) page: PageId,
-    /// Its bytes, if they are mapped. Another process may be writing them.
+    /// Address of the page's bytes, if they are mapped. Another process may be writing them.
     pub(super) mapped: Option<*const u8>,
 }
 
 impl Reader<'_> {
-    /// See [`Region::notes_of`].
+    /// Returns the notes of a page, or `None` if there is no room for them.
     pub(super) fn notes_of(&self, page: PageId) -> Option<&Blocks> {
         self.region.notes_of(page)
     }
 
-    /// Do the pages lie inside the region?
+    /// Checks that the pages lie inside the region, and returns them as a range.
     pub(crate) fn check_run(&self, first: PageId, count: u64) -> Result<Range<u64>, StoreError> {
         self.region.check_run(first, count)
     }
 
-    /// The page, or `None` if it was never written or was discarded.
+    /// Returns the page, or `None` if it was never written or was discarded.
     pub(crate) fn page(&self, page: PageId) -> Result<Option<Found>, StoreError> {
         let Some(location) = self.locate(page)? else { return Ok(None) };
         let bytes = match location.mapped {
@@ -801,7 +827,7 @@ impl Reader<'_> {
         Ok(Some(Found { bytes, sum: self.sum_of(page) }))
     }
 
-    /// Copies a page that is not mapped to where it stays until the reader goes.
+    /// Copies a page that is not mapped. The copy lives as long as the reader.
     #[cold]
     fn copy(&self, location: &Location<'_>) -> Result<*const u8, StoreError> {
         let mut copy = Box::new([0; PAGE_BYTES]);
@@ -811,17 +837,17 @@ impl Reader<'_> {
         Ok(bytes)
     }
 
-    /// Where the checksum of a page is; `None` outside of the region.
+    /// Returns the entry of a page's checksum, or `None` outside of the region.
     pub(super) fn sum_at(&self, page: PageId) -> Option<&AtomicU64> {
         self.region.sums.at(page)
     }
 
-    /// Checksum of a page that is there, as its writer computed it.
+    /// Returns the checksum of a page that is present, as its writer computed it.
     pub(super) fn sum_of(&self, page: PageId) -> u64 {
         self.sum_at(page).map_or(0, |sum| sum.load(Ordering::Relaxed))
     }
 
-    /// Where the page is, or `None` if it was never written or was discarded.
+    /// Returns the location of the page, or `None` if it was never written or was discarded.
     pub(super) fn locate(&self, page: PageId) -> Result<Option<Location<'_>>, StoreError> {
         self.check_run(page, 1)?;
         let number = self.region.entry(page, Ordering::Acquire);
@@ -833,7 +859,7 @@ impl Reader<'_> {
     }
 }
 
-/// Stores the new pages of `bytes`, which lie from page `first` on.
+/// Stores the new pages in `bytes`, whose first page is `first`. Marks them in `stored`.
 fn store_new(
     top: &Layer,
     first: u64,
@@ -850,7 +876,8 @@ fn store_new(
         let Some((run, after)) = rest.split_at_checked(pages * PAGE_BYTES) else { return Err(StoreError::OutOfRange) };
         if wanted {
             (index..index + pages).for_each(|index| stored.add(index));
-            // Not through the mapping: 1.3 against 2.4 µs per page, and no SIGBUS when the machine is full.
+            // Written without the mapping: 1.3 instead of 2.4 µs per page, and no SIGBUS when the
+            // machine is full.
             memfd::write_at(top.fd(), run, PageId(page).offset())?;
         }
         (rest, page, index) = (after, page + pages as u64, index + pages);

@@ -1,8 +1,9 @@
-//! A table with one entry per page, in a sparse memfd that clients on this machine may have mapped and may write.
+//! A table with one entry per page, in a sparse memfd that clients on this machine may map and
+//! write.
 //!
-//! So entries are only ever read and written as atomics, and what they say is a claim, not a fact. The
-//! table knows which of its pieces may have memory: those are paid for, and only those are touched, because
-//! a load from a hole of a mapping fills it.
+//! So entries are only ever read and written as atomics, and their values are claims, not facts.
+//! The table knows which of its pieces may have memory. Those are charged, and only those are
+//! touched, because a load from a hole of a mapping fills the hole.
 
 use super::StoreError;
 use super::account::{Account, Bookkeeping, Full};
@@ -15,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// What a table holds per page.
+/// An entry of a table, one per page.
 pub(super) trait Entry {
     const BYTES: u64;
 }
@@ -26,30 +27,31 @@ impl Entry for AtomicU64 {
     const BYTES: u64 = 8;
 }
 
-/// Memory of a table comes and goes in pieces of this many bytes.
+/// Bytes of a piece, the unit in which a table's memory is allocated and freed.
 const PIECE_BYTES: u64 = 4096;
-/// Pages of memory that the kernel keeps for a memfd and its mapping: inode, directory entry, file, area.
+/// Pages of memory that the kernel needs for a memfd and its mapping: inode, directory entry, file,
+/// area.
 pub(super) const MEMFD_PAGES: u64 = 1;
 
-/// One bit per piece, made as needed.
+/// Bitmap with one bit per piece, allocated when needed.
 type Leaf = [AtomicU64; LEAF_WORDS];
 const LEAF_WORDS: usize = 512;
 const LEAF_PIECES: u64 = LEAF_WORDS as u64 * 64;
 
-/// The memfd of a table, paid for.
+/// The charged memfd of a table.
 #[derive(Debug)]
 pub(super) struct File {
     fd: OwnedFd,
     bytes: u64,
-    /// What is paid: fixed pages, and one for each piece.
+    /// Charge for fixed pages, and one page for each piece.
     paid: Bookkeeping,
-    /// Pages beside the entries: for the memfd, and for what is known of its pieces.
+    /// Pages charged besides the entries: for the memfd, and for the bitmaps of its pieces.
     fixed_pages: AtomicU64,
     _held: Charge,
 }
 
 impl File {
-    /// A file for one entry of `entry_bytes` per page, all zero, without memory.
+    /// Creates a file for one entry of `entry_bytes` per page, all zero, without memory.
     pub(super) fn new(
         name: &std::ffi::CStr,
         pages: u64,
@@ -67,19 +69,19 @@ impl File {
         self.fd.as_fd()
     }
 
-    /// Pays for something that lives as long as the file.
+    /// Charges pages for as long as the file lives.
     fn pay_fixed(&self, pages: u64) -> Result<(), Full> {
         self.paid.grow(pages)?;
         self.fixed_pages.fetch_add(pages, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Pages that the kernel keeps for the entries.
+    /// Returns the number of pages that the kernel keeps for the entries.
     pub(super) fn real_pages(&self) -> Result<u64, StoreError> {
         Ok(memfd::usage(self.fd())?.used_bytes.div_ceil(PIECE_BYTES))
     }
 
-    /// Makes the charge what the kernel says: for a table that a client fills by itself.
+    /// Sets the charge to the kernel's number of pages, for a table that a client fills by itself.
     pub(super) fn recount(&self) -> Result<(), StoreError> {
         self.paid.set(self.real_pages()? + self.fixed_pages.load(Ordering::Relaxed));
         Ok(())
@@ -90,7 +92,7 @@ impl File {
         Ok(memfd::punch(self.fd(), 0, self.bytes)?)
     }
 
-    /// Pages of entries that are paid for, and those that the kernel has.
+    /// Returns the pages of entries that are charged, and those that the kernel has.
     #[cfg(test)]
     pub(crate) fn paid_and_real_pages(&self) -> (u64, u64) {
         (self.paid.pages() - self.fixed_pages.load(Ordering::Relaxed), self.real_pages().unwrap())
@@ -102,9 +104,9 @@ pub(super) struct Table<E> {
     file: Arc<File>,
     entries: Mapping,
     pages: u64,
-    /// Which pieces are paid for.
+    /// Bitmaps of the pieces that are charged.
     pieces: Box<[OnceLock<Box<Leaf>>]>,
-    /// May pieces be paid for that have no memory?
+    /// Whether pieces may be charged that have no memory.
     is_unsettled: AtomicBool,
     _held: [Charge; 2],
     entry: PhantomData<E>,
@@ -114,12 +116,12 @@ impl<E: Entry> Table<E> {
     /// Pages whose entries lie in one piece.
     const PIECE_PAGES: u64 = PIECE_BYTES / E::BYTES;
 
-    /// All entries zero, without memory.
+    /// Creates a table with all entries zero, without memory.
     pub(super) fn new(name: &std::ffi::CStr, pages: u64, account: &Account) -> Result<Table<E>, StoreError> {
         Self::open(Arc::new(File::new(name, pages, E::BYTES, account)?), pages, account)
     }
 
-    /// The table in a file that was made for it.
+    /// Opens the table in a file that was created for it.
     pub(super) fn open(file: Arc<File>, pages: u64, account: &Account) -> Result<Table<E>, StoreError> {
         let leaves = pages.div_ceil(Self::PIECE_PAGES).div_ceil(LEAF_PIECES);
         let held =
@@ -139,7 +141,7 @@ impl<E: Entry> Table<E> {
         &self.file
     }
 
-    /// The entry of `page`, or `None` outside of the region.
+    /// Returns the entry of `page`, or `None` outside of the region.
     pub(super) fn at(&self, page: PageId) -> Option<&E> {
         if page.0 >= self.pages {
             return None;
@@ -157,20 +159,21 @@ impl<E: Entry> Table<E> {
         self.pieces.get(usize::try_from(piece / LEAF_PIECES).ok()?)
     }
 
-    /// Word and bit of a piece in its leaf.
+    /// Returns the word and the bit of a piece in its leaf.
     fn place(leaf: &Leaf, piece: u64) -> Option<(&AtomicU64, u64)> {
         let word = leaf.get(usize::try_from(piece % LEAF_PIECES / 64).ok()?)?;
         Some((word, 1 << (piece % 64)))
     }
 
-    /// Is the memory of the entry of `page` paid for? If not, nothing was ever stored there by this process.
+    /// Checks whether the memory of the entry of `page` is charged. If not, this process never
+    /// stored an entry there.
     pub(super) fn is_paid(&self, page: PageId) -> bool {
         let piece = page.0 / Self::PIECE_PAGES;
         let place = self.leaf(piece).and_then(|leaf| Self::place(leaf.get()?, piece));
         place.is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
 
-    /// Pays for the memory of the entries of `pages`, so that they may be stored.
+    /// Charges the memory of the entries of `pages`, so that they may be stored.
     pub(super) fn pay(&self, pages: Range<u64>) -> Result<(), Full> {
         if pages.is_empty() {
             return Ok(());
@@ -205,7 +208,7 @@ impl<E: Entry> Table<E> {
         Ok(())
     }
 
-    /// The first stretch of pages inside `pages` whose entries may be other than zero.
+    /// Returns the first stretch of pages inside `pages` whose entries may be other than zero.
     pub(super) fn next_data(&self, pages: Range<u64>) -> Result<Option<Range<u64>>, StoreError> {
         if pages.is_empty() {
             return Ok(None);
@@ -215,8 +218,8 @@ impl<E: Entry> Table<E> {
         Ok((!found.is_empty()).then_some(found))
     }
 
-    /// Gives the memory of all entries of `pages` back that shares no piece with entries of other pages. It stays
-    /// paid for until [`Table::settle`].
+    /// Gives the memory of the entries of `pages` back, except pieces that also hold entries of
+    /// other pages. The memory stays charged until [`Table::settle`].
     pub(super) fn forget(&self, pages: Range<u64>) -> Result<(), StoreError> {
         let start = (pages.start * E::BYTES).next_multiple_of(PIECE_BYTES);
         let last = if pages.end == self.pages { self.file.bytes } else { pages.end * E::BYTES };
@@ -228,22 +231,22 @@ impl<E: Entry> Table<E> {
         Ok(())
     }
 
-    /// May pieces be paid for that have no memory?
+    /// Checks whether pieces may be charged that have no memory.
     pub(super) fn is_unsettled(&self) -> bool {
         self.is_unsettled.load(Ordering::Relaxed)
     }
 
-    /// What was paid for may not be stored after all.
+    /// Records that charged pieces may have no memory, because entries were not stored after all.
     pub(super) fn unsettle(&self) {
         self.is_unsettled.store(true, Ordering::Relaxed);
     }
 
-    /// Takes back what was paid for all pieces.
+    /// Refunds the charge for all pieces.
     pub(super) fn settle_all(&self) {
         self.clear(0..self.file.bytes / PIECE_BYTES);
     }
 
-    /// Takes back what was paid for pieces without memory. Nobody stores entries meanwhile.
+    /// Refunds the charge for pieces without memory. No thread may store entries meanwhile.
     pub(super) fn settle(&self) -> Result<(), StoreError> {
         if !self.is_unsettled.swap(false, Ordering::Relaxed) {
             return Ok(());
@@ -260,7 +263,7 @@ impl<E: Entry> Table<E> {
         }
     }
 
-    /// Takes back what was paid for these pieces.
+    /// Refunds the charge for a range of pieces.
     fn clear(&self, pieces: Range<u64>) {
         let mut piece = pieces.start;
         while piece < pieces.end {
@@ -280,7 +283,7 @@ impl<E: Entry> Table<E> {
         }
     }
 
-    /// A table with the same entries as this one, hole by hole.
+    /// Copies the table. Holes stay holes.
     pub(super) fn copy(&self, name: &std::ffi::CStr, account: &Account) -> Result<Table<E>, StoreError> {
         let target = Table::new(name, self.pages, account)?;
         let mut bounce = vec![0; 64 * 1024];
