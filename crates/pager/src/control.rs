@@ -176,8 +176,8 @@ impl Slot {
         is_known.then_some(Protection { missing_legs, shared_legs, exposed_pages, restored_pages })
     }
 
-    /// Returns what [`Slot::set_scrubbed`] noted, within [`PAGES_MAX`]; `None` if the pool has no
-    /// scrub.
+    /// Returns what [`Slot::set_scrubbed`] noted, with counts within [`PAGES_MAX`]; `None` if the
+    /// pool has no scrub.
     pub fn scrubbed(&self) -> Option<Scrubbed> {
         let is_known = self.pool_scrub.load(Ordering::Acquire) != 0;
         let [looked, wrong, mended, turns, turn_ended_at] = &self.pool_scrubbed;
