@@ -54,10 +54,10 @@ unsafe impl dlmalloc::Allocator for Pages {
 
 static INNER: Lock<dlmalloc::Dlmalloc<Pages>> = Lock::new(dlmalloc::Dlmalloc::new_with_allocator(Pages));
 
-/// The preload library's global allocator.
+/// Global allocator of the preload library.
 pub struct Heap;
 
-/// Keeps the heap still while the process is copied.
+/// Locks the heap while the process is copied.
 pub fn lock() -> impl Sized {
     INNER.lock()
 }
