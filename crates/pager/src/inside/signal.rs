@@ -186,7 +186,7 @@ pub fn send_postponed(record: &thread::Record) {
     }
 }
 
-/// Does what the program asked for with a signal that is not ours.
+/// Acts on a signal that is not ours as the program asked for.
 fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: &Context) -> Return {
     prepare_stack(context);
     // SAFETY: the kernel's argument of a handler.
