@@ -196,7 +196,7 @@ impl<const WORDS: usize> SharedText<WORDS> {
     }
 
     /// Returns the text as one line without control characters, so that it cannot confuse a
-    /// terminal, whoever has written it.
+    /// terminal, no matter which process has written it.
     pub fn line(&self) -> String {
         let mut bytes = vec![0; WORDS * 8];
         let text = String::from_utf8_lossy(self.read(&mut bytes));

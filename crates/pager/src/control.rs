@@ -132,8 +132,8 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Returns the process of this slot as the runner sees it, or, before it has looked, as the process sees itself; 0
-    /// if the slot is free.
+    /// Returns the pid of this slot's process as the runner sees it; 0 if the slot is free. Before
+    /// the runner has looked, it is the pid as the process sees itself.
     pub fn process(&self) -> u32 {
         let pid = self.pid.load(Ordering::Acquire);
         match self.outer_pid.load(Ordering::Acquire) {

@@ -173,7 +173,8 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 pub(crate) mod samples {
     use super::*;
 
-    /// An ELF header with one segment of type `segment`, whose contents follow at once.
+    /// Makes an ELF file with one segment of type `segment`, whose contents follow the headers at
+    /// once.
     pub(crate) fn elf(segment: u32, contents: &[u8]) -> Vec<u8> {
         let mut file = vec![0u8; HEADER_BYTES + SEGMENT_BYTES];
         file[..8].copy_from_slice(b"\x7fELF\x02\x01\x01\x00");

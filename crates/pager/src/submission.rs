@@ -1,4 +1,5 @@
-//! What a submitted operation makes the kernel touch: the entries of io_uring's queue and the blocks of `io_submit`.
+//! Memory that a submitted operation makes the kernel touch: the entries of io_uring's queue and
+//! the blocks of `io_submit`.
 //!
 //! These are pure functions from the bytes of an entry to addresses. An operation that is not in
 //! the table here is refused with `EINVAL`, in its place in the queue, as by a kernel that does not

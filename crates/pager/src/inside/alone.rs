@@ -37,11 +37,12 @@ pub struct FirstWrites {
 }
 
 impl<'a> Alone<'a> {
-    /// Proves, for the program thread that is interrupted in `context`, that it is alone. `None`:
-    /// another thread, or a borrower of this memory, may run.
+    /// Proves that the program thread that is interrupted in `context` is alone. `None`: another
+    /// thread, or a borrower of this memory, may run.
     pub fn prove(runtime: &Runtime, armed: &Armed, _context: &'a Context) -> Option<Alone<'a>> {
-        // A thread of ours counts itself once it runs, and never ends: so there are at least as many as we read before the
-        // kernel counts all, and at most one of all is the program's: the calling one.
+        // A thread of ours counts itself once it runs, and never ends. So there are at least as
+        // many of them as we read before the kernel counts all. At most one of all is then the
+        // program's: the calling one.
         let ours = runtime.own_threads.load(Ordering::SeqCst);
         let threads = thread_count(armed.threads.as_ref()?)?;
         // From here on there is no other thread that could make a borrower; one that was made before shows.

@@ -140,8 +140,8 @@ impl Context {
         }
     }
 
-    /// Makes the thread begin `handler` when this frame is returned from, as the kernel begins one:
-    /// the handler's frame is at `frame`, and its floating-point state is new.
+    /// Makes the thread begin `handler` when this frame is returned from, as the kernel begins one.
+    /// The handler's frame is at `frame`, and its floating-point state is new.
     pub fn begin_handler(&self, handler: usize, signal: i32, frame: usize, info: usize) {
         self.set_ip(handler);
         self.set_sp(frame);

@@ -34,8 +34,8 @@ const PATIENCE_NS: u64 = 2_000_000_000;
 
 /// Processes that run in our memory without being its threads.
 pub struct Loans {
-    /// Counts: bits 0 to 15 are borrowers whose parent waits for them; bits 16 to 31 are others, of
-    /// which nobody knows when they end; bits from 32 on are loans ever given.
+    /// Loan counts in one word. Bits 0 to 15 are borrowers whose parent waits for them. Bits 16 to
+    /// 31 are others, of which nobody knows when they end. Bits from 32 on are loans ever given.
     word: AtomicU64,
     /// Lock held while descriptors are opened that borrowers use too. A borrower has only those
     /// from before its loan.
@@ -171,7 +171,7 @@ struct Start {
     frame: Context,
 }
 
-/// Entry point of a new thread or process.
+/// Starts a new thread or process: its entry point.
 extern "C" fn begin(start: usize) -> ! {
     // SAFETY: written by `clone`, on the stack of this thread.
     let start = unsafe { (start as *const Start).read() };

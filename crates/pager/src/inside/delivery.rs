@@ -136,7 +136,7 @@ fn begin_in_place(
         end_by_fault(context);
         return Return::Here;
     };
-    // A signal of ours that somebody sends now would be delivered where the frame is built.
+    // A signal of ours that is sent now would be delivered where the frame is built.
     signals::set_mask(!0);
     // SAFETY: our stack of this thread, which is not on it.
     let ours = unsafe { context.copy_below(base + len) };

@@ -200,9 +200,9 @@ impl Evictor {
         self.victims[..self.count].sort_unstable_by_key(|victim| victim.page);
     }
 
-    /// Gives victims memory of their own if the kernel would replace their memory at a write: the
-    /// pipe's reference must be to what a late write hits. Where writing is not allowed nobody
-    /// writes. Victims that cannot be given any stay.
+    /// Gives victims memory of their own if the kernel would replace their memory at a write. The
+    /// pipe's reference must be to the memory that a late write hits. Where writing is not allowed
+    /// nobody writes. Victims that cannot be given any stay.
     fn unshare(&mut self, runtime: &Runtime) {
         let has_own = |victim: &Victim| {
             let address = window::address_of(victim.page);

@@ -292,8 +292,8 @@ fn hold_bytes_max(runtime: &Runtime) -> usize {
     ((runtime.near().1 / 16) as usize).clamp(256 << 10, 64 << 20)
 }
 
-/// Returns the maximum number of bytes that a call may hold which can wait for ever (for a peer, a
-/// terminal): many threads may be in one.
+/// Returns the maximum number of bytes that a call may hold which can wait for ever. It may wait
+/// for a peer or a terminal, and many threads may be in such a call.
 fn waiting_bytes_max(runtime: &Runtime) -> usize {
     ((runtime.near().1 / 256) as usize).clamp(64 << 10, 16 << 20)
 }

@@ -43,8 +43,8 @@ const SETUP_CQSIZE: u32 = 1 << 3;
 const SETUP_SQE128: u32 = 1 << 10;
 const SETUP_CQE32: u32 = 1 << 11;
 const SETUP_NO_SQARRAY: u32 = 1 << 16;
-/// Features of the kernel that programs do not get: tags and silent success (completions that we
-/// could not count), rings without descriptor, and attributes of transfers.
+/// Features of the kernel that programs do not get. They are tags and silent success (completions
+/// that we could not count), rings without descriptor, and attributes of transfers.
 const FEATURES_HIDDEN: u32 = 1 << 10 | 1 << 11 | 1 << 13 | 1 << 16;
 const FEATURE_SINGLE_MMAP: u32 = 1 << 0;
 
@@ -64,14 +64,14 @@ const FILES_UPDATE_TAGGED: u32 = 14;
 const REGISTER_BUFFERS_TAGGED: u32 = 15;
 const BUFFERS_UPDATE_TAGGED: u32 = 16;
 const SYNC_CANCEL: u32 = 24;
-/// Registrations of which the kernel takes no more than a look at their arguments: files, event
-/// descriptors, personalities, restrictions, enabling, workers, cancelling, file slots, busy
-/// polling, clock.
+/// Registrations of which the kernel takes no more than a look at their arguments. They are files,
+/// event descriptors, personalities, restrictions, enabling, workers, cancelling, file slots, busy
+/// polling, and clock.
 const REGISTER_PLAIN: [u32; 19] =
     [2, 3, 4, 5, FILES_UPDATE, 7, 9, 10, 11, 12, 17, 18, 19, 23, SYNC_CANCEL, 25, 27, 28, 29];
 
-/// Minimum size of the completion queue. Completions are only told apart while none can have been
-/// overwritten, so many must fit.
+/// Minimum size of the completion queue. It is large because completions are only told apart while
+/// none can have been overwritten.
 const COMPLETIONS_MIN: u32 = 8192;
 /// Flag of a completion that more will come of this operation (`IORING_CQE_F_MORE`).
 const COMPLETION_MORE: u32 = 1 << 1;
@@ -238,8 +238,8 @@ impl Entry {
         let new = completed.wrapping_sub(self.seen);
         if new > 0 && !self.confused {
             // The program may have taken the new completions already, and then the kernel may write
-            // in their place. But an operation under way posts one completion. Operations of the
-            // other kind do not fill half a queue between two of our looks.
+            // in their place. But operations under way post one completion each. If there are some
+            // that post more, those fill less than half a queue between two of our looks.
             let bound = self.flights.under_way().saturating_add(if self.posts_many { new + room / 2 } else { 0 });
             if bound > room {
                 self.confuse();
@@ -746,7 +746,8 @@ pub fn find_closed(runtime: &Runtime) {
                 if let Some(at) = books.rings.iter().position(|entry| Arc::ptr_eq(&entry.ring, &ring)) {
                     let mut entry = books.rings.swap_remove(at);
                     if in_use {
-                        // Somebody still uses the ring, in a way that we do not see: these pages
+                        // Another user of the ring exists that we do not see: these pages stay for
+                        // good.
                         // stay for good.
                         entry.flights.take().for_each(core::mem::forget);
                         entry.registered.drain(..).for_each(core::mem::forget);

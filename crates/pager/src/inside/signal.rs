@@ -55,7 +55,7 @@ extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     with_own_storage(sys, signal, info, context);
 }
 
-/// Handler that stands before the program's handlers.
+/// Stands before the program's handlers as the handler that the kernel calls.
 extern "C" fn on_program_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     with_own_storage(program_signal, signal, info, context);
 }

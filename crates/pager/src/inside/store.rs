@@ -330,7 +330,7 @@ impl Store {
         Writer { channel: self.channel(), store: self }
     }
 
-    /// Gives back the far memory of a run of pages, and waits until that is done: it must not
+    /// Gives back the far memory of a run of pages, and waits until that is done. It must not
     /// overtake a later write of the same pages.
     pub fn discard(&self, page: PageId, count: u64) {
         let mut channel = self.channel();

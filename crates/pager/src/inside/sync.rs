@@ -38,7 +38,7 @@ pub fn thread_count(kernel: &farfield_os::process::ThreadCount) -> Option<u64> {
     kernel.count()
 }
 
-/// Marks a place between two system calls at which models let other threads go on. What happens in
+/// Marks a place between two system calls at which models let other threads go on. Events in
 /// between must make no difference.
 pub fn moment() {
     #[cfg(feature = "model")]

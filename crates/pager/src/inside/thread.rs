@@ -1,6 +1,5 @@
 //! Records of the program's threads: the alternate signal stack of each, and the pages that its
 //! system calls hold.
-//! calls hold.
 //!
 //! Records come from a fixed table, and each has a place for its stack. So a handler knows its
 //! thread by its stack pointer, whatever the program has made of its thread-local storage. A record
@@ -32,8 +31,8 @@ const STACK_BYTES: usize = 256 << 10;
 /// Bytes of a stack that our handlers touch.
 const STACK_TOUCHED: i64 = 48 << 10;
 
-/// Bytes of the place of a stack: a page without access, the stack, and storage of ours
-/// ([`super::storage`]) on both sides of its address, which is at `STORAGE`.
+/// Bytes of the place of a stack. It has a page without access, the stack, and storage of ours
+/// ([`super::storage`]) on both sides of the storage's address, which is at `STORAGE`.
 const PLACE_BYTES: usize = PAGE_BYTES + STACK_BYTES + 2 * PAGE_BYTES;
 const STORAGE: usize = PAGE_BYTES + STACK_BYTES + PAGE_BYTES;
 
@@ -89,7 +88,7 @@ pub struct Record {
     pub hidden_mask: AtomicU64,
     /// Signals of `hidden_mask` that were sent meanwhile.
     pub postponed_mask: AtomicU64,
-    /// Information of the first signal postponed: SIGBUS, then SIGSYS.
+    /// Information of the first postponed signal of each kind: SIGBUS, then SIGSYS.
     pub postponed: UnsafeCell<[MaybeUninit<libc::siginfo_t>; 2]>,
     /// Address of the thread's last fault that was not ours and was tried again.
     pub late_fault: AtomicUsize,
@@ -305,7 +304,7 @@ impl Record {
         self.alternate_stack().map(|(base, _)| base - PAGE_BYTES + STORAGE)
     }
 
-    /// Remembers the memory of an `execve` and frees that of the one before: after a vfork child
+    /// Remembers the memory of an `execve` and frees that of the one before. After a vfork child
     /// has gone on to another program, its copies are still in our memory.
     pub fn replace_scratch(&self, base: usize, len: usize) {
         let (old, old_len) =

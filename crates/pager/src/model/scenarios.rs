@@ -121,7 +121,7 @@ fn fork() {
     run(Start::ARMED, threads);
 }
 
-/// Does what the keeper does when its job shall have another pool: makes room beside the running
+/// Does what the keeper does when its job shall have another pool. It makes room beside the running
 /// program, opens the pool, moves everything and exchanges the two.
 fn keeper() {
     // The runner decides this; only its mapping can be written.

@@ -11,9 +11,9 @@ use std::time::Instant;
 
 /// Cost of a first touch in nanoseconds that a program pays also without far memory.
 const FIRST_TOUCH_NS: f64 = 1200.0;
-/// Cost of a fault in nanoseconds for the program, beside our handler: the kernel's signal and the
-/// way back, 2.6 µs (probe `signal_fault`), and caches that it finds cold. In the median programs
-/// lose 4.2 µs a fault beside the handler's time (`docs/design/profile.md`).
+/// Cost of a fault in nanoseconds for the program, beside our handler. It is made up of the
+/// kernel's signal and the way back, 2.6 µs (probe `signal_fault`), and caches that it finds cold.
+/// In the median programs lose 4.2 µs a fault beside the handler's time (`docs/design/profile.md`).
 const SIGNAL_NS: f64 = 4200.0;
 
 /// Slowdown to hold, and the bounds for holding it.

@@ -111,7 +111,7 @@ impl Settler {
         None
     }
 
-    /// Adopts a pool that somebody else has given the job meanwhile.
+    /// Adopts another pool that a person has given the job meanwhile.
     fn follow(&mut self, status: &PoolStatus) {
         if !matches!(self.state, State::Watching | State::Elsewhere) || !status.moving.is_empty() {
             return;
