@@ -52,7 +52,8 @@ pub struct JobConfig {
     pub control_fd: AtomicU32,
     /// Descriptor of the runner that is the request block.
     pub requests_fd: AtomicU32,
-    /// Effective user of the runner. A server that this user runs is believed, whatever user a process has become.
+    /// Effective user of the runner. A server that this user runs is believed, whatever user a
+    /// process has become.
     pub runner_uid: AtomicU32,
     /// Mode asked for ([`crate::control::Mode`] as number).
     pub mode: AtomicU32,

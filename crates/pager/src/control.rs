@@ -44,7 +44,8 @@ pub mod exit {
     pub const CORRUPT: i32 = 95;
     /// The library failed inside the program for another reason.
     pub const INTERNAL: i32 = 96;
-    /// The command could not be run with far memory (static, setuid, unsupported kernel …); it was not started.
+    /// The command could not be run with far memory (static, setuid, unsupported kernel …); it was
+    /// not started.
     pub const REFUSED: i32 = 97;
 
     /// Returns `code` if it is one of these, else [`INTERNAL`].
@@ -98,7 +99,8 @@ pub struct Slot {
     pub outer_pid: AtomicU32,
     /// [`farfield_os::process::identity`] of the process; 0 while it takes the slot.
     pub identity: AtomicU64,
-    /// 0 dormant (below the budget, kernel serves faults), 1 armed in signal mode, 2 armed in thread mode.
+    /// 0 dormant (below the budget, kernel serves faults), 1 armed in signal mode, 2 armed in
+    /// thread mode.
     pub state: AtomicU32,
     /// Bytes of far-capable memory that are near.
     pub near_bytes: AtomicI64,
@@ -324,7 +326,8 @@ counters! {
     reclaim_ns,
     /// Pages that came back soon after they had left.
     refaults,
-    /// System calls of our own that came to our own handler, because they did not go through the gate.
+    /// System calls of our own that came to our own handler, because they did not go through the
+    /// gate.
     own_calls_trapped,
 }
 

@@ -83,7 +83,8 @@ enum Rule {
     Pointers(u8),
 }
 
-/// Frequent calls whose pointers are known, most frequent first, with one bit for each argument that is one.
+/// Frequent calls whose pointers are known, most frequent first, with one bit for each argument
+/// that is one.
 const POINTERS: &[(libc::c_long, u8)] = &[
     (libc::SYS_read, 0b10),
     (libc::SYS_write, 0b10),
@@ -224,7 +225,8 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
     let mut known = Vec::new();
     for &(call, mask) in POINTERS {
         if call == libc::SYS_ioctl {
-            // A userfaultfd of the program's own; the second request names its buffer in a structure.
+            // A userfaultfd of the program's own; the second request names its buffer in a
+            // structure.
             known.extend([uffd::REGISTER, uffd::COPY].map(|request| (call, TrapIfEqual(1, request as u32))));
         }
         known.push((call, Pointers(mask)));

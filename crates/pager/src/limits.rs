@@ -1,4 +1,5 @@
-//! Limits on address space and data of a program (`RLIMIT_AS`, `RLIMIT_DATA`), beside what we reserve in it.
+//! Limits on address space and data of a program (`RLIMIT_AS`, `RLIMIT_DATA`), beside what we
+//! reserve in it.
 //!
 //! The kernel counts our reservations too. So the kernel's limits are the program's limits plus
 //! [`reserved_bytes`]: the runner sets them before it starts the program, and the library when the

@@ -1,8 +1,9 @@
 //! Address space of the window: which pages are mapped, and where new mappings go. This is pure
 //! bookkeeping; the kernel's mappings follow it.
 //!
-//! Small mappings are packed side by side, so that equal neighbours merge into one kernel mapping and
-//! `vm.max_map_count` is not reached. Large ones get room behind them, so that `mremap` grows them in place.
+//! Small mappings are packed side by side, so that equal neighbours merge into one kernel mapping
+//! and `vm.max_map_count` is not reached. Large ones get room behind them, so that `mremap` grows
+//! them in place.
 
 use std::collections::BTreeMap;
 

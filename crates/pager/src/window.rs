@@ -1,4 +1,5 @@
-//! The window: the one address range, the same in every process of a job, in which far-capable memory lives.
+//! The window: the one address range, the same in every process of a job, in which far-capable
+//! memory lives.
 //!
 //! One fixed range makes the guard cheap: a system call touches far-capable memory if an argument
 //! has the window's upper bits, which a seccomp filter can test. Page `n` of the window is page `n`

@@ -45,7 +45,8 @@ impl<'a> Alone<'a> {
         // program's: the calling one.
         let ours = runtime.own_threads.load(Ordering::SeqCst);
         let threads = thread_count(armed.threads.as_ref()?)?;
-        // From here on there is no other thread that could make a borrower; one that was made before shows.
+        // From here on there is no other thread that could make a borrower; one that was made
+        // before shows.
         let loans = runtime.loans.none()?;
         (armed.mode == Mode::Signal && threads <= 1 + ours).then_some(Alone { handler: PhantomData, loans })
     }

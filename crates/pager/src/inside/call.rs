@@ -173,7 +173,8 @@ impl Context {
         if theirs_floats == 0 {
             self.forget_floats();
         } else {
-            // SAFETY: the kernel wrote as much there for the handler that runs; nobody else uses it.
+            // SAFETY: the kernel wrote as much there for the handler that runs; nobody else uses
+            // it.
             let ours = unsafe { core::slice::from_raw_parts_mut(floats, room) };
             if !peek(theirs_floats, &mut ours[..FLOATS_BYTES]) {
                 return None;
@@ -206,7 +207,8 @@ impl Context {
     /// # Safety
     /// The 64 KiB below `top` must be the caller's.
     pub unsafe fn copy_below(&self, top: usize) -> Context {
-        // SAFETY: by `new` and the caller. The processor's state must begin at a multiple of 64; the kernel wrote it so.
+        // SAFETY: by `new` and the caller. The processor's state must begin at a multiple of 64;
+        // the kernel wrote it so.
         unsafe {
             let (floats, floats_bytes) = self.floats();
             let floats_copy = ((top - floats_bytes) & !63) as *mut u8;

@@ -146,7 +146,8 @@ pub fn clone(context: &Context, args: [usize; 6]) -> Outcome {
     // SAFETY: on the child's stack, below the frame.
     unsafe { (top as *mut Start).write(Start { record: child, storage: new_storage, frame: start }) };
     let made = [flags, top, parent_tid, child_tid, storage];
-    // SAFETY: the program's own call, with a stack of ours. `begin` does not return, and uses storage only if it is its own.
+    // SAFETY: the program's own call, with a stack of ours. `begin` does not return, and uses
+    // storage only if it is its own.
     let result = unsafe { process::clone_into(window::GATE_FORWARD, made, begin, top) };
     if waits || result.is_err() {
         child.leave();
@@ -176,7 +177,8 @@ extern "C" fn begin(start: usize) -> ! {
     // SAFETY: written by `clone`, on the stack of this thread.
     let start = unsafe { (start as *const Start).read() };
     start.record.name(process::tid());
-    // SAFETY: a copy of what the kernel pushed, changed to what the program asked for, and the thread pointer likewise.
+    // SAFETY: a copy of what the kernel pushed, changed to what the program asked for, and the
+    // thread pointer likewise.
     unsafe {
         storage::set_pointer(start.storage);
         signals::return_to(start.frame.address())

@@ -1,4 +1,5 @@
-//! Delivery of the program's signals: its handlers run on the stack, and with the mask, that it asked for.
+//! Delivery of the program's signals: its handlers run on the stack, and with the mask, that it
+//! asked for.
 //!
 //! The kernel knows one alternate stack per thread. It must be ours: the frame of a SIGBUS has to
 //! be written without a fault, and the program's stacks may be far. So the kernel delivers every
@@ -49,8 +50,8 @@ pub enum Return {
 pub unsafe fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context, action: &Action) -> Return {
     let Some(record) = thread::current() else {
         // There are too many threads: the handler runs on this stack, with all signals blocked.
-        // SAFETY: the program installed this handler for this signal; with or without SA_SIGINFO, the x86-64 convention lets a
-        // callee ignore further arguments.
+        // SAFETY: the program installed this handler for this signal; with or without SA_SIGINFO,
+        // the x86-64 convention lets a callee ignore further arguments.
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
             unsafe { core::mem::transmute(action.handler) };
         handler(signal, info, context.address() as *mut libc::c_void);
@@ -86,7 +87,8 @@ pub unsafe fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context
     }
     let is_ours = record.on_alternate_stack(context.address());
     if is_ours || enters {
-        // SAFETY: where the kernel would have written it; not where the handler that runs has its own frame.
+        // SAFETY: where the kernel would have written it; not where the handler that runs has its
+        // own frame.
         let theirs = unsafe { context.write_frame(&frame, action.restorer, info) };
         theirs.set_mask(restored);
         theirs.name_alternate_stack(before);
@@ -94,7 +96,8 @@ pub unsafe fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context
         context.set_mask(blocked & !OURS);
         Return::Here
     } else {
-        // The first signal of a thread that had no alternate stack: the kernel's frame is where the program's belongs.
+        // The first signal of a thread that had no alternate stack: the kernel's frame is where the
+        // program's belongs.
         begin_in_place(record, signal, info, context, action, blocked & !OURS, |theirs| {
             theirs.set_mask(restored);
             theirs.name_alternate_stack(before);
@@ -109,8 +112,8 @@ pub unsafe fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context
 /// # Safety
 /// The contract is that of [`deliver`].
 unsafe fn call_here(record: &Record, signal: i32, info: *mut libc::siginfo_t, context: &Context, action: &Action) {
-    // SAFETY: the program installed this handler for this signal; with or without SA_SIGINFO, the x86-64 convention lets a callee
-    // ignore further arguments.
+    // SAFETY: the program installed this handler for this signal; with or without SA_SIGINFO, the
+    // x86-64 convention lets a callee ignore further arguments.
     let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
         unsafe { core::mem::transmute(action.handler) };
     let defer = if action.flags & libc::SA_NODEFER as u64 == 0 { bit(signal) } else { 0 };

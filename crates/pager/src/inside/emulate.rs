@@ -360,7 +360,8 @@ fn discard_chunk(runtime: &Runtime, range: Range) {
     let near = (range.start..range.end).filter(was_near).count() as i64;
     if near > 0 {
         let (address, len) = address_of(range);
-        // SAFETY: the program gave the content up, and no other thread moves these pages: they are seized.
+        // SAFETY: the program gave the content up, and no other thread moves these pages: they are
+        // seized.
         let _ = unsafe { memory::madvise(address, len, libc::MADV_DONTNEED) };
     }
     forget(runtime, range);
@@ -407,7 +408,8 @@ fn protect(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     let whole = space.mapped_from(range);
     if whole.start < whole.end {
         let (address, len) = address_of(whole);
-        // A page that shares its memory and cannot be written leaves as it is; it must not become writable on the way.
+        // A page that shares its memory and cannot be written leaves as it is; it must not become
+        // writable on the way.
         let writable = args[2] as i32 & libc::PROT_WRITE != 0 && runtime.phase() == Phase::Armed;
         let evictor = writable.then(|| runtime.armed().evictor.lock());
         // SAFETY: the program's own call.

@@ -252,7 +252,8 @@ impl Copies {
     }
 }
 
-/// Makes the entry `LD_PRELOAD=…` of a new program: our library first, then the program's own in its order.
+/// Makes the entry `LD_PRELOAD=…` of a new program: our library first, then the program's own in
+/// its order.
 fn preload_entry(ours: &[u8], theirs: &[u8]) -> Vec<u8> {
     let mut entry = [b"LD_PRELOAD=", ours].concat();
     for library in theirs.split(|byte| matches!(byte, b':' | b' ')) {

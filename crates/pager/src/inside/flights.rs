@@ -7,7 +7,8 @@
 //! by a [`Lease`], and kept in the [`BOOKS`]: there, the thread that arms finds those that were
 //! submitted while nothing was held yet.
 //!
-//! Held too long costs room; held too short could cost bytes. Where the end of an operation cannot be told, its pages stay.
+//! Held too long costs room; held too short could cost bytes. Where the end of an operation cannot
+//! be told, its pages stay.
 
 use super::fault::bring_and_hold;
 use super::lock::Lock;

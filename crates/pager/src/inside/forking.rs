@@ -43,7 +43,8 @@ fn fork_dormant(runtime: &Runtime, context: &Context, args: [usize; 6]) -> Outco
     let heap = heap::lock();
     let inherited = Inheritance::take(runtime);
     let me = thread::current();
-    // SAFETY: the program's own call; the child continues in this handler on its own copy of everything.
+    // SAFETY: the program's own call; the child continues in this handler on its own copy of
+    // everything.
     let result = unsafe { gate::syscall(libc::SYS_clone, args) };
     drop((heap, actions, space, end));
     if result.is_err() {
@@ -101,7 +102,8 @@ fn fork_armed(runtime: &Runtime, context: &Context, args: [usize; 6]) -> Outcome
     }
     drop((queue, evictor, books, space, end, still));
     if result == Ok(0) {
-        // SAFETY: no other thread runs in the child, and nothing of this one refers to what is dropped.
+        // SAFETY: no other thread runs in the child, and nothing of this one refers to what is
+        // dropped.
         unsafe { runtime.drop_inherited() };
         become_child(runtime, me, inherited);
         runtime.charge_far(inherited.far_bytes / PAGE_BYTES as i64);

@@ -1,6 +1,7 @@
 //! Our own heap: near memory, apart from the program's, usable inside signal handlers.
 //!
-//! The allocator is dlmalloc over pages mapped through the gate. Its size is part of the near budget.
+//! The allocator is dlmalloc over pages mapped through the gate. Its size is part of the near
+//! budget.
 
 use super::lock::Lock;
 use core::alloc::{GlobalAlloc, Layout};

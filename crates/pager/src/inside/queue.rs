@@ -1,7 +1,7 @@
 //! The eviction queue: near pages in the order of their arrival, a ring of page numbers.
 //!
-//! Whether a page is in the ring is a bit of its word, so each page is in it at most once. Entries of pages that
-//! were discarded stay until they come up or the ring is swept.
+//! Whether a page is in the ring is a bit of its word, so each page is in it at most once. Entries
+//! of pages that were discarded stay until they come up or the ring is swept.
 
 use farfield_core::PageId;
 use farfield_os::{Result, memory};

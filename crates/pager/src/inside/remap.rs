@@ -117,7 +117,8 @@ fn remap_other(runtime: &Runtime, space: &mut Space, args: [usize; 6], from: Opt
         release(runtime, space, target);
         space.map(target, FOREIGN);
     }
-    // SAFETY: the program's own call, on its own mapping; what was at the new place has been discarded.
+    // SAFETY: the program's own call, on its own mapping; what was at the new place has been
+    // discarded.
     let result = unsafe { gate::syscall(libc::SYS_mremap, args) };
     if let (Some(target), Err(_)) = (target, result) {
         // The kernel may have unmapped the target all the same.
@@ -169,7 +170,8 @@ impl Move<'_> {
     fn move_by_kernel(&self, source: usize, destination: usize, len: usize) -> Result<()> {
         let stays = if self.stays { libc::MREMAP_DONTUNMAP } else { 0 };
         let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | stays) as usize;
-        // SAFETY: source and destination are ours, disjoint and of one length; the destination holds nothing.
+        // SAFETY: source and destination are ours, disjoint and of one length; the destination
+        // holds nothing.
         match unsafe { gate::syscall(libc::SYS_mremap, [source, len, len, flags, destination, 0]) } {
             Err(Errno(libc::EFAULT)) if len > PAGE_BYTES => {
                 let half = len / PAGE_BYTES / 2 * PAGE_BYTES;
@@ -289,7 +291,8 @@ fn move_page(runtime: &Runtime, old: PageId, new: PageId) {
     }
     let (source, destination) = (window::address_of(old), window::address_of(new));
     let mut page = PageCopy([0; PAGE_BYTES]);
-    // SAFETY: the old page is near, readable and seized, so that nobody else moves it; `page` has room for it.
+    // SAFETY: the old page is near, readable and seized, so that nobody else moves it; `page` has
+    // room for it.
     unsafe { core::ptr::copy_nonoverlapping(source as *const u8, page.0.as_mut_ptr(), PAGE_BYTES) };
     // The page is gone here first, then there: nobody finds here what has been written anew there.
     // One page leaves and one comes: the budget does not notice.

@@ -180,7 +180,8 @@ impl Ring {
 
     fn word(&self, offset: u32) -> &AtomicU32 {
         assert!(offset as usize + 4 <= self.queues.1 && offset.is_multiple_of(4));
-        // SAFETY: inside the view, which is mapped as long as `self`; shared with kernel and program, so atomic.
+        // SAFETY: inside the view, which is mapped as long as `self`; shared with kernel and
+        // program, so atomic.
         unsafe { &*((self.queues.0 + offset as usize) as *const AtomicU32) }
     }
 
@@ -517,7 +518,8 @@ fn plan(runtime: &Runtime, ring: &Arc<Ring>, head: u32, waiting: u32, planned: &
 /// Makes an operation one that no kernel knows.
 fn refuse(ring: &Arc<Ring>, head: u32, at: u32) {
     if let Some(place) = ring.entry(head.wrapping_add(at)) {
-        // SAFETY: inside our view of the entries; the program gave this one to the kernel, in whose place we stand.
+        // SAFETY: inside our view of the entries; the program gave this one to the kernel, in whose
+        // place we stand.
         unsafe { place.write_volatile(Submission(place.read_volatile()).with_opcode(op::NONE).0) };
     }
 }
@@ -600,7 +602,8 @@ pub fn register(args: [usize; 6]) -> Outcome {
             register_buffers(&ring, args, tagged_list(operation, address))
         }
         UNREGISTER_BUFFERS => {
-            // SAFETY: the program's own call. Operations that use these buffers hold them by themselves.
+            // SAFETY: the program's own call. Operations that use these buffers hold them by
+            // themselves.
             let result = unsafe { forward(libc::SYS_io_uring_register as usize, args) };
             if result == 0 {
                 with_entry(&ring, |entry| entry.registered.clear());

@@ -91,7 +91,8 @@ fn bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> R
 }
 
 fn sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> Return {
-    // SAFETY: the kernel's arguments of this handler; `si_syscall` lies at offset 24 of a seccomp trap's information.
+    // SAFETY: the kernel's arguments of this handler; `si_syscall` lies at offset 24 of a seccomp
+    // trap's information.
     let (code, data, number, context_) =
         unsafe { ((*info).si_code, (*info).si_errno, info.cast::<i32>().add(6).read(), Context::new(context)) };
     let is_trap = code == SYS_SECCOMP && data == TRAP_DATA && RUNTIME.phase() != Phase::Off;
@@ -142,7 +143,8 @@ pub fn program_handler() -> extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::
 fn prepare_stack(context: &Context) {
     let Some(record) = thread::current() else { return };
     let in_force = context.alternate_stack();
-    // (A record that an earlier thread has left has a stack already, which is not in force for this one.)
+    // (A record that an earlier thread has left has a stack already, which is not in force for this
+    // one.)
     if in_force.ss_sp as usize == record.stack.load(Ordering::Relaxed) && in_force.ss_size > 0 {
         return;
     }
@@ -162,7 +164,8 @@ fn postpone(signal: i32, info: *mut libc::siginfo_t) -> bool {
         return false;
     }
     if record.postponed_mask.load(Ordering::Relaxed) & bit(signal) == 0 {
-        // SAFETY: this thread's, which reads it only once the mask says that it is there; a handler's argument.
+        // SAFETY: this thread's, which reads it only once the mask says that it is there; a
+        // handler's argument.
         unsafe { (*record.postponed.get())[index].write(info.read()) };
         record.postponed_mask.fetch_or(bit(signal), Ordering::Release);
     }

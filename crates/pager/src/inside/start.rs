@@ -78,7 +78,8 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
     storage::start();
     map_gate().map_err(at("the gate page could not be mapped"))?;
     remember_standard_error();
-    // Unwinding takes locks of the loader, which the interrupted thread may hold, and could not leave a handler anyway.
+    // Unwinding takes locks of the loader, which the interrupted thread may hold, and could not
+    // leave a handler anyway.
     std::panic::set_hook(Box::new(|panic| fail(exit::INTERNAL, format_args!("{panic}"))));
     let (config, control) = map_blocks(path)?;
     let own = preload.to_bytes().split(|b| matches!(b, b':' | b' ')).find(|entry| entry.ends_with(LIBRARY));
@@ -131,7 +132,8 @@ fn map_blocks(path: &CStr) -> Result<(&'static JobConfig, &'static Control), Ste
     if !is_published || file::size(config_fd) != Some(size_of::<JobConfig>() as u64) {
         return Err(other_release());
     }
-    // SAFETY: mapped for good, with its size; all fields are atomics, for which any bytes are valid, and nobody here stores.
+    // SAFETY: mapped for good, with its size; all fields are atomics, for which any bytes are
+    // valid, and nobody here stores.
     let config = unsafe { &*(map::<JobConfig>(config_fd, libc::PROT_READ)? as *const JobConfig) };
     if config.magic.load(Ordering::Acquire) != MAGIC {
         return Err(other_release());
@@ -141,7 +143,8 @@ fn map_blocks(path: &CStr) -> Result<(&'static JobConfig, &'static Control), Ste
     if file::size(control_fd) != Some(size_of::<Control>() as u64) {
         return Err(other_release());
     }
-    // SAFETY: mapped for good, with its size; all fields are atomics, for which any bytes are valid.
+    // SAFETY: mapped for good, with its size; all fields are atomics, for which any bytes are
+    // valid.
     let control = unsafe { &*(map::<Control>(control_fd, libc::PROT_READ | libc::PROT_WRITE)? as *const Control) };
     for (fd, key) in [(config_fd, keys::CONFIG), (control_fd, keys::CONTROL)] {
         if fd != key {
@@ -192,7 +195,8 @@ fn move_break() {
 /// EINVAL without one.
 fn filter_is_inherited() -> bool {
     let result: isize;
-    // SAFETY: an invalid request, refused by filter or kernel. Not through the gate, which the filter lets pass.
+    // SAFETY: an invalid request, refused by filter or kernel. Not through the gate, which the
+    // filter lets pass.
     unsafe {
         core::arch::asm!(
             "syscall",

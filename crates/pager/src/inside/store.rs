@@ -206,11 +206,13 @@ impl Store {
             // SAFETY: `count` is at most LOAD_PAGES.
             let copy = unsafe { copies.add(index * PAGE_BYTES) };
             match mapped.page(page) {
-                // SAFETY: mapped far memory stays mapped and unchanged until its owner, this process, writes or discards
-                // the page, which it does not while the page is Fetching.
+                // SAFETY: mapped far memory stays mapped and unchanged until its owner, this
+                // process, writes or discards the page, which it does not while the page is
+                // Fetching.
                 Some(source) => unsafe { core::ptr::copy_nonoverlapping(source, copy, PAGE_BYTES) },
                 None if self.backend.health() == Health::Gone => gone(),
-                // SAFETY: inside `copies`. The server has lost the page, which the checksum will show.
+                // SAFETY: inside `copies`. The server has lost the page, which the checksum will
+                // show.
                 None => unsafe { core::ptr::write_bytes(copy, 0, PAGE_BYTES) },
             }
             // SAFETY: written just now.

@@ -106,7 +106,8 @@ pub struct Record {
     pub home: Frame,
 }
 
-// SAFETY: `program_stack` and `postponed` are touched only by the record's own thread; the rest is atomic or locked.
+// SAFETY: `program_stack` and `postponed` are touched only by the record's own thread; the rest is
+// atomic or locked.
 unsafe impl Sync for Record {}
 
 /// Table of records, in memory of its own: zero bytes are free records.
@@ -139,8 +140,8 @@ impl Threads {
         if base == 0 {
             return &[];
         }
-        // SAFETY: the table is mapped for good; zero bytes are valid records (atomics, open locks, empty frames, a
-        // prefetcher whose unused streams are replaced first).
+        // SAFETY: the table is mapped for good; zero bytes are valid records (atomics, open locks,
+        // empty frames, a prefetcher whose unused streams are replaced first).
         unsafe { core::slice::from_raw_parts(base as *const Record, self.used.load(Ordering::Acquire).min(RECORDS)) }
     }
 
@@ -269,7 +270,8 @@ pub fn current() -> Option<&'static Record> {
 pub unsafe fn spawn(entry: extern "C" fn(usize) -> !) -> farfield_os::Result<()> {
     let record = RUNTIME.threads.acquire_unnamed().ok_or(Errno(libc::EAGAIN))?;
     let started = record.alternate_stack().and_then(|(base, len)| {
-        // SAFETY: the stack and the storage are those of a thread that is not there yet; `entry` by the caller.
+        // SAFETY: the stack and the storage are those of a thread that is not there yet; `entry` by
+        // the caller.
         unsafe { process::spawn_on(base + len, record.storage()?, entry, 0) }
     });
     match started {

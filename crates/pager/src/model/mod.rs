@@ -241,7 +241,8 @@ fn access(call: libc::c_long, address: usize, value: &mut u64) -> bool {
 /// Returns a context, which only a handler has: nothing is interrupted here, and nobody looks at
 /// the registers.
 fn context() -> Context {
-    // SAFETY: the registers are not looked at, and as in a handler the thread does nothing else as long as this lives.
+    // SAFETY: the registers are not looked at, and as in a handler the thread does nothing else as
+    // long as this lives.
     unsafe { Context::new(core::ptr::null_mut()) }
 }
 

@@ -1,4 +1,5 @@
-//! The blocks of a job as mappings: made by the runner, opened by `farfield top` and `farfield pool`.
+//! The blocks of a job as mappings: made by the runner, opened by `farfield top` and `farfield
+//! pool`.
 
 use super::sys;
 use crate::config::{JobConfig, MAGIC, RequestBlock, TEXT_BYTES};
@@ -115,9 +116,9 @@ impl ControlBlock {
 
     /// Returns the configuration, which the runner has decided.
     pub fn config(&self) -> &JobConfig {
-        // SAFETY: mapped with the size of `JobConfig`, which the file has and keeps (it is sealed), page-aligned; all
-        // fields are atomics, for which every bit pattern is a value and which the runner may write at any time. The
-        // mapping lives as long as `self`.
+        // SAFETY: mapped with the size of `JobConfig`, which the file has and keeps (it is sealed),
+        // page-aligned; all fields are atomics, for which every bit pattern is a value and which
+        // the runner may write at any time. The mapping lives as long as `self`.
         unsafe { &*self.config.as_ptr().cast() }
     }
 
@@ -240,7 +241,8 @@ fn other_release() -> io::Error {
 impl Deref for ControlBlock {
     type Target = Control;
     fn deref(&self) -> &Control {
-        // SAFETY: as in `ControlBlock::config`, with the size of `Control`, which other processes may write, too.
+        // SAFETY: as in `ControlBlock::config`, with the size of `Control`, which other processes
+        // may write, too.
         unsafe { &*self.control.as_ptr().cast() }
     }
 }

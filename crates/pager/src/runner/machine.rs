@@ -66,7 +66,8 @@ fn limit_of(membership: &str, root: &Path, machine_bytes: u64) -> Option<CgroupL
         } else {
             continue;
         };
-        // In a container the path may be that of the host; the groups we can see are then at the mount itself.
+        // In a container the path may be that of the host; the groups we can see are then at the
+        // mount itself.
         let below = mount.join(path.trim_start_matches('/'));
         let groups = below.ancestors().take_while(|group| group.starts_with(&mount));
         for group in groups {

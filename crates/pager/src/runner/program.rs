@@ -33,7 +33,8 @@ struct User {
     gid: u32,
 }
 
-/// Finds the file that `command` names and checks that it and all its interpreters load our library.
+/// Finds the file that `command` names and checks that it and all its interpreters load our
+/// library.
 pub(super) fn find(command: &[OsString]) -> Result<Program, Refusal> {
     let name = command.first().filter(|name| !name.is_empty()).ok_or(Refusal::NoCommand)?;
     let search = std::env::var_os("PATH").unwrap_or_else(|| PATH_DEFAULT.into());

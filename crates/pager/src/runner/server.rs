@@ -185,8 +185,8 @@ impl Drop for PrivateFolder {
 /// Makes a folder with `mkdtemp`: its mode is 0700 from the first moment on.
 fn make_folder(template: &Path) -> io::Result<PathBuf> {
     let template = CString::new(template.as_os_str().as_bytes()).map_err(io::Error::other)?.into_raw();
-    // SAFETY: a writable zero-terminated string, which the call changes in place without growing it, and which is
-    // given back to `CString` exactly once.
+    // SAFETY: a writable zero-terminated string, which the call changes in place without growing
+    // it, and which is given back to `CString` exactly once.
     let (made, path) = unsafe { (!libc::mkdtemp(template).is_null(), CString::from_raw(template)) };
     if !made {
         return Err(io::Error::last_os_error());

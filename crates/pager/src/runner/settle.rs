@@ -2,7 +2,8 @@
 //! [`farfield_core::policy::settle`] decides by, and carries the decision out as `farfield pool
 //! switch` does.
 //!
-//! Places are measured and tried out by threads of their own, because a server that does not answer takes its time.
+//! Places are measured and tried out by threads of their own, because a server that does not answer
+//! takes its time.
 
 use super::{HoldOptions, PoolStatus, Refusal, RunnerBlock, far, pool};
 use core::sync::atomic::Ordering;

@@ -171,7 +171,8 @@ pub(super) fn spawn(
         return Err(io::Error::last_os_error());
     }
     let (reader, writer) = (owned(ends[0])?, owned(ends[1])?);
-    // SAFETY: the child makes only async-signal-safe calls before `exec` or `_exit`, on memory prepared above.
+    // SAFETY: the child makes only async-signal-safe calls before `exec` or `_exit`, on memory
+    // prepared above.
     let pid = unsafe { libc::fork() };
     if pid < 0 {
         return Err(io::Error::last_os_error());
@@ -181,8 +182,8 @@ pub(super) fn spawn(
         if let Some(limits) = limits {
             limits.restore();
         }
-        // SAFETY: zero-terminated strings in null-terminated arrays; `errno` is read at once; four bytes are written
-        // from a live integer.
+        // SAFETY: zero-terminated strings in null-terminated arrays; `errno` is read at once; four
+        // bytes are written from a live integer.
         unsafe {
             libc::execve(path.as_ptr(), argv.as_ptr(), envp.as_ptr());
             let error = *libc::__errno_location();
@@ -401,7 +402,8 @@ pub(super) fn columns(fd: BorrowedFd<'_>) -> usize {
 pub fn die_by(signal: i32) -> ! {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let set = set_of(&[signal]);
-    // SAFETY: no memory is touched but the live structs above; the default action runs no code of ours.
+    // SAFETY: no memory is touched but the live structs above; the default action runs no code of
+    // ours.
     unsafe {
         libc::setrlimit(libc::RLIMIT_CORE, &none);
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
