@@ -78,9 +78,9 @@ impl Loans {
         }
     }
 
-    /// Opens descriptors that cannot be done without: waits for borrowers, at most for two seconds.
-    /// (A borrower of which nobody knows when it ends shares our descriptors, or was made when they
-    /// were open.)
+    /// Opens descriptors that cannot be done without. Waits for borrowers, at most for two seconds,
+    /// and then opens them anyway. (A borrower of which nobody knows when it ends shares our
+    /// descriptors, or was made when they were open.)
     pub fn open_descriptors_for_good(&self, open: impl FnOnce()) {
         let deadline = process::now_ns() + PATIENCE_NS;
         let mut wait = Wait::new("a child of vfork that lacks our descriptors");

@@ -8,8 +8,8 @@
 //! 2. `vmsplice` takes a reference to each victim's memory into a pipe.
 //! 3. One `process_madvise` unmaps all victims. Whatever was written until then is in the memory
 //!    that the pipe holds; whatever is written later faults and waits for the page to have left.
-//! 4. Victims are read from the pipe: zeros vanish, what equals its far copy by checksum has left
-//!    with that, the rest is written to the pool.
+//! 4. Victims are read from the pipe. Pages of zeros vanish, a page that equals its far copy by
+//!    checksum has left with that, and the rest is written to the pool.
 //!
 //! A program of one thread that evicts in this very thread writes nothing meanwhile ([`Alone`]).
 //! Then, before 2, pages whose far copy may still be right are asked for the kernel's written bit,
@@ -168,7 +168,8 @@ impl Evictor {
         taken + copied
     }
 
-    /// Takes victims from the head of the queue.
+    /// Takes victims from the head of the queue, which gives a second chance: a referenced page is
+    /// queued once more instead of leaving.
     fn choose(&mut self, runtime: &Runtime, most: usize) {
         let table = runtime.table();
         let mut queue = runtime.queue.lock();
@@ -485,8 +486,9 @@ fn is_zero(page: &[u8]) -> bool {
 }
 
 /// Makes room for `pages` pages, evicting in this thread if need be, and charges them. Blocks until
-/// there is room; ends the program if there is none within 45 s. `context` is that of the program
-/// thread that needs the pages, if this is one in its handler.
+/// they fit; while another thread evicts, some overshoot is allowed. Ends the program if there is
+/// no room within 45 s. `context` is that of the program thread that needs the pages, if this is
+/// one in its handler.
 pub fn make_room(runtime: &Runtime, pages: i64, share: Share, context: Option<&Context>) {
     let need = pages * PAGE_BYTES as i64;
     let mut wait = Wait::new("room below the near limit");

@@ -1,4 +1,5 @@
-//! Faults: a page that is not near is needed.
+//! Page faults: a page that is not near is needed. Each page is brought by one thread, and the
+//! others wait for it (single flight).
 
 use super::call::Context;
 use super::evict::{Share, make_room};

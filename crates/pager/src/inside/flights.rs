@@ -7,8 +7,8 @@
 //! by a [`Lease`], and kept in the [`BOOKS`]: there, the thread that arms finds those that were
 //! submitted while nothing was held yet.
 //!
-//! Held too long costs room; held too short could cost bytes. Where the end of an operation cannot
-//! be told, its pages stay.
+//! A hold that lasts too long costs room; one that ends too early could cost bytes. Where the end
+//! of an operation cannot be told, its pages stay.
 
 use super::fault::bring_and_hold;
 use super::lock::Lock;
@@ -60,7 +60,7 @@ pub fn operation_bytes_max(runtime: &Runtime) -> usize {
     (room as usize - 2) * PAGE_BYTES
 }
 
-/// Wait for other operations to make room, with a deadline that each progress renews.
+/// Bounded wait for other operations to make room; each progress renews the deadline.
 pub struct Patience {
     progress: u32,
     until_ns: u64,

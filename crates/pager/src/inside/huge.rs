@@ -2,9 +2,9 @@
 //!
 //! A program's memory lies in pages of 2 MiB where it asks for them, or everywhere if its user does
 //! (`farfield run --huge-pages`), as long as all of it is near. Far memory comes and goes in pages
-//! of 4 KiB. So from then on there are no new huge pages, and the old ones are taken apart as their
-//! first part leaves: a huge page that loses a part keeps all its memory, until the kernel is short
-//! of it.
+//! of 4 KiB. So there are no new huge pages once memory has to leave, and the old ones are taken
+//! apart as their first part leaves. A huge page that loses a part would keep all its memory, until
+//! the kernel is short of it.
 
 use super::table::Table;
 use crate::window;

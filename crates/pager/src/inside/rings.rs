@@ -6,9 +6,9 @@
 //! counted in the completion queue, which we map too: by the next thread that enters, and by the
 //! monitor.
 //!
-//! Features that cannot be followed are refused as an older kernel refuses them: a kernel thread
-//! that takes entries by itself, memory of the program as queues, rings of buffers that the program
-//! fills without a call, and operations that [`crate::submission`] does not know.
+//! Features that cannot be followed are refused as an older kernel refuses them. These are a kernel
+//! thread that takes entries by itself, memory of the program as queues, rings of buffers that the
+//! program fills without a call, and operations that [`crate::submission`] does not know.
 
 use super::arm;
 use super::call::{Context, Outcome, done, error, forward};
@@ -751,7 +751,6 @@ pub fn find_closed(runtime: &Runtime) {
                     if in_use {
                         // Another user of the ring exists that we do not see: these pages stay for
                         // good.
-                        // stay for good.
                         entry.flights.take().for_each(core::mem::forget);
                         entry.registered.drain(..).for_each(core::mem::forget);
                         core::mem::forget(core::mem::take(&mut entry.kept));

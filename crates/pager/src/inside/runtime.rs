@@ -415,7 +415,8 @@ impl core::fmt::Write for Text {
     }
 }
 
-/// Recent share of events of a kind, in 1/256: a moving average over eight counts.
+/// Recent share of events of a kind, in 1/256: an exponential moving average that gives each count
+/// a weight of 1/8.
 pub struct RecentShare(AtomicU32);
 
 impl RecentShare {

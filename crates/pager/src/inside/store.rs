@@ -32,11 +32,12 @@ const SINGLES: usize = 32;
 const RUNS: usize = 6;
 /// Number of pages in a longer buffer.
 pub const RUN_PAGES: usize = 16;
-/// Number of pages loaded at once: one system call maps them, and their copies fit the signal stack
-/// and, just, the first cache.
+/// Maximum number of pages loaded at once. One system call maps them, and their copies fit the
+/// signal stack and just fit the first-level cache.
 const LOAD_PAGES: usize = 8;
-/// Share of changed pages among those that leave, in 1/256, above which most pages count as
-/// changed. (With a lower one, programs that read two pages for each that they write pay.)
+/// Recent share of victims that differed from their far copy, in 1/256, above which arriving pages
+/// are expected to be written. (With a lower one, programs that read two pages for each that they
+/// write pay.)
 const MOST: u32 = 160;
 /// Time that the pool may take for one operation.
 pub const DEADLINE: Duration = Duration::from_secs(20);

@@ -17,8 +17,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Asks the runner for this pool, which is tried out first, or for the one with which the job
-/// began. Returns the number of the new pool. Blocks until the runner answers, at most for
-/// [`ANSWER_WITHIN`].
+/// began. Returns the number of the new pool. Blocks until the runner answers, at most for ten
+/// seconds beside the try.
 pub fn switch_pool(control: &ControlBlock, url: Option<&str>, token: &[u8]) -> Result<u32, Refusal> {
     let (kind, (urls, token)) = match url {
         Some(url) => (Request::Switch, (far::resolve(&[url.to_owned()])?, token.to_vec())),
