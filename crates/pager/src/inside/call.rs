@@ -12,7 +12,8 @@ impl Context {
     /// Wraps what the kernel gave the handler.
     ///
     /// # Safety
-    /// `context` must be the third argument of a running `SA_SIGINFO` handler, and outlive this value.
+    /// `context` must be the third argument of a running `SA_SIGINFO` handler, and outlive this
+    /// value.
     pub unsafe fn new(context: *mut libc::c_void) -> Context {
         Context { context: context.cast() }
     }
@@ -125,7 +126,8 @@ impl Context {
     /// Writes a copy of the kernel's frame to `frame`, which returns to `restorer`.
     ///
     /// # Safety
-    /// The place must be one that the program has given to handlers of signals; `info` is the handler's second argument.
+    /// The place must be one that the program has given to handlers of signals; `info` is the
+    /// handler's second argument.
     pub unsafe fn write_frame(&self, frame: &SignalFrame, restorer: usize, info: *const libc::siginfo_t) -> Context {
         let (floats, floats_bytes) = self.floats();
         // SAFETY: by `new` and the caller; a page that is far comes near when it is touched.

@@ -41,7 +41,7 @@ use farfield_pool::Buffer;
 /// Maximum number of victims of one batch.
 pub const BATCH: usize = 64;
 /// Returns the bytes by which direct reclaim may overshoot while another thread is evicting
-/// (Fastswap's α): 1.6 % of the limit.
+/// (Fastswap's α): 1.6 % of the limit, but at least 1 MiB and at most 8 MiB.
 fn slack_bytes(limit: i64) -> i64 {
     (limit / 64).clamp(1 << 20, 8 << 20)
 }
@@ -100,7 +100,7 @@ pub enum Urgency<'a> {
 pub enum Share {
     /// Most pages for one shoot-down.
     Batch = BATCH as isize,
-    /// As many pages as leave while a page travels.
+    /// Number of pages that leave while a page travels.
     WhileWaiting = 8,
 }
 

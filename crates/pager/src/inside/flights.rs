@@ -156,8 +156,8 @@ impl Lease {
         self.held = true;
     }
 
-    /// Populates, brings near and holds the pages of a lease that holds none yet, when faults
-    /// become ours.
+    /// Populates the pages of a lease that holds none yet, brings them near and holds them. Called
+    /// when faults become ours.
     fn hold_found(&mut self, runtime: &Runtime) {
         if !self.held {
             for run in &mut self.runs {

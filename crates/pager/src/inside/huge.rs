@@ -20,7 +20,8 @@ const NOWHERE: u32 = 0;
 const SOMEWHERE: u32 = 1;
 const EVERYWHERE: u32 = 2;
 
-/// Sets, at the start, whether there are huge pages everywhere, or only where the program asks for
+/// Decides, at the start, whether there are huge pages everywhere, or only where the program asks
+/// for them.
 /// them.
 pub fn start(everywhere: bool) {
     WHERE.store(if everywhere { EVERYWHERE } else { NOWHERE }, Ordering::Relaxed);

@@ -354,7 +354,8 @@ impl Runtime {
         (believed(&control.near_bytes), limit + excess)
     }
 
-    /// Returns the bytes that the reclaim thread keeps free below the limit.
+    /// Returns the bytes that the reclaim thread keeps free below the limit: 1/64 of it, but at
+    /// least 1 MiB and at most 32 MiB.
     pub fn reserve_bytes(limit: i64) -> i64 {
         (limit / 64).clamp(1 << 20, 32 << 20)
     }

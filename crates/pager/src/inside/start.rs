@@ -15,8 +15,8 @@ use std::os::fd::BorrowedFd;
 /// runs without one.
 ///
 /// # Safety
-/// `environment` must be the NULL-terminated environment that the loader passes to constructors. (The C library is
-/// not initialised yet: its own `getenv` would find nothing.)
+/// `environment` must be the NULL-terminated environment that the loader passes to constructors.
+/// (The C library is not initialised yet: its own `getenv` would find nothing.)
 pub unsafe fn start(environment: *const *const libc::c_char) {
     // SAFETY: passed on to the caller.
     let [control, preload, sanitizer_options] =

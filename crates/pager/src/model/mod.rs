@@ -324,7 +324,7 @@ fn discard(index: u64) {
     KNOWN.over[index as usize].fetch_add(1, Ordering::Relaxed);
 }
 
-/// Does what the monitor does between two sleeps.
+/// Runs one round of the monitor, as between two of its sleeps.
 fn monitor() {
     if RUNTIME.phase() != Phase::Armed {
         return;

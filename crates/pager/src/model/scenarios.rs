@@ -121,8 +121,8 @@ fn fork() {
     run(Start::ARMED, threads);
 }
 
-/// Does what the keeper does when its job shall have another pool. It makes room beside the running
-/// program, opens the pool, moves everything and exchanges the two.
+/// Moves the process to another pool as its keeper would. It makes room beside the running program,
+/// opens the pool, moves everything and exchanges the two.
 fn keeper() {
     // The runner decides this; only its mapping can be written.
     let config = RUNTIME.config();
@@ -246,7 +246,8 @@ fn system_call(number: usize, index: u64) {
     record.reap();
 }
 
-/// Forks. The child must find every word as it was at one moment, and go on independently.
+/// Forks and checks the child, which must find every word as it was at one moment, and go on
+/// independently.
 fn fork_and_check() {
     match forking::fork(&context(), [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]) {
         Outcome::Done(0) => process::exit_group(child()),
