@@ -1,5 +1,5 @@
-//! The blocks of a job as mappings: made by the runner, opened by `farfield top` and `farfield
-//! pool`.
+//! The blocks of a job as mappings: made by the runner, opened by `farfield top` and
+//! `farfield pool`.
 
 use super::sys;
 use crate::config::{JobConfig, MAGIC, RequestBlock, TEXT_BYTES};

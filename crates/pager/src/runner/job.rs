@@ -102,7 +102,8 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
     let server = match urls.is_empty() {
         true => {
             if token.is_empty() {
-                // The server asks for a token because the user that it sees may change.
+                // The server checks the token and not the user, because the user of a process may
+                // change.
                 token = random_token().map_err(os("random bits"))?;
             }
             Some(PrivateServer::start(&options.farfield, &token, options.quiet, &signals)?)

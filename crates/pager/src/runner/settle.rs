@@ -1,6 +1,6 @@
 //! Moves a running job's far memory to another of the places that it may have. It measures what
-//! [`farfield_core::policy::settle`] decides by, and carries the decision out as `farfield pool
-//! switch` does.
+//! [`farfield_core::policy::settle`] decides by, and carries the decision out as
+//! `farfield pool switch` does.
 //!
 //! Places are measured and tried out by threads of their own, because a server that does not answer
 //! takes its time.
