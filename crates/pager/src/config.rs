@@ -1,19 +1,21 @@
-//! The configuration of a job: what the runner decides, which processes of the job read and can never write.
+//! The configuration of a job: what the runner decides. Processes of the job read it and can never
+//! write it.
 //!
-//! The runner makes it as a memfd that only its own mapping can write (`F_SEAL_FUTURE_WRITE`) and passes the path
-//! (`/proc/PID/fd/N`) in [`ENV_CONTROL`]. It says where the control block is, where far memory is and with which token.
-//! What processes write, numbers that nobody has to believe, is in [`crate::control`]. Requests of people come to the
-//! runner through a [`RequestBlock`], which only its own user and root can open.
+//! The runner makes it as a memfd that only its own mapping can write (`F_SEAL_FUTURE_WRITE`) and
+//! passes the path (`/proc/PID/fd/N`) in [`ENV_CONTROL`]. The configuration says where the control
+//! block is, where far memory is and with which token. The numbers that processes write, which
+//! nobody has to believe, are in [`crate::control`]. Requests of people come to the runner through
+//! a [`RequestBlock`], which only its own user and root can open.
 
 use crate::control::{Control, Counters, Slot};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Path of the configuration, for processes of the job.
+/// Environment variable with the path of the configuration, for processes of the job.
 pub const ENV_CONTROL: &str = "FARFIELD_CONTROL";
-/// Most bytes of pool URLs, and of the token.
+/// Maximum length in bytes of the pool URLs, and of the token.
 pub const TEXT_BYTES: usize = 4096;
-/// First bytes of a configuration: different for each layout of the three blocks, so that a runner and a library of
-/// different builds do not misread each other.
+/// First eight bytes of a configuration. They differ for each layout of the three blocks, so that a
+/// runner and a library of different builds do not misread each other.
 pub const MAGIC: u64 = {
     let sizes = [
         size_of::<Control>() as u64,
@@ -40,37 +42,40 @@ pub const MAGIC: u64 = {
 /// Multiplier of the Fowler-Noll-Vo hash.
 const FNV_PRIME: u64 = 0x100_0000_01b3;
 
-/// The configuration of a job. The runner has it mapped writable, everybody else read-only: a store is SIGSEGV there.
+/// Configuration of a job. The runner has it mapped writable, everybody else read-only: a store is
+/// SIGSEGV there.
 #[repr(C, align(4096))]
 pub struct JobConfig {
-    /// [`MAGIC`].
+    /// Equals [`MAGIC`] if the layout is that of this build.
     pub magic: AtomicU64,
     /// Descriptor of the runner that is the control block.
     pub control_fd: AtomicU32,
     /// Descriptor of the runner that is the request block.
     pub requests_fd: AtomicU32,
-    /// Effective user of the runner. A server that this user runs is believed, whatever user a process has become.
+    /// Effective user of the runner. A server that this user runs is believed, whatever user a
+    /// process has become.
     pub runner_uid: AtomicU32,
     /// Mode asked for ([`crate::control::Mode`] as number).
     pub mode: AtomicU32,
-    /// Shall memory lie in huge pages until some of it has to leave? 0: where the program asks for it.
+    /// 1 if memory lies in huge pages until some of it has to leave; 0: only where the program asks
+    /// for huge pages.
     pub huge_pages: AtomicU32,
-    /// Near budget of the process tree, bytes. May change while the job runs.
+    /// Near budget of the process tree, in bytes. It may change while the job runs.
     pub near_limit_bytes: AtomicU64,
-    /// The pool that the job began with.
+    /// Pool that the job began with.
     pub first: PoolText,
-    /// Number of the pool that the job shall have now: 0 is the one that it began with. `pools[pool_epoch % 2]` says which
-    /// that is, and the other one says which it was before.
+    /// Number of the pool that the job shall have now: 0 is the one that it began with.
+    /// `pools[pool_epoch % 2]` says which that is, and the other entry says which it was before.
     pub pool_epoch: AtomicU32,
-    /// See `pool_epoch`.
+    /// Current and previous pool, by the parity of `pool_epoch`.
     pub pools: [PoolText; 2],
-    /// How often the job has moved to another pool by itself.
+    /// Number of times that the job has moved to another pool by itself.
     pub pool_moves: AtomicU32,
     /// Number of the pool to which the job has moved by itself.
     pub pool_cause_epoch: AtomicU32,
-    /// Why it has.
+    /// Reason why the job moved there.
     pub pool_cause: SharedText<64>,
-    /// Why the pool of the last switch was given up.
+    /// Reason why the pool of the last switch was given up.
     pub pool_reason: SharedText<64>,
 }
 
@@ -84,7 +89,7 @@ pub struct PoolText {
 }
 
 impl PoolText {
-    /// Stores texts of at most [`TEXT_BYTES`], before somebody is told of them.
+    /// Stores texts of at most [`TEXT_BYTES`], before other processes are told of them.
     pub fn write(&self, urls: &[u8], token: &[u8]) {
         self.urls.write(urls);
         self.token.write(token);
@@ -100,67 +105,69 @@ impl PoolText {
     /// Calls `action` with the URLs, and allocates nothing.
     pub fn with_urls<T>(&self, action: impl FnOnce(core::str::Lines<'_>) -> T) -> T {
         let mut urls = [0; TEXT_BYTES];
-        // Written from text.
+        // The bytes were written from text, so they are UTF-8.
         action(core::str::from_utf8(self.urls.read(&mut urls)).unwrap_or_default().lines())
     }
 }
 
 impl JobConfig {
-    /// Returns the pool that the job shall have, and its number.
+    /// Returns the number, URLs and token of the pool that the job shall have.
     pub fn pool(&self) -> (u32, Vec<String>, Vec<u8>) {
         loop {
             let epoch = self.pool_epoch.load(Ordering::SeqCst);
             let (urls, token) = self.pools[epoch as usize % 2].read();
-            // It is written while it is not the one.
+            // A pool is written only while it is not the current one.
             if self.pool_epoch.load(Ordering::SeqCst) == epoch {
                 return (epoch, urls, token);
             }
         }
     }
 
-    /// Returns the near budget. Sums of a few such numbers do not overflow.
+    /// Returns the near budget in bytes, clamped so that sums of a few such numbers do not
+    /// overflow.
     pub fn near_limit(&self) -> i64 {
         self.near_limit_bytes.load(Ordering::Relaxed).min(crate::control::BYTES_MAX as u64) as i64
     }
 }
 
-/// What somebody asks of the runner, and its answer. Whoever asks holds a lock on the file (`flock`) meanwhile.
+/// Request to the runner, and its answer. The asking process meanwhile holds a lock on the file
+/// (`flock`).
 #[repr(C, align(4096))]
 pub struct RequestBlock {
-    /// Number of the last request, which is complete then.
+    /// Number of the last request. The request is complete once its number is here.
     pub asked: AtomicU32,
     /// Number of the last request that was answered.
     pub answered: AtomicU32,
-    /// [`Request`] as number.
+    /// [`Request`] as a number.
     pub kind: AtomicU32,
-    /// For [`Request::Switch`]: the pool.
+    /// Pool to move to, for [`Request::Switch`].
     pub pool: PoolText,
     /// Answer: the number of the pool that the job shall have now.
     pub pool_epoch: AtomicU32,
-    /// Answer: why nothing was done; empty if it was.
+    /// Answer: why nothing was done; empty if the request was carried out.
     pub refusal: SharedText<64>,
 }
 
-/// What can be asked of a runner.
+/// Kind of request to a runner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Request {
-    /// The job shall have another pool.
+    /// Move the job to another pool.
     Switch = 1,
-    /// It shall have the pool that it began with.
+    /// Move the job to the pool that it began with.
     SwitchToFirst = 2,
-    /// It shall go back to the pool before, if it is still on the way.
+    /// Move the job back to the pool before, if it is still on the way.
     Cancel = 3,
 }
 
 impl Request {
-    /// Returns the request of that number.
+    /// Returns the request with that number.
     pub fn of(number: u32) -> Option<Request> {
         [Request::Switch, Request::SwitchToFirst, Request::Cancel].into_iter().find(|kind| *kind as u32 == number)
     }
 }
 
-/// A text in memory that other processes may be reading or writing at the same time.
+/// Text in memory that other processes may be reading or writing at the same time.
 #[repr(C)]
 pub struct SharedText<const WORDS: usize> {
     len: AtomicU32,
@@ -168,7 +175,7 @@ pub struct SharedText<const WORDS: usize> {
 }
 
 impl<const WORDS: usize> SharedText<WORDS> {
-    /// Stores as much of `text` as there is room for, and then its length.
+    /// Stores as much of `text` as fits, and then its length.
     pub fn write(&self, text: &[u8]) {
         let text = &text[..text.len().min(WORDS * 8)];
         for (word, chunk) in self.words.iter().zip(text.chunks(8)) {
@@ -179,7 +186,8 @@ impl<const WORDS: usize> SharedText<WORDS> {
         self.len.store(text.len() as u32, Ordering::Release);
     }
 
-    /// Copies the text into `into`; the part that was filled. Never trusts the stored length.
+    /// Copies the text into `into` and returns the part that was filled. Never trusts the stored
+    /// length.
     pub fn read<'a>(&self, into: &'a mut [u8]) -> &'a [u8] {
         let len = (self.len.load(Ordering::Acquire) as usize).min(WORDS * 8).min(into.len());
         for (chunk, word) in into[..len].chunks_mut(8).zip(&self.words) {
@@ -188,7 +196,8 @@ impl<const WORDS: usize> SharedText<WORDS> {
         &into[..len]
     }
 
-    /// Returns the text as one line that cannot confuse a terminal, whoever has written it.
+    /// Returns the text as one line without control characters, so that it cannot confuse a
+    /// terminal, no matter which process has written it.
     pub fn line(&self) -> String {
         let mut bytes = vec![0; WORDS * 8];
         let text = String::from_utf8_lossy(self.read(&mut bytes));

@@ -1,37 +1,40 @@
 //! The control block: shared memory that every process of a job writes, and the runner.
 //!
-//! It holds accounts: what is near and far, what happened, what failed. All fields are atomics: another process may write
-//! them at any time, and a process that has become another user is not believed any more than a stranger. So whoever reads
-//! a number bounds it, and nothing that is decided for the whole job is here: that is in [`crate::config`]. Each process of
+//! The block holds accounts: what is near and far, what happened, what failed. All fields are
+//! atomics, because another process may write them at any time. A process that has become another
+//! user is believed no more than a stranger. So every reader bounds the numbers that it reads, and
+//! nothing that is decided for the whole job is here: that is in [`crate::config`]. Each process of
 //! the job takes one [`Slot`]. The near budget is [`Control::near_bytes`] against
-//! [`crate::config::JobConfig::near_limit_bytes`]. `docs/design/trust.md` has what a lie in each field can do.
+//! [`crate::config::JobConfig::near_limit_bytes`]. `docs/design/trust.md` says what a lie in each
+//! field can do.
 
 use crate::config::SharedText;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use farfield_pool::{Protection, Scrubbed};
 
-/// Most processes alive at once in one job.
+/// Maximum number of processes alive at once in one job.
 pub const SLOTS: usize = 1024;
-/// Largest number of bytes that is believed, either way: sums of a few such numbers do not overflow.
+/// Largest magnitude of a byte count that is believed, positive or negative. Sums of a few such
+/// numbers do not overflow.
 pub const BYTES_MAX: i64 = 1 << 60;
-/// Largest number of pages, and of events that concern pages, that is believed: as bytes, and summed over all slots, it does
-/// not overflow.
+/// Largest number of pages, or of events that concern pages, that is believed. As bytes, and summed
+/// over all slots, it does not overflow.
 pub const PAGES_MAX: u64 = 1 << 40;
 
-/// How page faults are served.
+/// Way in which page faults are served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Mode {
     /// Signal mode where possible, else handler threads.
     Auto = 0,
-    /// In the faulting thread.
+    /// Faults are served in the faulting thread.
     Signal = 1,
-    /// By handler threads.
+    /// Faults are served by handler threads.
     Thread = 2,
 }
 
-/// Exit codes of `farfield run` that are ours and not the program's. Chosen outside of what shells and `sysexits`
-/// use.
+/// Exit codes of `farfield run` that are ours and not the program's, outside of the codes that
+/// shells and `sysexits` use.
 pub mod exit {
     /// The memory server was lost while the program still needed it.
     pub const SERVER_LOST: i32 = 93;
@@ -39,9 +42,10 @@ pub mod exit {
     pub const POOL_FULL: i32 = 94;
     /// A page came back with the wrong bytes.
     pub const CORRUPT: i32 = 95;
-    /// Another fault of our own inside the program.
+    /// The library failed inside the program for another reason.
     pub const INTERNAL: i32 = 96;
-    /// The command could not be run with far memory (static, setuid, unsupported kernel …); it was not started.
+    /// The command could not be run with far memory (static, setuid, unsupported kernel …); it was
+    /// not started.
     pub const REFUSED: i32 = 97;
 
     /// Returns `code` if it is one of these, else [`INTERNAL`].
@@ -53,7 +57,7 @@ pub mod exit {
 /// Accounts of a job.
 #[repr(C, align(4096))]
 pub struct Control {
-    /// The part of `near_bytes` that is our own tables and buffers, which cannot leave.
+    /// Part of `near_bytes` that is our own tables and buffers, which cannot leave.
     pub meta_bytes: AtomicI64,
     /// Near bytes in use now: sum over slots of near and metadata bytes.
     pub near_bytes: AtomicI64,
@@ -67,20 +71,21 @@ pub struct Control {
     pub processes: AtomicU32,
     /// Exit code from [`exit`] if a process had to stop because of us, with the reason in `reason`.
     pub failure: AtomicU32,
-    /// Why, UTF-8.
+    /// Reason of the failure, UTF-8.
     pub reason: SharedText<64>,
     /// Counters of processes that have ended, added up by the runner.
     pub past: Counters,
-    /// One per living process.
+    /// Slots of the living processes, one each.
     pub slots: [Slot; SLOTS],
 }
 
-/// Returns a number of bytes that another process may have written, within [`BYTES_MAX`].
+/// Returns a number of bytes that another process may have written, clamped to ±[`BYTES_MAX`].
 pub fn believed(bytes: &AtomicI64) -> i64 {
     bytes.load(Ordering::Relaxed).clamp(-BYTES_MAX, BYTES_MAX)
 }
 
-/// Returns a number of pages, or of what happened to pages, that another process may have written, within [`PAGES_MAX`].
+/// Returns a count of pages, or of events that concern pages, that another process may have
+/// written, clamped to [`PAGES_MAX`].
 pub fn believed_pages(pages: &AtomicU64) -> u64 {
     pages.load(Ordering::Relaxed).min(PAGES_MAX)
 }
@@ -90,45 +95,47 @@ pub fn believed_pages(pages: &AtomicU64) -> u64 {
 pub struct Slot {
     /// Process id, in the pid namespace of the process; 0 = free.
     pub pid: AtomicU32,
-    /// Process id as the runner sees it; 0 until it has looked.
+    /// Process id as the runner sees it; 0 until the runner has looked.
     pub outer_pid: AtomicU32,
     /// [`farfield_os::process::identity`] of the process; 0 while it takes the slot.
     pub identity: AtomicU64,
-    /// 0 dormant (below the budget, kernel serves faults), 1 armed in signal mode, 2 armed in thread mode.
+    /// 0 dormant (below the budget, kernel serves faults), 1 armed in signal mode, 2 armed in
+    /// thread mode.
     pub state: AtomicU32,
     /// Bytes of far-capable memory that are near.
     pub near_bytes: AtomicI64,
     /// Bytes of our own tables and buffers.
     pub meta_bytes: AtomicI64,
-    /// Bytes far.
+    /// Bytes of far memory.
     pub far_bytes: AtomicI64,
-    /// The pool that it has ([`crate::config::JobConfig::pool_epoch`]), if it is armed.
+    /// Number of the pool that the process has ([`crate::config::JobConfig::pool_epoch`]), if it is
+    /// armed.
     pub pool_epoch: AtomicU32,
-    /// The last pool to which it could not move; 0: none.
+    /// Number of the last pool to which the process could not move; 0: none.
     pub pool_failed: AtomicU32,
-    /// Why it could not.
+    /// Reason why the process could not move there.
     pub pool_failure: SharedText<64>,
-    /// While it moves to another pool: pages that it has far or had, and those of them that were moved.
+    /// Pages that the process has or had far, while it moves to another pool.
     pub pool_pages: AtomicU64,
-    /// See `pool_pages`.
+    /// Pages out of `pool_pages` that were moved already.
     pub pool_moved_pages: AtomicU64,
-    /// 1 while a part of its pool does not answer, or lacks something.
+    /// 1 while a part of the process's pool does not answer, or lacks something.
     pub pool_degraded: AtomicU32,
-    /// 1 if its pool has a scrub, and what that has done.
+    /// 1 if the process's pool has a scrub; `pool_scrubbed` is valid then.
     pub pool_scrub: AtomicU32,
     /// [`farfield_pool::Scrubbed`], field by field.
     pub pool_scrubbed: [AtomicU64; 5],
-    /// 1 if its pool protects what it holds, and how well.
+    /// 1 if the process's pool protects what it holds; `pool_protection` is valid then.
     pub pool_protects: AtomicU32,
     /// [`farfield_pool::Protection`], field by field.
     pub pool_protection: [AtomicU64; 4],
-    /// What happened.
+    /// Events that were counted in the process.
     pub counters: Counters,
 }
 
 impl Slot {
-    /// Returns the process of this slot as the runner sees it, or, before it has looked, as the process sees itself; 0
-    /// if the slot is free.
+    /// Returns the pid of this slot's process as the runner sees it; 0 if the slot is free. Before
+    /// the runner has looked, it is the pid as the process sees itself.
     pub fn process(&self) -> u32 {
         let pid = self.pid.load(Ordering::Acquire);
         match self.outer_pid.load(Ordering::Acquire) {
@@ -137,7 +144,8 @@ impl Slot {
         }
     }
 
-    /// Notes that the process could not move to the pool with number `epoch`, and why. The runner looks for that.
+    /// Notes that the process could not move to the pool with number `epoch`, and why. The runner
+    /// polls this.
     pub fn fail_pool(&self, epoch: u32, why: &[u8]) {
         self.pool_failure.write(why);
         self.pool_failed.store(epoch, Ordering::Release);
@@ -161,7 +169,8 @@ impl Slot {
         self.pool_protects.store(protection.is_some().into(), Ordering::Release);
     }
 
-    /// What was noted of that.
+    /// Returns what [`Slot::set_protection`] noted, within [`PAGES_MAX`]; `None` if the pool
+    /// protects nothing.
     pub fn protection(&self) -> Option<Protection> {
         let is_known = self.pool_protects.load(Ordering::Acquire) != 0;
         let [missing_legs, shared_legs, exposed_pages, restored_pages] =
@@ -169,7 +178,8 @@ impl Slot {
         is_known.then_some(Protection { missing_legs, shared_legs, exposed_pages, restored_pages })
     }
 
-    /// What was noted.
+    /// Returns what [`Slot::set_scrubbed`] noted, with counts within [`PAGES_MAX`]; `None` if the
+    /// pool has no scrub.
     pub fn scrubbed(&self) -> Option<Scrubbed> {
         let is_known = self.pool_scrub.load(Ordering::Acquire) != 0;
         let [looked, wrong, mended, turns, turn_ended_at] = &self.pool_scrubbed;
@@ -180,10 +190,13 @@ impl Slot {
 }
 
 impl Control {
-    /// Takes a slot for process `pid`, the first free one. A slot that the process already has (it has called
-    /// `exec`) is taken again: the old image is gone, so its bytes leave the totals, while its counts go on.
-    /// `None` if all are taken; the runner frees slots of dead processes within a tenth of a second. Processes of
-    /// several pid namespaces can have one pid: `identity` ([`farfield_os::process::identity`]) tells them apart.
+    /// Takes the first free slot for process `pid`.
+    ///
+    /// If the process has a slot already (it has called `exec`), that slot is taken again: the old
+    /// image is gone, so its bytes leave the totals, while its counts go on. Returns `None` if all
+    /// slots are taken; the runner frees slots of dead processes within a tenth of a second.
+    /// Processes of several pid namespaces can have one pid: `identity`
+    /// ([`farfield_os::process::identity`]) tells them apart.
     pub fn take_slot(&self, pid: u32, identity: u64) -> Option<&Slot> {
         assert!(pid != 0 && identity != 0);
         let is_own =
@@ -202,8 +215,8 @@ impl Control {
         Some(slot)
     }
 
-    /// Gives back the slot of a process that is gone: its bytes leave the totals, its counts move to `past`. Only the
-    /// runner does this, so a slot is freed once.
+    /// Gives back the slot of a process that is gone. Its bytes leave the totals, and its counts
+    /// move to `past`. Only the runner does this, so a slot is freed once.
     pub fn free_slot(&self, slot: &Slot) {
         self.forget_bytes(slot);
         self.past.add(&slot.counters);
@@ -213,14 +226,14 @@ impl Control {
         slot.pid.store(0, Ordering::Release);
     }
 
-    /// The memory of a process is gone, or about to be: its bytes leave the totals.
+    /// Takes the bytes of a process whose memory is gone, or about to be, out of the totals.
     pub fn forget_bytes(&self, slot: &Slot) {
         let meta = slot.meta_bytes.swap(0, Ordering::Relaxed);
         let near = slot.near_bytes.swap(0, Ordering::Relaxed).wrapping_add(meta);
         self.meta_bytes.fetch_sub(meta, Ordering::Relaxed);
         self.near_bytes.fetch_sub(near, Ordering::Relaxed);
         self.far_bytes.fetch_sub(slot.far_bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
-        // Whoever has the slot next may end before it has looked at its own pool.
+        // The next owner of the slot may end before it has looked at its own pool.
         slot.pool_failed.store(0, Ordering::Relaxed);
         slot.pool_degraded.store(0, Ordering::Relaxed);
         slot.pool_scrub.store(0, Ordering::Relaxed);
@@ -228,7 +241,8 @@ impl Control {
         slot.state.store(0, Ordering::Relaxed);
     }
 
-    /// Notes that a process stops because of us: `code` of [`exit`], and why. The first note stays.
+    /// Notes that a process stops because of us: `code` of [`exit`], and the reason. The first note
+    /// stays.
     pub fn fail(&self, code: i32, reason: &[u8]) {
         let code = code as u32;
         if self.failure.compare_exchange(0, code | Self::FAILING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
@@ -237,8 +251,8 @@ impl Control {
         }
     }
 
-    /// The note of [`Control::fail`], if there is one; `complete` is false while (or because) the process that makes
-    /// it has not finished writing.
+    /// Returns the exit code that [`Control::fail`] noted, and whether the note is complete. The
+    /// note is incomplete while (or because) the process that makes it has not finished writing.
     pub fn failure(&self) -> Option<(i32, bool)> {
         match self.failure.load(Ordering::Acquire) {
             0 => None,
@@ -256,7 +270,7 @@ macro_rules! counters {
         #[repr(C)]
         pub struct Counters {
             $($(#[$doc])* pub $name: AtomicU64,)*
-            /// Histogram of fault service times; see [`bucket_of`].
+            /// Histogram of fault service times in nanoseconds; [`bucket_of`] gives the bucket.
             pub fault_ns: [AtomicU64; BUCKETS],
         }
         impl Counters {
@@ -284,11 +298,11 @@ macro_rules! counters {
 counters! {
     /// Page faults that we served.
     faults,
-    /// Of these, first touches (nothing to read).
+    /// Faults that were first touches, with nothing to read.
     first_touches,
-    /// Of these, demand reads from the pool.
+    /// Faults that read their page from the pool.
     demand_reads,
-    /// Pages that came near, demand and prefetch.
+    /// Pages that came near, on demand or by prefetch.
     pages_in,
     /// Pages written to the pool.
     pages_out,
@@ -298,7 +312,7 @@ counters! {
     zero_pages,
     /// Pages read ahead of need.
     prefetched,
-    /// Of these, pages that were used.
+    /// Prefetched pages that were used.
     prefetch_hits,
     /// System calls whose buffers we brought near and held.
     syscalls_guarded,
@@ -312,14 +326,16 @@ counters! {
     reclaim_ns,
     /// Pages that came back soon after they had left.
     refaults,
-    /// System calls of our own that came to our own handler, because they did not go through the gate.
+    /// System calls of our own that came to our own handler, because they did not go through the
+    /// gate.
     own_calls_trapped,
 }
 
 /// Buckets of a latency histogram: 8 per power of two.
 pub const BUCKETS: usize = 320;
 
-/// Bucket of a duration in nanoseconds: exact below 8, then 8 per power of two (at most 12.5 % off).
+/// Returns the bucket of a duration in nanoseconds: exact below 8 ns, then 8 per power of two (at
+/// most 12.5 % off).
 pub fn bucket_of(ns: u64) -> usize {
     if ns < 8 {
         return ns as usize;
@@ -329,7 +345,7 @@ pub fn bucket_of(ns: u64) -> usize {
     index.min(BUCKETS - 1)
 }
 
-/// Smallest duration, in nanoseconds, that falls into `bucket`.
+/// Returns the smallest duration, in nanoseconds, that falls into `bucket`.
 pub fn bucket_floor(bucket: usize) -> u64 {
     if bucket < 8 {
         return bucket as u64;
@@ -338,8 +354,8 @@ pub fn bucket_floor(bucket: usize) -> u64 {
     (8 + (bucket as u64 & 7)) << (exponent - 3)
 }
 
-/// The duration, in nanoseconds, that `numerator / denominator` of the events did not exceed; `None` without events.
-/// Accurate to one bucket (12.5 %).
+/// Returns the duration, in nanoseconds, that `numerator / denominator` of the events did not
+/// exceed; `None` without events. Accurate to one bucket (12.5 %).
 pub fn quantile_ns(counts: &[u64; BUCKETS], numerator: u64, denominator: u64) -> Option<u64> {
     let total: u128 = counts.iter().map(|&count| u128::from(count)).sum();
     // The rank is rounded up, so that of one event every quantile is that event.

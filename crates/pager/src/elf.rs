@@ -1,38 +1,40 @@
-//! Can the dynamic loader slip our library into this file?
+//! Classification of executables: can the dynamic loader load our library into this file?
 //!
-//! A pure look at the first bytes of an executable: no I/O, no allocation, nothing that can panic, because it runs
-//! on files that anybody can write, in the runner before a start and inside programs on `execve`.
-//! Only a 64-bit x86 ELF file with an interpreter (`PT_INTERP`) has a dynamic loader that honours `LD_PRELOAD`.
+//! The check is a pure look at the first bytes of an executable: no I/O, no allocation, nothing
+//! that can panic. It runs on files that anybody can write, in the runner before a start and inside
+//! programs on `execve`. Only a 64-bit x86 ELF file with an interpreter (`PT_INTERP`) has a dynamic
+//! loader that honours `LD_PRELOAD`.
 
-/// What the kernel and the loader will do with a file.
+/// Kind of an executable: what the kernel and the loader will do with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Linkage<'a> {
-    /// Loaded by a dynamic loader; this is its path.
+    /// A program that a dynamic loader loads.
     Dynamic {
-        /// `PT_INTERP`, without the final zero.
+        /// Path of the loader: `PT_INTERP`, without the final zero.
         interpreter: &'a [u8],
     },
-    /// No dynamic loader: static, or static position-independent.
+    /// A program without a dynamic loader: static, or static position-independent.
     Static,
-    /// `#!`: another program reads it.
+    /// A script that begins with `#!`: another program reads it.
     Script {
-        /// Path of that program.
+        /// Path of the program that reads the script.
         interpreter: &'a [u8],
-        /// What follows it on the line, as one argument; empty if nothing does.
+        /// Rest of the `#!` line, as one argument; empty if there is none.
         argument: &'a [u8],
     },
     /// A 32-bit program (i386, x32).
     Bits32,
     /// 64-bit ELF of another machine or byte order.
     Foreign {
-        /// `e_machine`.
+        /// The field `e_machine`.
         machine: u16,
     },
-    /// Neither ELF nor `#!`: the kernel refuses it with `ENOEXEC`, and shells then read it as a script of their own.
+    /// Neither ELF nor `#!`. The kernel refuses the file with `ENOEXEC`, and shells then read it as
+    /// a script of their own.
     Unknown,
-    /// ELF, but broken, or not a program (object file, core).
+    /// An ELF file that is broken, or not a program (object file, core).
     Malformed,
-    /// The answer lies further on: ask again with at least this many bytes of the file.
+    /// Undecided: the caller has to ask again with at least this many bytes of the file.
     More {
         /// Bytes needed from the start of the file.
         bytes: u64,
@@ -41,7 +43,7 @@ pub enum Linkage<'a> {
 
 /// Bytes that suffice for nearly every file.
 pub const HEAD_BYTES: usize = 4096;
-/// Where `#!` lines end for the kernel (`BINPRM_BUF_SIZE`).
+/// Length at which the kernel cuts `#!` lines (`BINPRM_BUF_SIZE`).
 const SCRIPT_BYTES: usize = 256;
 /// Longest interpreter path (`PATH_MAX`).
 const INTERPRETER_BYTES_MAX: u64 = 4096;
@@ -54,7 +56,7 @@ const ET_DYN: u16 = 3;
 const EM_X86_64: u16 = 62;
 const PT_INTERP: u32 = 3;
 
-/// Looks at `head`, the first bytes of a file: all of it, or at least [`HEAD_BYTES`].
+/// Classifies a file by `head`, its first bytes: the whole file, or at least [`HEAD_BYTES`] of it.
 pub fn classify(head: &[u8]) -> Linkage<'_> {
     if head.starts_with(b"#!") {
         return classify_script(head);
@@ -83,12 +85,13 @@ pub fn classify(head: &[u8]) -> Linkage<'_> {
     classify_segments(head, u64_at(header, 32), u16_at(header, 56))
 }
 
-/// Is this the dynamic loader of musl, which cannot load a library built against glibc?
+/// Checks whether this is the dynamic loader of musl, which cannot load a library built against
+/// glibc.
 pub fn is_musl(interpreter: &[u8]) -> bool {
     file_name(interpreter).starts_with(b"ld-musl")
 }
 
-/// The part of `path` after its last slash.
+/// Returns the part of `path` after its last slash.
 pub fn file_name(path: &[u8]) -> &[u8] {
     match path.iter().rposition(|&byte| byte == b'/') {
         Some(slash) => path.get(slash + 1..).unwrap_or_default(),
@@ -170,7 +173,8 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 pub(crate) mod samples {
     use super::*;
 
-    /// An ELF header with one segment of type `segment`, whose contents follow at once.
+    /// Makes an ELF file with one segment of type `segment`, whose contents follow the headers at
+    /// once.
     pub(crate) fn elf(segment: u32, contents: &[u8]) -> Vec<u8> {
         let mut file = vec![0u8; HEADER_BYTES + SEGMENT_BYTES];
         file[..8].copy_from_slice(b"\x7fELF\x02\x01\x01\x00");

@@ -1,12 +1,16 @@
-//! The seccomp filter: which system calls of the program come to us.
+//! The seccomp filter: which system calls of the program trap to our handler.
 //!
-//! A pure function from constants to classic BPF, so the tests can interpret it. The filter outlives `exec`, so it
-//! refers only to addresses and descriptor numbers that are the same in every process of a job, and lets through all
-//! that a program does before our library is initialised.
+//! The filter is a pure function from constants to classic BPF, so the tests can interpret it. It
+//! outlives `exec`, so it refers only to addresses and descriptor numbers that are the same in
+//! every process of a job. It lets through all calls that a program makes before our library is
+//! initialised.
 //!
-//! Ours are: calls that make or change far-capable memory, calls with an argument that points into the window or to
-//! where an extent of it can be, calls whose buffers are named by structures elsewhere (`readv`, `sendmsg`, …), and calls that could take away
-//! our signals, descriptors or address space (`rt_sigprocmask`, `close_range`, `execve`, …).
+//! These calls trap:
+//! - calls that make or change far-capable memory;
+//! - calls with an argument that points into the window or to where an extent of it can be;
+//! - calls whose buffers are named by structures elsewhere (`readv`, `sendmsg`, …);
+//! - calls that could take away our signals, descriptors or address space (`rt_sigprocmask`,
+//!   `close_range`, `execve`, …).
 
 use crate::submission::SYS_IO_PGETEVENTS;
 use crate::window;
@@ -30,24 +34,27 @@ const ARCH: u32 = 4;
 const POINTER_LOW: u32 = 8;
 const POINTER_HIGH: u32 = 12;
 
-/// Marks our traps (`si_errno` of the SIGSYS), apart from those of a program's own filter.
+/// Mark of our traps (`si_errno` of the SIGSYS), which tells them from those of a program's own
+/// filter.
 pub const TRAP_DATA: i32 = 0x4641;
 
-/// With these flags, without access and without a wish for a place, the loader reserves room for a library whose segments are aligned to more than a page. In a
-/// program that is executed inside a job it does so under our filter before our handler is there, so these calls pass. The
-/// preload library lets nobody else make them ([`reservation_flags`]).
+/// Flags with which the loader reserves room for a library whose segments are aligned to more than
+/// a page. The loader asks for no access and names no place. In a program that is executed inside a
+/// job it does so under our filter before our handler is there, so these calls pass. The preload
+/// library lets nobody else make such calls ([`reservation_flags`]).
 const LOADER_FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 
-/// The flags with which a program's reservation comes to us: memory without access is not accounted for anyway.
+/// Returns the flags with which a program's reservation traps. The added flag changes nothing:
+/// memory without access is not accounted for anyway.
 pub fn reservation_flags(prot: i32, flags: i32) -> i32 {
     if prot == libc::PROT_NONE && flags == LOADER_FLAGS { flags | libc::MAP_NORESERVE } else { flags }
 }
 
-/// Mappings with one of these flags do not become far-capable.
+/// Flags of mappings that do not become far-capable.
 pub const NOT_CAPTURED: i32 =
     libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_32BIT | libc::MAP_LOCKED;
 
-/// Private anonymous mappings of at least this many bytes become far-capable.
+/// Minimum size in bytes of private anonymous mappings that become far-capable.
 pub const CAPTURE_BYTES: u32 = 64 << 10;
 
 const fn argument_low(index: u32) -> u32 {
@@ -59,23 +66,25 @@ const fn argument_high(index: u32) -> u32 {
 
 #[derive(Clone, Copy)]
 enum Rule {
-    /// Always ours.
+    /// Always trap.
     Trap,
-    /// Ours if the argument is not zero.
+    /// Trap if the argument is not zero.
     TrapUnlessZero(u32),
-    /// Ours if the argument (32 bits) equals the value.
+    /// Trap if the argument (32 bits) equals the value.
     TrapIfEqual(u32, u32),
-    /// Ours if the argument has none of the bits.
+    /// Trap if the argument has none of the bits.
     TrapUnlessBits(u32, u32),
-    /// Ours if the argument is one of our descriptors.
+    /// Trap if the argument is one of our descriptors.
     TrapIfOurDescriptor(u32),
-    /// The program is told that the kernel does not have this call.
+    /// Tell the program that the kernel does not have this call.
     NotImplemented,
-    /// Only these arguments (one bit each) are pointers; registers that the call does not use may hold anything.
+    /// Test only these arguments (one bit each) as pointers; registers that the call does not use
+    /// may hold anything.
     Pointers(u8),
 }
 
-/// Frequent calls whose pointers are known, most frequent first, with one bit for each argument that is one.
+/// Frequent calls whose pointers are known, most frequent first, with one bit for each argument
+/// that is one.
 const POINTERS: &[(libc::c_long, u8)] = &[
     (libc::SYS_read, 0b10),
     (libc::SYS_write, 0b10),
@@ -133,7 +142,8 @@ const POINTERS: &[(libc::c_long, u8)] = &[
     (libc::SYS_sendfile, 0b100),
 ];
 
-/// Calls with rules of their own. Whatever a rule does not claim still goes through the test for pointers.
+/// Returns the calls with rules of their own. A call that its rule does not claim still goes
+/// through the test for pointers.
 fn rules() -> Vec<(libc::c_long, Rule)> {
     use Rule::*;
     let mut rules = vec![
@@ -141,8 +151,8 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
         (libc::SYS_close, TrapIfOurDescriptor(0)),
         (libc::SYS_dup2, TrapIfOurDescriptor(1)),
         (libc::SYS_dup3, TrapIfOurDescriptor(1)),
-        // Threads of this process that have thread-local storage of their own may go on; glibc falls back from clone3, whose
-        // flags a filter cannot see.
+        // Threads of this process that have thread-local storage of their own may go on. glibc
+        // falls back from clone3, whose flags a filter cannot see.
         (libc::SYS_clone, TrapUnlessBits(0, libc::CLONE_VM as u32)),
         (libc::SYS_clone, TrapUnlessBits(0, libc::CLONE_THREAD as u32)),
         (libc::SYS_clone, TrapUnlessBits(0, libc::CLONE_SETTLS as u32)),
@@ -160,14 +170,14 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
         (libc::SYS_epoll_pwait, TrapUnlessZero(4)),
         (libc::SYS_epoll_pwait2, TrapUnlessZero(4)),
         (SYS_IO_PGETEVENTS, TrapUnlessZero(5)),
-        // Its ranges stand in memory that a filter cannot see.
+        // The ranges of this call stand in memory that a filter cannot see.
         (libc::SYS_process_madvise, NotImplemented),
     ];
     for call in [
         libc::SYS_exit_group,
         libc::SYS_rt_sigprocmask,
         libc::SYS_rt_sigaction,
-        // Its frame names the program's alternate stack and mask, and may be far.
+        // The frame of this call names the program's alternate stack and mask, and may be far.
         libc::SYS_rt_sigreturn,
         libc::SYS_sigaltstack,
         libc::SYS_fork,
@@ -215,7 +225,8 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
     let mut known = Vec::new();
     for &(call, mask) in POINTERS {
         if call == libc::SYS_ioctl {
-            // A userfaultfd of the program's own; the second request names its buffer in a structure.
+            // A userfaultfd of the program's own; the second request names its buffer in a
+            // structure.
             known.extend([uffd::REGISTER, uffd::COPY].map(|request| (call, TrapIfEqual(1, request as u32))));
         }
         known.push((call, Pointers(mask)));
@@ -224,7 +235,7 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
     known
 }
 
-/// Assembles the filter.
+/// Assembles the filter for the system calls of a program.
 pub fn program() -> Vec<Instruction> {
     let mut code = Vec::new();
     let op = |code, constant| Instruction { code, jump_true: 0, jump_false: 0, constant };
@@ -243,7 +254,7 @@ pub fn program() -> Vec<Instruction> {
     code.push(op(LD_W_ABS, ARCH));
     code.push(jump(JEQ_K, AUDIT_ARCH_X86_64, 1, 0));
     code.push(op(RET_K, RET_ALLOW));
-    // From the gate: ours, or made by us for the program.
+    // Calls from the gate pass: they are ours, or made by us for the program.
     code.push(op(LD_W_ABS, POINTER_HIGH));
     code.push(jump(JEQ_K, (window::GATE >> 32) as u32, 0, 4));
     code.push(op(LD_W_ABS, POINTER_LOW));
@@ -251,7 +262,8 @@ pub fn program() -> Vec<Instruction> {
     code.push(jump(JEQ_K, window::GATE as u32 & !0xFFF, 0, 1));
     code.push(op(RET_K, RET_ALLOW));
 
-    // mmap: large private anonymous memory, unless the loader may have asked for it, and whatever touches the window.
+    // mmap: large private anonymous memory traps, unless the loader may have asked for it. So does
+    // any call that touches the window.
     let excluded = libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE | NOT_CAPTURED;
     let mmap = [
         op(LD_W_ABS, argument_high(0)),
@@ -266,7 +278,7 @@ pub fn program() -> Vec<Instruction> {
         jump(JEQ_K, 0, 0, 2),
         op(LD_W_ABS, argument_low(1)),
         jump(JGE_K, CAPTURE_BYTES, 0, 8),
-        // What the loader asks for, perhaps before there is a handler: see `LOADER_FLAGS`.
+        // The loader may make this call before there is a handler: see `LOADER_FLAGS`.
         op(LD_W_ABS, argument_low(2)),
         jump(JEQ_K, libc::PROT_NONE as u32, 0, 7),
         op(LD_W_ABS, argument_low(3)),
@@ -326,7 +338,7 @@ pub fn program() -> Vec<Instruction> {
         code.extend(body);
     }
 
-    // Any argument that points into the window.
+    // Trap if any argument points into the window.
     for argument in 0..6 {
         code.extend(trap_pointer(argument));
     }
@@ -334,8 +346,8 @@ pub fn program() -> Vec<Instruction> {
     code
 }
 
-/// Puts in front of a program's own filter that it does not apply to our own calls (it still sees the calls that
-/// we make for the program).
+/// Returns a program's own filter with a prefix that exempts our own calls. The filter still sees
+/// the calls that we make for the program.
 pub fn exempt_own_calls(theirs: &[Instruction]) -> Vec<Instruction> {
     let own = (window::GATE_OWN + 2) as u32;
     let mut code = vec![

@@ -1,7 +1,8 @@
 //! Transparent paging: unmodified programs with far memory.
 //!
-//! [`runner`] is the outside (`farfield run`); [`inside`] is what the preload library does in the program. They talk through
-//! shared memory: [`config`] is what the runner decides, [`control`] what processes count.
+//! [`runner`] is the outside (`farfield run`); [`inside`] is the part of the preload library that
+//! runs in the program. They talk through shared memory: [`config`] holds what the runner decides,
+//! [`control`] what processes count.
 
 #![cfg_attr(
     test,

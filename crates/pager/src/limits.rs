@@ -1,25 +1,28 @@
-//! Limits on address space and data of a program (`RLIMIT_AS`, `RLIMIT_DATA`), beside what we reserve in it.
+//! Limits on address space and data of a program (`RLIMIT_AS`, `RLIMIT_DATA`), beside what we
+//! reserve in it.
 //!
-//! The kernel counts our reservations too. So it is told the program's limits plus [`reserved_bytes`]: by the runner
-//! before it starts the program, and by the library when the program sets one. What the kernel knows passes through
-//! fork and exec as always, and is translated back when the program asks.
+//! The kernel counts our reservations too. So the kernel's limits are the program's limits plus
+//! [`reserved_bytes`]: the runner sets them before it starts the program, and the library when the
+//! program sets one. The kernel's limits pass through fork and exec as always, and are translated
+//! back when the program asks.
 
 use crate::window;
 use farfield_core::geometry::PAGE_BYTES;
 
-/// Page words, checksums, and the summary of both, for the whole window.
+/// Bytes of the page words, the checksums, and the summary of both, for the whole window.
 pub const TABLE_BYTES: u64 = window::PAGES * 16 + window::PAGES / 512;
-/// Our heap, alternate stacks, table of threads: room for far more than they take.
+/// Bytes allowed for our heap, alternate stacks and table of threads: far more than they take.
 const ALLOWANCE_BYTES: u64 = 4 << 30;
-/// The window with its extents.
+/// Bytes of the window with its extents.
 const WINDOW_BYTES: u64 = window::PAGES * PAGE_BYTES as u64;
-/// Far memory of a server on this machine, which is mapped as a whole: as much as a region can have.
+/// Bytes mapped for far memory of a server on this machine, which is mapped as a whole: as much as
+/// a region can have.
 const MAPPED_BYTES: u64 = WINDOW_BYTES;
 
-/// The limits that our reservations count against.
+/// Limits that our reservations count against.
 pub const RESOURCES: [libc::__rlimit_resource_t; 2] = [libc::RLIMIT_AS, libc::RLIMIT_DATA];
 
-/// Returns what the kernel counts of ours against this limit, at most.
+/// Returns the maximum of our bytes that the kernel counts against this limit.
 pub const fn reserved_bytes(resource: libc::__rlimit_resource_t) -> u64 {
     match resource {
         libc::RLIMIT_AS => WINDOW_BYTES + MAPPED_BYTES + TABLE_BYTES + ALLOWANCE_BYTES,
@@ -28,12 +31,12 @@ pub const fn reserved_bytes(resource: libc::__rlimit_resource_t) -> u64 {
     }
 }
 
-/// Returns the kernel's limit for a program's.
+/// Converts a program's limit to the kernel's.
 pub fn to_kernel(resource: libc::__rlimit_resource_t, limit: libc::rlimit) -> libc::rlimit {
     changed(limit, |bytes| bytes.saturating_add(reserved_bytes(resource)))
 }
 
-/// Returns the program's limit for the kernel's.
+/// Converts the kernel's limit to the program's.
 pub fn from_kernel(resource: libc::__rlimit_resource_t, limit: libc::rlimit) -> libc::rlimit {
     changed(limit, |bytes| bytes.saturating_sub(reserved_bytes(resource)))
 }

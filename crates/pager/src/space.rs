@@ -1,28 +1,30 @@
-//! Address space of the window: which pages are mapped, and where new mappings go. Pure; the kernel follows.
+//! Address space of the window: which pages are mapped, and where new mappings go. This is pure
+//! bookkeeping; the kernel's mappings follow it.
 //!
-//! Small mappings are packed side by side, so that equal neighbours merge into one kernel mapping and
-//! `vm.max_map_count` is not reached. Large ones get room behind them, so that `mremap` grows them in place.
+//! Small mappings are packed side by side, so that equal neighbours merge into one kernel mapping
+//! and `vm.max_map_count` is not reached. Large ones get room behind them, so that `mremap` grows
+//! them in place.
 
 use std::collections::BTreeMap;
 
-/// Mappings of at least this many pages (1 MiB) are large.
+/// Minimum number of pages of a large mapping (1 MiB).
 const LARGE_PAGES: u64 = 256;
-/// Most room left behind a large mapping: 4 GiB.
+/// Maximum number of pages left free behind a large mapping (4 GiB).
 const ROOM_PAGES: u64 = 1 << 20;
-/// Large mappings start on 2 MiB, where huge pages can be.
+/// Alignment of large mappings in pages: 2 MiB, so that huge pages can be used.
 const LARGE_ALIGN: u64 = 512;
 
-/// As in `mmap`: may not be touched.
+/// The protection `PROT_NONE` of `mmap`: no access.
 const PROT_NONE: i32 = 0;
 
-/// Marks, in place of a protection, memory that is not far-capable: a file, or shared memory, that the program put
-/// into the window.
+/// Mark, in place of a protection, of memory that is not far-capable: a file, or shared memory,
+/// that the program put into the window.
 pub const FOREIGN: i32 = i32::MIN;
 
-/// In place of `PROT_NONE`: memory that could be touched before, and may hold something.
+/// Mark, in place of `PROT_NONE`, of memory that could be touched before, and may hold something.
 const CLOSED: i32 = 1 << 30;
 
-/// The protection as the program knows it.
+/// Returns the protection as the program knows it.
 fn protection(mark: i32) -> i32 {
     if mark == CLOSED { PROT_NONE } else { mark }
 }
@@ -32,21 +34,22 @@ fn protection(mark: i32) -> i32 {
 pub struct Range {
     /// First page.
     pub start: u64,
-    /// First page after.
+    /// First page after the last.
     pub end: u64,
 }
 
 impl Range {
-    /// Number of pages.
+    /// Returns the number of pages.
     pub fn pages(self) -> u64 {
         self.end - self.start
     }
 }
 
-/// What is mapped.
+/// Mapped ranges of the window, with their protection.
 #[derive(Debug)]
 pub struct Space {
-    /// Mapped ranges by start, with protection or mark; neighbours of one mark are one entry.
+    /// Mapped ranges by start, with their end and their protection or mark. Neighbours of one mark
+    /// are one entry.
     mapped: BTreeMap<u64, (u64, i32)>,
     small: Range,
     large: Range,
@@ -55,36 +58,38 @@ pub struct Space {
 }
 
 impl Space {
-    /// An empty space. `small` and `large` are where new small and large mappings go.
+    /// Creates an empty space. `small` and `large` are the zones for new small and large mappings.
     pub const fn new(small: Range, large: Range) -> Space {
         Space { mapped: BTreeMap::new(), small, large, pages: 0, touchable: 0 }
     }
 
-    /// Pages mapped.
+    /// Returns the number of mapped pages.
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Pages mapped that may hold something: they can be touched, or could be before they were closed.
+    /// Returns the number of mapped pages that may hold something: they can be touched, or could be
+    /// before they were closed.
     pub fn touchable_pages(&self) -> u64 {
         self.touchable
     }
 
-    /// Finds room for `pages` pages, without taking it.
+    /// Finds a free range of `pages` pages, without taking it.
     pub fn find(&self, pages: u64) -> Option<Range> {
         assert!(pages > 0);
         if pages < LARGE_PAGES {
             return self.first_gap(self.small, pages, 1, 0).map(|start| Range { start, end: start + pages });
         }
-        // Room behind every neighbour to double; and if there is none, just room.
+        // Room behind every neighbour to double; if no such place is left, any gap that is long
+        // enough.
         let start = self
             .first_gap(self.large, pages, LARGE_ALIGN, ROOM_PAGES)
             .or_else(|| self.first_gap(self.large, pages, LARGE_ALIGN, 0))?;
         Some(Range { start, end: start + pages })
     }
 
-    /// The first place in the zone for `pages` pages that leaves up to `room` pages, but not more than the neighbour's
-    /// length, free behind each neighbour.
+    /// Returns the first place in the zone for `pages` pages that keeps room free behind each
+    /// neighbour. That room is `room` pages, but not more than the neighbour's length.
     fn first_gap(&self, zone: Range, pages: u64, align: u64, room: u64) -> Option<u64> {
         let behind = |start: u64, end: u64| end + (end - start).min(room);
         let first = self.mapped.range(..=zone.start).next_back();
@@ -99,17 +104,17 @@ impl Space {
         (at.checked_add(pages)? <= zone.end).then_some(at)
     }
 
-    /// Is nothing mapped in the range?
+    /// Checks whether nothing is mapped in the range.
     pub fn is_free(&self, range: Range) -> bool {
         self.mapped.range(..range.end).next_back().is_none_or(|(_, &(end, _))| end <= range.start)
     }
 
-    /// Is every page of the range mapped?
+    /// Checks whether every page of the range is mapped.
     pub fn is_mapped(&self, range: Range) -> bool {
         self.mapped_from(range) == range
     }
 
-    /// The mapped stretch of one protection that holds the page, and its protection.
+    /// Returns the mapped stretch of one protection that holds the page, and its protection.
     pub fn stretch(&self, page: u64) -> Option<(Range, i32)> {
         self.entry(page).map(|(stretch, mark)| (stretch, protection(mark)))
     }
@@ -119,7 +124,7 @@ impl Space {
         (page < end).then_some((Range { start, end }, mark))
     }
 
-    /// The parts of `range` that are mapped, in order, with their protection.
+    /// Returns the parts of `range` that are mapped, in order, with their protection.
     pub fn parts_in(&self, range: Range) -> Vec<(Range, i32)> {
         self.entries_in(range).into_iter().map(|(part, mark)| (part, protection(mark))).collect()
     }
@@ -133,7 +138,7 @@ impl Space {
             .collect()
     }
 
-    /// The part of `range` from its start to the first hole.
+    /// Returns the part of `range` from its start to the first hole.
     pub fn mapped_from(&self, range: Range) -> Range {
         let mut end = range.start;
         while end < range.end {
@@ -145,7 +150,7 @@ impl Space {
         Range { start: range.start, end }
     }
 
-    /// The stretches of `whole` between foreign mappings.
+    /// Returns the stretches of `whole` between foreign mappings.
     pub fn between_foreign(&self, whole: Range) -> Vec<Range> {
         let mut free = Vec::new();
         let mut at = whole.start;
@@ -158,7 +163,7 @@ impl Space {
         free
     }
 
-    /// The parts of `range` that are far-capable memory, in order.
+    /// Returns the parts of `range` that are far-capable memory, in order.
     pub fn mapped_in(&self, range: Range) -> Vec<Range> {
         self.parts_in(range).into_iter().filter(|(_, prot)| *prot != FOREIGN).map(|(part, _)| part).collect()
     }
@@ -180,7 +185,7 @@ impl Space {
         self.mapped.insert(start, (end, prot));
     }
 
-    /// Changes the protection of what is mapped in the range.
+    /// Changes the protection of the mapped parts of the range.
     pub fn protect(&mut self, range: Range, prot: i32) {
         for (part, mark) in self.entries_in(range) {
             match (mark, prot) {
@@ -191,7 +196,7 @@ impl Space {
         }
     }
 
-    /// What is mapped in the range holds nothing now.
+    /// Notes that the mapped parts of the range hold nothing any more.
     pub fn empty(&mut self, range: Range) {
         for (part, _) in self.entries_in(range).into_iter().filter(|(_, mark)| *mark == CLOSED) {
             self.map(part, PROT_NONE);

@@ -1,36 +1,37 @@
-//! What a submitted operation makes the kernel touch: the entries of io_uring's queue and the blocks of `io_submit`.
+//! Memory that a submitted operation makes the kernel touch: the entries of io_uring's queue and
+//! the blocks of `io_submit`.
 //!
-//! Pure functions from the bytes of an entry to addresses. An operation that is not in the table here is refused as a
-//! kernel refuses it that does not know it (`EINVAL`, in its place in the queue), and is absent from what a program is told
-//! when it asks.
+//! These are pure functions from the bytes of an entry to addresses. An operation that is not in
+//! the table here is refused with `EINVAL`, in its place in the queue, as by a kernel that does not
+//! know it. It is also absent from what a program is told when it asks for the known operations.
 
 use crate::window;
 
 /// Memory that an operation touches between its submission and its completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Part {
-    /// None.
+    /// No memory.
     Nothing,
-    /// This many bytes.
+    /// Bytes at an address: address, length.
     Bytes(u64, u64),
     /// A string that ends with NUL.
     Text(u64),
-    /// An array of iovecs, and what they name.
+    /// An array of iovecs (address, count), and what they name.
     Vector(u64, u64),
     /// A message header, and what it names.
     Message(u64),
-    /// An array of `futex_waitv`, and the words that it names.
+    /// An array of `futex_waitv` (address, count), and the words that it names.
     Waiters(u64, u64),
-    /// Buffers that the kernel may fill at any time from now on.
+    /// Buffers (address, length) that the kernel may fill at any time from now on.
     Provided(u64, u64),
 }
 
 use Part::{Bytes, Message, Nothing, Provided, Text, Vector, Waiters};
 
-/// `io_pgetevents`, which libc does not name.
+/// Number of the system call `io_pgetevents`, which libc does not name.
 pub const SYS_IO_PGETEVENTS: libc::c_long = 333;
 
-/// Why an entry cannot be submitted.
+/// Error: an entry cannot be submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refused;
 
@@ -82,23 +83,25 @@ pub mod op {
     pub const FUTEX_WAITV: u8 = 53;
     pub const BIND: u8 = 56;
     pub const LISTEN: u8 = 57;
-    /// No kernel will ever know this one.
+    /// An opcode that no kernel will ever know.
     pub const NONE: u8 = 255;
 }
 
 /// The last operation that we know.
 pub const OP_LAST: u8 = op::LISTEN;
 
-/// May programs use this operation? Not those that post completions elsewhere or whose arguments only a driver knows.
+/// Checks whether programs may use this operation. Excluded are operations that post completions
+/// elsewhere, or whose arguments only a driver knows.
 pub fn is_known(opcode: u8) -> bool {
     opcode <= OP_LAST && !matches!(opcode, op::MSG_RING | op::URING_CMD)
 }
 
-/// The next entry belongs to the same chain (`IOSQE_IO_LINK`, `IOSQE_IO_HARDLINK`).
+/// Flags that say that the next entry belongs to the same chain (`IOSQE_IO_LINK`,
+/// `IOSQE_IO_HARDLINK`).
 const FLAGS_LINK: u8 = 1 << 2 | 1 << 3;
-/// The kernel takes one of the provided buffers (`IOSQE_BUFFER_SELECT`).
+/// Flag that lets the kernel take one of the provided buffers (`IOSQE_BUFFER_SELECT`).
 const FLAG_BUFFER_SELECT: u8 = 1 << 5;
-/// Success is not told (`IOSQE_CQE_SKIP_SUCCESS`).
+/// Flag that suppresses the completion of a success (`IOSQE_CQE_SKIP_SUCCESS`).
 const FLAG_SKIP_SUCCESS: u8 = 1 << 6;
 /// Longest address of a socket (`struct sockaddr_storage`).
 const ADDRESS_BYTES: u64 = 128;
@@ -109,7 +112,7 @@ const TIMESPEC_BYTES: u64 = 16;
 pub struct Entry(pub [u64; 8]);
 
 impl Entry {
-    /// `opcode`.
+    /// Returns the field `opcode`.
     pub fn opcode(self) -> u8 {
         self.0[0] as u8
     }
@@ -119,25 +122,25 @@ impl Entry {
     fn priority(self) -> u16 {
         (self.0[0] >> 16) as u16
     }
-    /// `fd`.
+    /// Returns the field `fd`.
     pub fn descriptor(self) -> i32 {
         (self.0[0] >> 32) as i32
     }
     fn second(self) -> u64 {
         self.0[1]
     }
-    /// `addr`.
+    /// Returns the field `addr`.
     pub fn address(self) -> u64 {
         self.0[2]
     }
-    /// `len`.
+    /// Returns the field `len`.
     pub fn length(self) -> u32 {
         self.0[3] as u32
     }
     fn operation_flags(self) -> u32 {
         (self.0[3] >> 32) as u32
     }
-    /// `user_data`.
+    /// Returns the field `user_data`.
     pub fn user_data(self) -> u64 {
         self.0[4]
     }
@@ -147,34 +150,35 @@ impl Entry {
     fn third(self) -> u64 {
         self.0[6]
     }
-    /// The word that holds opcode and flags, with another opcode.
+    /// Returns the entry with another opcode.
     pub fn with_opcode(mut self, opcode: u8) -> Entry {
         self.0[0] = self.0[0] & !0xFF | u64::from(opcode);
         self
     }
-    /// With another buffer.
+    /// Returns the entry with another buffer.
     pub fn with_buffer(mut self, address: u64, len: u32) -> Entry {
         self.0[2] = address;
         self.0[3] = self.0[3] >> 32 << 32 | u64::from(len);
         self
     }
-    /// Is the next entry of the same chain?
+    /// Checks whether the next entry belongs to the same chain.
     pub fn is_linked(self) -> bool {
         self.flags() & FLAGS_LINK != 0
     }
-    /// May an operation complete without a word, or under another name (`IORING_POLL_UPDATE_USER_DATA`)?
+    /// Checks whether an operation may complete without a completion entry, or one under another
+    /// `user_data` (`IORING_POLL_UPDATE_USER_DATA`).
     pub fn is_confusing(self) -> bool {
         self.flags() & FLAG_SKIP_SUCCESS != 0 || self.opcode() == op::POLL_REMOVE && self.length() & 1 << 2 != 0
     }
-    /// Does it use a buffer that is registered, and counted there?
+    /// Checks whether the operation uses a registered buffer, which is counted at its registration.
     pub fn is_fixed(self) -> bool {
         matches!(self.opcode(), op::READ_FIXED | op::WRITE_FIXED)
     }
-    /// Does the kernel choose the buffer?
+    /// Checks whether the kernel chooses the buffer.
     pub fn selects(self) -> bool {
         self.flags() & FLAG_BUFFER_SELECT != 0
     }
-    /// May it complete more than once?
+    /// Checks whether the operation may complete more than once.
     pub fn is_multishot(self) -> bool {
         match self.opcode() {
             op::ACCEPT => self.priority() & 1 != 0,
@@ -185,7 +189,8 @@ impl Entry {
             _ => false,
         }
     }
-    /// Is it a transfer of which a part may be done?
+    /// Returns how the transfer can be made shorter; `None` if the operation is no transfer that
+    /// may be done in part.
     pub fn transfer(self) -> Option<Transfer> {
         match self.opcode() {
             _ if self.selects() => None,
@@ -196,7 +201,8 @@ impl Entry {
         }
     }
 
-    /// What it touches.
+    /// Returns the memory that the operation touches. Fails if the operation is not known, or may
+    /// not be submitted.
     pub fn parts(self) -> Result<[Part; 3], Refused> {
         let (address, second, third) = (self.address(), self.second(), self.third());
         let len = u64::from(self.length());
@@ -247,14 +253,15 @@ impl Entry {
     }
 }
 
-/// How a transfer is made shorter.
+/// Way to make a transfer shorter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transfer {
-    /// By its length.
+    /// The length is reduced.
     Plain,
-    /// By its number of iovecs, or, if the first alone is too long, as the operation for a `single` buffer.
+    /// The number of iovecs is reduced. If the first alone is too long, the operation for a
+    /// `single` buffer is used instead.
     Vector {
-        /// That operation.
+        /// Opcode for a single buffer.
         single: u8,
     },
 }
@@ -267,7 +274,7 @@ impl Block {
     /// Bytes of a block.
     pub const BYTES: u64 = 64;
 
-    /// What it touches, apart from the block itself.
+    /// Returns the memory that the operation touches, apart from the block itself.
     pub fn part(self) -> Part {
         let (opcode, address, len) = (self.0[2] as u16, self.0[3], self.0[4]);
         match opcode {

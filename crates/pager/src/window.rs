@@ -1,20 +1,22 @@
-//! The window: the one address range, the same in every process of a job, in which far-capable memory lives.
+//! The window: the one address range, the same in every process of a job, in which far-capable
+//! memory lives.
 //!
-//! One fixed range makes the guard cheap: a system call touches far-capable memory if an argument has the window's
-//! upper bits, which a seccomp filter can test. Page `n` of the window is page `n` of the process's region in the
-//! pool, so no table of far addresses is needed. Its last pages are exceptions: they lie in [`extents`], where the program asked
-//! for them.
+//! One fixed range makes the guard cheap: a system call touches far-capable memory if an argument
+//! has the window's upper bits, which a seccomp filter can test. Page `n` of the window is page `n`
+//! of the process's region in the pool, so no table of far addresses is needed. The last pages of
+//! the window are exceptions: they lie in [`extents`], where the program asked for them.
 
 pub mod extents;
 
 use farfield_core::{PageId, geometry::PAGE_SHIFT};
 
-/// First byte: 32 TiB, away from where Linux puts programs (85 TiB and up) and their mappings (just below 128 TiB),
-/// from ZGC's heaps (4 to 20 TiB), Go's (0.75 TiB) and the sanitizers' shadows.
+/// First byte of the window: 32 TiB. This is away from where Linux puts programs (85 TiB and up)
+/// and their mappings (just below 128 TiB), from ZGC's heaps (4 to 20 TiB), Go's (0.75 TiB) and the
+/// sanitizers' shadows.
 pub const BASE: usize = 0x2000_0000_0000;
-/// Length in bytes: 12 TiB.
+/// Length of the window in bytes: 12 TiB.
 pub const LEN: usize = 0xc00_0000_0000;
-/// Pages in the window and in its extents: exactly what 32 bits can number.
+/// Number of pages in the window and in its extents: exactly what 32 bits can number.
 pub const PAGES: u64 = 1 << 32;
 /// Upper half of the first address that may be far-capable, in an extent.
 pub const HIGH_FIRST: u32 = (extents::BASE >> 32) as u32;
@@ -24,16 +26,18 @@ pub const HIGH_END: u32 = ((BASE + LEN) >> 32) as u32;
 const _: () = assert!((LEN >> PAGE_SHIFT) as u64 == extents::FIRST_PAGE);
 const _: () = assert!((BASE + LEN).is_multiple_of(1 << 32));
 
-/// The gate: a page with our own `syscall` instructions, at the same place in every process of a job. Behind all that may be
-/// far-capable: it is mapped under the filter of a job, before there is a handler.
+/// Address of the gate: a page with our own `syscall` instructions, at the same place in every
+/// process of a job. It lies behind all that may be far-capable, because it is mapped under the
+/// filter of a job, before there is a handler.
 pub const GATE: usize = BASE + LEN + 0x10_0000;
-/// Our own calls.
+/// Address in the gate of the `syscall` instruction for our own calls.
 pub const GATE_OWN: usize = GATE;
-/// Calls that we make for the program, after having brought their buffers near.
+/// Address in the gate of the `syscall` instruction for calls that we make for the program, after
+/// having brought their buffers near.
 pub const GATE_FORWARD: usize = GATE + 16;
 
-/// Descriptors that we keep in a program: numbers from here to [`DESCRIPTORS_END`]. Above 1024, the usual soft limit,
-/// so that most programs cannot even name them.
+/// First descriptor number that we keep in a program; the last is before [`DESCRIPTORS_END`]. The
+/// numbers are above 1024, the usual soft limit, so that most programs cannot even name them.
 pub const DESCRIPTORS: i32 = 1500;
 /// First descriptor number that is not ours.
 pub const DESCRIPTORS_END: i32 = 1628;
@@ -42,12 +46,12 @@ const fn is_plain(address: usize) -> bool {
     address >= BASE && address < BASE + LEN
 }
 
-/// Is the address in the window, or in an extent?
+/// Checks whether the address is in the window or in an extent.
 pub fn contains(address: usize) -> bool {
     is_plain(address) || extents::with_address(address).is_some()
 }
 
-/// The page that holds the address, which is in the window or in an extent.
+/// Returns the page that holds the address, which is in the window or in an extent.
 pub fn page_of(address: usize) -> PageId {
     match extents::with_address(address) {
         None => PageId(((address - BASE) >> PAGE_SHIFT) as u64),
@@ -55,7 +59,7 @@ pub fn page_of(address: usize) -> PageId {
     }
 }
 
-/// The address of the first byte of a page.
+/// Returns the address of the first byte of a page.
 pub fn address_of(page: PageId) -> usize {
     match page.0 {
         extents::FIRST_PAGE.. => extents::with_page(page.0),
@@ -66,12 +70,12 @@ pub fn address_of(page: PageId) -> usize {
     })
 }
 
-/// The first address behind the window, or behind the extent with this address.
+/// Returns the first address behind the window, or behind the extent that holds `address`.
 pub fn end_of(address: usize) -> usize {
     extents::with_address(address).map_or(BASE + LEN, |(_, end, _)| end)
 }
 
-/// The first page behind this one whose address does not go on where its predecessor ends.
+/// Returns the first page behind `page` whose address does not continue where its predecessor ends.
 pub fn pages_end(page: PageId) -> u64 {
     match page.0 {
         extents::FIRST_PAGE.. => extents::with_page(page.0).map_or(page.0, |(_, end, _)| end),
@@ -79,7 +83,8 @@ pub fn pages_end(page: PageId) -> u64 {
     }
 }
 
-/// Pages with addresses that go on: those of the window, and those of each extent.
+/// Returns the page ranges (first, end) with contiguous addresses: that of the window, and that of
+/// each extent.
 pub fn parts() -> impl Iterator<Item = (u64, u64)> {
     core::iter::once((0, extents::FIRST_PAGE)).chain(extents::pages())
 }

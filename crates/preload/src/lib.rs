@@ -1,6 +1,7 @@
 //! The shared library that `farfield run` loads into a program.
 //!
-//! Only the entry point, the allocator, and an `mmap` in front of glibc's; everything else is in `farfield_pager::inside`.
+//! Only the entry point, the allocator, and an `mmap` in front of glibc's are here; everything else
+//! is in `farfield_pager::inside`.
 
 use core::ffi::{c_char, c_int, c_void};
 use farfield_pager::filter::reservation_flags;
@@ -18,10 +19,11 @@ extern "C" fn constructor(_: c_int, _: *const *const c_char, environment: *const
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = constructor;
 
-/// As glibc's, but reservations have a flag by which the filter can tell them from the loader's.
+/// Maps memory as glibc's `mmap` does, but gives reservations a flag by which the filter can tell
+/// them from the loader's.
 ///
 /// # Safety
-/// As glibc's.
+/// The contract is that of glibc's `mmap`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap(
     address: *mut c_void,
@@ -46,10 +48,10 @@ pub unsafe extern "C" fn mmap(
     mapped as *mut c_void
 }
 
-/// The same: offsets have 64 bits.
+/// Maps memory like [`mmap`]; the two are equal because offsets have 64 bits.
 ///
 /// # Safety
-/// As glibc's.
+/// The contract is that of glibc's `mmap64`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap64(
     address: *mut c_void,

@@ -1,7 +1,8 @@
 //! Native asynchronous I/O (`io_submit`): buffers stay near from submission to completion.
 //!
-//! A completion names the block that was submitted, and lies in a ring of events that the kernel maps into the program. The
-//! kernel never has more under way than the ring has events, so none is missed between two submissions.
+//! A completion names the block that was submitted, and lies in a ring of events that the kernel
+//! maps into the program. The kernel never has more operations under way than the ring has events,
+//! so none is missed between two submissions.
 
 use super::call::{Outcome, error, forward};
 use super::flights::{self, BOOKS, Flights, Lease, Patience};
@@ -14,7 +15,7 @@ use crate::window;
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
-/// Blocks submitted at once.
+/// Maximum number of blocks submitted at once.
 const STEP: usize = 64;
 
 /// Words of `struct aio_ring`, at the address that names the context.
@@ -26,14 +27,14 @@ const H_BYTES: usize = 7;
 const MAGIC: u32 = 0xa10a_10a1;
 const EVENT_BYTES: usize = 32;
 
-/// A context. See [`flights::BOOKS`].
+/// Context of native asynchronous I/O in the registry [`flights::BOOKS`].
 pub struct Entry {
     context: usize,
-    /// Held while somebody submits.
+    /// Lock held while a thread submits.
     submitter: Arc<Lock<Vec<Planned>>>,
-    /// Operations under way.
+    /// Operations under way in the context.
     pub flights: Flights,
-    /// Where the next event will be.
+    /// Index in the ring where the next event will be.
     seen: u32,
 }
 
@@ -67,7 +68,7 @@ fn header_of(context: usize) -> Option<Header> {
     peek::<Header>(context).filter(|header| header[H_MAGIC] == MAGIC && header[H_EVENTS] > 0)
 }
 
-/// `io_setup`.
+/// Serves `io_setup`.
 pub fn set_up(args: [usize; 6]) -> Outcome {
     match peek::<u64>(args[1]) {
         None => return error(libc::EFAULT),
@@ -95,7 +96,7 @@ pub fn set_up(args: [usize; 6]) -> Outcome {
     Outcome::Done(result)
 }
 
-/// `io_submit`.
+/// Serves `io_submit`.
 pub fn submit(args: [usize; 6]) -> Outcome {
     let runtime = &RUNTIME;
     let [context, count, list, ..] = args;
@@ -153,7 +154,7 @@ fn with_entry<T>(context: usize, action: impl FnOnce(&mut Entry) -> T) -> Option
     BOOKS.lock().contexts.iter_mut().find(|entry| entry.context == context).map(action)
 }
 
-/// Reserves room for as many blocks as possible. How many.
+/// Reserves room for as many blocks as possible, and returns their number.
 fn plan(
     runtime: &Runtime,
     list: usize,
@@ -176,8 +177,8 @@ fn plan(
     Ok(count)
 }
 
-/// What the kernel touches for one block: ENOMEM if it is more than may ever be held, because programs take a short transfer
-/// for the end of the file.
+/// Returns the pages that the kernel touches for one block. Fails with ENOMEM if they are more than
+/// may ever be held, because programs take a short transfer for the end of the file.
 fn pages_of_block(runtime: &Runtime, address: usize) -> Result<Vec<Run>, i32> {
     let block = Block(peek(address).ok_or(libc::EFAULT)?);
     let bytes = match block.part() {
@@ -197,9 +198,10 @@ fn pages_of_block(runtime: &Runtime, address: usize) -> Result<Vec<Run>, i32> {
     Ok(runs)
 }
 
-/// `io_destroy`, which waits for all that is under way.
+/// Serves `io_destroy`, which waits for all that is under way.
 pub fn destroy(args: [usize; 6]) -> Outcome {
-    // Out of the books first: once it is gone, another thread may get a context of the same name.
+    // The entry leaves the registry first: once the context is gone, another thread may get one of
+    // the same name.
     let entry = {
         let mut books = BOOKS.lock();
         let at = books.contexts.iter().position(|entry| entry.context == args[0]);

@@ -1,10 +1,11 @@
 //! Proof that nobody writes the program's memory.
 //!
-//! Whoever moves pages has to reckon with writers at any moment. One shortcut leaves that out, for the program of one thread,
-//! the most frequent one: as long as that thread is inside a handler of ours, nothing of the program runs. That is a matter of
-//! who asks: the monitor and the keeper run beside the program, and for them the same process with the same number of threads
-//! proves nothing. So the proof is a value, which can only be had for the registers of an interrupted thread, which only
-//! a handler has.
+//! Code that moves pages has to reckon with writers at any moment. One shortcut leaves that out,
+//! for the program of one thread, the most frequent one: as long as that thread is inside a handler
+//! of ours, nothing of the program runs. That depends on the calling thread. The monitor and the
+//! keeper run beside the program, and for them the same process with the same number of threads
+//! proves nothing. So the proof is a value. It can only be had for the registers of an interrupted
+//! thread, which only a handler has.
 
 use super::call::Context;
 use super::runtime::{Armed, Runtime};
@@ -13,18 +14,22 @@ use crate::control::Mode;
 use core::marker::PhantomData;
 use farfield_os::process;
 
-/// As long as this lives, nobody but the calling thread can write the program's memory, and it only runs a handler.
+/// Proof: while it lives, nobody but the calling thread can write the program's memory, and this
+/// thread runs only a handler.
 ///
-/// Strangers are left out: debuggers, and other processes that call `process_vm_writev` ([limits]).
+/// Writers from outside are left out: debuggers, and other processes that call `process_vm_writev`
+/// ([limits]).
 ///
 /// [limits]: ../../../../docs/design/pager.md#known-limits
 pub struct Alone<'a> {
-    /// The thread is in this handler. Contexts hold raw pointers, so neither they nor this go to another thread.
+    /// Handler that the thread is in. Contexts hold raw pointers, so neither they nor this go to
+    /// another thread.
     handler: PhantomData<&'a Context>,
     loans: u64,
 }
 
-/// Changes whenever a page may have been written for the first time since it was mapped.
+/// Counters that change whenever a page may have been written for the first time since it was
+/// mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FirstWrites {
     faults: u64,
@@ -32,19 +37,22 @@ pub struct FirstWrites {
 }
 
 impl<'a> Alone<'a> {
-    /// Proves it for the program thread that is interrupted in `context`. `None`: another thread, or a borrower of
-    /// this memory, may run.
+    /// Proves that the program thread that is interrupted in `context` is alone. `None`: another
+    /// thread, or a borrower of this memory, may run.
     pub fn prove(runtime: &Runtime, armed: &Armed, _context: &'a Context) -> Option<Alone<'a>> {
-        // A thread of ours counts itself once it runs, and never ends: so there are at least as many as we read before the
-        // kernel counts all, and at most one of all is the program's: the calling one.
+        // A thread of ours counts itself once it runs, and never ends. So there are at least as
+        // many of them as we read before the kernel counts all. At most one of all is then the
+        // program's: the calling one.
         let ours = runtime.own_threads.load(Ordering::SeqCst);
         let threads = thread_count(armed.threads.as_ref()?)?;
-        // From here on there is no other thread that could make a borrower; one that was made before shows.
+        // From here on there is no other thread that could make a borrower; one that was made
+        // before shows.
         let loans = runtime.loans.none()?;
         (armed.mode == Mode::Signal && threads <= 1 + ours).then_some(Alone { handler: PhantomData, loans })
     }
 
-    /// What has been written so far, by threads that have ended and by the calling one.
+    /// Returns the counters of first writes so far, by threads that have ended and by the calling
+    /// one.
     pub fn first_writes(&self) -> FirstWrites {
         FirstWrites { faults: process::faults(), loans: self.loans }
     }

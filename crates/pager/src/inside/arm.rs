@@ -1,8 +1,9 @@
-//! From dormant to armed.
+//! Arming: the way from dormant to armed.
 //!
-//! Below the budget the kernel serves all faults, at native speed. When the job comes close to its limit this process
-//! opens the pool, registers the window with userfaultfd and takes stock of what is near. A monitor thread, started
-//! once the program could reach the limit at all, decides when; later it evicts ahead of need.
+//! Below the budget the kernel serves all faults, at native speed. When the job comes close to its
+//! limit this process opens the pool, registers the window with userfaultfd and takes stock of what
+//! is near. A monitor thread decides when. It is started once the program could reach the limit at
+//! all; after arming it evicts ahead of need.
 
 use super::evict::{self, Evictor};
 use super::guard::hold_all;
@@ -23,24 +24,29 @@ use farfield_os::uffd::{Fault, Scope, Uffd, feature};
 use farfield_os::{file, memory, process, signals};
 use farfield_pool::{Backend, Health, Opener, SwitchBackend};
 
-/// Between two looks of the monitor while dormant, and while armed.
+/// Interval between two looks of the monitor while dormant; `TICK` is that while armed.
 const LOOK: Duration = Duration::from_millis(10);
 const TICK: Duration = Duration::from_millis(2);
-/// The same while it evicts: the program must not use up the reserve meanwhile.
+/// Interval between two looks of the monitor while it evicts: the program must not use up the
+/// reserve meanwhile.
 const AHEAD_TICK: Duration = Duration::from_micros(500);
-/// How often it looks for the server: a few times a second.
+/// Number of ticks between two looks for the server: a few times a second.
 const SERVER_TICKS: u32 = 64;
-/// A program that uses less processor time than this between two looks, so many times in a row, waits for something.
+/// Processor time between two looks below which a program counts as waiting, after `IDLE_LOOKS`
+/// such looks in a row.
 const IDLE_NS: u64 = 20_000;
 const IDLE_LOOKS: u32 = 8;
-/// Handler threads of thread mode, and empty looks of one before it sleeps.
+/// Number of handler threads of thread mode; `SPINS` is the number of empty looks of one before it
+/// sleeps.
 const HANDLERS: usize = 2;
 const SPINS: u32 = 2000;
-/// A dormant process that may touch more than this is watched, and arms when its job needs the room.
+/// Bytes above which a dormant process that may touch them is watched, and arms when its job needs
+/// the room.
 const SMALL_BYTES: i64 = 1 << 20;
 
-/// The program may now touch `touchable` bytes. While dormant all of them count as near, so that the budget holds
-/// whatever it does; when they do not fit, faults become ours and what is really near counts.
+/// Takes note that the program may now touch `touchable` bytes. While dormant all of them count as
+/// near, so that the budget holds whatever the program does. When they do not fit, faults become
+/// ours, and only what is really near counts.
 pub fn consider(runtime: &Runtime, touchable: i64) {
     // A borrower's descriptors and threads would end with it: its parent arms.
     if runtime.is_borrowed() {
@@ -56,13 +62,13 @@ pub fn consider(runtime: &Runtime, touchable: i64) {
     }
 }
 
-/// Would `more` near bytes not fit the job's budget?
+/// Checks whether `more` near bytes would exceed the job's budget.
 pub fn is_close(runtime: &Runtime, more: i64) -> bool {
     let (near, limit) = runtime.near();
     near + more > limit
 }
 
-/// Starts the monitor, once.
+/// Starts the monitor, once. Ends the program if that fails.
 pub fn start_monitor(runtime: &Runtime) {
     if runtime.monitor.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
         return;
@@ -111,7 +117,7 @@ extern "C" fn monitor(_: usize) -> ! {
     }
 }
 
-/// Says how the pool is, for whoever asks about the job.
+/// Notes the state of the pool in the process's slot.
 fn tell(runtime: &Runtime, store: &Store, health: Health) {
     let slot = runtime.slot();
     slot.pool_degraded.store(u32::from(health != Health::Good), Ordering::Relaxed);
@@ -119,7 +125,8 @@ fn tell(runtime: &Runtime, store: &Store, health: Health) {
     slot.set_protection(store.protection());
 }
 
-/// Whether the program does anything: pages of a process that waits are the best ones to leave when its job needs room.
+/// Detector of idleness: pages of a process that waits are the best ones to evict when its job
+/// needs room.
 #[derive(Default)]
 struct Idle {
     used_ns: u64,
@@ -127,7 +134,8 @@ struct Idle {
 }
 
 impl Idle {
-    /// Looks again: has the program used no processor for [`IDLE_LOOKS`] looks?
+    /// Checks whether the program has used no processor for [`IDLE_LOOKS`] looks, of which this is
+    /// one.
     fn look(&mut self) -> bool {
         let used_ns = process::cpu_ns().saturating_sub(process::thread_cpu_ns());
         let waits = used_ns.saturating_sub(self.used_ns) < IDLE_NS;
@@ -137,14 +145,17 @@ impl Idle {
     }
 }
 
-/// Is it worth a thread of its own to evict ahead of need? Dirty pages are: their bytes are copied elsewhere while the
-/// program goes on. Dropping clean ones costs less than the interruptions.
+/// Checks whether it is worth a thread of its own to evict ahead of need. Dirty pages are: their
+/// bytes are copied elsewhere while the program goes on. Dropping clean ones costs less than the
+/// interruptions.
 fn evicts_ahead(runtime: &Runtime) -> bool {
     let (near, limit) = runtime.near();
     near > limit || (runtime.dirty_share.get() > 48 && runtime.armed().store.is_mapped())
 }
 
-/// Makes faults ours. `inherited` names the snapshot of the region to go on with, in the child of a fork.
+/// Makes faults ours. `inherited` names the snapshot of the region to go on with, in the child of a
+/// fork. Does nothing in a borrower of another process's memory, or if the process is armed
+/// already.
 pub fn arm(runtime: &Runtime, inherited: Option<Inherited>) {
     if !runtime.is_borrowed() {
         runtime.loans.open_descriptors_for_good(|| arm_now(runtime, inherited));
@@ -153,7 +164,7 @@ pub fn arm(runtime: &Runtime, inherited: Option<Inherited>) {
 
 fn arm_now(runtime: &Runtime, inherited: Option<Inherited>) {
     let is_child = inherited.is_some();
-    // With the space held: nobody who holds it ever waits for the end of Arming.
+    // The space is held: no thread that holds it ever waits for the end of Arming.
     let space = runtime.space.lock();
     if !runtime.advance(Phase::Dormant, Phase::Arming) {
         return;
@@ -168,7 +179,7 @@ fn arm_now(runtime: &Runtime, inherited: Option<Inherited>) {
     }
     runtime.set_armed(armed);
     let armed = runtime.armed();
-    // Calls under way hold nothing yet: what they may touch must be there before faults are ours.
+    // Calls under way hold nothing yet: what they may touch must be near before faults are ours.
     if !is_child {
         for record in runtime.threads.all() {
             for frame in record.all_frames() {
@@ -203,7 +214,7 @@ fn arm_now(runtime: &Runtime, inherited: Option<Inherited>) {
     }
 }
 
-/// What a call under way may touch, before we held pages.
+/// Populates and holds the pages of a call that was under way before we held pages.
 fn populate_frame(runtime: &Runtime, frame: &super::thread::Frame) {
     let mut pages = frame.pages.lock();
     if frame.active.load(Ordering::SeqCst) == 0 || pages.held {
@@ -214,7 +225,8 @@ fn populate_frame(runtime: &Runtime, frame: &super::thread::Frame) {
     hold_all(runtime, &mut pages);
 }
 
-/// Makes a run near while the kernel still serves its faults. What is not accessible is left out: the call will be told so.
+/// Makes a run near while the kernel still serves its faults. A run that is not accessible is
+/// emptied: the kernel will tell the call.
 pub fn populate(runtime: &Runtime, run: &mut Run) {
     let (address, len) = (window::address_of(run.start), run.count as usize * PAGE_BYTES);
     // SAFETY: populating changes no content.
@@ -230,7 +242,7 @@ pub fn populate(runtime: &Runtime, run: &mut Run) {
     }
 }
 
-/// Counts a page that the kernel made near.
+/// Counts a page that the kernel made near. Returns whether it was not counted before.
 fn found(runtime: &Runtime, page: PageId) -> bool {
     let new = runtime.table().update(page, |word| word.found()).is_some();
     if new {
@@ -239,7 +251,7 @@ fn found(runtime: &Runtime, page: PageId) -> bool {
     new
 }
 
-/// All pages that are near when faults become ours.
+/// Counts all pages that are near when faults become ours.
 fn take_stock(runtime: &Runtime, armed: &Armed, mapped: &[crate::space::Range]) {
     let mut runs = [PageRun::default(); 256];
     let mut pages = 0i64;
@@ -277,7 +289,7 @@ pub fn with_descriptors<T>(action: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Opens the pool in this place, as this process can.
+/// Returns the opener of the pool in this place, with the access that this process has.
 pub fn opener(runtime: &Runtime, place: &Place) -> Opener {
     let opener = Opener::new()
         .inside_a_program()
@@ -322,7 +334,7 @@ fn open(runtime: &Runtime, inherited: Option<Inherited>) -> Armed {
     let (mut uffd, mode) = open_uffd(config.mode.load(Ordering::Relaxed));
     let keep = |fd: i32| match file::move_above(fd, window::DESCRIPTORS) {
         Ok(fd) => fd,
-        // The program has a lower limit of descriptors: ours stay where they are.
+        // If the program has a lower limit of descriptors, ours stay where they are.
         Err(_) => fd,
     };
     uffd.renumber(keep);
@@ -349,7 +361,8 @@ fn open(runtime: &Runtime, inherited: Option<Inherited>) -> Armed {
     Armed { uffd, mode, pagemap, pidfd, null, own_memory, threads, store, evictor }
 }
 
-/// Faults of the mode asked for; of signal mode if it can be had, unless another was asked for.
+/// Opens a userfaultfd of the mode asked for. In automatic mode, prefers signal mode if it is
+/// possible.
 fn open_uffd(asked: u32) -> (Uffd, Mode) {
     let common = feature::PAGEFAULT_FLAG_WP | feature::WP_UNPOPULATED | feature::WP_ASYNC;
     if asked != Mode::Thread as u32 {
@@ -363,7 +376,7 @@ fn open_uffd(asked: u32) -> (Uffd, Mode) {
     }
     match Uffd::open(Scope::UserAndKernel, common) {
         Ok(uffd) => (uffd, Mode::Thread),
-        // Its user may have been allowed to, before it became another one.
+        // This process may have been allowed to, before it became another user.
         Err(_) if asked == Mode::Thread as u32 && keys::are_there() => open_uffd(Mode::Signal as u32),
         Err(errno) => fail(
             exit::INTERNAL,
@@ -389,7 +402,7 @@ extern "C" fn serve_faults(_: usize) -> ! {
         };
         for fault in &faults[..served] {
             super::fault::on_fault(fault.address, fault.write, None);
-            // Whoever brought the page, this thread may have missed the wake-up.
+            // Whichever thread brought the page, this thread may have missed the wake-up.
             let _ = runtime.armed().uffd.wake(fault.address, PAGE_BYTES);
         }
         idle = if served > 0 { 0 } else { idle + 1 };

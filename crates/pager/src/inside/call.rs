@@ -2,7 +2,8 @@
 
 use farfield_os::signals::SignalSet;
 
-/// Registers of a thread of the program that a signal has interrupted: whoever has one runs in its handler, in that thread.
+/// Registers of a program thread that a signal has interrupted. Code that has one runs in the
+/// signal's handler, in that thread.
 pub struct Context {
     context: *mut libc::ucontext_t,
 }
@@ -11,7 +12,8 @@ impl Context {
     /// Wraps what the kernel gave the handler.
     ///
     /// # Safety
-    /// `context` must be the third argument of a running `SA_SIGINFO` handler, and outlive this value.
+    /// `context` must be the third argument of a running `SA_SIGINFO` handler, and outlive this
+    /// value.
     pub unsafe fn new(context: *mut libc::c_void) -> Context {
         Context { context: context.cast() }
     }
@@ -31,7 +33,7 @@ impl Context {
         unsafe { self.register(index).write(value as i64) }
     }
 
-    /// Stack pointer.
+    /// Returns the stack pointer.
     pub fn sp(&self) -> usize {
         self.get(libc::REG_RSP)
     }
@@ -41,7 +43,7 @@ impl Context {
         self.set(libc::REG_RSP, sp);
     }
 
-    /// Instruction pointer.
+    /// Returns the instruction pointer.
     pub fn ip(&self) -> usize {
         self.get(libc::REG_RIP)
     }
@@ -51,27 +53,27 @@ impl Context {
         self.set(libc::REG_RIP, ip);
     }
 
-    /// Page-fault error code: was the access a write?
+    /// Checks by the page-fault error code whether the access was a write.
     pub fn is_write_fault(&self) -> bool {
         self.get(libc::REG_ERR) & 2 != 0
     }
 
-    /// What the call returned to the program.
+    /// Returns what the call returned to the program.
     pub fn result(&self) -> isize {
         self.get(libc::REG_RAX) as isize
     }
 
-    /// What the call returns to the program.
+    /// Sets what the call returns to the program.
     pub fn set_result(&self, value: isize) {
         self.set(libc::REG_RAX, value as usize);
     }
 
-    /// The number of the call, for the kernel to read again.
+    /// Sets the number of the call, for the kernel to read again.
     pub fn set_number(&self, number: usize) {
         self.set(libc::REG_RAX, number);
     }
 
-    /// The six arguments.
+    /// Returns the six arguments.
     pub fn arguments(&self) -> [usize; 6] {
         [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10, libc::REG_R8, libc::REG_R9]
             .map(|index| self.get(index))
@@ -83,25 +85,26 @@ impl Context {
         self.set(registers[index], value);
     }
 
-    /// The mask that is restored when the handler returns.
+    /// Returns the signal mask that is restored when the handler returns.
     pub fn mask(&self) -> SignalSet {
         // SAFETY: by `new`. The kernel's set is the first 8 bytes of libc's.
         unsafe { (&raw const (*self.context).uc_sigmask).cast::<SignalSet>().read() }
     }
 
-    /// Sets it.
+    /// Sets the signal mask that is restored when the handler returns.
     pub fn set_mask(&self, mask: SignalSet) {
         // SAFETY: as in `mask`; the handler is its only user.
         unsafe { (&raw mut (*self.context).uc_sigmask).cast::<SignalSet>().write(mask) }
     }
 
-    /// The alternate stack that is restored when the handler returns.
+    /// Returns the alternate stack that is restored when the handler returns.
     pub fn alternate_stack(&self) -> libc::stack_t {
         // SAFETY: by `new`.
         unsafe { (*self.context).uc_stack }
     }
 
-    /// Address and length of the processor's state behind the registers, as the kernel wrote it.
+    /// Returns address and length of the processor's state behind the registers, as the kernel
+    /// wrote it.
     fn floats(&self) -> (*mut u8, usize) {
         // SAFETY: by `new`. The kernel wrote the length with the state.
         unsafe {
@@ -113,16 +116,18 @@ impl Context {
         }
     }
 
-    /// Where the kernel would put the floating-point state and the frame of a signal on a stack that is free below `top`.
+    /// Returns where the kernel would put the floating-point state and the frame of a signal on a
+    /// stack that is free below `top`.
     pub fn frame_below(&self, top: usize) -> SignalFrame {
         let floats = (top - self.floats().1) & !63;
         SignalFrame { address: ((floats - FRAME_BYTES) & !15) - 8, floats }
     }
 
-    /// Writes a copy of the kernel's frame there, which returns to `restorer`.
+    /// Writes a copy of the kernel's frame to `frame`, which returns to `restorer`.
     ///
     /// # Safety
-    /// The place must be one that the program has given to handlers of signals; `info` is the handler's second argument.
+    /// The place must be one that the program has given to handlers of signals; `info` is the
+    /// handler's second argument.
     pub unsafe fn write_frame(&self, frame: &SignalFrame, restorer: usize, info: *const libc::siginfo_t) -> Context {
         let (floats, floats_bytes) = self.floats();
         // SAFETY: by `new` and the caller; a page that is far comes near when it is touched.
@@ -137,8 +142,8 @@ impl Context {
         }
     }
 
-    /// The thread begins `handler` when this frame is returned from, as the kernel begins one: its frame is at `frame`, and its
-    /// floating-point state is new.
+    /// Makes the thread begin `handler` when this frame is returned from, as the kernel begins one.
+    /// The handler's frame is at `frame`, and its floating-point state is new.
     pub fn begin_handler(&self, handler: usize, signal: i32, frame: usize, info: usize) {
         self.set_ip(handler);
         self.set_sp(frame);
@@ -155,8 +160,9 @@ impl Context {
         unsafe { (&raw mut (*self.context).uc_mcontext.fpregs).write(core::ptr::null_mut()) };
     }
 
-    /// Takes over registers and floating-point state of a frame of the program's at `address`, which `peek` reads. The mask and the
-    /// alternate stack that stand in it; `None` if it cannot be read.
+    /// Takes over registers and floating-point state of a frame of the program's at `address`,
+    /// which `peek` reads. Returns the mask and the alternate stack in that frame; `None` if it
+    /// cannot be read.
     pub fn load(&self, address: usize, peek: impl Fn(usize, &mut [u8]) -> bool) -> Option<(SignalSet, libc::stack_t)> {
         let mut bytes = ContextCopy([0; CONTEXT_BYTES]);
         if !peek(address, &mut bytes.0) {
@@ -169,7 +175,8 @@ impl Context {
         if theirs_floats == 0 {
             self.forget_floats();
         } else {
-            // SAFETY: the kernel wrote as much there for the handler that runs; nobody else uses it.
+            // SAFETY: the kernel wrote as much there for the handler that runs; nobody else uses
+            // it.
             let ours = unsafe { core::slice::from_raw_parts_mut(floats, room) };
             if !peek(theirs_floats, &mut ours[..FLOATS_BYTES]) {
                 return None;
@@ -181,7 +188,7 @@ impl Context {
                 return None;
             }
             if !extended {
-                // As the kernel does with what it does not know.
+                // The kernel does this with state that it does not know.
                 ours[FLOATS_EXTENDED..FLOATS_EXTENDED + 4].fill(0);
             }
         }
@@ -196,12 +203,14 @@ impl Context {
         Some((theirs.mask(), theirs.alternate_stack()))
     }
 
-    /// A copy of the frame that the handler returns to, with its floating-point state, below `top`.
+    /// Writes a copy of the frame that the handler returns to, with its floating-point state, below
+    /// `top`.
     ///
     /// # Safety
     /// The 64 KiB below `top` must be the caller's.
     pub unsafe fn copy_below(&self, top: usize) -> Context {
-        // SAFETY: by `new` and the caller. The processor's state must begin at a multiple of 64; the kernel wrote it so.
+        // SAFETY: by `new` and the caller. The processor's state must begin at a multiple of 64;
+        // the kernel wrote it so.
         unsafe {
             let (floats, floats_bytes) = self.floats();
             let floats_copy = ((top - floats_bytes) & !63) as *mut u8;
@@ -213,44 +222,45 @@ impl Context {
         }
     }
 
-    /// Where the frame is.
+    /// Returns the address of the frame.
     pub fn address(&self) -> usize {
         self.context as usize
     }
 
-    /// Sets it to `len` bytes at `base`.
+    /// Sets the alternate stack that is restored when the handler returns to `len` bytes at `base`.
     pub fn set_alternate_stack(&self, base: usize, len: usize) {
         self.name_alternate_stack(libc::stack_t { ss_sp: base as *mut libc::c_void, ss_flags: 0, ss_size: len });
     }
 
-    /// Sets it.
+    /// Sets the alternate stack that is restored when the handler returns.
     pub fn name_alternate_stack(&self, stack: libc::stack_t) {
         // SAFETY: by `new`; the handler is its only user.
         unsafe { (*self.context).uc_stack = stack }
     }
 }
 
-/// Where the frame of a signal is: the kernel's `struct rt_sigframe`.
+/// Place of the frame of a signal: the kernel's `struct rt_sigframe`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SignalFrame {
-    /// First byte: the address that the handler returns to.
+    /// Address of the frame's first byte, which holds the address that the handler returns to.
     pub address: usize,
     floats: usize,
 }
 
 impl SignalFrame {
-    /// The `ucontext`.
+    /// Returns the address of the `ucontext`.
     pub fn context(&self) -> usize {
         self.address + FRAME_CONTEXT
     }
 
-    /// The `siginfo`.
+    /// Returns the address of the `siginfo`.
     pub fn info(&self) -> usize {
         self.context() + CONTEXT_BYTES
     }
 }
 
-/// Bytes in front of the `ucontext` in a frame, and of the whole frame without floating-point state.
+/// Number of bytes in front of the `ucontext` in a frame; `FRAME_BYTES` is the whole frame without
+/// floating-point state.
 pub const FRAME_CONTEXT: usize = 8;
 const FRAME_BYTES: usize = FRAME_CONTEXT + CONTEXT_BYTES + size_of::<libc::siginfo_t>();
 
@@ -258,33 +268,35 @@ const FRAME_BYTES: usize = FRAME_CONTEXT + CONTEXT_BYTES + size_of::<libc::sigin
 #[repr(C, align(16))]
 struct ContextCopy([u8; CONTEXT_BYTES]);
 
-/// Bits of the flags register that are off when a handler begins: direction, trap after each instruction, resume.
+/// Bits of the flags register that are off when a handler begins: direction, trap after each
+/// instruction, resume.
 const FLAGS_CLEARED: usize = 1 << 10 | 1 << 8 | 1 << 16;
 
-/// `ucontext` as the kernel pushes it: up to the mask, which has 8 bytes here.
+/// Bytes of `ucontext` as the kernel pushes it: up to the mask, which has 8 bytes here.
 const CONTEXT_BYTES: usize = core::mem::offset_of!(libc::ucontext_t, uc_sigmask) + 8;
-/// Floating-point state without extensions, and where in it the kernel says whether it has some, and the length of all.
+/// Bytes of the floating-point state without extensions. At `FLOATS_EXTENDED` the kernel says by
+/// `FLOATS_MAGIC` whether it has some, and the length of all.
 const FLOATS_BYTES: usize = 512;
 const FLOATS_EXTENDED: usize = 464;
 const FLOATS_MAGIC: u32 = 0x4650_5853;
 
-/// What becomes of a call.
+/// Decision about a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// Done by us: the value to return, an error as `-errno`.
+    /// The call was done by us: the value to return, an error as `-errno`.
     Done(isize),
-    /// The kernel shall do it, once its buffers are near.
+    /// The kernel shall do the call, once its buffers are near.
     Forward,
-    /// The context was changed already; just return.
+    /// The context was changed already, and the handler just returns.
     Resume,
 }
 
-/// An error as the kernel returns it.
+/// Returns an error number as the kernel returns it.
 pub const fn error(errno: i32) -> Outcome {
     Outcome::Done(-(errno as isize))
 }
 
-/// A result as the kernel returns it.
+/// Converts a result to what the kernel returns.
 pub fn done(result: farfield_os::Result<usize>) -> Outcome {
     match result {
         Ok(value) => Outcome::Done(value as isize),
@@ -292,7 +304,8 @@ pub fn done(result: farfield_os::Result<usize>) -> Outcome {
     }
 }
 
-/// Makes the program's call for it, visible to the program's own filters.
+/// Makes the program's call for it, visible to the program's own filters. Returns the kernel's
+/// result, an error as `-errno`.
 ///
 /// # Safety
 /// The call must be one that the program made, with pointers that it passed or that are ours.

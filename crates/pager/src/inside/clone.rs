@@ -1,12 +1,14 @@
-//! `vfork`, and `clone` with `CLONE_VM`: whoever goes on in the same memory.
+//! `vfork`, and `clone` with `CLONE_VM`: threads and processes that go on in the same memory.
 //!
-//! The call is made in the SIGSYS handler. The new thread or process begins on the alternate stack that it keeps, in `begin`,
-//! and enters the program by returning from a copy of the handler's frame: so it has its signal stack and its record from its
-//! first instruction on, its stack may be far, and the program's registers, stacks and return addresses are as the
-//! program left them. The parent of a `vfork` waits inside the handler, on its own alternate stack, which the child never touches.
+//! The call is made in the SIGSYS handler. The new thread or process begins in `begin`, on the
+//! alternate stack that it keeps, and enters the program by returning from a copy of the handler's
+//! frame. So it has its signal stack and its record from its first instruction on, and its stack
+//! may be far. The program's registers, stacks and return addresses are as the program left them.
+//! The parent of a `vfork` waits inside the handler, on its own alternate stack, which the child
+//! never touches.
 //!
-//! A process that runs in our memory without being a thread of ours *borrows* it: its faults are counted elsewhere, and its
-//! descriptors are not ours. [`Loans`] knows whether there is one.
+//! A process that runs in our memory without being a thread of ours *borrows* it: its faults are
+//! counted elsewhere, and its descriptors are not ours. [`Loans`] knows whether there is one.
 
 use super::call::{Context, Outcome, done, error};
 use super::emulate;
@@ -21,20 +23,22 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::PageId;
 use farfield_os::{process, signals};
 
-/// Static thread-local storage below a thread's control block (far more than glibc allows), and the block. Handlers of ours and
-/// the kernel (restartable sequences, the list of robust mutexes) use both.
+/// Bytes of static thread-local storage below a thread's control block (far more than glibc
+/// allows), and of the block. Handlers of ours and the kernel (restartable sequences, the list of
+/// robust mutexes) use both.
 const STORAGE_BELOW: usize = 64 << 10;
 const STORAGE_ABOVE: usize = 4096;
 
-/// How long faults wait to become ours for borrowers that do not have the descriptors yet.
+/// Time that arming waits for borrowers that do not have the descriptors yet.
 const PATIENCE_NS: u64 = 2_000_000_000;
 
-/// Processes that run in our memory.
+/// Processes that run in our memory without being its threads.
 pub struct Loans {
-    /// Bits 0 to 15: borrowers whose parent waits for them; 16 to 31: others, of which nobody knows when they end; from 32 on:
-    /// loans ever given.
+    /// Loan counts in one word. Bits 0 to 15 are borrowers whose parent waits for them. Bits 16 to
+    /// 31 are others, of which nobody knows when they end. Bits from 32 on are loans ever given.
     word: AtomicU64,
-    /// Taken while descriptors are opened that whoever runs in our memory uses. A borrower has those from before its loan only.
+    /// Lock held while descriptors are opened that borrowers use too. A borrower has only those
+    /// from before its loan.
     opening: Lock<()>,
 }
 
@@ -43,29 +47,30 @@ const FOR_GOOD: u64 = 1 << 16;
 const EVER: u64 = 1 << 32;
 
 impl Loans {
-    /// None.
+    /// Creates the state without a borrower.
     pub const fn new() -> Loans {
         Loans { word: AtomicU64::new(0), opening: Lock::new(()) }
     }
 
-    /// A borrower is about to be made.
+    /// Notes that a borrower is about to be made.
     fn begin(&self, waited_for: bool) {
         let _no_descriptor_meanwhile = self.opening.lock();
         self.word.fetch_add(EVER + if waited_for { WAITED_FOR } else { FOR_GOOD }, Ordering::SeqCst);
     }
 
-    /// It is gone, or was not made.
+    /// Notes that a borrower is gone, or was not made.
     fn end(&self, waited_for: bool) {
         self.word.fetch_sub(if waited_for { WAITED_FOR } else { FOR_GOOD }, Ordering::SeqCst);
     }
 
-    /// `None` if there is a borrower. Else a value that is another one after the next loan.
+    /// Returns `None` if there is a borrower; else a value that changes with the next loan.
     pub fn none(&self) -> Option<u64> {
         let word = self.word.load(Ordering::SeqCst);
         word.is_multiple_of(EVER).then_some(word)
     }
 
-    /// Opens descriptors for all that run in our memory; not while a borrower lives, which would lack them.
+    /// Opens descriptors for all that run in our memory. Does nothing while a borrower lives, which
+    /// would lack them.
     pub fn open_descriptors(&self, open: impl FnOnce()) {
         let Some(_no_loan_meanwhile) = self.opening.try_lock() else { return };
         if self.none().is_some() {
@@ -73,8 +78,9 @@ impl Loans {
         }
     }
 
-    /// The same for what cannot be done without: borrowers are waited for. (One of which nobody knows when it ends
-    /// shares our descriptors, or was made when they were open.)
+    /// Opens descriptors that cannot be done without. Waits for borrowers, at most for two seconds,
+    /// and then opens them anyway. (A borrower of which nobody knows when it ends shares our
+    /// descriptors, or was made when they were open.)
     pub fn open_descriptors_for_good(&self, open: impl FnOnce()) {
         let deadline = process::now_ns() + PATIENCE_NS;
         let mut wait = Wait::new("a child of vfork that lacks our descriptors");
@@ -88,7 +94,7 @@ impl Loans {
         }
     }
 
-    /// In the child of a fork, which has its memory for itself.
+    /// Resets the state in the child of a fork, which has its memory for itself.
     ///
     /// # Safety
     /// No other thread may run.
@@ -112,7 +118,7 @@ pub fn clone(context: &Context, args: [usize; 6]) -> Outcome {
     let has = |flag: i32| flags & flag as usize != 0;
     let (borrows, waits) = (!has(libc::CLONE_THREAD), has(libc::CLONE_VFORK));
     if borrows && !waits && !has(libc::CLONE_FILES) {
-        // What it has no descriptors for when it starts it could never use.
+        // The new process could never use a pool for which it has no descriptors when it starts.
         super::arm::arm(runtime, None);
     }
     let Some(parent) = thread::current() else { return error(libc::EAGAIN) };
@@ -122,7 +128,7 @@ pub fn clone(context: &Context, args: [usize; 6]) -> Outcome {
         return error(libc::ENOMEM);
     };
     child.inherit(parent, waits);
-    // Else it begins with this handler's, which is ours.
+    // Without `CLONE_SETTLS` it would begin with the storage of this handler, which is ours.
     let new_storage = if has(libc::CLONE_SETTLS) { storage } else { parent.program_storage.load(Ordering::Relaxed) };
     let storage_start = if has(libc::CLONE_SETTLS) { storage } else { 0 };
     keep(runtime, &child.home, storage_start, [parent_tid, child_tid]);
@@ -140,7 +146,8 @@ pub fn clone(context: &Context, args: [usize; 6]) -> Outcome {
     // SAFETY: on the child's stack, below the frame.
     unsafe { (top as *mut Start).write(Start { record: child, storage: new_storage, frame: start }) };
     let made = [flags, top, parent_tid, child_tid, storage];
-    // SAFETY: the program's own call, with a stack of ours. `begin` does not return, and uses storage only if it is its own.
+    // SAFETY: the program's own call, with a stack of ours. `begin` does not return, and uses
+    // storage only if it is its own.
     let result = unsafe { process::clone_into(window::GATE_FORWARD, made, begin, top) };
     if waits || result.is_err() {
         child.leave();
@@ -151,39 +158,41 @@ pub fn clone(context: &Context, args: [usize; 6]) -> Outcome {
         child.name(id);
     }
     if waits && runtime.phase() == Phase::Dormant {
-        // It could not arm for us.
+        // The child could not arm for us.
         emulate::consider(runtime);
     }
     done(result.map(|id| id as usize))
 }
 
-/// What a new thread or process finds on its stack.
+/// Contents of the stack with which a new thread or process begins.
 struct Start {
     record: &'static Record,
-    /// The thread pointer that it shall have.
+    /// Thread pointer that the new thread or process shall have.
     storage: usize,
     frame: Context,
 }
 
-/// Where it begins.
+/// Starts a new thread or process: its entry point.
 extern "C" fn begin(start: usize) -> ! {
     // SAFETY: written by `clone`, on the stack of this thread.
     let start = unsafe { (start as *const Start).read() };
     start.record.name(process::tid());
-    // SAFETY: a copy of what the kernel pushed, changed to what the program asked for, and the thread pointer likewise.
+    // SAFETY: a copy of what the kernel pushed, changed to what the program asked for, and the
+    // thread pointer likewise.
     unsafe {
         storage::set_pointer(start.storage);
         signals::return_to(start.frame.address())
     }
 }
 
-/// Holds what the kernel or our handlers use of a new thread without a fault, as long as it lives. In thread mode too: the kernel writes
-/// there whenever it has interrupted the thread (restartable sequences), also while the thread owns pages that a handler would
-/// wait for, and maybe these.
+/// Holds what the kernel or our handlers use of a new thread without a fault, as long as it lives.
+/// This is needed in thread mode too: the kernel writes there whenever it has interrupted the
+/// thread (restartable sequences). It does so also while the thread owns pages that a handler would
+/// wait for, and maybe these pages.
 fn keep(runtime: &Runtime, home: &Frame, storage: usize, words: [usize; 2]) {
     let mut parts = [(0, 0); 3];
     if window::contains(storage) {
-        // The stack that it is part of may begin later than storage could.
+        // The stack that the storage is part of may begin later than the storage could.
         let page = window::page_of(storage);
         let first = runtime.space.lock().stretch(page.0).map_or(page, |(range, _)| PageId(range.start));
         let start = (storage - STORAGE_BELOW).max(window::address_of(first));

@@ -1,14 +1,17 @@
-//! Delivery of the program's signals: its handlers run on the stack, and with the mask, that it asked for.
+//! Delivery of the program's signals: its handlers run on the stack, and with the mask, that it
+//! asked for.
 //!
-//! The kernel knows one alternate stack per thread. It must be ours: the frame of a SIGBUS has to be written without a fault, and
-//! the program's stacks may be far. So the kernel delivers every signal for which the program has a handler to a handler of ours
-//! ([`super::signal`]), on our stack and with all signals blocked. That one writes the frame where the kernel would have written
-//! it without us, on the program's alternate stack or below its stack pointer; far pages come near when they are touched.
-//! Then it changes its own frame so that returning from it begins the program's handler. From there on our stack is free
-//! for the faults of the handler, which may return, jump away, or never end.
+//! The kernel knows one alternate stack per thread. It must be ours: the frame of a SIGBUS has to
+//! be written without a fault, and the program's stacks may be far. So the kernel delivers every
+//! signal for which the program has a handler to a handler of ours ([`super::signal`]), on our
+//! stack and with all signals blocked. Our handler writes the frame where the kernel would have
+//! written it without us, on the program's alternate stack or below its stack pointer; far pages
+//! come near when they are touched. Then it changes its own frame so that returning from it begins
+//! the program's handler. From there on our stack is free for the faults of the handler, which may
+//! return, jump away, or never end.
 //!
-//! When the program's handler returns (`rt_sigreturn`), the filter sends the call to us, because what the frame says about mask and
-//! alternate stack is the program's view of them.
+//! When the program's handler returns (`rt_sigreturn`), the filter sends the call to us, because
+//! the mask and the alternate stack in the frame are the program's view of them.
 
 use super::call::{Context, Outcome, error};
 use super::runtime::RUNTIME;
@@ -19,23 +22,24 @@ use core::sync::atomic::Ordering;
 use farfield_os::signals::{self, Action, SA_RESTORER, SignalSet, bit};
 use farfield_os::{Result, process};
 
-/// The alternate stack is given up while a handler runs on it, until the handler returns. (libc has no name for it.)
+/// Flag by which the alternate stack is given up while a handler runs on it, until the handler
+/// returns. (libc has no name for it.)
 const SS_AUTODISARM: i32 = i32::MIN;
 
 /// Flags of an action that the kernel gets from us; all others are the program's.
 const OUR_FLAGS: u64 = libc::SA_SIGINFO as u64 | libc::SA_ONSTACK as u64 | libc::SA_NODEFER as u64 | SA_RESTORER;
 
-/// No mask has these.
+/// Signals that no mask has.
 const UNBLOCKABLE: SignalSet = bit(libc::SIGKILL) | bit(libc::SIGSTOP);
 
 const NO_STACK: libc::stack_t = libc::stack_t { ss_sp: core::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
 
-/// Where the thread goes on when a handler of ours is done.
+/// Place where the thread goes on when a handler of ours is done.
 #[must_use]
 pub enum Return {
-    /// Where the handler's frame says.
+    /// The thread goes on where the handler's frame says.
     Here,
-    /// Where the frame says whose `ucontext` is at this address.
+    /// The thread goes on as the frame says whose `ucontext` is at this address.
     From(usize),
 }
 
@@ -45,9 +49,9 @@ pub enum Return {
 /// `info` must be what the kernel gave that handler.
 pub unsafe fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context, action: &Action) -> Return {
     let Some(record) = thread::current() else {
-        // Too many threads: on this stack, with all signals blocked.
-        // SAFETY: the program installed this handler for this signal; with or without SA_SIGINFO, the x86-64 convention lets a
-        // callee ignore further arguments.
+        // There are too many threads: the handler runs on this stack, with all signals blocked.
+        // SAFETY: the program installed this handler for this signal; with or without SA_SIGINFO,
+        // the x86-64 convention lets a callee ignore further arguments.
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
             unsafe { core::mem::transmute(action.handler) };
         handler(signal, info, context.address() as *mut libc::c_void);
@@ -83,7 +87,8 @@ pub unsafe fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context
     }
     let is_ours = record.on_alternate_stack(context.address());
     if is_ours || enters {
-        // SAFETY: where the kernel would have written it; not where the handler that runs has its own frame.
+        // SAFETY: where the kernel would have written it; not where the handler that runs has its
+        // own frame.
         let theirs = unsafe { context.write_frame(&frame, action.restorer, info) };
         theirs.set_mask(restored);
         theirs.name_alternate_stack(before);
@@ -91,7 +96,8 @@ pub unsafe fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context
         context.set_mask(blocked & !OURS);
         Return::Here
     } else {
-        // The first signal of a thread that had no alternate stack: the kernel's frame is where the program's belongs.
+        // The first signal of a thread that had no alternate stack: the kernel's frame is where the
+        // program's belongs.
         begin_in_place(record, signal, info, context, action, blocked & !OURS, |theirs| {
             theirs.set_mask(restored);
             theirs.name_alternate_stack(before);
@@ -99,14 +105,15 @@ pub unsafe fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context
     }
 }
 
-/// Runs the program's handler on our stack, because the signal interrupted a handler of ours: one that executes another program lets
-/// signals in. Its frames are on our stack, so nothing may begin at the top of it before it goes on.
+/// Runs the program's handler on our stack, because the signal interrupted a handler of ours: one
+/// that executes another program lets signals in. Its frames are on our stack, so nothing may begin
+/// at the top of that stack before it goes on.
 ///
 /// # Safety
-/// As for [`deliver`].
+/// The contract is that of [`deliver`].
 unsafe fn call_here(record: &Record, signal: i32, info: *mut libc::siginfo_t, context: &Context, action: &Action) {
-    // SAFETY: the program installed this handler for this signal; with or without SA_SIGINFO, the x86-64 convention lets a callee
-    // ignore further arguments.
+    // SAFETY: the program installed this handler for this signal; with or without SA_SIGINFO, the
+    // x86-64 convention lets a callee ignore further arguments.
     let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
         unsafe { core::mem::transmute(action.handler) };
     let defer = if action.flags & libc::SA_NODEFER as u64 == 0 { bit(signal) } else { 0 };
@@ -117,7 +124,8 @@ unsafe fn call_here(record: &Record, signal: i32, info: *mut libc::siginfo_t, co
     signals::set_mask(all);
 }
 
-/// Begins the handler with the kernel's frame as its own, from a frame on our stack, where nothing runs yet.
+/// Begins the handler with the kernel's frame as its own, from a frame on our stack, where nothing
+/// runs yet.
 fn begin_in_place(
     record: &Record,
     signal: i32,
@@ -131,7 +139,7 @@ fn begin_in_place(
         end_by_fault(context);
         return Return::Here;
     };
-    // A signal of ours that somebody sends now would be delivered where the frame is built.
+    // A signal of ours that is sent now would be delivered where the frame is built.
     signals::set_mask(!0);
     // SAFETY: our stack of this thread, which is not on it.
     let ours = unsafe { context.copy_below(base + len) };
@@ -145,7 +153,7 @@ fn begin_in_place(
     Return::From(ours.address())
 }
 
-/// `rt_sigreturn`: the thread goes on as a frame of the program's says.
+/// Serves `rt_sigreturn`: the thread goes on as a frame of the program's says.
 pub fn return_from_handler(context: &Context) -> Outcome {
     let Some(record) = thread::current() else { return error(libc::EAGAIN) };
     let Some((mask, stack)) = context.load(context.sp(), guard::peek_slice) else {
@@ -153,7 +161,8 @@ pub fn return_from_handler(context: &Context) -> Outcome {
         return Outcome::Resume;
     };
     context.set_mask(mask & !OURS);
-    // Not so a frame that the kernel wrote itself, for a handler that a child of vfork has set.
+    // This is not so for a frame that the kernel wrote itself, for a handler that a child of vfork
+    // has set.
     if !record.on_alternate_stack(stack.ss_sp as usize) {
         record.hidden_mask.store(mask & OURS, Ordering::Relaxed);
         // SAFETY: only this thread uses the field.
@@ -163,7 +172,8 @@ pub fn return_from_handler(context: &Context) -> Outcome {
     Outcome::Resume
 }
 
-/// `sigaltstack`: the kernel's stays ours; the program's is where its handlers will run.
+/// Serves `sigaltstack`: the kernel's alternate stack stays ours; the program's is where its
+/// handlers will run.
 pub fn set_stack(context: &Context, args: [usize; 6]) -> Outcome {
     let [new, old, ..] = args;
     let Some(record) = thread::current() else { return error(libc::ENOMEM) };
@@ -191,7 +201,8 @@ pub fn set_stack(context: &Context, args: [usize; 6]) -> Outcome {
     Outcome::Done(0)
 }
 
-/// Sets the program's alternate stack as the kernel would, for a thread whose stack pointer is `sp`.
+/// Sets the program's alternate stack as the kernel would, for a thread whose stack pointer is
+/// `sp`.
 fn set_to(stack: &mut libc::stack_t, asked: libc::stack_t, sp: usize) -> core::result::Result<(), i32> {
     if is_on(stack, sp) {
         return Err(libc::EPERM);
@@ -206,18 +217,20 @@ fn set_to(stack: &mut libc::stack_t, asked: libc::stack_t, sp: usize) -> core::r
     Ok(())
 }
 
-/// Is the address on this stack?
+/// Checks whether the address is on this stack.
 fn contains(stack: &libc::stack_t, address: usize) -> bool {
     let base = stack.ss_sp as usize;
     stack.ss_size > 0 && address > base && address - base <= stack.ss_size
 }
 
-/// Does a thread with this stack pointer run on it? One that is given up meanwhile is not asked about.
+/// Checks whether a thread with this stack pointer runs on it; never true for a stack that is given
+/// up meanwhile (`SS_AUTODISARM`).
 fn is_on(stack: &libc::stack_t, sp: usize) -> bool {
     stack.ss_flags & SS_AUTODISARM == 0 && contains(stack, sp)
 }
 
-/// Ends the program as the kernel does when there is no room for the frame of a signal, or none where one should be.
+/// Ends the program as the kernel does when there is no room for the frame of a signal, or none
+/// where one should be.
 fn end_by_fault(context: &Context) {
     // SAFETY: the default action.
     let _ = unsafe { signals::set_action(libc::SIGSEGV, &Action::default()) };
@@ -225,7 +238,7 @@ fn end_by_fault(context: &Context) {
     process::send_to_self(libc::SIGSEGV);
 }
 
-/// `rt_sigaction`: the kernel gets a handler of ours for each of the program's.
+/// Serves `rt_sigaction`: the kernel gets a handler of ours for each of the program's.
 pub fn set_action(args: [usize; 6]) -> Outcome {
     let [signal, new, old, size, ..] = args;
     if size != size_of::<SignalSet>() {
@@ -247,7 +260,7 @@ pub fn set_action(args: [usize; 6]) -> Outcome {
     }
 }
 
-/// The program's action for a signal.
+/// Returns the program's action for a signal.
 pub fn action(signal: i32) -> Result<Action> {
     let remembered = RUNTIME.program_actions.lock();
     if is_ours(signal) {
@@ -257,7 +270,8 @@ pub fn action(signal: i32) -> Result<Action> {
     Ok(as_set(kernel, &remembered[signal as usize - 1]))
 }
 
-/// The action that a handler of ours has been called for. A handler that is gone again is still known to those who got its signal before.
+/// Returns the action that a handler of ours has been called for. A handler that is gone again is
+/// still found for signals delivered before.
 pub fn action_to_deliver(signal: i32) -> Action {
     let mut remembered = RUNTIME.program_actions.lock();
     let action = &mut remembered[signal as usize - 1];
@@ -272,12 +286,12 @@ fn is_ours(signal: i32) -> bool {
     matches!(signal, libc::SIGBUS | libc::SIGSYS)
 }
 
-/// Sets an action; the one before.
+/// Sets an action, and returns the one before.
 fn replace_action(signal: i32, mut asked: Action) -> Result<Action> {
     asked.mask &= !UNBLOCKABLE;
-    // A process that shares our memory until it executes something: what it sets is not its parent's.
+    // A process may share our memory until it executes something: what it sets is not its parent's.
     let borrowed = RUNTIME.is_borrowed();
-    // Over both steps, so that whoever is called for the new action finds it.
+    // The lock is held over both steps, so that a handler called for the new action finds it.
     let mut remembered = RUNTIME.program_actions.lock();
     if is_ours(signal) {
         let action = &mut remembered[signal as usize - 1];
@@ -288,7 +302,7 @@ fn replace_action(signal: i32, mut asked: Action) -> Result<Action> {
         return Ok(before);
     }
     let has_handler = !matches!(asked.handler, libc::SIG_DFL | libc::SIG_IGN);
-    // Without a restorer the kernel ends the program at the first signal, and shall.
+    // Without a restorer the kernel ends the program at the first signal, and that is right.
     let wrapped = has_handler && asked.flags & SA_RESTORER != 0 && !borrowed;
     let kernel = if wrapped {
         let ours = Action::handler(signal::program_handler(), !OURS);
@@ -306,7 +320,8 @@ fn replace_action(signal: i32, mut asked: Action) -> Result<Action> {
     Ok(before)
 }
 
-/// What the program has set, of what the kernel has. (The kernel leaves out flags that it does not know.)
+/// Returns the action as the program has set it, for the one that the kernel has. (The kernel
+/// leaves out flags that it does not know.)
 fn as_set(kernel: Action, remembered: &Action) -> Action {
     if kernel.handler != signal::program_handler() as *const () as usize {
         return kernel;

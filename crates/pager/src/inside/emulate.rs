@@ -1,5 +1,5 @@
-//! System calls that we serve ourselves: those that make or change far-capable memory, and those that could
-//! take our signals, descriptors or address space away.
+//! System calls that we serve ourselves: those that make or change far-capable memory, and those
+//! that could take our signals, descriptors or address space away.
 
 use super::call::{Context, Outcome, done, error};
 use super::fault::settled_phase;
@@ -29,7 +29,7 @@ const MADV_DONTNEED_LOCKED: i32 = 24;
 const MADV_GUARD_INSTALL: i32 = 102;
 const MADV_GUARD_REMOVE: i32 = 103;
 
-/// Decides what becomes of a call that the filter sent us.
+/// Decides what becomes of a call that the filter sent us, and serves it if it is ours.
 pub fn on_call(number: usize, context: &Context) -> Outcome {
     let runtime = &RUNTIME;
     let args = context.arguments();
@@ -117,20 +117,22 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
     outcome
 }
 
-/// The program ends: its far memory is freed now, not when the lease runs out.
+/// Ends the program. Its far memory is freed now, not when the lease runs out.
 fn end(runtime: &Runtime, code: usize) -> ! {
     if !runtime.is_borrowed() && settled_phase(runtime) == Phase::Armed {
         runtime.ending.store(256 | code as u32 & 0xFF, Ordering::Release);
         runtime.armed().store.backend().release();
     }
     if !runtime.is_borrowed() {
-        // Not when the runner notices: short-lived children would seem to pile up.
+        // The bytes are taken off now, not when the runner notices: short-lived children would seem
+        // to pile up.
         runtime.control().forget_bytes(runtime.slot());
     }
     process::exit_group(code as i32)
 }
 
-/// The range of whole pages that the kernel would take `address, len` for; `None` if it is not in the window.
+/// Returns the range of whole pages that the kernel would take `address, len` for; `None` if it is
+/// not in the window.
 pub fn pages_of(address: usize, len: usize) -> Option<Range> {
     let len = len.checked_next_multiple_of(PAGE_BYTES)?;
     let inside = address.is_multiple_of(PAGE_BYTES)
@@ -143,7 +145,7 @@ pub fn pages_of(address: usize, len: usize) -> Option<Range> {
     })
 }
 
-/// Address and length of a range.
+/// Returns address and length of a range.
 pub fn address_of(range: Range) -> (usize, usize) {
     (window::address_of(PageId(range.start)), range.pages() as usize * PAGE_BYTES)
 }
@@ -174,7 +176,7 @@ fn map(runtime: &Runtime, args: [usize; 6]) -> Outcome {
             release(runtime, &mut space, range);
             place(&mut space, range, prot)
         }
-        // Partly ours.
+        // The mapping is partly ours.
         None if (replaces || keeps) && is_near_window(address, rounded) => error(libc::EINVAL),
         _ if !ours || replaces || keeps => {
             // SAFETY: the program's own call; what is ours is not where it asks for.
@@ -190,10 +192,12 @@ fn map(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     }
 }
 
-/// Mappings shorter than this, or not at a multiple of it, may lie anywhere: random places are asked for only to be hard to guess.
+/// Alignment and minimum length of mappings whose place matters. Others may lie anywhere: random
+/// places are asked for only to be hard to guess.
 const HINT_BYTES: usize = 1 << 20;
 
-/// Pages for a mapping that the program wants to have at `address`, in an extent of the window, if nothing is there.
+/// Returns pages for a mapping that the program wants to have at `address`, in an extent of the
+/// window, if nothing is there.
 fn hinted(runtime: &Runtime, address: usize, len: usize) -> Option<Range> {
     if address == 0 || len < HINT_BYTES || !address.is_multiple_of(HINT_BYTES) {
         return None;
@@ -215,11 +219,12 @@ fn hinted(runtime: &Runtime, address: usize, len: usize) -> Option<Range> {
     if added { pages_of(address, len) } else { None }
 }
 
-/// How far calls and jumps of a program reach.
+/// Distance in bytes that calls and jumps of a program reach.
 const REACH: usize = 2 << 30;
 
-/// A mapping that is only of use where the program wants to have it, and where nothing can be far: within the reach of its code, where
-/// it will put more code, or where 32 bits can address it. If nothing is there it stays there, near.
+/// Maps memory outside of the window if it is only of use where the program wants to have it, and
+/// nothing can be far there. That is within the reach of the program's code, where it will put more
+/// code, or where 32 bits can address it. If nothing is there the mapping stays there, near.
 fn near_hint(address: usize, len: usize, args: [usize; 6]) -> Option<usize> {
     let code = [near_hint as *const () as usize, start::entry()];
     let reached = code.iter().any(|code| code.abs_diff(address).max(code.abs_diff(address + len)) < REACH);
@@ -232,7 +237,7 @@ fn near_hint(address: usize, len: usize, args: [usize; 6]) -> Option<usize> {
     unsafe { gate::syscall(libc::SYS_mmap, [args[0], args[1], args[2], flags, args[4], args[5]]) }.ok()
 }
 
-/// Is any of these bytes in the window, or in an extent?
+/// Checks whether any of these bytes is in the window, or in an extent.
 fn is_near_window(address: usize, len: usize) -> bool {
     let end = address.saturating_add(len);
     window::contains(address)
@@ -254,7 +259,8 @@ fn place(space: &mut crate::space::Space, range: Range, prot: i32) -> Outcome {
     Outcome::Done(address as isize)
 }
 
-/// Something that is not far-capable (a file, shared memory) goes to a fixed place in the window: ours ends there.
+/// Maps something that is not far-capable (a file, shared memory) to a fixed place in the window:
+/// our memory ends there.
 fn map_other(runtime: &Runtime, space: &mut crate::space::Space, mut args: [usize; 6], range: Range) -> Outcome {
     release(runtime, space, range);
     args[3] = args[3] & !(libc::MAP_FIXED_NOREPLACE as usize) | libc::MAP_FIXED as usize;
@@ -266,7 +272,8 @@ fn map_other(runtime: &Runtime, space: &mut crate::space::Space, mut args: [usiz
     done(result)
 }
 
-/// What the program may touch has changed: it may be time to arm. Not while the caller still holds the space.
+/// Arms if it is time, after a change of what the program may touch. The caller must not hold the
+/// space.
 pub fn consider(runtime: &Runtime) {
     if runtime.phase() == Phase::Dormant {
         let pages = runtime.space.lock().touchable_pages();
@@ -316,7 +323,7 @@ pub fn release(runtime: &Runtime, space: &mut crate::space::Space, range: Range)
             // SAFETY: the program gave the range up.
             let _ = unsafe { memory::mprotect(address, len, libc::PROT_NONE) };
         }
-        // Nobody writes it any more: what is mapped here next begins with zeros.
+        // Nobody writes the range any more: what is mapped here next begins with zeros.
         if prot != FOREIGN {
             discard(runtime, part, true);
         }
@@ -353,14 +360,16 @@ fn discard_chunk(runtime: &Runtime, range: Range) {
     let near = (range.start..range.end).filter(was_near).count() as i64;
     if near > 0 {
         let (address, len) = address_of(range);
-        // SAFETY: the program gave the content up, and no other thread moves these pages: they are seized.
+        // SAFETY: the program gave the content up, and no other thread moves these pages: they are
+        // seized.
         let _ = unsafe { memory::madvise(address, len, libc::MADV_DONTNEED) };
     }
     forget(runtime, range);
     runtime.charge(-near);
 }
 
-/// Seizes a page, whoever moves it now; its word before.
+/// Seizes a page, whichever thread moves it now. Waits while it is moved, and returns its word
+/// before.
 fn seize(runtime: &Runtime, page: PageId) -> PageWord {
     let mut wait = Wait::new("a page that another thread moves");
     loop {
@@ -371,7 +380,7 @@ fn seize(runtime: &Runtime, page: PageId) -> PageWord {
     }
 }
 
-/// Seized pages, which are not near any more, are nowhere from now on.
+/// Forgets seized pages that are not near any more: from now on they are nowhere.
 pub fn forget(runtime: &Runtime, range: Range) {
     let table = runtime.table();
     let mut page = range.start;
@@ -381,7 +390,7 @@ pub fn forget(runtime: &Runtime, range: Range) {
             runtime.armed().store.discard(PageId(page), stored);
             runtime.charge_far(-(stored as i64));
         }
-        // The one behind them is not stored.
+        // The page behind these is not stored.
         page += stored + 1;
     }
     for page in range.start..range.end {
@@ -395,11 +404,12 @@ fn protect(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         return done(unsafe { gate::syscall(libc::SYS_mprotect, args) });
     };
     let mut space = runtime.space.lock();
-    // As the kernel does it: up to the first hole, and then an error.
+    // The kernel does the same: it changes up to the first hole, and then returns an error.
     let whole = space.mapped_from(range);
     if whole.start < whole.end {
         let (address, len) = address_of(whole);
-        // A page that shares its memory and cannot be written leaves as it is; it must not become writable on the way.
+        // A page that shares its memory and cannot be written leaves as it is; it must not become
+        // writable on the way.
         let writable = args[2] as i32 & libc::PROT_WRITE != 0 && runtime.phase() == Phase::Armed;
         let evictor = writable.then(|| runtime.armed().evictor.lock());
         // SAFETY: the program's own call.
@@ -438,7 +448,7 @@ fn advise(runtime: &Runtime, args: [usize; 6]) -> Outcome {
             space.empty(range);
             if whole { Outcome::Done(0) } else { error(libc::ENOMEM) }
         }
-        // Only hints; ours come from the faults themselves.
+        // These are only hints; ours come from the faults themselves.
         libc::MADV_NORMAL
         | libc::MADV_RANDOM
         | libc::MADV_SEQUENTIAL
@@ -447,7 +457,8 @@ fn advise(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         | libc::MADV_PAGEOUT
         | libc::MADV_NOHUGEPAGE
         | libc::MADV_COLLAPSE
-        // A merged page would be replaced at the next write, behind the back of whoever evicts it.
+        // A merged page would be replaced at the next write, behind the back of the thread that
+        // evicts it.
         | libc::MADV_MERGEABLE
         | libc::MADV_UNMERGEABLE => Outcome::Done(0),
         libc::MADV_HUGEPAGE => {
@@ -503,7 +514,8 @@ fn move_break(runtime: &Runtime, wanted: usize) -> Outcome {
     Outcome::Done(wanted as isize)
 }
 
-/// `rt_sigprocmask`: as asked, but our two signals stay open. The mask in the context is what the thread gets back.
+/// Serves `rt_sigprocmask` as asked, but keeps our two signals open. The mask in the context is
+/// what the thread gets back.
 fn change_mask(context: &Context, args: [usize; 6]) -> Outcome {
     let [how, set, old, size, ..] = args;
     if size != 8 {
@@ -533,7 +545,7 @@ fn change_mask(context: &Context, args: [usize; 6]) -> Outcome {
     Outcome::Done(0)
 }
 
-/// A filter of the program's own: installed as it is, except that our own calls are exempt.
+/// Installs a filter of the program's own as it is, except that our own calls are exempt.
 fn set_filter(number: usize, args: [usize; 6]) -> Outcome {
     if number as i64 == libc::SYS_prctl && args[0] != libc::PR_SET_SECCOMP as usize {
         return Outcome::Forward;
@@ -547,7 +559,7 @@ fn set_filter(number: usize, args: [usize; 6]) -> Outcome {
         _ => args[0] == libc::SECCOMP_SET_MODE_STRICT as usize,
     };
     if strict {
-        // Four calls and nothing else: no page could ever come near again.
+        // Strict mode allows four calls and nothing else: no page could ever come near again.
         return error(libc::EINVAL);
     }
     if !install {
@@ -573,7 +585,7 @@ fn set_filter(number: usize, args: [usize; 6]) -> Outcome {
     done(unsafe { gate::syscall(number as libc::c_long, args) })
 }
 
-/// `close_range`: all but our descriptors.
+/// Serves `close_range` for all but our descriptors.
 fn close_range(args: [usize; 6]) -> Outcome {
     let [first, last, flags, ..] = args.map(|arg| arg as u32 as usize);
     let (ours, ours_end) = (window::DESCRIPTORS as usize, window::DESCRIPTORS_END as usize);

@@ -1,19 +1,21 @@
-//! Egress: near pages leave in batches.
+//! Eviction: near pages leave in batches.
 //!
 //! A batch leaves in one shoot-down and loses no write, without stopping any thread:
 //!
-//! 0. Victims that share memory with another process (after fork) or with the zero page get memory of their own.
+//! 0. Victims that share memory with another process (after fork) or with the zero page get memory
+//!    of their own.
 //! 1. Victims become Leaving, so that nobody else touches their words.
 //! 2. `vmsplice` takes a reference to each victim's memory into a pipe.
-//! 3. One `process_madvise` unmaps all victims. Whatever was written until then is in the memory that the pipe holds;
-//!    whatever is written later faults and waits for the page to have left.
-//! 4. Victims are read from the pipe: zeros vanish, what equals its far copy by checksum has left with that, the rest is
-//!    written to the pool.
+//! 3. One `process_madvise` unmaps all victims. Whatever was written until then is in the memory
+//!    that the pipe holds; whatever is written later faults and waits for the page to have left.
+//! 4. Victims are read from the pipe. Pages of zeros vanish, a page that equals its far copy by
+//!    checksum has left with that, and the rest is written to the pool.
 //!
-//! A program of one thread that evicts in this very thread writes nothing meanwhile ([`Alone`]). Then, before 2, pages whose far
-//! copy may still be right are asked for the kernel's written bit, and those that were not written need neither 2 nor 4.
+//! A program of one thread that evicts in this very thread writes nothing meanwhile ([`Alone`]).
+//! Then, before 2, pages whose far copy may still be right are asked for the kernel's written bit,
+//! and those that were not written need neither 2 nor 4.
 //!
-//! Victims that the program may not access no pipe can hold: `inaccessible.rs`.
+//! No pipe can hold victims that the program may not access: `inaccessible.rs` evicts them.
 
 mod inaccessible;
 
@@ -36,36 +38,39 @@ use farfield_os::pagemap::{PageRun, category};
 use farfield_os::{Errno, memory, pipe::PagePipe, process};
 use farfield_pool::Buffer;
 
-/// Victims of one batch.
+/// Maximum number of victims of one batch.
 pub const BATCH: usize = 64;
-/// What direct reclaim may overshoot while another thread is evicting (Fastswap's α): 1.6 % of the limit.
+/// Returns the bytes by which direct reclaim may overshoot while another thread is evicting
+/// (Fastswap's α): 1.6 % of the limit, but at least 1 MiB and at most 8 MiB.
 fn slack_bytes(limit: i64) -> i64 {
     (limit / 64).clamp(1 << 20, 8 << 20)
 }
 
-/// A process with less than this near may overshoot by this much more.
+/// Near bytes below which a process may overshoot by `STARVING_SLACK_BYTES` more.
 const STARVING_BYTES: i64 = 2 << 20;
 const STARVING_SLACK_BYTES: i64 = 6 << 20;
-/// How long a thread waits for room before it gives up: longer than the pool may take for an operation, so that a silent
-/// server is named as the cause.
+/// Time that a thread waits for room before it gives up. It is longer than the pool may take for an
+/// operation, so that a silent server is named as the cause.
 const PATIENCE_NS: u64 = 45_000_000_000;
 
-/// A process that forks keeps this share of the limit near, and waits this long for others to make room for the rest.
+/// Part of the limit (1 / 32) that a process that forks keeps near. It waits `COPY_PATIENCE_NS` for
+/// others to make room for the rest.
 const COPY_SHARE: i64 = 32;
 const COPY_PATIENCE_NS: u64 = 100_000_000;
-/// What our heap is charged with at once, before it grows, and how long room for all of that may take: nobody waits for it.
+/// Bytes that our heap is charged with at once, before it grows. Room for all of the growth may
+/// take `HEAP_PATIENCE_NS`, because nobody waits for it.
 const HEAP_PIECE_BYTES: i64 = 256 << 10;
 const HEAP_PATIENCE_NS: u64 = 10_000_000_000;
 
-/// Buffers of the one who evicts.
+/// Buffers of the evicting thread.
 pub struct Evictor {
     pipe: PagePipe,
     victims: [Victim; BATCH],
     count: usize,
     vectored: bool,
-    /// When the epoch began.
+    /// Counters of first writes when the epoch began.
     writes: Option<FirstWrites>,
-    /// Victims of this batch that were read and had no far copy that equals them.
+    /// Number of victims of this batch that were read and had no far copy that equals them.
     differing: usize,
 }
 
@@ -74,41 +79,42 @@ struct Victim {
     page: PageId,
     dirty: bool,
     shared: bool,
-    /// Has a far copy.
+    /// Whether the page has a far copy.
     stored: bool,
     epoch: u32,
 }
 
 const NO_RANGE: libc::iovec = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
 
-/// Why a batch is evicted.
+/// Reason why a batch is evicted.
 #[derive(Clone, Copy)]
 pub enum Urgency<'a> {
     /// A thread waits for the room: one of the program, interrupted in this context, or another.
     Direct(Option<&'a Context>),
-    /// Ahead of need.
+    /// The batch is evicted ahead of need.
     Background,
 }
 
-/// How much is evicted at once.
+/// Number of pages to evict at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Share {
     /// Most pages for one shoot-down.
     Batch = BATCH as isize,
-    /// As many as leave while a page travels.
+    /// Number of pages that leave while a page travels.
     WhileWaiting = 8,
 }
 
 impl Share {
-    /// What to evict while a page travels: little, so that it does not arrive before; but dirty pages in whole batches, so
-    /// that neighbours are written together.
+    /// Returns the share to evict while a page travels. It is little, so that the page does not
+    /// arrive before; but dirty pages leave in whole batches, so that neighbours are written
+    /// together.
     pub fn while_waiting(runtime: &Runtime) -> Share {
         if runtime.dirty_share.get() < 16 { Share::WhileWaiting } else { Share::Batch }
     }
 }
 
 impl Evictor {
-    /// With a pipe of its own.
+    /// Creates an evictor with a pipe of its own.
     pub fn new(pipe: PagePipe) -> Evictor {
         Evictor {
             pipe,
@@ -120,14 +126,14 @@ impl Evictor {
         }
     }
 
-    /// In the child of a fork: the pipe is the parent's.
+    /// Closes the pipe in the child of a fork, where it is the parent's.
     pub fn close_inherited(&self) {
         for fd in self.pipe.fds() {
             farfield_os::file::close(fd);
         }
     }
 
-    /// Evicts up to one batch; how many pages left.
+    /// Evicts up to one batch. Returns the number of pages that left.
     pub fn run(&mut self, runtime: &Runtime, armed: &Armed, urgency: Urgency<'_>, share: Share) -> usize {
         let started = process::now_ns();
         self.choose(runtime, share as usize);
@@ -145,7 +151,7 @@ impl Evictor {
         let space = self.keep_inaccessible(runtime, taken);
         self.settle(runtime, armed, taken, clean);
         if alone.is_none() && taken > 0 {
-            // Only now is it known.
+            // The share is known only now.
             runtime.dirty_share.count(self.differing, taken);
         }
         let copied = space.map_or(0, |space| self.leave_inaccessible(runtime, armed, taken, space));
@@ -162,7 +168,8 @@ impl Evictor {
         taken + copied
     }
 
-    /// Takes victims from the head of the queue.
+    /// Takes victims from the head of the queue, which gives a second chance: a referenced page is
+    /// queued once more instead of leaving.
     fn choose(&mut self, runtime: &Runtime, most: usize) {
         let table = runtime.table();
         let mut queue = runtime.queue.lock();
@@ -195,14 +202,15 @@ impl Evictor {
         self.victims[..self.count].sort_unstable_by_key(|victim| victim.page);
     }
 
-    /// Gives victims whose memory the kernel would replace at a write memory of their own: the pipe's reference must be
-    /// to what a late write hits. Where writing is not allowed nobody writes. Those that cannot be given any stay.
+    /// Gives victims memory of their own if the kernel would replace their memory at a write. The
+    /// pipe's reference must be to the memory that a late write hits. Where writing is not allowed
+    /// nobody writes. Victims that cannot be given any stay.
     fn unshare(&mut self, runtime: &Runtime) {
         let has_own = |victim: &Victim| {
             let address = window::address_of(victim.page);
             // SAFETY: changes no content.
             let populated = unsafe { memory::madvise(address, PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
-            // The kernel calls it invalid where writing is not allowed.
+            // The kernel returns EINVAL where writing is not allowed.
             populated.is_ok() || populated == Err(Errno(libc::EINVAL))
         };
         let mut count = 0;
@@ -218,7 +226,8 @@ impl Evictor {
         self.count = count;
     }
 
-    /// Begins another epoch if a page may have been written for the first time since this one began.
+    /// Begins another epoch if a page may have been written for the first time since this one
+    /// began. Returns the epoch.
     fn look_at_epoch(&mut self, runtime: &Runtime, writes: FirstWrites) -> u32 {
         let epoch = runtime.epoch.load(Ordering::SeqCst);
         if self.writes == Some(writes) {
@@ -230,8 +239,9 @@ impl Evictor {
         next
     }
 
-    /// Asks the kernel which of the clean-looking victims were written, run by run. Those that arrived in this epoch
-    /// were not. How many are clean; they come first. That is still so when they are unmapped, because nobody else runs.
+    /// Asks the kernel which of the clean-looking victims were written, run by run. Those that
+    /// arrived in this epoch were not. Returns the number of clean victims, which come first. They
+    /// are still clean when they are unmapped, because no other thread runs.
     fn find_clean(&mut self, runtime: &Runtime, armed: &Armed, alone: &Alone<'_>) -> usize {
         let epoch = self.look_at_epoch(runtime, alone.first_writes());
         let mut at = 0;
@@ -271,8 +281,8 @@ impl Evictor {
         self.count - dirty
     }
 
-    /// Takes references to all but the first `clean` victims, then unmaps. The number of victims that are gone, and of
-    /// references in the pipe to pages that are not.
+    /// Takes references to all but the first `clean` victims, then unmaps. Returns the number of
+    /// victims that are gone, and of references in the pipe to pages that are not.
     fn take_away(&mut self, armed: &Armed, clean: usize) -> (usize, usize) {
         let mut ranges = [NO_RANGE; BATCH];
         let mut held = clean;
@@ -294,7 +304,7 @@ impl Evictor {
             }
         }
         if !self.vectored {
-            // Kernels before 6.13: one call a run.
+            // Kernels before 6.13 need one call per run.
             gone = 0;
             for range in &ranges[..count] {
                 // SAFETY: as above.
@@ -308,8 +318,8 @@ impl Evictor {
         (gone, held - gone.max(clean))
     }
 
-    /// The first `gone` victims are unmapped: decides for each where it is now. The first `clean` equal their far copies, and the
-    /// pipe has nothing of them.
+    /// Decides for each of the first `gone` victims, which are unmapped, where it is now. The first
+    /// `clean` equal their far copies, and the pipe has nothing of them.
     fn settle(&mut self, runtime: &Runtime, armed: &Armed, gone: usize, clean: usize) {
         self.differing = 0;
         if gone == 0 {
@@ -341,8 +351,8 @@ impl Evictor {
         }
     }
 
-    /// Reads victims that nobody can write any more, run by run, in their order, until `read` fails, and writes those that
-    /// changed.
+    /// Reads victims that nobody can write any more, run by run, in their order, until `read`
+    /// fails. Writes those that changed to the pool.
     fn read_and_write(
         &self,
         runtime: &Runtime,
@@ -390,7 +400,7 @@ impl Evictor {
                     table.update(victim.page, |word| Some(word.vanished()));
                     counters.zero_pages.fetch_add(1, Ordering::Relaxed);
                 }
-                // The store says so when it is written.
+                // The store updates the word when the page is written.
                 Fate::Changed(_) => {}
             }
         }
@@ -401,21 +411,22 @@ impl Evictor {
     }
 }
 
-/// How many victims were read, how many of these have no far copy that equals them, and how many of those have another one.
+/// Numbers of victims that were read, that have no far copy that equals them (`differing`), and
+/// that have a different one (`changed`).
 struct Read {
     pages: usize,
     differing: usize,
     changed: usize,
 }
 
-/// What becomes of a victim that was read.
+/// Decision about a victim that was read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// Its far copy is right.
+    /// The far copy equals the victim.
     Unchanged,
-    /// It is all zeros and needs none.
+    /// The victim is all zeros and needs no far copy.
     Zero,
-    /// It goes to the pool, with this checksum.
+    /// The victim goes to the pool, with this checksum.
     Changed(u64),
 }
 
@@ -429,7 +440,7 @@ impl Victim {
     }
 }
 
-/// Starts writing those pages of `buffer`, which belong at `start`, that changed.
+/// Starts writing those pages of `buffer` that changed; the buffer belongs at `start`.
 fn write_changed(writer: &mut Writer<'_>, start: PageId, mut buffer: Buffer, fates: &[Fate]) {
     let mut at = 0;
     for run in fates.chunk_by(|a, b| matches!(a, Fate::Changed(_)) == matches!(b, Fate::Changed(_))) {
@@ -450,7 +461,7 @@ fn write_changed(writer: &mut Writer<'_>, start: PageId, mut buffer: Buffer, fat
     writer.give_back(buffer);
 }
 
-/// Neighbouring victims as one range each.
+/// Merges neighbouring victims into one range each. Returns the number of ranges.
 fn merge(victims: &[Victim], ranges: &mut [libc::iovec; BATCH]) -> usize {
     let mut count = 0;
     for victim in victims {
@@ -474,8 +485,10 @@ fn is_zero(page: &[u8]) -> bool {
     head.is_empty() && tail.is_empty() && words.iter().all(|word| *word == 0)
 }
 
-/// Makes room for `pages` pages, evicting in this thread if need be, and charges them. `context` is that of the program thread that
-/// needs them, if this is one in its handler.
+/// Makes room for `pages` pages, evicting in this thread if need be, and charges them. Blocks until
+/// they fit; while another thread evicts, some overshoot is allowed. Ends the program if there is
+/// no room within 45 s. `context` is that of the program thread that needs the pages, if this is
+/// one in its handler.
 pub fn make_room(runtime: &Runtime, pages: i64, share: Share, context: Option<&Context>) {
     let need = pages * PAGE_BYTES as i64;
     let mut wait = Wait::new("room below the near limit");
@@ -494,7 +507,7 @@ pub fn make_room(runtime: &Runtime, pages: i64, share: Share, context: Option<&C
         if evicted > 0 {
             continue;
         }
-        // Who forks waits for the faults under way.
+        // A thread that forks waits for the faults under way.
         if runtime.frozen_by.load(Ordering::Relaxed) != 0 {
             break;
         }
@@ -518,8 +531,9 @@ pub fn make_room(runtime: &Runtime, pages: i64, share: Share, context: Option<&C
     runtime.charge(pages);
 }
 
-/// Before our own heap grows by much: charges it with that, piece by piece, and after each evicts until all fits, or for a
-/// moment. If it made room first and charged then, the program would use the room as fast as it is made.
+/// Makes room before our own heap grows by much. It charges the growth piece by piece, and after
+/// each piece evicts until all fits, or for a moment. If it made room first and charged then, the
+/// program would use the room as fast as it is made.
 pub fn make_room_for_heap(runtime: &Runtime, bytes: i64) {
     let deadline = process::now_ns() + HEAP_PATIENCE_NS;
     let mut charged = 0;
@@ -528,7 +542,7 @@ pub fn make_room_for_heap(runtime: &Runtime, bytes: i64) {
         runtime.expect_heap(charged);
         loop {
             let (near, limit) = runtime.near();
-            // Who forks waits for those who evict.
+            // A thread that forks waits for threads that evict.
             let is_frozen = runtime.frozen_by.load(Ordering::Relaxed) != 0;
             if near <= limit || is_frozen || process::now_ns() > deadline {
                 break;
@@ -541,7 +555,7 @@ pub fn make_room_for_heap(runtime: &Runtime, bytes: i64) {
     }
 }
 
-/// Evicts ahead of need until the reserve is free again. Did it?
+/// Evicts ahead of need until the reserve is free again. Returns whether anything left.
 pub fn reclaim_ahead(runtime: &Runtime) -> bool {
     if runtime.phase() != Phase::Armed {
         return false;
@@ -562,8 +576,9 @@ pub fn reclaim_ahead(runtime: &Runtime) -> bool {
     }
 }
 
-/// Before a fork: this process would be there twice. Evicts, and waits a moment for other processes to do so, until
-/// both fit the budget. Other threads of this process may bring pages near as fast as they leave.
+/// Makes room before a fork, after which this process would be there twice. Evicts, and waits a
+/// moment for other processes to do so, until both fit the budget. Other threads of this process
+/// may bring pages near as fast as they leave.
 pub fn make_room_for_copy(runtime: &Runtime, context: &Context) {
     let deadline = process::now_ns() + COPY_PATIENCE_NS;
     while !shrink_for_copy(runtime, context, deadline) && process::now_ns() < deadline {
@@ -571,13 +586,14 @@ pub fn make_room_for_copy(runtime: &Runtime, context: &Context) {
     }
 }
 
-/// While nobody else of this process brings pages near: evicts until a second process like this one fits the budget, as
-/// far as this process can help.
+/// Evicts until a second process like this one fits the budget, as far as this process can help. No
+/// other thread of this process may bring pages near meanwhile.
 pub fn make_room_for_copy_frozen(runtime: &Runtime, context: &Context) {
     shrink_for_copy(runtime, context, u64::MAX);
 }
 
-/// A small share is kept for the two to run with. Does it fit?
+/// Evicts for a copy of this process, but keeps a small share for the two to run with. Returns
+/// whether the copy fits.
 fn shrink_for_copy(runtime: &Runtime, context: &Context, deadline: u64) -> bool {
     let armed = runtime.armed();
     let mut fruitless = 0;

@@ -1,7 +1,8 @@
 //! `execve`: the new program belongs to the job too.
 //!
-//! Arguments and environment are copied into near memory (the kernel would not find far ones), and the environment is made
-//! to name our library. Programs that would run without it are refused: a budget is never dropped in silence.
+//! Arguments and environment are copied into near memory (the kernel would not find far ones), and
+//! the environment is made to name our library. Programs that would run without it are refused: a
+//! budget is never dropped in silence.
 
 use super::call::{Context, Outcome, error, forward};
 use super::guard::{peek, peek_slice};
@@ -11,11 +12,12 @@ use crate::elf::{self, Linkage};
 use core::ffi::CStr;
 use farfield_os::{Errno, file, gate, memory, process, signals};
 
-/// Longest path.
+/// Longest path in bytes.
 const PATH_BYTES: usize = 4096;
-/// Most bytes of arguments and environment together (the kernel's own limit is of this size).
+/// Maximum number of bytes of arguments and environment together (the kernel's own limit is of this
+/// size).
 const STRINGS_BYTES: usize = 6 << 20;
-/// Interpreters of interpreters that are followed.
+/// Maximum depth of interpreters of interpreters that are followed.
 const DEPTH: u32 = 5;
 
 /// `LD_PRELOAD=…` and `FARFIELD_CONTROL=…` as they must stand in every environment.
@@ -27,7 +29,7 @@ pub fn remember(preload: &[u8], control: &[u8]) {
     *ENVIRONMENT.lock() = vec![entry(b"LD_PRELOAD", preload), entry(b"FARFIELD_CONTROL", control)];
 }
 
-/// Where the configuration of the job is.
+/// Calls `action` with the path of the job's configuration, if it is known.
 pub fn with_config_path(action: impl FnOnce(&CStr)) {
     let environment = ENVIRONMENT.lock();
     let path = environment.get(1).and_then(|entry| entry.strip_prefix(b"FARFIELD_CONTROL="));
@@ -36,7 +38,8 @@ pub fn with_config_path(action: impl FnOnce(&CStr)) {
     }
 }
 
-/// Serves `execve` and `execveat`.
+/// Serves `execve` and `execveat`. Refuses with EACCES, and says why, if the program could not have
+/// far memory.
 pub fn execute(number: usize, context: &Context) -> Outcome {
     let args = context.arguments();
     let at = usize::from(number as i64 == libc::SYS_execveat);
@@ -55,7 +58,7 @@ pub fn execute(number: usize, context: &Context) -> Outcome {
         Ok(copies) => copies,
         Err(errno) => return error(errno.0),
     };
-    // What an earlier vfork child of this thread left behind.
+    // This frees the copies that an earlier vfork child of this thread left behind.
     record.replace_scratch(copies.base, copies.len);
     let mut changed = args;
     changed[at] = copies.path;
@@ -65,7 +68,7 @@ pub fn execute(number: usize, context: &Context) -> Outcome {
         Ok(is_traced) => is_traced,
         Err(errno) => return error(errno.0),
     };
-    // The new program inherits the mask: the program's, not this handler's.
+    // The new program inherits the mask, which must be the program's and not this handler's.
     let result = own_code::as_program(|| {
         let blocked = signals::set_mask(context.mask() & !signal::OURS);
         // SAFETY: the program's own call with near copies of its arguments.
@@ -86,7 +89,8 @@ fn say(path: &[u8], reason: &str) {
     }
 }
 
-/// Why a file cannot run with far memory; `None` if it can, or if the kernel itself will refuse it.
+/// Returns why a file cannot run with far memory; `None` if it can, or if the kernel itself will
+/// refuse it.
 fn refusal(directory: i32, path: &[u8], flags: i32, depth: u32) -> Option<&'static str> {
     if depth > DEPTH {
         return None;
@@ -123,12 +127,12 @@ fn refusal(directory: i32, path: &[u8], flags: i32, depth: u32) -> Option<&'stat
         Linkage::Dynamic { interpreter } if elf::is_musl(interpreter) => {
             Some("it uses the musl C library; far memory needs glibc")
         }
-        // What is not a program at all the kernel refuses by itself.
+        // A file that is no program at all is refused by the kernel itself.
         Linkage::Dynamic { .. } | Linkage::Unknown | Linkage::Malformed | Linkage::More { .. } => None,
     }
 }
 
-/// Why the loader would not load our library for this process.
+/// Returns why the loader would not load our library for this process; `None` if it would.
 fn refusal_of_library() -> Option<&'static str> {
     let library = &ENVIRONMENT.lock()[0];
     let library = library.strip_prefix(b"LD_PRELOAD=").and_then(|path| CStr::from_bytes_with_nul(path).ok())?;
@@ -154,11 +158,12 @@ fn is_privileged(fd: i32) -> bool {
         .is_ok_and(|len| len > 0)
 }
 
-/// Copies a NUL-terminated string; its length without the NUL.
+/// Copies a NUL-terminated string. Returns its length without the NUL; `None` if it cannot be read
+/// or is too long.
 fn peek_string(address: usize, into: &mut [u8]) -> Option<usize> {
     let mut len = 0;
     while len < into.len() {
-        // Up to the end of the page: what follows may not be mapped.
+        // The copy goes up to the end of the page: what follows may not be mapped.
         let step = (4096 - (address + len) % 4096).min(into.len() - len);
         if !peek_slice(address + len, &mut into[len..len + step]) {
             return None;
@@ -187,7 +192,7 @@ impl Copies {
         let extra = ENVIRONMENT.lock();
         let pointers = (arguments + variables + extra.len() + 2) * 8;
         let len = (pointers + STRINGS_BYTES + PATH_BYTES).next_multiple_of(4096);
-        // Untouched pages of it cost nothing.
+        // Untouched pages of the mapping cost nothing.
         let base = memory::map_anonymous(len)?;
         let mut writer = Writer { at: base + pointers, end: base + len };
         let copied = (|| {
@@ -247,7 +252,8 @@ impl Copies {
     }
 }
 
-/// Makes the entry `LD_PRELOAD=…` of a new program: our library first, then the program's own in its order.
+/// Makes the entry `LD_PRELOAD=…` of a new program: our library first, then the program's own in
+/// its order.
 fn preload_entry(ours: &[u8], theirs: &[u8]) -> Vec<u8> {
     let mut entry = [b"LD_PRELOAD=", ours].concat();
     for library in theirs.split(|byte| matches!(byte, b':' | b' ')) {
@@ -260,7 +266,7 @@ fn preload_entry(ours: &[u8], theirs: &[u8]) -> Vec<u8> {
     entry
 }
 
-/// Entries of a NULL-terminated array of pointers.
+/// Counts the entries of a NULL-terminated array of pointers.
 fn count(array: usize) -> Result<usize, Errno> {
     if array == 0 {
         return Ok(0);

@@ -1,4 +1,5 @@
-//! Ingress: a page that is not near is needed.
+//! Page faults: a page that is not near is needed. Each page is brought by one thread, and the
+//! others wait for it (single flight).
 
 use super::call::Context;
 use super::evict::{Share, make_room};
@@ -15,17 +16,21 @@ use farfield_core::{PageId, page_word::State};
 use farfield_os::process;
 use farfield_os::uffd::Track;
 
-/// Pages mapped at once when a program touches new memory in order.
+/// Maximum number of pages mapped at once when a program touches new memory in order.
 const TOUCH_AHEAD: u64 = 16;
-/// A thread that faults this often on a page that is near has met a bug of ours.
+/// Number of faults on a page that is near, after which the thread has met a bug of ours.
 const RETRIES_MAX: u32 = 1_000_000;
 
 static LAST_TOUCH: AtomicU64 = AtomicU64::new(0);
 static ZEROS: AtomicU64 = AtomicU64::new(0);
 static SPURIOUS: AtomicU64 = AtomicU64::new(0);
 
-/// A thread of the program touched a page that the kernel does not have. `false` if it is not ours to provide: a file
-/// that the program mapped into the window and that has become shorter. `context` is the thread's, if its own handler serves it.
+/// Serves a fault of a thread of the program on a page that the kernel does not have. Blocks until
+/// the page is near.
+///
+/// Returns `false` if the page is not ours to provide: a file that the program mapped into the
+/// window and that has become shorter. `context` is the thread's, if its own handler serves the
+/// fault.
 pub fn on_fault(address: usize, write: bool, context: Option<&Context>) -> bool {
     let runtime = &RUNTIME;
     let started = process::now_ns();
@@ -43,8 +48,9 @@ pub fn on_fault(address: usize, write: bool, context: Option<&Context>) -> bool 
     runtime.table().word(page).state() != State::Absent || !is_foreign(runtime, page) || is_late(address)
 }
 
-/// A fault that is not ours: may the memory have been given up ([`super::own_faults`]) since it was raised? Then the kernel
-/// serves it if it is tried again; if not, it comes back here.
+/// Checks whether the memory of a fault that is not ours may have been given up
+/// ([`super::own_faults`]) since the fault was raised. Then the kernel serves it if it is tried
+/// again; if not, it comes back here.
 fn is_late(address: usize) -> bool {
     let Some(record) = thread::current() else { return false };
     let before = record.late_fault.swap(address, Ordering::Relaxed);
@@ -54,12 +60,13 @@ fn is_late(address: usize) -> bool {
     before != address
 }
 
-/// Is it a file that the program mapped into the window? Then it is not ours to provide.
+/// Checks whether the page belongs to a file that the program mapped into the window. Such a page
+/// is not ours to provide.
 fn is_foreign(runtime: &Runtime, page: PageId) -> bool {
     matches!(runtime.space.lock().stretch(page.0), Some((_, crate::space::FOREIGN)))
 }
 
-/// Enters a section during which no fork may take its snapshot.
+/// Enters a section during which no fork may take its snapshot. Waits for a fork under way.
 pub fn enter(runtime: &Runtime) {
     let mut wait = Wait::new("a fork, or an exchange of the pool, to be over");
     let me = tid() as u32;
@@ -74,19 +81,21 @@ pub fn enter(runtime: &Runtime) {
     }
 }
 
-/// Leaves it.
+/// Leaves the section that [`enter`] has entered.
 pub fn leave(runtime: &Runtime) {
     runtime.busy.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// Makes `page` near. Did this call do it?
+/// Makes `page` near. Returns whether this call did it.
 pub fn bring(runtime: &Runtime, page: PageId, write: bool) -> bool {
     bring_for(runtime, page, write, None)
 }
 
-/// The same for the program thread that is interrupted in `context`.
+/// Makes `page` near for the program thread that is interrupted in `context`. Returns whether this
+/// call did it.
 fn bring_for(runtime: &Runtime, page: PageId, write: bool, context: Option<&Context>) -> bool {
-    // Before anything is owned: the thread's storage may be far itself, even in this very page.
+    // This comes before anything is owned: the thread's storage may be far itself, even in this
+    // very page.
     let me = thread::current();
     enter(runtime);
     let table = runtime.table();
@@ -115,7 +124,7 @@ fn bring_for(runtime: &Runtime, page: PageId, write: bool, context: Option<&Cont
     served
 }
 
-/// A page that is nowhere: zeros. Pages touched in order come several at a time.
+/// Provides a page that is nowhere: zeros. Pages touched in order come several at a time.
 fn touch(runtime: &Runtime, page: PageId, write: bool, context: Option<&Context>) {
     runtime.counters().first_touches.fetch_add(1, Ordering::Relaxed);
     let mut count = 1;
@@ -134,7 +143,8 @@ fn touch(runtime: &Runtime, page: PageId, write: bool, context: Option<&Context>
     install(runtime, page, zeros(), count as usize, Track::Dirty, false);
 }
 
-/// Takes an idle page in order to bring it along, if it needs exactly `kind`.
+/// Takes an idle page in order to bring it along, if it needs exactly `kind`. Returns whether it
+/// did.
 fn own(runtime: &Runtime, page: PageId, kind: Fault) -> bool {
     page.0 < window::PAGES
         && runtime
@@ -146,7 +156,7 @@ fn own(runtime: &Runtime, page: PageId, kind: Fault) -> bool {
             .is_some()
 }
 
-/// A page in the pool: reads it, and what will be wanted next behind it.
+/// Reads a page that is in the pool, and behind it pages that will be wanted next.
 fn read_in(runtime: &Runtime, me: Option<&thread::Record>, page: PageId, write: bool, context: Option<&Context>) {
     let counters = runtime.counters();
     counters.demand_reads.fetch_add(1, Ordering::Relaxed);
@@ -165,10 +175,11 @@ fn read_in(runtime: &Runtime, me: Option<&thread::Record>, page: PageId, write: 
     runtime.armed().store.fetch(page, write, &runs[..count], context);
 }
 
-/// Takes the pages to bring ahead that are far and idle, as runs. Number of runs.
+/// Takes the pages to bring ahead that are far and idle, as runs. Returns the number of runs.
 fn own_ahead(runtime: &Runtime, page: PageId, ahead: Ahead, runs: &mut [(PageId, usize); 64]) -> usize {
     let mut count = 0;
-    // Never more at once than an eighth of the budget, nor than half of what this process has of it.
+    // The number is never more than an eighth of the budget, nor than half of what this process has
+    // of it.
     let near = believed(&runtime.slot().near_bytes).max(0);
     let most = ((runtime.near().1 / 8).min(near / 2) as usize / PAGE_BYTES).min(ahead.count as usize);
     for step in 1..=most as i64 {
@@ -187,7 +198,7 @@ fn own_ahead(runtime: &Runtime, page: PageId, ahead: Ahead, runs: &mut [(PageId,
     count
 }
 
-/// Zeros enough for one touch.
+/// Returns the address of zeros that are enough for one touch.
 fn zeros() -> usize {
     let known = ZEROS.load(Ordering::Relaxed);
     if known != 0 {
@@ -202,8 +213,9 @@ fn zeros() -> usize {
     }
 }
 
-/// Makes `count` pages from `first` on near and holds them: they do not leave before they are released. Pages that
-/// are not mapped are passed over; the kernel will say so to the program. How many were held.
+/// Makes `count` pages from `first` on near and holds them: they do not leave before they are
+/// released. Stops at the first page that is not ours to provide; the kernel will tell the program.
+/// Returns the number of pages held.
 pub fn bring_and_hold(runtime: &Runtime, first: PageId, count: u32) -> u32 {
     let table = runtime.table();
     for index in 0..count {
@@ -213,7 +225,7 @@ pub fn bring_and_hold(runtime: &Runtime, first: PageId, count: u32) -> u32 {
                 break;
             }
             bring(runtime, page, true);
-            // Absent is also a page of zeros that has left again.
+            // A page of zeros that has left again is Absent too.
             if table.word(page).state() == State::Absent && is_foreign(runtime, page) {
                 return index;
             }
@@ -222,7 +234,7 @@ pub fn bring_and_hold(runtime: &Runtime, first: PageId, count: u32) -> u32 {
     count
 }
 
-/// Waits out the moment in which faults become ours.
+/// Returns the phase, after waiting while faults are just becoming ours.
 pub fn settled_phase(runtime: &Runtime) -> Phase {
     let mut wait = Wait::new("far memory to be set up");
     loop {

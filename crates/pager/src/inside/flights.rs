@@ -1,12 +1,14 @@
-//! Operations that the kernel goes on with after the call that submitted them has returned: io_uring's and those of native
-//! asynchronous I/O.
+//! Operations that the kernel continues after the call that submitted them has returned: io_uring's
+//! and those of native asynchronous I/O.
 //!
-//! The kernel may copy into their buffers at any time, or has taken references to their memory, so these pages stay near
-//! from before the submission until the completion was seen. They are *reserved* first, because pages that cannot
-//! leave must not fill the budget; then held by a [`Lease`]; and kept in the [`BOOKS`], where whoever arms finds those that
-//! were submitted while nothing was held yet.
+//! The kernel may copy into their buffers at any time, or has taken references to their memory. So
+//! these pages stay near from before the submission until the completion was seen. They are
+//! *reserved* first, because pages that cannot leave must not fill the budget. Then they are held
+//! by a [`Lease`], and kept in the [`BOOKS`]: there, the thread that arms finds those that were
+//! submitted while nothing was held yet.
 //!
-//! Held too long costs room; held too short could cost bytes. Where the end of an operation cannot be told, its pages stay.
+//! A hold that lasts too long costs room; one that ends too early could cost bytes. Where the end
+//! of an operation cannot be told, its pages stay.
 
 use super::fault::bring_and_hold;
 use super::lock::Lock;
@@ -20,41 +22,45 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::process;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Everything that is under way. A leaf among the locks: whoever holds it brings nothing near and waits for nobody.
+/// Registry of all operations under way. It is a leaf among the locks: its holder brings nothing
+/// near and waits for nobody.
 pub static BOOKS: Lock<Books> = Lock::new(Books { rings: Vec::new(), contexts: Vec::new() });
 
-/// See [`BOOKS`].
+/// Rings and contexts with operations under way; [`BOOKS`] is the only instance.
 pub struct Books {
-    /// io_uring.
+    /// Rings of io_uring.
     pub rings: Vec<rings::Entry>,
-    /// Native asynchronous I/O.
+    /// Contexts of native asynchronous I/O.
     pub contexts: Vec<aio::Entry>,
 }
 
-/// Pages reserved by operations under way, and for longer.
+/// Number of pages reserved by operations under way; `LASTING_PAGES` counts those reserved for
+/// longer.
 static PAGES: AtomicU64 = AtomicU64::new(0);
 static LASTING_PAGES: AtomicU64 = AtomicU64::new(0);
-/// Operations under way that hold pages.
+/// Number of operations under way that hold pages.
 static OPERATIONS: AtomicU64 = AtomicU64::new(0);
-/// Most of them: a page counts its holds in 16 bits.
+/// Maximum number of such operations: a page counts its holds in 16 bits.
 const OPERATIONS_MAX: u64 = 1 << 15;
 const PAGES_MIN: u64 = 256;
-/// How long a submission waits for earlier operations to make room, if none of them ends meanwhile.
+/// Time that a submission waits for earlier operations to make room, if none of them ends
+/// meanwhile.
 const PATIENCE_NS: u64 = 2_000_000_000;
 
-/// Most pages that may be held after calls have returned: a quarter of the budget.
+/// Returns the maximum number of pages that may be held after calls have returned: a quarter of the
+/// budget.
 fn pages_max(runtime: &Runtime) -> u64 {
     (runtime.near().1 as u64 / PAGE_BYTES as u64 / 4).max(PAGES_MIN)
 }
 
-/// Most bytes of one operation.
+/// Returns the maximum number of bytes of one operation.
 pub fn operation_bytes_max(runtime: &Runtime) -> usize {
     let room = pages_max(runtime).saturating_sub(LASTING_PAGES.load(Ordering::Relaxed)).max(16);
-    // Its first and last page may be parts.
+    // The first and last page of an operation may be touched only in part.
     (room as usize - 2) * PAGE_BYTES
 }
 
-/// Waiting for others to make room.
+/// Bounded wait for other operations to make room; each progress renews the deadline.
 pub struct Patience {
     progress: u32,
     until_ns: u64,
@@ -68,7 +74,8 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// Waits a little. `false` if it is in vain: nothing is under way, or nothing has ended for long.
+    /// Waits a little. Returns `false` if waiting is in vain: nothing is under way, or nothing has
+    /// ended for two seconds.
     pub fn wait(&mut self, progress: u32) -> bool {
         let now = process::now_ns();
         if self.until_ns == 0 || progress != self.progress {
@@ -82,25 +89,25 @@ impl Patience {
     }
 }
 
-/// Operations under way that hold pages and will make room, apart from these.
+/// Returns the number of operations under way that hold pages and will make room, apart from these.
 pub fn others_under_way(these: &mut dyn Iterator<Item = &Lease>) -> u64 {
     let own: u64 = these.map(|lease| lease.operations).sum();
     OPERATIONS.load(Ordering::Relaxed).saturating_sub(own)
 }
 
-/// Pages that the kernel may touch until a certain moment. Dropping it lets them go.
+/// Pages that the kernel may touch until an operation ends. Dropping the lease lets them go.
 #[derive(Default)]
 pub struct Lease {
     runs: Vec<Run>,
     held: bool,
-    /// What is to be taken off the sums at the end.
+    /// Number of pages and operations to subtract from the sums at the end.
     pages: u64,
     operations: u64,
     lasting: bool,
 }
 
 impl Lease {
-    /// Reserves room for the pages of one operation. `None` if there is none now.
+    /// Reserves room for the pages of one operation. `None` if there is no room now.
     pub fn reserve(runtime: &Runtime, runs: Vec<Run>) -> Option<Lease> {
         let pages = pages_of(&runs);
         if pages == 0 {
@@ -108,7 +115,7 @@ impl Lease {
         }
         let lasting = LASTING_PAGES.load(Ordering::Relaxed);
         let most = pages_max(runtime);
-        // One alone may be larger.
+        // A single operation may be larger than the maximum.
         let fits = |now: u64| {
             let all = now + lasting + pages;
             (all <= most || now == 0 && all <= 2 * most).then_some(now + pages)
@@ -121,7 +128,7 @@ impl Lease {
         Some(Lease { runs, held: false, pages, operations: 1, lasting: false })
     }
 
-    /// Reserves room for pages that stay for longer than an operation.
+    /// Reserves room for pages that stay for longer than an operation. `None` if there is no room.
     pub fn reserve_lasting(runtime: &Runtime, runs: Vec<Run>) -> Option<Lease> {
         let pages = pages_of(&runs);
         let most = pages_max(runtime);
@@ -130,17 +137,18 @@ impl Lease {
         Some(Lease { runs, held: false, pages, operations: 0, lasting: true })
     }
 
-    /// Pages that are reserved already, by a lease that outlives this one.
+    /// Creates a lease of pages that are reserved already, by a lease that outlives this one.
     pub fn covered(runs: Vec<Run>) -> Lease {
         Lease { operations: 0, pages: 0, runs, held: false, lasting: false }
     }
 
-    /// Does it hold nothing?
+    /// Checks whether the lease has no pages.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// Brings its pages near and holds them. What cannot be provided is left out: the kernel will tell the program.
+    /// Brings the lease's pages near and holds them. Pages that cannot be provided are left out:
+    /// the kernel will tell the program.
     fn hold(&mut self, runtime: &Runtime) {
         for run in &mut self.runs {
             run.count = bring_and_hold(runtime, run.start, run.count);
@@ -148,7 +156,8 @@ impl Lease {
         self.held = true;
     }
 
-    /// The same when faults become ours.
+    /// Populates the pages of a lease that holds none yet, brings them near and holds them. Called
+    /// when faults become ours.
     fn hold_found(&mut self, runtime: &Runtime) {
         if !self.held {
             for run in &mut self.runs {
@@ -158,7 +167,7 @@ impl Lease {
         }
     }
 
-    /// Makes both end together.
+    /// Takes over another lease, so that both end together.
     fn merge(&mut self, mut other: Lease) {
         self.runs.append(&mut other.runs);
         self.held |= other.held;
@@ -190,14 +199,16 @@ fn pages_of(runs: &[Run]) -> u64 {
     runs.iter().map(|run| u64::from(run.count)).sum()
 }
 
-/// Holds what is `planned`, and enters it into the books before the kernel hears of it.
+/// Holds the pages of all `planned` operations, and enters them into the registry before the kernel
+/// hears of them.
 pub fn begin<T>(
     runtime: &Runtime,
     planned: &mut Vec<T>,
     lease: impl Fn(&mut T) -> &mut Lease,
     enter: impl FnOnce(&mut Books, &mut Vec<T>),
 ) {
-    // Nobody arms while the space is held, so whoever arms later finds what was entered, not held yet.
+    // Nobody arms while the space is held. So a thread that arms later finds what was entered, not
+    // held yet.
     let space = runtime.space.lock();
     if runtime.phase() == Phase::Armed {
         drop(space);
@@ -211,8 +222,8 @@ pub fn begin<T>(
     }
 }
 
-/// Operations of one ring or context, by what their completions are told apart with. Several may have the same name: then
-/// their pages go when all of them have ended.
+/// Operations of one ring or context, by the name that tells their completions apart. Several may
+/// have the same name: then their pages go when all of them have ended.
 #[derive(Default)]
 pub struct Flights {
     named: BTreeMap<u64, Flight>,
@@ -226,7 +237,7 @@ struct Flight {
 }
 
 impl Flights {
-    /// One more.
+    /// Notes that an operation has begun.
     pub fn began(&mut self, name: u64, lease: Lease) {
         let flight = self.named.entry(name).or_default();
         flight.operations += 1;
@@ -238,7 +249,7 @@ impl Flights {
         }
     }
 
-    /// One has ended, or was not submitted after all.
+    /// Notes that an operation has ended, or was not submitted after all.
     pub fn ended(&mut self, name: u64) {
         let Some(flight) = self.named.get_mut(&name) else { return };
         flight.operations -= 1;
@@ -248,17 +259,17 @@ impl Flights {
         }
     }
 
-    /// How many have not ended.
+    /// Returns the number of operations that have not ended.
     pub fn under_way(&self) -> u32 {
         self.under_way
     }
 
-    /// Does any of them hold pages?
+    /// Checks whether any of the operations holds pages.
     pub fn hold_pages(&self) -> bool {
         self.named.values().any(|flight| !flight.lease.is_empty())
     }
 
-    /// Forgets them all, and gives what they held.
+    /// Forgets all operations, and returns their leases.
     pub fn take(&mut self) -> impl Iterator<Item = Lease> + use<> {
         self.under_way = 0;
         core::mem::take(&mut self.named).into_values().map(|flight| flight.lease)
@@ -277,12 +288,12 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// None?
+    /// Checks whether there are no pages.
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty()
     }
 
-    /// Takes over what a lease holds.
+    /// Takes over the pages of a lease.
     pub fn add(&mut self, mut lease: Lease) {
         let runs = core::mem::take(&mut lease.runs);
         self.held |= lease.held;
@@ -319,7 +330,7 @@ impl Drop for Kept {
     }
 }
 
-/// Faults become ours: what is under way must not leave.
+/// Holds the pages of all operations under way when faults become ours: they must not leave.
 pub fn arm(runtime: &Runtime) {
     let mut books = BOOKS.lock();
     for ring in &mut books.rings {
@@ -334,7 +345,7 @@ pub fn arm(runtime: &Runtime) {
     }
 }
 
-/// Lets the pages of finished operations go, from time to time.
+/// Lets the pages of finished operations go. Called from time to time.
 pub fn look(runtime: &Runtime) {
     {
         let Some(mut books) = BOOKS.try_lock() else { return };
@@ -347,7 +358,8 @@ pub fn look(runtime: &Runtime) {
     rings::find_closed(runtime);
 }
 
-/// In the child of a fork: what is under way is the parent's, in the parent's memory.
+/// Forgets the operations under way in the child of a fork: they are the parent's, in the parent's
+/// memory.
 pub fn forked() {
     let mut books = BOOKS.lock();
     books.contexts.clear();

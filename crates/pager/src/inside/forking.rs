@@ -1,8 +1,9 @@
 //! `fork`: the child sees the parent's memory, near and far, and both go on independently.
 //!
-//! The system call itself comes to us, so nothing of the program or the C library runs in the child before its
-//! memory is served again. While the world is frozen the pool makes a copy-on-write snapshot of the region; the kernel
-//! does the same for what is near. Before that, enough leaves the parent's near memory that both fit the budget.
+//! The system call itself comes to us, so nothing of the program or the C library runs in the child
+//! before its memory is served again. While the world is frozen the pool makes a copy-on-write
+//! snapshot of the region; the kernel does the same for what is near. Before that, enough leaves
+//! the parent's near memory that both fit the budget.
 
 use super::call::{Context, Outcome, done};
 use super::runtime::{Phase, RUNTIME, Runtime, fail};
@@ -33,7 +34,7 @@ pub fn fork(context: &Context, args: [usize; 6]) -> Outcome {
 fn fork_dormant(runtime: &Runtime, context: &Context, args: [usize; 6]) -> Outcome {
     let end = runtime.break_end.lock();
     let space = runtime.space.lock();
-    // Nobody arms while the space is held; but somebody may have, before.
+    // Nobody arms while the space is held; but another thread may have armed before.
     if runtime.phase() != Phase::Dormant {
         drop((space, end));
         return fork_armed(runtime, context, args);
@@ -42,7 +43,8 @@ fn fork_dormant(runtime: &Runtime, context: &Context, args: [usize; 6]) -> Outco
     let heap = heap::lock();
     let inherited = Inheritance::take(runtime);
     let me = thread::current();
-    // SAFETY: the program's own call; the child continues in this handler on its own copy of everything.
+    // SAFETY: the program's own call; the child continues in this handler on its own copy of
+    // everything.
     let result = unsafe { gate::syscall(libc::SYS_clone, args) };
     drop((heap, actions, space, end));
     if result.is_err() {
@@ -60,9 +62,9 @@ fn fork_dormant(runtime: &Runtime, context: &Context, args: [usize; 6]) -> Outco
 
 fn fork_armed(runtime: &Runtime, context: &Context, args: [usize; 6]) -> Outcome {
     evict::make_room_for_copy(runtime, context);
-    // Before everything else that whoever moves to another pool might need.
+    // This comes before everything else that a thread that moves to another pool might need.
     let still = runtime.armed().store.backend().hold_still();
-    // Before freezing: who holds the space may wait for the world to thaw.
+    // This comes before freezing: the holder of the space may wait for the world to thaw.
     let end = runtime.break_end.lock();
     let space = runtime.space.lock();
     let books = flights::BOOKS.lock();
@@ -75,7 +77,8 @@ fn fork_armed(runtime: &Runtime, context: &Context, args: [usize; 6]) -> Outcome
         runtime.armed().store.progress();
         wait.pause();
     }
-    // Nobody of this process takes more now; what was taken since the room was made leaves again.
+    // No thread of this process takes more now; what was taken since the room was made leaves
+    // again.
     let armed = runtime.armed();
     evict::make_room_for_copy_frozen(runtime, context);
     let evictor = armed.evictor.lock();
@@ -85,7 +88,7 @@ fn fork_armed(runtime: &Runtime, context: &Context, args: [usize; 6]) -> Outcome
     let heap = heap::lock();
     let me = thread::current();
     let inherited = Inheritance::take(runtime);
-    // The monitor may be asking the pool how it is: the child would wait for that for ever.
+    // The monitor may be asking the pool for its state: the child would wait for that for ever.
     let lanes = armed.store.backend().hold_lanes();
     // SAFETY: as in `fork_dormant`.
     let result = unsafe { gate::syscall(libc::SYS_clone, args) };
@@ -99,7 +102,8 @@ fn fork_armed(runtime: &Runtime, context: &Context, args: [usize; 6]) -> Outcome
     }
     drop((queue, evictor, books, space, end, still));
     if result == Ok(0) {
-        // SAFETY: no other thread runs in the child, and nothing of this one refers to what is dropped.
+        // SAFETY: no other thread runs in the child, and nothing of this one refers to what is
+        // dropped.
         unsafe { runtime.drop_inherited() };
         become_child(runtime, me, inherited);
         runtime.charge_far(inherited.far_bytes / PAGE_BYTES as i64);
@@ -118,7 +122,8 @@ fn fork_armed(runtime: &Runtime, context: &Context, args: [usize; 6]) -> Outcome
     done(result)
 }
 
-/// A pool of which too much is silent to make a snapshot is given time: as much as for whatever else it is asked.
+/// Takes a snapshot of the pool. If too much of the pool is silent, it is given time: as much as
+/// for any other operation.
 fn take_snapshot(store: &Store) -> Inherited {
     let mut quiet = store.quiet();
     let until = process::now_ns() + store::DEADLINE.as_nanos() as u64;
@@ -131,17 +136,18 @@ fn take_snapshot(store: &Store) -> Inherited {
     }
 }
 
-/// What a child gets, known before it exists: afterwards its parent's accounts change without it.
+/// Accounts that a child gets, known before it exists: afterwards its parent's accounts change
+/// without it.
 #[derive(Clone, Copy)]
 struct Inheritance {
     near_bytes: i64,
     far_bytes: i64,
-    /// What the job has been charged for it.
+    /// Bytes that the job has been charged for the child.
     reserved_bytes: i64,
 }
 
 impl Inheritance {
-    /// Charges the job. Nothing may come near or leave until the child exists.
+    /// Charges the job with the child. Nothing may come near or leave until the child exists.
     fn take(runtime: &Runtime) -> Inheritance {
         let slot = runtime.slot();
         let inherited = Inheritance {
@@ -153,13 +159,13 @@ impl Inheritance {
         inherited
     }
 
-    /// There is no child.
+    /// Takes the charge back if there is no child.
     fn give_back(self, runtime: &Runtime) {
         runtime.reserve(-self.reserved_bytes);
     }
 }
 
-/// The child takes a place of its own in the job.
+/// Gives the child a slot of its own in the job.
 fn become_child(runtime: &Runtime, me: Option<&thread::Record>, inherited: Inheritance) {
     let Some(slot) = runtime.control().take_slot(process::pid() as u32, process::identity()) else {
         fail(exit::INTERNAL, format_args!("more than {} processes in one job", crate::control::SLOTS));
@@ -176,7 +182,7 @@ fn become_child(runtime: &Runtime, me: Option<&thread::Record>, inherited: Inher
     runtime.adopt(inherited.near_bytes, inherited.reserved_bytes);
 }
 
-/// Near pages are shared between parent and child now.
+/// Marks near pages as shared between parent and child.
 fn mark_shared(runtime: &Runtime, queue: &super::queue::Queue, in_child: bool) {
     for index in 0..queue.len() {
         let Some(page) = queue.peek(index) else { break };

@@ -1,9 +1,9 @@
-//! System calls on far buffers: brought near and held until the call has returned.
+//! System calls on far buffers: the buffers are brought near and held until the call has returned.
 //!
-//! The handler does not make the call itself, for then the program's signals would be blocked meanwhile. It collects
-//! and holds the pages, then lets the thread resume in a stub that makes the call at the forward gate, marks the
-//! pages as free to go, and returns to where the program called. The stub's frame lies below the program's red
-//! zone:
+//! The handler does not make the call itself, for then the program's signals would be blocked
+//! meanwhile. It collects and holds the pages, then lets the thread resume in a stub. The stub
+//! makes the call at the forward gate, marks the pages as free to go, and returns to where the
+//! program called. The stub's frame lies below the program's red zone:
 //!
 //! ```text
 //! sp - 1168: address of the frame's `active` word   (popped)
@@ -30,15 +30,15 @@ use farfield_os::{file, gate, process, uffd};
 
 const RED_ZONE: usize = 128;
 const SCRATCH: usize = 1024;
-/// All that the stub has on the stack.
+/// Bytes that the stub has on the stack.
 const STUB_BYTES: usize = RED_ZONE + SCRATCH + 16;
-/// What a call whose pointers we do not know in detail may touch behind each of them.
+/// Bytes that a call whose pointers we do not know in detail may touch behind each of them.
 const UNKNOWN_BYTES: usize = 4096;
 /// End of user addresses.
 const USER_END: usize = 0x7fff_ffff_f000;
-/// The argument of `io_uring_enter` is a structure (`IORING_ENTER_EXT_ARG`).
+/// Flag that makes the argument of `io_uring_enter` a structure (`IORING_ENTER_EXT_ARG`).
 const ENTER_EXTENDED: u32 = 1 << 3;
-/// Iovecs that fit the scratch.
+/// Number of iovecs that fit the scratch.
 const IOVECS: usize = 32;
 
 core::arch::global_asm!(
@@ -52,7 +52,8 @@ core::arch::global_asm!(
     "pop r11",
     "mov dword ptr [r11], 0",
     "ret {skip}",
-    // The same for a call whose first half has been made already: its result is the first word of the scratch.
+    // The second stub is for a call whose first half has been made already: its result is the first
+    // word of the scratch.
     ".balign 16",
     ".globl farfield_forward_rest_stub",
     ".hidden farfield_forward_rest_stub",
@@ -79,8 +80,9 @@ pub fn forward(number: usize, context: &Context) {
     resume_in_stub(number, context, farfield_forward_stub, |_| Some(()));
 }
 
-/// The same for the waiting half of `io_uring_enter`, whose submitting half is done: with a copy of its mask that leaves our
-/// signals open. The program gets `submitted`, if there were any.
+/// Lets the kernel make the waiting half of `io_uring_enter`, whose submitting half is done, with
+/// its buffers near and held. The call gets a copy of its mask that leaves our signals open. The
+/// program gets `submitted` as the result, if there were any.
 pub fn wait_on_ring(context: &Context, submitted: u32) -> Outcome {
     let (args, sp) = (context.arguments(), context.sp());
     let mut waits_with = None;
@@ -121,10 +123,10 @@ pub fn wait_on_ring(context: &Context, submitted: u32) -> Outcome {
     if prepared { Outcome::Resume } else { error(libc::EFAULT) }
 }
 
-/// The mask of a call that has just been interrupted while it waited with one of its own. (The frame of the signal has the
-/// mask that is in force again after the call.)
+/// Returns the mask of a call that has just been interrupted while it waited with one of its own.
+/// (The frame of the signal has the mask that is in force again after the call.)
 pub fn mask_of_wait(record: &Record, context: &Context) -> Option<SignalSet> {
-    // Behind the `syscall` of the gate, which the stub has called.
+    // The thread is behind the `syscall` of the gate, which the stub has called.
     if context.ip() != window::GATE_FORWARD + 2 || context.result() != -(libc::EINTR as isize) {
         return None;
     }
@@ -140,7 +142,8 @@ fn wait_with(sp: usize, mask: Option<SignalSet>) {
     }
 }
 
-/// The same for calls that set a signal mask while they wait: with a copy of the mask that leaves our signals open.
+/// Lets the kernel make a call that sets a signal mask while it waits, with its buffers near and
+/// held. The call gets a copy of the mask that leaves our signals open.
 pub fn forward_with_mask(number: usize, context: &Context) -> Outcome {
     let (args, sp) = (context.arguments(), context.sp());
     let mut waits_with = None;
@@ -183,8 +186,9 @@ pub fn forward_with_mask(number: usize, context: &Context) -> Outcome {
     if prepared { Outcome::Resume } else { error(libc::EFAULT) }
 }
 
-/// Collects, holds, and arranges for the stub. `prepare` may use the scratch and change arguments; `None` from it
-/// means that a pointer is bad.
+/// Collects and holds a call's pages, and makes the thread resume in the stub. `prepare` may use
+/// the scratch and change arguments; `None` from it means that a pointer is bad. Returns whether
+/// all pointers were good.
 fn resume_in_stub(
     number: usize,
     context: &Context,
@@ -210,7 +214,7 @@ fn resume_in_stub(
         context.set_result(result);
         return true;
     }
-    // Collected without the frame's lock, which the one who arms takes.
+    // The pages are collected without the frame's lock, which an arming thread takes.
     let mut collected = FramePages { runs: [Run { start: PageId(0), count: 0 }; RUNS], len: 0, held: false };
     let mut collector = Collector::new(runtime, &mut collected);
     collector.call(number, &context.arguments());
@@ -236,8 +240,8 @@ pub fn hold_for(runtime: &Runtime, frame: &Frame, collected: FramePages, must: i
     pages.release(runtime);
     *pages = collected;
     drop(pages);
-    // From here on whoever arms holds these pages; if somebody is just doing so, or has done it before he could see
-    // them, they are held here.
+    // From here on an arming thread holds these pages. If a thread is just arming, or has armed
+    // before it could see them, they are held here.
     settled_phase(runtime);
     if must() {
         let mut pages = frame.pages.lock();
@@ -247,7 +251,8 @@ pub fn hold_for(runtime: &Runtime, frame: &Frame, collected: FramePages, must: i
     }
 }
 
-/// The pages of these buffers (address and length), as far as they are in the window and mapped.
+/// Collects the pages of these buffers (address and length), as far as they are in the window and
+/// mapped.
 pub fn collect(runtime: &Runtime, buffers: &[(usize, usize)]) -> FramePages {
     let mut pages = FramePages { runs: [Run { start: PageId(0), count: 0 }; RUNS], len: 0, held: false };
     let mut collector = Collector::new(runtime, &mut pages);
@@ -255,9 +260,10 @@ pub fn collect(runtime: &Runtime, buffers: &[(usize, usize)]) -> FramePages {
     pages
 }
 
-/// Must the buffers of a call be near and held? In signal mode always, once faults are ours. In thread mode, where faults
-/// inside calls are served too, only where a device fills memory that the kernel has looked up before: a page that left in
-/// between would miss what arrives.
+/// Checks whether the buffers of a call must be near and held. In signal mode they always must,
+/// once faults are ours. In thread mode faults inside calls are served too. There they must only
+/// where a device fills memory that the kernel has looked up before: a page that left in between
+/// would miss what arrives.
 fn must_hold(runtime: &Runtime, number: usize, descriptor: usize) -> bool {
     let reads = matches!(
         number as i64,
@@ -272,7 +278,7 @@ pub fn hold_all(runtime: &Runtime, pages: &mut FramePages) {
         let run = pages.runs[index];
         let held = bring_and_hold(runtime, run.start, run.count);
         if held < run.count {
-            // The rest cannot be provided: the kernel will say EFAULT, as it should.
+            // The rest cannot be provided: the kernel will return EFAULT, as it should.
             pages.runs[index].count = held;
             pages.len = index + 1;
             break;
@@ -281,25 +287,27 @@ pub fn hold_all(runtime: &Runtime, pages: &mut FramePages) {
     pages.held = true;
 }
 
-/// Most bytes that one call may hold.
+/// Returns the maximum number of bytes that one call may hold.
 fn hold_bytes_max(runtime: &Runtime) -> usize {
     ((runtime.near().1 / 16) as usize).clamp(256 << 10, 64 << 20)
 }
 
-/// Most bytes that a call may hold which can wait for ever (for a peer, a terminal): many threads may be in one.
+/// Returns the maximum number of bytes that a call may hold which can wait for ever. It may wait
+/// for a peer or a terminal, and many threads may be in such a call.
 fn waiting_bytes_max(runtime: &Runtime) -> usize {
     ((runtime.near().1 / 256) as usize).clamp(64 << 10, 16 << 20)
 }
 
-/// Reads and writes larger than what one call may hold. Of files: piece by piece, so that the program gets what it
-/// asked for. Of streams: the call is shortened, which a program must expect there. `Some` if all is done.
+/// Handles reads and writes larger than what one call may hold. A transfer of a file is made piece
+/// by piece, so that the program gets what it asked for. A transfer of a stream is shortened, which
+/// a program must expect there. Returns the result if all is done.
 fn large_transfer(runtime: &Runtime, number: usize, context: &Context, scratch: usize) -> Option<isize> {
     let args = context.arguments();
     if !must_hold(runtime, number, args[0]) {
         return None;
     }
     if args[1].checked_add(args[2]).is_none_or(|end| end > USER_END) {
-        // Nonsense: the kernel's answer is the right one.
+        // The arguments are nonsense: the kernel's answer is the right one.
         return None;
     }
     let max = hold_bytes_max(runtime);
@@ -338,7 +346,7 @@ fn large_transfer(runtime: &Runtime, number: usize, context: &Context, scratch: 
     }
 }
 
-/// Can one call hold the whole vector?
+/// Checks whether one call can hold the whole vector.
 fn fits(address: usize, count: usize, max: usize) -> bool {
     let mut parts = [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; IOVECS];
     if count > IOVECS || !peek_slice(address, &mut parts[..count]) {
@@ -347,7 +355,8 @@ fn fits(address: usize, count: usize, max: usize) -> bool {
     parts[..count].iter().fold(0usize, |sum, part| sum.saturating_add(part.iov_len)) <= max
 }
 
-/// A vectored transfer of a file that one call cannot hold, part by part.
+/// Makes a vectored transfer of a file that one call cannot hold, part by part. Returns the
+/// kernel's result.
 fn piecewise_vector(runtime: &Runtime, number: usize, args: [usize; 6], max: usize) -> isize {
     if args[2] > 1024 {
         return -(libc::EINVAL as isize);
@@ -403,7 +412,7 @@ fn piecewise(runtime: &Runtime, number: usize, args: [usize; 6], max: usize) -> 
     total as isize
 }
 
-/// A vectored transfer with more parts or bytes than one call may hold is shortened to its first parts.
+/// Shortens a vectored transfer with more parts or bytes than one call may hold to its first parts.
 fn shorten_vector(context: &Context, args: [usize; 6], max: usize, scratch: usize) {
     let mut parts = [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; IOVECS];
     let look = args[2].min(IOVECS);
@@ -428,11 +437,11 @@ fn shorten_vector(context: &Context, args: [usize; 6], max: usize, scratch: usiz
 
 const _: () = assert!(IOVECS * size_of::<libc::iovec>() <= SCRATCH);
 
-/// Where a collector puts what it finds.
+/// Container of the runs that a collector finds.
 pub trait Runs {
-    /// The run found before.
+    /// Returns the run found last.
     fn last(&mut self) -> Option<&mut Run>;
-    /// One more, if there is room.
+    /// Appends a run, if there is room.
     fn push(&mut self, run: Run);
 }
 
@@ -457,7 +466,7 @@ impl Runs for Vec<Run> {
     }
 }
 
-/// Gathers the pages of a call's buffers.
+/// Collector of the pages of a call's buffers.
 pub struct Collector<'a, R> {
     runtime: &'a Runtime,
     pages: &'a mut R,
@@ -465,17 +474,17 @@ pub struct Collector<'a, R> {
 }
 
 impl<'a, R: Runs> Collector<'a, R> {
-    /// Adds to `pages`.
+    /// Creates a collector that adds to `pages`.
     pub fn new(runtime: &'a Runtime, pages: &'a mut R) -> Collector<'a, R> {
         Collector { runtime, pages, bytes: 0 }
     }
 
-    /// Bytes of the pages found.
+    /// Returns the number of bytes in the pages found.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// What an asynchronous operation names.
+    /// Adds the memory that an asynchronous operation names.
     pub fn part(&mut self, part: Part) {
         match part {
             Part::Nothing => {}
@@ -492,14 +501,15 @@ impl<'a, R: Runs> Collector<'a, R> {
         if len == 0 || !window::contains(address) {
             return;
         }
-        // Never more than half the budget: the kernel stops where the rest is missing, and so does the call.
+        // The sum is never more than half the budget: the kernel stops where the rest is missing,
+        // and so does the call.
         let len = len.min(((self.runtime.near().1 / 2) as usize).saturating_sub(self.bytes));
         if len == 0 {
             return;
         }
         let end = address.saturating_add(len).min(window::end_of(address));
         let mut range = Range { start: window::page_of(address).0, end: window::page_of(end - 1).0 + 1 };
-        // Only what is mapped, without a gap: the kernel stops there too.
+        // The range ends at the first gap in what is mapped: the kernel stops there too.
         {
             let space = self.runtime.space.lock();
             let mut mapped_end = range.start;
@@ -551,7 +561,7 @@ impl<'a, R: Runs> Collector<'a, R> {
         }
     }
 
-    /// All buffers of a call.
+    /// Adds all buffers of a call.
     fn call(&mut self, number: usize, args: &[usize; 6]) {
         let a = *args;
         match number as i64 {
@@ -697,7 +707,7 @@ pub fn peek<T: Copy>(address: usize) -> Option<T> {
         .then(|| unsafe { value.assume_init() })
 }
 
-/// Copies a slice from an address that the program gave us.
+/// Copies a slice from an address that the program gave us. `false` if it is not readable.
 pub fn peek_slice<T: Copy>(address: usize, into: &mut [T]) -> bool {
     copy(address, into.as_mut_ptr() as usize, size_of_val(into), libc::SYS_process_vm_readv)
 }
@@ -717,7 +727,7 @@ fn copy(remote: usize, local: usize, len: usize, call: libc::c_long) -> bool {
         return true;
     }
     let runtime = &RUNTIME;
-    // Between bringing it near and copying a page may leave again: then once more.
+    // Between bringing it near and copying, a page may leave again: then it is tried once more.
     for _ in 0..100 {
         touch_near(runtime, remote, len);
         let ours = libc::iovec { iov_base: local as *mut libc::c_void, iov_len: len };

@@ -1,6 +1,7 @@
 //! Our own heap: near memory, apart from the program's, usable inside signal handlers.
 //!
-//! The allocator is dlmalloc over pages mapped through the gate. Its size is part of the near budget.
+//! The allocator is dlmalloc over pages mapped through the gate. Its size is part of the near
+//! budget.
 
 use super::lock::Lock;
 use core::alloc::{GlobalAlloc, Layout};
@@ -54,10 +55,10 @@ unsafe impl dlmalloc::Allocator for Pages {
 
 static INNER: Lock<dlmalloc::Dlmalloc<Pages>> = Lock::new(dlmalloc::Dlmalloc::new_with_allocator(Pages));
 
-/// The preload library's global allocator.
+/// Global allocator of the preload library.
 pub struct Heap;
 
-/// Keeps the heap still while the process is copied.
+/// Locks the heap while the process is copied.
 pub fn lock() -> impl Sized {
     INNER.lock()
 }

@@ -1,8 +1,10 @@
-//! Huge pages: until some memory has to leave.
+//! Huge pages: they are in use until some memory has to leave.
 //!
-//! A program's memory lies in pages of 2 MiB where it asks for them, or everywhere if its user does (`farfield run --huge-pages`), as long as all of it is near. What is far
-//! comes and goes in pages of 4 KiB, so from then on there are no new ones, and the old ones are taken apart as their first part leaves: a huge page that loses a
-//! part keeps all its memory, until the kernel is short of it.
+//! A program's memory lies in pages of 2 MiB where it asks for them, or everywhere if its user does
+//! (`farfield run --huge-pages`), as long as all of it is near. Far memory comes and goes in pages
+//! of 4 KiB. So there are no new huge pages once memory has to leave, and the old ones are taken
+//! apart as their first part leaves. A huge page that loses a part would keep all its memory, until
+//! the kernel is short of it.
 
 use super::table::Table;
 use crate::window;
@@ -11,14 +13,16 @@ use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::memory;
 
-/// Where there may be any: [`NOWHERE`], [`SOMEWHERE`] or [`EVERYWHERE`].
+/// Places where there may be huge pages: [`NOWHERE`], [`SOMEWHERE`] or [`EVERYWHERE`].
 static WHERE: AtomicU32 = AtomicU32::new(NOWHERE);
 const NOWHERE: u32 = 0;
 /// Where the program asked for them, or where there were some before memory had to leave.
 const SOMEWHERE: u32 = 1;
 const EVERYWHERE: u32 = 2;
 
-/// At the start: huge pages everywhere, or only where the program asks for them.
+/// Decides, at the start, whether there are huge pages everywhere, or only where the program asks
+/// for them.
+/// them.
 pub fn start(everywhere: bool) {
     WHERE.store(if everywhere { EVERYWHERE } else { NOWHERE }, Ordering::Relaxed);
     advise(window::BASE, window::LEN);
@@ -32,12 +36,12 @@ pub fn advise(address: usize, len: usize) {
     let _ = unsafe { memory::madvise(address, len, advice) };
 }
 
-/// The program asks for some.
+/// Notes that the program asks for huge pages.
 pub fn note() {
     WHERE.fetch_max(SOMEWHERE, Ordering::Relaxed);
 }
 
-/// From now on memory may have to leave.
+/// Stops the use of new huge pages: from now on memory may have to leave.
 pub fn no_more() {
     if WHERE.fetch_min(SOMEWHERE, Ordering::Relaxed) != NOWHERE {
         advise(window::BASE, window::LEN);
@@ -47,13 +51,13 @@ pub fn no_more() {
     }
 }
 
-/// Takes the huge pages apart in which these pages may lie. They are near.
+/// Takes the huge pages apart in which these pages may lie. The pages are near.
 pub fn split(table: &Table, pages: impl Iterator<Item = PageId>) {
     if WHERE.load(Ordering::Relaxed) == NOWHERE {
         return;
     }
     for page in pages.filter(|page| table.split_chunk(*page)) {
-        // Advice about a part of a huge page is what the kernel takes it apart for.
+        // The kernel takes a huge page apart when it gets advice about a part of it.
         // SAFETY: changes no content.
         let _ = unsafe { memory::madvise(window::address_of(page), PAGE_BYTES, libc::MADV_COLD) };
     }

@@ -1,7 +1,9 @@
-//! A thread of ours for what opens something, or takes long: it moves far memory to another pool (`switching`), takes servers back that were lost, and goes on with
-//! what parts of the pool lack, and with looking at what they hold, while the program does not.
+//! A thread of ours for work that opens something, or takes long. It moves far memory to another
+//! pool (`switching`) and takes back servers that were lost. It also restores what parts of the
+//! pool lack, and checks what they hold, while the program does not.
 //!
-//! The monitor starts it, once, when there is something of that kind: it evicts, and must not wait for servers.
+//! The monitor starts it, once, when there is work of that kind: the monitor evicts, and must not
+//! wait for servers.
 
 use super::arm::with_descriptors;
 use super::runtime::{Phase, RUNTIME, Runtime};
@@ -11,25 +13,28 @@ use core::time::Duration;
 use farfield_os::{process, signals};
 use farfield_pool::Backend;
 
-/// Between two looks whether there is something to do; and between two at answers, while a pool is mended.
+/// Interval between two looks for work; `MENDING_LOOK` is that between two looks for answers, while
+/// a pool is mended.
 const LOOK: Duration = Duration::from_millis(32);
 const MENDING_LOOK: Duration = Duration::from_micros(500);
-/// After so many at which nothing was mended there is nothing to mend with: a server stays away.
+/// Number of looks without anything mended after which there is nothing to mend with: a server
+/// stays away.
 const VAIN_LOOKS: u32 = 100;
 
-/// Is there something to do? Called by the monitor while armed.
+/// Starts the keeper if there is work for it and it does not run yet. Called by the monitor while
+/// armed.
 pub fn look(runtime: &Runtime) {
     let is_wanted = switching::is_due(runtime) || is_degraded(runtime) || runtime.slot().scrubbed().is_some();
     if is_wanted && runtime.keeper.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         // SAFETY: `keep` never returns and keeps to the laws of this module.
         if unsafe { sync::spawn(keep) }.is_err() {
-            // It is tried again at the next look.
+            // The start is tried again at the next look.
             runtime.keeper.store(0, Ordering::Release);
         }
     }
 }
 
-/// Is a part of the pool lost, or does it lack something?
+/// Checks whether a part of the pool is lost, or lacks something.
 fn is_degraded(runtime: &Runtime) -> bool {
     runtime.slot().pool_degraded.load(Ordering::Relaxed) != 0
 }
@@ -57,7 +62,7 @@ extern "C" fn keep(_: usize) -> ! {
     }
 }
 
-/// Takes servers that were lost and are there again.
+/// Takes back servers that were lost and are there again.
 fn take_back(runtime: &Runtime) {
     let backend = runtime.armed().store.backend();
     if backend.is_rejoin_due() {
@@ -67,7 +72,7 @@ fn take_back(runtime: &Runtime) {
     }
 }
 
-/// Calls `open`, which opens descriptors.
+/// Calls `open`, which opens descriptors. Waits for borrowers that would lack them.
 pub fn open(runtime: &Runtime, open: impl FnMut()) {
     runtime.loans.open_descriptors_for_good(|| with_descriptors(open));
 }

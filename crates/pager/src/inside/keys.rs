@@ -1,9 +1,10 @@
-//! What a process takes along when it becomes another user.
+//! Descriptors that a process takes along when it becomes another user.
 //!
-//! A job's blocks and the socket of its private server open to the user that started it. Before a process gives up that
-//! user (or a privilege, or its name space) it opens them once more, as descriptors that its children and the programs
-//! that they execute inherit: the configuration to read, the control block to read and write. Nobody else gets them, and
-//! a process that stays who it is has none.
+//! A job's blocks and the socket of its private server open to the user that started it. Before a
+//! process gives up that user (or a privilege, or its name space) it opens them once more, as
+//! descriptors that its children and the programs that they execute inherit. The configuration is
+//! opened to read, the control block to read and write. Nobody else gets them, and a process that
+//! stays who it is has none.
 
 use super::arm::with_descriptors;
 use super::runtime::Runtime;
@@ -14,14 +15,16 @@ use core::sync::atomic::Ordering;
 use farfield_os::{file, gate};
 use farfield_pool::{UnixSocket, leaf_urls, replace_leaves};
 
-/// The configuration.
+/// Descriptor of the configuration.
 pub const CONFIG: i32 = DESCRIPTORS_END - 1;
-/// The control block.
+/// Descriptor of the control block.
 pub const CONTROL: i32 = CONFIG - 1;
-/// Sockets of servers, downwards from here in the order of the text of the URLs.
+/// Descriptor of the first server's socket. The others follow downwards, in the order of the text
+/// of the URLs.
 const SERVERS: i32 = CONTROL - 1;
 
-/// Takes what is not there yet. Where it is refused, or descriptors are short, whoever needs it will say so.
+/// Opens the descriptors that are not there yet. Where that is refused, or descriptors are short,
+/// their later users report it.
 pub fn take(runtime: &Runtime) {
     with_descriptors(|| {
         let config = runtime.config();
@@ -44,7 +47,7 @@ pub fn take(runtime: &Runtime) {
     });
 }
 
-/// Has this process, or one that it comes from, become another user?
+/// Checks whether this process, or one that it comes from, has become another user.
 pub fn are_there() -> bool {
     file::size(CONFIG) == Some(size_of::<JobConfig>() as u64)
 }
@@ -55,7 +58,8 @@ pub fn with_control_path<T>(config_path: &CStr, config: &JobConfig, action: impl
     let bytes = config_path.to_bytes();
     let folder = &bytes[..bytes.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1)];
     let mut path = PathText { bytes: [0; 64], len: 0 };
-    // It is "/proc/", a number, "/fd/" and a number. What does not fit is no such path, and is not there.
+    // The folder is "/proc/", a number, "/fd/" and a number. A text that does not fit is no such
+    // path, and is not there.
     let _ = path.write_str(core::str::from_utf8(folder).unwrap_or_default());
     let _ = write!(path, "{}", config.control_fd.load(Ordering::Relaxed));
     action(CStr::from_bytes_until_nul(&path.bytes).unwrap_or_default())
@@ -89,7 +93,8 @@ fn keep(path: &CStr, flags: i32, key: i32) {
     }
 }
 
-/// How this process reaches these servers, which its job has now; of those that it began with, there may be keys.
+/// Returns URLs by which this process reaches these servers, which its job has now. For the servers
+/// that the job began with, there may be keys.
 pub fn reach(config: &JobConfig, urls: &[String]) -> Vec<String> {
     let first: Vec<(i32, String)> =
         config.first.with_urls(|urls| servers(urls).map(|(key, url)| (key, url.to_owned())).collect());
@@ -103,7 +108,7 @@ pub fn reach(config: &JobConfig, urls: &[String]) -> Vec<String> {
     urls
 }
 
-/// The servers behind these pool URLs, each with the descriptor that is its key.
+/// Returns the servers behind these pool URLs, each with the descriptor that is its key.
 fn servers<'a>(urls: core::str::Lines<'a>) -> impl Iterator<Item = (i32, &'a str)> {
     keys().zip(urls.filter(|url| !url.is_empty()).flat_map(leaf_urls))
 }
@@ -112,7 +117,7 @@ fn keys() -> impl Iterator<Item = i32> {
     (0..).map(|index| SERVERS - index)
 }
 
-/// The path of a socket that has a place in the file system.
+/// Returns the path of a socket that has a place in the file system.
 fn socket_path(url: &str) -> Option<&str> {
     UnixSocket::parse(url).map(|socket| socket.path).filter(|path| path.starts_with('/'))
 }

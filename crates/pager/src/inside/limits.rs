@@ -1,7 +1,8 @@
-//! A program's own limits on address space and data.
+//! The program's own limits on address space and data.
 //!
-//! The kernel keeps them for us, raised by what we may reserve ([`crate::limits`]). That is much, and the window counts
-//! there as a whole, so whoever maps something in the window is compared with the limits here.
+//! The kernel keeps these limits for us, raised by what we may reserve ([`crate::limits`]). That is
+//! much, and the window counts there as a whole. So mappings in the window are compared with the
+//! limits here.
 
 use super::call::{Outcome, error, forward};
 use super::heap::HEAP_BYTES;
@@ -17,7 +18,7 @@ use farfield_os::{file, gate, process};
 /// Soft limits in the order of [`RESOURCES`], as the program knows them.
 static SOFT: [AtomicU64; 2] = [const { AtomicU64::new(libc::RLIM_INFINITY) }; 2];
 
-/// Reads what the process was started with.
+/// Reads the limits that the process was started with.
 pub fn start() {
     for (soft, resource) in SOFT.iter().zip(RESOURCES) {
         let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
@@ -68,13 +69,14 @@ pub fn serve(runtime: &Runtime, number: usize, args: [usize; 6]) -> Outcome {
     Outcome::Done(result)
 }
 
-/// Is it a process of this job, whose limits are kept as ours?
+/// Checks whether `pid` is a process of this job, whose limits are kept as ours.
 fn is_of_job(runtime: &Runtime, pid: u32) -> bool {
     runtime.control().slots.iter().any(|slot| slot.pid.load(Ordering::Relaxed) == pid)
 }
 
-/// Do the program's limits leave room for `pages` more in the window, with this protection? Outside of it, private
-/// writable memory counts (what the kernel calls data): the rest is libraries, files, and what is mapped of far memory.
+/// Checks whether the program's limits leave room for `pages` more in the window, with this
+/// protection. Outside of the window, private writable memory counts (what the kernel calls data).
+/// The rest is libraries, files, and what is mapped of far memory.
 pub fn allow(space: &Space, pages: u64, prot: i32) -> bool {
     let [address_space, data] = SOFT.each_ref().map(|soft| soft.load(Ordering::Relaxed));
     if (address_space, data) == (libc::RLIM_INFINITY, libc::RLIM_INFINITY) {
@@ -91,7 +93,8 @@ pub fn allow(space: &Space, pages: u64, prot: i32) -> bool {
         && (!writable(prot) || all_data.saturating_add(more) <= data)
 }
 
-/// What the kernel counts as data of this process, with its stacks. Nothing where it does not say.
+/// Returns the bytes that the kernel counts as data of this process, with its stacks; 0 where it
+/// does not say.
 fn data_bytes() -> u64 {
     let mut text = [0; 128];
     let Ok(fd) = file::open(c"/proc/self/statm", libc::O_RDONLY) else { return 0 };

@@ -1,5 +1,6 @@
-//! A spin lock that yields. Holders run with signals blocked, so a thread never interrupts itself while holding. Nothing else is used inside
-//! programs, nor any lock of the standard library's: see [`super::own_code`].
+//! A spin lock that yields. Holders run with signals blocked, so a thread never interrupts itself
+//! while holding. No other lock is used inside programs, not even one of the standard library's:
+//! see [`super::own_code`].
 
 use super::sync::{AtomicU32, Ordering, Wait};
 use core::cell::UnsafeCell;
@@ -15,12 +16,12 @@ pub struct Lock<T> {
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
-    /// An open lock.
+    /// Creates an open lock.
     pub const fn new(value: T) -> Lock<T> {
         Lock { taken: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
-    /// Waits for the lock.
+    /// Takes the lock. Spins and yields until it is free.
     #[track_caller]
     pub fn lock(&self) -> Guard<'_, T> {
         let mut wait = Wait::new("a lock");
@@ -51,7 +52,7 @@ impl<T> Lock<T> {
     }
 }
 
-/// The lock, held.
+/// Guard of a held lock.
 pub struct Guard<'a, T> {
     lock: &'a Lock<T>,
 }

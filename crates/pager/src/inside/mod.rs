@@ -1,9 +1,9 @@
-//! What runs inside the program: the preload library's code.
+//! Code of the preload library that runs inside the program.
 //!
-//! It lives in a foreign house. Almost all of it runs in two signal handlers, SIGBUS (a far page was touched)
-//! and SIGSYS (a system call that is ours), with every other signal blocked. So it follows three laws:
-//! system calls go through the gate, memory comes from [`heap`], and nothing uses the C library where that could
-//! lock, allocate or set up thread-locals.
+//! This code lives in a foreign house. Almost all of it runs in two signal handlers, SIGBUS (a far
+//! page was touched) and SIGSYS (a system call that is ours), with every other signal blocked. So
+//! it follows three laws: system calls go through the gate, memory comes from [`heap`], and nothing
+//! uses the C library where that could lock, allocate or set up thread-locals.
 
 pub mod aio;
 pub mod alone;

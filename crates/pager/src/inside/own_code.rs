@@ -1,13 +1,16 @@
-//! Which thread runs our code now, and what becomes of a system call that it makes outside of the gate.
+//! Tracks which threads run our code now, and serves system calls that our code makes outside of
+//! the gate.
 //!
-//! All our calls go through the gate, which the filter lets pass, and all our locks are our own ([`super::lock`],
-//! `farfield_os::sync`). But a library that we use may make a call by itself: the filter traps it if any register points into the
-//! window, also one that the call does not use and that is left over from something else. Taken for the program's such a call would wait for
-//! locks that its own thread holds.
+//! All our calls go through the gate, which the filter lets pass, and all our locks are our own
+//! ([`super::lock`], `farfield_os::sync`). But a library that we use may make a call by itself. The
+//! filter traps such a call if any register points into the window, even a register that the call
+//! does not use and that is left over from something else. If it were taken for the program's call,
+//! it would wait for locks that its own thread holds.
 //!
-//! So each thread knows whether it is in our code: from the entry of a handler to its end, and threads of ours always. A trapped call of such a thread is
-//! ours, whatever it is; the handler makes it at once, through the gate, and takes no lock and looks at nothing. It also counts it: there should
-//! be none.
+//! So each thread knows whether it is in our code: from the entry of a handler to its end, and
+//! threads of ours always. A trapped call of such a thread is ours, whatever it is. The handler
+//! makes it at once, through the gate, takes no lock and looks at nothing. It also counts the call:
+//! there should be none.
 
 use super::call::Context;
 use super::runtime::{RUNTIME, fail};
@@ -16,11 +19,12 @@ use crate::control::exit;
 use core::sync::atomic::Ordering;
 use farfield_os::gate;
 
-/// As long as this lives the calling thread runs our code.
+/// Guard: while it lives, the calling thread runs our code.
 pub struct OwnCode(Option<&'static Record>);
 
 impl OwnCode {
-    /// The handler of a signal begins. (A thread for which there is no record any more has no way to know.)
+    /// Notes that the handler of a signal begins. (A thread for which there is no record any more
+    /// has no way to know.)
     pub fn enter() -> OwnCode {
         let record = thread::current();
         if let Some(record) = record {
@@ -38,7 +42,8 @@ impl Drop for OwnCode {
     }
 }
 
-/// Does `action`, in a handler, while signals of the program are open: their handlers are not our code.
+/// Runs `action`, in a handler, while signals of the program are open: their handlers are not our
+/// code.
 pub fn as_program<T>(action: impl FnOnce() -> T) -> T {
     let record = thread::current();
     let depth = record.map_or(0, |record| record.own_code_depth.swap(0, Ordering::Relaxed));
@@ -49,13 +54,13 @@ pub fn as_program<T>(action: impl FnOnce() -> T) -> T {
     result
 }
 
-/// A thread of ours begins: it runs nothing else, and never ends.
+/// Notes that a thread of ours begins: it runs nothing else, and never ends.
 pub fn begin_thread() {
     core::mem::forget(OwnCode::enter());
     RUNTIME.own_threads.fetch_add(1, super::sync::Ordering::SeqCst);
 }
 
-/// Makes the trapped call `number` if it is one of ours. `None`: it is the program's.
+/// Makes the trapped call `number` if it is one of ours. `None`: the call is the program's.
 pub fn call(number: usize, context: &Context) -> Option<isize> {
     let record = thread::current()?;
     if record.own_code_depth.load(Ordering::Relaxed) == 0 {

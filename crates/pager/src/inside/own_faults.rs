@@ -1,7 +1,8 @@
 //! Memory whose faults a program serves itself, with a userfaultfd of its own.
 //!
-//! A range can have one userfaultfd. So what a program registers stops being far-capable: it comes near, leaves our
-//! books and our userfaultfd, and is the kernel's and the program's from then on, as files in the window are.
+//! A range can have one userfaultfd. So a range that a program registers stops being far-capable.
+//! It comes near, leaves our books and our userfaultfd, and is the kernel's and the program's from
+//! then on, as files in the window are.
 
 use super::arm::with_descriptors;
 use super::call::{Outcome, error, forward};
@@ -21,15 +22,15 @@ use farfield_os::pipe::PagePipe;
 use farfield_os::uffd::Track;
 use farfield_os::{file, memory};
 
-/// Pages that are looked at together.
+/// Number of pages that are looked at together.
 const BATCH: usize = 64;
 
 /// Serves `ioctl(userfaultfd, UFFDIO_REGISTER, argument)`.
 pub fn register(runtime: &Runtime, number: usize, args: [usize; 6]) -> Outcome {
-    // Address, length, mode, and what the kernel answers.
+    // The words are address, length, mode, and the kernel's answer.
     let Some(mut argument) = guard::peek::<[u64; 4]>(args[2]) else { return error(libc::EFAULT) };
     let Some(range) = pages_of(argument[0] as usize, argument[1] as usize) else { return Outcome::Forward };
-    // Nobody arms, forks, maps or moves meanwhile.
+    // No thread arms, forks, maps or moves meanwhile.
     let mut space = runtime.space.lock();
     if !space.is_mapped(range) {
         return error(libc::EINVAL);
@@ -54,7 +55,8 @@ pub fn register(runtime: &Runtime, number: usize, args: [usize; 6]) -> Outcome {
     if guard::poke(args[2], argument) { Outcome::Done(result) } else { error(libc::EFAULT) }
 }
 
-/// Makes a range near for good and the kernel's, with its content. The caller holds the space.
+/// Makes a range near for good and gives it to the kernel, with its content. The caller holds the
+/// space.
 fn give_up(runtime: &Runtime, range: Range) {
     let (address, len) = address_of(range);
     freeze(runtime);
@@ -66,7 +68,7 @@ fn give_up(runtime: &Runtime, range: Range) {
                 drop_zeros(runtime, pipe, run[0], run.len());
             }
         }
-        // What may not leave any more is not counted any more.
+        // Pages that may not leave any more are not counted any more.
         runtime.charge(-(near.len() as i64));
     }
     pipe.iter().flat_map(PagePipe::fds).for_each(file::close);
@@ -77,7 +79,8 @@ fn give_up(runtime: &Runtime, range: Range) {
     runtime.frozen_by.store(0, Ordering::SeqCst);
 }
 
-/// Keeps every other thread out of faults and discards, as a fork does.
+/// Keeps every other thread out of faults and discards, as a fork does. Blocks until those under
+/// way have ended.
 fn freeze(runtime: &Runtime) {
     let me = sync::tid() as u32;
     let mut wait = sync::Wait::new("another thread to end its fork, or its change of a mapping");
@@ -89,16 +92,18 @@ fn freeze(runtime: &Runtime) {
     }
 }
 
-/// Pages of zeros become missing, as those are that were never touched: some of them came near ahead of need. The caller has
-/// seized them all. Threads that run may write them; as in an eviction, a pipe keeps what is unmapped.
+/// Makes pages of zeros missing, as pages are that were never touched: some of them came near ahead
+/// of need. The caller has seized them all. Threads that run may write them; as in an eviction, a
+/// pipe keeps what is unmapped.
 fn drop_zeros(runtime: &Runtime, pipe: &PagePipe, first: u64, count: usize) {
     let armed = runtime.armed();
     let address = window::address_of(PageId(first));
-    // Memory that is shared since a fork is replaced at the next write: now, or, where nothing can be written, not at all.
+    // Memory that is shared since a fork is replaced at the next write: now, or, where nothing can
+    // be written, not at all.
     // SAFETY: changes no content.
     let _ = unsafe { memory::madvise(address, count * PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
     let all = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: count * PAGE_BYTES };
-    // What cannot be read stays as it is.
+    // Pages that cannot be read stay as they are.
     let taken = pipe.take(&[all]).unwrap_or(0) / PAGE_BYTES;
     // SAFETY: the pipe has these pages.
     if taken > 0 && unsafe { memory::madvise(address, taken * PAGE_BYTES, libc::MADV_DONTNEED) }.is_err() {
@@ -120,7 +125,7 @@ fn drop_zeros(runtime: &Runtime, pipe: &PagePipe, first: u64, count: usize) {
     }
 }
 
-/// The parts of a range of which any page was ever ours.
+/// Returns the parts of a range of which any page was ever ours.
 fn touched(runtime: &Runtime, range: Range) -> impl Iterator<Item = Range> {
     let chunks = (range.start / CHUNK..range.end.div_ceil(CHUNK)).map(|chunk| chunk * CHUNK);
     chunks
@@ -128,7 +133,7 @@ fn touched(runtime: &Runtime, range: Range) -> impl Iterator<Item = Range> {
         .map(move |chunk| Range { start: chunk.max(range.start), end: (chunk + CHUNK).min(range.end) })
 }
 
-/// Seizes a page, near if it is anywhere. Was it counted as near?
+/// Seizes a page, after bringing it near if it is far. Returns whether it was counted as near.
 fn seize_near(runtime: &Runtime, page: PageId) -> bool {
     let mut wait = sync::Wait::new("a page that another thread moves");
     loop {

@@ -1,12 +1,12 @@
 //! The eviction queue: near pages in the order of their arrival, a ring of page numbers.
 //!
-//! Whether a page is in the ring is a bit of its word, so each page is in it at most once. Entries of pages that
-//! were discarded stay until they come up or the ring is swept.
+//! Whether a page is in the ring is a bit of its word, so each page is in it at most once. Entries
+//! of pages that were discarded stay until they come up or the ring is swept.
 
 use farfield_core::PageId;
 use farfield_os::{Result, memory};
 
-/// A ring of page numbers.
+/// Ring of page numbers.
 pub struct Queue {
     ring: usize,
     capacity: usize,
@@ -15,7 +15,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// No room yet.
+    /// Creates a queue without room.
     pub const fn empty() -> Queue {
         Queue { ring: 0, capacity: 0, head: 0, len: 0 }
     }
@@ -33,18 +33,18 @@ impl Queue {
         (self.ring + at * 4) as *mut u32
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// No entries?
+    /// Checks whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Appends a page; sweeps out entries that `is_stale` names when the ring is full, and grows it when that is
-    /// not enough.
+    /// Appends a page. When the ring is full, sweeps out entries that `is_stale` names, and grows
+    /// the ring when that is not enough.
     pub fn push(&mut self, page: PageId, mut is_stale: impl FnMut(PageId) -> bool) {
         if self.len == self.capacity {
             let len = self.len;
@@ -81,7 +81,7 @@ impl Queue {
         self.len += 1;
     }
 
-    /// Removes the oldest.
+    /// Removes and returns the oldest entry.
     pub fn pop(&mut self) -> Option<PageId> {
         if self.len == 0 {
             return None;
@@ -93,7 +93,7 @@ impl Queue {
         Some(PageId(u64::from(page)))
     }
 
-    /// The `index`-th oldest.
+    /// Returns the `index`-th oldest entry.
     pub fn peek(&self, index: usize) -> Option<PageId> {
         // SAFETY: inside the ring.
         (index < self.len).then(|| PageId(u64::from(unsafe { self.slot(index).read() })))

@@ -1,9 +1,10 @@
 //! `mremap` in the window.
 //!
-//! The far copy of a page belongs to its place, so pages come near and are copied to their new place one by one. Other
-//! threads see of that what the kernel shows them: the new place cannot be touched before its pages are seized, and a page
-//! of it is let go with its content; the old place cannot be written from the first copy on, has no memory when the new one
-//! gets it, and cannot be touched when its pages are let go.
+//! The far copy of a page belongs to its place, so pages come near and are copied to their new
+//! place one by one. Other threads see of that what the kernel shows them. The new place cannot be
+//! touched before its pages are seized, and a page of it is let go with its content. The old place
+//! cannot be written from the first copy on, has no memory when the new one gets it, and cannot be
+//! touched when its pages are let go.
 
 use super::call::{Outcome, done, error};
 use super::emulate::{address_of, discard, forget, pages_of, release};
@@ -29,7 +30,7 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     let (Some(old_pages), Some(new_pages)) = (pages(old_len), pages(new_len)) else { return error(libc::ENOMEM) };
     let fixed = flags & libc::MREMAP_FIXED != 0;
     let stays = flags & libc::MREMAP_DONTUNMAP != 0;
-    // A fixed place, and leaving the old one mapped, need leave to move.
+    // A fixed place, and leaving the old one mapped, need permission to move.
     let unmovable = flags & libc::MREMAP_MAYMOVE == 0;
     if unmovable && (fixed || stays) || stays && old_pages != new_pages || new_pages == 0 {
         return error(libc::EINVAL);
@@ -52,7 +53,8 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     }
     let parts = space.parts_in(from);
     if parts.iter().any(|(_, prot)| *prot == FOREIGN) {
-        // Ours and others in one call: as kernels before 6.17 answer whenever mappings differ.
+        // Ours and others in one call get the answer that kernels before 6.17 give whenever
+        // mappings differ.
         return if parts.len() > 1 { error(libc::EFAULT) } else { remap_other(runtime, &mut space, args, Some(from)) };
     }
     let (_, prot) = parts[parts.len() - 1];
@@ -81,7 +83,7 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         if unmovable {
             return error(libc::ENOMEM);
         }
-        // With as much room behind it again: who grows once grows often.
+        // The search asks for as much room behind it again: a mapping that grows once grows often.
         match space.find(new_pages.saturating_mul(2)).or_else(|| space.find(new_pages)) {
             Some(found) => Range { start: found.start, end: found.start + new_pages },
             None => return error(libc::ENOMEM),
@@ -89,7 +91,7 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     };
     let kept = Range { start, end: start + old_pages.min(new_pages) };
     if let Err(errno) = (Move { runtime, from: kept, target, stays }).carry_out(&mut space) {
-        // The kernel may have unmapped it.
+        // The kernel may have unmapped the target.
         space.map(target, FOREIGN);
         release(runtime, &mut space, target);
         return error(errno.0);
@@ -100,8 +102,8 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     Outcome::Done(window::address_of(PageId(target.start)) as isize)
 }
 
-/// Memory that is not ours, from or to a place in the window: the kernel moves it. `from` is its place if that is in the
-/// window.
+/// Moves memory that is not ours, from or to a place in the window, by the kernel's own call.
+/// `from` is its place if that is in the window.
 fn remap_other(runtime: &Runtime, space: &mut Space, args: [usize; 6], from: Option<Range>) -> Outcome {
     let [old, _, new_len, flags, new, _] = args;
     let stays = flags as i32 & libc::MREMAP_DONTUNMAP != 0;
@@ -115,10 +117,11 @@ fn remap_other(runtime: &Runtime, space: &mut Space, args: [usize; 6], from: Opt
         release(runtime, space, target);
         space.map(target, FOREIGN);
     }
-    // SAFETY: the program's own call, on its own mapping; what was at the new place has been discarded.
+    // SAFETY: the program's own call, on its own mapping; what was at the new place has been
+    // discarded.
     let result = unsafe { gate::syscall(libc::SYS_mremap, args) };
     if let (Some(target), Err(_)) = (target, result) {
-        // The kernel may have unmapped it all the same.
+        // The kernel may have unmapped the target all the same.
         release(runtime, space, target);
     }
     if let (Some(from), Ok(address)) = (from, result) {
@@ -132,11 +135,12 @@ fn remap_other(runtime: &Runtime, space: &mut Space, args: [usize; 6], from: Opt
 
 fn protect(range: Range, prot: i32) -> Result<()> {
     let (address, len) = address_of(range);
-    // SAFETY: the callers say why.
+    // The callers give the reason why this is sound.
     unsafe { memory::mprotect(address, len, prot) }
 }
 
-/// The content of `from` goes to the start of `target`, which is free. `stays`: what it leaves stays mapped, as zeros.
+/// Move of the content of `from` to the start of `target`, which is free. If it `stays`, the old
+/// place stays mapped, as zeros.
 struct Move<'a> {
     runtime: &'a Runtime,
     from: Range,
@@ -145,7 +149,8 @@ struct Move<'a> {
 }
 
 impl Move<'_> {
-    /// After an error everything is where it was, except for mappings in `target`.
+    /// Carries the move out. After an error everything is where it was, except for mappings in
+    /// `target`.
     fn carry_out(&self, space: &mut Space) -> Result<()> {
         let parts = space.parts_in(self.from);
         if settled_phase(self.runtime) != Phase::Armed {
@@ -160,11 +165,13 @@ impl Move<'_> {
         moved
     }
 
-    /// While the kernel serves faults. Kernels before 6.17 say EFAULT if it is several mappings to them.
+    /// Moves the mapping while the kernel serves faults. Kernels before 6.17 return EFAULT if it is
+    /// several mappings to them.
     fn move_by_kernel(&self, source: usize, destination: usize, len: usize) -> Result<()> {
         let stays = if self.stays { libc::MREMAP_DONTUNMAP } else { 0 };
         let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | stays) as usize;
-        // SAFETY: source and destination are ours, disjoint and of one length; the destination holds nothing.
+        // SAFETY: source and destination are ours, disjoint and of one length; the destination
+        // holds nothing.
         match unsafe { gate::syscall(libc::SYS_mremap, [source, len, len, flags, destination, 0]) } {
             Err(Errno(libc::EFAULT)) if len > PAGE_BYTES => {
                 let half = len / PAGE_BYTES / 2 * PAGE_BYTES;
@@ -183,7 +190,7 @@ impl Move<'_> {
         PageId(self.target.start + (page - self.from.start))
     }
 
-    /// The new place of a part of `from`; of the last part with what grows.
+    /// Returns the new place of a part of `from`; that of the last part includes the growth.
     fn target_of(&self, part: Range) -> Range {
         let start = self.new_of(part.start).0;
         let end = if part.end == self.from.end { self.target.end } else { start + part.pages() };
@@ -200,12 +207,12 @@ impl Move<'_> {
         Ok(())
     }
 
-    /// The protection of the old place while its content is copied.
+    /// Returns the protection of the old place while its content is copied.
     fn sealed(&self, prot: i32) -> i32 {
         if self.stays { prot | libc::PROT_READ } else { prot & !libc::PROT_WRITE | libc::PROT_READ }
     }
 
-    /// From now on the old place can be read and, unless it stays, not be written.
+    /// Makes the old place readable and, unless it stays, not writable.
     fn seal(&self, parts: &[(Range, i32)]) -> Result<()> {
         let mut changes = parts.iter().filter(|(_, prot)| self.sealed(*prot) != *prot);
         changes.try_for_each(|&(part, prot)| protect(part, self.sealed(prot)))
@@ -217,7 +224,8 @@ impl Move<'_> {
         }
     }
 
-    /// While faults are ours. No fork comes in between: it needs the space, which the caller has.
+    /// Moves the pages while faults are ours. No fork comes in between: it needs the space, which
+    /// the caller has.
     fn move_pages(&self, space: &mut Space, parts: &[(Range, i32)]) -> Result<()> {
         let runtime = self.runtime;
         let chunks = (self.from.start / CHUNK..self.from.end.div_ceil(CHUNK)).map(|chunk| chunk * CHUNK);
@@ -239,7 +247,7 @@ impl Move<'_> {
                 move_page(runtime, PageId(page), self.new_of(page));
             }
             if !self.stays {
-                // Who waits for one of these pages finds that there is nothing.
+                // A thread that waits for one of these pages finds that there is nothing.
                 let _ = protect(piece, libc::PROT_NONE);
             }
             forget(runtime, piece);
@@ -248,8 +256,9 @@ impl Move<'_> {
     }
 }
 
-/// Seizes a page that is nowhere, whoever moves it now. At a free place there may still be a page of zeros: one that was
-/// brought for a thread which had touched it before it was unmapped, or along with its neighbour.
+/// Seizes a page that is nowhere, whichever thread moves it now. At a free place there may still be
+/// a page of zeros. It was brought for a thread which had touched it before it was unmapped, or
+/// along with its neighbour.
 fn seize_nothing(runtime: &Runtime, page: PageId) {
     let absent = |state| state == State::Absent;
     while runtime.table().update(page, |word| if absent(word.state()) { word.seize() } else { None }).is_none() {
@@ -264,7 +273,7 @@ fn move_page(runtime: &Runtime, old: PageId, new: PageId) {
     let before = loop {
         match table.word(old).state() {
             State::Fetching | State::Leaving => store::wait_for(runtime, &mut wait),
-            // Its far copy belongs to the old place.
+            // The page's far copy belongs to the old place.
             State::Far => drop(bring(runtime, old, true)),
             State::Absent | State::Near => {
                 let is_far = |state| state == State::Far;
@@ -282,11 +291,11 @@ fn move_page(runtime: &Runtime, old: PageId, new: PageId) {
     }
     let (source, destination) = (window::address_of(old), window::address_of(new));
     let mut page = PageCopy([0; PAGE_BYTES]);
-    // SAFETY: the old page is near, readable and seized, so that nobody else moves it; `page` has room for it.
+    // SAFETY: the old page is near, readable and seized, so that nobody else moves it; `page` has
+    // room for it.
     unsafe { core::ptr::copy_nonoverlapping(source as *const u8, page.0.as_mut_ptr(), PAGE_BYTES) };
-    // First gone here, then there: nobody finds here what has been written anew there. One page less, one more: the budget
-    // does not notice.
-    // SAFETY: its content is in `page`.
+    // The page is gone here first, then there: nobody finds here what has been written anew there.
+    // One page leaves and one comes: the budget does not notice.
     let _ = unsafe { memory::madvise(source, PAGE_BYTES, libc::MADV_DONTNEED) };
     let copy = page.0.as_ptr() as usize;
     // SAFETY: `page` is readable as far as it goes.
@@ -300,6 +309,6 @@ fn move_page(runtime: &Runtime, old: PageId, new: PageId) {
     }
 }
 
-/// UFFDIO_COPY reads whole pages.
+/// Copy of a page: UFFDIO_COPY reads whole pages.
 #[repr(align(64))]
 struct PageCopy([u8; PAGE_BYTES]);

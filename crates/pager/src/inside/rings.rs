@@ -1,13 +1,14 @@
 //! io_uring: buffers stay near from submission to completion.
 //!
-//! A program fills the submission queue and enters the kernel, which is when we look: the entries that the kernel is about to
-//! take are read, their buffers held, and submitted by our own call; the waiting half of the program's call follows in the
-//! stub of the [guard]. Completions are counted in the completion queue, which we map too: by whoever enters
-//! next, and by the monitor.
+//! A program fills the submission queue and enters the kernel. That is when we look. We read the
+//! entries that the kernel is about to take, hold their buffers, and submit them by our own call;
+//! the waiting half of the program's call follows in the stub of the [guard]. Completions are
+//! counted in the completion queue, which we map too: by the next thread that enters, and by the
+//! monitor.
 //!
-//! What cannot be followed is refused as an older kernel refuses it: a kernel thread that takes entries by itself, memory
-//! of the program as queues, rings of buffers that the program fills without a call, operations that
-//! [`crate::submission`] does not know.
+//! Features that cannot be followed are refused as an older kernel refuses them. These are a kernel
+//! thread that takes entries by itself, memory of the program as queues, rings of buffers that the
+//! program fills without a call, and operations that [`crate::submission`] does not know.
 
 use super::arm;
 use super::call::{Context, Outcome, done, error, forward};
@@ -22,7 +23,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_os::{Errno, Result, file, gate, memory, process};
 use std::sync::Arc;
 
-/// Flags of `io_uring_setup` that change nothing for us, and those that do.
+/// Flags of `io_uring_setup` that we accept: those that change nothing for us, and those that do.
 const SETUP_KNOWN: u32 = 1 << 0 // IOPOLL
     | SETUP_CQSIZE
     | 1 << 4 // CLAMP
@@ -42,8 +43,8 @@ const SETUP_CQSIZE: u32 = 1 << 3;
 const SETUP_SQE128: u32 = 1 << 10;
 const SETUP_CQE32: u32 = 1 << 11;
 const SETUP_NO_SQARRAY: u32 = 1 << 16;
-/// Features of the kernel that programs do not get: tags and silent success (completions that we could not count), rings
-/// without descriptor, and attributes of transfers.
+/// Features of the kernel that programs do not get. They are tags and silent success (completions
+/// that we could not count), rings without descriptor, and attributes of transfers.
 const FEATURES_HIDDEN: u32 = 1 << 10 | 1 << 11 | 1 << 13 | 1 << 16;
 const FEATURE_SINGLE_MMAP: u32 = 1 << 0;
 
@@ -63,17 +64,19 @@ const FILES_UPDATE_TAGGED: u32 = 14;
 const REGISTER_BUFFERS_TAGGED: u32 = 15;
 const BUFFERS_UPDATE_TAGGED: u32 = 16;
 const SYNC_CANCEL: u32 = 24;
-/// Files, event descriptors, personalities, restrictions, enabling, workers, cancelling, file slots, busy polling, clock: a
-/// look at their arguments is all that the kernel takes.
+/// Registrations of which the kernel takes no more than a look at their arguments. They are files,
+/// event descriptors, personalities, restrictions, enabling, workers, cancelling, file slots, busy
+/// polling, and clock.
 const REGISTER_PLAIN: [u32; 19] =
     [2, 3, 4, 5, FILES_UPDATE, 7, 9, 10, 11, 12, 17, 18, 19, 23, SYNC_CANCEL, 25, 27, 28, 29];
 
-/// Completions are only told apart while none can have been overwritten: many fit.
+/// Minimum size of the completion queue. It is large because completions are only told apart while
+/// none can have been overwritten.
 const COMPLETIONS_MIN: u32 = 8192;
-/// More will come of this operation (`IORING_CQE_F_MORE`).
+/// Flag of a completion that more will come of this operation (`IORING_CQE_F_MORE`).
 const COMPLETION_MORE: u32 = 1 << 1;
 
-/// How long a closed ring is asked to cancel what it has under way.
+/// Time for which a closed ring is asked to cancel what it has under way.
 const CLOSING_NS: u64 = 10_000_000_000;
 
 /// Words of `struct io_uring_params`.
@@ -85,45 +88,46 @@ const P_FEATURES: usize = 5;
 const P_SUBMISSION: usize = 10;
 const P_COMPLETION: usize = 20;
 
-/// A ring: our descriptor and our view of its queues.
+/// Ring of io_uring: our descriptor and our view of its queues.
 pub struct Ring {
-    /// Device and inode: what a descriptor must name to be this ring.
+    /// Device and inode that a descriptor must name to be this ring.
     identity: (u64, u64),
     descriptor: i32,
     parameters: Parameters,
-    /// Queues and entries, each with its length.
+    /// Address and length of the view of the queues; `entries` is that of the submission entries.
     queues: (usize, usize),
     entries: (usize, usize),
-    /// Who submits, with room for what is planned.
+    /// Lock of the submitting thread, with room for the planned entries.
     submitter: Lock<Vec<Planned>>,
 }
 
-/// What we know of a ring. See [`flights::BOOKS`].
+/// State of a ring in the registry [`flights::BOOKS`].
 pub struct Entry {
     ring: Arc<Ring>,
-    /// The program's descriptor.
+    /// Descriptor that the program has for the ring.
     descriptor: i32,
-    /// Operations under way.
+    /// Operations under way in the ring.
     pub flights: Flights,
-    /// Completions seen.
+    /// Number of completions seen.
     seen: u32,
-    /// Some operation has posted, or may post, more than one completion.
+    /// True if some operation has posted, or may post, more than one completion.
     posts_many: bool,
-    /// Completions cannot be told apart any more: what is held stays so until the ring closes.
+    /// True once completions cannot be told apart any more: what is held stays so until the ring
+    /// closes.
     confused: bool,
     /// Buffers that the kernel may use at any time.
     pub kept: Kept,
     /// Buffers that the kernel has pinned.
     pub registered: Vec<Lease>,
-    /// When the program was found to have closed it.
+    /// Time at which the program was found to have closed the ring.
     closed_ns: Option<u64>,
 }
 
-/// An entry that is about to be submitted.
+/// Entry that is about to be submitted.
 struct Planned {
     name: u64,
     lease: Lease,
-    /// The kernel may fill the buffer whenever it likes.
+    /// True if the kernel may fill the buffer whenever it likes.
     lasting: bool,
     confusing: bool,
     multishot: bool,
@@ -153,7 +157,7 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Maps our view. What was mapped in part is unmapped when the ring is dropped.
+    /// Maps our view. A part that was mapped before a failure is unmapped when the ring is dropped.
     fn map(&mut self) -> Result<()> {
         let view = |len, offset| {
             let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
@@ -176,22 +180,24 @@ impl Ring {
 
     fn word(&self, offset: u32) -> &AtomicU32 {
         assert!(offset as usize + 4 <= self.queues.1 && offset.is_multiple_of(4));
-        // SAFETY: inside the view, which is mapped as long as `self`; shared with kernel and program, so atomic.
+        // SAFETY: inside the view, which is mapped as long as `self`; shared with kernel and
+        // program, so atomic.
         unsafe { &*((self.queues.0 + offset as usize) as *const AtomicU32) }
     }
 
-    /// Where the kernel goes on to take entries.
+    /// Returns the position at which the kernel goes on to take entries.
     fn head(&self) -> u32 {
         self.word(self.parameters[P_SUBMISSION]).load(Ordering::Acquire)
     }
 
-    /// Entries that wait to be taken.
+    /// Returns the number of entries that wait to be taken.
     fn waiting(&self) -> u32 {
         let tail = self.word(self.parameters[P_SUBMISSION + 1]).load(Ordering::Acquire);
         tail.wrapping_sub(self.head()).min(self.parameters[P_ENTRIES])
     }
 
-    /// The entry at a position of the queue. `None` if the program names one that does not exist: the kernel drops it.
+    /// Returns the entry at a position of the queue. `None` if the program names one that does not
+    /// exist: the kernel drops it.
     fn entry(&self, position: u32) -> Option<*mut [u64; 8]> {
         let slot = position & (self.parameters[P_ENTRIES] - 1);
         let index = match self.parameters[P_FLAGS] & SETUP_NO_SQARRAY {
@@ -206,7 +212,7 @@ impl Ring {
         self.word(self.parameters[P_COMPLETION + 1]).load(Ordering::Acquire)
     }
 
-    /// Name and flags of a completion.
+    /// Returns the name and flags of a completion.
     fn completion(&self, position: u32) -> (u64, u32) {
         let slot = (position & (self.parameters[P_COMPLETIONS] - 1)) as usize;
         let size = if self.parameters[P_FLAGS] & SETUP_CQE32 != 0 { 32 } else { 16 };
@@ -226,14 +232,15 @@ impl Drop for Ring {
 }
 
 impl Entry {
-    /// Counts the completions that have come.
+    /// Counts the completions that have come, and lets the pages of ended operations go.
     pub fn reap(&mut self) {
         let completed = self.ring.completed();
         let room = self.ring.parameters[P_COMPLETIONS];
         let new = completed.wrapping_sub(self.seen);
         if new > 0 && !self.confused {
-            // The program may have taken them already, and then the kernel may write in their place: but what is under way
-            // posts one completion each and, if it is of the other kind, not a queue half full between two of our looks.
+            // The program may have taken the new completions already, and then the kernel may write
+            // in their place. But operations under way post one completion each. If there are some
+            // that post more, those fill less than half a queue between two of our looks.
             let bound = self.flights.under_way().saturating_add(if self.posts_many { new + room / 2 } else { 0 });
             if bound > room {
                 self.confuse();
@@ -269,13 +276,14 @@ impl Entry {
         }
     }
 
-    /// May the kernel still touch pages that this ring holds for operations?
+    /// Checks whether the kernel may still touch pages that this ring holds for operations.
     fn is_in_use(&self) -> bool {
         let any = self.confused || self.flights.under_way() > 0;
         self.flights.hold_pages() || any && !self.kept.is_empty()
     }
 
-    /// In the child of a fork. The ring is still the parent's too, whose completions we cannot tell from ours.
+    /// Adapts the ring in the child of a fork. The ring is still the parent's too, whose
+    /// completions we cannot tell from ours. Returns whether the child can use it.
     pub fn inherit(&mut self) -> bool {
         self.flights.take().for_each(drop);
         self.kept = Kept::default();
@@ -309,23 +317,24 @@ fn duplicate(descriptor: i32) -> Result<i32> {
     unsafe { gate::syscall(libc::SYS_fcntl, [descriptor as usize, command, floor, 0, 0, 0]) }.map(|fd| fd as i32)
 }
 
-/// The ring that a descriptor names.
+/// Finds the ring that a descriptor names.
 fn find(descriptor: i32) -> Option<Arc<Ring>> {
     let identity = identity_of(descriptor).ok()?;
     BOOKS.lock().rings.iter().find(|entry| entry.ring.identity == identity).map(|entry| entry.ring.clone())
 }
 
-/// Runs `action` on what we know of a ring.
+/// Runs `action` on the state of a ring in the registry.
 fn with_entry<T>(ring: &Arc<Ring>, action: impl FnOnce(&mut Entry) -> T) -> Option<T> {
     BOOKS.lock().rings.iter_mut().find(|entry| Arc::ptr_eq(&entry.ring, ring)).map(action)
 }
 
-/// A descriptor that names no ring that we know: none at all, or one that came from another process.
+/// Returns the error for a descriptor that names no ring that we know: none at all, or one that
+/// came from another process.
 fn unknown(descriptor: i32) -> Outcome {
     error(if identity_of(descriptor).is_err() { libc::EBADF } else { libc::EOPNOTSUPP })
 }
 
-/// `io_uring_setup`.
+/// Serves `io_uring_setup`.
 pub fn set_up(args: [usize; 6]) -> Outcome {
     let runtime = &RUNTIME;
     let Some(asked) = peek::<Parameters>(args[1]) else { return error(libc::EFAULT) };
@@ -370,7 +379,7 @@ pub fn set_up(args: [usize; 6]) -> Outcome {
                 registered: Vec::new(),
                 closed_ns: None,
             });
-            // It notices when the program closes the ring.
+            // The monitor notices when the program closes the ring.
             arm::start_monitor(runtime);
             Outcome::Done(made)
         }
@@ -381,7 +390,7 @@ pub fn set_up(args: [usize; 6]) -> Outcome {
     }
 }
 
-/// `io_uring_enter`: submits in here, waits in the stub.
+/// Serves `io_uring_enter`: submits in here, and waits in the stub.
 pub fn enter(context: &Context) -> Outcome {
     let args = context.arguments();
     let (wanted, flags) = (args[1] as u32, args[3] as u32);
@@ -398,7 +407,7 @@ pub fn enter(context: &Context) -> Outcome {
             Ok(count) => submitted = count,
             Err(errno) => return error(errno),
         }
-        // As the kernel does it: who did not get all of it submitted does not wait.
+        // As in the kernel, a caller does not wait if not all of its entries were submitted.
         if submitted != wanted || flags & ENTER_GETEVENTS == 0 {
             return Outcome::Done(submitted as isize);
         }
@@ -407,7 +416,8 @@ pub fn enter(context: &Context) -> Outcome {
     guard::wait_on_ring(context, submitted)
 }
 
-/// Submits up to `wanted` entries, in as many steps as their buffers need.
+/// Submits up to `wanted` entries, in as many steps as their buffers need. Returns the number
+/// submitted, or an error number.
 fn submit(runtime: &Runtime, ring: &Arc<Ring>, descriptor: usize, wanted: u32) -> core::result::Result<u32, i32> {
     let mut planned = ring.submitter.lock();
     let mut submitted = 0;
@@ -421,7 +431,7 @@ fn submit(runtime: &Runtime, ring: &Arc<Ring>, descriptor: usize, wanted: u32) -
         let head = ring.head();
         let count = plan(runtime, ring, head, waiting, &mut planned);
         if count == 0 {
-            // The buffers before these must go first.
+            // Operations that hold buffers must end before these can be submitted.
             if !patience.wait(ring.completed()) {
                 return if submitted > 0 { Ok(submitted) } else { Err(libc::EAGAIN) };
             }
@@ -466,15 +476,15 @@ fn flush(descriptor: usize) {
     let _ = unsafe { forward(libc::SYS_io_uring_enter as usize, args) };
 }
 
-/// Reserves room for as many of the `waiting` entries as possible, chain by chain, because the kernel ends a chain where a
-/// submission ends. How many.
+/// Reserves room for as many of the `waiting` entries as possible, and returns their number. It
+/// goes chain by chain, because the kernel ends a chain where a submission ends.
 fn plan(runtime: &Runtime, ring: &Arc<Ring>, head: u32, waiting: u32, planned: &mut Vec<Planned>) -> u32 {
     planned.clear();
     let mut chain = 0;
     let mut at = 0;
     while at < waiting {
         let linked = match ring.entry(head.wrapping_add(at)) {
-            // The kernel takes nothing that follows.
+            // The kernel takes no entry that follows.
             None => return at + 1,
             Some(place) => match plan_entry(runtime, place) {
                 Ok((one, linked)) => {
@@ -488,7 +498,8 @@ fn plan(runtime: &Runtime, ring: &Arc<Ring>, head: u32, waiting: u32, planned: &
                     return chain;
                 }
                 Err(NoRoom) => {
-                    // Even alone it is too much: as if the operation did not exist, and with it the rest of its chain.
+                    // Even alone it is too much: treat it as if the operation did not exist, and
+                    // with it the rest of its chain.
                     planned.clear();
                     refuse(ring, head, at);
                     at = 0;
@@ -507,14 +518,16 @@ fn plan(runtime: &Runtime, ring: &Arc<Ring>, head: u32, waiting: u32, planned: &
 /// Makes an operation one that no kernel knows.
 fn refuse(ring: &Arc<Ring>, head: u32, at: u32) {
     if let Some(place) = ring.entry(head.wrapping_add(at)) {
-        // SAFETY: inside our view of the entries; the program gave this one to the kernel, in whose place we stand.
+        // SAFETY: inside our view of the entries; the program gave this one to the kernel, in whose
+        // place we stand.
         unsafe { place.write_volatile(Submission(place.read_volatile()).with_opcode(op::NONE).0) };
     }
 }
 
 struct NoRoom;
 
-/// One entry: what it touches, reserved, and whether the next belongs to it.
+/// Reserves what one entry touches. Returns the planned entry, and whether the next belongs to its
+/// chain.
 fn plan_entry(runtime: &Runtime, place: *mut [u64; 8]) -> core::result::Result<(Planned, bool), NoRoom> {
     // SAFETY: inside our view of the entries; the program may write it, so volatile.
     let mut entry = Submission(unsafe { place.read_volatile() });
@@ -544,7 +557,7 @@ fn plan_entry(runtime: &Runtime, place: *mut [u64; 8]) -> core::result::Result<(
     Ok((Planned { name, lease, lasting, confusing, multishot }, entry.is_linked()))
 }
 
-/// The entry with a shorter transfer, if it is one that can never be held as a whole.
+/// Returns the entry with a shorter transfer, if the transfer can never be held as a whole.
 fn shorten(runtime: &Runtime, entry: Submission) -> Option<Submission> {
     let transfer = entry.transfer()?;
     let most = flights::operation_bytes_max(runtime);
@@ -570,7 +583,7 @@ fn shorten(runtime: &Runtime, entry: Submission) -> Option<Submission> {
     None
 }
 
-/// `io_uring_register`.
+/// Serves `io_uring_register`.
 pub fn register(args: [usize; 6]) -> Outcome {
     let (descriptor, operation, address, count) = (args[0] as i32, args[1] as u32, args[2], args[3]);
     let Some(ring) = find(descriptor) else { return unknown(descriptor) };
@@ -580,7 +593,7 @@ pub fn register(args: [usize; 6]) -> Outcome {
         REGISTER_BUFFERS_TAGGED | BUFFERS_UPDATE_TAGGED | REGISTER_FILES_TAGGED | FILES_UPDATE_TAGGED => {
             let is_update = matches!(operation, BUFFERS_UPDATE_TAGGED | FILES_UPDATE_TAGGED);
             if tags(if is_update { 16 } else { 24 }) {
-                // A tag is told by a completion of its own.
+                // The kernel reports a tag by a completion of its own.
                 return error(libc::EINVAL);
             }
             if matches!(operation, REGISTER_FILES_TAGGED | FILES_UPDATE_TAGGED) {
@@ -589,7 +602,8 @@ pub fn register(args: [usize; 6]) -> Outcome {
             register_buffers(&ring, args, tagged_list(operation, address))
         }
         UNREGISTER_BUFFERS => {
-            // SAFETY: the program's own call. Operations that use these buffers hold them by themselves.
+            // SAFETY: the program's own call. Operations that use these buffers hold them by
+            // themselves.
             let result = unsafe { forward(libc::SYS_io_uring_register as usize, args) };
             if result == 0 {
                 with_entry(&ring, |entry| entry.registered.clear());
@@ -602,7 +616,7 @@ pub fn register(args: [usize; 6]) -> Outcome {
     }
 }
 
-/// Array and length of a registration that names it in a structure.
+/// Returns array and length of a registration that names its array in a structure.
 fn tagged_list(operation: u32, address: usize) -> Option<(usize, usize)> {
     let words = peek::<[u64; 4]>(address)?;
     match operation {
@@ -612,7 +626,8 @@ fn tagged_list(operation: u32, address: usize) -> Option<(usize, usize)> {
     }
 }
 
-/// The list behind the structure that a forwarded registration passes: address and bytes.
+/// Returns the list behind the structure that a forwarded registration passes: address and length
+/// in bytes.
 pub fn list_of_registration(operation: usize, address: usize, count: usize) -> Option<(usize, usize)> {
     match operation as u32 {
         FILES_UPDATE => Some((peek::<[u64; 2]>(address)?[1] as usize, count.saturating_mul(4))),
@@ -623,13 +638,14 @@ pub fn list_of_registration(operation: usize, address: usize, count: usize) -> O
     }
 }
 
-/// The kernel pins these buffers, so they stay near until they are unregistered or the ring is closed.
+/// Registers buffers. The kernel pins them, so they stay near until they are unregistered or the
+/// ring is closed.
 fn register_buffers(ring: &Arc<Ring>, args: [usize; 6], list: Option<(usize, usize)>) -> Outcome {
     let runtime = &RUNTIME;
     let Some((address, count)) = list else { return error(libc::EFAULT) };
     let mut runs: Vec<Run> = Vec::new();
     let mut collector = Collector::new(runtime, &mut runs);
-    // The structure that names the list; the list, and what it names.
+    // This adds the structure that names the list; the loop adds the list, and what it names.
     collector.add(args[2], 32);
     let mut bytes = 0usize;
     for index in 0..count.min(1 << 14) {
@@ -643,7 +659,7 @@ fn register_buffers(ring: &Arc<Ring>, args: [usize; 6], list: Option<(usize, usi
             bytes = bytes.saturating_add(part.iov_len);
         }
         if bytes > flights::operation_bytes_max(runtime) {
-            // As where a limit of locked memory is in force.
+            // The error is that of a limit of locked memory in force.
             return error(libc::ENOMEM);
         }
         collector.add(part.iov_base as usize, part.iov_len);
@@ -671,7 +687,7 @@ fn register_buffers(ring: &Arc<Ring>, args: [usize; 6], list: Option<(usize, usi
     Outcome::Done(result)
 }
 
-/// What the kernel can do, as far as we let it.
+/// Answers which operations the kernel knows, as far as we allow them.
 fn probe(args: [usize; 6]) -> Outcome {
     // A header of 16 bytes, then 8 bytes for each operation: number, -, flags (16 bits), -.
     let count = args[3].min(256);
@@ -700,8 +716,8 @@ fn probe(args: [usize; 6]) -> Outcome {
     if poke_slice(args[2], &answer[..2 + count]) { result } else { error(libc::EFAULT) }
 }
 
-/// Notices rings that the program has closed. Our view keeps a ring alive, so its operations are cancelled in
-/// the name of the program; pages go when nothing is under way any more.
+/// Notices rings that the program has closed. Our view keeps a ring alive, so its operations are
+/// cancelled in the name of the program. Pages go when nothing is under way any more.
 pub fn find_closed(runtime: &Runtime) {
     if runtime.is_borrowed() {
         return;
@@ -733,7 +749,8 @@ pub fn find_closed(runtime: &Runtime) {
                 if let Some(at) = books.rings.iter().position(|entry| Arc::ptr_eq(&entry.ring, &ring)) {
                     let mut entry = books.rings.swap_remove(at);
                     if in_use {
-                        // Somebody still uses it, in a way that we do not see: these pages stay for good.
+                        // Another user of the ring exists that we do not see: these pages stay for
+                        // good.
                         entry.flights.take().for_each(core::mem::forget);
                         entry.registered.drain(..).for_each(core::mem::forget);
                         core::mem::forget(core::mem::take(&mut entry.kept));
@@ -746,7 +763,7 @@ pub fn find_closed(runtime: &Runtime) {
     }
 }
 
-/// Another descriptor of the program for the same ring.
+/// Finds another descriptor of the program for the same ring.
 fn another_descriptor(ring: &Ring) -> Option<i32> {
     let ours = window::DESCRIPTORS..window::DESCRIPTORS_END;
     file::find_descriptor(|descriptor| !ours.contains(&descriptor) && identity_of(descriptor) == Ok(ring.identity))

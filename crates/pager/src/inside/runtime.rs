@@ -21,43 +21,43 @@ use farfield_pool::Backend;
 /// The one runtime of this process.
 pub static RUNTIME: Runtime = Runtime::new();
 
-/// What the runtime does.
+/// Phase of the runtime.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Phase {
-    /// Nothing: the program does not run under us.
+    /// Off: the program does not run under us.
     Off = 0,
-    /// Far-capable memory is known, the kernel serves its faults, nothing is far.
+    /// Far-capable memory is known, the kernel serves its faults, and nothing is far.
     Dormant = 1,
-    /// On the way to Armed.
+    /// The runtime is on the way to Armed.
     Arming = 2,
-    /// Faults are ours.
+    /// We serve the page faults, and pages may be far.
     Armed = 3,
 }
 
-/// What exists only once faults are ours.
+/// State that exists only once faults are ours.
 pub struct Armed {
-    /// Faults.
+    /// The userfaultfd that reports faults.
     pub uffd: Uffd,
-    /// How they are served.
+    /// Way in which faults are served.
     pub mode: Mode,
-    /// Written bits.
+    /// Reader of the pages' written bits.
     pub pagemap: Pagemap,
-    /// This process, for `process_madvise`.
+    /// Descriptor of this process, for `process_madvise`.
     pub pidfd: i32,
-    /// `/dev/null`.
+    /// Descriptor of `/dev/null`.
     pub null: i32,
-    /// This process's memory, protections aside.
+    /// Access to this process's memory that ignores protections.
     pub own_memory: Option<OwnMemory>,
-    /// Threads of this process, ours among them.
+    /// Counter of the threads of this process, ours among them.
     pub threads: Option<ThreadCount>,
-    /// The pool.
+    /// Far memory: the pool and our lanes to it.
     pub store: Store,
-    /// Eviction buffers; whoever holds the lock evicts.
+    /// Eviction buffers; the holder of the lock evicts.
     pub evictor: Lock<Evictor>,
 }
 
-/// See [`RUNTIME`].
+/// State of this process; [`RUNTIME`] is the only one.
 pub struct Runtime {
     phase: AtomicU32,
     config: AtomicPtr<JobConfig>,
@@ -67,53 +67,56 @@ pub struct Runtime {
     armed: AtomicPtr<Armed>,
     /// Threads of the program.
     pub threads: Threads,
-    /// Processes that run in this one's memory.
+    /// Processes that run in the memory of this one.
     pub loans: Loans,
     /// Address space of the window.
     pub space: Lock<Space>,
     /// Near pages in order of arrival.
     pub queue: Lock<Queue>,
-    /// Evictions so far, modulo 2³²: the clock of [`farfield_core::page_word`].
+    /// Number of evictions so far, modulo 2³²: the clock of [`farfield_core::page_word`].
     pub evictions: AtomicU32,
-    /// Ends whenever whoever evicts [alone](super::alone::Alone) finds that the process has faulted, or has lent its memory: no page was
-    /// written for the first time in an epoch that such an evictor finds not ended. Never 0.
+    /// Epoch of first writes, never 0. It ends whenever a thread that evicts
+    /// [alone](super::alone::Alone) finds that the process has faulted, or has lent its memory. If
+    /// such an evictor finds the epoch not ended, no page was written for the first time in it.
     pub epoch: AtomicU32,
     /// 1 once the monitor thread runs.
     pub monitor: AtomicU32,
     /// 1 once the keeper thread runs.
     pub keeper: AtomicU32,
-    /// Threads of ours that run. Each counts itself, and none ever ends.
+    /// Number of threads of ours that run. Each counts itself, and none ever ends.
     pub own_threads: AtomicU64,
-    /// Thread that froze the world for a fork, or for another pool; 0 = nobody.
+    /// Thread that froze the world for a fork, or for another pool; 0 = none.
     pub frozen_by: AtomicU32,
-    /// Threads inside a fault or an emulated call.
+    /// Number of threads inside a fault or an emulated call.
     pub busy: AtomicU32,
-    /// End of the program break.
+    /// End of the program break, as an address.
     pub break_end: Lock<usize>,
-    /// Process id, cached: differs from the kernel's in a vfork child.
+    /// Process id, cached: it differs from the kernel's in a vfork child.
     pub pid: AtomicU32,
-    /// Victims of late that had to be read.
+    /// Recent share of victims that had to be read.
     pub dirty_share: RecentShare,
-    /// Victims of late with a far copy that differed from it.
+    /// Recent share of victims with a far copy that differed from it.
     pub changed_share: RecentShare,
-    /// What our heap has been charged with.
+    /// Bytes that our heap has been charged with.
     heap_charged: AtomicI64,
-    /// What it is charged with at least: what it is about to become.
+    /// Minimum that the heap is charged with: the size that it is about to reach.
     heap_expected: AtomicI64,
     /// Ranges that a child of a fork shall find empty (`MADV_WIPEONFORK`).
     pub wiped: Lock<Vec<Range>>,
-    /// The program's own actions, by number of the signal less one: of SIGBUS and SIGSYS those in force, of the others its last
-    /// handlers.
+    /// The program's own signal actions, by number of the signal less one. For SIGBUS and SIGSYS
+    /// these are the actions in force, for the others the program's last handlers.
     pub program_actions: Lock<[farfield_os::signals::Action; 64]>,
-    /// Do debug builds go on after a [call of our own](super::own_code) outside of the gate, as others do? For tests.
+    /// Whether debug builds go on after a [call of our own](super::own_code) outside of the gate,
+    /// as others do. For tests.
     pub is_lenient: core::sync::atomic::AtomicBool,
-    /// Standard error as the program found it: device and inode, 0 if there was none.
+    /// Device and inode of standard error as the program found it; 0 if there was none.
     standard_error: [core::sync::atomic::AtomicU64; 2],
-    /// 256 + exit code, once the program is ending and has said goodbye to the pool.
+    /// 256 + exit code, once the program is ending and has released its far memory.
     pub ending: AtomicU32,
 }
 
-/// The break starts at the window's first page and has 1 TiB; then small mappings (3 TiB), then large ones.
+/// End of the break's area, which starts at the window's first page and has 1 TiB. Behind it are
+/// small mappings (3 TiB), then large ones.
 const BREAK_PAGES: u64 = 1 << 28;
 const SMALL_END: u64 = 1 << 30;
 
@@ -158,7 +161,7 @@ impl Runtime {
     /// End of the break's part of the window, as an address.
     pub const BREAK_LIMIT: usize = window::BASE + ((BREAK_PAGES as usize) << 12);
 
-    /// What the runtime does now.
+    /// Returns the phase of the runtime.
     pub fn phase(&self) -> Phase {
         match self.phase.load(Ordering::SeqCst) {
             1 => Phase::Dormant,
@@ -168,12 +171,12 @@ impl Runtime {
         }
     }
 
-    /// Moves to another phase if it is `from`.
+    /// Moves to another phase if the phase is `from`. Returns whether it was.
     pub fn advance(&self, from: Phase, to: Phase) -> bool {
         self.phase.compare_exchange(from as u32, to as u32, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Sets what is known at the start.
+    /// Sets the state that is known at the start.
     pub fn set_up(&self, config: &'static JobConfig, control: &'static Control, slot: &'static Slot, table: Table) {
         self.config.store(core::ptr::from_ref(config).cast_mut(), Ordering::Release);
         self.control.store(core::ptr::from_ref(control).cast_mut(), Ordering::Release);
@@ -188,36 +191,36 @@ impl Runtime {
         self.pid.store(process::pid() as u32, Ordering::Release);
     }
 
-    /// What the runner has decided for the job.
+    /// Returns the configuration, which the runner has decided for the job.
     pub fn config(&self) -> &'static JobConfig {
         // SAFETY: set before the phase leaves Off and never unmapped; only read.
         unsafe { &*self.config.load(Ordering::Acquire) }
     }
 
-    /// The job's accounts.
+    /// Returns the job's accounts.
     pub fn control(&self) -> &'static Control {
         // SAFETY: set before the phase leaves Off and never unmapped.
         unsafe { &*self.control.load(Ordering::Acquire) }
     }
 
-    /// This process's slot in it.
+    /// Returns this process's slot in the accounts.
     pub fn slot(&self) -> &'static Slot {
         // SAFETY: set before the phase leaves Off; slots are never unmapped.
         unsafe { &*self.slot.load(Ordering::Acquire) }
     }
 
-    /// Event counts.
+    /// Returns the event counts of this process.
     pub fn counters(&self) -> &'static Counters {
         &self.slot().counters
     }
 
-    /// Page words and checksums.
+    /// Returns the table of page words and checksums.
     pub fn table(&self) -> &'static Table {
         // SAFETY: set before the phase leaves Off and never freed.
         unsafe { &*self.table.load(Ordering::Acquire) }
     }
 
-    /// What exists when armed.
+    /// Returns the state that exists when armed. Panics before.
     pub fn armed(&self) -> &'static Armed {
         let armed = self.armed.load(Ordering::Acquire);
         assert!(!armed.is_null());
@@ -225,7 +228,7 @@ impl Runtime {
         unsafe { &*armed }
     }
 
-    /// In the child of a fork: closes and frees what belongs to the parent.
+    /// Closes and frees what belongs to the parent, in the child of a fork.
     ///
     /// # Safety
     /// No other thread may run, and no reference from [`Runtime::armed`] may be used afterwards.
@@ -242,22 +245,23 @@ impl Runtime {
         armed.evictor.lock().close_inherited();
     }
 
-    /// Must system calls find their buffers near? Not in thread mode, where faults inside them are served too.
+    /// Checks whether system calls must find their buffers near. In thread mode they need not:
+    /// faults inside them are served too.
     pub fn guards(&self) -> bool {
         self.phase() == Phase::Armed && self.armed().mode == Mode::Signal
     }
 
-    /// Sets it.
+    /// Sets the state that exists when armed.
     pub fn set_armed(&self, armed: Armed) {
         self.armed.store(Box::into_raw(Box::new(armed)), Ordering::Release);
     }
 
-    /// Is this process a vfork child that borrows its parent's memory?
+    /// Checks whether this process is a vfork child that borrows its parent's memory.
     pub fn is_borrowed(&self) -> bool {
         self.pid.load(Ordering::Relaxed) != process::pid() as u32
     }
 
-    /// `pages` more are near.
+    /// Charges process and job with `pages` more near pages; a negative number takes them off.
     pub fn charge(&self, pages: i64) {
         let bytes = pages * PAGE_BYTES as i64;
         self.slot().near_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -272,7 +276,7 @@ impl Runtime {
         }
     }
 
-    /// Our own memory grew.
+    /// Charges process and job with `bytes` more of our own memory.
     pub fn add_meta(&self, bytes: i64) {
         if self.phase() != Phase::Off {
             self.slot().meta_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -281,14 +285,15 @@ impl Runtime {
         }
     }
 
-    /// Sets the near bytes of this process to what was measured (dormant), with its own memory.
+    /// Sets the near bytes of this process to what was measured (dormant), and charges the growth
+    /// of our heap.
     pub fn set_near(&self, bytes: i64) {
         let old = self.slot().near_bytes.swap(bytes, Ordering::Relaxed);
         self.add_near(bytes.wrapping_sub(old));
         self.settle_heap();
     }
 
-    /// What a child of a fork would have near: pages, and our own memory.
+    /// Returns the bytes that a child of a fork would have near: pages, and our own memory.
     pub fn copy_bytes(&self) -> i64 {
         let slot = self.slot();
         believed(&slot.near_bytes) + believed(&slot.meta_bytes)
@@ -299,7 +304,8 @@ impl Runtime {
         self.add_near(bytes);
     }
 
-    /// In the child of a fork: the parent's `near` bytes of pages came with it. `reserved` bytes have been charged for it.
+    /// Takes over, in the child of a fork, the parent's `near` bytes of pages, which came with it.
+    /// `reserved` bytes have been charged for the child.
     pub fn adopt(&self, near: i64, reserved: i64) {
         let heap = super::heap::HEAP_BYTES.load(Ordering::Relaxed);
         self.heap_charged.store(heap, Ordering::Relaxed);
@@ -311,14 +317,15 @@ impl Runtime {
         self.reserve(near + heap - reserved);
     }
 
-    /// Charges what our heap will grow by, before it does: until it expects nothing any more (0).
+    /// Charges the growth of our heap before it happens, until `growth` 0 says that no growth is
+    /// expected any more.
     pub fn expect_heap(&self, growth: i64) {
         let heap = super::heap::HEAP_BYTES.load(Ordering::Relaxed);
         self.heap_expected.store(if growth > 0 { heap + growth } else { 0 }, Ordering::Relaxed);
         self.settle_heap();
     }
 
-    /// Charges what our heap has grown by.
+    /// Charges the growth of our heap since the last call.
     pub fn settle_heap(&self) {
         let heap = super::heap::HEAP_BYTES.load(Ordering::Relaxed);
         let heap = heap.max(self.heap_expected.load(Ordering::Relaxed));
@@ -326,7 +333,7 @@ impl Runtime {
         self.add_meta(heap - charged);
     }
 
-    /// `pages` more are far.
+    /// Charges process and job with `pages` more far pages; a negative number takes them off.
     pub fn charge_far(&self, pages: i64) {
         let bytes = pages * PAGE_BYTES as i64;
         self.slot().far_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -337,8 +344,9 @@ impl Runtime {
         }
     }
 
-    /// Near bytes of the job, and the limit. Our own tables count as near, but they cannot leave: what they take beyond
-    /// half of the limit (memory touched very sparsely) is not taken from the program's pages; the report shows it.
+    /// Returns the near bytes of the job, and the limit. Our own tables count as near, but they
+    /// cannot leave. The part of them beyond half of the limit (memory touched very sparsely) is
+    /// not taken from the program's pages; the report shows it.
     pub fn near(&self) -> (i64, i64) {
         let control = self.control();
         let limit = self.config().near_limit();
@@ -346,13 +354,14 @@ impl Runtime {
         (believed(&control.near_bytes), limit + excess)
     }
 
-    /// Bytes kept free below the limit by the reclaim thread.
+    /// Returns the bytes that the reclaim thread keeps free below the limit: 1/64 of it, but at
+    /// least 1 MiB and at most 32 MiB.
     pub fn reserve_bytes(limit: i64) -> i64 {
         (limit / 64).clamp(1 << 20, 32 << 20)
     }
 }
 
-/// From now on waits that take long are told of on what is standard error now.
+/// Remembers the standard error of this moment: long waits are reported on it from now on.
 pub fn remember_standard_error() {
     let (device, inode) = farfield_os::file::identity(2).unwrap_or_default();
     RUNTIME.standard_error[0].store(device, Ordering::Relaxed);
@@ -360,7 +369,7 @@ pub fn remember_standard_error() {
     farfield_os::sync::set_say(say);
 }
 
-/// Says something on standard error, unless the program has made that descriptor something else.
+/// Writes a text to standard error, unless the program has made that descriptor something else.
 fn say(text: &[u8]) {
     let known = RUNTIME.standard_error.each_ref().map(|number| number.load(Ordering::Relaxed));
     if farfield_os::file::identity(2) == Some((known[0], known[1])) {
@@ -368,7 +377,8 @@ fn say(text: &[u8]) {
     }
 }
 
-/// Ends the program because of us: says why, tells the runner, never returns.
+/// Ends the program because of us: tells the runner why, or the user if there is no runner yet.
+/// Never returns.
 pub fn fail(code: i32, reason: core::fmt::Arguments<'_>) -> ! {
     use core::fmt::Write;
     if cfg!(feature = "model") {
@@ -382,7 +392,7 @@ pub fn fail(code: i32, reason: core::fmt::Arguments<'_>) -> ! {
     let mut text = Text { bytes: [0; 480], len: 0 };
     let _ = text.write_fmt(reason);
     if RUNTIME.phase() != Phase::Off {
-        // The runner says it, once for the whole job.
+        // The runner reports the reason, once for the whole job.
         RUNTIME.control().fail(code, &text.bytes[..text.len]);
         process::exit_group(code)
     }
@@ -406,7 +416,8 @@ impl core::fmt::Write for Text {
     }
 }
 
-/// How many of what was counted lately were such, in 1/256: a moving average over eight counts.
+/// Recent share of events of a kind, in 1/256: an exponential moving average that gives each count
+/// a weight of 1/8.
 pub struct RecentShare(AtomicU32);
 
 impl RecentShare {
@@ -414,12 +425,13 @@ impl RecentShare {
         RecentShare(AtomicU32::new(0))
     }
 
-    /// In 1/256.
+    /// Returns the share in 1/256.
     pub fn get(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// `part` of `whole` were such. For one thread at a time.
+    /// Notes that `part` of `whole` events were of the kind. For one thread at a time; `whole` is
+    /// not 0.
     pub fn count(&self, part: usize, whole: usize) {
         self.0.store((self.get() * 7 + (part * 256 / whole) as u32) / 8, Ordering::Relaxed);
     }

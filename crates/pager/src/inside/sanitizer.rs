@@ -1,14 +1,15 @@
 //! Programs that were built with a sanitizer.
 //!
-//! The runtime of the address sanitizer, where it is a library, ends the program unless it comes first among all libraries,
-//! and says that it must be preloaded, which does not help here. Those of the thread and the memory sanitizer have the whole
-//! address space dealt out, the window too. So such programs are refused before, with what does help.
+//! The runtime of the address sanitizer, where it is a library, ends the program unless it comes
+//! first among all libraries. It then says that it must be preloaded, which does not help here. The
+//! runtimes of the thread and the memory sanitizer have the whole address space dealt out, the
+//! window too. So such programs are refused before, with advice that does help.
 
 use core::ffi::CStr;
 
 core::arch::global_asm!(".weak __asan_init", ".weak __tsan_init", ".weak __msan_init");
 
-/// The address of a function that may be in the program or a library of it, or 0.
+/// Gives the address of a function that may be in the program or a library of it, or 0.
 macro_rules! weak_function {
     ($name:literal) => {{
         let address: usize;
@@ -24,7 +25,8 @@ macro_rules! weak_function {
     }};
 }
 
-/// What to do about a program whose sanitizer would end it, if it has one. `options`: the value of `ASAN_OPTIONS`.
+/// Returns advice about a program whose sanitizer would end it, if it has one. `options` is the
+/// value of `ASAN_OPTIONS`.
 pub fn refusal(options: Option<&CStr>) -> Option<&'static str> {
     let address_sanitizer = weak_function!("__asan_init");
     if address_sanitizer != 0
@@ -42,14 +44,15 @@ pub fn refusal(options: Option<&CStr>) -> Option<&'static str> {
     )
 }
 
-/// Does ASAN_OPTIONS switch off the check of the order of libraries? The last word counts.
+/// Checks whether ASAN_OPTIONS switches off the check of the order of libraries. The last word
+/// counts.
 fn lets_others_be_first(options: &[u8]) -> bool {
     let words = options.split(|byte| matches!(byte, b':' | b',' | b' ' | b'\n' | b'\t'));
     let mut values = words.filter_map(|word| word.strip_prefix(b"verify_asan_link_order="));
     values.next_back().is_some_and(|value| matches!(value, b"0" | b"no" | b"false"))
 }
 
-/// Does the address lie in the program's own file, as the kernel has loaded it?
+/// Checks whether the address lies in the program's own file, as the kernel has loaded it.
 fn is_in_program(address: usize) -> bool {
     // SAFETY: reads what the kernel gave this process.
     let (headers, count) = unsafe { (libc::getauxval(libc::AT_PHDR), libc::getauxval(libc::AT_PHNUM)) };

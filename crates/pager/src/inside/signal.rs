@@ -1,4 +1,5 @@
-//! Our handlers: of the two signals that are ours, and of those that the program has handlers for.
+//! Our signal handlers: of the two signals that are ours, and of those that the program has
+//! handlers for.
 
 use super::call::{Context, Outcome};
 use super::delivery::Return;
@@ -13,17 +14,18 @@ use farfield_os::signals::{self, Action, SignalSet, bit};
 /// Signals that must never be blocked: a blocked one would kill the process at the next far access.
 pub const OURS: SignalSet = bit(libc::SIGBUS) | bit(libc::SIGSYS);
 
-/// `si_code` of a seccomp trap.
+/// Value of `si_code` for a seccomp trap.
 const SYS_SECCOMP: i32 = 1;
 
 const SEGV_MAPERR: i32 = 1;
 const SEGV_ACCERR: i32 = 2;
 
-/// A SIGBUS for a missing page, as opposed to a broken file mapping or bad memory, has this code.
+/// Value of `si_code` for a SIGBUS of a missing page, as opposed to a broken file mapping or bad
+/// memory.
 const BUS_ADRERR: i32 = 2;
 
-/// Installs both handlers. All other signals wait while one runs, so that a program's handler never finds
-/// our locks held by the thread that it interrupted.
+/// Installs both handlers. All other signals wait while one runs, so that a program's handler never
+/// finds our locks held by the thread that it interrupted.
 pub fn install() -> farfield_os::Result<()> {
     // SAFETY: both handlers are async-signal-safe by the laws of this module.
     unsafe {
@@ -36,7 +38,7 @@ pub fn install() -> farfield_os::Result<()> {
     Ok(())
 }
 
-/// Where what was sent of one of our signals is kept in a record.
+/// Returns the index in a record's `postponed` for one of our signals.
 fn postponed_index(signal: i32) -> Option<usize> {
     match signal {
         libc::SIGBUS => Some(0),
@@ -53,12 +55,13 @@ extern "C" fn on_sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     with_own_storage(sys, signal, info, context);
 }
 
-/// Stands before the program's handlers.
+/// Stands before the program's handlers as the handler that the kernel calls.
 extern "C" fn on_program_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     with_own_storage(program_signal, signal, info, context);
 }
 
-/// Runs a handler with thread-local storage of ours. Where it says so the thread goes on from another frame than the handler's.
+/// Runs a handler with thread-local storage of ours. If it returns another frame, the thread goes
+/// on from that frame and not from the handler's.
 fn with_own_storage(
     handler: fn(i32, *mut libc::siginfo_t, *mut libc::c_void) -> Return,
     signal: i32,
@@ -88,11 +91,12 @@ fn bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> R
 }
 
 fn sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> Return {
-    // SAFETY: the kernel's arguments of this handler; `si_syscall` lies at offset 24 of a seccomp trap's information.
+    // SAFETY: the kernel's arguments of this handler; `si_syscall` lies at offset 24 of a seccomp
+    // trap's information.
     let (code, data, number, context_) =
         unsafe { ((*info).si_code, (*info).si_errno, info.cast::<i32>().add(6).read(), Context::new(context)) };
     let is_trap = code == SYS_SECCOMP && data == TRAP_DATA && RUNTIME.phase() != Phase::Off;
-    // Before anything is waited for.
+    // This comes before anything is waited for.
     if is_trap && let Some(result) = own_code::call(number as usize, &context_) {
         context_.set_result(result);
         return Return::Here;
@@ -110,8 +114,9 @@ fn sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> R
     Return::Here
 }
 
-/// Looks at the fault first if it is SIGSEGV: the window is reserved as a whole, so the kernel
-/// calls a hole in it "access not allowed" where without us it would say "not mapped", which is what the program is told.
+/// Handles a signal for which the program has a handler. For SIGSEGV it looks at the fault first.
+/// The window is reserved as a whole, so the kernel calls a hole in it "access not allowed" where
+/// without us it would say "not mapped". The program is told the latter.
 fn program_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> Return {
     // SAFETY: the kernel's arguments of this handler.
     let (address, code, context) = unsafe { ((*info).si_addr() as usize, (*info).si_code, Context::new(context)) };
@@ -129,16 +134,17 @@ fn program_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c
     unsafe { delivery::deliver(signal, info, &context, &delivery::action_to_deliver(signal)) }
 }
 
-/// The handler that the kernel gets in place of one of the program's.
+/// Returns the handler that the kernel gets in place of one of the program's.
 pub fn program_handler() -> extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) {
     on_program_signal
 }
 
-/// On the first signal of a thread: gives it an alternate stack, from the return of this handler on.
+/// Gives a thread an alternate stack on its first signal, from the return of this handler on.
 fn prepare_stack(context: &Context) {
     let Some(record) = thread::current() else { return };
     let in_force = context.alternate_stack();
-    // (A record that an earlier thread has left has a stack already, which is not in force for this one.)
+    // (A record that an earlier thread has left has a stack already, which is not in force for this
+    // one.)
     if in_force.ss_sp as usize == record.stack.load(Ordering::Relaxed) && in_force.ss_size > 0 {
         return;
     }
@@ -149,22 +155,25 @@ fn prepare_stack(context: &Context) {
     }
 }
 
-/// Keeps a signal that was sent to a thread whose program believes to have blocked it, until it opens it again
-/// ([`send_postponed`]). As in the kernel, a second one of the same kind is lost.
+/// Keeps a signal that was sent to a thread whose program believes to have blocked it, until the
+/// program opens it again ([`send_postponed`]). As in the kernel, a second one of the same kind is
+/// lost. Returns whether the signal was kept.
 fn postpone(signal: i32, info: *mut libc::siginfo_t) -> bool {
     let (Some(record), Some(index)) = (thread::current(), postponed_index(signal)) else { return false };
     if record.hidden_mask.load(Ordering::Relaxed) & bit(signal) == 0 {
         return false;
     }
     if record.postponed_mask.load(Ordering::Relaxed) & bit(signal) == 0 {
-        // SAFETY: this thread's, which reads it only once the mask says that it is there; a handler's argument.
+        // SAFETY: this thread's, which reads it only once the mask says that it is there; a
+        // handler's argument.
         unsafe { (*record.postponed.get())[index].write(info.read()) };
         record.postponed_mask.fetch_or(bit(signal), Ordering::Release);
     }
     true
 }
 
-/// Sends this thread what was postponed and is open again. It is delivered when the handler that calls this returns.
+/// Sends this thread the postponed signals that are open again. They are delivered when the handler
+/// that calls this returns.
 pub fn send_postponed(record: &thread::Record) {
     let hidden = record.hidden_mask.load(Ordering::Relaxed);
     for signal in [libc::SIGBUS, libc::SIGSYS] {
@@ -180,7 +189,7 @@ pub fn send_postponed(record: &thread::Record) {
     }
 }
 
-/// Not ours: does what the program asked for.
+/// Acts on a signal that is not ours as the program asked for.
 fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: &Context) -> Return {
     prepare_stack(context);
     // SAFETY: the kernel's argument of a handler.
@@ -191,11 +200,12 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: &Context) -> Return
     let action = delivery::action_to_deliver(signal);
     match action.handler {
         libc::SIG_IGN if sent => {}
-        // What an instruction raised cannot be ignored: the kernel ends the process.
+        // A signal that an instruction raised cannot be ignored: the kernel ends the process.
         libc::SIG_IGN | libc::SIG_DFL => {
             // SAFETY: the default action.
             let _ = unsafe { signals::set_action(signal, &Action::default()) };
-            // An instruction is tried again, and the default action ends the process; what was sent is sent again.
+            // An instruction is tried again, and the default action ends the process; a signal that
+            // was sent is sent again.
             if sent {
                 farfield_os::process::send_to_self(signal);
             }

@@ -1,4 +1,4 @@
-//! What happens before the program's first instruction.
+//! Set-up before the program's first instruction.
 
 use super::runtime::{Phase, RUNTIME, fail, remember_standard_error};
 use super::{exec, huge, keys, limits, sanitizer, signal, storage, table, thread};
@@ -10,12 +10,13 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use farfield_os::{Errno, file, gate, memfd, memory, process, seccomp, signals};
 use std::os::fd::BorrowedFd;
 
-/// The preload library's constructor. Without [`ENV_CONTROL`] it does nothing. If it cannot do its work the program
-/// does not start: a job that was given a budget never runs without one.
+/// Sets far memory up, as the preload library's constructor. Without [`ENV_CONTROL`] it does
+/// nothing. If the set-up fails the program does not start: a job that was given a budget never
+/// runs without one.
 ///
 /// # Safety
-/// `environment` must be the NULL-terminated environment that the loader passes to constructors. (The C library is
-/// not initialised yet: its own `getenv` would find nothing.)
+/// `environment` must be the NULL-terminated environment that the loader passes to constructors.
+/// (The C library is not initialised yet: its own `getenv` would find nothing.)
 pub unsafe fn start(environment: *const *const libc::c_char) {
     // SAFETY: passed on to the caller.
     let [control, preload, sanitizer_options] =
@@ -32,10 +33,10 @@ pub unsafe fn start(environment: *const *const libc::c_char) {
     }
 }
 
-/// The value of an environment variable.
+/// Returns the value of an environment variable.
 ///
 /// # Safety
-/// As for [`start`].
+/// The contract is that of [`start`].
 unsafe fn variable(environment: *const *const libc::c_char, name: &[u8]) -> Option<&'static CStr> {
     let mut at = environment;
     loop {
@@ -57,7 +58,7 @@ unsafe fn variable(environment: *const *const libc::c_char, name: &[u8]) -> Opti
 
 static ENTRY: AtomicUsize = AtomicUsize::new(0);
 
-/// Where the program begins: an address in its code.
+/// Returns the address in the program's code where the program begins.
 pub fn entry() -> usize {
     ENTRY.load(Ordering::Relaxed)
 }
@@ -72,11 +73,13 @@ fn at(step: &'static str) -> impl FnOnce(Errno) -> Step {
 }
 
 fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
-    // First of all: after an exec the filter is in force already, and knows our calls by the gate.
+    // This comes first: after an exec the filter is in force already, and knows our calls by the
+    // gate.
     storage::start();
     map_gate().map_err(at("the gate page could not be mapped"))?;
     remember_standard_error();
-    // Unwinding takes locks of the loader, which the interrupted thread may hold, and could not leave a handler anyway.
+    // Unwinding takes locks of the loader, which the interrupted thread may hold, and could not
+    // leave a handler anyway.
     std::panic::set_hook(Box::new(|panic| fail(exit::INTERNAL, format_args!("{panic}"))));
     let (config, control) = map_blocks(path)?;
     let own = preload.to_bytes().split(|b| matches!(b, b':' | b' ')).find(|entry| entry.ends_with(LIBRARY));
@@ -114,10 +117,11 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
     Ok(())
 }
 
-/// Maps what the runner has decided, to be read, and the accounts of the job.
+/// Maps the configuration, read-only, and the accounts of the job.
 fn map_blocks(path: &CStr) -> Result<(&'static JobConfig, &'static Control), Step> {
     const CLOSED: &str = "the job's control block cannot be opened (has farfield run ended?)";
-    // Of a user, or in a name space, to which the path is closed, or where it leads to another process, there is a key.
+    // There are keys if the path is closed to this user or name space, or leads to another process
+    // there.
     let open = |path: &CStr, flags: i32, key: i32| match keys::are_there() {
         true => Ok(key),
         false => file::open(path, flags),
@@ -128,7 +132,8 @@ fn map_blocks(path: &CStr) -> Result<(&'static JobConfig, &'static Control), Ste
     if !is_published || file::size(config_fd) != Some(size_of::<JobConfig>() as u64) {
         return Err(other_release());
     }
-    // SAFETY: mapped for good, with its size; all fields are atomics, for which any bytes are valid, and nobody here stores.
+    // SAFETY: mapped for good, with its size; all fields are atomics, for which any bytes are
+    // valid, and nobody here stores.
     let config = unsafe { &*(map::<JobConfig>(config_fd, libc::PROT_READ)? as *const JobConfig) };
     if config.magic.load(Ordering::Acquire) != MAGIC {
         return Err(other_release());
@@ -138,7 +143,8 @@ fn map_blocks(path: &CStr) -> Result<(&'static JobConfig, &'static Control), Ste
     if file::size(control_fd) != Some(size_of::<Control>() as u64) {
         return Err(other_release());
     }
-    // SAFETY: mapped for good, with its size; all fields are atomics, for which any bytes are valid.
+    // SAFETY: mapped for good, with its size; all fields are atomics, for which any bytes are
+    // valid.
     let control = unsafe { &*(map::<Control>(control_fd, libc::PROT_READ | libc::PROT_WRITE)? as *const Control) };
     for (fd, key) in [(config_fd, keys::CONFIG), (control_fd, keys::CONTROL)] {
         if fd != key {
@@ -185,10 +191,12 @@ fn move_break() {
     unsafe { __curbrk = window::BASE };
 }
 
-/// Does a filter of ours, kept over exec, answer already? clone3 with nonsense says EINVAL without one.
+/// Checks whether a filter of ours, kept over exec, answers already. clone3 with nonsense returns
+/// EINVAL without one.
 fn filter_is_inherited() -> bool {
     let result: isize;
-    // SAFETY: an invalid request, refused by filter or kernel. Not through the gate, which the filter lets pass.
+    // SAFETY: an invalid request, refused by filter or kernel. Not through the gate, which the
+    // filter lets pass.
     unsafe {
         core::arch::asm!(
             "syscall",

@@ -1,10 +1,11 @@
 //! Thread-local storage of our handlers.
 //!
-//! A handler of ours interrupts the program anywhere, and the program's thread pointer may be its own affair: Go's threads without
-//! the C library have one of their own, and others may have none, or one whose memory is far. So handlers run with storage of ours,
-//! at the end of their stack, which has as much as a compiler may rely on: the pointer to itself, and the canary of stacks.
-//! Nothing in them uses thread-locals that need the dynamic loader; with this storage that would fail in every program, and not
-//! in some.
+//! A handler of ours interrupts the program anywhere, and the program's thread pointer may be its
+//! own affair. Go's threads without the C library have one of their own, and others may have none,
+//! or one whose memory is far. So handlers run with storage of ours, at the end of their stack,
+//! which has as much as a compiler may rely on: the pointer to itself, and the canary of stacks.
+//! Nothing in handlers uses thread-locals that need the dynamic loader. With this storage that
+//! would fail in every program, and not only in some.
 
 use super::thread;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -18,14 +19,14 @@ const HWCAP2_FSGSBASE: libc::c_ulong = 2;
 /// 1 if the thread pointer can be read and set without a system call.
 static HAS_INSTRUCTIONS: AtomicU32 = AtomicU32::new(0);
 
-/// Finds out what the processor and the kernel can do, at the start.
+/// Finds out, at the start, what the processor and the kernel can do.
 pub fn start() {
     // SAFETY: reads what the kernel gave the program.
     let has = unsafe { libc::getauxval(AT_HWCAP2) } & HWCAP2_FSGSBASE != 0;
     HAS_INSTRUCTIONS.store(u32::from(has), Ordering::Relaxed);
 }
 
-/// The thread pointer.
+/// Returns the thread pointer.
 fn pointer() -> usize {
     let mut pointer = 0usize;
     if HAS_INSTRUCTIONS.load(Ordering::Relaxed) != 0 {
@@ -41,7 +42,7 @@ fn pointer() -> usize {
 /// Sets the thread pointer.
 ///
 /// # Safety
-/// It must be one for the code that runs next.
+/// The pointer must be one for the code that runs next.
 pub unsafe fn set_pointer(pointer: usize) {
     if HAS_INSTRUCTIONS.load(Ordering::Relaxed) != 0 {
         // SAFETY: `wrfsbase rax`, which the kernel allows; by the caller.
@@ -52,9 +53,9 @@ pub unsafe fn set_pointer(pointer: usize) {
     }
 }
 
-/// While it lives the thread has storage of ours.
+/// Guard: while it lives the thread has storage of ours.
 pub struct Own {
-    /// The thread pointer before, if it was another one.
+    /// Thread pointer before, if it was another one.
     before: Option<usize>,
 }
 
@@ -73,7 +74,7 @@ pub fn enter() -> Own {
     Own { before: Some(before) }
 }
 
-/// While it lives the thread, which is in a handler of ours, has the program's storage.
+/// Guard: while it lives the thread, which is in a handler of ours, has the program's storage.
 pub struct Lent {
     own: usize,
 }

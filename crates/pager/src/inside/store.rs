@@ -1,7 +1,9 @@
-//! The pool, as the pager uses it: lanes that any thread may borrow, and what happens when pages arrive.
+//! The pool, as the pager uses it: lanes that any thread may borrow, and the handling of pages that
+//! arrive.
 //!
-//! A demand read is submitted first, pages ahead of need behind it. The thread that needs a page polls its lane until
-//! that page is near and goes on; pages still under way are completed by whoever polls the lane next.
+//! A demand read is submitted first, pages ahead of need behind it. The thread that needs a page
+//! polls its lane until that page is near and goes on. Pages still under way are completed by the
+//! next thread that polls the lane.
 
 use super::call::Context;
 use super::evict::{Share, make_room};
@@ -23,18 +25,21 @@ use farfield_pool::{
     SwitchBackend,
 };
 
-/// Lanes of one process.
+/// Maximum number of lanes of one process.
 const LANES: usize = 3;
-/// One-page buffers of a lane, and longer ones.
+/// Number of one-page buffers of a lane; `RUNS` is that of longer ones.
 const SINGLES: usize = 32;
 const RUNS: usize = 6;
-/// Pages in a longer buffer.
+/// Number of pages in a longer buffer.
 pub const RUN_PAGES: usize = 16;
-/// Pages loaded at once: one system call maps them, and their copies fit the signal stack and, just, the first cache.
+/// Maximum number of pages loaded at once. One system call maps them, and their copies fit the
+/// signal stack and just fit the first-level cache.
 const LOAD_PAGES: usize = 8;
-/// So many changed pages of 256 that leave are most. (With fewer, programs that read two pages for each that they write pay.)
+/// Recent share of victims that differed from their far copy, in 1/256, above which arriving pages
+/// are expected to be written. (With a lower one, programs that read two pages for each that they
+/// write pay.)
 const MOST: u32 = 160;
-/// How long the pool may take for one operation.
+/// Time that the pool may take for one operation.
 pub const DEADLINE: Duration = Duration::from_secs(20);
 
 const TAG_PAGE: u64 = (1 << 48) - 1;
@@ -43,19 +48,20 @@ const TAG_AHEAD: u64 = 1 << 61;
 const TAG_WRITE: u64 = 1 << 62;
 const TAG_DISCARD: u64 = 1 << 63;
 
-/// A lane with its buffers, made when they are first needed: a short-lived process needs few.
+/// Lane with its buffers, which are made when they are first needed: a short-lived process needs
+/// few.
 pub struct Channel {
-    /// Its number among the store's.
+    /// Index of the lane in the store.
     place: usize,
     lane: Box<dyn Lane>,
     done: Vec<Completion>,
     singles: Spare,
     runs: Spare,
-    /// Writes submitted and not completed.
+    /// Number of writes submitted and not completed.
     writing: usize,
 }
 
-/// Buffers of one size that nobody uses now.
+/// Buffers of one size that are not in use now.
 struct Spare {
     free: Vec<Buffer>,
     unmade: usize,
@@ -71,19 +77,20 @@ impl Spare {
     }
 }
 
-/// See the module.
+/// Far memory of this process: the backend and the lanes to it.
 pub struct Store {
     backend: SwitchBackend,
-    /// Where that is, and where it will be. Changed only by whoever moves it, while it is [held still](SwitchBackend::hold_still).
+    /// Pool where the backend is; `next_place` is the pool that it moves to. Changed only by the
+    /// thread that moves it, while it is [held still](SwitchBackend::hold_still).
     pub place: Lock<Place>,
-    /// See `place`.
+    /// Pool that the backend moves to, if it moves.
     pub next_place: Lock<Option<Place>>,
-    /// The first ones are open; the rest is opened when all are busy.
+    /// Lanes: the first ones are open; the rest is opened when all are busy.
     channels: [Lock<Option<Channel>>; LANES],
     open: AtomicUsize,
-    /// How many to open at most.
+    /// Maximum number of lanes to open.
     lanes_max: AtomicUsize,
-    /// Operations under way, for a look without the locks.
+    /// Number of operations under way, for a look without the locks.
     under_way: AtomicU64,
 }
 
@@ -104,7 +111,7 @@ impl Store {
         })
     }
 
-    /// The backend.
+    /// Returns the backend.
     pub fn backend(&self) -> &SwitchBackend {
         &self.backend
     }
@@ -135,7 +142,7 @@ impl Store {
                         *slot = Some(channel);
                         self.open.store(open + 1, Ordering::Release);
                     }
-                    // The process may be another user's by now. Fewer lanes serve as well.
+                    // The process may be another user's by now. It works with fewer lanes as well.
                     Err(_) => self.lanes_max.store(open, Ordering::Relaxed),
                 }
             }
@@ -146,15 +153,19 @@ impl Store {
         &self.channels[..self.open.load(Ordering::Acquire)]
     }
 
-    /// Is far memory loaded from by the processor? Then nobody ever waits for pages that travel.
+    /// Checks whether the processor loads directly from far memory. Then no thread ever waits for
+    /// pages that travel.
     pub fn is_mapped(&self) -> bool {
         self.backend.mapped().is_some()
     }
 
-    /// Brings `page` near, and sets pages `ahead` (which the caller owns, as it owns `page`) on their way. Room is made
-    /// before pages are loaded, or while they travel. What goes ahead of a write is expected to be written too, and so is
-    /// every page while most pages leave changed: that saves the kernel a fault a page, and costs a checksum at egress if
-    /// it is wrong. `context` is that of the thread that needs the page, if it is in a handler.
+    /// Brings `page` near, and sets pages `ahead` (which the caller owns, as it owns `page`) on
+    /// their way. Blocks until `page` is near.
+    ///
+    /// Room is made before pages are loaded, or while they travel. Pages ahead of a write are
+    /// expected to be written too, and so is every page while most pages leave changed. That saves
+    /// the kernel a fault a page, and costs a checksum at eviction if it is wrong. `context` is
+    /// that of the thread that needs the page, if it is in a handler.
     pub fn fetch(&self, page: PageId, write: bool, ahead: &[(PageId, usize)], context: Option<&Context>) {
         let runtime = &RUNTIME;
         let write = write || runtime.changed_share.get() > MOST;
@@ -175,7 +186,8 @@ impl Store {
         }
     }
 
-    /// `page` will be wanted in a moment: begins to load it into the processor's cache, if far memory can be loaded from.
+    /// Begins to load `page`, which will be wanted in a moment, into the processor's cache, if far
+    /// memory can be loaded from.
     pub fn will_need(&self, page: PageId) {
         if let Some(source) = self.backend.mapped().and_then(|mapped| mapped.page(page)) {
             for offset in (0..PAGE_BYTES).step_by(64) {
@@ -185,7 +197,8 @@ impl Store {
         }
     }
 
-    /// A few pages from far memory that the processor can load from: copied once, checked, and the copies put in their place.
+    /// Loads a few pages from far memory that the processor can load from: copies them once, checks
+    /// them, and puts the copies in their place.
     fn load(&self, mapped: &dyn Mapped, first: PageId, count: usize, tag: u64) {
         let mut copies = MaybeUninit::<PageCopies>::uninit();
         let copies = copies.as_mut_ptr().cast::<u8>();
@@ -194,11 +207,13 @@ impl Store {
             // SAFETY: `count` is at most LOAD_PAGES.
             let copy = unsafe { copies.add(index * PAGE_BYTES) };
             match mapped.page(page) {
-                // SAFETY: mapped far memory stays mapped and unchanged until its owner, this process, writes or discards
-                // the page, which it does not while the page is Fetching.
+                // SAFETY: mapped far memory stays mapped and unchanged until its owner, this
+                // process, writes or discards the page, which it does not while the page is
+                // Fetching.
                 Some(source) => unsafe { core::ptr::copy_nonoverlapping(source, copy, PAGE_BYTES) },
                 None if self.backend.health() == Health::Gone => gone(),
-                // SAFETY: inside `copies`. The server has lost the page, which the checksum will show.
+                // SAFETY: inside `copies`. The server has lost the page, which the checksum will
+                // show.
                 None => unsafe { core::ptr::write_bytes(copy, 0, PAGE_BYTES) },
             }
             // SAFETY: written just now.
@@ -207,7 +222,7 @@ impl Store {
         place(&RUNTIME, first.0 | tag, copies as usize, count);
     }
 
-    /// Asks for them through a lane; says which.
+    /// Requests the pages through a lane, and returns the index of that lane.
     fn request(&self, page: PageId, write: bool, ahead: &[(PageId, usize)]) -> usize {
         let mut channel = self.channel();
         let buffer = channel.single(self);
@@ -239,11 +254,11 @@ impl Store {
         channel.place
     }
 
-    /// Waits until a page that was asked for through the lane in `place` is near.
+    /// Waits until a page that was requested through the lane in `place` is near.
     fn await_page(&self, page: PageId, place: usize) {
         let mut wait = Wait::new("a page from the pool");
         while RUNTIME.table().word(page).state() == State::Fetching {
-            // Who has the lane brings our page as well as its own.
+            // The thread that has the lane brings our page as well as its own.
             let Some(guard) = self.channels[place].try_lock() else {
                 wait.pause();
                 continue;
@@ -252,7 +267,7 @@ impl Store {
             channel.lane.wait(Duration::from_micros(200));
             channel.progress(self);
             drop(channel);
-            // The page may have another owner already, who waits for the lane.
+            // The page may have another owner already, which waits for the lane.
             wait.pause();
         }
     }
@@ -265,7 +280,8 @@ impl Store {
         self.take_answers();
     }
 
-    /// The same if nobody waits: a part of the pool that was silent may have an answer for a lane that nobody uses.
+    /// Completes what has arrived, on every lane that is free, even if no operation is under way. A
+    /// part of the pool that was silent may have an answer for a lane that nobody uses.
     pub fn take_answers(&self) {
         for channel in self.open_channels() {
             if let Some(channel) = channel.try_lock() {
@@ -274,8 +290,8 @@ impl Store {
         }
     }
 
-    /// How the pool feels. Ends the program if the server is gone: pages that can be loaded without it would hide that for as long as nothing
-    /// is written.
+    /// Returns the health of the pool. Ends the program if the server is gone: pages that can be
+    /// loaded without the server would hide that for as long as nothing is written.
     pub fn look_for_server(&self) -> Health {
         if let Some(mut channel) = self.open_channels()[0].try_lock().map(Borrowed) {
             channel.lane.wait(Duration::ZERO);
@@ -288,18 +304,19 @@ impl Store {
         health
     }
 
-    /// What the scrub of the pool has done.
+    /// Returns what the scrub of the pool has done, if the pool has one.
     pub fn scrubbed(&self) -> Option<Scrubbed> {
         self.backend.scrubbed()
     }
 
-    /// How well the pool protects what it holds.
+    /// Returns how well the pool protects what it holds, if it does.
     pub fn protection(&self) -> Option<Protection> {
         self.backend.protection()
     }
 
-    /// All lanes, with nothing under way. Nobody else polls them as long as this is held: lanes also do what nobody has asked for, which must not
-    /// begin while a snapshot is made.
+    /// Locks all lanes, and waits until nothing is under way. No other thread polls them as long as
+    /// the result is held. Lanes also do work that nobody has asked for, and that must not begin
+    /// while a snapshot is made.
     pub fn quiet(&self) -> Quiet<'_> {
         let mut channels = [const { None }; LANES];
         for (channel, held) in self.open_channels().iter().zip(&mut channels) {
@@ -316,8 +333,8 @@ impl Store {
         Writer { channel: self.channel(), store: self }
     }
 
-    /// Gives back the far memory of a run of pages, and waits until it is done: a later write of the same pages
-    /// must not be overtaken.
+    /// Gives back the far memory of a run of pages, and waits until that is done. It must not
+    /// overtake a later write of the same pages.
     pub fn discard(&self, page: PageId, count: u64) {
         let mut channel = self.channel();
         let op = Op::Discard { page, count };
@@ -330,14 +347,14 @@ impl Store {
     }
 }
 
-/// See [`Store::quiet`].
+/// Guard of all lanes, with nothing under way; made by [`Store::quiet`].
 pub struct Quiet<'a> {
     store: &'a Store,
     channels: [Option<Borrowed<'a>>; LANES],
 }
 
 impl Quiet<'_> {
-    /// As [`Store::take_answers`].
+    /// Completes what has arrived, as [`Store::take_answers`] does.
     pub fn take_answers(&mut self) {
         for channel in self.channels.iter_mut().flatten() {
             channel.progress(self.store);
@@ -345,14 +362,14 @@ impl Quiet<'_> {
     }
 }
 
-/// A lane, borrowed to write pages.
+/// Lane, borrowed to write pages.
 pub struct Writer<'a> {
     channel: Borrowed<'a>,
     store: &'a Store,
 }
 
 impl Writer<'_> {
-    /// A buffer for `pages` pages, at most [`RUN_PAGES`].
+    /// Returns a buffer for `pages` pages, at most [`RUN_PAGES`]. Waits for one if all are in use.
     pub fn buffer(&mut self, pages: usize) -> Buffer {
         let mut buffer = if pages == 1 { self.channel.single(self.store) } else { self.channel.run(self.store) };
         buffer.set_pages(pages);
@@ -364,7 +381,8 @@ impl Writer<'_> {
         self.channel.recycle(buffer);
     }
 
-    /// Starts writing a sealed buffer at `page`, whose pages are Leaving: they have left when the pool has them.
+    /// Starts writing a sealed buffer at `page`. Its pages are Leaving: they have left when the
+    /// pool has them.
     pub fn write(&mut self, page: PageId, buffer: Buffer) {
         self.channel.writing += 1;
         let op = Op::Write { page, buffer };
@@ -372,13 +390,13 @@ impl Writer<'_> {
         self.channel.submit(self.store, request);
     }
 
-    /// Completes what is written already.
+    /// Completes the writes that have ended already.
     pub fn finish(mut self) {
         self.channel.progress(self.store);
     }
 }
 
-/// A channel that is open, and ours for now.
+/// Open channel, locked for the calling thread.
 struct Borrowed<'a>(Guard<'a, Option<Channel>>);
 
 impl Deref for Borrowed<'_> {
@@ -456,7 +474,7 @@ impl Channel {
         }
     }
 
-    /// Completes what has arrived; how much.
+    /// Completes what has arrived, and returns the number of completions.
     fn progress(&mut self, store: &Store) -> usize {
         let mut done = core::mem::take(&mut self.done);
         let count = self.lane.poll(&mut done);
@@ -487,7 +505,7 @@ impl Channel {
 #[repr(C, align(64))]
 struct PageCopies([u8; LOAD_PAGES * PAGE_BYTES]);
 
-/// Pages from `first` on, which were Leaving, are in the pool with these checksums.
+/// Notes that the pages from `first` on, which were Leaving, are in the pool with these checksums.
 fn written(runtime: &Runtime, first: PageId, sums: &[u64]) {
     let now = runtime.evictions.load(Ordering::Relaxed);
     let mut new = 0;
@@ -500,7 +518,7 @@ fn written(runtime: &Runtime, first: PageId, sums: &[u64]) {
     runtime.charge_far(new);
 }
 
-/// Pages have arrived: checks them and puts them in their place.
+/// Checks pages that have arrived and puts them in their place.
 fn arrive(runtime: &Runtime, tag: u64, buffer: &Buffer) {
     let first = tag & TAG_PAGE;
     for (index, sum) in buffer.sums().iter().enumerate() {
@@ -509,7 +527,8 @@ fn arrive(runtime: &Runtime, tag: u64, buffer: &Buffer) {
     place(runtime, tag, buffer.bytes().as_ptr() as usize, buffer.pages());
 }
 
-/// Is `sum` the checksum with which the page left? If not the program must not see it.
+/// Checks that `sum` is the checksum with which the page left. Ends the program if not: it must not
+/// see the page.
 fn check(runtime: &Runtime, page: PageId, sum: u64) {
     let expected = runtime.table().sum(page);
     if sum != expected {
@@ -536,8 +555,8 @@ fn place(runtime: &Runtime, tag: u64, source: usize, pages: usize) {
     }
 }
 
-/// Maps `count` pages with bytes from `source` at pages that the caller owns (Fetching), and lets them go as
-/// near.
+/// Maps `count` pages with bytes from `source` at pages that the caller owns (Fetching), and lets
+/// them go as near.
 pub fn install(runtime: &Runtime, first: PageId, source: usize, count: usize, track: Track, ahead: bool) {
     let armed = runtime.armed();
     let wake = armed.mode == Mode::Thread;
@@ -560,7 +579,7 @@ pub fn install(runtime: &Runtime, first: PageId, source: usize, count: usize, tr
                         present[at] = true;
                         at += 1;
                     }
-                    // The mapping went away or changed under us: nothing to provide.
+                    // The mapping went away or changed under us: there is nothing to provide.
                     Errno(libc::ENOENT | libc::EINVAL | libc::ESRCH) => {
                         gone = count - at;
                         break;
@@ -585,10 +604,10 @@ pub fn install(runtime: &Runtime, first: PageId, source: usize, count: usize, tr
     }
 }
 
-/// A page that the caller owns is in its place.
+/// Marks a page that the caller owns as near, now that it is in its place.
 fn arrived(runtime: &Runtime, page: PageId, dirty: bool, ahead: bool, epoch: u32) {
     let now = runtime.evictions.load(Ordering::Relaxed);
-    // Came back sooner than the queue turns over once: it deserves a second round.
+    // A page that came back sooner than the queue turns over once deserves a second round.
     let queued = runtime.near().1 as u64 / PAGE_BYTES as u64;
     let is_soon = |word: PageWord| word.is_stored() && u64::from(now.wrapping_sub(word.left_at())) < queued / 2;
     let (old, _) =
@@ -614,7 +633,7 @@ pub fn enqueue(runtime: &Runtime, page: PageId) {
     });
 }
 
-/// Waits a little for a page that somebody else is moving.
+/// Waits a little for a page that another thread is moving.
 pub fn wait_for(runtime: &Runtime, wait: &mut Wait) {
     runtime.armed().store.progress();
     wait.pause();
@@ -627,7 +646,7 @@ fn gone() -> ! {
     )
 }
 
-/// The pool failed: there is nothing to go on with.
+/// Ends the program because the pool failed: there is nothing to go on with.
 pub fn lost(error: PoolError) -> ! {
     let code = match error {
         PoolError::PoolFull { .. } => exit::POOL_FULL,

@@ -1,9 +1,10 @@
 //! Moves the far memory of this process when its job shall have another pool.
 //!
-//! Which pool that is stands in the configuration ([`JobConfig::pool_epoch`]). If it is another one than this process has, the keeper
-//! opens it, moves everything (`farfield_pool::SwitchBackend`), and says so in the process's slot. A
-//! process for which that fails says so in its slot, and the runner takes all back to the pool before. The child of a fork goes on with a snapshot of the side that holds everything,
-//! and then does the same by itself.
+//! The configuration says which pool that is ([`JobConfig::pool_epoch`]). If this process has
+//! another one, the keeper opens the new pool, moves everything (`farfield_pool::SwitchBackend`),
+//! and notes that in the process's slot. A process for which that fails notes the failure in its
+//! slot, and the runner takes all processes back to the pool before. The child of a fork goes on
+//! with a snapshot of the side that holds everything, and then moves by itself.
 
 use super::arm::opener;
 use super::runtime::Runtime;
@@ -16,46 +17,48 @@ use core::sync::atomic::Ordering;
 use farfield_os::process;
 use farfield_pool::{CloneTicket, Heritage, PoolError, SwitchError, SwitchHost, leaf_urls};
 
-/// What a process that moves needs for lanes to a pool of one server beside those that it has, what each further server adds,
-/// and the part of its near memory that it takes for that at most. Measured; a test holds the peak of a job that moves.
+/// Bytes that a process needs, while it moves, for lanes to a pool of one server beside those that
+/// it has. `LANES_OF_SERVER_BYTES` is what each further server adds, and 1 / `LANES_SHARE` is the
+/// part of its near memory that it takes for that at most. Measured; a test holds the peak of a job
+/// that moves.
 pub const LANES_BYTES: i64 = 6 << 20;
 const LANES_OF_SERVER_BYTES: i64 = 9 << 18;
 const LANES_SHARE: i64 = 2;
-/// Between two times that it is said how far it is.
+/// Interval between two reports of the progress.
 const TELL_NS: u64 = 50_000_000;
 
-/// Where far is.
+/// Pool where far memory is.
 #[derive(Clone)]
 pub struct Place {
-    /// Its number among those that the job had.
+    /// Number of the pool among those that the job had.
     pub epoch: u32,
-    /// As the job knows them.
+    /// URLs of the pool, as the job knows them.
     pub urls: Vec<String>,
-    /// For them.
+    /// Token for the servers at these URLs.
     pub token: String,
 }
 
 impl Place {
-    /// The one that the job shall have.
+    /// Returns the pool that the job shall have.
     pub fn wanted(config: &JobConfig) -> Place {
         let (epoch, urls, token) = config.pool();
-        // The runner has taken text.
+        // The runner accepts only a token that is text.
         Place { epoch, urls, token: String::from_utf8(token).unwrap_or_default() }
     }
 }
 
-/// What the child of a fork goes on with.
+/// Far memory that the child of a fork goes on with.
 pub struct Inherited {
-    /// Where the snapshot is.
+    /// Pool where the snapshot is.
     pub place: Place,
-    /// The right to it.
+    /// Right to use the snapshot.
     pub ticket: CloneTicket,
-    /// What it may hold.
+    /// Contents that the snapshot may hold.
     pub heritage: Heritage,
 }
 
 impl Inherited {
-    /// Of a store that is held still and has nothing under way.
+    /// Takes the snapshot of a store that is held still and has nothing under way.
     pub fn of(store: &Store) -> Result<Inherited, PoolError> {
         let (ticket, is_next) = store.backend().clone_side()?;
         let next = store.next_place.lock().clone().filter(|_| is_next);
@@ -64,25 +67,26 @@ impl Inherited {
     }
 }
 
-/// Is there another pool to move to?
+/// Checks whether there is another pool to move to.
 pub fn is_due(runtime: &Runtime) -> bool {
     runtime.slot().pool_epoch.load(Ordering::Relaxed) != runtime.config().pool_epoch.load(Ordering::SeqCst)
 }
 
-/// Moves to the pool that the job shall have, if it is another one. Called by the keeper.
+/// Moves to the pool that the job shall have, if it is another one. Blocks until the move has
+/// ended. Called by the keeper.
 pub fn follow(runtime: &Runtime) {
     let (slot, store) = (runtime.slot(), &runtime.armed().store);
     if !is_due(runtime) {
         return;
     }
     let wanted = Place::wanted(runtime.config());
-    // It has failed, and the runner will decide.
+    // The move has failed, and the runner will decide.
     if wanted.epoch != 0 && slot.pool_failed.load(Ordering::Relaxed) == wanted.epoch {
         return;
     }
     let here = store.place.lock().clone();
     if wanted.urls == here.urls {
-        // It never left, or has come back.
+        // The process never left, or has come back.
         let still = store.backend().hold_still();
         store.place.lock().epoch = wanted.epoch;
         drop(still);
@@ -93,9 +97,9 @@ pub fn follow(runtime: &Runtime) {
     slot.pool_moved_pages.store(0, Ordering::Relaxed);
     match result {
         Ok(()) => slot.pool_epoch.store(wanted.epoch, Ordering::SeqCst),
-        // Somebody has decided otherwise: what, says the next look.
+        // The job shall have another pool meanwhile; the next look finds out which.
         Err(Failure::Switch(SwitchError::Cancelled)) => {}
-        // It ends, and has given its far memory up.
+        // The process ends, and has given its far memory up.
         Err(_) if runtime.ending.load(Ordering::Acquire) != 0 => {}
         Err(failure) => {
             let reason = match failure {
@@ -112,7 +116,7 @@ enum Failure {
     Switch(SwitchError),
 }
 
-/// With room for what it takes.
+/// Moves to another pool, with room made first for what the move takes.
 fn move_with_room(runtime: &Runtime, store: &Store, wanted: &Place) -> Result<(), Failure> {
     let (_, limit) = runtime.near();
     let servers = wanted.urls.iter().flat_map(|url| leaf_urls(url)).count() as i64;
@@ -160,7 +164,7 @@ impl SwitchHost for Host<'_> {
         self.runtime.config().pool_epoch.load(Ordering::SeqCst) == self.wanted.epoch
     }
 
-    /// As for a fork: nobody is inside a fault, or loads from far memory.
+    /// Runs `act` as for a fork: nobody is inside a fault, or loads from far memory.
     fn alone(&self, act: &mut dyn FnMut() -> bool) {
         let runtime = self.runtime;
         let end = runtime.break_end.lock();

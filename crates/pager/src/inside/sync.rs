@@ -1,7 +1,7 @@
 //! Atomics, thread ids and waiting, as the code inside the program uses them.
 //!
-//! They are core's and the kernel's. Only in the models (feature `model`) each access is also a point at which another
-//! thread of the model may go on, and threads are the model's.
+//! They are core's and the kernel's, except in the models (feature `model`). There each access is
+//! also a point at which another thread of the model may go on, and threads are the model's.
 
 pub use core::sync::atomic::{AtomicPtr, Ordering};
 pub use farfield_os::sync::{Wait, nap};
@@ -16,10 +16,11 @@ pub use crate::model::schedule::{
     AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, thread_exists, tid,
 };
 
-/// Starts a thread of ours. Not in models, where the scenario does what it would do.
+/// Starts a thread of ours. Does nothing in models, where the scenario does what the thread would
+/// do.
 ///
 /// # Safety
-/// As for [`super::thread::spawn`].
+/// The contract is that of [`super::thread::spawn`].
 pub unsafe fn spawn(entry: extern "C" fn(usize) -> !) -> farfield_os::Result<()> {
     if cfg!(feature = "model") {
         return Ok(());
@@ -28,7 +29,7 @@ pub unsafe fn spawn(entry: extern "C" fn(usize) -> !) -> farfield_os::Result<()>
     unsafe { super::thread::spawn(entry) }
 }
 
-/// The threads of this process, ours among them.
+/// Returns the number of threads of this process, ours among them.
 pub fn thread_count(kernel: &farfield_os::process::ThreadCount) -> Option<u64> {
     #[cfg(feature = "model")]
     if let Some(threads) = crate::model::schedule::thread_count() {
@@ -37,7 +38,8 @@ pub fn thread_count(kernel: &farfield_os::process::ThreadCount) -> Option<u64> {
     kernel.count()
 }
 
-/// Between two system calls that must not be told apart by what happens in between: a moment at which models let others go on.
+/// Marks a place between two system calls at which models let other threads go on. Events in
+/// between must make no difference.
 pub fn moment() {
     #[cfg(feature = "model")]
     (0..8).for_each(|_| crate::model::schedule::point());

@@ -1,4 +1,4 @@
-//! One page word and one checksum per page of the window, in sparse memory.
+//! Table of one page word and one checksum per page of the window, in sparse memory.
 
 use super::runtime::RUNTIME;
 use super::sync::{AtomicU8, AtomicU64, Ordering};
@@ -6,12 +6,12 @@ use crate::window;
 use farfield_core::{PageId, page_word::PageWord};
 use farfield_os::{Result, memory};
 
-/// Pages per chunk of the summary: 2 MiB of window.
+/// Number of pages per chunk of the summary: 2 MiB of window.
 pub const CHUNK: u64 = 512;
-/// In the summary of a chunk that was touched: it is no huge page.
+/// Bit in the summary of a touched chunk: it is no huge page.
 const SPLIT: u8 = 2;
 
-/// The tables. Untouched parts cost nothing.
+/// Page words, checksums and the summary of touched chunks. Untouched parts cost nothing.
 #[derive(Clone, Copy)]
 pub struct Table {
     words: usize,
@@ -20,7 +20,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Reserves the tables.
+    /// Reserves address space for the table.
     pub fn reserve() -> Result<Table> {
         let pages = window::PAGES as usize;
         Ok(Table {
@@ -41,12 +41,13 @@ impl Table {
         unsafe { &*((self.touched + (page / CHUNK) as usize) as *const AtomicU8) }
     }
 
-    /// The word of a page.
+    /// Returns the word of a page.
     pub fn word(&self, page: PageId) -> PageWord {
         PageWord(self.at(self.words, page).load(Ordering::Acquire))
     }
 
-    /// Runs a transition until it wins or gives `None`; the word before and after.
+    /// Runs a transition of a page's word until it wins or gives `None`. Returns the word before
+    /// and after.
     pub fn update(
         &self,
         page: PageId,
@@ -60,7 +61,7 @@ impl Table {
                 Ok(_) => {
                     let touched = self.touched(page.0);
                     if touched.load(Ordering::Relaxed) == 0 && touched.swap(1, Ordering::AcqRel) == 0 {
-                        // The tables themselves are part of the budget: 16 bytes a page.
+                        // The table itself is part of the budget: 16 bytes a page.
                         RUNTIME.add_meta(CHUNK as i64 * 16);
                     }
                     return Some((PageWord(old), new));
@@ -70,23 +71,24 @@ impl Table {
         }
     }
 
-    /// Was any page of this page's chunk ever ours to look after?
+    /// Checks whether any page of this page's chunk was ever ours to look after.
     pub fn chunk_touched(&self, page: u64) -> bool {
         self.touched(page).load(Ordering::Acquire) != 0
     }
 
-    /// Notes that this page's chunk, which is touched, is no huge page any more. Was that new?
+    /// Notes that this page's chunk, which is touched, is no huge page any more. Returns whether
+    /// that was new.
     pub fn split_chunk(&self, page: PageId) -> bool {
         let touched = self.touched(page.0);
         touched.load(Ordering::Relaxed) & SPLIT == 0 && touched.fetch_or(SPLIT, Ordering::Relaxed) & SPLIT == 0
     }
 
-    /// Checksum of the far copy of a page.
+    /// Returns the checksum of the far copy of a page.
     pub fn sum(&self, page: PageId) -> u64 {
         self.at(self.sums, page).load(Ordering::Relaxed)
     }
 
-    /// Remembers the checksum of the far copy.
+    /// Remembers the checksum of the far copy of a page.
     pub fn set_sum(&self, page: PageId, sum: u64) {
         self.at(self.sums, page).store(sum, Ordering::Relaxed);
     }

@@ -1,8 +1,9 @@
-//! What we remember of each thread of the program: its alternate signal stack and the pages that its system
-//! calls hold.
+//! Records of the program's threads: the alternate signal stack of each, and the pages that its
+//! system calls hold.
 //!
-//! Records come from a fixed table, and each has a place for its stack. So a handler knows its thread by its stack pointer, whatever
-//! the program has made of its thread-local storage. A record whose thread is gone is used again.
+//! Records come from a fixed table, and each has a place for its stack. So a handler knows its
+//! thread by its stack pointer, whatever the program has made of its thread-local storage. A record
+//! whose thread is gone is used again.
 
 use super::lock::Lock;
 use super::runtime::{RUNTIME, Runtime};
@@ -14,28 +15,31 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::policy::prefetch::Prefetcher;
 use farfield_os::{Errno, memory, process};
 
-/// Most threads of one process.
+/// Maximum number of threads of one process.
 pub const RECORDS: usize = 8192;
-/// Bytes reserved for them.
+/// Bytes reserved for the records.
 pub const TABLE_BYTES: u64 = (RECORDS * size_of::<Record>()) as u64;
-/// Nested system calls of one thread (a signal handler's inside an interrupted one's).
+/// Maximum number of nested system calls of one thread (a signal handler's inside an interrupted
+/// one's).
 pub const FRAMES: usize = 6;
-/// Runs of pages that one system call can hold.
+/// Maximum number of runs of pages that one system call can hold.
 pub const RUNS: usize = 40;
-/// Size of our alternate stacks. The kernel's frame alone can take 11 KiB (AVX-512 and AMX state).
+/// Size of our alternate stacks in bytes. The kernel's frame alone can take 11 KiB (AVX-512 and AMX
+/// state).
 const STACK_BYTES: usize = 256 << 10;
 
-/// What our handlers touch of a stack.
+/// Bytes of a stack that our handlers touch.
 const STACK_TOUCHED: i64 = 48 << 10;
 
-/// The place of a stack: a page without access, the stack, and storage of ours ([`super::storage`]) on both sides of its address.
+/// Bytes of the place of a stack. It has a page without access, the stack, and storage of ours
+/// ([`super::storage`]) on both sides of the storage's address, which is at `STORAGE`.
 const PLACE_BYTES: usize = PAGE_BYTES + STACK_BYTES + 2 * PAGE_BYTES;
 const STORAGE: usize = PAGE_BYTES + STACK_BYTES + PAGE_BYTES;
 
-/// In place of a mask: no call has it, because SIGKILL cannot be blocked.
+/// Value in place of a mask: no call has it, because SIGKILL cannot be blocked.
 pub const NO_MASK: u64 = !0;
 
-/// A run of held pages.
+/// Run of held pages.
 #[derive(Clone, Copy)]
 pub struct Run {
     /// First page.
@@ -46,79 +50,81 @@ pub struct Run {
 
 /// Pages that one system call may touch.
 pub struct Frame {
-    /// 1 from before its pages are collected until the call has returned. Cleared by the forward stub, which
-    /// has no registers to spare for more: the pages themselves are let go later, by [`Record::reap`].
+    /// 1 from before the pages are collected until the call has returned. The forward stub clears
+    /// it and has no registers to spare for more: the pages themselves are let go later, by
+    /// [`Record::reap`].
     pub active: AtomicU32,
     /// Stack pointer of the call.
     pub sp: AtomicUsize,
-    /// The mask with which it waits, if it has one of its own; else [`NO_MASK`].
+    /// Mask with which the call waits, if it has one of its own; else [`NO_MASK`].
     pub mask: AtomicU64,
-    /// The pages, and whether they are held yet.
+    /// Pages of the call, and whether they are held yet.
     pub pages: Lock<FramePages>,
 }
 
-/// See [`Frame::pages`].
+/// Runs of pages in a [`Frame`].
 pub struct FramePages {
     /// The runs in use.
     pub runs: [Run; RUNS],
-    /// How many.
+    /// Number of runs in use.
     pub len: usize,
-    /// Whether the words count them.
+    /// Whether the page words count these holds.
     pub held: bool,
 }
 
-/// One thread.
+/// Record of one thread.
 pub struct Record {
-    /// The thread; 0 = free.
+    /// Id of the thread; 0 = free.
     pub tid: AtomicI32,
-    /// Base of its alternate stack, made by us; 0 = none yet.
+    /// Base of the thread's alternate stack, made by us; 0 = none yet.
     pub stack: AtomicUsize,
-    /// The program's thread pointer, when a handler interrupted the program last.
+    /// Thread pointer that the program had when a handler interrupted it last.
     pub program_storage: AtomicUsize,
-    /// The alternate stack that the program believes to have.
+    /// Alternate stack that the program believes to have.
     pub program_stack: UnsafeCell<libc::stack_t>,
-    /// Where the alternate stack is on which a handler of the program began last: base and length.
+    /// Base and length of the alternate stack on which a handler of the program began last.
     pub handler_stack: [AtomicUsize; 2],
-    /// Which of our signals the program believes blocked.
+    /// Our signals that the program believes blocked.
     pub hidden_mask: AtomicU64,
-    /// Of these, which were sent meanwhile, and by whom: SIGBUS, then SIGSYS.
+    /// Signals of `hidden_mask` that were sent meanwhile.
     pub postponed_mask: AtomicU64,
-    /// The first ones.
+    /// Information of the first postponed signal of each kind: SIGBUS, then SIGSYS.
     pub postponed: UnsafeCell<[MaybeUninit<libc::siginfo_t>; 2]>,
-    /// Address of its last fault that was not ours and was tried again.
+    /// Address of the thread's last fault that was not ours and was tried again.
     pub late_fault: AtomicUsize,
-    /// 1: a child of `vfork` that is traced from its `execve` on.
+    /// 1 for a child of `vfork` that is traced from its `execve` on.
     pub is_traced: AtomicU32,
-    /// Copies of arguments that its last `execve` worked with; base and length.
+    /// Base and length of the copies of arguments that the thread's last `execve` worked with.
     pub scratch: [AtomicUsize; 2],
-    /// Handlers of ours that it is inside of: see [`super::own_code`].
+    /// Number of our handlers that the thread is inside of: see [`super::own_code`].
     pub own_code_depth: core::sync::atomic::AtomicU32,
-    /// What it will want next.
+    /// Predictor of the pages that the thread will want next.
     pub prefetcher: Lock<Prefetcher>,
-    /// Nested calls.
+    /// Frames of nested calls.
     pub frames: [Frame; FRAMES],
-    /// What the kernel and our handlers use of the thread as long as it lives.
+    /// Pages that the kernel and our handlers use of the thread as long as it lives.
     pub home: Frame,
 }
 
-// SAFETY: `program_stack` and `postponed` are touched only by the record's own thread; the rest is atomic or locked.
+// SAFETY: `program_stack` and `postponed` are touched only by the record's own thread; the rest is
+// atomic or locked.
 unsafe impl Sync for Record {}
 
-/// The table of records, in memory of its own: zero bytes are free records.
+/// Table of records, in memory of its own: zero bytes are free records.
 pub struct Threads {
     base: AtomicUsize,
-    /// Where the places of their stacks begin.
+    /// Address where the places of the stacks begin.
     stacks: AtomicUsize,
     used: AtomicUsize,
 }
 
 impl Threads {
-    /// No table yet.
+    /// Creates the state without a table.
     pub const fn new() -> Threads {
         Threads { base: AtomicUsize::new(0), stacks: AtomicUsize::new(0), used: AtomicUsize::new(0) }
     }
 
-    /// Reserves the table, and the places of the stacks.
+    /// Reserves address space for the table, and for the places of the stacks.
     pub fn reserve(&self) -> farfield_os::Result<()> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping.
@@ -128,18 +134,18 @@ impl Threads {
         Ok(())
     }
 
-    /// The records in use, or used before.
+    /// Returns the records in use, or used before.
     pub fn all(&self) -> &[Record] {
         let base = self.base.load(Ordering::Acquire);
         if base == 0 {
             return &[];
         }
-        // SAFETY: the table is mapped for good; zero bytes are valid records (atomics, open locks, empty frames, a
-        // prefetcher whose unused streams are replaced first).
+        // SAFETY: the table is mapped for good; zero bytes are valid records (atomics, open locks,
+        // empty frames, a prefetcher whose unused streams are replaced first).
         unsafe { core::slice::from_raw_parts(base as *const Record, self.used.load(Ordering::Acquire).min(RECORDS)) }
     }
 
-    /// The record whose stack this address lies on.
+    /// Finds the record whose stack this address lies on.
     fn with_stack(&self, address: usize) -> Option<&Record> {
         let stacks = self.stacks.load(Ordering::Relaxed);
         let index = address.checked_sub(stacks)? / PLACE_BYTES;
@@ -150,7 +156,7 @@ impl Threads {
         Some(unsafe { &*(self.base.load(Ordering::Relaxed) as *const Record).add(index) })
     }
 
-    /// Where the stack of a record has its place.
+    /// Returns the address of the place of a record's stack.
     fn place_of(&self, record: &Record) -> usize {
         let index = (core::ptr::from_ref(record) as usize - self.base.load(Ordering::Relaxed)) / size_of::<Record>();
         self.stacks.load(Ordering::Relaxed) + index * PLACE_BYTES
@@ -182,17 +188,19 @@ impl Threads {
                 let _ = self.used.compare_exchange(index, index + 1, Ordering::AcqRel, Ordering::Relaxed);
                 return Some(record);
             }
-            // Somebody took it and has not moved the end yet: help.
+            // Another thread took the record and has not moved the end yet: help.
             let _ = self.used.compare_exchange(index, index + 1, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
-    /// A record for a thread that is about to be made, and gets its [`name`](Record::name) then.
+    /// Takes a record for a thread that is about to be made, which gets its [`name`](Record::name)
+    /// then. `None` if all are taken.
     pub fn acquire_unnamed(&self) -> Option<&Record> {
         self.acquire(UNNAMED)
     }
 
-    /// Lets the pages of finished calls go, and, a few at a time, what threads that have ended have left. `turn` counts the calls.
+    /// Lets the pages of finished calls go, and frees, a few at a time, the records of threads that
+    /// have ended. `turn` counts the calls.
     pub fn look(&self, turn: usize) {
         const LOOKS: usize = 8;
         let records = self.all();
@@ -200,7 +208,7 @@ impl Threads {
         for index in (turn * LOOKS..).take(LOOKS.min(records.len())) {
             let record = &records[index % records.len()];
             let tid = record.tid.load(Ordering::Acquire);
-            // Taken before it is emptied: nobody may have it meanwhile.
+            // The record is taken before it is emptied: no other thread may get it meanwhile.
             if tid > 0
                 && !sync::thread_exists(tid)
                 && record.tid.compare_exchange(tid, UNNAMED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -210,7 +218,8 @@ impl Threads {
         }
     }
 
-    /// In the child of a fork: only the forking thread exists, under a new id.
+    /// Keeps, in the child of a fork, only the record of the forking thread, which exists under a
+    /// new id.
     pub fn forked(&self, me: Option<&Record>) {
         for record in self.all() {
             for frame in record.all_frames() {
@@ -233,12 +242,14 @@ impl Default for Threads {
     }
 }
 
-/// In place of the id of a thread that is not there yet. (No thread has it, and to the kernel it is no id: it is not "gone".)
+/// Value in place of the id of a thread that is not there yet. (No thread has it, and to the kernel
+/// it is no id: it is not "gone".)
 const UNNAMED: i32 = -1;
 
-/// The record of this thread, made on first use. `None` when there are too many threads.
+/// Returns the record of this thread, made on first use. `None` when there are too many threads.
 ///
-/// A handler runs on the stack of its thread's record. Only in a thread's first handler it does not, nor do threads that we did not start.
+/// A handler runs on the stack of its thread's record. Exceptions are a thread's first handler, and
+/// threads that we did not start.
 pub fn current() -> Option<&'static Record> {
     let sp: usize;
     // SAFETY: reads a register.
@@ -251,14 +262,16 @@ pub fn current() -> Option<&'static Record> {
     known.or_else(|| RUNTIME.threads.acquire(tid))
 }
 
-/// Starts a thread of ours, which runs on the stack of a record as handlers do. It inherits the mask.
+/// Starts a thread of ours, which runs on the stack of a record as handlers do. It inherits the
+/// signal mask.
 ///
 /// # Safety
 /// `entry` must never return, and must not use thread-locals that need the dynamic loader.
 pub unsafe fn spawn(entry: extern "C" fn(usize) -> !) -> farfield_os::Result<()> {
     let record = RUNTIME.threads.acquire_unnamed().ok_or(Errno(libc::EAGAIN))?;
     let started = record.alternate_stack().and_then(|(base, len)| {
-        // SAFETY: the stack and the storage are those of a thread that is not there yet; `entry` by the caller.
+        // SAFETY: the stack and the storage are those of a thread that is not there yet; `entry` by
+        // the caller.
         unsafe { process::spawn_on(base + len, record.storage()?, entry, 0) }
     });
     match started {
@@ -269,7 +282,7 @@ pub unsafe fn spawn(entry: extern "C" fn(usize) -> !) -> farfield_os::Result<()>
 }
 
 impl Record {
-    /// The thread's alternate stack, made on first use: base and length.
+    /// Returns base and length of the thread's alternate stack, which is made on first use.
     pub fn alternate_stack(&self) -> farfield_os::Result<(usize, usize)> {
         let base = self.stack.load(Ordering::Relaxed);
         if base != 0 {
@@ -288,13 +301,13 @@ impl Record {
         Ok((new, STACK_BYTES))
     }
 
-    /// The thread pointer of handlers on this stack.
+    /// Returns the thread pointer of handlers on this stack.
     pub fn storage(&self) -> farfield_os::Result<usize> {
         self.alternate_stack().map(|(base, _)| base - PAGE_BYTES + STORAGE)
     }
 
-    /// Remembers the memory of an `execve` and frees that of the one before: after a vfork child has gone on to
-    /// another program, its copies are still in our memory.
+    /// Remembers the memory of an `execve` and frees that of the one before. After a vfork child
+    /// has gone on to another program, its copies are still in our memory.
     pub fn replace_scratch(&self, base: usize, len: usize) {
         let (old, old_len) =
             (self.scratch[0].swap(base, Ordering::Relaxed), self.scratch[1].swap(len, Ordering::Relaxed));
@@ -304,13 +317,14 @@ impl Record {
         }
     }
 
-    /// The thread that the record was acquired for is there.
+    /// Notes that the thread that the record was acquired for is there.
     pub fn name(&self, tid: i32) {
-        // The first word counts: parent and child both say it, and the child may have ended meanwhile.
+        // The first call counts: parent and child both make it, and the child may have ended
+        // meanwhile.
         let _ = self.tid.compare_exchange(UNNAMED, tid, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// What a new thread has of the one that made it.
+    /// Sets what a new thread has of the thread that made it.
     pub fn inherit(&self, parent: &Record, stack_too: bool) {
         self.hidden_mask.store(parent.hidden_mask.load(Ordering::Relaxed), Ordering::Relaxed);
         let none = libc::stack_t { ss_sp: core::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
@@ -318,14 +332,14 @@ impl Record {
         unsafe { *self.program_stack.get() = if stack_too { *parent.program_stack.get() } else { none } };
     }
 
-    /// Its thread is gone: another one may have it.
+    /// Frees the record when its thread is gone: another one may have it.
     pub fn leave(&self) {
         self.let_go();
         self.replace_scratch(0, 0);
         self.tid.store(0, Ordering::Release);
     }
 
-    /// Lets all pages go, of calls under way too.
+    /// Lets all pages go, also those of calls under way.
     fn let_go(&self) {
         for frame in self.all_frames() {
             frame.active.store(0, Ordering::Release);
@@ -333,30 +347,31 @@ impl Record {
         self.reap();
     }
 
-    /// Calls, and the thread's own.
+    /// Returns the frames of calls, and the thread's own.
     pub fn all_frames(&self) -> impl Iterator<Item = &Frame> {
         self.frames.iter().chain([&self.home])
     }
 
-    /// Is the address on our alternate stack of this thread?
+    /// Checks whether the address is on our alternate stack of this thread.
     pub fn on_alternate_stack(&self, address: usize) -> bool {
         let base = self.stack.load(Ordering::Relaxed);
         base != 0 && address >= base && address < base + STACK_BYTES
     }
 
-    /// Is the address on the alternate stack of the program on which a handler began last?
+    /// Checks whether the address is on the alternate stack of the program on which a handler began
+    /// last.
     fn on_handler_stack(&self, address: usize) -> bool {
         let [base, len] = [0, 1].map(|index| self.handler_stack[index].load(Ordering::Relaxed));
         address >= base && address - base <= len
     }
 
-    /// A handler of the program begins on an alternate stack.
+    /// Notes that a handler of the program begins on an alternate stack.
     pub fn enter_handler_stack(&self, base: usize, len: usize) {
         self.handler_stack[0].store(base, Ordering::Relaxed);
         self.handler_stack[1].store(len, Ordering::Relaxed);
     }
 
-    /// The call under way whose stack pointer was `sp`.
+    /// Finds the call under way whose stack pointer was `sp`.
     pub fn frame_at(&self, sp: usize) -> Option<&Frame> {
         let is_it =
             |frame: &&Frame| frame.active.load(Ordering::Relaxed) != 0 && frame.sp.load(Ordering::Relaxed) == sp;
@@ -375,8 +390,8 @@ impl Record {
         }
     }
 
-    /// A frame for a call whose stack pointer is `sp`. Frames of calls that a signal handler jumped out of are
-    /// recognised by their place on the stack and ended.
+    /// Takes a frame for a call whose stack pointer is `sp`. Frames of calls that a signal handler
+    /// jumped out of are recognised by their place on the stack and ended.
     pub fn enter(&self, sp: usize) -> &Frame {
         const STACK_SPAN: usize = 1 << 20;
         self.reap();

@@ -1,8 +1,9 @@
 //! Programs that let themselves be traced (`PTRACE_TRACEME`).
 //!
-//! A traced process stops at every signal, ours included, until its tracer lets it go on. A tracer that made it by
-//! `vfork`, as gdb does, waits in there until it has executed something, and could never do so. So such a child is traced
-//! from the moment on in which it executes.
+//! A traced process stops at every signal, ours included, until its tracer lets it go on. A tracer
+//! that made its child by `vfork`, as gdb does, waits in the call until the child has executed
+//! something. So it could never let the child go on. That is why such a child is traced only from
+//! the moment in which it executes.
 
 use super::call::{Outcome, error};
 use super::runtime::{RUNTIME, Runtime};
@@ -11,7 +12,7 @@ use crate::elf::{self, Linkage};
 use core::sync::atomic::Ordering;
 use farfield_os::{Errno, Result, file, gate, process};
 
-/// What whoever traces a program with far memory must know.
+/// Advice for the user who traces a program with far memory.
 const ADVICE: &[u8] =
     b"farfield: a program is traced here that has far memory: it needs its SIGSYS and SIGBUS. In gdb: handle \
                         SIGSYS SIGBUS nostop noprint pass\n";
@@ -29,8 +30,9 @@ pub fn trace_me(runtime: &Runtime) -> Outcome {
     }
 }
 
-/// Before the `execve` of a thread: begins the tracing that was asked for. An error that the `execve` would have had
-/// while the child can still go on from it. Did it begin?
+/// Begins the tracing that was asked for, before the `execve` of a thread. Returns whether tracing
+/// began. Fails with an error that the `execve` would have had, while the child can still go on
+/// from it.
 pub fn begin(record: &Record, directory: i32, path: &[u8], flags: i32) -> Result<bool> {
     if record.is_traced.load(Ordering::Relaxed) == 0 || !RUNTIME.is_borrowed() {
         return Ok(false);
@@ -42,7 +44,8 @@ pub fn begin(record: &Record, directory: i32, path: &[u8], flags: i32) -> Result
     Ok(true)
 }
 
-/// The `execve` of a traced child has failed all the same: its next signal would stop it for ever.
+/// Ends a traced child whose `execve` has failed all the same: its next signal would stop it for
+/// ever.
 pub fn give_up(errno: i32) -> ! {
     let _ = file::write_all(2, b"farfield: a traced program could not be executed, and its child of vfork ends here\n");
     process::exit_group(if errno == libc::ENOENT { 127 } else { 126 })
@@ -59,7 +62,7 @@ fn can_execute(directory: i32, path: &[u8], flags: i32) -> Result<()> {
     let open = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
     // SAFETY: as above.
     let fd = unsafe { gate::syscall(libc::SYS_openat, [directory as usize, path.as_ptr() as usize, open, 0, 0, 0]) };
-    // What can be executed and not read: the kernel will see.
+    // A file may be executable and not readable: the kernel will see.
     let Ok(fd) = fd else { return Ok(()) };
     let mut head = [0; 4096];
     let is_regular = file::is_regular(fd as i32);

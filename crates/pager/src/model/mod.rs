@@ -1,11 +1,13 @@
-//! Models: the code inside programs, with every interleaving that a scheduler finds.
+//! Models: the code inside programs, run in every interleaving that a scheduler finds.
 //!
-//! Nothing is imitated but the program. Its threads are threads of the model; memory, page faults, eviction, discards and forks are
-//! the real code on the real kernel (userfaultfd, pipes, page map) and a real pool (`ram:`). What a thread does between two
-//! accesses to an atomic happens at once; at each access the scheduler decides who goes on.
+//! Only the program is imitated. Its threads are threads of the model. Memory, page faults,
+//! eviction, discards and forks are the real code on the real kernel (userfaultfd, pipes, page map)
+//! and a real pool (`ram:`). The work of a thread between two accesses to an atomic happens at
+//! once; at each access the scheduler decides which thread goes on.
 //!
-//! An access of the program is a copy through the kernel (`process_vm_readv`), which fails where an instruction would raise
-//! SIGBUS; then the thread does what the signal handler does and tries again.
+//! An access of the program is a copy through the kernel (`process_vm_readv`), which fails where an
+//! instruction would raise SIGBUS. Then the thread does what the signal handler does and tries
+//! again.
 
 pub mod scenarios;
 pub mod schedule;
@@ -26,18 +28,18 @@ use farfield_os::pagemap::{PageRun, category};
 use farfield_os::{gate, memory, process};
 use std::collections::BTreeSet;
 
-/// Pages of the model's program.
+/// Number of pages of the model's program.
 pub const PAGES: u64 = 4;
-/// Threads of a scenario that write.
+/// Number of threads of a scenario that write.
 pub const WRITERS: usize = 4;
-/// Near pages besides: with next to nothing near the pager brings nothing ahead of need.
+/// Number of near pages besides: with next to nothing near the pager brings nothing ahead of need.
 const BALLAST_PAGES: i64 = 256;
-/// Near budget, more than a scenario ever needs.
+/// Near budget in bytes, more than a scenario ever needs.
 const LIMIT_BYTES: u64 = 1 << 30;
-/// The eviction queue is so short that it is swept and grows.
+/// Capacity of the eviction queue: so short that it is swept and grows.
 const QUEUE_ENTRIES: usize = 3;
 
-/// First page of the program's memory: the first behind the break's part of the window.
+/// Returns the first page of the program's memory: the first behind the break's part of the window.
 fn first() -> PageId {
     window::page_of(Runtime::BREAK_LIMIT)
 }
@@ -50,16 +52,17 @@ fn range() -> Range {
     Range { start: first().0, end: first().0 + PAGES }
 }
 
-/// The word that a writer has in a page.
+/// Returns the address of the word that a writer has in a page.
 fn address(index: u64, writer: usize) -> usize {
     window::address_of(page(index)) + writer * 8
 }
 
-/// What the program knows of its memory. (Atomics that no scheduler sees: knowing takes no time.)
+/// Knowledge of the program about its memory. (No scheduler sees these atomics: knowing takes no
+/// time.)
 struct Known {
-    /// The last value that each writer has stored in each page.
+    /// Last value that each writer has stored in each page.
     stored: [[AtomicU64; PAGES as usize]; WRITERS],
-    /// Discards of each page that have begun, and that are over.
+    /// Number of discards of each page that have begun; `over` counts those that are over.
     begun: [AtomicU64; PAGES as usize],
     over: [AtomicU64; PAGES as usize],
 }
@@ -70,7 +73,7 @@ static KNOWN: Known = Known {
     over: [const { AtomicU64::new(0) }; PAGES as usize],
 };
 
-/// Makes this process one that runs under the pager, dormant. Once.
+/// Makes this process one that runs under the pager, dormant. Called once.
 pub fn set_up() {
     let settings = Settings {
         near_limit_bytes: LIMIT_BYTES,
@@ -102,22 +105,24 @@ fn map() {
     RUNTIME.space.lock().map(range(), libc::PROT_READ | libc::PROT_WRITE);
 }
 
-/// How a schedule begins.
+/// Start state of a schedule.
 #[derive(Clone, Copy)]
 struct Start {
     armed: bool,
     /// Near bytes that other processes of the job leave to this one, beyond what it has.
     room_bytes: i64,
-    /// Threads of the scenario that are the program's; with more than one it does not matter how many.
+    /// Number of threads of the scenario that are the program's; with more than one it does not
+    /// matter how many.
     program_threads: u64,
 }
 
 impl Start {
     const ARMED: Start = Start { armed: true, room_bytes: LIMIT_BYTES as i64 / 2, program_threads: 2 };
     const DORMANT: Start = Start { armed: false, ..Start::ARMED };
-    /// There is never room, so that every fault evicts; but where nothing can leave, a fault may overshoot.
+    /// There is never room, so that every fault evicts; but where nothing can leave, a fault may
+    /// overshoot.
     const TIGHT: Start = Start { room_bytes: -(BALLAST_PAGES * PAGE_BYTES as i64), ..Start::ARMED };
-    /// A program of one thread.
+    /// The program has one thread.
     const ONE: Start = Start { program_threads: 1, ..Start::ARMED };
     /// There is just room for another pool, if all pages of the program leave.
     const SWITCH: Start = Start { room_bytes: switching::LANES_BYTES, ..Start::ARMED };
@@ -125,7 +130,7 @@ impl Start {
     const SWITCH_AND_FORK: Start = Start { room_bytes: 4 * switching::LANES_BYTES, ..Start::ARMED };
 }
 
-/// Everything as before the first schedule, but for `start`.
+/// Restores the state before the first schedule, except for `start`.
 fn reset(start: Start) {
     let runtime = &RUNTIME;
     KNOWN.stored.iter().flatten().chain(&KNOWN.begun).chain(&KNOWN.over).for_each(|n| n.store(0, Ordering::Relaxed));
@@ -165,14 +170,14 @@ fn run(start: Start, threads: Vec<Box<dyn FnOnce() + Send>>) {
     handles.into_iter().for_each(|handle| handle.join().expect("a thread of the model"));
     schedule::end();
     RUNTIME.control().near_bytes.fetch_sub(others_bytes, Ordering::Relaxed);
-    // Stock-taking counts what is there, and so forgets the ballast.
+    // Stock-taking counts only the pages that exist, and so forgets the ballast.
     check_all(if start.armed { BALLAST_PAGES } else { 0 });
     emulate::discard(&RUNTIME, range(), true);
     let slot = RUNTIME.slot();
     assert_eq!(slot.far_bytes.load(Ordering::Relaxed), 0, "far bytes after everything was discarded");
 }
 
-/// What must hold whenever nothing is under way.
+/// Checks what must hold whenever nothing is under way.
 fn check_all(ballast_pages: i64) {
     let runtime = &RUNTIME;
     assert_eq!((runtime.busy.load(Ordering::SeqCst), runtime.frozen_by.load(Ordering::SeqCst)), (0, 0));
@@ -223,7 +228,7 @@ fn check_all(ballast_pages: i64) {
     assert_eq!(present, near, "what the kernel has near, and what the words say");
 }
 
-/// One access as an instruction would make it. `false` if it would fault.
+/// Makes one access as an instruction would. `false` if it would fault.
 fn access(call: libc::c_long, address: usize, value: &mut u64) -> bool {
     let ours = libc::iovec { iov_base: (value as *mut u64).cast(), iov_len: 8 };
     let theirs = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: 8 };
@@ -233,13 +238,15 @@ fn access(call: libc::c_long, address: usize, value: &mut u64) -> bool {
     copied == Ok(8)
 }
 
-/// What only a handler has: nothing is interrupted here, and nobody looks at the registers.
+/// Returns a context, which only a handler has: nothing is interrupted here, and nobody looks at
+/// the registers.
 fn context() -> Context {
-    // SAFETY: the registers are not looked at, and as in a handler the thread does nothing else as long as this lives.
+    // SAFETY: the registers are not looked at, and as in a handler the thread does nothing else as
+    // long as this lives.
     unsafe { Context::new(core::ptr::null_mut()) }
 }
 
-/// The same until it succeeds, with what the handler of SIGBUS does in between.
+/// Repeats an access until it succeeds, and does in between what the handler of SIGBUS does.
 fn insist(call: libc::c_long, address: usize, value: &mut u64) {
     while !access(call, address, value) {
         let phase = fault::settled_phase(&RUNTIME);
@@ -249,12 +256,13 @@ fn insist(call: libc::c_long, address: usize, value: &mut u64) {
     }
 }
 
-/// A thread of the program with a word of its own in every page.
+/// Thread of the program with a word of its own in every page.
 struct Writer {
     number: usize,
-    /// Of each page: the discards that were over when the last value was stored.
+    /// Number of discards of each page that were over when the last value was stored.
     over: [u64; PAGES as usize],
-    /// Moments between its look at a page and its store, at which others may go on.
+    /// Number of moments between the look at a page and the store, at which other threads may go
+    /// on.
     slowness: u32,
 }
 
@@ -263,12 +271,12 @@ impl Writer {
         Writer { number, over: [0; PAGES as usize], slowness: 1 }
     }
 
-    /// Values as they lie in memory; each third is zero, so that whole pages are.
+    /// Returns a value as it lies in memory; each third is zero, so that whole pages are.
     fn encode(value: u64) -> u64 {
         if value % 3 == 2 { 0 } else { value }
     }
 
-    /// Checks what it stored last in a page.
+    /// Checks the value that the writer stored last in a page.
     fn check(&self, index: u64) {
         let last = KNOWN.stored[self.number][index as usize].load(Ordering::Relaxed);
         let mut found = 0;
@@ -281,7 +289,7 @@ impl Writer {
         );
     }
 
-    /// Checks at the end, when nobody knows which discards came before the last value.
+    /// Checks a page at the end, when nobody knows which discards came before the last value.
     fn check_last(&mut self, index: u64, last: u64) {
         let mut found = 0;
         insist(libc::SYS_process_vm_readv, address(index, self.number), &mut found);
@@ -293,7 +301,7 @@ impl Writer {
         );
     }
 
-    /// Checks, then stores the next value.
+    /// Checks a page, then stores the next value.
     fn write(&mut self, index: u64) {
         self.check(index);
         // The page is near, and may be clean.
@@ -306,17 +314,17 @@ impl Writer {
     }
 }
 
-/// `madvise(MADV_DONTNEED)` of one page.
+/// Discards one page as `madvise(MADV_DONTNEED)` does.
 fn discard(index: u64) {
     KNOWN.begun[index as usize].fetch_add(1, Ordering::Relaxed);
-    // As `emulate::advise` does it: with the space held.
+    // The space is held, as in `emulate::advise`.
     let space = RUNTIME.space.lock();
     emulate::discard(&RUNTIME, Range { start: page(index).0, end: page(index).0 + 1 }, true);
     drop(space);
     KNOWN.over[index as usize].fetch_add(1, Ordering::Relaxed);
 }
 
-/// What the monitor does between two sleeps.
+/// Runs one round of the monitor, as between two of its sleeps.
 fn monitor() {
     if RUNTIME.phase() != Phase::Armed {
         return;
@@ -328,7 +336,7 @@ fn monitor() {
     }
 }
 
-/// One batch leaves, ahead of need.
+/// Evicts one batch ahead of need.
 fn evict() {
     let armed = RUNTIME.armed();
     if let Some(mut evictor) = armed.evictor.try_lock() {

@@ -1,14 +1,14 @@
-//! What the threads of a model do.
+//! Scenarios: the work of the threads of a model.
 
 use super::*;
 use crate::inside::call::Outcome;
 use crate::inside::thread::{FramePages, RUNS, Run};
 use crate::inside::{forking, guard, remap};
 
-/// A scenario: its name, and one schedule of it.
+/// Scenario: its name, and one schedule of it.
 pub type Scenario = (&'static str, fn());
 
-/// All of them.
+/// All scenarios.
 pub const ALL: [Scenario; 10] = [
     ("faults, eviction, discards and holds of the same pages", same_pages),
     ("every fault makes its own room", tight),
@@ -28,7 +28,7 @@ fn thread(body: impl FnOnce() + Send + 'static) -> Box<dyn FnOnce() + Send> {
     Box::new(body)
 }
 
-/// A program thread that stores in these pages, one after the other, so many times.
+/// Returns a program thread that stores in these pages, one after the other, `rounds` times.
 fn writer(number: usize, rounds: u64, pages: core::ops::Range<u64>) -> Box<dyn FnOnce() + Send> {
     thread(move || {
         let mut writer = Writer::new(number);
@@ -60,14 +60,15 @@ fn tight() {
     run(Start::TIGHT, threads);
 }
 
-/// The program's thread evicts in its own handler, where it may go by the written bits; the keeper and the monitor evict while it runs,
-/// and must not.
+/// Runs the program's thread, which evicts in its own handler, where it may go by the written bits.
+/// The keeper and the monitor evict while it runs, and must not.
 fn beside_one() {
     let program = || {
         let mut writer = Writer { slowness: 24, ..Writer::new(0) };
         (1..PAGES).for_each(|index| writer.write(index));
         for turn in 0..20 {
-            // Mostly it reads: where most pages leave changed, all are expected to be written, and none is ever clean.
+            // The program mostly reads: where most pages leave changed, all are expected to be
+            // written, and none is ever clean.
             (1..PAGES).for_each(|index| writer.check(index));
             writer.write(0);
             if turn % 4 == 0 {
@@ -79,7 +80,8 @@ fn beside_one() {
     run(Start::ONE, vec![thread(program), thread(keeper), thread(|| (0..2).for_each(|_| monitor()))]);
 }
 
-/// A batch leaves because a thread waits for the room: one of the program in its handler, or another.
+/// Evicts a batch because a thread waits for the room: one of the program in its handler, or
+/// another.
 fn evict_directly(context: Option<&Context>) {
     let armed = RUNTIME.armed();
     armed.evictor.lock().run(&RUNTIME, armed, Urgency::Direct(context), Share::Batch);
@@ -119,10 +121,10 @@ fn fork() {
     run(Start::ARMED, threads);
 }
 
-/// What the keeper does when its job shall have another pool: it makes room beside the running program, opens the pool, moves everything
-/// and exchanges the two.
+/// Moves the process to another pool as its keeper would. It makes room beside the running program,
+/// opens the pool, moves everything and exchanges the two.
 fn keeper() {
-    // As the runner decides it, in whose mapping it can be written.
+    // The runner decides this; only its mapping can be written.
     let config = RUNTIME.config();
     let next = config.pool_epoch.load(Ordering::SeqCst) + 1;
     config.pools[next as usize % 2].write(format!("ram:?size={}G", 1 + next % 2).as_bytes(), b"");
@@ -136,7 +138,7 @@ fn switch_of_one() {
         let mut writer = Writer { slowness: 24, ..Writer::new(0) };
         (1..PAGES).for_each(|index| writer.write(index));
         for _ in 0..8 {
-            // Mostly it reads, as in `beside_one`.
+            // The program mostly reads, as in `beside_one`.
             (1..PAGES).for_each(|index| writer.check(index));
             writer.write(0);
         }
@@ -175,10 +177,10 @@ fn moving() {
                 (to..to + 2).for_each(|index| writer.check(index));
                 writer.write(to);
             }
-            // What has moved away reads as zeros once there is something again.
+            // Pages that have moved away read as zeros once there is a mapping again.
             map();
         }),
-        // As a handler thread does it whose event is older than the move.
+        // These threads are like a handler thread whose event is older than the move.
         thread(|| [2, 0, 3].map(|index| fault::bring(&RUNTIME, page(index), true)).into_iter().for_each(drop)),
         thread(|| [1, 2].map(|index| fault::bring(&RUNTIME, page(index), false)).into_iter().for_each(drop)),
         thread(|| (0..3).for_each(|_| evict())),
@@ -219,7 +221,8 @@ fn arming() {
     run(Start::DORMANT, threads);
 }
 
-/// A guarded system call that reads and writes a page: once its pages are held, the kernel never misses one.
+/// Makes a guarded system call that reads and writes a page: once its pages are held, the kernel
+/// never misses one.
 fn system_call(number: usize, index: u64) {
     let record = crate::inside::thread::current().expect("a record");
     let frame = record.enter(0x1000 * (number + 1));
@@ -243,7 +246,8 @@ fn system_call(number: usize, index: u64) {
     record.reap();
 }
 
-/// Forks. The child must find every word as it was at one moment, and go on independently.
+/// Forks and checks the child, which must find every word as it was at one moment, and go on
+/// independently.
 fn fork_and_check() {
     match forking::fork(&context(), [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]) {
         Outcome::Done(0) => process::exit_group(child()),
@@ -252,7 +256,7 @@ fn fork_and_check() {
             // SAFETY: our child; `status` is writable.
             assert_eq!(unsafe { libc::waitpid(child as i32, &mut status, 0) }, child as i32);
             assert_eq!(status, 0, "the child found something wrong");
-            // As the runner does it.
+            // The runner does this.
             let slots = &RUNTIME.control().slots;
             let left = slots.iter().find(|slot| slot.pid.load(Ordering::Acquire) == child as u32);
             RUNTIME.control().free_slot(left.expect("the child had a slot"));
@@ -261,7 +265,7 @@ fn fork_and_check() {
     }
 }
 
-/// The only thread of the child. Its exit code.
+/// Checks the memory as the only thread of the child. Returns its exit code.
 fn child() -> i32 {
     let mut code = 0;
     for number in 0..WRITERS {
@@ -279,7 +283,7 @@ fn child() -> i32 {
         }
     }
     for round in 1..3 {
-        // As its keeper would, if its parent had not moved yet.
+        // The child's keeper would do this, if its parent had not moved yet.
         switching::follow(&RUNTIME);
         for index in 0..PAGES {
             let mut value = 1000 * round + index;

@@ -1,50 +1,53 @@
-//! Who runs next: atomics that ask the model's scheduler before each access.
+//! Scheduling: atomics that ask the model's scheduler before each access.
 
 use core::cell::Cell;
 use core::sync::atomic::{self, Ordering};
 use farfield_os::process;
 
 std::thread_local! {
-    /// The process in which the scheduler runs threads on this one; 0 while it does not.
+    /// Process in which the scheduler runs threads on this one; 0 while it does not.
     static SCHEDULED: Cell<i32> = const { Cell::new(0) };
 }
 
-/// Every access to this one lets the scheduler choose.
+/// Atomic of which every access lets the scheduler choose.
 static POINT: shuttle::sync::atomic::AtomicBool = shuttle::sync::atomic::AtomicBool::new(false);
 
-/// Threads of the program in this schedule.
+/// Number of threads of the program in this schedule.
 static PROGRAM_THREADS: atomic::AtomicU64 = atomic::AtomicU64::new(0);
 
-/// From here to the end of the schedule the scheduler chooses who runs. Of the threads so many are the program's, the others ours.
+/// Begins a schedule, in which the scheduler chooses the running thread. `program_threads` of the
+/// threads are the program's, the others ours.
 pub fn begin(program_threads: u64) {
     PROGRAM_THREADS.store(program_threads, Ordering::Relaxed);
     SCHEDULED.set(process::pid());
 }
 
-/// Threads of the process, as the kernel would count them: `None` outside of a schedule. (Those of ours do not count themselves here.)
+/// Returns the number of threads of the process, as the kernel would count them; `None` outside of
+/// a schedule. (Threads of ours do not count themselves here.)
 pub fn thread_count() -> Option<u64> {
     is_scheduled().then(|| PROGRAM_THREADS.load(Ordering::Relaxed))
 }
 
-/// From here on there is one thread.
+/// Ends the schedule: from here on there is one thread.
 pub fn end() {
     SCHEDULED.set(0);
 }
 
-/// Not in the child of a fork, which has one thread.
+/// Checks whether the scheduler runs this thread. It does not in the child of a fork, which has one
+/// thread.
 fn is_scheduled() -> bool {
     let pid = SCHEDULED.get();
     pid != 0 && pid == process::pid()
 }
 
-/// A moment at which another thread may go on.
+/// Marks a moment at which another thread may go on.
 pub fn point() {
     if is_scheduled() {
         POINT.load(Ordering::SeqCst);
     }
 }
 
-/// Another thread may be what this one waits for. `false` outside of a schedule.
+/// Lets another thread go on, for which this one may be waiting. `false` outside of a schedule.
 pub fn give_way() -> bool {
     let scheduled = is_scheduled();
     if scheduled {
@@ -53,19 +56,19 @@ pub fn give_way() -> bool {
     scheduled
 }
 
-/// This thread of the model.
+/// Returns the id of this thread in the model; outside of a schedule, the kernel's.
 pub fn tid() -> i32 {
     if is_scheduled() { usize::from(shuttle::current::me()) as i32 + 1 } else { process::tid() }
 }
 
-/// Threads of the model stay until the end of the schedule.
+/// Checks whether a thread exists. Threads of the model stay until the end of the schedule.
 pub fn thread_exists(tid: i32) -> bool {
     is_scheduled() || process::thread_exists(tid)
 }
 
 macro_rules! atomics {
     ($($name:ident $value:ty),* $(,)?) => {$(
-        /// As core's.
+        /// Atomic integer like core's of the same name; each access is a point for the scheduler.
         #[derive(Debug, Default)]
         #[repr(transparent)]
         pub struct $name(atomic::$name);

@@ -1,4 +1,5 @@
-//! The blocks of a job as mappings: made by the runner, opened by `farfield top` and `farfield pool`.
+//! The blocks of a job as mappings: made by the runner, opened by `farfield top` and
+//! `farfield pool`.
 
 use super::sys;
 use crate::config::{JobConfig, MAGIC, RequestBlock, TEXT_BYTES};
@@ -16,42 +17,46 @@ use std::path::{Path, PathBuf};
 
 /// Name of a job's configuration, as `/proc/PID/fd` and `/proc/PID/maps` show it.
 const CONFIG_NAME: &CStr = c"farfield-config";
-/// Name of its control block.
+/// Name of a job's control block.
 const CONTROL_NAME: &CStr = c"farfield-control";
-/// Name of its request block. Only runners have one open.
+/// Name of a job's request block. Only runners have one open.
 const REQUESTS_NAME: &CStr = c"farfield-requests";
 
-/// What the runner writes into a new configuration.
+/// Settings that the runner writes into a new configuration.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Near budget of the job.
+    /// Near budget of the job, in bytes.
     pub near_limit_bytes: u64,
-    /// How faults are served.
+    /// Way in which faults are served.
     pub mode: Mode,
-    /// Huge pages until some memory has to leave, also where the program does not ask for them.
+    /// Whether memory lies in huge pages until some of it has to leave, also where the program does
+    /// not ask for them.
     pub huge_pages: bool,
-    /// Pool URLs, addresses numeric.
+    /// Pool URLs, with numeric addresses.
     pub urls: Vec<String>,
     /// Token for the servers; empty if none.
     pub token: Vec<u8>,
 }
 
-/// The blocks of a job as everybody may have them: the configuration to read, the control block to read and write.
+/// Blocks of a job as every process may have them: the configuration read-only, the control block
+/// read-write.
 pub struct ControlBlock {
     config: Mapping,
     control: Mapping,
     path: PathBuf,
 }
 
-/// The blocks of a job as its runner has them, who alone can write the configuration.
+/// Blocks of a job as its runner has them. Only the runner can write the configuration.
 pub struct RunnerBlock {
     block: ControlBlock,
     requests: Mapping,
-    /// Keep the paths alive. Only runners hold a request block open: that is how they are told from those who look.
+    /// Files that keep the paths alive. Only runners hold a request block open: this tells them
+    /// from processes that only look.
     _files: [OwnedFd; 3],
 }
 
-/// Makes the blocks of one job and fills in what its processes must know.
+/// Makes the blocks of one job and fills in what its processes must know. Fails if a text is longer
+/// than [`TEXT_BYTES`].
 pub fn create_control(settings: &Settings) -> io::Result<RunnerBlock> {
     let urls = settings.urls.join("\n");
     if urls.len() > TEXT_BYTES || settings.token.len() > TEXT_BYTES {
@@ -63,7 +68,7 @@ pub fn create_control(settings: &Settings) -> io::Result<RunnerBlock> {
     let requests_file = memfd::create(REQUESTS_NAME, size_of::<RequestBlock>() as u64)?;
     let control = map::<Control>(control_file.as_fd(), Access::ReadWrite)?;
     let requests = map::<RequestBlock>(requests_file.as_fd(), Access::ReadWrite)?;
-    // Not /proc/self: other processes open it.
+    // The path does not use /proc/self, because other processes open it.
     let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), config_file.as_raw_fd()));
     let numbers = [&control_file, &requests_file].map(|file| file.as_raw_fd() as u32);
     let block = ControlBlock { config, control, path };
@@ -78,7 +83,7 @@ pub fn create_control(settings: &Settings) -> io::Result<RunnerBlock> {
     config.near_limit_bytes.store(settings.near_limit_bytes, Ordering::Relaxed);
     config.first.write(urls.as_bytes(), &settings.token);
     config.pools[0].write(urls.as_bytes(), &settings.token);
-    // Last: whoever sees the magic sees the rest.
+    // The magic is stored last: a process that sees it sees the rest.
     config.magic.store(MAGIC, Ordering::Release);
     Ok(made)
 }
@@ -103,20 +108,22 @@ impl ControlBlock {
         Ok(ControlBlock { config, control: map::<Control>(control.as_fd(), Access::ReadWrite)?, path: path.into() })
     }
 
-    /// Where processes of the job find the configuration: the value of [`crate::config::ENV_CONTROL`].
+    /// Returns the path of the configuration for processes of the job: the value of
+    /// [`crate::config::ENV_CONTROL`].
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns what the runner has decided.
+    /// Returns the configuration, which the runner has decided.
     pub fn config(&self) -> &JobConfig {
-        // SAFETY: mapped with the size of `JobConfig`, which the file has and keeps (it is sealed), page-aligned; all
-        // fields are atomics, for which every bit pattern is a value and which the runner may write at any time. The
-        // mapping lives as long as `self`.
+        // SAFETY: mapped with the size of `JobConfig`, which the file has and keeps (it is sealed),
+        // page-aligned; all fields are atomics, for which every bit pattern is a value and which
+        // the runner may write at any time. The mapping lives as long as `self`.
         unsafe { &*self.config.as_ptr().cast() }
     }
 
-    /// Opens the runner's request block. The kernel lets the runner's own user and root do that.
+    /// Opens the runner's request block. The kernel lets only the runner's own user and root do
+    /// that.
     pub(super) fn open_requests(&self) -> io::Result<(File, Requests)> {
         let number = self.config().requests_fd.load(Ordering::Relaxed);
         let file = open_shared::<RequestBlock>(&self.path.with_file_name(number.to_string()), REQUESTS_NAME)?;
@@ -126,13 +133,13 @@ impl ControlBlock {
 }
 
 impl RunnerBlock {
-    /// Returns what was asked of the runner.
+    /// Returns the request block.
     pub(super) fn requests(&self) -> &RequestBlock {
         requests_in(&self.requests)
     }
 }
 
-/// A request block as those have it who ask.
+/// Request block as an asking process has it.
 pub(super) struct Requests(Mapping);
 
 impl Deref for Requests {
@@ -155,9 +162,9 @@ fn has_size_of<T>(file: &File) -> io::Result<bool> {
     Ok(file.metadata()?.len() == size_of::<T>() as u64)
 }
 
-/// Opens a block that is written by many. What does not have this name is not opened at all.
+/// Opens a block that is written by many processes. A file without this name is not opened at all.
 fn open_shared<T>(path: &Path, name: &CStr) -> io::Result<File> {
-    // Looked at first, for an error that says who may do this.
+    // The link is read first, for an error that says who may do this.
     std::fs::read_link(path)?;
     if !is_memfd(path, name) {
         return Err(other_release());
@@ -169,16 +176,17 @@ fn open_shared<T>(path: &Path, name: &CStr) -> io::Result<File> {
     Ok(file)
 }
 
-/// The blocks of the job that process `pid` belongs to, and the pid of its runner.
+/// Finds the blocks of the job that process `pid` belongs to, and the pid of its runner.
 ///
-/// All processes of a job descend from its runner, which adopts orphans. What a process says of itself is not believed:
-/// it may be another user's, and lead who looks to a runner of its own.
+/// All processes of a job descend from its runner, which adopts orphans. The statements of a
+/// process about itself are not believed: it may be another user's, and lead the caller to a runner
+/// of its own.
 pub fn find_control(pid: u32) -> io::Result<(u32, ControlBlock)> {
     let own = runner_path(pid)?;
     let mut outermost = own.map(|path| (pid, path));
     let mut at = pid;
     while let Some(parent) = sys::parent(at).filter(|&parent| parent != 0 && parent != at) {
-        // Those of other users cannot be looked into.
+        // Processes of other users cannot be looked into.
         if let Ok(Some(path)) = runner_path(parent) {
             outermost = Some((parent, path));
         }
@@ -190,19 +198,20 @@ pub fn find_control(pid: u32) -> io::Result<(u32, ControlBlock)> {
     Ok((runner, ControlBlock::open(&path)?))
 }
 
-/// All jobs whose runner this user may look into.
+/// Finds all jobs whose runner this user may look into, with the pids of their runners.
 pub fn find_jobs() -> Vec<(u32, ControlBlock)> {
     let open = |pid| Some((pid, ControlBlock::open(&runner_path(pid).ok()??).ok()?));
     processes().filter_map(open).collect()
 }
 
-/// All processes.
+/// Returns the pids of all processes.
 pub fn processes() -> impl Iterator<Item = u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// The configuration of the job whose runner this process is.
+/// Returns the path of the configuration of the job whose runner this process is; `None` if it is
+/// no runner.
 fn runner_path(pid: u32) -> io::Result<Option<PathBuf>> {
     if find_memfds(pid, REQUESTS_NAME)?.next().is_none() {
         return Ok(None);
@@ -210,7 +219,7 @@ fn runner_path(pid: u32) -> io::Result<Option<PathBuf>> {
     Ok(find_memfds(pid, CONFIG_NAME)?.next())
 }
 
-/// The memfds of this name that a process has open.
+/// Returns the paths of the memfds of this name that a process has open.
 pub fn find_memfds(pid: u32, name: &CStr) -> io::Result<impl Iterator<Item = PathBuf>> {
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => io::Error::new(io::ErrorKind::NotFound, format!("there is no process {pid}")),
@@ -232,7 +241,8 @@ fn other_release() -> io::Error {
 impl Deref for ControlBlock {
     type Target = Control;
     fn deref(&self) -> &Control {
-        // SAFETY: as in `ControlBlock::config`, with the size of `Control`, which other processes may write, too.
+        // SAFETY: as in `ControlBlock::config`, with the size of `Control`, which other processes
+        // may write, too.
         unsafe { &*self.control.as_ptr().cast() }
     }
 }

@@ -1,16 +1,17 @@
-//! Pool URLs as the user wrote them, made ready for processes that cannot look up names, and tried out.
+//! Prepares pool URLs as the user wrote them for processes that cannot look up names, and tries
+//! them out.
 
 use super::Refusal;
 use core::time::Duration;
 use farfield_pool::{OpenError, Opener, PoolError, Protection, leaf_urls, resolve_urls};
 
-/// How long a server may take to answer before the program is started.
+/// Time that a server may take to answer before the program is started.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// What the servers call us.
+/// Client name that the servers see.
 const CLIENT_NAME: &str = "farfield run";
 
-/// Returns the same URLs with numeric addresses: the library inside a program must not call a resolver. Refuses those with a
-/// leaf, however deep, that would keep far memory in the program's own.
+/// Returns the URLs with numeric addresses: the library inside a program must not call a resolver.
+/// Refuses URLs with a leaf, however deep, that would keep far memory in the program's own.
 pub(super) fn resolve(urls: &[String]) -> Result<Vec<String>, Refusal> {
     if let Some(leaf) = urls.iter().flat_map(|url| leaf_urls(url)).find(|leaf| leaf.starts_with("ram:")) {
         let reason = format!(
@@ -21,8 +22,9 @@ pub(super) fn resolve(urls: &[String]) -> Result<Vec<String>, Refusal> {
     resolve_urls(urls).map_err(|error| Refusal::Url { reason: error.to_string() })
 }
 
-/// Opens a small region at every server, so that a wrong address or token is found before the program starts. How well the pool protects
-/// what it holds, if it does. Servers at Unix sockets may be those of user `server_uid`, too.
+/// Opens a small region at every server, so that a wrong address or token is found before the
+/// program starts. Returns how well the pool protects what it holds, if it does. Servers at Unix
+/// sockets may be those of user `server_uid`, too.
 pub(super) fn check(urls: &[String], token: &[u8], server_uid: u32) -> Result<Option<Protection>, Refusal> {
     opener(urls, token)?
         .server_uid(server_uid)
@@ -33,7 +35,7 @@ pub(super) fn check(urls: &[String], token: &[u8], server_uid: u32) -> Result<Op
         .map_err(|error| Refusal::Far { reason: advice(&error) })
 }
 
-/// What the job will open, with a short deadline.
+/// Returns the opener of the pool that the job will open, with a short deadline.
 pub fn opener(urls: &[String], token: &[u8]) -> Result<Opener, Refusal> {
     let token =
         String::from_utf8(token.to_vec()).map_err(|_| Refusal::Far { reason: "the token is not UTF-8 text".into() })?;

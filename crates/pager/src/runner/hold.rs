@@ -1,5 +1,5 @@
-//! Changes a job's near budget while it runs, so that it stays within so many times its own time: measures what
-//! [`farfield_core::policy::hold`] decides by.
+//! Changes a job's near budget while it runs, so that the job's slowdown stays below a given
+//! factor. It measures what [`farfield_core::policy::hold`] decides by.
 
 use super::{RunnerBlock, Totals, machine, sys};
 use crate::control::{BUCKETS, bucket_floor};
@@ -9,26 +9,28 @@ use farfield_core::policy::hold::{Cadence, Hold, WINDOW, Window};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// What a first touch costs also without us.
+/// Cost of a first touch in nanoseconds that a program pays also without far memory.
 const FIRST_TOUCH_NS: f64 = 1200.0;
-/// What a fault costs the program beside our handler: the kernel's signal and the way back, 2.6 µs (probe `signal_fault`), and caches that it
-/// finds cold. In the median programs lose 4.2 µs a fault beside the handler's time (`docs/design/profile.md`).
+/// Cost of a fault in nanoseconds for the program, beside our handler. It is made up of the
+/// kernel's signal and the way back, 2.6 µs (probe `signal_fault`), and caches that it finds cold.
+/// In the median programs lose 4.2 µs a fault beside the handler's time (`docs/design/profile.md`).
 const SIGNAL_NS: f64 = 4200.0;
 
-/// What to hold.
+/// Slowdown to hold, and the bounds for holding it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct HoldOptions {
-    /// At most so many times the program's own time.
+    /// Largest allowed ratio of the program's run time to its own time without far memory.
     pub slo: f64,
-    /// When to decide.
+    /// Times at which the budget is decided.
     pub cadence: Cadence,
-    /// The budget at the start; `near_limit_bytes` is the most that it may become.
+    /// Budget at the start, in bytes; `near_limit_bytes` is the most that it may become.
     pub near_start_bytes: u64,
-    /// Is the place where the job begins the best of those that it may have, by measurement?
+    /// Whether the place where the job begins is the best of those that it may have, by
+    /// measurement.
     pub is_compared: bool,
 }
 
-/// How it went, for the report.
+/// Result of holding a slowdown, for the report.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize)]
 #[allow(missing_docs, reason = "docs/cli.md describes each field")]
 pub struct Held {
@@ -57,12 +59,12 @@ impl Holder {
         Holder { hold, slo: options.slo, changes: 0, last, before: None, busy }
     }
 
-    /// The budget at the start.
+    /// Returns the budget in bytes.
     pub(super) fn near_bytes(&self) -> u64 {
         self.hold.near_bytes()
     }
 
-    /// Once in a while. `Some`: a window has ended.
+    /// Decides the budget anew if a window is over. Returns the window that has ended, if one has.
     pub(super) fn update(
         &mut self,
         control: &RunnerBlock,
@@ -91,14 +93,14 @@ impl Holder {
         window
     }
 
-    /// With so many moves to another place.
+    /// Returns the result so far, with the number of moves to another place.
     pub(super) fn held(&self, pool_moves: u32) -> Held {
         let (slowdown, near_limit_last_bytes) = (self.hold.slowdown(), self.hold.near_bytes());
         Held { slo: self.slo, slowdown, changes: self.changes, near_limit_last_bytes, pool_moves }
     }
 }
 
-/// What happened between two readings.
+/// Returns the events between two readings as a window.
 fn window(now: &Totals, before: Option<&Totals>, busy_ns: u64) -> Window {
     let since = |name: &str| now.count(name).saturating_sub(before.map_or(0, |before| before.count(name))) as f64;
     let served_ns = total_ns(&now.fault_ns_since(before)) + since("faults") * SIGNAL_NS;
@@ -113,7 +115,7 @@ fn window(now: &Totals, before: Option<&Totals>, busy_ns: u64) -> Window {
     }
 }
 
-/// All events of a histogram together.
+/// Returns the sum of all times in a histogram, in nanoseconds, by the middle of each bucket.
 pub(super) fn total_ns(counts: &[u64; BUCKETS]) -> f64 {
     let middle = |bucket: usize| (bucket_floor(bucket) + bucket_floor(bucket + 1)) as f64 / 2.0;
     counts

@@ -1,4 +1,4 @@
-//! One job from start to end.
+//! Runs one job from start to end.
 
 use super::hold::{HoldOptions, Holder};
 use super::pool::PoolStatus;
@@ -24,55 +24,56 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// How often slots are swept and sizes sampled.
+/// Interval between two sweeps of the slots, in which sizes are sampled too.
 const SWEEP_EVERY: Duration = Duration::from_millis(50);
-/// How often the progress line changes.
+/// Interval between two updates of the progress line.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
-/// How long an orphan of the job may take to show that it uses far memory.
+/// Time that an orphan of the job may take to show that it uses far memory.
 const ORPHAN_GRACE: Duration = Duration::from_millis(250);
 
-/// What `farfield run` was asked to do.
+/// Options of `farfield run`.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Near budget of the job; with `hold` the most that it may become.
+    /// Near budget of the job in bytes; with `hold` the most that it may become.
     pub near_limit_bytes: u64,
-    /// Change the budget while the job runs.
+    /// Slowdown to hold by changing the budget while the job runs.
     pub hold: Option<HoldOptions>,
-    /// With `hold`: pools to one of which the job may move while it runs, the first of which is `far`; fewer than two for none.
+    /// Pools between which the job may move while it runs, with `hold`. The first is `far`; with
+    /// fewer than two the job does not move.
     pub places: Vec<String>,
-    /// How faults are served.
+    /// Way in which faults are served.
     pub mode: Mode,
-    /// Huge pages until some memory has to leave.
+    /// Whether memory lies in huge pages until some of it has to leave.
     pub huge_pages: bool,
     /// Pool URLs; empty for a private server.
     pub far: Vec<String>,
     /// Token for the servers; empty if none.
     pub token: Vec<u8>,
-    /// Where the report goes.
+    /// Path of the report.
     pub report: Option<PathBuf>,
-    /// No progress line, no summary; refusals and failures are still said.
+    /// Whether to print no progress line and no summary; refusals and failures are still printed.
     pub quiet: bool,
     /// The program and its arguments.
     pub command: Vec<OsString>,
-    /// The library that goes into the program.
+    /// Path of the library that is loaded into the program.
     pub preload: PathBuf,
     /// The `farfield` executable, for `serve --private`.
     pub farfield: PathBuf,
-    /// Was SIGPIPE ignored when this process started?
+    /// Whether SIGPIPE was ignored when this process started.
     pub pipe_ignored: bool,
 }
 
-/// How this process should end, so that whoever started it sees what the program did.
+/// Way in which this process should end, so that its parent sees what the program did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ended {
-    /// With this exit code.
+    /// Exit with this code.
     Code(i32),
-    /// By this signal: call [`super::die_by`].
+    /// Die by this signal: call [`super::die_by`].
     Signal(i32),
 }
 
 impl Ended {
-    /// As a shell shows it.
+    /// Returns the exit code as a shell shows it.
     pub fn exit_code(self) -> i32 {
         match self {
             Ended::Code(code) => code,
@@ -81,7 +82,7 @@ impl Ended {
     }
 }
 
-/// Runs the program with far memory until it and all its far-memory children have ended.
+/// Runs the program with far memory. Blocks until it and all its far-memory children have ended.
 pub fn run(options: &Options) -> Result<Ended, Refusal> {
     if std::env::var_os(ENV_CONTROL).is_some() {
         return Err(Refusal::Nested);
@@ -101,7 +102,8 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
     let server = match urls.is_empty() {
         true => {
             if token.is_empty() {
-                // The server asks for it, and not for the user: that may change.
+                // The server checks the token and not the user, because the user of a process may
+                // change.
                 token = random_token().map_err(os("random bits"))?;
             }
             Some(PrivateServer::start(&options.farfield, &token, options.quiet, &signals)?)
@@ -149,17 +151,18 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
     Ok(job.finish(options, started, urls, report))
 }
 
-/// What only processes of one job know.
+/// Returns a random token, which only processes of one job know.
 fn random_token() -> std::io::Result<Vec<u8>> {
     let mut bits = [0; 16];
     serving::fill_random(&mut bits)?;
     Ok(bits.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect())
 }
 
-/// Holds the token of the servers, for commands of ours. The program does not get it: it is in the configuration.
+/// Name of the variable with the token of the servers, for commands of ours. The program does not
+/// get it: the token is in the configuration.
 const ENV_TOKEN: &str = "FARFIELD_TOKEN";
 
-/// What the program gets: ours with two variables changed, and without the token.
+/// Returns the environment for the program: ours with two variables changed, and without the token.
 fn environment(library: &std::path::Path, control: &ControlBlock) -> Vec<CString> {
     let preloaded = preload::prepended(library, std::env::var_os("LD_PRELOAD").as_deref());
     let ours = [("LD_PRELOAD", preloaded), (ENV_CONTROL, control.path().into())];
@@ -182,20 +185,20 @@ struct Job {
     holder: Option<Holder>,
     settler: Option<Settler>,
     near: Mean,
-    /// Most that our own tables, buffers and stacks took.
+    /// Largest sum in bytes of our own tables, buffers and stacks so far.
     tables_peak_bytes: u64,
     progress: Progress,
-    /// How the program ended.
+    /// Way in which the program ended, once it has.
     ended: Option<Ended>,
     ended_at: Option<Instant>,
-    /// A stop signal that we passed on; when the program stops, so do we.
+    /// True if we passed a stop signal on; when the program stops, so do we.
     forwarded_stop: bool,
-    /// Ending signals since the program ended and only its children were left.
+    /// Number of ending signals since the program ended and only its children were left.
     told_to_stop: u32,
 }
 
 impl Job {
-    /// Until the program has ended and no process uses far memory any more.
+    /// Serves the job until the program has ended and no process uses far memory any more.
     fn wait(&mut self) {
         let (mut fds, mut ready) = (Vec::new(), Vec::new());
         loop {
@@ -223,7 +226,7 @@ impl Job {
         self.progress.erase();
     }
 
-    /// Keeps the job within its slowdown.
+    /// Adjusts budget and place so that the job keeps within its slowdown.
     fn hold(&mut self) {
         let Some(holder) = &mut self.holder else { return };
         let window = holder.update(&self.control, || Totals::read(&self.control), self.watch.pids());
@@ -234,8 +237,9 @@ impl Job {
         }
     }
 
-    /// Notes what our own tables, buffers and stacks take of the budget, and says once when that is too much: they cannot
-    /// leave, and what exceeds half of it is near beside the budget.
+    /// Notes what our own tables, buffers and stacks take of the budget, and tells the user once
+    /// when that is too much. They cannot leave, and the part that exceeds half of the budget is
+    /// near beside the budget.
     fn look_at_tables(&mut self) {
         let tables = believed(&self.control.meta_bytes).max(0) as u64;
         self.tables_peak_bytes = self.tables_peak_bytes.max(tables);
@@ -252,7 +256,7 @@ impl Job {
         }
     }
 
-    /// Says when what is far is not protected as its pool promises, and when it is again.
+    /// Tells the user when far memory is not protected as its pool promises, and when it is again.
     fn tell_protection(&mut self) {
         let said = self.protection.update(Instant::now(), || PoolStatus::read(&self.control));
         if let Some(said) = said.filter(|_| !self.progress.quiet) {
@@ -317,20 +321,23 @@ impl Job {
         say(&format!("the private memory server is gone: {how}"));
     }
 
-    /// The program was stopped by job control: so are we, or the shell would go on waiting for us.
+    /// Stops this process too when job control has stopped the program, or the shell would go on
+    /// waiting for us.
     fn stop_too(&mut self, signal: i32) {
         let job_control = matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU);
         // Without a terminal nobody would continue us when the program is continued.
         if self.forwarded_stop || (job_control && File::open("/dev/tty").is_ok()) {
             self.forwarded_stop = false;
-            // Whoever has continued it meanwhile, through us or with us, will not do so again.
+            // A process that has continued the program meanwhile, through us or with us, will not
+            // do so again.
             self.take_signals();
             if !sys::is_stopped(self.pid) {
                 return;
             }
             self.progress.erase();
             let _ = sys::kill(std::process::id(), libc::SIGSTOP);
-            // Continued. A shell has continued the whole group; whoever continued only us meant the program.
+            // We were continued. A shell has continued the whole group; a sender that continued
+            // only us meant the program.
             if sys::is_stopped(self.pid) {
                 let _ = sys::kill(self.pid, libc::SIGCONT);
             }
@@ -347,7 +354,8 @@ impl Job {
                 self.told_to_stop += u32::from(ends);
                 self.watch.signal(signal.number);
             } else if !signal.from_terminal {
-                // From the terminal, the program has got it already: it is in our process group.
+                // A signal from the terminal has reached the program already: it is in our process
+                // group.
                 self.forwarded_stop |= signal.number == libc::SIGTSTP;
                 let _ = sys::kill(self.pid, signal.number);
             }
@@ -413,7 +421,7 @@ impl Job {
     }
 }
 
-/// A mean over time.
+/// Mean of a value over time.
 struct Mean {
     started: Instant,
     last: Instant,
@@ -425,7 +433,7 @@ impl Mean {
         Mean { started, last: started, sum: 0.0 }
     }
 
-    /// It has had this value since the last call.
+    /// Notes that the value has been `value` since the last call.
     fn add(&mut self, value: f64) {
         let now = Instant::now();
         self.sum += value * (now - self.last).as_secs_f64();
@@ -437,7 +445,7 @@ impl Mean {
     }
 }
 
-/// A line on stderr. If stderr is gone, so is whoever would read it.
+/// Prints a line on stderr. If stderr is gone, so is its reader.
 fn say(text: &str) {
     tell(&format!("farfield: {text}\n"));
 }
@@ -446,7 +454,7 @@ fn tell(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
-/// The progress line.
+/// State of the progress line and of what was told to the user.
 struct Progress {
     enabled: bool,
     shown: bool,
@@ -497,12 +505,13 @@ impl Progress {
         }
     }
 
-    /// Shall the user be told now how much tables take? Once is enough.
+    /// Checks whether the user shall be told now how much tables take; true only once.
     fn tell_tables(&mut self) -> bool {
         !self.quiet && !std::mem::replace(&mut self.told_tables, true)
     }
 
-    /// Shall the user be told now that children are left? `left` is not zero; once is enough.
+    /// Checks whether the user shall be told now that children are left; true only once. `left` is
+    /// not zero.
     fn tell_waiting(&mut self, left: usize) -> bool {
         assert!(left > 0);
         !self.quiet && !std::mem::replace(&mut self.told_waiting, true)

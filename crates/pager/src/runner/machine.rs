@@ -1,15 +1,16 @@
-//! How much memory a job may use here, and whether the kernel can do what we need.
+//! Tells how much memory a job may use on this machine, and whether the kernel can do what we need.
 
 use super::Refusal;
 use farfield_os::uffd::{Scope, Uffd, feature};
 use std::path::{Path, PathBuf};
 
-/// Least near memory with which a program makes progress.
+/// Minimum near memory, in bytes, with which a program makes progress.
 pub const NEAR_BYTES_MIN: u64 = 16 << 20;
-/// The oldest kernel with all that we use (`PAGEMAP_SCAN` and `WP_ASYNC` came in 6.7, `UFFDIO_MOVE` in 6.8).
+/// Oldest kernel with all that we use (`PAGEMAP_SCAN` and `WP_ASYNC` came in 6.7, `UFFDIO_MOVE` in
+/// 6.8).
 pub const KERNEL_MIN: (u32, u32) = (6, 8);
 
-/// Memory of this machine, or of this container if that is less.
+/// Returns the memory of this machine in bytes, or that of this container if it is less.
 pub fn memory_bytes() -> u64 {
     let total = total_bytes();
     cgroup_limit().map_or(total, |limit| limit.bytes.min(total))
@@ -21,24 +22,24 @@ fn total_bytes() -> u64 {
     u64::try_from(pages).unwrap_or(0) * u64::try_from(page_bytes).unwrap_or(4096)
 }
 
-/// A memory limit of a control group that this process is in.
+/// Memory limit of a control group that this process is in.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CgroupLimit {
-    /// The limit.
+    /// Limit in bytes.
     pub bytes: u64,
-    /// The file that says so.
+    /// File that states the limit.
     pub file: PathBuf,
-    /// 1 or 2.
+    /// Version of the control groups, 1 or 2.
     pub version: u32,
 }
 
-/// The tightest memory limit of the control groups of this process, if there is one.
+/// Returns the tightest memory limit of the control groups of this process, if there is one.
 pub fn cgroup_limit() -> Option<CgroupLimit> {
     let membership = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     limit_of(&membership, Path::new("/sys/fs/cgroup"), total_bytes())
 }
 
-/// Version of the control groups that count memory here, if there are any.
+/// Returns the version of the control groups that count memory here, if there are any.
 pub fn cgroup_version() -> Option<u32> {
     version_of(&std::fs::read_to_string("/proc/self/cgroup").ok()?)
 }
@@ -51,7 +52,8 @@ fn version_of(membership: &str) -> Option<u32> {
     controllers().any(str::is_empty).then_some(2)
 }
 
-/// [`cgroup_limit`] for a given `/proc/PID/cgroup`. Limits of the whole machine or more are none.
+/// Returns [`cgroup_limit`] for a given `/proc/PID/cgroup`. A limit of the whole machine or more
+/// counts as none.
 fn limit_of(membership: &str, root: &Path, machine_bytes: u64) -> Option<CgroupLimit> {
     let mut tightest: Option<CgroupLimit> = None;
     for line in membership.lines() {
@@ -64,7 +66,8 @@ fn limit_of(membership: &str, root: &Path, machine_bytes: u64) -> Option<CgroupL
         } else {
             continue;
         };
-        // In a container the path may be that of the host; the groups we can see are then at the mount itself.
+        // In a container the path may be that of the host; the groups we can see are then at the
+        // mount itself.
         let below = mount.join(path.trim_start_matches('/'));
         let groups = below.ancestors().take_while(|group| group.starts_with(&mount));
         for group in groups {
@@ -79,7 +82,7 @@ fn limit_of(membership: &str, root: &Path, machine_bytes: u64) -> Option<CgroupL
     tightest
 }
 
-/// Release of the running kernel: `(major, minor)` and its text.
+/// Returns the release of the running kernel: `(major, minor)` and its text.
 pub fn kernel_release() -> ((u32, u32), String) {
     let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     (parse_release(&text), text.trim().to_string())
@@ -90,7 +93,7 @@ fn parse_release(text: &str) -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-/// Refuses a kernel that cannot page.
+/// Refuses a kernel that cannot serve page faults for us.
 pub(super) fn check_kernel() -> Result<(), Refusal> {
     let (release, text) = kernel_release();
     if release < KERNEL_MIN {
@@ -112,14 +115,14 @@ pub(super) fn check_kernel() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Can this process have a userfaultfd with these features?
+/// Tries to open a userfaultfd with these features, and closes it.
 pub fn try_uffd(scope: Scope, features: u64) -> farfield_os::Result<()> {
     let uffd = Uffd::open(scope, features)?;
     farfield_os::file::close(uffd.fd());
     Ok(())
 }
 
-/// Does the kernel know the filter action that we use?
+/// Checks whether the kernel knows the filter action that we use.
 pub fn can_filter() -> bool {
     const SECCOMP_GET_ACTION_AVAIL: libc::c_uint = 2;
     let action = libc::SECCOMP_RET_TRAP;

@@ -1,38 +1,41 @@
-//! Which process a slot means.
+//! Finds the process that a slot stands for.
 //!
-//! What stands in a slot was written by a process, which may be in a pid namespace of its own, where numbers mean other
-//! processes than here, or may lie. So the runner looks for the process that *is* it, by an identity that the kernel
-//! gives, and sends signals only to its own descendants.
+//! The contents of a slot were written by a process. That process may be in a pid namespace of its
+//! own, where numbers mean other processes than here, or it may lie. So the runner looks for the
+//! process that *is* it, by an identity that the kernel gives, and sends signals only to its own
+//! descendants.
 
 use super::sys;
 use farfield_os::process::{UNKNOWN_IDENTITY, identity_of, inner_pid, start_ticks};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Ancestors that are looked at.
+/// Maximum number of ancestors that are looked at.
 const DEPTH_MAX: usize = 1000;
-/// How often a line of ancestors is walked: one of them may end meanwhile, and its children get another parent.
+/// Number of times that a line of ancestors is walked: one of them may end meanwhile, and its
+/// children get another parent.
 const WALKS: usize = 4;
 
-/// A process that has a slot.
+/// Process that has a slot.
 pub(super) struct Member {
-    /// Its number here.
+    /// Process id here.
     pid: u32,
-    /// When it started; told apart by it if there is no descriptor.
+    /// Start time in clock ticks; tells the process apart if there is no descriptor.
     start: Option<u64>,
-    /// Readable when it has ended; `None` if there was no descriptor left.
+    /// Descriptor that is readable when the process has ended; `None` if there was no descriptor
+    /// left.
     pidfd: Option<OwnedFd>,
     is_descendant: bool,
 }
 
 impl Member {
-    /// Returns the process with this number here if it has this identity. Without an identity: if it is a descendant that calls
-    /// itself so and is not `known` yet.
+    /// Returns the process with this number here if it has this identity. Without an identity, it
+    /// must be a descendant that has the same number inside and is not `known` yet.
     pub(super) fn by_number(pid: u32, identity: u64, known: impl Fn(u32) -> bool) -> Option<Member> {
         Member::open(pid, pid, identity, known)
     }
 
-    /// Returns the process with the number `number` here if it is the one that calls itself `pid` and has this identity.
+    /// Returns the process `number` here if it calls itself `pid` and has this identity.
     fn open(number: u32, pid: u32, identity: u64, known: impl Fn(u32) -> bool) -> Option<Member> {
         let pidfd = match sys::pidfd(number) {
             Ok(pidfd) => Some(pidfd),
@@ -48,17 +51,17 @@ impl Member {
         is_it.then(open).filter(|member| !member.is_dead())
     }
 
-    /// Returns its number here.
+    /// Returns the process id here.
     pub(super) fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Returns a descriptor that is readable when it has ended, if there is one.
+    /// Returns a descriptor that is readable when the process has ended, if there is one.
     pub(super) fn pidfd(&self) -> Option<i32> {
         self.pidfd.as_ref().map(AsRawFd::as_raw_fd)
     }
 
-    /// Has it ended? A zombie has: it has no memory any more.
+    /// Checks whether the process has ended. A zombie has: it has no memory any more.
     pub(super) fn is_dead(&self) -> bool {
         match &self.pidfd {
             Some(pidfd) => {
@@ -70,7 +73,7 @@ impl Member {
         }
     }
 
-    /// Sends it a signal, if it descends from this process.
+    /// Sends the process a signal. Fails with EPERM if it does not descend from this process.
     pub(super) fn signal(&self, signal: i32) -> io::Result<()> {
         match &self.pidfd {
             _ if !self.is_descendant => Err(io::Error::from_raw_os_error(libc::EPERM)),
@@ -81,7 +84,8 @@ impl Member {
     }
 }
 
-/// The processes of this machine at one moment: those in other pid namespaces have other numbers here than there.
+/// Processes of this machine at one moment. Processes in other pid namespaces have other numbers
+/// here than there.
 pub(super) struct Listing(Vec<Listed>);
 
 struct Listed {
@@ -101,8 +105,9 @@ impl Listing {
         Listing(super::processes().map(list).collect())
     }
 
-    /// Finds the process that calls itself `pid` and has this identity. Without an identity: a descendant that calls
-    /// itself so and is not `known` yet. `None`: it had ended when this was made.
+    /// Finds the process that calls itself `pid` and has this identity. Without an identity, finds
+    /// a descendant that calls itself `pid` and is not `known` yet. `None`: the process had ended
+    /// when the listing was made.
     pub(super) fn find(&self, pid: u32, identity: u64, known: impl Fn(u32) -> bool) -> Option<Member> {
         let may_be = |listed: &&Listed| match identity {
             UNKNOWN_IDENTITY => listed.inner == Some(pid),
@@ -112,7 +117,8 @@ impl Listing {
     }
 }
 
-/// Does a process descend from this one? As a subreaper this process keeps all descendants, whoever of them ends.
+/// Checks whether a process descends from this one. As a subreaper this process keeps all
+/// descendants, whichever of them ends.
 fn is_descendant(pid: u32) -> bool {
     let own = std::process::id();
     let reaches_us = || {

@@ -1,8 +1,9 @@
-//! The runner: starts a program with far memory, watches its processes, and tells how it went.
+//! The runner: starts a program with far memory, watches its processes, and reports how it went.
 //!
-//! It changes three things for the program: `LD_PRELOAD`, [`crate::config::ENV_CONTROL`], and the token of the servers,
-//! which is not in its environment. Everything else, from the terminal to the signal mask, is as if the program had been
-//! started without it. `docs/design/runner.md` is the design page.
+//! The runner changes three things for the program: `LD_PRELOAD`, [`crate::config::ENV_CONTROL`],
+//! and the token of the servers, which is not in its environment. Everything else, from the
+//! terminal to the signal mask, is as if the program had been started without it.
+//! `docs/design/runner.md` is the design page.
 
 mod block;
 mod far;

@@ -1,4 +1,5 @@
-//! A program as it always runs: nothing of ours in it, and somebody who looks at it from outside now and then.
+//! Runs a program without far memory: nothing of ours is in it, and a caller looks at it from
+//! outside now and then.
 
 use super::program;
 use super::sys::{self, Change, Signals};
@@ -10,32 +11,37 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Starts programs without far memory, one after the other. Signals are the programs' from now on.
+/// Starts programs without far memory, one after the other. From its creation on, signals are
+/// passed on to the programs.
 pub struct PlainRunner {
     signals: Signals,
 }
 
-/// How a program went.
+/// Result of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct PlainRun {
-    /// How it ended.
+    /// Way in which the program ended.
     pub ended: Ended,
-    /// From its start to its end.
+    /// Time from the start of the program to its end.
     pub wall: Duration,
-    /// It took too long, and was asked to end (SIGTERM).
+    /// True if the program took too long, and was asked to end (SIGTERM).
     pub is_cut: bool,
 }
 
 impl PlainRunner {
-    /// `pipe_ignored`: was SIGPIPE ignored when this process started?
+    /// Takes over the signals of this process. `pipe_ignored` says whether SIGPIPE was ignored when
+    /// the process started.
     pub fn new(pipe_ignored: bool) -> Result<PlainRunner, Refusal> {
         let signals = Signals::take(pipe_ignored).map_err(|error| Refusal::Os { what: "signals", error })?;
         sys::become_subreaper();
         Ok(PlainRunner { signals })
     }
 
-    /// Runs the program, which could have far memory, without it. `look` says when it wants to be called next; it is called
-    /// for the first time when the program has been started. A program that takes longer than `most` is asked to end; one that does not is waited for.
+    /// Runs the program, which could have far memory, without it. Blocks until it ends.
+    ///
+    /// `look` returns the time after which it wants to be called next; it is called for the first
+    /// time when the program has been started. A program that takes longer than `most` is asked to
+    /// end; one that does not is waited for.
     pub fn run(
         &self,
         command: &[OsString],
@@ -72,7 +78,8 @@ impl PlainRunner {
         }
     }
 
-    /// From the terminal, the program has got them already: it is in our process group.
+    /// Passes signals on to the program. Signals from the terminal have reached it already: it is
+    /// in our process group.
     fn pass_signals(&self, pid: u32) {
         while let Some(signal) = self.signals.next() {
             if signal.number != libc::SIGCHLD && !signal.from_terminal {
@@ -94,7 +101,7 @@ fn take_changes(program: u32) -> Option<Ended> {
     ended
 }
 
-/// How wide a line about the progress of something may be: none where it would disturb.
+/// Returns the width of a progress line in columns; `None` where the line would disturb.
 pub fn progress_columns() -> Option<usize> {
     let stderr = std::io::stderr();
     (stderr.is_terminal() && sys::is_quiet_terminal(stderr.as_fd())).then(|| sys::columns(stderr.as_fd()))

@@ -1,4 +1,4 @@
-//! Another pool for a job that runs.
+//! Moves a running job to another pool, and tells how far it is.
 
 use super::{ControlBlock, Refusal, RunnerBlock};
 use crate::config::TEXT_BYTES;
@@ -6,44 +6,45 @@ use crate::control::{SLOTS, Slot, believed_pages};
 use farfield_pool::{Protection, Scrubbed};
 use std::sync::atomic::Ordering;
 
-/// Which pool a job has, and how far its processes are on the way there.
+/// Pool that a job has, and progress of its processes on the way there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolStatus {
-    /// Its number among the pools that the job had: 0 for the one that it began with.
+    /// Number of the pool among those that the job had: 0 for the one that it began with.
     pub epoch: u32,
-    /// How often the job has moved to another pool by itself.
+    /// Number of times that the job has moved to another pool by itself.
     pub moves: u32,
-    /// Its URLs.
+    /// URLs of the pool.
     pub urls: Vec<String>,
-    /// Those of the one before.
+    /// URLs of the pool before; empty if there was none.
     pub before: Vec<String>,
-    /// Processes that still move there.
+    /// Processes that still move to the pool.
     pub moving: Vec<MovingProcess>,
     /// Processes for which a part of their pool does not answer, or lacks something.
     pub degraded: Vec<u32>,
-    /// Processes whose pool has a scrub, and what that has done.
+    /// Processes whose pool has a scrub, and what the scrub has done.
     pub scrubbed: Vec<(u32, Scrubbed)>,
     /// Processes whose pool protects what it holds, and how well.
     pub protection: Vec<(u32, Protection)>,
-    /// Why the pool of the last switch was given up; empty if it was not.
+    /// Reason why the pool of the last switch was given up; empty if it was not.
     pub reason: String,
-    /// Why the job has moved there by itself; empty if somebody has told it to, or it began there.
+    /// Reason why the job has moved there by itself; empty if a person has told it to, or if it
+    /// began there.
     pub cause: String,
 }
 
 /// A process on the way to another pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MovingProcess {
-    /// Which.
+    /// Process id as the runner sees it.
     pub pid: u32,
-    /// Pages that it has far or had, rounded up; 0 if it has not begun.
+    /// Pages that the process has or had far, rounded up; 0 if it has not begun.
     pub pages: u64,
-    /// Of these, those that were moved.
+    /// Pages out of `pages` that were moved already.
     pub moved_pages: u64,
 }
 
 impl PoolStatus {
-    /// Of a job.
+    /// Reads the status of a job.
     pub fn read(control: &ControlBlock) -> PoolStatus {
         let config = control.config();
         let (epoch, urls, _) = config.pool();
@@ -77,7 +78,7 @@ impl PoolStatus {
     }
 }
 
-/// Processes whose faults are ours, with their slots.
+/// Returns the processes whose faults are ours, with their slots.
 fn armed(control: &ControlBlock) -> impl Iterator<Item = (u32, &Slot)> + Clone {
     let taken = (control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
     control.slots[..taken].iter().filter_map(|slot| {
@@ -86,8 +87,9 @@ fn armed(control: &ControlBlock) -> impl Iterator<Item = (u32, &Slot)> + Clone {
     })
 }
 
-/// Decides that the job shall have this pool from now on, which somebody has tried out. `cause` says why, if nobody has
-/// asked for it. The number of the new pool.
+/// Gives the job another pool from now on, which was tried out before, and returns its number.
+/// `cause` says why, if nobody has asked for it. Fails if a text is too long, if the job still
+/// moves, or if it has this pool already.
 pub(super) fn begin_switch(control: &RunnerBlock, urls: &[String], token: &[u8], cause: &str) -> Result<u32, Refusal> {
     let refuse = |reason: &str| Refusal::Pool { reason: reason.to_owned() };
     let text = urls.join("\n");
@@ -110,7 +112,8 @@ pub(super) fn begin_switch(control: &RunnerBlock, urls: &[String], token: &[u8],
     Ok(next)
 }
 
-/// Those that have moved come back, the others stay: the job shall have the pool that it had before.
+/// Gives the last switch up: the job shall have the pool that it had before. Processes that have
+/// moved come back, the others stay. Returns the new number of that pool.
 pub(super) fn give_up(control: &RunnerBlock, why: &str) -> u32 {
     let config = control.config();
     let next = config.pool_epoch.load(Ordering::SeqCst).wrapping_add(1);
@@ -119,13 +122,13 @@ pub(super) fn give_up(control: &RunnerBlock, why: &str) -> u32 {
     next
 }
 
-/// Gives the last switch up if a process says that it could not move.
+/// Gives the last switch up if a process reports that it could not move.
 pub(super) fn look_for_failures(control: &RunnerBlock) {
     let epoch = control.config().pool_epoch.load(Ordering::SeqCst);
     let has_failed = |slot: &Slot| {
         slot.pool_failed.load(Ordering::Acquire) == epoch && slot.pool_epoch.load(Ordering::SeqCst) != epoch
     };
-    // Number 0 is where the job began.
+    // Number 0 is the pool with which the job began.
     if let Some((_, slot)) = armed(control).find(|(_, slot)| epoch != 0 && has_failed(slot)) {
         give_up(control, &slot.pool_failure.line());
     }

@@ -1,24 +1,24 @@
-//! Where the library is that goes into the program.
+//! Finds the library that is loaded into the program.
 
 use super::Refusal;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Its file name.
+/// File name of the library.
 const LIBRARY: &str = "libfarfield_preload.so";
-/// Overrides the search.
+/// Environment variable with the path of the library; it overrides the search.
 pub const ENV_PRELOAD: &str = "FARFIELD_PRELOAD";
 
-/// Finds the library: `chosen` (the value of [`ENV_PRELOAD`]), else beside `executable`, where installations and
-/// cargo put it.
+/// Finds the library: at `chosen` (the value of [`ENV_PRELOAD`]), else beside `executable`, where
+/// installations and cargo put it. Refuses a path with a space or a colon.
 pub fn find_preload(chosen: Option<&OsStr>, executable: &Path) -> Result<PathBuf, Refusal> {
     let searched = match (chosen, executable.parent()) {
         (Some(path), _) => vec![PathBuf::from(path)],
         (None, Some(folder)) => vec![
             folder.join(LIBRARY),
             folder.join("../lib/farfield").join(LIBRARY),
-            // Test binaries live one folder below what they are built with.
+            // Test binaries live one folder below the binaries that they are built with.
             folder.join("..").join(LIBRARY),
             folder.join("deps").join(LIBRARY),
         ],
@@ -26,14 +26,14 @@ pub fn find_preload(chosen: Option<&OsStr>, executable: &Path) -> Result<PathBuf
     };
     let found = searched.iter().find_map(|path| path.canonicalize().ok().filter(|path| path.is_file()));
     let path = found.ok_or(Refusal::NoPreload { searched })?;
-    // The loader splits at both.
+    // The loader splits its value at both characters.
     if path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':')) {
         return Err(Refusal::PreloadPath { path });
     }
     Ok(path)
 }
 
-/// `LD_PRELOAD` for the program: ours first, what was there after it.
+/// Returns `LD_PRELOAD` for the program: our library first, the existing value after it.
 pub(super) fn prepended(library: &Path, existing: Option<&OsStr>) -> OsString {
     let mut value = library.as_os_str().to_owned();
     if let Some(existing) = existing.filter(|existing| !existing.is_empty()) {

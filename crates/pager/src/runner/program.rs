@@ -1,4 +1,5 @@
-//! From the words of a command line to a file that can be run with far memory, or a refusal that says why.
+//! Resolves the words of a command line to a file that can be run with far memory, or to a refusal
+//! that says why not.
 
 use super::Refusal;
 use crate::elf::{self, Linkage};
@@ -9,30 +10,31 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// `#!` lines that lead to `#!` lines: as far as the kernel follows.
+/// Maximum depth of `#!` lines that lead to `#!` lines: as far as the kernel follows.
 const SCRIPT_DEPTH_MAX: usize = 5;
-/// Furthest header that we read.
+/// Largest number of bytes that we read to find a header.
 const HEAD_BYTES_MAX: u64 = 64 << 20;
-/// Where to look when `PATH` is not set, as `execvp` does.
+/// Search path when `PATH` is not set, as in `execvp`.
 const PATH_DEFAULT: &str = "/bin:/usr/bin";
 
-/// A program that can be started.
+/// Program that can be started.
 #[derive(Debug)]
 pub(super) struct Program {
-    /// What `execve` gets.
+    /// Path for `execve`.
     pub(super) path: CString,
-    /// Its arguments, the first included.
+    /// Arguments of the program, the first included.
     pub(super) argv: Vec<CString>,
 }
 
-/// Who starts it: decides whether the kernel will ignore `LD_PRELOAD`.
+/// User that starts the program: decides whether the kernel will ignore `LD_PRELOAD`.
 #[derive(Clone, Copy, Debug)]
 struct User {
     uid: u32,
     gid: u32,
 }
 
-/// Finds the file that `command` names and checks that it and all its interpreters load our library.
+/// Finds the file that `command` names and checks that it and all its interpreters load our
+/// library.
 pub(super) fn find(command: &[OsString]) -> Result<Program, Refusal> {
     let name = command.first().filter(|name| !name.is_empty()).ok_or(Refusal::NoCommand)?;
     let search = std::env::var_os("PATH").unwrap_or_else(|| PATH_DEFAULT.into());
@@ -44,7 +46,7 @@ pub(super) fn find(command: &[OsString]) -> Result<Program, Refusal> {
     let mut argv = words.map_err(zero)?;
     let mut program = CString::new(path.as_os_str().as_bytes()).map_err(zero)?;
     if check(&path, user, SCRIPT_DEPTH_MAX)? == Loads::Shell {
-        // A script without `#!`: what `execvp` and every shell do.
+        // A script without `#!` is run by the shell, as `execvp` and every shell do.
         check(Path::new("/bin/sh"), user, 0)?;
         argv.splice(..1, [c"/bin/sh".to_owned(), program]);
         program = c"/bin/sh".to_owned();
@@ -52,7 +54,7 @@ pub(super) fn find(command: &[OsString]) -> Result<Program, Refusal> {
     Ok(Program { path: program, argv })
 }
 
-/// The file that a shell would start for `name`.
+/// Finds the file that a shell would start for `name`.
 fn locate(name: &OsStr, search: &OsStr) -> Result<PathBuf, Refusal> {
     let not_found = || Refusal::NotFound { name: name.into() };
     if name.as_bytes().contains(&b'/') {
@@ -87,7 +89,7 @@ fn executable(path: &Path) -> io::Result<()> {
         return Err(refused());
     }
     let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| refused())?;
-    // With the effective user, as exec does.
+    // The check uses the effective user, as exec does.
     // SAFETY: a zero-terminated path that lives through the call.
     match unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), libc::X_OK, libc::AT_EACCESS) } {
         0 => Ok(()),
@@ -95,11 +97,11 @@ fn executable(path: &Path) -> io::Result<()> {
     }
 }
 
-/// How a file that passed is started.
+/// Way in which a file that passed is started.
 #[derive(PartialEq, Eq, Debug)]
 enum Loads {
     Itself,
-    /// By the shell: it has no format that the kernel knows.
+    /// By the shell: the file has no format that the kernel knows.
     Shell,
 }
 
@@ -149,7 +151,7 @@ fn check(path: &Path, user: User, scripts_left: usize) -> Result<Loads, Refusal>
     }
 }
 
-/// Why the loader would ignore `LD_PRELOAD` for this file (`AT_SECURE`), if it would.
+/// Returns why the loader would ignore `LD_PRELOAD` for this file (`AT_SECURE`), if it would.
 fn ignores_preload(file: &Metadata, capabilities: bool, user: User) -> Option<&'static str> {
     if file.mode() & libc::S_ISUID != 0 && file.uid() != user.uid {
         return Some("it is setuid");

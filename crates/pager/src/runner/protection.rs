@@ -1,6 +1,8 @@
-//! Tells the user when what a job has far is not protected as its pool promises, and when it is again.
+//! Tells the user when far memory is not protected as its pool promises, and when it is protected
+//! again.
 //!
-//! A server that is slow for a moment is no news: a lapse is said when it has lasted for [`LASTS`], and so is its end. The report counts every second.
+//! A server that is slow for a moment is no news: a lapse is reported when it has lasted for
+//! [`LASTS`], and so is its end. The report counts every second of a lapse.
 
 use super::{Bytes, PoolStatus};
 use core::time::Duration;
@@ -8,31 +10,31 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_pool::Protection;
 use std::time::Instant;
 
-/// How long something is so before it is said.
+/// Time that a lapse, or its end, has to last before it is reported.
 const LASTS: Duration = Duration::from_secs(2);
-/// How often it is looked.
+/// Interval between two looks at the protection.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// How well the pool of a job protected what it held, as the report says it.
+/// Protection that the pool of a job gave to what it held, for the report.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize)]
 #[allow(missing_docs, reason = "docs/cli.md describes each field")]
 pub struct Protected {
-    /// In the end.
+    /// True if the pool was whole at the end of the job.
     pub is_whole: bool,
     pub lapses: u32,
     pub unprotected_s: f64,
-    /// The most that there were at a time.
+    /// Largest number of missing legs at a time.
     pub missing_legs_max: u64,
     pub shared_legs: u64,
     pub exposed_bytes_max: u64,
 }
 
-/// See the module.
+/// Watch over the protection of one job's far memory.
 pub(super) struct ProtectionWatch {
-    /// Is there a promise? Not before the first process of the job says so.
+    /// Protection so far; `None` until a process of the job says that its pool promises protection.
     seen: Option<Protected>,
     last_look: Instant,
-    /// What the last look found, and since when.
+    /// Result of the last look; `since` is the time since when it has been so.
     is_whole: bool,
     since: Instant,
     is_said: bool,
@@ -43,7 +45,8 @@ impl ProtectionWatch {
         ProtectionWatch { seen: None, last_look: now, is_whole: true, since: now, is_said: false }
     }
 
-    /// What the user shall be told, if anything.
+    /// Looks at the protection every [`LOOK_EVERY`], and returns a line for the user if there is
+    /// news.
     pub(super) fn update(&mut self, now: Instant, status: impl FnOnce() -> PoolStatus) -> Option<String> {
         if now - self.last_look < LOOK_EVERY {
             return None;
@@ -51,7 +54,8 @@ impl ProtectionWatch {
         self.look(now, together(&status()))
     }
 
-    /// Each process has a pool of its own: what holds for one holds for all, at most.
+    /// Takes what was found at this moment. Each process has a pool of its own: what holds for one
+    /// holds for all, at most.
     pub(super) fn look(&mut self, now: Instant, found: Option<Protection>) -> Option<String> {
         let passed = now - self.last_look;
         self.last_look = now;
@@ -76,7 +80,7 @@ impl ProtectionWatch {
             seen.shared_legs = seen.shared_legs.max(found.shared_legs);
             seen.exposed_bytes_max = seen.exposed_bytes_max.max(found.exposed_pages * PAGE_BYTES as u64);
         }
-        // Two legs at one server do not pass.
+        // Two legs at one server are a state that does not pass by itself.
         let is_news = self.is_said == self.is_whole && (now - self.since >= LASTS || found.shared_legs > 0);
         if !is_news {
             return None;
@@ -88,13 +92,13 @@ impl ProtectionWatch {
         })
     }
 
-    /// What the report says; `None`: the pool promises nothing.
+    /// Returns the protection so far, for the report; `None` if the pool promises nothing.
     pub(super) fn seen(&self) -> Option<Protected> {
         self.seen
     }
 }
 
-/// A line about a pool that does not protect as it should.
+/// Returns a line about a pool that does not protect as it should.
 fn unprotected(found: Protection) -> String {
     let pages = found.exposed_pages * PAGE_BYTES as u64;
     let at_stake = if pages > 0 { format!("; up to {} are at stake", Bytes(pages)) } else { String::new() };

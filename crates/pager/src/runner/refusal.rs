@@ -1,4 +1,4 @@
-//! Why a program was not started, and what to do about it.
+//! Reasons why a program was not started, with advice for the user.
 
 use super::Bytes;
 use crate::control::exit;
@@ -7,7 +7,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The program was not started.
+/// Reason why the program was not started.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what each is")]
 pub enum Refusal {
@@ -94,13 +94,14 @@ pub enum Refusal {
     Os { what: &'static str, error: io::Error },
 }
 
-/// The letter by which a shell's `ulimit` knows a limit.
+/// Returns the letter by which a shell's `ulimit` knows a limit.
 fn ulimit_option(resource: libc::__rlimit_resource_t) -> char {
     if resource == libc::RLIMIT_AS { 'v' } else { 'd' }
 }
 
 impl Refusal {
-    /// What `farfield run` exits with: as a shell for commands that cannot be run, else [`exit::REFUSED`].
+    /// Returns the exit code of `farfield run`: that of a shell for commands that cannot be run,
+    /// else [`exit::REFUSED`].
     pub fn exit_code(&self) -> i32 {
         match self {
             Refusal::NotFound { .. } => 127,

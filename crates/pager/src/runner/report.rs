@@ -1,4 +1,4 @@
-//! What a run leaves behind: the report for programs, the summary and the progress line for people.
+//! Output of a run: the report for programs, the summary and the progress line for people.
 
 use super::hold::total_ns;
 use super::{Held, Protected, Refusal, Totals};
@@ -18,7 +18,7 @@ use std::time::Duration;
 pub struct Report {
     pub version: &'static str,
     pub command: Vec<String>,
-    /// What the program ended with, 128 + N for signal N; what a shell would show without us.
+    /// Exit code that a shell would show without us: that of the program, or 128 + N for signal N.
     pub exit_code: i32,
     pub signal: Option<i32>,
     /// Exit code and reason if a process had to stop because of us.
@@ -29,14 +29,14 @@ pub struct Report {
     pub far: Vec<String>,
     pub near_limit_bytes: u64,
     pub near_peak_bytes: u64,
-    /// Over the time of the program.
+    /// Mean over the time of the program.
     pub near_mean_bytes: u64,
-    /// Most that our own tables, buffers and stacks took, which count as near.
+    /// Largest sum of our own tables, buffers and stacks, which count as near.
     pub meta_peak_bytes: u64,
     pub far_peak_bytes: u64,
-    /// How a slowdown was held, if one was.
+    /// Result of holding a slowdown, if one was held.
     pub hold: Option<Held>,
-    /// How well a mirror or an erasure code protected what was far.
+    /// Protection of far memory by a mirror or an erasure code.
     pub protection: Option<Protected>,
     pub processes: u32,
     pub fault_ns_p50: Option<u64>,
@@ -44,14 +44,14 @@ pub struct Report {
     pub fault_ns_p99: Option<u64>,
     pub fault_ns_p999: Option<u64>,
     pub fault_ns_max: Option<u64>,
-    /// All of them together.
+    /// Sum of all fault service times, in seconds.
     pub fault_s: f64,
     /// Every event count by its name.
     #[serde(flatten)]
     pub counters: std::collections::BTreeMap<&'static str, u64>,
 }
 
-/// Why a process had to stop because of us.
+/// Exit code and reason of a process that had to stop because of us.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 #[allow(missing_docs, reason = "plain")]
 pub struct Failure {
@@ -60,7 +60,7 @@ pub struct Failure {
 }
 
 impl Report {
-    /// The part of a report that the control block knows.
+    /// Creates the part of a report that comes from the control block.
     pub(super) fn new(totals: &Totals, wall: Duration) -> Report {
         Report {
             version: env!("CARGO_PKG_VERSION"),
@@ -90,7 +90,7 @@ impl Report {
         }
     }
 
-    /// The lines printed in the end.
+    /// Returns the lines printed at the end.
     pub(super) fn summary(&self) -> String {
         let count = |name| self.counters.get(name).copied().unwrap_or(0);
         let mut text = format!(
@@ -142,7 +142,7 @@ fn percent(part: u64, whole: u64) -> String {
     if whole == 0 { "0 %".into() } else { format!("{:.0} %", part as f64 * 100.0 / whole as f64) }
 }
 
-/// Name of a mode, as `--mode` takes it.
+/// Returns the name of a mode, as `--mode` takes it.
 pub fn mode_name(mode: Mode) -> &'static str {
     match mode {
         Mode::Auto => "auto",
@@ -151,7 +151,8 @@ pub fn mode_name(mode: Mode) -> &'static str {
     }
 }
 
-/// One line about now, no wider than `columns`; rate and latencies since `before`, which was `seconds` ago.
+/// Returns one line about the current state, no wider than `columns`. Rate and latencies are those
+/// since `before`, which was `seconds` ago.
 pub(super) fn progress_line(
     totals: &Totals,
     before: Option<&Totals>,
@@ -172,11 +173,11 @@ pub(super) fn progress_line(
         Latency(quantile_ns(&recent, 1, 2)),
         Latency(quantile_ns(&recent, 99, 100)),
     );
-    // A line that wraps would not be erased whole.
+    // A line that wraps could not be erased whole.
     line.chars().take(columns.saturating_sub(1)).collect()
 }
 
-/// Bytes for people: 3.2 GiB; with `{:#}` 3.2G, where there is little room.
+/// Bytes for people: 3.2 GiB. With `{:#}` it is 3.2G, where there is little room.
 pub struct Bytes(pub u64);
 
 impl core::fmt::Display for Bytes {
@@ -197,7 +198,7 @@ impl core::fmt::Display for Bytes {
     }
 }
 
-/// A count for people: 12.3k, 4.5M.
+/// Count for people: 12.3k, 4.5M.
 pub struct Count(pub u64);
 
 impl core::fmt::Display for Count {
@@ -211,7 +212,7 @@ impl core::fmt::Display for Count {
     }
 }
 
-/// Nanoseconds for people: 3.5 µs; a dash if there were none.
+/// Nanoseconds for people: 3.5 µs; a dash if there is no value.
 pub struct Latency(pub Option<u64>);
 
 impl core::fmt::Display for Latency {
@@ -226,21 +227,22 @@ impl core::fmt::Display for Latency {
     }
 }
 
-/// Room that a report needs; kept free on the disk while the program runs.
+/// Bytes that a report needs; they are kept free on the disk while the program runs.
 const ROOM_BYTES: i64 = 64 * 1024;
 
-/// Where the report goes, opened before the program starts so that trouble shows in time.
+/// File of the report, opened before the program starts so that trouble shows in time.
 pub(super) struct ReportFile {
     file: File,
     path: PathBuf,
     until_whole: UntilWhole,
 }
 
-/// What the report is while it is not written.
+/// Form of the report while it is not written.
 enum UntilWhole {
-    /// A file without a name in the same folder: gone with the runner, however that ends.
+    /// A file without a name in the same folder (`O_TMPFILE`): gone with the runner, however that
+    /// ends.
     Unnamed,
-    /// A hidden file there, on file systems where every file has a name.
+    /// A hidden file in the same folder, on file systems where every file has a name.
     Hidden(PathBuf),
     /// No regular file: a pipe, `/dev/null`.
     Stream,
@@ -259,7 +261,7 @@ impl ReportFile {
         Ok(report)
     }
 
-    /// A new file in the folder of `path`.
+    /// Creates a new file in the folder of `path`.
     fn create_beside(path: &Path) -> io::Result<(File, UntilWhole)> {
         if path.file_name().is_none() {
             return Err(io::Error::from_raw_os_error(libc::EISDIR));
@@ -275,7 +277,8 @@ impl ReportFile {
         }
     }
 
-    /// Takes the room now. A file system that cannot promise is believed to have it.
+    /// Reserves the room on the disk now. A file system that cannot promise room is assumed to have
+    /// it.
     fn reserve(&self) -> io::Result<()> {
         if matches!(self.until_whole, UntilWhole::Stream) {
             return Ok(());
@@ -307,7 +310,7 @@ impl ReportFile {
         }
         if let UntilWhole::Hidden(hidden) = &self.until_whole {
             std::fs::rename(hidden, &self.path)?;
-            // Nothing to remove any more.
+            // There is nothing to remove any more.
             self.until_whole = UntilWhole::Unnamed;
         }
         Ok(())
@@ -326,7 +329,7 @@ impl Drop for ReportFile {
     }
 }
 
-/// Makes a hidden file beside `path`. What a runner left that was killed, and had our number, stays.
+/// Makes a hidden file beside `path`. A file left by a killed runner that had our process id stays.
 fn under_free_name<T>(path: &Path, mut make: impl FnMut(&Path) -> io::Result<T>) -> io::Result<(T, PathBuf)> {
     let name = path.file_name().ok_or(io::Error::from_raw_os_error(libc::EISDIR))?;
     let mut attempt = 0;
@@ -342,7 +345,7 @@ fn under_free_name<T>(path: &Path, mut make: impl FnMut(&Path) -> io::Result<T>)
     }
 }
 
-/// Gives a file without a name one.
+/// Gives a file without a name a name.
 fn name(file: &File, path: &Path) -> io::Result<()> {
     let from = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     let to = CString::new(path.as_os_str().as_bytes())?;

@@ -1,7 +1,8 @@
-//! What people ask of the runner of a job that runs: another pool, or none after all.
+//! Requests of people to the runner of a running job: another pool, or none after all.
 //!
-//! The runner alone decides where far memory is. Whoever asks writes into its request block, which the kernel opens to the
-//! runner's own user and root (`/proc/PID/fd`), and the runner answers at its next look.
+//! The runner alone decides where far memory is. A process that asks writes into the runner's
+//! request block, which the kernel opens to the runner's own user and root (`/proc/PID/fd`). The
+//! runner answers at its next look.
 
 use super::{ControlBlock, PoolStatus, Refusal, RunnerBlock, far, pool, sys};
 use crate::config::{Request, TEXT_BYTES};
@@ -10,12 +11,14 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long the runner may take to answer. It looks twenty times a second, if it is not stopped.
+/// Time that the runner may take to answer. It looks twenty times a second, if it is not stopped.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// Between two looks of who asks.
+/// Interval between two looks of the asking process.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Asks for this pool, which is tried out before, or for that with which the job began. The number of the new pool.
+/// Asks the runner for this pool, which is tried out first, or for the one with which the job
+/// began. Returns the number of the new pool. Blocks until the runner answers, at most for ten
+/// seconds beside the try.
 pub fn switch_pool(control: &ControlBlock, url: Option<&str>, token: &[u8]) -> Result<u32, Refusal> {
     let (kind, (urls, token)) = match url {
         Some(url) => (Request::Switch, (far::resolve(&[url.to_owned()])?, token.to_vec())),
@@ -32,7 +35,7 @@ pub fn switch_pool(control: &ControlBlock, url: Option<&str>, token: &[u8]) -> R
     }
 }
 
-/// Asks for the pool before, where all processes have not yet moved.
+/// Asks the runner for the pool before, while some processes have not moved yet.
 pub fn cancel_switch(control: &ControlBlock) -> Result<(), Refusal> {
     ask(control, Request::Cancel, &[], &[]).map(drop)
 }
@@ -61,7 +64,7 @@ fn ask(control: &ControlBlock, kind: Request, urls: &[String], token: &[u8]) -> 
     requests.kind.store(kind as u32, Ordering::Relaxed);
     requests.asked.store(number, Ordering::Release);
     while requests.answered.load(Ordering::Acquire) != number {
-        // Once it is taken back nobody will do it any more.
+        // A request that is taken back will not be carried out any more.
         if Instant::now() > deadline && requests.kind.swap(0, Ordering::AcqRel) != 0 {
             return Err(refusal("the job's `farfield run` does not answer: is it stopped?"));
         }
@@ -70,7 +73,7 @@ fn ask(control: &ControlBlock, kind: Request, urls: &[String], token: &[u8]) -> 
         }
         std::thread::sleep(LOOK);
     }
-    // The runner has its own copy: nobody who looks here later shall find it.
+    // The runner has its own copy: the token must not stay for later readers.
     requests.pool.write(b"", b"");
     match requests.refusal.line() {
         reason if reason.is_empty() => Ok(requests.pool_epoch.load(Ordering::Relaxed)),
@@ -78,7 +81,7 @@ fn ask(control: &ControlBlock, kind: Request, urls: &[String], token: &[u8]) -> 
     }
 }
 
-/// Answers what somebody asks, if somebody does. For the runner.
+/// Carries out the last request and answers it, if there is a new one. Only the runner calls this.
 pub(super) fn answer(control: &RunnerBlock) {
     let requests = control.requests();
     let number = requests.asked.load(Ordering::Acquire);

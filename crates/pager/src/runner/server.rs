@@ -13,27 +13,29 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long the server may take to say that it is ready.
+/// Time that the server may take to report that it is ready.
 const READY_WITHIN: Duration = Duration::from_secs(20);
-/// How long a server that has closed its output may take to end.
+/// Time that a server that has closed its output may take to end.
 const ENDS_WITHIN: Duration = Duration::from_secs(1);
 /// Room for the path of a Unix socket, with the final zero (`sun_path`).
 const SOCKET_PATH_MAX: usize = 108;
-/// Longest ready line.
+/// Longest ready line in bytes.
 const LINE_BYTES_MAX: usize = 64 * 1024;
 
-/// A server that belongs to one job.
+/// Memory server that belongs to one job.
 pub(super) struct PrivateServer {
     child: Child,
-    /// Somebody else has waited for it: its number may belong to another process by now.
+    /// True once another part of the runner has waited for the server: its process id may belong to
+    /// another process by now.
     reaped: bool,
     socket: PathBuf,
-    /// Removed with the socket in it, after the server was stopped.
+    /// Folder that is removed with the socket in it, after the server was stopped.
     _folder: PrivateFolder,
 }
 
 impl PrivateServer {
-    /// Starts `program serve --private` and waits until it says that it is ready.
+    /// Starts `program serve --private` and waits until it reports that it is ready, at most for
+    /// [`READY_WITHIN`].
     pub(super) fn start(program: &Path, token: &[u8], quiet: bool, signals: &Signals) -> Result<Self, Refusal> {
         let folder = PrivateFolder::new()?;
         let socket = folder.0.join("server.sock");
@@ -43,7 +45,7 @@ impl PrivateServer {
         command.args(["serve", "--private", "--listen"]).arg(listen);
         command.args(["--parent-pid", &std::process::id().to_string()]);
         command.env_remove("LD_PRELOAD").stdin(Stdio::null()).stdout(Stdio::piped());
-        // Ours, which may come from a file, and not what the environment says.
+        // The token is ours, which may come from a file, and not that of the environment.
         match token.is_empty() {
             true => command.env_remove("FARFIELD_TOKEN"),
             false => command.env("FARFIELD_TOKEN", OsStr::from_bytes(token)),
@@ -51,15 +53,16 @@ impl PrivateServer {
         if quiet {
             command.stderr(Stdio::null());
         }
-        // It must outlive the program: in a group of its own it gets no ^C, ^Z or hang-up of the terminal. Not in a session of its own: where the
-        // kernel shares processors out between sessions (autogroup), it would have to wait for those of a busy job.
+        // The server must outlive the program: in a process group of its own it gets no ^C, ^Z or
+        // hang-up of the terminal. It has no session of its own: where the kernel shares processors
+        // out between sessions (autogroup), it would have to wait for those of a busy job.
         command.process_group(0);
         let failed = |error: io::Error| Refusal::Server { reason: format!("{}: {error}", program.display()) };
         let child = command.spawn().map_err(failed)?;
         let mut server = PrivateServer { child, reaped: false, socket, _folder: folder };
         server.wait_until_ready(signals)?;
-        // The folder is closed to others. A process of the job that becomes another user has the socket open already, but the
-        // kernel asks for leave to write.
+        // The folder is closed to others. A process of the job that becomes another user has the
+        // socket open already, but the kernel then requires write permission.
         std::fs::set_permissions(&server.socket, Permissions::from_mode(0o666)).map_err(failed)?;
         Ok(server)
     }
@@ -89,7 +92,7 @@ impl PrivateServer {
                 Err(error) => return Err(Refusal::Server { reason: error.to_string() }),
             }
         }
-        // The line is for programs; that it is JSON tells a server from something that only prints.
+        // The line is for programs; that it is JSON tells a server from a program that only prints.
         let parsed: Result<serde_json::Value, _> =
             serde_json::from_slice(line.split(|&b| b == b'\n').next().unwrap_or(&[]));
         match parsed {
@@ -99,7 +102,8 @@ impl PrivateServer {
     }
 
     fn how_it_ended(&mut self) -> String {
-        // It has closed its output, so it is about to end by itself; if not, `stop` ends it.
+        // The server has closed its output, so it is about to end by itself; if not, `stop` ends
+        // it.
         if let Ok(pidfd) = sys::pidfd(self.child.id()) {
             sys::poll(&[pidfd.as_raw_fd()], ENDS_WITHIN, &mut Vec::new());
         }
@@ -109,7 +113,7 @@ impl PrivateServer {
         }
     }
 
-    /// Where programs find it.
+    /// Returns the URL of the server for programs.
     pub(super) fn url(&self) -> String {
         format!("unix:{}", self.socket.display())
     }
@@ -118,7 +122,7 @@ impl PrivateServer {
         self.child.id()
     }
 
-    /// It has ended, and the caller has waited for it.
+    /// Notes that the server has ended, and that the caller has waited for it.
     pub(super) fn note_reaped(&mut self) {
         self.reaped = true;
     }
@@ -127,7 +131,8 @@ impl PrivateServer {
         if self.reaped {
             return;
         }
-        // At once: nobody uses it any more, and it keeps nothing that outlives it.
+        // The server is killed at once: nobody uses it any more, and it keeps nothing that outlives
+        // it.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -139,7 +144,7 @@ impl Drop for PrivateServer {
     }
 }
 
-/// A signal that ends programs has arrived before there was a program: the start is called off.
+/// Calls the start off if a signal that ends programs has arrived before there was a program.
 pub(super) fn check_interrupted(signals: &Signals) -> Result<(), Refusal> {
     while let Some(signal) = signals.next() {
         if matches!(signal.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT) {
@@ -149,7 +154,7 @@ pub(super) fn check_interrupted(signals: &Signals) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A folder that only this user can enter, removed in the end.
+/// Folder that only this user can enter, removed on drop.
 struct PrivateFolder(PathBuf);
 
 impl PrivateFolder {
@@ -177,11 +182,11 @@ impl Drop for PrivateFolder {
     }
 }
 
-/// `mkdtemp`: mode 0700 from the first moment on.
+/// Makes a folder with `mkdtemp`: its mode is 0700 from the first moment on.
 fn make_folder(template: &Path) -> io::Result<PathBuf> {
     let template = CString::new(template.as_os_str().as_bytes()).map_err(io::Error::other)?.into_raw();
-    // SAFETY: a writable zero-terminated string, which the call changes in place without growing it, and which is
-    // given back to `CString` exactly once.
+    // SAFETY: a writable zero-terminated string, which the call changes in place without growing
+    // it, and which is given back to `CString` exactly once.
     let (made, path) = unsafe { (!libc::mkdtemp(template).is_null(), CString::from_raw(template)) };
     if !made {
         return Err(io::Error::last_os_error());

@@ -1,7 +1,9 @@
-//! Moves a running job's far memory to another of the places that it may have: measures what [`farfield_core::policy::settle`] decides by, and carries
-//! it out as `farfield pool switch` does.
+//! Moves a running job's far memory to another of the places that it may have. It measures what
+//! [`farfield_core::policy::settle`] decides by, and carries the decision out as
+//! `farfield pool switch` does.
 //!
-//! Places are measured and tried out by threads of their own, because a server that does not answer takes its time.
+//! Places are measured and tried out by threads of their own, because a server that does not answer
+//! takes its time.
 
 use super::{HoldOptions, PoolStatus, Refusal, RunnerBlock, far, pool};
 use core::sync::atomic::Ordering;
@@ -15,26 +17,26 @@ use farfield_pool::{Buffer, Lane, Op, Priority, Request};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// What the policy calls a window.
+/// Length of a window of the policy.
 const WINDOW: Duration = Duration::from_millis(500);
-/// Pages that a place is measured with, and those of a run.
+/// Number of pages that a place is measured with; `RUN_PAGES` of them form a run.
 const PAGES: u64 = 256;
 const RUN_PAGES: usize = 16;
-/// Runs under way.
+/// Number of runs in flight while the bandwidth is measured.
 const RUNS: usize = 4;
-/// How long each of the two figures is measured.
+/// Time for which each of the two figures is measured.
 const MEASURE: Duration = Duration::from_millis(50);
-/// How long a place may take to answer.
+/// Time that a place may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-/// See the module.
+/// State of a job that may move between places.
 pub(super) struct Settler {
     settle: Settle,
     urls: Vec<String>,
     token: Vec<u8>,
     state: State,
     moves: u32,
-    /// Since the last window ended.
+    /// Sum of the measurements since the last window ended.
     window: Window,
     last: Instant,
 }
@@ -42,28 +44,28 @@ pub(super) struct Settler {
 enum State {
     Watching,
     Measuring(JoinHandle<Vec<Option<Figures>>>),
-    /// The place with this number is tried out; why the job is to move there.
+    /// The place with this number is tried out; the text says why the job is to move there.
     Trying(usize, String, JoinHandle<Result<(), Refusal>>),
-    /// It moves, to the pool with this number.
+    /// The job moves to the pool with this number.
     Moving(u32),
-    /// Somebody has taken it to a place that is none of ours, and will know why.
+    /// A person has taken the job to a place that is none of ours; we leave it there.
     Elsewhere,
 }
 
 impl Settler {
-    /// Of a job that begins at the first of these places.
+    /// Creates the state for a job that begins at the first of these places.
     pub(super) fn new(hold: &HoldOptions, urls: Vec<String>, token: Vec<u8>) -> Settler {
         let settle = Settle::new(hold.slo, hold.cadence, urls.len(), hold.is_compared);
         let (state, window) = (State::Watching, Window::default());
         Settler { settle, urls, token, state, moves: 0, window, last: Instant::now() }
     }
 
-    /// How often the job has moved to another place by itself.
+    /// Returns the number of times that the job has moved to another place by itself.
     pub(super) fn moves(&self) -> u32 {
         self.moves
     }
 
-    /// What happened since the last call. What the user may want to know of it.
+    /// Takes what happened since the last call. Returns a line for the user if there is news.
     pub(super) fn update(&mut self, control: &RunnerBlock, since: &Window) -> Option<String> {
         self.window = self.window.and(since);
         if self.last.elapsed() < WINDOW {
@@ -110,7 +112,7 @@ impl Settler {
         None
     }
 
-    /// Somebody else may have given the job another pool.
+    /// Adopts another pool that a person has given the job meanwhile.
     fn follow(&mut self, status: &PoolStatus) {
         if !matches!(self.state, State::Watching | State::Elsewhere) || !status.moving.is_empty() {
             return;
@@ -142,7 +144,7 @@ impl Settler {
     }
 }
 
-/// Why the job moves.
+/// Returns the reason for a move as text.
 fn text(there: &Move) -> String {
     let percent = |lost: f64| (lost * 100.0).min(99_999.0);
     let why = there.cause.text();
@@ -156,7 +158,7 @@ fn text(there: &Move) -> String {
     }
 }
 
-/// What a place can do now; `None` if it does not answer.
+/// Measures the latency and bandwidth of a place; `None` if it does not answer.
 fn figures(url: &str, token: &[u8]) -> Option<Figures> {
     let opener = far::opener(&[url.to_owned()], token).ok()?.deadline(ANSWER_WITHIN);
     let backend = opener.inside_a_program().pages(PAGES).open().ok()?;
@@ -173,7 +175,7 @@ fn figures(url: &str, token: &[u8]) -> Option<Figures> {
     Some(Figures { read_ns, bytes_per_s: work.bytes_per_s()? })
 }
 
-/// What is asked of a lane.
+/// A lane with the next page number to use for measurements.
 struct Work<'a> {
     lane: &'a mut dyn Lane,
     next: u64,
@@ -191,7 +193,7 @@ impl Work<'_> {
     fn finish(&mut self) -> Option<Buffer> {
         let mut done = Vec::with_capacity(1);
         while self.lane.poll(&mut done) == 0 {
-            // It ends by its deadline.
+            // The operation ends by its deadline.
             self.lane.wait(ANSWER_WITHIN);
         }
         let ended = done.pop()?;
@@ -199,7 +201,7 @@ impl Work<'_> {
         ended.buffer
     }
 
-    /// The median of one page at a time.
+    /// Returns the median latency of reads of one page at a time, in nanoseconds.
     fn read_ns(&mut self) -> Option<f64> {
         let (started, mut buffer, mut times) = (Instant::now(), Buffer::new(1), Vec::new());
         while started.elapsed() < MEASURE || times.len() < 3 {
@@ -212,7 +214,8 @@ impl Work<'_> {
         Some(times[times.len() / 2])
     }
 
-    /// Runs, behind what others wait for.
+    /// Returns the read bandwidth, with [`RUNS`] runs in flight at background priority, behind what
+    /// others wait for.
     fn bytes_per_s(&mut self) -> Option<f64> {
         (0..RUNS).try_for_each(|_| self.begin(Buffer::new(RUN_PAGES), Priority::Background, true))?;
         let (started, mut ended) = (Instant::now(), 0usize);

@@ -1,4 +1,4 @@
-//! The system calls that only a runner needs: starting a program unchanged, signals, waiting.
+//! System calls that only a runner needs: starting a program unchanged, signals, waiting.
 //!
 //! They go through libc, not the gate: the runner is an ordinary process without a filter.
 
@@ -9,7 +9,7 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Signals that the runner takes itself: those it passes on, and word of its children.
+/// Signals that the runner takes itself: those that it passes on, and SIGCHLD.
 const TAKEN: [libc::c_int; 10] = [
     libc::SIGINT,
     libc::SIGTERM,
@@ -23,8 +23,9 @@ const TAKEN: [libc::c_int; 10] = [
     libc::SIGCHLD,
 ];
 
-/// Signals as the runner found them, so that the program gets them unchanged. They stay taken when this is dropped: this
-/// process is about to end with the program's exit code, and a late ^C must not change that.
+/// Signals as the runner found them, so that the program gets them unchanged. They stay taken when
+/// this is dropped: this process is about to end with the program's exit code, and a late ^C must
+/// not change that.
 pub(super) struct Signals {
     mask: libc::sigset_t,
     child: libc::sighandler_t,
@@ -33,17 +34,18 @@ pub(super) struct Signals {
     fd: OwnedFd,
 }
 
-/// One signal that arrived.
+/// Signal that arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Signal {
     pub(super) number: libc::c_int,
-    /// From the kernel: a key or a hang-up, which the whole process group gets.
+    /// True if the signal came from the kernel: a key or a hang-up, which the whole process group
+    /// gets.
     pub(super) from_terminal: bool,
 }
 
 impl Signals {
-    /// From now on, signals wait for [`Signals::next`]. `pipe_ignored`: was SIGPIPE ignored when this process
-    /// started (the Rust runtime ignores it before `main`)?
+    /// Takes the signals: from now on they wait for [`Signals::next`]. `pipe_ignored` says whether
+    /// SIGPIPE was ignored when this process started (the Rust runtime ignores it before `main`).
     pub(super) fn take(pipe_ignored: bool) -> io::Result<Signals> {
         let taken = set_of(&TAKEN);
         let mut mask = MaybeUninit::uninit();
@@ -56,7 +58,7 @@ impl Signals {
         // An inherited "ignore" would reap our children behind our back.
         // SAFETY: default and ignore run no code of ours.
         let child = unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
-        // So that a summary written from the background does not stop us.
+        // SIGTTOU is ignored so that a summary written from the background does not stop us.
         // SAFETY: as above.
         let tty_out = unsafe { libc::signal(libc::SIGTTOU, libc::SIG_IGN) };
         let pipe = if pipe_ignored { libc::SIG_IGN } else { libc::SIG_DFL };
@@ -65,7 +67,7 @@ impl Signals {
         Ok(Signals { mask, child, tty_out, pipe, fd: owned(fd)? })
     }
 
-    /// The next signal that has arrived, if any.
+    /// Returns the next signal that has arrived, if any. Does not block.
     pub(super) fn next(&self) -> Option<Signal> {
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
         let size = size_of::<libc::signalfd_siginfo>();
@@ -83,7 +85,8 @@ impl Signals {
         self.fd.as_raw_fd()
     }
 
-    /// Puts everything back. Only calls that are safe between `fork` and `exec`.
+    /// Restores everything that `take` changed. Makes only calls that are safe between `fork` and
+    /// `exec`.
     fn restore(&self) {
         // SAFETY: dispositions as they were found, none of them a handler of ours; a valid mask.
         unsafe {
@@ -119,8 +122,9 @@ fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
 pub(super) struct Limits([libc::rlimit; 2]);
 
 impl Limits {
-    /// Takes these limits off this process and what it starts, except for the program, which gets them beside what we
-    /// reserve in it. Where a hard limit forbids that: which, and its bytes.
+    /// Takes these limits off this process and its children. The program is an exception: it gets
+    /// them beside what we reserve in it. Where a hard limit forbids that, fails with the limit and
+    /// its bytes.
     pub(super) fn lift() -> Result<Limits, (libc::__rlimit_resource_t, u64)> {
         let none = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
         let mut found = [none; 2];
@@ -138,7 +142,8 @@ impl Limits {
         Ok(Limits(found))
     }
 
-    /// Gives this process, the program from now on, its limits. Only calls that are safe between `fork` and `exec`.
+    /// Gives this process, which becomes the program, its limits. Makes only calls that are safe
+    /// between `fork` and `exec`.
     fn restore(&self) {
         for (found, resource) in self.0.iter().zip(limits::RESOURCES) {
             // SAFETY: a valid struct. Lowering a limit cannot fail.
@@ -147,8 +152,8 @@ impl Limits {
     }
 }
 
-/// Starts `path` in the same process group, with signals as the runner found them, and with these limits if any are
-/// given. Fails with the error of `exec`.
+/// Starts `path` in the same process group, with signals as the runner found them, and with these
+/// limits if any are given. Fails with the error of `exec`.
 pub(super) fn spawn(
     path: &CStr,
     argv: &[CString],
@@ -166,7 +171,8 @@ pub(super) fn spawn(
         return Err(io::Error::last_os_error());
     }
     let (reader, writer) = (owned(ends[0])?, owned(ends[1])?);
-    // SAFETY: the child makes only async-signal-safe calls before `exec` or `_exit`, on memory prepared above.
+    // SAFETY: the child makes only async-signal-safe calls before `exec` or `_exit`, on memory
+    // prepared above.
     let pid = unsafe { libc::fork() };
     if pid < 0 {
         return Err(io::Error::last_os_error());
@@ -176,8 +182,8 @@ pub(super) fn spawn(
         if let Some(limits) = limits {
             limits.restore();
         }
-        // SAFETY: zero-terminated strings in null-terminated arrays; `errno` is read at once; four bytes are written
-        // from a live integer.
+        // SAFETY: zero-terminated strings in null-terminated arrays; `errno` is read at once; four
+        // bytes are written from a live integer.
         unsafe {
             libc::execve(path.as_ptr(), argv.as_ptr(), envp.as_ptr());
             let error = *libc::__errno_location();
@@ -187,7 +193,7 @@ pub(super) fn spawn(
     }
     drop(writer);
     let mut error = [0; 4];
-    // The other end closes on a successful exec, so this ends at once either way.
+    // The other end closes on a successful exec, so the read ends at once either way.
     match io::Read::read_exact(&mut std::fs::File::from(reader), &mut error) {
         Ok(()) => {
             wait_for(pid as u32);
@@ -197,18 +203,18 @@ pub(super) fn spawn(
     }
 }
 
-/// What `waitid` says about a child.
+/// State change of a child, as `waitid` reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Change {
     Exited(i32),
     Killed(i32),
     Stopped(i32),
-    /// It asked to be traced by us, its parent, and has met this signal.
+    /// The child asked to be traced by us, its parent, and has met this signal.
     Trapped(i32),
 }
 
-/// What happened to one of our children since the last call, and to which; it is reaped if it ended.
-/// `Err` when there are no children at all.
+/// Returns the next state change of one of our children, and the child's pid; `None` if there is
+/// none now. A child that ended is reaped. Fails when there are no children at all.
 pub(super) fn next_change() -> io::Result<Option<(u32, Change)>> {
     let flags = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG;
     loop {
@@ -234,9 +240,10 @@ pub(super) fn next_change() -> io::Result<Option<(u32, Change)>> {
     }
 }
 
-/// Lets a child that asked to be traced go on with the signal that it has met, as if nobody traced it.
+/// Lets a child that asked to be traced go on with the signal that it has met, as if nobody traced
+/// it.
 pub(super) fn go_on(pid: u32, signal: i32) {
-    // Whoever is traced gets this one when it executes something.
+    // A traced process gets this signal when it executes a program.
     let signal = if signal == libc::SIGTRAP { 0 } else { signal };
     let nowhere = core::ptr::null_mut::<libc::c_void>();
     // SAFETY: touches no memory of ours. If it fails the process has ended.
@@ -251,7 +258,7 @@ fn wait_for(pid: u32) {
     {}
 }
 
-/// Has any child not ended yet, besides `except`? (Only exact while `except` lives.)
+/// Checks whether any child besides `except` has not ended yet. (Only exact while `except` lives.)
 pub(super) fn has_children(except: Option<u32>) -> bool {
     let path = "/proc/thread-self/children";
     let children = std::fs::read_to_string(path).unwrap_or_default();
@@ -259,7 +266,7 @@ pub(super) fn has_children(except: Option<u32>) -> bool {
 }
 
 pub(super) fn kill(pid: u32, signal: libc::c_int) -> io::Result<()> {
-    // 0, and what would become negative, address whole groups.
+    // Number 0, and numbers that would become negative, address whole groups.
     let Some(pid) = i32::try_from(pid).ok().filter(|&pid| pid > 0) else {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     };
@@ -270,7 +277,8 @@ pub(super) fn kill(pid: u32, signal: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// Sends a signal to the process that `pidfd` names, whoever has its number by now.
+/// Sends a signal to the process that `pidfd` names, even if its number belongs to another process
+/// by now.
 pub(super) fn pidfd_signal(pidfd: &OwnedFd, signal: libc::c_int) -> io::Result<()> {
     let (fd, none) = (pidfd.as_raw_fd(), core::ptr::null::<libc::siginfo_t>());
     // SAFETY: sends a signal, reads no memory.
@@ -280,9 +288,9 @@ pub(super) fn pidfd_signal(pidfd: &OwnedFd, signal: libc::c_int) -> io::Result<(
     }
 }
 
-/// Processor time that all threads of a process have used; `None` if it is gone.
+/// Returns the processor time that all threads of a process have used; `None` if it is gone.
 pub(super) fn processor_time(pid: u32) -> Option<Duration> {
-    // 0 would be this process.
+    // Number 0 would be this process.
     let pid = i32::try_from(pid).ok().filter(|&pid| pid > 0)?;
     let (mut clock, mut time) = (0, MaybeUninit::<libc::timespec>::uninit());
     // SAFETY: room for a clock's number and for a time; the time is read only after success.
@@ -294,25 +302,26 @@ pub(super) fn processor_time(pid: u32) -> Option<Duration> {
     Some(Duration::new(time.tv_sec.try_into().ok()?, time.tv_nsec.try_into().ok()?))
 }
 
-/// State letter of a process in `/proc`; `None` if it is gone.
+/// Returns the state letter of a process in `/proc`; `None` if it is gone.
 pub(super) fn state(pid: u32) -> Option<u8> {
     fields(pid)?.trim_start().bytes().next()
 }
 
-/// Parent of a process; `None` if it is gone.
+/// Returns the parent of a process; `None` if it is gone.
 pub(super) fn parent(pid: u32) -> Option<u32> {
     fields(pid)?.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// What `/proc` says of a process behind its name: state, parent, …
+/// Returns the fields of `/proc/PID/stat` behind the name: state, parent, …
 fn fields(pid: u32) -> Option<String> {
-    // Names are any bytes.
+    // A name may consist of any bytes.
     let text = String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/stat")).ok()?).into_owned();
-    // The name is in parentheses and may itself contain any.
+    // The name is in parentheses and may itself contain some.
     Some(text.rsplit(')').next()?.to_owned())
 }
 
-/// Locks a file for whoever has opened it, until it is closed; false if somebody else has.
+/// Locks a file for the open file description until that is closed. Returns false if another one
+/// has the lock.
 pub(super) fn try_lock(file: BorrowedFd<'_>) -> io::Result<bool> {
     // SAFETY: numbers only.
     match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
@@ -324,24 +333,25 @@ pub(super) fn try_lock(file: BorrowedFd<'_>) -> io::Result<bool> {
     }
 }
 
-/// Has a signal stopped the process?
+/// Checks whether a signal has stopped the process.
 pub(super) fn is_stopped(pid: u32) -> bool {
     state(pid) == Some(b'T')
 }
 
-/// A descriptor that becomes readable when the process ends.
+/// Opens a descriptor that becomes readable when the process ends.
 pub(super) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: takes numbers, gives a new descriptor.
     owned(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as libc::c_int)
 }
 
-/// Orphans of the job become children of this process, so that we see them end.
+/// Makes orphans of the job children of this process, so that we see them end.
 pub(super) fn become_subreaper() {
     // SAFETY: sets a flag of this process. It cannot fail on any kernel that we run on.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
 }
 
-/// As many descriptors as this process may have. After the program was started, which keeps its own limit.
+/// Raises the descriptor limit of this process to its hard limit. Called after the program was
+/// started, which keeps its own limit.
 pub(super) fn raise_descriptor_limit() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a valid struct in and out. If it fails we live with fewer descriptors.
@@ -353,11 +363,12 @@ pub(super) fn raise_descriptor_limit() {
     }
 }
 
-/// Waits until a descriptor is readable or `timeout` has passed; which are, in the order of `fds`.
+/// Waits until a descriptor is readable or `timeout` has passed (at most a minute). Writes into
+/// `ready` which are, in the order of `fds`.
 pub(super) fn poll(fds: &[libc::c_int], timeout: Duration, ready: &mut Vec<bool>) {
     let mut polled: Vec<libc::pollfd> =
         fds.iter().map(|&fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
-    // Rounded up, so that a wait for a fraction of a millisecond is not a busy loop.
+    // The time is rounded up, so that a wait for a fraction of a millisecond is not a busy loop.
     let millis = timeout.as_micros().div_ceil(1000).min(60_000) as libc::c_int;
     // SAFETY: a slice of valid records. On an error (EINTR) no record is ready.
     unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) };
@@ -365,7 +376,8 @@ pub(super) fn poll(fds: &[libc::c_int], timeout: Duration, ready: &mut Vec<bool>
     ready.extend(polled.iter().map(|fd| fd.revents != 0));
 }
 
-/// Is `fd` a terminal on which a progress line disturbs nobody: line mode, and we in its foreground?
+/// Checks whether `fd` is a terminal on which a progress line disturbs nobody: in line mode, and
+/// with us in its foreground.
 pub(super) fn is_quiet_terminal(fd: BorrowedFd<'_>) -> bool {
     let fd = fd.as_raw_fd();
     let mut modes = MaybeUninit::<libc::termios>::uninit();
@@ -377,7 +389,7 @@ pub(super) fn is_quiet_terminal(fd: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// Width of the terminal, in columns.
+/// Returns the width of the terminal in columns; 80 if it is not known.
 pub(super) fn columns(fd: BorrowedFd<'_>) -> usize {
     let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: room for the answer.
@@ -385,11 +397,13 @@ pub(super) fn columns(fd: BorrowedFd<'_>) -> usize {
     if known { usize::from(size.ws_col) } else { 80 }
 }
 
-/// Ends this process by `signal`, as the program ended, without a second core file; 128 + `signal` if that fails.
+/// Ends this process by `signal`, as the program ended, without a second core file. Exits with 128
+/// + `signal` if that fails.
 pub fn die_by(signal: i32) -> ! {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let set = set_of(&[signal]);
-    // SAFETY: no memory is touched but the live structs above; the default action runs no code of ours.
+    // SAFETY: no memory is touched but the live structs above; the default action runs no code of
+    // ours.
     unsafe {
         libc::setrlimit(libc::RLIMIT_CORE, &none);
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);

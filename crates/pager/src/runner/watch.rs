@@ -1,4 +1,4 @@
-//! The processes of a job, as their slots show them.
+//! Follows the processes of a job, as their slots show them.
 
 use super::ControlBlock;
 use super::member::{Listing, Member};
@@ -8,32 +8,32 @@ use core::sync::atomic::Ordering;
 use farfield_os::process::UNKNOWN_IDENTITY;
 use std::time::{Duration, Instant};
 
-/// How often all processes of the machine are asked who they are, at most. A process that writes nonsense into slots could
-/// keep its runner busy with that.
+/// Minimum interval between two listings of all processes of the machine. A process that writes
+/// nonsense into slots could keep its runner busy with listings.
 const LISTING_PERIOD: Duration = Duration::from_millis(250);
 
-/// A process that we have seen in a slot.
+/// Process that we have seen in a slot.
 struct Watched {
     slot: usize,
     member: Member,
 }
 
-/// Follows the slots of a control block: frees those of dead processes.
+/// Watch over the slots of a control block, which frees those of dead processes.
 pub(super) struct Watch {
     watched: Vec<Watched>,
     /// Index in `watched` plus one, by slot; 0 = not watched.
     by_slot: Box<[u16; SLOTS]>,
-    /// Highest state seen in any slot: how faults are served once memory is short.
+    /// Highest state seen in any slot: the way in which faults are served once memory is short.
     state_max: u32,
-    /// When all processes were asked last.
+    /// Time of the last listing of all processes.
     listed: Option<Instant>,
 }
 
-/// A slot that was taken since the last sweep, as it says of itself.
+/// Slot that was taken since the last sweep, as it describes itself.
 struct Unseen {
     slot: usize,
     pid: u32,
-    /// 0 if it is not written yet.
+    /// Identity of the process; 0 if it is not written yet.
     identity: u64,
 }
 
@@ -42,7 +42,7 @@ impl Watch {
         Watch { watched: Vec::new(), by_slot: Box::new([0; SLOTS]), state_max: 0, listed: None }
     }
 
-    /// Processes alive in slots at the last sweep.
+    /// Returns the processes that were alive in slots at the last sweep.
     pub(super) fn pids(&self) -> impl Iterator<Item = u32> + '_ {
         self.watched.iter().map(|watched| watched.member.pid())
     }
@@ -50,28 +50,28 @@ impl Watch {
     /// Sends a signal to the processes alive in slots that descend from this one.
     pub(super) fn signal(&self, signal: i32) {
         for watched in &self.watched {
-            // It may have ended.
+            // The process may have ended.
             let _ = watched.member.signal(signal);
         }
     }
 
-    /// How faults were served, by the name of the state.
+    /// Returns the way in which faults were served, by the name of the state.
     pub(super) fn serving(&self) -> &'static str {
         state_name(self.state_max)
     }
 
-    /// Descriptors that become readable when a process ends.
+    /// Adds the descriptors that become readable when a process ends.
     pub(super) fn descriptors(&self, into: &mut Vec<libc::c_int>) {
         into.extend(self.watched.iter().filter_map(|watched| watched.member.pidfd()));
     }
 
-    /// Frees the slots of the dead, notices the newly born and the peaks.
+    /// Frees the slots of dead processes, and notes new ones and the peaks.
     pub(super) fn sweep(&mut self, control: &Control) {
         note_peaks(control);
         // Slots are taken from the front, so none lies beyond the number ever taken.
         let taken = (control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
         let taken = &control.slots[..taken];
-        // Before the dead are freed: what they leave in their slots is the last word.
+        // This comes before the dead are freed: what they leave in their slots is the last word.
         let states = taken.iter().map(|slot| slot.state.load(Ordering::Relaxed));
         self.state_max = states.fold(self.state_max, u32::max);
         self.free_dead(control);
@@ -79,31 +79,31 @@ impl Watch {
         for (index, slot) in taken.iter().enumerate().filter(|(index, _)| self.by_slot[*index] == 0) {
             let pid = slot.pid.load(Ordering::Acquire);
             if pid != 0 {
-                // Somebody who takes it at this moment has not written its identity yet.
+                // A process that takes the slot at this moment has not written its identity yet.
                 unseen.push(Unseen { slot: index, pid, identity: slot.identity.load(Ordering::Acquire) });
             }
         }
-        // In nearly all jobs numbers are the same inside and here.
+        // In nearly all jobs process ids are the same inside and here.
         unseen.retain(|unseen| {
             !self.see(control, unseen, |pid, identity, known| Member::by_number(pid, identity, known))
         });
         if unseen.is_empty() || self.listed.is_some_and(|at| at.elapsed() < LISTING_PERIOD) {
             return;
         }
-        // Made after the slots were read: whoever is not in it has ended.
+        // The listing is made after the slots were read: a process that is not in it has ended.
         let listing = Listing::make();
         self.listed = Some(Instant::now());
         for unseen in unseen {
             let slot = &control.slots[unseen.slot];
             let is_found = self.see(control, &unseen, |pid, identity, known| listing.find(pid, identity, known));
-            // Unless it has written its identity since.
+            // The slot is freed unless the process has written its identity since.
             if !is_found && slot.identity.load(Ordering::Acquire) == unseen.identity {
                 control.free_slot(slot);
             }
         }
     }
 
-    /// Watches the process of a slot if `find` finds it. Did it?
+    /// Watches the process of a slot if `find` finds it. Returns whether it did.
     fn see(
         &mut self,
         control: &Control,
@@ -155,31 +155,32 @@ fn note_peaks(control: &Control) {
 /// Everything that a job has done so far: the ended processes and the living ones.
 #[derive(Clone, Debug)]
 pub struct Totals {
-    /// Near budget.
+    /// Near budget, in bytes.
     pub near_limit_bytes: u64,
     /// Near bytes now.
     pub near_bytes: u64,
-    /// Most near bytes seen.
+    /// Largest number of near bytes seen.
     pub near_peak_bytes: u64,
     /// Far bytes now.
     pub far_bytes: u64,
-    /// Most far bytes seen.
+    /// Largest number of far bytes seen.
     pub far_peak_bytes: u64,
     /// Processes that ever used far memory.
     pub processes: u32,
     /// Processes in slots now.
     pub processes_alive: u32,
-    /// How faults are served: "dormant" while no process was ever short of memory, "signal" or "thread".
+    /// Way in which faults are served: "dormant" while no process was ever short of memory,
+    /// "signal" or "thread".
     pub serving: &'static str,
     /// Event counts by name.
     pub counters: Vec<(&'static str, u64)>,
-    /// Fault service times.
+    /// Histogram of fault service times.
     pub fault_ns: [u64; BUCKETS],
 }
 
 impl Totals {
-    /// Reads a control block. Counts of a process that ends at this moment may be missing or twice in; the next
-    /// reading is right again.
+    /// Reads a control block. Counts of a process that ends at this moment may be missing or
+    /// included twice; the next reading is right again.
     pub fn read(control: &ControlBlock) -> Totals {
         note_peaks(control);
         let taken = (control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
@@ -220,24 +221,25 @@ impl Totals {
         }
     }
 
-    /// The count of that name.
+    /// Returns the count of that name, or 0.
     pub fn count(&self, name: &str) -> u64 {
         self.counters.iter().find(|(this, _)| *this == name).map_or(0, |(_, value)| *value)
     }
 
-    /// Fault service times since an earlier reading; all of them without one.
+    /// Returns the fault service times since an earlier reading; without one, all of them.
     pub fn fault_ns_since(&self, before: Option<&Totals>) -> [u64; BUCKETS] {
         let earlier = |index: usize| before.map_or(0, |before| before.fault_ns[index]);
         std::array::from_fn(|index| self.fault_ns[index].saturating_sub(earlier(index)))
     }
 
-    /// The fault service time that this part of the faults did not exceed, if there were any.
+    /// Returns the fault service time, in nanoseconds, that this part of the faults did not exceed,
+    /// if there were any.
     pub fn fault_ns_quantile(&self, numerator: u64, denominator: u64) -> Option<u64> {
         quantile_ns(&self.fault_ns, numerator, denominator)
     }
 }
 
-/// Name of a slot's state.
+/// Returns the name of a slot's state.
 pub fn state_name(state: u32) -> &'static str {
     match state {
         0 => "dormant",

@@ -1,28 +1,30 @@
 //! Extents: parts of the window that lie where the program asked for them.
 //!
-//! A program may name the place of a mapping without insisting on it, and many that do cannot live without it: pointers of
-//! theirs have fewer bits, or mean something by their place. The last pages of the window are kept for such mappings: an
-//! extent is a run of these pages with addresses of its own. All that knows pages (words, queue, pool) does not notice; only the
-//! translation between addresses and pages does. Extents are added, with the space held, and never taken away: what the program
-//! unmaps stays reserved, for whoever asks for that place again.
+//! A program may name the place of a mapping without insisting on it. Many programs that do cannot
+//! live without it: their pointers have fewer bits, or mean something by their place. The last
+//! pages of the window are kept for such mappings: an extent is a run of these pages with addresses
+//! of its own. Code that works on pages (words, queue, pool) does not notice; only the translation
+//! between addresses and pages does. Extents are added, with the space held, and never taken away.
+//! What the program unmaps stays reserved, for the next request for that place.
 
 use super::PAGES;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use farfield_core::geometry::PAGE_SHIFT;
 
-/// Pages from here on belong to extents.
+/// First page that belongs to extents.
 pub const FIRST_PAGE: u64 = PAGES - (1 << 30);
-/// Where extents can be: above what 32 bits can address, and below the window. Nothing else is usually there: programs,
-/// libraries and what the kernel places by itself lie above the window.
+/// First address where an extent can be: above what 32 bits can address, and below the window.
+/// Nothing else is usually there: programs, libraries and what the kernel places by itself lie
+/// above the window.
 pub const BASE: usize = 1 << 32;
-/// First address behind them.
+/// First address behind the place of extents.
 pub const END: usize = super::BASE;
 
-/// Most extents of a process.
+/// Maximum number of extents of a process.
 const MAX: usize = 64;
-/// Pages that an extent can grow to at least, while there are enough: 64 GiB.
+/// Number of pages that an extent can grow to at least, while there are enough: 64 GiB.
 const ROOM_PAGES: u64 = 1 << 24;
-/// What lies before each extent, so that no run of pages goes from one to the next.
+/// Number of unused pages before each extent, so that no run of pages goes from one to the next.
 const GAP_PAGES: u64 = 512;
 
 struct Extent {
@@ -56,7 +58,7 @@ fn all() -> &'static [Extent] {
     &EXTENTS[..COUNT.load(Ordering::Acquire)]
 }
 
-/// The extent with this address: its bounds, and its first page.
+/// Returns the bounds and the first page of the extent that holds this address.
 pub fn with_address(address: usize) -> Option<(usize, usize, u64)> {
     if !(BASE..END).contains(&address) {
         return None;
@@ -65,7 +67,8 @@ pub fn with_address(address: usize) -> Option<(usize, usize, u64)> {
     Some((extent.address(), extent.end(), extent.page()))
 }
 
-/// The extent with this page, or which ends before it: its first page, the one behind its last, and its address.
+/// Returns the first page, the end page and the address of the extent that holds this page, or that
+/// ends before it.
 pub fn with_page(page: u64) -> Option<(u64, u64, usize)> {
     let is_it = |extent: &&Extent| (extent.page()..=extent.page() + extent.room()).contains(&page);
     let extent = all().iter().find(is_it)?;
@@ -73,21 +76,23 @@ pub fn with_page(page: u64) -> Option<(u64, u64, usize)> {
     Some((extent.page(), extent.page() + pages, extent.address()))
 }
 
-/// The pages of all extents, from the first one to the one behind the last.
+/// Returns the pages of each extent, as first page and the page behind the last.
 pub fn pages() -> impl Iterator<Item = (u64, u64)> {
     all()
         .iter()
         .map(|extent| (extent.page(), extent.page() + (extent.len.load(Ordering::Acquire) >> PAGE_SHIFT) as u64))
 }
 
-/// The first address from `address` on where an extent begins.
+/// Returns the start of the first extent that begins at `address` or behind it.
 pub fn next(address: usize) -> Option<usize> {
     all().iter().map(Extent::address).filter(|&start| start >= address).min()
 }
 
-/// Makes `len` bytes at `address` part of an extent: of the one that they lie in or continue, else of a new one. `reserve` takes
-/// address space that is not reserved yet (address and length). For whoever holds the space. `false` if there is no room left, or
-/// `reserve` does not get it.
+/// Makes `len` bytes at `address` part of an extent: of the one that they lie in or continue, else
+/// of a new one.
+///
+/// `reserve` takes address space that is not reserved yet (address and length). The caller holds
+/// the space. Returns `false` if there is no room left, or if `reserve` fails.
 pub fn add(address: usize, len: usize, mut reserve: impl FnMut(usize, usize) -> bool) -> bool {
     let Some(end) = address.checked_add(len) else { return false };
     if address < BASE || end > END {

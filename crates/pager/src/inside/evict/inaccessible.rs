@@ -1,7 +1,8 @@
-//! Egress of pages that the program may not access (`PROT_NONE`): no pipe can hold them.
+//! Eviction of pages that the program may not access (`PROT_NONE`): no pipe can hold them.
 //!
-//! They are copied through `/proc/self/mem`, which asks for no protection, and then unmapped. No write is lost: nobody can write
-//! them before an `mprotect`, which needs the lock of the address space, which is held here.
+//! These pages are copied through `/proc/self/mem`, which asks for no protection, and then
+//! unmapped. No write is lost: nobody can write them before an `mprotect`, which needs the lock of
+//! the address space, which is held here.
 
 use super::{Evictor, Read, Victim};
 use crate::inside::lock::Guard;
@@ -13,8 +14,9 @@ use farfield_core::PageId;
 use farfield_os::memory;
 
 impl Evictor {
-    /// The first `held` victims are gone. Of the others those that nobody may access stay victims, behind these; all else goes
-    /// back to Near. As long as the space is held they stay inaccessible.
+    /// Keeps as victims, behind the first `held` ones, those that nobody may access; all others go
+    /// back to Near. The first `held` victims have left already. As long as the returned guard of
+    /// the space is held the kept victims stay inaccessible.
     pub(super) fn keep_inaccessible<'a>(&mut self, runtime: &'a Runtime, held: usize) -> Option<Guard<'a, Space>> {
         if held == self.count {
             return None;
@@ -38,7 +40,7 @@ impl Evictor {
         space.filter(|_| count > 0)
     }
 
-    /// Those from `first` on leave, as copies, with the space held. How many did.
+    /// Evicts the victims from `first` on, as copies, with the space held. Returns how many left.
     pub(super) fn leave_inaccessible(
         &mut self,
         runtime: &Runtime,
@@ -51,13 +53,14 @@ impl Evictor {
         let now = runtime.evictions.fetch_add(range.len() as u32, Ordering::Relaxed);
         let Read { pages: left, .. } =
             self.read_and_write(runtime, armed, range, now, |page, into| copy_and_unmap(armed, page, into));
-        // With a kernel that was told to respect protections even here.
+        // The rest stays: this happens with a kernel that was told to respect protections even
+        // here.
         self.victims[first + left..self.count].iter().for_each(|victim| stay(runtime, victim.page));
         left
     }
 }
 
-/// A victim is not one any more.
+/// Makes a victim a near page again.
 pub(super) fn stay(runtime: &Runtime, page: PageId) {
     runtime.table().update(page, |word| Some(word.stayed()));
     runtime.queue.lock().push(page, |_| false);
