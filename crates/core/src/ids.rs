@@ -11,7 +11,7 @@ impl PageId {
     pub const fn offset(self) -> u64 {
         self.0 << PAGE_SHIFT
     }
-    /// The page that holds the byte at `offset`.
+    /// Returns the page that holds the byte at `offset`.
     pub const fn containing(offset: u64) -> PageId {
         PageId(offset >> PAGE_SHIFT)
     }

@@ -1,5 +1,6 @@
-//! What the far heap decides: frame words, slot words, handles, size classes, log pages, extents, free runs, buckets of hash maps, notices, hashes of
-//! pages.
+//! Decision logic of the far heap: frame words, slot words, handles, size classes, log pages,
+//! extents, free runs, buckets of hash maps, notices, hashes of pages.
+//!
 //! `docs/design/heap.md` draws the whole.
 
 pub mod buckets;
