@@ -13,7 +13,6 @@
 //! that was left for a while is slow to begin with (threads sleep, connections are opened), so its
 //! first round does not count. As long as the other side looks clearly better it is probed again at
 //! once, and an old estimate of it that no longer holds is soon forgotten.
-//! side looks clearly better it is asked again at once, and what was believed of it is soon forgotten if it is of a time that is over.
 
 use core::fmt;
 
