@@ -23,7 +23,7 @@ use crate::Legs;
 enum State {
     /// Holds the newest bytes.
     Valid = 0,
-    /// Does not hold the newest bytes.
+    /// Lacks the newest bytes.
     Stale = 1,
     /// A copy of the chunk to this leg is under way.
     Copying = 2,
@@ -41,7 +41,7 @@ const WRITER_ONE: u32 = 1 << 18;
 const WRITERS_MAX: u32 = u32::MAX / WRITER_ONE;
 
 impl ChunkWord {
-    /// Most legs of a mirror, spares counted.
+    /// Greatest number of legs of a mirror, spares counted.
     pub const LEGS_MAX: usize = 8;
 
     /// Creates the word of a new mirror: the `spares` are not in use, so no write reaches them, and
@@ -191,7 +191,8 @@ impl ChunkWord {
 
 #[cfg(test)]
 mod tests {
-    //! Danger: a leg that is read and holds an old version, whatever the order in which writes, copies and deaths happen.
+    //! Danger: a leg that is read and holds an old version, whatever the order in which writes,
+    //! copies and deaths happen.
     use super::*;
     use alloc::collections::BTreeSet;
     use alloc::vec;

@@ -7,9 +7,9 @@
 //! columns of the matrix are scaled so that the first parity page is the plain sum (XOR). Nothing
 //! here allocates, because lanes work inside signal handlers.
 
-/// Most parts of a row.
+/// Greatest number of parts of a row.
 pub const PARTS_MAX: usize = 16;
-/// x⁸ + x⁴ + x³ + x² + 1 without its first term.
+/// Field polynomial x⁸ + x⁴ + x³ + x² + 1 without its first term.
 const POLYNOMIAL: u8 = 0x1d;
 
 /// Powers of two and their logarithms.

@@ -5,7 +5,7 @@
 pub struct Legs(pub u16);
 
 impl Legs {
-    /// Most legs of one backend, spares counted.
+    /// Greatest number of legs of one backend, spares counted.
     pub const MAX: usize = 16;
 
     /// Returns the set of the first `count` legs.

@@ -146,7 +146,7 @@ impl Default for Lock {
 }
 
 impl Lock {
-    /// Bytes of the record, which lies at a multiple of them.
+    /// Size of the record in bytes; its offset is a multiple of it.
     pub const BYTES: usize = 64;
     /// A free lock. All zeros, so memory that was never written is a free lock.
     pub const FREE: Lock =
@@ -392,8 +392,9 @@ fn after(now: u64, time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    //! Dangers: two who may write at once; somebody who writes after another one began; a holding that ends before its lease; a line that is
-    //! not in order; the living who wait for the dead, whatever dies when.
+    //! Dangers: two who may write at once; somebody who writes after another one began; a holding
+    //! that ends before its lease; a line that is not in order; the living who wait for the dead,
+    //! whatever dies when.
     use super::*;
     use alloc::collections::BTreeSet;
     use alloc::vec;
@@ -566,7 +567,8 @@ mod tests {
             let mut waits: Vec<_> = (0..3).filter(|who| !self.is_dead[*who]).collect();
             waits.retain(|who| matches!(self.does[*who], Does::Waits(_)));
             let start = self;
-            // The lease of a dead holder, the turn of a dead one who waits, and a turn for what was seen before it died.
+            // The lease of a dead holder, the turn of a dead one who waits, and a turn for what was
+            // seen before it died.
             for _ in 0..=LEASE_TICKS + 4 {
                 for _ in 0..4 {
                     let is_dead = self.is_dead;

@@ -130,7 +130,8 @@ impl RowWord {
 
 #[cfg(test)]
 mod tests {
-    //! Danger: a leg that counts as one that holds its part and does not, whatever the order in which rows are written, spent, mended and written again.
+    //! Danger: a leg that counts as one that holds its part and does not, whatever the order in
+    //! which rows are written, spent, mended and written again.
     use super::*;
     use alloc::collections::BTreeSet;
     use alloc::vec;

@@ -172,7 +172,8 @@ impl TierWord {
 
 #[cfg(test)]
 mod tests {
-    //! Danger: a read that gives what nobody wrote or an older version, or bytes that nobody gives back, whatever the order of writes, reads, moves and discards.
+    //! Danger: a read that gives what nobody wrote or an older version, or bytes that nobody gives
+    //! back, whatever the order of writes, reads, moves and discards.
     use super::*;
     use alloc::collections::BTreeSet;
     use alloc::vec;

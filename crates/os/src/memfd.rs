@@ -148,7 +148,7 @@ pub fn next_data(fd: BorrowedFd<'_>, offset: u64) -> Result<Option<core::ops::Ra
     };
     match seek(start, libc::SEEK_HOLE) {
         Ok(end) => Ok(Some(start as u64..end as u64)),
-        // Punched between the two calls, up to the end.
+        // Punched up to the end between the two calls.
         Err(Errno(libc::ENXIO)) => Ok(None),
         Err(errno) => Err(errno),
     }
@@ -200,8 +200,8 @@ pub enum Access {
     ReadWrite,
 }
 
-/// A memfd mapped shared into this process; unmapped when dropped. Other processes can write it at any time, so it is only
-/// ever a raw pointer: copy from it, or use it atomically.
+/// A memfd mapped shared into this process; unmapped when dropped. Other processes can write it at
+/// any time, so the mapping is only ever a raw pointer: copy from it, or use it atomically.
 pub struct Mapping {
     start: *mut u8,
     bytes: usize,

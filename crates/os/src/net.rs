@@ -283,7 +283,8 @@ pub fn poll_either(ends: [(i32, i16); 2], within: Duration) -> Result<bool> {
     let mut entries = ends.map(|(fd, events)| libc::pollfd { fd, events, revents: 0 });
     let mut time = libc::timespec { tv_sec: within.as_secs() as i64, tv_nsec: i64::from(within.subsec_nanos()) };
     let args = [entries.as_mut_ptr() as usize, entries.len(), &raw mut time as usize, 0, 0, 0];
-    // SAFETY: the kernel reads and writes so many `pollfd`s and the time (what is left of it); no signal mask.
+    // SAFETY: the kernel reads and writes that many `pollfd`s and the time (what is left of it); no
+    // signal mask.
     match unsafe { syscall(libc::SYS_ppoll, args) } {
         Ok(count) => Ok(count > 0),
         Err(Errno(libc::EINTR)) => Ok(false),

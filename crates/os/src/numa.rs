@@ -24,7 +24,8 @@ pub unsafe fn bind(address: usize, len: usize, node: u32) -> Result<()> {
     *word = 1 << (node % 64);
     // The kernel subtracts one from the number of bits.
     let args = [address, len, libc::MPOL_BIND as usize, nodes.as_ptr() as usize, NODES_MAX + 1, 0];
-    // SAFETY: the kernel reads so many bits; where memory comes from changes nothing for who uses it.
+    // SAFETY: the kernel reads that many bits; where memory comes from changes nothing for its
+    // users.
     unsafe { syscall(libc::SYS_mbind, args) }.map(drop)
 }
 

@@ -15,12 +15,14 @@ pub fn pid() -> i32 {
 pub const UNKNOWN_IDENTITY: u64 = 1;
 /// File system of pidfds since Linux 6.9, whose inode numbers are never used again.
 const PID_FS: u64 = 0x5049_4446;
-/// Marks identities that are no inode numbers.
+/// Bit that marks identities that are not inode numbers.
 const HASHED: u64 = 1 << 63;
 
-/// Returns a number that no other process of this machine has, in any pid namespace, nor had since the machine
-/// started: the inode of its pidfd, or before Linux 6.9 a hash of pid namespace, pid and start time.
-/// [`UNKNOWN_IDENTITY`] if the kernel tells neither.
+/// Returns a number that no other process of this machine has, in any pid namespace, nor had since
+/// the machine started.
+///
+/// The number is the inode of the pidfd, or before Linux 6.9 a hash of pid namespace, pid and start
+/// time. It is [`UNKNOWN_IDENTITY`] if the kernel tells neither.
 pub fn identity() -> u64 {
     let pidfd = open_pidfd(pid() as u32);
     let identity = pidfd.ok().and_then(identity_of_pidfd);

@@ -98,7 +98,7 @@ pub enum Way {
     Write,
 }
 
-/// One transfer between a file and memory.
+/// A transfer between a file and memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
     /// Tag that comes back with the result.

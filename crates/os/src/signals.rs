@@ -80,7 +80,8 @@ pub unsafe fn set_action(signal: i32, action: &Action) -> Result<Action> {
     Ok(old)
 }
 
-/// Sends the calling thread a signal that it was sent before, as the first sender did.
+/// Sends the calling thread a signal that it received before, with the information of the first
+/// sender.
 pub fn send_again(signal: i32, info: &libc::siginfo_t) {
     let (pid, tid) = (crate::process::pid() as usize, crate::process::tid() as usize);
     // SAFETY: the structure has the kernel's layout, which allows any for oneself.

@@ -6,9 +6,9 @@ use crate::geometry::{PAGE_BYTES, PAGE_SHIFT};
 
 /// Unit of alignment and of access profiling.
 pub const CARD_BYTES: usize = 16;
-/// Pages of a segment.
+/// Number of pages of a segment.
 pub const SEGMENT_PAGES: u32 = 16;
-/// Bytes of a segment.
+/// Size of a segment in bytes.
 pub const SEGMENT_BYTES: usize = SEGMENT_PAGES as usize * PAGE_BYTES;
 
 /// Cards of an object, by class: up to half a page as many to a page as fit, above in whole pages.

@@ -14,9 +14,9 @@ use crate::geometry::PAGE_BYTES;
 pub struct Extents {
     per_unit: usize,
     unit_pages: u32,
-    /// Units in the first extent, as a power of two.
+    /// Number of units in the first extent, as a power of two.
     first_shift: u32,
-    /// Units in the largest extent, in first extents, as a power of two.
+    /// Ratio of the units in the largest extent to those in the first one, as a power of two.
     most_shift: u32,
 }
 

@@ -57,7 +57,7 @@ pub enum State {
 pub enum Deref {
     /// The page is usable in this frame.
     Here(FrameId),
-    /// Another thread owns the page: look again soon.
+    /// The page is owned by another thread: look again soon.
     Wait,
     /// The caller now owns the page (Fetching) and reads it from the pool.
     Fetch,
@@ -76,7 +76,7 @@ const REFERENCED: u64 = 1 << 2;
 const WANTED: u64 = 1 << 3;
 const AHEAD: u64 = 1 << 4;
 const PLACE_MASK: u64 = 0xFFFF_FF00;
-/// In the place field: no slot holds this frame number.
+/// Place field of a page that slots do not find: no slot holds this frame number.
 const NOWHERE: u64 = PLACE_MASK;
 const STATE_SHIFT: u32 = 32;
 const STATE_MASK: u64 = 7 << STATE_SHIFT;

@@ -21,9 +21,10 @@
 //! page (Copying), so it needs no lock: one compare-exchange decides whether it was first or the
 //! object's end was.
 //!
-//! Two flags are a counter of uses; it and the stamp are 0 unless a rule of hotness wants them (`hotness.rs`).
+//! Two flags are a counter of uses. The counter and the stamp are 0 unless a rule of hotness needs
+//! them (`hotness.rs`).
 //!
-//! A Free handle has the number of the next free one where its page was.
+//! A Free handle has the number of the next free one in place of its page.
 
 /// Location of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -193,7 +194,8 @@ impl Handle {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against handles that two parties read differently. Exhaustive over everything reachable between corner places.
+    //! Guards against handles that two parties read differently. Exhaustive over everything
+    //! reachable between corner places.
     use super::*;
     use alloc::vec;
     use alloc::vec::Vec;
@@ -231,7 +233,8 @@ mod tests {
     #[test]
     fn every_reachable_handle_says_one_thing() {
         let handles = reachable();
-        // Two free ones; each place not used, used, or hot, too; there, there ahead of need, locked, or locked and wanted.
+        // Two free ones; each place not used, used, or hot, too; there, there ahead of need,
+        // locked, or locked and wanted.
         assert_eq!(handles.len(), 2 + PLACES.len() * 3 * 4, "{handles:?}");
         for handle in handles {
             let there = PLACES.iter().filter(|(page, card)| handle.is_at(*page, *card)).count();

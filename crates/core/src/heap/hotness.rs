@@ -18,7 +18,7 @@ use super::Handle;
 /// Experimental, for comparisons; chosen with `Builder::hotness`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Hotness {
-    /// One mark, set by the first use after the one for which the object came, and cleared when the
+    /// A mark, set by the first use after the one for which the object came, and cleared when the
     /// evacuator looks at it. It is Atlas's access bit: CLOCK for objects. A use of a marked object
     /// costs nothing.
     #[default]
@@ -70,7 +70,7 @@ impl Hotness {
             Hotness::Mark => Handle(handle.0 | Handle::HOT),
             Hotness::Count if brought => handle,
             Hotness::Count => match handle.uses() + 1 {
-                // More would not be seen: from here on a use costs nothing.
+                // More uses would not be counted, so from here on a use costs nothing.
                 USES_MAX.. => Handle(handle.with_uses(USES_MAX).0 | Handle::HOT),
                 uses => handle.with_uses(uses),
             },

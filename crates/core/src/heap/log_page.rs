@@ -23,7 +23,7 @@
 use super::CARD_BYTES;
 use crate::geometry::PAGE_BYTES;
 
-/// Bytes of a tag.
+/// Size of a tag in bytes.
 pub const TAG_BYTES: usize = 4;
 
 /// Cards of an object, by class. Larger objects would waste too much of a page beside the tags;
@@ -133,9 +133,9 @@ impl LogClass {
 /// Path by which objects of a far log page come near.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Path {
-    /// One by one, to another page.
+    /// Each object alone, to another page.
     Object,
-    /// All together, with their page.
+    /// All objects together, with their page.
     Page,
 }
 

@@ -10,7 +10,7 @@
 use crate::geometry::PAGE_BYTES;
 use alloc::boxed::Box;
 
-/// Pairs of 32-bit words: those of a page, and one for its number.
+/// Number of pairs of 32-bit words: those of a page, and one for its number.
 const PAIRS: usize = PAGE_BYTES / 8 + 1;
 
 /// A hash function that a key has picked.
@@ -115,8 +115,8 @@ mod tests {
         }
     }
 
-    /// One key in 2^32 makes them equal, and of the lowest eight bits of a hash one in 256. A pair that is equal for more keys would be one that a
-    /// server can choose.
+    /// One key in 2^32 makes them equal, and of the lowest eight bits of a hash one in 256. A pair
+    /// that is equal for more keys would be one that a server can choose.
     #[test]
     fn no_pair_of_pages_is_equal_for_many_keys() {
         let page = |places: &[usize]| {

@@ -1,11 +1,14 @@
 //! Advises where far memory should be, and how much near memory a program needs, to stay within a
 //! given slowdown.
 //!
-//! Three sources of figures, best first: a falling line through runs that were measured at this
-//! place ([`Curve`]); the same runs, with this place's time for a page instead of the other's; and,
-//! for a program that never ran with far memory, the misses that its working sets predict
-//! ([`WorkingSet`]), each at the price of a fault and a page. The less is known, the more room is
-//! left.
+//! Three sources of figures, best first:
+//!
+//! - a falling line through runs that were measured at this place ([`Curve`]);
+//! - the same runs, with this place's time for a page instead of the other's;
+//! - for a program that never ran with far memory, the misses that its working sets predict
+//!   ([`WorkingSet`]), each at the price of a fault and a page.
+//!
+//! The less is known, the more room is left.
 
 use super::curve::{Curve, Point};
 use super::profile::{AnonymousUse, FarRun, FileUse, Profile, WorkingSet};
@@ -15,8 +18,8 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use serde::Serialize;
 
-/// Cost of a page fault in the faulting thread, without the transfer of the page; and, below, cost
-/// of a page that leaves (ARCHITECTURE.md, numbers to design with).
+/// Cost of a page fault in the faulting thread, without the transfer of the page. `LEAVE_NS` is the
+/// cost of a page that leaves (ARCHITECTURE.md, numbers to design with).
 const FAULT_NS: f64 = 3500.0;
 const LEAVE_NS: f64 = 1000.0;
 /// Extra time of a first touch served by us instead of the kernel.
@@ -66,11 +69,11 @@ pub struct Question<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// Runs at this place.
+    /// Runs that were measured at this place.
     Measured,
-    /// Runs at another place.
+    /// Runs that were measured at another place.
     Scaled,
-    /// Working sets alone.
+    /// Working sets alone, without any run with far memory.
     Predicted,
 }
 
@@ -92,10 +95,10 @@ impl Source {
     }
 }
 
-/// One way to run the program.
+/// A way to run the program: a place, a near budget, and the expected slowdown.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Choice {
-    /// Where far memory is.
+    /// Pool URL of the place where far memory is.
     pub url: String,
     /// The near budget.
     pub near_bytes: u64,
@@ -117,7 +120,7 @@ pub struct Advice {
     pub slo: f64,
     /// Best way that is within the allowed slowdown and for which the machine has the memory.
     pub choice: Option<Choice>,
-    /// One way for each place, the best first.
+    /// Best way for each place, the best of all first.
     pub ways: Vec<Choice>,
     /// Reasons, in sentences.
     pub reasons: Vec<String>,

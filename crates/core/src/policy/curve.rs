@@ -9,7 +9,7 @@ use super::profile::Profile;
 use alloc::vec::Vec;
 use serde::Serialize;
 
-/// One measurement, or a corner of the line.
+/// A measurement, or a corner of the line.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Point {
     /// Near memory, as a share of all that the program has.

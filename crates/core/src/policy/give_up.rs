@@ -33,7 +33,8 @@ pub fn may_give_up(member: usize, whole: Legs, leaving: Legs, needed: usize) -> 
 
 #[cfg(test)]
 mod tests {
-    //! Danger: the last member that holds something is given up, at once or because two decisions did not see each other.
+    //! Danger: the last member that holds something is given up, at once or because two decisions
+    //! did not see each other.
     use super::*;
     use alloc::collections::BTreeSet;
     use alloc::vec;
@@ -159,7 +160,8 @@ mod tests {
                         world.givers[member] = Giver::Leaving;
                     }
                     Giver::Leaving => {
-                        // Who leaves is looked at before who is whole; both in one step hides nothing: neither shrinks the other.
+                        // Who leaves is looked at before who is whole; both in one step hides
+                        // nothing: neither shrinks the other.
                         let whole = Legs::from_iter((0..2).filter(|other| self.is_whole(*other)));
                         let may = may_give_up(member, whole, Legs(self.leaving), 1);
                         world.givers[member] = if may { Giver::MayGo } else { Giver::Over };
@@ -188,7 +190,8 @@ mod tests {
                 }
                 Writer::Noted(have) => {
                     let gone = if is_careless { 0 } else { self.leaving | self.lost };
-                    // What can be read changes in the next step only, and here only by this writer, or by a copy, which waits for it.
+                    // What can be read changes in the next step only, and here only by this writer,
+                    // or by a copy, which waits for it.
                     next.push(World { writer: Writer::Looked(have, have & !gone & self.valid != 0), ..self });
                 }
                 Writer::Looked(have, kept) => {

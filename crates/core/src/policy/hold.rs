@@ -29,7 +29,7 @@ const UNIT_MIN_BYTES: u64 = 1 << 20;
 const UNIT_PARTS: u64 = 8;
 /// Part of the allowed slowdown below which a program is calm; looks may cost as much.
 const CALM: f64 = 0.5;
-/// Windows for which a size is on trial.
+/// Number of windows for which a size is on trial.
 const TRIAL: u32 = 4;
 /// Part by which a window counts less with each window that follows, in the recent mean …
 const RECENT: f64 = 0.2;
@@ -54,7 +54,7 @@ const GIVEN_MAX: u64 = 8;
 /// than one is taken.
 const TAKEN_MAX: u64 = 4;
 const IDLE: f64 = 0.1;
-/// Windows of a period, in periodic mode.
+/// Number of windows of a period, in periodic mode.
 const PERIOD: u32 = 200;
 /// Factor between fault rates, in either direction, that means another stage …
 const STAGE: f64 = 2.0;
@@ -65,9 +65,9 @@ const STAGE_NS: f64 = 5e8;
 /// Times at which the controller decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cadence {
-    /// When something happens.
+    /// Decides when something happens.
     EventDriven,
-    /// At fixed times.
+    /// Decides at fixed times.
     Periodic,
 }
 
@@ -386,8 +386,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A program that uses `used` of its memory evenly, and makes so many accesses per useful second to it that miss when what they
-    /// need is far.
+    /// A program that uses `used` of its memory evenly, and makes so many accesses per useful
+    /// second to it that miss when what they need is far.
     #[derive(Clone, Copy)]
     struct Program {
         all: u64,

@@ -130,8 +130,9 @@ mod tests {
     const LEAST: u32 = 32;
     const MOST: u32 = 240;
 
-    /// A link, and a walk over pages that are all far, as the far heap does it: with a stream that asks ahead, a queue in front of the link, and looks
-    /// when something is asked for or waited for. In virtual time.
+    /// A link, and a walk over pages that are all far, as the far heap does it: with a stream that
+    /// asks ahead, a queue in front of the link, and looks when something is asked for or waited
+    /// for. In virtual time.
     struct Walk {
         link: Link,
         stream: Prefetcher,
@@ -229,7 +230,8 @@ mod tests {
         }
     }
 
-    /// Of what the link could pass, or the walk could use, per mille, after a beginning; and the most that was under way.
+    /// Of what the link could pass, or the walk could use, per mille, after a beginning; and the
+    /// most that was under way.
     fn walk(page_ns: u64, delay_ns: u64, busy_ns: u64) -> (u64, u32) {
         let mut walk = Walk::new(page_ns, delay_ns);
         (0..2000).for_each(|page| walk.step(page, busy_ns));
@@ -250,14 +252,16 @@ mod tests {
                         "{page_ns} ns a page, {delay_ns} ns away, {busy_ns} ns of work: {share} of 1000, {most} of {product}"
                     );
                     assert!(share >= 900, "{what}");
-                    // One is asked for that somebody waits for; and what is more than twice the product may be that of a richer round.
+                    // One is asked for that somebody waits for; and what is more than twice the
+                    // product may be that of a richer round.
                     assert!(most <= (product * 3).max(LEAST) + 2, "{what}");
                 }
             }
         }
     }
 
-    /// Always as much is wanted as may be under way. Looks come when a page comes, but sometimes (per cent of looks) so late.
+    /// Always as much is wanted as may be under way. Looks come when a page comes, but sometimes
+    /// (per cent of looks) so late.
     fn windows(ways: &[(u64, u64)], late: (u64, u64)) -> alloc::vec::Vec<u32> {
         let mut link = Link::new(LEAST, MOST);
         let (mut now, mut free_at, mut random) = (0u64, 0u64, 1u64);

@@ -1,5 +1,5 @@
 //! Decides where a function runs, at the client or at the server, from the times that both took
-//! lately (WICkit's choice, made at run time and not at start-up).
+//! lately. (WICkit's choice, made at run time and not at start-up.)
 //!
 //! At the client a call takes as many round trips as it makes accesses. At the server it takes one,
 //! and its turn in whatever queue there is. Both are measured, and so is the number of accesses.
@@ -19,9 +19,9 @@ use core::fmt;
 /// Side at which a call runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
-    /// With one-sided accesses.
+    /// The client, with one-sided accesses.
     Client,
-    /// Beside the memory.
+    /// The server, beside the memory.
     Server,
 }
 
@@ -61,7 +61,7 @@ const LOOK_CALLS_MAX: u64 = 64;
 const LOOKS_SOON: u8 = 2;
 /// Greatest number of rounds of a look that finds the other side better.
 const LOOK_ROUNDS_MAX: u8 = 16;
-/// Number of loads that are told apart: 1 call at a time, 2 or 3, 4 to 7, and so on; the last is 64
+/// Number of loads that are told apart: 1 call at a time, 2 or 3, 4 to 7, and so on. The last is 64
 /// or more.
 const LOADS: usize = 7;
 
@@ -518,7 +518,8 @@ mod tests {
             Loads { placement: Placement::new(), alone, together, last: Side::Client, wake: 100_000, random: 0x5eed }
         }
 
-        /// All of so many calls, as a caller makes them: what they took, and what they would have taken at the better side.
+        /// All of so many calls, as a caller makes them: what they took, and what they would have
+        /// taken at the better side.
         fn make(&mut self, calls: u64) -> (u64, u64) {
             let costs = if calls < 8 { self.alone } else { self.together };
             let (mut took, mut left) = (0, calls);

@@ -1,10 +1,14 @@
 //! Prefetcher: decides what to bring near ahead of need, from the pages that one thread faulted on.
 //!
-//! Three detectors, most certain first: a fault where a known stream was expected to go on; a fault
-//! that makes a stride with two earlier ones (or sits beside one); and, for noisy streams, the
-//! majority vote over recent distances (Leap, ATC'20, section 4.1). Each stream's window doubles
-//! while its prefetched pages are used and halves when they are not. Streams that keep missing are
-//! ignored for a while: useless prefetching stops by itself and is tried again later.
+//! Three detectors, most certain first:
+//!
+//! - a fault where a known stream was expected to go on;
+//! - a fault that makes a stride with two earlier ones (or sits beside one);
+//! - for noisy streams, the majority vote over recent distances (Leap, ATC'20, section 4.1).
+//!
+//! Each stream's window doubles while its prefetched pages are used and halves when they are not.
+//! Streams that keep missing are ignored for a while: useless prefetching stops by itself and is
+//! tried again later.
 //!
 //! The pager does not see the use of a page that was prefetched, because it is mapped. There a
 //! stream's window counts as used when the fault after it comes where the stream was expected to go
@@ -63,7 +67,7 @@ struct Stream {
     stride: i64,
     /// Pages asked for last time.
     window: u32,
-    /// Fault count at its last use.
+    /// Number of faults of the thread when the stream was last used.
     used_at: u64,
     /// Last page of the stream that was needed.
     last: i64,
@@ -127,7 +131,8 @@ impl Prefetcher {
         }
     }
 
-    /// Returns the number of pages that were [brought](Prefetcher::on_brought) and used, since the last call.
+    /// Returns the number of pages that were [brought](Prefetcher::on_brought) and used, since the
+    /// last call.
     pub fn take_hits(&mut self) -> u64 {
         core::mem::take(&mut self.hits)
     }
@@ -163,7 +168,7 @@ impl Prefetcher {
     /// Some of that may be near or on its way already.
     pub fn on_use(&mut self, page: u64, arrival: Arrival, most: u32) -> Option<Ahead> {
         let page = page as i64 + STRIDE_MAX * 4;
-        // How many of the pages asked for come after this one.
+        // Counts the pages asked for that come after this one.
         let left = |stream: &Stream| {
             let steps = (stream.next - page).checked_div(stream.stride)?;
             let is_asked =
@@ -182,7 +187,7 @@ impl Prefetcher {
         stream.used_at = self.faults;
         let is_half_used = left * 2 <= stream.window;
         stream.window = match arrival {
-            // What was asked for in vain is asked for again.
+            // Pages that were asked for in vain are asked for again.
             Arrival::Missing => stream.window,
             Arrival::Late if is_half_used || stream.window < WINDOW_MAX => (stream.window * 2).min(LATE_MAX),
             Arrival::InTime if is_half_used => (stream.window * 2).min(WINDOW_MAX).max(stream.window),
@@ -315,7 +320,8 @@ mod tests {
         assert!(run((0..5_000).map(|i| 1_000_000 - i * 3)).0 < 120);
     }
 
-    /// The same with uses seen, and pages that take `delay` accesses to come: demand faults, late uses, and pages brought in vain.
+    /// The same with uses seen, and pages that take `delay` accesses to come: demand faults, late
+    /// uses, and pages brought in vain.
     fn run_seen(accesses: impl Iterator<Item = u64>, delay: u64) -> (u64, u64, u64) {
         let mut near = alloc::collections::BTreeMap::new();
         let (mut faults, mut late_uses, mut vain) = (0, 0, 0);

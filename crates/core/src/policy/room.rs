@@ -66,7 +66,8 @@ pub fn look(word: TierWord, tier: usize) -> Look {
 
 #[cfg(test)]
 mod tests {
-    //! Danger: a tier that is asked in vain again and again, or never again; pages that leave a tier with room, or none that leave a full one.
+    //! Danger: a tier that is asked in vain again and again, or never again; pages that leave a
+    //! tier with room, or none that leave a full one.
     use super::*;
 
     const LATER: Moment = Moment(100);

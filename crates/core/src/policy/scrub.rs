@@ -72,7 +72,8 @@ mod tests {
     use super::*;
     use alloc::vec::Vec;
 
-    /// A scrub of `all` places whose driver looks at the clock every `tick`, as long as `is_awake` says so: when it looked, and at how many places.
+    /// A scrub of `all` places whose driver looks at the clock every `tick`, as long as `is_awake`
+    /// says so: when it looked, and at how many places.
     fn drive(all: u64, period: u64, tick: u64, end: u64, is_awake: impl Fn(u64) -> bool) -> Vec<(u64, u64)> {
         let mut pace = ScrubPace::new(Duration::from_nanos(period), Moment(0));
         let mut looks = Vec::new();

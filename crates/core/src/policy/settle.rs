@@ -48,12 +48,12 @@ const REST_MAX: u32 = 2560;
 const REST_TIMES: u32 = 4;
 /// A job that leaves a place sooner than this multiple of the last rest moves too often.
 const STAYS_TIMES: u32 = 4;
-/// Windows by which a move is judged.
+/// Number of windows by which a move is judged.
 const TRIAL: u32 = 10;
 /// Windows for which a place is left out after a move to it failed, at first and at most.
 const BAN_MIN: u32 = 64;
 const BAN_MAX: u32 = 4096;
-/// Windows of a period, in periodic mode.
+/// Number of windows of a period, in periodic mode.
 const PERIOD: u32 = 60;
 
 /// Reason for measuring places.
@@ -65,7 +65,7 @@ pub enum Cause {
     Stage,
     /// The program waits, and the place was not chosen by measurement.
     Unknown,
-    /// A server of the place is lost, silent, or lacks something, and that for long.
+    /// A server of the place is lost or silent, or lacks something, and has been for long.
     Lost,
     /// The period has passed.
     Time,
@@ -282,12 +282,12 @@ impl Settle {
         (self.saturated, self.staged, self.waiting) = (0, 0, 0);
         let lost = self.recent.lost();
         let usual_ns = self.recent.waited_ns / self.recent.demand_reads.max(1.0);
-        // What a read costs here now, by the same measure if there is one.
+        // Cost of a read here now, measured like the others if possible.
         let cost_ns = figures[self.here].map_or(usual_ns, |here| FAULT_NS + here.read_ns).max(1.0);
         let expected = |figures: &Figures| {
             let by_reads = lost * (FAULT_NS + figures.read_ns) / cost_ns;
             let seconds = self.recent.moved_bytes / figures.bytes_per_s.max(1.0);
-            // All that moves has to get through.
+            // All bytes that move have to get through.
             by_reads.max(seconds * 1e9 / self.recent.useful_ns().max(1.0) - 1.0)
         };
         let others = figures.iter().enumerate().filter(|(place, _)| *place != self.here);
@@ -366,8 +366,8 @@ mod tests {
         Figures { read_ns: QUICK.read_ns * times, bytes_per_s: QUICK.bytes_per_s / times }
     }
 
-    /// A job for so many windows, at places that are as `places` says of each moment; where each move went, and when, and how
-    /// often places were measured. Moves take three windows.
+    /// A job for so many windows, at places that are as `places` says of each moment; where each
+    /// move went, and when, and how often places were measured. Moves take three windows.
     fn run(
         settle: &mut Settle,
         windows: u32,

@@ -23,28 +23,28 @@ use core::time::Duration;
 /// An operation on pages of the lane's region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Call {
-    /// Read `count` pages.
+    /// Reads `count` pages.
     Read {
         /// First page.
         page: PageId,
         /// Number of pages.
         count: u32,
     },
-    /// Read bytes inside one page.
+    /// Reads bytes inside one page.
     ReadPart {
         /// The page.
         page: PageId,
         /// Part of the page to read.
         part: PagePart,
     },
-    /// Store `count` pages.
+    /// Stores `count` pages.
     Write {
         /// First page.
         page: PageId,
         /// Number of pages.
         count: u32,
     },
-    /// Forget `count` pages.
+    /// Forgets `count` pages.
     Discard {
         /// First page.
         page: PageId,
@@ -84,11 +84,11 @@ impl Call {
 /// Message to send next: this head, then, for a write, the checksums and bytes of its pages.
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing {
-    /// The operation; give it to [`ClientConversation::on_sent`].
+    /// Slot of the operation; give it to [`ClientConversation::on_sent`].
     pub slot: u32,
     /// The head of the frame.
     pub head: Head,
-    /// The operation.
+    /// Call that the operation makes.
     pub call: Call,
 }
 
@@ -98,7 +98,7 @@ pub enum Answer {
     /// Pages of a read follow. When `prefix` bytes of the body are there, [`ReadReply::decode`]
     /// tells which. Then come their bytes, then [`ClientConversation::finish`].
     Pages {
-        /// The read.
+        /// Slot of the read.
         slot: u32,
         /// Number of pages that were asked for.
         asked: u32,
@@ -108,7 +108,7 @@ pub enum Answer {
     /// A part of a page follows. When the whole body is there, [`crate::wire::part_reply`] decodes it; then
     /// [`ClientConversation::finish`].
     Part {
-        /// The read.
+        /// Slot of the read.
         slot: u32,
         /// Part of the page that was asked for.
         part: PagePart,
@@ -117,12 +117,12 @@ pub enum Answer {
     },
     /// The operation is done; [`ClientConversation::finish`] it.
     Done {
-        /// The operation.
+        /// Slot of the operation.
         slot: u32,
     },
     /// The operation failed; [`ClientConversation::finish`] it.
     Failed {
-        /// The operation.
+        /// Slot of the operation.
         slot: u32,
         /// Reason of the failure.
         code: ErrorCode,
@@ -138,17 +138,17 @@ pub enum Answer {
 pub enum Expired {
     /// The operation was never sent, or sent and not answered: [`ClientConversation::finish`] it.
     Quiet {
-        /// The operation.
+        /// Slot of the operation.
         slot: u32,
     },
     /// A part of its frame was sent, so the connection cannot go on without the rest: give it up.
     Sending {
-        /// The operation.
+        /// Slot of the operation.
         slot: u32,
     },
-    /// A part of its pages was received: finish it and skip what is still to come.
+    /// A part of its pages was received: finish it and skip the rest.
     Receiving {
-        /// The operation.
+        /// Slot of the operation.
         slot: u32,
     },
 }
@@ -241,7 +241,8 @@ impl<C> ClientConversation<C> {
         self.next_queued().is_some()
     }
 
-    /// Queues an operation that was submitted at `now` and may take `wait`; gives `carried` back if all slots are taken.
+    /// Queues an operation that was submitted at `now` and may take `wait`. Gives `carried` back if
+    /// all slots are taken.
     pub fn submit(&mut self, now: Moment, call: Call, background: bool, wait: Duration, carried: C) -> Result<(), C> {
         let Some(slot) = self.free.pop() else { return Err(carried) };
         let deadline = now.after(wait);

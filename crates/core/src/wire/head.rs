@@ -3,7 +3,7 @@
 use super::bytes::Fields;
 use super::{BODY_BYTES_LIMIT, WireError};
 
-/// Bytes of an encoded [`Head`].
+/// Length of an encoded [`Head`] in bytes.
 pub const HEAD_BYTES: usize = 40;
 
 /// Kind of a message. An answer has the kind of its request with the top bit set.
@@ -95,7 +95,7 @@ pub mod flags {
 /// The forty bytes in front of every message. Fields that a message does not use are zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Head {
-    /// Bytes that follow the head.
+    /// Number of bytes that follow the head.
     pub body: u32,
     /// Kind: [`Kind`] of the request, of the answer, or one of the two failures.
     pub kind: u8,

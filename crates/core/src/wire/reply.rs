@@ -216,8 +216,8 @@ pub const fn present_words(count: u32) -> usize {
     (count as usize).div_ceil(64)
 }
 
-/// Returns the number of bytes between the head and the first page byte of a read answer: presence
-/// map, then a checksum for each present page.
+/// Returns the number of bytes between the head and the first page byte of a read answer. They are
+/// the presence map, then a checksum for each present page.
 pub const fn read_prefix_bytes(count: u32, present: u32) -> usize {
     (present_words(count) + present as usize) * 8
 }

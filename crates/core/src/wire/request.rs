@@ -7,7 +7,7 @@ use crate::{PageId, RegionId};
 use alloc::vec::Vec;
 use core::time::Duration;
 
-/// One request. Its page bytes are borrowed from where they were received or are kept.
+/// A request. Its page bytes are borrowed from where they were received or are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request<'a> {
     /// Creates an empty region of `pages` pages. Answer: [`super::Reply::Created`].
@@ -281,7 +281,7 @@ impl<'a> WireRequest<'a> {
                     Kind::Bye => Request::Bye,
                     Kind::Station => Request::Station,
                     Kind::Expose => Request::Expose { region, first_layer: count },
-                    // Above, with their bodies.
+                    // Handled above, with their bodies.
                     Kind::Hello | Kind::Write | Kind::ClaimRegion | Kind::Call => {
                         return Err(WireError::Kind(head.kind));
                     }
@@ -298,7 +298,8 @@ impl<'a> WireRequest<'a> {
         let mut head = Head {
             tag: self.tag,
             flags: if self.background { flags::BACKGROUND } else { 0 },
-            // A deadline too short to express is one microsecond, not none; one too long is the longest there is.
+            // A deadline too short to express becomes one microsecond, not none; one too long
+            // becomes the longest there is.
             deadline_us: self.deadline.map_or(0, |wait| u32::try_from(wait.as_micros().max(1)).unwrap_or(u32::MAX)),
             ..Head::default()
         };

@@ -100,7 +100,7 @@ pub struct Cost {
     pub share: f64,
 }
 
-/// One mapping of one process.
+/// A mapping of one process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Area {
     /// Process id.
@@ -137,7 +137,7 @@ pub struct Sample {
     pub epoch: u32,
     /// Time since the accessed bits were cleared.
     pub since_ms: u64,
-    /// Anonymous memory that is resident.
+    /// Resident anonymous memory.
     pub anonymous_bytes: u64,
     /// Resident memory of files.
     pub file_bytes: u64,
@@ -147,7 +147,7 @@ pub struct Sample {
     pub file_used_bytes: u64,
     /// Anonymous memory in huge pages.
     pub huge_bytes: u64,
-    /// Page faults that the kernel has served since the start.
+    /// Number of page faults that the kernel has served since the start.
     pub faults: u64,
     /// Processor time since the start.
     pub cpu_ms: u64,
@@ -179,7 +179,7 @@ pub struct FarRun {
     pub near_bytes: u64,
     /// The budget as a share of the peak of anonymous memory.
     pub near_share: f64,
-    /// From the start of the program to its end.
+    /// Wall time from the start of the program to its end.
     pub wall_ms: u64,
     /// Wall time as a multiple of the native time.
     pub slowdown: f64,

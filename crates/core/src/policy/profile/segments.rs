@@ -18,11 +18,11 @@ const MUCH: f64 = 10.0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SegmentKind {
-    /// Its rests are much longer than its bursts.
+    /// Rests are much longer than bursts.
     LongInterval,
-    /// Its bursts are much longer than its rests.
+    /// Bursts are much longer than rests.
     SequentialAccess,
-    /// Neither.
+    /// Neither of the two.
     Mixed,
 }
 
@@ -30,13 +30,13 @@ pub enum SegmentKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// The lowest quarter.
+    /// Lowest quarter.
     Lowest,
-    /// Below the middle.
+    /// Second lowest quarter, below the middle.
     Low,
-    /// Above it.
+    /// Third quarter, above the middle.
     Middle,
-    /// The highest quarter: nothing, or only a quarter of the segments, is used more.
+    /// Highest quarter: at most a quarter of the segments is used more.
     High,
 }
 
