@@ -144,14 +144,14 @@ impl ChunkWord {
         ChunkWord(self.0 | TOUCHED)
     }
 
-    /// Marks `leg` as Stale because it is lost and a server that holds nothing shall replace it. No
-    /// copy to `leg` may be under way.
+    /// Marks `leg` as Stale because it is lost and will be replaced by a server that holds nothing.
+    /// No copy to `leg` may be under way.
     pub fn forget(self, leg: usize) -> ChunkWord {
         self.with(leg, State::Stale)
     }
 
-    /// Sets the watched mark, before what legs hold is compared. Nobody else may watch the chunk.
-    /// `None`: not possible now.
+    /// Sets the watched mark, before the bytes that legs hold are compared. Only one thread may
+    /// watch the chunk at a time. `None`: not possible now.
     pub fn watch(self) -> Option<ChunkWord> {
         (self.is_touched() && self.writers() == 0).then_some(ChunkWord(self.0 | WATCHED))
     }

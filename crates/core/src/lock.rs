@@ -11,10 +11,10 @@
 //! word 7   0
 //! ```
 //!
-//! A client that comes and finds nobody before it has the lock. Otherwise it draws a ticket and
-//! polls until it is its turn. Holders are admitted in the order of their tickets. Those that share
-//! the lock are admitted together as long as nobody between them wants it exclusively.
-//!
+//! It is a ticket lock. A client before which nobody holds or waits has the lock at once. Any other
+//! draws a ticket and polls until it is its turn. Holders are admitted in the order of their
+//! tickets. Those that share the lock are admitted together as long as nobody between them wants it
+//! exclusively.
 //! No client is assumed to be alive. A holding ends with its lease. Its former holder learns that
 //! from the epoch (the fencing token), and the next holder is told that the lock was *left*. The
 //! client whose turn it is must come soon. If a lease or a turn runs out, all waiters that were not

@@ -1,4 +1,4 @@
-//! The row word: what a row of an erasure code is good for, as one atomic 64-bit word.
+//! The row word: which parts of a row of an erasure code can be used, as one atomic 64-bit word.
 //!
 //! ```text
 //!  63     51   50    49 48    47      32  31     16  15      0
@@ -94,8 +94,8 @@ impl RowWord {
         may.then_some(RowWord(self.0 & !(1 << leg)))
     }
 
-    /// Removes `leg` from those that hold their part, because it is lost and another server shall
-    /// replace it. `None`: it did not count as one that holds its part.
+    /// Removes `leg` from those that hold their part, because it is lost and will be replaced by
+    /// another server. `None`: it did not count as one that holds its part.
     pub fn forget(self, leg: usize) -> Option<RowWord> {
         (self.is_closed() && self.have().has(leg)).then_some(RowWord(self.0 & !(1 << leg)))
     }

@@ -90,8 +90,8 @@ pub fn open_device(path: &CStr) -> Result<i32> {
     open(libc::AT_FDCWD, path, libc::O_RDWR | libc::O_EXCL)
 }
 
-/// Locks the file against all other processes until it is closed. EAGAIN if another one holds the
-/// lock. Does not block.
+/// Takes an exclusive advisory lock on the file (`flock`), held until the file is closed. EAGAIN if
+/// it is locked already. Does not block.
 pub fn lock(fd: i32) -> Result<()> {
     let how = (libc::LOCK_EX | libc::LOCK_NB) as usize;
     // SAFETY: numbers only.

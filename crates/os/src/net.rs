@@ -2,7 +2,8 @@
 //!
 //! A foreign program may live in the same process and assumes that it knows all descriptors. So
 //! every one that is made here is moved above a floor ([`set_descriptor_floor`]) and is closed on
-//! `exec`. Nothing here blocks but [`poll`], which takes a limit; nothing raises SIGPIPE.
+//! `exec`. Nothing here blocks but [`poll`] and [`poll_either`], which take a limit; nothing raises
+//! SIGPIPE.
 
 use crate::errno::{Errno, Result};
 use crate::file;

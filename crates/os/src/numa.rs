@@ -7,7 +7,7 @@ use crate::net::lift;
 
 /// Greatest number of nodes that the kernel can be built for.
 const NODES_MAX: usize = 1024;
-/// Part of a node's memory that is left alone, and its bounds in bytes.
+/// Part of a node's memory that is left alone: one in this many, within these bounds in bytes.
 const LEFT_SHARE: u64 = 64;
 const LEFT_MIN: u64 = 16 << 20;
 const LEFT_MAX: u64 = 1 << 30;
@@ -86,7 +86,7 @@ struct Info {
 }
 
 impl Info {
-    /// Parses lines like `Node 0 MemFree: 20046632 kB`.
+    /// Parses lines like `Node 0 MemFree:        20046632 kB`.
     fn parse(text: &str) -> Option<Info> {
         let mut info = Info::default();
         for line in text.lines() {

@@ -11,7 +11,7 @@ pub fn pid() -> i32 {
     unsafe { crate::gate::syscall_raw(libc::SYS_getpid as usize, [0; 6]) as i32 }
 }
 
-/// Identity of a process that cannot be found out.
+/// Placeholder for an identity that cannot be found out.
 pub const UNKNOWN_IDENTITY: u64 = 1;
 /// File system of pidfds since Linux 6.9, whose inode numbers are never used again.
 const PID_FS: u64 = 0x5049_4446;
@@ -235,8 +235,8 @@ impl ThreadCount {
         self.0
     }
 
-    /// Returns the number of threads, including those that are about to end. Beside its own two
-    /// links the directory has one for each. `None` if that cannot be found out.
+    /// Returns the number of threads, including those that are about to end. The directory has one
+    /// link for each thread, besides its own two. `None` if the number cannot be found out.
     pub fn count(&self) -> Option<u64> {
         file::links(self.0)?.checked_sub(2)
     }

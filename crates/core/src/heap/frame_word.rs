@@ -85,9 +85,9 @@ const FRAME_SHIFT: u32 = 40;
 
 const _: () = assert!((FRAMES_MAX as u64) << 8 == NOWHERE);
 
-/// Returns [`FrameWord::EMPTY`]. The state field of [`State::Empty`] is 0, and so is its place
-/// field in fresh memory. No slot with a guess finds it, because guesses of 0 are never confirmed
-/// to be usable (see [`FrameWord::confirms`]).
+/// The default is [`FrameWord::EMPTY`]: the state field of [`State::Empty`] is 0, and so is its
+/// place field in fresh memory. No slot with a guess finds it, because guesses of 0 are never
+/// confirmed to be usable (see [`FrameWord::confirms`]).
 impl Default for FrameWord {
     fn default() -> FrameWord {
         FrameWord::EMPTY

@@ -32,8 +32,8 @@ const CARDS: [u8; 26] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 21, 
 
 /// Greatest number of tags of a page that lie aside.
 pub const TAGS_ASIDE: usize = 8;
-/// Least size of objects whose tags lie aside, if they would fill a page. Below it, the room saved
-/// is fewer than an eighth more objects, which would not be worth it.
+/// Least size in bytes of objects whose tags lie aside, if the objects would fill a page. For
+/// smaller ones this would make room for less than an eighth more objects, which is not worth it.
 const ASIDE_FROM: usize = PAGE_BYTES / TAGS_ASIDE;
 
 /// Objects of a page, by class: a table, because every allocation asks.
@@ -245,15 +245,15 @@ impl LogWord {
     }
 
     /// Ends the coming of one object. It is there, and may even be gone again; or it is not coming
-    /// after all, and is to be [removed](LogWord::remove). True if the page is dead by that; then
-    /// the caller must retire it.
+    /// after all, and is to be [removed](LogWord::remove). True if the page is dead now; then the
+    /// caller must retire it.
     pub fn arrived(self) -> (LogWord, bool) {
         assert!(self.coming() > 0);
         let after = LogWord(self.0 - COMING);
         (after, after.is_dead())
     }
 
-    /// Counts one object less. True if the page is dead by that; then the caller must retire it.
+    /// Counts one object less. True if the page is dead now; then the caller must retire it.
     pub fn remove(self) -> (LogWord, bool) {
         assert!(self.live() > 0, "an object was freed twice");
         let after = LogWord(self.0 - 1);
@@ -273,8 +273,8 @@ impl LogWord {
         self.live() > 0 && self.class().is_some_and(|class| self.live() <= class.worth_filling())
     }
 
-    /// Closes the page: its owner fills it no more. True if the page is dead by that; then the
-    /// caller must retire it.
+    /// Closes the page: its owner fills it no more. True if the page is dead now; then the caller
+    /// must retire it.
     pub fn closed(self) -> (LogWord, bool) {
         assert!(self.is_open());
         let after = LogWord(self.0 & !STAGE_MASK);
@@ -287,8 +287,8 @@ impl LogWord {
         (self.live() > 0 && !self.is_whole()).then_some(LogWord(self.0 + GOING))
     }
 
-    /// Ends the taking of objects out of the page. True if the page is dead by that; then the
-    /// caller must retire it. Objects that were taken are to be [removed](LogWord::remove).
+    /// Ends the taking of objects out of the page. True if the page is dead now; then the caller
+    /// must retire it. Objects that were taken are to be [removed](LogWord::remove).
     pub fn gone(self) -> (LogWord, bool) {
         assert!(self.going() > 0);
         let after = LogWord(self.0 - GOING);
@@ -303,7 +303,7 @@ impl LogWord {
     }
 
     /// Ends a fetch of the whole page: it has come near (`came`), or not. True if the page is dead
-    /// by that; then the caller must retire it.
+    /// now; then the caller must retire it.
     pub fn fetched(self, came: bool) -> (LogWord, bool) {
         assert!(self.is_whole());
         let after = LogWord(self.0 & !STAGE_MASK | if came { CAME } else { 0 });

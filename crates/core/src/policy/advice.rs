@@ -29,8 +29,7 @@ const NEAR_BYTES_MIN: u64 = 16 << 20;
 /// Room added to the budget when all is near: memory that a program could touch, and does not,
 /// counts against its budget.
 const ROOM_BYTES: u64 = 16 << 20;
-/// Number of sizes that are considered where there is no line: each is this part of all, times a
-/// whole number.
+/// Number of equal steps of the near size that are tried where there is no line.
 const STEPS: u64 = 20;
 /// Largest part of a run with a near size below the least working set seen; above it the misses are
 /// unknown.
@@ -251,8 +250,8 @@ impl<'a> Model<'a> {
         Some(1.0 + lost_ns / 1e6 / self.parallelism() / self.native_ms)
     }
 
-    /// Returns how many threads work at once: threads that wait at the same time do not wait one
-    /// after the other.
+    /// Returns the mean number of threads that work at once: threads that wait at the same time do
+    /// not wait one after the other.
     fn parallelism(&self) -> f64 {
         self.profile.observation.parallelism()
     }
@@ -310,7 +309,7 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Returns what else could be set, and why it is set or not.
+/// Explains the other settings, and why each is set or not.
 fn knobs(profile: &Profile, place: &Place, choice: &Choice) -> [String; 3] {
     let dense = profile.findings.dense_share * 100.0;
     let pages = match choice.huge_pages {

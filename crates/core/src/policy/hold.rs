@@ -22,10 +22,11 @@ use core::time::Duration;
 
 /// Length of a window. A look that fails costs at least one window.
 pub const WINDOW: Duration = Duration::from_millis(25);
-/// Size of a unit as a part of the most memory that the program has had, but not less than …
+/// Size of a unit: one part in this many of the most memory that the program has had, but not less
+/// than …
 const UNIT_SHARE: u64 = 20;
 const UNIT_MIN_BYTES: u64 = 1 << 20;
-/// Smallest part of a unit that is worth a look as a step.
+/// Least step that is worth a look: one part in this many of a unit.
 const UNIT_PARTS: u64 = 8;
 /// Part of the allowed slowdown below which a program is calm; looks may cost as much.
 const CALM: f64 = 0.5;
@@ -38,8 +39,8 @@ const ACCOUNT: f64 = 0.0005;
 /// Patience: this part of a window, plus this multiple of the time to get back what was taken.
 const PATIENCE: f64 = 0.4;
 const PATIENCE_REFILLS: f64 = 1.5;
-/// Pages that were taken come back at first: with each window one part in this many fewer are
-/// waited for.
+/// Pages that were taken come back at first: in each window, one part in this many of them is no
+/// longer waited for.
 const REFILLED: u64 = 32;
 /// Time that a page takes to come back, as long as it is not known.
 const PAGE_NS: f64 = 10_000.0;
@@ -274,8 +275,8 @@ impl Hold {
         }
     }
 
-    /// Tests whether less would do, starting from what the program uses: room that it does not use
-    /// is no memory.
+    /// Tests whether less would do, starting from the memory that the program uses: unused room is
+    /// not memory.
     fn look(&mut self, used_bytes: u64) {
         // A program that does not wait at all can give more at once, until it is known how much is
         // too much.
@@ -312,7 +313,7 @@ impl Hold {
 
     /// Returns the time that a page took to come back, of late.
     fn page_ns(&self) -> f64 {
-        // About half of what moves comes back; pages that were prefetched have not been waited for.
+        // About half of the pages that move come back; prefetched pages have not been waited for.
         let pages = (self.account.moved_bytes / PAGE_BYTES as f64 / 2.0).max(self.account.demand_reads);
         if pages < PAGES_MIN { PAGE_NS } else { self.account.waited_ns / pages }
     }

@@ -88,7 +88,7 @@ impl Mean {
     }
 
     /// Adds a sample of the side that is being probed. The old estimate is out of date if the side
-    /// takes less than a third now: one hiccup does not make so much of a difference.
+    /// takes less than a third now: a single hiccup does not make that much difference.
     fn look(&mut self, sample: u64) {
         match self.value {
             Some(mean) if sample < mean / 3 => self.value = Some(mean / 2 + sample / 2),

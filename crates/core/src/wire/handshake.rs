@@ -127,7 +127,7 @@ pub struct Welcome {
     pub lease_ms: u32,
     /// Bits of [`features`] in force.
     pub features: u64,
-    /// Incarnation of the server: a number drawn anew at each of its starts.
+    /// Incarnation of the server: a number that it draws at each start.
     pub incarnation: Incarnation,
     /// Secret with which further connections join the session.
     pub session: SessionSecret,

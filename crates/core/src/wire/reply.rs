@@ -25,7 +25,8 @@ pub enum ErrorCode {
     /// The server does not do this, or not on this kind of connection.
     Unsupported,
     /// Too much at once: more pages in one request, or more requests in flight, than the server
-    /// said it takes. Or more of something that all clients share than this one leaves for others.
+    /// said it takes. Used also where a client takes more of something shared than it leaves for
+    /// others.
     TooMuch,
     /// The ticket does not exist, was used, or has expired.
     Ticket,
@@ -52,9 +53,10 @@ pub enum ErrorCode {
     NoAtomics,
     /// There is no lock at the offset that the head's `page` says.
     NoLock,
-    /// The lock at the offset was not free in time.
+    /// The lock at the offset that the head's `page` says was not free in time.
     Locked,
-    /// The lock at the offset was lost before the function wrote what it guards.
+    /// The lock at the offset that the head's `page` says was lost before the function wrote the
+    /// data that it guards.
     Fenced,
     /// Reason that belongs to a later version.
     Other(u16),
