@@ -1,11 +1,13 @@
-//! Parts of pages, checked without reading the whole page each time.
+//! Per-block checksums, so that a part of a page can be checked without reading the whole page.
 //!
-//! Each block of 128 bytes of a page gets a short checksum, which is *noted* by whoever has just seen the whole page: who stores it, or who compared
-//! it with its checksum. From then on only the blocks of a part are read and compared.
+//! Each block of 128 bytes of a page has a short checksum, its *note*. Notes are taken by a thread
+//! that has just seen the whole page: the one that stores it, or the one that compared it with its
+//! checksum. From then on only the blocks of a part are read and compared.
 //!
-//! What is noted of a block is tied to the checksum of its page. So nobody who stores or discards a page need know of this: what was noted of
-//! another page, or was never noted, does not match, and then the whole page is looked at again. For the same reason several may
-//! note at the same time, in any order.
+//! A note is tied to the checksum of its page. So code that stores or discards a page need not know
+//! of notes: the note of another page, or one that was never taken, does not match, and then the
+//! whole page is checked again. For the same reason several threads may take notes at the same
+//! time, in any order.
 
 use crate::checksum;
 use crate::geometry::PAGE_BYTES;
@@ -13,11 +15,12 @@ use crate::wire::PagePart;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Two cache lines: smaller ones would take more notes than they save, larger ones more memory to be brought for a value of some 64 bytes.
+/// Bytes of a block: two cache lines. Smaller blocks would take more notes than they save; larger
+/// ones would bring more memory for a value of some 64 bytes.
 const BLOCK_BYTES: usize = 128;
 const COUNT: usize = PAGE_BYTES / BLOCK_BYTES;
 
-/// What is noted of the blocks of one page.
+/// Notes of all blocks of one page.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Blocks([AtomicU32; COUNT]);
@@ -25,28 +28,29 @@ pub struct Blocks([AtomicU32; COUNT]);
 const _: () = assert!(size_of::<Blocks>() == Blocks::BYTES);
 
 impl Blocks {
-    /// Size of the notes of a page.
+    /// Size of the notes of a page in bytes.
     pub const BYTES: usize = 4 * COUNT;
 
-    /// The bytes of the blocks that a part lies in.
+    /// Returns the byte range of the blocks that the part touches.
     pub fn span(part: PagePart) -> Range<usize> {
         let end = part.offset() + part.len();
         part.offset() / BLOCK_BYTES * BLOCK_BYTES..end.next_multiple_of(BLOCK_BYTES)
     }
 
-    /// The first of the notes that [`Blocks::match_part`] looks at.
+    /// Returns the first note that [`Blocks::match_part`] reads.
     pub fn first(&self, part: PagePart) -> &AtomicU32 {
         &self.0[part.offset() / BLOCK_BYTES]
     }
 
-    /// Notes the blocks of `page`, whose checksum this is.
+    /// Notes all blocks of `page`, whose checksum is `page_sum`.
     pub fn note(&self, page: &[u8], page_sum: u64) {
         for (note, block) in self.0.iter().zip(page.chunks_exact(BLOCK_BYTES)) {
             note.store(short_sum(block, page_sum), Ordering::Relaxed);
         }
     }
 
-    /// Are the blocks of `page` that the part lies in those of the page with this checksum? The others are not looked at.
+    /// Checks whether the blocks that the part touches belong to the page with checksum `page_sum`.
+    /// The other blocks are not read.
     pub fn match_part(&self, part: PagePart, page: &[u8], page_sum: u64) -> bool {
         let span = Self::span(part);
         let notes = &self.0[span.start / BLOCK_BYTES..span.end / BLOCK_BYTES];

@@ -7,28 +7,31 @@
 //! +------------+---------+---------+--------------+
 //! ```
 //!
-//! A leg is Valid, or Stale → Copying → Valid; a write that begins meanwhile makes Copying Spoiled, and whoever copies ends that as Stale.
-//! A copy begins only when no write is under way, so a write that is under way knows: no leg becomes Valid before it ends.
-//! When it ends, Valid legs that do not have it are Stale. While a chunk was never written (not touched) every leg holds its zeros.
-//! Whoever compares what legs hold *watches* the chunk: as long as it is watched no write has begun, so Valid legs hold the same.
+//! A leg is Valid, or Stale → Copying → Valid. A write that begins meanwhile turns Copying into
+//! Spoiled, and the copier then ends it as Stale. A copy begins only while no write is under way,
+//! so no leg becomes Valid while a write is. When a write ends, Valid legs that do not have it
+//! become Stale. While a chunk was never written (not touched), every leg holds zeros. A thread
+//! that compares what legs hold *watches* the chunk: as long as the mark is set no write has begun,
+//! so all Valid legs hold equal bytes.
 //!
-//! Every transition is a pure function on a copy; whoever owns the atomic runs the compare-exchange.
+//! Every transition is a pure function on a copy; the owner of the atomic runs the
+//! compare-exchange.
 
 use crate::Legs;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Holds what was written last.
+    /// Holds the newest bytes.
     Valid = 0,
-    /// Does not.
+    /// Lacks the newest bytes.
     Stale = 1,
-    /// Somebody copies the chunk there.
+    /// A copy of the chunk to this leg is under way.
     Copying = 2,
-    /// Somebody does, in vain: there was a write meanwhile.
+    /// A copy is under way in vain, because a write began meanwhile.
     Spoiled = 3,
 }
 
-/// One chunk's word. See the module.
+/// Word of one chunk: the state of each leg, two flags, and the number of writes under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ChunkWord(pub u32);
 
@@ -38,15 +41,17 @@ const WRITER_ONE: u32 = 1 << 18;
 const WRITERS_MAX: u32 = u32::MAX / WRITER_ONE;
 
 impl ChunkWord {
-    /// Most legs of a mirror, spares counted.
+    /// Greatest number of legs of a mirror, spares counted.
     pub const LEGS_MAX: usize = 8;
 
-    /// Of a new mirror: nobody has `spares` in use, so nothing that is written gets there.
+    /// Creates the word of a new mirror: the `spares` are not in use, so no write reaches them, and
+    /// they are Stale.
     pub fn fresh(spares: Legs) -> ChunkWord {
         spares.iter().fold(ChunkWord(0), |word, leg| word.with(leg, State::Stale))
     }
 
-    /// Of a snapshot: all legs hold the same, perhaps not zeros.
+    /// Creates the word of a chunk of a snapshot: all legs hold equal bytes, which may not be
+    /// zeros.
     pub fn inherited() -> ChunkWord {
         ChunkWord(TOUCHED)
     }
@@ -72,27 +77,29 @@ impl ChunkWord {
         self.0 / WRITER_ONE
     }
 
-    /// Something was written once.
+    /// Checks whether the chunk was ever written.
     pub fn is_touched(self) -> bool {
         self.0 & TOUCHED != 0
     }
 
-    /// Legs that can be read.
+    /// Returns the legs that can be read.
     pub fn valid(self) -> Legs {
         self.is(State::Valid)
     }
 
-    /// Legs of these that a copy would help.
+    /// Returns those of `legs` that a copy would help: the Stale ones, if the chunk was ever
+    /// written.
     pub fn stale(self, legs: Legs) -> Legs {
         if self.is_touched() { self.is(State::Stale).and(legs) } else { Legs(0) }
     }
 
-    /// Is a copy that was claimed for `leg` still worth being finished?
+    /// Checks whether a copy that was claimed for `leg` is still worth finishing: no write spoiled
+    /// it.
     pub fn is_copying(self, leg: usize) -> bool {
         self.state(leg) == State::Copying
     }
 
-    /// A write begins that goes to all `active` legs. `None`: too many at a time.
+    /// Begins a write to all `active` legs. `None`: too many writes are under way.
     pub fn begin_write(self, active: Legs) -> Option<ChunkWord> {
         if self.writers() == WRITERS_MAX {
             return None;
@@ -109,8 +116,9 @@ impl ChunkWord {
         Some(ChunkWord((word.0 | TOUCHED) + WRITER_ONE))
     }
 
-    /// A write ends that `have` hold now and others of `all` do not. `false`: no leg that can be read has it, so it has failed, and what
-    /// the pages hold is one of the two versions.
+    /// Ends a write that the legs `have` hold now and the others of `all` do not. `false`: no leg
+    /// that can be read holds it. Then the write has failed, and the pages hold either of the two
+    /// versions.
     pub fn end_write(self, have: Legs, all: Legs) -> (ChunkWord, bool) {
         assert!(self.writers() > 0);
         let mut word = ChunkWord(self.0 - WRITER_ONE);
@@ -123,51 +131,57 @@ impl ChunkWord {
         (word, kept)
     }
 
-    /// The same where a leg leads that has not got it: the write has failed, and the others are behind, whether they have it or not.
+    /// Ends a failed write of a mirror whose `leader` has not got it. All other legs of `all`
+    /// become Stale, whether they have the write or not.
     pub fn fail_write(self, leader: usize, all: Legs) -> ChunkWord {
         assert!(self.valid().has(leader));
         self.end_write(Legs::one(leader), all).0
     }
 
-    /// Something was written while nobody noted it; the legs are as they were.
+    /// Marks the chunk as written, after a write that was not noted; the states of the legs stay as
+    /// they were.
     pub fn touch(self) -> ChunkWord {
         ChunkWord(self.0 | TOUCHED)
     }
 
-    /// `leg` is lost, and another server shall be what it was: it holds nothing. Nobody copies the chunk there.
+    /// Marks `leg` as Stale because it is lost and will be replaced by a server that holds nothing.
+    /// No copy to `leg` may be under way.
     pub fn forget(self, leg: usize) -> ChunkWord {
         self.with(leg, State::Stale)
     }
 
-    /// Somebody begins to compare what legs hold, and nobody else does. `None`: not now.
+    /// Sets the watched mark, before the bytes that legs hold are compared. Only one thread may
+    /// watch the chunk at a time. `None`: not possible now.
     pub fn watch(self) -> Option<ChunkWord> {
         (self.is_touched() && self.writers() == 0).then_some(ChunkWord(self.0 | WATCHED))
     }
 
-    /// Has no write begun since?
+    /// Checks whether no write has begun since [`ChunkWord::watch`].
     pub fn is_watched(self) -> bool {
         self.0 & WATCHED != 0
     }
 
-    /// The end of that.
+    /// Clears the watched mark.
     pub fn unwatch(self) -> ChunkWord {
         ChunkWord(self.0 & !WATCHED)
     }
 
-    /// Somebody found wrong bytes at `leg`. `None`: it is the only one of `active` that can be read, or cannot be read any more.
+    /// Marks `leg` as Stale because wrong bytes were found there. `None`: it is the only leg of
+    /// `active` that can be read, or it cannot be read any more.
     pub fn suspect(self, leg: usize, active: Legs) -> Option<ChunkWord> {
         let others = self.valid().and(active).but(Legs::one(leg));
         (self.valid().has(leg) && !others.is_empty()).then(|| self.with(leg, State::Stale))
     }
 
-    /// Somebody will copy the chunk to `leg`, from one of the legs given. `None`: not now.
+    /// Claims a copy of the chunk to `leg`; returns the legs from which it may be copied. `None`:
+    /// not possible now.
     pub fn claim(self, leg: usize, active: Legs) -> Option<(ChunkWord, Legs)> {
         let sources = self.valid().and(active);
         let may = self.writers() == 0 && self.is_touched() && self.state(leg) == State::Stale && !sources.is_empty();
         may.then(|| (self.with(leg, State::Copying), sources))
     }
 
-    /// The end of a copy that was claimed, `copied` or given up. Nothing of it is under way any more.
+    /// Ends a claimed copy, `copied` or given up. Nothing of the copy may be under way any more.
     pub fn finish(self, leg: usize, copied: bool) -> ChunkWord {
         let state = self.state(leg);
         assert!(matches!(state, State::Copying | State::Spoiled));
@@ -177,7 +191,8 @@ impl ChunkWord {
 
 #[cfg(test)]
 mod tests {
-    //! Danger: a leg that is read and holds an old version, whatever the order in which writes, copies and deaths happen.
+    //! Danger: a leg that is read and holds an old version, whatever the order in which writes,
+    //! copies and deaths happen.
     use super::*;
     use alloc::collections::BTreeSet;
     use alloc::vec;

@@ -1,12 +1,15 @@
-//! Reed–Solomon over GF(256): parity of a row of pages, and any of its pages from enough others.
+//! Reed–Solomon over GF(256): computes the parity of a row of pages, and any of its pages from
+//! enough others.
 //!
-//! A row has `data` pages and `parity` pages, 16 together at most. Its *part* number `p` is a data page if `p < data`, else a parity page: the sum of all
-//! data pages, each times a coefficient. Coefficients are a Cauchy matrix, so any `data` parts are enough, whichever they are; its columns are scaled so
-//! that the first parity page is the plain sum (XOR). Nothing here allocates, because lanes work inside signal handlers.
+//! A row has `data` pages and `parity` pages, 16 together at most. Its *part* number `p` is a data
+//! page if `p < data`, else a parity page: the sum of all data pages, each times a coefficient.
+//! Coefficients are a Cauchy matrix, so any `data` parts are enough, whichever they are. The
+//! columns of the matrix are scaled so that the first parity page is the plain sum (XOR). Nothing
+//! here allocates, because lanes work inside signal handlers.
 
-/// Most parts of a row.
+/// Greatest number of parts of a row.
 pub const PARTS_MAX: usize = 16;
-/// x⁸ + x⁴ + x³ + x² + 1 without its first term.
+/// Field polynomial x⁸ + x⁴ + x³ + x² + 1 without its first term.
 const POLYNOMIAL: u8 = 0x1d;
 
 /// Powers of two and their logarithms.
@@ -34,39 +37,39 @@ fn invert(a: u8) -> u8 {
     TABLES.0[(255 - TABLES.1[a as usize] as usize) % 255]
 }
 
-/// How a row is coded.
+/// A code: the numbers of data and parity pages of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Code {
     data: usize,
     parity: usize,
 }
 
-/// What each part is multiplied with to give another one, by number of the part.
+/// Factors of a linear combination of parts, by part number.
 pub type Weights = [u8; PARTS_MAX];
 
 impl Code {
-    /// With so many data and parity pages, at least one of each.
+    /// Creates a code with `data` data pages and `parity` parity pages, at least one of each.
     pub fn new(data: usize, parity: usize) -> Code {
         assert!(data > 0 && parity > 0 && data + parity <= PARTS_MAX);
         Code { data, parity }
     }
 
-    /// Data pages of a row.
+    /// Returns the number of data pages of a row.
     pub fn data(self) -> usize {
         self.data
     }
 
-    /// Parity pages of a row.
+    /// Returns the number of parity pages of a row.
     pub fn parity(self) -> usize {
         self.parity
     }
 
-    /// All pages of a row.
+    /// Returns the number of all pages of a row.
     pub fn parts(self) -> usize {
         self.data + self.parity
     }
 
-    /// What data page `column` is multiplied with in `part`.
+    /// Returns the factor of data page `column` in `part`.
     pub fn coefficient(self, part: usize, column: usize) -> u8 {
         assert!(part < self.parts() && column < self.data);
         if part < self.data {
@@ -76,10 +79,12 @@ impl Code {
         multiply(cauchy(part), invert(cauchy(self.data)))
     }
 
-    /// How `target` follows from the parts of the set `from`, of which there are as many as data pages. Those that are not needed weigh nothing.
+    /// Returns the weights that give `target` as a combination of the parts in the set `from`. The
+    /// set has as many parts as there are data pages. Parts that are not needed have weight zero.
     pub fn weights(self, from: u16, target: usize) -> Weights {
         assert!(from.count_ones() as usize == self.data && u32::from(from) < 1 << self.parts());
-        // One equation for each column: what the parts have of it, weighed, is what the target has of it.
+        // One equation for each column: the weighted sum of what the parts have of it is what the
+        // target has of it.
         let mut equations = [[0u8; PARTS_MAX + 1]; PARTS_MAX];
         let parts = || (0..self.parts()).filter(|part| from & 1 << part != 0);
         for (column, equation) in equations.iter_mut().enumerate().take(self.data) {
@@ -107,7 +112,7 @@ impl Code {
     }
 }
 
-/// Adds `source` times `weight` to `target`. Both are whole words of eight bytes.
+/// Adds `source` times `weight` to `target`. Both have the same length, a multiple of eight bytes.
 pub fn add(target: &mut [u8], source: &[u8], weight: u8) {
     assert!(target.len() == source.len() && target.len().is_multiple_of(8));
     let words = target.as_chunks_mut::<8>().0.iter_mut().zip(source.as_chunks::<8>().0);
@@ -116,7 +121,7 @@ pub fn add(target: &mut [u8], source: &[u8], weight: u8) {
     }
     words.for_each(|(to, from)| {
         let (mut sum, mut power) = (u64::from_le_bytes(*to), u64::from_le_bytes(*from));
-        // Eight bytes at a time: compilers make vectors of it.
+        // Eight bytes at a time, which compilers turn into vector instructions.
         for bit in 0..8 {
             sum ^= power & (u64::from(weight >> bit) & 1).wrapping_neg();
             power = double(power);
@@ -125,7 +130,7 @@ pub fn add(target: &mut [u8], source: &[u8], weight: u8) {
     });
 }
 
-/// Each of eight bytes times two.
+/// Multiplies each of eight bytes by two.
 fn double(word: u64) -> u64 {
     const ONES: u64 = 0x0101_0101_0101_0101;
     let over = word >> 7 & ONES;

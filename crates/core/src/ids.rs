@@ -7,11 +7,11 @@ use crate::geometry::PAGE_SHIFT;
 pub struct PageId(pub u64);
 
 impl PageId {
-    /// Byte offset of the page inside its region.
+    /// Returns the byte offset of the page inside its region.
     pub const fn offset(self) -> u64 {
         self.0 << PAGE_SHIFT
     }
-    /// The page that holds the byte at `offset`.
+    /// Returns the page that holds the byte at `offset`.
     pub const fn containing(offset: u64) -> PageId {
         PageId(offset >> PAGE_SHIFT)
     }
@@ -21,7 +21,7 @@ impl PageId {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RegionId(pub u64);
 
-/// Random number that a server draws at each start: a server that comes back is a different one, and
-/// nothing that an earlier incarnation promised is believed of it.
+/// Random number that a server draws at each start. A server that comes back is a different one, so
+/// the promises of an earlier incarnation do not hold for it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Incarnation(pub u64);

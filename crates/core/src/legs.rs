@@ -1,47 +1,47 @@
-//! Which of the legs of a mirror or an erasure code.
+//! Sets of legs of a mirror or an erasure code.
 
 /// A set of legs, one bit each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Legs(pub u16);
 
 impl Legs {
-    /// Most legs of one backend, spares counted.
+    /// Greatest number of legs of one backend, spares counted.
     pub const MAX: usize = 16;
 
-    /// The first `count` legs.
+    /// Returns the set of the first `count` legs.
     pub fn first(count: usize) -> Legs {
         assert!(count <= Legs::MAX);
         Legs(((1u32 << count) - 1) as u16)
     }
-    /// One leg.
+    /// Returns the set that holds only `leg`.
     pub fn one(leg: usize) -> Legs {
         Legs(1 << leg)
     }
-    /// Is it one of these?
+    /// Checks whether `leg` is in the set.
     pub fn has(self, leg: usize) -> bool {
         self.0 & 1 << leg != 0
     }
-    /// In both sets.
+    /// Returns the intersection of both sets.
     pub fn and(self, other: Legs) -> Legs {
         Legs(self.0 & other.0)
     }
-    /// In one of the sets.
+    /// Returns the union of both sets.
     pub fn or(self, other: Legs) -> Legs {
         Legs(self.0 | other.0)
     }
-    /// Here and not there.
+    /// Returns the difference: the legs of this set that are not in `other`.
     pub fn but(self, other: Legs) -> Legs {
         Legs(self.0 & !other.0)
     }
-    /// None at all.
+    /// Checks whether the set is empty.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
-    /// How many.
+    /// Returns the number of legs in the set.
     pub fn count(self) -> usize {
         self.0.count_ones() as usize
     }
-    /// Each of them, ascending.
+    /// Iterates over the legs in the set, ascending.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..Legs::MAX).filter(move |&leg| self.has(leg))
     }

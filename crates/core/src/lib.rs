@@ -1,7 +1,8 @@
-//! Farfield decides.
+//! Decision logic of Farfield, without side effects.
 //!
-//! Pure logic of the far-memory runtime: identifiers, geometry, the wire protocol, page words, the far heap's words and policies.
-//! No I/O, no clock, no thread: time and randomness are arguments, so every decision can be replayed.
+//! Pure logic of the far-memory runtime: identifiers, geometry, the wire protocol, page words, the
+//! far heap's words and policies. No I/O, no clock, no thread: time and randomness are arguments,
+//! so every decision can be replayed.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -28,13 +29,15 @@ mod words;
 pub use ids::{Incarnation, PageId, RegionId};
 pub use legs::Legs;
 
-/// Checksum of one page: XXH3, 64 bits. The same function on both ends of every wire and in every store.
+/// Returns the checksum of one page: XXH3, 64 bits. Both ends of every wire and every store use
+/// this function.
 pub fn checksum(page: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(page)
 }
 
-/// Checksum of a part of a page, tied to the stored checksum of that page and to the part's place in it.
-/// The bytes of another page, of an older version of the page, or of another part of it do not match.
+/// Returns the checksum of a part of a page. It is tied to the stored checksum of that page and to
+/// the part's place in it. The bytes of another page, of an older version of the page, or of
+/// another part of it do not match.
 pub fn part_checksum(part: wire::PagePart, bytes: &[u8], page_sum: u64) -> u64 {
     // An odd factor: no two parts have the same multiple of it.
     checksum(bytes) ^ page_sum ^ u64::from(part.count()).wrapping_mul(0x9e37_79b9_7f4a_7c15)

@@ -11,103 +11,109 @@
 //! word 7   0
 //! ```
 //!
-//! Who comes and finds nobody before him has the lock; else he draws a ticket and looks again and again until it is his turn. Holders are
-//! admitted in the order of their tickets; those that share the lock are admitted together as long as nobody between them wants it alone.
+//! It is a ticket lock. A client before which nobody holds or waits has the lock at once. Any other
+//! draws a ticket and polls until it is its turn. Holders are admitted in the order of their
+//! tickets. Those that share the lock are admitted together as long as nobody between them wants it
+//! exclusively.
+//! No client is assumed to be alive. A holding ends with its lease. Its former holder learns that
+//! from the epoch (the fencing token), and the next holder is told that the lock was *left*. The
+//! client whose turn it is must come soon. If a lease or a turn runs out, all waiters that were not
+//! seen meanwhile are dropped from the line, so any number of dead clients delay the living once.
+//! Time is that of the one server that keeps the record, and an argument.
 //!
-//! Nobody is believed to live. A holding ends with its lease, whoever has it then is told so by its epoch (the fencing token), and the next one is
-//! told that the lock was *left*. Whose turn it is must come soon. When either did not happen, all who were not seen meanwhile are no longer waited
-//! for, so that any number of dead delay the living once. Time is that of the one server that keeps the record, and an argument.
-//!
-//! Every step is a pure function on a copy; the server makes it while nobody else changes the region.
+//! Every step is a pure function on a copy; the server makes it while nobody else changes the
+//! region.
 
 use core::time::Duration;
 use serde::{Deserialize, Serialize};
 
-/// How a lock is held.
+/// Mode in which a lock is held.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Mode {
-    /// With others that read.
+    /// Shared with other readers.
     Shared,
-    /// Alone.
+    /// Exclusive.
     Exclusive,
 }
 
-/// What somebody wants of a lock.
+/// Request of a client to a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Ask {
-    /// To have it; if that cannot be at once, to have a place in the line, or not.
+    /// Takes the lock; if that is not possible at once, draws a ticket or not.
     Take {
-        /// How.
+        /// Mode to hold the lock in.
         mode: Mode,
-        /// For how long.
+        /// Length of the lease.
         lease: Duration,
-        /// Would he wait?
+        /// Whether the client would wait, and so draws a ticket.
         waits: bool,
     },
-    /// To have it if it is the turn of his ticket.
+    /// Polls: takes the lock if it is the ticket's turn.
     Look {
-        /// Which he drew.
+        /// Ticket that the client drew.
         ticket: u32,
-        /// How.
+        /// Mode to hold the lock in.
         mode: Mode,
-        /// For how long.
+        /// Length of the lease.
         lease: Duration,
     },
-    /// To wait no more.
+    /// Stops waiting.
     GiveUp {
-        /// Which he drew.
+        /// Ticket that the client drew.
         ticket: u32,
     },
-    /// To have it longer.
+    /// Extends the lease.
     Keep {
-        /// Which holding.
+        /// Epoch of the holding.
         epoch: u64,
-        /// How.
+        /// Mode in which the lock is held.
         mode: Mode,
-        /// For how long, from now on.
+        /// Length of the lease, from now on.
         lease: Duration,
     },
-    /// To have it no more.
+    /// Releases the lock.
     Release {
-        /// Which holding.
+        /// Epoch of the holding.
         epoch: u64,
-        /// How.
+        /// Mode in which the lock is held.
         mode: Mode,
-        /// Is what it guards as it should be? Else the next one is told that it was left.
+        /// Whether the protected data is consistent. If not, the next holder is told that the lock
+        /// was left.
         is_done: bool,
     },
 }
 
-/// What he gets.
+/// Reply of a lock to a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Says {
-    /// He has it.
+    /// The client has the lock.
     Yours {
-        /// Which holding: what he writes is refused when another one has begun.
+        /// Epoch of the holding, the fencing token: writes under it are refused once another
+        /// holding has begun.
         epoch: u64,
-        /// The last who had it alone died, or was ended, before he was done.
+        /// Whether the last exclusive holder died, or lost its lease, before it was done.
         was_left: bool,
     },
-    /// He has a place in the line.
+    /// The client waits in the line.
     Waits {
-        /// By which he is known.
+        /// Ticket that names the client.
         ticket: u32,
-        /// How many come before him, at most.
+        /// Greatest number of tickets before this one.
         ahead: u32,
     },
-    /// Somebody has it, or it is another's turn.
+    /// The lock is held, or it is the turn of another client.
     Busy,
     /// The line is full.
     Full,
-    /// He was not seen for so long that he lost his place.
+    /// The client was not seen for so long that it lost its place in the line.
     Missed,
-    /// So be it.
+    /// The request was carried out.
     Done,
-    /// His holding is over.
+    /// The holding is over.
     Over,
 }
 
-/// Who has the lock.
+/// Holders of the lock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Held {
     Nobody,
@@ -115,17 +121,17 @@ enum Held {
     Alone,
 }
 
-/// A lock. See the module.
+/// Lock record: a fair lock with leases and fencing tokens, as a value.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Lock {
     next: u32,
-    /// Tickets from here to `next` are in the line.
+    /// Tickets from this one to `next` are in the line.
     turn: u32,
     epoch: u64,
     until: u64,
     held: Held,
     is_left: bool,
-    /// Both only of tickets in the line.
+    /// `seen` and `given_up` have bits only of tickets in the line.
     seen: u64,
     given_up: u64,
 }
@@ -140,19 +146,20 @@ impl Default for Lock {
 }
 
 impl Lock {
-    /// Bytes of the record, which lies at a multiple of them.
+    /// Size of the record in bytes; its offset is a multiple of it.
     pub const BYTES: usize = 64;
-    /// Nobody has it. All zeros: what was never written is a lock.
+    /// A free lock. All zeros, so memory that was never written is a free lock.
     pub const FREE: Lock =
         Lock { next: 0, turn: 0, epoch: 0, until: 0, held: Held::Nobody, is_left: false, seen: 0, given_up: 0 };
-    /// Most tickets in the line.
+    /// Greatest number of tickets in the line.
     pub const LINE_MAX: u32 = 64;
-    /// How long it may be the turn of somebody who does not come: some hundred times as long as who waits takes from one look to the next.
+    /// Time for which it may be the turn of a client that does not come. Some hundred times the
+    /// interval at which a waiter polls.
     pub const TURN: Duration = Duration::from_millis(100);
-    /// The longest lease.
+    /// Longest lease.
     pub const LEASE_MAX: Duration = Duration::from_secs(60);
 
-    /// The record; `None` if the bytes are none.
+    /// Decodes the record; `None` if the bytes are not one.
     pub fn decode(bytes: &[u8; Lock::BYTES]) -> Option<Lock> {
         let (words, _) = bytes.as_chunks::<8>();
         let word = |index: usize| u64::from_le_bytes(words[index]);
@@ -180,7 +187,7 @@ impl Lock {
         is_lock.then_some(lock)
     }
 
-    /// As bytes.
+    /// Encodes the record as bytes.
     pub fn encode(&self) -> [u8; Lock::BYTES] {
         let holders = match self.held {
             Held::Nobody => 0,
@@ -203,7 +210,8 @@ impl Lock {
         bytes
     }
 
-    /// Somebody asks, at this time.
+    /// Carries out a request at time `now`, in nanoseconds of the server's clock. Returns the lock
+    /// as it is afterwards, and the reply.
     pub fn step(self, now: u64, ask: Ask) -> (Lock, Says) {
         let mut lock = self.settled(now);
         let says = match ask {
@@ -220,12 +228,12 @@ impl Lock {
         (lock, says)
     }
 
-    /// Is this holding not over at this time?
+    /// Checks whether the holding of this epoch and mode is still valid at time `now`.
     pub fn is_held(self, now: u64, epoch: u64, mode: Mode) -> bool {
         self.settled(now).has(epoch, mode)
     }
 
-    /// The same after everything that ends by itself has ended.
+    /// Returns the lock after its lease or turn has ended, if `now` is late enough.
     fn settled(mut self, now: u64) -> Lock {
         if self.until == 0 || now < self.until {
             return self;
@@ -304,7 +312,7 @@ impl Lock {
     fn admits(&self, mode: Mode) -> bool {
         match self.held {
             Held::Nobody => true,
-            // One less than what means another thing.
+            // Leaves a gap of one, because all ones mean [`Held::Alone`].
             Held::Together(count) => mode == Mode::Shared && count < ALONE - 1,
             Held::Alone => false,
         }
@@ -323,7 +331,8 @@ impl Lock {
         Says::Yours { epoch: self.epoch, was_left: self.is_left }
     }
 
-    /// What is now lasts so long at least, and who waits must be seen anew.
+    /// Extends the holding to at least `lease` from now. If that moves its end, waiters must be
+    /// seen again.
     fn extend(&mut self, now: u64, lease: Duration) {
         let until = after(now, lease.min(Lock::LEASE_MAX));
         if until > self.until {
@@ -332,21 +341,21 @@ impl Lock {
         }
     }
 
-    /// Nobody has it: who is first in the line shall come.
+    /// Begins the turn of the first ticket in the line; the lock is free.
     fn begin_turn(&mut self, now: u64) {
         self.skip();
         self.until = if self.waiting() == 0 { 0 } else { after(now, Lock::TURN) };
         self.seen = 0;
     }
 
-    /// Passes over those in front who gave up.
+    /// Passes over tickets in front that were given up.
     fn skip(&mut self) {
         while self.waiting() > 0 && self.given_up & bit(self.turn) != 0 {
             self.pass();
         }
     }
 
-    /// The first one leaves the line.
+    /// Removes the first ticket from the line.
     fn pass(&mut self) {
         let bit = bit(self.turn);
         self.given_up &= !bit;
@@ -366,7 +375,7 @@ impl Lock {
         ticket.wrapping_sub(self.turn)
     }
 
-    /// The bits of the tickets in the line.
+    /// Returns the bits of the tickets in the line.
     fn line(&self) -> u64 {
         let ones = 1u64.checked_shl(self.waiting()).map_or(u64::MAX, |bit| bit - 1);
         ones.rotate_left(self.turn % 64)
@@ -383,8 +392,9 @@ fn after(now: u64, time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    //! Dangers: two who may write at once; somebody who writes after another one began; a holding that ends before its lease; a line that is
-    //! not in order; the living who wait for the dead, whatever dies when.
+    //! Dangers: two who may write at once; somebody who writes after another one began; a holding
+    //! that ends before its lease; a line that is not in order; the living who wait for the dead,
+    //! whatever dies when.
     use super::*;
     use alloc::collections::BTreeSet;
     use alloc::vec;
@@ -557,7 +567,8 @@ mod tests {
             let mut waits: Vec<_> = (0..3).filter(|who| !self.is_dead[*who]).collect();
             waits.retain(|who| matches!(self.does[*who], Does::Waits(_)));
             let start = self;
-            // The lease of a dead holder, the turn of a dead one who waits, and a turn for what was seen before it died.
+            // The lease of a dead holder, the turn of a dead one who waits, and a turn for what was
+            // seen before it died.
             for _ in 0..=LEASE_TICKS + 4 {
                 for _ in 0..4 {
                     let is_dead = self.is_dead;

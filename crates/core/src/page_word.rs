@@ -8,27 +8,28 @@
 //! +--------------+------------+---------+--------+-----+
 //! ```
 //!
-//! Absent → Fetching → Near → Leaving → Far → Fetching → …; Absent means that the page is all zeros and exists
-//! nowhere. Every transition is a pure function on a copy; whoever owns the atomic runs the compare-exchange.
-//! `holds` counts system calls that may touch the page right now: a held page does not leave. It survives every
-//! transition, because the page can be discarded while a call is under way.
+//! Absent → Fetching → Near → Leaving → Far → Fetching → …; Absent means that the page is all zeros
+//! and exists nowhere. Every transition is a pure function on a copy; the owner of the atomic runs
+//! the compare-exchange. `holds` counts system calls that may touch the page right now: a held page
+//! does not leave. The count survives every transition, because the page can be discarded while a
+//! call is under way.
 
-/// Where a page is.
+/// State of a page: where it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// Nowhere: reads as zeros.
     Absent,
-    /// Somebody is bringing it near, or changing it: wait.
+    /// Owned by a thread that brings it near or changes it: wait.
     Fetching,
     /// Near.
     Near,
-    /// Being taken away: wait.
+    /// On its way to the pool: wait.
     Leaving,
     /// In the pool.
     Far,
 }
 
-/// What a fault has to do.
+/// Action that a page fault has to take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// Near already: try the access again.
@@ -41,7 +42,7 @@ pub enum Fault {
     Read,
 }
 
-/// One page's word. See the module.
+/// Word of one page of transparent far memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PageWord(pub u64);
 
@@ -56,7 +57,7 @@ const HOLD_MASK: u64 = 0xFFFF << 16;
 const HIGH_SHIFT: u32 = 32;
 
 impl PageWord {
-    /// Where the page is.
+    /// Returns the state of the page.
     pub fn state(self) -> State {
         match self.0 & STATE {
             0 => State::Absent,
@@ -84,41 +85,44 @@ impl PageWord {
         if on { PageWord(self.0 | bit) } else { PageWord(self.0 & !bit) }
     }
 
-    /// Known to differ from its far copy. If not set, the kernel's written bit decides.
+    /// Checks whether the page is known to differ from its far copy. If not set, the kernel's
+    /// written bit decides.
     pub fn is_dirty(self) -> bool {
         self.0 & DIRTY != 0
     }
-    /// The pool holds a copy, current or stale.
+    /// Checks whether the pool holds a copy, current or stale.
     pub fn is_stored(self) -> bool {
         self.0 & STORED != 0
     }
-    /// Is in the eviction queue.
+    /// Checks whether the page is in the eviction queue.
     pub fn is_queued(self) -> bool {
         self.0 & QUEUED != 0
     }
-    /// Deserves another round in the eviction queue.
+    /// Checks whether the page deserves another round in the eviction queue.
     pub fn is_referenced(self) -> bool {
         self.0 & REFERENCED != 0
     }
-    /// Its memory may be one that the kernel replaces at the next write: the zero page, or a page shared with another
-    /// process since a fork.
+    /// Checks whether the kernel may replace the page's memory at the next write. So it is for the
+    /// zero page, and for a page shared with another process since a fork.
     pub fn is_shared(self) -> bool {
         self.0 & SHARED != 0
     }
-    /// System calls that may touch it now.
+    /// Returns the number of system calls that may touch the page now.
     pub fn holds(self) -> u16 {
         ((self.0 & HOLD_MASK) >> 16) as u16
     }
-    /// Eviction count at the moment it last left, modulo 2³². Not while it is near.
+    /// Returns the eviction count at the moment the page last left, modulo 2³². Not valid while the
+    /// page is near.
     pub fn left_at(self) -> u32 {
         (self.0 >> HIGH_SHIFT) as u32
     }
-    /// The epoch in which it arrived, given to [`PageWord::arrived`]; 0 for unknown. Only while it is near.
+    /// Returns the epoch in which the page arrived, as given to [`PageWord::arrived`]; 0 for
+    /// unknown. Valid only while the page is near.
     pub fn epoch(self) -> u32 {
         (self.0 >> HIGH_SHIFT) as u32
     }
 
-    /// A thread needs the page.
+    /// Decides what a thread that needs the page has to do.
     pub fn fault(self) -> (PageWord, Fault) {
         match self.state() {
             State::Near => (self, Fault::Retry),
@@ -128,8 +132,9 @@ impl PageWord {
         }
     }
 
-    /// The owner of a Fetching page installed it. `dirty` unless it equals its far copy. `epoch` was current before the
-    /// page could be written, 0 for unknown. It must be put into the eviction queue if it was not in it (`is_queued` of the old word).
+    /// Makes a Fetching page Near; its owner has installed it. `dirty` unless it equals its far
+    /// copy. `epoch` was current before the page could be written, 0 for unknown. The page must be
+    /// put into the eviction queue if it was not in it (`is_queued` of the old word).
     pub fn arrived(self, dirty: bool, referenced: bool, epoch: u32) -> PageWord {
         assert!(self.state() == State::Fetching);
         self.with(State::Near)
@@ -140,20 +145,21 @@ impl PageWord {
             .set_high(epoch)
     }
 
-    /// The owner of a page that a fault made Fetching gives up: back to where it was.
+    /// Returns a Fetching page to where it was before the fault; its owner gives up.
     pub fn gave_up(self) -> PageWord {
         assert!(self.state() == State::Fetching && !self.is_dirty());
         if self.is_stored() { self.with(State::Far) } else { self.with(State::Absent) }
     }
 
-    /// The eviction queue came to the page and has removed it. `None` if it does not leave: not near, held, or
-    /// referenced; then the word to store, and whether to queue it again.
+    /// Makes a page Leaving that the eviction queue came to and has removed. `Err` if it does not
+    /// leave: not near, held, or referenced. The error has the word to store, and whether to queue
+    /// the page again.
     pub fn leave(self) -> Result<PageWord, (PageWord, Requeue)> {
         if self.state() != State::Near {
             return Err((self.set(QUEUED, false), Requeue::No));
         }
         if self.holds() > 0 {
-            // It may stay for as long as a program waits, longer than epochs are unique.
+            // The page may stay for as long as a program waits, longer than epochs are unique.
             return Err((self.set_high(0), Requeue::Yes));
         }
         if self.is_referenced() {
@@ -162,27 +168,28 @@ impl PageWord {
         Ok(self.with(State::Leaving).set(QUEUED, false))
     }
 
-    /// A Leaving page could not be taken after all (pinned by the kernel): it stays, counted as dirty. It must be
-    /// queued again.
+    /// Makes a Leaving page Near again that could not be taken (pinned by the kernel). It counts as
+    /// dirty and must be queued again.
     pub fn stayed(self) -> PageWord {
         assert!(self.state() == State::Leaving);
         self.with(State::Near).set(DIRTY, true).set(QUEUED, true)
     }
 
-    /// A Leaving page is gone and its far copy is right. `now` is the eviction count.
+    /// Makes a Leaving page Far: it is gone and its far copy is right. `now` is the eviction count.
     pub fn left(self, now: u32) -> PageWord {
         assert!(self.state() == State::Leaving);
         self.with(State::Far).set(DIRTY, false).set(STORED, true).set_high(now)
     }
 
-    /// A Leaving page was all zeros and is gone; no far copy is needed.
+    /// Makes a Leaving page Absent: it was all zeros and is gone, so no far copy is needed.
     pub fn vanished(self) -> PageWord {
         assert!(self.state() == State::Leaving);
         self.with(State::Absent).set(DIRTY, false).set(STORED, false)
     }
 
-    /// The program gave the page up or replaced it: the caller owns it (Fetching) while it discards near and far
-    /// copy. `None` while somebody else owns it. Takes Absent pages too, so that nobody brings them meanwhile.
+    /// Takes ownership (Fetching) of a page that the program gave up or replaced, while near and
+    /// far copy are discarded. `None` while another thread owns it. Takes Absent pages too, so that
+    /// nobody brings them meanwhile.
     pub fn seize(self) -> Option<PageWord> {
         match self.state() {
             State::Fetching | State::Leaving => None,
@@ -190,13 +197,14 @@ impl PageWord {
         }
     }
 
-    /// A seized page is nowhere now.
+    /// Makes a seized page Absent.
     pub fn discarded(self) -> PageWord {
         assert!(self.state() == State::Fetching);
         self.with(State::Absent).set(DIRTY, false).set(STORED, false).set(REFERENCED, false)
     }
 
-    /// The page was found near although nobody brought it (the kernel did, before faults were ours).
+    /// Makes an Absent page Near that was found near although nobody brought it. The kernel did
+    /// that, before faults were ours. `None` in all other states.
     pub fn found(self) -> Option<PageWord> {
         match self.state() {
             State::Absent => Some(self.with(State::Near).set(DIRTY, true).set(QUEUED, true).set(SHARED, true)),
@@ -204,31 +212,33 @@ impl PageWord {
         }
     }
 
-    /// Its entry was swept out of the eviction queue. Not for near pages.
+    /// Clears the queued mark of a page whose entry was swept out of the eviction queue. Not for
+    /// near pages.
     pub fn unqueued(self) -> PageWord {
         assert!(self.state() != State::Near);
         self.set(QUEUED, false)
     }
 
-    /// The process forked: the page's memory is shared until somebody writes it. In the child the kernel has also
-    /// forgotten whether it was clean (`forgotten`).
+    /// Marks the page as shared after a fork, until it is written. In the child the kernel has also
+    /// forgotten whether the page was clean (`forgotten`).
     pub fn forked(self, forgotten: bool) -> PageWord {
         self.set(SHARED, true).set(DIRTY, self.is_dirty() || forgotten)
     }
 
-    /// One system call more may touch it. Only a near page can be held; `None` otherwise, or if the count is full.
+    /// Adds a hold for a system call that may touch the page. Only a near page can be held; `None`
+    /// otherwise, or if the count is full.
     pub fn hold(self) -> Option<PageWord> {
         (self.state() == State::Near && self.0 & HOLD_MASK != HOLD_MASK).then(|| PageWord(self.0 + HOLD_ONE))
     }
 
-    /// One system call less.
+    /// Removes a hold.
     pub fn release(self) -> PageWord {
         assert!(self.holds() > 0);
         PageWord(self.0 - HOLD_ONE)
     }
 }
 
-/// Whether a page goes back into the eviction queue.
+/// Tells whether a page goes back into the eviction queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Requeue {
     /// Yes, at the tail.

@@ -1,4 +1,4 @@
-//! The row word: what a row of an erasure code is good for, as one atomic 64-bit word.
+//! The row word: which parts of a row of an erasure code can be used, as one atomic 64-bit word.
 //!
 //! ```text
 //!  63     51   50    49 48    47      32  31     16  15      0
@@ -7,16 +7,21 @@
 //! +---------+--------+-------+----------+----------+----------+
 //! ```
 //!
-//! Clean → Writing → Closed → Spent → Writing or Clean. A row is written once, by one writer, and never changed while it is closed: so a leg that dies in the middle of a write
-//! harms nothing but that row, which nobody refers to yet. *present* are the data pages that were written (the others are zeros), *live* those that still are
-//! the newest version of some page, *have* the legs that hold their part. When nothing is live any more the row is spent, unless somebody mends it: a part that is
-//! on its way to a leg must not land in a row that has another writer. Whoever compares what legs hold with what was written keeps the row in the same way.
+//! Clean → Writing → Closed → Spent → Writing or Clean. A row is written once, by one writer, and
+//! never changed while it is closed. So a leg that dies in the middle of a write harms nothing but
+//! that row, which nothing refers to yet. *present* are the data pages that were written (the
+//! others are zeros), *live* those that still are the newest version of some page, *have* the legs
+//! that hold their part. When nothing is live any more the row is spent, unless it is being mended:
+//! a part that is on its way to a leg must not land in a row that has another writer. A thread that
+//! compares what legs hold with what was written keeps the row in the same way.
 //!
-//! Every transition is a pure function on a copy; whoever owns the atomic runs the compare-exchange. *Writing* is not in the word: whoever has claimed a row is alone with it.
+//! Every transition is a pure function on a copy; the owner of the atomic runs the
+//! compare-exchange. *Writing* is not in the word: a thread that has claimed a row is alone with
+//! it.
 
 use crate::Legs;
 
-/// One row's word. See the module.
+/// Word of one row of an erasure code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RowWord(pub u64);
 
@@ -25,90 +30,98 @@ const SPENT: u64 = 1 << 49;
 const MENDED: u64 = 1 << 50;
 
 impl RowWord {
-    /// Never written, or discarded at all legs.
+    /// Word of a row that was never written, or was discarded at all legs.
     pub const CLEAN: RowWord = RowWord(0);
-    /// Nothing in it is of use, and legs may still hold it.
+    /// Word of a row in which nothing is of use, and that legs may still hold.
     pub const SPENT: RowWord = RowWord(SPENT);
 
-    /// A row whose `present` data pages have been written and are the newest version of their pages.
+    /// Creates the word of a written row, whose `present` data pages are the newest version of
+    /// their pages.
     pub fn closed(have: Legs, present: u16) -> RowWord {
         assert!(present != 0);
         RowWord(CLOSED | u64::from(present) << 32 | u64::from(present) << 16 | u64::from(have.0))
     }
 
-    /// Can it be read?
+    /// Checks whether the row can be read.
     pub fn is_closed(self) -> bool {
         self.0 & CLOSED != 0
     }
 
-    /// May legs hold bytes of it that nobody needs?
+    /// Checks whether legs may hold bytes of the row that nobody needs.
     pub fn is_spent(self) -> bool {
         self.0 & SPENT != 0
     }
 
-    /// Legs that hold their part.
+    /// Returns the legs that hold their part.
     pub fn have(self) -> Legs {
         Legs(self.0 as u16)
     }
 
-    /// Data pages that are the newest version of a page.
+    /// Returns the set of data pages that are the newest version of a page, one bit each.
     pub fn live(self) -> u16 {
         (self.0 >> 16) as u16
     }
 
-    /// Data pages that are not zeros by definition.
+    /// Returns the set of data pages that are not zeros by definition, one bit each.
     pub fn present(self) -> u16 {
         (self.0 >> 32) as u16
     }
 
-    /// Does somebody mend it?
+    /// Checks whether the row is being mended or watched.
     pub fn is_mended(self) -> bool {
         self.0 & MENDED != 0
     }
 
-    /// Spent, if nothing keeps it: then it may be claimed by a writer.
+    /// Returns a spent row if nothing keeps it, and whether it is: then a writer may claim it.
     fn settled(self) -> (RowWord, bool) {
         let is_over = self.live() == 0 && !self.is_mended();
         (if is_over { RowWord::SPENT } else { self }, is_over)
     }
 
-    /// There is a newer version of the page whose version is data page `part`. `true`: the row is spent now.
+    /// Removes data page `part` from the live ones; there is a newer version of its page. `true`:
+    /// the row is spent now.
     pub fn kill(self, part: usize) -> (RowWord, bool) {
         assert!(self.is_closed() && self.live() & 1 << part != 0);
         RowWord(self.0 & !(1 << (16 + part))).settled()
     }
 
-    /// `leg` gave wrong bytes. `None`: it did not count as one that holds its part, or fewer than `needed` of the `living` legs would be left of those that do.
+    /// Removes `leg` from those that hold their part, because it gave wrong bytes. `None`: it did
+    /// not count as one that holds its part, or too few would be left: fewer than `needed` of the
+    /// `living` legs.
     pub fn suspect(self, leg: usize, needed: usize, living: Legs) -> Option<RowWord> {
         let others = self.have().and(living).but(Legs::one(leg));
         let may = self.is_closed() && self.have().has(leg) && others.count() >= needed;
         may.then_some(RowWord(self.0 & !(1 << leg)))
     }
 
-    /// `leg` is lost, and another server shall be what it was. `None`: it did not count as one that holds its part.
+    /// Removes `leg` from those that hold their part, because it is lost and will be replaced by
+    /// another server. `None`: it did not count as one that holds its part.
     pub fn forget(self, leg: usize) -> Option<RowWord> {
         (self.is_closed() && self.have().has(leg)).then_some(RowWord(self.0 & !(1 << leg)))
     }
 
-    /// Somebody will bring `leg` its part. `None`: it has it, or not now.
+    /// Claims the row so that `leg` can be brought its part. `None`: the leg has it, or not
+    /// possible now.
     pub fn claim(self, leg: usize) -> Option<RowWord> {
         let may = self.is_closed() && self.live() != 0 && !self.is_mended() && !self.have().has(leg);
         may.then_some(RowWord(self.0 | MENDED))
     }
 
-    /// Somebody looks at what legs hold, and nobody mends it meanwhile. `None`: not now.
+    /// Claims the row so that what legs hold can be compared while nobody mends it. `None`: not
+    /// possible now.
     pub fn watch(self) -> Option<RowWord> {
         let may = self.is_closed() && self.live() != 0 && !self.is_mended();
         may.then_some(RowWord(self.0 | MENDED))
     }
 
-    /// The end of that. `true`: the row is spent now.
+    /// Ends a watch. `true`: the row is spent now.
     pub fn unwatch(self) -> (RowWord, bool) {
         assert!(self.is_closed() && self.is_mended());
         RowWord(self.0 & !MENDED).settled()
     }
 
-    /// The end of what was claimed, `mended` or given up. Nothing of it is under way any more. `true`: the row is spent now.
+    /// Ends a claim, `mended` or given up. Nothing of it may be under way any more. `true`: the row
+    /// is spent now.
     pub fn finish(self, leg: usize, mended: bool) -> (RowWord, bool) {
         assert!(self.is_closed() && self.is_mended());
         RowWord(self.0 & !MENDED | u64::from(mended) << leg).settled()
@@ -117,7 +130,8 @@ impl RowWord {
 
 #[cfg(test)]
 mod tests {
-    //! Danger: a leg that counts as one that holds its part and does not, whatever the order in which rows are written, spent, mended and written again.
+    //! Danger: a leg that counts as one that holds its part and does not, whatever the order in
+    //! which rows are written, spent, mended and written again.
     use super::*;
     use alloc::collections::BTreeSet;
     use alloc::vec;

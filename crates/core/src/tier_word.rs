@@ -7,18 +7,24 @@
 //! +--------------+---+---------+-----+-------+------+---------+----------+------+
 //! ```
 //!
-//! *at* is the tier that has the newest version, if the page is not zeros; *copies* are tiers that may have bytes of it, old ones too. The
-//! *generation* changes whenever the bytes that count do, or come to lie elsewhere: who finds the same one after a read as before it has read what was there.
+//! *at* is the tier that has the newest version, if the page is not zeros; *copies* are tiers that
+//! may have bytes of it, old ones too. The *generation* changes whenever the bytes that count
+//! change, or come to lie elsewhere. A reader that finds the same generation after a read as before
+//! it has read the page as it was.
 //!
-//! Whoever moves a page, or gives back an old copy, *claims* it first, with the tier whose bytes change; then nobody else writes there until that has ended. A claim is taken only
-//! while nobody writes the page. A write that meets a claim goes to another tier, so nobody waits for who moves; and it *spoils* a move,
-//! which then changes nothing but a copy that does not count. A claim whose end nobody knows (no answer came) is never given back, and such a write never ends.
+//! A thread that moves a page, or gives back an old copy, *claims* it first, with the tier whose
+//! bytes change. Then nobody else writes there until the claim ends. A claim is taken only while
+//! nobody writes the page. A write that meets a claim goes to another tier, so no writer waits for
+//! a move. Such a write *spoils* the move, which then changes nothing but a copy that does not
+//! count. A claim whose end is unknown (no answer came) is never given back, and a write whose end
+//! is unknown never ends.
 //!
-//! Every transition is a pure function on a copy; whoever owns the atomic runs the compare-exchange.
+//! Every transition is a pure function on a copy; the owner of the atomic runs the
+//! compare-exchange.
 
 use crate::Legs;
 
-/// One page's word. See the module.
+/// Word of one page of a tiered pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TierWord(pub u64);
 
@@ -33,10 +39,10 @@ const WRITERS_MAX: u64 = 255;
 const GENERATION_ONE: u64 = 1 << 32;
 
 impl TierWord {
-    /// Most tiers of one pool.
+    /// Greatest number of tiers of one pool.
     pub const TIERS_MAX: usize = 8;
 
-    /// The tier that has the page; `None`: it is zeros.
+    /// Returns the tier that has the page; `None`: the page is zeros.
     pub fn at(self) -> Option<usize> {
         (self.0 & NIBBLE).checked_sub(1).map(|tier| tier as usize)
     }
@@ -45,7 +51,7 @@ impl TierWord {
         TierWord(self.0 & !NIBBLE | tier.map_or(0, |tier| tier as u64 + 1))
     }
 
-    /// Tiers that may have bytes of it.
+    /// Returns the tiers that may have bytes of the page.
     pub fn copies(self) -> Legs {
         Legs((self.0 >> COPIES) as u16 & 0xff)
     }
@@ -54,7 +60,7 @@ impl TierWord {
         TierWord(self.0 & !(0xff << COPIES) | u64::from(copies.0) << COPIES)
     }
 
-    /// The tier whose bytes somebody else changes.
+    /// Returns the tier whose bytes the holder of a claim changes.
     pub fn claimed(self) -> Option<usize> {
         (self.0 >> CLAIMED & NIBBLE).checked_sub(1).map(|tier| tier as usize)
     }
@@ -68,7 +74,8 @@ impl TierWord {
         self.0 / WRITER_ONE % (WRITERS_MAX + 1)
     }
 
-    /// See the module.
+    /// Returns the generation, which changes whenever the newest bytes change or come to lie
+    /// elsewhere.
     pub fn generation(self) -> u32 {
         (self.0 >> 32) as u32
     }
@@ -85,7 +92,7 @@ impl TierWord {
         self.at() == Some(tier)
     }
 
-    /// Tiers whose copy can be given back: it does not count, and nobody writes.
+    /// Returns the tiers whose copy can be given back: it does not count, and nobody writes.
     pub fn garbage(self) -> Legs {
         if self.writers() > 0 {
             return Legs(0);
@@ -94,7 +101,7 @@ impl TierWord {
         kept.fold(self.copies(), |garbage, tier| garbage.but(Legs::one(tier)))
     }
 
-    /// A write begins that goes to `tier`. `None`: not there, and not now.
+    /// Begins a write to `tier`. `None`: not possible at this tier now.
     pub fn begin_write(self, tier: usize) -> Option<TierWord> {
         if self.claimed() == Some(tier) || self.writers() == WRITERS_MAX {
             return None;
@@ -103,42 +110,43 @@ impl TierWord {
         Some(TierWord(word.0 + WRITER_ONE))
     }
 
-    /// It ends. `written`: the newest version is there now. If not, the page is where it was, and a write in its place may have changed it.
+    /// Ends a write. `written`: `tier` has the newest version now. If not, the page is where it
+    /// was, and a write in its place may have changed it.
     pub fn end_write(self, tier: usize, written: bool) -> TierWord {
         assert!(self.writers() > 0 && self.copies().has(tier));
         let word = TierWord(self.0 - WRITER_ONE).next_generation();
         if written { TierWord(word.with_at(Some(tier)).0 | YOUNG) } else { word }
     }
 
-    /// The page is zeros. `None`: it was.
+    /// Makes the page zeros. `None`: it was zeros already.
     pub fn discard(self) -> Option<TierWord> {
         self.at().map(|_| self.with_at(None).spoiled().next_generation())
     }
 
-    /// Somebody will give the copy at `tier` back. `None`: not now.
+    /// Claims the copy at `tier`, which is to be given back. `None`: not possible now.
     pub fn claim_sweep(self, tier: usize) -> Option<TierWord> {
         let may = self.claimed().is_none() && self.garbage().has(tier);
         may.then(|| self.with_claim(Some(tier)))
     }
 
-    /// The end of that, `swept` or given up. Nothing of it is under way any more.
+    /// Ends a sweep, `swept` or given up. Nothing of it may be under way any more.
     pub fn finish_sweep(self, tier: usize, swept: bool) -> TierWord {
         assert!(self.claimed() == Some(tier) && !self.is_at(tier));
         let gone = if swept { Legs::one(tier) } else { Legs(0) };
         self.with_claim(None).with_copies(self.copies().but(gone))
     }
 
-    /// Was it written since it was asked last? So, whether it is.
+    /// Clears the mark of a page that was written since the last call; `None` if it was not.
     pub fn age(self) -> Option<TierWord> {
         (self.0 & YOUNG != 0).then_some(TierWord(self.0 & !YOUNG))
     }
 
-    /// Can it be moved away from `from`?
+    /// Checks whether the page can be moved away from tier `from`.
     pub fn is_movable(self, from: usize) -> bool {
         self.is_at(from) && self.claimed().is_none() && self.writers() == 0
     }
 
-    /// Somebody will copy the page from one tier to another. `None`: not now.
+    /// Claims the page for a copy from one tier to another. `None`: not possible now.
     pub fn claim_move(self, from: usize, to: usize) -> Option<TierWord> {
         assert!(from != to);
         let copies = self.copies().or(Legs::one(to));
@@ -146,7 +154,8 @@ impl TierWord {
         may.then(|| TierWord(self.with_claim(Some(to)).with_copies(copies).0 | MOVING))
     }
 
-    /// The end of that, `copied` or given up. Nothing of it is under way any more. `true`: the page is there now.
+    /// Ends a move, `copied` or given up. Nothing of it may be under way any more. `true`: the page
+    /// is at tier `to` now.
     pub fn finish_move(self, to: usize, copied: bool) -> (TierWord, bool) {
         assert!(self.claimed() == Some(to) && self.0 & MOVING != 0);
         let moves = copied && self.0 & SPOILED == 0;
@@ -154,7 +163,8 @@ impl TierWord {
         if moves { (word.with_at(Some(to)).next_generation(), true) } else { (word, false) }
     }
 
-    /// As it is in a snapshot, where nothing is under way. What was claimed may lie there.
+    /// Returns the word as it is in a snapshot, where nothing is under way. Claimed tiers still
+    /// count as having a copy.
     pub fn settled(self) -> TierWord {
         TierWord(self.with_claim(None).0 & !(WRITERS_MAX * WRITER_ONE))
     }
@@ -162,7 +172,8 @@ impl TierWord {
 
 #[cfg(test)]
 mod tests {
-    //! Danger: a read that gives what nobody wrote or an older version, or bytes that nobody gives back, whatever the order of writes, reads, moves and discards.
+    //! Danger: a read that gives what nobody wrote or an older version, or bytes that nobody gives
+    //! back, whatever the order of writes, reads, moves and discards.
     use super::*;
     use alloc::collections::BTreeSet;
     use alloc::vec;

@@ -1,4 +1,4 @@
-//! Time as an argument: core has no clock, so whoever drives it says what time it is.
+//! Time as an argument: this crate has no clock, so its driver says what time it is.
 
 use core::time::Duration;
 
@@ -10,12 +10,12 @@ impl Moment {
     /// A moment that never comes.
     pub const NEVER: Moment = Moment(u64::MAX);
 
-    /// This moment and `wait` more; saturates at [`Moment::NEVER`].
+    /// Returns this moment plus `wait`; saturates at [`Moment::NEVER`].
     pub fn after(self, wait: Duration) -> Moment {
         Moment(self.0.saturating_add(u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// How long from `earlier` to this moment; zero if it lies in the future.
+    /// Returns the time from `earlier` to this moment; zero if `earlier` lies in the future.
     pub fn since(self, earlier: Moment) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

@@ -1,9 +1,10 @@
-//! For tests of words: all that can become of one.
+//! Test support: all words that transitions can reach.
 
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// The first word, and all that any sequence of transitions makes of it. `next`: what one transition makes of a word.
+/// Returns the first word and all words that any sequence of transitions makes of it. `next`
+/// returns the results of single transitions.
 pub(crate) fn reachable<Word: Copy + PartialEq>(first: Word, next: impl Fn(Word) -> Vec<Word>) -> Vec<Word> {
     let mut seen = vec![first];
     let mut at = 0;

@@ -6,7 +6,7 @@ use crate::gate::syscall;
 use crate::net::lift;
 use core::ffi::CStr;
 
-/// What a path leads to.
+/// Kind of file that a path leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A folder.
@@ -15,23 +15,24 @@ pub enum Kind {
     File,
     /// A block device.
     Device,
-    /// Memory behind a device, to be mapped.
+    /// Memory behind a device (DAX), which can be mapped.
     Dax(Dax),
     /// Anything else.
     Other,
 }
 
-/// What a DAX device is.
+/// Properties of a DAX device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Dax {
-    /// Its size.
+    /// Size of the device in bytes.
     pub bytes: u64,
-    /// Whatever is mapped of it must be a multiple of this.
+    /// Alignment in bytes: offset and length of each mapping must be a multiple of it.
     pub align_bytes: u64,
 }
 
 impl Dax {
-    /// Of the device with these numbers, by its folder in `/sys`. `None`: it is something else.
+    /// Reads the properties of the device with these numbers from its folder in `/sys`. `None`: it
+    /// is not a DAX device.
     fn of(major: u32, minor: u32) -> Option<Dax> {
         let number = |name: &str| {
             let fd = file::open_written(format_args!("/sys/dev/char/{major}:{minor}/{name}")).ok()?;
@@ -45,7 +46,7 @@ impl Dax {
     }
 }
 
-/// What `path` leads to.
+/// Finds out what kind of file `path` leads to.
 pub fn kind(path: &CStr) -> Result<Kind> {
     let fd = file::open(path, libc::O_PATH)?;
     let kind = match file::kind(fd) {
@@ -68,34 +69,36 @@ fn open(folder: i32, path: &CStr, flags: i32) -> Result<i32> {
     lift(fd as i32)
 }
 
-/// A new file in `folder` that has no name and so vanishes with whoever has it open. EOPNOTSUPP where the file system has no such files.
+/// Creates a file in `folder` without a name, which vanishes when its last descriptor is closed.
+/// EOPNOTSUPP where the file system has no such files.
 pub fn create_unnamed(folder: &CStr) -> Result<i32> {
     open(libc::AT_FDCWD, folder, libc::O_TMPFILE | libc::O_RDWR)
 }
 
-/// A new file of this name.
+/// Creates a file of this name. EEXIST if there is one.
 pub fn create(path: &CStr) -> Result<i32> {
     open(libc::AT_FDCWD, path, libc::O_CREAT | libc::O_EXCL | libc::O_RDWR)
 }
 
-/// A file that is there.
+/// Opens an existing file to read and write; does not follow a symbolic link.
 pub fn open_file(path: &CStr) -> Result<i32> {
     open(libc::AT_FDCWD, path, libc::O_RDWR | libc::O_NOFOLLOW)
 }
 
-/// A block device that nobody else uses. EBUSY if somebody does.
+/// Opens a block device exclusively. EBUSY if it is in use.
 pub fn open_device(path: &CStr) -> Result<i32> {
     open(libc::AT_FDCWD, path, libc::O_RDWR | libc::O_EXCL)
 }
 
-/// From now on, until it is closed, no other process has this file for itself. EAGAIN if one has.
+/// Takes an exclusive advisory lock on the file (`flock`), held until the file is closed. EAGAIN if
+/// it is locked already. Does not block.
 pub fn lock(fd: i32) -> Result<()> {
     let how = (libc::LOCK_EX | libc::LOCK_NB) as usize;
     // SAFETY: numbers only.
     unsafe { syscall(libc::SYS_flock, [fd as usize, how, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// Do loads from a mapping of this file go to the medium, without a page cache?
+/// Checks whether loads from a mapping of this file go to the medium, without a page cache (DAX).
 pub fn is_dax(fd: i32) -> bool {
     let mut found = core::mem::MaybeUninit::<libc::statx>::zeroed();
     let (path, at) = (c"".as_ptr() as usize, found.as_mut_ptr() as usize);
@@ -106,13 +109,13 @@ pub fn is_dax(fd: i32) -> bool {
     known.is_ok() && unsafe { found.assume_init() }.stx_attributes & libc::STATX_ATTR_DAX as u64 != 0
 }
 
-/// Takes a name away.
+/// Removes a name from its folder.
 pub fn unlink(path: &CStr) -> Result<()> {
     // SAFETY: the path is NUL-terminated.
     unsafe { syscall(libc::SYS_unlinkat, [libc::AT_FDCWD as usize, path.as_ptr() as usize, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// From now on transfers of `fd` bypass the page cache, if its file system can do that.
+/// Makes transfers of `fd` bypass the page cache (`O_DIRECT`), if its file system can do that.
 pub fn set_direct(fd: i32) -> Result<()> {
     // SAFETY: numbers only.
     unsafe {
@@ -122,33 +125,35 @@ pub fn set_direct(fd: i32) -> Result<()> {
     }
 }
 
-/// Gives the range room on the medium, so that writing there does not fail for lack of it. The file grows if need be.
+/// Reserves room on the medium for the range, so that writing there does not fail for lack of it.
+/// The file grows if need be.
 pub fn reserve(fd: i32, offset: u64, bytes: u64) -> Result<()> {
     // SAFETY: numbers only.
     unsafe { syscall(libc::SYS_fallocate, [fd as usize, 0, offset as usize, bytes as usize, 0, 0]) }.map(drop)
 }
 
-/// Gives the room of the range back. On a device its content is forgotten.
+/// Frees the room of the range. On a device its content is forgotten.
 pub fn punch(fd: i32, offset: u64, bytes: u64) -> Result<()> {
     let mode = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as usize;
     // SAFETY: numbers only.
     unsafe { syscall(libc::SYS_fallocate, [fd as usize, mode, offset as usize, bytes as usize, 0, 0]) }.map(drop)
 }
 
-/// Makes the file this long.
+/// Sets the length of the file.
 pub fn resize(fd: i32, bytes: u64) -> Result<()> {
     // SAFETY: numbers only.
     unsafe { syscall(libc::SYS_ftruncate, [fd as usize, bytes as usize, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// Makes `target` a copy of `source` that shares its blocks until one of them is written. Few file systems can.
+/// Makes `target` a copy of `source` that shares its blocks until one of them is written (reflink).
+/// Few file systems can.
 pub fn share(source: i32, target: i32) -> Result<()> {
     const FICLONE: usize = 0x4004_9409;
     // SAFETY: numbers only.
     unsafe { syscall(libc::SYS_ioctl, [target as usize, FICLONE, source as usize, 0, 0, 0]) }.map(drop)
 }
 
-/// Bytes of the block device behind `fd`.
+/// Returns the size of the block device behind `fd` in bytes.
 pub fn device_bytes(fd: i32) -> Result<u64> {
     const BLKGETSIZE64: usize = 0x8008_1272;
     let mut bytes = 0u64;
@@ -157,7 +162,7 @@ pub fn device_bytes(fd: i32) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Bytes of the whole file system behind `fd`.
+/// Returns the size of the whole file system behind `fd` in bytes.
 pub fn file_system_bytes(fd: i32) -> Result<u64> {
     // SAFETY: statfs is plain numbers; all-zero is valid.
     let mut stat: libc::statfs = unsafe { core::mem::zeroed() };
@@ -166,7 +171,8 @@ pub fn file_system_bytes(fd: i32) -> Result<u64> {
     Ok(stat.f_blocks.saturating_mul(stat.f_bsize as u64))
 }
 
-/// The longest file that this process may write (`ulimit -f`). Longer ones are not an error but SIGXFSZ.
+/// Returns the length of the longest file that this process may write (`ulimit -f`). A longer one
+/// raises SIGXFSZ instead of an error.
 pub fn file_bytes_max() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: u64::MAX, rlim_max: u64::MAX };
     // SAFETY: `limit` is writable.
@@ -174,19 +180,19 @@ pub fn file_bytes_max() -> u64 {
     limit.rlim_cur
 }
 
-/// Reads up to `len` bytes at `offset` into `address`; how many.
+/// Reads up to `len` bytes at `offset` into `address`; returns how many were read.
 ///
 /// # Safety
-/// So many bytes from `address` on are writable and nobody else's.
+/// The `len` bytes from `address` on are writable and nobody else's.
 pub unsafe fn read_at(fd: i32, address: usize, len: usize, offset: u64) -> Result<usize> {
     // SAFETY: passed on to the caller.
     unsafe { syscall(libc::SYS_pread64, [fd as usize, address, len, offset as usize, 0, 0]) }
 }
 
-/// Writes up to `len` bytes from `address` at `offset`; how many.
+/// Writes up to `len` bytes from `address` at `offset`; returns how many were written.
 ///
 /// # Safety
-/// So many bytes from `address` on are readable, and nobody writes them meanwhile.
+/// The `len` bytes from `address` on are readable, and nobody writes them meanwhile.
 pub unsafe fn write_at(fd: i32, address: usize, len: usize, offset: u64) -> Result<usize> {
     // SAFETY: passed on to the caller.
     unsafe { syscall(libc::SYS_pwrite64, [fd as usize, address, len, offset as usize, 0, 0]) }
@@ -213,7 +219,7 @@ pub fn each_name(folder: &CStr, mut each: impl FnMut(&[u8])) -> Result<()> {
     result
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970 (UTC).
 pub fn unix_seconds() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let at = &raw mut time as usize;

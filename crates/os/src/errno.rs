@@ -1,4 +1,4 @@
-//! The kernel's answer when it refuses.
+//! Error numbers of the kernel.
 
 use core::fmt;
 
@@ -6,7 +6,7 @@ use core::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(pub i32);
 
-/// What a system call returns.
+/// Result of a system call.
 pub type Result<T> = core::result::Result<T, Errno>;
 
 impl Errno {
@@ -14,7 +14,7 @@ impl Errno {
     pub(crate) fn from_raw(value: isize) -> Result<usize> {
         if (-4095..0).contains(&value) { Err(Errno(-value as i32)) } else { Ok(value as usize) }
     }
-    /// May the same call succeed if made again at once (`EINTR`, `EAGAIN`)?
+    /// Checks whether the same call may succeed if made again at once (`EINTR`, `EAGAIN`).
     pub fn is_transient(self) -> bool {
         matches!(self.0, libc::EINTR | libc::EAGAIN)
     }

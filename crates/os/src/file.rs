@@ -16,12 +16,12 @@ pub fn open(path: &CStr, flags: i32) -> Result<i32> {
     .map(|fd| fd as i32)
 }
 
-/// Opens the path that is written so, to be read. ENAMETOOLONG if it has 64 bytes or more.
+/// Opens the formatted path to read it. ENAMETOOLONG if it has 64 bytes or more.
 pub(crate) fn open_written(path: core::fmt::Arguments<'_>) -> Result<i32> {
     struct Path([u8; 64], usize);
     impl core::fmt::Write for Path {
         fn write_str(&mut self, text: &str) -> core::fmt::Result {
-            // A zero stays behind.
+            // The last byte stays zero.
             let end = (self.1 + text.len()).min(self.0.len() - 1);
             self.0[self.1..end].copy_from_slice(&text.as_bytes()[..end - self.1]);
             if end - self.1 < text.len() {
@@ -43,19 +43,19 @@ pub fn close(fd: i32) {
     let _ = unsafe { syscall(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
 }
 
-/// Reads up to `into.len()` bytes.
+/// Reads up to `into.len()` bytes; returns how many were read.
 pub fn read(fd: i32, into: &mut [u8]) -> Result<usize> {
     // SAFETY: `into` is writable.
     unsafe { syscall(libc::SYS_read, [fd as usize, into.as_mut_ptr() as usize, into.len(), 0, 0, 0]) }
 }
 
-/// Reads up to `into.len()` bytes at `offset`.
+/// Reads up to `into.len()` bytes at `offset`; returns how many were read.
 pub fn read_at(fd: i32, into: &mut [u8], offset: u64) -> Result<usize> {
     // SAFETY: `into` is writable.
     unsafe { syscall(libc::SYS_pread64, [fd as usize, into.as_mut_ptr() as usize, into.len(), offset as usize, 0, 0]) }
 }
 
-/// Writes all of `bytes`.
+/// Writes all of `bytes`, in several calls if need be.
 pub fn write_all(fd: i32, mut bytes: &[u8]) -> Result<()> {
     while !bytes.is_empty() {
         // SAFETY: `bytes` is readable.
@@ -68,7 +68,8 @@ pub fn write_all(fd: i32, mut bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Duplicates `fd` to a number not below `floor`, close-on-exec, and closes `fd`.
+/// Duplicates `fd` to a number not below `floor`, close-on-exec, and closes `fd`. Errs without
+/// closing it if there is no number left.
 pub fn move_above(fd: i32, floor: i32) -> Result<i32> {
     // SAFETY: numbers only.
     let moved =
@@ -104,7 +105,7 @@ fn set_descriptor_limit(limit: &libc::rlimit) {
 }
 
 impl RaisedLimit {
-    /// Descriptors below this number can be had now.
+    /// Returns the limit that is in force now: descriptors below this number can be had.
     pub fn available(&self) -> u64 {
         self.available
     }
@@ -117,7 +118,7 @@ impl RaisedLimit {
     }
 }
 
-/// The first open descriptor of this process that `is` what is looked for.
+/// Returns the first open descriptor of this process for which `is` returns true.
 pub fn find_descriptor(mut is: impl FnMut(i32) -> bool) -> Option<i32> {
     let folder = open(c"/proc/self/fd", libc::O_RDONLY | libc::O_DIRECTORY).ok()?;
     let mut entries = [0u64; 256];
@@ -140,7 +141,8 @@ pub fn find_descriptor(mut is: impl FnMut(i32) -> bool) -> Option<i32> {
     found
 }
 
-/// The names of `struct linux_dirent64`s: the length of each at 16, its name from 19 on.
+/// Iterates over the names of `struct linux_dirent64`s: the length of each is at 16, its name from
+/// 19 on.
 pub(crate) fn names(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     core::iter::from_fn(move || {
         let len = u16::from_ne_bytes(bytes.get(16..18)?.try_into().ok()?);
@@ -151,19 +153,20 @@ pub(crate) fn names(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Is `fd` a regular file?
+/// Checks whether `fd` is a regular file.
 pub fn is_regular(fd: i32) -> bool {
     kind(fd) == Some(libc::S_IFREG)
 }
 
-/// Do transfers of `fd` bypass the page cache (`O_DIRECT`)?
+/// Checks whether transfers of `fd` bypass the page cache (`O_DIRECT`).
 pub fn is_direct(fd: i32) -> bool {
     // SAFETY: numbers only.
     unsafe { syscall(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize, 0, 0, 0, 0]) }
         .is_ok_and(|flags| flags as i32 & libc::O_DIRECT != 0)
 }
 
-/// Is `fd` a stream, of which a read or write may take a part: a pipe, a terminal, a stream socket?
+/// Checks whether `fd` is a stream, of which a read or write may take a part: a pipe, a terminal, a
+/// stream socket.
 pub fn is_stream(fd: i32) -> bool {
     match kind(fd) {
         Some(libc::S_IFIFO | libc::S_IFCHR) => true,
@@ -179,28 +182,29 @@ pub fn is_stream(fd: i32) -> bool {
     }
 }
 
-/// Is `fd` a socket, open or only named (`O_PATH`)?
+/// Checks whether `fd` is a socket, open or only named (`O_PATH`).
 pub fn is_socket(fd: i32) -> bool {
     kind(fd) == Some(libc::S_IFSOCK)
 }
 
-/// Is there no descriptor of this number?
+/// Checks whether there is no descriptor of this number.
 pub fn is_free(fd: i32) -> bool {
     stat(fd).is_none()
 }
 
-/// Bytes of the file behind `fd`.
+/// Returns the size of the file behind `fd` in bytes.
 pub fn size(fd: i32) -> Option<u64> {
     stat(fd).map(|stat| stat.st_size as u64)
 }
 
-/// Links to the file behind `fd`.
+/// Returns the number of links to the file behind `fd`.
 pub fn links(fd: i32) -> Option<u64> {
     stat(fd).map(|stat| stat.st_nlink)
 }
 
-/// A descriptor that is closed through the gate when it is dropped. (The standard library's is closed by the C library: inside a program such a call
-/// is refused, because it is ours.)
+/// A descriptor that is closed through the gate when it is dropped. (The standard library's is
+/// closed by the C library: inside a program such a call is refused, because the descriptor is
+/// ours.)
 #[derive(Debug)]
 pub struct Descriptor(i32);
 
@@ -227,7 +231,7 @@ impl Drop for Descriptor {
     }
 }
 
-/// Device and inode of the file behind `fd`.
+/// Returns device and inode of the file behind `fd`.
 pub fn identity(fd: i32) -> Option<(u64, u64)> {
     stat(fd).map(|stat| (stat.st_dev, stat.st_ino))
 }
@@ -243,12 +247,12 @@ pub fn write_without_waiting(fd: i32, text: &[u8]) {
     }
 }
 
-/// The number of the file behind `fd` in its file system.
+/// Returns the inode number of the file behind `fd`.
 pub(crate) fn inode(fd: i32) -> Option<u64> {
     stat(fd).map(|stat| stat.st_ino)
 }
 
-/// The magic number of the file system that `fd` lies in.
+/// Returns the magic number of the file system that `fd` lies in.
 pub(crate) fn file_system(fd: i32) -> Option<u64> {
     // SAFETY: statfs is plain numbers; all-zero is valid.
     let mut found: libc::statfs = unsafe { core::mem::zeroed() };
@@ -257,12 +261,12 @@ pub(crate) fn file_system(fd: i32) -> Option<u64> {
     Some(found.f_type as u64)
 }
 
-/// The numbers of the device that `fd` leads to.
+/// Returns the number of the device that `fd` leads to.
 pub(crate) fn device(fd: i32) -> Option<libc::dev_t> {
     stat(fd).map(|stat| stat.st_rdev)
 }
 
-/// The file type of `fd` (`S_IF…`).
+/// Returns the file type of `fd` (`S_IF…`).
 pub(crate) fn kind(fd: i32) -> Option<libc::mode_t> {
     stat(fd).map(|stat| stat.st_mode & libc::S_IFMT)
 }

@@ -34,7 +34,7 @@ pub unsafe fn set(address: usize) {
     GATE.store(address, Ordering::Relaxed);
 }
 
-/// Where the gate in force is: code that is `syscall; ret`.
+/// Returns the address of the gate in force: code that is `syscall; ret`.
 #[inline]
 pub fn address() -> usize {
     match GATE.load(Ordering::Relaxed) {
@@ -43,7 +43,7 @@ pub fn address() -> usize {
     }
 }
 
-/// One system call with up to six arguments; the kernel's error as [`Errno`].
+/// Makes one system call with up to six arguments; returns the kernel's error as [`Errno`].
 ///
 /// # Safety
 /// That of the call itself: pointers in `args` must satisfy what the kernel does with them.
@@ -53,7 +53,8 @@ pub unsafe fn syscall(number: libc::c_long, args: [usize; 6]) -> Result<usize> {
     Errno::from_raw(unsafe { syscall_raw(number as usize, args) })
 }
 
-/// The same, with the kernel's return value untouched.
+/// Makes one system call and returns the kernel's return value untouched: an error is between -4095
+/// and -1.
 ///
 /// # Safety
 /// As for [`syscall`].

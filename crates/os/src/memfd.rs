@@ -1,31 +1,34 @@
-//! Anonymous shared memory: memfds of a fixed size, mapped by several processes, sparse, given back hole by hole.
+//! Anonymous shared memory: memfds of a fixed size, mapped by several processes, sparse, freed hole
+//! by hole.
 //!
-//! A memfd is sealed against shrinking and growing when it is made, so that no process that holds it can turn
-//! an access of another one into SIGBUS. What was never written, or was punched, costs nothing and reads as zeros
-//! (but a *load* from a hole of a mapping makes the kernel fill the hole: ask a table before you touch).
+//! A memfd is sealed against shrinking and growing when it is made, so that no process that holds
+//! it can turn an access of another one into SIGBUS. Memory that was never written, or was punched,
+//! costs nothing and reads as zeros. (But a *load* from a hole of a mapping makes the kernel fill
+//! the hole: ask a table before you touch it.)
 
 use crate::errno::{Errno, Result};
 use crate::gate::syscall;
 use core::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Offsets are what the kernel calls `loff_t`: signed, 64 bits.
+/// Greatest offset: the kernel's `loff_t` is signed and has 64 bits.
 const OFFSET_MAX: u64 = i64::MAX as u64;
 
 fn raw(fd: BorrowedFd<'_>) -> usize {
     fd.as_raw_fd() as usize
 }
 
-/// Makes a memfd of `bytes` bytes, all holes, closed on `exec`, whose size can never change again. `name` shows up in
-/// `/proc/PID/maps`.
+/// Makes a memfd of `bytes` bytes, all holes, closed on `exec`, whose size can never change again.
+/// `name` shows up in `/proc/PID/maps`.
 pub fn create(name: &CStr, bytes: u64) -> Result<OwnedFd> {
     let fd = create_unsealed(name, bytes)?;
     seal(fd.as_fd(), libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL)?;
     Ok(fd)
 }
 
-/// Makes such a memfd that only the returned mapping can ever write: the kernel refuses every later write and every
-/// later writable mapping, also to who opens the file again through `/proc`.
+/// Makes such a memfd that only the returned mapping can ever write. The kernel refuses every later
+/// write and every later writable mapping, also to a process that opens the file again through
+/// `/proc`.
 pub fn create_published(name: &CStr, bytes: u64) -> Result<(OwnedFd, Mapping)> {
     let fd = create_unsealed(name, bytes)?;
     let mapping = Mapping::new(fd.as_fd(), bytes, Access::ReadWrite)?;
@@ -61,17 +64,19 @@ fn has_seals(fd: BorrowedFd<'_>, wanted: i32) -> bool {
     seals.is_ok_and(|seals| seals as i32 & wanted == wanted)
 }
 
-/// Is the size of this file fixed for good? What another process hands us must be, before we map it.
+/// Checks whether the size of this file is fixed for good. A file from another process must be
+/// sealed before we map it.
 pub fn is_sealed(fd: BorrowedFd<'_>) -> bool {
     has_seals(fd, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)
 }
 
-/// Is this a file of [`create_published`], which nobody but its maker can write?
+/// Checks whether this is a file of [`create_published`], which nobody but its maker can write.
 pub fn is_published(fd: BorrowedFd<'_>) -> bool {
     has_seals(fd, PUBLISHED_SEALS)
 }
 
-/// A second descriptor of the same memory through which it can be read and mapped, but not written.
+/// Opens a second descriptor of the same memory through which it can be read and mapped, but not
+/// written.
 pub fn read_only(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
     // "/proc/self/fd/" and at most ten digits and NUL.
     let mut path = [0u8; 32];
@@ -99,7 +104,7 @@ pub fn read_only(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(opened as i32) })
 }
 
-/// Gives the memory of `bytes` bytes from `offset` back; they read as zeros afterwards.
+/// Frees the memory of `bytes` bytes from `offset` on; they read as zeros afterwards.
 pub fn punch(fd: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<()> {
     if bytes == 0 {
         return Ok(());
@@ -109,12 +114,12 @@ pub fn punch(fd: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<()> {
     unsafe { syscall(libc::SYS_fallocate, [raw(fd), mode, offset as usize, bytes as usize, 0, 0]) }.map(|_| ())
 }
 
-/// Size and memory really in use, in bytes.
+/// Size of a memfd and memory really in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Usage {
-    /// Size of the file.
+    /// Size of the file in bytes.
     pub size_bytes: u64,
-    /// Memory behind it.
+    /// Memory behind the file in bytes.
     pub used_bytes: u64,
 }
 
@@ -129,7 +134,8 @@ pub fn usage(fd: BorrowedFd<'_>) -> Result<Usage> {
     Ok(Usage { size_bytes: stat.st_size as u64, used_bytes: stat.st_blocks as u64 * 512 })
 }
 
-/// The first stretch at or after `offset` that has memory behind it, as `start..end`; `None` if there is none.
+/// Returns the first stretch at or after `offset` that has memory behind it, as `start..end`;
+/// `None` if there is none.
 pub fn next_data(fd: BorrowedFd<'_>, offset: u64) -> Result<Option<core::ops::Range<u64>>> {
     let seek = |from: usize, whence: i32| {
         // SAFETY: no pointers. The file position is moved, which nobody uses: reads and writes carry their own offset.
@@ -142,14 +148,14 @@ pub fn next_data(fd: BorrowedFd<'_>, offset: u64) -> Result<Option<core::ops::Ra
     };
     match seek(start, libc::SEEK_HOLE) {
         Ok(end) => Ok(Some(start as u64..end as u64)),
-        // Punched between the two calls, up to the end.
+        // Punched up to the end between the two calls.
         Err(Errno(libc::ENXIO)) => Ok(None),
         Err(errno) => Err(errno),
     }
 }
 
-/// Copies `bytes` to `offset`. For pages that have no memory yet this is cheaper than storing through a mapping (no page
-/// fault, no zeroing), and lack of memory is an error and not a SIGBUS.
+/// Copies `bytes` to `offset`. For pages that have no memory yet this is cheaper than storing
+/// through a mapping (no page fault, no zeroing), and lack of memory is an error and not a SIGBUS.
 pub fn write_at(fd: BorrowedFd<'_>, mut bytes: &[u8], mut offset: u64) -> Result<()> {
     while !bytes.is_empty() {
         let args = [raw(fd), bytes.as_ptr() as usize, bytes.len(), offset as usize, 0, 0];
@@ -185,7 +191,7 @@ pub fn read_at(fd: BorrowedFd<'_>, mut bytes: &mut [u8], mut offset: u64) -> Res
     Ok(())
 }
 
-/// May the holder of a mapping store through it?
+/// Access that the holder of a mapping has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
     /// Loads only; a store is SIGSEGV.
@@ -194,15 +200,15 @@ pub enum Access {
     ReadWrite,
 }
 
-/// A memfd mapped shared into this process; unmapped when dropped. Other processes can write it at any time, so it is only
-/// ever a raw pointer: copy from it, or use it atomically.
+/// A memfd mapped shared into this process; unmapped when dropped. Other processes can write it at
+/// any time, so the mapping is only ever a raw pointer: copy from it, or use it atomically.
 pub struct Mapping {
     start: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: a mapping belongs to the process, not to a thread; what is done through the pointer is the business of whoever
-// does it.
+// SAFETY: a mapping belongs to the process, not to a thread; accesses through the pointer are the
+// responsibility of the code that makes them.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `&Mapping` gives out the address only.
 unsafe impl Sync for Mapping {}
@@ -229,17 +235,18 @@ impl Mapping {
         Ok(Mapping { start: start as *mut u8, bytes: bytes as usize })
     }
 
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Lets go of the file and keeps the address: what is there reads as zeros from now on and can no longer be written.
+    /// Replaces the file by zeros at the same address. The range reads as zeros from now on and can
+    /// no longer be written.
     pub fn blank(&mut self) -> Result<()> {
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE) as usize;
         let args = [self.start as usize, self.bytes, libc::PROT_READ as usize, flags, usize::MAX, 0];
@@ -247,7 +254,7 @@ impl Mapping {
         unsafe { syscall(libc::SYS_mmap, args) }.map(|_| ())
     }
 
-    /// Never: an empty mapping cannot be made.
+    /// Returns `false`: an empty mapping cannot be made.
     pub fn is_empty(&self) -> bool {
         false
     }

@@ -4,7 +4,8 @@ use crate::errno::{Errno, Result};
 use crate::file;
 use crate::gate::syscall;
 
-/// `mmap` of anonymous private memory, readable and writable, at an address of the kernel's choice.
+/// Maps anonymous private memory, readable and writable, at an address of the kernel's choice
+/// (`mmap`).
 ///
 /// Returns the address of `len` zeroed bytes.
 pub fn map_anonymous(len: usize) -> Result<usize> {
@@ -21,7 +22,7 @@ pub fn map_anonymous(len: usize) -> Result<usize> {
     }
 }
 
-/// `mmap`.
+/// Calls `mmap`; returns the address of the mapping.
 ///
 /// # Safety
 /// With `MAP_FIXED`, whatever was mapped there is gone: nobody may still use it.
@@ -30,7 +31,7 @@ pub unsafe fn mmap(addr: usize, len: usize, prot: i32, flags: i32, fd: i32, offs
     unsafe { syscall(libc::SYS_mmap, [addr, len, prot as usize, flags as usize, fd as usize, offset]) }
 }
 
-/// `munmap`.
+/// Calls `munmap`.
 ///
 /// # Safety
 /// Nobody may still use the range.
@@ -39,19 +40,19 @@ pub unsafe fn munmap(addr: usize, len: usize) -> Result<()> {
     unsafe { syscall(libc::SYS_munmap, [addr, len, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// `mprotect`.
+/// Calls `mprotect`.
 ///
 /// # Safety
-/// The new protection must suit whoever uses the range.
+/// The new protection must suit all users of the range.
 pub unsafe fn mprotect(addr: usize, len: usize, prot: i32) -> Result<()> {
     // SAFETY: passed on to the caller.
     unsafe { syscall(libc::SYS_mprotect, [addr, len, prot as usize, 0, 0, 0]) }.map(drop)
 }
 
-/// `madvise`.
+/// Calls `madvise`.
 ///
 /// # Safety
-/// `MADV_DONTNEED` and its like lose the content of the range.
+/// `MADV_DONTNEED` and similar advice lose the content of the range.
 pub unsafe fn madvise(addr: usize, len: usize, advice: i32) -> Result<()> {
     // SAFETY: passed on to the caller.
     unsafe { syscall(libc::SYS_madvise, [addr, len, advice as usize, 0, 0, 0]) }.map(drop)
@@ -64,8 +65,8 @@ pub fn pidfd_self() -> Result<i32> {
     unsafe { syscall(libc::SYS_pidfd_open, [pid as usize, 0, 0, 0, 0, 0]) }.map(|fd| fd as i32)
 }
 
-/// `process_madvise(MADV_DONTNEED)` on this process: drops the scattered `ranges` with one TLB flush. Returns the
-/// bytes dropped, which may be fewer than asked for.
+/// Drops the scattered `ranges` of this process with one TLB flush:
+/// `process_madvise(MADV_DONTNEED)`. Returns the bytes dropped, which may be fewer than asked for.
 ///
 /// # Safety
 /// The content of the ranges is lost.
@@ -79,19 +80,20 @@ pub unsafe fn drop_scattered(pidfd: i32, ranges: &[libc::iovec]) -> Result<usize
     }
 }
 
-/// `/proc/self/mem`: this process's memory, also where the protection forbids to read it.
+/// Access through `/proc/self/mem` to this process's memory, also where the protection forbids to
+/// read it.
 #[derive(Debug)]
 pub struct OwnMemory {
     fd: i32,
 }
 
 impl OwnMemory {
-    /// Opens it for reading.
+    /// Opens the file for reading.
     pub fn open() -> Result<OwnMemory> {
         file::open(c"/proc/self/mem", libc::O_RDONLY).map(|fd| OwnMemory { fd })
     }
 
-    /// The descriptor.
+    /// Returns the descriptor.
     pub fn fd(&self) -> i32 {
         self.fd
     }
@@ -101,7 +103,8 @@ impl OwnMemory {
         OwnMemory { fd }
     }
 
-    /// Copies what is at `address`. EIO if it is not mapped, or if the kernel was told to respect protections even here.
+    /// Copies the bytes at `address`. EIO if it is not mapped, or if the kernel was told to respect
+    /// protections even here.
     pub fn read_exact(&self, address: usize, into: &mut [u8]) -> Result<()> {
         let mut done = 0;
         while done < into.len() {
@@ -117,8 +120,8 @@ impl OwnMemory {
     }
 }
 
-/// A hint: the line of this address is used soon, and the processor loads it while it does other things. Any address: one that is nowhere is
-/// ignored.
+/// Prefetches the cache line of this address while the processor does other things. Any address is
+/// allowed: one that is not mapped is ignored.
 #[inline]
 pub fn load_ahead<T>(at: *const T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -1,8 +1,9 @@
 //! Sockets of the client side: connect, send and receive without blocking, pass descriptors.
 //!
-//! A foreign program may live in the same process and believes that it knows its descriptors, so every one that is made
-//! here is moved above a floor ([`set_descriptor_floor`]) and is closed on `exec`. Nothing here blocks but
-//! [`poll`], which takes a limit; nothing raises SIGPIPE.
+//! A foreign program may live in the same process and assumes that it knows all descriptors. So
+//! every one that is made here is moved above a floor ([`set_descriptor_floor`]) and is closed on
+//! `exec`. Nothing here blocks but [`poll`] and [`poll_either`], which take a limit; nothing raises
+//! SIGPIPE.
 
 use crate::errno::{Errno, Result};
 use crate::file;
@@ -12,14 +13,15 @@ use core::net::SocketAddr;
 use core::sync::atomic::{AtomicI32, Ordering};
 use core::time::Duration;
 
-/// How long, in milliseconds, a server may leave data of a client unacknowledged, or have no room for them, before the connection ends; the kernel
-/// would wait for up to 15 minutes. It is three times as long as an operation of a job may take.
+/// Time in milliseconds after which a connection ends whose server leaves data unacknowledged, or
+/// has no room for them. The kernel would wait for up to 15 minutes. The time is three times as
+/// long as an operation of a job may take.
 pub const SERVER_TIMEOUT_MS: i32 = 60_000;
 
-/// No descriptor made here is below this; 0: wherever the kernel puts them.
+/// Least number of a descriptor made here; 0: any number that the kernel chooses.
 static FLOOR: AtomicI32 = AtomicI32::new(0);
 
-/// From now on every descriptor made here has a number of at least `floor`.
+/// Sets the least number of every descriptor that is made here from now on.
 pub fn set_descriptor_floor(floor: i32) {
     FLOOR.store(floor, Ordering::Relaxed);
 }
@@ -46,7 +48,7 @@ fn set_option(fd: i32, level: i32, option: i32, value: i32) -> Result<()> {
     unsafe { syscall(libc::SYS_setsockopt, args) }.map(drop)
 }
 
-/// Where a socket is to be connected to, as the kernel wants it.
+/// Address that a socket is to be connected to, in the kernel's form.
 #[derive(Clone)]
 pub struct Target {
     address: Raw,
@@ -61,19 +63,19 @@ union Raw {
     unix: libc::sockaddr_un,
 }
 
-/// How far a connection is.
+/// Progress of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// It is there.
+    /// The connection is established.
     Done,
-    /// The socket can be written to when it has come to an end.
+    /// The attempt is under way; the socket becomes writable when it has ended.
     UnderWay,
-    /// The other side's queue is full, and nothing says when it is not: to be tried again a little later.
+    /// The other side's queue is full, and nothing says when it is not. Try again a little later.
     Later,
 }
 
 impl Target {
-    /// A TCP server.
+    /// Creates the target of a TCP server.
     pub fn tcp(address: SocketAddr) -> Target {
         match address {
             SocketAddr::V4(v4) => {
@@ -98,7 +100,8 @@ impl Target {
         }
     }
 
-    /// A Unix stream socket. A leading `@` means the abstract namespace.
+    /// Creates the target of a Unix stream socket. A leading `@` means the abstract namespace.
+    /// ENAMETOOLONG if the path is empty or too long.
     pub fn unix(path: &[u8]) -> Result<Target> {
         // SAFETY: plain numbers; all-zero is valid.
         let mut raw: libc::sockaddr_un = unsafe { core::mem::zeroed() };
@@ -124,7 +127,7 @@ impl Target {
         i32::from(unsafe { self.address.unix.sun_family })
     }
 
-    /// A socket for it, not connected yet: a TCP socket without Nagle's delay.
+    /// Creates a socket for this target, not connected yet. A TCP socket is without Nagle's delay.
     pub fn socket(&self) -> Result<i32> {
         let fd = socket(self.family())?;
         if self.family() == libc::AF_UNIX {
@@ -136,12 +139,13 @@ impl Target {
             .and_then(|()| set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 5))
             .and_then(|()| set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 2))
             .and_then(|()| set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3))
-            // And so is one that vanishes while data are on their way to it, for which nobody sends keepalives.
+            // And so is one that vanishes while data are on their way to it, for which no
+            // keepalives are sent.
             .and_then(|()| set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, SERVER_TIMEOUT_MS));
         configured.map(|()| fd).inspect_err(|_| file::close(fd))
     }
 
-    /// Begins to connect such a socket, or looks how far that is.
+    /// Begins to connect such a socket, or checks the progress.
     pub fn connect(&self, fd: i32) -> Result<Step> {
         let args = [fd as usize, &raw const self.address as usize, self.bytes, 0, 0, 0];
         loop {
@@ -157,11 +161,12 @@ impl Target {
     }
 }
 
-/// Sends what the kernel takes at once of the bytes at `parts`. `EAGAIN`: nothing now. `EPIPE`, `ECONNRESET`: the
-/// other side is gone.
+/// Sends as many of the bytes at `parts` as the kernel takes at once; returns how many. `EAGAIN`:
+/// none now. `EPIPE`, `ECONNRESET`: the other side is gone.
 ///
 /// # Safety
-/// Each part must be readable, or belong to memory whose concurrent change by others is acceptable to the caller.
+/// Each part must be readable, or belong to memory whose concurrent change by others is acceptable
+/// to the caller.
 pub unsafe fn send(fd: i32, parts: &[libc::iovec]) -> Result<usize> {
     let flags = (libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) as usize;
     if let [part] = parts {
@@ -174,7 +179,8 @@ pub unsafe fn send(fd: i32, parts: &[libc::iovec]) -> Result<usize> {
     unsafe { syscall(libc::SYS_sendmsg, [fd as usize, &raw const message as usize, flags, 0, 0, 0]) }
 }
 
-/// Receives what is there into `parts`. `Ok(0)`: the other side closed. `EAGAIN`: nothing now.
+/// Receives the bytes that are there into `parts`; returns how many. `Ok(0)`: the other side
+/// closed. `EAGAIN`: none now.
 ///
 /// # Safety
 /// Each part must be writable and belong to the caller alone.
@@ -190,8 +196,8 @@ pub unsafe fn receive(fd: i32, parts: &[libc::iovec]) -> Result<usize> {
     unsafe { syscall(libc::SYS_recvmsg, [fd as usize, &raw const message as usize, flags, 0, 0, 0]) }
 }
 
-/// A `msghdr` for the kernel to read: it does not write to the parts of a message that it sends, and on
-/// receiving it writes to the memory that they name, never to the parts.
+/// Creates a `msghdr` for the kernel to read. The kernel does not write to the parts of a message
+/// that it sends. On receiving it writes to the memory that they name, never to the parts.
 fn message(parts: &[libc::iovec]) -> libc::msghdr {
     // SAFETY: plain numbers and null pointers.
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
@@ -200,11 +206,12 @@ fn message(parts: &[libc::iovec]) -> libc::msghdr {
     message
 }
 
-/// Most descriptors that the kernel passes in one message.
+/// Greatest number of descriptors that the kernel passes in one message.
 pub const DESCRIPTORS_MAX: usize = 253;
 
-/// Receives bytes and the descriptors that come with them, which are lifted above the floor. The numbers of bytes and of
-/// descriptors put into `fds`; those that find no room are closed and the result is `EMFILE`.
+/// Receives bytes and the descriptors that come with them, which are lifted above the floor.
+/// Returns the numbers of bytes and of descriptors put into `fds`. If some find no room, all are
+/// closed and the result is `EMFILE`.
 pub fn receive_descriptors(fd: i32, bytes: &mut [u8], fds: &mut [i32]) -> Result<(usize, usize)> {
     #[repr(C, align(8))]
     struct Control([u8; 16 + DESCRIPTORS_MAX * 4 + 4]);
@@ -257,8 +264,8 @@ pub fn receive_descriptors(fd: i32, bytes: &mut [u8], fds: &mut [i32]) -> Result
     Ok((got, kept))
 }
 
-/// Waits until one of `events` (`POLLIN`, `POLLOUT`) or a hang-up happens on `fd`; what happened, or 0 when `within`
-/// has passed or a signal came.
+/// Waits until one of `events` (`POLLIN`, `POLLOUT`) or a hang-up happens on `fd`. Returns what
+/// happened, or 0 when `within` has passed or a signal came.
 pub fn poll(fd: i32, events: i16, within: Duration) -> Result<i16> {
     let mut entry = libc::pollfd { fd, events, revents: 0 };
     let mut time = libc::timespec { tv_sec: within.as_secs() as i64, tv_nsec: i64::from(within.subsec_nanos()) };
@@ -271,12 +278,14 @@ pub fn poll(fd: i32, events: i16, within: Duration) -> Result<i16> {
     }
 }
 
-/// The same for two descriptors, each with its events; did something happen?
+/// Waits until one of its events happens on one of two descriptors. Returns `false` when `within`
+/// has passed or a signal came.
 pub fn poll_either(ends: [(i32, i16); 2], within: Duration) -> Result<bool> {
     let mut entries = ends.map(|(fd, events)| libc::pollfd { fd, events, revents: 0 });
     let mut time = libc::timespec { tv_sec: within.as_secs() as i64, tv_nsec: i64::from(within.subsec_nanos()) };
     let args = [entries.as_mut_ptr() as usize, entries.len(), &raw mut time as usize, 0, 0, 0];
-    // SAFETY: the kernel reads and writes so many `pollfd`s and the time (what is left of it); no signal mask.
+    // SAFETY: the kernel reads and writes that many `pollfd`s and the time (what is left of it); no
+    // signal mask.
     match unsafe { syscall(libc::SYS_ppoll, args) } {
         Ok(count) => Ok(count > 0),
         Err(Errno(libc::EINTR)) => Ok(false),

@@ -1,19 +1,20 @@
-//! NUMA nodes: memory that only one of them may give, and how much it has left.
+//! NUMA nodes: memory bound to one of them, and how much a node has left.
 
 use crate::errno::{Errno, Result};
 use crate::file;
 use crate::gate::syscall;
 use crate::net::lift;
 
-/// Most nodes that the kernel can be built for.
+/// Greatest number of nodes that the kernel can be built for.
 const NODES_MAX: usize = 1024;
-/// Memory of a node that is left alone: so much of it, within these bounds.
+/// Part of a node's memory that is left alone: one in this many, within these bounds in bytes.
 const LEFT_SHARE: u64 = 64;
 const LEFT_MIN: u64 = 16 << 20;
 const LEFT_MAX: u64 = 1 << 30;
 
-/// From now on the memory of this range can only be that of `node`. For a shared mapping that holds for its file, whoever touches it. EINVAL if
-/// the node has no memory or this process may not use it.
+/// Binds the memory of this range to `node` from now on. For a shared mapping that holds for its
+/// file, whichever process touches it. EINVAL if the node has no memory or this process may not use
+/// it.
 ///
 /// # Safety
 /// The range is a mapping of the caller's.
@@ -21,13 +22,14 @@ pub unsafe fn bind(address: usize, len: usize, node: u32) -> Result<()> {
     let mut nodes = [0u64; NODES_MAX / 64];
     let word = nodes.get_mut(node as usize / 64).ok_or(Errno(libc::EINVAL))?;
     *word = 1 << (node % 64);
-    // The kernel takes one from the number of bits.
+    // The kernel subtracts one from the number of bits.
     let args = [address, len, libc::MPOL_BIND as usize, nodes.as_ptr() as usize, NODES_MAX + 1, 0];
-    // SAFETY: the kernel reads so many bits; where memory comes from changes nothing for who uses it.
+    // SAFETY: the kernel reads that many bits; where memory comes from changes nothing for its
+    // users.
     unsafe { syscall(libc::SYS_mbind, args) }.map(drop)
 }
 
-/// The node that gave the memory at this address.
+/// Returns the node that gave the memory at this address.
 pub fn node_at(address: *const u8) -> Result<u32> {
     const NODE_OF_ADDRESS: usize = 1 | 2;
     let mut node = 0u32;
@@ -36,26 +38,26 @@ pub fn node_at(address: *const u8) -> Result<u32> {
     unsafe { syscall(libc::SYS_get_mempolicy, args) }.map(|_| node)
 }
 
-/// What a node has left.
+/// Memory that a node has left.
 #[derive(Debug)]
 pub struct Room {
     meminfo: i32,
 }
 
 impl Room {
-    /// ENOENT if there is no such node.
+    /// Opens the statistics of a node. ENOENT if there is no such node.
     pub fn of(node: u32) -> Result<Room> {
         let meminfo = file::open_written(format_args!("/sys/devices/system/node/node{node}/meminfo"))?;
         Ok(Room { meminfo: lift(meminfo)? })
     }
 
-    /// Bytes of memory that the node has altogether.
+    /// Returns the bytes of memory that the node has altogether.
     pub fn total_bytes(&self) -> Result<u64> {
         self.look(|info| info.total)
     }
 
-    /// Can the node give so many bytes, and have something left? Where memory is bound to a node that has none the kernel does not say so: it ends a
-    /// process.
+    /// Checks whether the node can give `bytes` bytes and have something left. If memory is bound
+    /// to a node that has none, the kernel does not report it: it kills a process.
     pub fn is_enough_for(&self, bytes: u64) -> Result<bool> {
         self.look(|info| info.available() >= bytes)
     }
@@ -74,17 +76,17 @@ impl Drop for Room {
     }
 }
 
-/// Bytes of what a node says of itself.
+/// Memory figures of a node, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Info {
     total: u64,
     free: u64,
-    /// What the kernel can make free by forgetting files.
+    /// Memory that the kernel can free by dropping the page cache and other reclaimable memory.
     files: u64,
 }
 
 impl Info {
-    /// Of lines like `Node 0 MemFree:        20046632 kB`.
+    /// Parses lines like `Node 0 MemFree:        20046632 kB`.
     fn parse(text: &str) -> Option<Info> {
         let mut info = Info::default();
         for line in text.lines() {
@@ -101,7 +103,7 @@ impl Info {
         (info.total > 0).then_some(info)
     }
 
-    /// Half of the files may be in use.
+    /// Returns the bytes that the node can give. Half of the files may be in use.
     fn available(self) -> u64 {
         let left = (self.total / LEFT_SHARE).clamp(LEFT_MIN, LEFT_MAX);
         (self.free + self.files / 2).saturating_sub(left)

@@ -1,13 +1,13 @@
-//! `/proc/self/pagemap`: which pages are present, which were written.
+//! `/proc/self/pagemap`: which pages are present, and which were written.
 
 use crate::errno::Result;
 use crate::gate::syscall;
 
 /// Categories of `PAGEMAP_SCAN`.
 pub mod category {
-    /// Written since it was last write-protected.
+    /// Pages written since they were last write-protected.
     pub const WRITTEN: u64 = 1 << 1;
-    /// In memory.
+    /// Pages in memory.
     pub const PRESENT: u64 = 1 << 3;
 }
 
@@ -15,11 +15,11 @@ pub mod category {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PageRun {
-    /// First byte.
+    /// Address of the first byte.
     pub start: u64,
-    /// First byte after.
+    /// Address of the first byte after the run.
     pub end: u64,
-    /// Categories asked for that they have.
+    /// Categories asked for that the pages have.
     pub categories: u64,
 }
 
@@ -39,7 +39,7 @@ struct ScanArg {
     return_mask: u64,
 }
 
-/// The open file.
+/// The open page map of this process.
 #[derive(Debug)]
 pub struct Pagemap {
     fd: i32,
@@ -65,7 +65,7 @@ impl Pagemap {
         Ok(Pagemap { fd: fd as i32 })
     }
 
-    /// The descriptor.
+    /// Returns the descriptor.
     pub fn fd(&self) -> i32 {
         self.fd
     }
@@ -75,8 +75,8 @@ impl Pagemap {
         Pagemap { fd }
     }
 
-    /// Runs of pages in `[start, end)` that have all categories of `mask`, up to `runs.len()` of them. Returns the
-    /// number of runs and where the walk ended (`end` when all was seen).
+    /// Finds runs of pages in `[start, end)` that have all categories of `mask`, up to `runs.len()`
+    /// of them. Returns the number of runs and where the walk ended (`end` when all was seen).
     pub fn scan(&self, start: usize, end: usize, mask: u64, runs: &mut [PageRun]) -> Result<(usize, usize)> {
         const PAGEMAP_SCAN: usize = (3 << 30) | (size_of::<ScanArg>() << 16) | ((b'f' as usize) << 8) | 16;
         let mut arg = ScanArg {

@@ -1,5 +1,5 @@
-//! Pipes that hold references to pages: `vmsplice` keeps a page's memory alive after it is unmapped, so that what was
-//! in it at the very end can still be read.
+//! Pipes that hold references to pages: `vmsplice` keeps a page's memory alive after it is
+//! unmapped, so that its last content can still be read.
 
 use crate::errno::{Errno, Result};
 use crate::gate::syscall;
@@ -12,7 +12,7 @@ pub struct PagePipe {
 }
 
 impl PagePipe {
-    /// Opens one, non-blocking, close-on-exec.
+    /// Opens a pipe, non-blocking, close-on-exec.
     pub fn open(pages: usize) -> Result<PagePipe> {
         let mut ends = [0i32; 2];
         // SAFETY: `ends` is writable.
@@ -27,7 +27,7 @@ impl PagePipe {
         Ok(PagePipe { read: ends[0], write: ends[1] })
     }
 
-    /// The two descriptors, read end first.
+    /// Returns the two descriptors, read end first.
     pub fn fds(&self) -> [i32; 2] {
         [self.read, self.write]
     }

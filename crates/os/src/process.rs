@@ -5,22 +5,24 @@ use crate::file;
 use crate::gate::syscall;
 use core::time::Duration;
 
-/// This process.
+/// Returns the id of this process.
 pub fn pid() -> i32 {
     // SAFETY: no arguments, cannot fail.
     unsafe { crate::gate::syscall_raw(libc::SYS_getpid as usize, [0; 6]) as i32 }
 }
 
-/// In place of an identity that cannot be found out.
+/// Placeholder for an identity that cannot be found out.
 pub const UNKNOWN_IDENTITY: u64 = 1;
 /// File system of pidfds since Linux 6.9, whose inode numbers are never used again.
 const PID_FS: u64 = 0x5049_4446;
-/// Marks identities that are no inode numbers.
+/// Bit that marks identities that are not inode numbers.
 const HASHED: u64 = 1 << 63;
 
-/// Returns a number that no other process of this machine has, in any pid namespace, nor had since the machine
-/// started: the inode of its pidfd, or before Linux 6.9 a hash of pid namespace, pid and start time.
-/// [`UNKNOWN_IDENTITY`] if the kernel tells neither.
+/// Returns a number that no other process of this machine has, in any pid namespace, nor had since
+/// the machine started.
+///
+/// The number is the inode of the pidfd, or before Linux 6.9 a hash of pid namespace, pid and start
+/// time. It is [`UNKNOWN_IDENTITY`] if the kernel tells neither.
 pub fn identity() -> u64 {
     let pidfd = open_pidfd(pid() as u32);
     let identity = pidfd.ok().and_then(identity_of_pidfd);
@@ -84,21 +86,21 @@ fn number<T: core::str::FromStr>(digits: &[u8]) -> Option<T> {
     core::str::from_utf8(digits).ok()?.trim().parse().ok()
 }
 
-/// This thread.
+/// Returns the id of this thread.
 pub fn tid() -> i32 {
     // SAFETY: no arguments, cannot fail.
     unsafe { crate::gate::syscall_raw(libc::SYS_gettid as usize, [0; 6]) as i32 }
 }
 
-/// Does a thread with this id exist, in this process or in one that shares its memory? (Or in a stranger: ids are used
-/// again.)
+/// Checks whether a thread with this id exists, in this process or in one that shares its memory.
+/// (It may also be in a stranger: ids are used again.)
 pub fn thread_exists(tid: i32) -> bool {
     // SAFETY: signal 0 only asks.
     let result = unsafe { syscall(libc::SYS_tkill, [tid as usize, 0, 0, 0, 0, 0]) };
     result != Err(Errno(libc::ESRCH))
 }
 
-/// Is the effective user or group of this thread another than the real one?
+/// Checks whether the effective user or group of this thread differs from the real one.
 pub fn is_of_two_users() -> bool {
     // SAFETY: no arguments, cannot fail.
     let [uid, euid, gid, egid] = [libc::SYS_getuid, libc::SYS_geteuid, libc::SYS_getgid, libc::SYS_getegid]
@@ -106,8 +108,8 @@ pub fn is_of_two_users() -> bool {
     uid != euid || gid != egid
 }
 
-/// Does `action` with access to this process's own files in `/proc`, which a process that has changed its user does not have
-/// by itself. (Others of its new user have it for that moment too.)
+/// Runs `action` with access to this process's own files in `/proc`. A process that has changed its
+/// user does not have that access by itself. (Others of its new user have it for that moment too.)
 pub fn while_dumpable<T>(action: impl FnOnce() -> T) -> T {
     // SAFETY: numbers only.
     let set =
@@ -132,7 +134,7 @@ pub fn exit_group(code: i32) -> ! {
     }
 }
 
-/// Gives the processor to somebody else.
+/// Yields the processor to other threads.
 pub fn yield_now() {
     // SAFETY: no arguments.
     let _ = unsafe { syscall(libc::SYS_sched_yield, [0; 6]) };
@@ -153,7 +155,7 @@ pub fn wait_readable(fd: i32, timeout: Duration) {
     let _ = unsafe { syscall(libc::SYS_ppoll, [&raw mut poll as usize, 1, &raw const time as usize, 0, 0, 0]) };
 }
 
-/// Monotonic time in nanoseconds.
+/// Returns the monotonic time in nanoseconds.
 pub fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is writable. libc's clock_gettime is the vDSO's: no system call, async-signal-safe.
@@ -161,19 +163,19 @@ pub fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Processor time that all threads of this process have used, nanoseconds.
+/// Returns the processor time that all threads of this process have used, in nanoseconds.
 pub fn cpu_ns() -> u64 {
     clock_ns(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
-/// Processor time that the calling thread has used, nanoseconds.
+/// Returns the processor time that the calling thread has used, in nanoseconds.
 pub fn thread_cpu_ns() -> u64 {
     clock_ns(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
 fn clock_ns(clock: libc::clockid_t) -> u64 {
     if cfg!(miri) {
-        // It makes no system calls, and knows no processor time.
+        // Miri makes no system calls, and knows no processor time.
         return now_ns();
     }
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -182,18 +184,18 @@ fn clock_ns(clock: libc::clockid_t) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// What this process has used so far, over all threads.
+/// Resources that this process has used so far, over all threads.
 #[derive(Clone, Copy, Debug)]
 pub struct Usage {
-    /// CPU time in user and kernel, ns.
+    /// Processor time in user and kernel, in nanoseconds.
     pub cpu_ns: u64,
-    /// Page faults for which something was read.
+    /// Major page faults: those for which something was read.
     pub faults_major: u64,
-    /// All others.
+    /// Minor page faults: all others.
     pub faults_minor: u64,
 }
 
-/// What this process has used so far.
+/// Returns the resources that this process has used so far.
 pub fn usage() -> Usage {
     // SAFETY: rusage is plain numbers; all-zero is valid.
     let mut usage: libc::rusage = unsafe { core::mem::zeroed() };
@@ -207,34 +209,34 @@ pub fn usage() -> Usage {
     }
 }
 
-/// Page faults that the kernel served for this process so far.
+/// Returns the number of page faults that the kernel served for this process so far.
 pub fn faults() -> u64 {
     let usage = usage();
     usage.faults_minor + usage.faults_major
 }
 
-/// The threads of this process, counted by one system call.
+/// Counter of the threads of this process; each count is one system call.
 #[derive(Debug)]
 pub struct ThreadCount(i32);
 
 impl ThreadCount {
-    /// Opens the descriptor that it asks.
+    /// Opens the descriptor that the counter reads.
     pub fn open() -> Result<ThreadCount> {
         file::open(c"/proc/self/task", libc::O_RDONLY | libc::O_DIRECTORY).map(ThreadCount)
     }
 
-    /// With a descriptor that was moved.
+    /// Wraps a descriptor that was moved.
     pub fn from_fd(fd: i32) -> ThreadCount {
         ThreadCount(fd)
     }
 
-    /// Its descriptor.
+    /// Returns the descriptor.
     pub fn fd(&self) -> i32 {
         self.0
     }
 
-    /// How many there are, those included that are on their way out: beside its own two links the directory has one for
-    /// each. `None` if that cannot be found out.
+    /// Returns the number of threads, including those that are about to end. The directory has one
+    /// link for each thread, besides its own two. `None` if the number cannot be found out.
     pub fn count(&self) -> Option<u64> {
         file::links(self.0)?.checked_sub(2)
     }
@@ -244,8 +246,8 @@ pub(crate) fn timespec(duration: Duration) -> libc::timespec {
     libc::timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
 
-/// Makes a blank thread-control block at `storage`. Code that runs with it must not use thread-locals that need the
-/// dynamic loader.
+/// Makes a blank thread-control block at `storage`. Code that runs with it must not use
+/// thread-locals that need the dynamic loader.
 ///
 /// # Safety
 /// The 48 bytes there must be the caller's.
@@ -259,12 +261,13 @@ pub unsafe fn begin_storage(storage: usize) {
     }
 }
 
-/// Starts a thread that shares everything with this process but that the C library does not know of, on the stack below
-/// `top`, with the thread-control block at `storage` ([`begin_storage`]). Usable in a signal handler. The thread inherits the
-/// signal mask.
+/// Starts a thread that shares everything with this process but that the C library does not know
+/// of. It runs on the stack below `top`, with the thread-control block at `storage`
+/// ([`begin_storage`]), and inherits the signal mask. Returns its id. Usable in a signal handler.
 ///
 /// # Safety
-/// Stack and block must be the thread's, for good. `entry` must never return, and must keep to what the block allows.
+/// Stack and block must be the thread's, for good. `entry` must never return, and must keep to what
+/// the block allows.
 pub unsafe fn spawn_on(top: usize, storage: usize, entry: extern "C" fn(usize) -> !, argument: usize) -> Result<i32> {
     let (stack, block) = ((top - 64) & !15, storage);
     let flags = libc::CLONE_VM
@@ -278,12 +281,13 @@ pub unsafe fn spawn_on(top: usize, storage: usize, entry: extern "C" fn(usize) -
     unsafe { clone_into(crate::gate::address(), [flags as usize, stack, 0, 0, block], entry, argument) }
 }
 
-/// `clone` with these five arguments, which contain `CLONE_VM` and a stack: whoever is made begins in `entry`. The call is
-/// made at `gate`, which is `syscall; ret`. Usable in a signal handler.
+/// Calls `clone` with these five arguments, which contain `CLONE_VM` and a stack. The new thread or
+/// process begins in `entry`. The call is made at `gate`, which is `syscall; ret`. Usable in a
+/// signal handler.
 ///
 /// # Safety
-/// The stack must be 16-byte aligned and nobody else's; `entry` must never return, and must live with the thread-local storage
-/// that the arguments give it.
+/// The stack must be 16-byte aligned and nobody else's; `entry` must never return, and must live
+/// with the thread-local storage that the arguments give it.
 pub unsafe fn clone_into(
     gate: usize,
     args: [usize; 5],
@@ -291,9 +295,9 @@ pub unsafe fn clone_into(
     argument: usize,
 ) -> Result<i32> {
     let result: isize;
-    // SAFETY: the new one comes out of the gate by its `ret`, to the address that was put on its stack, and takes entry and
-    // argument from registers, which clone copies; it never comes back here. The block may use the stack, so the
-    // call hits no red zone.
+    // SAFETY: the new thread leaves the gate by its `ret`, to the address that was put on its
+    // stack. It takes entry and argument from registers, which clone copies; it never comes back
+    // here. The block may use the stack, so the call hits no red zone.
     unsafe {
         core::arch::asm!(
             "lea rax, [rip + 3f]",

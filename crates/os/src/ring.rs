@@ -1,4 +1,4 @@
-//! io_uring: many reads and writes of one file on their way at a time.
+//! io_uring: many reads and writes of one file under way at a time.
 
 use crate::errno::{Errno, Result};
 use crate::file;
@@ -89,7 +89,7 @@ struct WaitArgument {
 
 const _: () = assert!(size_of::<Parameters>() == 120 && size_of::<Submission>() == 64 && size_of::<Arrival>() == 16);
 
-/// Which way bytes go.
+/// Direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
     /// From the file to memory.
@@ -98,18 +98,18 @@ pub enum Way {
     Write,
 }
 
-/// One transfer.
+/// A transfer between a file and memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
-    /// Comes back with the result.
+    /// Tag that comes back with the result.
     pub tag: u64,
-    /// From or to the file.
+    /// Direction of the transfer.
     pub way: Way,
-    /// Where in memory.
+    /// Address in memory.
     pub address: usize,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u32,
-    /// Where in the file.
+    /// Offset in the file.
     pub offset: u64,
 }
 
@@ -126,7 +126,7 @@ pub struct Ring {
     parameters: [u32; 7],
     has_file: bool,
     has_buffer: bool,
-    /// Put into the ring and not handed to the kernel.
+    /// Number of transfers that were put into the ring and not handed to the kernel.
     queued: u32,
 }
 
@@ -140,7 +140,8 @@ const CQ_MASK: usize = 5;
 const CQ_ARRIVALS: usize = 6;
 
 impl Ring {
-    /// A ring for at most `entries` transfers of `file` at a time. EPERM or ENOSYS where io_uring is forbidden.
+    /// Opens a ring for at most `entries` transfers of `file` at a time. EPERM or ENOSYS where
+    /// io_uring is forbidden.
     pub fn open(file: i32, entries: u32) -> Result<Ring> {
         let mut parameters = Parameters { flags: SETUP_CLAMP, ..Parameters::default() };
         let at = &raw mut parameters as usize;
@@ -182,8 +183,9 @@ impl Ring {
         Ok(ring)
     }
 
-    /// All memory from which and to which transfers go. The kernel keeps it in place then, so that no transfer looks for it; if it
-    /// refuses (`ulimit -l`) everything works the same, more slowly.
+    /// Registers all memory from which and to which transfers go. The kernel then keeps it in
+    /// place, so that no transfer has to look it up. `false` if the kernel refuses (`ulimit -l`):
+    /// then everything works as before, more slowly.
     ///
     /// # Safety
     /// The memory is mapped until the ring is dropped.
@@ -194,6 +196,8 @@ impl Ring {
         self.has_buffer
     }
 
+    /// Calls `io_uring_register` with one entry.
+    ///
     /// # Safety
     /// `argument` is the address of one entry of what `what` takes.
     unsafe fn register(&self, what: usize, argument: usize) -> Result<usize> {
@@ -209,10 +213,12 @@ impl Ring {
         }
     }
 
-    /// Puts a transfer into the ring, if there is room. It starts with [`Ring::start`].
+    /// Puts a transfer into the ring; `false` if there is no room. The transfer starts with
+    /// [`Ring::start`].
     ///
     /// # Safety
-    /// The memory of the transfer is nobody else's until it has arrived, and inside what was registered if anything was.
+    /// The memory of the transfer is nobody else's until it has arrived, and inside what was
+    /// registered if anything was.
     pub unsafe fn queue(&mut self, transfer: Transfer) -> bool {
         let (tail, head) = (self.word(self.parameters[SQ_TAIL]), self.word(self.parameters[SQ_HEAD]));
         let at = tail.load(Ordering::Relaxed);
@@ -248,7 +254,7 @@ impl Ring {
     pub fn start(&mut self) -> Result<()> {
         while self.queued > 0 {
             let args = [self.fd as usize, self.queued as usize, 0, 0, 0, 0];
-            // SAFETY: the transfers are the business of who queued them.
+            // SAFETY: the transfers are the responsibility of the code that queued them.
             match unsafe { syscall(libc::SYS_io_uring_enter, args) } {
                 Ok(0) => return Err(Errno(libc::EAGAIN)),
                 Ok(taken) => self.queued -= (taken as u32).min(self.queued),
@@ -259,7 +265,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Takes one that has arrived: its tag and how many bytes went.
+    /// Takes one transfer that has ended; returns its tag and how many bytes were transferred.
+    /// `None` if there is none.
     pub fn take(&mut self) -> Option<(u64, Result<usize>)> {
         let head = self.word(self.parameters[CQ_HEAD]);
         let at = head.load(Ordering::Relaxed);
@@ -274,7 +281,7 @@ impl Ring {
         Some((tag, Errno::from_raw(result as isize)))
     }
 
-    /// Sleeps until something arrives or `timeout` has passed; may return earlier.
+    /// Sleeps until a transfer ends or `timeout` has passed; may return earlier.
     pub fn wait(&self, timeout: Duration) {
         let time = [timeout.as_secs() as i64, i64::from(timeout.subsec_nanos())];
         let argument = WaitArgument { mask: 0, mask_bytes: 0, padding: 0, time: time.as_ptr() as u64 };

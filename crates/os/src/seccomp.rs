@@ -1,9 +1,9 @@
-//! Installing a system call filter.
+//! Installation of a system call filter (seccomp).
 
 use crate::errno::{Errno, Result};
 use crate::gate::syscall;
 
-/// One instruction of classic BPF.
+/// An instruction of classic BPF.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instruction {
@@ -27,7 +27,8 @@ pub struct Program {
     pub instructions: *const Instruction,
 }
 
-/// May this process install a filter without giving up the right to gain privileges through `exec`?
+/// Checks whether this process may install a filter without giving up the right to gain privileges
+/// through `exec`.
 pub fn may_filter_with_privileges() -> bool {
     // CAP_SYS_ADMIN is 21; capget's data for version 3 are two sets of three words.
     let mut header = [0x2008_0522u32, 0];
@@ -38,13 +39,14 @@ pub fn may_filter_with_privileges() -> bool {
     result.is_ok() && data[0] & (1 << 21) != 0
 }
 
-/// Gives up gaining privileges through `exec`, for this thread and what it starts.
+/// Gives up the gaining of privileges through `exec`, for this thread and all that it starts.
 pub fn set_no_new_privileges() -> Result<()> {
     // SAFETY: numbers only.
     unsafe { syscall(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// Installs `program` for all threads of this process (`SECCOMP_FILTER_FLAG_TSYNC`).
+/// Installs `program` for all threads of this process (`SECCOMP_FILTER_FLAG_TSYNC`). EBUSY if a
+/// thread could not be synchronised.
 pub fn install(program: &[Instruction]) -> Result<()> {
     let header = Program { len: program.len() as u16, instructions: program.as_ptr() };
     // SAFETY: the program is readable; the kernel verifies it.

@@ -1,4 +1,5 @@
-//! What a server asks of the kernel beside what clients do: who is on the other side, passing descriptors, signals.
+//! System calls of a server beside those of clients: credentials of the peer, passing descriptors,
+//! signals.
 
 use crate::errno::{Errno, Result};
 use crate::gate::syscall;
@@ -14,10 +15,12 @@ fn set_option(fd: BorrowedFd<'_>, level: i32, option: i32, value: i32) -> Result
     unsafe { syscall(libc::SYS_setsockopt, args) }.map(drop)
 }
 
-/// Prepares an accepted TCP connection: no Nagle delay, and a peer whose machine vanished is noticed within ~11 s while nothing is on
-/// its way to it. While something is, [`has_vanished`] tells.
+/// Prepares an accepted TCP connection. It has no Nagle delay, and a peer whose machine vanished is
+/// noticed within ~11 s while nothing is on its way to it. While something is, [`has_vanished`]
+/// tells.
 ///
-/// (`TCP_USER_TIMEOUT` would not do: it also ends the connection of a client that is stopped, and whose kernel answers that there is no room.)
+/// (`TCP_USER_TIMEOUT` would not do: it also ends the connection of a client that is stopped, and
+/// whose kernel answers that there is no room.)
 pub fn prepare_tcp(fd: BorrowedFd<'_>) -> Result<()> {
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
     set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
@@ -26,17 +29,18 @@ pub fn prepare_tcp(fd: BorrowedFd<'_>) -> Result<()> {
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3)
 }
 
-/// So often in a row was nothing heard when something was sent again: 25 s on a near network, where the kernel waits 200 ms at first and then
-/// twice as long each time. It would itself give up after 15 minutes.
+/// Number of unanswered retransmissions in a row from which on a peer has vanished. That takes 25 s
+/// on a near network, where the kernel waits 200 ms at first and then twice as long each time. The
+/// kernel itself would give up after 15 minutes.
 const UNANSWERED_MAX: u8 = 7;
 
-/// Returns whether the machine at the other end of a TCP connection does not answer any more although data are on their way to it. A peer
-/// that is stopped answers: its kernel does.
+/// Returns whether the machine at the other end of a TCP connection does not answer any more
+/// although data are on their way to it. A peer that is stopped answers: its kernel does.
 pub fn has_vanished(fd: BorrowedFd<'_>) -> bool {
     unanswered(fd).is_ok_and(|times| times >= UNANSWERED_MAX)
 }
 
-/// How often data, or a question whether there is room for them, were sent again since the peer was heard last.
+/// Returns how often data, or window probes, were sent again since the peer was heard last.
 fn unanswered(fd: BorrowedFd<'_>) -> Result<u8> {
     // SAFETY: plain numbers; all-zero is valid.
     let mut info: libc::tcp_info = unsafe { core::mem::zeroed() };
@@ -54,16 +58,16 @@ fn unanswered(fd: BorrowedFd<'_>) -> Result<u8> {
     Ok(info.tcpi_retransmits.max(info.tcpi_probes))
 }
 
-/// The process at the other end of a Unix socket, as it was when it connected.
+/// Process at the other end of a Unix socket, as it was when it connected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Peer {
-    /// Process.
+    /// Process id.
     pub pid: i32,
-    /// Effective user.
+    /// Effective user id.
     pub uid: u32,
 }
 
-/// Who is at the other end of a Unix socket.
+/// Returns the process at the other end of a Unix socket.
 pub fn peer(fd: BorrowedFd<'_>) -> Result<Peer> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -80,25 +84,26 @@ pub fn peer(fd: BorrowedFd<'_>) -> Result<Peer> {
     Ok(Peer { pid: credentials.pid, uid: credentials.uid })
 }
 
-/// The effective user of this process.
+/// Returns the effective user id of this process.
 pub fn effective_uid() -> u32 {
     // SAFETY: no arguments; cannot fail.
     unsafe { syscall(libc::SYS_geteuid, [0; 6]) }.unwrap_or(0) as u32
 }
 
-/// Both directions of a connection end now: whoever waits on it wakes up.
+/// Ends both directions of a connection now; threads that wait on it wake up.
 pub fn shut_down(fd: BorrowedFd<'_>) {
     // SAFETY: no pointers. Fails when the other side was faster.
     let _ = unsafe { syscall(libc::SYS_shutdown, [fd.as_raw_fd() as usize, libc::SHUT_RDWR as usize, 0, 0, 0, 0]) };
 }
 
-/// Nothing more will be received on a connection, and whoever waits for something on it wakes; answers can still be sent.
+/// Ends the receiving on a connection; threads that wait to receive on it wake up. Answers can
+/// still be sent.
 pub fn finish_receiving(fd: BorrowedFd<'_>) {
     // SAFETY: no pointers. Fails when the other side was faster.
     let _ = unsafe { syscall(libc::SYS_shutdown, [fd.as_raw_fd() as usize, libc::SHUT_RD as usize, 0, 0, 0, 0]) };
 }
 
-/// Nothing more will be sent on a connection; what was sent still arrives.
+/// Ends the sending on a connection; sent bytes still arrive.
 pub fn finish_sending(fd: BorrowedFd<'_>) {
     // SAFETY: no pointers. Fails when the other side was faster.
     let _ = unsafe { syscall(libc::SYS_shutdown, [fd.as_raw_fd() as usize, libc::SHUT_WR as usize, 0, 0, 0, 0]) };
@@ -118,7 +123,8 @@ pub fn fill_random(mut bytes: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// Sends what the kernel takes at once of `bytes`; the descriptors go with the first of them. `EAGAIN`: nothing was sent.
+/// Sends as many of `bytes` as the kernel takes at once; the descriptors go with the first of them.
+/// Returns how many. `EAGAIN`: nothing was sent.
 pub fn send_descriptors(fd: BorrowedFd<'_>, bytes: &[u8], descriptors: &[impl AsRawFd]) -> Result<usize> {
     const HEADER_BYTES: usize = size_of::<libc::cmsghdr>();
     #[repr(C, align(8))]
@@ -146,7 +152,8 @@ pub fn send_descriptors(fd: BorrowedFd<'_>, bytes: &[u8], descriptors: &[impl As
     unsafe { syscall(libc::SYS_sendmsg, [fd.as_raw_fd() as usize, &raw const message as usize, flags, 0, 0, 0]) }
 }
 
-/// Bytes that were sent on a connection and that the other side has not taken yet, with what the kernel keeps of them.
+/// Returns the number of bytes that were sent on a connection and that the other side has not taken
+/// yet. It includes the kernel's own overhead for them.
 pub fn untaken(fd: BorrowedFd<'_>) -> Result<usize> {
     let mut bytes: i32 = 0;
     let args = [fd.as_raw_fd() as usize, libc::TIOCOUTQ as usize, &raw mut bytes as usize, 0, 0, 0];
@@ -155,7 +162,7 @@ pub fn untaken(fd: BorrowedFd<'_>) -> Result<usize> {
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
-/// Allows this process as many descriptors as the hard limit says. The number.
+/// Raises this process's limit of descriptors to the hard limit; returns the limit.
 pub fn raise_descriptor_limit() -> Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let resource = libc::RLIMIT_NOFILE as usize;
@@ -167,7 +174,7 @@ pub fn raise_descriptor_limit() -> Result<u64> {
     Ok(limit.rlim_cur)
 }
 
-/// The parent of this process.
+/// Returns the id of the parent of this process.
 pub fn parent_pid() -> i32 {
     // SAFETY: no arguments; cannot fail.
     unsafe { syscall(libc::SYS_getppid, [0; 6]) }.unwrap_or(0) as i32
@@ -179,7 +186,8 @@ pub fn signal_when_parent_dies(signal: i32) -> Result<()> {
     unsafe { syscall(libc::SYS_prctl, [libc::PR_SET_PDEATHSIG as usize, signal as usize, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// Takes one of the (blocked) signals in `set`, or `None` when `within` has passed.
+/// Takes one of the (blocked) signals in `set`; blocks until then. `None` when `within` has passed,
+/// or another signal interrupts the wait.
 pub fn wait_for_signal(set: SignalSet, within: Duration) -> Result<Option<i32>> {
     let time = libc::timespec { tv_sec: within.as_secs() as i64, tv_nsec: i64::from(within.subsec_nanos()) };
     let args = [&raw const set as usize, 0, &raw const time as usize, size_of::<SignalSet>(), 0, 0];

@@ -6,7 +6,7 @@ use crate::gate::syscall;
 /// The kernel's signal set: bit `n-1` is signal `n`.
 pub type SignalSet = u64;
 
-/// The bit of signal `number`.
+/// Returns the bit of signal `number`.
 pub const fn bit(number: i32) -> SignalSet {
     1 << (number - 1)
 }
@@ -17,11 +17,11 @@ pub const fn bit(number: i32) -> SignalSet {
 pub struct Action {
     /// Handler address, or `SIG_DFL` (0), `SIG_IGN` (1).
     pub handler: usize,
-    /// `SA_*`.
+    /// Flags (`SA_*`).
     pub flags: u64,
     /// Address of code that calls `rt_sigreturn`.
     pub restorer: usize,
-    /// Blocked while the handler runs.
+    /// Signals that are blocked while the handler runs.
     pub mask: SignalSet,
 }
 
@@ -52,8 +52,8 @@ unsafe extern "C" {
 pub const SA_RESTORER: u64 = 0x0400_0000;
 
 impl Action {
-    /// Runs `handler` with signal information and the interrupted context, with `mask` blocked, on the alternate
-    /// stack if there is one.
+    /// Creates the action that runs `handler` with signal information and the interrupted context.
+    /// `mask` is blocked meanwhile. The handler runs on the alternate stack if there is one.
     pub fn handler(handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void), mask: SignalSet) -> Action {
         Action {
             handler: handler as usize,
@@ -64,7 +64,7 @@ impl Action {
     }
 }
 
-/// Installs `action` for `signal`; the one before.
+/// Installs `action` for `signal`; returns the one before.
 ///
 /// # Safety
 /// The handler must be fit to run at any moment.
@@ -80,7 +80,8 @@ pub unsafe fn set_action(signal: i32, action: &Action) -> Result<Action> {
     Ok(old)
 }
 
-/// Sends the calling thread a signal that it was sent before, as the first sender did.
+/// Sends the calling thread a signal that it received before, with the information of the first
+/// sender.
 pub fn send_again(signal: i32, info: &libc::siginfo_t) {
     let (pid, tid) = (crate::process::pid() as usize, crate::process::tid() as usize);
     // SAFETY: the structure has the kernel's layout, which allows any for oneself.
@@ -89,7 +90,7 @@ pub fn send_again(signal: i32, info: &libc::siginfo_t) {
     };
 }
 
-/// The action in force for `signal`.
+/// Returns the action in force for `signal`.
 pub fn action(signal: i32) -> Result<Action> {
     let mut old = Action::default();
     // SAFETY: the structure has the kernel's layout.
@@ -97,12 +98,14 @@ pub fn action(signal: i32) -> Result<Action> {
     Ok(old)
 }
 
-/// Ends a handler, this one or one that has been copied: the thread goes on as the frame says, whose `ucontext` is given.
+/// Ends a handler, this one or one that has been copied. The thread goes on as the frame says,
+/// whose `ucontext` is given.
 ///
 /// # Safety
 /// What the kernel would do with the frame must be what the thread shall do.
 pub unsafe fn return_to(context: usize) -> ! {
-    // SAFETY: by the caller. The handler's own return address would have been popped: the kernel expects the stack pointer here.
+    // SAFETY: by the caller. The handler's own return address would have been popped: the kernel
+    // expects the stack pointer here.
     unsafe {
         core::arch::asm!(
             "mov rsp, {context}",
@@ -114,7 +117,7 @@ pub unsafe fn return_to(context: usize) -> ! {
     }
 }
 
-/// Replaces the mask of this thread; the one before.
+/// Replaces the signal mask of this thread; returns the one before.
 pub fn set_mask(mask: SignalSet) -> SignalSet {
     let mut old: SignalSet = 0;
     // SAFETY: both words are readable and writable.

@@ -1,14 +1,17 @@
 //! Locks and waits that go through the gate.
 //!
-//! Inside an unmodified program a system call of ours that does not go through the [gate](crate::gate) comes back to our own
-//! handler, if a register that the call does not even use happens to point into far-capable memory; and the handler then waits for
-//! locks that the interrupted thread holds. The standard library's locks make such calls. So these are used instead, by all code
-//! that may run inside a program.
+//! Inside an unmodified program a system call of ours must go through the [gate](crate::gate). One
+//! that does not comes back to our own handler, if a register that the call does not even use
+//! happens to point into far-capable memory. The handler then waits for locks that the interrupted
+//! thread holds. The standard library's locks make such calls. So these locks are used instead, by
+//! all code that may run inside a program.
 //!
-//! The mutex is the one of Ulrich Drepper's "Futexes Are Tricky": one word, free, taken, or taken and waited for. None of these locks is ever
-//! poisoned: what a panic leaves behind is its owner's to know.
+//! The mutex is the one of Ulrich Drepper's "Futexes Are Tricky": one word, free, taken, or taken
+//! and waited for. None of these locks is ever poisoned: the owner must know what a panic leaves
+//! behind.
 //!
-//! A wait that takes longer than [`Wait::PATIENCE`] says on standard error what it waits for, and goes on waiting.
+//! A wait that takes longer than [`Wait::PATIENCE`] says on standard error what it waits for, and
+//! goes on waiting.
 
 use crate::gate::syscall_raw;
 use crate::process::{now_ns, pid, sleep, tid, yield_now};
@@ -25,13 +28,13 @@ const FREE: u32 = 0;
 const TAKEN: u32 = 1;
 const WAITED_FOR: u32 = 2;
 
-/// Looks at a word before the thread gives the processor away, and before it sleeps.
+/// Number of looks at a word before the thread yields the processor, and before it sleeps.
 const SPINS: u32 = 100;
 const YIELDS: u32 = 1000;
-/// How long it sleeps then.
+/// Length of one such sleep.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Waiting for something that others do.
+/// A wait for something that other threads do, with growing back-off.
 #[derive(Debug)]
 pub struct Wait {
     what: &'static str,
@@ -42,16 +45,17 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// After this time a wait says what it waits for; it is longer than any wait that ends the program (45 s for room).
+    /// Time after which a wait reports what it waits for. It is longer than any wait that ends the
+    /// program (45 s for room).
     pub const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Begins to wait for `what` (after "waits for").
+    /// Begins to wait for `what` (the report says "waits for" it).
     #[track_caller]
     pub const fn new(what: &'static str) -> Wait {
         Wait { what, place: Location::caller(), looks: 0, since_ns: 0, said: 0 }
     }
 
-    /// One step of waiting: spins first, then gives the processor away, then sleeps for a moment.
+    /// Makes one step of waiting: spins first, then yields the processor, then sleeps for a moment.
     pub fn pause(&mut self) {
         self.looks = self.looks.saturating_add(1);
         if wait_in_model() {
@@ -67,7 +71,7 @@ impl Wait {
         }
     }
 
-    /// One step of waiting that is a nap of this length.
+    /// Makes one step of waiting that sleeps for `time`.
     pub fn nap(&mut self, time: Duration) {
         if !wait_in_model() {
             sleep(time);
@@ -75,17 +79,19 @@ impl Wait {
         }
     }
 
-    /// Has it looked more than once?
+    /// Checks whether [`Wait::pause`] was called before.
     pub fn has_waited(&self) -> bool {
         self.looks > 0
     }
 
-    /// Has it given the processor away, or is it about to?
+    /// Checks whether the wait has taken so many steps that it yields the processor, or is about
+    /// to.
     pub fn is_long(&self) -> bool {
         self.looks > SPINS / 5
     }
 
-    /// Sleeps until somebody wakes `word`, or as long as it may take until something is to be said. Returns at once if its value is another one.
+    /// Sleeps until `word` is woken, or until a report is due. Returns at once if its value is not
+    /// `value`.
     fn on(&mut self, word: &AtomicU32, value: u32) {
         if wait_in_model() {
             return;
@@ -100,7 +106,7 @@ impl Wait {
             self.since_ns = now;
         }
         let waited = now - self.since_ns;
-        // The first time after the patience, then after twice of it, four times, and so on.
+        // Reports first after the patience, then after twice that time, four times, and so on.
         if waited >= (Wait::PATIENCE.as_nanos() as u64) << self.said.min(20) {
             self.said += 1;
             let mut text = Text { bytes: [0; 256], len: 0 };
@@ -132,7 +138,7 @@ impl core::fmt::Write for Text {
     }
 }
 
-/// Sleeps for so long. In models others run instead.
+/// Sleeps for `time`. In models others run instead.
 pub fn nap(time: Duration) {
     if !wait_in_model() {
         sleep(time);
@@ -145,12 +151,13 @@ type Yield = fn() -> bool;
 static SAY: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 static YIELD: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 
-/// From now on what waits have to say goes to `say` instead of standard error.
+/// Sends the reports of waits to `say` from now on, instead of standard error.
 pub fn set_say(say: Say) {
     SAY.store(say as *mut (), Ordering::Release);
 }
 
-/// From now on waits ask `give_way` to let somebody else run, and only wait themselves where it says `false`: for models.
+/// Makes waits call `give_way` to let another thread run. They wait themselves only where it
+/// returns `false`. For models.
 pub fn set_yield(give_way: Yield) {
     YIELD.store(give_way as *mut (), Ordering::Release);
 }
@@ -187,7 +194,8 @@ fn futex_wake(word: &AtomicU32, count: u32) {
         return;
     }
     let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: only the address counts. Somebody may have freed the word: then this wakes nobody, or somebody who looks again.
+    // SAFETY: only the address counts. Somebody may have freed the word: then this wakes nobody, or
+    // somebody who looks again.
     let _ = unsafe {
         syscall_raw(libc::SYS_futex as usize, [word.as_ptr() as usize, operation as usize, count as usize, 0, 0, 0])
     };
@@ -206,12 +214,12 @@ unsafe impl<T: ?Sized + Send> Send for Mutex<T> {}
 unsafe impl<T: ?Sized + Send> Sync for Mutex<T> {}
 
 impl<T> Mutex<T> {
-    /// An open lock.
+    /// Creates a free lock.
     pub const fn new(value: T) -> Mutex<T> {
         Mutex { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
     }
 
-    /// What it protected.
+    /// Returns the protected value.
     pub fn into_inner(self) -> T {
         self.value.into_inner()
     }
@@ -239,7 +247,7 @@ impl<T: ?Sized> Mutex<T> {
             }
             core::hint::spin_loop();
         }
-        // Whoever takes it from here on does not know whether others wait.
+        // A thread that takes the lock from here on does not know whether others wait.
         while self.state.swap(WAITED_FOR, Ordering::Acquire) != FREE {
             wait.on(&self.state, WAITED_FOR);
         }
@@ -248,11 +256,12 @@ impl<T: ?Sized> Mutex<T> {
     /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let taken = self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed);
-        // (Not `then_some`: a guard that is made and not given away would give the lock of somebody else back.)
+        // (Not `then_some`: a guard that is made and not given away would release the lock of
+        // another thread.)
         taken.is_ok().then(|| MutexGuard { mutex: self, thread: PhantomData })
     }
 
-    /// The value, which nobody else can have.
+    /// Returns the value, which nobody else can have.
     pub fn get_mut(&mut self) -> &mut T {
         self.value.get_mut()
     }
@@ -264,7 +273,7 @@ impl<T: ?Sized> core::fmt::Debug for Mutex<T> {
     }
 }
 
-/// The lock, held, in the thread that took it.
+/// Guard of a lock that is held, in the thread that took it.
 pub struct MutexGuard<'a, T: ?Sized> {
     mutex: &'a Mutex<T>,
     thread: PhantomData<*const ()>,
@@ -296,10 +305,11 @@ impl<T: ?Sized> Drop for MutexGuard<'_, T> {
     }
 }
 
-/// Many readers, or one writer, of `T`. For values that hardly ever change: a writer can be kept waiting by readers.
+/// Reader-writer lock over `T`. For values that hardly ever change: a writer can be kept waiting by
+/// readers.
 #[derive(Default)]
 pub struct RwLock<T: ?Sized> {
-    /// Readers; [`WRITER`] while somebody writes.
+    /// Number of readers; [`WRITER`] while a thread writes.
     state: AtomicU32,
     value: UnsafeCell<T>,
 }
@@ -312,14 +322,14 @@ unsafe impl<T: ?Sized + Send> Send for RwLock<T> {}
 unsafe impl<T: ?Sized + Send + Sync> Sync for RwLock<T> {}
 
 impl<T> RwLock<T> {
-    /// An open lock.
+    /// Creates a free lock.
     pub const fn new(value: T) -> RwLock<T> {
         RwLock { state: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 }
 
 impl<T: ?Sized> RwLock<T> {
-    /// Waits until nobody writes.
+    /// Waits until no thread writes, and takes the lock to read.
     #[track_caller]
     pub fn read(&self) -> ReadGuard<'_, T> {
         let mut wait = Wait::new("a lock to read");
@@ -330,7 +340,7 @@ impl<T: ?Sized> RwLock<T> {
         ReadGuard { lock: self, thread: PhantomData }
     }
 
-    /// Waits until nobody reads or writes.
+    /// Waits until no thread reads or writes, and takes the lock to write.
     #[track_caller]
     pub fn write(&self) -> WriteGuard<'_, T> {
         let mut wait = Wait::new("a lock to write");
@@ -341,7 +351,7 @@ impl<T: ?Sized> RwLock<T> {
     }
 }
 
-/// The lock, held to read.
+/// Guard of a lock that is held to read.
 pub struct ReadGuard<'a, T: ?Sized> {
     lock: &'a RwLock<T>,
     thread: PhantomData<*const ()>,
@@ -361,7 +371,7 @@ impl<T: ?Sized> Drop for ReadGuard<'_, T> {
     }
 }
 
-/// The lock, held to write.
+/// Guard of a lock that is held to write.
 pub struct WriteGuard<'a, T: ?Sized> {
     lock: &'a RwLock<T>,
     thread: PhantomData<*const ()>,

@@ -82,7 +82,7 @@ pub enum Track {
     Dirty,
 }
 
-/// Who may serve faults.
+/// Origin of the faults that are served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scope {
     /// Faults from user mode only; any user may ask for this.
@@ -91,12 +91,12 @@ pub enum Scope {
     UserAndKernel,
 }
 
-/// One fault event, in thread mode.
+/// A fault event, in thread mode.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
     /// Faulting address, rounded down to its page.
     pub address: usize,
-    /// Was it a write?
+    /// Whether the access was a write.
     pub write: bool,
 }
 
@@ -107,7 +107,7 @@ pub struct Uffd {
 }
 
 impl Uffd {
-    /// Opens one with exactly these features; `EINVAL` if the kernel lacks one of them.
+    /// Opens a userfaultfd with exactly these features; `EINVAL` if the kernel lacks one of them.
     pub fn open(scope: Scope, features: u64) -> Result<Uffd> {
         let only = if scope == Scope::UserMode { UFFD_USER_MODE_ONLY } else { 0 };
         let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize | only;
@@ -120,7 +120,7 @@ impl Uffd {
         Ok(uffd)
     }
 
-    /// The descriptor.
+    /// Returns the descriptor.
     pub fn fd(&self) -> i32 {
         self.fd
     }
@@ -135,7 +135,7 @@ impl Uffd {
         unsafe { syscall(libc::SYS_ioctl, [self.fd as usize, request, arg, 0, 0, 0]) }
     }
 
-    /// From now on missing pages in the range are ours to provide.
+    /// Registers the range: missing pages in it are ours to provide from now on.
     pub fn register(&self, addr: usize, len: usize) -> Result<()> {
         const MISSING_AND_WP: u64 = 3;
         let mut arg =
@@ -144,15 +144,16 @@ impl Uffd {
         unsafe { self.ioctl(iowr(0x00, size_of::<RegisterArg>()), &raw mut arg as usize) }.map(drop)
     }
 
-    /// The kernel serves missing pages in the range again, and none of it is protected.
+    /// Unregisters the range: the kernel serves missing pages in it again, and none of it is
+    /// protected.
     pub fn unregister(&self, addr: usize, len: usize) -> Result<()> {
         let mut arg = RangeArg { start: addr as u64, len: len as u64 };
         // SAFETY: the argument matches the request.
         unsafe { self.ioctl(ior(0x01, size_of::<RangeArg>()), &raw mut arg as usize) }.map(drop)
     }
 
-    /// Installs `len` bytes from `src` at the missing pages of `dst`. Returns how many bytes were installed before
-    /// the error, with the error: `EEXIST` if a page was there already.
+    /// Installs `len` bytes from `src` at the missing pages of `dst`. Errs with how many bytes were
+    /// installed before the error, and the error: `EEXIST` if a page was there already.
     ///
     /// # Safety
     /// `src` must be readable for `len` bytes.
@@ -186,8 +187,8 @@ impl Uffd {
         }
     }
 
-    /// Installs zeros at the missing pages of the range; errors as for [`Uffd::copy`]. The pages are the shared
-    /// zero page, so reading costs no memory and the first write copies.
+    /// Installs zeros at the missing pages of the range; errors as for [`Uffd::copy`]. The pages
+    /// are the shared zero page, so reading costs no memory and the first write copies.
     pub fn zero(&self, addr: usize, len: usize, wake: bool) -> core::result::Result<(), (usize, Errno)> {
         let mut arg =
             ZeroArg { range: RangeArg { start: addr as u64, len: len as u64 }, mode: u64::from(!wake), zeroed: 0 };
@@ -212,7 +213,8 @@ impl Uffd {
         unsafe { self.ioctl(ior(0x02, size_of::<RangeArg>()), &raw mut arg as usize) }.map(drop)
     }
 
-    /// Reads pending fault events into `into`; how many. `EAGAIN` if there are none.
+    /// Reads up to 16 pending fault events into `into`; returns how many. `EAGAIN` if there are
+    /// none.
     pub fn read_faults(&self, into: &mut [Fault]) -> Result<usize> {
         #[repr(C)]
         #[derive(Clone, Copy)]

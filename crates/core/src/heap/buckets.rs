@@ -1,12 +1,14 @@
-//! Linear hashing: which bucket a hash belongs to, in a table that grows one bucket at a time; and a bucket's word.
+//! Linear hashing: which bucket a hash belongs to, in a table that grows one bucket at a time; and
+//! a bucket's word.
 //!
-//! Bucket *b* of depth *d* has the hashes whose lower *d* bits are *b*. To grow by one, the bucket that those of the new one
-//! are in now is split: both have one bit more. So a table has every size, and no growth stops anybody else (Litwin, VLDB'80).
+//! Bucket *b* of depth *d* has the hashes whose lower *d* bits are *b*. A table grows by one bucket
+//! by splitting the bucket that has the hashes of the new one until then; both then use one bit
+//! more. So a table can have every size, and no growth stops other threads (Litwin, VLDB'80).
 //!
-//! Read from the other end, the hashes of a bucket are an interval, and a split divides it. A walk over the intervals from left to
-//! right meets everything once, whatever is split meanwhile.
+//! Read from the other end, the hashes of a bucket are an interval, and a split divides it. A walk
+//! over the intervals from left to right meets everything once, whatever is split meanwhile.
 
-/// The bucket that has this hash in a table of so many.
+/// Returns the bucket of `hash` in a table of `count` buckets.
 #[inline]
 pub fn bucket_of(hash: u32, count: u32) -> u32 {
     debug_assert!(count > 0);
@@ -16,7 +18,7 @@ pub fn bucket_of(hash: u32, count: u32) -> u32 {
     if bucket < count { bucket } else { hash & mask >> 1 }
 }
 
-/// The depth of a bucket in a table of so many.
+/// Returns the depth of a bucket in a table of `count` buckets.
 pub fn depth_of(bucket: u32, count: u32) -> u32 {
     assert!(bucket < count);
     // With this depth, every bucket of the table has its own number.
@@ -25,35 +27,36 @@ pub fn depth_of(bucket: u32, count: u32) -> u32 {
     if depth > 0 && bucket < 1 << (depth - 1) && buddy >= u64::from(count) { depth - 1 } else { depth }
 }
 
-/// The bucket that is split to make bucket number `count`, and the depth of both afterwards.
+/// Returns the bucket that is split to make bucket number `count`, and the depth of both
+/// afterwards.
 pub fn split_for(count: u32) -> (u32, u32) {
     assert!(count > 0);
     let depth = u32::BITS - count.leading_zeros();
     (count & !(1 << (depth - 1)), depth)
 }
 
-/// Does a bucket of this depth have the hash?
+/// Checks whether `hash` belongs to the bucket of this number and depth.
 #[inline]
 pub fn has(bucket: u32, depth: u32, hash: u32) -> bool {
     low_bits(hash, depth) == bucket
 }
 
-/// The lower `depth` bits of a hash: the bucket that has it, if that bucket has this depth.
+/// Returns the lower `depth` bits of a hash: the number of its bucket, if that bucket has this
+/// depth.
 #[inline]
 pub fn low_bits(hash: u32, depth: u32) -> u32 {
     hash & ((1u64 << depth) - 1) as u32
 }
 
-/// Where a walk over the hashes goes on after a bucket of this depth, begun at `at`: positions are hashes with their bits
-/// reversed. `None` at the end.
+/// Returns the position at which a walk over the hashes goes on after a bucket of this depth that
+/// began at `at`. Positions are hashes with their bits reversed. `None` at the end.
 pub fn after(at: u32, depth: u32) -> Option<u32> {
     let step = 1u64 << (u32::BITS - depth);
     let next = (u64::from(at) / step + 1) * step;
     u32::try_from(next).ok()
 }
 
-/// A bucket's word. Only who holds its lock changes it.
-///
+/// Word of a bucket. Only the holder of its lock changes it.
 /// ```text
 ///  31            9 8      3   2      1       0
 /// +---------------+--------+------+-------+------+
@@ -61,8 +64,9 @@ pub fn after(at: u32, depth: u32) -> Option<u32> {
 /// +---------------+--------+------+-------+------+
 /// ```
 ///
-/// While entries *move*, one that is in the table may be found nowhere. Who found nothing looks at the word again: if it
-/// moved then, or the version is another, the search proves nothing.
+/// While entries *move*, a search may miss an entry that is in the table. A search that found
+/// nothing looks at the word again. If entries moved then, or the version is another, the search
+/// proves nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BucketWord(pub u32);
 
@@ -74,60 +78,60 @@ const DEPTH_MASK: u32 = 0x3F << DEPTH_SHIFT;
 const VERSION_ONE: u32 = 1 << 9;
 
 impl BucketWord {
-    /// An empty bucket.
+    /// Creates the word of an empty bucket.
     pub fn new(depth: u32) -> BucketWord {
         assert!(depth <= u32::BITS);
         BucketWord(depth << DEPTH_SHIFT)
     }
 
-    /// Hash bits that are the same for all entries.
+    /// Returns the number of hash bits that are the same for all entries.
     #[inline]
     pub fn depth(self) -> u32 {
         (self.0 & DEPTH_MASK) >> DEPTH_SHIFT
     }
 
-    /// The last place is a link to another bucket.
+    /// Checks whether the last place is a link to another bucket.
     #[inline]
     pub fn is_linked(self) -> bool {
         self.0 & LINKED != 0
     }
 
-    /// The word of a bucket that continues another one and is itself continued.
+    /// Returns the word of a bucket that continues another one and is itself continued.
     pub fn as_linked(self) -> BucketWord {
         BucketWord(self.0 | LINKED)
     }
 
-    /// Somebody is changing the bucket.
+    /// Checks whether a thread is changing the bucket.
     #[inline]
     pub fn is_locked(self) -> bool {
         self.0 & LOCKED != 0
     }
 
-    /// Locked by the caller; `None` if it is locked.
+    /// Locks the bucket for the caller; `None` if it is locked already.
     pub fn lock(self) -> Option<BucketWord> {
         (!self.is_locked()).then_some(BucketWord(self.0 | LOCKED))
     }
 
-    /// Free again, with everything where it was.
+    /// Unlocks the bucket, with everything where it was.
     pub fn unlock(self) -> BucketWord {
         assert!(self.is_locked() && self.0 & MOVING == 0);
         BucketWord(self.0 & !LOCKED)
     }
 
-    /// The owner is about to move entries.
+    /// Marks that the owner is about to move entries.
     pub fn moving(self) -> BucketWord {
         assert!(self.is_locked());
         BucketWord(self.0 | MOVING)
     }
 
-    /// The owner has moved entries, and the bucket stays locked.
+    /// Marks that the owner has moved entries. The bucket stays locked and has a new version.
     pub fn moved(self, depth: u32, linked: bool) -> BucketWord {
         assert!(self.0 & MOVING != 0 && depth <= u32::BITS);
         let kept = self.0 & !(MOVING | LINKED | DEPTH_MASK);
         BucketWord(kept.wrapping_add(VERSION_ONE) | depth << DEPTH_SHIFT | if linked { LINKED } else { 0 })
     }
 
-    /// Did a search between these two looks see every entry that was there all the time?
+    /// Checks whether a search between these two looks saw every entry that was there all the time.
     #[inline]
     pub fn proves_absence(self, later: BucketWord) -> bool {
         self.0 & MOVING == 0 && (self.0 ^ later.0) & !LOCKED == 0

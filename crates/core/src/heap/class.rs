@@ -1,24 +1,23 @@
-//! Size classes: how a segment is cut into objects.
-//!
-//! A segment is 16 pages of one class. Small objects never cross a page, so each class is the largest multiple of a card
-//! of which so many fit into a page; larger objects begin at a page and take whole ones.
+//! A segment is 16 pages of one class. Small objects never cross a page, so each class is the
+//! largest multiple of a card of which so many fit into a page. Larger objects begin at a page and
+//! take whole ones.
 
 use crate::geometry::{PAGE_BYTES, PAGE_SHIFT};
 
 /// Unit of alignment and of access profiling.
 pub const CARD_BYTES: usize = 16;
-/// Pages of a segment.
+/// Number of pages of a segment.
 pub const SEGMENT_PAGES: u32 = 16;
-/// Bytes of a segment.
+/// Size of a segment in bytes.
 pub const SEGMENT_BYTES: usize = SEGMENT_PAGES as usize * PAGE_BYTES;
 
-/// Cards of an object: up to half a page as many to a page as fit, above in whole pages.
+/// Cards of an object, by class: up to half a page as many to a page as fit, above in whole pages.
 const CARDS: [u16; 32] = [
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 21, 25, 28, 32, 36, 42, 51, 64, 85, 128, 256, 512, 768, 1024,
     1280, 2048, 4096,
 ];
 
-/// Objects in one unit, by class: a table, because everything that is made or freed asks.
+/// Objects in one unit, by class: a table, because every allocation and every free asks.
 const PER_UNIT: [u16; CARDS.len()] = {
     let mut counts = [0; CARDS.len()];
     let mut index = 0;
@@ -30,8 +29,8 @@ const PER_UNIT: [u16; CARDS.len()] = {
     counts
 };
 
-/// How large an object may be, and where in a segment the n-th one lies. An object above a segment has no class: it takes
-/// whole segments.
+/// Size class: how large an object may be, and where in a segment the n-th one lies. An object
+/// above a segment has no class: it takes whole segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Class(u8);
 
@@ -39,7 +38,8 @@ impl Class {
     /// Number of classes.
     pub const COUNT: usize = CARDS.len();
 
-    /// The smallest class for objects of this size and alignment; `None` if they need more than a segment.
+    /// Returns the smallest class for objects of this size and alignment; `None` if they need more
+    /// than a segment.
     pub fn of(bytes: usize, align: usize) -> Option<Class> {
         assert!(align.is_power_of_two() && align <= PAGE_BYTES, "alignment above a page");
         let fits = |class: &Class| {
@@ -49,13 +49,13 @@ impl Class {
         (0..Self::COUNT as u8).map(Class).find(fits)
     }
 
-    /// The class with this index, below [`Class::COUNT`].
+    /// Returns the class with this index, below [`Class::COUNT`].
     pub fn from_index(index: usize) -> Class {
         assert!(index < Self::COUNT);
         Class(index as u8)
     }
 
-    /// Its index.
+    /// Returns the index of the class.
     pub fn index(self) -> usize {
         usize::from(self.0)
     }
@@ -64,31 +64,33 @@ impl Class {
         usize::from(CARDS[self.index()])
     }
 
-    /// Bytes that an object of this class occupies.
+    /// Returns the bytes that an object of this class occupies.
     #[inline]
     pub fn bytes(self) -> usize {
         self.cards() * CARD_BYTES
     }
 
-    /// Pages that come and go together: more than one for objects larger than a page.
+    /// Returns the number of pages that come and go together: more than one for objects larger than
+    /// a page.
     #[inline]
     pub fn unit_pages(self) -> u32 {
         (self.bytes() >> PAGE_SHIFT).max(1) as u32
     }
 
-    /// Objects in one unit.
+    /// Returns the number of objects in one unit.
     #[inline]
     pub fn per_unit(self) -> u32 {
         u32::from(PER_UNIT[self.index()])
     }
 
-    /// Objects in a segment.
+    /// Returns the number of objects in a segment.
     #[inline]
     pub fn per_segment(self) -> u32 {
         SEGMENT_PAGES / self.unit_pages() * self.per_unit()
     }
 
-    /// Page within the segment and card within the page of the object with this index.
+    /// Returns the page within the segment and the card within the page at which this object
+    /// begins.
     #[inline]
     pub fn locate(self, object: u32) -> (u32, u8) {
         assert!(object < self.per_segment());
@@ -96,7 +98,7 @@ impl Class {
         (unit * self.unit_pages(), (within as usize * self.cards()) as u8)
     }
 
-    /// The object that begins there.
+    /// Returns the index of the object that begins at this page and card.
     #[inline]
     pub fn object_at(self, page: u32, card: u8) -> u32 {
         let object = page / self.unit_pages() * self.per_unit() + u32::from(card) / self.cards() as u32;
@@ -104,7 +106,8 @@ impl Class {
         object
     }
 
-    /// The first page of the unit to which the page of a segment belongs; `None` for pages at the end that no unit uses.
+    /// Returns the first page of the unit to which `page` of a segment belongs; `None` for pages at
+    /// the end that no unit uses.
     #[inline]
     pub fn unit_of(self, page: u32) -> Option<u32> {
         let first = page / self.unit_pages() * self.unit_pages();

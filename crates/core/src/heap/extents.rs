@@ -1,20 +1,22 @@
-//! Extents: how a growing collection cuts its far space, so that the number of an element gives its place.
+//! Extents: how a growing collection cuts its far space, so that an element's index gives its
+//! place.
 //!
-//! Elements are packed into *units*: a page of small ones, or the pages of one that is larger. Units lie in extents, runs of far
-//! pages: the first has 16 pages, each later one as many as all before it, and from 16 MiB on all have the same size. So a
-//! short collection is small, a long one has few extents, and nothing is ever copied to grow.
+//! Elements are packed into *units*: a page of small ones, or the pages of one that is larger.
+//! Units lie in extents, which are runs of far pages. The first has 16 pages, each later one as
+//! many as all before it, and from 16 MiB on all have the same size. So a short collection is
+//! small, a long one has few extents, and nothing is ever copied to grow.
 
 use super::SEGMENT_PAGES;
 use crate::geometry::PAGE_BYTES;
 
-/// The rule for elements of one size.
+/// Layout of the extents for elements of one size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extents {
     per_unit: usize,
     unit_pages: u32,
-    /// Units in the first extent, as a power of two.
+    /// Number of units in the first extent, as a power of two.
     first_shift: u32,
-    /// Units in the largest extent, in first extents, as a power of two.
+    /// Ratio of the units in the largest extent to those in the first one, as a power of two.
     most_shift: u32,
 }
 
@@ -22,7 +24,7 @@ pub struct Extents {
 const MOST_PAGES: u32 = 4096;
 
 impl Extents {
-    /// For elements of so many bytes.
+    /// Creates the layout for elements of `bytes` bytes.
     pub const fn of(bytes: usize) -> Extents {
         let bytes = if bytes == 0 { 1 } else { bytes };
         let per_unit = if bytes < PAGE_BYTES { PAGE_BYTES / bytes } else { 1 };
@@ -33,19 +35,19 @@ impl Extents {
         Extents { per_unit, unit_pages, first_shift, most_shift }
     }
 
-    /// Elements in one unit.
+    /// Returns the number of elements in one unit.
     #[inline]
     pub const fn per_unit(self) -> usize {
         self.per_unit
     }
 
-    /// Pages of one unit.
+    /// Returns the number of pages of one unit.
     #[inline]
     pub const fn unit_pages(self) -> u32 {
         self.unit_pages
     }
 
-    /// The extent in which a unit lies, and how many units of it come before.
+    /// Returns the extent in which a unit lies, and how many units of that extent come before it.
     #[inline]
     pub const fn locate(self, unit: usize) -> (usize, usize) {
         let firsts = unit >> self.first_shift;
@@ -59,14 +61,14 @@ impl Extents {
         (extent, unit - (start << self.first_shift))
     }
 
-    /// Units in an extent.
+    /// Returns the number of units in an extent.
     pub const fn units(self, extent: usize) -> usize {
         let doublings =
             if extent as u32 > self.most_shift { self.most_shift } else { (extent as u32).saturating_sub(1) };
         1 << self.first_shift << doublings
     }
 
-    /// Units in all extents before this one.
+    /// Returns the number of units in all extents before this one.
     pub const fn units_before(self, extent: usize) -> usize {
         let firsts = match extent.checked_sub(self.most_shift as usize + 1) {
             None => (1 << extent) >> 1,

@@ -16,27 +16,31 @@
 //!    └── release, from every state that nobody owns                   ▼ Far or Empty
 //! ```
 //!
-//! *Place* is the frame number while the page is Near, and a number that no slot ever holds otherwise: one comparison with a slot
-//! tells a mutator that its guess is right and the page usable (`FrameWord::confirms`). *Leaving* means that slots do
-//! not find the page any more, so whoever uses it next takes it back and marks it as referenced: that is the clock's access
-//! mark, and the price of it is paid when a page is about to leave and not at every access. A page that came *ahead* of need
-//! is Near without a place until its first use, so that we know whether it was of use.
+//! *Place* is the frame number while the page is Near, and a number that no slot ever holds
+//! otherwise. One comparison with a slot tells a mutator that its guess is right and the page
+//! usable (`FrameWord::confirms`). *Leaving* means that slots do not find the page any more, so the
+//! next user takes it back and marks it as referenced. That is the access mark of CLOCK, with a
+//! cooling stage as in LeanStore: its price is paid when a page is about to leave and not at every
+//! access. A page that came *ahead* of need is Near without a place until its first use, so that it
+//! is known whether the prefetch was of use.
 //!
-//! Fetching and Copying have an owner, and others wait for it. In Copying the owner reads the bytes while nobody can write
-//! them; it is short, because no I/O happens in it. In every other state, whoever needs the page takes it.
+//! Fetching and Copying have an owner, and others wait for it. In Copying the owner reads the bytes
+//! while nobody can write them; it is short, because no I/O happens in it. In every other state, a
+//! thread that needs the page takes it.
 //!
-//! Every transition is a pure function on a copy; whoever owns the atomic runs the compare-exchange.
+//! Every transition is a pure function on a copy; the owner of the atomic runs the
+//! compare-exchange.
 
 use super::{FRAMES_MAX, FrameId, Place};
 
-/// Where a page is.
+/// State of a page: where it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// Nowhere: it holds no live object. The pool may still have an old copy of it (stored).
+    /// Nowhere: the page holds no live object. The pool may still have an old copy of it (stored).
     Empty,
     /// In the pool.
     Far,
-    /// Somebody is bringing it near, making it, or discarding its far copy.
+    /// Owned by a thread that brings it near, makes it, or discards its far copy.
     Fetching,
     /// Near, and slots find it.
     Near,
@@ -48,20 +52,21 @@ pub enum State {
     Copied,
 }
 
-/// What a dereference has to do.
+/// Action that a dereference has to take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Deref {
     /// The page is usable in this frame.
     Here(FrameId),
-    /// Somebody owns the page: look again soon.
+    /// The page is owned by another thread: look again soon.
     Wait,
     /// The caller now owns the page (Fetching) and reads it from the pool.
     Fetch,
-    /// The caller now owns the page (Fetching) and provides zeros. Only for those who make objects.
+    /// The caller now owns the page (Fetching) and provides zeros. Only for callers that make
+    /// objects.
     Zero,
 }
 
-/// One page's word. See the module.
+/// Word of one page of a far heap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameWord(pub u64);
 
@@ -71,7 +76,7 @@ const REFERENCED: u64 = 1 << 2;
 const WANTED: u64 = 1 << 3;
 const AHEAD: u64 = 1 << 4;
 const PLACE_MASK: u64 = 0xFFFF_FF00;
-/// In the place field: no slot holds this frame number.
+/// Place field of a page that slots do not find: no slot holds this frame number.
 const NOWHERE: u64 = PLACE_MASK;
 const STATE_SHIFT: u32 = 32;
 const STATE_MASK: u64 = 7 << STATE_SHIFT;
@@ -80,8 +85,9 @@ const FRAME_SHIFT: u32 = 40;
 
 const _: () = assert!((FRAMES_MAX as u64) << 8 == NOWHERE);
 
-/// The state field of [`State::Empty`] is 0, and so is its place field in fresh memory: no slot with a guess finds it,
-/// because guesses of 0 are never confirmed to be usable (see [`FrameWord::confirms`]).
+/// The default is [`FrameWord::EMPTY`]: the state field of [`State::Empty`] is 0, and so is its
+/// place field in fresh memory. No slot with a guess finds it, because guesses of 0 are never
+/// confirmed to be usable (see [`FrameWord::confirms`]).
 impl Default for FrameWord {
     fn default() -> FrameWord {
         FrameWord::EMPTY
@@ -89,10 +95,10 @@ impl Default for FrameWord {
 }
 
 impl FrameWord {
-    /// A page that never was: all zeros, so that fresh memory is a table of these.
+    /// Word of a page that never was: all zeros, so that fresh memory is a table of these.
     pub const EMPTY: FrameWord = FrameWord(0);
 
-    /// Where the page is.
+    /// Returns the state of the page.
     #[inline]
     pub fn state(self) -> State {
         match (self.0 & STATE_MASK) >> STATE_SHIFT {
@@ -107,7 +113,7 @@ impl FrameWord {
         }
     }
 
-    /// The frame that holds the page, in the states in which one does.
+    /// Returns the frame that holds the page, in the states in which one does.
     #[inline]
     pub fn frame(self) -> Option<FrameId> {
         match self.0 >> FRAME_SHIFT {
@@ -116,57 +122,59 @@ impl FrameWord {
         }
     }
 
-    /// Must be written before it leaves, whatever its bytes are.
+    /// Checks whether the page must be written before it leaves, whatever its bytes are.
     #[inline]
     pub fn is_dirty(self) -> bool {
         self.0 & DIRTY != 0
     }
 
-    /// The pool holds, or may hold, a copy.
+    /// Checks whether the pool holds, or may hold, a copy.
     #[inline]
     pub fn is_stored(self) -> bool {
         self.0 & STORED != 0
     }
 
-    /// Was used since the clock hand came by.
+    /// Checks whether the page was used since the clock hand came by.
     #[inline]
     pub fn is_referenced(self) -> bool {
         self.0 & REFERENCED != 0
     }
 
-    /// Somebody waits for the end of Copying, or a task for that of Fetching.
+    /// Checks whether a thread waits for the end of Copying, or a task for that of Fetching.
     pub fn is_wanted(self) -> bool {
         self.0 & WANTED != 0
     }
 
-    /// Was brought before anybody needed it, and has not been used since.
+    /// Checks whether the page was brought before anybody needed it, and has not been used since.
     #[inline]
     pub fn is_ahead(self) -> bool {
         self.0 & AHEAD != 0
     }
 
-    /// The one comparison of the fast path: the page is Near in exactly the frame that the slot guesses.
+    /// Checks whether the page is Near in exactly the frame that the slot guesses: the one
+    /// comparison of the fast path.
     ///
-    /// A guess of frame 0 is confirmed by a word of fresh memory (Empty), which no live object's page has; callers that
-    /// cannot rule that out must not come here with frame 0.
+    /// A guess of frame 0 is confirmed by a word of fresh memory (Empty), which no live object's
+    /// page has. Callers that cannot rule that out must not call this with frame 0.
     #[inline]
     pub fn confirms(self, place: Place) -> bool {
         (self.0 as u32 ^ place.0) < 1 << 8
     }
 
-    /// [`FrameWord::confirms`], and writing needs no further mark.
+    /// Checks [`FrameWord::confirms`], and that writing needs no further mark.
     #[inline]
     pub fn confirms_dirty(self, place: Place) -> bool {
         self.confirms(place) && self.0 & DIRTY != 0
     }
 
-    /// The frame of a page that is Near and was used before, for those who find it without a slot.
+    /// Returns the frame of a page that is Near and was used before, for callers that find it
+    /// without a slot.
     #[inline]
     pub fn near(self) -> Option<FrameId> {
         (self.0 & (STATE_MASK | AHEAD) == NEAR).then_some(FrameId((self.0 >> FRAME_SHIFT) as u32))
     }
 
-    /// [`FrameWord::near`], and writing needs no further mark.
+    /// Returns [`FrameWord::near`] if writing needs no further mark.
     #[inline]
     pub fn near_dirty(self) -> Option<FrameId> {
         (self.0 & (STATE_MASK | AHEAD | DIRTY) == NEAR | DIRTY).then_some(FrameId((self.0 >> FRAME_SHIFT) as u32))
@@ -195,8 +203,8 @@ impl FrameWord {
         if on { FrameWord(self.0 | flag) } else { FrameWord(self.0 & !flag) }
     }
 
-    /// A mutator needs the page, to write if `write`. An Empty page has no object that could be dereferenced: that is a bug
-    /// of ours, and the caller's to report.
+    /// Decides what a mutator that needs the page has to do, to write if `write`. An Empty page has
+    /// no object that could be dereferenced. That is a bug of ours, and the caller must report it.
     #[inline]
     pub fn deref(self, write: bool) -> (FrameWord, Deref) {
         match (self.state(), self.frame()) {
@@ -207,7 +215,7 @@ impl FrameWord {
                 let word = self.to(State::Near, Some(frame)).set(REFERENCED, true);
                 (word.set(DIRTY, self.is_dirty() || write), Deref::Here(frame))
             }
-            // The copy under way will not be the last word.
+            // The copy under way is already out of date.
             (State::Copied, Some(frame)) => {
                 (self.to(State::Near, Some(frame)).set(REFERENCED, true).set(DIRTY, true), Deref::Here(frame))
             }
@@ -218,7 +226,8 @@ impl FrameWord {
         }
     }
 
-    /// A mutator makes an object in the page: like [`FrameWord::deref`] for writing, and an Empty page is made.
+    /// Decides what a mutator that makes an object in the page has to do. Like [`FrameWord::deref`]
+    /// for writing, but an Empty page is made.
     #[inline]
     pub fn create(self) -> (FrameWord, Deref) {
         match self.state() {
@@ -227,43 +236,48 @@ impl FrameWord {
         }
     }
 
-    /// A task waits for the Fetching page, and is to be told when it arrives. `None` if the page is not on its way.
+    /// Marks that a task waits for the Fetching page, and is to be told when it arrives. `None` if
+    /// the page is not on its way.
     pub fn want(self) -> Option<FrameWord> {
         (self.state() == State::Fetching).then(|| self.set(WANTED, true))
     }
 
-    /// The owner of a Fetching page has filled `frame`. `dirty` unless it equals its far copy.
+    /// Makes a Fetching page Near; its owner has filled `frame`. `dirty` unless it equals its far
+    /// copy.
     pub fn arrived(self, frame: FrameId, dirty: bool) -> FrameWord {
         assert!(self.state() == State::Fetching && frame.0 != 0 && frame.0 < FRAMES_MAX);
         self.to(State::Near, Some(frame)).set(DIRTY, dirty).set(REFERENCED | WANTED, false)
     }
 
-    /// The owner of a Fetching page has filled `frame` from the far copy, before anybody needs it.
+    /// Makes a Fetching page Near and ahead; its owner has filled `frame` from the far copy, before
+    /// anybody needs it.
     pub fn arrived_ahead(self, frame: FrameId) -> FrameWord {
         let word = self.arrived(frame, false);
         FrameWord(word.0 | NOWHERE | AHEAD)
     }
 
-    /// The owner of a Fetching page gives up: back to `origin`, Far or Empty.
+    /// Returns a Fetching page to `origin`, Far or Empty; its owner gives up.
     pub fn gave_up(self, origin: State) -> FrameWord {
         assert!(self.state() == State::Fetching && matches!(origin, State::Far | State::Empty));
         self.to(origin, None).set(WANTED, false)
     }
 
-    /// The owner of a Fetching page, which was Empty, has had it written at the pool: it is Far from the beginning.
+    /// Makes a Fetching page, which was Empty, Far from the beginning; its owner has had it written
+    /// at the pool.
     pub fn written_there(self) -> FrameWord {
         assert!(self.state() == State::Fetching);
         self.to(State::Far, None).set(STORED, true).set(DIRTY | REFERENCED | WANTED, false)
     }
 
-    /// The same page may have been written at the pool, and is not wanted any more: Empty, and what is there is discarded some day.
+    /// Makes a Fetching page Empty that may have been written at the pool, and is not wanted any
+    /// more. The copy there is discarded later.
     pub fn unwanted_there(self) -> FrameWord {
         assert!(self.state() == State::Fetching);
         self.to(State::Empty, None).set(STORED, true).set(DIRTY | REFERENCED | WANTED, false)
     }
 
-    /// The clock hand came by. A page that was referenced loses the mark and stays; another becomes Leaving.
-    /// `None` if there is nothing to do.
+    /// Handles a visit of the clock hand. A referenced page loses the mark and stays; another
+    /// becomes Leaving. `None` if there is nothing to do.
     pub fn cool(self) -> Option<FrameWord> {
         match self.state() {
             State::Near if self.is_referenced() => Some(self.set(REFERENCED, false)),
@@ -272,48 +286,52 @@ impl FrameWord {
         }
     }
 
-    /// The scopes that could refer to the Leaving page are over: the evictor takes it. `None` if somebody took it back.
+    /// Makes a Leaving page Copying: the scopes that could refer to it are over, and the evictor
+    /// takes it. `None` if a mutator took it back.
     pub fn seal(self) -> Option<FrameWord> {
         (self.state() == State::Leaving).then(|| self.to(State::Copying, self.frame()))
     }
 
-    /// The Copying page stays near.
+    /// Makes a Copying page Near: it stays.
     pub fn stays(self) -> FrameWord {
         assert!(self.state() == State::Copying);
         self.to(State::Near, self.frame()).set(WANTED, false).set(REFERENCED, true)
     }
 
-    /// The Copying page stays near, and a part of it was written to the pool.
+    /// Makes a Copying page Near and dirty: it stays, and a part of it was written to the pool.
     pub fn stays_dirty(self) -> FrameWord {
         self.stays().set(DIRTY | STORED, true)
     }
 
-    /// The Copying page needs no copy: it equals its far copy, or (`empty`) has no live object. Its frame is free now.
+    /// Ends Copying for a page that needs no copy: it equals its far copy, or (`empty`) has no live
+    /// object. Its frame is free now.
     pub fn dropped(self, empty: bool) -> FrameWord {
         assert!(self.state() == State::Copying && (empty || self.is_stored() && !self.is_dirty()));
         let word = self.to(if empty { State::Empty } else { State::Far }, None);
         word.set(DIRTY | WANTED | REFERENCED, false)
     }
 
-    /// The Copying page was copied, and the copy is about to be written.
+    /// Makes a Copying page Copied: the copy is about to be written.
     pub fn copied(self) -> FrameWord {
         assert!(self.state() == State::Copying);
         self.to(State::Copied, self.frame()).set(STORED, true).set(WANTED, false)
     }
 
-    /// The copy is in the pool: the page is Far, its frame free. `None` if somebody took it back.
+    /// Makes a Copied page Far, because the copy is in the pool; its frame is free. `None` if a
+    /// mutator took the page back.
     pub fn left(self) -> Option<FrameWord> {
         (self.state() == State::Copied).then(|| self.to(State::Far, None).set(DIRTY | REFERENCED, false))
     }
 
-    /// The copy did not reach the pool. `None` if somebody took the page back already.
+    /// Makes a Copied page Near again, because the copy did not reach the pool. `None` if a mutator
+    /// took the page back already.
     pub fn refused(self) -> Option<FrameWord> {
         let stays = || self.to(State::Near, self.frame()).set(DIRTY | REFERENCED, true);
         (self.state() == State::Copied).then(stays)
     }
 
-    /// The last object of the page is gone, so nobody can refer to it; a frame that it had is free. `None` while somebody owns
-    /// the page: look again soon.
+    /// Makes the page Empty: its last object is gone, so nothing can refer to it. Returns the frame
+    /// that it had, which is free. `None` while another thread owns the page: look again soon.
     pub fn release(self) -> Option<(FrameWord, Option<FrameId>)> {
         let frame = match self.state() {
             State::Fetching | State::Copying => return None,
@@ -323,20 +341,21 @@ impl FrameWord {
         Some((self.to(State::Empty, None).set(DIRTY | REFERENCED, false), frame))
     }
 
-    /// The page was inside a unit of several pages, whose first page's word spoke for all of them, while its own word stayed
-    /// Fetching. The unit is gone; the pool has a copy of the page if it has one of the unit.
+    /// Makes a page Empty that was inside a unit of several pages. The word of the unit's first
+    /// page spoke for all of them, while the page's own word stayed Fetching. The unit is gone; the
+    /// pool has a copy of the page if it has one of the unit.
     pub fn unit_released(self, stored: bool) -> FrameWord {
         assert!(self.state() == State::Fetching);
         self.to(State::Empty, None).set(STORED, stored || self.is_stored()).set(WANTED, false)
     }
 
-    /// The page is Empty and the pool has a copy of what was in it: the caller now owns it (Fetching) while it discards the
-    /// copy. Ends with [`FrameWord::discarded`] or [`FrameWord::gave_up`].
+    /// Takes ownership (Fetching) of an Empty page of which the pool has an old copy, while the
+    /// caller discards the copy. Ends with [`FrameWord::discarded`] or [`FrameWord::gave_up`].
     pub fn discard(self) -> Option<FrameWord> {
         (self.state() == State::Empty && self.is_stored()).then(|| self.to(State::Fetching, None))
     }
 
-    /// The far copy is gone.
+    /// Ends a discard: the far copy is gone.
     pub fn discarded(self) -> FrameWord {
         assert!(self.state() == State::Fetching);
         FrameWord::EMPTY

@@ -14,19 +14,22 @@
 //!    └─────── freed ───────┘ └── moved, by whoever owns the page
 //! ```
 //!
-//! A slot names the handle and not the place, so objects move while slots lie anywhere, far or near, and are moved
-//! themselves. Two parties move objects. Who misses, or fetches ahead, *locks* the handle while the object's bytes are on their way,
-//! because its page is Far and has no owner; others wait, and a task that waits says so by a mark (*wanted*). The evacuator owns the page
-//! (Copying), so it needs no lock: one compare-exchange decides whether it was first or the object's end was.
+//! A slot names the handle and not the place. So objects move while slots lie anywhere, far or
+//! near, and slots are moved themselves. Two parties move objects. A thread that misses, or fetches
+//! ahead, *locks* the handle while the object's bytes are on their way, because its page is Far and
+//! has no owner. Others wait, and a task that waits sets a mark (*wanted*). The evacuator owns the
+//! page (Copying), so it needs no lock: one compare-exchange decides whether it was first or the
+//! object's end was.
 //!
-//! Two flags are a counter of uses; it and the stamp are 0 unless a rule of hotness wants them (`hotness.rs`).
+//! Two flags are a counter of uses. The counter and the stamp are 0 unless a rule of hotness needs
+//! them (`hotness.rs`).
 //!
-//! A Free handle has the number of the next free one where its page was.
+//! A Free handle has the number of the next free one in place of its page.
 
-/// Where an object is.
+/// Location of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Whereabouts {
-    /// It does not exist.
+    /// Nowhere: the object does not exist.
     Nowhere,
     /// In this page, from this card on.
     At {
@@ -35,11 +38,11 @@ pub enum Whereabouts {
         /// Card within the page.
         card: u8,
     },
-    /// Somebody brings it near: look again soon.
+    /// On its way to near memory: look again soon.
     Moving,
 }
 
-/// One object's word. See the module.
+/// Word of one object of the object plane: its handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Handle(pub u64);
 
@@ -55,40 +58,41 @@ const STAMP_SHIFT: u32 = 16;
 const STAMP: u64 = 0xFFFF << STAMP_SHIFT;
 
 impl Handle {
-    /// In fresh memory: free, and the last in its list.
+    /// Handle in fresh memory: free, and the last in its list.
     pub const FRESH: Handle = Handle(0);
 
-    /// A mark that whoever uses the object again sets with one `fetch_or`, unless it is set; the evacuator takes it away. As long as it is set,
-    /// uses leave no trace.
+    /// Mark that the next user of the object sets with one `fetch_or`, unless it is set. The
+    /// evacuator clears it. As long as it is set, uses leave no trace.
     pub const HOT: u64 = HOT;
 
-    /// Everything by which an object is hot.
+    /// All bits by which an object can be hot.
     pub const HEAT: u64 = HOT | USES | STAMP;
 
-    /// The mark of an object that was used in the page where it is, since that came near; set together with the other marks, and taken away
-    /// when the page leaves.
+    /// Mark of an object that was used in the page where it is, since that page came near. Set
+    /// together with the other marks, and cleared when the page leaves.
     pub const USED: u64 = USED;
 
-    /// The mark of an object that came before anybody needed it; whoever uses it first takes it away with one `fetch_and`.
+    /// Mark of an object that came before anybody needed it; its first user clears it with one
+    /// `fetch_and`.
     pub const AHEAD: u64 = AHEAD;
 
-    /// Free, and in a list before `next`.
+    /// Creates a free handle that precedes `next` in its list.
     pub fn free(next: Option<u32>) -> Handle {
         Handle(u64::from(next.map_or(0, |next| next + 1)) << 32)
     }
 
-    /// The free handle after this free one.
+    /// Returns the free handle that follows this free one.
     pub fn next_free(self) -> Option<u32> {
         debug_assert!(self.whereabouts() == Whereabouts::Nowhere);
         ((self.0 >> 32) as u32).checked_sub(1)
     }
 
-    /// The object is there, new or because somebody needs it.
+    /// Creates the handle of an object that is there, new or because it is needed.
     pub fn settle(page: u32, card: u8) -> Handle {
         Handle(u64::from(page) << 32 | u64::from(card) << 8 | LIVE | USED)
     }
 
-    /// Where the object is.
+    /// Returns where the object is.
     #[inline]
     pub fn whereabouts(self) -> Whereabouts {
         match self.0 & (LIVE | MOVING) {
@@ -98,87 +102,91 @@ impl Handle {
         }
     }
 
-    /// The object is in this page, and nobody moves it.
+    /// Checks whether the object is in this page and not being moved.
     pub fn is_in(self, page: u32) -> bool {
         matches!(self.whereabouts(), Whereabouts::At { page: there, .. } if there == page)
     }
 
-    /// The object is in this page, from this card on, and nobody moves it.
+    /// Checks whether the object is in this page, from this card on, and not being moved.
     pub fn is_at(self, page: u32, card: u8) -> bool {
         self.whereabouts() == Whereabouts::At { page, card }
     }
 
-    /// Was used again since it came where it is, or since the mark was taken away.
+    /// Checks whether the object was used again since it came where it is, or since the mark was
+    /// cleared.
     #[inline]
     pub fn is_hot(self) -> bool {
         self.0 & HOT != 0
     }
 
-    /// Uses that were counted.
+    /// Returns the number of uses that were counted.
     pub fn uses(self) -> u32 {
         ((self.0 & USES) >> USES_SHIFT) as u32
     }
 
-    /// With so many uses, at most three.
+    /// Returns the handle with this number of uses, at most three.
     pub fn with_uses(self, uses: u32) -> Handle {
         assert!(uses <= 3);
         Handle(self.0 & !USES | u64::from(uses) << USES_SHIFT)
     }
 
-    /// When it was used last, as its user noted it; 0: nobody did.
+    /// Returns when the object was used last, as its user noted it; 0: never noted.
     pub fn stamp(self) -> u16 {
         (self.0 >> STAMP_SHIFT) as u16
     }
 
-    /// With this stamp.
+    /// Returns the handle with this stamp.
     pub fn with_stamp(self, stamp: u16) -> Handle {
         Handle(self.0 & !STAMP | u64::from(stamp) << STAMP_SHIFT)
     }
 
-    /// Was used in the page where it is, since that came near.
+    /// Checks whether the object was used in the page where it is, since that page came near.
     pub fn is_used(self) -> bool {
         self.0 & USED != 0
     }
 
-    /// Came before anybody needed it, and has not been used since.
+    /// Checks whether the object came before anybody needed it, and has not been used since.
     #[inline]
     pub fn is_ahead(self) -> bool {
         self.0 & AHEAD != 0
     }
 
-    /// A task waits for the end of the move.
+    /// Checks whether a task waits for the end of the move.
     pub fn is_wanted(self) -> bool {
         self.0 & WANTED != 0
     }
 
-    /// The caller takes the object, to bring it near. `None` if it is not to be had now.
+    /// Locks the object for the caller, who brings it near. `None` if it cannot be taken now.
     pub fn lock(self) -> Option<Handle> {
         matches!(self.whereabouts(), Whereabouts::At { .. }).then_some(Handle(self.0 & !AHEAD | MOVING))
     }
 
-    /// A task waits for the object that is moving, and is to be told. `None` if it is not moving.
+    /// Marks that a task waits for the moving object, and is to be told. `None` if the object is
+    /// not moving.
     pub fn want(self) -> Option<Handle> {
         (self.whereabouts() == Whereabouts::Moving).then_some(Handle(self.0 | WANTED))
     }
 
-    /// The caller, who locked it, leaves the object where it was.
+    /// Unlocks the object, which the caller leaves where it was.
     pub fn unlock(self) -> Handle {
         assert!(self.whereabouts() == Whereabouts::Moving);
         Handle(self.0 & !(MOVING | WANTED))
     }
 
-    /// The object is elsewhere now, for somebody who needs it, and not hot before it is used again.
+    /// Returns the handle of the object at its new place, needed there, and not hot before it is
+    /// used again.
     pub fn moved(self, page: u32, card: u8) -> Handle {
         assert!(self.whereabouts() != Whereabouts::Nowhere);
         Handle::settle(page, card)
     }
 
-    /// [`Handle::moved`], before anybody needs the object.
+    /// Returns the handle of the object at its new place, before anybody needs it there.
     pub fn moved_ahead(self, page: u32, card: u8) -> Handle {
         Handle(self.moved(page, card).0 & !USED | AHEAD)
     }
 
-    /// [`Handle::moved`] by the evacuator, who carries along whether it was used, how often, and when.
+    /// Returns the handle of the object at its new place after evacuation. It keeps whether it was
+    /// used, how often, and when.
     pub fn evacuated(self, page: u32, card: u8) -> Handle {
         Handle(self.moved(page, card).0 & !USED | self.0 & (USED | USES | STAMP))
     }
@@ -186,7 +194,8 @@ impl Handle {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against handles that two parties read differently. Exhaustive over everything reachable between corner places.
+    //! Guards against handles that two parties read differently. Exhaustive over everything
+    //! reachable between corner places.
     use super::*;
     use alloc::vec;
     use alloc::vec::Vec;
@@ -224,7 +233,8 @@ mod tests {
     #[test]
     fn every_reachable_handle_says_one_thing() {
         let handles = reachable();
-        // Two free ones; each place not used, used, or hot, too; there, there ahead of need, locked, or locked and wanted.
+        // Two free ones; each place not used, used, or hot, too; there, there ahead of need,
+        // locked, or locked and wanted.
         assert_eq!(handles.len(), 2 + PLACES.len() * 3 * 4, "{handles:?}");
         for handle in handles {
             let there = PLACES.iter().filter(|(page, card)| handle.is_at(*page, *card)).count();

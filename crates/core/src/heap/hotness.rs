@@ -1,7 +1,7 @@
-//! What is hot: by which uses the evacuator keeps an object near when its page is about to leave.
+//! Hotness: by which uses the evacuator keeps an object near when its page is about to leave.
 //!
-//! The rules differ in what a handle remembers (Atlas, Figure 11, compares them). [`Hotness::Mark`] is what every heap has unless
-//! it is told otherwise; the others are there to compare with it.
+//! The rules differ in what a handle remembers (Atlas, Figure 11, compares them). [`Hotness::Mark`]
+//! is the default of every heap; the others are there to compare with it.
 //!
 //! | rule | remembers | hot | when the evacuator has looked |
 //! |---|---|---|---|
@@ -9,48 +9,52 @@
 //! | `Count` | how often that was, up to three | at least one | one less |
 //! | `Recency` | when it was used last | not long ago | unchanged |
 //!
-//! Time is that of departures, as everything in a heap that has to do with age: it stands still while nothing leaves.
+//! Time is counted in departures, as for everything in a heap that has to do with age: it stands
+//! still while nothing leaves.
 
 use super::Handle;
 
-/// How an object of the object and hybrid plane comes to stay near while others leave. Experimental: to compare with; chosen with
-/// `Builder::hotness`.
+/// Rule by which an object of the object and hybrid plane stays near while others leave.
+/// Experimental, for comparisons; chosen with `Builder::hotness`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Hotness {
-    /// One mark, set by the first use after the one for which the object came, and gone when the evacuator has looked at it (Atlas's access bit;
-    /// CLOCK for objects). A use of what is marked costs nothing.
+    /// A mark, set by the first use after the one for which the object came, and cleared when the
+    /// evacuator looks at it. It is Atlas's access bit: CLOCK for objects. A use of a marked object
+    /// costs nothing.
     #[default]
     Mark,
-    /// A counter of two bits: what was used three times stays for three looks. Costs a write for each of the first three uses.
+    /// A counter of two bits: an object that was used three times stays for three looks. Costs a
+    /// write for each of the first three uses.
     Count,
-    /// As a list by last use (LRU) would have it, but by a stamp in the handle, of sixteen bits, instead of a list: what was used since half of near
-    /// memory left is hot. Each dereference looks at the clock, and one in a while writes the stamp, as in CacheLib, whose list is not touched
-    /// again for a while either.
+    /// Approximate LRU: a stamp of sixteen bits in the handle instead of a list. An object is hot
+    /// if it was used since half of near memory left. Each dereference reads the clock, and one in
+    /// a while writes the stamp. CacheLib does the same: its list is not touched again for a while
+    /// either.
     Recency,
 }
 
-/// A moment: how much has left, in parts of near memory. Never 0, which is long ago.
+/// A moment, counted as how much has left, in parts of near memory. Never 0, which means long ago.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stamp(u16);
 
-/// While all of near memory leaves once, so many moments pass.
+/// Number of moments that pass while all of near memory leaves once.
 pub const STAMPS_PER_TURN: u32 = 64;
-/// What was used so many moments ago is not hot any more.
+/// Moments after its last use from which on an object is not hot any more.
 const RECENT: u16 = STAMPS_PER_TURN as u16 / 2;
 const USES_MAX: u32 = 3;
 
 impl Stamp {
-    /// After so many moments.
+    /// Creates the stamp after `moments` moments, modulo the 16-bit range.
     pub fn after(moments: u64) -> Stamp {
         Stamp((moments % u64::from(u16::MAX)) as u16 + 1)
     }
 
-    /// As a number that is not 0.
+    /// Returns the stamp as a number that is not 0.
     pub fn number(self) -> u16 {
         self.0
     }
 
-    /// Moments from a handle's stamp on; `None` if it has none.
+    /// Returns the moments that passed since a handle's stamp; `None` if it has none.
     fn since(self, then: u16) -> Option<u16> {
         let now = self.0 - 1;
         let ago = |then: u16| if now >= then { now - then } else { now + (u16::MAX - then) };
@@ -59,14 +63,14 @@ impl Stamp {
 }
 
 impl Hotness {
-    /// The handle of an object after this use; `brought`: the one for which it came.
+    /// Returns the handle of an object after this use. `brought`: the object came for this use.
     pub fn used(self, handle: Handle, now: Stamp, brought: bool) -> Handle {
         match self {
             Hotness::Mark if brought => handle,
             Hotness::Mark => Handle(handle.0 | Handle::HOT),
             Hotness::Count if brought => handle,
             Hotness::Count => match handle.uses() + 1 {
-                // More would not be seen: from here on a use costs nothing.
+                // More uses would not be counted, so from here on a use costs nothing.
                 USES_MAX.. => Handle(handle.with_uses(USES_MAX).0 | Handle::HOT),
                 uses => handle.with_uses(uses),
             },
@@ -74,7 +78,7 @@ impl Hotness {
         }
     }
 
-    /// Does the object stay near?
+    /// Checks whether the object stays near.
     pub fn is_hot(self, handle: Handle, now: Stamp) -> bool {
         match self {
             Hotness::Mark => handle.is_hot(),
@@ -83,7 +87,7 @@ impl Hotness {
         }
     }
 
-    /// The handle after the evacuator has looked.
+    /// Returns the handle after the evacuator has looked at it.
     pub fn looked_at(self, handle: Handle) -> Handle {
         match self {
             Hotness::Mark => Handle(handle.0 & !Handle::HOT),

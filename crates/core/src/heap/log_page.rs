@@ -1,14 +1,17 @@
 //! Log pages: how a page of the object plane is cut into objects, and how many of them live.
 //!
-//! A log page is filled by one owner (a thread, or the evacuator), *open* as long as that lasts; near, it may be opened again when
-//! some of its objects are gone, and goes when the last one is. Each object has a *tag* at the page's end, the number of its handle,
-//! so that whoever has the page finds the slots of what is in it. A tag is good if the handle points back. Objects of half a KiB and of one
-//! leave no room for tags, which lie *aside* then, near.
-//! An object that is still on its way has its place already, and counts as *coming*: as long as one is, the page stays near.
+//! A log page is filled by one owner (a thread, or the evacuator) and is *open* as long as that
+//! lasts. While near, it may be opened again when some of its objects are gone, and it goes when
+//! the last one is gone. Each object has a *tag* at the page's end, the number of its handle, so
+//! that the owner of the page finds the slots of the objects in it. A tag is good if the handle
+//! points back. Objects of half a KiB and of one KiB leave no room for tags, which lie *aside*
+//! then, near. An object that is still on its way has its place already, and counts as *coming*: as
+//! long as one is, the page stays near.
 //!
-//! A far page may come *whole*, or objects may be *going* out of it to others; not both at a time (Atlas 4.2, "object-in vs. page-in"):
-//! a page that somebody takes objects out of stays Far until he has them, so that nobody changes or moves them meanwhile.
-//! By which *path* its objects come is decided when it leaves.
+//! A far page may come *whole*, or objects may be *going* out of it to other pages; not both at a
+//! time (Atlas 4.2, "object-in vs. page-in"). A page from which a thread takes objects stays Far
+//! until that ends, so that nobody changes or moves them meanwhile. The *path* by which its objects
+//! come is decided when the page leaves.
 //!
 //! ```text
 //! 0                                            4096
@@ -20,18 +23,20 @@
 use super::CARD_BYTES;
 use crate::geometry::PAGE_BYTES;
 
-/// Bytes of a tag.
+/// Size of a tag in bytes.
 pub const TAG_BYTES: usize = 4;
 
-/// Cards of an object. Larger ones would waste too much of a page beside the tags; they are not of the object plane.
+/// Cards of an object, by class. Larger objects would waste too much of a page beside the tags;
+/// they are not of the object plane.
 const CARDS: [u8; 26] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 21, 25, 28, 31, 32, 36, 42, 50, 63, 64, 85];
 
-/// Most tags of a page that lie aside.
+/// Greatest number of tags of a page that lie aside.
 pub const TAGS_ASIDE: usize = 8;
-/// Objects of at least so many bytes have them there, if they would fill a page: fewer than an eighth more objects would not be worth it.
+/// Least size in bytes of objects whose tags lie aside, if the objects would fill a page. For
+/// smaller ones this would make room for less than an eighth more objects, which is not worth it.
 const ASIDE_FROM: usize = PAGE_BYTES / TAGS_ASIDE;
 
-/// Objects of a page, by class: a table, because every new object asks.
+/// Objects of a page, by class: a table, because every allocation asks.
 const CAPACITIES: [u8; CARDS.len()] = {
     let mut capacities = [0; CARDS.len()];
     let mut index = 0;
@@ -44,7 +49,7 @@ const CAPACITIES: [u8; CARDS.len()] = {
     capacities
 };
 
-/// How large the objects of a log page are.
+/// Size class of the objects of a log page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogClass(u8);
 
@@ -52,7 +57,8 @@ impl LogClass {
     /// Number of classes.
     pub const COUNT: usize = CARDS.len();
 
-    /// The smallest class for objects of this size and alignment; `None` if they are too large for the object plane.
+    /// Returns the smallest class for objects of this size and alignment; `None` if they are too
+    /// large for the object plane.
     pub const fn of(bytes: usize, align: usize) -> Option<LogClass> {
         let mut index = 0;
         while index < CARDS.len() {
@@ -65,57 +71,58 @@ impl LogClass {
         None
     }
 
-    /// The class with this index, below [`LogClass::COUNT`].
+    /// Returns the class with this index, below [`LogClass::COUNT`].
     pub const fn from_index(index: usize) -> LogClass {
         assert!(index < Self::COUNT);
         LogClass(index as u8)
     }
 
-    /// Its index.
+    /// Returns the index of the class.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// Bytes that an object occupies.
+    /// Returns the bytes that an object occupies.
     #[inline]
     pub const fn bytes(self) -> usize {
         CARDS[self.index()] as usize * CARD_BYTES
     }
 
-    /// Do the tags lie aside?
+    /// Checks whether the tags lie aside.
     #[inline]
     pub const fn has_tags_aside(self) -> bool {
         // Only sizes that divide a page leave it no byte.
         CAPACITIES[self.index()] as usize * self.bytes() == PAGE_BYTES
     }
 
-    /// Objects of a page.
+    /// Returns the number of objects of a full page.
     #[inline]
     pub const fn capacity(self) -> u32 {
         CAPACITIES[self.index()] as u32
     }
 
-    /// With so many objects or fewer a page is worth opening again.
+    /// Returns the greatest number of objects with which a page is worth opening again.
     #[inline]
     pub const fn worth_filling(self) -> u32 {
         let holes = self.capacity() / 16;
         self.capacity() - if holes == 0 { 1 } else { holes }
     }
 
-    /// First card of the object with this index.
+    /// Returns the first card of the object with this index.
     #[inline]
     pub fn card(self, index: u32) -> u8 {
         debug_assert!(index < self.capacity());
         (index as usize * CARDS[self.index()] as usize) as u8
     }
 
-    /// The object that begins at this card.
+    /// Returns the index of the object that begins at this card.
     pub fn index_at(self, card: u8) -> u32 {
         u32::from(card) / u32::from(CARDS[self.index()])
     }
 
-    /// Where in the page the tag of the object with this index is; `None`: aside.
+    /// Returns the byte offset in the page of the tag of the object with this index; `None`: the
+    /// tag lies aside.
     #[inline]
     pub fn tag_offset(self, index: u32) -> Option<usize> {
         debug_assert!(index < self.capacity());
@@ -123,17 +130,17 @@ impl LogClass {
     }
 }
 
-/// How objects of a far log page come near.
+/// Path by which objects of a far log page come near.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Path {
-    /// One by one, to another page.
+    /// Each object alone, to another page.
     Object,
-    /// All together, with their page.
+    /// All objects together, with their page.
     Page,
 }
 
-/// What is in a log page: class, whether it is open, objects that live, those of them that are coming, and how many are going; and how
-/// they come near. One atomic word per page.
+/// Word of a log page: class, stage, path, and the numbers of objects that live, that are coming,
+/// and that are going. One atomic word per page.
 ///
 /// ```text
 ///  31   27   26   25   24 23    16 15     8 7     0
@@ -160,133 +167,143 @@ const _: () = assert!(LogClass(0).capacity() < COUNT_MASK, "each count fits in e
 const _: () = assert!(LogClass::COUNT < 1 << (u32::BITS - CLASS_SHIFT));
 
 impl LogWord {
-    /// Not in use. The same as fresh memory.
+    /// Word of a page that is not in use: all zeros, like fresh memory.
     pub const UNUSED: LogWord = LogWord(0);
 
-    /// In use from now on: open and without objects.
+    /// Returns the word of a page that is in use from now on: open and without objects.
     pub fn opened(class: LogClass) -> LogWord {
         LogWord((class.0 as u32 + 1) << CLASS_SHIFT | OPEN)
     }
 
-    /// The class of its objects, while it is in use.
+    /// Returns the class of the page's objects, while it is in use.
     #[inline]
     pub fn class(self) -> Option<LogClass> {
         (self.0 >> CLASS_SHIFT).checked_sub(1).map(|index| LogClass(index as u8))
     }
 
-    /// Somebody fills it.
+    /// Checks whether the page is open: an owner fills it.
     pub fn is_open(self) -> bool {
         self.0 & STAGE_MASK == OPEN
     }
 
-    /// Objects that live in it, those that are coming included.
+    /// Returns the number of objects that live in the page, those that are coming included.
     pub fn live(self) -> u32 {
         self.0 & COUNT_MASK
     }
 
-    /// Objects that are on their way to it. While there is one, it must not leave.
+    /// Returns the number of objects that are on their way to the page. While there is one, the
+    /// page must not leave.
     pub fn coming(self) -> u32 {
         (self.0 / COMING) & COUNT_MASK
     }
 
-    /// Those who take objects out of the page while it is Far. While there is one, it stays Far.
+    /// Returns the number of threads that take objects out of the page while it is Far. While there
+    /// is one, it stays Far.
     pub fn going(self) -> u32 {
         (self.0 / GOING) & COUNT_MASK
     }
 
-    /// It comes near as a whole, at this moment.
+    /// Checks whether the page is coming near as a whole at this moment.
     pub fn is_whole(self) -> bool {
         self.0 & STAGE_MASK == WHOLE
     }
 
-    /// It is near, and came as a whole: what was used in it tells something, because what was not could have been.
+    /// Checks whether the page is near and came as a whole. Then the used objects tell something,
+    /// because those that were not used could have been.
     pub fn came_whole(self) -> bool {
         self.0 & STAGE_MASK == CAME
     }
 
-    /// How its objects come near when it is Far.
+    /// Returns the path by which the page's objects come near when it is Far.
     pub fn path(self) -> Path {
         if self.0 & BY_PAGE != 0 { Path::Page } else { Path::Object }
     }
 
-    /// It leaves, and this is how its objects will come.
+    /// Sets the path by which the objects of the page, which leaves, will come.
     pub fn leave(self, path: Path) -> LogWord {
         let stage = if self.came_whole() { 0 } else { self.0 & STAGE_MASK };
         let path = if path == Path::Page { BY_PAGE } else { 0 };
         LogWord(self.0 & !(STAGE_MASK | BY_PAGE) | stage | path)
     }
 
-    /// Do objects live in at most so many quarters of it? Not of open pages, and of dead ones there is nothing to say.
+    /// Checks whether objects live in at most `quarters` quarters of the page. False for open pages
+    /// and for dead ones.
     pub fn is_sparse(self, quarters: u32) -> bool {
         let filled = |class: LogClass| self.live() * 4 <= class.capacity() * quarters;
         !self.is_open() && self.live() > 0 && self.class().is_some_and(filled)
     }
 
-    /// One object more. Only in open pages.
+    /// Counts one more object. Only in open pages.
     pub fn add(self) -> LogWord {
         assert!(self.is_open() && self.class().is_some_and(|class| self.live() < class.capacity()));
         LogWord(self.0 + 1)
     }
 
-    /// One object more, which is on its way. Only in open pages.
+    /// Counts one more object, which is on its way. Only in open pages.
     pub fn expect(self) -> LogWord {
         LogWord(self.add().0 + COMING)
     }
 
-    /// One that was coming is there, and may even be gone again; or it is not coming after all, and is to be
-    /// [removed](LogWord::remove). True if the page is dead by that, and the caller's to retire.
+    /// Ends the coming of one object. It is there, and may even be gone again; or it is not coming
+    /// after all, and is to be [removed](LogWord::remove). True if the page is dead now; then the
+    /// caller must retire it.
     pub fn arrived(self) -> (LogWord, bool) {
         assert!(self.coming() > 0);
         let after = LogWord(self.0 - COMING);
         (after, after.is_dead())
     }
 
-    /// One object less; true if the page is dead by that, and the caller's to retire.
+    /// Counts one object less. True if the page is dead now; then the caller must retire it.
     pub fn remove(self) -> (LogWord, bool) {
         assert!(self.live() > 0, "an object was freed twice");
         let after = LogWord(self.0 - 1);
         (after, after.is_dead())
     }
 
-    /// The caller, to whom it stays near, fills its holes from now on. `None` if somebody else is at it, or nothing lives in it.
+    /// Opens the page again for the caller, who has it near and fills its holes. `None` if another
+    /// thread is at work on it, or nothing lives in it.
     pub fn reopened(self) -> Option<LogWord> {
         let is_at_rest = !self.is_open() && !self.is_whole() && self.coming() == 0 && self.going() == 0;
         (is_at_rest && self.live() > 0).then_some(LogWord(self.0 & !STAGE_MASK | OPEN))
     }
 
-    /// Has it so many holes that they are worth filling?
+    /// Checks whether the page has enough holes to be worth filling.
     #[inline]
     pub fn is_worth_filling(self) -> bool {
         self.live() > 0 && self.class().is_some_and(|class| self.live() <= class.worth_filling())
     }
 
-    /// Its owner fills it no more; true if the page is dead by that, and the caller's to retire.
+    /// Closes the page: its owner fills it no more. True if the page is dead now; then the caller
+    /// must retire it.
     pub fn closed(self) -> (LogWord, bool) {
         assert!(self.is_open());
         let after = LogWord(self.0 & !STAGE_MASK);
         (after, after.is_dead())
     }
 
-    /// Somebody takes objects out of the page, which stays Far if it is; `None` if it comes near at this moment, or is dead.
+    /// Begins to take objects out of the page, which stays Far if it is. `None` if the page is
+    /// coming near at this moment, or is dead.
     pub fn go(self) -> Option<LogWord> {
         (self.live() > 0 && !self.is_whole()).then_some(LogWord(self.0 + GOING))
     }
 
-    /// He is done; true if the page is dead by that, and the caller's to retire. Objects that he has taken are to be
-    /// [removed](LogWord::remove).
+    /// Ends the taking of objects out of the page. True if the page is dead now; then the caller
+    /// must retire it. Objects that were taken are to be [removed](LogWord::remove).
     pub fn gone(self) -> (LogWord, bool) {
         assert!(self.going() > 0);
         let after = LogWord(self.0 - GOING);
         (after, after.is_dead())
     }
 
-    /// The page, if it is Far, will be brought near as a whole, whatever its path; `None` if that must not be now.
+    /// Begins to bring the page, if it is Far, near as a whole, whatever its path; `None` if that
+    /// must not be now.
     pub fn fetch(self) -> Option<LogWord> {
         let may = self.live() > 0 && self.going() == 0 && !self.is_open() && !self.is_whole();
         may.then_some(LogWord(self.0 & !STAGE_MASK | WHOLE))
     }
 
-    /// It has come near (`came`), or not; true if it is dead by that, and the caller's to retire.
+    /// Ends a fetch of the whole page: it has come near (`came`), or not. True if the page is dead
+    /// now; then the caller must retire it.
     pub fn fetched(self, came: bool) -> (LogWord, bool) {
         assert!(self.is_whole());
         let after = LogWord(self.0 & !STAGE_MASK | if came { CAME } else { 0 });
@@ -298,24 +315,27 @@ impl LogWord {
     }
 }
 
-/// What the evacuator does with a log page that nobody used for a while.
+/// Decision of the evacuator about a log page that was not used for a while.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// Nothing lives in it: its frame is free.
+    /// Nothing lives in the page: its frame is free.
     Drop,
-    /// It leaves as it is.
+    /// The page leaves as it is.
     Write,
-    /// It keeps its place once more: all of it would be missed. Its objects are not hot any more.
+    /// The page keeps its place once more: all of it would be missed. Its objects are not hot any
+    /// more.
     Stay,
-    /// Its objects move: hot ones together, cold ones together. Then its frame is free.
+    /// The objects of the page move: hot ones together, cold ones together. Then its frame is free.
     Evacuate,
 }
 
 impl Verdict {
-    /// For a page of `capacity` objects, of which `live` live and `hot` of these were used lately.
+    /// Decides about a page of `capacity` objects, of which `live` live and `hot` of these were
+    /// used lately.
     ///
-    /// A page without hot objects that is at least three quarters full leaves whole: moving its objects first would cost a copy of
-    /// each and save little. One that is full of hot objects to three quarters stays, for the same reason.
+    /// A page without hot objects that is at least three quarters full leaves whole: moving its
+    /// objects first would cost a copy of each and save little. A page that is three quarters full
+    /// of hot objects stays, for the same reason.
     pub fn of(live: u32, hot: u32, capacity: u32) -> Verdict {
         debug_assert!(hot <= live && live <= capacity);
         match live {

@@ -1,5 +1,6 @@
-//! What the far heap decides: frame words, slot words, handles, size classes, log pages, extents, free runs, buckets of hash maps, notices, hashes of
-//! pages.
+//! Decision logic of the far heap: words of frames, slots and handles, size classes, log pages,
+//! extents, free runs, hash map buckets, notices, page hashes.
+//!
 //! `docs/design/heap.md` draws the whole.
 
 pub mod buckets;

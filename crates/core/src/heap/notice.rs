@@ -1,27 +1,28 @@
-//! The notice of a heap with a name: how it is doing, for those who look from outside. It is in a file without a path that the heap's process
-//! keeps open.
+//! The notice of a heap with a name: statistics for observers outside its process. It is in a file
+//! without a path that the heap's process keeps open.
 //!
-//! Lines of a name and its value. A program's library may be older or newer than the command that looks, so who reads passes over
-//! names that he does not know. The file is written while others read it, so a checksum comes first.
+//! The text has one line per name and value. A program's library may be older or newer than the
+//! command that looks, so readers pass over names that they do not know. The file is written while
+//! others read it, so a checksum comes first.
 
 use crate::checksum;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ffi::CStr;
 
-/// What the kernel calls the file.
+/// Name of the file, as the kernel shows it.
 pub const FILE_NAME: &CStr = c"farfield-heap";
 
-/// Size of the file.
+/// Size of the file in bytes.
 pub const FILE_BYTES: usize = 8192;
 
 const SUM_BYTES: usize = 8;
 const LENGTH_BYTES: usize = 8;
 
-/// Longest text of a notice.
+/// Longest text of a notice in bytes.
 pub const TEXT_BYTES_MAX: usize = FILE_BYTES - SUM_BYTES - LENGTH_BYTES;
 
-/// What the file begins with for this text: checksum of what follows, length, text.
+/// Returns the first bytes of the file for this text: checksum of what follows, length, text.
 pub fn seal(text: &str) -> Vec<u8> {
     assert!(text.len() <= TEXT_BYTES_MAX);
     let mut bytes = vec![0; SUM_BYTES];
@@ -32,7 +33,7 @@ pub fn seal(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// The text of a file. `None` if it is being written, or is another file.
+/// Returns the text of a file. `None` if it is being written, or is another file.
 pub fn open(file: &[u8]) -> Option<&str> {
     let (sum, rest) = file.split_first_chunk::<SUM_BYTES>()?;
     let length = usize::try_from(u64::from_le_bytes(*rest.first_chunk::<LENGTH_BYTES>()?)).ok()?;

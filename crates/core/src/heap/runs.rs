@@ -1,6 +1,6 @@
-//! Free runs: which numbers of a range are free, for those who need neighbours.
+//! Free runs: the free numbers of a range, for callers that need neighbouring ones.
 //!
-//! First fit, lowest first, so that what is used gathers at the low end and tables stay short.
+//! First fit, lowest first, so that used numbers gather at the low end and tables stay short.
 
 use alloc::collections::BTreeMap;
 
@@ -13,27 +13,27 @@ pub struct Runs {
 }
 
 impl Runs {
-    /// Nothing is free.
+    /// Creates an empty set: nothing is free.
     pub const fn new() -> Runs {
         Runs { free: BTreeMap::new(), total: 0 }
     }
 
-    /// Free numbers.
+    /// Returns the count of free numbers.
     pub fn len(&self) -> u64 {
         self.total
     }
 
-    /// Nothing is free.
+    /// Checks whether nothing is free.
     pub fn is_empty(&self) -> bool {
         self.total == 0
     }
 
-    /// Takes `count` neighbours out; their first.
+    /// Takes `count` neighbouring numbers out of the set; returns the first of them.
     pub fn take(&mut self, count: u32) -> Option<u32> {
         self.take_below(u32::MAX, count)
     }
 
-    /// The same, of those below `end`.
+    /// Takes `count` neighbouring numbers below `end` out of the set; returns the first of them.
     pub fn take_below(&mut self, end: u32, count: u32) -> Option<u32> {
         assert!(count > 0);
         let fits = |first: u32, length: u32| length.min(end - first) >= count;
@@ -46,7 +46,8 @@ impl Runs {
         Some(first)
     }
 
-    /// Takes up to `count` neighbours out, the highest; the first of them and how many.
+    /// Takes up to `count` neighbouring numbers out of the highest run; returns the first of them
+    /// and how many.
     pub fn take_last(&mut self, count: u32) -> Option<(u32, u32)> {
         assert!(count > 0);
         let (first, length) = self.free.pop_last()?;
@@ -81,12 +82,12 @@ impl Runs {
         self.free.insert(first, count);
     }
 
-    /// Is this number free?
+    /// Checks whether `number` is free.
     pub fn contains(&self, number: u32) -> bool {
         self.free.range(..=number).next_back().is_some_and(|(first, length)| number - first < *length)
     }
 
-    /// The runs, lowest first.
+    /// Iterates over the runs as first number and length, lowest first.
     pub fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         self.free.iter().map(|(first, length)| (*first, *length))
     }

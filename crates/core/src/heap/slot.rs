@@ -8,9 +8,10 @@
 //!  never changes      [`Place`]: changes while others read
 //! ```
 //!
-//! Page and card are the far address. The frame is a guess: where the page was when the slot was last used. The guess
-//! is checked against the page's [`FrameWord`](super::FrameWord), so a wrong one costs time and never safety; therefore
-//! slots can lie anywhere and be moved by anybody, and a page that leaves need not find them.
+//! Page and card are the far address. The frame is a guess: where the page was when the slot was
+//! last used. The guess is checked against the page's [`FrameWord`](super::FrameWord), so a wrong
+//! one costs time and never safety. Therefore slots can lie anywhere and be moved by anybody, and a
+//! page that leaves need not find them.
 //!
 //! `frame << 8 | card` times 16 is the byte offset of the object in the frame arena: one shift, one addition.
 
@@ -21,7 +22,8 @@ use crate::geometry::PAGE_BYTES;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FrameId(pub u32);
 
-/// Frames that an arena can have (64 GiB), number 0 included; the last 24-bit number means "nowhere".
+/// Frames that an arena can have (64 GiB), number 0 included. The last 24-bit number means
+/// "nowhere".
 pub const FRAMES_MAX: u32 = (1 << 24) - 1;
 
 const _: () = assert!(PAGE_BYTES / CARD_BYTES == 1 << 8, "a card fits in eight bits");
@@ -31,31 +33,32 @@ const _: () = assert!(PAGE_BYTES / CARD_BYTES == 1 << 8, "a card fits in eight b
 pub struct Place(pub u32);
 
 impl Place {
-    /// The object begins at `card` of its page, which was last seen in `frame`.
+    /// Creates the place of an object that begins at `card` of its page, which was last seen in
+    /// `frame`.
     pub fn new(frame: FrameId, card: u8) -> Place {
         assert!(frame.0 < FRAMES_MAX);
         Place(frame.0 << 8 | u32::from(card))
     }
 
-    /// The object's first card in its page.
+    /// Returns the object's first card in its page.
     #[inline]
     pub fn card(self) -> u8 {
         self.0 as u8
     }
 
-    /// The guess.
+    /// Returns the guessed frame.
     #[inline]
     pub fn frame(self) -> FrameId {
         FrameId(self.0 >> 8)
     }
 
-    /// The same object, and a better guess.
+    /// Returns the place of the object with `frame` as a better guess.
     #[inline]
     pub fn in_frame(self, frame: FrameId) -> Place {
         Place::new(frame, self.card())
     }
 
-    /// Where the object begins in the arena, if the guess is right.
+    /// Returns the byte offset of the object in the arena, if the guess is right.
     #[inline]
     pub fn offset(self) -> usize {
         self.0 as usize * CARD_BYTES

@@ -1,19 +1,21 @@
-//! Hash of a page under a secret key, for a heap that does not believe its server at all.
+//! Hash of a page under a secret key, for a heap that does not trust its server at all.
 //!
-//! Multilinear-HM of Lemire and Kaser ("Strongly universal string hashing is fast", The Computer Journal 57, 2014): the sum, modulo 2^64, of
-//! products of pairs of 32-bit words, each with 64 bits of the key added, of which the upper half is kept. It is *strongly universal*: for any two
-//! different pages the hashes are equal for one key in 2^32, whoever chose the pages and however long he computed. That needs no assumption
-//! as those of cryptography do, but it holds only as long as nobody sees a hash: they are kept near, and compared near.
+//! Multilinear-HM of Lemire and Kaser ("Strongly universal string hashing is fast", The Computer
+//! Journal 57, 2014). It sums, modulo 2^64, the products of pairs of 32-bit words, each with 64
+//! bits of the key added, and keeps the upper half. It is *strongly universal*: for any two
+//! different pages the hashes are equal for one key in 2^32, no matter who chose the pages and how
+//! long they computed. That needs no assumption as those of cryptography do. But it holds only as
+//! long as nobody sees a hash: hashes are kept near, and compared near.
 
 use crate::geometry::PAGE_BYTES;
 use alloc::boxed::Box;
 
-/// Pairs of 32-bit words: those of a page, and one for its number.
+/// Number of pairs of 32-bit words: those of a page, and one for its number.
 const PAIRS: usize = PAGE_BYTES / 8 + 1;
 
 /// A hash function that a key has picked.
 pub struct UniversalHash {
-    /// Added to the sum.
+    /// Key word that the sum begins with.
     offset: u64,
     keys: [[u64; 2]; PAIRS],
 }
@@ -26,7 +28,8 @@ impl core::fmt::Debug for UniversalHash {
 }
 
 impl UniversalHash {
-    /// Takes its key from `fill`, which fills bytes with random bits fit for secrets.
+    /// Takes its key from `fill`, which fills bytes with random bits fit for secrets. Errs if
+    /// `fill` does.
     pub fn new<E>(mut fill: impl FnMut(&mut [u8]) -> Result<(), E>) -> Result<Box<UniversalHash>, E> {
         let mut hash = Box::new(UniversalHash { offset: 0, keys: [[0; 2]; PAIRS] });
         let words = hash.keys.as_flattened_mut().iter_mut();
@@ -41,7 +44,8 @@ impl UniversalHash {
         Ok(hash)
     }
 
-    /// The hash of the page of this number. The number counts as two words more of its bytes.
+    /// Returns the hash of the page with this number. The number counts as two more words of its
+    /// bytes.
     pub fn of_page(&self, page: u32, bytes: &[u8; PAGE_BYTES]) -> u32 {
         let product = |[low, high]: [u32; 2], [first, second]: [u64; 2]| {
             first.wrapping_add(low.into()).wrapping_mul(second.wrapping_add(high.into()))
@@ -111,8 +115,8 @@ mod tests {
         }
     }
 
-    /// One key in 2^32 makes them equal, and of the lowest eight bits of a hash one in 256. A pair that is equal for more keys would be one that a
-    /// server can choose.
+    /// One key in 2^32 makes them equal, and of the lowest eight bits of a hash one in 256. A pair
+    /// that is equal for more keys would be one that a server can choose.
     #[test]
     fn no_pair_of_pages_is_equal_for_many_keys() {
         let page = |places: &[usize]| {

@@ -1,8 +1,14 @@
-//! Which place, and how much near memory, keep a program within so many times its native time.
+//! Advises where far memory should be, and how much near memory a program needs, to stay within a
+//! given slowdown.
 //!
-//! Three sources, best first: a falling line through runs that were measured at this place ([`Curve`]); the same runs
-//! with this place's time for a page in the other's stead; and, for a program that never ran with far memory, the misses that
-//! its working sets foretell ([`WorkingSet`]), each at the price of a fault and a page. The less is known, the more room is left.
+//! Three sources of figures, best first:
+//!
+//! - a falling line through runs that were measured at this place ([`Curve`]);
+//! - the same runs, with this place's time for a page instead of the other's;
+//! - for a program that never ran with far memory, the misses that its working sets predict
+//!   ([`WorkingSet`]), each at the price of a fault and a page.
+//!
+//! The less is known, the more room is left.
 
 use super::curve::{Curve, Point};
 use super::profile::{AnonymousUse, FarRun, FileUse, Profile, WorkingSet};
@@ -12,63 +18,67 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use serde::Serialize;
 
-/// What a page fault in the faulting thread costs beside the page's way, and what a page that leaves costs
-/// (ARCHITECTURE.md, numbers to design with).
+/// Cost of a page fault in the faulting thread, without the transfer of the page. `LEAVE_NS` is the
+/// cost of a page that leaves (ARCHITECTURE.md, numbers to design with).
 const FAULT_NS: f64 = 3500.0;
 const LEAVE_NS: f64 = 1000.0;
-/// A first touch by us takes so much longer than by the kernel.
+/// Extra time of a first touch served by us instead of the kernel.
 const FIRST_TOUCH_NS: f64 = 2300.0;
 /// Least near memory that `farfield run` takes.
 const NEAR_BYTES_MIN: u64 = 16 << 20;
-/// What a program may touch, and does not, counts against its budget while all is near.
+/// Room added to the budget when all is near: memory that a program could touch, and does not,
+/// counts against its budget.
 const ROOM_BYTES: u64 = 16 << 20;
-/// Sizes that are considered where there is no line: so many parts of all.
+/// Number of equal steps of the near size that are tried where there is no line.
 const STEPS: u64 = 20;
-/// More of the run than this with a near size below the least working set seen: nobody knows.
+/// Largest part of a run with a near size below the least working set seen; above it the misses are
+/// unknown.
 const UNKNOWN_MAX: f64 = 0.05;
-/// Near sizes closer than this, by all: then the faster place.
+/// Difference of near sizes, as a part of all, below which the faster place is chosen.
 const CLOSE: f64 = 0.02;
 
-/// A place where far memory could be, as it was measured just now: what others do there is in it.
+/// A place where far memory could be, as it was measured just now. The load of other users there is
+/// in the figures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Place {
     /// Pool URL; empty for a private server.
     pub url: String,
-    /// One page, nothing else under way.
+    /// Time to read one page with nothing else under way.
     pub read_ns: u64,
-    /// Runs of pages, several under way.
+    /// Throughput of runs of pages, with several under way.
     pub bytes_per_s: f64,
-    /// Least number of reads under way at which it is about as fast as it can be.
+    /// Least number of reads under way at which the place is about as fast as it can be.
     pub best_depth: usize,
 }
 
-/// What is asked.
+/// Question to the adviser.
 #[derive(Clone, Debug)]
 pub struct Question<'a> {
-    /// Of the program.
+    /// Profile of the program.
     pub profile: &'a Profile,
-    /// At most so many times its native time.
+    /// Greatest allowed slowdown, as a multiple of the native time.
     pub slo: f64,
-    /// Where far memory could be.
+    /// Places where far memory could be.
     pub places: &'a [Place],
-    /// What this machine has free for near memory.
+    /// Memory that this machine has free for near memory.
     pub near_free_bytes: u64,
 }
 
-/// Where a figure comes from.
+/// Source of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// Runs at this place.
+    /// Runs that were measured at this place.
     Measured,
-    /// Runs at another place.
+    /// Runs that were measured at another place.
     Scaled,
-    /// Working sets alone.
+    /// Working sets alone, without any run with far memory.
     Predicted,
 }
 
 impl Source {
-    /// Part of the allowed slowdown that is not used, because the figure may be wrong.
+    /// Returns the part of the allowed slowdown that is left unused, because the figure may be
+    /// wrong.
     fn margin(self) -> f64 {
         match self {
             Source::Measured => 0.1,
@@ -77,43 +87,45 @@ impl Source {
         }
     }
 
-    /// What a figure from there may be at most, so that the program takes at most `slo` times its native time.
+    /// Returns the greatest slowdown that a figure of this source may have, so that the program
+    /// takes at most `slo` times its native time.
     pub fn allowed(self, slo: f64) -> f64 {
         1.0 + (slo - 1.0) * (1.0 - self.margin())
     }
 }
 
-/// One way to run it.
+/// A way to run the program: a place, a near budget, and the expected slowdown.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Choice {
-    /// Where far memory is.
+    /// Pool URL of the place where far memory is.
     pub url: String,
     /// The near budget.
     pub near_bytes: u64,
-    /// By the most anonymous memory that the program has.
+    /// Near budget as a share of the most anonymous memory that the program has.
     pub near_share: f64,
-    /// Expected time by native time.
+    /// Expected slowdown: time as a multiple of the native time.
     pub slowdown: f64,
-    /// How that is known.
+    /// Source of the expected slowdown.
     pub source: Source,
-    /// Nothing of it has to be far, and it uses what it has from end to end: its memory may lie in huge pages.
+    /// Whether its memory may lie in huge pages: nothing has to be far, and the program uses what
+    /// it has from end to end.
     pub huge_pages: bool,
 }
 
-/// What to do.
+/// Answer of the adviser.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Advice {
-    /// What was asked for.
+    /// Greatest allowed slowdown that was asked for.
     pub slo: f64,
-    /// The best way, if one is within it and the machine has the memory.
+    /// Best way that is within the allowed slowdown and for which the machine has the memory.
     pub choice: Option<Choice>,
-    /// One for each place, the best first.
+    /// Best way for each place, the best of all first.
     pub ways: Vec<Choice>,
-    /// Why, in sentences.
+    /// Reasons, in sentences.
     pub reasons: Vec<String>,
 }
 
-/// Answers.
+/// Finds the best place and near budget for a program.
 pub fn advise(question: &Question<'_>) -> Advice {
     let model = Model::of(question.profile);
     let mut ways: Vec<Choice> = question.places.iter().map(|place| model.way(place, question.slo)).collect();
@@ -124,9 +136,13 @@ pub fn advise(question: &Question<'_>) -> Advice {
     Advice { slo: question.slo, choice, ways, reasons }
 }
 
-/// Less near memory is better; where that is about the same, the faster place. For a program of files, a disk before a network that
-/// is as good: the network is for those that have no other way (DMSwitcher's label). Where nothing is known to be fast enough but all near, all places are as good; who has
-/// less near all the same waits least at the one that answers soonest.
+/// Orders ways by worth. Less near memory is better; where that is about the same, the faster place
+/// is.
+///
+/// For a program of files, a disk is better than a network that is as good: the network is for
+/// those that have no other way (DMSwitcher's label). Where only all near is known to be fast
+/// enough, all places are as good. A program that has less near all the same waits least at the
+/// place that answers soonest.
 fn by_worth(a: &Choice, b: &Choice, question: &Question<'_>) -> core::cmp::Ordering {
     let close = (a.near_share - b.near_share).abs() < CLOSE;
     let is_of_files = question.profile.findings.anonymous_use == AnonymousUse::Low;
@@ -142,7 +158,7 @@ fn by_worth(a: &Choice, b: &Choice, question: &Question<'_>) -> core::cmp::Order
     }
 }
 
-/// What is known of a program.
+/// Model of a program from its profile.
 struct Model<'a> {
     profile: &'a Profile,
     sets: WorkingSet,
@@ -160,7 +176,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// The least near memory at that place.
+    /// Returns the way with the least near memory at that place.
     fn way(&self, place: &Place, slo: f64) -> Choice {
         let (source, curve) = self.curve(place);
         let allowed = source.allowed(slo);
@@ -179,7 +195,7 @@ impl<'a> Model<'a> {
         Choice { url: place.url.clone(), near_bytes, near_share, slowdown, source, huge_pages }
     }
 
-    /// The best line that there is for the place.
+    /// Returns the best line that there is for the place, and its source.
     fn curve(&self, place: &Place) -> (Source, Option<Curve>) {
         if let Some((curve, _)) = Curve::of(self.profile, &place.url) {
             return (Source::Measured, Some(curve));
@@ -191,7 +207,8 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// The run, had it been at that place: each page that was waited for takes another time, and all have to get through.
+    /// Estimates the run as if it had been at `place`: each demand read takes another time, and all
+    /// bytes have to get through.
     fn scaled(&self, run: &FarRun, place: &Place) -> Point {
         let there = run
             .read_ns
@@ -199,13 +216,15 @@ impl<'a> Model<'a> {
         let more_ms = run.demand_reads as f64 * (place.read_ns as f64 - there) / 1e6 / self.parallelism();
         let moved = (run.pages_in + run.pages_out) as f64 * PAGE_BYTES as f64;
         let least_ms = moved / place.bytes_per_s.max(1.0) * 1000.0;
-        // Faster than with nothing to wait for it does not get, nor than what must be moved.
+        // The program cannot become faster than with nothing to wait for, nor than the transfer of
+        // what must be moved.
         let slowdown =
             (run.slowdown + more_ms / self.native_ms).max(least_ms / self.native_ms).max(1.0f64.min(run.slowdown));
         Point { near: run.near_share, slowdown }
     }
 
-    /// A share and its slowdown, by working sets: the least that is within `allowed`.
+    /// Returns the least share whose slowdown, predicted from working sets, is within `allowed`,
+    /// and that slowdown.
     fn least_predicted(&self, place: &Place, allowed: f64) -> (f64, f64) {
         let (mut best, mut slowdown) = (1.0, 1.0);
         for step in (1..STEPS).rev() {
@@ -218,7 +237,7 @@ impl<'a> Model<'a> {
         (best, slowdown)
     }
 
-    /// `None` where nobody knows.
+    /// Predicts the slowdown with this share near; `None` where it is unknown.
     fn predicted(&self, place: &Place, share: f64) -> Option<f64> {
         let near = (self.peak_bytes as f64 * share) as u64;
         let rate = self.sets.misses(near);
@@ -231,7 +250,8 @@ impl<'a> Model<'a> {
         Some(1.0 + lost_ns / 1e6 / self.parallelism() / self.native_ms)
     }
 
-    /// Threads that wait at the same time do not wait one after the other.
+    /// Returns the mean number of threads that work at once: threads that wait at the same time do
+    /// not wait one after the other.
     fn parallelism(&self) -> f64 {
         self.profile.observation.parallelism()
     }
@@ -289,7 +309,7 @@ impl<'a> Model<'a> {
     }
 }
 
-/// What else could be set, and why it is or is not.
+/// Explains the other settings, and why each is set or not.
 fn knobs(profile: &Profile, place: &Place, choice: &Choice) -> [String; 3] {
     let dense = profile.findings.dense_share * 100.0;
     let pages = match choice.huge_pages {

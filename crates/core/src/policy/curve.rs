@@ -1,44 +1,47 @@
-//! How much slower a program is with less near memory: a falling line through what was measured.
+//! Slowdown of a program as a function of its near memory: a falling line through measurements.
 //!
-//! Measurements scatter, but more near memory never makes a program slower, so neighbours that say otherwise become their mean
-//! (isotonic regression, pool adjacent violators); between points the line is straight. Nothing is said below the least
-//! share that was tried: there may be a cliff.
+//! Measurements scatter, but more near memory never makes a program slower. So neighbours that
+//! contradict this are replaced by their mean (isotonic regression, pool adjacent violators);
+//! between points the line is straight. Below the least share that was tried nothing is predicted:
+//! there may be a cliff.
 
 use super::profile::Profile;
 use alloc::vec::Vec;
 use serde::Serialize;
 
-/// One measurement, or a corner of the line.
+/// A measurement, or a corner of the line.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Point {
-    /// Near memory, by all that the program has.
+    /// Near memory, as a share of all that the program has.
     pub near: f64,
-    /// Time by native time.
+    /// Time as a multiple of the native time.
     pub slowdown: f64,
 }
 
-/// A falling line.
+/// A falling line: slowdown as a function of near share.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Curve {
-    /// By near share, rising; slowdowns never rise.
+    /// Corners by rising near share; slowdowns never rise.
     points: Vec<Point>,
 }
 
-/// How well a line says what was measured.
+/// Quality of a line as a description of measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Fit {
-    /// Measurements.
+    /// Number of measurements.
     pub points: usize,
-    /// Of what measurements differ by, the part that the line says (R²); 1 if they do not differ.
+    /// Share of the variance of the measurements that the line explains (R²); 1 if they do not
+    /// differ.
     pub explained: f64,
-    /// How far the line is from a measurement at most, by the measurement.
+    /// Largest relative error of the line at a measurement.
     pub error_max: f64,
-    /// The mean error for a measurement, inner ones only, by a line through all others. `None` with fewer than three shares.
+    /// Mean relative error at a measurement that was left out of the line (cross-validation), inner
+    /// ones only. `None` with fewer than three shares.
     pub left_out_error: Option<f64>,
 }
 
 impl Curve {
-    /// Through these; `None` if there are none, or one is no number.
+    /// Fits a line through measurements; `None` if there are none, or one is not a finite number.
     pub fn through(measured: &[Point]) -> Option<Curve> {
         let is_number = |point: &Point| point.near.is_finite() && point.slowdown.is_finite();
         if measured.is_empty() || !measured.iter().all(is_number) {
@@ -50,7 +53,7 @@ impl Curve {
         let mut blocks: Vec<(Vec<f64>, f64, usize)> = Vec::new();
         for same in sorted.chunk_by(|a, b| a.near == b.near) {
             blocks.push((Vec::from([same[0].near]), same.iter().map(|point| point.slowdown).sum(), same.len()));
-            // More near and slower: one block with the one before.
+            // More near and yet slower: merged with the block before.
             while let [.., before, last] = &mut blocks[..]
                 && before.1 / (before.2 as f64) < last.1 / last.2 as f64
             {
@@ -67,7 +70,7 @@ impl Curve {
         Some(Curve { points: points.collect() })
     }
 
-    /// Through the runs of a profile with far memory at that place.
+    /// Fits a line through the runs of a profile with far memory at that place.
     pub fn of(profile: &Profile, url: &str) -> Option<(Curve, Fit)> {
         let runs = profile.far_runs.iter().filter(|run| run.url == url);
         let measured: Vec<Point> = runs.map(|run| Point { near: run.near_share, slowdown: run.slowdown }).collect();
@@ -76,7 +79,7 @@ impl Curve {
         Some((curve, fit))
     }
 
-    /// Places that a profile has runs at.
+    /// Returns the places at which a profile has runs, sorted.
     pub fn places(profile: &Profile) -> Vec<&str> {
         let mut places: Vec<&str> = profile.far_runs.iter().map(|run| run.url.as_str()).collect();
         places.sort_unstable();
@@ -84,12 +87,12 @@ impl Curve {
         places
     }
 
-    /// Corners.
+    /// Returns the corners of the line.
     pub fn points(&self) -> &[Point] {
         &self.points
     }
 
-    /// The slowdown with so much near; `None` below all that was tried.
+    /// Returns the slowdown with the share `near`; `None` below all that was tried.
     pub fn at(&self, near: f64) -> Option<f64> {
         let next = self.points.partition_point(|point| point.near < near);
         let Some(after) = self.points.get(next) else {
@@ -103,7 +106,8 @@ impl Curve {
         Some(before.slowdown + (after.slowdown - before.slowdown) * part)
     }
 
-    /// The least near share at which the program is at most so slow.
+    /// Returns the least near share at which the slowdown is at most `slowdown`; `None` if none is
+    /// known.
     pub fn least_near(&self, slowdown: f64) -> Option<f64> {
         let index = self.points.iter().position(|point| point.slowdown <= slowdown)?;
         let Some((before, after)) = index.checked_sub(1).map(|before| (self.points[before], self.points[index])) else {
@@ -113,7 +117,7 @@ impl Curve {
         Some(before.near + (after.near - before.near) * part)
     }
 
-    /// How well it says what was measured.
+    /// Measures how well the line describes the measurements.
     pub fn fit(&self, measured: &[Point]) -> Fit {
         let number = measured.len().max(1) as f64;
         let mean = measured.iter().map(|point| point.slowdown).sum::<f64>() / number;

@@ -1,31 +1,40 @@
-//! Whether a member of a mirror or an erasure code is given up although nobody knows that its server is dead.
+//! Decides whether a member of a mirror or an erasure code is given up although its server is not
+//! known to be dead.
 //!
-//! A member that is slow, silent, or was not repaired in time is not lost: it may be the only one that holds some chunk. It is given up, so that a
-//! spare can take its place, only if the other members can do without it: enough of them are *whole*, which means in use, not late, and
-//! holding everything that was ever written. Otherwise operations wait for it, and the question is asked again later.
+//! A member that is slow, silent, or was not repaired in time is not lost: it may be the only one
+//! that holds some chunk. It is given up, so that a spare can take its place, only if the other
+//! members can do without it. That means that enough of them are *whole*: in use, not late, and
+//! holding everything that was ever written. Otherwise operations wait for the member, and the
+//! question is asked again later.
 //!
-//! The answer must still be true when it is acted upon. Whoever gives up a member and whoever writes agree as follows (Dekker's algorithm):
+//! The answer must still be true when it is acted upon. A thread that gives up a member and a
+//! thread that writes agree as follows (Dekker's algorithm):
 //!
-//! - Who gives up a member notes that it is *leaving*, then looks who is whole, then notes that it is lost.
-//! - Who ends a write notes that the members that lack it are *in doubt*, then looks who is leaving or lost: the write
-//!   has failed if only those have it. The doubt ends when the word of the chunk, and the count of what a member misses, say so.
+//! - The thread that gives up a member notes that it is *leaving*, then reads which members are
+//!   whole, then notes that it is lost.
+//! - The thread that ends a write notes that the members that lack it are *in doubt*, then reads
+//!   which members are leaving or lost: the write has failed if only those have it. The doubt ends
+//!   when the word of the chunk, and the count of what a member misses, say so.
 //!
-//! So either the first sees that a member lacks something, or the second sees that a member leaves. Two members that leave at the
-//! same time see each other in the same way. A member in doubt does not count as whole. (The count alone would not do: whoever repairs could find
+//! So either the first thread sees that a member lacks something, or the second sees that a member
+//! leaves. Two members that leave at the same time see each other in the same way. A member in
+//! doubt does not count as whole. (The count alone would not do: a thread that repairs could find
 //! that nothing is missing yet, and note that.)
 
 use crate::Legs;
 
 /// Returns whether `member` may be given up: `needed` others are whole and stay.
 ///
-/// `whole` are members in use that hold everything, `leaving` those that somebody gives up at this moment.
+/// `whole` are members in use that hold everything, `leaving` those that are being given up at this
+/// moment.
 pub fn may_give_up(member: usize, whole: Legs, leaving: Legs, needed: usize) -> bool {
     whole.but(leaving).but(Legs::one(member)).count() >= needed
 }
 
 #[cfg(test)]
 mod tests {
-    //! Danger: the last member that holds something is given up, at once or because two decisions did not see each other.
+    //! Danger: the last member that holds something is given up, at once or because two decisions
+    //! did not see each other.
     use super::*;
     use alloc::collections::BTreeSet;
     use alloc::vec;
@@ -151,7 +160,8 @@ mod tests {
                         world.givers[member] = Giver::Leaving;
                     }
                     Giver::Leaving => {
-                        // Who leaves is looked at before who is whole; both in one step hides nothing: neither shrinks the other.
+                        // Who leaves is looked at before who is whole; both in one step hides
+                        // nothing: neither shrinks the other.
                         let whole = Legs::from_iter((0..2).filter(|other| self.is_whole(*other)));
                         let may = may_give_up(member, whole, Legs(self.leaving), 1);
                         world.givers[member] = if may { Giver::MayGo } else { Giver::Over };
@@ -180,7 +190,8 @@ mod tests {
                 }
                 Writer::Noted(have) => {
                     let gone = if is_careless { 0 } else { self.leaving | self.lost };
-                    // What can be read changes in the next step only, and here only by this writer, or by a copy, which waits for it.
+                    // What can be read changes in the next step only, and here only by this writer,
+                    // or by a copy, which waits for it.
                     next.push(World { writer: Writer::Looked(have, have & !gone & self.valid != 0), ..self });
                 }
                 Writer::Looked(have, kept) => {

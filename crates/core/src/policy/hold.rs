@@ -1,96 +1,109 @@
-//! Holds a program at a slowdown while it runs: gives near memory when it waits too much, takes it when it could wait more.
+//! Controller that holds a running program at a slowdown: gives near memory when it waits too much,
+//! takes some when it could wait more.
 //!
-//! Each window says how much processor time was useful and how much went into waiting for pages. *Event-driven*, waiting beyond what is
-//! allowed is counted up (a cumulative sum): as soon as it is more than the patience the size is too little, and there is more, twice as much each time. Fast enough for a while
-//! means a *look* whether less would do: a step down, which is on trial. Looks have a *budget*: half of what the program may lose, of late; what one may
-//! cost before it is given up is known beforehand, so it is made when it can be paid for, and a smaller one before. A size that was too little is approached by halves and not tried again soon, and later and later, until the program
-//! changes its ways: faults at twice or half the rate while its size did not change. *Periodic* is what to compare with: one unit at a time, at
-//! fixed times. After DMSwitcher, section 3.3.2.
+//! Each window says how much processor time was useful and how much went into waiting for pages.
+//!
+//! *Event-driven*, waiting beyond what is allowed is added up (a cumulative sum, CUSUM). As soon as
+//! the sum exceeds the patience the size is too little, and the budget grows, by twice as much each
+//! time. When the program has been fast enough for a while, a *look* tests whether less would do: a
+//! step down, which is on trial. Looks have a *budget*: half of what the program may lose, of late.
+//! The cost of a look before it is given up is known beforehand. So a look is made when it can be
+//! paid for, and a smaller one before that.
+//!
+//! A size that was too little is approached by halves. It is not tried again soon, and later and
+//! later, until the program's behaviour changes: faults at twice or half the rate while its size
+//! did not change.
+//!
+//! *Periodic* is the baseline to compare with: one unit at a time, at fixed times. After
+//! DMSwitcher, section 3.3.2.
 
 use crate::geometry::PAGE_BYTES;
 use core::time::Duration;
 
-/// How long a window is. A look that fails costs at least one.
+/// Length of a window. A look that fails costs at least one window.
 pub const WINDOW: Duration = Duration::from_millis(25);
-/// A unit is this part of the most memory that the program has had, but not less than …
+/// Size of a unit: one part in this many of the most memory that the program has had, but not less
+/// than …
 const UNIT_SHARE: u64 = 20;
 const UNIT_MIN_BYTES: u64 = 1 << 20;
-/// A step that would be a smaller part of a unit is not worth a look.
+/// Least step that is worth a look: one part in this many of a unit.
 const UNIT_PARTS: u64 = 8;
-/// Below this part of the allowed slowdown a program is calm; looks may cost as much.
+/// Part of the allowed slowdown below which a program is calm; looks may cost as much.
 const CALM: f64 = 0.5;
-/// Windows for which a size is on trial.
+/// Number of windows for which a size is on trial.
 const TRIAL: u32 = 4;
-/// What is recent: a window counts by this part less with each that follows …
+/// Part by which a window counts less with each window that follows, in the recent mean …
 const RECENT: f64 = 0.2;
-/// … and by this part less in the account that looks are paid from: half after 35 seconds.
+/// … and in the account that looks are paid from: half after 35 seconds.
 const ACCOUNT: f64 = 0.0005;
-/// Patience: this part of a window, and so many times what it takes to get back what was taken.
+/// Patience: this part of a window, plus this multiple of the time to get back what was taken.
 const PATIENCE: f64 = 0.4;
 const PATIENCE_REFILLS: f64 = 1.5;
-/// What comes back does so at first: with each window by this part less of it is waited for.
+/// Pages that were taken come back at first: in each window, one part in this many of them is no
+/// longer waited for.
 const REFILLED: u64 = 32;
-/// What a page takes to come back, as long as nobody knows.
+/// Time that a page takes to come back, as long as it is not known.
 const PAGE_NS: f64 = 10_000.0;
-/// Pages by which it is known.
+/// Number of pages from which on that time is known.
 const PAGES_MIN: f64 = 100.0;
 /// Windows before a size that was too little is tried again, at first and at most.
 const AGAIN_MIN: u32 = 40;
 const AGAIN_MAX: u32 = 4096;
-/// Units given at once, at most.
+/// Greatest number of units given at once.
 const GIVEN_MAX: u64 = 8;
-/// Units taken at once, at most, and the part of the allowed slowdown below which more than one is taken.
+/// Greatest number of units taken at once, and the part of the allowed slowdown below which more
+/// than one is taken.
 const TAKEN_MAX: u64 = 4;
 const IDLE: f64 = 0.1;
-/// Windows of a period, in periodic mode.
+/// Number of windows of a period, in periodic mode.
 const PERIOD: u32 = 200;
-/// Faults at so many times the rate, or by it, are another stage …
+/// Factor between fault rates, in either direction, that means another stage …
 const STAGE: f64 = 2.0;
-/// … if they are worth speaking of, and last for so much useful time.
+/// … if the higher rate reaches this many faults, over this much useful time.
 const STAGE_FAULTS_MIN: f64 = 500.0;
 const STAGE_NS: f64 = 5e8;
 
-/// When it decides.
+/// Times at which the controller decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cadence {
-    /// When something happens.
+    /// Decides when something happens.
     EventDriven,
-    /// At fixed times.
+    /// Decides at fixed times.
     Periodic,
 }
 
-/// What happened in one window.
+/// Activity of the program in one window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Window {
     /// Processor time of the program.
     pub busy_ns: f64,
     /// Time that its threads spent waiting for pages.
     pub waited_ns: f64,
-    /// Page faults that we served.
+    /// Page faults that this library served.
     pub faults: f64,
-    /// What is near.
+    /// Memory that is near.
     pub near_bytes: u64,
-    /// What the program has, near and far.
+    /// Memory that the program has, near and far.
     pub all_bytes: u64,
-    /// Of the faults, those that waited for a page from far memory.
+    /// Faults that waited for a page from far memory.
     pub demand_reads: f64,
-    /// What came from far memory and went there.
+    /// Bytes that came from far memory or went there.
     pub moved_bytes: f64,
 }
 
 impl Window {
-    /// Time that the program worked. A thread polls for its page first and sleeps later: where it waited longer than it was
-    /// busy, it slept.
+    /// Returns the time that the program worked. A thread polls for its page first and sleeps
+    /// later: where it waited longer than it was busy, it slept.
     pub(super) fn useful_ns(&self) -> f64 {
         if self.waited_ns < self.busy_ns { self.busy_ns - self.waited_ns } else { self.busy_ns }
     }
 
-    /// Time lost by useful time.
+    /// Returns the time lost as a part of the useful time.
     pub(super) fn lost(&self) -> f64 {
         slowdown(self.waited_ns, self.useful_ns()) - 1.0
     }
 
-    /// What happened in both, one after the other.
+    /// Returns the activity of this window and the next one together.
     pub fn and(&self, next: &Window) -> Window {
         Window {
             busy_ns: self.busy_ns + next.busy_ns,
@@ -102,7 +115,7 @@ impl Window {
         }
     }
 
-    /// A part of it.
+    /// Returns the window with its activity scaled by `part`.
     pub(super) fn faded(&self, part: f64) -> Window {
         Window {
             busy_ns: self.busy_ns * part,
@@ -115,37 +128,39 @@ impl Window {
     }
 }
 
-/// See the module.
+/// Controller of a near budget for one running program.
 #[derive(Clone, Debug)]
 pub struct Hold {
     slo: f64,
     cadence: Cadence,
-    /// Present budget, and what it must be between.
+    /// Present budget, and its bounds.
     near_bytes: u64,
     least_bytes: u64,
     most_bytes: u64,
     all_bytes_max: u64,
     /// Windows since the program last grew.
     grown: u32,
-    /// Since the start.
+    /// Totals since the start.
     useful_ns: f64,
     waited_ns: f64,
-    /// The mean window of late, and the sum of those by which looks are paid.
+    /// Mean window of late, and the decaying sum of windows by which looks are paid.
     recent: Window,
     account: Window,
     /// Windows since the last change, and the waiting beyond what is allowed since then.
     windows: u32,
     debt_ns: f64,
-    /// By how much the last change was, and the size before it if it is a look that is on trial.
+    /// Amount of the last change, and the size before it if it is a look that is on trial.
     changed_bytes: u64,
     before_bytes: Option<u64>,
     /// Units to give, and to take, next time.
     given: u64,
     taken: u64,
-    /// The largest size that was too little, if it is not forgotten, and when to try it again.
+    /// Largest size that was too little, if it is not forgotten, and windows until it is tried
+    /// again.
     too_little: Option<TooLittle>,
     again: u32,
-    /// The present stage, and faults for a useful second in the last with the present size. In periodic mode the present period.
+    /// Present stage, and faults per useful second in the last stage with the present size. In
+    /// periodic mode the present period.
     stage: Window,
     rate: Option<f64>,
 }
@@ -157,7 +172,8 @@ struct TooLittle {
 }
 
 impl Hold {
-    /// Starts with so much near; stays between `least` and `most`.
+    /// Creates a controller that starts with `near_bytes` near and stays between `least_bytes` and
+    /// `most_bytes`.
     pub fn new(slo: f64, cadence: Cadence, near_bytes: u64, least_bytes: u64, most_bytes: u64) -> Hold {
         assert!(slo > 1.0 && least_bytes <= near_bytes && near_bytes <= most_bytes);
         Hold {
@@ -185,17 +201,18 @@ impl Hold {
         }
     }
 
-    /// Present budget.
+    /// Returns the present budget.
     pub fn near_bytes(&self) -> u64 {
         self.near_bytes
     }
 
-    /// Time by useful time, since the start.
+    /// Returns the slowdown since the start: all time as a multiple of the useful time.
     pub fn slowdown(&self) -> f64 {
         slowdown(self.waited_ns, self.useful_ns)
     }
 
-    /// What happened since the last call, a [`WINDOW`] ago. The new budget, if it changes.
+    /// Takes the activity since the last call, a [`WINDOW`] ago. Returns the new budget, if it
+    /// changes.
     pub fn on_window(&mut self, window: Window) -> Option<u64> {
         self.useful_ns += window.useful_ns();
         self.waited_ns += window.waited_ns;
@@ -215,7 +232,7 @@ impl Hold {
         whole_pages((self.all_bytes_max / UNIT_SHARE).max(UNIT_MIN_BYTES))
     }
 
-    /// What may be lost of useful time: less when too much is lost already.
+    /// Returns the part of useful time that may be lost: less when too much is lost already.
     fn allowed(&self) -> f64 {
         let part = if self.slowdown() > self.slo { CALM } else { 1.0 };
         (self.slo - 1.0) * part
@@ -236,14 +253,14 @@ impl Hold {
         self.changed_bytes -= self.changed_bytes / REFILLED;
         let is_there = window.near_bytes <= self.near_bytes + self.unit_bytes() / 4;
         let is_calm = self.recent.lost() < (self.slo - 1.0) * CALM && self.slowdown() <= self.slo;
-        // Of a program that still grows nobody knows what it needs.
+        // While a program still grows, its need is unknown.
         if self.windows.min(self.grown) >= TRIAL && is_there && is_calm {
             (self.before_bytes, self.given) = (None, 1);
             self.look(window.near_bytes);
         }
     }
 
-    /// The size is too little.
+    /// Learns that the size is too little, and changes it.
     fn learn(&mut self) {
         let bytes = self.too_little.map_or(0, |too_little| too_little.bytes).max(self.near_bytes);
         self.too_little = Some(TooLittle { bytes, windows_left: self.again });
@@ -258,9 +275,11 @@ impl Hold {
         }
     }
 
-    /// Would less do? From what it uses: room that it does not use is no memory.
+    /// Tests whether less would do, starting from the memory that the program uses: unused room is
+    /// not memory.
     fn look(&mut self, used_bytes: u64) {
-        // Whoever does not wait at all can give more at once, until it is known how much is too much.
+        // A program that does not wait at all can give more at once, until it is known how much is
+        // too much.
         let is_idle = self.recent.lost() < (self.slo - 1.0) * IDLE && self.too_little.is_none();
         let units = if is_idle { self.taken } else { 1 };
         let from = self.near_bytes.min(used_bytes);
@@ -279,8 +298,8 @@ impl Hold {
         (self.changed_bytes, self.before_bytes) = (before - to, Some(before));
     }
 
-    /// The largest step whose look can be paid for: it may take a window and the patience until it is given up, and what was taken has to
-    /// come back.
+    /// Returns the largest step whose look can be paid for. A look may take a window and the
+    /// patience until it is given up, and what was taken has to come back.
     fn affordable_bytes(&self) -> u64 {
         let left_ns = CALM * (self.slo - 1.0) * self.account.useful_ns() - self.account.waited_ns;
         let refill_ns = (left_ns - (1.0 + PATIENCE) * self.recent.busy_ns) / (PATIENCE_REFILLS + 1.0);
@@ -292,9 +311,9 @@ impl Hold {
         PATIENCE * self.recent.busy_ns + PATIENCE_REFILLS * self.page_ns() * pages as f64
     }
 
-    /// What a page took to come back, of late.
+    /// Returns the time that a page took to come back, of late.
     fn page_ns(&self) -> f64 {
-        // Of what moves about half comes back; what was fetched ahead has not been waited for.
+        // About half of the pages that move come back; prefetched pages have not been waited for.
         let pages = (self.account.moved_bytes / PAGE_BYTES as f64 / 2.0).max(self.account.demand_reads);
         if pages < PAGES_MIN { PAGE_NS } else { self.account.waited_ns / pages }
     }
@@ -307,7 +326,8 @@ impl Hold {
         (self.stage, self.rate) = (Window::default(), None);
     }
 
-    /// A program that does something else needs something else: what was learned is void.
+    /// Detects a new stage. A program that does something else needs something else, so what was
+    /// learned is void.
     fn notice_stage(&mut self, window: &Window) {
         if self.windows <= TRIAL {
             return;
@@ -345,7 +365,7 @@ impl Hold {
 }
 
 impl TooLittle {
-    /// A window later.
+    /// Returns the mark one window later; `None` when it is forgotten.
     fn fade(self) -> Option<TooLittle> {
         let windows_left = self.windows_left.checked_sub(1)?;
         Some(TooLittle { windows_left, ..self })
@@ -367,8 +387,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A program that uses `used` of its memory evenly, and makes so many accesses per useful second to it that miss when what they
-    /// need is far.
+    /// A program that uses `used` of its memory evenly, and makes so many accesses per useful
+    /// second to it that miss when what they need is far.
     #[derive(Clone, Copy)]
     struct Program {
         all: u64,

@@ -1,45 +1,51 @@
-//! How many pages (or whatever else is asked for at a time) to have on their way: what the link delivers in the time of one answer, its bandwidth times its delay, twice.
+//! How many pages, or other requests, to have under way on a link: twice its bandwidth-delay
+//! product.
 //!
-//! With less the link idles; what is more stands in line, and whoever needs a page at once stands behind it. Both factors are measured, as in BBR
-//! (Cardwell and others, 2016): the delay is the least that an answer takes, the bandwidth the most that arrives in a round. Whoever looks
-//! may be late, because he computes or has no processor: that makes answers slower and rounds poorer, but neither the
-//! least nor the most. What limits a round is at first the window itself, so it doubles from round to round until the link is the limit.
+//! With less, the link idles. With more, requests queue, and a page that is needed at once queues
+//! behind them. Both factors are measured, as in BBR (Cardwell and others, 2016): the delay is the
+//! least that an answer takes, the bandwidth the most that arrives in a round. The thread that
+//! looks may be late, because it computes or has no processor. That makes answers slower and rounds
+//! poorer, but changes neither the least nor the most. At first the window itself limits a round,
+//! so it doubles from round to round until the link is the limit.
 //!
-//! If the way becomes longer, the least is that of another way; so it is measured anew now and then, with few pages under way.
+//! If the path becomes longer, the least delay is that of another path. So it is measured again now
+//! and then, with few pages under way.
 
-/// So many pages under way do not slow each other down, and so many answers are measured like that.
+/// Pages under way that do not slow each other down, and number of answers that are measured like
+/// that.
 const PROBE_PAGES: u32 = 4;
 const PROBE_FOR: u32 = 8;
 /// Rounds from one such measurement to the next.
 const PROBE_EVERY: u32 = 128;
-/// A round takes as long as so many answers, and brings as many pages.
+/// Least length of a round, as a multiple of the delay, and least number of pages in it.
 const ROUND_DELAYS: u64 = 2;
 const ROUND_PAGES: u64 = 32;
-/// Rounds of which the best counts.
+/// Number of rounds of which the best counts.
 const ROUNDS: usize = 10;
 
-/// See the module. Times are those of any clock, in ns.
+/// Window controller of one link. Times are those of any clock, in ns.
 #[derive(Clone, Copy, Debug)]
 pub struct Link {
     least: u32,
     most: u32,
     window: u32,
-    /// The least that an answer took since the last measurement; 0: there was none.
+    /// Least delay of an answer since the last measurement began; 0: there was none.
     delay_ns: u64,
-    /// Answers that come before the delay is known.
+    /// Answers still to come before the delay is known.
     probes: u32,
-    /// Pages in a second, in rounds in which as many were under way as may be.
+    /// Pages per second, in rounds in which the window was full.
     rates: [u64; ROUNDS],
     rounds: u32,
-    /// When the round began, and what has come since.
+    /// Time at which the round began, and pages that have come since.
     began_at: u64,
     pages: u64,
-    /// As many as may be were under way at each look of the round.
+    /// Whether the window was full at each look of the round.
     is_full: bool,
 }
 
 impl Link {
-    /// Knows nothing yet. So many pages may be on their way at least, and at most.
+    /// Creates a controller that knows nothing yet. Between `least` and `most` pages may be under
+    /// way.
     pub const fn new(least: u32, most: u32) -> Link {
         assert!(PROBE_PAGES <= least && least <= most);
         Link {
@@ -56,24 +62,26 @@ impl Link {
         }
     }
 
-    /// Pages that may be on their way before another one is asked for that nobody waits for.
+    /// Returns the number of pages that may be under way before another one is asked for that
+    /// nobody waits for.
     #[inline]
     pub fn window(&self) -> u32 {
         if self.probes > 0 { PROBE_PAGES } else { self.window }
     }
 
-    /// The least that an answer took lately; 0: there was none.
+    /// Returns the least delay of an answer lately, in ns; 0: there was none.
     pub fn delay_ns(&self) -> u64 {
         self.delay_ns
     }
 
-    /// The most that came lately in a second, pages; 0: that is not known.
+    /// Returns the greatest rate lately, in pages per second; 0: it is not known.
     pub fn rate(&self) -> u64 {
         self.rates.iter().copied().fold(0, u64::max)
     }
 
-    /// Somebody looked at `now`: so many pages had come, the fastest `fastest_ns` after it was asked for; so many were under way before that, and
-    /// more were wanted (`waiting`).
+    /// Takes the observations of a look at time `now`. `pages` had come, the fastest `fastest_ns`
+    /// after it was asked for. Before that `under_way` were under way, and more were wanted if
+    /// `waiting`.
     pub fn on_look(&mut self, now: u64, pages: u32, fastest_ns: u64, under_way: u32, waiting: bool) {
         let fastest_ns = fastest_ns.max(1);
         if self.delay_ns == 0 || fastest_ns < self.delay_ns {
@@ -98,7 +106,7 @@ impl Link {
 
     fn end(&mut self, took: u64, under_way: u32) {
         let rate = u64::try_from(u128::from(self.pages) * 1_000_000_000 / u128::from(took)).unwrap_or(u64::MAX);
-        // Where nobody wanted more, the link could have given more.
+        // A round in which nobody wanted more does not show what the link could have given.
         if self.is_full || rate > self.rate() {
             self.rates[self.rounds as usize % ROUNDS] = rate;
             self.rounds = self.rounds.wrapping_add(1);
@@ -106,7 +114,7 @@ impl Link {
             self.window = u32::try_from(product * 2 + 1).unwrap_or(u32::MAX).clamp(self.least, self.most);
         }
         if self.rounds >= PROBE_EVERY {
-            // Those that are under way are not alone.
+            // Pages that are under way already are not alone, so their answers do not count.
             (self.rounds, self.delay_ns, self.probes) = (0, 0, under_way + PROBE_FOR);
         }
     }
@@ -122,8 +130,9 @@ mod tests {
     const LEAST: u32 = 32;
     const MOST: u32 = 240;
 
-    /// A link, and a walk over pages that are all far, as the far heap does it: with a stream that asks ahead, a queue in front of the link, and looks
-    /// when something is asked for or waited for. In virtual time.
+    /// A link, and a walk over pages that are all far, as the far heap does it: with a stream that
+    /// asks ahead, a queue in front of the link, and looks when something is asked for or waited
+    /// for. In virtual time.
     struct Walk {
         link: Link,
         stream: Prefetcher,
@@ -221,7 +230,8 @@ mod tests {
         }
     }
 
-    /// Of what the link could pass, or the walk could use, per mille, after a beginning; and the most that was under way.
+    /// Of what the link could pass, or the walk could use, per mille, after a beginning; and the
+    /// most that was under way.
     fn walk(page_ns: u64, delay_ns: u64, busy_ns: u64) -> (u64, u32) {
         let mut walk = Walk::new(page_ns, delay_ns);
         (0..2000).for_each(|page| walk.step(page, busy_ns));
@@ -242,14 +252,16 @@ mod tests {
                         "{page_ns} ns a page, {delay_ns} ns away, {busy_ns} ns of work: {share} of 1000, {most} of {product}"
                     );
                     assert!(share >= 900, "{what}");
-                    // One is asked for that somebody waits for; and what is more than twice the product may be that of a richer round.
+                    // One is asked for that somebody waits for; and what is more than twice the
+                    // product may be that of a richer round.
                     assert!(most <= (product * 3).max(LEAST) + 2, "{what}");
                 }
             }
         }
     }
 
-    /// Always as much is wanted as may be under way. Looks come when a page comes, but sometimes (per cent of looks) so late.
+    /// Always as much is wanted as may be under way. Looks come when a page comes, but sometimes
+    /// (per cent of looks) so late.
     fn windows(ways: &[(u64, u64)], late: (u64, u64)) -> alloc::vec::Vec<u32> {
         let mut link = Link::new(LEAST, MOST);
         let (mut now, mut free_at, mut random) = (0u64, 0u64, 1u64);

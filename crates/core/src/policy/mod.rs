@@ -1,4 +1,4 @@
-//! Policies: pure decisions that the machinery asks for.
+//! Policies: pure decisions, made on request of the machinery.
 
 pub mod advice;
 pub mod curve;

@@ -1,27 +1,32 @@
-//! Where a function runs, at the client or at the server: by what both took lately (WICkit's choice, made at run time and not at start-up).
+//! Decides where a function runs, at the client or at the server, from the times that both took
+//! lately. (WICkit's choice, made at run time and not at start-up.)
 //!
-//! At the client a call takes as many round trips as it makes accesses; at the server one, and its turn in whatever queue there is. Both
-//! are measured, and the number of accesses, too. What counts is the time *per call*: of many that are on their way together each waits longer
-//! than one alone, and costs less. Neither says anything of the other, so beliefs are kept for each load (how many calls are made together), and
-//! few calls may run where many do not.
+//! At the client a call takes as many round trips as it makes accesses. At the server it takes one,
+//! and its turn in whatever queue there is. Both are measured, and so is the number of accesses.
+//! The measure is the time *per call*: of many that are on their way together each waits longer
+//! than one alone, and costs less. Neither load says anything about the other, so estimates are
+//! kept for each load (how many calls are made together), and few calls may run at one side while
+//! many run at the other.
 //!
-//! The other side is asked now and then, so seldom that it costs some two per cent, and must be clearly better, or slightly better in the end of several looks, before calls move there. A side
-//! that was left for a while is slow to begin with (threads sleep, connections are opened): its first round does not count. As long as the other
-//! side looks clearly better it is asked again at once, and what was believed of it is soon forgotten if it is of a time that is over.
+//! The other side is probed now and then, so seldom that it costs some two per cent. It must be
+//! clearly better, or slightly better after each of several looks, before calls move there. A side
+//! that was left for a while is slow to begin with (threads sleep, connections are opened), so its
+//! first round does not count. As long as the other side looks clearly better it is probed again at
+//! once, and an old estimate of it that no longer holds is soon forgotten.
 
 use core::fmt;
 
-/// Where a call runs.
+/// Side at which a call runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
-    /// With one-sided accesses.
+    /// The client, with one-sided accesses.
     Client,
-    /// Beside the memory.
+    /// The server, beside the memory.
     Server,
 }
 
 impl Side {
-    /// The other one.
+    /// Returns the other side.
     pub fn other(self) -> Side {
         match self {
             Side::Client => Side::Server,
@@ -30,37 +35,41 @@ impl Side {
     }
 }
 
-/// Of eight samples each counts as much as the last.
+/// Weight of a mean: each sample counts one part in this many.
 const WEIGHT: u64 = 8;
-/// One sample may be so many times what was expected: it may be a hiccup.
+/// Greatest multiple of the expected value that one sample counts as: it may be a hiccup.
 const SAMPLE_MAX: u64 = 2;
-/// The next one may, too, if the last one was more.
+/// Greatest multiple that the next sample counts as, if the last one was above its bound.
 const SAMPLE_MAX_AGAIN: u64 = 8;
-/// The other side must take less than so many tenths.
+/// Tenths of our time below which the other side is clearly better.
 const CLEARLY_TENTHS: u64 = 8;
-/// Or so many twentieths after each of so many looks, one after the other.
+/// Twentieths of our time below which the other side is slightly better, and how many looks in a
+/// row must find that.
 const SLIGHTLY_TWENTIETHS: u64 = 19;
 const LOOKS_THAT_AGREE: u8 = 4;
-/// Calls from one look at the other side to the next, at least, for each that the look takes.
+/// Least number of calls from one look at the other side to the next, for each call that the look
+/// takes.
 const LOOK_EVERY_MIN: u64 = 32;
-/// A look may cost one call in so many.
+/// Cost of a look: at most one call in this many.
 const LOOK_COST: u64 = 50;
-/// The other side counts as so many times slower at most: what is believed of it may be wrong.
+/// Bound of the factor by which the other side counts as slower, because its estimate may be wrong.
 const SLOWER_MAX: u64 = 32;
-/// Calls of one round of a look, at most: many at a time say no more.
+/// Greatest number of calls of one round of a look: more at a time say no more.
 const LOOK_CALLS_MAX: u64 = 64;
-/// Looks that are as soon as may be, whatever they found: one may have met a hiccup.
+/// Number of first looks that are made as soon as possible, whatever they found: one may have met a
+/// hiccup.
 const LOOKS_SOON: u8 = 2;
-/// Rounds of a look that finds the other side better, at most.
+/// Greatest number of rounds of a look that finds the other side better.
 const LOOK_ROUNDS_MAX: u8 = 16;
-/// Loads that are told apart: 1 call at a time, 2 or 3, 4 to 7, and so on; the last is 64 or more.
+/// Number of loads that are told apart: 1 call at a time, 2 or 3, 4 to 7, and so on. The last is 64
+/// or more.
 const LOADS: usize = 7;
 
-/// A mean that forgets.
+/// Exponentially weighted mean with bounded samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Mean {
     value: Option<u64>,
-    /// The last sample was more than it may.
+    /// Whether the last sample was above its bound.
     was_high: bool,
 }
 
@@ -78,8 +87,8 @@ impl Mean {
         self.value = Some(mean - mean / WEIGHT + sample.min(most(times)) / WEIGHT);
     }
 
-    /// The same of the side that is looked at. What is believed of it is of a time that is over if it takes less than a third now: one hiccup does
-    /// not make so much of a difference.
+    /// Adds a sample of the side that is being probed. The old estimate is out of date if the side
+    /// takes less than a third now: a single hiccup does not make that much difference.
     fn look(&mut self, sample: u64) {
         match self.value {
             Some(mean) if sample < mean / 3 => self.value = Some(mean / 2 + sample / 2),
@@ -88,10 +97,10 @@ impl Mean {
     }
 }
 
-/// What is believed, and why.
+/// Present decision for a function, with the estimates behind it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Choice {
-    /// Where calls run.
+    /// Side at which calls run.
     pub side: Side,
     /// Accesses of a call, in thousandths; `None` before the first.
     pub steps_thousandths: Option<u64>,
@@ -101,11 +110,12 @@ pub struct Choice {
     pub server_ns: Option<u64>,
     /// Calls that ran at the client, and at the server.
     pub calls: [u64; 2],
-    /// How often calls moved to the other side.
+    /// Number of times that calls moved to the other side.
     pub moves: u64,
-    /// Nothing runs at the server.
+    /// Whether the function is bound to the client, because the server does not run it.
     pub is_bound: bool,
-    /// Side and times are of calls that are made so many at a time, or more, but fewer than twice as many unless it is 64.
+    /// Number of calls made together to which side and times apply. It stands for all loads from
+    /// this number to less than twice as many; 64 stands for all larger ones.
     pub together: u64,
 }
 
@@ -130,15 +140,15 @@ impl fmt::Display for Choice {
     }
 }
 
-/// What is believed of calls that are made so many at a time.
+/// Estimates for calls at one load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Row {
     side: Side,
-    /// Nanoseconds of an access at the client.
+    /// Mean time of an access at the client, in nanoseconds.
     client_step: Mean,
-    /// Nanoseconds of a call at the server.
+    /// Mean time of a call at the server, in nanoseconds.
     server_call: Mean,
-    /// Where the last round was.
+    /// Side of the last round.
     last: Option<Side>,
     /// Calls since the last look at the other side.
     since_look: u64,
@@ -146,9 +156,9 @@ struct Row {
     look_rounds: u8,
     /// Calls of the look that goes on, or was last.
     look_calls: u64,
-    /// Looks that have ended, as far as they are counted.
+    /// Number of looks that have ended; saturates.
     looks: u8,
-    /// Looks, one after the other, after which the other side was believed to take slightly less.
+    /// Number of looks in a row after which the other side was estimated to take slightly less.
     in_favour: u8,
 }
 
@@ -172,7 +182,7 @@ impl Row {
         }
     }
 
-    /// Where the next round is, and is it to find something out?
+    /// Returns where the next round runs, and whether it is to find something out.
     fn next(&self, steps: Mean) -> (Side, bool) {
         let other = self.side.other();
         let Some(ours) = self.estimate(self.side, steps) else { return (self.side, true) };
@@ -190,7 +200,8 @@ impl Row {
         self.looks = self.looks.saturating_add(1);
     }
 
-    /// Calls move if the other side is clearly better, or slightly better in the end of some looks. True: they did.
+    /// Moves calls if the other side is clearly better, or slightly better after some looks in a
+    /// row. True: they moved.
     fn settle(&mut self, steps: Mean, has_looked: bool) -> bool {
         let (ours, theirs) = (self.estimate(self.side, steps), self.estimate(self.side.other(), steps));
         let (Some(ours), Some(theirs)) = (ours, theirs) else { return false };
@@ -211,16 +222,16 @@ fn is_clearly_less(theirs: u64, ours: u64) -> bool {
     theirs < ours / 10 * CLEARLY_TENTHS
 }
 
-/// Which row calls belong to that are made so many at a time.
+/// Returns the index of the row for calls that are made `calls` at a time.
 fn load(calls: u64) -> usize {
     (calls.max(1).ilog2() as usize).min(LOADS - 1)
 }
 
-/// Where one function runs.
+/// Decides where one function runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placement {
     rows: [Row; LOADS],
-    /// The row of the last round.
+    /// Row of the last round.
     load: usize,
     /// Thousandths of an access per call.
     steps: Mean,
@@ -236,12 +247,13 @@ impl Default for Placement {
 }
 
 impl Placement {
-    /// Of a function that has not run yet.
+    /// Creates the state of a function that has not run yet.
     pub fn new() -> Placement {
         Placement { rows: [Row::NEW; LOADS], load: 0, steps: Mean::NEW, calls: [0; 2], moves: 0, is_bound: false }
     }
 
-    /// Of so many calls that are to be made together: where the next ones run, and how many of them.
+    /// Returns where the next of `calls` calls run that are to be made together, and how many of
+    /// them.
     pub fn round(&self, calls: u64) -> (Side, u64) {
         if self.is_bound {
             return (Side::Client, calls);
@@ -252,7 +264,8 @@ impl Placement {
         }
     }
 
-    /// So many calls ran there side by side, with so many accesses (0: nobody counted) in so many nanoseconds.
+    /// Takes the result of a round: `calls` calls ran at `side` together, in `nanos` nanoseconds.
+    /// They made `steps` accesses; 0: not counted.
     pub fn on_ended(&mut self, side: Side, calls: u64, steps: u64, nanos: u64) {
         if calls == 0 {
             return;
@@ -287,7 +300,8 @@ impl Placement {
         self.moves += u64::from(row.settle(self.steps, has_looked));
     }
 
-    /// So many calls failed there. How long that took says nothing; who was never heard of is believed to be slow, so that the other is used.
+    /// Takes the failure of `calls` calls at `side`. How long they took says nothing. A side
+    /// without an estimate is assumed to be slow, so that the other one is used.
     pub fn on_failed(&mut self, side: Side, calls: u64) {
         let row = &mut self.rows[load(calls)];
         row.end_look();
@@ -305,13 +319,13 @@ impl Placement {
         }
     }
 
-    /// The server does not run this function.
+    /// Binds the function to the client, because the server does not run it.
     pub fn on_refused(&mut self) {
         self.is_bound = true;
         self.rows.iter_mut().for_each(|row| row.side = Side::Client);
     }
 
-    /// What is believed of calls as the last ones were, and why.
+    /// Returns the decision for calls at the load of the last ones, with the estimates behind it.
     pub fn choice(&self) -> Choice {
         let row = &self.rows[self.load];
         Choice {
@@ -504,7 +518,8 @@ mod tests {
             Loads { placement: Placement::new(), alone, together, last: Side::Client, wake: 100_000, random: 0x5eed }
         }
 
-        /// All of so many calls, as a caller makes them: what they took, and what they would have taken at the better side.
+        /// All of so many calls, as a caller makes them: what they took, and what they would have
+        /// taken at the better side.
         fn make(&mut self, calls: u64) -> (u64, u64) {
             let costs = if calls < 8 { self.alone } else { self.together };
             let (mut took, mut left) = (0, calls);

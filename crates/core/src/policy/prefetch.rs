@@ -1,39 +1,46 @@
-//! What to bring near ahead of need, from the pages that one thread faulted on.
+//! Prefetcher: decides what to bring near ahead of need, from the pages that one thread faulted on.
 //!
-//! Three detectors, most certain first: a fault where a known stream was expected to go on; a fault that makes a
-//! stride with two earlier ones (or sits beside one); and, for noisy streams, the majority vote over recent
-//! distances (Leap, ATC'20, section 4.1). Each stream's window doubles while its prefetched pages are used and
-//! halves when they are not. Streams that keep missing are not believed for a while: useless prefetching stops by
-//! itself and is tried again later.
+//! Three detectors, most certain first:
 //!
-//! The pager does not see the use of a page that was prefetched, because it is mapped: there a stream's window counts as used
-//! when the fault after it comes where the stream was expected to go on. The far heap sees it ([`Prefetcher::on_use`]), asks for more
-//! in the middle of the window, and so need not wait at its end; what is needed and still on its way widens the window, until
-//! it covers what the pool delivers in the time of one answer. It also sees how much of what was brought is passed over: a stream
-//! for which that is most of it ends.
+//! - a fault where a known stream was expected to go on;
+//! - a fault that makes a stride with two earlier ones (or sits beside one);
+//! - for noisy streams, the majority vote over recent distances (Leap, ATC'20, section 4.1).
+//!
+//! Each stream's window doubles while its prefetched pages are used and halves when they are not.
+//! Streams that keep missing are ignored for a while: useless prefetching stops by itself and is
+//! tried again later.
+//!
+//! The pager does not see the use of a page that was prefetched, because it is mapped. There a
+//! stream's window counts as used when the fault after it comes where the stream was expected to go
+//! on. The far heap sees the use ([`Prefetcher::on_use`]), asks for more in the middle of the
+//! window, and so need not wait at its end. A page that is needed and still on its way widens the
+//! window, until it covers what the pool delivers in the time of one answer. The far heap also sees
+//! how many of the pages that were brought are passed over: a stream that passes over most of them
+//! ends.
 
-/// Streams followed at once.
+/// Number of streams followed at once.
 const STREAMS: usize = 8;
-/// Faults remembered.
+/// Number of faults remembered.
 const RECENT: usize = 16;
-/// Smallest and largest window, pages.
+/// Smallest and largest window, in pages.
 const WINDOW_MIN: u32 = 4;
 const WINDOW_MAX: u32 = 64;
-/// Largest window of a stream whose pages come too late.
+/// Largest window of a stream whose pages come too late, in pages.
 const LATE_MAX: u32 = 512;
-/// A stream that passes over so many of the pages that it asked for, for each that is used, is none,
+/// Number of pages that a stream may pass over for each that is used. A stream ends above it,
 const PASSED_MAX: u32 = 4;
-/// once it has passed over so many more. Both are halved now and then: what is long ago counts less.
+/// once it has passed over this many more. Both counts are halved now and then, so that older ones
+/// count less.
 const PASSED_MIN: u32 = 16;
 const USED_MAX: u32 = 64;
-/// Largest stride worth following, pages.
+/// Largest stride worth following, in pages.
 const STRIDE_MAX: i64 = 1024;
-/// After this many windows in a row without use, new streams are ignored …
+/// Number of windows in a row without use after which new streams are ignored …
 const DOUBTS_MAX: u32 = 8;
 /// … for this many faults.
 const PAUSE_FAULTS: u32 = 512;
 
-/// What to bring: `count` pages, `stride` apart, after the faulting one.
+/// Pages to bring: `count` pages, `stride` apart, after the faulting one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ahead {
     /// Distance between pages, never 0 when `count` is not.
@@ -42,32 +49,33 @@ pub struct Ahead {
     pub count: u32,
 }
 
-/// How a page that a stream asked for was found when it was needed.
+/// State in which a page that a stream asked for was found when it was needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Arrival {
-    /// It was there.
+    /// The page was there.
     InTime,
-    /// It was on its way.
+    /// The page was on its way.
     Late,
-    /// It was not: there was no room for it, or nobody asked.
+    /// The page was not there: there was no room for it, or it was not asked for.
     Missing,
 }
 
 #[derive(Clone, Copy)]
 struct Stream {
-    /// Where the next fault is expected.
+    /// Page at which the next fault is expected.
     next: i64,
     stride: i64,
     /// Pages asked for last time.
     window: u32,
-    /// Fault count at its last use.
+    /// Number of faults of the thread when the stream was last used.
     used_at: u64,
-    /// The last page of it that was needed.
+    /// Last page of the stream that was needed.
     last: i64,
     /// Pages that were needed, and pages that were brought and passed over.
     used: u32,
     passed: u32,
-    /// Pages that it had not asked for before it asked last, and how many of them were brought: others were near already.
+    /// Pages newly asked for by the last request, and how many of them were brought: others were
+    /// near already.
     asked: u32,
     brought: u32,
 }
@@ -76,7 +84,8 @@ const UNUSED: Stream =
     Stream { next: 0, stride: 0, window: 0, used_at: 0, last: 0, used: 0, passed: 0, asked: 0, brought: 0 };
 
 impl Stream {
-    /// The thread needs a page of it, further on. False if it passes over too many to be a stream of this stride.
+    /// Notes that the thread needs a page of the stream, further on. False if the stream passes
+    /// over too many pages to be one of this stride.
     fn goes_on(&mut self, page: i64) -> bool {
         let over = ((page - self.last) / self.stride - 1).clamp(0, i64::from(LATE_MAX)) as u32;
         self.passed += over * self.brought.min(self.asked) / self.asked.max(1);
@@ -90,7 +99,7 @@ impl Stream {
     }
 }
 
-/// See the module. All-zero bytes are a prefetcher that knows nothing.
+/// Prefetcher of one thread. All-zero bytes are a prefetcher that knows nothing.
 pub struct Prefetcher {
     streams: [Stream; STREAMS],
     recent: [i64; RECENT],
@@ -98,7 +107,7 @@ pub struct Prefetcher {
     doubts: u32,
     paused_until: u64,
     hits: u64,
-    /// The stream that asked last.
+    /// Index of the stream that asked last.
     asker: usize,
 }
 
@@ -109,7 +118,7 @@ impl Default for Prefetcher {
 }
 
 impl Prefetcher {
-    /// Knows nothing yet.
+    /// Creates a prefetcher that knows nothing yet.
     pub const fn new() -> Prefetcher {
         Prefetcher {
             streams: [UNUSED; STREAMS],
@@ -122,14 +131,15 @@ impl Prefetcher {
         }
     }
 
-    /// Returns the number of pages that were [brought](Prefetcher::on_brought) and used, since the last call.
+    /// Returns the number of pages that were [brought](Prefetcher::on_brought) and used, since the
+    /// last call.
     pub fn take_hits(&mut self) -> u64 {
         core::mem::take(&mut self.hits)
     }
 
-    /// The thread faulted on `page`. What to bring with it.
+    /// Takes a fault of the thread on `page`; returns what to bring with it.
     pub fn on_fault(&mut self, page: u64) -> Ahead {
-        // Counted from one, so that the zeros in `recent` are nobody's page.
+        // Shifted, so that the zeros in `recent` are no page's number.
         let page = page as i64 + STRIDE_MAX * 4;
         self.faults += 1;
         let ahead = self.go_on(page).or_else(|| self.start(page)).unwrap_or_default();
@@ -137,13 +147,13 @@ impl Prefetcher {
         ahead
     }
 
-    /// A stream that expected this fault.
+    /// Continues the stream that expected this fault; `None` if none did.
     fn go_on(&mut self, page: i64) -> Option<Ahead> {
         let index = self.streams.iter().position(|s| s.window > 0 && s.next == page)?;
         let stream = &mut self.streams[index];
         self.asker = index;
         stream.last = page;
-        // What was near already was not brought, so its use is no hit.
+        // Pages that were near already were not brought, so their use is no hit.
         self.hits += u64::from(core::mem::take(&mut stream.brought).min(stream.window));
         self.doubts = 0;
         stream.window = (stream.window * 2).min(WINDOW_MAX);
@@ -153,11 +163,12 @@ impl Prefetcher {
         Some(Ahead { stride: stream.stride, count: stream.window })
     }
 
-    /// The thread uses a page for the first time since it was asked for, or may have been. `None` if no stream expected it; else what
-    /// to bring, at most `most` pages: more would displace what is in use. Some of that may be near or on its way already.
+    /// Takes the first use of a page since a stream asked for it, or may have. `None` if no stream
+    /// expected it; else what to bring, at most `most` pages: more would displace what is in use.
+    /// Some of that may be near or on its way already.
     pub fn on_use(&mut self, page: u64, arrival: Arrival, most: u32) -> Option<Ahead> {
         let page = page as i64 + STRIDE_MAX * 4;
-        // How many of the pages asked for come after this one.
+        // Counts the pages asked for that come after this one.
         let left = |stream: &Stream| {
             let steps = (stream.next - page).checked_div(stream.stride)?;
             let is_asked =
@@ -176,7 +187,7 @@ impl Prefetcher {
         stream.used_at = self.faults;
         let is_half_used = left * 2 <= stream.window;
         stream.window = match arrival {
-            // What was asked for in vain is asked for again.
+            // Pages that were asked for in vain are asked for again.
             Arrival::Missing => stream.window,
             Arrival::Late if is_half_used || stream.window < WINDOW_MAX => (stream.window * 2).min(LATE_MAX),
             Arrival::InTime if is_half_used => (stream.window * 2).min(WINDOW_MAX).max(stream.window),
@@ -190,8 +201,8 @@ impl Prefetcher {
         Some(Ahead { stride: stream.stride, count: stream.window })
     }
 
-    /// So many of the pages that were to be brought last are on their way now: the others are near, or there was no room. Who does not say is not told that a
-    /// stream is none.
+    /// Notes how many of the pages that were to be brought last are on their way now. The others
+    /// are near, or there was no room. Without this call a stream is never found to be none.
     pub fn on_brought(&mut self, count: u32) {
         self.streams[self.asker].brought = count;
     }
@@ -201,7 +212,7 @@ impl Prefetcher {
             return None;
         }
         let stride = self.stride_to(page).or_else(|| self.majority(page))?;
-        // The stream that was used longest ago makes room; if it never went on, that is one doubt more.
+        // The least recently used stream makes room; if it never went on, that is one doubt more.
         let index = (0..STREAMS).min_by_key(|&i| self.streams[i].used_at)?;
         let old = self.streams[index];
         if old.window == WINDOW_MIN {
@@ -227,7 +238,8 @@ impl Prefetcher {
         Some(Ahead { stride, count: window })
     }
 
-    /// A neighbour among recent faults, or two that make a stride with this one.
+    /// Returns the distance to a neighbour among recent faults, or the stride that two of them make
+    /// with this one.
     fn stride_to(&self, page: i64) -> Option<i64> {
         let seen = |wanted: i64| self.recent.contains(&wanted);
         if seen(page - 1) {
@@ -242,7 +254,8 @@ impl Prefetcher {
             .find(|&stride| stride != 0 && stride.abs() <= STRIDE_MAX && seen(page - 2 * stride))
     }
 
-    /// The distance that more than half of the recent faults have to the fault before them (Boyer and Moore).
+    /// Returns the distance that more than half of the recent faults have to the fault before them
+    /// (Boyer and Moore).
     fn majority(&self, page: i64) -> Option<i64> {
         let at = |back: u64| self.recent[(self.faults - back) as usize % RECENT];
         let steps = (RECENT as u64 - 1).min(self.faults.saturating_sub(1));
@@ -307,7 +320,8 @@ mod tests {
         assert!(run((0..5_000).map(|i| 1_000_000 - i * 3)).0 < 120);
     }
 
-    /// The same with uses seen, and pages that take `delay` accesses to come: demand faults, late uses, and pages brought in vain.
+    /// The same with uses seen, and pages that take `delay` accesses to come: demand faults, late
+    /// uses, and pages brought in vain.
     fn run_seen(accesses: impl Iterator<Item = u64>, delay: u64) -> (u64, u64, u64) {
         let mut near = alloc::collections::BTreeMap::new();
         let (mut faults, mut late_uses, mut vain) = (0, 0, 0);

@@ -1,38 +1,41 @@
-//! Which tier has room, and which of its pages leave for the next one.
+//! Admission to a tier: which tier has room, and which of its pages leave for the next one.
 //!
-//! Nobody says how much fits into a tier: what it holds when it says that it is full is its *limit*. From then on pages leave before it is reached, so that
-//! what is written finds room. Those leave that were not written since a clock hand came by last.
+//! The capacity of a tier is not declared: what it holds when it says that it is full is its
+//! *limit*. From then on pages leave before the limit is reached, so that writes find room. The
+//! pages that leave are those that were not written since a clock hand came by last (CLOCK).
 
 use crate::tier_word::TierWord;
 use crate::time::Moment;
 
-/// Kept free: one of so many pages that fit, and no more than so many (32 MiB).
+/// Reserve that is kept free: one of this many pages that fit, and no more than this many pages (32
+/// MiB).
 const RESERVE_SHARE: u64 = 16;
 const RESERVE_MAX: u64 = 8192;
 
-/// What is known of a tier's room.
+/// Knowledge about the room in a tier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Room {
-    /// Pages that it has bytes of.
+    /// Number of pages of which the tier has bytes.
     pub held: u64,
-    /// How many there were when it was full; `u64::MAX`: it never was.
+    /// Number of pages held when the tier was full; `u64::MAX`: it never was.
     pub limit: u64,
-    /// Until then it is believed to be full.
+    /// Moment until which the tier is assumed to be full.
     pub full_until: Moment,
 }
 
 impl Room {
-    /// Is it worth asking for room for a page more?
+    /// Checks whether it is worth asking for room for one more page.
     pub fn is_open(self, now: impl FnOnce() -> Moment) -> bool {
         self.held < self.limit || now() >= self.full_until
     }
 
-    /// It has said that it is full, to somebody who wanted to bring so many pages that count as held already.
+    /// Returns the limit after the tier said that it is full, to a caller that wanted to bring
+    /// `pages` pages, which count as held already.
     pub fn limit_when_full(self, pages: u64) -> u64 {
         self.held.saturating_sub(pages)
     }
 
-    /// So many pages shall leave.
+    /// Returns the number of pages that should leave.
     pub fn to_move(self) -> u64 {
         if self.limit == u64::MAX {
             return 0;
@@ -42,18 +45,18 @@ impl Room {
     }
 }
 
-/// What the clock hand of a tier does with a page.
+/// Action of a tier's clock hand on a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Look {
-    /// It is not here, or somebody works on it.
+    /// Nothing: the page is not here, or is being worked on.
     Pass,
-    /// It was written since: it stays until the next time, with this word.
+    /// Spare the page until the next time, with this word: it was written since the last one.
     Spare(TierWord),
-    /// It leaves.
+    /// Move the page away.
     Leave,
 }
 
-/// The hand of `tier` comes by.
+/// Decides what the clock hand of `tier` does with a page.
 pub fn look(word: TierWord, tier: usize) -> Look {
     if !word.is_movable(tier) {
         return Look::Pass;
@@ -63,7 +66,8 @@ pub fn look(word: TierWord, tier: usize) -> Look {
 
 #[cfg(test)]
 mod tests {
-    //! Danger: a tier that is asked in vain again and again, or never again; pages that leave a tier with room, or none that leave a full one.
+    //! Danger: a tier that is asked in vain again and again, or never again; pages that leave a
+    //! tier with room, or none that leave a full one.
     use super::*;
 
     const LATER: Moment = Moment(100);

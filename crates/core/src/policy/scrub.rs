@@ -1,37 +1,39 @@
-//! How fast a scrub goes: every place is looked at once in a *period*, evenly spread.
+//! Pace of a scrub: every place is looked at once in a *period*, evenly spread.
 //!
-//! *On time* is the moment at which a scrub without delays would have looked at what this one has looked at: each place moves it by an equal share of the period.
-//! The next run is due when it ends on time. After a pause (the program was stopped, a leg was slow) a run is worth half of its time until the scrub has caught up:
-//! twice as fast as usual, and never a burst. What is missed by more than a period is not made up for.
+//! *On time* is the moment at which a scrub without delays would have looked at what this one has
+//! looked at. Each place moves it by an equal share of the period. The next run is due when it ends
+//! on time. After a pause (the program was stopped, a leg was slow) a run is worth half of its time
+//! until the scrub has caught up: twice as fast as usual, and never a burst. What is missed by more
+//! than a period is not made up for.
 
 use crate::time::Moment;
 use core::time::Duration;
 
-/// A scrub that is behind goes so many times as fast.
+/// Factor by which a scrub that is behind goes faster.
 const CATCH_UP: u32 = 2;
 
-/// How far a scrub is.
+/// Progress and pace of a scrub.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ScrubPace {
-    /// Everything is looked at once in this time.
+    /// Time in which everything is looked at once.
     pub period: Duration,
-    /// See the module.
+    /// Moment at which a scrub without delays would have got as far as this one.
     pub on_time: Moment,
-    /// Nothing is due before, however late it is.
+    /// Moment before which nothing is due, however late the scrub is.
     pub not_before: Moment,
 }
 
 impl ScrubPace {
-    /// Most places that are looked at together.
+    /// Greatest number of places that are looked at together.
     pub const RUN: u64 = 16;
 
-    /// It begins now: the first run is due when its share of the period has passed.
+    /// Begins a scrub now: the first run is due when its share of the period has passed.
     pub fn new(period: Duration, now: Moment) -> ScrubPace {
         assert!(!period.is_zero());
         ScrubPace { period, on_time: now, not_before: now }
     }
 
-    /// When the next run of `all` places is due.
+    /// Returns when the next run of a scrub over `all` places is due.
     pub fn next_at(&self, all: u64) -> Moment {
         match all {
             0 => Moment::NEVER,
@@ -39,12 +41,12 @@ impl ScrubPace {
         }
     }
 
-    /// So many places of `all` shall be looked at now.
+    /// Returns how many of `all` places should be looked at now; 0: none is due.
     pub fn due(&self, all: u64, now: Moment) -> u64 {
         if now >= self.next_at(all) { all.min(Self::RUN) } else { 0 }
     }
 
-    /// So many places of `all` were looked at.
+    /// Returns the pace after `places` of `all` places were looked at.
     pub fn looked(self, places: u64, all: u64, now: Moment) -> ScrubPace {
         let (worth, period) = (self.worth(places, all), self.worth(1, 1));
         let oldest = Moment(now.0.saturating_sub(period.as_nanos() as u64));
@@ -52,12 +54,12 @@ impl ScrubPace {
         ScrubPace { on_time, not_before: now.after(worth / CATCH_UP), ..self }
     }
 
-    /// Nothing is stored: no time passes.
+    /// Returns the pace when nothing is stored: no time passes.
     pub fn idle(self, now: Moment) -> ScrubPace {
         ScrubPace { on_time: now, not_before: now, ..self }
     }
 
-    /// The share of so many places.
+    /// Returns the share of the period that `places` of `all` places have.
     fn worth(&self, places: u64, all: u64) -> Duration {
         let share = self.period.as_nanos().saturating_mul(places.into()) / u128::from(all.max(1));
         Duration::from_nanos(share.min(u64::MAX.into()) as u64)
@@ -70,7 +72,8 @@ mod tests {
     use super::*;
     use alloc::vec::Vec;
 
-    /// A scrub of `all` places whose driver looks at the clock every `tick`, as long as `is_awake` says so: when it looked, and at how many places.
+    /// A scrub of `all` places whose driver looks at the clock every `tick`, as long as `is_awake`
+    /// says so: when it looked, and at how many places.
     fn drive(all: u64, period: u64, tick: u64, end: u64, is_awake: impl Fn(u64) -> bool) -> Vec<(u64, u64)> {
         let mut pace = ScrubPace::new(Duration::from_nanos(period), Moment(0));
         let mut looks = Vec::new();

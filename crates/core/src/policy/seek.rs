@@ -1,23 +1,25 @@
-//! Which near budget to try next, to know the least with which a program is fast enough.
+//! Search for the least near budget with which a program is fast enough: which size to try next.
 //!
-//! More near memory never makes a program slower, so halves are enough: between the largest size that was too slow and the least that was not. Halves of
-//! the ratio, not of the distance: what is wanted is known to a part of itself, however little of the program's memory it is.
+//! More near memory never makes a program slower, so a binary search is enough, between the largest
+//! size that was too slow and the least that was not. It halves the ratio, not the distance: the
+//! answer is wanted to a relative precision, however little of the program's memory it is.
 
 use crate::geometry::PAGE_BYTES;
 
-/// What is looked for.
+/// Bounds and precision of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Seek {
-    /// Least that can be tried, bytes.
+    /// Least budget that can be tried, in bytes.
     pub least: u64,
-    /// Known to be fast enough without a try: all that the program has, bytes.
+    /// Budget known to be fast enough without a try: all that the program has, in bytes.
     pub most: u64,
-    /// As near as this to the answer is near enough, a part of it.
+    /// Relative distance from the answer that is close enough.
     pub precision: f64,
 }
 
 impl Seek {
-    /// The size to try after these tries, each with whether it was fast enough, and no others; `None`: the least is known.
+    /// Returns the size to try after `tried`: all tries so far, each with whether it was fast
+    /// enough. `None`: the least is known.
     pub fn next(&self, tried: &[(u64, bool)]) -> Option<u64> {
         let sizes = |was_fast: bool| tried.iter().filter(move |size| size.1 == was_fast).map(|size| size.0);
         let fast = sizes(true).min().unwrap_or(self.most);

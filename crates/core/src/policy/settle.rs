@@ -1,50 +1,62 @@
-//! Settles where the far memory of a running job is: says when to measure the places that it could have, and whether to move to one.
+//! Controller that settles where the far memory of a running job is: when to measure the places it
+//! could have, and whether to move.
 //!
-//! *Event-driven*, places are measured when reads take several times what they took here, when the program begins to read several times as much, or when the place
-//! has lost a part of itself; where nobody has compared them when the job began, once when it waits. *Periodic*, which is what to compare with, is at fixed times. What keeps a job from moving to and fro (hysteresis): an event counts when it lasts, and only if
-//! the program waits too much for it; another place must promise to take a good part of the waiting away, both being measured at the same moment in the same way; and after a move nothing is
-//! asked for a while, twice as long each time a move did not keep what it promised, or not for long. After DMSwitcher, section 3.3.
+//! *Event-driven*, places are measured when reads take several times what they took here, when the
+//! program begins to read several times as much, or when the place has lost a part of itself. Where
+//! the places had not been compared when the job began, they are measured once when it waits.
+//! *Periodic*, the baseline to compare with, is at fixed times.
+//!
+//! Hysteresis keeps a job from moving to and fro. An event counts when it lasts, and only if the
+//! program waits too much for it. Another place must promise to take a good part of the waiting
+//! away, both being measured at the same moment in the same way. After a move nothing is asked for
+//! a while, and for twice as long each time a move did not keep what it promised, or not for long.
+//! After DMSwitcher, section 3.3.
 
 use super::hold::{Cadence, Window};
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// What a fault costs beside the page's way.
+/// Cost of a fault without the transfer of the page.
 const FAULT_NS: f64 = 3500.0;
-/// Reads in a window that say something; of a place where each takes long there are fewer, and these say it if they took most of the time.
+/// Number of reads in a window that is significant. At a place where each takes long there are
+/// fewer, and the second number is enough if they took most of the time.
 const READS_MIN: f64 = 100.0;
 const SLOW_READS_MIN: f64 = 10.0;
-/// So many times what reads took here at their best, or what the program read before …
+/// Factor of the best read time seen here, and of the program's former read rate, that is an event
+/// …
 const SATURATED: f64 = 3.0;
 const STAGE: f64 = 2.0;
-/// … in so many windows in a row.
+/// … in this many windows in a row.
 const LASTS: u32 = 3;
-/// What reads take at their best is forgotten by this part in a window, so that a place may become slower for good.
+/// Part by which the best read time is forgotten in a window, so that a place may become slower for
+/// good.
 const FORGET: f64 = 0.005;
-/// Windows for which a place may lack a part of itself: it mends itself, and a server that is silent may come back.
+/// Windows for which a place may lack a part of itself: it repairs itself, and a server that is
+/// silent may come back.
 const LOST_LASTS: u32 = 60;
-/// Below this part of the allowed loss nobody needs another place.
+/// Part of the allowed loss below which another place is not needed.
 const CALM: f64 = 0.5;
-/// Another place must take this part of the waiting away.
+/// Part of the waiting that another place must take away.
 const WORTH: f64 = 0.3;
 /// Windows until places are measured again after they were measured in vain, at first and at most.
 const AGAIN_MIN: u32 = 8;
 const AGAIN_MAX: u32 = 512;
-/// Windows of rest after a move, at first and at most, and so many times what the move took.
+/// Windows of rest after a move, at first and at most, and as a multiple of the time that the move
+/// took.
 const REST_MIN: u32 = 40;
 const REST_MAX: u32 = 2560;
 const REST_TIMES: u32 = 4;
-/// Who stays for less than so many times the rest before moves too often.
+/// A job that leaves a place sooner than this multiple of the last rest moves too often.
 const STAYS_TIMES: u32 = 4;
-/// Windows by which a move is judged.
+/// Number of windows by which a move is judged.
 const TRIAL: u32 = 10;
-/// Windows for which a place is left out to which a move failed, at first and at most.
+/// Windows for which a place is left out after a move to it failed, at first and at most.
 const BAN_MIN: u32 = 64;
 const BAN_MAX: u32 = 4096;
-/// Windows of a period, in periodic mode.
+/// Number of windows of a period, in periodic mode.
 const PERIOD: u32 = 60;
 
-/// Why places are measured.
+/// Reason for measuring places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// Reads take much longer than they took.
@@ -53,14 +65,14 @@ pub enum Cause {
     Stage,
     /// The program waits, and the place was not chosen by measurement.
     Unknown,
-    /// A server of the place is lost, silent, or lacks something, and that for long.
+    /// A server of the place is lost or silent, or lacks something, and has been for long.
     Lost,
-    /// It is time.
+    /// The period has passed.
     Time,
 }
 
 impl Cause {
-    /// For people.
+    /// Returns the reason as a text for people.
     pub fn text(self) -> &'static str {
         match self {
             Cause::Saturated => "reads took several times what they took before",
@@ -72,25 +84,25 @@ impl Cause {
     }
 }
 
-/// What a place can do, as it was measured just now.
+/// Measured speed of a place, just now.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figures {
-    /// One page at a time.
+    /// Time to read one page with nothing else under way.
     pub read_ns: f64,
-    /// Runs of pages, several under way.
+    /// Throughput of runs of pages, with several under way.
     pub bytes_per_s: f64,
 }
 
-/// Move there.
+/// Decision to move to another place.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Move {
-    /// The place.
+    /// Index of the place to move to.
     pub to: usize,
-    /// Why places were measured.
+    /// Reason for which places were measured.
     pub cause: Cause,
-    /// Time lost by useful time: here, and expected there.
+    /// Time lost as a part of useful time, here.
     pub lost: f64,
-    /// See `lost`.
+    /// Time lost as a part of useful time, as expected at the new place.
     pub lost_there: f64,
 }
 
@@ -101,20 +113,20 @@ enum State {
     Moving { there: Move, windows: u32 },
 }
 
-/// See the module. Places have numbers; the job begins at the first.
+/// Controller of the place of one job. Places have numbers; the job begins at the first.
 #[derive(Clone, Debug)]
 pub struct Settle {
     slo: f64,
     cadence: Cadence,
     here: usize,
     state: State,
-    /// Of late, older windows by less.
+    /// Activity of late; older windows count less.
     recent: Window,
-    /// The least that a read took here, as far as it is not forgotten.
+    /// Least time of a read here, as far as it is not forgotten.
     best_ns: f64,
-    /// Reads for a useful second, before the program began to read more.
+    /// Reads per useful second, before the program began to read more.
     rate: Option<f64>,
-    /// Have the places ever been compared?
+    /// Whether the places have ever been compared.
     is_compared: bool,
     /// Windows in a row with an event.
     saturated: u32,
@@ -124,7 +136,7 @@ pub struct Settle {
     /// Windows until something may be asked.
     rest: u32,
     again: u32,
-    /// The length of the next rest after a move.
+    /// Length of the next rest after a move.
     next_rest: u32,
     /// Windows since the last move that the job made by itself.
     stayed: Option<u32>,
@@ -133,7 +145,7 @@ pub struct Settle {
     period: u32,
 }
 
-/// Was the move worth it?
+/// Trial of a move: was it worth it?
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     lost_before: f64,
@@ -147,7 +159,8 @@ struct Ban {
 }
 
 impl Settle {
-    /// So many places; is the first the best of them, as far as anybody has measured?
+    /// Creates a controller for `places` places. `is_compared`: the first is the best of them, by a
+    /// measurement.
     pub fn new(slo: f64, cadence: Cadence, places: usize, is_compared: bool) -> Settle {
         assert!(slo > 1.0 && places > 0);
         Settle {
@@ -173,13 +186,13 @@ impl Settle {
         }
     }
 
-    /// Where the job is.
+    /// Returns the index of the place where the job is.
     pub fn here(&self) -> usize {
         self.here
     }
 
-    /// What happened since the last call, and whether the place lacks a part of itself. `Some`: all places are to be
-    /// [measured](Settle::on_measured).
+    /// Takes the activity since the last call, and whether the place lacks a part of itself.
+    /// `Some`: all places are to be [measured](Settle::on_measured).
     pub fn on_window(&mut self, window: &Window, is_degraded: bool) -> Option<Cause> {
         match &mut self.state {
             State::Moving { windows, .. } => {
@@ -214,17 +227,18 @@ impl Settle {
         Some(cause)
     }
 
-    /// A loss does not wait for the rest after a move, but for that after it was asked for in vain.
+    /// Checks whether a loss may be reported. It does not wait for the rest after a move, but for
+    /// the rest after places were measured in vain.
     fn may_ask_for_loss(&self) -> bool {
         self.rest == 0 || self.degraded == LOST_LASTS
     }
 
-    /// Counts for how long there is an event.
+    /// Counts for how many windows each event has lasted.
     fn count(&mut self, window: &Window, is_degraded: bool) {
         self.degraded = if is_degraded { self.degraded.saturating_add(1) } else { 0 };
         let is_mostly_waiting = window.demand_reads >= SLOW_READS_MIN && window.lost() > 1.0;
         if window.demand_reads < READS_MIN && !is_mostly_waiting {
-            // Who hardly reads says nothing of the place.
+            // A program that hardly reads says nothing about the place.
             (self.saturated, self.staged, self.waiting) = (0, 0, 0);
             return;
         }
@@ -237,7 +251,7 @@ impl Settle {
         let before = *self.rate.get_or_insert(rate);
         let is_more = waits && rate > before * STAGE;
         self.staged = if is_more { self.staged + 1 } else { 0 };
-        // More for long is the new usual, as is less at once.
+        // A rate that stays high is the new usual one; a lower rate is at once.
         if !is_more || self.staged >= LASTS {
             self.rate = Some(if is_more { rate } else { (before + rate) / 2.0 });
         }
@@ -259,7 +273,8 @@ impl Settle {
         self.next_rest = (self.next_rest * 2).min(REST_MAX);
     }
 
-    /// What each place can do; `None` for one that does not answer. `Some`: the job is to move, and [did or did not](Settle::on_moved).
+    /// Takes the figures of each place; `None` for one that does not answer. `Some`: the job is to
+    /// move, and [did or did not](Settle::on_moved).
     pub fn on_measured(&mut self, figures: &[Option<Figures>]) -> Option<Move> {
         assert_eq!(figures.len(), self.bans.len());
         let State::Measuring(cause) = self.state else { return None };
@@ -267,12 +282,12 @@ impl Settle {
         (self.saturated, self.staged, self.waiting) = (0, 0, 0);
         let lost = self.recent.lost();
         let usual_ns = self.recent.waited_ns / self.recent.demand_reads.max(1.0);
-        // What a read costs here now, by the same measure if there is one.
+        // Cost of a read here now, measured like the others if possible.
         let cost_ns = figures[self.here].map_or(usual_ns, |here| FAULT_NS + here.read_ns).max(1.0);
         let expected = |figures: &Figures| {
             let by_reads = lost * (FAULT_NS + figures.read_ns) / cost_ns;
             let seconds = self.recent.moved_bytes / figures.bytes_per_s.max(1.0);
-            // All that moves has to get through.
+            // All bytes that move have to get through.
             by_reads.max(seconds * 1e9 / self.recent.useful_ns().max(1.0) - 1.0)
         };
         let others = figures.iter().enumerate().filter(|(place, _)| *place != self.here);
@@ -281,7 +296,7 @@ impl Settle {
             .filter_map(|(place, figures)| Some((place, expected(figures.as_ref()?))))
             .min_by(|(_, a), (_, b)| a.total_cmp(b));
         let is_worth = |lost_there: f64| match cause {
-            // Whoever has no spare left is worse off than one that is a little slower.
+            // A place that has no spare left is worse than one that is a little slower.
             Cause::Lost => lost_there <= lost.max(self.slo - 1.0),
             _ => lost > (self.slo - 1.0) * CALM && lost_there <= lost * (1.0 - WORTH),
         };
@@ -295,7 +310,7 @@ impl Settle {
         Some(there)
     }
 
-    /// The move has ended: the job is there, or it has come back.
+    /// Takes the end of a move: the job is at the new place (`is_there`), or it has come back.
     pub fn on_moved(&mut self, is_there: bool) {
         let State::Moving { there, windows } = self.state else { return };
         self.state = State::Watching;
@@ -313,12 +328,13 @@ impl Settle {
         self.arrive(there.to);
         self.stayed = Some(0);
         self.rest = self.next_rest.max(windows.saturating_mul(REST_TIMES));
-        // Whoever moved because something was lost did not move to wait less.
+        // A move because of a loss was not made to wait less.
         let is_for_speed = there.cause != Cause::Lost;
         self.trial = is_for_speed.then_some(Trial { lost_before: there.lost, windows: TRIAL });
     }
 
-    /// Somebody else has moved the job: what was learned of the place is void.
+    /// Notes that something else has moved the job to `here`: what was learned of the place is
+    /// void.
     pub fn arrive(&mut self, here: usize) {
         assert!(here < self.bans.len());
         (self.here, self.state, self.recent) = (here, State::Watching, Window::default());
@@ -350,8 +366,8 @@ mod tests {
         Figures { read_ns: QUICK.read_ns * times, bytes_per_s: QUICK.bytes_per_s / times }
     }
 
-    /// A job for so many windows, at places that are as `places` says of each moment; where each move went, and when, and how
-    /// often places were measured. Moves take three windows.
+    /// A job for so many windows, at places that are as `places` says of each moment; where each
+    /// move went, and when, and how often places were measured. Moves take three windows.
     fn run(
         settle: &mut Settle,
         windows: u32,

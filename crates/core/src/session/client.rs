@@ -1,12 +1,14 @@
-//! One lane, as the client sees it: which operations are queued, sent or finished, and what goes next.
+//! One lane as the client sees it: which operations are queued, sent or finished, and what goes
+//! next.
 //!
-//! The driver owns socket, clock and page bytes. A value `C` travels with each operation (a buffer, a caller's tag) and is
-//! given back exactly once, however the operation ends. Demand operations are sent before queued background ones, and
-//! only so many background pages are under way at a time, so that a demand answer never queues behind megabytes. After
+//! The driver owns socket, clock and page bytes. A value `C` travels with each operation (a buffer,
+//! a caller's tag) and is given back exactly once, however the operation ends. Demand operations
+//! are sent before queued background ones. Only a bounded number of background pages is under way
+//! at a time, so that a demand answer never queues behind megabytes. After
 //! [`ClientConversation::new`] nothing allocates.
 //!
-//! A tag on the wire is the slot of the operation and the generation of that slot: an answer that comes after its
-//! operation timed out meets a newer generation and is skipped.
+//! A tag on the wire is the slot of the operation and the generation of that slot: an answer that
+//! comes after its operation timed out meets a newer generation and is skipped.
 
 use crate::time::Moment;
 use crate::wire::{
@@ -21,28 +23,28 @@ use core::time::Duration;
 /// An operation on pages of the lane's region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Call {
-    /// Read `count` pages.
+    /// Reads `count` pages.
     Read {
         /// First page.
         page: PageId,
         /// Number of pages.
         count: u32,
     },
-    /// Read bytes inside one page.
+    /// Reads bytes inside one page.
     ReadPart {
         /// The page.
         page: PageId,
-        /// Which of its bytes.
+        /// Part of the page to read.
         part: PagePart,
     },
-    /// Store `count` pages.
+    /// Stores `count` pages.
     Write {
         /// First page.
         page: PageId,
         /// Number of pages.
         count: u32,
     },
-    /// Forget `count` pages.
+    /// Forgets `count` pages.
     Discard {
         /// First page.
         page: PageId,
@@ -61,7 +63,7 @@ impl Call {
         }
     }
 
-    /// First page and number of pages.
+    /// Returns the first page and the number of pages.
     pub fn run(self) -> (PageId, u32) {
         match self {
             Call::Read { page, count } | Call::Write { page, count } | Call::Discard { page, count } => (page, count),
@@ -69,7 +71,7 @@ impl Call {
         }
     }
 
-    /// Pages whose bytes travel.
+    /// Returns the number of pages whose bytes travel.
     fn pages_moved(self) -> u32 {
         match self {
             Call::Read { count, .. } | Call::Write { count, .. } => count,
@@ -79,52 +81,52 @@ impl Call {
     }
 }
 
-/// What to send next: these bytes, then, of a write, checksums and bytes of its pages.
+/// Message to send next: this head, then, for a write, the checksums and bytes of its pages.
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing {
-    /// The operation; give it to [`ClientConversation::on_sent`].
+    /// Slot of the operation; give it to [`ClientConversation::on_sent`].
     pub slot: u32,
     /// The head of the frame.
     pub head: Head,
-    /// The operation.
+    /// Call that the operation makes.
     pub call: Call,
 }
 
-/// What an arrived head means.
+/// Meaning of an arrived head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// Pages of a read follow. When `prefix` bytes of the body are there, [`ReadReply::decode`] tells which; then
-    /// come their bytes, then [`ClientConversation::finish`].
+    /// Pages of a read follow. When `prefix` bytes of the body are there, [`ReadReply::decode`]
+    /// tells which. Then come their bytes, then [`ClientConversation::finish`].
     Pages {
-        /// The read.
+        /// Slot of the read.
         slot: u32,
-        /// Pages that were asked for.
+        /// Number of pages that were asked for.
         asked: u32,
-        /// Bytes before the page bytes.
+        /// Number of bytes before the page bytes.
         prefix: usize,
     },
     /// A part of a page follows. When the whole body is there, [`crate::wire::part_reply`] decodes it; then
     /// [`ClientConversation::finish`].
     Part {
-        /// The read.
+        /// Slot of the read.
         slot: u32,
-        /// What was asked for.
+        /// Part of the page that was asked for.
         part: PagePart,
         /// The stored checksum of the page, as the server says.
         page_sum: u64,
     },
     /// The operation is done; [`ClientConversation::finish`] it.
     Done {
-        /// The operation.
+        /// Slot of the operation.
         slot: u32,
     },
     /// The operation failed; [`ClientConversation::finish`] it.
     Failed {
-        /// The operation.
+        /// Slot of the operation.
         slot: u32,
-        /// Why.
+        /// Reason of the failure.
         code: ErrorCode,
-        /// The page it is about.
+        /// Page that the failure is about.
         page: PageId,
     },
     /// The answer comes too late: skip the body.
@@ -134,19 +136,19 @@ pub enum Answer {
 /// An operation that its driver must end because its time is over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Expired {
-    /// Was never sent, or sent and not answered: [`ClientConversation::finish`] it.
+    /// The operation was never sent, or sent and not answered: [`ClientConversation::finish`] it.
     Quiet {
-        /// The operation.
+        /// Slot of the operation.
         slot: u32,
     },
     /// A part of its frame was sent, so the connection cannot go on without the rest: give it up.
     Sending {
-        /// The operation.
+        /// Slot of the operation.
         slot: u32,
     },
-    /// A part of its pages was received: finish it and skip what is still to come.
+    /// A part of its pages was received: finish it and skip the rest.
     Receiving {
-        /// The operation.
+        /// Slot of the operation.
         slot: u32,
     },
 }
@@ -154,11 +156,11 @@ pub enum Expired {
 /// An operation that ended; the slot is free again.
 #[derive(Debug)]
 pub struct Finished<C> {
-    /// What it was.
+    /// Call that the operation was.
     pub call: Call,
-    /// How long it was given.
+    /// Time that the operation was given.
     pub wait: Duration,
-    /// What the driver gave along.
+    /// Value that the driver gave along.
     pub carried: C,
 }
 
@@ -186,13 +188,13 @@ struct Slot<C> {
     operation: Option<Operation<C>>,
 }
 
-/// Slot and generation of a tag.
+/// Splits a tag into slot and generation.
 fn split_tag(tag: u64) -> (u32, u32) {
     let [s0, s1, s2, s3, g0, g1, g2, g3] = tag.to_le_bytes();
     (u32::from_le_bytes([s0, s1, s2, s3]), u32::from_le_bytes([g0, g1, g2, g3]))
 }
 
-/// One lane, as the client sees it.
+/// Client side of one lane: a state machine without I/O.
 #[derive(Debug)]
 pub struct ClientConversation<C> {
     region: RegionId,
@@ -200,18 +202,19 @@ pub struct ClientConversation<C> {
     free: Vec<u32>,
     demand: VecDeque<u32>,
     background: VecDeque<u32>,
-    /// Operations sent (at least in part) and not ended.
+    /// Number of operations sent (at least in part) and not ended.
     under_way: u32,
     under_way_max: u32,
     background_pages: u32,
     background_pages_max: u32,
-    /// No operation ends earlier than this.
+    /// Lower bound of the deadlines of all operations.
     next_deadline: Moment,
 }
 
 impl<C> ClientConversation<C> {
-    /// A lane to `region` for up to `slots` operations at a time, of which the server takes `in_flight_max`.
-    /// Up to `background_pages_max` pages of background operations are under way at a time (one operation always may).
+    /// Creates a lane to `region` for up to `slots` operations at a time, of which the server takes
+    /// `in_flight_max`. Up to `background_pages_max` pages of background operations are under way
+    /// at a time (one operation always may be).
     pub fn new(region: RegionId, slots: u32, in_flight_max: u32, background_pages_max: u32) -> Self {
         assert!(slots > 0 && in_flight_max > 0);
         ClientConversation {
@@ -228,17 +231,18 @@ impl<C> ClientConversation<C> {
         }
     }
 
-    /// Operations submitted and not ended.
+    /// Returns the number of operations submitted and not ended.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Is there something that could be sent now?
+    /// Checks whether an operation could be sent now.
     pub fn wants_to_send(&self) -> bool {
         self.next_queued().is_some()
     }
 
-    /// Queues an operation that was submitted at `now` and may take `wait`; gives `carried` back if all slots are taken.
+    /// Queues an operation that was submitted at `now` and may take `wait`. Gives `carried` back if
+    /// all slots are taken.
     pub fn submit(&mut self, now: Moment, call: Call, background: bool, wait: Duration, carried: C) -> Result<(), C> {
         let Some(slot) = self.free.pop() else { return Err(carried) };
         let deadline = now.after(wait);
@@ -267,7 +271,7 @@ impl<C> ClientConversation<C> {
         fits.then_some(slot)
     }
 
-    /// The next operation to send, demand first.
+    /// Returns the next operation to send, demand first. `None`: none may be sent now.
     pub fn poll_send(&mut self, now: Moment) -> Option<Outgoing> {
         let slot = self.next_queued()?;
         let Slot { generation, operation } = self.slots.get_mut(slot as usize)?;
@@ -302,7 +306,7 @@ impl<C> ClientConversation<C> {
         Some(Outgoing { slot, head, call: operation.call })
     }
 
-    /// The whole frame of this operation is on its way.
+    /// Notes that the whole frame of this operation is on its way.
     pub fn on_sent(&mut self, slot: u32) {
         if let Some(operation) = self.operation_mut(slot) {
             debug_assert!(operation.state == State::Sending);
@@ -310,7 +314,8 @@ impl<C> ClientConversation<C> {
         }
     }
 
-    /// A head arrived. An error means that the server does not keep to the protocol: give the connection up.
+    /// Takes the head of an answer. An error means that the server does not keep to the protocol:
+    /// give the connection up.
     pub fn on_head(&mut self, head: &Head) -> Result<Answer, WireError> {
         let (slot, generation) = split_tag(head.tag);
         let known = self.slots.get_mut(slot as usize).ok_or(WireError::Unasked)?;
@@ -352,22 +357,22 @@ impl<C> ClientConversation<C> {
         }
     }
 
-    /// What travels with the operation.
+    /// Returns the value that travels with the operation, to change it.
     pub fn carried_mut(&mut self, slot: u32) -> Option<&mut C> {
         self.operation_mut(slot).map(|operation| &mut operation.carried)
     }
 
-    /// What travels with the operation.
+    /// Returns the value that travels with the operation.
     pub fn carried(&self, slot: u32) -> Option<&C> {
         self.operation(slot).map(|operation| &operation.carried)
     }
 
-    /// The operation in `slot`.
+    /// Returns the operation in `slot`.
     pub fn call_of(&self, slot: u32) -> Option<Call> {
         self.operation(slot).map(|operation| operation.call)
     }
 
-    /// How long the operation in `slot` was given.
+    /// Returns the time that the operation in `slot` was given; zero if there is none.
     pub fn wait_of(&self, slot: u32) -> Duration {
         self.operation(slot).map_or(Duration::ZERO, |operation| operation.wait)
     }
@@ -393,12 +398,13 @@ impl<C> ClientConversation<C> {
         Some(Finished { call: operation.call, wait: operation.wait, carried: operation.carried })
     }
 
-    /// When [`ClientConversation::poll_expired`] may have something, at the earliest.
+    /// Returns the earliest moment at which [`ClientConversation::poll_expired`] may have
+    /// something.
     pub fn next_deadline(&self) -> Moment {
         self.next_deadline
     }
 
-    /// An operation whose time is over.
+    /// Returns an operation whose time is over.
     pub fn poll_expired(&mut self, now: Moment) -> Option<Expired> {
         if now < self.next_deadline {
             return None;
@@ -419,7 +425,8 @@ impl<C> ClientConversation<C> {
         None
     }
 
-    /// Any operation that has not ended: after the connection is lost, all are finished by it.
+    /// Returns any operation that has not ended. After the connection is lost, the driver finishes
+    /// all of them by this.
     pub fn any(&self) -> Option<u32> {
         if self.free.len() == self.slots.len() {
             return None;

@@ -1,9 +1,8 @@
-//! The two ends of a conversation, without the connection between them.
-//!
-//! Bytes that arrived go in, what they mean and what must be sent comes out; whoever drives it owns the sockets and the
-//! clock. [`ServerConversation`] is one connection as the server sees it, [`ClientConversation`] as a lane sees it.
+//! Arrived bytes go in; their meaning and the bytes to send come out. The driver owns the sockets
+//! and the clock. [`ServerConversation`] is one connection as the server sees it,
+//! [`ClientConversation`] is one as a lane sees it.
 
-// Numbers from the wire are anything: no place in a slice and no narrower number without a check.
+// Numbers from the wire can have any value: none may index a slice or be narrowed without a check.
 #![deny(clippy::indexing_slicing, clippy::cast_possible_truncation, clippy::unreachable, clippy::panic)]
 
 mod client;

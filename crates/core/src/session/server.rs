@@ -1,59 +1,62 @@
-//! One connection, as the server sees it: cuts the bytes into messages and holds the client to what was agreed.
+//! One connection as the server sees it: cuts the bytes into messages and holds the client to what
+//! was agreed.
 
 use crate::wire::{
     ErrorCode, HEAD_BYTES, Head, Hello, Kind, RefuseCode, Request, VERSION_MAX, VERSION_MIN, Welcome, WireError,
     WireRequest, write_body_bytes,
 };
 
-/// What the server takes from one connection.
+/// Limits for one connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Most pages in one read or write.
+    /// Greatest number of pages in one read or write.
     pub batch_pages_max: u32,
-    /// Most requests whose answer is still to come.
+    /// Greatest number of requests whose answer is still to come.
     pub in_flight_max: u32,
 }
 
-/// What the received bytes ask the server to do.
+/// Action that the received bytes ask of the server.
 #[derive(Debug)]
 pub enum Step<'a> {
-    /// Nothing yet: the next message is complete when `bytes` are there (counted from the start of `received`).
-    /// Make room for so many.
+    /// Nothing yet: the next message is complete when `bytes` are there (counted from the start of
+    /// `received`). Make room for that many.
     Need {
         /// Length of the next message as far as it is known.
         bytes: usize,
     },
-    /// The client says who it is. Answer with [`Welcome`] and tell the conversation
+    /// The client introduces itself. Answer with [`Welcome`] and tell the conversation
     /// ([`ServerConversation::on_welcome`]), or with a refusal and close.
     Hello {
-        /// What it says.
+        /// Message of the client.
         hello: Hello<'a>,
-        /// The version to speak; `None` if there is none in common: refuse with [`RefuseCode::Version`].
+        /// Version to speak; `None` if there is none in common: refuse with
+        /// [`RefuseCode::Version`].
         version: Option<u16>,
-        /// Drop so many bytes from the front of `received` afterwards.
+        /// Number of bytes to drop from the front of `received` afterwards.
         used: usize,
     },
     /// A request to be served and answered.
     Request {
         /// The request.
         request: WireRequest<'a>,
-        /// Drop so many bytes from the front of `received` afterwards.
+        /// Number of bytes to drop from the front of `received` afterwards.
         used: usize,
     },
     /// A request that can be answered with this error at once, without looking at anything.
     Fail {
-        /// Its tag.
+        /// Tag of the request.
         tag: u64,
-        /// The error to answer.
+        /// Error to answer.
         code: ErrorCode,
-        /// Drop so many bytes from the front of `received` afterwards.
+        /// Number of bytes to drop from the front of `received` afterwards.
         used: usize,
     },
-    /// The bytes are no conversation. Send a refusal with this code if no [`Welcome`] was sent; close.
+    /// The bytes are not a conversation. Send a refusal with this code if no [`Welcome`] was sent;
+    /// close.
     Broken {
-        /// What is wrong.
+        /// Violation of the protocol.
         error: WireError,
-        /// For the refusal.
+        /// Code for the refusal.
         refuse: RefuseCode,
     },
 }
@@ -66,7 +69,7 @@ enum State {
     Broken(WireError),
 }
 
-/// One connection, as the server sees it.
+/// Server side of one connection: a state machine without I/O.
 #[derive(Debug)]
 pub struct ServerConversation {
     state: State,
@@ -80,36 +83,37 @@ impl Default for ServerConversation {
 }
 
 impl ServerConversation {
-    /// A connection on which nothing was said yet.
+    /// Creates the state of a connection on which nothing was said yet.
     pub fn new() -> ServerConversation {
         ServerConversation { state: State::Greeting, in_flight: 0 }
     }
 
-    /// Was the client welcomed?
+    /// Checks whether the client was welcomed.
     pub fn is_open(&self) -> bool {
         matches!(self.state, State::Open(_))
     }
 
-    /// Requests handed out by [`ServerConversation::step`] and not yet answered.
+    /// Returns the number of requests handed out by [`ServerConversation::step`] and not yet
+    /// answered.
     pub fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    /// The client was welcomed with this message.
+    /// Notes that the client was welcomed with this message.
     pub fn on_welcome(&mut self, welcome: &Welcome) {
         debug_assert!(self.state == State::Greeting);
         let Welcome { batch_pages_max, in_flight_max, .. } = *welcome;
         self.state = State::Open(Limits { batch_pages_max, in_flight_max });
     }
 
-    /// The answer to one request was put into the output.
+    /// Notes that the answer to one request was put into the output.
     pub fn on_answered(&mut self) {
         debug_assert!(self.in_flight > 0);
         self.in_flight = self.in_flight.saturating_sub(1);
     }
 
-    /// Looks at the bytes that were received and not yet used. Call again after dropping the used bytes, until
-    /// [`Step::Need`] or [`Step::Broken`].
+    /// Reads the bytes that were received and not yet used. Call again after dropping the used
+    /// bytes, until [`Step::Need`] or [`Step::Broken`].
     pub fn step<'a>(&mut self, received: &'a [u8]) -> Step<'a> {
         match self.try_step(received) {
             Ok(step) => step,
@@ -151,7 +155,8 @@ impl ServerConversation {
         Ok(Step::Request { request, used })
     }
 
-    /// Refuses by its head what would otherwise be waited for: a stranger's gigabyte, or a longer write than agreed.
+    /// Refuses by its head a message that would otherwise be waited for: a stranger's gigabyte, or
+    /// a longer write than agreed.
     fn check_head(&self, head: &Head) -> Result<(), WireError> {
         let body_max = match self.state {
             State::Open(limits) => write_body_bytes(limits.batch_pages_max),

@@ -1,6 +1,7 @@
-//! Reading little-endian fields from bytes that may be anything, and lengths as the wire has them.
+//! Reads little-endian fields from bytes that may have any value, and converts lengths to their
+//! wire form.
 
-/// Takes fields from the front; `None` when the bytes run out.
+/// Cursor that takes fields from the front; `None` when the bytes run out.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -31,17 +32,19 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A length as the head has it. What does not fit becomes the longest, which every reader refuses.
+/// Converts a length to the form of the head. A length that does not fit becomes the longest, which
+/// every reader refuses.
 pub(crate) fn length(bytes: usize) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
-/// A length of two bytes. What does not fit becomes the longest, which every reader refuses.
+/// Converts a length to two bytes. A length that does not fit becomes the longest, which every
+/// reader refuses.
 pub(super) fn short_length(bytes: usize) -> u16 {
     u16::try_from(bytes).unwrap_or(u16::MAX)
 }
 
-/// The `index`-th little-endian u64 of `bytes`.
+/// Returns the `index`-th little-endian u64 of `bytes`; `None` behind their end.
 pub(super) fn u64_at(bytes: &[u8], index: usize) -> Option<u64> {
     Fields(bytes.get(index.checked_mul(8)?..)?).u64()
 }

@@ -1,16 +1,16 @@
-//! Calls: a function that the server has by name runs over a region, and what it answers comes back.
+//! Calls: the server runs a function, which it has by name, over a region, and returns its answer.
 
 use super::bytes::{Fields, short_length};
 use super::reply::append;
 use super::{Head, Kind};
 use alloc::vec::Vec;
 
-/// Which function, of what.
+/// Body of a call: which function to run, with which argument.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct CallBody<'a> {
-    /// Its name.
+    /// Name of the function.
     pub name: &'a str,
-    /// Its version: another one may read other arguments and give other answers.
+    /// Version of the function: another one may read other arguments and give other answers.
     pub version: u32,
     /// Bytes that only the function understands.
     pub argument: &'a [u8],
@@ -23,26 +23,26 @@ impl core::fmt::Debug for CallBody<'_> {
 }
 
 impl<'a> CallBody<'a> {
-    /// Most bytes of a name; there is at least one.
+    /// Greatest length of a name in bytes; the least is one.
     pub const NAME_BYTES_MAX: usize = 64;
-    /// Most bytes of an argument.
+    /// Greatest length of an argument in bytes.
     pub const ARGUMENT_BYTES_MAX: usize = 64 * 1024;
-    /// Most bytes of an answer. What is longer belongs into the region.
+    /// Greatest length of an answer in bytes. Longer ones belong into the region.
     pub const ANSWER_BYTES_MAX: usize = 64 * 1024;
-    /// What stands before the name.
+    /// Length of the fields before the name, in bytes.
     const FIXED_BYTES: usize = 6;
 
-    /// Bytes of the body.
+    /// Returns the length of the body in bytes.
     pub fn body_bytes(&self) -> usize {
         Self::FIXED_BYTES + self.name.len() + self.argument.len()
     }
 
-    /// Do name and argument keep their limits?
+    /// Checks whether name and argument keep their limits.
     pub fn is_sendable(&self) -> bool {
         (1..=Self::NAME_BYTES_MAX).contains(&self.name.len()) && self.argument.len() <= Self::ARGUMENT_BYTES_MAX
     }
 
-    /// Reads the body of a request; `None` if it is none.
+    /// Decodes the body of a request; `None` if it is malformed.
     pub fn decode(body: &'a [u8]) -> Option<CallBody<'a>> {
         let mut fields = Fields(body);
         let version = fields.u32()?;
@@ -63,7 +63,8 @@ impl<'a> CallBody<'a> {
     }
 }
 
-/// Appends what a function answered after so many steps, at most [`CallBody::ANSWER_BYTES_MAX`] bytes.
+/// Appends the answer of a function that took `steps` steps, at most [`CallBody::ANSWER_BYTES_MAX`]
+/// bytes.
 pub fn encode_answer(tag: u64, steps: u32, answer: &[u8], out: &mut Vec<u8>) {
     assert!(answer.len() <= CallBody::ANSWER_BYTES_MAX);
     append(Head { kind: Kind::Call.answer(), tag, count: steps, ..Head::default() }, answer, out);

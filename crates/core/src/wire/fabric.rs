@@ -1,4 +1,4 @@
-//! Answers about memory that is read over a fabric: where, and with which keys.
+//! Answers about memory that is read over a fabric: its addresses, and the keys to it.
 
 use super::bytes::{Fields, short_length};
 use super::reply::append;
@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 /// A piece of the server's memory, as a fabric names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Window {
-    /// Who knows it may read.
+    /// Remote key: a client that knows it may read.
     pub key: u64,
     /// Address of the first byte.
     pub base: u64,
@@ -27,22 +27,22 @@ impl Window {
     }
 }
 
-/// Where the memory of a session can be read.
+/// Address at which the memory of a session can be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StationReply<'a> {
-    /// Provider of the fabric.
+    /// Name of the fabric's provider.
     pub provider: &'a str,
-    /// Address, in the provider's own form.
+    /// Address in the provider's own form.
     pub address: &'a [u8],
 }
 
 impl<'a> StationReply<'a> {
-    /// Longest name of a provider.
+    /// Greatest length of a provider's name in bytes.
     pub const PROVIDER_BYTES_MAX: usize = 32;
-    /// Longest address.
+    /// Greatest length of an address in bytes.
     pub const ADDRESS_BYTES_MAX: usize = 256;
 
-    /// Reads the body of an answer; `None` if it is none.
+    /// Decodes the body of an answer; `None` if it is malformed.
     pub fn decode(body: &'a [u8]) -> Option<StationReply<'a>> {
         let mut fields = Fields(body);
         let (provider, address) = (usize::from(fields.u16()?), usize::from(fields.u16()?));
@@ -56,14 +56,16 @@ impl<'a> StationReply<'a> {
     }
 }
 
-/// The windows through which a region is read: page map, checksums, then layers from `first_layer` on.
+/// The windows through which a region is read: page map, checksums, then layers from `first_layer`
+/// on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExposeReply<'a> {
-    /// Pages of the region.
+    /// Number of pages of the region.
     pub pages: u64,
-    /// Changes whenever layers that a client knows are replaced; it must ask for all of them again.
+    /// Generation of the layers. It changes whenever layers that a client knows are replaced; the
+    /// client must ask for all of them again.
     pub generation: u64,
-    /// Layers of the region; the last is the one that is written.
+    /// Number of layers of the region; the last is the one that is written.
     pub layers_total: u32,
     /// Index of the first layer that comes with this answer.
     pub first_layer: u32,
@@ -75,17 +77,18 @@ pub struct ExposeReply<'a> {
 }
 
 impl<'a> ExposeReply<'a> {
-    /// Most layers in one answer, so that control answers stay small.
+    /// Greatest number of layers in one answer, so that control answers stay small.
     pub const LAYERS_AT_ONCE: u32 = 56;
 
-    /// What comes before the layers, from `first_layer` on or, if there are not so many, none of them. Windows: page map, checksums.
+    /// Creates an answer without its layers, which follow from `first_layer` on. If the region has
+    /// fewer layers, none follow. `windows` are page map and checksums.
     pub fn new(pages: u64, generation: u64, layers_total: u32, first_layer: u32, windows: [Window; 2]) -> Self {
         let [page_map, sums] = windows;
         let first_layer = first_layer.min(layers_total);
         ExposeReply { pages, generation, layers_total, first_layer, page_map, sums, layers: &[] }
     }
 
-    /// Reads the body of an answer; `None` if it is none.
+    /// Decodes the body of an answer; `None` if it is malformed.
     pub fn decode(body: &'a [u8]) -> Option<ExposeReply<'a>> {
         let mut fields = Fields(body);
         let reply = ExposeReply {
@@ -105,7 +108,7 @@ impl<'a> ExposeReply<'a> {
         is_right.then_some(reply)
     }
 
-    /// Windows of the layers that come with this answer.
+    /// Returns the windows of the layers that come with this answer.
     pub fn layers(&self) -> impl ExactSizeIterator<Item = Window> + use<'a> {
         self.layers.chunks_exact(Window::BYTES).map(|bytes| Window::decode(&mut Fields(bytes)).unwrap_or_default())
     }

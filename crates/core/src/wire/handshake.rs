@@ -1,4 +1,4 @@
-//! How a connection starts: the client says who it is, the server takes it or says why not.
+//! Handshake of a connection: the client introduces itself, the server accepts it or says why not.
 
 use super::bytes::{Fields, length, short_length};
 use super::{Head, Kind, MAGIC, WireError};
@@ -7,20 +7,21 @@ use alloc::vec::Vec;
 
 /// Bits of the feature words. A feature is in force when both sides offered it.
 pub mod features {
-    /// The server's regions can be mapped (`MapRegion`, `Reserve`, `Release`): Unix sockets only.
+    /// Mapping of the server's regions (`MapRegion`, `Reserve`, `Release`): Unix sockets only.
     pub const MAP: u64 = 1;
     /// Copy-on-write snapshots (`CloneRegion`, `ClaimRegion`).
     pub const CLONE: u64 = 2;
-    /// Pages can be read over a fabric (`Station`, `Expose`).
+    /// Reads of pages over a fabric (`Station`, `Expose`).
     pub const FABRIC: u64 = 8;
-    /// The server runs functions that it has by name (`Call`).
+    /// Calls of functions that the server has by name (`Call`).
     pub const CALL: u64 = 16;
-    /// Parts of pages can be read (`ReadPart`), and the answer says of which version of the page. Bit 2, 4 as a
-    /// number, was a `ReadPart` that did not say it: who knows only that one reads whole pages.
+    /// Reads of parts of pages (`ReadPart`), whose answer says which version of the page it is of.
+    /// Bit 2 (the number 4) was a `ReadPart` that did not say it. A peer that knows only that one
+    /// reads whole pages.
     pub const PART: u64 = 32;
 }
 
-/// Names a session. Who knows it may join, so it is random and never shown.
+/// Secret that names a session. A client that knows it may join, so it is random and never shown.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SessionSecret(pub u128);
 
@@ -37,13 +38,13 @@ pub struct Hello<'a> {
     pub version_min: u16,
     /// Newest version that the client speaks.
     pub version_max: u16,
-    /// [`features`] that the client can use.
+    /// Bits of [`features`] that the client can use.
     pub features: u64,
-    /// The session to join; `None` starts a new one.
+    /// Session to join; `None` starts a new one.
     pub session: Option<SessionSecret>,
-    /// Proves that the client may use the server.
+    /// Proof that the client may use the server.
     pub token: &'a [u8],
-    /// For logs and `farfield top`.
+    /// Name of the client, for logs and `farfield top`.
     pub client_name: &'a str,
 }
 
@@ -56,11 +57,12 @@ impl core::fmt::Debug for Hello<'_> {
 }
 
 impl<'a> Hello<'a> {
-    /// Most bytes of a token.
+    /// Greatest length of a token in bytes.
     pub const TOKEN_BYTES_MAX: usize = 256;
-    /// Most bytes of a client name.
+    /// Greatest length of a client name in bytes.
     pub const NAME_BYTES_MAX: usize = 128;
-    /// Most bytes of the body that a server accepts; leaves room for fields of later versions.
+    /// Greatest length of the body that a server accepts, in bytes; leaves room for fields of later
+    /// versions.
     pub const BODY_BYTES_MAX: usize = 1024;
 
     /// Appends the frame. Token and name must not be longer than their limits.
@@ -80,7 +82,7 @@ impl<'a> Hello<'a> {
         out.extend_from_slice(self.client_name.as_bytes());
     }
 
-    /// Reads the message. Bytes after the known fields belong to a later version and are ignored.
+    /// Decodes the message. Bytes after the known fields belong to a later version and are ignored.
     pub fn decode(head: &Head, body: &'a [u8]) -> Result<Hello<'a>, WireError> {
         if head.kind != Kind::Hello as u8 {
             return Err(WireError::Kind(head.kind));
@@ -109,29 +111,29 @@ impl<'a> Hello<'a> {
         Some(Ok(Hello { version_min, version_max, features, session, token, client_name }))
     }
 
-    /// The version to speak: the newest that both sides know.
+    /// Returns the version to speak: the newest that both sides know; `None` if there is none.
     pub fn common_version(&self, ours_min: u16, ours_max: u16) -> Option<u16> {
         let version = self.version_max.min(ours_max);
         (version >= self.version_min && version >= ours_min).then_some(version)
     }
 }
 
-/// The server takes the client.
+/// Answer of the server when it accepts the client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Welcome {
     /// Version that both sides speak from now on.
     pub version: u16,
-    /// How long the session outlives its last connection.
+    /// Lease: time in milliseconds that the session outlives its last connection.
     pub lease_ms: u32,
-    /// [`features`] in force.
+    /// Bits of [`features`] in force.
     pub features: u64,
-    /// Which life of the server this is.
+    /// Incarnation of the server: a number that it draws at each start.
     pub incarnation: Incarnation,
-    /// With this, further connections join the session.
+    /// Secret with which further connections join the session.
     pub session: SessionSecret,
-    /// Most pages in one read or write.
+    /// Greatest number of pages in one read or write.
     pub batch_pages_max: u32,
-    /// Most requests of one connection that may wait for their answer.
+    /// Greatest number of requests of one connection that may wait for their answer.
     pub in_flight_max: u32,
 }
 
@@ -152,7 +154,7 @@ impl Welcome {
         out.extend_from_slice(&self.in_flight_max.to_le_bytes());
     }
 
-    /// Reads the message or the refusal. Bytes after the known fields are ignored.
+    /// Decodes the message or the refusal. Bytes after the known fields are ignored.
     pub fn decode<'a>(head: &Head, body: &'a [u8]) -> Result<Result<Welcome, Refusal<'a>>, WireError> {
         if head.kind == Kind::REFUSAL {
             return Ok(Err(Refusal::decode(head, body)));
@@ -188,28 +190,28 @@ impl Welcome {
     }
 }
 
-/// Why a server does not take a client.
+/// Reason for which a server refuses a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum RefuseCode {
-    /// No version in common.
+    /// The two sides have no version in common.
     Version,
     /// The token is wrong.
     Token,
     /// The session to join does not exist (any more).
     Session,
-    /// No room for another connection.
+    /// The server has no room for another connection.
     Connections,
-    /// The message makes no sense to the server.
+    /// The server cannot decode the message.
     Malformed,
     /// The server is about to stop.
     Stopping,
-    /// A reason of a later version.
+    /// Reason that belongs to a later version.
     Other(u16),
 }
 
 impl RefuseCode {
-    /// Its number on the wire.
+    /// Returns the number of the code on the wire.
     pub fn number(self) -> u16 {
         match self {
             RefuseCode::Version => 1,
@@ -222,7 +224,7 @@ impl RefuseCode {
         }
     }
 
-    /// The code with this number.
+    /// Returns the code with this number.
     pub fn from_number(number: u16) -> RefuseCode {
         match number {
             1 => RefuseCode::Version,
@@ -236,26 +238,26 @@ impl RefuseCode {
     }
 }
 
-/// The server does not take the client and closes the connection.
+/// Answer of the server when it refuses the client and closes the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refusal<'a> {
-    /// Why.
+    /// Reason of the refusal.
     pub code: RefuseCode,
     /// Oldest version that the server speaks.
     pub version_min: u16,
     /// Newest version that the server speaks.
     pub version_max: u16,
-    /// Why, for people.
+    /// Reason as a text, for people.
     pub text: &'a str,
 }
 
 impl<'a> Refusal<'a> {
-    /// Most bytes of the text.
+    /// Greatest length of the text in bytes.
     pub const TEXT_BYTES_MAX: usize = 256;
 
     fn decode(head: &Head, body: &'a [u8]) -> Refusal<'a> {
         let body = body.get(..Self::TEXT_BYTES_MAX).unwrap_or(body);
-        // Cut where it stops being text: a refusal with odd text is still a refusal.
+        // Cut where the bytes stop being text: a refusal with odd text is still a refusal.
         let text = body.utf8_chunks().next().map_or("", |chunk| chunk.valid());
         // Two versions of sixteen bits each.
         let [_, _, _, _, min_high, min_low, max_high, max_low] = head.page.to_be_bytes();
@@ -287,7 +289,7 @@ trait FloorCharBoundary {
 }
 
 impl FloorCharBoundary for str {
-    /// Largest length up to `limit` that does not cut a character.
+    /// Returns the largest length up to `limit` that does not cut a character.
     fn floor_char_boundary_at(&self, limit: usize) -> usize {
         let mut end = self.len().min(limit);
         while !self.is_char_boundary(end) {

@@ -3,10 +3,10 @@
 use super::bytes::Fields;
 use super::{BODY_BYTES_LIMIT, WireError};
 
-/// Bytes of an encoded [`Head`].
+/// Length of an encoded [`Head`] in bytes.
 pub const HEAD_BYTES: usize = 40;
 
-/// What a message is. An answer has the kind of its request with the top bit set.
+/// Kind of a message. An answer has the kind of its request with the top bit set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
 #[allow(missing_docs)] // Each is described where its message is.
@@ -34,9 +34,9 @@ pub enum Kind {
 impl Kind {
     /// Top bit of the kind byte: set in answers.
     pub const ANSWER: u8 = 0x80;
-    /// The kind byte of the answer that says that a request failed.
+    /// Kind byte of the answer to a request that failed.
     pub const ERROR: u8 = 0xff;
-    /// The kind byte of the answer that refuses a [`super::Hello`].
+    /// Kind byte of the answer that refuses a [`super::Hello`].
     pub const REFUSAL: u8 = 0xfe;
 
     /// All kinds.
@@ -61,13 +61,13 @@ impl Kind {
         Kind::Call,
     ];
 
-    /// The kind of a request byte.
+    /// Returns the kind of a request byte; `None` if there is no such kind.
     pub fn of_request(byte: u8) -> Option<Kind> {
         // The kinds are dense and start at 1.
         Self::ALL.get(usize::from(byte).checked_sub(1)?).copied()
     }
 
-    /// The kind of the request that an answer byte belongs to.
+    /// Returns the kind of the request that an answer byte belongs to.
     pub fn of_answer(byte: u8) -> Option<Kind> {
         if byte & Self::ANSWER == 0 {
             return None;
@@ -75,7 +75,7 @@ impl Kind {
         Self::of_request(byte & !Self::ANSWER)
     }
 
-    /// The kind byte of the answer.
+    /// Returns the kind byte of the answer.
     pub fn answer(self) -> u8 {
         self as u8 | Self::ANSWER
     }
@@ -83,26 +83,27 @@ impl Kind {
 
 /// Bits of [`Head::flags`].
 pub mod flags {
-    /// Nobody waits for this request: serve all others first.
+    /// Background: nobody waits for this request, so all others are served first.
     pub const BACKGROUND: u8 = 1;
-    /// In answers: the server is about to stop, and waits only until its regions are gone.
+    /// Stopping, in answers: the server is about to stop, and waits only until its regions are
+    /// gone.
     pub const STOPPING: u8 = 2;
-    /// Every bit that has a meaning; the others are ignored by the reader and zero from the writer.
+    /// Every bit that has a meaning; the reader ignores the others, the writer makes them zero.
     pub const KNOWN: u8 = BACKGROUND | STOPPING;
 }
 
 /// The forty bytes in front of every message. Fields that a message does not use are zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Head {
-    /// Bytes that follow the head.
+    /// Number of bytes that follow the head.
     pub body: u32,
-    /// [`Kind`] of the request, of the answer, or one of the two failures.
+    /// Kind: [`Kind`] of the request, of the answer, or one of the two failures.
     pub kind: u8,
-    /// [`flags`].
+    /// Bits of [`flags`].
     pub flags: u8,
     /// Error code of a failure.
     pub code: u16,
-    /// Chosen by the client, repeated in the answer.
+    /// Tag: chosen by the client, repeated in the answer.
     pub tag: u64,
     /// Microseconds from arrival after which the client no longer wants the answer; 0: no limit.
     pub deadline_us: u32,
@@ -110,12 +111,12 @@ pub struct Head {
     pub count: u32,
     /// Region that the request is about.
     pub region: u64,
-    /// First page of the run, or pages of a region.
+    /// First page of the run, or number of pages of a region.
     pub page: u64,
 }
 
 impl Head {
-    /// The forty bytes.
+    /// Encodes the head as forty bytes.
     pub fn encode(&self) -> [u8; HEAD_BYTES] {
         // Constant ranges of an array of forty bytes: the compiler checks them.
         let mut bytes = [0; HEAD_BYTES];
@@ -131,8 +132,8 @@ impl Head {
         bytes
     }
 
-    /// Takes a head from the front of `bytes`; `None` if there are fewer than [`HEAD_BYTES`]. A body longer than
-    /// anything that the protocol has is refused here, before somebody waits for it.
+    /// Decodes a head from the front of `bytes`; `None` if there are fewer than [`HEAD_BYTES`].
+    /// Errs if the body is longer than any that the protocol has, before a receiver waits for it.
     pub fn decode(bytes: &[u8]) -> Result<Option<Head>, WireError> {
         let mut fields = Fields(bytes);
         let Some(head) = Self::fields(&mut fields) else { return Ok(None) };
@@ -156,12 +157,12 @@ impl Head {
         })
     }
 
-    /// Bytes of the whole frame.
+    /// Returns the length of the whole frame in bytes.
     pub fn frame_bytes(&self) -> usize {
         HEAD_BYTES + self.body as usize
     }
 
-    /// The body has `bytes` bytes, or the message is malformed.
+    /// Errs unless the body has `bytes` bytes: then the message is malformed.
     pub(super) fn expect_body(&self, bytes: usize) -> Result<(), WireError> {
         if self.body as usize == bytes { Ok(()) } else { Err(self.length_error()) }
     }

@@ -1,13 +1,15 @@
-//! The wire protocol: what the bytes between a client and a memory server mean.
+//! The wire protocol: the meaning of the bytes between a client and a memory server.
 //!
-//! Every message is one *frame*: a [`Head`] of 40 bytes, little-endian, then `body` bytes. The connection starts with
-//! [`Hello`] and [`Welcome`] (or [`Refusal`]); then the client sends tagged [`Request`]s, as many at a time as
-//! the server allows, and the server answers each with one reply, in any order. Page bytes are always last in a
-//! frame and are never looked at here: decoders hand out borrowed slices, encoders write what goes before them.
+//! Every message is one *frame*: a [`Head`] of 40 bytes, little-endian, then `body` bytes. The
+//! connection starts with [`Hello`] and [`Welcome`] (or [`Refusal`]). Then the client sends tagged
+//! [`Request`]s, as many at a time as the server allows, and the server answers each with one
+//! reply, in any order. Page bytes are always last in a frame and are never read here: decoders
+//! hand out borrowed slices, encoders write the fields before them.
 //!
-//! Decoders take whatever bytes come, never panic and never allocate. `docs/design/wire.md` is the full description.
+//! Decoders take any bytes, never panic and never allocate. `docs/design/wire.md` is the full
+//! description.
 
-// Numbers from the wire are anything: no place in a slice and no narrower number without a check.
+// Numbers from the wire can have any value: none may index a slice or be narrowed without a check.
 #![deny(clippy::indexing_slicing, clippy::cast_possible_truncation, clippy::unreachable, clippy::panic)]
 
 mod bytes;
@@ -35,13 +37,13 @@ pub const VERSION_MAX: u16 = 1;
 pub const VERSION_MIN: u16 = 1;
 /// First eight bytes of the body of [`Hello`].
 pub const MAGIC: [u8; 8] = *b"FARFIELD";
-/// Most pages in one read or write, whatever the two sides agree on.
+/// Greatest number of pages in one read or write, whatever the two sides agree on.
 pub const BATCH_PAGES_LIMIT: u32 = 4096;
-/// Most bytes in any body: a write of [`BATCH_PAGES_LIMIT`] pages with its checksums.
+/// Greatest length of any body: a write of [`BATCH_PAGES_LIMIT`] pages with its checksums.
 pub const BODY_BYTES_LIMIT: usize = BATCH_PAGES_LIMIT as usize * (crate::geometry::PAGE_BYTES + 8);
 
-/// The bytes are not what the protocol allows. The connection is of no further use: nobody knows where the next
-/// frame starts, or the other side is not what it says.
+/// Violation of the protocol. The connection is of no further use: the start of the next frame is
+/// unknown, or the other side is not what it says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WireError {
     /// The other side is not Farfield at all.

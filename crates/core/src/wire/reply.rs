@@ -1,4 +1,4 @@
-//! What a server answers.
+//! Answers of a server.
 
 use super::bytes::{Fields, length, u64_at};
 use super::{BATCH_PAGES_LIMIT, CallBody, ExposeReply, Head, Kind, PagePart, StationReply, WireError};
@@ -7,7 +7,7 @@ use crate::geometry::PAGE_BYTES;
 use crate::part_checksum;
 use alloc::vec::Vec;
 
-/// Why a request failed. The connection goes on.
+/// Reason for which a request failed. The connection goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ErrorCode {
@@ -19,48 +19,51 @@ pub enum ErrorCode {
     PoolFull,
     /// The deadline passed before the server came to it. Nothing was changed.
     TimedOut,
-    /// A page does not match its checksum: as it arrived (write) or as it was kept (read). The head's `page` names
-    /// it.
+    /// A page does not match its checksum: as it arrived (write) or as it was kept (read). The
+    /// head's `page` names it.
     Corrupt,
     /// The server does not do this, or not on this kind of connection.
     Unsupported,
-    /// More pages in one request, or more requests in flight, than the server said it takes; or more of something that all
-    /// clients share than this one leaves for others.
+    /// Too much at once: more pages in one request, or more requests in flight, than the server
+    /// said it takes. Used also where a client takes more of something shared than it leaves for
+    /// others.
     TooMuch,
     /// The ticket does not exist, was used, or has expired.
     Ticket,
-    /// An argument makes no sense.
+    /// An argument is not valid.
     BadRequest,
     /// Something failed inside the server.
     Internal,
     /// The server has no function of this name.
     NoFunction,
-    /// It has the function in another version, which the head's `page` names.
+    /// The server has the function in another version, which the head's `page` names.
     OtherVersion,
-    /// The function took as many steps as it may, which the head's `page` says, and was ended.
+    /// The function took as many steps as it may and was ended; the head's `page` says how many.
     Overrun,
     /// The function has a bug: it panicked.
     Panicked,
-    /// What the function answers is longer than answers may be.
+    /// The answer of the function is longer than answers may be.
     AnswerTooLong,
     /// The function waits for something that does not come.
     Stuck,
-    /// A word or a lock that a function uses, at an offset that the head's `page` says, does not lie at a multiple of its size.
+    /// A word or a lock that a function uses is not aligned to its size. The head's `page` says the
+    /// offset.
     Unaligned,
-    /// A function changes a word where that cannot be done as one.
+    /// A function changes a word atomically where that is not possible.
     NoAtomics,
     /// There is no lock at the offset that the head's `page` says.
     NoLock,
-    /// The lock there was not to be had in time.
+    /// The lock at the offset that the head's `page` says was not free in time.
     Locked,
-    /// The lock there was lost before the function wrote what it guards.
+    /// The lock at the offset that the head's `page` says was lost before the function wrote the
+    /// data that it guards.
     Fenced,
-    /// A reason of a later version.
+    /// Reason that belongs to a later version.
     Other(u16),
 }
 
 impl ErrorCode {
-    /// Its number on the wire.
+    /// Returns the number of the code on the wire.
     pub fn number(self) -> u16 {
         match self {
             ErrorCode::UnknownRegion => 1,
@@ -88,7 +91,7 @@ impl ErrorCode {
         }
     }
 
-    /// The code with this number.
+    /// Returns the code with this number.
     pub fn from_number(number: u16) -> ErrorCode {
         match number {
             1 => ErrorCode::UnknownRegion,
@@ -116,7 +119,7 @@ impl ErrorCode {
         }
     }
 
-    /// For people.
+    /// Returns the reason as a text for people.
     pub fn text(self) -> &'static str {
         match self {
             ErrorCode::UnknownRegion => "no such region in this session",
@@ -145,7 +148,7 @@ impl ErrorCode {
     }
 }
 
-/// How a server fares. All counters since its start.
+/// Statistics of a server. All counters since its start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[allow(missing_docs)] // The names say it.
 pub struct Stat {
@@ -188,7 +191,8 @@ impl Stat {
         ]
     }
 
-    /// Fields that an older server does not send are zero; fields of a newer one are ignored.
+    /// Decodes the statistics. Fields that an older server does not send are zero; fields of a
+    /// newer one are ignored.
     fn decode(body: &[u8]) -> Stat {
         let field = |index| u64_at(body, index).unwrap_or(0);
         Stat {
@@ -209,18 +213,18 @@ impl Stat {
     }
 }
 
-/// Words of the presence map of a read of `count` pages.
+/// Returns the number of words of the presence map of a read of `count` pages.
 pub const fn present_words(count: u32) -> usize {
     (count as usize).div_ceil(64)
 }
 
-/// Bytes between the head and the first page byte of a read answer: presence map, then a checksum for each
-/// present page.
+/// Returns the number of bytes between the head and the first page byte of a read answer. They are
+/// the presence map, then a checksum for each present page.
 pub const fn read_prefix_bytes(count: u32, present: u32) -> usize {
     (present_words(count) + present as usize) * 8
 }
 
-/// What stands before the page bytes in the answer to a read.
+/// Presence map and checksums that precede the page bytes in the answer to a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadReply<'a> {
     count: u32,
@@ -230,8 +234,8 @@ pub struct ReadReply<'a> {
 }
 
 impl<'a> ReadReply<'a> {
-    /// How many bytes of the body must be there before [`ReadReply::decode`] can be asked.
-    /// The answer must belong to a read of `asked` pages.
+    /// Returns how many bytes of the body must be there before [`ReadReply::decode`] can be called.
+    /// Errs unless the answer belongs to a read of `asked` pages.
     pub fn prefix_bytes(head: &Head, asked: u32) -> Result<usize, WireError> {
         if head.kind != Kind::Read.answer() {
             return Err(WireError::Kind(head.kind));
@@ -239,7 +243,8 @@ impl<'a> ReadReply<'a> {
         if head.count != asked || asked == 0 || asked > BATCH_PAGES_LIMIT {
             return Err(WireError::Field("count"));
         }
-        // The length of the body says how many pages are present: each adds a checksum and its bytes.
+        // The length of the body says how many pages are present: each adds a checksum and its
+        // bytes.
         let map_bytes = present_words(asked) * 8;
         let pages_bytes = (head.body as usize).checked_sub(map_bytes).ok_or(head.length_error())?;
         let present = pages_bytes / (8 + PAGE_BYTES);
@@ -249,7 +254,7 @@ impl<'a> ReadReply<'a> {
         Ok(map_bytes + present * 8)
     }
 
-    /// Reads what stands before the page bytes; `prefix` has [`ReadReply::prefix_bytes`] bytes.
+    /// Decodes the fields before the page bytes; `prefix` has [`ReadReply::prefix_bytes`] bytes.
     pub fn decode(head: &Head, asked: u32, prefix: &'a [u8]) -> Result<ReadReply<'a>, WireError> {
         if prefix.len() != Self::prefix_bytes(head, asked)? {
             return Err(head.length_error());
@@ -276,33 +281,35 @@ impl<'a> ReadReply<'a> {
         Ok(ReadReply { count: asked, present, map, sums })
     }
 
-    /// Pages that were asked for.
+    /// Returns the number of pages that were asked for.
     pub fn count(&self) -> u32 {
         self.count
     }
-    /// Pages that are present; only their bytes follow, in order.
+    /// Returns the number of pages that are present; only their bytes follow, in order.
     pub fn present(&self) -> u32 {
         self.present
     }
-    /// Is the `index`-th page there? If not, it is all zeros.
+    /// Checks whether the `index`-th page is present. If not, it is all zeros.
     pub fn is_present(&self, index: u32) -> bool {
         let word = u64_at(self.map, index as usize / 64).expect("index below count");
         word >> (index % 64) & 1 != 0
     }
-    /// Stored checksum of the `nth` present page.
+    /// Returns the stored checksum of the `nth` present page.
     pub fn sum_of_present(&self, nth: u32) -> u64 {
         u64_at(self.sums, nth as usize).expect("nth below present")
     }
 }
 
-/// Which memory files come with the answer to `MapRegion`: page map, checksums, notes, then `layers` from `first_layer` on.
+/// Memory files that come with the answer to `MapRegion`: page map, checksums, notes, then `layers`
+/// from `first_layer` on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MapReply {
-    /// Pages of the region.
+    /// Number of pages of the region.
     pub pages: u64,
-    /// Changes whenever layers that a client may have mapped are replaced; those must be mapped anew.
+    /// Generation of the layers. It changes whenever layers that a client may have mapped are
+    /// replaced; those must be mapped again.
     pub generation: u64,
-    /// Layers of the region; the last is the one that is written.
+    /// Number of layers of the region; the last is the one that is written.
     pub layers_total: u32,
     /// Index of the first layer that comes with this answer.
     pub first_layer: u32,
@@ -311,11 +318,12 @@ pub struct MapReply {
 }
 
 impl MapReply {
-    /// Files that come before the layers.
+    /// Number of files that come before the layers.
     pub const TABLES: u32 = 3;
-    /// Most layers of a region: the page map has one byte per page, and zero means absent.
+    /// Greatest number of layers of a region: the page map has one byte per page, and zero means
+    /// absent.
     pub const LAYERS_MAX: u32 = 255;
-    /// Most layers in one answer: the kernel passes at most 253 descriptors at once.
+    /// Greatest number of layers in one answer: the kernel passes at most 253 descriptors at once.
     pub const LAYERS_AT_ONCE: u32 = 128;
 
     fn decode(head: &Head, body: &[u8]) -> Result<MapReply, WireError> {
@@ -351,41 +359,41 @@ pub enum Reply {
     Read,
     /// Answer to a read of a part of a page: [`part_reply`] decodes the rest.
     Part,
-    /// The new region.
+    /// Answer to `CreateRegion`: the new region.
     Created {
-        /// Its identifier, good in this session.
+        /// Identifier of the region, valid in this session.
         region: RegionId,
     },
-    /// The right to a snapshot.
+    /// Answer to `CloneRegion`: the right to a snapshot.
     Ticket {
-        /// Good once, in any session of this server.
+        /// Secret that is valid once, in any session of this server.
         secret: u128,
     },
-    /// The snapshot is a region of this session now.
+    /// Answer to `ClaimRegion`: the snapshot is a region of this session now.
     Claimed {
-        /// Its identifier.
+        /// Identifier of the region.
         region: RegionId,
-        /// Pages that it can address.
+        /// Number of pages that the region can address.
         pages: u64,
     },
-    /// How the server fares.
+    /// Statistics of the server.
     Stat(Stat),
     /// Memory files of a region.
     Map(MapReply),
-    /// Where memory is read one-sided: [`super::StationReply`] decodes the rest.
+    /// Address at which memory is read one-sided: [`super::StationReply`] decodes the rest.
     Station,
     /// Windows of a region: [`super::ExposeReply`] decodes the rest.
     Expose,
-    /// What a function answers: the whole body.
+    /// Answer of a function, which is the whole body.
     Answer {
-        /// Steps that it took; 0 if nobody counted.
+        /// Number of steps that the function took; 0 if they were not counted.
         steps: u32,
     },
     /// The request failed.
     Failed {
-        /// Why.
+        /// Reason of the failure.
         code: ErrorCode,
-        /// The page it is about, where it is about one.
+        /// Page that the failure is about, where it is about one.
         page: u64,
     },
 }
@@ -393,7 +401,7 @@ pub enum Reply {
 /// An answer with the tag of its request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WireReply {
-    /// The tag of the request.
+    /// Tag of the request.
     pub tag: u64,
     /// Kind of the request that is answered; `None` in a failure, which does not repeat it.
     pub kind: Option<Kind>,
@@ -402,8 +410,8 @@ pub struct WireReply {
 }
 
 impl WireReply {
-    /// Reads an answer. Of the answer to a read, of pages or of a part, only the head is looked at, and `body` may be empty; for the others it
-    /// is the whole body.
+    /// Decodes an answer. Of the answer to a read, of pages or of a part, only the head is read,
+    /// and `body` may be empty; for the others it is the whole body.
     pub fn decode(head: &Head, body: &[u8]) -> Result<WireReply, WireError> {
         let tag = head.tag;
         if head.kind == Kind::ERROR {
@@ -485,7 +493,8 @@ pub fn encode_stat(tag: u64, stat: &Stat, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends [`Reply::Map`]. The descriptors (page map, checksums, notes, the layers) go with the first byte of this frame.
+/// Appends [`Reply::Map`]. The descriptors (page map, checksums, notes, the layers) go with the
+/// first byte of this frame.
 pub fn encode_map(tag: u64, map: &MapReply, out: &mut Vec<u8>) {
     let head =
         Head { kind: Kind::MapRegion.answer(), tag, count: map.layers, page: map.pages, body: 16, ..Head::default() };
@@ -495,18 +504,20 @@ pub fn encode_map(tag: u64, map: &MapReply, out: &mut Vec<u8>) {
     out.extend_from_slice(&map.first_layer.to_le_bytes());
 }
 
-/// Bytes of the body of an answer to `ReadPart`: its [`crate::part_checksum`], then bytes.
+/// Returns the length of the body of an answer to `ReadPart`: its [`crate::part_checksum`], then
+/// bytes.
 pub const fn part_body_bytes(part: PagePart) -> usize {
     8 + part.len as usize
 }
 
-/// Checksum and bytes of an answer to `ReadPart`.
+/// Decodes the checksum and the bytes of an answer to `ReadPart`; `None` if the body is too short.
 pub fn part_reply(body: &[u8]) -> Option<(u64, &[u8])> {
     let mut fields = Fields(body);
     Some((fields.u64()?, fields.0))
 }
 
-/// Appends the answer to `ReadPart`: `bytes` are those of the part, `page_sum` is the stored checksum of their page.
+/// Appends the answer to `ReadPart`: `bytes` are those of the part, `page_sum` is the stored
+/// checksum of their page.
 pub fn encode_part(tag: u64, part: PagePart, page_sum: u64, bytes: &[u8], out: &mut Vec<u8>) {
     assert_eq!(bytes.len(), part.len());
     let body = length(part_body_bytes(part));

@@ -1,4 +1,4 @@
-//! What a client asks.
+//! Requests of a client.
 
 use super::bytes::{Fields, length, u64_at};
 use super::{BATCH_PAGES_LIMIT, CallBody, Head, Kind, WireError, flags};
@@ -7,17 +7,17 @@ use crate::{PageId, RegionId};
 use alloc::vec::Vec;
 use core::time::Duration;
 
-/// One request, its page bytes borrowed from wherever they were received or are kept.
+/// A request. Its page bytes are borrowed from where they were received or are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request<'a> {
-    /// Makes an empty region of so many pages. Answer: [`super::Reply::Created`].
+    /// Creates an empty region of `pages` pages. Answer: [`super::Reply::Created`].
     CreateRegion {
-        /// Pages that it can address.
+        /// Number of pages that the region can address.
         pages: u64,
     },
     /// Frees a region of the session and all its pages.
     DropRegion {
-        /// Which.
+        /// Region of the session.
         region: RegionId,
     },
     /// Reads `count` pages. Answer: [`super::Reply::Read`].
@@ -35,7 +35,7 @@ pub enum Request<'a> {
         region: RegionId,
         /// The page.
         page: PageId,
-        /// Which of its bytes.
+        /// Part of the page to read.
         part: PagePart,
     },
     /// Stores pages.
@@ -64,10 +64,10 @@ pub enum Request<'a> {
     /// Makes the snapshot behind a ticket a region of this session; a ticket is good once.
     /// Answer: [`super::Reply::Claimed`].
     ClaimRegion {
-        /// The secret that `CloneRegion` answered, in whatever session that was.
+        /// Secret that the answer to `CloneRegion` had, in any session.
         ticket: u128,
     },
-    /// Asks how the server fares. Answer: [`super::Reply::Stat`].
+    /// Asks for the statistics of the server. Answer: [`super::Reply::Stat`].
     Stat,
     /// Asks whether the server is there.
     Ping,
@@ -79,21 +79,23 @@ pub enum Request<'a> {
         /// Index of the first layer wanted.
         first_layer: u32,
     },
-    /// Sets capacity for `pages` new pages aside for this region: all of it, or [`super::ErrorCode::PoolFull`].
+    /// Sets capacity for `pages` new pages aside for this region: all of it, or
+    /// [`super::ErrorCode::PoolFull`].
     Reserve {
         /// Region of the session.
         region: RegionId,
         /// Number of pages.
         pages: u32,
     },
-    /// Gives capacity back that was set aside and is not in use.
+    /// Returns capacity that was set aside and is not in use.
     Release {
         /// Region of the session.
         region: RegionId,
         /// Number of pages.
         pages: u32,
     },
-    /// Asks where the session's memory can be read one-sided. Answer: [`super::StationReply`].
+    /// Asks for the address at which the session's memory can be read one-sided. Answer:
+    /// [`super::StationReply`].
     Station,
     /// Asks for the windows of a region, of layers `first_layer` and up. Answer: [`super::ExposeReply`].
     Expose {
@@ -106,9 +108,9 @@ pub enum Request<'a> {
     Call {
         /// Region of the session.
         region: RegionId,
-        /// Most steps that it may take; 0: as many as the server allows.
+        /// Greatest number of steps that the function may take; 0: as many as the server allows.
         steps_max: u32,
-        /// Which function, of what.
+        /// Function and argument.
         call: CallBody<'a>,
     },
     /// Ends the session at once: its regions are freed without waiting for the lease.
@@ -129,26 +131,26 @@ impl core::fmt::Debug for WritePages<'_> {
 }
 
 impl<'a> WritePages<'a> {
-    /// Number of pages.
+    /// Returns the number of pages.
     pub fn count(&self) -> u32 {
         length(self.bytes.len() / PAGE_BYTES)
     }
-    /// Checksum that the client computed of the `index`-th page.
+    /// Returns the checksum that the client computed of the `index`-th page.
     pub fn sum(&self, index: u32) -> u64 {
         u64_at(self.sums, index as usize).expect("index below count")
     }
-    /// The bytes of all pages.
+    /// Returns the bytes of all pages.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
-    /// Each page with its checksum.
+    /// Iterates over the pages, each with its checksum.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &'a [u8])> + use<'a> {
         let sums = self.sums.as_chunks::<8>().0.iter().map(|sum| u64::from_le_bytes(*sum));
         sums.zip(self.bytes.chunks_exact(PAGE_BYTES))
     }
 }
 
-/// Bytes inside a page: at least one.
+/// Range of bytes inside a page: at least one byte.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PagePart {
     pub(super) offset: u16,
@@ -156,30 +158,30 @@ pub struct PagePart {
 }
 
 impl PagePart {
-    /// `len` bytes from `offset` on; `None` unless they are some bytes of a page.
+    /// Creates the range of `len` bytes from `offset` on; `None` if it is empty or leaves the page.
     pub fn new(offset: usize, len: usize) -> Option<PagePart> {
         let fits = len > 0 && offset.checked_add(len)? <= PAGE_BYTES;
         let (offset, len) = (u16::try_from(offset).ok()?, u16::try_from(len).ok()?);
         fits.then_some(PagePart { offset, len })
     }
 
-    /// Where it begins.
+    /// Returns the offset of the first byte in the page.
     pub fn offset(self) -> usize {
         usize::from(self.offset)
     }
 
-    /// How many bytes.
+    /// Returns the length in bytes.
     #[allow(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(self) -> usize {
         usize::from(self.len)
     }
 
-    /// The bytes' place in their page.
+    /// Returns the range of the bytes in their page.
     pub fn range(self) -> core::ops::Range<usize> {
         self.offset()..self.offset() + self.len()
     }
 
-    /// As the head's `count` says it.
+    /// Encodes the range in the form of the head's `count`.
     pub(crate) fn count(self) -> u32 {
         u32::from(self.offset) << 16 | u32::from(self.len)
     }
@@ -189,26 +191,26 @@ impl PagePart {
     }
 }
 
-/// Bytes of the body of a write of `count` pages: checksums, then pages.
+/// Returns the length of the body of a write of `count` pages: checksums, then pages.
 pub const fn write_body_bytes(count: u32) -> usize {
     count as usize * (8 + PAGE_BYTES)
 }
 
-/// A request with what travels beside it.
+/// A request with the fields that travel beside it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WireRequest<'a> {
-    /// Repeated in the answer.
+    /// Tag, repeated in the answer.
     pub tag: u64,
-    /// Nobody waits for it.
+    /// Whether the request is background: nobody waits for it.
     pub background: bool,
-    /// How long after its arrival the answer is still wanted.
+    /// Time after its arrival for which the answer is still wanted.
     pub deadline: Option<Duration>,
-    /// What is asked.
+    /// The request itself.
     pub request: Request<'a>,
 }
 
 impl Request<'_> {
-    /// Its kind.
+    /// Returns the kind of the request.
     pub fn kind(&self) -> Kind {
         match self {
             Request::CreateRegion { .. } => Kind::CreateRegion,
@@ -233,7 +235,7 @@ impl Request<'_> {
 }
 
 impl<'a> WireRequest<'a> {
-    /// Reads a request; `body` is the whole body that `head` announces.
+    /// Decodes a request; `body` is the whole body that `head` announces.
     pub fn decode(head: &Head, body: &'a [u8]) -> Result<WireRequest<'a>, WireError> {
         head.expect_body(body.len())?;
         let kind = Kind::of_request(head.kind).ok_or(WireError::Kind(head.kind))?;
@@ -279,7 +281,7 @@ impl<'a> WireRequest<'a> {
                     Kind::Bye => Request::Bye,
                     Kind::Station => Request::Station,
                     Kind::Expose => Request::Expose { region, first_layer: count },
-                    // Above, with their bodies.
+                    // Handled above, with their bodies.
                     Kind::Hello | Kind::Write | Kind::ClaimRegion | Kind::Call => {
                         return Err(WireError::Kind(head.kind));
                     }
@@ -290,12 +292,14 @@ impl<'a> WireRequest<'a> {
         Ok(WireRequest { tag: head.tag, background: head.flags & flags::BACKGROUND != 0, deadline, request })
     }
 
-    /// The head of this request. The body, if there is one (write, claim, call), follows it on the wire.
+    /// Returns the head of this request. The body, if there is one (write, claim, call), follows it
+    /// on the wire.
     pub fn head(&self) -> Head {
         let mut head = Head {
             tag: self.tag,
             flags: if self.background { flags::BACKGROUND } else { 0 },
-            // A deadline too short to express is one microsecond, not none; one too long is the longest there is.
+            // A deadline too short to express becomes one microsecond, not none; one too long
+            // becomes the longest there is.
             deadline_us: self.deadline.map_or(0, |wait| u32::try_from(wait.as_micros().max(1)).unwrap_or(u32::MAX)),
             ..Head::default()
         };
@@ -331,7 +335,7 @@ impl<'a> WireRequest<'a> {
     }
 }
 
-/// Appends a request that has no page bytes.
+/// Appends a whole request, with its body.
 pub fn encode_request(request: &WireRequest<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(&request.head().encode());
     match request.request {

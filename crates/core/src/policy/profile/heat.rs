@@ -1,4 +1,5 @@
-//! How much of each place in memory was used, over time: rows of places, columns of time.
+//! Heat map: how much of each place in memory was used, over time. Rows are places, columns are
+//! times.
 
 use super::{AreaKind, Observation, epoch_ends};
 use alloc::string::String;
@@ -6,35 +7,37 @@ use alloc::vec::Vec;
 use alloc::{format, vec};
 use serde::{Deserialize, Serialize};
 
-/// Most columns.
+/// Greatest number of columns.
 pub const SLICES_MAX: usize = 240;
 
-/// A heat map.
+/// A heat map: the use of each place over time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Heat {
-    /// Width of a column.
+    /// Width of a column in milliseconds.
     pub slice_ms: u64,
-    /// In order of process and address.
+    /// Rows in order of process and address.
     pub rows: Vec<Row>,
 }
 
-/// One place.
+/// Use of one place over time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What it is, for people.
+    /// Name of the place, for people.
     pub name: String,
-    /// First byte.
+    /// Address of the first byte.
     pub start: u64,
-    /// Most of it that was in memory at once.
+    /// Most bytes of the place that were in memory at once.
     pub bytes: u64,
     /// Bytes used, by column. A page counts once for each time that accessed bits were cleared.
     pub used_bytes: Vec<u64>,
-    /// Milliseconds that each column saw: how long accessed bits had been gathering. 0 where nobody looked.
+    /// Milliseconds that each column saw: how long accessed bits had been gathering. 0 where there
+    /// was no sample.
     pub seen_ms: Vec<u64>,
 }
 
 impl Row {
-    /// How much of the place was used in that column, at most 1; none where nobody looked.
+    /// Returns the part of the place that was used in that column, at most 1; `None` where there
+    /// was no sample.
     pub fn share(&self, slice: usize) -> Option<f64> {
         let seen = self.seen_ms[slice] > 0 && self.bytes > 0;
         seen.then(|| (self.used_bytes[slice] as f64 / self.bytes as f64).min(1.0))
@@ -42,7 +45,8 @@ impl Row {
 }
 
 impl Heat {
-    /// Of the anonymous areas of an observation. What an epoch used goes to the columns that it covers, evenly.
+    /// Computes the map of the anonymous areas of an observation. The use in an epoch goes to the
+    /// columns that it covers, evenly.
     pub fn of(observation: &Observation) -> Heat {
         let Some(last) = observation.samples.last() else {
             return Heat::default();
@@ -78,14 +82,15 @@ impl Heat {
 }
 
 impl Row {
-    /// `used` in the `since_ms` before `at_ms`.
+    /// Notes that `used` bytes were used in the `since_ms` before `at_ms`.
     fn spread(&mut self, slice_ms: u64, at_ms: u64, since_ms: u64, used: u64) {
         let since_ms = since_ms.clamp(1, at_ms.max(1));
         let from = at_ms.saturating_sub(since_ms);
         for slice in from / slice_ms..=at_ms.saturating_sub(1).max(from) / slice_ms {
             let (begin, end) = (from.max(slice * slice_ms), at_ms.max(from + 1).min((slice + 1) * slice_ms));
             let slice = slice as usize;
-            // A page used in a long epoch is a page used, whichever of the columns it was in.
+            // A page used in a long epoch counts as used in each of the columns that the epoch
+            // covers.
             self.used_bytes[slice] = self.used_bytes[slice].max(used);
             self.seen_ms[slice] = (self.seen_ms[slice] + end - begin).min(slice_ms);
         }

@@ -1,12 +1,13 @@
-//! Short words for a whole program: what kind of memory, how it uses files, how densely.
+//! Labels for a whole program: what kind of memory it has, how it uses files, how densely it uses
+//! memory.
 
 use super::{AreaKind, Observation, Sample, epoch_ends};
 use serde::{Deserialize, Serialize};
 
-/// A mapping is used from end to end if this part of what it has in memory was.
+/// Part of a mapping's resident memory that must be used for it to count as used from end to end.
 const DENSE: f64 = 0.9;
 
-/// How much of a program's memory is anonymous: by thirds.
+/// Anonymous share of a program's memory, by thirds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnonymousUse {
@@ -14,12 +15,12 @@ pub enum AnonymousUse {
     Low,
     /// Up to two thirds.
     Medium,
-    /// More.
+    /// More than two thirds.
     High,
 }
 
 impl AnonymousUse {
-    /// By the share.
+    /// Returns the label of a share.
     pub fn of(share: f64) -> AnonymousUse {
         match share {
             share if share < 1.0 / 3.0 => AnonymousUse::Low,
@@ -29,23 +30,24 @@ impl AnonymousUse {
     }
 }
 
-/// How a program gets at its files.
+/// Means by which a program accesses its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FileUse {
-    /// Hardly.
+    /// Little use of files.
     Little,
-    /// By `read` and `write`: the kernel's cache can shrink without harm.
+    /// System calls `read` and `write`: the kernel's cache can shrink without harm.
     Calls,
-    /// By mappings: what leaves comes back by faults of the kernel.
+    /// Mappings: pages that leave come back by faults of the kernel.
     Mappings,
 }
 
-/// Less than this is little: every program reads libraries and settings.
+/// Bytes below which the use of files is little: every program reads libraries and settings.
 const LITTLE_BYTES: u64 = 16 << 20;
 
 impl FileUse {
-    /// By bytes that went through calls and most of mapped data that was in memory at once.
+    /// Compares the bytes that went through calls with the most mapped data that was in memory at
+    /// once.
     pub fn of(observation: &Observation) -> FileUse {
         let is_data = |area: u32| observation.areas[area as usize].kind == AreaKind::File;
         let mapped = |sample: &Sample| {
@@ -61,7 +63,7 @@ impl FileUse {
     }
 }
 
-/// Anonymous part of what is resident, weighted by time.
+/// Returns the anonymous part of what is resident, weighted by time.
 pub(super) fn anonymous_share(samples: &[Sample]) -> f64 {
     let (mut anonymous, mut all, mut before) = (0.0, 0.0, 0);
     for sample in samples {
@@ -73,7 +75,7 @@ pub(super) fn anonymous_share(samples: &[Sample]) -> f64 {
     if all > 0.0 { anonymous / all } else { 0.0 }
 }
 
-/// See [`super::Findings::dense_share`].
+/// Returns the part of the used memory that lies in mappings used from end to end.
 pub(super) fn dense_share(samples: &[Sample]) -> f64 {
     let (mut dense, mut all) = (0u64, 0u64);
     for area in epoch_ends(samples).flat_map(|sample| &sample.areas) {

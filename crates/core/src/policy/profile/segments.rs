@@ -1,67 +1,69 @@
-//! Data segments: places that are used in bursts with long rests between them, and places that are used on and on.
+//! Data segments: places that are used in bursts with long rests between them, and places that are
+//! used all the time.
 //!
-//! Of the first kind (*long interval*) all can be far between two bursts; of the second (*sequential access*) what is used least.
+//! A segment of the first kind (*long interval*) can be far as a whole between two bursts. Of the
+//! second kind (*sequential access*), those that are used least can be far.
 
 use super::{Heat, Row};
 use alloc::string::String;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
-/// A column in which less than this part of a place was used is a rest.
+/// Part of a place below which its use in a column counts as a rest.
 const USED: f64 = 0.02;
-/// "Much longer" is so many times as long.
+/// Factor that "much longer" stands for.
 const MUCH: f64 = 10.0;
 
-/// How a place is used over time.
+/// Pattern of the use of a place over time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SegmentKind {
-    /// Its rests are much longer than its bursts.
+    /// Rests are much longer than bursts.
     LongInterval,
-    /// Its bursts are much longer than its rests.
+    /// Bursts are much longer than rests.
     SequentialAccess,
-    /// Neither.
+    /// Neither of the two.
     Mixed,
 }
 
-/// How often the pages of a segment are used, by quarters of all segments.
+/// Frequency of use of a segment's pages, by quarters of all segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// The lowest quarter.
+    /// Lowest quarter.
     Lowest,
-    /// Below the middle.
+    /// Second lowest quarter, below the middle.
     Low,
-    /// Above it.
+    /// Third quarter, above the middle.
     Middle,
-    /// The highest quarter: nothing, or only a quarter of the segments, is used more.
+    /// Highest quarter: at most a quarter of the segments is used more.
     High,
 }
 
 /// A data segment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Segment {
-    /// What it is, for people.
+    /// Name of the segment, for people.
     pub name: String,
-    /// First byte.
+    /// Address of the first byte.
     pub start: u64,
-    /// Most of it that was in memory at once.
+    /// Most bytes of the segment that were in memory at once.
     pub bytes: u64,
-    /// What three of four columns did not exceed of it.
+    /// Bytes used that three of four columns did not exceed.
     pub used_bytes: u64,
-    /// Which kind.
+    /// Kind of the segment.
     pub kind: SegmentKind,
-    /// Uses of a page per second: how much of the segment was used in a column, over time.
+    /// Uses of a page per second: the used part of the segment in a column, over time.
     pub uses_per_s: f64,
-    /// By that.
+    /// Level of that frequency.
     pub level: Level,
-    /// Mean length of a burst.
+    /// Mean length of a burst, in milliseconds.
     pub access_ms: u64,
-    /// Mean length of a rest.
+    /// Mean length of a rest, in milliseconds.
     pub interval_ms: u64,
 }
 
-/// All segments, the largest first.
+/// Returns all segments, the largest first.
 pub(super) fn find(heat: &Heat) -> Vec<Segment> {
     let mut segments: Vec<Segment> =
         heat.rows.iter().filter(|row| row.bytes > 0).map(|row| segment(row, heat.slice_ms)).collect();
@@ -74,7 +76,8 @@ pub(super) fn find(heat: &Heat) -> Vec<Segment> {
     segments
 }
 
-/// What can be far: long intervals, what is used on and on at a level below `hot`, and of the others what they hardly use.
+/// Returns the number of bytes that can be far. They are long-interval segments, sequential ones at
+/// a level below `hot`, and the part of the others that they hardly use.
 pub fn offloadable_bytes(segments: &[Segment], hot: Level) -> u64 {
     let can_go = |segment: &Segment| match segment.kind {
         SegmentKind::LongInterval => segment.bytes,
@@ -88,7 +91,7 @@ fn segment(row: &Row, slice_ms: u64) -> Segment {
     let (mut bursts, mut rests) = (Spans::default(), Spans::default());
     let (mut shares, mut seen_ms, mut before, mut used_bytes) = (0.0, 0, None, Vec::new());
     for slice in 0..row.used_bytes.len() {
-        // Before it came to be, and where nobody looked, it neither rests nor works.
+        // Before the place came to be, and where there was no sample, it neither rests nor works.
         let Some(share) = row.share(slice) else {
             continue;
         };

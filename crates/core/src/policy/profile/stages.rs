@@ -1,7 +1,8 @@
 //! Stages: a program prepares while its anonymous memory grows, and executes while it does not.
 //!
-//! A window that is unlike the one before begins a new stage: it grows and that one did not, or faults come at twice or half
-//! its rate. Two kinds only, as in the paper: finer ones would only be noise that something reacts to.
+//! A window that is unlike the one before begins a new stage: it grows and that one did not (or the
+//! reverse), or faults come at twice or half its rate. There are two kinds only, as in the paper:
+//! finer ones would only be noise that something reacts to.
 
 use super::Sample;
 use alloc::vec::Vec;
@@ -10,39 +11,39 @@ use serde::{Deserialize, Serialize};
 /// Length of a window in a long run; a run is at least twenty windows.
 pub const WINDOW_MS: u64 = 10_000;
 const WINDOWS_MIN: u64 = 20;
-/// A window that adds this part of the peak is one of preparation.
+/// Part of the peak that a window must add to be one of preparation.
 const GROWTH: f64 = 0.02;
-/// So many times more or fewer faults per second are another stage …
+/// Factor between fault rates, in either direction, that means another stage …
 const RATE_JUMP: f64 = 2.0;
-/// … where there are enough of them to matter.
+/// … where the higher rate reaches this many faults per second.
 const RATE_MIN: f64 = 1000.0;
 
-/// What a program does in a stage.
+/// Activity of a program in a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StageKind {
-    /// Its anonymous memory grows.
+    /// The anonymous memory of the program grows.
     Preparation,
-    /// It does not.
+    /// The anonymous memory of the program does not grow.
     Execution,
 }
 
-/// A part of a run.
+/// A part of a run in which the program behaves alike.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stage {
-    /// What it does.
+    /// Kind of the stage.
     pub kind: StageKind,
-    /// From here …
+    /// Start of the stage, since the start of the program.
     pub from_ms: u64,
-    /// … to here.
+    /// End of the stage, since the start of the program.
     pub to_ms: u64,
     /// Faults that the kernel served, per second.
     pub faults_per_s: f64,
-    /// Anonymous memory in the end.
+    /// Anonymous memory at the end of the stage.
     pub anonymous_bytes: u64,
 }
 
-/// The stages of a run.
+/// Returns the stages of a run.
 pub(super) fn find(samples: &[Sample]) -> Vec<Stage> {
     let Some(last) = samples.last() else {
         return Vec::new();

@@ -1,23 +1,25 @@
-//! How many pages would have to come back if only so much were near, without having seen a single access.
+//! Predicts how many pages would have to come back with a given near size, without having seen a
+//! single access.
 //!
-//! In an epoch, accessed bits gather from one moment on. After the time τ they say how much was used within τ: the working
-//! set W(τ). A memory that keeps what was used last and has room for W(τ) misses W'(τ) times per second: what the working set
-//! grows by in the next moment is what was not in it (Denning, 1968). So the slope of W where it reaches the near size is
-//! the rate of misses there. What grows because memory is new is no miss; and what is new was used once, so that nobody sees whether it is used again:
-//! for epochs in which that is much, the others speak.
+//! In an epoch, accessed bits gather from one moment on. After the time τ they say how much was
+//! used within τ: the working set W(τ). A memory that keeps what was used last and has room for
+//! W(τ) misses W'(τ) times per second, because what the working set grows by in the next moment was
+//! not in it (Denning, 1968). So the slope of W where it reaches the near size is the rate of
+//! misses there. Growth because memory is new is no miss. And new memory was used once, so it is
+//! unknown whether it is used again: for epochs in which that is much, the others speak.
 
 use super::{Observation, epoch_ends};
 use crate::geometry::PAGE_BYTES;
 use alloc::vec::Vec;
 
-/// One epoch.
+/// Samples of one epoch.
 #[derive(Clone, Debug, PartialEq)]
 struct Epoch {
-    /// Where it ends.
+    /// Time at which the epoch ends.
     at_ms: u64,
-    /// Resident when the bits were cleared: what is more than that is new.
+    /// Resident bytes when the bits were cleared: what exceeds them is new.
     resident: f64,
-    /// Its samples: time since the bits were cleared, bytes used, bytes resident.
+    /// Samples of the epoch: time since the bits were cleared, bytes used, bytes resident.
     looks: Vec<Look>,
 }
 
@@ -28,18 +30,18 @@ struct Look {
     resident: f64,
 }
 
-/// New memory by all that was used, above which an epoch does not say what is used again.
+/// New memory as a part of all that was used, above which an epoch does not say what is used again.
 const NEW_MAX: f64 = 0.1;
-/// Part of the run for which other epochs must not have to speak.
+/// Greatest part of the run for which other epochs may have to speak.
 const SILENT_MAX: f64 = 0.5;
 
-/// What an epoch says of a near size.
+/// Statement of an epoch about a near size.
 enum Says {
-    /// So many bytes are missed per millisecond.
+    /// Miss rate in bytes per millisecond.
     Rate(f64),
-    /// At least so many.
+    /// Lower bound of the miss rate.
     AtLeast(f64),
-    /// Nothing: what was used was new.
+    /// Nothing, because what was used was new.
     Nothing,
 }
 
@@ -49,18 +51,18 @@ pub struct WorkingSet {
     epochs: Vec<Epoch>,
 }
 
-/// How often what is far is needed.
+/// Frequency of misses: how often far memory is needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MissRate {
-    /// Over the whole run.
+    /// Misses over the whole run, in pages.
     pub misses: f64,
-    /// Part of the run in which the near size was below the least working set seen: there the figure is the least
-    /// that it can be, and the truth may be any amount above.
+    /// Part of the run in which the near size was below the least working set seen. There the
+    /// figure is a lower bound, and the truth may be any amount above.
     pub unknown_share: f64,
 }
 
 impl WorkingSet {
-    /// Of anonymous memory.
+    /// Computes the working sets of anonymous memory.
     pub fn of(observation: &Observation) -> WorkingSet {
         let samples = &observation.samples;
         // Bits are cleared right after the last look of an epoch.
@@ -78,9 +80,11 @@ impl WorkingSet {
         WorkingSet { epochs: epoch_ends(samples).map(&mut epoch).filter(|epoch| !epoch.looks.is_empty()).collect() }
     }
 
-    /// What nine of ten epochs used within their first look, and how long that was at most, ms.
+    /// Returns the bytes that nine of ten epochs used within their first look, and the greatest
+    /// length of such a look in ms.
     pub fn hot(&self) -> (u64, u64) {
-        // The first epoch has seen everything that was made; it speaks where there is no other.
+        // The first epoch has seen everything that was made; it is used only where there is no
+        // other.
         let epochs = if self.epochs.len() > 1 { &self.epochs[1..] } else { &self.epochs };
         let used = |epoch: &Epoch| {
             let new = if self.epochs.len() > 1 { (epoch.looks[0].resident - epoch.resident).max(0.0) } else { 0.0 };
@@ -93,7 +97,8 @@ impl WorkingSet {
         first.get((first.len() * 9).saturating_sub(1) / 10).map_or((0, 0), |look| (look.0, within))
     }
 
-    /// Pages that are needed again after they have left, with so much near.
+    /// Returns the number of pages that are needed again after they have left, with `near_bytes`
+    /// near.
     pub fn misses(&self, near_bytes: u64) -> MissRate {
         let (mut bytes, mut unknown_ms, mut silent_ms, mut before_ms) = (0.0, 0, 0, 0);
         for epoch in &self.epochs {
@@ -135,7 +140,8 @@ impl Epoch {
             }
             before = *look;
         }
-        // Nobody looked so long that so much was used. What is used more rarely is less: none when all fits.
+        // No look was long enough to see so much used. What is used more rarely is less: none when
+        // all fits.
         let left = ((before.resident - near) / (before.resident - before.used).max(1.0)).clamp(0.0, 1.0);
         Says::Rate(slope * left)
     }
