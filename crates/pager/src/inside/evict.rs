@@ -2,18 +2,18 @@
 //!
 //! A batch leaves in one shoot-down and loses no write, without stopping any thread:
 //!
-//! 0. Victims that share memory with another process (after fork) or with the zero page get memory
-//!    of their own.
 //! 1. Victims become Leaving, so that nobody else touches their words.
-//! 2. `vmsplice` takes a reference to each victim's memory into a pipe.
-//! 3. One `process_madvise` unmaps all victims. Whatever was written until then is in the memory
+//! 2. Victims that share memory with another process (after fork) or with the zero page get memory
+//!    of their own.
+//! 3. `vmsplice` takes a reference to each victim's memory into a pipe.
+//! 4. One `process_madvise` unmaps all victims. Whatever was written until then is in the memory
 //!    that the pipe holds; whatever is written later faults and waits for the page to have left.
-//! 4. Victims are read from the pipe. Pages of zeros vanish, a page that equals its far copy by
+//! 5. Victims are read from the pipe. Pages of zeros vanish, a page that equals its far copy by
 //!    checksum has left with that, and the rest is written to the pool.
 //!
 //! A program of one thread that evicts in this very thread writes nothing meanwhile ([`Alone`]).
-//! Then, before 2, pages whose far copy may still be right are asked for the kernel's written bit,
-//! and those that were not written need neither 2 nor 4.
+//! Then, before 3, pages whose far copy may still be right are asked for the kernel's written bit,
+//! and those that were not written need neither 3 nor 5.
 //!
 //! No pipe can hold victims that the program may not access: `inaccessible.rs` evicts them.
 

@@ -1,8 +1,8 @@
 //! Compaction of far log pages: live objects of sparse ones are brought together, so that far
 //! memory is not full of holes.
 //!
-//! Objects leave their page one by one, when they are wanted, and holes are never filled. So for
-//! every page that is opened the evictor looks at a few others, in turn. It reads those that are
+//! Objects leave their page one by one, when they are wanted, and holes of far pages are never
+//! filled. So for every page that is opened the evictor looks at a few others, in turn. It reads those that are
 //! Far and sparse, and the evacuator moves what lives in them to pages of cold objects. A page is
 //! *sparse* if at most a quarter of it lives, or a larger part when far addresses become scarce.
 
