@@ -58,6 +58,10 @@ pub(crate) fn build_checked() -> Result<PathBuf> {
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     for name in PRODUCT {
         let (from, to) = (target().join("debug").join(name), folder.join(name));
+        // One that still runs cannot be written to; it keeps what it has.
+        if to.exists() {
+            std::fs::remove_file(&to).with_context(|| to.display().to_string())?;
+        }
         std::fs::copy(&from, &to).with_context(|| format!("{} to {}", from.display(), to.display()))?;
     }
     Ok(folder.join("farfield"))
