@@ -135,7 +135,7 @@ fn remap_other(runtime: &Runtime, space: &mut Space, args: [usize; 6], from: Opt
 
 fn protect(range: Range, prot: i32) -> Result<()> {
     let (address, len) = address_of(range);
-    // The callers give the reason why this is sound.
+    // SAFETY: the callers give the reason why this is sound.
     unsafe { memory::mprotect(address, len, prot) }
 }
 
@@ -296,6 +296,7 @@ fn move_page(runtime: &Runtime, old: PageId, new: PageId) {
     unsafe { core::ptr::copy_nonoverlapping(source as *const u8, page.0.as_mut_ptr(), PAGE_BYTES) };
     // The page is gone here first, then there: nobody finds here what has been written anew there.
     // One page leaves and one comes: the budget does not notice.
+    // SAFETY: the content of the page is in `page`.
     let _ = unsafe { memory::madvise(source, PAGE_BYTES, libc::MADV_DONTNEED) };
     let copy = page.0.as_ptr() as usize;
     // SAFETY: `page` is readable as far as it goes.
