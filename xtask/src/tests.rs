@@ -104,7 +104,7 @@ const SQL: [&str; 8] = [
 const PLANES: [(&str, &str); 3] = [("page", "object_flights::"), ("object", "one_plane::"), ("hybrid", "one_plane::")];
 
 /// How long one test program may run in the CI tier.
-const PATIENCE: Duration = Duration::from_secs(600);
+const PATIENCE: Duration = Duration::from_secs(1200);
 
 /// A test program that cargo has built.
 struct TestProgram {
