@@ -96,11 +96,8 @@ impl ControlBlock {
             return Err(other_release());
         }
         let config = map::<JobConfig>(file.as_fd(), Access::Read)?;
-        // SAFETY: as in `ControlBlock::config`; `config` lives longer than this.
-        let (magic, control_fd) = unsafe {
-            let config = &*config.as_ptr().cast::<core::ffi::c_void>().cast::<JobConfig>();
-            (config.magic.load(Ordering::Acquire), config.control_fd.load(Ordering::Relaxed))
-        };
+        let header = config_in(&config);
+        let (magic, control_fd) = (header.magic.load(Ordering::Acquire), header.control_fd.load(Ordering::Relaxed));
         if magic != MAGIC {
             return Err(other_release());
         }
@@ -116,10 +113,7 @@ impl ControlBlock {
 
     /// Returns the configuration, which the runner has decided.
     pub fn config(&self) -> &JobConfig {
-        // SAFETY: mapped with the size of `JobConfig`, which the file has and keeps (it is sealed),
-        // page-aligned; all fields are atomics, for which every bit pattern is a value and which
-        // the runner may write at any time. The mapping lives as long as `self`.
-        unsafe { &*self.config.as_ptr().cast() }
+        config_in(&self.config)
     }
 
     /// Opens the runner's request block. The kernel lets only the runner's own user and root do
@@ -149,8 +143,15 @@ impl Deref for Requests {
     }
 }
 
+fn config_in(mapping: &Mapping) -> &JobConfig {
+    // SAFETY: mapped with the size of `JobConfig`, which the file has and keeps (it is sealed),
+    // page-aligned; all fields are atomics, for which every bit pattern is a value and which
+    // the runner may write at any time. The mapping lives as long as the reference.
+    unsafe { &*mapping.as_ptr().cast() }
+}
+
 fn requests_in(mapping: &Mapping) -> &RequestBlock {
-    // SAFETY: as in `ControlBlock::config`, with the size of `RequestBlock`.
+    // SAFETY: as in `config_in`, with the size of `RequestBlock`.
     unsafe { &*mapping.as_ptr().cast() }
 }
 
@@ -241,7 +242,7 @@ fn other_release() -> io::Error {
 impl Deref for ControlBlock {
     type Target = Control;
     fn deref(&self) -> &Control {
-        // SAFETY: as in `ControlBlock::config`, with the size of `Control`, which other processes
+        // SAFETY: as in `config_in`, with the size of `Control`, which other processes
         // may write, too.
         unsafe { &*self.control.as_ptr().cast() }
     }
@@ -331,8 +332,7 @@ mod tests {
         let open = |file: &OwnedFd| ControlBlock::open(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())));
         let (published, mapping) = memfd::create_published(CONFIG_NAME, size_of::<JobConfig>() as u64).unwrap();
         assert!(open(&published).is_err(), "no magic");
-        // SAFETY: the mapping is of this size, zeros, and lives.
-        let config = unsafe { &*mapping.as_ptr().cast::<core::ffi::c_void>().cast::<JobConfig>() };
+        let config = config_in(&mapping);
         config.magic.store(MAGIC, Ordering::Relaxed);
         config.control_fd.store(0, Ordering::Relaxed);
         assert!(open(&published).is_err(), "what it calls the control block is none");
