@@ -42,13 +42,17 @@ impl Member {
             Err(error) if error.raw_os_error() == Some(libc::EMFILE) => None,
             Err(_) => return None,
         };
-        let is_it = if identity == UNKNOWN_IDENTITY {
-            inner_pid(&number) == Some(pid) && !known(number) && is_descendant(number)
+        let is_anonymous = identity == UNKNOWN_IDENTITY;
+        let is_named = if is_anonymous {
+            inner_pid(&number) == Some(pid) && !known(number)
         } else {
             identity_of(number, pidfd.as_ref().map(AsRawFd::as_raw_fd)) == Some(identity)
         };
-        let open = || Member { pid: number, start: start_ticks(&number), pidfd, is_descendant: is_descendant(number) };
-        is_it.then(open).filter(|member| !member.is_dead())
+        if !is_named {
+            return None;
+        }
+        let member = Member { pid: number, start: start_ticks(&number), pidfd, is_descendant: is_descendant(number) };
+        ((member.is_descendant || !is_anonymous) && !member.is_dead()).then_some(member)
     }
 
     /// Returns the process id here.
