@@ -13,7 +13,7 @@ mod tests;
 pub(crate) use config::Config;
 
 use crate::connection::HandshakeError;
-use crate::stock::{NoPlace, Stock};
+use crate::stock::{NoPlace, READ_TRIES, Stock};
 use crate::unclaimed::Unclaimed;
 use crate::{Backend, CloneTicket, Health, Lane, Mapped, PoolError};
 use core::ops::Deref;
@@ -25,9 +25,6 @@ use farfield_os::{Errno, disk, file, serving};
 use lane::MappedLane;
 use place::{Nature, Place};
 use std::sync::Arc;
-
-/// Number of tries to read a page that changes again and again meanwhile.
-const TRIES: u32 = 8;
 
 /// State that the backend and its lanes share.
 struct Region {
@@ -66,7 +63,7 @@ impl Region {
     /// Copies `page` into `bytes` and returns its checksum.
     fn load(&self, page: u64, bytes: &mut [u8]) -> Result<u64, PoolError> {
         assert_eq!(bytes.len(), PAGE_BYTES);
-        for _ in 0..TRIES {
+        for _ in 0..READ_TRIES {
             let Some(place) = self.places.get(page) else {
                 bytes.fill(0);
                 return Ok(self.zero_sum);

@@ -5,7 +5,7 @@ use super::config::Io;
 use super::depth::{DEPTH_MAX, Depth};
 use super::engine::{Arena, Engine};
 use crate::backend::hand_over;
-use crate::stock::NoPlace;
+use crate::stock::{NoPlace, READ_TRIES};
 use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -46,9 +46,6 @@ struct Parent {
     deadline: Duration,
     deadline_at: u64,
 }
-
-/// Number of times that a page is read again if its checksum differs from that of its place.
-const TRIES: u32 = 8;
 
 /// Transfer of one chunk.
 struct Chunk {
@@ -314,7 +311,7 @@ impl SsdLane {
             let is_there = self.region.places.get(chunk.page + next) == Some(chunk.place + next);
             // A page that was written twice meanwhile may have its old place again. So a checksum
             // is wrong only if it stays wrong.
-            if !is_there || !is_right && chunk.tries < TRIES {
+            if !is_there || !is_right && chunk.tries < READ_TRIES {
                 again |= 1 << next;
             } else if !is_right {
                 parent.result = parent.result.and(Err(self.region.corrupt(chunk.page + next)));

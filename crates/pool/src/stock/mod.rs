@@ -30,6 +30,10 @@ const MARGIN: u64 = 256;
 /// Fewest places of a region.
 const PLACES_MIN: u64 = 1024;
 
+/// Number of tries to read a page whose place shows another checksum: a writer may have replaced
+/// the page meanwhile, even in its old place. What stays wrong is corrupt.
+pub(crate) const READ_TRIES: u32 = 8;
+
 /// Room on the medium when a stock is created.
 pub(crate) struct Room {
     /// Most bytes that the medium may have.
