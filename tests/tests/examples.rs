@@ -4,7 +4,7 @@
 
 use farfield_tests::{Command, Scratch, farfield, project};
 
-/// Runs the example with the release build in front of the PATH; gives back what it printed.
+/// Runs the example with the build under test in front of the PATH; gives back what it printed.
 fn run(name: &str) -> String {
     let scratch = Scratch::new(name);
     let script = project().join("examples").join(name);

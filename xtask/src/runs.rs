@@ -31,7 +31,8 @@ pub(crate) enum Verdict {
     Hung,
 }
 
-/// Runs all of them in this order, up to `at_once` at a time, each for at most `patience`. What several programs print is shown when each has ended.
+/// Runs all of them in this order, up to `at_once` at a time, each for at most `patience`. With
+/// several at a time, what a program prints is shown when it has ended.
 pub(crate) fn all(runs: Vec<Run>, at_once: usize, patience: Duration) -> Result<Vec<Outcome>> {
     let folder = chores::target().join("test-output");
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
