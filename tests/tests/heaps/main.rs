@@ -8,6 +8,7 @@ mod world;
 
 use farfield::{FarBox, FarError, FarMap, FarVec, Heap, Plane, PoolError};
 use farfield_tests::{MIB, PATIENCE, Random, Scratch, Server, tier, wait_until};
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -455,9 +456,19 @@ fn the_kernel_sees_no_more_than_the_budget_of_a_heap() {
     }
 }
 
+/// A page of a layer of the server, as it is since a bit of it was flipped.
+struct RottenPage {
+    layer: Arc<File>,
+    start: u64,
+    bytes: [u8; 4096],
+}
+
+/// Which byte of a page rots.
+const ROTTEN_BYTE: usize = 1000;
+
 /// Flips a bit in every page that the server keeps, as failing memory would.
-fn rot(server: &Server, at: u64) {
-    let mut pages = 0;
+fn rot(server: &Server) -> Vec<RottenPage> {
+    let mut pages = Vec::new();
     for entry in
         std::fs::read_dir(format!("/proc/{}/fd", server.running().pid())).expect("the server is ours").flatten()
     {
@@ -465,24 +476,43 @@ fn rot(server: &Server, at: u64) {
         if !name.to_string_lossy().contains("farfield-layer") {
             continue;
         }
-        let Ok(file) = std::fs::OpenOptions::new().read(true).write(true).open(entry.path()) else { continue };
-        let end = file.metadata().expect("a file").len() as i64;
+        let Ok(file) = File::options().read(true).write(true).open(entry.path()) else { continue };
+        let layer = Arc::new(file);
+        let end = layer.metadata().expect("a file").len() as i64;
         let mut start = 0;
         loop {
             // SAFETY: a system call with numbers, on a descriptor that is ours.
-            start = unsafe { libc::lseek(file.as_raw_fd(), start, libc::SEEK_DATA) };
+            start = unsafe { libc::lseek(layer.as_raw_fd(), start, libc::SEEK_DATA) };
             if start < 0 || start >= end {
                 break;
             }
-            let mut byte = [0];
-            file.read_exact_at(&mut byte, start as u64 + at).expect("a page of it");
-            byte[0] ^= 1;
-            file.write_all_at(&byte, start as u64 + at).expect("layers can be written");
-            pages += 1;
+            let mut page = RottenPage { layer: layer.clone(), start: start as u64, bytes: [0; 4096] };
+            layer.read_exact_at(&mut page.bytes, page.start).expect("a page of it");
+            page.flip();
+            pages.push(page);
             start += 4096;
         }
     }
-    assert!(pages > 100, "only {pages} pages at the server");
+    assert!(pages.len() > 100, "only {} pages at the server", pages.len());
+    pages
+}
+
+impl RottenPage {
+    fn flip(&mut self) {
+        self.bytes[ROTTEN_BYTE] ^= 1;
+        let byte = &self.bytes[ROTTEN_BYTE..=ROTTEN_BYTE];
+        self.layer.write_all_at(byte, self.start + ROTTEN_BYTE as u64).expect("layers can be written");
+    }
+
+    /// Flips the bit back, unless the heap has written the page since: values of the object plane are written anew
+    /// when they leave again.
+    fn mend(mut self) {
+        let mut bytes = [0; 4096];
+        self.layer.read_exact_at(&mut bytes, self.start).expect("a page of it");
+        if bytes == self.bytes {
+            self.flip();
+        }
+    }
 }
 
 /// What rotted at the server is an error and never a value; what is near, and what is whole again, is right.
@@ -505,11 +535,11 @@ fn what_rots_at_the_server_is_an_error_and_never_a_value() {
             corrupt
         };
         assert_eq!(look(&world), 0);
-        rot(&server, 1000);
+        let rotten = rot(&server);
         let corrupt = look(&world);
         println!("{way:?}, {plane:?}: {corrupt} of {} values rotted", world.values.len());
         assert!(corrupt > 20, "{way:?}, {plane:?}: {corrupt}");
-        rot(&server, 1000);
+        rotten.into_iter().for_each(RottenPage::mend);
         wait_until("all values are whole again", || look(&world) == 0);
         world.end();
     }
