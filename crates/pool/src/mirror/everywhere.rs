@@ -1,4 +1,5 @@
-//! Calls of functions that write pages themselves, made at every leg that holds everything.
+//! Calls of functions that write pages themselves, made at every leg that holds everything. No such
+//! call begins while a leg that takes part lacks something: it would write at the others only.
 //!
 //! For the words of the chunks such a call is a write: the write begins before the functions do.
 //! When all have ended, some legs may lack the pages: those at which a function did not succeed,
@@ -73,7 +74,10 @@ impl MirrorWrites {
         let change = table.changes.begin();
         let hurts = core::array::from_fn(|leg| if table.all().has(leg) { table.hurts(leg) } else { 0 });
         let asked: Legs = table.all().iter().filter(|leg| table.is_whole(*leg)).collect();
-        if asked.is_empty() {
+        // What such a call writes would lie at fewer legs than take part, and if calls follow each
+        // other closely, the leg that is being repaired would lack something again after each of
+        // them. Ordinary writes go to that leg, too.
+        if asked.is_empty() || !table.to_heal().is_empty() {
             return Err(PoolError::Refused { server: 0, reason: CallLane::NOT_NOW });
         }
         for (begun, (page, count)) in runs.iter().enumerate() {
@@ -514,6 +518,23 @@ mod tests {
             assert!(!world.backend.table.is_whole(side) && world.backend.table.is_whole(1 - side));
             world.check(2);
         }
+    }
+
+    #[test]
+    fn nothing_is_written_by_functions_while_a_leg_lacks_something() {
+        let mut world = World::new();
+        world.sides[1].functions().panic.store(true, Ordering::SeqCst);
+        assert_eq!(world.write(2).1, Ok(()));
+        world.sides[1].functions().panic.store(false, Ordering::SeqCst);
+        let not_now = PoolError::Refused { server: 0, reason: CallLane::NOT_NOW };
+        assert!(matches!(world.backend.begin_writes(&RUNS), Err(error) if error == not_now));
+        wait_until("both hold everything", || {
+            world.lane.poll(&mut Vec::new());
+            world.backend.health() == Health::Good
+        });
+        assert_eq!(world.write(3).1, Ok(()));
+        assert_eq!(world.backend.health(), Health::Good);
+        world.check(3);
     }
 
     #[test]
