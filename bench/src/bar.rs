@@ -1,5 +1,6 @@
 //! What must hold: ratios of two contenders, their mean over all points, and figures of one, at all points or at most of them.
 
+use crate::driver::describe;
 use crate::experiment::Point;
 use crate::line::{ContenderResult, PointResult, Status};
 use crate::stats::ratio;
@@ -27,6 +28,11 @@ pub struct Bar {
 }
 
 impl Bar {
+    /// Names the two contenders, and the figure if it is not the time.
+    pub(crate) fn sides(&self) -> String {
+        sides(&self.of, &self.to, self.figure.as_deref())
+    }
+
     /// Does the bar speak of this pair at this point?
     pub fn covers(&self, of: &str, to: &str, point: &Point) -> bool {
         self.of == of && self.to == to && is_at(&self.at, point)
@@ -123,6 +129,28 @@ pub struct MeanResult {
 }
 
 impl Mean {
+    /// Names the two contenders, and the figure if it is not the time.
+    pub(crate) fn sides(&self) -> String {
+        let against =
+            if self.against.is_empty() { String::new() } else { format!(" at {}", describe(&self.against, &[])) };
+        sides(&self.of, &format!("{}{against}", self.to), self.figure.as_deref())
+    }
+
+    /// Names what the mean compares where it is a bar.
+    pub(crate) fn subject(&self) -> String {
+        format!("{}, mean", self.sides())
+    }
+
+    /// Names the points that it is over.
+    pub(crate) fn covered(&self) -> String {
+        match (self.at.is_empty(), self.except.is_empty()) {
+            (true, true) => "all".into(),
+            (false, true) => describe(&self.at, &[]),
+            (true, false) => format!("all but {}", describe(&self.except, &[])),
+            (false, false) => format!("{}, but {}", describe(&self.at, &[]), describe(&self.except, &[])),
+        }
+    }
+
     /// Does the mean cover this point?
     pub fn covers(&self, point: &Point) -> bool {
         is_at(&self.at, point) && (self.except.is_empty() || !is_at(&self.except, point))
@@ -160,7 +188,18 @@ fn is_at(wanted: &Point, point: &Point) -> bool {
     wanted.iter().all(|(key, value)| point.get(key) == Some(value))
 }
 
+/// Names two contenders that are compared, and the figure if it is not the time.
+pub(crate) fn sides(of: &str, to: &str, figure: Option<&str>) -> String {
+    let figure = figure.map_or(String::new(), |figure| format!(", {figure}"));
+    format!("{of} / {to}{figure}")
+}
+
 impl Quorum {
+    /// Names what is bounded.
+    pub(crate) fn subject(&self) -> String {
+        format!("{} {} ≤ {}, part of the points", self.of, self.figure, self.at_most)
+    }
+
     /// Does the quorum cover this point?
     pub fn covers(&self, point: &Point) -> bool {
         is_at(&self.at, point)
@@ -168,6 +207,11 @@ impl Quorum {
 }
 
 impl Bound {
+    /// Names what is bounded.
+    pub(crate) fn subject(&self) -> String {
+        format!("{} {}", self.of, self.figure)
+    }
+
     /// Does the bound speak of this contender at this point?
     pub fn covers(&self, of: &str, point: &Point) -> bool {
         self.of == of && is_at(&self.at, point)

@@ -94,6 +94,9 @@ pub struct Experiment {
     /// Figures that must not be exceeded at most points.
     #[serde(default, rename = "quorum")]
     pub quorums: Vec<Quorum>,
+    /// Why a bar is missed at present: one sentence for each, by what the bar compares or bounds.
+    #[serde(default)]
+    pub missed: BTreeMap<String, String>,
 }
 
 /// Overrides for a smoke run.
@@ -254,6 +257,14 @@ impl Experiment {
             let mut covered = points.iter().filter(|point| mean.covers(point));
             ensure!(covered.all(|point| points.contains(&mean.opposite(point))), "a mean's `against` matches no point");
         }
+        let subjects = self.subjects();
+        for subject in self.missed.keys() {
+            ensure!(
+                subjects.contains(subject),
+                "`missed` speaks of \"{subject}\", which no bar does; bars speak of \"{}\"",
+                subjects.join("\", \"")
+            );
+        }
         for (name, overrides) in &self.each {
             Workload::named(name)?;
             for key in overrides.keys() {
@@ -268,6 +279,13 @@ impl Experiment {
         }
         self.points(true)?;
         Ok(())
+    }
+
+    /// Names what the bars compare or bound, as in [`Experiment::missed`].
+    fn subjects(&self) -> Vec<String> {
+        let judged = self.means.iter().filter(|mean| mean.at_most.is_some());
+        let bars = self.bars.iter().map(Bar::sides).chain(self.bounds.iter().map(Bound::subject));
+        bars.chain(judged.map(Mean::subject)).chain(self.quorums.iter().map(Quorum::subject)).collect()
     }
 
     /// All combinations of parameters, the last swept name varying fastest.

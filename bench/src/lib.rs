@@ -6,6 +6,7 @@
 
 mod advised;
 pub mod bar;
+pub mod bar_page;
 pub mod built_in;
 mod cgroup;
 mod child;
@@ -50,7 +51,8 @@ Examples:
   farfield bench list                     What can be measured
   farfield bench run --quick all          Does everything work? Small sizes, one sample
   farfield bench run paging/ --check      The paging experiments; ends with 4 if a bar is missed
-  farfield bench report                   Tables and plots of the newest results";
+  farfield bench report                   The bars of the newest results, on one page
+  farfield bench report --full            All their tables and plots, in target/benchmarks";
 
 /// Measure Farfield against Linux swap and against memory that is all near.
 #[derive(Debug, Parser)]
@@ -66,7 +68,7 @@ enum Command {
     List,
     /// Run experiments and append a line for each to the results.
     Run(Run),
-    /// Write tables and plots of the newest results.
+    /// Write the page of bars, or all tables and plots of the newest results.
     Report(Report),
     /// Wait for the end of stdin, then undo what a killed run has left behind.
     #[command(hide = true)]
@@ -117,10 +119,14 @@ fn assignment(text: &str) -> Result<Assignment> {
 
 #[derive(Debug, Args)]
 struct Report {
+    /// All tables and plots, instead of the bars.
+    #[arg(long)]
+    full: bool,
     /// Folder of result lines [default: bench/results of the tree].
     #[arg(long)]
     results: Option<PathBuf>,
-    /// The page to write; plots go into a folder of the same name [default: docs/benchmarks.md of the tree].
+    /// The page to write; plots go beside it [default: docs/benchmarks.md of the tree, with --full
+    /// target/benchmarks/benchmarks.md].
     #[arg(long)]
     output: Option<PathBuf>,
 }
@@ -150,8 +156,13 @@ impl Cli {
             Command::Report(report) => {
                 let root = tree();
                 let results = report.results.unwrap_or(root.join("bench/results"));
-                let output = report.output.unwrap_or(root.join("docs/benchmarks.md"));
-                report::write(&results, &output)?;
+                let page = if report.full { "target/benchmarks/benchmarks.md" } else { "docs/benchmarks.md" };
+                let output = report.output.unwrap_or(root.join(page));
+                if report.full {
+                    report::write(&results, &output)?;
+                } else {
+                    bar_page::write(&results, &output)?;
+                }
                 eprintln!("wrote {}", output.display());
                 Ok(0)
             }

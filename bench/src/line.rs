@@ -1,6 +1,6 @@
 //! One run of one experiment is one JSON line; this is its schema.
 
-use crate::bar::{Bar, BoundResult, MeanResult, QuorumResult};
+use crate::bar::{Bar, BoundResult, MeanResult, QuorumResult, sides};
 use crate::experiment::Point;
 use crate::machine::Machine;
 use crate::stats::{Ratio, Summary, ratio, summary};
@@ -159,8 +159,7 @@ impl RatioResult {
 
     /// What is compared.
     pub(crate) fn sides(&self) -> String {
-        let figure = self.figure.as_ref().map_or(String::new(), |figure| format!(", {figure}"));
-        format!("{} / {}{figure}", self.of, self.to)
+        sides(&self.of, &self.to, self.figure.as_deref())
     }
 
     /// What to say of the bar. `None` without a bar.
@@ -238,10 +237,15 @@ pub fn ratios(contenders: &[ContenderResult], bars: &[Bar], point: &Point) -> Ve
     ratios
 }
 
+/// Name of the results file of an experiment.
+pub(crate) fn file_name(experiment: &str) -> String {
+    format!("{}.jsonl", experiment.replace('/', "-"))
+}
+
 /// Adds a line to the results file of its experiment.
 pub fn append(folder: &Path, line: &Line) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let path = folder.join(format!("{}.jsonl", line.experiment.replace('/', "-")));
+    let path = folder.join(file_name(&line.experiment));
     let mut text = serde_json::to_string(line)?;
     text.push('\n');
     // One write, so that a reader or a second run never sees half a line.

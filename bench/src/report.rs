@@ -1,4 +1,5 @@
-//! From result lines to docs/benchmarks.md.
+//! From result lines to the page of all figures, with its plots, and to the terminal. The page of bars is in
+//! [`crate::bar_page`].
 
 use crate::bar::{Mean, Quorum};
 use crate::built_in;
@@ -132,7 +133,7 @@ pub fn summary(line: &Line) -> String {
             _ => String::new(),
         };
         let source = mean.source.as_ref().map_or(String::new(), |source| format!("{source}: "));
-        writeln!(out, "  {source}{}, mean of {}: {value}{judged}", sides(mean), covered(mean)).ok();
+        writeln!(out, "  {source}{}, mean of {}: {value}{judged}", mean.sides(), mean.covered()).ok();
     }
     for found in &line.quorums {
         let (quorum, passes, of) = (&found.quorum, verdict(found.passes()), &found.quorum.of);
@@ -175,19 +176,31 @@ fn outcome(contender: &ContenderResult, unit: &str) -> String {
     }
 }
 
-/// Writes the page at `output` and its plots beside it.
+/// Writes the page of all figures at `output` and its plots beside it.
 pub fn write(results: &Path, output: &Path) -> Result<()> {
-    let lines = read_all(results)?;
-    ensure!(!lines.is_empty(), "no results in {}; run `farfield bench run all` first", results.display());
-    let stem = output.file_stem().context("the output is no file name")?.to_string_lossy().into_owned();
-    let plots = output.with_extension("");
-    fs::create_dir_all(&plots).with_context(|| format!("cannot make {}", plots.display()))?;
+    let lines = read(results)?;
+    let folder = make_folder(output)?;
     let experiments = built_in::all()?;
     let newest = newest(&lines, &experiments);
     for line in &newest {
-        fs::write(plots.join(plot_name(&heading(line, &experiments))), plot(line).svg())?;
+        fs::write(folder.join(plot_name(&heading(line, &experiments))), plot(line).svg())?;
     }
-    fs::write(output, page(&newest, &experiments, &stem)).with_context(|| format!("cannot write {}", output.display()))
+    fs::write(output, page(&newest, &experiments)).with_context(|| format!("cannot write {}", output.display()))
+}
+
+/// All result lines of a folder; it is an error if there are none.
+pub(crate) fn read(results: &Path) -> Result<Vec<Line>> {
+    let lines = read_all(results)?;
+    ensure!(!lines.is_empty(), "no results in {}; run `farfield bench run all` first", results.display());
+    Ok(lines)
+}
+
+/// Makes the folder of a page that is to be written. Returns it.
+pub(crate) fn make_folder(output: &Path) -> Result<&Path> {
+    ensure!(output.file_name().is_some(), "the output is no file name");
+    let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
 }
 
 fn plot_name(heading: &str) -> String {
@@ -209,7 +222,7 @@ fn heading(line: &Line, experiments: &[Experiment]) -> String {
 
 /// The newest run of each experiment, and older ones of values of its parameters that newer ones do not have; smoke runs only where there is no full
 /// one.
-fn newest<'a>(lines: &'a [Line], experiments: &[Experiment]) -> Vec<&'a Line> {
+pub(crate) fn newest<'a>(lines: &'a [Line], experiments: &[Experiment]) -> Vec<&'a Line> {
     let mut chosen: Vec<(&Line, Point)> = Vec::new();
     let (smoke, full): (Vec<&Line>, Vec<&Line>) = lines.iter().partition(|line| line.quick);
     for line in full.into_iter().rev().chain(smoke.into_iter().rev()) {
@@ -229,12 +242,13 @@ fn newest<'a>(lines: &'a [Line], experiments: &[Experiment]) -> Vec<&'a Line> {
 }
 
 /// The whole page.
-fn page(lines: &[&Line], experiments: &[Experiment], plots: &str) -> String {
+fn page(lines: &[&Line], experiments: &[Experiment]) -> String {
     let mut out = String::from(
-        "# Benchmarks\n\n\
-         Written by `farfield bench report` from `bench/results/*.jsonl`; do not edit. Every ratio compares samples taken in \
+        "# All figures\n\n\
+         Written by `farfield bench report --full` from `bench/results/*.jsonl`. Every ratio compares samples taken in \
          turns in one run; below 1 Farfield is faster. *Low* and *high* are the extremes over pairs of neighbouring \
-         samples. The floor is what the probes of the same run allow at best. How it is measured: [design/bench.md](design/bench.md).\n\n## Bars\n\n",
+         samples. The floor is what the probes of the same run allow at best. How it is measured: \
+         `docs/design/bench.md`.\n\n## Bars\n\n",
     );
     out += "| experiment | at | ratio | measured | low to high | bar | aim | |\n|---|---|---|---|---|---|---|---|\n";
     for line in lines {
@@ -260,7 +274,7 @@ fn page(lines: &[&Line], experiments: &[Experiment], plots: &str) -> String {
                 .ok();
             }
             for found in &point.bounds {
-                let what = format!("{} {}", found.bound.of, found.bound.figure);
+                let what = found.bound.subject();
                 let at = described(point, line);
                 let bar = format!("≤ {}", found.bound.at_most);
                 bound_row(&mut out, &name, &at, &what, Some(found.worst), &bar, found.passes());
@@ -268,40 +282,22 @@ fn page(lines: &[&Line], experiments: &[Experiment], plots: &str) -> String {
         }
         for found in &line.means {
             if let (Some(passes), Some(at_most)) = (found.passes(), found.mean.at_most) {
-                let what = format!("{}, mean", sides(&found.mean));
-                let bar = format!("≤ {at_most}");
-                bound_row(&mut out, &name, &covered(&found.mean), &what, found.ratio, &bar, passes);
+                let (at, what, bar) = (found.mean.covered(), found.mean.subject(), format!("≤ {at_most}"));
+                bound_row(&mut out, &name, &at, &what, found.ratio, &bar, passes);
             }
         }
         for found in &line.quorums {
             let quorum = &found.quorum;
-            let what = format!("{} {} ≤ {}, part of the points", quorum.of, quorum.figure, quorum.at_most);
+            let what = quorum.subject();
             let at = if quorum.at.is_empty() { "all".into() } else { describe(&quorum.at, &[]) };
             let (value, bar) = (found.held as f64 / found.points.max(1) as f64, format!("≥ {}", quorum.share));
             bound_row(&mut out, &name, &at, &what, Some(value), &bar, found.passes());
         }
     }
     for line in lines {
-        section(&mut out, line, experiments, plots);
+        section(&mut out, line, experiments);
     }
     out
-}
-
-/// Which points a mean is over.
-fn covered(mean: &Mean) -> String {
-    match (mean.at.is_empty(), mean.except.is_empty()) {
-        (true, true) => "all".into(),
-        (false, true) => describe(&mean.at, &[]),
-        (true, false) => format!("all but {}", describe(&mean.except, &[])),
-        (false, false) => format!("{}, but {}", describe(&mean.at, &[]), describe(&mean.except, &[])),
-    }
-}
-
-/// Which two are compared.
-fn sides(mean: &Mean) -> String {
-    let against = if mean.against.is_empty() { String::new() } else { format!(" at {}", describe(&mean.against, &[])) };
-    let figure = mean.figure.as_ref().map_or(String::new(), |figure| format!(", {figure}"));
-    format!("{} / {}{against}{figure}", mean.of, mean.to)
 }
 
 /// A row of the table of bars without spread and aim.
@@ -325,7 +321,7 @@ fn described(point: &PointResult, line: &Line) -> String {
     if line.axes.is_empty() { String::new() } else { describe(&point.parameters, &line.axes) }
 }
 
-fn section(out: &mut String, line: &Line, experiments: &[Experiment], plots: &str) {
+fn section(out: &mut String, line: &Line, experiments: &[Experiment]) {
     let name = heading(line, experiments);
     writeln!(out, "\n## {name}\n").ok();
     if let Some(experiment) = experiments.iter().find(|e| e.name == line.experiment) {
@@ -344,7 +340,7 @@ fn section(out: &mut String, line: &Line, experiments: &[Experiment], plots: &st
     if line.quick {
         writeln!(out, "> Smoke run: small sizes, one sample. No figure to quote.\n").ok();
     }
-    writeln!(out, "![{name}]({plots}/{})\n", plot_name(&name)).ok();
+    writeln!(out, "![{name}]({})\n", plot_name(&name)).ok();
     table(out, line);
     means(out, line);
     receipt(out, line);
@@ -404,7 +400,7 @@ fn means(out: &mut String, line: &Line) {
     for found in said {
         let value = found.ratio.map_or("–".into(), |value| format!("{value:.3}"));
         let source = found.mean.source.as_deref().unwrap_or_default();
-        writeln!(out, "| {} | {source} | {} | {value} |", covered(&found.mean), sides(&found.mean)).ok();
+        writeln!(out, "| {} | {source} | {} | {value} |", found.mean.covered(), found.mean.sides()).ok();
     }
 }
 
@@ -539,7 +535,7 @@ mod tests {
     #[test]
     fn page_of_a_line_shows_bars_ratios_and_receipt() {
         let line = fixture();
-        let page = page(&[&line], &built_in::all().unwrap(), "benchmarks");
+        let page = page(&[&line], &built_in::all().unwrap());
         for expected in [
             "| [paging/random](#pagingrandom) | compressible=0 | farfield / swap-zram | 0.450 | 0.450 to 0.500 | ≤ 0.5 | 0.4 | held |",
             "| [paging/random](#pagingrandom) | compressible=1 | farfield / swap-zram | 0.600 | 0.600 to 0.600 | ≤ 0.5 | 0.4 | **missed** |",
@@ -547,7 +543,7 @@ mod tests {
             "| compressible=0 | swap-file | unavailable: swap is already active on /dev/sda2; run swapoff",
             "| compressible=1 | farfield-tcp | FAILED: 7 reads brought wrong data |",
             "signal_fault 3.50 µs",
-            "![paging/random](benchmarks/paging-random.svg)",
+            "![paging/random](paging-random.svg)",
             "--runs 3 --seed 42",
             "commit 0123456789 with changes",
         ] {
@@ -575,7 +571,7 @@ mod tests {
         line.quick = true;
         line.baseline = "unavailable".into();
         line.baseline_why = Some("no zram; modprobe zram".into());
-        let page = page(&[&line], &built_in::all().unwrap(), "benchmarks");
+        let page = page(&[&line], &built_in::all().unwrap());
         assert!(page.contains("**Baseline unavailable**: no zram; modprobe zram"));
         assert!(page.contains("Smoke run"));
         assert!(summary(&line).contains("baseline: unavailable: no zram"));
@@ -640,7 +636,7 @@ mod tests {
         assert!(all_bars_held(&experiment, &line));
         assert!(summary(&line).contains("farfield over_best at most 1.05 at 9 of 10 points  held, at least 0.9"));
         let row = "| all | farfield over_best ≤ 1.05, part of the points | 0.900 | | ≥ 0.9 | | held |";
-        let text = page(&[&line], &[experiment.clone()], "benchmarks");
+        let text = page(&[&line], &[experiment.clone()]);
         assert!(text.contains(row), "{text}");
         line.quorums[0].held = 8;
         assert!(!all_bars_held(&experiment, &line));
