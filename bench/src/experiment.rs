@@ -555,5 +555,7 @@ mod tests {
         check("[quick.parameters]", &quorum(9.0), "`share` must be above 0");
         check("[quick.parameters]", &quorum(0.9).replace("\"native\"", "\"heap\""), "a quorum speaks of heap");
         check("[quick.parameters]", "[each.scam]\n data_mib = 64\n[quick.parameters]", "scam");
+        let missed = "[missed]\n\"native / swap-file\" = \"Why.\"\n[quick.parameters]";
+        check("[quick.parameters]", missed, "which no bar does; bars speak of \"native / swap-zram\"");
     }
 }
