@@ -79,27 +79,14 @@ pub(crate) fn fmt(rest: &[String]) -> Result<()> {
     cargo(&words, &[])
 }
 
-pub(crate) fn lint() -> Result<()> {
-    cargo(
-        &[
-            "clippy",
-            "--workspace",
-            "--all-targets",
-            "--features",
-            "farfield/serde,farfield-bench/grpc,farfield-bench/sql,farfield-tests/sql",
-            "--",
-            "-D",
-            "warnings",
-        ],
-        &[],
-    )
+/// Clippy on these packages, with warnings as errors.
+pub(crate) fn lint(words: &[&str]) -> Result<()> {
+    cargo(&[&["clippy", "--all-targets"], words, &["--", "-D", "warnings"]].concat(), &[])
 }
 
-pub(crate) fn doc() -> Result<()> {
-    cargo(
-        &["doc", "--workspace", "--no-deps", "--features", "farfield/serde"],
-        &[("RUSTDOCFLAGS", OsStr::new("-D warnings"))],
-    )
+/// API documentation of these packages, with warnings as errors.
+pub(crate) fn doc(words: &[&str]) -> Result<()> {
+    cargo(&[&["doc", "--no-deps"], words].concat(), &[("RUSTDOCFLAGS", OsStr::new("-D warnings"))])
 }
 
 pub(crate) fn bench(rest: &[String]) -> Result<()> {

@@ -16,17 +16,15 @@ cargo x CHORE
 
   demo               build, then run GNU sort with a quarter of its memory near; compare with a run without us (~1 minute)
   build              release build: farfield and libfarfield_preload.so, in target/release
-  test [PART]...     every test of the CI tier, or only: unit doctests fuzz-build models fabric faults heaps survival tiers switch offload columns frames sandbox leftovers kills budget users examples situations probes programs,
+  test [PART]...     every test of the CI tier: what must pass before a change goes in; or only: unit lints doctests fuzz-build models fabric faults heaps survival tiers switch offload columns frames sandbox leftovers kills budget users examples situations probes programs,
                      or sql, which is in the deep tier because DataFusion takes 20 minutes to build;
                      the end-to-end tests run a build with assertions (deep: the release build)
                      after --: words for the test runner, such as part of a name (cargo x test probes -- fork)
   deep [MINUTES] [PART]...
                      the second tier: larger jobs, sanitizers, Miri, fuzzing and soaking for MINUTES each (default 10), and a summary;
                      PARTs are those of the tests, sanitize, miri, fuzz and soak
-  ci                 fmt --check, lint, doc, test: what must pass before a change goes in
   fmt [--check]      format all Rust code
-  lint               clippy on everything, warnings are errors
-  doc                API documentation, warnings are errors
+  lints              fmt --check, then clippy and API documentation with warnings as errors: a part of the tests, too
   fuzz [TARGET] [S]  fuzz one target, or all, for S seconds each (default 60; needs cargo-fuzz and a nightly toolchain)
   sanitize [address|thread] [CRATE]...
                      tests of pool, server and library under sanitizers (needs a nightly toolchain with rust-src)
@@ -60,15 +58,8 @@ fn dispatch(words: &[String]) -> Result<()> {
         "demo" => demo::run(),
         "test" => tests::test(rest),
         "deep" => deep::deep(rest),
-        "ci" => {
-            chores::fmt(&["--check".into()])?;
-            chores::lint()?;
-            chores::doc()?;
-            tests::test(&[])
-        }
         "fmt" => chores::fmt(rest),
-        "lint" => chores::lint(),
-        "doc" => chores::doc(),
+        "lints" => tests::lints(),
         "fuzz" => chores::fuzz(rest),
         "sanitize" => deep::sanitize(rest),
         "soak" => deep::soak(rest),

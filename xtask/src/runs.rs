@@ -1,4 +1,4 @@
-//! Runs test programs, two at a time where they allow it, and says what became of each.
+//! Runs test programs, several at a time where they allow it, and says what became of each.
 
 use crate::chores;
 use anyhow::{Context, Result};

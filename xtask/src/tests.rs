@@ -1,7 +1,7 @@
 //! The tests of the CI tier, part by part.
 //!
 //! Everything but DataFusion is built by one invocation of cargo with one set of features, so each library is compiled once;
-//! the test programs that come out are then run, two at a time. Only `models` (another pager) and `sql` (DataFusion) are built
+//! the test programs that come out are then run, three at a time. Only `models` (another pager) and `sql` (DataFusion) are built
 //! by themselves.
 
 use crate::chores;
@@ -53,13 +53,14 @@ const fn alone(name: &'static str) -> Part {
 }
 
 /// In the order in which they begin: the longest first, so that none of them is left over at the end.
-pub(crate) const PARTS: [Part; 23] = [
+pub(crate) const PARTS: [Part; 24] = [
     serial("heaps"),
     part("unit"),
     part("programs"),
     part("probes"),
     serial("survival"),
     serial("models"),
+    part("lints"),
     part("doctests"),
     part("fuzz-build"),
     serial("fabric"),
@@ -102,6 +103,9 @@ const SQL: [&str; 8] = [
 
 /// The tests of the heap run once for each plane (`FARFIELD_PLANE`), without those that hold on others only.
 const PLANES: [(&str, &str); 3] = [("page", "object_flights::"), ("object", "one_plane::"), ("hybrid", "one_plane::")];
+
+/// Test programs that run at a time, on two cores: many of them wait for servers most of the time.
+const AT_ONCE: usize = 3;
 
 /// How long one test program may run in the CI tier.
 const PATIENCE: Duration = Duration::from_secs(1200);
@@ -166,6 +170,14 @@ fn common(features: &str) -> Vec<&str> {
     [&COMMON[..], &["--features", features]].concat()
 }
 
+/// Formatting, clippy and API documentation of everything but DataFusion, with the features of the test programs.
+pub(crate) fn lints() -> Result<()> {
+    let features = features();
+    chores::fmt(&["--check".into()])?;
+    chores::lint(&common(&features))?;
+    chores::doc(&common(&features))
+}
+
 /// What runs of parts share: the test programs, and the words for the test runner.
 pub(crate) struct Suite {
     programs: Vec<TestProgram>,
@@ -179,7 +191,7 @@ impl Suite {
     pub(crate) fn build(parts: &[Part], runner_words: &[String], is_deep: bool) -> Result<Suite> {
         // The deep tier runs what users get.
         let farfield = if is_deep { chores::build().map(|()| chores::farfield()) } else { chores::build_checked() }?;
-        let by_cargo = ["models", "sql", "doctests", "fuzz-build"];
+        let by_cargo = ["models", "sql", "lints", "doctests", "fuzz-build"];
         let needs_programs = parts.iter().any(|part| !by_cargo.contains(&part.name));
         let programs = if needs_programs { build_programs()? } else { Vec::new() };
         let mut environment = vec![("FARFIELD_BIN", farfield.into_os_string())];
@@ -189,7 +201,7 @@ impl Suite {
         Ok(Suite { programs, runner_words: runner_words.to_vec(), environment, is_deep })
     }
 
-    /// Runs parts: those that may two programs at a time, in the CI tier. Returns what became of each program.
+    /// Runs parts: those that may [`AT_ONCE`] programs at a time, in the CI tier. Returns what became of each program.
     pub(crate) fn run(&self, parts: &[Part]) -> Result<Vec<Outcome>> {
         let may_meet = |part: &&Part| part.beside != Beside::Nothing && !self.is_deep;
         let (together, alone): (Vec<_>, Vec<_>) = parts.iter().partition(may_meet);
@@ -199,7 +211,7 @@ impl Suite {
         };
         let patience = PATIENCE * if self.is_deep { 60 } else { 1 };
         let together = runs(together)?;
-        let at_once = together.len().clamp(1, 2);
+        let at_once = together.len().clamp(1, AT_ONCE);
         let mut outcomes = runs::all(together, at_once, patience)?;
         outcomes.extend(runs::all(runs(alone)?, 1, patience)?);
         Ok(outcomes)
@@ -214,6 +226,11 @@ impl Suite {
             "sql" => {
                 let of = [&SQL[..], &["--lib", "--test", "sql"]].concat();
                 vec![self.by_cargo(part, &[&SQL[..], &["--doc"]].concat()), self.by_cargo(part, &of)]
+            }
+            "lints" => {
+                let mut command = Command::new(std::env::current_exe().context("the name of this program")?);
+                command.current_dir(chores::project()).arg("lints");
+                vec![Run { part: part.name, name: part.name.into(), command }]
             }
             "doctests" => vec![self.by_cargo(part, &[&common(&features())[..], &["--doc"]].concat())],
             "fuzz-build" => vec![Run { part: part.name, name: part.name.into(), command: chores::fuzz_check() }],
