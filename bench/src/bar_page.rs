@@ -90,7 +90,8 @@ impl BarRow {
     /// Returns the cells up to where the bar is held.
     fn cells(&self) -> String {
         let at = if self.at.is_empty() { String::new() } else { format!(" ({})", self.at) };
-        let held = if self.values.is_empty() { "–".into() } else { format!("{} of {}", self.held, self.values.len()) };
+        let held =
+            if self.values.is_empty() { "–".into() } else { format!("{} of {}", self.held, self.values.len()) };
         format!("{}{at} | {} | {} | {} | {held}", self.subject, self.bar, self.aim, self.measured())
     }
 }
@@ -263,7 +264,8 @@ mod tests {
             line.means = vec![MeanResult { mean: mean.clone(), ratio }];
             line
         };
-        let row = "| paging/random | heap / native, mean | ≤ 1.1 |  | not measured | – | Not explained yet. | 0123456 |";
+        let row =
+            "| paging/random | heap / native, mean | ≤ 1.1 |  | not measured | – | Not explained yet. | 0123456 |";
         assert!(unlinked(&[&run(None)]).contains(row));
         let both = unlinked(&[&run(None), &run(Some(1.0))]);
         assert!(both.contains("| heap / native, mean | ≤ 1.1 |  | 1.000 | 1 of 1 | 0123456 |"), "{both}");

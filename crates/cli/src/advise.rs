@@ -3,7 +3,7 @@
 use crate::doctor::pool::{self, Care};
 use anyhow::{Context, ensure};
 use clap::Args;
-use farfield_core::policy::advice::{self, Advice, Place, Question};
+use farfield_core::policy::advice::{self, Advice, MeasuredPool, Question};
 use farfield_core::policy::profile::Profile;
 use farfield_pager::runner::{Bytes, machine};
 use std::io::Write;
@@ -78,12 +78,12 @@ pub(crate) fn advise(
     let token = crate::token::read(token_file)?;
     let private = [String::new()];
     let urls = if far.is_empty() { &private } else { far };
-    let places: Vec<Place> = urls.iter().map(|url| place(url, &token, care)).collect::<anyhow::Result<_>>()?;
+    let places: Vec<MeasuredPool> = urls.iter().map(|url| place(url, &token, care)).collect::<anyhow::Result<_>>()?;
     let near_free_bytes = free_bytes();
     Ok(advice::advise(&Question { profile, slo, places: &places, near_free_bytes }))
 }
 
-fn place(url: &str, token: &[u8], care: Care) -> anyhow::Result<Place> {
+fn place(url: &str, token: &[u8], care: Care) -> anyhow::Result<MeasuredPool> {
     let address = if url.is_empty() { PRIVATE_STAND_IN } else { url };
     let measured = pool::place(address, token, care);
     ensure!(measured.is_well(), "--far: {}", measured.text());

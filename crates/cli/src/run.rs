@@ -4,7 +4,7 @@ use crate::doctor::pool::Care;
 use crate::size::Size;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use farfield_core::policy::hold::Cadence;
+use farfield_core::policy::budget_controller::Cadence;
 use farfield_pager::control::{Mode, exit};
 use farfield_pager::runner::{self, Ended, HoldOptions, Options, machine};
 use std::ffi::OsString;

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail, ensure};
 use farfield_core::wire::{
-    HEAD_BYTES, Head, Hello, Reply, Request, Stat, VERSION_MAX, VERSION_MIN, Welcome, WireReply, WireRequest,
+    HEAD_BYTES, Hello, MessageHeader, Reply, Request, Stat, VERSION_MAX, VERSION_MIN, Welcome, WireReply, WireRequest,
     encode_request,
 };
 use farfield_pool::{UnixSocket, check_server_user};
@@ -135,10 +135,10 @@ fn connect(url: &str, server_uid: Option<u32>) -> anyhow::Result<Box<dyn Stream>
     bail!("only servers at tcp://HOST:PORT, unix:PATH and shm:PATH can be asked")
 }
 
-fn receive(stream: &mut dyn Stream) -> anyhow::Result<(Head, Vec<u8>)> {
+fn receive(stream: &mut dyn Stream) -> anyhow::Result<(MessageHeader, Vec<u8>)> {
     let mut bytes = [0; HEAD_BYTES];
     stream.read_exact(&mut bytes)?;
-    let head = Head::decode(&bytes)?.context("a whole head was read")?;
+    let head = MessageHeader::decode(&bytes)?.context("a whole head was read")?;
     ensure!(head.body as usize <= BODY_BYTES_MAX, "its answer is too long");
     let mut body = vec![0; head.body as usize];
     stream.read_exact(&mut body)?;

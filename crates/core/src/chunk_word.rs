@@ -17,7 +17,7 @@
 //! Every transition is a pure function on a copy; the owner of the atomic runs the
 //! compare-exchange.
 
-use crate::Legs;
+use crate::MemberSet;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -46,7 +46,7 @@ impl ChunkWord {
 
     /// Creates the word of a new mirror: the `spares` are not in use, so no write reaches them, and
     /// they are Stale.
-    pub fn fresh(spares: Legs) -> ChunkWord {
+    pub fn fresh(spares: MemberSet) -> ChunkWord {
         spares.iter().fold(ChunkWord(0), |word, leg| word.with(leg, State::Stale))
     }
 
@@ -69,7 +69,7 @@ impl ChunkWord {
         ChunkWord(self.0 & !(3 << (2 * leg)) | (state as u32) << (2 * leg))
     }
 
-    fn is(self, state: State) -> Legs {
+    fn is(self, state: State) -> MemberSet {
         (0..Self::LEGS_MAX).filter(|&leg| self.state(leg) == state).collect()
     }
 
@@ -83,14 +83,14 @@ impl ChunkWord {
     }
 
     /// Returns the legs that can be read.
-    pub fn valid(self) -> Legs {
+    pub fn valid(self) -> MemberSet {
         self.is(State::Valid)
     }
 
     /// Returns those of `legs` that a copy would help: the Stale ones, if the chunk was ever
     /// written.
-    pub fn stale(self, legs: Legs) -> Legs {
-        if self.is_touched() { self.is(State::Stale).and(legs) } else { Legs(0) }
+    pub fn stale(self, legs: MemberSet) -> MemberSet {
+        if self.is_touched() { self.is(State::Stale).intersection(legs) } else { MemberSet(0) }
     }
 
     /// Checks whether a copy that was claimed for `leg` is still worth finishing: no write spoiled
@@ -100,7 +100,7 @@ impl ChunkWord {
     }
 
     /// Begins a write to all `active` legs. `None`: too many writes are under way.
-    pub fn begin_write(self, active: Legs) -> Option<ChunkWord> {
+    pub fn begin_write(self, active: MemberSet) -> Option<ChunkWord> {
         if self.writers() == WRITERS_MAX {
             return None;
         }
@@ -119,12 +119,12 @@ impl ChunkWord {
     /// Ends a write that the legs `have` hold now and the others of `all` do not. `false`: no leg
     /// that can be read holds it. Then the write has failed, and the pages hold either of the two
     /// versions.
-    pub fn end_write(self, have: Legs, all: Legs) -> (ChunkWord, bool) {
+    pub fn end_write(self, have: MemberSet, all: MemberSet) -> (ChunkWord, bool) {
         assert!(self.writers() > 0);
         let mut word = ChunkWord(self.0 - WRITER_ONE);
-        let kept = !have.and(self.valid()).is_empty();
+        let kept = !have.intersection(self.valid()).is_empty();
         if kept {
-            for leg in self.valid().and(all).but(have).iter() {
+            for leg in self.valid().intersection(all).difference(have).iter() {
                 word = word.with(leg, State::Stale);
             }
         }
@@ -133,9 +133,9 @@ impl ChunkWord {
 
     /// Ends a failed write of a mirror whose `leader` has not got it. All other legs of `all`
     /// become Stale, whether they have the write or not.
-    pub fn fail_write(self, leader: usize, all: Legs) -> ChunkWord {
+    pub fn fail_write(self, leader: usize, all: MemberSet) -> ChunkWord {
         assert!(self.valid().has(leader));
-        self.end_write(Legs::one(leader), all).0
+        self.end_write(MemberSet::one(leader), all).0
     }
 
     /// Marks the chunk as written, after a write that was not noted; the states of the legs stay as
@@ -168,15 +168,15 @@ impl ChunkWord {
 
     /// Marks `leg` as Stale because wrong bytes were found there. `None`: it is the only leg of
     /// `active` that can be read, or it cannot be read any more.
-    pub fn suspect(self, leg: usize, active: Legs) -> Option<ChunkWord> {
-        let others = self.valid().and(active).but(Legs::one(leg));
+    pub fn suspect(self, leg: usize, active: MemberSet) -> Option<ChunkWord> {
+        let others = self.valid().intersection(active).difference(MemberSet::one(leg));
         (self.valid().has(leg) && !others.is_empty()).then(|| self.with(leg, State::Stale))
     }
 
     /// Claims a copy of the chunk to `leg`; returns the legs from which it may be copied. `None`:
     /// not possible now.
-    pub fn claim(self, leg: usize, active: Legs) -> Option<(ChunkWord, Legs)> {
-        let sources = self.valid().and(active);
+    pub fn claim(self, leg: usize, active: MemberSet) -> Option<(ChunkWord, MemberSet)> {
+        let sources = self.valid().intersection(active);
         let may = self.writers() == 0 && self.is_touched() && self.state(leg) == State::Stale && !sources.is_empty();
         may.then(|| (self.with(leg, State::Copying), sources))
     }
@@ -221,12 +221,12 @@ mod tests {
         suspicions_left: u8,
     }
 
-    const ALL: Legs = Legs(7);
+    const ALL: MemberSet = MemberSet(7);
 
     impl World {
         fn new() -> World {
             World {
-                word: ChunkWord::fresh(Legs(4)).0,
+                word: ChunkWord::fresh(MemberSet(4)).0,
                 holds: [0; 3],
                 written: 0,
                 failed: None,
@@ -243,7 +243,7 @@ mod tests {
 
         fn next(self) -> Vec<World> {
             let mut next = vec![];
-            let (word, active) = (ChunkWord(self.word), Legs(self.active));
+            let (word, active) = (ChunkWord(self.word), MemberSet(self.active));
             if self.writer.is_none()
                 && self.writes_left > 0
                 && let Some(word) = word.begin_write(active)
@@ -252,16 +252,16 @@ mod tests {
                 next.push(World { word: word.0, writer, writes_left: self.writes_left - 1, ..self });
             }
             if let Some((version, targets, have)) = self.writer {
-                for leg in Legs(targets).but(Legs(have)).iter() {
+                for leg in MemberSet(targets).difference(MemberSet(have)).iter() {
                     let mut world = World { writer: Some((version, targets, have | 1 << leg)), ..self };
                     world.holds[leg] = version;
                     next.push(world);
                 }
-                let (after, kept) = word.end_write(Legs(have), ALL);
+                let (after, kept) = word.end_write(MemberSet(have), ALL);
                 let (written, failed) = if kept { (version, None) } else { (self.written, Some(version)) };
                 let ended = World { word: after.0, writer: None, written, failed, ..self };
                 next.push(ended);
-                for leg in Legs(targets).but(Legs(have)).iter() {
+                for leg in MemberSet(targets).difference(MemberSet(have)).iter() {
                     // Not answered: nobody copies there before it is. (With nobody who has it, it is a failed write.)
                     if self.late.is_none() && kept {
                         next.push(World { late: Some((leg, version)), active: self.active & !(1 << leg), ..ended });
@@ -282,7 +282,7 @@ mod tests {
                     }
                 }
                 Some((leg, None)) => {
-                    for source in word.valid().and(active).iter() {
+                    for source in word.valid().intersection(active).iter() {
                         next.push(World { copier: Some((leg, Some(self.holds[source]))), ..self });
                     }
                     next.push(World { word: word.finish(leg, false).0, copier: None, ..self });
@@ -308,7 +308,7 @@ mod tests {
             match self.watcher {
                 None => next.extend(word.watch().map(|word| World {
                     word: word.0,
-                    watcher: Some(word.valid().and(active).0),
+                    watcher: Some(word.valid().intersection(active).0),
                     ..self
                 })),
                 Some(_) => next.push(World { word: word.unwatch().0, watcher: None, ..self }),
@@ -324,7 +324,7 @@ mod tests {
         }
 
         fn check(&self) {
-            let readable = ChunkWord(self.word).valid().and(Legs(self.active));
+            let readable = ChunkWord(self.word).valid().intersection(MemberSet(self.active));
             for leg in readable.iter() {
                 let holds = self.holds[leg];
                 let under_way = self.writer.is_some_and(|(version, ..)| version == holds);
@@ -332,7 +332,7 @@ mod tests {
             }
             if let Some(compared) = self.watcher.filter(|_| ChunkWord(self.word).is_watched() && self.failed.is_none())
             {
-                assert!(Legs(compared).iter().all(|leg| self.holds[leg] == self.written), "they differ: {self:?}");
+                assert!(MemberSet(compared).iter().all(|leg| self.holds[leg] == self.written), "they differ: {self:?}");
             }
             // As long as no leg is late, one of two legs that did not die is enough.
             if self.lost == 0 && self.late.is_none() && self.active & 3 == 3 {
@@ -373,18 +373,18 @@ mod tests {
     fn a_leg_that_leads_decides() {
         let both = ChunkWord::inherited().begin_write(ALL).expect("room");
         let failed = both.fail_write(0, ALL);
-        let behind = Legs::first(ChunkWord::LEGS_MAX).but(ALL).or(Legs::one(0));
+        let behind = MemberSet::first(ChunkWord::LEGS_MAX).difference(ALL).union(MemberSet::one(0));
         assert_eq!((failed.valid(), failed.writers()), (behind, 0), "the others are behind");
-        let spare = ChunkWord::fresh(Legs::one(1));
+        let spare = ChunkWord::fresh(MemberSet::one(1));
         assert!(!spare.is_touched() && spare.touch().is_touched());
-        assert_eq!(spare.touch().stale(ALL), Legs::one(1), "touched by somebody else, it is to be copied");
+        assert_eq!(spare.touch().stale(ALL), MemberSet::one(1), "touched by somebody else, it is to be copied");
         assert_eq!(spare.touch().valid(), spare.valid());
     }
 
     #[test]
     fn the_last_leg_is_never_suspected_away() {
-        let word = ChunkWord::inherited().suspect(0, Legs(3)).expect("there is another");
-        assert_eq!(word.suspect(1, Legs(3)), None);
-        assert_eq!(word.suspect(0, Legs(3)), None, "it is stale already");
+        let word = ChunkWord::inherited().suspect(0, MemberSet(3)).expect("there is another");
+        assert_eq!(word.suspect(1, MemberSet(3)), None);
+        assert_eq!(word.suspect(0, MemberSet(3)), None, "it is stale already");
     }
 }

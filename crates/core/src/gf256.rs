@@ -39,7 +39,7 @@ fn invert(a: u8) -> u8 {
 
 /// A code: the numbers of data and parity pages of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Code {
+pub struct ErasureCode {
     data: usize,
     parity: usize,
 }
@@ -47,11 +47,11 @@ pub struct Code {
 /// Factors of a linear combination of parts, by part number.
 pub type Weights = [u8; PARTS_MAX];
 
-impl Code {
+impl ErasureCode {
     /// Creates a code with `data` data pages and `parity` parity pages, at least one of each.
-    pub fn new(data: usize, parity: usize) -> Code {
+    pub fn new(data: usize, parity: usize) -> ErasureCode {
         assert!(data > 0 && parity > 0 && data + parity <= PARTS_MAX);
-        Code { data, parity }
+        ErasureCode { data, parity }
     }
 
     /// Returns the number of data pages of a row.
@@ -162,7 +162,7 @@ mod tests {
     }
 
     /// A row whose data pages are 8 arbitrary bytes each, with its parity.
-    fn row(code: Code) -> [[u8; 8]; PARTS_MAX] {
+    fn row(code: ErasureCode) -> [[u8; 8]; PARTS_MAX] {
         let mut parts = [[0; 8]; PARTS_MAX];
         for part in 0..code.parts() {
             for column in 0..code.data() {
@@ -181,7 +181,7 @@ mod tests {
     fn any_so_many_parts_give_all_others() {
         for data in 1..PARTS_MAX {
             for parity in 1..=(PARTS_MAX - data) {
-                let code = Code::new(data, parity);
+                let code = ErasureCode::new(data, parity);
                 let parts = row(code);
                 // All sets of up to ten parts; of larger rows those that a stride meets.
                 let step = if code.parts() <= 10 { 1 } else { 37 };
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn the_first_parity_is_the_plain_sum() {
-        let code = Code::new(9, 7);
+        let code = ErasureCode::new(9, 7);
         assert!((0..9).all(|column| code.coefficient(9, column) == 1));
     }
 }

@@ -14,8 +14,8 @@ pub mod geometry;
 pub mod gf256;
 pub mod heap;
 mod ids;
-mod legs;
 pub mod lock;
+mod member_set;
 pub mod page_word;
 pub mod policy;
 pub mod row_word;
@@ -27,7 +27,7 @@ pub mod wire;
 mod words;
 
 pub use ids::{Incarnation, PageId, RegionId};
-pub use legs::Legs;
+pub use member_set::MemberSet;
 
 /// Returns the checksum of one page: XXH3, 64 bits. Both ends of every wire and every store use
 /// this function.

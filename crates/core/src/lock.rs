@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 
 /// Mode in which a lock is held.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub enum Mode {
+pub enum LockMode {
     /// Shared with other readers.
     Shared,
     /// Exclusive.
@@ -38,11 +38,11 @@ pub enum Mode {
 
 /// Request of a client to a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Ask {
+pub enum LockRequest {
     /// Takes the lock; if that is not possible at once, draws a ticket or not.
     Take {
         /// Mode to hold the lock in.
-        mode: Mode,
+        mode: LockMode,
         /// Length of the lease.
         lease: Duration,
         /// Whether the client would wait, and so draws a ticket.
@@ -53,7 +53,7 @@ pub enum Ask {
         /// Ticket that the client drew.
         ticket: u32,
         /// Mode to hold the lock in.
-        mode: Mode,
+        mode: LockMode,
         /// Length of the lease.
         lease: Duration,
     },
@@ -67,7 +67,7 @@ pub enum Ask {
         /// Epoch of the holding.
         epoch: u64,
         /// Mode in which the lock is held.
-        mode: Mode,
+        mode: LockMode,
         /// Length of the lease, from now on.
         lease: Duration,
     },
@@ -76,7 +76,7 @@ pub enum Ask {
         /// Epoch of the holding.
         epoch: u64,
         /// Mode in which the lock is held.
-        mode: Mode,
+        mode: LockMode,
         /// Whether the protected data is consistent. If not, the next holder is told that the lock
         /// was left.
         is_done: bool,
@@ -85,7 +85,7 @@ pub enum Ask {
 
 /// Reply of a lock to a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Says {
+pub enum LockReply {
     /// The client has the lock.
     Yours {
         /// Epoch of the holding, the fencing token: writes under it are refused once another
@@ -115,22 +115,22 @@ pub enum Says {
 
 /// Holders of the lock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Held {
-    Nobody,
-    Together(u32),
-    Alone,
+enum LockHolders {
+    Free,
+    Shared(u32),
+    Exclusive,
 }
 
 /// Lock record: a fair lock with leases and fencing tokens, as a value.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Lock {
+pub struct LockRecord {
     next: u32,
     /// Tickets from this one to `next` are in the line.
     turn: u32,
     epoch: u64,
     until: u64,
-    held: Held,
-    is_left: bool,
+    held: LockHolders,
+    is_poisoned: bool,
     /// `seen` and `given_up` have bits only of tickets in the line.
     seen: u64,
     given_up: u64,
@@ -139,18 +139,26 @@ pub struct Lock {
 const ALONE: u32 = u32::MAX;
 const LEFT: u32 = 1;
 
-impl Default for Lock {
-    fn default() -> Lock {
-        Lock::FREE
+impl Default for LockRecord {
+    fn default() -> LockRecord {
+        LockRecord::FREE
     }
 }
 
-impl Lock {
+impl LockRecord {
     /// Size of the record in bytes; its offset is a multiple of it.
     pub const BYTES: usize = 64;
     /// A free lock. All zeros, so memory that was never written is a free lock.
-    pub const FREE: Lock =
-        Lock { next: 0, turn: 0, epoch: 0, until: 0, held: Held::Nobody, is_left: false, seen: 0, given_up: 0 };
+    pub const FREE: LockRecord = LockRecord {
+        next: 0,
+        turn: 0,
+        epoch: 0,
+        until: 0,
+        held: LockHolders::Free,
+        is_poisoned: false,
+        seen: 0,
+        given_up: 0,
+    };
     /// Greatest number of tickets in the line.
     pub const LINE_MAX: u32 = 64;
     /// Time for which it may be the turn of a client that does not come. Some hundred times the
@@ -160,41 +168,41 @@ impl Lock {
     pub const LEASE_MAX: Duration = Duration::from_secs(60);
 
     /// Decodes the record; `None` if the bytes are not one.
-    pub fn decode(bytes: &[u8; Lock::BYTES]) -> Option<Lock> {
+    pub fn decode(bytes: &[u8; LockRecord::BYTES]) -> Option<LockRecord> {
         let (words, _) = bytes.as_chunks::<8>();
         let word = |index: usize| u64::from_le_bytes(words[index]);
         let (tickets, holders) = (word(0), word(3));
         let held = match holders as u32 {
-            0 => Held::Nobody,
-            ALONE => Held::Alone,
-            count => Held::Together(count),
+            0 => LockHolders::Free,
+            ALONE => LockHolders::Exclusive,
+            count => LockHolders::Shared(count),
         };
         let flags = (holders >> 32) as u32;
-        let lock = Lock {
+        let lock = LockRecord {
             next: tickets as u32,
             turn: (tickets >> 32) as u32,
             epoch: word(1),
             until: word(2),
             held,
-            is_left: flags & LEFT != 0,
+            is_poisoned: flags & LEFT != 0,
             seen: word(4),
             given_up: word(5),
         };
         let is_lock = flags <= LEFT
-            && lock.waiting() <= Lock::LINE_MAX
+            && lock.waiting() <= LockRecord::LINE_MAX
             && (lock.seen | lock.given_up) & !lock.line() == 0
             && word(6) | word(7) == 0;
         is_lock.then_some(lock)
     }
 
     /// Encodes the record as bytes.
-    pub fn encode(&self) -> [u8; Lock::BYTES] {
+    pub fn encode(&self) -> [u8; LockRecord::BYTES] {
         let holders = match self.held {
-            Held::Nobody => 0,
-            Held::Together(count) => count,
-            Held::Alone => ALONE,
+            LockHolders::Free => 0,
+            LockHolders::Shared(count) => count,
+            LockHolders::Exclusive => ALONE,
         };
-        let flags = if self.is_left { LEFT } else { 0 };
+        let flags = if self.is_poisoned { LEFT } else { 0 };
         let words = [
             u64::from(self.turn) << 32 | u64::from(self.next),
             self.epoch,
@@ -203,7 +211,7 @@ impl Lock {
             self.seen,
             self.given_up,
         ];
-        let mut bytes = [0; Lock::BYTES];
+        let mut bytes = [0; LockRecord::BYTES];
         for (into, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
             *into = word.to_le_bytes();
         }
@@ -212,129 +220,133 @@ impl Lock {
 
     /// Carries out a request at time `now`, in nanoseconds of the server's clock. Returns the lock
     /// as it is afterwards, and the reply.
-    pub fn step(self, now: u64, ask: Ask) -> (Lock, Says) {
+    pub fn step(self, now: u64, ask: LockRequest) -> (LockRecord, LockReply) {
         let mut lock = self.settled(now);
         let says = match ask {
-            Ask::Take { mode, lease, waits } => lock.take(now, mode, lease, waits),
-            Ask::Look { ticket, mode, lease } => lock.look(now, ticket, mode, lease),
-            Ask::GiveUp { ticket } => lock.give_up(now, ticket),
-            Ask::Keep { epoch, mode, .. } | Ask::Release { epoch, mode, .. } if !lock.has(epoch, mode) => Says::Over,
-            Ask::Keep { lease, .. } => {
-                lock.extend(now, lease);
-                Says::Done
+            LockRequest::Take { mode, lease, waits } => lock.take(now, mode, lease, waits),
+            LockRequest::Look { ticket, mode, lease } => lock.look(now, ticket, mode, lease),
+            LockRequest::GiveUp { ticket } => lock.give_up(now, ticket),
+            LockRequest::Keep { epoch, mode, .. } | LockRequest::Release { epoch, mode, .. }
+                if !lock.has(epoch, mode) =>
+            {
+                LockReply::Over
             }
-            Ask::Release { is_done, .. } => lock.release(now, is_done),
+            LockRequest::Keep { lease, .. } => {
+                lock.extend(now, lease);
+                LockReply::Done
+            }
+            LockRequest::Release { is_done, .. } => lock.release(now, is_done),
         };
         (lock, says)
     }
 
     /// Checks whether the holding of this epoch and mode is still valid at time `now`.
-    pub fn is_held(self, now: u64, epoch: u64, mode: Mode) -> bool {
+    pub fn is_held(self, now: u64, epoch: u64, mode: LockMode) -> bool {
         self.settled(now).has(epoch, mode)
     }
 
     /// Returns the lock after its lease or turn has ended, if `now` is late enough.
-    fn settled(mut self, now: u64) -> Lock {
+    fn settled(mut self, now: u64) -> LockRecord {
         if self.until == 0 || now < self.until {
             return self;
         }
-        self.is_left |= self.held == Held::Alone;
-        self.held = Held::Nobody;
+        self.is_poisoned |= self.held == LockHolders::Exclusive;
+        self.held = LockHolders::Free;
         self.given_up |= self.line() & !self.seen;
         self.begin_turn(now);
         self
     }
 
-    fn has(&self, epoch: u64, mode: Mode) -> bool {
+    fn has(&self, epoch: u64, mode: LockMode) -> bool {
         self.epoch == epoch
             && match self.held {
-                Held::Nobody => false,
-                Held::Together(_) => mode == Mode::Shared,
-                Held::Alone => mode == Mode::Exclusive,
+                LockHolders::Free => false,
+                LockHolders::Shared(_) => mode == LockMode::Shared,
+                LockHolders::Exclusive => mode == LockMode::Exclusive,
             }
     }
 
-    fn take(&mut self, now: u64, mode: Mode, lease: Duration, waits: bool) -> Says {
+    fn take(&mut self, now: u64, mode: LockMode, lease: Duration, waits: bool) -> LockReply {
         if self.waiting() == 0 && self.admits(mode) {
             return self.admit(now, mode, lease);
         }
         if !waits {
-            return Says::Busy;
+            return LockReply::Busy;
         }
-        if self.waiting() == Lock::LINE_MAX {
-            return Says::Full;
+        if self.waiting() == LockRecord::LINE_MAX {
+            return LockReply::Full;
         }
         let ticket = self.next;
         self.next = ticket.wrapping_add(1);
         self.seen |= bit(ticket);
-        Says::Waits { ticket, ahead: self.ahead(ticket) }
+        LockReply::Waits { ticket, ahead: self.ahead(ticket) }
     }
 
-    fn look(&mut self, now: u64, ticket: u32, mode: Mode, lease: Duration) -> Says {
+    fn look(&mut self, now: u64, ticket: u32, mode: LockMode, lease: Duration) -> LockReply {
         if !self.is_waiting(ticket) {
-            return Says::Missed;
+            return LockReply::Missed;
         }
         self.seen |= bit(ticket);
         if ticket != self.turn || !self.admits(mode) {
-            return Says::Waits { ticket, ahead: self.ahead(ticket) };
+            return LockReply::Waits { ticket, ahead: self.ahead(ticket) };
         }
         self.pass();
         self.skip();
         self.admit(now, mode, lease)
     }
 
-    fn give_up(&mut self, now: u64, ticket: u32) -> Says {
+    fn give_up(&mut self, now: u64, ticket: u32) -> LockReply {
         if self.is_waiting(ticket) {
             self.given_up |= bit(ticket);
-            if ticket == self.turn && self.held == Held::Nobody {
+            if ticket == self.turn && self.held == LockHolders::Free {
                 self.begin_turn(now);
             } else {
                 self.skip();
             }
         }
-        Says::Done
+        LockReply::Done
     }
 
-    fn release(&mut self, now: u64, is_done: bool) -> Says {
+    fn release(&mut self, now: u64, is_done: bool) -> LockReply {
         match self.held {
-            Held::Together(count) if count > 1 => self.held = Held::Together(count - 1),
+            LockHolders::Shared(count) if count > 1 => self.held = LockHolders::Shared(count - 1),
             held => {
-                if held == Held::Alone {
-                    self.is_left = !is_done;
+                if held == LockHolders::Exclusive {
+                    self.is_poisoned = !is_done;
                 }
-                self.held = Held::Nobody;
+                self.held = LockHolders::Free;
                 self.begin_turn(now);
             }
         }
-        Says::Done
+        LockReply::Done
     }
 
-    fn admits(&self, mode: Mode) -> bool {
+    fn admits(&self, mode: LockMode) -> bool {
         match self.held {
-            Held::Nobody => true,
+            LockHolders::Free => true,
             // Leaves a gap of one, because all ones mean [`Held::Alone`].
-            Held::Together(count) => mode == Mode::Shared && count < ALONE - 1,
-            Held::Alone => false,
+            LockHolders::Shared(count) => mode == LockMode::Shared && count < ALONE - 1,
+            LockHolders::Exclusive => false,
         }
     }
 
-    fn admit(&mut self, now: u64, mode: Mode, lease: Duration) -> Says {
+    fn admit(&mut self, now: u64, mode: LockMode, lease: Duration) -> LockReply {
         match (self.held, mode) {
-            (Held::Together(count), _) => self.held = Held::Together(count + 1),
+            (LockHolders::Shared(count), _) => self.held = LockHolders::Shared(count + 1),
             (_, mode) => {
                 self.epoch = self.epoch.wrapping_add(1);
-                self.held = if mode == Mode::Shared { Held::Together(1) } else { Held::Alone };
+                self.held = if mode == LockMode::Shared { LockHolders::Shared(1) } else { LockHolders::Exclusive };
                 self.until = 0;
             }
         }
         self.extend(now, lease);
-        Says::Yours { epoch: self.epoch, was_left: self.is_left }
+        LockReply::Yours { epoch: self.epoch, was_left: self.is_poisoned }
     }
 
     /// Extends the holding to at least `lease` from now. If that moves its end, waiters must be
     /// seen again.
     fn extend(&mut self, now: u64, lease: Duration) {
-        let until = after(now, lease.min(Lock::LEASE_MAX));
+        let until = after(now, lease.min(LockRecord::LEASE_MAX));
         if until > self.until {
             self.until = until;
             self.seen = 0;
@@ -344,7 +356,7 @@ impl Lock {
     /// Begins the turn of the first ticket in the line; the lock is free.
     fn begin_turn(&mut self, now: u64) {
         self.skip();
-        self.until = if self.waiting() == 0 { 0 } else { after(now, Lock::TURN) };
+        self.until = if self.waiting() == 0 { 0 } else { after(now, LockRecord::TURN) };
         self.seen = 0;
     }
 
@@ -401,8 +413,8 @@ mod tests {
     use alloc::vec::Vec;
 
     /// Time passes in halves of a turn; a lease is as long as a turn.
-    const TICK: u64 = Lock::TURN.as_nanos() as u64 / 2;
-    const LEASE: Duration = Lock::TURN;
+    const TICK: u64 = LockRecord::TURN.as_nanos() as u64 / 2;
+    const LEASE: Duration = LockRecord::TURN;
     const LEASE_TICKS: u8 = 2;
     /// It is always now: what is in the record comes nearer.
     const NOW: u64 = 1 << 40;
@@ -418,19 +430,19 @@ mod tests {
 
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
     struct World {
-        lock: Lock,
+        lock: LockRecord,
         does: [Does; 3],
         is_dead: [bool; 3],
         give_ups_left: u8,
     }
 
-    fn take(mode: Mode) -> Ask {
-        Ask::Take { mode, lease: LEASE, waits: true }
+    fn take(mode: LockMode) -> LockRequest {
+        LockRequest::Take { mode, lease: LEASE, waits: true }
     }
 
     impl World {
         fn new(first: u32) -> World {
-            let lock = Lock { next: first, turn: first, epoch: EPOCH, ..Lock::FREE };
+            let lock = LockRecord { next: first, turn: first, epoch: EPOCH, ..LockRecord::FREE };
             World { lock, does: [Does::Nothing; 3], is_dead: [false; 3], give_ups_left: 1 }
         }
 
@@ -458,7 +470,7 @@ mod tests {
             }
             self.lock.epoch = EPOCH;
             // Nobody's turn depends on it.
-            self.lock.is_left = false;
+            self.lock.is_poisoned = false;
             // What is over is over, however long ago.
             if self.lock.until != 0 {
                 self.lock.until = self.lock.until.max(NOW);
@@ -467,24 +479,24 @@ mod tests {
         }
 
         /// Somebody asks; what he does then.
-        fn ask(mut self, who: usize, mode: Mode, ask: Ask) -> World {
+        fn ask(mut self, who: usize, mode: LockMode, ask: LockRequest) -> World {
             let before = self;
             let (lock, says) = self.lock.step(NOW, ask);
             self.lock = lock;
             self.does[who] = match (says, ask) {
-                (Says::Yours { epoch, .. }, _) => {
+                (LockReply::Yours { epoch, .. }, _) => {
                     before.check_order(who);
                     Does::Has(epoch, LEASE_TICKS)
                 }
-                (Says::Waits { ticket, ahead }, _) => {
+                (LockReply::Waits { ticket, ahead }, _) => {
                     assert!(ahead < 6, "{before:?}");
                     Does::Waits(ticket)
                 }
-                (Says::Done, Ask::Keep { epoch, .. }) => Does::Has(epoch, LEASE_TICKS),
-                (Says::Missed | Says::Over | Says::Done, _) => Does::Nothing,
-                (Says::Busy | Says::Full, _) => unreachable!("there is room in the line"),
+                (LockReply::Done, LockRequest::Keep { epoch, .. }) => Does::Has(epoch, LEASE_TICKS),
+                (LockReply::Missed | LockReply::Over | LockReply::Done, _) => Does::Nothing,
+                (LockReply::Busy | LockReply::Full, _) => unreachable!("there is room in the line"),
             };
-            assert_eq!(Lock::decode(&lock.encode()), Some(lock));
+            assert_eq!(LockRecord::decode(&lock.encode()), Some(lock));
             assert!(before.is_kept(who, mode, says), "{before:?} {ask:?} {says:?}");
             self
         }
@@ -502,14 +514,14 @@ mod tests {
         }
 
         /// He who was promised time has it.
-        fn is_kept(&self, who: usize, mode: Mode, says: Says) -> bool {
+        fn is_kept(&self, who: usize, mode: LockMode, says: LockReply) -> bool {
             match self.does[who] {
-                Does::Has(epoch, left) if left > 0 => says == Says::Done && self.lock.is_held(NOW, epoch, mode),
+                Does::Has(epoch, left) if left > 0 => says == LockReply::Done && self.lock.is_held(NOW, epoch, mode),
                 _ => true,
             }
         }
 
-        fn next(self, modes: [Mode; 3]) -> Vec<World> {
+        fn next(self, modes: [LockMode; 3]) -> Vec<World> {
             let mut next = vec![self.tick()];
             for (who, mode) in modes.into_iter().enumerate().filter(|(who, _)| !self.is_dead[*who]) {
                 let mut dead = self;
@@ -520,14 +532,14 @@ mod tests {
                 match self.does[who] {
                     Does::Nothing => next.push(self.ask(who, mode, take(mode))),
                     Does::Waits(ticket) => {
-                        next.push(self.ask(who, mode, Ask::Look { ticket, mode, lease: LEASE }));
+                        next.push(self.ask(who, mode, LockRequest::Look { ticket, mode, lease: LEASE }));
                         if let Some(give_ups_left) = self.give_ups_left.checked_sub(1) {
-                            next.push(World { give_ups_left, ..self.ask(who, mode, Ask::GiveUp { ticket }) });
+                            next.push(World { give_ups_left, ..self.ask(who, mode, LockRequest::GiveUp { ticket }) });
                         }
                     }
                     Does::Has(epoch, _) => {
-                        next.push(self.ask(who, mode, Ask::Keep { epoch, mode, lease: LEASE }));
-                        next.push(self.ask(who, mode, Ask::Release { epoch, mode, is_done: true }));
+                        next.push(self.ask(who, mode, LockRequest::Keep { epoch, mode, lease: LEASE }));
+                        next.push(self.ask(who, mode, LockRequest::Release { epoch, mode, is_done: true }));
                     }
                 }
             }
@@ -546,16 +558,16 @@ mod tests {
             self
         }
 
-        fn check(&self, modes: [Mode; 3]) {
+        fn check(&self, modes: [LockMode; 3]) {
             let has = |who: usize, mode| match self.does[who] {
                 Does::Has(epoch, _) => self.lock.is_held(NOW, epoch, mode),
                 _ => false,
             };
             let holders: Vec<_> = (0..3).filter(|who| has(*who, modes[*who])).collect();
-            let is_alone = holders.iter().any(|who| modes[*who] == Mode::Exclusive);
+            let is_alone = holders.iter().any(|who| modes[*who] == LockMode::Exclusive);
             assert!(!is_alone || holders.len() == 1, "two at once: {self:?}");
             for (who, mode) in modes.into_iter().enumerate() {
-                let other = if mode == Mode::Shared { Mode::Exclusive } else { Mode::Shared };
+                let other = if mode == LockMode::Shared { LockMode::Exclusive } else { LockMode::Shared };
                 assert!(!has(who, other), "{self:?}");
                 let Does::Has(_, left) = self.does[who] else { continue };
                 assert!(left == 0 || holders.contains(&who), "it ends before its lease: {self:?}");
@@ -563,7 +575,7 @@ mod tests {
         }
 
         /// From now on the living do what they should; they must all have had it soon.
-        fn check_progress(mut self, modes: [Mode; 3]) {
+        fn check_progress(mut self, modes: [LockMode; 3]) {
             let mut waits: Vec<_> = (0..3).filter(|who| !self.is_dead[*who]).collect();
             waits.retain(|who| matches!(self.does[*who], Does::Waits(_)));
             let start = self;
@@ -577,10 +589,10 @@ mod tests {
                         let ask = match self.does[who] {
                             Does::Nothing if waits.contains(&who) => take(mode),
                             Does::Nothing => continue,
-                            Does::Waits(ticket) => Ask::Look { ticket, mode, lease: LEASE },
+                            Does::Waits(ticket) => LockRequest::Look { ticket, mode, lease: LEASE },
                             Does::Has(epoch, _) => {
                                 waits.retain(|waiting| *waiting != who);
-                                Ask::Release { epoch, mode, is_done: true }
+                                LockRequest::Release { epoch, mode, is_done: true }
                             }
                         };
                         self = self.ask(who, mode, ask);
@@ -594,7 +606,7 @@ mod tests {
 
     #[test]
     fn whoever_dies_when_one_writes_and_the_living_go_on() {
-        use Mode::{Exclusive, Shared};
+        use LockMode::{Exclusive, Shared};
         // Tickets and their bits wrap around.
         for first in [0, 63, u32::MAX - 1] {
             for modes in [[Exclusive; 3], [Exclusive, Exclusive, Shared], [Exclusive, Shared, Shared]] {
@@ -608,13 +620,13 @@ mod tests {
                     }
                 }
                 assert!(seen.len() > 1000, "{}", seen.len());
-                let has_two = |world: &World| matches!(world.lock.held, Held::Together(2));
+                let has_two = |world: &World| matches!(world.lock.held, LockHolders::Shared(2));
                 assert_eq!(seen.iter().any(has_two), modes[1] == Shared, "those who read do so together");
             }
         }
     }
 
-    fn step(lock: &mut Lock, now: u64, ask: Ask) -> Says {
+    fn step(lock: &mut LockRecord, now: u64, ask: LockRequest) -> LockReply {
         let (next, says) = lock.step(now, ask);
         *lock = next;
         says
@@ -622,85 +634,90 @@ mod tests {
 
     #[test]
     fn the_line_is_as_long_as_it_may_be_and_any_number_of_dead_delay_once() {
-        let mut lock = Lock { next: u32::MAX - 20, turn: u32::MAX - 20, ..Lock::FREE };
-        let mode = Mode::Exclusive;
-        assert_eq!(step(&mut lock, 1, take(mode)), Says::Yours { epoch: 1, was_left: false });
+        let mut lock = LockRecord { next: u32::MAX - 20, turn: u32::MAX - 20, ..LockRecord::FREE };
+        let mode = LockMode::Exclusive;
+        assert_eq!(step(&mut lock, 1, take(mode)), LockReply::Yours { epoch: 1, was_left: false });
         let mut tickets = Vec::new();
-        for ahead in 0..Lock::LINE_MAX {
-            let Says::Waits { ticket, ahead: before } = step(&mut lock, 2, take(mode)) else { panic!("no place") };
+        for ahead in 0..LockRecord::LINE_MAX {
+            let LockReply::Waits { ticket, ahead: before } = step(&mut lock, 2, take(mode)) else { panic!("no place") };
             assert_eq!(before, ahead);
             tickets.push(ticket);
         }
-        assert_eq!(step(&mut lock, 2, take(mode)), Says::Full);
-        assert_eq!(step(&mut lock, 2, Ask::Take { mode, lease: LEASE, waits: false }), Says::Busy);
-        assert_eq!(Lock::decode(&lock.encode()), Some(lock));
+        assert_eq!(step(&mut lock, 2, take(mode)), LockReply::Full);
+        assert_eq!(step(&mut lock, 2, LockRequest::Take { mode, lease: LEASE, waits: false }), LockReply::Busy);
+        assert_eq!(LockRecord::decode(&lock.encode()), Some(lock));
         // All die but the last in the line, who looks once while the holder has it.
-        let look = |ticket| Ask::Look { ticket, mode, lease: LEASE };
+        let look = |ticket| LockRequest::Look { ticket, mode, lease: LEASE };
         let last = tickets[63];
         lock.seen = 0;
-        assert!(matches!(step(&mut lock, 3, look(last)), Says::Waits { ahead: 63, .. }));
+        assert!(matches!(step(&mut lock, 3, look(last)), LockReply::Waits { ahead: 63, .. }));
         let over = 1 + LEASE.as_nanos() as u64;
-        assert_eq!(step(&mut lock, over, look(last)), Says::Yours { epoch: 2, was_left: true });
-        assert_eq!(step(&mut lock, over, look(tickets[0])), Says::Missed);
-        assert_eq!(step(&mut lock, over, Ask::Release { epoch: 1, mode, is_done: true }), Says::Over);
-        assert_eq!(step(&mut lock, over, Ask::Release { epoch: 2, mode, is_done: true }), Says::Done);
-        assert_eq!(step(&mut lock, over, take(mode)), Says::Yours { epoch: 3, was_left: false });
+        assert_eq!(step(&mut lock, over, look(last)), LockReply::Yours { epoch: 2, was_left: true });
+        assert_eq!(step(&mut lock, over, look(tickets[0])), LockReply::Missed);
+        assert_eq!(step(&mut lock, over, LockRequest::Release { epoch: 1, mode, is_done: true }), LockReply::Over);
+        assert_eq!(step(&mut lock, over, LockRequest::Release { epoch: 2, mode, is_done: true }), LockReply::Done);
+        assert_eq!(step(&mut lock, over, take(mode)), LockReply::Yours { epoch: 3, was_left: false });
     }
 
     #[test]
     fn a_short_lease_is_over_soon() {
-        let (mut lock, mode) = (Lock::FREE, Mode::Exclusive);
+        let (mut lock, mode) = (LockRecord::FREE, LockMode::Exclusive);
         step(&mut lock, 1, take(mode));
-        let Says::Waits { ticket, .. } = step(&mut lock, 1, take(mode)) else { panic!("no place") };
-        step(&mut lock, 2, Ask::Release { epoch: 1, mode, is_done: true });
+        let LockReply::Waits { ticket, .. } = step(&mut lock, 1, take(mode)) else { panic!("no place") };
+        step(&mut lock, 2, LockRequest::Release { epoch: 1, mode, is_done: true });
         let lease = Duration::from_nanos(5);
-        assert_eq!(step(&mut lock, 3, Ask::Look { ticket, mode, lease }), Says::Yours { epoch: 2, was_left: false });
+        assert_eq!(
+            step(&mut lock, 3, LockRequest::Look { ticket, mode, lease }),
+            LockReply::Yours { epoch: 2, was_left: false }
+        );
         assert!(lock.is_held(7, 2, mode) && !lock.is_held(8, 2, mode), "whatever time there was to come");
-        step(&mut lock, 7, Ask::Keep { epoch: 2, mode, lease: Duration::from_nanos(2) });
+        step(&mut lock, 7, LockRequest::Keep { epoch: 2, mode, lease: Duration::from_nanos(2) });
         assert!(lock.is_held(8, 2, mode) && !lock.is_held(9, 2, mode));
     }
 
     #[test]
     fn those_who_give_up_leave_nothing_behind() {
-        let mut lock = Lock::FREE;
-        step(&mut lock, 1, take(Mode::Shared));
-        let draw = |lock: &mut Lock, mode| match step(lock, 2, take(mode)) {
-            Says::Waits { ticket, .. } => ticket,
+        let mut lock = LockRecord::FREE;
+        step(&mut lock, 1, take(LockMode::Shared));
+        let draw = |lock: &mut LockRecord, mode| match step(lock, 2, take(mode)) {
+            LockReply::Waits { ticket, .. } => ticket,
             other => panic!("{other:?}"),
         };
-        let first = draw(&mut lock, Mode::Exclusive);
-        let second = draw(&mut lock, Mode::Exclusive);
-        let reader = draw(&mut lock, Mode::Shared);
-        step(&mut lock, 3, Ask::GiveUp { ticket: second });
-        step(&mut lock, 3, Ask::GiveUp { ticket: second });
-        step(&mut lock, 3, Ask::GiveUp { ticket: first });
-        let look = Ask::Look { ticket: reader, mode: Mode::Shared, lease: LEASE };
-        assert_eq!(step(&mut lock, 4, look), Says::Yours { epoch: 1, was_left: false });
+        let first = draw(&mut lock, LockMode::Exclusive);
+        let second = draw(&mut lock, LockMode::Exclusive);
+        let reader = draw(&mut lock, LockMode::Shared);
+        step(&mut lock, 3, LockRequest::GiveUp { ticket: second });
+        step(&mut lock, 3, LockRequest::GiveUp { ticket: second });
+        step(&mut lock, 3, LockRequest::GiveUp { ticket: first });
+        let look = LockRequest::Look { ticket: reader, mode: LockMode::Shared, lease: LEASE };
+        assert_eq!(step(&mut lock, 4, look), LockReply::Yours { epoch: 1, was_left: false });
         for _ in 0..2 {
-            step(&mut lock, 5, Ask::Release { epoch: 1, mode: Mode::Shared, is_done: true });
+            step(&mut lock, 5, LockRequest::Release { epoch: 1, mode: LockMode::Shared, is_done: true });
         }
-        assert_eq!(Lock { next: 0, turn: 0, epoch: 0, ..lock }, Lock::FREE);
+        assert_eq!(LockRecord { next: 0, turn: 0, epoch: 0, ..lock }, LockRecord::FREE);
     }
 
     #[test]
     fn bytes_that_are_no_lock_are_none() {
-        assert_eq!(Lock::decode(&[0; Lock::BYTES]), Some(Lock::FREE));
-        assert_eq!(Lock::decode(&[0xFF; Lock::BYTES]), None);
+        assert_eq!(LockRecord::decode(&[0; LockRecord::BYTES]), Some(LockRecord::FREE));
+        assert_eq!(LockRecord::decode(&[0xFF; LockRecord::BYTES]), None);
         let mut random = 0x5eed_u64;
         for _ in 0..20_000 {
-            let mut bytes = [0; Lock::BYTES];
+            let mut bytes = [0; LockRecord::BYTES];
             for _ in 0..1 + random % 9 {
                 random ^= random << 13;
                 random ^= random >> 7;
                 random ^= random << 17;
-                bytes[random as usize % Lock::BYTES] = (random >> 32) as u8;
+                bytes[random as usize % LockRecord::BYTES] = (random >> 32) as u8;
             }
-            let Some(lock) = Lock::decode(&bytes) else { continue };
+            let Some(lock) = LockRecord::decode(&bytes) else { continue };
             assert_eq!(lock.encode(), bytes);
             // Whatever is in it, no step fails.
-            for ask in [take(Mode::Shared), take(Mode::Exclusive), Ask::GiveUp { ticket: random as u32 }] {
+            for ask in
+                [take(LockMode::Shared), take(LockMode::Exclusive), LockRequest::GiveUp { ticket: random as u32 }]
+            {
                 let (lock, _) = lock.step(random, ask);
-                assert_eq!(Lock::decode(&lock.encode()), Some(lock));
+                assert_eq!(LockRecord::decode(&lock.encode()), Some(lock));
             }
         }
     }

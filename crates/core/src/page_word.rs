@@ -20,18 +20,18 @@ pub enum State {
     /// Nowhere: reads as zeros.
     Absent,
     /// Owned by a thread that brings it near or changes it: wait.
-    Fetching,
+    Loading,
     /// Near.
     Near,
     /// On its way to the pool: wait.
-    Leaving,
+    Evicting,
     /// In the pool.
     Far,
 }
 
 /// Action that a page fault has to take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fault {
+pub enum FaultAction {
     /// Near already: try the access again.
     Retry,
     /// In transition: wait, then look again.
@@ -61,9 +61,9 @@ impl PageWord {
     pub fn state(self) -> State {
         match self.0 & STATE {
             0 => State::Absent,
-            1 => State::Fetching,
+            1 => State::Loading,
             2 => State::Near,
-            3 => State::Leaving,
+            3 => State::Evicting,
             4 => State::Far,
             other => unreachable!("page state {other}"),
         }
@@ -71,9 +71,9 @@ impl PageWord {
     fn with(self, state: State) -> PageWord {
         let bits = match state {
             State::Absent => 0,
-            State::Fetching => 1,
+            State::Loading => 1,
             State::Near => 2,
-            State::Leaving => 3,
+            State::Evicting => 3,
             State::Far => 4,
         };
         PageWord(self.0 & !STATE | bits)
@@ -123,20 +123,20 @@ impl PageWord {
     }
 
     /// Decides what a thread that needs the page has to do.
-    pub fn fault(self) -> (PageWord, Fault) {
+    pub fn fault(self) -> (PageWord, FaultAction) {
         match self.state() {
-            State::Near => (self, Fault::Retry),
-            State::Fetching | State::Leaving => (self, Fault::Wait),
-            State::Absent => (self.with(State::Fetching), Fault::Zero),
-            State::Far => (self.with(State::Fetching), Fault::Read),
+            State::Near => (self, FaultAction::Retry),
+            State::Loading | State::Evicting => (self, FaultAction::Wait),
+            State::Absent => (self.with(State::Loading), FaultAction::Zero),
+            State::Far => (self.with(State::Loading), FaultAction::Read),
         }
     }
 
     /// Makes a Fetching page Near; its owner has installed it. `dirty` unless it equals its far
     /// copy. `epoch` was current before the page could be written, 0 for unknown. The page must be
     /// put into the eviction queue if it was not in it (`is_queued` of the old word).
-    pub fn arrived(self, dirty: bool, referenced: bool, epoch: u32) -> PageWord {
-        assert!(self.state() == State::Fetching);
+    pub fn finish_load(self, dirty: bool, referenced: bool, epoch: u32) -> PageWord {
+        assert!(self.state() == State::Loading);
         self.with(State::Near)
             .set(SHARED, false)
             .set(DIRTY, dirty)
@@ -146,15 +146,15 @@ impl PageWord {
     }
 
     /// Returns a Fetching page to where it was before the fault; its owner gives up.
-    pub fn gave_up(self) -> PageWord {
-        assert!(self.state() == State::Fetching && !self.is_dirty());
+    pub fn cancel_load(self) -> PageWord {
+        assert!(self.state() == State::Loading && !self.is_dirty());
         if self.is_stored() { self.with(State::Far) } else { self.with(State::Absent) }
     }
 
     /// Makes a page Leaving that the eviction queue came to and has removed. `Err` if it does not
     /// leave: not near, held, or referenced. The error has the word to store, and whether to queue
     /// the page again.
-    pub fn leave(self) -> Result<PageWord, (PageWord, Requeue)> {
+    pub fn begin_eviction(self) -> Result<PageWord, (PageWord, Requeue)> {
         if self.state() != State::Near {
             return Err((self.set(QUEUED, false), Requeue::No));
         }
@@ -165,25 +165,25 @@ impl PageWord {
         if self.is_referenced() {
             return Err((self.set(REFERENCED, false), Requeue::Yes));
         }
-        Ok(self.with(State::Leaving).set(QUEUED, false))
+        Ok(self.with(State::Evicting).set(QUEUED, false))
     }
 
     /// Makes a Leaving page Near again that could not be taken (pinned by the kernel). It counts as
     /// dirty and must be queued again.
-    pub fn stayed(self) -> PageWord {
-        assert!(self.state() == State::Leaving);
+    pub fn cancel_eviction(self) -> PageWord {
+        assert!(self.state() == State::Evicting);
         self.with(State::Near).set(DIRTY, true).set(QUEUED, true)
     }
 
     /// Makes a Leaving page Far: it is gone and its far copy is right. `now` is the eviction count.
-    pub fn left(self, now: u32) -> PageWord {
-        assert!(self.state() == State::Leaving);
+    pub fn finish_eviction(self, now: u32) -> PageWord {
+        assert!(self.state() == State::Evicting);
         self.with(State::Far).set(DIRTY, false).set(STORED, true).set_high(now)
     }
 
     /// Makes a Leaving page Absent: it was all zeros and is gone, so no far copy is needed.
-    pub fn vanished(self) -> PageWord {
-        assert!(self.state() == State::Leaving);
+    pub fn finish_zero_eviction(self) -> PageWord {
+        assert!(self.state() == State::Evicting);
         self.with(State::Absent).set(DIRTY, false).set(STORED, false)
     }
 
@@ -192,14 +192,14 @@ impl PageWord {
     /// nobody brings them meanwhile.
     pub fn seize(self) -> Option<PageWord> {
         match self.state() {
-            State::Fetching | State::Leaving => None,
-            State::Absent | State::Near | State::Far => Some(self.with(State::Fetching)),
+            State::Loading | State::Evicting => None,
+            State::Absent | State::Near | State::Far => Some(self.with(State::Loading)),
         }
     }
 
     /// Makes a seized page Absent.
     pub fn discarded(self) -> PageWord {
-        assert!(self.state() == State::Fetching);
+        assert!(self.state() == State::Loading);
         self.with(State::Absent).set(DIRTY, false).set(STORED, false).set(REFERENCED, false)
     }
 
@@ -258,7 +258,7 @@ mod tests {
         next.extend(word.seize());
         next.extend(word.found());
         next.extend(word.hold().filter(|w| w.holds() <= 2));
-        match word.leave() {
+        match word.begin_eviction() {
             Ok(left) => next.push(left),
             Err((kept, _)) => next.push(kept),
         }
@@ -266,17 +266,22 @@ mod tests {
             next.push(word.release());
         }
         match word.state() {
-            State::Fetching => {
+            State::Loading => {
                 for bits in 0..8u8 {
-                    next.push(word.arrived(bits & 1 != 0, bits & 2 != 0, u32::from(bits >> 2)));
+                    next.push(word.finish_load(bits & 1 != 0, bits & 2 != 0, u32::from(bits >> 2)));
                 }
                 next.push(word.discarded());
                 if !word.is_dirty() {
-                    next.push(word.gave_up());
+                    next.push(word.cancel_load());
                 }
             }
-            State::Leaving => {
-                next.extend([word.stayed(), word.left(0), word.left(7), word.vanished()]);
+            State::Evicting => {
+                next.extend([
+                    word.cancel_eviction(),
+                    word.finish_eviction(0),
+                    word.finish_eviction(7),
+                    word.finish_zero_eviction(),
+                ]);
             }
             State::Near => next.extend([word.forked(false), word.forked(true)]),
             State::Absent | State::Far => next.push(word.unqueued()),
@@ -297,9 +302,9 @@ mod tests {
             match word.state() {
                 State::Far => assert!(word.is_stored() && !word.is_dirty()),
                 State::Absent => assert!(!word.is_stored() && !word.is_dirty()),
-                State::Leaving => assert!(!word.is_queued()),
+                State::Evicting => assert!(!word.is_queued()),
                 State::Near => assert!(word.is_queued(), "a near page that no queue holds never leaves: {word:?}"),
-                State::Fetching => {}
+                State::Loading => {}
             }
         }
     }
@@ -307,11 +312,11 @@ mod tests {
     #[test]
     fn nobody_takes_a_page_that_somebody_owns() {
         for word in reachable() {
-            if matches!(word.state(), State::Fetching | State::Leaving) {
-                assert_eq!(word.fault().1, Fault::Wait);
+            if matches!(word.state(), State::Loading | State::Evicting) {
+                assert_eq!(word.fault().1, FaultAction::Wait);
                 assert!(word.seize().is_none());
                 assert!(word.hold().is_none());
-                assert!(word.leave().is_err());
+                assert!(word.begin_eviction().is_err());
             }
         }
     }
@@ -320,7 +325,7 @@ mod tests {
     fn held_pages_stay_and_holds_are_never_lost() {
         for word in reachable() {
             if word.holds() > 0 {
-                assert!(word.leave().is_err());
+                assert!(word.begin_eviction().is_err());
             }
             for next in [Some(word.fault().0), word.seize(), word.found()].into_iter().flatten() {
                 assert_eq!(next.holds(), word.holds());

@@ -19,7 +19,7 @@
 //! compare-exchange. *Writing* is not in the word: a thread that has claimed a row is alone with
 //! it.
 
-use crate::Legs;
+use crate::MemberSet;
 
 /// Word of one row of an erasure code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -37,7 +37,7 @@ impl RowWord {
 
     /// Creates the word of a written row, whose `present` data pages are the newest version of
     /// their pages.
-    pub fn closed(have: Legs, present: u16) -> RowWord {
+    pub fn closed(have: MemberSet, present: u16) -> RowWord {
         assert!(present != 0);
         RowWord(CLOSED | u64::from(present) << 32 | u64::from(present) << 16 | u64::from(have.0))
     }
@@ -53,8 +53,8 @@ impl RowWord {
     }
 
     /// Returns the legs that hold their part.
-    pub fn have(self) -> Legs {
-        Legs(self.0 as u16)
+    pub fn have(self) -> MemberSet {
+        MemberSet(self.0 as u16)
     }
 
     /// Returns the set of data pages that are the newest version of a page, one bit each.
@@ -88,8 +88,8 @@ impl RowWord {
     /// Removes `leg` from those that hold their part, because it gave wrong bytes. `None`: it did
     /// not count as one that holds its part, or too few would be left: fewer than `needed` of the
     /// `living` legs.
-    pub fn suspect(self, leg: usize, needed: usize, living: Legs) -> Option<RowWord> {
-        let others = self.have().and(living).but(Legs::one(leg));
+    pub fn suspect(self, leg: usize, needed: usize, living: MemberSet) -> Option<RowWord> {
+        let others = self.have().intersection(living).difference(MemberSet::one(leg));
         let may = self.is_closed() && self.have().has(leg) && others.count() >= needed;
         may.then_some(RowWord(self.0 & !(1 << leg)))
     }
@@ -160,16 +160,16 @@ mod tests {
                 next.push(World { writer: Some(0), version: self.version + 1, ..self });
             }
             if let Some(have) = self.writer {
-                for leg in Legs::first(3).but(Legs(have)).iter() {
+                for leg in MemberSet::first(3).difference(MemberSet(have)).iter() {
                     let mut world = World { writer: Some(have | 1 << leg), ..self };
                     world.holds[leg] = self.version;
                     next.push(world);
                 }
                 // It has failed, or it ends with enough legs and one or both of the data pages.
                 next.push(World { writer: None, word: RowWord::SPENT.0, ..self });
-                if Legs(have).count() >= 2 {
+                if MemberSet(have).count() >= 2 {
                     for present in 1..4 {
-                        next.push(World { writer: None, word: RowWord::closed(Legs(have), present).0, ..self });
+                        next.push(World { writer: None, word: RowWord::closed(MemberSet(have), present).0, ..self });
                     }
                 }
             }
@@ -177,7 +177,7 @@ mod tests {
                 next.push(World { word: word.kill(part).0.0, ..self });
             }
             for leg in 0..3 {
-                if let Some(after) = word.suspect(leg, 2, Legs(7)).filter(|_| self.suspicions_left > 0) {
+                if let Some(after) = word.suspect(leg, 2, MemberSet(7)).filter(|_| self.suspicions_left > 0) {
                     next.push(World { word: after.0, suspicions_left: self.suspicions_left - 1, ..self });
                 }
                 if let Some(after) = word.claim(leg) {
@@ -216,15 +216,15 @@ mod tests {
 
     #[test]
     fn what_a_lost_leg_held_is_forgotten_and_can_be_brought_again() {
-        let word = RowWord::closed(Legs(0b011), 0b01);
+        let word = RowWord::closed(MemberSet(0b011), 0b01);
         let forgotten = word.forget(1).unwrap();
-        assert_eq!((forgotten.have(), forgotten.live(), forgotten.present()), (Legs(0b001), 0b01, 0b01));
+        assert_eq!((forgotten.have(), forgotten.live(), forgotten.present()), (MemberSet(0b001), 0b01, 0b01));
         assert!(
             forgotten.forget(1).is_none() && RowWord::SPENT.forget(1).is_none() && RowWord::CLEAN.forget(1).is_none()
         );
         assert_eq!(forgotten.claim(1).unwrap().finish(1, true), (word, false));
         let mended = word.claim(2).unwrap().forget(1).unwrap();
-        assert_eq!(mended.finish(2, true).0.have(), Legs(0b101), "whoever mends another leg goes on");
+        assert_eq!(mended.finish(2, true).0.have(), MemberSet(0b101), "whoever mends another leg goes on");
     }
 
     #[test]
@@ -239,6 +239,6 @@ mod tests {
             }
         }
         assert!(seen.len() > 1000, "{}", seen.len());
-        assert!(seen.iter().any(|world| world.version == 3 && RowWord(world.word).have() == Legs::first(3)));
+        assert!(seen.iter().any(|world| world.version == 3 && RowWord(world.word).have() == MemberSet::first(3)));
     }
 }

@@ -22,7 +22,7 @@
 //! Every transition is a pure function on a copy; the owner of the atomic runs the
 //! compare-exchange.
 
-use crate::Legs;
+use crate::MemberSet;
 
 /// Word of one page of a tiered pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -52,11 +52,11 @@ impl TierWord {
     }
 
     /// Returns the tiers that may have bytes of the page.
-    pub fn copies(self) -> Legs {
-        Legs((self.0 >> COPIES) as u16 & 0xff)
+    pub fn copies(self) -> MemberSet {
+        MemberSet((self.0 >> COPIES) as u16 & 0xff)
     }
 
-    fn with_copies(self, copies: Legs) -> TierWord {
+    fn with_copies(self, copies: MemberSet) -> TierWord {
         TierWord(self.0 & !(0xff << COPIES) | u64::from(copies.0) << COPIES)
     }
 
@@ -93,12 +93,12 @@ impl TierWord {
     }
 
     /// Returns the tiers whose copy can be given back: it does not count, and nobody writes.
-    pub fn garbage(self) -> Legs {
+    pub fn garbage(self) -> MemberSet {
         if self.writers() > 0 {
-            return Legs(0);
+            return MemberSet(0);
         }
         let kept = [self.at(), self.claimed()].into_iter().flatten();
-        kept.fold(self.copies(), |garbage, tier| garbage.but(Legs::one(tier)))
+        kept.fold(self.copies(), |garbage, tier| garbage.difference(MemberSet::one(tier)))
     }
 
     /// Begins a write to `tier`. `None`: not possible at this tier now.
@@ -106,7 +106,7 @@ impl TierWord {
         if self.claimed() == Some(tier) || self.writers() == WRITERS_MAX {
             return None;
         }
-        let word = self.with_copies(self.copies().or(Legs::one(tier))).spoiled();
+        let word = self.with_copies(self.copies().union(MemberSet::one(tier))).spoiled();
         Some(TierWord(word.0 + WRITER_ONE))
     }
 
@@ -132,8 +132,8 @@ impl TierWord {
     /// Ends a sweep, `swept` or given up. Nothing of it may be under way any more.
     pub fn finish_sweep(self, tier: usize, swept: bool) -> TierWord {
         assert!(self.claimed() == Some(tier) && !self.is_at(tier));
-        let gone = if swept { Legs::one(tier) } else { Legs(0) };
-        self.with_claim(None).with_copies(self.copies().but(gone))
+        let gone = if swept { MemberSet::one(tier) } else { MemberSet(0) };
+        self.with_claim(None).with_copies(self.copies().difference(gone))
     }
 
     /// Clears the mark of a page that was written since the last call; `None` if it was not.
@@ -149,7 +149,7 @@ impl TierWord {
     /// Claims the page for a copy from one tier to another. `None`: not possible now.
     pub fn claim_move(self, from: usize, to: usize) -> Option<TierWord> {
         assert!(from != to);
-        let copies = self.copies().or(Legs::one(to));
+        let copies = self.copies().union(MemberSet::one(to));
         let may = self.is_movable(from);
         may.then(|| TierWord(self.with_claim(Some(to)).with_copies(copies).0 | MOVING))
     }
@@ -406,7 +406,10 @@ mod tests {
         assert!(seen.len() > 10_000, "{}", seen.len());
         let is_moved = |world: &World| {
             let word = TierWord(world.word);
-            word.at() == Some(1) && word.copies() == Legs::one(1) && world.carers_left == 0 && world.next_version == 2
+            word.at() == Some(1)
+                && word.copies() == MemberSet::one(1)
+                && world.carers_left == 0
+                && world.next_version == 2
         };
         assert!(seen.iter().any(is_moved), "a page is moved, and its old copy given back");
     }
@@ -422,7 +425,7 @@ mod tests {
         for _ in 0..begun {
             word = word.end_write(7, false);
         }
-        assert_eq!((word.at(), word.garbage(), word.generation()), (None, Legs::one(7), begun as u32));
+        assert_eq!((word.at(), word.garbage(), word.generation()), (None, MemberSet::one(7), begun as u32));
     }
 
     #[test]
@@ -432,6 +435,6 @@ mod tests {
         assert_eq!((aged.age(), aged.at()), (None, Some(0)));
         let (moved, is_moved) = aged.claim_move(0, 3).expect("free").finish_move(3, true);
         assert!(is_moved && moved.age().is_none());
-        assert_eq!((moved.at(), moved.garbage()), (Some(3), Legs::one(0)));
+        assert_eq!((moved.at(), moved.garbage()), (Some(3), MemberSet::one(0)));
     }
 }

@@ -1,7 +1,7 @@
 //! Guards against operations that are lost, end twice, overtake what they must not, or wait for ever.
 
 use core::time::Duration;
-use farfield_core::session::{Answer, Call, ClientConversation, Expired};
+use farfield_core::session::{ClientConversation, ExpiredOperation, PageOperation, ReplyEvent};
 use farfield_core::time::Moment;
 use farfield_core::wire::*;
 use farfield_core::{PageId, RegionId};
@@ -15,17 +15,23 @@ fn client(in_flight_max: u32, background_pages_max: u32) -> ClientConversation<u
     ClientConversation::new(RegionId(3), SLOTS, in_flight_max, background_pages_max)
 }
 
-fn read(page: u64, count: u32) -> Call {
-    Call::Read { page: PageId(page), count }
+fn read(page: u64, count: u32) -> PageOperation {
+    PageOperation::Read { page: PageId(page), count }
 }
 
-fn answer_to(head: &Head) -> Head {
-    let body = match Kind::of_request(head.kind) {
-        Some(Kind::Read) => present_words(head.count) as u32 * 8,
-        Some(Kind::ReadPart) => 8 + (head.count & 0xFFFF),
+fn answer_to(head: &MessageHeader) -> MessageHeader {
+    let body = match MessageKind::of_request(head.kind) {
+        Some(MessageKind::Read) => present_words(head.count) as u32 * 8,
+        Some(MessageKind::ReadPart) => 8 + (head.count & 0xFFFF),
         _ => 0,
     };
-    Head { kind: head.kind | Kind::ANSWER, tag: head.tag, count: head.count, body, ..Head::default() }
+    MessageHeader {
+        kind: head.kind | MessageKind::ANSWER,
+        tag: head.tag,
+        count: head.count,
+        body,
+        ..MessageHeader::default()
+    }
 }
 
 #[test]
@@ -67,7 +73,7 @@ fn the_server_is_never_sent_more_than_it_takes() {
     let sent = [client.poll_send(Moment(0)).unwrap(), client.poll_send(Moment(0)).unwrap()];
     assert!(!client.wants_to_send());
     client.on_sent(sent[1].slot);
-    assert!(matches!(client.on_head(&answer_to(&sent[1].head)), Ok(Answer::Pages { .. })));
+    assert!(matches!(client.on_head(&answer_to(&sent[1].head)), Ok(ReplyEvent::Pages { .. })));
     client.finish(sent[1].slot).unwrap();
     assert!(client.wants_to_send());
 }
@@ -79,12 +85,12 @@ fn a_late_answer_is_skipped_and_a_made_up_one_breaks_the_connection() {
     let sent = client.poll_send(Moment(10)).unwrap();
     client.on_sent(sent.slot);
     assert_eq!(client.poll_expired(Moment(99)), None);
-    assert_eq!(client.poll_expired(Moment(100)), Some(Expired::Quiet { slot: sent.slot }));
+    assert_eq!(client.poll_expired(Moment(100)), Some(ExpiredOperation::Quiet { slot: sent.slot }));
     assert_eq!(client.finish(sent.slot).unwrap().carried, 1);
-    assert_eq!(client.on_head(&answer_to(&sent.head)), Ok(Answer::Stale));
-    let future = Head { tag: sent.head.tag + (7 << 32), ..answer_to(&sent.head) };
+    assert_eq!(client.on_head(&answer_to(&sent.head)), Ok(ReplyEvent::Stale));
+    let future = MessageHeader { tag: sent.head.tag + (7 << 32), ..answer_to(&sent.head) };
     assert_eq!(client.on_head(&future), Err(WireError::Unasked));
-    let nowhere = Head { tag: 99, ..answer_to(&sent.head) };
+    let nowhere = MessageHeader { tag: 99, ..answer_to(&sent.head) };
     assert_eq!(client.on_head(&nowhere), Err(WireError::Unasked));
 }
 
@@ -95,11 +101,11 @@ fn an_answer_of_another_kind_or_to_an_unsent_question_breaks_the_connection() {
     let sent = client.poll_send(Moment(0)).unwrap();
     assert_eq!(client.on_head(&answer_to(&sent.head)), Err(WireError::Unasked), "not sent yet");
     client.on_sent(sent.slot);
-    let other = Head { kind: Kind::Write.answer(), body: 0, ..answer_to(&sent.head) };
+    let other = MessageHeader { kind: MessageKind::Write.answer(), body: 0, ..answer_to(&sent.head) };
     assert!(client.on_head(&other).is_err());
-    let fewer = Head { count: 1, ..answer_to(&sent.head) };
+    let fewer = MessageHeader { count: 1, ..answer_to(&sent.head) };
     assert!(client.on_head(&fewer).is_err());
-    assert!(matches!(client.on_head(&answer_to(&sent.head)), Ok(Answer::Pages { asked: 2, prefix: 8, .. })));
+    assert!(matches!(client.on_head(&answer_to(&sent.head)), Ok(ReplyEvent::Pages { asked: 2, prefix: 8, .. })));
     assert_eq!(client.on_head(&answer_to(&sent.head)), Err(WireError::Unasked), "twice");
 }
 
@@ -139,10 +145,10 @@ proptest! {
                 Move::Submit { background, kind, count, wait } => {
                     let page = PageId(number as u64);
                     let call = match kind {
-                        0 => Call::Read { page, count },
-                        1 => Call::Write { page, count },
-                        2 => Call::ReadPart { page, part: PagePart::new(count as usize, 64).unwrap() },
-                        _ => Call::Discard { page, count },
+                        0 => PageOperation::Read { page, count },
+                        1 => PageOperation::Write { page, count },
+                        2 => PageOperation::ReadPart { page, part: PagePart::new(count as usize, 64).unwrap() },
+                        _ => PageOperation::Discard { page, count },
                     };
                     let wait = Duration::from_nanos(wait);
                     match client.submit(now, call, background, wait, number as u64) {
@@ -167,27 +173,27 @@ proptest! {
                 Move::Answer { nth, fail } if !waiting.is_empty() => {
                     let sent = waiting.remove(nth % waiting.len());
                     let head = match fail {
-                        true => Head { kind: Kind::ERROR, code: 3, tag: sent.head.tag, ..Head::default() },
+                        true => MessageHeader { kind: MessageKind::ERROR, code: 3, tag: sent.head.tag, ..MessageHeader::default() },
                         false => answer_to(&sent.head),
                     };
                     match client.on_head(&head).unwrap() {
-                        Answer::Pages { slot, .. }
-                        | Answer::Part { slot, .. }
-                        | Answer::Done { slot }
-                        | Answer::Failed { slot, .. } => {
+                        ReplyEvent::Pages { slot, .. }
+                        | ReplyEvent::Part { slot, .. }
+                        | ReplyEvent::Done { slot }
+                        | ReplyEvent::Failed { slot, .. } => {
                             let finished = client.finish(slot).unwrap();
                             prop_assert_eq!(finished.call, sent.call);
                             prop_assert!(open.remove(&finished.carried), "ended twice");
                         }
-                        Answer::Stale => panic!("nothing that waits is stale"),
+                        ReplyEvent::Stale => panic!("nothing that waits is stale"),
                     }
                 }
                 Move::Pass { nanos } => {
                     now = Moment(now.0 + nanos);
                     while let Some(expired) = client.poll_expired(now) {
-                        let (Expired::Quiet { slot } | Expired::Sending { slot } | Expired::Receiving { slot }) = expired;
+                        let (ExpiredOperation::Quiet { slot } | ExpiredOperation::Sending { slot } | ExpiredOperation::Receiving { slot }) = expired;
                         prop_assert_eq!(
-                            matches!(expired, Expired::Sending { .. }),
+                            matches!(expired, ExpiredOperation::Sending { .. }),
                             sending.iter().any(|sent| sent.slot == slot)
                         );
                         sending.retain(|sent| sent.slot != slot);

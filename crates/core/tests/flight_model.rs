@@ -7,7 +7,7 @@
 
 mod models;
 
-use farfield_core::heap::{Deref, FrameId, FrameWord, Handle, LogClass, LogWord, State, Whereabouts};
+use farfield_core::heap::{DerefOutcome, FrameId, FrameWord, Handle, LogClass, LogWord, ObjectLocation, State};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -40,7 +40,7 @@ impl Model {
     fn new() -> Arc<Model> {
         Arc::new(Model {
             handle: AtomicU64::new(Handle::settle(0, 0).0),
-            word: AtomicU64::new(FrameWord::EMPTY.create().0.arrived(FRAME, true).0),
+            word: AtomicU64::new(FrameWord::EMPTY.create().0.finish_load(FRAME, true).0),
             log: AtomicU32::new(LogWord::opened(LogClass::from_index(0)).0),
             deaths: AtomicU32::new(0),
             scopes: Scopes::new(),
@@ -79,13 +79,13 @@ impl Model {
         let is_near = loop {
             let seen = self.word();
             match seen.create() {
-                (next, Deref::Here(_)) if next == seen || self.exchange(seen, next) => break true,
-                (_, Deref::Here(_)) => {}
-                (next, Deref::Wait) => {
+                (next, DerefOutcome::Resident(_)) if next == seen || self.exchange(seen, next) => break true,
+                (_, DerefOutcome::Resident(_)) => {}
+                (next, DerefOutcome::Wait) => {
                     let _ = next == seen || self.exchange(seen, next);
                     loom::thread::yield_now();
                 }
-                (_, Deref::Fetch | Deref::Zero) => break false,
+                (_, DerefOutcome::Fetch | DerefOutcome::Zero) => break false,
             }
         };
         if is_near {
@@ -113,7 +113,7 @@ impl Model {
     fn evict(&self) {
         let seen = self.word();
         let Some(next) = seen.cool() else { return };
-        if !self.exchange(seen, next) || next.state() != State::Leaving {
+        if !self.exchange(seen, next) || next.state() != State::Cooling {
             return;
         }
         let epoch = self.scopes.end_epoch();
@@ -121,7 +121,7 @@ impl Model {
             return;
         }
         let seen = self.word();
-        let Some(sealed) = seen.seal() else { return };
+        let Some(sealed) = seen.claim_for_eviction() else { return };
         if LogWord(self.log.load(Ordering::SeqCst)).coming() > 0 {
             self.exchange(seen, seen.deref(false).0);
             return;
@@ -136,9 +136,9 @@ impl Model {
                 seen = self.word();
             }
         };
-        settle(FrameWord::copied);
+        settle(FrameWord::begin_writeback);
         let seen = self.word();
-        if let Some(next) = seen.left()
+        if let Some(next) = seen.finish_writeback()
             && self.exchange(seen, next)
         {
             // The frame holds another page now.
@@ -152,7 +152,7 @@ impl Model {
         let seen = Handle(self.handle.load(Ordering::Acquire));
         let held = self.word();
         if seen.is_at(PAGE, 0)
-            && let (next, Deref::Here(_)) = held.deref(false)
+            && let (next, DerefOutcome::Resident(_)) = held.deref(false)
             && (next == held || self.exchange(held, next))
         {
             assert_eq!(read(&self.place), VALUE);
@@ -224,6 +224,6 @@ fn its_page_dies_once() {
         ends.join().unwrap();
         model.free();
         assert_eq!(model.deaths.load(Ordering::Relaxed), 1);
-        assert_eq!(Handle(model.handle.load(Ordering::Acquire)).whereabouts(), Whereabouts::Nowhere);
+        assert_eq!(Handle(model.handle.load(Ordering::Acquire)).location(), ObjectLocation::Nowhere);
     });
 }

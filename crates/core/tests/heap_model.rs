@@ -6,7 +6,7 @@
 
 mod models;
 
-use farfield_core::heap::{Deref, FrameId, FrameWord, State};
+use farfield_core::heap::{DerefOutcome, FrameId, FrameWord, State};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -47,7 +47,7 @@ impl Model {
     fn got(&self) -> bool {
         let seen = FrameWord(self.word.load(Ordering::Acquire));
         let (next, what) = seen.deref(true);
-        matches!(what, Deref::Here(_)) && (next == seen || self.exchange(seen, next))
+        matches!(what, DerefOutcome::Resident(_)) && (next == seen || self.exchange(seen, next))
     }
 
     /// One scope, in which the value is incremented twice if the page is near. How often it was.
@@ -58,7 +58,7 @@ impl Model {
             let seen = FrameWord(self.word.load(Ordering::Acquire));
             let (next, what) = seen.deref(true);
             match what {
-                Deref::Here(frame) => {
+                DerefOutcome::Resident(frame) => {
                     assert_eq!(frame, FRAME);
                     if next == seen || self.exchange(seen, next) {
                         // A reference: it is used, and used again later in the scope.
@@ -69,12 +69,12 @@ impl Model {
                         break;
                     }
                 }
-                Deref::Wait => {
+                DerefOutcome::Wait => {
                     let _ = next == seen || self.exchange(seen, next);
                     loom::thread::yield_now();
                 }
                 // The model has no way back from far.
-                Deref::Fetch | Deref::Zero => break,
+                DerefOutcome::Fetch | DerefOutcome::Zero => break,
             }
         }
         self.scopes.leave(record);
@@ -85,7 +85,7 @@ impl Model {
     fn evict(&self) -> bool {
         let seen = FrameWord(self.word.load(Ordering::Acquire));
         let Some(next) = seen.cool() else { return false };
-        if !self.exchange(seen, next) || next.state() != State::Leaving {
+        if !self.exchange(seen, next) || next.state() != State::Cooling {
             return false;
         }
         let epoch = self.scopes.end_epoch();
@@ -93,7 +93,7 @@ impl Model {
             return false;
         }
         let seen = FrameWord(self.word.load(Ordering::Acquire));
-        let Some(sealed) = seen.seal() else { return false };
+        let Some(sealed) = seen.claim_for_eviction() else { return false };
         if self.pins.load(Ordering::Acquire) > 0 {
             self.exchange(seen, seen.deref(false).0);
             return false;
@@ -108,10 +108,10 @@ impl Model {
                 seen = FrameWord(self.word.load(Ordering::Acquire));
             }
         };
-        settle(FrameWord::copied);
+        settle(FrameWord::begin_writeback);
         write(&self.far, copy);
         let seen = FrameWord(self.word.load(Ordering::Acquire));
-        let Some(next) = seen.left() else { return false };
+        let Some(next) = seen.finish_writeback() else { return false };
         let left = self.exchange(seen, next);
         if left {
             // The frame holds another page now.
@@ -130,7 +130,7 @@ impl Model {
 }
 
 fn near() -> FrameWord {
-    FrameWord::EMPTY.create().0.arrived(FRAME, true)
+    FrameWord::EMPTY.create().0.finish_load(FRAME, true)
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn two_readers_take_a_page_back_at_once() {
                 model.scopes.enter(record);
                 let seen = FrameWord(model.word.load(Ordering::Acquire));
                 let (next, what) = seen.deref(false);
-                if matches!(what, Deref::Here(_)) && (next == seen || model.exchange(seen, next)) {
+                if matches!(what, DerefOutcome::Resident(_)) && (next == seen || model.exchange(seen, next)) {
                     assert_eq!(read(&model.frame), 0);
                 }
                 model.scopes.leave(record);
@@ -210,7 +210,7 @@ fn a_retired_object_and_a_page_wait_for_the_same_scope() {
                     assert_eq!(read(&model.object), 7);
                 }
                 let seen = FrameWord(word.load(Ordering::Acquire));
-                if let (next, Deref::Here(_)) = seen.deref(false)
+                if let (next, DerefOutcome::Resident(_)) = seen.deref(false)
                     && (next == seen || model.page.exchange(seen, next))
                 {
                     assert_eq!(read(frame), 0);

@@ -7,7 +7,9 @@
 
 mod models;
 
-use farfield_core::heap::{Deref, FrameId, FrameWord, Handle, LogClass, LogWord, Path, State, Whereabouts};
+use farfield_core::heap::{
+    DerefOutcome, FrameId, FrameWord, Handle, IngressPath, LogClass, LogWord, ObjectLocation, State,
+};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -34,12 +36,12 @@ struct Model {
 unsafe impl Sync for Model {}
 
 fn near(page: usize) -> FrameWord {
-    FrameWord::EMPTY.create().0.arrived(FrameId(page as u32 + 1), true)
+    FrameWord::EMPTY.create().0.finish_load(FrameId(page as u32 + 1), true)
 }
 
 fn far() -> FrameWord {
-    let sealed = near(0).cool().and_then(FrameWord::seal).unwrap();
-    sealed.copied().left().unwrap()
+    let sealed = near(0).cool().and_then(FrameWord::claim_for_eviction).unwrap();
+    sealed.begin_writeback().finish_writeback().unwrap()
 }
 
 impl Model {
@@ -49,7 +51,7 @@ impl Model {
         Arc::new(Model {
             handle: AtomicU64::new(Handle::settle(0, 0).0),
             words: [first, near(1), near(2)].map(|word| AtomicU64::new(word.0)),
-            log: AtomicU32::new(LogWord::opened(LogClass::from_index(0)).add().closed().0.leave(Path::Page).0),
+            log: AtomicU32::new(LogWord::opened(LogClass::from_index(0)).add().closed().0.leave(IngressPath::Page).0),
             scopes: Scopes::new(),
             frames: [in_frame, 0, 0].map(UnsafeCell::new),
             far: UnsafeCell::new(in_pool),
@@ -83,26 +85,26 @@ impl Model {
     }
 
     /// `Core::seek`, with a few looks: the page in whose frame the object is. On this path, if it is far.
-    fn seek(&self, path: Path) -> Option<usize> {
+    fn seek(&self, path: IngressPath) -> Option<usize> {
         for _ in 0..3 {
             let seen = Handle(self.handle.load(Ordering::Acquire));
-            let Whereabouts::At { page, .. } = seen.whereabouts() else {
+            let ObjectLocation::At { page, .. } = seen.location() else {
                 loom::thread::yield_now();
                 continue;
             };
             let page = page as usize;
             let held = self.word(page);
             match held.deref(true) {
-                (next, Deref::Here(_)) => {
+                (next, DerefOutcome::Resident(_)) => {
                     if next != held && !self.exchange(page, held, next) {
                         continue;
                     }
-                    if Handle(self.handle.load(Ordering::Acquire)).whereabouts() == seen.whereabouts() {
+                    if Handle(self.handle.load(Ordering::Acquire)).location() == seen.location() {
                         return Some(page);
                     }
                 }
-                (_, Deref::Fetch) if path == Path::Page => self.bring_page(),
-                (_, Deref::Fetch) => self.bring(seen),
+                (_, DerefOutcome::Fetch) if path == IngressPath::Page => self.bring_page(),
+                (_, DerefOutcome::Fetch) => self.bring(seen),
                 _ => loom::thread::yield_now(),
             }
         }
@@ -134,7 +136,7 @@ impl Model {
         let comes = seen.state() == State::Far && self.exchange(0, seen, fetching);
         if comes {
             write(&self.frames[0], read(&self.far));
-            self.words[0].store(fetching.arrived(FrameId(1), false).0, Ordering::Release);
+            self.words[0].store(fetching.finish_load(FrameId(1), false).0, Ordering::Release);
         }
         self.end(|word| word.fetched(comes));
     }
@@ -143,16 +145,16 @@ impl Model {
     fn evict(&self) {
         let seen = self.word(0);
         let Some(next) = seen.cool() else { return };
-        if !self.exchange(0, seen, next) || next.state() != State::Leaving {
+        if !self.exchange(0, seen, next) || next.state() != State::Cooling {
             return;
         }
         let epoch = self.scopes.end_epoch();
         let seen = self.word(0);
-        let Some(sealed) = seen.seal().filter(|_| self.scopes.is_over(epoch)) else { return };
+        let Some(sealed) = seen.claim_for_eviction().filter(|_| self.scopes.is_over(epoch)) else { return };
         if self.exchange(0, seen, sealed) {
             write(&self.far, read(&self.frames[0]));
             let mut seen = self.word(0);
-            while !self.exchange(0, seen, seen.copied().left().unwrap()) {
+            while !self.exchange(0, seen, seen.begin_writeback().finish_writeback().unwrap()) {
                 seen = self.word(0);
             }
             // The frame holds something else now.
@@ -201,10 +203,10 @@ impl Model {
 
     /// One scope, in which the object is incremented, if it is found; how often.
     fn increment(&self, record: usize) -> u64 {
-        self.increment_by(record, Path::Object)
+        self.increment_by(record, IngressPath::Object)
     }
 
-    fn increment_by(&self, record: usize, path: Path) -> u64 {
+    fn increment_by(&self, record: usize, path: IngressPath) -> u64 {
         self.scopes.enter(record);
         let found = self.seek(path);
         if let Some(page) = found {
@@ -220,7 +222,7 @@ impl Model {
     fn evacuate(&self) {
         let seen = self.word(0);
         let Some(next) = seen.cool() else { return };
-        if !self.exchange(0, seen, next) || next.state() != State::Leaving {
+        if !self.exchange(0, seen, next) || next.state() != State::Cooling {
             return;
         }
         let epoch = self.scopes.end_epoch();
@@ -228,7 +230,7 @@ impl Model {
             return;
         }
         let seen = self.word(0);
-        let Some(sealed) = seen.seal() else { return };
+        let Some(sealed) = seen.claim_for_eviction() else { return };
         if !self.exchange(0, seen, sealed) {
             return;
         }
@@ -260,7 +262,7 @@ impl Model {
         self.scopes.enter(record);
         let seen = self.word(0);
         let (next, what) = seen.create();
-        let is_near = matches!(what, Deref::Here(_)) && (next == seen || self.exchange(0, seen, next));
+        let is_near = matches!(what, DerefOutcome::Resident(_)) && (next == seen || self.exchange(0, seen, next));
         let is_ours = is_near && self.update(|word| Some((word.reopened()?, ()))).is_some();
         let is_free = is_ours && !Handle(self.handle.load(Ordering::Acquire)).is_at(0, 0);
         if is_free {
@@ -278,7 +280,7 @@ impl Model {
     fn free(&self, record: usize) {
         self.scopes.enter(record);
         let seen = Handle(self.handle.load(Ordering::Acquire));
-        if self.word(0).deref(false).1 == Deref::Here(FrameId(1)) {
+        if self.word(0).deref(false).1 == DerefOutcome::Resident(FrameId(1)) {
             assert_eq!(read(&self.frames[0]), START);
         }
         self.scopes.leave(record);
@@ -288,9 +290,9 @@ impl Model {
     }
 
     fn value(&self) -> u64 {
-        match Handle(self.handle.load(Ordering::Acquire)).whereabouts() {
-            Whereabouts::At { page: 0, .. } if self.word(0).state() == State::Far => read(&self.far),
-            Whereabouts::At { page, .. } => read(&self.frames[page as usize]),
+        match Handle(self.handle.load(Ordering::Acquire)).location() {
+            ObjectLocation::At { page: 0, .. } if self.word(0).state() == State::Far => read(&self.far),
+            ObjectLocation::At { page, .. } => read(&self.frames[page as usize]),
             other => panic!("{other:?} at rest"),
         }
     }
@@ -309,7 +311,7 @@ fn increments_stay(preemptions: usize, first: fn() -> FrameWord, mutate: fn(&Mod
 }
 
 /// Increments of two threads on one object are the program's to order; here each only looks, and the one who is first brings it.
-fn two_look(paths: [Path; 2], may_be_in: &'static [usize]) {
+fn two_look(paths: [IngressPath; 2], may_be_in: &'static [usize]) {
     check(3, move || {
         let model = Model::new(far());
         let threads = [0, 1].map(|record| {
@@ -340,7 +342,7 @@ fn an_object_moves_while_scopes_come_and_go() {
 
 #[test]
 fn two_threads_bring_one_object_once() {
-    two_look([Path::Object; 2], &[1]);
+    two_look([IngressPath::Object; 2], &[1]);
 }
 
 /// What is left in a far page is brought together while it is missed: one of them moves it.
@@ -394,13 +396,13 @@ fn a_page_does_not_leave_while_it_is_filled() {
 /// One thread wants the object alone, and another one its page.
 #[test]
 fn a_page_comes_whole_or_an_object_out_of_it() {
-    two_look([Path::Object, Path::Page], &[0, 1]);
+    two_look([IngressPath::Object, IngressPath::Page], &[0, 1]);
 }
 
 /// A page that came whole and was changed leaves, while somebody wants the object alone.
 #[test]
 fn a_page_that_came_whole_leaves_changed() {
-    let mutate = |model: &Model| model.increment_by(0, Path::Page) + model.increment_by(0, Path::Object);
+    let mutate = |model: &Model| model.increment_by(0, IngressPath::Page) + model.increment_by(0, IngressPath::Object);
     increments_stay(3, far, mutate, Model::evict);
 }
 
@@ -410,7 +412,7 @@ fn a_page_comes_whole_or_is_merged() {
     increments_stay(
         4,
         far,
-        |model| model.increment_by(0, Path::Page),
+        |model| model.increment_by(0, IngressPath::Page),
         |model| {
             model.merge();
         },

@@ -5,7 +5,7 @@
 
 mod models;
 
-use farfield_core::heap::{Deref, FrameId, FrameWord, Place, State};
+use farfield_core::heap::{DerefOutcome, FrameId, FrameWord, SlotHint, State};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -34,18 +34,18 @@ unsafe impl Sync for Model {}
 // SAFETY: nothing in it belongs to a thread.
 unsafe impl Send for Model {}
 
-fn slot(page: usize, place: Place) -> u64 {
+fn slot(page: usize, place: SlotHint) -> u64 {
     (page as u64) << 32 | u64::from(place.0)
 }
 
 impl Model {
     /// The first page is near, in frame 1, where the slot guesses it; the second is far.
     fn new() -> Arc<Model> {
-        let near = FrameWord::EMPTY.create().0.arrived(FrameId(1), true);
-        let copied = near.cool().and_then(FrameWord::seal).map(FrameWord::copied);
-        let far = copied.and_then(FrameWord::left).expect("the way out");
+        let near = FrameWord::EMPTY.create().0.finish_load(FrameId(1), true);
+        let copied = near.cool().and_then(FrameWord::claim_for_eviction).map(FrameWord::begin_writeback);
+        let far = copied.and_then(FrameWord::finish_writeback).expect("the way out");
         Arc::new(Model {
-            slot: AtomicU64::new(slot(FIRST, Place::new(FrameId(1), 3))),
+            slot: AtomicU64::new(slot(FIRST, SlotHint::new(FrameId(1), 3))),
             words: [AtomicU64::new(near.0), AtomicU64::new(far.0)],
             frames: [UnsafeCell::new(value(FIRST)), UnsafeCell::new(0)],
             scopes: Scopes::new(),
@@ -68,7 +68,7 @@ impl Model {
     fn get(&self, record: usize) {
         self.scopes.enter(record);
         let seen = self.slot.load(Ordering::Acquire);
-        let (page, place) = ((seen >> 32) as usize, Place(seen as u32));
+        let (page, place) = ((seen >> 32) as usize, SlotHint(seen as u32));
         let word = self.word(page);
         let found = if word.confirms(place) { Some(place.frame()) } else { self.find(page, word, seen, place) };
         if let Some(frame) = found {
@@ -77,8 +77,8 @@ impl Model {
         self.scopes.leave(record);
     }
 
-    fn find(&self, page: usize, word: FrameWord, seen: u64, place: Place) -> Option<FrameId> {
-        let (next, Deref::Here(frame)) = word.deref(false) else { return None };
+    fn find(&self, page: usize, word: FrameWord, seen: u64, place: SlotHint) -> Option<FrameId> {
+        let (next, DerefOutcome::Resident(frame)) = word.deref(false) else { return None };
         if next != word && !self.exchange(page, word, next) {
             return None;
         }
@@ -90,17 +90,17 @@ impl Model {
     /// The page leaves, if nobody uses it; the frame it had.
     fn evict(&self, page: usize) -> Option<FrameId> {
         let seen = self.word(page);
-        let next = seen.cool().filter(|next| self.exchange(page, seen, *next) && next.state() == State::Leaving)?;
+        let next = seen.cool().filter(|next| self.exchange(page, seen, *next) && next.state() == State::Cooling)?;
         let epoch = self.scopes.end_epoch();
         if !self.scopes.is_over(epoch) {
             return None;
         }
-        let sealed = next.seal().filter(|sealed| self.exchange(page, next, *sealed))?;
-        let copied = sealed.copied();
+        let sealed = next.claim_for_eviction().filter(|sealed| self.exchange(page, next, *sealed))?;
+        let copied = sealed.begin_writeback();
         if !self.exchange(page, sealed, copied) {
             return None;
         }
-        let left = copied.left().filter(|left| self.exchange(page, copied, *left))?;
+        let left = copied.finish_writeback().filter(|left| self.exchange(page, copied, *left))?;
         assert_eq!(left.state(), State::Far);
         sealed.frame()
     }
@@ -108,11 +108,11 @@ impl Model {
     /// The far page comes to this free frame.
     fn bring(&self, page: usize, frame: FrameId) {
         let seen = self.word(page);
-        let (fetching, Deref::Fetch) = seen.deref(false) else { return };
+        let (fetching, DerefOutcome::Fetch) = seen.deref(false) else { return };
         if self.exchange(page, seen, fetching) {
             write(self.bytes(frame), value(page));
             let mut seen = self.word(page);
-            while !self.exchange(page, seen, seen.arrived(frame, false)) {
+            while !self.exchange(page, seen, seen.finish_load(frame, false)) {
                 seen = self.word(page);
             }
         }
@@ -144,14 +144,14 @@ fn a_slot_comes_to_name_another_object_while_its_guess_is_corrected() {
     check(2, || {
         let model = Model::new();
         // Its guess is wrong already.
-        model.slot.store(slot(FIRST, Place::new(FrameId(2), 3)), Ordering::Relaxed);
+        model.slot.store(slot(FIRST, SlotHint::new(FrameId(2), 3)), Ordering::Relaxed);
         let readers = [0, 1].map(|record| {
             let model = model.clone();
             loom::thread::spawn(move || model.get(record))
         });
         model.bring(SECOND, FrameId(2));
         // Whoever stores a slot has made its object; the guess need not be right.
-        model.slot.store(slot(SECOND, Place::new(FrameId(1), 5)), Ordering::Release);
+        model.slot.store(slot(SECOND, SlotHint::new(FrameId(1), 5)), Ordering::Release);
         for reader in readers {
             reader.join().unwrap();
         }
@@ -168,7 +168,7 @@ fn a_correction_passes_on_that_the_object_is_made() {
             loom::thread::spawn(move || {
                 // In the page that is near already, where no frame word tells of it.
                 write(model.bytes(FrameId(2)), value(FIRST));
-                model.slot.store(1 << 63 | slot(FIRST, Place::new(FrameId(1), 0)), Ordering::Release);
+                model.slot.store(1 << 63 | slot(FIRST, SlotHint::new(FrameId(1), 0)), Ordering::Release);
             })
         };
         let corrector = {

@@ -53,10 +53,14 @@ unsafe impl Send for Page {}
 
 impl Page {
     fn new(way: Way) -> Arc<Page> {
-        let near = FrameWord::EMPTY.create().0.arrived(FRAME, true);
-        let far = near.cool().and_then(FrameWord::seal).map(FrameWord::copied).and_then(FrameWord::left);
+        let near = FrameWord::EMPTY.create().0.finish_load(FRAME, true);
+        let far = near
+            .cool()
+            .and_then(FrameWord::claim_for_eviction)
+            .map(FrameWord::begin_writeback)
+            .and_then(FrameWord::finish_writeback);
         let (fetching, _) = far.expect("the way out").deref(false);
-        assert_eq!(fetching.state(), State::Fetching);
+        assert_eq!(fetching.state(), State::Loading);
         Arc::new(Page {
             way,
             word: AtomicU64::new(fetching.0),
@@ -120,7 +124,7 @@ impl Page {
         let early = FrameWord(self.word.load(Ordering::Acquire)).is_wanted();
         let wanted = loop {
             let seen = FrameWord(self.word.load(Ordering::Acquire));
-            if self.exchange(seen, seen.arrived(FRAME, false)) {
+            if self.exchange(seen, seen.finish_load(FRAME, false)) {
                 break seen.is_wanted();
             }
         };

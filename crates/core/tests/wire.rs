@@ -2,20 +2,20 @@
 //! no encoder makes. The same decoders are fuzzed under `fuzz/`; here every change is checked in a second.
 
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::session::{Limits, ServerConversation, Step};
+use farfield_core::session::{ConnectionLimits, ServerAction, ServerConversation};
 use farfield_core::wire::*;
 use farfield_core::{Incarnation, PageId, RegionId, part_checksum};
 use proptest::prelude::*;
 
-fn split(frame: &[u8]) -> (Head, &[u8]) {
-    let head = Head::decode(frame).unwrap().unwrap();
+fn split(frame: &[u8]) -> (MessageHeader, &[u8]) {
+    let head = MessageHeader::decode(frame).unwrap().unwrap();
     assert_eq!(frame.len(), head.frame_bytes(), "a frame is as long as its head says");
     (head, &frame[HEAD_BYTES..])
 }
 
-fn head() -> impl Strategy<Value = Head> {
+fn head() -> impl Strategy<Value = MessageHeader> {
     let small = (0u32..=BODY_BYTES_LIMIT as u32, any::<(u8, u8, u16)>(), any::<(u64, u32, u32, u64, u64)>());
-    small.prop_map(|(body, (kind, flags, code), (tag, deadline_us, count, region, page))| Head {
+    small.prop_map(|(body, (kind, flags, code), (tag, deadline_us, count, region, page))| MessageHeader {
         body,
         kind,
         flags,
@@ -67,7 +67,7 @@ fn request() -> impl Strategy<Value = (Request<'static>, u8)> {
 
 /// Everything that reads bytes from the other side, on bytes that may be anything.
 fn feed(bytes: &[u8]) {
-    let Ok(Some(head)) = Head::decode(bytes) else { return };
+    let Ok(Some(head)) = MessageHeader::decode(bytes) else { return };
     let body = &bytes[HEAD_BYTES..];
     let _ = Hello::decode(&head, body);
     let _ = Welcome::decode(&head, body);
@@ -101,9 +101,9 @@ fn feed(bytes: &[u8]) {
 proptest! {
     #[test]
     fn heads_survive(head in head()) {
-        prop_assert_eq!(Head::decode(&head.encode()), Ok(Some(head)));
+        prop_assert_eq!(MessageHeader::decode(&head.encode()), Ok(Some(head)));
         for short in 0..HEAD_BYTES {
-            prop_assert_eq!(Head::decode(&head.encode()[..short]), Ok(None));
+            prop_assert_eq!(MessageHeader::decode(&head.encode()[..short]), Ok(None));
         }
     }
 
@@ -119,8 +119,8 @@ proptest! {
 
     #[test]
     fn writes_survive(count in 1u32..6, byte: u8, sums in prop::collection::vec(any::<u64>(), 5), page: u64) {
-        let head = Head {
-            kind: Kind::Write as u8, count, page, body: write_body_bytes(count) as u32, ..Head::default()
+        let head = MessageHeader {
+            kind: MessageKind::Write as u8, count, page, body: write_body_bytes(count) as u32, ..MessageHeader::default()
         };
         let mut body: Vec<u8> = sums[..count as usize].iter().flat_map(|sum| sum.to_le_bytes()).collect();
         body.resize(write_body_bytes(count), byte);
@@ -192,7 +192,7 @@ proptest! {
         welcome.encode(&mut frame);
         let (head, body) = split(&frame);
         prop_assert_eq!(Welcome::decode(&head, body), Ok(Ok(welcome)));
-        let refusal = Refusal {
+        let refusal = ConnectionRefusal {
             code: RefuseCode::from_number(code), version_min: numbers.0, version_max: code, text: &text,
         };
         let mut frame = Vec::new();
@@ -200,7 +200,7 @@ proptest! {
         let (head, body) = split(&frame);
         let decoded = Welcome::decode(&head, body).unwrap().unwrap_err();
         prop_assert!(text.starts_with(decoded.text) && decoded.text.len() >= text.len().min(253));
-        prop_assert_eq!(Refusal { text: "", ..decoded }, Refusal { text: "", ..refusal });
+        prop_assert_eq!(ConnectionRefusal { text: "", ..decoded }, ConnectionRefusal { text: "", ..refusal });
     }
 
     #[test]
@@ -213,22 +213,22 @@ proptest! {
         };
         let map = MapReply { pages: a, generation: b, layers_total: 255, first_layer: 255 - layers, layers };
         let mut frame = Vec::new();
-        let mut check = |encode: &dyn Fn(&mut Vec<u8>), kind: Option<Kind>, reply: Reply| {
+        let mut check = |encode: &dyn Fn(&mut Vec<u8>), kind: Option<MessageKind>, reply: Reply| {
             frame.clear();
             encode(&mut frame);
             let (head, body) = split(&frame);
             assert_eq!(WireReply::decode(&head, body), Ok(WireReply { tag, kind, reply }));
         };
-        check(&|out| encode_ok(tag, Kind::Write, out), Some(Kind::Write), Reply::Done);
+        check(&|out| encode_ok(tag, MessageKind::Write, out), Some(MessageKind::Write), Reply::Done);
         let failed = Reply::Failed { code: ErrorCode::from_number(code), page: a };
         check(&|out| encode_error(tag, ErrorCode::from_number(code), a, out), None, failed);
         let created = Reply::Created { region: RegionId(a) };
-        check(&|out| encode_created(tag, RegionId(a), out), Some(Kind::CreateRegion), created);
+        check(&|out| encode_created(tag, RegionId(a), out), Some(MessageKind::CreateRegion), created);
         let claimed = Reply::Claimed { region: RegionId(a), pages: b };
-        check(&|out| encode_claimed(tag, RegionId(a), b, out), Some(Kind::ClaimRegion), claimed);
-        check(&|out| encode_ticket(tag, secret, out), Some(Kind::CloneRegion), Reply::Ticket { secret });
-        check(&|out| encode_stat(tag, &stat, out), Some(Kind::Stat), Reply::Stat(stat));
-        check(&|out| encode_map(tag, &map, out), Some(Kind::MapRegion), Reply::Map(map));
+        check(&|out| encode_claimed(tag, RegionId(a), b, out), Some(MessageKind::ClaimRegion), claimed);
+        check(&|out| encode_ticket(tag, secret, out), Some(MessageKind::CloneRegion), Reply::Ticket { secret });
+        check(&|out| encode_stat(tag, &stat, out), Some(MessageKind::Stat), Reply::Stat(stat));
+        check(&|out| encode_map(tag, &map, out), Some(MessageKind::MapRegion), Reply::Map(map));
     }
 
     #[test]
@@ -236,7 +236,7 @@ proptest! {
         let mut frame = Vec::new();
         encode_answer(tag, steps, &bytes, &mut frame);
         let (head, body) = split(&frame);
-        let answer = WireReply { tag, kind: Some(Kind::Call), reply: Reply::Answer { steps } };
+        let answer = WireReply { tag, kind: Some(MessageKind::Call), reply: Reply::Answer { steps } };
         prop_assert_eq!(WireReply::decode(&head, body), Ok(answer));
         prop_assert_eq!(body, &bytes[..]);
     }
@@ -250,19 +250,19 @@ proptest! {
         let mut frame = Vec::new();
         encode_station(tag, &station, &mut frame);
         let (head, body) = split(&frame);
-        let reply = WireReply { tag, kind: Some(Kind::Station), reply: Reply::Station };
+        let reply = WireReply { tag, kind: Some(MessageKind::Station), reply: Reply::Station };
         prop_assert_eq!(WireReply::decode(&head, body), Ok(reply));
         prop_assert_eq!(StationReply::decode(body), Some(station));
         prop_assert_eq!(StationReply::decode(&body[..body.len() - 1]), None);
 
-        let windows: Vec<Window> = keys.iter().map(|(key, base)| Window { key: *key, base: *base }).collect();
+        let windows: Vec<RemoteWindow> = keys.iter().map(|(key, base)| RemoteWindow { key: *key, base: *base }).collect();
         let layers_total = (more + windows.len() as u32 - 2).max(1);
         let first_layer = layers_total + 2 - windows.len() as u32;
         let reply = ExposeReply::new(pages, generation, layers_total, first_layer, [windows[0], windows[1]]);
         let mut frame = Vec::new();
         encode_expose(tag, &reply, windows[2..].iter().copied(), &mut frame);
         let (head, body) = split(&frame);
-        let answer = WireReply { tag, kind: Some(Kind::Expose), reply: Reply::Expose };
+        let answer = WireReply { tag, kind: Some(MessageKind::Expose), reply: Reply::Expose };
         prop_assert_eq!(WireReply::decode(&head, body), Ok(answer));
         let decoded = ExposeReply::decode(body).unwrap();
         prop_assert!(decoded.layers().eq(windows[2..].iter().copied()));
@@ -280,7 +280,7 @@ proptest! {
         let indices = || (0..count).filter(|index| present[*index as usize]);
         let mut frame = Vec::new();
         encode_read(9, count, indices().map(|index| (index, sum(index))), &mut frame);
-        let head = Head::decode(&frame).unwrap().unwrap();
+        let head = MessageHeader::decode(&frame).unwrap().unwrap();
         let prefix = ReadReply::prefix_bytes(&head, count).unwrap();
         prop_assert_eq!(frame.len(), HEAD_BYTES + prefix);
         prop_assert_eq!(prefix, read_prefix_bytes(count, indices().count() as u32));
@@ -301,10 +301,10 @@ proptest! {
 
     #[test]
     fn nearly_right_messages_are_refused_or_understood(
-        mut head in head(), kind in 0usize..Kind::ALL.len(), answer: bool, body in prop::collection::vec(any::<u8>(), 0..200),
+        mut head in head(), kind in 0usize..MessageKind::ALL.len(), answer: bool, body in prop::collection::vec(any::<u8>(), 0..200),
         magic: bool,
     ) {
-        let kind = Kind::ALL[kind];
+        let kind = MessageKind::ALL[kind];
         head.kind = if answer { kind.answer() } else { kind as u8 };
         head.body = body.len() as u32;
         head.count %= 300;
@@ -334,30 +334,30 @@ proptest! {
             received.extend(stream.drain(..stream.len().min(*cuts.next().unwrap())));
             loop {
                 let used = match conversation.step(&received) {
-                    Step::Need { bytes } => {
+                    ServerAction::Need { bytes } => {
                         assert!(bytes > received.len(), "it needs what it has");
                         break;
                     }
-                    Step::Hello { hello, version, used } => {
+                    ServerAction::Hello { hello, version, used } => {
                         assert_eq!((hello.token, version), (&b"t"[..], Some(1)));
                         conversation.on_welcome(&welcome());
                         used
                     }
-                    Step::Request { request, used } => {
+                    ServerAction::Request { request, used } => {
                         assert_eq!(request.tag, seen);
                         assert_eq!(request.request, requests[seen as usize].0);
                         seen += 1;
                         conversation.on_answered();
                         used
                     }
-                    Step::Fail { tag, code, used } => {
+                    ServerAction::Fail { tag, code, used } => {
                         assert!(matches!(requests[seen as usize].0, Request::Read { count, .. } if count == 0 || count > 64));
                         assert!(matches!(code, ErrorCode::TooMuch | ErrorCode::BadRequest));
                         assert_eq!(tag, seen);
                         seen += 1;
                         used
                     }
-                    Step::Broken { error, .. } => panic!("{error}"),
+                    ServerAction::Broken { error, .. } => panic!("{error}"),
                 };
                 received.drain(..used);
             }
@@ -367,7 +367,8 @@ proptest! {
 }
 
 fn welcome() -> Welcome {
-    let Limits { batch_pages_max, in_flight_max } = Limits { batch_pages_max: 64, in_flight_max: 4 };
+    let ConnectionLimits { batch_pages_max, in_flight_max } =
+        ConnectionLimits { batch_pages_max: 64, in_flight_max: 4 };
     Welcome {
         version: 1,
         lease_ms: 1,
@@ -394,11 +395,11 @@ fn frame(request: Request<'_>) -> Vec<u8> {
 #[test]
 fn a_stranger_is_noticed_by_the_first_forty_bytes() {
     let http = b"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: */*\r\n\r\n";
-    assert!(matches!(ServerConversation::new().step(http), Step::Broken { .. }));
+    assert!(matches!(ServerConversation::new().step(http), ServerAction::Broken { .. }));
     // A request before the handshake, and a greeting that would never end.
-    assert!(matches!(ServerConversation::new().step(&frame(Request::Ping)), Step::Broken { .. }));
-    let endless = Head { kind: Kind::Hello as u8, body: 1 << 20, ..Head::default() };
-    assert!(matches!(ServerConversation::new().step(&endless.encode()), Step::Broken { .. }));
+    assert!(matches!(ServerConversation::new().step(&frame(Request::Ping)), ServerAction::Broken { .. }));
+    let endless = MessageHeader { kind: MessageKind::Hello as u8, body: 1 << 20, ..MessageHeader::default() };
+    assert!(matches!(ServerConversation::new().step(&endless.encode()), ServerAction::Broken { .. }));
 }
 
 #[test]
@@ -407,8 +408,8 @@ fn a_second_greeting_breaks_the_conversation_for_good() {
     let mut again = Vec::new();
     let hello = Hello { version_min: 1, version_max: 1, features: 0, session: None, token: b"", client_name: "" };
     hello.encode(&mut again);
-    assert!(matches!(conversation.step(&again), Step::Broken { .. }));
-    assert!(matches!(conversation.step(&frame(Request::Ping)), Step::Broken { .. }));
+    assert!(matches!(conversation.step(&again), ServerAction::Broken { .. }));
+    assert!(matches!(conversation.step(&frame(Request::Ping)), ServerAction::Broken { .. }));
 }
 
 #[test]
@@ -416,28 +417,33 @@ fn more_than_agreed_is_an_error_of_the_request_or_of_the_connection() {
     let mut conversation = open_conversation();
     let region = RegionId(1);
     let read = frame(Request::Read { region, page: PageId(0), count: 65 });
-    assert!(matches!(conversation.step(&read), Step::Fail { tag: 5, code: ErrorCode::TooMuch, .. }));
+    assert!(matches!(conversation.step(&read), ServerAction::Fail { tag: 5, code: ErrorCode::TooMuch, .. }));
     for _ in 0..4 {
-        assert!(matches!(conversation.step(&frame(Request::Ping)), Step::Request { .. }));
+        assert!(matches!(conversation.step(&frame(Request::Ping)), ServerAction::Request { .. }));
     }
     assert_eq!(conversation.in_flight(), 4);
-    assert!(matches!(conversation.step(&frame(Request::Ping)), Step::Fail { code: ErrorCode::TooMuch, .. }));
+    assert!(matches!(conversation.step(&frame(Request::Ping)), ServerAction::Fail { code: ErrorCode::TooMuch, .. }));
     conversation.on_answered();
-    assert!(matches!(conversation.step(&frame(Request::Ping)), Step::Request { .. }));
+    assert!(matches!(conversation.step(&frame(Request::Ping)), ServerAction::Request { .. }));
     // A longer write than agreed would have to be received before it could be refused.
-    let head = Head { kind: Kind::Write as u8, count: 65, body: write_body_bytes(65) as u32, ..Head::default() };
-    assert!(matches!(conversation.step(&head.encode()), Step::Broken { .. }));
+    let head = MessageHeader {
+        kind: MessageKind::Write as u8,
+        count: 65,
+        body: write_body_bytes(65) as u32,
+        ..MessageHeader::default()
+    };
+    assert!(matches!(conversation.step(&head.encode()), ServerAction::Broken { .. }));
 }
 
 #[test]
 fn a_request_of_a_later_version_is_unsupported_and_the_conversation_goes_on() {
     let mut conversation = open_conversation();
-    let later = Head { kind: 0x55, tag: 8, body: 3, ..Head::default() };
+    let later = MessageHeader { kind: 0x55, tag: 8, body: 3, ..MessageHeader::default() };
     let mut bytes = later.encode().to_vec();
     bytes.extend([1, 2, 3]);
-    let Step::Fail { tag: 8, code: ErrorCode::Unsupported, used } = conversation.step(&bytes) else {
+    let ServerAction::Fail { tag: 8, code: ErrorCode::Unsupported, used } = conversation.step(&bytes) else {
         panic!("not refused")
     };
     assert_eq!(used, bytes.len());
-    assert!(matches!(conversation.step(&frame(Request::Ping)), Step::Request { .. }));
+    assert!(matches!(conversation.step(&frame(Request::Ping)), ServerAction::Request { .. }));
 }

@@ -16,7 +16,8 @@ use core::ops::Range;
 use core::time::Duration;
 use farfield_core::RegionId;
 use farfield_core::wire::{
-    CallBody, ErrorCode, HEAD_BYTES, Head, Reply, Request, WireError, WireReply, WireRequest, encode_request, features,
+    CallBody, ErrorCode, HEAD_BYTES, MessageHeader, Reply, Request, WireError, WireReply, WireRequest, encode_request,
+    features,
 };
 use farfield_os::process::now_ns;
 use farfield_os::{Errno, net};
@@ -310,7 +311,7 @@ impl CallLane {
 
     /// Acts on the complete answers in the inbox.
     fn digest(&mut self) -> Result<(), WireError> {
-        while let Some(head) = Head::decode(&self.inbox[self.unread.clone()])? {
+        while let Some(head) = MessageHeader::decode(&self.inbox[self.unread.clone()])? {
             if head.body as usize > CallBody::ANSWER_BYTES_MAX {
                 return Err(WireError::Length { kind: head.kind, body: head.body });
             }

@@ -9,8 +9,8 @@ use crate::{Health, PoolError, Share};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::wire::{
-    ErrorCode, HEAD_BYTES, Head, Hello, RefuseCode, Reply, Request, SessionSecret, VERSION_MAX, VERSION_MIN, Welcome,
-    WireReply, WireRequest, features,
+    ErrorCode, HEAD_BYTES, Hello, MessageHeader, RefuseCode, Reply, Request, SessionSecret, VERSION_MAX, VERSION_MIN,
+    Welcome, WireReply, WireRequest, features,
 };
 use farfield_core::{Incarnation, PageId, RegionId};
 use farfield_os::net::{Step, Target};
@@ -569,10 +569,15 @@ fn receive_all(fd: i32, into: &mut [u8], until: u64, fds: &mut [i32]) -> Result<
     }
 }
 
-fn receive_frame(fd: i32, body: &mut [u8], until: u64, fds: &mut [i32]) -> Result<(Head, usize, usize), AskError> {
+fn receive_frame(
+    fd: i32,
+    body: &mut [u8],
+    until: u64,
+    fds: &mut [i32],
+) -> Result<(MessageHeader, usize, usize), AskError> {
     let mut bytes = [0; HEAD_BYTES];
     let count = receive_all(fd, &mut bytes, until, fds)?;
-    let rest = match Head::decode(&bytes) {
+    let rest = match MessageHeader::decode(&bytes) {
         Ok(Some(head)) if head.body as usize <= body.len() => {
             let rest = receive_all(fd, &mut body[..head.body as usize], until, &mut []);
             rest.map(|_| head).map_err(|error| if let AskError::Silent = error { AskError::TimedOut } else { error })
@@ -684,7 +689,7 @@ impl Handshake {
         }
     }
 
-    fn read_answer(server: u16, joins: bool, head: &Head, body: &[u8]) -> Result<Welcome, HandshakeError> {
+    fn read_answer(server: u16, joins: bool, head: &MessageHeader, body: &[u8]) -> Result<Welcome, HandshakeError> {
         match Welcome::decode(head, body) {
             Err(_) => Err(stranger(server).into()),
             Ok(Err(refusal)) => Err(match refusal.code {
@@ -739,7 +744,7 @@ impl Exchange {
     }
 
     /// Begins another question, after the answer to the one before.
-    pub(crate) fn ask(&mut self, head: &Head) {
+    pub(crate) fn ask(&mut self, head: &MessageHeader) {
         self.put(&head.encode());
     }
 
@@ -750,7 +755,7 @@ impl Exchange {
 
     /// Sends and receives what can be moved without blocking. Returns the answer once it is
     /// complete.
-    pub(crate) fn advance(&mut self, fd: i32) -> Result<Option<(Head, &[u8])>, AskError> {
+    pub(crate) fn advance(&mut self, fd: i32) -> Result<Option<(MessageHeader, &[u8])>, AskError> {
         while self.sent < self.asked {
             let left = &self.question[self.sent..self.asked];
             let part = libc::iovec { iov_base: left.as_ptr().cast_mut().cast(), iov_len: left.len() };
@@ -763,7 +768,7 @@ impl Exchange {
             }
         }
         loop {
-            let wanted = match Head::decode(&self.answer[..self.received]) {
+            let wanted = match MessageHeader::decode(&self.answer[..self.received]) {
                 Ok(None) => HEAD_BYTES,
                 Ok(Some(head)) if head.body as usize > CONTROL_BODY_MAX => return Err(AskError::Nonsense),
                 Ok(Some(head)) if self.received == HEAD_BYTES + head.body as usize => {

@@ -6,7 +6,7 @@ use crate::legs::Roster;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use core::time::Duration;
-use farfield_core::Legs;
+use farfield_core::MemberSet;
 use farfield_os::sync::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -73,10 +73,10 @@ pub(crate) trait Nurse: Legged {
 /// # Errors
 /// [`PoolError::TimedOut`]: some legs that are needed do not answer. [`PoolError::ServerGone`]: too
 /// few legs are left.
-pub(crate) fn whole_legs<P: Patient + Deref<Target = Roster>>(patient: &Arc<P>) -> Result<Legs, PoolError> {
+pub(crate) fn whole_legs<P: Patient + Deref<Target = Roster>>(patient: &Arc<P>) -> Result<MemberSet, PoolError> {
     let whole = || {
         let whole = patient.which(|leg, _| patient.is_whole(leg));
-        if patient.are_enough(whole) { patient.answering(whole) } else { Legs(0) }
+        if patient.are_enough(whole) { patient.answering(whole) } else { MemberSet(0) }
     };
     let legs = whole();
     if patient.are_enough(legs) {

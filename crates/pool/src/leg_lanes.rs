@@ -5,7 +5,7 @@ use crate::rejoin::Door;
 use crate::{Completion, Lane};
 use core::ops::{Deref, DerefMut};
 use core::time::Duration;
-use farfield_core::Legs;
+use farfield_core::MemberSet;
 use farfield_os::process::now_ns;
 use std::sync::Arc;
 
@@ -47,14 +47,14 @@ impl LegLanes {
     pub(crate) fn behind(lanes: Vec<Option<LegLane>>, door: Option<Arc<Door>>) -> LegLanes {
         let known = LegLanes { lanes, door, last: 0 };
         if let Some(door) = &known.door {
-            door.begin(known.open(Legs::first(known.lanes.len())));
+            door.begin(known.open(MemberSet::first(known.lanes.len())));
         }
         known
     }
 
     /// Gives up the lanes to these legs. Must be called while no operation of the composed lane is
     /// in flight.
-    pub(crate) fn leave(&mut self, legs: Legs) {
+    pub(crate) fn leave(&mut self, legs: MemberSet) {
         let open = self.open(legs);
         if let Some(door) = self.door.as_ref().filter(|_| !open.is_empty()) {
             door.leave(open, &mut self.lanes);
@@ -62,7 +62,7 @@ impl LegLanes {
     }
 
     /// Returns those of these legs to which there is a lane.
-    pub(crate) fn open(&self, legs: Legs) -> Legs {
+    pub(crate) fn open(&self, legs: MemberSet) -> MemberSet {
         let is_open = |leg: &usize| self.lanes[*leg].is_some();
         legs.iter().filter(is_open).collect()
     }
@@ -75,8 +75,8 @@ impl LegLanes {
 
     /// Checks whether there is, or will be, a lane to one of these legs that is not in the set
     /// `knew`.
-    pub(crate) fn has_news(&self, legs: Legs, knew: Legs) -> bool {
-        self.is_behind_the_news() || !self.open(legs).but(knew).is_empty()
+    pub(crate) fn has_news(&self, legs: MemberSet, knew: MemberSet) -> bool {
+        self.is_behind_the_news() || !self.open(legs).difference(knew).is_empty()
     }
 
     /// Takes new lanes from the mailbox, then submits the requests that wait for room at their leg,
@@ -93,19 +93,19 @@ impl LegLanes {
     /// back for longer than `patience`. `None`: the write must wait.
     pub(crate) fn takers(
         &mut self,
-        legs: Legs,
+        legs: MemberSet,
         now: u64,
         patience: Option<Duration>,
         has_buffer: impl Fn(&LegLane) -> bool,
-        enough: impl Fn(Legs) -> bool,
-    ) -> Option<Legs> {
+        enough: impl Fn(MemberSet) -> bool,
+    ) -> Option<MemberSet> {
         let mut takers = legs;
         for leg in legs.iter() {
             let Some(lane) = self.lanes[leg].as_mut().filter(|lane| !has_buffer(lane)) else { continue };
             if !lane.is_stuck(now, patience) {
                 return None;
             }
-            takers = takers.but(Legs::one(leg));
+            takers = takers.difference(MemberSet::one(leg));
         }
         enough(takers).then_some(takers)
     }
@@ -179,7 +179,7 @@ mod tests {
         let backend = Opener::new().url("ram:").pages(64).open().unwrap();
         let lane = || Some(LegLane::new(backend.open_lane().unwrap(), 4));
         let mut lanes = LegLanes::new((0..3).map(|_| lane()).collect());
-        let all = Legs::first(3);
+        let all = MemberSet::first(3);
         let takers = |lanes: &mut LegLanes, now: u64, least: usize| {
             lanes.takers(all, now, Some(WRITE_PATIENCE), |leg| leg.has_buffer(2), |legs| legs.count() >= least)
         };
@@ -190,7 +190,7 @@ mod tests {
         }
         let late = 5 + WRITE_PATIENCE.as_nanos() as u64 + 1;
         assert_eq!(takers(&mut lanes, 5, 2), None, "it may be about to answer");
-        assert_eq!(takers(&mut lanes, late, 2), Some(all.but(Legs::one(1))));
+        assert_eq!(takers(&mut lanes, late, 2), Some(all.difference(MemberSet::one(1))));
         assert_eq!(takers(&mut lanes, late, 3), None, "nothing goes without it");
         lanes[1].as_mut().unwrap().give_buffer(taken.pop().unwrap());
         assert_eq!(takers(&mut lanes, late, 3), Some(all), "it has answered");

@@ -22,7 +22,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::policy::give_up::may_give_up;
-use farfield_core::{Incarnation, Legs};
+use farfield_core::{Incarnation, MemberSet};
 use farfield_os::process::now_ns;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -72,13 +72,13 @@ pub(crate) struct Roster {
     /// Way for servers of lost legs to come back, if there is one.
     rejoin: Option<Rejoin>,
     /// For each leg, the leg of the URL whose server it is: itself, unless it came back.
-    origins: [AtomicU8; Legs::MAX],
+    origins: [AtomicU8; MemberSet::MAX],
     /// Number of legs without spares.
     pub(crate) wanted: usize,
     /// Number of legs that must be present for anything to be read.
     needed: usize,
     /// Leg at each seat; there are as many seats as legs are wanted.
-    seats: [AtomicU8; Legs::MAX],
+    seats: [AtomicU8; MemberSet::MAX],
     /// Sets of legs: in use, lost for good, waiting as spares.
     active: AtomicU16,
     lost: AtomicU16,
@@ -86,23 +86,23 @@ pub(crate) struct Roster {
     /// Lost legs that were present before: lanes give up their connections to them.
     past: AtomicU16,
     /// Number of writes to each leg that it has not answered although the operation has ended.
-    late: [AtomicU32; Legs::MAX],
+    late: [AtomicU32; MemberSet::MAX],
     /// Deadline (ns) of each late leg, after which the others shall go on without it for good.
     /// Below: the earliest of these deadlines.
-    give_up_at: [AtomicU64; Legs::MAX],
+    give_up_at: [AtomicU64; MemberSet::MAX],
     next_give_up: AtomicU64,
     /// Set of legs that a thread is giving up at this moment.
     leaving: AtomicU16,
     /// Number of writes that are ending without each leg, until it is noted that the leg lacks
     /// them.
-    doubts: [AtomicU32; Legs::MAX],
+    doubts: [AtomicU32; MemberSet::MAX],
     /// Time (ns) that a write waits for all legs before it counts with fewer; [`NEVER`] means until
     /// the missing ones are known to be gone.
     write_patience_ns: AtomicU64,
     /// Generations: how often each leg came to lack something, and up to which of these times
     /// everything is repaired.
-    hurts: [AtomicU32; Legs::MAX],
-    healed: [AtomicU32; Legs::MAX],
+    hurts: [AtomicU32; MemberSet::MAX],
+    healed: [AtomicU32; MemberSet::MAX],
     pub(crate) changes: Changes,
     /// Number of pages that legs were given because they lacked them.
     restored: AtomicU64,
@@ -117,16 +117,16 @@ impl Roster {
     pub(crate) fn new(mut legs: Vec<Leg>, spares: Spares, needed: usize, inherited: bool, most: usize) -> Roster {
         let wanted = legs.len();
         legs.extend(spares.legs);
-        let places = Legs::first(most).but(Legs::first(legs.len()));
+        let places = MemberSet::first(most).difference(MemberSet::first(legs.len()));
         let rejoin = spares.reopen.map(|reopen| Rejoin::new(reopen, places));
         if rejoin.is_some() {
             // These legs stay empty until a server comes back.
             legs.extend(places.iter().map(|_| Leg { backend: None, leaves: 0, server: 0 }));
         }
-        let all = Legs::first(legs.len());
+        let all = MemberSet::first(legs.len());
         let is_lost = |leg: &usize| legs[*leg].backend.is_none();
-        let lost: Legs = all.iter().filter(is_lost).collect();
-        let spare = if inherited { Legs(0) } else { all.but(Legs::first(wanted)).but(lost) };
+        let lost: MemberSet = all.iter().filter(is_lost).collect();
+        let spare = if inherited { MemberSet(0) } else { all.difference(MemberSet::first(wanted)).difference(lost) };
         let roster = Roster {
             origins: core::array::from_fn(|leg| AtomicU8::new(leg as u8)),
             legs,
@@ -134,12 +134,12 @@ impl Roster {
             wanted,
             needed,
             seats: core::array::from_fn(|seat| AtomicU8::new(seat as u8)),
-            active: AtomicU16::new(all.but(spare).but(lost).0),
+            active: AtomicU16::new(all.difference(spare).difference(lost).0),
             lost: AtomicU16::new(lost.0),
             spare: AtomicU16::new(spare.0),
             past: AtomicU16::new(0),
             late: Default::default(),
-            give_up_at: [const { AtomicU64::new(NEVER) }; Legs::MAX],
+            give_up_at: [const { AtomicU64::new(NEVER) }; MemberSet::MAX],
             next_give_up: AtomicU64::new(NEVER),
             leaving: AtomicU16::new(0),
             doubts: Default::default(),
@@ -150,17 +150,17 @@ impl Roster {
             restored: AtomicU64::new(0),
             abandoned: AtomicBool::new(false),
         };
-        for leg in spare.or(roster.places()).iter() {
+        for leg in spare.union(roster.places()).iter() {
             roster.hurts[leg].store(1, Ordering::Relaxed);
         }
-        for leg in lost.and(Legs::first(wanted)).iter() {
+        for leg in lost.intersection(MemberSet::first(wanted)).iter() {
             roster.call_spare(leg);
         }
         roster
     }
 
     /// Returns the set of the legs with a backend for which `is_in` holds.
-    pub(crate) fn which(&self, is_in: impl Fn(usize, &Arc<dyn Backend>) -> bool) -> Legs {
+    pub(crate) fn which(&self, is_in: impl Fn(usize, &Arc<dyn Backend>) -> bool) -> MemberSet {
         let chosen = |leg: &usize| self.backend(*leg).is_some_and(|backend| is_in(*leg, &backend));
         (0..self.legs.len()).filter(chosen).collect()
     }
@@ -187,7 +187,7 @@ impl Roster {
     /// Returns the legs that came back and are present, each with the leg of the URL whose server
     /// it is.
     pub(crate) fn moved(&self) -> Vec<(usize, usize)> {
-        let legs = self.all().but(self.lost());
+        let legs = self.all().difference(self.lost());
         legs.iter().map(|leg| (leg, self.origin(leg))).filter(|(leg, origin)| leg != origin).collect()
     }
 
@@ -210,17 +210,17 @@ impl Roster {
     }
 
     /// Returns the places for servers that come back.
-    pub(crate) fn places(&self) -> Legs {
-        self.rejoin.as_ref().map_or(Legs(0), |rejoin| rejoin.places)
+    pub(crate) fn places(&self) -> MemberSet {
+        self.rejoin.as_ref().map_or(MemberSet(0), |rejoin| rejoin.places)
     }
 
     /// Returns the legs of the URL that are lost and whose server has not come back at another
     /// place.
-    fn away(&self) -> Legs {
+    fn away(&self) -> MemberSet {
         let lost = self.lost();
-        let back: Legs = self.all().but(lost).iter().map(|leg| self.origin(leg)).collect();
-        let servers = self.rejoin.as_ref().map_or(Legs(0), |rejoin| rejoin.reopen.servers);
-        lost.and(servers).but(back)
+        let back: MemberSet = self.all().difference(lost).iter().map(|leg| self.origin(leg)).collect();
+        let servers = self.rejoin.as_ref().map_or(MemberSet(0), |rejoin| rejoin.reopen.servers);
+        lost.intersection(servers).difference(back)
     }
 
     /// Checks whether it is time to look which servers are gone or back, here or in a leg that has
@@ -248,7 +248,9 @@ impl Roster {
     pub(crate) fn vacate(&self, forget: impl Fn(usize)) {
         let Some(rejoin) = self.rejoin.as_ref().filter(|_| self.is_full()) else { return };
         rejoin.clear_doors();
-        let Some(place) = rejoin.places.and(self.lost()).iter().find(|place| rejoin.is_left(*place)) else { return };
+        let Some(place) = rejoin.places.intersection(self.lost()).iter().find(|place| rejoin.is_left(*place)) else {
+            return;
+        };
         forget(place);
         self.late[place].store(0, Ordering::SeqCst);
         self.give_up_at[place].store(NEVER, Ordering::SeqCst);
@@ -271,16 +273,16 @@ impl Roster {
     fn take_back(&self, rejoin: &Rejoin, pages: u64, requests: usize) {
         for origin in self.away().iter() {
             // A server that serves as two legs would protect nothing.
-            let of = |legs: Legs| legs.iter().filter_map(|leg| self.backend(leg)).collect::<Vec<_>>();
-            let in_use = of(self.all().but(self.lost()));
+            let of = |legs: MemberSet| legs.iter().filter_map(|leg| self.backend(leg)).collect::<Vec<_>>();
+            let in_use = of(self.all().difference(self.lost()));
             let used: Vec<_> = in_use.iter().filter_map(|backend| backend.incarnation()).collect();
             let Some(place) = rejoin.attempt(origin, &used, pages) else { continue };
-            self.past.fetch_and(!Legs::one(place).0, Ordering::SeqCst);
+            self.past.fetch_and(!MemberSet::one(place).0, Ordering::SeqCst);
             self.set_origin(place, origin);
             // If the server was only out of reach, it still keeps a region that will not be used
             // again: free it.
             let came = self.backend(place).and_then(|backend| backend.incarnation());
-            let lost = self.lost().but(Legs::one(place));
+            let lost = self.lost().difference(MemberSet::one(place));
             of(lost).iter().filter(|old| old.incarnation() == came).for_each(|old| old.release());
             if rejoin.open_doors(place, requests) {
                 self.admit(place);
@@ -293,7 +295,7 @@ impl Roster {
     /// Takes a spare that has come to this place. If a leg is lost, the spare takes its seat. The
     /// seat may be that of the place itself.
     fn admit(&self, place: usize) {
-        let bit = Legs::one(place).0;
+        let bit = MemberSet::one(place).0;
         if self.seat_of(place).is_some() {
             return self.changes.while_one_comes(|| {
                 self.active.fetch_or(bit, Ordering::SeqCst);
@@ -332,25 +334,25 @@ impl Roster {
         self.abandoned.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn all(&self) -> Legs {
-        Legs::first(self.legs.len())
+    pub(crate) fn all(&self) -> MemberSet {
+        MemberSet::first(self.legs.len())
     }
 
-    pub(crate) fn lost(&self) -> Legs {
-        Legs(self.lost.load(Ordering::SeqCst))
+    pub(crate) fn lost(&self) -> MemberSet {
+        MemberSet(self.lost.load(Ordering::SeqCst))
     }
 
-    pub(crate) fn past(&self) -> Legs {
-        Legs(self.past.load(Ordering::SeqCst))
+    pub(crate) fn past(&self) -> MemberSet {
+        MemberSet(self.past.load(Ordering::SeqCst))
     }
 
-    fn spare(&self) -> Legs {
-        Legs(self.spare.load(Ordering::SeqCst))
+    fn spare(&self) -> MemberSet {
+        MemberSet(self.spare.load(Ordering::SeqCst))
     }
 
     /// Returns the legs to write to and read from.
-    pub(crate) fn active(&self) -> Legs {
-        let active = Legs(self.active.load(Ordering::SeqCst)).but(self.lost());
+    pub(crate) fn active(&self) -> MemberSet {
+        let active = MemberSet(self.active.load(Ordering::SeqCst)).difference(self.lost());
         if self.are_enough(active) {
             return active;
         }
@@ -359,8 +361,8 @@ impl Roster {
     }
 
     /// Returns the legs that are neither lost nor spares; late ones are included.
-    pub(crate) fn present(&self) -> Legs {
-        self.all().but(self.lost()).but(self.spare())
+    pub(crate) fn present(&self) -> MemberSet {
+        self.all().difference(self.lost()).difference(self.spare())
     }
 
     /// Returns the leg at `seat`; it may be lost.
@@ -370,7 +372,7 @@ impl Roster {
 
     /// Restores the seats as they were when a snapshot was made. Everything else in the snapshot
     /// starts afresh.
-    pub(crate) fn set_seats(&self, seats: [usize; Legs::MAX]) {
+    pub(crate) fn set_seats(&self, seats: [usize; MemberSet::MAX]) {
         self.seats.iter().zip(seats).for_each(|(seat, leg)| seat.store(leg as u8, Ordering::SeqCst));
     }
 
@@ -382,7 +384,7 @@ impl Roster {
     /// Marks a leg as lost for good, because it is gone or its contents are unknown; a spare takes
     /// its seat.
     pub(crate) fn lose(&self, leg: usize) {
-        let bit = Legs::one(leg).0;
+        let bit = MemberSet::one(leg).0;
         self.past.fetch_or(bit, Ordering::SeqCst);
         if self.lost.fetch_or(bit, Ordering::SeqCst) & bit == 0 {
             self.active.fetch_and(!bit, Ordering::SeqCst);
@@ -405,16 +407,16 @@ impl Roster {
             let Some(leg) = spare.iter().next() else { return };
             // The active bit is set before the spare bit is cleared, so that the leg always has one
             // of them.
-            self.active.fetch_or(Legs::one(leg).0, Ordering::SeqCst);
-            if self.spare.fetch_and(!Legs::one(leg).0, Ordering::SeqCst) & Legs::one(leg).0 == 0 {
+            self.active.fetch_or(MemberSet::one(leg).0, Ordering::SeqCst);
+            if self.spare.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst) & MemberSet::one(leg).0 == 0 {
                 continue;
             }
             let Some(seat) = self.seat_of(lost) else { return };
             let seated = self.seats[seat].compare_exchange(lost as u8, leg as u8, Ordering::SeqCst, Ordering::SeqCst);
             if seated.is_err() {
                 // Another spare took the seat first. This one becomes a spare again.
-                self.active.fetch_and(!Legs::one(leg).0, Ordering::SeqCst);
-                self.spare.fetch_or(Legs::one(leg).0, Ordering::SeqCst);
+                self.active.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst);
+                self.spare.fetch_or(MemberSet::one(leg).0, Ordering::SeqCst);
             }
             return;
         }
@@ -449,7 +451,7 @@ impl Roster {
     pub(crate) fn set_late(&self, leg: usize, give_up_at: u64) {
         self.late[leg].fetch_add(1, Ordering::SeqCst);
         if self.write_patience().is_some() {
-            self.active.fetch_and(!Legs::one(leg).0, Ordering::SeqCst);
+            self.active.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst);
             self.shall_be_given_up(leg, give_up_at);
         }
     }
@@ -457,7 +459,7 @@ impl Roster {
     /// Marks that it will never be known whether a write for which `leg` is late has arrived there,
     /// or will. The leg is given up as soon as the others can do without it.
     pub(crate) fn stay_late(&self, leg: usize) {
-        self.active.fetch_and(!Legs::one(leg).0, Ordering::SeqCst);
+        self.active.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst);
         self.shall_be_given_up(leg, 0);
     }
 
@@ -478,10 +480,10 @@ impl Roster {
             return;
         }
         self.give_up_at[leg].store(NEVER, Ordering::SeqCst);
-        self.changes.while_one_comes(|| self.active.fetch_or(Legs::one(leg).0, Ordering::SeqCst));
+        self.changes.while_one_comes(|| self.active.fetch_or(MemberSet::one(leg).0, Ordering::SeqCst));
         if self.is_late(leg) && self.write_patience().is_some() {
             // The leg has become late again since.
-            self.active.fetch_and(!Legs::one(leg).0, Ordering::SeqCst);
+            self.active.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst);
             self.shall_be_given_up(leg, now_ns().saturating_add(ANSWER_WITHIN.as_nanos() as u64));
         }
     }
@@ -508,7 +510,7 @@ impl Roster {
 
     /// Gives up a leg whose server may be alive, unless the leg is needed.
     fn try_to_give_up(&self, leg: usize, give_up: impl Fn(usize)) -> bool {
-        let bit = Legs::one(leg).0;
+        let bit = MemberSet::one(leg).0;
         let leaving = self.leaving.fetch_or(bit, Ordering::SeqCst);
         if leaving & bit != 0 {
             // Another thread is giving it up.
@@ -519,7 +521,7 @@ impl Roster {
         });
         // Check again, because a doubt may have become a hurt since.
         let whole = whole.iter().filter(|leg| self.is_whole(*leg)).collect();
-        let may = may_give_up(leg, whole, Legs(leaving | bit), self.needed);
+        let may = may_give_up(leg, whole, MemberSet(leaving | bit), self.needed);
         if may {
             give_up(leg);
         }
@@ -528,14 +530,14 @@ impl Roster {
     }
 
     /// Returns the legs that must not be relied on, because they are lost or are being given up.
-    pub(crate) fn unreliable(&self) -> Legs {
-        Legs(self.leaving.load(Ordering::SeqCst)).or(self.lost())
+    pub(crate) fn unreliable(&self) -> MemberSet {
+        MemberSet(self.leaving.load(Ordering::SeqCst)).union(self.lost())
     }
 
     /// Runs `change`, which notes that these legs lack something, unless it fails. Meanwhile these
     /// legs do not count as whole when another leg is to be given up
     /// ([`farfield_core::policy::give_up`]).
-    pub(crate) fn while_in_doubt<T>(&self, legs: Legs, change: impl FnOnce() -> T) -> T {
+    pub(crate) fn while_in_doubt<T>(&self, legs: MemberSet, change: impl FnOnce() -> T) -> T {
         legs.iter().for_each(|leg| _ = self.doubts[leg].fetch_add(1, Ordering::SeqCst));
         let result = change();
         legs.iter().for_each(|leg| _ = self.doubts[leg].fetch_sub(1, Ordering::SeqCst));
@@ -569,7 +571,7 @@ impl Roster {
     }
 
     /// Returns the legs that lack something and may be given it.
-    pub(crate) fn to_heal(&self) -> Legs {
+    pub(crate) fn to_heal(&self) -> MemberSet {
         let hurt = |leg: &usize| self.hurts(*leg) != self.healed[*leg].load(Ordering::SeqCst) && !self.is_late(*leg);
         self.active().iter().filter(hurt).collect()
     }
@@ -598,7 +600,7 @@ impl Roster {
 
     /// Counts the legs in use whose server already serves as another leg.
     fn shared(&self) -> u64 {
-        let mut seen = [None; Legs::MAX];
+        let mut seen = [None; MemberSet::MAX];
         let mut shared = 0;
         for leg in self.present().iter() {
             let Some(incarnation) = self.backend(leg).and_then(|backend| backend.incarnation()) else { continue };
@@ -619,11 +621,11 @@ impl Roster {
     }
 
     /// Returns those of these legs that answer now. Blocks for each silent leg.
-    pub(crate) fn answering(&self, legs: Legs) -> Legs {
+    pub(crate) fn answering(&self, legs: MemberSet) -> MemberSet {
         self.which(|leg, backend| legs.has(leg) && backend.answers(ANSWER_PATIENCE))
     }
 
-    pub(crate) fn are_enough(&self, legs: Legs) -> bool {
+    pub(crate) fn are_enough(&self, legs: MemberSet) -> bool {
         legs.count() >= self.needed
     }
 
@@ -635,7 +637,7 @@ impl Roster {
 
     /// Returns the error for too few legs that are left.
     pub(crate) fn gone(&self) -> PoolError {
-        let server = self.lost().but(self.places()).iter().last().map_or(0, |leg| self.server(leg));
+        let server = self.lost().difference(self.places()).iter().last().map_or(0, |leg| self.server(leg));
         PoolError::ServerGone { server, incarnation: Incarnation(0) }
     }
 

@@ -20,9 +20,9 @@ use crate::unix::UnixSocket;
 use crate::url::{Tree, replace_leaves};
 use crate::{Backend, CloneTicket, PoolError, Share};
 use core::time::Duration;
-use farfield_core::Legs;
+use farfield_core::MemberSet;
 use farfield_core::RegionId;
-use farfield_core::gf256::Code;
+use farfield_core::gf256::ErasureCode;
 use farfield_core::wire::{Hello, Reply, Request, SessionSecret, features};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -375,7 +375,7 @@ impl Opener {
 
     fn open_ec(
         &self,
-        code: Code,
+        code: ErasureCode,
         legs: &[Tree],
         spares: &[Tree],
         scrub: Option<Duration>,
@@ -480,7 +480,8 @@ impl Opener {
             Want::Claim { .. } => legs.iter().filter_map(|leg| Some(leg.backend.as_ref()?.pages())).max()?,
         };
         let trees: Vec<_> = trees.cloned().collect();
-        let servers: Legs = trees.iter().enumerate().filter(|(_, tree)| is_server(tree)).map(|(leg, _)| leg).collect();
+        let servers: MemberSet =
+            trees.iter().enumerate().filter(|(_, tree)| is_server(tree)).map(|(leg, _)| leg).collect();
         if servers.is_empty() {
             return None;
         }

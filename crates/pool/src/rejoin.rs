@@ -19,7 +19,7 @@ use crate::Backend;
 use crate::legs::{Leg, LegLane};
 use core::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use core::time::Duration;
-use farfield_core::{Incarnation, Legs};
+use farfield_core::{Incarnation, MemberSet};
 use farfield_os::process::now_ns;
 use farfield_os::sync::{Mutex, MutexGuard};
 use std::sync::{Arc, Weak};
@@ -35,7 +35,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Way to open the servers behind the URLs of lost legs again.
 pub(crate) struct Reopen {
     /// Legs that are single servers; others do not come back.
-    pub(crate) servers: Legs,
+    pub(crate) servers: MemberSet,
     /// Opens the server behind the URL of that leg, with an empty region.
     pub(crate) open: Open,
 }
@@ -59,27 +59,27 @@ impl From<Vec<Leg>> for Spares {
 pub(crate) struct Rejoin {
     pub(crate) reopen: Reopen,
     /// Places for legs that came back.
-    pub(crate) places: Legs,
-    backends: [Mutex<Option<Arc<dyn Backend>>>; Legs::MAX],
+    pub(crate) places: MemberSet,
+    backends: [Mutex<Option<Arc<dyn Backend>>>; MemberSet::MAX],
     tries: Mutex<Tries>,
     doors: Mutex<Vec<Weak<Door>>>,
 }
 
 struct Tries {
     /// Legs that were away at the last try.
-    away: Legs,
+    away: MemberSet,
     pause: Duration,
     at: u64,
     looks_at: u64,
 }
 
 impl Rejoin {
-    pub(crate) fn new(reopen: Reopen, places: Legs) -> Rejoin {
+    pub(crate) fn new(reopen: Reopen, places: MemberSet) -> Rejoin {
         Rejoin {
             reopen,
             places,
             backends: Default::default(),
-            tries: Mutex::new(Tries { away: Legs(0), pause: PAUSE_MIN, at: 0, looks_at: 0 }),
+            tries: Mutex::new(Tries { away: MemberSet(0), pause: PAUSE_MIN, at: 0, looks_at: 0 }),
             doors: Mutex::default(),
         }
     }
@@ -126,7 +126,7 @@ impl Rejoin {
     }
 
     /// Checks whether it is time to try whether a server that is `away` is back.
-    pub(crate) fn is_time_to_try(&self, away: Legs) -> bool {
+    pub(crate) fn is_time_to_try(&self, away: MemberSet) -> bool {
         if away.is_empty() {
             return false;
         }
@@ -202,25 +202,25 @@ struct Hall {
 
 impl Door {
     fn new() -> Door {
-        let hall = Hall { come: Vec::with_capacity(Legs::MAX), left: Vec::with_capacity(2 * Legs::MAX) };
+        let hall = Hall { come: Vec::with_capacity(MemberSet::MAX), left: Vec::with_capacity(2 * MemberSet::MAX) };
         Door { is_full: AtomicBool::new(false), ways: AtomicU16::new(u16::MAX), hall: Mutex::new(hall) }
     }
 
     fn leads_to(&self, leg: usize) -> bool {
-        Legs(self.ways.load(Ordering::SeqCst)).has(leg)
+        MemberSet(self.ways.load(Ordering::SeqCst)).has(leg)
     }
 
     /// Notes that the lane begins with connections to these legs.
-    pub(crate) fn begin(&self, ways: Legs) {
+    pub(crate) fn begin(&self, ways: MemberSet) {
         let hall = self.enter();
-        let come: Legs = hall.come.iter().map(|(leg, _)| *leg).collect();
-        self.ways.store(ways.or(come).0, Ordering::SeqCst);
+        let come: MemberSet = hall.come.iter().map(|(leg, _)| *leg).collect();
+        self.ways.store(ways.union(come).0, Ordering::SeqCst);
     }
 
     fn put(&self, leg: usize, lane: LegLane) {
         let mut hall = self.enter();
         hall.come.push((leg, lane));
-        self.ways.fetch_or(Legs::one(leg).0, Ordering::SeqCst);
+        self.ways.fetch_or(MemberSet::one(leg).0, Ordering::SeqCst);
         self.is_full.store(true, Ordering::SeqCst);
     }
 
@@ -260,7 +260,7 @@ impl Door {
 
     /// Takes back connections that the lane, of which nothing is in flight, no longer needs.
     /// Neither allocates nor frees memory.
-    pub(crate) fn leave(&self, legs: Legs, lanes: &mut [Option<LegLane>]) {
+    pub(crate) fn leave(&self, legs: MemberSet, lanes: &mut [Option<LegLane>]) {
         let Some(mut hall) = self.hall.try_lock() else { return };
         let Hall { come, left } = &mut *hall;
         for leg in legs.iter() {
@@ -270,7 +270,7 @@ impl Door {
             }
             left.extend(lanes[leg].take());
             left.extend(come.iter().position(|known| known.0 == leg).map(|at| come.swap_remove(at).1));
-            self.ways.fetch_and(!Legs::one(leg).0, Ordering::SeqCst);
+            self.ways.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst);
         }
     }
 }
@@ -288,7 +288,7 @@ mod tests {
     use crate::{CloneTicket, Completion, Health, Lane, Op, PoolError, Priority, Request};
     use core::sync::atomic::{AtomicU64, AtomicUsize};
     use farfield_core::PageId;
-    use farfield_core::gf256::Code;
+    use farfield_core::gf256::ErasureCode;
     use std::thread::{self, ThreadId};
 
     const GONE: PoolError = PoolError::ServerGone { server: 0, incarnation: Incarnation(0) };
@@ -430,7 +430,7 @@ mod tests {
                 let life = world.life(from(leg));
                 (!life.is_over()).then(|| life.another_region(world.pages))
             };
-            let servers = Legs::first(self.lives.lock().len());
+            let servers = MemberSet::first(self.lives.lock().len());
             Spares { legs: vec![], reopen: Some(Reopen { servers, open: Box::new(open) }) }
         }
 
@@ -446,7 +446,7 @@ mod tests {
 
     /// A pool that outlives one of its servers, with a thread that heals or without.
     fn pool(
-        code: Option<Code>,
+        code: Option<ErasureCode>,
         from: impl Fn(usize) -> usize + Send + Sync + 'static,
         heals: bool,
     ) -> (Arc<World>, Box<dyn Backend>) {
@@ -475,7 +475,7 @@ mod tests {
     #[test]
     fn servers_that_come_back_are_filled_and_may_then_be_the_only_ones() {
         // More often than there are places.
-        let made = [(None, 2, 12), (Some(Code::new(2, 1)), 3, 18)];
+        let made = [(None, 2, 12), (Some(ErasureCode::new(2, 1)), 3, 18)];
         for ((code, servers, rounds), heals) in made.into_iter().flat_map(|made| [(made, true), (made, false)]) {
             let (world, backend) = pool(code, |leg| leg, heals);
             // Lanes that are older than all that comes.
@@ -504,7 +504,7 @@ mod tests {
 
     #[test]
     fn a_place_is_not_given_again_while_a_lane_has_a_way_to_who_had_it() {
-        for (code, servers, places) in [(None, 2, 6), (Some(Code::new(2, 1)), 3, 13)] {
+        for (code, servers, places) in [(None, 2, 6), (Some(ErasureCode::new(2, 1)), 3, 13)] {
             let (world, backend) = pool(code, |leg| leg, true);
             let mut lanes: Vec<_> = (0..2).map(|_| backend.open_lane().unwrap()).collect();
             let mut idle = lanes.pop().unwrap();
@@ -539,7 +539,7 @@ mod tests {
 
     #[test]
     fn lanes_that_are_busy_opened_and_closed_meanwhile_lose_nothing() {
-        for (code, servers) in [(None, 2), (Some(Code::new(2, 1)), 3)] {
+        for (code, servers) in [(None, 2), (Some(ErasureCode::new(2, 1)), 3)] {
             let (world, backend) = pool(code, |leg| leg, true);
             let (backend, is_over, steps) = (&*backend, &AtomicBool::new(false), &[const { AtomicU64::new(0) }; 2]);
             std::thread::scope(|scope| {
@@ -578,7 +578,8 @@ mod tests {
     #[test]
     fn while_a_write_is_under_way_that_a_server_lacks_which_came_back_not_all_is_whole() {
         // (A mirror has the chunk nowhere else until then.)
-        for (code, dies) in [(None, false), (Some(Code::new(2, 1)), false), (Some(Code::new(2, 1)), true)] {
+        for (code, dies) in [(None, false), (Some(ErasureCode::new(2, 1)), false), (Some(ErasureCode::new(2, 1)), true)]
+        {
             let (world, backend) = pool(code, |leg| leg, true);
             let mut lanes = vec![backend.open_lane().unwrap()];
             world.end(0);
@@ -625,7 +626,8 @@ mod tests {
 
     #[test]
     fn a_server_that_was_out_of_reach_is_filled_again_and_one_that_is_in_use_is_refused() {
-        for (code, from) in [(None, 0), (None, 1), (Some(Code::new(2, 1)), 0), (Some(Code::new(2, 1)), 1)] {
+        for (code, from) in [(None, 0), (None, 1), (Some(ErasureCode::new(2, 1)), 0), (Some(ErasureCode::new(2, 1)), 1)]
+        {
             let (world, backend) = pool(code, move |_| from, true);
             let mut lanes = vec![backend.open_lane().unwrap()];
             write(&mut *lanes[0], 0, 100, 1).unwrap();

@@ -13,9 +13,9 @@ use crate::{
 use core::time::Duration;
 use farfield_core::Incarnation;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::session::{Answer, Call, ClientConversation, Expired};
+use farfield_core::session::{ClientConversation, ExpiredOperation, PageOperation, ReplyEvent};
 use farfield_core::time::Moment;
-use farfield_core::wire::{self, HEAD_BYTES, Head, PagePart, ReadReply, Reply, read_prefix_bytes};
+use farfield_core::wire::{self, HEAD_BYTES, MessageHeader, PagePart, ReadReply, Reply, read_prefix_bytes};
 use farfield_core::{PageId, RegionId, checksum, part_checksum};
 use farfield_os::process::now_ns;
 use farfield_os::{Errno, net};
@@ -166,7 +166,7 @@ impl Train {
         self.heads_used < self.heads.len()
     }
 
-    fn add_head(&mut self, head: &Head) {
+    fn add_head(&mut self, head: &MessageHeader) {
         let place = &mut self.heads[self.heads_used..][..HEAD_BYTES];
         place.copy_from_slice(&head.encode());
         let start: *mut u8 = place.as_mut_ptr();
@@ -204,7 +204,7 @@ enum Expect {
     /// Prefix of the answer to a read, in front of the pages.
     Prefix {
         slot: u32,
-        head: Head,
+        head: MessageHeader,
         asked: u32,
         bytes: usize,
     },
@@ -277,7 +277,7 @@ impl TcpLane {
     }
 
     /// Translates the operation for the conversation, or returns why it cannot be one.
-    fn call(&self, op: &Op) -> Result<Call, PoolError> {
+    fn call(&self, op: &Op) -> Result<PageOperation, PoolError> {
         let refuse = |reason| PoolError::Refused { server: self.session.server, reason };
         let (page, count) = op.range();
         check_range((page, count), self.pages, self.session.server)?;
@@ -289,20 +289,20 @@ impl TcpLane {
             return Err(refuse("more pages in one operation than the server takes"));
         }
         Ok(match op {
-            Op::Read { .. } => Call::Read { page, count },
+            Op::Read { .. } => PageOperation::Read { page, count },
             Op::ReadPart { part, .. } if self.session.welcome.features & wire::features::PART != 0 => {
-                Call::ReadPart { page, part: *part }
+                PageOperation::ReadPart { page, part: *part }
             }
             // An older server sends the whole page, into the same place.
-            Op::ReadPart { .. } => Call::Read { page, count },
-            Op::Write { .. } => Call::Write { page, count },
-            Op::Discard { .. } => Call::Discard { page, count },
+            Op::ReadPart { .. } => PageOperation::Read { page, count },
+            Op::Write { .. } => PageOperation::Write { page, count },
+            Op::Discard { .. } => PageOperation::Discard { page, count },
         })
     }
 
     fn end(&mut self, slot: u32, result: Result<(), PoolError>) {
         let Some(finished) = self.conversation.finish(slot) else { return };
-        if matches!(finished.call, Call::Read { count, .. } if count >= LARGE_PAGES) {
+        if matches!(finished.call, PageOperation::Read { count, .. } if count >= LARGE_PAGES) {
             self.large_reads -= 1;
         }
         let Carried { tag, buffer } = finished.carried;
@@ -336,7 +336,7 @@ impl TcpLane {
         while self.train.has_room() && bytes < TRAIN_BYTES_MAX {
             let Some(outgoing) = self.conversation.poll_send(now) else { break };
             self.train.add_head(&outgoing.head);
-            if let Call::Write { .. } = outgoing.call {
+            if let PageOperation::Write { .. } = outgoing.call {
                 let carried = self.conversation.carried(outgoing.slot);
                 let Some(buffer) = carried.and_then(|carried| carried.buffer.as_ref()) else { continue };
                 let sums = buffer.sums();
@@ -462,16 +462,18 @@ impl TcpLane {
             let received = &self.inbox[self.inbox_start..self.inbox_end];
             match self.expect {
                 Expect::Head => {
-                    let Some(head) = Head::decode(received)? else { return Ok(()) };
+                    let Some(head) = MessageHeader::decode(received)? else { return Ok(()) };
                     let answer = self.conversation.on_head(&head)?;
                     self.inbox_start += HEAD_BYTES;
                     match answer {
-                        Answer::Pages { slot, asked, prefix } => {
+                        ReplyEvent::Pages { slot, asked, prefix } => {
                             self.expect = Expect::Prefix { slot, head, asked, bytes: prefix };
                         }
-                        Answer::Part { slot, part, page_sum } => self.expect = Expect::Part { slot, part, page_sum },
-                        Answer::Done { slot } => self.end(slot, Ok(())),
-                        Answer::Failed { slot, code, page } => {
+                        ReplyEvent::Part { slot, part, page_sum } => {
+                            self.expect = Expect::Part { slot, part, page_sum }
+                        }
+                        ReplyEvent::Done { slot } => self.end(slot, Ok(())),
+                        ReplyEvent::Failed { slot, code, page } => {
                             let error = self.session.failure(code, page, Duration::ZERO);
                             let error = match error {
                                 PoolError::TimedOut { server, .. } => {
@@ -482,7 +484,7 @@ impl TcpLane {
                             };
                             self.end(slot, Err(error));
                         }
-                        Answer::Stale => self.expect = Expect::Skip { bytes: head.body as usize },
+                        ReplyEvent::Stale => self.expect = Expect::Skip { bytes: head.body as usize },
                     }
                 }
                 Expect::Prefix { slot, head, asked, bytes } => {
@@ -597,19 +599,21 @@ impl TcpLane {
     /// Ends operations whose deadline has passed.
     fn expire(&mut self, now: Moment) {
         while let Some(expired) = self.conversation.poll_expired(now) {
-            let (Expired::Quiet { slot } | Expired::Sending { slot } | Expired::Receiving { slot }) = expired;
+            let (ExpiredOperation::Quiet { slot }
+            | ExpiredOperation::Sending { slot }
+            | ExpiredOperation::Receiving { slot }) = expired;
             let after = self.conversation.wait_of(slot);
             let error = PoolError::TimedOut { server: self.session.server, after };
             match expired {
-                Expired::Quiet { .. } => {}
+                ExpiredOperation::Quiet { .. } => {}
                 // The rest of the frame would have to be sent from a buffer that its owner gets
                 // back now.
-                Expired::Sending { .. } => {
+                ExpiredOperation::Sending { .. } => {
                     self.train.clear();
                     self.end(slot, Err(error));
                     return self.die(self.session.gone_error());
                 }
-                Expired::Receiving { .. } => self.expect = Expect::Skip { bytes: self.unreceived() },
+                ExpiredOperation::Receiving { .. } => self.expect = Expect::Skip { bytes: self.unreceived() },
             }
             self.end(slot, Err(error));
         }
@@ -693,7 +697,7 @@ impl Lane for TcpLane {
         if let Err(carried) = taken {
             let result = Err(PoolError::Refused { server: self.session.server, reason: "the lane is full" });
             self.ended.push_back(Completion { tag: carried.tag, result, buffer: carried.buffer });
-        } else if matches!(call, Call::Read { count, .. } if count >= LARGE_PAGES) {
+        } else if matches!(call, PageOperation::Read { count, .. } if count >= LARGE_PAGES) {
             self.large_reads += 1;
         }
         Ok(())

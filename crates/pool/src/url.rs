@@ -11,9 +11,9 @@ use crate::fault::{FaultPlan, duration, duration_text};
 use crate::legs::WRITE_PATIENCE;
 use crate::scrub;
 use core::time::Duration;
-use farfield_core::Legs;
+use farfield_core::MemberSet;
 use farfield_core::chunk_word::ChunkWord;
-use farfield_core::gf256::Code;
+use farfield_core::gf256::ErasureCode;
 use farfield_core::tier_word::TierWord;
 use std::borrow::Cow;
 use std::fmt::{self, Display};
@@ -57,7 +57,7 @@ pub(crate) enum Tree {
     /// Tiered pool: new pages lie in the first tier that has room, old ones in the next.
     Tier(Vec<Tree>),
     /// Erasure code: rows of this code, one page at each leg; `scrub` and `wait` as for a mirror.
-    Ec { code: Code, legs: Vec<Tree>, spares: Vec<Tree>, scrub: Option<Duration>, wait: Option<Duration> },
+    Ec { code: ErasureCode, legs: Vec<Tree>, spares: Vec<Tree>, scrub: Option<Duration>, wait: Option<Duration> },
 }
 
 impl Tree {
@@ -194,7 +194,7 @@ fn item(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
         Some(Token::Ec(code)) => {
             let Some(code) = code else { return Err(wrong(EC.to_owned())) };
             let Items { urls: legs, spares, scrub, wait } = items(tokens, inside)?;
-            if legs.len() != code.parts() || legs.len() + spares.len() > Legs::MAX {
+            if legs.len() != code.parts() || legs.len() + spares.len() > MemberSet::MAX {
                 return Err(wrong(EC.to_owned()));
             }
             let (scrub, wait) = (scrub.unwrap_or(Some(scrub::PERIOD)), wait.unwrap_or(Some(WRITE_PATIENCE)));
@@ -315,7 +315,7 @@ enum Token<'a> {
     /// `NAME(`
     Open(&'a str),
     /// `ec(K,M,`
-    Ec(Option<Code>),
+    Ec(Option<ErasureCode>),
     /// `NAME=VALUE,`
     Option(&'a str),
     /// `spare=`
@@ -399,15 +399,15 @@ impl<'a> Tokens<'a> {
     }
 
     /// Takes `K,M,`.
-    fn take_code(&mut self) -> Option<Code> {
+    fn take_code(&mut self) -> Option<ErasureCode> {
         let mut number = || {
             let (text, _) = self.rest().split_once(',')?;
-            let number = text.trim_end().parse::<usize>().ok().filter(|number| (1..Legs::MAX).contains(number))?;
+            let number = text.trim_end().parse::<usize>().ok().filter(|number| (1..MemberSet::MAX).contains(number))?;
             self.skip(text.len() + 1);
             Some(number)
         };
         let (data, parity) = (number()?, number()?);
-        (data + parity <= Legs::MAX).then(|| Code::new(data, parity))
+        (data + parity <= MemberSet::MAX).then(|| ErasureCode::new(data, parity))
     }
 
     /// Checks that nothing is left.
@@ -555,7 +555,7 @@ mod tests {
     #[test]
     fn erasure_codes_have_numbers() {
         let legs = |names: &[&str]| names.iter().map(|name| leaf(name)).collect::<Vec<_>>();
-        let (code, scrub) = (Code::new(2, 1), Some(scrub::PERIOD));
+        let (code, scrub) = (ErasureCode::new(2, 1), Some(scrub::PERIOD));
         let wait = Some(WRITE_PATIENCE);
         let tree = Tree::Ec { code, legs: legs(&["a:", "b:", "c:"]), spares: legs(&["d:"]), scrub, wait };
         assert_eq!(Tree::parse("ec( 2 , 1, a:, b:, c:, spare=d:)"), Ok(tree.clone()));

@@ -52,7 +52,7 @@ impl Shown {
 
 struct Script {
     station: Station,
-    windows: [Window; 3],
+    windows: [RemoteWindow; 3],
     /// Pages that were asked for by message.
     asked: Mutex<Vec<u64>>,
     /// Bits turned over in pages that are sent.
@@ -64,8 +64,8 @@ impl Script {
     fn converse(&self, mut peer: TcpStream) {
         while let Some((head, _)) = frame(&mut peer) {
             let mut out = Vec::new();
-            match Kind::of_request(head.kind).unwrap() {
-                Kind::Hello => Welcome {
+            match MessageKind::of_request(head.kind).unwrap() {
+                MessageKind::Hello => Welcome {
                     version: 1,
                     lease_ms: 1000,
                     features: features::FABRIC | features::PART,
@@ -75,17 +75,17 @@ impl Script {
                     in_flight_max: 128,
                 }
                 .encode(&mut out),
-                Kind::CreateRegion => encode_created(head.tag, RegionId(5), &mut out),
-                Kind::Station => {
+                MessageKind::CreateRegion => encode_created(head.tag, RegionId(5), &mut out),
+                MessageKind::Station => {
                     let address = self.station.address().unwrap();
                     encode_station(head.tag, &StationReply { provider: "tcp", address: &address }, &mut out);
                 }
-                Kind::Expose => {
+                MessageKind::Expose => {
                     let [page_map, sums, layer] = self.windows;
                     let reply = ExposeReply::new(PAGES, 1, 1, 0, [page_map, sums]);
                     encode_expose(head.tag, &reply, [layer].into_iter(), &mut out);
                 }
-                Kind::Read => {
+                MessageKind::Read => {
                     let pages = head.page..head.page + u64::from(head.count);
                     self.asked.lock().unwrap().extend(pages.clone());
                     let sums = pages.clone().enumerate().map(|(index, page)| (index as u32, checksum(&right(page))));
@@ -111,7 +111,7 @@ fn with_lane(shown: &Shown, work: impl FnOnce(&mut dyn Lane, &Script)) {
     let windows = [file(&shown.page_map), file(&sums), file(&shown.layer)].map(|memory| {
         key += 1;
         let farfield_fabric::Window { key, base } = station.expose(memory, key).unwrap();
-        Window { key, base }
+        RemoteWindow { key, base }
     });
     let mut windows = windows;
     if !shown.layer_is_open {

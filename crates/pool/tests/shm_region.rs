@@ -87,7 +87,7 @@ fn open_when(
         let (head, _) = frame(&mut control).expect("a region is asked for");
         say(&mut control, |out| encode_created(head.tag, RegionId(5), out));
         let (head, _) = frame(&mut control).expect("its files are asked for");
-        assert_eq!((head.kind, head.count), (Kind::MapRegion as u8, 0));
+        assert_eq!((head.kind, head.count), (MessageKind::MapRegion as u8, 0));
         let mut bytes = Vec::new();
         encode_map(head.tag, &reply, &mut bytes);
         let sent = serving::send_descriptors(control.as_fd(), &bytes, &files).unwrap();
@@ -98,7 +98,7 @@ fn open_when(
         // Room is never refused here.
         while let Some((head, _)) = frame(&mut lane) {
             before.take().into_iter().for_each(|before| before());
-            say(&mut lane, |out| encode_ok(head.tag, Kind::of_request(head.kind).unwrap(), out));
+            say(&mut lane, |out| encode_ok(head.tag, MessageKind::of_request(head.kind).unwrap(), out));
         }
     });
     let opened = Opener::new().url(format!("shm:{}", path.display())).pages(PAGES).deadline(LONG).open();

@@ -21,10 +21,10 @@ const PAGES: u64 = 1024;
 struct Peer(TcpStream);
 
 impl Peer {
-    fn frame(&mut self) -> (Head, Vec<u8>) {
+    fn frame(&mut self) -> (MessageHeader, Vec<u8>) {
         let mut head = [0; HEAD_BYTES];
         self.0.read_exact(&mut head).expect("a head");
-        let head = Head::decode(&head).unwrap().unwrap();
+        let head = MessageHeader::decode(&head).unwrap().unwrap();
         let mut body = vec![0; head.body as usize];
         self.0.read_exact(&mut body).expect("a body");
         (head, body)
@@ -53,7 +53,7 @@ impl Peer {
     }
 
     /// Answers a read with pages full of `byte`, those in `present` only.
-    fn answer_read(&mut self, head: &Head, byte: u8, present: &[u32]) {
+    fn answer_read(&mut self, head: &MessageHeader, byte: u8, present: &[u32]) {
         let page = [byte; PAGE_BYTES];
         let sums = present.iter().map(|index| (*index, checksum(&page)));
         self.say(|out| {
@@ -84,7 +84,7 @@ fn serve_when(
         let mut control = Peer(listener.accept().unwrap().0);
         control.welcome();
         let (head, _) = control.frame();
-        assert_eq!((head.kind, head.page), (Kind::CreateRegion as u8, PAGES));
+        assert_eq!((head.kind, head.page), (MessageKind::CreateRegion as u8, PAGES));
         control.say(|out| encode_created(head.tag, RegionId(5), out));
         before();
         let mut lane = Peer(listener.accept().unwrap().0);
@@ -134,7 +134,7 @@ fn gone() -> Result<(), PoolError> {
 #[test]
 fn answers_in_another_order_and_in_small_pieces_are_understood() {
     let (opener, server) = serve(|peer| {
-        let heads: Vec<Head> = (0..4).map(|_| peer.frame().0).collect();
+        let heads: Vec<MessageHeader> = (0..4).map(|_| peer.frame().0).collect();
         peer.0.set_nodelay(true).unwrap();
         for head in heads.iter().rev() {
             let page = [head.page as u8; PAGE_BYTES];
@@ -235,7 +235,7 @@ fn a_snapshot_that_comes_too_late_is_passed_over() {
         wait.recv().unwrap();
         control.say(|out| encode_ticket(late.tag, 77, out));
         let (head, _) = control.frame();
-        assert_eq!((late.kind, head.kind), (Kind::CloneRegion as u8, Kind::CloneRegion as u8));
+        assert_eq!((late.kind, head.kind), (MessageKind::CloneRegion as u8, MessageKind::CloneRegion as u8));
         control.say(|out| encode_ticket(head.tag, 78, out));
     });
     let backend = opener.open().unwrap();
@@ -350,10 +350,18 @@ fn a_lane_is_open_before_the_server_answers() {
 
 #[test]
 fn nonsense_is_not_believed() {
-    let nonsense: [fn(&Head) -> Vec<u8>; 5] = [
+    let nonsense: [fn(&MessageHeader) -> Vec<u8>; 5] = [
         |_| b"HTTP/1.1 400 Bad Request\r\nServer: nobody\r\n\r\n".to_vec(),
-        |head| Head { kind: Kind::Write.answer(), tag: head.tag, ..Head::default() }.encode().to_vec(),
-        |head| Head { kind: Kind::Read.answer(), tag: head.tag + 1, ..Head::default() }.encode().to_vec(),
+        |head| {
+            MessageHeader { kind: MessageKind::Write.answer(), tag: head.tag, ..MessageHeader::default() }
+                .encode()
+                .to_vec()
+        },
+        |head| {
+            MessageHeader { kind: MessageKind::Read.answer(), tag: head.tag + 1, ..MessageHeader::default() }
+                .encode()
+                .to_vec()
+        },
         // More pages than were asked for.
         |head| {
             let mut bytes = Vec::new();
@@ -363,8 +371,9 @@ fn nonsense_is_not_believed() {
         // A presence map that says other than the length.
         |head| {
             let body = read_prefix_bytes(1, 1) + PAGE_BYTES;
-            let (kind, tag) = (Kind::Read.answer(), head.tag);
-            let mut bytes = Head { kind, tag, count: 1, body: body as u32, ..Head::default() }.encode().to_vec();
+            let (kind, tag) = (MessageKind::Read.answer(), head.tag);
+            let mut bytes =
+                MessageHeader { kind, tag, count: 1, body: body as u32, ..MessageHeader::default() }.encode().to_vec();
             bytes.extend([0xff; 5000]);
             bytes
         },
@@ -388,7 +397,7 @@ fn nonsense_is_not_believed() {
 fn demand_leaves_before_queued_background() {
     let (opener, server) = serve(|peer| {
         // The first background requests may be on their way before the demand read is submitted; of the rest, none.
-        let order: Vec<Head> = (0..101).map(|_| peer.frame().0).collect();
+        let order: Vec<MessageHeader> = (0..101).map(|_| peer.frame().0).collect();
         let demand = order.iter().position(|head| head.flags & flags::BACKGROUND == 0).unwrap();
         assert_eq!(demand, 0, "background went first");
         for head in order {
@@ -442,7 +451,7 @@ fn a_refusal_says_why() {
         let server = std::thread::spawn(move || {
             let mut peer = Peer(listener.accept().unwrap().0);
             peer.frame();
-            let refusal = Refusal { code, version_min: 8, version_max: 9, text: "come back later" };
+            let refusal = ConnectionRefusal { code, version_min: 8, version_max: 9, text: "come back later" };
             peer.say(|out| encode_refusal(&refusal, out));
         });
         let error: OpenError = Opener::new().url(url).pages(1).deadline(LONG).open().err().expect("refused");

@@ -53,7 +53,7 @@ pub struct GiveBack {
     /// Offset of the lock.
     pub lock: u64,
     /// Step to make.
-    pub ask: lock::Ask,
+    pub ask: lock::LockRequest,
 }
 
 /// Message of a guest.

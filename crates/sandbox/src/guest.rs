@@ -204,14 +204,14 @@ impl Place for GuestPlace {
         self.done(Want::Access(Ask::Fenced { fence, offset, bytes: Bytes(bytes.to_vec()) })).await
     }
 
-    async fn lock_step(&self, lock: u64, ask: lock::Ask) -> Result<lock::Says, Fault> {
+    async fn lock_step(&self, lock: u64, ask: lock::LockRequest) -> Result<lock::LockReply, Fault> {
         match self.ask(Want::Access(Ask::Lock { lock, ask })).await? {
             Answer::Lock(says) => Ok(says),
             _ => Err(Fault::Internal),
         }
     }
 
-    fn give_back(&self, lock: u64, ask: lock::Ask) {
+    fn give_back(&self, lock: u64, ask: lock::LockRequest) {
         self.say(Want::GiveBack(GiveBack { lock, ask }));
     }
 

@@ -1,7 +1,7 @@
 //! Counters of events since the server started. Each connection counts by itself and adds its
 //! counts once per batch.
 
-use farfield_core::wire::Kind;
+use farfield_core::wire::MessageKind;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
@@ -46,7 +46,7 @@ fn add(total: &AtomicU64, part: &mut u64) {
 }
 
 /// Exclusive upper bound of the numbers of kinds.
-pub(crate) const KINDS: usize = Kind::ALL.len() + 1;
+pub(crate) const KINDS: usize = MessageKind::ALL.len() + 1;
 
 counters! {
     /// Pages sent to readers.
@@ -83,7 +83,7 @@ counters! {
 
 impl Tally {
     /// Counts a request of this kind.
-    pub(crate) fn request(&mut self, kind: Kind) {
+    pub(crate) fn request(&mut self, kind: MessageKind) {
         if let Some(count) = self.requests.get_mut(usize::from(kind as u8)) {
             *count += 1;
         }

@@ -218,7 +218,7 @@ impl Layout {
 
     /// Appends the reply about layers from `first` on.
     pub(crate) fn encode(&self, tag: u64, first: u32, out: &mut Vec<u8>) {
-        let on_wire = |window: Window| wire::Window { key: window.key, base: window.base };
+        let on_wire = |window: Window| wire::RemoteWindow { key: window.key, base: window.base };
         let reply = ExposeReply::new(
             self.pages,
             self.generation,

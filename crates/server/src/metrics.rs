@@ -5,7 +5,7 @@ use crate::counters::Counters;
 use crate::server::Shared;
 use crate::store::Resource;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::wire::Kind;
+use farfield_core::wire::MessageKind;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -91,7 +91,7 @@ impl Collector for Snapshot {
             encoder.encode_counter::<NoLabelSet, _, u64>(&Counters::get(counter), None)?;
         }
         let mut requests = out.encode_descriptor("requests", "Requests by kind", None, MetricType::Counter)?;
-        for kind in Kind::ALL {
+        for kind in MessageKind::ALL {
             let Some(count) = counters.requests.get(usize::from(kind as u8)).map(Counters::get) else { continue };
             requests.encode_family(&[("kind", kind_name(kind))])?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
         }
@@ -109,25 +109,25 @@ fn gauge(
     out.encode_descriptor(name, help, unit, MetricType::Gauge)?.encode_gauge(&(value as i64))
 }
 
-fn kind_name(kind: Kind) -> &'static str {
+fn kind_name(kind: MessageKind) -> &'static str {
     match kind {
-        Kind::Hello => "hello",
-        Kind::CreateRegion => "create_region",
-        Kind::DropRegion => "drop_region",
-        Kind::Read => "read",
-        Kind::ReadPart => "read_part",
-        Kind::Write => "write",
-        Kind::Discard => "discard",
-        Kind::CloneRegion => "clone_region",
-        Kind::ClaimRegion => "claim_region",
-        Kind::Stat => "stat",
-        Kind::Ping => "ping",
-        Kind::MapRegion => "map_region",
-        Kind::Station => "station",
-        Kind::Expose => "expose",
-        Kind::Call => "call",
-        Kind::Reserve => "reserve",
-        Kind::Release => "release",
-        Kind::Bye => "bye",
+        MessageKind::Hello => "hello",
+        MessageKind::CreateRegion => "create_region",
+        MessageKind::DropRegion => "drop_region",
+        MessageKind::Read => "read",
+        MessageKind::ReadPart => "read_part",
+        MessageKind::Write => "write",
+        MessageKind::Discard => "discard",
+        MessageKind::CloneRegion => "clone_region",
+        MessageKind::ClaimRegion => "claim_region",
+        MessageKind::Stat => "stat",
+        MessageKind::Ping => "ping",
+        MessageKind::MapRegion => "map_region",
+        MessageKind::Station => "station",
+        MessageKind::Expose => "expose",
+        MessageKind::Call => "call",
+        MessageKind::Reserve => "reserve",
+        MessageKind::Release => "release",
+        MessageKind::Bye => "bye",
     }
 }

@@ -6,7 +6,9 @@ mod common;
 use common::functions::*;
 use common::*;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::wire::{CallBody, ErrorCode, HEAD_BYTES, Head, Hello, Kind, Reply, Request, features};
+use farfield_core::wire::{
+    CallBody, ErrorCode, HEAD_BYTES, Hello, MessageHeader, MessageKind, Reply, Request, features,
+};
 use farfield_core::{PageId, RegionId};
 use farfield_pool::{Buffer, Op, PoolError};
 use farfield_server::{Config, Server};
@@ -638,7 +640,12 @@ fn lying_requests_are_refused() {
     ];
     for body in bodies {
         let mut client = Client::new(tcp(&server));
-        let head = Head { kind: Kind::Call as u8, body: body.len() as u32, region: region.0, ..Head::default() };
+        let head = MessageHeader {
+            kind: MessageKind::Call as u8,
+            body: body.len() as u32,
+            region: region.0,
+            ..MessageHeader::default()
+        };
         client.send(&[&head.encode()[..], &body].concat());
         client.expect_close();
     }

@@ -3,7 +3,9 @@
 mod common;
 
 use common::*;
-use farfield_core::wire::{self, CallBody, HEAD_BYTES, Head, Kind, PagePart, Request, WireRequest, encode_request};
+use farfield_core::wire::{
+    self, CallBody, HEAD_BYTES, MessageHeader, MessageKind, PagePart, Request, WireRequest, encode_request,
+};
 use farfield_core::{PageId, RegionId};
 use farfield_server::Config;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -144,31 +146,33 @@ fn no_bytes_bring_the_server_down() {
 #[test]
 fn what_is_too_long_is_refused_before_it_is_waited_for() {
     let server = serve(config());
-    let head = |kind: Kind, body: u32, count: u32| Head { kind: kind as u8, body, count, ..Head::default() }.encode();
+    let head = |kind: MessageKind, body: u32, count: u32| {
+        MessageHeader { kind: kind as u8, body, count, ..MessageHeader::default() }.encode()
+    };
     // A stranger's hello of a megabyte, and of four gigabytes.
     for body in [1 << 20, u32::MAX] {
         let mut client = Client::connect(tcp(&server));
-        client.send(&head(Kind::Hello, body, 0));
+        client.send(&head(MessageKind::Hello, body, 0));
         let (answer, _) = client.receive().expect("a refusal");
-        assert_eq!(answer.kind, Kind::REFUSAL);
+        assert_eq!(answer.kind, MessageKind::REFUSAL);
         client.expect_close();
     }
     // Anything but a hello at first.
     let mut client = Client::connect(tcp(&server));
-    client.send(&head(Kind::Stat, 0, 0));
-    assert_eq!(client.receive().expect("a refusal").0.kind, Kind::REFUSAL);
+    client.send(&head(MessageKind::Stat, 0, 0));
+    assert_eq!(client.receive().expect("a refusal").0.kind, MessageKind::REFUSAL);
     client.expect_close();
     // A guest's write that is longer than agreed: the connection is over, and nothing of it was waited for.
     for (body, count) in
         [(u32::MAX, 1), (wire::write_body_bytes(257) as u32, 257), (wire::BODY_BYTES_LIMIT as u32, 4096)]
     {
         let mut client = Client::new(tcp(&server));
-        client.send(&head(Kind::Write, body, count));
+        client.send(&head(MessageKind::Write, body, count));
         client.expect_close();
     }
     // A length that does not fit the count.
     let mut client = Client::new(tcp(&server));
-    let mut frame = head(Kind::Write, 100, 1).to_vec();
+    let mut frame = head(MessageKind::Write, 100, 1).to_vec();
     frame.resize(HEAD_BYTES + 100, 0);
     client.send(&frame);
     client.expect_close();

@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use farfield_core::wire::{ErrorCode, Head, Kind, RefuseCode, Request};
+use farfield_core::wire::{ErrorCode, MessageHeader, MessageKind, RefuseCode, Request};
 use farfield_core::{PageId, RegionId};
 use farfield_server::{Config, Server, Tenants};
 use std::io::{Read, Write};
@@ -224,8 +224,13 @@ fn others_go_on_while_one_tenant_sends_halves_of_messages() {
     let config = Config { connections_max: 400, ..config_for_two() };
     others_go_on(config, |server| {
         let half = |region: RegionId| {
-            let head =
-                Head { kind: Kind::Write as u8, body: 256 * 4104, count: 256, region: region.0, ..Head::default() };
+            let head = MessageHeader {
+                kind: MessageKind::Write as u8,
+                body: 256 * 4104,
+                count: 256,
+                region: region.0,
+                ..MessageHeader::default()
+            };
             [&head.encode()[..], &vec![7; 700_000]].concat()
         };
         let kept: Vec<_> = (0..50).map(|_| one_sided(server, half)).collect();
@@ -239,7 +244,13 @@ fn others_go_on_while_one_tenant_takes_no_answers() {
     let config = Config { connections_max: 400, ..config_for_two() };
     others_go_on(config, |server| {
         let reads = |region: RegionId| {
-            let read = |tag| Head { kind: Kind::Read as u8, count: 64, tag, region: region.0, ..Head::default() };
+            let read = |tag| MessageHeader {
+                kind: MessageKind::Read as u8,
+                count: 64,
+                tag,
+                region: region.0,
+                ..MessageHeader::default()
+            };
             (0..1000).flat_map(|tag| read(tag).encode()).collect()
         };
         let kept: Vec<_> = (0..50).map(|_| one_sided(server, reads)).collect();
@@ -274,7 +285,10 @@ fn descriptors_are_sent_as_they_are_taken() {
     let region = client.create(1000).unwrap();
     let tags: Vec<u64> = (0..50).map(|_| client.request(Request::MapRegion { region, first_layer: 0 })).collect();
     for tag in tags {
-        assert_eq!(client.receive().map(|(head, _)| (head.tag, head.kind)), Some((tag, Kind::MapRegion.answer())));
+        assert_eq!(
+            client.receive().map(|(head, _)| (head.tag, head.kind)),
+            Some((tag, MessageKind::MapRegion.answer()))
+        );
     }
 }
 

@@ -5,7 +5,7 @@ mod common;
 
 use common::functions::*;
 use common::*;
-use farfield_core::lock::Lock;
+use farfield_core::lock::LockRecord;
 use farfield_pool::{Backend, Opener, Share};
 use farfield_server::{Config, Server};
 use farfield_wic::{
@@ -132,10 +132,10 @@ fn words(backend: &dyn Backend) -> [u64; 2] {
 fn is_free(backend: &dyn Backend) -> bool {
     let bytes = contents(backend);
     let bytes = bytes[LOCK as usize..].first_chunk().unwrap();
-    let mut caller_clock = Lock::decode(bytes).unwrap().encode();
+    let mut caller_clock = LockRecord::decode(bytes).unwrap().encode();
     // Tickets and epochs go on.
     caller_clock[..16].fill(0);
-    caller_clock == Lock::FREE.encode()
+    caller_clock == LockRecord::FREE.encode()
 }
 
 #[test]

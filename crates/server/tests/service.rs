@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use farfield_core::wire::{ErrorCode, Head, Kind, RefuseCode, Reply, Request, flags};
+use farfield_core::wire::{ErrorCode, MessageHeader, MessageKind, RefuseCode, Reply, Request, flags};
 use farfield_core::{PageId, RegionId};
 use farfield_server::{Config, StartError, Tenants};
 use std::time::{Duration, Instant};
@@ -254,7 +254,7 @@ fn requests_that_cannot_be_are_errors_and_the_connection_goes_on() {
         assert_eq!(client.ask(request), Err(ErrorCode::Unsupported), "{request:?} needs a Unix socket");
     }
     // A kind of a later version.
-    client.send(&Head { kind: 0x3f, tag: 77, ..Head::default() }.encode());
+    client.send(&MessageHeader { kind: 0x3f, tag: 77, ..MessageHeader::default() }.encode());
     let (head, _) = client.receive().unwrap();
     assert_eq!((head.tag, head.code), (77, ErrorCode::Unsupported.number()));
     assert_eq!(client.ask(Request::Ping), Ok(Reply::Done));
@@ -267,8 +267,14 @@ fn parts_of_pages_that_are_not_there_are_out_of_range_also_many_at_once() {
     let region = client.create(10).unwrap();
     for page in [10, 1 << 13, 1 << 32, 1 << 40, u64::MAX] {
         // In one packet, so that the server looks at them together.
-        let head = Head { kind: Kind::ReadPart as u8, count: 8, region: region.0, page, ..Head::default() };
-        let frames: Vec<u8> = (1..=3).flat_map(|tag| Head { tag, ..head }.encode()).collect();
+        let head = MessageHeader {
+            kind: MessageKind::ReadPart as u8,
+            count: 8,
+            region: region.0,
+            page,
+            ..MessageHeader::default()
+        };
+        let frames: Vec<u8> = (1..=3).flat_map(|tag| MessageHeader { tag, ..head }.encode()).collect();
         client.send(&frames);
         for tag in 1..=3 {
             let (head, _) = client.receive().unwrap();
@@ -300,11 +306,11 @@ fn demand_is_served_before_background_of_the_same_batch() {
     client.write(region, 0, &[1]).unwrap();
     // In one packet, so that the server sees them together: nine for nobody, then one that somebody waits for.
     let mut frames = Vec::new();
-    let read = Head { kind: Kind::Read as u8, count: 1, region: region.0, ..Head::default() };
+    let read = MessageHeader { kind: MessageKind::Read as u8, count: 1, region: region.0, ..MessageHeader::default() };
     for tag in 100..109 {
-        frames.extend_from_slice(&Head { tag, flags: flags::BACKGROUND, ..read }.encode());
+        frames.extend_from_slice(&MessageHeader { tag, flags: flags::BACKGROUND, ..read }.encode());
     }
-    frames.extend_from_slice(&Head { tag: 200, ..read }.encode());
+    frames.extend_from_slice(&MessageHeader { tag: 200, ..read }.encode());
     client.send(&frames);
     let order: Vec<u64> = (0..10).map(|_| client.receive().unwrap().0.tag).collect();
     assert_eq!(order[0], 200, "{order:?}");
@@ -320,13 +326,19 @@ fn a_request_that_waited_too_long_is_not_served() {
     // time; so again, until they arrive together.
     eventually("the two arrive together", || {
         let (_, mut frames) = client.write_frame(region, 0, &[1; 15]);
-        let discard = Head { kind: Kind::Discard as u8, tag: 999, count: 1, region: region.0, ..Head::default() };
-        frames.extend_from_slice(&Head { deadline_us: 1, ..discard }.encode());
+        let discard = MessageHeader {
+            kind: MessageKind::Discard as u8,
+            tag: 999,
+            count: 1,
+            region: region.0,
+            ..MessageHeader::default()
+        };
+        frames.extend_from_slice(&MessageHeader { deadline_us: 1, ..discard }.encode());
         client.send(&frames);
         let (written, _) = client.receive().unwrap();
-        assert_eq!(written.kind, Kind::Write.answer());
+        assert_eq!(written.kind, MessageKind::Write.answer());
         let (head, _) = client.receive().unwrap();
-        let late = head.kind == Kind::ERROR;
+        let late = head.kind == MessageKind::ERROR;
         if late {
             assert_eq!((head.tag, head.code), (999, ErrorCode::TimedOut.number()));
         }
@@ -349,7 +361,14 @@ fn large_reads_in_a_row_all_come_whole() {
     let mut frames = Vec::new();
     for tag in 0..64u64 {
         let page = tag % 8 * 256;
-        let read = Head { kind: Kind::Read as u8, tag, count: 256, region: region.0, page, ..Head::default() };
+        let read = MessageHeader {
+            kind: MessageKind::Read as u8,
+            tag,
+            count: 256,
+            region: region.0,
+            page,
+            ..MessageHeader::default()
+        };
         frames.extend_from_slice(&read.encode());
     }
     client.send(&frames);

@@ -56,7 +56,7 @@ pub enum Ask {
         /// Offset of the lock.
         lock: u64,
         /// Step to make.
-        ask: lock::Ask,
+        ask: lock::LockRequest,
     },
     /// [`Place::write_fenced`].
     Fenced {
@@ -79,7 +79,7 @@ pub enum Answer {
     /// The word as it was.
     Word(u64),
     /// The answer of the lock.
-    Lock(lock::Says),
+    Lock(lock::LockReply),
 }
 
 /// Bytes that are encoded in one piece and not one by one.

@@ -1,7 +1,7 @@
 //! Checks of offsets and ranges, with equal errors at each place.
 
 use crate::{Fault, RANGE_BYTES_MAX};
-use farfield_core::lock::Lock;
+use farfield_core::lock::LockRecord;
 
 /// Bytes of a word.
 const WORD_BYTES: usize = 8;
@@ -14,8 +14,8 @@ pub(crate) fn check_word(region_bytes: u64, offset: u64) -> Result<(), Fault> {
 
 /// Checks that a lock lies in the region, at a multiple of its size.
 pub(crate) fn check_lock(region_bytes: u64, offset: u64) -> Result<(), Fault> {
-    check(region_bytes, offset, Lock::BYTES)?;
-    if offset.is_multiple_of(Lock::BYTES as u64) { Ok(()) } else { Err(Fault::Unaligned { offset }) }
+    check(region_bytes, offset, LockRecord::BYTES)?;
+    if offset.is_multiple_of(LockRecord::BYTES as u64) { Ok(()) } else { Err(Fault::Unaligned { offset }) }
 }
 
 /// Checks that a range lies in the region and has at most [`RANGE_BYTES_MAX`] bytes.

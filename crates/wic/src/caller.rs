@@ -7,7 +7,7 @@ use crate::{CallError, Function, Stop};
 use core::marker::PhantomData;
 use core::pin::pin;
 use core::time::Duration;
-use farfield_core::policy::place::{Choice, Placement, Side};
+use farfield_core::policy::call_placement::{CallPlacement, CallPlacementDecision, Side};
 use farfield_core::wire::CallBody;
 use farfield_pool::{Backend, CallLane, Calls as Channel, FarCall, PoolError};
 use std::sync::Arc;
@@ -44,7 +44,7 @@ pub struct Caller {
     reads: Option<Box<dyn Channel>>,
     ended: Vec<farfield_pool::CallEnd>,
     /// Measurements of each function, in the order of the subjects.
-    placements: Vec<(Subject, Placement)>,
+    placements: Vec<(Subject, CallPlacement)>,
 }
 
 /// Function to which measurements belong.
@@ -93,14 +93,14 @@ impl Caller {
     }
 
     /// Returns where functions that were called at [`Where::Auto`] run, and why; by name.
-    pub fn choices(&self) -> impl Iterator<Item = (&'static str, Choice)> + '_ {
+    pub fn choices(&self) -> impl Iterator<Item = (&'static str, CallPlacementDecision)> + '_ {
         self.placements.iter().map(|(subject, placement)| (subject.name, placement.choice()))
     }
 
     /// Returns the index of the measurements of this subject.
     fn placement(&mut self, subject: Subject) -> usize {
         self.placements.binary_search_by_key(&subject, |(subject, _)| *subject).unwrap_or_else(|index| {
-            self.placements.insert(index, (subject, Placement::new()));
+            self.placements.insert(index, (subject, CallPlacement::new()));
             index
         })
     }

@@ -13,7 +13,7 @@
 
 use crate::{Fault, Place};
 use core::time::Duration;
-use farfield_core::lock::{Ask, Lock, Mode, Says};
+use farfield_core::lock::{LockMode, LockRecord, LockReply, LockRequest};
 use serde::{Deserialize, Serialize};
 
 /// Shortest pause between two looks, of a task that is first in the line and has looked a few
@@ -22,7 +22,7 @@ const PAUSE_MIN: Duration = Duration::from_micros(20);
 /// Longest pause between two looks: a hundredth of the time after which a task that does not look
 /// loses its place.
 const PAUSE_MAX: Duration = Duration::from_millis(1);
-const _: () = assert!(PAUSE_MAX.as_micros() * 100 <= Lock::TURN.as_micros());
+const _: () = assert!(PAUSE_MAX.as_micros() * 100 <= LockRecord::TURN.as_micros());
 
 /// Fencing token: the holding of a lock to which a write belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -69,7 +69,7 @@ pub struct WicLock {
 
 impl WicLock {
     /// Bytes of a lock.
-    pub const BYTES: u64 = Lock::BYTES as u64;
+    pub const BYTES: u64 = LockRecord::BYTES as u64;
 
     /// Returns the lock at this offset, with a lease of one second and a wait of at most one
     /// second.
@@ -93,40 +93,40 @@ impl WicLock {
     /// Takes the lock exclusively. Waits until nobody else has it; fails with [`Fault::Locked`]
     /// when the time of [`WicLock::within`] is over.
     pub async fn lock<'p, P: Place>(&self, place: &'p P) -> Result<Exclusive<'p, P>, Fault> {
-        self.take(place, Mode::Exclusive).await.map(Exclusive)
+        self.take(place, LockMode::Exclusive).await.map(Exclusive)
     }
 
     /// Takes the lock together with other readers. Waits until no writer has it; fails with
     /// [`Fault::Locked`] when the time of [`WicLock::within`] is over.
     pub async fn read<'p, P: Place>(&self, place: &'p P) -> Result<Shared<'p, P>, Fault> {
-        self.take(place, Mode::Shared).await.map(Shared)
+        self.take(place, LockMode::Shared).await.map(Shared)
     }
 
-    async fn take<'p, P: Place>(&self, place: &'p P, mode: Mode) -> Result<Holding<'p, P>, Fault> {
+    async fn take<'p, P: Place>(&self, place: &'p P, mode: LockMode) -> Result<Holding<'p, P>, Fault> {
         let WicLock { offset, lease, within } = *self;
         let until = place.now().saturating_add(within);
         let mut place_in_line = Waiting { place, lock: offset, ticket: None };
         let mut looks = 0;
         loop {
             let ask = match place_in_line.ticket {
-                Some(ticket) => Ask::Look { ticket, mode, lease },
-                None => Ask::Take { mode, lease, waits: !within.is_zero() },
+                Some(ticket) => LockRequest::Look { ticket, mode, lease },
+                None => LockRequest::Take { mode, lease, waits: !within.is_zero() },
             };
             let ahead = match place.lock_step(offset, ask).await? {
-                Says::Yours { epoch, was_left } => {
+                LockReply::Yours { epoch, was_left } => {
                     place_in_line.ticket = None;
                     let fence = Fence { lock: offset, epoch };
                     return Ok(Holding { place, fence, mode, was_left, is_over: false });
                 }
-                Says::Waits { ticket, ahead } => {
+                LockReply::Waits { ticket, ahead } => {
                     place_in_line.ticket = Some(ticket);
                     ahead
                 }
-                Says::Missed | Says::Full | Says::Busy => {
+                LockReply::Missed | LockReply::Full | LockReply::Busy => {
                     place_in_line.ticket = None;
-                    Lock::LINE_MAX
+                    LockRecord::LINE_MAX
                 }
-                Says::Done | Says::Over => return Err(Fault::Internal),
+                LockReply::Done | LockReply::Over => return Err(Fault::Internal),
             };
             if place.now() >= until {
                 return Err(Fault::Locked { offset });
@@ -159,7 +159,7 @@ struct Waiting<'p, P: Place> {
 impl<P: Place> Drop for Waiting<'_, P> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket {
-            self.place.give_back(self.lock, Ask::GiveUp { ticket });
+            self.place.give_back(self.lock, LockRequest::GiveUp { ticket });
         }
     }
 }
@@ -168,7 +168,7 @@ impl<P: Place> Drop for Waiting<'_, P> {
 struct Holding<'p, P: Place> {
     place: &'p P,
     fence: Fence,
-    mode: Mode,
+    mode: LockMode,
     was_left: bool,
     is_over: bool,
 }
@@ -176,21 +176,21 @@ struct Holding<'p, P: Place> {
 impl<P: Place> Holding<'_, P> {
     async fn keep(&self, lease: Duration) -> Result<(), Fault> {
         let Holding { place, fence, mode, .. } = self;
-        self.expect(place.lock_step(fence.lock, Ask::Keep { epoch: fence.epoch, mode: *mode, lease }).await?)
+        self.expect(place.lock_step(fence.lock, LockRequest::Keep { epoch: fence.epoch, mode: *mode, lease }).await?)
     }
 
     async fn release(mut self) -> Result<(), Fault> {
         let Fence { lock, epoch } = self.fence;
-        let release = Ask::Release { epoch, mode: self.mode, is_done: true };
+        let release = LockRequest::Release { epoch, mode: self.mode, is_done: true };
         let says = self.place.lock_step(lock, release).await?;
         self.is_over = true;
         self.expect(says)
     }
 
-    fn expect(&self, says: Says) -> Result<(), Fault> {
+    fn expect(&self, says: LockReply) -> Result<(), Fault> {
         match says {
-            Says::Done => Ok(()),
-            Says::Over => Err(Fault::Fenced { offset: self.fence.lock }),
+            LockReply::Done => Ok(()),
+            LockReply::Over => Err(Fault::Fenced { offset: self.fence.lock }),
             _ => Err(Fault::Internal),
         }
     }
@@ -201,8 +201,8 @@ impl<P: Place> Drop for Holding<'_, P> {
         if !self.is_over {
             let Fence { lock, epoch } = self.fence;
             // A reader leaves nothing half done.
-            let is_done = self.mode == Mode::Shared;
-            self.place.give_back(lock, Ask::Release { epoch, mode: self.mode, is_done });
+            let is_done = self.mode == LockMode::Shared;
+            self.place.give_back(lock, LockRequest::Release { epoch, mode: self.mode, is_done });
         }
     }
 }

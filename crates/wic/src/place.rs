@@ -4,7 +4,7 @@ use crate::{Fault, Fence};
 use core::future::Future;
 use core::ops::Deref;
 use core::time::Duration;
-use farfield_core::lock::{Ask, Says};
+use farfield_core::lock::{LockReply, LockRequest};
 
 /// Most bytes of one access.
 pub const RANGE_BYTES_MAX: usize = 64 * 1024;
@@ -88,11 +88,11 @@ pub trait Place {
     fn write_fenced(&self, fence: Fence, offset: u64, bytes: &[u8]) -> impl Future<Output = Result<(), Fault>>;
 
     /// Makes a step of the lock at this offset. [`crate::WicLock`] knows which and when.
-    fn lock_step(&self, lock: u64, ask: Ask) -> impl Future<Output = Result<Says, Fault>>;
+    fn lock_step(&self, lock: u64, ask: LockRequest) -> impl Future<Output = Result<LockReply, Fault>>;
 
     /// Makes a step of a lock without waiting for the answer, for holders and waiters that are
     /// dropped.
-    fn give_back(&self, lock: u64, ask: Ask);
+    fn give_back(&self, lock: u64, ask: LockRequest);
 
     /// Lets others go on for this time, as far as the place has a clock. Takes one step.
     fn pause(&self, time: Duration) -> impl Future<Output = ()>;

@@ -12,7 +12,7 @@ use core::cell::{Cell, RefCell};
 use core::ops::Deref;
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::lock::{self, Lock, Mode, Says};
+use farfield_core::lock::{self, LockMode, LockRecord, LockReply};
 use std::collections::VecDeque;
 
 /// Time at which an access completes.
@@ -122,14 +122,14 @@ impl<M: Memory + ?Sized> ServerPlace<'_, M> {
         Ok(before)
     }
 
-    fn lock_at(&self, offset: u64) -> Result<Lock, Fault> {
-        let mut bytes = [0; Lock::BYTES];
+    fn lock_at(&self, offset: u64) -> Result<LockRecord, Fault> {
+        let mut bytes = [0; LockRecord::BYTES];
         self.memory.read(offset, &mut bytes)?;
-        Lock::decode(&bytes).ok_or(Fault::NoLock { offset })
+        LockRecord::decode(&bytes).ok_or(Fault::NoLock { offset })
     }
 
-    fn step_lock(&self, offset: u64, ask: lock::Ask) -> Result<Says, Fault> {
-        let mut said = Says::Over;
+    fn step_lock(&self, offset: u64, ask: lock::LockRequest) -> Result<LockReply, Fault> {
+        let mut said = LockReply::Over;
         self.memory.alone(&mut || {
             let before = self.lock_at(offset)?;
             let (after, says) = before.step(self.memory.clock(), ask);
@@ -137,10 +137,12 @@ impl<M: Memory + ?Sized> ServerPlace<'_, M> {
             if after == before { Ok(()) } else { self.memory.write(offset, &after.encode()) }
         })?;
         // Behind a reader in the line there may be another one.
-        let is_shared = |mode| matches!(said, Says::Yours { .. }) && mode == Mode::Shared;
+        let is_shared = |mode| matches!(said, LockReply::Yours { .. }) && mode == LockMode::Shared;
         match ask {
-            lock::Ask::Release { .. } | lock::Ask::GiveUp { .. } => self.meter.free(offset),
-            lock::Ask::Take { mode, .. } | lock::Ask::Look { mode, .. } if is_shared(mode) => self.meter.free(offset),
+            lock::LockRequest::Release { .. } | lock::LockRequest::GiveUp { .. } => self.meter.free(offset),
+            lock::LockRequest::Take { mode, .. } | lock::LockRequest::Look { mode, .. } if is_shared(mode) => {
+                self.meter.free(offset)
+            }
             _ => {}
         }
         Ok(said)
@@ -241,20 +243,20 @@ impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
         check_lock(self.memory.region_bytes(), fence.lock)?;
         self.memory.alone(&mut || {
             let now = self.memory.clock();
-            if !self.lock_at(fence.lock)?.is_held(now, fence.epoch, Mode::Exclusive) {
+            if !self.lock_at(fence.lock)?.is_held(now, fence.epoch, LockMode::Exclusive) {
                 return Err(Fault::Fenced { offset: fence.lock });
             }
             self.memory.write(offset, bytes)
         })
     }
 
-    async fn lock_step(&self, lock: u64, ask: lock::Ask) -> Result<Says, Fault> {
-        self.begin(lock, Lock::BYTES).await?;
+    async fn lock_step(&self, lock: u64, ask: lock::LockRequest) -> Result<LockReply, Fault> {
+        self.begin(lock, LockRecord::BYTES).await?;
         check_lock(self.memory.region_bytes(), lock)?;
         self.step_lock(lock, ask)
     }
 
-    fn give_back(&self, lock: u64, ask: lock::Ask) {
+    fn give_back(&self, lock: u64, ask: lock::LockRequest) {
         // If this fails, the lease ends the holding.
         let _ = self.step_lock(lock, ask);
     }
@@ -327,7 +329,7 @@ mod tests {
     use crate::columns::{Indices, Take, Taken};
     use crate::crew::{self, Budget, Start};
     use crate::{Function, Range, Stop, WicLock};
-    use farfield_core::lock::Ask;
+    use farfield_core::lock::LockRequest;
     use std::future::Future;
     use std::pin::Pin;
     use std::time::Instant;
@@ -448,7 +450,7 @@ mod tests {
             // One that reads lets the next one look, too; and so does one that waits no more.
             let _held = WicLock::at(64).read(place).await?;
             place.yield_now().await;
-            place.give_back(0, Ask::GiveUp { ticket: 9 });
+            place.give_back(0, LockRequest::GiveUp { ticket: 9 });
             Ok(())
         };
         // Tickets begin anew behind the last one.

@@ -83,10 +83,10 @@ impl Place {
 
     /// Converts the result for the advisor, with `url` as the name. Returns `None` if the pool
     /// could not be measured.
-    pub(crate) fn for_advice(&self, url: &str) -> Option<farfield_core::policy::advice::Place> {
+    pub(crate) fn for_advice(&self, url: &str) -> Option<farfield_core::policy::advice::MeasuredPool> {
         let speed = self.speed.as_ref()?;
         let (read_ns, bytes_per_s, best_depth) = (speed.read_ns_p50, speed.run_read_bytes_per_s, speed.best_depth);
-        Some(farfield_core::policy::advice::Place { url: url.into(), read_ns, bytes_per_s, best_depth })
+        Some(farfield_core::policy::advice::MeasuredPool { url: url.into(), read_ns, bytes_per_s, best_depth })
     }
 
     /// Describes the result for people.

@@ -3,9 +3,9 @@
 
 use crate::doctor::pool::{self, Care, Place};
 use anyhow::{Context, ensure};
-use farfield_core::policy::advice::Source;
+use farfield_core::policy::advice::EstimateSource;
+use farfield_core::policy::budget_search::BudgetSearch;
 use farfield_core::policy::profile::{FarRun, Observation};
-use farfield_core::policy::seek::Seek;
 use farfield_pager::runner::{Bytes, Ended, PlainRunner, machine};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -92,8 +92,9 @@ impl Budgets<'_> {
                 sizes.get(tried.len()).copied()
             }
             Budgets::LeastWithin(slo) => {
-                let seek = Seek { least: machine::NEAR_BYTES_MIN, most: peak_bytes & !4095, precision: PRECISION };
-                let is_fast = |run: &FarRun| !run.is_cut && run.slowdown <= Source::Measured.allowed(*slo);
+                let seek =
+                    BudgetSearch { least: machine::NEAR_BYTES_MIN, most: peak_bytes & !4095, precision: PRECISION };
+                let is_fast = |run: &FarRun| !run.is_cut && run.slowdown <= EstimateSource::Measured.allowed(*slo);
                 seek.next(&tried.iter().map(|run| (run.near_bytes, is_fast(run))).collect::<Vec<_>>())
             }
         }

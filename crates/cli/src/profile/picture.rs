@@ -1,7 +1,7 @@
 //! A profile as a picture: memory over time, and below it the heat map. The SVG is written by hand,
 //! like that of the benchmarks' plots.
 
-use farfield_core::policy::profile::{Heat, Profile, Sample};
+use farfield_core::policy::profile::{HeatMap, Profile, Sample};
 use farfield_pager::runner::Bytes;
 use std::fmt::Write;
 
@@ -68,7 +68,7 @@ fn curves(svg: &mut String, samples: &[Sample], end_ms: u64) {
     times(svg, TOP + CURVES, end_ms);
 }
 
-fn heat(svg: &mut String, heat: &Heat, end_ms: u64) {
+fn heat(svg: &mut String, heat: &HeatMap, end_ms: u64) {
     let top = TOP + CURVES + GAP;
     text(
         svg,

@@ -1,7 +1,7 @@
 //! Summary of a profile in a few lines, for people.
 
 use farfield_core::policy::curve::Curve;
-use farfield_core::policy::profile::{AnonymousUse, FileUse, Profile, Segment, SegmentKind, StageKind};
+use farfield_core::policy::profile::{AnonymousUse, DataSegment, FileUse, Profile, SegmentKind, StageKind};
 use farfield_pager::runner::{Bytes, Count};
 use std::fmt::Write;
 
@@ -124,7 +124,7 @@ fn line_more(text: &mut String, number: usize, what: &str) {
     }
 }
 
-fn of_segment(segment: &Segment) -> String {
+fn of_segment(segment: &DataSegment) -> String {
     let kind = match segment.kind {
         SegmentKind::LongInterval => "long rests",
         SegmentKind::SequentialAccess => "used on and on",

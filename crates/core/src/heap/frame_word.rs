@@ -31,7 +31,7 @@
 //! Every transition is a pure function on a copy; the owner of the atomic runs the
 //! compare-exchange.
 
-use super::{FRAMES_MAX, FrameId, Place};
+use super::{FRAMES_MAX, FrameId, SlotHint};
 
 /// State of a page: where it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,22 +41,22 @@ pub enum State {
     /// In the pool.
     Far,
     /// Owned by a thread that brings it near, makes it, or discards its far copy.
-    Fetching,
+    Loading,
     /// Near, and slots find it.
     Near,
     /// Near, and slots do not find it any more.
-    Leaving,
+    Cooling,
     /// Near; no scope can have a reference into it, and the evictor reads it.
-    Copying,
+    Claimed,
     /// Near, and a copy of it is on its way to the pool.
-    Copied,
+    Writeback,
 }
 
 /// Action that a dereference has to take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Deref {
+pub enum DerefOutcome {
     /// The page is usable in this frame.
-    Here(FrameId),
+    Resident(FrameId),
     /// The page is owned by another thread: look again soon.
     Wait,
     /// The caller now owns the page (Fetching) and reads it from the pool.
@@ -104,11 +104,11 @@ impl FrameWord {
         match (self.0 & STATE_MASK) >> STATE_SHIFT {
             0 => State::Empty,
             1 => State::Far,
-            2 => State::Fetching,
+            2 => State::Loading,
             3 => State::Near,
-            4 => State::Leaving,
-            5 => State::Copying,
-            6 => State::Copied,
+            4 => State::Cooling,
+            5 => State::Claimed,
+            6 => State::Writeback,
             other => unreachable!("frame word state {other}"),
         }
     }
@@ -157,13 +157,13 @@ impl FrameWord {
     /// A guess of frame 0 is confirmed by a word of fresh memory (Empty), which no live object's
     /// page has. Callers that cannot rule that out must not call this with frame 0.
     #[inline]
-    pub fn confirms(self, place: Place) -> bool {
+    pub fn confirms(self, place: SlotHint) -> bool {
         (self.0 as u32 ^ place.0) < 1 << 8
     }
 
     /// Checks [`FrameWord::confirms`], and that writing needs no further mark.
     #[inline]
-    pub fn confirms_dirty(self, place: Place) -> bool {
+    pub fn confirms_dirty(self, place: SlotHint) -> bool {
         self.confirms(place) && self.0 & DIRTY != 0
     }
 
@@ -180,20 +180,20 @@ impl FrameWord {
         (self.0 & (STATE_MASK | AHEAD | DIRTY) == NEAR | DIRTY).then_some(FrameId((self.0 >> FRAME_SHIFT) as u32))
     }
 
-    fn to(self, state: State, frame: Option<FrameId>) -> FrameWord {
+    fn with_state(self, state: State, frame: Option<FrameId>) -> FrameWord {
         let bits: u64 = match state {
             State::Empty => 0,
             State::Far => 1,
-            State::Fetching => 2,
+            State::Loading => 2,
             State::Near => 3,
-            State::Leaving => 4,
-            State::Copying => 5,
-            State::Copied => 6,
+            State::Cooling => 4,
+            State::Claimed => 5,
+            State::Writeback => 6,
         };
         let frame = frame.map_or(0, |frame| u64::from(frame.0));
         let place = if state == State::Near { frame << 8 } else { NOWHERE };
         let mut flags = DIRTY | STORED | REFERENCED | WANTED;
-        if matches!(state, State::Leaving | State::Copying) {
+        if matches!(state, State::Cooling | State::Claimed) {
             flags |= AHEAD;
         }
         FrameWord(frame << FRAME_SHIFT | bits << STATE_SHIFT | place | self.0 & flags)
@@ -206,32 +206,33 @@ impl FrameWord {
     /// Decides what a mutator that needs the page has to do, to write if `write`. An Empty page has
     /// no object that could be dereferenced. That is a bug of ours, and the caller must report it.
     #[inline]
-    pub fn deref(self, write: bool) -> (FrameWord, Deref) {
+    pub fn deref(self, write: bool) -> (FrameWord, DerefOutcome) {
         match (self.state(), self.frame()) {
             (State::Near, frame @ Some(here)) => {
-                (self.to(State::Near, frame).set(DIRTY, self.is_dirty() || write), Deref::Here(here))
+                (self.with_state(State::Near, frame).set(DIRTY, self.is_dirty() || write), DerefOutcome::Resident(here))
             }
-            (State::Leaving, Some(frame)) => {
-                let word = self.to(State::Near, Some(frame)).set(REFERENCED, true);
-                (word.set(DIRTY, self.is_dirty() || write), Deref::Here(frame))
+            (State::Cooling, Some(frame)) => {
+                let word = self.with_state(State::Near, Some(frame)).set(REFERENCED, true);
+                (word.set(DIRTY, self.is_dirty() || write), DerefOutcome::Resident(frame))
             }
             // The copy under way is already out of date.
-            (State::Copied, Some(frame)) => {
-                (self.to(State::Near, Some(frame)).set(REFERENCED, true).set(DIRTY, true), Deref::Here(frame))
-            }
-            (State::Copying, _) => (self.set(WANTED, true), Deref::Wait),
-            (State::Far, _) => (self.to(State::Fetching, None), Deref::Fetch),
-            (State::Fetching | State::Empty, _) => (self, Deref::Wait),
-            (State::Near | State::Leaving | State::Copied, None) => unreachable!("near without a frame"),
+            (State::Writeback, Some(frame)) => (
+                self.with_state(State::Near, Some(frame)).set(REFERENCED, true).set(DIRTY, true),
+                DerefOutcome::Resident(frame),
+            ),
+            (State::Claimed, _) => (self.set(WANTED, true), DerefOutcome::Wait),
+            (State::Far, _) => (self.with_state(State::Loading, None), DerefOutcome::Fetch),
+            (State::Loading | State::Empty, _) => (self, DerefOutcome::Wait),
+            (State::Near | State::Cooling | State::Writeback, None) => unreachable!("near without a frame"),
         }
     }
 
     /// Decides what a mutator that makes an object in the page has to do. Like [`FrameWord::deref`]
     /// for writing, but an Empty page is made.
     #[inline]
-    pub fn create(self) -> (FrameWord, Deref) {
+    pub fn create(self) -> (FrameWord, DerefOutcome) {
         match self.state() {
-            State::Empty => (self.to(State::Fetching, None), Deref::Zero),
+            State::Empty => (self.with_state(State::Loading, None), DerefOutcome::Zero),
             _ => self.deref(true),
         }
     }
@@ -239,41 +240,41 @@ impl FrameWord {
     /// Marks that a task waits for the Fetching page, and is to be told when it arrives. `None` if
     /// the page is not on its way.
     pub fn want(self) -> Option<FrameWord> {
-        (self.state() == State::Fetching).then(|| self.set(WANTED, true))
+        (self.state() == State::Loading).then(|| self.set(WANTED, true))
     }
 
     /// Makes a Fetching page Near; its owner has filled `frame`. `dirty` unless it equals its far
     /// copy.
-    pub fn arrived(self, frame: FrameId, dirty: bool) -> FrameWord {
-        assert!(self.state() == State::Fetching && frame.0 != 0 && frame.0 < FRAMES_MAX);
-        self.to(State::Near, Some(frame)).set(DIRTY, dirty).set(REFERENCED | WANTED, false)
+    pub fn finish_load(self, frame: FrameId, dirty: bool) -> FrameWord {
+        assert!(self.state() == State::Loading && frame.0 != 0 && frame.0 < FRAMES_MAX);
+        self.with_state(State::Near, Some(frame)).set(DIRTY, dirty).set(REFERENCED | WANTED, false)
     }
 
     /// Makes a Fetching page Near and ahead; its owner has filled `frame` from the far copy, before
     /// anybody needs it.
-    pub fn arrived_ahead(self, frame: FrameId) -> FrameWord {
-        let word = self.arrived(frame, false);
+    pub fn finish_prefetch(self, frame: FrameId) -> FrameWord {
+        let word = self.finish_load(frame, false);
         FrameWord(word.0 | NOWHERE | AHEAD)
     }
 
     /// Returns a Fetching page to `origin`, Far or Empty; its owner gives up.
-    pub fn gave_up(self, origin: State) -> FrameWord {
-        assert!(self.state() == State::Fetching && matches!(origin, State::Far | State::Empty));
-        self.to(origin, None).set(WANTED, false)
+    pub fn cancel_load(self, origin: State) -> FrameWord {
+        assert!(self.state() == State::Loading && matches!(origin, State::Far | State::Empty));
+        self.with_state(origin, None).set(WANTED, false)
     }
 
     /// Makes a Fetching page, which was Empty, Far from the beginning; its owner has had it written
     /// at the pool.
-    pub fn written_there(self) -> FrameWord {
-        assert!(self.state() == State::Fetching);
-        self.to(State::Far, None).set(STORED, true).set(DIRTY | REFERENCED | WANTED, false)
+    pub fn finish_far_create(self) -> FrameWord {
+        assert!(self.state() == State::Loading);
+        self.with_state(State::Far, None).set(STORED, true).set(DIRTY | REFERENCED | WANTED, false)
     }
 
     /// Makes a Fetching page Empty that may have been written at the pool, and is not wanted any
     /// more. The copy there is discarded later.
-    pub fn unwanted_there(self) -> FrameWord {
-        assert!(self.state() == State::Fetching);
-        self.to(State::Empty, None).set(STORED, true).set(DIRTY | REFERENCED | WANTED, false)
+    pub fn abandon_far_create(self) -> FrameWord {
+        assert!(self.state() == State::Loading);
+        self.with_state(State::Empty, None).set(STORED, true).set(DIRTY | REFERENCED | WANTED, false)
     }
 
     /// Handles a visit of the clock hand. A referenced page loses the mark and stays; another
@@ -281,83 +282,83 @@ impl FrameWord {
     pub fn cool(self) -> Option<FrameWord> {
         match self.state() {
             State::Near if self.is_referenced() => Some(self.set(REFERENCED, false)),
-            State::Near => Some(self.to(State::Leaving, self.frame())),
+            State::Near => Some(self.with_state(State::Cooling, self.frame())),
             _ => None,
         }
     }
 
     /// Makes a Leaving page Copying: the scopes that could refer to it are over, and the evictor
     /// takes it. `None` if a mutator took it back.
-    pub fn seal(self) -> Option<FrameWord> {
-        (self.state() == State::Leaving).then(|| self.to(State::Copying, self.frame()))
+    pub fn claim_for_eviction(self) -> Option<FrameWord> {
+        (self.state() == State::Cooling).then(|| self.with_state(State::Claimed, self.frame()))
     }
 
     /// Makes a Copying page Near: it stays.
-    pub fn stays(self) -> FrameWord {
-        assert!(self.state() == State::Copying);
-        self.to(State::Near, self.frame()).set(WANTED, false).set(REFERENCED, true)
+    pub fn keep_near(self) -> FrameWord {
+        assert!(self.state() == State::Claimed);
+        self.with_state(State::Near, self.frame()).set(WANTED, false).set(REFERENCED, true)
     }
 
     /// Makes a Copying page Near and dirty: it stays, and a part of it was written to the pool.
-    pub fn stays_dirty(self) -> FrameWord {
-        self.stays().set(DIRTY | STORED, true)
+    pub fn keep_near_dirty(self) -> FrameWord {
+        self.keep_near().set(DIRTY | STORED, true)
     }
 
     /// Ends Copying for a page that needs no copy: it equals its far copy, or (`empty`) has no live
     /// object. Its frame is free now.
     pub fn dropped(self, empty: bool) -> FrameWord {
-        assert!(self.state() == State::Copying && (empty || self.is_stored() && !self.is_dirty()));
-        let word = self.to(if empty { State::Empty } else { State::Far }, None);
+        assert!(self.state() == State::Claimed && (empty || self.is_stored() && !self.is_dirty()));
+        let word = self.with_state(if empty { State::Empty } else { State::Far }, None);
         word.set(DIRTY | WANTED | REFERENCED, false)
     }
 
     /// Makes a Copying page Copied: the copy is about to be written.
-    pub fn copied(self) -> FrameWord {
-        assert!(self.state() == State::Copying);
-        self.to(State::Copied, self.frame()).set(STORED, true).set(WANTED, false)
+    pub fn begin_writeback(self) -> FrameWord {
+        assert!(self.state() == State::Claimed);
+        self.with_state(State::Writeback, self.frame()).set(STORED, true).set(WANTED, false)
     }
 
     /// Makes a Copied page Far, because the copy is in the pool; its frame is free. `None` if a
     /// mutator took the page back.
-    pub fn left(self) -> Option<FrameWord> {
-        (self.state() == State::Copied).then(|| self.to(State::Far, None).set(DIRTY | REFERENCED, false))
+    pub fn finish_writeback(self) -> Option<FrameWord> {
+        (self.state() == State::Writeback).then(|| self.with_state(State::Far, None).set(DIRTY | REFERENCED, false))
     }
 
     /// Makes a Copied page Near again, because the copy did not reach the pool. `None` if a mutator
     /// took the page back already.
-    pub fn refused(self) -> Option<FrameWord> {
-        let stays = || self.to(State::Near, self.frame()).set(DIRTY | REFERENCED, true);
-        (self.state() == State::Copied).then(stays)
+    pub fn fail_writeback(self) -> Option<FrameWord> {
+        let stays = || self.with_state(State::Near, self.frame()).set(DIRTY | REFERENCED, true);
+        (self.state() == State::Writeback).then(stays)
     }
 
     /// Makes the page Empty: its last object is gone, so nothing can refer to it. Returns the frame
     /// that it had, which is free. `None` while another thread owns the page: look again soon.
     pub fn release(self) -> Option<(FrameWord, Option<FrameId>)> {
         let frame = match self.state() {
-            State::Fetching | State::Copying => return None,
+            State::Loading | State::Claimed => return None,
             State::Empty | State::Far => None,
-            State::Near | State::Leaving | State::Copied => self.frame(),
+            State::Near | State::Cooling | State::Writeback => self.frame(),
         };
-        Some((self.to(State::Empty, None).set(DIRTY | REFERENCED, false), frame))
+        Some((self.with_state(State::Empty, None).set(DIRTY | REFERENCED, false), frame))
     }
 
     /// Makes a page Empty that was inside a unit of several pages. The word of the unit's first
     /// page spoke for all of them, while the page's own word stayed Fetching. The unit is gone; the
     /// pool has a copy of the page if it has one of the unit.
     pub fn unit_released(self, stored: bool) -> FrameWord {
-        assert!(self.state() == State::Fetching);
-        self.to(State::Empty, None).set(STORED, stored || self.is_stored()).set(WANTED, false)
+        assert!(self.state() == State::Loading);
+        self.with_state(State::Empty, None).set(STORED, stored || self.is_stored()).set(WANTED, false)
     }
 
     /// Takes ownership (Fetching) of an Empty page of which the pool has an old copy, while the
     /// caller discards the copy. Ends with [`FrameWord::discarded`] or [`FrameWord::gave_up`].
     pub fn discard(self) -> Option<FrameWord> {
-        (self.state() == State::Empty && self.is_stored()).then(|| self.to(State::Fetching, None))
+        (self.state() == State::Empty && self.is_stored()).then(|| self.with_state(State::Loading, None))
     }
 
     /// Ends a discard: the far copy is gone.
     pub fn discarded(self) -> FrameWord {
-        assert!(self.state() == State::Fetching);
+        assert!(self.state() == State::Loading);
         FrameWord::EMPTY
     }
 }
@@ -374,24 +375,24 @@ mod tests {
     fn next(word: FrameWord) -> Vec<FrameWord> {
         let mut next = vec![word.deref(false).0, word.deref(true).0, word.create().0];
         next.extend(word.cool());
-        next.extend(word.seal());
-        next.extend(word.left());
-        next.extend(word.refused());
+        next.extend(word.claim_for_eviction());
+        next.extend(word.finish_writeback());
+        next.extend(word.fail_writeback());
         next.extend(word.release().map(|(word, _)| word));
         next.extend(word.discard());
         next.extend(word.want());
         match word.state() {
-            State::Fetching => {
-                next.extend(FRAMES.iter().flat_map(|f| [word.arrived(*f, false), word.arrived(*f, true)]));
-                next.extend(FRAMES.iter().map(|f| word.arrived_ahead(*f)));
-                next.extend([word.gave_up(State::Empty), word.discarded()]);
+            State::Loading => {
+                next.extend(FRAMES.iter().flat_map(|f| [word.finish_load(*f, false), word.finish_load(*f, true)]));
+                next.extend(FRAMES.iter().map(|f| word.finish_prefetch(*f)));
+                next.extend([word.cancel_load(State::Empty), word.discarded()]);
                 next.extend([word.unit_released(false), word.unit_released(true)]);
-                next.extend([word.written_there(), word.unwanted_there()]);
+                next.extend([word.finish_far_create(), word.abandon_far_create()]);
                 // Only what was Far goes back to Far.
-                next.extend(word.is_stored().then(|| word.gave_up(State::Far)));
+                next.extend(word.is_stored().then(|| word.cancel_load(State::Far)));
             }
-            State::Copying => {
-                next.extend([word.stays(), word.stays_dirty(), word.copied(), word.dropped(true)]);
+            State::Claimed => {
+                next.extend([word.keep_near(), word.keep_near_dirty(), word.begin_writeback(), word.dropped(true)]);
                 next.extend((word.is_stored() && !word.is_dirty()).then(|| word.dropped(false)));
             }
             _ => {}
@@ -411,15 +412,15 @@ mod tests {
             for frame in [FrameId(1), FrameId(2), FrameId(FRAMES_MAX - 1)] {
                 for card in [0, 1, 255] {
                     let usable = word.state() == State::Near && word.frame() == Some(frame) && !word.is_ahead();
-                    assert_eq!(word.confirms(Place::new(frame, card)), usable, "{word:?}");
-                    assert_eq!(word.confirms_dirty(Place::new(frame, card)), usable && word.is_dirty());
+                    assert_eq!(word.confirms(SlotHint::new(frame, card)), usable, "{word:?}");
+                    assert_eq!(word.confirms_dirty(SlotHint::new(frame, card)), usable && word.is_dirty());
                 }
             }
             let near = if word.state() == State::Near && !word.is_ahead() { word.frame() } else { None };
             assert_eq!(word.near(), near);
             assert_eq!(word.near_dirty(), near.filter(|_| word.is_dirty()));
             // A slot without a guess is confirmed by fresh memory only.
-            assert_eq!(word.confirms(Place::new(FrameId(0), 9)), word == FrameWord::EMPTY);
+            assert_eq!(word.confirms(SlotHint::new(FrameId(0), 9)), word == FrameWord::EMPTY);
         }
     }
 
@@ -429,10 +430,10 @@ mod tests {
             match word.state() {
                 State::Empty => assert!(!word.is_dirty() && !word.is_wanted() && word.frame().is_none()),
                 State::Far => assert!(word.is_stored() && !word.is_dirty() && word.frame().is_none()),
-                State::Fetching => assert!(word.frame().is_none()),
-                State::Near | State::Leaving => assert!(word.frame().is_some() && !word.is_wanted()),
-                State::Copying => assert!(word.frame().is_some()),
-                State::Copied => assert!(word.frame().is_some() && word.is_stored()),
+                State::Loading => assert!(word.frame().is_none()),
+                State::Near | State::Cooling => assert!(word.frame().is_some() && !word.is_wanted()),
+                State::Claimed => assert!(word.frame().is_some()),
+                State::Writeback => assert!(word.frame().is_some() && word.is_stored()),
             }
         }
     }
@@ -441,24 +442,26 @@ mod tests {
     #[test]
     fn pages_ahead_are_counted_once() {
         for word in reachable().into_iter().filter(|word| word.is_ahead()) {
-            assert!(matches!(word.state(), State::Near | State::Leaving | State::Copying), "{word:?}");
-            if word.state() != State::Copying {
-                assert!(matches!(word.deref(false), (after, Deref::Here(_)) if !after.is_ahead()));
+            assert!(matches!(word.state(), State::Near | State::Cooling | State::Claimed), "{word:?}");
+            if word.state() != State::Claimed {
+                assert!(matches!(word.deref(false), (after, DerefOutcome::Resident(_)) if !after.is_ahead()));
             }
             assert!(word.cool().is_none_or(FrameWord::is_ahead));
-            assert!(word.seal().is_none_or(FrameWord::is_ahead));
+            assert!(word.claim_for_eviction().is_none_or(FrameWord::is_ahead));
         }
     }
 
     #[test]
     fn nobody_takes_a_page_that_somebody_owns() {
         for word in reachable() {
-            if matches!(word.state(), State::Fetching | State::Copying) {
-                assert_eq!(word.deref(true).1, Deref::Wait);
-                assert_eq!(word.create().1, Deref::Wait);
+            if matches!(word.state(), State::Loading | State::Claimed) {
+                assert_eq!(word.deref(true).1, DerefOutcome::Wait);
+                assert_eq!(word.create().1, DerefOutcome::Wait);
                 assert_eq!(word.deref(false).0.state(), word.state());
-                assert!(word.cool().is_none() && word.seal().is_none() && word.release().is_none());
-                assert!(word.left().is_none() && word.refused().is_none() && word.discard().is_none());
+                assert!(word.cool().is_none() && word.claim_for_eviction().is_none() && word.release().is_none());
+                assert!(
+                    word.finish_writeback().is_none() && word.fail_writeback().is_none() && word.discard().is_none()
+                );
             }
         }
     }
@@ -468,12 +471,12 @@ mod tests {
     fn dirty_pages_do_not_leave_uncopied() {
         for word in reachable().into_iter().filter(|word| word.is_dirty()) {
             for after in next(word) {
-                let lost = matches!(after.state(), State::Far) && word.state() != State::Copied;
-                assert!(!lost || word.state() == State::Fetching, "{word:?} -> {after:?}");
+                let lost = matches!(after.state(), State::Far) && word.state() != State::Writeback;
+                assert!(!lost || word.state() == State::Loading, "{word:?} -> {after:?}");
             }
         }
         // What is taken back while its copy is under way may be written meanwhile.
-        for word in reachable().into_iter().filter(|word| word.state() == State::Copied) {
+        for word in reachable().into_iter().filter(|word| word.state() == State::Writeback) {
             assert!(word.deref(false).0.is_dirty());
         }
     }
@@ -485,7 +488,7 @@ mod tests {
             assert_eq!(cooled.state() == State::Near, word.is_referenced());
             assert!(!cooled.is_referenced());
         }
-        for word in reachable().into_iter().filter(|word| word.state() == State::Leaving) {
+        for word in reachable().into_iter().filter(|word| word.state() == State::Cooling) {
             assert!(word.deref(false).0.is_referenced());
         }
     }

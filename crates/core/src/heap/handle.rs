@@ -28,7 +28,7 @@
 
 /// Location of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Whereabouts {
+pub enum ObjectLocation {
     /// Nowhere: the object does not exist.
     Nowhere,
     /// In this page, from this card on.
@@ -83,7 +83,7 @@ impl Handle {
 
     /// Returns the free handle that follows this free one.
     pub fn next_free(self) -> Option<u32> {
-        debug_assert!(self.whereabouts() == Whereabouts::Nowhere);
+        debug_assert!(self.location() == ObjectLocation::Nowhere);
         ((self.0 >> 32) as u32).checked_sub(1)
     }
 
@@ -94,22 +94,22 @@ impl Handle {
 
     /// Returns where the object is.
     #[inline]
-    pub fn whereabouts(self) -> Whereabouts {
+    pub fn location(self) -> ObjectLocation {
         match self.0 & (LIVE | MOVING) {
-            LIVE => Whereabouts::At { page: (self.0 >> 32) as u32, card: (self.0 >> 8) as u8 },
-            0 => Whereabouts::Nowhere,
-            _ => Whereabouts::Moving,
+            LIVE => ObjectLocation::At { page: (self.0 >> 32) as u32, card: (self.0 >> 8) as u8 },
+            0 => ObjectLocation::Nowhere,
+            _ => ObjectLocation::Moving,
         }
     }
 
     /// Checks whether the object is in this page and not being moved.
     pub fn is_in(self, page: u32) -> bool {
-        matches!(self.whereabouts(), Whereabouts::At { page: there, .. } if there == page)
+        matches!(self.location(), ObjectLocation::At { page: there, .. } if there == page)
     }
 
     /// Checks whether the object is in this page, from this card on, and not being moved.
     pub fn is_at(self, page: u32, card: u8) -> bool {
-        self.whereabouts() == Whereabouts::At { page, card }
+        self.location() == ObjectLocation::At { page, card }
     }
 
     /// Checks whether the object was used again since it came where it is, or since the mark was
@@ -158,25 +158,25 @@ impl Handle {
 
     /// Locks the object for the caller, who brings it near. `None` if it cannot be taken now.
     pub fn lock(self) -> Option<Handle> {
-        matches!(self.whereabouts(), Whereabouts::At { .. }).then_some(Handle(self.0 & !AHEAD | MOVING))
+        matches!(self.location(), ObjectLocation::At { .. }).then_some(Handle(self.0 & !AHEAD | MOVING))
     }
 
     /// Marks that a task waits for the moving object, and is to be told. `None` if the object is
     /// not moving.
     pub fn want(self) -> Option<Handle> {
-        (self.whereabouts() == Whereabouts::Moving).then_some(Handle(self.0 | WANTED))
+        (self.location() == ObjectLocation::Moving).then_some(Handle(self.0 | WANTED))
     }
 
     /// Unlocks the object, which the caller leaves where it was.
     pub fn unlock(self) -> Handle {
-        assert!(self.whereabouts() == Whereabouts::Moving);
+        assert!(self.location() == ObjectLocation::Moving);
         Handle(self.0 & !(MOVING | WANTED))
     }
 
     /// Returns the handle of the object at its new place, needed there, and not hot before it is
     /// used again.
     pub fn moved(self, page: u32, card: u8) -> Handle {
-        assert!(self.whereabouts() != Whereabouts::Nowhere);
+        assert!(self.location() != ObjectLocation::Nowhere);
         Handle::settle(page, card)
     }
 
@@ -210,14 +210,14 @@ mod tests {
         ];
         next.extend(handle.lock());
         next.extend(handle.want());
-        match handle.whereabouts() {
-            Whereabouts::Nowhere => next.extend(PLACES.map(|(page, card)| Handle::settle(page, card))),
-            Whereabouts::At { .. } => {
+        match handle.location() {
+            ObjectLocation::Nowhere => next.extend(PLACES.map(|(page, card)| Handle::settle(page, card))),
+            ObjectLocation::At { .. } => {
                 next.extend([Handle(handle.0 | Handle::HOT | Handle::USED), Handle(handle.0 | Handle::USED)]);
                 next.extend([Handle::free(None), Handle::free(Some(u32::MAX - 1))]);
                 next.extend(PLACES.map(|(page, card)| handle.evacuated(page, card)));
             }
-            Whereabouts::Moving => {
+            ObjectLocation::Moving => {
                 next.push(handle.unlock());
                 next.extend(PLACES.map(|(page, card)| handle.moved(page, card)));
                 next.extend(PLACES.map(|(page, card)| handle.moved_ahead(page, card)));
@@ -238,8 +238,8 @@ mod tests {
         assert_eq!(handles.len(), 2 + PLACES.len() * 3 * 4, "{handles:?}");
         for handle in handles {
             let there = PLACES.iter().filter(|(page, card)| handle.is_at(*page, *card)).count();
-            assert_eq!(there, usize::from(matches!(handle.whereabouts(), Whereabouts::At { .. })), "{handle:?}");
-            assert_eq!(Handle(handle.0 & !Handle::HOT).whereabouts(), handle.whereabouts());
+            assert_eq!(there, usize::from(matches!(handle.location(), ObjectLocation::At { .. })), "{handle:?}");
+            assert_eq!(Handle(handle.0 & !Handle::HOT).location(), handle.location());
         }
     }
 
@@ -247,10 +247,10 @@ mod tests {
     fn nobody_takes_what_somebody_moves_and_giving_up_changes_nothing() {
         for handle in reachable() {
             let Some(locked) = handle.lock() else {
-                assert!(!matches!(handle.whereabouts(), Whereabouts::At { .. }));
+                assert!(!matches!(handle.location(), ObjectLocation::At { .. }));
                 continue;
             };
-            assert_eq!(locked.whereabouts(), Whereabouts::Moving);
+            assert_eq!(locked.location(), ObjectLocation::Moving);
             assert_eq!(locked.lock(), None);
             // That it came ahead of need is over.
             assert_eq!(locked.unlock(), Handle(handle.0 & !Handle::AHEAD));
@@ -258,13 +258,13 @@ mod tests {
             assert!(wanted.is_wanted() && wanted.unlock() == locked.unlock());
             assert_eq!(handle.want(), None);
             // A mark that comes late does not unlock it, and does not say where it is.
-            assert_eq!(Handle(locked.0 | Handle::HOT).whereabouts(), Whereabouts::Moving);
+            assert_eq!(Handle(locked.0 | Handle::HOT).location(), ObjectLocation::Moving);
         }
     }
 
     #[test]
     fn what_moved_is_where_it_was_put() {
-        for handle in reachable().into_iter().filter(|handle| handle.whereabouts() != Whereabouts::Nowhere) {
+        for handle in reachable().into_iter().filter(|handle| handle.location() != ObjectLocation::Nowhere) {
             for (page, card) in PLACES {
                 let moved = handle.moved(page, card);
                 assert!(moved.is_at(page, card) && !moved.is_hot() && !moved.is_ahead() && !moved.is_wanted());

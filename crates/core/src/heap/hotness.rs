@@ -150,7 +150,7 @@ mod tests {
                 for moment in 0..5 {
                     handle = rule.used(handle, Stamp::after(moment * 16_000), false);
                     assert_eq!(handle.0 & !Handle::HEAT, start.0 & !Handle::HEAT, "{rule:?}");
-                    assert_eq!(handle.whereabouts(), start.whereabouts());
+                    assert_eq!(handle.location(), start.location());
                     let moved = handle.evacuated(9, 1);
                     assert!(moved.is_at(9, 1) && !moved.is_hot() && moved.is_used() == handle.is_used());
                     assert_eq!((moved.uses(), moved.stamp()), (handle.uses(), handle.stamp()));

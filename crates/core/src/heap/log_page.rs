@@ -132,7 +132,7 @@ impl LogClass {
 
 /// Path by which objects of a far log page come near.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Path {
+pub enum IngressPath {
     /// Each object alone, to another page.
     Object,
     /// All objects together, with their page.
@@ -215,14 +215,14 @@ impl LogWord {
     }
 
     /// Returns the path by which the page's objects come near when it is Far.
-    pub fn path(self) -> Path {
-        if self.0 & BY_PAGE != 0 { Path::Page } else { Path::Object }
+    pub fn path(self) -> IngressPath {
+        if self.0 & BY_PAGE != 0 { IngressPath::Page } else { IngressPath::Object }
     }
 
     /// Sets the path by which the objects of the page, which leaves, will come.
-    pub fn leave(self, path: Path) -> LogWord {
+    pub fn leave(self, path: IngressPath) -> LogWord {
         let stage = if self.came_whole() { 0 } else { self.0 & STAGE_MASK };
-        let path = if path == Path::Page { BY_PAGE } else { 0 };
+        let path = if path == IngressPath::Page { BY_PAGE } else { 0 };
         LogWord(self.0 & !(STAGE_MASK | BY_PAGE) | stage | path)
     }
 
@@ -317,7 +317,7 @@ impl LogWord {
 
 /// Decision of the evacuator about a log page that was not used for a while.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
+pub enum EvacuationDecision {
     /// Nothing lives in the page: its frame is free.
     Drop,
     /// The page leaves as it is.
@@ -329,20 +329,20 @@ pub enum Verdict {
     Evacuate,
 }
 
-impl Verdict {
+impl EvacuationDecision {
     /// Decides about a page of `capacity` objects, of which `live` live and `hot` of these were
     /// used lately.
     ///
     /// A page without hot objects that is at least three quarters full leaves whole: moving its
     /// objects first would cost a copy of each and save little. A page that is three quarters full
     /// of hot objects stays, for the same reason.
-    pub fn of(live: u32, hot: u32, capacity: u32) -> Verdict {
+    pub fn of(live: u32, hot: u32, capacity: u32) -> EvacuationDecision {
         debug_assert!(hot <= live && live <= capacity);
         match live {
-            0 => Verdict::Drop,
-            _ if hot == 0 && live * 4 >= capacity * 3 => Verdict::Write,
-            _ if hot * 4 >= capacity * 3 => Verdict::Stay,
-            _ => Verdict::Evacuate,
+            0 => EvacuationDecision::Drop,
+            _ if hot == 0 && live * 4 >= capacity * 3 => EvacuationDecision::Write,
+            _ if hot * 4 >= capacity * 3 => EvacuationDecision::Stay,
+            _ => EvacuationDecision::Evacuate,
         }
     }
 }
@@ -406,14 +406,14 @@ mod tests {
             let alive = word.is_open() || word.is_whole() || word.live() + word.coming() + word.going() > 0;
             assert_eq!(died, u32::from(!alive), "{word:?}");
             assert!(!(word.is_whole() && word.going() > 0), "{word:?}");
-            let whole = [Path::Object, Path::Page].map(|path| word.leave(path).fetch().is_some());
+            let whole = [IngressPath::Object, IngressPath::Page].map(|path| word.leave(path).fetch().is_some());
             assert_eq!(whole, [word.live() > 0 && word.going() == 0 && !word.is_open() && !word.is_whole(); 2]);
             if word.is_open() && added < 4 {
                 go(seen, word.add(), added + 1, went, died);
                 go(seen, word.expect(), added + 1, went, died);
             }
             if went < 3 {
-                let began = [word.go(), word.leave(Path::Object).fetch()];
+                let began = [word.go(), word.leave(IngressPath::Object).fetch()];
                 began.into_iter().flatten().for_each(|next| go(seen, next, added, went + 1, died));
             }
             if let Some(open) = word.reopened()
@@ -482,13 +482,16 @@ mod tests {
             let capacity = class.capacity();
             for live in 0..=capacity {
                 for hot in 0..=live {
-                    let verdict = Verdict::of(live, hot, capacity);
-                    assert_eq!(verdict == Verdict::Drop, live == 0);
-                    assert!(verdict != Verdict::Write || hot == 0 && live * 2 > capacity);
+                    let verdict = EvacuationDecision::of(live, hot, capacity);
+                    assert_eq!(verdict == EvacuationDecision::Drop, live == 0);
+                    assert!(verdict != EvacuationDecision::Write || hot == 0 && live * 2 > capacity);
                     // What stays is written or moved next time, when nothing in it is hot.
-                    assert!(verdict != Verdict::Stay || !matches!(Verdict::of(live, 0, capacity), Verdict::Stay));
+                    assert!(
+                        verdict != EvacuationDecision::Stay
+                            || !matches!(EvacuationDecision::of(live, 0, capacity), EvacuationDecision::Stay)
+                    );
                     // Objects that move need fewer pages than they had, or leave cold ones behind.
-                    assert!(verdict != Verdict::Evacuate || hot < live || live * 4 < capacity * 3);
+                    assert!(verdict != EvacuationDecision::Evacuate || hot < live || live * 4 < capacity * 3);
                 }
             }
         }

@@ -17,10 +17,10 @@ mod universal_hash;
 
 pub use class::{CARD_BYTES, Class, SEGMENT_BYTES, SEGMENT_PAGES};
 pub use extents::Extents;
-pub use frame_word::{Deref, FrameWord, State};
-pub use handle::{Handle, Whereabouts};
+pub use frame_word::{DerefOutcome, FrameWord, State};
+pub use handle::{Handle, ObjectLocation};
 pub use hotness::{Hotness, STAMPS_PER_TURN, Stamp};
-pub use log_page::{LogClass, LogWord, Path, TAG_BYTES, TAGS_ASIDE, Verdict};
-pub use runs::Runs;
-pub use slot::{FRAMES_MAX, FrameId, Place};
+pub use log_page::{EvacuationDecision, IngressPath, LogClass, LogWord, TAG_BYTES, TAGS_ASIDE};
+pub use runs::FreeRuns;
+pub use slot::{FRAMES_MAX, FrameId, SlotHint};
 pub use universal_hash::UniversalHash;

@@ -6,16 +6,16 @@ use alloc::collections::BTreeMap;
 
 /// A set of free numbers, kept as maximal runs.
 #[derive(Clone, Debug, Default)]
-pub struct Runs {
+pub struct FreeRuns {
     /// First number of a run → its length.
     free: BTreeMap<u32, u32>,
     total: u64,
 }
 
-impl Runs {
+impl FreeRuns {
     /// Creates an empty set: nothing is free.
-    pub const fn new() -> Runs {
-        Runs { free: BTreeMap::new(), total: 0 }
+    pub const fn new() -> FreeRuns {
+        FreeRuns { free: BTreeMap::new(), total: 0 }
     }
 
     /// Returns the count of free numbers.
@@ -103,7 +103,7 @@ mod tests {
     proptest! {
         #[test]
         fn agrees_with_a_bitmap(steps in proptest::collection::vec((1u32..9, 1u32..120, any::<bool>()), 1..200)) {
-            let mut runs = Runs::new();
+            let mut runs = FreeRuns::new();
             runs.put(0, 100);
             let mut free = [true; 100];
             let mut taken: Vec<(u32, u32)> = Vec::new();
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn the_highest_go_first_when_asked() {
-        let mut runs = Runs::new();
+        let mut runs = FreeRuns::new();
         assert_eq!(runs.take_last(1), None);
         runs.put(0, 4);
         runs.put(10, 6);
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "freed twice")]
     fn putting_back_twice_is_noticed() {
-        let mut runs = Runs::new();
+        let mut runs = FreeRuns::new();
         runs.put(4, 4);
         runs.put(6, 1);
     }

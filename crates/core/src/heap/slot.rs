@@ -30,14 +30,14 @@ const _: () = assert!(PAGE_BYTES / CARD_BYTES == 1 << 8, "a card fits in eight b
 
 /// The lower half of a slot word: a guessed frame and a card.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place(pub u32);
+pub struct SlotHint(pub u32);
 
-impl Place {
+impl SlotHint {
     /// Creates the place of an object that begins at `card` of its page, which was last seen in
     /// `frame`.
-    pub fn new(frame: FrameId, card: u8) -> Place {
+    pub fn new(frame: FrameId, card: u8) -> SlotHint {
         assert!(frame.0 < FRAMES_MAX);
-        Place(frame.0 << 8 | u32::from(card))
+        SlotHint(frame.0 << 8 | u32::from(card))
     }
 
     /// Returns the object's first card in its page.
@@ -54,8 +54,8 @@ impl Place {
 
     /// Returns the place of the object with `frame` as a better guess.
     #[inline]
-    pub fn in_frame(self, frame: FrameId) -> Place {
-        Place::new(frame, self.card())
+    pub fn in_frame(self, frame: FrameId) -> SlotHint {
+        SlotHint::new(frame, self.card())
     }
 
     /// Returns the byte offset of the object in the arena, if the guess is right.
@@ -74,7 +74,7 @@ mod tests {
     fn halves_do_not_mix() {
         for frame in [0, 1, 2, 255, 256, 65_535, FRAMES_MAX - 1] {
             for card in 0..=255u8 {
-                let place = Place::new(FrameId(frame), card);
+                let place = SlotHint::new(FrameId(frame), card);
                 assert_eq!((place.frame(), place.card()), (FrameId(frame), card));
                 assert_eq!(place.offset(), frame as usize * PAGE_BYTES + usize::from(card) * CARD_BYTES);
                 let moved = place.in_frame(FrameId(7));

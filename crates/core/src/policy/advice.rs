@@ -40,7 +40,7 @@ const CLOSE: f64 = 0.02;
 /// A place where far memory could be, as it was measured just now. The load of other users there is
 /// in the figures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Place {
+pub struct MeasuredPool {
     /// Pool URL; empty for a private server.
     pub url: String,
     /// Time to read one page with nothing else under way.
@@ -59,7 +59,7 @@ pub struct Question<'a> {
     /// Greatest allowed slowdown, as a multiple of the native time.
     pub slo: f64,
     /// Places where far memory could be.
-    pub places: &'a [Place],
+    pub places: &'a [MeasuredPool],
     /// Memory that this machine has free for near memory.
     pub near_free_bytes: u64,
 }
@@ -67,7 +67,7 @@ pub struct Question<'a> {
 /// Source of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
+pub enum EstimateSource {
     /// Runs that were measured at this place.
     Measured,
     /// Runs that were measured at another place.
@@ -76,14 +76,14 @@ pub enum Source {
     Predicted,
 }
 
-impl Source {
+impl EstimateSource {
     /// Returns the part of the allowed slowdown that is left unused, because the figure may be
     /// wrong.
     fn margin(self) -> f64 {
         match self {
-            Source::Measured => 0.1,
-            Source::Scaled => 0.2,
-            Source::Predicted => 0.3,
+            EstimateSource::Measured => 0.1,
+            EstimateSource::Scaled => 0.2,
+            EstimateSource::Predicted => 0.3,
         }
     }
 
@@ -96,7 +96,7 @@ impl Source {
 
 /// A way to run the program: a place, a near budget, and the expected slowdown.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Choice {
+pub struct PlacementOption {
     /// Pool URL of the place where far memory is.
     pub url: String,
     /// The near budget.
@@ -106,7 +106,7 @@ pub struct Choice {
     /// Expected slowdown: time as a multiple of the native time.
     pub slowdown: f64,
     /// Source of the expected slowdown.
-    pub source: Source,
+    pub source: EstimateSource,
     /// Whether its memory may lie in huge pages: nothing has to be far, and the program uses what
     /// it has from end to end.
     pub huge_pages: bool,
@@ -118,19 +118,19 @@ pub struct Advice {
     /// Greatest allowed slowdown that was asked for.
     pub slo: f64,
     /// Best way that is within the allowed slowdown and for which the machine has the memory.
-    pub choice: Option<Choice>,
+    pub choice: Option<PlacementOption>,
     /// Best way for each place, the best of all first.
-    pub ways: Vec<Choice>,
+    pub ways: Vec<PlacementOption>,
     /// Reasons, in sentences.
     pub reasons: Vec<String>,
 }
 
 /// Finds the best place and near budget for a program.
 pub fn advise(question: &Question<'_>) -> Advice {
-    let model = Model::of(question.profile);
-    let mut ways: Vec<Choice> = question.places.iter().map(|place| model.way(place, question.slo)).collect();
+    let model = ProgramModel::of(question.profile);
+    let mut ways: Vec<PlacementOption> = question.places.iter().map(|place| model.way(place, question.slo)).collect();
     ways.sort_by(|a, b| by_worth(a, b, question));
-    let fits = |way: &&Choice| way.near_bytes <= question.near_free_bytes;
+    let fits = |way: &&PlacementOption| way.near_bytes <= question.near_free_bytes;
     let choice = ways.iter().find(fits).cloned();
     let reasons = model.reasons(question, &ways, choice.as_ref());
     Advice { slo: question.slo, choice, ways, reasons }
@@ -143,11 +143,12 @@ pub fn advise(question: &Question<'_>) -> Advice {
 /// those that have no other way (DMSwitcher's label). Where only all near is known to be fast
 /// enough, all places are as good. A program that has less near all the same waits least at the
 /// place that answers soonest.
-fn by_worth(a: &Choice, b: &Choice, question: &Question<'_>) -> core::cmp::Ordering {
+fn by_worth(a: &PlacementOption, b: &PlacementOption, question: &Question<'_>) -> core::cmp::Ordering {
     let close = (a.near_share - b.near_share).abs() < CLOSE;
     let is_of_files = question.profile.findings.anonymous_use == AnonymousUse::Low;
-    let disk = |way: &Choice| is_of_files && way.url.starts_with("ssd:");
-    let read_ns = |way: &Choice| question.places.iter().find(|place| place.url == way.url).map(|place| place.read_ns);
+    let disk = |way: &PlacementOption| is_of_files && way.url.starts_with("ssd:");
+    let read_ns =
+        |way: &PlacementOption| question.places.iter().find(|place| place.url == way.url).map(|place| place.read_ns);
     match close {
         false => a.near_bytes.cmp(&b.near_bytes),
         true if disk(a) != disk(b) => disk(b).cmp(&disk(a)),
@@ -159,16 +160,16 @@ fn by_worth(a: &Choice, b: &Choice, question: &Question<'_>) -> core::cmp::Order
 }
 
 /// Model of a program from its profile.
-struct Model<'a> {
+struct ProgramModel<'a> {
     profile: &'a Profile,
     sets: WorkingSet,
     peak_bytes: u64,
     native_ms: f64,
 }
 
-impl<'a> Model<'a> {
-    fn of(profile: &'a Profile) -> Model<'a> {
-        Model {
+impl<'a> ProgramModel<'a> {
+    fn of(profile: &'a Profile) -> ProgramModel<'a> {
+        ProgramModel {
             profile,
             sets: WorkingSet::of(&profile.observation),
             peak_bytes: profile.observation.anonymous_peak_bytes(),
@@ -177,7 +178,7 @@ impl<'a> Model<'a> {
     }
 
     /// Returns the way with the least near memory at that place.
-    fn way(&self, place: &Place, slo: f64) -> Choice {
+    fn way(&self, place: &MeasuredPool, slo: f64) -> PlacementOption {
         let (source, curve) = self.curve(place);
         let allowed = source.allowed(slo);
         let (near_share, slowdown) = match &curve {
@@ -192,24 +193,24 @@ impl<'a> Model<'a> {
         let room = if near_share >= 1.0 { ROOM_BYTES } else { 0 };
         let near_bytes = bytes.next_multiple_of(PAGE_BYTES as u64).max(NEAR_BYTES_MIN) + room;
         let huge_pages = near_share >= 1.0 && self.profile.findings.is_dense();
-        Choice { url: place.url.clone(), near_bytes, near_share, slowdown, source, huge_pages }
+        PlacementOption { url: place.url.clone(), near_bytes, near_share, slowdown, source, huge_pages }
     }
 
     /// Returns the best line that there is for the place, and its source.
-    fn curve(&self, place: &Place) -> (Source, Option<Curve>) {
+    fn curve(&self, place: &MeasuredPool) -> (EstimateSource, Option<Curve>) {
         if let Some((curve, _)) = Curve::of(self.profile, &place.url) {
-            return (Source::Measured, Some(curve));
+            return (EstimateSource::Measured, Some(curve));
         }
         let scaled: Vec<Point> = self.profile.far_runs.iter().map(|run| self.scaled(run, place)).collect();
         match Curve::through(&scaled) {
-            Some(curve) => (Source::Scaled, Some(curve)),
-            None => (Source::Predicted, None),
+            Some(curve) => (EstimateSource::Scaled, Some(curve)),
+            None => (EstimateSource::Predicted, None),
         }
     }
 
     /// Estimates the run as if it had been at `place`: each demand read takes another time, and all
     /// bytes have to get through.
-    fn scaled(&self, run: &FarRun, place: &Place) -> Point {
+    fn scaled(&self, run: &FarRun, place: &MeasuredPool) -> Point {
         let there = run
             .read_ns
             .map_or_else(|| run.fault_ns_p50.map_or(0.0, |ns| ns as f64 - FAULT_NS).max(0.0), |ns| ns as f64);
@@ -225,7 +226,7 @@ impl<'a> Model<'a> {
 
     /// Returns the least share whose slowdown, predicted from working sets, is within `allowed`,
     /// and that slowdown.
-    fn least_predicted(&self, place: &Place, allowed: f64) -> (f64, f64) {
+    fn least_predicted(&self, place: &MeasuredPool, allowed: f64) -> (f64, f64) {
         let (mut best, mut slowdown) = (1.0, 1.0);
         for step in (1..STEPS).rev() {
             let share = step as f64 / STEPS as f64;
@@ -238,7 +239,7 @@ impl<'a> Model<'a> {
     }
 
     /// Predicts the slowdown with this share near; `None` where it is unknown.
-    fn predicted(&self, place: &Place, share: f64) -> Option<f64> {
+    fn predicted(&self, place: &MeasuredPool, share: f64) -> Option<f64> {
         let near = (self.peak_bytes as f64 * share) as u64;
         let rate = self.sets.misses(near);
         if rate.unknown_share > UNKNOWN_MAX {
@@ -256,7 +257,12 @@ impl<'a> Model<'a> {
         self.profile.observation.parallelism()
     }
 
-    fn reasons(&self, question: &Question<'_>, ways: &[Choice], choice: Option<&Choice>) -> Vec<String> {
+    fn reasons(
+        &self,
+        question: &Question<'_>,
+        ways: &[PlacementOption],
+        choice: Option<&PlacementOption>,
+    ) -> Vec<String> {
         let findings = &self.profile.findings;
         let mut reasons = Vec::new();
         let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
@@ -274,9 +280,9 @@ impl<'a> Model<'a> {
         }
         for way in ways {
             let how = match way.source {
-                Source::Measured => "by runs that were measured there",
-                Source::Scaled => "by runs measured elsewhere and what a page takes there now",
-                Source::Predicted => "by its working sets alone, for it never ran with far memory",
+                EstimateSource::Measured => "by runs that were measured there",
+                EstimateSource::Scaled => "by runs measured elsewhere and what a page takes there now",
+                EstimateSource::Predicted => "by its working sets alone, for it never ran with far memory",
             };
             let place = name(&way.url);
             reasons.push(match way.near_share < 1.0 {
@@ -310,7 +316,7 @@ impl<'a> Model<'a> {
 }
 
 /// Explains the other settings, and why each is set or not.
-fn knobs(profile: &Profile, place: &Place, choice: &Choice) -> [String; 3] {
+fn knobs(profile: &Profile, place: &MeasuredPool, choice: &PlacementOption) -> [String; 3] {
     let dense = profile.findings.dense_share * 100.0;
     let pages = match choice.huge_pages {
         true => format!(
@@ -362,8 +368,8 @@ mod tests {
         Profile { version: VERSION, command: vec![], findings: analyse(&observation), observation, far_runs: vec![] }
     }
 
-    fn place(url: &str, read_ns: u64) -> Place {
-        Place { url: url.into(), read_ns, bytes_per_s: 1e9, best_depth: 16 }
+    fn place(url: &str, read_ns: u64) -> MeasuredPool {
+        MeasuredPool { url: url.into(), read_ns, bytes_per_s: 1e9, best_depth: 16 }
     }
 
     fn run(url: &str, near_share: f64, slowdown: f64, demand_reads: u64) -> FarRun {
@@ -383,7 +389,7 @@ mod tests {
         }
     }
 
-    fn ask(profile: &Profile, slo: f64, places: &[Place]) -> Advice {
+    fn ask(profile: &Profile, slo: f64, places: &[MeasuredPool]) -> Advice {
         advise(&Question { profile, slo, places, near_free_bytes: 1 << 40 })
     }
 
@@ -391,7 +397,7 @@ mod tests {
     fn a_program_with_a_small_hot_part_keeps_that() {
         let advice = ask(&profile(|_| 100 * MIB), 1.4, &[place("tcp://a:1", 10_000)]);
         let choice = advice.choice.unwrap();
-        assert_eq!((choice.near_share, choice.source), (0.25, Source::Predicted), "{:?}", advice.reasons);
+        assert_eq!((choice.near_share, choice.source), (0.25, EstimateSource::Predicted), "{:?}", advice.reasons);
         assert!(choice.slowdown < 1.1);
         assert_eq!(choice.near_bytes, 100 * MIB);
     }
@@ -434,7 +440,7 @@ mod tests {
         profile.far_runs =
             vec![run("tcp://a:1", 0.75, 1.0, 0), run("tcp://a:1", 0.5, 1.2, 9), run("tcp://a:1", 0.25, 3.0, 9)];
         let choice = ask(&profile, 1.4, &[place("tcp://a:1", 10_000)]).choice.unwrap();
-        assert_eq!(choice.source, Source::Measured);
+        assert_eq!(choice.source, EstimateSource::Measured);
         assert!(choice.near_share > 0.45 && choice.near_share < 0.5, "{choice:?}");
         assert!(choice.slowdown <= 1.4, "not more than allowed");
         // Never below what was tried.
@@ -447,12 +453,12 @@ mod tests {
         // 100 000 waits of 10 µs make a tenth of ten seconds.
         profile.far_runs = vec![run("tcp://a:1", 1.0, 1.0, 0), run("tcp://a:1", 0.5, 1.1, 100_000)];
         let way = |read_ns| ask(&profile, 1.25, &[place("ssd:/a", read_ns)]).choice.unwrap();
-        assert_eq!((way(10_000).near_share, way(10_000).source), (0.5, Source::Scaled));
+        assert_eq!((way(10_000).near_share, way(10_000).source), (0.5, EstimateSource::Scaled));
         assert!(way(20_000).near_share < 0.52, "1.2 by waits twice as long: {:?}", way(20_000));
         let slow = way(100_000);
         assert!(slow.near_share > 0.8 && slow.slowdown <= 1.25, "2.0 by waits ten times as long: {slow:?}");
         // 100 000 pages through 10 MB/s take 41 s.
-        let narrow = Place { bytes_per_s: 1e7, ..place("ssd:/a", 10_000) };
+        let narrow = MeasuredPool { bytes_per_s: 1e7, ..place("ssd:/a", 10_000) };
         assert!(ask(&profile, 1.25, &[narrow]).choice.unwrap().near_share > 0.9);
     }
 

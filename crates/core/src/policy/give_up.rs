@@ -21,14 +21,14 @@
 //! doubt does not count as whole. (The count alone would not do: a thread that repairs could find
 //! that nothing is missing yet, and note that.)
 
-use crate::Legs;
+use crate::MemberSet;
 
 /// Returns whether `member` may be given up: `needed` others are whole and stay.
 ///
 /// `whole` are members in use that hold everything, `leaving` those that are being given up at this
 /// moment.
-pub fn may_give_up(member: usize, whole: Legs, leaving: Legs, needed: usize) -> bool {
-    whole.but(leaving).but(Legs::one(member)).count() >= needed
+pub fn may_give_up(member: usize, whole: MemberSet, leaving: MemberSet, needed: usize) -> bool {
+    whole.difference(leaving).difference(MemberSet::one(member)).count() >= needed
 }
 
 #[cfg(test)]
@@ -41,8 +41,8 @@ mod tests {
     use alloc::vec::Vec;
 
     /// All sets of members below `count`.
-    fn sets(count: usize) -> impl Iterator<Item = Legs> + Clone {
-        (0..1u16 << count).map(Legs)
+    fn sets(count: usize) -> impl Iterator<Item = MemberSet> + Clone {
+        (0..1u16 << count).map(MemberSet)
     }
 
     #[test]
@@ -54,14 +54,17 @@ mod tests {
                     for first in sets(members) {
                         for second in sets(members) {
                             let chunks = [first, second];
-                            let whole = chunks.iter().fold(active, |whole, chunk| whole.and(*chunk));
+                            let whole = chunks.iter().fold(active, |whole, chunk| whole.intersection(*chunk));
                             for member in 0..members {
                                 for leaving in sets(members) {
                                     if !may_give_up(member, whole, leaving, needed) {
                                         continue;
                                     }
                                     for chunk in chunks.into_iter().filter(|chunk| chunk.has(member)) {
-                                        let others = chunk.and(active).but(leaving).but(Legs::one(member));
+                                        let others = chunk
+                                            .intersection(active)
+                                            .difference(leaving)
+                                            .difference(MemberSet::one(member));
                                         assert!(others.count() >= needed, "{chunk:?} {active:?} {member}");
                                     }
                                 }
@@ -75,10 +78,12 @@ mod tests {
 
     #[test]
     fn a_member_is_given_up_when_enough_others_are_whole() {
-        assert!(may_give_up(0, Legs(0b10), Legs(0b01), 1));
-        assert!(!may_give_up(0, Legs(0b01), Legs(0), 1), "nobody else is whole");
-        assert!(!may_give_up(0, Legs(0b10), Legs(0b11), 1), "the other one leaves, too");
-        assert!(may_give_up(0, Legs(0b110), Legs(0), 2) && !may_give_up(0, Legs(0b110), Legs(0), 3));
+        assert!(may_give_up(0, MemberSet(0b10), MemberSet(0b01), 1));
+        assert!(!may_give_up(0, MemberSet(0b01), MemberSet(0), 1), "nobody else is whole");
+        assert!(!may_give_up(0, MemberSet(0b10), MemberSet(0b11), 1), "the other one leaves, too");
+        assert!(
+            may_give_up(0, MemberSet(0b110), MemberSet(0), 2) && !may_give_up(0, MemberSet(0b110), MemberSet(0), 3)
+        );
     }
 
     /// Two members of a mirror and one chunk; everybody who may change what is known of it, step by step.
@@ -162,8 +167,8 @@ mod tests {
                     Giver::Leaving => {
                         // Who leaves is looked at before who is whole; both in one step hides
                         // nothing: neither shrinks the other.
-                        let whole = Legs::from_iter((0..2).filter(|other| self.is_whole(*other)));
-                        let may = may_give_up(member, whole, Legs(self.leaving), 1);
+                        let whole = MemberSet::from_iter((0..2).filter(|other| self.is_whole(*other)));
+                        let may = may_give_up(member, whole, MemberSet(self.leaving), 1);
                         world.givers[member] = if may { Giver::MayGo } else { Giver::Over };
                         if !may {
                             world.leaving &= !(1 << member);

@@ -124,7 +124,7 @@ impl Link {
 mod tests {
     //! Guards against a window that lets the link idle, or that fills it with what nobody needs yet.
     use super::*;
-    use crate::policy::prefetch::{Arrival, Prefetcher};
+    use crate::policy::prefetch::{PrefetchTimeliness, Prefetcher};
     use alloc::collections::{BTreeMap, VecDeque};
 
     const LEAST: u32 = 32;
@@ -198,12 +198,12 @@ mod tests {
         fn step(&mut self, page: u64, busy_ns: u64) {
             let arrival = match self.come.get(&page) {
                 Some(false) => unreachable!("a walk that goes on"),
-                Some(true) => Arrival::InTime,
-                None if self.under_way.contains_key(&page) || self.queued.contains(&page) => Arrival::Late,
-                None => Arrival::Missing,
+                Some(true) => PrefetchTimeliness::InTime,
+                None if self.under_way.contains_key(&page) || self.queued.contains(&page) => PrefetchTimeliness::Late,
+                None => PrefetchTimeliness::Missing,
             };
             let ahead = match self.stream.on_use(page, arrival, 512) {
-                None if arrival != Arrival::InTime => self.stream.on_fault(page),
+                None if arrival != PrefetchTimeliness::InTime => self.stream.on_fault(page),
                 ahead => ahead.unwrap_or_default(),
             };
             let wanted = (1..=ahead.count.into()).map(|step| page + step);

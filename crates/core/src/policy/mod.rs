@@ -1,14 +1,14 @@
 //! Policies: pure decisions, made on request of the machinery.
 
 pub mod advice;
+pub mod budget_controller;
+pub mod budget_search;
+pub mod call_placement;
 pub mod curve;
 pub mod give_up;
-pub mod hold;
 pub mod link;
-pub mod place;
+pub mod placement_controller;
 pub mod prefetch;
 pub mod profile;
-pub mod room;
 pub mod scrub;
-pub mod seek;
-pub mod settle;
+pub mod tier_admission;

@@ -42,7 +42,7 @@ const PAUSE_FAULTS: u32 = 512;
 
 /// Pages to bring: `count` pages, `stride` apart, after the faulting one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Ahead {
+pub struct PrefetchBatch {
     /// Distance between pages, never 0 when `count` is not.
     pub stride: i64,
     /// Number of pages.
@@ -51,7 +51,7 @@ pub struct Ahead {
 
 /// State in which a page that a stream asked for was found when it was needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Arrival {
+pub enum PrefetchTimeliness {
     /// The page was there.
     InTime,
     /// The page was on its way.
@@ -61,7 +61,7 @@ pub enum Arrival {
 }
 
 #[derive(Clone, Copy)]
-struct Stream {
+struct AccessStream {
     /// Page at which the next fault is expected.
     next: i64,
     stride: i64,
@@ -80,10 +80,10 @@ struct Stream {
     brought: u32,
 }
 
-const UNUSED: Stream =
-    Stream { next: 0, stride: 0, window: 0, used_at: 0, last: 0, used: 0, passed: 0, asked: 0, brought: 0 };
+const UNUSED: AccessStream =
+    AccessStream { next: 0, stride: 0, window: 0, used_at: 0, last: 0, used: 0, passed: 0, asked: 0, brought: 0 };
 
-impl Stream {
+impl AccessStream {
     /// Notes that the thread needs a page of the stream, further on. False if the stream passes
     /// over too many pages to be one of this stride.
     fn goes_on(&mut self, page: i64) -> bool {
@@ -101,7 +101,7 @@ impl Stream {
 
 /// Prefetcher of one thread. All-zero bytes are a prefetcher that knows nothing.
 pub struct Prefetcher {
-    streams: [Stream; STREAMS],
+    streams: [AccessStream; STREAMS],
     recent: [i64; RECENT],
     faults: u64,
     doubts: u32,
@@ -138,7 +138,7 @@ impl Prefetcher {
     }
 
     /// Takes a fault of the thread on `page`; returns what to bring with it.
-    pub fn on_fault(&mut self, page: u64) -> Ahead {
+    pub fn on_fault(&mut self, page: u64) -> PrefetchBatch {
         // Shifted, so that the zeros in `recent` are no page's number.
         let page = page as i64 + STRIDE_MAX * 4;
         self.faults += 1;
@@ -148,7 +148,7 @@ impl Prefetcher {
     }
 
     /// Continues the stream that expected this fault; `None` if none did.
-    fn go_on(&mut self, page: i64) -> Option<Ahead> {
+    fn go_on(&mut self, page: i64) -> Option<PrefetchBatch> {
         let index = self.streams.iter().position(|s| s.window > 0 && s.next == page)?;
         let stream = &mut self.streams[index];
         self.asker = index;
@@ -160,16 +160,16 @@ impl Prefetcher {
         stream.used_at = self.faults;
         stream.next = page + stream.stride * (i64::from(stream.window) + 1);
         stream.asked = stream.window;
-        Some(Ahead { stride: stream.stride, count: stream.window })
+        Some(PrefetchBatch { stride: stream.stride, count: stream.window })
     }
 
     /// Takes the first use of a page since a stream asked for it, or may have. `None` if no stream
     /// expected it; else what to bring, at most `most` pages: more would displace what is in use.
     /// Some of that may be near or on its way already.
-    pub fn on_use(&mut self, page: u64, arrival: Arrival, most: u32) -> Option<Ahead> {
+    pub fn on_use(&mut self, page: u64, arrival: PrefetchTimeliness, most: u32) -> Option<PrefetchBatch> {
         let page = page as i64 + STRIDE_MAX * 4;
         // Counts the pages asked for that come after this one.
-        let left = |stream: &Stream| {
+        let left = |stream: &AccessStream| {
             let steps = (stream.next - page).checked_div(stream.stride)?;
             let is_asked =
                 (1..=i64::from(stream.window)).contains(&steps) && page + steps * stream.stride == stream.next;
@@ -188,17 +188,17 @@ impl Prefetcher {
         let is_half_used = left * 2 <= stream.window;
         stream.window = match arrival {
             // Pages that were asked for in vain are asked for again.
-            Arrival::Missing => stream.window,
-            Arrival::Late if is_half_used || stream.window < WINDOW_MAX => (stream.window * 2).min(LATE_MAX),
-            Arrival::InTime if is_half_used => (stream.window * 2).min(WINDOW_MAX).max(stream.window),
-            Arrival::Late | Arrival::InTime => return Some(Ahead::default()),
+            PrefetchTimeliness::Missing => stream.window,
+            PrefetchTimeliness::Late if is_half_used || stream.window < WINDOW_MAX => (stream.window * 2).min(LATE_MAX),
+            PrefetchTimeliness::InTime if is_half_used => (stream.window * 2).min(WINDOW_MAX).max(stream.window),
+            PrefetchTimeliness::Late | PrefetchTimeliness::InTime => return Some(PrefetchBatch::default()),
         };
         stream.window = stream.window.min(most.max(WINDOW_MIN));
         let next = page + stream.stride * (i64::from(stream.window) + 1);
         stream.asked = ((next - stream.next) / stream.stride).clamp(0, i64::from(stream.window)) as u32;
         stream.brought = 0;
         stream.next = next;
-        Some(Ahead { stride: stream.stride, count: stream.window })
+        Some(PrefetchBatch { stride: stream.stride, count: stream.window })
     }
 
     /// Notes how many of the pages that were to be brought last are on their way now. The others
@@ -207,7 +207,7 @@ impl Prefetcher {
         self.streams[self.asker].brought = count;
     }
 
-    fn start(&mut self, page: i64) -> Option<Ahead> {
+    fn start(&mut self, page: i64) -> Option<PrefetchBatch> {
         if self.faults < self.paused_until {
             return None;
         }
@@ -225,7 +225,7 @@ impl Prefetcher {
             }
         }
         let window = WINDOW_MIN;
-        self.streams[index] = Stream {
+        self.streams[index] = AccessStream {
             next: page + stride * (i64::from(window) + 1),
             stride,
             window,
@@ -235,7 +235,7 @@ impl Prefetcher {
             ..UNUSED
         };
         self.asker = index;
-        Some(Ahead { stride, count: window })
+        Some(PrefetchBatch { stride, count: window })
     }
 
     /// Returns the distance to a neighbour among recent faults, or the stride that two of them make
@@ -333,12 +333,14 @@ mod tests {
                 Some(Some(due)) => {
                     vain -= 1;
                     late_uses += u64::from(due > now);
-                    let arrival = if due > now { Arrival::Late } else { Arrival::InTime };
+                    let arrival = if due > now { PrefetchTimeliness::Late } else { PrefetchTimeliness::InTime };
                     prefetcher.on_use(page, arrival, 512).unwrap_or_default()
                 }
                 None => {
                     faults += 1;
-                    prefetcher.on_use(page, Arrival::Missing, 512).unwrap_or_else(|| prefetcher.on_fault(page))
+                    prefetcher
+                        .on_use(page, PrefetchTimeliness::Missing, 512)
+                        .unwrap_or_else(|| prefetcher.on_fault(page))
                 }
             };
             let before = vain;
@@ -394,10 +396,10 @@ mod tests {
         let mut ahead_of: alloc::collections::BTreeSet<u64> = Default::default();
         let mut faults = 0;
         for page in (0..40_000u64).filter(far) {
-            let arrival = if ahead_of.remove(&page) { Arrival::InTime } else { Arrival::Missing };
+            let arrival = if ahead_of.remove(&page) { PrefetchTimeliness::InTime } else { PrefetchTimeliness::Missing };
             let ahead = match prefetcher.on_use(page, arrival, 512) {
                 Some(ahead) => ahead,
-                None if arrival == Arrival::InTime => Ahead::default(),
+                None if arrival == PrefetchTimeliness::InTime => PrefetchBatch::default(),
                 None => {
                     faults += 1;
                     prefetcher.on_fault(page)

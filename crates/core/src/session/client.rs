@@ -12,7 +12,8 @@
 
 use crate::time::Moment;
 use crate::wire::{
-    ErrorCode, Head, Kind, PagePart, ReadReply, Reply, WireError, WireReply, flags, part_body_bytes, write_body_bytes,
+    ErrorCode, MessageHeader, MessageKind, PagePart, ReadReply, Reply, WireError, WireReply, flags, part_body_bytes,
+    write_body_bytes,
 };
 use crate::{PageId, RegionId};
 use alloc::boxed::Box;
@@ -22,7 +23,7 @@ use core::time::Duration;
 
 /// An operation on pages of the lane's region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Call {
+pub enum PageOperation {
     /// Reads `count` pages.
     Read {
         /// First page.
@@ -53,48 +54,50 @@ pub enum Call {
     },
 }
 
-impl Call {
-    fn kind(self) -> Kind {
+impl PageOperation {
+    fn kind(self) -> MessageKind {
         match self {
-            Call::Read { .. } => Kind::Read,
-            Call::ReadPart { .. } => Kind::ReadPart,
-            Call::Write { .. } => Kind::Write,
-            Call::Discard { .. } => Kind::Discard,
+            PageOperation::Read { .. } => MessageKind::Read,
+            PageOperation::ReadPart { .. } => MessageKind::ReadPart,
+            PageOperation::Write { .. } => MessageKind::Write,
+            PageOperation::Discard { .. } => MessageKind::Discard,
         }
     }
 
     /// Returns the first page and the number of pages.
     pub fn run(self) -> (PageId, u32) {
         match self {
-            Call::Read { page, count } | Call::Write { page, count } | Call::Discard { page, count } => (page, count),
-            Call::ReadPart { page, .. } => (page, 1),
+            PageOperation::Read { page, count }
+            | PageOperation::Write { page, count }
+            | PageOperation::Discard { page, count } => (page, count),
+            PageOperation::ReadPart { page, .. } => (page, 1),
         }
     }
 
     /// Returns the number of pages whose bytes travel.
     fn pages_moved(self) -> u32 {
         match self {
-            Call::Read { count, .. } | Call::Write { count, .. } => count,
-            Call::ReadPart { .. } => 1,
-            Call::Discard { .. } => 0,
+            PageOperation::Read { count, .. } | PageOperation::Write { count, .. } => count,
+            PageOperation::ReadPart { .. } => 1,
+            PageOperation::Discard { .. } => 0,
         }
     }
 }
 
 /// Message to send next: this head, then, for a write, the checksums and bytes of its pages.
 #[derive(Clone, Copy, Debug)]
-pub struct Outgoing {
+pub struct OutgoingMessage {
     /// Slot of the operation; give it to [`ClientConversation::on_sent`].
     pub slot: u32,
     /// The head of the frame.
-    pub head: Head,
+    pub head: MessageHeader,
     /// Call that the operation makes.
-    pub call: Call,
+    pub call: PageOperation,
 }
 
 /// Meaning of an arrived head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Answer {
+pub enum ReplyEvent {
     /// Pages of a read follow. When `prefix` bytes of the body are there, [`ReadReply::decode`]
     /// tells which. Then come their bytes, then [`ClientConversation::finish`].
     Pages {
@@ -135,7 +138,7 @@ pub enum Answer {
 
 /// An operation that its driver must end because its time is over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Expired {
+pub enum ExpiredOperation {
     /// The operation was never sent, or sent and not answered: [`ClientConversation::finish`] it.
     Quiet {
         /// Slot of the operation.
@@ -155,9 +158,9 @@ pub enum Expired {
 
 /// An operation that ended; the slot is free again.
 #[derive(Debug)]
-pub struct Finished<C> {
+pub struct FinishedOperation<C> {
     /// Call that the operation was.
-    pub call: Call,
+    pub call: PageOperation,
     /// Time that the operation was given.
     pub wait: Duration,
     /// Value that the driver gave along.
@@ -173,19 +176,19 @@ enum State {
 }
 
 #[derive(Debug)]
-struct Operation<C> {
+struct PendingOperation<C> {
     state: State,
     background: bool,
-    call: Call,
+    call: PageOperation,
     wait: Duration,
     deadline: Moment,
     carried: C,
 }
 
 #[derive(Debug)]
-struct Slot<C> {
+struct LaneSlot<C> {
     generation: u32,
-    operation: Option<Operation<C>>,
+    operation: Option<PendingOperation<C>>,
 }
 
 /// Splits a tag into slot and generation.
@@ -198,7 +201,7 @@ fn split_tag(tag: u64) -> (u32, u32) {
 #[derive(Debug)]
 pub struct ClientConversation<C> {
     region: RegionId,
-    slots: Box<[Slot<C>]>,
+    slots: Box<[LaneSlot<C>]>,
     free: Vec<u32>,
     demand: VecDeque<u32>,
     background: VecDeque<u32>,
@@ -219,7 +222,7 @@ impl<C> ClientConversation<C> {
         assert!(slots > 0 && in_flight_max > 0);
         ClientConversation {
             region,
-            slots: (0..slots).map(|_| Slot { generation: 0, operation: None }).collect(),
+            slots: (0..slots).map(|_| LaneSlot { generation: 0, operation: None }).collect(),
             free: (0..slots).rev().collect(),
             demand: VecDeque::with_capacity(slots as usize),
             background: VecDeque::with_capacity(slots as usize),
@@ -243,14 +246,21 @@ impl<C> ClientConversation<C> {
 
     /// Queues an operation that was submitted at `now` and may take `wait`. Gives `carried` back if
     /// all slots are taken.
-    pub fn submit(&mut self, now: Moment, call: Call, background: bool, wait: Duration, carried: C) -> Result<(), C> {
+    pub fn submit(
+        &mut self,
+        now: Moment,
+        call: PageOperation,
+        background: bool,
+        wait: Duration,
+        carried: C,
+    ) -> Result<(), C> {
         let Some(slot) = self.free.pop() else { return Err(carried) };
         let deadline = now.after(wait);
         self.next_deadline = self.next_deadline.min(deadline);
         let queue = if background { &mut self.background } else { &mut self.demand };
         queue.push_back(slot);
         let state = State::Queued;
-        let operation = Operation { state, background, call, wait, deadline, carried };
+        let operation = PendingOperation { state, background, call, wait, deadline, carried };
         match self.slots.get_mut(slot as usize) {
             Some(place) => place.operation = Some(operation),
             None => return Err(operation.carried),
@@ -272,9 +282,9 @@ impl<C> ClientConversation<C> {
     }
 
     /// Returns the next operation to send, demand first. `None`: none may be sent now.
-    pub fn poll_send(&mut self, now: Moment) -> Option<Outgoing> {
+    pub fn poll_send(&mut self, now: Moment) -> Option<OutgoingMessage> {
         let slot = self.next_queued()?;
-        let Slot { generation, operation } = self.slots.get_mut(slot as usize)?;
+        let LaneSlot { generation, operation } = self.slots.get_mut(slot as usize)?;
         let (generation, operation) = (*generation, operation.as_mut()?);
         let queue = if operation.background { &mut self.background } else { &mut self.demand };
         queue.pop_front();
@@ -284,15 +294,15 @@ impl<C> ClientConversation<C> {
             self.background_pages += operation.call.pages_moved();
         }
         let (page, count) = match operation.call {
-            Call::ReadPart { page, part } => (page, part.count()),
+            PageOperation::ReadPart { page, part } => (page, part.count()),
             other => other.run(),
         };
         let body = match operation.call {
-            Call::Write { count, .. } => u32::try_from(write_body_bytes(count)).unwrap_or(u32::MAX),
+            PageOperation::Write { count, .. } => u32::try_from(write_body_bytes(count)).unwrap_or(u32::MAX),
             _ => 0,
         };
         let left = u32::try_from(operation.deadline.since(now).as_micros().max(1)).unwrap_or(u32::MAX);
-        let head = Head {
+        let head = MessageHeader {
             body,
             kind: operation.call.kind() as u8,
             flags: if operation.background { flags::BACKGROUND } else { 0 },
@@ -303,7 +313,7 @@ impl<C> ClientConversation<C> {
             region: self.region.0,
             page: page.0,
         };
-        Some(Outgoing { slot, head, call: operation.call })
+        Some(OutgoingMessage { slot, head, call: operation.call })
     }
 
     /// Notes that the whole frame of this operation is on its way.
@@ -316,44 +326,44 @@ impl<C> ClientConversation<C> {
 
     /// Takes the head of an answer. An error means that the server does not keep to the protocol:
     /// give the connection up.
-    pub fn on_head(&mut self, head: &Head) -> Result<Answer, WireError> {
+    pub fn on_head(&mut self, head: &MessageHeader) -> Result<ReplyEvent, WireError> {
         let (slot, generation) = split_tag(head.tag);
         let known = self.slots.get_mut(slot as usize).ok_or(WireError::Unasked)?;
         if known.generation != generation {
             // Generations wrap; one that is not behind was never given out.
             let behind = known.generation.wrapping_sub(generation);
-            return if behind < u32::MAX / 2 { Ok(Answer::Stale) } else { Err(WireError::Unasked) };
+            return if behind < u32::MAX / 2 { Ok(ReplyEvent::Stale) } else { Err(WireError::Unasked) };
         }
         let operation = known.operation.as_mut().ok_or(WireError::Unasked)?;
         if operation.state != State::Waiting {
             return Err(WireError::Unasked);
         }
-        if head.kind != Kind::ERROR && head.kind != operation.call.kind().answer() {
+        if head.kind != MessageKind::ERROR && head.kind != operation.call.kind().answer() {
             return Err(WireError::Kind(head.kind));
         }
-        if let Call::ReadPart { part, .. } = operation.call
-            && head.kind != Kind::ERROR
+        if let PageOperation::ReadPart { part, .. } = operation.call
+            && head.kind != MessageKind::ERROR
         {
             if head.body as usize != part_body_bytes(part) {
                 return Err(WireError::Length { kind: head.kind, body: head.body });
             }
             operation.state = State::Receiving;
-            return Ok(Answer::Part { slot, part, page_sum: head.page });
+            return Ok(ReplyEvent::Part { slot, part, page_sum: head.page });
         }
-        if let Call::Read { count: asked, .. } = operation.call
-            && head.kind != Kind::ERROR
+        if let PageOperation::Read { count: asked, .. } = operation.call
+            && head.kind != MessageKind::ERROR
         {
             let prefix = ReadReply::prefix_bytes(head, asked)?;
             operation.state = State::Receiving;
-            return Ok(Answer::Pages { slot, asked, prefix });
+            return Ok(ReplyEvent::Pages { slot, asked, prefix });
         }
         // Neither the answers to writes and discards nor failures have a body.
         if head.body != 0 {
             return Err(WireError::Length { kind: head.kind, body: head.body });
         }
         match WireReply::decode(head, &[])?.reply {
-            Reply::Failed { code, page } => Ok(Answer::Failed { slot, code, page: PageId(page) }),
-            _ => Ok(Answer::Done { slot }),
+            Reply::Failed { code, page } => Ok(ReplyEvent::Failed { slot, code, page: PageId(page) }),
+            _ => Ok(ReplyEvent::Done { slot }),
         }
     }
 
@@ -368,7 +378,7 @@ impl<C> ClientConversation<C> {
     }
 
     /// Returns the operation in `slot`.
-    pub fn call_of(&self, slot: u32) -> Option<Call> {
+    pub fn call_of(&self, slot: u32) -> Option<PageOperation> {
         self.operation(slot).map(|operation| operation.call)
     }
 
@@ -378,7 +388,7 @@ impl<C> ClientConversation<C> {
     }
 
     /// Ends an operation and frees its slot.
-    pub fn finish(&mut self, slot: u32) -> Option<Finished<C>> {
+    pub fn finish(&mut self, slot: u32) -> Option<FinishedOperation<C>> {
         let known = self.slots.get_mut(slot as usize)?;
         let operation = known.operation.take()?;
         known.generation = known.generation.wrapping_add(1);
@@ -395,7 +405,7 @@ impl<C> ClientConversation<C> {
         if self.free.len() == self.slots.len() {
             self.next_deadline = Moment::NEVER;
         }
-        Some(Finished { call: operation.call, wait: operation.wait, carried: operation.carried })
+        Some(FinishedOperation { call: operation.call, wait: operation.wait, carried: operation.carried })
     }
 
     /// Returns the earliest moment at which [`ClientConversation::poll_expired`] may have
@@ -405,7 +415,7 @@ impl<C> ClientConversation<C> {
     }
 
     /// Returns an operation whose time is over.
-    pub fn poll_expired(&mut self, now: Moment) -> Option<Expired> {
+    pub fn poll_expired(&mut self, now: Moment) -> Option<ExpiredOperation> {
         if now < self.next_deadline {
             return None;
         }
@@ -414,9 +424,9 @@ impl<C> ClientConversation<C> {
             let Some(operation) = &known.operation else { continue };
             if operation.deadline <= now {
                 return Some(match operation.state {
-                    State::Queued | State::Waiting => Expired::Quiet { slot },
-                    State::Sending => Expired::Sending { slot },
-                    State::Receiving => Expired::Receiving { slot },
+                    State::Queued | State::Waiting => ExpiredOperation::Quiet { slot },
+                    State::Sending => ExpiredOperation::Sending { slot },
+                    State::Receiving => ExpiredOperation::Receiving { slot },
                 });
             }
             next = next.min(operation.deadline);
@@ -434,11 +444,11 @@ impl<C> ClientConversation<C> {
         (0..).zip(&self.slots).find(|(_, slot)| slot.operation.is_some()).map(|(slot, _)| slot)
     }
 
-    fn operation(&self, slot: u32) -> Option<&Operation<C>> {
+    fn operation(&self, slot: u32) -> Option<&PendingOperation<C>> {
         self.slots.get(slot as usize)?.operation.as_ref()
     }
 
-    fn operation_mut(&mut self, slot: u32) -> Option<&mut Operation<C>> {
+    fn operation_mut(&mut self, slot: u32) -> Option<&mut PendingOperation<C>> {
         self.slots.get_mut(slot as usize)?.operation.as_mut()
     }
 }

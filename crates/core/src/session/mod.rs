@@ -8,5 +8,5 @@
 mod client;
 mod server;
 
-pub use client::{Answer, Call, ClientConversation, Expired, Finished, Outgoing};
-pub use server::{Limits, ServerConversation, Step};
+pub use client::{ClientConversation, ExpiredOperation, FinishedOperation, OutgoingMessage, PageOperation, ReplyEvent};
+pub use server::{ConnectionLimits, ServerAction, ServerConversation};

@@ -2,13 +2,13 @@
 //! was agreed.
 
 use crate::wire::{
-    ErrorCode, HEAD_BYTES, Head, Hello, Kind, RefuseCode, Request, VERSION_MAX, VERSION_MIN, Welcome, WireError,
-    WireRequest, write_body_bytes,
+    ErrorCode, HEAD_BYTES, Hello, MessageHeader, MessageKind, RefuseCode, Request, VERSION_MAX, VERSION_MIN, Welcome,
+    WireError, WireRequest, write_body_bytes,
 };
 
 /// Limits for one connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct ConnectionLimits {
     /// Greatest number of pages in one read or write.
     pub batch_pages_max: u32,
     /// Greatest number of requests whose answer is still to come.
@@ -17,7 +17,7 @@ pub struct Limits {
 
 /// Action that the received bytes ask of the server.
 #[derive(Debug)]
-pub enum Step<'a> {
+pub enum ServerAction<'a> {
     /// Nothing yet: the next message is complete when `bytes` are there (counted from the start of
     /// `received`). Make room for that many.
     Need {
@@ -65,7 +65,7 @@ pub enum Step<'a> {
 enum State {
     /// Nothing was said yet, or `Hello` awaits its answer.
     Greeting,
-    Open(Limits),
+    Open(ConnectionLimits),
     Broken(WireError),
 }
 
@@ -103,7 +103,7 @@ impl ServerConversation {
     pub fn on_welcome(&mut self, welcome: &Welcome) {
         debug_assert!(self.state == State::Greeting);
         let Welcome { batch_pages_max, in_flight_max, .. } = *welcome;
-        self.state = State::Open(Limits { batch_pages_max, in_flight_max });
+        self.state = State::Open(ConnectionLimits { batch_pages_max, in_flight_max });
     }
 
     /// Notes that the answer to one request was put into the output.
@@ -114,30 +114,30 @@ impl ServerConversation {
 
     /// Reads the bytes that were received and not yet used. Call again after dropping the used
     /// bytes, until [`Step::Need`] or [`Step::Broken`].
-    pub fn step<'a>(&mut self, received: &'a [u8]) -> Step<'a> {
+    pub fn step<'a>(&mut self, received: &'a [u8]) -> ServerAction<'a> {
         match self.try_step(received) {
             Ok(step) => step,
             Err(error) => {
                 self.state = State::Broken(error);
-                Step::Broken { error, refuse: RefuseCode::Malformed }
+                ServerAction::Broken { error, refuse: RefuseCode::Malformed }
             }
         }
     }
 
-    fn try_step<'a>(&mut self, received: &'a [u8]) -> Result<Step<'a>, WireError> {
+    fn try_step<'a>(&mut self, received: &'a [u8]) -> Result<ServerAction<'a>, WireError> {
         if let State::Broken(error) = self.state {
             return Err(error);
         }
-        let Some(head) = Head::decode(received)? else { return Ok(Step::Need { bytes: HEAD_BYTES }) };
+        let Some(head) = MessageHeader::decode(received)? else { return Ok(ServerAction::Need { bytes: HEAD_BYTES }) };
         self.check_head(&head)?;
         let used = head.frame_bytes();
-        let Some(body) = received.get(HEAD_BYTES..used) else { return Ok(Step::Need { bytes: used }) };
+        let Some(body) = received.get(HEAD_BYTES..used) else { return Ok(ServerAction::Need { bytes: used }) };
         let State::Open(limits) = self.state else {
             let hello = Hello::decode(&head, body)?;
-            return Ok(Step::Hello { hello, version: hello.common_version(VERSION_MIN, VERSION_MAX), used });
+            return Ok(ServerAction::Hello { hello, version: hello.common_version(VERSION_MIN, VERSION_MAX), used });
         };
-        let fail = |code| Ok(Step::Fail { tag: head.tag, code, used });
-        if Kind::of_request(head.kind).is_none() && head.kind & Kind::ANSWER == 0 {
+        let fail = |code| Ok(ServerAction::Fail { tag: head.tag, code, used });
+        if MessageKind::of_request(head.kind).is_none() && head.kind & MessageKind::ANSWER == 0 {
             return fail(ErrorCode::Unsupported); // A request of a later version.
         }
         let request = WireRequest::decode(&head, body)?;
@@ -152,15 +152,15 @@ impl ServerConversation {
             return fail(ErrorCode::TooMuch);
         }
         self.in_flight += 1;
-        Ok(Step::Request { request, used })
+        Ok(ServerAction::Request { request, used })
     }
 
     /// Refuses by its head a message that would otherwise be waited for: a stranger's gigabyte, or
     /// a longer write than agreed.
-    fn check_head(&self, head: &Head) -> Result<(), WireError> {
+    fn check_head(&self, head: &MessageHeader) -> Result<(), WireError> {
         let body_max = match self.state {
             State::Open(limits) => write_body_bytes(limits.batch_pages_max),
-            _ if head.kind != Kind::Hello as u8 => return Err(WireError::Kind(head.kind)),
+            _ if head.kind != MessageKind::Hello as u8 => return Err(WireError::Kind(head.kind)),
             _ => Hello::BODY_BYTES_MAX,
         };
         if head.body as usize > body_max {

@@ -2,7 +2,7 @@
 
 use super::bytes::{Fields, short_length};
 use super::reply::append;
-use super::{Head, Kind};
+use super::{MessageHeader, MessageKind};
 use alloc::vec::Vec;
 
 /// Body of a call: which function to run, with which argument.
@@ -67,5 +67,9 @@ impl<'a> CallBody<'a> {
 /// bytes.
 pub fn encode_answer(tag: u64, steps: u32, answer: &[u8], out: &mut Vec<u8>) {
     assert!(answer.len() <= CallBody::ANSWER_BYTES_MAX);
-    append(Head { kind: Kind::Call.answer(), tag, count: steps, ..Head::default() }, answer, out);
+    append(
+        MessageHeader { kind: MessageKind::Call.answer(), tag, count: steps, ..MessageHeader::default() },
+        answer,
+        out,
+    );
 }

@@ -2,19 +2,19 @@
 
 use super::bytes::{Fields, short_length};
 use super::reply::append;
-use super::{Head, Kind};
+use super::{MessageHeader, MessageKind};
 use alloc::vec::Vec;
 
 /// A piece of the server's memory, as a fabric names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Window {
+pub struct RemoteWindow {
     /// Remote key: a client that knows it may read.
     pub key: u64,
     /// Address of the first byte.
     pub base: u64,
 }
 
-impl Window {
+impl RemoteWindow {
     const BYTES: usize = 16;
 
     fn encode(self, out: &mut Vec<u8>) {
@@ -22,8 +22,8 @@ impl Window {
         out.extend_from_slice(&self.base.to_le_bytes());
     }
 
-    fn decode(fields: &mut Fields<'_>) -> Option<Window> {
-        Some(Window { key: fields.u64()?, base: fields.u64()? })
+    fn decode(fields: &mut Fields<'_>) -> Option<RemoteWindow> {
+        Some(RemoteWindow { key: fields.u64()?, base: fields.u64()? })
     }
 }
 
@@ -70,9 +70,9 @@ pub struct ExposeReply<'a> {
     /// Index of the first layer that comes with this answer.
     pub first_layer: u32,
     /// Window of the page map.
-    pub page_map: Window,
+    pub page_map: RemoteWindow,
     /// Window of the checksums.
-    pub sums: Window,
+    pub sums: RemoteWindow,
     layers: &'a [u8],
 }
 
@@ -82,7 +82,7 @@ impl<'a> ExposeReply<'a> {
 
     /// Creates an answer without its layers, which follow from `first_layer` on. If the region has
     /// fewer layers, none follow. `windows` are page map and checksums.
-    pub fn new(pages: u64, generation: u64, layers_total: u32, first_layer: u32, windows: [Window; 2]) -> Self {
+    pub fn new(pages: u64, generation: u64, layers_total: u32, first_layer: u32, windows: [RemoteWindow; 2]) -> Self {
         let [page_map, sums] = windows;
         let first_layer = first_layer.min(layers_total);
         ExposeReply { pages, generation, layers_total, first_layer, page_map, sums, layers: &[] }
@@ -96,12 +96,12 @@ impl<'a> ExposeReply<'a> {
             generation: fields.u64()?,
             layers_total: fields.u32()?,
             first_layer: fields.u32()?,
-            page_map: Window::decode(&mut fields)?,
-            sums: Window::decode(&mut fields)?,
+            page_map: RemoteWindow::decode(&mut fields)?,
+            sums: RemoteWindow::decode(&mut fields)?,
             layers: fields.0,
         };
-        let layers = u32::try_from(reply.layers.len() / Window::BYTES).ok()?;
-        let is_right = reply.layers.len().is_multiple_of(Window::BYTES)
+        let layers = u32::try_from(reply.layers.len() / RemoteWindow::BYTES).ok()?;
+        let is_right = reply.layers.len().is_multiple_of(RemoteWindow::BYTES)
             && (1..=super::MapReply::LAYERS_MAX).contains(&reply.layers_total)
             && layers <= Self::LAYERS_AT_ONCE
             && reply.first_layer.checked_add(layers)? <= reply.layers_total;
@@ -109,8 +109,10 @@ impl<'a> ExposeReply<'a> {
     }
 
     /// Returns the windows of the layers that come with this answer.
-    pub fn layers(&self) -> impl ExactSizeIterator<Item = Window> + use<'a> {
-        self.layers.chunks_exact(Window::BYTES).map(|bytes| Window::decode(&mut Fields(bytes)).unwrap_or_default())
+    pub fn layers(&self) -> impl ExactSizeIterator<Item = RemoteWindow> + use<'a> {
+        self.layers
+            .chunks_exact(RemoteWindow::BYTES)
+            .map(|bytes| RemoteWindow::decode(&mut Fields(bytes)).unwrap_or_default())
     }
 }
 
@@ -121,11 +123,11 @@ pub fn encode_station(tag: u64, station: &StationReply<'_>, out: &mut Vec<u8>) {
     body.extend_from_slice(&short_length(station.address.len()).to_le_bytes());
     body.extend_from_slice(station.provider.as_bytes());
     body.extend_from_slice(station.address);
-    append(Head { kind: Kind::Station.answer(), tag, ..Head::default() }, &body, out);
+    append(MessageHeader { kind: MessageKind::Station.answer(), tag, ..MessageHeader::default() }, &body, out);
 }
 
 /// Appends an [`ExposeReply`] with these layers.
-pub fn encode_expose(tag: u64, reply: &ExposeReply<'_>, layers: impl Iterator<Item = Window>, out: &mut Vec<u8>) {
+pub fn encode_expose(tag: u64, reply: &ExposeReply<'_>, layers: impl Iterator<Item = RemoteWindow>, out: &mut Vec<u8>) {
     let mut body = Vec::with_capacity(1024);
     body.extend_from_slice(&reply.pages.to_le_bytes());
     body.extend_from_slice(&reply.generation.to_le_bytes());
@@ -134,5 +136,5 @@ pub fn encode_expose(tag: u64, reply: &ExposeReply<'_>, layers: impl Iterator<It
     reply.page_map.encode(&mut body);
     reply.sums.encode(&mut body);
     layers.for_each(|window| window.encode(&mut body));
-    append(Head { kind: Kind::Expose.answer(), tag, ..Head::default() }, &body, out);
+    append(MessageHeader { kind: MessageKind::Expose.answer(), tag, ..MessageHeader::default() }, &body, out);
 }

@@ -1,7 +1,7 @@
 //! Handshake of a connection: the client introduces itself, the server accepts it or says why not.
 
 use super::bytes::{Fields, length, short_length};
-use super::{Head, Kind, MAGIC, WireError};
+use super::{MAGIC, MessageHeader, MessageKind, WireError};
 use crate::Incarnation;
 use alloc::vec::Vec;
 
@@ -69,7 +69,7 @@ impl<'a> Hello<'a> {
     pub fn encode(&self, out: &mut Vec<u8>) {
         assert!(self.token.len() <= Self::TOKEN_BYTES_MAX && self.client_name.len() <= Self::NAME_BYTES_MAX);
         let body = 40 + self.token.len() + self.client_name.len();
-        let head = Head { body: length(body), kind: Kind::Hello as u8, ..Head::default() };
+        let head = MessageHeader { body: length(body), kind: MessageKind::Hello as u8, ..MessageHeader::default() };
         out.extend_from_slice(&head.encode());
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&self.version_min.to_le_bytes());
@@ -83,8 +83,8 @@ impl<'a> Hello<'a> {
     }
 
     /// Decodes the message. Bytes after the known fields belong to a later version and are ignored.
-    pub fn decode(head: &Head, body: &'a [u8]) -> Result<Hello<'a>, WireError> {
-        if head.kind != Kind::Hello as u8 {
+    pub fn decode(head: &MessageHeader, body: &'a [u8]) -> Result<Hello<'a>, WireError> {
+        if head.kind != MessageKind::Hello as u8 {
             return Err(WireError::Kind(head.kind));
         }
         let mut fields = Fields(body.strip_prefix(&MAGIC).ok_or(WireError::Magic)?);
@@ -142,7 +142,11 @@ impl Welcome {
 
     /// Appends the frame.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        let head = Head { body: length(Self::BODY_BYTES), kind: Kind::Hello.answer(), ..Head::default() };
+        let head = MessageHeader {
+            body: length(Self::BODY_BYTES),
+            kind: MessageKind::Hello.answer(),
+            ..MessageHeader::default()
+        };
         out.extend_from_slice(&head.encode());
         out.extend_from_slice(&self.version.to_le_bytes());
         out.extend_from_slice(&[0; 2]);
@@ -155,11 +159,14 @@ impl Welcome {
     }
 
     /// Decodes the message or the refusal. Bytes after the known fields are ignored.
-    pub fn decode<'a>(head: &Head, body: &'a [u8]) -> Result<Result<Welcome, Refusal<'a>>, WireError> {
-        if head.kind == Kind::REFUSAL {
-            return Ok(Err(Refusal::decode(head, body)));
+    pub fn decode<'a>(
+        head: &MessageHeader,
+        body: &'a [u8],
+    ) -> Result<Result<Welcome, ConnectionRefusal<'a>>, WireError> {
+        if head.kind == MessageKind::REFUSAL {
+            return Ok(Err(ConnectionRefusal::decode(head, body)));
         }
-        if head.kind != Kind::Hello.answer() {
+        if head.kind != MessageKind::Hello.answer() {
             return Err(WireError::Kind(head.kind));
         }
         let welcome = Self::fields(&mut Fields(body)).ok_or(head.length_error())?;
@@ -240,7 +247,7 @@ impl RefuseCode {
 
 /// Answer of the server when it refuses the client and closes the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refusal<'a> {
+pub struct ConnectionRefusal<'a> {
     /// Reason of the refusal.
     pub code: RefuseCode,
     /// Oldest version that the server speaks.
@@ -251,17 +258,17 @@ pub struct Refusal<'a> {
     pub text: &'a str,
 }
 
-impl<'a> Refusal<'a> {
+impl<'a> ConnectionRefusal<'a> {
     /// Greatest length of the text in bytes.
     pub const TEXT_BYTES_MAX: usize = 256;
 
-    fn decode(head: &Head, body: &'a [u8]) -> Refusal<'a> {
+    fn decode(head: &MessageHeader, body: &'a [u8]) -> ConnectionRefusal<'a> {
         let body = body.get(..Self::TEXT_BYTES_MAX).unwrap_or(body);
         // Cut where the bytes stop being text: a refusal with odd text is still a refusal.
         let text = body.utf8_chunks().next().map_or("", |chunk| chunk.valid());
         // Two versions of sixteen bits each.
         let [_, _, _, _, min_high, min_low, max_high, max_low] = head.page.to_be_bytes();
-        Refusal {
+        ConnectionRefusal {
             code: RefuseCode::from_number(head.code),
             version_min: u16::from_be_bytes([min_high, min_low]),
             version_max: u16::from_be_bytes([max_high, max_low]),
@@ -271,14 +278,14 @@ impl<'a> Refusal<'a> {
 }
 
 /// Appends the frame of a refusal; a text that is too long is cut.
-pub fn encode_refusal(refusal: &Refusal<'_>, out: &mut Vec<u8>) {
-    let text = refusal.text.get(..refusal.text.floor_char_boundary_at(Refusal::TEXT_BYTES_MAX)).unwrap_or("");
-    let head = Head {
+pub fn encode_refusal(refusal: &ConnectionRefusal<'_>, out: &mut Vec<u8>) {
+    let text = refusal.text.get(..refusal.text.floor_char_boundary_at(ConnectionRefusal::TEXT_BYTES_MAX)).unwrap_or("");
+    let head = MessageHeader {
         body: length(text.len()),
-        kind: Kind::REFUSAL,
+        kind: MessageKind::REFUSAL,
         code: refusal.code.number(),
         page: u64::from(refusal.version_min) << 16 | u64::from(refusal.version_max),
-        ..Head::default()
+        ..MessageHeader::default()
     };
     out.extend_from_slice(&head.encode());
     out.extend_from_slice(text.as_bytes());

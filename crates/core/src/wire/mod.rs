@@ -16,14 +16,14 @@ mod bytes;
 mod call;
 mod fabric;
 mod handshake;
-mod head;
+mod header;
 mod reply;
 mod request;
 
 pub use call::{CallBody, encode_answer};
-pub use fabric::{ExposeReply, StationReply, Window, encode_expose, encode_station};
-pub use handshake::{Hello, Refusal, RefuseCode, SessionSecret, Welcome, encode_refusal, features};
-pub use head::{HEAD_BYTES, Head, Kind, flags};
+pub use fabric::{ExposeReply, RemoteWindow, StationReply, encode_expose, encode_station};
+pub use handshake::{ConnectionRefusal, Hello, RefuseCode, SessionSecret, Welcome, encode_refusal, features};
+pub use header::{HEAD_BYTES, MessageHeader, MessageKind, flags};
 pub use reply::{
     ErrorCode, MapReply, ReadReply, Reply, Stat, WireReply, encode_claimed, encode_created, encode_error, encode_map,
     encode_ok, encode_part, encode_read, encode_stat, encode_ticket, part_body_bytes, part_reply, present_words,

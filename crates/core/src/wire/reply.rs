@@ -1,7 +1,7 @@
 //! Answers of a server.
 
 use super::bytes::{Fields, length, u64_at};
-use super::{BATCH_PAGES_LIMIT, CallBody, ExposeReply, Head, Kind, PagePart, StationReply, WireError};
+use super::{BATCH_PAGES_LIMIT, CallBody, ExposeReply, MessageHeader, MessageKind, PagePart, StationReply, WireError};
 use crate::RegionId;
 use crate::geometry::PAGE_BYTES;
 use crate::part_checksum;
@@ -236,8 +236,8 @@ pub struct ReadReply<'a> {
 impl<'a> ReadReply<'a> {
     /// Returns how many bytes of the body must be there before [`ReadReply::decode`] can be called.
     /// Errs unless the answer belongs to a read of `asked` pages.
-    pub fn prefix_bytes(head: &Head, asked: u32) -> Result<usize, WireError> {
-        if head.kind != Kind::Read.answer() {
+    pub fn prefix_bytes(head: &MessageHeader, asked: u32) -> Result<usize, WireError> {
+        if head.kind != MessageKind::Read.answer() {
             return Err(WireError::Kind(head.kind));
         }
         if head.count != asked || asked == 0 || asked > BATCH_PAGES_LIMIT {
@@ -255,7 +255,7 @@ impl<'a> ReadReply<'a> {
     }
 
     /// Decodes the fields before the page bytes; `prefix` has [`ReadReply::prefix_bytes`] bytes.
-    pub fn decode(head: &Head, asked: u32, prefix: &'a [u8]) -> Result<ReadReply<'a>, WireError> {
+    pub fn decode(head: &MessageHeader, asked: u32, prefix: &'a [u8]) -> Result<ReadReply<'a>, WireError> {
         if prefix.len() != Self::prefix_bytes(head, asked)? {
             return Err(head.length_error());
         }
@@ -326,7 +326,7 @@ impl MapReply {
     /// Greatest number of layers in one answer: the kernel passes at most 253 descriptors at once.
     pub const LAYERS_AT_ONCE: u32 = 128;
 
-    fn decode(head: &Head, body: &[u8]) -> Result<MapReply, WireError> {
+    fn decode(head: &MessageHeader, body: &[u8]) -> Result<MapReply, WireError> {
         let mut fields = Fields(body);
         let read = |fields: &mut Fields<'_>| {
             Some(MapReply {
@@ -404,7 +404,7 @@ pub struct WireReply {
     /// Tag of the request.
     pub tag: u64,
     /// Kind of the request that is answered; `None` in a failure, which does not repeat it.
-    pub kind: Option<Kind>,
+    pub kind: Option<MessageKind>,
     /// The answer.
     pub reply: Reply,
 }
@@ -412,37 +412,43 @@ pub struct WireReply {
 impl WireReply {
     /// Decodes an answer. Of the answer to a read, of pages or of a part, only the head is read,
     /// and `body` may be empty; for the others it is the whole body.
-    pub fn decode(head: &Head, body: &[u8]) -> Result<WireReply, WireError> {
+    pub fn decode(head: &MessageHeader, body: &[u8]) -> Result<WireReply, WireError> {
         let tag = head.tag;
-        if head.kind == Kind::ERROR {
+        if head.kind == MessageKind::ERROR {
             head.expect_body(0)?;
             let reply = Reply::Failed { code: ErrorCode::from_number(head.code), page: head.page };
             return Ok(WireReply { tag, kind: None, reply });
         }
-        let kind = Kind::of_answer(head.kind).ok_or(WireError::Kind(head.kind))?;
-        if !matches!(kind, Kind::Read | Kind::ReadPart) && head.body as usize != body.len() {
+        let kind = MessageKind::of_answer(head.kind).ok_or(WireError::Kind(head.kind))?;
+        if !matches!(kind, MessageKind::Read | MessageKind::ReadPart) && head.body as usize != body.len() {
             return Err(head.length_error());
         }
         let reply = match kind {
-            Kind::Hello => return Err(WireError::Kind(head.kind)),
-            Kind::Read => Reply::Read,
-            Kind::ReadPart => Reply::Part,
-            Kind::CreateRegion => Reply::Created { region: RegionId(head.region) },
-            Kind::ClaimRegion => Reply::Claimed { region: RegionId(head.region), pages: head.page },
-            Kind::CloneRegion => Reply::Ticket { secret: Fields(body).u128().ok_or(head.length_error())? },
-            Kind::Stat => Reply::Stat(Stat::decode(body)),
-            Kind::MapRegion => Reply::Map(MapReply::decode(head, body)?),
-            Kind::Station => {
+            MessageKind::Hello => return Err(WireError::Kind(head.kind)),
+            MessageKind::Read => Reply::Read,
+            MessageKind::ReadPart => Reply::Part,
+            MessageKind::CreateRegion => Reply::Created { region: RegionId(head.region) },
+            MessageKind::ClaimRegion => Reply::Claimed { region: RegionId(head.region), pages: head.page },
+            MessageKind::CloneRegion => Reply::Ticket { secret: Fields(body).u128().ok_or(head.length_error())? },
+            MessageKind::Stat => Reply::Stat(Stat::decode(body)),
+            MessageKind::MapRegion => Reply::Map(MapReply::decode(head, body)?),
+            MessageKind::Station => {
                 StationReply::decode(body).ok_or(head.length_error())?;
                 Reply::Station
             }
-            Kind::Expose => {
+            MessageKind::Expose => {
                 ExposeReply::decode(body).ok_or(WireError::Field("windows"))?;
                 Reply::Expose
             }
-            Kind::Call if body.len() > CallBody::ANSWER_BYTES_MAX => return Err(head.length_error()),
-            Kind::Call => Reply::Answer { steps: head.count },
-            Kind::DropRegion | Kind::Write | Kind::Discard | Kind::Ping | Kind::Reserve | Kind::Release | Kind::Bye => {
+            MessageKind::Call if body.len() > CallBody::ANSWER_BYTES_MAX => return Err(head.length_error()),
+            MessageKind::Call => Reply::Answer { steps: head.count },
+            MessageKind::DropRegion
+            | MessageKind::Write
+            | MessageKind::Discard
+            | MessageKind::Ping
+            | MessageKind::Reserve
+            | MessageKind::Release
+            | MessageKind::Bye => {
                 head.expect_body(0)?;
                 Reply::Done
             }
@@ -451,42 +457,59 @@ impl WireReply {
     }
 }
 
-pub(super) fn append(head: Head, body: &[u8], out: &mut Vec<u8>) {
-    let head = Head { body: length(body.len()), ..head };
+pub(super) fn append(head: MessageHeader, body: &[u8], out: &mut Vec<u8>) {
+    let head = MessageHeader { body: length(body.len()), ..head };
     out.extend_from_slice(&head.encode());
     out.extend_from_slice(body);
 }
 
 /// Appends [`Reply::Done`] to a request of this kind.
-pub fn encode_ok(tag: u64, kind: Kind, out: &mut Vec<u8>) {
-    append(Head { kind: kind.answer(), tag, ..Head::default() }, &[], out);
+pub fn encode_ok(tag: u64, kind: MessageKind, out: &mut Vec<u8>) {
+    append(MessageHeader { kind: kind.answer(), tag, ..MessageHeader::default() }, &[], out);
 }
 
 /// Appends [`Reply::Failed`].
 pub fn encode_error(tag: u64, code: ErrorCode, page: u64, out: &mut Vec<u8>) {
-    append(Head { kind: Kind::ERROR, code: code.number(), tag, page, ..Head::default() }, &[], out);
+    append(
+        MessageHeader { kind: MessageKind::ERROR, code: code.number(), tag, page, ..MessageHeader::default() },
+        &[],
+        out,
+    );
 }
 
 /// Appends [`Reply::Created`].
 pub fn encode_created(tag: u64, region: RegionId, out: &mut Vec<u8>) {
-    append(Head { kind: Kind::CreateRegion.answer(), tag, region: region.0, ..Head::default() }, &[], out);
+    append(
+        MessageHeader { kind: MessageKind::CreateRegion.answer(), tag, region: region.0, ..MessageHeader::default() },
+        &[],
+        out,
+    );
 }
 
 /// Appends [`Reply::Claimed`].
 pub fn encode_claimed(tag: u64, region: RegionId, pages: u64, out: &mut Vec<u8>) {
-    let kind = Kind::ClaimRegion.answer();
-    append(Head { kind, tag, region: region.0, page: pages, ..Head::default() }, &[], out);
+    let kind = MessageKind::ClaimRegion.answer();
+    append(MessageHeader { kind, tag, region: region.0, page: pages, ..MessageHeader::default() }, &[], out);
 }
 
 /// Appends [`Reply::Ticket`].
 pub fn encode_ticket(tag: u64, secret: u128, out: &mut Vec<u8>) {
-    append(Head { kind: Kind::CloneRegion.answer(), tag, ..Head::default() }, &secret.to_le_bytes(), out);
+    append(
+        MessageHeader { kind: MessageKind::CloneRegion.answer(), tag, ..MessageHeader::default() },
+        &secret.to_le_bytes(),
+        out,
+    );
 }
 
 /// Appends [`Reply::Stat`].
 pub fn encode_stat(tag: u64, stat: &Stat, out: &mut Vec<u8>) {
     let words = stat.to_array();
-    let head = Head { kind: Kind::Stat.answer(), tag, body: length(words.len() * 8), ..Head::default() };
+    let head = MessageHeader {
+        kind: MessageKind::Stat.answer(),
+        tag,
+        body: length(words.len() * 8),
+        ..MessageHeader::default()
+    };
     out.extend_from_slice(&head.encode());
     for word in words {
         out.extend_from_slice(&word.to_le_bytes());
@@ -496,8 +519,14 @@ pub fn encode_stat(tag: u64, stat: &Stat, out: &mut Vec<u8>) {
 /// Appends [`Reply::Map`]. The descriptors (page map, checksums, notes, the layers) go with the
 /// first byte of this frame.
 pub fn encode_map(tag: u64, map: &MapReply, out: &mut Vec<u8>) {
-    let head =
-        Head { kind: Kind::MapRegion.answer(), tag, count: map.layers, page: map.pages, body: 16, ..Head::default() };
+    let head = MessageHeader {
+        kind: MessageKind::MapRegion.answer(),
+        tag,
+        count: map.layers,
+        page: map.pages,
+        body: 16,
+        ..MessageHeader::default()
+    };
     out.extend_from_slice(&head.encode());
     out.extend_from_slice(&map.generation.to_le_bytes());
     out.extend_from_slice(&map.layers_total.to_le_bytes());
@@ -521,8 +550,14 @@ pub fn part_reply(body: &[u8]) -> Option<(u64, &[u8])> {
 pub fn encode_part(tag: u64, part: PagePart, page_sum: u64, bytes: &[u8], out: &mut Vec<u8>) {
     assert_eq!(bytes.len(), part.len());
     let body = length(part_body_bytes(part));
-    let head =
-        Head { kind: Kind::ReadPart.answer(), tag, count: part.count(), body, page: page_sum, ..Head::default() };
+    let head = MessageHeader {
+        kind: MessageKind::ReadPart.answer(),
+        tag,
+        count: part.count(),
+        body,
+        page: page_sum,
+        ..MessageHeader::default()
+    };
     out.extend_from_slice(&head.encode());
     out.extend_from_slice(&part_checksum(part, bytes, page_sum).to_le_bytes());
     out.extend_from_slice(bytes);
@@ -544,7 +579,8 @@ pub fn encode_read(tag: u64, count: u32, sums: impl Iterator<Item = (u32, u64)>,
         present += 1;
     }
     let body = read_prefix_bytes(count, present) + present as usize * PAGE_BYTES;
-    let head = Head { body: length(body), kind: Kind::Read.answer(), tag, count, ..Head::default() };
+    let head =
+        MessageHeader { body: length(body), kind: MessageKind::Read.answer(), tag, count, ..MessageHeader::default() };
     if let Some(place) = out.get_mut(start..map_at) {
         place.copy_from_slice(&head.encode());
     }

@@ -1,7 +1,7 @@
 //! Requests of a client.
 
 use super::bytes::{Fields, length, u64_at};
-use super::{BATCH_PAGES_LIMIT, CallBody, Head, Kind, WireError, flags};
+use super::{BATCH_PAGES_LIMIT, CallBody, MessageHeader, MessageKind, WireError, flags};
 use crate::geometry::PAGE_BYTES;
 use crate::{PageId, RegionId};
 use alloc::vec::Vec;
@@ -211,40 +211,40 @@ pub struct WireRequest<'a> {
 
 impl Request<'_> {
     /// Returns the kind of the request.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> MessageKind {
         match self {
-            Request::CreateRegion { .. } => Kind::CreateRegion,
-            Request::DropRegion { .. } => Kind::DropRegion,
-            Request::Read { .. } => Kind::Read,
-            Request::ReadPart { .. } => Kind::ReadPart,
-            Request::Write { .. } => Kind::Write,
-            Request::Discard { .. } => Kind::Discard,
-            Request::CloneRegion { .. } => Kind::CloneRegion,
-            Request::ClaimRegion { .. } => Kind::ClaimRegion,
-            Request::Stat => Kind::Stat,
-            Request::Ping => Kind::Ping,
-            Request::MapRegion { .. } => Kind::MapRegion,
-            Request::Reserve { .. } => Kind::Reserve,
-            Request::Release { .. } => Kind::Release,
-            Request::Station => Kind::Station,
-            Request::Expose { .. } => Kind::Expose,
-            Request::Call { .. } => Kind::Call,
-            Request::Bye => Kind::Bye,
+            Request::CreateRegion { .. } => MessageKind::CreateRegion,
+            Request::DropRegion { .. } => MessageKind::DropRegion,
+            Request::Read { .. } => MessageKind::Read,
+            Request::ReadPart { .. } => MessageKind::ReadPart,
+            Request::Write { .. } => MessageKind::Write,
+            Request::Discard { .. } => MessageKind::Discard,
+            Request::CloneRegion { .. } => MessageKind::CloneRegion,
+            Request::ClaimRegion { .. } => MessageKind::ClaimRegion,
+            Request::Stat => MessageKind::Stat,
+            Request::Ping => MessageKind::Ping,
+            Request::MapRegion { .. } => MessageKind::MapRegion,
+            Request::Reserve { .. } => MessageKind::Reserve,
+            Request::Release { .. } => MessageKind::Release,
+            Request::Station => MessageKind::Station,
+            Request::Expose { .. } => MessageKind::Expose,
+            Request::Call { .. } => MessageKind::Call,
+            Request::Bye => MessageKind::Bye,
         }
     }
 }
 
 impl<'a> WireRequest<'a> {
     /// Decodes a request; `body` is the whole body that `head` announces.
-    pub fn decode(head: &Head, body: &'a [u8]) -> Result<WireRequest<'a>, WireError> {
+    pub fn decode(head: &MessageHeader, body: &'a [u8]) -> Result<WireRequest<'a>, WireError> {
         head.expect_body(body.len())?;
-        let kind = Kind::of_request(head.kind).ok_or(WireError::Kind(head.kind))?;
+        let kind = MessageKind::of_request(head.kind).ok_or(WireError::Kind(head.kind))?;
         let region = RegionId(head.region);
         let page = PageId(head.page);
         let count = head.count;
         let request = match kind {
-            Kind::Hello => return Err(WireError::Kind(head.kind)), // Only as the first message.
-            Kind::Write => {
+            MessageKind::Hello => return Err(WireError::Kind(head.kind)), // Only as the first message.
+            MessageKind::Write => {
                 if count == 0 || count > BATCH_PAGES_LIMIT {
                     return Err(WireError::Field("count"));
                 }
@@ -252,11 +252,11 @@ impl<'a> WireRequest<'a> {
                 let (sums, bytes) = body.split_at_checked(count as usize * 8).ok_or(head.length_error())?;
                 Request::Write { region, page, pages: WritePages { sums, bytes } }
             }
-            Kind::Call => {
+            MessageKind::Call => {
                 let call = CallBody::decode(body).ok_or(WireError::Field("call"))?;
                 Request::Call { region, steps_max: count, call }
             }
-            Kind::ClaimRegion => {
+            MessageKind::ClaimRegion => {
                 head.expect_body(16)?;
                 let ticket = Fields(body).u128().ok_or(head.length_error())?;
                 Request::ClaimRegion { ticket }
@@ -264,25 +264,25 @@ impl<'a> WireRequest<'a> {
             _ => {
                 head.expect_body(0)?;
                 match kind {
-                    Kind::CreateRegion => Request::CreateRegion { pages: head.page },
-                    Kind::DropRegion => Request::DropRegion { region },
-                    Kind::Read => Request::Read { region, page, count },
-                    Kind::ReadPart => {
+                    MessageKind::CreateRegion => Request::CreateRegion { pages: head.page },
+                    MessageKind::DropRegion => Request::DropRegion { region },
+                    MessageKind::Read => Request::Read { region, page, count },
+                    MessageKind::ReadPart => {
                         let part = PagePart::from_count(count).ok_or(WireError::Field("part"))?;
                         Request::ReadPart { region, page, part }
                     }
-                    Kind::Discard => Request::Discard { region, page, count },
-                    Kind::CloneRegion => Request::CloneRegion { region },
-                    Kind::Stat => Request::Stat,
-                    Kind::Ping => Request::Ping,
-                    Kind::MapRegion => Request::MapRegion { region, first_layer: count },
-                    Kind::Reserve => Request::Reserve { region, pages: count },
-                    Kind::Release => Request::Release { region, pages: count },
-                    Kind::Bye => Request::Bye,
-                    Kind::Station => Request::Station,
-                    Kind::Expose => Request::Expose { region, first_layer: count },
+                    MessageKind::Discard => Request::Discard { region, page, count },
+                    MessageKind::CloneRegion => Request::CloneRegion { region },
+                    MessageKind::Stat => Request::Stat,
+                    MessageKind::Ping => Request::Ping,
+                    MessageKind::MapRegion => Request::MapRegion { region, first_layer: count },
+                    MessageKind::Reserve => Request::Reserve { region, pages: count },
+                    MessageKind::Release => Request::Release { region, pages: count },
+                    MessageKind::Bye => Request::Bye,
+                    MessageKind::Station => Request::Station,
+                    MessageKind::Expose => Request::Expose { region, first_layer: count },
                     // Handled above, with their bodies.
-                    Kind::Hello | Kind::Write | Kind::ClaimRegion | Kind::Call => {
+                    MessageKind::Hello | MessageKind::Write | MessageKind::ClaimRegion | MessageKind::Call => {
                         return Err(WireError::Kind(head.kind));
                     }
                 }
@@ -294,14 +294,14 @@ impl<'a> WireRequest<'a> {
 
     /// Returns the head of this request. The body, if there is one (write, claim, call), follows it
     /// on the wire.
-    pub fn head(&self) -> Head {
-        let mut head = Head {
+    pub fn head(&self) -> MessageHeader {
+        let mut head = MessageHeader {
             tag: self.tag,
             flags: if self.background { flags::BACKGROUND } else { 0 },
             // A deadline too short to express becomes one microsecond, not none; one too long
             // becomes the longest there is.
             deadline_us: self.deadline.map_or(0, |wait| u32::try_from(wait.as_micros().max(1)).unwrap_or(u32::MAX)),
-            ..Head::default()
+            ..MessageHeader::default()
         };
         head.kind = self.request.kind() as u8;
         match self.request {

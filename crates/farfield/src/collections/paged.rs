@@ -7,7 +7,7 @@ use core::marker::PhantomData;
 use core::ops::Range;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{Extents, SEGMENT_PAGES};
-use farfield_core::policy::prefetch::{Ahead, Arrival};
+use farfield_core::policy::prefetch::{PrefetchBatch, PrefetchTimeliness};
 
 /// Units `0..made`, of [`Paged::PER_UNIT`] elements each. The storage knows which units exist, not
 /// which elements do.
@@ -91,7 +91,7 @@ impl<T: Send + 'static> Paged<T> {
         scope.bring_unit(page, want)
     }
 
-    fn go_ahead(&self, scope: &Scope<'_>, unit: usize, arrival: Arrival) {
+    fn go_ahead(&self, scope: &Scope<'_>, unit: usize, arrival: PrefetchTimeliness) {
         // Stream numbers of different collections are far apart.
         let base = u64::from(self.extents[0] / SEGMENT_PAGES) << 32;
         let number = base + unit as u64;
@@ -100,7 +100,7 @@ impl<T: Send + 'static> Paged<T> {
             let mut streams = scope.record.streams.borrow_mut();
             match streams.on_use(number, arrival, most) {
                 Some(ahead) => ahead,
-                None if arrival == Arrival::InTime => Ahead::default(),
+                None if arrival == PrefetchTimeliness::InTime => PrefetchBatch::default(),
                 None => streams.on_fault(number),
             }
         };

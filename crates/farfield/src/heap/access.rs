@@ -4,7 +4,7 @@ use super::Core;
 use super::io::Landing;
 use super::threads::{Record, count};
 use core::sync::atomic::{AtomicU64, Ordering};
-use farfield_core::heap::{Deref, FrameWord, State};
+use farfield_core::heap::{DerefOutcome, FrameWord, State};
 
 /// Access that a mutator needs to a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,7 +16,7 @@ pub(crate) enum Want {
 }
 
 impl Want {
-    pub(crate) fn decide(self, word: FrameWord) -> (FrameWord, Deref) {
+    pub(crate) fn decide(self, word: FrameWord) -> (FrameWord, DerefOutcome) {
         match self {
             Want::Read => word.deref(false),
             Want::Write => word.deref(true),
@@ -38,7 +38,7 @@ impl Core {
         // Acquire: sees all that the last owner of the page did to its frame. Release: publishes
         // ours.
         let done = word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        let [was, is] = [seen, next].map(|word| word.state() == State::Leaving);
+        let [was, is] = [seen, next].map(|word| word.state() == State::Cooling);
         if done && was != is {
             self.frames.count_leaving(is);
         }

@@ -15,7 +15,7 @@ use core::pin::Pin;
 use core::sync::atomic::Ordering;
 use core::task::{Context, Poll};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{Deref, FrameId, FrameWord, Handle, Path, Place, State};
+use farfield_core::heap::{DerefOutcome, FrameId, FrameWord, Handle, IngressPath, SlotHint, State};
 use std::time::Instant;
 
 /// Future that ends when a page or object is near; it stays so until the scope ends or is renewed.
@@ -122,27 +122,27 @@ impl<'a> Arrival<'a> {
         if after > self.core.patience { Poll::Ready(Err(FarError::Stalled { after })) } else { Poll::Pending }
     }
 
-    fn step(&mut self, context: &mut Context<'_>) -> Poll<Result<Place, FarError>> {
+    fn step(&mut self, context: &mut Context<'_>) -> Poll<Result<SlotHint, FarError>> {
         match (&self.core.objects, self.number.checked_sub(self.core.pages)) {
             (Some(objects), Some(object)) => self.step_object(context, objects, object),
             _ => self.step_page(context),
         }
     }
 
-    fn step_page(&mut self, context: &mut Context<'_>) -> Poll<Result<Place, FarError>> {
+    fn step_page(&mut self, context: &mut Context<'_>) -> Poll<Result<SlotHint, FarError>> {
         let (core, record, page) = (self.core, self.scope.record, self.number);
         let word = &core.words[page];
         loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
             let (next, what) = self.want.decide(seen);
             match what {
-                Deref::Here(frame) => {
+                DerefOutcome::Resident(frame) => {
                     if next == seen || core.exchange(word, seen, next) {
                         count_use(record, seen);
-                        return Poll::Ready(Ok(Place::new(frame, 0)));
+                        return Poll::Ready(Ok(SlotHint::new(frame, 0)));
                     }
                 }
-                Deref::Wait if seen.state() == State::Fetching => {
+                DerefOutcome::Wait if seen.state() == State::Loading => {
                     // The page seen before may have landed, and its waiters may have been told.
                     if self.wait(page, context, || core.want(page)) {
                         core.hurry(record, page);
@@ -150,14 +150,14 @@ impl<'a> Arrival<'a> {
                         return Poll::Pending;
                     }
                 }
-                Deref::Wait => {
+                DerefOutcome::Wait => {
                     // A single page is being copied meanwhile, which is short.
                     if next == seen || core.exchange(word, seen, next) {
                         context.waker().wake_by_ref();
                         return self.still();
                     }
                 }
-                Deref::Fetch | Deref::Zero => {
+                DerefOutcome::Fetch | DerefOutcome::Zero => {
                     let pages = core.segments.unit_of(page).map_or(1, |unit| unit.pages);
                     let frame = core::task::ready!(self.take_wanted_frames(pages, context))?;
                     let mark = || next.want().is_some_and(|next| core.exchange(word, seen, next));
@@ -165,7 +165,7 @@ impl<'a> Arrival<'a> {
                         core.frames.put(frame, pages);
                         continue;
                     }
-                    core.count_miss(record, page, Path::Page);
+                    core.count_miss(record, page, IngressPath::Page);
                     add(&record.counters.fetched_bytes, u64::from(pages) * PAGE_BYTES as u64);
                     core.begin(
                         record,
@@ -183,7 +183,7 @@ impl<'a> Arrival<'a> {
         context: &mut Context<'_>,
         objects: &Objects,
         object: ObjectId,
-    ) -> Poll<Result<Place, FarError>> {
+    ) -> Poll<Result<SlotHint, FarError>> {
         let (core, record) = (self.core, self.scope.record);
         let handle = &objects.handles[object];
         let mark = || {
@@ -350,7 +350,7 @@ fn waits_for_itself(scope: &Scope<'_>, epoch: u64) -> bool {
 }
 
 impl Future for Arrival<'_> {
-    type Output = Result<Place, FarError>;
+    type Output = Result<SlotHint, FarError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();

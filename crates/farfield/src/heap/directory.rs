@@ -3,7 +3,7 @@
 use super::Core;
 use crate::config::Config;
 use core::sync::atomic::{AtomicPtr, Ordering};
-use farfield_core::heap::Runs;
+use farfield_core::heap::FreeRuns;
 use std::sync::{Mutex, PoisonError};
 
 /// Number of steps of [`Config::FAR_STEP_PAGES`] pages that 32-bit page numbers have.
@@ -12,14 +12,14 @@ const STEPS: usize = (1 << 32) / Config::FAR_STEP_PAGES as usize;
 static HEAPS: [AtomicPtr<Core>; STEPS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; STEPS];
 
 /// Steps that no heap has. Step 0 is never given out, so no page of a heap has number 0.
-static FREE: Mutex<Option<Runs>> = Mutex::new(None);
+static FREE: Mutex<Option<FreeRuns>> = Mutex::new(None);
 
 /// Reserves numbers for so many pages, a multiple of a step. Returns the first, or `None` if there
 /// are too few.
 pub(super) fn reserve(pages: u64) -> Option<u32> {
     let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
     let free = free.get_or_insert_with(|| {
-        let mut runs = Runs::new();
+        let mut runs = FreeRuns::new();
         runs.put(1, STEPS as u32 - 1);
         runs
     });

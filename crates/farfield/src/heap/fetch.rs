@@ -259,9 +259,9 @@ impl Core {
         loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
             let next = match (result, landing) {
-                (Ok(()), Landing::Ahead) => seen.arrived_ahead(frame),
-                (Ok(()), _) => seen.arrived(frame, landing == Landing::Dirty),
-                (Err(_), _) => seen.gave_up(State::Far),
+                (Ok(()), Landing::Ahead) => seen.finish_prefetch(frame),
+                (Ok(()), _) => seen.finish_load(frame, landing == Landing::Dirty),
+                (Err(_), _) => seen.cancel_load(State::Far),
             };
             // Only marks change while a flight owns the page.
             if self.exchange(word, seen, next) {

@@ -17,7 +17,7 @@ use super::memory::{Reserved, Table};
 use crate::error::BuildError;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{FRAMES_MAX, FrameId, Runs};
+use farfield_core::heap::{FRAMES_MAX, FrameId, FreeRuns};
 pub(crate) use info::{FrameInfo, INFO_BYTES};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use used::Used;
@@ -60,9 +60,9 @@ pub(crate) enum Purse {
 
 struct Free {
     /// Frames that are free and cost memory.
-    warm: Runs,
+    warm: FreeRuns,
     /// Frames that are free and cost nothing.
-    cold: Runs,
+    cold: FreeRuns,
     /// Maximum number of frames that may cost memory.
     limit: u32,
     /// Effective limit: above `limit` while a lowered limit is not reached yet, and equal to it
@@ -114,12 +114,12 @@ impl Frames {
             // SAFETY: frame 0 is never given out; a slot that guesses it finds no memory and no secret.
             unsafe { arena.set_access(0, PAGE_BYTES, false) };
         }
-        let mut cold = Runs::new();
+        let mut cold = FreeRuns::new();
         cold.put(1, ground - 1);
         if count > ground + 1 {
             cold.put(ground + 1, count - ground - 1);
         }
-        let free = Free { warm: Runs::new(), cold, limit: 0, ceiling: 0, is_odd: false, resident: 0, tables: 0 };
+        let free = Free { warm: FreeRuns::new(), cold, limit: 0, ceiling: 0, is_odd: false, resident: 0, tables: 0 };
         Ok(Frames {
             arena,
             infos: Table::new(count as usize)?,

@@ -9,7 +9,7 @@ use super::{Core, Patience};
 use crate::error::FarError;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{Class, FrameWord, LogClass, Place, SEGMENT_PAGES, State};
+use farfield_core::heap::{Class, FrameWord, LogClass, SEGMENT_PAGES, SlotHint, State};
 use farfield_pool::PoolError;
 use std::alloc::Layout;
 use std::sync::{Mutex, PoisonError};
@@ -81,7 +81,7 @@ pub(crate) type BuryFn = unsafe fn(*const Core, u32, u8) -> Result<(), FarError>
 impl Core {
     /// Puts a value into the heap. Returns its number within the heap (page, or handle above all
     /// pages) and its place.
-    pub(crate) fn put_in<T>(&self, value: T) -> Result<(u32, Place), (FarError, T)> {
+    pub(crate) fn put_in<T>(&self, value: T) -> Result<(u32, SlotHint), (FarError, T)> {
         const { assert!(align_of::<T>() <= PAGE_BYTES, "far values cannot be aligned to more than a page") };
         let inside = Inside::new(self);
         let class = const { LogClass::of(size_of::<T>(), align_of::<T>()) };
@@ -106,7 +106,7 @@ impl Core {
         class: Option<LogClass>,
         layout: Layout,
         renewable: bool,
-    ) -> Result<(u32, Place), FarError> {
+    ) -> Result<(u32, SlotHint), FarError> {
         if let (Some(objects), Some(class)) = (&self.objects, class)
             && !objects.makes_without_handle(class, layout.size())
             && self.may_have_handle(objects, record)
@@ -118,7 +118,7 @@ impl Core {
     }
 
     /// Makes room for an object that is fetched by pages, near and dirty.
-    fn make(&self, record: &Record, layout: Layout, renewable: bool) -> Result<(u32, Place), FarError> {
+    fn make(&self, record: &Record, layout: Layout, renewable: bool) -> Result<(u32, SlotHint), FarError> {
         let Some(class) = Class::of(layout.size(), layout.align()) else {
             let pages = layout.size().div_ceil(PAGE_BYTES);
             let pages = u32::try_from(pages).ok().filter(|pages| *pages <= self.frames.limit() / 2);
@@ -151,7 +151,7 @@ impl Core {
 
     /// Makes room for an object that is smaller than a segment, in the segment that this thread
     /// fills.
-    fn make_in_segment(&self, record: &Record, class: Class, renewable: bool) -> Result<(u32, Place), FarError> {
+    fn make_in_segment(&self, record: &Record, class: Class, renewable: bool) -> Result<(u32, SlotHint), FarError> {
         let cell = &record.segments[class.index()];
         let (segment, object) = loop {
             let segment = match cell.get() {
@@ -177,9 +177,9 @@ impl Core {
         self.make_at(record, segment * SEGMENT_PAGES + page, card, renewable)
     }
 
-    fn make_at(&self, record: &Record, page: u32, card: u8, renewable: bool) -> Result<(u32, Place), FarError> {
+    fn make_at(&self, record: &Record, page: u32, card: u8, renewable: bool) -> Result<(u32, SlotHint), FarError> {
         match self.bring(record, page, Want::Create, renewable) {
-            Ok(frame) => Ok((page, Place::new(frame, card))),
+            Ok(frame) => Ok((page, SlotHint::new(frame, card))),
             Err(error) => {
                 // Its pages were not made, or belong to others too: only the place is given back.
                 if self.free_place(page, card) {
@@ -192,10 +192,16 @@ impl Core {
     }
 
     /// Brings an object that the caller owns near, and returns where it is.
-    pub(super) fn seek_own(&self, inside: &Inside<'_>, number: u32, card: u8, want: Want) -> Result<Place, FarError> {
+    pub(super) fn seek_own(
+        &self,
+        inside: &Inside<'_>,
+        number: u32,
+        card: u8,
+        want: Want,
+    ) -> Result<SlotHint, FarError> {
         let place = match (&self.objects, number.checked_sub(self.pages)) {
             (Some(objects), Some(object)) => self.seek(inside.record, objects, object, want, inside.is_outermost())?,
-            _ => Place::new(self.bring(inside.record, number, want, inside.is_outermost())?, card),
+            _ => SlotHint::new(self.bring(inside.record, number, want, inside.is_outermost())?, card),
         };
         // The scope may have been renewed while there was no room. The place that it has found from
         // here on stays, whatever a destructor does.

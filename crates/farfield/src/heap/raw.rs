@@ -10,7 +10,7 @@ use super::{Core, Once, Scope};
 use crate::error::FarError;
 use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicU64, Ordering};
-use farfield_core::heap::{Class, FrameWord, LogClass, Place};
+use farfield_core::heap::{Class, FrameWord, LogClass, SlotHint};
 use farfield_os::memory::load_ahead;
 use std::alloc::Layout;
 
@@ -20,7 +20,7 @@ use std::alloc::Layout;
 pub(crate) struct Slot(NonZeroU64);
 
 impl Slot {
-    fn new(number: u32, place: Place) -> Slot {
+    fn new(number: u32, place: SlotHint) -> Slot {
         let word = u64::from(number) << 32 | u64::from(place.0);
         Slot(NonZeroU64::new(word).unwrap_or_else(|| unreachable!("0 is nobody's")))
     }
@@ -43,8 +43,8 @@ impl Slot {
     }
 
     #[inline]
-    fn place(self) -> Place {
-        Place(self.0.get() as u32)
+    fn place(self) -> SlotHint {
+        SlotHint(self.0.get() as u32)
     }
 
     /// Checks whether both name the same object of this heap, whatever place they guess. For an
@@ -107,7 +107,7 @@ impl Slot {
         layout: Layout,
         copy: impl FnOnce(*mut u8),
     ) -> Result<Option<(Slot, *mut u8)>, FarError> {
-        let copy = |place: Place| {
+        let copy = |place: SlotHint| {
             // SAFETY: a place in a frame.
             let address = unsafe { scope.arena.add(place.offset()) };
             copy(address);
@@ -268,7 +268,7 @@ impl SlotCell {
     }
 
     #[cold]
-    fn find(&self, scope: &Scope<'_>, slot: Slot, page: u32, want: Want) -> Result<Place, FarError> {
+    fn find(&self, scope: &Scope<'_>, slot: Slot, page: u32, want: Want) -> Result<SlotHint, FarError> {
         let core = scope.core;
         let place = slot.place().in_frame(core.bring(scope.record, page, want, false)?);
         self.correct(scope, slot, place);
@@ -277,7 +277,7 @@ impl SlotCell {
 
     /// Finds the place of an object that has a handle, and brings it near.
     #[inline]
-    fn find_object(&self, scope: &Scope<'_>, slot: Slot, want: Want) -> Result<Place, FarError> {
+    fn find_object(&self, scope: &Scope<'_>, slot: Slot, want: Want) -> Result<SlotHint, FarError> {
         let place = scope.core.find_object(scope, slot.number(), slot.place(), want, false)?;
         if place != slot.place() {
             self.correct(scope, slot, place);
@@ -286,7 +286,7 @@ impl SlotCell {
     }
 
     /// Puts a better guess into the cell, if it is time.
-    fn correct(&self, scope: &Scope<'_>, slot: Slot, place: Place) {
+    fn correct(&self, scope: &Scope<'_>, slot: Slot, place: SlotHint) {
         if scope.core.may_correct(scope.record, core::ptr::from_ref(self) as usize) {
             let better = Slot::new(slot.number(), place);
             // It fails if the slot names something else now, or if another thread has corrected it.

@@ -236,7 +236,7 @@ mod tests {
     use crate::ptr::Follow;
     use crate::{FarBox, FarString, Heap, Plane};
     use core::sync::atomic::{AtomicBool, Ordering};
-    use farfield_core::heap::{FrameWord, State, Whereabouts};
+    use farfield_core::heap::{FrameWord, ObjectLocation, State};
 
     /// A heap whose reclaimer never runs, and values of three times its near memory.
     fn without_reclaimer<const WORDS: usize>(plane: Plane) -> (Heap, Vec<FarBox<[u64; WORDS]>>) {
@@ -259,8 +259,8 @@ mod tests {
     fn is_near<const WORDS: usize>(core: &Core, value: &FarBox<[u64; WORDS]>) -> bool {
         let number = value.pointer().number_in(core).unwrap();
         let page = match (&core.objects, number.checked_sub(core.pages)) {
-            (Some(objects), Some(object)) => match objects.handle(object).whereabouts() {
-                Whereabouts::At { page, .. } => page,
+            (Some(objects), Some(object)) => match objects.handle(object).location() {
+                ObjectLocation::At { page, .. } => page,
                 other => panic!("{other:?}"),
             },
             _ => number,

@@ -9,7 +9,7 @@ use crate::error::FarError;
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FrameId, FrameWord, State};
-use farfield_core::policy::prefetch::Arrival;
+use farfield_core::policy::prefetch::PrefetchTimeliness;
 
 impl Scope<'_> {
     /// Returns the address of the unit that begins at this page (of all heaps' pages), if it is
@@ -39,12 +39,12 @@ impl Scope<'_> {
     }
 
     /// Returns how a unit is found that is not near, or that was prefetched and not used since.
-    pub(crate) fn arrival(&self, page: u32) -> Option<Arrival> {
+    pub(crate) fn arrival(&self, page: u32) -> Option<PrefetchTimeliness> {
         let word = FrameWord(self.core.words[self.number(page)?].load(Ordering::Relaxed));
         match word.state() {
-            State::Far => Some(Arrival::Missing),
-            State::Fetching => Some(Arrival::Late),
-            _ => word.is_ahead().then_some(Arrival::InTime),
+            State::Far => Some(PrefetchTimeliness::Missing),
+            State::Loading => Some(PrefetchTimeliness::Late),
+            _ => word.is_ahead().then_some(PrefetchTimeliness::InTime),
         }
     }
 
@@ -130,14 +130,14 @@ impl Core {
     pub(crate) fn born_far(&self, page: u32) {
         self.checksums.forget(page);
         let seen = FrameWord(self.words[page].load(Ordering::Acquire));
-        self.words[page].store(seen.written_there().0, Ordering::Release);
+        self.words[page].store(seen.finish_far_create().0, Ordering::Release);
     }
 
     /// Makes a claimed page Empty that may have been written at the pool, by a writer that has
     /// ended.
     pub(crate) fn unborn(&self, page: u32) {
         let seen = FrameWord(self.words[page].load(Ordering::Acquire));
-        self.words[page].store(seen.unwanted_there().0, Ordering::Release);
+        self.words[page].store(seen.abandon_far_create().0, Ordering::Release);
         self.vacate(true);
     }
 

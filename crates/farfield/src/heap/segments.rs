@@ -8,7 +8,7 @@
 use super::memory::{Table, Zeroed};
 use crate::error::{BuildError, FarError};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use farfield_core::heap::{Class, Runs, SEGMENT_PAGES};
+use farfield_core::heap::{Class, FreeRuns, SEGMENT_PAGES};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -52,7 +52,7 @@ pub(crate) const SEGMENT_HEAD_BYTES: usize = size_of::<Segment>();
 /// All segments of a heap.
 pub(crate) struct Segments {
     heads: Table<Segment>,
-    free: Mutex<Runs>,
+    free: Mutex<FreeRuns>,
     partial: [Mutex<BTreeSet<SegmentId>>; Class::COUNT],
     /// End of the segments that were ever used.
     high: AtomicU32,
@@ -94,7 +94,7 @@ impl Segments {
     /// Makes the table for so many pages, each of which takes `bytes_per_page` of tables elsewhere.
     pub(crate) fn new(pages: u32, bytes_per_page: usize) -> Result<Segments, BuildError> {
         let count = pages / SEGMENT_PAGES;
-        let mut free = Runs::new();
+        let mut free = FreeRuns::new();
         free.put(0, count);
         Ok(Segments {
             heads: Table::new(count as usize)?,

@@ -2,7 +2,7 @@
 
 use super::Core;
 use core::sync::atomic::Ordering;
-use farfield_core::heap::{FrameId, FrameWord, LogWord, Path, State, Whereabouts};
+use farfield_core::heap::{FrameId, FrameWord, IngressPath, LogWord, ObjectLocation, State};
 use std::collections::BTreeMap;
 
 impl Core {
@@ -39,10 +39,10 @@ impl Core {
         let mut live = BTreeMap::<u32, u32>::new();
         for object in 0..objects.handles.high() {
             let handle = objects.handle(object);
-            let (page, card) = match handle.whereabouts() {
-                Whereabouts::At { page, card } => (page, card),
-                Whereabouts::Nowhere => continue,
-                Whereabouts::Moving => panic!("object {object} is moving at rest"),
+            let (page, card) = match handle.location() {
+                ObjectLocation::At { page, card } => (page, card),
+                ObjectLocation::Nowhere => continue,
+                ObjectLocation::Moving => panic!("object {object} is moving at rest"),
             };
             *live.entry(page).or_default() += 1;
             let word = objects.log.word(page);
@@ -58,7 +58,7 @@ impl Core {
         for page in 0..self.segments.high_page() {
             let word = objects.log.word(page);
             in_use += u32::from(word.class().is_some());
-            by_page += u32::from(word.path() == Path::Page);
+            by_page += u32::from(word.path() == IngressPath::Page);
             assert_eq!(word.live(), live.get(&page).copied().unwrap_or(0), "objects in log page {page}");
             assert_eq!(word.coming(), 0, "objects on their way to log page {page} at rest");
             assert!(word.going() == 0 && !word.is_whole(), "somebody is at log page {page} at rest: {word:?}");
@@ -88,7 +88,7 @@ impl Core {
             match word.state() {
                 State::Empty => vacant += u64::from(word.is_stored()),
                 State::Far => assert!(unit.is_some() && word.is_stored(), "page {page} is far and not in the pool"),
-                State::Near | State::Leaving => {
+                State::Near | State::Cooling => {
                     let Some(FrameId(frame)) = word.frame() else { unreachable!() };
                     assert_eq!(unit.map(|unit| unit.page), Some(page), "page {page} is near and in no unit");
                     assert_eq!(self.frames.infos[frame].page(), Some(page), "page {page} says it is in frame {frame}");
@@ -99,13 +99,13 @@ impl Core {
                         assert!(!is_as_far || agrees(), "page {page} + {at} is near, and another one is far");
                     }
                     in_use += pages;
-                    leaving += u32::from(word.state() == State::Leaving);
+                    leaving += u32::from(word.state() == State::Cooling);
                 }
                 other => panic!("page {page} is {other:?} at rest"),
             }
             for inside in page + 1..page + pages {
                 let word = FrameWord(self.words[inside].load(Ordering::SeqCst));
-                let expected = if word_is_in_use(unit.is_some(), self, page) { State::Fetching } else { State::Empty };
+                let expected = if word_is_in_use(unit.is_some(), self, page) { State::Loading } else { State::Empty };
                 assert_eq!(word.state(), expected, "page {inside} inside the unit of page {page}");
                 vacant += u64::from(word.state() == State::Empty && word.is_stored());
             }

@@ -122,8 +122,8 @@ impl Core {
         let word = FrameWord(self.words[page].load(Ordering::Acquire));
         match word.state() {
             State::Far => true,
-            State::Near | State::Leaving => word.is_stored() && !word.is_dirty(),
-            State::Empty | State::Fetching | State::Copying | State::Copied => false,
+            State::Near | State::Cooling => word.is_stored() && !word.is_dirty(),
+            State::Empty | State::Loading | State::Claimed | State::Writeback => false,
         }
     }
 

@@ -8,7 +8,7 @@ use crate::heap::{Core, Flight, Landing, NOT_NEAR, Patience, Record, Scope, Unit
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{Deref, FrameId, FrameWord, Path, Place, State};
+use farfield_core::heap::{DerefOutcome, FrameId, FrameWord, IngressPath, SlotHint, State};
 
 /// Number of wrong guesses, of slots that lie in the arena, of which one is corrected.
 const CORRECT_EVERY: u32 = 64;
@@ -20,14 +20,20 @@ impl Core {
     /// have to be written again for a guess. So only one in 64 of those is corrected, which costs a
     /// small share of the time that a used slot saves.
     #[cold]
-    pub(crate) fn find(&self, scope: &Scope<'_>, page: u32, slot: &AtomicU32, want: Want) -> Result<Place, FarError> {
+    pub(crate) fn find(
+        &self,
+        scope: &Scope<'_>,
+        page: u32,
+        slot: &AtomicU32,
+        want: Want,
+    ) -> Result<SlotHint, FarError> {
         let frame = self.bring(scope.record, page, want, scope.is_renewable())?;
         Ok(self.guess(scope.record, slot, frame))
     }
 
     /// Returns the place of a slot's object in this frame, and stores it in the slot as its guess.
-    pub(crate) fn guess(&self, record: &Record, slot: &AtomicU32, frame: FrameId) -> Place {
-        let place = Place(slot.load(Ordering::Relaxed)).in_frame(frame);
+    pub(crate) fn guess(&self, record: &Record, slot: &AtomicU32, frame: FrameId) -> SlotHint {
+        let place = SlotHint(slot.load(Ordering::Relaxed)).in_frame(frame);
         if self.may_correct(record, slot.as_ptr() as usize) {
             slot.store(place.0, Ordering::Relaxed);
         }
@@ -48,7 +54,7 @@ impl Core {
         let word = &self.words[page];
         loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
-            let (next, Deref::Here(frame)) = seen.deref(false) else { return None };
+            let (next, DerefOutcome::Resident(frame)) = seen.deref(false) else { return None };
             if next == seen || self.exchange(word, seen, next) {
                 count_use(record, seen);
                 return Some(frame);
@@ -66,28 +72,28 @@ impl Core {
             let seen = FrameWord(word.load(Ordering::Acquire));
             let (next, what) = want.decide(seen);
             match what {
-                Deref::Here(frame) => {
+                DerefOutcome::Resident(frame) => {
                     if next == seen || self.exchange(word, seen, next) {
                         count_use(record, seen);
                         return Ok(frame);
                     }
                 }
-                Deref::Wait | Deref::Fetch
-                    if record.is_impatient.get() && matches!(seen.state(), State::Fetching | State::Far) =>
+                DerefOutcome::Wait | DerefOutcome::Fetch
+                    if record.is_impatient.get() && matches!(seen.state(), State::Loading | State::Far) =>
                 {
                     record.missed.set(Some((page, want)));
                     return Err(NOT_NEAR);
                 }
                 _ if cfg!(debug_assertions) && record.locks.get() > 0 => unreachable!("waits for a page with a lock"),
-                Deref::Wait => {
+                DerefOutcome::Wait => {
                     if next == seen || self.exchange(word, seen, next) {
-                        if seen.state() == State::Fetching {
+                        if seen.state() == State::Loading {
                             self.help(record, Some(page));
                         }
                         patience.wait()?;
                     }
                 }
-                Deref::Fetch | Deref::Zero => {
+                DerefOutcome::Fetch | DerefOutcome::Zero => {
                     let pages = self.segments.unit_of(page).map_or(1, |unit| unit.pages);
                     // Takes the frames first, so that no thread waits for a page whose owner waits
                     // for room.
@@ -96,8 +102,8 @@ impl Core {
                         self.frames.put(frame, pages);
                         continue;
                     }
-                    if what == Deref::Fetch {
-                        self.count_miss(record, page, Path::Page);
+                    if what == DerefOutcome::Fetch {
+                        self.count_miss(record, page, IngressPath::Page);
                         add(&record.counters.fetched_bytes, u64::from(pages) * PAGE_BYTES as u64);
                         let unit = Unit { page, pages };
                         self.fetch(record, Flight::Unit { unit, frame, landing: want.landing() })?;
@@ -106,11 +112,11 @@ impl Core {
                     self.occupy(seen);
                     if let Err(error) = self.make_zero(page, pages, frame) {
                         self.frames.put(frame, pages);
-                        word.store(next.gave_up(State::Empty).0, Ordering::Release);
+                        word.store(next.cancel_load(State::Empty).0, Ordering::Release);
                         self.vacate(next.is_stored());
                         return Err(error);
                     }
-                    word.store(next.arrived(frame, true).0, Ordering::Release);
+                    word.store(next.finish_load(frame, true).0, Ordering::Release);
                     return Ok(frame);
                 }
             }
@@ -122,14 +128,14 @@ impl Core {
         let unit = self.segments.unit_of(page)?;
         let word = &self.words[unit.page];
         let seen = FrameWord(word.load(Ordering::Acquire));
-        let (next, Deref::Fetch) = seen.deref(false) else { return None };
+        let (next, DerefOutcome::Fetch) = seen.deref(false) else { return None };
         let frame = self.take_frames_now(unit.pages, landing)?;
         if !self.exchange(word, seen, next) {
             self.frames.put(frame, unit.pages);
             return None;
         }
         if landing != Landing::Ahead {
-            self.count_miss(record, unit.page, Path::Page);
+            self.count_miss(record, unit.page, IngressPath::Page);
         }
         add(&record.counters.fetched_bytes, u64::from(unit.pages) * PAGE_BYTES as u64);
         Some(Flight::Unit { unit, frame, landing })
@@ -154,7 +160,7 @@ impl Core {
             loop {
                 let seen = FrameWord(word.load(Ordering::Acquire));
                 match seen.create() {
-                    (next, Deref::Zero) if self.exchange(word, seen, next) => break self.occupy(seen),
+                    (next, DerefOutcome::Zero) if self.exchange(word, seen, next) => break self.occupy(seen),
                     _ => {
                         if let Err(error) = patience.wait() {
                             (pages.start..page).for_each(|claimed| self.unclaim(claimed));
@@ -170,7 +176,7 @@ impl Core {
     /// Makes a claimed page Empty again, as it was.
     pub(crate) fn unclaim(&self, page: u32) {
         let seen = FrameWord(self.words[page].load(Ordering::Acquire));
-        self.words[page].store(seen.gave_up(State::Empty).0, Ordering::Release);
+        self.words[page].store(seen.cancel_load(State::Empty).0, Ordering::Release);
         self.vacate(seen.is_stored());
     }
 }

@@ -4,7 +4,7 @@ use crate::error::FarError;
 use crate::heap::{Arrival, Bring, Core, Once, Pin, Scope, ShareKey, Want, heap_of};
 use core::num::NonZeroU32;
 use core::sync::atomic::{AtomicU32, Ordering};
-use farfield_core::heap::{FrameWord, Place};
+use farfield_core::heap::{FrameWord, SlotHint};
 
 /// A slot word. The owner of the word guarantees how long its value lives.
 #[repr(C, align(8))]
@@ -29,14 +29,14 @@ pub(crate) enum Stage<'a> {
 
 impl Pointer {
     /// Makes a pointer to the value with this number within the heap.
-    pub(crate) fn new(core: &Core, number: u32, place: Place) -> Pointer {
+    pub(crate) fn new(core: &Core, number: u32, place: SlotHint) -> Pointer {
         let Some(number) = NonZeroU32::new(core.first_page + number) else { unreachable!("0 is nobody's") };
         Pointer { place: AtomicU32::new(place.0), number }
     }
 
     #[inline]
-    fn place(&self) -> Place {
-        Place(self.place.load(Ordering::Relaxed))
+    fn place(&self) -> SlotHint {
+        SlotHint(self.place.load(Ordering::Relaxed))
     }
 
     /// Returns the address of the value, which is valid as long as the scope lasts.
@@ -59,7 +59,7 @@ impl Pointer {
     /// Finds a value of the object plane. Not inlined, because it would keep [`Pointer::address`]
     /// from being inlined.
     #[inline(never)]
-    fn place_of_object(&self, scope: &Scope<'_>, want: Want) -> Result<Place, FarError> {
+    fn place_of_object(&self, scope: &Scope<'_>, want: Want) -> Result<SlotHint, FarError> {
         let found = scope.core.find_object(scope, self.number.get(), self.place(), want, scope.is_renewable())?;
         self.correct(scope, found);
         Ok(found)
@@ -67,7 +67,7 @@ impl Pointer {
 
     /// Checks whether the page is usable in the frame that the slot guesses.
     #[inline]
-    fn confirms(scope: &Scope<'_>, page: u32, place: Place, want: Want) -> bool {
+    fn confirms(scope: &Scope<'_>, page: u32, place: SlotHint, want: Want) -> bool {
         // SAFETY: `page` is below `scope.pages`, the length of the table.
         let word = unsafe { &*scope.words.add(page as usize) };
         // Acquire: the thread that brought the page near has filled the frame before.
@@ -89,7 +89,7 @@ impl Pointer {
     }
 
     /// Returns the address of a value for which a task has waited.
-    pub(crate) fn landed(&self, scope: &Scope<'_>, found: Place) -> *mut u8 {
+    pub(crate) fn landed(&self, scope: &Scope<'_>, found: SlotHint) -> *mut u8 {
         scope.mark_used();
         let place = match scope.number(self.number.get()) {
             Some(_) => scope.core.guess(scope.record, &self.place, found.frame()),
@@ -104,7 +104,7 @@ impl Pointer {
 
     /// Corrects the guess in the slot of a value that has a handle, if it may be corrected again by
     /// now.
-    fn correct(&self, scope: &Scope<'_>, found: Place) {
+    fn correct(&self, scope: &Scope<'_>, found: SlotHint) {
         if found != self.place() && scope.core.may_correct(scope.record, self.place.as_ptr() as usize) {
             self.place.store(found.0, Ordering::Relaxed);
         }
@@ -170,7 +170,7 @@ impl Pointer {
     pub(crate) fn within(&self, pin: &Pin<'_>) -> *mut u8 {
         let scope = Scope::new(pin.core);
         match self.page_in(pin.core) {
-            Some(_) => self.landed(&scope, Place::new(pin.frame, 0)),
+            Some(_) => self.landed(&scope, SlotHint::new(pin.frame, 0)),
             None => {
                 let address = self.address(&scope, Want::Read);
                 address.unwrap_or_else(|_| unreachable!("what is pinned is near"))

@@ -179,7 +179,7 @@ impl Evictor {
             looks -= 1;
             let Some(page) = queue.pop() else { break };
             let mut again = Requeue::No;
-            let taken = table.update(page, |word| match word.leave() {
+            let taken = table.update(page, |word| match word.begin_eviction() {
                 Ok(word) => {
                     again = Requeue::No;
                     Some(word)
@@ -192,7 +192,7 @@ impl Evictor {
             let (_, word) = taken.expect("always");
             if again == Requeue::Yes {
                 queue.push(page, |_| false);
-            } else if word.state() == farfield_core::page_word::State::Leaving {
+            } else if word.state() == farfield_core::page_word::State::Evicting {
                 let shared = word.is_shared();
                 let (dirty, stored) = (word.is_dirty() || shared, word.is_stored());
                 self.victims[self.count] = Victim { page, dirty, shared, stored, epoch: word.epoch() };
@@ -329,7 +329,7 @@ impl Evictor {
         let now = runtime.evictions.fetch_add(gone as u32, Ordering::Relaxed);
         let clean = clean.min(gone);
         for victim in &self.victims[..clean] {
-            table.update(victim.page, |word| Some(word.left(now)));
+            table.update(victim.page, |word| Some(word.finish_eviction(now)));
         }
         runtime.counters().clean_drops.fetch_add(clean as u64, Ordering::Relaxed);
         runtime.charge(-(clean as i64));
@@ -389,7 +389,7 @@ impl Evictor {
         for (victim, fate) in read() {
             match *fate {
                 Fate::Unchanged => {
-                    table.update(victim.page, |word| Some(word.left(now)));
+                    table.update(victim.page, |word| Some(word.finish_eviction(now)));
                     counters.clean_drops.fetch_add(1, Ordering::Relaxed);
                 }
                 Fate::Zero => {
@@ -397,7 +397,7 @@ impl Evictor {
                         armed.store.discard(victim.page, 1);
                         runtime.charge_far(-1);
                     }
-                    table.update(victim.page, |word| Some(word.vanished()));
+                    table.update(victim.page, |word| Some(word.finish_zero_eviction()));
                     counters.zero_pages.fetch_add(1, Ordering::Relaxed);
                 }
                 // The store updates the word when the page is written.

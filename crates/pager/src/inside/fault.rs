@@ -10,8 +10,8 @@ use super::thread;
 use crate::control::{believed, bucket_of, exit};
 use crate::window;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::page_word::Fault;
-use farfield_core::policy::prefetch::Ahead;
+use farfield_core::page_word::FaultAction;
+use farfield_core::policy::prefetch::PrefetchBatch;
 use farfield_core::{PageId, page_word::State};
 use farfield_os::process;
 use farfield_os::uffd::Track;
@@ -102,19 +102,19 @@ fn bring_for(runtime: &Runtime, page: PageId, write: bool, context: Option<&Cont
     let mut wait = Wait::new("a page that another thread moves");
     let served = loop {
         match table.word(page).fault().1 {
-            Fault::Retry => break wait.has_waited(),
-            Fault::Wait => wait_for(runtime, &mut wait),
-            Fault::Zero | Fault::Read => {
-                let mut need = Fault::Retry;
+            FaultAction::Retry => break wait.has_waited(),
+            FaultAction::Wait => wait_for(runtime, &mut wait),
+            FaultAction::Zero | FaultAction::Read => {
+                let mut need = FaultAction::Retry;
                 table.update(page, |word| {
                     let (next, fault) = word.fault();
                     need = fault;
-                    matches!(fault, Fault::Zero | Fault::Read).then_some(next)
+                    matches!(fault, FaultAction::Zero | FaultAction::Read).then_some(next)
                 });
                 match need {
-                    Fault::Zero => touch(runtime, page, write, context),
-                    Fault::Read => read_in(runtime, me, page, write, context),
-                    Fault::Retry | Fault::Wait => continue,
+                    FaultAction::Zero => touch(runtime, page, write, context),
+                    FaultAction::Read => read_in(runtime, me, page, write, context),
+                    FaultAction::Retry | FaultAction::Wait => continue,
                 }
                 break true;
             }
@@ -134,7 +134,7 @@ fn touch(runtime: &Runtime, page: PageId, write: bool, context: Option<&Context>
             _ => page.0 + 1,
         };
         let last = end.min(page.0 + TOUCH_AHEAD);
-        while page.0 + count < last && own(runtime, PageId(page.0 + count), Fault::Zero) {
+        while page.0 + count < last && own(runtime, PageId(page.0 + count), FaultAction::Zero) {
             count += 1;
         }
     }
@@ -145,7 +145,7 @@ fn touch(runtime: &Runtime, page: PageId, write: bool, context: Option<&Context>
 
 /// Takes an idle page in order to bring it along, if it needs exactly `kind`. Returns whether it
 /// did.
-fn own(runtime: &Runtime, page: PageId, kind: Fault) -> bool {
+fn own(runtime: &Runtime, page: PageId, kind: FaultAction) -> bool {
     page.0 < window::PAGES
         && runtime
             .table()
@@ -176,7 +176,7 @@ fn read_in(runtime: &Runtime, me: Option<&thread::Record>, page: PageId, write: 
 }
 
 /// Takes the pages to bring ahead that are far and idle, as runs. Returns the number of runs.
-fn own_ahead(runtime: &Runtime, page: PageId, ahead: Ahead, runs: &mut [(PageId, usize); 64]) -> usize {
+fn own_ahead(runtime: &Runtime, page: PageId, ahead: PrefetchBatch, runs: &mut [(PageId, usize); 64]) -> usize {
     let mut count = 0;
     // The number is never more than an eighth of the budget, nor than half of what this process has
     // of it.
@@ -184,7 +184,7 @@ fn own_ahead(runtime: &Runtime, page: PageId, ahead: Ahead, runs: &mut [(PageId,
     let most = ((runtime.near().1 / 8).min(near / 2) as usize / PAGE_BYTES).min(ahead.count as usize);
     for step in 1..=most as i64 {
         let Ok(next) = u64::try_from(page.0 as i64 + step * ahead.stride) else { break };
-        if !own(runtime, PageId(next), Fault::Read) {
+        if !own(runtime, PageId(next), FaultAction::Read) {
             continue;
         }
         match runs[..count].last_mut() {

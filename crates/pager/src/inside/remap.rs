@@ -272,7 +272,7 @@ fn move_page(runtime: &Runtime, old: PageId, new: PageId) {
     let mut wait = Wait::new("a page that another thread moves");
     let before = loop {
         match table.word(old).state() {
-            State::Fetching | State::Leaving => store::wait_for(runtime, &mut wait),
+            State::Loading | State::Evicting => store::wait_for(runtime, &mut wait),
             // The page's far copy belongs to the old place.
             State::Far => drop(bring(runtime, old, true)),
             State::Absent | State::Near => {
@@ -304,7 +304,7 @@ fn move_page(runtime: &Runtime, old: PageId, new: PageId) {
     if let Err((_, errno)) = copied {
         fail(exit::INTERNAL, format_args!("a page could not be moved by mremap: {errno}"));
     }
-    let moved = table.update(new, |word| Some(word.arrived(true, false, 0)));
+    let moved = table.update(new, |word| Some(word.finish_load(true, false, 0)));
     if moved.is_some_and(|(before, _)| !before.is_queued()) {
         enqueue(runtime, new);
     }

@@ -257,7 +257,7 @@ impl Store {
     /// Waits until a page that was requested through the lane in `place` is near.
     fn await_page(&self, page: PageId, place: usize) {
         let mut wait = Wait::new("a page from the pool");
-        while RUNTIME.table().word(page).state() == State::Fetching {
+        while RUNTIME.table().word(page).state() == State::Loading {
             // The thread that has the lane brings our page as well as its own.
             let Some(guard) = self.channels[place].try_lock() else {
                 wait.pause();
@@ -511,7 +511,7 @@ fn written(runtime: &Runtime, first: PageId, sums: &[u64]) {
     let mut new = 0;
     for (page, &sum) in (first.0..).map(PageId).zip(sums) {
         runtime.table().set_sum(page, sum);
-        let (old, _) = runtime.table().update(page, |word| Some(word.left(now))).expect("always");
+        let (old, _) = runtime.table().update(page, |word| Some(word.finish_eviction(now))).expect("always");
         new += i64::from(!old.is_stored());
     }
     runtime.counters().pages_out.fetch_add(sums.len() as u64, Ordering::Relaxed);
@@ -593,7 +593,7 @@ pub fn install(runtime: &Runtime, first: PageId, source: usize, count: usize, tr
     for (index, &was_present) in present[..count].iter().enumerate() {
         let page = PageId(first.0 + index as u64);
         if index >= installed {
-            runtime.table().update(page, |word| Some(word.gave_up()));
+            runtime.table().update(page, |word| Some(word.cancel_load()));
             continue;
         }
         let dirty = track == Track::Dirty || was_present;
@@ -610,8 +610,10 @@ fn arrived(runtime: &Runtime, page: PageId, dirty: bool, ahead: bool, epoch: u32
     // A page that came back sooner than the queue turns over once deserves a second round.
     let queued = runtime.near().1 as u64 / PAGE_BYTES as u64;
     let is_soon = |word: PageWord| word.is_stored() && u64::from(now.wrapping_sub(word.left_at())) < queued / 2;
-    let (old, _) =
-        runtime.table().update(page, |word| Some(word.arrived(dirty, is_soon(word) && !ahead, epoch))).expect("always");
+    let (old, _) = runtime
+        .table()
+        .update(page, |word| Some(word.finish_load(dirty, is_soon(word) && !ahead, epoch)))
+        .expect("always");
     if is_soon(old) {
         runtime.counters().refaults.fetch_add(1, Ordering::Relaxed);
     }

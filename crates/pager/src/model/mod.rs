@@ -197,7 +197,7 @@ fn check_all(ballast_pages: i64) {
     let (mut near, mut stored) = (BTreeSet::new(), 0);
     for index in 0..PAGES {
         let word = table.word(page(index));
-        assert!(!matches!(word.state(), State::Fetching | State::Leaving), "page {index} belongs to nobody: {word:?}");
+        assert!(!matches!(word.state(), State::Loading | State::Evicting), "page {index} belongs to nobody: {word:?}");
         assert_eq!(word.holds(), 0, "page {index} is held by nobody");
         stored += i64::from(word.is_stored());
         if word.state() == State::Near {

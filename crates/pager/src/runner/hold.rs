@@ -5,7 +5,7 @@ use super::{RunnerBlock, Totals, machine, sys};
 use crate::control::{BUCKETS, bucket_floor};
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::policy::hold::{Cadence, Hold, WINDOW, Window};
+use farfield_core::policy::budget_controller::{ActivityWindow, BudgetController, Cadence, WINDOW};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -42,7 +42,7 @@ pub struct Held {
 }
 
 pub(super) struct Holder {
-    hold: Hold,
+    hold: BudgetController,
     slo: f64,
     changes: u32,
     last: Instant,
@@ -54,7 +54,7 @@ pub(super) struct Holder {
 impl Holder {
     pub(super) fn new(options: &HoldOptions, most_bytes: u64) -> Holder {
         let start = options.near_start_bytes.clamp(machine::NEAR_BYTES_MIN, most_bytes);
-        let hold = Hold::new(options.slo, options.cadence, start, machine::NEAR_BYTES_MIN, most_bytes);
+        let hold = BudgetController::new(options.slo, options.cadence, start, machine::NEAR_BYTES_MIN, most_bytes);
         let (busy, last) = (BTreeMap::new(), Instant::now());
         Holder { hold, slo: options.slo, changes: 0, last, before: None, busy }
     }
@@ -70,7 +70,7 @@ impl Holder {
         control: &RunnerBlock,
         totals: impl FnOnce() -> Totals,
         pids: impl Iterator<Item = u32>,
-    ) -> Option<Window> {
+    ) -> Option<ActivityWindow> {
         if self.last.elapsed() < WINDOW {
             return None;
         }
@@ -83,7 +83,7 @@ impl Holder {
         Some(self.decide(control, totals, busy_ns))
     }
 
-    fn decide(&mut self, control: &RunnerBlock, totals: Totals, busy_ns: u64) -> Window {
+    fn decide(&mut self, control: &RunnerBlock, totals: Totals, busy_ns: u64) -> ActivityWindow {
         let window = window(&totals, self.before.as_ref(), busy_ns);
         self.before = Some(totals);
         if let Some(near) = self.hold.on_window(window) {
@@ -101,10 +101,10 @@ impl Holder {
 }
 
 /// Returns the events between two readings as a window.
-fn window(now: &Totals, before: Option<&Totals>, busy_ns: u64) -> Window {
+fn window(now: &Totals, before: Option<&Totals>, busy_ns: u64) -> ActivityWindow {
     let since = |name: &str| now.count(name).saturating_sub(before.map_or(0, |before| before.count(name))) as f64;
     let served_ns = total_ns(&now.fault_ns_since(before)) + since("faults") * SIGNAL_NS;
-    Window {
+    ActivityWindow {
         busy_ns: busy_ns as f64,
         waited_ns: (served_ns - since("first_touches") * FIRST_TOUCH_NS).max(0.0),
         faults: since("faults"),

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::config::ENV_CONTROL;
 use crate::control::{Mode, believed};
-use farfield_core::policy::hold::WINDOW;
+use farfield_core::policy::budget_controller::WINDOW;
 use farfield_os::serving;
 use std::ffi::{CString, OsString};
 use std::fs::File;

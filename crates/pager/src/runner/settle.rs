@@ -10,8 +10,8 @@ use core::sync::atomic::Ordering;
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::policy::hold::Window;
-use farfield_core::policy::settle::{Cause, Figures, Move, Settle};
+use farfield_core::policy::budget_controller::ActivityWindow;
+use farfield_core::policy::placement_controller::{Cause, PlacementController, PlacementMove, PoolPerformance};
 use farfield_os::serving;
 use farfield_pool::{Buffer, Lane, Op, Priority, Request};
 use std::thread::JoinHandle;
@@ -31,19 +31,19 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
 /// State of a job that may move between places.
 pub(super) struct Settler {
-    settle: Settle,
+    settle: PlacementController,
     urls: Vec<String>,
     token: Vec<u8>,
     state: State,
     moves: u32,
     /// Sum of the measurements since the last window ended.
-    window: Window,
+    window: ActivityWindow,
     last: Instant,
 }
 
 enum State {
     Watching,
-    Measuring(JoinHandle<Vec<Option<Figures>>>),
+    Measuring(JoinHandle<Vec<Option<PoolPerformance>>>),
     /// The place with this number is tried out; the text says why the job is to move there.
     Trying(usize, String, JoinHandle<Result<(), Refusal>>),
     /// The job moves to the pool with this number.
@@ -55,8 +55,8 @@ enum State {
 impl Settler {
     /// Creates the state for a job that begins at the first of these places.
     pub(super) fn new(hold: &HoldOptions, urls: Vec<String>, token: Vec<u8>) -> Settler {
-        let settle = Settle::new(hold.slo, hold.cadence, urls.len(), hold.is_compared);
-        let (state, window) = (State::Watching, Window::default());
+        let settle = PlacementController::new(hold.slo, hold.cadence, urls.len(), hold.is_compared);
+        let (state, window) = (State::Watching, ActivityWindow::default());
         Settler { settle, urls, token, state, moves: 0, window, last: Instant::now() }
     }
 
@@ -66,8 +66,8 @@ impl Settler {
     }
 
     /// Takes what happened since the last call. Returns a line for the user if there is news.
-    pub(super) fn update(&mut self, control: &RunnerBlock, since: &Window) -> Option<String> {
-        self.window = self.window.and(since);
+    pub(super) fn update(&mut self, control: &RunnerBlock, since: &ActivityWindow) -> Option<String> {
+        self.window = self.window.combine(since);
         if self.last.elapsed() < WINDOW {
             return None;
         }
@@ -76,7 +76,7 @@ impl Settler {
         self.on_window(control, &window)
     }
 
-    fn on_window(&mut self, control: &RunnerBlock, window: &Window) -> Option<String> {
+    fn on_window(&mut self, control: &RunnerBlock, window: &ActivityWindow) -> Option<String> {
         let status = PoolStatus::read(control);
         self.follow(&status);
         let cause = self.settle.on_window(window, !status.degraded.is_empty());
@@ -135,7 +135,7 @@ impl Settler {
         State::Measuring(std::thread::spawn(move || urls.iter().map(|url| figures(url, &token)).collect()))
     }
 
-    fn begin(&mut self, there: Move) -> Option<String> {
+    fn begin(&mut self, there: PlacementMove) -> Option<String> {
         let (url, token, cause) = (self.urls[there.to].clone(), self.token.clone(), text(&there));
         let said = format!("far memory moves to {url}: {cause}");
         let thread = std::thread::spawn(move || far::check(&[url], &token, serving::effective_uid()).map(drop));
@@ -145,7 +145,7 @@ impl Settler {
 }
 
 /// Returns the reason for a move as text.
-fn text(there: &Move) -> String {
+fn text(there: &PlacementMove) -> String {
     let percent = |lost: f64| (lost * 100.0).min(99_999.0);
     let why = there.cause.text();
     match there.cause {
@@ -159,7 +159,7 @@ fn text(there: &Move) -> String {
 }
 
 /// Measures the latency and bandwidth of a place; `None` if it does not answer.
-fn figures(url: &str, token: &[u8]) -> Option<Figures> {
+fn figures(url: &str, token: &[u8]) -> Option<PoolPerformance> {
     let opener = far::opener(&[url.to_owned()], token).ok()?.deadline(ANSWER_WITHIN);
     let backend = opener.inside_a_program().pages(PAGES).open().ok()?;
     let mut lane = backend.open_lane().ok()?;
@@ -172,7 +172,7 @@ fn figures(url: &str, token: &[u8]) -> Option<Figures> {
         work.finish()?;
     }
     let read_ns = work.read_ns()?;
-    Some(Figures { read_ns, bytes_per_s: work.bytes_per_s()? })
+    Some(PoolPerformance { read_ns, bytes_per_s: work.bytes_per_s()? })
 }
 
 /// A lane with the next page number to use for measurements.
@@ -236,7 +236,7 @@ mod tests {
     use super::*;
     use crate::control::Mode;
     use crate::runner::{Settings, create_control};
-    use farfield_core::policy::hold::Cadence;
+    use farfield_core::policy::budget_controller::Cadence;
 
     #[test]
     fn a_place_is_as_slow_as_it_is_and_one_that_is_not_there_has_no_figures() {
@@ -250,8 +250,8 @@ mod tests {
     }
 
     /// Half a second of which most was waiting.
-    fn window(read_ns: f64) -> Window {
-        Window { busy_ns: 5e8, waited_ns: 400.0 * read_ns, demand_reads: 400.0, ..Window::default() }
+    fn window(read_ns: f64) -> ActivityWindow {
+        ActivityWindow { busy_ns: 5e8, waited_ns: 400.0 * read_ns, demand_reads: 400.0, ..ActivityWindow::default() }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::lane::{CARE_DEADLINE, EcLane};
 use super::pieces::{Kind, PIECES, Parent, Piece, ROWS, Task};
 use crate::{Buffer, Op, PoolError, Priority};
 use core::time::Duration;
-use farfield_core::{Legs, PageId};
+use farfield_core::{MemberSet, PageId};
 use farfield_os::process::now_ns;
 
 /// Number of rows, or of pages, that are looked at in one go.
@@ -73,7 +73,7 @@ impl EcLane {
     pub(super) fn begin_care(&mut self) {
         let Some(mut care) = self.care.take() else { return };
         let is_resting = care.rests_until > 0 && now_ns() < care.rests_until;
-        if !is_resting && self.free_pieces.len() > PIECES / 2 && self.free_errands.len() > 16 * Legs::MAX {
+        if !is_resting && self.free_pieces.len() > PIECES / 2 && self.free_errands.len() > 16 * MemberSet::MAX {
             let mend = self.begin(&mut care);
             self.care = Some(care);
             if let Some(piece) = mend {
@@ -86,7 +86,7 @@ impl EcLane {
 
     /// Begins a trim or a move, or returns a piece to mend, which the caller begins.
     fn begin(&mut self, care: &mut Care) -> Option<Piece> {
-        let to_heal = self.table.to_heal().and(self.usable());
+        let to_heal = self.table.to_heal().intersection(self.usable());
         let (is_trim, data) = (self.table.index.has_too_many_spent(), self.table.code.data());
         let is_sparse = self.table.index.is_sparse(data as u64);
         if to_heal.is_empty() && !is_trim && !is_sparse {
@@ -109,7 +109,7 @@ impl EcLane {
 
     /// Looks at some rows for one of which a leg lacks its part. A round over all rows is for one
     /// leg; the leg is healed when the round finds nothing.
-    fn find_to_mend(&self, care: &mut Care, to_heal: Legs) -> Option<Piece> {
+    fn find_to_mend(&self, care: &mut Care, to_heal: MemberSet) -> Option<Piece> {
         let table = &self.table;
         let round = care.round.get_or_insert_with(|| {
             let leg = to_heal.iter().next().unwrap_or(0);
@@ -180,7 +180,7 @@ impl EcLane {
             |row: &usize| table.index.is_digest(piece.first + *row as u64, part, buffer.sums()[*row]) == Some(false);
         let Some(row) = (0..piece.rows as usize).find(is_other) else { return true };
         let page = PageId(piece.first + row as u64);
-        piece.got = piece.got.but(Legs::one(leg));
+        piece.got = piece.got.difference(MemberSet::one(leg));
         piece.fail(leg, PoolError::Corrupt { page, server: table.server(leg) });
         let buffer = piece.buffers[leg].take();
         self.give_buffer(leg, buffer);
@@ -199,7 +199,7 @@ impl EcLane {
         if result.is_ok() {
             self.table.restored(piece.rows);
         }
-        for wrong in piece.wrong.but(Legs::one(leg)).iter() {
+        for wrong in piece.wrong.difference(MemberSet::one(leg)).iter() {
             self.table.suspect(piece.first, piece.rows, wrong);
         }
         if let (Err(_), Some(care)) = (result, &mut self.care) {
@@ -212,7 +212,7 @@ impl EcLane {
     pub(super) fn care_is_slow(&mut self, index: usize, now: u64) {
         let Some(piece) = &mut self.pieces[index] else { return };
         piece.late = match piece.task {
-            Task::Mend { leg } => Legs::one(leg),
+            Task::Mend { leg } => MemberSet::one(leg),
             _ => piece.under_way(),
         };
         let give_up_at = now.saturating_add(CARE_DEADLINE.as_nanos() as u64);
@@ -245,7 +245,7 @@ impl EcLane {
         }
         let Some(piece) = self.take_piece(index, false) else { return };
         // A discard that was not answered may still arrive, on top of newer bytes.
-        piece.unsure.but(self.table.lost()).iter().for_each(|leg| self.table.is_unsure(leg));
+        piece.unsure.difference(self.table.lost()).iter().for_each(|leg| self.table.is_unsure(leg));
         let is_clean = piece.failed.is_empty();
         self.table.index.unclaim(piece.first, piece.rows, is_clean);
         if let (false, Some(care)) = (is_clean, &mut self.care) {
@@ -297,7 +297,7 @@ impl EcLane {
             left: count,
             buffer: Some(buffer),
             result: Ok(()),
-            knew: Legs(0),
+            knew: MemberSet(0),
             is_unlucky: false,
         });
         self.queued.push_back(Self::MOVER);

@@ -4,7 +4,7 @@
 use crate::stock::{mask, run_of};
 use crate::table::Words;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use farfield_core::Legs;
+use farfield_core::MemberSet;
 use farfield_core::gf256::PARTS_MAX;
 use farfield_core::row_word::RowWord;
 use farfield_os::Errno;
@@ -305,7 +305,7 @@ impl Index {
     }
 
     /// Closes a claimed row that has been written; it may be read from now on.
-    pub(super) fn close(&self, row: u64, have: Legs, present: u16) {
+    pub(super) fn close(&self, row: u64, have: MemberSet, present: u16) {
         self.closed.fetch_add(1, Ordering::SeqCst);
         self.live.fetch_add(u64::from(present.count_ones()), Ordering::SeqCst);
         self.words.at(row).store(RowWord::closed(have, present).0, Ordering::SeqCst);
@@ -337,7 +337,7 @@ impl Index {
 
     /// Notes that `leg` gave wrong bytes of these rows. Returns `true` if others are asked from now
     /// on.
-    pub(super) fn suspect(&self, first: u64, count: u64, leg: usize, needed: usize, living: Legs) -> bool {
+    pub(super) fn suspect(&self, first: u64, count: u64, leg: usize, needed: usize, living: MemberSet) -> bool {
         let change = |row| self.change(row, |word| word.suspect(leg, needed, living));
         (first..first + count).fold(false, |changed, row| changed | change(row))
     }
@@ -455,7 +455,7 @@ mod tests {
                         assert!(!index.word(row).is_closed());
                         let page = (page + row - first) % 1000;
                         let version = Version::new(row, 1, step);
-                        index.close(row, Legs(7), 2);
+                        index.close(row, MemberSet(7), 2);
                         index.set_version(page, version, None);
                         versions[page as usize] = Some(version);
                     }

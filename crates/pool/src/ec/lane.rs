@@ -16,7 +16,7 @@ use crate::scrub::{self, Walker};
 use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::{Legs, PageId, checksum};
+use farfield_core::{MemberSet, PageId, checksum};
 use farfield_os::process::now_ns;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -101,18 +101,18 @@ impl EcLane {
     }
 
     /// Returns the legs that this lane can use now.
-    pub(super) fn usable(&self) -> Legs {
+    pub(super) fn usable(&self) -> MemberSet {
         self.legs.open(self.table.active())
     }
 
     /// Returns the legs that are not lost and that this lane has a way to.
-    pub(super) fn open_legs(&self) -> Legs {
+    pub(super) fn open_legs(&self) -> MemberSet {
         self.legs.open(self.table.present())
     }
 
     /// Checks whether there is room for one more piece, whatever it needs.
     pub(super) fn has_room(&self) -> bool {
-        !self.free_pieces.is_empty() && self.free_errands.len() >= 2 * Legs::MAX
+        !self.free_pieces.is_empty() && self.free_errands.len() >= 2 * MemberSet::MAX
     }
 
     /// Cuts queued operations into pieces, demand first, as far as there is room.
@@ -299,12 +299,12 @@ impl EcLane {
         let Some(piece) = &mut self.pieces[index] else { return };
         piece.errands[leg] = None;
         if piece.late.has(leg) {
-            piece.late = piece.late.but(Legs::one(leg));
+            piece.late = piece.late.difference(MemberSet::one(leg));
             self.late_write_ended(leg, result);
         }
         let Some(piece) = &mut self.pieces[index] else { return };
         match result {
-            Ok(()) => piece.got = piece.got.or(Legs::one(leg)),
+            Ok(()) => piece.got = piece.got.union(MemberSet::one(leg)),
             Err(error) => piece.fail(leg, error),
         }
         match piece.task {

@@ -30,8 +30,8 @@ use crate::scrub::Scrub;
 use crate::unclaimed::{Unclaimed, key};
 use crate::{Backend, CloneTicket, Health, Lane, PoolError, Protection, Scrubbed};
 use core::time::Duration;
-use farfield_core::Legs;
-use farfield_core::gf256::Code;
+use farfield_core::MemberSet;
+use farfield_core::gf256::ErasureCode;
 use farfield_os::sync::Mutex;
 use index::Index;
 use lane::EcLane;
@@ -46,7 +46,7 @@ static SNAPSHOTS: Mutex<Unclaimed<Snapshot, { CloneTicket::SERVERS_MAX / 2 }>> =
 struct Snapshot {
     index: Index,
     /// Index of the leg at each seat.
-    seats: [usize; Legs::MAX],
+    seats: [usize; MemberSet::MAX],
     /// Number of legs that the index may know.
     legs: usize,
     /// Legs that came back, each with the leg of the URL whose server it is.
@@ -72,7 +72,7 @@ impl EcBackend {
     /// compared once in that time. With `heals` a thread looks after the legs and mends; without,
     /// lanes do.
     pub(crate) fn new(
-        code: Code,
+        code: ErasureCode,
         legs: Vec<Leg>,
         spares: impl Into<Spares>,
         pages: u64,
@@ -85,7 +85,7 @@ impl EcBackend {
     /// Claims the snapshot whose legs, and spares that were in use, were claimed with these
     /// secrets.
     pub(crate) fn claim(
-        code: Code,
+        code: ErasureCode,
         mut legs: Vec<Leg>,
         mut spares: Spares,
         secrets: &[u128],
@@ -134,7 +134,7 @@ impl Backend for EcBackend {
         let (mut cloned, mut failed) = (0, None);
         // The index knows what another leg lacks, unless a late write is still on its way.
         let others = table.which(|leg, _| table.active().has(leg) && !table.is_late(leg) && !whole.has(leg));
-        let able = whole.or(table.answering(others));
+        let able = whole.union(table.answering(others));
         for number in able.iter() {
             let own = table.leaves(number);
             match table.backend(number).map(|backend| backend.clone_region()) {

@@ -6,7 +6,7 @@ use crate::changes::Change;
 use crate::legs::RUN_PAGES;
 use crate::{Buffer, PoolError, Priority};
 use core::time::Duration;
-use farfield_core::Legs;
+use farfield_core::MemberSet;
 
 /// Most pieces that one lane has under way.
 pub(super) const PIECES: usize = 256;
@@ -44,7 +44,7 @@ pub(super) struct Parent {
     pub(super) buffer: Option<Buffer>,
     pub(super) result: Result<(), PoolError>,
     /// Legs at which the operation could be made when it began.
-    pub(super) knew: Legs,
+    pub(super) knew: MemberSet,
     /// Set if the operation failed only because a leg that has it was being given up. Then it
     /// begins anew.
     pub(super) is_unlucky: bool,
@@ -93,20 +93,20 @@ pub(super) struct Piece {
     /// equal in all rows of the piece.
     pub(super) present: u16,
     /// Legs that have the rows and can be read from.
-    pub(super) have: Legs,
+    pub(super) have: MemberSet,
     /// Leg that was asked for the wanted part itself.
     pub(super) direct: Option<usize>,
     /// Set when several parts are read, to make the one that is wanted.
     pub(super) is_wide: bool,
-    pub(super) errands: [Option<u16>; Legs::MAX],
+    pub(super) errands: [Option<u16>; MemberSet::MAX],
     /// Buffer of each leg: one that came with an answer, or waits to be sent.
-    pub(super) buffers: [Option<Buffer>; Legs::MAX],
+    pub(super) buffers: [Option<Buffer>; MemberSet::MAX],
     /// Four sets of legs: those that have done it, that failed, that gave wrong bytes, and whose
     /// write may still arrive.
-    pub(super) got: Legs,
-    pub(super) failed: Legs,
-    pub(super) wrong: Legs,
-    pub(super) unsure: Legs,
+    pub(super) got: MemberSet,
+    pub(super) failed: MemberSet,
+    pub(super) wrong: MemberSet,
+    pub(super) unsure: MemberSet,
     pub(super) error: Option<PoolError>,
     /// When to ask other legs, or to lose patience.
     pub(super) alarm_at: u64,
@@ -115,7 +115,7 @@ pub(super) struct Piece {
     pub(super) patient_until: u64,
     pub(super) ends_at: u64,
     /// Legs that are late with background work. They are not waited for.
-    pub(super) late: Legs,
+    pub(super) late: MemberSet,
     pub(super) started_at: u64,
     /// Version of the page that is read, for each row.
     pub(super) versions: [Version; ROWS],
@@ -133,20 +133,20 @@ impl Piece {
             rows,
             part: 0,
             present: 0,
-            have: Legs(0),
+            have: MemberSet(0),
             direct: None,
             is_wide: false,
-            errands: [None; Legs::MAX],
-            buffers: [const { None }; Legs::MAX],
-            got: Legs(0),
-            failed: Legs(0),
-            wrong: Legs(0),
-            unsure: Legs(0),
+            errands: [None; MemberSet::MAX],
+            buffers: [const { None }; MemberSet::MAX],
+            got: MemberSet(0),
+            failed: MemberSet(0),
+            wrong: MemberSet(0),
+            unsure: MemberSet(0),
             error: None,
             alarm_at: u64::MAX,
             patient_until: u64::MAX,
             ends_at: u64::MAX,
-            late: Legs(0),
+            late: MemberSet(0),
             started_at: now,
             versions: [Version::ZEROS; ROWS],
             entries: Vec::new(),
@@ -154,16 +154,16 @@ impl Piece {
         }
     }
 
-    pub(super) fn under_way(&self) -> Legs {
-        (0..Legs::MAX).filter(|&leg| self.errands[leg].is_some()).collect()
+    pub(super) fn under_way(&self) -> MemberSet {
+        (0..MemberSet::MAX).filter(|&leg| self.errands[leg].is_some()).collect()
     }
 
     /// Notes that a leg has failed.
     pub(super) fn fail(&mut self, leg: usize, error: PoolError) {
-        self.failed = self.failed.or(Legs::one(leg));
+        self.failed = self.failed.union(MemberSet::one(leg));
         match error {
-            PoolError::Corrupt { .. } => self.wrong = self.wrong.or(Legs::one(leg)),
-            PoolError::TimedOut { .. } => self.unsure = self.unsure.or(Legs::one(leg)),
+            PoolError::Corrupt { .. } => self.wrong = self.wrong.union(MemberSet::one(leg)),
+            PoolError::TimedOut { .. } => self.unsure = self.unsure.union(MemberSet::one(leg)),
             _ => {}
         }
         // The caller must know that a leg is full. It must know that a leg is gone only if too many

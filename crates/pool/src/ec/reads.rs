@@ -9,7 +9,7 @@ use crate::backend::Kind as Asked;
 use crate::legs::HEDGE_MIN;
 use crate::{Op, PoolError};
 use farfield_core::gf256::{self, PARTS_MAX, Weights};
-use farfield_core::{Legs, PageId};
+use farfield_core::{MemberSet, PageId};
 use farfield_os::process::now_ns;
 
 /// Period, in reads, after which a slow leg is asked all the same, because it may have become
@@ -107,7 +107,7 @@ impl EcLane {
         Some(rows)
     }
 
-    fn is_slow(&self, leg: usize, usable: Legs) -> bool {
+    fn is_slow(&self, leg: usize, usable: MemberSet) -> bool {
         let latency = |leg: usize| self.legs[leg].as_ref().map_or(0, |known| known.latency_ns);
         let own = latency(leg);
         let least = || usable.iter().map(latency).filter(|ns| *ns > 0).min().unwrap_or(0);
@@ -116,18 +116,18 @@ impl EcLane {
 
     /// Returns the legs with a part of the piece's rows that helps to make the wanted one, and how
     /// many of those it takes.
-    fn sources(&self, piece: &Piece) -> (Legs, usize) {
+    fn sources(&self, piece: &Piece) -> (MemberSet, usize) {
         let code = self.table.code;
         let is_zero = |part: usize| part < code.data() && piece.present & 1 << part == 0;
         let helps = |leg: &usize| self.table.part_of(piece.first, *leg).is_some_and(|part| !is_zero(part));
         let needed = piece.present.count_ones() as usize;
-        let of = |legs: Legs| -> Legs {
-            let may = piece.have.and(legs).but(piece.failed);
+        let of = |legs: MemberSet| -> MemberSet {
+            let may = piece.have.intersection(legs).difference(piece.failed);
             may.iter().filter(helps).collect()
         };
         let sources = of(self.usable());
         // Late legs are better than none. Legs that were asked already may stay silent.
-        let is_enough = sources.but(piece.under_way()).or(sources.and(piece.got)).count() >= needed;
+        let is_enough = sources.difference(piece.under_way()).union(sources.intersection(piece.got)).count() >= needed;
         (if is_enough && !piece.is_wide { sources } else { of(self.open_legs()) }, needed)
     }
 
@@ -139,7 +139,7 @@ impl EcLane {
             return;
         }
         let (all, needed) = self.sources(piece);
-        let (sources, rows) = (all.but(piece.under_way()).but(piece.got), piece.rows);
+        let (sources, rows) = (all.difference(piece.under_way()).difference(piece.got), piece.rows);
         if sources.count() < needed {
             if piece.under_way().is_empty() {
                 self.end_read_badly(index);
@@ -147,13 +147,13 @@ impl EcLane {
             return;
         }
         let has_buffer = |leg: &usize| self.legs[*leg].as_ref().is_some_and(|lane| lane.has_buffer_for_read(rows));
-        let with_room: Legs = sources.iter().filter(has_buffer).collect();
+        let with_room: MemberSet = sources.iter().filter(has_buffer).collect();
         let mended = match piece.task {
             Task::Mend { leg } => Some(leg),
             _ => None,
         };
         let is_ready = mended.is_none_or(|leg| self.legs[leg].as_ref().is_some_and(|lane| lane.has_buffer(rows)));
-        if with_room.count() < needed || !is_ready || self.free_errands.len() < Legs::MAX {
+        if with_room.count() < needed || !is_ready || self.free_errands.len() < MemberSet::MAX {
             self.starved.push_back(index);
             // The piece does not wait beyond its deadline.
             if let Task::Read { parent, .. } = piece.task
@@ -181,7 +181,7 @@ impl EcLane {
         let now = now_ns();
         for _ in 0..count {
             let Some(piece) = &self.pieces[index] else { return };
-            let asked = piece.got.or(piece.failed).or(piece.under_way());
+            let asked = piece.got.union(piece.failed).union(piece.under_way());
             let is_open = |leg: &usize| piece.have.has(*leg) && !asked.has(*leg) && piece.buffers[*leg].is_some();
             let latency = |leg: &usize| self.legs[*leg].as_ref().map_or(u64::MAX, |lane| lane.latency_ns);
             let usable = self.usable();
@@ -203,7 +203,7 @@ impl EcLane {
                 let before = piece.under_way();
                 self.ask(index, PARTS_MAX);
                 let Some(piece) = &self.pieces[index] else { return };
-                let unasked = self.sources(piece).0.but(piece.got).but(piece.under_way());
+                let unasked = self.sources(piece).0.difference(piece.got).difference(piece.under_way());
                 if piece.under_way() == before && !unasked.is_empty() {
                     // The legs that could answer had no free buffers.
                     self.note_slow(index);
@@ -250,7 +250,7 @@ impl EcLane {
             return;
         }
         let (sources, needed) = self.sources(piece);
-        let (got, coming) = (piece.got.and(sources), piece.under_way().and(sources));
+        let (got, coming) = (piece.got.intersection(sources), piece.under_way().intersection(sources));
         if got.count() >= needed {
             return self.make(index, got);
         }
@@ -260,7 +260,7 @@ impl EcLane {
         }
         self.ask(index, lacking);
         let Some(piece) = &self.pieces[index] else { return };
-        if piece.got.or(piece.under_way()).and(sources).count() < needed {
+        if piece.got.union(piece.under_way()).intersection(sources).count() < needed {
             if sources.count() < needed {
                 if piece.under_way().is_empty() {
                     self.end_read_badly(index);
@@ -311,7 +311,7 @@ impl EcLane {
             let error =
                 PoolError::Corrupt { page: PageId(self.page_of(parent, offset)), server: self.table.server(leg) };
             if let Some(piece) = &mut self.pieces[index] {
-                piece.got = piece.got.but(Legs::one(leg));
+                piece.got = piece.got.difference(MemberSet::one(leg));
                 piece.fail(leg, error);
                 let buffer = piece.buffers[leg].take();
                 self.give_buffer(leg, buffer);
@@ -330,7 +330,7 @@ impl EcLane {
     }
 
     /// Returns how to make the wanted part from the parts that these legs gave, if they are enough.
-    fn recipe(&self, piece: &Piece, got: Legs) -> Option<Recipe> {
+    fn recipe(&self, piece: &Piece, got: MemberSet) -> Option<Recipe> {
         let code = self.table.code;
         let zeros = (0..code.data()).filter(|part| piece.present & 1 << part == 0);
         let mut from = zeros.fold(0u16, |from, part| from | 1 << part);
@@ -348,7 +348,7 @@ impl EcLane {
     }
 
     /// Makes the wanted part, now that enough others are there.
-    fn make(&mut self, index: usize, got: Legs) {
+    fn make(&mut self, index: usize, got: MemberSet) {
         let Some(piece) = &self.pieces[index] else { return };
         let Some(recipe) = self.recipe(piece, got) else {
             // Seats have changed.
@@ -378,13 +378,13 @@ impl EcLane {
 
     /// Makes the pages where the caller wants them. If they are not what was written, one of the
     /// legs has given old bytes: each is left out in turn.
-    fn make_for_caller(&mut self, index: usize, got: Legs) {
+    fn make_for_caller(&mut self, index: usize, got: MemberSet) {
         let Some(piece) = &self.pieces[index] else { return };
         let needed = self.sources(piece).1;
-        let one_less = got.iter().map(Legs::one).filter(|_| got.count() > needed);
-        for without in core::iter::once(Legs(0)).chain(one_less) {
+        let one_less = got.iter().map(MemberSet::one).filter(|_| got.count() > needed);
+        for without in core::iter::once(MemberSet(0)).chain(one_less) {
             let Some(piece) = &self.pieces[index] else { return };
-            let Some(recipe) = self.recipe(piece, got.but(without)) else { continue };
+            let Some(recipe) = self.recipe(piece, got.difference(without)) else { continue };
             let Task::Read { parent, offset } = piece.task else { return };
             let Some(target) = self.parents[parent].as_mut().and_then(|known| known.buffer.as_mut()) else { return };
             let mut sums = [0; ROWS];
@@ -396,7 +396,7 @@ impl EcLane {
             let is_wrong = |row: usize| matches!(self.fate(piece, row, Some(sums[row])), Fate::Wrong);
             if !(0..piece.rows as usize).any(is_wrong) {
                 if let Some(piece) = &mut self.pieces[index] {
-                    piece.wrong = piece.wrong.or(without);
+                    piece.wrong = piece.wrong.union(without);
                 }
                 return self.end_read(index);
             }
@@ -453,7 +453,7 @@ impl EcLane {
                 let is_again = |row: u64| {
                     self.legs.is_behind_the_news()
                         || matches!(self.fate(piece, row as usize, None), Fate::Elsewhere)
-                        || !have(row).but(piece.have).is_empty()
+                        || !have(row).difference(piece.have).is_empty()
                 };
                 let again: [bool; ROWS] = core::array::from_fn(|row| (row as u64) < rows && is_again(row as u64));
                 for row in (0..rows).filter(|row| again[*row as usize]) {

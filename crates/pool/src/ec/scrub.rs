@@ -8,7 +8,7 @@ use super::table::RowTable;
 use crate::scrub::{Answers, Mended, READ_DEADLINE, Run, Scrub, Shelves, Walker, Walks, Wrong};
 use crate::{Op, Priority};
 use farfield_core::row_word::RowWord;
-use farfield_core::{Legs, PageId};
+use farfield_core::{MemberSet, PageId};
 use std::sync::Arc;
 
 /// Number of rows that are looked at in one go.
@@ -16,7 +16,7 @@ const LOOK: u64 = 512;
 
 impl RowTable {
     /// Returns the legs that hold a part of the row which is not zeros by definition.
-    fn with_bytes(&self, row: u64, word: RowWord) -> Legs {
+    fn with_bytes(&self, row: u64, word: RowWord) -> MemberSet {
         let data = self.code.data();
         let has_bytes =
             |leg: &usize| self.part_of(row, *leg).is_some_and(|part| part >= data || word.present() & 1 << part != 0);
@@ -53,7 +53,7 @@ impl Shelves for RowTable {
         while next < end && is_alike(next) && self.index.watch(next) {
             next += 1;
         }
-        let legs = self.with_bytes(from, word).and(self.active());
+        let legs = self.with_bytes(from, word).intersection(self.active());
         Ok(Run { first: from, count: next - from, legs, is_watched: true })
     }
 
@@ -111,7 +111,7 @@ impl Walks for EcLane {
 
     fn ask(&mut self, leg: usize, page: u64, count: u64) -> bool {
         let lane = self.legs[leg].as_mut().filter(|lane| lane.has_buffer_for_read(count));
-        if self.free_errands.len() <= 2 * Legs::MAX {
+        if self.free_errands.len() <= 2 * MemberSet::MAX {
             return false;
         }
         let Some(buffer) = lane.and_then(|lane| lane.take_buffer(count)) else { return false };

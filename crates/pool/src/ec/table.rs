@@ -9,8 +9,8 @@ use crate::rejoin::Spares;
 use crate::scrub::{Scrub, Shelves};
 use core::ops::Deref;
 use core::time::Duration;
-use farfield_core::Legs;
-use farfield_core::gf256::{Code, PARTS_MAX};
+use farfield_core::MemberSet;
+use farfield_core::gf256::{ErasureCode, PARTS_MAX};
 use std::sync::Arc;
 
 /// Most pieces of care that the thread has under way.
@@ -19,7 +19,7 @@ const THREAD_CARES: usize = 4;
 /// Legs of the pool, the places of parts, and the index.
 pub(super) struct RowTable {
     roster: Roster,
-    pub(super) code: Code,
+    pub(super) code: ErasureCode,
     pub(super) index: Index,
     /// Scrub of the pool, which is off unless the maker of the table turns it on.
     pub(super) scrub: Scrub,
@@ -59,8 +59,8 @@ impl Patient for RowTable {
 }
 
 impl RowTable {
-    pub(super) fn new(code: Code, legs: Vec<Leg>, spares: Spares, pages: u64) -> Result<RowTable, PoolError> {
-        let roster = Roster::new(legs, spares, code.data(), false, Legs::MAX);
+    pub(super) fn new(code: ErasureCode, legs: Vec<Leg>, spares: Spares, pages: u64) -> Result<RowTable, PoolError> {
+        let roster = Roster::new(legs, spares, code.data(), false, MemberSet::MAX);
         let rows = Index::rows_for(pages).min(roster.pages());
         let index = Index::new(pages, rows, code.parts() as u64).map_err(PoolError::Os)?;
         Ok(RowTable { code, index, scrub: Scrub::new(None), roster })
@@ -68,14 +68,14 @@ impl RowTable {
 
     /// Creates the table of a claimed snapshot.
     pub(super) fn inherited(
-        code: Code,
+        code: ErasureCode,
         legs: Vec<Leg>,
         spares: Spares,
         index: Index,
-        seats: [usize; Legs::MAX],
+        seats: [usize; MemberSet::MAX],
         moved: &[(usize, usize)],
     ) -> Result<RowTable, PoolError> {
-        let roster = Roster::new(legs, spares, code.data(), true, Legs::MAX);
+        let roster = Roster::new(legs, spares, code.data(), true, MemberSet::MAX);
         roster.set_seats(seats);
         moved.iter().for_each(|&(leg, origin)| roster.set_origin(leg, origin));
         // Only a look at all rows can tell whether a leg lacks something.
@@ -92,8 +92,8 @@ impl RowTable {
     /// Notes that `leg` gave other bytes than its part of some of these rows. Returns `true` if
     /// others are asked from now on.
     pub(super) fn suspect(&self, first: u64, rows: u64, leg: usize) -> bool {
-        self.while_in_doubt(Legs::one(leg), || {
-            let living = self.present().but(self.unreliable());
+        self.while_in_doubt(MemberSet::one(leg), || {
+            let living = self.present().difference(self.unreliable());
             let is_changed = self.index.suspect(first, rows, leg, self.code.data(), living);
             if is_changed {
                 self.hurt(leg);
@@ -123,8 +123,8 @@ impl RowTable {
     }
 
     /// Returns the legs that have a seat now and lack their part of a row that `have` hold.
-    pub(super) fn lacking(&self, have: Legs) -> Legs {
-        let seated: Legs = (0..self.code.parts()).map(|seat| self.at_seat(seat)).collect();
-        seated.but(have)
+    pub(super) fn lacking(&self, have: MemberSet) -> MemberSet {
+        let seated: MemberSet = (0..self.code.parts()).map(|seat| self.at_seat(seat)).collect();
+        seated.difference(have)
     }
 }

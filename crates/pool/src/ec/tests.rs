@@ -9,7 +9,7 @@ use crate::{Backend, CloneTicket, Completion, Health, Lane, Op, Opener, PoolErro
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::PageId;
-use farfield_core::gf256::Code;
+use farfield_core::gf256::ErasureCode;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ fn ec(data: usize, parity: usize, legs: &[&str]) -> String {
 fn a_leg_that_falls_silent_before_another_has_what_it_missed_is_waited_for() {
     let sides = [SilentSide::new(800), SilentSide::new(800), SilentSide::new(800)];
     let legs = sides.iter().map(|side| Leg { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
-    let backend = EcBackend::new(Code::new(2, 1), legs, vec![], 400, None, false).unwrap();
+    let backend = EcBackend::new(ErasureCode::new(2, 1), legs, vec![], 400, None, false).unwrap();
     trial::waits_for_the_only_one(&backend, &sides);
 }
 
@@ -204,7 +204,8 @@ fn old_bytes_are_not_believed() {
             Leg { backend: Some(backend), leaves: 1, server: number as u16 }
         };
         // Nobody mends here: then another leg would become what this one is.
-        let backend = EcBackend::new(Code::new(2, 1), (0..3).map(leg).collect(), vec![], 400, None, false).unwrap();
+        let backend =
+            EcBackend::new(ErasureCode::new(2, 1), (0..3).map(leg).collect(), vec![], 400, None, false).unwrap();
         let mut lane = super::EcLane::open(&backend.table, 0).unwrap();
         let (mut random, mut versions) = (Random(5), vec![0; 400]);
         for version in 1..600 {
@@ -227,7 +228,8 @@ fn rows_are_used_again_and_sparse_ones_are_written_again() {
         let ram: Arc<dyn Backend> = Arc::new(RamBackend::new(number as u16, EcBackend::pages_of_leg(PAGES)));
         Leg { backend: Some(ram), leaves: 1, server: number as u16 }
     };
-    let backend = EcBackend::new(Code::new(4, 1), (0..5).map(leg).collect(), vec![], PAGES, None, false).unwrap();
+    let backend =
+        EcBackend::new(ErasureCode::new(4, 1), (0..5).map(leg).collect(), vec![], PAGES, None, false).unwrap();
     let mut lane = backend.open_lane().unwrap();
     for page in (0..PAGES).step_by(64) {
         write(&mut *lane, page, 64, 1).unwrap();
@@ -265,7 +267,7 @@ fn writes_of_many_operations_share_rows() {
         let ram: Arc<dyn Backend> = Arc::new(RamBackend::new(number as u16, EcBackend::pages_of_leg(1000)));
         Leg { backend: Some(ram), leaves: 1, server: number as u16 }
     };
-    let backend = EcBackend::new(Code::new(4, 2), (0..6).map(leg).collect(), vec![], 1000, None, false).unwrap();
+    let backend = EcBackend::new(ErasureCode::new(4, 2), (0..6).map(leg).collect(), vec![], 1000, None, false).unwrap();
     let mut lane = backend.open_lane().unwrap();
     for number in 0..64 {
         let op = Op::Write { page: PageId(number * 15), buffer: filled(1, number * 15, 3) };
@@ -329,7 +331,7 @@ fn sides() -> [Arc<SilentSide>; 3] {
 /// An `ec(2,1,…)` of these.
 fn two_and_one(sides: &[Arc<SilentSide>], heals: bool) -> EcBackend {
     let legs = sides.iter().map(|side| Leg { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
-    EcBackend::new(Code::new(2, 1), legs, vec![], 400, None, heals).unwrap()
+    EcBackend::new(ErasureCode::new(2, 1), legs, vec![], 400, None, heals).unwrap()
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::lane::EcLane;
 use super::pieces::{Entry, Piece, ROWS, Task};
 use crate::{Buffer, Op, PoolError};
 use farfield_core::gf256::{self, PARTS_MAX};
-use farfield_core::{Legs, PageId, checksum};
+use farfield_core::{MemberSet, PageId, checksum};
 use farfield_os::process::now_ns;
 
 /// Layout of a piece's pages in its rows. The first `rows` pages lie in part 0, the next ones in
@@ -51,7 +51,7 @@ impl EcLane {
             return None;
         }
         // If too few legs are left, buffers do not change that.
-        let are_enough = |legs: Legs| legs == known || legs.count() >= code.data();
+        let are_enough = |legs: MemberSet| legs == known || legs.count() >= code.data();
         let usable = self.legs.takers(
             known,
             now_ns(),
@@ -60,7 +60,7 @@ impl EcLane {
             are_enough,
         )?;
         let change = self.table.changes.begin();
-        if self.legs.is_behind_the_news() || !self.usable().but(known).is_empty() {
+        if self.legs.is_behind_the_news() || !self.usable().difference(known).is_empty() {
             return None;
         }
         let mut entries = self.entries.pop()?;
@@ -147,7 +147,7 @@ impl EcLane {
         entries: &[Entry],
         layout: Layout,
         legs: &[usize; PARTS_MAX],
-        usable: Legs,
+        usable: MemberSet,
     ) -> [Option<Buffer>; PARTS_MAX] {
         let code = self.table.code;
         let mut buffers = [const { None }; PARTS_MAX];
@@ -195,9 +195,9 @@ impl EcLane {
     }
 
     /// Checks whether enough of these legs have the piece to read every page.
-    fn is_written(&self, piece: &Piece, legs: Legs) -> bool {
+    fn is_written(&self, piece: &Piece, legs: MemberSet) -> bool {
         let empty = self.table.code.data() - Layout::of(piece).parts();
-        piece.got.and(legs).count() + empty >= self.table.code.data()
+        piece.got.intersection(legs).count() + empty >= self.table.code.data()
     }
 
     pub(super) fn write_answered(&mut self, index: usize) {
@@ -237,26 +237,26 @@ impl EcLane {
         let (had, late) = (self.is_written(piece, self.table.all()), piece.under_way());
         // Legs without the rows are noted first, before any lane can take other legs for complete.
         // Rows that only legs have that are being given up would be lost.
-        let lacking = self.table.present().but(piece.got);
+        let lacking = self.table.present().difference(piece.got);
         let table = self.table.clone();
         table.while_in_doubt(lacking, || {
             let is_kept = had && over.is_none() && {
                 let Some(piece) = &self.pieces[index] else { return };
-                self.is_written(piece, self.table.all().but(self.table.unreliable()))
+                self.is_written(piece, self.table.all().difference(self.table.unreliable()))
             };
             let Some(piece) = self.take_piece(index, true) else { return };
             self.end_rows(piece, had, is_kept, late, over);
         });
     }
 
-    fn end_rows(&mut self, piece: Piece, had: bool, is_kept: bool, late: Legs, over: Option<PoolError>) {
+    fn end_rows(&mut self, piece: Piece, had: bool, is_kept: bool, late: MemberSet, over: Option<PoolError>) {
         let full = match piece.error {
             Some(PoolError::PoolFull { server }) => Some(PoolError::PoolFull { server }),
             _ => None,
         };
         if had {
             // A write that was not answered may still arrive, on top of newer bytes.
-            piece.unsure.but(self.table.lost()).iter().for_each(|leg| self.table.is_unsure(leg));
+            piece.unsure.difference(self.table.lost()).iter().for_each(|leg| self.table.is_unsure(leg));
         }
         if !is_kept || full.is_some() {
             // Where a write may still arrive, no other write goes.
@@ -277,7 +277,7 @@ impl EcLane {
         let layout = Layout::of(&piece);
         let empty = layout.parts()..self.table.code.data();
         // Every leg has the parts that are zeros by definition.
-        let have = empty.fold(piece.got, |have, part| have.or(Legs::one(self.table.leg_of(piece.first, part))));
+        let have = empty.fold(piece.got, |have, part| have.union(MemberSet::one(self.table.leg_of(piece.first, part))));
         for row in 0..layout.rows {
             self.table.index.close(piece.first + row as u64, have, layout.present(row));
         }

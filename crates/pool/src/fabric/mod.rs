@@ -15,7 +15,7 @@ use crate::table::Words;
 use crate::tcp::{TcpLane, clone_region};
 use crate::{Backend, CallLane, Calls, CloneTicket, Health, Lane, PoolError};
 use core::time::Duration;
-use farfield_core::wire::{ExposeReply, Reply, Request, StationReply, Window, features};
+use farfield_core::wire::{ExposeReply, RemoteWindow, Reply, Request, StationReply, features};
 use farfield_core::{PageId, RegionId};
 use farfield_fabric::{Ended, FabricError, Part, Post, Provider, Reader};
 use farfield_os::process::now_ns;
@@ -51,9 +51,9 @@ impl Config {
 #[derive(Clone)]
 struct Layout {
     generation: u64,
-    page_map: Window,
-    sums: Window,
-    layers: Vec<Window>,
+    page_map: RemoteWindow,
+    sums: RemoteWindow,
+    layers: Vec<RemoteWindow>,
     /// Layer in which each page was last known to be, counted from 1; 0 if unknown. It is a guess,
     /// and never decides what a page holds. Layers of another generation have a table of their own.
     seen: Arc<Words<AtomicU8>>,
@@ -168,7 +168,7 @@ pub(crate) fn open(
 
 /// Reads one byte, so that any obstacle is found now. Returns the name of the provider, or an error
 /// that names the obstacle.
-fn reach(session: &Session, config: Config, station: &[u8], window: Window) -> Result<String, String> {
+fn reach(session: &Session, config: Config, station: &[u8], window: RemoteWindow) -> Result<String, String> {
     let reader =
         Reader::open(config.provider, config.address.ip(), station, 4096).map_err(|error| error.to_string())?;
     let until = now_ns().saturating_add(session.deadline().as_nanos() as u64);

@@ -6,7 +6,7 @@ use crate::backend::Kind;
 use crate::legs::{HEDGE_MIN, RUN_PAGES, WRITE_PATIENCE};
 use crate::{Buffer, Completion, PoolError};
 use core::time::Duration;
-use farfield_core::Legs;
+use farfield_core::MemberSet;
 use farfield_os::process::now_ns;
 
 impl MirrorLane {
@@ -74,25 +74,25 @@ impl MirrorLane {
                 let Some(piece) = &mut self.pieces[index] else { return };
                 piece.errands[leg] = None;
                 if piece.late.has(leg) {
-                    piece.late = piece.late.but(Legs::one(leg));
+                    piece.late = piece.late.difference(MemberSet::one(leg));
                     match result {
-                        Ok(()) => piece.have = piece.have.or(Legs::one(leg)),
-                        Err(PoolError::TimedOut { .. }) => piece.unsure = piece.unsure.or(Legs::one(leg)),
+                        Ok(()) => piece.have = piece.have.union(MemberSet::one(leg)),
+                        Err(PoolError::TimedOut { .. }) => piece.unsure = piece.unsure.union(MemberSet::one(leg)),
                         Err(_) => {}
                     }
-                    piece.failed = piece.failed.or(Legs::one(leg).but(piece.have));
+                    piece.failed = piece.failed.union(MemberSet::one(leg).difference(piece.have));
                     self.late_write_ended(leg, result);
                     own(self, buffer);
                     return self.write_answered(index);
                 }
                 let Some(parent) = &mut self.parents[piece.parent] else { return };
                 match result {
-                    Ok(()) => piece.have = piece.have.or(Legs::one(leg)),
+                    Ok(()) => piece.have = piece.have.union(MemberSet::one(leg)),
                     Err(error) => {
-                        piece.failed = piece.failed.or(Legs::one(leg));
+                        piece.failed = piece.failed.union(MemberSet::one(leg));
                         match error {
-                            PoolError::Corrupt { .. } => piece.wrong = piece.wrong.or(Legs::one(leg)),
-                            PoolError::TimedOut { .. } => piece.unsure = piece.unsure.or(Legs::one(leg)),
+                            PoolError::Corrupt { .. } => piece.wrong = piece.wrong.union(MemberSet::one(leg)),
+                            PoolError::TimedOut { .. } => piece.unsure = piece.unsure.union(MemberSet::one(leg)),
                             _ => {}
                         }
                         // The caller must know that a leg is full, unless it can go on without that
@@ -186,7 +186,7 @@ impl MirrorLane {
         if !piece.have.is_empty() {
             // A write that was not answered may still arrive, on top of newer bytes.
             let leader = self.table.leader();
-            let unsure = piece.unsure.but(self.table.lost());
+            let unsure = piece.unsure.difference(self.table.lost());
             unsure.iter().filter(|leg| Some(*leg) != leader).for_each(|leg| self.table.is_unsure(leg));
         } else if !piece.unsure.is_empty() && piece.is_over {
             // The write may still be made, and its outcome stays unknown: the chunk keeps its
@@ -342,9 +342,9 @@ impl MirrorLane {
             } else if let Some(piece) = &self.pieces[index]
                 && !piece.is_hedged
                 && !piece.under_way().is_empty()
-                && self.free_errands.len() > Legs::MAX
+                && self.free_errands.len() > MemberSet::MAX
             {
-                let (page, count, asked) = (piece.page, piece.count, piece.under_way().or(piece.failed));
+                let (page, count, asked) = (piece.page, piece.count, piece.under_way().union(piece.failed));
                 let candidates = self.sources(page, count, asked);
                 let leg = self.best(candidates, count);
                 if let Some(piece) = &mut self.pieces[index] {

@@ -14,7 +14,7 @@ use super::legs::LegTable;
 use crate::{CallEnd, CallFailure, CallLane, Calls, FarCall, PoolError};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
-use farfield_core::Legs;
+use farfield_core::MemberSet;
 use farfield_core::wire::ErrorCode;
 use farfield_os::process::now_ns;
 use std::collections::{BTreeMap, VecDeque};
@@ -33,13 +33,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 pub(super) struct Callees {
     turn: AtomicUsize,
     /// Time before which each leg is asked last.
-    silent_until: [AtomicU64; Legs::MAX],
+    silent_until: [AtomicU64; MemberSet::MAX],
 }
 
 impl Callees {
-    fn next(&self, legs: Legs, now: u64) -> Option<usize> {
+    fn next(&self, legs: MemberSet, now: u64) -> Option<usize> {
         let is_awake = |leg: &usize| self.silent_until[*leg].load(Ordering::Relaxed) <= now;
-        let awake: Legs = legs.iter().filter(is_awake).collect();
+        let awake: MemberSet = legs.iter().filter(is_awake).collect();
         let legs = if awake.is_empty() { legs } else { awake };
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         legs.iter().nth(turn.checked_rem(legs.count())?)
@@ -65,7 +65,7 @@ struct Pending {
     call: FarCall,
     until: u64,
     /// Legs that do not run it, and the last refusal.
-    refused: Legs,
+    refused: MemberSet,
     refusal: Option<CallFailure>,
 }
 
@@ -81,7 +81,7 @@ pub(super) struct MirrorCalls {
     arrived: Vec<CallEnd>,
     ended: VecDeque<CallEnd>,
     /// Legs that run no functions.
-    nowhere: Legs,
+    nowhere: MemberSet,
 }
 
 impl MirrorCalls {
@@ -94,29 +94,29 @@ impl MirrorCalls {
             next: 0,
             arrived: Vec::new(),
             ended: VecDeque::new(),
-            nowhere: Legs(0),
+            nowhere: MemberSet(0),
         };
-        calls.way = Some(calls.open_way(Legs(0))?);
+        calls.way = Some(calls.open_way(MemberSet(0))?);
         Ok(calls)
     }
 
     /// Returns the legs that hold everything and may run functions, without those in `out`.
-    fn whole(&self, out: Legs) -> Legs {
-        let legs = self.table.all().but(self.nowhere).but(out);
+    fn whole(&self, out: MemberSet) -> MemberSet {
+        let legs = self.table.all().difference(self.nowhere).difference(out);
         legs.iter().filter(|leg| self.table.is_whole(*leg)).collect()
     }
 
     /// Opens a way to a leg that holds everything and is not in `out`.
-    fn open_way(&mut self, out: Legs) -> Result<Way, PoolError> {
+    fn open_way(&mut self, out: MemberSet) -> Result<Way, PoolError> {
         let mut out = out;
         while let Some(leg) = self.table.callees.next(self.whole(out), now_ns()) {
             // The count is read first: if the leg is hurt after this, its answers do not count.
             let hurts = self.table.hurts(leg);
-            out = out.or(Legs::one(leg));
+            out = out.union(MemberSet::one(leg));
             match self.table.backend(leg).map(|backend| backend.open_reads()) {
                 Some(Ok(calls)) => return Ok(Way { leg, hurts, calls, heard_at: now_ns(), patience: PATIENCE }),
                 Some(Err(PoolError::Refused { reason: CallLane::NOWHERE, .. })) => {
-                    self.nowhere = self.nowhere.or(Legs::one(leg));
+                    self.nowhere = self.nowhere.union(MemberSet::one(leg));
                 }
                 // Its session says whether it is gone.
                 Some(Err(PoolError::ServerGone { .. })) => self.table.look_at_health(),
@@ -127,7 +127,7 @@ impl MirrorCalls {
         if present.is_empty() {
             return Err(self.table.gone());
         }
-        let reason = if present.but(self.nowhere).is_empty() { CallLane::NOWHERE } else { CallLane::NOT_NOW };
+        let reason = if present.difference(self.nowhere).is_empty() { CallLane::NOWHERE } else { CallLane::NOT_NOW };
         Err(PoolError::Refused { server: self.table.server(present.iter().next().unwrap_or(0)), reason })
     }
 
@@ -191,7 +191,7 @@ impl MirrorCalls {
             },
         };
         if is_of_leg {
-            pending.refused = pending.refused.or(Legs::one(leg));
+            pending.refused = pending.refused.union(MemberSet::one(leg));
             let is_gone = matches!(result, Err(CallFailure::Pool(PoolError::ServerGone { .. })));
             pending.refusal = result.as_ref().err().copied().filter(|_| !is_gone).or(pending.refusal);
             self.unsent.push_back(id);
@@ -227,8 +227,8 @@ impl MirrorCalls {
         if self.pending.is_empty() || now.saturating_sub(heard_at) < patience.as_nanos() as u64 {
             return;
         }
-        let others = self.whole(Legs::one(leg));
-        if !others.is_empty() && self.table.answering(Legs::one(leg)).is_empty() {
+        let others = self.whole(MemberSet::one(leg));
+        if !others.is_empty() && self.table.answering(MemberSet::one(leg)).is_empty() {
             self.table.callees.is_silent(leg, now_ns());
             return self.leave();
         }
@@ -287,7 +287,7 @@ impl Calls for MirrorCalls {
             return Err(call);
         }
         let until = now_ns().saturating_add(u64::try_from(call.deadline.as_nanos()).unwrap_or(u64::MAX));
-        self.pending.insert(self.next, Pending { call, until, refused: Legs(0), refusal: None });
+        self.pending.insert(self.next, Pending { call, until, refused: MemberSet(0), refusal: None });
         self.unsent.push_back(self.next);
         self.next += 1;
         Ok(())

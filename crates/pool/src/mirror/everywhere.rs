@@ -21,7 +21,7 @@ use crate::{Backend, CallEnd, CallFailure, CallLane, Calls, FarCall, PoolError, 
 use core::sync::atomic::{AtomicU16, Ordering};
 use core::time::Duration;
 use farfield_core::wire::ErrorCode;
-use farfield_core::{Legs, PageId};
+use farfield_core::{MemberSet, PageId};
 use farfield_os::process::now_ns;
 use farfield_os::sync::Mutex;
 use std::collections::{BTreeMap, VecDeque};
@@ -43,8 +43,8 @@ struct Shared {
     runs: Vec<(PageId, u64)>,
     /// Legs that are asked, which held everything when it began, and how often each had been hurt
     /// by then.
-    asked: Legs,
-    hurts: [u32; Legs::MAX],
+    asked: MemberSet,
+    hurts: [u32; MemberSet::MAX],
     /// Backend of each leg at the beginning. Another may have taken its place by the end.
     backends: Vec<Option<Arc<dyn Backend>>>,
     /// Legs at which something failed; at which something may still be under way when its call has
@@ -60,12 +60,12 @@ struct Shared {
 struct Set(AtomicU16);
 
 impl Set {
-    fn add(&self, legs: Legs) {
+    fn add(&self, legs: MemberSet) {
         self.0.fetch_or(legs.0, Ordering::SeqCst);
     }
 
-    fn legs(&self) -> Legs {
-        Legs(self.0.load(Ordering::SeqCst))
+    fn legs(&self) -> MemberSet {
+        MemberSet(self.0.load(Ordering::SeqCst))
     }
 }
 
@@ -73,7 +73,7 @@ impl MirrorWrites {
     pub(super) fn begin(table: &Arc<LegTable>, runs: &[(PageId, u64)]) -> Result<MirrorWrites, PoolError> {
         let change = table.changes.begin();
         let hurts = core::array::from_fn(|leg| if table.all().has(leg) { table.hurts(leg) } else { 0 });
-        let asked: Legs = table.all().iter().filter(|leg| table.is_whole(*leg)).collect();
+        let asked: MemberSet = table.all().iter().filter(|leg| table.is_whole(*leg)).collect();
         // What such a call writes would lie at fewer legs than take part, and if calls follow each
         // other closely, the leg that is being repaired would lack something again after each of
         // them. Ordinary writes go to that leg, too.
@@ -83,7 +83,7 @@ impl MirrorWrites {
         for (begun, (page, count)) in runs.iter().enumerate() {
             if !table.begin_write(page.0, *count, asked) {
                 runs[..begun].iter().for_each(|(page, count)| {
-                    table.end_write(page.0, *count, asked, Legs(0));
+                    table.end_write(page.0, *count, asked, MemberSet(0));
                 });
                 return Err(PoolError::Refused { server: 0, reason: CallLane::NOT_NOW });
             }
@@ -115,7 +115,7 @@ impl Writes for MirrorWrites {
                     return Err(error);
                 }
                 other => {
-                    self.0.failed.add(Legs::one(leg));
+                    self.0.failed.add(MemberSet::one(leg));
                     table.look_at_health();
                     why = other.and_then(Result::err).or(why);
                 }
@@ -155,7 +155,7 @@ impl Shared {
         let Some(_change) = self.change.lock().take() else { return Ok(()) };
         let table = &self.table;
         let is_true = |leg: &usize| table.hurts(*leg) == self.hurts[*leg] && table.is_whole(*leg);
-        let have: Legs = self.asked.but(self.failed.legs()).iter().filter(is_true).collect();
+        let have: MemberSet = self.asked.difference(self.failed.legs()).iter().filter(is_true).collect();
         let (unsure, late) = (self.unsure.legs(), self.late.legs());
         if !have.is_empty() {
             // A function that was not answered may still write, on top of newer bytes.
@@ -165,7 +165,7 @@ impl Shared {
         for (page, count) in &self.runs {
             is_kept &= table.end_write(page.0, *count, self.asked, have);
         }
-        let is_over = !unsure.or(late).but(table.lost()).iter().any(|leg| self.is_there(leg));
+        let is_over = !unsure.union(late).difference(table.lost()).iter().any(|leg| self.is_there(leg));
         table.give_up_the_silent();
         if is_kept { Ok(()) } else { Err(Unwritten { is_over }) }
     }
@@ -233,7 +233,7 @@ impl Everywhere {
     }
 
     fn answered(&mut self, index: usize, id: u64, result: Result<Vec<u8>, CallFailure>, steps: u32) {
-        let (leg, table) = (Legs::one(self.ways[index].leg), &self.shared.table);
+        let (leg, table) = (MemberSet::one(self.ways[index].leg), &self.shared.table);
         match result {
             Ok(_) => {}
             Err(CallFailure::Server { code, detail }) => {
@@ -298,7 +298,7 @@ impl Everywhere {
             return;
         };
         let (leg, owes) = (self.ways[way].leg, self.ways[way].owes);
-        let others = self.shared.asked.but(Legs::one(leg)).but(self.shared.failed.legs());
+        let others = self.shared.asked.difference(MemberSet::one(leg)).difference(self.shared.failed.legs());
         let patience = self.shared.table.write_patience().map_or(PATIENCE, |patience| patience.max(PATIENCE));
         let fresh = Quiet { way, owes, since: now, patience };
         let quiet = self.quiet.filter(|quiet| quiet.way == way && quiet.owes == owes).unwrap_or(fresh);
@@ -309,7 +309,7 @@ impl Everywhere {
         if others.is_empty() || !is_long || waits_for_all {
             return;
         }
-        if !self.shared.table.answering(Legs::one(leg)).is_empty() {
+        if !self.shared.table.answering(MemberSet::one(leg)).is_empty() {
             self.quiet = Some(Quiet { since: now_ns(), patience: 2 * quiet.patience, ..quiet });
             return;
         }
@@ -329,8 +329,8 @@ impl Everywhere {
         let (leg, shared) = (*leg, self.shared.clone());
         let Some(calls) = calls.take() else { return };
         unsent.clear();
-        self.shared.failed.add(Legs::one(leg));
-        self.shared.late.add(Legs::one(leg));
+        self.shared.failed.add(MemberSet::one(leg));
+        self.shared.late.add(MemberSet::one(leg));
         let table = shared.table.clone();
         table.set_late(leg, now_ns().saturating_add(ANSWER_WITHIN.as_nanos() as u64));
         let wait = move || wait_for_late(&shared, leg, calls);
@@ -416,7 +416,7 @@ impl Calls for Everywhere {
 
 impl Drop for Everywhere {
     fn drop(&mut self) {
-        let owing: Legs = self.ways.iter().filter(|way| way.owes > 0).map(|way| way.leg).collect();
+        let owing: MemberSet = self.ways.iter().filter(|way| way.owes > 0).map(|way| way.leg).collect();
         self.shared.failed.add(owing);
         self.shared.unsure.add(owing);
     }
@@ -586,7 +586,7 @@ mod tests {
         world.sides[1].set_silent(false);
         drop(channel);
         assert_eq!(writes.end(), Ok(()));
-        assert_eq!(world.backend.table.valid(60, 1, world.backend.table.all()), Legs::one(0));
+        assert_eq!(world.backend.table.valid(60, 1, world.backend.table.all()), MemberSet::one(0));
         assert_version(&mut *world.lane, 60, 1, 2);
     }
 

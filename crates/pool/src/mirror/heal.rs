@@ -5,7 +5,7 @@ use super::legs::{CHUNK_PAGES, LegTable};
 use crate::{Buffer, Op, PoolError};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::{Legs, PageId};
+use farfield_core::{MemberSet, PageId};
 use farfield_os::process::now_ns;
 
 /// Number of pages that are read at a time.
@@ -18,7 +18,7 @@ const REST: Duration = Duration::from_millis(100);
 struct Job {
     chunk: u64,
     leg: usize,
-    sources: Legs,
+    sources: MemberSet,
     /// Source that was asked last.
     source: usize,
     /// First page of the chunk that is not copied yet.
@@ -46,7 +46,7 @@ pub(super) struct Copier {
     /// end of time.
     rests_until: u64,
     /// Legs from which a copy was not read in time: others are asked first.
-    slow: Legs,
+    slow: MemberSet,
     zero: Box<[u8; PAGE_BYTES]>,
 }
 
@@ -68,7 +68,7 @@ impl Copier {
             buffers: (0..copies).map(|_| (run(), run())).collect(),
             round: None,
             rests_until: 0,
-            slow: Legs(0),
+            slow: MemberSet(0),
             zero: Box::new([0; PAGE_BYTES]),
         }
     }
@@ -103,7 +103,12 @@ impl Copier {
     /// Claims the next chunk that a leg lacks, if there is one. Returns the job, and which
     /// operation to send to which leg. The chunk is copied to a leg that is `usable`, from one that
     /// the lane has a way to.
-    pub(super) fn start(&mut self, table: &LegTable, usable: Legs, open: Legs) -> Option<(usize, (usize, Op))> {
+    pub(super) fn start(
+        &mut self,
+        table: &LegTable,
+        usable: MemberSet,
+        open: MemberSet,
+    ) -> Option<(usize, (usize, Op))> {
         if self.rests_until > 0 && now_ns() < self.rests_until {
             return None;
         }
@@ -127,8 +132,8 @@ impl Copier {
 
     /// Looks at some words for a chunk that a leg lacks. One round over all words is for one leg;
     /// the leg is healed when the round finds nothing.
-    fn look(&mut self, table: &LegTable, usable: Legs, open: Legs) -> Option<(u64, usize, Legs)> {
-        let to_heal = table.to_heal().and(usable);
+    fn look(&mut self, table: &LegTable, usable: MemberSet, open: MemberSet) -> Option<(u64, usize, MemberSet)> {
+        let to_heal = table.to_heal().intersection(usable);
         if to_heal.is_empty() {
             return None;
         }
@@ -160,9 +165,9 @@ impl Copier {
 
     fn read_step(&mut self, table: &LegTable, job: usize) -> Option<(usize, Op)> {
         let job = self.jobs[job].as_mut()?;
-        let sources = job.sources.and(table.present());
-        let quick = sources.and(table.active()).but(self.slow);
-        let source = quick.iter().chain(sources.but(self.slow).iter()).chain(sources.iter()).next()?;
+        let sources = job.sources.intersection(table.present());
+        let quick = sources.intersection(table.active()).difference(self.slow);
+        let source = quick.iter().chain(sources.difference(self.slow).iter()).chain(sources.iter()).next()?;
         let mut buffer = job.read.take()?;
         buffer.set_pages(job.count as usize);
         (job.stored, job.source) = (None, source);
@@ -197,7 +202,7 @@ impl Copier {
                 table.give_up(leg, error);
             }
             if was_read && matches!(error, PoolError::TimedOut { .. }) {
-                self.slow = self.slow.or(Legs::one(job.source));
+                self.slow = self.slow.union(MemberSet::one(job.source));
             }
             // A source that gave wrong bytes becomes a target of copies itself, if another leg
             // holds the chunk.
@@ -215,7 +220,7 @@ impl Copier {
             return None;
         }
         if was_read {
-            self.slow = self.slow.but(Legs::one(job.source));
+            self.slow = self.slow.difference(MemberSet::one(job.source));
         }
         if !table.word(job.chunk).is_copying(leg) || self.rests_until == u64::MAX {
             self.finish(table, index, false);

@@ -20,7 +20,7 @@ use crate::legs::{ANSWER_WITHIN, FAREWELL_PATIENCE, LegLane, RUN_PAGES, WRITE_PA
 use crate::scrub::{self, Walker};
 use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
-use farfield_core::{Legs, PageId};
+use farfield_core::{MemberSet, PageId};
 use farfield_os::process::now_ns;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -127,32 +127,32 @@ impl MirrorLane {
     }
 
     /// Returns the legs that this lane can use now.
-    pub(super) fn usable(&self) -> Legs {
+    pub(super) fn usable(&self) -> MemberSet {
         self.legs.open(self.table.active())
     }
 
     /// Returns the legs that are not lost and that this lane has a way to.
-    pub(super) fn open_legs(&self) -> Legs {
+    pub(super) fn open_legs(&self) -> MemberSet {
         self.legs.open(self.table.present())
     }
 
     /// Returns the legs to read these pages from: those that can be used now, and only if none of
     /// them has the pages, late ones. For late ones it is better to wait.
-    pub(super) fn sources(&self, page: u64, count: u64, failed: Legs) -> Legs {
-        let of = |legs: Legs| self.table.valid(page, count, legs).but(failed);
+    pub(super) fn sources(&self, page: u64, count: u64, failed: MemberSet) -> MemberSet {
+        let of = |legs: MemberSet| self.table.valid(page, count, legs).difference(failed);
         [of(self.usable()), of(self.open_legs())].into_iter().find(|legs| !legs.is_empty()).unwrap_or_default()
     }
 
     /// Returns the legs at which to change these pages. Late ones are included where no usable leg
     /// has the bytes that are there now.
-    fn targets(&self, page: u64, count: u64) -> Legs {
+    fn targets(&self, page: u64, count: u64) -> MemberSet {
         let usable = self.usable();
         if self.table.keeps(page, count, usable) { usable } else { self.open_legs() }
     }
 
     /// Checks whether `usable` is the only leg that is left. A late leg may be back before this one
     /// answers.
-    fn is_last(&self, usable: Legs) -> bool {
+    fn is_last(&self, usable: MemberSet) -> bool {
         usable.count() == 1 && self.table.present() == usable
     }
 
@@ -209,7 +209,7 @@ impl MirrorLane {
     /// Starts the next piece of an operation; returns `false` if there is no room for it now.
     fn cut_piece(&mut self, parent: usize) -> bool {
         // Each leg must have an errand, and others too if one fails.
-        if self.free_pieces.is_empty() || self.free_errands.len() < Legs::MAX {
+        if self.free_pieces.is_empty() || self.free_errands.len() < MemberSet::MAX {
             return false;
         }
         let Some(known) = &self.parents[parent] else { return true };
@@ -225,7 +225,7 @@ impl MirrorLane {
     fn cut_read(&mut self, parent: usize, page: u64, left: u64, is_first: bool) -> bool {
         let usable = self.usable();
         let whole = self.table.valid(page, left, usable);
-        let near = whole.and(self.table.near);
+        let near = whole.intersection(self.table.near);
         if is_first && (!near.is_empty() || whole.count() == 1 && self.is_last(usable)) {
             let nearest = if near.is_empty() { whole } else { near };
             let piece = self.new_piece(parent, page, left);
@@ -233,7 +233,7 @@ impl MirrorLane {
             return true;
         }
         let count = left.min(RUN_PAGES).min(CHUNK_PAGES - page % CHUNK_PAGES);
-        let candidates = self.sources(page, count, Legs(0));
+        let candidates = self.sources(page, count, MemberSet(0));
         if candidates.is_empty() && self.legs.is_behind_the_news() {
             return false;
         }
@@ -249,7 +249,7 @@ impl MirrorLane {
     }
 
     /// Returns the leg to read from: the nearest that has a buffer.
-    pub(super) fn best(&mut self, candidates: Legs, pages: u64) -> Option<usize> {
+    pub(super) fn best(&mut self, candidates: MemberSet, pages: u64) -> Option<usize> {
         self.reads += 1;
         let latency = |leg: &usize| match &self.legs[*leg] {
             Some(known) if !self.table.near.has(*leg) => known.latency_ns,
@@ -267,13 +267,13 @@ impl MirrorLane {
         // An answer may come after the operation has ended, unless the leg is near. So the leg must
         // not work on the caller's buffer.
         let usable = self.usable();
-        let direct = is_first && self.is_last(usable) && usable.but(self.table.near).is_empty();
+        let direct = is_first && self.is_last(usable) && usable.difference(self.table.near).is_empty();
         let count = if direct { left } else { left.min(RUN_PAGES) };
         let known = self.targets(page, count);
         // The leader decides. The bytes that only a left-out leg held before must not be lost with
         // it.
         let (table, leader) = (&self.table, self.table.leader());
-        let are_enough = |legs: Legs| {
+        let are_enough = |legs: MemberSet| {
             legs == known || leader.is_none_or(|leader| legs.has(leader)) && table.keeps(page, count, legs)
         };
         let has_room = |leg: &LegLane| direct || leg.has_buffer(count);
@@ -308,10 +308,10 @@ impl MirrorLane {
     /// when it set out.
     pub(super) fn ask_more(&mut self, piece: usize) {
         let Some(Piece { parent, page, count, .. }) = self.pieces[piece] else { return };
-        let asked = self.pieces[piece].as_ref().map_or(Legs(0), Piece::asked);
+        let asked = self.pieces[piece].as_ref().map_or(MemberSet(0), Piece::asked);
         let Some(kind) = self.parents[parent].as_ref().map(|known| known.kind) else { return };
-        for leg in self.table.valid(page, count, self.usable()).but(asked).iter() {
-            if self.free_errands.len() < Legs::MAX {
+        for leg in self.table.valid(page, count, self.usable()).difference(asked).iter() {
+            if self.free_errands.len() < MemberSet::MAX {
                 return;
             }
             let page = PageId(page);
@@ -341,9 +341,16 @@ impl MirrorLane {
 
     /// Begins a piece that changes pages at `usable` legs, chosen from those that were `known`.
     /// Returns `None` if that cannot be done now.
-    fn begin_write(&mut self, parent: usize, page: u64, count: u64, usable: Legs, known: Legs) -> Option<usize> {
+    fn begin_write(
+        &mut self,
+        parent: usize,
+        page: u64,
+        count: u64,
+        usable: MemberSet,
+        known: MemberSet,
+    ) -> Option<usize> {
         let change = self.table.changes.begin();
-        if self.legs.is_behind_the_news() || !self.targets(page, count).but(known).is_empty() {
+        if self.legs.is_behind_the_news() || !self.targets(page, count).difference(known).is_empty() {
             return None;
         }
         if !self.table.begin_write(page, count, usable) {
@@ -371,17 +378,17 @@ impl MirrorLane {
             parent,
             page,
             count,
-            errands: [None; Legs::MAX],
-            have: Legs(0),
-            failed: Legs(0),
-            wrong: Legs(0),
-            unsure: Legs(0),
+            errands: [None; MemberSet::MAX],
+            have: MemberSet(0),
+            failed: MemberSet(0),
+            wrong: MemberSet(0),
+            unsure: MemberSet(0),
             error: None,
             alarm_at: u64::MAX,
             patient_until: u64::MAX,
             ends_at: u64::MAX,
             is_over: false,
-            late: Legs(0),
+            late: MemberSet(0),
             is_hedged: false,
             change: None,
         });
@@ -452,7 +459,7 @@ impl MirrorLane {
         self.look_for_late_copies();
         let Some(mut copier) = self.copier.take() else { return };
         let mut step = None;
-        if self.free_errands.len() > 2 * Legs::MAX {
+        if self.free_errands.len() > 2 * MemberSet::MAX {
             step = copier.start(&self.table, self.usable(), self.open_legs());
         }
         self.copier = Some(copier);

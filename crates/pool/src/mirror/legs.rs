@@ -11,7 +11,7 @@ use crate::{Backend, PoolError};
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
-use farfield_core::Legs;
+use farfield_core::MemberSet;
 use farfield_core::chunk_word::ChunkWord;
 use farfield_os::memory;
 use farfield_os::sync::Mutex;
@@ -27,7 +27,7 @@ pub(crate) struct LegTable {
     roster: Roster,
     pub(super) pages: u64,
     /// Legs that are memory of this machine: they answer while they are polled, and are never slow.
-    pub(super) near: Legs,
+    pub(super) near: MemberSet,
     /// Index of the leg that leads in a pair ([`LegTable::pair`]); [`NOBODY`] if there is none.
     leader: AtomicU8,
     pair: Option<Pair>,
@@ -219,11 +219,11 @@ impl LegTable {
         let is_known = !matches!(holds, Holds::Something);
         assert!(is_known || spares.reopen.is_none(), "who comes later would be given nothing");
         let is_new = matches!(holds, Holds::Zeros);
-        let spare = Legs::first(legs.len() + spares.legs.len()).but(Legs::first(legs.len()));
+        let spare = MemberSet::first(legs.len() + spares.legs.len()).difference(MemberSet::first(legs.len()));
         let roster = Roster::new(legs, spares, 1, !is_new, ChunkWord::LEGS_MAX);
         // Spares of a snapshot hold what the others hold.
-        let spare = if is_new { spare.and(roster.which(|_, _| true)) } else { Legs(0) };
-        let waiting = spare.or(roster.places());
+        let spare = if is_new { spare.intersection(roster.which(|_, _| true)) } else { MemberSet(0) };
+        let waiting = spare.union(roster.places());
         let most = roster.pages();
         let pages = if pages == 0 { most } else { pages.min(most) };
         let chunks = pages.div_ceil(CHUNK_PAGES);
@@ -259,13 +259,13 @@ impl LegTable {
     }
 
     /// Returns those of `legs` that hold all of these pages and take part.
-    pub(super) fn valid(&self, page: u64, count: u64, legs: Legs) -> Legs {
-        chunks(page, count).fold(legs, |legs, chunk| legs.and(self.holders(chunk)))
+    pub(super) fn valid(&self, page: u64, count: u64, legs: MemberSet) -> MemberSet {
+        chunks(page, count).fold(legs, |legs, chunk| legs.intersection(self.holders(chunk)))
     }
 
     /// Returns the legs that hold the chunk. An untouched chunk is zeros, which all legs hold, also
     /// those that came as spares.
-    fn holders(&self, chunk: u64) -> Legs {
+    fn holders(&self, chunk: u64) -> MemberSet {
         let word = self.words.load(chunk);
         if word.is_touched() { word.valid() } else { self.all() }
     }
@@ -280,22 +280,22 @@ impl LegTable {
     }
 
     /// Begins a write to all `active` legs; returns `false` if that is not possible now.
-    pub(super) fn begin_write(&self, page: u64, count: u64, active: Legs) -> bool {
+    pub(super) fn begin_write(&self, page: u64, count: u64, active: MemberSet) -> bool {
         let range = chunks(page, count);
         let is_first = range.clone().any(|chunk| !self.words.load(chunk).is_touched());
         // Where nothing was written yet, all legs that are not asked lack it from the beginning.
-        let lacking = if is_first { self.present().but(active) } else { Legs(0) };
+        let lacking = if is_first { self.present().difference(active) } else { MemberSet(0) };
         self.while_in_doubt(lacking, || {
-            let is_reliable = !is_first || self.unreliable().and(active).is_empty();
+            let is_reliable = !is_first || self.unreliable().intersection(active).is_empty();
             is_reliable && self.begin_write_in(range, active)
         })
     }
 
-    fn begin_write_in(&self, range: core::ops::Range<u64>, active: Legs) -> bool {
+    fn begin_write_in(&self, range: core::ops::Range<u64>, active: MemberSet) -> bool {
         for chunk in range.clone() {
             let Some((before, after)) = self.words.change(chunk, |word| word.begin_write(active)) else {
                 (range.start..chunk).for_each(|begun| {
-                    self.words.change(begun, |word| Some(word.end_write(active, Legs(0)).0));
+                    self.words.change(begun, |word| Some(word.end_write(active, MemberSet(0)).0));
                 });
                 return false;
             };
@@ -310,18 +310,18 @@ impl LegTable {
     }
 
     /// Checks whether a write that ends with these legs would be kept.
-    pub(super) fn keeps(&self, page: u64, count: u64, have: Legs) -> bool {
-        chunks(page, count).all(|chunk| !self.holders(chunk).and(have).is_empty())
+    pub(super) fn keeps(&self, page: u64, count: u64, have: MemberSet) -> bool {
+        chunks(page, count).all(|chunk| !self.holders(chunk).intersection(have).is_empty())
     }
 
     /// Ends a write at the legs that `have` it, of those that were `asked`. Returns whether the
     /// write is kept.
-    pub(super) fn end_write(&self, page: u64, count: u64, asked: Legs, have: Legs) -> bool {
-        self.while_in_doubt(self.present().but(have), || self.end_write_at(page, count, asked, have))
+    pub(super) fn end_write(&self, page: u64, count: u64, asked: MemberSet, have: MemberSet) -> bool {
+        self.while_in_doubt(self.present().difference(have), || self.end_write_at(page, count, asked, have))
     }
 
-    fn end_write_at(&self, page: u64, count: u64, asked: Legs, have: Legs) -> bool {
-        let reliable = have.but(self.unreliable());
+    fn end_write_at(&self, page: u64, count: u64, asked: MemberSet, have: MemberSet) -> bool {
+        let reliable = have.difference(self.unreliable());
         let mut all_kept = true;
         // Without the leader, copies at other legs are worth nothing. A leg that came to lead
         // meanwhile and was not asked is behind, like any other.
@@ -332,7 +332,7 @@ impl LegTable {
                 let (next, is_kept) = match failed_leader {
                     Some(leader) if word.valid().has(leader) => (word.fail_write(leader, self.all()), false),
                     // Bytes that only legs have that are being given up would be lost with them.
-                    _ if word.valid().and(reliable).is_empty() => word.end_write(Legs(0), self.all()),
+                    _ if word.valid().intersection(reliable).is_empty() => word.end_write(MemberSet(0), self.all()),
                     _ => word.end_write(have, self.all()),
                 };
                 kept = is_kept;
@@ -348,8 +348,8 @@ impl LegTable {
 
     /// Notes that `leg` gave wrong bytes. Returns `true` if others are asked from now on.
     pub(super) fn suspect(&self, page: u64, count: u64, leg: usize) -> bool {
-        self.while_in_doubt(Legs::one(leg), || {
-            let others = self.active().but(self.unreliable());
+        self.while_in_doubt(MemberSet::one(leg), || {
+            let others = self.active().difference(self.unreliable());
             let mut is_changed = false;
             for chunk in chunks(page, count) {
                 self.mark(chunk);
@@ -370,7 +370,7 @@ impl LegTable {
     }
 
     fn count_hurts(&self, before: ChunkWord, after: ChunkWord) {
-        for leg in before.valid().but(after.valid()).and(self.all()).iter() {
+        for leg in before.valid().difference(after.valid()).intersection(self.all()).iter() {
             self.hurt(leg);
         }
     }
@@ -388,12 +388,12 @@ impl LegTable {
 
     /// Claims the copy of the chunk to `leg` for the caller. Returns those of the `open` legs from
     /// which it can be copied.
-    pub(super) fn claim(&self, chunk: u64, leg: usize, open: Legs) -> Option<Legs> {
+    pub(super) fn claim(&self, chunk: u64, leg: usize, open: MemberSet) -> Option<MemberSet> {
         let (before, _) = self.words.change(chunk, |word| {
             // Late writes could land on top of the copy.
             if self.is_late(leg) { None } else { Some(word.claim(leg, open)?.0) }
         })?;
-        Some(before.valid().and(open))
+        Some(before.valid().intersection(open))
     }
 
     /// Ends a copy.

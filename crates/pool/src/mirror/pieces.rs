@@ -4,7 +4,7 @@ use crate::backend::Kind;
 use crate::changes::Change;
 use crate::{Buffer, PoolError, Priority};
 use core::time::Duration;
-use farfield_core::Legs;
+use farfield_core::MemberSet;
 
 /// Most pieces that one lane has under way.
 pub(super) const PIECES: usize = 256;
@@ -25,7 +25,7 @@ pub(super) struct Parent {
     pub(super) buffer: Option<Buffer>,
     pub(super) result: Result<(), PoolError>,
     /// Legs at which the operation could be made when it began.
-    pub(super) knew: Legs,
+    pub(super) knew: MemberSet,
     /// Set if the operation failed only because the legs that have it are not those that are read
     /// there. Then it begins anew.
     pub(super) is_unlucky: bool,
@@ -43,13 +43,13 @@ pub(super) struct Piece {
     pub(super) page: u64,
     pub(super) count: u64,
     /// Index of the errand that is under way at each leg.
-    pub(super) errands: [Option<u16>; Legs::MAX],
+    pub(super) errands: [Option<u16>; MemberSet::MAX],
     /// Four sets of legs: those that have done it, that failed, that gave wrong bytes, and whose
     /// write may still arrive.
-    pub(super) have: Legs,
-    pub(super) failed: Legs,
-    pub(super) wrong: Legs,
-    pub(super) unsure: Legs,
+    pub(super) have: MemberSet,
+    pub(super) failed: MemberSet,
+    pub(super) wrong: MemberSet,
+    pub(super) unsure: MemberSet,
     pub(super) error: Option<PoolError>,
     /// When to hedge the read, or to lose patience with the write.
     pub(super) alarm_at: u64,
@@ -61,20 +61,20 @@ pub(super) struct Piece {
     /// all legs have answered: a leg that cannot be done without may still do it.
     pub(super) is_over: bool,
     /// Legs that were asked and are late.
-    pub(super) late: Legs,
+    pub(super) late: MemberSet,
     pub(super) is_hedged: bool,
     /// Change that the piece makes; `None` for a read.
     pub(super) change: Option<Change>,
 }
 
 impl Piece {
-    pub(super) fn under_way(&self) -> Legs {
-        (0..Legs::MAX).filter(|&leg| self.errands[leg].is_some()).collect()
+    pub(super) fn under_way(&self) -> MemberSet {
+        (0..MemberSet::MAX).filter(|&leg| self.errands[leg].is_some()).collect()
     }
 
     /// Returns all legs that were asked.
-    pub(super) fn asked(&self) -> Legs {
-        self.have.or(self.failed).or(self.under_way())
+    pub(super) fn asked(&self) -> MemberSet {
+        self.have.union(self.failed).union(self.under_way())
     }
 }
 

@@ -11,7 +11,7 @@ use super::pieces::For;
 use crate::Op;
 use crate::scrub::{Answers, Mended, Run, Scrub, Shelves, Walker, Walks, Wrong};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::{Legs, PageId, checksum};
+use farfield_core::{MemberSet, PageId, checksum};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -34,7 +34,7 @@ impl Shelves for LegTable {
             return Err(self.written.next(chunk).unwrap_or(u64::MAX / CHUNK_PAGES) * CHUNK_PAGES);
         }
         let is_watched = LegTable::watch(self, chunk);
-        let legs = self.word(chunk).valid().and(self.active());
+        let legs = self.word(chunk).valid().intersection(self.active());
         let end = ((chunk + 1) * CHUNK_PAGES).min(self.pages);
         Ok(Run { first: from, count: most.min(end - from), legs, is_watched })
     }
@@ -69,15 +69,15 @@ impl Shelves for LegTable {
 }
 
 /// Returns the legs whose page differs from that of most, by the order that the module describes.
-fn outvoted(legs: Legs, sum: impl Fn(usize) -> Option<u64>) -> Legs {
+fn outvoted(legs: MemberSet, sum: impl Fn(usize) -> Option<u64>) -> MemberSet {
     let said = |leg: &usize| sum(*leg).is_some();
-    let Some(first) = legs.iter().find(said) else { return Legs(0) };
+    let Some(first) = legs.iter().find(said) else { return MemberSet(0) };
     if legs.iter().filter(said).all(|leg| sum(leg) == sum(first)) {
-        return Legs(0);
+        return MemberSet(0);
     }
     let zeros = checksum(&[0; PAGE_BYTES]);
     let votes = |leg: usize| legs.iter().filter(|other| sum(*other) == sum(leg)).count();
-    let weight = |leg: &usize| (sum(*leg) != Some(zeros), votes(*leg), Legs::MAX - leg);
+    let weight = |leg: &usize| (sum(*leg) != Some(zeros), votes(*leg), MemberSet::MAX - leg);
     let best = legs.iter().filter(said).max_by_key(weight);
     let is_other = |leg: &usize| said(leg) && best.is_some_and(|best| sum(*leg) != sum(best));
     legs.iter().filter(is_other).collect()
@@ -104,7 +104,7 @@ impl Walks for MirrorLane {
 
     fn ask(&mut self, leg: usize, page: u64, count: u64) -> bool {
         let lane = self.legs[leg].as_mut().filter(|lane| lane.has_buffer_for_read(count));
-        if self.free_errands.len() <= 2 * Legs::MAX {
+        if self.free_errands.len() <= 2 * MemberSet::MAX {
             return false;
         }
         let Some(buffer) = lane.and_then(|lane| lane.take_buffer(count)) else { return false };
@@ -137,8 +137,12 @@ mod tests {
             (&[None, None], 0b00),
             (&[Some(9), None, Some(7), Some(7), Some(8), Some(8)], 0b110001),
         ] {
-            assert_eq!(outvoted(Legs::first(said.len()), |leg| said[leg]), Legs(wrong), "{said:?}");
+            assert_eq!(outvoted(MemberSet::first(said.len()), |leg| said[leg]), MemberSet(wrong), "{said:?}");
         }
-        assert_eq!(outvoted(Legs(0b110), |leg| [1, 7, 8].get(leg).copied()), Legs(0b100), "others are not asked");
+        assert_eq!(
+            outvoted(MemberSet(0b110), |leg| [1, 7, 8].get(leg).copied()),
+            MemberSet(0b100),
+            "others are not asked"
+        );
     }
 }

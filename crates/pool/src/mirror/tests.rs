@@ -9,7 +9,7 @@ use crate::touched::Touched;
 use crate::trial::{self, NEVER, SilentSide, assert_version, filled, open, read, survive, wait_until, write};
 use crate::{Backend, Health, Op, Opener, PoolError, Priority, Request, conformance};
 use core::time::Duration;
-use farfield_core::{Legs, PageId};
+use farfield_core::{MemberSet, PageId};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -96,16 +96,16 @@ fn a_leg_is_mended_at_once_however_far_behind_in_the_region_the_pages_are() {
 fn a_spare_lacks_what_is_first_written_by_those_who_did_not_see_it_come() {
     let leg = || Leg { backend: Some(open("ram:", 64)), leaves: 1, server: 0 };
     let table = LegTable::new(vec![leg(), leg()], vec![leg()].into(), 64, Holds::Zeros).unwrap();
-    let seen = Legs::one(0);
+    let seen = MemberSet::one(0);
     table.lose(1);
     // Whoever mends looks at everything: nothing was ever written.
-    assert_eq!(table.to_heal(), Legs::one(2));
+    assert_eq!(table.to_heal(), MemberSet::one(2));
     table.set_healed(2, table.hurts(2));
     assert!(table.is_whole(2));
     assert!(table.begin_write(0, 1, seen));
     assert!(!table.is_whole(2), "it lacks the chunk");
     assert!(table.end_write(0, 1, seen, seen));
-    assert_eq!(table.to_heal(), Legs::one(2));
+    assert_eq!(table.to_heal(), MemberSet::one(2));
 }
 
 #[test]
@@ -114,13 +114,13 @@ fn what_was_never_written_can_be_read_from_a_leg_that_came_later() {
     let spare = LegTable::new(vec![leg(), leg()], vec![leg()].into(), 128, Holds::Zeros).unwrap();
     spare.lose(0);
     spare.lose(1);
-    assert_eq!(spare.valid(0, 128, spare.active()), Legs::one(2));
+    assert_eq!(spare.valid(0, 128, spare.active()), MemberSet::one(2));
     // A lane that is not moved back yet when the old side of a switch is given up.
     let pair = LegTable::pair(open("ram:", 128), open("ram:", 128), Arc::new(Touched::new(2).unwrap())).unwrap();
     pair.admit();
     pair.set_leader(Some(LegTable::NEW));
     pair.lose(LegTable::OLD);
-    assert_eq!(pair.valid(64, 64, pair.active()), Legs::one(LegTable::NEW));
+    assert_eq!(pair.valid(64, 64, pair.active()), MemberSet::one(LegTable::NEW));
     assert!(pair.keeps(64, 64, pair.active()));
 }
 
@@ -129,7 +129,7 @@ fn a_leg_that_comes_to_lead_lacks_what_it_was_not_asked_for() {
     let (side, touched) = (|| open("ram:", 64), Touched::new(1).unwrap());
     let table = LegTable::pair(side(), side(), Arc::new(touched)).unwrap();
     table.admit();
-    let (old, both) = (Legs::one(LegTable::OLD), Legs::first(2));
+    let (old, both) = (MemberSet::one(LegTable::OLD), MemberSet::first(2));
     assert!(table.begin_write(0, 1, both) && table.end_write(0, 1, both, both));
     table.set_healed(LegTable::NEW, table.hurts(LegTable::NEW));
     assert!(table.is_whole(LegTable::NEW));
@@ -142,7 +142,7 @@ fn a_leg_that_comes_to_lead_lacks_what_it_was_not_asked_for() {
     // One that was asked and has not got it decides.
     assert!(table.begin_write(0, 1, both));
     table.set_leader(Some(LegTable::OLD));
-    assert!(!table.end_write(0, 1, both, Legs::one(LegTable::NEW)));
+    assert!(!table.end_write(0, 1, both, MemberSet::one(LegTable::NEW)));
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn a_silent_leg_makes_place_for_a_spare_when_the_others_can_do_without_it() {
     assert_eq!(trial::one_within(&mut *lane, op, brief).result, Ok(()));
     wait_until("the spare has taken its seat, and holds everything", || {
         lane.poll(&mut Vec::new());
-        backend.table.lost() == Legs::one(0) && backend.health() == Health::Good
+        backend.table.lost() == MemberSet::one(0) && backend.health() == Health::Good
     });
     other.set_silent(true);
     assert_version(&mut *lane, 64, 1, 3);

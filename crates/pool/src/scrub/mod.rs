@@ -17,7 +17,7 @@ use crate::legs::RUN_PAGES;
 use crate::{Backend, Lane, PoolError};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
-use farfield_core::Legs;
+use farfield_core::MemberSet;
 use farfield_core::policy::scrub::ScrubPace;
 use farfield_core::time::Moment;
 use farfield_os::process::now_ns;
@@ -176,17 +176,17 @@ impl Scrub {
 pub(crate) struct Run {
     pub(crate) first: u64,
     pub(crate) count: u64,
-    pub(crate) legs: Legs,
+    pub(crate) legs: MemberSet,
     /// Set if writes to the places are noted meanwhile.
     pub(crate) is_watched: bool,
 }
 
 /// Legs with a wrong page, for each place of a run.
-pub(crate) type Wrong = [Legs; RUN];
+pub(crate) type Wrong = [MemberSet; RUN];
 
 /// Answers of legs: checksums of the pages that they have, which match the bytes.
 pub(crate) struct Answers {
-    sums: [[Option<u64>; RUN]; Legs::MAX],
+    sums: [[Option<u64>; RUN]; MemberSet::MAX],
 }
 
 impl Answers {
@@ -312,12 +312,12 @@ pub(crate) struct Walker {
     stage: Stage,
     run: Run,
     /// Legs that were not asked yet.
-    left: Legs,
+    left: MemberSet,
     answers: Answers,
     wrong: Wrong,
     tries: u32,
     /// Legs that did not answer, and until when they are passed over.
-    silent: Legs,
+    silent: MemberSet,
     silent_until: u64,
     is_paused: bool,
     polls: u32,
@@ -327,12 +327,12 @@ impl Walker {
     pub(crate) fn new() -> Walker {
         Walker {
             stage: Stage::Idle,
-            run: Run { first: 0, count: 0, legs: Legs(0), is_watched: false },
-            left: Legs(0),
-            answers: Answers { sums: [[None; RUN]; Legs::MAX] },
-            wrong: [Legs(0); RUN],
+            run: Run { first: 0, count: 0, legs: MemberSet(0), is_watched: false },
+            left: MemberSet(0),
+            answers: Answers { sums: [[None; RUN]; MemberSet::MAX] },
+            wrong: [MemberSet(0); RUN],
             tries: 0,
-            silent: Legs(0),
+            silent: MemberSet(0),
             silent_until: 0,
             is_paused: false,
             polls: 0,
@@ -391,18 +391,18 @@ impl Walker {
 
     fn begin_look(&mut self) {
         if now_ns() >= self.silent_until {
-            self.silent = Legs(0);
+            self.silent = MemberSet(0);
         }
-        self.left = self.run.legs.but(self.silent);
+        self.left = self.run.legs.difference(self.silent);
         self.answers.sums.iter_mut().for_each(|sums| sums.fill(None));
-        self.wrong = [Legs(0); RUN];
+        self.wrong = [MemberSet(0); RUN];
         self.next_leg();
     }
 
     fn next_leg(&mut self) {
         self.stage = match self.left.iter().next() {
             Some(leg) => {
-                self.left = self.left.but(Legs::one(leg));
+                self.left = self.left.difference(MemberSet::one(leg));
                 Stage::Reading { leg, alone: None, is_asked: false }
             }
             None => Stage::Judging,
@@ -429,11 +429,11 @@ impl Walker {
                 return;
             }
             Err(PoolError::Corrupt { .. }) => {
-                self.wrong[first as usize] = self.wrong[first as usize].or(Legs::one(leg));
+                self.wrong[first as usize] = self.wrong[first as usize].union(MemberSet::one(leg));
             }
             Err(error) => {
                 if matches!(error, PoolError::TimedOut { .. }) {
-                    self.silent = self.silent.or(Legs::one(leg));
+                    self.silent = self.silent.union(MemberSet::one(leg));
                     self.silent_until = now_ns().saturating_add(SILENCE.as_nanos() as u64);
                 }
                 return self.next_leg();
@@ -461,7 +461,7 @@ impl Walker {
         }
         let (mut found, mut is_mended) = (0, true);
         for place in 0..self.run.count as usize {
-            let legs = self.wrong[place].or(verdict.unwrap_or([Legs(0); RUN])[place]);
+            let legs = self.wrong[place].union(verdict.unwrap_or([MemberSet(0); RUN])[place]);
             found += legs.count() as u64;
             let suspected = legs.iter().filter(|leg| shelves.suspect(self.run.first + place as u64, *leg));
             self.wrong[place] = suspected.collect();
@@ -484,7 +484,7 @@ impl Walker {
                     is_over = false;
                     continue;
                 }
-                self.wrong[place] = self.wrong[place].but(Legs::one(leg));
+                self.wrong[place] = self.wrong[place].difference(MemberSet::one(leg));
                 shelves.scrub().mended.fetch_add(u64::from(mended == Mended::Yes), Ordering::Relaxed);
             }
         }

@@ -10,7 +10,7 @@ use crate::trial::{PAGES, assert_version, one, random_history, wait_until, write
 use crate::{Backend, CloneTicket, Completion, Health, Lane, Op, Opener, PoolError, Request};
 use core::sync::atomic::{AtomicU8, Ordering};
 use core::time::Duration;
-use farfield_core::gf256::Code;
+use farfield_core::gf256::ErasureCode;
 use farfield_core::{Incarnation, PageId};
 use farfield_os::process::now_ns;
 use std::sync::Arc;
@@ -138,7 +138,7 @@ impl Pool {
         let backend: Box<dyn Backend> = match kind {
             Kind::Mirror(_) => Box::new(MirrorBackend::new(used, spare, PAGES, Holds::Zeros, scrub, heals).unwrap()),
             Kind::Ec(data, parity) => {
-                Box::new(EcBackend::new(Code::new(data, parity), used, spare, PAGES, scrub, heals).unwrap())
+                Box::new(EcBackend::new(ErasureCode::new(data, parity), used, spare, PAGES, scrub, heals).unwrap())
             }
         };
         Pool { legs, needed, backend }

@@ -6,7 +6,7 @@ use super::table::{Bid, TierTable};
 use crate::{Buffer, Op, PoolError};
 use core::time::Duration;
 use farfield_core::PageId;
-use farfield_core::policy::room::{Look, look};
+use farfield_core::policy::tier_admission::{TierClockAction, clock_action};
 use farfield_core::tier_word::TierWord;
 
 /// Number of pages that are moved together, and of pages that are looked at in one go.
@@ -136,10 +136,10 @@ impl Care {
                 return None;
             }
             self.hands[from] = first + 1;
-            match look(table.word(first), from) {
-                Look::Pass => {}
-                Look::Spare(_) => table.age(first),
-                Look::Leave => {
+            match clock_action(table.word(first), from) {
+                TierClockAction::Pass => {}
+                TierClockAction::Spare(_) => table.age(first),
+                TierClockAction::Leave => {
                     let (count, bid) = table.claim_move(first, MOVE_PAGES, from, to);
                     if count > 0 {
                         self.hands[from] = first + count;

@@ -13,7 +13,7 @@ use crate::legs::RUN_PAGES;
 use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::{Legs, PageId, checksum};
+use farfield_core::{MemberSet, PageId, checksum};
 use farfield_os::process::now_ns;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -157,7 +157,7 @@ impl TierLane {
     }
 
     /// Returns the tiers that this lane can use.
-    fn usable(&self) -> Legs {
+    fn usable(&self) -> MemberSet {
         self.legs.open(self.table.living())
     }
 

@@ -9,10 +9,10 @@ use crate::touched::Touched;
 use crate::{Health, PoolError};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
-use farfield_core::policy::room::{Look, Room, look};
+use farfield_core::policy::tier_admission::{TierClockAction, TierOccupancy, clock_action};
 use farfield_core::tier_word::TierWord;
 use farfield_core::time::Moment;
-use farfield_core::{Incarnation, Legs};
+use farfield_core::{Incarnation, MemberSet};
 use farfield_os::process::now_ns;
 use std::sync::Arc;
 
@@ -228,10 +228,10 @@ impl TierTable {
 
     /// Brings the sums up to date with the change of a word.
     fn count(&self, before: TierWord, after: TierWord) {
-        for tier in after.copies().but(before.copies()).iter() {
+        for tier in after.copies().difference(before.copies()).iter() {
             self.tiers[tier].held.fetch_add(1, Ordering::SeqCst);
         }
-        for tier in before.copies().but(after.copies()).iter() {
+        for tier in before.copies().difference(after.copies()).iter() {
             self.tiers[tier].held.fetch_sub(1, Ordering::SeqCst);
         }
         let (was, is) = (before.garbage().count() as u64, after.garbage().count() as u64);
@@ -308,7 +308,7 @@ impl TierTable {
     pub(super) fn claim_move(&self, first: u64, count: u64, from: usize, to: usize) -> (u64, Bid) {
         let mut added = 0;
         let claim = |page: &u64| {
-            let leaves = |word: TierWord| look(word, from) == Look::Leave;
+            let leaves = |word: TierWord| clock_action(word, from) == TierClockAction::Leave;
             let claimed = self
                 .change(*page, |word| leaves(word).then(|| word.claim_move(from, to)).flatten().map(|word| (word, ())));
             added += u64::from(claimed.is_some_and(|(before, ())| !before.copies().has(to)));
@@ -330,9 +330,9 @@ impl TierTable {
 
     // Room.
 
-    fn room(&self, tier: usize) -> Room {
+    fn room(&self, tier: usize) -> TierOccupancy {
         let tier = &self.tiers[tier];
-        Room {
+        TierOccupancy {
             held: tier.held.load(Ordering::SeqCst),
             limit: tier.limit.load(Ordering::SeqCst),
             full_until: Moment(tier.full_until.load(Ordering::SeqCst)),
@@ -351,7 +351,7 @@ impl TierTable {
     /// Notes that the tier was full for these pages.
     pub(super) fn set_full(&self, tier: usize, bid: Bid) {
         let room = self.room(tier);
-        let limit = Room { held: room.held.max(bid.held), ..room }.limit_when_full(bid.added);
+        let limit = TierOccupancy { held: room.held.max(bid.held), ..room }.limit_when_full(bid.added);
         self.tiers[tier].limit.store(limit, Ordering::SeqCst);
         self.tiers[tier].full_until.store(Moment(now_ns()).after(ASK_AGAIN).0, Ordering::SeqCst);
     }
@@ -384,7 +384,7 @@ impl TierTable {
         !self.tiers[tier].is_gone.load(Ordering::SeqCst)
     }
 
-    pub(super) fn living(&self) -> Legs {
+    pub(super) fn living(&self) -> MemberSet {
         (0..self.legs.len()).filter(|tier| self.lives(*tier)).collect()
     }
 
@@ -408,7 +408,7 @@ impl TierTable {
 
     /// Returns the first of the `usable` tiers, from `from` on, that a page with this word can be
     /// written to.
-    pub(super) fn choose(&self, word: TierWord, usable: Legs, from: usize) -> Choice {
+    pub(super) fn choose(&self, word: TierWord, usable: MemberSet, from: usize) -> Choice {
         let Some(last) = usable.iter().last() else { return Choice::Gone };
         let mut is_busy = false;
         for tier in usable.iter().filter(|tier| *tier >= from) {

@@ -5,7 +5,7 @@ use crate::address::Address;
 use crate::server::Shared;
 use crate::sessions::{Session, Tenant};
 use crate::store::{Charge, Ledger, Resource};
-use farfield_core::wire::{self, Hello, Refusal, RefuseCode};
+use farfield_core::wire::{self, ConnectionRefusal, Hello, RefuseCode};
 use farfield_os::{Errno, serving};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,7 +28,7 @@ impl Connection<'_> {
     }
 
     pub(super) fn refuse(&mut self, code: RefuseCode, text: &str) -> End {
-        let refusal = Refusal { code, version_min: wire::VERSION_MIN, version_max: wire::VERSION_MAX, text };
+        let refusal = ConnectionRefusal { code, version_min: wire::VERSION_MIN, version_max: wire::VERSION_MAX, text };
         wire::encode_refusal(&refusal, &mut self.outbox);
         End::Refused(code)
     }

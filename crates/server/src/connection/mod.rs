@@ -28,8 +28,8 @@ use crate::turns::Turn;
 use calls::{Row, call_of};
 use farfield_core::RegionId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::session::{ServerConversation, Step};
-use farfield_core::wire::{self, ErrorCode, Head, RefuseCode, Request, WireError, WireRequest};
+use farfield_core::session::{ServerAction, ServerConversation};
+use farfield_core::wire::{self, ErrorCode, MessageHeader, RefuseCode, Request, WireError, WireRequest};
 use farfield_os::Errno;
 use greeting::greet;
 use link::GREETING_BYTES;
@@ -242,25 +242,25 @@ impl<'a> Connection<'a> {
             let mut need = None;
             while self.batch.len() < BATCH_MAX {
                 match self.conversation.step(self.inbox.get(at..self.unread.end).unwrap_or_default()) {
-                    Step::Need { bytes } => {
+                    ServerAction::Need { bytes } => {
                         need = Some(bytes);
                         break;
                     }
-                    Step::Request { request, used } => {
+                    ServerAction::Request { request, used } => {
                         let (background, read) = (request.background, read_of(&request));
                         self.batch.push(Item { bytes: at..at + used, background, read });
                         at += used;
                     }
-                    Step::Fail { tag, code, used } => {
+                    ServerAction::Fail { tag, code, used } => {
                         at += used;
                         self.fail(tag, code, 0);
                     }
-                    Step::Hello { hello, version, used } => {
+                    ServerAction::Hello { hello, version, used } => {
                         let greeting = greet(self.shared, self.transport, self.address, &hello, version);
                         at += used;
                         self.greeted(greeting)?;
                     }
-                    Step::Broken { error, refuse } => {
+                    ServerAction::Broken { error, refuse } => {
                         broken = Some((error, refuse));
                         break;
                     }
@@ -377,7 +377,7 @@ fn request_of<'i>(inbox: &'i [u8], item: &Item) -> Result<WireRequest<'i>, WireE
         return Ok(read);
     }
     let frame = inbox.get(item.bytes.clone()).unwrap_or_default();
-    let head = Head::decode(frame)?.ok_or(WireError::Field("head"))?;
+    let head = MessageHeader::decode(frame)?.ok_or(WireError::Field("head"))?;
     WireRequest::decode(&head, frame.get(wire::HEAD_BYTES..).unwrap_or_default())
 }
 

@@ -5,7 +5,7 @@ use super::{Connection, End, Transport, is_late, random_u128};
 use crate::fabric::{self, FabricError};
 use crate::sessions::{Ended, Session};
 use crate::store::{Region, StoreError};
-use farfield_core::wire::{self, ErrorCode, Kind, Request, WireRequest};
+use farfield_core::wire::{self, ErrorCode, MessageKind, Request, WireRequest};
 use farfield_core::{RegionId, checksum};
 use farfield_os::serving;
 use std::os::fd::AsFd;
@@ -49,7 +49,7 @@ impl Connection<'_> {
         &mut self,
         session: &Arc<Session>,
         tag: u64,
-        kind: Kind,
+        kind: MessageKind,
         request: &Request<'_>,
     ) -> Result<(), (ErrorCode, u64)> {
         let find = |id| session.region(id).ok_or((ErrorCode::UnknownRegion, 0));

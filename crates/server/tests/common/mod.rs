@@ -5,8 +5,8 @@ pub mod functions;
 
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{
-    ErrorCode, HEAD_BYTES, Head, Hello, Kind, ReadReply, RefuseCode, Reply, Request, SessionSecret, Stat, Welcome,
-    WireReply, WireRequest, encode_request, features,
+    ErrorCode, HEAD_BYTES, Hello, MessageHeader, MessageKind, ReadReply, RefuseCode, Reply, Request, SessionSecret,
+    Stat, Welcome, WireReply, WireRequest, encode_request, features,
 };
 use farfield_core::{PageId, RegionId, checksum};
 use farfield_server::{Config, Server};
@@ -133,14 +133,14 @@ impl Client {
     }
 
     /// The next frame; `None` when the server has closed.
-    pub fn receive(&mut self) -> Option<(Head, Vec<u8>)> {
+    pub fn receive(&mut self) -> Option<(MessageHeader, Vec<u8>)> {
         let mut head = [0; HEAD_BYTES];
         match self.stream.read_exact(&mut head) {
             Ok(()) => {}
             Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => return None,
             Err(error) => panic!("no answer: {error}"),
         }
-        let head = Head::decode(&head).unwrap().unwrap();
+        let head = MessageHeader::decode(&head).unwrap().unwrap();
         let mut body = vec![0; head.body as usize];
         self.stream.read_exact(&mut body).unwrap();
         Some((head, body))
@@ -201,14 +201,14 @@ impl Client {
         let pages: Vec<Vec<u8>> = values.iter().map(|value| page_of(*value)).collect();
         let tag = self.next_tag;
         self.next_tag += 1;
-        let head = Head {
+        let head = MessageHeader {
             body: (pages.len() * (8 + PAGE_BYTES)) as u32,
-            kind: Kind::Write as u8,
+            kind: MessageKind::Write as u8,
             tag,
             count: pages.len() as u32,
             region: region.0,
             page: first,
-            ..Head::default()
+            ..MessageHeader::default()
         };
         let mut out = head.encode().to_vec();
         pages.iter().for_each(|page| out.extend_from_slice(&checksum(page).to_le_bytes()));
@@ -227,7 +227,7 @@ impl Client {
         let tag = self.request(Request::Read { region, page: PageId(first), count });
         let (head, body) = self.receive().expect("an answer");
         assert_eq!(head.tag, tag);
-        if head.kind == Kind::ERROR {
+        if head.kind == MessageKind::ERROR {
             return Err(ErrorCode::from_number(head.code));
         }
         Ok(read_values(&head, &body, count))
@@ -260,7 +260,7 @@ impl Client {
 }
 
 /// Pages in the answer to a read, each checked against its checksum and for being full of one value.
-pub fn read_values(head: &Head, body: &[u8], count: u32) -> Vec<Option<u64>> {
+pub fn read_values(head: &MessageHeader, body: &[u8], count: u32) -> Vec<Option<u64>> {
     let prefix = ReadReply::prefix_bytes(head, count).unwrap();
     let reply = ReadReply::decode(head, count, &body[..prefix]).unwrap();
     let mut pages = body[prefix..].chunks_exact(PAGE_BYTES);

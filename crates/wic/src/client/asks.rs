@@ -5,14 +5,14 @@ use crate::access::{Access, Answer, Ask};
 use crate::registry::decode;
 use crate::{CallError, Fault, Function};
 use core::time::Duration;
-use farfield_core::lock::{self, Mode, Says};
+use farfield_core::lock::{self, LockMode, LockReply};
 use farfield_pool::{Backend, CallEnd, CallFailure, CallLane, Calls, FarCall, PoolError};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Deadline of requests for which nobody waits: no longer than any lease.
-const GIVE_BACK_WITHIN: Duration = lock::Lock::LEASE_MAX;
+const GIVE_BACK_WITHIN: Duration = lock::LockRecord::LEASE_MAX;
 /// Longest wait of a caller for locks that arrive for tasks that were ended. After that their
 /// leases end them.
 const UNDO_WITHIN: Duration = Duration::from_millis(50);
@@ -28,7 +28,7 @@ pub(super) struct Asks {
     is_nowhere: bool,
     underway: Underway<Ended>,
     /// Locks that are asked for, by tag: if the task does not want one any more, it is given back.
-    taking: BTreeMap<u32, (u64, Mode)>,
+    taking: BTreeMap<u32, (u64, LockMode)>,
     /// Requests for which the channel had no room.
     queued: VecDeque<FarCall>,
     ended: Vec<CallEnd>,
@@ -68,7 +68,9 @@ impl Asks {
         let argument = postcard::to_stdvec(ask).map_err(|_| Fault::Internal)?;
         self.lane()?;
         let tag = self.underway.begin(task);
-        if let Ask::Lock { lock, ask: lock::Ask::Take { mode, .. } | lock::Ask::Look { mode, .. } } = *ask {
+        if let Ask::Lock { lock, ask: lock::LockRequest::Take { mode, .. } | lock::LockRequest::Look { mode, .. } } =
+            *ask
+        {
             self.taking.insert(tag, (lock, mode));
         }
         let (name, version) = (Access::NAME, Access::VERSION);
@@ -119,7 +121,7 @@ impl Asks {
     }
 
     /// Makes a step of a lock, without waiting for the answer.
-    pub(super) fn give_back(&mut self, lock: u64, ask: lock::Ask) {
+    pub(super) fn give_back(&mut self, lock: u64, ask: lock::LockRequest) {
         // If it cannot be sent, the lease ends the holding.
         if let Ok(tag) = self.begin(&Ask::Lock { lock, ask }, u32::MAX, GIVE_BACK_WITHIN) {
             self.give_up(tag);
@@ -131,10 +133,12 @@ impl Asks {
         let Some(ended) = unwanted else { return };
         let Some((lock, mode)) = self.taking.remove(&tag) else { return };
         match self.answer(ended) {
-            Ok(Answer::Lock(Says::Yours { epoch, .. })) => {
-                self.give_back(lock, lock::Ask::Release { epoch, mode, is_done: true });
+            Ok(Answer::Lock(LockReply::Yours { epoch, .. })) => {
+                self.give_back(lock, lock::LockRequest::Release { epoch, mode, is_done: true });
             }
-            Ok(Answer::Lock(Says::Waits { ticket, .. })) => self.give_back(lock, lock::Ask::GiveUp { ticket }),
+            Ok(Answer::Lock(LockReply::Waits { ticket, .. })) => {
+                self.give_back(lock, lock::LockRequest::GiveUp { ticket })
+            }
             _ => {}
         }
     }

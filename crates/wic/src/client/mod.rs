@@ -26,7 +26,7 @@ use core::task::{Context, Poll};
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::lock::{self, Says};
+use farfield_core::lock::{self, LockReply};
 use farfield_pool::{Backend, Buffer, Completion, Lane, Op, PagePart, PoolError, Priority, Request};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -430,8 +430,8 @@ impl Place for ClientPlace {
         Ok(())
     }
 
-    async fn lock_step(&self, lock: u64, ask: lock::Ask) -> Result<Says, Fault> {
-        self.meter.step(lock::Lock::BYTES).await;
+    async fn lock_step(&self, lock: u64, ask: lock::LockRequest) -> Result<LockReply, Fault> {
+        self.meter.step(lock::LockRecord::BYTES).await;
         check_lock(self.region_bytes, lock)?;
         match self.ask(Ask::Lock { lock, ask }).await? {
             Answer::Lock(says) => Ok(says),
@@ -439,7 +439,7 @@ impl Place for ClientPlace {
         }
     }
 
-    fn give_back(&self, lock: u64, ask: lock::Ask) {
+    fn give_back(&self, lock: u64, ask: lock::LockRequest) {
         self.state.borrow_mut().asks.give_back(lock, ask);
     }
 

@@ -12,16 +12,16 @@ pub const SLICES_MAX: usize = 240;
 
 /// A heat map: the use of each place over time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Heat {
+pub struct HeatMap {
     /// Width of a column in milliseconds.
     pub slice_ms: u64,
     /// Rows in order of process and address.
-    pub rows: Vec<Row>,
+    pub rows: Vec<HeatMapRow>,
 }
 
 /// Use of one place over time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct HeatMapRow {
     /// Name of the place, for people.
     pub name: String,
     /// Address of the first byte.
@@ -35,7 +35,7 @@ pub struct Row {
     pub seen_ms: Vec<u64>,
 }
 
-impl Row {
+impl HeatMapRow {
     /// Returns the part of the place that was used in that column, at most 1; `None` where there
     /// was no sample.
     pub fn share(&self, slice: usize) -> Option<f64> {
@@ -44,26 +44,26 @@ impl Row {
     }
 }
 
-impl Heat {
+impl HeatMap {
     /// Computes the map of the anonymous areas of an observation. The use in an epoch goes to the
     /// columns that it covers, evenly.
-    pub fn of(observation: &Observation) -> Heat {
+    pub fn of(observation: &Observation) -> HeatMap {
         let Some(last) = observation.samples.last() else {
-            return Heat::default();
+            return HeatMap::default();
         };
         // A column is no narrower than an epoch, or most would be empty.
         let epochs = u64::from(last.epoch) + 1;
         let slices = epochs.min(SLICES_MAX as u64);
         let slice_ms = last.at_ms.div_ceil(slices).max(1);
         let slices = last.at_ms.div_ceil(slice_ms).max(1) as usize;
-        let mut rows: Vec<Option<Row>> = vec![None; observation.areas.len()];
+        let mut rows: Vec<Option<HeatMapRow>> = vec![None; observation.areas.len()];
         for sample in epoch_ends(&observation.samples) {
             for seen in &sample.areas {
                 let area = &observation.areas[seen.area as usize];
                 if area.kind != AreaKind::Anonymous {
                     continue;
                 }
-                let row = rows[seen.area as usize].get_or_insert_with(|| Row {
+                let row = rows[seen.area as usize].get_or_insert_with(|| HeatMapRow {
                     name: format!("{} {:#x} {}", area.process, area.start, area.name),
                     start: area.start,
                     bytes: 0,
@@ -74,14 +74,14 @@ impl Heat {
                 row.spread(slice_ms, sample.at_ms, sample.since_ms, seen.used_bytes);
             }
         }
-        let mut rows: Vec<(u32, Row)> =
+        let mut rows: Vec<(u32, HeatMapRow)> =
             rows.into_iter().zip(&observation.areas).filter_map(|(row, area)| Some((area.process, row?))).collect();
         rows.sort_by_key(|(process, row)| (*process, row.start));
-        Heat { slice_ms, rows: rows.into_iter().map(|(_, row)| row).collect() }
+        HeatMap { slice_ms, rows: rows.into_iter().map(|(_, row)| row).collect() }
     }
 }
 
-impl Row {
+impl HeatMapRow {
     /// Notes that `used` bytes were used in the `since_ms` before `at_ms`.
     fn spread(&mut self, slice_ms: u64, at_ms: u64, since_ms: u64, used: u64) {
         let since_ms = since_ms.clamp(1, at_ms.max(1));
@@ -123,7 +123,7 @@ mod tests {
             ..Sample::default()
         };
         let samples = vec![sample(0, 100, 0), sample(1, 0, 50), sample(2, 0, 200), sample(3, 25, 0)];
-        let heat = Heat::of(&Observation { areas, samples, ..Observation::default() });
+        let heat = HeatMap::of(&Observation { areas, samples, ..Observation::default() });
         let shares = |row: usize| (0..4).map(|slice| heat.rows[row].share(slice).unwrap()).collect::<Vec<_>>();
         assert_eq!(heat.rows.iter().map(|row| (row.start, row.bytes)).collect::<Vec<_>>(), [(90, 200), (50, 100)]);
         assert_eq!((shares(0), shares(1)), (vec![0.0, 0.25, 1.0, 0.0], vec![1.0, 0.0, 0.0, 0.25]));
@@ -141,10 +141,10 @@ mod tests {
             };
             let samples: Vec<Sample> = (0..epochs).map(sample).collect();
             let areas = vec![area(1, 0, AreaKind::Anonymous)];
-            let heat = Heat::of(&Observation { areas, samples, ..Observation::default() });
+            let heat = HeatMap::of(&Observation { areas, samples, ..Observation::default() });
             assert!(heat.rows[0].used_bytes.len() <= SLICES_MAX);
             assert!(heat.rows[0].seen_ms.iter().all(|&seen| seen <= heat.slice_ms), "{epochs}");
         }
-        assert_eq!(Heat::of(&Observation::default()), Heat::default());
+        assert_eq!(HeatMap::of(&Observation::default()), HeatMap::default());
     }
 }

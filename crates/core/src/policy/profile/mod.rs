@@ -12,10 +12,10 @@ mod segments;
 mod stages;
 mod working_set;
 
-pub use heat::{Heat, Row, SLICES_MAX};
+pub use heat::{HeatMap, HeatMapRow, SLICES_MAX};
 pub use labels::{AnonymousUse, FileUse};
-pub use segments::{Level, Segment, SegmentKind, offloadable_bytes};
-pub use stages::{Stage, StageKind, WINDOW_MS};
+pub use segments::{DataSegment, SegmentKind, UsageLevel, offloadable_bytes};
+pub use stages::{RunStage, StageKind, WINDOW_MS};
 pub use working_set::{MissRate, WorkingSet};
 
 use alloc::string::String;
@@ -222,13 +222,13 @@ pub struct Findings {
     /// Mean number of threads that work at once.
     pub parallelism: f64,
     /// Stages of preparation and execution.
-    pub stages: Vec<Stage>,
+    pub stages: Vec<RunStage>,
     /// Data segments, the largest first.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<DataSegment>,
     /// Bytes that could be far, by the kinds of the segments.
     pub offloadable_bytes: u64,
     /// Use of each area over time.
-    pub heat: Heat,
+    pub heat: HeatMap,
 }
 
 impl Findings {
@@ -243,7 +243,7 @@ impl Findings {
 pub fn analyse(observation: &Observation) -> Findings {
     let samples = &observation.samples;
     let (hot_bytes, hot_within_ms) = WorkingSet::of(observation).hot();
-    let heat = Heat::of(observation);
+    let heat = HeatMap::of(observation);
     let segments = segments::find(&heat);
     let anonymous_share = labels::anonymous_share(samples);
     Findings {
@@ -257,7 +257,7 @@ pub fn analyse(observation: &Observation) -> Findings {
         dense_share: labels::dense_share(samples),
         parallelism: observation.parallelism(),
         stages: stages::find(samples),
-        offloadable_bytes: offloadable_bytes(&segments, Level::High),
+        offloadable_bytes: offloadable_bytes(&segments, UsageLevel::High),
         segments,
         heat,
     }

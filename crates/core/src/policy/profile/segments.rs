@@ -4,7 +4,7 @@
 //! A segment of the first kind (*long interval*) can be far as a whole between two bursts. Of the
 //! second kind (*sequential access*), those that are used least can be far.
 
-use super::{Heat, Row};
+use super::{HeatMap, HeatMapRow};
 use alloc::string::String;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ pub enum SegmentKind {
 /// Frequency of use of a segment's pages, by quarters of all segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Level {
+pub enum UsageLevel {
     /// Lowest quarter.
     Lowest,
     /// Second lowest quarter, below the middle.
@@ -42,7 +42,7 @@ pub enum Level {
 
 /// A data segment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Segment {
+pub struct DataSegment {
     /// Name of the segment, for people.
     pub name: String,
     /// Address of the first byte.
@@ -56,7 +56,7 @@ pub struct Segment {
     /// Uses of a page per second: the used part of the segment in a column, over time.
     pub uses_per_s: f64,
     /// Level of that frequency.
-    pub level: Level,
+    pub level: UsageLevel,
     /// Mean length of a burst, in milliseconds.
     pub access_ms: u64,
     /// Mean length of a rest, in milliseconds.
@@ -64,13 +64,14 @@ pub struct Segment {
 }
 
 /// Returns all segments, the largest first.
-pub(super) fn find(heat: &Heat) -> Vec<Segment> {
-    let mut segments: Vec<Segment> =
+pub(super) fn find(heat: &HeatMap) -> Vec<DataSegment> {
+    let mut segments: Vec<DataSegment> =
         heat.rows.iter().filter(|row| row.bytes > 0).map(|row| segment(row, heat.slice_ms)).collect();
     let rates: Vec<f64> = segments.iter().map(|segment| segment.uses_per_s).collect();
     for segment in &mut segments {
         let hotter = rates.iter().filter(|&&rate| rate > segment.uses_per_s).count();
-        segment.level = [Level::High, Level::Middle, Level::Low, Level::Lowest][hotter * 4 / rates.len()];
+        segment.level =
+            [UsageLevel::High, UsageLevel::Middle, UsageLevel::Low, UsageLevel::Lowest][hotter * 4 / rates.len()];
     }
     segments.sort_by_key(|segment| (core::cmp::Reverse(segment.bytes), segment.start));
     segments
@@ -78,8 +79,8 @@ pub(super) fn find(heat: &Heat) -> Vec<Segment> {
 
 /// Returns the number of bytes that can be far. They are long-interval segments, sequential ones at
 /// a level below `hot`, and the part of the others that they hardly use.
-pub fn offloadable_bytes(segments: &[Segment], hot: Level) -> u64 {
-    let can_go = |segment: &Segment| match segment.kind {
+pub fn offloadable_bytes(segments: &[DataSegment], hot: UsageLevel) -> u64 {
+    let can_go = |segment: &DataSegment| match segment.kind {
         SegmentKind::LongInterval => segment.bytes,
         SegmentKind::SequentialAccess if segment.level < hot => segment.bytes,
         SegmentKind::SequentialAccess | SegmentKind::Mixed => segment.bytes.saturating_sub(segment.used_bytes),
@@ -87,7 +88,7 @@ pub fn offloadable_bytes(segments: &[Segment], hot: Level) -> u64 {
     segments.iter().map(can_go).sum()
 }
 
-fn segment(row: &Row, slice_ms: u64) -> Segment {
+fn segment(row: &HeatMapRow, slice_ms: u64) -> DataSegment {
     let (mut bursts, mut rests) = (Spans::default(), Spans::default());
     let (mut shares, mut seen_ms, mut before, mut used_bytes) = (0.0, 0, None, Vec::new());
     for slice in 0..row.used_bytes.len() {
@@ -113,14 +114,14 @@ fn segment(row: &Row, slice_ms: u64) -> Segment {
         SegmentKind::Mixed
     };
     used_bytes.sort_unstable();
-    Segment {
+    DataSegment {
         name: row.name.clone(),
         start: row.start,
         bytes: row.bytes,
         used_bytes: used_bytes.get((used_bytes.len() * 3).saturating_sub(1) / 4).copied().unwrap_or(0),
         kind,
         uses_per_s: shares * 1000.0 / seen_ms.max(1) as f64,
-        level: Level::High,
+        level: UsageLevel::High,
         access_ms,
         interval_ms,
     }
@@ -145,13 +146,13 @@ mod tests {
     use alloc::vec;
 
     /// Columns of 100 ms; `#` all used, `+` a quarter, `.` nothing, space: not there.
-    fn row(start: u64, columns: &str) -> Row {
+    fn row(start: u64, columns: &str) -> HeatMapRow {
         let used = |c: char| match c {
             '#' => 1000,
             '+' => 250,
             _ => 0,
         };
-        Row {
+        HeatMapRow {
             name: String::new(),
             start,
             bytes: 1000,
@@ -160,8 +161,8 @@ mod tests {
         }
     }
 
-    fn one(columns: &str) -> Segment {
-        find(&Heat { slice_ms: 100, rows: vec![row(0, columns)] }).remove(0)
+    fn one(columns: &str) -> DataSegment {
+        find(&HeatMap { slice_ms: 100, rows: vec![row(0, columns)] }).remove(0)
     }
 
     #[test]
@@ -196,18 +197,18 @@ mod tests {
     fn the_hottest_is_never_offloaded_and_the_resting_always_is() {
         let heat = |rows: &[&str]| {
             let rows = rows.iter().enumerate().map(|(index, columns)| row(index as u64, columns)).collect();
-            find(&Heat { slice_ms: 100, rows })
+            find(&HeatMap { slice_ms: 100, rows })
         };
         let bytes = |rows: &[&str], hot| offloadable_bytes(&heat(rows), hot);
-        assert_eq!(bytes(&["##########"], Level::High), 0, "alone, it is the hottest");
-        assert_eq!(bytes(&["#+++++++++"], Level::High), 750, "but of a part of it alone");
-        assert_eq!(bytes(&["##########", "##########"], Level::High), 0, "equals have one level");
-        assert_eq!(bytes(&["#..........", "###########"], Level::High), 1000);
+        assert_eq!(bytes(&["##########"], UsageLevel::High), 0, "alone, it is the hottest");
+        assert_eq!(bytes(&["#+++++++++"], UsageLevel::High), 750, "but of a part of it alone");
+        assert_eq!(bytes(&["##########", "##########"], UsageLevel::High), 0, "equals have one level");
+        assert_eq!(bytes(&["#..........", "###########"], UsageLevel::High), 1000);
         let four = ["###########", "+#+#+#+#+#+", "++++++++++#", "+++++++++++"];
-        let levels: Vec<Level> = four.iter().enumerate().map(|(index, _)| heat(&four)[index].level).collect();
-        assert_eq!(levels, [Level::High, Level::Middle, Level::Low, Level::Lowest]);
+        let levels: Vec<UsageLevel> = four.iter().enumerate().map(|(index, _)| heat(&four)[index].level).collect();
+        assert_eq!(levels, [UsageLevel::High, UsageLevel::Middle, UsageLevel::Low, UsageLevel::Lowest]);
         assert_eq!(
-            (bytes(&four, Level::High), bytes(&four, Level::Middle), bytes(&four, Level::Lowest)),
+            (bytes(&four, UsageLevel::High), bytes(&four, UsageLevel::Middle), bytes(&four, UsageLevel::Lowest)),
             (3000, 2000, 1500)
         );
     }
@@ -217,7 +218,7 @@ mod tests {
         let mut rows = vec![row(1, "##"), row(2, "##"), row(3, "##")];
         rows[1].bytes = 5000;
         rows[0].bytes = 0;
-        let starts: Vec<u64> = find(&Heat { slice_ms: 100, rows }).iter().map(|segment| segment.start).collect();
+        let starts: Vec<u64> = find(&HeatMap { slice_ms: 100, rows }).iter().map(|segment| segment.start).collect();
         assert_eq!(starts, [2, 3]);
     }
 }

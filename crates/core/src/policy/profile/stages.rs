@@ -30,7 +30,7 @@ pub enum StageKind {
 
 /// A part of a run in which the program behaves alike.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Stage {
+pub struct RunStage {
     /// Kind of the stage.
     pub kind: StageKind,
     /// Start of the stage, since the start of the program.
@@ -44,13 +44,13 @@ pub struct Stage {
 }
 
 /// Returns the stages of a run.
-pub(super) fn find(samples: &[Sample]) -> Vec<Stage> {
+pub(super) fn find(samples: &[Sample]) -> Vec<RunStage> {
     let Some(last) = samples.last() else {
         return Vec::new();
     };
     let peak = samples.iter().map(|sample| sample.anonymous_bytes).max().unwrap_or(0) as f64;
     let window_ms = (last.at_ms / WINDOWS_MIN).clamp(1, WINDOW_MS);
-    let mut stages: Vec<Stage> = Vec::new();
+    let mut stages: Vec<RunStage> = Vec::new();
     let mut begin = &Sample::default();
     for sample in samples {
         let time_ms = sample.at_ms - begin.at_ms;
@@ -60,7 +60,7 @@ pub(super) fn find(samples: &[Sample]) -> Vec<Stage> {
         let grown = sample.anonymous_bytes as f64 - begin.anonymous_bytes as f64;
         let kind = if grown > peak * GROWTH { StageKind::Preparation } else { StageKind::Execution };
         let faults = sample.faults.saturating_sub(begin.faults) as f64;
-        let window = Stage {
+        let window = RunStage {
             kind,
             from_ms: begin.at_ms,
             to_ms: sample.at_ms,
@@ -76,13 +76,13 @@ pub(super) fn find(samples: &[Sample]) -> Vec<Stage> {
     stages
 }
 
-impl Stage {
-    fn is_like(&self, next: &Stage) -> bool {
+impl RunStage {
+    fn is_like(&self, next: &RunStage) -> bool {
         let (low, high) = (self.faults_per_s.min(next.faults_per_s), self.faults_per_s.max(next.faults_per_s));
         self.kind == next.kind && (high < RATE_MIN || high <= low * RATE_JUMP)
     }
 
-    fn join(&mut self, next: &Stage) {
+    fn join(&mut self, next: &RunStage) {
         let (mine, its) = ((self.to_ms - self.from_ms) as f64, (next.to_ms - next.from_ms) as f64);
         self.faults_per_s = (self.faults_per_s * mine + next.faults_per_s * its) / (mine + its);
         self.to_ms = next.to_ms;
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     /// One sample each 100 ms; memory in MiB and faults per second as functions of the step.
-    fn run(steps: u64, memory: impl Fn(u64) -> u64, rate: impl Fn(u64) -> u64) -> Vec<Stage> {
+    fn run(steps: u64, memory: impl Fn(u64) -> u64, rate: impl Fn(u64) -> u64) -> Vec<RunStage> {
         let mut faults = 0;
         let sample = |step: u64| {
             faults += rate(step) / 10;
@@ -105,7 +105,7 @@ mod tests {
         find(&(1..=steps).map(sample).collect::<Vec<_>>())
     }
 
-    fn kinds(stages: &[Stage]) -> Vec<(StageKind, u64)> {
+    fn kinds(stages: &[RunStage]) -> Vec<(StageKind, u64)> {
         stages.iter().map(|stage| (stage.kind, stage.to_ms)).collect()
     }
 

@@ -20,11 +20,11 @@ struct Epoch {
     /// Resident bytes when the bits were cleared: what exceeds them is new.
     resident: f64,
     /// Samples of the epoch: time since the bits were cleared, bytes used, bytes resident.
-    looks: Vec<Look>,
+    looks: Vec<WorkingSetSample>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Look {
+struct WorkingSetSample {
     since_ms: f64,
     used: f64,
     resident: f64,
@@ -36,7 +36,7 @@ const NEW_MAX: f64 = 0.1;
 const SILENT_MAX: f64 = 0.5;
 
 /// Statement of an epoch about a near size.
-enum Says {
+enum MissRateEstimate {
     /// Miss rate in bytes per millisecond.
     Rate(f64),
     /// Lower bound of the miss rate.
@@ -69,7 +69,7 @@ impl WorkingSet {
         let mut resident = 0.0;
         let mut epoch = |end: &super::Sample| {
             let looks = samples.iter().filter(|sample| sample.epoch == end.epoch && sample.since_ms > 0);
-            let look = |sample: &super::Sample| Look {
+            let look = |sample: &super::Sample| WorkingSetSample {
                 since_ms: sample.since_ms as f64,
                 used: sample.anonymous_used_bytes as f64,
                 resident: sample.anonymous_bytes as f64,
@@ -104,13 +104,13 @@ impl WorkingSet {
         for epoch in &self.epochs {
             let time_ms = epoch.at_ms - before_ms;
             before_ms = epoch.at_ms;
-            match epoch.says(near_bytes as f64) {
-                Says::Rate(rate) => bytes += rate * time_ms as f64,
-                Says::AtLeast(rate) => {
+            match epoch.estimate(near_bytes as f64) {
+                MissRateEstimate::Rate(rate) => bytes += rate * time_ms as f64,
+                MissRateEstimate::AtLeast(rate) => {
                     bytes += rate * time_ms as f64;
                     unknown_ms += time_ms;
                 }
-                Says::Nothing => silent_ms += time_ms,
+                MissRateEstimate::Nothing => silent_ms += time_ms,
             }
         }
         let all_ms = before_ms.max(1) as f64;
@@ -123,8 +123,8 @@ impl WorkingSet {
 }
 
 impl Epoch {
-    fn says(&self, near: f64) -> Says {
-        let mut before = Look { since_ms: 0.0, used: 0.0, resident: self.resident };
+    fn estimate(&self, near: f64) -> MissRateEstimate {
+        let mut before = WorkingSetSample { since_ms: 0.0, used: 0.0, resident: self.resident };
         let mut slope = 0.0;
         for (index, look) in self.looks.iter().enumerate() {
             // Memory that came to be meanwhile is not missed.
@@ -133,9 +133,9 @@ impl Epoch {
             if look.used > near {
                 let new = (look.resident - self.resident).max(0.0);
                 return match index {
-                    _ if new > look.used * NEW_MAX => Says::Nothing,
-                    0 => Says::AtLeast(slope),
-                    _ => Says::Rate(slope),
+                    _ if new > look.used * NEW_MAX => MissRateEstimate::Nothing,
+                    0 => MissRateEstimate::AtLeast(slope),
+                    _ => MissRateEstimate::Rate(slope),
                 };
             }
             before = *look;
@@ -143,7 +143,7 @@ impl Epoch {
         // No look was long enough to see so much used. What is used more rarely is less: none when
         // all fits.
         let left = ((before.resident - near) / (before.resident - before.used).max(1.0)).clamp(0.0, 1.0);
-        Says::Rate(slope * left)
+        MissRateEstimate::Rate(slope * left)
     }
 }
 

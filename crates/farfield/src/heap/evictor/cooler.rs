@@ -225,7 +225,7 @@ impl EvictorState {
         // when the exchange succeeds.
         let _cooler = core.evictor.cooler();
         let (page, seen) = leaves_with(core, frame, epoch)?;
-        let sealed = seen.seal()?;
+        let sealed = seen.claim_for_eviction()?;
         let word = &core.words[page];
         if core.frames.infos[frame.0].is_pinned() || core.expects_objects(page) || self.evacuator.fills(core, page) {
             // The page is in use, as any page that is taken back.
@@ -243,7 +243,7 @@ fn leaves_with(core: &Core, frame: FrameId, epoch: u64) -> Option<(u32, FrameWor
     // gone, in none.
     let page = info.page().filter(|_| info.cooled() == epoch)?;
     let seen = FrameWord(core.words[page].load(Ordering::Acquire));
-    (seen.state() == State::Leaving && seen.frame() == Some(frame)).then_some((page, seen))
+    (seen.state() == State::Cooling && seen.frame() == Some(frame)).then_some((page, seen))
 }
 
 /// Makes a page Leaving, or clears its reference bit. Returns its frame if it is Leaving now.
@@ -257,7 +257,7 @@ fn cool_page(core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
     if core.frames.infos[frame.0].is_pinned() {
         return None;
     }
-    let left = core.exchange(word, seen, next) && next.state() == State::Leaving;
+    let left = core.exchange(word, seen, next) && next.state() == State::Cooling;
     left.then(|| {
         core.frames.infos[frame.0].set_cooled(epoch);
         frame
@@ -267,7 +267,7 @@ fn cool_page(core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
 /// Makes a page Leaving as [`cool_page`] does; a page that is Leaving already moves to this batch.
 fn recool(core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
     let seen = FrameWord(core.words[page].load(Ordering::Acquire));
-    let frame = seen.frame().filter(|_| seen.state() == State::Leaving);
+    let frame = seen.frame().filter(|_| seen.state() == State::Cooling);
     if let Some(frame) = frame {
         core.frames.infos[frame.0].set_cooled(epoch);
     }

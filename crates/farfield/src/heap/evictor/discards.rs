@@ -93,7 +93,7 @@ impl EvictorState {
         for page in &ours {
             settle(&core.words[*page], |word| match result {
                 Ok(()) => word.discarded(),
-                Err(_) => word.gave_up(State::Empty),
+                Err(_) => word.cancel_load(State::Empty),
             });
             core.vacate(result.is_err());
         }

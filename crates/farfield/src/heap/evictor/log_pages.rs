@@ -6,7 +6,7 @@
 
 use super::take::settle;
 use super::{Core, EvictorState, Unit};
-use farfield_core::heap::{FrameId, FrameWord, Verdict};
+use farfield_core::heap::{EvacuationDecision, FrameId, FrameWord};
 use farfield_pool::PoolError;
 
 impl Core {
@@ -46,11 +46,11 @@ impl EvictorState {
         }
         let (verdict, died) = self.evacuator.take(core, objects, unit.page, frame, may_move);
         match verdict {
-            Verdict::Write => return false,
-            Verdict::Stay => {
-                settle(&core.words[unit.page], FrameWord::stays);
+            EvacuationDecision::Write => return false,
+            EvacuationDecision::Stay => {
+                settle(&core.words[unit.page], FrameWord::keep_near);
             }
-            Verdict::Drop | Verdict::Evacuate => {
+            EvacuationDecision::Drop | EvacuationDecision::Evacuate => {
                 self.drop_dead(core, unit, frame);
                 if died {
                     objects.log.retire(unit.page);

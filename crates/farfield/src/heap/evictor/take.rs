@@ -29,19 +29,19 @@ impl EvictorState {
             return Ok(());
         }
         if self.urgency == Urgency::Full {
-            settle(word, FrameWord::stays);
+            settle(word, FrameWord::keep_near);
             return Ok(());
         }
         if unit.pages as usize > self.batch {
             return self.take_large(core, unit, frame, sealed);
         }
         if let Err(error) = self.room_for(core, unit.pages as usize) {
-            settle(word, FrameWord::stays);
+            settle(word, FrameWord::keep_near);
             return Err(error);
         }
         self.carrier.write(core, unit, frame, 0..unit.pages);
         // A thread that needs the page from here on need not wait for the write.
-        settle(word, FrameWord::copied);
+        settle(word, FrameWord::begin_writeback);
         Ok(())
     }
 
@@ -64,7 +64,7 @@ impl EvictorState {
     fn take_large(&mut self, core: &Core, unit: Unit, frame: FrameId, sealed: FrameWord) -> Result<(), PoolError> {
         let word = &core.words[unit.page];
         if let Err(error) = self.finish(core).and_then(|()| self.carrier.open(core)) {
-            settle(word, FrameWord::stays);
+            settle(word, FrameWord::keep_near);
             return Err(error);
         }
         let mut at = 0;
@@ -73,12 +73,14 @@ impl EvictorState {
             let result = if wanted { Ok(()) } else { self.write_window(core, unit, frame, sealed, at) };
             if wanted || result.is_err() {
                 // Pages that were written are newer than the checksums say.
-                settle(word, FrameWord::stays_dirty);
+                settle(word, FrameWord::keep_near_dirty);
                 return result;
             }
             at += self.batch as u32;
         }
-        let left = settle(word, |word| word.copied().left().unwrap_or_else(|| unreachable!("copied and not taken")));
+        let left = settle(word, |word| {
+            word.begin_writeback().finish_writeback().unwrap_or_else(|| unreachable!("copied and not taken"))
+        });
         debug_assert_eq!(left.state(), State::Far);
         self.free(core, unit, frame);
         core.evictor.written.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
@@ -113,7 +115,7 @@ impl EvictorState {
             let word = &core.words[unit.page];
             loop {
                 let seen = FrameWord(word.load(Ordering::Acquire));
-                let next = if result.is_ok() { seen.left() } else { seen.refused() };
+                let next = if result.is_ok() { seen.finish_writeback() } else { seen.fail_writeback() };
                 // The page was taken back, or released. Only we make a page Copied, so it is not
                 // Copied again.
                 let Some(next) = next else { break };

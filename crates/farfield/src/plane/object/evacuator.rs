@@ -14,7 +14,7 @@ use super::{ObjectId, Objects};
 use crate::heap::{Core, Purse};
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{CARD_BYTES, FrameId, Handle, LogClass, Path, Verdict};
+use farfield_core::heap::{CARD_BYTES, EvacuationDecision, FrameId, Handle, IngressPath, LogClass};
 use farfield_os::memory::load_ahead;
 
 /// Pages that the evacuator fills.
@@ -71,10 +71,10 @@ impl Evacuator {
         page: u32,
         frame: FrameId,
         may_move: bool,
-    ) -> (Verdict, bool) {
+    ) -> (EvacuationDecision, bool) {
         let word = objects.log.word(page);
         let Some(class) = word.class().filter(|_| !word.is_open()) else {
-            return (Verdict::Write, false);
+            return (EvacuationDecision::Write, false);
         };
         crate::heap::launder(core.frames.address(frame));
         // SAFETY: a frame of the arena, which is initialised memory of the kernel; its page is in
@@ -88,18 +88,20 @@ impl Evacuator {
         let (hot, used) = (count(&|handle| objects.is_hot(handle)), count(&Handle::is_used));
         let choice = objects.paths.as_ref().map(|paths| (paths, paths.choose(class, word, used)));
         let mut died = false;
-        let verdict = match Verdict::of(found.len() as u32, hot, class.capacity()) {
-            Verdict::Stay | Verdict::Evacuate if !may_move => Verdict::Write,
-            Verdict::Evacuate if matches!(choice, Some((_, Path::Page))) => Verdict::Write,
-            Verdict::Evacuate if !self.move_all(core, objects, &source, &found, &mut died) => Verdict::Write,
+        let verdict = match EvacuationDecision::of(found.len() as u32, hot, class.capacity()) {
+            EvacuationDecision::Stay | EvacuationDecision::Evacuate if !may_move => EvacuationDecision::Write,
+            EvacuationDecision::Evacuate if matches!(choice, Some((_, IngressPath::Page))) => EvacuationDecision::Write,
+            EvacuationDecision::Evacuate if !self.move_all(core, objects, &source, &found, &mut died) => {
+                EvacuationDecision::Write
+            }
             verdict => verdict,
         };
         let marks = match (verdict, choice) {
-            (Verdict::Stay, _) => {
+            (EvacuationDecision::Stay, _) => {
                 found.iter().for_each(|found| objects.cool_down(found.object, found.handle));
                 0
             }
-            (Verdict::Write, Some((paths, path))) => {
+            (EvacuationDecision::Write, Some((paths, path))) => {
                 paths.count(class, path, used);
                 paths.leaves(page, class, word);
                 objects.log.send(page, path);
@@ -107,7 +109,7 @@ impl Evacuator {
             }
             _ => 0,
         };
-        if verdict != Verdict::Stay
+        if verdict != EvacuationDecision::Stay
             && let Some((paths, _)) = choice
         {
             paths.learn(class, word, used);

@@ -14,14 +14,16 @@ use crate::heap::{Core, Flight, Landing, Patience, Record, Unit, add, count};
 use core::sync::atomic::Ordering;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{CARD_BYTES, Deref, FrameId, FrameWord, Handle, LogClass, Path, Place, State, Whereabouts};
+use farfield_core::heap::{
+    CARD_BYTES, DerefOutcome, FrameId, FrameWord, Handle, IngressPath, LogClass, ObjectLocation, SlotHint, State,
+};
 use farfield_pool::PagePart;
 
 /// A place for an object: near, dirty, and counted.
 #[derive(Clone, Copy)]
 pub(crate) struct Spot {
     pub(super) page: u32,
-    pub(super) place: Place,
+    pub(super) place: SlotHint,
     pub(super) class: LogClass,
 }
 
@@ -63,7 +65,7 @@ impl Core {
         spot: Spot,
         is_ahead: bool,
     ) -> Option<ObjectFlight> {
-        let (Whereabouts::At { page, card }, Some(locked)) = (seen.whereabouts(), seen.lock()) else {
+        let (ObjectLocation::At { page, card }, Some(locked)) = (seen.location(), seen.lock()) else {
             unreachable!("seen in a page");
         };
         if !objects.log.go(page) {
@@ -84,7 +86,7 @@ impl Core {
         let travels = if self.checksums.needs_whole_pages() { PAGE_BYTES } else { spot.class.bytes() };
         add(&record.counters.fetched_bytes, travels as u64);
         if !is_ahead {
-            self.count_miss(record, page, Path::Object);
+            self.count_miss(record, page, IngressPath::Object);
         }
         if seen.is_ahead() {
             self.evictor.ahead.fetch_add(1, Ordering::Relaxed);
@@ -97,7 +99,7 @@ impl Core {
     pub(crate) fn depart_object_now(&self, record: &Record, object: ObjectId, landing: Landing) -> Option<Flight> {
         let objects = self.objects.as_ref().filter(|objects| object < objects.handles.count())?;
         let seen = Handle(objects.handles[object].load(Ordering::Acquire));
-        let Whereabouts::At { page, .. } = seen.whereabouts() else { return None };
+        let ObjectLocation::At { page, .. } = seen.location() else { return None };
         if FrameWord(self.words[page].load(Ordering::Acquire)).state() != State::Far {
             return None;
         }
@@ -174,7 +176,7 @@ impl Core {
                 add(&record.counters.fetched_bytes, PAGE_BYTES as u64);
                 count(&record.counters.whole_pages);
                 if landing != Landing::Ahead {
-                    self.count_miss(record, page, Path::Page);
+                    self.count_miss(record, page, IngressPath::Page);
                 }
                 return Some(Flight::Unit { unit: Unit { page, pages: 1 }, frame, landing });
             }
@@ -246,7 +248,7 @@ impl Core {
         objects.log.enter(page, coming);
         let found = self.near_log(page);
         if let Ok(Some(frame)) = found {
-            let place = Place::new(frame, class.card(index));
+            let place = SlotHint::new(frame, class.card(index));
             let tags = TagsOf::new(&objects.log.aside, page, class);
             // SAFETY: the frame holds the page until our scope ends; nobody else writes this tag,
             // because the page is open and this thread fills it, and the place is free.
@@ -299,12 +301,12 @@ impl Core {
         loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
             match seen.create() {
-                (owned, Deref::Zero) if self.exchange(word, seen, owned) => {
+                (owned, DerefOutcome::Zero) if self.exchange(word, seen, owned) => {
                     self.occupy(seen);
                     // SAFETY: the frame is the caller's.
                     unsafe { self.frames.address(frame).write_bytes(0, PAGE_BYTES) };
                     self.frames.infos[frame.0].moved_in(page);
-                    word.store(owned.arrived(frame, true).0, Ordering::Release);
+                    word.store(owned.finish_load(frame, true).0, Ordering::Release);
                     return Ok(());
                 }
                 // What an earlier page of this number left in the pool is being discarded.
@@ -321,18 +323,18 @@ impl Core {
         loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
             match seen.create() {
-                (next, Deref::Here(frame)) => {
+                (next, DerefOutcome::Resident(frame)) => {
                     if next == seen || self.exchange(word, seen, next) {
                         return Ok(Some(frame));
                     }
                 }
-                (next, Deref::Wait) => {
+                (next, DerefOutcome::Wait) => {
                     if next == seen || self.exchange(word, seen, next) {
                         patience.wait()?;
                     }
                 }
                 // The page was written, or dropped because nothing lived in it.
-                (_, Deref::Fetch | Deref::Zero) => return Ok(None),
+                (_, DerefOutcome::Fetch | DerefOutcome::Zero) => return Ok(None),
             }
         }
     }

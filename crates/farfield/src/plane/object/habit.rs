@@ -7,7 +7,7 @@
 //! that a change in the behaviour of the values is noticed.
 
 use core::sync::atomic::{AtomicU32, Ordering};
-use farfield_core::heap::{LogClass, Path};
+use farfield_core::heap::{IngressPath, LogClass};
 
 /// Recent misses of one class, by path, and the number of values made since without a handle. The
 /// counts are approximate: threads do not synchronise here.
@@ -27,10 +27,10 @@ const TRY_EVERY: u32 = 16;
 
 impl Habit {
     /// Counts a miss of a value with a handle, which comes by this path.
-    pub(super) fn missed(&self, path: Path) {
+    pub(super) fn missed(&self, path: IngressPath) {
         let (one, other) = match path {
-            Path::Page => (&self.by_page, &self.by_object),
-            Path::Object => (&self.by_object, &self.by_page),
+            IngressPath::Page => (&self.by_page, &self.by_object),
+            IngressPath::Object => (&self.by_object, &self.by_page),
         };
         let now = one.fetch_add(1, Ordering::Relaxed) + 1;
         if now >= MOST {
@@ -70,9 +70,9 @@ mod tests {
     fn values_whose_pages_come_whole_have_no_handles_but_some() {
         let class = LogClass::of(64, 8).unwrap();
         let habit = Habit::default();
-        (1..LEAST).for_each(|_| habit.missed(Path::Page));
+        (1..LEAST).for_each(|_| habit.missed(IngressPath::Page));
         assert_eq!(without(&habit, class), 0, "too little is known");
-        habit.missed(Path::Page);
+        habit.missed(IngressPath::Page);
         assert_eq!(without(&habit, class), 15 * class.capacity() as usize);
     }
 
@@ -80,11 +80,11 @@ mod tests {
     fn what_was_long_ago_does_not_count() {
         let class = LogClass::of(64, 8).unwrap();
         let habit = Habit::default();
-        (0..100 * MOST).for_each(|_| habit.missed(Path::Page));
+        (0..100 * MOST).for_each(|_| habit.missed(IngressPath::Page));
         assert!(without(&habit, class) > 0);
-        (0..2 * MOST).for_each(|_| habit.missed(Path::Object));
+        (0..2 * MOST).for_each(|_| habit.missed(IngressPath::Object));
         assert_eq!(without(&habit, class), 0);
-        (0..2 * MOST).for_each(|_| habit.missed(Path::Page));
+        (0..2 * MOST).for_each(|_| habit.missed(IngressPath::Page));
         assert!(without(&habit, class) > 0);
     }
     #[test]

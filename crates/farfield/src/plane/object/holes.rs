@@ -97,7 +97,7 @@ impl Core {
     fn reopen(&self, objects: &Objects, page: u32, class: LogClass) -> Result<Option<Places>, FarError> {
         let log = &objects.log;
         // A page that is being copied would have to be waited for.
-        if !matches!(FrameWord(self.words[page].load(Ordering::Relaxed)).state(), State::Near | State::Leaving) {
+        if !matches!(FrameWord(self.words[page].load(Ordering::Relaxed)).state(), State::Near | State::Cooling) {
             return Ok(None);
         }
         // From here on the page stays near until our scope ends, if it does not die before we have
@@ -128,7 +128,7 @@ mod tests {
     //! pages with more objects than places.
     use super::*;
     use crate::{FarBox, Heap, Plane};
-    use farfield_core::heap::Whereabouts;
+    use farfield_core::heap::ObjectLocation;
 
     fn heap(plane: Plane) -> Heap {
         Heap::builder().near(8 << 20).near_max(8 << 20).plane(plane).alone_above(0).build().unwrap()
@@ -180,7 +180,7 @@ mod tests {
         let number =
             |value: &FarBox<[u8; 1000]>| crate::ptr::Follow::pointer(value).number_in(core).unwrap() - core.pages;
         let (first, second) = (number(&values[0]), number(&values[1]));
-        let Whereabouts::At { page, card } = objects.handle(second).whereabouts() else { unreachable!("at rest") };
+        let ObjectLocation::At { page, card } = objects.handle(second).location() else { unreachable!("at rest") };
         assert!(core.reopen(objects, page, class).unwrap().is_none(), "it is full");
         drop(values.remove(0));
         let scope = heap.enter();

@@ -9,13 +9,13 @@ use super::{ObjectId, Objects, Way};
 use crate::error::FarError;
 use crate::heap::{Core, Flight, NOT_NEAR, Patience, Record, Scope, Want, count, count_use};
 use core::sync::atomic::Ordering;
-use farfield_core::heap::{Deref, FrameWord, Handle, Hotness, Place, State, Whereabouts};
+use farfield_core::heap::{DerefOutcome, FrameWord, Handle, Hotness, ObjectLocation, SlotHint, State};
 use farfield_os::memory::load_ahead;
 
 /// Result of a look at an object.
 pub(crate) enum Sight {
     /// The object is near, and stays where it is for the scope that looked.
-    Here(Place),
+    Here(SlotHint),
     /// The object is on its way, in another flight.
     Moving,
     /// The page of the object is being copied, or the object has just left it: look again soon.
@@ -41,10 +41,10 @@ impl Core {
         &self,
         scope: &Scope<'_>,
         number: u32,
-        guess: Place,
+        guess: SlotHint,
         want: Want,
         renewable: bool,
-    ) -> Result<Place, FarError> {
+    ) -> Result<SlotHint, FarError> {
         let (objects, object) = self.object_of(number).ok_or(FarError::OtherHeap)?;
         if self.confirms_object(objects, object, guess, want) {
             return Ok(guess);
@@ -54,7 +54,7 @@ impl Core {
 
     /// Returns the number within this heap of the object that a slot names. `Ok(None)`: the object
     /// is near where the slot guesses. Fails if the object belongs to another heap.
-    pub(crate) fn missing_object(&self, number: u32, guess: Place, want: Want) -> Result<Option<u32>, FarError> {
+    pub(crate) fn missing_object(&self, number: u32, guess: SlotHint, want: Want) -> Result<Option<u32>, FarError> {
         let (objects, object) = self.object_of(number).ok_or(FarError::OtherHeap)?;
         Ok((!self.confirms_object(objects, object, guess, want)).then_some(self.pages + object))
     }
@@ -71,7 +71,7 @@ impl Core {
     #[inline]
     pub(crate) fn load_page_ahead(&self, number: u32) {
         if let Some((objects, object)) = self.object_of(number)
-            && let Whereabouts::At { page, .. } = Handle(objects.handles[object].load(Ordering::Relaxed)).whereabouts()
+            && let ObjectLocation::At { page, .. } = Handle(objects.handles[object].load(Ordering::Relaxed)).location()
         {
             load_ahead(&self.words[page]);
             objects.log.load_ahead(page);
@@ -80,10 +80,10 @@ impl Core {
 
     /// Checks whether the object is near where its slot guesses, and hot already.
     #[inline]
-    fn confirms_object(&self, objects: &Objects, object: ObjectId, guess: Place, want: Want) -> bool {
+    fn confirms_object(&self, objects: &Objects, object: ObjectId, guess: SlotHint, want: Want) -> bool {
         let handle = &objects.handles[object];
         let seen = Handle(handle.load(Ordering::Acquire));
-        if let Whereabouts::At { page, card } = seen.whereabouts()
+        if let ObjectLocation::At { page, card } = seen.location()
             && card == guess.card()
         {
             // The address comes from the slot, so that the processor loads the value while it
@@ -104,7 +104,7 @@ impl Core {
 
     /// Returns the place of the object of this number, if it is near and no wait is needed. The
     /// caller is inside a scope.
-    pub(crate) fn object_now(&self, record: &Record, number: u32) -> Option<Place> {
+    pub(crate) fn object_now(&self, record: &Record, number: u32) -> Option<SlotHint> {
         let (objects, object) = self.object_of(number)?;
         match self.look_at(record, objects, object, Want::Read, false) {
             Sight::Here(place) => Some(place),
@@ -121,7 +121,7 @@ impl Core {
         object: ObjectId,
         want: Want,
         renewable: bool,
-    ) -> Result<Place, FarError> {
+    ) -> Result<SlotHint, FarError> {
         let number = self.pages + object;
         let mut patience = Patience::new(self.patience);
         let mut brought = record.is_again.get();
@@ -178,16 +178,16 @@ impl Core {
         let handle = &objects.handles[object];
         loop {
             let seen = Handle(handle.load(Ordering::Acquire));
-            let (page, card) = match seen.whereabouts() {
-                Whereabouts::At { page, card } => (page, card),
-                Whereabouts::Moving => return Sight::Moving,
-                Whereabouts::Nowhere => unreachable!("a slot of an object that is gone"),
+            let (page, card) = match seen.location() {
+                ObjectLocation::At { page, card } => (page, card),
+                ObjectLocation::Moving => return Sight::Moving,
+                ObjectLocation::Nowhere => unreachable!("a slot of an object that is gone"),
             };
             let word = &self.words[page];
             let held = FrameWord(word.load(Ordering::Acquire));
             let (next, what) = want.decide(held);
             match what {
-                Deref::Here(frame) => {
+                DerefOutcome::Resident(frame) => {
                     if next != held && !self.exchange(word, held, next) {
                         continue;
                     }
@@ -198,24 +198,24 @@ impl Core {
                     // A scope that finds the page near after the object has moved out finds the
                     // handle changed, too.
                     let now = Handle(handle.load(Ordering::Acquire));
-                    if now.whereabouts() == seen.whereabouts() {
+                    if now.location() == seen.location() {
                         self.mark(record, objects, object, now, brought);
-                        return Sight::Here(Place::new(frame, card));
+                        return Sight::Here(SlotHint::new(frame, card));
                     }
                 }
                 // The page is being read, or is Empty because the object has moved out.
-                Deref::Wait if held.state() == State::Fetching && objects.log.word(page).is_whole() => {
+                DerefOutcome::Wait if held.state() == State::Loading && objects.log.word(page).is_whole() => {
                     return Sight::Coming(page);
                 }
-                Deref::Wait => {
+                DerefOutcome::Wait => {
                     if next == held || self.exchange(word, held, next) {
                         return Sight::Busy;
                     }
                 }
-                Deref::Fetch => {
+                DerefOutcome::Fetch => {
                     return objects.way(page, self.frames.limit()).map_or(Sight::Busy, |way| Sight::Far(seen, way));
                 }
-                Deref::Zero => unreachable!("nobody creates by looking"),
+                DerefOutcome::Zero => unreachable!("nobody creates by looking"),
             }
         }
     }
@@ -233,7 +233,7 @@ impl Core {
     pub(crate) fn cool_object(&self, number: u32) {
         let Some((objects, object)) = self.object_of(number) else { return };
         let seen = Handle(objects.handles[object].fetch_and(!Handle::HEAT, Ordering::Relaxed));
-        if let Whereabouts::At { page, .. } = seen.whereabouts()
+        if let ObjectLocation::At { page, .. } = seen.location()
             && FrameWord(self.words[page].load(Ordering::Relaxed)).frame().is_some()
         {
             self.leave_first(core::iter::once(page));

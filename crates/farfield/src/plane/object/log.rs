@@ -7,7 +7,7 @@ use crate::error::{BuildError, FarError};
 use crate::heap::{Core, Table, Unit};
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{LogClass, LogWord, Path, SEGMENT_PAGES};
+use farfield_core::heap::{IngressPath, LogClass, LogWord, SEGMENT_PAGES};
 use farfield_os::memory::load_ahead;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -176,10 +176,10 @@ impl LogPages {
 
     /// Notes that the page, which is the caller's (Copying), leaves, and the path by which its
     /// objects will come.
-    pub(super) fn send(&self, page: u32, path: Path) {
+    pub(super) fn send(&self, page: u32, path: IngressPath) {
         // Incremented before the word says so, and decremented after: the count is never below
         // zero.
-        if path == Path::Page {
+        if path == IngressPath::Page {
             self.by_page.fetch_add(1, Ordering::Relaxed);
         }
         self.no_longer(self.update(page, |word| (word.leave(path), word)));
@@ -188,7 +188,7 @@ impl LogPages {
     /// Removes a page from the count of those that come whole, if its word before says that it is
     /// one.
     fn no_longer(&self, before: LogWord) {
-        if before.path() == Path::Page {
+        if before.path() == IngressPath::Page {
             self.by_page.fetch_sub(1, Ordering::Relaxed);
         }
     }

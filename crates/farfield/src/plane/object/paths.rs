@@ -31,7 +31,7 @@ use crate::error::BuildError;
 use crate::heap::{Core, Record, Table, Unit, count};
 use crate::stats::Stats;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use farfield_core::heap::{LogClass, LogWord, Path};
+use farfield_core::heap::{IngressPath, LogClass, LogWord};
 
 /// Decides about paths, and counts pages and misses. Only the evictor decides when pages leave.
 pub(crate) struct Paths {
@@ -130,7 +130,7 @@ impl Paths {
 
     /// Chooses the path of the objects of a page that leaves, with this word and this many used
     /// objects.
-    pub(super) fn choose(&self, class: LogClass, word: LogWord, used: u32) -> Path {
+    pub(super) fn choose(&self, class: LogClass, word: LogWord, used: u32) -> IngressPath {
         let comes_whole = match self.threshold {
             Some(threshold) => rate(class, used) >= threshold,
             None => {
@@ -142,7 +142,7 @@ impl Paths {
                 }
             }
         };
-        if comes_whole { Path::Page } else { Path::Object }
+        if comes_whole { IngressPath::Page } else { IngressPath::Object }
     }
 
     /// Estimates how many objects of a page with this word are used if it comes whole, as far as
@@ -166,11 +166,11 @@ impl Paths {
 
     /// Counts a page that leaves as it is, of which this many objects were used, and which comes by
     /// this path next time.
-    pub(super) fn count(&self, class: LogClass, path: Path, used: u32) {
+    pub(super) fn count(&self, class: LogClass, path: IngressPath, used: u32) {
         let tenth = used as usize * Stats::RATE_CLASSES / class.capacity() as usize;
         self.rates[tenth.min(Stats::RATE_CLASSES - 1)].fetch_add(1, Ordering::Relaxed);
         self.used_bytes.fetch_add(u64::from(used) * class.bytes() as u64, Ordering::Relaxed);
-        self.by_page.fetch_add(u64::from(path == Path::Page), Ordering::Relaxed);
+        self.by_page.fetch_add(u64::from(path == IngressPath::Page), Ordering::Relaxed);
     }
 
     /// Learns from the stay of a page with this word, which is over.
@@ -194,7 +194,8 @@ impl Paths {
     /// Checks whether this far page comes whole when one of its objects is missed.
     fn comes_whole(&self, page: u32, class: LogClass, word: LogWord, frames: u32) -> bool {
         let is_guess = self.bursts[page].load(Ordering::Relaxed) & GUESS != 0;
-        let is_likely = if is_guess { self.pays(class, self.usual(class, word)) } else { word.path() == Path::Page };
+        let is_likely =
+            if is_guess { self.pays(class, self.usual(class, word)) } else { word.path() == IngressPath::Page };
         is_likely || self.is_burst(page, frames)
     }
 
@@ -232,9 +233,9 @@ impl Core {
     }
 
     /// Counts a miss in this page, which begins to come by this path.
-    pub(crate) fn count_miss(&self, record: &Record, page: u32, path: Path) {
+    pub(crate) fn count_miss(&self, record: &Record, page: u32, path: IngressPath) {
         count(&record.counters.misses);
-        if path == Path::Object {
+        if path == IngressPath::Object {
             count(&record.counters.object_misses);
         }
         let Some(paths) = self.paths() else { return };
@@ -243,7 +244,7 @@ impl Core {
         }
         let frames = self.frames.limit();
         paths.price.missed(page, frames);
-        if path == Path::Object {
+        if path == IngressPath::Object {
             paths.missed(page, frames);
         }
     }
@@ -326,19 +327,19 @@ mod tests {
         let (filled, whole) = (page_of(class, false), page_of(class, true));
         let paths = paths_at(1);
         let all = class.capacity();
-        assert_eq!(paths.choose(class, filled, all), Path::Page, "the first ones are tried");
+        assert_eq!(paths.choose(class, filled, all), IngressPath::Page, "the first ones are tried");
         (0..32).for_each(|_| paths.learn(class, whole, 1));
-        assert_eq!(paths.choose(class, whole, 1), Path::Object);
+        assert_eq!(paths.choose(class, whole, 1), IngressPath::Object);
         let tried = (0..2 * TRY_EVERY).filter(|_| {
             let path = paths.choose(class, filled, all);
             paths.learn(class, filled, all);
-            path == Path::Page
+            path == IngressPath::Page
         });
         assert_eq!(tried.count(), 2);
         (0..32).for_each(|_| paths.learn(class, whole, all / 2));
-        assert_eq!(paths.choose(class, filled, 0), Path::Page);
+        assert_eq!(paths.choose(class, filled, 0), IngressPath::Page);
         let other = LogClass::of(32, 8).unwrap();
-        assert_eq!(paths.choose(other, page_of(other, false), 0), Path::Page, "another class is tried");
+        assert_eq!(paths.choose(other, page_of(other, false), 0), IngressPath::Page, "another class is tried");
     }
 
     #[test]
@@ -348,7 +349,7 @@ mod tests {
         let paths = paths_at(1);
         // The first one is a trial.
         paths.learn(class, filled, 60);
-        let comes_whole = |page| paths.comes_whole(page, class, page_of(class, false).leave(Path::Page), FRAMES);
+        let comes_whole = |page| paths.comes_whole(page, class, page_of(class, false).leave(IngressPath::Page), FRAMES);
         paths.leaves(1, class, filled);
         paths.leaves(2, class, whole);
         assert!(comes_whole(1) && comes_whole(2));
@@ -393,7 +394,7 @@ mod tests {
             let page =
                 (0..core.segments.high_page()).find(|page| objects.log.word(*page).live() == 60 && is_far(*page));
             let page = page.expect("a full page that is far");
-            objects.log.send(page, Path::Object);
+            objects.log.send(page, IngressPath::Object);
             objects.paths.as_ref().unwrap().bursts[page].store(0, Ordering::Relaxed);
             let before = heap.stats();
             for (index, value) in values.iter().enumerate() {

@@ -5,7 +5,7 @@ use crate::error::FarError;
 use crate::heap::{Core, Patience, Record};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
-use farfield_core::heap::{Handle, LogClass, Place, Whereabouts};
+use farfield_core::heap::{Handle, LogClass, ObjectLocation, SlotHint};
 use std::alloc::Layout;
 
 impl Core {
@@ -33,7 +33,7 @@ impl Core {
         objects: &Objects,
         class: LogClass,
         renewable: bool,
-    ) -> Result<(ObjectId, Place), FarError> {
+    ) -> Result<(ObjectId, SlotHint), FarError> {
         let (object, grown) = objects.handles.take(&record.objects.handles)?;
         if grown {
             self.fit();
@@ -61,8 +61,8 @@ impl Core {
         record: &Record,
         number: u32,
         layout: Layout,
-        copy: impl FnOnce(Place) -> R,
-    ) -> Result<Option<(Place, R)>, FarError> {
+        copy: impl FnOnce(SlotHint) -> R,
+    ) -> Result<Option<(SlotHint, R)>, FarError> {
         let (Some((objects, object)), Some(class)) =
             (self.object_of(number), LogClass::of(layout.size(), layout.align()))
         else {
@@ -78,7 +78,7 @@ impl Core {
         loop {
             // The page was near when our scope saw it, and leaves after that: nobody else moves the
             // object.
-            let Whereabouts::At { page, .. } = seen.whereabouts() else { unreachable!("near, and ours") };
+            let ObjectLocation::At { page, .. } = seen.location() else { unreachable!("near, and ours") };
             let next = seen.moved(spot.page, spot.place.card());
             // Only marks change meanwhile. Release: a reader that finds the object there finds its
             // bytes.
@@ -98,8 +98,8 @@ impl Core {
         let mut patience = Patience::new(Duration::MAX);
         loop {
             let seen = Handle(handle.load(Ordering::Acquire));
-            match seen.whereabouts() {
-                Whereabouts::At { page, .. } => {
+            match seen.location() {
+                ObjectLocation::At { page, .. } => {
                     let free = Handle::free(None);
                     if handle.compare_exchange(seen.0, free.0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                         self.lose_log(&objects.log, page);
@@ -107,11 +107,11 @@ impl Core {
                     }
                 }
                 // A prefetch brings the object. The lanes ensure that this ends.
-                Whereabouts::Moving => {
+                ObjectLocation::Moving => {
                     self.help(record, Some(self.pages + object));
                     patience.wait().unwrap_or(());
                 }
-                Whereabouts::Nowhere => unreachable!("an object that is freed twice"),
+                ObjectLocation::Nowhere => unreachable!("an object that is freed twice"),
             }
         }
     }

@@ -62,7 +62,7 @@ impl Evictor {
 
 /// Makes a victim a near page again.
 pub(super) fn stay(runtime: &Runtime, page: PageId) {
-    runtime.table().update(page, |word| Some(word.stayed()));
+    runtime.table().update(page, |word| Some(word.cancel_eviction()));
     runtime.queue.lock().push(page, |_| false);
 }
 

@@ -14,7 +14,7 @@ const RESERVE_MAX: u64 = 8192;
 
 /// Knowledge about the room in a tier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Room {
+pub struct TierOccupancy {
     /// Number of pages of which the tier has bytes.
     pub held: u64,
     /// Number of pages held when the tier was full; `u64::MAX`: it never was.
@@ -23,7 +23,7 @@ pub struct Room {
     pub full_until: Moment,
 }
 
-impl Room {
+impl TierOccupancy {
     /// Checks whether it is worth asking for room for one more page.
     pub fn is_open(self, now: impl FnOnce() -> Moment) -> bool {
         self.held < self.limit || now() >= self.full_until
@@ -47,7 +47,7 @@ impl Room {
 
 /// Action of a tier's clock hand on a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Look {
+pub enum TierClockAction {
     /// Nothing: the page is not here, or is being worked on.
     Pass,
     /// Spare the page until the next time, with this word: it was written since the last one.
@@ -57,11 +57,11 @@ pub enum Look {
 }
 
 /// Decides what the clock hand of `tier` does with a page.
-pub fn look(word: TierWord, tier: usize) -> Look {
+pub fn clock_action(word: TierWord, tier: usize) -> TierClockAction {
     if !word.is_movable(tier) {
-        return Look::Pass;
+        return TierClockAction::Pass;
     }
-    word.age().map_or(Look::Leave, Look::Spare)
+    word.age().map_or(TierClockAction::Leave, TierClockAction::Spare)
 }
 
 #[cfg(test)]
@@ -72,13 +72,13 @@ mod tests {
 
     const LATER: Moment = Moment(100);
 
-    fn room(held: u64, limit: u64) -> Room {
-        Room { held, limit, full_until: LATER }
+    fn room(held: u64, limit: u64) -> TierOccupancy {
+        TierOccupancy { held, limit, full_until: LATER }
     }
 
     #[test]
     fn a_full_tier_is_asked_again_when_something_left_or_time_passed() {
-        let fresh = Room { held: 1 << 40, limit: u64::MAX, full_until: Moment(0) };
+        let fresh = TierOccupancy { held: 1 << 40, limit: u64::MAX, full_until: Moment(0) };
         assert!(fresh.is_open(|| Moment(0)));
         let limit = room(1064, u64::MAX).limit_when_full(64);
         assert_eq!(limit, 1000);
@@ -99,11 +99,11 @@ mod tests {
     #[test]
     fn the_hand_spares_what_was_written_since() {
         let written = TierWord::default().begin_write(1).expect("room");
-        assert_eq!(look(written, 1), Look::Pass, "it is being written");
+        assert_eq!(clock_action(written, 1), TierClockAction::Pass, "it is being written");
         let young = written.end_write(1, true);
-        assert_eq!(look(young, 0), Look::Pass);
-        let Look::Spare(old) = look(young, 1) else { panic!("young") };
-        assert_eq!(look(old, 1), Look::Leave);
-        assert_eq!(look(old.claim_move(1, 2).expect("free"), 1), Look::Pass);
+        assert_eq!(clock_action(young, 0), TierClockAction::Pass);
+        let TierClockAction::Spare(old) = clock_action(young, 1) else { panic!("young") };
+        assert_eq!(clock_action(old, 1), TierClockAction::Leave);
+        assert_eq!(clock_action(old.claim_move(1, 2).expect("free"), 1), TierClockAction::Pass);
     }
 }

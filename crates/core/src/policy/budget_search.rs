@@ -8,7 +8,7 @@ use crate::geometry::PAGE_BYTES;
 
 /// Bounds and precision of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Seek {
+pub struct BudgetSearch {
     /// Least budget that can be tried, in bytes.
     pub least: u64,
     /// Budget known to be fast enough without a try: all that the program has, in bytes.
@@ -17,7 +17,7 @@ pub struct Seek {
     pub precision: f64,
 }
 
-impl Seek {
+impl BudgetSearch {
     /// Returns the size to try after `tried`: all tries so far, each with whether it was fast
     /// enough. `None`: the least is known.
     pub fn next(&self, tried: &[(u64, bool)]) -> Option<u64> {
@@ -45,7 +45,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// All that is tried until it is known from which size on it is fast enough.
-    fn tries(seek: Seek, enough: u64) -> Vec<(u64, bool)> {
+    fn tries(seek: BudgetSearch, enough: u64) -> Vec<(u64, bool)> {
         let mut tried = Vec::new();
         while let Some(size) = seek.next(&tried) {
             assert!((seek.least..seek.most).contains(&size) && !tried.iter().any(|known| known.0 == size), "{tried:?}");
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn the_least_size_is_found_to_a_part_of_it_in_few_tries() {
         for peak in [17, 64, 256, 10_240] {
-            let seek = Seek { least: 16 * MIB, most: peak * MIB, precision: 0.05 };
+            let seek = BudgetSearch { least: 16 * MIB, most: peak * MIB, precision: 0.05 };
             for enough in (0..=peak + 1).step_by((peak / 60).max(1) as usize) {
                 let tried = tries(seek, enough * MIB);
                 let found = tried.iter().filter(|size| size.1).map(|size| size.0).min().unwrap_or(seek.most);
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_program_as_small_as_the_least_size_is_not_tried() {
-        let seek = |most: u64, precision: f64| Seek { least: 16 * MIB, most, precision };
+        let seek = |most: u64, precision: f64| BudgetSearch { least: 16 * MIB, most, precision };
         assert!(tries(seek(MIB, 0.0), 0).is_empty() && tries(seek(16 * MIB, 0.0), 0).is_empty());
         assert_eq!(tries(seek(16 * MIB + 1, 0.05), 0), [(16 * MIB, true)]);
         assert!(tries(seek(18 * MIB, 0.0), 17 * MIB).contains(&(17 * MIB, true)), "to a page");
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn one_that_is_too_slow_above_one_that_is_not_is_chance() {
-        let seek = Seek { least: 16 * MIB, most: 256 * MIB, precision: 0.05 };
+        let seek = BudgetSearch { least: 16 * MIB, most: 256 * MIB, precision: 0.05 };
         let next = seek.next(&[(200 * MIB, false), (100 * MIB, true), (81 * MIB, false)]);
         assert_eq!(next, Some(90 * MIB));
     }

@@ -67,14 +67,14 @@ const LOADS: usize = 7;
 
 /// Exponentially weighted mean with bounded samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Mean {
+struct BoundedMean {
     value: Option<u64>,
     /// Whether the last sample was above its bound.
     was_high: bool,
 }
 
-impl Mean {
-    const NEW: Mean = Mean { value: None, was_high: false };
+impl BoundedMean {
+    const NEW: BoundedMean = BoundedMean { value: None, was_high: false };
 
     fn add(&mut self, sample: u64) {
         let Some(mean) = self.value else {
@@ -89,7 +89,7 @@ impl Mean {
 
     /// Adds a sample of the side that is being probed. The old estimate is out of date if the side
     /// takes less than a third now: a single hiccup does not make that much difference.
-    fn look(&mut self, sample: u64) {
+    fn add_probe(&mut self, sample: u64) {
         match self.value {
             Some(mean) if sample < mean / 3 => self.value = Some(mean / 2 + sample / 2),
             _ => self.add(sample),
@@ -99,7 +99,7 @@ impl Mean {
 
 /// Present decision for a function, with the estimates behind it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Choice {
+pub struct CallPlacementDecision {
     /// Side at which calls run.
     pub side: Side,
     /// Accesses of a call, in thousandths; `None` before the first.
@@ -119,7 +119,7 @@ pub struct Choice {
     pub together: u64,
 }
 
-impl fmt::Display for Choice {
+impl fmt::Display for CallPlacementDecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let side = if self.side == Side::Client { "client" } else { "server" };
         write!(f, "at the {side}: ")?;
@@ -142,12 +142,12 @@ impl fmt::Display for Choice {
 
 /// Estimates for calls at one load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Row {
+struct LoadEstimate {
     side: Side,
     /// Mean time of an access at the client, in nanoseconds.
-    client_step: Mean,
+    client_step: BoundedMean,
     /// Mean time of a call at the server, in nanoseconds.
-    server_call: Mean,
+    server_call: BoundedMean,
     /// Side of the last round.
     last: Option<Side>,
     /// Calls since the last look at the other side.
@@ -162,11 +162,11 @@ struct Row {
     in_favour: u8,
 }
 
-impl Row {
-    const NEW: Row = Row {
+impl LoadEstimate {
+    const NEW: LoadEstimate = LoadEstimate {
         side: Side::Server,
-        client_step: Mean::NEW,
-        server_call: Mean::NEW,
+        client_step: BoundedMean::NEW,
+        server_call: BoundedMean::NEW,
         last: None,
         since_look: 0,
         look_rounds: 0,
@@ -175,7 +175,7 @@ impl Row {
         in_favour: 0,
     };
 
-    fn estimate(&self, side: Side, steps: Mean) -> Option<u64> {
+    fn estimate(&self, side: Side, steps: BoundedMean) -> Option<u64> {
         match side {
             Side::Client => Some((self.client_step.value?.saturating_mul(steps.value?) / 1000).max(1)),
             Side::Server => Some(self.server_call.value?.max(1)),
@@ -183,7 +183,7 @@ impl Row {
     }
 
     /// Returns where the next round runs, and whether it is to find something out.
-    fn next(&self, steps: Mean) -> (Side, bool) {
+    fn next(&self, steps: BoundedMean) -> (Side, bool) {
         let other = self.side.other();
         let Some(ours) = self.estimate(self.side, steps) else { return (self.side, true) };
         let Some(theirs) = self.estimate(other, steps) else { return (other, true) };
@@ -202,7 +202,7 @@ impl Row {
 
     /// Moves calls if the other side is clearly better, or slightly better after some looks in a
     /// row. True: they moved.
-    fn settle(&mut self, steps: Mean, has_looked: bool) -> bool {
+    fn settle(&mut self, steps: BoundedMean, has_looked: bool) -> bool {
         let (ours, theirs) = (self.estimate(self.side, steps), self.estimate(self.side.other(), steps));
         let (Some(ours), Some(theirs)) = (ours, theirs) else { return false };
         if has_looked {
@@ -229,27 +229,34 @@ fn load(calls: u64) -> usize {
 
 /// Decides where one function runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Placement {
-    rows: [Row; LOADS],
+pub struct CallPlacement {
+    rows: [LoadEstimate; LOADS],
     /// Row of the last round.
     load: usize,
     /// Thousandths of an access per call.
-    steps: Mean,
+    steps: BoundedMean,
     calls: [u64; 2],
     moves: u64,
     is_bound: bool,
 }
 
-impl Default for Placement {
-    fn default() -> Placement {
-        Placement::new()
+impl Default for CallPlacement {
+    fn default() -> CallPlacement {
+        CallPlacement::new()
     }
 }
 
-impl Placement {
+impl CallPlacement {
     /// Creates the state of a function that has not run yet.
-    pub fn new() -> Placement {
-        Placement { rows: [Row::NEW; LOADS], load: 0, steps: Mean::NEW, calls: [0; 2], moves: 0, is_bound: false }
+    pub fn new() -> CallPlacement {
+        CallPlacement {
+            rows: [LoadEstimate::NEW; LOADS],
+            load: 0,
+            steps: BoundedMean::NEW,
+            calls: [0; 2],
+            moves: 0,
+            is_bound: false,
+        }
     }
 
     /// Returns where the next of `calls` calls run that are to be made together, and how many of
@@ -282,7 +289,7 @@ impl Placement {
                 Side::Client => (&mut row.client_step, nanos / steps.max(1)),
                 Side::Server => (&mut row.server_call, nanos / calls),
             };
-            if side == row.side { belief.add(sample) } else { belief.look(sample) }
+            if side == row.side { belief.add(sample) } else { belief.add_probe(sample) }
         }
         let mut has_looked = false;
         if side == row.side {
@@ -326,9 +333,9 @@ impl Placement {
     }
 
     /// Returns the decision for calls at the load of the last ones, with the estimates behind it.
-    pub fn choice(&self) -> Choice {
+    pub fn choice(&self) -> CallPlacementDecision {
         let row = &self.rows[self.load];
-        Choice {
+        CallPlacementDecision {
             side: row.side,
             steps_thousandths: self.steps.value,
             client_ns: row.estimate(Side::Client, self.steps),
@@ -349,7 +356,7 @@ mod tests {
 
     /// A world: so many nanoseconds for an access at the client, and for a call at the server.
     struct World {
-        placement: Placement,
+        placement: CallPlacement,
         step: u64,
         server: u64,
         random: u64,
@@ -359,7 +366,7 @@ mod tests {
 
     impl World {
         fn new(step: u64, server: u64) -> World {
-            World { placement: Placement::new(), step, server, random: 0x5eed, hiccup_every: 100 }
+            World { placement: CallPlacement::new(), step, server, random: 0x5eed, hiccup_every: 100 }
         }
 
         fn jitter(&mut self) -> u64 {
@@ -474,7 +481,7 @@ mod tests {
 
     #[test]
     fn who_always_fails_is_asked_seldom() {
-        let mut placement = Placement::new();
+        let mut placement = CallPlacement::new();
         let mut failed = 0;
         for _ in 0..10_000 {
             match placement.round(1).0 {
@@ -490,7 +497,7 @@ mod tests {
 
     #[test]
     fn what_the_server_does_not_run_stays() {
-        let mut placement = Placement::new();
+        let mut placement = CallPlacement::new();
         assert_eq!(placement.round(5), (Side::Server, 5));
         placement.on_refused();
         for _ in 0..10_000 {
@@ -502,7 +509,7 @@ mod tests {
 
     /// Nanoseconds of a call by side, made alone and 64 at a time.
     struct Loads {
-        placement: Placement,
+        placement: CallPlacement,
         alone: [u64; 2],
         together: [u64; 2],
         /// Where the last round was. The first one on the other side takes longer: who serves it sleeps.
@@ -515,7 +522,14 @@ mod tests {
 
     impl Loads {
         fn new(alone: [u64; 2], together: [u64; 2]) -> Loads {
-            Loads { placement: Placement::new(), alone, together, last: Side::Client, wake: 100_000, random: 0x5eed }
+            Loads {
+                placement: CallPlacement::new(),
+                alone,
+                together,
+                last: Side::Client,
+                wake: 100_000,
+                random: 0x5eed,
+            }
         }
 
         /// All of so many calls, as a caller makes them: what they took, and what they would have

@@ -12,7 +12,7 @@
 //! a while, and for twice as long each time a move did not keep what it promised, or not for long.
 //! After DMSwitcher, section 3.3.
 
-use super::hold::{Cadence, Window};
+use super::budget_controller::{ActivityWindow, Cadence};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -86,7 +86,7 @@ impl Cause {
 
 /// Measured speed of a place, just now.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Figures {
+pub struct PoolPerformance {
     /// Time to read one page with nothing else under way.
     pub read_ns: f64,
     /// Throughput of runs of pages, with several under way.
@@ -95,7 +95,7 @@ pub struct Figures {
 
 /// Decision to move to another place.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Move {
+pub struct PlacementMove {
     /// Index of the place to move to.
     pub to: usize,
     /// Reason for which places were measured.
@@ -110,18 +110,18 @@ pub struct Move {
 enum State {
     Watching,
     Measuring(Cause),
-    Moving { there: Move, windows: u32 },
+    Moving { there: PlacementMove, windows: u32 },
 }
 
 /// Controller of the place of one job. Places have numbers; the job begins at the first.
 #[derive(Clone, Debug)]
-pub struct Settle {
+pub struct PlacementController {
     slo: f64,
     cadence: Cadence,
     here: usize,
     state: State,
     /// Activity of late; older windows count less.
-    recent: Window,
+    recent: ActivityWindow,
     /// Least time of a read here, as far as it is not forgotten.
     best_ns: f64,
     /// Reads per useful second, before the program began to read more.
@@ -158,17 +158,17 @@ struct Ban {
     next: u32,
 }
 
-impl Settle {
+impl PlacementController {
     /// Creates a controller for `places` places. `is_compared`: the first is the best of them, by a
     /// measurement.
-    pub fn new(slo: f64, cadence: Cadence, places: usize, is_compared: bool) -> Settle {
+    pub fn new(slo: f64, cadence: Cadence, places: usize, is_compared: bool) -> PlacementController {
         assert!(slo > 1.0 && places > 0);
-        Settle {
+        PlacementController {
             slo,
             cadence,
             here: 0,
             state: State::Watching,
-            recent: Window::default(),
+            recent: ActivityWindow::default(),
             best_ns: f64::INFINITY,
             rate: None,
             is_compared,
@@ -193,7 +193,7 @@ impl Settle {
 
     /// Takes the activity since the last call, and whether the place lacks a part of itself.
     /// `Some`: all places are to be [measured](Settle::on_measured).
-    pub fn on_window(&mut self, window: &Window, is_degraded: bool) -> Option<Cause> {
+    pub fn on_window(&mut self, window: &ActivityWindow, is_degraded: bool) -> Option<Cause> {
         match &mut self.state {
             State::Moving { windows, .. } => {
                 *windows += 1;
@@ -202,7 +202,7 @@ impl Settle {
             State::Measuring(_) => return None,
             State::Watching => {}
         }
-        self.recent = self.recent.faded(0.5).and(window);
+        self.recent = self.recent.faded(0.5).combine(window);
         self.judge_move();
         self.bans.iter_mut().for_each(|ban| ban.windows_left = ban.windows_left.saturating_sub(1));
         self.rest = self.rest.saturating_sub(1);
@@ -234,7 +234,7 @@ impl Settle {
     }
 
     /// Counts for how many windows each event has lasted.
-    fn count(&mut self, window: &Window, is_degraded: bool) {
+    fn count(&mut self, window: &ActivityWindow, is_degraded: bool) {
         self.degraded = if is_degraded { self.degraded.saturating_add(1) } else { 0 };
         let is_mostly_waiting = window.demand_reads >= SLOW_READS_MIN && window.lost() > 1.0;
         if window.demand_reads < READS_MIN && !is_mostly_waiting {
@@ -275,7 +275,7 @@ impl Settle {
 
     /// Takes the figures of each place; `None` for one that does not answer. `Some`: the job is to
     /// move, and [did or did not](Settle::on_moved).
-    pub fn on_measured(&mut self, figures: &[Option<Figures>]) -> Option<Move> {
+    pub fn on_measured(&mut self, figures: &[Option<PoolPerformance>]) -> Option<PlacementMove> {
         assert_eq!(figures.len(), self.bans.len());
         let State::Measuring(cause) = self.state else { return None };
         (self.state, self.is_compared) = (State::Watching, true);
@@ -284,7 +284,7 @@ impl Settle {
         let usual_ns = self.recent.waited_ns / self.recent.demand_reads.max(1.0);
         // Cost of a read here now, measured like the others if possible.
         let cost_ns = figures[self.here].map_or(usual_ns, |here| FAULT_NS + here.read_ns).max(1.0);
-        let expected = |figures: &Figures| {
+        let expected = |figures: &PoolPerformance| {
             let by_reads = lost * (FAULT_NS + figures.read_ns) / cost_ns;
             let seconds = self.recent.moved_bytes / figures.bytes_per_s.max(1.0);
             // All bytes that move have to get through.
@@ -305,7 +305,7 @@ impl Settle {
             self.again = (self.again * 2).min(AGAIN_MAX);
             return None;
         };
-        let there = Move { to, cause, lost, lost_there };
+        let there = PlacementMove { to, cause, lost, lost_there };
         self.state = State::Moving { there, windows: 0 };
         Some(there)
     }
@@ -337,7 +337,7 @@ impl Settle {
     /// void.
     pub fn arrive(&mut self, here: usize) {
         assert!(here < self.bans.len());
-        (self.here, self.state, self.recent) = (here, State::Watching, Window::default());
+        (self.here, self.state, self.recent) = (here, State::Watching, ActivityWindow::default());
         (self.best_ns, self.rate, self.trial) = (f64::INFINITY, None, None);
         (self.saturated, self.staged, self.waiting) = (0, 0, 0);
         (self.degraded, self.period) = (0, 0);
@@ -351,27 +351,34 @@ mod tests {
     use super::*;
 
     const SLO: f64 = 1.4;
-    const QUICK: Figures = Figures { read_ns: 10_000.0, bytes_per_s: 1e9 };
+    const QUICK: PoolPerformance = PoolPerformance { read_ns: 10_000.0, bytes_per_s: 1e9 };
 
     /// Half a second of a program that reads so many pages for each useful second.
-    fn window(reads_per_s: f64, figures: Figures) -> Window {
+    fn window(reads_per_s: f64, figures: PoolPerformance) -> ActivityWindow {
         let read_ns = FAULT_NS + figures.read_ns;
         let useful_ns = 5e8 / (1.0 + reads_per_s * read_ns / 1e9);
         let demand_reads = reads_per_s * useful_ns / 1e9;
         let (waited_ns, moved_bytes) = (demand_reads * read_ns, demand_reads * 4096.0);
-        Window { busy_ns: 5e8, waited_ns, demand_reads, moved_bytes, faults: demand_reads, ..Window::default() }
+        ActivityWindow {
+            busy_ns: 5e8,
+            waited_ns,
+            demand_reads,
+            moved_bytes,
+            faults: demand_reads,
+            ..ActivityWindow::default()
+        }
     }
 
-    fn slow(times: f64) -> Figures {
-        Figures { read_ns: QUICK.read_ns * times, bytes_per_s: QUICK.bytes_per_s / times }
+    fn slow(times: f64) -> PoolPerformance {
+        PoolPerformance { read_ns: QUICK.read_ns * times, bytes_per_s: QUICK.bytes_per_s / times }
     }
 
     /// A job for so many windows, at places that are as `places` says of each moment; where each
     /// move went, and when, and how often places were measured. Moves take three windows.
     fn run(
-        settle: &mut Settle,
+        settle: &mut PlacementController,
         windows: u32,
-        places: impl Fn(u32, usize) -> Vec<Option<Figures>>,
+        places: impl Fn(u32, usize) -> Vec<Option<PoolPerformance>>,
     ) -> (Vec<(u32, usize)>, u32) {
         let (mut moves, mut measured) = (Vec::new(), 0);
         for now in 0..windows {
@@ -392,8 +399,8 @@ mod tests {
         (moves, measured)
     }
 
-    fn event_driven() -> Settle {
-        Settle::new(SLO, Cadence::EventDriven, 2, true)
+    fn event_driven() -> PlacementController {
+        PlacementController::new(SLO, Cadence::EventDriven, 2, true)
     }
 
     #[test]
@@ -404,7 +411,7 @@ mod tests {
 
     #[test]
     fn who_was_put_somewhere_without_a_measurement_looks_once_when_it_waits() {
-        let begun = || Settle::new(SLO, Cadence::EventDriven, 2, false);
+        let begun = || PlacementController::new(SLO, Cadence::EventDriven, 2, false);
         let (moves, measured) = run(&mut begun(), 2000, |_, _| vec![Some(slow(5.0)), Some(QUICK)]);
         assert!(matches!(moves[..], [(2, 1)]) && measured == 1, "{moves:?} {measured}");
         let (moves, measured) = run(&mut begun(), 2000, |_, _| vec![Some(QUICK), Some(slow(5.0))]);
@@ -418,15 +425,15 @@ mod tests {
         // Fifty reads in half a second.
         let first = slow(1000.0);
         assert!(window(30_000.0, first).demand_reads < READS_MIN);
-        let mut settle = Settle::new(SLO, Cadence::EventDriven, 2, false);
+        let mut settle = PlacementController::new(SLO, Cadence::EventDriven, 2, false);
         let (moves, _) = run(&mut settle, 2000, |_, _| vec![Some(first), Some(QUICK)]);
         assert!(matches!(moves[..], [(2, 1)]), "{moves:?}");
         let places = |now, _| vec![Some(if now < 100 { QUICK } else { first }), Some(slow(2.0))];
         let (moves, _) = run(&mut event_driven(), 2000, places);
         assert!(matches!(moves[..], [(100..=104, 1)]), "{moves:?}");
         // A few of which one took long are chance.
-        let few = Window { busy_ns: 5e8, waited_ns: 4e8, demand_reads: 9.0, ..Window::default() };
-        let mut settle = Settle::new(SLO, Cadence::EventDriven, 2, false);
+        let few = ActivityWindow { busy_ns: 5e8, waited_ns: 4e8, demand_reads: 9.0, ..ActivityWindow::default() };
+        let mut settle = PlacementController::new(SLO, Cadence::EventDriven, 2, false);
         (0..100).for_each(|_| assert_eq!(settle.on_window(&few, false), None));
     }
 
@@ -440,7 +447,7 @@ mod tests {
     #[test]
     fn the_clock_finds_it_later() {
         let places = |now, _| vec![Some(if now < 70 { QUICK } else { slow(20.0) }), Some(slow(2.0))];
-        let (moves, _) = run(&mut Settle::new(SLO, Cadence::Periodic, 2, true), 2000, places);
+        let (moves, _) = run(&mut PlacementController::new(SLO, Cadence::Periodic, 2, true), 2000, places);
         assert!(matches!(moves[..], [(115..=130, 1)]), "{moves:?}");
     }
 
@@ -507,9 +514,9 @@ mod tests {
 
     #[test]
     fn a_place_that_cannot_be_moved_to_is_left_out_for_a_while() {
-        let mut settle = Settle::new(SLO, Cadence::EventDriven, 3, true);
+        let mut settle = PlacementController::new(SLO, Cadence::EventDriven, 3, true);
         (0..50).for_each(|_| assert_eq!(settle.on_window(&window(30_000.0, QUICK), false), None));
-        let ask = |settle: &mut Settle| {
+        let ask = |settle: &mut PlacementController| {
             let asked = (0..200).find_map(|_| settle.on_window(&window(30_000.0, slow(20.0)), false));
             asked.map(|_| settle.on_measured(&[Some(slow(20.0)), Some(QUICK), Some(slow(2.0))]).map(|there| there.to))
         };
@@ -535,18 +542,20 @@ mod tests {
         for cadence in [Cadence::EventDriven, Cadence::Periodic] {
             for _ in 0..100 {
                 let places = 1 + next(4) as usize;
-                let mut settle = Settle::new(1.01 + next(100) as f64 / 100.0, cadence, places, next(2) == 0);
+                let mut settle =
+                    PlacementController::new(1.01 + next(100) as f64 / 100.0, cadence, places, next(2) == 0);
                 let mut here = 0;
                 for _ in 0..500 {
                     let mut number = |below| next(below) as f64;
                     let (busy_ns, waited_ns) = (number(1_000_000_000), number(1_000_000_000));
                     let (demand_reads, moved_bytes) = (number(100_000), number(1 << 30));
-                    let window = Window { busy_ns, waited_ns, demand_reads, moved_bytes, ..Window::default() };
+                    let window =
+                        ActivityWindow { busy_ns, waited_ns, demand_reads, moved_bytes, ..ActivityWindow::default() };
                     if settle.on_window(&window, next(50) > 0).is_some() {
                         let figures: Vec<_> = (0..places)
                             .map(|_| {
                                 let (read_ns, bytes_per_s) = (next(1 << 20) as f64, next(1 << 30) as f64);
-                                (next(3) > 0).then_some(Figures { read_ns, bytes_per_s })
+                                (next(3) > 0).then_some(PoolPerformance { read_ns, bytes_per_s })
                             })
                             .collect();
                         if let Some(there) = settle.on_measured(&figures) {

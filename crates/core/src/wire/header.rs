@@ -10,7 +10,7 @@ pub const HEAD_BYTES: usize = 40;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
 #[allow(missing_docs)] // Each is described where its message is.
-pub enum Kind {
+pub enum MessageKind {
     Hello = 0x01,
     CreateRegion = 0x02,
     DropRegion = 0x03,
@@ -31,7 +31,7 @@ pub enum Kind {
     Call = 0x12,
 }
 
-impl Kind {
+impl MessageKind {
     /// Top bit of the kind byte: set in answers.
     pub const ANSWER: u8 = 0x80;
     /// Kind byte of the answer to a request that failed.
@@ -40,35 +40,35 @@ impl Kind {
     pub const REFUSAL: u8 = 0xfe;
 
     /// All kinds.
-    pub const ALL: [Kind; 18] = [
-        Kind::Hello,
-        Kind::CreateRegion,
-        Kind::DropRegion,
-        Kind::Read,
-        Kind::Write,
-        Kind::Discard,
-        Kind::CloneRegion,
-        Kind::ClaimRegion,
-        Kind::Stat,
-        Kind::Ping,
-        Kind::MapRegion,
-        Kind::Reserve,
-        Kind::Release,
-        Kind::Bye,
-        Kind::ReadPart,
-        Kind::Station,
-        Kind::Expose,
-        Kind::Call,
+    pub const ALL: [MessageKind; 18] = [
+        MessageKind::Hello,
+        MessageKind::CreateRegion,
+        MessageKind::DropRegion,
+        MessageKind::Read,
+        MessageKind::Write,
+        MessageKind::Discard,
+        MessageKind::CloneRegion,
+        MessageKind::ClaimRegion,
+        MessageKind::Stat,
+        MessageKind::Ping,
+        MessageKind::MapRegion,
+        MessageKind::Reserve,
+        MessageKind::Release,
+        MessageKind::Bye,
+        MessageKind::ReadPart,
+        MessageKind::Station,
+        MessageKind::Expose,
+        MessageKind::Call,
     ];
 
     /// Returns the kind of a request byte; `None` if there is no such kind.
-    pub fn of_request(byte: u8) -> Option<Kind> {
+    pub fn of_request(byte: u8) -> Option<MessageKind> {
         // The kinds are dense and start at 1.
         Self::ALL.get(usize::from(byte).checked_sub(1)?).copied()
     }
 
     /// Returns the kind of the request that an answer byte belongs to.
-    pub fn of_answer(byte: u8) -> Option<Kind> {
+    pub fn of_answer(byte: u8) -> Option<MessageKind> {
         if byte & Self::ANSWER == 0 {
             return None;
         }
@@ -94,7 +94,7 @@ pub mod flags {
 
 /// The forty bytes in front of every message. Fields that a message does not use are zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Head {
+pub struct MessageHeader {
     /// Number of bytes that follow the head.
     pub body: u32,
     /// Kind: [`Kind`] of the request, of the answer, or one of the two failures.
@@ -115,7 +115,7 @@ pub struct Head {
     pub page: u64,
 }
 
-impl Head {
+impl MessageHeader {
     /// Encodes the head as forty bytes.
     pub fn encode(&self) -> [u8; HEAD_BYTES] {
         // Constant ranges of an array of forty bytes: the compiler checks them.
@@ -134,7 +134,7 @@ impl Head {
 
     /// Decodes a head from the front of `bytes`; `None` if there are fewer than [`HEAD_BYTES`].
     /// Errs if the body is longer than any that the protocol has, before a receiver waits for it.
-    pub fn decode(bytes: &[u8]) -> Result<Option<Head>, WireError> {
+    pub fn decode(bytes: &[u8]) -> Result<Option<MessageHeader>, WireError> {
         let mut fields = Fields(bytes);
         let Some(head) = Self::fields(&mut fields) else { return Ok(None) };
         if head.body as usize > BODY_BYTES_LIMIT {
@@ -143,8 +143,8 @@ impl Head {
         Ok(Some(head))
     }
 
-    fn fields(fields: &mut Fields<'_>) -> Option<Head> {
-        Some(Head {
+    fn fields(fields: &mut Fields<'_>) -> Option<MessageHeader> {
+        Some(MessageHeader {
             body: fields.u32()?,
             kind: fields.u8()?,
             flags: fields.u8()?,

@@ -74,7 +74,7 @@ pub enum Cadence {
 
 /// Activity of the program in one window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Window {
+pub struct ActivityWindow {
     /// Processor time of the program.
     pub busy_ns: f64,
     /// Time that its threads spent waiting for pages.
@@ -91,7 +91,7 @@ pub struct Window {
     pub moved_bytes: f64,
 }
 
-impl Window {
+impl ActivityWindow {
     /// Returns the time that the program worked. A thread polls for its page first and sleeps
     /// later: where it waited longer than it was busy, it slept.
     pub(super) fn useful_ns(&self) -> f64 {
@@ -104,8 +104,8 @@ impl Window {
     }
 
     /// Returns the activity of this window and the next one together.
-    pub fn and(&self, next: &Window) -> Window {
-        Window {
+    pub fn combine(&self, next: &ActivityWindow) -> ActivityWindow {
+        ActivityWindow {
             busy_ns: self.busy_ns + next.busy_ns,
             waited_ns: self.waited_ns + next.waited_ns,
             faults: self.faults + next.faults,
@@ -116,8 +116,8 @@ impl Window {
     }
 
     /// Returns the window with its activity scaled by `part`.
-    pub(super) fn faded(&self, part: f64) -> Window {
-        Window {
+    pub(super) fn faded(&self, part: f64) -> ActivityWindow {
+        ActivityWindow {
             busy_ns: self.busy_ns * part,
             waited_ns: self.waited_ns * part,
             faults: self.faults * part,
@@ -130,7 +130,7 @@ impl Window {
 
 /// Controller of a near budget for one running program.
 #[derive(Clone, Debug)]
-pub struct Hold {
+pub struct BudgetController {
     slo: f64,
     cadence: Cadence,
     /// Present budget, and its bounds.
@@ -144,8 +144,8 @@ pub struct Hold {
     useful_ns: f64,
     waited_ns: f64,
     /// Mean window of late, and the decaying sum of windows by which looks are paid.
-    recent: Window,
-    account: Window,
+    recent: ActivityWindow,
+    account: ActivityWindow,
     /// Windows since the last change, and the waiting beyond what is allowed since then.
     windows: u32,
     debt_ns: f64,
@@ -157,26 +157,26 @@ pub struct Hold {
     taken: u64,
     /// Largest size that was too little, if it is not forgotten, and windows until it is tried
     /// again.
-    too_little: Option<TooLittle>,
+    too_little: Option<RejectedSize>,
     again: u32,
     /// Present stage, and faults per useful second in the last stage with the present size. In
     /// periodic mode the present period.
-    stage: Window,
+    stage: ActivityWindow,
     rate: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct TooLittle {
+struct RejectedSize {
     bytes: u64,
     windows_left: u32,
 }
 
-impl Hold {
+impl BudgetController {
     /// Creates a controller that starts with `near_bytes` near and stays between `least_bytes` and
     /// `most_bytes`.
-    pub fn new(slo: f64, cadence: Cadence, near_bytes: u64, least_bytes: u64, most_bytes: u64) -> Hold {
+    pub fn new(slo: f64, cadence: Cadence, near_bytes: u64, least_bytes: u64, most_bytes: u64) -> BudgetController {
         assert!(slo > 1.0 && least_bytes <= near_bytes && near_bytes <= most_bytes);
-        Hold {
+        BudgetController {
             slo,
             cadence,
             near_bytes,
@@ -186,8 +186,8 @@ impl Hold {
             grown: 0,
             useful_ns: 0.0,
             waited_ns: 0.0,
-            recent: Window::default(),
-            account: Window::default(),
+            recent: ActivityWindow::default(),
+            account: ActivityWindow::default(),
             windows: 0,
             debt_ns: 0.0,
             changed_bytes: 0,
@@ -196,7 +196,7 @@ impl Hold {
             taken: 1,
             too_little: None,
             again: AGAIN_MIN,
-            stage: Window::default(),
+            stage: ActivityWindow::default(),
             rate: None,
         }
     }
@@ -213,7 +213,7 @@ impl Hold {
 
     /// Takes the activity since the last call, a [`WINDOW`] ago. Returns the new budget, if it
     /// changes.
-    pub fn on_window(&mut self, window: Window) -> Option<u64> {
+    pub fn on_window(&mut self, window: ActivityWindow) -> Option<u64> {
         self.useful_ns += window.useful_ns();
         self.waited_ns += window.waited_ns;
         let grows = window.all_bytes > self.all_bytes_max + self.unit_bytes() / UNIT_PARTS / u64::from(TRIAL);
@@ -238,11 +238,11 @@ impl Hold {
         (self.slo - 1.0) * part
     }
 
-    fn decide(&mut self, window: Window) {
+    fn decide(&mut self, window: ActivityWindow) {
         let recent = if self.recent.busy_ns > 0.0 { self.recent } else { window };
-        self.recent = recent.faded(1.0 - RECENT).and(&window.faded(RECENT));
-        self.account = self.account.faded(1.0 - ACCOUNT).and(&window);
-        self.too_little = self.too_little.and_then(TooLittle::fade);
+        self.recent = recent.faded(1.0 - RECENT).combine(&window.faded(RECENT));
+        self.account = self.account.faded(1.0 - ACCOUNT).combine(&window);
+        self.too_little = self.too_little.and_then(RejectedSize::fade);
         self.notice_stage(&window);
         let excess_ns = window.waited_ns - self.allowed() * window.useful_ns();
         self.debt_ns = (self.debt_ns + excess_ns).max(0.0);
@@ -256,14 +256,14 @@ impl Hold {
         // While a program still grows, its need is unknown.
         if self.windows.min(self.grown) >= TRIAL && is_there && is_calm {
             (self.before_bytes, self.given) = (None, 1);
-            self.look(window.near_bytes);
+            self.probe(window.near_bytes);
         }
     }
 
     /// Learns that the size is too little, and changes it.
     fn learn(&mut self) {
         let bytes = self.too_little.map_or(0, |too_little| too_little.bytes).max(self.near_bytes);
-        self.too_little = Some(TooLittle { bytes, windows_left: self.again });
+        self.too_little = Some(RejectedSize { bytes, windows_left: self.again });
         self.again = (self.again * 2).min(AGAIN_MAX);
         self.taken = 1;
         match self.before_bytes {
@@ -277,7 +277,7 @@ impl Hold {
 
     /// Tests whether less would do, starting from the memory that the program uses: unused room is
     /// not memory.
-    fn look(&mut self, used_bytes: u64) {
+    fn probe(&mut self, used_bytes: u64) {
         // A program that does not wait at all can give more at once, until it is known how much is
         // too much.
         let is_idle = self.recent.lost() < (self.slo - 1.0) * IDLE && self.too_little.is_none();
@@ -323,21 +323,21 @@ impl Hold {
         self.changed_bytes = to.abs_diff(self.near_bytes);
         (self.near_bytes, self.before_bytes) = (to, None);
         (self.windows, self.debt_ns) = (0, 0.0);
-        (self.stage, self.rate) = (Window::default(), None);
+        (self.stage, self.rate) = (ActivityWindow::default(), None);
     }
 
     /// Detects a new stage. A program that does something else needs something else, so what was
     /// learned is void.
-    fn notice_stage(&mut self, window: &Window) {
+    fn notice_stage(&mut self, window: &ActivityWindow) {
         if self.windows <= TRIAL {
             return;
         }
-        self.stage = self.stage.and(window);
+        self.stage = self.stage.combine(window);
         if self.stage.useful_ns() < STAGE_NS {
             return;
         }
         let rate = self.stage.faults * 1e9 / self.stage.useful_ns();
-        self.stage = Window::default();
+        self.stage = ActivityWindow::default();
         if let Some(before) = self.rate {
             let (low, high) = (before.min(rate), before.max(rate));
             if high >= STAGE_FAULTS_MIN && high > low * STAGE {
@@ -348,13 +348,13 @@ impl Hold {
         self.rate = Some(rate);
     }
 
-    fn decide_at_times(&mut self, window: Window) {
-        self.stage = self.stage.and(&window);
+    fn decide_at_times(&mut self, window: ActivityWindow) {
+        self.stage = self.stage.combine(&window);
         if self.windows < PERIOD {
             return;
         }
         let lost = self.stage.lost();
-        (self.stage, self.windows) = (Window::default(), 0);
+        (self.stage, self.windows) = (ActivityWindow::default(), 0);
         if lost > self.allowed() {
             self.change(self.near_bytes + self.unit_bytes());
         } else if lost < (self.slo - 1.0) * CALM && self.slowdown() <= self.slo {
@@ -364,11 +364,11 @@ impl Hold {
     }
 }
 
-impl TooLittle {
+impl RejectedSize {
     /// Returns the mark one window later; `None` when it is forgotten.
-    fn fade(self) -> Option<TooLittle> {
+    fn fade(self) -> Option<RejectedSize> {
         let windows_left = self.windows_left.checked_sub(1)?;
-        Some(TooLittle { windows_left, ..self })
+        Some(RejectedSize { windows_left, ..self })
     }
 }
 
@@ -404,18 +404,18 @@ mod tests {
         }
 
         /// A window on one processor.
-        fn window(&self, near: u64) -> Window {
+        fn window(&self, near: u64) -> ActivityWindow {
             let busy_ns = WINDOW.as_nanos() as f64;
             let waited_ns = busy_ns - busy_ns / (1.0 + self.lost(near));
             let faults = waited_ns / self.fault_ns;
-            Window {
+            ActivityWindow {
                 busy_ns,
                 waited_ns,
                 faults,
                 demand_reads: faults,
                 near_bytes: near.min(self.all),
                 all_bytes: self.all,
-                ..Window::default()
+                ..ActivityWindow::default()
             }
         }
 
@@ -425,8 +425,8 @@ mod tests {
         }
     }
 
-    fn hold(slo: f64, cadence: Cadence) -> Hold {
-        Hold::new(slo, cadence, 1000 * MIB, 16 * MIB, 2000 * MIB)
+    fn hold(slo: f64, cadence: Cadence) -> BudgetController {
+        BudgetController::new(slo, cadence, 1000 * MIB, 16 * MIB, 2000 * MIB)
     }
 
     /// Windows of so many seconds.
@@ -435,7 +435,7 @@ mod tests {
     }
 
     /// Runs the program for so many seconds; mean near memory of the second half.
-    fn run(hold: &mut Hold, program: Program, seconds: f64) -> u64 {
+    fn run(hold: &mut BudgetController, program: Program, seconds: f64) -> u64 {
         let (mut near, all) = (0, windows(seconds));
         for window in 0..all {
             near += if window >= all / 2 { hold.near_bytes() } else { 0 };
@@ -497,8 +497,9 @@ mod tests {
 
     #[test]
     fn a_short_wait_at_the_start_says_nothing() {
-        let mut hold = Hold::new(1.4, Cadence::EventDriven, 300 * MIB, 16 * MIB, 1000 * MIB);
-        let window = |waited_ns| Window { busy_ns: 25e6, waited_ns, all_bytes: 1000 * MIB, ..Window::default() };
+        let mut hold = BudgetController::new(1.4, Cadence::EventDriven, 300 * MIB, 16 * MIB, 1000 * MIB);
+        let window =
+            |waited_ns| ActivityWindow { busy_ns: 25e6, waited_ns, all_bytes: 1000 * MIB, ..ActivityWindow::default() };
         assert_eq!(hold.on_window(window(12e6)), None);
         assert!((0..3).any(|_| hold.on_window(window(20e6)).is_some()), "but longer ones do");
     }
@@ -554,19 +555,19 @@ mod tests {
             for _ in 0..200 {
                 let least = (1 + next(100)) * MIB;
                 let most = least + next(1000) * MIB;
-                let mut hold = Hold::new(1.01 + next(100) as f64 / 100.0, cadence, most, least, most);
+                let mut hold = BudgetController::new(1.01 + next(100) as f64 / 100.0, cadence, most, least, most);
                 for _ in 0..200 {
                     let (busy_ns, waited_ns) = (next(2_000_000_000) as f64, next(2_000_000_000) as f64);
                     let (near_bytes, all_bytes) = (next(1 << 30), next(1 << 31));
                     let before = hold.near_bytes();
                     let faults = next(100_000) as f64;
-                    let change = hold.on_window(Window {
+                    let change = hold.on_window(ActivityWindow {
                         busy_ns,
                         waited_ns,
                         faults,
                         near_bytes,
                         all_bytes,
-                        ..Window::default()
+                        ..ActivityWindow::default()
                     });
                     assert!((least..=most).contains(&hold.near_bytes()));
                     assert_eq!(change, (hold.near_bytes() != before).then_some(hold.near_bytes()));
