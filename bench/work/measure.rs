@@ -1,7 +1,7 @@
 //! What a workload says in the end.
 
 use farfield_bench::workload::{Output, Phase};
-use farfield_os::process::{self, Usage};
+use farfield_os::process::{self, ResourceUsage};
 use std::collections::BTreeMap;
 
 /// Times, checks and figures of one run.
@@ -23,7 +23,7 @@ impl Outcome {
         let (started, before) = (process::now_ns(), process::usage());
         let result = work();
         let (ended, after) = (process::now_ns(), process::usage());
-        let count = |of: fn(&Usage) -> u64| of(&after) - of(&before);
+        let count = |of: fn(&ResourceUsage) -> u64| of(&after) - of(&before);
         self.add(Phase {
             name: name.into(),
             ops,

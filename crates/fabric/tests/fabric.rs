@@ -4,7 +4,7 @@
 use core::ops::Range;
 use core::time::Duration;
 use farfield_fabric::{Ended, FabricError, Part, Post, Provider, Reader, Station, Window};
-use farfield_os::memfd::{self, Access, Mapping};
+use farfield_os::memfd::{self, Mapping, MappingAccess};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ fn memory(first: u8) -> Mapping {
     let fd = memfd::create(c"window", BYTES as u64).unwrap();
     let bytes: Vec<u8> = (0..BYTES).map(|index| (index / 4096) as u8 ^ first).collect();
     memfd::write_at(fd.as_fd(), &bytes, 0).unwrap();
-    Mapping::new(fd.as_fd(), BYTES as u64, Access::Read).unwrap()
+    Mapping::new(fd.as_fd(), BYTES as u64, MappingAccess::Read).unwrap()
 }
 
 /// A station that is served while `work` goes on.

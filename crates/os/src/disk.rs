@@ -8,7 +8,7 @@ use core::ffi::CStr;
 
 /// Kind of file that a path leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum FileKind {
     /// A folder.
     Folder,
     /// A file.
@@ -35,7 +35,7 @@ impl Dax {
     /// is not a DAX device.
     fn of(major: u32, minor: u32) -> Option<Dax> {
         let number = |name: &str| {
-            let fd = file::open_written(format_args!("/sys/dev/char/{major}:{minor}/{name}")).ok()?;
+            let fd = file::open_formatted(format_args!("/sys/dev/char/{major}:{minor}/{name}")).ok()?;
             let mut bytes = [0; 32];
             let len = file::read_at(fd, &mut bytes, 0);
             file::close(fd);
@@ -47,16 +47,16 @@ impl Dax {
 }
 
 /// Finds out what kind of file `path` leads to.
-pub fn kind(path: &CStr) -> Result<Kind> {
+pub fn kind(path: &CStr) -> Result<FileKind> {
     let fd = file::open(path, libc::O_PATH)?;
     let kind = match file::kind(fd) {
-        Some(libc::S_IFDIR) => Kind::Folder,
-        Some(libc::S_IFBLK) => Kind::Device,
-        Some(libc::S_IFREG) => Kind::File,
+        Some(libc::S_IFDIR) => FileKind::Folder,
+        Some(libc::S_IFBLK) => FileKind::Device,
+        Some(libc::S_IFREG) => FileKind::File,
         Some(libc::S_IFCHR) => file::device(fd)
             .and_then(|device| Dax::of(libc::major(device), libc::minor(device)))
-            .map_or(Kind::Other, Kind::Dax),
-        _ => Kind::Other,
+            .map_or(FileKind::Other, FileKind::Dax),
+        _ => FileKind::Other,
     };
     file::close(fd);
     Ok(kind)
@@ -199,7 +199,7 @@ pub unsafe fn write_at(fd: i32, address: usize, len: usize, offset: u64) -> Resu
 }
 
 /// Calls `each` with every name in the folder.
-pub fn each_name(folder: &CStr, mut each: impl FnMut(&[u8])) -> Result<()> {
+pub fn for_each_name(folder: &CStr, mut each: impl FnMut(&[u8])) -> Result<()> {
     let folder = file::open(folder, libc::O_RDONLY | libc::O_DIRECTORY)?;
     let mut entries = [0u64; 512];
     let result = loop {
@@ -278,12 +278,12 @@ mod tests {
 
     #[test]
     fn paths_are_told_apart_and_names_are_found() {
-        assert_eq!(kind(&folder()), Ok(Kind::Folder));
-        assert_eq!(kind(c"/dev/null"), Ok(Kind::Other));
-        assert_eq!(kind(c"/proc/self/maps"), Ok(Kind::File));
+        assert_eq!(kind(&folder()), Ok(FileKind::Folder));
+        assert_eq!(kind(c"/dev/null"), Ok(FileKind::Other));
+        assert_eq!(kind(c"/proc/self/maps"), Ok(FileKind::File));
         assert_eq!(kind(c"/no/such/path"), Err(Errno(libc::ENOENT)));
         let mut names = Vec::new();
-        each_name(c"/proc/self", |name| names.push(name.to_vec())).unwrap();
+        for_each_name(c"/proc/self", |name| names.push(name.to_vec())).unwrap();
         assert!(names.contains(&b"maps".to_vec()) && names.contains(&b"task".to_vec()));
     }
 }

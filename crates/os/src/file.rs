@@ -17,9 +17,9 @@ pub fn open(path: &CStr, flags: i32) -> Result<i32> {
 }
 
 /// Opens the formatted path to read it. ENAMETOOLONG if it has 64 bytes or more.
-pub(crate) fn open_written(path: core::fmt::Arguments<'_>) -> Result<i32> {
-    struct Path([u8; 64], usize);
-    impl core::fmt::Write for Path {
+pub(crate) fn open_formatted(path: core::fmt::Arguments<'_>) -> Result<i32> {
+    struct PathBuffer([u8; 64], usize);
+    impl core::fmt::Write for PathBuffer {
         fn write_str(&mut self, text: &str) -> core::fmt::Result {
             // The last byte stays zero.
             let end = (self.1 + text.len()).min(self.0.len() - 1);
@@ -31,7 +31,7 @@ pub(crate) fn open_written(path: core::fmt::Arguments<'_>) -> Result<i32> {
             Ok(())
         }
     }
-    let mut written = Path([0; 64], 0);
+    let mut written = PathBuffer([0; 64], 0);
     core::fmt::write(&mut written, path).map_err(|_| Errno(libc::ENAMETOOLONG))?;
     let path = CStr::from_bytes_until_nul(&written.0).map_err(|_| Errno(libc::ENAMETOOLONG))?;
     open(path, libc::O_RDONLY)

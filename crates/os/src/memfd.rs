@@ -31,7 +31,7 @@ pub fn create(name: &CStr, bytes: u64) -> Result<OwnedFd> {
 /// `/proc`.
 pub fn create_published(name: &CStr, bytes: u64) -> Result<(OwnedFd, Mapping)> {
     let fd = create_unsealed(name, bytes)?;
-    let mapping = Mapping::new(fd.as_fd(), bytes, Access::ReadWrite)?;
+    let mapping = Mapping::new(fd.as_fd(), bytes, MappingAccess::ReadWrite)?;
     seal(fd.as_fd(), PUBLISHED_SEALS | libc::F_SEAL_SEAL)?;
     Ok((fd, mapping))
 }
@@ -116,7 +116,7 @@ pub fn punch(fd: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<()> {
 
 /// Size of a memfd and memory really in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Usage {
+pub struct MemfdUsage {
     /// Size of the file in bytes.
     pub size_bytes: u64,
     /// Memory behind the file in bytes.
@@ -124,14 +124,14 @@ pub struct Usage {
 }
 
 /// Asks the kernel how much memory stands behind `fd`.
-pub fn usage(fd: BorrowedFd<'_>) -> Result<Usage> {
+pub fn usage(fd: BorrowedFd<'_>) -> Result<MemfdUsage> {
     let mut stat = core::mem::MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: the kernel writes one `struct stat`, for which there is room.
     unsafe { syscall(libc::SYS_fstat, [raw(fd), stat.as_mut_ptr() as usize, 0, 0, 0, 0]) }?;
     // SAFETY: filled by the kernel; all bit patterns of its integers are valid.
     let stat = unsafe { stat.assume_init() };
     // `st_blocks` counts in units of 512 bytes, whatever the block size.
-    Ok(Usage { size_bytes: stat.st_size as u64, used_bytes: stat.st_blocks as u64 * 512 })
+    Ok(MemfdUsage { size_bytes: stat.st_size as u64, used_bytes: stat.st_blocks as u64 * 512 })
 }
 
 /// Returns the first stretch at or after `offset` that has memory behind it, as `start..end`;
@@ -193,7 +193,7 @@ pub fn read_at(fd: BorrowedFd<'_>, mut bytes: &mut [u8], mut offset: u64) -> Res
 
 /// Access that the holder of a mapping has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
+pub enum MappingAccess {
     /// Loads only; a store is SIGSEGV.
     Read,
     /// Loads and stores.
@@ -215,18 +215,18 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps the first `bytes` bytes of `fd`. Takes address space only, no memory and no swap reservation.
-    pub fn new(fd: BorrowedFd<'_>, bytes: u64, access: Access) -> Result<Mapping> {
+    pub fn new(fd: BorrowedFd<'_>, bytes: u64, access: MappingAccess) -> Result<Mapping> {
         Self::part(fd, 0, bytes, access)
     }
 
     /// Maps `bytes` bytes of `fd` from `offset` on, which must be a multiple of the page size.
-    pub fn part(fd: BorrowedFd<'_>, offset: u64, bytes: u64, access: Access) -> Result<Mapping> {
+    pub fn part(fd: BorrowedFd<'_>, offset: u64, bytes: u64, access: MappingAccess) -> Result<Mapping> {
         if bytes == 0 || bytes > OFFSET_MAX || offset > OFFSET_MAX {
             return Err(Errno(libc::EINVAL));
         }
         let protection = match access {
-            Access::Read => libc::PROT_READ,
-            Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+            MappingAccess::Read => libc::PROT_READ,
+            MappingAccess::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
         } as usize;
         let flags = (libc::MAP_SHARED | libc::MAP_NORESERVE) as usize;
         // SAFETY: without MAP_FIXED the kernel chooses a free range, so no mapping of anybody is replaced.
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn a_new_memfd_costs_nothing_and_its_size_is_fixed() {
         let fd = create(c"test", 1 << 40).unwrap();
-        assert_eq!(usage(fd.as_fd()).unwrap(), Usage { size_bytes: 1 << 40, used_bytes: 0 });
+        assert_eq!(usage(fd.as_fd()).unwrap(), MemfdUsage { size_bytes: 1 << 40, used_bytes: 0 });
         assert!(is_sealed(fd.as_fd()));
         // SAFETY: no pointers.
         let cut = unsafe { syscall(libc::SYS_ftruncate, [raw(fd.as_fd()), 4096, 0, 0, 0, 0]) };
@@ -310,19 +310,19 @@ mod tests {
     #[test]
     fn two_mappings_see_the_same_bytes_and_a_read_only_descriptor_cannot_write() {
         let fd = create(c"test", 4 * PAGE).unwrap();
-        let writer = Mapping::new(fd.as_fd(), 4 * PAGE, Access::ReadWrite).unwrap();
+        let writer = Mapping::new(fd.as_fd(), 4 * PAGE, MappingAccess::ReadWrite).unwrap();
         let looking = read_only(fd.as_fd()).unwrap();
-        let reader = Mapping::new(looking.as_fd(), 4 * PAGE, Access::Read).unwrap();
+        let reader = Mapping::new(looking.as_fd(), 4 * PAGE, MappingAccess::Read).unwrap();
         // SAFETY: both mappings are alive and four pages long; nobody else has them.
         unsafe {
             writer.as_ptr().add(5000).write_volatile(9);
             assert_eq!(reader.as_ptr().add(5000).read_volatile(), 9);
         }
-        let mut blank = Mapping::new(looking.as_fd(), 4 * PAGE, Access::Read).unwrap();
+        let mut blank = Mapping::new(looking.as_fd(), 4 * PAGE, MappingAccess::Read).unwrap();
         blank.blank().unwrap();
         // SAFETY: still mapped.
         assert_eq!(unsafe { blank.as_ptr().add(5000).read_volatile() }, 0, "nothing of the file is left");
-        assert_eq!(Mapping::new(looking.as_fd(), PAGE, Access::ReadWrite).unwrap_err(), Errno(libc::EACCES));
+        assert_eq!(Mapping::new(looking.as_fd(), PAGE, MappingAccess::ReadWrite).unwrap_err(), Errno(libc::EACCES));
         assert_eq!(write_at(looking.as_fd(), &[1], 0), Err(Errno(libc::EBADF)));
     }
 
@@ -337,14 +337,14 @@ mod tests {
         let (fd, writer) = create_published(c"test", 2 * PAGE).unwrap();
         assert!(is_published(fd.as_fd()) && is_sealed(fd.as_fd()));
         assert!(!is_published(create(c"test", PAGE).unwrap().as_fd()));
-        let reader = Mapping::new(fd.as_fd(), 2 * PAGE, Access::Read).unwrap();
+        let reader = Mapping::new(fd.as_fd(), 2 * PAGE, MappingAccess::Read).unwrap();
         // SAFETY: both mappings are alive and two pages long; nobody else has them.
         unsafe {
             writer.as_ptr().write_volatile(7);
             assert_eq!(reader.as_ptr().read_volatile(), 7);
         }
         for fd in [fd.try_clone().unwrap(), open_again(fd.as_fd()).unwrap()] {
-            assert_eq!(Mapping::new(fd.as_fd(), PAGE, Access::ReadWrite).unwrap_err(), Errno(libc::EPERM));
+            assert_eq!(Mapping::new(fd.as_fd(), PAGE, MappingAccess::ReadWrite).unwrap_err(), Errno(libc::EPERM));
             assert_eq!(write_at(fd.as_fd(), &[1], 0), Err(Errno(libc::EPERM)));
             assert_eq!(punch(fd.as_fd(), 0, PAGE), Err(Errno(libc::EPERM)));
             assert_eq!(

@@ -50,7 +50,7 @@ fn set_option(fd: i32, level: i32, option: i32, value: i32) -> Result<()> {
 
 /// Address that a socket is to be connected to, in the kernel's form.
 #[derive(Clone)]
-pub struct Target {
+pub struct ConnectTarget {
     address: Raw,
     bytes: usize,
 }
@@ -65,18 +65,18 @@ union Raw {
 
 /// Progress of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
+pub enum ConnectProgress {
     /// The connection is established.
     Done,
     /// The attempt is under way; the socket becomes writable when it has ended.
-    UnderWay,
+    InProgress,
     /// The other side's queue is full, and nothing says when it is not. Try again a little later.
-    Later,
+    Retry,
 }
 
-impl Target {
+impl ConnectTarget {
     /// Creates the target of a TCP server.
-    pub fn tcp(address: SocketAddr) -> Target {
+    pub fn tcp(address: SocketAddr) -> ConnectTarget {
         match address {
             SocketAddr::V4(v4) => {
                 let raw = libc::sockaddr_in {
@@ -85,7 +85,7 @@ impl Target {
                     sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
                     sin_zero: [0; 8],
                 };
-                Target { address: Raw { v4: raw }, bytes: size_of::<libc::sockaddr_in>() }
+                ConnectTarget { address: Raw { v4: raw }, bytes: size_of::<libc::sockaddr_in>() }
             }
             SocketAddr::V6(v6) => {
                 let raw = libc::sockaddr_in6 {
@@ -95,14 +95,14 @@ impl Target {
                     sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
                     sin6_scope_id: v6.scope_id(),
                 };
-                Target { address: Raw { v6: raw }, bytes: size_of::<libc::sockaddr_in6>() }
+                ConnectTarget { address: Raw { v6: raw }, bytes: size_of::<libc::sockaddr_in6>() }
             }
         }
     }
 
     /// Creates the target of a Unix stream socket. A leading `@` means the abstract namespace.
     /// ENAMETOOLONG if the path is empty or too long.
-    pub fn unix(path: &[u8]) -> Result<Target> {
+    pub fn unix(path: &[u8]) -> Result<ConnectTarget> {
         // SAFETY: plain numbers; all-zero is valid.
         let mut raw: libc::sockaddr_un = unsafe { core::mem::zeroed() };
         raw.sun_family = libc::AF_UNIX as u16;
@@ -119,7 +119,7 @@ impl Target {
         } else {
             base + path.len() + 1
         };
-        Ok(Target { address: Raw { unix: raw }, bytes })
+        Ok(ConnectTarget { address: Raw { unix: raw }, bytes })
     }
 
     fn family(&self) -> i32 {
@@ -146,14 +146,14 @@ impl Target {
     }
 
     /// Begins to connect such a socket, or checks the progress.
-    pub fn connect(&self, fd: i32) -> Result<Step> {
+    pub fn connect(&self, fd: i32) -> Result<ConnectProgress> {
         let args = [fd as usize, &raw const self.address as usize, self.bytes, 0, 0, 0];
         loop {
             // SAFETY: the kernel reads `bytes` bytes of the address.
             return match unsafe { syscall(libc::SYS_connect, args) } {
-                Ok(_) | Err(Errno(libc::EISCONN)) => Ok(Step::Done),
-                Err(Errno(libc::EINPROGRESS | libc::EALREADY)) => Ok(Step::UnderWay),
-                Err(Errno(libc::EAGAIN)) => Ok(Step::Later),
+                Ok(_) | Err(Errno(libc::EISCONN)) => Ok(ConnectProgress::Done),
+                Err(Errno(libc::EINPROGRESS | libc::EALREADY)) => Ok(ConnectProgress::InProgress),
+                Err(Errno(libc::EAGAIN)) => Ok(ConnectProgress::Retry),
                 Err(Errno(libc::EINTR)) => continue,
                 Err(errno) => Err(errno),
             };
@@ -214,14 +214,14 @@ pub const DESCRIPTORS_MAX: usize = 253;
 /// closed and the result is `EMFILE`.
 pub fn receive_descriptors(fd: i32, bytes: &mut [u8], fds: &mut [i32]) -> Result<(usize, usize)> {
     #[repr(C, align(8))]
-    struct Control([u8; 16 + DESCRIPTORS_MAX * 4 + 4]);
+    struct ReceiveControlBuffer([u8; 16 + DESCRIPTORS_MAX * 4 + 4]);
     const _: () = assert!(size_of::<libc::cmsghdr>() == 16);
-    let mut control = Control([0; 16 + DESCRIPTORS_MAX * 4 + 4]);
+    let mut control = ReceiveControlBuffer([0; 16 + DESCRIPTORS_MAX * 4 + 4]);
     let part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let parts = [part];
     let mut message = message(&parts);
     message.msg_control = (&raw mut control).cast();
-    message.msg_controllen = size_of::<Control>();
+    message.msg_controllen = size_of::<ReceiveControlBuffer>();
     let flags = (libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) as usize;
     // SAFETY: bytes and control are writable for the lengths given.
     let got = unsafe { syscall(libc::SYS_recvmsg, [fd as usize, &raw mut message as usize, flags, 0, 0, 0]) }?;
@@ -306,9 +306,9 @@ mod tests {
     }
 
     /// A socket connected to it.
-    fn connected(target: &Target) -> Result<i32> {
+    fn connected(target: &ConnectTarget) -> Result<i32> {
         let fd = target.socket()?;
-        while target.connect(fd)? != Step::Done {
+        while target.connect(fd)? != ConnectProgress::Done {
             poll(fd, libc::POLLOUT, Duration::from_secs(60))?;
         }
         Ok(fd)
@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn a_connection_has_a_bound_on_what_is_not_acknowledged() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let fd = connected(&Target::tcp(listener.local_addr().unwrap())).unwrap();
+        let fd = connected(&ConnectTarget::tcp(listener.local_addr().unwrap())).unwrap();
         let (mut value, mut len) = (0i32, size_of::<i32>());
         let args = [
             fd as usize,
@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn bytes_go_both_ways_over_tcp_and_the_end_is_noticed() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let fd = connected(&Target::tcp(listener.local_addr().unwrap())).unwrap();
+        let fd = connected(&ConnectTarget::tcp(listener.local_addr().unwrap())).unwrap();
         // SAFETY: ours alone.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let (mut other, _) = listener.accept().unwrap();
@@ -368,9 +368,12 @@ mod tests {
         // The port of a client: nobody listens there, and nobody else gets it meanwhile.
         let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let address = client.local_addr().unwrap();
-        assert_eq!(connected(&Target::tcp(address)), Err(Errno(libc::ECONNREFUSED)));
-        assert_eq!(Target::unix(b"/nowhere/socket").and_then(|target| connected(&target)), Err(Errno(libc::ENOENT)));
-        assert_eq!(Target::unix(&[b'x'; 200]).err(), Some(Errno(libc::ENAMETOOLONG)));
+        assert_eq!(connected(&ConnectTarget::tcp(address)), Err(Errno(libc::ECONNREFUSED)));
+        assert_eq!(
+            ConnectTarget::unix(b"/nowhere/socket").and_then(|target| connected(&target)),
+            Err(Errno(libc::ENOENT))
+        );
+        assert_eq!(ConnectTarget::unix(&[b'x'; 200]).err(), Some(Errno(libc::ENAMETOOLONG)));
     }
 
     #[test]
@@ -380,7 +383,8 @@ mod tests {
         let path = directory.join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         set_descriptor_floor(500);
-        let fd = Target::unix(path.as_os_str().as_encoded_bytes()).and_then(|target| connected(&target)).unwrap();
+        let fd =
+            ConnectTarget::unix(path.as_os_str().as_encoded_bytes()).and_then(|target| connected(&target)).unwrap();
         // SAFETY: ours alone.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         assert!(fd.as_raw_fd() >= 500);

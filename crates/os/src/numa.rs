@@ -40,15 +40,15 @@ pub fn node_at(address: *const u8) -> Result<u32> {
 
 /// Memory that a node has left.
 #[derive(Debug)]
-pub struct Room {
+pub struct NodeMemory {
     meminfo: i32,
 }
 
-impl Room {
+impl NodeMemory {
     /// Opens the statistics of a node. ENOENT if there is no such node.
-    pub fn of(node: u32) -> Result<Room> {
-        let meminfo = file::open_written(format_args!("/sys/devices/system/node/node{node}/meminfo"))?;
-        Ok(Room { meminfo: lift(meminfo)? })
+    pub fn open(node: u32) -> Result<NodeMemory> {
+        let meminfo = file::open_formatted(format_args!("/sys/devices/system/node/node{node}/meminfo"))?;
+        Ok(NodeMemory { meminfo: lift(meminfo)? })
     }
 
     /// Returns the bytes of memory that the node has altogether.
@@ -70,7 +70,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for NodeMemory {
     fn drop(&mut self) {
         file::close(self.meminfo);
     }
@@ -132,8 +132,8 @@ mod tests {
     #[test]
     fn bound_memory_is_that_of_the_node() {
         // Every machine has node 0; some containers may not bind to it.
-        let (file, room) = (memfd::create(c"test", 1 << 20).unwrap(), Room::of(0).unwrap());
-        let mapping = memfd::Mapping::new(file.as_fd(), 1 << 20, memfd::Access::ReadWrite).unwrap();
+        let (file, room) = (memfd::create(c"test", 1 << 20).unwrap(), NodeMemory::open(0).unwrap());
+        let mapping = memfd::Mapping::new(file.as_fd(), 1 << 20, memfd::MappingAccess::ReadWrite).unwrap();
         // SAFETY: the mapping made here.
         match unsafe { bind(mapping.as_ptr() as usize, 1 << 20, 0) } {
             Err(Errno(libc::EPERM | libc::ENOSYS)) => return eprintln!("skipped: mbind is not allowed here"),
@@ -147,8 +147,8 @@ mod tests {
 
     #[test]
     fn nodes_that_are_not_there_are_errors() {
-        assert_eq!(Room::of(1000).unwrap_err(), Errno(libc::ENOENT));
-        assert_eq!(Room::of(u32::MAX).unwrap_err(), Errno(libc::ENOENT));
+        assert_eq!(NodeMemory::open(1000).unwrap_err(), Errno(libc::ENOENT));
+        assert_eq!(NodeMemory::open(u32::MAX).unwrap_err(), Errno(libc::ENOENT));
         let memory = crate::memory::map_anonymous(4096).unwrap();
         // SAFETY: the mapping made here.
         unsafe {

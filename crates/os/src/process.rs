@@ -47,7 +47,7 @@ fn identity_of_pidfd(pidfd: i32) -> Option<u64> {
 }
 
 fn identity_by_start(process: &dyn core::fmt::Display) -> Option<u64> {
-    let namespace = file::open_written(format_args!("/proc/{process}/ns/pid")).ok()?;
+    let namespace = file::open_formatted(format_args!("/proc/{process}/ns/pid")).ok()?;
     let namespace_inode = file::inode(namespace);
     file::close(namespace);
     let (namespace, start, inner) = (namespace_inode?, start_ticks(process)?, inner_pid(process)?);
@@ -76,7 +76,7 @@ pub fn inner_pid(process: &dyn core::fmt::Display) -> Option<u32> {
 }
 
 fn read_proc(process: &dyn core::fmt::Display, name: &str, into: &mut [u8]) -> Option<usize> {
-    let fd = file::open_written(format_args!("/proc/{process}/{name}")).ok()?;
+    let fd = file::open_formatted(format_args!("/proc/{process}/{name}")).ok()?;
     let len = file::read(fd, into);
     file::close(fd);
     len.ok()
@@ -186,7 +186,7 @@ fn clock_ns(clock: libc::clockid_t) -> u64 {
 
 /// Resources that this process has used so far, over all threads.
 #[derive(Clone, Copy, Debug)]
-pub struct Usage {
+pub struct ResourceUsage {
     /// Processor time in user and kernel, in nanoseconds.
     pub cpu_ns: u64,
     /// Major page faults: those for which something was read.
@@ -196,13 +196,13 @@ pub struct Usage {
 }
 
 /// Returns the resources that this process has used so far.
-pub fn usage() -> Usage {
+pub fn usage() -> ResourceUsage {
     // SAFETY: rusage is plain numbers; all-zero is valid.
     let mut usage: libc::rusage = unsafe { core::mem::zeroed() };
     // SAFETY: `usage` is writable.
     let _ = unsafe { syscall(libc::SYS_getrusage, [libc::RUSAGE_SELF as usize, &raw mut usage as usize, 0, 0, 0, 0]) };
     let ns = |time: libc::timeval| time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1000;
-    Usage {
+    ResourceUsage {
         cpu_ns: ns(usage.ru_utime) + ns(usage.ru_stime),
         faults_major: usage.ru_majflt as u64,
         faults_minor: usage.ru_minflt as u64,

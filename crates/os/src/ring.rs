@@ -72,7 +72,7 @@ struct Submission {
 
 /// `struct io_uring_cqe`.
 #[repr(C)]
-struct Arrival {
+struct CompletionEntry {
     tag: u64,
     result: i32,
     flags: u32,
@@ -87,11 +87,12 @@ struct WaitArgument {
     time: u64,
 }
 
-const _: () = assert!(size_of::<Parameters>() == 120 && size_of::<Submission>() == 64 && size_of::<Arrival>() == 16);
+const _: () =
+    assert!(size_of::<Parameters>() == 120 && size_of::<Submission>() == 64 && size_of::<CompletionEntry>() == 16);
 
 /// Direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
+pub enum TransferDirection {
     /// From the file to memory.
     Read,
     /// From memory to the file.
@@ -100,11 +101,11 @@ pub enum Way {
 
 /// A transfer between a file and memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Transfer {
+pub struct FileTransfer {
     /// Tag that comes back with the result.
     pub tag: u64,
     /// Direction of the transfer.
-    pub way: Way,
+    pub direction: TransferDirection,
     /// Address in memory.
     pub address: usize,
     /// Length in bytes.
@@ -166,7 +167,7 @@ impl Ring {
         }
         let (sq, cq) = (&parameters.sq, &parameters.cq);
         let sq_bytes = sq.sixth as usize + parameters.sq_entries as usize * size_of::<u32>();
-        let cq_bytes = cq.fifth as usize + parameters.cq_entries as usize * size_of::<Arrival>();
+        let cq_bytes = cq.fifth as usize + parameters.cq_entries as usize * size_of::<CompletionEntry>();
         ring.rings = map(fd, sq_bytes.max(cq_bytes), 0)?;
         ring.rings_bytes = sq_bytes.max(cq_bytes);
         let submissions_bytes = parameters.sq_entries as usize * size_of::<Submission>();
@@ -219,18 +220,18 @@ impl Ring {
     /// # Safety
     /// The memory of the transfer is nobody else's until it has arrived, and inside what was
     /// registered if anything was.
-    pub unsafe fn queue(&mut self, transfer: Transfer) -> bool {
+    pub unsafe fn queue(&mut self, transfer: FileTransfer) -> bool {
         let (tail, head) = (self.word(self.parameters[SQ_TAIL]), self.word(self.parameters[SQ_HEAD]));
         let at = tail.load(Ordering::Relaxed);
         if at.wrapping_sub(head.load(Ordering::Acquire)) >= self.entries {
             return false;
         }
         // IORING_OP_READ and WRITE, or READ_FIXED and WRITE_FIXED.
-        let opcode = match (transfer.way, self.has_buffer) {
-            (Way::Read, false) => 22,
-            (Way::Write, false) => 23,
-            (Way::Read, true) => 4,
-            (Way::Write, true) => 5,
+        let opcode = match (transfer.direction, self.has_buffer) {
+            (TransferDirection::Read, false) => 22,
+            (TransferDirection::Write, false) => 23,
+            (TransferDirection::Read, true) => 4,
+            (TransferDirection::Write, true) => 5,
         };
         let submission = Submission {
             opcode,
@@ -274,9 +275,9 @@ impl Ring {
             return None;
         }
         let index = (at & self.parameters[CQ_MASK]) as usize;
-        let arrivals = (self.rings + self.parameters[CQ_ARRIVALS] as usize) as *const Arrival;
+        let arrivals = (self.rings + self.parameters[CQ_ARRIVALS] as usize) as *const CompletionEntry;
         // SAFETY: inside the mapping; the kernel does not write this one before the head passes it.
-        let Arrival { tag, result, .. } = unsafe { arrivals.add(index).read_volatile() };
+        let CompletionEntry { tag, result, .. } = unsafe { arrivals.add(index).read_volatile() };
         head.store(at.wrapping_add(1), Ordering::Release);
         Some((tag, Errno::from_raw(result as isize)))
     }
@@ -327,18 +328,19 @@ mod tests {
         // SAFETY: mapped until the end of the test.
         let registered = unsafe { ring.register_memory(memory, bytes) };
         eprintln!("registered: {registered}");
-        for way in [Way::Write, Way::Read] {
+        for direction in [TransferDirection::Write, TransferDirection::Read] {
             for page in 0..32usize {
                 let (tag, address) = (page as u64, memory + page * 4096);
-                let mark = if way == Way::Write { page as u8 + 1 } else { 0xEE };
+                let mark = if direction == TransferDirection::Write { page as u8 + 1 } else { 0xEE };
                 // SAFETY: pages of the mapping, each of one transfer, which does not run yet.
                 unsafe { (address as *mut u8).write_bytes(mark, 4096) };
                 let offset = (31 - page as u64) * 4096;
                 // SAFETY: as above; nobody touches them before they have arrived.
-                assert!(unsafe { ring.queue(Transfer { tag, way, address, len: 4096, offset }) });
+                assert!(unsafe { ring.queue(FileTransfer { tag, direction, address, len: 4096, offset }) });
             }
             // SAFETY: not queued: the ring is full.
-            let more = unsafe { ring.queue(Transfer { tag: 99, way, address: memory, len: 4096, offset: 0 }) };
+            let more =
+                unsafe { ring.queue(FileTransfer { tag: 99, direction, address: memory, len: 4096, offset: 0 }) };
             assert!(!more);
             ring.start().unwrap();
             let mut seen = [false; 32];

@@ -20,7 +20,7 @@ pub struct Instruction {
 /// The kernel's `struct sock_fprog`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Program {
+pub struct FilterProgram {
     /// Number of instructions.
     pub len: u16,
     /// The instructions.
@@ -48,7 +48,7 @@ pub fn set_no_new_privileges() -> Result<()> {
 /// Installs `program` for all threads of this process (`SECCOMP_FILTER_FLAG_TSYNC`). EBUSY if a
 /// thread could not be synchronised.
 pub fn install(program: &[Instruction]) -> Result<()> {
-    let header = Program { len: program.len() as u16, instructions: program.as_ptr() };
+    let header = FilterProgram { len: program.len() as u16, instructions: program.as_ptr() };
     // SAFETY: the program is readable; the kernel verifies it.
     let result = unsafe {
         syscall(

@@ -128,11 +128,11 @@ pub fn fill_random(mut bytes: &mut [u8]) -> Result<()> {
 pub fn send_descriptors(fd: BorrowedFd<'_>, bytes: &[u8], descriptors: &[impl AsRawFd]) -> Result<usize> {
     const HEADER_BYTES: usize = size_of::<libc::cmsghdr>();
     #[repr(C, align(8))]
-    struct Control([u8; HEADER_BYTES + crate::net::DESCRIPTORS_MAX.next_multiple_of(2) * 4]);
+    struct SendControlBuffer([u8; HEADER_BYTES + crate::net::DESCRIPTORS_MAX.next_multiple_of(2) * 4]);
     if descriptors.is_empty() || descriptors.len() > crate::net::DESCRIPTORS_MAX || bytes.is_empty() {
         return Err(Errno(libc::EINVAL));
     }
-    let mut control = Control([0; _]);
+    let mut control = SendControlBuffer([0; _]);
     let control_bytes = HEADER_BYTES + descriptors.len() * 4;
     control.0[..8].copy_from_slice(&control_bytes.to_ne_bytes());
     control.0[8..12].copy_from_slice(&libc::SOL_SOCKET.to_ne_bytes());
@@ -154,7 +154,7 @@ pub fn send_descriptors(fd: BorrowedFd<'_>, bytes: &[u8], descriptors: &[impl As
 
 /// Returns the number of bytes that were sent on a connection and that the other side has not taken
 /// yet. It includes the kernel's own overhead for them.
-pub fn untaken(fd: BorrowedFd<'_>) -> Result<usize> {
+pub fn unacknowledged_bytes(fd: BorrowedFd<'_>) -> Result<usize> {
     let mut bytes: i32 = 0;
     let args = [fd.as_raw_fd() as usize, libc::TIOCOUTQ as usize, &raw mut bytes as usize, 0, 0, 0];
     // SAFETY: the kernel writes one i32 (`SIOCOUTQ`, the number of `TIOCOUTQ`).
@@ -211,12 +211,12 @@ mod tests {
         let (one, other) = UnixStream::pair().unwrap();
         let memory = crate::memfd::create(c"test", 4096).unwrap();
         let memory_again = memory.try_clone().unwrap();
-        assert_eq!(untaken(one.as_fd()), Ok(0));
+        assert_eq!(unacknowledged_bytes(one.as_fd()), Ok(0));
         assert_eq!(send_descriptors(one.as_fd(), b"take", &[memory, memory_again]).unwrap(), 4);
-        assert!(untaken(one.as_fd()).unwrap() > 0);
+        assert!(unacknowledged_bytes(one.as_fd()).unwrap() > 0);
         let (mut bytes, mut fds) = ([0; 16], [0; 4]);
         assert_eq!(net::receive_descriptors(other.as_raw_fd(), &mut bytes, &mut fds).unwrap(), (4, 2));
-        assert_eq!(untaken(one.as_fd()), Ok(0));
+        assert_eq!(unacknowledged_bytes(one.as_fd()), Ok(0));
         fds[..2].iter().for_each(|fd| crate::file::close(*fd));
         let peer = peer(other.as_fd()).unwrap();
         assert_eq!((peer.pid, peer.uid), (crate::process::pid(), effective_uid()));

@@ -109,7 +109,7 @@ impl Wait {
         // Reports first after the patience, then after twice that time, four times, and so on.
         if waited >= (Wait::PATIENCE.as_nanos() as u64) << self.said.min(20) {
             self.said += 1;
-            let mut text = Text { bytes: [0; 256], len: 0 };
+            let mut text = WaitReportText { bytes: [0; 256], len: 0 };
             let _ = writeln!(
                 text,
                 "farfield: process {}, thread {} has waited {} s for {} ({})",
@@ -124,12 +124,12 @@ impl Wait {
     }
 }
 
-struct Text {
+struct WaitReportText {
     bytes: [u8; 256],
     len: usize,
 }
 
-impl core::fmt::Write for Text {
+impl core::fmt::Write for WaitReportText {
     fn write_str(&mut self, text: &str) -> core::fmt::Result {
         let take = text.len().min(self.bytes.len() - self.len);
         self.bytes[self.len..self.len + take].copy_from_slice(&text.as_bytes()[..take]);

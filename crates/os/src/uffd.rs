@@ -84,7 +84,7 @@ pub enum Track {
 
 /// Origin of the faults that are served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Scope {
+pub enum FaultOrigin {
     /// Faults from user mode only; any user may ask for this.
     UserMode,
     /// Faults inside system calls too; needs privilege or `vm.unprivileged_userfaultfd=1`.
@@ -93,7 +93,7 @@ pub enum Scope {
 
 /// A fault event, in thread mode.
 #[derive(Clone, Copy, Debug)]
-pub struct Fault {
+pub struct FaultEvent {
     /// Faulting address, rounded down to its page.
     pub address: usize,
     /// Whether the access was a write.
@@ -108,8 +108,8 @@ pub struct Uffd {
 
 impl Uffd {
     /// Opens a userfaultfd with exactly these features; `EINVAL` if the kernel lacks one of them.
-    pub fn open(scope: Scope, features: u64) -> Result<Uffd> {
-        let only = if scope == Scope::UserMode { UFFD_USER_MODE_ONLY } else { 0 };
+    pub fn open(scope: FaultOrigin, features: u64) -> Result<Uffd> {
+        let only = if scope == FaultOrigin::UserMode { UFFD_USER_MODE_ONLY } else { 0 };
         let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize | only;
         // SAFETY: takes numbers only.
         let fd = unsafe { syscall(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) }? as i32;
@@ -215,7 +215,7 @@ impl Uffd {
 
     /// Reads up to 16 pending fault events into `into`; returns how many. `EAGAIN` if there are
     /// none.
-    pub fn read_faults(&self, into: &mut [Fault]) -> Result<usize> {
+    pub fn read_faults(&self, into: &mut [FaultEvent]) -> Result<usize> {
         #[repr(C)]
         #[derive(Clone, Copy)]
         struct Message {
@@ -235,7 +235,7 @@ impl Uffd {
         let mut faults = 0;
         for message in &messages[..got / size_of::<Message>()] {
             if message.event == PAGEFAULT {
-                into[faults] = Fault { address: message.address as usize & !4095, write: message.flags & 1 != 0 };
+                into[faults] = FaultEvent { address: message.address as usize & !4095, write: message.flags & 1 != 0 };
                 faults += 1;
             }
         }

@@ -13,7 +13,7 @@ use farfield_core::wire::{
     Welcome, WireReply, WireRequest, features,
 };
 use farfield_core::{Incarnation, PageId, RegionId};
-use farfield_os::net::{Step, Target};
+use farfield_os::net::{ConnectProgress, ConnectTarget};
 use farfield_os::process::now_ns;
 use farfield_os::{Errno, file, net};
 use std::net::SocketAddr;
@@ -30,10 +30,10 @@ pub(crate) enum Address {
 }
 
 impl Address {
-    fn target(&self) -> Result<Target, Errno> {
+    fn target(&self) -> Result<ConnectTarget, Errno> {
         match self {
-            Address::Tcp(address) => Ok(Target::tcp(*address)),
-            Address::Unix(path, _) => Target::unix(path),
+            Address::Tcp(address) => Ok(ConnectTarget::tcp(*address)),
+            Address::Unix(path, _) => ConnectTarget::unix(path),
         }
     }
 
@@ -620,11 +620,11 @@ struct Handshake {
     server: u16,
     fd: i32,
     joins: bool,
-    target: Target,
+    target: ConnectTarget,
     /// Users whose servers are trusted at a Unix socket ([`Address::users`]).
     users: Option<[Option<u32>; 2]>,
     /// Result of the last attempt to connect.
-    connected: Step,
+    connected: ConnectProgress,
     exchange: Exchange,
 }
 
@@ -638,7 +638,7 @@ impl Handshake {
             joins,
             target,
             users: address.users(),
-            connected: Step::Later,
+            connected: ConnectProgress::Retry,
             exchange: Exchange::new(hello),
         })
     }
@@ -659,7 +659,7 @@ impl Handshake {
 
     /// Waits until there is something to do, at most `most`.
     fn wait(&self, most: Duration) {
-        if self.connected == Step::Later {
+        if self.connected == ConnectProgress::Retry {
             return farfield_os::process::sleep(most.min(CONNECT_AGAIN));
         }
         // If something is wrong with the socket, the next step will show it.
@@ -669,9 +669,9 @@ impl Handshake {
     /// Advances as far as possible without blocking. Returns `None` if the handshake has not
     /// ended yet.
     fn advance(&mut self) -> Result<Option<Welcome>, HandshakeError> {
-        if self.connected != Step::Done {
+        if self.connected != ConnectProgress::Done {
             self.connected = self.target.connect(self.fd).map_err(PoolError::Os)?;
-            if self.connected != Step::Done {
+            if self.connected != ConnectProgress::Done {
                 return Ok(None);
             }
             if let Some(users) = self.users {

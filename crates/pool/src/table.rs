@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::file::Descriptor;
-use farfield_os::memfd::{self, Access, Mapping};
+use farfield_os::memfd::{self, Mapping, MappingAccess};
 #[cfg(not(miri))]
 use farfield_os::memory;
 use farfield_os::{Errno, net};
@@ -80,7 +80,7 @@ impl PageTable {
         let number = memfd::create(c"farfield page table", bytes)?.into_raw_fd();
         // SAFETY: just made, nobody else's.
         let file = unsafe { Descriptor::new(net::lift(number)?) };
-        let mapping = Mapping::new(file.as_fd(), bytes, Access::ReadWrite)?;
+        let mapping = Mapping::new(file.as_fd(), bytes, MappingAccess::ReadWrite)?;
         Ok(PageTable { file, mapping, pages })
     }
 

@@ -10,7 +10,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::*;
 use farfield_core::{Incarnation, PageId, RegionId, checksum};
 use farfield_fabric::{Provider, Station};
-use farfield_os::memfd::{self, Access, Mapping};
+use farfield_os::memfd::{self, Mapping, MappingAccess};
 use farfield_pool::{Backend, Buffer, Completion, Lane, Op, Opener, PoolError, Priority};
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
@@ -31,7 +31,7 @@ fn file(bytes: &[u8]) -> Mapping {
     let bytes = [bytes, &vec![0; bytes.len().next_multiple_of(PAGE_BYTES) - bytes.len()]].concat();
     let fd = memfd::create(c"window", bytes.len() as u64).unwrap();
     memfd::write_at(fd.as_fd(), &bytes, 0).unwrap();
-    Mapping::new(fd.as_fd(), bytes.len() as u64, Access::Read).unwrap()
+    Mapping::new(fd.as_fd(), bytes.len() as u64, MappingAccess::Read).unwrap()
 }
 
 /// Page map, checksums and one layer in which all is right, to be spoilt.

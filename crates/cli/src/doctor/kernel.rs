@@ -2,7 +2,7 @@
 
 use super::Finding;
 use farfield_os::pagemap::{PageRun, Pagemap, category};
-use farfield_os::uffd::{Scope, feature};
+use farfield_os::uffd::{FaultOrigin, feature};
 use farfield_os::{file, memory, seccomp};
 use farfield_pager::runner::machine::{self, KERNEL_MIN};
 
@@ -20,7 +20,7 @@ pub(super) fn release() -> Finding {
 
 pub(super) fn userfaultfd() -> Finding {
     let name = "userfaultfd";
-    match machine::try_uffd(Scope::UserMode, feature::SIGBUS | feature::WP_ASYNC) {
+    match machine::try_uffd(FaultOrigin::UserMode, feature::SIGBUS | feature::WP_ASYNC) {
         Ok(()) => Finding::ok(name, "faults of user mode, with SIGBUS and WP_ASYNC"),
         Err(error) => Finding::fail(
             name,
@@ -33,7 +33,7 @@ pub(super) fn userfaultfd() -> Finding {
 
 pub(super) fn userfaultfd_privileged() -> Finding {
     let name = "faults inside calls";
-    if machine::try_uffd(Scope::UserAndKernel, 0).is_ok() {
+    if machine::try_uffd(FaultOrigin::UserAndKernel, 0).is_ok() {
         return Finding::ok(name, "userfaultfd serves faults inside system calls too");
     }
     let device = std::fs::File::options().read(true).write(true).open("/dev/userfaultfd").is_ok();
@@ -50,7 +50,7 @@ pub(super) fn userfaultfd_privileged() -> Finding {
 
 pub(super) fn userfaultfd_move() -> Finding {
     let name = "UFFDIO_MOVE";
-    match machine::try_uffd(Scope::UserMode, feature::MOVE) {
+    match machine::try_uffd(FaultOrigin::UserMode, feature::MOVE) {
         Ok(()) => Finding::ok(name, "available"),
         Err(error) => {
             Finding::warn(name, error.to_string(), "use Linux 6.8 or newer; pages that leave are copied in its place")

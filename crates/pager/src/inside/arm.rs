@@ -20,7 +20,7 @@ use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::pagemap::{PageRun, Pagemap, category};
 use farfield_os::pipe::PagePipe;
-use farfield_os::uffd::{Fault, Scope, Uffd, feature};
+use farfield_os::uffd::{FaultEvent, FaultOrigin, Uffd, feature};
 use farfield_os::{file, memory, process, signals};
 use farfield_pool::{Backend, Health, Opener, SwitchBackend};
 
@@ -366,7 +366,7 @@ fn open(runtime: &Runtime, inherited: Option<Inherited>) -> Armed {
 fn open_uffd(asked: u32) -> (Uffd, Mode) {
     let common = feature::PAGEFAULT_FLAG_WP | feature::WP_UNPOPULATED | feature::WP_ASYNC;
     if asked != Mode::Thread as u32 {
-        match Uffd::open(Scope::UserMode, common | feature::SIGBUS) {
+        match Uffd::open(FaultOrigin::UserMode, common | feature::SIGBUS) {
             Ok(uffd) => return (uffd, Mode::Signal),
             Err(errno) if asked == Mode::Signal as u32 => {
                 fail(exit::INTERNAL, format_args!("signal mode is not possible here ({errno}); see `farfield doctor`"))
@@ -374,7 +374,7 @@ fn open_uffd(asked: u32) -> (Uffd, Mode) {
             Err(_) => {}
         }
     }
-    match Uffd::open(Scope::UserAndKernel, common) {
+    match Uffd::open(FaultOrigin::UserAndKernel, common) {
         Ok(uffd) => (uffd, Mode::Thread),
         // This process may have been allowed to, before it became another user.
         Err(_) if asked == Mode::Thread as u32 && keys::are_there() => open_uffd(Mode::Signal as u32),
@@ -393,7 +393,7 @@ extern "C" fn serve_faults(_: usize) -> ! {
     signals::set_mask(!super::signal::OURS);
     let runtime = &RUNTIME;
     own_code::begin_thread();
-    let mut faults = [Fault { address: 0, write: false }; 16];
+    let mut faults = [FaultEvent { address: 0, write: false }; 16];
     let mut idle = 0u32;
     loop {
         let served = match runtime.phase() {

@@ -19,7 +19,7 @@ use core::sync::atomic::Ordering;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::page_word::{PageWord, State};
-use farfield_os::seccomp::{Instruction, Program};
+use farfield_os::seccomp::{FilterProgram, Instruction};
 use farfield_os::signals::SignalSet;
 use farfield_os::{gate, memory, process, uffd};
 use farfield_pool::Backend;
@@ -565,7 +565,7 @@ fn set_filter(number: usize, args: [usize; 6]) -> Outcome {
     if !install {
         return Outcome::Forward;
     }
-    let Some(program) = guard::peek::<Program>(header) else { return error(libc::EFAULT) };
+    let Some(program) = guard::peek::<FilterProgram>(header) else { return error(libc::EFAULT) };
     let len = usize::from(program.len);
     if len == 0 || len > 4096 {
         return error(libc::EINVAL);
@@ -578,7 +578,7 @@ fn set_filter(number: usize, args: [usize; 6]) -> Outcome {
     if combined.len() > 4096 {
         return error(libc::EINVAL);
     }
-    let header = Program { len: combined.len() as u16, instructions: combined.as_ptr() };
+    let header = FilterProgram { len: combined.len() as u16, instructions: combined.as_ptr() };
     let mut args = args;
     args[2] = &raw const header as usize;
     // SAFETY: the program's own call, with its filter copied and extended.

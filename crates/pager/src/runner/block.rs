@@ -6,7 +6,7 @@ use crate::config::{JobConfig, MAGIC, RequestBlock, TEXT_BYTES};
 use crate::control::{Control, Mode};
 use core::ffi::CStr;
 use core::sync::atomic::Ordering;
-use farfield_os::memfd::{self, Access, Mapping};
+use farfield_os::memfd::{self, Mapping, MappingAccess};
 use farfield_os::serving;
 use std::fs::File;
 use std::io;
@@ -66,8 +66,8 @@ pub fn create_control(settings: &Settings) -> io::Result<RunnerBlock> {
     let (config_file, config) = memfd::create_published(CONFIG_NAME, size_of::<JobConfig>() as u64)?;
     let control_file = memfd::create(CONTROL_NAME, size_of::<Control>() as u64)?;
     let requests_file = memfd::create(REQUESTS_NAME, size_of::<RequestBlock>() as u64)?;
-    let control = map::<Control>(control_file.as_fd(), Access::ReadWrite)?;
-    let requests = map::<RequestBlock>(requests_file.as_fd(), Access::ReadWrite)?;
+    let control = map::<Control>(control_file.as_fd(), MappingAccess::ReadWrite)?;
+    let requests = map::<RequestBlock>(requests_file.as_fd(), MappingAccess::ReadWrite)?;
     // The path does not use /proc/self, because other processes open it.
     let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), config_file.as_raw_fd()));
     let numbers = [&control_file, &requests_file].map(|file| file.as_raw_fd() as u32);
@@ -95,14 +95,18 @@ impl ControlBlock {
         if !has_size_of::<JobConfig>(&file)? || !memfd::is_published(file.as_fd()) {
             return Err(other_release());
         }
-        let config = map::<JobConfig>(file.as_fd(), Access::Read)?;
+        let config = map::<JobConfig>(file.as_fd(), MappingAccess::Read)?;
         let header = config_in(&config);
         let (magic, control_fd) = (header.magic.load(Ordering::Acquire), header.control_fd.load(Ordering::Relaxed));
         if magic != MAGIC {
             return Err(other_release());
         }
         let control = open_shared::<Control>(&path.with_file_name(control_fd.to_string()), CONTROL_NAME)?;
-        Ok(ControlBlock { config, control: map::<Control>(control.as_fd(), Access::ReadWrite)?, path: path.into() })
+        Ok(ControlBlock {
+            config,
+            control: map::<Control>(control.as_fd(), MappingAccess::ReadWrite)?,
+            path: path.into(),
+        })
     }
 
     /// Returns the path of the configuration for processes of the job: the value of
@@ -121,7 +125,7 @@ impl ControlBlock {
     pub(super) fn open_requests(&self) -> io::Result<(File, Requests)> {
         let number = self.config().requests_fd.load(Ordering::Relaxed);
         let file = open_shared::<RequestBlock>(&self.path.with_file_name(number.to_string()), REQUESTS_NAME)?;
-        let mapping = map::<RequestBlock>(file.as_fd(), Access::ReadWrite)?;
+        let mapping = map::<RequestBlock>(file.as_fd(), MappingAccess::ReadWrite)?;
         Ok((file, Requests(mapping)))
     }
 }
@@ -155,7 +159,7 @@ fn requests_in(mapping: &Mapping) -> &RequestBlock {
     unsafe { &*mapping.as_ptr().cast() }
 }
 
-fn map<T>(file: BorrowedFd<'_>, access: Access) -> io::Result<Mapping> {
+fn map<T>(file: BorrowedFd<'_>, access: MappingAccess) -> io::Result<Mapping> {
     Ok(Mapping::new(file, size_of::<T>() as u64, access)?)
 }
 
@@ -286,7 +290,7 @@ mod tests {
         let made = create_control(&settings()).unwrap();
         // As every process of this user can, with as many rights as it can get.
         let file = File::options().read(true).write(true).open(made.path()).unwrap();
-        assert!(map::<JobConfig>(file.as_fd(), Access::ReadWrite).is_err());
+        assert!(map::<JobConfig>(file.as_fd(), MappingAccess::ReadWrite).is_err());
         assert!(std::os::unix::fs::FileExt::write_at(&file, &[1], 0).is_err() && file.set_len(0).is_err());
         let opened = ControlBlock::open(made.path()).unwrap();
         let config = opened.config.as_ptr();

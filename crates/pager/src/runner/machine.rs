@@ -1,7 +1,7 @@
 //! Tells how much memory a job may use on this machine, and whether the kernel can do what we need.
 
 use super::Refusal;
-use farfield_os::uffd::{Scope, Uffd, feature};
+use farfield_os::uffd::{FaultOrigin, Uffd, feature};
 use std::path::{Path, PathBuf};
 
 /// Minimum near memory, in bytes, with which a program makes progress.
@@ -101,7 +101,7 @@ pub(super) fn check_kernel() -> Result<(), Refusal> {
         let what = format!("Linux {text} is too old: far memory needs {major}.{minor} or newer");
         return Err(Refusal::Kernel { what });
     }
-    if let Err(error) = try_uffd(Scope::UserMode, feature::SIGBUS | feature::WP_ASYNC) {
+    if let Err(error) = try_uffd(FaultOrigin::UserMode, feature::SIGBUS | feature::WP_ASYNC) {
         let what = format!(
             "userfaultfd with its features SIGBUS and WP_ASYNC is not available ({error}): the kernel must be built with \
              CONFIG_USERFAULTFD, and a container's seccomp profile must let userfaultfd through"
@@ -116,7 +116,7 @@ pub(super) fn check_kernel() -> Result<(), Refusal> {
 }
 
 /// Tries to open a userfaultfd with these features, and closes it.
-pub fn try_uffd(scope: Scope, features: u64) -> farfield_os::Result<()> {
+pub fn try_uffd(scope: FaultOrigin, features: u64) -> farfield_os::Result<()> {
     let uffd = Uffd::open(scope, features)?;
     farfield_os::file::close(uffd.fd());
     Ok(())

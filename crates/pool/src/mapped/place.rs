@@ -6,8 +6,8 @@ use crate::PoolError;
 use crate::connection::HandshakeError;
 use crate::ssd;
 use crate::stock::{Medium, Room, Stock};
-use farfield_os::disk::{self, Kind};
-use farfield_os::memfd::{Access, Mapping};
+use farfield_os::disk::{self, FileKind};
+use farfield_os::memfd::{Mapping, MappingAccess};
 use farfield_os::{Errno, file, memfd, net, numa};
 use std::os::fd::{BorrowedFd, IntoRawFd};
 
@@ -60,7 +60,7 @@ impl Place {
         }
         // SAFETY: open as long as the medium.
         let fd = unsafe { BorrowedFd::borrow_raw(stock.medium.file) };
-        let mapping = Mapping::new(fd, mapped_bytes, Access::ReadWrite).map_err(PoolError::Os)?;
+        let mapping = Mapping::new(fd, mapped_bytes, MappingAccess::ReadWrite).map_err(PoolError::Os)?;
         Ok(Place { stock, mapping, nature })
     }
 }
@@ -70,7 +70,7 @@ fn refused<T>(text: String) -> Result<T, HandshakeError> {
 }
 
 fn open_node(server: u16, node: u32, config: &Config, pages: u64) -> Result<Place, HandshakeError> {
-    let room = match numa::Room::of(node) {
+    let room = match numa::NodeMemory::open(node) {
         Err(Errno(libc::ENOENT)) => {
             return refused(format!(
                 "there is no NUMA node {node}: /sys/devices/system/node/has_memory says which have memory"
@@ -106,13 +106,13 @@ fn open_path(server: u16, path: &str, config: &Config, pages: u64) -> Result<Pla
     let kind = disk::kind(&c_path).map_err(PoolError::Os)?;
     let too_small = |bytes: u64| config.size_bytes.is_some_and(|size| size > bytes);
     match kind {
-        Kind::Folder => {
+        FileKind::Folder => {
             let medium = Medium::file(ssd::create_file(&c_path).map_err(PoolError::Os)?);
             let bytes = disk::file_system_bytes(medium.file).map_err(PoolError::Os)?.min(disk::file_bytes_max());
             let nature = Nature::Private { is_dax: disk::is_dax(medium.file) };
             Ok(Place::over(server, config, pages, nature, medium, bytes, 1)?)
         }
-        Kind::File => {
+        FileKind::File => {
             let medium = Medium::file(disk::open_file(&c_path).map_err(PoolError::Os)?);
             in_use(path, disk::lock(medium.file))?;
             let bytes = file::size(medium.file).unwrap_or(0);
@@ -130,10 +130,10 @@ fn open_path(server: u16, path: &str, config: &Config, pages: u64) -> Result<Pla
             let nature = Nature::Named { is_dax: disk::is_dax(medium.file) };
             Ok(Place::over(server, config, pages, nature, medium, bytes, 1)?)
         }
-        Kind::Dax(_) if !config.may_erase => {
+        FileKind::Dax(_) if !config.may_erase => {
             refused(format!("what is on the device would be lost: add device=erase, as in dax:{path}?device=erase"))
         }
-        Kind::Dax(device) => {
+        FileKind::Dax(device) => {
             let medium = Medium::dax_device(
                 net::lift(file::open(&c_path, libc::O_RDWR).map_err(PoolError::Os)?).map_err(PoolError::Os)?,
             );
@@ -144,8 +144,10 @@ fn open_path(server: u16, path: &str, config: &Config, pages: u64) -> Result<Pla
             }
             Ok(Place::over(server, config, pages, Nature::Device, medium, bytes, device.align_bytes)?)
         }
-        Kind::Device => refused("it is a block device, which a processor cannot load from: ssd: is for those".into()),
-        Kind::Other => refused("it is neither a folder, nor a file, nor a DAX device".into()),
+        FileKind::Device => {
+            refused("it is a block device, which a processor cannot load from: ssd: is for those".into())
+        }
+        FileKind::Other => refused("it is neither a folder, nor a file, nor a DAX device".into()),
     }
 }
 

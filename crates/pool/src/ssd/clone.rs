@@ -82,7 +82,7 @@ pub(crate) fn create(folder: &CStr) -> Result<i32, Errno> {
 pub(super) fn sweep(folder: &CStr) {
     let now = disk::unix_seconds();
     let mut old = Vec::new();
-    let _ = disk::each_name(folder, |name| {
+    let _ = disk::for_each_name(folder, |name| {
         let secret = core::str::from_utf8(name).ok().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX));
         let Some(secret) = secret.filter(|secret| secret.len() == 32) else { return };
         let Ok(value) = u128::from_str_radix(secret, 16) else { return };

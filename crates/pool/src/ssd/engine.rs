@@ -4,7 +4,7 @@
 use crate::stock::{mask, run_of};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_os::ring::{Ring, Transfer, Way};
+use farfield_os::ring::{FileTransfer, Ring, TransferDirection};
 use farfield_os::{Errno, disk, memory};
 
 /// Number of pages that the transfers of one lane have together.
@@ -99,8 +99,8 @@ impl Engine {
     /// # Safety
     /// Its memory is in the arena of the lane, and is used by nothing else until the transfer has
     /// arrived.
-    pub(super) unsafe fn begin(&mut self, transfer: Transfer) {
-        let Transfer { tag, way, address, len, offset } = transfer;
+    pub(super) unsafe fn begin(&mut self, transfer: FileTransfer) {
+        let FileTransfer { tag, direction: way, address, len, offset } = transfer;
         match self {
             Engine::Uring(ring) => {
                 // SAFETY: passed on to the caller.
@@ -111,8 +111,8 @@ impl Engine {
                 // SAFETY: passed on to the caller.
                 let result = unsafe {
                     match way {
-                        Way::Read => disk::read_at(*file, address, len as usize, offset),
-                        Way::Write => disk::write_at(*file, address, len as usize, offset),
+                        TransferDirection::Read => disk::read_at(*file, address, len as usize, offset),
+                        TransferDirection::Write => disk::write_at(*file, address, len as usize, offset),
                     }
                 };
                 *arrived = Some((tag, result));

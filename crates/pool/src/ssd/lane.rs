@@ -12,7 +12,7 @@ use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{PageId, checksum};
 use farfield_os::process::now_ns;
-use farfield_os::ring::{Ring, Transfer, Way};
+use farfield_os::ring::{FileTransfer, Ring, TransferDirection};
 use farfield_os::{Errno, process};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 struct Parent {
     tag: u64,
     page: u64,
-    way: Way,
+    way: TransferDirection,
     buffer: Buffer,
     /// Number of pages whose transfer has begun, or that need none.
     begun: u64,
@@ -51,7 +51,7 @@ struct Parent {
 struct Chunk {
     /// Index of the operation; `None` if it was given up.
     parent: Option<usize>,
-    way: Way,
+    way: TransferDirection,
     page: u64,
     count: u64,
     place: u64,
@@ -144,8 +144,8 @@ impl SsdLane {
     fn advance(&mut self, index: usize) -> bool {
         let Some(mut parent) = self.parents[index].take() else { return true };
         let all = match parent.way {
-            Way::Read => self.advance_read(index, &mut parent),
-            Way::Write => self.advance_write(index, &mut parent),
+            TransferDirection::Read => self.advance_read(index, &mut parent),
+            TransferDirection::Write => self.advance_write(index, &mut parent),
         };
         self.parents[index] = Some(parent);
         all
@@ -165,7 +165,7 @@ impl SsdLane {
             let most = (count - parent.begun).min(CHUNK_PAGES);
             let run = (1..most).take_while(|&next| self.region.places.get(page + next) == Some(place + next)).count();
             let Some((bounce, count)) = self.bounce(parent.priority, run as u64 + 1) else { return false };
-            let chunk = Chunk::new(index, Way::Read, page, count, place, bounce);
+            let chunk = Chunk::new(index, TransferDirection::Read, page, count, place, bounce);
             parent.begun += count;
             parent.chunks += 1;
             self.transfer(chunk);
@@ -195,7 +195,7 @@ impl SsdLane {
                 self.arena.page(bounce + next).copy_from_slice(parent.buffer.page(at));
                 self.region.sum(place + next as u64).store(parent.buffer.sums()[at], Ordering::Relaxed);
             }
-            let chunk = Chunk::new(index, Way::Write, parent.page + parent.begun, taken, place, bounce);
+            let chunk = Chunk::new(index, TransferDirection::Write, parent.page + parent.begun, taken, place, bounce);
             parent.begun += taken;
             parent.chunks += 1;
             self.transfer(chunk);
@@ -220,9 +220,9 @@ impl SsdLane {
 
     fn begin(&mut self, index: usize) {
         let Some(chunk) = &self.chunks[index] else { return };
-        let transfer = Transfer {
+        let transfer = FileTransfer {
             tag: index as u64,
-            way: chunk.way,
+            direction: chunk.way,
             address: self.arena.address(chunk.bounce) + chunk.done,
             len: (chunk.count as usize * PAGE_BYTES - chunk.done) as u32,
             offset: PageId(chunk.place).offset() + chunk.done as u64,
@@ -264,7 +264,7 @@ impl SsdLane {
     fn chunk_ended(&mut self, chunk: &Chunk, result: Result<usize, Errno>) {
         let Some(index) = chunk.parent else {
             // The transfer has ended too late: its places will not become pages.
-            if chunk.way == Way::Write {
+            if chunk.way == TransferDirection::Write {
                 self.region.slots.give(chunk.place, chunk.count);
             }
             return self.arena.give(chunk.bounce, chunk.count);
@@ -272,24 +272,28 @@ impl SsdLane {
         let Some(mut parent) = self.parents[index].take() else { return };
         parent.chunks -= 1;
         let result = match (chunk.way, result) {
-            (Way::Read, Ok(0)) => Err(self.region.corrupt(chunk.page)),
+            (TransferDirection::Read, Ok(0)) => Err(self.region.corrupt(chunk.page)),
             // Bytes that the medium cannot give any more are as lost as bytes that it gives
             // wrongly.
-            (Way::Read, Err(Errno(libc::EIO | libc::EILSEQ | libc::ENODATA))) => Err(self.region.corrupt(chunk.page)),
-            (Way::Write, Ok(0) | Err(Errno(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))) => Err(self.region.full()),
+            (TransferDirection::Read, Err(Errno(libc::EIO | libc::EILSEQ | libc::ENODATA))) => {
+                Err(self.region.corrupt(chunk.page))
+            }
+            (TransferDirection::Write, Ok(0) | Err(Errno(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))) => {
+                Err(self.region.full())
+            }
             (_, Err(errno)) => Err(PoolError::Os(errno)),
-            (Way::Read, Ok(_)) => Ok(()),
-            (Way::Write, Ok(_)) => Ok(()),
+            (TransferDirection::Read, Ok(_)) => Ok(()),
+            (TransferDirection::Write, Ok(_)) => Ok(()),
         };
         match (chunk.way, result) {
-            (Way::Read, Ok(())) => self.arrived(index, &mut parent, chunk),
-            (Way::Write, Ok(())) => {
+            (TransferDirection::Read, Ok(())) => self.arrived(index, &mut parent, chunk),
+            (TransferDirection::Write, Ok(())) => {
                 self.publish(&mut parent, chunk);
                 self.arena.give(chunk.bounce, chunk.count);
             }
             (way, Err(error)) => {
                 parent.result = parent.result.and(Err(error));
-                if way == Way::Write {
+                if way == TransferDirection::Write {
                     self.region.slots.give(chunk.place, chunk.count);
                 }
                 self.arena.give(chunk.bounce, chunk.count);
@@ -334,7 +338,7 @@ impl SsdLane {
         match self.bounce(Priority::Demand, 1) {
             Some((bounce, _)) => {
                 parent.chunks += 1;
-                self.transfer(Chunk { tries, ..Chunk::new(index, Way::Read, page, 1, place, bounce) });
+                self.transfer(Chunk { tries, ..Chunk::new(index, TransferDirection::Read, page, 1, place, bounce) });
             }
             None => {
                 let reason = "a page was written again and again while it was read";
@@ -411,7 +415,7 @@ impl SsdLane {
 }
 
 impl Chunk {
-    fn new(parent: usize, way: Way, page: u64, count: u64, place: u64, bounce: usize) -> Chunk {
+    fn new(parent: usize, way: TransferDirection, page: u64, count: u64, place: u64, bounce: usize) -> Chunk {
         Chunk { parent: Some(parent), way, page, count, place, bounce, done: 0, tries: 0, begun_at: now_ns() }
     }
 }
@@ -423,8 +427,8 @@ impl Lane for SsdLane {
         }
         let Request { tag, priority, deadline, op } = request;
         let (way, page, buffer) = match op {
-            Op::Read { page, buffer } | Op::ReadPart { page, buffer, .. } => (Way::Read, page, buffer),
-            Op::Write { page, buffer } => (Way::Write, page, buffer),
+            Op::Read { page, buffer } | Op::ReadPart { page, buffer, .. } => (TransferDirection::Read, page, buffer),
+            Op::Write { page, buffer } => (TransferDirection::Write, page, buffer),
             Op::Discard { page, count } => {
                 let result = self.region.discard(page, count);
                 self.ended.push_back(Completion { tag, result, buffer: None });

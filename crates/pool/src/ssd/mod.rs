@@ -20,7 +20,7 @@ use crate::{Backend, CloneTicket, Health, Lane, PoolError};
 use config::Io;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, Ordering};
-use farfield_os::disk::{self, Kind};
+use farfield_os::disk::{self, FileKind};
 use farfield_os::ring::Ring;
 use lane::SsdLane;
 use std::sync::Arc;
@@ -51,9 +51,9 @@ impl SsdBackend {
     pub(crate) fn new(server: u16, config: Config, pages: u64) -> Result<SsdBackend, HandshakeError> {
         let path = config.c_path();
         let is_device = match disk::kind(&path).map_err(PoolError::Os)? {
-            Kind::Folder => false,
-            Kind::Device if config.may_erase => true,
-            Kind::Device => {
+            FileKind::Folder => false,
+            FileKind::Device if config.may_erase => true,
+            FileKind::Device => {
                 let text = "it is a block device, whose content would be lost: add device=erase, as in ssd:/dev/nvme1n1?device=erase";
                 return Err(HandshakeError::Refused(text.into()));
             }

@@ -16,7 +16,7 @@ enum Kind {
     /// Memory behind a device: all of it has room.
     DaxDevice,
     /// File in memory that may only be that of one NUMA node.
-    Node(numa::Room),
+    Node(numa::NodeMemory),
 }
 
 impl Medium {
@@ -33,7 +33,7 @@ impl Medium {
     }
 
     /// Creates the medium of a `file` in memory that is bound to the node of `room`.
-    pub(crate) fn node(file: i32, room: numa::Room) -> Medium {
+    pub(crate) fn node(file: i32, room: numa::NodeMemory) -> Medium {
         Medium { file, kind: Kind::Node(room) }
     }
 

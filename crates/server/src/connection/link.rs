@@ -181,7 +181,8 @@ impl Connection<'_> {
     /// Gives back the charge for sent descriptors once the client has received them. Returns false
     /// while it has not.
     fn settle_under_way(&mut self) -> bool {
-        let is_taken = self.under_way.is_none() || serving::untaken(self.fd.as_fd()).is_ok_and(|bytes| bytes == 0);
+        let is_taken =
+            self.under_way.is_none() || serving::unacknowledged_bytes(self.fd.as_fd()).is_ok_and(|bytes| bytes == 0);
         if is_taken {
             self.under_way = None;
         }

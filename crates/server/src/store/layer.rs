@@ -13,7 +13,7 @@ use super::table::MEMFD_PAGES;
 use super::{Full, StoreError};
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_os::memfd::{self, Access, Mapping};
+use farfield_os::memfd::{self, Mapping, MappingAccess};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -105,7 +105,7 @@ impl Layer {
         let held = [ledger.charge(Resource::Mappings, 1), ledger.charge(Resource::AddressBytes, bytes)];
         let [Ok(mapping), Ok(address)] = held else { return None };
         let held = [mapping, address];
-        let mapping = Mapping::part(self.fd(), start, bytes, Access::ReadWrite).ok()?;
+        let mapping = Mapping::part(self.fd(), start, bytes, MappingAccess::ReadWrite).ok()?;
         let group = group.get_or_init(|| Box::new([const { OnceLock::new() }; GROUP_PIECES]));
         // Another thread may have been faster. Then this mapping is dropped.
         Some(group.get(index % GROUP_PIECES)?.get_or_init(|| Piece { mapping, _held: held }))

@@ -31,7 +31,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{self, BATCH_PAGES_LIMIT};
 use farfield_os::memfd;
 #[cfg(feature = "fabric")]
-use farfield_os::memfd::{Access, Mapping};
+use farfield_os::memfd::{Mapping, MappingAccess};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -706,7 +706,7 @@ impl Region {
             let bytes = memfd::usage(fd)?.size_bytes;
             held.push(self.account.ledger.charge(Resource::Mappings, 1)?);
             held.push(self.account.ledger.charge(Resource::AddressBytes, bytes)?);
-            Ok::<_, StoreError>(Mapping::new(fd, bytes, Access::Read)?)
+            Ok::<_, StoreError>(Mapping::new(fd, bytes, MappingAccess::Read)?)
         };
         let tables = [map(self.map.fd())?, map(self.sums.fd())?];
         // As for descriptors: any layer can take an empty slot.

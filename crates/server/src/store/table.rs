@@ -9,7 +9,7 @@ use super::StoreError;
 use super::account::{Account, Bookkeeping, Full};
 use super::ledger::{Charge, Resource};
 use farfield_core::PageId;
-use farfield_os::memfd::{self, Access, Mapping};
+use farfield_os::memfd::{self, Mapping, MappingAccess};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -127,7 +127,7 @@ impl<E: Entry> Table<E> {
         let held =
             [account.ledger.charge(Resource::Mappings, 1)?, account.ledger.charge(Resource::AddressBytes, file.bytes)?];
         file.pay_fixed(leaves * size_of::<OnceLock<Box<Leaf>>>() as u64 / PIECE_BYTES)?;
-        let entries = Mapping::new(file.fd(), file.bytes, Access::ReadWrite)?;
+        let entries = Mapping::new(file.fd(), file.bytes, MappingAccess::ReadWrite)?;
         let pieces = (0..leaves).map(|_| OnceLock::new()).collect();
         let is_unsettled = AtomicBool::new(false);
         Ok(Table { file, entries, pages, pieces, is_unsettled, _held: held, entry: PhantomData })
