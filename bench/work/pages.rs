@@ -5,7 +5,7 @@ use crate::random::{Random, mix};
 use crate::{Options, Outcome};
 use anyhow::{Context, Result, anyhow, ensure};
 use farfield_core::PageId;
-use farfield_pool::{Backend, Buffer, Completion, Lane, Op, Opener, Priority, Request};
+use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PoolBuilder, Priority};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     ensure!(is_whole, "--object-bytes must be 1 to {RUN_MAX} pages of {PAGE_BYTES}");
     let url = options.peer.as_deref().context("--peer is missing")?;
     let pages = options.data_bytes() / PAGE_BYTES;
-    let backend = Opener::new().url(url).client_name("farfield-work").pages(pages).open()?;
+    let backend = PoolBuilder::new().url(url).client_name("farfield-work").pages(pages).open()?;
     let mut place = Place {
         lane: backend.open_lane()?,
         _backend: backend,
@@ -66,7 +66,7 @@ impl Place {
     }
 
     fn submit(&mut self, tag: u64, op: Op) -> Result<()> {
-        let request = Request { tag, priority: Priority::Demand, deadline: DEADLINE, op };
+        let request = LaneRequest { tag, priority: Priority::Demand, deadline: DEADLINE, op };
         self.lane.submit(request).map_err(|_| anyhow!("the lane is full"))
     }
 

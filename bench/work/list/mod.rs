@@ -19,7 +19,7 @@ use crate::random::{Random, mix};
 use crate::{Options, Outcome};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use farfield_core::PageId;
-use farfield_pool::{Backend, Buffer, Op, Opener, Priority, Request};
+use farfield_pool::{Backend, Buffer, LaneRequest, Op, PoolBuilder, Priority};
 use farfield_sandbox::Code;
 use farfield_wic::{Caller, List, ListStart, Summary, Where};
 use std::ops::Range;
@@ -159,7 +159,7 @@ struct Called {
 /// A region for the ring.
 fn open(url: &str, options: &Options) -> Result<Arc<dyn Backend>> {
     let pages = options.data_bytes() / PAGE_BYTES;
-    Ok(Opener::new().url(url).client_name("farfield-work").pages(pages).open()?)
+    Ok(PoolBuilder::new().url(url).client_name("farfield-work").pages(pages).open()?)
 }
 
 impl Called {
@@ -180,7 +180,7 @@ impl Walker for Called {
             }
             buffer.seal();
             let op = Op::Write { page: PageId(index as u64 * FILL_PAGES), buffer };
-            let request = Request { tag: 0, priority: Priority::Demand, deadline: DEADLINE, op };
+            let request = LaneRequest { tag: 0, priority: Priority::Demand, deadline: DEADLINE, op };
             lane.submit(request).map_err(|_| anyhow!("the lane is full"))?;
             while lane.poll(&mut done) == 0 {
                 lane.wait(DEADLINE);

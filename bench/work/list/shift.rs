@@ -7,7 +7,7 @@ use super::{Called, DEADLINE, Ring, Walker, open};
 use crate::random::Random;
 use crate::{Options, Outcome};
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use farfield_pool::{Backend, Opener};
+use farfield_pool::{Backend, PoolBuilder};
 use farfield_wic::{Aggregate, Caller, ListStart, Range, Summary, Where};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -85,7 +85,7 @@ impl Others {
         let is_over = Arc::new(AtomicBool::new(false));
         let (began, has_begun) = mpsc::channel();
         let threads = (0..OTHERS).map(|_| {
-            let backend = Opener::new().url(url).client_name("farfield-work").join(&share)?;
+            let backend = PoolBuilder::new().url(url).client_name("farfield-work").attach(&share)?;
             let (began, is_over) = (began.clone(), is_over.clone());
             Ok(std::thread::spawn(move || add_up(backend, words, &began, &is_over)))
         });

@@ -1,7 +1,7 @@
 //! A pool that sends each operation when it is made, and looks for answers as often: what a client does without batches.
 
 use core::time::Duration;
-use farfield_pool::{Backend, Calls, CloneTicket, Completion, Health, Lane, PoolError, Request};
+use farfield_pool::{Backend, CallChannel, CloneTicket, Completion, Health, Lane, LaneRequest, PoolError};
 use std::sync::Arc;
 
 /// Operations that a lane has under way, at most.
@@ -14,7 +14,7 @@ impl Backend for Unbatched {
         Ok(Box::new(Sent { lane: self.0.open_lane()?, ended: Vec::with_capacity(UNDER_WAY_MAX) }))
     }
 
-    fn open_calls(&self) -> Result<Box<dyn Calls>, PoolError> {
+    fn open_calls(&self) -> Result<Box<dyn CallChannel>, PoolError> {
         self.0.open_calls()
     }
 
@@ -47,7 +47,7 @@ struct Sent {
 }
 
 impl Lane for Sent {
-    fn submit(&mut self, request: Request) -> Result<(), Request> {
+    fn submit(&mut self, request: LaneRequest) -> Result<(), LaneRequest> {
         self.lane.submit(request)?;
         self.lane.poll(&mut self.ended);
         Ok(())

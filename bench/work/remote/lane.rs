@@ -3,7 +3,7 @@
 use super::{Gets, OBJECT_BYTES, Peer, bytes_of, object};
 use crate::Options;
 use anyhow::{Context, Result, anyhow};
-use farfield_pool::{Backend, Buffer, Completion, Lane, Op, Opener, PagePart, Priority, Request};
+use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PagePart, PoolBuilder, Priority};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,14 +24,14 @@ pub(super) struct LanePeer {
 impl LanePeer {
     pub(super) fn open(url: &str, options: &Options) -> Result<LanePeer> {
         let pages = options.data_bytes() / PAGE_BYTES as u64;
-        let backend = Opener::new().url(url).client_name("farfield-work").pages(pages).open()?;
+        let backend = PoolBuilder::new().url(url).client_name("farfield-work").pages(pages).open()?;
         let lane = backend.open_lane()?;
         let buffers = (0..options.in_flight).map(|_| Buffer::new(1)).collect();
         Ok(LanePeer { _backend: backend, lane, buffers, done: Vec::with_capacity(options.in_flight as usize) })
     }
 
     fn submit(&mut self, tag: u64, op: Op) -> Result<()> {
-        let request = Request { tag, priority: Priority::Demand, deadline: DEADLINE, op };
+        let request = LaneRequest { tag, priority: Priority::Demand, deadline: DEADLINE, op };
         self.lane.submit(request).map_err(|_| anyhow!("the lane is full"))
     }
 }

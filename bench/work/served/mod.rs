@@ -14,7 +14,7 @@ pub(crate) use log::run as run_log;
 use crate::Options;
 use crate::polled::{Polled, now};
 use anyhow::{Context, Result, bail, ensure};
-use farfield_pool::{Backend, Opener};
+use farfield_pool::{Backend, PoolBuilder};
 use farfield_wic::{Caller, Function, Where};
 use pages::Pages;
 use std::io::{Read, Write};
@@ -58,7 +58,7 @@ fn open<K: Kept>(kept: K, options: &Options) -> Result<Box<dyn Keeper>> {
     let peer = options.peer.as_deref().context("--peer is missing")?;
     let region = |url: &str| {
         let pages = kept.bytes().div_ceil(PAGE_BYTES);
-        Opener::new().url(url).client_name("farfield-work").pages(pages).open()
+        PoolBuilder::new().url(url).client_name("farfield-work").pages(pages).open()
     };
     let called = |url: &str, place: Where| -> Result<Box<dyn Keeper>> {
         let backend = region(url)?;

@@ -3,7 +3,7 @@
 use super::{DEADLINE, PAGE_BYTES, word};
 use anyhow::{Context, Result, anyhow};
 use farfield_core::PageId;
-use farfield_pool::{Backend, Buffer, Completion, Lane, Op, Priority, Request};
+use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, Priority};
 use std::sync::Arc;
 
 /// See the module. Pages that were read stay until [`Pages::forget`].
@@ -95,7 +95,7 @@ impl Pages {
     }
 
     fn submit(&mut self, tag: u64, op: Op) -> Result<()> {
-        let request = Request { tag, priority: Priority::Demand, deadline: DEADLINE, op };
+        let request = LaneRequest { tag, priority: Priority::Demand, deadline: DEADLINE, op };
         self.lane.submit(request).map_err(|_| anyhow!("the lane is full"))
     }
 }

@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_pager::runner::{self, ControlBlock, PoolStatus, find_control};
-use farfield_pool::{Protection, Scrubbed};
+use farfield_pool::{Protection, ScrubStats};
 use std::io::{IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -290,8 +290,8 @@ impl PoolRow {
     }
 }
 
-fn scrub(done: &Scrubbed) -> String {
-    let Scrubbed { looked_pages, wrong_pages, mended_pages, turns, .. } = done;
+fn scrub(done: &ScrubStats) -> String {
+    let ScrubStats { looked_pages, wrong_pages, mended_pages, turns, .. } = done;
     let age = done.turn_age().map_or(String::new(), |age| format!(", the last one {} s ago", age.as_secs()));
     format!("scrub: {looked_pages} pages looked at, {wrong_pages} wrong, {mended_pages} mended; {turns} turns{age}")
 }

@@ -1,6 +1,6 @@
 //! Guards against a server that cannot be stopped, stops too early, or stays behind when its parent is gone.
 
-use farfield_pool::{Backend, Opener};
+use farfield_pool::{Backend, PoolBuilder};
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
@@ -43,7 +43,7 @@ impl Serve {
     }
 
     fn region(&self) -> Arc<dyn Backend> {
-        Opener::new().url(self.ready["endpoints"][0].as_str().unwrap()).pages(1000).open().unwrap()
+        PoolBuilder::new().url(self.ready["endpoints"][0].as_str().unwrap()).pages(1000).open().unwrap()
     }
 
     fn signal(&self, number: i32) {
@@ -93,7 +93,7 @@ fn a_server_in_use_waits_for_its_clients_and_a_second_signal_ends_it_at_once() {
     // It is draining when it takes nobody any more.
     let url = server.ready["endpoints"][0].as_str().unwrap().to_owned();
     let start = Instant::now();
-    while Opener::new().url(&url).pages(1000).open().is_ok() {
+    while PoolBuilder::new().url(&url).pages(1000).open().is_ok() {
         assert!(start.elapsed() < PATIENCE);
     }
     assert!(server.child.try_wait().unwrap().is_none(), "it waits for its client");
@@ -138,7 +138,7 @@ fn a_private_server_asks_for_the_token_of_its_job() {
     let server = Serve::start_with_token("token", &["--private"], Some("of-the-job"));
     let open = |token: &str| {
         let url = server.ready["endpoints"][0].as_str().unwrap();
-        Opener::new().url(url).token(token).pages(1000).open().map(drop)
+        PoolBuilder::new().url(url).token(token).pages(1000).open().map(drop)
     };
     assert!(open("").is_err());
     assert!(open("of-another-job").is_err());

@@ -6,7 +6,7 @@ use crate::plane::Plane;
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FRAMES_MAX, Hotness};
-use farfield_pool::Opener;
+use farfield_pool::PoolBuilder;
 
 /// Method by which a heap verifies the bytes that come back from its pool. Bytes that differ from
 /// what was written there are [`PoolError::Corrupt`](crate::PoolError::Corrupt). Chosen with
@@ -44,7 +44,7 @@ pub struct Builder {
     alone_above: usize,
     hotness: Hotness,
     verify: Verify,
-    opener: Opener,
+    opener: PoolBuilder,
     has_pool: bool,
     name: Option<String>,
     patience: Duration,
@@ -66,7 +66,7 @@ pub(crate) struct Config {
     /// Number of small values that there can be; a multiple of [`Config::FAR_STEP_PAGES`]. 0 unless
     /// the plane has handles.
     pub(crate) handles: u32,
-    pub(crate) opener: Opener,
+    pub(crate) opener: PoolBuilder,
     pub(crate) name: Option<String>,
     pub(crate) patience: Duration,
     pub(crate) paranoid: bool,
@@ -99,7 +99,7 @@ impl Builder {
             alone_above: ALONE_ABOVE,
             hotness: Hotness::Mark,
             verify: Verify::Checksum,
-            opener: Opener::new().client_name("farfield heap").heals(),
+            opener: PoolBuilder::new().client_name("farfield heap").repair_thread(),
             has_pool: false,
             name: None,
             patience: Duration::from_secs(10),

@@ -13,7 +13,7 @@ use crate::error::FarError;
 use crate::heap::Core;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_pool::{Backend, CallLane, Deal, PoolError, Writes};
+use farfield_pool::{Backend, CallLane, Deal, PoolError, WriteReservation};
 use farfield_wic::{Aggregate, CallError, Caller, Function, Range, Where};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
@@ -173,7 +173,7 @@ impl Core {
             return Err(Unwritten { error: CallError::Nowhere, is_over: true });
         }
         let runs: Vec<_> = pages.map(|range| (PageId(range.offset / PAGE_BYTES as u64), range.count)).collect();
-        runs.iter().for_each(|(first, count)| self.backend.will_be_written(*first, *count));
+        runs.iter().for_each(|(first, count)| self.backend.mark_dirty(*first, *count));
         let switches = self.backend.progress().switches;
         let calls = arguments.into_iter().map(|argument| (Site::Whole, argument)).collect();
         let writes = match self.backend.begin_writes(&runs) {
@@ -210,7 +210,7 @@ impl Core {
         &self,
         switches: u64,
         calls: Vec<(Site, F::Argument)>,
-        writes: Option<&dyn Writes>,
+        writes: Option<&dyn WriteReservation>,
     ) -> Result<Vec<F::Answer>, Failed> {
         let mut bunches = bunches(calls);
         let Some(last) = bunches.pop() else { return Ok(Vec::new()) };
@@ -237,7 +237,7 @@ impl Core {
         &self,
         switches: u64,
         (site, calls): Bunch<F::Argument>,
-        writes: Option<&dyn Writes>,
+        writes: Option<&dyn WriteReservation>,
     ) -> Result<Vec<(usize, F::Answer)>, Failed> {
         let was_active = self.backend.progress().is_active;
         let idle = self.channels(|channels| {

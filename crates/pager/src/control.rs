@@ -10,7 +10,7 @@
 
 use crate::config::SharedText;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
-use farfield_pool::{Protection, Scrubbed};
+use farfield_pool::{Protection, ScrubStats};
 
 /// Maximum number of processes alive at once in one job.
 pub const SLOTS: usize = 1024;
@@ -152,8 +152,8 @@ impl Slot {
     }
 
     /// Notes what the scrub of the process's pool has done.
-    pub fn set_scrubbed(&self, scrubbed: Option<Scrubbed>) {
-        if let Some(Scrubbed { looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns }) = scrubbed {
+    pub fn set_scrubbed(&self, scrubbed: Option<ScrubStats>) {
+        if let Some(ScrubStats { looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns }) = scrubbed {
             let counts = [looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns];
             self.pool_scrubbed.iter().zip(counts).for_each(|(at, count)| at.store(count, Ordering::Relaxed));
         }
@@ -180,12 +180,12 @@ impl Slot {
 
     /// Returns what [`Slot::set_scrubbed`] noted, with counts within [`PAGES_MAX`]; `None` if the
     /// pool has no scrub.
-    pub fn scrubbed(&self) -> Option<Scrubbed> {
+    pub fn scrubbed(&self) -> Option<ScrubStats> {
         let is_known = self.pool_scrub.load(Ordering::Acquire) != 0;
         let [looked, wrong, mended, turns, turn_ended_at] = &self.pool_scrubbed;
         let [looked_pages, wrong_pages, mended_pages, turns] = [looked, wrong, mended, turns].map(believed_pages);
         let turn_ended_at_ns = turn_ended_at.load(Ordering::Relaxed);
-        is_known.then_some(Scrubbed { looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns })
+        is_known.then_some(ScrubStats { looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns })
     }
 }
 

@@ -10,7 +10,7 @@
 
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_pool::{Backend, Buffer, Completion, Lane, Op, Opener, Priority, Request};
+use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PoolBuilder, Priority};
 use std::time::{Duration, Instant};
 
 const PAGES: u64 = 64 * 1024;
@@ -33,7 +33,7 @@ fn main() {
 
 fn measure(url: &str) -> Result<(), Box<dyn std::error::Error>> {
     let token = std::env::var("FARFIELD_TOKEN").unwrap_or_default();
-    let backend = Opener::new().url(url).token(token).client_name("loopback").pages(PAGES).open()?;
+    let backend = PoolBuilder::new().url(url).token(token).client_name("loopback").pages(PAGES).open()?;
     let mut lane = backend.open_lane()?;
     println!("{url}: {PAGES} pages");
     fill(&mut *lane);
@@ -63,7 +63,7 @@ fn fill(lane: &mut dyn Lane) {
     for page in (0..PAGES).step_by(64) {
         let buffer = spare.take().expect("one buffer goes round");
         let op = Op::Write { page: PageId(page), buffer };
-        let request = Request { tag: 0, priority: Priority::Background, deadline: DEADLINE, op };
+        let request = LaneRequest { tag: 0, priority: Priority::Background, deadline: DEADLINE, op };
         lane.submit(request).expect("an empty lane has room");
         spare = wait_one(lane, &mut done).buffer;
     }
@@ -98,7 +98,7 @@ fn round_trips(lane: &mut dyn Lane, what: &str, pages: usize, write: bool) {
             let page = next_page(&mut state, pages);
             let op = if write { Op::Write { page, buffer } } else { Op::Read { page, buffer } };
             let start = Instant::now();
-            let request = Request { tag, priority: Priority::Demand, deadline: DEADLINE, op };
+            let request = LaneRequest { tag, priority: Priority::Demand, deadline: DEADLINE, op };
             lane.submit(request).expect("an empty lane has room");
             let completion = wait_one(lane, &mut done);
             times.push(start.elapsed().as_nanos() as u64);
@@ -134,7 +134,7 @@ fn throughput(lane: &mut dyn Lane, pages: usize, depth: usize, write: bool) {
             while running && let Some(buffer) = spare.pop() {
                 let page = next_page(&mut state, pages);
                 let op = if write { Op::Write { page, buffer } } else { Op::Read { page, buffer } };
-                let request = Request { tag: 0, priority: Priority::Demand, deadline: DEADLINE, op };
+                let request = LaneRequest { tag: 0, priority: Priority::Demand, deadline: DEADLINE, op };
                 lane.submit(request).expect("a lane has room for what it is given here");
             }
             if lane.poll(&mut done) == 0 {

@@ -4,7 +4,7 @@
 
 use farfield_core::PageId;
 use farfield_os::process::{now_ns, thread_cpu_ns};
-use farfield_pool::{Buffer, Completion, Lane, Op, Opener, PagePart, Priority, Request};
+use farfield_pool::{Buffer, Completion, Lane, LaneRequest, Op, PagePart, PoolBuilder, Priority};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const READS: u64 = 200_000;
 
 fn main() {
     let url = std::env::args().nth(1).unwrap_or_else(|| "ram:".into());
-    let backend = Opener::new().url(&url).pages(FAR_PAGES).open().expect("the pool opens");
+    let backend = PoolBuilder::new().url(&url).pages(FAR_PAGES).open().expect("the pool opens");
     let mut lane = backend.open_lane().expect("a lane");
     let mut targets: VecDeque<Buffer> = (0..NEAR_PAGES).map(|_| Buffer::new(1)).collect();
     for page in 0..FAR_PAGES {
@@ -65,7 +65,7 @@ fn measure(
 
 fn submit(lane: &mut dyn Lane, tag: u64, op: Op) {
     let deadline = Duration::from_secs(10);
-    lane.submit(Request { tag, priority: Priority::Demand, deadline, op }).expect("room in the lane");
+    lane.submit(LaneRequest { tag, priority: Priority::Demand, deadline, op }).expect("room in the lane");
 }
 
 /// Until at most so many are in flight.

@@ -1,7 +1,7 @@
 //! The [`Backend`] trait: a place that keeps pages, and the [`Lane`] through which a thread reaches
 //! it.
 
-use crate::{Buffer, CallLane, Calls, Deal, Protection, Scrubbed, Writes};
+use crate::{Buffer, CallChannel, CallLane, Deal, Protection, ScrubStats, WriteReservation};
 use core::time::Duration;
 use farfield_core::wire::PagePart;
 use farfield_core::{Incarnation, PageId};
@@ -63,19 +63,19 @@ pub enum Op {
 
 /// Kind of an operation, remembered while the buffer of the operation is elsewhere.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum OpKind {
     Read,
     Part(PagePart),
     Write,
     Discard,
 }
 
-impl Kind {
+impl OpKind {
     /// Returns a read operation for the bytes that this one wants: a part of the page, or whole
     /// pages.
     pub(crate) fn read(self, page: PageId, buffer: Buffer) -> Op {
         match self {
-            Kind::Part(part) => Op::ReadPart { page, part, buffer },
+            OpKind::Part(part) => Op::ReadPart { page, part, buffer },
             _ => Op::Read { page, buffer },
         }
     }
@@ -92,12 +92,12 @@ impl Op {
     }
 
     /// Splits the operation into its kind and its buffer.
-    pub(crate) fn into_parts(self) -> (Kind, Option<Buffer>) {
+    pub(crate) fn into_parts(self) -> (OpKind, Option<Buffer>) {
         match self {
-            Op::Read { buffer, .. } => (Kind::Read, Some(buffer)),
-            Op::ReadPart { part, buffer, .. } => (Kind::Part(part), Some(buffer)),
-            Op::Write { buffer, .. } => (Kind::Write, Some(buffer)),
-            Op::Discard { .. } => (Kind::Discard, None),
+            Op::Read { buffer, .. } => (OpKind::Read, Some(buffer)),
+            Op::ReadPart { part, buffer, .. } => (OpKind::Part(part), Some(buffer)),
+            Op::Write { buffer, .. } => (OpKind::Write, Some(buffer)),
+            Op::Discard { .. } => (OpKind::Discard, None),
         }
     }
 }
@@ -112,7 +112,7 @@ pub(crate) fn check_range((page, count): (PageId, u64), pages: u64, server: u16)
 
 /// Operation with its tag, as given to [`Lane::submit`].
 #[derive(Debug)]
-pub struct Request {
+pub struct LaneRequest {
     /// Tag chosen by the caller, returned in the completion.
     pub tag: u64,
     /// Scheduling class; demand goes first.
@@ -282,21 +282,21 @@ pub trait Backend: Send + Sync {
 
     /// Opens a channel to functions that run where the pages are kept, if one server keeps all of
     /// them. May allocate and block.
-    fn open_calls(&self) -> Result<Box<dyn Calls>, PoolError> {
+    fn open_calls(&self) -> Result<Box<dyn CallChannel>, PoolError> {
         Err(PoolError::Refused { server: 0, reason: CallLane::NOWHERE })
     }
 
     /// Opens a channel to functions that change nothing and run where all pages are kept: at the
     /// one server, or at any of several replicas. At a replica it must not be used for functions
     /// that write. May allocate and block.
-    fn open_reads(&self) -> Result<Box<dyn Calls>, PoolError> {
+    fn open_reads(&self) -> Result<Box<dyn CallChannel>, PoolError> {
         self.open_calls()
     }
 
     /// Reserves runs of pages (first page, count) for functions that write them at each replica.
     /// The functions write nothing else. Until [`Writes::end`] no other operation reads or writes
     /// these pages, and there is no snapshot. May allocate and block.
-    fn begin_writes(&self, _runs: &[(PageId, u64)]) -> Result<Box<dyn Writes>, PoolError> {
+    fn begin_writes(&self, _runs: &[(PageId, u64)]) -> Result<Box<dyn WriteReservation>, PoolError> {
         Err(PoolError::Refused { server: 0, reason: CallLane::NOWHERE })
     }
 
@@ -337,7 +337,7 @@ pub trait Backend: Send + Sync {
 
     /// Returns the work of this backend's scrub and of its parts' scrubs; `None` if there is no
     /// scrub.
-    fn scrubbed(&self) -> Option<Scrubbed> {
+    fn scrub_stats(&self) -> Option<ScrubStats> {
         None
     }
 
@@ -401,7 +401,7 @@ pub trait Mapped: Send + Sync {
 pub trait Lane: Send {
     /// Takes the request, or gives it back when the lane's queue is full (poll, then try again). It
     /// may or may not start the operation; [`Lane::poll`] starts whatever is queued.
-    fn submit(&mut self, request: Request) -> Result<(), Request>;
+    fn submit(&mut self, request: LaneRequest) -> Result<(), LaneRequest>;
 
     /// Starts everything submitted, moves finished operations into `done`, and returns their
     /// number. It never moves more than the free capacity of `done`, so it never allocates. Returns

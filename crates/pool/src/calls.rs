@@ -10,8 +10,8 @@
 //! answer that reaches the wrong caller.
 
 use crate::PoolError;
-use crate::connection::{Connection, Session};
-use crate::seats::{NeverUsed, Seats};
+use crate::connection::{ServerSession, SessionConnection};
+use crate::request_slab::{RequestSlab, UnissuedNumber};
 use core::ops::Range;
 use core::time::Duration;
 use farfield_core::RegionId;
@@ -73,14 +73,14 @@ pub enum CallFailure {
     Pool(PoolError),
 }
 
-struct Pending {
+struct PendingCall {
     tag: u64,
     until: u64,
     wait: Duration,
 }
 
 /// A thread's private channel to functions that run where pages are kept.
-pub trait Calls: Send {
+pub trait CallChannel: Send {
     /// Takes the call, or gives it back when there is no room (poll, then try again).
     /// [`Calls::poll`] sends it.
     fn submit(&mut self, call: FarCall) -> Result<(), FarCall>;
@@ -98,34 +98,34 @@ pub trait Calls: Send {
 
 /// Channel factory for functions that write some pages at each place that keeps them. Made by
 /// [`Backend::begin_writes`](crate::Backend::begin_writes).
-pub trait Writes: Send + Sync {
+pub trait WriteReservation: Send + Sync {
     /// Opens a channel for such functions. They change nothing but the reserved pages. Their
     /// effects and answers depend only on their arguments and on the rest of the pool. May allocate
     /// and block.
-    fn open(&self) -> Result<Box<dyn Calls>, PoolError>;
+    fn open(&self) -> Result<Box<dyn CallChannel>, PoolError>;
 
     /// Ends the writes, after all channels are gone.
     ///
     /// On `Ok`, the pages are what the functions wrote if all of them have answered. On an error,
     /// or if one has not answered, the contents of the pages are unknown.
-    fn end(self: Box<Self>) -> Result<(), Unwritten>;
+    fn end(self: Box<Self>) -> Result<(), IncompleteWrite>;
 }
 
 /// Error: the pages may differ from what the functions were to write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Unwritten {
+pub struct IncompleteWrite {
     /// Whether it is certain that no function writes there any more.
     pub is_over: bool,
 }
 
 /// A thread's private channel to the functions of a server.
 pub struct CallLane {
-    session: Arc<Session>,
-    connection: Connection,
+    session: Arc<ServerSession>,
+    connection: SessionConnection,
     region: RegionId,
     calls_max: usize,
     /// Calls in flight, by their tag on the wire.
-    pending: Seats<Pending>,
+    pending: RequestSlab<PendingCall>,
     /// Earliest time (in ns) at which the deadline of a pending call passes.
     soonest: u64,
     /// Time at which the first call was submitted since the last poll.
@@ -147,13 +147,13 @@ impl core::fmt::Debug for CallLane {
 
 impl CallLane {
     /// Greatest number of calls in flight on one channel.
-    pub const CALLS_MAX: usize = Seats::<Pending>::MAX;
+    pub const CALLS_MAX: usize = RequestSlab::<PendingCall>::MAX;
     /// Reason for a refusal: the backend runs no functions.
     pub const NOWHERE: &'static str = "no code runs where these pages are kept";
     /// Reason for a refusal: the backend runs no functions now, but perhaps will later.
     pub const NOT_NOW: &'static str = "no server that runs code keeps all of these pages now";
 
-    pub(crate) fn open(session: &Arc<Session>, region: RegionId) -> Result<CallLane, PoolError> {
+    pub(crate) fn open(session: &Arc<ServerSession>, region: RegionId) -> Result<CallLane, PoolError> {
         if session.is_gone() {
             return Err(session.gone_error());
         }
@@ -165,7 +165,7 @@ impl CallLane {
             session: session.clone(),
             region,
             calls_max: Self::CALLS_MAX.min(session.welcome.in_flight_max as usize),
-            pending: Seats::new(),
+            pending: RequestSlab::new(),
             soonest: u64::MAX,
             now: None,
             outbox: Vec::new(),
@@ -178,7 +178,7 @@ impl CallLane {
     }
 }
 
-impl Calls for CallLane {
+impl CallChannel for CallLane {
     fn submit(&mut self, call: FarCall) -> Result<(), FarCall> {
         if self.in_flight() >= self.calls_max {
             return Err(call);
@@ -200,7 +200,7 @@ impl Calls for CallLane {
         let request = Request::Call { region: self.region, steps_max, call: body };
         let now = *self.now.get_or_insert_with(now_ns);
         let until = now.saturating_add(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
-        let tag = self.pending.add(Pending { tag, until, wait: deadline });
+        let tag = self.pending.add(PendingCall { tag, until, wait: deadline });
         encode_request(&WireRequest { tag, background: false, deadline: Some(deadline), request }, &mut self.outbox);
         self.soonest = self.soonest.min(until);
         Ok(())
@@ -323,7 +323,7 @@ impl CallLane {
                 _ => return Err(WireError::Kind(head.kind)),
             };
             // If the tag is not pending, the deadline of its call passed before.
-            if let Some(pending) = self.pending.remove(head.tag).map_err(|NeverUsed| WireError::Unasked)? {
+            if let Some(pending) = self.pending.remove(head.tag).map_err(|UnissuedNumber| WireError::Unasked)? {
                 self.ended.push_back(CallEnd { tag: pending.tag, result, steps });
             }
             self.unread.start += head.frame_bytes();
@@ -355,7 +355,7 @@ impl CallLane {
         if self.connection.is_joined() {
             self.session.set_gone();
         }
-        let failed = |Pending { tag, .. }| CallEnd { tag, result: Err(CallFailure::Pool(error)), steps: 0 };
+        let failed = |PendingCall { tag, .. }| CallEnd { tag, result: Err(CallFailure::Pool(error)), steps: 0 };
         self.ended.extend(self.pending.extract_if(|_| true).map(failed));
     }
 

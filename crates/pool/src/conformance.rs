@@ -4,7 +4,7 @@
 //! their seed.
 
 use crate::{
-    Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, Opener, PagePart, PoolError, Priority, Request,
+    Backend, Buffer, CloneTicket, Completion, Health, Lane, LaneRequest, Op, PagePart, PoolBuilder, PoolError, Priority,
 };
 use core::time::Duration;
 use farfield_core::{PageId, checksum, geometry::PAGE_BYTES};
@@ -19,7 +19,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Runs every claim except the one about death. The opener names the member; the suite sets its
 /// number of pages.
-pub fn run(opener: &Opener) {
+pub fn run(opener: &PoolBuilder) {
     let opener = opener.clone().pages(PAGES).client_name("conformance");
     for (name, claim) in CLAIMS {
         eprintln!("conformance: {name}");
@@ -27,7 +27,7 @@ pub fn run(opener: &Opener) {
     }
 }
 
-type Claim = fn(&Opener);
+type Claim = fn(&PoolBuilder);
 
 const CLAIMS: [(&str, Claim); 14] = [
     ("what was never written is zero", what_was_never_written_is_zero),
@@ -68,7 +68,7 @@ fn filled(pages: usize, first: u64, version: u64) -> Buffer {
     buffer
 }
 
-fn open(opener: &Opener) -> Arc<dyn Backend> {
+fn open(opener: &PoolBuilder) -> Arc<dyn Backend> {
     opener.open().unwrap_or_else(|error| panic!("{opener:?} does not open: {error}"))
 }
 
@@ -78,20 +78,20 @@ fn lane(backend: &Arc<dyn Backend>) -> Box<dyn Lane> {
 
 /// Stall detector. It distinguishes a lane that makes no progress from a machine that is merely
 /// busy: time must have passed, and there must have been enough looks.
-struct Patience {
+struct StallDetector {
     since: Instant,
     looks: u32,
 }
 
-impl Patience {
-    fn new() -> Patience {
-        Patience { since: Instant::now(), looks: 0 }
+impl StallDetector {
+    fn new() -> StallDetector {
+        StallDetector { since: Instant::now(), looks: 0 }
     }
 
     /// Records one more look; panics with `what` after too long without progress.
     fn look(&mut self, progress: bool, what: impl FnOnce() -> String) {
         if progress {
-            *self = Patience::new();
+            *self = StallDetector::new();
             return;
         }
         self.looks += 1;
@@ -100,8 +100,8 @@ impl Patience {
 }
 
 /// Submits, waiting for room where there is none, and panics if room never comes.
-fn submit(lane: &mut dyn Lane, done: &mut Vec<Completion>, mut request: Request) {
-    let mut patience = Patience::new();
+fn submit(lane: &mut dyn Lane, done: &mut Vec<Completion>, mut request: LaneRequest) {
+    let mut patience = StallDetector::new();
     while let Err(back) = lane.submit(request) {
         request = back;
         let moved = lane.poll(done);
@@ -111,8 +111,8 @@ fn submit(lane: &mut dyn Lane, done: &mut Vec<Completion>, mut request: Request)
 
 /// Submits without polling for completions. Any lane has room for ten, but not at every moment (for
 /// example while it is moved to another side).
-fn submit_unseen(lane: &mut dyn Lane, mut request: Request) {
-    let mut patience = Patience::new();
+fn submit_unseen(lane: &mut dyn Lane, mut request: LaneRequest) {
+    let mut patience = StallDetector::new();
     while let Err(back) = lane.submit(request) {
         request = back;
         lane.wait(Duration::from_millis(1));
@@ -120,13 +120,13 @@ fn submit_unseen(lane: &mut dyn Lane, mut request: Request) {
     }
 }
 
-fn request(tag: u64, op: Op) -> Request {
-    Request { tag, priority: Priority::Demand, deadline: DEADLINE, op }
+fn request(tag: u64, op: Op) -> LaneRequest {
+    LaneRequest { tag, priority: Priority::Demand, deadline: DEADLINE, op }
 }
 
 /// Waits until nothing is in flight.
 fn finish(lane: &mut dyn Lane, done: &mut Vec<Completion>) {
-    let mut patience = Patience::new();
+    let mut patience = StallDetector::new();
     while lane.in_flight() > 0 {
         if done.len() == done.capacity() {
             done.reserve(64);
@@ -186,7 +186,7 @@ fn assert_zero(buffer: &Buffer) {
     assert!(buffer.bytes().iter().all(|byte| *byte == 0), "pages that are not there are not zero");
 }
 
-fn what_was_never_written_is_zero(opener: &Opener) {
+fn what_was_never_written_is_zero(opener: &PoolBuilder) {
     let backend = open(opener);
     assert_eq!(backend.pages(), PAGES);
     assert_eq!(backend.health(), Health::Good);
@@ -195,7 +195,7 @@ fn what_was_never_written_is_zero(opener: &Opener) {
     assert_zero(&read(&mut *lane, PAGES - 33, 33));
 }
 
-fn what_was_written_is_read(opener: &Opener) {
+fn what_was_written_is_read(opener: &PoolBuilder) {
     let backend = open(opener);
     let mut lane = lane(&backend);
     for (page, pages) in [(0, 1), (PAGES - 1, 1), (100, 64), (1001, 7), (2040, 33)] {
@@ -205,7 +205,7 @@ fn what_was_written_is_read(opener: &Opener) {
     assert_pages(&read(&mut *lane, 120, 5), 120, 1);
 }
 
-fn a_part_of_a_page_is_read(opener: &Opener) {
+fn a_part_of_a_page_is_read(opener: &PoolBuilder) {
     let mut lane = lane(&open(opener));
     write(&mut *lane, 30, filled(2, 30, 5));
     let whole = read(&mut *lane, 30, 2);
@@ -248,7 +248,7 @@ fn a_part_of_a_page_is_read(opener: &Opener) {
     }
 }
 
-fn the_last_write_wins(opener: &Opener) {
+fn the_last_write_wins(opener: &PoolBuilder) {
     let backend = open(opener);
     let mut lane = lane(&backend);
     write(&mut *lane, 10, filled(20, 10, 1));
@@ -258,7 +258,7 @@ fn the_last_write_wins(opener: &Opener) {
     assert_pages(&read(&mut *lane, 20, 10), 20, 1);
 }
 
-fn discarded_pages_are_zero(opener: &Opener) {
+fn discarded_pages_are_zero(opener: &PoolBuilder) {
     let backend = open(opener);
     let mut lane = lane(&backend);
     write(&mut *lane, 200, filled(40, 200, 1));
@@ -272,7 +272,7 @@ fn discarded_pages_are_zero(opener: &Opener) {
     assert_pages(&read(&mut *lane, 215, 1), 215, 2);
 }
 
-fn a_run_may_be_half_there(opener: &Opener) {
+fn a_run_may_be_half_there(opener: &PoolBuilder) {
     let backend = open(opener);
     let mut lane = lane(&backend);
     for page in (300..430).filter(|page| page % 3 == 0) {
@@ -288,7 +288,7 @@ fn a_run_may_be_half_there(opener: &Opener) {
     }
 }
 
-fn lanes_see_the_same_pages(opener: &Opener) {
+fn lanes_see_the_same_pages(opener: &PoolBuilder) {
     let backend = open(opener);
     let (mut first, mut second) = (lane(&backend), lane(&backend));
     write(&mut *first, 5, filled(3, 5, 1));
@@ -299,7 +299,7 @@ fn lanes_see_the_same_pages(opener: &Opener) {
     assert_pages(&read(&mut *first, 6, 1), 6, 2);
 }
 
-fn a_lane_may_move_between_threads(opener: &Opener) {
+fn a_lane_may_move_between_threads(opener: &PoolBuilder) {
     let backend = open(opener);
     let mut lane = lane(&backend);
     let mut done = Vec::with_capacity(8);
@@ -314,7 +314,7 @@ fn a_lane_may_move_between_threads(opener: &Opener) {
     assert_pages(&read(&mut *lane, 9, 4), 9, 1);
 }
 
-fn many_in_flight_all_come_back(opener: &Opener) {
+fn many_in_flight_all_come_back(opener: &PoolBuilder) {
     let backend = open(opener);
     let mut lane = lane(&backend);
     let mut done = Vec::with_capacity(2048);
@@ -351,14 +351,14 @@ fn check_tags(done: &mut Vec<Completion>, count: u64) -> Vec<Buffer> {
         .collect()
 }
 
-fn poll_fills_only_free_capacity(opener: &Opener) {
+fn poll_fills_only_free_capacity(opener: &PoolBuilder) {
     let backend = open(opener);
     let mut lane = lane(&backend);
     let mut done = Vec::with_capacity(3);
     for tag in 0..10 {
         submit_unseen(&mut *lane, request(tag, Op::Write { page: PageId(tag), buffer: filled(1, tag, 1) }));
     }
-    let (mut patience, mut seen) = (Patience::new(), 0);
+    let (mut patience, mut seen) = (StallDetector::new(), 0);
     while seen < 10 {
         let capacity = done.capacity();
         lane.poll(&mut done);
@@ -370,21 +370,21 @@ fn poll_fills_only_free_capacity(opener: &Opener) {
     }
 }
 
-fn demand_and_background_both_complete(opener: &Opener) {
+fn demand_and_background_both_complete(opener: &PoolBuilder) {
     let backend = open(opener);
     let mut lane = lane(&backend);
     let mut done = Vec::with_capacity(512);
     for tag in 0..300 {
         let priority = if tag % 10 == 9 { Priority::Demand } else { Priority::Background };
         let op = Op::Write { page: PageId(tag * 8), buffer: filled(8, tag * 8, 1) };
-        submit(&mut *lane, &mut done, Request { tag, priority, deadline: DEADLINE, op });
+        submit(&mut *lane, &mut done, LaneRequest { tag, priority, deadline: DEADLINE, op });
     }
     finish(&mut *lane, &mut done);
     check_tags(&mut done, 300);
     assert_pages(&read(&mut *lane, 1000, 64), 1000, 1);
 }
 
-fn pages_outside_are_refused(opener: &Opener) {
+fn pages_outside_are_refused(opener: &PoolBuilder) {
     let backend = open(opener);
     let mut lane = lane(&backend);
     for (page, pages) in [(PAGES, 1), (PAGES - 3, 4), (u64::MAX, 1), (u64::MAX - 1, 3)] {
@@ -402,7 +402,7 @@ fn pages_outside_are_refused(opener: &Opener) {
     assert_pages(&read(&mut *lane, 1, 1), 1, 1);
 }
 
-fn a_clone_is_isolated(opener: &Opener) {
+fn a_clone_is_isolated(opener: &PoolBuilder) {
     let backend = open(opener);
     let mut parent = lane(&backend);
     write(&mut *parent, 0, filled(64, 0, 1));
@@ -462,7 +462,7 @@ impl Random {
     }
 }
 
-fn random_operations_agree_with_a_model(opener: &Opener) {
+fn random_operations_agree_with_a_model(opener: &PoolBuilder) {
     let seed = std::env::var("FARFIELD_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x5eed);
     eprintln!("conformance: FARFIELD_SEED={seed}");
     let mut random = Random(seed | 1);
@@ -505,7 +505,7 @@ fn random_operations_agree_with_a_model(opener: &Opener) {
 /// Checks the claim about death. `kill` ends the member for good while operations are in flight.
 /// All of them complete, with an error or (if they were faster) without. Every later operation
 /// fails with [`PoolError::ServerGone`].
-pub fn death(opener: &Opener, kill: impl FnOnce()) {
+pub fn death(opener: &PoolBuilder, kill: impl FnOnce()) {
     let opener = opener.clone().pages(PAGES).client_name("conformance");
     let backend = open(&opener);
     let mut lane = lane(&backend);

@@ -22,26 +22,26 @@ use std::sync::Arc;
 
 /// Address at which a server listens.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Address {
+pub(crate) enum ServerAddress {
     Tcp(SocketAddr),
     /// Path of a Unix socket (a leading `@` means the abstract namespace), and the users whose
     /// servers are trusted there.
     Unix(Vec<u8>, [Option<u32>; 2]),
 }
 
-impl Address {
+impl ServerAddress {
     fn target(&self) -> Result<ConnectTarget, Errno> {
         match self {
-            Address::Tcp(address) => Ok(ConnectTarget::tcp(*address)),
-            Address::Unix(path, _) => ConnectTarget::unix(path),
+            ServerAddress::Tcp(address) => Ok(ConnectTarget::tcp(*address)),
+            ServerAddress::Unix(path, _) => ConnectTarget::unix(path),
         }
     }
 
     /// Returns the users whose servers are trusted, if the address is a Unix socket.
     fn users(&self) -> Option<[Option<u32>; 2]> {
         match self {
-            Address::Tcp(_) => None,
-            Address::Unix(_, users) => Some(*users),
+            ServerAddress::Tcp(_) => None,
+            ServerAddress::Unix(_, users) => Some(*users),
         }
     }
 }
@@ -56,14 +56,14 @@ pub(crate) struct Identity {
 
 /// Table of every descriptor that a backend and its lanes hold, so that [`crate::Backend::abandon`]
 /// finds them all. A free slot holds -1.
-pub(crate) struct Descriptors([AtomicI32; Descriptors::MAX]);
+pub(crate) struct SessionDescriptorTable([AtomicI32; SessionDescriptorTable::MAX]);
 
-impl Descriptors {
+impl SessionDescriptorTable {
     /// Greatest number of connections of one backend to one server.
     const MAX: usize = 1024;
 
-    fn new() -> Descriptors {
-        Descriptors([const { AtomicI32::new(-1) }; Descriptors::MAX])
+    fn new() -> SessionDescriptorTable {
+        SessionDescriptorTable([const { AtomicI32::new(-1) }; SessionDescriptorTable::MAX])
     }
 
     /// Puts a descriptor into a free slot and returns the slot; closes the descriptor if no slot is
@@ -94,14 +94,14 @@ impl Descriptors {
 }
 
 /// Session with one server.
-pub(crate) struct Session {
+pub(crate) struct ServerSession {
     pub(crate) server: u16,
     pub(crate) welcome: Welcome,
-    address: Address,
+    address: ServerAddress,
     deadline: Duration,
     /// Hello message that further connections of the session send first.
     greeting: Vec<u8>,
-    descriptors: Box<Descriptors>,
+    descriptors: Box<SessionDescriptorTable>,
     control: i32,
     control_busy: AtomicBool,
     /// Whether another process began the session, and will end it.
@@ -112,8 +112,8 @@ pub(crate) struct Session {
 }
 
 /// Connection that belongs to a session; closed when dropped, unless the session was abandoned.
-pub(crate) struct Connection {
-    session: Arc<Session>,
+pub(crate) struct SessionConnection {
+    session: Arc<ServerSession>,
     place: usize,
     pub(crate) fd: i32,
     is_joined: bool,
@@ -122,7 +122,7 @@ pub(crate) struct Connection {
     handshake: Option<Box<Handshake>>,
 }
 
-impl Connection {
+impl SessionConnection {
     /// Checks whether the connection has joined the session. Goes on with the handshake as far as
     /// that can be done without blocking.
     pub(crate) fn try_join(&mut self) -> Result<bool, PoolError> {
@@ -157,7 +157,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for SessionConnection {
     fn drop(&mut self) {
         if !self.session.abandoned.load(Ordering::Relaxed) {
             self.session.descriptors.close(self.place);
@@ -190,24 +190,24 @@ const JOIN_PATIENCE: Duration = Duration::from_millis(50);
 /// Pause before connecting again when the server's queue is full.
 const CONNECT_AGAIN: Duration = Duration::from_millis(1);
 
-impl Session {
+impl ServerSession {
     /// Connects and starts a new session, or joins that of another process. Blocks, at most
     /// `within`.
     pub(crate) fn open(
         server: u16,
-        address: Address,
+        address: ServerAddress,
         identity: &Identity,
         within: Duration,
         joins: Option<SessionSecret>,
-    ) -> Result<Session, HandshakeError> {
+    ) -> Result<ServerSession, HandshakeError> {
         let is_guest = joins.is_some();
         let mut handshake = Handshake::begin(server, &address, &greeting(&address, identity, joins, is_guest), false)?;
-        let (descriptors, fd) = (Box::new(Descriptors::new()), handshake.fd);
+        let (descriptors, fd) = (Box::new(SessionDescriptorTable::new()), handshake.fd);
         descriptors.keep(fd).map_err(PoolError::Os)?;
         let welcome = handshake.finish(within);
         let welcome = welcome.and_then(|welcome| welcome.ok_or(PoolError::TimedOut { server, after: within }.into()));
         let welcome = welcome.inspect_err(|_| descriptors.close_all())?;
-        Ok(Session {
+        Ok(ServerSession {
             server,
             greeting: greeting(&address, identity, Some(welcome.session), is_guest),
             welcome,
@@ -226,13 +226,13 @@ impl Session {
     /// Opens another connection of this session. Blocks for at most [`JOIN_PATIENCE`]: if the
     /// server has not answered by then, the connection has not [joined](Connection::try_join) yet.
     /// A silent server must not delay callers who can do without it.
-    pub(crate) fn join(self: &Arc<Self>) -> Result<Connection, PoolError> {
+    pub(crate) fn join(self: &Arc<Self>) -> Result<SessionConnection, PoolError> {
         let error = |error| self.join_error(error);
         let handshake = Handshake::begin(self.server, &self.address, &self.greeting, true).map_err(error)?;
         let fd = handshake.fd;
         let place = self.descriptors.keep(fd).map_err(PoolError::Os)?;
         let handshake = Some(Box::new(handshake));
-        let mut connection = Connection { session: self.clone(), place, fd, is_joined: false, handshake };
+        let mut connection = SessionConnection { session: self.clone(), place, fd, is_joined: false, handshake };
         let until = now_ns().saturating_add(JOIN_PATIENCE.as_nanos() as u64);
         while !connection.try_join()? {
             match until.saturating_sub(now_ns()) {
@@ -329,14 +329,16 @@ impl Session {
             }
             Ok(answer) => Ok(answer),
             // The answer may still come; it is skipped then.
-            Err(AskError::Silent) => Err(PoolError::TimedOut { server: self.server, after: within }),
+            Err(ExchangeError::Silent) => Err(PoolError::TimedOut { server: self.server, after: within }),
             Err(failure) => {
                 // It is unknown where the next answer begins in the stream.
                 self.set_gone();
                 Err(match failure {
-                    AskError::Silent | AskError::TimedOut => PoolError::TimedOut { server: self.server, after: within },
-                    AskError::Os(errno) => PoolError::Os(errno),
-                    AskError::Gone | AskError::Nonsense => self.gone_error(),
+                    ExchangeError::Silent | ExchangeError::TimedOut => {
+                        PoolError::TimedOut { server: self.server, after: within }
+                    }
+                    ExchangeError::Os(errno) => PoolError::Os(errno),
+                    ExchangeError::Gone | ExchangeError::Malformed => self.gone_error(),
                 })
             }
         }
@@ -430,7 +432,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for ServerSession {
     fn drop(&mut self) {
         if !self.is_abandoned() && !self.is_gone() {
             self.farewell();
@@ -440,9 +442,9 @@ impl Drop for Session {
 }
 
 /// Reason why a request has no answer.
-pub(crate) enum AskError {
+pub(crate) enum ExchangeError {
     Gone,
-    Nonsense,
+    Malformed,
     /// The deadline passed in the middle of a message.
     TimedOut,
     /// The deadline passed before any byte of the message was moved.
@@ -459,12 +461,12 @@ fn is_of_the_gone(errno: Errno) -> bool {
     )
 }
 
-impl From<Errno> for AskError {
+impl From<Errno> for ExchangeError {
     fn from(errno: Errno) -> Self {
         match errno.0 {
-            _ if is_of_the_gone(errno) => AskError::Gone,
-            libc::ETIMEDOUT => AskError::TimedOut,
-            _ => AskError::Os(errno),
+            _ if is_of_the_gone(errno) => ExchangeError::Gone,
+            libc::ETIMEDOUT => ExchangeError::TimedOut,
+            _ => ExchangeError::Os(errno),
         }
     }
 }
@@ -478,7 +480,7 @@ fn exchange(
     until: u64,
     body: &mut [u8; CONTROL_BODY_MAX],
     fds: &mut [i32],
-) -> Result<(Reply, usize, usize), AskError> {
+) -> Result<(Reply, usize, usize), ExchangeError> {
     let left = Duration::from_nanos(until.saturating_sub(now_ns()));
     let request = WireRequest { tag, background: false, deadline: Some(left), request };
     let mut bytes = [0; HEAD_BYTES + 16];
@@ -492,7 +494,7 @@ fn exchange(
     let wanted = request.head().kind;
     loop {
         let (head, len, count) = receive_frame(fd, body, until, fds)?;
-        let answer = WireReply::decode(&head, &body[..len]).map_err(|_| AskError::Nonsense);
+        let answer = WireReply::decode(&head, &body[..len]).map_err(|_| ExchangeError::Malformed);
         let is_right = |answer: &WireReply| answer.kind.is_none_or(|kind| kind as u8 == wanted);
         match answer {
             Ok(answer) if answer.tag == tag && is_right(&answer) => return Ok((answer.reply, len, count)),
@@ -500,21 +502,21 @@ fn exchange(
                 fds[..count].iter().for_each(|fd| file::close(*fd));
                 // The answer to an earlier question that was given up is skipped.
                 if !answer.is_ok_and(|answer| answer.tag < tag) {
-                    return Err(AskError::Nonsense);
+                    return Err(ExchangeError::Malformed);
                 }
             }
         }
     }
 }
 
-fn time_left(until: u64) -> Result<Duration, AskError> {
+fn time_left(until: u64) -> Result<Duration, ExchangeError> {
     match until.saturating_sub(now_ns()) {
-        0 => Err(AskError::TimedOut),
+        0 => Err(ExchangeError::TimedOut),
         nanos => Ok(Duration::from_nanos(nanos)),
     }
 }
 
-fn send_all(fd: i32, mut bytes: &[u8], until: u64) -> Result<(), AskError> {
+fn send_all(fd: i32, mut bytes: &[u8], until: u64) -> Result<(), ExchangeError> {
     let all = bytes.len();
     while !bytes.is_empty() {
         let part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -523,7 +525,7 @@ fn send_all(fd: i32, mut bytes: &[u8], until: u64) -> Result<(), AskError> {
             Ok(sent) => bytes = &bytes[sent..],
             Err(Errno(libc::EAGAIN)) => {
                 let left =
-                    time_left(until).map_err(|error| if bytes.len() == all { AskError::Silent } else { error })?;
+                    time_left(until).map_err(|error| if bytes.len() == all { ExchangeError::Silent } else { error })?;
                 net::poll(fd, libc::POLLOUT, left)?;
             }
             Err(Errno(libc::EINTR)) => {}
@@ -535,7 +537,7 @@ fn send_all(fd: i32, mut bytes: &[u8], until: u64) -> Result<(), AskError> {
 
 /// Receives exactly `into.len()` bytes and whatever descriptors come with them; returns the number
 /// of descriptors.
-fn receive_all(fd: i32, into: &mut [u8], until: u64, fds: &mut [i32]) -> Result<usize, AskError> {
+fn receive_all(fd: i32, into: &mut [u8], until: u64, fds: &mut [i32]) -> Result<usize, ExchangeError> {
     let mut done = 0;
     let mut descriptors = 0;
     let result = loop {
@@ -543,7 +545,7 @@ fn receive_all(fd: i32, into: &mut [u8], until: u64, fds: &mut [i32]) -> Result<
             break Ok(());
         }
         match net::receive_descriptors(fd, &mut into[done..], &mut fds[descriptors..]) {
-            Ok((0, _)) => break Err(AskError::Gone),
+            Ok((0, _)) => break Err(ExchangeError::Gone),
             Ok((bytes, count)) => {
                 done += bytes;
                 descriptors += count;
@@ -552,7 +554,7 @@ fn receive_all(fd: i32, into: &mut [u8], until: u64, fds: &mut [i32]) -> Result<
                 let waited = time_left(until).and_then(|left| Ok(net::poll(fd, libc::POLLIN, left)?));
                 match waited {
                     Ok(_) => {}
-                    Err(AskError::TimedOut) if done == 0 => break Err(AskError::Silent),
+                    Err(ExchangeError::TimedOut) if done == 0 => break Err(ExchangeError::Silent),
                     Err(error) => break Err(error),
                 }
             }
@@ -574,15 +576,16 @@ fn receive_frame(
     body: &mut [u8],
     until: u64,
     fds: &mut [i32],
-) -> Result<(MessageHeader, usize, usize), AskError> {
+) -> Result<(MessageHeader, usize, usize), ExchangeError> {
     let mut bytes = [0; HEAD_BYTES];
     let count = receive_all(fd, &mut bytes, until, fds)?;
     let rest = match MessageHeader::decode(&bytes) {
         Ok(Some(head)) if head.body as usize <= body.len() => {
             let rest = receive_all(fd, &mut body[..head.body as usize], until, &mut []);
-            rest.map(|_| head).map_err(|error| if let AskError::Silent = error { AskError::TimedOut } else { error })
+            rest.map(|_| head)
+                .map_err(|error| if let ExchangeError::Silent = error { ExchangeError::TimedOut } else { error })
         }
-        _ => Err(AskError::Nonsense),
+        _ => Err(ExchangeError::Malformed),
     };
     match rest {
         Ok(head) => Ok((head, head.body as usize, count)),
@@ -594,12 +597,12 @@ fn receive_frame(
 }
 
 /// Encodes the hello message that a client sends first.
-fn greeting(address: &Address, identity: &Identity, session: Option<SessionSecret>, is_guest: bool) -> Vec<u8> {
+fn greeting(address: &ServerAddress, identity: &Identity, session: Option<SessionSecret>, is_guest: bool) -> Vec<u8> {
     let one_sided = match address {
         // A guest shares the region with others, so it has the server write it.
         _ if is_guest => 0,
-        Address::Unix(..) => features::MAP,
-        Address::Tcp(_) => features::FABRIC,
+        ServerAddress::Unix(..) => features::MAP,
+        ServerAddress::Tcp(_) => features::FABRIC,
     };
     let hello = Hello {
         version_min: VERSION_MIN,
@@ -630,7 +633,7 @@ struct Handshake {
 
 impl Handshake {
     /// Creates a socket and the state machine for it. The caller must close the socket.
-    fn begin(server: u16, address: &Address, hello: &[u8], joins: bool) -> Result<Handshake, HandshakeError> {
+    fn begin(server: u16, address: &ServerAddress, hello: &[u8], joins: bool) -> Result<Handshake, HandshakeError> {
         let target = address.target().map_err(PoolError::Os)?;
         Ok(Handshake {
             server,
@@ -682,10 +685,10 @@ impl Handshake {
         match self.exchange.advance(self.fd) {
             Ok(Some((head, body))) => Self::read_answer(self.server, self.joins, &head, body).map(Some),
             Ok(None) => Ok(None),
-            Err(AskError::Gone) => Err(HandshakeError::HungUp),
-            Err(AskError::Nonsense) => Err(stranger(self.server).into()),
-            Err(AskError::TimedOut | AskError::Silent) => Err(PoolError::Os(Errno(libc::ETIMEDOUT)).into()),
-            Err(AskError::Os(errno)) => Err(PoolError::Os(errno).into()),
+            Err(ExchangeError::Gone) => Err(HandshakeError::HungUp),
+            Err(ExchangeError::Malformed) => Err(stranger(self.server).into()),
+            Err(ExchangeError::TimedOut | ExchangeError::Silent) => Err(PoolError::Os(Errno(libc::ETIMEDOUT)).into()),
+            Err(ExchangeError::Os(errno)) => Err(PoolError::Os(errno).into()),
         }
     }
 
@@ -755,7 +758,7 @@ impl Exchange {
 
     /// Sends and receives what can be moved without blocking. Returns the answer once it is
     /// complete.
-    pub(crate) fn advance(&mut self, fd: i32) -> Result<Option<(MessageHeader, &[u8])>, AskError> {
+    pub(crate) fn advance(&mut self, fd: i32) -> Result<Option<(MessageHeader, &[u8])>, ExchangeError> {
         while self.sent < self.asked {
             let left = &self.question[self.sent..self.asked];
             let part = libc::iovec { iov_base: left.as_ptr().cast_mut().cast(), iov_len: left.len() };
@@ -770,18 +773,18 @@ impl Exchange {
         loop {
             let wanted = match MessageHeader::decode(&self.answer[..self.received]) {
                 Ok(None) => HEAD_BYTES,
-                Ok(Some(head)) if head.body as usize > CONTROL_BODY_MAX => return Err(AskError::Nonsense),
+                Ok(Some(head)) if head.body as usize > CONTROL_BODY_MAX => return Err(ExchangeError::Malformed),
                 Ok(Some(head)) if self.received == HEAD_BYTES + head.body as usize => {
                     return Ok(Some((head, &self.answer[HEAD_BYTES..self.received])));
                 }
                 Ok(Some(head)) => HEAD_BYTES + head.body as usize,
-                Err(_) => return Err(AskError::Nonsense),
+                Err(_) => return Err(ExchangeError::Malformed),
             };
             let free = &mut self.answer[self.received..wanted];
             let part = libc::iovec { iov_base: free.as_mut_ptr().cast(), iov_len: free.len() };
             // SAFETY: the part is ours and writable.
             match unsafe { net::receive(fd, &[part]) } {
-                Ok(0) => return Err(AskError::Gone),
+                Ok(0) => return Err(ExchangeError::Gone),
                 Ok(got) => self.received += got,
                 Err(Errno(libc::EAGAIN)) => return Ok(None),
                 Err(Errno(libc::EINTR)) => {}

@@ -2,7 +2,7 @@
 //! so.
 
 use crate::Backend;
-use crate::connection::{HandshakeError, Session};
+use crate::connection::{HandshakeError, ServerSession};
 use farfield_core::RegionId;
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ impl Config {
 }
 
 pub(crate) fn open(
-    _session: Arc<Session>,
+    _session: Arc<ServerSession>,
     config: Config,
     _region: RegionId,
     _pages: u64,

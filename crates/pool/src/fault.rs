@@ -7,7 +7,7 @@
 //! something and does not know it. Only a client that remembers what was written can tell.
 
 use crate::{
-    Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Protection, Request, Scrubbed,
+    Backend, Buffer, CloneTicket, Completion, Health, Lane, LaneRequest, Mapped, Op, PoolError, Protection, ScrubStats,
 };
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -198,7 +198,7 @@ enum Lie {
 const FIRST_VERSIONS: usize = 1 << 14;
 
 /// State that lanes and backend share, such as the number of operations so far.
-struct Fate {
+struct FaultInjection {
     plan: FaultPlan,
     server: u16,
     /// First versions of pages, for a member that lies.
@@ -209,7 +209,7 @@ struct Fate {
     passed_at: AtomicU64,
 }
 
-impl Fate {
+impl FaultInjection {
     /// Returns the time (ns) at which `bytes` more bytes have passed, behind those of earlier
     /// operations.
     fn pass(&self, now: u64, bytes: u64) -> u64 {
@@ -283,12 +283,12 @@ impl Fate {
 /// Member with a plan of faults.
 pub(crate) struct FaultBackend {
     inner: Arc<dyn Backend>,
-    fate: Arc<Fate>,
+    injection: Arc<FaultInjection>,
 }
 
 impl FaultBackend {
     pub(crate) fn new(server: u16, inner: Arc<dyn Backend>, plan: FaultPlan) -> FaultBackend {
-        let fate = Fate {
+        let fate = FaultInjection {
             plan,
             server,
             operations: AtomicU64::new(0),
@@ -296,22 +296,22 @@ impl FaultBackend {
             passed_at: AtomicU64::new(0),
             first: Mutex::new(BTreeMap::new()),
         };
-        FaultBackend { inner, fate: Arc::new(fate) }
+        FaultBackend { inner, injection: Arc::new(fate) }
     }
 }
 
 impl Backend for FaultBackend {
     fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
-        if self.fate.is_dead() {
-            return Err(self.fate.gone());
+        if self.injection.is_dead() {
+            return Err(self.injection.gone());
         }
-        let lane = self.fate.lanes.fetch_add(1, Ordering::Relaxed);
+        let lane = self.injection.lanes.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(FaultLane {
             inner: self.inner.open_lane()?,
-            fate: self.fate.clone(),
+            injection: self.injection.clone(),
             // Lanes get different states. No state is zero, in which the generator would stay for
             // ever.
-            random: (self.fate.plan.seed ^ lane << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            random: (self.injection.plan.seed ^ lane << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             under_way: std::iter::repeat_with(|| None).take(SLOTS).collect(),
             free: (0..SLOTS).rev().collect(),
             held: Vec::with_capacity(SLOTS),
@@ -325,7 +325,7 @@ impl Backend for FaultBackend {
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
-        if self.fate.is_dead() { Err(self.fate.gone()) } else { self.inner.clone_region() }
+        if self.injection.is_dead() { Err(self.injection.gone()) } else { self.inner.clone_region() }
     }
 
     fn pages(&self) -> u64 {
@@ -333,11 +333,11 @@ impl Backend for FaultBackend {
     }
 
     fn health(&self) -> Health {
-        if self.fate.is_dead() { Health::Gone } else { self.inner.health() }
+        if self.injection.is_dead() { Health::Gone } else { self.inner.health() }
     }
 
-    fn scrubbed(&self) -> Option<Scrubbed> {
-        self.inner.scrubbed()
+    fn scrub_stats(&self) -> Option<ScrubStats> {
+        self.inner.scrub_stats()
     }
 
     fn incarnation(&self) -> Option<Incarnation> {
@@ -370,7 +370,7 @@ impl Backend for FaultBackend {
 }
 
 /// Note on an operation that the inner lane has.
-struct UnderWay {
+struct FaultedOperation {
     tag: u64,
     page: PageId,
     ready_at: u64,
@@ -386,9 +386,9 @@ struct UnderWay {
 
 struct FaultLane {
     inner: Box<dyn Lane>,
-    fate: Arc<Fate>,
+    injection: Arc<FaultInjection>,
     random: u64,
-    under_way: Box<[Option<UnderWay>]>,
+    under_way: Box<[Option<FaultedOperation>]>,
     free: Vec<usize>,
     /// Completions that ended, each with the time (ns) at which it becomes visible.
     held: Vec<(u64, Completion)>,
@@ -405,7 +405,7 @@ impl FaultLane {
 
     /// Decides whether, and how, the answer to the next read lies.
     fn draw_lie(&mut self) -> Option<Lie> {
-        let FaultPlan { stale, swap, zero, tear, forge, .. } = self.fate.plan;
+        let FaultPlan { stale, swap, zero, tear, forge, .. } = self.injection.plan;
         let lies = [(Lie::Stale, stale), (Lie::Swap, swap), (Lie::Zero, zero), (Lie::Tear, tear), (Lie::Forge, forge)];
         // No number is drawn for a lie that cannot occur, so that a plan without lies has the same
         // fate as ever.
@@ -413,14 +413,14 @@ impl FaultLane {
     }
 
     /// Decides how an operation that really ended appears to end, and when.
-    fn judge(&self, known: &UnderWay, mut completion: Completion) -> (u64, Completion) {
+    fn decide(&self, known: &FaultedOperation, mut completion: Completion) -> (u64, Completion) {
         completion.tag = known.tag;
-        if self.fate.is_dead() {
-            completion.result = Err(self.fate.gone());
+        if self.injection.is_dead() {
+            completion.result = Err(self.injection.gone());
             return (0, completion);
         }
         if known.lost || known.ready_at > known.deadline_at {
-            completion.result = Err(PoolError::TimedOut { server: self.fate.server, after: known.deadline });
+            completion.result = Err(PoolError::TimedOut { server: self.injection.server, after: known.deadline });
             return (known.deadline_at, completion);
         }
         if known.corrupt
@@ -429,12 +429,12 @@ impl FaultLane {
         {
             completion.result = match known.is_part {
                 // The checksum of the part, which found the error, is not in the buffer.
-                true => Err(PoolError::Corrupt { page: known.page, server: self.fate.server }),
+                true => Err(PoolError::Corrupt { page: known.page, server: self.injection.server }),
                 false => self.flip(known.page, buffer),
             };
         }
         if let (Some(lie), Ok(()), Some(buffer)) = (known.lie, completion.result, &mut completion.buffer) {
-            self.fate.lie(lie, known.page, known.any, buffer);
+            self.injection.lie(lie, known.page, known.any, buffer);
         }
         (known.ready_at, completion)
     }
@@ -446,7 +446,7 @@ impl FaultLane {
         for index in 0..buffer.pages() {
             if checksum(buffer.page(index)) != buffer.sums()[index] {
                 let page = PageId(page.0 + index as u64);
-                return Err(PoolError::Corrupt { page, server: self.fate.server });
+                return Err(PoolError::Corrupt { page, server: self.injection.server });
             }
         }
         Ok(())
@@ -454,27 +454,27 @@ impl FaultLane {
 }
 
 impl Lane for FaultLane {
-    fn submit(&mut self, request: Request) -> Result<(), Request> {
+    fn submit(&mut self, request: LaneRequest) -> Result<(), LaneRequest> {
         // A slot in `held` is kept for everything in flight.
         if self.in_flight() >= SLOTS {
             return Err(request);
         }
-        let Request { tag, priority, deadline, op } = request;
+        let LaneRequest { tag, priority, deadline, op } = request;
         let op = match op {
-            Op::Write { buffer, .. } if self.fate.is_full() => {
-                let result = Err(PoolError::PoolFull { server: self.fate.server });
+            Op::Write { buffer, .. } if self.injection.is_full() => {
+                let result = Err(PoolError::PoolFull { server: self.injection.server });
                 self.held.push((0, Completion { tag, result, buffer: Some(buffer) }));
                 return Ok(());
             }
-            Op::Write { buffer, .. } if self.fate.plan.lose > 0.0 && self.chance(self.fate.plan.lose) => {
-                self.fate.operations.fetch_add(1, Ordering::Relaxed);
+            Op::Write { buffer, .. } if self.injection.plan.lose > 0.0 && self.chance(self.injection.plan.lose) => {
+                self.injection.operations.fetch_add(1, Ordering::Relaxed);
                 self.held.push((0, Completion { tag, result: Ok(()), buffer: Some(buffer) }));
                 return Ok(());
             }
             op => op,
         };
-        self.fate.note_write(&op);
-        let Some(slot) = self.free.pop() else { return Err(Request { tag, priority, deadline, op }) };
+        self.injection.note_write(&op);
+        let Some(slot) = self.free.pop() else { return Err(LaneRequest { tag, priority, deadline, op }) };
         let page = match &op {
             Op::Read { page, .. } | Op::ReadPart { page, .. } | Op::Write { page, .. } | Op::Discard { page, .. } => {
                 *page
@@ -487,19 +487,19 @@ impl Lane for FaultLane {
         };
         let is_read = matches!(op, Op::Read { .. } | Op::ReadPart { .. });
         let is_part = matches!(op, Op::ReadPart { .. });
-        if let Err(back) = self.inner.submit(Request { tag: slot as u64, priority, deadline, op }) {
+        if let Err(back) = self.inner.submit(LaneRequest { tag: slot as u64, priority, deadline, op }) {
             self.free.push(slot);
-            return Err(Request { tag, ..back });
+            return Err(LaneRequest { tag, ..back });
         }
-        self.fate.operations.fetch_add(1, Ordering::Relaxed);
-        let plan = self.fate.plan;
+        self.injection.operations.fetch_add(1, Ordering::Relaxed);
+        let plan = self.injection.plan;
         let now = now_ns();
         let after = |start: u64, wait: Duration| start.saturating_add(wait.as_nanos() as u64);
         let (lost, corrupt) = (self.chance(plan.drop), is_read && self.chance(plan.corrupt));
         let (lie, any) = (if is_read { self.draw_lie() } else { None }, self.random);
-        let (ready_at, deadline_at) = (after(self.fate.pass(now, bytes as u64), plan.delay), after(now, deadline));
+        let (ready_at, deadline_at) = (after(self.injection.pass(now, bytes as u64), plan.delay), after(now, deadline));
         self.under_way[slot] =
-            Some(UnderWay { tag, page, ready_at, deadline_at, deadline, lost, corrupt, lie, any, is_part });
+            Some(FaultedOperation { tag, page, ready_at, deadline_at, deadline, lost, corrupt, lie, any, is_part });
         Ok(())
     }
 
@@ -509,13 +509,13 @@ impl Lane for FaultLane {
             let slot = completion.tag as usize;
             let Some(known) = self.under_way[slot].take() else { continue };
             self.free.push(slot);
-            let judged = self.judge(&known, completion);
+            let judged = self.decide(&known, completion);
             self.held.push(judged);
         }
         if self.held.is_empty() {
             return 0;
         }
-        let (now, dead, before) = (now_ns(), self.fate.is_dead(), done.len());
+        let (now, dead, before) = (now_ns(), self.injection.is_dead(), done.len());
         let mut index = 0;
         while index < self.held.len() && done.len() < done.capacity() {
             if self.held[index].0 > now && !dead {
@@ -524,7 +524,7 @@ impl Lane for FaultLane {
             }
             let (_, mut completion) = self.held.swap_remove(index);
             if dead {
-                completion.result = Err(self.fate.gone());
+                completion.result = Err(self.injection.gone());
             }
             done.push(completion);
         }
@@ -538,7 +538,7 @@ impl Lane for FaultLane {
     fn wait(&mut self, timeout: Duration) {
         let now = now_ns();
         if let Some(first) = self.held.iter().map(|(at, _)| *at).min() {
-            if first > now && !self.fate.is_dead() {
+            if first > now && !self.injection.is_dead() {
                 let left = Duration::from_nanos(first - now).min(timeout);
                 if self.free.len() == SLOTS {
                     farfield_os::process::sleep(left);
@@ -556,10 +556,10 @@ impl Lane for FaultLane {
 mod tests {
     //! Guards against faults that do not happen, which would make every test that uses them worthless.
     use super::*;
-    use crate::{Opener, PagePart, Priority, conformance};
+    use crate::{PagePart, PoolBuilder, Priority, conformance};
 
     fn lane(spec: &str) -> (Arc<dyn Backend>, Box<dyn Lane>) {
-        let backend = Opener::new().url(format!("fault:{spec}@ram:")).pages(64).open().unwrap();
+        let backend = PoolBuilder::new().url(format!("fault:{spec}@ram:")).pages(64).open().unwrap();
         let lane = backend.open_lane().unwrap();
         (backend, lane)
     }
@@ -570,7 +570,7 @@ mod tests {
         (0..times)
             .map(|_| {
                 let op = Op::Read { page: PageId(3), buffer: Buffer::new(1) };
-                lane.submit(Request { tag: 0, priority: Priority::Demand, deadline, op }).unwrap();
+                lane.submit(LaneRequest { tag: 0, priority: Priority::Demand, deadline, op }).unwrap();
                 while lane.poll(&mut done) == 0 {
                     lane.wait(Duration::from_millis(100));
                 }
@@ -583,9 +583,9 @@ mod tests {
 
     #[test]
     fn without_faults_it_is_what_it_wraps() {
-        conformance::run(&Opener::new().url("fault:seed=1@ram:"));
-        conformance::run(&Opener::new().url("fault:delay=20us@ram:"));
-        conformance::run(&Opener::new().url("throttle(latency=20us, bandwidth=4G, stripe(ram:, ram:))"));
+        conformance::run(&PoolBuilder::new().url("fault:seed=1@ram:"));
+        conformance::run(&PoolBuilder::new().url("fault:delay=20us@ram:"));
+        conformance::run(&PoolBuilder::new().url("throttle(latency=20us, bandwidth=4G, stripe(ram:, ram:))"));
     }
 
     #[test]
@@ -602,7 +602,7 @@ mod tests {
     fn bytes_pass_one_after_the_other() {
         let plan = FaultPlan::parse("bandwidth=4096000").unwrap();
         let new = AtomicU64::new;
-        let fate = Fate {
+        let fate = FaultInjection {
             plan,
             server: 0,
             operations: new(0),
@@ -621,10 +621,10 @@ mod tests {
         let mut second = backend.open_lane().unwrap();
         let start = std::time::Instant::now();
         let op = |page| Op::Read { page: PageId(page), buffer: Buffer::new(1) };
-        let request = |op| Request { tag: 0, priority: Priority::Demand, deadline: LONG, op };
+        let request = |op| LaneRequest { tag: 0, priority: Priority::Demand, deadline: LONG, op };
         first.submit(request(op(1))).unwrap();
         let after = Duration::from_millis(1500);
-        second.submit(Request { deadline: after, ..request(op(2)) }).unwrap();
+        second.submit(LaneRequest { deadline: after, ..request(op(2)) }).unwrap();
         let mut done = Vec::with_capacity(2);
         for lane in [&mut first, &mut second] {
             while lane.poll(&mut done) == 0 {
@@ -657,7 +657,7 @@ mod tests {
         let (_backend, mut lane) = lane(spec);
         let mut done = Vec::with_capacity(1);
         let mut run = |op| {
-            lane.submit(Request { tag: 0, priority: Priority::Demand, deadline: LONG, op }).unwrap();
+            lane.submit(LaneRequest { tag: 0, priority: Priority::Demand, deadline: LONG, op }).unwrap();
             while lane.poll(&mut done) == 0 {
                 lane.wait(Duration::from_millis(100));
             }
@@ -714,7 +714,7 @@ mod tests {
             buffer.page_mut(0).fill(byte);
             buffer.seal();
             let op = Op::Write { page: PageId(3), buffer };
-            lane.submit(Request { tag: 0, priority: Priority::Demand, deadline: LONG, op }).unwrap();
+            lane.submit(LaneRequest { tag: 0, priority: Priority::Demand, deadline: LONG, op }).unwrap();
             while lane.poll(&mut done) == 0 {
                 lane.wait(Duration::from_millis(100));
             }
@@ -726,7 +726,7 @@ mod tests {
         assert_eq!(refused.result, Err(PoolError::PoolFull { server: 0 }));
         assert_eq!(refused.buffer.unwrap().page(0)[0], 2, "the buffer comes back");
         let op = Op::Read { page: PageId(3), buffer: Buffer::new(1) };
-        lane.submit(Request { tag: 0, priority: Priority::Demand, deadline: LONG, op }).unwrap();
+        lane.submit(LaneRequest { tag: 0, priority: Priority::Demand, deadline: LONG, op }).unwrap();
         while lane.poll(&mut done) == 0 {
             lane.wait(Duration::from_millis(100));
         }

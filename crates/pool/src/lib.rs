@@ -13,53 +13,55 @@
 
 mod backend;
 mod buffer;
+mod builder;
 mod calls;
-mod changes;
 #[cfg(any(test, feature = "conformance"))]
 #[allow(clippy::disallowed_methods, reason = "runs outside of programs")]
 pub mod conformance;
 mod connection;
+mod dirty_chunks;
 mod ec;
 #[cfg_attr(not(feature = "fabric"), path = "fabric_absent.rs")]
 mod fabric;
 mod fault;
-mod healer;
-mod leg_lanes;
-mod legs;
 mod lz;
 mod mapped;
+mod member_lanes;
+mod members;
 mod mirror;
-mod opener;
 mod protection;
 mod ram;
 mod rejoin;
+mod repair;
+mod request_slab;
 mod scrub;
-mod seats;
+mod shadow_store;
 mod shm;
 mod size;
 mod ssd;
-mod stock;
 mod stripe;
 mod switch;
 mod table;
 mod tcp;
 mod tier;
-mod touched;
 #[cfg(test)]
 mod trial;
-mod unclaimed;
+mod unclaimed_snapshots;
 mod unix;
 mod url;
+mod write_epochs;
 
-pub use backend::{Backend, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Request, Share};
+pub use backend::{
+    Backend, CloneTicket, Completion, Health, Lane, LaneRequest, Mapped, Op, PoolError, Priority, Share,
+};
 pub use buffer::Buffer;
-pub use calls::{CallEnd, CallFailure, CallLane, Calls, FarCall, Unwritten, Writes};
+pub use builder::{OpenError, PoolBuilder, resolve_urls};
+pub use calls::{CallChannel, CallEnd, CallFailure, CallLane, FarCall, IncompleteWrite, WriteReservation};
 pub use farfield_core::wire::PagePart;
-pub use opener::{OpenError, Opener, resolve_urls};
 pub use protection::Protection;
-pub use scrub::Scrubbed;
+pub use scrub::ScrubStats;
 pub use stripe::Deal;
-pub use switch::{Heritage, SwitchBackend, SwitchError, SwitchHost, SwitchProgress};
+pub use switch::{SnapshotContents, SwitchBackend, SwitchError, SwitchHost, SwitchProgress};
 pub use unix::{UnixSocket, check_server_user};
 #[cfg(any(test, feature = "conformance"))]
 pub use url::check_url;

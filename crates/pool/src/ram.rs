@@ -2,7 +2,7 @@
 //! everything but distance. `ram:?size=1M` limits the memory, so that the member can become full.
 
 use crate::backend::{check_range, hand_over};
-use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, PoolError, Request};
+use crate::{Backend, Buffer, CloneTicket, Completion, Health, Lane, LaneRequest, Op, PoolError};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
@@ -192,13 +192,13 @@ impl Region {
 
 struct RamLane {
     region: Arc<Region>,
-    ready: VecDeque<Request>,
+    ready: VecDeque<LaneRequest>,
     ended: VecDeque<Completion>,
     zero_sum: u64,
 }
 
 impl Lane for RamLane {
-    fn submit(&mut self, request: Request) -> Result<(), Request> {
+    fn submit(&mut self, request: LaneRequest) -> Result<(), LaneRequest> {
         if self.in_flight() >= SLOTS {
             return Err(request);
         }
@@ -207,7 +207,7 @@ impl Lane for RamLane {
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
-        while let Some(Request { tag, op, .. }) = self.ready.pop_front() {
+        while let Some(LaneRequest { tag, op, .. }) = self.ready.pop_front() {
             let (result, buffer) = match op {
                 Op::Read { page, mut buffer } => (self.region.read(page, &mut buffer, self.zero_sum), Some(buffer)),
                 // Reading a part saves distance, and there is none here.
@@ -234,12 +234,12 @@ impl Lane for RamLane {
 #[cfg(test)]
 mod tests {
     use crate::trial::{assert_version, open, write};
-    use crate::{Opener, PoolError, conformance};
+    use crate::{PoolBuilder, PoolError, conformance};
 
     #[test]
     fn ram_conforms() {
-        conformance::run(&Opener::new().url("ram:"));
-        assert!(Opener::new().url("ram:7").pages(1).open().is_err());
+        conformance::run(&PoolBuilder::new().url("ram:"));
+        assert!(PoolBuilder::new().url("ram:7").pages(1).open().is_err());
     }
 
     #[test]

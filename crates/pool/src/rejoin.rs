@@ -16,7 +16,7 @@
 //! has no connection. So nothing that was begun with one server ends with the next.
 
 use crate::Backend;
-use crate::legs::{Leg, LegLane};
+use crate::members::{MemberLane, PoolMember};
 use core::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use core::time::Duration;
 use farfield_core::{Incarnation, MemberSet};
@@ -44,14 +44,14 @@ type Open = Box<dyn Fn(usize) -> Option<Arc<dyn Backend>> + Send + Sync>;
 
 /// Spares of a URL, and the way for more of them to come.
 #[derive(Default)]
-pub(crate) struct Spares {
-    pub(crate) legs: Vec<Leg>,
+pub(crate) struct SpareMembers {
+    pub(crate) members: Vec<PoolMember>,
     pub(crate) reopen: Option<Reopen>,
 }
 
-impl From<Vec<Leg>> for Spares {
-    fn from(legs: Vec<Leg>) -> Spares {
-        Spares { legs, reopen: None }
+impl From<Vec<PoolMember>> for SpareMembers {
+    fn from(legs: Vec<PoolMember>) -> SpareMembers {
+        SpareMembers { members: legs, reopen: None }
     }
 }
 
@@ -59,28 +59,28 @@ impl From<Vec<Leg>> for Spares {
 pub(crate) struct Rejoin {
     pub(crate) reopen: Reopen,
     /// Places for legs that came back.
-    pub(crate) places: MemberSet,
+    pub(crate) spare_slots: MemberSet,
     backends: [Mutex<Option<Arc<dyn Backend>>>; MemberSet::MAX],
-    tries: Mutex<Tries>,
-    doors: Mutex<Vec<Weak<Door>>>,
+    backoff: Mutex<RejoinBackoff>,
+    mailboxes: Mutex<Vec<Weak<LaneMailbox>>>,
 }
 
-struct Tries {
+struct RejoinBackoff {
     /// Legs that were away at the last try.
-    away: MemberSet,
+    unreachable: MemberSet,
     pause: Duration,
     at: u64,
     looks_at: u64,
 }
 
 impl Rejoin {
-    pub(crate) fn new(reopen: Reopen, places: MemberSet) -> Rejoin {
+    pub(crate) fn new(reopen: Reopen, spare_slots: MemberSet) -> Rejoin {
         Rejoin {
             reopen,
-            places,
+            spare_slots,
             backends: Default::default(),
-            tries: Mutex::new(Tries { away: MemberSet(0), pause: PAUSE_MIN, at: 0, looks_at: 0 }),
-            doors: Mutex::default(),
+            backoff: Mutex::new(RejoinBackoff { unreachable: MemberSet(0), pause: PAUSE_MIN, at: 0, looks_at: 0 }),
+            mailboxes: Mutex::default(),
         }
     }
 
@@ -89,17 +89,17 @@ impl Rejoin {
         self.backends[place].lock().clone()
     }
 
-    pub(crate) fn free_place(&self) -> Option<usize> {
-        self.places.iter().find(|place| self.backend(*place).is_none())
+    pub(crate) fn free_slot(&self) -> Option<usize> {
+        self.spare_slots.iter().find(|place| self.backend(*place).is_none())
     }
 
     /// Checks whether no lane is connected to the backend at this place any more.
     pub(crate) fn is_left(&self, place: usize) -> bool {
-        self.doors.lock().iter().filter_map(Weak::upgrade).all(|door| !door.leads_to(place))
+        self.mailboxes.lock().iter().filter_map(Weak::upgrade).all(|door| !door.is_connected(place))
     }
 
     /// Frees a place whose backend was lost, when nothing is noted of its contents any more.
-    pub(crate) fn vacate(&self, place: usize) {
+    pub(crate) fn release_slot(&self, place: usize) {
         *self.backends[place].lock() = None;
     }
 
@@ -111,13 +111,13 @@ impl Rejoin {
     }
 
     /// Drops the connections that lanes have given up.
-    pub(crate) fn clear_doors(&self) {
-        self.doors.lock().iter().filter_map(Weak::upgrade).for_each(|door| door.clear());
+    pub(crate) fn clear_mailboxes(&self) {
+        self.mailboxes.lock().iter().filter_map(Weak::upgrade).for_each(|door| door.clear());
     }
 
     /// Checks whether it is time to look which legs are alive; if so, sets the next time.
     pub(crate) fn is_time_to_look(&self) -> bool {
-        let (mut tries, now) = (self.tries.lock(), now_ns());
+        let (mut tries, now) = (self.backoff.lock(), now_ns());
         let is_time = now >= tries.looks_at;
         if is_time {
             tries.looks_at = now + LOOK_EVERY.as_nanos() as u64;
@@ -130,9 +130,9 @@ impl Rejoin {
         if away.is_empty() {
             return false;
         }
-        let mut tries = self.tries.lock();
-        if away != tries.away {
-            (tries.away, tries.pause, tries.at) = (away, PAUSE_MIN, 0);
+        let mut tries = self.backoff.lock();
+        if away != tries.unreachable {
+            (tries.unreachable, tries.pause, tries.at) = (away, PAUSE_MIN, 0);
         }
         now_ns() >= tries.at
     }
@@ -141,10 +141,10 @@ impl Rejoin {
     /// none of those that are `used` and has at least `pages` pages. Doubles the pause before the
     /// next try.
     pub(crate) fn attempt(&self, origin: usize, used: &[Incarnation], pages: u64) -> Option<usize> {
-        let place = self.free_place();
+        let place = self.free_slot();
         let opened = place.and_then(|_| (self.reopen.open)(origin));
         {
-            let mut tries = self.tries.lock();
+            let mut tries = self.backoff.lock();
             tries.at = now_ns() + tries.pause.as_nanos() as u64;
             tries.pause = (tries.pause * 2).min(PAUSE_MAX);
         }
@@ -160,9 +160,9 @@ impl Rejoin {
 
     /// Makes a mailbox for a lane that is about to be opened. Must be called before the lane looks
     /// which legs are present.
-    pub(crate) fn new_door(&self) -> Arc<Door> {
-        let door = Arc::new(Door::new());
-        let mut doors = self.doors.lock();
+    pub(crate) fn new_mailbox(&self) -> Arc<LaneMailbox> {
+        let door = Arc::new(LaneMailbox::new());
+        let mut doors = self.mailboxes.lock();
         doors.retain(|door| door.strong_count() > 0);
         doors.push(Arc::downgrade(&door));
         door
@@ -170,12 +170,12 @@ impl Rejoin {
 
     /// Gives every open lane a connection to `place`, with room for `requests` waiting requests.
     /// Returns `false` if one of them could not be opened.
-    pub(crate) fn open_doors(&self, place: usize, requests: usize) -> bool {
+    pub(crate) fn open_member_lanes(&self, place: usize, requests: usize) -> bool {
         let Some(backend) = self.backend(place) else { return false };
-        let doors: Vec<_> = self.doors.lock().iter().filter_map(Weak::upgrade).collect();
+        let doors: Vec<_> = self.mailboxes.lock().iter().filter_map(Weak::upgrade).collect();
         for door in doors {
             match backend.open_lane() {
-                Ok(lane) => door.put(place, LegLane::new(lane, requests)),
+                Ok(lane) => door.put(place, MemberLane::new(lane, requests)),
                 // A lane without a connection to this leg would fail when no other leg is left.
                 Err(_) => return false,
             }
@@ -187,40 +187,41 @@ impl Rejoin {
 /// Mailbox through which a lane gets connections to legs that joined after it was opened, and
 /// leaves those that it no longer needs. The lane only ever tries the lock: if it is held, the lane
 /// looks again at its next poll.
-pub(crate) struct Door {
+pub(crate) struct LaneMailbox {
     is_full: AtomicBool,
     /// Legs to which the lane has a connection, or finds one here; all of them until that is known.
-    ways: AtomicU16,
-    hall: Mutex<Hall>,
+    connected: AtomicU16,
+    contents: Mutex<MailboxContents>,
 }
 
 /// Contents of a mailbox: connections that came, and those that were left.
-struct Hall {
-    come: Vec<(usize, LegLane)>,
-    left: Vec<LegLane>,
+struct MailboxContents {
+    come: Vec<(usize, MemberLane)>,
+    left: Vec<MemberLane>,
 }
 
-impl Door {
-    fn new() -> Door {
-        let hall = Hall { come: Vec::with_capacity(MemberSet::MAX), left: Vec::with_capacity(2 * MemberSet::MAX) };
-        Door { is_full: AtomicBool::new(false), ways: AtomicU16::new(u16::MAX), hall: Mutex::new(hall) }
+impl LaneMailbox {
+    fn new() -> LaneMailbox {
+        let hall =
+            MailboxContents { come: Vec::with_capacity(MemberSet::MAX), left: Vec::with_capacity(2 * MemberSet::MAX) };
+        LaneMailbox { is_full: AtomicBool::new(false), connected: AtomicU16::new(u16::MAX), contents: Mutex::new(hall) }
     }
 
-    fn leads_to(&self, leg: usize) -> bool {
-        MemberSet(self.ways.load(Ordering::SeqCst)).has(leg)
+    fn is_connected(&self, leg: usize) -> bool {
+        MemberSet(self.connected.load(Ordering::SeqCst)).has(leg)
     }
 
     /// Notes that the lane begins with connections to these legs.
     pub(crate) fn begin(&self, ways: MemberSet) {
         let hall = self.enter();
         let come: MemberSet = hall.come.iter().map(|(leg, _)| *leg).collect();
-        self.ways.store(ways.union(come).0, Ordering::SeqCst);
+        self.connected.store(ways.union(come).0, Ordering::SeqCst);
     }
 
-    fn put(&self, leg: usize, lane: LegLane) {
+    fn put(&self, leg: usize, lane: MemberLane) {
         let mut hall = self.enter();
         hall.come.push((leg, lane));
-        self.ways.fetch_or(MemberSet::one(leg).0, Ordering::SeqCst);
+        self.connected.fetch_or(MemberSet::one(leg).0, Ordering::SeqCst);
         self.is_full.store(true, Ordering::SeqCst);
     }
 
@@ -230,8 +231,8 @@ impl Door {
     }
 
     /// Locks the mailbox; waits for a lane that holds the lock.
-    fn enter(&self) -> MutexGuard<'_, Hall> {
-        self.hall.lock()
+    fn enter(&self) -> MutexGuard<'_, MailboxContents> {
+        self.contents.lock()
     }
 
     /// Checks whether there is something to take. If so, the lane does not know all legs yet.
@@ -241,11 +242,11 @@ impl Door {
 
     /// Moves the connections that came to `lanes`. Neither allocates nor frees: if a lane has one
     /// to a leg already, the new one stays here.
-    pub(crate) fn take(&self, lanes: &mut [Option<LegLane>]) {
+    pub(crate) fn take(&self, lanes: &mut [Option<MemberLane>]) {
         if !self.is_full() {
             return;
         }
-        let Some(mut hall) = self.hall.try_lock() else { return };
+        let Some(mut hall) = self.contents.try_lock() else { return };
         let mut at = 0;
         while at < hall.come.len() {
             if lanes[hall.come[at].0].is_some() {
@@ -260,9 +261,9 @@ impl Door {
 
     /// Takes back connections that the lane, of which nothing is in flight, no longer needs.
     /// Neither allocates nor frees memory.
-    pub(crate) fn leave(&self, legs: MemberSet, lanes: &mut [Option<LegLane>]) {
-        let Some(mut hall) = self.hall.try_lock() else { return };
-        let Hall { come, left } = &mut *hall;
+    pub(crate) fn leave(&self, legs: MemberSet, lanes: &mut [Option<MemberLane>]) {
+        let Some(mut hall) = self.contents.try_lock() else { return };
+        let MailboxContents { come, left } = &mut *hall;
         for leg in legs.iter() {
             // There may be two: the lane's own, and another that came while it had one.
             if left.capacity() - left.len() < 2 || lanes[leg].as_ref().is_some_and(|lane| !lane.is_idle()) {
@@ -270,7 +271,7 @@ impl Door {
             }
             left.extend(lanes[leg].take());
             left.extend(come.iter().position(|known| known.0 == leg).map(|at| come.swap_remove(at).1));
-            self.ways.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst);
+            self.connected.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst);
         }
     }
 }
@@ -282,10 +283,10 @@ mod tests {
     //! before it; a place is given twice.
     use super::*;
     use crate::ec::EcBackend;
-    use crate::mirror::{Holds, MirrorBackend};
+    use crate::mirror::{InitialContents, MirrorBackend};
     use crate::ram::RamBackend;
     use crate::trial::{PAGES, assert_version, filled, random_history, wait_until, write};
-    use crate::{CloneTicket, Completion, Health, Lane, Op, PoolError, Priority, Request};
+    use crate::{CloneTicket, Completion, Health, Lane, LaneRequest, Op, PoolError, Priority};
     use core::sync::atomic::{AtomicU64, AtomicUsize};
     use farfield_core::PageId;
     use farfield_core::gf256::ErasureCode;
@@ -307,7 +308,7 @@ mod tests {
         inner: Box<dyn Lane>,
         is_over: Arc<AtomicBool>,
         is_held: Option<Arc<AtomicBool>>,
-        unheard: Vec<Request>,
+        unheard: Vec<LaneRequest>,
     }
 
     impl Life {
@@ -353,7 +354,7 @@ mod tests {
     }
 
     impl Lane for LifeLane {
-        fn submit(&mut self, request: Request) -> Result<(), Request> {
+        fn submit(&mut self, request: LaneRequest) -> Result<(), LaneRequest> {
             if self.is_over.load(Ordering::SeqCst) {
                 self.unheard.push(request);
                 return Ok(());
@@ -370,7 +371,7 @@ mod tests {
             if self.is_over.load(Ordering::SeqCst) {
                 done[before..].iter_mut().for_each(|completion| completion.result = Err(GONE));
                 while done.len() < done.capacity()
-                    && let Some(Request { tag, op, .. }) = self.unheard.pop()
+                    && let Some(LaneRequest { tag, op, .. }) = self.unheard.pop()
                 {
                     let buffer = match op {
                         Op::Read { buffer, .. } | Op::ReadPart { buffer, .. } | Op::Write { buffer, .. } => {
@@ -423,7 +424,7 @@ mod tests {
         }
 
         /// What is said to come from the server `from`, whichever was lost.
-        fn spares(self: &Arc<World>, from: impl Fn(usize) -> usize + Send + Sync + 'static) -> Spares {
+        fn spares(self: &Arc<World>, from: impl Fn(usize) -> usize + Send + Sync + 'static) -> SpareMembers {
             let world = self.clone();
             let open = move |leg| {
                 world.tries.fetch_add(1, Ordering::SeqCst);
@@ -431,11 +432,11 @@ mod tests {
                 (!life.is_over()).then(|| life.another_region(world.pages))
             };
             let servers = MemberSet::first(self.lives.lock().len());
-            Spares { legs: vec![], reopen: Some(Reopen { servers, open: Box::new(open) }) }
+            SpareMembers { members: vec![], reopen: Some(Reopen { servers, open: Box::new(open) }) }
         }
 
-        fn legs(&self) -> Vec<Leg> {
-            let leg = |(server, life): (usize, &Arc<Life>)| Leg {
+        fn legs(&self) -> Vec<PoolMember> {
+            let leg = |(server, life): (usize, &Arc<Life>)| PoolMember {
                 backend: Some(life.clone()),
                 leaves: 1,
                 server: server as u16,
@@ -452,10 +453,11 @@ mod tests {
     ) -> (Arc<World>, Box<dyn Backend>) {
         let Some(code) = code else {
             let world = World::new(2, PAGES);
-            let backend = MirrorBackend::new(world.legs(), world.spares(from), PAGES, Holds::Zeros, None, heals);
+            let backend =
+                MirrorBackend::new(world.legs(), world.spares(from), PAGES, InitialContents::Zeros, None, heals);
             return (world, Box::new(backend.unwrap()));
         };
-        let world = World::new(code.parts(), EcBackend::pages_of_leg(PAGES));
+        let world = World::new(code.parts(), EcBackend::pages_of_member(PAGES));
         let backend = EcBackend::new(code, world.legs(), world.spares(from), PAGES, None, heals);
         (world, Box::new(backend.unwrap()))
     }
@@ -590,7 +592,7 @@ mod tests {
             last.is_held.store(true, Ordering::SeqCst);
             let op = Op::Write { page: PageId(7), buffer: filled(2, 7, 5) };
             let deadline = Duration::from_secs(60);
-            assert!(lanes[0].submit(Request { tag: 1, priority: Priority::Demand, deadline, op }).is_ok());
+            assert!(lanes[0].submit(LaneRequest { tag: 1, priority: Priority::Demand, deadline, op }).is_ok());
             let mut done = Vec::with_capacity(1);
             lanes[0].poll(&mut done);
             let tries = world.tries.load(Ordering::SeqCst);
@@ -655,8 +657,8 @@ mod tests {
         let world = World::new(3, PAGES);
         let mut legs = world.legs();
         let spare = legs.pop().unwrap();
-        let spares = Spares { legs: vec![spare], ..world.spares(|leg| leg) };
-        let backend = MirrorBackend::new(legs, spares, PAGES, Holds::Zeros, None, true).unwrap();
+        let spares = SpareMembers { members: vec![spare], ..world.spares(|leg| leg) };
+        let backend = MirrorBackend::new(legs, spares, PAGES, InitialContents::Zeros, None, true).unwrap();
         let mut lanes = vec![backend.open_lane().unwrap()];
         write(&mut *lanes[0], 0, 200, 1).unwrap();
         for server in [0, 1, 2] {

@@ -18,11 +18,12 @@
 //! write (`docs/design/pool.md`).
 
 use crate::backend::{check_range, hand_over};
-use crate::connection::{AskError, Connection, Exchange, Session};
-use crate::legs::is_silence;
+use crate::connection::{Exchange, ExchangeError, ServerSession, SessionConnection};
+use crate::members::is_silence;
 use crate::tcp::clone_region;
 use crate::{
-    Backend, Buffer, CallLane, Calls, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Request, Share,
+    Backend, Buffer, CallChannel, CallLane, CloneTicket, Completion, Health, Lane, LaneRequest, Mapped, Op, PoolError,
+    Share,
 };
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -63,16 +64,16 @@ const SPARSE_PAGES: u64 = 1024;
 /// Memory files of a region, shared by backend and lanes. They change only inside
 /// [`Backend::clone_region`], whose caller has no operation in flight.
 struct Region {
-    session: Arc<Session>,
+    session: Arc<ServerSession>,
     id: RegionId,
     pages: u64,
     generation: AtomicU64,
     layers_total: AtomicU32,
     /// Layers, of which the first `layers_total` are set.
-    layers: Box<[Descriptor; LAYERS]>,
-    page_map_file: Descriptor,
-    sums_file: Descriptor,
-    notes_file: Descriptor,
+    layers: Box<[SessionDescriptor; LAYERS]>,
+    page_map_file: SessionDescriptor,
+    sums_file: SessionDescriptor,
+    notes_file: SessionDescriptor,
     /// Addresses of page map, checksums and notes.
     page_map: AtomicUsize,
     sums: AtomicUsize,
@@ -88,25 +89,25 @@ struct Region {
 }
 
 /// Descriptor and its slot in the session's table; -1 for none.
-struct Descriptor {
+struct SessionDescriptor {
     fd: AtomicI32,
     place: AtomicUsize,
 }
 
-impl Descriptor {
-    const fn none() -> Descriptor {
-        Descriptor { fd: AtomicI32::new(-1), place: AtomicUsize::new(0) }
+impl SessionDescriptor {
+    const fn none() -> SessionDescriptor {
+        SessionDescriptor { fd: AtomicI32::new(-1), place: AtomicUsize::new(0) }
     }
 
     /// Takes ownership of `fd`.
-    fn set(&self, session: &Session, fd: i32) -> Result<(), PoolError> {
+    fn set(&self, session: &ServerSession, fd: i32) -> Result<(), PoolError> {
         self.clear(session);
         self.place.store(session.keep(fd).map_err(PoolError::Os)?, Ordering::Relaxed);
         self.fd.store(fd, Ordering::Relaxed);
         Ok(())
     }
 
-    fn clear(&self, session: &Session) {
+    fn clear(&self, session: &ServerSession) {
         if self.fd.swap(-1, Ordering::Relaxed) >= 0 {
             session.close(self.place.load(Ordering::Relaxed));
         }
@@ -241,7 +242,7 @@ impl Region {
     }
 
     /// Returns file, address, and bytes per page of each table that comes before the layers.
-    fn tables(&self) -> [(&Descriptor, &AtomicUsize, u64); TABLES] {
+    fn tables(&self) -> [(&SessionDescriptor, &AtomicUsize, u64); TABLES] {
         [
             (&self.page_map_file, &self.page_map, 1),
             (&self.sums_file, &self.sums, 8),
@@ -369,17 +370,17 @@ pub(crate) struct ShmBackend {
 }
 
 impl ShmBackend {
-    pub(crate) fn new(session: Arc<Session>, id: RegionId, pages: u64) -> Result<ShmBackend, PoolError> {
+    pub(crate) fn new(session: Arc<ServerSession>, id: RegionId, pages: u64) -> Result<ShmBackend, PoolError> {
         let region = Region {
             session,
             id,
             pages,
             generation: AtomicU64::new(0),
             layers_total: AtomicU32::new(0),
-            layers: Box::new([const { Descriptor::none() }; LAYERS]),
-            page_map_file: Descriptor::none(),
-            sums_file: Descriptor::none(),
-            notes_file: Descriptor::none(),
+            layers: Box::new([const { SessionDescriptor::none() }; LAYERS]),
+            page_map_file: SessionDescriptor::none(),
+            sums_file: SessionDescriptor::none(),
+            notes_file: SessionDescriptor::none(),
             page_map: AtomicUsize::new(0),
             sums: AtomicUsize::new(0),
             notes: AtomicUsize::new(0),
@@ -412,7 +413,7 @@ impl Backend for ShmBackend {
             ready: VecDeque::with_capacity(SLOTS),
             unpaid: VecDeque::with_capacity(SLOTS),
             exchange: Exchange::new(&[]),
-            asked: None,
+            credit_request: None,
             is_tight: false,
             ended: VecDeque::with_capacity(SLOTS),
             zero_sum: checksum(&[0; PAGE_BYTES]),
@@ -421,7 +422,7 @@ impl Backend for ShmBackend {
         }))
     }
 
-    fn open_calls(&self) -> Result<Box<dyn Calls>, PoolError> {
+    fn open_calls(&self) -> Result<Box<dyn CallChannel>, PoolError> {
         Ok(Box::new(CallLane::open(&self.region.session, self.region.id)?))
     }
 
@@ -506,14 +507,14 @@ fn copy(source: *const u8, bytes: Range<usize>, target: &mut [u8]) {
 }
 
 struct ShmLane {
-    connection: Connection,
+    connection: SessionConnection,
     region: Arc<Region>,
-    ready: VecDeque<Request>,
+    ready: VecDeque<LaneRequest>,
     /// Writes that wait for credits, each with its deadline in ns.
-    unpaid: VecDeque<(Request, u64)>,
+    unpaid: VecDeque<(LaneRequest, u64)>,
     /// Request about credits that the server has not answered yet.
     exchange: Exchange,
-    asked: Option<Asked>,
+    credit_request: Option<CreditRequest>,
     /// Whether the server has no whole chunk of credits left.
     is_tight: bool,
     ended: VecDeque<Completion>,
@@ -525,7 +526,7 @@ struct ShmLane {
 
 /// Request about credits that was sent to the server.
 #[derive(Clone, Copy)]
-enum Asked {
+enum CreditRequest {
     /// Reserve that many credits.
     Reserve(i64),
     /// Give that many credits back.
@@ -662,7 +663,7 @@ impl ShmLane {
         let held = self.region.credits.fetch_add(freed, Ordering::Relaxed) + freed;
         let surplus = (held - CREDITS_CHUNK).min(u32::MAX.into());
         if held > CREDITS_KEPT_MAX && self.can_ask() && self.region.take_credits(surplus) {
-            self.ask(Asked::Release(surplus));
+            self.ask(CreditRequest::Release(surplus));
         }
         result
     }
@@ -698,20 +699,20 @@ impl ShmLane {
     /// Checks whether a request about credits can be sent: none waits for its answer, and the
     /// server is there.
     fn can_ask(&self) -> bool {
-        self.asked.is_none() && self.connection.is_joined() && !self.region.session.is_gone()
+        self.credit_request.is_none() && self.connection.is_joined() && !self.region.session.is_gone()
     }
 
     /// Asks the server on the lane's own connection; [`ShmLane::listen`] takes the answer.
-    fn ask(&mut self, asked: Asked) {
+    fn ask(&mut self, asked: CreditRequest) {
         self.tag += 1;
         let region = self.region.id;
         let request = match asked {
-            Asked::Reserve(pages) => wire::Request::Reserve { region, pages: pages as u32 },
-            Asked::Release(pages) => wire::Request::Release { region, pages: pages as u32 },
+            CreditRequest::Reserve(pages) => wire::Request::Reserve { region, pages: pages as u32 },
+            CreditRequest::Release(pages) => wire::Request::Release { region, pages: pages as u32 },
         };
         // The request needs no deadline: the writes that wait for it have theirs.
         self.exchange.ask(&WireRequest { tag: self.tag, background: false, deadline: None, request }.head());
-        self.asked = Some(asked);
+        self.credit_request = Some(asked);
     }
 
     /// Goes on with joining the session and with the request about credits.
@@ -723,27 +724,35 @@ impl ShmLane {
         if self.connection.try_join().is_err() {
             return session.set_gone();
         }
-        let Some(asked) = self.asked else { return };
+        let Some(asked) = self.credit_request else { return };
         let answer = match self.exchange.advance(self.connection.fd) {
             Ok(None) => return,
             Ok(Some((head, body))) => WireReply::decode(&head, body).ok().filter(|answer| answer.tag == self.tag),
-            Err(AskError::Gone | AskError::Nonsense | AskError::TimedOut | AskError::Silent | AskError::Os(_)) => None,
+            Err(
+                ExchangeError::Gone
+                | ExchangeError::Malformed
+                | ExchangeError::TimedOut
+                | ExchangeError::Silent
+                | ExchangeError::Os(_),
+            ) => None,
         };
-        self.asked = None;
+        self.credit_request = None;
         match (answer.map(|answer| answer.reply), asked) {
-            (Some(Reply::Done), Asked::Reserve(pages)) => {
+            (Some(Reply::Done), CreditRequest::Reserve(pages)) => {
                 self.region.credits.fetch_add(pages, Ordering::Relaxed);
                 self.is_tight = false;
             }
-            (Some(Reply::Done), Asked::Release(_)) => {}
-            (Some(Reply::Failed { .. }), Asked::Release(pages)) => {
+            (Some(Reply::Done), CreditRequest::Release(_)) => {}
+            (Some(Reply::Failed { .. }), CreditRequest::Release(pages)) => {
                 self.region.credits.fetch_add(pages, Ordering::Relaxed);
             }
-            (Some(Reply::Failed { code: wire::ErrorCode::PoolFull, .. }), Asked::Reserve(_)) if !self.is_tight => {
+            (Some(Reply::Failed { code: wire::ErrorCode::PoolFull, .. }), CreditRequest::Reserve(_))
+                if !self.is_tight =>
+            {
                 // The credits held and those still to be had may be enough together.
                 self.is_tight = true;
             }
-            (Some(Reply::Failed { code, page }), Asked::Reserve(_)) => {
+            (Some(Reply::Failed { code, page }), CreditRequest::Reserve(_)) => {
                 let error = session.failure(code, PageId(page), Duration::ZERO);
                 self.end_unpaid(error);
             }
@@ -753,7 +762,7 @@ impl ShmLane {
 
     /// Ends, with this error, the write that has waited longest for credits.
     fn end_unpaid(&mut self, error: PoolError) {
-        if let Some((Request { tag, op: Op::Write { buffer, .. }, .. }, _)) = self.unpaid.pop_front() {
+        if let Some((LaneRequest { tag, op: Op::Write { buffer, .. }, .. }, _)) = self.unpaid.pop_front() {
             self.ended.push_back(Completion { tag, result: Err(error), buffer: Some(buffer) });
         }
     }
@@ -761,7 +770,7 @@ impl ShmLane {
     /// Stores the writes that wait for credits, as far as there are some by now. Requests those
     /// that are lacking.
     fn pay(&mut self) {
-        while let Some((Request { op: Op::Write { page, buffer }, .. }, until)) = self.unpaid.front() {
+        while let Some((LaneRequest { op: Op::Write { page, buffer }, .. }, until)) = self.unpaid.front() {
             let session = &self.region.session;
             let result = match self.write(*page, buffer) {
                 _ if session.is_gone() => Err(session.gone_error()),
@@ -776,14 +785,14 @@ impl ShmLane {
                         // needed now.
                         let held = self.region.credits.load(Ordering::Relaxed);
                         let least = if self.is_tight { (wanted - held).max(1) } else { wanted.max(CREDITS_CHUNK) };
-                        self.ask(Asked::Reserve(least));
+                        self.ask(CreditRequest::Reserve(least));
                         self.listen();
                         continue;
                     }
                     return;
                 }
             };
-            if let Some((Request { tag, op: Op::Write { buffer, .. }, .. }, _)) = self.unpaid.pop_front() {
+            if let Some((LaneRequest { tag, op: Op::Write { buffer, .. }, .. }, _)) = self.unpaid.pop_front() {
                 self.ended.push_back(Completion { tag, result, buffer: Some(buffer) });
             }
         }
@@ -796,7 +805,7 @@ impl ShmLane {
             return;
         }
         self.next_pulse = now + PULSE.as_nanos() as u64;
-        if self.asked.is_some() || !self.connection.is_joined() {
+        if self.credit_request.is_some() || !self.connection.is_joined() {
             // The code that waits for an answer notices it.
             return;
         }
@@ -818,7 +827,7 @@ impl ShmLane {
         self.listen();
         self.pulse();
         self.pay();
-        while let Some(Request { tag, priority, deadline, op }) = self.ready.pop_front() {
+        while let Some(LaneRequest { tag, priority, deadline, op }) = self.ready.pop_front() {
             let gone = self.region.session.is_gone().then(|| self.region.session.gone_error());
             let (result, buffer) = match (op, gone) {
                 (Op::Read { buffer, .. } | Op::ReadPart { buffer, .. } | Op::Write { buffer, .. }, Some(error)) => {
@@ -833,7 +842,7 @@ impl ShmLane {
                     Ok(result) => (result, Some(buffer)),
                     Err(_) => {
                         let until = now_ns().saturating_add(deadline.as_nanos() as u64);
-                        let request = Request { tag, priority, deadline, op: Op::Write { page, buffer } };
+                        let request = LaneRequest { tag, priority, deadline, op: Op::Write { page, buffer } };
                         self.unpaid.push_back((request, until));
                         self.pay();
                         continue;
@@ -859,7 +868,7 @@ impl ShmLane {
 }
 
 impl Lane for ShmLane {
-    fn submit(&mut self, request: Request) -> Result<(), Request> {
+    fn submit(&mut self, request: LaneRequest) -> Result<(), LaneRequest> {
         if self.in_flight() >= SLOTS {
             return Err(request);
         }

@@ -8,8 +8,8 @@
 
 use crate::backend::{check_range, hand_over};
 use crate::{
-    Backend, Buffer, CloneTicket, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Protection, Request,
-    Scrubbed,
+    Backend, Buffer, CloneTicket, Completion, Health, Lane, LaneRequest, Mapped, Op, PoolError, Priority, Protection,
+    ScrubStats,
 };
 use core::time::Duration;
 use farfield_core::PageId;
@@ -111,10 +111,10 @@ impl Backend for StripeBackend {
             waiting: lanes.iter().map(|_| VecDeque::with_capacity(PARTS)).collect(),
             lanes,
             queued: VecDeque::with_capacity(SLOTS),
-            parents: std::iter::repeat_with(|| None).take(SLOTS).collect(),
-            free_parents: (0..SLOTS).rev().collect(),
-            parts: std::iter::repeat_with(|| None).take(PARTS).collect(),
-            free_parts: (0..PARTS).rev().collect(),
+            operations: std::iter::repeat_with(|| None).take(SLOTS).collect(),
+            free_operations: (0..SLOTS).rev().collect(),
+            splits: std::iter::repeat_with(|| None).take(PARTS).collect(),
+            free_splits: (0..PARTS).rev().collect(),
             buffers: (0..PART_BUFFERS).map(|_| Buffer::new(PART_PAGES as usize)).collect(),
             arrived: Vec::with_capacity(64),
             ended: VecDeque::with_capacity(SLOTS),
@@ -160,8 +160,8 @@ impl Backend for StripeBackend {
         }
     }
 
-    fn scrubbed(&self) -> Option<Scrubbed> {
-        Scrubbed::with_parts(None, self.members.iter())
+    fn scrub_stats(&self) -> Option<ScrubStats> {
+        ScrubStats::with_parts(None, self.members.iter())
     }
 
     fn protection(&self) -> Option<Protection> {
@@ -197,18 +197,18 @@ impl Mapped for StripeBackend {
 }
 
 /// Operation of the caller that was cut into parts.
-struct Parent {
+struct StripeOperation {
     tag: u64,
     page: u64,
     buffer: Option<Buffer>,
     is_read: bool,
-    parts_left: usize,
+    splits_left: usize,
     result: Result<(), PoolError>,
 }
 
 /// Part of an operation, done by one member.
-struct Part {
-    parent: usize,
+struct StripeSplit {
+    operation: usize,
     member: usize,
     /// First page of the part, as the member counts.
     local: u64,
@@ -222,12 +222,12 @@ struct StripeLane {
     pages: u64,
     lanes: Vec<Box<dyn Lane>>,
     /// Parts for which a member's lane had no room.
-    waiting: Vec<VecDeque<Request>>,
-    queued: VecDeque<Request>,
-    parents: Box<[Option<Parent>]>,
-    free_parents: Vec<usize>,
-    parts: Box<[Option<Part>]>,
-    free_parts: Vec<usize>,
+    waiting: Vec<VecDeque<LaneRequest>>,
+    queued: VecDeque<LaneRequest>,
+    operations: Box<[Option<StripeOperation>]>,
+    free_operations: Vec<usize>,
+    splits: Box<[Option<StripeSplit>]>,
+    free_splits: Vec<usize>,
     buffers: Vec<Buffer>,
     arrived: Vec<Completion>,
     ended: VecDeque<Completion>,
@@ -261,7 +261,7 @@ impl StripeLane {
     }
 
     /// Cuts an operation into parts; gives it back if there is no room for them now.
-    fn try_start(&mut self, request: Request) -> Result<(), Request> {
+    fn try_start(&mut self, request: LaneRequest) -> Result<(), LaneRequest> {
         let (page, count) = request.op.range();
         if let Err(error) = check_range((page, count), self.pages, 0) {
             self.end(request, Err(error));
@@ -280,15 +280,15 @@ impl StripeLane {
             self.end(request, Err(error));
             return Ok(());
         }
-        if self.free_parts.len() < parts_needed || self.buffers.len() < buffers_needed {
+        if self.free_splits.len() < parts_needed || self.buffers.len() < buffers_needed {
             return Err(request);
         }
-        let Some(parent) = self.free_parents.pop() else { return Err(request) };
-        let Request { tag, priority, deadline, op } = request;
+        let Some(parent) = self.free_operations.pop() else { return Err(request) };
+        let LaneRequest { tag, priority, deadline, op } = request;
         let is_read = matches!(op, Op::Read { .. });
         let is_write = matches!(op, Op::Write { .. });
-        let known = Parent { tag, page, buffer: None, is_read, parts_left: parts_needed, result: Ok(()) };
-        self.parents[parent] = Some(known);
+        let known = StripeOperation { tag, page, buffer: None, is_read, splits_left: parts_needed, result: Ok(()) };
+        self.operations[parent] = Some(known);
         if whole {
             let (member, local) = self.deal.place(page);
             let op = match op {
@@ -297,7 +297,7 @@ impl StripeLane {
                 Op::Write { buffer, .. } => Op::Write { page: PageId(local), buffer },
                 Op::Discard { count, .. } => Op::Discard { page: PageId(local), count },
             };
-            self.send(Part { parent, member, local, count, whole: true }, priority, deadline, op);
+            self.send(StripeSplit { operation: parent, member, local, count, whole: true }, priority, deadline, op);
             return Ok(());
         }
         let buffer = match op {
@@ -326,11 +326,16 @@ impl StripeLane {
                         }
                     }
                 };
-                self.send(Part { parent, member, local, count, whole: false }, priority, deadline, op);
+                self.send(
+                    StripeSplit { operation: parent, member, local, count, whole: false },
+                    priority,
+                    deadline,
+                    op,
+                );
                 local += count;
             }
         }
-        if let Some(known) = &mut self.parents[parent] {
+        if let Some(known) = &mut self.operations[parent] {
             known.buffer = buffer;
         }
         Ok(())
@@ -344,11 +349,11 @@ impl StripeLane {
         (0..self.lanes.len()).map(parts).sum()
     }
 
-    fn send(&mut self, part: Part, priority: Priority, deadline: Duration, op: Op) {
+    fn send(&mut self, part: StripeSplit, priority: Priority, deadline: Duration, op: Op) {
         let member = part.member;
-        let slot = self.free_parts.pop().expect("counted before");
-        self.parts[slot] = Some(part);
-        let request = Request { tag: slot as u64, priority, deadline, op };
+        let slot = self.free_splits.pop().expect("counted before");
+        self.splits[slot] = Some(part);
+        let request = LaneRequest { tag: slot as u64, priority, deadline, op };
         // The request queues behind those that wait already.
         if !self.waiting[member].is_empty() {
             self.waiting[member].push_back(request);
@@ -357,7 +362,7 @@ impl StripeLane {
         }
     }
 
-    fn end(&mut self, request: Request, result: Result<(), PoolError>) {
+    fn end(&mut self, request: LaneRequest, result: Result<(), PoolError>) {
         let buffer = match request.op {
             Op::Read { buffer, .. } | Op::ReadPart { buffer, .. } | Op::Write { buffer, .. } => Some(buffer),
             Op::Discard { .. } => None,
@@ -381,9 +386,9 @@ impl StripeLane {
 
     fn part_ended(&mut self, completion: Completion) {
         let slot = completion.tag as usize;
-        let Some(part) = self.parts[slot].take() else { return };
-        self.free_parts.push(slot);
-        let Some(parent) = &mut self.parents[part.parent] else { return };
+        let Some(part) = self.splits[slot].take() else { return };
+        self.free_splits.push(slot);
+        let Some(parent) = &mut self.operations[part.operation] else { return };
         if let Err(error) = completion.result {
             // Errors name pages as the caller knows them.
             let error = match error {
@@ -411,11 +416,11 @@ impl StripeLane {
             }
             self.buffers.push(buffer);
         }
-        parent.parts_left -= 1;
-        if parent.parts_left == 0
-            && let Some(Parent { tag, buffer, result, .. }) = self.parents[part.parent].take()
+        parent.splits_left -= 1;
+        if parent.splits_left == 0
+            && let Some(StripeOperation { tag, buffer, result, .. }) = self.operations[part.operation].take()
         {
-            self.free_parents.push(part.parent);
+            self.free_operations.push(part.operation);
             self.ended.push_back(Completion { tag, result, buffer });
         }
     }
@@ -430,7 +435,7 @@ impl StripeLane {
 }
 
 impl Lane for StripeLane {
-    fn submit(&mut self, request: Request) -> Result<(), Request> {
+    fn submit(&mut self, request: LaneRequest) -> Result<(), LaneRequest> {
         if self.in_flight() >= SLOTS {
             return Err(request);
         }
@@ -447,7 +452,7 @@ impl Lane for StripeLane {
     }
 
     fn in_flight(&self) -> usize {
-        self.queued.len() + (SLOTS - self.free_parents.len()) + self.ended.len()
+        self.queued.len() + (SLOTS - self.free_operations.len()) + self.ended.len()
     }
 
     fn wait(&mut self, timeout: Duration) {
@@ -483,7 +488,7 @@ const _: () = assert!(PART_PAGES as usize * PAGE_BYTES * PART_BUFFERS <= 8 << 20
 mod tests {
     //! Guards against two pages in one place, and against a member that is asked for pages it does not have.
     use super::*;
-    use crate::{Opener, conformance};
+    use crate::{PoolBuilder, conformance};
 
     #[test]
     fn every_page_has_a_place_of_its_own_and_the_way_back_is_right() {
@@ -508,20 +513,20 @@ mod tests {
     #[test]
     fn stripes_conform() {
         for members in [2, 3, 5] {
-            conformance::run(&Opener::new().urls(vec!["ram:"; members]));
+            conformance::run(&PoolBuilder::new().urls(vec!["ram:"; members]));
         }
-        conformance::run(&Opener::new().urls(["fault:delay=30us@ram:", "ram:", "fault:delay=5us@ram:"]));
-        conformance::run(&Opener::new().url("stripe(stripe(ram:, fault:delay=5us@stripe(ram:, ram:)), ram:)"));
+        conformance::run(&PoolBuilder::new().urls(["fault:delay=30us@ram:", "ram:", "fault:delay=5us@ram:"]));
+        conformance::run(&PoolBuilder::new().url("stripe(stripe(ram:, fault:delay=5us@stripe(ram:, ram:)), ram:)"));
     }
 
     #[test]
     fn a_dead_member_fails_its_pages_and_no_others() {
-        let backend = Opener::new().urls(["ram:", "fault:die=1@ram:"]).pages(64).open().unwrap();
+        let backend = PoolBuilder::new().urls(["ram:", "fault:die=1@ram:"]).pages(64).open().unwrap();
         let mut lane = backend.open_lane().unwrap();
         let mut done = Vec::with_capacity(4);
         for (tag, page) in [(0, 0), (1, 16)] {
             let op = Op::Read { page: PageId(page), buffer: Buffer::new(1) };
-            lane.submit(Request { tag, priority: Priority::Demand, deadline: Duration::from_secs(5), op }).unwrap();
+            lane.submit(LaneRequest { tag, priority: Priority::Demand, deadline: Duration::from_secs(5), op }).unwrap();
         }
         while lane.in_flight() > 0 {
             lane.poll(&mut done);

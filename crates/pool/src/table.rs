@@ -11,21 +11,21 @@ use farfield_os::{Errno, net};
 use std::os::fd::{AsFd, IntoRawFd};
 
 /// Table of atomic numbers that begin as zero.
-pub(crate) struct Words<T> {
+pub(crate) struct AtomicTable<T> {
     start: usize,
     len: u64,
     kind: PhantomData<T>,
 }
 
-impl<T> Words<T> {
+impl<T> AtomicTable<T> {
     /// Maps a table for `len` numbers.
-    pub(crate) fn new(len: u64) -> Result<Words<T>, Errno> {
+    pub(crate) fn new(len: u64) -> Result<AtomicTable<T>, Errno> {
         #[cfg(not(miri))]
         let start = memory::map_anonymous(Self::bytes(len))?;
         #[cfg(miri)]
         // SAFETY: the layout is not empty.
         let start = unsafe { std::alloc::alloc_zeroed(Self::layout(len)) }.expose_provenance();
-        Ok(Words { start, len, kind: PhantomData })
+        Ok(AtomicTable { start, len, kind: PhantomData })
     }
 
     fn bytes(len: u64) -> usize {
@@ -46,7 +46,7 @@ impl<T> Words<T> {
     }
 }
 
-impl<T> Drop for Words<T> {
+impl<T> Drop for AtomicTable<T> {
     fn drop(&mut self) {
         #[cfg(not(miri))]
         // SAFETY: mapped in `new` with this length; references end with `self`.

@@ -6,9 +6,10 @@
 //! because a wake-up costs five times a polled round trip.
 
 use crate::backend::{check_range, hand_over};
-use crate::connection::{Connection, Session};
+use crate::connection::{ServerSession, SessionConnection};
 use crate::{
-    Backend, Buffer, CallLane, Calls, CloneTicket, Completion, Health, Lane, Op, PoolError, Priority, Request, Share,
+    Backend, Buffer, CallChannel, CallLane, CloneTicket, Completion, Health, Lane, LaneRequest, Op, PoolError,
+    Priority, Share,
 };
 use core::time::Duration;
 use farfield_core::Incarnation;
@@ -49,13 +50,13 @@ const _: () = assert!(INBOX_BYTES > HEAD_BYTES + read_prefix_bytes(wire::BATCH_P
 
 /// Region at a memory server, reached by a stream of bytes.
 pub(crate) struct TcpBackend {
-    session: Arc<Session>,
+    session: Arc<ServerSession>,
     region: RegionId,
     pages: u64,
 }
 
 impl TcpBackend {
-    pub(crate) fn new(session: Arc<Session>, region: RegionId, pages: u64) -> TcpBackend {
+    pub(crate) fn new(session: Arc<ServerSession>, region: RegionId, pages: u64) -> TcpBackend {
         TcpBackend { session, region, pages }
     }
 }
@@ -69,7 +70,7 @@ impl Backend for TcpBackend {
         Ok(Box::new(TcpLane::new(self.session.clone(), connection, self.region, self.pages)))
     }
 
-    fn open_calls(&self) -> Result<Box<dyn Calls>, PoolError> {
+    fn open_calls(&self) -> Result<Box<dyn CallChannel>, PoolError> {
         Ok(Box::new(CallLane::open(&self.session, self.region)?))
     }
 
@@ -108,7 +109,11 @@ impl Backend for TcpBackend {
 
 /// Asks the server for a snapshot; the ticket has its one secret in the first place. After a
 /// time-out the server may still make one, which is never claimed then.
-pub(crate) fn clone_region(session: &Session, region: RegionId, within: Duration) -> Result<CloneTicket, PoolError> {
+pub(crate) fn clone_region(
+    session: &ServerSession,
+    region: RegionId,
+    within: Duration,
+) -> Result<CloneTicket, PoolError> {
     match session.ask(wire::Request::CloneRegion { region }, within.min(session.deadline()))? {
         Reply::Ticket { secret } => Ok(CloneTicket::of_leaf(secret)),
         _ => Err(PoolError::Refused { server: session.server, reason: "its answer makes no sense" }),
@@ -229,8 +234,8 @@ enum Expect {
 }
 
 pub(crate) struct TcpLane {
-    session: Arc<Session>,
-    connection: Connection,
+    session: Arc<ServerSession>,
+    connection: SessionConnection,
     pages: u64,
     conversation: ClientConversation<Carried>,
     train: Train,
@@ -256,7 +261,12 @@ pub(crate) struct TcpLane {
 unsafe impl Send for TcpLane {}
 
 impl TcpLane {
-    pub(crate) fn new(session: Arc<Session>, connection: Connection, region: RegionId, pages: u64) -> TcpLane {
+    pub(crate) fn new(
+        session: Arc<ServerSession>,
+        connection: SessionConnection,
+        region: RegionId,
+        pages: u64,
+    ) -> TcpLane {
         TcpLane {
             conversation: ClientConversation::new(region, SLOTS, session.welcome.in_flight_max, BACKGROUND_PAGES_MAX),
             connection,
@@ -670,11 +680,11 @@ impl TcpLane {
 }
 
 impl Lane for TcpLane {
-    fn submit(&mut self, request: Request) -> Result<(), Request> {
+    fn submit(&mut self, request: LaneRequest) -> Result<(), LaneRequest> {
         if self.in_flight() >= SLOTS as usize {
             return Err(request);
         }
-        let Request { tag, priority, deadline, op } = request;
+        let LaneRequest { tag, priority, deadline, op } = request;
         let call = match self.dead {
             Some(error) => Err(error),
             None => self.call(&op),

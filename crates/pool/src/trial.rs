@@ -3,8 +3,8 @@
 
 use crate::conformance::Random;
 use crate::{
-    Backend, Buffer, CallEnd, CallFailure, Calls, CloneTicket, Completion, FarCall, Health, Lane, Op, Opener, PagePart,
-    PoolError, Priority, Protection, Request,
+    Backend, Buffer, CallChannel, CallEnd, CallFailure, CloneTicket, Completion, FarCall, Health, Lane, LaneRequest,
+    Op, PagePart, PoolBuilder, PoolError, Priority, Protection,
 };
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
@@ -18,14 +18,14 @@ pub(crate) const LONG: Duration = Duration::from_secs(7200);
 pub(crate) const NEVER: &str = "fault:delay=3600s@ram:";
 
 pub(crate) fn open(url: &str, pages: u64) -> Arc<dyn Backend> {
-    Opener::new().url(url).pages(pages).heals().open().unwrap()
+    PoolBuilder::new().url(url).pages(pages).repair_thread().open().unwrap()
 }
 
 /// Error that [`SilentSide`] returns while it is silent.
 pub(crate) const SILENT: PoolError = PoolError::TimedOut { server: 0, after: Duration::from_secs(1) };
 
 /// Memory that answers nothing for a while, and to which no lane can be opened then.
-pub(crate) struct SilentSide {
+pub(crate) struct SilentMember {
     ram: Arc<dyn Backend>,
     is_silent: Arc<AtomicBool>,
     /// Whether operations that change the memory are held back.
@@ -51,11 +51,11 @@ pub(crate) struct Functions {
     pub(crate) count: AtomicUsize,
 }
 
-impl SilentSide {
-    pub(crate) fn new(pages: u64) -> Arc<SilentSide> {
+impl SilentMember {
+    pub(crate) fn new(pages: u64) -> Arc<SilentMember> {
         let (is_silent, holds_changes, functions) = (Arc::default(), Arc::default(), Arc::default());
         let stalls = Mutex::default();
-        Arc::new(SilentSide { ram: open("ram:", pages), is_silent, holds_changes, stalls, functions })
+        Arc::new(SilentMember { ram: open("ram:", pages), is_silent, holds_changes, stalls, functions })
     }
 
     /// Returns the memory behind it, whether it is silent or not.
@@ -90,7 +90,7 @@ impl SilentSide {
     }
 }
 
-impl Backend for SilentSide {
+impl Backend for SilentMember {
     fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
         if self.is_silent() {
             return Err(SILENT);
@@ -105,7 +105,7 @@ impl Backend for SilentSide {
             held: Vec::new(),
         }))
     }
-    fn open_calls(&self) -> Result<Box<dyn Calls>, PoolError> {
+    fn open_calls(&self) -> Result<Box<dyn CallChannel>, PoolError> {
         if self.is_silent() {
             return Err(SILENT);
         }
@@ -134,7 +134,7 @@ struct SilentLane {
     holds_changes: Arc<AtomicBool>,
     /// Requests that arrived in silence. They are carried out when it is over, unless their
     /// deadline passes before.
-    held: Vec<(Instant, Request)>,
+    held: Vec<(Instant, LaneRequest)>,
 }
 
 impl SilentLane {
@@ -149,7 +149,7 @@ impl SilentLane {
 }
 
 impl Lane for SilentLane {
-    fn submit(&mut self, request: Request) -> Result<(), Request> {
+    fn submit(&mut self, request: LaneRequest) -> Result<(), LaneRequest> {
         if self.is_held(&request.op) {
             self.held.push((Instant::now(), request));
             return Ok(());
@@ -157,11 +157,11 @@ impl Lane for SilentLane {
         self.lane.submit(request)
     }
     fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
-        let is_over = |(since, request): &(Instant, Request)| since.elapsed() >= request.deadline;
+        let is_over = |(since, request): &(Instant, LaneRequest)| since.elapsed() >= request.deadline;
         while done.len() < done.capacity()
             && let Some(over) = self.held.iter().position(is_over)
         {
-            let (_, Request { tag, op, .. }) = self.held.remove(over);
+            let (_, LaneRequest { tag, op, .. }) = self.held.remove(over);
             done.push(Completion { tag, result: Err(SILENT), buffer: op.into_parts().1 });
         }
         if self.is_silent() {
@@ -193,7 +193,7 @@ struct SilentCalls {
     ended: Vec<CallEnd>,
 }
 
-impl Calls for SilentCalls {
+impl CallChannel for SilentCalls {
     fn submit(&mut self, call: FarCall) -> Result<(), FarCall> {
         self.queued.push(call);
         Ok(())
@@ -266,7 +266,7 @@ pub(crate) fn says_what_is_not_protected(alone: &str, spare: &str) {
 /// missed. Page 0 is of version 2; only the first side, and whatever comes after the second, has
 /// it. Operations that the pool receives meanwhile are answered when the first side speaks again,
 /// and not refused.
-pub(crate) fn waits_for_the_only_one(backend: &dyn Backend, sides: &[Arc<SilentSide>]) {
+pub(crate) fn waits_for_the_only_one(backend: &dyn Backend, sides: &[Arc<SilentMember>]) {
     let mut lane = backend.open_lane().unwrap();
     write(&mut *lane, 0, 200, 1).unwrap();
     sides[1].set_silent(true);
@@ -288,7 +288,7 @@ pub(crate) fn waits_for_the_only_one(backend: &dyn Backend, sides: &[Arc<SilentS
     ];
     let mut done = Vec::with_capacity(ops.len());
     for (tag, op) in (0..).zip(ops) {
-        assert!(lane.submit(Request { tag, priority: Priority::Demand, deadline: LONG, op }).is_ok());
+        assert!(lane.submit(LaneRequest { tag, priority: Priority::Demand, deadline: LONG, op }).is_ok());
         lane.wait(Duration::from_millis(5));
         lane.poll(&mut done);
     }
@@ -316,7 +316,7 @@ const STALL_MS: u64 = 120;
 
 /// Runs a random history while single lanes of all legs stall, in turns and at the same time. At
 /// the end nothing stalls any more, and every page must be what was written last.
-pub(crate) fn lanes_stall_in_turns(backend: &dyn Backend, sides: &[Arc<SilentSide>], seed: u64, operations: u64) {
+pub(crate) fn lanes_stall_in_turns(backend: &dyn Backend, sides: &[Arc<SilentMember>], seed: u64, operations: u64) {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -355,7 +355,7 @@ pub(crate) fn lanes_stall_in_turns(backend: &dyn Backend, sides: &[Arc<SilentSid
 
 /// Checks that operations end with a time-out at their deadline while all legs are silent, however
 /// many there are. The pool must go on when the legs speak again.
-pub(crate) fn ends_in_time_without_an_answer(backend: &dyn Backend, sides: &[Arc<SilentSide>]) {
+pub(crate) fn ends_in_time_without_an_answer(backend: &dyn Backend, sides: &[Arc<SilentMember>]) {
     let brief = Duration::from_millis(300);
     let mut lane = backend.open_lane().unwrap();
     write(&mut *lane, 0, 200, 1).unwrap();
@@ -369,7 +369,7 @@ pub(crate) fn ends_in_time_without_an_answer(backend: &dyn Backend, sides: &[Arc
             1 => Op::Write { page: PageId(tag), buffer: filled(20, tag, 2) },
             _ => Op::Write { page: PageId(tag), buffer: filled(1, tag, 2) },
         };
-        assert!(lane.submit(Request { tag, priority: Priority::Demand, deadline: brief, op }).is_ok());
+        assert!(lane.submit(LaneRequest { tag, priority: Priority::Demand, deadline: brief, op }).is_ok());
     }
     while done.len() < 100 {
         assert!(started.elapsed() < PATIENCE, "{} of 100 have ended", done.len());
@@ -403,7 +403,7 @@ pub(crate) fn one(lane: &mut dyn Lane, op: Op) -> Completion {
 }
 
 pub(crate) fn one_within(lane: &mut dyn Lane, op: Op, deadline: Duration) -> Completion {
-    let mut request = Request { tag: 0, priority: Priority::Demand, deadline, op };
+    let mut request = LaneRequest { tag: 0, priority: Priority::Demand, deadline, op };
     while let Err(back) = lane.submit(request) {
         request = back;
         lane.wait(Duration::from_millis(1));
@@ -497,7 +497,7 @@ pub(crate) const PAGES: u64 = 400;
 
 /// Model of the pool: the version of each page that was written last. Operations run on several
 /// lanes at a time, and no two of them meet on a page.
-pub(crate) struct Model {
+pub(crate) struct PoolModel {
     pub(crate) versions: Vec<u64>,
     busy: Vec<bool>,
     /// Operations by tag: first page, pages, and the version that is written (`None`: a read,
@@ -505,9 +505,9 @@ pub(crate) struct Model {
     under_way: Vec<Option<(u64, u64, Option<u64>)>>,
 }
 
-impl Model {
-    fn new() -> Model {
-        Model { versions: vec![0; PAGES as usize], busy: vec![false; PAGES as usize], under_way: vec![None; 12] }
+impl PoolModel {
+    fn new() -> PoolModel {
+        PoolModel { versions: vec![0; PAGES as usize], busy: vec![false; PAGES as usize], under_way: vec![None; 12] }
     }
 
     fn begin(&mut self, random: &mut Random, lanes: &mut [Box<dyn Lane>], version: u64) {
@@ -525,7 +525,7 @@ impl Model {
             _ => (Op::Read { page: PageId(page), buffer: Buffer::new(count as usize) }, None),
         };
         // The lane may be full now.
-        let request = Request { tag: tag as u64, priority: Priority::Demand, deadline: LONG, op };
+        let request = LaneRequest { tag: tag as u64, priority: Priority::Demand, deadline: LONG, op };
         if lanes[lane].submit(request).is_ok() {
             self.busy[pages].fill(true);
             self.under_way[tag] = Some((page, count, writes));
@@ -574,10 +574,10 @@ impl Model {
 
 /// Runs random operations on three lanes, which are closed and opened anew now and then. Returns
 /// the lanes, with nothing in flight any more, and what every page should hold.
-pub(crate) fn random_history(backend: &dyn Backend, seed: u64, operations: u64) -> (Vec<Box<dyn Lane>>, Model) {
+pub(crate) fn random_history(backend: &dyn Backend, seed: u64, operations: u64) -> (Vec<Box<dyn Lane>>, PoolModel) {
     let mut lanes: Vec<_> = (0..3).map(|_| backend.open_lane().unwrap()).collect();
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let (mut model, mut done) = (Model::new(), Vec::with_capacity(16));
+    let (mut model, mut done) = (PoolModel::new(), Vec::with_capacity(16));
     for version in 1..=operations {
         model.begin(&mut random, &mut lanes, version);
         let lane = random.below(3) as usize;
@@ -600,8 +600,8 @@ pub(crate) fn survive(url: &str, heals: bool, seed: u64, operations: u64) {
     let url = &url.replace("die=last", &format!("die={}", 4 * operations + 2000));
     let context = format!("FARFIELD_SEED={seed} {url} heals: {heals}");
     println!("{context}");
-    let opener = Opener::new().url(url).pages(PAGES);
-    let backend = if heals { opener.heals() } else { opener }.open().unwrap();
+    let opener = PoolBuilder::new().url(url).pages(PAGES);
+    let backend = if heals { opener.repair_thread() } else { opener }.open().unwrap();
     let (mut lanes, mut model) = random_history(&*backend, seed, operations);
     if url.contains("spare=ram:") {
         wait_until("the spare holds everything", || {

@@ -45,7 +45,7 @@ pub fn check_server_user(fd: BorrowedFd<'_>, server: u16, others: &[Option<u32>]
 mod tests {
     //! Danger: a token and far memory that are given to whoever was first at a path.
     use super::*;
-    use crate::Opener;
+    use crate::PoolBuilder;
     use std::os::fd::AsFd;
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::time::Duration;
@@ -83,7 +83,7 @@ mod tests {
         })
         .join()
         .unwrap();
-        let opener = || Opener::new().token("secret").pages(1).deadline(Duration::from_millis(500));
+        let opener = || PoolBuilder::new().token("secret").pages(1).deadline(Duration::from_millis(500));
         let error = opener().url(&url).open().err().unwrap();
         assert!(matches!(error.pool_error(), Some(PoolError::OtherUser { uid: 65534, .. })), "{error}");
         assert!(error.to_string().contains("?uid=65534"), "{error}");

@@ -8,7 +8,7 @@
 //! is allocated.
 
 use crate::fault::{FaultPlan, duration, duration_text};
-use crate::legs::WRITE_PATIENCE;
+use crate::members::WRITE_PATIENCE;
 use crate::scrub;
 use core::time::Duration;
 use farfield_core::MemberSet;
@@ -53,11 +53,11 @@ pub(crate) enum Tree {
     /// Mirror: all legs hold the same pages, and a spare replaces a lost leg. All pages are checked
     /// once in each period `scrub`. A write waits for all legs for the time `wait`; `None` means
     /// until the missing ones are known to be gone.
-    Mirror { legs: Vec<Tree>, spares: Vec<Tree>, scrub: Option<Duration>, wait: Option<Duration> },
+    Mirror { members: Vec<Tree>, spares: Vec<Tree>, scrub: Option<Duration>, wait: Option<Duration> },
     /// Tiered pool: new pages lie in the first tier that has room, old ones in the next.
     Tier(Vec<Tree>),
     /// Erasure code: rows of this code, one page at each leg; `scrub` and `wait` as for a mirror.
-    Ec { code: ErasureCode, legs: Vec<Tree>, spares: Vec<Tree>, scrub: Option<Duration>, wait: Option<Duration> },
+    Ec { code: ErasureCode, members: Vec<Tree>, spares: Vec<Tree>, scrub: Option<Duration>, wait: Option<Duration> },
 }
 
 impl Tree {
@@ -74,7 +74,7 @@ impl Tree {
             Tree::Leaf(_) => 1,
             Tree::Fault(_, inner) => inner.leaves(),
             Tree::Stripe(members) | Tree::Tier(members) => members.iter().map(Tree::leaves).sum(),
-            Tree::Mirror { legs, spares, .. } | Tree::Ec { legs, spares, .. } => {
+            Tree::Mirror { members: legs, spares, .. } | Tree::Ec { members: legs, spares, .. } => {
                 legs.iter().chain(spares).map(Tree::leaves).sum()
             }
         }
@@ -90,10 +90,10 @@ impl Display for Tree {
             Tree::Fault(plan, inner) => write!(f, "fault:{plan}@{inner}"),
             Tree::Stripe(members) => write!(f, "stripe({})", list(members, &[], none)),
             Tree::Tier(tiers) => write!(f, "tier({})", list(tiers, &[], none)),
-            Tree::Mirror { legs, spares, scrub, wait } => {
+            Tree::Mirror { members: legs, spares, scrub, wait } => {
                 write!(f, "mirror({}){}", list(legs, spares, *scrub), wait_text(*wait))
             }
-            Tree::Ec { code, legs, spares, scrub, wait } => {
+            Tree::Ec { code, members: legs, spares, scrub, wait } => {
                 let (list, wait) = (list(legs, spares, *scrub), wait_text(*wait));
                 write!(f, "ec({},{},{list}){wait}", code.data(), code.parity())
             }
@@ -178,7 +178,7 @@ fn item(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
                 return Err(wrong("a mirror has 2 to 8 legs, spares counted: write mirror(URL, URL)".to_owned()));
             }
             let (scrub, wait) = (scrub.unwrap_or(Some(scrub::PERIOD)), wait.unwrap_or(Some(WRITE_PATIENCE)));
-            Ok(Tree::Mirror { legs, spares, scrub, wait })
+            Ok(Tree::Mirror { members: legs, spares, scrub, wait })
         }
         Some(Token::Open("tier")) => match items(tokens, inside)? {
             Items { urls, spares, scrub: None, wait: None }
@@ -198,7 +198,7 @@ fn item(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
                 return Err(wrong(EC.to_owned()));
             }
             let (scrub, wait) = (scrub.unwrap_or(Some(scrub::PERIOD)), wait.unwrap_or(Some(WRITE_PATIENCE)));
-            Ok(Tree::Ec { code, legs, spares, scrub, wait })
+            Ok(Tree::Ec { code, members: legs, spares, scrub, wait })
         }
         Some(Token::Open("throttle")) => throttle(tokens, inside),
         Some(Token::Option(_)) => {
@@ -533,7 +533,7 @@ mod tests {
     #[test]
     fn mirrors_have_spares() {
         let (scrub, wait) = (Some(scrub::PERIOD), Some(WRITE_PATIENCE));
-        let mirror = |legs: Vec<Tree>, spares: Vec<Tree>| Tree::Mirror { legs, spares, scrub, wait };
+        let mirror = |legs: Vec<Tree>, spares: Vec<Tree>| Tree::Mirror { members: legs, spares, scrub, wait };
         assert_eq!(Tree::parse("mirror(a:, b:)"), Ok(mirror(vec![leaf("a:"), leaf("b:")], vec![])));
         let stripe = Tree::Stripe(vec![leaf("b:"), leaf("c:")]);
         let tree = mirror(vec![leaf("a:"), stripe], vec![leaf("d:"), leaf("e:")]);
@@ -557,7 +557,7 @@ mod tests {
         let legs = |names: &[&str]| names.iter().map(|name| leaf(name)).collect::<Vec<_>>();
         let (code, scrub) = (ErasureCode::new(2, 1), Some(scrub::PERIOD));
         let wait = Some(WRITE_PATIENCE);
-        let tree = Tree::Ec { code, legs: legs(&["a:", "b:", "c:"]), spares: legs(&["d:"]), scrub, wait };
+        let tree = Tree::Ec { code, members: legs(&["a:", "b:", "c:"]), spares: legs(&["d:"]), scrub, wait };
         assert_eq!(Tree::parse("ec( 2 , 1, a:, b:, c:, spare=d:)"), Ok(tree.clone()));
         assert_eq!(tree.leaves(), 4);
         assert_eq!(

@@ -11,7 +11,7 @@ use farfield_core::wire::*;
 use farfield_core::{Incarnation, PageId, RegionId, checksum};
 use farfield_fabric::{Provider, Station};
 use farfield_os::memfd::{self, Mapping, MappingAccess};
-use farfield_pool::{Backend, Buffer, Completion, Lane, Op, Opener, PoolError, Priority};
+use farfield_pool::{Backend, Buffer, Completion, Lane, Op, PoolBuilder, PoolError, Priority};
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -135,7 +135,7 @@ fn with_lane(shown: &Shown, work: impl FnOnce(&mut dyn Lane, &Script)) {
             std::thread::spawn(move || script.converse(peer));
         }
     });
-    let backend: Arc<dyn Backend> = Opener::new().url(url).pages(PAGES).deadline(LONG).open().unwrap();
+    let backend: Arc<dyn Backend> = PoolBuilder::new().url(url).pages(PAGES).deadline(LONG).open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     work(&mut *lane, &script);
     drop(lane);
@@ -145,7 +145,7 @@ fn with_lane(shown: &Shown, work: impl FnOnce(&mut dyn Lane, &Script)) {
 
 fn read(lane: &mut dyn Lane, page: u64, pages: usize) -> Completion {
     let op = Op::Read { page: PageId(page), buffer: Buffer::new(pages) };
-    lane.submit(farfield_pool::Request { tag: 1, priority: Priority::Demand, deadline: LONG, op }).unwrap();
+    lane.submit(farfield_pool::LaneRequest { tag: 1, priority: Priority::Demand, deadline: LONG, op }).unwrap();
     let mut done = Vec::with_capacity(1);
     while lane.poll(&mut done) == 0 {
         lane.wait(Duration::from_millis(50));

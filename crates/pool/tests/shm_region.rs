@@ -9,7 +9,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::*;
 use farfield_core::{Incarnation, PageId, RegionId, checksum};
 use farfield_os::{memfd, serving};
-use farfield_pool::{Backend, Buffer, Completion, Lane, Op, OpenError, Opener, PoolError, Priority, Request};
+use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, OpenError, PoolBuilder, PoolError, Priority};
 use std::io::Write;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -101,7 +101,7 @@ fn open_when(
             say(&mut lane, |out| encode_ok(head.tag, MessageKind::of_request(head.kind).unwrap(), out));
         }
     });
-    let opened = Opener::new().url(format!("shm:{}", path.display())).pages(PAGES).deadline(LONG).open();
+    let opened = PoolBuilder::new().url(format!("shm:{}", path.display())).pages(PAGES).deadline(LONG).open();
     let lane = opened.map(|backend| {
         let lane = backend.open_lane().unwrap();
         (backend, lane)
@@ -119,7 +119,7 @@ fn read(lane: &mut dyn Lane, page: u64) -> Completion {
 }
 
 fn perform(lane: &mut dyn Lane, op: Op) -> Completion {
-    lane.submit(Request { tag: 1, priority: Priority::Demand, deadline: LONG, op }).unwrap();
+    lane.submit(LaneRequest { tag: 1, priority: Priority::Demand, deadline: LONG, op }).unwrap();
     let mut done = Vec::with_capacity(1);
     while lane.poll(&mut done) == 0 {
         lane.wait(Duration::from_millis(50));
@@ -145,7 +145,7 @@ fn only_writes_wait_for_a_server_that_does_not_answer() {
     };
     let write = |tag, deadline| {
         let op = Op::Write { page: PageId(10), buffer: sealed() };
-        Request { tag, priority: Priority::Background, deadline, op }
+        LaneRequest { tag, priority: Priority::Background, deadline, op }
     };
     lane.submit(write(2, after)).unwrap();
     // It is read meanwhile.

@@ -5,7 +5,9 @@
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::*;
 use farfield_core::{Incarnation, PageId, RegionId, checksum};
-use farfield_pool::{Backend, Buffer, Completion, Health, Lane, Op, OpenError, Opener, PoolError, Priority, Request};
+use farfield_pool::{
+    Backend, Buffer, Completion, Health, Lane, LaneRequest, Op, OpenError, PoolBuilder, PoolError, Priority,
+};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -64,7 +66,7 @@ impl Peer {
 }
 
 /// A server that welcomes the control connection and one lane, makes one region, and then follows `script` on the lane.
-fn serve(script: impl FnOnce(&mut Peer) + Send + 'static) -> (Opener, JoinHandle<()>) {
+fn serve(script: impl FnOnce(&mut Peer) + Send + 'static) -> (PoolBuilder, JoinHandle<()>) {
     serve_when(|| (), script)
 }
 
@@ -72,9 +74,9 @@ fn serve(script: impl FnOnce(&mut Peer) + Send + 'static) -> (Opener, JoinHandle
 fn serve_when(
     before: impl FnOnce() + Send + 'static,
     script: impl FnOnce(&mut Peer) + Send + 'static,
-) -> (Opener, JoinHandle<()>) {
+) -> (PoolBuilder, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let opener = Opener::new()
+    let opener = PoolBuilder::new()
         .url(format!("tcp://{}", listener.local_addr().unwrap()))
         .token("open sesame")
         .client_name("test")
@@ -95,22 +97,22 @@ fn serve_when(
     (opener, server)
 }
 
-fn connect(opener: &Opener) -> (Arc<dyn Backend>, Box<dyn Lane>) {
+fn connect(opener: &PoolBuilder) -> (Arc<dyn Backend>, Box<dyn Lane>) {
     let backend = opener.open().unwrap();
     let lane = backend.open_lane().unwrap();
     (backend, lane)
 }
 
-fn read(tag: u64, page: u64, pages: usize) -> Request {
+fn read(tag: u64, page: u64, pages: usize) -> LaneRequest {
     let op = Op::Read { page: PageId(page), buffer: Buffer::new(pages) };
-    Request { tag, priority: Priority::Demand, deadline: LONG, op }
+    LaneRequest { tag, priority: Priority::Demand, deadline: LONG, op }
 }
 
-fn write(tag: u64, page: u64, pages: usize) -> Request {
+fn write(tag: u64, page: u64, pages: usize) -> LaneRequest {
     let mut buffer = Buffer::new(pages);
     buffer.bytes_mut().fill(tag as u8);
     buffer.seal();
-    Request { tag, priority: Priority::Demand, deadline: LONG, op: Op::Write { page: PageId(page), buffer } }
+    LaneRequest { tag, priority: Priority::Demand, deadline: LONG, op: Op::Write { page: PageId(page), buffer } }
 }
 
 /// Waits for so many completions, in order of their tags.
@@ -202,7 +204,7 @@ fn a_late_answer_lands_nowhere() {
     });
     let (_backend, mut lane) = connect(&opener);
     let after = ENOUGH;
-    lane.submit(Request { deadline: after, ..read(1, 0, 4) }).unwrap();
+    lane.submit(LaneRequest { deadline: after, ..read(1, 0, 4) }).unwrap();
     let done = collect(&mut *lane, 1).remove(0);
     assert_eq!(done.result, Err(PoolError::TimedOut { server: 0, after }));
     let buffer = done.buffer.unwrap();
@@ -219,7 +221,7 @@ fn a_late_answer_lands_nowhere() {
 fn a_snapshot_that_comes_too_late_is_passed_over() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("tcp://{}", listener.local_addr().unwrap());
-    let opener = Opener::new()
+    let opener = PoolBuilder::new()
         .url(url)
         .token("open sesame")
         .client_name("test")
@@ -266,7 +268,7 @@ fn half_an_answer_does_not_keep_the_buffer() {
     });
     let (_backend, mut lane) = connect(&opener);
     let after = ENOUGH;
-    lane.submit(Request { deadline: after, ..read(1, 0, 4) }).unwrap();
+    lane.submit(LaneRequest { deadline: after, ..read(1, 0, 4) }).unwrap();
     let done = collect(&mut *lane, 1).remove(0);
     assert_eq!(done.result, Err(PoolError::TimedOut { server: 0, after }));
     let buffer = done.buffer.unwrap();
@@ -289,7 +291,7 @@ fn a_write_that_is_stuck_ends_in_time_and_takes_the_connection_with_it() {
     let count = 120;
     for tag in 0..count {
         // More than sockets hold.
-        lane.submit(Request { deadline: after, ..write(tag, 0, 64) }).unwrap();
+        lane.submit(LaneRequest { deadline: after, ..write(tag, 0, 64) }).unwrap();
     }
     let done = collect(&mut *lane, count as usize);
     let timed_out = done.iter().filter(|done| matches!(done.result, Err(PoolError::TimedOut { .. }))).count();
@@ -336,7 +338,7 @@ fn a_lane_is_open_before_the_server_answers() {
     );
     let (_backend, mut lane) = connect(&opener);
     let after = ENOUGH;
-    lane.submit(Request { deadline: after, ..read(1, 3, 1) }).unwrap();
+    lane.submit(LaneRequest { deadline: after, ..read(1, 3, 1) }).unwrap();
     assert_eq!(collect(&mut *lane, 1)[0].result, Err(PoolError::TimedOut { server: 0, after }));
     lane.submit(read(2, 10, 2)).unwrap();
     lane.wait(Duration::from_millis(1));
@@ -406,7 +408,7 @@ fn demand_leaves_before_queued_background() {
     });
     let (_backend, mut lane) = connect(&opener);
     for tag in 0..100 {
-        lane.submit(Request { priority: Priority::Background, ..read(tag, tag, 1) }).unwrap();
+        lane.submit(LaneRequest { priority: Priority::Background, ..read(tag, tag, 1) }).unwrap();
     }
     lane.submit(read(100, 100, 1)).unwrap(); // Submitted last; nothing was polled yet, so nothing was sent.
     assert!(collect(&mut *lane, 101).iter().all(|done| done.result == Ok(())));
@@ -454,7 +456,7 @@ fn a_refusal_says_why() {
             let refusal = ConnectionRefusal { code, version_min: 8, version_max: 9, text: "come back later" };
             peer.say(|out| encode_refusal(&refusal, out));
         });
-        let error: OpenError = Opener::new().url(url).pages(1).deadline(LONG).open().err().expect("refused");
+        let error: OpenError = PoolBuilder::new().url(url).pages(1).deadline(LONG).open().err().expect("refused");
         assert!(error.to_string().contains(expected), "{error}");
         server.join().unwrap();
     }

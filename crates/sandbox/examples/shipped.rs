@@ -6,7 +6,7 @@
 //! cargo run --release -p farfield-sandbox --example shipped -- target/wasm32-unknown-unknown/guest/farfield_guest.wasm
 //! ```
 
-use farfield_pool::Opener;
+use farfield_pool::PoolBuilder;
 use farfield_sandbox::{Code, with_sandbox};
 use farfield_server::{Config, Server};
 use farfield_wic::{Caller, Fault, Function, List, ListStart, Place, Range, Registry, Totals, Wanted, Where};
@@ -48,7 +48,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let code = Code::load(&path)?;
     let functions = with_sandbox(Registry::standard());
     let server = Server::start(Config { listen: vec!["tcp://127.0.0.1:0".parse()?], functions, ..Config::default() })?;
-    let mut caller = Caller::new(Opener::new().url(&server.endpoints()[0]).pages(PAGES).client_name("shipped").open()?);
+    let mut caller =
+        Caller::new(PoolBuilder::new().url(&server.endpoints()[0]).pages(PAGES).client_name("shipped").open()?);
     caller.calls::<Write>((0..PAGES).collect()).at(Where::Client).run().into_iter().collect::<Result<Vec<_>, _>>()?;
 
     println!("{code:?}");

@@ -3,7 +3,7 @@
 //! `cargo run --release -p farfield-server --example lane_speed [tcp|unix|fabric] [SPIN_MICROSECONDS]`; `fabric` with `--features fabric`
 
 use farfield_core::PageId;
-use farfield_pool::{Buffer, Completion, Lane, Op, Opener, Priority, Request};
+use farfield_pool::{Buffer, Completion, Lane, LaneRequest, Op, PoolBuilder, Priority};
 use farfield_server::{Config, Server};
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ fn main() {
     let server = Server::start(Config { listen, fabric, spin, ..Config::default() }).expect("a server");
     let before = if road == "fabric" { "fabric:" } else { "" };
     let url = format!("{before}{}", server.endpoints()[0]);
-    let backend = Opener::new().url(url).pages(PAGES).client_name("speed").open().expect("a region");
+    let backend = PoolBuilder::new().url(url).pages(PAGES).client_name("speed").open().expect("a region");
     let mut lane = backend.open_lane().expect("a lane");
     for (name, write, first_time) in [("write, new", true, true), ("write, again", true, false), ("read", false, false)]
     {
@@ -41,7 +41,7 @@ fn main() {
 
 fn discard(lane: &mut dyn Lane) {
     let op = Op::Discard { page: PageId(0), count: PAGES };
-    lane.submit(Request { tag: 0, priority: Priority::Demand, deadline: DEADLINE, op }).expect("room");
+    lane.submit(LaneRequest { tag: 0, priority: Priority::Demand, deadline: DEADLINE, op }).expect("room");
     let mut done = Vec::with_capacity(1);
     while lane.poll(&mut done) == 0 {}
 }
@@ -61,7 +61,7 @@ fn work(lane: &mut dyn Lane, write: bool, run: usize, depth: usize) -> (u64, f64
         {
             let page = PageId(sent * 40_503 % (PAGES / run as u64) * run as u64);
             let op = if write { Op::Write { page, buffer } } else { Op::Read { page, buffer } };
-            lane.submit(Request { tag: sent, priority: Priority::Demand, deadline: DEADLINE, op }).expect("room");
+            lane.submit(LaneRequest { tag: sent, priority: Priority::Demand, deadline: DEADLINE, op }).expect("room");
             sent += 1;
         }
         lane.poll(&mut done);

@@ -4,7 +4,7 @@
 
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_pool::{Backend, Buffer, Op, Opener, Priority, Request};
+use farfield_pool::{Backend, Buffer, LaneRequest, Op, PoolBuilder, Priority};
 use farfield_server::{Config, Server};
 use farfield_wic::{Caller, Fault, Function, List, ListStart, Place, Registry, Where};
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // In life this is another machine: a program that starts a server with its functions, or `farfield serve` with the standard ones.
     let functions = Registry::standard().with::<Largest>();
     let server = Server::start(Config { listen: vec!["tcp://127.0.0.1:0".parse()?], functions, ..Config::default() })?;
-    let backend = Opener::new().url(&server.endpoints()[0]).pages(PAGES).client_name("list_walk").open()?;
+    let backend = PoolBuilder::new().url(&server.endpoints()[0]).pages(PAGES).client_name("list_walk").open()?;
     write_list(&*backend);
 
     let mut caller = Caller::new(backend);
@@ -93,7 +93,7 @@ fn write_list(backend: &dyn Backend) {
         }
         buffer.seal();
         let op = Op::Write { page: PageId(first), buffer };
-        lane.submit(Request { tag: 0, priority: Priority::Background, deadline: DEADLINE, op }).expect("room");
+        lane.submit(LaneRequest { tag: 0, priority: Priority::Background, deadline: DEADLINE, op }).expect("room");
         while lane.poll(&mut done) == 0 {
             lane.wait(DEADLINE);
         }

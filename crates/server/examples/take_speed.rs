@@ -4,7 +4,7 @@
 
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_pool::{Backend, Buffer, Op, Opener, Priority, Request};
+use farfield_pool::{Backend, Buffer, LaneRequest, Op, PoolBuilder, Priority};
 use farfield_server::{Config, Server};
 use farfield_wic::columns::{Indices, Take, Taken};
 use farfield_wic::{Caller, Range, Where};
@@ -28,7 +28,7 @@ const PAGES: u64 = MADE + CALLS * CALL / PER_PAGE;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = Server::start(Config { listen: vec!["tcp://127.0.0.1:0".parse()?], ..Config::default() })?;
-    let backend = Opener::new().url(&server.endpoints()[0]).pages(PAGES).client_name("take_speed").open()?;
+    let backend = PoolBuilder::new().url(&server.endpoints()[0]).pages(PAGES).client_name("take_speed").open()?;
     store(&*backend, 0, WORDS, |word| word * word);
     let mut caller = Caller::new(backend.clone());
     println!("{:>10} {:>16} {:>16}", "column", "indices near", "indices far");
@@ -79,7 +79,7 @@ fn store(backend: &dyn Backend, page: u64, words: u64, word: impl Fn(u64) -> u64
         }
         buffer.seal();
         let op = Op::Write { page: PageId(page + first), buffer };
-        lane.submit(Request { tag: 0, priority: Priority::Background, deadline: DEADLINE, op }).expect("room");
+        lane.submit(LaneRequest { tag: 0, priority: Priority::Background, deadline: DEADLINE, op }).expect("room");
         while lane.poll(&mut done) == 0 {
             lane.wait(DEADLINE);
         }

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use farfield_core::PageId;
-use farfield_pool::{Backend, Buffer, Completion, Lane, Op, Opener, Priority, Request};
+use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PoolBuilder, Priority};
 use farfield_server::Config;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ impl Relative {
     }
 
     fn perform(&mut self, op: Op) -> Option<Buffer> {
-        let request = Request { tag: 1, priority: Priority::Demand, deadline: PATIENCE, op };
+        let request = LaneRequest { tag: 1, priority: Priority::Demand, deadline: PATIENCE, op };
         self.lane.submit(request).expect("an empty lane has room");
         let mut done: Vec<Completion> = Vec::with_capacity(1);
         while self.lane.poll(&mut done) == 0 {
@@ -75,7 +75,7 @@ impl Relative {
 
 fn a_family_agrees_with_its_models(pick: fn(&farfield_server::Server) -> &str) {
     let server = serve(Config { sweep_every: Duration::from_millis(10), lease: Duration::ZERO, ..config() });
-    let opener = Opener::new().url(pick(&server)).pages(PAGES).client_name("family");
+    let opener = PoolBuilder::new().url(pick(&server)).pages(PAGES).client_name("family");
     for seed in [3u64, 0xfa1, 0xbeef_0001] {
         let mut dice = Dice(seed | 1 << 40);
         let mut family = vec![Relative::new(opener.open().unwrap(), BTreeMap::new())];

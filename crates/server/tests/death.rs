@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use farfield_core::PageId;
-use farfield_pool::{Buffer, Op, Opener, Priority, Request};
+use farfield_pool::{Buffer, LaneRequest, Op, PoolBuilder, Priority};
 use farfield_server::Config;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -18,7 +18,7 @@ const PAGES: usize = 2048;
 #[ignore = "started by the tests of this file, in a process of its own"]
 fn client_that_waits_to_be_killed() {
     let Ok(url) = std::env::var(ENV_URL) else { return };
-    let backend = Opener::new().url(url).pages(1 << 20).client_name("doomed").open().unwrap();
+    let backend = PoolBuilder::new().url(url).pages(1 << 20).client_name("doomed").open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     let mut done = Vec::with_capacity(64);
     for first in (0..PAGES).step_by(64) {
@@ -26,7 +26,7 @@ fn client_that_waits_to_be_killed() {
         buffer.bytes_mut().fill(first as u8 | 1);
         buffer.seal();
         let op = Op::Write { page: PageId(first as u64), buffer };
-        lane.submit(Request { tag: 1, priority: Priority::Background, deadline: PATIENCE, op }).unwrap();
+        lane.submit(LaneRequest { tag: 1, priority: Priority::Background, deadline: PATIENCE, op }).unwrap();
         while lane.poll(&mut done) == 0 {
             lane.wait(Duration::from_millis(100));
         }

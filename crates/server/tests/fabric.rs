@@ -2,7 +2,7 @@
 #![cfg(feature = "fabric")]
 
 use farfield_core::PageId;
-use farfield_pool::{Buffer, Lane, Op, OpenError, Opener, PoolError, Priority, Request, conformance};
+use farfield_pool::{Buffer, Lane, LaneRequest, Op, OpenError, PoolBuilder, PoolError, Priority, conformance};
 use farfield_server::{Config, Server};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -15,12 +15,12 @@ fn serve(fabric: Option<&str>) -> Server {
     Server::start(Config { listen, fabric: fabric.map(str::to_owned), ..Config::default() }).unwrap()
 }
 
-fn opener(server: &Server) -> Opener {
-    Opener::new().url(format!("fabric:{}", server.endpoints()[0])).deadline(LONG).pages(1 << 12)
+fn opener(server: &Server) -> PoolBuilder {
+    PoolBuilder::new().url(format!("fabric:{}", server.endpoints()[0])).deadline(LONG).pages(1 << 12)
 }
 
 fn one(lane: &mut dyn Lane, op: Op) -> (Result<(), PoolError>, Option<Buffer>) {
-    lane.submit(Request { tag: 1, priority: Priority::Demand, deadline: LONG, op }).unwrap();
+    lane.submit(LaneRequest { tag: 1, priority: Priority::Demand, deadline: LONG, op }).unwrap();
     let mut done = Vec::with_capacity(1);
     while lane.poll(&mut done) == 0 {
         lane.wait(Duration::from_millis(100));
@@ -96,7 +96,7 @@ fn a_page_that_moved_to_another_layer_is_read_from_there() {
     // Written and not collected: nobody here knows yet that these pages are in another layer, or in none.
     for (page, buffer, written) in [(4, filled(8, 2), 32), (30, filled(2, 3), 34)] {
         let op = Op::Write { page: PageId(page), buffer };
-        lane.submit(Request { tag: page, priority: Priority::Demand, deadline: LONG, op }).unwrap();
+        lane.submit(LaneRequest { tag: page, priority: Priority::Demand, deadline: LONG, op }).unwrap();
         while server.stat().written_pages < written {
             lane.wait(Duration::from_millis(10));
         }
@@ -132,8 +132,13 @@ fn providers_that_cannot_be_used_are_refused_by_name() {
         let config = Config { listen, fabric: Some(provider.to_owned()), ..Config::default() };
         let text = Server::start(config).unwrap_err().to_string();
         assert!(text.contains(reason) && text.contains(provider), "{text}");
-        let text =
-            Opener::new().url(format!("fabric:{provider}://127.0.0.1:1")).pages(1).open().err().unwrap().to_string();
+        let text = PoolBuilder::new()
+            .url(format!("fabric:{provider}://127.0.0.1:1"))
+            .pages(1)
+            .open()
+            .err()
+            .unwrap()
+            .to_string();
         assert!(text.contains(reason), "{text}");
     }
 }
@@ -164,7 +169,7 @@ fn server_that_waits_to_be_killed() {
 struct OtherServer(Child);
 
 impl OtherServer {
-    fn start() -> (OtherServer, Opener) {
+    fn start() -> (OtherServer, PoolBuilder) {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "server_that_waits_to_be_killed", "--ignored", "--nocapture"])
             .stdin(Stdio::null())
@@ -173,7 +178,7 @@ impl OtherServer {
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         let url = lines.find_map(|line| line.split_once("listening ").map(|(_, url)| format!("fabric:{url}")));
-        (OtherServer(child), Opener::new().url(url.unwrap()).deadline(LONG).pages(1 << 12))
+        (OtherServer(child), PoolBuilder::new().url(url.unwrap()).deadline(LONG).pages(1 << 12))
     }
 
     fn signal(&self, signal: i32) {
@@ -209,7 +214,7 @@ fn a_stopped_server_is_waited_for_until_the_deadline_and_serves_again() {
     let mut done = Vec::with_capacity(64);
     for tag in 0..64 {
         let op = Op::Read { page: PageId(tag % 3), buffer: Buffer::new(1 + tag as usize % 13) };
-        lane.submit(Request { tag, priority: Priority::Demand, deadline: SHORT, op }).unwrap();
+        lane.submit(LaneRequest { tag, priority: Priority::Demand, deadline: SHORT, op }).unwrap();
     }
     let started = Instant::now();
     while done.len() < 64 {

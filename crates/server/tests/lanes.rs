@@ -3,7 +3,8 @@
 
 use farfield_core::PageId;
 use farfield_pool::{
-    Backend, Buffer, CloneTicket, Completion, Health, Lane, Op, Opener, PoolError, Priority, Request, conformance,
+    Backend, Buffer, CloneTicket, Completion, Health, Lane, LaneRequest, Op, PoolBuilder, PoolError, Priority,
+    conformance,
 };
 use farfield_server::{Config, Server};
 use farfield_wic::{Budget, Fault, ListStart, Memory, Registry, Task};
@@ -71,8 +72,8 @@ fn filled(pages: usize, byte: u8) -> Buffer {
     buffer
 }
 
-fn request(tag: u64, op: Op) -> Request {
-    Request { tag, priority: Priority::Demand, deadline: DEADLINE, op }
+fn request(tag: u64, op: Op) -> LaneRequest {
+    LaneRequest { tag, priority: Priority::Demand, deadline: DEADLINE, op }
 }
 
 fn one(lane: &mut dyn Lane, done: &mut Vec<Completion>, op: Op) -> (Result<(), PoolError>, Option<Buffer>) {
@@ -98,13 +99,13 @@ fn read(lane: &mut dyn Lane, page: u64, pages: usize) -> Buffer {
 }
 
 fn open(url: &str, pages: u64) -> (Arc<dyn Backend>, Box<dyn Lane>) {
-    let backend = Opener::new().url(url).pages(pages).open().unwrap();
+    let backend = PoolBuilder::new().url(url).pages(pages).open().unwrap();
     let lane = backend.open_lane().unwrap();
     (backend, lane)
 }
 
 fn does_not_allocate(urls: &[&str]) {
-    let backend = Opener::new().urls(urls.iter().copied()).pages(1 << 20).open().unwrap();
+    let backend = PoolBuilder::new().urls(urls.iter().copied()).pages(1 << 20).open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     let mut done = Vec::with_capacity(64);
     let mut small: Vec<Buffer> = (0..32).map(|_| filled(1, 3)).collect();
@@ -117,7 +118,7 @@ fn does_not_allocate(urls: &[&str]) {
                     let page = PageId(buffers.len() as u64 * 100 + round * 64);
                     let op = if write { Op::Write { page, buffer } } else { Op::Read { page, buffer } };
                     let priority = if tag == 0 { Priority::Demand } else { Priority::Background };
-                    lane.submit(Request { priority, ..request(tag, op) }).expect("room");
+                    lane.submit(LaneRequest { priority, ..request(tag, op) }).expect("room");
                 }
             }
             lane.submit(request(2, Op::Discard { page: PageId(round * 64), count: 3000 })).expect("room");
@@ -164,8 +165,10 @@ fn an_open_lane_never_allocates() {
 #[test]
 fn stripes_of_servers_are_backends() {
     let [first, second] = [serve(|_| {}), serve(|_| {})];
-    conformance::run(&Opener::new().url(&first.endpoints()[0]).url(&second.endpoints()[0]));
-    conformance::run(&Opener::new().url(&first.endpoints()[1]).url(&second.endpoints()[0]).url(&first.endpoints()[0]));
+    conformance::run(&PoolBuilder::new().url(&first.endpoints()[0]).url(&second.endpoints()[0]));
+    conformance::run(
+        &PoolBuilder::new().url(&first.endpoints()[1]).url(&second.endpoints()[0]).url(&first.endpoints()[0]),
+    );
 }
 
 #[test]
@@ -173,12 +176,12 @@ fn mirrors_of_servers_are_backends() {
     let [first, second] = [serve(|_| {}), serve(|_| {})];
     for [one, other] in [[0, 0], [0, 1], [1, 1]] {
         let url = format!("mirror({},{})", first.endpoints()[one], second.endpoints()[other]);
-        conformance::run(&Opener::new().url(&url));
+        conformance::run(&PoolBuilder::new().url(&url));
         // One that dies while the claims are tried out.
-        conformance::run(&Opener::new().url(url.replace("mirror(", "mirror(fault:die=1000@")));
+        conformance::run(&PoolBuilder::new().url(url.replace("mirror(", "mirror(fault:die=1000@")));
     }
     let url = format!("mirror({},{})", first.endpoints()[0], second.endpoints()[1]);
-    conformance::death(&Opener::new().url(url), move || drop((first, second)));
+    conformance::death(&PoolBuilder::new().url(url), move || drop((first, second)));
 }
 
 #[test]
@@ -186,13 +189,13 @@ fn erasure_codes_of_servers_are_backends() {
     let servers = [serve(|_| {}), serve(|_| {}), serve(|_| {})];
     for ways in [[0, 0, 0], [0, 1, 0], [1, 1, 1]] {
         let [one, two, three] = [0, 1, 2].map(|server| &servers[server].endpoints()[ways[server]]);
-        conformance::run(&Opener::new().url(format!("ec(2,1,{one},{two},{three})")));
+        conformance::run(&PoolBuilder::new().url(format!("ec(2,1,{one},{two},{three})")));
         // One that dies while the claims are tried out.
-        conformance::run(&Opener::new().url(format!("ec(1,2,{one},fault:die=1000@{two},{three})")));
+        conformance::run(&PoolBuilder::new().url(format!("ec(1,2,{one},fault:die=1000@{two},{three})")));
     }
     let [one, two, three] = [0, 1, 2].map(|server| &servers[server].endpoints()[0]);
     let url = format!("ec(2,1,{one},{two},{three})");
-    conformance::death(&Opener::new().url(url), move || drop(servers));
+    conformance::death(&PoolBuilder::new().url(url), move || drop(servers));
 }
 
 #[test]
@@ -200,24 +203,24 @@ fn tiers_of_servers_are_backends() {
     let servers = [serve(|config| config.capacity_bytes = Some(300 << 12)), serve(|_| {})];
     for ways in [[0, 0], [0, 1], [1, 0], [1, 1]] {
         let [one, two] = [0, 1].map(|server| &servers[server].endpoints()[ways[server]]);
-        conformance::run(&Opener::new().url(format!("tier({one},{two})")));
-        conformance::run(&Opener::new().url(format!("tier({one},{two})")).heals());
+        conformance::run(&PoolBuilder::new().url(format!("tier({one},{two})")));
+        conformance::run(&PoolBuilder::new().url(format!("tier({one},{two})")).repair_thread());
     }
     let url = format!("tier({},{})", servers[0].endpoints()[0], servers[1].endpoints()[1]);
-    conformance::death(&Opener::new().url(url), move || drop(servers));
+    conformance::death(&PoolBuilder::new().url(url), move || drop(servers));
 }
 
 #[test]
 fn the_death_of_a_server_ends_everything() {
     for endpoint in [0, 1] {
         let server = serve(|_| {});
-        let opener = Opener::new().url(&server.endpoints()[endpoint]);
+        let opener = PoolBuilder::new().url(&server.endpoints()[endpoint]);
         conformance::death(&opener, move || {
             server.shutdown(Duration::ZERO);
         });
     }
     let [first, second] = [serve(|_| {}), serve(|_| {})];
-    let backend = Opener::new().url(&first.endpoints()[0]).url(&second.endpoints()[0]).pages(64).open().unwrap();
+    let backend = PoolBuilder::new().url(&first.endpoints()[0]).url(&second.endpoints()[0]).pages(64).open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     second.shutdown(Duration::ZERO);
     assert!(matches!(write(&mut *lane, 16, filled(1, 1)), Err(PoolError::ServerGone { server: 1, .. })));
@@ -265,7 +268,7 @@ fn a_region_of_sixteen_tebibytes_costs_what_is_in_it() {
         // Snapshots of it do not run out of address space either, and it can be emptied at once.
         let tickets: Vec<CloneTicket> = (0..20).map(|_| backend.clone_region().unwrap()).collect();
         assert_eq!(read(&mut *lane, last, 64).page(63)[0], 9);
-        let opener = Opener::new().url(&server.endpoints()[endpoint]);
+        let opener = PoolBuilder::new().url(&server.endpoints()[endpoint]);
         let clone = opener.claim(&tickets[7]).unwrap();
         let start = Instant::now();
         let discard = Op::Discard { page: PageId(0), count: (1 << 32) - 1 };
@@ -293,7 +296,7 @@ fn mapped_pages_are_the_pages() {
     let ticket = backend.clone_region().unwrap();
     write(&mut *lane, 7, filled(1, 3)).unwrap();
     assert_eq!((byte(7), byte((1 << 20) - 1)), (Some(3), Some(2)));
-    let clone = Opener::new().url(&server.endpoints()[1]).claim(&ticket).unwrap();
+    let clone = PoolBuilder::new().url(&server.endpoints()[1]).claim(&ticket).unwrap();
     let frozen = clone.mapped().unwrap().page(PageId(7)).unwrap();
     // SAFETY: as above.
     assert_eq!(unsafe { frozen.read_volatile() }, 1);

@@ -6,7 +6,7 @@ mod common;
 use common::functions::*;
 use common::*;
 use farfield_core::lock::LockRecord;
-use farfield_pool::{Backend, Opener, Share};
+use farfield_pool::{Backend, PoolBuilder, Share};
 use farfield_server::{Config, Server};
 use farfield_wic::{
     CallError, Caller, Cuckoo, CuckooAsk, CuckooSays, Fault, Function, LogAsk, Place, Registry, SharedLog, Sim, Stop,
@@ -148,7 +148,7 @@ fn both_sides_count_under_one_lock_and_lose_nothing() {
         // Another process could be each of these; two have the region of the first.
         let backends: Vec<Arc<dyn Backend>> = (0..6)
             .map(|thread| match thread % 3 {
-                2 => Opener::new().url(url.replace("unix:", "shm:")).deadline(PATIENCE).join(&share).unwrap(),
+                2 => PoolBuilder::new().url(url.replace("unix:", "shm:")).deadline(PATIENCE).attach(&share).unwrap(),
                 _ => owner.clone(),
             })
             .collect();
@@ -379,7 +379,7 @@ function!(
 fn client_that_has_the_lock() {
     let [Ok(url), Ok(share), Ok(role)] = [ENV_URL, ENV_SHARE, ENV_ROLE].map(std::env::var) else { return };
     let share = Share::from_secret(&share).unwrap();
-    let backend = Opener::new().url(url).client_name("doomed").deadline(PATIENCE).join(&share).unwrap();
+    let backend = PoolBuilder::new().url(url).client_name("doomed").deadline(PATIENCE).attach(&share).unwrap();
     let end = Caller::new(backend).call::<Doomed>(role).steps(u64::MAX).within(PATIENCE * 2).run();
     println!("end {end:?}");
 }

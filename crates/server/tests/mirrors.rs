@@ -6,7 +6,7 @@ use common::functions::*;
 use common::*;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_pool::{Backend, Buffer, Health, Op, Opener, PoolError};
+use farfield_pool::{Backend, Buffer, Health, Op, PoolBuilder, PoolError};
 use farfield_server::{Config, Server};
 use farfield_wic::{Aggregate, CallError, Caller, Fault, Function, List, Place, Range, Registry, Summary, Where};
 use std::sync::Arc;
@@ -74,7 +74,7 @@ fn urls(name: &str) -> [String; 2] {
 
 fn open_mirror(urls: &[String; 2]) -> Arc<dyn Backend> {
     let url = format!("mirror({})", urls.join(","));
-    Opener::new().url(url).pages(PAGES).deadline(PATIENCE).heals().open().unwrap()
+    PoolBuilder::new().url(url).pages(PAGES).deadline(PATIENCE).repair_thread().open().unwrap()
 }
 
 fn sum_up(bytes: &[u8], range: Range) -> Summary {

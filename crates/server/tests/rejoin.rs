@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_pool::{Backend, Buffer, Health, Lane, Op, Opener, Priority, Request, SwitchBackend};
+use farfield_pool::{Backend, Buffer, Health, Lane, LaneRequest, Op, PoolBuilder, Priority, SwitchBackend};
 use farfield_server::{Config, Server};
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn start(url: &str) -> Server {
 }
 
 fn ask(lane: &mut dyn Lane, op: Op) -> Buffer {
-    lane.submit(Request { tag: 1, priority: Priority::Demand, deadline: PATIENCE, op }).unwrap();
+    lane.submit(LaneRequest { tag: 1, priority: Priority::Demand, deadline: PATIENCE, op }).unwrap();
     let mut done = Vec::with_capacity(4);
     while lane.poll(&mut done) == 0 {
         lane.wait(Duration::from_millis(10));
@@ -45,12 +45,12 @@ fn check(backend: &dyn Backend, version: u8, context: &str) {
 }
 
 /// Servers with their URLs, and how the pool of them is opened.
-fn pool(name: &str, made: &str, servers: usize) -> (Vec<String>, Vec<Option<Server>>, Opener) {
+fn pool(name: &str, made: &str, servers: usize) -> (Vec<String>, Vec<Option<Server>>, PoolBuilder) {
     let url = |number| format!("unix:@farfield-{name}-{}-{made}{number}", std::process::id());
     let urls: Vec<String> = (0..servers).map(url).collect();
     let running = urls.iter().map(|url| Some(start(url))).collect();
     let code = if made == "ec" { "2,1," } else { "" };
-    let opener = Opener::new().url(format!("{made}({code}{})", urls.join(","))).pages(PAGES).heals();
+    let opener = PoolBuilder::new().url(format!("{made}({code}{})", urls.join(","))).pages(PAGES).repair_thread();
     (urls, running, opener)
 }
 
@@ -110,7 +110,8 @@ fn protect_snapshots(made: &str, servers: usize) {
     let (urls, mut running, opener) = pool("heir", made, servers);
     let parent = SwitchBackend::new(opener.open().unwrap()).unwrap();
     write(&mut *parent.open_lane().unwrap(), 1);
-    let mut heir = opener.clone().degraded().claim_with(&parent.clone_region().unwrap(), &parent.heritage()).unwrap();
+    let mut heir =
+        opener.clone().degraded().claim_with(&parent.clone_region().unwrap(), &parent.snapshot_contents()).unwrap();
     let mut lane = heir.open_lane().unwrap();
     for server in 0..servers {
         let context = format!("{made}, server {server}");
@@ -125,7 +126,7 @@ fn protect_snapshots(made: &str, servers: usize) {
         check(&*heir, 1, &context);
         // Snapshots of it know where everything is, too.
         let ticket = heir.clone_region().unwrap();
-        heir = opener.clone().degraded().claim_with(&ticket, &parent.heritage()).unwrap();
+        heir = opener.clone().degraded().claim_with(&ticket, &parent.snapshot_contents()).unwrap();
         lane = heir.open_lane().unwrap();
         check(&*heir, 1, &context);
     }

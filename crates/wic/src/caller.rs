@@ -9,7 +9,7 @@ use core::pin::pin;
 use core::time::Duration;
 use farfield_core::policy::call_placement::{CallPlacement, CallPlacementDecision, Side};
 use farfield_core::wire::CallBody;
-use farfield_pool::{Backend, CallLane, Calls as Channel, FarCall, PoolError};
+use farfield_pool::{Backend, CallChannel as Channel, CallLane, FarCall, PoolError};
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -7,7 +7,7 @@ use core::task::Poll;
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_pool::{Backend, Buffer, Op, Opener, PoolError, Priority, Request};
+use farfield_pool::{Backend, Buffer, LaneRequest, Op, PoolBuilder, PoolError, Priority};
 use farfield_wic::{CallError, Caller, Fault, Function, Place, Sim, Stop, Where};
 use std::sync::Arc;
 
@@ -22,14 +22,14 @@ fn stamp(offset: u64) -> u64 {
 
 /// A region in which every word says where it is.
 fn open(url: &str) -> Arc<dyn Backend> {
-    let backend = Opener::new().url(url).pages(PAGES).open().unwrap();
+    let backend = PoolBuilder::new().url(url).pages(PAGES).open().unwrap();
     let mut buffer = Buffer::new(PAGES as usize);
     let words = buffer.bytes_mut().chunks_exact_mut(8).enumerate();
     words.for_each(|(index, word)| word.copy_from_slice(&stamp(index as u64 * 8).to_le_bytes()));
     buffer.seal();
     let mut lane = backend.open_lane().unwrap();
     let op = Op::Write { page: PageId(0), buffer };
-    lane.submit(Request { tag: 0, priority: Priority::Demand, deadline: PATIENCE, op }).unwrap();
+    lane.submit(LaneRequest { tag: 0, priority: Priority::Demand, deadline: PATIENCE, op }).unwrap();
     let mut done = Vec::with_capacity(1);
     while lane.poll(&mut done) == 0 {
         lane.wait(PATIENCE);

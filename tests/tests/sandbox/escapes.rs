@@ -4,7 +4,7 @@
 
 use crate::guest::*;
 use farfield_guest::{Beyond, Deep, Endless, Flood, Hoard, Increment, Panics, Reach, Stray};
-use farfield_pool::Opener;
+use farfield_pool::PoolBuilder;
 use farfield_sandbox::{Code, SandboxError, with_sandbox};
 use farfield_server::Server;
 use farfield_tests::{PATIENCE, Scratch, Server as Process, wait_until};
@@ -107,7 +107,7 @@ fn memory_and_stack_have_ends() {
 fn a_server_that_dies_under_a_call_is_lost_by_name() {
     let Some(code) = code() else { return };
     let scratch = Scratch::new("sandbox");
-    let connect = |server: &Process| Caller::new(Opener::new().url(server.url()).pages(PAGES).open().unwrap());
+    let connect = |server: &Process| Caller::new(PoolBuilder::new().url(server.url()).pages(PAGES).open().unwrap());
     let server = Process::start_tcp(&scratch, "server", ["--sandbox", "--capacity", "64M"]);
     let mut caller = connect(&server);
     let (counted, so_far) = mpsc::channel();

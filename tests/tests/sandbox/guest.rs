@@ -1,6 +1,6 @@
 //! The guest, compiled; a server that takes code, and callers.
 
-use farfield_pool::{Backend, Opener};
+use farfield_pool::{Backend, PoolBuilder};
 use farfield_sandbox::{Code, with_sandbox};
 use farfield_server::{Config, Server};
 use farfield_tests::PATIENCE;
@@ -65,7 +65,7 @@ pub(crate) fn sandbox() -> Server {
 }
 
 pub(crate) fn region(server: &Server) -> Arc<dyn Backend> {
-    Opener::new().url(&server.endpoints()[0]).pages(PAGES).client_name("sandbox").open().unwrap()
+    PoolBuilder::new().url(&server.endpoints()[0]).pages(PAGES).client_name("sandbox").open().unwrap()
 }
 
 pub(crate) fn caller(server: &Server) -> Caller {

@@ -142,7 +142,7 @@ fn shipped_and_native_code_stand_in_one_line() {
             let (code, secret) = (&code, &secret);
             let url = server.endpoints()[0].clone();
             scope.spawn(move || {
-                let joined = farfield_pool::Opener::new().url(&url).pages(PAGES).join(secret).unwrap();
+                let joined = farfield_pool::PoolBuilder::new().url(&url).pages(PAGES).attach(secret).unwrap();
                 let mut caller = Caller::new(joined);
                 match worker % 3 {
                     0 => caller.call::<Increment>(TIMES).at(Where::Client).within(PATIENCE).run().unwrap(),

@@ -4,7 +4,7 @@ use super::Finding;
 use anyhow::{Context, ensure};
 use farfield_core::PageId;
 use farfield_pager::runner::{self, Latency};
-use farfield_pool::{Buffer, Lane, Op, Priority, Request};
+use farfield_pool::{Buffer, Lane, LaneRequest, Op, Priority};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -65,7 +65,7 @@ fn measure_server(url: &str, token: &[u8]) -> anyhow::Result<Duration> {
 
 /// Submits one operation and waits for its end. Returns its buffer.
 fn finish(lane: &mut dyn Lane, op: Op) -> anyhow::Result<Buffer> {
-    let request = Request { tag: 0, priority: Priority::Demand, deadline: DEADLINE, op };
+    let request = LaneRequest { tag: 0, priority: Priority::Demand, deadline: DEADLINE, op };
     ensure!(lane.submit(request).is_ok(), "a lane without work takes no work");
     let mut done = Vec::with_capacity(1);
     let until = Instant::now() + 2 * DEADLINE;

@@ -4,7 +4,7 @@ use anyhow::{Context, ensure};
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_pager::runner::{self, Latency};
-use farfield_pool::{Buffer, Completion, Lane, Op, Priority, Request, leaf_urls};
+use farfield_pool::{Buffer, Completion, Lane, LaneRequest, Op, Priority, leaf_urls};
 use std::time::{Duration, Instant};
 
 /// Pages of the region that is measured: 16 MiB.
@@ -200,7 +200,7 @@ impl Load<'_> {
     }
 
     fn submit(&mut self, op: Op) -> anyhow::Result<()> {
-        let request = Request { tag: 0, priority: Priority::Demand, deadline: DEADLINE, op };
+        let request = LaneRequest { tag: 0, priority: Priority::Demand, deadline: DEADLINE, op };
         ensure!(self.lane.submit(request).is_ok(), "a lane takes less work than it should");
         Ok(())
     }

@@ -15,7 +15,7 @@ use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::FrameId;
 use farfield_core::policy::link::Link;
-use farfield_pool::{Backend, Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -286,7 +286,7 @@ impl Io {
                 }
             };
             let tag = Tag::new(number, is_background, entry.asked).0;
-            let request = Request { tag, priority: entry.priority, deadline: self.deadline, op };
+            let request = LaneRequest { tag, priority: entry.priority, deadline: self.deadline, op };
             if let Err(back) = self.lane.submit(request) {
                 if let (Op::Read { buffer, .. } | Op::ReadPart { buffer, .. }, Flight::Object(_)) =
                     (back.op, &entry.flight)

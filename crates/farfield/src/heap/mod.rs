@@ -98,7 +98,7 @@ use core::time::Duration;
 use errands::Errands;
 use evictor::{Evictor, Vacancies};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_pool::{Backend, Health, Opener, SwitchBackend};
+use farfield_pool::{Backend, Health, PoolBuilder, SwitchBackend};
 use frames::Frames;
 use poller::Poller;
 use publisher::Publisher;
@@ -158,7 +158,7 @@ pub(crate) struct Core {
     graves: objects::Graves,
     pub(crate) backend: Arc<SwitchBackend>,
     /// Opens other pools for this heap.
-    opener: Opener,
+    opener: PoolBuilder,
     switcher: Switcher,
     pub(crate) offload: Offload,
     pub(crate) patience: Duration,
@@ -346,7 +346,7 @@ impl Heap {
     /// to both. If the new pool is full or dies, the move ends and the present pool stays.
     pub fn switch_pool(&self, url: impl Into<String>) -> Result<PoolSwitch, BuildError> {
         let core = self.core();
-        core.switcher.start(&core.backend, &core.opener.elsewhere(url))
+        core.switcher.start(&core.backend, &core.opener.with_url(url))
     }
 
     /// Checks the invariants of the heap, for tests, and panics if one is violated. No other thread
@@ -474,7 +474,7 @@ impl Core {
         let (held_back, held_by) = self.evictor.held_back(self).unwrap_or_default();
         let (prefetch_depth, answer_ns) = self.threads.link();
         let switch = self.backend.progress();
-        let scrub = self.backend.scrubbed().unwrap_or_default();
+        let scrub = self.backend.scrub_stats().unwrap_or_default();
         let protection = self.backend.protection().unwrap_or_default();
         let (resident, _) = self.frames.resident();
         let infos = u64::from(resident) * frames::INFO_BYTES as u64;

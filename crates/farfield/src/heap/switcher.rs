@@ -4,7 +4,7 @@
 use crate::error::BuildError;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
-use farfield_pool::{Opener, SwitchBackend, SwitchError, SwitchHost, SwitchProgress};
+use farfield_pool::{PoolBuilder, SwitchBackend, SwitchError, SwitchHost, SwitchProgress};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -32,7 +32,7 @@ impl SwitchHost for Order {
         self.is_wanted.load(Ordering::SeqCst)
     }
 
-    fn alone(&self, act: &mut dyn FnMut() -> bool) {
+    fn run_exclusive(&self, act: &mut dyn FnMut() -> bool) {
         // Heaps never load from far memory directly.
         act();
     }
@@ -69,7 +69,7 @@ impl core::fmt::Debug for PoolSwitch {
 pub(crate) struct Switcher(Mutex<Option<(Arc<Order>, JoinHandle<()>)>>);
 
 impl Switcher {
-    pub(crate) fn start(&self, backend: &Arc<SwitchBackend>, opener: &Opener) -> Result<PoolSwitch, BuildError> {
+    pub(crate) fn start(&self, backend: &Arc<SwitchBackend>, opener: &PoolBuilder) -> Result<PoolSwitch, BuildError> {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if last.as_ref().is_some_and(|(order, _)| order.lock().is_none()) {
             return Err(BuildError::Argument(

@@ -159,7 +159,7 @@ mod tests {
     use core::task::{Context, Poll, Waker};
     use core::time::Duration;
     use farfield_core::PageId;
-    use farfield_pool::{Backend, Buffer, Lane, Op, Priority, Request};
+    use farfield_pool::{Backend, Buffer, Lane, LaneRequest, Op, Priority};
     use std::time::Instant;
 
     fn builder() -> crate::Builder {
@@ -172,7 +172,7 @@ mod tests {
     impl Reader {
         fn page(&mut self, page: u64) -> Vec<u8> {
             let op = Op::Read { page: PageId(page), buffer: Buffer::new(1) };
-            let request = Request { tag: 0, priority: Priority::Demand, deadline: Duration::from_secs(10), op };
+            let request = LaneRequest { tag: 0, priority: Priority::Demand, deadline: Duration::from_secs(10), op };
             self.0.submit(request).expect("a lane of its own");
             let mut done = Vec::with_capacity(1);
             while self.0.poll(&mut done) == 0 {

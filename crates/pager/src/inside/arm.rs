@@ -22,7 +22,7 @@ use farfield_os::pagemap::{PageRun, Pagemap, category};
 use farfield_os::pipe::PagePipe;
 use farfield_os::uffd::{FaultEvent, FaultOrigin, Uffd, feature};
 use farfield_os::{file, memory, process, signals};
-use farfield_pool::{Backend, Health, Opener, SwitchBackend};
+use farfield_pool::{Backend, Health, PoolBuilder, SwitchBackend};
 
 /// Interval between two looks of the monitor while dormant; `TICK` is that while armed.
 const LOOK: Duration = Duration::from_millis(10);
@@ -290,8 +290,8 @@ pub fn with_descriptors<T>(action: impl FnOnce() -> T) -> T {
 }
 
 /// Returns the opener of the pool in this place, with the access that this process has.
-pub fn opener(runtime: &Runtime, place: &Place) -> Opener {
-    let opener = Opener::new()
+pub fn opener(runtime: &Runtime, place: &Place) -> PoolBuilder {
+    let opener = PoolBuilder::new()
         .inside_a_program()
         .client_name("farfield run")
         .pages(window::PAGES)

@@ -21,7 +21,7 @@ use farfield_core::page_word::{PageWord, State};
 use farfield_core::{PageId, checksum, geometry::PAGE_BYTES};
 use farfield_os::{Errno, uffd::Track};
 use farfield_pool::{
-    Backend, Buffer, Completion, Health, Lane, Mapped, Op, PoolError, Priority, Protection, Request, Scrubbed,
+    Backend, Buffer, Completion, Health, Lane, LaneRequest, Mapped, Op, PoolError, Priority, Protection, ScrubStats,
     SwitchBackend,
 };
 
@@ -229,7 +229,7 @@ impl Store {
         let track = if write { TAG_WRITE } else { 0 };
         channel.submit(
             self,
-            Request {
+            LaneRequest {
                 tag: page.0 | TAG_READ | track,
                 priority: Priority::Demand,
                 deadline: DEADLINE,
@@ -244,8 +244,12 @@ impl Store {
                 buffer.set_pages(step);
                 let page = PageId(start.0 + at as u64);
                 let tag = page.0 | TAG_READ | TAG_AHEAD | track;
-                let request =
-                    Request { tag, priority: Priority::Background, deadline: DEADLINE, op: Op::Read { page, buffer } };
+                let request = LaneRequest {
+                    tag,
+                    priority: Priority::Background,
+                    deadline: DEADLINE,
+                    op: Op::Read { page, buffer },
+                };
                 channel.submit(self, request);
                 at += step;
             }
@@ -305,8 +309,8 @@ impl Store {
     }
 
     /// Returns what the scrub of the pool has done, if the pool has one.
-    pub fn scrubbed(&self) -> Option<Scrubbed> {
-        self.backend.scrubbed()
+    pub fn scrubbed(&self) -> Option<ScrubStats> {
+        self.backend.scrub_stats()
     }
 
     /// Returns how well the pool protects what it holds, if it does.
@@ -341,7 +345,7 @@ impl Store {
         channel.writing += 1;
         channel.submit(
             self,
-            Request { tag: page.0 | TAG_DISCARD, priority: Priority::Background, deadline: DEADLINE, op },
+            LaneRequest { tag: page.0 | TAG_DISCARD, priority: Priority::Background, deadline: DEADLINE, op },
         );
         channel.finish_writes(self);
     }
@@ -386,7 +390,7 @@ impl Writer<'_> {
     pub fn write(&mut self, page: PageId, buffer: Buffer) {
         self.channel.writing += 1;
         let op = Op::Write { page, buffer };
-        let request = Request { tag: page.0 | TAG_WRITE, priority: Priority::Background, deadline: DEADLINE, op };
+        let request = LaneRequest { tag: page.0 | TAG_WRITE, priority: Priority::Background, deadline: DEADLINE, op };
         self.channel.submit(self.store, request);
     }
 
@@ -454,7 +458,7 @@ impl Channel {
         spare.free.push(buffer);
     }
 
-    fn submit(&mut self, store: &Store, request: Request) {
+    fn submit(&mut self, store: &Store, request: LaneRequest) {
         store.under_way.fetch_add(1, Ordering::Relaxed);
         let mut request = request;
         loop {

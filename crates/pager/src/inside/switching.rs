@@ -15,7 +15,7 @@ use crate::config::JobConfig;
 use core::cell::Cell;
 use core::sync::atomic::Ordering;
 use farfield_os::process;
-use farfield_pool::{CloneTicket, Heritage, PoolError, SwitchError, SwitchHost, leaf_urls};
+use farfield_pool::{CloneTicket, PoolError, SnapshotContents, SwitchError, SwitchHost, leaf_urls};
 
 /// Bytes that a process needs, while it moves, for lanes to a pool of one server beside those that
 /// it has. `LANES_OF_SERVER_BYTES` is what each further server adds, and 1 / `LANES_SHARE` is the
@@ -54,16 +54,16 @@ pub struct Inherited {
     /// Right to use the snapshot.
     pub ticket: CloneTicket,
     /// Contents that the snapshot may hold.
-    pub heritage: Heritage,
+    pub heritage: SnapshotContents,
 }
 
 impl Inherited {
     /// Takes the snapshot of a store that is held still and has nothing under way.
     pub fn of(store: &Store) -> Result<Inherited, PoolError> {
-        let (ticket, is_next) = store.backend().clone_side()?;
+        let (ticket, is_next) = store.backend().clone_authoritative()?;
         let next = store.next_place.lock().clone().filter(|_| is_next);
         let place = next.unwrap_or_else(|| store.place.lock().clone());
-        Ok(Inherited { place, ticket, heritage: store.backend().heritage() })
+        Ok(Inherited { place, ticket, heritage: store.backend().snapshot_contents() })
     }
 }
 
@@ -165,7 +165,7 @@ impl SwitchHost for Host<'_> {
     }
 
     /// Runs `act` as for a fork: nobody is inside a fault, or loads from far memory.
-    fn alone(&self, act: &mut dyn FnMut() -> bool) {
+    fn run_exclusive(&self, act: &mut dyn FnMut() -> bool) {
         let runtime = self.runtime;
         let end = runtime.break_end.lock();
         let space = runtime.space.lock();

@@ -3,7 +3,7 @@
 
 use super::Refusal;
 use core::time::Duration;
-use farfield_pool::{OpenError, Opener, PoolError, Protection, leaf_urls, resolve_urls};
+use farfield_pool::{OpenError, PoolBuilder, PoolError, Protection, leaf_urls, resolve_urls};
 
 /// Time that a server may take to answer before the program is started.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -36,10 +36,10 @@ pub(super) fn check(urls: &[String], token: &[u8], server_uid: u32) -> Result<Op
 }
 
 /// Returns the opener of the pool that the job will open, with a short deadline.
-pub fn opener(urls: &[String], token: &[u8]) -> Result<Opener, Refusal> {
+pub fn opener(urls: &[String], token: &[u8]) -> Result<PoolBuilder, Refusal> {
     let token =
         String::from_utf8(token.to_vec()).map_err(|_| Refusal::Far { reason: "the token is not UTF-8 text".into() })?;
-    Ok(Opener::new().urls(urls).token(token).client_name(CLIENT_NAME).deadline(ANSWER_WITHIN))
+    Ok(PoolBuilder::new().urls(urls).token(token).client_name(CLIENT_NAME).deadline(ANSWER_WITHIN))
 }
 
 fn advice(error: &OpenError) -> String {

@@ -3,7 +3,7 @@
 use super::{ControlBlock, Refusal, RunnerBlock};
 use crate::config::TEXT_BYTES;
 use crate::control::{SLOTS, Slot, believed_pages};
-use farfield_pool::{Protection, Scrubbed};
+use farfield_pool::{Protection, ScrubStats};
 use std::sync::atomic::Ordering;
 
 /// Pool that a job has, and progress of its processes on the way there.
@@ -22,7 +22,7 @@ pub struct PoolStatus {
     /// Processes for which a part of their pool does not answer, or lacks something.
     pub degraded: Vec<u32>,
     /// Processes whose pool has a scrub, and what the scrub has done.
-    pub scrubbed: Vec<(u32, Scrubbed)>,
+    pub scrubbed: Vec<(u32, ScrubStats)>,
     /// Processes whose pool protects what it holds, and how well.
     pub protection: Vec<(u32, Protection)>,
     /// Reason why the pool of the last switch was given up; empty if it was not.

@@ -13,7 +13,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::policy::budget_controller::ActivityWindow;
 use farfield_core::policy::placement_controller::{Cause, PlacementController, PlacementMove, PoolPerformance};
 use farfield_os::serving;
-use farfield_pool::{Buffer, Lane, Op, Priority, Request};
+use farfield_pool::{Buffer, Lane, LaneRequest, Op, Priority};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -187,7 +187,7 @@ impl Work<'_> {
         let page = PageId(self.next % (PAGES / count) * count);
         self.next += 1;
         let op = if is_read { Op::Read { page, buffer } } else { Op::Write { page, buffer } };
-        self.lane.submit(Request { tag: 0, priority, deadline: ANSWER_WITHIN, op }).ok()
+        self.lane.submit(LaneRequest { tag: 0, priority, deadline: ANSWER_WITHIN, op }).ok()
     }
 
     fn finish(&mut self) -> Option<Buffer> {

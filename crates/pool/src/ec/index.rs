@@ -1,8 +1,8 @@
 //! Index that says which row holds the newest version of each page, and which rows are in use.
 //! Everything in it is a number that changes atomically: no lane waits for another.
 
-use crate::stock::{mask, run_of};
-use crate::table::Words;
+use crate::shadow_store::{mask, run_of};
+use crate::table::AtomicTable;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farfield_core::MemberSet;
 use farfield_core::gf256::PARTS_MAX;
@@ -58,19 +58,19 @@ impl Version {
 }
 
 /// Newest version of each page, and state of each row.
-pub(super) struct Index {
+pub(super) struct VersionIndex {
     pub(super) pages: u64,
     pub(super) rows: u64,
-    versions: Words<AtomicU64>,
+    versions: AtomicTable<AtomicU64>,
     /// Bit for each block of versions, set once something was written there.
-    touched: Words<AtomicU64>,
-    words: Words<AtomicU64>,
+    touched: AtomicTable<AtomicU64>,
+    words: AtomicTable<AtomicU64>,
     /// Lower 32 bits of the checksum of each part of each row, part by part; 0 if the part was
     /// never made.
-    digests: Words<AtomicU32>,
+    digests: AtomicTable<AtomicU32>,
     parts: u64,
     /// Bit for each row, set while it is closed or claimed.
-    used: Words<AtomicU64>,
+    used: AtomicTable<AtomicU64>,
     /// Group before which no group has a free row.
     low: AtomicU64,
     /// Row from which on no row was ever claimed.
@@ -81,7 +81,7 @@ pub(super) struct Index {
     spent: AtomicU64,
 }
 
-impl Index {
+impl VersionIndex {
     /// Returns the number of rows, that is of pages of each leg, for a region of `pages`. There are
     /// so many that one is always free, however sparse they are.
     pub(super) fn rows_for(pages: u64) -> u64 {
@@ -89,17 +89,17 @@ impl Index {
     }
 
     /// Creates an index of up to `rows` rows with `parts` parts each.
-    pub(super) fn new(pages: u64, rows: u64, parts: u64) -> Result<Index, Errno> {
+    pub(super) fn new(pages: u64, rows: u64, parts: u64) -> Result<VersionIndex, Errno> {
         let rows = rows / GROUP * GROUP;
-        Ok(Index {
+        Ok(VersionIndex {
             pages,
             rows,
-            versions: Words::new(pages)?,
-            touched: Words::new(pages.div_ceil(BLOCK).div_ceil(GROUP))?,
-            words: Words::new(rows)?,
-            digests: Words::new(rows * parts)?,
+            versions: AtomicTable::new(pages)?,
+            touched: AtomicTable::new(pages.div_ceil(BLOCK).div_ceil(GROUP))?,
+            words: AtomicTable::new(rows)?,
+            digests: AtomicTable::new(rows * parts)?,
             parts,
-            used: Words::new(rows / GROUP)?,
+            used: AtomicTable::new(rows / GROUP)?,
             low: AtomicU64::new(0),
             rows_end: AtomicU64::new(0),
             closed: AtomicU64::new(0),
@@ -109,8 +109,8 @@ impl Index {
     }
 
     /// Copies the index as it is now, for a snapshot of the legs. It must not change meanwhile.
-    pub(super) fn copy(&self) -> Result<Index, Errno> {
-        let copy = Index::new(self.pages, self.rows, self.parts)?;
+    pub(super) fn copy(&self) -> Result<VersionIndex, Errno> {
+        let copy = VersionIndex::new(self.pages, self.rows, self.parts)?;
         self.each_written(0, self.pages, |page| {
             let version = self.version(page);
             if version != Version::ZEROS {
@@ -370,12 +370,12 @@ impl Index {
 
     /// Claims the mending of the part of the row that `leg` shall get. Returns `false` if it is not
     /// to be mended now.
-    pub(super) fn claim_mend(&self, row: u64, leg: usize) -> bool {
+    pub(super) fn claim_repair(&self, row: u64, leg: usize) -> bool {
         self.change(row, |word| word.claim(leg))
     }
 
     /// Ends the mending of a row's part at `leg`.
-    pub(super) fn finish_mend(&self, row: u64, leg: usize, mended: bool) {
+    pub(super) fn finish_repair(&self, row: u64, leg: usize, mended: bool) {
         let mut is_over = false;
         self.change(row, |word| {
             let (next, over) = word.finish(leg, mended);
@@ -435,7 +435,7 @@ mod tests {
 
     #[test]
     fn rows_are_claimed_once_and_come_back() {
-        let index = Index::new(1000, Index::rows_for(1000), 3).unwrap();
+        let index = VersionIndex::new(1000, VersionIndex::rows_for(1000), 3).unwrap();
         let mut random = Random(77);
         let mut versions: Vec<Option<Version>> = vec![None; 1000];
         for step in 0..20_000u64 {

@@ -5,15 +5,17 @@
 //! to. A leg's part of a piece is an *errand*, with bytes of its own, so a piece can end while a
 //! leg still works on its errand.
 
-use super::care::Care;
-use super::pieces::{Errand, For, Kind, PIECES, Parent, Piece, ROWS, Task};
-use super::table::RowTable;
-use crate::backend::{Kind as Asked, check_range, hand_over};
-use crate::healer::Nurse;
-use crate::leg_lanes::{LegLanes, Legged, SLEEP_SLICE};
-use crate::legs::{ANSWER_WITHIN, FAREWELL_PATIENCE, HEDGE_MIN};
-use crate::scrub::{self, Walker};
-use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use super::maintenance::EcMaintenance;
+use super::row_map::RowMap;
+use super::splits::{
+    EcMemberRequest, EcOperation, EcOperationKind, EcRequestOwner, EcSplit, EcSplitKind, PIECES, ROWS,
+};
+use crate::backend::{OpKind as Asked, check_range, hand_over};
+use crate::member_lanes::{CompositeLane, MemberLanes, SLEEP_SLICE};
+use crate::members::{ANSWER_WITHIN, FAREWELL_PATIENCE, HEDGE_MIN};
+use crate::repair::Repairer;
+use crate::scrub::{self, ScrubCursor};
+use crate::{Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{MemberSet, PageId, checksum};
@@ -31,30 +33,30 @@ const DISCARD_PAGES: u64 = 1 << 16;
 pub(super) const CARE_DEADLINE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
 
 pub(super) struct EcLane {
-    pub(super) table: Arc<RowTable>,
-    pub(super) legs: LegLanes,
+    pub(super) table: Arc<RowMap>,
+    pub(super) members: MemberLanes,
     /// Operations of callers, and behind them that of `care`.
-    pub(super) parents: Box<[Option<Parent>]>,
-    free_parents: Vec<usize>,
+    pub(super) operations: Box<[Option<EcOperation>]>,
+    free_operations: Vec<usize>,
     /// Operations of which not all pages have set out.
     pub(super) queued: VecDeque<usize>,
-    pub(super) pieces: Box<[Option<Piece>]>,
-    pub(super) free_pieces: Vec<usize>,
+    pub(super) splits: Box<[Option<EcSplit>]>,
+    pub(super) free_splits: Vec<usize>,
     /// Writes whose legs died, to be made anew at legs that came meanwhile.
-    pub(super) anew: Vec<usize>,
+    pub(super) retry_writes: Vec<usize>,
     /// Pages that have to be read again, because they lie elsewhere by now: parent, offset, count.
-    pub(super) again: VecDeque<(usize, u64, u64)>,
+    pub(super) retry_reads: VecDeque<(usize, u64, u64)>,
     /// Pieces that have to read several parts and found no buffers for that.
     pub(super) starved: VecDeque<usize>,
     /// Spare lists for the entries of pieces that write.
-    pub(super) entries: Vec<Vec<super::pieces::Entry>>,
-    pub(super) errands: Box<[Option<Errand>]>,
-    pub(super) free_errands: Vec<u16>,
+    pub(super) entries: Vec<Vec<super::splits::Entry>>,
+    pub(super) requests: Box<[Option<EcMemberRequest>]>,
+    pub(super) free_requests: Vec<u16>,
     arrived: Vec<Completion>,
     ended: VecDeque<Completion>,
-    pub(super) care: Option<Care>,
+    pub(super) maintenance: Option<EcMaintenance>,
     /// Scrub of this lane, if it is the one that takes care and there is a scrub.
-    pub(super) walker: Option<Box<Walker>>,
+    pub(super) scrub_cursor: Option<Box<ScrubCursor>>,
     /// When to look at the alarms of pieces.
     pub(super) alarm_at: u64,
     pub(super) slow_reads: u64,
@@ -63,28 +65,28 @@ pub(super) struct EcLane {
 
 impl EcLane {
     /// Opens a lane with up to `cares` pieces of background care at a time.
-    pub(super) fn open(table: &Arc<RowTable>, cares: usize) -> Result<EcLane, PoolError> {
-        let door = table.new_door();
-        let legs = LegLanes::behind(table.open_lanes(ERRANDS)?, door);
+    pub(super) fn open(table: &Arc<RowMap>, cares: usize) -> Result<EcLane, PoolError> {
+        let door = table.new_mailbox();
+        let legs = MemberLanes::with_mailbox(table.open_lanes(ERRANDS)?, door);
         let batch = ROWS * table.code.data();
         Ok(EcLane {
             table: table.clone(),
-            legs,
-            parents: std::iter::repeat_with(|| None).take(SLOTS + 1).collect(),
-            free_parents: (0..SLOTS).rev().collect(),
+            members: legs,
+            operations: std::iter::repeat_with(|| None).take(SLOTS + 1).collect(),
+            free_operations: (0..SLOTS).rev().collect(),
             queued: VecDeque::with_capacity(SLOTS + 1),
-            pieces: std::iter::repeat_with(|| None).take(PIECES).collect(),
-            free_pieces: (0..PIECES).rev().collect(),
-            anew: Vec::with_capacity(SLOTS),
-            again: VecDeque::with_capacity(PIECES * ROWS),
+            splits: std::iter::repeat_with(|| None).take(PIECES).collect(),
+            free_splits: (0..PIECES).rev().collect(),
+            retry_writes: Vec::with_capacity(SLOTS),
+            retry_reads: VecDeque::with_capacity(PIECES * ROWS),
             starved: VecDeque::with_capacity(PIECES),
             entries: (0..32).map(|_| Vec::with_capacity(batch)).collect(),
-            errands: std::iter::repeat_with(|| None).take(ERRANDS).collect(),
-            free_errands: (0..ERRANDS as u16).rev().collect(),
+            requests: std::iter::repeat_with(|| None).take(ERRANDS).collect(),
+            free_requests: (0..ERRANDS as u16).rev().collect(),
             arrived: Vec::with_capacity(64),
             ended: VecDeque::with_capacity(SLOTS),
-            care: (cares > 0).then(|| Care::new(cares, batch)),
-            walker: (cares > 0 && table.scrub.is_on()).then(|| Box::new(Walker::new())),
+            maintenance: (cares > 0).then(|| EcMaintenance::new(cares, batch)),
+            scrub_cursor: (cares > 0 && table.scrub.is_on()).then(|| Box::new(ScrubCursor::new())),
             alarm_at: u64::MAX,
             slow_reads: 0,
             zero_sum: checksum(&[0; PAGE_BYTES]),
@@ -97,58 +99,58 @@ impl EcLane {
     /// Checks whether nothing is under way at any leg. Then the lane needs a lost leg for nothing
     /// more, and the way to it can go.
     fn is_at_rest(&self) -> bool {
-        self.free_pieces.len() == PIECES && self.free_errands.len() == ERRANDS && !self.is_caring()
+        self.free_splits.len() == PIECES && self.free_requests.len() == ERRANDS && !self.is_repairing()
     }
 
     /// Returns the legs that this lane can use now.
     pub(super) fn usable(&self) -> MemberSet {
-        self.legs.open(self.table.active())
+        self.members.open(self.table.active())
     }
 
     /// Returns the legs that are not lost and that this lane has a way to.
-    pub(super) fn open_legs(&self) -> MemberSet {
-        self.legs.open(self.table.present())
+    pub(super) fn connected_members(&self) -> MemberSet {
+        self.members.open(self.table.present())
     }
 
     /// Checks whether there is room for one more piece, whatever it needs.
     pub(super) fn has_room(&self) -> bool {
-        !self.free_pieces.is_empty() && self.free_errands.len() >= 2 * MemberSet::MAX
+        !self.free_splits.is_empty() && self.free_requests.len() >= 2 * MemberSet::MAX
     }
 
     /// Cuts queued operations into pieces, demand first, as far as there is room.
     fn start(&mut self) {
-        self.legs.submit_waiting();
-        for parent in self.anew.drain(..) {
+        self.members.submit_waiting();
+        for parent in self.retry_writes.drain(..) {
             self.queued.push_back(parent);
         }
         for _ in 0..self.starved.len() {
             let Some(piece) = self.starved.pop_front() else { break };
             self.widen(piece);
         }
-        while let Some((parent, offset, count)) = self.again.pop_front() {
-            let Some(taken) = self.cut_read(parent, offset, count) else {
-                self.again.push_front((parent, offset, count));
+        while let Some((parent, offset, count)) = self.retry_reads.pop_front() {
+            let Some(taken) = self.split_read(parent, offset, count) else {
+                self.retry_reads.push_front((parent, offset, count));
                 break;
             };
             if taken < count {
-                self.again.push_front((parent, offset + taken, count - taken));
+                self.retry_reads.push_front((parent, offset + taken, count - taken));
             }
         }
         while let Some(index) = self.next_queued() {
             let parent = self.queued[index];
-            if !self.cut(parent) {
+            if !self.split(parent) {
                 return self.look_after_queue();
             }
             if let Some(index) = self.queued.iter().position(|&queued| queued == parent) {
                 self.queued.remove(index);
             }
-            self.end_parent_without_pages(parent);
+            self.end_empty_operation(parent);
         }
     }
 
     /// Sets the alarm so that an operation that waits for room does not wait beyond its deadline.
     fn look_after_queue(&mut self) {
-        let ends = self.queued.iter().filter_map(|parent| Some(self.parents[*parent].as_ref()?.ends_at()));
+        let ends = self.queued.iter().filter_map(|parent| Some(self.operations[*parent].as_ref()?.ends_at()));
         self.alarm_at = ends.fold(self.alarm_at, u64::min);
     }
 
@@ -156,9 +158,9 @@ impl EcLane {
     fn end_queued(&mut self, now: u64) {
         for place in (0..self.queued.len()).rev() {
             let parent = self.queued[place];
-            let Some(known) = self.parents[parent].as_mut().filter(|known| known.ends_at() <= now) else { continue };
-            let (left, after) = (known.count - known.cut, known.deadline);
-            known.cut = known.count;
+            let Some(known) = self.operations[parent].as_mut().filter(|known| known.ends_at() <= now) else { continue };
+            let (left, after) = (known.count - known.split_pages, known.deadline);
+            known.split_pages = known.count;
             self.queued.remove(place);
             let error = PoolError::TimedOut { server: self.table.slow_server(), after };
             self.end_pages(parent, left, Err(error));
@@ -170,21 +172,23 @@ impl EcLane {
 
     fn next_queued(&self) -> Option<usize> {
         let is_demand =
-            |&parent: &usize| self.parents[parent].as_ref().is_some_and(|known| known.priority == Priority::Demand);
+            |&parent: &usize| self.operations[parent].as_ref().is_some_and(|known| known.priority == Priority::Demand);
         self.queued.iter().position(is_demand).or((!self.queued.is_empty()).then_some(0))
     }
 
     /// Sends all pages of an operation out; returns `false` if there is no room for all of them
     /// now.
-    fn cut(&mut self, parent: usize) -> bool {
-        while let Some(known) = &mut self.parents[parent]
-            && known.cut < known.count
+    fn split(&mut self, parent: usize) -> bool {
+        while let Some(known) = &mut self.operations[parent]
+            && known.split_pages < known.count
         {
-            let (offset, left) = (known.cut, known.count - known.cut);
+            let (offset, left) = (known.split_pages, known.count - known.split_pages);
             let taken = match known.kind {
-                Kind::Asked(Asked::Read | Asked::Part(_)) | Kind::Gather => self.cut_read(parent, offset, left),
-                Kind::Asked(Asked::Write) | Kind::Move => self.cut_write(parent),
-                Kind::Asked(Asked::Discard) => {
+                EcOperationKind::Caller(Asked::Read | Asked::Part(_)) | EcOperationKind::Gather => {
+                    self.split_read(parent, offset, left)
+                }
+                EcOperationKind::Caller(Asked::Write) | EcOperationKind::Move => self.split_write(parent),
+                EcOperationKind::Caller(Asked::Discard) => {
                     let count = left.min(DISCARD_PAGES);
                     let page = known.page + offset;
                     known.left -= count;
@@ -193,76 +197,76 @@ impl EcLane {
                 }
             };
             let Some(taken) = taken else { return false };
-            if let Some(known) = &mut self.parents[parent] {
-                known.cut += taken;
+            if let Some(known) = &mut self.operations[parent] {
+                known.split_pages += taken;
             }
         }
         true
     }
 
-    pub(super) fn add_piece(&mut self, piece: Piece) -> usize {
-        let index = self.free_pieces.pop().expect("counted before");
-        self.pieces[index] = Some(piece);
+    pub(super) fn add_split(&mut self, piece: EcSplit) -> usize {
+        let index = self.free_splits.pop().expect("counted before");
+        self.splits[index] = Some(piece);
         index
     }
 
     /// Sends an operation to a leg, as an errand of a piece.
     pub(super) fn send(&mut self, piece: usize, leg: usize, op: Op) {
         let now = now_ns();
-        let Some(known) = &self.pieces[piece] else { return };
-        let passed = |parent: &Parent| Duration::from_nanos(now.saturating_sub(parent.started_at));
+        let Some(known) = &self.splits[piece] else { return };
+        let passed = |parent: &EcOperation| Duration::from_nanos(now.saturating_sub(parent.started_at));
         // A deadline of zero would mean that there is none.
-        let left = |parent: &Parent| {
+        let left = |parent: &EcOperation| {
             (parent.priority, parent.deadline.saturating_sub(passed(parent)).max(Duration::from_micros(1)))
         };
-        let of = |parent: usize| self.parents[parent].as_ref().map(left);
-        let asked = match known.task {
-            Task::Read { parent, .. } => of(parent),
-            Task::Write => known.entries.iter().filter_map(|entry| of(entry.parent)).reduce(|one, other| {
+        let of = |parent: usize| self.operations[parent].as_ref().map(left);
+        let asked = match known.kind {
+            EcSplitKind::Read { operation: parent, .. } => of(parent),
+            EcSplitKind::Write => known.entries.iter().filter_map(|entry| of(entry.operation)).reduce(|one, other| {
                 let is_demand = one.0 == Priority::Demand || other.0 == Priority::Demand;
                 (if is_demand { Priority::Demand } else { Priority::Background }, one.1.min(other.1))
             }),
-            Task::Mend { .. } | Task::Trim => None,
+            EcSplitKind::Repair { .. } | EcSplitKind::Trim => None,
         };
         let (priority, deadline) = asked.unwrap_or((Priority::Background, CARE_DEADLINE));
         // The lane keeps the time of its operations. A leg that is late with a change is waited
         // for: until it has answered, it is unknown which bytes it holds.
         let is_change = matches!(op, Op::Write { .. } | Op::Discard { .. });
         let deadline = if is_change { deadline.max(ANSWER_WITHIN) } else { deadline };
-        let errand = self.send_errand(For::Piece(piece), leg, priority, deadline, op);
-        if let Some(known) = &mut self.pieces[piece] {
-            known.errands[leg] = Some(errand);
+        let errand = self.send_request(EcRequestOwner::Split(piece), leg, priority, deadline, op);
+        if let Some(known) = &mut self.splits[piece] {
+            known.requests[leg] = Some(errand);
         }
     }
 
-    pub(super) fn send_errand(
+    pub(super) fn send_request(
         &mut self,
-        target: For,
+        target: EcRequestOwner,
         leg: usize,
         priority: Priority,
         deadline: Duration,
         op: Op,
     ) -> u16 {
-        let errand = self.free_errands.pop().expect("counted before");
-        self.errands[errand as usize] = Some(Errand { target, leg, started_at: now_ns() });
-        let lane = self.legs[leg].as_mut().expect("usable");
-        lane.submit(Request { tag: u64::from(errand), priority, deadline, op });
+        let errand = self.free_requests.pop().expect("counted before");
+        self.requests[errand as usize] = Some(EcMemberRequest { owner: target, member: leg, started_at: now_ns() });
+        let lane = self.members[leg].as_mut().expect("usable");
+        lane.submit(LaneRequest { tag: u64::from(errand), priority, deadline, op });
         errand
     }
 
     /// Sets when to look at a piece again.
     pub(super) fn set_alarm(&mut self, piece: usize, at: u64) {
-        if let Some(known) = &mut self.pieces[piece] {
+        if let Some(known) = &mut self.splits[piece] {
             known.alarm_at = at;
             self.alarm_at = self.alarm_at.min(at);
         }
     }
 
     fn collect(&mut self) {
-        for leg in 0..self.legs.len() {
-            while self.legs.poll(leg, &mut self.arrived) {
+        for leg in 0..self.members.len() {
+            while self.members.poll(leg, &mut self.arrived) {
                 while let Some(completion) = self.arrived.pop() {
-                    self.errand_ended(completion);
+                    self.on_reply(completion);
                 }
             }
         }
@@ -270,84 +274,87 @@ impl EcLane {
 
     pub(super) fn give_buffer(&mut self, leg: usize, buffer: Option<Buffer>) {
         if let Some(buffer) = buffer
-            && let Some(lane) = &mut self.legs[leg]
+            && let Some(lane) = &mut self.members[leg]
         {
             lane.give_buffer(buffer);
         }
     }
 
-    fn errand_ended(&mut self, Completion { tag, result, buffer }: Completion) {
-        let Some(Errand { target, leg, started_at }) = self.errands[tag as usize].take() else { return };
-        self.free_errands.push(tag as u16);
+    fn on_reply(&mut self, Completion { tag, result, buffer }: Completion) {
+        let Some(EcMemberRequest { owner: target, member: leg, started_at }) = self.requests[tag as usize].take()
+        else {
+            return;
+        };
+        self.free_requests.push(tag as u16);
         if matches!(result, Err(PoolError::ServerGone { .. })) {
-            self.table.lose(leg);
+            self.table.mark_failed(leg);
         }
         let index = match target {
-            For::Nobody => return self.give_buffer(leg, buffer),
-            For::Look => {
-                if let Some(walker) = &mut self.walker {
-                    walker.answered(&self.table.scrub, result, buffer.as_ref().map_or(&[], Buffer::sums));
+            EcRequestOwner::Abandoned => return self.give_buffer(leg, buffer),
+            EcRequestOwner::Look => {
+                if let Some(walker) = &mut self.scrub_cursor {
+                    walker.on_reply(&self.table.scrub, result, buffer.as_ref().map_or(&[], Buffer::sums));
                 }
                 return self.give_buffer(leg, buffer);
             }
-            For::LateWrite => {
-                self.late_write_ended(leg, result);
+            EcRequestOwner::LateWrite => {
+                self.on_late_write_reply(leg, result);
                 return self.give_buffer(leg, buffer);
             }
-            For::Piece(index) => index,
+            EcRequestOwner::Split(index) => index,
         };
-        let Some(piece) = &mut self.pieces[index] else { return };
-        piece.errands[leg] = None;
-        if piece.late.has(leg) {
-            piece.late = piece.late.difference(MemberSet::one(leg));
-            self.late_write_ended(leg, result);
+        let Some(piece) = &mut self.splits[index] else { return };
+        piece.requests[leg] = None;
+        if piece.lagging.has(leg) {
+            piece.lagging = piece.lagging.difference(MemberSet::one(leg));
+            self.on_late_write_reply(leg, result);
         }
-        let Some(piece) = &mut self.pieces[index] else { return };
+        let Some(piece) = &mut self.splits[index] else { return };
         match result {
             Ok(()) => piece.got = piece.got.union(MemberSet::one(leg)),
             Err(error) => piece.fail(leg, error),
         }
-        match piece.task {
-            Task::Read { .. } => {
+        match piece.kind {
+            EcSplitKind::Read { .. } => {
                 piece.buffers[leg] = buffer;
-                self.read_answered(index, leg, result.is_ok(), started_at);
+                self.on_read_reply(index, leg, result.is_ok(), started_at);
             }
-            Task::Mend { leg: target } if leg == target => {
+            EcSplitKind::Repair { member: target } if leg == target => {
                 self.give_buffer(leg, buffer);
-                self.end_mend(index, result);
+                self.end_repair(index, result);
             }
-            Task::Mend { .. } => {
+            EcSplitKind::Repair { .. } => {
                 piece.buffers[leg] = buffer;
                 let is_right = result.is_ok() && self.is_as_written(index, leg);
-                self.read_answered(index, leg, is_right, started_at);
+                self.on_read_reply(index, leg, is_right, started_at);
             }
-            Task::Write => {
+            EcSplitKind::Write => {
                 self.give_buffer(leg, buffer);
-                self.write_answered(index);
+                self.on_write_reply(index);
             }
-            Task::Trim => self.trim_answered(index),
+            EcSplitKind::Trim => self.on_trim_reply(index),
         }
     }
 
     /// Handles the answer of a leg to a write that was late there.
-    fn late_write_ended(&mut self, leg: usize, result: Result<(), PoolError>) {
+    fn on_late_write_reply(&mut self, leg: usize, result: Result<(), PoolError>) {
         match result {
             // The write may still arrive, at any time.
-            Err(PoolError::TimedOut { .. }) => self.table.stay_late(leg),
-            _ => self.table.late_came(leg),
+            Err(PoolError::TimedOut { .. }) => self.table.stay_lagging(leg),
+            _ => self.table.on_late_reply(leg),
         }
     }
 
     /// Takes a piece that has ended. Its errands that are still under way are for nobody, or are
     /// `late` writes.
-    pub(super) fn take_piece(&mut self, index: usize, late: bool) -> Option<Piece> {
-        let mut piece = self.pieces[index].take()?;
-        self.free_pieces.push(index);
-        for (leg, errand) in piece.errands.iter().enumerate() {
+    pub(super) fn take_split(&mut self, index: usize, late: bool) -> Option<EcSplit> {
+        let mut piece = self.splits[index].take()?;
+        self.free_splits.push(index);
+        for (leg, errand) in piece.requests.iter().enumerate() {
             if let Some(errand) = errand
-                && let Some(errand) = &mut self.errands[*errand as usize]
+                && let Some(errand) = &mut self.requests[*errand as usize]
             {
-                errand.target = if late { For::LateWrite } else { For::Nobody };
+                errand.owner = if late { EcRequestOwner::LateWrite } else { EcRequestOwner::Abandoned };
             }
             let buffer = piece.buffers[leg].take();
             self.give_buffer(leg, buffer);
@@ -357,74 +364,74 @@ impl EcLane {
 
     /// Ends `count` pages of a parent with this result.
     pub(super) fn end_pages(&mut self, parent: usize, count: u64, result: Result<(), PoolError>) {
-        let Some(known) = &mut self.parents[parent] else { return };
+        let Some(known) = &mut self.operations[parent] else { return };
         if known.result.is_ok() {
             known.result = result;
         }
         known.left -= count;
-        self.end_parent_without_pages(parent);
+        self.end_empty_operation(parent);
     }
 
-    fn end_parent_without_pages(&mut self, index: usize) {
-        let is_over = |parent: &Parent| parent.left == 0 && parent.cut == parent.count;
-        if !self.parents[index].as_ref().is_some_and(is_over) || self.queued.contains(&index) {
+    fn end_empty_operation(&mut self, index: usize) {
+        let is_over = |parent: &EcOperation| parent.left == 0 && parent.split_pages == parent.count;
+        if !self.operations[index].as_ref().is_some_and(is_over) || self.queued.contains(&index) {
             return;
         }
-        if self.is_for_others(index) {
-            return self.anew.push(index);
+        if self.restart_write(index) {
+            return self.retry_writes.push(index);
         }
-        let Some(parent) = self.parents[index].take() else { return };
+        let Some(parent) = self.operations[index].take() else { return };
         if index == Self::MOVER {
             return self.end_mover(parent);
         }
-        self.free_parents.push(index);
-        let Parent { tag, buffer, result, .. } = parent;
+        self.free_operations.push(index);
+        let EcOperation { tag, buffer, result, .. } = parent;
         self.ended.push_back(Completion { tag, result, buffer });
     }
 
     /// Begins a write anew at legs that came since it began, if legs died under it. Returns whether
     /// it does.
-    fn is_for_others(&mut self, index: usize) -> bool {
-        let Some(Parent { kind, result: Err(PoolError::ServerGone { .. }), knew, is_unlucky, .. }) =
-            &self.parents[index]
+    fn restart_write(&mut self, index: usize) -> bool {
+        let Some(EcOperation { kind, result: Err(PoolError::ServerGone { .. }), knew, is_unlucky, .. }) =
+            &self.operations[index]
         else {
             return false;
         };
-        let legs = self.open_legs();
-        if *kind != Kind::Asked(Asked::Write) || !is_unlucky && !self.legs.has_news(legs, *knew) {
+        let legs = self.connected_members();
+        if *kind != EcOperationKind::Caller(Asked::Write) || !is_unlucky && !self.members.has_news(legs, *knew) {
             return false;
         }
-        if let Some(parent) = &mut self.parents[index] {
-            (parent.cut, parent.left, parent.result, parent.knew) = (0, parent.count, Ok(()), legs);
+        if let Some(parent) = &mut self.operations[index] {
+            (parent.split_pages, parent.left, parent.result, parent.knew) = (0, parent.count, Ok(()), legs);
             parent.is_unlucky = false;
         }
         true
     }
 
     /// Asks more legs where one is slow, and ends operations that have no time left.
-    fn ring(&mut self, now: u64) {
+    fn on_alarm(&mut self, now: u64) {
         self.alarm_at = u64::MAX;
         self.end_queued(now);
         for index in 0..PIECES {
-            let Some(piece) = &mut self.pieces[index] else { continue };
+            let Some(piece) = &mut self.splits[index] else { continue };
             if piece.alarm_at > now {
                 self.alarm_at = self.alarm_at.min(piece.alarm_at);
                 continue;
             }
             piece.alarm_at = u64::MAX;
-            let (task, errands) = (piece.task, piece.errands);
+            let (task, errands) = (piece.kind, piece.requests);
             match task {
-                Task::Mend { leg } if errands[leg].is_some() => self.care_is_slow(index, now),
-                Task::Trim => self.care_is_slow(index, now),
-                Task::Read { parent, .. } if self.is_read_over(index, parent, now) => {
+                EcSplitKind::Repair { member: leg } if errands[leg].is_some() => self.maintenance_is_slow(index, now),
+                EcSplitKind::Trim => self.maintenance_is_slow(index, now),
+                EcSplitKind::Read { operation: parent, .. } if self.is_read_over(index, parent, now) => {
                     self.starved.retain(|piece| *piece != index);
                     self.end_read_badly(index);
                 }
-                Task::Read { .. } | Task::Mend { .. } => {
+                EcSplitKind::Read { .. } | EcSplitKind::Repair { .. } => {
                     self.set_alarm(index, now.saturating_add(HEDGE_MIN.as_nanos() as u64));
                     self.read_is_slow(index);
                 }
-                Task::Write => self.write_is_slow(index, now),
+                EcSplitKind::Write => self.write_is_slow(index, now),
             }
         }
     }
@@ -432,8 +439,10 @@ impl EcLane {
     /// Checks whether the piece is a read that waits for room and has no time left. Sets its error
     /// if so.
     fn is_read_over(&mut self, index: usize, parent: usize, now: u64) -> bool {
-        let Some(piece) = &mut self.pieces[index] else { return false };
-        let Some(parent) = self.parents[parent].as_ref().filter(|parent| parent.ends_at() <= now) else { return false };
+        let Some(piece) = &mut self.splits[index] else { return false };
+        let Some(parent) = self.operations[parent].as_ref().filter(|parent| parent.ends_at() <= now) else {
+            return false;
+        };
         let is_over = piece.under_way().is_empty() && self.starved.contains(&index);
         if is_over {
             piece.error = Some(PoolError::TimedOut { server: self.table.slow_server(), after: parent.deadline });
@@ -442,19 +451,21 @@ impl EcLane {
     }
 
     /// Checks whether this errand is late and its leg, which is not lost, may still do it.
-    fn is_owed(&self, errand: &Errand) -> bool {
-        let is_late = match errand.target {
-            For::LateWrite => true,
-            For::Piece(piece) => self.pieces[piece].as_ref().is_some_and(|piece| piece.late.has(errand.leg)),
-            For::Look | For::Nobody => false,
+    fn is_owed(&self, errand: &EcMemberRequest) -> bool {
+        let is_late = match errand.owner {
+            EcRequestOwner::LateWrite => true,
+            EcRequestOwner::Split(piece) => {
+                self.splits[piece].as_ref().is_some_and(|piece| piece.lagging.has(errand.member))
+            }
+            EcRequestOwner::Look | EcRequestOwner::Abandoned => false,
         };
-        is_late && !self.table.lost().has(errand.leg)
+        is_late && !self.table.failed().has(errand.member)
     }
 }
 
-impl Legged for EcLane {
-    fn legs(&mut self) -> &mut LegLanes {
-        &mut self.legs
+impl CompositeLane for EcLane {
+    fn member_lanes(&mut self) -> &mut MemberLanes {
+        &mut self.members
     }
 
     fn work(&mut self) {
@@ -463,18 +474,22 @@ impl Legged for EcLane {
         if self.alarm_at != u64::MAX {
             let now = now_ns();
             if now >= self.alarm_at {
-                self.ring(now);
+                self.on_alarm(now);
             }
         }
-        if !(self.queued.is_empty() && self.again.is_empty() && self.starved.is_empty() && self.anew.is_empty()) {
+        if !(self.queued.is_empty()
+            && self.retry_reads.is_empty()
+            && self.starved.is_empty()
+            && self.retry_writes.is_empty())
+        {
             self.start();
         }
-        self.begin_care();
-        scrub::walk(self);
-        self.table.give_up_the_silent(|leg| self.table.lose(leg));
-        let past = self.table.past();
+        self.begin_maintenance();
+        scrub::step_scrub(self);
+        self.table.give_up_the_silent(|leg| self.table.mark_failed(leg));
+        let past = self.table.former();
         if !past.is_empty() && self.is_at_rest() {
-            self.legs.leave(past);
+            self.members.leave(past);
         }
     }
 
@@ -488,21 +503,21 @@ impl Legged for EcLane {
 }
 
 impl Lane for EcLane {
-    fn submit(&mut self, request: Request) -> Result<(), Request> {
+    fn submit(&mut self, request: LaneRequest) -> Result<(), LaneRequest> {
         if self.in_flight() >= SLOTS {
             return Err(request);
         }
-        let Some(index) = self.free_parents.pop() else { return Err(request) };
-        let Request { tag, priority, deadline, op } = request;
+        let Some(index) = self.free_operations.pop() else { return Err(request) };
+        let LaneRequest { tag, priority, deadline, op } = request;
         let (page, count) = op.range();
-        let result = check_range((page, count), self.table.index.pages, self.table.legs[0].server)
+        let result = check_range((page, count), self.table.index.pages, self.table.members[0].server)
             .and_then(|()| self.check_sums(&op));
         let (asked, buffer) = op.into_parts();
         // An operation that is refused counts as cut already.
         let (cut, left) = if result.is_ok() { (0, count) } else { (count, 0) };
-        let (started_at, kind, page) = (now_ns(), Kind::Asked(asked), page.0);
-        let knew = self.open_legs();
-        let parent = Parent {
+        let (started_at, kind, page) = (now_ns(), EcOperationKind::Caller(asked), page.0);
+        let knew = self.connected_members();
+        let parent = EcOperation {
             tag,
             priority,
             deadline,
@@ -510,14 +525,14 @@ impl Lane for EcLane {
             kind,
             page,
             count,
-            cut,
+            split_pages: cut,
             left,
             buffer,
             result,
             knew,
             is_unlucky: false,
         };
-        self.parents[index] = Some(parent);
+        self.operations[index] = Some(parent);
         self.queued.push_back(index);
         // Writes wait until the next poll for others that can share their rows.
         if asked != Asked::Write && self.queued.len() == 1 {
@@ -532,11 +547,11 @@ impl Lane for EcLane {
     }
 
     fn in_flight(&self) -> usize {
-        SLOTS - self.free_parents.len() + self.ended.len()
+        SLOTS - self.free_operations.len() + self.ended.len()
     }
 
     fn wait(&mut self, timeout: Duration) {
-        self.wait_for_legs(timeout);
+        self.wait_for_members(timeout);
     }
 }
 
@@ -545,33 +560,35 @@ impl EcLane {
     fn check_sums(&self, op: &Op) -> Result<(), PoolError> {
         let Op::Write { page, buffer } = op else { return Ok(()) };
         let wrong = (0..buffer.pages()).find(|&index| checksum(buffer.page(index)) != buffer.sums()[index]);
-        let server = self.table.legs[0].server;
+        let server = self.table.members[0].server;
         wrong.map_or(Ok(()), |index| Err(PoolError::Corrupt { page: PageId(page.0 + index as u64), server }))
     }
 }
 
-impl Nurse for EcLane {
+impl Repairer for EcLane {
     fn is_owed_answers(&self) -> bool {
-        self.errands.iter().flatten().any(|errand| self.is_owed(errand))
+        self.requests.iter().flatten().any(|errand| self.is_owed(errand))
     }
 
-    fn is_caring(&self) -> bool {
+    fn is_repairing(&self) -> bool {
         // Late pieces are not waited for.
-        let is_care = |piece: &Piece| matches!(piece.task, Task::Mend { .. } | Task::Trim) && piece.late.is_empty();
-        let is_looking = self.walker.as_ref().is_some_and(|walker| walker.is_looking());
-        is_looking || self.parents[Self::MOVER].is_some() || self.pieces.iter().flatten().any(is_care)
+        let is_care = |piece: &EcSplit| {
+            matches!(piece.kind, EcSplitKind::Repair { .. } | EcSplitKind::Trim) && piece.lagging.is_empty()
+        };
+        let is_looking = self.scrub_cursor.as_ref().is_some_and(|walker| walker.is_looking());
+        is_looking || self.operations[Self::MOVER].is_some() || self.splits.iter().flatten().any(is_care)
     }
 
-    fn finish_care(&mut self) {
+    fn finish_repairs(&mut self) {
         scrub::pause(self);
-        if let Some(care) = &mut self.care {
+        if let Some(care) = &mut self.maintenance {
             care.give_up();
         }
-        while self.is_caring() {
+        while self.is_repairing() {
             self.work();
-            self.legs.sleep(SLEEP_SLICE);
+            self.members.sleep(SLEEP_SLICE);
         }
-        if let Some(care) = &mut self.care {
+        if let Some(care) = &mut self.maintenance {
             care.go_on();
         }
         scrub::go_on(self);
@@ -586,17 +603,17 @@ impl Drop for EcLane {
         // Care that is under way may still land, and until then no other lane can write there. It
         // has a deadline.
         scrub::end(self);
-        self.finish_care();
+        self.finish_repairs();
         // Writes that were not waited for may land, too. If that takes too long, their outcome
         // stays unknown.
         let until = now_ns().saturating_add(FAREWELL_PATIENCE.as_nanos() as u64);
         while self.is_owed_answers() && now_ns() < until {
             self.collect();
-            self.legs.sleep(SLEEP_SLICE);
+            self.members.sleep(SLEEP_SLICE);
         }
-        let owed = self.errands.iter().flatten().filter(|errand| self.is_owed(errand));
-        owed.for_each(|errand| self.table.stay_late(errand.leg));
-        self.table.give_up_the_silent(|leg| self.table.lose(leg));
+        let owed = self.requests.iter().flatten().filter(|errand| self.is_owed(errand));
+        owed.for_each(|errand| self.table.stay_lagging(errand.member));
+        self.table.give_up_the_silent(|leg| self.table.mark_failed(leg));
         // Rows of a write that is given up here stay claimed, so no other write goes there.
     }
 }

@@ -12,59 +12,60 @@
 //! leg lacks is made the same way, and written there (`care`); a spare lacks everything at first.
 //! Pages that nobody reads are compared with their digests in turn (`scrub`).
 
-mod care;
 mod index;
 mod lane;
-mod pieces;
+mod maintenance;
 mod reads;
+mod row_map;
 mod scrub;
-mod table;
+mod splits;
 #[cfg(test)]
 mod tests;
 mod writes;
 
-use crate::healer::{Caring, Healer, take_back, whole_legs};
-use crate::legs::Leg;
-use crate::rejoin::Spares;
+use crate::members::PoolMember;
+use crate::rejoin::SpareMembers;
+use crate::repair::{RepairLock, RepairThread, complete_members, readmit_members};
 use crate::scrub::Scrub;
-use crate::unclaimed::{Unclaimed, key};
-use crate::{Backend, CloneTicket, Health, Lane, PoolError, Protection, Scrubbed};
+use crate::unclaimed_snapshots::{UnclaimedSnapshots, key};
+use crate::{Backend, CloneTicket, Health, Lane, PoolError, Protection, ScrubStats};
 use core::time::Duration;
 use farfield_core::MemberSet;
 use farfield_core::gf256::ErasureCode;
 use farfield_os::sync::Mutex;
-use index::Index;
+use index::VersionIndex;
 use lane::EcLane;
+use row_map::RowMap;
 use std::sync::Arc;
-use table::RowTable;
 
 /// Unclaimed snapshots. There is room for as many as there can be erasure codes in one pool: each
 /// code has at least two legs.
-static SNAPSHOTS: Mutex<Unclaimed<Snapshot, { CloneTicket::SERVERS_MAX / 2 }>> = Mutex::new(Unclaimed::new());
+static SNAPSHOTS: Mutex<UnclaimedSnapshots<EcSnapshot, { CloneTicket::SERVERS_MAX / 2 }>> =
+    Mutex::new(UnclaimedSnapshots::new());
 
 /// State of the pool that snapshots of the legs do not contain.
-struct Snapshot {
-    index: Index,
+struct EcSnapshot {
+    index: VersionIndex,
     /// Index of the leg at each seat.
-    seats: [usize; MemberSet::MAX],
+    shards: [usize; MemberSet::MAX],
     /// Number of legs that the index may know.
-    legs: usize,
+    members: usize,
     /// Legs that came back, each with the leg of the URL whose server it is.
     moved: Vec<(usize, usize)>,
 }
 
 /// Backend that keeps one page of every row at each of several legs.
 pub(crate) struct EcBackend {
-    table: Arc<RowTable>,
+    table: Arc<RowMap>,
     /// Lock that is held while a thread gives legs what they lack, and while a snapshot is made.
-    caring: Arc<Caring>,
-    healer: Option<Healer>,
+    repair_lock: Arc<RepairLock>,
+    repair_thread: Option<RepairThread>,
 }
 
 impl EcBackend {
     /// Returns the number of pages that each leg needs for a region of `pages`.
-    pub(crate) fn pages_of_leg(pages: u64) -> u64 {
-        Index::rows_for(pages)
+    pub(crate) fn pages_of_member(pages: u64) -> u64 {
+        VersionIndex::rows_for(pages)
     }
 
     /// Creates a pool of `legs` for rows of this `code`, and `spares`; all of them hold zeros. A
@@ -73,44 +74,45 @@ impl EcBackend {
     /// lanes do.
     pub(crate) fn new(
         code: ErasureCode,
-        legs: Vec<Leg>,
-        spares: impl Into<Spares>,
+        legs: Vec<PoolMember>,
+        spares: impl Into<SpareMembers>,
         pages: u64,
         scrub: Option<Duration>,
         heals: bool,
     ) -> Result<EcBackend, PoolError> {
-        Ok(EcBackend::start(RowTable::new(code, legs, spares.into(), pages)?, scrub, heals))
+        Ok(EcBackend::start(RowMap::new(code, legs, spares.into(), pages)?, scrub, heals))
     }
 
     /// Claims the snapshot whose legs, and spares that were in use, were claimed with these
     /// secrets.
     pub(crate) fn claim(
         code: ErasureCode,
-        mut legs: Vec<Leg>,
-        mut spares: Spares,
+        mut legs: Vec<PoolMember>,
+        mut spares: SpareMembers,
         secrets: &[u128],
         scrub: Option<Duration>,
         heals: bool,
     ) -> Result<EcBackend, PoolError> {
         let found = SNAPSHOTS.lock().take(key(secrets));
         let (server, reason) = (legs[0].server, "the ticket is unknown, used or expired");
-        let Snapshot { index, seats, legs: known, moved } = found.ok_or(PoolError::Refused { server, reason })?;
+        let EcSnapshot { index, shards: seats, members: known, moved } =
+            found.ok_or(PoolError::Refused { server, reason })?;
         // The index knows legs by their places, also those that were lost.
-        let (wanted, behind) = (legs.len(), &mut spares.legs);
-        let nobody = || Leg { backend: None, leaves: 0, server: 0 };
+        let (wanted, behind) = (legs.len(), &mut spares.members);
+        let nobody = || PoolMember { backend: None, leaves: 0, server: 0 };
         behind.resize_with(behind.len().max(known - wanted), nobody);
         for &(place, origin) in &moved {
             let from = if origin < wanted { &mut legs[origin] } else { &mut behind[origin - wanted] };
-            behind[place - wanted] = Leg { backend: from.backend.take(), leaves: 0, server: from.server };
+            behind[place - wanted] = PoolMember { backend: from.backend.take(), leaves: 0, server: from.server };
         }
-        Ok(EcBackend::start(RowTable::inherited(code, legs, spares, index, seats, &moved)?, scrub, heals))
+        Ok(EcBackend::start(RowMap::inherited(code, legs, spares, index, seats, &moved)?, scrub, heals))
     }
 
-    fn start(mut table: RowTable, scrub: Option<Duration>, heals: bool) -> EcBackend {
+    fn start(mut table: RowMap, scrub: Option<Duration>, heals: bool) -> EcBackend {
         table.scrub = Scrub::new(scrub);
-        let (table, caring) = (Arc::new(table), Arc::new(Caring::default()));
-        let healer = heals.then(|| Healer::start(table.clone(), caring.clone()));
-        EcBackend { table, caring, healer }
+        let (table, repair_lock) = (Arc::new(table), Arc::new(RepairLock::default()));
+        let repair_thread = heals.then(|| RepairThread::start(table.clone(), repair_lock.clone()));
+        EcBackend { table, repair_lock, repair_thread }
     }
 
     /// Sets how long a write waits for all legs before it counts with fewer. With `None` it waits
@@ -122,18 +124,18 @@ impl EcBackend {
 
 impl Backend for EcBackend {
     fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
-        Ok(Box::new(EcLane::open(&self.table, if self.healer.is_some() { 0 } else { 1 })?))
+        Ok(Box::new(EcLane::open(&self.table, if self.repair_thread.is_some() { 0 } else { 1 })?))
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
-        let _still = self.caring.hold_still();
+        let _still = self.repair_lock.hold_still();
         let table = &self.table;
-        let whole = whole_legs(table)?;
+        let whole = complete_members(table)?;
         let index = table.index.copy().map_err(PoolError::Os)?;
         let mut secrets = [0; CloneTicket::SERVERS_MAX];
         let (mut cloned, mut failed) = (0, None);
         // The index knows what another leg lacks, unless a late write is still on its way.
-        let others = table.which(|leg, _| table.active().has(leg) && !table.is_late(leg) && !whole.has(leg));
+        let others = table.select(|leg, _| table.active().has(leg) && !table.is_lagging(leg) && !whole.has(leg));
         let able = whole.union(table.answering(others));
         for number in able.iter() {
             let own = table.leaves(number);
@@ -144,7 +146,7 @@ impl Backend for EcBackend {
                 }
                 Some(Err(error)) => {
                     if matches!(error, PoolError::ServerGone { .. }) {
-                        table.lose(number);
+                        table.mark_failed(number);
                     }
                     failed = Some(error);
                 }
@@ -154,9 +156,9 @@ impl Backend for EcBackend {
         if cloned < table.code.data() {
             return Err(failed.unwrap_or(table.gone()));
         }
-        let seats = core::array::from_fn(|seat| table.at_seat(seat));
-        let leaf = table.legs.iter().map(|leg| leg.leaves).sum();
-        let snapshot = Snapshot { index, seats, legs: table.known(), moved: table.moved() };
+        let seats = core::array::from_fn(|seat| table.member_of_shard(seat));
+        let leaf = table.members.iter().map(|leg| leg.leaves).sum();
+        let snapshot = EcSnapshot { index, shards: seats, members: table.known(), moved: table.moved() };
         let old = SNAPSHOTS.lock().put(key(&secrets[..leaf]), snapshot);
         drop(old);
         Ok(CloneTicket { secrets })
@@ -167,12 +169,12 @@ impl Backend for EcBackend {
     }
 
     fn health(&self) -> Health {
-        self.table.look_at_health();
+        self.table.check_health();
         self.table.health()
     }
 
-    fn scrubbed(&self) -> Option<Scrubbed> {
-        Scrubbed::with_parts(self.table.scrub.counts(), self.table.backends())
+    fn scrub_stats(&self) -> Option<ScrubStats> {
+        ScrubStats::with_parts(self.table.scrub.counts(), self.table.backends())
     }
 
     fn protection(&self) -> Option<Protection> {
@@ -186,11 +188,11 @@ impl Backend for EcBackend {
     }
 
     fn is_rejoin_due(&self) -> bool {
-        self.healer.is_none() && self.table.is_rejoin_due()
+        self.repair_thread.is_none() && self.table.is_rejoin_due()
     }
 
     fn rejoin(&self) {
-        take_back(&*self.table, &self.caring);
+        readmit_members(&*self.table, &self.repair_lock);
     }
 
     fn release(&self) {
@@ -198,7 +200,7 @@ impl Backend for EcBackend {
     }
 
     fn abandon(&self) {
-        self.healer.iter().for_each(Healer::abandon);
+        self.repair_thread.iter().for_each(RepairThread::abandon);
         self.table.abandon();
     }
 }

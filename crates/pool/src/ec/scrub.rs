@@ -3,9 +3,12 @@
 
 use super::index::GROUP;
 use super::lane::EcLane;
-use super::pieces::For;
-use super::table::RowTable;
-use crate::scrub::{Answers, Mended, READ_DEADLINE, Run, Scrub, Shelves, Walker, Walks, Wrong};
+use super::row_map::RowMap;
+use super::splits::EcRequestOwner;
+use crate::scrub::{
+    MemberChecksums, MismatchedMembers, READ_DEADLINE, RepairStatus, Scrub, ScrubCursor, ScrubLane, ScrubRange,
+    ScrubTarget,
+};
 use crate::{Op, Priority};
 use farfield_core::row_word::RowWord;
 use farfield_core::{MemberSet, PageId};
@@ -14,7 +17,7 @@ use std::sync::Arc;
 /// Number of rows that are looked at in one go.
 const LOOK: u64 = 512;
 
-impl RowTable {
+impl RowMap {
     /// Returns the legs that hold a part of the row which is not zeros by definition.
     fn with_bytes(&self, row: u64, word: RowWord) -> MemberSet {
         let data = self.code.data();
@@ -24,7 +27,7 @@ impl RowTable {
     }
 }
 
-impl Shelves for RowTable {
+impl ScrubTarget for RowMap {
     fn scrub(&self) -> &Scrub {
         &self.scrub
     }
@@ -37,7 +40,7 @@ impl Shelves for RowTable {
         self.index.counts().0
     }
 
-    fn watch(&self, from: u64, most: u64) -> Result<Run, u64> {
+    fn watch(&self, from: u64, most: u64) -> Result<ScrubRange, u64> {
         let last = self.index.rows_end().min(from + LOOK);
         if from >= last || !self.index.watch(from) {
             let is_stored = |row: &u64| self.index.word(*row).watch().is_some();
@@ -54,55 +57,55 @@ impl Shelves for RowTable {
             next += 1;
         }
         let legs = self.with_bytes(from, word).intersection(self.active());
-        Ok(Run { first: from, count: next - from, legs, is_watched: true })
+        Ok(ScrubRange { first: from, count: next - from, members: legs, is_watched: true })
     }
 
-    fn judge(&self, run: &Run, answers: &Answers) -> Option<Wrong> {
-        let mut wrong = Wrong::default();
+    fn decide(&self, run: &ScrubRange, answers: &MemberChecksums) -> Option<MismatchedMembers> {
+        let mut wrong = MismatchedMembers::default();
         for (place, wrong) in wrong.iter_mut().enumerate().take(run.count as usize) {
             let row = run.first + place as u64;
             let is_wrong = |leg: &usize| {
                 let said = self.part_of(row, *leg).zip(answers.sum(*leg, place));
                 said.is_some_and(|(part, sum)| self.index.is_digest(row, part, sum) == Some(false))
             };
-            *wrong = run.legs.iter().filter(is_wrong).collect();
+            *wrong = run.members.iter().filter(is_wrong).collect();
         }
         Some(wrong)
     }
 
     fn suspect(&self, place: u64, leg: usize) -> bool {
-        RowTable::suspect(self, place, 1, leg) || self.mended(place, leg) == Mended::NotYet
+        RowMap::suspect(self, place, 1, leg) || self.repair_status(place, leg) == RepairStatus::Pending
     }
 
-    fn unwatch(&self, run: &Run) {
+    fn unwatch(&self, run: &ScrubRange) {
         (run.first..run.first + run.count).for_each(|row| self.index.unwatch(row));
     }
 
-    fn mended(&self, place: u64, leg: usize) -> Mended {
+    fn repair_status(&self, place: u64, leg: usize) -> RepairStatus {
         let word = self.index.word(place);
         if !self.present().has(leg) || !word.is_closed() || word.live() == 0 {
-            Mended::Never
+            RepairStatus::Obsolete
         } else if word.have().has(leg) {
-            Mended::Yes
+            RepairStatus::Repaired
         } else {
-            Mended::NotYet
+            RepairStatus::Pending
         }
     }
 }
 
-impl Walks for EcLane {
-    type Shelves = RowTable;
+impl ScrubLane for EcLane {
+    type ScrubMap = RowMap;
 
-    fn shelves(&self) -> &Arc<RowTable> {
+    fn scrub_target(&self) -> &Arc<RowMap> {
         &self.table
     }
 
-    fn walker(&mut self) -> &mut Option<Box<Walker>> {
-        &mut self.walker
+    fn scrub_cursor(&mut self) -> &mut Option<Box<ScrubCursor>> {
+        &mut self.scrub_cursor
     }
 
     fn has_demand(&self) -> bool {
-        !self.queued.is_empty() || !self.again.is_empty() || !self.starved.is_empty()
+        !self.queued.is_empty() || !self.retry_reads.is_empty() || !self.starved.is_empty()
     }
 
     fn can_ask(&self, leg: usize) -> bool {
@@ -110,18 +113,24 @@ impl Walks for EcLane {
     }
 
     fn ask(&mut self, leg: usize, page: u64, count: u64) -> bool {
-        let lane = self.legs[leg].as_mut().filter(|lane| lane.has_buffer_for_read(count));
-        if self.free_errands.len() <= 2 * MemberSet::MAX {
+        let lane = self.members[leg].as_mut().filter(|lane| lane.has_buffer_for_read(count));
+        if self.free_requests.len() <= 2 * MemberSet::MAX {
             return false;
         }
         let Some(buffer) = lane.and_then(|lane| lane.take_buffer(count)) else { return false };
-        self.send_errand(For::Look, leg, Priority::Background, READ_DEADLINE, Op::Read { page: PageId(page), buffer });
+        self.send_request(
+            EcRequestOwner::Look,
+            leg,
+            Priority::Background,
+            READ_DEADLINE,
+            Op::Read { page: PageId(page), buffer },
+        );
         true
     }
 
     fn forget(&mut self) {
-        self.errands.iter_mut().flatten().filter(|errand| errand.target == For::Look).for_each(|errand| {
-            errand.target = For::Nobody;
+        self.requests.iter_mut().flatten().filter(|errand| errand.owner == EcRequestOwner::Look).for_each(|errand| {
+            errand.owner = EcRequestOwner::Abandoned;
         });
     }
 }

@@ -2,10 +2,12 @@
 //! whatever dies, lies or is late, and whoever mends.
 use super::EcBackend;
 use crate::conformance::Random;
-use crate::legs::Leg;
+use crate::members::PoolMember;
 use crate::ram::RamBackend;
-use crate::trial::{self, NEVER, SilentSide, assert_version, filled, one, open, read, survive, wait_until, write};
-use crate::{Backend, CloneTicket, Completion, Health, Lane, Op, Opener, PoolError, Priority, Request, conformance};
+use crate::trial::{self, NEVER, SilentMember, assert_version, filled, one, open, read, survive, wait_until, write};
+use crate::{
+    Backend, CloneTicket, Completion, Health, Lane, LaneRequest, Op, PoolBuilder, PoolError, Priority, conformance,
+};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::PageId;
@@ -20,8 +22,8 @@ fn ec(data: usize, parity: usize, legs: &[&str]) -> String {
 
 #[test]
 fn a_leg_that_falls_silent_before_another_has_what_it_missed_is_waited_for() {
-    let sides = [SilentSide::new(800), SilentSide::new(800), SilentSide::new(800)];
-    let legs = sides.iter().map(|side| Leg { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
+    let sides = [SilentMember::new(800), SilentMember::new(800), SilentMember::new(800)];
+    let legs = sides.iter().map(|side| PoolMember { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
     let backend = EcBackend::new(ErasureCode::new(2, 1), legs, vec![], 400, None, false).unwrap();
     trial::waits_for_the_only_one(&backend, &sides);
 }
@@ -40,9 +42,9 @@ fn erasure_codes_conform() {
             ec(1, 2, &["fault:die=900@ram:", "ram:", "ram:"])
         ),
     ] {
-        conformance::run(&Opener::new().url(&url));
+        conformance::run(&PoolBuilder::new().url(&url));
     }
-    conformance::run(&Opener::new().url("ec(2,1,ram:,fault:die=900@ram:,ram:,spare=ram:)").heals());
+    conformance::run(&PoolBuilder::new().url("ec(2,1,ram:,fault:die=900@ram:,ram:,spare=ram:)").repair_thread());
 }
 
 #[test]
@@ -55,7 +57,7 @@ fn what_is_not_protected_is_counted() {
 
 #[test]
 fn legs_that_lie_are_repaired() {
-    conformance::run(&Opener::new().url("ec(2,1,fault:corrupt=0.05,seed=5@ram:, ram:,ram:)"));
+    conformance::run(&PoolBuilder::new().url("ec(2,1,fault:corrupt=0.05,seed=5@ram:, ram:,ram:)"));
     for place in 0..3 {
         let mut legs = ["ram:"; 3];
         legs[place] = "fault:corrupt=0.3,seed=3@ram:";
@@ -105,18 +107,18 @@ fn what_is_full_is_said_and_what_is_gone_is_gone() {
 #[test]
 fn a_wrong_leg_is_found_when_the_pool_is_opened() {
     let url = "ec(2,1,ram:,ram:, unix:/no/such/socket)";
-    assert!(Opener::new().url(url).pages(9).open().is_err());
-    let backend = Opener::new().url(url).degraded().pages(9).open().unwrap();
+    assert!(PoolBuilder::new().url(url).pages(9).open().is_err());
+    let backend = PoolBuilder::new().url(url).degraded().pages(9).open().unwrap();
     assert_eq!(backend.health(), Health::Degraded);
     let mut lane = backend.open_lane().unwrap();
     write(&mut *lane, 1, 8, 1).unwrap();
     assert_version(&mut *lane, 1, 8, 1);
-    assert!(Opener::new().url("ec(2,1,unix:/no/such,ram:,unix:/no)").degraded().pages(9).open().is_err());
+    assert!(PoolBuilder::new().url("ec(2,1,unix:/no/such,ram:,unix:/no)").degraded().pages(9).open().is_err());
 }
 
 #[test]
 fn a_snapshot_is_what_was_written_when_it_was_made() {
-    let opener = Opener::new().url("ec(2,1,fault:die=300@ram:, ram:, ram:, spare=ram:)").pages(300);
+    let opener = PoolBuilder::new().url("ec(2,1,fault:die=300@ram:, ram:, ram:, spare=ram:)").pages(300);
     let backend = opener.open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     let mut random = Random(9);
@@ -169,13 +171,13 @@ impl Backend for Forgetful {
 }
 
 impl Lane for ForgetfulLane {
-    fn submit(&mut self, request: Request) -> Result<(), Request> {
+    fn submit(&mut self, request: LaneRequest) -> Result<(), LaneRequest> {
         match request.op {
             Op::Write { buffer, .. } if self.writes.fetch_add(1, Ordering::Relaxed) % 5 == 4 => {
                 self.forgotten.push(Completion { tag: request.tag, result: Ok(()), buffer: Some(buffer) });
                 Ok(())
             }
-            op => self.inner.submit(Request { op, ..request }),
+            op => self.inner.submit(LaneRequest { op, ..request }),
         }
     }
     fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
@@ -195,13 +197,13 @@ impl Lane for ForgetfulLane {
 fn old_bytes_are_not_believed() {
     for place in 0..3 {
         let leg = |number: usize| {
-            let inner = RamBackend::new(number as u16, EcBackend::pages_of_leg(400));
+            let inner = RamBackend::new(number as u16, EcBackend::pages_of_member(400));
             let backend: Arc<dyn Backend> = if number == place {
                 Arc::new(Forgetful { inner, writes: Arc::new(AtomicU64::new(0)) })
             } else {
                 Arc::new(inner)
             };
-            Leg { backend: Some(backend), leaves: 1, server: number as u16 }
+            PoolMember { backend: Some(backend), leaves: 1, server: number as u16 }
         };
         // Nobody mends here: then another leg would become what this one is.
         let backend =
@@ -225,8 +227,8 @@ fn old_bytes_are_not_believed() {
 fn rows_are_used_again_and_sparse_ones_are_written_again() {
     const PAGES: u64 = 8000;
     let leg = |number: usize| {
-        let ram: Arc<dyn Backend> = Arc::new(RamBackend::new(number as u16, EcBackend::pages_of_leg(PAGES)));
-        Leg { backend: Some(ram), leaves: 1, server: number as u16 }
+        let ram: Arc<dyn Backend> = Arc::new(RamBackend::new(number as u16, EcBackend::pages_of_member(PAGES)));
+        PoolMember { backend: Some(ram), leaves: 1, server: number as u16 }
     };
     let backend =
         EcBackend::new(ErasureCode::new(4, 1), (0..5).map(leg).collect(), vec![], PAGES, None, false).unwrap();
@@ -264,14 +266,14 @@ fn rows_are_used_again_and_sparse_ones_are_written_again() {
 #[test]
 fn writes_of_many_operations_share_rows() {
     let leg = |number: usize| {
-        let ram: Arc<dyn Backend> = Arc::new(RamBackend::new(number as u16, EcBackend::pages_of_leg(1000)));
-        Leg { backend: Some(ram), leaves: 1, server: number as u16 }
+        let ram: Arc<dyn Backend> = Arc::new(RamBackend::new(number as u16, EcBackend::pages_of_member(1000)));
+        PoolMember { backend: Some(ram), leaves: 1, server: number as u16 }
     };
     let backend = EcBackend::new(ErasureCode::new(4, 2), (0..6).map(leg).collect(), vec![], 1000, None, false).unwrap();
     let mut lane = backend.open_lane().unwrap();
     for number in 0..64 {
         let op = Op::Write { page: PageId(number * 15), buffer: filled(1, number * 15, 3) };
-        let request = Request { tag: number, priority: Priority::Background, deadline: Duration::from_secs(9), op };
+        let request = LaneRequest { tag: number, priority: Priority::Background, deadline: Duration::from_secs(9), op };
         lane.submit(request).unwrap();
     }
     let mut done = Vec::with_capacity(64);
@@ -324,13 +326,13 @@ fn random_deaths_lose_nothing() {
     }
 }
 
-fn sides() -> [Arc<SilentSide>; 3] {
-    core::array::from_fn(|_| SilentSide::new(1600))
+fn sides() -> [Arc<SilentMember>; 3] {
+    core::array::from_fn(|_| SilentMember::new(1600))
 }
 
 /// An `ec(2,1,…)` of these.
-fn two_and_one(sides: &[Arc<SilentSide>], heals: bool) -> EcBackend {
-    let legs = sides.iter().map(|side| Leg { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
+fn two_and_one(sides: &[Arc<SilentMember>], heals: bool) -> EcBackend {
+    let legs = sides.iter().map(|side| PoolMember { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
     EcBackend::new(ErasureCode::new(2, 1), legs, vec![], 400, None, heals).unwrap()
 }
 
@@ -344,7 +346,7 @@ fn lanes_that_stall_in_turns_cost_no_operation_and_no_leg_while_all_legs_live() 
         let backend = two_and_one(&sides, seed % 2 == 0);
         backend.set_write_patience(Some(Duration::from_millis(10)));
         trial::lanes_stall_in_turns(&backend, &sides, seed, 3_200);
-        assert!(backend.table.lost().is_empty(), "FARFIELD_SEED={seed}");
+        assert!(backend.table.failed().is_empty(), "FARFIELD_SEED={seed}");
     }
 }
 
@@ -369,18 +371,18 @@ fn a_leg_that_is_not_mended_in_time_is_read_all_the_same_and_never_lost_while_it
     assert!(backend.table.suspect(0, 1, 0) && backend.table.suspect(40, 1, 1));
     wait_until("what is mended is late", || {
         lane.poll(&mut Vec::new());
-        backend.table.is_late(0)
+        backend.table.is_lagging(0)
     });
     let started = Instant::now();
     while started.elapsed() < 3 * super::lane::CARE_DEADLINE {
         assert_version(&mut *lane, 0, 200, 1);
     }
-    assert!(backend.table.lost().is_empty());
+    assert!(backend.table.failed().is_empty());
     sides[0].set_holds_changes(false);
     wait_until("all hold everything", || {
         lane.poll(&mut Vec::new());
         backend.health() == Health::Good
     });
-    backend.table.lose(2);
+    backend.table.mark_failed(2);
     assert_version(&mut *lane, 0, 200, 1);
 }

@@ -2,7 +2,7 @@
 
 use super::index::Version;
 use super::lane::EcLane;
-use super::pieces::{Entry, Piece, ROWS, Task};
+use super::splits::{EcSplit, EcSplitKind, Entry, ROWS};
 use crate::{Buffer, Op, PoolError};
 use farfield_core::gf256::{self, PARTS_MAX};
 use farfield_core::{MemberSet, PageId, checksum};
@@ -11,14 +11,14 @@ use farfield_os::process::now_ns;
 /// Layout of a piece's pages in its rows. The first `rows` pages lie in part 0, the next ones in
 /// part 1, so neighbours are read together.
 #[derive(Clone, Copy)]
-struct Layout {
+struct RowLayout {
     rows: usize,
     pages: usize,
 }
 
-impl Layout {
-    fn of(piece: &Piece) -> Layout {
-        Layout { rows: piece.rows as usize, pages: piece.entries.len() }
+impl RowLayout {
+    fn of(piece: &EcSplit) -> RowLayout {
+        RowLayout { rows: piece.rows as usize, pages: piece.entries.len() }
     }
 
     /// Returns the part and the row of a page.
@@ -45,22 +45,22 @@ impl Layout {
 impl EcLane {
     /// Sends pages of this parent, and of others that wait, out together. Returns how many are this
     /// one's; `None` if there is no room for them now.
-    pub(super) fn cut_write(&mut self, parent: usize) -> Option<u64> {
+    pub(super) fn split_write(&mut self, parent: usize) -> Option<u64> {
         let (known, code) = (self.usable(), self.table.code);
         if !self.has_room() {
             return None;
         }
         // If too few legs are left, buffers do not change that.
         let are_enough = |legs: MemberSet| legs == known || legs.count() >= code.data();
-        let usable = self.legs.takers(
+        let usable = self.members.takers(
             known,
             now_ns(),
             self.table.write_patience(),
             |leg| leg.has_buffer(1) && leg.has_buffer(2),
             are_enough,
         )?;
-        let change = self.table.changes.begin();
-        if self.legs.is_behind_the_news() || !self.usable().difference(known).is_empty() {
+        let change = self.table.write_epochs.begin();
+        if self.members.has_new_lanes() || !self.usable().difference(known).is_empty() {
             return None;
         }
         let mut entries = self.entries.pop()?;
@@ -69,16 +69,17 @@ impl EcLane {
         let rows = claimed.map_or(1, |(_, rows)| rows as usize);
         entries.truncate(rows * code.data());
         let taken = self.set_out(parent, &entries);
-        let layout = Layout { rows, pages: entries.len() };
-        let mut piece = Piece::new(Task::Write, claimed.map_or(0, |(first, _)| first), rows as u64, now_ns());
-        let ends_at = entries.iter().filter_map(|entry| Some(self.parents[entry.parent].as_ref()?.ends_at())).min();
+        let layout = RowLayout { rows, pages: entries.len() };
+        let mut piece = EcSplit::new(EcSplitKind::Write, claimed.map_or(0, |(first, _)| first), rows as u64, now_ns());
+        let ends_at =
+            entries.iter().filter_map(|entry| Some(self.operations[entry.operation].as_ref()?.ends_at())).min();
         piece.ends_at = ends_at.unwrap_or(u64::MAX);
-        (piece.entries, piece.change) = (entries, Some(change));
+        (piece.entries, piece.epoch_guard) = (entries, Some(change));
         let Some((first, _)) = claimed else {
-            self.end_entries(piece, Err(PoolError::PoolFull { server: self.table.legs[0].server }));
+            self.end_entries(piece, Err(PoolError::PoolFull { server: self.table.members[0].server }));
             return Some(taken);
         };
-        let legs = self.table.legs_of(first);
+        let legs = self.table.members_of(first);
         let reachable = (0..code.parts()).filter(|&part| usable.has(legs[part])).count();
         if reachable < code.data() {
             self.table.index.unclaim(first, rows as u64, false);
@@ -88,7 +89,7 @@ impl EcLane {
         let mut buffers = self.code_rows(&piece.entries, layout, &legs, usable);
         self.note_digests(first, &piece.entries, layout, &buffers);
         let ends_at = piece.ends_at;
-        let piece = self.add_piece(piece);
+        let piece = self.add_split(piece);
         self.set_alarm(piece, ends_at);
         for part in 0..code.parts() {
             if let Some(buffer) = buffers[part].take() {
@@ -104,21 +105,26 @@ impl EcLane {
         let most = ROWS * self.table.code.data();
         let others = self.queued.iter().copied().filter(|&other| other != parent);
         for parent in core::iter::once(parent).chain(others) {
-            let Some(known) = self.parents[parent].as_ref().filter(|known| known.kind.is_write()) else { continue };
+            let Some(known) = self.operations[parent].as_ref().filter(|known| known.kind.is_write()) else { continue };
             let Some(buffer) = &known.buffer else { continue };
-            for offset in known.cut..known.count {
+            for offset in known.split_pages..known.count {
                 if entries.len() == most {
                     return;
                 }
                 let (page, only_after) = self.page_and_version(parent, known, offset);
                 let sum = buffer.sums()[offset as usize];
-                entries.push(Entry { parent, offset: offset as usize, page, sum, only_after });
+                entries.push(Entry { operation: parent, offset: offset as usize, page, sum, only_after });
             }
         }
     }
 
-    fn page_and_version(&self, parent: usize, known: &super::pieces::Parent, offset: u64) -> (u64, Option<Version>) {
-        match &self.care {
+    fn page_and_version(
+        &self,
+        parent: usize,
+        known: &super::splits::EcOperation,
+        offset: u64,
+    ) -> (u64, Option<Version>) {
+        match &self.maintenance {
             Some(care) if parent == Self::MOVER => {
                 let (page, version) = care.moves[offset as usize];
                 (page, Some(version))
@@ -132,10 +138,10 @@ impl EcLane {
     fn set_out(&mut self, parent: usize, entries: &[Entry]) -> u64 {
         let mut own = 0;
         for entry in entries {
-            if entry.parent == parent {
+            if entry.operation == parent {
                 own += 1;
-            } else if let Some(other) = &mut self.parents[entry.parent] {
-                other.cut += 1;
+            } else if let Some(other) = &mut self.operations[entry.operation] {
+                other.split_pages += 1;
             }
         }
         own
@@ -145,7 +151,7 @@ impl EcLane {
     fn code_rows(
         &mut self,
         entries: &[Entry],
-        layout: Layout,
+        layout: RowLayout,
         legs: &[usize; PARTS_MAX],
         usable: MemberSet,
     ) -> [Option<Buffer>; PARTS_MAX] {
@@ -154,14 +160,14 @@ impl EcLane {
         for part in 0..code.parts() {
             let pages = if part < code.data() { layout.pages_in(part) } else { layout.rows };
             if pages > 0 && usable.has(legs[part]) {
-                buffers[part] = self.legs[legs[part]].as_mut().and_then(|leg| leg.take_buffer(pages as u64));
+                buffers[part] = self.members[legs[part]].as_mut().and_then(|leg| leg.take_buffer(pages as u64));
             }
             if let Some(buffer) = buffers[part].as_mut().filter(|_| part >= code.data()) {
                 buffer.bytes_mut().fill(0);
             }
         }
         for (number, entry) in entries.iter().enumerate() {
-            let Some(page) = self.parents[entry.parent].as_ref().and_then(|known| known.buffer.as_ref()) else {
+            let Some(page) = self.operations[entry.operation].as_ref().and_then(|known| known.buffer.as_ref()) else {
                 continue;
             };
             let (page, (column, row)) = (page.page(entry.offset), layout.place(number));
@@ -180,7 +186,7 @@ impl EcLane {
     }
 
     /// Notes the digests of all parts of the rows from `first` on.
-    fn note_digests(&self, first: u64, entries: &[Entry], layout: Layout, buffers: &[Option<Buffer>; PARTS_MAX]) {
+    fn note_digests(&self, first: u64, entries: &[Entry], layout: RowLayout, buffers: &[Option<Buffer>; PARTS_MAX]) {
         let (index, code) = (&self.table.index, self.table.code);
         for row in 0..layout.rows {
             for (part, buffer) in buffers.iter().enumerate().take(code.parts()) {
@@ -195,13 +201,13 @@ impl EcLane {
     }
 
     /// Checks whether enough of these legs have the piece to read every page.
-    fn is_written(&self, piece: &Piece, legs: MemberSet) -> bool {
-        let empty = self.table.code.data() - Layout::of(piece).parts();
+    fn is_written(&self, piece: &EcSplit, legs: MemberSet) -> bool {
+        let empty = self.table.code.data() - RowLayout::of(piece).parts();
         piece.got.intersection(legs).count() + empty >= self.table.code.data()
     }
 
-    pub(super) fn write_answered(&mut self, index: usize) {
-        let Some(piece) = &self.pieces[index] else { return };
+    pub(super) fn on_write_reply(&mut self, index: usize) {
+        let Some(piece) = &self.splits[index] else { return };
         if piece.under_way().is_empty() {
             return self.end_write(index, None);
         }
@@ -210,7 +216,7 @@ impl EcLane {
         }
         let patient_until = self.table.counts_with_fewer_at(now_ns());
         let alarm_at = patient_until.min(piece.alarm_at);
-        if let Some(piece) = &mut self.pieces[index] {
+        if let Some(piece) = &mut self.splits[index] {
             piece.patient_until = patient_until;
         }
         self.set_alarm(index, alarm_at);
@@ -218,14 +224,14 @@ impl EcLane {
 
     /// Handles a write that others have had for long, or whose time is over.
     pub(super) fn write_is_slow(&mut self, index: usize, now: u64) {
-        let Some(piece) = &self.pieces[index] else { return };
+        let Some(piece) = &self.splits[index] else { return };
         let (slow, ends_at, patient_until) = (piece.under_way(), piece.ends_at, piece.patient_until);
         let counts_in_the_end = ends_at <= now && self.table.write_patience().is_some();
         let is_enough = self.is_written(piece, self.table.all()) && (patient_until <= now || counts_in_the_end);
         if !is_enough && ends_at > now {
             return self.set_alarm(index, if patient_until > now { ends_at.min(patient_until) } else { ends_at });
         }
-        slow.iter().for_each(|leg| self.table.set_late(leg, ends_at));
+        slow.iter().for_each(|leg| self.table.mark_lagging(leg, ends_at));
         let server = slow.iter().next().map_or(0, |leg| self.table.server(leg));
         let after = core::time::Duration::from_nanos(now.saturating_sub(piece.started_at));
         self.end_write(index, (!is_enough).then_some(PoolError::TimedOut { server, after }));
@@ -233,39 +239,43 @@ impl EcLane {
 
     /// Ends a write. With `over` it has failed, whichever legs have it.
     fn end_write(&mut self, index: usize, over: Option<PoolError>) {
-        let Some(piece) = &self.pieces[index] else { return };
+        let Some(piece) = &self.splits[index] else { return };
         let (had, late) = (self.is_written(piece, self.table.all()), piece.under_way());
         // Legs without the rows are noted first, before any lane can take other legs for complete.
         // Rows that only legs have that are being given up would be lost.
         let lacking = self.table.present().difference(piece.got);
         let table = self.table.clone();
-        table.while_in_doubt(lacking, || {
+        table.with_unrecorded_miss(lacking, || {
             let is_kept = had && over.is_none() && {
-                let Some(piece) = &self.pieces[index] else { return };
+                let Some(piece) = &self.splits[index] else { return };
                 self.is_written(piece, self.table.all().difference(self.table.unreliable()))
             };
-            let Some(piece) = self.take_piece(index, true) else { return };
+            let Some(piece) = self.take_split(index, true) else { return };
             self.end_rows(piece, had, is_kept, late, over);
         });
     }
 
-    fn end_rows(&mut self, piece: Piece, had: bool, is_kept: bool, late: MemberSet, over: Option<PoolError>) {
+    fn end_rows(&mut self, piece: EcSplit, had: bool, is_kept: bool, late: MemberSet, over: Option<PoolError>) {
         let full = match piece.error {
             Some(PoolError::PoolFull { server }) => Some(PoolError::PoolFull { server }),
             _ => None,
         };
         if had {
             // A write that was not answered may still arrive, on top of newer bytes.
-            piece.unsure.difference(self.table.lost()).iter().for_each(|leg| self.table.is_unsure(leg));
+            piece
+                .indeterminate
+                .difference(self.table.failed())
+                .iter()
+                .for_each(|leg| self.table.note_indeterminate(leg));
         }
         if !is_kept || full.is_some() {
             // Where a write may still arrive, no other write goes.
-            if late.is_empty() && (had || piece.unsure.is_empty()) {
+            if late.is_empty() && (had || piece.indeterminate.is_empty()) {
                 self.table.index.unclaim(piece.first, piece.rows, false);
             }
             if had && full.is_none() && over.is_none() {
                 for entry in &piece.entries {
-                    if let Some(parent) = &mut self.parents[entry.parent] {
+                    if let Some(parent) = &mut self.operations[entry.operation] {
                         parent.is_unlucky = true;
                     }
                 }
@@ -274,14 +284,15 @@ impl EcLane {
             let error = full.or(over).or(piece.error).unwrap_or(self.table.gone());
             return self.end_entries(piece, Err(error));
         }
-        let layout = Layout::of(&piece);
+        let layout = RowLayout::of(&piece);
         let empty = layout.parts()..self.table.code.data();
         // Every leg has the parts that are zeros by definition.
-        let have = empty.fold(piece.got, |have, part| have.union(MemberSet::one(self.table.leg_of(piece.first, part))));
+        let have =
+            empty.fold(piece.got, |have, part| have.union(MemberSet::one(self.table.member_of(piece.first, part))));
         for row in 0..layout.rows {
             self.table.index.close(piece.first + row as u64, have, layout.present(row));
         }
-        self.table.lacking(have).iter().for_each(|leg| self.table.hurt(leg));
+        self.table.lacking(have).iter().for_each(|leg| self.table.note_missed(leg));
         for (number, entry) in piece.entries.iter().enumerate() {
             let (part, row) = layout.place(number);
             let version = Version::new(piece.first + row as u64, part, entry.sum);
@@ -290,10 +301,10 @@ impl EcLane {
         self.end_entries(piece, Ok(()));
     }
 
-    fn end_entries(&mut self, mut piece: Piece, result: Result<(), PoolError>) {
+    fn end_entries(&mut self, mut piece: EcSplit, result: Result<(), PoolError>) {
         let mut entries = core::mem::take(&mut piece.entries);
         for entry in entries.drain(..) {
-            self.end_pages(entry.parent, 1, result);
+            self.end_pages(entry.operation, 1, result);
         }
         self.entries.push(entries);
     }

@@ -7,10 +7,10 @@
 //! that comes after its deadline must not land in memory that its owner has back. Its piece is free
 //! again when the transfer has ended.
 
-use super::{Layout, Region};
+use super::{Region, RemoteLayout};
 use crate::backend::hand_over;
 use crate::tcp::TcpLane;
-use crate::{Buffer, Completion, Lane, Op, PagePart, PoolError, Priority, Request};
+use crate::{Buffer, Completion, Lane, LaneRequest, Op, PagePart, PoolError, Priority};
 use core::mem::ManuallyDrop;
 use core::ops::Range;
 use core::time::Duration;
@@ -47,7 +47,7 @@ const YIELD_AFTER: Duration = Duration::from_micros(12);
 const NAP: Duration = Duration::from_micros(200);
 
 /// Read that is under way.
-struct Read {
+struct FabricRead {
     tag: u64,
     priority: Priority,
     page: PageId,
@@ -57,12 +57,12 @@ struct Read {
     deadline: u64,
     /// Number of pages of which pieces were made.
     begun: usize,
-    pieces: usize,
+    splits: usize,
     failed: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum FabricReadPhase {
     /// Page map and checksums are on their way, and pages whose layer is guessed.
     Tables,
     /// Pages are on their way that were not where the guesses said.
@@ -70,14 +70,14 @@ enum Step {
 }
 
 /// Pages of a read, and where they land.
-struct Piece {
+struct FabricSplit {
     landing: usize,
     pages_max: usize,
     /// Index of the read; `None` if it ended without this piece.
     read: Option<usize>,
     /// Range of the pages within the read.
     pages: Range<usize>,
-    step: Step,
+    step: FabricReadPhase,
     /// Parts of transfers that have not begun, the last first.
     waiting: Vec<Part>,
     under_way: usize,
@@ -89,14 +89,14 @@ struct Piece {
     sums: [u64; PIECE_PAGES],
 }
 
-impl Piece {
-    fn new(landing: usize, pages_max: usize) -> Piece {
-        Piece {
+impl FabricSplit {
+    fn new(landing: usize, pages_max: usize) -> FabricSplit {
+        FabricSplit {
             landing,
             pages_max,
             read: None,
             pages: 0..0,
-            step: Step::Tables,
+            step: FabricReadPhase::Tables,
             waiting: Vec::with_capacity(WAITING_MAX),
             under_way: 0,
             failed: false,
@@ -116,9 +116,9 @@ impl Piece {
 
     /// Takes pages of a read on. Pages whose layer is guessed are read at once, in the same
     /// transfer as the tables.
-    fn begin(&mut self, read: usize, first: u64, pages: Range<usize>, layout: &Layout) {
+    fn begin(&mut self, read: usize, first: u64, pages: Range<usize>, layout: &RemoteLayout) {
         let (at, count) = (first + pages.start as u64, pages.len());
-        (self.read, self.pages, self.step, self.failed) = (Some(read), pages, Step::Tables, false);
+        (self.read, self.pages, self.step, self.failed) = (Some(read), pages, FabricReadPhase::Tables, false);
         for (index, guess) in self.guesses[..count].iter_mut().enumerate() {
             let seen = layout.seen.at(at + index as u64).load(Ordering::Relaxed);
             *guess = if usize::from(seen) <= layout.layers.len() { seen } else { 0 };
@@ -128,7 +128,7 @@ impl Piece {
         if !self.read_from(&guesses[..count], first, layout) {
             unreachable!("only layers that are there are guessed");
         }
-        let Layout { page_map, sums, .. } = layout;
+        let RemoteLayout { page_map, sums, .. } = layout;
         let sums = Part { landing: self.sums_at(), bytes: count * 8, remote: sums.base + at * 8, key: sums.key };
         let map = Part { landing: self.numbers_at(), bytes: count, remote: page_map.base + at, key: page_map.key };
         self.waiting.extend([sums, map]);
@@ -136,7 +136,7 @@ impl Piece {
 
     /// Evaluates the page map and the checksums, and adds transfers for stored pages whose layer
     /// was not guessed. Returns `false` if the tables cannot be true.
-    fn ask_for_pages(&mut self, reader: &Reader, first: u64, layout: &Layout) -> bool {
+    fn ask_for_pages(&mut self, reader: &Reader, first: u64, layout: &RemoteLayout) -> bool {
         let count = self.pages.len();
         reader.copy(self.numbers_at(), &mut self.numbers[..count]);
         let mut sums = [0; PIECE_PAGES * 8];
@@ -144,7 +144,7 @@ impl Piece {
         for (sum, bytes) in self.sums.iter_mut().zip(sums.as_chunks::<8>().0) {
             *sum = u64::from_le_bytes(*bytes);
         }
-        self.step = Step::Pages;
+        self.step = FabricReadPhase::Pages;
         let mut missing = self.numbers;
         for (index, (missing, guess)) in missing.iter_mut().zip(&self.guesses).enumerate().take(count) {
             if missing == guess {
@@ -158,7 +158,7 @@ impl Piece {
 
     /// Adds transfers of each page from the layer with its number, one part for each run; 0 means
     /// none. Returns `false` if there is no such layer.
-    fn read_from(&mut self, numbers: &[u8], first: u64, layout: &Layout) -> bool {
+    fn read_from(&mut self, numbers: &[u8], first: u64, layout: &RemoteLayout) -> bool {
         let mut index = 0;
         for run in numbers.chunk_by(|one, next| one == next) {
             if let Some(layer) = usize::from(run[0]).checked_sub(1) {
@@ -196,19 +196,19 @@ impl Piece {
 
 pub(super) struct FabricLane {
     region: Arc<Region>,
-    layout: Arc<Layout>,
+    layout: Arc<RemoteLayout>,
     version: u64,
     /// Lane for writes, discards, and reads that failed.
     messages: TcpLane,
     reader: ManuallyDrop<Reader>,
     /// Set when libfabric has failed: everything goes by message.
     is_broken: bool,
-    reads: Box<[Option<Read>]>,
+    reads: Box<[Option<FabricRead>]>,
     free_reads: Vec<usize>,
     /// Reads that are not all begun.
     demand: VecDeque<usize>,
     background: VecDeque<usize>,
-    pieces: Box<[Piece]>,
+    pieces: Box<[FabricSplit]>,
     free_large: Vec<usize>,
     free_small: Vec<usize>,
     /// Pieces with transfers to begin.
@@ -236,7 +236,7 @@ impl FabricLane {
         let mut landing = 0;
         let mut piece = |pages_max: usize| {
             landing += pages_max * LANDING_PER_PAGE;
-            Piece::new(landing - pages_max * LANDING_PER_PAGE, pages_max)
+            FabricSplit::new(landing - pages_max * LANDING_PER_PAGE, pages_max)
         };
         let large = (0..LARGE_PIECES).map(|_| PIECE_PAGES);
         let pieces = large.chain((0..SMALL_PIECES).map(|_| 1)).map(&mut piece).collect();
@@ -290,7 +290,7 @@ impl FabricLane {
             piece.begin(slot, read.page.0, read.begun..end, &self.layout);
             self.waiting.push_back(free);
             read.begun = end;
-            read.pieces += 1;
+            read.splits += 1;
             let (is_begun, priority) = (end == read.buffer.pages(), read.priority);
             if is_begun {
                 self.queue(priority).pop_front();
@@ -354,7 +354,7 @@ impl FabricLane {
         let piece = &mut self.pieces[index];
         let slot = piece.read;
         if let Some(read) = slot.and_then(|slot| self.reads[slot].as_mut()) {
-            if piece.step == Step::Tables && !piece.failed && !read.failed {
+            if piece.step == FabricReadPhase::Tables && !piece.failed && !read.failed {
                 piece.failed = !piece.ask_for_pages(&self.reader, read.page.0, &self.layout);
                 if !piece.failed && !piece.waiting.is_empty() {
                     return self.waiting.push_back(index);
@@ -362,7 +362,7 @@ impl FabricLane {
                 piece.waiting.clear();
             }
             read.failed |= piece.failed || !piece.deliver(&self.reader, &mut read.buffer, self.zero_sum);
-            read.pieces -= 1;
+            read.splits -= 1;
         }
         let pages_max = piece.pages_max;
         piece.read = None;
@@ -375,7 +375,7 @@ impl FabricLane {
     /// Ends a read whose pages are all here, and asks by message for one that failed.
     fn settle(&mut self, slot: usize) {
         let Some(read) = &self.reads[slot] else { return };
-        if read.pieces > 0 || (read.begun < read.buffer.pages() && !read.failed) {
+        if read.splits > 0 || (read.begun < read.buffer.pages() && !read.failed) {
             return;
         }
         if !read.failed {
@@ -388,32 +388,32 @@ impl FabricLane {
     }
 
     /// Sends a read as a message; the server checks the checksums of its answer.
-    fn ask(&mut self, read: Read, deadline: Duration) {
-        let Read { tag, priority, page, part, buffer, .. } = read;
+    fn ask(&mut self, read: FabricRead, deadline: Duration) {
+        let FabricRead { tag, priority, page, part, buffer, .. } = read;
         let op = match part {
             Some(part) => Op::ReadPart { page, part, buffer },
             None => Op::Read { page, buffer },
         };
-        if self.messages.submit(Request { tag, priority, deadline, op }).is_err() {
+        if self.messages.submit(LaneRequest { tag, priority, deadline, op }).is_err() {
             unreachable!("both together take as many as one of them has room for");
         }
     }
 
     /// Takes a read out; its pieces go on without it.
-    fn take(&mut self, slot: usize) -> Option<Read> {
+    fn take(&mut self, slot: usize) -> Option<FabricRead> {
         let read = self.reads[slot].take()?;
         self.free_reads.push(slot);
         if read.begun < read.buffer.pages() {
             self.queue(read.priority).retain(|other| *other != slot);
         }
-        if read.pieces > 0 {
+        if read.splits > 0 {
             self.pieces.iter_mut().filter(|piece| piece.read == Some(slot)).for_each(|piece| piece.read = None);
         }
         Some(read)
     }
 
     fn end(&mut self, slot: usize, result: Result<(), PoolError>) {
-        if let Some(Read { tag, buffer, .. }) = self.take(slot) {
+        if let Some(FabricRead { tag, buffer, .. }) = self.take(slot) {
             self.ended.push_back(Completion { tag, result, buffer: Some(buffer) });
         }
     }
@@ -434,7 +434,7 @@ impl FabricLane {
         let server = self.region.session.server;
         self.next_deadline = u64::MAX;
         for slot in 0..SLOTS {
-            let Some(Read { deadline, wait, .. }) = self.reads[slot] else { continue };
+            let Some(FabricRead { deadline, wait, .. }) = self.reads[slot] else { continue };
             if deadline <= now {
                 self.end(slot, Err(PoolError::TimedOut { server, after: wait }));
             } else {
@@ -494,7 +494,7 @@ impl FabricLane {
 
     /// Takes a read on. A read that comes too late, or of pages that the server's windows do not
     /// have, is sent as a message.
-    fn submit_read(&mut self, read: Read) {
+    fn submit_read(&mut self, read: FabricRead) {
         let count = read.buffer.pages() as u64;
         let is_inside = read.page.0.checked_add(count).is_some_and(|end| end <= self.region.pages);
         if !is_inside || self.is_broken || self.region.session.is_gone() {
@@ -510,15 +510,15 @@ impl FabricLane {
 }
 
 impl Lane for FabricLane {
-    fn submit(&mut self, request: Request) -> Result<(), Request> {
+    fn submit(&mut self, request: LaneRequest) -> Result<(), LaneRequest> {
         if self.in_flight() >= SLOTS {
             return Err(request);
         }
-        let Request { tag, priority, deadline: wait, op } = request;
+        let LaneRequest { tag, priority, deadline: wait, op } = request;
         let deadline = now_ns().saturating_add(wait.as_nanos() as u64);
         let read = |page, part, buffer| {
             let (begun, pieces, failed) = (0, 0, false);
-            Read { tag, priority, page, part, buffer, wait, deadline, begun, pieces, failed }
+            FabricRead { tag, priority, page, part, buffer, wait, deadline, begun, splits: pieces, failed }
         };
         match op {
             Op::Read { page, buffer } => self.submit_read(read(page, None, buffer)),
@@ -535,7 +535,7 @@ impl Lane for FabricLane {
                     Op::Discard { page, count } => Some((*page, *count)),
                     _ => None,
                 };
-                self.messages.submit(Request { tag, priority, deadline: wait, op })?;
+                self.messages.submit(LaneRequest { tag, priority, deadline: wait, op })?;
                 self.writes.extend(written);
                 // A discard that is outside of the region is not noted: the server refuses it.
                 let is_inside =

@@ -9,11 +9,11 @@
 
 mod lane;
 
-use crate::connection::{CONTROL_BODY_MAX, HandshakeError, Session};
-use crate::legs::is_silence;
-use crate::table::Words;
+use crate::connection::{CONTROL_BODY_MAX, HandshakeError, ServerSession};
+use crate::members::is_silence;
+use crate::table::AtomicTable;
 use crate::tcp::{TcpLane, clone_region};
-use crate::{Backend, CallLane, Calls, CloneTicket, Health, Lane, PoolError};
+use crate::{Backend, CallChannel, CallLane, CloneTicket, Health, Lane, PoolError};
 use core::time::Duration;
 use farfield_core::wire::{ExposeReply, RemoteWindow, Reply, Request, StationReply, features};
 use farfield_core::{PageId, RegionId};
@@ -49,17 +49,17 @@ impl Config {
 /// Windows in which the pages of a region are. The layout changes only inside
 /// [`Backend::clone_region`], whose caller has no operation in flight.
 #[derive(Clone)]
-struct Layout {
+struct RemoteLayout {
     generation: u64,
     page_map: RemoteWindow,
     sums: RemoteWindow,
     layers: Vec<RemoteWindow>,
     /// Layer in which each page was last known to be, counted from 1; 0 if unknown. It is a guess,
     /// and never decides what a page holds. Layers of another generation have a table of their own.
-    seen: Arc<Words<AtomicU8>>,
+    seen: Arc<AtomicTable<AtomicU8>>,
 }
 
-impl Layout {
+impl RemoteLayout {
     /// Notes that these pages are in the layer `number`, or, with 0, that their layer is unknown.
     fn note(&self, first: PageId, count: u64, number: u8) {
         for page in first.0..first.0 + count {
@@ -75,22 +75,27 @@ impl Layout {
 
 /// State that the backend and its lanes share.
 struct Region {
-    session: Arc<Session>,
+    session: Arc<ServerSession>,
     id: RegionId,
     pages: u64,
-    layout: Mutex<Arc<Layout>>,
+    layout: Mutex<Arc<RemoteLayout>>,
     /// Number of the present layout, by which lanes see whether theirs is the present one.
     version: AtomicU64,
 }
 
 impl Region {
-    fn layout(&self) -> Arc<Layout> {
+    fn layout(&self) -> Arc<RemoteLayout> {
         self.layout.lock().clone()
     }
 
     /// Asks the server for the windows that `known` lacks. Blocks; each request has the session's
     /// deadline.
-    fn ask(session: &Session, id: RegionId, pages: u64, known: Option<&Layout>) -> Result<Layout, PoolError> {
+    fn ask(
+        session: &ServerSession,
+        id: RegionId,
+        pages: u64,
+        known: Option<&RemoteLayout>,
+    ) -> Result<RemoteLayout, PoolError> {
         let nonsense = || PoolError::Refused { server: session.server, reason: "its answer makes no sense" };
         let mut layout = known.cloned();
         loop {
@@ -107,8 +112,8 @@ impl Region {
                 continue;
             }
             if layout.is_none() {
-                let seen = Arc::new(Words::new(pages).map_err(PoolError::Os)?);
-                layout = Some(Layout { generation, page_map, sums, layers: Vec::new(), seen });
+                let seen = Arc::new(AtomicTable::new(pages).map_err(PoolError::Os)?);
+                layout = Some(RemoteLayout { generation, page_map, sums, layers: Vec::new(), seen });
             }
             let Some(taken) = &mut layout else { unreachable!("made above") };
             taken.layers.extend(windows.layers());
@@ -138,7 +143,7 @@ struct FabricBackend {
 
 /// Opens the region of this session, if its server has a fabric and it can be reached.
 pub(crate) fn open(
-    session: Arc<Session>,
+    session: Arc<ServerSession>,
     config: Config,
     id: RegionId,
     pages: u64,
@@ -168,7 +173,7 @@ pub(crate) fn open(
 
 /// Reads one byte, so that any obstacle is found now. Returns the name of the provider, or an error
 /// that names the obstacle.
-fn reach(session: &Session, config: Config, station: &[u8], window: RemoteWindow) -> Result<String, String> {
+fn reach(session: &ServerSession, config: Config, station: &[u8], window: RemoteWindow) -> Result<String, String> {
     let reader =
         Reader::open(config.provider, config.address.ip(), station, 4096).map_err(|error| error.to_string())?;
     let until = now_ns().saturating_add(session.deadline().as_nanos() as u64);
@@ -201,7 +206,7 @@ impl Backend for FabricBackend {
         Ok(Box::new(FabricLane::new(self.region.clone(), messages, reader)))
     }
 
-    fn open_calls(&self) -> Result<Box<dyn Calls>, PoolError> {
+    fn open_calls(&self) -> Result<Box<dyn CallChannel>, PoolError> {
         Ok(Box::new(CallLane::open(&self.region.session, self.region.id)?))
     }
 

@@ -1,9 +1,9 @@
 //! Lane to compressed pages: submitted operations end at the next polls, demand first.
 
-use super::pack::{self, Packer, Step};
-use super::{COMPRESSED_MAX, Form, Head, Region};
+use super::pack::{self, PackStep, Packer};
+use super::{COMPRESSED_MAX, EncodedHeader, PageEncoding, Region};
 use crate::backend::hand_over;
-use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use crate::{Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{PageId, checksum};
@@ -19,8 +19,8 @@ const TRIES: u32 = 8;
 /// Lane to the compressed pages of a region.
 pub(super) struct LzLane {
     region: Arc<Region>,
-    demand: VecDeque<Request>,
-    background: VecDeque<Request>,
+    demand: VecDeque<LaneRequest>,
+    background: VecDeque<LaneRequest>,
     ended: VecDeque<Completion>,
     /// Stored bytes of the page that is read.
     kept: Box<[u8; PAGE_BYTES]>,
@@ -82,23 +82,23 @@ impl LzLane {
             return Ok(());
         }
         let (form, kept) = if is_repeated {
-            (Form::Repeated, &words[0][..])
+            (PageEncoding::Repeated, &words[0][..])
         } else {
             match compress_into_with_table(bytes, &mut self.compressed, &mut self.table) {
-                Ok(len) if len <= COMPRESSED_MAX => (Form::Lz4, &self.compressed[..len]),
-                _ => (Form::Raw, bytes),
+                Ok(len) if len <= COMPRESSED_MAX => (PageEncoding::Lz4, &self.compressed[..len]),
+                _ => (PageEncoding::Raw, bytes),
             }
         };
-        let head = Head::new(sum, form, kept.len());
+        let head = EncodedHeader::new(sum, form, kept.len());
         let mut unit = self.region.keep(head, kept);
         for _ in 0..pack::STEPS_WHEN_FULL {
             if unit.is_ok() {
                 break;
             }
             match self.packer.step(&self.region) {
-                Step::Packed => unit = self.region.keep(head, kept),
-                Step::Passed => {}
-                Step::InVain => break,
+                PackStep::Packed => unit = self.region.keep(head, kept),
+                PackStep::Passed => {}
+                PackStep::Exhausted => break,
             }
         }
         self.region.publish(page, Some(unit?));
@@ -108,7 +108,7 @@ impl LzLane {
         Ok(())
     }
 
-    fn work_on(&mut self, request: Request) {
+    fn work_on(&mut self, request: LaneRequest) {
         let (result, buffer) = match request.op {
             Op::Read { page, mut buffer } | Op::ReadPart { page, mut buffer, .. } => {
                 (self.read(page, &mut buffer), Some(buffer))
@@ -121,7 +121,7 @@ impl LzLane {
 }
 
 impl Lane for LzLane {
-    fn submit(&mut self, request: Request) -> Result<(), Request> {
+    fn submit(&mut self, request: LaneRequest) -> Result<(), LaneRequest> {
         if self.in_flight() >= SLOTS {
             return Err(request);
         }

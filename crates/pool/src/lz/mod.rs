@@ -10,7 +10,7 @@ mod pack;
 mod slabs;
 
 use crate::backend::check_range;
-use crate::table::{PageTable, Words};
+use crate::table::{AtomicTable, PageTable};
 use crate::{Backend, CloneTicket, Health, Lane, PoolError};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use farfield_core::PageId;
@@ -51,7 +51,7 @@ impl Config {
 
 /// Form in which a page is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Form {
+enum PageEncoding {
     /// The page as it is.
     Raw,
     /// A single word that the page repeats.
@@ -64,7 +64,7 @@ enum Form {
 
 /// Head of two words before the bytes of a page.
 #[derive(Clone, Copy, Debug)]
-struct Head {
+struct EncodedHeader {
     sum: u64,
     bytes: usize,
     form: u32,
@@ -73,9 +73,9 @@ struct Head {
 const WORD_BYTES: usize = size_of::<u64>();
 const HEAD_BYTES: usize = 2 * WORD_BYTES;
 
-impl Head {
-    fn new(sum: u64, form: Form, bytes: usize) -> Head {
-        Head { sum, bytes, form: form as u32 }
+impl EncodedHeader {
+    fn new(sum: u64, form: PageEncoding, bytes: usize) -> EncodedHeader {
+        EncodedHeader { sum, bytes, form: form as u32 }
     }
 
     fn to_words(self) -> [u64; 2] {
@@ -83,13 +83,15 @@ impl Head {
     }
 
     /// Reads a head. Damaged words give a head, too, but one of a page at most.
-    fn from_words([sum, rest]: [u64; 2]) -> Head {
-        Head { sum, bytes: (rest as u32 as usize).min(PAGE_BYTES), form: (rest >> 32) as u32 }
+    fn from_words([sum, rest]: [u64; 2]) -> EncodedHeader {
+        EncodedHeader { sum, bytes: (rest as u32 as usize).min(PAGE_BYTES), form: (rest >> 32) as u32 }
     }
 
     /// Returns the form; `None` if the head is damaged.
-    fn form(self) -> Option<Form> {
-        [Form::Raw, Form::Repeated, Form::Lz4, Form::Zstd].into_iter().find(|form| *form as u32 == self.form)
+    fn form(self) -> Option<PageEncoding> {
+        [PageEncoding::Raw, PageEncoding::Repeated, PageEncoding::Lz4, PageEncoding::Zstd]
+            .into_iter()
+            .find(|form| *form as u32 == self.form)
     }
 }
 
@@ -102,7 +104,7 @@ struct Region {
     slabs: Slabs,
     stored: AtomicU64,
     /// Two bits for each page.
-    marks: Words<AtomicU64>,
+    marks: AtomicTable<AtomicU64>,
     /// End of the pages that are stored.
     end: AtomicU64,
     /// Page that is looked at next.
@@ -117,7 +119,7 @@ impl Region {
             return Err(PoolError::Refused { server, reason: "the region is larger than 16 TiB" });
         }
         let parts = || {
-            let marks = Words::new(pages.div_ceil(pack::PAGES_OF_WORD))?;
+            let marks = AtomicTable::new(pages.div_ceil(pack::PAGES_OF_WORD))?;
             Ok::<_, Errno>((PageTable::new(pages)?, Slabs::new(size_bytes)?, marks))
         };
         let (places, slabs, marks) = parts().map_err(PoolError::Os)?;
@@ -152,7 +154,7 @@ impl Region {
     }
 
     /// Puts the bytes of a page into a piece of their own.
-    fn keep(&self, head: Head, bytes: &[u8]) -> Result<u64, PoolError> {
+    fn keep(&self, head: EncodedHeader, bytes: &[u8]) -> Result<u64, PoolError> {
         let full = PoolError::PoolFull { server: self.server };
         let unit = self.slabs.take(HEAD_BYTES + bytes.len()).ok_or(full)?;
         // A reader that takes these words for those of another page learns thereby that its page is
@@ -175,11 +177,11 @@ impl Region {
 
     /// Copies the stored bytes of `page` into `bytes`. Returns its head, or `None` if the page is
     /// not stored.
-    fn copy(&self, page: u64, bytes: &mut [u8; PAGE_BYTES]) -> Option<Head> {
+    fn copy(&self, page: u64, bytes: &mut [u8; PAGE_BYTES]) -> Option<EncodedHeader> {
         loop {
             let unit = self.unit(page)?;
             let word = |index: usize| self.word(unit, index).load(Ordering::Relaxed);
-            let head = Head::from_words([word(0), word(1)]);
+            let head = EncodedHeader::from_words([word(0), word(1)]);
             // The last piece of all ends with the memory of slabs.
             let len = head.bytes.min(self.slabs.bytes_from(unit) - HEAD_BYTES);
             for (index, target) in
@@ -189,7 +191,7 @@ impl Region {
             }
             fence(Ordering::Acquire);
             if self.unit(page) == Some(unit) {
-                return Some(Head { bytes: len, ..head });
+                return Some(EncodedHeader { bytes: len, ..head });
             }
         }
     }

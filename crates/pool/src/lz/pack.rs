@@ -7,7 +7,7 @@
 //! ever.
 
 use super::slabs::Slabs;
-use super::{Form, HEAD_BYTES, Head, Region};
+use super::{EncodedHeader, HEAD_BYTES, PageEncoding, Region};
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::checksum;
 use farfield_core::geometry::PAGE_BYTES;
@@ -79,14 +79,14 @@ pub(super) struct Unpacker(DCtx<'static>);
 impl Unpacker {
     /// Makes a page from its stored bytes; returns `false` if they are damaged. Not all damage is
     /// seen here: the page may be damaged all the same.
-    pub(super) fn unpack(&mut self, head: Head, kept: &[u8], page: &mut [u8]) -> bool {
+    pub(super) fn unpack(&mut self, head: EncodedHeader, kept: &[u8], page: &mut [u8]) -> bool {
         match head.form() {
-            Some(Form::Raw) if kept.len() == PAGE_BYTES => page.copy_from_slice(kept),
-            Some(Form::Repeated) if kept.len() == 8 => {
+            Some(PageEncoding::Raw) if kept.len() == PAGE_BYTES => page.copy_from_slice(kept),
+            Some(PageEncoding::Repeated) if kept.len() == 8 => {
                 page.as_chunks_mut::<8>().0.iter_mut().for_each(|word| word.copy_from_slice(kept));
             }
-            Some(Form::Lz4) => return decompress_into(kept, page).is_ok_and(|bytes| bytes == PAGE_BYTES),
-            Some(Form::Zstd) => return self.0.decompress(page, kept) == Ok(PAGE_BYTES),
+            Some(PageEncoding::Lz4) => return decompress_into(kept, page).is_ok_and(|bytes| bytes == PAGE_BYTES),
+            Some(PageEncoding::Zstd) => return self.0.decompress(page, kept) == Ok(PAGE_BYTES),
             _ => return false,
         }
         true
@@ -95,19 +95,19 @@ impl Unpacker {
 
 /// Outcome of a look at a page.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum PackStep {
     /// The page takes less room now.
     Packed,
     /// The page stays as it is.
     Passed,
     /// No page was near, there is no room at all, or another lane is packing. Another look would be
     /// in vain, too.
-    InVain,
+    Exhausted,
 }
 
-enum Packed {
+enum PackResult {
     At(u64),
-    NotWorthIt,
+    Incompressible,
     NoRoom,
 }
 
@@ -131,39 +131,39 @@ impl Packer {
     }
 
     /// Looks at one more page, and packs it again if that is worth it.
-    pub(super) fn step(&mut self, region: &Region) -> Step {
+    pub(super) fn step(&mut self, region: &Region) -> PackStep {
         if region.is_packing.swap(true, Ordering::Acquire) {
-            return Step::InVain;
+            return PackStep::Exhausted;
         }
-        let step = region.next_page().map_or(Step::InVain, |page| self.look_at(region, page));
+        let step = region.next_page().map_or(PackStep::Exhausted, |page| self.look_at(region, page));
         region.is_packing.store(false, Ordering::Release);
         step
     }
 
-    fn look_at(&mut self, region: &Region, page: u64) -> Step {
+    fn look_at(&mut self, region: &Region, page: u64) -> PackStep {
         let (marks, shift) = region.marks(page);
         let before = marks.fetch_and(!(USED << shift), Ordering::Relaxed) >> shift;
         if before & (USED | TRIED) != 0 {
-            return Step::Passed;
+            return PackStep::Passed;
         }
-        let Some(unit) = region.unit(page) else { return Step::Passed };
+        let Some(unit) = region.unit(page) else { return PackStep::Passed };
         if !region.places.exchange(page, unit, unit | IN_WORK) {
-            return Step::Passed;
+            return PackStep::Passed;
         }
         let packed = self.pack(region, page);
         let step = match packed {
-            Packed::At(packed) if region.places.exchange(page, unit | IN_WORK, packed) => {
+            PackResult::At(packed) if region.places.exchange(page, unit | IN_WORK, packed) => {
                 region.slabs.give(unit);
-                return Step::Packed;
+                return PackStep::Packed;
             }
-            Packed::At(packed) => {
+            PackResult::At(packed) => {
                 region.slabs.give(packed);
-                return Step::Passed;
+                return PackStep::Passed;
             }
-            Packed::NoRoom => Step::InVain,
-            Packed::NotWorthIt => {
+            PackResult::NoRoom => PackStep::Exhausted,
+            PackResult::Incompressible => {
                 marks.fetch_or(TRIED << shift, Ordering::Relaxed);
-                Step::Passed
+                PackStep::Passed
             }
         };
         region.places.exchange(page, unit | IN_WORK, unit);
@@ -171,22 +171,22 @@ impl Packer {
     }
 
     /// Packs a page into a smaller piece than it has.
-    fn pack(&mut self, region: &Region, page: u64) -> Packed {
-        let Some(head) = region.copy(page, &mut self.kept) else { return Packed::NotWorthIt };
-        let is_packable = matches!(head.form(), Some(Form::Raw | Form::Lz4));
+    fn pack(&mut self, region: &Region, page: u64) -> PackResult {
+        let Some(head) = region.copy(page, &mut self.kept) else { return PackResult::Incompressible };
+        let is_packable = matches!(head.form(), Some(PageEncoding::Raw | PageEncoding::Lz4));
         let is_whole = is_packable && self.unpacker.unpack(head, &self.kept[..head.bytes], &mut self.page[..]);
         // A read of a damaged page finds that out.
         if !is_whole || checksum(&self.page[..]) != head.sum {
-            return Packed::NotWorthIt;
+            return PackResult::Incompressible;
         }
         let Ok(bytes) = self.packs.compress(&mut self.packed[..], &self.page[..], LEVEL) else {
-            return Packed::NotWorthIt;
+            return PackResult::Incompressible;
         };
         let [now, then] = [head.bytes, bytes].map(|bytes| Slabs::units_for(HEAD_BYTES + bytes));
         if then * 8 > now * 7 {
-            return Packed::NotWorthIt;
+            return PackResult::Incompressible;
         }
-        let kept = region.keep(Head::new(head.sum, Form::Zstd, bytes), &self.packed[..bytes]);
-        kept.map_or(Packed::NoRoom, Packed::At)
+        let kept = region.keep(EncodedHeader::new(head.sum, PageEncoding::Zstd, bytes), &self.packed[..bytes]);
+        kept.map_or(PackResult::NoRoom, PackResult::At)
     }
 }

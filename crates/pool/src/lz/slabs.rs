@@ -5,7 +5,7 @@
 //! back is given back to the system. Everything is a number that changes atomically: no lane waits
 //! for another.
 
-use crate::table::Words;
+use crate::table::AtomicTable;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farfield_os::{Errno, memory};
 
@@ -56,8 +56,8 @@ impl State {
 pub(super) struct Slabs {
     start: usize,
     count: u64,
-    states: Words<AtomicU64>,
-    bits: Words<AtomicU64>,
+    states: AtomicTable<AtomicU64>,
+    bits: AtomicTable<AtomicU64>,
     /// Slab in which the last piece of each size was found.
     current: [AtomicU32; UNITS_MAX + 1],
     /// Number of slabs that were used at least once.
@@ -76,8 +76,8 @@ impl Slabs {
         Ok(Slabs {
             start: memory::map_anonymous((count * SLAB_BYTES) as usize)?,
             count,
-            states: Words::new(count)?,
-            bits: Words::new(count * BIT_WORDS)?,
+            states: AtomicTable::new(count)?,
+            bits: AtomicTable::new(count * BIT_WORDS)?,
             current: [const { AtomicU32::new(0) }; UNITS_MAX + 1],
             begun: AtomicU64::new(0),
             held: AtomicU64::new(0),

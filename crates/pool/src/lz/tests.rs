@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::conformance::Random;
-use crate::{Buffer, Completion, Op, Opener, Priority, Request, conformance};
+use crate::{Buffer, Completion, LaneRequest, Op, PoolBuilder, Priority, conformance};
 use core::time::Duration;
 
 fn one(lane: &mut dyn Lane, op: Op) -> Completion {
     let mut done = Vec::with_capacity(1);
-    lane.submit(Request { tag: 5, priority: Priority::Demand, deadline: Duration::from_secs(30), op }).unwrap();
+    lane.submit(LaneRequest { tag: 5, priority: Priority::Demand, deadline: Duration::from_secs(30), op }).unwrap();
     while lane.poll(&mut done) == 0 {
         lane.wait(Duration::from_millis(100));
     }
@@ -52,7 +52,8 @@ fn any_page(random: &mut Random) -> Vec<u8> {
 
 fn zstd_pages(region: &Region) -> usize {
     let mut bytes = [0; PAGE_BYTES];
-    let is_zstd = |page: &u64| region.copy(*page, &mut bytes).is_some_and(|head| head.form() == Some(Form::Zstd));
+    let is_zstd =
+        |page: &u64| region.copy(*page, &mut bytes).is_some_and(|head| head.form() == Some(PageEncoding::Zstd));
     (0..region.pages).filter(is_zstd).count()
 }
 
@@ -66,8 +67,8 @@ fn text(page: u64) -> Vec<u8> {
 
 #[test]
 fn lz_conforms() {
-    conformance::run(&Opener::new().url("lz:?size=64M"));
-    conformance::run(&Opener::new().url("stripe(lz:?size=32M, lz:?size=32M)"));
+    conformance::run(&PoolBuilder::new().url("lz:?size=64M"));
+    conformance::run(&PoolBuilder::new().url("stripe(lz:?size=32M, lz:?size=32M)"));
 }
 
 #[test]
@@ -163,14 +164,14 @@ fn pages_that_nobody_uses_are_packed_again_when_memory_is_scarce() {
     assert!(at > fits * 6 / 5, "{at} pages where lz4 alone has room for {fits}");
     assert!(zstd_pages(region) as u64 > at / 2, "{} of {at}", zstd_pages(region));
     let head = region.copy(hot, &mut [0; PAGE_BYTES]).unwrap();
-    assert_eq!(head.form(), Some(Form::Lz4), "it is used");
+    assert_eq!(head.form(), Some(PageEncoding::Lz4), "it is used");
     for page in 0..at {
         assert!(read(&mut *lane, page, 1).unwrap().page(0) == text(page), "page {page}");
     }
     // What is written is new.
     one(&mut *lane, Op::Discard { page: PageId(hot + 1), count: 1000 }).result.unwrap();
     write(&mut *lane, 1, &text(2)).unwrap();
-    assert_eq!(region.copy(1, &mut [0; PAGE_BYTES]).unwrap().form(), Some(Form::Lz4));
+    assert_eq!(region.copy(1, &mut [0; PAGE_BYTES]).unwrap().form(), Some(PageEncoding::Lz4));
 }
 
 #[test]
@@ -198,7 +199,7 @@ fn what_is_written_while_it_is_packed_stays() {
                         std::thread::yield_now();
                     }
                     let head = backend.region.copy(page, &mut [0; PAGE_BYTES]).unwrap();
-                    packed += u32::from(head.form() == Some(Form::Zstd));
+                    packed += u32::from(head.form() == Some(PageEncoding::Zstd));
                     assert!(read(&mut *lane, page, 1).unwrap().page(0) == text(version), "version {version}");
                     assert!(
                         version == 1 || read(&mut *lane, page ^ 1, 1).unwrap().page(0) == text(version - 1),
@@ -248,7 +249,7 @@ fn a_flipped_bit_is_found() {
 
 #[test]
 fn threads_that_write_and_read_the_same_pages_see_whole_versions() {
-    let backend = Opener::new().url("lz:?size=16M").pages(64).open().unwrap();
+    let backend = PoolBuilder::new().url("lz:?size=16M").pages(64).open().unwrap();
     std::thread::scope(|scope| {
         for me in 0..3u64 {
             let backend = &backend;

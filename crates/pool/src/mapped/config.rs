@@ -4,7 +4,7 @@ use std::ffi::CString;
 
 /// Memory that a URL names.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Whose {
+pub(super) enum MemorySource {
     /// Memory of a NUMA node.
     Node(u32),
     /// Memory behind a path: a folder, a file or a device.
@@ -14,7 +14,7 @@ pub(super) enum Whose {
 /// Options of a `numa` or `dax` URL.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Config {
-    pub(super) whose: Whose,
+    pub(super) source: MemorySource,
     /// Most bytes that may be stored; `None` for all that there is room for.
     pub(super) size_bytes: Option<u64>,
     /// Set if the content of the file, or of the device, may be lost.
@@ -26,7 +26,7 @@ impl Config {
     pub(crate) fn parse_numa(text: &str) -> Result<Config, String> {
         let (node, options) = text.split_once('?').unwrap_or((text, ""));
         let node = node.parse().map_err(|_| "write the number of a NUMA node, as in numa:1 or numa:1?size=8G")?;
-        Config { whose: Whose::Node(node), size_bytes: None, may_erase: false }.with_options("numa", options)
+        Config { source: MemorySource::Node(node), size_bytes: None, may_erase: false }.with_options("numa", options)
     }
 
     /// Parses the text after `dax:`.
@@ -35,7 +35,8 @@ impl Config {
         if path.is_empty() || path.contains('\0') {
             return Err("write a folder or a file on a DAX file system, or a DAX device, as in dax:/mnt/pmem?size=8G or dax:/dev/dax0.0?device=erase".into());
         }
-        Config { whose: Whose::Path(path.into()), size_bytes: None, may_erase: false }.with_options("dax", options)
+        Config { source: MemorySource::Path(path.into()), size_bytes: None, may_erase: false }
+            .with_options("dax", options)
     }
 
     fn with_options(mut self, scheme: &str, options: &str) -> Result<Config, String> {
@@ -58,7 +59,7 @@ impl Config {
 
     /// Returns the URL with an absolute path, so that it means the same memory in every folder.
     pub(crate) fn absolute(&self, url: &str) -> Result<String, String> {
-        let Whose::Path(path) = &self.whose else { return Ok(url.to_owned()) };
+        let MemorySource::Path(path) = &self.source else { return Ok(url.to_owned()) };
         let absolute = std::path::absolute(path).map_err(|error| error.to_string())?;
         let absolute = absolute.to_str().ok_or("the path of this folder is not UTF-8 text")?;
         let options = url.split_once('?').map_or(String::new(), |(_, options)| format!("?{options}"));
@@ -78,9 +79,9 @@ mod tests {
     #[test]
     fn options_are_understood_and_mistakes_explained() {
         let config = Config::parse_numa("1?size=8G").unwrap();
-        assert_eq!((config.whose, config.size_bytes), (Whose::Node(1), Some(8 << 30)));
+        assert_eq!((config.source, config.size_bytes), (MemorySource::Node(1), Some(8 << 30)));
         let config = Config::parse_dax("/mnt/pmem/far?size=1G&file=erase").unwrap();
-        assert_eq!((config.whose, config.may_erase), (Whose::Path("/mnt/pmem/far".into()), true));
+        assert_eq!((config.source, config.may_erase), (MemorySource::Path("/mnt/pmem/far".into()), true));
         assert!(Config::parse_dax("/dev/dax0.0?device=erase").unwrap().may_erase);
         for (text, hint) in [
             ("", "numa:1"),

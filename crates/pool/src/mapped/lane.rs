@@ -1,9 +1,9 @@
 //! Lane to memory that the processor loads from: submitted operations end at the next polls, demand
 //! first.
 
-use super::{Region, StoreError};
+use super::{MappedStoreError, Region};
 use crate::backend::hand_over;
-use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use crate::{Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
@@ -17,16 +17,16 @@ const SLOTS: usize = 256;
 const SLICE: Duration = Duration::from_micros(200);
 
 /// Operation, and the time when it is too late for it.
-struct Due {
-    request: Request,
+struct PendingWrite {
+    request: LaneRequest,
     at: u64,
 }
 
 /// Lane to the mapped memory of a region.
 pub(super) struct MappedLane {
     region: Arc<Region>,
-    demand: VecDeque<Due>,
-    background: VecDeque<Due>,
+    demand: VecDeque<PendingWrite>,
+    background: VecDeque<PendingWrite>,
     ended: VecDeque<Completion>,
     /// Position of the last places that were taken.
     rover: u64,
@@ -59,27 +59,27 @@ impl MappedLane {
         Ok(())
     }
 
-    fn write(&mut self, page: PageId, buffer: &Buffer) -> Result<Result<(), StoreError>, PoolError> {
+    fn write(&mut self, page: PageId, buffer: &Buffer) -> Result<Result<(), MappedStoreError>, PoolError> {
         self.region.check(page, buffer.pages() as u64)?;
         debug_assert_eq!(buffer.bytes().len(), buffer.sums().len() * PAGE_BYTES);
         Ok(self.region.store(page.0, buffer.bytes(), buffer.sums(), &mut self.rover))
     }
 
     /// Carries an operation out, or gives it back to be tried again.
-    fn work_on(&mut self, due: Due) -> Result<(), Due> {
-        let Request { tag, priority, deadline, op } = due.request;
+    fn work_on(&mut self, due: PendingWrite) -> Result<(), PendingWrite> {
+        let LaneRequest { tag, priority, deadline, op } = due.request;
         let (result, buffer) = match op {
             // Reading a part saves distance, and here is little of that.
             Op::Read { page, mut buffer } | Op::ReadPart { page, mut buffer, .. } => {
                 (self.read(page, &mut buffer), Some(buffer))
             }
             Op::Write { page, buffer } => match self.write(page, &buffer) {
-                Ok(Err(StoreError::Later)) if now_ns() < due.at => {
-                    let request = Request { tag, priority, deadline, op: Op::Write { page, buffer } };
+                Ok(Err(MappedStoreError::Busy)) if now_ns() < due.at => {
+                    let request = LaneRequest { tag, priority, deadline, op: Op::Write { page, buffer } };
                     self.is_stuck = true;
-                    return Err(Due { request, at: due.at });
+                    return Err(PendingWrite { request, at: due.at });
                 }
-                Ok(Err(StoreError::Later)) => {
+                Ok(Err(MappedStoreError::Busy)) => {
                     (Err(PoolError::TimedOut { server: self.region.server, after: deadline }), Some(buffer))
                 }
                 result => {
@@ -94,7 +94,7 @@ impl MappedLane {
 }
 
 impl Lane for MappedLane {
-    fn submit(&mut self, request: Request) -> Result<(), Request> {
+    fn submit(&mut self, request: LaneRequest) -> Result<(), LaneRequest> {
         if self.in_flight() >= SLOTS {
             return Err(request);
         }
@@ -103,7 +103,7 @@ impl Lane for MappedLane {
             Priority::Background => &mut self.background,
         };
         let at = now_ns().saturating_add(request.deadline.as_nanos().min(u64::MAX.into()) as u64);
-        queue.push_back(Due { request, at });
+        queue.push_back(PendingWrite { request, at });
         Ok(())
     }
 

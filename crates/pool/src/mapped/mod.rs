@@ -6,15 +6,15 @@
 
 mod config;
 mod lane;
-mod place;
+mod memory;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use config::Config;
 
 use crate::connection::HandshakeError;
-use crate::stock::{NoPlace, READ_TRIES, Stock};
-use crate::unclaimed::Unclaimed;
+use crate::shadow_store::{NoSpace, READ_TRIES, ShadowStore};
+use crate::unclaimed_snapshots::UnclaimedSnapshots;
 use crate::{Backend, CloneTicket, Health, Lane, Mapped, PoolError};
 use core::ops::Deref;
 use core::sync::atomic::{Ordering, fence};
@@ -23,41 +23,41 @@ use farfield_core::{PageId, checksum};
 use farfield_os::sync::Mutex;
 use farfield_os::{Errno, disk, file, serving};
 use lane::MappedLane;
-use place::{Nature, Place};
+use memory::{MappedMemory, Nature};
 use std::sync::Arc;
 
 /// State that the backend and its lanes share.
 struct Region {
     config: Config,
-    place: Place,
+    memory: MappedMemory,
     zero_sum: u64,
 }
 
 impl Deref for Region {
-    type Target = Stock;
-    fn deref(&self) -> &Stock {
-        &self.place.stock
+    type Target = ShadowStore;
+    fn deref(&self) -> &ShadowStore {
+        &self.memory.store
     }
 }
 
 impl Region {
     fn new(server: u16, config: Config, pages: u64) -> Result<Region, HandshakeError> {
-        let place = Place::open(server, &config, pages)?;
-        Ok(Region { config, place, zero_sum: checksum(&[0; PAGE_BYTES]) })
+        let place = MappedMemory::open(server, &config, pages)?;
+        Ok(Region { config, memory: place, zero_sum: checksum(&[0; PAGE_BYTES]) })
     }
 
     fn address(&self, place: u64) -> *mut u8 {
         let offset = place as usize * PAGE_BYTES;
-        assert!(offset + PAGE_BYTES <= self.place.mapping.len());
+        assert!(offset + PAGE_BYTES <= self.memory.mapping.len());
         // SAFETY: a whole page inside the mapping.
-        unsafe { self.place.mapping.as_ptr().add(offset) }
+        unsafe { self.memory.mapping.as_ptr().add(offset) }
     }
 
     /// Checks whether the owner of a file that is not ours has cut it. A load from behind its end
     /// would be a signal and no error.
     fn is_cut(&self) -> bool {
-        matches!(self.place.nature, Nature::Named { .. })
-            && file::size(self.medium.file).is_none_or(|bytes| bytes < self.place.mapping.len() as u64)
+        matches!(self.memory.nature, Nature::Named { .. })
+            && file::size(self.medium.file).is_none_or(|bytes| bytes < self.memory.mapping.len() as u64)
     }
 
     /// Copies `page` into `bytes` and returns its checksum.
@@ -83,7 +83,7 @@ impl Region {
 
     /// Stores `bytes`, whole pages with these checksums, as the pages from `page` on. For lack of
     /// room it stores all or none. `rover` is where the last pages went.
-    fn store(&self, page: u64, bytes: &[u8], sums: &[u64], rover: &mut u64) -> Result<(), StoreError> {
+    fn store(&self, page: u64, bytes: &[u8], sums: &[u64], rover: &mut u64) -> Result<(), MappedStoreError> {
         let count = sums.len() as u64;
         let mut admitted = self.claim(page, count)?;
         let (mut done, mut result) = (0, Ok(()));
@@ -105,14 +105,14 @@ impl Region {
         self.slots.unclaim(count - done);
         self.dismiss(admitted);
         result.map_err(|errno| match errno.0 {
-            libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::ENOMEM => StoreError::Full,
-            _ => StoreError::Os(errno),
+            libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::ENOMEM => MappedStoreError::Full,
+            _ => MappedStoreError::Os(errno),
         })
     }
 
     /// Copies whole pages to places that are the caller's.
     fn put(&self, place: u64, bytes: &[u8]) -> Result<(), Errno> {
-        if self.place.nature == Nature::Device {
+        if self.memory.nature == Nature::Device {
             // SAFETY: places of the caller's, inside the mapping; whoever still reads them as
             // another page sees that they are not.
             unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address(place), bytes.len()) };
@@ -138,7 +138,7 @@ impl Region {
     fn duplicate(&self) -> Result<Region, PoolError> {
         let reason =
             "a region in a file or on a device cannot be cloned: give a folder, or numa:, where processes fork";
-        if matches!(self.place.nature, Nature::Named { .. } | Nature::Device) {
+        if matches!(self.memory.nature, Nature::Named { .. } | Nature::Device) {
             return Err(PoolError::Refused { server: self.server, reason });
         }
         let copy = Region::new(self.server, self.config.clone(), self.pages).map_err(|error| match error {
@@ -164,38 +164,39 @@ impl Region {
 }
 
 /// Reason for which pages were not stored.
-enum StoreError {
+enum MappedStoreError {
     /// The places for new versions are in use by others at the moment.
-    Later,
+    Busy,
     /// There is no room.
     Full,
     Os(Errno),
 }
 
-impl StoreError {
+impl MappedStoreError {
     /// Returns the error for a caller that will not try again, because others have no places
     /// either, or have had them for too long.
     fn into_pool(self, region: &Region) -> PoolError {
         match self {
-            StoreError::Later | StoreError::Full => region.full(),
-            StoreError::Os(errno) => PoolError::Os(errno),
+            MappedStoreError::Busy | MappedStoreError::Full => region.full(),
+            MappedStoreError::Os(errno) => PoolError::Os(errno),
         }
     }
 }
 
-impl From<NoPlace> for StoreError {
-    fn from(reason: NoPlace) -> StoreError {
+impl From<NoSpace> for MappedStoreError {
+    fn from(reason: NoSpace) -> MappedStoreError {
         match reason {
-            NoPlace::Later => StoreError::Later,
-            NoPlace::Os(errno) => StoreError::Os(errno),
-            NoPlace::Full => StoreError::Full,
+            NoSpace::Busy => MappedStoreError::Busy,
+            NoSpace::Os(errno) => MappedStoreError::Os(errno),
+            NoSpace::Full => MappedStoreError::Full,
         }
     }
 }
 
 /// Unclaimed snapshots, with room for four of the largest pool. Parent and child of a `fork` share
 /// the memory.
-static SNAPSHOTS: Mutex<Unclaimed<Region, { 4 * CloneTicket::SERVERS_MAX }>> = Mutex::new(Unclaimed::new());
+static SNAPSHOTS: Mutex<UnclaimedSnapshots<Region, { 4 * CloneTicket::SERVERS_MAX }>> =
+    Mutex::new(UnclaimedSnapshots::new());
 
 fn take_snapshot(secret: u128) -> Option<Region> {
     SNAPSHOTS.lock().take(secret)
@@ -221,7 +222,7 @@ impl MappedBackend {
     pub(crate) fn claim(server: u16, secret: u128) -> Result<MappedBackend, PoolError> {
         let reason = "the ticket is unknown, used or expired";
         let mut region = take_snapshot(secret).ok_or(PoolError::Refused { server, reason })?;
-        region.place.stock.server = server;
+        region.memory.store.server = server;
         Ok(MappedBackend { region: Arc::new(region) })
     }
 }
@@ -233,7 +234,7 @@ impl Backend for MappedBackend {
 
     fn mapped(&self) -> Option<&dyn Mapped> {
         // A file of another owner is looked at before each load.
-        let is_ours = !matches!(self.region.place.nature, Nature::Named { .. });
+        let is_ours = !matches!(self.region.memory.nature, Nature::Named { .. });
         is_ours.then_some(self)
     }
 
@@ -257,7 +258,7 @@ impl Backend for MappedBackend {
     }
 
     fn how(&self) -> String {
-        self.region.place.how()
+        self.region.memory.how()
     }
 
     fn abandon(&self) {

@@ -5,7 +5,7 @@
 
 use super::*;
 use crate::trial::{filled, one, read, write};
-use crate::{Op, OpenError, Opener, conformance};
+use crate::{Op, OpenError, PoolBuilder, conformance};
 use farfield_os::memfd;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ impl Drop for Folder {
 
 /// May this process bind memory to a node? Containers often may not.
 fn may_bind() -> bool {
-    match Opener::new().url("numa:0?size=8M").pages(64).open() {
+    match PoolBuilder::new().url("numa:0?size=8M").pages(64).open() {
         Err(OpenError::Refused { text, .. }) if text.contains("CAP_SYS_NICE") || text.contains("no NUMA") => {
             eprintln!("skipped: {text}");
             false
@@ -72,7 +72,7 @@ fn memory_of_a_node_conforms_and_is_that_of_the_node() {
     if !may_bind() {
         return;
     }
-    conformance::run(&Opener::new().url("numa:0?size=64M"));
+    conformance::run(&PoolBuilder::new().url("numa:0?size=64M"));
     let backend = region("numa:0?size=64M", 4096);
     write(&mut *backend.open_lane().unwrap(), 7, 1, 1).unwrap();
     let address = backend.mapped().unwrap().page(PageId(7)).unwrap();
@@ -83,10 +83,10 @@ fn memory_of_a_node_conforms_and_is_that_of_the_node() {
 #[test]
 fn files_conform_in_memory_and_on_disk_and_leave_nothing() {
     let folder = Folder::new("conform");
-    conformance::run(&Opener::new().url(folder.url("size=64M")));
+    conformance::run(&PoolBuilder::new().url(folder.url("size=64M")));
     assert_eq!(folder.names(), 0);
     let disk = std::env::temp_dir();
-    conformance::run(&Opener::new().url(format!("dax:{}?size=64M", disk.display())));
+    conformance::run(&PoolBuilder::new().url(format!("dax:{}?size=64M", disk.display())));
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_file_of_the_users_serves_one_region_at_a_time_and_stays() {
     let folder = Folder::new("named");
     let path = folder.file(64);
     let url = format!("dax:{}", path.display());
-    let opener = Opener::new().url(&url).pages(4096);
+    let opener = PoolBuilder::new().url(&url).pages(4096);
     let backend = opener.open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     for version in 1..4 {
@@ -109,7 +109,7 @@ fn a_file_of_the_users_serves_one_region_at_a_time_and_stays() {
     // Somebody's bytes are in it now.
     let error = opener.open().err().unwrap().to_string();
     assert!(error.contains("file=erase"), "{error}");
-    let again = Opener::new().url(format!("{url}?file=erase")).pages(64).open().unwrap();
+    let again = PoolBuilder::new().url(format!("{url}?file=erase")).pages(64).open().unwrap();
     assert!(
         read(&mut *again.open_lane().unwrap(), 0, 64).bytes().iter().all(|byte| *byte == 0),
         "a new region is empty"
@@ -154,7 +154,7 @@ fn a_full_place_takes_no_new_pages_and_writes_old_ones_again() {
     let mut urls = vec![folder.url("size=8M")];
     urls.extend(may_bind().then(|| "numa:0?size=8M".to_owned()));
     for url in urls {
-        let backend = Opener::new().url(&url).pages(1 << 20).open().unwrap();
+        let backend = PoolBuilder::new().url(&url).pages(1 << 20).open().unwrap();
         let mut lane = backend.open_lane().unwrap();
         let mut stored = 0;
         while write(&mut *lane, stored, 8, 1) == Ok(()) {
@@ -192,7 +192,7 @@ fn room_is_claimed_before_pages_are_stored_and_given_back() {
 #[test]
 fn threads_that_write_and_read_the_same_pages_see_whole_versions() {
     let folder = Folder::new("threads");
-    let backend = Opener::new().url(folder.url("size=64M")).pages(64).open().unwrap();
+    let backend = PoolBuilder::new().url(folder.url("size=64M")).pages(64).open().unwrap();
     std::thread::scope(|scope| {
         for me in 1..4u64 {
             let backend = &backend;
@@ -224,7 +224,7 @@ fn threads_that_write_and_read_the_same_pages_see_whole_versions() {
 #[test]
 fn a_ticket_that_is_forgotten_takes_its_memory_along() {
     let folder = Folder::new("forget");
-    let opener = Opener::new().urls([folder.url("size=64M"), "ram:".to_owned()]).pages(4096);
+    let opener = PoolBuilder::new().urls([folder.url("size=64M"), "ram:".to_owned()]).pages(4096);
     let backend = opener.open().unwrap();
     write(&mut *backend.open_lane().unwrap(), 0, 64, 1).unwrap();
     let files = || {
@@ -241,8 +241,9 @@ fn a_ticket_that_is_forgotten_takes_its_memory_along() {
 
 #[test]
 fn what_is_no_place_for_pages_is_refused_with_a_hint() {
-    let error =
-        |url: &str| Opener::new().url(url).pages(64).open().err().map(|error| error.to_string()).unwrap_or_default();
+    let error = |url: &str| {
+        PoolBuilder::new().url(url).pages(64).open().err().map(|error| error.to_string()).unwrap_or_default()
+    };
     for (url, hint) in [
         ("numa:1000", "no NUMA node 1000"),
         ("numa:0?size=99T", "asks for more"),

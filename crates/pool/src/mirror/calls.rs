@@ -10,8 +10,8 @@
 //! Dangers that the tests guard against: old bytes, from a leg that has missed a write; a call that
 //! ends with a leg that others could do without, or waits for it.
 
-use super::legs::LegTable;
-use crate::{CallEnd, CallFailure, CallLane, Calls, FarCall, PoolError};
+use super::replica_map::ReplicaMap;
+use crate::{CallChannel, CallEnd, CallFailure, CallLane, FarCall, PoolError};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 use farfield_core::MemberSet;
@@ -45,23 +45,23 @@ impl Callees {
         legs.iter().nth(turn.checked_rem(legs.count())?)
     }
 
-    fn is_silent(&self, leg: usize, now: u64) {
+    fn mark_silent(&self, leg: usize, now: u64) {
         self.silent_until[leg].store(now.saturating_add(SILENCE.as_nanos() as u64), Ordering::Relaxed);
     }
 }
 
 /// Channel to the leg that is called.
-struct Way {
-    leg: usize,
+struct CalleeChannel {
+    member: usize,
     /// Number of times that the leg had been hurt when it was found to hold everything.
-    hurts: u32,
-    calls: Box<dyn Calls>,
+    missed_generation: u32,
+    calls: Box<dyn CallChannel>,
     /// When the last answer came, or the leg last had nothing to do.
     heard_at: u64,
     patience: Duration,
 }
 
-struct Pending {
+struct RetriableCall {
     call: FarCall,
     until: u64,
     /// Legs that do not run it, and the last refusal.
@@ -71,55 +71,63 @@ struct Pending {
 
 /// Channel that calls functions at one leg of a mirror that holds everything.
 pub(super) struct MirrorCalls {
-    table: Arc<LegTable>,
-    way: Option<Way>,
+    table: Arc<ReplicaMap>,
+    channel: Option<CalleeChannel>,
     /// Calls by the tag that legs are told, which is never used twice.
-    pending: BTreeMap<u64, Pending>,
+    pending: BTreeMap<u64, RetriableCall>,
     /// Calls that were sent to no leg yet.
     unsent: VecDeque<u64>,
     next: u64,
     arrived: Vec<CallEnd>,
     ended: VecDeque<CallEnd>,
     /// Legs that run no functions.
-    nowhere: MemberSet,
+    without_functions: MemberSet,
 }
 
 impl MirrorCalls {
-    pub(super) fn open(table: &Arc<LegTable>) -> Result<MirrorCalls, PoolError> {
+    pub(super) fn open(table: &Arc<ReplicaMap>) -> Result<MirrorCalls, PoolError> {
         let mut calls = MirrorCalls {
             table: table.clone(),
-            way: None,
+            channel: None,
             pending: BTreeMap::new(),
             unsent: VecDeque::new(),
             next: 0,
             arrived: Vec::new(),
             ended: VecDeque::new(),
-            nowhere: MemberSet(0),
+            without_functions: MemberSet(0),
         };
-        calls.way = Some(calls.open_way(MemberSet(0))?);
+        calls.channel = Some(calls.open_channel(MemberSet(0))?);
         Ok(calls)
     }
 
     /// Returns the legs that hold everything and may run functions, without those in `out`.
     fn whole(&self, out: MemberSet) -> MemberSet {
-        let legs = self.table.all().difference(self.nowhere).difference(out);
+        let legs = self.table.all().difference(self.without_functions).difference(out);
         legs.iter().filter(|leg| self.table.is_whole(*leg)).collect()
     }
 
     /// Opens a way to a leg that holds everything and is not in `out`.
-    fn open_way(&mut self, out: MemberSet) -> Result<Way, PoolError> {
+    fn open_channel(&mut self, out: MemberSet) -> Result<CalleeChannel, PoolError> {
         let mut out = out;
         while let Some(leg) = self.table.callees.next(self.whole(out), now_ns()) {
             // The count is read first: if the leg is hurt after this, its answers do not count.
-            let hurts = self.table.hurts(leg);
+            let hurts = self.table.missed_generation(leg);
             out = out.union(MemberSet::one(leg));
             match self.table.backend(leg).map(|backend| backend.open_reads()) {
-                Some(Ok(calls)) => return Ok(Way { leg, hurts, calls, heard_at: now_ns(), patience: PATIENCE }),
+                Some(Ok(calls)) => {
+                    return Ok(CalleeChannel {
+                        member: leg,
+                        missed_generation: hurts,
+                        calls,
+                        heard_at: now_ns(),
+                        patience: PATIENCE,
+                    });
+                }
                 Some(Err(PoolError::Refused { reason: CallLane::NOWHERE, .. })) => {
-                    self.nowhere = self.nowhere.union(MemberSet::one(leg));
+                    self.without_functions = self.without_functions.union(MemberSet::one(leg));
                 }
                 // Its session says whether it is gone.
-                Some(Err(PoolError::ServerGone { .. })) => self.table.look_at_health(),
+                Some(Err(PoolError::ServerGone { .. })) => self.table.check_health(),
                 _ => {}
             }
         }
@@ -127,18 +135,19 @@ impl MirrorCalls {
         if present.is_empty() {
             return Err(self.table.gone());
         }
-        let reason = if present.difference(self.nowhere).is_empty() { CallLane::NOWHERE } else { CallLane::NOT_NOW };
+        let reason =
+            if present.difference(self.without_functions).is_empty() { CallLane::NOWHERE } else { CallLane::NOT_NOW };
         Err(PoolError::Refused { server: self.table.server(present.iter().next().unwrap_or(0)), reason })
     }
 
     /// Checks whether the leg has held everything since it was chosen.
-    fn is_true(&self, way: &Way) -> bool {
-        self.table.hurts(way.leg) == way.hurts && self.table.is_whole(way.leg)
+    fn is_true(&self, way: &CalleeChannel) -> bool {
+        self.table.missed_generation(way.member) == way.missed_generation && self.table.is_whole(way.member)
     }
 
     /// Leaves the leg: all calls that were sent to it will be sent elsewhere.
     fn leave(&mut self) {
-        self.way = None;
+        self.channel = None;
         self.unsent = self.pending.keys().copied().collect();
     }
 
@@ -146,14 +155,14 @@ impl MirrorCalls {
         self.hear();
         let now = now_ns();
         self.expire(now);
-        self.ask_whether_it_is_there(now);
+        self.probe_silent(now);
         self.send();
         now
     }
 
     /// Takes the answers that have come, if they count.
     fn hear(&mut self) {
-        let Some(mut way) = self.way.take() else { return };
+        let Some(mut way) = self.channel.take() else { return };
         if way.calls.poll(&mut self.arrived) > 0 || way.calls.in_flight() == 0 {
             (way.heard_at, way.patience) = (now_ns(), PATIENCE);
         }
@@ -165,18 +174,18 @@ impl MirrorCalls {
         let mut arrived = core::mem::take(&mut self.arrived);
         let mut is_lost = false;
         for CallEnd { tag, result, steps } in arrived.drain(..) {
-            is_lost |= !self.answered(way.leg, tag, result, steps);
+            is_lost |= !self.on_reply(way.member, tag, result, steps);
         }
         self.arrived = arrived;
         if is_lost {
-            self.table.look_at_health();
+            self.table.check_health();
             return self.leave();
         }
-        self.way = Some(way);
+        self.channel = Some(way);
     }
 
     /// Handles one answer; returns `false` if the leg was not reached.
-    fn answered(&mut self, leg: usize, id: u64, result: Result<Vec<u8>, CallFailure>, steps: u32) -> bool {
+    fn on_reply(&mut self, leg: usize, id: u64, result: Result<Vec<u8>, CallFailure>, steps: u32) -> bool {
         // A call that is not pending has run out of time before.
         let Some(pending) = self.pending.get_mut(&id) else { return true };
         let is_of_leg = match result {
@@ -197,14 +206,14 @@ impl MirrorCalls {
             self.unsent.push_back(id);
             return !matches!(result, Err(CallFailure::Pool(_)));
         }
-        if let Some(Pending { call, .. }) = self.pending.remove(&id) {
+        if let Some(RetriableCall { call, .. }) = self.pending.remove(&id) {
             self.ended.push_back(CallEnd { tag: call.tag, result, steps });
         }
         true
     }
 
     fn expire(&mut self, now: u64) {
-        let server = self.way.as_ref().map_or(0, |way| self.table.server(way.leg));
+        let server = self.channel.as_ref().map_or(0, |way| self.table.server(way.member));
         let ended = &mut self.ended;
         let count = self.pending.len();
         self.pending.retain(|_, pending| {
@@ -222,17 +231,17 @@ impl MirrorCalls {
     }
 
     /// Asks a silent leg whether it is there, if others could answer, and leaves it if it is not.
-    fn ask_whether_it_is_there(&mut self, now: u64) {
-        let Some(Way { leg, heard_at, patience, .. }) = self.way else { return };
+    fn probe_silent(&mut self, now: u64) {
+        let Some(CalleeChannel { member: leg, heard_at, patience, .. }) = self.channel else { return };
         if self.pending.is_empty() || now.saturating_sub(heard_at) < patience.as_nanos() as u64 {
             return;
         }
         let others = self.whole(MemberSet::one(leg));
         if !others.is_empty() && self.table.answering(MemberSet::one(leg)).is_empty() {
-            self.table.callees.is_silent(leg, now_ns());
+            self.table.callees.mark_silent(leg, now_ns());
             return self.leave();
         }
-        if let Some(way) = &mut self.way {
+        if let Some(way) = &mut self.channel {
             (way.heard_at, way.patience) = (now_ns(), 2 * patience);
         }
     }
@@ -241,37 +250,38 @@ impl MirrorCalls {
     /// else.
     fn send(&mut self) {
         while let Some(first) = self.unsent.front().copied() {
-            let Some(Pending { refused, refusal, .. }) = self.pending.get(&first) else {
+            let Some(RetriableCall { refused, refusal, .. }) = self.pending.get(&first) else {
                 self.unsent.pop_front();
                 continue;
             };
             let (refused, refusal) = (*refused, *refusal);
-            let of_way = self.way.as_ref().filter(|way| self.is_true(way)).map(|way| (way.leg, way.calls.in_flight()));
+            let of_way =
+                self.channel.as_ref().filter(|way| self.is_true(way)).map(|way| (way.member, way.calls.in_flight()));
             match of_way {
-                Some((leg, 0)) if refused.has(leg) => self.way = None,
+                Some((leg, 0)) if refused.has(leg) => self.channel = None,
                 Some((leg, _)) if refused.has(leg) => return,
                 Some(_) => {}
-                None if self.way.is_some() => {
+                None if self.channel.is_some() => {
                     self.leave();
                     continue;
                 }
                 None => {}
             }
-            if self.way.is_none() {
-                match self.open_way(refused) {
-                    Ok(way) => self.way = Some(way),
+            if self.channel.is_none() {
+                match self.open_channel(refused) {
+                    Ok(way) => self.channel = Some(way),
                     Err(error) => {
                         self.unsent.pop_front();
                         let is_for_now = matches!(error, PoolError::Refused { .. });
                         let failure = refusal.filter(|_| is_for_now).unwrap_or(CallFailure::Pool(error));
-                        if let Some(Pending { call, .. }) = self.pending.remove(&first) {
+                        if let Some(RetriableCall { call, .. }) = self.pending.remove(&first) {
                             self.ended.push_back(CallEnd { tag: call.tag, result: Err(failure), steps: 0 });
                         }
                     }
                 }
                 continue;
             }
-            let (Some(way), Some(pending)) = (&mut self.way, self.pending.get(&first)) else { return };
+            let (Some(way), Some(pending)) = (&mut self.channel, self.pending.get(&first)) else { return };
             let left = Duration::from_nanos(pending.until.saturating_sub(now_ns()));
             if way.calls.submit(FarCall { tag: first, deadline: left, ..pending.call.clone() }).is_err() {
                 return;
@@ -281,13 +291,13 @@ impl MirrorCalls {
     }
 }
 
-impl Calls for MirrorCalls {
+impl CallChannel for MirrorCalls {
     fn submit(&mut self, call: FarCall) -> Result<(), FarCall> {
         if self.in_flight() >= CallLane::CALLS_MAX {
             return Err(call);
         }
         let until = now_ns().saturating_add(u64::try_from(call.deadline.as_nanos()).unwrap_or(u64::MAX));
-        self.pending.insert(self.next, Pending { call, until, refused: MemberSet(0), refusal: None });
+        self.pending.insert(self.next, RetriableCall { call, until, refused: MemberSet(0), refusal: None });
         self.unsent.push_back(self.next);
         self.next += 1;
         Ok(())
@@ -313,7 +323,7 @@ impl Calls for MirrorCalls {
             }
             let soonest = self.pending.values().map(|pending| pending.until).min().unwrap_or(limit);
             let most = Duration::from_nanos(limit.min(soonest).saturating_sub(now)).min(LOOK_EVERY);
-            match &mut self.way {
+            match &mut self.channel {
                 Some(way) => way.calls.wait(most),
                 None => farfield_os::process::sleep(most),
             }
@@ -324,23 +334,23 @@ impl Calls for MirrorCalls {
 #[cfg(test)]
 mod tests {
     use super::super::MirrorBackend;
-    use super::super::legs::Holds;
+    use super::super::replica_map::InitialContents;
     use super::*;
-    use crate::legs::Leg;
-    use crate::trial::{self, LONG, SilentSide, filled, open, wait_until, write};
+    use crate::members::PoolMember;
+    use crate::trial::{self, LONG, SilentMember, filled, open, wait_until, write};
     use crate::{Backend, Health};
     use std::time::Instant;
 
     const PAGES: u64 = 256;
 
     /// A mirror of these, which are healed only by who polls a lane.
-    fn mirror(sides: &[Arc<SilentSide>]) -> MirrorBackend {
-        let legs = sides.iter().map(|side| Leg { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
-        MirrorBackend::new(legs, vec![], PAGES, Holds::Zeros, None, false).unwrap()
+    fn mirror(sides: &[Arc<SilentMember>]) -> MirrorBackend {
+        let legs = sides.iter().map(|side| PoolMember { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
+        MirrorBackend::new(legs, vec![], PAGES, InitialContents::Zeros, None, false).unwrap()
     }
 
-    fn sides() -> [Arc<SilentSide>; 2] {
-        [SilentSide::new(PAGES), SilentSide::new(PAGES)]
+    fn sides() -> [Arc<SilentMember>; 2] {
+        [SilentMember::new(PAGES), SilentMember::new(PAGES)]
     }
 
     fn ask(page: u64, deadline: Duration) -> FarCall {
@@ -354,7 +364,7 @@ mod tests {
         }
     }
 
-    fn answer(calls: &mut dyn Calls) -> Result<u64, CallFailure> {
+    fn answer(calls: &mut dyn CallChannel) -> Result<u64, CallFailure> {
         let mut done = Vec::new();
         while calls.poll(&mut done) == 0 {
             calls.wait(LONG);
@@ -367,12 +377,12 @@ mod tests {
     }
 
     #[track_caller]
-    fn assert_says(calls: &mut dyn Calls, page: u64, version: u64) {
+    fn assert_says(calls: &mut dyn CallChannel, page: u64, version: u64) {
         calls.submit(ask(page, LONG)).unwrap();
         assert_eq!(answer(calls), Ok(word(page, version)), "page {page}");
     }
 
-    fn counts(sides: &[Arc<SilentSide>; 2]) -> [usize; 2] {
+    fn counts(sides: &[Arc<SilentMember>; 2]) -> [usize; 2] {
         [0, 1].map(|side: usize| sides[side].functions().count.load(Ordering::SeqCst))
     }
 
@@ -449,7 +459,7 @@ mod tests {
             (0..5).for_each(|page| way.submit(ask(page, LONG)).unwrap());
             way.poll(&mut Vec::new());
             if is_lost {
-                backend.table.lose(asked);
+                backend.table.mark_failed(asked);
             }
             let mut done = Vec::new();
             while way.in_flight() > 0 {
@@ -463,7 +473,7 @@ mod tests {
             (0..6).for_each(|_| assert_says(&mut *backend.open_reads().unwrap(), 9, 1));
             assert!(started.elapsed() < PATIENCE);
             // Who is the only one is waited for, as long as there is time.
-            backend.table.lose(1 - asked);
+            backend.table.mark_failed(1 - asked);
             way.submit(ask(3, Duration::from_millis(50))).unwrap();
             let nobody = answer(&mut *way);
             match is_lost {
@@ -498,16 +508,16 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!(why(&*trial::open("mirror(ram:,ram:)", PAGES)), CallLane::NOWHERE);
-        let able = SilentSide::new(PAGES);
-        let leg = |backend| Leg { backend: Some(backend), leaves: 1, server: 0 };
+        let able = SilentMember::new(PAGES);
+        let leg = |backend| PoolMember { backend: Some(backend), leaves: 1, server: 0 };
         let legs = vec![leg(open("ram:", PAGES)), leg(able)];
-        let backend = MirrorBackend::new(legs, vec![], PAGES, Holds::Zeros, None, false).unwrap();
+        let backend = MirrorBackend::new(legs, vec![], PAGES, InitialContents::Zeros, None, false).unwrap();
         assert!(backend.open_reads().is_ok());
-        backend.table.hurt(1);
+        backend.table.note_missed(1);
         assert_eq!(why(&backend), CallLane::NOT_NOW);
-        backend.table.lose(1);
+        backend.table.mark_failed(1);
         assert_eq!(why(&backend), CallLane::NOWHERE);
-        backend.table.lose(0);
+        backend.table.mark_failed(0);
         assert!(matches!(backend.open_reads().err(), Some(PoolError::ServerGone { .. })));
     }
 }

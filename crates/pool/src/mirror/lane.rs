@@ -10,15 +10,15 @@
 //! write ends without that leg. A write that only a silent leg could make last fails when its time
 //! is over. Its piece goes on: until the leg has answered nobody copies the chunk.
 
-use super::heal::Copier;
-use super::legs::{CHUNK_PAGES, LegTable};
-use super::pieces::{Errand, For, PIECES, Parent, Piece};
-use crate::backend::{Kind, check_range, hand_over};
-use crate::healer::Nurse;
-use crate::leg_lanes::{LegLanes, Legged, SLEEP_SLICE};
-use crate::legs::{ANSWER_WITHIN, FAREWELL_PATIENCE, LegLane, RUN_PAGES, WRITE_PATIENCE};
-use crate::scrub::{self, Walker};
-use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use super::copier::Copier;
+use super::replica_map::{CHUNK_PAGES, ReplicaMap};
+use super::splits::{MirrorMemberRequest, MirrorOperation, MirrorRequestOwner, MirrorSplit, PIECES};
+use crate::backend::{OpKind, check_range, hand_over};
+use crate::member_lanes::{CompositeLane, MemberLanes, SLEEP_SLICE};
+use crate::members::{ANSWER_WITHIN, FAREWELL_PATIENCE, MemberLane, RUN_PAGES, WRITE_PATIENCE};
+use crate::repair::Repairer;
+use crate::scrub::{self, ScrubCursor};
+use crate::{Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
 use core::time::Duration;
 use farfield_core::{MemberSet, PageId};
 use farfield_os::process::now_ns;
@@ -36,25 +36,25 @@ const DISCARD_PAGES: u64 = 256 * CHUNK_PAGES;
 const PROBE_EVERY: u64 = 4096;
 
 pub(crate) struct MirrorLane {
-    pub(super) table: Arc<LegTable>,
-    pub(super) legs: LegLanes,
-    pub(super) parents: Box<[Option<Parent>]>,
-    pub(super) free_parents: Vec<usize>,
+    pub(super) table: Arc<ReplicaMap>,
+    pub(super) members: MemberLanes,
+    pub(super) operations: Box<[Option<MirrorOperation>]>,
+    pub(super) free_operations: Vec<usize>,
     /// Operations that are not all in pieces.
     pub(super) queued: VecDeque<usize>,
-    pub(super) pieces: Box<[Option<Piece>]>,
-    pub(super) free_pieces: Vec<usize>,
+    pub(super) splits: Box<[Option<MirrorSplit>]>,
+    pub(super) free_splits: Vec<usize>,
     /// Writes whose legs died, to be made anew at legs that came meanwhile.
-    pub(super) anew: Vec<usize>,
+    pub(super) retry_writes: Vec<usize>,
     /// Reads whose leg failed and for which no other leg had room.
-    pub(super) again: VecDeque<usize>,
-    pub(super) errands: Box<[Option<Errand>]>,
-    pub(super) free_errands: Vec<u16>,
+    pub(super) retry_reads: VecDeque<usize>,
+    pub(super) requests: Box<[Option<MirrorMemberRequest>]>,
+    pub(super) free_requests: Vec<u16>,
     pub(super) arrived: Vec<Completion>,
     pub(super) ended: VecDeque<Completion>,
     pub(super) copier: Option<Copier>,
     /// Scrub of this lane, if it is the one that copies and there is a scrub.
-    pub(super) walker: Option<Box<Walker>>,
+    pub(super) scrub_cursor: Option<Box<ScrubCursor>>,
     /// When to look at the alarms of pieces.
     pub(super) alarm_at: u64,
     pub(super) reads: u64,
@@ -62,33 +62,33 @@ pub(crate) struct MirrorLane {
 
 impl MirrorLane {
     /// Opens a lane that copies up to `copies` chunks at a time.
-    pub(crate) fn open(table: &Arc<LegTable>, copies: usize) -> Result<MirrorLane, PoolError> {
-        let door = table.new_door();
-        Ok(MirrorLane::over(table, LegLanes::behind(table.open_lanes(ERRANDS)?, door), copies))
+    pub(crate) fn open(table: &Arc<ReplicaMap>, copies: usize) -> Result<MirrorLane, PoolError> {
+        let door = table.new_mailbox();
+        Ok(MirrorLane::over(table, MemberLanes::with_mailbox(table.open_lanes(ERRANDS)?, door), copies))
     }
 
     /// Creates a lane of a pair over a lane to the new leg. It has no lane to the old leg yet.
-    pub(crate) fn over_new(table: &Arc<LegTable>, lane: Box<dyn Lane>) -> MirrorLane {
-        MirrorLane::over(table, LegLanes::new(vec![None, Some(LegLane::new(lane, ERRANDS))]), 0)
+    pub(crate) fn over_target(table: &Arc<ReplicaMap>, lane: Box<dyn Lane>) -> MirrorLane {
+        MirrorLane::over(table, MemberLanes::new(vec![None, Some(MemberLane::new(lane, ERRANDS))]), 0)
     }
 
-    fn over(table: &Arc<LegTable>, legs: LegLanes, copies: usize) -> MirrorLane {
+    fn over(table: &Arc<ReplicaMap>, members: MemberLanes, copies: usize) -> MirrorLane {
         MirrorLane {
             table: table.clone(),
-            legs,
-            parents: std::iter::repeat_with(|| None).take(SLOTS).collect(),
-            free_parents: (0..SLOTS).rev().collect(),
+            members,
+            operations: std::iter::repeat_with(|| None).take(SLOTS).collect(),
+            free_operations: (0..SLOTS).rev().collect(),
             queued: VecDeque::with_capacity(SLOTS),
-            pieces: std::iter::repeat_with(|| None).take(PIECES).collect(),
-            free_pieces: (0..PIECES).rev().collect(),
-            anew: Vec::with_capacity(SLOTS),
-            again: VecDeque::with_capacity(PIECES),
-            errands: std::iter::repeat_with(|| None).take(ERRANDS).collect(),
-            free_errands: (0..ERRANDS as u16).rev().collect(),
+            splits: std::iter::repeat_with(|| None).take(PIECES).collect(),
+            free_splits: (0..PIECES).rev().collect(),
+            retry_writes: Vec::with_capacity(SLOTS),
+            retry_reads: VecDeque::with_capacity(PIECES),
+            requests: std::iter::repeat_with(|| None).take(ERRANDS).collect(),
+            free_requests: (0..ERRANDS as u16).rev().collect(),
             arrived: Vec::with_capacity(64),
             ended: VecDeque::with_capacity(SLOTS),
             copier: (copies > 0).then(|| Copier::new(copies)),
-            walker: (copies > 0 && table.scrub.is_on()).then(|| Box::new(Walker::new())),
+            scrub_cursor: (copies > 0 && table.scrub.is_on()).then(|| Box::new(ScrubCursor::new())),
             alarm_at: u64::MAX,
             reads: 0,
         }
@@ -96,58 +96,58 @@ impl MirrorLane {
 
     /// Takes the lane to one leg out of a lane without operations; returns `None` while the leg
     /// still works for an operation that has ended.
-    pub(crate) fn take_leg(&mut self, leg: usize) -> Option<Box<dyn Lane>> {
+    pub(crate) fn take_member(&mut self, leg: usize) -> Option<Box<dyn Lane>> {
         self.collect();
-        self.legs[leg].take_if(|leg| leg.is_idle()).map(|leg| leg.lane)
+        self.members[leg].take_if(|leg| leg.is_idle()).map(|leg| leg.lane)
     }
 
     /// Checks whether there is a lane to this leg.
-    pub(crate) fn has_leg(&self, leg: usize) -> bool {
-        self.legs[leg].is_some()
+    pub(crate) fn has_member(&self, leg: usize) -> bool {
+        self.members[leg].is_some()
     }
 
     /// Adds a lane to a leg that had none.
-    pub(crate) fn give_leg(&mut self, leg: usize, lane: Box<dyn Lane>) {
-        self.legs[leg] = Some(LegLane::new(lane, ERRANDS));
+    pub(crate) fn add_member(&mut self, leg: usize, lane: Box<dyn Lane>) {
+        self.members[leg] = Some(MemberLane::new(lane, ERRANDS));
     }
 
     /// Copies up to `chunks` chunks and waits until that has ended. Returns whether there was
     /// anything to do.
     pub(crate) fn copy_chunks(&mut self, chunks: usize) -> bool {
         (0..chunks).for_each(|_| self.work());
-        let is_busy = self.is_caring();
-        self.finish_care();
+        let is_busy = self.is_repairing();
+        self.finish_repairs();
         is_busy
     }
 
     /// Checks whether nothing is under way at any leg. Then the lane needs a lost leg for nothing
     /// more, and the way to it can go.
     fn is_at_rest(&self) -> bool {
-        self.free_pieces.len() == PIECES && self.free_errands.len() == ERRANDS && !self.is_caring()
+        self.free_splits.len() == PIECES && self.free_requests.len() == ERRANDS && !self.is_repairing()
     }
 
     /// Returns the legs that this lane can use now.
     pub(super) fn usable(&self) -> MemberSet {
-        self.legs.open(self.table.active())
+        self.members.open(self.table.active())
     }
 
     /// Returns the legs that are not lost and that this lane has a way to.
-    pub(super) fn open_legs(&self) -> MemberSet {
-        self.legs.open(self.table.present())
+    pub(super) fn connected_members(&self) -> MemberSet {
+        self.members.open(self.table.present())
     }
 
     /// Returns the legs to read these pages from: those that can be used now, and only if none of
     /// them has the pages, late ones. For late ones it is better to wait.
     pub(super) fn sources(&self, page: u64, count: u64, failed: MemberSet) -> MemberSet {
         let of = |legs: MemberSet| self.table.valid(page, count, legs).difference(failed);
-        [of(self.usable()), of(self.open_legs())].into_iter().find(|legs| !legs.is_empty()).unwrap_or_default()
+        [of(self.usable()), of(self.connected_members())].into_iter().find(|legs| !legs.is_empty()).unwrap_or_default()
     }
 
     /// Returns the legs at which to change these pages. Late ones are included where no usable leg
     /// has the bytes that are there now.
     fn targets(&self, page: u64, count: u64) -> MemberSet {
         let usable = self.usable();
-        if self.table.keeps(page, count, usable) { usable } else { self.open_legs() }
+        if self.table.keeps(page, count, usable) { usable } else { self.connected_members() }
     }
 
     /// Checks whether `usable` is the only leg that is left. A late leg may be back before this one
@@ -158,29 +158,29 @@ impl MirrorLane {
 
     /// Cuts queued operations into pieces, demand first, as far as there is room.
     fn start(&mut self) {
-        self.legs.submit_waiting();
-        for parent in self.anew.drain(..) {
+        self.members.submit_waiting();
+        for parent in self.retry_writes.drain(..) {
             self.queued.push_back(parent);
         }
-        for _ in 0..self.again.len() {
-            let Some(piece) = self.again.pop_front() else { break };
-            self.read_elsewhere(piece);
+        for _ in 0..self.retry_reads.len() {
+            let Some(piece) = self.retry_reads.pop_front() else { break };
+            self.retry_read(piece);
         }
         while let Some(index) = self.next_queued() {
             let parent = self.queued[index];
-            while self.parents[parent].as_ref().is_some_and(|known| known.cut < known.count) {
-                if !self.cut_piece(parent) {
+            while self.operations[parent].as_ref().is_some_and(|known| known.split_pages < known.count) {
+                if !self.split_next(parent) {
                     return self.look_after_queue();
                 }
             }
             self.queued.remove(index);
-            self.end_parent_without_pieces(parent);
+            self.end_unsplit_operation(parent);
         }
     }
 
     /// Sets the alarm so that an operation that waits for room does not wait beyond its deadline.
     fn look_after_queue(&mut self) {
-        let ends = self.queued.iter().filter_map(|parent| Some(self.parents[*parent].as_ref()?.ends_at()));
+        let ends = self.queued.iter().filter_map(|parent| Some(self.operations[*parent].as_ref()?.ends_at()));
         self.alarm_at = ends.fold(self.alarm_at, u64::min);
     }
 
@@ -188,12 +188,12 @@ impl MirrorLane {
     pub(super) fn end_queued(&mut self, now: u64) {
         for place in (0..self.queued.len()).rev() {
             let parent = self.queued[place];
-            let Some(known) = self.parents[parent].as_mut().filter(|known| known.ends_at() <= now) else { continue };
-            known.cut = known.count;
+            let Some(known) = self.operations[parent].as_mut().filter(|known| known.ends_at() <= now) else { continue };
+            known.split_pages = known.count;
             let after = known.deadline;
             known.result = known.result.and(Err(PoolError::TimedOut { server: self.table.slow_server(), after }));
             self.queued.remove(place);
-            self.end_parent_without_pieces(parent);
+            self.end_unsplit_operation(parent);
         }
         if !self.queued.is_empty() {
             self.look_after_queue();
@@ -202,48 +202,48 @@ impl MirrorLane {
 
     fn next_queued(&self) -> Option<usize> {
         let is_demand =
-            |&parent: &usize| self.parents[parent].as_ref().is_some_and(|known| known.priority == Priority::Demand);
+            |&parent: &usize| self.operations[parent].as_ref().is_some_and(|known| known.priority == Priority::Demand);
         self.queued.iter().position(is_demand).or((!self.queued.is_empty()).then_some(0))
     }
 
     /// Starts the next piece of an operation; returns `false` if there is no room for it now.
-    fn cut_piece(&mut self, parent: usize) -> bool {
+    fn split_next(&mut self, parent: usize) -> bool {
         // Each leg must have an errand, and others too if one fails.
-        if self.free_pieces.is_empty() || self.free_errands.len() < MemberSet::MAX {
+        if self.free_splits.is_empty() || self.free_requests.len() < MemberSet::MAX {
             return false;
         }
-        let Some(known) = &self.parents[parent] else { return true };
+        let Some(known) = &self.operations[parent] else { return true };
         let (page, left, kind, is_first) =
-            (known.page + known.cut, known.count - known.cut, known.kind, known.cut == 0);
+            (known.page + known.split_pages, known.count - known.split_pages, known.kind, known.split_pages == 0);
         match kind {
-            Kind::Read | Kind::Part(_) => self.cut_read(parent, page, left, is_first),
-            Kind::Write => self.cut_write(parent, page, left, is_first),
-            Kind::Discard => self.cut_discard(parent, page, left.min(DISCARD_PAGES)),
+            OpKind::Read | OpKind::Part(_) => self.split_read(parent, page, left, is_first),
+            OpKind::Write => self.split_write(parent, page, left, is_first),
+            OpKind::Discard => self.split_discard(parent, page, left.min(DISCARD_PAGES)),
         }
     }
 
-    fn cut_read(&mut self, parent: usize, page: u64, left: u64, is_first: bool) -> bool {
+    fn split_read(&mut self, parent: usize, page: u64, left: u64, is_first: bool) -> bool {
         let usable = self.usable();
         let whole = self.table.valid(page, left, usable);
         let near = whole.intersection(self.table.near);
         if is_first && (!near.is_empty() || whole.count() == 1 && self.is_last(usable)) {
             let nearest = if near.is_empty() { whole } else { near };
-            let piece = self.new_piece(parent, page, left);
+            let piece = self.new_split(parent, page, left);
             nearest.iter().take(1).for_each(|leg| self.send_read(piece, leg, true));
             return true;
         }
         let count = left.min(RUN_PAGES).min(CHUNK_PAGES - page % CHUNK_PAGES);
         let candidates = self.sources(page, count, MemberSet(0));
-        if candidates.is_empty() && self.legs.is_behind_the_news() {
+        if candidates.is_empty() && self.members.has_new_lanes() {
             return false;
         }
         if candidates.is_empty() {
-            let piece = self.new_piece(parent, page, count);
-            self.end_piece(piece, Err(self.table.gone()));
+            let piece = self.new_split(parent, page, count);
+            self.end_split(piece, Err(self.table.gone()));
             return true;
         }
         let Some(leg) = self.best(candidates, count) else { return false };
-        let piece = self.new_piece(parent, page, count);
+        let piece = self.new_split(parent, page, count);
         self.send_read(piece, leg, false);
         true
     }
@@ -251,11 +251,11 @@ impl MirrorLane {
     /// Returns the leg to read from: the nearest that has a buffer.
     pub(super) fn best(&mut self, candidates: MemberSet, pages: u64) -> Option<usize> {
         self.reads += 1;
-        let latency = |leg: &usize| match &self.legs[*leg] {
+        let latency = |leg: &usize| match &self.members[*leg] {
             Some(known) if !self.table.near.has(*leg) => known.latency_ns,
             _ => 0,
         };
-        let with_room = |leg: &usize| self.legs[*leg].as_ref().is_some_and(|known| known.has_buffer_for_read(pages));
+        let with_room = |leg: &usize| self.members[*leg].as_ref().is_some_and(|known| known.has_buffer_for_read(pages));
         let best = candidates.iter().filter(with_room).min_by_key(latency)?;
         if self.reads.is_multiple_of(PROBE_EVERY) {
             return candidates.iter().filter(with_room).find(|&leg| leg != best).or(Some(best));
@@ -263,7 +263,7 @@ impl MirrorLane {
         Some(best)
     }
 
-    fn cut_write(&mut self, parent: usize, page: u64, left: u64, is_first: bool) -> bool {
+    fn split_write(&mut self, parent: usize, page: u64, left: u64, is_first: bool) -> bool {
         // An answer may come after the operation has ended, unless the leg is near. So the leg must
         // not work on the caller's buffer.
         let usable = self.usable();
@@ -272,30 +272,30 @@ impl MirrorLane {
         let known = self.targets(page, count);
         // The leader decides. The bytes that only a left-out leg held before must not be lost with
         // it.
-        let (table, leader) = (&self.table, self.table.leader());
+        let (table, leader) = (&self.table, self.table.authoritative());
         let are_enough = |legs: MemberSet| {
             legs == known || leader.is_none_or(|leader| legs.has(leader)) && table.keeps(page, count, legs)
         };
-        let has_room = |leg: &LegLane| direct || leg.has_buffer(count);
+        let has_room = |leg: &MemberLane| direct || leg.has_buffer(count);
         let patience = self.table.write_patience();
-        let Some(usable) = self.legs.takers(known, now_ns(), patience, has_room, are_enough) else { return false };
+        let Some(usable) = self.members.takers(known, now_ns(), patience, has_room, are_enough) else { return false };
         let Some(piece) = self.begin_write(parent, page, count, usable, known) else { return false };
         for leg in usable.iter() {
             let buffer = match direct {
-                true => self.parents[parent].as_mut().and_then(|known| known.buffer.take()),
+                true => self.operations[parent].as_mut().and_then(|known| known.buffer.take()),
                 false => self.copy_of(parent, leg, page, count),
             };
             let Some(buffer) = buffer else { break };
-            self.send(For::Piece(piece), leg, direct, Op::Write { page: PageId(page), buffer });
+            self.send(MirrorRequestOwner::Split(piece), leg, direct, Op::Write { page: PageId(page), buffer });
         }
         true
     }
 
     /// Copies a part of the bytes to write into a buffer of one leg.
     fn copy_of(&mut self, parent: usize, leg: usize, page: u64, count: u64) -> Option<Buffer> {
-        let known = self.parents[parent].as_ref()?;
+        let known = self.operations[parent].as_ref()?;
         let whole = known.buffer.as_ref()?;
-        let mut own = self.legs[leg].as_mut()?.take_buffer(count)?;
+        let mut own = self.members[leg].as_mut()?.take_buffer(count)?;
         for index in 0..count as usize {
             let from = (page - known.page) as usize + index;
             own.page_mut(index).copy_from_slice(whole.page(from));
@@ -307,34 +307,34 @@ impl MirrorLane {
     /// Sends a change that was not answered to more legs: those that hold the pages and were late
     /// when it set out.
     pub(super) fn ask_more(&mut self, piece: usize) {
-        let Some(Piece { parent, page, count, .. }) = self.pieces[piece] else { return };
-        let asked = self.pieces[piece].as_ref().map_or(MemberSet(0), Piece::asked);
-        let Some(kind) = self.parents[parent].as_ref().map(|known| known.kind) else { return };
+        let Some(MirrorSplit { operation: parent, page, count, .. }) = self.splits[piece] else { return };
+        let asked = self.splits[piece].as_ref().map_or(MemberSet(0), MirrorSplit::requested);
+        let Some(kind) = self.operations[parent].as_ref().map(|known| known.kind) else { return };
         for leg in self.table.valid(page, count, self.usable()).difference(asked).iter() {
-            if self.free_errands.len() < MemberSet::MAX {
+            if self.free_requests.len() < MemberSet::MAX {
                 return;
             }
             let page = PageId(page);
             let op = match kind {
-                Kind::Discard => Some(Op::Discard { page, count }),
+                OpKind::Discard => Some(Op::Discard { page, count }),
                 _ => self.copy_of(parent, leg, page.0, count).map(|buffer| Op::Write { page, buffer }),
             };
             if let Some(op) = op {
-                self.send(For::Piece(piece), leg, false, op);
+                self.send(MirrorRequestOwner::Split(piece), leg, false, op);
             }
         }
     }
 
-    fn cut_discard(&mut self, parent: usize, page: u64, count: u64) -> bool {
+    fn split_discard(&mut self, parent: usize, page: u64, count: u64) -> bool {
         if self.table.is_untouched(page, count) {
-            let piece = self.new_piece(parent, page, count);
-            self.end_piece(piece, Ok(()));
+            let piece = self.new_split(parent, page, count);
+            self.end_split(piece, Ok(()));
             return true;
         }
         let usable = self.targets(page, count);
         let Some(piece) = self.begin_write(parent, page, count, usable, usable) else { return false };
         for leg in usable.iter() {
-            self.send(For::Piece(piece), leg, false, Op::Discard { page: PageId(page), count });
+            self.send(MirrorRequestOwner::Split(piece), leg, false, Op::Discard { page: PageId(page), count });
         }
         true
     }
@@ -349,18 +349,18 @@ impl MirrorLane {
         usable: MemberSet,
         known: MemberSet,
     ) -> Option<usize> {
-        let change = self.table.changes.begin();
-        if self.legs.is_behind_the_news() || !self.targets(page, count).difference(known).is_empty() {
+        let change = self.table.write_epochs.begin();
+        if self.members.has_new_lanes() || !self.targets(page, count).difference(known).is_empty() {
             return None;
         }
         if !self.table.begin_write(page, count, usable) {
             return None;
         }
-        let piece = self.new_piece(parent, page, count);
-        let ends_at = self.parents[parent].as_ref().map_or(u64::MAX, Parent::ends_at);
-        if let Some(known) = &mut self.pieces[piece] {
-            known.change = Some(change);
-            if !self.table.is_pair() {
+        let piece = self.new_split(parent, page, count);
+        let ends_at = self.operations[parent].as_ref().map_or(u64::MAX, MirrorOperation::ends_at);
+        if let Some(known) = &mut self.splits[piece] {
+            known.epoch_guard = Some(change);
+            if !self.table.is_dual_write() {
                 known.ends_at = ends_at;
                 known.alarm_at = ends_at.min(now_ns().saturating_add(WRITE_PATIENCE.as_nanos() as u64));
                 self.alarm_at = self.alarm_at.min(known.alarm_at);
@@ -372,83 +372,86 @@ impl MirrorLane {
         Some(piece)
     }
 
-    pub(super) fn new_piece(&mut self, parent: usize, page: u64, count: u64) -> usize {
-        let piece = self.free_pieces.pop().expect("counted before");
-        self.pieces[piece] = Some(Piece {
-            parent,
+    pub(super) fn new_split(&mut self, parent: usize, page: u64, count: u64) -> usize {
+        let piece = self.free_splits.pop().expect("counted before");
+        self.splits[piece] = Some(MirrorSplit {
+            operation: parent,
             page,
             count,
-            errands: [None; MemberSet::MAX],
+            requests: [None; MemberSet::MAX],
             have: MemberSet(0),
             failed: MemberSet(0),
             wrong: MemberSet(0),
-            unsure: MemberSet(0),
+            indeterminate: MemberSet(0),
             error: None,
             alarm_at: u64::MAX,
             patient_until: u64::MAX,
             ends_at: u64::MAX,
             is_over: false,
-            late: MemberSet(0),
+            lagging: MemberSet(0),
             is_hedged: false,
-            change: None,
+            epoch_guard: None,
         });
-        if let Some(known) = &mut self.parents[parent] {
-            known.cut += count;
-            known.pieces += 1;
+        if let Some(known) = &mut self.operations[parent] {
+            known.split_pages += count;
+            known.splits += 1;
         }
         piece
     }
 
     pub(super) fn send_read(&mut self, piece: usize, leg: usize, direct: bool) {
-        let Some(Piece { parent, page, count, .. }) = self.pieces[piece] else { return };
-        let Some(known) = &mut self.parents[parent] else { return };
+        let Some(MirrorSplit { operation: parent, page, count, .. }) = self.splits[piece] else { return };
+        let Some(known) = &mut self.operations[parent] else { return };
         let kind = known.kind;
-        let lane = self.legs[leg].as_mut();
+        let lane = self.members[leg].as_mut();
         let buffer = if direct { known.buffer.take() } else { lane.and_then(|lane| lane.take_buffer(count)) };
         let buffer = buffer.expect("looked for before");
         let page = PageId(page);
-        self.send(For::Piece(piece), leg, direct, kind.read(page, buffer));
-        if !direct && let (Some(known), Some(lane)) = (&mut self.pieces[piece], &self.legs[leg]) {
+        self.send(MirrorRequestOwner::Split(piece), leg, direct, kind.read(page, buffer));
+        if !direct && let (Some(known), Some(lane)) = (&mut self.splits[piece], &self.members[leg]) {
             known.alarm_at = now_ns().saturating_add(lane.hedge_after());
             self.alarm_at = self.alarm_at.min(known.alarm_at);
         }
     }
 
     /// Sends an operation to a leg.
-    pub(super) fn send(&mut self, target: For, leg: usize, is_direct: bool, op: Op) {
+    pub(super) fn send(&mut self, target: MirrorRequestOwner, leg: usize, is_direct: bool, op: Op) {
         let now = now_ns();
         let (priority, deadline) = match target {
-            For::Piece(piece) => {
-                let parent = self.pieces[piece].as_ref().and_then(|known| self.parents[known.parent].as_ref());
-                let passed = |known: &Parent| Duration::from_nanos(now.saturating_sub(known.started_at));
+            MirrorRequestOwner::Split(piece) => {
+                let parent = self.splits[piece].as_ref().and_then(|known| self.operations[known.operation].as_ref());
+                let passed = |known: &MirrorOperation| Duration::from_nanos(now.saturating_sub(known.started_at));
                 // A deadline of zero would mean that there is none.
-                let left = |known: &Parent| known.deadline.saturating_sub(passed(known)).max(Duration::from_micros(1));
+                let left = |known: &MirrorOperation| {
+                    known.deadline.saturating_sub(passed(known)).max(Duration::from_micros(1))
+                };
                 parent.map_or((Priority::Demand, Duration::ZERO), |known| (known.priority, left(known)))
             }
-            For::Look => (Priority::Background, scrub::READ_DEADLINE),
+            MirrorRequestOwner::Look => (Priority::Background, scrub::READ_DEADLINE),
             _ => (Priority::Background, Copier::DEADLINE),
         };
         let is_change = matches!(op, Op::Write { .. } | Op::Discard { .. });
         // The lane keeps the time of its operations. A leg that is late with a change is waited
         // for: until it has answered, it is unknown which bytes it holds.
         let deadline =
-            if is_change && !is_direct && !self.table.is_pair() { deadline.max(ANSWER_WITHIN) } else { deadline };
-        let errand = self.free_errands.pop().expect("counted before");
-        self.errands[errand as usize] = Some(Errand { target, leg, is_direct, started_at: now });
-        if let For::Piece(piece) = target
-            && let Some(known) = &mut self.pieces[piece]
+            if is_change && !is_direct && !self.table.is_dual_write() { deadline.max(ANSWER_WITHIN) } else { deadline };
+        let errand = self.free_requests.pop().expect("counted before");
+        self.requests[errand as usize] =
+            Some(MirrorMemberRequest { owner: target, member: leg, is_direct, started_at: now });
+        if let MirrorRequestOwner::Split(piece) = target
+            && let Some(known) = &mut self.splits[piece]
         {
-            known.errands[leg] = Some(errand);
+            known.requests[leg] = Some(errand);
         }
-        let lane = self.legs[leg].as_mut().expect("usable");
-        lane.submit(Request { tag: u64::from(errand), priority, deadline, op });
+        let lane = self.members[leg].as_mut().expect("usable");
+        lane.submit(LaneRequest { tag: u64::from(errand), priority, deadline, op });
     }
 
     fn collect(&mut self) {
-        for leg in 0..self.legs.len() {
-            while self.legs.poll(leg, &mut self.arrived) {
+        for leg in 0..self.members.len() {
+            while self.members.poll(leg, &mut self.arrived) {
                 while let Some(completion) = self.arrived.pop() {
-                    self.errand_ended(completion);
+                    self.on_reply(completion);
                 }
             }
         }
@@ -456,11 +459,11 @@ impl MirrorLane {
 
     /// Copies chunks that a leg lacks.
     fn copy(&mut self) {
-        self.look_for_late_copies();
+        self.mark_lagging_copies();
         let Some(mut copier) = self.copier.take() else { return };
         let mut step = None;
-        if self.free_errands.len() > 2 * MemberSet::MAX {
-            step = copier.start(&self.table, self.usable(), self.open_legs());
+        if self.free_requests.len() > 2 * MemberSet::MAX {
+            step = copier.start(&self.table, self.usable(), self.connected_members());
         }
         self.copier = Some(copier);
         if let Some((job, step)) = step {
@@ -468,33 +471,35 @@ impl MirrorLane {
         }
     }
 
-    fn look_for_late_copies(&mut self) {
+    fn mark_lagging_copies(&mut self) {
         if let Some(copier) = &mut self.copier {
-            copier.look_for_late(&self.table);
+            copier.mark_lagging(&self.table);
         }
     }
 
     /// Checks whether this errand is late and its leg, which is not lost, may still do it.
-    fn is_owed(&self, errand: &Errand) -> bool {
-        let is_late = match errand.target {
-            For::LateWrite => true,
-            For::Piece(piece) => self.pieces[piece].as_ref().is_some_and(|piece| piece.late.has(errand.leg)),
-            For::Copy(job) => self.copier.as_ref().is_some_and(|copier| copier.is_late(job)),
-            For::Look | For::Nobody => false,
+    fn is_owed(&self, errand: &MirrorMemberRequest) -> bool {
+        let is_late = match errand.owner {
+            MirrorRequestOwner::LateWrite => true,
+            MirrorRequestOwner::Split(piece) => {
+                self.splits[piece].as_ref().is_some_and(|piece| piece.lagging.has(errand.member))
+            }
+            MirrorRequestOwner::Copy(job) => self.copier.as_ref().is_some_and(|copier| copier.is_late(job)),
+            MirrorRequestOwner::Look | MirrorRequestOwner::Abandoned => false,
         };
-        is_late && !self.table.lost().has(errand.leg)
+        is_late && !self.table.failed().has(errand.member)
     }
 
     pub(super) fn send_copy(&mut self, job: usize, step: Option<(usize, Op)>) {
         if let Some((leg, op)) = step {
-            self.send(For::Copy(job), leg, false, op);
+            self.send(MirrorRequestOwner::Copy(job), leg, false, op);
         }
     }
 }
 
-impl Legged for MirrorLane {
-    fn legs(&mut self) -> &mut LegLanes {
-        &mut self.legs
+impl CompositeLane for MirrorLane {
+    fn member_lanes(&mut self) -> &mut MemberLanes {
+        &mut self.members
     }
 
     fn work(&mut self) {
@@ -503,18 +508,18 @@ impl Legged for MirrorLane {
         if self.alarm_at != u64::MAX {
             let now = now_ns();
             if now >= self.alarm_at {
-                self.ring(now);
+                self.on_alarm(now);
             }
         }
-        if !(self.queued.is_empty() && self.again.is_empty() && self.anew.is_empty()) {
+        if !(self.queued.is_empty() && self.retry_reads.is_empty() && self.retry_writes.is_empty()) {
             self.start();
         }
         self.copy();
-        scrub::walk(self);
+        scrub::step_scrub(self);
         self.table.give_up_the_silent();
-        let past = self.table.past();
+        let past = self.table.former();
         if !past.is_empty() && self.is_at_rest() {
-            self.legs.leave(past);
+            self.members.leave(past);
         }
     }
 
@@ -527,42 +532,42 @@ impl Legged for MirrorLane {
     }
 }
 
-impl Nurse for MirrorLane {
+impl Repairer for MirrorLane {
     fn is_owed_answers(&self) -> bool {
-        self.errands.iter().flatten().any(|errand| self.is_owed(errand))
+        self.requests.iter().flatten().any(|errand| self.is_owed(errand))
     }
 
-    fn is_caring(&self) -> bool {
-        let is_looking = self.walker.as_ref().is_some_and(|walker| walker.is_looking());
+    fn is_repairing(&self) -> bool {
+        let is_looking = self.scrub_cursor.as_ref().is_some_and(|walker| walker.is_looking());
         is_looking || self.copier.as_ref().is_some_and(Copier::is_busy)
     }
 
-    fn finish_care(&mut self) {
+    fn finish_repairs(&mut self) {
         scrub::pause(self);
-        while self.is_caring() {
+        while self.is_repairing() {
             self.collect();
-            self.look_for_late_copies();
-            self.legs.sleep(SLEEP_SLICE);
+            self.mark_lagging_copies();
+            self.members.sleep(SLEEP_SLICE);
         }
         scrub::go_on(self);
     }
 }
 
 impl Lane for MirrorLane {
-    fn submit(&mut self, request: Request) -> Result<(), Request> {
+    fn submit(&mut self, request: LaneRequest) -> Result<(), LaneRequest> {
         if self.in_flight() >= SLOTS {
             return Err(request);
         }
-        let Some(index) = self.free_parents.pop() else { return Err(request) };
-        let Request { tag, priority, deadline, op } = request;
+        let Some(index) = self.free_operations.pop() else { return Err(request) };
+        let LaneRequest { tag, priority, deadline, op } = request;
         let (page, count) = op.range();
-        let result = check_range((page, count), self.table.pages, self.table.legs[0].server);
+        let result = check_range((page, count), self.table.pages, self.table.members[0].server);
         let (kind, buffer) = op.into_parts();
         // An operation outside of the region counts as cut already.
         let cut = if result.is_err() { count } else { 0 };
         let (started_at, page) = (now_ns(), page.0);
-        let knew = self.open_legs();
-        let parent = Parent {
+        let knew = self.connected_members();
+        let parent = MirrorOperation {
             tag,
             priority,
             deadline,
@@ -570,14 +575,14 @@ impl Lane for MirrorLane {
             kind,
             page,
             count,
-            cut,
-            pieces: 0,
+            split_pages: cut,
+            splits: 0,
             buffer,
             result,
             knew,
             is_unlucky: false,
         };
-        self.parents[index] = Some(parent);
+        self.operations[index] = Some(parent);
         self.queued.push_back(index);
         if self.queued.len() == 1 {
             self.start();
@@ -591,11 +596,11 @@ impl Lane for MirrorLane {
     }
 
     fn in_flight(&self) -> usize {
-        SLOTS - self.free_parents.len() + self.ended.len()
+        SLOTS - self.free_operations.len() + self.ended.len()
     }
 
     fn wait(&mut self, timeout: Duration) {
-        self.wait_for_legs(timeout);
+        self.wait_for_members(timeout);
     }
 }
 
@@ -608,16 +613,20 @@ impl Drop for MirrorLane {
         // has a deadline.
         self.copier.iter_mut().for_each(Copier::give_up);
         scrub::end(self);
-        self.finish_care();
+        self.finish_repairs();
         // Writes that were not waited for may land, too. If that takes too long, their outcome
         // stays unknown.
         let until = now_ns().saturating_add(FAREWELL_PATIENCE.as_nanos() as u64);
         while self.is_owed_answers() && now_ns() < until {
             self.collect();
-            self.legs.sleep(SLEEP_SLICE);
+            self.members.sleep(SLEEP_SLICE);
         }
-        for errand in self.errands.iter().flatten().filter(|errand| self.is_owed(errand)) {
-            if self.table.is_pair() { self.table.lose(errand.leg) } else { self.table.stay_late(errand.leg) }
+        for errand in self.requests.iter().flatten().filter(|errand| self.is_owed(errand)) {
+            if self.table.is_dual_write() {
+                self.table.mark_failed(errand.member)
+            } else {
+                self.table.stay_lagging(errand.member)
+            }
         }
         self.table.give_up_the_silent();
         // A write that is given up here leaves its chunk with a writer, so the chunk is not copied

@@ -9,35 +9,35 @@
 //! answered.
 
 mod answers;
+mod broadcast;
 mod calls;
-mod everywhere;
-mod heal;
+mod copier;
 mod lane;
-mod legs;
-mod pieces;
+mod replica_map;
 mod scrub;
+mod splits;
 #[cfg(test)]
 mod tests;
 
-use crate::healer::{Caring, Healer, take_back, whole_legs};
-use crate::legs::Leg;
-use crate::rejoin::Spares;
-use crate::scrub::{Scrub, Shelves};
-use crate::{Backend, Calls, CloneTicket, Health, Lane, PoolError, Protection, Scrubbed, Writes};
+use crate::members::PoolMember;
+use crate::rejoin::SpareMembers;
+use crate::repair::{RepairLock, RepairThread, complete_members, readmit_members};
+use crate::scrub::{Scrub, ScrubTarget};
+use crate::{Backend, CallChannel, CloneTicket, Health, Lane, PoolError, Protection, ScrubStats, WriteReservation};
+use broadcast::MirrorWriteReservation;
 use calls::MirrorCalls;
 use core::time::Duration;
-use everywhere::MirrorWrites;
 use farfield_core::PageId;
 pub(crate) use lane::MirrorLane;
-pub(crate) use legs::{CHUNK_PAGES, Holds, LegTable, chunks};
+pub(crate) use replica_map::{CHUNK_PAGES, InitialContents, ReplicaMap, chunks};
 use std::sync::Arc;
 
 /// Backend that keeps the same pages at each of several legs.
 pub(crate) struct MirrorBackend {
-    table: Arc<LegTable>,
+    table: Arc<ReplicaMap>,
     /// Lock that is held while a thread copies, and while a snapshot is made.
-    copying: Arc<Caring>,
-    healer: Option<Healer>,
+    repair_lock: Arc<RepairLock>,
+    repair_thread: Option<RepairThread>,
 }
 
 impl MirrorBackend {
@@ -47,18 +47,18 @@ impl MirrorBackend {
     /// a period `scrub`, everything is compared once in that time. With `heals` a thread looks
     /// after the legs and copies; without, lanes do.
     pub(crate) fn new(
-        legs: Vec<Leg>,
-        spares: impl Into<Spares>,
+        legs: Vec<PoolMember>,
+        spares: impl Into<SpareMembers>,
         pages: u64,
-        holds: Holds,
+        holds: InitialContents,
         scrub: Option<Duration>,
         heals: bool,
     ) -> Result<MirrorBackend, PoolError> {
-        let mut table = LegTable::new(legs, spares.into(), pages, holds)?;
+        let mut table = ReplicaMap::new(legs, spares.into(), pages, holds)?;
         table.scrub = Scrub::new(scrub);
-        let (table, copying) = (Arc::new(table), Arc::new(Caring::default()));
-        let healer = heals.then(|| Healer::start(table.clone(), copying.clone()));
-        Ok(MirrorBackend { table, copying, healer })
+        let (table, copying) = (Arc::new(table), Arc::new(RepairLock::default()));
+        let healer = heals.then(|| RepairThread::start(table.clone(), copying.clone()));
+        Ok(MirrorBackend { table, repair_lock: copying, repair_thread: healer })
     }
 
     /// Sets how long a write waits for all legs before it counts with fewer. With `None` it waits
@@ -70,23 +70,23 @@ impl MirrorBackend {
 
 impl Backend for MirrorBackend {
     fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
-        Ok(Box::new(MirrorLane::open(&self.table, if self.healer.is_some() { 0 } else { 1 })?))
+        Ok(Box::new(MirrorLane::open(&self.table, if self.repair_thread.is_some() { 0 } else { 1 })?))
     }
 
-    fn open_reads(&self) -> Result<Box<dyn Calls>, PoolError> {
+    fn open_reads(&self) -> Result<Box<dyn CallChannel>, PoolError> {
         Ok(Box::new(MirrorCalls::open(&self.table)?))
     }
 
-    fn begin_writes(&self, runs: &[(PageId, u64)]) -> Result<Box<dyn Writes>, PoolError> {
-        Ok(Box::new(MirrorWrites::begin(&self.table, runs)?))
+    fn begin_writes(&self, runs: &[(PageId, u64)]) -> Result<Box<dyn WriteReservation>, PoolError> {
+        Ok(Box::new(MirrorWriteReservation::begin(&self.table, runs)?))
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
-        let _still = self.copying.hold_still();
+        let _still = self.repair_lock.hold_still();
         let mut secrets = [0; CloneTicket::SERVERS_MAX];
         let mut result = Err(self.table.gone());
         // A snapshot of a leg that lacks a page would not know that it lacks it.
-        let able = whole_legs(&self.table)?;
+        let able = complete_members(&self.table)?;
         for index in able.iter() {
             let own = self.table.leaves(index);
             match self.table.backend(index).map(|backend| backend.clone_region()) {
@@ -96,7 +96,7 @@ impl Backend for MirrorBackend {
                 }
                 Some(Err(error)) => {
                     if matches!(error, PoolError::ServerGone { .. }) {
-                        self.table.lose(index);
+                        self.table.mark_failed(index);
                     }
                     result = result.or(Err(error));
                 }
@@ -111,12 +111,12 @@ impl Backend for MirrorBackend {
     }
 
     fn health(&self) -> Health {
-        self.table.look_at_health();
+        self.table.check_health();
         self.table.health()
     }
 
-    fn scrubbed(&self) -> Option<Scrubbed> {
-        Scrubbed::with_parts(self.table.scrub.counts(), self.table.backends())
+    fn scrub_stats(&self) -> Option<ScrubStats> {
+        ScrubStats::with_parts(self.table.scrub.counts(), self.table.backends())
     }
 
     fn protection(&self) -> Option<Protection> {
@@ -124,11 +124,11 @@ impl Backend for MirrorBackend {
     }
 
     fn is_rejoin_due(&self) -> bool {
-        self.healer.is_none() && self.table.is_rejoin_due()
+        self.repair_thread.is_none() && self.table.is_rejoin_due()
     }
 
     fn rejoin(&self) {
-        take_back(&*self.table, &self.copying);
+        readmit_members(&*self.table, &self.repair_lock);
     }
 
     fn release(&self) {
@@ -136,7 +136,7 @@ impl Backend for MirrorBackend {
     }
 
     fn abandon(&self) {
-        self.healer.iter().for_each(Healer::abandon);
+        self.repair_thread.iter().for_each(RepairThread::abandon);
         self.table.abandon();
     }
 }

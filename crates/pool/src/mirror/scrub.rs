@@ -6,16 +6,18 @@
 //! bytes of most legs; then those of the first. So legs hold the same pages afterwards.
 
 use super::lane::MirrorLane;
-use super::legs::{CHUNK_PAGES, LegTable};
-use super::pieces::For;
+use super::replica_map::{CHUNK_PAGES, ReplicaMap};
+use super::splits::MirrorRequestOwner;
 use crate::Op;
-use crate::scrub::{Answers, Mended, Run, Scrub, Shelves, Walker, Walks, Wrong};
+use crate::scrub::{
+    MemberChecksums, MismatchedMembers, RepairStatus, Scrub, ScrubCursor, ScrubLane, ScrubRange, ScrubTarget,
+};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{MemberSet, PageId, checksum};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-impl Shelves for LegTable {
+impl ScrubTarget for ReplicaMap {
     fn scrub(&self) -> &Scrub {
         &self.scrub
     }
@@ -28,21 +30,21 @@ impl Shelves for LegTable {
         self.pages.min(self.written_chunks.load(Ordering::SeqCst) * CHUNK_PAGES)
     }
 
-    fn watch(&self, from: u64, most: u64) -> Result<Run, u64> {
+    fn watch(&self, from: u64, most: u64) -> Result<ScrubRange, u64> {
         let chunk = from / CHUNK_PAGES;
         if !self.written.has(chunk) {
             return Err(self.written.next(chunk).unwrap_or(u64::MAX / CHUNK_PAGES) * CHUNK_PAGES);
         }
-        let is_watched = LegTable::watch(self, chunk);
+        let is_watched = ReplicaMap::watch(self, chunk);
         let legs = self.word(chunk).valid().intersection(self.active());
         let end = ((chunk + 1) * CHUNK_PAGES).min(self.pages);
-        Ok(Run { first: from, count: most.min(end - from), legs, is_watched })
+        Ok(ScrubRange { first: from, count: most.min(end - from), members: legs, is_watched })
     }
 
-    fn judge(&self, run: &Run, answers: &Answers) -> Option<Wrong> {
-        let mut wrong = Wrong::default();
+    fn decide(&self, run: &ScrubRange, answers: &MemberChecksums) -> Option<MismatchedMembers> {
+        let mut wrong = MismatchedMembers::default();
         for (place, wrong) in wrong.iter_mut().enumerate().take(run.count as usize) {
-            *wrong = outvoted(run.legs, |leg| answers.sum(leg, place));
+            *wrong = outvoted(run.members, |leg| answers.sum(leg, place));
         }
         let is_still = run.is_watched && self.word(run.first / CHUNK_PAGES).is_watched();
         let differ = wrong.iter().any(|legs| !legs.is_empty());
@@ -50,21 +52,21 @@ impl Shelves for LegTable {
     }
 
     fn suspect(&self, place: u64, leg: usize) -> bool {
-        LegTable::suspect(self, place, 1, leg) || self.mended(place, leg) == Mended::NotYet
+        ReplicaMap::suspect(self, place, 1, leg) || self.repair_status(place, leg) == RepairStatus::Pending
     }
 
-    fn unwatch(&self, run: &Run) {
+    fn unwatch(&self, run: &ScrubRange) {
         if run.is_watched {
-            LegTable::unwatch(self, run.first / CHUNK_PAGES);
+            ReplicaMap::unwatch(self, run.first / CHUNK_PAGES);
         }
     }
 
-    fn mended(&self, place: u64, leg: usize) -> Mended {
+    fn repair_status(&self, place: u64, leg: usize) -> RepairStatus {
         if !self.present().has(leg) {
-            return Mended::Never;
+            return RepairStatus::Obsolete;
         }
         let is_mended = self.word(place / CHUNK_PAGES).valid().has(leg);
-        if is_mended { Mended::Yes } else { Mended::NotYet }
+        if is_mended { RepairStatus::Repaired } else { RepairStatus::Pending }
     }
 }
 
@@ -83,19 +85,19 @@ fn outvoted(legs: MemberSet, sum: impl Fn(usize) -> Option<u64>) -> MemberSet {
     legs.iter().filter(is_other).collect()
 }
 
-impl Walks for MirrorLane {
-    type Shelves = LegTable;
+impl ScrubLane for MirrorLane {
+    type ScrubMap = ReplicaMap;
 
-    fn shelves(&self) -> &Arc<LegTable> {
+    fn scrub_target(&self) -> &Arc<ReplicaMap> {
         &self.table
     }
 
-    fn walker(&mut self) -> &mut Option<Box<Walker>> {
-        &mut self.walker
+    fn scrub_cursor(&mut self) -> &mut Option<Box<ScrubCursor>> {
+        &mut self.scrub_cursor
     }
 
     fn has_demand(&self) -> bool {
-        !self.queued.is_empty() || !self.again.is_empty()
+        !self.queued.is_empty() || !self.retry_reads.is_empty()
     }
 
     fn can_ask(&self, leg: usize) -> bool {
@@ -103,19 +105,21 @@ impl Walks for MirrorLane {
     }
 
     fn ask(&mut self, leg: usize, page: u64, count: u64) -> bool {
-        let lane = self.legs[leg].as_mut().filter(|lane| lane.has_buffer_for_read(count));
-        if self.free_errands.len() <= 2 * MemberSet::MAX {
+        let lane = self.members[leg].as_mut().filter(|lane| lane.has_buffer_for_read(count));
+        if self.free_requests.len() <= 2 * MemberSet::MAX {
             return false;
         }
         let Some(buffer) = lane.and_then(|lane| lane.take_buffer(count)) else { return false };
-        self.send(For::Look, leg, false, Op::Read { page: PageId(page), buffer });
+        self.send(MirrorRequestOwner::Look, leg, false, Op::Read { page: PageId(page), buffer });
         true
     }
 
     fn forget(&mut self) {
-        self.errands.iter_mut().flatten().filter(|errand| errand.target == For::Look).for_each(|errand| {
-            errand.target = For::Nobody;
-        });
+        self.requests.iter_mut().flatten().filter(|errand| errand.owner == MirrorRequestOwner::Look).for_each(
+            |errand| {
+                errand.owner = MirrorRequestOwner::Abandoned;
+            },
+        );
     }
 }
 

@@ -1,13 +1,13 @@
 //! Guards against a mirror that gives an old version, or an error while one leg lives: whatever
 //! dies, lies or is late, and whoever copies.
 use super::MirrorBackend;
-use super::heal::Copier;
-use super::legs::{Holds, LegTable};
+use super::copier::Copier;
+use super::replica_map::{InitialContents, ReplicaMap};
 use crate::conformance::Random;
-use crate::legs::Leg;
-use crate::touched::Touched;
-use crate::trial::{self, NEVER, SilentSide, assert_version, filled, open, read, survive, wait_until, write};
-use crate::{Backend, Health, Op, Opener, PoolError, Priority, Request, conformance};
+use crate::dirty_chunks::DirtyChunks;
+use crate::members::PoolMember;
+use crate::trial::{self, NEVER, SilentMember, assert_version, filled, open, read, survive, wait_until, write};
+use crate::{Backend, Health, LaneRequest, Op, PoolBuilder, PoolError, Priority, conformance};
 use core::time::Duration;
 use farfield_core::{MemberSet, PageId};
 use std::sync::Arc;
@@ -21,8 +21,8 @@ fn mirrors_conform() {
         "mirror(fault:die=2000@ram:, ram:)",
         "stripe(mirror(ram:, ram:), mirror(fault:die=900@ram:, ram:))",
     ] {
-        conformance::run(&Opener::new().url(url));
-        conformance::run(&Opener::new().url(url).heals());
+        conformance::run(&PoolBuilder::new().url(url));
+        conformance::run(&PoolBuilder::new().url(url).repair_thread());
     }
 }
 
@@ -33,7 +33,7 @@ fn what_is_not_protected_is_counted() {
 
 #[test]
 fn legs_that_lie_are_repaired() {
-    conformance::run(&Opener::new().url("mirror(fault:corrupt=0.05,seed=5@ram:, ram:)"));
+    conformance::run(&PoolBuilder::new().url("mirror(fault:corrupt=0.05,seed=5@ram:, ram:)"));
     let backend = open("mirror(fault:corrupt=1@ram:, ram:)", 256);
     let mut lane = backend.open_lane().unwrap();
     write(&mut *lane, 3, 100, 1).unwrap();
@@ -74,9 +74,9 @@ fn the_only_leg_that_holds_a_chunk_may_be_slow() {
 
 #[test]
 fn a_leg_that_falls_silent_before_the_other_has_what_it_missed_is_waited_for() {
-    let sides = [SilentSide::new(400), SilentSide::new(400)];
-    let legs = sides.iter().map(|side| Leg { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
-    let backend = MirrorBackend::new(legs, vec![], 400, Holds::Zeros, None, false).unwrap();
+    let sides = [SilentMember::new(400), SilentMember::new(400)];
+    let legs = sides.iter().map(|side| PoolMember { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
+    let backend = MirrorBackend::new(legs, vec![], 400, InitialContents::Zeros, None, false).unwrap();
     trial::waits_for_the_only_one(&backend, &sides);
 }
 
@@ -94,55 +94,56 @@ fn a_leg_is_mended_at_once_however_far_behind_in_the_region_the_pages_are() {
 
 #[test]
 fn a_spare_lacks_what_is_first_written_by_those_who_did_not_see_it_come() {
-    let leg = || Leg { backend: Some(open("ram:", 64)), leaves: 1, server: 0 };
-    let table = LegTable::new(vec![leg(), leg()], vec![leg()].into(), 64, Holds::Zeros).unwrap();
+    let leg = || PoolMember { backend: Some(open("ram:", 64)), leaves: 1, server: 0 };
+    let table = ReplicaMap::new(vec![leg(), leg()], vec![leg()].into(), 64, InitialContents::Zeros).unwrap();
     let seen = MemberSet::one(0);
-    table.lose(1);
+    table.mark_failed(1);
     // Whoever mends looks at everything: nothing was ever written.
-    assert_eq!(table.to_heal(), MemberSet::one(2));
-    table.set_healed(2, table.hurts(2));
+    assert_eq!(table.repairable(), MemberSet::one(2));
+    table.set_repaired(2, table.missed_generation(2));
     assert!(table.is_whole(2));
     assert!(table.begin_write(0, 1, seen));
     assert!(!table.is_whole(2), "it lacks the chunk");
     assert!(table.end_write(0, 1, seen, seen));
-    assert_eq!(table.to_heal(), MemberSet::one(2));
+    assert_eq!(table.repairable(), MemberSet::one(2));
 }
 
 #[test]
 fn what_was_never_written_can_be_read_from_a_leg_that_came_later() {
-    let leg = || Leg { backend: Some(open("ram:", 128)), leaves: 1, server: 0 };
-    let spare = LegTable::new(vec![leg(), leg()], vec![leg()].into(), 128, Holds::Zeros).unwrap();
-    spare.lose(0);
-    spare.lose(1);
+    let leg = || PoolMember { backend: Some(open("ram:", 128)), leaves: 1, server: 0 };
+    let spare = ReplicaMap::new(vec![leg(), leg()], vec![leg()].into(), 128, InitialContents::Zeros).unwrap();
+    spare.mark_failed(0);
+    spare.mark_failed(1);
     assert_eq!(spare.valid(0, 128, spare.active()), MemberSet::one(2));
     // A lane that is not moved back yet when the old side of a switch is given up.
-    let pair = LegTable::pair(open("ram:", 128), open("ram:", 128), Arc::new(Touched::new(2).unwrap())).unwrap();
+    let pair =
+        ReplicaMap::dual_write(open("ram:", 128), open("ram:", 128), Arc::new(DirtyChunks::new(2).unwrap())).unwrap();
     pair.admit();
-    pair.set_leader(Some(LegTable::NEW));
-    pair.lose(LegTable::OLD);
-    assert_eq!(pair.valid(64, 64, pair.active()), MemberSet::one(LegTable::NEW));
+    pair.set_authoritative(Some(ReplicaMap::NEW));
+    pair.mark_failed(ReplicaMap::OLD);
+    assert_eq!(pair.valid(64, 64, pair.active()), MemberSet::one(ReplicaMap::NEW));
     assert!(pair.keeps(64, 64, pair.active()));
 }
 
 #[test]
 fn a_leg_that_comes_to_lead_lacks_what_it_was_not_asked_for() {
-    let (side, touched) = (|| open("ram:", 64), Touched::new(1).unwrap());
-    let table = LegTable::pair(side(), side(), Arc::new(touched)).unwrap();
+    let (side, touched) = (|| open("ram:", 64), DirtyChunks::new(1).unwrap());
+    let table = ReplicaMap::dual_write(side(), side(), Arc::new(touched)).unwrap();
     table.admit();
-    let (old, both) = (MemberSet::one(LegTable::OLD), MemberSet::first(2));
+    let (old, both) = (MemberSet::one(ReplicaMap::OLD), MemberSet::first(2));
     assert!(table.begin_write(0, 1, both) && table.end_write(0, 1, both, both));
-    table.set_healed(LegTable::NEW, table.hurts(LegTable::NEW));
-    assert!(table.is_whole(LegTable::NEW));
+    table.set_repaired(ReplicaMap::NEW, table.missed_generation(ReplicaMap::NEW));
+    assert!(table.is_whole(ReplicaMap::NEW));
     // Whoever writes chose the legs before the new one was admitted, and was delayed.
     assert!(table.begin_write(0, 1, old));
-    table.set_leader(Some(LegTable::NEW));
+    table.set_authoritative(Some(ReplicaMap::NEW));
     assert!(table.end_write(0, 1, old, old), "the old leg has it");
-    assert!(!table.is_whole(LegTable::NEW) && table.is_whole(LegTable::OLD));
+    assert!(!table.is_whole(ReplicaMap::NEW) && table.is_whole(ReplicaMap::OLD));
     assert_eq!(table.valid(0, 1, both), old);
     // One that was asked and has not got it decides.
     assert!(table.begin_write(0, 1, both));
-    table.set_leader(Some(LegTable::OLD));
-    assert!(!table.end_write(0, 1, both, MemberSet::one(LegTable::NEW)));
+    table.set_authoritative(Some(ReplicaMap::OLD));
+    assert!(!table.end_write(0, 1, both, MemberSet::one(ReplicaMap::NEW)));
 }
 
 #[test]
@@ -166,18 +167,18 @@ fn what_is_full_is_said_and_what_is_gone_is_gone() {
 #[test]
 fn a_wrong_leg_is_found_when_the_pool_is_opened() {
     let url = "mirror(ram:, unix:/no/such/socket)";
-    assert!(Opener::new().url(url).pages(9).open().is_err());
-    let backend = Opener::new().url(url).degraded().pages(9).open().unwrap();
+    assert!(PoolBuilder::new().url(url).pages(9).open().is_err());
+    let backend = PoolBuilder::new().url(url).degraded().pages(9).open().unwrap();
     assert_eq!(backend.health(), Health::Degraded);
     let mut lane = backend.open_lane().unwrap();
     write(&mut *lane, 1, 8, 1).unwrap();
     assert_version(&mut *lane, 1, 8, 1);
-    assert!(Opener::new().url("mirror(unix:/no/such, unix:/no/such/socket)").degraded().pages(9).open().is_err());
+    assert!(PoolBuilder::new().url("mirror(unix:/no/such, unix:/no/such/socket)").degraded().pages(9).open().is_err());
 }
 
 #[test]
 fn a_snapshot_is_made_of_the_legs_that_hold_everything() {
-    let opener = Opener::new().url("mirror(fault:die=30@ram:, ram:, spare=ram:)").pages(300);
+    let opener = PoolBuilder::new().url("mirror(fault:die=30@ram:, ram:, spare=ram:)").pages(300);
     let backend = opener.open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     for version in 1..40 {
@@ -217,14 +218,14 @@ fn random_deaths_lose_nothing() {
 }
 
 /// A mirror of these; without a thread it is healed by who polls a lane.
-fn mirror(sides: &[Arc<SilentSide>], spares: &[Arc<SilentSide>], heals: bool) -> MirrorBackend {
-    let leg = |side: &Arc<SilentSide>| Leg { backend: Some(side.clone()), leaves: 1, server: 0 };
+fn mirror(sides: &[Arc<SilentMember>], spares: &[Arc<SilentMember>], heals: bool) -> MirrorBackend {
+    let leg = |side: &Arc<SilentMember>| PoolMember { backend: Some(side.clone()), leaves: 1, server: 0 };
     let spares: Vec<_> = spares.iter().map(leg).collect();
-    MirrorBackend::new(sides.iter().map(leg).collect(), spares, 400, Holds::Zeros, None, heals).unwrap()
+    MirrorBackend::new(sides.iter().map(leg).collect(), spares, 400, InitialContents::Zeros, None, heals).unwrap()
 }
 
-fn sides<const COUNT: usize>() -> [Arc<SilentSide>; COUNT] {
-    core::array::from_fn(|_| SilentSide::new(400))
+fn sides<const COUNT: usize>() -> [Arc<SilentMember>; COUNT] {
+    core::array::from_fn(|_| SilentMember::new(400))
 }
 
 /// How many random histories.
@@ -241,7 +242,7 @@ fn lanes_that_stall_in_turns_cost_no_operation_and_no_leg_while_all_legs_live() 
         let backend = mirror(&sides, &[], seed % 2 == 0);
         backend.set_write_patience(Some(Duration::from_millis(10)));
         trial::lanes_stall_in_turns(&backend, &sides, seed, 3_200);
-        assert!(backend.table.lost().is_empty(), "FARFIELD_SEED={seed}");
+        assert!(backend.table.failed().is_empty(), "FARFIELD_SEED={seed}");
     }
 }
 
@@ -266,20 +267,20 @@ fn a_leg_that_does_not_take_copies_is_read_all_the_same_and_never_lost_while_it_
     assert!(backend.table.suspect(0, 1, 0) && backend.table.suspect(64, 1, 1));
     wait_until("the copy is late", || {
         lane.poll(&mut Vec::new());
-        backend.table.is_late(0)
+        backend.table.is_lagging(0)
     });
     let started = Instant::now();
     while started.elapsed() < 3 * Copier::DEADLINE {
         assert_version(&mut *lane, 0, 200, 1);
     }
-    assert!(backend.table.lost().is_empty());
+    assert!(backend.table.failed().is_empty());
     assert_eq!(backend.health(), Health::Degraded);
     sides[0].set_holds_changes(false);
     wait_until("both hold everything", || {
         lane.poll(&mut Vec::new());
         backend.health() == Health::Good
     });
-    backend.table.lose(1);
+    backend.table.mark_failed(1);
     assert_version(&mut *lane, 0, 200, 1);
 }
 
@@ -301,7 +302,7 @@ fn a_silent_leg_makes_place_for_a_spare_when_the_others_can_do_without_it() {
     let started = Instant::now();
     while started.elapsed() < 10 * brief {
         lane.poll(&mut Vec::new());
-        assert!(backend.table.lost().is_empty(), "it alone has it");
+        assert!(backend.table.failed().is_empty(), "it alone has it");
     }
     silent.set_silent(false);
     other.set_holds_changes(false);
@@ -315,7 +316,7 @@ fn a_silent_leg_makes_place_for_a_spare_when_the_others_can_do_without_it() {
     assert_eq!(trial::one_within(&mut *lane, op, brief).result, Ok(()));
     wait_until("the spare has taken its seat, and holds everything", || {
         lane.poll(&mut Vec::new());
-        backend.table.lost() == MemberSet::one(0) && backend.health() == Health::Good
+        backend.table.failed() == MemberSet::one(0) && backend.health() == Health::Good
     });
     other.set_silent(true);
     assert_version(&mut *lane, 64, 1, 3);
@@ -336,7 +337,7 @@ fn a_mirror_that_waits_for_all_counts_a_write_only_when_all_have_it() {
     };
     assert!(matches!(write_within(&mut *lane, 2), Err(PoolError::TimedOut { .. })));
     assert!(matches!(write_within(&mut *lane, 3), Err(PoolError::TimedOut { .. })), "it is asked again");
-    assert!(backend.table.lost().is_empty());
+    assert!(backend.table.failed().is_empty());
     assert!(read(&mut *lane, 0, 1).bytes() == filled(1, 0, 1).bytes(), "what one has can be read");
     sides[1].set_silent(false);
     wait_until("both hold everything", || {
@@ -345,7 +346,7 @@ fn a_mirror_that_waits_for_all_counts_a_write_only_when_all_have_it() {
     });
     assert_eq!(write(&mut *lane, 3, 1, 4), Ok(()));
     // Who is known to be gone is not waited for.
-    backend.table.lose(1);
+    backend.table.mark_failed(1);
     assert_eq!(write(&mut *lane, 3, 1, 5), Ok(()));
     assert_version(&mut *lane, 3, 1, 5);
 }
@@ -361,7 +362,7 @@ fn a_write_that_set_out_to_the_only_leg_in_use_is_made_at_another_that_is_used_a
     write(&mut *lane, 300, 1, 2).unwrap();
     sides[0].set_silent(true);
     let op = Op::Write { page: PageId(1), buffer: filled(1, 1, 2) };
-    assert!(lane.submit(Request { tag: 1, priority: Priority::Demand, deadline: trial::LONG, op }).is_ok());
+    assert!(lane.submit(LaneRequest { tag: 1, priority: Priority::Demand, deadline: trial::LONG, op }).is_ok());
     sides[1].set_silent(false);
     let mut done = Vec::with_capacity(1);
     wait_until("it is made at the other leg, while the first is silent", || {
@@ -397,11 +398,11 @@ fn neighbours_that_are_written_at_different_legs_at_the_same_time_are_both_kept(
     // that one is silent, too.
     sides[1].set_silent(true);
     write(&mut *lane, 300, 1, 2).unwrap();
-    assert!(backend.table.is_late(1));
+    assert!(backend.table.is_lagging(1));
     sides[0].set_silent(true);
     let begin = |lane: &mut dyn crate::Lane, page: u64| {
         let op = Op::Write { page: PageId(page), buffer: filled(1, page, 2) };
-        let request = Request { tag: page, priority: Priority::Demand, deadline: trial::LONG, op };
+        let request = LaneRequest { tag: page, priority: Priority::Demand, deadline: trial::LONG, op };
         assert!(lane.submit(request).is_ok());
     };
     begin(&mut *lane, 1);
@@ -409,7 +410,7 @@ fn neighbours_that_are_written_at_different_legs_at_the_same_time_are_both_kept(
     let mut done = Vec::with_capacity(4);
     wait_until("the late leg is used again", || {
         lane.poll(&mut done);
-        !backend.table.is_late(1)
+        !backend.table.is_lagging(1)
     });
     assert!(done.is_empty());
     // The neighbour is at this one alone, unless the first one is asked for here by then.

@@ -13,7 +13,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::legs::RUN_PAGES;
+use crate::members::RUN_PAGES;
 use crate::{Backend, Lane, PoolError};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
@@ -40,7 +40,7 @@ const _: () = assert!(RUN_PAGES == ScrubPace::RUN);
 
 /// Work that the scrub of a pool has done so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Scrubbed {
+pub struct ScrubStats {
     /// Number of stored pages that were looked at, counted at each leg.
     pub looked_pages: u64,
     /// Number of the `looked_pages` that were not what was written.
@@ -53,7 +53,7 @@ pub struct Scrubbed {
     pub turn_ended_at_ns: u64,
 }
 
-impl Scrubbed {
+impl ScrubStats {
     /// Returns the time since the end of the last turn; `None` if none has ended.
     pub fn turn_age(&self) -> Option<Duration> {
         let is_known = self.turns > 0 && self.turn_ended_at_ns > 0;
@@ -61,8 +61,8 @@ impl Scrubbed {
     }
 
     /// Adds up the work in two parts of a pool. A turn counts only when both have made it.
-    pub fn and(self, other: Scrubbed) -> Scrubbed {
-        Scrubbed {
+    pub fn and(self, other: ScrubStats) -> ScrubStats {
+        ScrubStats {
             looked_pages: self.looked_pages + other.looked_pages,
             wrong_pages: self.wrong_pages + other.wrong_pages,
             mended_pages: self.mended_pages + other.mended_pages,
@@ -73,10 +73,10 @@ impl Scrubbed {
 
     /// Adds up the work of a pool's own scrub, if it has one, and of the scrubs of its parts.
     pub(crate) fn with_parts(
-        own: Option<Scrubbed>,
+        own: Option<ScrubStats>,
         parts: impl Iterator<Item = impl AsRef<dyn Backend>>,
-    ) -> Option<Scrubbed> {
-        own.into_iter().chain(parts.filter_map(|part| part.as_ref().scrubbed())).reduce(Scrubbed::and)
+    ) -> Option<ScrubStats> {
+        own.into_iter().chain(parts.filter_map(|part| part.as_ref().scrub_stats())).reduce(ScrubStats::and)
     }
 }
 
@@ -118,11 +118,11 @@ impl Scrub {
         self.period.is_some()
     }
 
-    pub(crate) fn counts(&self) -> Option<Scrubbed> {
+    pub(crate) fn counts(&self) -> Option<ScrubStats> {
         let [looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns] =
             [&self.looked, &self.wrong, &self.mended, &self.turns, &self.turn_ended_at]
                 .map(|count| count.load(Ordering::Relaxed));
-        self.period.map(|_| Scrubbed { looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns })
+        self.period.map(|_| ScrubStats { looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns })
     }
 
     fn pace(&self) -> Option<ScrubPace> {
@@ -173,23 +173,23 @@ impl Scrub {
 
 /// Neighbouring places, and legs that have a page at each of them.
 #[derive(Clone, Copy)]
-pub(crate) struct Run {
+pub(crate) struct ScrubRange {
     pub(crate) first: u64,
     pub(crate) count: u64,
-    pub(crate) legs: MemberSet,
+    pub(crate) members: MemberSet,
     /// Set if writes to the places are noted meanwhile.
     pub(crate) is_watched: bool,
 }
 
 /// Legs with a wrong page, for each place of a run.
-pub(crate) type Wrong = [MemberSet; RUN];
+pub(crate) type MismatchedMembers = [MemberSet; RUN];
 
 /// Answers of legs: checksums of the pages that they have, which match the bytes.
-pub(crate) struct Answers {
+pub(crate) struct MemberChecksums {
     sums: [[Option<u64>; RUN]; MemberSet::MAX],
 }
 
-impl Answers {
+impl MemberChecksums {
     pub(crate) fn sum(&self, leg: usize, place: usize) -> Option<u64> {
         self.sums[leg][place]
     }
@@ -197,15 +197,15 @@ impl Answers {
 
 /// State of a page that was wrong.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mended {
-    NotYet,
-    Yes,
+pub(crate) enum RepairStatus {
+    Pending,
+    Repaired,
     /// The page is not needed any more.
-    Never,
+    Obsolete,
 }
 
 /// State that all lanes of a backend share, as its scrub sees it.
-pub(crate) trait Shelves {
+pub(crate) trait ScrubTarget {
     fn scrub(&self) -> &Scrub;
     /// Returns the end of the places at which something was ever stored.
     fn end(&self) -> u64;
@@ -213,29 +213,29 @@ pub(crate) trait Shelves {
     fn stored(&self) -> u64;
     /// Begins to watch the run at `from`, of at most `most` places, and returns it. Returns the
     /// place to go on from if nothing is to be looked at before.
-    fn watch(&self, from: u64, most: u64) -> Result<Run, u64>;
+    fn watch(&self, from: u64, most: u64) -> Result<ScrubRange, u64>;
     /// Returns which pages are wrong, by these answers; `None` if that is unknown, because the run
     /// was written meanwhile.
-    fn judge(&self, run: &Run, answers: &Answers) -> Option<Wrong>;
+    fn decide(&self, run: &ScrubRange, answers: &MemberChecksums) -> Option<MismatchedMembers>;
     /// Notes that this page is wrong; returns `true` if it will be mended.
     fn suspect(&self, place: u64, leg: usize) -> bool;
     /// Ends the watch over a run.
-    fn unwatch(&self, run: &Run);
+    fn unwatch(&self, run: &ScrubRange);
     /// Returns what became of a page that was suspected.
-    fn mended(&self, place: u64, leg: usize) -> Mended;
+    fn repair_status(&self, place: u64, leg: usize) -> RepairStatus;
 }
 
 /// Checks whether there is something to look at now.
-fn is_due<S: Shelves>(shelves: &S) -> bool {
+fn is_due<S: ScrubTarget>(shelves: &S) -> bool {
     shelves.scrub().due_in(shelves.stored()) == Some(Duration::ZERO)
 }
 
 /// Lane that can walk.
-pub(crate) trait Walks: Lane {
-    type Shelves: Shelves;
-    fn shelves(&self) -> &Arc<Self::Shelves>;
+pub(crate) trait ScrubLane: Lane {
+    type ScrubMap: ScrubTarget;
+    fn scrub_target(&self) -> &Arc<Self::ScrubMap>;
     /// Returns the walker of this lane; `None` if other lanes walk.
-    fn walker(&mut self) -> &mut Option<Box<Walker>>;
+    fn scrub_cursor(&mut self) -> &mut Option<Box<ScrubCursor>>;
     /// Checks whether the owner waits for an operation that has not even begun.
     fn has_demand(&self) -> bool;
     /// Checks whether the lane has a way to this leg.
@@ -248,73 +248,73 @@ pub(crate) trait Walks: Lane {
 }
 
 /// Takes the walk one step further, as far as that can be done now.
-pub(crate) fn walk<L: Walks>(lane: &mut L) {
+pub(crate) fn step_scrub<L: ScrubLane>(lane: &mut L) {
     // A lane that waits for an answer shall not pay for the clock with every look.
     let is_busy = lane.in_flight() > 0;
-    if let Some(walker) = lane.walker() {
+    if let Some(walker) = lane.scrub_cursor() {
         walker.polls = walker.polls.wrapping_add(1);
-        if is_busy && walker.stage == Stage::Idle && !walker.polls.is_multiple_of(BUSY_POLLS) {
+        if is_busy && walker.stage == ScrubStage::Idle && !walker.polls.is_multiple_of(BUSY_POLLS) {
             return;
         }
     }
-    if let Some(mut walker) = lane.walker().take() {
+    if let Some(mut walker) = lane.scrub_cursor().take() {
         walker.step(lane);
-        *lane.walker() = Some(walker);
+        *lane.scrub_cursor() = Some(walker);
     }
 }
 
 /// Stops the walk: nothing is under way any more, and nothing begins until [`go_on`].
-pub(crate) fn pause<L: Walks>(lane: &mut L) {
-    if let Some(mut walker) = lane.walker().take() {
+pub(crate) fn pause<L: ScrubLane>(lane: &mut L) {
+    if let Some(mut walker) = lane.scrub_cursor().take() {
         walker.is_paused = true;
         walker.give_up(lane);
-        *lane.walker() = Some(walker);
+        *lane.scrub_cursor() = Some(walker);
     }
 }
 
 /// Lets the walk go on after [`pause`].
-pub(crate) fn go_on<L: Walks>(lane: &mut L) {
-    if let Some(walker) = lane.walker() {
+pub(crate) fn go_on<L: ScrubLane>(lane: &mut L) {
+    if let Some(walker) = lane.scrub_cursor() {
         walker.is_paused = false;
     }
 }
 
 /// Ends the walk of a lane that is dropped.
-pub(crate) fn end<L: Walks>(lane: &mut L) {
-    if let Some(mut walker) = lane.walker().take() {
+pub(crate) fn end<L: ScrubLane>(lane: &mut L) {
+    if let Some(mut walker) = lane.scrub_cursor().take() {
         walker.give_up(lane);
-        if walker.stage != Stage::Idle {
-            walker.finish(&**lane.shelves());
+        if walker.stage != ScrubStage::Idle {
+            walker.finish(&**lane.scrub_target());
         }
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum ScrubStage {
     Idle,
     /// A leg is asked for the pages of the run. If one of them is wrong, it is asked for each page
     /// alone, from the offset `alone` on.
     Reading {
-        leg: usize,
+        member: usize,
         alone: Option<u64>,
-        is_asked: bool,
+        is_sent: bool,
     },
     /// All legs have answered.
-    Judging,
+    Deciding,
     /// Wrong pages are being mended; the walk waits for that until `until` at most.
-    Mending {
+    Repairing {
         until: u64,
     },
 }
 
 /// Walk of one lane.
-pub(crate) struct Walker {
-    stage: Stage,
-    run: Run,
+pub(crate) struct ScrubCursor {
+    stage: ScrubStage,
+    run: ScrubRange,
     /// Legs that were not asked yet.
     left: MemberSet,
-    answers: Answers,
-    wrong: Wrong,
+    answers: MemberChecksums,
+    wrong: MismatchedMembers,
     tries: u32,
     /// Legs that did not answer, and until when they are passed over.
     silent: MemberSet,
@@ -323,13 +323,13 @@ pub(crate) struct Walker {
     polls: u32,
 }
 
-impl Walker {
-    pub(crate) fn new() -> Walker {
-        Walker {
-            stage: Stage::Idle,
-            run: Run { first: 0, count: 0, legs: MemberSet(0), is_watched: false },
+impl ScrubCursor {
+    pub(crate) fn new() -> ScrubCursor {
+        ScrubCursor {
+            stage: ScrubStage::Idle,
+            run: ScrubRange { first: 0, count: 0, members: MemberSet(0), is_watched: false },
             left: MemberSet(0),
-            answers: Answers { sums: [[None; RUN]; MemberSet::MAX] },
+            answers: MemberChecksums { sums: [[None; RUN]; MemberSet::MAX] },
             wrong: [MemberSet(0); RUN],
             tries: 0,
             silent: MemberSet(0),
@@ -341,31 +341,31 @@ impl Walker {
 
     /// Checks whether a look is under way.
     pub(crate) fn is_looking(&self) -> bool {
-        matches!(self.stage, Stage::Reading { .. } | Stage::Judging)
+        matches!(self.stage, ScrubStage::Reading { .. } | ScrubStage::Deciding)
     }
 
-    fn step<L: Walks>(&mut self, lane: &mut L) {
-        if self.stage == Stage::Idle && (self.is_paused || lane.has_demand() || !is_due(&**lane.shelves())) {
+    fn step<L: ScrubLane>(&mut self, lane: &mut L) {
+        if self.stage == ScrubStage::Idle && (self.is_paused || lane.has_demand() || !is_due(&**lane.scrub_target())) {
             return;
         }
-        let shelves = lane.shelves().clone();
+        let shelves = lane.scrub_target().clone();
         match self.stage {
-            Stage::Idle => self.begin(&*shelves),
-            Stage::Judging => self.judge(&*shelves),
-            Stage::Mending { until } => return self.look_at_mends(&*shelves, until),
-            Stage::Reading { .. } => {}
+            ScrubStage::Idle => self.begin(&*shelves),
+            ScrubStage::Deciding => self.decide(&*shelves),
+            ScrubStage::Repairing { until } => return self.look_at_mends(&*shelves, until),
+            ScrubStage::Reading { .. } => {}
         }
-        if let Stage::Reading { leg, alone, is_asked: false } = self.stage {
-            let (first, count) = self.asked(alone);
+        if let ScrubStage::Reading { member: leg, alone, is_sent: false } = self.stage {
+            let (first, count) = self.requested(alone);
             if !lane.can_ask(leg) {
-                self.next_leg();
+                self.next_member();
             } else if lane.ask(leg, self.run.first + first, count) {
-                self.stage = Stage::Reading { leg, alone, is_asked: true };
+                self.stage = ScrubStage::Reading { member: leg, alone, is_sent: true };
             }
         }
     }
 
-    fn begin<S: Shelves>(&mut self, shelves: &S) {
+    fn begin<S: ScrubTarget>(&mut self, shelves: &S) {
         let (scrub, stored) = (shelves.scrub(), shelves.stored());
         if !scrub.take() {
             return;
@@ -393,32 +393,32 @@ impl Walker {
         if now_ns() >= self.silent_until {
             self.silent = MemberSet(0);
         }
-        self.left = self.run.legs.difference(self.silent);
+        self.left = self.run.members.difference(self.silent);
         self.answers.sums.iter_mut().for_each(|sums| sums.fill(None));
         self.wrong = [MemberSet(0); RUN];
-        self.next_leg();
+        self.next_member();
     }
 
-    fn next_leg(&mut self) {
+    fn next_member(&mut self) {
         self.stage = match self.left.iter().next() {
             Some(leg) => {
                 self.left = self.left.difference(MemberSet::one(leg));
-                Stage::Reading { leg, alone: None, is_asked: false }
+                ScrubStage::Reading { member: leg, alone: None, is_sent: false }
             }
-            None => Stage::Judging,
+            None => ScrubStage::Deciding,
         };
     }
 
     /// Returns the offset in the run, and the number, of the pages that a leg is asked for.
-    fn asked(&self, alone: Option<u64>) -> (u64, u64) {
+    fn requested(&self, alone: Option<u64>) -> (u64, u64) {
         alone.map_or((0, self.run.count), |offset| (offset, 1))
     }
 
     /// Notes the answer of a leg, whose pages have these checksums.
-    pub(crate) fn answered(&mut self, scrub: &Scrub, result: Result<(), PoolError>, sums: &[u64]) {
-        let Stage::Reading { leg, alone, is_asked: true } = self.stage else { return };
-        let (first, count) = self.asked(alone);
-        let one_by_one = |offset| Stage::Reading { leg, alone: Some(offset), is_asked: false };
+    pub(crate) fn on_reply(&mut self, scrub: &Scrub, result: Result<(), PoolError>, sums: &[u64]) {
+        let ScrubStage::Reading { member: leg, alone, is_sent: true } = self.stage else { return };
+        let (first, count) = self.requested(alone);
+        let one_by_one = |offset| ScrubStage::Reading { member: leg, alone: Some(offset), is_sent: false };
         match result {
             Ok(()) => {
                 let sums = sums.iter().take(count as usize).copied().map(Some);
@@ -436,18 +436,18 @@ impl Walker {
                     self.silent = self.silent.union(MemberSet::one(leg));
                     self.silent_until = now_ns().saturating_add(SILENCE.as_nanos() as u64);
                 }
-                return self.next_leg();
+                return self.next_member();
             }
         }
         scrub.looked.fetch_add(count, Ordering::Relaxed);
         match alone {
             Some(offset) if offset + 1 < self.run.count => self.stage = one_by_one(offset + 1),
-            _ => self.next_leg(),
+            _ => self.next_member(),
         }
     }
 
-    fn judge<S: Shelves>(&mut self, shelves: &S) {
-        let verdict = shelves.judge(&self.run, &self.answers);
+    fn decide<S: ScrubTarget>(&mut self, shelves: &S) {
+        let verdict = shelves.decide(&self.run, &self.answers);
         if verdict.is_none() && self.tries < TRIES {
             shelves.unwatch(&self.run);
             match shelves.watch(self.run.first, self.run.count) {
@@ -472,20 +472,20 @@ impl Walker {
         if is_mended {
             return self.finish(shelves);
         }
-        self.stage = Stage::Mending { until: now_ns().saturating_add(MEND_PATIENCE.as_nanos() as u64) };
+        self.stage = ScrubStage::Repairing { until: now_ns().saturating_add(MEND_PATIENCE.as_nanos() as u64) };
     }
 
-    fn look_at_mends<S: Shelves>(&mut self, shelves: &S, until: u64) {
+    fn look_at_mends<S: ScrubTarget>(&mut self, shelves: &S, until: u64) {
         let mut is_over = true;
         for place in 0..self.run.count as usize {
             for leg in self.wrong[place].iter() {
-                let mended = shelves.mended(self.run.first + place as u64, leg);
-                if mended == Mended::NotYet {
+                let mended = shelves.repair_status(self.run.first + place as u64, leg);
+                if mended == RepairStatus::Pending {
                     is_over = false;
                     continue;
                 }
                 self.wrong[place] = self.wrong[place].difference(MemberSet::one(leg));
-                shelves.scrub().mended.fetch_add(u64::from(mended == Mended::Yes), Ordering::Relaxed);
+                shelves.scrub().mended.fetch_add(u64::from(mended == RepairStatus::Repaired), Ordering::Relaxed);
             }
         }
         if is_over || now_ns() >= until {
@@ -494,20 +494,20 @@ impl Walker {
     }
 
     /// Ends a run.
-    fn finish<S: Shelves>(&mut self, shelves: &S) {
+    fn finish<S: ScrubTarget>(&mut self, shelves: &S) {
         let scrub = shelves.scrub();
         scrub.pass(self.run.first + self.run.count, shelves.end(), self.run.count, shelves.stored());
-        self.stage = Stage::Idle;
+        self.stage = ScrubStage::Idle;
         scrub.give();
     }
 
     /// Gives up the look that is under way.
-    fn give_up<L: Walks>(&mut self, lane: &mut L) {
+    fn give_up<L: ScrubLane>(&mut self, lane: &mut L) {
         if self.is_looking() {
             lane.forget();
-            let shelves = lane.shelves();
+            let shelves = lane.scrub_target();
             shelves.unwatch(&self.run);
-            self.stage = Stage::Idle;
+            self.stage = ScrubStage::Idle;
             shelves.scrub().give();
         }
     }

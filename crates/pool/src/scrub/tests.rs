@@ -1,13 +1,13 @@
 //! Guards against rot that stays where nobody reads, against a scrub that takes right bytes for
 //! wrong ones, and against one that others wait for.
-use super::Scrubbed;
+use super::ScrubStats;
 use crate::conformance::Random;
 use crate::ec::EcBackend;
-use crate::legs::Leg;
-use crate::mirror::{Holds, MirrorBackend};
+use crate::members::PoolMember;
+use crate::mirror::{InitialContents, MirrorBackend};
 use crate::ram::RamBackend;
 use crate::trial::{PAGES, assert_version, one, random_history, wait_until, write};
-use crate::{Backend, CloneTicket, Completion, Health, Lane, Op, Opener, PoolError, Request};
+use crate::{Backend, CloneTicket, Completion, Health, Lane, LaneRequest, Op, PoolBuilder, PoolError};
 use core::sync::atomic::{AtomicU8, Ordering};
 use core::time::Duration;
 use farfield_core::gf256::ErasureCode;
@@ -34,7 +34,7 @@ struct TestLane {
     inner: Box<dyn Lane>,
     state: Arc<AtomicU8>,
     /// Asked while it was silent, and until when that may be answered.
-    unheard: Vec<(u64, Request)>,
+    unheard: Vec<(u64, LaneRequest)>,
 }
 
 const GONE: PoolError = PoolError::ServerGone { server: 0, incarnation: Incarnation(0) };
@@ -68,7 +68,7 @@ impl Backend for TestLeg {
 }
 
 impl Lane for TestLane {
-    fn submit(&mut self, request: Request) -> Result<(), Request> {
+    fn submit(&mut self, request: LaneRequest) -> Result<(), LaneRequest> {
         if self.state.load(Ordering::SeqCst) == ALIVE {
             return self.inner.submit(request);
         }
@@ -87,7 +87,7 @@ impl Lane for TestLane {
                 self.unheard.push((until, request));
                 continue;
             }
-            let Request { tag, deadline, op, .. } = request;
+            let LaneRequest { tag, deadline, op, .. } = request;
             let buffer = match op {
                 Op::Read { buffer, .. } | Op::ReadPart { buffer, .. } | Op::Write { buffer, .. } => Some(buffer),
                 Op::Discard { .. } => None,
@@ -127,16 +127,18 @@ impl Pool {
         };
         let pages = match kind {
             Kind::Mirror(_) => PAGES,
-            Kind::Ec(..) => EcBackend::pages_of_leg(PAGES),
+            Kind::Ec(..) => EcBackend::pages_of_member(PAGES),
         };
         let leg =
             |number| TestLeg { ram: RamBackend::new(number as u16, pages), state: Arc::new(AtomicU8::new(ALIVE)) };
         let legs: Vec<Arc<TestLeg>> = (0..count + spares).map(|number| Arc::new(leg(number))).collect();
-        let as_leg = |leg: &Arc<TestLeg>| Leg { backend: Some(leg.clone()), leaves: 1, server: 0 };
-        let (used, spare): (Vec<Leg>, Vec<Leg>) =
+        let as_leg = |leg: &Arc<TestLeg>| PoolMember { backend: Some(leg.clone()), leaves: 1, server: 0 };
+        let (used, spare): (Vec<PoolMember>, Vec<PoolMember>) =
             (legs[..count].iter().map(as_leg).collect(), legs[count..].iter().map(as_leg).collect());
         let backend: Box<dyn Backend> = match kind {
-            Kind::Mirror(_) => Box::new(MirrorBackend::new(used, spare, PAGES, Holds::Zeros, scrub, heals).unwrap()),
+            Kind::Mirror(_) => {
+                Box::new(MirrorBackend::new(used, spare, PAGES, InitialContents::Zeros, scrub, heals).unwrap())
+            }
             Kind::Ec(data, parity) => {
                 Box::new(EcBackend::new(ErasureCode::new(data, parity), used, spare, PAGES, scrub, heals).unwrap())
             }
@@ -144,8 +146,8 @@ impl Pool {
         Pool { legs, needed, backend }
     }
 
-    fn counts(&self) -> Scrubbed {
-        self.backend.scrubbed().expect("there is a scrub")
+    fn counts(&self) -> ScrubStats {
+        self.backend.scrub_stats().expect("there is a scrub")
     }
 
     /// Until everything that is stored now was looked at, and is mended.
@@ -320,7 +322,7 @@ fn what_a_leg_has_forgotten_does_not_spread_to_a_spare() {
     for page in (0..PAGES).step_by(40) {
         write(&mut *lane, page, 40, 1).unwrap();
     }
-    assert_eq!(pool.backend.scrubbed(), None);
+    assert_eq!(pool.backend.scrub_stats(), None);
     let forgotten = pool.legs[0].ram.stored();
     assert!(forgotten.iter().step_by(2).all(|page| pool.legs[0].ram.forget(*page)));
     pool.legs[3].set(DEAD);
@@ -347,8 +349,8 @@ fn what_was_discarded_is_no_rot() {
 
 #[test]
 fn a_pool_of_pools_has_the_counts_of_its_parts() {
-    let open = |url: &str| Opener::new().url(url).pages(256).heals().open().unwrap();
-    assert_eq!(open("stripe(ram:,mirror(ram:,ram:,scrub=off))").scrubbed(), None);
+    let open = |url: &str| PoolBuilder::new().url(url).pages(256).repair_thread().open().unwrap();
+    assert_eq!(open("stripe(ram:,mirror(ram:,ram:,scrub=off))").scrub_stats(), None);
     for url in [
         "stripe(mirror(ram:,ram:,scrub=1ms),ec(1,1,ram:,ram:,scrub=1ms))",
         "tier(mirror(ram:,ram:,scrub=1ms),fault:seed=1@ec(1,1,ram:,ram:,scrub=1ms))",
@@ -360,7 +362,7 @@ fn a_pool_of_pools_has_the_counts_of_its_parts() {
         let is_tier = url.starts_with("tier");
         wait_until(url, || {
             lane.poll(&mut Vec::new());
-            let counts = backend.scrubbed().unwrap();
+            let counts = backend.scrub_stats().unwrap();
             // Nothing is in the second tier: it has no turns.
             counts.looked_pages >= 512 && (counts.turns > 0 || is_tier)
         });
@@ -370,5 +372,5 @@ fn a_pool_of_pools_has_the_counts_of_its_parts() {
     let mut lane = backend.open_lane().unwrap();
     write(&mut *lane, 0, 256, 1).unwrap();
     (0..100).for_each(|_| assert_eq!(lane.poll(&mut Vec::new()), 0));
-    assert_eq!(backend.scrubbed(), Some(Scrubbed::default()));
+    assert_eq!(backend.scrub_stats(), Some(ScrubStats::default()));
 }

@@ -8,7 +8,7 @@
 
 use super::config::Config;
 use super::{Region, SsdBackend};
-use crate::stock::{Medium, PAGES_MAX, Room};
+use crate::shadow_store::{Medium, MediumCapacity, PAGES_MAX};
 use crate::{Buffer, PoolError};
 use core::sync::atomic::Ordering;
 use farfield_core::PageId;
@@ -142,7 +142,7 @@ pub(super) fn make(region: &Region) -> Result<u128, PoolError> {
     }
     let is_shared = disk::share(region.medium.file, file).is_ok();
     let places = if is_shared { region.slots.end() } else { copy(&draft)? };
-    let mut list = List { draft: &draft, buffer: Buffer::new(1), filled: 0, entries: 0, sum: 0, at: places };
+    let mut list = PageListWriter { draft: &draft, buffer: Buffer::new(1), filled: 0, entries: 0, sum: 0, at: places };
     let (mut result, mut packed) = (Ok(()), 0);
     let walked = region.places.each(0, region.pages, |page| {
         let Some(place) = region.places.get(page) else { return };
@@ -196,7 +196,7 @@ fn copy(draft: &Draft<'_>) -> Result<u64, PoolError> {
 }
 
 /// List of the places of pages, behind the pages.
-struct List<'a> {
+struct PageListWriter<'a> {
     draft: &'a Draft<'a>,
     buffer: Buffer,
     filled: usize,
@@ -206,7 +206,7 @@ struct List<'a> {
     at: u64,
 }
 
-impl List<'_> {
+impl PageListWriter<'_> {
     fn add(&mut self, entry: Entry) -> Result<(), PoolError> {
         self.buffer.bytes_mut()[self.filled * ENTRY_BYTES..][..ENTRY_BYTES].copy_from_slice(&entry.to_bytes());
         self.filled += 1;
@@ -253,7 +253,7 @@ pub(super) fn claim(server: u16, config: Config, secret: u128) -> Result<SsdBack
     let broken = PoolError::Refused { server, reason: "the snapshot's file is damaged" };
     let (pages, places, entries, sum) = head(medium.file).map_err(PoolError::Os)?.ok_or(broken)?;
     let bytes = disk::file_system_bytes(medium.file).map_err(PoolError::Os)?.min(disk::file_bytes_max());
-    let room = Room { bytes, begun: places.next_multiple_of(64) };
+    let room = MediumCapacity { bytes, begun: places.next_multiple_of(64) };
     let backend = SsdBackend::over(server, config, medium, pages, room)?;
     let region = &backend.region;
     let file = region.medium.file;

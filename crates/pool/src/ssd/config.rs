@@ -4,7 +4,7 @@ use std::ffi::CString;
 
 /// Way in which bytes go to the file and back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Io {
+pub(crate) enum SsdIoMode {
     /// Uses io_uring where it may be used, else calls.
     Auto,
     /// Uses io_uring.
@@ -19,7 +19,7 @@ pub(crate) struct Config {
     pub(super) path: String,
     /// Most bytes that may be stored; `None` for all that the file system or device has.
     pub(super) size_bytes: Option<u64>,
-    pub(super) io: Io,
+    pub(super) io: SsdIoMode,
     /// Set if the content of the block device may be lost.
     pub(super) may_erase: bool,
 }
@@ -33,14 +33,14 @@ impl Config {
                 "write the folder for the file, or a block device, as in ssd:/var/tmp or ssd:/var/tmp?size=8G".into()
             );
         }
-        let mut config = Config { path: path.into(), size_bytes: None, io: Io::Auto, may_erase: false };
+        let mut config = Config { path: path.into(), size_bytes: None, io: SsdIoMode::Auto, may_erase: false };
         for option in options.split('&').filter(|option| !option.is_empty()) {
             let (name, value) = option.split_once('=').ok_or(format!("write NAME=VALUE, not {option:?}"))?;
             match (name, value) {
                 ("size", size) => config.size_bytes = Some(crate::size::parse(size)?),
-                ("io", "auto") => config.io = Io::Auto,
-                ("io", "uring") => config.io = Io::Uring,
-                ("io", "pread") => config.io = Io::Calls,
+                ("io", "auto") => config.io = SsdIoMode::Auto,
+                ("io", "uring") => config.io = SsdIoMode::Uring,
+                ("io", "pread") => config.io = SsdIoMode::Calls,
                 ("io", other) => return Err(format!("io is auto, uring or pread, not {other:?}")),
                 ("device", "erase") => config.may_erase = true,
                 ("device", other) => return Err(format!("device is erase, or left out, not {other:?}")),
@@ -54,8 +54,8 @@ impl Config {
     /// thread does next, which can make calls of the program return early. So it is used only if
     /// the URL says so.
     pub(crate) fn inside_a_program(mut self) -> Config {
-        if self.io == Io::Auto {
-            self.io = Io::Calls;
+        if self.io == SsdIoMode::Auto {
+            self.io = SsdIoMode::Calls;
         }
         self
     }
@@ -79,9 +79,9 @@ mod tests {
     #[test]
     fn options_are_understood_and_mistakes_explained() {
         let config = Config::parse("/var/tmp?size=8G&io=pread").unwrap();
-        assert_eq!((config.path.as_str(), config.size_bytes, config.io), ("/var/tmp", Some(8 << 30), Io::Calls));
-        assert_eq!(Config::parse("x").unwrap().inside_a_program().io, Io::Calls);
-        assert_eq!(Config::parse("x?io=uring").unwrap().inside_a_program().io, Io::Uring);
+        assert_eq!((config.path.as_str(), config.size_bytes, config.io), ("/var/tmp", Some(8 << 30), SsdIoMode::Calls));
+        assert_eq!(Config::parse("x").unwrap().inside_a_program().io, SsdIoMode::Calls);
+        assert_eq!(Config::parse("x?io=uring").unwrap().inside_a_program().io, SsdIoMode::Uring);
         assert!(Config::parse("/dev/x?device=erase").unwrap().may_erase);
         for (text, hint) in [
             ("", "folder"),

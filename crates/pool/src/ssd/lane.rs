@@ -1,12 +1,12 @@
 //! Lane to a file: operations are cut into chunks, one transfer each.
 
 use super::Region;
-use super::config::Io;
+use super::config::SsdIoMode;
 use super::depth::{DEPTH_MAX, Depth};
 use super::engine::{Arena, Engine};
 use crate::backend::hand_over;
-use crate::stock::{NoPlace, READ_TRIES};
-use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use crate::shadow_store::{NoSpace, READ_TRIES};
+use crate::{Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
@@ -29,14 +29,14 @@ const SLICE: Duration = Duration::from_micros(200);
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Operation of the caller.
-struct Parent {
+struct SsdOperation {
     tag: u64,
     page: u64,
     way: TransferDirection,
     buffer: Buffer,
     /// Number of pages whose transfer has begun, or that need none.
     begun: u64,
-    chunks: u32,
+    transfers: u32,
     /// Number of claimed places that are not taken yet; `None` before a write has its places.
     claimed: Option<u64>,
     /// Number of new pages for which room was made and that are not stored yet.
@@ -48,9 +48,9 @@ struct Parent {
 }
 
 /// Transfer of one chunk.
-struct Chunk {
+struct SsdTransfer {
     /// Index of the operation; `None` if it was given up.
-    parent: Option<usize>,
+    operation: Option<usize>,
     way: TransferDirection,
     page: u64,
     count: u64,
@@ -69,13 +69,13 @@ pub(super) struct SsdLane {
     engine: Engine,
     arena: Arena,
     depth: Depth,
-    parents: Box<[Option<Parent>]>,
-    free_parents: Vec<usize>,
+    operations: Box<[Option<SsdOperation>]>,
+    free_operations: Vec<usize>,
     /// Operations that have not begun with all of their pages.
     demand: VecDeque<usize>,
     background: VecDeque<usize>,
-    chunks: Box<[Option<Chunk>]>,
-    free_chunks: Vec<usize>,
+    transfers: Box<[Option<SsdTransfer>]>,
+    free_transfers: Vec<usize>,
     ended: VecDeque<Completion>,
     /// Time before which no operation in flight reaches its deadline.
     next_deadline: u64,
@@ -89,14 +89,14 @@ impl SsdLane {
         let arena = Arena::new().map_err(PoolError::Os)?;
         let calls = Engine::Calls { file: region.medium.file, arrived: None };
         let engine = match region.io {
-            Io::Calls => calls,
+            SsdIoMode::Calls => calls,
             io => match Ring::open(region.medium.file, DEPTH_MAX as u32) {
                 Ok(mut ring) => {
                     // SAFETY: `Drop` ends the ring before the arena goes.
                     unsafe { arena.register(&mut ring) };
                     Engine::Uring(ring)
                 }
-                Err(errno) if io == Io::Uring => return Err(PoolError::Os(errno)),
+                Err(errno) if io == SsdIoMode::Uring => return Err(PoolError::Os(errno)),
                 Err(_) => calls,
             },
         };
@@ -104,12 +104,12 @@ impl SsdLane {
             engine,
             arena,
             depth: Depth::new(),
-            parents: std::iter::repeat_with(|| None).take(SLOTS).collect(),
-            free_parents: (0..SLOTS).rev().collect(),
+            operations: std::iter::repeat_with(|| None).take(SLOTS).collect(),
+            free_operations: (0..SLOTS).rev().collect(),
             demand: VecDeque::with_capacity(SLOTS),
             background: VecDeque::with_capacity(SLOTS),
-            chunks: std::iter::repeat_with(|| None).take(DEPTH_MAX).collect(),
-            free_chunks: (0..DEPTH_MAX).rev().collect(),
+            transfers: std::iter::repeat_with(|| None).take(DEPTH_MAX).collect(),
+            free_transfers: (0..DEPTH_MAX).rev().collect(),
             ended: VecDeque::with_capacity(SLOTS),
             next_deadline: u64::MAX,
             // Lanes that begin elsewhere rarely want the same places.
@@ -120,7 +120,7 @@ impl SsdLane {
     }
 
     fn under_way(&self) -> usize {
-        DEPTH_MAX - self.free_chunks.len()
+        DEPTH_MAX - self.free_transfers.len()
     }
 
     /// Begins operations as far as there is room.
@@ -142,16 +142,16 @@ impl SsdLane {
     /// Begins with pages of an operation. Returns whether it has begun with all of them, or has
     /// failed.
     fn advance(&mut self, index: usize) -> bool {
-        let Some(mut parent) = self.parents[index].take() else { return true };
+        let Some(mut parent) = self.operations[index].take() else { return true };
         let all = match parent.way {
             TransferDirection::Read => self.advance_read(index, &mut parent),
             TransferDirection::Write => self.advance_write(index, &mut parent),
         };
-        self.parents[index] = Some(parent);
+        self.operations[index] = Some(parent);
         all
     }
 
-    fn advance_read(&mut self, index: usize, parent: &mut Parent) -> bool {
+    fn advance_read(&mut self, index: usize, parent: &mut SsdOperation) -> bool {
         let count = parent.buffer.pages() as u64;
         while parent.begun < count && parent.result.is_ok() {
             let page = parent.page + parent.begun;
@@ -165,22 +165,22 @@ impl SsdLane {
             let most = (count - parent.begun).min(CHUNK_PAGES);
             let run = (1..most).take_while(|&next| self.region.places.get(page + next) == Some(place + next)).count();
             let Some((bounce, count)) = self.bounce(parent.priority, run as u64 + 1) else { return false };
-            let chunk = Chunk::new(index, TransferDirection::Read, page, count, place, bounce);
+            let chunk = SsdTransfer::new(index, TransferDirection::Read, page, count, place, bounce);
             parent.begun += count;
-            parent.chunks += 1;
+            parent.transfers += 1;
             self.transfer(chunk);
         }
         true
     }
 
-    fn advance_write(&mut self, index: usize, parent: &mut Parent) -> bool {
+    fn advance_write(&mut self, index: usize, parent: &mut SsdOperation) -> bool {
         let count = parent.buffer.pages() as u64;
         if parent.claimed.is_none() {
             match self.region.claim(parent.page, count) {
                 Ok(new) => (parent.claimed, parent.admitted) = (Some(count), new),
-                Err(NoPlace::Later) => return false,
-                Err(NoPlace::Full) => parent.result = Err(self.region.full()),
-                Err(NoPlace::Os(errno)) => parent.result = Err(PoolError::Os(errno)),
+                Err(NoSpace::Busy) => return false,
+                Err(NoSpace::Full) => parent.result = Err(self.region.full()),
+                Err(NoSpace::Os(errno)) => parent.result = Err(PoolError::Os(errno)),
             }
         }
         while parent.begun < count && parent.result.is_ok() {
@@ -195,9 +195,10 @@ impl SsdLane {
                 self.arena.page(bounce + next).copy_from_slice(parent.buffer.page(at));
                 self.region.sum(place + next as u64).store(parent.buffer.sums()[at], Ordering::Relaxed);
             }
-            let chunk = Chunk::new(index, TransferDirection::Write, parent.page + parent.begun, taken, place, bounce);
+            let chunk =
+                SsdTransfer::new(index, TransferDirection::Write, parent.page + parent.begun, taken, place, bounce);
             parent.begun += taken;
-            parent.chunks += 1;
+            parent.transfers += 1;
             self.transfer(chunk);
         }
         true
@@ -205,21 +206,21 @@ impl SsdLane {
 
     /// Returns memory for a transfer of up to `wanted` pages, if one more may be under way.
     fn bounce(&mut self, priority: Priority, wanted: u64) -> Option<(usize, u64)> {
-        let has_room = !self.free_chunks.is_empty() && self.engine.has_room();
+        let has_room = !self.free_transfers.is_empty() && self.engine.has_room();
         if !has_room || (priority == Priority::Background && self.under_way() >= self.depth.allowed()) {
             return None;
         }
         self.arena.take(wanted)
     }
 
-    fn transfer(&mut self, chunk: Chunk) {
-        let index = self.free_chunks.pop().expect("looked at before");
-        self.chunks[index] = Some(chunk);
+    fn transfer(&mut self, chunk: SsdTransfer) {
+        let index = self.free_transfers.pop().expect("looked at before");
+        self.transfers[index] = Some(chunk);
         self.begin(index);
     }
 
     fn begin(&mut self, index: usize) {
-        let Some(chunk) = &self.chunks[index] else { return };
+        let Some(chunk) = &self.transfers[index] else { return };
         let transfer = FileTransfer {
             tag: index as u64,
             direction: chunk.way,
@@ -237,7 +238,7 @@ impl SsdLane {
     /// new transfers are submitted between two of them.
     fn collect(&mut self) -> bool {
         while let Some((tag, result)) = self.engine.take() {
-            let Some(mut chunk) = self.chunks[tag as usize].take() else { continue };
+            let Some(mut chunk) = self.transfers[tag as usize].take() else { continue };
             let left = chunk.count as usize * PAGE_BYTES - chunk.done;
             let again = match result {
                 Ok(bytes) if bytes > 0 && bytes < left => {
@@ -248,12 +249,12 @@ impl SsdLane {
                 Err(Errno(libc::EINTR | libc::EAGAIN | libc::ECANCELED)) => true,
                 _ => false,
             };
-            if again && chunk.parent.is_some() {
-                self.chunks[tag as usize] = Some(chunk);
+            if again && chunk.operation.is_some() {
+                self.transfers[tag as usize] = Some(chunk);
                 self.begin(tag as usize);
                 continue;
             }
-            self.free_chunks.push(tag as usize);
+            self.free_transfers.push(tag as usize);
             self.depth.on_end(chunk.count, now_ns().saturating_sub(chunk.begun_at), self.under_way() + 1);
             self.chunk_ended(&chunk, if again { Err(Errno(libc::ECANCELED)) } else { result });
             return true;
@@ -261,16 +262,16 @@ impl SsdLane {
         false
     }
 
-    fn chunk_ended(&mut self, chunk: &Chunk, result: Result<usize, Errno>) {
-        let Some(index) = chunk.parent else {
+    fn chunk_ended(&mut self, chunk: &SsdTransfer, result: Result<usize, Errno>) {
+        let Some(index) = chunk.operation else {
             // The transfer has ended too late: its places will not become pages.
             if chunk.way == TransferDirection::Write {
                 self.region.slots.give(chunk.place, chunk.count);
             }
             return self.arena.give(chunk.bounce, chunk.count);
         };
-        let Some(mut parent) = self.parents[index].take() else { return };
-        parent.chunks -= 1;
+        let Some(mut parent) = self.operations[index].take() else { return };
+        parent.transfers -= 1;
         let result = match (chunk.way, result) {
             (TransferDirection::Read, Ok(0)) => Err(self.region.corrupt(chunk.page)),
             // Bytes that the medium cannot give any more are as lost as bytes that it gives
@@ -299,12 +300,12 @@ impl SsdLane {
                 self.arena.give(chunk.bounce, chunk.count);
             }
         }
-        self.parents[index] = Some(parent);
+        self.operations[index] = Some(parent);
         self.end_if_done(index);
     }
 
     /// Checks pages that were read and hands them over.
-    fn arrived(&mut self, index: usize, parent: &mut Parent, chunk: &Chunk) {
+    fn arrived(&mut self, index: usize, parent: &mut SsdOperation, chunk: &SsdTransfer) {
         let mut again = 0u64;
         for next in 0..chunk.count {
             let at = (chunk.page + next - parent.page) as usize;
@@ -328,7 +329,7 @@ impl SsdLane {
         }
     }
 
-    fn read_again(&mut self, index: usize, parent: &mut Parent, page: u64, tries: u32) {
+    fn read_again(&mut self, index: usize, parent: &mut SsdOperation, page: u64, tries: u32) {
         let at = (page - parent.page) as usize;
         let Some(place) = self.region.places.get(page) else {
             parent.buffer.page_mut(at).fill(0);
@@ -337,8 +338,11 @@ impl SsdLane {
         };
         match self.bounce(Priority::Demand, 1) {
             Some((bounce, _)) => {
-                parent.chunks += 1;
-                self.transfer(Chunk { tries, ..Chunk::new(index, TransferDirection::Read, page, 1, place, bounce) });
+                parent.transfers += 1;
+                self.transfer(SsdTransfer {
+                    tries,
+                    ..SsdTransfer::new(index, TransferDirection::Read, page, 1, place, bounce)
+                });
             }
             None => {
                 let reason = "a page was written again and again while it was read";
@@ -348,28 +352,28 @@ impl SsdLane {
     }
 
     /// Makes the places that were written the pages.
-    fn publish(&self, parent: &mut Parent, chunk: &Chunk) {
+    fn publish(&self, parent: &mut SsdOperation, chunk: &SsdTransfer) {
         for next in 0..chunk.count {
             self.region.publish(chunk.page + next, chunk.place + next, &mut parent.admitted);
         }
     }
 
     fn end_if_done(&mut self, index: usize) {
-        let is_done = self.parents[index].as_ref().is_some_and(|parent| {
+        let is_done = self.operations[index].as_ref().is_some_and(|parent| {
             let all_begun = parent.begun == parent.buffer.pages() as u64 || parent.result.is_err();
-            parent.chunks == 0 && all_begun
+            parent.transfers == 0 && all_begun
         });
-        if is_done && let Some(parent) = self.parents[index].take() {
+        if is_done && let Some(parent) = self.operations[index].take() {
             self.demand.retain(|one| *one != index);
             self.background.retain(|one| *one != index);
             self.end(index, parent);
         }
     }
 
-    fn end(&mut self, index: usize, parent: Parent) {
+    fn end(&mut self, index: usize, parent: SsdOperation) {
         self.region.slots.unclaim(parent.claimed.unwrap_or(0));
         self.region.dismiss(parent.admitted);
-        self.free_parents.push(index);
+        self.free_operations.push(index);
         self.ended.push_back(Completion { tag: parent.tag, result: parent.result, buffer: Some(parent.buffer) });
     }
 
@@ -378,7 +382,7 @@ impl SsdLane {
     fn expire(&mut self, now: u64) {
         self.next_deadline = u64::MAX;
         for index in 0..SLOTS {
-            match &self.parents[index] {
+            match &self.operations[index] {
                 Some(parent) if parent.deadline_at <= now => self.give_up(index),
                 Some(parent) => self.next_deadline = self.next_deadline.min(parent.deadline_at),
                 None => {}
@@ -387,9 +391,9 @@ impl SsdLane {
     }
 
     fn give_up(&mut self, index: usize) {
-        let Some(mut parent) = self.parents[index].take() else { return };
-        for chunk in self.chunks.iter_mut().flatten().filter(|chunk| chunk.parent == Some(index)) {
-            chunk.parent = None;
+        let Some(mut parent) = self.operations[index].take() else { return };
+        for chunk in self.transfers.iter_mut().flatten().filter(|chunk| chunk.operation == Some(index)) {
+            chunk.operation = None;
         }
         self.demand.retain(|one| *one != index);
         self.background.retain(|one| *one != index);
@@ -414,18 +418,18 @@ impl SsdLane {
     }
 }
 
-impl Chunk {
-    fn new(parent: usize, way: TransferDirection, page: u64, count: u64, place: u64, bounce: usize) -> Chunk {
-        Chunk { parent: Some(parent), way, page, count, place, bounce, done: 0, tries: 0, begun_at: now_ns() }
+impl SsdTransfer {
+    fn new(parent: usize, way: TransferDirection, page: u64, count: u64, place: u64, bounce: usize) -> SsdTransfer {
+        SsdTransfer { operation: Some(parent), way, page, count, place, bounce, done: 0, tries: 0, begun_at: now_ns() }
     }
 }
 
 impl Lane for SsdLane {
-    fn submit(&mut self, request: Request) -> Result<(), Request> {
+    fn submit(&mut self, request: LaneRequest) -> Result<(), LaneRequest> {
         if self.in_flight() >= SLOTS {
             return Err(request);
         }
-        let Request { tag, priority, deadline, op } = request;
+        let LaneRequest { tag, priority, deadline, op } = request;
         let (way, page, buffer) = match op {
             Op::Read { page, buffer } | Op::ReadPart { page, buffer, .. } => (TransferDirection::Read, page, buffer),
             Op::Write { page, buffer } => (TransferDirection::Write, page, buffer),
@@ -439,16 +443,16 @@ impl Lane for SsdLane {
             self.ended.push_back(Completion { tag, result: Err(error), buffer: Some(buffer) });
             return Ok(());
         }
-        let index = self.free_parents.pop().expect("fewer than SLOTS are in flight");
+        let index = self.free_operations.pop().expect("fewer than SLOTS are in flight");
         let deadline_at = now_ns().saturating_add(deadline.as_nanos().min(u64::MAX.into()) as u64);
         self.next_deadline = self.next_deadline.min(deadline_at);
-        self.parents[index] = Some(Parent {
+        self.operations[index] = Some(SsdOperation {
             tag,
             page: page.0,
             way,
             buffer,
             begun: 0,
-            chunks: 0,
+            transfers: 0,
             claimed: None,
             admitted: 0,
             result: Ok(()),
@@ -471,7 +475,7 @@ impl Lane for SsdLane {
     }
 
     fn in_flight(&self) -> usize {
-        SLOTS - self.free_parents.len() + self.ended.len()
+        SLOTS - self.free_operations.len() + self.ended.len()
     }
 
     fn wait(&mut self, timeout: Duration) {

@@ -15,9 +15,9 @@ pub(crate) use clone::create as create_file;
 pub(crate) use config::Config;
 
 use crate::connection::HandshakeError;
-use crate::stock::{Medium, Room, Stock};
+use crate::shadow_store::{Medium, MediumCapacity, ShadowStore};
 use crate::{Backend, CloneTicket, Health, Lane, PoolError};
-use config::Io;
+use config::SsdIoMode;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, Ordering};
 use farfield_os::disk::{self, FileKind};
@@ -27,17 +27,17 @@ use std::sync::Arc;
 
 /// State that the backend and its lanes share.
 struct Region {
-    stock: Stock,
+    store: ShadowStore,
     config: Config,
     is_direct: bool,
-    io: Io,
+    io: SsdIoMode,
     abandoned: AtomicBool,
 }
 
 impl Deref for Region {
-    type Target = Stock;
-    fn deref(&self) -> &Stock {
-        &self.stock
+    type Target = ShadowStore;
+    fn deref(&self) -> &ShadowStore {
+        &self.store
     }
 }
 
@@ -69,16 +69,22 @@ impl SsdBackend {
             let bytes = disk::file_system_bytes(medium.file).map(|bytes| bytes.min(disk::file_bytes_max()));
             (medium, bytes)
         };
-        let room = Room { bytes: bytes.map_err(PoolError::Os)?, begun: 0 };
+        let room = MediumCapacity { bytes: bytes.map_err(PoolError::Os)?, begun: 0 };
         Ok(Self::over(server, config, medium, pages, room)?)
     }
 
     /// Creates the region over an open file.
-    fn over(server: u16, config: Config, medium: Medium, pages: u64, room: Room) -> Result<SsdBackend, PoolError> {
+    fn over(
+        server: u16,
+        config: Config,
+        medium: Medium,
+        pages: u64,
+        room: MediumCapacity,
+    ) -> Result<SsdBackend, PoolError> {
         let is_direct = disk::set_direct(medium.file).is_ok();
-        let stock = Stock::new(server, medium, pages, config.size_bytes, room)?;
+        let stock = ShadowStore::new(server, medium, pages, config.size_bytes, room)?;
         let (io, abandoned) = (config.io, AtomicBool::new(false));
-        Ok(SsdBackend { region: Arc::new(Region { stock, config, is_direct, io, abandoned }) })
+        Ok(SsdBackend { region: Arc::new(Region { store: stock, config, is_direct, io, abandoned }) })
     }
 
     /// Claims the snapshot with this secret.
@@ -107,9 +113,9 @@ impl Backend for SsdBackend {
     fn how(&self) -> String {
         let cache = if self.region.is_direct { "past" } else { "through" };
         let io = match self.region.io {
-            Io::Auto if Ring::open(self.region.medium.file, 1).is_err() => "pread, for io_uring is not allowed",
-            Io::Auto | Io::Uring => "io_uring",
-            Io::Calls => "pread",
+            SsdIoMode::Auto if Ring::open(self.region.medium.file, 1).is_err() => "pread, for io_uring is not allowed",
+            SsdIoMode::Auto | SsdIoMode::Uring => "io_uring",
+            SsdIoMode::Calls => "pread",
         };
         format!("{cache} the page cache, by {io}")
     }

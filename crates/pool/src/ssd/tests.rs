@@ -2,7 +2,7 @@
 //! against files that stay behind.
 
 use super::*;
-use crate::{Buffer, Completion, Op, Opener, Priority, Request, conformance};
+use crate::{Buffer, Completion, LaneRequest, Op, PoolBuilder, Priority, conformance};
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
@@ -50,7 +50,7 @@ fn filled(pages: usize, seed: u64) -> Buffer {
 
 fn one_by(lane: &mut dyn Lane, deadline: Duration, op: Op) -> Completion {
     let mut done = Vec::with_capacity(1);
-    lane.submit(Request { tag: 5, priority: Priority::Demand, deadline, op }).unwrap();
+    lane.submit(LaneRequest { tag: 5, priority: Priority::Demand, deadline, op }).unwrap();
     while lane.poll(&mut done) == 0 {
         lane.wait(Duration::from_millis(100));
     }
@@ -74,7 +74,7 @@ fn read(lane: &mut dyn Lane, page: u64, pages: usize) -> Result<Buffer, PoolErro
 fn a_file_conforms_and_leaves_nothing_behind() {
     for io in ["auto", "pread"] {
         let folder = Folder::new(io);
-        conformance::run(&Opener::new().url(folder.url(&format!("size=64M&io={io}"))));
+        conformance::run(&PoolBuilder::new().url(folder.url(&format!("size=64M&io={io}"))));
         assert_eq!(folder.names(), 0, "with io={io}");
     }
 }
@@ -82,14 +82,14 @@ fn a_file_conforms_and_leaves_nothing_behind() {
 #[test]
 fn a_stripe_of_files_conforms() {
     let folder = Folder::new("stripe");
-    conformance::run(&Opener::new().urls([folder.url("size=64M"), folder.url("size=64M&io=pread")]));
+    conformance::run(&PoolBuilder::new().urls([folder.url("size=64M"), folder.url("size=64M&io=pread")]));
 }
 
 #[test]
 fn a_file_in_memory_conforms() {
     // Another file system: nothing here depends on one.
     if std::path::Path::new("/dev/shm").is_dir() {
-        conformance::run(&Opener::new().url("ssd:/dev/shm?size=64M"));
+        conformance::run(&PoolBuilder::new().url("ssd:/dev/shm?size=64M"));
     }
 }
 
@@ -134,7 +134,7 @@ fn what_is_cut_off_or_overwritten_is_found() {
 #[test]
 fn a_full_region_takes_no_new_pages_and_writes_old_ones_again() {
     let folder = Folder::new("full");
-    let backend = Opener::new().url(folder.url("size=8M")).pages(1 << 20).open().unwrap();
+    let backend = PoolBuilder::new().url(folder.url("size=8M")).pages(1 << 20).open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     let mut stored = 0;
     while write(&mut *lane, stored, filled(8, stored)) == Ok(()) {
@@ -171,7 +171,7 @@ fn a_limit_on_files_is_a_full_pool_and_no_signal() {
     // 16384 units are 8 MiB or, in some shells, 16 MiB.
     with_file_limit("a_limit_on_files_is_a_full_pool_and_no_signal", || {
         let folder = Folder::new("limit");
-        let backend = Opener::new().url(folder.url("size=1G")).pages(1 << 20).open().unwrap();
+        let backend = PoolBuilder::new().url(folder.url("size=1G")).pages(1 << 20).open().unwrap();
         let mut lane = backend.open_lane().unwrap();
         let mut stored = 0;
         let error = loop {
@@ -246,7 +246,7 @@ fn what_is_late_is_given_up_and_never_becomes_the_page() {
 #[test]
 fn threads_that_write_and_read_the_same_pages_see_whole_versions() {
     let folder = Folder::new("threads");
-    let backend = Opener::new().url(folder.url("size=64M")).pages(64).open().unwrap();
+    let backend = PoolBuilder::new().url(folder.url("size=64M")).pages(64).open().unwrap();
     std::thread::scope(|scope| {
         for me in 0..3u64 {
             let backend = &backend;
@@ -279,7 +279,7 @@ fn threads_that_write_and_read_the_same_pages_see_whole_versions() {
 fn tickets_that_nobody_claims_are_swept_and_damaged_ones_refused() {
     let folder = Folder::new("tickets");
     let url = folder.url("size=64M");
-    let opener = Opener::new().url(url).pages(4096);
+    let opener = PoolBuilder::new().url(url).pages(4096);
     let backend = opener.open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     write(&mut *lane, 9, filled(4, 9)).unwrap();
@@ -313,7 +313,7 @@ fn tickets_that_nobody_claims_are_swept_and_damaged_ones_refused() {
 #[test]
 fn a_process_that_is_killed_leaves_nothing() {
     if let Ok(path) = std::env::var("FARFIELD_SSD_CHILD") {
-        let backend = Opener::new().url(format!("ssd:{path}?size=64M")).pages(4096).open().unwrap();
+        let backend = PoolBuilder::new().url(format!("ssd:{path}?size=64M")).pages(4096).open().unwrap();
         let mut lane = backend.open_lane().unwrap();
         (0..512).for_each(|page| write(&mut *lane, page * 8, filled(8, page)).unwrap());
         println!("written");
@@ -337,8 +337,9 @@ fn a_process_that_is_killed_leaves_nothing() {
 
 #[test]
 fn what_is_no_place_for_pages_is_refused() {
-    let error =
-        |url: &str| Opener::new().url(url).pages(64).open().err().map(|error| error.to_string()).unwrap_or_default();
+    let error = |url: &str| {
+        PoolBuilder::new().url(url).pages(64).open().err().map(|error| error.to_string()).unwrap_or_default()
+    };
     assert!(error("ssd:/no/such/folder").contains("no such file"));
     assert!(error("ssd:/dev/null").contains("neither a folder nor a block device"));
     assert!(error("ssd:").contains("folder"));
@@ -369,7 +370,7 @@ fn a_block_device_is_used_only_if_asked_clearly() {
     std::fs::write(&file, [7; 4096]).unwrap();
     std::fs::File::options().write(true).open(&file).unwrap().set_len(64 << 20).unwrap();
     let Some(device) = LoopDevice::new(&file) else { return eprintln!("no loop devices here") };
-    let opener = |options: &str| Opener::new().url(format!("ssd:{}{options}", device.0)).pages(4096);
+    let opener = |options: &str| PoolBuilder::new().url(format!("ssd:{}{options}", device.0)).pages(4096);
     let refusal = opener("").open().err().unwrap().to_string();
     assert!(refusal.contains("device=erase"), "{refusal}");
     assert_eq!(std::fs::read(&file).unwrap()[..4096], [7; 4096]);

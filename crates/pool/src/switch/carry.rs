@@ -1,8 +1,8 @@
 //! Execution of a switch, by the thread that asks for it.
 
-use super::lane::{Berth, Inner, Slot};
+use super::lane::{LaneCell, LaneCellState, SwitchableLane};
 use super::{SwitchBackend, SwitchError, SwitchHost};
-use crate::mirror::{LegTable, MirrorLane};
+use crate::mirror::{MirrorLane, ReplicaMap};
 use crate::{Backend, Health, PoolError};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -32,22 +32,22 @@ impl SwitchBackend {
             return Err(SwitchError::TooSmall { pages: to.pages(), wanted: self.pages });
         }
         let work = self.work.lock();
-        let table = self.pair_up(&to)?;
-        if self.enter_pair(&table, &to, host) {
+        let table = self.begin_dual_write(&to)?;
+        if self.enter_dual_write(&table, &to, host) {
             table.admit();
         }
         drop(work);
         let result = self.copy_and_commit(&table, host);
         let work = self.work.lock();
         match result {
-            Ok(()) => self.leave_pair(&table, LegTable::NEW),
+            Ok(()) => self.leave_dual_write(&table, ReplicaMap::NEW),
             // If the old side is lost, the pool has what is on the new one, and its words say what
             // that is.
             Err(SwitchError::Old(_)) => {}
             Err(_) => {
-                table.lose(LegTable::NEW);
-                table.set_leader(Some(LegTable::OLD));
-                self.leave_pair(&table, LegTable::OLD);
+                table.mark_failed(ReplicaMap::NEW);
+                table.set_authoritative(Some(ReplicaMap::OLD));
+                self.leave_dual_write(&table, ReplicaMap::OLD);
             }
         }
         self.is_active.store(false, Ordering::SeqCst);
@@ -56,38 +56,38 @@ impl SwitchBackend {
     }
 
     /// Forms the pair: from here on lanes are opened at both sides.
-    fn pair_up(&self, to: &Arc<dyn Backend>) -> Result<Arc<LegTable>, SwitchError> {
+    fn begin_dual_write(&self, to: &Arc<dyn Backend>) -> Result<Arc<ReplicaMap>, SwitchError> {
         let mut stage = self.stage();
-        if stage.pair.is_some() {
+        if stage.dual_write.is_some() {
             return Err(if self.is_active.load(Ordering::SeqCst) { SwitchError::Busy } else { SwitchError::Old(GONE) });
         }
-        let table = LegTable::pair(stage.side.clone(), to.clone(), self.touched.clone());
+        let table = ReplicaMap::dual_write(stage.source.clone(), to.clone(), self.dirty_chunks.clone());
         let table = Arc::new(table.map_err(SwitchError::New)?);
         self.is_active.store(true, Ordering::SeqCst);
-        (stage.pair, stage.next) = (Some(table.clone()), Some(to.clone()));
+        (stage.dual_write, stage.target) = (Some(table.clone()), Some(to.clone()));
         Ok(table)
     }
 
-    fn berths(&self) -> Vec<Arc<Berth>> {
-        self.stage().berths.iter().filter_map(|berth| berth.upgrade()).collect()
+    fn lane_cells(&self) -> Vec<Arc<LaneCell>> {
+        self.stage().lane_cells.iter().filter_map(|berth| berth.upgrade()).collect()
     }
 
     /// Moves all lanes to the pair; returns `false` if the new side is lost already.
-    fn enter_pair(&self, table: &Arc<LegTable>, to: &Arc<dyn Backend>, host: &dyn SwitchHost) -> bool {
-        for berth in self.berths() {
+    fn enter_dual_write(&self, table: &Arc<ReplicaMap>, to: &Arc<dyn Backend>, host: &dyn SwitchHost) -> bool {
+        for berth in self.lane_cells() {
             let lane = match opened(host, || to.open_lane()) {
                 Ok(lane) => lane,
                 Err(error) => {
-                    table.give_up(LegTable::NEW, error);
+                    table.give_up(ReplicaMap::NEW, error);
                     return false;
                 }
             };
-            let mut pair = Box::new(MirrorLane::over_new(table, lane));
+            let mut pair = Box::new(MirrorLane::over_target(table, lane));
             berth.when_empty(move |slot| {
-                match core::mem::replace(&mut slot.inner, Inner::Nowhere) {
-                    Inner::Side(old) => {
-                        pair.give_leg(LegTable::OLD, old);
-                        slot.inner = Inner::Pair(pair);
+                match core::mem::replace(&mut slot.inner, SwitchableLane::Detached) {
+                    SwitchableLane::Single(old) => {
+                        pair.add_member(ReplicaMap::OLD, old);
+                        slot.inner = SwitchableLane::DualWrite(pair);
                     }
                     // The lane was opened at both, or is a lane to a lost side.
                     other => slot.inner = other,
@@ -97,27 +97,27 @@ impl SwitchBackend {
         true
     }
 
-    fn copy_and_commit(&self, table: &Arc<LegTable>, host: &dyn SwitchHost) -> Result<(), SwitchError> {
+    fn copy_and_commit(&self, table: &Arc<ReplicaMap>, host: &dyn SwitchHost) -> Result<(), SwitchError> {
         let mut lane = opened(host, || MirrorLane::open(table, COPIES)).map_err(SwitchError::New)?;
         let mut operations = 0;
         loop {
             let started = now_ns();
             let work = self.work.lock();
-            self.look_at_sides();
-            if table.lost().has(LegTable::NEW) {
+            self.check_health();
+            if table.failed().has(ReplicaMap::NEW) {
                 return Err(SwitchError::New(table.cause().unwrap_or(GONE)));
             }
-            if table.is_whole(LegTable::NEW) {
+            if table.is_whole(ReplicaMap::NEW) {
                 if self.commit(table, host) {
                     return Ok(());
                 }
-            } else if table.lost().has(LegTable::OLD) {
+            } else if table.failed().has(ReplicaMap::OLD) {
                 return Err(SwitchError::Old(GONE));
             }
-            if !host.is_wanted() && table.is_whole(LegTable::OLD) {
+            if !host.is_wanted() && table.is_whole(ReplicaMap::OLD) {
                 return Err(SwitchError::Cancelled);
             }
-            let now: u64 = self.berths().iter().map(|berth| berth.operations()).sum();
+            let now: u64 = self.lane_cells().iter().map(|berth| berth.operations()).sum();
             let is_used = core::mem::replace(&mut operations, now) != now;
             let copied = lane.copy_chunks(if is_used { 1 } else { COPIES });
             drop(work);
@@ -131,7 +131,7 @@ impl SwitchBackend {
     }
 
     /// Looks at both sides, because a lost side that is not asked for anything is noticed only so.
-    fn look_at_sides(&self) {
+    fn check_health(&self) {
         self.health();
         if self.loaded().health() == Health::Gone {
             // Pages that have moved already can be had through lanes.
@@ -141,24 +141,24 @@ impl SwitchBackend {
 
     /// Makes the new side, which holds everything, the leader. That takes effect if it still holds
     /// everything when all lanes have been empty once. Returns whether it does.
-    fn commit(&self, table: &Arc<LegTable>, host: &dyn SwitchHost) -> bool {
+    fn commit(&self, table: &Arc<ReplicaMap>, host: &dyn SwitchHost) -> bool {
         let mut is_committed = false;
-        host.alone(&mut || {
-            table.set_leader(Some(LegTable::NEW));
+        host.run_exclusive(&mut || {
+            table.set_authoritative(Some(ReplicaMap::NEW));
             // Afterwards no write that has succeeded, or will, has done so on the old side alone.
-            self.berths().iter().for_each(|berth| berth.when_empty(|_| ()));
-            is_committed = table.is_whole(LegTable::NEW);
+            self.lane_cells().iter().for_each(|berth| berth.when_empty(|_| ()));
+            is_committed = table.is_whole(ReplicaMap::NEW);
             if !is_committed {
-                table.set_leader(table.is_whole(LegTable::OLD).then_some(LegTable::OLD));
+                table.set_authoritative(table.is_whole(ReplicaMap::OLD).then_some(ReplicaMap::OLD));
                 return false;
             }
-            table.lose(LegTable::OLD);
+            table.mark_failed(ReplicaMap::OLD);
             let mut stage = self.stage();
-            if let Some(next) = stage.next.clone() {
+            if let Some(next) = stage.target.clone() {
                 self.is_loaded.store(next.mapped().is_some(), Ordering::SeqCst);
                 *self.loaded.write() = next.clone();
                 // The pair lives as long as it has lanes.
-                stage.side = next;
+                stage.source = next;
             }
             true
         });
@@ -166,18 +166,18 @@ impl SwitchBackend {
     }
 
     /// Moves all lanes from the pair to the side that stays, and gives the other one back.
-    fn leave_pair(&self, table: &Arc<LegTable>, leg: usize) {
+    fn leave_dual_write(&self, table: &Arc<ReplicaMap>, leg: usize) {
         let mut stage = self.stage();
-        let gone = if leg == LegTable::NEW { table.old() } else { stage.next.clone() };
-        (stage.pair, stage.next) = (None, None);
+        let gone = if leg == ReplicaMap::NEW { table.source() } else { stage.target.clone() };
+        (stage.dual_write, stage.target) = (None, None);
         drop(stage);
         let mut wait = Wait::new("a side of the pool to end what nobody waits for any more");
-        for berth in self.berths() {
+        for berth in self.lane_cells() {
             while !berth.when_empty(|slot| leave(slot, leg)) {
                 wait.nap(QUIET_LOOK);
             }
         }
-        if leg == LegTable::NEW {
+        if leg == ReplicaMap::NEW {
             self.switches.fetch_add(1, Ordering::Relaxed);
         }
         if let Some(gone) = gone {
@@ -195,13 +195,13 @@ fn opened<T>(host: &dyn SwitchHost, mut open: impl FnMut() -> Result<T, PoolErro
 
 /// Moves a lane to the side that stays; returns `false` if the leg still works for operations that
 /// have ended.
-fn leave(slot: &mut Slot, leg: usize) -> bool {
-    let Inner::Pair(pair) = &mut slot.inner else { return true };
-    if !pair.has_leg(leg) {
+fn leave(slot: &mut LaneCellState, leg: usize) -> bool {
+    let SwitchableLane::DualWrite(pair) = &mut slot.inner else { return true };
+    if !pair.has_member(leg) {
         // The leg was lost before the lane was opened.
         return true;
     }
-    let Some(lane) = pair.take_leg(leg) else { return false };
-    slot.inner = Inner::Side(lane);
+    let Some(lane) = pair.take_member(leg) else { return false };
+    slot.inner = SwitchableLane::Single(lane);
     true
 }

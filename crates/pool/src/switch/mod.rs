@@ -17,15 +17,16 @@ mod lane;
 #[cfg(test)]
 mod tests;
 
-use crate::mirror::{CHUNK_PAGES, LegTable, MirrorLane, chunks};
-use crate::touched::Touched;
+use crate::dirty_chunks::DirtyChunks;
+use crate::mirror::{CHUNK_PAGES, MirrorLane, ReplicaMap, chunks};
 use crate::{
-    Backend, CallLane, Calls, CloneTicket, Deal, Health, Lane, Mapped, PoolError, Protection, Scrubbed, Writes,
+    Backend, CallChannel, CallLane, CloneTicket, Deal, Health, Lane, Mapped, PoolError, Protection, ScrubStats,
+    WriteReservation,
 };
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farfield_core::PageId;
 use farfield_os::sync::{Mutex, MutexGuard, RwLock};
-use lane::{Berth, Inner, SwitchLane};
+use lane::{LaneCell, SwitchLane, SwitchableLane};
 use std::sync::{Arc, Weak};
 
 /// Reason for which a switch did not take place. The pool is as it was, on its old side, unless
@@ -62,7 +63,7 @@ pub trait SwitchHost {
 
     /// Calls `act`, once, while nobody uses addresses from [`Mapped::page`]. `act` returns whether
     /// the switch has taken place with that.
-    fn alone(&self, act: &mut dyn FnMut() -> bool);
+    fn run_exclusive(&self, act: &mut dyn FnMut() -> bool);
 
     /// Calls `open`, which opens lanes.
     fn open(&self, open: &mut dyn FnMut()) {
@@ -86,8 +87,8 @@ pub struct SwitchProgress {
 /// Pool that can be exchanged for another one while it is in use.
 pub struct SwitchBackend {
     pages: u64,
-    touched: Arc<Touched>,
-    stage: Mutex<Stage>,
+    dirty_chunks: Arc<DirtyChunks>,
+    stage: Mutex<SwitchStage>,
     /// Lock that the thread which carries out a switch holds step by step. It is also held while a
     /// snapshot is made.
     work: Mutex<()>,
@@ -99,42 +100,42 @@ pub struct SwitchBackend {
 }
 
 /// Knowledge about a parent's pool that the child of a fork needs ([`SwitchBackend::heritage`]).
-pub struct Heritage(pub(crate) Arc<Touched>);
+pub struct SnapshotContents(pub(crate) Arc<DirtyChunks>);
 
 /// State that says where lanes are opened now.
-struct Stage {
-    side: Arc<dyn Backend>,
-    pair: Option<Arc<LegTable>>,
+struct SwitchStage {
+    source: Arc<dyn Backend>,
+    dual_write: Option<Arc<ReplicaMap>>,
     /// New side of the pair.
-    next: Option<Arc<dyn Backend>>,
-    berths: Vec<Weak<Berth>>,
+    target: Option<Arc<dyn Backend>>,
+    lane_cells: Vec<Weak<LaneCell>>,
 }
 
 impl SwitchBackend {
     /// Creates a pool whose side is `side` at first. Nothing was written there yet.
     pub fn new(side: Arc<dyn Backend>) -> Result<SwitchBackend, PoolError> {
         let chunks = side.pages().div_ceil(CHUNK_PAGES);
-        Ok(SwitchBackend::over(side, Arc::new(Touched::new(chunks).map_err(PoolError::Os)?)))
+        Ok(SwitchBackend::over(side, Arc::new(DirtyChunks::new(chunks).map_err(PoolError::Os)?)))
     }
 
     /// Creates the pool of the child of a fork, where `side` is a snapshot of the parent's pool.
-    pub fn inherit(side: Arc<dyn Backend>, heritage: Heritage) -> SwitchBackend {
+    pub fn inherit(side: Arc<dyn Backend>, heritage: SnapshotContents) -> SwitchBackend {
         SwitchBackend::over(side, heritage.0)
     }
 
     /// Returns what the child of a fork must know of its parent's pool.
-    pub fn heritage(&self) -> Heritage {
-        Heritage(self.touched.clone())
+    pub fn snapshot_contents(&self) -> SnapshotContents {
+        SnapshotContents(self.dirty_chunks.clone())
     }
 
-    fn over(side: Arc<dyn Backend>, touched: Arc<Touched>) -> SwitchBackend {
+    fn over(side: Arc<dyn Backend>, dirty_chunks: Arc<DirtyChunks>) -> SwitchBackend {
         SwitchBackend {
             pages: side.pages(),
-            touched,
+            dirty_chunks,
             work: Mutex::new(()),
             is_loaded: AtomicBool::new(side.mapped().is_some()),
             loaded: RwLock::new(side.clone()),
-            stage: Mutex::new(Stage { side, pair: None, next: None, berths: Vec::new() }),
+            stage: Mutex::new(SwitchStage { source: side, dual_write: None, target: None, lane_cells: Vec::new() }),
             is_active: AtomicBool::new(false),
             switches: AtomicU64::new(0),
         }
@@ -148,10 +149,10 @@ impl SwitchBackend {
 
     /// Notes that these pages are about to be written at the pool itself. The caller
     /// [holds still](SwitchBackend::hold_still). A later switch moves these pages, too.
-    pub fn will_be_written(&self, first: PageId, count: u64) {
+    pub fn mark_dirty(&self, first: PageId, count: u64) {
         assert!(first.0.checked_add(count).is_some_and(|end| end <= self.pages), "pages of the region");
         for chunk in chunks(first.0, count) {
-            self.touched.mark(chunk);
+            self.dirty_chunks.mark(chunk);
         }
     }
 
@@ -163,20 +164,20 @@ impl SwitchBackend {
 
     /// Makes a snapshot of the side that leads, and returns whether that is the new side of a
     /// switch. The caller [holds still](SwitchBackend::hold_still) and has no operation in flight.
-    pub fn clone_side(&self) -> Result<(CloneTicket, bool), PoolError> {
+    pub fn clone_authoritative(&self) -> Result<(CloneTicket, bool), PoolError> {
         let stage = self.stage();
-        match (&stage.pair, &stage.next) {
-            (Some(pair), Some(next)) if !pair.is_whole(LegTable::OLD) && pair.is_whole(LegTable::NEW) => {
+        match (&stage.dual_write, &stage.target) {
+            (Some(pair), Some(next)) if !pair.is_whole(ReplicaMap::OLD) && pair.is_whole(ReplicaMap::NEW) => {
                 Ok((next.clone_region()?, true))
             }
-            _ => Ok((stage.side.clone_region()?, false)),
+            _ => Ok((stage.source.clone_region()?, false)),
         }
     }
 
     /// Returns how far a switch is.
     pub fn progress(&self) -> SwitchProgress {
-        let pair = self.stage().pair.clone();
-        let (held, all) = pair.as_ref().map_or((0, 0), |pair| pair.held(LegTable::NEW));
+        let pair = self.stage().dual_write.clone();
+        let (held, all) = pair.as_ref().map_or((0, 0), |pair| pair.held(ReplicaMap::NEW));
         SwitchProgress {
             is_active: self.is_active.load(Ordering::SeqCst),
             switches: self.switches.load(Ordering::Relaxed),
@@ -186,13 +187,13 @@ impl SwitchBackend {
     }
 
     /// Returns the side that functions run at; refuses in the middle of a switch.
-    fn only_side(&self) -> Result<Arc<dyn Backend>, PoolError> {
+    fn sole_backend(&self) -> Result<Arc<dyn Backend>, PoolError> {
         let stage = self.stage();
-        let side = stage.pair.is_none().then(|| stage.side.clone());
+        let side = stage.dual_write.is_none().then(|| stage.source.clone());
         side.ok_or(PoolError::Refused { server: 0, reason: CallLane::NOT_NOW })
     }
 
-    fn stage(&self) -> MutexGuard<'_, Stage> {
+    fn stage(&self) -> MutexGuard<'_, SwitchStage> {
         self.stage.lock()
     }
 
@@ -201,11 +202,11 @@ impl SwitchBackend {
     }
 }
 
-impl Stage {
-    fn open_inner(&self) -> Result<Inner, PoolError> {
-        match &self.pair {
-            Some(pair) => Ok(Inner::Pair(Box::new(MirrorLane::open(pair, 0)?))),
-            None => Ok(Inner::Side(self.side.open_lane()?)),
+impl SwitchStage {
+    fn open_switchable(&self) -> Result<SwitchableLane, PoolError> {
+        match &self.dual_write {
+            Some(pair) => Ok(SwitchableLane::DualWrite(Box::new(MirrorLane::open(pair, 0)?))),
+            None => Ok(SwitchableLane::Single(self.source.open_lane()?)),
         }
     }
 }
@@ -213,42 +214,42 @@ impl Stage {
 impl Backend for SwitchBackend {
     fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
         let mut stage = self.stage();
-        let berth = Arc::new(Berth::new(stage.open_inner()?));
-        stage.berths.retain(|berth| berth.strong_count() > 0);
-        stage.berths.push(Arc::downgrade(&berth));
-        Ok(Box::new(SwitchLane::new(berth, self.touched.clone(), self.pages)))
+        let berth = Arc::new(LaneCell::new(stage.open_switchable()?));
+        stage.lane_cells.retain(|berth| berth.strong_count() > 0);
+        stage.lane_cells.push(Arc::downgrade(&berth));
+        Ok(Box::new(SwitchLane::new(berth, self.dirty_chunks.clone(), self.pages)))
     }
 
     /// Opens calls at the side that holds everything and will; in the middle of a switch there is
     /// none. Channels that are open when a switch begins stay with the old side: their user
     /// compares [`SwitchBackend::progress`] before and after a call.
-    fn open_calls(&self) -> Result<Box<dyn Calls>, PoolError> {
-        self.only_side()?.open_calls()
+    fn open_calls(&self) -> Result<Box<dyn CallChannel>, PoolError> {
+        self.sole_backend()?.open_calls()
     }
 
     /// Opens calls that only read, at the same side as [`SwitchBackend::open_calls`].
-    fn open_reads(&self) -> Result<Box<dyn Calls>, PoolError> {
-        self.only_side()?.open_reads()
+    fn open_reads(&self) -> Result<Box<dyn CallChannel>, PoolError> {
+        self.sole_backend()?.open_reads()
     }
 
     /// Begins writes by functions at the only side. The caller
     /// [holds still](SwitchBackend::hold_still) and has announced the pages with
     /// [`SwitchBackend::will_be_written`].
-    fn begin_writes(&self, runs: &[(PageId, u64)]) -> Result<Box<dyn Writes>, PoolError> {
-        self.only_side()?.begin_writes(runs)
+    fn begin_writes(&self, runs: &[(PageId, u64)]) -> Result<Box<dyn WriteReservation>, PoolError> {
+        self.sole_backend()?.begin_writes(runs)
     }
 
     /// Returns how the side that holds everything and will deals its pages out to members; `None`
     /// in the middle of a switch. The user compares [`SwitchBackend::progress`] from before the
     /// question with that after the answer.
     fn deal(&self) -> Option<Deal> {
-        self.only_side().ok()?.deal()
+        self.sole_backend().ok()?.deal()
     }
 
     /// Returns a member of the side that holds everything and will; `None` in the middle of a
     /// switch.
     fn member(&self, index: usize) -> Option<Arc<dyn Backend>> {
-        self.only_side().ok()?.member(index)
+        self.sole_backend().ok()?.member(index)
     }
 
     fn mapped(&self) -> Option<&dyn Mapped> {
@@ -257,7 +258,7 @@ impl Backend for SwitchBackend {
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
         let _still = self.hold_still();
-        Ok(self.clone_side()?.0)
+        Ok(self.clone_authoritative()?.0)
     }
 
     fn pages(&self) -> u64 {
@@ -266,49 +267,49 @@ impl Backend for SwitchBackend {
 
     fn health(&self) -> Health {
         let stage = self.stage();
-        let (Some(pair), Some(next)) = (&stage.pair, &stage.next) else { return stage.side.health() };
-        for (leg, backend) in [(LegTable::OLD, &stage.side), (LegTable::NEW, next)] {
+        let (Some(pair), Some(next)) = (&stage.dual_write, &stage.target) else { return stage.source.health() };
+        for (leg, backend) in [(ReplicaMap::OLD, &stage.source), (ReplicaMap::NEW, next)] {
             if backend.health() == Health::Gone {
-                pair.lose(leg);
+                pair.mark_failed(leg);
             }
         }
         pair.health()
     }
 
-    fn scrubbed(&self) -> Option<Scrubbed> {
-        self.stage().side.scrubbed()
+    fn scrub_stats(&self) -> Option<ScrubStats> {
+        self.stage().source.scrub_stats()
     }
 
     fn protection(&self) -> Option<Protection> {
-        self.stage().side.protection()
+        self.stage().source.protection()
     }
 
     fn how(&self) -> String {
-        self.stage().side.how()
+        self.stage().source.how()
     }
 
     /// Checks whether the side has a rejoin to do; never so during a switch.
     fn is_rejoin_due(&self) -> bool {
         let stage = self.stage();
-        stage.pair.is_none() && stage.side.is_rejoin_due()
+        stage.dual_write.is_none() && stage.source.is_rejoin_due()
     }
 
     fn rejoin(&self) {
-        let side = self.stage().side.clone();
+        let side = self.stage().source.clone();
         side.rejoin();
     }
 
     fn release(&self) {
         let stage = self.stage();
-        stage.side.release();
-        stage.next.iter().for_each(|next| next.release());
+        stage.source.release();
+        stage.target.iter().for_each(|next| next.release());
     }
 
     fn abandon(&self) {
         let stage = self.stage();
-        stage.pair.iter().for_each(|pair| pair.abandon());
-        stage.side.abandon();
-        stage.next.iter().for_each(|next| next.abandon());
+        stage.dual_write.iter().for_each(|pair| pair.abandon());
+        stage.source.abandon();
+        stage.target.iter().for_each(|next| next.abandon());
     }
 }
 

@@ -2,15 +2,15 @@
 //! dies, fills up or is cancelled meanwhile.
 use super::{SwitchBackend, SwitchError, SwitchHost};
 use crate::conformance::{self, Random};
-use crate::trial::{PAGES, SILENT, SilentSide, assert_version, one, random_history, read, wait_until, write};
-use crate::{Backend, Health, Op, Opener, PoolError};
+use crate::trial::{PAGES, SILENT, SilentMember, assert_version, one, random_history, read, wait_until, write};
+use crate::{Backend, Health, Op, PoolBuilder, PoolError};
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use farfield_core::PageId;
 use std::sync::{Arc, Mutex};
 
 fn side(url: &str, pages: u64) -> Arc<dyn Backend> {
-    Opener::new().url(url).pages(pages).open().unwrap_or_else(|error| panic!("{url}: {error}"))
+    PoolBuilder::new().url(url).pages(pages).open().unwrap_or_else(|error| panic!("{url}: {error}"))
 }
 
 fn pool(url: &str, pages: u64) -> SwitchBackend {
@@ -28,7 +28,7 @@ impl SwitchHost for Host {
         self.is_wanted.load(Ordering::SeqCst)
     }
 
-    fn alone(&self, act: &mut dyn FnMut() -> bool) {
+    fn run_exclusive(&self, act: &mut dyn FnMut() -> bool) {
         match self.commits {
             true => {
                 act();
@@ -55,7 +55,7 @@ fn visit(pool: &SwitchBackend, url: &str) -> Result<(), SwitchError> {
 fn restless(first: Arc<dyn Backend>) -> Arc<dyn Backend> {
     // What is claimed may hold anything: chunks that were never noted would not move.
     let pool = Arc::new(SwitchBackend::new(first).unwrap());
-    assert!((0..pool.pages().div_ceil(64)).all(|chunk| pool.touched.mark(chunk)));
+    assert!((0..pool.pages().div_ceil(64)).all(|chunk| pool.dirty_chunks.mark(chunk)));
     let weak = Arc::downgrade(&pool);
     std::thread::spawn(move || {
         for url in ["ram:", "fault:delay=30us@ram:", "fault:die=300@ram:"].iter().cycle() {
@@ -70,8 +70,8 @@ fn restless(first: Arc<dyn Backend>) -> Arc<dyn Backend> {
 
 #[test]
 fn a_pool_conforms_before_during_and_after_switches() {
-    conformance::run(&Opener::new().url("ram:").wrapped(|side| Arc::new(SwitchBackend::new(side).unwrap())));
-    conformance::run(&Opener::new().url("ram:").wrapped(restless));
+    conformance::run(&PoolBuilder::new().url("ram:").wrapped(|side| Arc::new(SwitchBackend::new(side).unwrap())));
+    conformance::run(&PoolBuilder::new().url("ram:").wrapped(restless));
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn everything_moves_and_the_old_side_is_given_back() {
     write(&mut *lane, 7, 100, 1).unwrap();
     write(&mut *lane, 3990, 10, 2).unwrap();
     assert_eq!(one(&mut *lane, Op::Discard { page: PageId(20), count: 40 }).result, Ok(()));
-    let old = Arc::downgrade(&pool.stage().side);
+    let old = Arc::downgrade(&pool.stage().source);
     assert_eq!(switch(&pool, "lz:?size=1G"), Ok(()));
     assert_eq!(old.strong_count(), 0, "nobody has the old side any more");
     let how = pool.how();
@@ -119,21 +119,21 @@ fn a_new_side_that_dies_or_is_full_changes_nothing() {
 #[test]
 fn a_lane_that_is_opened_in_the_middle_has_both_sides_or_is_not_opened() {
     for is_new in [false, true] {
-        let sides = [SilentSide::new(1000), SilentSide::new(1000)];
+        let sides = [SilentMember::new(1000), SilentMember::new(1000)];
         let pool = Arc::new(SwitchBackend::new(sides[0].clone()).unwrap());
         let mut lane = pool.open_lane().unwrap();
         write(&mut *lane, 0, 100, 1).unwrap();
         /// Opens a lane just before the switch takes place, while one side is silent.
         struct Opens {
             pool: Arc<SwitchBackend>,
-            silent: Arc<SilentSide>,
+            silent: Arc<SilentMember>,
             error: Mutex<Option<PoolError>>,
         }
         impl SwitchHost for Opens {
             fn is_wanted(&self) -> bool {
                 true
             }
-            fn alone(&self, act: &mut dyn FnMut() -> bool) {
+            fn run_exclusive(&self, act: &mut dyn FnMut() -> bool) {
                 self.silent.set_silent(true);
                 *self.error.lock().unwrap() = self.pool.open_lane().err();
                 self.silent.set_silent(false);
@@ -228,7 +228,8 @@ fn a_lane_that_nobody_polls_moves_too() {
     write(&mut *lane, 0, 100, 1).unwrap();
     let (page, buffer) = (PageId(3), crate::Buffer::new(9));
     let deadline = Duration::from_secs(9);
-    let request = crate::Request { tag: 5, priority: crate::Priority::Demand, deadline, op: Op::Read { page, buffer } };
+    let request =
+        crate::LaneRequest { tag: 5, priority: crate::Priority::Demand, deadline, op: Op::Read { page, buffer } };
     idle.submit(request).unwrap();
     for url in ["lz:?size=1G", "ram:", "fault:delay=50us@ram:"] {
         assert_eq!(switch(&pool, url), Ok(()));

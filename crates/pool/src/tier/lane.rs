@@ -4,13 +4,13 @@
 //! to the same, set out as one *piece*. If a piece was in vain, because its pages had moved
 //! meanwhile or the tier was full, its pages are a job again.
 
-use super::care::Care;
-use super::table::{Bid, Choice, TierTable};
-use crate::backend::{Kind, check_range, hand_over};
-use crate::healer::Nurse;
-use crate::leg_lanes::{LegLanes, Legged, SLEEP_SLICE};
-use crate::legs::RUN_PAGES;
-use crate::{Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use super::maintenance::TierMaintenance;
+use super::table::{Bid, TierChoice, TierTable};
+use crate::backend::{OpKind, check_range, hand_over};
+use crate::member_lanes::{CompositeLane, MemberLanes, SLEEP_SLICE};
+use crate::members::RUN_PAGES;
+use crate::repair::Repairer;
+use crate::{Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{MemberSet, PageId, checksum};
@@ -29,12 +29,12 @@ const CARE_DEADLINE: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
 
 /// Operation of the caller.
-struct Parent {
+struct TierOperation {
     tag: u64,
     priority: Priority,
     deadline: Duration,
     started_at: u64,
-    kind: Kind,
+    kind: OpKind,
     page: u64,
     count: u64,
     /// Number of pages that have not ended.
@@ -45,8 +45,8 @@ struct Parent {
 
 /// Pages of a parent that have to set out; if they are written, for tiers from `from` on.
 #[derive(Clone, Copy)]
-struct Job {
-    parent: usize,
+struct UnsentRange {
+    operation: usize,
     offset: u64,
     count: u64,
     from: usize,
@@ -56,33 +56,33 @@ struct Job {
 }
 
 /// Outcome of an attempt to send pages of a job out.
-enum Cut {
+enum SplitOutcome {
     /// Number of pages that have set out, or ended.
     Pages(u64),
     /// The lane has no room for jobs of this kind.
     NoRoom,
     /// The job cannot set out now.
-    Later,
+    Busy,
 }
 
 /// Purpose of a piece.
 #[derive(Clone, Copy)]
-pub(super) enum Task {
+pub(super) enum TierSplitKind {
     /// Reads pages of a parent from this offset on. Their stamp shall still be `stamp` afterwards.
     Read {
-        parent: usize,
+        operation: usize,
         offset: u64,
         stamp: u64,
     },
     Write {
-        parent: usize,
+        operation: usize,
         offset: u64,
         bid: Bid,
         clearing: Option<u64>,
     },
     /// Gives old copies back, for a parent or in the background.
     Sweep {
-        parent: Option<usize>,
+        operation: Option<usize>,
     },
     /// Reads pages that are moved.
     MoveRead {
@@ -95,15 +95,18 @@ pub(super) enum Task {
     },
 }
 
-impl Task {
-    fn is_care(self) -> bool {
-        matches!(self, Task::Sweep { parent: None } | Task::MoveRead { .. } | Task::MoveWrite { .. })
+impl TierSplitKind {
+    fn is_maintenance(self) -> bool {
+        matches!(
+            self,
+            TierSplitKind::Sweep { operation: None } | TierSplitKind::MoveRead { .. } | TierSplitKind::MoveWrite { .. }
+        )
     }
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Piece {
-    pub(super) task: Task,
+pub(super) struct TierSplit {
+    pub(super) kind: TierSplitKind,
     pub(super) tier: usize,
     pub(super) page: u64,
     pub(super) count: u64,
@@ -111,145 +114,146 @@ pub(super) struct Piece {
 
 pub(super) struct TierLane {
     pub(super) table: Arc<TierTable>,
-    pub(super) legs: LegLanes,
-    parents: Box<[Option<Parent>]>,
-    free_parents: Vec<usize>,
-    jobs: VecDeque<Job>,
-    pieces: Box<[Option<Piece>]>,
-    pub(super) free_pieces: Vec<usize>,
+    pub(super) members: MemberLanes,
+    operations: Box<[Option<TierOperation>]>,
+    free_operations: Vec<usize>,
+    unsent: VecDeque<UnsentRange>,
+    splits: Box<[Option<TierSplit>]>,
+    pub(super) free_splits: Vec<usize>,
     arrived: Vec<Completion>,
     ended: VecDeque<Completion>,
     /// Operations that changed pages. They are handed over when this lane moves nothing.
     ended_changes: VecDeque<Completion>,
     /// Number of operations that change pages and are not handed over yet.
     pub(super) changes: usize,
-    pub(super) care: Option<Care>,
+    pub(super) maintenance: Option<TierMaintenance>,
     zero_sum: u64,
 }
 
 impl TierLane {
     /// Opens a lane. With `cares` it moves pages while its owner changes some.
     pub(super) fn open(table: &Arc<TierTable>, cares: bool) -> Result<TierLane, PoolError> {
-        TierLane::with(table, cares.then(Care::of_owner))
+        TierLane::with(table, cares.then(TierMaintenance::of_owner))
     }
 
     /// Opens a lane for the thread, with up to `cares` steps of care at a time.
     pub(super) fn open_for_thread(table: &Arc<TierTable>, cares: usize) -> Result<TierLane, PoolError> {
-        TierLane::with(table, Some(Care::of_thread(cares)))
+        TierLane::with(table, Some(TierMaintenance::of_thread(cares)))
     }
 
-    fn with(table: &Arc<TierTable>, care: Option<Care>) -> Result<TierLane, PoolError> {
+    fn with(table: &Arc<TierTable>, care: Option<TierMaintenance>) -> Result<TierLane, PoolError> {
         Ok(TierLane {
             table: table.clone(),
-            legs: LegLanes::new(table.open_lanes(PIECES)?),
-            parents: std::iter::repeat_with(|| None).take(SLOTS).collect(),
-            free_parents: (0..SLOTS).rev().collect(),
-            jobs: VecDeque::with_capacity(SLOTS + PIECES),
-            pieces: std::iter::repeat_with(|| None).take(PIECES).collect(),
-            free_pieces: (0..PIECES).rev().collect(),
+            members: MemberLanes::new(table.open_lanes(PIECES)?),
+            operations: std::iter::repeat_with(|| None).take(SLOTS).collect(),
+            free_operations: (0..SLOTS).rev().collect(),
+            unsent: VecDeque::with_capacity(SLOTS + PIECES),
+            splits: std::iter::repeat_with(|| None).take(PIECES).collect(),
+            free_splits: (0..PIECES).rev().collect(),
             arrived: Vec::with_capacity(64),
             ended: VecDeque::with_capacity(SLOTS),
             ended_changes: VecDeque::with_capacity(SLOTS),
             changes: 0,
-            care,
+            maintenance: care,
             zero_sum: checksum(&[0; PAGE_BYTES]),
         })
     }
 
     /// Returns the tiers that this lane can use.
     fn usable(&self) -> MemberSet {
-        self.legs.open(self.table.living())
+        self.members.open(self.table.living())
     }
 
     /// Cuts jobs into pieces, demand first, as far as there is room.
     fn start(&mut self) {
-        self.legs.submit_waiting();
+        self.members.submit_waiting();
         for priority in [Priority::Demand, Priority::Background] {
             let mut has_room = true;
-            for _ in 0..self.jobs.len() {
-                let Some(mut job) = self.jobs.pop_front() else { break };
-                let is_its_turn = self.parents[job.parent].as_ref().is_some_and(|known| known.priority == priority);
+            for _ in 0..self.unsent.len() {
+                let Some(mut job) = self.unsent.pop_front() else { break };
+                let is_its_turn =
+                    self.operations[job.operation].as_ref().is_some_and(|known| known.priority == priority);
                 while has_room && is_its_turn && job.count > 0 {
-                    match self.cut(job) {
-                        Cut::Pages(count) => {
+                    match self.split(job) {
+                        SplitOutcome::Pages(count) => {
                             job.offset += count;
                             job.count -= count;
                         }
-                        Cut::NoRoom => has_room = false,
-                        Cut::Later => break,
+                        SplitOutcome::NoRoom => has_room = false,
+                        SplitOutcome::Busy => break,
                     }
                 }
                 if job.count > 0 {
-                    self.jobs.push_back(job);
+                    self.unsent.push_back(job);
                 }
             }
         }
     }
 
-    fn cut(&mut self, job: Job) -> Cut {
-        let Some(known) = &self.parents[job.parent] else { return Cut::Pages(job.count) };
-        if self.free_pieces.is_empty() {
-            return Cut::NoRoom;
+    fn split(&mut self, job: UnsentRange) -> SplitOutcome {
+        let Some(known) = &self.operations[job.operation] else { return SplitOutcome::Pages(job.count) };
+        if self.free_splits.is_empty() {
+            return SplitOutcome::NoRoom;
         }
         let (first, is_whole) = (known.page + job.offset, job.count == known.count);
         match known.kind {
-            Kind::Read | Kind::Part(_) => self.cut_read(job, first, is_whole),
-            Kind::Write => self.cut_write(job, first, is_whole),
-            Kind::Discard => self.cut_discard(job, first),
+            OpKind::Read | OpKind::Part(_) => self.split_read(job, first, is_whole),
+            OpKind::Write => self.split_write(job, first, is_whole),
+            OpKind::Discard => self.split_discard(job, first),
         }
     }
 
-    fn cut_read(&mut self, job: Job, first: u64, is_whole: bool) -> Cut {
+    fn split_read(&mut self, job: UnsentRange, first: u64, is_whole: bool) -> SplitOutcome {
         let at = self.table.word(first).at();
         let alike = |page: &u64| self.table.word(*page).at() == at;
         let count = run(first, job.count, is_whole, alike);
         let Some(tier) = at else {
-            if let Some(buffer) = self.parents[job.parent].as_mut().and_then(|known| known.buffer.as_mut()) {
+            if let Some(buffer) = self.operations[job.operation].as_mut().and_then(|known| known.buffer.as_mut()) {
                 for index in job.offset..job.offset + count {
                     buffer.page_mut(index as usize).fill(0);
                     buffer.sums_mut()[index as usize] = self.zero_sum;
                 }
             }
-            self.end_pages(job.parent, count, Ok(()));
-            return Cut::Pages(count);
+            self.end_pages(job.operation, count, Ok(()));
+            return SplitOutcome::Pages(count);
         };
-        if self.legs[tier].is_none() {
-            self.end_pages(job.parent, count, Err(self.table.gone(tier)));
-            return Cut::Pages(count);
+        if self.members[tier].is_none() {
+            self.end_pages(job.operation, count, Err(self.table.gone(tier)));
+            return SplitOutcome::Pages(count);
         }
-        let Some(stamp) = self.table.stamp(first, count, tier) else { return Cut::Later };
-        let Some(buffer) = self.take_buffer(job.parent, tier, count) else { return Cut::NoRoom };
-        let kind = self.parents[job.parent].as_ref().map_or(Kind::Read, |known| known.kind);
+        let Some(stamp) = self.table.stamp(first, count, tier) else { return SplitOutcome::Busy };
+        let Some(buffer) = self.take_buffer(job.operation, tier, count) else { return SplitOutcome::NoRoom };
+        let kind = self.operations[job.operation].as_ref().map_or(OpKind::Read, |known| known.kind);
         let op = kind.read(PageId(first), buffer);
-        let task = Task::Read { parent: job.parent, offset: job.offset, stamp };
-        self.send(Piece { task, tier, page: first, count }, op);
-        Cut::Pages(count)
+        let task = TierSplitKind::Read { operation: job.operation, offset: job.offset, stamp };
+        self.send(TierSplit { kind: task, tier, page: first, count }, op);
+        SplitOutcome::Pages(count)
     }
 
-    fn cut_write(&mut self, job: Job, first: u64, is_whole: bool) -> Cut {
-        if self.waits_for_room(job.parent, job.clearing) {
+    fn split_write(&mut self, job: UnsentRange, first: u64, is_whole: bool) -> SplitOutcome {
+        if self.waits_for_room(job.operation, job.clearing) {
             // Moving pages away is what this lane does meanwhile.
-            self.care.iter_mut().for_each(Care::on_change);
-            return Cut::Later;
+            self.maintenance.iter_mut().for_each(TierMaintenance::on_change);
+            return SplitOutcome::Busy;
         }
         let usable = self.usable();
         let choose = |page: u64| self.table.choose(self.table.word(page), usable, job.from);
         let choice = choose(first);
         let tier = match choice {
-            Choice::Tier(tier) => tier,
-            Choice::Later if !self.is_over_time(job.parent) => return Cut::Later,
-            Choice::Later | Choice::Full | Choice::Gone => {
+            TierChoice::Tier(tier) => tier,
+            TierChoice::Busy if !self.is_over_time(job.operation) => return SplitOutcome::Busy,
+            TierChoice::Busy | TierChoice::Full | TierChoice::Gone => {
                 let error = match choice {
-                    Choice::Later => self.timed_out(job.parent),
-                    Choice::Full => self.table.full(),
+                    TierChoice::Busy => self.timed_out(job.operation),
+                    TierChoice::Full => self.table.full(),
                     _ => self.table.gone(0),
                 };
-                self.end_pages(job.parent, 1, Err(error));
-                return Cut::Pages(1);
+                self.end_pages(job.operation, 1, Err(error));
+                return SplitOutcome::Pages(1);
             }
         };
         let count = run(first, job.count, is_whole, |page| choose(*page) == choice);
-        let Some(mut buffer) = self.take_buffer(job.parent, tier, count) else { return Cut::NoRoom };
+        let Some(mut buffer) = self.take_buffer(job.operation, tier, count) else { return SplitOutcome::NoRoom };
         let (mut begun, mut added) = (0, 0);
         while begun < count
             && let Some(is_new) = self.table.begin_write(first + begun, tier)
@@ -257,14 +261,14 @@ impl TierLane {
             begun += 1;
             added += u64::from(is_new);
         }
-        let is_direct = self.parents[job.parent].as_ref().is_some_and(|known| known.buffer.is_none());
+        let is_direct = self.operations[job.operation].as_ref().is_some_and(|known| known.buffer.is_none());
         if begun == 0 || is_direct && begun < count {
             // Another lane has claimed one of the pages just now.
             self.table.end_write(first, begun, tier, false);
-            self.give_buffer(job.parent, tier, buffer);
-            return Cut::Later;
+            self.give_buffer(job.operation, tier, buffer);
+            return SplitOutcome::Busy;
         }
-        if let Some(whole) = self.parents[job.parent].as_ref().and_then(|known| known.buffer.as_ref()) {
+        if let Some(whole) = self.operations[job.operation].as_ref().and_then(|known| known.buffer.as_ref()) {
             buffer.set_pages(begun as usize);
             for index in 0..begun as usize {
                 let from = job.offset as usize + index;
@@ -273,14 +277,14 @@ impl TierLane {
             }
         }
         let bid = self.table.bid(tier, added);
-        let task = Task::Write { parent: job.parent, offset: job.offset, bid, clearing: job.clearing };
-        self.send(Piece { task, tier, page: first, count: begun }, Op::Write { page: PageId(first), buffer });
-        Cut::Pages(begun)
+        let task = TierSplitKind::Write { operation: job.operation, offset: job.offset, bid, clearing: job.clearing };
+        self.send(TierSplit { kind: task, tier, page: first, count: begun }, Op::Write { page: PageId(first), buffer });
+        SplitOutcome::Pages(begun)
     }
 
     /// Makes the pages zeros from now on, and gives their copies back, except those that another
     /// lane works on. The care gives back the others.
-    fn cut_discard(&mut self, job: Job, first: u64) -> Cut {
+    fn split_discard(&mut self, job: UnsentRange, first: u64) -> SplitOutcome {
         let (end, stop) = (first + job.count, first + job.count.min(DISCARD_LOOK));
         let (mut page, mut swept) = (first, 0);
         while page < stop {
@@ -289,19 +293,19 @@ impl TierLane {
                 page = next;
                 continue;
             }
-            if self.free_pieces.is_empty() {
+            if self.free_splits.is_empty() {
                 break;
             }
             self.table.discard(page);
             let count = match self.table.word(page).garbage().iter().next() {
-                Some(tier) => self.sweep(page, stop, tier, Some(job.parent)),
+                Some(tier) => self.sweep(page, stop, tier, Some(job.operation)),
                 None => 0,
             };
             swept += count;
             page += count.max(1);
         }
-        self.end_pages(job.parent, page - first - swept, Ok(()));
-        Cut::Pages(page - first)
+        self.end_pages(job.operation, page - first - swept, Ok(()));
+        SplitOutcome::Pages(page - first)
     }
 
     /// Gives back the old copies of this page, and of those behind it, at `tier`. Returns their
@@ -309,7 +313,7 @@ impl TierLane {
     pub(super) fn sweep(&mut self, first: u64, end: u64, tier: usize, parent: Option<usize>) -> u64 {
         let count = self.table.claim_sweep(first, end, tier, parent.is_some());
         if count > 0 && self.usable().has(tier) {
-            let piece = Piece { task: Task::Sweep { parent }, tier, page: first, count };
+            let piece = TierSplit { kind: TierSplitKind::Sweep { operation: parent }, tier, page: first, count };
             self.send(piece, Op::Discard { page: PageId(first), count });
         } else if count > 0 {
             self.table.finish_sweep(first, count, tier, true);
@@ -323,12 +327,12 @@ impl TierLane {
 
     /// Takes the parent's own buffer if it is for all of the parent, else one of the lane's.
     fn take_buffer(&mut self, parent: usize, tier: usize, count: u64) -> Option<Buffer> {
-        let known = self.parents[parent].as_mut()?;
-        if count == known.count { known.buffer.take() } else { self.legs[tier].as_mut()?.take_buffer(count) }
+        let known = self.operations[parent].as_mut()?;
+        if count == known.count { known.buffer.take() } else { self.members[tier].as_mut()?.take_buffer(count) }
     }
 
     fn give_buffer(&mut self, parent: usize, tier: usize, buffer: Buffer) {
-        match (&mut self.parents[parent], &mut self.legs[tier]) {
+        match (&mut self.operations[parent], &mut self.members[tier]) {
             (Some(known), _) if known.buffer.is_none() => known.buffer = Some(buffer),
             (_, Some(leg)) => leg.give_buffer(buffer),
             _ => unreachable!("it came from one of the two"),
@@ -336,78 +340,79 @@ impl TierLane {
     }
 
     /// Sends a piece to its tier.
-    pub(super) fn send(&mut self, piece: Piece, op: Op) {
-        let of = |parent: usize| self.parents[parent].as_ref();
-        let (priority, deadline) = match piece.task {
-            Task::Read { parent, .. } | Task::Write { parent, .. } => {
+    pub(super) fn send(&mut self, piece: TierSplit, op: Op) {
+        let of = |parent: usize| self.operations[parent].as_ref();
+        let (priority, deadline) = match piece.kind {
+            TierSplitKind::Read { operation: parent, .. } | TierSplitKind::Write { operation: parent, .. } => {
                 of(parent).map_or((Priority::Background, CARE_DEADLINE), |known| (known.priority, known.time_left()))
             }
-            Task::Sweep { parent: Some(parent) } => of(parent).map_or((Priority::Background, CARE_DEADLINE), |known| {
-                (known.priority, known.time_left().min(CARE_DEADLINE))
-            }),
-            Task::Sweep { parent: None } | Task::MoveRead { .. } | Task::MoveWrite { .. } => {
-                (Priority::Background, CARE_DEADLINE)
-            }
+            TierSplitKind::Sweep { operation: Some(parent) } => of(parent)
+                .map_or((Priority::Background, CARE_DEADLINE), |known| {
+                    (known.priority, known.time_left().min(CARE_DEADLINE))
+                }),
+            TierSplitKind::Sweep { operation: None }
+            | TierSplitKind::MoveRead { .. }
+            | TierSplitKind::MoveWrite { .. } => (Priority::Background, CARE_DEADLINE),
         };
-        if piece.task.is_care() {
-            self.care.iter_mut().for_each(Care::on_sent);
+        if piece.kind.is_maintenance() {
+            self.maintenance.iter_mut().for_each(TierMaintenance::on_sent);
         }
-        let index = self.free_pieces.pop().expect("looked at before");
-        self.pieces[index] = Some(piece);
-        let leg = self.legs[piece.tier].as_mut().expect("usable");
-        leg.submit(Request { tag: index as u64, priority, deadline, op });
+        let index = self.free_splits.pop().expect("looked at before");
+        self.splits[index] = Some(piece);
+        let leg = self.members[piece.tier].as_mut().expect("usable");
+        leg.submit(LaneRequest { tag: index as u64, priority, deadline, op });
     }
 
     fn is_over_time(&self, parent: usize) -> bool {
-        self.parents[parent].as_ref().is_none_or(|known| known.time_left() == Parent::NO_TIME)
+        self.operations[parent].as_ref().is_none_or(|known| known.time_left() == TierOperation::NO_TIME)
     }
 
     fn timed_out(&self, parent: usize) -> PoolError {
-        let after = self.parents[parent].as_ref().map_or(Duration::ZERO, |known| known.deadline);
-        PoolError::TimedOut { server: self.table.legs[0].server, after }
+        let after = self.operations[parent].as_ref().map_or(Duration::ZERO, |known| known.deadline);
+        PoolError::TimedOut { server: self.table.members[0].server, after }
     }
 
     fn collect(&mut self) {
-        for tier in 0..self.legs.len() {
-            while self.legs.poll(tier, &mut self.arrived) {
+        for tier in 0..self.members.len() {
+            while self.members.poll(tier, &mut self.arrived) {
                 while let Some(completion) = self.arrived.pop() {
-                    self.piece_ended(completion);
+                    self.on_reply(completion);
                 }
             }
         }
     }
 
-    fn piece_ended(&mut self, Completion { tag, result, buffer }: Completion) {
-        let Some(piece) = self.pieces[tag as usize].take() else { return };
-        self.free_pieces.push(tag as usize);
-        let Piece { task, tier, page, count } = piece;
-        if task.is_care() {
-            self.care.iter_mut().for_each(Care::on_ended);
+    fn on_reply(&mut self, Completion { tag, result, buffer }: Completion) {
+        let Some(piece) = self.splits[tag as usize].take() else { return };
+        self.free_splits.push(tag as usize);
+        let TierSplit { kind: task, tier, page, count } = piece;
+        if task.is_maintenance() {
+            self.maintenance.iter_mut().for_each(TierMaintenance::on_ended);
         }
         if matches!(result, Err(PoolError::ServerGone { .. })) {
-            self.table.lose(tier);
+            self.table.mark_failed(tier);
         }
         match (task, buffer) {
-            (Task::Read { parent, offset, stamp }, Some(buffer)) => {
-                self.read_ended(piece, parent, offset, stamp, result, buffer);
+            (TierSplitKind::Read { operation: parent, offset, stamp }, Some(buffer)) => {
+                self.on_read_reply(piece, parent, offset, stamp, result, buffer);
             }
-            (Task::Write { parent, offset, bid, clearing }, Some(buffer)) => {
+            (TierSplitKind::Write { operation: parent, offset, bid, clearing }, Some(buffer)) => {
                 // The bytes that a refused write leaves in its own tier make no room there.
                 let garbage = self.table.clearing();
                 if !matches!(result, Err(PoolError::TimedOut { .. })) {
                     self.table.end_write(page, count, tier, result.is_ok());
                 }
                 self.give_buffer(parent, tier, buffer);
-                let job = Job { parent, offset, count, from: 0, clearing };
+                let job = UnsentRange { operation: parent, offset, count, from: 0, clearing };
                 let next = match result {
                     Err(PoolError::PoolFull { .. }) => {
                         self.table.set_full(tier, bid);
                         let is_last = self.usable().iter().last() == Some(tier);
                         if is_last && clearing.is_none() && garbage.is_some() {
                             // Room will become free.
-                            Job { clearing: garbage, ..job }
+                            UnsentRange { clearing: garbage, ..job }
                         } else {
-                            Job { from: tier + 1, ..job }
+                            UnsentRange { from: tier + 1, ..job }
                         }
                     }
                     Err(PoolError::ServerGone { .. }) => job,
@@ -418,17 +423,19 @@ impl TierLane {
                         return self.end_pages(parent, count, result);
                     }
                 };
-                self.jobs.push_back(next);
+                self.unsent.push_back(next);
             }
-            (Task::Sweep { parent }, _) => {
+            (TierSplitKind::Sweep { operation: parent }, _) => {
                 self.sweep_ended(piece, result);
                 if let Some(parent) = parent {
                     // The pages are zeros in any case.
                     self.end_pages(parent, count, Ok(()));
                 }
             }
-            (Task::MoveRead { to, bid }, Some(buffer)) => self.move_read(piece, (to, bid), result, buffer),
-            (Task::MoveWrite { from, bid }, Some(buffer)) => self.move_ended(piece, (from, bid), result, buffer),
+            (TierSplitKind::MoveRead { to, bid }, Some(buffer)) => self.move_read(piece, (to, bid), result, buffer),
+            (TierSplitKind::MoveWrite { from, bid }, Some(buffer)) => {
+                self.move_ended(piece, (from, bid), result, buffer)
+            }
             (_, None) => unreachable!("buffers always come back"),
         }
     }
@@ -438,9 +445,9 @@ impl TierLane {
         clearing.is_some_and(|clearing| !self.table.is_cleared(clearing)) && !self.is_over_time(parent)
     }
 
-    fn read_ended(
+    fn on_read_reply(
         &mut self,
-        Piece { tier, page, count, .. }: Piece,
+        TierSplit { tier, page, count, .. }: TierSplit,
         parent: usize,
         offset: u64,
         stamp: u64,
@@ -448,7 +455,7 @@ impl TierLane {
         buffer: Buffer,
     ) {
         let is_right = self.table.stamp(page, count, tier) == Some(stamp);
-        if let (true, Ok(()), Some(known)) = (is_right, result, &mut self.parents[parent])
+        if let (true, Ok(()), Some(known)) = (is_right, result, &mut self.operations[parent])
             && let Some(whole) = &mut known.buffer
         {
             for index in 0..count as usize {
@@ -462,23 +469,23 @@ impl TierLane {
             self.end_pages(parent, count, result);
         } else {
             // The pages were written or moved meanwhile.
-            self.jobs.push_back(Job { parent, offset, count, from: 0, clearing: None });
+            self.unsent.push_back(UnsentRange { operation: parent, offset, count, from: 0, clearing: None });
         }
     }
 
     /// Ends `count` pages of a parent with this result.
     fn end_pages(&mut self, parent: usize, count: u64, result: Result<(), PoolError>) {
-        let Some(known) = &mut self.parents[parent] else { return };
+        let Some(known) = &mut self.operations[parent] else { return };
         if known.result.is_ok() {
             known.result = result;
         }
         known.left -= count;
         if known.left == 0
-            && let Some(Parent { tag, kind, buffer, result, .. }) = self.parents[parent].take()
+            && let Some(TierOperation { tag, kind, buffer, result, .. }) = self.operations[parent].take()
         {
-            self.free_parents.push(parent);
+            self.free_operations.push(parent);
             let ended =
-                if matches!(kind, Kind::Write | Kind::Discard) { &mut self.ended_changes } else { &mut self.ended };
+                if matches!(kind, OpKind::Write | OpKind::Discard) { &mut self.ended_changes } else { &mut self.ended };
             ended.push_back(Completion { tag, result, buffer });
         }
     }
@@ -492,32 +499,32 @@ fn run(first: u64, count: u64, is_whole: bool, alike: impl FnMut(&u64) -> bool) 
     if alike == count && is_whole { count } else { alike.min(RUN_PAGES) }
 }
 
-impl Parent {
+impl TierOperation {
     /// Least time that an operation has left; a deadline of zero would mean that there is none.
     const NO_TIME: Duration = Duration::from_micros(1);
 
     fn time_left(&self) -> Duration {
         let passed = Duration::from_nanos(now_ns().saturating_sub(self.started_at));
-        self.deadline.saturating_sub(passed).max(Parent::NO_TIME)
+        self.deadline.saturating_sub(passed).max(TierOperation::NO_TIME)
     }
 }
 
-impl Legged for TierLane {
-    fn legs(&mut self) -> &mut LegLanes {
-        &mut self.legs
+impl CompositeLane for TierLane {
+    fn member_lanes(&mut self) -> &mut MemberLanes {
+        &mut self.members
     }
 
     fn work(&mut self) {
         self.start();
         self.collect();
-        if !self.jobs.is_empty() {
+        if !self.unsent.is_empty() {
             self.start();
         }
-        self.begin_care();
+        self.begin_maintenance();
     }
 
     fn has_ended(&self) -> bool {
-        !self.ended.is_empty() || !self.ended_changes.is_empty() && !self.is_caring()
+        !self.ended.is_empty() || !self.ended_changes.is_empty() && !self.is_repairing()
     }
 
     fn alarm_at(&self) -> u64 {
@@ -526,29 +533,29 @@ impl Legged for TierLane {
 }
 
 impl Lane for TierLane {
-    fn submit(&mut self, request: Request) -> Result<(), Request> {
+    fn submit(&mut self, request: LaneRequest) -> Result<(), LaneRequest> {
         if self.in_flight() >= SLOTS {
             return Err(request);
         }
-        let Some(index) = self.free_parents.pop() else { return Err(request) };
-        let Request { tag, priority, deadline, op } = request;
+        let Some(index) = self.free_operations.pop() else { return Err(request) };
+        let LaneRequest { tag, priority, deadline, op } = request;
         let (page, count) = op.range();
-        let result = check_range((page, count), self.table.pages, self.table.legs[0].server);
+        let result = check_range((page, count), self.table.pages, self.table.members[0].server);
         let (kind, buffer) = op.into_parts();
         let left = if result.is_ok() { count } else { 0 };
         let (started_at, page) = (now_ns(), page.0);
-        self.parents[index] =
-            Some(Parent { tag, priority, deadline, started_at, kind, page, count, left, buffer, result });
-        if matches!(kind, Kind::Write | Kind::Discard) {
+        self.operations[index] =
+            Some(TierOperation { tag, priority, deadline, started_at, kind, page, count, left, buffer, result });
+        if matches!(kind, OpKind::Write | OpKind::Discard) {
             self.changes += 1;
-            self.care.iter_mut().for_each(Care::on_change);
+            self.maintenance.iter_mut().for_each(TierMaintenance::on_change);
         }
         if left == 0 {
             self.end_pages(index, 0, Ok(()));
             return Ok(());
         }
-        self.jobs.push_back(Job { parent: index, offset: 0, count, from: 0, clearing: None });
-        if self.jobs.len() == 1 {
+        self.unsent.push_back(UnsentRange { operation: index, offset: 0, count, from: 0, clearing: None });
+        if self.unsent.len() == 1 {
             self.start();
         }
         Ok(())
@@ -557,7 +564,7 @@ impl Lane for TierLane {
     fn poll(&mut self, done: &mut Vec<Completion>) -> usize {
         self.work();
         let mut moved = hand_over(&mut self.ended, done);
-        if !self.is_caring() {
+        if !self.is_repairing() {
             // Nothing stays claimed while the owner does something else.
             let changes = hand_over(&mut self.ended_changes, done);
             self.changes -= changes;
@@ -567,29 +574,29 @@ impl Lane for TierLane {
     }
 
     fn in_flight(&self) -> usize {
-        SLOTS - self.free_parents.len() + self.ended.len() + self.ended_changes.len()
+        SLOTS - self.free_operations.len() + self.ended.len() + self.ended_changes.len()
     }
 
     fn wait(&mut self, timeout: Duration) {
-        self.wait_for_legs(timeout);
-        if !self.has_ended() && self.free_pieces.len() == PIECES && !self.jobs.is_empty() {
+        self.wait_for_members(timeout);
+        if !self.has_ended() && self.free_splits.len() == PIECES && !self.unsent.is_empty() {
             farfield_os::process::sleep(LOOK_AGAIN);
         }
     }
 }
 
-impl Nurse for TierLane {
-    fn is_caring(&self) -> bool {
-        self.care.as_ref().is_some_and(Care::is_busy)
+impl Repairer for TierLane {
+    fn is_repairing(&self) -> bool {
+        self.maintenance.as_ref().is_some_and(TierMaintenance::is_busy)
     }
 
-    fn finish_care(&mut self) {
-        self.care.iter_mut().for_each(Care::stop);
-        while self.is_caring() {
+    fn finish_repairs(&mut self) {
+        self.maintenance.iter_mut().for_each(TierMaintenance::stop);
+        while self.is_repairing() {
             self.work();
-            self.legs.sleep(SLEEP_SLICE);
+            self.members.sleep(SLEEP_SLICE);
         }
-        self.care.iter_mut().for_each(Care::go_on);
+        self.maintenance.iter_mut().for_each(TierMaintenance::go_on);
     }
 }
 
@@ -599,12 +606,12 @@ impl Drop for TierLane {
             return;
         }
         // Copies that are claimed here are given back when their end is known. It has a deadline.
-        self.jobs.clear();
-        self.care.iter_mut().for_each(Care::stop);
-        let is_sweep = |piece: &Piece| matches!(piece.task, Task::Sweep { .. });
-        while self.is_caring() || self.pieces.iter().flatten().any(is_sweep) {
+        self.unsent.clear();
+        self.maintenance.iter_mut().for_each(TierMaintenance::stop);
+        let is_sweep = |piece: &TierSplit| matches!(piece.kind, TierSplitKind::Sweep { .. });
+        while self.is_repairing() || self.splits.iter().flatten().any(is_sweep) {
             self.work();
-            self.legs.sleep(SLEEP_SLICE);
+            self.members.sleep(SLEEP_SLICE);
         }
         // Pages that are being written stay in that state for ever, because the write may still
         // arrive.

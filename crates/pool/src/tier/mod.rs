@@ -7,44 +7,45 @@
 //! before the first one is full again ([`farfield_core::policy::room`], `care`). A thread does
 //! that, or lanes do while their owner writes.
 
-mod care;
 mod lane;
+mod maintenance;
 mod table;
 #[cfg(test)]
 mod tests;
 
-use crate::healer::{Caring, Healer};
-use crate::legs::{Leg, backends};
-use crate::unclaimed::{Unclaimed, key};
-use crate::{Backend, CloneTicket, Health, Lane, PoolError, Protection, Scrubbed};
+use crate::members::{PoolMember, backends};
+use crate::repair::{RepairLock, RepairThread};
+use crate::unclaimed_snapshots::{UnclaimedSnapshots, key};
+use crate::{Backend, CloneTicket, Health, Lane, PoolError, Protection, ScrubStats};
 use core::fmt::Write;
 use core::time::Duration;
 use farfield_os::sync::Mutex;
 use lane::TierLane;
 use std::sync::Arc;
-use table::{Places, TierTable};
+use table::{TierMap, TierTable};
 
 /// Places of the pages of unclaimed snapshots; snapshots of the tiers do not contain them. There is
 /// room for as many as there can be tiered pools in one pool: each has at least two tiers.
-static SNAPSHOTS: Mutex<Unclaimed<Places, { CloneTicket::SERVERS_MAX / 2 }>> = Mutex::new(Unclaimed::new());
+static SNAPSHOTS: Mutex<UnclaimedSnapshots<TierMap, { CloneTicket::SERVERS_MAX / 2 }>> =
+    Mutex::new(UnclaimedSnapshots::new());
 
 /// Backend that spreads pages over tiers by their age.
 pub(crate) struct TierBackend {
     table: Arc<TierTable>,
     /// Lock that is held while the thread moves pages, and while a snapshot is made.
-    caring: Arc<Caring>,
-    healer: Option<Healer>,
+    repair_lock: Arc<RepairLock>,
+    repair_thread: Option<RepairThread>,
 }
 
 impl TierBackend {
     /// Creates a pool of the tiers `legs`, the first tier first; all of them hold zeros. With
     /// `heals` a thread moves pages; without, lanes do.
-    pub(crate) fn new(legs: Vec<Leg>, pages: u64, heals: bool) -> Result<TierBackend, PoolError> {
+    pub(crate) fn new(legs: Vec<PoolMember>, pages: u64, heals: bool) -> Result<TierBackend, PoolError> {
         Ok(TierBackend::start(TierTable::new(legs, pages)?, heals))
     }
 
     /// Claims the snapshot whose tiers were claimed with these secrets.
-    pub(crate) fn claim(legs: Vec<Leg>, secrets: &[u128], heals: bool) -> Result<TierBackend, PoolError> {
+    pub(crate) fn claim(legs: Vec<PoolMember>, secrets: &[u128], heals: bool) -> Result<TierBackend, PoolError> {
         let found = SNAPSHOTS.lock().take(key(secrets));
         let (server, reason) = (legs[0].server, "the ticket is unknown, used or expired");
         let places = found.ok_or(PoolError::Refused { server, reason })?;
@@ -52,26 +53,26 @@ impl TierBackend {
     }
 
     fn start(table: TierTable, heals: bool) -> TierBackend {
-        let (table, caring) = (Arc::new(table), Arc::new(Caring::default()));
-        let healer = heals.then(|| Healer::start(table.clone(), caring.clone()));
-        TierBackend { table, caring, healer }
+        let (table, repair_lock) = (Arc::new(table), Arc::new(RepairLock::default()));
+        let repair_thread = heals.then(|| RepairThread::start(table.clone(), repair_lock.clone()));
+        TierBackend { table, repair_lock, repair_thread }
     }
 }
 
 impl Backend for TierBackend {
     fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
-        Ok(Box::new(TierLane::open(&self.table, self.healer.is_none())?))
+        Ok(Box::new(TierLane::open(&self.table, self.repair_thread.is_none())?))
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
-        let _still = self.caring.hold_still();
-        let places = self.table.copy_places()?;
+        let _still = self.repair_lock.hold_still();
+        let places = self.table.copy_map()?;
         let (mut secrets, mut leaf) = ([0; CloneTicket::SERVERS_MAX], 0);
-        for (tier, leg) in self.table.legs.iter().enumerate() {
+        for (tier, leg) in self.table.members.iter().enumerate() {
             match leg.backend.as_ref().map(|backend| backend.clone_region()) {
                 Some(Ok(ticket)) => secrets[leaf..][..leg.leaves].copy_from_slice(&ticket.secrets[..leg.leaves]),
                 // A tier that is lost here is lost in the snapshot, too.
-                Some(Err(PoolError::ServerGone { .. })) => self.table.lose(tier),
+                Some(Err(PoolError::ServerGone { .. })) => self.table.mark_failed(tier),
                 Some(Err(error)) => return Err(error),
                 None => {}
             }
@@ -96,7 +97,7 @@ impl Backend for TierBackend {
     fn how(&self) -> String {
         let (held, moved) = self.table.counts();
         let mut text = String::new();
-        for (tier, (pages, leg)) in held.iter().zip(&self.table.legs).enumerate() {
+        for (tier, (pages, leg)) in held.iter().zip(&self.table.members).enumerate() {
             let how = leg.backend.as_ref().map_or("gone".to_owned(), |backend| backend.how());
             let how = if how.is_empty() { how } else { format!(" ({how})") };
             let _ = write!(text, "{}{pages} pages in tier {}{how}", if tier > 0 { ", " } else { "" }, tier + 1);
@@ -104,32 +105,32 @@ impl Backend for TierBackend {
         text + &format!("; {moved} have moved on")
     }
 
-    fn scrubbed(&self) -> Option<Scrubbed> {
-        Scrubbed::with_parts(None, backends(&self.table.legs))
+    fn scrub_stats(&self) -> Option<ScrubStats> {
+        ScrubStats::with_parts(None, backends(&self.table.members))
     }
 
     fn protection(&self) -> Option<Protection> {
-        Protection::with_parts(None, backends(&self.table.legs))
+        Protection::with_parts(None, backends(&self.table.members))
     }
 
     fn answers(&self, within: Duration) -> bool {
-        backends(&self.table.legs).all(|backend| backend.answers(within))
+        backends(&self.table.members).all(|backend| backend.answers(within))
     }
 
     fn is_rejoin_due(&self) -> bool {
-        backends(&self.table.legs).any(|backend| backend.is_rejoin_due())
+        backends(&self.table.members).any(|backend| backend.is_rejoin_due())
     }
 
     fn rejoin(&self) {
-        backends(&self.table.legs).for_each(|backend| backend.rejoin());
+        backends(&self.table.members).for_each(|backend| backend.rejoin());
     }
 
     fn release(&self) {
-        backends(&self.table.legs).for_each(|backend| backend.release());
+        backends(&self.table.members).for_each(|backend| backend.release());
     }
 
     fn abandon(&self) {
-        self.healer.iter().for_each(Healer::abandon);
+        self.repair_thread.iter().for_each(RepairThread::abandon);
         self.table.abandon();
     }
 }

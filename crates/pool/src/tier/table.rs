@@ -2,10 +2,10 @@
 //! has.
 
 use super::lane::TierLane;
-use crate::healer::Patient;
-use crate::legs::{Leg, LegLane, backends};
-use crate::table::Words;
-use crate::touched::Touched;
+use crate::dirty_chunks::DirtyChunks;
+use crate::members::{MemberLane, PoolMember, backends};
+use crate::repair::RepairSource;
+use crate::table::AtomicTable;
 use crate::{Health, PoolError};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
@@ -27,10 +27,10 @@ const THREAD_CARES: usize = 4;
 
 /// Choice of the tier that a page is written to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Choice {
+pub(super) enum TierChoice {
     Tier(usize),
     /// The only tier that could take the page is busy with it.
-    Later,
+    Busy,
     /// All tiers are full.
     Full,
     /// All tiers are gone.
@@ -58,16 +58,16 @@ struct Tier {
 }
 
 /// Place of each page.
-pub(super) struct Places {
+pub(super) struct TierMap {
     pages: u64,
-    words: Words<AtomicU64>,
-    touched: Touched,
+    words: AtomicTable<AtomicU64>,
+    dirty_chunks: DirtyChunks,
 }
 
-impl Places {
-    fn new(pages: u64) -> Result<Places, PoolError> {
-        let touched = Touched::new(pages.div_ceil(CHUNK_PAGES)).map_err(PoolError::Os)?;
-        Ok(Places { pages, words: Words::new(pages).map_err(PoolError::Os)?, touched })
+impl TierMap {
+    fn new(pages: u64) -> Result<TierMap, PoolError> {
+        let touched = DirtyChunks::new(pages.div_ceil(CHUNK_PAGES)).map_err(PoolError::Os)?;
+        Ok(TierMap { pages, words: AtomicTable::new(pages).map_err(PoolError::Os)?, dirty_chunks: touched })
     }
 
     fn word(&self, page: u64) -> TierWord {
@@ -77,7 +77,7 @@ impl Places {
     /// Returns the first page from `page` on that may have been written, or the end.
     fn next_written(&self, page: u64) -> u64 {
         let chunk = page / CHUNK_PAGES;
-        match self.touched.next(chunk) {
+        match self.dirty_chunks.next(chunk) {
             Some(next) if next == chunk => page,
             Some(next) => (next * CHUNK_PAGES).min(self.pages),
             None => self.pages,
@@ -97,10 +97,10 @@ impl Places {
 
     /// Copies the places as they are now, for a snapshot of the tiers. They must not change
     /// meanwhile.
-    fn copy(&self) -> Result<Places, PoolError> {
-        let copy = Places::new(self.pages)?;
+    fn copy(&self) -> Result<TierMap, PoolError> {
+        let copy = TierMap::new(self.pages)?;
         for (page, word) in self.written() {
-            copy.touched.mark(page / CHUNK_PAGES);
+            copy.dirty_chunks.mark(page / CHUNK_PAGES);
             copy.words.at(page).store(word.settled().0, Ordering::SeqCst);
         }
         Ok(copy)
@@ -109,9 +109,9 @@ impl Places {
 
 /// Tiers of the pool, and the place of each page.
 pub(super) struct TierTable {
-    pub(super) legs: Vec<Leg>,
+    pub(super) members: Vec<PoolMember>,
     pub(super) pages: u64,
-    places: Places,
+    map: TierMap,
     tiers: Vec<Tier>,
     /// Number of copies that can be given back, and number of copies that ever were given back or
     /// came to count again.
@@ -124,31 +124,31 @@ pub(super) struct TierTable {
     is_abandoned: AtomicBool,
 }
 
-impl Patient for TierTable {
+impl RepairSource for TierTable {
     type Lane = TierLane;
-    fn needs_care(&self) -> bool {
+    fn needs_repair(&self) -> bool {
         !self.is_abandoned() && !self.is_resting() && self.has_work()
     }
-    fn open_for_care(self: &Arc<TierTable>) -> Option<TierLane> {
+    fn open_repair_lane(self: &Arc<TierTable>) -> Option<TierLane> {
         TierLane::open_for_thread(self, THREAD_CARES).ok()
     }
 }
 
 impl TierTable {
-    pub(super) fn new(legs: Vec<Leg>, pages: u64) -> Result<TierTable, PoolError> {
+    pub(super) fn new(legs: Vec<PoolMember>, pages: u64) -> Result<TierTable, PoolError> {
         let least = backends(&legs).map(|backend| backend.pages()).min();
-        Ok(TierTable::with(legs, Places::new(pages.min(least.unwrap_or(0)))?))
+        Ok(TierTable::with(legs, TierMap::new(pages.min(least.unwrap_or(0)))?))
     }
 
     /// Creates the table of a claimed snapshot.
-    pub(super) fn inherited(legs: Vec<Leg>, places: Places) -> TierTable {
+    pub(super) fn inherited(legs: Vec<PoolMember>, places: TierMap) -> TierTable {
         let table = TierTable::with(legs, places);
-        table.places.written().for_each(|(_, word)| table.count(TierWord::default(), word));
+        table.map.written().for_each(|(_, word)| table.count(TierWord::default(), word));
         table
     }
 
-    fn with(legs: Vec<Leg>, places: Places) -> TierTable {
-        let tier = |leg: &Leg| Tier {
+    fn with(members: Vec<PoolMember>, map: TierMap) -> TierTable {
+        let tier = |leg: &PoolMember| Tier {
             held: AtomicU64::new(0),
             limit: AtomicU64::new(u64::MAX),
             full_until: AtomicU64::new(0),
@@ -156,10 +156,10 @@ impl TierTable {
             is_gone: AtomicBool::new(leg.backend.is_none()),
         };
         TierTable {
-            tiers: legs.iter().map(tier).collect(),
-            legs,
-            pages: places.pages,
-            places,
+            tiers: members.iter().map(tier).collect(),
+            members,
+            pages: map.pages,
+            map,
             garbage: AtomicU64::new(0),
             cleared: AtomicU64::new(0),
             moved: AtomicU64::new(0),
@@ -170,13 +170,13 @@ impl TierTable {
 
     /// Copies the places of pages for a snapshot, whose tiers do not contain them. Nothing may be
     /// under way.
-    pub(super) fn copy_places(&self) -> Result<Places, PoolError> {
-        self.places.copy()
+    pub(super) fn copy_map(&self) -> Result<TierMap, PoolError> {
+        self.map.copy()
     }
 
     pub(super) fn abandon(&self) {
         self.is_abandoned.store(true, Ordering::SeqCst);
-        backends(&self.legs).for_each(|backend| backend.abandon());
+        backends(&self.members).for_each(|backend| backend.abandon());
     }
 
     pub(super) fn is_abandoned(&self) -> bool {
@@ -185,7 +185,7 @@ impl TierTable {
 
     /// Checks whether there is something to move, or to give back.
     pub(super) fn has_work(&self) -> bool {
-        self.has_garbage() || (0..self.legs.len()).any(|tier| self.move_to(tier).is_some())
+        self.has_garbage() || (0..self.members.len()).any(|tier| self.move_to(tier).is_some())
     }
 
     /// Starts no more moves for `time`, because one has failed, or nothing can be moved now. So
@@ -202,7 +202,7 @@ impl TierTable {
     // Words.
 
     pub(super) fn word(&self, page: u64) -> TierWord {
-        self.places.word(page)
+        self.map.word(page)
     }
 
     /// Changes the word of a page, which happens only here. Returns `None` if `change` refuses the
@@ -212,7 +212,7 @@ impl TierTable {
         page: u64,
         mut change: impl FnMut(TierWord) -> Option<(TierWord, T)>,
     ) -> Option<(TierWord, T)> {
-        let at = self.places.words.at(page);
+        let at = self.map.words.at(page);
         let mut before = at.load(Ordering::SeqCst);
         loop {
             let (next, told) = change(TierWord(before))?;
@@ -244,7 +244,7 @@ impl TierTable {
     /// Begins to write a page to `tier`. Returns whether the tier had no bytes of it; `None` if it
     /// cannot be written there now.
     pub(super) fn begin_write(&self, page: u64, tier: usize) -> Option<bool> {
-        self.places.touched.mark(page / CHUNK_PAGES);
+        self.map.dirty_chunks.mark(page / CHUNK_PAGES);
         let (before, ()) = self.change(page, |word| Some((word.begin_write(tier)?, ())))?;
         Some(!before.copies().has(tier))
     }
@@ -269,7 +269,7 @@ impl TierTable {
 
     /// Returns the first page from `page` on that may have been written, or the end.
     pub(super) fn next_written(&self, page: u64) -> u64 {
-        self.places.next_written(page)
+        self.map.next_written(page)
     }
 
     /// Claims the copies at `tier` of this page and of those behind it. Returns their number.
@@ -385,15 +385,15 @@ impl TierTable {
     }
 
     pub(super) fn living(&self) -> MemberSet {
-        (0..self.legs.len()).filter(|tier| self.lives(*tier)).collect()
+        (0..self.members.len()).filter(|tier| self.lives(*tier)).collect()
     }
 
-    pub(super) fn lose(&self, tier: usize) {
+    pub(super) fn mark_failed(&self, tier: usize) {
         self.tiers[tier].is_gone.store(true, Ordering::SeqCst);
     }
 
     pub(super) fn gone(&self, tier: usize) -> PoolError {
-        PoolError::ServerGone { server: self.legs[tier].server, incarnation: Incarnation(0) }
+        PoolError::ServerGone { server: self.members[tier].server, incarnation: Incarnation(0) }
     }
 
     /// Returns the tier where pages of `tier` go, if more have to leave than do, and it has room
@@ -403,34 +403,34 @@ impl TierTable {
         if self.room(tier).to_move() <= leaving || !self.lives(tier) {
             return None;
         }
-        (tier + 1..self.legs.len()).find(|next| self.lives(*next) && self.is_open(*next))
+        (tier + 1..self.members.len()).find(|next| self.lives(*next) && self.is_open(*next))
     }
 
     /// Returns the first of the `usable` tiers, from `from` on, that a page with this word can be
     /// written to.
-    pub(super) fn choose(&self, word: TierWord, usable: MemberSet, from: usize) -> Choice {
-        let Some(last) = usable.iter().last() else { return Choice::Gone };
+    pub(super) fn choose(&self, word: TierWord, usable: MemberSet, from: usize) -> TierChoice {
+        let Some(last) = usable.iter().last() else { return TierChoice::Gone };
         let mut is_busy = false;
         for tier in usable.iter().filter(|tier| *tier >= from) {
             let may_have_room = || word.at() == Some(tier) || tier == last || self.is_open(tier);
             if word.claimed() == Some(tier) {
                 is_busy = true;
             } else if may_have_room() {
-                return Choice::Tier(tier);
+                return TierChoice::Tier(tier);
             }
         }
-        if is_busy { Choice::Later } else { Choice::Full }
+        if is_busy { TierChoice::Busy } else { TierChoice::Full }
     }
 
     /// Returns the error that says that all tiers are full, with the server of the last one.
     pub(super) fn full(&self) -> PoolError {
         let last = self.living().iter().last().unwrap_or(0);
-        PoolError::PoolFull { server: self.legs[last].server }
+        PoolError::PoolFull { server: self.members[last].server }
     }
 
     pub(super) fn health(&self) -> Health {
-        let health = |leg: &Leg| leg.backend.as_ref().map_or(Health::Gone, |backend| backend.health());
-        let all: Vec<Health> = self.legs.iter().map(health).collect();
+        let health = |leg: &PoolMember| leg.backend.as_ref().map_or(Health::Gone, |backend| backend.health());
+        let all: Vec<Health> = self.members.iter().map(health).collect();
         if all.iter().all(|health| *health == Health::Gone) {
             Health::Gone
         } else if all.iter().all(|health| *health == Health::Good) {
@@ -442,19 +442,19 @@ impl TierTable {
 
     /// Returns how many pages each tier has bytes of, and how many went to the next one.
     pub(super) fn counts(&self) -> (Vec<u64>, u64) {
-        let held = (0..self.legs.len()).map(|tier| self.room(tier).held).collect();
+        let held = (0..self.members.len()).map(|tier| self.room(tier).held).collect();
         (held, self.moved.load(Ordering::Relaxed))
     }
 
     // Lanes.
 
-    pub(super) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<LegLane>>, PoolError> {
-        let mut lanes = Vec::with_capacity(self.legs.len());
-        for (tier, leg) in self.legs.iter().enumerate() {
+    pub(super) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<MemberLane>>, PoolError> {
+        let mut lanes = Vec::with_capacity(self.members.len());
+        for (tier, leg) in self.members.iter().enumerate() {
             lanes.push(match leg.backend.as_ref().map(|backend| backend.open_lane()) {
-                Some(Ok(lane)) => Some(LegLane::new(lane, requests)),
+                Some(Ok(lane)) => Some(MemberLane::new(lane, requests)),
                 Some(Err(PoolError::ServerGone { .. })) => {
-                    self.lose(tier);
+                    self.mark_failed(tier);
                     None
                 }
                 Some(Err(error)) => return Err(error),

@@ -2,16 +2,16 @@
 //! whatever moves, dies or is full.
 use super::TierBackend;
 use crate::conformance::Random;
-use crate::legs::Leg;
+use crate::members::PoolMember;
 use crate::trial::{NEVER, PATIENCE, assert_version, filled, one, open, read, survive, wait_until, write};
-use crate::{Backend, Buffer, Health, Lane, Op, Opener, PagePart, PoolError, Priority, Request, conformance};
+use crate::{Backend, Buffer, Health, Lane, LaneRequest, Op, PagePart, PoolBuilder, PoolError, Priority, conformance};
 use core::time::Duration;
 use farfield_core::PageId;
 use std::time::Instant;
 
 /// Of two pools in memory, the first with room for so many pages.
 fn tiered(first_pages: u64, pages: u64) -> TierBackend {
-    let leg = |server: u16, url: String| Leg { backend: Some(open(&url, pages)), leaves: 1, server };
+    let leg = |server: u16, url: String| PoolMember { backend: Some(open(&url, pages)), leaves: 1, server };
     let legs = vec![leg(0, format!("ram:?size={}K", first_pages * 4)), leg(1, "ram:".to_owned())];
     TierBackend::new(legs, pages, true).unwrap()
 }
@@ -23,7 +23,7 @@ fn held(backend: &TierBackend) -> Vec<u64> {
 /// Nothing is left to move or to give back, nor is anything on its way; and what is counted is what the words say.
 fn settle(backend: &TierBackend, lane: &mut dyn Lane) {
     let is_still = || {
-        let mut by_words = vec![0; backend.table.legs.len()];
+        let mut by_words = vec![0; backend.table.members.len()];
         let words = (0..backend.table.pages).map(|page| backend.table.word(page));
         let is_still = words.fold(true, |is_still, word| {
             word.copies().iter().for_each(|tier| by_words[tier] += 1);
@@ -47,8 +47,8 @@ fn tiers_conform() {
         "mirror(tier(ram:?size=1M, ram:), fault:die=900@tier(ram:?size=64K, ram:))",
         "tier(ram:?size=256K, ec(2,1, ram:, ram:, ram:))",
     ] {
-        conformance::run(&Opener::new().url(url));
-        conformance::run(&Opener::new().url(url).heals());
+        conformance::run(&PoolBuilder::new().url(url));
+        conformance::run(&PoolBuilder::new().url(url).repair_thread());
     }
 }
 
@@ -90,7 +90,7 @@ fn what_is_new_is_in_front_and_what_is_old_moves_on() {
 #[test]
 fn what_the_first_tier_cannot_keep_goes_to_the_next_at_once() {
     // Sixteen megabytes of noise and more.
-    let backend = Opener::new().url("tier(lz:?size=16M, ram:)").pages(8192).open().unwrap();
+    let backend = PoolBuilder::new().url("tier(lz:?size=16M, ram:)").pages(8192).open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     let (mut random, mut noise) = (Random(5), Buffer::new(64));
     let mut fill = |buffer: &mut Buffer| {
@@ -149,7 +149,7 @@ fn a_tier_that_is_gone_takes_its_own_pages_and_no_others() {
         ("tier(fault:die=40@ram:?size=64K, ram:)", "first", 1),
         ("tier(ram:?size=64K, fault:die=40@ram:)", "second", 0),
     ] {
-        let backend = Opener::new().url(url).pages(256).open().unwrap();
+        let backend = PoolBuilder::new().url(url).pages(256).open().unwrap();
         let mut lane = backend.open_lane().unwrap();
         for page in 0..32 {
             write(&mut *lane, page, 1, 1).unwrap();
@@ -171,11 +171,11 @@ fn a_tier_that_is_gone_takes_its_own_pages_and_no_others() {
         assert_eq!(write(&mut *lane, page, 1, 2), Ok(()));
         assert_version(&mut *lane, page, 1, 2);
         assert!(backend.open_lane().is_ok());
-        let claimed = Opener::new().url(url).claim(&backend.clone_region().unwrap()).unwrap();
+        let claimed = PoolBuilder::new().url(url).claim(&backend.clone_region().unwrap()).unwrap();
         assert_eq!(claimed.health(), Health::Degraded);
         assert_version(&mut *claimed.open_lane().unwrap(), page, 1, 2);
     }
-    let backend = Opener::new().url("tier(fault:die=3@ram:, fault:die=3@ram:)").pages(64).open().unwrap();
+    let backend = PoolBuilder::new().url("tier(fault:die=3@ram:, fault:die=3@ram:)").pages(64).open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     let ends: Vec<_> = (1..20).map(|version| write(&mut *lane, 1, 2, version)).collect();
     assert!(matches!(ends.last(), Some(Err(PoolError::ServerGone { .. }))), "{ends:?}");
@@ -196,7 +196,7 @@ fn a_tier_that_does_not_answer_stalls_its_own_pages_only() {
     let deadline = Duration::from_millis(20);
     for page in (20..60).step_by(4) {
         let op = Op::Write { page: PageId(page), buffer: filled(4, page, 1) };
-        lane.submit(Request { tag: page, priority: Priority::Demand, deadline, op }).unwrap();
+        lane.submit(LaneRequest { tag: page, priority: Priority::Demand, deadline, op }).unwrap();
     }
     let mut done = Vec::with_capacity(16);
     while lane.in_flight() > 0 {
@@ -225,8 +225,8 @@ fn a_tier_that_does_not_answer_stalls_its_own_pages_only() {
 
 #[test]
 fn a_snapshot_is_what_was_written_when_it_was_made() {
-    let opener = Opener::new().url("tier(ram:?size=256K, ram:?size=1M, stripe(ram:, ram:))").pages(1000);
-    for opener in [opener.clone(), opener.heals()] {
+    let opener = PoolBuilder::new().url("tier(ram:?size=256K, ram:?size=1M, stripe(ram:, ram:))").pages(1000);
+    for opener in [opener.clone(), opener.repair_thread()] {
         let backend = opener.open().unwrap();
         let mut lane = backend.open_lane().unwrap();
         for version in 1..20 {

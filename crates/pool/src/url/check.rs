@@ -2,7 +2,7 @@
 //! fuzzer.
 
 use super::{DEPTH_MAX, Tree, leaf_urls, replace_leaves};
-use crate::opener::check_leaf;
+use crate::builder::check_leaf;
 use core::convert::Infallible;
 
 /// Reads `text` as a pool URL and returns whether it was understood. Panics unless what must hold
@@ -43,7 +43,9 @@ fn members(tree: &Tree) -> Vec<&Tree> {
         Tree::Leaf(_) => vec![],
         Tree::Fault(_, inner) => vec![inner],
         Tree::Stripe(members) | Tree::Tier(members) => members.iter().collect(),
-        Tree::Mirror { legs, spares, .. } | Tree::Ec { legs, spares, .. } => legs.iter().chain(spares).collect(),
+        Tree::Mirror { members: legs, spares, .. } | Tree::Ec { members: legs, spares, .. } => {
+            legs.iter().chain(spares).collect()
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 use super::PATIENCE;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_pool::{Backend, Buffer, Op, Opener, PoolError, Priority};
+use farfield_pool::{Backend, Buffer, Op, PoolBuilder, PoolError, Priority};
 use farfield_wic::Where;
 use std::sync::Arc;
 
@@ -30,13 +30,13 @@ pub(crate) use function;
 
 pub fn open(url: &str) -> Arc<dyn Backend> {
     let url = url.replace("unix:", "shm:");
-    Opener::new().url(url).pages(PAGES).client_name("calls").deadline(PATIENCE).open().unwrap()
+    PoolBuilder::new().url(url).pages(PAGES).client_name("calls").deadline(PATIENCE).open().unwrap()
 }
 
 /// One operation on a lane of its own.
 pub fn operate(backend: &dyn Backend, op: Op) -> Result<Option<Buffer>, PoolError> {
     let mut lane = backend.open_lane()?;
-    let request = farfield_pool::Request { tag: 0, priority: Priority::Demand, deadline: PATIENCE, op };
+    let request = farfield_pool::LaneRequest { tag: 0, priority: Priority::Demand, deadline: PATIENCE, op };
     lane.submit(request).unwrap();
     let mut done = Vec::with_capacity(1);
     while lane.poll(&mut done) == 0 {

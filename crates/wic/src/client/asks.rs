@@ -6,7 +6,7 @@ use crate::registry::decode;
 use crate::{CallError, Fault, Function};
 use core::time::Duration;
 use farfield_core::lock::{self, LockMode, LockReply};
-use farfield_pool::{Backend, CallEnd, CallFailure, CallLane, Calls, FarCall, PoolError};
+use farfield_pool::{Backend, CallChannel, CallEnd, CallFailure, CallLane, FarCall, PoolError};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,7 +23,7 @@ type Ended = Result<Vec<u8>, CallFailure>;
 /// Channel for these requests, opened when it is first needed.
 pub(super) struct Asks {
     backend: Arc<dyn Backend>,
-    lane: Option<Box<dyn Calls>>,
+    lane: Option<Box<dyn CallChannel>>,
     /// Whether there is no such channel.
     is_nowhere: bool,
     underway: Underway<Ended>,
@@ -47,7 +47,7 @@ impl Asks {
         }
     }
 
-    fn lane(&mut self) -> Result<&mut Box<dyn Calls>, Fault> {
+    fn lane(&mut self) -> Result<&mut Box<dyn CallChannel>, Fault> {
         if self.is_nowhere {
             return Err(Fault::NotHere);
         }

@@ -27,7 +27,7 @@ use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::lock::{self, LockReply};
-use farfield_pool::{Backend, Buffer, Completion, Lane, Op, PagePart, PoolError, Priority, Request};
+use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PagePart, PoolError, Priority};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use underway::Underway;
@@ -45,7 +45,7 @@ struct State {
     lane: Box<dyn Lane>,
     transfers: Underway<(Result<(), PoolError>, Option<Buffer>)>,
     /// Operations for which the lane had no room.
-    queued: VecDeque<Request>,
+    queued: VecDeque<LaneRequest>,
     done: Vec<Completion>,
     asks: Asks,
     /// Free buffers of one page. The next field has those of [`RUN_PAGES_MAX`] pages.
@@ -122,7 +122,7 @@ impl ClientPlace {
         let deadline = self.deadline();
         let mut state = self.state.borrow_mut();
         let tag = state.transfers.begin(self.meter.task());
-        let request = Request { tag: u64::from(tag), priority: Priority::Demand, deadline, op };
+        let request = LaneRequest { tag: u64::from(tag), priority: Priority::Demand, deadline, op };
         let refused = match state.queued.is_empty() {
             true => state.lane.submit(request).err(),
             false => Some(request),

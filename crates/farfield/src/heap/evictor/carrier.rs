@@ -7,7 +7,7 @@ use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::FrameId;
-use farfield_pool::{Backend, Buffer, Completion, Lane, Op, PoolError, Priority, Request};
+use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
 use std::time::Instant;
 
 pub(super) struct Carrier {
@@ -90,7 +90,7 @@ impl Carrier {
 
     /// Submits a request; polls a full lane until it has room.
     fn submit(&mut self, core: &Core, tag: u64, op: Op) {
-        let mut request = Request { tag, priority: Priority::Background, deadline: core.patience, op };
+        let mut request = LaneRequest { tag, priority: Priority::Background, deadline: core.patience, op };
         let until = Instant::now() + core.patience;
         loop {
             let Some(lane) = &mut self.lane else { unreachable!("the lane was opened first") };
@@ -169,7 +169,7 @@ impl Carrier {
                 let buffer = self.buffers.pop().unwrap_or_else(|| Buffer::new(1));
                 let op = Op::Read { page: PageId(u64::from(pages[asked])), buffer };
                 let (tag, deadline) = (asked as u64, core.patience);
-                match lane.submit(Request { tag, priority: Priority::Background, deadline, op }) {
+                match lane.submit(LaneRequest { tag, priority: Priority::Background, deadline, op }) {
                     Ok(()) => asked += 1,
                     Err(_) => break,
                 }

@@ -5,10 +5,10 @@ use farfield_os::{Errno, disk, file, numa};
 /// Medium of a stock. Its descriptor is closed when it is dropped.
 pub(crate) struct Medium {
     pub(crate) file: i32,
-    kind: Kind,
+    kind: MediumKind,
 }
 
-enum Kind {
+enum MediumKind {
     /// File on a file system: places have room where the file system reserved it.
     File,
     /// Block device: all of it has room, and it can be told which content does not matter any more.
@@ -21,34 +21,34 @@ enum Kind {
 
 impl Medium {
     pub(crate) fn file(file: i32) -> Medium {
-        Medium { file, kind: Kind::File }
+        Medium { file, kind: MediumKind::File }
     }
 
     pub(crate) fn block_device(file: i32) -> Medium {
-        Medium { file, kind: Kind::BlockDevice }
+        Medium { file, kind: MediumKind::BlockDevice }
     }
 
     pub(crate) fn dax_device(file: i32) -> Medium {
-        Medium { file, kind: Kind::DaxDevice }
+        Medium { file, kind: MediumKind::DaxDevice }
     }
 
     /// Creates the medium of a `file` in memory that is bound to the node of `room`.
     pub(crate) fn node(file: i32, room: numa::NodeMemory) -> Medium {
-        Medium { file, kind: Kind::Node(room) }
+        Medium { file, kind: MediumKind::Node(room) }
     }
 
     pub(crate) fn is_device(&self) -> bool {
-        matches!(self.kind, Kind::BlockDevice | Kind::DaxDevice)
+        matches!(self.kind, MediumKind::BlockDevice | MediumKind::DaxDevice)
     }
 
     /// Gives the range room, so that storing there does not fail for lack of it.
     pub(super) fn give_room(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
         match &self.kind {
-            Kind::BlockDevice | Kind::DaxDevice => return Ok(()),
+            MediumKind::BlockDevice | MediumKind::DaxDevice => return Ok(()),
             // Only one node may give this memory. If asked for more than the node has, the kernel
             // would kill a process.
-            Kind::Node(room) if !room.is_enough_for(bytes)? => return Err(Errno(libc::ENOSPC)),
-            Kind::Node(_) | Kind::File => {}
+            MediumKind::Node(room) if !room.is_enough_for(bytes)? => return Err(Errno(libc::ENOSPC)),
+            MediumKind::Node(_) | MediumKind::File => {}
         }
         match disk::reserve(self.file, offset, bytes) {
             // The file system has no reservations: a write finds out.
@@ -61,13 +61,13 @@ impl Medium {
     /// the room stays.
     pub(super) fn take_room(&self, offset: u64, bytes: u64) -> bool {
         match self.kind {
-            Kind::DaxDevice => false,
+            MediumKind::DaxDevice => false,
             // This only says that the content does not matter.
-            Kind::BlockDevice => {
+            MediumKind::BlockDevice => {
                 let _ = disk::punch(self.file, offset, bytes);
                 false
             }
-            Kind::File | Kind::Node(_) => disk::punch(self.file, offset, bytes).is_ok(),
+            MediumKind::File | MediumKind::Node(_) => disk::punch(self.file, offset, bytes).is_ok(),
         }
     }
 }

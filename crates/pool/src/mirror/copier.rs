@@ -1,7 +1,7 @@
 //! Copier of chunks to legs that lack them. It copies a few at a time, in the background, and is
 //! driven by lanes that are polled or by a thread of its own.
 
-use super::legs::{CHUNK_PAGES, LegTable};
+use super::replica_map::{CHUNK_PAGES, ReplicaMap};
 use crate::{Buffer, Op, PoolError};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
@@ -15,9 +15,9 @@ const LOOK_CHUNKS: u64 = 512;
 /// Pause after a copy that failed.
 const REST: Duration = Duration::from_millis(100);
 /// Copy of one chunk to one leg, and how far it is.
-struct Job {
+struct ChunkCopy {
     chunk: u64,
-    leg: usize,
+    member: usize,
     sources: MemberSet,
     /// Source that was asked last.
     source: usize,
@@ -36,12 +36,12 @@ struct Job {
 
 /// Copies that one lane makes.
 pub(super) struct Copier {
-    jobs: Vec<Option<Job>>,
+    copies: Vec<Option<ChunkCopy>>,
     /// Buffers of jobs that do not run: one to read to, one to write from.
     buffers: Vec<(Buffer, Buffer)>,
     /// Round over all words: the leg that it is for, how often that leg had been hurt when it
     /// began, the next chunk, and whether anything was found.
-    round: Option<Round>,
+    round: Option<MirrorRepairPass>,
     /// Time before which nothing begins, after a failure. At the end of the lane it is set to the
     /// end of time.
     rests_until: u64,
@@ -50,9 +50,9 @@ pub(super) struct Copier {
     zero: Box<[u8; PAGE_BYTES]>,
 }
 
-struct Round {
-    leg: usize,
-    hurts: u32,
+struct MirrorRepairPass {
+    member: usize,
+    missed_generation: u32,
     next: u64,
     is_clean: bool,
 }
@@ -64,7 +64,7 @@ impl Copier {
     pub(super) fn new(copies: usize) -> Copier {
         let run = || Buffer::new(STEP_PAGES as usize);
         Copier {
-            jobs: std::iter::repeat_with(|| None).take(copies).collect(),
+            copies: std::iter::repeat_with(|| None).take(copies).collect(),
             buffers: (0..copies).map(|_| (run(), run())).collect(),
             round: None,
             rests_until: 0,
@@ -80,23 +80,23 @@ impl Copier {
 
     /// Checks whether a copy is under way that is waited for.
     pub(super) fn is_busy(&self) -> bool {
-        self.jobs.iter().flatten().any(|job| !job.is_late)
+        self.copies.iter().flatten().any(|job| !job.is_late)
     }
 
     pub(super) fn is_late(&self, job: usize) -> bool {
-        self.jobs[job].as_ref().is_some_and(|job| job.is_late)
+        self.copies[job].as_ref().is_some_and(|job| job.is_late)
     }
 
     /// Notes legs as late that do not store what they are given in time. The write may still
     /// arrive, on top of what would be copied there next.
-    pub(super) fn look_for_late(&mut self, table: &LegTable) {
-        if table.is_pair() || self.jobs.iter().flatten().all(|job| job.late_at == u64::MAX) {
+    pub(super) fn mark_lagging(&mut self, table: &ReplicaMap) {
+        if table.is_dual_write() || self.copies.iter().flatten().all(|job| job.late_at == u64::MAX) {
             return;
         }
         let now = now_ns();
-        for job in self.jobs.iter_mut().flatten().filter(|job| job.late_at <= now) {
+        for job in self.copies.iter_mut().flatten().filter(|job| job.late_at <= now) {
             (job.late_at, job.is_late) = (u64::MAX, true);
-            table.set_late(job.leg, now.saturating_add(Copier::DEADLINE.as_nanos() as u64));
+            table.mark_lagging(job.member, now.saturating_add(Copier::DEADLINE.as_nanos() as u64));
         }
     }
 
@@ -105,22 +105,33 @@ impl Copier {
     /// the lane has a way to.
     pub(super) fn start(
         &mut self,
-        table: &LegTable,
+        table: &ReplicaMap,
         usable: MemberSet,
         open: MemberSet,
     ) -> Option<(usize, (usize, Op))> {
         if self.rests_until > 0 && now_ns() < self.rests_until {
             return None;
         }
-        let job = self.jobs.iter().position(Option::is_none)?;
+        let job = self.copies.iter().position(Option::is_none)?;
         let (chunk, leg, sources) = self.look(table, usable, open)?;
         let (read, write) = self.buffers.pop()?;
         let page = chunk * CHUNK_PAGES;
         let count = STEP_PAGES.min(table.pages - page);
         let (stored, late_at, is_late) = (None, u64::MAX, false);
         let (read, write) = (Some(read), Some(write));
-        self.jobs[job] =
-            Some(Job { chunk, leg, sources, source: leg, page, count, stored, read, write, late_at, is_late });
+        self.copies[job] = Some(ChunkCopy {
+            chunk,
+            member: leg,
+            sources,
+            source: leg,
+            page,
+            count,
+            stored,
+            read,
+            write,
+            late_at,
+            is_late,
+        });
         match self.read_step(table, job) {
             Some(step) => Some((job, step)),
             None => {
@@ -132,20 +143,20 @@ impl Copier {
 
     /// Looks at some words for a chunk that a leg lacks. One round over all words is for one leg;
     /// the leg is healed when the round finds nothing.
-    fn look(&mut self, table: &LegTable, usable: MemberSet, open: MemberSet) -> Option<(u64, usize, MemberSet)> {
-        let to_heal = table.to_heal().intersection(usable);
+    fn look(&mut self, table: &ReplicaMap, usable: MemberSet, open: MemberSet) -> Option<(u64, usize, MemberSet)> {
+        let to_heal = table.repairable().intersection(usable);
         if to_heal.is_empty() {
             return None;
         }
         let round = self.round.get_or_insert_with(|| {
             let leg = to_heal.iter().next().unwrap_or(0);
-            Round { leg, hurts: table.hurts(leg), next: 0, is_clean: true }
+            MirrorRepairPass { member: leg, missed_generation: table.missed_generation(leg), next: 0, is_clean: true }
         });
-        let leg = round.leg;
+        let leg = round.member;
         for _ in 0..LOOK_CHUNKS {
-            let Some(chunk) = table.next_to_mend(round.next).filter(|_| to_heal.has(leg)) else {
+            let Some(chunk) = table.next_to_repair(round.next).filter(|_| to_heal.has(leg)) else {
                 if round.is_clean && to_heal.has(leg) {
-                    table.set_healed(leg, round.hurts);
+                    table.set_repaired(leg, round.missed_generation);
                 }
                 self.round = None;
                 return None;
@@ -163,8 +174,8 @@ impl Copier {
         None
     }
 
-    fn read_step(&mut self, table: &LegTable, job: usize) -> Option<(usize, Op)> {
-        let job = self.jobs[job].as_mut()?;
+    fn read_step(&mut self, table: &ReplicaMap, job: usize) -> Option<(usize, Op)> {
+        let job = self.copies[job].as_mut()?;
         let sources = job.sources.intersection(table.present());
         let quick = sources.intersection(table.active()).difference(self.slow);
         let source = quick.iter().chain(sources.difference(self.slow).iter()).chain(sources.iter()).next()?;
@@ -177,20 +188,20 @@ impl Copier {
     /// Handles the end of a step; returns the next step, unless that was the last.
     pub(super) fn on_end(
         &mut self,
-        table: &LegTable,
+        table: &ReplicaMap,
         index: usize,
         result: Result<(), PoolError>,
         buffer: Option<Buffer>,
     ) -> Option<(usize, Op)> {
-        let job = self.jobs[index].as_mut()?;
-        let (leg, was_read) = (job.leg, job.stored.is_none());
+        let job = self.copies[index].as_mut()?;
+        let (leg, was_read) = (job.member, job.stored.is_none());
         let is_silence = matches!(result, Err(PoolError::TimedOut { .. }));
         job.late_at = u64::MAX;
         if core::mem::take(&mut job.is_late) {
-            if is_silence { table.stay_late(leg) } else { table.late_came(leg) }
+            if is_silence { table.stay_lagging(leg) } else { table.on_late_reply(leg) }
         } else if !was_read && is_silence && table.follower() != Some(leg) {
             // The write may still arrive.
-            table.is_unsure(leg);
+            table.note_indeterminate(leg);
         }
         match buffer {
             Some(buffer) if was_read => job.read = Some(buffer),
@@ -229,7 +240,7 @@ impl Copier {
         if let Some(step) = self.write_step(index) {
             return Some((leg, step));
         }
-        let job = self.jobs[index].as_mut()?;
+        let job = self.copies[index].as_mut()?;
         job.page += job.count;
         let end = ((job.chunk + 1) * CHUNK_PAGES).min(table.pages);
         if job.page == end {
@@ -248,7 +259,7 @@ impl Copier {
     /// takes no memory.
     fn write_step(&mut self, index: usize) -> Option<Op> {
         let zero = &self.zero[..];
-        let job = self.jobs[index].as_mut()?;
+        let job = self.copies[index].as_mut()?;
         let read = job.read.as_ref()?;
         let first = *job.stored.get_or_insert(0);
         if first == job.count as usize {
@@ -272,8 +283,8 @@ impl Copier {
         Some(Op::Write { page, buffer })
     }
 
-    fn finish(&mut self, table: &LegTable, index: usize, copied: bool) {
-        let Some(Job { chunk, leg, read, write, .. }) = self.jobs[index].take() else { return };
+    fn finish(&mut self, table: &ReplicaMap, index: usize, copied: bool) {
+        let Some(ChunkCopy { chunk, member: leg, read, write, .. }) = self.copies[index].take() else { return };
         table.finish(chunk, leg, copied);
         if let (Some(read), Some(write)) = (read, write) {
             self.buffers.push((read, write));

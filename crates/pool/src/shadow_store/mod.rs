@@ -10,11 +10,11 @@ mod medium;
 mod slots;
 
 pub(crate) use medium::Medium;
-pub(crate) use slots::{NoPlace, Slots, mask, run_of};
+pub(crate) use slots::{NoSpace, Slots, mask, run_of};
 
 use crate::PoolError;
 use crate::backend::check_range;
-use crate::table::{PageTable, Words};
+use crate::table::{AtomicTable, PageTable};
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
@@ -35,7 +35,7 @@ const PLACES_MIN: u64 = 1024;
 pub(crate) const READ_TRIES: u32 = 8;
 
 /// Room on the medium when a stock is created.
-pub(crate) struct Room {
+pub(crate) struct MediumCapacity {
     /// Most bytes that the medium may have.
     pub(crate) bytes: u64,
     /// Number of places that have room and content.
@@ -43,7 +43,7 @@ pub(crate) struct Room {
 }
 
 /// Places of the stored pages of one region, and their checksums.
-pub(crate) struct Stock {
+pub(crate) struct ShadowStore {
     pub(crate) server: u16,
     pub(crate) medium: Medium,
     pub(crate) pages: u64,
@@ -56,11 +56,11 @@ pub(crate) struct Stock {
     pub(crate) stored: AtomicU64,
     pub(crate) places: PageTable,
     /// Checksum of the content of each place.
-    sums: Words<AtomicU64>,
+    sums: AtomicTable<AtomicU64>,
     pub(crate) slots: Slots,
 }
 
-impl Stock {
+impl ShadowStore {
     /// Creates a stock without pages, of `size_bytes` at most; without a size, of all that there is
     /// room for.
     pub(crate) fn new(
@@ -68,8 +68,8 @@ impl Stock {
         medium: Medium,
         pages: u64,
         size_bytes: Option<u64>,
-        room: Room,
-    ) -> Result<Stock, PoolError> {
+        room: MediumCapacity,
+    ) -> Result<ShadowStore, PoolError> {
         let room_pages = (room.bytes / PAGE_BYTES as u64).min(PAGES_MAX) / 64 * 64;
         let wanted = size_bytes.unwrap_or(room.bytes).min(room.bytes) / PAGE_BYTES as u64;
         let most = (wanted + SPARE + wanted / 64).next_multiple_of(64).min(room_pages).max(room.begun);
@@ -82,10 +82,11 @@ impl Stock {
         if most < PLACES_MIN {
             return refuse("there is room for less than 4 MiB");
         }
-        let tables = || Ok::<_, Errno>((PageTable::new(pages)?, Words::new(most)?, Slots::new(most, room.begun)?));
+        let tables =
+            || Ok::<_, Errno>((PageTable::new(pages)?, AtomicTable::new(most)?, Slots::new(most, room.begun)?));
         let (places, sums, slots) = tables().map_err(PoolError::Os)?;
         let stored = AtomicU64::new(0);
-        Ok(Stock { server, medium, pages, capacity, spare, margin, stored, places, sums, slots })
+        Ok(ShadowStore { server, medium, pages, capacity, spare, margin, stored, places, sums, slots })
     }
 
     /// Returns the number of bytes of the medium that its places may take.
@@ -111,13 +112,13 @@ impl Stock {
 
     /// Claims room and places for a write of `count` pages from `page` on, before any of it is
     /// stored. Returns how many of these pages are new.
-    pub(crate) fn claim(&self, page: u64, count: u64) -> Result<u64, NoPlace> {
+    pub(crate) fn claim(&self, page: u64, count: u64) -> Result<u64, NoSpace> {
         let new = (page..page + count).filter(|&page| self.places.get(page).is_none()).count() as u64;
         if count + self.margin > self.spare {
-            return Err(NoPlace::Full);
+            return Err(NoSpace::Full);
         }
         let more = |stored: u64| (stored + new <= self.capacity).then_some(stored + new);
-        self.stored.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| NoPlace::Full)?;
+        self.stored.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| NoSpace::Full)?;
         // New pages leave some places for new versions: stored pages can always be written again.
         let margin = if new > 0 { self.margin } else { 0 };
         self.slots.claim(&self.medium, count + margin).inspect_err(|_| self.dismiss(new))?;

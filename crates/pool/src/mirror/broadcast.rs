@@ -14,10 +14,12 @@
 //! Dangers that the tests guard against: a leg that is read without having the pages; a function
 //! that still writes where others have written since.
 
-use super::legs::LegTable;
-use crate::changes::Change;
-use crate::legs::ANSWER_WITHIN;
-use crate::{Backend, CallEnd, CallFailure, CallLane, Calls, FarCall, PoolError, Unwritten, Writes};
+use super::replica_map::ReplicaMap;
+use crate::members::ANSWER_WITHIN;
+use crate::write_epochs::WriteEpochGuard;
+use crate::{
+    Backend, CallChannel, CallEnd, CallFailure, CallLane, FarCall, IncompleteWrite, PoolError, WriteReservation,
+};
 use core::sync::atomic::{AtomicU16, Ordering};
 use core::time::Duration;
 use farfield_core::wire::ErrorCode;
@@ -36,24 +38,24 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 const DIFFER: &str = "servers that should keep the same answer differently";
 
 /// Functions that write the same pages at all legs of a mirror.
-pub(super) struct MirrorWrites(Arc<Shared>);
+pub(super) struct MirrorWriteReservation(Arc<BroadcastState>);
 
-struct Shared {
-    table: Arc<LegTable>,
+struct BroadcastState {
+    table: Arc<ReplicaMap>,
     runs: Vec<(PageId, u64)>,
     /// Legs that are asked, which held everything when it began, and how often each had been hurt
     /// by then.
-    asked: MemberSet,
-    hurts: [u32; MemberSet::MAX],
+    members: MemberSet,
+    missed_generations: [u32; MemberSet::MAX],
     /// Backend of each leg at the beginning. Another may have taken its place by the end.
     backends: Vec<Option<Arc<dyn Backend>>>,
     /// Legs at which something failed; at which something may still be under way when its call has
     /// ended; and for which a thread waits until nothing is.
     failed: Set,
-    unsure: Set,
-    late: Set,
+    indeterminate: Set,
+    lagging: Set,
     /// Change that is under way; `None` once it has ended.
-    change: Mutex<Option<Change>>,
+    epoch_guard: Mutex<Option<WriteEpochGuard>>,
 }
 
 #[derive(Default)]
@@ -64,20 +66,20 @@ impl Set {
         self.0.fetch_or(legs.0, Ordering::SeqCst);
     }
 
-    fn legs(&self) -> MemberSet {
+    fn members(&self) -> MemberSet {
         MemberSet(self.0.load(Ordering::SeqCst))
     }
 }
 
-impl MirrorWrites {
-    pub(super) fn begin(table: &Arc<LegTable>, runs: &[(PageId, u64)]) -> Result<MirrorWrites, PoolError> {
-        let change = table.changes.begin();
-        let hurts = core::array::from_fn(|leg| if table.all().has(leg) { table.hurts(leg) } else { 0 });
+impl MirrorWriteReservation {
+    pub(super) fn begin(table: &Arc<ReplicaMap>, runs: &[(PageId, u64)]) -> Result<MirrorWriteReservation, PoolError> {
+        let change = table.write_epochs.begin();
+        let hurts = core::array::from_fn(|leg| if table.all().has(leg) { table.missed_generation(leg) } else { 0 });
         let asked: MemberSet = table.all().iter().filter(|leg| table.is_whole(*leg)).collect();
         // What such a call writes would lie at fewer legs than take part, and if calls follow each
         // other closely, the leg that is being repaired would lack something again after each of
         // them. Ordinary writes go to that leg, too.
-        if asked.is_empty() || !table.to_heal().is_empty() {
+        if asked.is_empty() || !table.repairable().is_empty() {
             return Err(PoolError::Refused { server: 0, reason: CallLane::NOT_NOW });
         }
         for (begun, (page, count)) in runs.iter().enumerate() {
@@ -88,35 +90,37 @@ impl MirrorWrites {
                 return Err(PoolError::Refused { server: 0, reason: CallLane::NOT_NOW });
             }
         }
-        Ok(MirrorWrites(Arc::new(Shared {
+        Ok(MirrorWriteReservation(Arc::new(BroadcastState {
             table: table.clone(),
             runs: runs.to_vec(),
-            asked,
-            hurts,
+            members: asked,
+            missed_generations: hurts,
             backends: (0..table.all().count()).map(|leg| table.backend(leg)).collect(),
             failed: Set::default(),
-            unsure: Set::default(),
-            late: Set::default(),
-            change: Mutex::new(Some(change)),
+            indeterminate: Set::default(),
+            lagging: Set::default(),
+            epoch_guard: Mutex::new(Some(change)),
         })))
     }
 }
 
-impl Writes for MirrorWrites {
-    fn open(&self) -> Result<Box<dyn Calls>, PoolError> {
+impl WriteReservation for MirrorWriteReservation {
+    fn open(&self) -> Result<Box<dyn CallChannel>, PoolError> {
         let table = &self.0.table;
         let (mut ways, mut why) = (Vec::new(), None);
-        for leg in self.0.asked.iter() {
+        for leg in self.0.members.iter() {
             match self.0.backends[leg].as_ref().map(|backend| backend.open_calls()) {
-                Some(Ok(calls)) => ways.push(Way { leg, calls: Some(calls), unsent: VecDeque::new(), owes: 0 }),
+                Some(Ok(calls)) => {
+                    ways.push(MemberChannel { member: leg, calls: Some(calls), unsent: VecDeque::new(), owes: 0 })
+                }
                 // The others would have to give it the pages after each call.
                 Some(Err(error @ PoolError::Refused { reason: CallLane::NOWHERE, .. })) => {
-                    self.0.failed.add(self.0.asked);
+                    self.0.failed.add(self.0.members);
                     return Err(error);
                 }
                 other => {
                     self.0.failed.add(MemberSet::one(leg));
-                    table.look_at_health();
+                    table.check_health();
                     why = other.and_then(Result::err).or(why);
                 }
             }
@@ -126,63 +130,64 @@ impl Writes for MirrorWrites {
         }
         let (shared, pending) = (self.0.clone(), BTreeMap::new());
         let (arrived, ended, quiet) = (Vec::new(), VecDeque::new(), None);
-        Ok(Box::new(Everywhere { shared, ways, pending, next: 0, arrived, ended, quiet }))
+        Ok(Box::new(BroadcastChannel { shared, channels: ways, pending, next: 0, arrived, ended, stall_timer: quiet }))
     }
 
-    fn end(self: Box<MirrorWrites>) -> Result<(), Unwritten> {
+    fn end(self: Box<MirrorWriteReservation>) -> Result<(), IncompleteWrite> {
         self.0.end()
     }
 }
 
-impl Drop for MirrorWrites {
+impl Drop for MirrorWriteReservation {
     fn drop(&mut self) {
         // A chunk that has a writer for ever is never copied.
         let _ = self.0.end();
     }
 }
 
-impl Shared {
+impl BroadcastState {
     /// Checks whether the leg still has the backend that was asked. If not, that backend was lost
     /// and another server has come to its place.
-    fn is_there(&self, leg: usize) -> bool {
+    fn is_same_backend(&self, leg: usize) -> bool {
         match (&self.backends[leg], self.table.backend(leg)) {
             (Some(asked), Some(now)) => Arc::ptr_eq(asked, &now),
             _ => false,
         }
     }
 
-    fn end(&self) -> Result<(), Unwritten> {
-        let Some(_change) = self.change.lock().take() else { return Ok(()) };
+    fn end(&self) -> Result<(), IncompleteWrite> {
+        let Some(_change) = self.epoch_guard.lock().take() else { return Ok(()) };
         let table = &self.table;
-        let is_true = |leg: &usize| table.hurts(*leg) == self.hurts[*leg] && table.is_whole(*leg);
-        let have: MemberSet = self.asked.difference(self.failed.legs()).iter().filter(is_true).collect();
-        let (unsure, late) = (self.unsure.legs(), self.late.legs());
+        let is_true =
+            |leg: &usize| table.missed_generation(*leg) == self.missed_generations[*leg] && table.is_whole(*leg);
+        let have: MemberSet = self.members.difference(self.failed.members()).iter().filter(is_true).collect();
+        let (unsure, late) = (self.indeterminate.members(), self.lagging.members());
         if !have.is_empty() {
             // A function that was not answered may still write, on top of newer bytes.
-            unsure.iter().filter(|leg| self.is_there(*leg)).for_each(|leg| table.is_unsure(leg));
+            unsure.iter().filter(|leg| self.is_same_backend(*leg)).for_each(|leg| table.note_indeterminate(leg));
         }
         let mut is_kept = true;
         for (page, count) in &self.runs {
-            is_kept &= table.end_write(page.0, *count, self.asked, have);
+            is_kept &= table.end_write(page.0, *count, self.members, have);
         }
-        let is_over = !unsure.union(late).difference(table.lost()).iter().any(|leg| self.is_there(leg));
+        let is_over = !unsure.union(late).difference(table.failed()).iter().any(|leg| self.is_same_backend(leg));
         table.give_up_the_silent();
-        if is_kept { Ok(()) } else { Err(Unwritten { is_over }) }
+        if is_kept { Ok(()) } else { Err(IncompleteWrite { is_over }) }
     }
 }
 
 /// Channel to one leg, and the calls that it has not answered.
-struct Way {
-    leg: usize,
+struct MemberChannel {
+    member: usize,
     /// Channel to the leg; `None` if another thread waits for its answers.
-    calls: Option<Box<dyn Calls>>,
+    calls: Option<Box<dyn CallChannel>>,
     /// Calls that the channel had no room for.
     unsent: VecDeque<FarCall>,
     /// Number of calls that the leg has not answered.
     owes: usize,
 }
 
-struct Pending {
+struct BroadcastCall {
     tag: u64,
     /// Results in the order of the ways.
     results: Vec<Option<Result<Vec<u8>, CallFailure>>>,
@@ -190,29 +195,29 @@ struct Pending {
 }
 
 /// Channel to all legs: a call has ended when it has ended at each of them.
-struct Everywhere {
-    shared: Arc<Shared>,
-    ways: Vec<Way>,
-    pending: BTreeMap<u64, Pending>,
+struct BroadcastChannel {
+    shared: Arc<BroadcastState>,
+    channels: Vec<MemberChannel>,
+    pending: BTreeMap<u64, BroadcastCall>,
     next: u64,
     arrived: Vec<CallEnd>,
     ended: VecDeque<CallEnd>,
     /// The only way that still owes answers: how many, since when, and for how long that may last.
-    quiet: Option<Quiet>,
+    stall_timer: Option<StallTimer>,
 }
 
 #[derive(Clone, Copy)]
-struct Quiet {
-    way: usize,
+struct StallTimer {
+    channel: usize,
     owes: usize,
     since: u64,
     patience: Duration,
 }
 
-impl Everywhere {
+impl BroadcastChannel {
     fn work(&mut self) -> u64 {
-        for index in 0..self.ways.len() {
-            let way = &mut self.ways[index];
+        for index in 0..self.channels.len() {
+            let way = &mut self.channels[index];
             let Some(calls) = &mut way.calls else { continue };
             while let Some(call) = way.unsent.pop_front() {
                 if let Err(call) = calls.submit(call) {
@@ -223,7 +228,7 @@ impl Everywhere {
             calls.poll(&mut self.arrived);
             let mut arrived = core::mem::take(&mut self.arrived);
             for CallEnd { tag, result, steps } in arrived.drain(..) {
-                self.answered(index, tag, result, steps);
+                self.on_reply(index, tag, result, steps);
             }
             self.arrived = arrived;
         }
@@ -232,8 +237,8 @@ impl Everywhere {
         now
     }
 
-    fn answered(&mut self, index: usize, id: u64, result: Result<Vec<u8>, CallFailure>, steps: u32) {
-        let (leg, table) = (MemberSet::one(self.ways[index].leg), &self.shared.table);
+    fn on_reply(&mut self, index: usize, id: u64, result: Result<Vec<u8>, CallFailure>, steps: u32) {
+        let (leg, table) = (MemberSet::one(self.channels[index].member), &self.shared.table);
         match result {
             Ok(_) => {}
             Err(CallFailure::Server { code, detail }) => {
@@ -245,8 +250,8 @@ impl Everywhere {
             // It is unknown whether the function runs.
             Err(CallFailure::Pool(_)) => {
                 self.shared.failed.add(leg);
-                self.shared.unsure.add(leg);
-                table.look_at_health();
+                self.shared.indeterminate.add(leg);
+                table.check_health();
             }
         }
         self.note(index, id, result, steps);
@@ -254,12 +259,12 @@ impl Everywhere {
 
     /// Notes the end of a call at one of the legs.
     fn note(&mut self, index: usize, id: u64, result: Result<Vec<u8>, CallFailure>, steps: u32) {
-        self.ways[index].owes -= 1;
+        self.channels[index].owes -= 1;
         let Some(pending) = self.pending.get_mut(&id) else { return };
         pending.results[index] = Some(result);
         pending.steps = pending.steps.max(steps);
         if pending.results.iter().all(Option::is_some)
-            && let Some(Pending { tag, results, steps }) = self.pending.remove(&id)
+            && let Some(BroadcastCall { tag, results, steps }) = self.pending.remove(&id)
         {
             let result = self.settle(results.into_iter().flatten().collect());
             self.ended.push_back(CallEnd { tag, result, steps });
@@ -280,7 +285,7 @@ impl Everywhere {
         let first = answers.next();
         let differs = answers.any(|answer| Some(answer) != first);
         if for_all.is_some() || differs {
-            self.shared.failed.add(self.shared.asked);
+            self.shared.failed.add(self.shared.members);
             let refused = PoolError::Refused { server: 0, reason: DIFFER };
             return Err(for_all.unwrap_or(CallFailure::Pool(refused)));
         }
@@ -292,17 +297,17 @@ impl Everywhere {
 
     /// Gives up waiting for a leg that is the last to answer and says nothing at all: it is late.
     fn look_for_the_silent(&mut self, now: u64) {
-        let mut owing = (0..self.ways.len()).filter(|way| self.ways[*way].owes > 0);
+        let mut owing = (0..self.channels.len()).filter(|way| self.channels[*way].owes > 0);
         let (Some(way), None) = (owing.next(), owing.next()) else {
-            self.quiet = None;
+            self.stall_timer = None;
             return;
         };
-        let (leg, owes) = (self.ways[way].leg, self.ways[way].owes);
-        let others = self.shared.asked.difference(MemberSet::one(leg)).difference(self.shared.failed.legs());
+        let (leg, owes) = (self.channels[way].member, self.channels[way].owes);
+        let others = self.shared.members.difference(MemberSet::one(leg)).difference(self.shared.failed.members());
         let patience = self.shared.table.write_patience().map_or(PATIENCE, |patience| patience.max(PATIENCE));
-        let fresh = Quiet { way, owes, since: now, patience };
-        let quiet = self.quiet.filter(|quiet| quiet.way == way && quiet.owes == owes).unwrap_or(fresh);
-        self.quiet = Some(quiet);
+        let fresh = StallTimer { channel: way, owes, since: now, patience };
+        let quiet = self.stall_timer.filter(|quiet| quiet.channel == way && quiet.owes == owes).unwrap_or(fresh);
+        self.stall_timer = Some(quiet);
         let is_long = now.saturating_sub(quiet.since) >= quiet.patience.as_nanos() as u64;
         // A caller that wants all legs to have it does not go on with fewer.
         let waits_for_all = self.shared.table.write_patience().is_none();
@@ -310,7 +315,7 @@ impl Everywhere {
             return;
         }
         if !self.shared.table.answering(MemberSet::one(leg)).is_empty() {
-            self.quiet = Some(Quiet { since: now_ns(), patience: 2 * quiet.patience, ..quiet });
+            self.stall_timer = Some(StallTimer { since: now_ns(), patience: 2 * quiet.patience, ..quiet });
             return;
         }
         let error = PoolError::TimedOut { server: self.shared.table.server(leg), after: quiet.patience };
@@ -325,29 +330,29 @@ impl Everywhere {
     /// Goes on without this way's leg until it has answered. A thread waits for its answers.
     #[expect(clippy::disallowed_methods, reason = "functions are called by heaps, never inside a program")]
     fn give_up(&mut self, way: usize) {
-        let Way { leg, calls, unsent, .. } = &mut self.ways[way];
+        let MemberChannel { member: leg, calls, unsent, .. } = &mut self.channels[way];
         let (leg, shared) = (*leg, self.shared.clone());
         let Some(calls) = calls.take() else { return };
         unsent.clear();
         self.shared.failed.add(MemberSet::one(leg));
-        self.shared.late.add(MemberSet::one(leg));
+        self.shared.lagging.add(MemberSet::one(leg));
         let table = shared.table.clone();
-        table.set_late(leg, now_ns().saturating_add(ANSWER_WITHIN.as_nanos() as u64));
+        table.mark_lagging(leg, now_ns().saturating_add(ANSWER_WITHIN.as_nanos() as u64));
         let wait = move || wait_for_late(&shared, leg, calls);
         if std::thread::Builder::new().name("far-late".into()).spawn(wait).is_err() {
-            table.stay_late(leg);
+            table.stay_lagging(leg);
         }
     }
 }
 
 /// Waits until all calls at a late leg have ended. Each of them has a deadline.
-fn wait_for_late(shared: &Shared, leg: usize, mut calls: Box<dyn Calls>) {
+fn wait_for_late(shared: &BroadcastState, leg: usize, mut calls: Box<dyn CallChannel>) {
     let mut ends = Vec::new();
     while calls.in_flight() > 0 {
         calls.wait(PATIENCE);
         calls.poll(&mut ends);
     }
-    if !shared.is_there(leg) {
+    if !shared.is_same_backend(leg) {
         return;
     }
     let failures = ends.into_iter().filter_map(|end| match end.result {
@@ -357,27 +362,27 @@ fn wait_for_late(shared: &Shared, leg: usize, mut calls: Box<dyn Calls>) {
     match failures.reduce(|one, other| if matches!(one, PoolError::ServerGone { .. }) { one } else { other }) {
         Some(error @ PoolError::ServerGone { .. }) => {
             shared.table.give_up(leg, error);
-            shared.table.late_came(leg);
+            shared.table.on_late_reply(leg);
         }
         // The function may still write, at any time.
         Some(_) => {
-            shared.table.stay_late(leg);
+            shared.table.stay_lagging(leg);
             shared.table.give_up_the_silent();
         }
-        None => shared.table.late_came(leg),
+        None => shared.table.on_late_reply(leg),
     }
 }
 
-impl Calls for Everywhere {
+impl CallChannel for BroadcastChannel {
     fn submit(&mut self, call: FarCall) -> Result<(), FarCall> {
         if self.in_flight() >= CallLane::CALLS_MAX {
             return Err(call);
         }
         // A leg that was given up is not asked, and lacks the pages already.
         let gone = || Err(CallFailure::Pool(self.shared.table.gone()));
-        let results = self.ways.iter().map(|way| way.calls.is_none().then(gone)).collect();
-        self.pending.insert(self.next, Pending { tag: call.tag, results, steps: 0 });
-        for way in self.ways.iter_mut().filter(|way| way.calls.is_some()) {
+        let results = self.channels.iter().map(|way| way.calls.is_none().then(gone)).collect();
+        self.pending.insert(self.next, BroadcastCall { tag: call.tag, results, steps: 0 });
+        for way in self.channels.iter_mut().filter(|way| way.calls.is_some()) {
             way.unsent.push_back(FarCall { tag: self.next, ..call.clone() });
             way.owes += 1;
         }
@@ -403,7 +408,7 @@ impl Calls for Everywhere {
             if !self.ended.is_empty() || self.pending.is_empty() || now >= limit {
                 return;
             }
-            let mut owing: Vec<_> = self.ways.iter_mut().filter(|way| way.owes > 0).collect();
+            let mut owing: Vec<_> = self.channels.iter_mut().filter(|way| way.owes > 0).collect();
             let most = Duration::from_nanos(limit - now);
             let most = if owing.len() > 1 { most.min(LOOK_EVERY) } else { most.min(PATIENCE) };
             match owing.first_mut().and_then(|way| way.calls.as_mut()) {
@@ -414,21 +419,21 @@ impl Calls for Everywhere {
     }
 }
 
-impl Drop for Everywhere {
+impl Drop for BroadcastChannel {
     fn drop(&mut self) {
-        let owing: MemberSet = self.ways.iter().filter(|way| way.owes > 0).map(|way| way.leg).collect();
+        let owing: MemberSet = self.channels.iter().filter(|way| way.owes > 0).map(|way| way.member).collect();
         self.shared.failed.add(owing);
-        self.shared.unsure.add(owing);
+        self.shared.indeterminate.add(owing);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::MirrorBackend;
-    use super::super::legs::Holds;
+    use super::super::replica_map::InitialContents;
     use super::*;
-    use crate::legs::Leg;
-    use crate::trial::{LONG, SilentSide, assert_version, wait_until, write};
+    use crate::members::PoolMember;
+    use crate::trial::{LONG, SilentMember, assert_version, wait_until, write};
     use crate::{Health, Lane};
     use std::time::Instant;
 
@@ -439,7 +444,7 @@ mod tests {
     type Said = Vec<Result<Vec<u8>, CallFailure>>;
 
     struct World {
-        sides: [Arc<SilentSide>; 2],
+        sides: [Arc<SilentMember>; 2],
         backend: MirrorBackend,
         lane: Box<dyn Lane>,
     }
@@ -447,9 +452,10 @@ mod tests {
     impl World {
         /// All pages are of version 1.
         fn new() -> World {
-            let sides = [SilentSide::new(PAGES), SilentSide::new(PAGES)];
-            let legs = sides.iter().map(|side| Leg { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
-            let backend = MirrorBackend::new(legs, vec![], PAGES, Holds::Zeros, None, false).unwrap();
+            let sides = [SilentMember::new(PAGES), SilentMember::new(PAGES)];
+            let legs =
+                sides.iter().map(|side| PoolMember { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
+            let backend = MirrorBackend::new(legs, vec![], PAGES, InitialContents::Zeros, None, false).unwrap();
             let mut lane = backend.open_lane().unwrap();
             write(&mut *lane, 0, PAGES as usize, 1).unwrap();
             World { sides, backend, lane }
@@ -460,7 +466,7 @@ mod tests {
         }
 
         /// Has functions write the pages, through two channels; what these say, and what the end is.
-        fn write(&self, version: u64) -> (Said, Result<(), Unwritten>) {
+        fn write(&self, version: u64) -> (Said, Result<(), IncompleteWrite>) {
             let writes = self.backend.begin_writes(&RUNS).unwrap();
             let mut channels = [writes.open().unwrap(), writes.open().unwrap()];
             for (page, side) in World::pages().zip([0, 1].into_iter().cycle()) {
@@ -562,7 +568,7 @@ mod tests {
             drop(channel);
             assert_eq!(writes.end(), Ok(()));
             assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
-            assert!(world.backend.table.is_late(side) && world.backend.table.to_heal().is_empty());
+            assert!(world.backend.table.is_lagging(side) && world.backend.table.repairable().is_empty());
             world.sides[side].set_silent(false);
             world.check(2);
         }
@@ -598,15 +604,15 @@ mod tests {
         let (said, ended) = world.write(2);
         let differ = CallFailure::Pool(PoolError::Refused { server: 0, reason: DIFFER });
         assert!(said.iter().all(|said| *said == Err(differ)), "{said:?}");
-        assert_eq!(ended, Err(Unwritten { is_over: true }));
+        assert_eq!(ended, Err(IncompleteWrite { is_over: true }));
         // One does not have it; it fails at both.
         let world = World::new();
         world.sides[1].functions().lacks.store(true, Ordering::SeqCst);
-        assert_eq!(world.write(2).1, Err(Unwritten { is_over: true }));
+        assert_eq!(world.write(2).1, Err(IncompleteWrite { is_over: true }));
         assert_eq!(world.backend.health(), Health::Good);
         world.sides[1].functions().lacks.store(false, Ordering::SeqCst);
         world.sides.iter().for_each(|side| side.functions().panic.store(true, Ordering::SeqCst));
-        assert_eq!(world.write(2).1, Err(Unwritten { is_over: true }));
+        assert_eq!(world.write(2).1, Err(IncompleteWrite { is_over: true }));
         world.sides.iter().for_each(|side| side.functions().panic.store(false, Ordering::SeqCst));
         assert_eq!(world.write(3).1, Ok(()));
         world.check(3);
@@ -625,9 +631,9 @@ mod tests {
             match busy.len() {
                 1 => {
                     assert_eq!(writes.end(), Ok(()));
-                    assert!(world.backend.table.lost().has(1), "it may still write");
+                    assert!(world.backend.table.failed().has(1), "it may still write");
                 }
-                _ => assert_eq!(writes.end(), Err(Unwritten { is_over: false })),
+                _ => assert_eq!(writes.end(), Err(IncompleteWrite { is_over: false })),
             }
         }
         // And of whoever panics nothing is left but what was there.

@@ -20,43 +20,46 @@ const EPOCHS: usize = 64;
 
 /// Counts of the changes in flight, by epoch (see the module documentation).
 #[derive(Clone)]
-pub(crate) struct Changes(Arc<Counts>);
+pub(crate) struct WriteEpochs(Arc<WriteEpochCounts>);
 
-struct Counts {
+struct WriteEpochCounts {
     epoch: AtomicU64,
     /// Number of changes in flight, for each epoch modulo [`EPOCHS`].
     under_way: [AtomicUsize; EPOCHS],
 }
 
 /// Guard: a change is in flight as long as this lives.
-pub(crate) struct Change {
-    counts: Arc<Counts>,
+pub(crate) struct WriteEpochGuard {
+    counts: Arc<WriteEpochCounts>,
     epoch: u64,
 }
 
-impl Drop for Change {
+impl Drop for WriteEpochGuard {
     fn drop(&mut self) {
         self.counts.of(self.epoch).fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-impl Counts {
+impl WriteEpochCounts {
     fn of(&self, epoch: u64) -> &AtomicUsize {
         &self.under_way[epoch as usize % EPOCHS]
     }
 }
 
-impl Changes {
-    pub(crate) fn new() -> Changes {
-        Changes(Arc::new(Counts { epoch: AtomicU64::new(0), under_way: [const { AtomicUsize::new(0) }; EPOCHS] }))
+impl WriteEpochs {
+    pub(crate) fn new() -> WriteEpochs {
+        WriteEpochs(Arc::new(WriteEpochCounts {
+            epoch: AtomicU64::new(0),
+            under_way: [const { AtomicUsize::new(0) }; EPOCHS],
+        }))
     }
 
     /// Begins a change. Its owner must look up the legs again after this call.
-    pub(crate) fn begin(&self) -> Change {
+    pub(crate) fn begin(&self) -> WriteEpochGuard {
         loop {
             let epoch = self.0.epoch.load(Ordering::SeqCst);
             self.0.of(epoch).fetch_add(1, Ordering::SeqCst);
-            let change = Change { counts: self.0.clone(), epoch };
+            let change = WriteEpochGuard { counts: self.0.clone(), epoch };
             // Otherwise the change may have been counted too late for a thread that looked
             // meanwhile.
             if self.0.epoch.load(Ordering::SeqCst) == epoch {
@@ -66,7 +69,7 @@ impl Changes {
     }
 
     /// Calls `come`, which makes a leg join, between two ends of epochs.
-    pub(crate) fn while_one_comes<T>(&self, come: impl FnOnce() -> T) -> T {
+    pub(crate) fn during_join<T>(&self, come: impl FnOnce() -> T) -> T {
         // A change that begins before the leg has joined belongs to an epoch that ends after the
         // join. The guard here belongs to the epoch before, so that `are_old` is true all the
         // while.
@@ -82,7 +85,7 @@ impl Changes {
     }
 
     /// Checks whether a change is in flight that may not know of the leg that joined last.
-    pub(crate) fn are_old(&self) -> bool {
+    pub(crate) fn has_old_writes(&self) -> bool {
         let epoch = self.0.epoch.load(Ordering::SeqCst);
         (1..EPOCHS as u64).any(|ago| self.0.of(epoch.wrapping_sub(ago)).load(Ordering::SeqCst) > 0)
     }
@@ -95,22 +98,22 @@ mod tests {
 
     #[test]
     fn what_began_before_a_leg_came_is_old_until_it_ends() {
-        let changes = Changes::new();
+        let changes = WriteEpochs::new();
         let before = changes.begin();
-        assert!(!changes.are_old());
-        let meanwhile = changes.while_one_comes(|| {
-            assert!(changes.are_old(), "nobody knows yet who has come");
+        assert!(!changes.has_old_writes());
+        let meanwhile = changes.during_join(|| {
+            assert!(changes.has_old_writes(), "nobody knows yet who has come");
             changes.begin()
         });
         let after = changes.begin();
-        assert!(changes.are_old());
+        assert!(changes.has_old_writes());
         drop(before);
-        assert!(changes.are_old());
+        assert!(changes.has_old_writes());
         drop(meanwhile);
-        assert!(!changes.are_old());
-        changes.while_one_comes(|| ());
-        assert!(changes.are_old());
+        assert!(!changes.has_old_writes());
+        changes.during_join(|| ());
+        assert!(changes.has_old_writes());
         drop(after);
-        assert!(!changes.are_old());
+        assert!(!changes.has_old_writes());
     }
 }

@@ -2,11 +2,11 @@
 
 use super::calls::Callees;
 use super::lane::{ERRANDS, MirrorLane};
-use crate::healer::Patient;
-use crate::legs::{ANSWER_WITHIN, Leg, LegLane, Roster, is_silence};
-use crate::rejoin::Spares;
-use crate::scrub::{Scrub, Shelves};
-use crate::touched::Touched;
+use crate::dirty_chunks::DirtyChunks;
+use crate::members::{ANSWER_WITHIN, MemberLane, Membership, PoolMember, is_silence};
+use crate::rejoin::SpareMembers;
+use crate::repair::RepairSource;
+use crate::scrub::{Scrub, ScrubTarget};
 use crate::{Backend, PoolError};
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -23,77 +23,77 @@ pub(crate) const CHUNK_PAGES: u64 = 64;
 const THREAD_COPIES: usize = 4;
 
 /// Legs of a mirror and the word of each of its chunks.
-pub(crate) struct LegTable {
-    roster: Roster,
+pub(crate) struct ReplicaMap {
+    membership: Membership,
     pub(super) pages: u64,
     /// Legs that are memory of this machine: they answer while they are polled, and are never slow.
     pub(super) near: MemberSet,
     /// Index of the leg that leads in a pair ([`LegTable::pair`]); [`NOBODY`] if there is none.
-    leader: AtomicU8,
-    pair: Option<Pair>,
-    words: Words,
+    authoritative: AtomicU8,
+    dual_write: Option<DualWrite>,
+    words: ChunkWordTable,
     pub(super) callees: Callees,
     /// Scrub of the mirror, which is off unless the maker of the table turns it on.
     pub(super) scrub: Scrub,
     /// Chunks that were written here (in a snapshot, since it was claimed) or that some leg lacks,
     /// and their number. The scrub and the copier look at these.
-    pub(super) written: Touched,
+    pub(super) written: DirtyChunks,
     pub(super) written_chunks: AtomicU64,
 }
 
-impl Deref for LegTable {
-    type Target = Roster;
-    fn deref(&self) -> &Roster {
-        &self.roster
+impl Deref for ReplicaMap {
+    type Target = Membership;
+    fn deref(&self) -> &Membership {
+        &self.membership
     }
 }
 
-impl Patient for LegTable {
+impl RepairSource for ReplicaMap {
     type Lane = MirrorLane;
-    fn needs_care(&self) -> bool {
-        !self.to_heal().is_empty()
+    fn needs_repair(&self) -> bool {
+        !self.repairable().is_empty()
     }
     fn scrub_in(&self) -> Option<Duration> {
         self.scrub.due_in(self.stored())
     }
     fn is_rejoin_due(&self) -> bool {
-        self.roster.is_rejoin_due()
+        self.membership.is_rejoin_due()
     }
     fn is_full(&self) -> bool {
-        self.roster.is_full()
+        self.membership.is_full()
     }
-    fn vacate(&self) {
-        self.roster.vacate(|leg| self.forget(leg));
+    fn release_slot(&self) {
+        self.membership.release_slot(|leg| self.forget(leg));
     }
     fn rejoin(&self) {
-        self.roster.rejoin(self.pages, ERRANDS);
+        self.membership.rejoin(self.pages, ERRANDS);
     }
-    fn open_for_care(self: &Arc<LegTable>) -> Option<MirrorLane> {
+    fn open_repair_lane(self: &Arc<ReplicaMap>) -> Option<MirrorLane> {
         MirrorLane::open(self, THREAD_COPIES).ok()
     }
 }
 
 /// Contents of legs when they become a mirror: each holds the same.
-pub(crate) enum Holds {
+pub(crate) enum InitialContents {
     Zeros,
     /// Contents of a snapshot; only its parent knows where they are.
-    Something,
+    Snapshot,
     /// Contents of a snapshot, with zeros outside of these chunks.
-    Chunks(Arc<Touched>),
+    Chunks(Arc<DirtyChunks>),
 }
 
 /// Value of `leader` when no leg leads.
 const NOBODY: u8 = u8::MAX;
 
 /// Two legs between which a switch goes on.
-struct Pair {
+struct DualWrite {
     /// Chunks that were ever written, also before there was a pair.
-    touched: Arc<Touched>,
+    dirty_chunks: Arc<DirtyChunks>,
     /// Error for which the new leg was given up.
     cause: Mutex<Option<PoolError>>,
 }
 
-impl LegTable {
+impl ReplicaMap {
     /// Index of the old leg of a pair, and of the new one.
     pub(crate) const OLD: usize = 0;
     pub(crate) const NEW: usize = 1;
@@ -101,110 +101,110 @@ impl LegTable {
     /// Creates a pair of `old`, which holds everything, and `new`, which holds zeros and waits as a
     /// spare until it is [admitted](LegTable::admit). The old leg *leads*: a write has succeeded if
     /// it has succeeded there. Failures of the other leg end no operation.
-    pub(crate) fn pair(
+    pub(crate) fn dual_write(
         old: Arc<dyn Backend>,
         new: Arc<dyn Backend>,
-        touched: Arc<Touched>,
-    ) -> Result<LegTable, PoolError> {
-        let leg = |backend: Arc<dyn Backend>| vec![Leg { backend: Some(backend), leaves: 1, server: 0 }];
+        touched: Arc<DirtyChunks>,
+    ) -> Result<ReplicaMap, PoolError> {
+        let leg = |backend: Arc<dyn Backend>| vec![PoolMember { backend: Some(backend), leaves: 1, server: 0 }];
         let pages = old.pages();
-        let mut table = LegTable::new(leg(old), leg(new).into(), pages, Holds::Zeros)?;
-        table.leader = AtomicU8::new(LegTable::OLD as u8);
-        table.pair = Some(Pair { touched, cause: Mutex::new(None) });
+        let mut table = ReplicaMap::new(leg(old), leg(new).into(), pages, InitialContents::Zeros)?;
+        table.authoritative = AtomicU8::new(ReplicaMap::OLD as u8);
+        table.dual_write = Some(DualWrite { dirty_chunks: touched, cause: Mutex::new(None) });
         Ok(table)
     }
 
     /// Lets the new leg take part from now on. All lanes must be lanes of the pair.
     pub(crate) fn admit(&self) {
-        let Some(pair) = &self.pair else { return };
-        self.touch_all(&pair.touched);
-        self.call_spare(LegTable::NEW);
+        let Some(pair) = &self.dual_write else { return };
+        self.mark_all(&pair.dirty_chunks);
+        self.call_spare(ReplicaMap::NEW);
     }
 
     /// Returns the old leg of a pair.
-    pub(crate) fn old(&self) -> Option<Arc<dyn Backend>> {
-        self.backend(LegTable::OLD)
+    pub(crate) fn source(&self) -> Option<Arc<dyn Backend>> {
+        self.backend(ReplicaMap::OLD)
     }
 
     /// Returns the leg that leads, while it lives.
-    pub(super) fn leader(&self) -> Option<usize> {
-        let leader = self.leader.load(Ordering::SeqCst);
-        (leader != NOBODY && !self.lost().has(leader.into())).then_some(leader.into())
+    pub(super) fn authoritative(&self) -> Option<usize> {
+        let leader = self.authoritative.load(Ordering::SeqCst);
+        (leader != NOBODY && !self.failed().has(leader.into())).then_some(leader.into())
     }
 
-    pub(crate) fn set_leader(&self, leader: Option<usize>) {
-        self.leader.store(leader.map_or(NOBODY, |leg| leg as u8), Ordering::SeqCst);
+    pub(crate) fn set_authoritative(&self, leader: Option<usize>) {
+        self.authoritative.store(leader.map_or(NOBODY, |leg| leg as u8), Ordering::SeqCst);
     }
 
     /// Returns the leg whose failures concern only the thread that carries out the switch.
     pub(super) fn follower(&self) -> Option<usize> {
-        let leads = self.leader.load(Ordering::SeqCst) == LegTable::NEW as u8;
-        (self.pair.is_some() && !leads).then_some(LegTable::NEW)
+        let leads = self.authoritative.load(Ordering::SeqCst) == ReplicaMap::NEW as u8;
+        (self.dual_write.is_some() && !leads).then_some(ReplicaMap::NEW)
     }
 
     /// Gives up a leg that has failed for good: others go on without it.
     pub(crate) fn give_up(&self, leg: usize, error: PoolError) {
-        if let Some(pair) = &self.pair
-            && leg == LegTable::NEW
+        if let Some(pair) = &self.dual_write
+            && leg == ReplicaMap::NEW
             && let Some(mut cause) = pair.cause.try_lock()
         {
             cause.get_or_insert(error);
         }
-        self.lose(leg);
+        self.mark_failed(leg);
     }
 
     /// Gives up legs that have been silent for long, if the others can do without them.
     pub(super) fn give_up_the_silent(&self) {
-        self.roster.give_up_the_silent(|leg| {
+        self.membership.give_up_the_silent(|leg| {
             self.give_up(leg, PoolError::TimedOut { server: self.server(leg), after: ANSWER_WITHIN });
         });
     }
 
     /// Checks whether a switch goes on. Then the leg that leads decides, and the other one is given
     /// up as soon as anything goes wrong there.
-    pub(super) fn is_pair(&self) -> bool {
-        self.pair.is_some()
+    pub(super) fn is_dual_write(&self) -> bool {
+        self.dual_write.is_some()
     }
 
     /// Returns the server of a leg that keeps operations waiting, for the error that says so.
     pub(super) fn slow_server(&self) -> u16 {
-        let slow = self.present().iter().find(|leg| self.is_late(*leg));
+        let slow = self.present().iter().find(|leg| self.is_lagging(*leg));
         self.server(slow.or(self.present().iter().next()).unwrap_or(0))
     }
 
     /// Notes that it is unknown, and stays so, whether `leg` has done a write.
-    pub(super) fn is_unsure(&self, leg: usize) {
-        if self.is_pair() { self.lose(leg) } else { self.roster.is_unsure(leg) }
+    pub(super) fn note_indeterminate(&self, leg: usize) {
+        if self.is_dual_write() { self.mark_failed(leg) } else { self.membership.note_indeterminate(leg) }
     }
 
     /// Opens a lane to each leg that is there. The new leg of a pair counts as not there if it
     /// gives none. A lane of a pair must have both legs that are there: it would be without a side
     /// when one of them is given back.
-    pub(super) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<LegLane>>, PoolError> {
-        self.roster.open_lanes_but(requests, &|leg, error| {
+    pub(super) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<MemberLane>>, PoolError> {
+        self.membership.open_lanes_but(requests, &|leg, error| {
             if self.follower() == Some(leg) {
                 self.give_up(leg, error);
                 return true;
             }
-            is_silence(error) && self.pair.is_none()
+            is_silence(error) && self.dual_write.is_none()
         })
     }
 
     /// Returns the error for which the new leg was given up.
     pub(crate) fn cause(&self) -> Option<PoolError> {
-        self.pair.as_ref().and_then(|pair| pair.cause.try_lock().and_then(|cause| *cause))
+        self.dual_write.as_ref().and_then(|pair| pair.cause.try_lock().and_then(|cause| *cause))
     }
 
     /// Returns how many of the chunks that were ever written the leg holds, and how many there are.
     /// Both are 0 without a pair.
     pub(crate) fn held(&self, leg: usize) -> (u64, u64) {
-        let Some(pair) = &self.pair else { return (0, 0) };
+        let Some(pair) = &self.dual_write else { return (0, 0) };
         let is_held = |chunk: u64| self.words.load(chunk).is_touched() && self.words.load(chunk).valid().has(leg);
-        pair.touched.iter().fold((0, 0), |(held, all), chunk| (held + u64::from(is_held(chunk)), all + 1))
+        pair.dirty_chunks.iter().fold((0, 0), |(held, all), chunk| (held + u64::from(is_held(chunk)), all + 1))
     }
 
     /// Returns the next chunk, from this one on, that a leg may lack.
-    pub(super) fn next_to_mend(&self, chunk: u64) -> Option<u64> {
+    pub(super) fn next_to_repair(&self, chunk: u64) -> Option<u64> {
         self.written.next(chunk)
     }
 
@@ -215,39 +215,44 @@ impl LegTable {
         }
     }
 
-    pub(super) fn new(legs: Vec<Leg>, spares: Spares, pages: u64, holds: Holds) -> Result<LegTable, PoolError> {
-        let is_known = !matches!(holds, Holds::Something);
+    pub(super) fn new(
+        legs: Vec<PoolMember>,
+        spares: SpareMembers,
+        pages: u64,
+        holds: InitialContents,
+    ) -> Result<ReplicaMap, PoolError> {
+        let is_known = !matches!(holds, InitialContents::Snapshot);
         assert!(is_known || spares.reopen.is_none(), "who comes later would be given nothing");
-        let is_new = matches!(holds, Holds::Zeros);
-        let spare = MemberSet::first(legs.len() + spares.legs.len()).difference(MemberSet::first(legs.len()));
-        let roster = Roster::new(legs, spares, 1, !is_new, ChunkWord::LEGS_MAX);
+        let is_new = matches!(holds, InitialContents::Zeros);
+        let spare = MemberSet::first(legs.len() + spares.members.len()).difference(MemberSet::first(legs.len()));
+        let roster = Membership::new(legs, spares, 1, !is_new, ChunkWord::LEGS_MAX);
         // Spares of a snapshot hold what the others hold.
-        let spare = if is_new { spare.intersection(roster.which(|_, _| true)) } else { MemberSet(0) };
-        let waiting = spare.union(roster.places());
+        let spare = if is_new { spare.intersection(roster.select(|_, _| true)) } else { MemberSet(0) };
+        let waiting = spare.union(roster.spare_slots());
         let most = roster.pages();
         let pages = if pages == 0 { most } else { pages.min(most) };
         let chunks = pages.div_ceil(CHUNK_PAGES);
         let first = if is_known { ChunkWord::fresh(waiting) } else { ChunkWord::inherited() };
-        let table = LegTable {
+        let table = ReplicaMap {
             pages,
-            near: roster.which(|_, backend| backend.mapped().is_some()),
-            leader: AtomicU8::new(NOBODY),
-            pair: None,
-            words: Words::new(chunks, first).map_err(PoolError::Os)?,
+            near: roster.select(|_, backend| backend.mapped().is_some()),
+            authoritative: AtomicU8::new(NOBODY),
+            dual_write: None,
+            words: ChunkWordTable::new(chunks, first).map_err(PoolError::Os)?,
             callees: Callees::default(),
             scrub: Scrub::new(None),
-            written: Touched::new(chunks).map_err(PoolError::Os)?,
+            written: DirtyChunks::new(chunks).map_err(PoolError::Os)?,
             written_chunks: AtomicU64::new(0),
-            roster,
+            membership: roster,
         };
-        if let Holds::Chunks(touched) = holds {
-            table.touch_all(&touched);
+        if let InitialContents::Chunks(touched) = holds {
+            table.mark_all(&touched);
         }
         Ok(table)
     }
 
     /// Notes that these chunks were written before this table existed.
-    fn touch_all(&self, touched: &Touched) {
+    fn mark_all(&self, touched: &DirtyChunks) {
         for chunk in touched.iter() {
             self.mark(chunk);
             self.words.change(chunk, |word| Some(word.touch()));
@@ -272,8 +277,8 @@ impl LegTable {
 
     /// Checks whether nothing was ever written to these pages.
     pub(super) fn is_untouched(&self, page: u64, count: u64) -> bool {
-        let is_touched = |chunk| match &self.pair {
-            Some(pair) => pair.touched.has(chunk),
+        let is_touched = |chunk| match &self.dual_write {
+            Some(pair) => pair.dirty_chunks.has(chunk),
             None => self.words.load(chunk).is_touched(),
         };
         !chunks(page, count).any(is_touched)
@@ -285,7 +290,7 @@ impl LegTable {
         let is_first = range.clone().any(|chunk| !self.words.load(chunk).is_touched());
         // Where nothing was written yet, all legs that are not asked lack it from the beginning.
         let lacking = if is_first { self.present().difference(active) } else { MemberSet(0) };
-        self.while_in_doubt(lacking, || {
+        self.with_unrecorded_miss(lacking, || {
             let is_reliable = !is_first || self.unreliable().intersection(active).is_empty();
             is_reliable && self.begin_write_in(range, active)
         })
@@ -303,7 +308,7 @@ impl LegTable {
             // A spare that came in since the legs were chosen lacks the chunk, which could not be
             // seen before.
             if !before.is_touched() {
-                after.stale(self.all()).iter().for_each(|leg| self.hurt(leg));
+                after.stale(self.all()).iter().for_each(|leg| self.note_missed(leg));
             }
         }
         true
@@ -317,7 +322,7 @@ impl LegTable {
     /// Ends a write at the legs that `have` it, of those that were `asked`. Returns whether the
     /// write is kept.
     pub(super) fn end_write(&self, page: u64, count: u64, asked: MemberSet, have: MemberSet) -> bool {
-        self.while_in_doubt(self.present().difference(have), || self.end_write_at(page, count, asked, have))
+        self.with_unrecorded_miss(self.present().difference(have), || self.end_write_at(page, count, asked, have))
     }
 
     fn end_write_at(&self, page: u64, count: u64, asked: MemberSet, have: MemberSet) -> bool {
@@ -325,7 +330,7 @@ impl LegTable {
         let mut all_kept = true;
         // Without the leader, copies at other legs are worth nothing. A leg that came to lead
         // meanwhile and was not asked is behind, like any other.
-        let failed_leader = self.leader().filter(|leader| asked.has(*leader) && !have.has(*leader));
+        let failed_leader = self.authoritative().filter(|leader| asked.has(*leader) && !have.has(*leader));
         for chunk in chunks(page, count) {
             let mut kept = false;
             let changed = self.words.change(chunk, |word| {
@@ -340,7 +345,7 @@ impl LegTable {
             });
             all_kept &= kept;
             if let Some((before, after)) = changed {
-                self.count_hurts(before, after);
+                self.count_missed(before, after);
             }
         }
         all_kept
@@ -348,13 +353,13 @@ impl LegTable {
 
     /// Notes that `leg` gave wrong bytes. Returns `true` if others are asked from now on.
     pub(super) fn suspect(&self, page: u64, count: u64, leg: usize) -> bool {
-        self.while_in_doubt(MemberSet::one(leg), || {
+        self.with_unrecorded_miss(MemberSet::one(leg), || {
             let others = self.active().difference(self.unreliable());
             let mut is_changed = false;
             for chunk in chunks(page, count) {
                 self.mark(chunk);
                 if let Some((before, after)) = self.words.change(chunk, |word| word.suspect(leg, others)) {
-                    self.count_hurts(before, after);
+                    self.count_missed(before, after);
                     is_changed = true;
                 }
             }
@@ -369,9 +374,9 @@ impl LegTable {
         }
     }
 
-    fn count_hurts(&self, before: ChunkWord, after: ChunkWord) {
+    fn count_missed(&self, before: ChunkWord, after: ChunkWord) {
         for leg in before.valid().difference(after.valid()).intersection(self.all()).iter() {
-            self.hurt(leg);
+            self.note_missed(leg);
         }
     }
 
@@ -391,7 +396,7 @@ impl LegTable {
     pub(super) fn claim(&self, chunk: u64, leg: usize, open: MemberSet) -> Option<MemberSet> {
         let (before, _) = self.words.change(chunk, |word| {
             // Late writes could land on top of the copy.
-            if self.is_late(leg) { None } else { Some(word.claim(leg, open)?.0) }
+            if self.is_lagging(leg) { None } else { Some(word.claim(leg, open)?.0) }
         })?;
         Some(before.valid().intersection(open))
     }
@@ -411,15 +416,15 @@ pub(crate) fn chunks(page: u64, count: u64) -> core::ops::Range<u64> {
 
 /// Words of all chunks, in memory that exists once it is written. At the beginning every word is
 /// `first`.
-struct Words {
+struct ChunkWordTable {
     base: usize,
     count: u64,
     first: ChunkWord,
 }
 
-impl Words {
-    fn new(count: u64, first: ChunkWord) -> Result<Words, farfield_os::Errno> {
-        Ok(Words { base: memory::map_anonymous(Self::bytes(count))?, count, first })
+impl ChunkWordTable {
+    fn new(count: u64, first: ChunkWord) -> Result<ChunkWordTable, farfield_os::Errno> {
+        Ok(ChunkWordTable { base: memory::map_anonymous(Self::bytes(count))?, count, first })
     }
 
     fn bytes(count: u64) -> usize {
@@ -457,7 +462,7 @@ impl Words {
     }
 }
 
-impl Drop for Words {
+impl Drop for ChunkWordTable {
     fn drop(&mut self) {
         // SAFETY: mapped in `new`; references do not outlive us.
         let _ = unsafe { memory::munmap(self.base, Self::bytes(self.count)) };

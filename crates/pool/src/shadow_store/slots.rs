@@ -6,7 +6,7 @@
 //! Everything is a number that changes atomically: no lane waits for another.
 
 use super::medium::Medium;
-use crate::table::Words;
+use crate::table::AtomicTable;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::Errno;
@@ -23,12 +23,12 @@ const GROUP_BYTES: u64 = GROUP * PAGE_BYTES as u64;
 
 /// Reason for which there are no places.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum NoPlace {
+pub(crate) enum NoSpace {
     /// The medium has no room.
     Full,
     /// The places for new versions are all in use at the moment, or other places are just being
     /// given room. Another try may succeed.
-    Later,
+    Busy,
     /// The system refused for another reason.
     Os(Errno),
 }
@@ -36,9 +36,9 @@ pub(crate) enum NoPlace {
 /// Places on a medium, and which of them are free.
 pub(crate) struct Slots {
     /// Bit for each place, set if it is free and has room.
-    free: Words<AtomicU64>,
+    free: AtomicTable<AtomicU64>,
     /// Bit for each group, set if it was given room once and has none now.
-    holes: Words<AtomicU64>,
+    holes: AtomicTable<AtomicU64>,
     /// Number of bits of `free` that are set, less the places that are claimed.
     ready: AtomicU64,
     /// Number of groups that were given room at least once.
@@ -54,8 +54,8 @@ impl Slots {
     pub(crate) fn new(count: u64, begun: u64) -> Result<Slots, Errno> {
         let (groups, grown) = (count.max(begun).div_ceil(GROUP), begun.div_ceil(GROUP));
         Ok(Slots {
-            free: Words::new(groups)?,
-            holes: Words::new(groups.div_ceil(GROUP))?,
+            free: AtomicTable::new(groups)?,
+            holes: AtomicTable::new(groups.div_ceil(GROUP))?,
             ready: AtomicU64::new(0),
             grown: AtomicU64::new(grown),
             roomy: AtomicU64::new(begun),
@@ -64,7 +64,7 @@ impl Slots {
     }
 
     /// Claims `count` places, and gives more places room if need be.
-    pub(crate) fn claim(&self, medium: &Medium, count: u64) -> Result<(), NoPlace> {
+    pub(crate) fn claim(&self, medium: &Medium, count: u64) -> Result<(), NoSpace> {
         loop {
             let less = |ready: u64| ready.checked_sub(count);
             if self.ready.fetch_update(Ordering::Acquire, Ordering::Relaxed, less).is_ok() {
@@ -149,7 +149,7 @@ impl Slots {
     }
 
     /// Gives more places room.
-    fn grow(&self, medium: &Medium) -> Result<(), NoPlace> {
+    fn grow(&self, medium: &Medium) -> Result<(), NoSpace> {
         if let Some(group) = self.take_hole() {
             return self.fill(medium, group, 1).inspect_err(|_| {
                 self.holes.at(group / GROUP).fetch_or(1 << (group % GROUP), Ordering::Release);
@@ -157,7 +157,7 @@ impl Slots {
         }
         let more = |grown: u64| (grown < self.groups).then(|| (grown + STEP_GROUPS).min(self.groups));
         let Ok(first) = self.grown.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more) else {
-            return Err(NoPlace::Later);
+            return Err(NoSpace::Busy);
         };
         let count = STEP_GROUPS.min(self.groups - first);
         if self.fill(medium, first, count).is_ok() {
@@ -190,11 +190,11 @@ impl Slots {
         None
     }
 
-    fn fill(&self, medium: &Medium, first: u64, count: u64) -> Result<(), NoPlace> {
+    fn fill(&self, medium: &Medium, first: u64, count: u64) -> Result<(), NoSpace> {
         match medium.give_room(first * GROUP_BYTES, count * GROUP_BYTES) {
             Ok(()) => {}
-            Err(Errno(libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::ENOMEM)) => return Err(NoPlace::Full),
-            Err(errno) => return Err(NoPlace::Os(errno)),
+            Err(Errno(libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::ENOMEM)) => return Err(NoSpace::Full),
+            Err(errno) => return Err(NoSpace::Os(errno)),
         }
         for group in first..first + count {
             self.free.at(group).store(u64::MAX, Ordering::Release);
@@ -285,7 +285,7 @@ mod tests {
                     left -= count;
                 }
             }
-            assert_eq!(slots.claim(medium, 1), Err(NoPlace::Later));
+            assert_eq!(slots.claim(medium, 1), Err(NoSpace::Busy));
             assert_eq!(taken.len(), 256);
             // Back in another order.
             taken.iter().filter(|place| *place % 3 == 0).for_each(|place| slots.give(*place, 1));
@@ -333,7 +333,7 @@ mod tests {
                     for _ in 0..20_000 {
                         // While another thread gives places room there may be none.
                         while let Err(why) = slots.claim(medium, 5) {
-                            assert_eq!(why, NoPlace::Later);
+                            assert_eq!(why, NoSpace::Busy);
                             std::thread::yield_now();
                         }
                         let mut left = 5;

@@ -6,13 +6,13 @@
 
 /// Slab of the notes on requests in flight.
 #[derive(Debug)]
-pub(crate) struct Seats<T> {
-    seats: Vec<Seat<T>>,
+pub(crate) struct RequestSlab<T> {
+    slots: Vec<RequestSlot<T>>,
     free: Vec<usize>,
 }
 
 #[derive(Debug)]
-struct Seat<T> {
+struct RequestSlot<T> {
     /// Number of the present entry, or of the last one.
     number: u64,
     value: Option<T>,
@@ -20,18 +20,18 @@ struct Seat<T> {
 
 /// Error: this number was never given out.
 #[derive(PartialEq, Eq, Debug)]
-pub(crate) struct NeverUsed;
+pub(crate) struct UnissuedNumber;
 
-impl<T> Seats<T> {
+impl<T> RequestSlab<T> {
     /// Greatest number of entries at a time.
     pub(crate) const MAX: usize = 256;
 
-    pub(crate) fn new() -> Seats<T> {
-        Seats { seats: Vec::new(), free: Vec::new() }
+    pub(crate) fn new() -> RequestSlab<T> {
+        RequestSlab { slots: Vec::new(), free: Vec::new() }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.seats.len() - self.free.len()
+        self.slots.len() - self.free.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -41,34 +41,34 @@ impl<T> Seats<T> {
     /// Adds an entry and returns its number. There must be room for it, otherwise this panics.
     pub(crate) fn add(&mut self, value: T) -> u64 {
         let index = self.free.pop().unwrap_or_else(|| {
-            assert!(self.seats.len() < Self::MAX, "there are no more seats");
-            self.seats.push(Seat { number: self.seats.len() as u64, value: None });
-            self.seats.len() - 1
+            assert!(self.slots.len() < Self::MAX, "there are no more seats");
+            self.slots.push(RequestSlot { number: self.slots.len() as u64, value: None });
+            self.slots.len() - 1
         });
-        let seat = &mut self.seats[index];
+        let seat = &mut self.slots[index];
         seat.number += Self::MAX as u64;
         seat.value = Some(value);
         seat.number
     }
 
     /// Removes the entry with this number; `None` if it was removed before.
-    pub(crate) fn remove(&mut self, number: u64) -> Result<Option<T>, NeverUsed> {
+    pub(crate) fn remove(&mut self, number: u64) -> Result<Option<T>, UnissuedNumber> {
         let index = (number % Self::MAX as u64) as usize;
-        let seat = self.seats.get_mut(index).filter(|seat| (Self::MAX as u64..=seat.number).contains(&number));
-        let seat = seat.ok_or(NeverUsed)?;
+        let seat = self.slots.get_mut(index).filter(|seat| (Self::MAX as u64..=seat.number).contains(&number));
+        let seat = seat.ok_or(UnissuedNumber)?;
         let value = seat.value.take_if(|_| seat.number == number);
         self.free.extend(value.is_some().then_some(index));
         Ok(value)
     }
 
     pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
-        self.seats.iter().filter_map(|seat| seat.value.as_ref())
+        self.slots.iter().filter_map(|seat| seat.value.as_ref())
     }
 
     /// Removes all entries for which `is_so` holds.
     pub(crate) fn extract_if(&mut self, is_so: impl Fn(&T) -> bool) -> impl Iterator<Item = T> {
         let free = &mut self.free;
-        self.seats.iter_mut().enumerate().filter_map(move |(index, seat)| {
+        self.slots.iter_mut().enumerate().filter_map(move |(index, seat)| {
             let value = seat.value.take_if(|value| is_so(value))?;
             free.push(index);
             Some(value)
@@ -83,14 +83,14 @@ mod tests {
 
     #[test]
     fn each_number_is_used_once_and_who_has_it_is_found() {
-        let mut seats = Seats::new();
+        let mut seats = RequestSlab::new();
         let mut twin = BTreeMap::new();
         let mut gone = Vec::new();
         let mut dice = 1u64;
         for round in 0..20_000u32 {
             dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             match dice >> 62 {
-                0 | 1 if twin.len() < Seats::<u32>::MAX => {
+                0 | 1 if twin.len() < RequestSlab::<u32>::MAX => {
                     let number = seats.add(round);
                     assert!(!gone.contains(&number));
                     assert_eq!(twin.insert(number, round), None);
@@ -116,10 +116,10 @@ mod tests {
             }
             assert_eq!(seats.len(), twin.len());
         }
-        assert!(seats.values().copied().eq(seats.seats.iter().filter_map(|seat| twin.get(&seat.number).copied())));
-        let next = twin.keys().next_back().map_or(0, |last| last + Seats::<u32>::MAX as u64);
-        for number in [0, 255, next + Seats::<u32>::MAX as u64, u64::MAX] {
-            assert_eq!(seats.remove(number), Err(NeverUsed), "{number}");
+        assert!(seats.values().copied().eq(seats.slots.iter().filter_map(|seat| twin.get(&seat.number).copied())));
+        let next = twin.keys().next_back().map_or(0, |last| last + RequestSlab::<u32>::MAX as u64);
+        for number in [0, 255, next + RequestSlab::<u32>::MAX as u64, u64::MAX] {
+            assert_eq!(seats.remove(number), Err(UnissuedNumber), "{number}");
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Place of mapped memory: found, opened and mapped. It is that of a NUMA node, or that behind a
 //! path.
 
-use super::config::{Config, Whose, c_path};
+use super::config::{Config, MemorySource, c_path};
 use crate::PoolError;
 use crate::connection::HandshakeError;
+use crate::shadow_store::{Medium, MediumCapacity, ShadowStore};
 use crate::ssd;
-use crate::stock::{Medium, Room, Stock};
 use farfield_os::disk::{self, FileKind};
 use farfield_os::memfd::{Mapping, MappingAccess};
 use farfield_os::{Errno, file, memfd, net, numa};
@@ -28,18 +28,18 @@ pub(super) enum Nature {
 }
 
 /// Memory, with the stock of pages that are stored there.
-pub(super) struct Place {
-    pub(super) stock: Stock,
+pub(super) struct MappedMemory {
+    pub(super) store: ShadowStore,
     pub(super) mapping: Mapping,
     pub(super) nature: Nature,
 }
 
-impl Place {
+impl MappedMemory {
     /// Opens the memory for a region of `pages` pages.
-    pub(super) fn open(server: u16, config: &Config, pages: u64) -> Result<Place, HandshakeError> {
-        match &config.whose {
-            Whose::Node(node) => open_node(server, *node, config, pages),
-            Whose::Path(path) => open_path(server, path, config, pages),
+    pub(super) fn open(server: u16, config: &Config, pages: u64) -> Result<MappedMemory, HandshakeError> {
+        match &config.source {
+            MemorySource::Node(node) => open_node(server, *node, config, pages),
+            MemorySource::Path(path) => open_path(server, path, config, pages),
         }
     }
 
@@ -51,8 +51,8 @@ impl Place {
         medium: Medium,
         bytes: u64,
         align_bytes: u64,
-    ) -> Result<Place, PoolError> {
-        let stock = Stock::new(server, medium, pages, config.size_bytes, Room { bytes, begun: 0 })?;
+    ) -> Result<MappedMemory, PoolError> {
+        let stock = ShadowStore::new(server, medium, pages, config.size_bytes, MediumCapacity { bytes, begun: 0 })?;
         let mapped_bytes = stock.bytes().next_multiple_of(align_bytes);
         // Behind the end of a file there is nothing to load.
         if let Nature::Private { .. } = nature {
@@ -61,7 +61,7 @@ impl Place {
         // SAFETY: open as long as the medium.
         let fd = unsafe { BorrowedFd::borrow_raw(stock.medium.file) };
         let mapping = Mapping::new(fd, mapped_bytes, MappingAccess::ReadWrite).map_err(PoolError::Os)?;
-        Ok(Place { stock, mapping, nature })
+        Ok(MappedMemory { store: stock, mapping, nature })
     }
 }
 
@@ -69,7 +69,7 @@ fn refused<T>(text: String) -> Result<T, HandshakeError> {
     Err(HandshakeError::Refused(text))
 }
 
-fn open_node(server: u16, node: u32, config: &Config, pages: u64) -> Result<Place, HandshakeError> {
+fn open_node(server: u16, node: u32, config: &Config, pages: u64) -> Result<MappedMemory, HandshakeError> {
     let room = match numa::NodeMemory::open(node) {
         Err(Errno(libc::ENOENT)) => {
             return refused(format!(
@@ -87,7 +87,7 @@ fn open_node(server: u16, node: u32, config: &Config, pages: u64) -> Result<Plac
     }
     let file = memfd::create(c"farfield numa", bytes).map_err(PoolError::Os)?.into_raw_fd();
     let medium = Medium::node(net::lift(file).map_err(PoolError::Os)?, room);
-    let place = Place::over(server, config, pages, Nature::Node(node), medium, bytes, 1)?;
+    let place = MappedMemory::over(server, config, pages, Nature::Node(node), medium, bytes, 1)?;
     // SAFETY: the mapping made here.
     match unsafe { numa::bind(place.mapping.as_ptr() as usize, place.mapping.len(), node) } {
         Err(Errno(libc::EPERM)) => {
@@ -101,7 +101,7 @@ fn open_node(server: u16, node: u32, config: &Config, pages: u64) -> Result<Plac
     }
 }
 
-fn open_path(server: u16, path: &str, config: &Config, pages: u64) -> Result<Place, HandshakeError> {
+fn open_path(server: u16, path: &str, config: &Config, pages: u64) -> Result<MappedMemory, HandshakeError> {
     let c_path = c_path(path);
     let kind = disk::kind(&c_path).map_err(PoolError::Os)?;
     let too_small = |bytes: u64| config.size_bytes.is_some_and(|size| size > bytes);
@@ -110,7 +110,7 @@ fn open_path(server: u16, path: &str, config: &Config, pages: u64) -> Result<Pla
             let medium = Medium::file(ssd::create_file(&c_path).map_err(PoolError::Os)?);
             let bytes = disk::file_system_bytes(medium.file).map_err(PoolError::Os)?.min(disk::file_bytes_max());
             let nature = Nature::Private { is_dax: disk::is_dax(medium.file) };
-            Ok(Place::over(server, config, pages, nature, medium, bytes, 1)?)
+            Ok(MappedMemory::over(server, config, pages, nature, medium, bytes, 1)?)
         }
         FileKind::File => {
             let medium = Medium::file(disk::open_file(&c_path).map_err(PoolError::Os)?);
@@ -128,7 +128,7 @@ fn open_path(server: u16, path: &str, config: &Config, pages: u64) -> Result<Pla
                 ));
             }
             let nature = Nature::Named { is_dax: disk::is_dax(medium.file) };
-            Ok(Place::over(server, config, pages, nature, medium, bytes, 1)?)
+            Ok(MappedMemory::over(server, config, pages, nature, medium, bytes, 1)?)
         }
         FileKind::Dax(_) if !config.may_erase => {
             refused(format!("what is on the device would be lost: add device=erase, as in dax:{path}?device=erase"))
@@ -142,7 +142,7 @@ fn open_path(server: u16, path: &str, config: &Config, pages: u64) -> Result<Pla
             if too_small(bytes) {
                 return refused(format!("the device has {} MiB, and size= asks for more", bytes >> 20));
             }
-            Ok(Place::over(server, config, pages, Nature::Device, medium, bytes, device.align_bytes)?)
+            Ok(MappedMemory::over(server, config, pages, Nature::Device, medium, bytes, device.align_bytes)?)
         }
         FileKind::Device => {
             refused("it is a block device, which a processor cannot load from: ssd: is for those".into())
@@ -169,7 +169,7 @@ fn has_content(file: i32) -> Result<bool, PoolError> {
     }
 }
 
-impl Place {
+impl MappedMemory {
     /// Describes the memory for people; a stand-in for the real thing says so.
     pub(super) fn how(&self) -> String {
         let cache = |is_dax: bool| match is_dax {

@@ -2,11 +2,11 @@
 
 /// Data of snapshots that were not claimed yet, by their secrets, newest last. A child of `fork`
 /// has it as well. When there is more than `MAX`, the oldest entry is dropped.
-pub(crate) struct Unclaimed<T, const MAX: usize>([Option<(u128, T)>; MAX]);
+pub(crate) struct UnclaimedSnapshots<T, const MAX: usize>([Option<(u128, T)>; MAX]);
 
-impl<T, const MAX: usize> Unclaimed<T, MAX> {
+impl<T, const MAX: usize> UnclaimedSnapshots<T, MAX> {
     pub(crate) const fn new() -> Self {
-        Unclaimed([const { None }; MAX])
+        UnclaimedSnapshots([const { None }; MAX])
     }
 
     /// Adds an entry and returns the oldest one if it had to make room.
@@ -33,7 +33,7 @@ mod tests {
 
     #[test]
     fn snapshots_wait_for_their_claim_whatever_comes_and_goes_beside_them() {
-        let mut snapshots = Unclaimed::<u32, 3>::new();
+        let mut snapshots = UnclaimedSnapshots::<u32, 3>::new();
         assert_eq!(snapshots.put(1, 10), None);
         for key in 2..20 {
             assert_eq!(snapshots.put(key, 20), None);

@@ -15,9 +15,9 @@
 //! ([`farfield_core::policy::give_up`]). Whether a leg holds the newest version of a chunk is
 //! another matter, and is noted for each chunk.
 
-use crate::changes::Changes;
-use crate::rejoin::{Door, Rejoin, Spares};
-use crate::{Backend, Buffer, Health, Lane, PoolError, Protection, Request};
+use crate::rejoin::{LaneMailbox, Rejoin, SpareMembers};
+use crate::write_epochs::WriteEpochs;
+use crate::{Backend, Buffer, Health, Lane, LaneRequest, PoolError, Protection};
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
@@ -52,7 +52,7 @@ const SINGLES: usize = 32;
 const RUNS: usize = 4;
 
 /// Leg: one of the backends that a mirror or an erasure code is made of.
-pub(crate) struct Leg {
+pub(crate) struct PoolMember {
     /// Backend of the leg; `None` if it was lost before.
     pub(crate) backend: Option<Arc<dyn Backend>>,
     /// Number of leaves in the leg, and so of the secrets of a ticket that are its own.
@@ -62,13 +62,13 @@ pub(crate) struct Leg {
 }
 
 /// Iterates over the backends of the legs that are present.
-pub(crate) fn backends(legs: &[Leg]) -> impl Iterator<Item = &Arc<dyn Backend>> {
+pub(crate) fn backends(legs: &[PoolMember]) -> impl Iterator<Item = &Arc<dyn Backend>> {
     legs.iter().filter_map(|leg| leg.backend.as_ref())
 }
 
 /// Membership of the legs: which are active, lost, late or spare (see the module documentation).
-pub(crate) struct Roster {
-    pub(crate) legs: Vec<Leg>,
+pub(crate) struct Membership {
+    pub(crate) members: Vec<PoolMember>,
     /// Way for servers of lost legs to come back, if there is one.
     rejoin: Option<Rejoin>,
     /// For each leg, the leg of the URL whose server it is: itself, unless it came back.
@@ -78,15 +78,15 @@ pub(crate) struct Roster {
     /// Number of legs that must be present for anything to be read.
     needed: usize,
     /// Leg at each seat; there are as many seats as legs are wanted.
-    seats: [AtomicU8; MemberSet::MAX],
+    shards: [AtomicU8; MemberSet::MAX],
     /// Sets of legs: in use, lost for good, waiting as spares.
     active: AtomicU16,
-    lost: AtomicU16,
+    failed: AtomicU16,
     spare: AtomicU16,
     /// Lost legs that were present before: lanes give up their connections to them.
-    past: AtomicU16,
+    former: AtomicU16,
     /// Number of writes to each leg that it has not answered although the operation has ended.
-    late: [AtomicU32; MemberSet::MAX],
+    lagging: [AtomicU32; MemberSet::MAX],
     /// Deadline (ns) of each late leg, after which the others shall go on without it for good.
     /// Below: the earliest of these deadlines.
     give_up_at: [AtomicU64; MemberSet::MAX],
@@ -95,63 +95,69 @@ pub(crate) struct Roster {
     leaving: AtomicU16,
     /// Number of writes that are ending without each leg, until it is noted that the leg lacks
     /// them.
-    doubts: [AtomicU32; MemberSet::MAX],
+    unrecorded_misses: [AtomicU32; MemberSet::MAX],
     /// Time (ns) that a write waits for all legs before it counts with fewer; [`NEVER`] means until
     /// the missing ones are known to be gone.
     write_patience_ns: AtomicU64,
     /// Generations: how often each leg came to lack something, and up to which of these times
     /// everything is repaired.
-    hurts: [AtomicU32; MemberSet::MAX],
-    healed: [AtomicU32; MemberSet::MAX],
-    pub(crate) changes: Changes,
+    missed_generation: [AtomicU32; MemberSet::MAX],
+    repaired_generation: [AtomicU32; MemberSet::MAX],
+    pub(crate) write_epochs: WriteEpochs,
     /// Number of pages that legs were given because they lacked them.
     restored: AtomicU64,
     /// Whether this is a child of `fork`: nothing here may be used then.
     abandoned: AtomicBool,
 }
 
-impl Roster {
+impl Membership {
     /// Makes the membership of `legs` and `spares`, of up to `most` legs. Spares are not in use
     /// yet, unless the legs are `inherited`: in a snapshot, a spare that is present holds what the
     /// others hold.
-    pub(crate) fn new(mut legs: Vec<Leg>, spares: Spares, needed: usize, inherited: bool, most: usize) -> Roster {
+    pub(crate) fn new(
+        mut legs: Vec<PoolMember>,
+        spares: SpareMembers,
+        needed: usize,
+        inherited: bool,
+        most: usize,
+    ) -> Membership {
         let wanted = legs.len();
-        legs.extend(spares.legs);
+        legs.extend(spares.members);
         let places = MemberSet::first(most).difference(MemberSet::first(legs.len()));
         let rejoin = spares.reopen.map(|reopen| Rejoin::new(reopen, places));
         if rejoin.is_some() {
             // These legs stay empty until a server comes back.
-            legs.extend(places.iter().map(|_| Leg { backend: None, leaves: 0, server: 0 }));
+            legs.extend(places.iter().map(|_| PoolMember { backend: None, leaves: 0, server: 0 }));
         }
         let all = MemberSet::first(legs.len());
         let is_lost = |leg: &usize| legs[*leg].backend.is_none();
         let lost: MemberSet = all.iter().filter(is_lost).collect();
         let spare = if inherited { MemberSet(0) } else { all.difference(MemberSet::first(wanted)).difference(lost) };
-        let roster = Roster {
+        let roster = Membership {
             origins: core::array::from_fn(|leg| AtomicU8::new(leg as u8)),
-            legs,
+            members: legs,
             rejoin,
             wanted,
             needed,
-            seats: core::array::from_fn(|seat| AtomicU8::new(seat as u8)),
+            shards: core::array::from_fn(|seat| AtomicU8::new(seat as u8)),
             active: AtomicU16::new(all.difference(spare).difference(lost).0),
-            lost: AtomicU16::new(lost.0),
+            failed: AtomicU16::new(lost.0),
             spare: AtomicU16::new(spare.0),
-            past: AtomicU16::new(0),
-            late: Default::default(),
+            former: AtomicU16::new(0),
+            lagging: Default::default(),
             give_up_at: [const { AtomicU64::new(NEVER) }; MemberSet::MAX],
             next_give_up: AtomicU64::new(NEVER),
             leaving: AtomicU16::new(0),
-            doubts: Default::default(),
+            unrecorded_misses: Default::default(),
             write_patience_ns: AtomicU64::new(WRITE_PATIENCE.as_nanos() as u64),
-            hurts: Default::default(),
-            healed: Default::default(),
-            changes: Changes::new(),
+            missed_generation: Default::default(),
+            repaired_generation: Default::default(),
+            write_epochs: WriteEpochs::new(),
             restored: AtomicU64::new(0),
             abandoned: AtomicBool::new(false),
         };
-        for leg in spare.union(roster.places()).iter() {
-            roster.hurts[leg].store(1, Ordering::Relaxed);
+        for leg in spare.union(roster.spare_slots()).iter() {
+            roster.missed_generation[leg].store(1, Ordering::Relaxed);
         }
         for leg in lost.intersection(MemberSet::first(wanted)).iter() {
             roster.call_spare(leg);
@@ -160,18 +166,18 @@ impl Roster {
     }
 
     /// Returns the set of the legs with a backend for which `is_in` holds.
-    pub(crate) fn which(&self, is_in: impl Fn(usize, &Arc<dyn Backend>) -> bool) -> MemberSet {
+    pub(crate) fn select(&self, is_in: impl Fn(usize, &Arc<dyn Backend>) -> bool) -> MemberSet {
         let chosen = |leg: &usize| self.backend(*leg).is_some_and(|backend| is_in(*leg, &backend));
-        (0..self.legs.len()).filter(chosen).collect()
+        (0..self.members.len()).filter(chosen).collect()
     }
 
     /// Returns the backend of a leg; `None` if it was lost before, or has not come yet.
     pub(crate) fn backend(&self, leg: usize) -> Option<Arc<dyn Backend>> {
-        self.legs[leg].backend.clone().or_else(|| self.rejoin.as_ref()?.backend(leg))
+        self.members[leg].backend.clone().or_else(|| self.rejoin.as_ref()?.backend(leg))
     }
 
     pub(crate) fn backends(&self) -> impl Iterator<Item = Arc<dyn Backend>> {
-        (0..self.legs.len()).filter_map(|leg| self.backend(leg))
+        (0..self.members.len()).filter_map(|leg| self.backend(leg))
     }
 
     /// Returns the leg of the URL whose server `leg` is.
@@ -187,37 +193,37 @@ impl Roster {
     /// Returns the legs that came back and are present, each with the leg of the URL whose server
     /// it is.
     pub(crate) fn moved(&self) -> Vec<(usize, usize)> {
-        let legs = self.all().difference(self.lost());
+        let legs = self.all().difference(self.failed());
         legs.iter().map(|leg| (leg, self.origin(leg))).filter(|(leg, origin)| leg != origin).collect()
     }
 
     /// Returns the number of the first leaf of `leg`.
     pub(crate) fn server(&self, leg: usize) -> u16 {
-        self.legs[self.origin(leg)].server
+        self.members[self.origin(leg)].server
     }
 
     /// Returns the range of the leg's leaves among those of all legs, in the order of a ticket.
     pub(crate) fn leaves(&self, leg: usize) -> Range<usize> {
         let origin = self.origin(leg);
-        let first = self.legs[..origin].iter().map(|leg| leg.leaves).sum();
-        first..first + self.legs[origin].leaves
+        let first = self.members[..origin].iter().map(|leg| leg.leaves).sum();
+        first..first + self.members[origin].leaves
     }
 
     /// Returns the index behind the last leg that is, or was, present.
     pub(crate) fn known(&self) -> usize {
-        let was_there = |leg: &usize| !self.places().has(*leg) || self.backend(*leg).is_some();
+        let was_there = |leg: &usize| !self.spare_slots().has(*leg) || self.backend(*leg).is_some();
         self.all().iter().filter(was_there).last().map_or(0, |leg| leg + 1)
     }
 
     /// Returns the places for servers that come back.
-    pub(crate) fn places(&self) -> MemberSet {
-        self.rejoin.as_ref().map_or(MemberSet(0), |rejoin| rejoin.places)
+    pub(crate) fn spare_slots(&self) -> MemberSet {
+        self.rejoin.as_ref().map_or(MemberSet(0), |rejoin| rejoin.spare_slots)
     }
 
     /// Returns the legs of the URL that are lost and whose server has not come back at another
     /// place.
-    fn away(&self) -> MemberSet {
-        let lost = self.lost();
+    fn unreachable(&self) -> MemberSet {
+        let lost = self.failed();
         let back: MemberSet = self.all().difference(lost).iter().map(|leg| self.origin(leg)).collect();
         let servers = self.rejoin.as_ref().map_or(MemberSet(0), |rejoin| rejoin.reopen.servers);
         lost.intersection(servers).difference(back)
@@ -232,30 +238,31 @@ impl Roster {
     fn is_own_rejoin_due(&self) -> bool {
         let Some(rejoin) = self.rejoin.as_ref().filter(|_| !self.is_abandoned()) else { return false };
         if rejoin.is_time_to_look() {
-            self.look_at_health();
+            self.check_health();
         }
-        rejoin.is_time_to_try(self.away())
+        rejoin.is_time_to_try(self.unreachable())
     }
 
     /// Checks whether a server is away for which there is no free place.
     pub(crate) fn is_full(&self) -> bool {
-        let is_full = |rejoin: &Rejoin| rejoin.free_place().is_none();
-        self.rejoin.as_ref().is_some_and(is_full) && !self.is_abandoned() && !self.away().is_empty()
+        let is_full = |rejoin: &Rejoin| rejoin.free_slot().is_none();
+        self.rejoin.as_ref().is_some_and(is_full) && !self.is_abandoned() && !self.unreachable().is_empty()
     }
 
     /// Frees a place, if there is one that no lane is connected to. `forget` drops what the leg was
     /// known to hold. Must not be called while a snapshot is made.
-    pub(crate) fn vacate(&self, forget: impl Fn(usize)) {
+    pub(crate) fn release_slot(&self, forget: impl Fn(usize)) {
         let Some(rejoin) = self.rejoin.as_ref().filter(|_| self.is_full()) else { return };
-        rejoin.clear_doors();
-        let Some(place) = rejoin.places.intersection(self.lost()).iter().find(|place| rejoin.is_left(*place)) else {
+        rejoin.clear_mailboxes();
+        let Some(place) = rejoin.spare_slots.intersection(self.failed()).iter().find(|place| rejoin.is_left(*place))
+        else {
             return;
         };
         forget(place);
-        self.late[place].store(0, Ordering::SeqCst);
+        self.lagging[place].store(0, Ordering::SeqCst);
         self.give_up_at[place].store(NEVER, Ordering::SeqCst);
-        self.hurt(place);
-        rejoin.vacate(place);
+        self.note_missed(place);
+        rejoin.release_slot(place);
     }
 
     /// Takes servers that are back as spares, if they have at least `pages` pages. Blocks until
@@ -264,30 +271,30 @@ impl Roster {
         if self.is_own_rejoin_due()
             && let Some(rejoin) = &self.rejoin
         {
-            self.take_back(rejoin, pages, requests);
-            rejoin.clear_doors();
+            self.readmit(rejoin, pages, requests);
+            rejoin.clear_mailboxes();
         }
         self.backends().for_each(|backend| backend.rejoin());
     }
 
-    fn take_back(&self, rejoin: &Rejoin, pages: u64, requests: usize) {
-        for origin in self.away().iter() {
+    fn readmit(&self, rejoin: &Rejoin, pages: u64, requests: usize) {
+        for origin in self.unreachable().iter() {
             // A server that serves as two legs would protect nothing.
             let of = |legs: MemberSet| legs.iter().filter_map(|leg| self.backend(leg)).collect::<Vec<_>>();
-            let in_use = of(self.all().difference(self.lost()));
+            let in_use = of(self.all().difference(self.failed()));
             let used: Vec<_> = in_use.iter().filter_map(|backend| backend.incarnation()).collect();
             let Some(place) = rejoin.attempt(origin, &used, pages) else { continue };
-            self.past.fetch_and(!MemberSet::one(place).0, Ordering::SeqCst);
+            self.former.fetch_and(!MemberSet::one(place).0, Ordering::SeqCst);
             self.set_origin(place, origin);
             // If the server was only out of reach, it still keeps a region that will not be used
             // again: free it.
             let came = self.backend(place).and_then(|backend| backend.incarnation());
-            let lost = self.lost().difference(MemberSet::one(place));
+            let lost = self.failed().difference(MemberSet::one(place));
             of(lost).iter().filter(|old| old.incarnation() == came).for_each(|old| old.release());
-            if rejoin.open_doors(place, requests) {
+            if rejoin.open_member_lanes(place, requests) {
                 self.admit(place);
             } else {
-                self.lose(place);
+                self.mark_failed(place);
             }
         }
     }
@@ -296,27 +303,27 @@ impl Roster {
     /// seat may be that of the place itself.
     fn admit(&self, place: usize) {
         let bit = MemberSet::one(place).0;
-        if self.seat_of(place).is_some() {
-            return self.changes.while_one_comes(|| {
+        if self.shard_of(place).is_some() {
+            return self.write_epochs.during_join(|| {
                 self.active.fetch_or(bit, Ordering::SeqCst);
-                self.lost.fetch_and(!bit, Ordering::SeqCst);
+                self.failed.fetch_and(!bit, Ordering::SeqCst);
             });
         }
         // The spare bit is set before the lost bit is cleared: a leg is never in use without having
         // been called.
         self.spare.fetch_or(bit, Ordering::SeqCst);
-        self.lost.fetch_and(!bit, Ordering::SeqCst);
+        self.failed.fetch_and(!bit, Ordering::SeqCst);
         for seat in 0..self.wanted {
-            let leg = self.at_seat(seat);
-            if self.lost().has(leg) {
+            let leg = self.member_of_shard(seat);
+            if self.failed().has(leg) {
                 self.call_spare(leg);
             }
         }
     }
 
     /// Makes a mailbox for a lane that is about to be opened.
-    pub(crate) fn new_door(&self) -> Option<Arc<Door>> {
-        self.rejoin.as_ref().map(Rejoin::new_door)
+    pub(crate) fn new_mailbox(&self) -> Option<Arc<LaneMailbox>> {
+        self.rejoin.as_ref().map(Rejoin::new_mailbox)
     }
 
     /// Returns the number of pages that all legs can address.
@@ -326,7 +333,7 @@ impl Roster {
 
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
-        backends(&self.legs).for_each(|backend| backend.abandon());
+        backends(&self.members).for_each(|backend| backend.abandon());
         self.rejoin.iter().for_each(Rejoin::abandon);
     }
 
@@ -335,15 +342,15 @@ impl Roster {
     }
 
     pub(crate) fn all(&self) -> MemberSet {
-        MemberSet::first(self.legs.len())
+        MemberSet::first(self.members.len())
     }
 
-    pub(crate) fn lost(&self) -> MemberSet {
-        MemberSet(self.lost.load(Ordering::SeqCst))
+    pub(crate) fn failed(&self) -> MemberSet {
+        MemberSet(self.failed.load(Ordering::SeqCst))
     }
 
-    pub(crate) fn past(&self) -> MemberSet {
-        MemberSet(self.past.load(Ordering::SeqCst))
+    pub(crate) fn former(&self) -> MemberSet {
+        MemberSet(self.former.load(Ordering::SeqCst))
     }
 
     fn spare(&self) -> MemberSet {
@@ -352,7 +359,7 @@ impl Roster {
 
     /// Returns the legs to write to and read from.
     pub(crate) fn active(&self) -> MemberSet {
-        let active = MemberSet(self.active.load(Ordering::SeqCst)).difference(self.lost());
+        let active = MemberSet(self.active.load(Ordering::SeqCst)).difference(self.failed());
         if self.are_enough(active) {
             return active;
         }
@@ -362,31 +369,31 @@ impl Roster {
 
     /// Returns the legs that are neither lost nor spares; late ones are included.
     pub(crate) fn present(&self) -> MemberSet {
-        self.all().difference(self.lost()).difference(self.spare())
+        self.all().difference(self.failed()).difference(self.spare())
     }
 
     /// Returns the leg at `seat`; it may be lost.
-    pub(crate) fn at_seat(&self, seat: usize) -> usize {
-        self.seats[seat].load(Ordering::SeqCst).into()
+    pub(crate) fn member_of_shard(&self, seat: usize) -> usize {
+        self.shards[seat].load(Ordering::SeqCst).into()
     }
 
     /// Restores the seats as they were when a snapshot was made. Everything else in the snapshot
     /// starts afresh.
-    pub(crate) fn set_seats(&self, seats: [usize; MemberSet::MAX]) {
-        self.seats.iter().zip(seats).for_each(|(seat, leg)| seat.store(leg as u8, Ordering::SeqCst));
+    pub(crate) fn set_shards(&self, seats: [usize; MemberSet::MAX]) {
+        self.shards.iter().zip(seats).for_each(|(seat, leg)| seat.store(leg as u8, Ordering::SeqCst));
     }
 
     /// Returns the seat of `leg`, if it has one.
-    pub(crate) fn seat_of(&self, leg: usize) -> Option<usize> {
-        (0..self.wanted).find(|&seat| self.at_seat(seat) == leg)
+    pub(crate) fn shard_of(&self, leg: usize) -> Option<usize> {
+        (0..self.wanted).find(|&seat| self.member_of_shard(seat) == leg)
     }
 
     /// Marks a leg as lost for good, because it is gone or its contents are unknown; a spare takes
     /// its seat.
-    pub(crate) fn lose(&self, leg: usize) {
+    pub(crate) fn mark_failed(&self, leg: usize) {
         let bit = MemberSet::one(leg).0;
-        self.past.fetch_or(bit, Ordering::SeqCst);
-        if self.lost.fetch_or(bit, Ordering::SeqCst) & bit == 0 {
+        self.former.fetch_or(bit, Ordering::SeqCst);
+        if self.failed.fetch_or(bit, Ordering::SeqCst) & bit == 0 {
             self.active.fetch_and(!bit, Ordering::SeqCst);
             if self.spare.fetch_and(!bit, Ordering::SeqCst) & bit == 0 {
                 self.call_spare(leg);
@@ -397,11 +404,11 @@ impl Roster {
     /// Puts a spare, if there is one, in use at the seat of the leg that is `lost`.
     pub(crate) fn call_spare(&self, lost: usize) {
         if !self.spare().is_empty() {
-            self.changes.while_one_comes(|| self.seat_a_spare(lost));
+            self.write_epochs.during_join(|| self.assign_spare(lost));
         }
     }
 
-    fn seat_a_spare(&self, lost: usize) {
+    fn assign_spare(&self, lost: usize) {
         loop {
             let spare = self.spare();
             let Some(leg) = spare.iter().next() else { return };
@@ -411,8 +418,8 @@ impl Roster {
             if self.spare.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst) & MemberSet::one(leg).0 == 0 {
                 continue;
             }
-            let Some(seat) = self.seat_of(lost) else { return };
-            let seated = self.seats[seat].compare_exchange(lost as u8, leg as u8, Ordering::SeqCst, Ordering::SeqCst);
+            let Some(seat) = self.shard_of(lost) else { return };
+            let seated = self.shards[seat].compare_exchange(lost as u8, leg as u8, Ordering::SeqCst, Ordering::SeqCst);
             if seated.is_err() {
                 // Another spare took the seat first. This one becomes a spare again.
                 self.active.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst);
@@ -423,8 +430,8 @@ impl Roster {
     }
 
     /// Asks every leg that is present for its health; those that are gone become lost.
-    pub(crate) fn look_at_health(&self) {
-        self.which(|_, backend| backend.health() == Health::Gone).iter().for_each(|leg| self.lose(leg));
+    pub(crate) fn check_health(&self) {
+        self.select(|_, backend| backend.health() == Health::Gone).iter().for_each(|leg| self.mark_failed(leg));
     }
 
     /// Returns the time that a write waits for all legs before it counts with fewer; `None` means
@@ -448,8 +455,8 @@ impl Roster {
     /// Marks `leg` as late: it has not answered a write for long. Until it answers, it is asked for
     /// nothing that others can do. If it has not by the time `give_up_at` (ns), it is given up as
     /// soon as they can do without it.
-    pub(crate) fn set_late(&self, leg: usize, give_up_at: u64) {
-        self.late[leg].fetch_add(1, Ordering::SeqCst);
+    pub(crate) fn mark_lagging(&self, leg: usize, give_up_at: u64) {
+        self.lagging[leg].fetch_add(1, Ordering::SeqCst);
         if self.write_patience().is_some() {
             self.active.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst);
             self.shall_be_given_up(leg, give_up_at);
@@ -458,15 +465,15 @@ impl Roster {
 
     /// Marks that it will never be known whether a write for which `leg` is late has arrived there,
     /// or will. The leg is given up as soon as the others can do without it.
-    pub(crate) fn stay_late(&self, leg: usize) {
+    pub(crate) fn stay_lagging(&self, leg: usize) {
         self.active.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst);
         self.shall_be_given_up(leg, 0);
     }
 
     /// Like [`Roster::stay_late`], for a write that was not late before.
-    pub(crate) fn is_unsure(&self, leg: usize) {
-        self.late[leg].fetch_add(1, Ordering::SeqCst);
-        self.stay_late(leg);
+    pub(crate) fn note_indeterminate(&self, leg: usize) {
+        self.lagging[leg].fetch_add(1, Ordering::SeqCst);
+        self.stay_lagging(leg);
     }
 
     fn shall_be_given_up(&self, leg: usize, at: u64) {
@@ -475,13 +482,13 @@ impl Roster {
     }
 
     /// Takes a late answer of `leg` into account; after the last one the leg is in use again.
-    pub(crate) fn late_came(&self, leg: usize) {
-        if self.late[leg].fetch_sub(1, Ordering::SeqCst) != 1 || self.lost().has(leg) {
+    pub(crate) fn on_late_reply(&self, leg: usize) {
+        if self.lagging[leg].fetch_sub(1, Ordering::SeqCst) != 1 || self.failed().has(leg) {
             return;
         }
         self.give_up_at[leg].store(NEVER, Ordering::SeqCst);
-        self.changes.while_one_comes(|| self.active.fetch_or(MemberSet::one(leg).0, Ordering::SeqCst));
-        if self.is_late(leg) && self.write_patience().is_some() {
+        self.write_epochs.during_join(|| self.active.fetch_or(MemberSet::one(leg).0, Ordering::SeqCst));
+        if self.is_lagging(leg) && self.write_patience().is_some() {
             // The leg has become late again since.
             self.active.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst);
             self.shall_be_given_up(leg, now_ns().saturating_add(ANSWER_WITHIN.as_nanos() as u64));
@@ -501,7 +508,7 @@ impl Roster {
         self.next_give_up.store(NEVER, Ordering::SeqCst);
         for leg in self.present().iter() {
             let at = self.give_up_at[leg].load(Ordering::SeqCst);
-            let is_over = at <= now && self.is_late(leg) && self.try_to_give_up(leg, &give_up);
+            let is_over = at <= now && self.is_lagging(leg) && self.try_to_give_up(leg, &give_up);
             if !is_over && at != NEVER {
                 self.next_give_up.fetch_min(at.max(now + GIVE_UP_PAUSE.as_nanos() as u64), Ordering::SeqCst);
             }
@@ -516,8 +523,10 @@ impl Roster {
             // Another thread is giving it up.
             return false;
         }
-        let whole = self.which(|leg, backend| {
-            self.is_whole(leg) && self.doubts[leg].load(Ordering::SeqCst) == 0 && backend.health() != Health::Gone
+        let whole = self.select(|leg, backend| {
+            self.is_whole(leg)
+                && self.unrecorded_misses[leg].load(Ordering::SeqCst) == 0
+                && backend.health() != Health::Gone
         });
         // Check again, because a doubt may have become a hurt since.
         let whole = whole.iter().filter(|leg| self.is_whole(*leg)).collect();
@@ -531,48 +540,51 @@ impl Roster {
 
     /// Returns the legs that must not be relied on, because they are lost or are being given up.
     pub(crate) fn unreliable(&self) -> MemberSet {
-        MemberSet(self.leaving.load(Ordering::SeqCst)).union(self.lost())
+        MemberSet(self.leaving.load(Ordering::SeqCst)).union(self.failed())
     }
 
     /// Runs `change`, which notes that these legs lack something, unless it fails. Meanwhile these
     /// legs do not count as whole when another leg is to be given up
     /// ([`farfield_core::policy::give_up`]).
-    pub(crate) fn while_in_doubt<T>(&self, legs: MemberSet, change: impl FnOnce() -> T) -> T {
-        legs.iter().for_each(|leg| _ = self.doubts[leg].fetch_add(1, Ordering::SeqCst));
+    pub(crate) fn with_unrecorded_miss<T>(&self, legs: MemberSet, change: impl FnOnce() -> T) -> T {
+        legs.iter().for_each(|leg| _ = self.unrecorded_misses[leg].fetch_add(1, Ordering::SeqCst));
         let result = change();
-        legs.iter().for_each(|leg| _ = self.doubts[leg].fetch_sub(1, Ordering::SeqCst));
+        legs.iter().for_each(|leg| _ = self.unrecorded_misses[leg].fetch_sub(1, Ordering::SeqCst));
         result
     }
 
     /// Checks whether a write that no operation waits for may still arrive at the leg.
-    pub(crate) fn is_late(&self, leg: usize) -> bool {
-        self.late[leg].load(Ordering::SeqCst) != 0
+    pub(crate) fn is_lagging(&self, leg: usize) -> bool {
+        self.lagging[leg].load(Ordering::SeqCst) != 0
     }
 
     /// Checks whether the leg holds everything.
     pub(crate) fn is_whole(&self, leg: usize) -> bool {
-        let is_used = self.active().has(leg) && !self.is_late(leg);
-        is_used && self.hurts(leg) == self.healed[leg].load(Ordering::SeqCst)
+        let is_used = self.active().has(leg) && !self.is_lagging(leg);
+        is_used && self.missed_generation(leg) == self.repaired_generation[leg].load(Ordering::SeqCst)
     }
 
-    pub(crate) fn hurts(&self, leg: usize) -> u32 {
-        self.hurts[leg].load(Ordering::SeqCst)
+    pub(crate) fn missed_generation(&self, leg: usize) -> u32 {
+        self.missed_generation[leg].load(Ordering::SeqCst)
     }
 
     /// Notes that the leg lacks something. Must be called after that is visible: a thread that has
     /// found nothing to repair has read the count before.
-    pub(crate) fn hurt(&self, leg: usize) {
-        self.hurts[leg].fetch_add(1, Ordering::SeqCst);
+    pub(crate) fn note_missed(&self, leg: usize) {
+        self.missed_generation[leg].fetch_add(1, Ordering::SeqCst);
     }
 
     /// Notes that everything is repaired that the leg lacked when its count of hurts was `hurts`.
-    pub(crate) fn set_healed(&self, leg: usize, hurts: u32) {
-        self.healed[leg].fetch_max(hurts, Ordering::SeqCst);
+    pub(crate) fn set_repaired(&self, leg: usize, hurts: u32) {
+        self.repaired_generation[leg].fetch_max(hurts, Ordering::SeqCst);
     }
 
     /// Returns the legs that lack something and may be given it.
-    pub(crate) fn to_heal(&self) -> MemberSet {
-        let hurt = |leg: &usize| self.hurts(*leg) != self.healed[*leg].load(Ordering::SeqCst) && !self.is_late(*leg);
+    pub(crate) fn repairable(&self) -> MemberSet {
+        let hurt = |leg: &usize| {
+            self.missed_generation(*leg) != self.repaired_generation[*leg].load(Ordering::SeqCst)
+                && !self.is_lagging(*leg)
+        };
         self.active().iter().filter(hurt).collect()
     }
 
@@ -580,8 +592,8 @@ impl Roster {
     /// least 1 while a change is in flight that may not know of a leg.
     fn missing(&self) -> usize {
         // This is read first: a change that has ended by then has noted which legs lack it.
-        let are_old = self.changes.are_old();
-        let whole = (0..self.legs.len()).filter(|leg| self.is_whole(*leg)).count();
+        let are_old = self.write_epochs.has_old_writes();
+        let whole = (0..self.members.len()).filter(|leg| self.is_whole(*leg)).count();
         self.wanted.saturating_sub(whole).max(usize::from(are_old))
     }
 
@@ -622,7 +634,7 @@ impl Roster {
 
     /// Returns those of these legs that answer now. Blocks for each silent leg.
     pub(crate) fn answering(&self, legs: MemberSet) -> MemberSet {
-        self.which(|leg, backend| legs.has(leg) && backend.answers(ANSWER_PATIENCE))
+        self.select(|leg, backend| legs.has(leg) && backend.answers(ANSWER_PATIENCE))
     }
 
     pub(crate) fn are_enough(&self, legs: MemberSet) -> bool {
@@ -637,13 +649,13 @@ impl Roster {
 
     /// Returns the error for too few legs that are left.
     pub(crate) fn gone(&self) -> PoolError {
-        let server = self.lost().difference(self.places()).iter().last().map_or(0, |leg| self.server(leg));
+        let server = self.failed().difference(self.spare_slots()).iter().last().map_or(0, |leg| self.server(leg));
         PoolError::ServerGone { server, incarnation: Incarnation(0) }
     }
 
     /// Opens a lane to each leg that is present, with room for `requests` waiting requests. A leg
     /// that is present and does not answer is left out.
-    pub(crate) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<LegLane>>, PoolError> {
+    pub(crate) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<MemberLane>>, PoolError> {
         self.open_lanes_but(requests, &|_, error| is_silence(error))
     }
 
@@ -653,23 +665,23 @@ impl Roster {
         &self,
         requests: usize,
         may_lack: &dyn Fn(usize, PoolError) -> bool,
-    ) -> Result<Vec<Option<LegLane>>, PoolError> {
-        let (mut lanes, mut lacking) = (Vec::with_capacity(self.legs.len()), None);
-        for index in 0..self.legs.len() {
+    ) -> Result<Vec<Option<MemberLane>>, PoolError> {
+        let (mut lanes, mut lacking) = (Vec::with_capacity(self.members.len()), None);
+        for index in 0..self.members.len() {
             let lane = match self.backend(index).map(|backend| backend.open_lane()) {
                 Some(Ok(lane)) => Some(lane),
                 Some(Err(PoolError::ServerGone { .. })) => {
-                    self.lose(index);
+                    self.mark_failed(index);
                     None
                 }
                 Some(Err(error)) if may_lack(index, error) => {
-                    lacking = Some(error).filter(|_| !self.lost().has(index)).or(lacking);
+                    lacking = Some(error).filter(|_| !self.failed().has(index)).or(lacking);
                     None
                 }
                 Some(Err(error)) => return Err(error),
                 None => None,
             };
-            lanes.push(lane.map(|lane| LegLane::new(lane, requests)));
+            lanes.push(lane.map(|lane| MemberLane::new(lane, requests)));
         }
         if lanes.iter().flatten().count() < self.needed {
             // A caller that hears that everything is gone would give up for good what is only slow.
@@ -685,10 +697,10 @@ pub(crate) fn is_silence(error: PoolError) -> bool {
 }
 
 /// Leg as one lane sees it.
-pub(crate) struct LegLane {
+pub(crate) struct MemberLane {
     pub(crate) lane: Box<dyn Lane>,
     /// Requests for which the lane had no room.
-    waiting: VecDeque<Request>,
+    waiting: VecDeque<LaneRequest>,
     singles: Vec<Buffer>,
     runs: Vec<Buffer>,
     /// Time (ns) since which a write waits for a buffer; 0 if none does.
@@ -697,9 +709,9 @@ pub(crate) struct LegLane {
     pub(crate) latency_ns: u64,
 }
 
-impl LegLane {
-    pub(crate) fn new(lane: Box<dyn Lane>, requests: usize) -> LegLane {
-        LegLane {
+impl MemberLane {
+    pub(crate) fn new(lane: Box<dyn Lane>, requests: usize) -> MemberLane {
+        MemberLane {
             lane,
             waiting: VecDeque::with_capacity(requests),
             singles: (0..SINGLES).map(|_| Buffer::new(1)).collect(),
@@ -715,7 +727,7 @@ impl LegLane {
     }
 
     /// Submits a request, behind those that wait already.
-    pub(crate) fn submit(&mut self, request: Request) {
+    pub(crate) fn submit(&mut self, request: LaneRequest) {
         if !self.waiting.is_empty() {
             self.waiting.push_back(request);
         } else if let Err(back) = self.lane.submit(request) {
@@ -786,19 +798,19 @@ impl LegLane {
 mod tests {
     //! Danger: a leg that was slow once is taken for one that is gone, and what it holds for lost.
     use super::*;
-    use crate::trial::{SILENT, SilentSide};
+    use crate::trial::{SILENT, SilentMember};
 
     #[test]
     fn who_finds_too_few_that_answer_hears_that_and_not_that_they_are_gone() {
-        let slow = SilentSide::new(100);
-        let leg = |backend| Leg { backend, leaves: 1, server: 0 };
-        let roster = Roster::new(vec![leg(Some(slow.clone())), leg(None)], Spares::default(), 1, false, 2);
+        let slow = SilentMember::new(100);
+        let leg = |backend| PoolMember { backend, leaves: 1, server: 0 };
+        let roster = Membership::new(vec![leg(Some(slow.clone())), leg(None)], SpareMembers::default(), 1, false, 2);
         slow.set_silent(true);
         assert_eq!(roster.open_lanes(1).err(), Some(SILENT));
-        assert!(!roster.lost().has(0));
+        assert!(!roster.failed().has(0));
         slow.set_silent(false);
         assert_eq!(roster.open_lanes(1).unwrap().iter().flatten().count(), 1);
-        roster.lose(0);
+        roster.mark_failed(0);
         assert!(matches!(roster.gone(), PoolError::ServerGone { .. }));
     }
 }

@@ -1,7 +1,7 @@
 //! Background care of a tiered pool: old pages move to the next tier, and copies that do not count
 //! are given back.
 
-use super::lane::{PIECES, Piece, Task, TierLane};
+use super::lane::{PIECES, TierLane, TierSplit, TierSplitKind};
 use super::table::{Bid, TierTable};
 use crate::{Buffer, Op, PoolError};
 use core::time::Duration;
@@ -24,7 +24,7 @@ const STEPS: u32 = 2;
 const STEPS_MAX: u32 = 8;
 
 /// Background care that one lane takes besides its operations.
-pub(super) struct Care {
+pub(super) struct TierMaintenance {
     /// Number of steps that may begin while the owner changes pages; `None` for no limit.
     steps: Option<u32>,
     /// Free buffers; there is one for each step at a time.
@@ -39,13 +39,13 @@ pub(super) struct Care {
     is_stopped: bool,
 }
 
-impl Care {
-    pub(super) fn of_owner() -> Care {
-        Care { steps: Some(0), ..Care::of_thread(1) }
+impl TierMaintenance {
+    pub(super) fn of_owner() -> TierMaintenance {
+        TierMaintenance { steps: Some(0), ..TierMaintenance::of_thread(1) }
     }
 
-    pub(super) fn of_thread(most: usize) -> Care {
-        Care {
+    pub(super) fn of_thread(most: usize) -> TierMaintenance {
+        TierMaintenance {
             steps: None,
             buffers: (0..most).map(|_| Buffer::new(MOVE_PAGES as usize)).collect(),
             most,
@@ -89,14 +89,14 @@ impl Care {
         self.busy -= 1;
     }
 
-    fn find(&mut self, table: &TierTable) -> Option<Step> {
+    fn find(&mut self, table: &TierTable) -> Option<MaintenanceStep> {
         if table.is_resting() {
             return None;
         }
         let found = if table.has_garbage() {
             self.find_garbage(table)
         } else {
-            (0..table.legs.len()).find_map(|from| self.find_to_move(table, from, table.move_to(from)?))
+            (0..table.members.len()).find_map(|from| self.find_to_move(table, from, table.move_to(from)?))
         };
         if found.is_some() {
             self.vain_rounds = 0;
@@ -107,7 +107,7 @@ impl Care {
         found
     }
 
-    fn find_garbage(&mut self, table: &TierTable) -> Option<Step> {
+    fn find_garbage(&mut self, table: &TierTable) -> Option<MaintenanceStep> {
         for _ in 0..LOOK {
             let first = table.next_written(self.sweeps_from);
             if first == table.pages {
@@ -118,7 +118,7 @@ impl Care {
             if let Some(tier) = table.word(first).garbage().iter().next() {
                 // More than one tier may have such a copy.
                 self.sweeps_from = first;
-                return Some(Step::Sweep { first, tier });
+                return Some(MaintenanceStep::Sweep { first, tier });
             }
             self.sweeps_from = first + 1;
         }
@@ -127,7 +127,7 @@ impl Care {
 
     /// Moves the clock hand of a tier on to pages that were not written since it was there last,
     /// and claims them (CLOCK).
-    fn find_to_move(&mut self, table: &TierTable, from: usize, to: usize) -> Option<Step> {
+    fn find_to_move(&mut self, table: &TierTable, from: usize, to: usize) -> Option<MaintenanceStep> {
         for _ in 0..LOOK {
             let first = table.next_written(self.hands[from]);
             if first == table.pages {
@@ -143,7 +143,7 @@ impl Care {
                     let (count, bid) = table.claim_move(first, MOVE_PAGES, from, to);
                     if count > 0 {
                         self.hands[from] = first + count;
-                        return Some(Step::Move { first, count, from, to, bid });
+                        return Some(MaintenanceStep::Move { first, count, from, to, bid });
                     }
                 }
             }
@@ -153,28 +153,28 @@ impl Care {
 }
 
 /// Step of the care that comes next.
-enum Step {
+enum MaintenanceStep {
     Sweep { first: u64, tier: usize },
     Move { first: u64, count: u64, from: usize, to: usize, bid: Bid },
 }
 
 impl TierLane {
     /// Begins the next step, if there is one.
-    pub(super) fn begin_care(&mut self) {
-        let Some(care) = self.care.as_mut().filter(|care| care.is_free(self.changes)) else { return };
-        if self.free_pieces.len() < PIECES / 2 {
+    pub(super) fn begin_maintenance(&mut self) {
+        let Some(care) = self.maintenance.as_mut().filter(|care| care.is_free(self.changes)) else { return };
+        if self.free_splits.len() < PIECES / 2 {
             return;
         }
         let Some(step) = care.find(&self.table) else { return };
         care.steps = care.steps.map(|steps| steps - 1);
         match step {
-            Step::Sweep { first, tier } => {
+            MaintenanceStep::Sweep { first, tier } => {
                 self.sweep(first, self.table.pages, tier, None);
             }
-            Step::Move { first, count, from, to, bid } => match care.buffers.pop() {
-                Some(mut buffer) if self.legs[from].is_some() => {
+            MaintenanceStep::Move { first, count, from, to, bid } => match care.buffers.pop() {
+                Some(mut buffer) if self.members[from].is_some() => {
                     buffer.set_pages(count as usize);
-                    let piece = Piece { task: Task::MoveRead { to, bid }, tier: from, page: first, count };
+                    let piece = TierSplit { kind: TierSplitKind::MoveRead { to, bid }, tier: from, page: first, count };
                     self.send(piece, Op::Read { page: PageId(first), buffer });
                 }
                 buffer => {
@@ -189,14 +189,15 @@ impl TierLane {
     /// Writes pages that shall move, now that they have been read.
     pub(super) fn move_read(
         &mut self,
-        piece: Piece,
+        piece: TierSplit,
         (to, bid): (usize, Bid),
         result: Result<(), PoolError>,
         buffer: Buffer,
     ) {
-        if result.is_ok() && self.legs[to].is_some() {
-            let task = Task::MoveWrite { from: piece.tier, bid };
-            return self.send(Piece { task, tier: to, ..piece }, Op::Write { page: PageId(piece.page), buffer });
+        if result.is_ok() && self.members[to].is_some() {
+            let task = TierSplitKind::MoveWrite { from: piece.tier, bid };
+            return self
+                .send(TierSplit { kind: task, tier: to, ..piece }, Op::Write { page: PageId(piece.page), buffer });
         }
         self.table.finish_move(piece.page, piece.count, to, false);
         self.table.end_leaving(piece.tier, piece.count);
@@ -206,12 +207,12 @@ impl TierLane {
     /// Ends a move whose pages have been written.
     pub(super) fn move_ended(
         &mut self,
-        piece: Piece,
+        piece: TierSplit,
         (from, bid): (usize, Bid),
         result: Result<(), PoolError>,
         buffer: Buffer,
     ) {
-        let Piece { tier, page, count, .. } = piece;
+        let TierSplit { tier, page, count, .. } = piece;
         match result {
             // The write may still arrive, so no other write goes there any more.
             Err(PoolError::TimedOut { .. }) => {}
@@ -228,13 +229,13 @@ impl TierLane {
         }
         self.table.end_leaving(from, count);
         self.give_back(buffer, result.is_err());
-        if let Some(care) = &mut self.care {
+        if let Some(care) = &mut self.maintenance {
             care.sweeps_from = page;
         }
     }
 
     fn give_back(&mut self, buffer: Buffer, rests: bool) {
-        if let Some(care) = &mut self.care {
+        if let Some(care) = &mut self.maintenance {
             care.buffers.push(buffer);
         }
         if rests {
@@ -243,7 +244,11 @@ impl TierLane {
     }
 
     /// Ends the return of copies.
-    pub(super) fn sweep_ended(&mut self, Piece { tier, page, count, .. }: Piece, result: Result<(), PoolError>) {
+    pub(super) fn sweep_ended(
+        &mut self,
+        TierSplit { tier, page, count, .. }: TierSplit,
+        result: Result<(), PoolError>,
+    ) {
         match result {
             Ok(()) | Err(PoolError::ServerGone { .. }) => self.table.finish_sweep(page, count, tier, true),
             // The discard may still arrive, on top of what would be written there next.

@@ -1,19 +1,19 @@
 //! [`Opener`]: opens the backend that a list of URLs describes.
 
-use crate::connection::{Address, HandshakeError, Identity, Session};
+use crate::connection::{HandshakeError, Identity, ServerAddress, ServerSession};
 use crate::ec::EcBackend;
 use crate::fabric;
 use crate::fault::FaultBackend;
-use crate::legs::Leg;
 use crate::lz::{self, LzBackend};
 use crate::mapped::{self, MappedBackend};
-use crate::mirror::{Holds, MirrorBackend};
+use crate::members::PoolMember;
+use crate::mirror::{InitialContents, MirrorBackend};
 use crate::ram::RamBackend;
-use crate::rejoin::{Reopen, Spares, TRY_WITHIN};
+use crate::rejoin::{Reopen, SpareMembers, TRY_WITHIN};
 use crate::shm::ShmBackend;
 use crate::ssd::{self, SsdBackend};
 use crate::stripe::StripeBackend;
-use crate::switch::Heritage;
+use crate::switch::SnapshotContents;
 use crate::tcp::TcpBackend;
 use crate::tier::TierBackend;
 use crate::unix::UnixSocket;
@@ -106,7 +106,7 @@ impl OpenError {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-pub struct Opener {
+pub struct PoolBuilder {
     urls: Vec<String>,
     token: String,
     client_name: String,
@@ -115,7 +115,7 @@ pub struct Opener {
     /// Time that a leg may be silent while others may do without it.
     patience: Option<Duration>,
     degraded: bool,
-    heals: bool,
+    repair_thread: bool,
     is_inside_a_program: bool,
     server_uid: Option<u32>,
     #[cfg(test)]
@@ -125,23 +125,23 @@ pub struct Opener {
 #[cfg(test)]
 type Wrap = fn(Arc<dyn Backend>) -> Arc<dyn Backend>;
 
-impl Default for Opener {
+impl Default for PoolBuilder {
     fn default() -> Self {
-        Opener::new()
+        PoolBuilder::new()
     }
 }
 
-impl core::fmt::Debug for Opener {
+impl core::fmt::Debug for PoolBuilder {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         // The token must not reach a log.
         write!(f, "Opener {{ urls: {:?}, client_name: {:?}, pages: {} }}", self.urls, self.client_name, self.pages)
     }
 }
 
-impl Opener {
+impl PoolBuilder {
     /// Creates a builder with no URL, no token, no client name, zero pages and a deadline of 10 s.
-    pub fn new() -> Opener {
-        Opener {
+    pub fn new() -> PoolBuilder {
+        PoolBuilder {
             urls: Vec::new(),
             token: String::new(),
             client_name: String::new(),
@@ -149,7 +149,7 @@ impl Opener {
             deadline: Duration::from_secs(10),
             patience: None,
             degraded: false,
-            heals: false,
+            repair_thread: false,
             is_inside_a_program: false,
             server_uid: None,
             #[cfg(test)]
@@ -159,37 +159,37 @@ impl Opener {
 
     /// Wraps every backend that is opened.
     #[cfg(test)]
-    pub(crate) fn wrapped(mut self, wrap: Wrap) -> Opener {
+    pub(crate) fn wrapped(mut self, wrap: Wrap) -> PoolBuilder {
         self.wrap = Some(wrap);
         self
     }
 
     /// Adds a server; pages are striped over several.
-    pub fn url(mut self, url: impl Into<String>) -> Opener {
+    pub fn url(mut self, url: impl Into<String>) -> PoolBuilder {
         self.urls.push(url.into());
         self
     }
 
     /// Adds several servers.
-    pub fn urls<I: IntoIterator<Item: Into<String>>>(mut self, urls: I) -> Opener {
+    pub fn urls<I: IntoIterator<Item: Into<String>>>(mut self, urls: I) -> PoolBuilder {
         self.urls.extend(urls.into_iter().map(Into::into));
         self
     }
 
     /// Returns a copy of the builder with this URL as its only one.
-    pub fn elsewhere(&self, url: impl Into<String>) -> Opener {
-        Opener { urls: vec![url.into()], ..self.clone() }
+    pub fn with_url(&self, url: impl Into<String>) -> PoolBuilder {
+        PoolBuilder { urls: vec![url.into()], ..self.clone() }
     }
 
     /// Sets the token that proves the right to use the servers. A token longer than 256 bytes is an
     /// error when the pool is opened.
-    pub fn token(mut self, token: impl Into<String>) -> Opener {
+    pub fn token(mut self, token: impl Into<String>) -> PoolBuilder {
         self.token = token.into();
         self
     }
 
     /// Sets the name of the client in the logs of the servers. A name that is too long is cut.
-    pub fn client_name(mut self, name: impl Into<String>) -> Opener {
+    pub fn client_name(mut self, name: impl Into<String>) -> PoolBuilder {
         self.client_name = name.into();
         let mut len = self.client_name.len().min(Hello::NAME_BYTES_MAX);
         while !self.client_name.is_char_boundary(len) {
@@ -200,14 +200,14 @@ impl Opener {
     }
 
     /// Sets the number of pages that the region shall be able to address.
-    pub fn pages(mut self, pages: u64) -> Opener {
+    pub fn pages(mut self, pages: u64) -> PoolBuilder {
         self.pages = pages;
         self
     }
 
     /// Sets the longest time that opening the pool, opening a lane, or a clone may take at each
     /// server.
-    pub fn deadline(mut self, deadline: Duration) -> Opener {
+    pub fn deadline(mut self, deadline: Duration) -> PoolBuilder {
         self.deadline = deadline;
         self
     }
@@ -215,28 +215,28 @@ impl Opener {
     /// Counts legs of mirrors and erasure codes that cannot be reached, or do not answer soon, as
     /// lost, as long as enough others answer. Without this, they are errors: otherwise a wrong URL
     /// would be noticed too late.
-    pub fn degraded(mut self) -> Opener {
+    pub fn degraded(mut self) -> PoolBuilder {
         self.degraded = true;
         self
     }
 
     /// Starts a thread of this process that repairs: it gives legs of a mirror or an erasure code,
     /// and their spares, what they lack. Without this, the threads that poll lanes do the repairs.
-    pub fn heals(mut self) -> Opener {
-        self.heals = true;
+    pub fn repair_thread(mut self) -> PoolBuilder {
+        self.repair_thread = true;
         self
     }
 
     /// Trusts servers at Unix sockets that this user runs, besides those of root and of the user of
     /// this process.
-    pub fn server_uid(mut self, uid: u32) -> Opener {
+    pub fn server_uid(mut self, uid: u32) -> PoolBuilder {
         self.server_uid = Some(uid);
         self
     }
 
     /// Declares that this code runs inside a foreign program: nothing that the pool does may change
     /// how system calls of the program end.
-    pub fn inside_a_program(mut self) -> Opener {
+    pub fn inside_a_program(mut self) -> PoolBuilder {
         self.is_inside_a_program = true;
         self
     }
@@ -257,21 +257,21 @@ impl Opener {
 
     /// Opens the snapshot behind a ticket, given what may be in it. With that knowledge a mirror
     /// can repair servers that come back.
-    pub fn claim_with(&self, ticket: &CloneTicket, heritage: &Heritage) -> Result<Arc<dyn Backend>, OpenError> {
+    pub fn claim_with(&self, ticket: &CloneTicket, heritage: &SnapshotContents) -> Result<Arc<dyn Backend>, OpenError> {
         self.open_members(Some((ticket, Some(heritage))))
     }
 
     /// Opens the region behind a share, at the one server that keeps it. Pages are moved by
     /// messages, even on the machine of the server.
-    pub fn join(&self, share: &Share) -> Result<Arc<dyn Backend>, OpenError> {
+    pub fn attach(&self, share: &Share) -> Result<Arc<dyn Backend>, OpenError> {
         let [url] = &self.urls[..] else { return Err(OpenError::Argument("a share is of one memory server")) };
         if self.token.len() > Hello::TOKEN_BYTES_MAX {
             return Err(OpenError::Argument("the token is longer than 256 bytes"));
         }
-        let address = match Target::parse(url)? {
-            Target::Tcp(address) => Address::Tcp(address),
-            Target::Unix(path, uid) => Address::Unix(path, [uid, self.server_uid]),
-            Target::Fabric(config) => Address::Tcp(config.address()),
+        let address = match LeafUrl::parse(url)? {
+            LeafUrl::Tcp(address) => ServerAddress::Tcp(address),
+            LeafUrl::Unix(path, uid) => ServerAddress::Unix(path, [uid, self.server_uid]),
+            LeafUrl::Fabric(config) => ServerAddress::Tcp(config.address()),
             _ => return Err(OpenError::Argument("only regions of memory servers can be shared")),
         };
         let session = self.open_session(0, address, Some(SessionSecret(share.session)));
@@ -279,7 +279,10 @@ impl Opener {
         Ok(Arc::new(TcpBackend::new(session, RegionId(share.region), share.pages)))
     }
 
-    fn open_members(&self, ticket: Option<(&CloneTicket, Option<&Heritage>)>) -> Result<Arc<dyn Backend>, OpenError> {
+    fn open_members(
+        &self,
+        ticket: Option<(&CloneTicket, Option<&SnapshotContents>)>,
+    ) -> Result<Arc<dyn Backend>, OpenError> {
         if self.token.len() > Hello::TOKEN_BYTES_MAX {
             return Err(OpenError::Argument("the token is longer than 256 bytes"));
         }
@@ -293,10 +296,12 @@ impl Opener {
             return Err(OpenError::Argument("more than 16 memory servers in one pool"));
         }
         let opened = match ticket {
-            Some((ticket, heritage)) => {
-                self.open_tree(&tree, 0, Want::Claim { secrets: &ticket.secrets, pages: self.pages, heritage })
-            }
-            None => self.open_tree(&tree, 0, Want::Pages(self.pages)),
+            Some((ticket, heritage)) => self.open_tree(
+                &tree,
+                0,
+                RegionSource::Claim { secrets: &ticket.secrets, pages: self.pages, contents: heritage },
+            ),
+            None => self.open_tree(&tree, 0, RegionSource::Pages(self.pages)),
         };
         #[cfg(test)]
         let opened = opened.map(|backend| self.wrap.map_or(backend.clone(), |wrap| wrap(backend)));
@@ -304,19 +309,19 @@ impl Opener {
     }
 
     /// Opens a tree of backends; `server` is the number of its first leaf.
-    fn open_tree(&self, tree: &Tree, server: u16, want: Want<'_>) -> Result<Arc<dyn Backend>, OpenError> {
+    fn open_tree(&self, tree: &Tree, server: u16, want: RegionSource<'_>) -> Result<Arc<dyn Backend>, OpenError> {
         match tree {
             Tree::Leaf(url) => self.open_leaf(url, server, want),
             Tree::Fault(plan, inner) => {
                 Ok(Arc::new(FaultBackend::new(server, self.open_tree(inner, server, want)?, *plan)))
             }
-            Tree::Mirror { legs, spares, scrub, wait } => {
+            Tree::Mirror { members: legs, spares, scrub, wait } => {
                 let mirror = self.open_mirror(legs, spares, *scrub, server, want)?;
                 mirror.set_write_patience(*wait);
                 Ok(Arc::new(mirror))
             }
             Tree::Tier(tiers) => Ok(Arc::new(self.open_tier(tiers, server, want)?)),
-            Tree::Ec { code, legs, spares, scrub, wait } => {
+            Tree::Ec { code, members: legs, spares, scrub, wait } => {
                 let ec = self.open_ec(*code, legs, spares, *scrub, server, want)?;
                 ec.set_write_patience(*wait);
                 Ok(Arc::new(ec))
@@ -325,13 +330,15 @@ impl Opener {
                 let (mut opened, mut leaf) = (Vec::with_capacity(members.len()), 0);
                 for (index, member) in members.iter().enumerate() {
                     let share = match want {
-                        Want::Pages(pages) => Want::Pages(StripeBackend::pages_of_member(pages, members.len(), index)),
-                        Want::Claim { secrets, .. } => Want::part(&secrets[leaf..]),
+                        RegionSource::Pages(pages) => {
+                            RegionSource::Pages(StripeBackend::pages_of_member(pages, members.len(), index))
+                        }
+                        RegionSource::Claim { secrets, .. } => RegionSource::part(&secrets[leaf..]),
                     };
                     opened.push((self.open_tree(member, server + leaf as u16, share)?, member.leaves()));
                     leaf += member.leaves();
                 }
-                let (Want::Pages(pages) | Want::Claim { pages, .. }) = want;
+                let (RegionSource::Pages(pages) | RegionSource::Claim { pages, .. }) = want;
                 Ok(if opened.len() == 1 { opened.remove(0).0 } else { Arc::new(StripeBackend::new(opened, pages)) })
             }
         }
@@ -343,31 +350,31 @@ impl Opener {
         spares: &[Tree],
         scrub: Option<Duration>,
         server: u16,
-        want: Want<'_>,
+        want: RegionSource<'_>,
     ) -> Result<MirrorBackend, OpenError> {
         let trees = legs.iter().chain(spares);
-        let (legs, spares) = self.open_legs("mirror", 1, legs, spares, server, want)?;
+        let (legs, spares) = self.open_replicas("mirror", 1, legs, spares, server, want)?;
         let holds = match want {
-            Want::Pages(_) => Holds::Zeros,
-            Want::Claim { heritage: None, .. } => Holds::Something,
-            Want::Claim { heritage: Some(heritage), .. } => Holds::Chunks(heritage.0.clone()),
+            RegionSource::Pages(_) => InitialContents::Zeros,
+            RegionSource::Claim { contents: None, .. } => InitialContents::Snapshot,
+            RegionSource::Claim { contents: Some(heritage), .. } => InitialContents::Chunks(heritage.0.clone()),
         };
         // A leg that comes later must be told what it lacks.
-        let is_known = !matches!(holds, Holds::Something);
+        let is_known = !matches!(holds, InitialContents::Snapshot);
         let reopen = is_known.then(|| self.reopen(trees, legs.iter().chain(&spares), want)).flatten();
-        let spares = Spares { legs: spares, reopen };
-        let (Want::Pages(pages) | Want::Claim { pages, .. }) = want;
-        MirrorBackend::new(legs, spares, pages, holds, scrub, self.heals)
+        let spares = SpareMembers { members: spares, reopen };
+        let (RegionSource::Pages(pages) | RegionSource::Claim { pages, .. }) = want;
+        MirrorBackend::new(legs, spares, pages, holds, scrub, self.repair_thread)
             .map_err(|error| OpenError::Pool { url: "mirror".to_owned(), error })
     }
 
-    fn open_tier(&self, tiers: &[Tree], server: u16, want: Want<'_>) -> Result<TierBackend, OpenError> {
-        let (legs, _) = self.open_legs("tier", 1, tiers, &[], server, want)?;
+    fn open_tier(&self, tiers: &[Tree], server: u16, want: RegionSource<'_>) -> Result<TierBackend, OpenError> {
+        let (legs, _) = self.open_replicas("tier", 1, tiers, &[], server, want)?;
         match want {
-            Want::Pages(pages) => TierBackend::new(legs, pages, self.heals),
-            Want::Claim { secrets, .. } => {
+            RegionSource::Pages(pages) => TierBackend::new(legs, pages, self.repair_thread),
+            RegionSource::Claim { secrets, .. } => {
                 let leaves = tiers.iter().map(Tree::leaves).sum();
-                TierBackend::claim(legs, &secrets[..leaves], self.heals)
+                TierBackend::claim(legs, &secrets[..leaves], self.repair_thread)
             }
         }
         .map_err(|error| OpenError::Pool { url: "tier".to_owned(), error })
@@ -380,37 +387,39 @@ impl Opener {
         spares: &[Tree],
         scrub: Option<Duration>,
         server: u16,
-        want: Want<'_>,
+        want: RegionSource<'_>,
     ) -> Result<EcBackend, OpenError> {
         let leaves = legs.iter().chain(spares).map(Tree::leaves).sum();
         let of_legs = match want {
-            Want::Pages(pages) => Want::Pages(EcBackend::pages_of_leg(pages)),
+            RegionSource::Pages(pages) => RegionSource::Pages(EcBackend::pages_of_member(pages)),
             claim => claim,
         };
         let trees = legs.iter().chain(spares);
-        let (legs, spares) = self.open_legs("ec", code.data(), legs, spares, server, of_legs)?;
+        let (legs, spares) = self.open_replicas("ec", code.data(), legs, spares, server, of_legs)?;
         let reopen = self.reopen(trees, legs.iter().chain(&spares), of_legs);
-        let spares = Spares { legs: spares, reopen };
+        let spares = SpareMembers { members: spares, reopen };
         match want {
-            Want::Pages(pages) => EcBackend::new(code, legs, spares, pages, scrub, self.heals),
-            Want::Claim { secrets, .. } => EcBackend::claim(code, legs, spares, &secrets[..leaves], scrub, self.heals),
+            RegionSource::Pages(pages) => EcBackend::new(code, legs, spares, pages, scrub, self.repair_thread),
+            RegionSource::Claim { secrets, .. } => {
+                EcBackend::claim(code, legs, spares, &secrets[..leaves], scrub, self.repair_thread)
+            }
         }
         .map_err(|error| OpenError::Pool { url: "ec".to_owned(), error })
     }
 
     /// Opens the legs and spares of a backend that needs at least `needed` of them. Those that may
     /// be lost, and are, come without a backend.
-    fn open_legs(
+    fn open_replicas(
         &self,
         name: &str,
         needed: usize,
         legs: &[Tree],
         spares: &[Tree],
         server: u16,
-        want: Want<'_>,
-    ) -> Result<(Vec<Leg>, Vec<Leg>), OpenError> {
+        want: RegionSource<'_>,
+    ) -> Result<(Vec<PoolMember>, Vec<PoolMember>), OpenError> {
         let (mut opened, mut leaf, mut first_error) = (Vec::with_capacity(legs.len() + spares.len()), 0, None);
-        let are_enough = |opened: &[Leg]| opened.iter().filter(|leg| leg.backend.is_some()).count() >= needed;
+        let are_enough = |opened: &[PoolMember]| opened.iter().filter(|leg| leg.backend.is_some()).count() >= needed;
         let (mut silent, mut patience) = (Vec::new(), LEGS_PATIENCE);
         // A page in a tier is nowhere else, so no tier may be left out after a short wait.
         let is_brief = self.degraded && name != "tier";
@@ -418,8 +427,10 @@ impl Opener {
             let (leaves, server) = (leg.leaves(), server + leaf as u16);
             let result = match want {
                 // The leg was lost before the snapshot.
-                Want::Claim { secrets, .. } if secrets[leaf..][..leaves].iter().all(|secret| *secret == 0) => None,
-                Want::Claim { secrets, .. } => Some(Want::part(&secrets[leaf..])),
+                RegionSource::Claim { secrets, .. } if secrets[leaf..][..leaves].iter().all(|secret| *secret == 0) => {
+                    None
+                }
+                RegionSource::Claim { secrets, .. } => Some(RegionSource::part(&secrets[leaf..])),
                 pages => Some(pages),
             }
             .map(|want| {
@@ -432,7 +443,7 @@ impl Opener {
                 result
             });
             let backend = match result {
-                Some(Err(error)) if !self.degraded && matches!(want, Want::Pages(_)) => return Err(error),
+                Some(Err(error)) if !self.degraded && matches!(want, RegionSource::Pages(_)) => return Err(error),
                 Some(Err(error)) => {
                     // The error of a leg is more to the point than that of a spare.
                     first_error.get_or_insert(error);
@@ -441,9 +452,13 @@ impl Opener {
                 Some(Ok(backend)) => Some(backend),
                 None => None,
             };
-            opened.push(Leg { backend, leaves, server });
+            opened.push(PoolMember { backend, leaves, server });
             leaf += leaves;
-            if index + 1 == legs.len() && !are_enough(&opened) && silent.is_empty() && matches!(want, Want::Pages(_)) {
+            if index + 1 == legs.len()
+                && !are_enough(&opened)
+                && silent.is_empty()
+                && matches!(want, RegionSource::Pages(_))
+            {
                 break;
             }
         }
@@ -467,17 +482,17 @@ impl Opener {
     fn reopen<'a>(
         &self,
         trees: impl Iterator<Item = &'a Tree>,
-        legs: impl Iterator<Item = &'a Leg>,
-        want: Want<'_>,
+        legs: impl Iterator<Item = &'a PoolMember>,
+        want: RegionSource<'_>,
     ) -> Option<Reopen> {
-        if !self.heals && !self.is_inside_a_program {
+        if !self.repair_thread && !self.is_inside_a_program {
             return None;
         }
         let legs: Vec<_> = legs.collect();
         let pages = match want {
-            Want::Pages(pages) => pages,
+            RegionSource::Pages(pages) => pages,
             // The new region is as large as those that were cloned.
-            Want::Claim { .. } => legs.iter().filter_map(|leg| Some(leg.backend.as_ref()?.pages())).max()?,
+            RegionSource::Claim { .. } => legs.iter().filter_map(|leg| Some(leg.backend.as_ref()?.pages())).max()?,
         };
         let trees: Vec<_> = trees.cloned().collect();
         let servers: MemberSet =
@@ -486,59 +501,64 @@ impl Opener {
             return None;
         }
         let (opener, numbers) = (self.patient(Some(TRY_WITHIN)), legs.iter().map(|leg| leg.server).collect::<Vec<_>>());
-        let open = move |leg: usize| opener.open_tree(&trees[leg], numbers[leg], Want::Pages(pages)).ok();
+        let open = move |leg: usize| opener.open_tree(&trees[leg], numbers[leg], RegionSource::Pages(pages)).ok();
         Some(Reopen { servers, open: Box::new(open) })
     }
 
     /// Returns a copy of the builder with this patience, at most its deadline.
-    fn patient(&self, patience: Option<Duration>) -> Opener {
-        Opener { patience: patience.map(|patience| patience.min(self.deadline)), ..self.clone() }
+    fn patient(&self, patience: Option<Duration>) -> PoolBuilder {
+        PoolBuilder { patience: patience.map(|patience| patience.min(self.deadline)), ..self.clone() }
     }
 
-    fn open_leaf(&self, url: &str, server: u16, want: Want<'_>) -> Result<Arc<dyn Backend>, OpenError> {
-        self.open_target(server, Target::parse(url)?, want).map_err(|error| open_error(url, server, error))
+    fn open_leaf(&self, url: &str, server: u16, want: RegionSource<'_>) -> Result<Arc<dyn Backend>, OpenError> {
+        self.open_target(server, LeafUrl::parse(url)?, want).map_err(|error| open_error(url, server, error))
     }
 
-    fn open_target(&self, server: u16, target: Target, want: Want<'_>) -> Result<Arc<dyn Backend>, HandshakeError> {
+    fn open_target(
+        &self,
+        server: u16,
+        target: LeafUrl,
+        want: RegionSource<'_>,
+    ) -> Result<Arc<dyn Backend>, HandshakeError> {
         let address = match target {
-            Target::Tcp(address) => Address::Tcp(address),
-            Target::Unix(path, uid) => Address::Unix(path, [uid, self.server_uid]),
-            Target::Fabric(_) if self.is_inside_a_program => {
+            LeafUrl::Tcp(address) => ServerAddress::Tcp(address),
+            LeafUrl::Unix(path, uid) => ServerAddress::Unix(path, [uid, self.server_uid]),
+            LeafUrl::Fabric(_) if self.is_inside_a_program => {
                 let text = "libfabric takes memory and locks, which a thread of the program may hold when it misses a page: fabric is for heaps";
                 return Err(HandshakeError::Refused(text.into()));
             }
-            Target::Fabric(config) => {
-                let session = self.open_session(server, Address::Tcp(config.address()), None)?;
+            LeafUrl::Fabric(config) => {
+                let session = self.open_session(server, ServerAddress::Tcp(config.address()), None)?;
                 let (region, pages) = want.ask(&session, self.answers_within())?;
                 return fabric::open(session, config, region, pages);
             }
-            Target::Ram(stored_max) => {
+            LeafUrl::Ram(stored_max) => {
                 return Ok(Arc::new(match want {
-                    Want::Pages(pages) => RamBackend::with_size(server, pages, stored_max),
-                    Want::Claim { secrets, .. } => RamBackend::claim(server, secrets[0])?,
+                    RegionSource::Pages(pages) => RamBackend::with_size(server, pages, stored_max),
+                    RegionSource::Claim { secrets, .. } => RamBackend::claim(server, secrets[0])?,
                 }));
             }
-            Target::Lz(_) if self.is_inside_a_program => {
+            LeafUrl::Lz(_) if self.is_inside_a_program => {
                 let text = "compressed pages would lie in the memory of the program: lz is for heaps";
                 return Err(HandshakeError::Refused(text.into()));
             }
-            Target::Lz(config) => {
+            LeafUrl::Lz(config) => {
                 return Ok(Arc::new(match want {
-                    Want::Pages(pages) => LzBackend::new(server, config, pages)?,
-                    Want::Claim { secrets, .. } => LzBackend::claim(server, secrets[0])?,
+                    RegionSource::Pages(pages) => LzBackend::new(server, config, pages)?,
+                    RegionSource::Claim { secrets, .. } => LzBackend::claim(server, secrets[0])?,
                 }));
             }
-            Target::Mapped(config) => {
+            LeafUrl::Mapped(config) => {
                 return Ok(Arc::new(match want {
-                    Want::Pages(pages) => MappedBackend::new(server, config, pages)?,
-                    Want::Claim { secrets, .. } => MappedBackend::claim(server, secrets[0])?,
+                    RegionSource::Pages(pages) => MappedBackend::new(server, config, pages)?,
+                    RegionSource::Claim { secrets, .. } => MappedBackend::claim(server, secrets[0])?,
                 }));
             }
-            Target::Ssd(config) => {
+            LeafUrl::Ssd(config) => {
                 let config = if self.is_inside_a_program { config.inside_a_program() } else { config };
                 return Ok(Arc::new(match want {
-                    Want::Pages(pages) => SsdBackend::new(server, config, pages)?,
-                    Want::Claim { secrets, .. } => SsdBackend::claim(server, config, secrets[0])?,
+                    RegionSource::Pages(pages) => SsdBackend::new(server, config, pages)?,
+                    RegionSource::Claim { secrets, .. } => SsdBackend::claim(server, config, secrets[0])?,
                 }));
             }
         };
@@ -553,15 +573,15 @@ impl Opener {
     fn open_session(
         &self,
         server: u16,
-        address: Address,
+        address: ServerAddress,
         joins: Option<SessionSecret>,
-    ) -> Result<Arc<Session>, HandshakeError> {
+    ) -> Result<Arc<ServerSession>, HandshakeError> {
         let identity = Identity {
             token: self.token.clone().into_bytes(),
             client_name: self.client_name.clone(),
             deadline: self.deadline,
         };
-        Ok(Arc::new(Session::open(server, address, &identity, self.answers_within(), joins)?))
+        Ok(Arc::new(ServerSession::open(server, address, &identity, self.answers_within(), joins)?))
     }
 
     fn answers_within(&self) -> Duration {
@@ -583,7 +603,7 @@ fn open_error(url: &str, server: u16, error: HandshakeError) -> OpenError {
 /// Checks whether the tree is a single server, whose incarnation is known.
 fn is_server(tree: &Tree) -> bool {
     match tree {
-        Tree::Leaf(url) => matches!(Target::parse(url), Ok(Target::Tcp(_) | Target::Unix(..) | Target::Fabric(_))),
+        Tree::Leaf(url) => matches!(LeafUrl::parse(url), Ok(LeafUrl::Tcp(_) | LeafUrl::Unix(..) | LeafUrl::Fabric(_))),
         Tree::Fault(_, inner) => is_server(inner),
         _ => false,
     }
@@ -600,29 +620,29 @@ fn parse(url: &str) -> Result<Tree, OpenError> {
 
 /// Region that a member shall provide.
 #[derive(Clone, Copy)]
-enum Want<'a> {
+enum RegionSource<'a> {
     /// A new region of that many pages.
     Pages(u64),
     /// The snapshot behind these secrets, one per leaf; secrets of other members may follow.
     /// `pages` is how many of its pages are used, 0 for all. `heritage` tells what may be in it, if
     /// that is known.
-    Claim { secrets: &'a [u128], pages: u64, heritage: Option<&'a Heritage> },
+    Claim { secrets: &'a [u128], pages: u64, contents: Option<&'a SnapshotContents> },
 }
 
-impl Want<'_> {
+impl RegionSource<'_> {
     /// Asks for a part of a snapshot, in which pages have other numbers.
-    fn part(secrets: &[u128]) -> Want<'_> {
-        Want::Claim { secrets, pages: 0, heritage: None }
+    fn part(secrets: &[u128]) -> RegionSource<'_> {
+        RegionSource::Claim { secrets, pages: 0, contents: None }
     }
 
-    fn ask(&self, session: &Session, within: Duration) -> Result<(RegionId, u64), PoolError> {
+    fn ask(&self, session: &ServerSession, within: Duration) -> Result<(RegionId, u64), PoolError> {
         let request = match *self {
-            Want::Pages(pages) => Request::CreateRegion { pages },
-            Want::Claim { secrets, .. } => Request::ClaimRegion { ticket: secrets[0] },
+            RegionSource::Pages(pages) => Request::CreateRegion { pages },
+            RegionSource::Claim { secrets, .. } => Request::ClaimRegion { ticket: secrets[0] },
         };
         match (session.ask(request, within)?, self) {
-            (Reply::Created { region }, Want::Pages(pages)) => Ok((region, *pages)),
-            (Reply::Claimed { region, pages }, Want::Claim { .. }) if pages > 0 => Ok((region, pages)),
+            (Reply::Created { region }, RegionSource::Pages(pages)) => Ok((region, *pages)),
+            (Reply::Claimed { region, pages }, RegionSource::Claim { .. }) if pages > 0 => Ok((region, pages)),
             _ => Err(PoolError::Refused { server: session.server, reason: "its answer makes no sense" }),
         }
     }
@@ -631,12 +651,12 @@ impl Want<'_> {
 /// Checks, without looking anything up, whether a leaf can be opened, or what is wrong with it.
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) fn check_leaf(url: &str) -> Result<(), OpenError> {
-    Target::parse(url).map(drop)
+    LeafUrl::parse(url).map(drop)
 }
 
 /// Parsed leaf of a URL.
 #[derive(Debug)]
-enum Target {
+enum LeafUrl {
     Tcp(SocketAddr),
     /// Path of a Unix socket, with the user that the URL names.
     Unix(Vec<u8>, Option<u32>),
@@ -648,8 +668,8 @@ enum Target {
     Mapped(mapped::Config),
 }
 
-impl Target {
-    fn parse(url: &str) -> Result<Target, OpenError> {
+impl LeafUrl {
+    fn parse(url: &str) -> Result<LeafUrl, OpenError> {
         let wrong = |why: &str| OpenError::Url { url: url.to_owned(), why: why.to_owned() };
         let (scheme, rest) = url.split_once(':').ok_or_else(|| wrong("there is no scheme, as in tcp://HOST:PORT"))?;
         match scheme {
@@ -660,19 +680,19 @@ impl Target {
                         "the host must be a numeric address with a port, as in tcp://10.0.0.7:5555 or tcp://[::1]:5555",
                     )
                 })?;
-                Ok(Target::Tcp(address))
+                Ok(LeafUrl::Tcp(address))
             }
             "shm" | "unix" => {
                 let named = UnixSocket::parse(url).filter(|socket| !socket.path.is_empty());
                 let socket = named.ok_or_else(|| wrong("there is no path, as in shm:/run/farfield.sock"))?;
-                Ok(Target::Unix(socket.path.as_bytes().to_vec(), socket.uid))
+                Ok(LeafUrl::Unix(socket.path.as_bytes().to_vec(), socket.uid))
             }
-            "fabric" => Ok(Target::Fabric(fabric::Config::parse(rest).map_err(|why| wrong(&why))?)),
-            "ram" => Ok(Target::Ram(RamBackend::parse_size(rest).map_err(|why| wrong(&why))?)),
-            "lz" => Ok(Target::Lz(lz::Config::parse(rest).map_err(|why| wrong(&why))?)),
-            "numa" => Ok(Target::Mapped(mapped::Config::parse_numa(rest).map_err(|why| wrong(&why))?)),
-            "dax" => Ok(Target::Mapped(mapped::Config::parse_dax(rest).map_err(|why| wrong(&why))?)),
-            "ssd" => Ok(Target::Ssd(ssd::Config::parse(rest).map_err(|why| wrong(&why))?)),
+            "fabric" => Ok(LeafUrl::Fabric(fabric::Config::parse(rest).map_err(|why| wrong(&why))?)),
+            "ram" => Ok(LeafUrl::Ram(RamBackend::parse_size(rest).map_err(|why| wrong(&why))?)),
+            "lz" => Ok(LeafUrl::Lz(lz::Config::parse(rest).map_err(|why| wrong(&why))?)),
+            "numa" => Ok(LeafUrl::Mapped(mapped::Config::parse_numa(rest).map_err(|why| wrong(&why))?)),
+            "dax" => Ok(LeafUrl::Mapped(mapped::Config::parse_dax(rest).map_err(|why| wrong(&why))?)),
+            "ssd" => Ok(LeafUrl::Ssd(ssd::Config::parse(rest).map_err(|why| wrong(&why))?)),
             other => Err(OpenError::Scheme { scheme: other.to_owned() }),
         }
     }
@@ -692,9 +712,9 @@ fn resolve_url(url: &str) -> Result<String, OpenError> {
 
 fn resolve_leaf(url: &str) -> Result<String, OpenError> {
     let Some(scheme) = ["tcp://", "fabric:tcp://"].into_iter().find(|scheme| url.starts_with(scheme)) else {
-        let absolute = match Target::parse(url)? {
-            Target::Ssd(config) => config.absolute(url),
-            Target::Mapped(config) => config.absolute(url),
+        let absolute = match LeafUrl::parse(url)? {
+            LeafUrl::Ssd(config) => config.absolute(url),
+            LeafUrl::Mapped(config) => config.absolute(url),
             _ => Ok(url.to_owned()),
         };
         return absolute.map_err(|why| OpenError::Url { url: url.to_owned(), why });
@@ -712,7 +732,7 @@ mod tests {
     use super::*;
 
     fn error(url: &str) -> String {
-        match Opener::new().url(url).pages(1).deadline(Duration::from_secs(2)).open() {
+        match PoolBuilder::new().url(url).pages(1).deadline(Duration::from_secs(2)).open() {
             Ok(_) => panic!("{url} opened"),
             Err(error) => error.to_string(),
         }
@@ -736,7 +756,7 @@ mod tests {
         assert!(error("stripe(ram:,tcp:10.0.0.7:5555)").contains("tcp://HOST:PORT"));
         assert!(error("stripe(ram:,,ram:)").contains("at character 13"));
         assert!(error(&format!("stripe({})", ["ram:"; 17].join(","))).contains("more than 16"));
-        assert_eq!(Opener::new().pages(1).open().err(), Some(OpenError::NoUrl));
+        assert_eq!(PoolBuilder::new().pages(1).open().err(), Some(OpenError::NoUrl));
     }
 
     #[test]
@@ -758,12 +778,12 @@ mod tests {
     #[test]
     fn errors_count_leaves_in_the_order_of_the_text() {
         let url = "stripe(ram:, stripe(ram:, fault:die=1@ram:), ram:)";
-        let backend = Opener::new().urls(["ram:", url]).pages(1 << 12).open().unwrap();
+        let backend = PoolBuilder::new().urls(["ram:", url]).pages(1 << 12).open().unwrap();
         let dead = (0..1 << 12).step_by(16).find_map(|page| {
             let mut lane = backend.open_lane().ok()?;
             let op = crate::Op::Read { page: farfield_core::PageId(page), buffer: crate::Buffer::new(1) };
             let deadline = Duration::from_secs(9);
-            lane.submit(crate::Request { tag: 0, priority: crate::Priority::Demand, deadline, op }).unwrap();
+            lane.submit(crate::LaneRequest { tag: 0, priority: crate::Priority::Demand, deadline, op }).unwrap();
             let mut done = Vec::with_capacity(1);
             while lane.poll(&mut done) == 0 {}
             done[0].result.err()
@@ -791,7 +811,7 @@ mod tests {
             format!("mirror(ram:,ram:,spare={silent})"),
         ] {
             let started = Instant::now();
-            let backend = Opener::new().url(&url).pages(64).degraded().deadline(deadline).open().unwrap();
+            let backend = PoolBuilder::new().url(&url).pages(64).degraded().deadline(deadline).open().unwrap();
             assert!(started.elapsed() < deadline / 2, "{url}: waited {:?}", started.elapsed());
             let mut lane = backend.open_lane().unwrap();
             crate::trial::write(&mut *lane, 3, 20, 1).unwrap();
@@ -800,7 +820,8 @@ mod tests {
         // Nothing goes without it: it has all the time that there is.
         let deadline = Duration::from_millis(1500);
         let started = Instant::now();
-        let opener = Opener::new().url(format!("mirror({silent},{silent})")).pages(64).degraded().deadline(deadline);
+        let opener =
+            PoolBuilder::new().url(format!("mirror({silent},{silent})")).pages(64).degraded().deadline(deadline);
         let error = opener.open().err().unwrap();
         assert!(matches!(error.pool_error(), Some(PoolError::TimedOut { .. })), "{error}");
         assert!(started.elapsed() >= deadline);

@@ -1,7 +1,7 @@
 //! State of a lane: operations, their pieces, and what legs do for them.
 
-use crate::backend::Kind;
-use crate::changes::Change;
+use crate::backend::OpKind;
+use crate::write_epochs::WriteEpochGuard;
 use crate::{Buffer, PoolError, Priority};
 use core::time::Duration;
 use farfield_core::MemberSet;
@@ -10,17 +10,17 @@ use farfield_core::MemberSet;
 pub(super) const PIECES: usize = 256;
 
 /// Operation of the caller.
-pub(super) struct Parent {
+pub(super) struct MirrorOperation {
     pub(super) tag: u64,
     pub(super) priority: Priority,
     pub(super) deadline: Duration,
     pub(super) started_at: u64,
-    pub(super) kind: Kind,
+    pub(super) kind: OpKind,
     pub(super) page: u64,
     pub(super) count: u64,
     /// Number of pages that are in pieces by now.
-    pub(super) cut: u64,
-    pub(super) pieces: usize,
+    pub(super) split_pages: u64,
+    pub(super) splits: usize,
     /// Buffer of the caller; `None` while a leg has it.
     pub(super) buffer: Option<Buffer>,
     pub(super) result: Result<(), PoolError>,
@@ -31,25 +31,25 @@ pub(super) struct Parent {
     pub(super) is_unlucky: bool,
 }
 
-impl Parent {
+impl MirrorOperation {
     /// Returns when the time of the operation is over, on the clock of `now_ns`.
     pub(super) fn ends_at(&self) -> u64 {
         self.started_at.saturating_add(u64::try_from(self.deadline.as_nanos()).unwrap_or(u64::MAX))
     }
 }
 
-pub(super) struct Piece {
-    pub(super) parent: usize,
+pub(super) struct MirrorSplit {
+    pub(super) operation: usize,
     pub(super) page: u64,
     pub(super) count: u64,
     /// Index of the errand that is under way at each leg.
-    pub(super) errands: [Option<u16>; MemberSet::MAX],
+    pub(super) requests: [Option<u16>; MemberSet::MAX],
     /// Four sets of legs: those that have done it, that failed, that gave wrong bytes, and whose
     /// write may still arrive.
     pub(super) have: MemberSet,
     pub(super) failed: MemberSet,
     pub(super) wrong: MemberSet,
-    pub(super) unsure: MemberSet,
+    pub(super) indeterminate: MemberSet,
     pub(super) error: Option<PoolError>,
     /// When to hedge the read, or to lose patience with the write.
     pub(super) alarm_at: u64,
@@ -61,27 +61,27 @@ pub(super) struct Piece {
     /// all legs have answered: a leg that cannot be done without may still do it.
     pub(super) is_over: bool,
     /// Legs that were asked and are late.
-    pub(super) late: MemberSet,
+    pub(super) lagging: MemberSet,
     pub(super) is_hedged: bool,
     /// Change that the piece makes; `None` for a read.
-    pub(super) change: Option<Change>,
+    pub(super) epoch_guard: Option<WriteEpochGuard>,
 }
 
-impl Piece {
+impl MirrorSplit {
     pub(super) fn under_way(&self) -> MemberSet {
-        (0..MemberSet::MAX).filter(|&leg| self.errands[leg].is_some()).collect()
+        (0..MemberSet::MAX).filter(|&leg| self.requests[leg].is_some()).collect()
     }
 
     /// Returns all legs that were asked.
-    pub(super) fn asked(&self) -> MemberSet {
+    pub(super) fn requested(&self) -> MemberSet {
         self.have.union(self.failed).union(self.under_way())
     }
 }
 
 /// Owner of an errand.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum For {
-    Piece(usize),
+pub(super) enum MirrorRequestOwner {
+    Split(usize),
     /// Copier's job with this number.
     Copy(usize),
     /// Scrub of the pool.
@@ -89,12 +89,12 @@ pub(super) enum For {
     /// Piece that has ended without this write (`LateWrite`), or that does not need this read any
     /// more (`Nobody`).
     LateWrite,
-    Nobody,
+    Abandoned,
 }
 
-pub(super) struct Errand {
-    pub(super) target: For,
-    pub(super) leg: usize,
+pub(super) struct MirrorMemberRequest {
+    pub(super) owner: MirrorRequestOwner,
+    pub(super) member: usize,
     /// Set if the errand uses the caller's buffer.
     pub(super) is_direct: bool,
     pub(super) started_at: u64,

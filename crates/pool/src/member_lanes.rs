@@ -1,7 +1,7 @@
 //! Lanes to the legs (mirror, ec) that a composed lane works through, and how it waits for them.
 
-use crate::legs::LegLane;
-use crate::rejoin::Door;
+use crate::members::MemberLane;
+use crate::rejoin::LaneMailbox;
 use crate::{Completion, Lane};
 use core::ops::{Deref, DerefMut};
 use core::time::Duration;
@@ -17,36 +17,36 @@ const YIELD_AFTER: Duration = Duration::from_micros(12);
 pub(crate) const SLEEP_SLICE: Duration = Duration::from_micros(200);
 
 /// Lanes to the legs that this lane is connected to.
-pub(crate) struct LegLanes {
-    lanes: Vec<Option<LegLane>>,
+pub(crate) struct MemberLanes {
+    lanes: Vec<Option<MemberLane>>,
     /// Mailbox for lanes to legs that joined later.
-    door: Option<Arc<Door>>,
+    mailbox: Option<Arc<LaneMailbox>>,
     /// Index of the leg at which it slept last.
     last: usize,
 }
 
-impl Deref for LegLanes {
-    type Target = [Option<LegLane>];
-    fn deref(&self) -> &[Option<LegLane>] {
+impl Deref for MemberLanes {
+    type Target = [Option<MemberLane>];
+    fn deref(&self) -> &[Option<MemberLane>] {
         &self.lanes
     }
 }
 
-impl DerefMut for LegLanes {
-    fn deref_mut(&mut self) -> &mut [Option<LegLane>] {
+impl DerefMut for MemberLanes {
+    fn deref_mut(&mut self) -> &mut [Option<MemberLane>] {
         &mut self.lanes
     }
 }
 
-impl LegLanes {
-    pub(crate) fn new(lanes: Vec<Option<LegLane>>) -> LegLanes {
-        LegLanes { lanes, door: None, last: 0 }
+impl MemberLanes {
+    pub(crate) fn new(lanes: Vec<Option<MemberLane>>) -> MemberLanes {
+        MemberLanes { lanes, mailbox: None, last: 0 }
     }
 
     /// Takes lanes together with a mailbox that was made before they were opened.
-    pub(crate) fn behind(lanes: Vec<Option<LegLane>>, door: Option<Arc<Door>>) -> LegLanes {
-        let known = LegLanes { lanes, door, last: 0 };
-        if let Some(door) = &known.door {
+    pub(crate) fn with_mailbox(lanes: Vec<Option<MemberLane>>, door: Option<Arc<LaneMailbox>>) -> MemberLanes {
+        let known = MemberLanes { lanes, mailbox: door, last: 0 };
+        if let Some(door) = &known.mailbox {
             door.begin(known.open(MemberSet::first(known.lanes.len())));
         }
         known
@@ -56,7 +56,7 @@ impl LegLanes {
     /// in flight.
     pub(crate) fn leave(&mut self, legs: MemberSet) {
         let open = self.open(legs);
-        if let Some(door) = self.door.as_ref().filter(|_| !open.is_empty()) {
+        if let Some(door) = self.mailbox.as_ref().filter(|_| !open.is_empty()) {
             door.leave(open, &mut self.lanes);
         }
     }
@@ -69,23 +69,23 @@ impl LegLanes {
 
     /// Checks whether the mailbox holds a lane that has not been taken yet. If so, an operation
     /// that found too few legs may find enough the next time.
-    pub(crate) fn is_behind_the_news(&self) -> bool {
-        self.door.as_ref().is_some_and(|door| door.is_full())
+    pub(crate) fn has_new_lanes(&self) -> bool {
+        self.mailbox.as_ref().is_some_and(|door| door.is_full())
     }
 
     /// Checks whether there is, or will be, a lane to one of these legs that is not in the set
     /// `knew`.
     pub(crate) fn has_news(&self, legs: MemberSet, knew: MemberSet) -> bool {
-        self.is_behind_the_news() || !self.open(legs).difference(knew).is_empty()
+        self.has_new_lanes() || !self.open(legs).difference(knew).is_empty()
     }
 
     /// Takes new lanes from the mailbox, then submits the requests that wait for room at their leg,
     /// as far as there is some.
     pub(crate) fn submit_waiting(&mut self) {
-        if let Some(door) = &self.door {
+        if let Some(door) = &self.mailbox {
             door.take(&mut self.lanes);
         }
-        self.lanes.iter_mut().flatten().for_each(LegLane::submit_waiting);
+        self.lanes.iter_mut().flatten().for_each(MemberLane::submit_waiting);
     }
 
     /// Returns those of `legs` that a write can go to now, because they have a free buffer for it.
@@ -96,7 +96,7 @@ impl LegLanes {
         legs: MemberSet,
         now: u64,
         patience: Option<Duration>,
-        has_buffer: impl Fn(&LegLane) -> bool,
+        has_buffer: impl Fn(&MemberLane) -> bool,
         enough: impl Fn(MemberSet) -> bool,
     ) -> Option<MemberSet> {
         let mut takers = legs;
@@ -132,8 +132,8 @@ impl LegLanes {
 }
 
 /// Lane that works through legs.
-pub(crate) trait Legged: Lane {
-    fn legs(&mut self) -> &mut LegLanes;
+pub(crate) trait CompositeLane: Lane {
+    fn member_lanes(&mut self) -> &mut MemberLanes;
     /// Advances its operations as far as possible without blocking.
     fn work(&mut self);
     /// Checks whether there is a completion for the caller.
@@ -142,7 +142,7 @@ pub(crate) trait Legged: Lane {
     fn alarm_at(&self) -> u64;
 
     /// Implements [`Lane::wait`].
-    fn wait_for_legs(&mut self, timeout: Duration) {
+    fn wait_for_members(&mut self, timeout: Duration) {
         let start = now_ns();
         let limit = start.saturating_add(timeout.as_nanos() as u64);
         let spin_until = limit.min(start + SPIN.as_nanos() as u64);
@@ -161,7 +161,7 @@ pub(crate) trait Legged: Lane {
                 continue;
             }
             let until = limit.min(self.alarm_at());
-            self.legs().sleep(Duration::from_nanos(until.saturating_sub(now)));
+            self.member_lanes().sleep(Duration::from_nanos(until.saturating_sub(now)));
         }
     }
 }
@@ -171,16 +171,16 @@ mod tests {
     //! Danger: a leg that answers nothing any more, and has all its buffers, holds up writes that
     //! the others could take.
     use super::*;
-    use crate::Opener;
-    use crate::legs::WRITE_PATIENCE;
+    use crate::PoolBuilder;
+    use crate::members::WRITE_PATIENCE;
 
     #[test]
     fn a_leg_that_gives_no_buffer_back_is_left_out_after_a_while_if_the_others_are_enough() {
-        let backend = Opener::new().url("ram:").pages(64).open().unwrap();
-        let lane = || Some(LegLane::new(backend.open_lane().unwrap(), 4));
-        let mut lanes = LegLanes::new((0..3).map(|_| lane()).collect());
+        let backend = PoolBuilder::new().url("ram:").pages(64).open().unwrap();
+        let lane = || Some(MemberLane::new(backend.open_lane().unwrap(), 4));
+        let mut lanes = MemberLanes::new((0..3).map(|_| lane()).collect());
         let all = MemberSet::first(3);
-        let takers = |lanes: &mut LegLanes, now: u64, least: usize| {
+        let takers = |lanes: &mut MemberLanes, now: u64, least: usize| {
             lanes.takers(all, now, Some(WRITE_PATIENCE), |leg| leg.has_buffer(2), |legs| legs.count() >= least)
         };
         assert_eq!(takers(&mut lanes, 5, 3), Some(all));

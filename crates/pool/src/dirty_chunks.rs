@@ -2,22 +2,26 @@
 //! is set. Regions are far larger than the part that is written. So a summary has a bit for each
 //! word (64 chunks), which says where to look.
 
-use crate::table::Words;
+use crate::table::AtomicTable;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Bitmap of the chunks that were written (see the module documentation).
-pub(crate) struct Touched {
-    words: Words<AtomicU64>,
+pub(crate) struct DirtyChunks {
+    words: AtomicTable<AtomicU64>,
     /// Summary: a bit for each word that has bits, set before them.
-    summary: Words<AtomicU64>,
+    summary: AtomicTable<AtomicU64>,
     /// Index from which on no bit is set.
     end: AtomicU64,
 }
 
-impl Touched {
-    pub(crate) fn new(chunks: u64) -> Result<Touched, farfield_os::Errno> {
+impl DirtyChunks {
+    pub(crate) fn new(chunks: u64) -> Result<DirtyChunks, farfield_os::Errno> {
         let words = chunks.div_ceil(64);
-        Ok(Touched { words: Words::new(words)?, summary: Words::new(words.div_ceil(64))?, end: AtomicU64::new(0) })
+        Ok(DirtyChunks {
+            words: AtomicTable::new(words)?,
+            summary: AtomicTable::new(words.div_ceil(64))?,
+            end: AtomicU64::new(0),
+        })
     }
 
     fn word(&self, chunk: u64) -> &AtomicU64 {
@@ -91,7 +95,7 @@ mod tests {
 
     #[test]
     fn what_was_marked_is_found() {
-        let touched = Touched::new(1 << 26).unwrap();
+        let touched = DirtyChunks::new(1 << 26).unwrap();
         let chunks = [0, 1, 63, 64, 190, 5000, 1 << 18, (1 << 26) - 1];
         assert!(chunks.iter().rev().all(|chunk| touched.mark(*chunk)));
         assert!(!touched.mark(63));
@@ -99,6 +103,6 @@ mod tests {
         assert_eq!((touched.next(65), touched.next(5001)), (Some(190), Some(1 << 18)));
         assert_eq!(touched.next((1 << 18) + 1), Some((1 << 26) - 1));
         assert!(touched.has(190) && !touched.has(189));
-        assert_eq!(Touched::new(1).unwrap().next(0), None);
+        assert_eq!(DirtyChunks::new(1).unwrap().next(0), None);
     }
 }
