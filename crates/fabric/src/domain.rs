@@ -29,17 +29,17 @@ pub(crate) fn check(result: i32) -> Result<usize, FabricError> {
 }
 
 #[derive(Debug)]
-pub(crate) struct Domain(NonNull<shim::Domain>);
+pub(crate) struct FabricDomain(NonNull<shim::RawDomain>);
 
 // SAFETY: opened with FI_THREAD_SAFE: any thread may use it, several at a time.
-unsafe impl Send for Domain {}
+unsafe impl Send for FabricDomain {}
 // SAFETY: as above.
-unsafe impl Sync for Domain {}
+unsafe impl Sync for FabricDomain {}
 
-impl Domain {
+impl FabricDomain {
     /// Opens a domain. With `is_own`, `node` is an address of this machine, or without one the
     /// provider chooses; else the domain is on the way to `node`.
-    pub(crate) fn open(provider: Provider, node: Option<IpAddr>, is_own: bool) -> Result<Domain, FabricError> {
+    pub(crate) fn open(provider: Provider, node: Option<IpAddr>, is_own: bool) -> Result<FabricDomain, FabricError> {
         let provider = CString::new(provider.name()).expect("a name without zero bytes");
         let node = node.map(|node| CString::new(node.to_string()).expect("an address without zero bytes"));
         let node = node.as_ref().map_or(core::ptr::null(), |node| node.as_ptr());
@@ -47,10 +47,10 @@ impl Domain {
         // SAFETY: both texts end with zero and live until the call is over, and there is room for
         // the answer.
         check(unsafe { shim::ff_domain_open(provider.as_ptr(), node, i32::from(is_own), &mut domain) })?;
-        Ok(Domain(NonNull::new(domain).expect("an open domain")))
+        Ok(FabricDomain(NonNull::new(domain).expect("an open domain")))
     }
 
-    pub(crate) fn as_ptr(&self) -> *mut shim::Domain {
+    pub(crate) fn as_ptr(&self) -> *mut shim::RawDomain {
         self.0.as_ptr()
     }
 
@@ -61,7 +61,7 @@ impl Domain {
     }
 }
 
-impl Drop for Domain {
+impl Drop for FabricDomain {
     fn drop(&mut self) {
         // SAFETY: open, and endpoints and registrations keep it alive (`Arc`), so none is left.
         unsafe { shim::ff_domain_close(self.as_ptr()) }
@@ -80,10 +80,10 @@ pub(crate) enum Use {
 /// Registration of memory that transfers may touch.
 #[derive(Debug)]
 pub(crate) struct Registration {
-    memory: NonNull<shim::Memory>,
+    memory: NonNull<shim::RawMemory>,
     pub(crate) key: u64,
     pub(crate) base: u64,
-    _domain: std::sync::Arc<Domain>,
+    _domain: std::sync::Arc<FabricDomain>,
 }
 
 // SAFETY: as for the domain that it is part of.
@@ -96,7 +96,7 @@ impl Registration {
     /// The memory stays mapped until this is dropped and no endpoint of the domain has a transfer
     /// under way that touches it.
     pub(crate) unsafe fn new(
-        domain: &std::sync::Arc<Domain>,
+        domain: &std::sync::Arc<FabricDomain>,
         start: *mut u8,
         bytes: usize,
         wanted_key: u64,
@@ -123,7 +123,7 @@ impl Registration {
         Ok(Registration { memory, key, base, _domain: domain.clone() })
     }
 
-    pub(crate) fn as_ptr(&self) -> *mut shim::Memory {
+    pub(crate) fn as_ptr(&self) -> *mut shim::RawMemory {
         self.memory.as_ptr()
     }
 }

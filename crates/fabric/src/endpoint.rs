@@ -1,7 +1,7 @@
 //! Endpoint: the object where transfers begin and end.
 
 use crate::ADDRESS_BYTES_MAX;
-use crate::domain::{Domain, FabricError, Registration, check};
+use crate::domain::{FabricDomain, FabricError, Registration, check};
 use crate::shim;
 use core::ptr::{NonNull, null_mut};
 use std::sync::Arc;
@@ -10,35 +10,35 @@ use std::sync::Arc;
 pub(crate) const COMPLETIONS_MAX: usize = 16;
 
 #[derive(Debug)]
-pub(crate) struct Endpoint {
-    endpoint: NonNull<shim::Endpoint>,
-    domain: Arc<Domain>,
+pub(crate) struct FabricEndpoint {
+    endpoint: NonNull<shim::RawEndpoint>,
+    domain: Arc<FabricDomain>,
     descriptor: i32,
 }
 
 // SAFETY: opened in a domain with FI_THREAD_SAFE: any thread may use it, several at a time.
-unsafe impl Send for Endpoint {}
+unsafe impl Send for FabricEndpoint {}
 // SAFETY: as above.
-unsafe impl Sync for Endpoint {}
+unsafe impl Sync for FabricEndpoint {}
 
-impl Endpoint {
-    pub(crate) fn open(domain: Arc<Domain>) -> Result<Endpoint, FabricError> {
+impl FabricEndpoint {
+    pub(crate) fn open(domain: Arc<FabricDomain>) -> Result<FabricEndpoint, FabricError> {
         let mut endpoint = null_mut();
         // SAFETY: the domain is open, and stays so as long as this lives.
         check(unsafe { shim::ff_endpoint_open(domain.as_ptr(), &mut endpoint) })?;
         let endpoint = NonNull::new(endpoint).expect("an endpoint");
-        let mut endpoint = Endpoint { endpoint, domain, descriptor: -1 };
+        let mut endpoint = FabricEndpoint { endpoint, domain, descriptor: -1 };
         // SAFETY: the endpoint is open.
         let descriptor = check(unsafe { shim::ff_endpoint_descriptor(endpoint.as_ptr()) })?;
         endpoint.descriptor = i32::try_from(descriptor).unwrap_or(-1);
         Ok(endpoint)
     }
 
-    fn as_ptr(&self) -> *mut shim::Endpoint {
+    fn as_ptr(&self) -> *mut shim::RawEndpoint {
         self.endpoint.as_ptr()
     }
 
-    pub(crate) fn domain(&self) -> &Arc<Domain> {
+    pub(crate) fn domain(&self) -> &Arc<FabricDomain> {
         &self.domain
     }
 
@@ -74,7 +74,7 @@ impl Endpoint {
     /// endpoint has ended.
     pub(crate) unsafe fn read(
         &self,
-        parts: &[shim::Part],
+        parts: &[shim::RawTransferPart],
         local: &Registration,
         peer: u64,
         context: u64,
@@ -86,7 +86,7 @@ impl Endpoint {
         check(result).map(|_| ())
     }
 
-    pub(crate) fn poll(&self, out: &mut [shim::Completion; COMPLETIONS_MAX]) -> Result<usize, FabricError> {
+    pub(crate) fn poll(&self, out: &mut [shim::RawCompletion; COMPLETIONS_MAX]) -> Result<usize, FabricError> {
         // SAFETY: the endpoint is open, and there is so much room.
         check(unsafe { shim::ff_endpoint_poll(self.as_ptr(), out.as_mut_ptr(), out.len()) })
     }
@@ -98,7 +98,7 @@ impl Endpoint {
     }
 }
 
-impl Drop for Endpoint {
+impl Drop for FabricEndpoint {
     fn drop(&mut self) {
         // SAFETY: open until here. It fails only while something is bound to the endpoint, and
         // nothing is.

@@ -31,8 +31,8 @@ pub use provider::{BadProvider, Provider};
 #[cfg(feature = "libfabric")]
 pub use {
     domain::FabricError,
-    reader::{Ended, PARTS_MAX, Part, Post, Reader},
-    station::{Station, Window},
+    reader::{PARTS_MAX, Post, StationReader, TransferCompletion, TransferPart},
+    station::{MemoryWindow, Station},
 };
 
 /// Longest address of an endpoint, in bytes.

@@ -1,7 +1,7 @@
 //! Reader: the active side, which reads the windows of a station.
 
-use crate::domain::{Domain, FabricError, Registration, Use};
-use crate::endpoint::{COMPLETIONS_MAX, Endpoint};
+use crate::domain::{FabricDomain, FabricError, Registration, Use};
+use crate::endpoint::{COMPLETIONS_MAX, FabricEndpoint};
 use crate::provider::Provider;
 use crate::shim;
 use farfield_os::memory;
@@ -22,7 +22,7 @@ pub const PARTS_MAX: usize = 4;
 
 /// Part of a transfer: bytes from a place in a window to one in the reader's own memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Part {
+pub struct TransferPart {
     /// Offset in the landing at which it ends.
     pub landing: usize,
     /// Number of bytes.
@@ -35,7 +35,7 @@ pub struct Part {
 
 /// Transfer that has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ended {
+pub struct TransferCompletion {
     /// Context that was given to [`Reader::post`].
     pub context: u64,
     /// Outcome: `Ok` if all bytes arrived.
@@ -44,12 +44,12 @@ pub struct Ended {
 
 /// Memory where transfers end: its own mapping, which goes after the endpoint.
 #[derive(Debug)]
-struct Landing {
+struct LandingBuffer {
     start: usize,
     bytes: usize,
 }
 
-impl Drop for Landing {
+impl Drop for LandingBuffer {
     fn drop(&mut self) {
         // SAFETY: mapped in `Reader::open` with this length, and nobody is left who could touch it
         // (order of fields there).
@@ -59,30 +59,35 @@ impl Drop for Landing {
 
 /// Endpoint that reads from one station into memory of its own.
 #[derive(Debug)]
-pub struct Reader {
+pub struct StationReader {
     // The order of these fields is the order in which they go: first the transfers, then the memory
     // where they end.
-    endpoint: Endpoint,
+    endpoint: FabricEndpoint,
     registration: Registration,
-    landing: Landing,
+    landing: LandingBuffer,
     station: u64,
     parts_max: usize,
 }
 
-impl Reader {
+impl StationReader {
     /// Opens a reader for the station with this address, on the machine `node`. Transfers end in
     /// `landing_bytes` of memory.
-    pub fn open(provider: Provider, node: IpAddr, station: &[u8], landing_bytes: usize) -> Result<Reader, FabricError> {
-        let domain = Arc::new(Domain::open(provider, Some(node), false)?);
+    pub fn open(
+        provider: Provider,
+        node: IpAddr,
+        station: &[u8],
+        landing_bytes: usize,
+    ) -> Result<StationReader, FabricError> {
+        let domain = Arc::new(FabricDomain::open(provider, Some(node), false)?);
         let start = memory::map_anonymous(landing_bytes).map_err(|errno| FabricError(errno.0))?;
-        let landing = Landing { start, bytes: landing_bytes };
+        let landing = LandingBuffer { start, bytes: landing_bytes };
         // SAFETY: the landing goes last (order of fields below); if this function fails, nothing
         // was begun.
         let registration = unsafe { Registration::new(&domain, start as *mut u8, landing_bytes, 1, Use::Landing) }?;
-        let endpoint = Endpoint::open(domain)?;
+        let endpoint = FabricEndpoint::open(domain)?;
         let station = endpoint.peer(station)?;
         let parts_max = endpoint.parts_max().min(PARTS_MAX);
-        Ok(Reader { endpoint, registration, landing, station, parts_max })
+        Ok(StationReader { endpoint, registration, landing, station, parts_max })
     }
 
     /// Returns the name of the provider as libfabric resolved it.
@@ -98,14 +103,14 @@ impl Reader {
 
     /// Begins one transfer of all these parts. `context` comes back when it has ended. Panics if
     /// there are no parts, more than [`Reader::parts_max`], or one outside of the landing.
-    pub fn post(&self, parts: &[Part], context: u64) -> Result<Post, FabricError> {
+    pub fn post(&self, parts: &[TransferPart], context: u64) -> Result<Post, FabricError> {
         assert!(!parts.is_empty() && parts.len() <= self.parts_max);
-        let none = shim::Part { into: core::ptr::null_mut(), bytes: 0, remote: 0, key: 0 };
+        let none = shim::RawTransferPart { into: core::ptr::null_mut(), bytes: 0, remote: 0, key: 0 };
         let mut all = [none; PARTS_MAX];
-        for (out, Part { landing, bytes, remote, key }) in all.iter_mut().zip(parts) {
+        for (out, TransferPart { landing, bytes, remote, key }) in all.iter_mut().zip(parts) {
             assert!(*landing <= self.landing.bytes && *bytes <= self.landing.bytes - landing);
             let into = (self.landing.start + landing) as *mut core::ffi::c_void;
-            *out = shim::Part { into, bytes: *bytes, remote: *remote, key: *key };
+            *out = shim::RawTransferPart { into, bytes: *bytes, remote: *remote, key: *key };
         }
         let all = all.get(..parts.len()).unwrap_or_default();
         // SAFETY: inside the landing, which stays until the endpoint was closed.
@@ -118,12 +123,12 @@ impl Reader {
     }
 
     /// Calls `ended` for each transfer that has ended, a few at most, and returns their number.
-    pub fn poll(&self, mut ended: impl FnMut(Ended)) -> Result<usize, FabricError> {
-        let mut completions = [shim::Completion::default(); COMPLETIONS_MAX];
+    pub fn poll(&self, mut ended: impl FnMut(TransferCompletion)) -> Result<usize, FabricError> {
+        let mut completions = [shim::RawCompletion::default(); COMPLETIONS_MAX];
         let count = self.endpoint.poll(&mut completions)?;
-        for shim::Completion { context, error } in completions.iter().take(count) {
+        for shim::RawCompletion { context, error } in completions.iter().take(count) {
             let result = if *error == 0 { Ok(()) } else { Err(FabricError(*error)) };
-            ended(Ended { context: *context, result });
+            ended(TransferCompletion { context: *context, result });
         }
         Ok(count)
     }

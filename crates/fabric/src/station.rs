@@ -1,7 +1,7 @@
 //! Station: the passive side, with windows into memory that others read.
 
-use crate::domain::{Domain, FabricError, Registration, Use};
-use crate::endpoint::{COMPLETIONS_MAX, Endpoint};
+use crate::domain::{FabricDomain, FabricError, Registration, Use};
+use crate::endpoint::{COMPLETIONS_MAX, FabricEndpoint};
 use crate::provider::Provider;
 use crate::shim;
 use core::time::Duration;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 /// Key and address by which others reach a piece of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Window {
+pub struct MemoryWindow {
     /// Key of the memory: anyone who knows it may read.
     pub key: u64,
     /// Address of the first byte.
@@ -25,7 +25,7 @@ pub struct Window {
 pub struct Station {
     // The order of these fields is the order in which they go: first the transfers, then the memory
     // that they read.
-    endpoint: Endpoint,
+    endpoint: FabricEndpoint,
     open: Mutex<Vec<(Registration, Mapping)>>,
     /// Memory that was withdrawn. An answer may still be on its way from there, so the address
     /// stays ours.
@@ -35,7 +35,7 @@ pub struct Station {
 impl Station {
     /// Opens a station at this address; without one, where the provider thinks best.
     pub fn open(provider: Provider, node: Option<IpAddr>) -> Result<Station, FabricError> {
-        let endpoint = Endpoint::open(Arc::new(Domain::open(provider, node, true)?))?;
+        let endpoint = FabricEndpoint::open(Arc::new(FabricDomain::open(provider, node, true)?))?;
         Ok(Station { endpoint, open: Mutex::default(), withdrawn: Mutex::default() })
     }
 
@@ -51,19 +51,19 @@ impl Station {
 
     /// Lets others read `memory`. `wanted_key` should be hard to guess; the provider decides
     /// whether it becomes the key.
-    pub fn expose(&self, memory: Mapping, wanted_key: u64) -> Result<Window, FabricError> {
+    pub fn expose(&self, memory: Mapping, wanted_key: u64) -> Result<MemoryWindow, FabricError> {
         // SAFETY: the mapping is kept beside the registration; it is unmapped after the endpoint
         // was closed (order of fields).
         let registration = unsafe {
             Registration::new(self.endpoint.domain(), memory.as_ptr(), memory.len(), wanted_key, Use::Window)
         }?;
-        let window = Window { key: registration.key, base: registration.base };
+        let window = MemoryWindow { key: registration.key, base: registration.base };
         self.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((registration, memory));
         Ok(window)
     }
 
     /// Ends a window and gives up the memory behind it.
-    pub fn withdraw(&self, window: Window) {
+    pub fn withdraw(&self, window: MemoryWindow) {
         let mut open = self.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let Some(place) = open.iter().position(|(registration, _)| registration.key == window.key) else { return };
         let (registration, mut memory) = open.swap_remove(place);
@@ -77,7 +77,7 @@ impl Station {
     /// Lets transfers proceed for `spin` at least, then sleeps until there is more to do or `limit`
     /// has passed.
     pub fn serve(&self, spin: Duration, limit: Duration) -> Result<(), FabricError> {
-        let mut completions = [shim::Completion::default(); COMPLETIONS_MAX];
+        let mut completions = [shim::RawCompletion::default(); COMPLETIONS_MAX];
         let started = farfield_os::process::now_ns();
         loop {
             // Reads by others do not complete here: there is nothing to look at.

@@ -3,7 +3,9 @@
 
 use core::ops::Range;
 use core::time::Duration;
-use farfield_fabric::{Ended, FabricError, Part, Post, Provider, Reader, Station, Window};
+use farfield_fabric::{
+    FabricError, MemoryWindow, Post, Provider, Station, StationReader, TransferCompletion, TransferPart,
+};
 use farfield_os::memfd::{self, Mapping, MappingAccess};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
@@ -36,15 +38,15 @@ fn with_station(work: impl FnOnce(&Station)) {
     });
 }
 
-fn reader(station: &Station) -> Reader {
-    Reader::open(Provider::Tcp, HERE, &station.address().unwrap(), 64 * 4096).unwrap()
+fn reader(station: &Station) -> StationReader {
+    StationReader::open(Provider::Tcp, HERE, &station.address().unwrap(), 64 * 4096).unwrap()
 }
 
-fn post(reader: &Reader, landing: Range<usize>, remote: u64, key: u64, context: u64) {
-    post_parts(reader, &[Part { landing: landing.start, bytes: landing.len(), remote, key }], context);
+fn post(reader: &StationReader, landing: Range<usize>, remote: u64, key: u64, context: u64) {
+    post_parts(reader, &[TransferPart { landing: landing.start, bytes: landing.len(), remote, key }], context);
 }
 
-fn post_parts(reader: &Reader, parts: &[Part], context: u64) {
+fn post_parts(reader: &StationReader, parts: &[TransferPart], context: u64) {
     let started = Instant::now();
     while reader.post(parts, context).unwrap() == Post::Later {
         assert!(started.elapsed() < Duration::from_secs(20), "never begun");
@@ -52,7 +54,7 @@ fn post_parts(reader: &Reader, parts: &[Part], context: u64) {
     }
 }
 
-fn end(reader: &Reader, count: usize) -> Vec<Ended> {
+fn end(reader: &StationReader, count: usize) -> Vec<TransferCompletion> {
     let (started, mut all) = (Instant::now(), Vec::new());
     while all.len() < count {
         assert!(started.elapsed() < Duration::from_secs(20), "{all:?} of {count}");
@@ -61,7 +63,7 @@ fn end(reader: &Reader, count: usize) -> Vec<Ended> {
     all
 }
 
-fn read(reader: &Reader, window: Window, page: usize) -> Result<Vec<u8>, FabricError> {
+fn read(reader: &StationReader, window: MemoryWindow, page: usize) -> Result<Vec<u8>, FabricError> {
     post(reader, 0..4096, window.base + page as u64 * 4096, window.key, 7);
     let ended = end(reader, 1)[0];
     assert_eq!(ended.context, 7);
@@ -97,10 +99,15 @@ fn what_a_station_shows_is_read_and_nothing_else() {
             assert_eq!(bytes, [index as u8; 4096]);
         }
         // Parts of several windows at a time.
-        let all: Vec<Part> = (0..first.parts_max())
+        let all: Vec<TransferPart> = (0..first.parts_max())
             .map(|index| {
-                let Window { base, key, .. } = windows[index % 2];
-                Part { landing: index * 4096, bytes: 4096 - index, remote: base + 40 * 4096 + index as u64, key }
+                let MemoryWindow { base, key, .. } = windows[index % 2];
+                TransferPart {
+                    landing: index * 4096,
+                    bytes: 4096 - index,
+                    remote: base + 40 * 4096 + index as u64,
+                    key,
+                }
             })
             .collect();
         post_parts(&first, &all, 9);
@@ -111,7 +118,7 @@ fn what_a_station_shows_is_read_and_nothing_else() {
             assert!(bytes.iter().all(|byte| *byte == if part.key == 0x1234 { 40 } else { 40 ^ 0x80 }));
         }
         // Without a right key, or beyond the end.
-        assert!(read(&reader(station), Window { key: 0x4321, ..windows[0] }, 0).is_err());
+        assert!(read(&reader(station), MemoryWindow { key: 0x4321, ..windows[0] }, 0).is_err());
         assert!(read(&reader(station), windows[0], BYTES / 4096).is_err());
         station.withdraw(windows[1]);
         assert!(read(&reader(station), windows[1], 0).is_err());
@@ -133,9 +140,9 @@ fn a_reader_may_go_while_transfers_are_under_way() {
     });
 }
 
-fn post_any(reader: &Reader, index: usize, window: Window) {
+fn post_any(reader: &StationReader, index: usize, window: MemoryWindow) {
     let started = Instant::now();
-    let part = Part { landing: index * 4096, bytes: 4096, remote: window.base, key: window.key };
+    let part = TransferPart { landing: index * 4096, bytes: 4096, remote: window.base, key: window.key };
     while reader.post(&[part], 0).unwrap() == Post::Later {
         assert!(started.elapsed() < Duration::from_secs(20), "never begun");
         reader.poll(|_| ()).unwrap();
@@ -147,7 +154,7 @@ fn addresses_that_are_none_are_refused() {
     with_station(|station| {
         let address = station.address().unwrap();
         for wrong in [&address[1..], &[], &[0; 300]] {
-            assert!(Reader::open(Provider::Tcp, HERE, wrong, 4096).is_err());
+            assert!(StationReader::open(Provider::Tcp, HERE, wrong, 4096).is_err());
         }
     });
 }

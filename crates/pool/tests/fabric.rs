@@ -110,7 +110,7 @@ fn with_lane(shown: &Shown, work: impl FnOnce(&mut dyn Lane, &Script)) {
     let mut key = 100;
     let windows = [file(&shown.page_map), file(&sums), file(&shown.layer)].map(|memory| {
         key += 1;
-        let farfield_fabric::Window { key, base } = station.expose(memory, key).unwrap();
+        let farfield_fabric::MemoryWindow { key, base } = station.expose(memory, key).unwrap();
         RemoteWindow { key, base }
     });
     let mut windows = windows;

@@ -12,7 +12,7 @@
 use crate::store::{Charge, Ledger, Mappings, Region, Resource, StoreError};
 use farfield_core::RegionId;
 use farfield_core::wire::{self, ExposeReply};
-use farfield_fabric::{Provider, Station, Window};
+use farfield_fabric::{MemoryWindow, Provider, Station};
 use farfield_os::memfd::Mapping;
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -134,7 +134,7 @@ impl Exposure {
         // Addresses stay mapped until the station is closed, also those of withdrawn windows.
         open.held.extend(held);
         let station = &open.station;
-        let expose = |memory: Mapping| -> Result<Window, FabricError> {
+        let expose = |memory: Mapping| -> Result<MemoryWindow, FabricError> {
             let key = crate::connection::random_u64().map_err(StoreError::from)?;
             Ok(station.expose(memory, key)?)
         };
@@ -206,19 +206,19 @@ fn opened<'s>(state: &'s mut State, fabric: &Fabric, ledger: &Arc<Ledger>) -> Re
 pub(crate) struct Layout {
     pages: u64,
     generation: u64,
-    page_map: Window,
-    sums: Window,
-    layers: Vec<Window>,
+    page_map: MemoryWindow,
+    sums: MemoryWindow,
+    layers: Vec<MemoryWindow>,
 }
 
 impl Layout {
-    fn windows(&self) -> impl Iterator<Item = Window> {
+    fn windows(&self) -> impl Iterator<Item = MemoryWindow> {
         [self.page_map, self.sums].into_iter().chain(self.layers.iter().copied())
     }
 
     /// Appends the reply about layers from `first` on.
     pub(crate) fn encode(&self, tag: u64, first: u32, out: &mut Vec<u8>) {
-        let on_wire = |window: Window| wire::RemoteWindow { key: window.key, base: window.base };
+        let on_wire = |window: MemoryWindow| wire::RemoteWindow { key: window.key, base: window.base };
         let reply = ExposeReply::new(
             self.pages,
             self.generation,

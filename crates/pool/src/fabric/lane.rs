@@ -16,7 +16,7 @@ use core::ops::Range;
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{PageId, checksum};
-use farfield_fabric::{Ended, Part, Post, Reader};
+use farfield_fabric::{Post, StationReader, TransferCompletion, TransferPart};
 use farfield_os::net;
 use farfield_os::process::{now_ns, yield_now};
 use std::collections::VecDeque;
@@ -79,7 +79,7 @@ struct FabricSplit {
     pages: Range<usize>,
     step: FabricReadPhase,
     /// Parts of transfers that have not begun, the last first.
-    waiting: Vec<Part>,
+    waiting: Vec<TransferPart>,
     under_way: usize,
     failed: bool,
     /// Layer of each page, counted from 1; 0 if absent.
@@ -129,14 +129,16 @@ impl FabricSplit {
             unreachable!("only layers that are there are guessed");
         }
         let RemoteLayout { page_map, sums, .. } = layout;
-        let sums = Part { landing: self.sums_at(), bytes: count * 8, remote: sums.base + at * 8, key: sums.key };
-        let map = Part { landing: self.numbers_at(), bytes: count, remote: page_map.base + at, key: page_map.key };
+        let sums =
+            TransferPart { landing: self.sums_at(), bytes: count * 8, remote: sums.base + at * 8, key: sums.key };
+        let map =
+            TransferPart { landing: self.numbers_at(), bytes: count, remote: page_map.base + at, key: page_map.key };
         self.waiting.extend([sums, map]);
     }
 
     /// Evaluates the page map and the checksums, and adds transfers for stored pages whose layer
     /// was not guessed. Returns `false` if the tables cannot be true.
-    fn ask_for_pages(&mut self, reader: &Reader, first: u64, layout: &RemoteLayout) -> bool {
+    fn ask_for_pages(&mut self, reader: &StationReader, first: u64, layout: &RemoteLayout) -> bool {
         let count = self.pages.len();
         reader.copy(self.numbers_at(), &mut self.numbers[..count]);
         let mut sums = [0; PIECE_PAGES * 8];
@@ -163,7 +165,7 @@ impl FabricSplit {
         for run in numbers.chunk_by(|one, next| one == next) {
             if let Some(layer) = usize::from(run[0]).checked_sub(1) {
                 let Some(window) = layout.layers.get(layer) else { return false };
-                self.waiting.push(Part {
+                self.waiting.push(TransferPart {
                     landing: self.landing + index * PAGE_BYTES,
                     bytes: run.len() * PAGE_BYTES,
                     remote: window.base + PageId(first + (self.pages.start + index) as u64).offset(),
@@ -177,7 +179,7 @@ impl FabricSplit {
 
     /// Copies the pages, which are here now, to where they are wanted. Returns `false` if they are
     /// not what was stored.
-    fn deliver(&self, reader: &Reader, buffer: &mut Buffer, zero_sum: u64) -> bool {
+    fn deliver(&self, reader: &StationReader, buffer: &mut Buffer, zero_sum: u64) -> bool {
         for (index, page) in self.pages.clone().enumerate() {
             if self.numbers[index] == 0 {
                 buffer.page_mut(page).fill(0);
@@ -200,7 +202,7 @@ pub(super) struct FabricLane {
     version: u64,
     /// Lane for writes, discards, and reads that failed.
     messages: TcpLane,
-    reader: ManuallyDrop<Reader>,
+    reader: ManuallyDrop<StationReader>,
     /// Set when libfabric has failed: everything goes by message.
     is_broken: bool,
     reads: Box<[Option<FabricRead>]>,
@@ -232,7 +234,7 @@ impl Drop for FabricLane {
 }
 
 impl FabricLane {
-    pub(super) fn new(region: Arc<Region>, messages: TcpLane, reader: Reader) -> FabricLane {
+    pub(super) fn new(region: Arc<Region>, messages: TcpLane, reader: StationReader) -> FabricLane {
         let mut landing = 0;
         let mut piece = |pages_max: usize| {
             landing += pages_max * LANDING_PER_PAGE;
@@ -328,7 +330,7 @@ impl FabricLane {
         loop {
             let mut arrived = [(0, false); 16];
             let mut count = 0;
-            let polled = self.reader.poll(|Ended { context, result }| {
+            let polled = self.reader.poll(|TransferCompletion { context, result }| {
                 arrived[count] = (context as usize, result.is_ok());
                 count += 1;
             });

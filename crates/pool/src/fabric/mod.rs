@@ -17,7 +17,7 @@ use crate::{Backend, CallChannel, CallLane, CloneTicket, Health, Lane, PoolError
 use core::time::Duration;
 use farfield_core::wire::{ExposeReply, RemoteWindow, Reply, Request, StationReply, features};
 use farfield_core::{PageId, RegionId};
-use farfield_fabric::{Ended, FabricError, Part, Post, Provider, Reader};
+use farfield_fabric::{FabricError, Post, Provider, StationReader, TransferCompletion, TransferPart};
 use farfield_os::process::now_ns;
 use farfield_os::sync::Mutex;
 use lane::{FabricLane, LANDING_BYTES};
@@ -175,7 +175,7 @@ pub(crate) fn open(
 /// that names the obstacle.
 fn reach(session: &ServerSession, config: Config, station: &[u8], window: RemoteWindow) -> Result<String, String> {
     let reader =
-        Reader::open(config.provider, config.address.ip(), station, 4096).map_err(|error| error.to_string())?;
+        StationReader::open(config.provider, config.address.ip(), station, 4096).map_err(|error| error.to_string())?;
     let until = now_ns().saturating_add(session.deadline().as_nanos() as u64);
     let (mut posted, mut ended) = (false, None);
     while ended.is_none() {
@@ -183,9 +183,9 @@ fn reach(session: &ServerSession, config: Config, station: &[u8], window: Remote
             return Err(format!("no answer within {:?}", session.deadline()));
         }
         let step = |error: FabricError| error.to_string();
-        let byte = Part { landing: 0, bytes: 1, remote: window.base, key: window.key };
+        let byte = TransferPart { landing: 0, bytes: 1, remote: window.base, key: window.key };
         posted = posted || reader.post(&[byte], 0).map_err(step)? == Post::Begun;
-        reader.poll(|Ended { result, .. }| ended = Some(result)).map_err(step)?;
+        reader.poll(|TransferCompletion { result, .. }| ended = Some(result)).map_err(step)?;
         farfield_os::process::yield_now();
     }
     ended.unwrap_or(Ok(())).map(|()| reader.provider()).map_err(|error| error.to_string())
@@ -198,7 +198,7 @@ impl Backend for FabricBackend {
             return Err(session.gone_error());
         }
         let messages = TcpLane::new(session.clone(), session.join()?, self.region.id, self.region.pages);
-        let reader = Reader::open(self.config.provider, self.config.address.ip(), &self.station, LANDING_BYTES);
+        let reader = StationReader::open(self.config.provider, self.config.address.ip(), &self.station, LANDING_BYTES);
         let reader = reader.map_err(|_| {
             let reason = "libfabric opens no endpoint for another lane";
             PoolError::Refused { server: session.server, reason }
