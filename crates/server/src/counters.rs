@@ -8,7 +8,7 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// Counters that all connections share.
         #[derive(Debug, Default)]
-        pub(crate) struct Counters {
+        pub(crate) struct ServerCounters {
             $($(#[$doc])* pub(crate) $name: AtomicU64,)*
             /// Requests by kind, indexed by the kind's number.
             pub(crate) requests: [AtomicU64; KINDS],
@@ -16,20 +16,20 @@ macro_rules! counters {
 
         /// Counts of one connection since it last added them to the shared counters.
         #[derive(Debug, Default)]
-        pub(crate) struct Tally {
+        pub(crate) struct ConnectionTally {
             $(pub(crate) $name: u64,)*
             pub(crate) requests: [u64; KINDS],
         }
 
-        impl Counters {
+        impl ServerCounters {
             /// Adds the tally to these counters, without its requests by kind, and leaves the tally
             /// as it is.
-            pub(crate) fn copy(&self, tally: &Tally) {
+            pub(crate) fn copy(&self, tally: &ConnectionTally) {
                 $(add(&self.$name, &mut { tally.$name });)*
             }
 
             /// Adds the tally to these counters and clears it.
-            pub(crate) fn add(&self, tally: &mut Tally) {
+            pub(crate) fn add(&self, tally: &mut ConnectionTally) {
                 $(add(&self.$name, &mut tally.$name);)*
                 for (total, part) in self.requests.iter().zip(&mut tally.requests) {
                     add(total, part);
@@ -81,7 +81,7 @@ counters! {
     sleeps,
 }
 
-impl Tally {
+impl ConnectionTally {
     /// Counts a request of this kind.
     pub(crate) fn request(&mut self, kind: MessageKind) {
         if let Some(count) = self.requests.get_mut(usize::from(kind as u8)) {
@@ -90,7 +90,7 @@ impl Tally {
     }
 }
 
-impl Counters {
+impl ServerCounters {
     pub(crate) fn get(counter: &AtomicU64) -> u64 {
         counter.load(Ordering::Relaxed)
     }

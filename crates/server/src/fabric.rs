@@ -9,7 +9,7 @@
 // Numbers from clients can be anything: no indexing into slices and no narrowing without a check.
 #![deny(clippy::indexing_slicing, clippy::cast_possible_truncation)]
 
-use crate::store::{Charge, Ledger, Mappings, Region, Resource, StoreError};
+use crate::store::{Charge, Ledger, Mappings, RegionStoreError, Resource, StoredRegion};
 use farfield_core::RegionId;
 use farfield_core::wire::{self, ExposeReply};
 use farfield_fabric::{MemoryWindow, Provider, Station};
@@ -37,7 +37,7 @@ pub(crate) enum FabricError {
     Ended,
     /// The store cannot provide the memory.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] RegionStoreError),
     /// No thread could be started.
     #[error("no thread: {0}")]
     Thread(std::io::Error),
@@ -47,7 +47,7 @@ pub(crate) enum FabricError {
 }
 
 /// Returns the error of the store, if that is the cause; it is answered like in any other request.
-pub(crate) fn store_error(error: &FabricError) -> Option<StoreError> {
+pub(crate) fn store_error(error: &FabricError) -> Option<RegionStoreError> {
     match error {
         FabricError::Store(error) => Some(*error),
         _ => None,
@@ -90,19 +90,19 @@ pub(crate) struct Exposure(Mutex<State>);
 enum State {
     #[default]
     Unasked,
-    Open(Open),
+    Open(OpenExposure),
     Ended,
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenExposure {
     station: Arc<Station>,
     ended: Arc<AtomicBool>,
     regions: HashMap<RegionId, Layout>,
     held: Vec<Charge>,
 }
 
-impl Drop for Open {
+impl Drop for OpenExposure {
     fn drop(&mut self) {
         // The thread ends then, and is the last to drop the station.
         self.ended.store(true, Ordering::Relaxed);
@@ -125,7 +125,7 @@ impl Exposure {
         fabric: &Fabric,
         ledger: &Arc<Ledger>,
         id: RegionId,
-        region: &Region,
+        region: &StoredRegion,
     ) -> Result<Layout, FabricError> {
         let mut state = self.state();
         let open = opened(&mut state, fabric, ledger)?;
@@ -135,7 +135,7 @@ impl Exposure {
         open.held.extend(held);
         let station = &open.station;
         let expose = |memory: Mapping| -> Result<MemoryWindow, FabricError> {
-            let key = crate::connection::random_u64().map_err(StoreError::from)?;
+            let key = crate::connection::random_u64().map_err(RegionStoreError::from)?;
             Ok(station.expose(memory, key)?)
         };
         let layout = match open.regions.entry(id) {
@@ -175,11 +175,15 @@ impl Exposure {
     }
 }
 
-fn opened<'s>(state: &'s mut State, fabric: &Fabric, ledger: &Arc<Ledger>) -> Result<&'s mut Open, FabricError> {
+fn opened<'s>(
+    state: &'s mut State,
+    fabric: &Fabric,
+    ledger: &Arc<Ledger>,
+) -> Result<&'s mut OpenExposure, FabricError> {
     if let State::Unasked = state {
         let held = [(Resource::Descriptors, STATION_DESCRIPTORS), (Resource::Mappings, STATION_MAPPINGS)];
         let held = held.into_iter().map(|(resource, amount)| ledger.charge(resource, amount));
-        let held = held.collect::<Result<Vec<_>, _>>().map_err(StoreError::from)?;
+        let held = held.collect::<Result<Vec<_>, _>>().map_err(RegionStoreError::from)?;
         let station = Arc::new(Station::open(fabric.provider, fabric.node)?);
         let ended = Arc::new(AtomicBool::new(false));
         let (served, over, spin) = (station.clone(), ended.clone(), fabric.spin);
@@ -193,7 +197,7 @@ fn opened<'s>(state: &'s mut State, fabric: &Fabric, ledger: &Arc<Ledger>) -> Re
         };
         let thread = std::thread::Builder::new().name("farfield-fabric".to_owned()).spawn(serve);
         thread.map_err(FabricError::Thread)?;
-        *state = State::Open(Open { station, ended, regions: HashMap::new(), held });
+        *state = State::Open(OpenExposure { station, ended, regions: HashMap::new(), held });
     }
     match state {
         State::Open(open) => Ok(open),

@@ -1,6 +1,6 @@
 //! Stub for one-sided reads in a server that was built without libfabric.
 
-use crate::store::{Ledger, Region, StoreError};
+use crate::store::{Ledger, RegionStoreError, StoredRegion};
 use farfield_core::RegionId;
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use std::time::Duration;
 pub(crate) type FabricError = Infallible;
 
 /// Returns the error of the store that is behind an error of one-sided reads.
-pub(crate) fn store_error(error: &FabricError) -> Option<StoreError> {
+pub(crate) fn store_error(error: &FabricError) -> Option<RegionStoreError> {
     match *error {}
 }
 
@@ -43,7 +43,7 @@ impl Exposure {
         fabric: &Fabric,
         _ledger: &Arc<Ledger>,
         _id: RegionId,
-        _region: &Region,
+        _region: &StoredRegion,
     ) -> Result<Layout, FabricError> {
         match fabric.0 {}
     }

@@ -7,19 +7,19 @@
 mod address;
 mod config;
 mod connection;
+mod connection_table;
 mod counters;
 #[cfg_attr(not(feature = "fabric"), path = "fabric_absent.rs")]
 mod fabric;
 mod metrics;
 mod penalties;
-mod places;
 mod scrape;
 mod server;
 mod sessions;
 mod spin;
 mod store;
 mod tenants;
-mod turns;
+mod work_semaphore;
 
 pub use config::{BadUrl, Config, ListenUrl, parse_size};
 pub use farfield_core::wire::Stat;

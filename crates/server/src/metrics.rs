@@ -1,8 +1,8 @@
 //! Metrics of the server, for Prometheus.
 
 use crate::answer_scrapes;
-use crate::counters::Counters;
-use crate::server::Shared;
+use crate::counters::ServerCounters;
+use crate::server::ServerState;
 use crate::store::Resource;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::MessageKind;
@@ -16,9 +16,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 /// Answers scrapes until the server stops, which wakes this thread.
-pub(crate) fn serve(shared: &Arc<Shared>, listener: &TcpListener) {
+pub(crate) fn serve(shared: &Arc<ServerState>, listener: &TcpListener) {
     let mut registry = Registry::with_prefix("farfield");
-    registry.register_collector(Box::new(Snapshot(shared.clone())));
+    registry.register_collector(Box::new(ServerMetrics(shared.clone())));
     let text = || {
         let mut text = String::new();
         encode(&mut text, &registry).map(|()| text)
@@ -30,9 +30,9 @@ pub(crate) fn serve(shared: &Arc<Shared>, listener: &TcpListener) {
 
 /// Collector that reads all metrics at the time of a scrape.
 #[derive(Debug)]
-struct Snapshot(Arc<Shared>);
+struct ServerMetrics(Arc<ServerState>);
 
-impl Collector for Snapshot {
+impl Collector for ServerMetrics {
     fn encode(&self, mut out: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let shared = &*self.0;
         let stat = shared.stat();
@@ -88,11 +88,11 @@ impl Collector for Snapshot {
         ];
         for (name, help, counter) in counted {
             let mut encoder = out.encode_descriptor(name, help, None, MetricType::Counter)?;
-            encoder.encode_counter::<NoLabelSet, _, u64>(&Counters::get(counter), None)?;
+            encoder.encode_counter::<NoLabelSet, _, u64>(&ServerCounters::get(counter), None)?;
         }
         let mut requests = out.encode_descriptor("requests", "Requests by kind", None, MetricType::Counter)?;
         for kind in MessageKind::ALL {
-            let Some(count) = counters.requests.get(usize::from(kind as u8)).map(Counters::get) else { continue };
+            let Some(count) = counters.requests.get(usize::from(kind as u8)).map(ServerCounters::get) else { continue };
             requests.encode_family(&[("kind", kind_name(kind))])?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
         }
         Ok(())

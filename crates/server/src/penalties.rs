@@ -5,7 +5,7 @@
 //! Clients of existing sessions are exempt: a client that knows the secret of a session does not
 //! guess.
 
-use crate::address::Address;
+use crate::address::PeerAddress;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -20,21 +20,21 @@ const ADDRESSES_MAX: usize = 4096;
 
 /// Addresses that sent wrong tokens, with the time at which their buckets will be full again.
 #[derive(Debug, Default)]
-pub(crate) struct Penalties(Mutex<HashMap<Address, Instant>>);
+pub(crate) struct Penalties(Mutex<HashMap<PeerAddress, Instant>>);
 
 impl Penalties {
-    fn full_at(&self) -> MutexGuard<'_, HashMap<Address, Instant>> {
+    fn full_at(&self) -> MutexGuard<'_, HashMap<PeerAddress, Instant>> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Checks whether the address has to wait: its bucket is empty.
-    pub(crate) fn is_closed(&self, address: Address, now: Instant) -> bool {
+    pub(crate) fn is_closed(&self, address: PeerAddress, now: Instant) -> bool {
         let full_at = self.full_at().get(&address).copied();
         full_at.is_some_and(|at| at.saturating_duration_since(now) > EVERY * (BURST - 1))
     }
 
     /// Counts a wrong token from an address.
-    pub(crate) fn add(&self, address: Address, now: Instant) {
+    pub(crate) fn add(&self, address: PeerAddress, now: Instant) {
         let mut full_at = self.full_at();
         if full_at.len() >= ADDRESSES_MAX && !full_at.contains_key(&address) {
             full_at.retain(|_, at| *at > now);
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn a_few_wrong_tokens_are_forgiven_and_then_one_a_second() {
         let penalties = Penalties::default();
-        let (one, other) = (Address::User(1), Address::User(2));
+        let (one, other) = (PeerAddress::User(1), PeerAddress::User(2));
         let mut now = Instant::now();
         let mut tries = 0;
         while !penalties.is_closed(one, now) {
@@ -81,9 +81,9 @@ mod tests {
     fn no_more_addresses_are_remembered_than_fit_and_the_worst_longest() {
         let penalties = Penalties::default();
         let now = Instant::now();
-        let worst = Address::User(u32::MAX);
+        let worst = PeerAddress::User(u32::MAX);
         (0..BURST).for_each(|_| penalties.add(worst, now));
-        (0..3 * ADDRESSES_MAX as u32).for_each(|user| penalties.add(Address::User(user), now));
+        (0..3 * ADDRESSES_MAX as u32).for_each(|user| penalties.add(PeerAddress::User(user), now));
         assert!(penalties.full_at().len() <= ADDRESSES_MAX);
         assert!(penalties.is_closed(worst, now));
     }

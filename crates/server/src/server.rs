@@ -1,16 +1,16 @@
 //! The server: listeners, one thread per connection, a thread that cleans up, and the shutdown.
 
-use crate::address::{Address, AddressLedgers};
+use crate::address::{AddressLedgers, PeerAddress};
 use crate::config::{Config, ListenUrl};
-use crate::connection::{Connection, Transport, random_u64};
-use crate::counters::Counters;
+use crate::connection::{ClientConnection, Transport, random_u64};
+use crate::connection_table::{Admitted, ConnectionTable};
+use crate::counters::ServerCounters;
 use crate::fabric::Fabric;
 use crate::metrics;
 use crate::penalties::Penalties;
-use crate::places::{Admitted, Places};
-use crate::sessions::{Session, Sessions, Tenant};
+use crate::sessions::{ClientSession, Sessions, Tenant};
 use crate::spin::Spinners;
-use crate::store::{Ledger, Meter, Resource, Stock};
+use crate::store::{Ledger, PageCounter, Resource, ResourceBudget};
 use farfield_core::Incarnation;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{RefuseCode, Stat};
@@ -63,22 +63,22 @@ const SWEEP_MAX: Duration = Duration::from_millis(100);
 
 /// State that all threads of a server share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct ServerState {
     pub(crate) config: Config,
     pub(crate) incarnation: Incarnation,
     started: Instant,
-    pub(crate) capacity: Arc<Meter>,
+    pub(crate) capacity: Arc<PageCounter>,
     /// Resources other than memory that clients share.
-    pub(crate) stock: Arc<Stock>,
+    pub(crate) stock: Arc<ResourceBudget>,
     pub(crate) address_ledgers: AddressLedgers,
     pub(crate) fabric: Option<Fabric>,
     /// Tenants, in the order of the token file; a single one without a name if there is no token
     /// file.
     pub(crate) tenants: Vec<Arc<Tenant>>,
     pub(crate) sessions: Sessions,
-    pub(crate) counters: Counters,
+    pub(crate) counters: ServerCounters,
     pub(crate) spinners: Spinners,
-    pub(crate) places: Places,
+    pub(crate) places: ConnectionTable,
     pub(crate) penalties: Penalties,
     /// Whether new sessions are refused.
     pub(crate) draining: AtomicBool,
@@ -90,7 +90,7 @@ pub(crate) struct Shared {
     change_lock: Mutex<()>,
 }
 
-impl Shared {
+impl ServerState {
     /// Returns the tenant whose token this is.
     pub(crate) fn tenant_of(&self, token: &[u8]) -> Option<&Arc<Tenant>> {
         match &self.config.tenants {
@@ -134,14 +134,20 @@ impl Shared {
         Stat { capacity_pages: limits.into_iter().flatten().min().unwrap_or(0), ..stat }
     }
 
-    fn stat_of(&self, sessions: &[Arc<Session>], memory: &Meter, connections: u64, counters: &Counters) -> Stat {
+    fn stat_of(
+        &self,
+        sessions: &[Arc<ClientSession>],
+        memory: &PageCounter,
+        connections: u64,
+        counters: &ServerCounters,
+    ) -> Stat {
         let (mut regions, mut reserved_pages) = (0, 0);
         for session in sessions {
             let all = session.all();
             regions += all.len() as u64;
             reserved_pages += all.iter().map(|region| region.reserved_pages()).sum::<u64>();
         }
-        let get = Counters::get;
+        let get = ServerCounters::get;
         Stat {
             uptime_ms: self.started.elapsed().as_millis() as u64,
             capacity_pages: memory.limit_pages().unwrap_or(0),
@@ -161,7 +167,7 @@ impl Shared {
 }
 
 /// Computes the limit of each resource that clients share, less what the server itself needs.
-fn stock(config: &Config, descriptors: u64) -> Stock {
+fn stock(config: &Config, descriptors: u64) -> ResourceBudget {
     /// Address space for clients. A process has 128 TiB; a quarter is left for everything else.
     const ADDRESS_BYTES: u64 = 96 << 40;
     /// The kernel's default for `vm.max_map_count`.
@@ -181,7 +187,7 @@ fn stock(config: &Config, descriptors: u64) -> Stock {
         Resource::Connections => connections,
         Resource::BufferBytes => (config.capacity_bytes.unwrap_or(u64::MAX) / 16).clamp(128 << 20, 1 << 30),
     };
-    Stock::new(limit, config.is_private)
+    ResourceBudget::new(limit, config.is_private)
 }
 
 enum Listener {
@@ -201,7 +207,7 @@ impl AsFd for Listener {
 /// A running memory server. Stops when dropped.
 #[derive(Debug)]
 pub struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     endpoints: Vec<String>,
     metrics: Option<SocketAddr>,
     threads: Vec<JoinHandle<()>>,
@@ -224,12 +230,12 @@ impl Server {
         let pages = |bytes: u64| bytes / PAGE_BYTES as u64;
         let stock = Arc::new(stock(&config, descriptors));
         let tenant = |name: &str, quota: Option<u64>, ledger: Option<Ledger>| {
-            let quota = Arc::new(Meter::new(quota.map(pages)));
+            let quota = Arc::new(PageCounter::new(quota.map(pages)));
             Arc::new(Tenant {
                 name: name.to_owned(),
                 quota,
                 ledger: ledger.map(Arc::new),
-                counters: Counters::default(),
+                counters: ServerCounters::default(),
             })
         };
         let tenants = match &config.tenants {
@@ -263,18 +269,18 @@ impl Server {
             let opened = Fabric::open(provider, tcp.map(|address| address.ip()), config.spin);
             opened.map_err(|why| StartError::Fabric { provider: provider.clone(), why })
         });
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerState {
             fabric: fabric.transpose()?,
             incarnation: Incarnation(random_u64().map_err(std::io::Error::from)?),
             started: Instant::now(),
-            capacity: Arc::new(Meter::new(config.capacity_bytes.map(pages))),
+            capacity: Arc::new(PageCounter::new(config.capacity_bytes.map(pages))),
             tenants,
             address_ledgers: AddressLedgers::new(stock.clone()),
             stock,
             sessions: Sessions::new(config.lease, config.ticket_life),
-            counters: Counters::default(),
+            counters: ServerCounters::default(),
             spinners: Spinners::new(config.spin),
-            places: Places::new(config.connections_max),
+            places: ConnectionTable::new(config.connections_max),
             penalties: Penalties::default(),
             draining: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
@@ -307,7 +313,7 @@ impl Server {
         Ok(server)
     }
 
-    fn spawn(&mut self, name: &str, body: impl FnOnce(Arc<Shared>) + Send + 'static) -> Result<(), StartError> {
+    fn spawn(&mut self, name: &str, body: impl FnOnce(Arc<ServerState>) + Send + 'static) -> Result<(), StartError> {
         let shared = self.shared.clone();
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || body(shared))?;
         self.threads.push(thread);
@@ -450,7 +456,7 @@ fn listen_unix(path: &Path) -> std::io::Result<UnixListener> {
 }
 
 /// Accepts connections until the server stops.
-fn accept_all(shared: Arc<Shared>, listener: &Listener) {
+fn accept_all(shared: Arc<ServerState>, listener: &Listener) {
     /// Interval at which the thread checks by itself whether the server stops; normally it is
     /// woken.
     const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -460,11 +466,11 @@ fn accept_all(shared: Arc<Shared>, listener: &Listener) {
         let accepted = match listener {
             Listener::Tcp(listener) => {
                 let accepted = listener.accept();
-                accepted.map(|(stream, peer)| (OwnedFd::from(stream), Transport::Tcp, Address::of(peer.ip())))
+                accepted.map(|(stream, peer)| (OwnedFd::from(stream), Transport::Tcp, PeerAddress::of(peer.ip())))
             }
             Listener::Unix(listener) => listener.accept().map(|(stream, _)| {
                 let fd = OwnedFd::from(stream);
-                let user = serving::peer(fd.as_fd()).map_or(Address::Unknown, |peer| Address::User(peer.uid));
+                let user = serving::peer(fd.as_fd()).map_or(PeerAddress::Unknown, |peer| PeerAddress::User(peer.uid));
                 (fd, Transport::Unix, user)
             }),
         };
@@ -486,7 +492,7 @@ fn accept_all(shared: Arc<Shared>, listener: &Listener) {
 }
 
 /// Starts a thread that serves a connection.
-fn admit(shared: &Arc<Shared>, fd: OwnedFd, transport: Transport, address: Address) {
+fn admit(shared: &Arc<ServerState>, fd: OwnedFd, transport: Transport, address: PeerAddress) {
     if transport == Transport::Tcp
         && let Err(errno) = serving::prepare_tcp(fd.as_fd())
     {
@@ -502,11 +508,11 @@ fn admit(shared: &Arc<Shared>, fd: OwnedFd, transport: Transport, address: Addre
     } else {
         None
     };
-    let member = Member { shared: shared.clone(), number };
+    let member = ConnectionSlot { shared: shared.clone(), number };
     let spawned =
         std::thread::Builder::new().name("farfield-serve".to_owned()).stack_size(512 * 1024).spawn(move || {
             let shared = &member.shared;
-            let mut connection = Connection::new(shared, fd, number, transport, address);
+            let mut connection = ClientConnection::new(shared, fd, number, transport, address);
             let end = match turn_away {
                 None => connection.run(),
                 Some((code, text)) => connection.turn_away(code, text),
@@ -523,17 +529,17 @@ fn admit(shared: &Arc<Shared>, fd: OwnedFd, transport: Transport, address: Addre
 }
 
 /// Checks whether a local user may use a server without tokens: the same user, or root.
-fn may_use(user: Address) -> bool {
-    user == Address::User(serving::effective_uid()) || user == Address::User(0)
+fn may_use(user: PeerAddress) -> bool {
+    user == PeerAddress::User(serving::effective_uid()) || user == PeerAddress::User(0)
 }
 
 /// A slot of a connection, given up in whatever way the thread ends.
-struct Member {
-    shared: Arc<Shared>,
+struct ConnectionSlot {
+    shared: Arc<ServerState>,
     number: u64,
 }
 
-impl Drop for Member {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.shared.places.remove(self.number);
         self.shared.notify();
@@ -545,7 +551,7 @@ const LOOK_FOR_VANISHED: Duration = Duration::from_secs(1);
 
 /// Ends connections to machines that do not answer any more. Their threads then end, and the leases
 /// of their sessions begin.
-fn end_vanished(shared: &Shared) {
+fn end_vanished(shared: &ServerState) {
     shared.places.each(|fd| {
         if serving::has_vanished(fd) {
             tracing::info!("a client's machine does not answer any more; connection ended");
@@ -556,7 +562,7 @@ fn end_vanished(shared: &Shared) {
 
 /// Ends sessions whose lease is over, closes dead connections, and sweeps regions, until the server
 /// stops.
-fn clean_up(shared: &Shared) {
+fn clean_up(shared: &ServerState) {
     let often = shared.config.lease.min(shared.config.ticket_life) / 8;
     let often = often.clamp(Duration::from_millis(5), Duration::from_millis(100));
     let mut next_sweep = Instant::now() + shared.config.sweep_every;
@@ -588,7 +594,7 @@ fn clean_up(shared: &Shared) {
 
 /// Gives back memory that no region reaches. The thread serves all holders: in one round, each gets
 /// at most [`SWEEP_MAX`] of its time. Each round begins with another session.
-fn sweep(shared: &Shared, round: usize) {
+fn sweep(shared: &ServerState, round: usize) {
     let mut sessions = shared.sessions.all();
     sessions.sort_unstable_by_key(|session| session.number);
     let first = round.checked_rem(sessions.len()).unwrap_or(0);

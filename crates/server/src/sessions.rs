@@ -12,9 +12,9 @@
 //! is counted until they are freed: if no session is counted any more, no memory of one is left
 //! either.
 
-use crate::counters::Counters;
+use crate::counters::ServerCounters;
 use crate::fabric::Exposure;
-use crate::store::{Account, Charge, Exhausted, Ledger, Meter, Region, Resource, Snapshot};
+use crate::store::{Account, Charge, Exhausted, Ledger, PageCounter, RegionSnapshot, Resource, StoredRegion};
 use farfield_core::RegionId;
 use farfield_core::wire::SessionSecret;
 use std::collections::HashMap;
@@ -26,16 +26,16 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(crate) struct Tenant {
     pub(crate) name: String,
-    pub(crate) quota: Arc<Meter>,
+    pub(crate) quota: Arc<PageCounter>,
     /// Ledger of the tenant's resources. `None` on a server without tokens: there each address has
     /// its own.
     pub(crate) ledger: Option<Arc<Ledger>>,
-    pub(crate) counters: Counters,
+    pub(crate) counters: ServerCounters,
 }
 
 /// A client's session: regions that belong together and are freed together.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct ClientSession {
     /// Number for logs, because the secret must not be logged.
     pub(crate) number: u64,
     pub(crate) secret: SessionSecret,
@@ -47,27 +47,27 @@ pub(crate) struct Session {
     /// Memory that clients read one-sided.
     pub(crate) exposure: Exposure,
     /// Regions by id; `None` after the end of the session.
-    regions: RwLock<Option<HashMap<RegionId, Arc<Region>>>>,
+    regions: RwLock<Option<HashMap<RegionId, Arc<StoredRegion>>>>,
 }
 
 /// Error: the session is over and takes no region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Ended;
+pub(crate) struct SessionClosed;
 
-impl Session {
-    pub(crate) fn region(&self, id: RegionId) -> Option<Arc<Region>> {
+impl ClientSession {
+    pub(crate) fn region(&self, id: RegionId) -> Option<Arc<StoredRegion>> {
         let regions = self.regions.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         regions.as_ref()?.get(&id).cloned()
     }
 
-    fn insert(&self, id: RegionId, region: Region) -> Result<(), Ended> {
+    fn insert(&self, id: RegionId, region: StoredRegion) -> Result<(), SessionClosed> {
         let mut regions = self.regions.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-        regions.as_mut().ok_or(Ended)?.insert(id, Arc::new(region));
+        regions.as_mut().ok_or(SessionClosed)?.insert(id, Arc::new(region));
         Ok(())
     }
 
     /// Removes a region. It is freed when the last request on it is over.
-    pub(crate) fn remove(&self, id: RegionId) -> Option<Arc<Region>> {
+    pub(crate) fn remove(&self, id: RegionId) -> Option<Arc<StoredRegion>> {
         let mut regions = self.regions.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         let removed = regions.as_mut()?.remove(&id);
         self.exposure.remove(id);
@@ -80,12 +80,12 @@ impl Session {
     }
 
     /// Returns all regions that the session has now.
-    pub(crate) fn all(&self) -> Vec<Arc<Region>> {
+    pub(crate) fn all(&self) -> Vec<Arc<StoredRegion>> {
         let regions = self.regions.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         regions.iter().flatten().map(|(_, region)| region.clone()).collect()
     }
 
-    fn end(&self) -> Vec<Arc<Region>> {
+    fn end(&self) -> Vec<Arc<StoredRegion>> {
         let mut regions = self.regions.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         self.exposure.end();
         regions.take().into_iter().flatten().map(|(_, region)| region).collect()
@@ -94,7 +94,7 @@ impl Session {
 
 #[derive(Debug)]
 struct Entry {
-    session: Arc<Session>,
+    session: Arc<ClientSession>,
     connections: usize,
     /// Time at which the last connection was lost.
     lost_at: Option<Instant>,
@@ -103,8 +103,8 @@ struct Entry {
 }
 
 #[derive(Debug)]
-struct Ticket {
-    snapshot: Snapshot,
+struct SnapshotTicket {
+    snapshot: RegionSnapshot,
     tenant: Arc<Tenant>,
     expires: Instant,
 }
@@ -115,7 +115,7 @@ pub(crate) struct Sessions {
     lease: Duration,
     ticket_life: Duration,
     entries: Mutex<HashMap<SessionSecret, Entry>>,
-    tickets: Mutex<HashMap<u128, Ticket>>,
+    tickets: Mutex<HashMap<u128, SnapshotTicket>>,
     next_session: AtomicU64,
     next_region: AtomicU64,
 }
@@ -136,7 +136,7 @@ impl Sessions {
         self.entries.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn tickets(&self) -> MutexGuard<'_, HashMap<u128, Ticket>> {
+    fn tickets(&self) -> MutexGuard<'_, HashMap<u128, SnapshotTicket>> {
         self.tickets.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -147,9 +147,9 @@ impl Sessions {
         tenant: Arc<Tenant>,
         account: Account,
         client_name: &str,
-    ) -> Result<Arc<Session>, Exhausted> {
+    ) -> Result<Arc<ClientSession>, Exhausted> {
         let held = account.ledger.charge(Resource::Sessions, 1)?;
-        let session = Arc::new(Session {
+        let session = Arc::new(ClientSession {
             number: self.next_session.fetch_add(1, Ordering::Relaxed),
             secret,
             tenant,
@@ -166,7 +166,7 @@ impl Sessions {
 
     /// Adds a connection to a session that is held or on lease. A tenant can join its own sessions
     /// only.
-    pub(crate) fn join(&self, secret: SessionSecret, tenant: &Arc<Tenant>) -> Option<Arc<Session>> {
+    pub(crate) fn join(&self, secret: SessionSecret, tenant: &Arc<Tenant>) -> Option<Arc<ClientSession>> {
         let mut entries = self.entries();
         let may_join = |entry: &&mut Entry| !entry.ending && Arc::ptr_eq(&entry.session.tenant, tenant);
         let entry = entries.get_mut(&secret).filter(may_join)?;
@@ -183,7 +183,7 @@ impl Sessions {
 
     /// Removes a connection from a session. With the last one the lease starts, or the session ends
     /// if the lease is zero. Returns whether it ended.
-    pub(crate) fn leave(&self, session: &Session, now: Instant) -> bool {
+    pub(crate) fn leave(&self, session: &ClientSession, now: Instant) -> bool {
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(&session.secret) else { return false };
         entry.connections -= 1;
@@ -197,13 +197,13 @@ impl Sessions {
     }
 
     /// Ends a session at once, even if it has connections.
-    pub(crate) fn end(&self, session: &Session) {
+    pub(crate) fn end(&self, session: &ClientSession) {
         self.end_if(|entry| entry.session.secret == session.secret);
     }
 
     /// Ends the sessions for which `picked` is true. Returns those that this call ended, with the
     /// number of regions that each had.
-    fn end_if(&self, picked: impl Fn(&Entry) -> bool) -> Vec<(Arc<Session>, usize)> {
+    fn end_if(&self, picked: impl Fn(&Entry) -> bool) -> Vec<(Arc<ClientSession>, usize)> {
         let mut ending = Vec::new();
         for entry in self.entries().values_mut().filter(|entry| !entry.ending && picked(entry)) {
             entry.ending = true;
@@ -218,7 +218,7 @@ impl Sessions {
 
     /// Ends the sessions whose lease is over, and drops tickets that were not claimed in time.
     /// Returns the sessions that ended, with the number of regions that each had.
-    pub(crate) fn expire(&self, now: Instant) -> Vec<(Arc<Session>, usize)> {
+    pub(crate) fn expire(&self, now: Instant) -> Vec<(Arc<ClientSession>, usize)> {
         let over = |lost_at: Instant| now.saturating_duration_since(lost_at) >= self.lease;
         let unclaimed: Vec<_> = self.tickets().extract_if(|_, ticket| ticket.expires <= now).collect();
         drop(unclaimed);
@@ -226,7 +226,7 @@ impl Sessions {
     }
 
     /// Adds a region to a session. Returns an error if the session has ended.
-    pub(crate) fn add_region(&self, session: &Session, region: Region) -> Result<RegionId, Ended> {
+    pub(crate) fn add_region(&self, session: &ClientSession, region: StoredRegion) -> Result<RegionId, SessionClosed> {
         let id = RegionId(self.next_region.fetch_add(1, Ordering::Relaxed));
         session.insert(id, region)?;
         Ok(id)
@@ -234,12 +234,12 @@ impl Sessions {
 
     /// Keeps a snapshot until a client of the tenant claims it with `secret`, or the ticket
     /// expires. The tenant pays for it as for a region.
-    pub(crate) fn add_ticket(&self, secret: u128, snapshot: Snapshot, tenant: Arc<Tenant>, now: Instant) {
-        self.tickets().insert(secret, Ticket { snapshot, tenant, expires: now + self.ticket_life });
+    pub(crate) fn add_ticket(&self, secret: u128, snapshot: RegionSnapshot, tenant: Arc<Tenant>, now: Instant) {
+        self.tickets().insert(secret, SnapshotTicket { snapshot, tenant, expires: now + self.ticket_life });
     }
 
     /// Takes the snapshot behind a ticket. Returns it once, and only to the tenant that made it.
-    pub(crate) fn claim(&self, secret: u128, tenant: &Arc<Tenant>, now: Instant) -> Option<Snapshot> {
+    pub(crate) fn claim(&self, secret: u128, tenant: &Arc<Tenant>, now: Instant) -> Option<RegionSnapshot> {
         let mut tickets = self.tickets();
         let ticket = tickets.get(&secret)?;
         if !Arc::ptr_eq(&ticket.tenant, tenant) || ticket.expires <= now {
@@ -259,7 +259,7 @@ impl Sessions {
     }
 
     /// Returns all sessions that exist now.
-    pub(crate) fn all(&self) -> Vec<Arc<Session>> {
+    pub(crate) fn all(&self) -> Vec<Arc<ClientSession>> {
         self.entries().values().map(|entry| entry.session.clone()).collect()
     }
 
@@ -278,7 +278,7 @@ impl Sessions {
 impl Tenant {
     /// Returns the account that pays for what a client of this tenant keeps. `address` makes the
     /// ledger if the tenant has none of its own.
-    pub(crate) fn account(&self, server: &Arc<Meter>, address: impl FnOnce() -> Arc<Ledger>) -> Account {
+    pub(crate) fn account(&self, server: &Arc<PageCounter>, address: impl FnOnce() -> Arc<Ledger>) -> Account {
         let ledger = self.ledger.clone().unwrap_or_else(address);
         Account { server: server.clone(), tenant: self.quota.clone(), ledger }
     }
@@ -294,17 +294,22 @@ mod tests {
         let ledger = crate::store::tests::ledger();
         Arc::new(Tenant {
             name: "t".into(),
-            quota: Arc::new(Meter::new(None)),
+            quota: Arc::new(PageCounter::new(None)),
             ledger: Some(ledger),
-            counters: Counters::default(),
+            counters: ServerCounters::default(),
         })
     }
 
-    fn account(tenant: &Tenant, capacity: &Arc<Meter>) -> Account {
+    fn account(tenant: &Tenant, capacity: &Arc<PageCounter>) -> Account {
         tenant.account(capacity, || unreachable!("it has a ledger"))
     }
 
-    fn open(sessions: &Sessions, secret: u128, tenant: &Arc<Tenant>, capacity: &Arc<Meter>) -> Arc<Session> {
+    fn open(
+        sessions: &Sessions,
+        secret: u128,
+        tenant: &Arc<Tenant>,
+        capacity: &Arc<PageCounter>,
+    ) -> Arc<ClientSession> {
         sessions.open(SessionSecret(secret), tenant.clone(), account(tenant, capacity), "test").unwrap()
     }
 
@@ -313,10 +318,10 @@ mod tests {
         let lease = Duration::from_secs(10);
         let sessions = Sessions::new(lease, lease);
         let (tenant, stranger) = (tenant(), tenant());
-        let capacity = Arc::new(Meter::new(None));
+        let capacity = Arc::new(PageCounter::new(None));
         let secret = SessionSecret(7);
         let session = open(&sessions, secret.0, &tenant, &capacity);
-        let region = Region::new(10, account(&tenant, &capacity)).unwrap();
+        let region = StoredRegion::new(10, account(&tenant, &capacity)).unwrap();
         region.write(PageId(0), &[1; 4096], |_| 0).unwrap();
         let id = sessions.add_region(&session, region).unwrap();
         let start = Instant::now();
@@ -333,17 +338,17 @@ mod tests {
         assert_eq!(capacity.used_pages(), 0);
         assert!(session.region(id).is_none());
         assert!(sessions.join(secret, &tenant).is_none());
-        let late = Region::new(10, account(&tenant, &capacity)).unwrap();
-        assert_eq!(sessions.add_region(&session, late), Err(Ended));
+        let late = StoredRegion::new(10, account(&tenant, &capacity)).unwrap();
+        assert_eq!(sessions.add_region(&session, late), Err(SessionClosed));
     }
 
     #[test]
     fn a_session_is_counted_until_its_memory_is_free_and_joined_by_nobody_meanwhile() {
         let sessions = Sessions::new(Duration::ZERO, Duration::ZERO);
-        let (tenant, capacity) = (tenant(), Arc::new(Meter::new(None)));
+        let (tenant, capacity) = (tenant(), Arc::new(PageCounter::new(None)));
         let session = open(&sessions, 7, &tenant, &capacity);
         for _ in 0..8 {
-            let region = Region::new(256, account(&tenant, &capacity)).unwrap();
+            let region = StoredRegion::new(256, account(&tenant, &capacity)).unwrap();
             region.write(PageId(0), &[1; 256 * 4096], |_| 0).unwrap();
             sessions.add_region(&session, region).unwrap();
         }
@@ -364,8 +369,8 @@ mod tests {
         let life = Duration::from_secs(30);
         let sessions = Sessions::new(life, life);
         let (tenant, stranger) = (tenant(), tenant());
-        let capacity = Arc::new(Meter::new(None));
-        let region = Region::new(10, account(&tenant, &capacity)).unwrap();
+        let capacity = Arc::new(PageCounter::new(None));
+        let region = StoredRegion::new(10, account(&tenant, &capacity)).unwrap();
         let now = Instant::now();
         sessions.add_ticket(1, region.snapshot().unwrap(), tenant.clone(), now);
         sessions.add_ticket(2, region.snapshot().unwrap(), tenant.clone(), now);
@@ -380,7 +385,7 @@ mod tests {
     #[test]
     fn without_a_lease_the_last_connection_takes_everything_with_it() {
         let sessions = Sessions::new(Duration::ZERO, Duration::ZERO);
-        let session = open(&sessions, 7, &tenant(), &Arc::new(Meter::new(None)));
+        let session = open(&sessions, 7, &tenant(), &Arc::new(PageCounter::new(None)));
         assert!(sessions.join(SessionSecret(7), &session.tenant).is_some());
         assert!(!sessions.leave(&session, Instant::now()));
         assert!(sessions.leave(&session, Instant::now()));

@@ -35,7 +35,7 @@ impl Spinners {
 
     /// Takes a slot for polling. Returns `None` if none is free, or if `patience` forbids polling
     /// now.
-    pub(crate) fn enter(&self, patience: &Patience, now: Instant) -> Option<Spin<'_>> {
+    pub(crate) fn enter(&self, patience: &SpinBackoff, now: Instant) -> Option<Spin<'_>> {
         if self.spin.is_zero() || patience.pause_until.is_some_and(|until| now < until) {
             return None;
         }
@@ -49,7 +49,7 @@ impl Spinners {
 
 /// A thread's memory of whether polling is worth it: after a lost time slice it pauses.
 #[derive(Debug, Default)]
-pub(crate) struct Patience {
+pub(crate) struct SpinBackoff {
     pause_until: Option<Instant>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Spin<'a> {
 impl Spin<'_> {
     /// Checks whether to poll again: not after a lost time slice, which is noted in `patience`, and
     /// not after the end of the polling time.
-    pub(crate) fn go_on(&mut self, patience: &mut Patience, now: Instant) -> bool {
+    pub(crate) fn go_on(&mut self, patience: &mut SpinBackoff, now: Instant) -> bool {
         let stopped = now.saturating_duration_since(self.last);
         if stopped > STOPPED {
             patience.pause_until = Some(now + (stopped * PAUSE_FACTOR).min(PAUSE_MAX));
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn a_thread_that_was_stopped_sleeps_for_a_while() {
         let spinners = Spinners { spin: 50 * MICRO, now: AtomicUsize::new(0), max: 1 };
-        let mut patience = Patience::default();
+        let mut patience = SpinBackoff::default();
         let mut now = Instant::now();
         for (stopped, pause) in
             [(1500 * MICRO, 96_000 * MICRO), (3000 * MICRO, 192_000 * MICRO), (PAUSE_MAX, PAUSE_MAX)]
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn only_so_many_look_and_only_so_long() {
         let spinners = Spinners { spin: 50 * MICRO, now: AtomicUsize::new(0), max: 1 };
-        let (mut one, other) = (Patience::default(), Patience::default());
+        let (mut one, other) = (SpinBackoff::default(), SpinBackoff::default());
         let now = Instant::now();
         let mut spin = spinners.enter(&one, now).expect("a place");
         assert!(spinners.enter(&other, now).is_none());

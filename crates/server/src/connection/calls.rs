@@ -1,7 +1,7 @@
 //! Calls: functions of the registry that run over a region, in the thread of the connection.
 
-use super::{Connection, End, is_late};
-use crate::sessions::Session;
+use super::{ClientConnection, CloseReason, is_late};
+use crate::sessions::ClientSession;
 use crate::store::RegionMemory;
 use arrayvec::ArrayVec;
 use farfield_core::RegionId;
@@ -17,11 +17,11 @@ const SEND_BYTES: usize = 64 * 1024;
 const SEND_AFTER: Duration = Duration::from_micros(100);
 
 /// Calls of one function over one region that follow one another.
-pub(super) type Row<'i> = ArrayVec<(WireRequest<'i>, Asked<'i>), ROW_MAX>;
+pub(super) type CallBatch<'i> = ArrayVec<(WireRequest<'i>, QueuedCall<'i>), ROW_MAX>;
 
 /// A call in a row.
 #[derive(Clone, Copy)]
-pub(super) struct Asked<'i> {
+pub(super) struct QueuedCall<'i> {
     tag: u64,
     deadline: Option<Duration>,
     pub(super) region: RegionId,
@@ -30,26 +30,26 @@ pub(super) struct Asked<'i> {
 }
 
 /// Returns the call, if the request is one.
-pub(super) fn call_of<'i>(wire: &WireRequest<'i>) -> Option<Asked<'i>> {
+pub(super) fn call_of<'i>(wire: &WireRequest<'i>) -> Option<QueuedCall<'i>> {
     match wire.request {
         Request::Call { region, steps_max, call } => {
-            Some(Asked { tag: wire.tag, deadline: wire.deadline, region, steps_max, call })
+            Some(QueuedCall { tag: wire.tag, deadline: wire.deadline, region, steps_max, call })
         }
         _ => None,
     }
 }
 
-impl Asked<'_> {
+impl QueuedCall<'_> {
     /// Checks whether both calls run the same function over the same region.
-    pub(super) fn is_like(&self, other: &Asked<'_>) -> bool {
+    pub(super) fn is_like(&self, other: &QueuedCall<'_>) -> bool {
         let function = |asked: &Self| (asked.region, asked.call.version);
         function(self) == (other.region, other.call.version) && self.call.name == other.call.name
     }
 }
 
-impl Connection<'_> {
+impl ClientConnection<'_> {
     /// Returns the budget of a call: the client's limits, but at most the server's.
-    fn budget(&self, asked: &Asked<'_>, arrived: Instant, now: Instant) -> Budget {
+    fn budget(&self, asked: &QueuedCall<'_>, arrived: Instant, now: Instant) -> Budget {
         let config = &self.shared.config;
         let wanted = asked.deadline.map(|deadline| arrived + deadline);
         let most = now.checked_add(config.call_within);
@@ -61,7 +61,12 @@ impl Connection<'_> {
     }
 
     /// Runs a row of calls of one function over one region and answers each.
-    pub(super) fn serve_calls(&mut self, session: &Session, row: &Row<'_>, arrived: Instant) -> Result<(), End> {
+    pub(super) fn serve_calls(
+        &mut self,
+        session: &ClientSession,
+        row: &CallBatch<'_>,
+        arrived: Instant,
+    ) -> Result<(), CloseReason> {
         let Some((_, first)) = row.first() else { return Ok(()) };
         let now = Instant::now();
         let mut tags = ArrayVec::<_, ROW_MAX>::new();

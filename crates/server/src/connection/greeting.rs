@@ -1,9 +1,9 @@
 //! Authentication of clients, and admission to a session.
 
-use super::{BATCH_PAGES_MAX, Connection, End, IN_FLIGHT_MAX, Transport};
-use crate::address::Address;
-use crate::server::Shared;
-use crate::sessions::{Session, Tenant};
+use super::{BATCH_PAGES_MAX, ClientConnection, CloseReason, IN_FLIGHT_MAX, Transport};
+use crate::address::PeerAddress;
+use crate::server::ServerState;
+use crate::sessions::{ClientSession, Tenant};
 use crate::store::{Charge, Ledger, Resource};
 use farfield_core::wire::{self, ConnectionRefusal, Hello, RefuseCode};
 use farfield_os::{Errno, serving};
@@ -11,8 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-impl Connection<'_> {
-    pub(super) fn greeted(&mut self, greeting: Result<Greeting, (RefuseCode, &'static str)>) -> Result<(), End> {
+impl ClientConnection<'_> {
+    pub(super) fn greeted(
+        &mut self,
+        greeting: Result<Greeting, (RefuseCode, &'static str)>,
+    ) -> Result<(), CloseReason> {
         match greeting {
             Ok(Greeting { session, welcome, ledger, held }) => {
                 self.shared.places.welcome(self.number);
@@ -27,16 +30,16 @@ impl Connection<'_> {
         }
     }
 
-    pub(super) fn refuse(&mut self, code: RefuseCode, text: &str) -> End {
+    pub(super) fn refuse(&mut self, code: RefuseCode, text: &str) -> CloseReason {
         let refusal = ConnectionRefusal { code, version_min: wire::VERSION_MIN, version_max: wire::VERSION_MAX, text };
         wire::encode_refusal(&refusal, &mut self.outbox);
-        End::Refused(code)
+        CloseReason::Refused(code)
     }
 }
 
 /// Result of a successful greeting.
 pub(super) struct Greeting {
-    session: Arc<Session>,
+    session: Arc<ClientSession>,
     welcome: wire::Welcome,
     /// Ledger that pays for the connection.
     ledger: Arc<Ledger>,
@@ -45,9 +48,9 @@ pub(super) struct Greeting {
 
 /// Admits the client to a session, or returns the reason why not.
 pub(super) fn greet(
-    shared: &Shared,
+    shared: &ServerState,
     transport: Transport,
-    address: Address,
+    address: PeerAddress,
     hello: &Hello<'_>,
     version: Option<u16>,
 ) -> Result<Greeting, (RefuseCode, &'static str)> {

@@ -1,6 +1,6 @@
 //! Transport of bytes: the inbox, the outbox, and the waits for the client.
 
-use super::{BATCH_PAGES_MAX, Connection, End};
+use super::{BATCH_PAGES_MAX, ClientConnection, CloseReason};
 use crate::store::{Charge, Resource};
 use farfield_core::wire;
 use farfield_os::{Errno, net, serving};
@@ -23,11 +23,11 @@ const INBOX_BYTES_MAX: usize = 2 * (wire::HEAD_BYTES + wire::write_body_bytes(BA
 /// Interval at which an idle connection checks whether its inbox is larger than it needs to be.
 const IDLE: Duration = Duration::from_secs(10);
 
-impl Connection<'_> {
+impl ClientConnection<'_> {
     /// Receives at least one byte. `need` is the length of the next message as far as it is known.
     /// Returns [`End::Silent`] if nothing arrives before `until`. Without `until`, waits as long as
     /// it takes.
-    pub(super) fn receive(&mut self, need: usize, until: Option<Instant>) -> Result<(), End> {
+    pub(super) fn receive(&mut self, need: usize, until: Option<Instant>) -> Result<(), CloseReason> {
         self.make_room(need)?;
         let mut spinning = self.shared.spinners.enter(&self.patience, Instant::now());
         loop {
@@ -35,7 +35,7 @@ impl Connection<'_> {
             let part = libc::iovec { iov_base: free.as_mut_ptr().cast(), iov_len: free.len() };
             // SAFETY: the free part of the inbox is ours alone.
             match unsafe { net::receive(self.fd.as_raw_fd(), &[part]) } {
-                Ok(0) => return Err(End::Closed),
+                Ok(0) => return Err(CloseReason::Closed),
                 Ok(count) => {
                     self.unread.end += count;
                     self.tally.received_bytes += count as u64;
@@ -56,7 +56,7 @@ impl Connection<'_> {
             let limit = until.unwrap_or_else(|| Instant::now() + IDLE);
             if !self.wait(libc::POLLIN, limit)? {
                 if until.is_some() {
-                    return Err(End::Silent);
+                    return Err(CloseReason::Silent);
                 }
                 self.check_message(need)?;
                 self.shrink();
@@ -64,7 +64,7 @@ impl Connection<'_> {
         }
     }
 
-    fn make_room(&mut self, need: usize) -> Result<(), End> {
+    fn make_room(&mut self, need: usize) -> Result<(), CloseReason> {
         if self.unread.is_empty() {
             self.unread = 0..0;
             if self.is_short() {
@@ -110,9 +110,9 @@ impl Connection<'_> {
     /// Charges a buffer of `bytes` bytes, of which `free` are not charged. Waits until the client's
     /// ledger allows it, because its other connections hold its share. Fails with [`End::Slow`]
     /// after `stall_max`.
-    fn buffer(&mut self, bytes: usize, free: usize) -> Result<Option<Charge>, End> {
+    fn buffer(&mut self, bytes: usize, free: usize) -> Result<Option<Charge>, CloseReason> {
         let Some(paid) = bytes.checked_sub(free).filter(|paid| *paid > 0) else { return Ok(None) };
-        let Some(ledger) = self.ledger.clone() else { return Err(End::Slow) };
+        let Some(ledger) = self.ledger.clone() else { return Err(CloseReason::Slow) };
         let until = Instant::now() + self.shared.config.stall_max;
         loop {
             if let Ok(charge) = ledger.charge(Resource::BufferBytes, paid as u64) {
@@ -120,14 +120,14 @@ impl Connection<'_> {
             }
             self.turn = None;
             if self.shared.stopping() || Instant::now() >= until {
-                return Err(End::Slow);
+                return Err(CloseReason::Slow);
             }
             std::thread::sleep(ASK_AGAIN);
         }
     }
 
     /// Charges the outbox for `bytes` bytes of answers until they are sent.
-    pub(super) fn hold_outbox(&mut self, bytes: usize) -> Result<(), End> {
+    pub(super) fn hold_outbox(&mut self, bytes: usize) -> Result<(), CloseReason> {
         if self.outbox_held.is_none() {
             self.outbox_held = self.buffer(bytes, OUTBOX_BYTES)?;
         }
@@ -137,15 +137,15 @@ impl Connection<'_> {
     /// Gives up on a client whose message does not become complete, if its buffer is needed. A
     /// client that was stopped in the middle of a message may go on some day, so there is no hurry
     /// otherwise.
-    fn check_message(&self, need: usize) -> Result<(), End> {
+    fn check_message(&self, need: usize) -> Result<(), CloseReason> {
         let Some(since) = self.message_since else { return Ok(()) };
         let most = self.shared.config.stall_max + time_for(need);
-        if since.elapsed() > most && self.is_short() { Err(End::Slow) } else { Ok(()) }
+        if since.elapsed() > most && self.is_short() { Err(CloseReason::Slow) } else { Ok(()) }
     }
 
     /// Sends all of the outbox. Waits for the client, but at most `stall_max` without progress.
     /// While buffers are short, the client must also read with a minimum speed.
-    pub(super) fn flush(&mut self) -> Result<(), End> {
+    pub(super) fn flush(&mut self) -> Result<(), CloseReason> {
         let mut until = None;
         let whole_until = Instant::now() + self.shared.config.stall_max + time_for(self.outbox.len());
         while self.sent < self.outbox.len() {
@@ -163,7 +163,7 @@ impl Connection<'_> {
                     self.turn = None;
                     let is_ready = self.wait(libc::POLLOUT, until)?;
                     if !is_ready || (self.is_short() && Instant::now() > whole_until) {
-                        return Err(End::Stalled);
+                        return Err(CloseReason::Stalled);
                     }
                 }
                 Err(errno) => return Err(lost(errno)),
@@ -191,12 +191,12 @@ impl Connection<'_> {
 
     /// Waits until the client has received the descriptors that were sent to it, at most
     /// `stall_max`.
-    pub(super) fn wait_until_taken(&mut self) -> Result<(), End> {
+    pub(super) fn wait_until_taken(&mut self) -> Result<(), CloseReason> {
         let until = Instant::now() + self.shared.config.stall_max;
         while !self.settle_under_way() {
             self.turn = None;
             if self.shared.stopping() || Instant::now() >= until {
-                return Err(End::Stalled);
+                return Err(CloseReason::Stalled);
             }
             std::thread::sleep(ASK_AGAIN);
         }
@@ -204,7 +204,7 @@ impl Connection<'_> {
     }
 
     /// Waits for one of `events`. Returns false when `until` has passed.
-    pub(super) fn wait(&self, events: i16, until: Instant) -> Result<bool, End> {
+    pub(super) fn wait(&self, events: i16, until: Instant) -> Result<bool, CloseReason> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -213,7 +213,7 @@ impl Connection<'_> {
             match net::poll(self.fd.as_raw_fd(), events, left) {
                 Ok(0) => {}
                 Ok(_) => return Ok(true),
-                Err(errno) => return Err(End::Os(errno)),
+                Err(errno) => return Err(CloseReason::Os(errno)),
             }
         }
     }
@@ -245,9 +245,9 @@ fn time_for(bytes: usize) -> Duration {
     Duration::from_secs((bytes / BYTES_PER_SECOND_MIN) as u64)
 }
 
-pub(super) fn lost(errno: Errno) -> End {
+pub(super) fn lost(errno: Errno) -> CloseReason {
     match errno.0 {
-        libc::ECONNRESET | libc::EPIPE | libc::ETIMEDOUT => End::Closed,
-        _ => End::Os(errno),
+        libc::ECONNRESET | libc::EPIPE | libc::ETIMEDOUT => CloseReason::Closed,
+        _ => CloseReason::Os(errno),
     }
 }

@@ -18,14 +18,14 @@ mod reads;
 pub(crate) use greeting::random_u64;
 use greeting::random_u128;
 
-use crate::address::Address;
-use crate::counters::Tally;
-use crate::server::Shared;
-use crate::sessions::Session;
-use crate::spin::Patience;
-use crate::store::{Charge, Found, Ledger, Scratch};
-use crate::turns::Turn;
-use calls::{Row, call_of};
+use crate::address::PeerAddress;
+use crate::counters::ConnectionTally;
+use crate::server::ServerState;
+use crate::sessions::ClientSession;
+use crate::spin::SpinBackoff;
+use crate::store::{Charge, Ledger, PresentPage, Scratch};
+use crate::work_semaphore::WorkPermit;
+use calls::{CallBatch, call_of};
 use farfield_core::RegionId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::session::{ServerAction, ServerConversation};
@@ -33,7 +33,7 @@ use farfield_core::wire::{self, ErrorCode, MessageHeader, RefuseCode, Request, W
 use farfield_os::Errno;
 use greeting::greet;
 use link::GREETING_BYTES;
-use reads::{Part, announce, read_bytes};
+use reads::{SendSlice, announce, read_bytes};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ pub(crate) enum Transport {
 
 /// Reason why a connection is over.
 #[derive(Debug)]
-pub(crate) enum End {
+pub(crate) enum CloseReason {
     /// The client closed the connection, or died.
     Closed,
     /// The client sent Bye.
@@ -77,37 +77,37 @@ pub(crate) enum End {
     Os(Errno),
 }
 
-impl std::fmt::Display for End {
+impl std::fmt::Display for CloseReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            End::Closed => f.write_str("closed by the client"),
-            End::Bye => f.write_str("the client said bye"),
-            End::Refused(code) => write!(f, "refused: {code:?}"),
-            End::Broken(error) => write!(f, "no conversation: {error}"),
-            End::Silent => f.write_str("the client did not say who it is"),
-            End::Slow => f.write_str("a message did not arrive whole in time"),
-            End::Stalled => f.write_str("the client does not take its answers"),
-            End::Os(errno) => write!(f, "{errno}"),
+            CloseReason::Closed => f.write_str("closed by the client"),
+            CloseReason::Bye => f.write_str("the client said bye"),
+            CloseReason::Refused(code) => write!(f, "refused: {code:?}"),
+            CloseReason::Broken(error) => write!(f, "no conversation: {error}"),
+            CloseReason::Silent => f.write_str("the client did not say who it is"),
+            CloseReason::Slow => f.write_str("a message did not arrive whole in time"),
+            CloseReason::Stalled => f.write_str("the client does not take its answers"),
+            CloseReason::Os(errno) => write!(f, "{errno}"),
         }
     }
 }
 
 /// A complete message in the inbox.
-struct Item {
+struct InboxMessage {
     bytes: Range<usize>,
     background: bool,
     /// The decoded message, if it is a read: reads refer to no bytes in the inbox.
     read: Option<WireRequest<'static>>,
 }
 
-pub(crate) struct Connection<'a> {
-    shared: &'a Shared,
+pub(crate) struct ClientConnection<'a> {
+    shared: &'a ServerState,
     fd: Arc<OwnedFd>,
     number: u64,
     transport: Transport,
-    address: Address,
+    address: PeerAddress,
     conversation: ServerConversation,
-    session: Option<Arc<Session>>,
+    session: Option<Arc<ClientSession>>,
     /// Ledger that pays for this connection, once the client has authenticated.
     ledger: Option<Arc<Ledger>>,
     held: Option<Charge>,
@@ -117,28 +117,28 @@ pub(crate) struct Connection<'a> {
     /// Charge for descriptors that were sent and that the client has not received yet.
     under_way: Option<Charge>,
     /// Turn at the processors, held while requests are served.
-    turn: Option<Turn>,
+    turn: Option<WorkPermit>,
     /// Arrival time of the first bytes of a message that has arrived in part.
     message_since: Option<Instant>,
     inbox: Vec<u8>,
     /// Range of the inbox that was received and is not consumed yet.
     unread: Range<usize>,
-    batch: Vec<Item>,
+    batch: Vec<InboxMessage>,
     /// Bytes of the pages that the batch reads.
     batch_bytes: usize,
     outbox: Vec<u8>,
     /// Bytes of the outbox that were sent.
     sent: usize,
-    parts: Vec<Part>,
+    parts: Vec<SendSlice>,
     vectors: Vec<libc::iovec>,
-    found: Vec<Option<Found>>,
+    found: Vec<Option<PresentPage>>,
     /// Buffer in which a page is compared with its checksum.
     scratch: Box<Scratch>,
-    patience: Patience,
-    tally: Tally,
+    patience: SpinBackoff,
+    tally: ConnectionTally,
 }
 
-impl Drop for Connection<'_> {
+impl Drop for ClientConnection<'_> {
     fn drop(&mut self) {
         self.add_up();
         if let Some(session) = self.session.take()
@@ -149,15 +149,15 @@ impl Drop for Connection<'_> {
     }
 }
 
-impl<'a> Connection<'a> {
+impl<'a> ClientConnection<'a> {
     pub(crate) fn new(
-        shared: &'a Shared,
+        shared: &'a ServerState,
         fd: Arc<OwnedFd>,
         number: u64,
         transport: Transport,
-        address: Address,
-    ) -> Connection<'a> {
-        Connection {
+        address: PeerAddress,
+    ) -> ClientConnection<'a> {
+        ClientConnection {
             shared,
             fd,
             number,
@@ -182,38 +182,38 @@ impl<'a> Connection<'a> {
             vectors: Vec::new(),
             found: Vec::new(),
             scratch: Box::new([0; PAGE_BYTES]),
-            patience: Patience::default(),
-            tally: Tally::default(),
+            patience: SpinBackoff::default(),
+            tally: ConnectionTally::default(),
         }
     }
 
     /// Serves requests until the connection is over.
-    pub(crate) fn run(&mut self) -> End {
+    pub(crate) fn run(&mut self) -> CloseReason {
         let end = match self.serve() {
             Ok(never) => match never {},
             Err(end) => end,
         };
         self.turn = None;
         match &end {
-            End::Refused(_) => self.tally.refused_connections += 1,
-            End::Broken(_) | End::Silent | End::Slow => self.tally.broken_connections += 1,
+            CloseReason::Refused(_) => self.tally.refused_connections += 1,
+            CloseReason::Broken(_) | CloseReason::Silent | CloseReason::Slow => self.tally.broken_connections += 1,
             _ => {}
         }
-        if matches!(end, End::Refused(_) | End::Broken(_) | End::Bye) {
+        if matches!(end, CloseReason::Refused(_) | CloseReason::Broken(_) | CloseReason::Bye) {
             self.say_goodbye();
         }
         end
     }
 
     /// Refuses the client without reading its greeting.
-    pub(crate) fn turn_away(&mut self, code: RefuseCode, text: &str) -> End {
+    pub(crate) fn turn_away(&mut self, code: RefuseCode, text: &str) -> CloseReason {
         let end = self.refuse(code, text);
         self.tally.refused_connections += 1;
         self.say_goodbye();
         end
     }
 
-    fn serve(&mut self) -> Result<std::convert::Infallible, End> {
+    fn serve(&mut self) -> Result<std::convert::Infallible, CloseReason> {
         let greeting_until = Instant::now() + self.shared.config.greeting_within;
         let mut need = wire::HEAD_BYTES;
         loop {
@@ -234,7 +234,7 @@ impl<'a> Connection<'a> {
 
     /// Serves all complete messages in the inbox and sends the answers. Returns the length of the
     /// next message as far as it is known.
-    fn serve_received(&mut self, arrived: Instant) -> Result<usize, End> {
+    fn serve_received(&mut self, arrived: Instant) -> Result<usize, CloseReason> {
         loop {
             self.batch.clear();
             let mut at = self.unread.start;
@@ -248,7 +248,7 @@ impl<'a> Connection<'a> {
                     }
                     ServerAction::Request { request, used } => {
                         let (background, read) = (request.background, read_of(&request));
-                        self.batch.push(Item { bytes: at..at + used, background, read });
+                        self.batch.push(InboxMessage { bytes: at..at + used, background, read });
                         at += used;
                     }
                     ServerAction::Fail { tag, code, used } => {
@@ -273,7 +273,7 @@ impl<'a> Connection<'a> {
                 if !self.conversation.is_open() && self.session.is_none() {
                     self.refuse(refuse, &error.to_string());
                 }
-                return Err(End::Broken(error));
+                return Err(CloseReason::Broken(error));
             }
             if let Some(need) = need {
                 return Ok(need);
@@ -281,7 +281,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    fn serve_batch(&mut self, arrived: Instant) -> Result<(), End> {
+    fn serve_batch(&mut self, arrived: Instant) -> Result<(), CloseReason> {
         let batch = core::mem::take(&mut self.batch);
         let inbox = core::mem::take(&mut self.inbox);
         let served = self.serve_items(&batch, &inbox, arrived);
@@ -289,7 +289,7 @@ impl<'a> Connection<'a> {
         served
     }
 
-    fn serve_items(&mut self, batch: &[Item], inbox: &[u8], arrived: Instant) -> Result<(), End> {
+    fn serve_items(&mut self, batch: &[InboxMessage], inbox: &[u8], arrived: Instant) -> Result<(), CloseReason> {
         let Some(session) = self.session.clone() else { return Ok(()) };
         if batch.is_empty() {
             return Ok(());
@@ -302,9 +302,9 @@ impl<'a> Connection<'a> {
                 batch.iter().filter(|item| item.background == background).map(|item| request_of(inbox, item));
             let mut next = requests.next();
             while let Some(request) = next {
-                let request = request.map_err(End::Broken)?;
+                let request = request.map_err(CloseReason::Broken)?;
                 if let Some(first) = call_of(&request) {
-                    let mut row = Row::new();
+                    let mut row = CallBatch::new();
                     row.push((request, first));
                     loop {
                         next = requests.next();
@@ -372,7 +372,7 @@ impl<'a> Connection<'a> {
     }
 }
 
-fn request_of<'i>(inbox: &'i [u8], item: &Item) -> Result<WireRequest<'i>, WireError> {
+fn request_of<'i>(inbox: &'i [u8], item: &InboxMessage) -> Result<WireRequest<'i>, WireError> {
     if let Some(read) = item.read {
         return Ok(read);
     }

@@ -1,10 +1,10 @@
 //! All requests except reads and calls, served one after the other.
 
 use super::link::lost;
-use super::{Connection, End, Transport, is_late, random_u128};
+use super::{ClientConnection, CloseReason, Transport, is_late, random_u128};
 use crate::fabric::{self, FabricError};
-use crate::sessions::{Ended, Session};
-use crate::store::{Region, StoreError};
+use crate::sessions::{ClientSession, SessionClosed};
+use crate::store::{RegionStoreError, StoredRegion};
 use farfield_core::wire::{self, ErrorCode, MessageKind, Request, WireRequest};
 use farfield_core::{RegionId, checksum};
 use farfield_os::serving;
@@ -15,13 +15,13 @@ use std::time::Instant;
 /// Most pages of one region.
 const REGION_PAGES_MAX: u64 = 1 << 32;
 
-impl Connection<'_> {
+impl ClientConnection<'_> {
     pub(super) fn serve_one(
         &mut self,
-        session: &Arc<Session>,
+        session: &Arc<ClientSession>,
         wire: &WireRequest<'_>,
         arrived: Instant,
-    ) -> Result<(), End> {
+    ) -> Result<(), CloseReason> {
         self.conversation.on_answered();
         let tag = wire.tag;
         if wire.deadline.is_some() && is_late(wire, arrived, Instant::now()) {
@@ -37,7 +37,7 @@ impl Connection<'_> {
         match (wire.request, outcome) {
             (Request::Bye, _) => {
                 self.flush()?;
-                Err(End::Bye)
+                Err(CloseReason::Bye)
             }
             (Request::MapRegion { region, first_layer }, Ok(())) => self.send_map(session, tag, region, first_layer),
             _ => Ok(()),
@@ -47,7 +47,7 @@ impl Connection<'_> {
     /// Performs a request and appends the answer to the outbox.
     fn perform(
         &mut self,
-        session: &Arc<Session>,
+        session: &Arc<ClientSession>,
         tag: u64,
         kind: MessageKind,
         request: &Request<'_>,
@@ -76,7 +76,7 @@ impl Connection<'_> {
                 if pages == 0 || pages > REGION_PAGES_MAX {
                     return Err((ErrorCode::BadRequest, pages));
                 }
-                let region = Region::new(pages, session.account.clone()).map_err(error_code)?;
+                let region = StoredRegion::new(pages, session.account.clone()).map_err(error_code)?;
                 let region = self.shared.sessions.add_region(session, region).map_err(ended)?;
                 tracing::debug!(session = session.number, region = region.0, pages, "region created");
                 self.answer(|out| wire::encode_created(tag, region, out));
@@ -88,7 +88,7 @@ impl Connection<'_> {
             }
             Request::CloneRegion { region } => {
                 let snapshot = find(region)?.snapshot().map_err(error_code)?;
-                let secret = random_u128().map_err(|errno| error_code(StoreError::from(errno)))?;
+                let secret = random_u128().map_err(|errno| error_code(RegionStoreError::from(errno)))?;
                 self.shared.sessions.add_ticket(secret, snapshot, session.tenant.clone(), Instant::now());
                 self.answer(|out| wire::encode_ticket(tag, secret, out));
                 return Ok(());
@@ -96,7 +96,7 @@ impl Connection<'_> {
             Request::ClaimRegion { ticket } => {
                 let snapshot = self.shared.sessions.claim(ticket, &session.tenant, Instant::now());
                 let snapshot = snapshot.ok_or((ErrorCode::Ticket, 0))?;
-                let region = Region::from_snapshot(snapshot, session.account.clone()).map_err(error_code)?;
+                let region = StoredRegion::from_snapshot(snapshot, session.account.clone()).map_err(error_code)?;
                 let pages = region.pages();
                 let region = self.shared.sessions.add_region(session, region).map_err(ended)?;
                 tracing::debug!(session = session.number, region = region.0, pages, "region cloned");
@@ -151,7 +151,13 @@ impl Connection<'_> {
         Ok(())
     }
 
-    fn send_map(&mut self, session: &Session, tag: u64, id: RegionId, first_layer: u32) -> Result<(), End> {
+    fn send_map(
+        &mut self,
+        session: &ClientSession,
+        tag: u64,
+        id: RegionId,
+        first_layer: u32,
+    ) -> Result<(), CloseReason> {
         let layers_max = wire::MapReply::LAYERS_AT_ONCE as usize;
         let found = session
             .region(id)
@@ -191,7 +197,7 @@ impl Connection<'_> {
                     self.turn = None;
                     self.wait(libc::POLLOUT, until).and_then(|ready| match ready {
                         true => Ok(()),
-                        false => Err(End::Stalled),
+                        false => Err(CloseReason::Stalled),
                     })?
                 }
                 Err(errno) => return Err(lost(errno)),
@@ -208,20 +214,20 @@ fn fabric_code(error: FabricError) -> (ErrorCode, u64) {
     (ErrorCode::Internal, 0)
 }
 
-fn ended(_: Ended) -> (ErrorCode, u64) {
+fn ended(_: SessionClosed) -> (ErrorCode, u64) {
     (ErrorCode::BadRequest, 0)
 }
 
-pub(super) fn error_code(error: StoreError) -> (ErrorCode, u64) {
+pub(super) fn error_code(error: RegionStoreError) -> (ErrorCode, u64) {
     match error {
-        StoreError::Full(_) => (ErrorCode::PoolFull, 0),
-        StoreError::TooMany(resource) => {
+        RegionStoreError::Full(_) => (ErrorCode::PoolFull, 0),
+        RegionStoreError::TooMany(resource) => {
             tracing::debug!(resource = resource.name(), "refused: the client holds as much as is left for others");
             (ErrorCode::TooMuch, 0)
         }
-        StoreError::OutOfRange => (ErrorCode::OutOfRange, 0),
-        StoreError::Corrupt(page) => (ErrorCode::Corrupt, page.0),
-        StoreError::Os(errno) => {
+        RegionStoreError::OutOfRange => (ErrorCode::OutOfRange, 0),
+        RegionStoreError::Corrupt(page) => (ErrorCode::Corrupt, page.0),
+        RegionStoreError::Os(errno) => {
             tracing::error!(%errno, "the operating system refused");
             (ErrorCode::Internal, 0)
         }

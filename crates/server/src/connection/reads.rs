@@ -2,9 +2,9 @@
 
 use super::link::lost;
 use super::perform::error_code;
-use super::{BATCH_PAGES_MAX, Connection, End, Item, is_late, region_read};
-use crate::sessions::Session;
-use crate::store::{Found, Reader};
+use super::{BATCH_PAGES_MAX, ClientConnection, CloseReason, InboxMessage, is_late, region_read};
+use crate::sessions::ClientSession;
+use crate::store::{PresentPage, RegionReader};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{self, ErrorCode, Request, WireError, WireRequest};
 use farfield_core::{PageId, RegionId};
@@ -25,25 +25,25 @@ pub(super) const VECTORS_MAX: usize = 1024;
 const _: () = assert!(PARTS_MAX + BATCH_PAGES_MAX as usize + 2 <= VECTORS_MAX);
 
 /// A part of the bytes to send next.
-pub(super) enum Part {
+pub(super) enum SendSlice {
     /// A range of the outbox.
     Own(Range<usize>),
     /// Bytes in a layer.
     Layer { bytes: *const u8, len: usize },
 }
 
-impl Connection<'_> {
+impl ClientConnection<'_> {
     /// Serves `first` and the reads of the same region that follow it. Sets `next` to the first
     /// request that is no such read.
     pub(super) fn serve_reads<'i>(
         &mut self,
-        session: &Session,
+        session: &ClientSession,
         id: RegionId,
         first: WireRequest<'i>,
         requests: &mut impl Iterator<Item = Result<WireRequest<'i>, WireError>>,
         next: &mut Option<Result<WireRequest<'i>, WireError>>,
         arrived: Instant,
-    ) -> Result<(), End> {
+    ) -> Result<(), CloseReason> {
         let region = session.region(id);
         let now = Instant::now();
         let mut current = Some(first);
@@ -79,7 +79,7 @@ impl Connection<'_> {
                 }
             }
             if own_from < self.outbox.len() {
-                self.parts.push(Part::Own(own_from..self.outbox.len()));
+                self.parts.push(SendSlice::Own(own_from..self.outbox.len()));
             }
             self.send_parts()?;
             // The region's lock must not be held while waiting for the client.
@@ -94,7 +94,7 @@ impl Connection<'_> {
     /// was added.
     fn collect(
         &mut self,
-        reader: &Reader<'_>,
+        reader: &RegionReader<'_>,
         request: &WireRequest<'_>,
         own_from: &mut usize,
     ) -> Result<usize, (ErrorCode, u64)> {
@@ -119,16 +119,16 @@ impl Connection<'_> {
     }
 
     /// Sends the gathered parts as far as the kernel takes them, and copies the rest to the outbox.
-    fn send_parts(&mut self) -> Result<(), End> {
+    fn send_parts(&mut self) -> Result<(), CloseReason> {
         self.vectors.clear();
         let mut total = 0;
         for part in &self.parts {
             let (bytes, len) = match part {
-                Part::Own(range) => {
+                SendSlice::Own(range) => {
                     let own = self.outbox.get(range.clone()).unwrap_or_default();
                     (own.as_ptr(), own.len())
                 }
-                Part::Layer { bytes, len } => (*bytes, *len),
+                SendSlice::Layer { bytes, len } => (*bytes, *len),
             };
             self.vectors.push(libc::iovec { iov_base: bytes.cast_mut().cast(), iov_len: len });
             total += len;
@@ -167,7 +167,7 @@ impl Connection<'_> {
 }
 
 /// Returns the number of bytes of the pages that a batch reads.
-pub(super) fn read_bytes(batch: &[Item]) -> usize {
+pub(super) fn read_bytes(batch: &[InboxMessage]) -> usize {
     let bytes = batch.iter().filter_map(|item| match item.read?.request {
         Request::Read { count, .. } => Some((count as usize).saturating_mul(PAGE_BYTES)),
         Request::ReadPart { part, .. } => Some(part.len()),
@@ -178,7 +178,7 @@ pub(super) fn read_bytes(batch: &[Item]) -> usize {
 
 /// Prefetches the memory that reads of parts will look at. A single such read is served at once
 /// instead.
-pub(super) fn announce(session: &Session, batch: &[Item]) {
+pub(super) fn announce(session: &ClientSession, batch: &[InboxMessage]) {
     let mut parts = batch.iter().filter_map(|item| match item.read?.request {
         Request::ReadPart { region, page, part } => Some((region, page, part)),
         _ => None,
@@ -192,9 +192,9 @@ pub(super) fn announce(session: &Session, batch: &[Item]) {
 
 /// Output of the reads in a row that are gathered for sending.
 struct Collected<'a> {
-    parts: &'a mut Vec<Part>,
+    parts: &'a mut Vec<SendSlice>,
     /// Pages of the current read.
-    found: &'a mut Vec<Option<Found>>,
+    found: &'a mut Vec<Option<PresentPage>>,
     /// Start of the outbox bytes that no part covers yet.
     own_from: usize,
     present: usize,
@@ -202,7 +202,7 @@ struct Collected<'a> {
 
 /// Adds the answer to one read to outbox and parts. On an error nothing was added.
 fn collect_read(
-    reader: &Reader<'_>,
+    reader: &RegionReader<'_>,
     tag: u64,
     first: PageId,
     count: u32,
@@ -221,15 +221,15 @@ fn collect_read(
     for page in collected.found.iter().flatten() {
         collected.present += 1;
         if collected.parts.len() == before {
-            collected.parts.push(Part::Own(collected.own_from..outbox.len()));
+            collected.parts.push(SendSlice::Own(collected.own_from..outbox.len()));
             collected.own_from = outbox.len();
-        } else if let Some(Part::Layer { bytes, len }) = collected.parts.last_mut()
+        } else if let Some(SendSlice::Layer { bytes, len }) = collected.parts.last_mut()
             && bytes.wrapping_add(*len) == page.bytes
         {
             *len += PAGE_BYTES;
             continue;
         }
-        collected.parts.push(Part::Layer { bytes: page.bytes, len: PAGE_BYTES });
+        collected.parts.push(SendSlice::Layer { bytes: page.bytes, len: PAGE_BYTES });
     }
     Ok(())
 }

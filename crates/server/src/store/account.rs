@@ -19,7 +19,7 @@ const ALLOWANCE_PAGES: u64 = 256;
 
 /// Memory in use against a limit.
 #[derive(Debug)]
-pub(crate) struct Meter {
+pub(crate) struct PageCounter {
     limit_pages: u64,
     /// Pages of clients, at most the limit.
     used_pages: AtomicU64,
@@ -39,10 +39,10 @@ fn sub(counter: &AtomicU64, pages: u64) {
     debug_assert!(before >= pages, "refunded {pages} of {before} pages");
 }
 
-impl Meter {
+impl PageCounter {
     /// Makes an empty meter; `None` means no limit.
-    pub(crate) fn new(limit_pages: Option<u64>) -> Meter {
-        Meter {
+    pub(crate) fn new(limit_pages: Option<u64>) -> PageCounter {
+        PageCounter {
             limit_pages: limit_pages.unwrap_or(u64::MAX),
             used_pages: AtomicU64::new(0),
             total_pages: AtomicU64::new(0),
@@ -66,26 +66,26 @@ impl Meter {
         self.limit_pages.saturating_add(self.limit_pages / ALLOWANCE_PART).saturating_add(ALLOWANCE_PAGES)
     }
 
-    fn try_add(&self, memory: Memory, pages: u64) -> bool {
+    fn try_add(&self, memory: ChargeKind, pages: u64) -> bool {
         if !try_add(&self.total_pages, pages, self.total_limit()) {
             return false;
         }
-        if memory == Memory::Bookkeeping || try_add(&self.used_pages, pages, self.limit_pages) {
+        if memory == ChargeKind::Bookkeeping || try_add(&self.used_pages, pages, self.limit_pages) {
             return true;
         }
         sub(&self.total_pages, pages);
         false
     }
 
-    fn add(&self, memory: Memory, pages: u64) {
+    fn add(&self, memory: ChargeKind, pages: u64) {
         self.total_pages.fetch_add(pages, Ordering::Relaxed);
-        if memory == Memory::Pages {
+        if memory == ChargeKind::Pages {
             self.used_pages.fetch_add(pages, Ordering::Relaxed);
         }
     }
 
-    fn sub(&self, memory: Memory, pages: u64) {
-        if memory == Memory::Pages {
+    fn sub(&self, memory: ChargeKind, pages: u64) {
+        if memory == ChargeKind::Pages {
             sub(&self.used_pages, pages);
         }
         sub(&self.total_pages, pages);
@@ -102,7 +102,7 @@ impl Meter {
 
 /// Kind of memory that is charged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Memory {
+pub(crate) enum ChargeKind {
     /// Bytes that clients stored, or reserved room for.
     Pages,
     /// Metadata with which the server finds pages.
@@ -121,14 +121,14 @@ pub(crate) enum Full {
 /// Account that pays for a region: two meters for its memory, and a ledger for other resources.
 #[derive(Clone, Debug)]
 pub(crate) struct Account {
-    pub(crate) server: Arc<Meter>,
-    pub(crate) tenant: Arc<Meter>,
+    pub(crate) server: Arc<PageCounter>,
+    pub(crate) tenant: Arc<PageCounter>,
     pub(crate) ledger: Arc<Ledger>,
 }
 
 impl Account {
     /// Charges `pages` to both meters, or to neither if one is full.
-    pub(crate) fn charge(&self, memory: Memory, pages: u64) -> Result<(), Full> {
+    pub(crate) fn charge(&self, memory: ChargeKind, pages: u64) -> Result<(), Full> {
         if !self.tenant.try_add(memory, pages) {
             return Err(Full::Tenant);
         }
@@ -140,13 +140,13 @@ impl Account {
     }
 
     /// Charges pages that exist already, whatever the limits say.
-    pub(crate) fn charge_regardless(&self, memory: Memory, pages: u64) {
+    pub(crate) fn charge_regardless(&self, memory: ChargeKind, pages: u64) {
         self.tenant.add(memory, pages);
         self.server.add(memory, pages);
     }
 
     /// Refunds `pages` to both meters.
-    pub(crate) fn refund(&self, memory: Memory, pages: u64) {
+    pub(crate) fn refund(&self, memory: ChargeKind, pages: u64) {
         self.tenant.sub(memory, pages);
         self.server.sub(memory, pages);
     }
@@ -165,7 +165,7 @@ impl Account {
 
     /// Charges bookkeeping for as long as the returned guard lives.
     pub(crate) fn hold(&self, pages: u64) -> Result<Bookkeeping, Full> {
-        self.charge(Memory::Bookkeeping, pages)?;
+        self.charge(ChargeKind::Bookkeeping, pages)?;
         Ok(Bookkeeping { account: self.clone(), pages: AtomicU64::new(pages) })
     }
 }
@@ -185,7 +185,7 @@ impl Bookkeeping {
 
     /// Charges `pages` more.
     pub(crate) fn grow(&self, pages: u64) -> Result<(), Full> {
-        self.account.charge(Memory::Bookkeeping, pages)?;
+        self.account.charge(ChargeKind::Bookkeeping, pages)?;
         self.pages.fetch_add(pages, Ordering::Relaxed);
         Ok(())
     }
@@ -198,22 +198,22 @@ impl Bookkeeping {
             Some(held - given)
         };
         let _ = self.pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-        self.account.refund(Memory::Bookkeeping, given);
+        self.account.refund(ChargeKind::Bookkeeping, given);
     }
 
     /// Sets the charge to the kernel's number of pages, whatever the limits say.
     pub(crate) fn set(&self, pages: u64) {
         let before = self.pages.swap(pages, Ordering::Relaxed);
         match pages.checked_sub(before) {
-            Some(more) => self.account.charge_regardless(Memory::Bookkeeping, more),
-            None => self.account.refund(Memory::Bookkeeping, before - pages),
+            Some(more) => self.account.charge_regardless(ChargeKind::Bookkeeping, more),
+            None => self.account.refund(ChargeKind::Bookkeeping, before - pages),
         }
     }
 }
 
 impl Drop for Bookkeeping {
     fn drop(&mut self) {
-        self.account.refund(Memory::Bookkeeping, *self.pages.get_mut());
+        self.account.refund(ChargeKind::Bookkeeping, *self.pages.get_mut());
     }
 }
 
@@ -222,47 +222,47 @@ mod tests {
     use super::*;
     use crate::store::tests::ledger;
 
-    fn account(server: &Arc<Meter>, limit_pages: Option<u64>) -> Account {
-        Account { server: server.clone(), tenant: Arc::new(Meter::new(limit_pages)), ledger: ledger() }
+    fn account(server: &Arc<PageCounter>, limit_pages: Option<u64>) -> Account {
+        Account { server: server.clone(), tenant: Arc::new(PageCounter::new(limit_pages)), ledger: ledger() }
     }
 
     #[test]
     fn a_charge_takes_from_both_or_from_neither() {
-        let server = Arc::new(Meter::new(Some(10)));
+        let server = Arc::new(PageCounter::new(Some(10)));
         let (small, large) = (account(&server, Some(4)), account(&server, None));
-        assert_eq!(small.charge(Memory::Pages, 5), Err(Full::Tenant));
+        assert_eq!(small.charge(ChargeKind::Pages, 5), Err(Full::Tenant));
         assert_eq!(server.used_pages(), 0);
-        assert_eq!(large.charge(Memory::Pages, 8), Ok(()));
-        assert_eq!(small.charge(Memory::Pages, 3), Err(Full::Server));
+        assert_eq!(large.charge(ChargeKind::Pages, 8), Ok(()));
+        assert_eq!(small.charge(ChargeKind::Pages, 3), Err(Full::Server));
         assert_eq!(small.tenant.used_pages(), 0);
-        assert_eq!(large.charge(Memory::Pages, u64::MAX), Err(Full::Tenant), "sums do not wrap");
-        large.refund(Memory::Pages, 8);
-        assert_eq!(small.charge(Memory::Pages, 4), Ok(()));
+        assert_eq!(large.charge(ChargeKind::Pages, u64::MAX), Err(Full::Tenant), "sums do not wrap");
+        large.refund(ChargeKind::Pages, 8);
+        assert_eq!(small.charge(ChargeKind::Pages, 4), Ok(()));
         assert_eq!(server.used_pages(), 4);
     }
 
     #[test]
     fn bookkeeping_beyond_its_allowance_takes_the_room_of_pages() {
-        let server = Arc::new(Meter::new(None));
+        let server = Arc::new(PageCounter::new(None));
         let tenant = account(&server, Some(1024));
         let allowance = 1024 / ALLOWANCE_PART + ALLOWANCE_PAGES;
         let held = tenant.hold(allowance).unwrap();
-        tenant.charge(Memory::Pages, 1024).unwrap();
-        assert_eq!(tenant.charge(Memory::Pages, 1), Err(Full::Tenant));
+        tenant.charge(ChargeKind::Pages, 1024).unwrap();
+        assert_eq!(tenant.charge(ChargeKind::Pages, 1), Err(Full::Tenant));
         assert!(matches!(held.grow(1), Err(Full::Tenant)));
-        tenant.refund(Memory::Pages, 100);
+        tenant.refund(ChargeKind::Pages, 100);
         held.grow(100).unwrap();
-        assert_eq!(tenant.charge(Memory::Pages, 1), Err(Full::Tenant), "the sum counts");
+        assert_eq!(tenant.charge(ChargeKind::Pages, 1), Err(Full::Tenant), "the sum counts");
         held.shrink(1);
-        tenant.charge(Memory::Pages, 1).unwrap();
+        tenant.charge(ChargeKind::Pages, 1).unwrap();
         held.set(3 * 1024);
         assert_eq!(tenant.overdrawn(), None, "found afterwards");
-        assert_eq!(tenant.charge(Memory::Pages, 1), Err(Full::Tenant), "and then there is no room for more");
+        assert_eq!(tenant.charge(ChargeKind::Pages, 1), Err(Full::Tenant), "and then there is no room for more");
         held.set(allowance + 5 * 1024);
         assert_eq!(tenant.overdrawn(), Some(Full::Tenant));
         held.set(0);
         assert_eq!((tenant.overdrawn(), tenant.tenant.bookkeeping_pages()), (None, 0));
-        tenant.refund(Memory::Pages, 925);
+        tenant.refund(ChargeKind::Pages, 925);
         drop(held);
         assert_eq!((server.used_pages(), server.bookkeeping_pages()), (0, 0));
     }

@@ -7,10 +7,10 @@
 //! Mappings are shared by all clients of the server, so one may be refused at any time. Then the
 //! bytes are copied with `pread` and `pwrite`.
 
-use super::account::{Account, Bookkeeping, Memory};
+use super::account::{Account, Bookkeeping, ChargeKind};
 use super::ledger::{Charge, Resource};
 use super::table::MEMFD_PAGES;
-use super::{Full, StoreError};
+use super::{Full, RegionStoreError};
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::memfd::{self, Mapping, MappingAccess};
@@ -25,12 +25,12 @@ const GROUP_PIECES: usize = 64;
 
 /// A part of the layer that is mapped and charged.
 #[derive(Debug)]
-struct Piece {
+struct LayerExtent {
     mapping: Mapping,
     _held: [Charge; 2],
 }
 
-type Group = [OnceLock<Piece>; GROUP_PIECES];
+type Group = [OnceLock<LayerExtent>; GROUP_PIECES];
 
 #[derive(Debug)]
 pub(crate) struct Layer {
@@ -52,7 +52,7 @@ pub(crate) struct Layer {
 
 impl Layer {
     /// Creates an empty layer for a region of `pages` pages.
-    pub(super) fn new(pages: u64, account: Account) -> Result<Layer, StoreError> {
+    pub(super) fn new(pages: u64, account: Account) -> Result<Layer, RegionStoreError> {
         let size_bytes = pages.saturating_mul(PAGE_BYTES as u64);
         let groups = size_bytes.div_ceil(PIECE_BYTES).div_ceil(GROUP_PIECES as u64);
         let group_pages = groups * size_of::<OnceLock<Box<Group>>>() as u64 / PAGE_BYTES as u64;
@@ -98,7 +98,7 @@ impl Layer {
     }
 
     #[cold]
-    fn map_piece<'l>(&'l self, group: &'l OnceLock<Box<Group>>, index: usize) -> Option<&'l Piece> {
+    fn map_piece<'l>(&'l self, group: &'l OnceLock<Box<Group>>, index: usize) -> Option<&'l LayerExtent> {
         let start = index as u64 * PIECE_BYTES;
         let bytes = PIECE_BYTES.min(self.size_bytes.checked_sub(start)?);
         let ledger = &self.account.ledger;
@@ -108,17 +108,17 @@ impl Layer {
         let mapping = Mapping::part(self.fd(), start, bytes, MappingAccess::ReadWrite).ok()?;
         let group = group.get_or_init(|| Box::new([const { OnceLock::new() }; GROUP_PIECES]));
         // Another thread may have been faster. Then this mapping is dropped.
-        Some(group.get(index % GROUP_PIECES)?.get_or_init(|| Piece { mapping, _held: held }))
+        Some(group.get(index % GROUP_PIECES)?.get_or_init(|| LayerExtent { mapping, _held: held }))
     }
 
     /// Copies bytes of a page without a mapping.
-    pub(super) fn copy_out(&self, page: PageId, skip: usize, into: &mut [u8]) -> Result<(), StoreError> {
+    pub(super) fn copy_out(&self, page: PageId, skip: usize, into: &mut [u8]) -> Result<(), RegionStoreError> {
         debug_assert!(skip + into.len() <= PAGE_BYTES);
         Ok(memfd::read_at(self.fd(), into, page.offset() + skip as u64)?)
     }
 
     /// Stores the bytes of a page.
-    pub(super) fn store_page(&self, page: PageId, bytes: &[u8]) -> Result<(), StoreError> {
+    pub(super) fn store_page(&self, page: PageId, bytes: &[u8]) -> Result<(), RegionStoreError> {
         debug_assert_eq!(bytes.len(), PAGE_BYTES);
         match self.mapped(page) {
             // SAFETY: a whole page of the layer; a page of a layer and what was received do not
@@ -138,14 +138,14 @@ impl Layer {
 
     /// Charges the account for `pages` more pages.
     pub(super) fn charge(&self, pages: u64) -> Result<(), Full> {
-        self.account.charge(Memory::Pages, pages)?;
+        self.account.charge(ChargeKind::Pages, pages)?;
         self.charged_pages.fetch_add(pages, Ordering::Relaxed);
         Ok(())
     }
 
     /// Charges the account for pages that are stored already, whatever the limit says.
     pub(super) fn charge_regardless(&self, pages: u64) {
-        self.account.charge_regardless(Memory::Pages, pages);
+        self.account.charge_regardless(ChargeKind::Pages, pages);
         self.charged_pages.fetch_add(pages, Ordering::Relaxed);
     }
 
@@ -157,7 +157,7 @@ impl Layer {
             Some(charged - given)
         };
         let _ = self.charged_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-        self.account.refund(Memory::Pages, given);
+        self.account.refund(ChargeKind::Pages, given);
         given
     }
 
@@ -168,20 +168,20 @@ impl Layer {
     }
 
     /// Returns the number of pages that the kernel keeps for this layer.
-    pub(super) fn real_pages(&self) -> Result<u64, StoreError> {
+    pub(super) fn real_pages(&self) -> Result<u64, RegionStoreError> {
         Ok(memfd::usage(self.fd())?.used_bytes.div_ceil(PAGE_BYTES as u64))
     }
 
     /// Sets the charge to the kernel's number of pages, for a layer that is not written any more.
     /// Returns the new charge.
-    pub(super) fn recount(&self) -> Result<u64, StoreError> {
+    pub(super) fn recount(&self) -> Result<u64, RegionStoreError> {
         let _alone = self.recount.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let real = self.real_pages()?;
         let charged = self.charged_pages.swap(real, Ordering::Relaxed);
         if real > charged {
-            self.account.charge_regardless(Memory::Pages, real - charged);
+            self.account.charge_regardless(ChargeKind::Pages, real - charged);
         } else {
-            self.account.refund(Memory::Pages, charged - real);
+            self.account.refund(ChargeKind::Pages, charged - real);
         }
         Ok(real)
     }
@@ -201,13 +201,13 @@ impl Layer {
     }
 
     /// Gives the memory of the pages `first..end` back.
-    pub(super) fn punch(&self, first: PageId, end: PageId) -> Result<(), StoreError> {
+    pub(super) fn punch(&self, first: PageId, end: PageId) -> Result<(), RegionStoreError> {
         Ok(memfd::punch(self.fd(), first.offset(), end.offset() - first.offset())?)
     }
 }
 
 impl Drop for Layer {
     fn drop(&mut self) {
-        self.account.refund(Memory::Pages, *self.charged_pages.get_mut());
+        self.account.refund(ChargeKind::Pages, *self.charged_pages.get_mut());
     }
 }

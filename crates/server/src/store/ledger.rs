@@ -6,7 +6,7 @@
 //! holder that takes all it can has half. Something is always left for the next holder, however
 //! many there are, and no share per holder has to be configured.
 
-use crate::turns::{Turn, Turns};
+use crate::work_semaphore::{WorkPermit, WorkSemaphore};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -65,7 +65,7 @@ impl Resource {
 
 /// A counter for each resource.
 #[derive(Debug, Default)]
-struct Counters {
+struct ResourceCounters {
     descriptors: AtomicU64,
     mappings: AtomicU64,
     address_bytes: AtomicU64,
@@ -74,7 +74,7 @@ struct Counters {
     buffer_bytes: AtomicU64,
 }
 
-impl Counters {
+impl ResourceCounters {
     fn of(&self, resource: Resource) -> &AtomicU64 {
         match resource {
             Resource::Descriptors => &self.descriptors,
@@ -93,16 +93,16 @@ impl Counters {
 
 /// Limit and use of each resource on the server.
 #[derive(Debug, Default)]
-pub(crate) struct Stock {
-    limits: Counters,
+pub(crate) struct ResourceBudget {
+    limits: ResourceCounters,
     /// Whether one holder may have all of it.
     is_private: bool,
-    held: Counters,
+    held: ResourceCounters,
 }
 
-impl Stock {
-    pub(crate) fn new(limit: impl Fn(Resource) -> u64, is_private: bool) -> Stock {
-        let stock = Stock { is_private, ..Stock::default() };
+impl ResourceBudget {
+    pub(crate) fn new(limit: impl Fn(Resource) -> u64, is_private: bool) -> ResourceBudget {
+        let stock = ResourceBudget { is_private, ..ResourceBudget::default() };
         Resource::ALL.into_iter().for_each(|one| stock.limits.of(one).store(limit(one), Ordering::Relaxed));
         stock
     }
@@ -123,10 +123,10 @@ pub(crate) struct Exhausted(pub(crate) Resource);
 /// Resources held by one tenant, or without tokens by one address.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    stock: Arc<Stock>,
-    held: Counters,
-    turns: Arc<Turns>,
-    calls: Arc<Turns>,
+    stock: Arc<ResourceBudget>,
+    held: ResourceCounters,
+    turns: Arc<WorkSemaphore>,
+    calls: Arc<WorkSemaphore>,
 }
 
 /// Threads per processor that run functions of one holder. Functions wait for each other, so there
@@ -138,19 +138,19 @@ const CALL_TURN_MAX: Duration = Duration::from_secs(30);
 const TURN_MAX: Duration = Duration::from_millis(200);
 
 impl Ledger {
-    pub(crate) fn new(stock: Arc<Stock>) -> Ledger {
-        let turns = Arc::new(Turns::new(1, TURN_MAX));
-        let calls = Arc::new(Turns::new(CALLS_PER_PROCESSOR, CALL_TURN_MAX));
-        Ledger { stock, held: Counters::default(), turns, calls }
+    pub(crate) fn new(stock: Arc<ResourceBudget>) -> Ledger {
+        let turns = Arc::new(WorkSemaphore::new(1, TURN_MAX));
+        let calls = Arc::new(WorkSemaphore::new(CALLS_PER_PROCESSOR, CALL_TURN_MAX));
+        Ledger { stock, held: ResourceCounters::default(), turns, calls }
     }
 
     /// Waits for a turn to run a function.
-    pub(crate) fn call(&self) -> Turn {
+    pub(crate) fn call(&self) -> WorkPermit {
         self.calls.take()
     }
 
     /// Waits for a turn to serve requests.
-    pub(crate) fn work(&self) -> Turn {
+    pub(crate) fn work(&self) -> WorkPermit {
         self.turns.take()
     }
 
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn whoever_takes_all_that_he_can_leaves_as_much_for_others() {
-        let stock = Arc::new(Stock::new(|_| 3000, false));
+        let stock = Arc::new(ResourceBudget::new(|_| 3000, false));
         let holder = || Arc::new(Ledger::new(stock.clone()));
         let take_all = |ledger: &Arc<Ledger>| -> Vec<Charge> {
             std::iter::from_fn(|| ledger.charge(Resource::Mappings, 1).ok()).collect()
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_small_server_can_be_used_and_not_beyond_what_it_has() {
-        let stock = Arc::new(Stock::new(|_| 3, false));
+        let stock = Arc::new(ResourceBudget::new(|_| 3, false));
         let ledger = Arc::new(Ledger::new(stock));
         let held: Vec<Charge> = std::iter::from_fn(|| ledger.charge(Resource::Connections, 1).ok()).collect();
         assert_eq!(held.len(), 3);
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn the_only_job_of_a_server_may_have_all() {
-        let ledger = Arc::new(Ledger::new(Arc::new(Stock::new(|_| 100, true))));
+        let ledger = Arc::new(Ledger::new(Arc::new(ResourceBudget::new(|_| 100, true))));
         let held = ledger.charge(Resource::Mappings, 100).unwrap();
         assert!(ledger.charge(Resource::Mappings, 1).is_err());
         drop(held);
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn what_is_held_is_what_was_charged_and_not_given_back() {
-        let stock = Arc::new(Stock::new(|_| 1000, false));
+        let stock = Arc::new(ResourceBudget::new(|_| 1000, false));
         let ledgers = [(); 3].map(|()| Arc::new(Ledger::new(stock.clone())));
         let mut held: Vec<(usize, Charge)> = Vec::new();
         let mut dice = Dice(0x1ed9e4);

@@ -1,8 +1,8 @@
 //! A region as functions see it: bytes without page boundaries.
 
-use super::StoreError;
+use super::RegionStoreError;
 use super::parts::Scratch;
-use super::region::{Reader, Region};
+use super::region::{RegionReader, StoredRegion};
 use core::cell::{Cell, RefCell};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::PagePart;
@@ -19,14 +19,14 @@ const LOADS_OF_READ: usize = 16;
 
 /// The bytes of a region, for use by one thread.
 pub(crate) struct RegionMemory<'r> {
-    region: &'r Region,
+    region: &'r StoredRegion,
     /// Read lock on the region, kept from one read to the next because taking it costs as much as a
     /// read.
-    reader: RefCell<Option<Reader<'r>>>,
+    reader: RefCell<Option<RegionReader<'r>>>,
     reads: Cell<u32>,
     /// Whether other functions are kept from changing pages now.
     is_alone: Cell<bool>,
-    scratch: RefCell<Borrowed>,
+    scratch: RefCell<ScratchGuard>,
 }
 
 thread_local! {
@@ -36,11 +36,11 @@ thread_local! {
 }
 
 /// The thread's page buffer, given back when dropped.
-struct Borrowed(Option<Box<Scratch>>);
+struct ScratchGuard(Option<Box<Scratch>>);
 
-impl Borrowed {
-    fn new() -> Borrowed {
-        Borrowed(SCRATCH.take())
+impl ScratchGuard {
+    fn new() -> ScratchGuard {
+        ScratchGuard(SCRATCH.take())
     }
 
     fn page(&mut self) -> &mut Scratch {
@@ -48,23 +48,23 @@ impl Borrowed {
     }
 }
 
-impl Drop for Borrowed {
+impl Drop for ScratchGuard {
     fn drop(&mut self) {
         SCRATCH.set(self.0.take());
     }
 }
 
 /// Guard that sets a flag for as long as it lives.
-struct Alone<'f>(&'f Cell<bool>);
+struct FlagGuard<'f>(&'f Cell<bool>);
 
-impl<'f> Alone<'f> {
-    fn new(flag: &'f Cell<bool>) -> Alone<'f> {
+impl<'f> FlagGuard<'f> {
+    fn new(flag: &'f Cell<bool>) -> FlagGuard<'f> {
         flag.set(true);
-        Alone(flag)
+        FlagGuard(flag)
     }
 }
 
-impl Drop for Alone<'_> {
+impl Drop for FlagGuard<'_> {
     fn drop(&mut self) {
         self.0.set(false);
     }
@@ -85,24 +85,24 @@ fn pages(offset: u64, len: usize) -> impl Iterator<Item = (PageId, PagePart, Ran
 }
 
 impl<'r> RegionMemory<'r> {
-    pub(crate) fn new(region: &'r Region) -> RegionMemory<'r> {
+    pub(crate) fn new(region: &'r StoredRegion) -> RegionMemory<'r> {
         RegionMemory {
             region,
             reader: RefCell::new(None),
             reads: Cell::new(0),
             is_alone: Cell::new(false),
-            scratch: RefCell::new(Borrowed::new()),
+            scratch: RefCell::new(ScratchGuard::new()),
         }
     }
 
     /// Releases the region's lock. A thread that holds it must not wait for another function: that
     /// one may wait for the lock, behind a thread that wants to write-lock it.
-    fn let_go(&self) {
+    fn release_lock(&self) {
         drop(self.reader.borrow_mut().take());
     }
 
     /// Calls `look` with a reader, and counts it as `reads` reads.
-    fn with_reader<T>(&self, reads: u32, look: impl FnOnce(&Reader<'r>) -> T) -> T {
+    fn with_reader<T>(&self, reads: u32, look: impl FnOnce(&RegionReader<'r>) -> T) -> T {
         let mut reader = self.reader.borrow_mut();
         let reads = self.reads.get().saturating_add(reads);
         if reads >= READS_MAX {
@@ -114,12 +114,12 @@ impl<'r> RegionMemory<'r> {
         look(reader.get_or_insert_with(|| self.region.reader()))
     }
 
-    fn try_read(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+    fn try_read(&self, offset: u64, into: &mut [u8]) -> Result<(), RegionStoreError> {
         self.with_reader(1, |reader| {
             let mut scratch = self.scratch.borrow_mut();
             let scratch = scratch.page();
             for (page, part, bytes) in pages(offset, into.len()) {
-                let target = into.get_mut(bytes).ok_or(StoreError::OutOfRange)?;
+                let target = into.get_mut(bytes).ok_or(RegionStoreError::OutOfRange)?;
                 match <&mut Scratch>::try_from(&mut *target) {
                     Ok(target) => reader.whole(page, target)?,
                     Err(_) => target.copy_from_slice(reader.part(page, part, scratch)?.0),
@@ -129,7 +129,7 @@ impl<'r> RegionMemory<'r> {
         })
     }
 
-    fn try_load<const N: usize>(&self, offsets: &[u64], into: &mut [u8]) -> Result<(), StoreError> {
+    fn try_load<const N: usize>(&self, offsets: &[u64], into: &mut [u8]) -> Result<(), RegionStoreError> {
         let reads = u32::try_from(offsets.len().div_ceil(LOADS_OF_READ)).unwrap_or(READS_MAX);
         self.with_reader(reads, |reader| reader.load::<N>(offsets, into.as_chunks_mut().0))
     }
@@ -139,17 +139,17 @@ impl<'r> RegionMemory<'r> {
         if self.is_alone.get() {
             return work();
         }
-        self.let_go();
+        self.release_lock();
         let _changing = self.region.change();
-        let _alone = Alone::new(&self.is_alone);
+        let _alone = FlagGuard::new(&self.is_alone);
         work()
     }
 
     /// Writes bytes at an offset. The caller keeps other functions from changing pages.
-    fn try_write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+    fn try_write(&self, offset: u64, bytes: &[u8]) -> Result<(), RegionStoreError> {
         // The lock is taken once more below, and a thread that wants to write-lock it may have come
         // in between.
-        self.let_go();
+        self.release_lock();
         let mut scratch = self.scratch.borrow_mut();
         let scratch = scratch.page();
         let mut parts = pages(offset, bytes.len());
@@ -164,7 +164,7 @@ impl<'r> RegionMemory<'r> {
             }
             self.region.reader().whole(page, scratch)?;
             let (Some(target), Some(source)) = (scratch.get_mut(part.range()), bytes.get(range)) else {
-                return Err(StoreError::OutOfRange);
+                return Err(RegionStoreError::OutOfRange);
             };
             target.copy_from_slice(source);
             let sum = checksum(scratch);
@@ -183,7 +183,7 @@ impl Memory for RegionMemory<'_> {
         let result = match self.try_read(offset, into) {
             // Perhaps another function was storing the page, so the read is repeated without such a
             // function.
-            Err(StoreError::Corrupt(_)) => self.alone(|| self.try_read(offset, into)),
+            Err(RegionStoreError::Corrupt(_)) => self.alone(|| self.try_read(offset, into)),
             result => result,
         };
         result.map_err(|error| fault(error, offset))
@@ -195,7 +195,7 @@ impl Memory for RegionMemory<'_> {
             2 => self.try_load::<2>(offsets, into),
             4 => self.try_load::<4>(offsets, into),
             8 => self.try_load::<8>(offsets, into),
-            _ => Err(StoreError::OutOfRange),
+            _ => Err(RegionStoreError::OutOfRange),
         };
         loaded.map_err(|error| fault(error, offsets.first().copied().unwrap_or(0)))
     }
@@ -239,7 +239,7 @@ impl Memory for RegionMemory<'_> {
     }
 
     fn rest(&self) {
-        self.let_go();
+        self.release_lock();
     }
 
     fn announce(&self, ranges: &mut dyn Iterator<Item = (u64, usize)>) {
@@ -248,12 +248,12 @@ impl Memory for RegionMemory<'_> {
     }
 }
 
-fn fault(error: StoreError, offset: u64) -> Fault {
+fn fault(error: RegionStoreError, offset: u64) -> Fault {
     match error {
-        StoreError::Full(_) | StoreError::TooMany(_) => Fault::Full,
-        StoreError::OutOfRange => Fault::OutOfRange { offset },
-        StoreError::Corrupt(page) => Fault::Corrupt { page },
-        StoreError::Os(errno) => {
+        RegionStoreError::Full(_) | RegionStoreError::TooMany(_) => Fault::Full,
+        RegionStoreError::OutOfRange => Fault::OutOfRange { offset },
+        RegionStoreError::Corrupt(page) => Fault::Corrupt { page },
+        RegionStoreError::Os(errno) => {
             tracing::error!(%errno, "the operating system refused");
             Fault::Internal
         }
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn what_rotted_is_not_made_good_by_changing_a_part() {
-        let region = Region::new(2, account(None, None)).unwrap();
+        let region = StoredRegion::new(2, account(None, None)).unwrap();
         let bytes = [7; PAGE_BYTES];
         region.write(PageId(1), &bytes, |_| checksum(&bytes)).unwrap();
         let memory = RegionMemory::new(&region);
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn what_was_loaded_counts_only_if_its_pages_are_what_they_were() {
-        let region = Region::new(4, account(None, None)).unwrap();
+        let region = StoredRegion::new(4, account(None, None)).unwrap();
         let store =
             |page: u64, byte: u8| region.write(PageId(page), &[byte; PAGE_BYTES], |_| checksum(&[byte; PAGE_BYTES]));
         store(0, 1).unwrap();
@@ -340,7 +340,7 @@ mod tests {
 
     #[test]
     fn ranges_are_what_was_written_wherever_they_begin_and_end() {
-        let region = Region::new(20, account(None, None)).unwrap();
+        let region = StoredRegion::new(20, account(None, None)).unwrap();
         let memory = RegionMemory::new(&region);
         let mut twin = vec![0u8; 20 * PAGE_BYTES];
         let edges = [0, 1, 255, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 9, 3 * PAGE_BYTES, 3 * PAGE_BYTES + 700];

@@ -15,20 +15,20 @@ mod table;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub(crate) use account::{Account, Full, Meter};
-pub(crate) use ledger::{Charge, Exhausted, Ledger, Resource, Stock};
+pub(crate) use account::{Account, Full, PageCounter};
+pub(crate) use ledger::{Charge, Exhausted, Ledger, Resource, ResourceBudget};
 pub(crate) use memory::RegionMemory;
 pub(crate) use parts::Scratch;
 #[cfg(feature = "fabric")]
 pub(crate) use region::Mappings;
-pub(crate) use region::{Found, Reader, Region, Snapshot};
+pub(crate) use region::{PresentPage, RegionReader, RegionSnapshot, StoredRegion};
 
 use farfield_core::PageId;
 use farfield_os::Errno;
 
 /// Reason why the store did not perform a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum StoreError {
+pub(crate) enum RegionStoreError {
     /// There is no room. Nothing was stored.
     #[error("{}", match .0 {
         Full::Server => "the capacity of the server is used up",
@@ -50,26 +50,26 @@ pub(crate) enum StoreError {
     Os(Errno),
 }
 
-impl From<Full> for StoreError {
-    fn from(full: Full) -> StoreError {
-        StoreError::Full(full)
+impl From<Full> for RegionStoreError {
+    fn from(full: Full) -> RegionStoreError {
+        RegionStoreError::Full(full)
     }
 }
 
-impl From<Exhausted> for StoreError {
-    fn from(Exhausted(resource): Exhausted) -> StoreError {
-        StoreError::TooMany(resource)
+impl From<Exhausted> for RegionStoreError {
+    fn from(Exhausted(resource): Exhausted) -> RegionStoreError {
+        RegionStoreError::TooMany(resource)
     }
 }
 
-impl From<Errno> for StoreError {
-    fn from(errno: Errno) -> StoreError {
+impl From<Errno> for RegionStoreError {
+    fn from(errno: Errno) -> RegionStoreError {
         match errno.0 {
             // The machine itself has no memory left. For the client that is the same as a full
             // pool.
-            libc::ENOMEM | libc::ENOSPC => StoreError::Full(Full::Server),
-            libc::EMFILE | libc::ENFILE => StoreError::TooMany(Resource::Descriptors),
-            _ => StoreError::Os(errno),
+            libc::ENOMEM | libc::ENOSPC => RegionStoreError::Full(Full::Server),
+            libc::EMFILE | libc::ENFILE => RegionStoreError::TooMany(Resource::Descriptors),
+            _ => RegionStoreError::Os(errno),
         }
     }
 }

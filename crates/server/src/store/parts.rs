@@ -4,8 +4,8 @@
 //! The first read of a part has to read and check its whole page, unless a client that has mapped
 //! the region has written the notes.
 
-use super::StoreError;
-use super::region::{Location, Reader};
+use super::RegionStoreError;
+use super::region::{Location, RegionReader};
 use super::table::Entry;
 use arrayvec::ArrayVec;
 use farfield_core::blocks::Blocks;
@@ -28,7 +28,7 @@ impl Entry for Blocks {
     const BYTES: u64 = Blocks::BYTES as u64;
 }
 
-impl Reader<'_> {
+impl RegionReader<'_> {
     /// Prefetches the memory that [`Reader::part`] will look at, because the part will be read
     /// soon. So the parts of a batch do not wait for memory one after the other.
     pub(crate) fn announce(&self, page: PageId, part: PagePart) {
@@ -51,9 +51,9 @@ impl Reader<'_> {
         page: PageId,
         part: PagePart,
         scratch: &'s mut Scratch,
-    ) -> Result<(&'s [u8], u64), StoreError> {
+    ) -> Result<(&'s [u8], u64), RegionStoreError> {
         let Some(found) = self.locate(page)? else {
-            let zeros = scratch.get_mut(part.range()).ok_or(StoreError::OutOfRange)?;
+            let zeros = scratch.get_mut(part.range()).ok_or(RegionStoreError::OutOfRange)?;
             zeros.fill(0);
             return Ok((zeros, zero_sum()));
         };
@@ -62,27 +62,27 @@ impl Reader<'_> {
         found.copy(Blocks::span(part), scratch)?;
         if !blocks.is_some_and(|blocks| blocks.match_part(part, scratch, sum)) {
             if !found.copy_whole(sum, scratch)? {
-                return Err(StoreError::Corrupt(page));
+                return Err(RegionStoreError::Corrupt(page));
             }
             if let Some(blocks) = blocks {
                 blocks.note(scratch, sum);
             }
         }
-        let bytes = scratch.get(part.range()).ok_or(StoreError::OutOfRange)?;
+        let bytes = scratch.get(part.range()).ok_or(RegionStoreError::OutOfRange)?;
         Ok((bytes, sum))
     }
 
     /// Reads values of `N` bytes without a comparison with the checksums of their pages. Values
     /// must not cross a page boundary.
-    pub(crate) fn load<const N: usize>(&self, offsets: &[u64], into: &mut [[u8; N]]) -> Result<(), StoreError> {
+    pub(crate) fn load<const N: usize>(&self, offsets: &[u64], into: &mut [[u8; N]]) -> Result<(), RegionStoreError> {
         for (offsets, into) in offsets.chunks(LOAD_AHEAD).zip(into.chunks_mut(LOAD_AHEAD)) {
             let mut found = ArrayVec::<_, LOAD_AHEAD>::new();
             for offset in offsets {
                 let page = PageId::containing(*offset);
-                let skip = usize::try_from(offset - page.offset()).map_err(|_| StoreError::OutOfRange)?;
+                let skip = usize::try_from(offset - page.offset()).map_err(|_| RegionStoreError::OutOfRange)?;
                 let value = self.locate(page)?;
                 if skip + N > PAGE_BYTES {
-                    return Err(StoreError::OutOfRange);
+                    return Err(RegionStoreError::OutOfRange);
                 }
                 if let Some(Location { mapped: Some(bytes), .. }) = value {
                     load_ahead(bytes.wrapping_add(skip));
@@ -100,14 +100,14 @@ impl Reader<'_> {
     }
 
     /// Returns the checksum that a page should have.
-    pub(crate) fn sum(&self, page: PageId) -> Result<u64, StoreError> {
+    pub(crate) fn sum(&self, page: PageId) -> Result<u64, RegionStoreError> {
         Ok(if self.locate(page)?.is_some() { self.sum_of(page) } else { zero_sum() })
     }
 
     /// Checks whether the page should have this checksum and has it. A caller that asked for the
     /// [sum](Reader::sum) first and then [loaded](Reader::load) from the page has read what was
     /// stored: if another thread was writing, its bytes or its sum are visible by now.
-    pub(crate) fn matches(&self, page: PageId, sum: u64, scratch: &mut Scratch) -> Result<bool, StoreError> {
+    pub(crate) fn matches(&self, page: PageId, sum: u64, scratch: &mut Scratch) -> Result<bool, RegionStoreError> {
         // The loads below must not be reordered before the caller's loads.
         fence(Ordering::Acquire);
         Ok(match self.locate(page)? {
@@ -118,33 +118,33 @@ impl Reader<'_> {
 
     /// Reads a whole page and compares it with its checksum, which is faster than with the notes of
     /// each block.
-    pub(crate) fn whole(&self, page: PageId, into: &mut Scratch) -> Result<(), StoreError> {
+    pub(crate) fn whole(&self, page: PageId, into: &mut Scratch) -> Result<(), RegionStoreError> {
         let Some(found) = self.locate(page)? else {
             into.fill(0);
             return Ok(());
         };
-        if found.copy_whole(self.sum_of(page), into)? { Ok(()) } else { Err(StoreError::Corrupt(page)) }
+        if found.copy_whole(self.sum_of(page), into)? { Ok(()) } else { Err(RegionStoreError::Corrupt(page)) }
     }
 }
 
 impl Location<'_> {
     /// Copies the whole page. Returns whether it matches its checksum.
-    fn copy_whole(&self, sum: u64, into: &mut Scratch) -> Result<bool, StoreError> {
+    fn copy_whole(&self, sum: u64, into: &mut Scratch) -> Result<bool, RegionStoreError> {
         self.copy(0..PAGE_BYTES, into)?;
         Ok(checksum(into) == sum)
     }
 
     /// Copies some bytes of the page to the same place in `scratch`.
-    fn copy(&self, bytes: Range<usize>, scratch: &mut Scratch) -> Result<(), StoreError> {
+    fn copy(&self, bytes: Range<usize>, scratch: &mut Scratch) -> Result<(), RegionStoreError> {
         let skip = bytes.start;
-        self.copy_bytes(skip, scratch.get_mut(bytes).ok_or(StoreError::OutOfRange)?)
+        self.copy_bytes(skip, scratch.get_mut(bytes).ok_or(RegionStoreError::OutOfRange)?)
     }
 
     /// Copies bytes of the page from `skip` on. Another process may be writing them. Then they
     /// belong to no page that was ever stored, which the page's checksum shows.
-    pub(super) fn copy_bytes(&self, skip: usize, into: &mut [u8]) -> Result<(), StoreError> {
+    pub(super) fn copy_bytes(&self, skip: usize, into: &mut [u8]) -> Result<(), RegionStoreError> {
         if skip.saturating_add(into.len()) > PAGE_BYTES {
-            return Err(StoreError::OutOfRange);
+            return Err(RegionStoreError::OutOfRange);
         }
         match self.mapped {
             // SAFETY: inside a whole page of a layer, by the comparison above, mapped as long as the reader holds the
@@ -167,20 +167,20 @@ mod tests {
     //! Guards against parts of pages that rotted, or that were stored meanwhile, being served as good.
 
     use super::*;
-    use crate::store::Region;
+    use crate::store::StoredRegion;
     use crate::store::tests::{Dice, account};
 
     const PAGES: u64 = 8;
 
-    fn region() -> Region {
-        Region::new(PAGES, account(None, None)).unwrap()
+    fn region() -> StoredRegion {
+        StoredRegion::new(PAGES, account(None, None)).unwrap()
     }
 
-    fn store(region: &Region, page: u64, bytes: &Scratch) {
+    fn store(region: &StoredRegion, page: u64, bytes: &Scratch) {
         region.write(PageId(page), bytes, |_| checksum(bytes)).unwrap();
     }
 
-    fn read(region: &Region, page: u64, offset: usize, len: usize) -> Result<Vec<u8>, StoreError> {
+    fn read(region: &StoredRegion, page: u64, offset: usize, len: usize) -> Result<Vec<u8>, RegionStoreError> {
         let part = PagePart::new(offset, len).unwrap();
         region.reader().announce(PageId(page), part);
         region.reader().part(PageId(page), part, &mut [0xEE; PAGE_BYTES]).map(|(bytes, sum)| {
@@ -189,7 +189,7 @@ mod tests {
         })
     }
 
-    fn flip(region: &Region, page: u64, offset: usize) {
+    fn flip(region: &StoredRegion, page: u64, offset: usize) {
         let found = region.reader().page(PageId(page)).unwrap().unwrap();
         // SAFETY: inside a page of the region, which is mapped writable; this thread alone uses it.
         unsafe { *found.bytes.add(offset).cast_mut() ^= 1 };
@@ -225,7 +225,7 @@ mod tests {
         }
         assert_eq!(
             region.reader().part(PageId(PAGES), PagePart::new(0, 1).unwrap(), &mut [0; PAGE_BYTES]),
-            Err(StoreError::OutOfRange)
+            Err(RegionStoreError::OutOfRange)
         );
     }
 
@@ -243,7 +243,7 @@ mod tests {
                 }
                 let rotten = offset + dice.below(len);
                 flip(&region, 3, rotten);
-                assert_eq!(read(&region, 3, offset, len), Err(StoreError::Corrupt(PageId(3))));
+                assert_eq!(read(&region, 3, offset, len), Err(RegionStoreError::Corrupt(PageId(3))));
                 flip(&region, 3, rotten);
                 assert_eq!(read(&region, 3, offset, len).unwrap(), bytes[offset..offset + len]);
             }
@@ -255,10 +255,10 @@ mod tests {
         let region = region();
         let bytes = [7; PAGE_BYTES];
         region.write(PageId(0), &bytes, |_| checksum(&bytes) ^ 1 << 40).unwrap();
-        assert_eq!(read(&region, 0, 0, 16), Err(StoreError::Corrupt(PageId(0))));
+        assert_eq!(read(&region, 0, 0, 16), Err(RegionStoreError::Corrupt(PageId(0))));
         assert_eq!(
             read(&region, 0, 0, 16),
-            Err(StoreError::Corrupt(PageId(0))),
+            Err(RegionStoreError::Corrupt(PageId(0))),
             "and it does not become good by asking"
         );
     }

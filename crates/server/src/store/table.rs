@@ -5,7 +5,7 @@
 //! The table knows which of its pieces may have memory. Those are charged, and only those are
 //! touched, because a load from a hole of a mapping fills the hole.
 
-use super::StoreError;
+use super::RegionStoreError;
 use super::account::{Account, Bookkeeping, Full};
 use super::ledger::{Charge, Resource};
 use farfield_core::PageId;
@@ -57,7 +57,7 @@ impl File {
         pages: u64,
         entry_bytes: u64,
         account: &Account,
-    ) -> Result<File, StoreError> {
+    ) -> Result<File, RegionStoreError> {
         let bytes = pages.saturating_mul(entry_bytes).next_multiple_of(PIECE_BYTES);
         let held = account.ledger.charge(Resource::Descriptors, 1)?;
         let paid = account.hold(MEMFD_PAGES)?;
@@ -77,18 +77,18 @@ impl File {
     }
 
     /// Returns the number of pages that the kernel keeps for the entries.
-    pub(super) fn real_pages(&self) -> Result<u64, StoreError> {
+    pub(super) fn real_pages(&self) -> Result<u64, RegionStoreError> {
         Ok(memfd::usage(self.fd())?.used_bytes.div_ceil(PIECE_BYTES))
     }
 
     /// Sets the charge to the kernel's number of pages, for a table that a client fills by itself.
-    pub(super) fn recount(&self) -> Result<(), StoreError> {
+    pub(super) fn recount(&self) -> Result<(), RegionStoreError> {
         self.paid.set(self.real_pages()? + self.fixed_pages.load(Ordering::Relaxed));
         Ok(())
     }
 
     /// Gives all memory back.
-    pub(super) fn clear(&self) -> Result<(), StoreError> {
+    pub(super) fn clear(&self) -> Result<(), RegionStoreError> {
         Ok(memfd::punch(self.fd(), 0, self.bytes)?)
     }
 
@@ -100,7 +100,7 @@ impl File {
 }
 
 #[derive(Debug)]
-pub(super) struct Table<E> {
+pub(super) struct PageMetadataTable<E> {
     file: Arc<File>,
     entries: Mapping,
     pages: u64,
@@ -112,17 +112,25 @@ pub(super) struct Table<E> {
     entry: PhantomData<E>,
 }
 
-impl<E: Entry> Table<E> {
+impl<E: Entry> PageMetadataTable<E> {
     /// Pages whose entries lie in one piece.
     const PIECE_PAGES: u64 = PIECE_BYTES / E::BYTES;
 
     /// Creates a table with all entries zero, without memory.
-    pub(super) fn new(name: &std::ffi::CStr, pages: u64, account: &Account) -> Result<Table<E>, StoreError> {
+    pub(super) fn new(
+        name: &std::ffi::CStr,
+        pages: u64,
+        account: &Account,
+    ) -> Result<PageMetadataTable<E>, RegionStoreError> {
         Self::open(Arc::new(File::new(name, pages, E::BYTES, account)?), pages, account)
     }
 
     /// Opens the table in a file that was created for it.
-    pub(super) fn open(file: Arc<File>, pages: u64, account: &Account) -> Result<Table<E>, StoreError> {
+    pub(super) fn open(
+        file: Arc<File>,
+        pages: u64,
+        account: &Account,
+    ) -> Result<PageMetadataTable<E>, RegionStoreError> {
         let leaves = pages.div_ceil(Self::PIECE_PAGES).div_ceil(LEAF_PIECES);
         let held =
             [account.ledger.charge(Resource::Mappings, 1)?, account.ledger.charge(Resource::AddressBytes, file.bytes)?];
@@ -130,7 +138,7 @@ impl<E: Entry> Table<E> {
         let entries = Mapping::new(file.fd(), file.bytes, MappingAccess::ReadWrite)?;
         let pieces = (0..leaves).map(|_| OnceLock::new()).collect();
         let is_unsettled = AtomicBool::new(false);
-        Ok(Table { file, entries, pages, pieces, is_unsettled, _held: held, entry: PhantomData })
+        Ok(PageMetadataTable { file, entries, pages, pieces, is_unsettled, _held: held, entry: PhantomData })
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -209,7 +217,7 @@ impl<E: Entry> Table<E> {
     }
 
     /// Returns the first stretch of pages inside `pages` whose entries may be other than zero.
-    pub(super) fn next_data(&self, pages: Range<u64>) -> Result<Option<Range<u64>>, StoreError> {
+    pub(super) fn next_data(&self, pages: Range<u64>) -> Result<Option<Range<u64>>, RegionStoreError> {
         if pages.is_empty() {
             return Ok(None);
         }
@@ -220,7 +228,7 @@ impl<E: Entry> Table<E> {
 
     /// Gives the memory of the entries of `pages` back, except pieces that also hold entries of
     /// other pages. The memory stays charged until [`Table::settle`].
-    pub(super) fn forget(&self, pages: Range<u64>) -> Result<(), StoreError> {
+    pub(super) fn forget(&self, pages: Range<u64>) -> Result<(), RegionStoreError> {
         let start = (pages.start * E::BYTES).next_multiple_of(PIECE_BYTES);
         let last = if pages.end == self.pages { self.file.bytes } else { pages.end * E::BYTES };
         let end = last - last % PIECE_BYTES;
@@ -247,7 +255,7 @@ impl<E: Entry> Table<E> {
     }
 
     /// Refunds the charge for pieces without memory. No thread may store entries meanwhile.
-    pub(super) fn settle(&self) -> Result<(), StoreError> {
+    pub(super) fn settle(&self) -> Result<(), RegionStoreError> {
         if !self.is_unsettled.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
@@ -284,8 +292,12 @@ impl<E: Entry> Table<E> {
     }
 
     /// Copies the table. Holes stay holes.
-    pub(super) fn copy(&self, name: &std::ffi::CStr, account: &Account) -> Result<Table<E>, StoreError> {
-        let target = Table::new(name, self.pages, account)?;
+    pub(super) fn copy(
+        &self,
+        name: &std::ffi::CStr,
+        account: &Account,
+    ) -> Result<PageMetadataTable<E>, RegionStoreError> {
+        let target = PageMetadataTable::new(name, self.pages, account)?;
         let mut bounce = vec![0; 64 * 1024];
         let mut offset = 0;
         while let Some(data) = memfd::next_data(self.fd(), offset)? {

@@ -30,11 +30,15 @@ pub(crate) fn ledger() -> Arc<Ledger> {
 }
 
 pub(crate) fn ledger_of(limit: impl Fn(Resource) -> u64) -> Arc<Ledger> {
-    Arc::new(Ledger::new(Arc::new(Stock::new(limit, false))))
+    Arc::new(Ledger::new(Arc::new(ResourceBudget::new(limit, false))))
 }
 
 pub(crate) fn account(limit_pages: Option<u64>, quota_pages: Option<u64>) -> Account {
-    Account { server: Arc::new(Meter::new(limit_pages)), tenant: Arc::new(Meter::new(quota_pages)), ledger: ledger() }
+    Account {
+        server: Arc::new(PageCounter::new(limit_pages)),
+        tenant: Arc::new(PageCounter::new(quota_pages)),
+        ledger: ledger(),
+    }
 }
 
 fn page_of(value: u64) -> Vec<u8> {
@@ -45,7 +49,7 @@ fn pages_of(values: &[u64]) -> Vec<u8> {
     values.iter().flat_map(|value| page_of(*value)).collect()
 }
 
-fn read(region: &Region, page: u64) -> Option<(Vec<u8>, u64)> {
+fn read(region: &StoredRegion, page: u64) -> Option<(Vec<u8>, u64)> {
     let reader = region.reader();
     let found = reader.page(PageId(page)).unwrap()?;
     let mut bytes = vec![0; PAGE_BYTES];
@@ -57,7 +61,7 @@ fn read(region: &Region, page: u64) -> Option<(Vec<u8>, u64)> {
 #[test]
 fn what_is_written_is_read_and_what_is_discarded_is_gone() {
     let account = account(None, None);
-    let region = Region::new(1 << 30, account.clone()).unwrap();
+    let region = StoredRegion::new(1 << 30, account.clone()).unwrap();
     region.write(PageId(5), &pages_of(&[1, 2, 3]), |index| u64::from(index) + 70).unwrap();
     assert_eq!(read(&region, 6), Some((page_of(2), 71)));
     assert_eq!(read(&region, 8), None);
@@ -73,9 +77,9 @@ fn what_is_written_is_read_and_what_is_discarded_is_gone() {
 #[test]
 fn a_full_pool_stores_nothing() {
     let account = account(Some(10), Some(4));
-    let region = Region::new(64, account.clone()).unwrap();
+    let region = StoredRegion::new(64, account.clone()).unwrap();
     region.write(PageId(0), &pages_of(&[1, 2, 3]), |_| 0).unwrap();
-    assert_eq!(region.write(PageId(2), &pages_of(&[7, 7, 7]), |_| 0), Err(StoreError::Full(Full::Tenant)));
+    assert_eq!(region.write(PageId(2), &pages_of(&[7, 7, 7]), |_| 0), Err(RegionStoreError::Full(Full::Tenant)));
     assert_eq!(read(&region, 2), Some((page_of(3), 0)));
     assert_eq!(read(&region, 3), None);
     region.write(PageId(2), &pages_of(&[7, 7]), |_| 0).unwrap();
@@ -84,7 +88,7 @@ fn a_full_pool_stores_nothing() {
 
 #[test]
 fn looking_at_what_is_not_there_costs_nothing() {
-    let region = Region::new(1 << 30, account(None, None)).unwrap();
+    let region = StoredRegion::new(1 << 30, account(None, None)).unwrap();
     for page in (0..1 << 30).step_by(1 << 20) {
         assert_eq!(read(&region, page), None);
         assert_eq!(region.discard(PageId(page), 100), Ok(0));
@@ -98,20 +102,20 @@ fn looking_at_what_is_not_there_costs_nothing() {
 
 #[test]
 fn runs_outside_of_the_region_are_refused() {
-    let region = Region::new(64, account(None, None)).unwrap();
+    let region = StoredRegion::new(64, account(None, None)).unwrap();
     for (first, count) in [(64, 1), (63, 2), (0, 65), (u64::MAX, 1), (u64::MAX, u64::MAX)] {
-        assert_eq!(region.discard(PageId(first), count), Err(StoreError::OutOfRange));
-        assert_eq!(region.reader().check_run(PageId(first), count), Err(StoreError::OutOfRange));
+        assert_eq!(region.discard(PageId(first), count), Err(RegionStoreError::OutOfRange));
+        assert_eq!(region.reader().check_run(PageId(first), count), Err(RegionStoreError::OutOfRange));
     }
-    assert_eq!(region.write(PageId(63), &pages_of(&[1, 1]), |_| 0), Err(StoreError::OutOfRange));
+    assert_eq!(region.write(PageId(63), &pages_of(&[1, 1]), |_| 0), Err(RegionStoreError::OutOfRange));
 }
 
 #[test]
 fn overwritten_pages_of_a_dead_clone_are_given_back() {
     let account = account(None, None);
-    let parent = Region::new(1024, account.clone()).unwrap();
+    let parent = StoredRegion::new(1024, account.clone()).unwrap();
     parent.write(PageId(0), &pages_of(&[1; 100]), |_| 0).unwrap();
-    let child = Region::from_snapshot(parent.snapshot().unwrap(), account.clone()).unwrap();
+    let child = StoredRegion::from_snapshot(parent.snapshot().unwrap(), account.clone()).unwrap();
     parent.write(PageId(0), &pages_of(&[2; 100]), |_| 0).unwrap();
     assert_eq!(account.server.used_pages(), 200);
     assert_eq!(parent.sweep(&|| false).unwrap(), 0, "the child still needs the old pages");
@@ -129,7 +133,7 @@ fn overwritten_pages_of_a_dead_clone_are_given_back() {
 fn a_sweep_that_takes_many_steps_finds_every_superseded_page() {
     const PAGES: u64 = 20_000;
     let account = account(None, None);
-    let region = Region::new(PAGES, account.clone()).unwrap();
+    let region = StoredRegion::new(PAGES, account.clone()).unwrap();
     for first in (0..PAGES).step_by(100) {
         region.write(PageId(first), &pages_of(&[1; 100]), |_| 0).unwrap();
     }
@@ -148,7 +152,7 @@ fn a_sweep_that_takes_many_steps_finds_every_superseded_page() {
 
 #[test]
 fn a_snapshot_of_an_unchanged_region_adds_no_layer() {
-    let region = Region::new(1024, account(None, None)).unwrap();
+    let region = StoredRegion::new(1024, account(None, None)).unwrap();
     region.write(PageId(0), &pages_of(&[1]), |_| 0).unwrap();
     for _ in 0..300 {
         drop(region.snapshot().unwrap());
@@ -159,10 +163,10 @@ fn a_snapshot_of_an_unchanged_region_adds_no_layer() {
 #[test]
 fn room_set_aside_follows_the_region_through_a_snapshot() {
     let account = account(Some(100), None);
-    let region = Region::new(1024, account.clone()).unwrap();
+    let region = StoredRegion::new(1024, account.clone()).unwrap();
     let descriptors = region.descriptors(0, 10).unwrap();
     region.reserve(60).unwrap();
-    assert_eq!(region.reserve(60), Err(StoreError::Full(Full::Server)));
+    assert_eq!(region.reserve(60), Err(RegionStoreError::Full(Full::Server)));
     // What a client does with its own mapping: 10 pages into the top layer.
     memfd_write(&descriptors.fds[LAYERS], &pages_of(&[5; 10]));
     assert_eq!(region.reserved_pages(), 50);
@@ -182,7 +186,7 @@ fn memfd_write(fd: &std::os::fd::OwnedFd, bytes: &[u8]) {
 #[test]
 fn a_client_that_writes_more_than_it_set_aside_is_found_out() {
     let account = account(Some(8), None);
-    let region = Region::new(1024, account.clone()).unwrap();
+    let region = StoredRegion::new(1024, account.clone()).unwrap();
     let descriptors = region.descriptors(0, 10).unwrap();
     region.reserve(4).unwrap();
     memfd_write(&descriptors.fds[LAYERS], &pages_of(&[5; 4]));
@@ -195,7 +199,7 @@ fn a_client_that_writes_more_than_it_set_aside_is_found_out() {
 #[test]
 fn a_frozen_layer_cannot_be_written_through_its_descriptor() {
     use std::os::fd::AsFd;
-    let region = Region::new(64, account(None, None)).unwrap();
+    let region = StoredRegion::new(64, account(None, None)).unwrap();
     region.write(PageId(0), &pages_of(&[1]), |_| 0).unwrap();
     let _snapshot = region.snapshot().unwrap();
     let descriptors = region.descriptors(0, 10).unwrap();
@@ -207,17 +211,17 @@ fn a_frozen_layer_cannot_be_written_through_its_descriptor() {
 #[test]
 fn nonsense_in_a_shared_page_map_is_corruption_and_not_a_crash() {
     use std::os::fd::AsFd;
-    let region = Region::new(64, account(None, None)).unwrap();
+    let region = StoredRegion::new(64, account(None, None)).unwrap();
     let descriptors = region.descriptors(0, 10).unwrap();
     let nonsense: Vec<u8> = (0..64).map(|page| page as u8 + 2).collect();
     farfield_os::memfd::write_at(descriptors.fds[0].as_fd(), &nonsense, 0).unwrap();
     for page in 0..64 {
-        assert_eq!(region.reader().page(PageId(page)).unwrap_err(), StoreError::Corrupt(PageId(page)));
+        assert_eq!(region.reader().page(PageId(page)).unwrap_err(), RegionStoreError::Corrupt(PageId(page)));
     }
     region.sweep(&|| false).unwrap();
     region.discard(PageId(0), 32).unwrap();
     let snapshot = region.snapshot().unwrap();
-    let twin = Region::from_snapshot(snapshot, account(None, None)).unwrap();
+    let twin = StoredRegion::from_snapshot(snapshot, account(None, None)).unwrap();
     twin.sweep(&|| false).unwrap();
     twin.discard(PageId(0), 64).unwrap();
     assert_eq!(read(&twin, 40), None);
@@ -230,7 +234,7 @@ fn random_operations_on_a_family_of_clones_match_a_model() {
     for seed in 1..=6 {
         let mut dice = Dice(0x9e37_79b9_7f4a_7c15 ^ seed);
         let account = account(None, None);
-        let mut family = vec![(Region::new(PAGES, account.clone()).unwrap(), BTreeMap::new())];
+        let mut family = vec![(StoredRegion::new(PAGES, account.clone()).unwrap(), BTreeMap::new())];
         for step in 0..1500u64 {
             let alive = family.len();
             let at = dice.roll(alive as u64) as usize;
@@ -251,7 +255,7 @@ fn random_operations_on_a_family_of_clones_match_a_model() {
                 17..=18 if alive < 5 => {
                     let snapshot = region.snapshot().unwrap();
                     let model = model.clone();
-                    family.push((Region::from_snapshot(snapshot, account.clone()).unwrap(), model));
+                    family.push((StoredRegion::from_snapshot(snapshot, account.clone()).unwrap(), model));
                 }
                 // A snapshot that nobody claims, as happens when a program forks and the child never asks.
                 17..=18 => drop(region.snapshot().unwrap()),
@@ -283,13 +287,13 @@ fn random_operations_on_a_family_of_clones_match_a_model() {
 #[test]
 fn layers_are_merged_before_there_are_too_many() {
     let account = account(None, None);
-    let region = Region::new(1000, account.clone()).unwrap();
+    let region = StoredRegion::new(1000, account.clone()).unwrap();
     let mut kept = Vec::new();
     for round in 0..200u64 {
         region.write(PageId(round), &pages_of(&[round + 1]), |_| round).unwrap();
         let snapshot = region.snapshot().unwrap();
         if round % 7 == 0 {
-            kept.push((round, Region::from_snapshot(snapshot, account.clone()).unwrap()));
+            kept.push((round, StoredRegion::from_snapshot(snapshot, account.clone()).unwrap()));
         }
     }
     assert!(region.layer_count() <= 64);
@@ -306,7 +310,7 @@ fn layers_are_merged_before_there_are_too_many() {
 }
 
 /// Reads a page in the three ways that there are.
-fn read_every_way(region: &Region, page: u64) -> Result<Option<u64>, StoreError> {
+fn read_every_way(region: &StoredRegion, page: u64) -> Result<Option<u64>, RegionStoreError> {
     let part = farfield_core::wire::PagePart::new(8, 8).unwrap();
     let reader = region.reader();
     reader.announce(PageId(page), part);
@@ -322,7 +326,7 @@ fn read_every_way(region: &Region, page: u64) -> Result<Option<u64>, StoreError>
     Ok(whole)
 }
 
-fn write_value(region: &Region, page: u64, value: u64) -> Result<(), StoreError> {
+fn write_value(region: &StoredRegion, page: u64, value: u64) -> Result<(), RegionStoreError> {
     let bytes = page_of(value);
     region.write(PageId(page), &bytes, |_| farfield_core::checksum(&bytes))
 }
@@ -333,7 +337,7 @@ fn without_mappings_pages_are_stored_read_and_stored_again() {
         // Page map and checksums take two; then some or none are left for notes and layers.
         let ledger = ledger_of(|resource| if resource == Resource::Mappings { mappings } else { u64::MAX / 4 });
         let account = Account { ledger: ledger.clone(), ..account(None, None) };
-        let region = Region::new(4 << 18, account).unwrap();
+        let region = StoredRegion::new(4 << 18, account).unwrap();
         for lap in 0..3 {
             for page in (0..4 << 18).step_by(1 << 17) {
                 write_value(&region, page, page + lap).unwrap();
@@ -341,26 +345,26 @@ fn without_mappings_pages_are_stored_read_and_stored_again() {
             }
         }
         assert_eq!(ledger.held(Resource::Mappings), mappings, "all that there are, and no more");
-        assert!(matches!(region.snapshot(), Err(StoreError::TooMany(Resource::Mappings))));
+        assert!(matches!(region.snapshot(), Err(RegionStoreError::TooMany(Resource::Mappings))));
     }
 }
 
 #[test]
 fn a_page_outside_of_the_region_is_out_of_range_in_every_way() {
-    let region = Region::new(100, account(None, None)).unwrap();
+    let region = StoredRegion::new(100, account(None, None)).unwrap();
     for page in [100, 1 << 32, 1 << 40, u64::MAX >> 12, u64::MAX] {
         let part = farfield_core::wire::PagePart::new(8, 8).unwrap();
         let reader = region.reader();
         reader.announce(PageId(page), part);
-        assert_eq!(reader.page(PageId(page)).map(drop), Err(StoreError::OutOfRange));
-        assert_eq!(reader.part(PageId(page), part, &mut [0; PAGE_BYTES]), Err(StoreError::OutOfRange));
+        assert_eq!(reader.page(PageId(page)).map(drop), Err(RegionStoreError::OutOfRange));
+        assert_eq!(reader.part(PageId(page), part, &mut [0; PAGE_BYTES]), Err(RegionStoreError::OutOfRange));
     }
 }
 
 #[test]
 fn a_clone_pays_for_its_tables_and_is_refused_when_it_cannot() {
     let account = account(None, Some(6000));
-    let region = Region::new(1 << 30, account.clone()).unwrap();
+    let region = StoredRegion::new(1 << 30, account.clone()).unwrap();
     for page in 0..1000 {
         write_value(&region, page << 18, page).unwrap();
     }
@@ -368,7 +372,7 @@ fn a_clone_pays_for_its_tables_and_is_refused_when_it_cannot() {
     assert!(before >= 2000, "one page of the map and one of the checksums for each");
     let snapshot = region.snapshot().unwrap();
     assert!(account.tenant.bookkeeping_pages() >= 2 * before - 10, "and as many for the clone");
-    assert!(matches!(region.snapshot(), Err(StoreError::Full(Full::Tenant))));
+    assert!(matches!(region.snapshot(), Err(RegionStoreError::Full(Full::Tenant))));
     assert_eq!(write_value(&region, 5, 5), Ok(()), "what fits still fits");
     drop(snapshot);
     region.sweep(&|| false).unwrap();
@@ -381,7 +385,7 @@ fn a_clone_pays_for_its_tables_and_is_refused_when_it_cannot() {
 #[test]
 fn notes_give_way_to_pages() {
     let account = account(None, Some(8192));
-    let region = Region::new(1 << 20, account.clone()).unwrap();
+    let region = StoredRegion::new(1 << 20, account.clone()).unwrap();
     // A page of notes for each page that is read in parts.
     for page in 0..4000 {
         write_value(&region, page << 7, page).unwrap();
@@ -400,11 +404,11 @@ fn what_is_charged_is_what_is_held() {
     let mut dice = Dice(0xacc0);
     // Room for some of it, so that charges are refused in the midst of things.
     let account = account(Some(3000), Some(2500));
-    let (mut regions, mut snapshots) = (Vec::<Region>::new(), Vec::<Snapshot>::new());
+    let (mut regions, mut snapshots) = (Vec::<StoredRegion>::new(), Vec::<RegionSnapshot>::new());
     for step in 0..steps {
         let pages = 1 << (10 + dice.roll(12));
         if regions.is_empty() || dice.below(40) == 0 {
-            regions.extend(Region::new(pages, account.clone()).ok());
+            regions.extend(StoredRegion::new(pages, account.clone()).ok());
             continue;
         }
         let at = dice.below(regions.len());
@@ -420,14 +424,14 @@ fn what_is_charged_is_what_is_held() {
             14 => snapshots.extend(region.snapshot().ok()),
             15 if !snapshots.is_empty() => {
                 let snapshot = snapshots.swap_remove(dice.below(snapshots.len()));
-                regions.extend(Region::from_snapshot(snapshot, account.clone()).ok());
+                regions.extend(StoredRegion::from_snapshot(snapshot, account.clone()).ok());
             }
             16 if !snapshots.is_empty() => drop(snapshots.swap_remove(dice.below(snapshots.len()))),
             17 if dice.below(3) == 0 => drop(regions.swap_remove(at)),
             18 => drop(region.sweep(&|| false).unwrap()),
             _ => {}
         }
-        for file in regions.iter().flat_map(Region::files) {
+        for file in regions.iter().flat_map(StoredRegion::files) {
             let (paid, real) = file.paid_and_real_pages();
             assert!(paid >= real, "step {step}: {real} pages, {paid} paid");
         }
@@ -453,7 +457,7 @@ fn what_is_charged_is_what_is_held() {
 fn a_sweep_that_is_interrupted_goes_on_the_next_time() {
     const PAGES: u64 = 40_000;
     let account = account(None, None);
-    let region = Region::new(PAGES, account.clone()).unwrap();
+    let region = StoredRegion::new(PAGES, account.clone()).unwrap();
     for first in (0..PAGES).step_by(1000) {
         region.write(PageId(first), &pages_of(&[1; 1000]), |_| 0).unwrap();
     }
@@ -474,7 +478,7 @@ fn a_sweep_that_is_interrupted_goes_on_the_next_time() {
 fn a_client_that_has_a_region_mapped_which_is_gone_finds_no_zeros() {
     use farfield_os::memfd::{read_at, usage};
     use std::os::fd::AsFd;
-    let region = Region::new(1000, account(None, None)).unwrap();
+    let region = StoredRegion::new(1000, account(None, None)).unwrap();
     write_value(&region, 5, 7).unwrap();
     let descriptors = region.descriptors(0, 8).unwrap();
     drop(region);

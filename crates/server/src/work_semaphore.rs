@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// The turns of one holder.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct WorkSemaphore {
     max: usize,
     wait_max: Duration,
     taken: Mutex<usize>,
@@ -18,20 +18,20 @@ pub(crate) struct Turns {
 
 /// A turn at work, given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Turn(Arc<Turns>);
+pub(crate) struct WorkPermit(Arc<WorkSemaphore>);
 
 fn processors() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(2, |count| count.get()).max(2))
 }
 
-impl Turns {
+impl WorkSemaphore {
     /// Makes turns for `per_processor` threads on each processor. A thread that waits longer than
     /// `wait_max` goes on without a turn: threads at work may wait for something too, and must not
     /// wait for this one.
-    pub(crate) fn new(per_processor: usize, wait_max: Duration) -> Turns {
+    pub(crate) fn new(per_processor: usize, wait_max: Duration) -> WorkSemaphore {
         let max = processors().saturating_mul(per_processor);
-        Turns { max, wait_max, taken: Mutex::default(), given_back: Condvar::new() }
+        WorkSemaphore { max, wait_max, taken: Mutex::default(), given_back: Condvar::new() }
     }
 
     fn taken(&self) -> MutexGuard<'_, usize> {
@@ -39,18 +39,18 @@ impl Turns {
     }
 
     /// Waits for a turn, at most as long as `wait_max`.
-    pub(crate) fn take(self: &Arc<Self>) -> Turn {
+    pub(crate) fn take(self: &Arc<Self>) -> WorkPermit {
         let mut taken = self.taken();
         if *taken >= self.max {
             let waited = self.given_back.wait_timeout_while(taken, self.wait_max, |taken| *taken >= self.max);
             (taken, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
         }
         *taken += 1;
-        Turn(self.clone())
+        WorkPermit(self.clone())
     }
 }
 
-impl Drop for Turn {
+impl Drop for WorkPermit {
     fn drop(&mut self) {
         let mut taken = self.0.taken();
         *taken -= 1;
@@ -67,8 +67,8 @@ mod tests {
 
     #[test]
     fn whoever_waits_too_long_goes_on() {
-        let turns = Arc::new(Turns::new(1, Duration::ZERO));
-        let all: Vec<Turn> = (0..=processors()).map(|_| turns.take()).collect();
+        let turns = Arc::new(WorkSemaphore::new(1, Duration::ZERO));
+        let all: Vec<WorkPermit> = (0..=processors()).map(|_| turns.take()).collect();
         drop(all);
         assert_eq!(*turns.taken(), 0);
     }
@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn no_more_work_at_a_time_than_there_are_processors() {
         let (turns, now, most) =
-            (Arc::new(Turns::new(1, Duration::from_secs(600))), AtomicUsize::new(0), AtomicUsize::new(0));
+            (Arc::new(WorkSemaphore::new(1, Duration::from_secs(600))), AtomicUsize::new(0), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for _ in 0..4 * processors() {
                 scope.spawn(|| {

@@ -6,7 +6,7 @@
 //! strangers cannot keep out a client that connects and authenticates. Slots of authenticated
 //! clients are charged to their ledgers.
 
-use crate::address::Address;
+use crate::address::PeerAddress;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,20 +21,20 @@ const BEYOND_MAX: usize = 64;
 const STRANGERS_MIN: usize = 64;
 
 #[derive(Debug)]
-struct Place {
+struct ConnectionEntry {
     fd: Arc<OwnedFd>,
-    address: Address,
+    address: PeerAddress,
     state: State,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     /// The connection has not authenticated yet.
-    Stranger,
+    Unauthenticated,
     /// The connection has authenticated.
-    Welcome,
+    Authenticated,
     /// The slot was given to another connection, or the connection never had one.
-    Leaving,
+    Evicted,
 }
 
 /// A connection that was accepted.
@@ -50,56 +50,56 @@ pub(crate) struct Admitted {
 
 /// All connections of a server.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct ConnectionTable {
     max: usize,
     /// Slots by connection number, which is the order of arrival.
-    places: Mutex<BTreeMap<u64, Place>>,
+    places: Mutex<BTreeMap<u64, ConnectionEntry>>,
     next: AtomicU64,
 }
 
-impl Places {
-    pub(crate) fn new(max: usize) -> Places {
-        Places { max, places: Mutex::default(), next: AtomicU64::new(0) }
+impl ConnectionTable {
+    pub(crate) fn new(max: usize) -> ConnectionTable {
+        ConnectionTable { max, places: Mutex::default(), next: AtomicU64::new(0) }
     }
 
-    fn places(&self) -> MutexGuard<'_, BTreeMap<u64, Place>> {
+    fn places(&self) -> MutexGuard<'_, BTreeMap<u64, ConnectionEntry>> {
         self.places.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Accepts a connection. Returns `None` if there are too many even to be told that there are
     /// too many.
-    pub(crate) fn admit(&self, fd: OwnedFd, address: Address) -> Option<Admitted> {
+    pub(crate) fn admit(&self, fd: OwnedFd, address: PeerAddress) -> Option<Admitted> {
         let mut places = self.places();
         if places.len() >= self.max.saturating_add(BEYOND_MAX) {
             return None;
         }
         let (mut staying, mut strangers) = (0, 0);
         for place in places.values() {
-            staying += usize::from(place.state != State::Leaving);
-            strangers += usize::from(place.state == State::Stranger);
+            staying += usize::from(place.state != State::Evicted);
+            strangers += usize::from(place.state == State::Unauthenticated);
         }
         let is_short = staying >= self.max || strangers >= (self.max / 2).max(STRANGERS_MIN);
         let evicted =
-            if is_short { longest_stranger(&places).and_then(|number| places.get_mut(&number)) } else { None };
+            if is_short { oldest_unauthenticated(&places).and_then(|number| places.get_mut(&number)) } else { None };
         let has_evicted = evicted.is_some();
         if let Some(place) = evicted {
-            place.state = State::Leaving;
+            place.state = State::Evicted;
             farfield_os::serving::shut_down(place.fd.as_fd());
         }
         let is_turned_away = staying >= self.max && !has_evicted;
         let fd = Arc::new(fd);
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let state = if is_turned_away { State::Leaving } else { State::Stranger };
-        places.insert(number, Place { fd: fd.clone(), address, state });
+        let state = if is_turned_away { State::Evicted } else { State::Unauthenticated };
+        places.insert(number, ConnectionEntry { fd: fd.clone(), address, state });
         Some(Admitted { number, fd, is_turned_away, has_evicted })
     }
 
     /// Marks a connection as authenticated.
     pub(crate) fn welcome(&self, number: u64) {
         if let Some(place) = self.places().get_mut(&number)
-            && place.state == State::Stranger
+            && place.state == State::Unauthenticated
         {
-            place.state = State::Welcome;
+            place.state = State::Authenticated;
         }
     }
 
@@ -118,9 +118,9 @@ impl Places {
 }
 
 /// Returns the oldest stranger of the address that has the most strangers.
-fn longest_stranger(places: &BTreeMap<u64, Place>) -> Option<u64> {
-    let mut by_address = HashMap::<Address, (usize, u64)>::new();
-    for (number, place) in places.iter().filter(|(_, place)| place.state == State::Stranger) {
+fn oldest_unauthenticated(places: &BTreeMap<u64, ConnectionEntry>) -> Option<u64> {
+    let mut by_address = HashMap::<PeerAddress, (usize, u64)>::new();
+    for (number, place) in places.iter().filter(|(_, place)| place.state == State::Unauthenticated) {
         by_address.entry(place.address).or_insert((0, *number)).0 += 1;
     }
     let most = by_address.into_values().max_by_key(|(count, first)| (*count, std::cmp::Reverse(*first)));
@@ -135,10 +135,10 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
-    fn come(places: &Places, user: u32) -> (Option<Admitted>, UnixStream) {
+    fn come(places: &ConnectionTable, user: u32) -> (Option<Admitted>, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         theirs.set_nonblocking(true).unwrap();
-        (places.admit(ours.into(), Address::User(user)), theirs)
+        (places.admit(ours.into(), PeerAddress::User(user)), theirs)
     }
 
     fn is_closed(stream: &mut UnixStream) -> bool {
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn strangers_give_way_to_whoever_comes_and_the_loudest_address_first() {
-        let places = Places::new(8);
+        let places = ConnectionTable::new(8);
         let mut quiet = come(&places, 1);
         let mut loud: Vec<_> = (0..7).map(|_| come(&places, 2)).collect();
         assert!(loud.iter().all(|(admitted, _)| admitted.as_ref().is_some_and(|one| !one.has_evicted)));
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn welcome_connections_keep_their_places_and_the_next_is_told_that_there_is_none() {
-        let places = Places::new(3);
+        let places = ConnectionTable::new(3);
         let mut kept: Vec<_> = (0..3)
             .map(|_| {
                 let (admitted, stream) = come(&places, 1);
