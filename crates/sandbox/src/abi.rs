@@ -36,7 +36,7 @@ pub struct Begin {
 
 /// Request of a guest to its place. Each has a number, which its answer has, too.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Want {
+pub enum PlaceRequest {
     /// An access.
     Access(Ask),
     /// [`farfield_wic::Place::pause`].
@@ -58,9 +58,9 @@ pub struct GiveBack {
 
 /// Message of a guest.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Said {
+pub enum GuestMessage {
     /// The guest cannot go on without the answers to these requests.
-    Wants(Vec<(u32, Want)>),
+    Wants(Vec<(u32, PlaceRequest)>),
     /// The function ended.
     Ended {
         /// Encoded answer of the function, or the fault of an access.
@@ -83,7 +83,7 @@ pub enum Said {
 
 /// Answers to the requests of a guest.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Told {
+pub struct HostReply {
     /// Time since the function began.
     pub now: Duration,
     /// Answers by the numbers of the requests; pauses and turns answer [`Answer::Done`].

@@ -2,11 +2,11 @@
 //! from then on.
 
 use crate::abi::decode;
-use crate::engine::{Broken, Compiled};
+use crate::engine::{Compiled, GuestFailure};
 use crate::error::SandboxError;
-use crate::run::{Outcome, Run, Sandboxed};
+use crate::run::{SandboxFunction, SandboxReply, SandboxRequest};
 use crate::ship::{Parcel, Ship};
-use crate::store::{CODE_BYTES_MAX, Digest, Piece, with_store};
+use crate::store::{CODE_BYTES_MAX, Digest, ShipReply, with_store};
 use core::marker::PhantomData;
 use core::time::Duration;
 use farfield_wic::access::Bytes;
@@ -55,7 +55,7 @@ impl Code {
             return Err(SandboxError::Code { reason });
         }
         let digest = Digest::of(&bytes);
-        let compiled = Compiled::new(&bytes).map_err(|Broken(reason)| SandboxError::Code { reason })?;
+        let compiled = Compiled::new(&bytes).map_err(|GuestFailure(reason)| SandboxError::Code { reason })?;
         with_store(|store| store.keep(digest, compiled));
         Ok(Code { bytes, digest })
     }
@@ -100,10 +100,10 @@ impl Code {
             let parcel = Parcel { digest: self.digest, len: self.bytes.len() as u32, at, bytes };
             let left = until.saturating_duration_since(Instant::now());
             at = match caller.call::<Ship>(parcel).at(Where::Server).within(left).run().map_err(of_call)? {
-                Piece::Next(next) if next as usize <= self.bytes.len() => next,
-                Piece::Next(_) => return Err(SandboxError::Call(CallError::Answer)),
-                Piece::Whole => return Ok(()),
-                Piece::Refused(reason) => return Err(SandboxError::Refused { reason }),
+                ShipReply::Next(next) if next as usize <= self.bytes.len() => next,
+                ShipReply::Next(_) => return Err(SandboxError::Call(CallError::Answer)),
+                ShipReply::Whole => return Ok(()),
+                ShipReply::Refused(reason) => return Err(SandboxError::Refused { reason }),
             };
         }
     }
@@ -111,7 +111,9 @@ impl Code {
 
 fn of_call(error: CallError) -> SandboxError {
     match error {
-        CallError::NoFunction { name } if name == Sandboxed::NAME || name == Ship::NAME => SandboxError::NoSandbox,
+        CallError::NoFunction { name } if name == SandboxFunction::NAME || name == Ship::NAME => {
+            SandboxError::NoSandbox
+        }
         error => SandboxError::Call(error),
     }
 }
@@ -169,7 +171,7 @@ impl<F: Function> SandboxedCalls<'_, F> {
         let mut missing: Vec<usize> = Vec::new();
         let mut answers: Vec<Result<F::Answer, SandboxError>> = Vec::with_capacity(runs.len());
         for (index, outcome) in call_all::<F>(caller, &runs, place, within, steps).into_iter().enumerate() {
-            if outcome == Ok(Outcome::NoCode) {
+            if outcome == Ok(SandboxReply::NoCode) {
                 missing.push(index);
             }
             answers.push(outcome.and_then(|outcome| answer_of::<F>(outcome)));
@@ -192,37 +194,37 @@ impl<F: Function> SandboxedCalls<'_, F> {
 }
 
 impl Code {
-    fn run_of<F: Function>(&self, argument: &F::Argument) -> Result<Run, SandboxError> {
+    fn run_of<F: Function>(&self, argument: &F::Argument) -> Result<SandboxRequest, SandboxError> {
         let argument = postcard::to_stdvec(argument).map_err(|_| SandboxError::Call(CallError::Argument))?;
-        Ok(Run { code: self.digest, name: F::NAME.into(), version: F::VERSION, argument: Bytes(argument) })
+        Ok(SandboxRequest { code: self.digest, name: F::NAME.into(), version: F::VERSION, argument: Bytes(argument) })
     }
 }
 
 fn call_all<F: Function>(
     caller: &mut Caller,
-    runs: &[Result<Run, SandboxError>],
+    runs: &[Result<SandboxRequest, SandboxError>],
     place: Where,
     within: Duration,
     steps: Option<u64>,
-) -> Vec<Result<Outcome, SandboxError>> {
+) -> Vec<Result<SandboxReply, SandboxError>> {
     let sent = runs.iter().flatten().cloned().collect();
-    let calls = caller.calls::<Sandboxed>(sent).on_behalf_of::<F>().at(place).within(within);
+    let calls = caller.calls::<SandboxFunction>(sent).on_behalf_of::<F>().at(place).within(within);
     let calls = steps.into_iter().fold(calls, |calls, most| calls.steps(most));
     let mut outcomes = calls.run().into_iter();
     let mut next = || outcomes.next().map_or(Err(SandboxError::Call(CallError::Stuck)), |end| end.map_err(of_call));
     runs.iter().map(|run| run.as_ref().map_err(SandboxError::clone).and_then(|_| next())).collect()
 }
 
-fn answer_of<F: Function>(outcome: Outcome) -> Result<F::Answer, SandboxError> {
+fn answer_of<F: Function>(outcome: SandboxReply) -> Result<F::Answer, SandboxError> {
     match outcome {
-        Outcome::Answer(bytes) => decode(&bytes.0).ok_or(SandboxError::Call(CallError::Answer)),
-        Outcome::NoCode => Err(SandboxError::Refused { reason: "it has no room for it".into() }),
-        Outcome::NoFunction => Err(SandboxError::NoFunction { name: F::NAME }),
-        Outcome::OtherVersion { newest } => {
+        SandboxReply::Answer(bytes) => decode(&bytes.0).ok_or(SandboxError::Call(CallError::Answer)),
+        SandboxReply::NoCode => Err(SandboxError::Refused { reason: "it has no room for it".into() }),
+        SandboxReply::NoFunction => Err(SandboxError::NoFunction { name: F::NAME }),
+        SandboxReply::OtherVersion { newest } => {
             Err(SandboxError::OtherVersion { name: F::NAME, ours: F::VERSION, theirs: newest })
         }
-        Outcome::Argument => Err(SandboxError::Call(CallError::Argument)),
-        Outcome::Broken(reason) => Err(SandboxError::Broken { reason }),
+        SandboxReply::Argument => Err(SandboxError::Call(CallError::Argument)),
+        SandboxReply::Broken(reason) => Err(SandboxError::Broken { reason }),
     }
 }
 

@@ -4,7 +4,7 @@
 //! or that uses up the server's memory or stack. They also guard against answers of a guest that
 //! the host trusts without a check.
 
-use crate::abi::{ROUND_BYTES_MAX, Said, decode};
+use crate::abi::{GuestMessage, ROUND_BYTES_MAX, decode};
 use core::future::Future;
 use serde::Serialize;
 use std::sync::LazyLock;
@@ -42,11 +42,11 @@ static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
 
 /// Reason why an instance ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Broken(pub(crate) String);
+pub(crate) struct GuestFailure(pub(crate) String);
 
-impl From<Error> for Broken {
-    fn from(error: Error) -> Broken {
-        Broken(error.to_string())
+impl From<Error> for GuestFailure {
+    fn from(error: Error) -> GuestFailure {
+        GuestFailure(error.to_string())
     }
 }
 
@@ -76,14 +76,14 @@ pub(crate) struct Guest {
 
 impl Compiled {
     /// Validates and compiles code, which anybody may have sent.
-    pub(crate) fn new(code: &[u8]) -> Result<Compiled, Broken> {
+    pub(crate) fn new(code: &[u8]) -> Result<Compiled, GuestFailure> {
         // Invalid code ends here: wasmi 2.0 divides by the number of functions before it has
         // checked whether there are any.
         let mut validator = Validator::new_with_features(WasmFeatures::all());
-        validator.validate_all(code).map_err(|error| Broken(error.to_string()))?;
+        validator.validate_all(code).map_err(|error| GuestFailure(error.to_string()))?;
         let module = Module::new(&ENGINE, code)?;
         if let Some(import) = module.imports().next() {
-            return Err(Broken(format!(
+            return Err(GuestFailure(format!(
                 "it imports {:?} from {:?}, and may import nothing",
                 import.name(),
                 import.module()
@@ -98,7 +98,7 @@ impl Compiled {
 
 impl Guest {
     /// Makes an instance that has done nothing yet.
-    pub(crate) fn new(code: &Compiled) -> Result<Guest, Broken> {
+    pub(crate) fn new(code: &Compiled) -> Result<Guest, GuestFailure> {
         let limits = StoreLimitsBuilder::new()
             .memory_size(MEMORY_BYTES_MAX)
             .table_elements(TABLE_MAX)
@@ -110,7 +110,8 @@ impl Guest {
         store.limiter(|limits| limits);
         store.set_fuel(FUEL_MAX)?;
         let instance: Instance = Linker::new(&ENGINE).instantiate_and_start(&mut store, &code.0)?;
-        let memory = instance.get_memory(&store, "memory").ok_or_else(|| Broken("it exports no memory".into()))?;
+        let memory =
+            instance.get_memory(&store, "memory").ok_or_else(|| GuestFailure("it exports no memory".into()))?;
         let room = instance.get_typed_func(&store, "ff_sandbox_room")?;
         let begin = instance.get_typed_func(&store, "ff_sandbox_begin")?;
         let go_on = instance.get_typed_func(&store, "ff_sandbox_go_on")?;
@@ -125,17 +126,17 @@ impl Guest {
         entry: Entry,
         told: &impl Serialize,
         mut turn: impl FnMut() -> F,
-    ) -> Result<Said, Broken> {
+    ) -> Result<GuestMessage, GuestFailure> {
         self.bytes.clear();
-        self.bytes =
-            postcard::to_extend(told, core::mem::take(&mut self.bytes)).map_err(|error| Broken(error.to_string()))?;
+        self.bytes = postcard::to_extend(told, core::mem::take(&mut self.bytes))
+            .map_err(|error| GuestFailure(error.to_string()))?;
         let len = self.bytes.len() as u32;
         if len > self.room_len {
             let wanted = len.max(ROOM_BYTES_MIN);
             self.room_at = self.call(self.room, wanted, &mut turn).await?;
             self.room_len = wanted;
         }
-        let outside = |_| Broken("it gave room outside of its memory".into());
+        let outside = |_| GuestFailure("it gave room outside of its memory".into());
         self.memory.write(&mut self.store, self.room_at as usize, &self.bytes).map_err(outside)?;
         let entry = match entry {
             Entry::Begin => self.begin,
@@ -144,12 +145,12 @@ impl Guest {
         let said = self.call(entry, len, &mut turn).await?;
         let (at, len) = ((said >> 32) as usize, said as u32 as usize);
         if len > ROUND_BYTES_MAX * 2 {
-            return Err(Broken(format!("it said {len} bytes at a time")));
+            return Err(GuestFailure(format!("it said {len} bytes at a time")));
         }
         self.bytes.resize(len, 0);
-        let outside = |_| Broken("it spoke from outside of its memory".into());
+        let outside = |_| GuestFailure("it spoke from outside of its memory".into());
         self.memory.read(&self.store, at, &mut self.bytes).map_err(outside)?;
-        decode(&self.bytes).ok_or_else(|| Broken("it said what nobody understands".into()))
+        decode(&self.bytes).ok_or_else(|| GuestFailure("it said what nobody understands".into()))
     }
 
     async fn call<R: wasmi::WasmResults, F: Future<Output = ()>>(
@@ -157,7 +158,7 @@ impl Guest {
         function: TypedFunc<u32, R>,
         argument: u32,
         turn: &mut impl FnMut() -> F,
-    ) -> Result<R, Broken> {
+    ) -> Result<R, GuestFailure> {
         let mut call = function.call_resumable(&mut self.store, argument)?;
         loop {
             call = match call {
@@ -165,13 +166,13 @@ impl Guest {
                 TypedResumableCall::OutOfFuel(paused) => {
                     let needs = paused.required_fuel();
                     if needs > FUEL_MAX {
-                        return Err(Broken("it wants too much at a time".into()));
+                        return Err(GuestFailure("it wants too much at a time".into()));
                     }
                     turn().await;
                     self.store.set_fuel(needs.max(FUEL))?;
                     paused.resume(&mut self.store)?
                 }
-                TypedResumableCall::HostTrap(_) => return Err(Broken("it calls what it does not have".into())),
+                TypedResumableCall::HostTrap(_) => return Err(GuestFailure("it calls what it does not have".into())),
             };
         }
     }

@@ -4,7 +4,7 @@
 //! Only the macro [`export!`](crate::export) depends on WebAssembly: the rest runs natively in
 //! tests.
 
-use crate::abi::{Begin, GiveBack, ROUND_BYTES_MAX, Said, Told, Want, decode};
+use crate::abi::{Begin, GiveBack, GuestMessage, HostReply, PlaceRequest, ROUND_BYTES_MAX, decode};
 use core::cell::RefCell;
 use core::future::{Future, poll_fn};
 use core::ops::Deref;
@@ -28,19 +28,19 @@ struct State {
     now: Duration,
     next: u32,
     /// Requests that were not yet sent.
-    wants: VecDeque<(u32, Want)>,
+    wants: VecDeque<(u32, PlaceRequest)>,
     /// Answers to the requests; `None` until an answer has come. A request that was given up has no
     /// entry.
     answers: BTreeMap<u32, Option<Result<Answer, Fault>>>,
 }
 
 /// Number of a request, which is given up when dropped.
-struct Ticket<'p> {
+struct RequestTicket<'p> {
     place: &'p GuestPlace,
     number: u32,
 }
 
-impl Drop for Ticket<'_> {
+impl Drop for RequestTicket<'_> {
     fn drop(&mut self) {
         let mut state = self.place.state.borrow_mut();
         state.answers.remove(&self.number);
@@ -52,7 +52,7 @@ impl GuestPlace {
         GuestPlace { region_bytes, state: RefCell::default() }
     }
 
-    fn say(&self, want: Want) -> u32 {
+    fn say(&self, want: PlaceRequest) -> u32 {
         let mut state = self.state.borrow_mut();
         let number = state.next;
         state.next = number.wrapping_add(1);
@@ -60,8 +60,8 @@ impl GuestPlace {
         number
     }
 
-    async fn ask(&self, want: Want) -> Result<Answer, Fault> {
-        let ticket = Ticket { place: self, number: self.say(want) };
+    async fn ask(&self, want: PlaceRequest) -> Result<Answer, Fault> {
+        let ticket = RequestTicket { place: self, number: self.say(want) };
         self.state.borrow_mut().answers.insert(ticket.number, None);
         poll_fn(|_| {
             let mut state = self.state.borrow_mut();
@@ -75,13 +75,13 @@ impl GuestPlace {
 
     async fn bytes(&self, offset: u64, len: usize) -> Result<Bytes, Fault> {
         let Ok(len) = u32::try_from(len) else { return Err(Fault::TooLong { bytes: len as u64 }) };
-        match self.ask(Want::Access(Ask::Read { offset, len })).await? {
+        match self.ask(PlaceRequest::Access(Ask::Read { offset, len })).await? {
             Answer::Bytes(bytes) if bytes.0.len() == len as usize => Ok(bytes),
             _ => Err(Fault::Internal),
         }
     }
 
-    async fn done(&self, want: Want) -> Result<(), Fault> {
+    async fn done(&self, want: PlaceRequest) -> Result<(), Fault> {
         match self.ask(want).await? {
             Answer::Done => Ok(()),
             _ => Err(Fault::Internal),
@@ -89,14 +89,14 @@ impl GuestPlace {
     }
 
     async fn word(&self, ask: Ask) -> Result<u64, Fault> {
-        match self.ask(Want::Access(ask)).await? {
+        match self.ask(PlaceRequest::Access(ask)).await? {
             Answer::Word(word) => Ok(word),
             _ => Err(Fault::Internal),
         }
     }
 
     /// Removes requests to send, as many as fit in a message; the others are sent in the next turn.
-    fn wants(&self) -> Vec<(u32, Want)> {
+    fn wants(&self) -> Vec<(u32, PlaceRequest)> {
         let mut state = self.state.borrow_mut();
         let (mut bytes, mut wants) = (0, Vec::new());
         while let Some((_, want)) = state.wants.front() {
@@ -111,13 +111,13 @@ impl GuestPlace {
 
     fn given_back(&self) -> Vec<GiveBack> {
         let given_back = |(_, want)| match want {
-            Want::GiveBack(given_back) => Some(given_back),
+            PlaceRequest::GiveBack(given_back) => Some(given_back),
             _ => None,
         };
         self.state.borrow_mut().wants.drain(..).filter_map(given_back).collect()
     }
 
-    fn tell(&self, told: Told) {
+    fn tell(&self, told: HostReply) {
         let mut state = self.state.borrow_mut();
         state.now = told.now;
         for (number, answer) in told.answers {
@@ -129,21 +129,21 @@ impl GuestPlace {
 }
 
 /// Returns the most bytes that go one way or the other for this request.
-fn bytes_of(want: &Want) -> usize {
+fn bytes_of(want: &PlaceRequest) -> usize {
     const AROUND: usize = 64;
     AROUND
         + match want {
-            Want::Access(Ask::Read { len, .. }) => *len as usize,
-            Want::Access(Ask::Write { bytes, .. } | Ask::Fenced { bytes, .. }) => bytes.0.len(),
+            PlaceRequest::Access(Ask::Read { len, .. }) => *len as usize,
+            PlaceRequest::Access(Ask::Write { bytes, .. } | Ask::Fenced { bytes, .. }) => bytes.0.len(),
             _ => 0,
         }
 }
 
 /// Bytes that were read.
 #[derive(Debug)]
-pub struct Held(Vec<u8>);
+pub struct GuestBytes(Vec<u8>);
 
-impl Deref for Held {
+impl Deref for GuestBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -157,7 +157,7 @@ fn check(bytes: &[u8]) -> Result<(), Fault> {
 }
 
 impl Place for GuestPlace {
-    type Bytes<'p> = Held;
+    type Bytes<'p> = GuestBytes;
 
     fn region_bytes(&self) -> u64 {
         self.region_bytes
@@ -168,8 +168,8 @@ impl Place for GuestPlace {
         bytes.0.try_into().map_err(|_| Fault::Internal)
     }
 
-    async fn read_range(&self, offset: u64, len: usize) -> Result<Held, Fault> {
-        Ok(Held(self.bytes(offset, len).await?.0))
+    async fn read_range(&self, offset: u64, len: usize) -> Result<GuestBytes, Fault> {
+        Ok(GuestBytes(self.bytes(offset, len).await?.0))
     }
 
     async fn read_many<const N: usize>(&self, offsets: &[u64], into: &mut [[u8; N]]) -> Result<(), Fault> {
@@ -188,7 +188,7 @@ impl Place for GuestPlace {
 
     async fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
         check(bytes)?;
-        self.done(Want::Access(Ask::Write { offset, bytes: Bytes(bytes.to_vec()) })).await
+        self.done(PlaceRequest::Access(Ask::Write { offset, bytes: Bytes(bytes.to_vec()) })).await
     }
 
     async fn compare_exchange(&self, offset: u64, current: u64, new: u64) -> Result<u64, Fault> {
@@ -201,22 +201,22 @@ impl Place for GuestPlace {
 
     async fn write_fenced(&self, fence: Fence, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
         check(bytes)?;
-        self.done(Want::Access(Ask::Fenced { fence, offset, bytes: Bytes(bytes.to_vec()) })).await
+        self.done(PlaceRequest::Access(Ask::Fenced { fence, offset, bytes: Bytes(bytes.to_vec()) })).await
     }
 
     async fn lock_step(&self, lock: u64, ask: lock::LockRequest) -> Result<lock::LockReply, Fault> {
-        match self.ask(Want::Access(Ask::Lock { lock, ask })).await? {
+        match self.ask(PlaceRequest::Access(Ask::Lock { lock, ask })).await? {
             Answer::Lock(says) => Ok(says),
             _ => Err(Fault::Internal),
         }
     }
 
     fn give_back(&self, lock: u64, ask: lock::LockRequest) {
-        self.say(Want::GiveBack(GiveBack { lock, ask }));
+        self.say(PlaceRequest::GiveBack(GiveBack { lock, ask }));
     }
 
     async fn pause(&self, time: Duration) {
-        let _ = self.ask(Want::Pause(time)).await;
+        let _ = self.ask(PlaceRequest::Pause(time)).await;
     }
 
     /// Returns the time of the host's last message.
@@ -225,7 +225,7 @@ impl Place for GuestPlace {
     }
 
     async fn yield_now(&self) {
-        let _ = self.ask(Want::Turn).await;
+        let _ = self.ask(PlaceRequest::Turn).await;
     }
 }
 
@@ -239,12 +239,12 @@ fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Option<F::Output> {
 type Ended = Result<Bytes, Fault>;
 
 /// A function that runs.
-pub struct Running {
+pub struct GuestTask {
     place: &'static GuestPlace,
     future: Pin<Box<dyn Future<Output = Ended>>>,
 }
 
-impl core::fmt::Debug for Running {
+impl core::fmt::Debug for GuestTask {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Running").field("place", self.place).finish_non_exhaustive()
     }
@@ -252,7 +252,7 @@ impl core::fmt::Debug for Running {
 
 /// Result of matching an exported function with a [`Begin`].
 #[derive(Debug)]
-pub enum Found {
+pub enum FunctionMatch {
     /// The message names another function.
     Not,
     /// The function has this name and another version.
@@ -260,33 +260,33 @@ pub enum Found {
     /// The function cannot read the argument.
     Argument,
     /// The function runs.
-    Runs(Running),
+    Runs(GuestTask),
 }
 
 /// Begins this function if it is the one that is meant.
-pub fn find<F: Function>(begin: &Begin) -> Found {
+pub fn find<F: Function>(begin: &Begin) -> FunctionMatch {
     if begin.name != F::NAME {
-        return Found::Not;
+        return FunctionMatch::Not;
     }
     if begin.version != F::VERSION {
-        return Found::OtherVersion(F::VERSION);
+        return FunctionMatch::OtherVersion(F::VERSION);
     }
-    let Some(argument) = decode::<F::Argument>(&begin.argument.0) else { return Found::Argument };
+    let Some(argument) = decode::<F::Argument>(&begin.argument.0) else { return FunctionMatch::Argument };
     // An instance runs one call, and ends with everything in it.
     let place: &'static GuestPlace = Box::leak(Box::new(GuestPlace::new(begin.region_bytes)));
     let future = Box::pin(async move {
         let answer = F::run(place, argument).await?;
         postcard::to_stdvec(&answer).map(Bytes).map_err(|_| Fault::Internal)
     });
-    Found::Runs(Running { place, future })
+    FunctionMatch::Runs(GuestTask { place, future })
 }
 
-impl Running {
+impl GuestTask {
     /// Runs the function as far as possible.
-    fn step(&mut self) -> Said {
+    fn step(&mut self) -> GuestMessage {
         match poll_once(self.future.as_mut()) {
-            Some(result) => Said::Ended { result, given_back: self.place.given_back() },
-            None => Said::Wants(self.place.wants()),
+            Some(result) => GuestMessage::Ended { result, given_back: self.place.given_back() },
+            None => GuestMessage::Wants(self.place.wants()),
         }
     }
 }
@@ -294,7 +294,7 @@ impl Running {
 /// State of the one instance: its function, and the memory for its messages.
 #[derive(Debug, Default)]
 struct Instance {
-    running: Option<Running>,
+    running: Option<GuestTask>,
     heard: Vec<u8>,
     said: Vec<u8>,
 }
@@ -314,14 +314,14 @@ pub fn room(len: u32) -> u32 {
 
 /// Begins the function that `find` finds for the message, and returns the guest's answer
 /// ([`abi`](crate::abi)).
-pub fn begin(len: u32, find: impl Fn(&Begin) -> Found) -> u64 {
+pub fn begin(len: u32, find: impl Fn(&Begin) -> FunctionMatch) -> u64 {
     speak(|instance| {
         let begin = decode::<Begin>(instance.heard.get(..len as usize)?)?;
         Some(match find(&begin) {
-            Found::Not => Said::NoFunction,
-            Found::OtherVersion(newest) => Said::OtherVersion { newest },
-            Found::Argument => Said::Argument,
-            Found::Runs(running) => instance.running.insert(running).step(),
+            FunctionMatch::Not => GuestMessage::NoFunction,
+            FunctionMatch::OtherVersion(newest) => GuestMessage::OtherVersion { newest },
+            FunctionMatch::Argument => GuestMessage::Argument,
+            FunctionMatch::Runs(running) => instance.running.insert(running).step(),
         })
     })
 }
@@ -330,16 +330,16 @@ pub fn begin(len: u32, find: impl Fn(&Begin) -> Found) -> u64 {
 /// ([`abi`](crate::abi)).
 pub fn go_on(len: u32) -> u64 {
     speak(|instance| {
-        let told = decode::<Told>(instance.heard.get(..len as usize)?)?;
+        let told = decode::<HostReply>(instance.heard.get(..len as usize)?)?;
         let running = instance.running.as_mut()?;
         running.place.tell(told);
         Some(running.step())
     })
 }
 
-fn speak(make: impl FnOnce(&mut Instance) -> Option<Said>) -> u64 {
+fn speak(make: impl FnOnce(&mut Instance) -> Option<GuestMessage>) -> u64 {
     INSTANCE.with_borrow_mut(|instance| {
-        let said = make(instance).unwrap_or(Said::Confused);
+        let said = make(instance).unwrap_or(GuestMessage::Confused);
         instance.said.clear();
         instance.said = postcard::to_extend(&said, core::mem::take(&mut instance.said)).unwrap_or_default();
         (instance.said.as_ptr().expose_provenance() as u64) << 32 | instance.said.len() as u64
@@ -362,10 +362,10 @@ macro_rules! export {
         #[unsafe(no_mangle)]
         extern "C" fn ff_sandbox_begin(len: u32) -> u64 {
             $crate::guest::begin(len, |begin| {
-                let mut newest = $crate::guest::Found::Not;
+                let mut newest = $crate::guest::FunctionMatch::Not;
                 $(match $crate::guest::find::<$function>(begin) {
-                    $crate::guest::Found::Not => {}
-                    other @ $crate::guest::Found::OtherVersion(_) => newest = other,
+                    $crate::guest::FunctionMatch::Not => {}
+                    other @ $crate::guest::FunctionMatch::OtherVersion(_) => newest = other,
                     found => return found,
                 })+
                 newest

@@ -1,8 +1,8 @@
 //! `ff.sandbox`: runs a function of shipped code. It is itself an ordinary function, so it runs at
 //! each place and within the same budgets.
 
-use crate::abi::{Begin, ROUND_BYTES_MAX, Said, Told, Want};
-use crate::engine::{Broken, Entry, Guest};
+use crate::abi::{Begin, GuestMessage, HostReply, PlaceRequest, ROUND_BYTES_MAX};
+use crate::engine::{Entry, Guest, GuestFailure};
 use crate::ship::Ship;
 use crate::store::{Digest, with_store};
 use core::future::pending;
@@ -12,16 +12,16 @@ use serde::{Deserialize, Serialize};
 
 /// Adds the functions that accept and run shipped code.
 pub fn with_sandbox(registry: Registry) -> Registry {
-    registry.with::<Ship>().with::<Sandboxed>()
+    registry.with::<Ship>().with::<SandboxFunction>()
 }
 
 /// Runs a function of shipped code.
 #[derive(Debug)]
-pub(crate) struct Sandboxed;
+pub(crate) struct SandboxFunction;
 
 /// Function to run, and its argument.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Run {
+pub(crate) struct SandboxRequest {
     pub(crate) code: Digest,
     pub(crate) name: String,
     pub(crate) version: u32,
@@ -30,7 +30,7 @@ pub(crate) struct Run {
 
 /// Result of a run.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) enum Outcome {
+pub(crate) enum SandboxReply {
     Answer(Bytes),
     /// The code is not here: ship it.
     NoCode,
@@ -42,33 +42,33 @@ pub(crate) enum Outcome {
     Broken(String),
 }
 
-impl Function for Sandboxed {
+impl Function for SandboxFunction {
     const NAME: &'static str = "ff.sandbox";
     const VERSION: u32 = 1;
-    type Argument = Run;
-    type Answer = Outcome;
+    type Argument = SandboxRequest;
+    type Answer = SandboxReply;
 
-    async fn run<P: Place>(place: &P, run: Run) -> Result<Outcome, Fault> {
-        let Some(code) = with_store(|store| store.get(&run.code)) else { return Ok(Outcome::NoCode) };
+    async fn run<P: Place>(place: &P, run: SandboxRequest) -> Result<SandboxReply, Fault> {
+        let Some(code) = with_store(|store| store.get(&run.code)) else { return Ok(SandboxReply::NoCode) };
         let mut guest = match Guest::new(&code) {
             Ok(guest) => guest,
-            Err(Broken(reason)) => return Ok(Outcome::Broken(reason)),
+            Err(GuestFailure(reason)) => return Ok(SandboxReply::Broken(reason)),
         };
-        let Run { name, version, argument, .. } = run;
+        let SandboxRequest { name, version, argument, .. } = run;
         let begin = Begin { name, version, region_bytes: place.region_bytes(), argument };
         let mut said = guest.tell(Entry::Begin, &begin, || place.yield_now()).await;
         loop {
             let wants = match said {
-                Ok(Said::Wants(wants)) => wants,
-                Ok(Said::Ended { result, given_back }) => {
+                Ok(GuestMessage::Wants(wants)) => wants,
+                Ok(GuestMessage::Ended { result, given_back }) => {
                     given_back.iter().for_each(|back| place.give_back(back.lock, back.ask));
-                    return result.map(Outcome::Answer);
+                    return result.map(SandboxReply::Answer);
                 }
-                Ok(Said::NoFunction) => return Ok(Outcome::NoFunction),
-                Ok(Said::OtherVersion { newest }) => return Ok(Outcome::OtherVersion { newest }),
-                Ok(Said::Argument) => return Ok(Outcome::Argument),
-                Ok(Said::Confused) => return Ok(Outcome::Broken("it did not understand its host".into())),
-                Err(Broken(reason)) => return Ok(Outcome::Broken(reason)),
+                Ok(GuestMessage::NoFunction) => return Ok(SandboxReply::NoFunction),
+                Ok(GuestMessage::OtherVersion { newest }) => return Ok(SandboxReply::OtherVersion { newest }),
+                Ok(GuestMessage::Argument) => return Ok(SandboxReply::Argument),
+                Ok(GuestMessage::Confused) => return Ok(SandboxReply::Broken("it did not understand its host".into())),
+                Err(GuestFailure(reason)) => return Ok(SandboxReply::Broken(reason)),
             };
             if wants.is_empty() {
                 // The guest waits for something that its place does not provide.
@@ -76,9 +76,9 @@ impl Function for Sandboxed {
             }
             let answers = match answer_all(place, wants).await? {
                 Ok(answers) => answers,
-                Err(Broken(reason)) => return Ok(Outcome::Broken(reason)),
+                Err(GuestFailure(reason)) => return Ok(SandboxReply::Broken(reason)),
             };
-            let told = Told { now: place.now(), answers };
+            let told = HostReply { now: place.now(), answers };
             said = guest.tell(Entry::GoOn, &told, || place.yield_now()).await;
         }
     }
@@ -88,23 +88,26 @@ type Answers = Vec<(u32, Result<Answer, Fault>)>;
 
 /// Handles requests in their order. A lost server ends the function, because nothing that it could
 /// do would have an effect.
-async fn answer_all<P: Place>(place: &P, wants: Vec<(u32, Want)>) -> Result<Result<Answers, Broken>, Fault> {
+async fn answer_all<P: Place>(
+    place: &P,
+    wants: Vec<(u32, PlaceRequest)>,
+) -> Result<Result<Answers, GuestFailure>, Fault> {
     let (mut answers, mut bytes) = (Vec::with_capacity(wants.len()), 0);
     for (number, want) in wants {
         let answer = match want {
-            Want::Access(ask) => match Access::run(place, ask).await {
+            PlaceRequest::Access(ask) => match Access::run(place, ask).await {
                 Err(fault @ Fault::Lost(_)) => return Err(fault),
                 answer => answer,
             },
-            Want::Pause(time) => {
+            PlaceRequest::Pause(time) => {
                 place.pause(time).await;
                 Ok(Answer::Done)
             }
-            Want::Turn => {
+            PlaceRequest::Turn => {
                 place.yield_now().await;
                 Ok(Answer::Done)
             }
-            Want::GiveBack(back) => {
+            PlaceRequest::GiveBack(back) => {
                 place.yield_now().await;
                 place.give_back(back.lock, back.ask);
                 continue;
@@ -114,7 +117,7 @@ async fn answer_all<P: Place>(place: &P, wants: Vec<(u32, Want)>) -> Result<Resu
             bytes += read.len();
         }
         if bytes > ROUND_BYTES_MAX {
-            return Ok(Err(Broken(format!("it reads more than {ROUND_BYTES_MAX} bytes at a time"))));
+            return Ok(Err(GuestFailure(format!("it reads more than {ROUND_BYTES_MAX} bytes at a time"))));
         }
         answers.push((number, answer));
     }

@@ -1,6 +1,6 @@
 //! `ff.sandbox.ship`: accepts code, piece by piece.
 
-use crate::store::{Digest, Piece, take_piece};
+use crate::store::{Digest, ShipReply, take_piece};
 use farfield_wic::access::Bytes;
 use farfield_wic::{Fault, Function, Place};
 use serde::{Deserialize, Serialize};
@@ -28,9 +28,9 @@ impl Function for Ship {
     const NAME: &'static str = "ff.sandbox.ship";
     const VERSION: u32 = 1;
     type Argument = Parcel;
-    type Answer = Piece;
+    type Answer = ShipReply;
 
-    async fn run<P: Place>(_place: &P, parcel: Parcel) -> Result<Piece, Fault> {
+    async fn run<P: Place>(_place: &P, parcel: Parcel) -> Result<ShipReply, Fault> {
         Ok(take_piece(parcel.digest, parcel.len, parcel.at, &parcel.bytes.0))
     }
 }

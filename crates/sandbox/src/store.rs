@@ -37,7 +37,7 @@ impl fmt::Debug for Digest {
 
 /// Answer to a piece of code.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) enum Piece {
+pub(crate) enum ShipReply {
     /// The next piece begins at this offset.
     Next(u32),
     /// The code is complete and can run.
@@ -47,7 +47,7 @@ pub(crate) enum Piece {
 }
 
 /// Code of which pieces are still missing.
-struct Arriving {
+struct PartialCode {
     digest: Digest,
     len: u32,
     bytes: Vec<u8>,
@@ -58,7 +58,7 @@ struct Arriving {
 pub(crate) struct CodeStore {
     /// Compiled code; the most recently used comes last.
     compiled: VecDeque<(Digest, Compiled)>,
-    arriving: VecDeque<Arriving>,
+    arriving: VecDeque<PartialCode>,
 }
 
 static STORE: LazyLock<Mutex<CodeStore>> = LazyLock::new(Mutex::default);
@@ -89,14 +89,14 @@ impl CodeStore {
 
     /// Takes the piece at offset `at` of code that has `len` bytes. Returns the code when it is
     /// complete.
-    fn take(&mut self, digest: Digest, len: u32, at: u32, bytes: &[u8]) -> Result<Vec<u8>, Piece> {
+    fn take(&mut self, digest: Digest, len: u32, at: u32, bytes: &[u8]) -> Result<Vec<u8>, ShipReply> {
         if len as usize > CODE_BYTES_MAX {
-            return Err(Piece::Refused(format!("it has {len} bytes, and may have {CODE_BYTES_MAX}")));
+            return Err(ShipReply::Refused(format!("it has {len} bytes, and may have {CODE_BYTES_MAX}")));
         }
-        let is_it = |arriving: &Arriving| arriving.digest == digest && arriving.len == len;
+        let is_it = |arriving: &PartialCode| arriving.digest == digest && arriving.len == len;
         let mut arriving = match self.arriving.iter().position(is_it).and_then(|index| self.arriving.remove(index)) {
             Some(arriving) => arriving,
-            None => Arriving { digest, len, bytes: Vec::new() },
+            None => PartialCode { digest, len, bytes: Vec::new() },
         };
         let have = arriving.bytes.len() as u32;
         if at == have && bytes.len() as u32 <= len - have {
@@ -110,30 +110,30 @@ impl CodeStore {
         if self.arriving.len() > ARRIVING_MAX {
             self.arriving.pop_front();
         }
-        Err(Piece::Next(have))
+        Err(ShipReply::Next(have))
     }
 }
 
 /// Takes the piece at offset `at` of code that has `len` bytes, and compiles the code when it is
 /// complete.
-pub(crate) fn take_piece(digest: Digest, len: u32, at: u32, bytes: &[u8]) -> Piece {
+pub(crate) fn take_piece(digest: Digest, len: u32, at: u32, bytes: &[u8]) -> ShipReply {
     if with_store(|store| store.get(&digest)).is_some() {
-        return Piece::Whole;
+        return ShipReply::Whole;
     }
     let code = match with_store(|store| store.take(digest, len, at, bytes)) {
         Ok(code) => code,
         Err(piece) => return piece,
     };
     if Digest::of(&code) != digest {
-        return Piece::Refused("its bytes are not those that were announced".into());
+        return ShipReply::Refused("its bytes are not those that were announced".into());
     }
     // The store is not locked while the code is compiled.
     match Compiled::new(&code) {
         Ok(compiled) => {
             with_store(|store| store.keep(digest, compiled));
-            Piece::Whole
+            ShipReply::Whole
         }
-        Err(broken) => Piece::Refused(broken.0),
+        Err(broken) => ShipReply::Refused(broken.0),
     }
 }
 
@@ -148,7 +148,7 @@ mod tests {
             let piece = &code[at as usize..code.len().min(at as usize + 100)];
             match store.take(digest, code.len() as u32, at, piece) {
                 Ok(whole) => return whole,
-                Err(Piece::Next(next)) => at = next,
+                Err(ShipReply::Next(next)) => at = next,
                 Err(other) => panic!("{other:?}"),
             }
         }
@@ -161,22 +161,22 @@ mod tests {
         let [one, two] = [&code, &other].map(|code| Digest::of(code));
         let mut store = CodeStore::default();
         // Two send the same at once, a third one something else; pieces come twice, too late and too early.
-        assert_eq!(store.take(one, 1000, 0, &code[..100]), Err(Piece::Next(100)));
-        assert_eq!(store.take(two, 1000, 0, &other[..300]), Err(Piece::Next(300)));
-        assert_eq!(store.take(one, 1000, 0, &code[..100]), Err(Piece::Next(100)));
-        assert_eq!(store.take(one, 1000, 200, &code[200..300]), Err(Piece::Next(100)));
-        assert_eq!(store.take(one, 1000, 100, &[0; 901]), Err(Piece::Next(100)), "more than there is");
+        assert_eq!(store.take(one, 1000, 0, &code[..100]), Err(ShipReply::Next(100)));
+        assert_eq!(store.take(two, 1000, 0, &other[..300]), Err(ShipReply::Next(300)));
+        assert_eq!(store.take(one, 1000, 0, &code[..100]), Err(ShipReply::Next(100)));
+        assert_eq!(store.take(one, 1000, 200, &code[200..300]), Err(ShipReply::Next(100)));
+        assert_eq!(store.take(one, 1000, 100, &[0; 901]), Err(ShipReply::Next(100)), "more than there is");
         assert_eq!(pieces(&mut store, &code, one), code);
         assert_eq!(pieces(&mut store, &other, two), other);
         assert!(store.arriving.is_empty());
-        assert!(matches!(store.take(one, u32::MAX, 0, &[]), Err(Piece::Refused(_))));
+        assert!(matches!(store.take(one, u32::MAX, 0, &[]), Err(ShipReply::Refused(_))));
     }
 
     #[test]
     fn what_nobody_finishes_goes() {
         let mut store = CodeStore::default();
         for begun in 0..100u32 {
-            assert_eq!(store.take(Digest::of(&begun.to_le_bytes()), 10, 0, &[1]), Err(Piece::Next(1)));
+            assert_eq!(store.take(Digest::of(&begun.to_le_bytes()), 10, 0, &[1]), Err(ShipReply::Next(1)));
             assert!(store.arriving.len() <= ARRIVING_MAX);
         }
     }
@@ -185,7 +185,7 @@ mod tests {
     fn bytes_that_are_not_those_announced_are_refused() {
         let digest = Digest::of(b"\0asm of somebody else");
         let said = take_piece(digest, 4, 0, b"\0asm");
-        assert!(matches!(&said, Piece::Refused(reason) if reason.contains("announced")), "{said:?}");
+        assert!(matches!(&said, ShipReply::Refused(reason) if reason.contains("announced")), "{said:?}");
         assert!(with_store(|store| store.get(&digest)).is_none());
     }
 }
