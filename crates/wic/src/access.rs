@@ -94,8 +94,8 @@ impl Serialize for Bytes {
 
 impl<'de> Deserialize<'de> for Bytes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
-        struct Copied;
-        impl Visitor<'_> for Copied {
+        struct EncodedBytesVisitor;
+        impl Visitor<'_> for EncodedBytesVisitor {
             type Value = Bytes;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -106,7 +106,7 @@ impl<'de> Deserialize<'de> for Bytes {
                 Ok(Bytes(bytes.to_vec()))
             }
         }
-        deserializer.deserialize_bytes(Copied)
+        deserializer.deserialize_bytes(EncodedBytesVisitor)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Calls of functions, at the client or at the server.
 
 use crate::client::ClientPlace;
-use crate::crew::{self, Budget, Start};
+use crate::executor::{self, Budget, NewTask};
 use crate::registry::decode;
 use crate::{CallError, Function, Stop};
 use core::marker::PhantomData;
@@ -106,7 +106,7 @@ impl Caller {
     }
 
     /// Runs the calls in rounds: a round that measures the other side has only a few calls.
-    fn run_anywhere<F: Function>(&mut self, subject: Subject, mut rest: Vec<F::Argument>, terms: Terms) -> Answers<F> {
+    fn run_auto<F: Function>(&mut self, subject: Subject, mut rest: Vec<F::Argument>, terms: Terms) -> Answers<F> {
         let placement = self.placement(subject);
         let mut now = Instant::now();
         let until = now.checked_add(terms.within);
@@ -138,8 +138,8 @@ impl Caller {
     ) -> (Answers<F>, Instant) {
         let mut steps = 0;
         let mut answers = match side {
-            Side::Client => self.run_here::<F>(arguments.clone(), started, terms, &mut steps),
-            Side::Server => self.run_there::<F>(arguments.clone(), started, terms, &mut steps),
+            Side::Client => self.run_at_client::<F>(arguments.clone(), started, terms, &mut steps),
+            Side::Server => self.run_at_server::<F>(arguments.clone(), started, terms, &mut steps),
         };
         let mut now = Instant::now();
         let answered = answers.iter().filter(|answer| answer.is_ok()).count() as u64;
@@ -172,7 +172,7 @@ impl Caller {
             };
             if goes_on {
                 let within = terms.within.saturating_sub(now - started);
-                let again = self.run_here::<F>(vec![argument], now, Terms { within, ..terms }, &mut steps);
+                let again = self.run_at_client::<F>(vec![argument], now, Terms { within, ..terms }, &mut steps);
                 again.into_iter().for_each(|again| *answer = again);
                 now = Instant::now();
             }
@@ -187,7 +187,7 @@ impl Caller {
         (answers, now)
     }
 
-    fn run_here<F: Function>(
+    fn run_at_client<F: Function>(
         &mut self,
         arguments: Vec<F::Argument>,
         started: Instant,
@@ -204,16 +204,16 @@ impl Caller {
         let mut answers: Answers<F> = arguments.iter().map(|_| Err(CallError::Stuck)).collect();
         let count = arguments.len();
         let mut waiting = arguments.into_iter().enumerate();
-        let next = || waiting.next().map(|(id, argument)| Start { id, future: F::run(here, argument), budget });
+        let next = || waiting.next().map(|(id, argument)| NewTask { id, future: F::run(here, argument), budget });
         let end = |id: usize, result: Result<F::Answer, Stop>, took| {
             answers[id] = result.map_err(|stop| CallError::of_stop(stop, terms.within));
             *steps += took;
         };
         match count {
-            1 => crew::run(here, &mut [pin!(None)], next, end),
+            1 => executor::run(here, &mut [pin!(None)], next, end),
             _ => {
                 let mut seats: Vec<_> = (0..count.min(WINDOW)).map(|_| Box::pin(None)).collect();
-                crew::run(here, &mut seats, next, end);
+                executor::run(here, &mut seats, next, end);
             }
         }
         place.flush();
@@ -239,7 +239,7 @@ impl Caller {
         }
     }
 
-    fn run_there<F: Function>(
+    fn run_at_server<F: Function>(
         &mut self,
         arguments: Vec<F::Argument>,
         started: Instant,
@@ -361,9 +361,9 @@ impl<F: Function> Calls<'_, F> {
     /// Runs the calls and waits. The answers are in the order of the arguments.
     pub fn run(self) -> Vec<Result<F::Answer, CallError>> {
         match self.terms.place {
-            Where::Client => self.caller.run_here::<F>(self.arguments, Instant::now(), self.terms, &mut 0),
-            Where::Server => self.caller.run_there::<F>(self.arguments, Instant::now(), self.terms, &mut 0),
-            Where::Auto => self.caller.run_anywhere::<F>(self.subject, self.arguments, self.terms),
+            Where::Client => self.caller.run_at_client::<F>(self.arguments, Instant::now(), self.terms, &mut 0),
+            Where::Server => self.caller.run_at_server::<F>(self.arguments, Instant::now(), self.terms, &mut 0),
+            Where::Auto => self.caller.run_auto::<F>(self.subject, self.arguments, self.terms),
         }
     }
 }

@@ -83,12 +83,12 @@ fn slot_of(bucket: &Bucket, key: u64) -> Option<usize> {
 
 /// Position of an entry in the table.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Spot {
+struct CuckooPosition {
     bucket: u64,
     slot: usize,
 }
 
-impl Spot {
+impl CuckooPosition {
     fn offset(self, table: u64) -> u64 {
         bucket_at(table, self.bucket) + self.slot as u64 * 16
     }
@@ -152,26 +152,26 @@ impl Function for Cuckoo {
     }
 }
 
-struct Found {
+struct CuckooLookup {
     /// Position and value of the key.
-    entry: Option<(Spot, u64)>,
+    entry: Option<(CuckooPosition, u64)>,
     /// Other positions of the key, left by a function that failed while it moved the key.
-    left: Vec<Spot>,
+    left: Vec<CuckooPosition>,
     /// A free position.
-    free: Option<Spot>,
+    free: Option<CuckooPosition>,
 }
 
-async fn find<P: Place>(place: &P, table: u64, both: [u64; 2], key: u64) -> Result<Found, Fault> {
+async fn find<P: Place>(place: &P, table: u64, both: [u64; 2], key: u64) -> Result<CuckooLookup, Fault> {
     let mut bytes = [[0; Cuckoo::BUCKET_BYTES as usize]; 2];
     place.read_many(&both.map(|bucket| bucket_at(table, bucket)), &mut bytes).await?;
-    let mut found = Found { entry: None, left: Vec::new(), free: None };
+    let mut found = CuckooLookup { entry: None, left: Vec::new(), free: None };
     for (number, (bucket, bytes)) in both.into_iter().zip(&bytes).enumerate() {
         if number == 1 && bucket == both[0] {
             break;
         }
         let entries = bucket_of(bytes);
         for (slot, entry) in entries.iter().enumerate() {
-            let spot = Spot { bucket, slot };
+            let spot = CuckooPosition { bucket, slot };
             match entry[0] {
                 0 => found.free = found.free.or(Some(spot)),
                 other if other != key => {}
@@ -185,19 +185,20 @@ async fn find<P: Place>(place: &P, table: u64, both: [u64; 2], key: u64) -> Resu
 
 /// Returns the path of entries that move, each to the place of the next one; the last place is
 /// free. It is empty if there is no path.
-async fn way<P: Place>(place: &P, table: u64, buckets: u64, first: u64) -> Result<Vec<(Spot, Entry)>, Fault> {
-    let mut way: Vec<(Spot, Entry)> = Vec::new();
+async fn way<P: Place>(place: &P, table: u64, buckets: u64, first: u64) -> Result<Vec<(CuckooPosition, Entry)>, Fault> {
+    let mut way: Vec<(CuckooPosition, Entry)> = Vec::new();
     let mut bucket = first;
     while way.len() < MOVES_MAX {
         let entries = bucket_of(&place.read(bucket_at(table, bucket)).await?);
         if let Some(slot) = slot_of(&entries, 0) {
-            way.push((Spot { bucket, slot }, [0, 0]));
+            way.push((CuckooPosition { bucket, slot }, [0, 0]));
             return Ok(way);
         }
         // Not always the same slot, and none that moves already.
         let start = way.len() + bucket as usize;
-        let spots = (start..start + Cuckoo::ENTRIES).map(|slot| Spot { bucket, slot: slot % Cuckoo::ENTRIES });
-        let other = |spot: Spot| {
+        let spots =
+            (start..start + Cuckoo::ENTRIES).map(|slot| CuckooPosition { bucket, slot: slot % Cuckoo::ENTRIES });
+        let other = |spot: CuckooPosition| {
             let [one, other] = Cuckoo::buckets_of(entries[spot.slot][0], buckets);
             if one == bucket { other } else { one }
         };

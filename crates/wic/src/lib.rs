@@ -55,7 +55,7 @@ mod caller;
 #[cfg(not(target_family = "wasm"))]
 mod client;
 #[cfg(not(target_family = "wasm"))]
-mod crew;
+mod executor;
 #[cfg(not(target_family = "wasm"))]
 mod memory;
 #[cfg(not(target_family = "wasm"))]
@@ -70,7 +70,7 @@ pub use call_error::CallError;
 #[cfg(not(target_family = "wasm"))]
 pub use caller::{Call, Caller, Calls, Where};
 #[cfg(not(target_family = "wasm"))]
-pub use crew::Budget;
+pub use executor::Budget;
 #[cfg(not(target_family = "wasm"))]
 pub use memory::Memory;
 #[cfg(not(target_family = "wasm"))]

@@ -102,10 +102,10 @@ impl WicLock {
         self.take(place, LockMode::Shared).await.map(Shared)
     }
 
-    async fn take<'p, P: Place>(&self, place: &'p P, mode: LockMode) -> Result<Holding<'p, P>, Fault> {
+    async fn take<'p, P: Place>(&self, place: &'p P, mode: LockMode) -> Result<WicLockGuard<'p, P>, Fault> {
         let WicLock { offset, lease, within } = *self;
         let until = place.now().saturating_add(within);
-        let mut place_in_line = Waiting { place, lock: offset, ticket: None };
+        let mut place_in_line = WicLockWaiter { place, lock: offset, ticket: None };
         let mut looks = 0;
         loop {
             let ask = match place_in_line.ticket {
@@ -116,7 +116,7 @@ impl WicLock {
                 LockReply::Yours { epoch, was_left } => {
                     place_in_line.ticket = None;
                     let fence = Fence { lock: offset, epoch };
-                    return Ok(Holding { place, fence, mode, was_left, is_over: false });
+                    return Ok(WicLockGuard { place, fence, mode, is_poisoned: was_left, is_over: false });
                 }
                 LockReply::Waits { ticket, ahead } => {
                     place_in_line.ticket = Some(ticket);
@@ -150,13 +150,13 @@ fn pause(looks: u32, ahead: u32) -> Duration {
 }
 
 /// A place in the line; given up when dropped.
-struct Waiting<'p, P: Place> {
+struct WicLockWaiter<'p, P: Place> {
     place: &'p P,
     lock: u64,
     ticket: Option<u32>,
 }
 
-impl<P: Place> Drop for Waiting<'_, P> {
+impl<P: Place> Drop for WicLockWaiter<'_, P> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket {
             self.place.give_back(self.lock, LockRequest::GiveUp { ticket });
@@ -165,17 +165,17 @@ impl<P: Place> Drop for Waiting<'_, P> {
 }
 
 /// A held lock; given back when dropped.
-struct Holding<'p, P: Place> {
+struct WicLockGuard<'p, P: Place> {
     place: &'p P,
     fence: Fence,
     mode: LockMode,
-    was_left: bool,
+    is_poisoned: bool,
     is_over: bool,
 }
 
-impl<P: Place> Holding<'_, P> {
-    async fn keep(&self, lease: Duration) -> Result<(), Fault> {
-        let Holding { place, fence, mode, .. } = self;
+impl<P: Place> WicLockGuard<'_, P> {
+    async fn renew(&self, lease: Duration) -> Result<(), Fault> {
+        let WicLockGuard { place, fence, mode, .. } = self;
         self.expect(place.lock_step(fence.lock, LockRequest::Keep { epoch: fence.epoch, mode: *mode, lease }).await?)
     }
 
@@ -196,7 +196,7 @@ impl<P: Place> Holding<'_, P> {
     }
 }
 
-impl<P: Place> Drop for Holding<'_, P> {
+impl<P: Place> Drop for WicLockGuard<'_, P> {
     fn drop(&mut self) {
         if !self.is_over {
             let Fence { lock, epoch } = self.fence;
@@ -211,12 +211,12 @@ impl<P: Place> Drop for Holding<'_, P> {
 /// without [`Exclusive::unlock`], because the function failed or was ended, the next holder is told
 /// that the lock was left.
 #[must_use = "the lock is given back when this is dropped"]
-pub struct Exclusive<'p, P: Place>(Holding<'p, P>);
+pub struct Exclusive<'p, P: Place>(WicLockGuard<'p, P>);
 
 /// A lock held together with other readers. Only if [`Shared::unlock`] succeeds, all reads are
 /// known to have been of one moment.
 #[must_use = "the lock is given back when this is dropped"]
-pub struct Shared<'p, P: Place>(Holding<'p, P>);
+pub struct Shared<'p, P: Place>(WicLockGuard<'p, P>);
 
 impl<P: Place> core::fmt::Debug for Exclusive<'_, P> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -234,7 +234,7 @@ impl<P: Place> Exclusive<'_, P> {
     /// Checks whether the last exclusive holder died or failed before it unlocked. Then the guarded
     /// data may be half changed.
     pub fn was_left(&self) -> bool {
-        self.0.was_left
+        self.0.is_poisoned
     }
 
     /// Returns the fencing token of this holding, which is checked with every write.
@@ -255,7 +255,7 @@ impl<P: Place> Exclusive<'_, P> {
     /// Extends the lease to this time from now, if that is longer. Fails with [`Fault::Fenced`] if
     /// the lease is over.
     pub async fn keep(&self, lease: Duration) -> Result<(), Fault> {
-        self.0.keep(lease).await
+        self.0.renew(lease).await
     }
 
     /// Gives the lock back; the guarded data is complete. Fails with [`Fault::Fenced`] if the lease
@@ -269,13 +269,13 @@ impl<P: Place> Shared<'_, P> {
     /// Checks whether the last exclusive holder died or failed before it unlocked. Then the guarded
     /// data may be half changed.
     pub fn was_left(&self) -> bool {
-        self.0.was_left
+        self.0.is_poisoned
     }
 
     /// Extends the lease to this time from now, if that is longer. Fails with [`Fault::Fenced`] if
     /// the lease is over.
     pub async fn keep(&self, lease: Duration) -> Result<(), Fault> {
-        self.0.keep(lease).await
+        self.0.renew(lease).await
     }
 
     /// Gives the lock back. Fails with [`Fault::Fenced`] if the lease was over before that, so that

@@ -6,7 +6,7 @@
 
 use crate::access::Access;
 use crate::columns::{CopyBytes, Find, Group, Merge, Ranks, Sort, Take, Tally};
-use crate::crew::{self, Budget, Start};
+use crate::executor::{self, Budget, NewTask};
 use crate::server::{Pace, ServerPlace};
 use crate::{Aggregate, Cuckoo, Function, List, Memory, Number, SharedLog, Stop, Totals};
 use core::cell::{Cell, RefCell};
@@ -121,7 +121,7 @@ thread_local! {
 }
 
 fn run_all<F: Function>(memory: &dyn Memory, tasks: &[Task<'_>], ended: Sink<'_>) {
-    let place = ServerPlace::new(memory, if tasks.len() > 1 { Pace::Ahead } else { Pace::AtOnce });
+    let place = ServerPlace::new(memory, if tasks.len() > 1 { Pace::Prefetched } else { Pace::Immediate });
     let ended = RefCell::new(ended);
     let mut waiting = tasks.iter().enumerate();
     let mut bytes = ANSWER.take();
@@ -132,7 +132,7 @@ fn run_all<F: Function>(memory: &dyn Memory, tasks: &[Task<'_>], ended: Sink<'_>
                 Ok(F::run(&place, argument))
             });
             match begun {
-                Ok(future) => return Some(Start { id, future, budget: task.budget }),
+                Ok(future) => return Some(NewTask { id, future, budget: task.budget }),
                 Err(stop) => ended.borrow_mut()(id, Err(stop), 0),
             }
         }
@@ -149,7 +149,7 @@ fn run_all<F: Function>(memory: &dyn Memory, tasks: &[Task<'_>], ended: Sink<'_>
         }
     };
     match tasks.len() {
-        1 => crew::run(&place, &mut [pin!(None)], next, end),
+        1 => executor::run(&place, &mut [pin!(None)], next, end),
         _ => {
             // As many seats as tasks take turns.
             let mut seats = [
@@ -158,7 +158,7 @@ fn run_all<F: Function>(memory: &dyn Memory, tasks: &[Task<'_>], ended: Sink<'_>
                 [pin!(None), pin!(None), pin!(None), pin!(None)],
                 [pin!(None), pin!(None), pin!(None), pin!(None)],
             ];
-            crew::run(&place, seats.as_flattened_mut(), next, end);
+            executor::run(&place, seats.as_flattened_mut(), next, end);
         }
     }
     ANSWER.set(bytes);

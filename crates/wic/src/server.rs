@@ -5,7 +5,7 @@
 //! meanwhile. A simulation works in the same way, but a random number decides how long each waits.
 
 use crate::bounds::{check, check_lock, check_word};
-use crate::crew::{Host, InLine, Meter, SLEEP_MIN};
+use crate::executor::{ExecutorHost, SLEEP_MIN, StepMeter, WaitTicket};
 use crate::{Fault, Fence, Memory, Place, RANGE_BYTES_MAX};
 use arrayvec::ArrayVec;
 use core::cell::{Cell, RefCell};
@@ -18,9 +18,9 @@ use std::collections::VecDeque;
 /// Time at which an access completes.
 pub(crate) enum Pace {
     /// At once.
-    AtOnce,
+    Immediate,
     /// After the others had their turn.
-    Ahead,
+    Prefetched,
     /// After a random number of turns.
     Dice(Dice),
 }
@@ -53,7 +53,7 @@ const AHEAD_MAX: usize = 16;
 pub(crate) struct ServerPlace<'m, M: Memory + ?Sized> {
     memory: &'m M,
     pace: Pace,
-    meter: Meter,
+    meter: StepMeter,
     /// Next reads of the tasks that gave way in this sweep. They are announced together, so that
     /// the processor prefetches them side by side.
     wanted: RefCell<ArrayVec<(u64, usize), AHEAD_MAX>>,
@@ -62,12 +62,12 @@ pub(crate) struct ServerPlace<'m, M: Memory + ?Sized> {
 }
 
 /// A buffer lent by the place.
-pub(crate) struct Lent<'p> {
+pub(crate) struct BufferGuard<'p> {
     bytes: Vec<u8>,
     home: &'p RefCell<Vec<Vec<u8>>>,
 }
 
-impl Deref for Lent<'_> {
+impl Deref for BufferGuard<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -75,7 +75,7 @@ impl Deref for Lent<'_> {
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for BufferGuard<'_> {
     fn drop(&mut self) {
         self.home.borrow_mut().push(core::mem::take(&mut self.bytes));
     }
@@ -83,7 +83,7 @@ impl Drop for Lent<'_> {
 
 impl<'m, M: Memory + ?Sized> ServerPlace<'m, M> {
     pub(crate) fn new(memory: &'m M, pace: Pace) -> ServerPlace<'m, M> {
-        ServerPlace { memory, pace, meter: Meter::new(), wanted: RefCell::default(), buffers: RefCell::default() }
+        ServerPlace { memory, pace, meter: StepMeter::new(), wanted: RefCell::default(), buffers: RefCell::default() }
     }
 
     /// Takes the steps of an access, checks its range, and lets others run according to the pace.
@@ -91,15 +91,15 @@ impl<'m, M: Memory + ?Sized> ServerPlace<'m, M> {
         self.meter.step(len).await;
         check(self.memory.region_bytes(), offset, len)?;
         match &self.pace {
-            Pace::AtOnce => {}
-            Pace::Ahead => {
+            Pace::Immediate => {}
+            Pace::Prefetched => {
                 // A hint: an access that finds no room goes without.
                 let _ = self.wanted.borrow_mut().try_push((offset, len));
-                self.meter.give_way().await;
+                self.meter.yield_now().await;
             }
             Pace::Dice(dice) => {
                 for _ in 0..dice.roll(4) {
-                    self.meter.give_way().await;
+                    self.meter.yield_now().await;
                 }
             }
         }
@@ -151,7 +151,7 @@ impl<M: Memory + ?Sized> ServerPlace<'_, M> {
 
 impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
     type Bytes<'p>
-        = Lent<'p>
+        = BufferGuard<'p>
     where
         Self: 'p;
 
@@ -166,11 +166,11 @@ impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
         Ok(bytes)
     }
 
-    async fn read_range(&self, offset: u64, len: usize) -> Result<Lent<'_>, Fault> {
+    async fn read_range(&self, offset: u64, len: usize) -> Result<BufferGuard<'_>, Fault> {
         self.begin(offset, len).await?;
         let mut bytes = self.buffers.borrow_mut().pop().unwrap_or_default();
         bytes.resize(len, 0);
-        let mut lent = Lent { bytes, home: &self.buffers };
+        let mut lent = BufferGuard { bytes, home: &self.buffers };
         self.memory.read(offset, &mut lent.bytes)?;
         Ok(lent)
     }
@@ -266,20 +266,20 @@ impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
         match &self.pace {
             Pace::Dice(dice) => {
                 for _ in 0..=dice.roll(4) {
-                    self.meter.give_way().await;
+                    self.meter.yield_now().await;
                 }
             }
-            _ if time.is_zero() => self.meter.give_way().await,
-            _ => self.meter.rest(time, None).await,
+            _ if time.is_zero() => self.meter.yield_now().await,
+            _ => self.meter.sleep_for(time, None).await,
         }
     }
 
     async fn pause_in_line(&self, lock: u64, ticket: u32, time: Duration) {
         match &self.pace {
             Pace::Dice(_) => self.pause(time).await,
-            Pace::AtOnce | Pace::Ahead => {
+            Pace::Immediate | Pace::Prefetched => {
                 self.meter.step(0).await;
-                self.meter.rest(time.max(SLEEP_MIN), Some(InLine { lock, ticket })).await;
+                self.meter.sleep_for(time.max(SLEEP_MIN), Some(WaitTicket { lock, ticket })).await;
             }
         }
     }
@@ -290,14 +290,14 @@ impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
 
     async fn yield_now(&self) {
         self.meter.step(0).await;
-        self.meter.give_way().await;
+        self.meter.yield_now().await;
     }
 }
 
-impl<M: Memory + ?Sized> Host for ServerPlace<'_, M> {
+impl<M: Memory + ?Sized> ExecutorHost for ServerPlace<'_, M> {
     const CATCHES: bool = true;
 
-    fn meter(&self) -> &Meter {
+    fn meter(&self) -> &StepMeter {
         &self.meter
     }
 
@@ -327,7 +327,7 @@ mod tests {
     //! back, or not in the order of the line.
     use super::*;
     use crate::columns::{Indices, Take, Taken};
-    use crate::crew::{self, Budget, Start};
+    use crate::executor::{self, Budget, NewTask};
     use crate::{Function, Range, Stop, WicLock};
     use farfield_core::lock::LockRequest;
     use std::future::Future;
@@ -365,9 +365,9 @@ mod tests {
     fn run<'t, M: Memory>(place: &ServerPlace<'_, M>, tasks: Vec<Task<'t>>) -> Vec<Result<(), Stop>> {
         let budget = Budget { steps_max: 1 << 20, until: Instant::now().checked_add(Duration::from_secs(60)) };
         let (mut tasks, mut ends) = (tasks.into_iter().enumerate(), Vec::new());
-        let next = || tasks.next().map(|(id, future)| Start { id, future, budget });
+        let next = || tasks.next().map(|(id, future)| NewTask { id, future, budget });
         let mut seats: Vec<_> = (0..16).map(|_| Box::pin(None)).collect();
-        crew::run(place, &mut seats, next, |_, end, _| ends.push(end));
+        executor::run(place, &mut seats, next, |_, end, _| ends.push(end));
         ends
     }
 
@@ -410,7 +410,7 @@ mod tests {
         let (count, page) = (512u64, PAGE_BYTES as u64);
         let bytes: Vec<u8> = (0..4 * count).flat_map(|word| (word * word).to_le_bytes()).collect();
         let memory = Torn(Plain(RefCell::new(bytes)));
-        let place = ServerPlace::new(&memory, Pace::AtOnce);
+        let place = ServerPlace::new(&memory, Pace::Immediate);
         let indices: Vec<u64> = (0..2 * count).map(|index| index * 5 % count).collect();
         let taken = Taken {
             from: vec![Range { offset: page, count }],
@@ -431,7 +431,7 @@ mod tests {
     fn who_is_first_in_line_is_called_when_a_lock_is_given_back() {
         const HOUR: Duration = Duration::from_secs(3600);
         let memory = Plain(RefCell::new(vec![0; 4096]));
-        let place = ServerPlace::new(&memory, Pace::Ahead);
+        let place = ServerPlace::new(&memory, Pace::Prefetched);
         let order = RefCell::new(Vec::new());
         let (place, order) = (&place, &order);
         let wait = |lock: u64, ticket: u32| -> Task<'_> {
@@ -463,7 +463,7 @@ mod tests {
     #[test]
     fn many_that_want_a_lock_have_it_one_after_the_other() {
         let memory = Plain(RefCell::new(vec![0; 4096]));
-        let place = &ServerPlace::new(&memory, Pace::Ahead);
+        let place = &ServerPlace::new(&memory, Pace::Prefetched);
         let add = |_| -> Task<'_> {
             Box::pin(async move {
                 let held = WicLock::at(0).lock(place).await?;

@@ -1,7 +1,7 @@
 //! A simulation: functions over memory of this process, in an order and with faults that a seed
 //! decides. The same seed gives the same run.
 
-use crate::crew::{self, Budget, Start};
+use crate::executor::{self, Budget, NewTask};
 use crate::server::{Dice, Pace, ServerPlace};
 use crate::{Fault, Function, Memory, Stop};
 use core::cell::{Cell, RefCell};
@@ -17,7 +17,7 @@ pub struct Sim {
 }
 
 /// The region during one run.
-struct Rolled<'s> {
+struct SimMemory<'s> {
     sim: &'s Sim,
     dice: Dice,
     clock: Cell<u64>,
@@ -54,17 +54,17 @@ impl Sim {
     /// # Panics
     /// If the function says that it only reads, and writes.
     pub fn run<F: Function>(&self, arguments: Vec<F::Argument>) -> Vec<Result<F::Answer, Stop>> {
-        let memory = Rolled { sim: self, dice: Dice::new(self.seed), clock: Cell::new(TICK_NS) };
+        let memory = SimMemory { sim: self, dice: Dice::new(self.seed), clock: Cell::new(TICK_NS) };
         let place = ServerPlace::new(&memory, Pace::Dice(Dice::new(!self.seed)));
         let budget = Budget { steps_max: self.steps_max, until: None };
         let before = F::ONLY_READS.then(|| self.bytes());
         let mut answers: Vec<_> = arguments.iter().map(|_| None).collect();
         let mut waiting = arguments.into_iter().enumerate();
         let mut seats: Vec<_> = answers.iter().map(|_| Box::pin(None)).collect();
-        crew::run(
+        executor::run(
             &place,
             &mut seats,
-            || waiting.next().map(|(id, argument)| Start { id, future: F::run(&place, argument), budget }),
+            || waiting.next().map(|(id, argument)| NewTask { id, future: F::run(&place, argument), budget }),
             |id, result, _| answers[id] = Some(result),
         );
         assert!(before.is_none_or(|before| before == self.bytes()), "{:?} says that it only reads", F::NAME);
@@ -77,8 +77,8 @@ impl Sim {
     }
 }
 
-impl Rolled<'_> {
-    fn fate(&self, offset: u64) -> Result<(), Fault> {
+impl SimMemory<'_> {
+    fn inject_fault(&self, offset: u64) -> Result<(), Fault> {
         match self.sim.fault_one_in {
             0 => Ok(()),
             one_in if self.dice.roll(one_in) > 0 => Ok(()),
@@ -87,19 +87,19 @@ impl Rolled<'_> {
     }
 }
 
-impl Memory for Rolled<'_> {
+impl Memory for SimMemory<'_> {
     fn region_bytes(&self) -> u64 {
         self.sim.bytes.borrow().len() as u64
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
-        self.fate(offset)?;
+        self.inject_fault(offset)?;
         into.copy_from_slice(&self.sim.bytes.borrow()[offset as usize..][..into.len()]);
         Ok(())
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
-        self.fate(offset)?;
+        self.inject_fault(offset)?;
         self.sim.bytes.borrow_mut()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
         Ok(())
     }

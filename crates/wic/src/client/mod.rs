@@ -10,14 +10,14 @@
 //! Where there is no such server, a write first reads the rest of its pages. The writes of a place
 //! are then one after the other, so that its tasks do not lose each other's bytes.
 
-mod asks;
-mod underway;
+mod access_channel;
+mod operation_table;
 
 use crate::access::{Answer, Ask, BYTES_MAX, Bytes};
 use crate::bounds::{check, check_lock, check_word};
-use crate::crew::{Host, Meter};
+use crate::executor::{ExecutorHost, StepMeter};
 use crate::{Fault, Fence, Place, RANGE_BYTES_MAX};
-use asks::Asks;
+use access_channel::AccessChannel;
 use core::cell::{Cell, RefCell};
 use core::future::{Future, poll_fn};
 use core::ops::Deref;
@@ -28,9 +28,9 @@ use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::lock::{self, LockReply};
 use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PagePart, PoolError, Priority};
+use operation_table::OperationTable;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use underway::Underway;
 
 /// Pages of the longest range, wherever it begins.
 const RUN_PAGES_MAX: usize = RANGE_BYTES_MAX / PAGE_BYTES + 1;
@@ -43,11 +43,11 @@ const COLLECTED_MAX: usize = 256;
 
 struct State {
     lane: Box<dyn Lane>,
-    transfers: Underway<(Result<(), PoolError>, Option<Buffer>)>,
+    transfers: OperationTable<(Result<(), PoolError>, Option<Buffer>)>,
     /// Operations for which the lane had no room.
     queued: VecDeque<LaneRequest>,
     done: Vec<Completion>,
-    asks: Asks,
+    accesses: AccessChannel,
     /// Free buffers of one page. The next field has those of [`RUN_PAGES_MAX`] pages.
     small: Vec<Buffer>,
     large: Vec<Buffer>,
@@ -82,7 +82,7 @@ impl State {
 /// A place that has a lane to the memory.
 pub(crate) struct ClientPlace {
     state: RefCell<State>,
-    meter: Meter,
+    meter: StepMeter,
     region_bytes: u64,
     is_writing: Cell<bool>,
     /// Tasks that wait until no task writes.
@@ -97,14 +97,14 @@ impl ClientPlace {
         Ok(ClientPlace {
             state: RefCell::new(State {
                 lane,
-                transfers: Underway::new(),
+                transfers: OperationTable::new(),
                 queued: VecDeque::new(),
                 done: Vec::with_capacity(COLLECTED_MAX),
-                asks: Asks::new(backend.clone()),
+                accesses: AccessChannel::new(backend.clone()),
                 small: Vec::new(),
                 large: Vec::new(),
             }),
-            meter: Meter::new(),
+            meter: StepMeter::new(),
             region_bytes: PageId(backend.pages()).offset(),
             is_writing: Cell::new(false),
             writers: RefCell::default(),
@@ -118,7 +118,7 @@ impl ClientPlace {
     }
 
     /// Begins an operation for the running task.
-    fn submit(&self, op: Op) -> Transfer<'_> {
+    fn submit(&self, op: Op) -> PageTransfer<'_> {
         let deadline = self.deadline();
         let mut state = self.state.borrow_mut();
         let tag = state.transfers.begin(self.meter.task());
@@ -128,7 +128,7 @@ impl ClientPlace {
             false => Some(request),
         };
         state.queued.extend(refused);
-        Transfer { place: self, tag: Some(tag) }
+        PageTransfer { place: self, tag: Some(tag) }
     }
 
     /// Begins to read a range inside the region, with all pages that it touches.
@@ -146,8 +146,8 @@ impl ClientPlace {
 
     /// Lets the server make an access, and waits for the answer.
     async fn ask(&self, ask: Ask) -> Result<Answer, Fault> {
-        let tag = self.state.borrow_mut().asks.begin(&ask, self.meter.task(), self.deadline())?;
-        Asked { place: self, tag: Some(tag) }.await
+        let tag = self.state.borrow_mut().accesses.begin(&ask, self.meter.task(), self.deadline())?;
+        RemoteAccess { place: self, tag: Some(tag) }.await
     }
 
     /// Makes an access to a word at the server, and returns the word as it was before.
@@ -162,11 +162,11 @@ impl ClientPlace {
 
     /// Sends the requests for which nobody waits.
     pub(crate) fn flush(&self) {
-        self.state.borrow_mut().asks.flush();
+        self.state.borrow_mut().accesses.flush();
     }
 
     /// Reads bytes at the server, which sees them while nobody changes them.
-    async fn read_calmly(&self, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
+    async fn read_at_server(&self, offset: u64, into: &mut [u8]) -> Result<(), Fault> {
         let mut at = offset;
         for part in into.chunks_mut(BYTES_MAX) {
             match self.ask(Ask::Read { offset: at, len: part.len() as u32 }).await? {
@@ -201,9 +201,9 @@ impl ClientPlace {
     }
 
     /// Waits until no task of this place writes, and begins to write.
-    async fn lock(&self) -> Writing<'_> {
+    async fn lock(&self) -> WriterGuard<'_> {
         poll_fn(|_| match self.is_writing.replace(true) {
-            false => Poll::Ready(Writing(self)),
+            false => Poll::Ready(WriterGuard(self)),
             true => {
                 self.writers.borrow_mut().push(self.meter.task());
                 Poll::Pending
@@ -214,9 +214,9 @@ impl ClientPlace {
 }
 
 /// Guard of the one task that writes.
-struct Writing<'p>(&'p ClientPlace);
+struct WriterGuard<'p>(&'p ClientPlace);
 
-impl Drop for Writing<'_> {
+impl Drop for WriterGuard<'_> {
     fn drop(&mut self) {
         self.0.is_writing.set(false);
         self.0.released.borrow_mut().append(&mut self.0.writers.borrow_mut());
@@ -224,13 +224,13 @@ impl Drop for Writing<'_> {
 }
 
 /// An operation for which a task waits.
-struct Transfer<'p> {
+struct PageTransfer<'p> {
     place: &'p ClientPlace,
     /// `None` after its end.
     tag: Option<u32>,
 }
 
-impl<'p> Future for Transfer<'p> {
+impl<'p> Future for PageTransfer<'p> {
     type Output = Result<Page<'p>, Fault>;
 
     fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
@@ -244,7 +244,7 @@ impl<'p> Future for Transfer<'p> {
     }
 }
 
-impl Drop for Transfer<'_> {
+impl Drop for PageTransfer<'_> {
     fn drop(&mut self) {
         let Some(tag) = self.tag else { return };
         let mut state = self.place.state.borrow_mut();
@@ -255,29 +255,29 @@ impl Drop for Transfer<'_> {
 }
 
 /// An access of the server for which a task waits.
-struct Asked<'p> {
+struct RemoteAccess<'p> {
     place: &'p ClientPlace,
     /// `None` after its end.
     tag: Option<u32>,
 }
 
-impl Future for Asked<'_> {
+impl Future for RemoteAccess<'_> {
     type Output = Result<Answer, Fault>;
 
     fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
         let place = self.place;
         let Some(tag) = self.tag else { return Poll::Pending };
         let mut state = place.state.borrow_mut();
-        let Some(answer) = state.asks.take(tag, place.meter.task()) else { return Poll::Pending };
+        let Some(answer) = state.accesses.take(tag, place.meter.task()) else { return Poll::Pending };
         self.tag = None;
         Poll::Ready(answer)
     }
 }
 
-impl Drop for Asked<'_> {
+impl Drop for RemoteAccess<'_> {
     fn drop(&mut self) {
         if let Some(tag) = self.tag {
-            self.place.state.borrow_mut().asks.give_up(tag);
+            self.place.state.borrow_mut().accesses.give_up(tag);
         }
     }
 }
@@ -305,18 +305,18 @@ impl Drop for Page<'_> {
 
 /// A read for which a task waits.
 struct Reading<'p> {
-    transfer: Transfer<'p>,
+    transfer: PageTransfer<'p>,
     offset: u64,
     skip: usize,
     len: usize,
 }
 
 impl<'p> Reading<'p> {
-    async fn end(self) -> Result<Lent<'p>, Fault> {
+    async fn end(self) -> Result<PageGuard<'p>, Fault> {
         let Reading { transfer, offset, skip, len } = self;
         let place = transfer.place;
         let corrupt = match transfer.await {
-            Ok(page) => return Ok(Lent { page, skip, len }),
+            Ok(page) => return Ok(PageGuard { page, skip, len }),
             Err(fault @ Fault::Corrupt { .. }) => fault,
             Err(fault) => return Err(fault),
         };
@@ -324,8 +324,8 @@ impl<'p> Reading<'p> {
         let buffer = place.state.borrow_mut().buffer((skip + len).div_ceil(PAGE_BYTES));
         let mut page = Page { buffer: Some(buffer), place };
         let bytes = page.buffer.as_mut().map_or(&mut [][..], |buffer| &mut buffer.bytes_mut()[skip..skip + len]);
-        match place.read_calmly(offset, bytes).await {
-            Ok(()) => Ok(Lent { page, skip, len }),
+        match place.read_at_server(offset, bytes).await {
+            Ok(()) => Ok(PageGuard { page, skip, len }),
             Err(Fault::NotHere) => Err(corrupt),
             Err(fault) => Err(fault),
         }
@@ -333,13 +333,13 @@ impl<'p> Reading<'p> {
 }
 
 /// Bytes in a buffer of the place.
-pub(crate) struct Lent<'p> {
+pub(crate) struct PageGuard<'p> {
     page: Page<'p>,
     skip: usize,
     len: usize,
 }
 
-impl Deref for Lent<'_> {
+impl Deref for PageGuard<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -348,7 +348,7 @@ impl Deref for Lent<'_> {
 }
 
 impl Place for ClientPlace {
-    type Bytes<'p> = Lent<'p>;
+    type Bytes<'p> = PageGuard<'p>;
 
     fn region_bytes(&self) -> u64 {
         self.region_bytes
@@ -361,11 +361,11 @@ impl Place for ClientPlace {
         Ok(bytes)
     }
 
-    async fn read_range(&self, offset: u64, len: usize) -> Result<Lent<'_>, Fault> {
+    async fn read_range(&self, offset: u64, len: usize) -> Result<PageGuard<'_>, Fault> {
         self.meter.step(len).await;
         check(self.region_bytes, offset, len)?;
         if len == 0 {
-            return Ok(Lent { page: Page { buffer: None, place: self }, skip: 0, len });
+            return Ok(PageGuard { page: Page { buffer: None, place: self }, skip: 0, len });
         }
         self.begin_read(offset, len).end().await
     }
@@ -440,15 +440,15 @@ impl Place for ClientPlace {
     }
 
     fn give_back(&self, lock: u64, ask: lock::LockRequest) {
-        self.state.borrow_mut().asks.give_back(lock, ask);
+        self.state.borrow_mut().accesses.give_back(lock, ask);
     }
 
     async fn pause(&self, time: Duration) {
         self.meter.step(0).await;
         if time.is_zero() {
-            self.meter.give_way().await;
+            self.meter.yield_now().await;
         } else {
-            self.meter.rest(time, None).await;
+            self.meter.sleep_for(time, None).await;
         }
     }
 
@@ -458,14 +458,14 @@ impl Place for ClientPlace {
 
     async fn yield_now(&self) {
         self.meter.step(0).await;
-        self.meter.give_way().await;
+        self.meter.yield_now().await;
     }
 }
 
-impl Host for ClientPlace {
+impl ExecutorHost for ClientPlace {
     const CATCHES: bool = false;
 
-    fn meter(&self) -> &Meter {
+    fn meter(&self) -> &StepMeter {
         &self.meter
     }
 
@@ -479,12 +479,12 @@ impl Host for ClientPlace {
             }
         }
         let transfers = state.transfers.in_flight();
-        let asks = state.asks.in_flight();
+        let asks = state.accesses.in_flight();
         if transfers > 0 {
             state.lane.poll(&mut state.done);
         }
         if asks > 0 {
-            state.asks.turn(ready);
+            state.accesses.turn(ready);
         }
         if let (Some(may_wait), true, true) = (may_wait, ready.is_empty(), state.done.is_empty()) {
             // Nothing can wait for both at once.
@@ -494,8 +494,8 @@ impl Host for ClientPlace {
                 state.lane.poll(&mut state.done);
             }
             if asks > 0 {
-                state.asks.wait(most);
-                state.asks.turn(ready);
+                state.accesses.wait(most);
+                state.accesses.turn(ready);
             }
         }
         state.collect(ready);

@@ -26,7 +26,7 @@ impl Function for CopyBytes {
     type Answer = u64;
 
     async fn run<P: Place>(place: &P, copied: Copied) -> Result<u64, Fault> {
-        let mut target = Target::new(place, &copied.to)?;
+        let mut target = PageStreamWriter::new(place, &copied.to)?;
         for piece in &copied.from {
             let end = piece.offset.checked_add(piece.count).filter(|end| *end <= place.region_bytes());
             let end = end.ok_or(Fault::OutOfRange { offset: piece.offset })?;
@@ -44,7 +44,7 @@ impl Function for CopyBytes {
 }
 
 /// Writer of a stream of bytes to whole pages.
-pub(super) struct Target<'t> {
+pub(super) struct PageStreamWriter<'t> {
     pages: &'t [Range],
     /// Pages of the first range that were written.
     written: u64,
@@ -56,9 +56,9 @@ pub(super) struct Target<'t> {
 /// Bytes that are written at a time.
 const WRITE_BYTES: usize = RANGE_BYTES_MAX / 2;
 
-impl<'t> Target<'t> {
+impl<'t> PageStreamWriter<'t> {
     /// Makes a writer. Fails unless all pages lie in the region.
-    pub(super) fn new<P: Place>(place: &P, pages: &'t [Range]) -> Result<Target<'t>, Fault> {
+    pub(super) fn new<P: Place>(place: &P, pages: &'t [Range]) -> Result<PageStreamWriter<'t>, Fault> {
         for range in pages {
             let bytes = range.count.checked_mul(PAGE_BYTES as u64);
             let end = bytes.and_then(|bytes| range.offset.checked_add(bytes));
@@ -69,7 +69,7 @@ impl<'t> Target<'t> {
                 return Err(Fault::Unaligned { offset: range.offset });
             }
         }
-        Ok(Target { pages, written: 0, held: Vec::with_capacity(WRITE_BYTES), bytes: 0 })
+        Ok(PageStreamWriter { pages, written: 0, held: Vec::with_capacity(WRITE_BYTES), bytes: 0 })
     }
 
     /// Returns how many bytes [`Target::add`] takes at a time.

@@ -1,7 +1,7 @@
 //! `ff.find.*`: finds the numbers in a range of values. There is one function for each type of
 //! number.
 
-use super::Walk;
+use super::PieceCursor;
 use crate::totals::Number;
 use crate::{Fault, Function, Place, Range};
 use core::marker::PhantomData;
@@ -45,7 +45,7 @@ impl<N: Number> Function for Find<N> {
 
     async fn run<P: Place>(place: &P, search: Search<N>) -> Result<Found, Fault> {
         let (mut found, mut gap) = (Found::default(), 0);
-        let mut walk = Walk::new(&search.pieces, size_of::<N>() as u64);
+        let mut walk = PieceCursor::new(&search.pieces, size_of::<N>() as u64);
         loop {
             let count = walk.ready();
             if count == 0 {

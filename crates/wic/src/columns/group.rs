@@ -2,7 +2,7 @@
 //! values of others. There is one function for each type of number.
 
 use super::numbering::{NONE, Numbering};
-use super::{Column, Condition, Key, RowWalk, Rows, Walk, room};
+use super::{Column, Condition, Key, PieceCursor, RowCursor, Rows, room};
 use crate::totals::{Number, Part};
 use crate::{Fault, Function, Place, Range};
 use core::marker::PhantomData;
@@ -163,8 +163,8 @@ impl<N: Number> Function for Group<N> {
 
     async fn run<P: Place>(place: &P, grouped: Grouped) -> Result<Groups<N>, Fault> {
         let mut grouping = Grouping::default();
-        let Some(mut rows) = RowWalk::new(&grouped.keys, &grouped.conditions) else { return Ok(grouping.finish()) };
-        let mut values = Walk::new(&grouped.values, size_of::<N>() as u64);
+        let Some(mut rows) = RowCursor::new(&grouped.keys, &grouped.conditions) else { return Ok(grouping.finish()) };
+        let mut values = PieceCursor::new(&grouped.values, size_of::<N>() as u64);
         let most = room(&grouped.keys, Groups::<N>::MOST);
         let mut numbers = Vec::new();
         loop {

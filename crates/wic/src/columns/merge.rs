@@ -3,8 +3,8 @@
 //! A call writes a part of the result and returns how much it took of each run, so that the next
 //! call continues there. No call takes long, however long the runs are.
 
-use super::copy::Target;
-use super::{Kind, Walk};
+use super::copy::PageStreamWriter;
+use super::{Kind, PieceCursor};
 use crate::totals::Number;
 use crate::{Fault, Function, Place, RANGE_BYTES_MAX, Range};
 use core::cmp::Reverse;
@@ -58,35 +58,35 @@ impl Function for Merge {
 
     async fn run<P: Place>(place: &P, runs: Runs) -> Result<Vec<u64>, Fault> {
         match runs.form {
-            Merged::Numbers(Kind::U8) => of::<Numbers<u8>, P>(place, &runs).await,
-            Merged::Numbers(Kind::U16) => of::<Numbers<u16>, P>(place, &runs).await,
-            Merged::Numbers(Kind::U32) => of::<Numbers<u32>, P>(place, &runs).await,
-            Merged::Numbers(Kind::U64) => of::<Numbers<u64>, P>(place, &runs).await,
-            Merged::Numbers(Kind::I8) => of::<Numbers<i8>, P>(place, &runs).await,
-            Merged::Numbers(Kind::I16) => of::<Numbers<i16>, P>(place, &runs).await,
-            Merged::Numbers(Kind::I32) => of::<Numbers<i32>, P>(place, &runs).await,
-            Merged::Numbers(Kind::I64) => of::<Numbers<i64>, P>(place, &runs).await,
-            Merged::Numbers(Kind::F32) => of::<Numbers<f32>, P>(place, &runs).await,
-            Merged::Numbers(Kind::F64) => of::<Numbers<f64>, P>(place, &runs).await,
-            Merged::Pairs => of::<Pairs, P>(place, &runs).await,
-            Merged::Indices => of::<Indices, P>(place, &runs).await,
+            Merged::Numbers(Kind::U8) => of::<NumberRecord<u8>, P>(place, &runs).await,
+            Merged::Numbers(Kind::U16) => of::<NumberRecord<u16>, P>(place, &runs).await,
+            Merged::Numbers(Kind::U32) => of::<NumberRecord<u32>, P>(place, &runs).await,
+            Merged::Numbers(Kind::U64) => of::<NumberRecord<u64>, P>(place, &runs).await,
+            Merged::Numbers(Kind::I8) => of::<NumberRecord<i8>, P>(place, &runs).await,
+            Merged::Numbers(Kind::I16) => of::<NumberRecord<i16>, P>(place, &runs).await,
+            Merged::Numbers(Kind::I32) => of::<NumberRecord<i32>, P>(place, &runs).await,
+            Merged::Numbers(Kind::I64) => of::<NumberRecord<i64>, P>(place, &runs).await,
+            Merged::Numbers(Kind::F32) => of::<NumberRecord<f32>, P>(place, &runs).await,
+            Merged::Numbers(Kind::F64) => of::<NumberRecord<f64>, P>(place, &runs).await,
+            Merged::Pairs => of::<PairRecord, P>(place, &runs).await,
+            Merged::Indices => of::<IndexRecord, P>(place, &runs).await,
         }
     }
 }
 
-async fn of<R: Record, P: Place>(place: &P, runs: &Runs) -> Result<Vec<u64>, Fault> {
+async fn of<R: MergeRecord, P: Place>(place: &P, runs: &Runs) -> Result<Vec<u64>, Fault> {
     if runs.runs.len() > Merge::MOST {
         return Err(Fault::TooLong { bytes: runs.runs.len() as u64 * READ * R::BYTES });
     }
-    let mut target = Target::new(place, &runs.to)?;
-    let mut sources: Vec<Source<'_, R>> = runs.runs.iter().map(|run| Source::of_pieces(run)).collect();
+    let mut target = PageStreamWriter::new(place, &runs.to)?;
+    let mut sources: Vec<RunCursor<'_, R>> = runs.runs.iter().map(|run| RunCursor::of_pieces(run)).collect();
     merge(place, &mut sources, runs.count, &mut target).await?;
     target.end(place).await?;
     Ok(sources.into_iter().map(|source| source.taken).collect())
 }
 
 /// Type of the elements of runs, with their order and their output.
-pub(super) trait Record {
+pub(super) trait MergeRecord {
     /// Sort key, which holds the whole element.
     type Key: Copy + Ord;
     /// Bytes of an element in a run.
@@ -97,13 +97,13 @@ pub(super) trait Record {
 }
 
 /// Numbers, by their ranks.
-pub(super) struct Numbers<N>(PhantomData<N>);
+pub(super) struct NumberRecord<N>(PhantomData<N>);
 /// Pairs of an index and a rank.
-pub(super) struct Pairs;
+pub(super) struct PairRecord;
 /// Pairs of which the indices are written.
-pub(super) struct Indices;
+pub(super) struct IndexRecord;
 
-impl<N: Number> Record for Numbers<N> {
+impl<N: Number> MergeRecord for NumberRecord<N> {
     type Key = u64;
     const BYTES: u64 = size_of::<N>() as u64;
 
@@ -116,7 +116,7 @@ impl<N: Number> Record for Numbers<N> {
     }
 }
 
-impl Record for Pairs {
+impl MergeRecord for PairRecord {
     type Key = u128;
     const BYTES: u64 = 16;
 
@@ -129,12 +129,12 @@ impl Record for Pairs {
     }
 }
 
-impl Record for Indices {
+impl MergeRecord for IndexRecord {
     type Key = u128;
-    const BYTES: u64 = Pairs::BYTES;
+    const BYTES: u64 = PairRecord::BYTES;
 
     fn read(bytes: &[u8], into: &mut Vec<u128>) {
-        Pairs::read(bytes, into);
+        PairRecord::read(bytes, into);
     }
 
     fn put(key: u128, into: &mut Vec<u8>) {
@@ -143,23 +143,23 @@ impl Record for Indices {
 }
 
 /// Cursor over a run.
-pub(super) struct Source<'r, R: Record> {
-    rest: Walk<'r>,
+pub(super) struct RunCursor<'r, R: MergeRecord> {
+    rest: PieceCursor<'r>,
     keys: Vec<R::Key>,
     /// Number of the keys that were taken.
     at: usize,
     taken: u64,
 }
 
-impl<'r, R: Record> Source<'r, R> {
+impl<'r, R: MergeRecord> RunCursor<'r, R> {
     /// Makes a cursor over elements in memory.
-    pub(super) fn of_keys(keys: Vec<R::Key>) -> Source<'r, R> {
-        Source { rest: Walk::new(&[], R::BYTES), keys, at: 0, taken: 0 }
+    pub(super) fn of_keys(keys: Vec<R::Key>) -> RunCursor<'r, R> {
+        RunCursor { rest: PieceCursor::new(&[], R::BYTES), keys, at: 0, taken: 0 }
     }
 
     /// Makes a cursor over elements of the region.
-    fn of_pieces(pieces: &'r [Range]) -> Source<'r, R> {
-        Source { rest: Walk::new(pieces, R::BYTES), keys: Vec::new(), at: 0, taken: 0 }
+    fn of_pieces(pieces: &'r [Range]) -> RunCursor<'r, R> {
+        RunCursor { rest: PieceCursor::new(pieces, R::BYTES), keys: Vec::new(), at: 0, taken: 0 }
     }
 
     /// Returns the next element, if there is one.
@@ -185,11 +185,11 @@ impl<'r, R: Record> Source<'r, R> {
 const PUT_BYTES: usize = RANGE_BYTES_MAX / 4;
 
 /// Writes the first `count` elements of the merged runs, or all.
-pub(super) async fn merge<R: Record, P: Place>(
+pub(super) async fn merge<R: MergeRecord, P: Place>(
     place: &P,
-    runs: &mut [Source<'_, R>],
+    runs: &mut [RunCursor<'_, R>],
     count: u64,
-    target: &mut Target<'_>,
+    target: &mut PageStreamWriter<'_>,
 ) -> Result<(), Fault> {
     let mut firsts = BinaryHeap::with_capacity(runs.len());
     for (number, run) in runs.iter_mut().enumerate() {

@@ -193,21 +193,21 @@ fn room(keys: &[Column], most: usize) -> usize {
 }
 
 /// Cursor over the numbers in pieces.
-struct Walk<'w> {
+struct PieceCursor<'w> {
     pieces: &'w [Range],
     bits: u64,
     /// Numbers of the first piece that were read.
     seen: u64,
 }
 
-impl<'w> Walk<'w> {
+impl<'w> PieceCursor<'w> {
     /// Makes a cursor over numbers of this many bytes.
-    fn new(pieces: &'w [Range], bytes: u64) -> Walk<'w> {
-        Walk { pieces, bits: 8 * bytes, seen: 0 }
+    fn new(pieces: &'w [Range], bytes: u64) -> PieceCursor<'w> {
+        PieceCursor { pieces, bits: 8 * bytes, seen: 0 }
     }
 
-    fn of(column: &'w Column) -> Walk<'w> {
-        Walk { pieces: &column.pieces, bits: column.cell.bits(), seen: 0 }
+    fn of(column: &'w Column) -> PieceCursor<'w> {
+        PieceCursor { pieces: &column.pieces, bits: column.cell.bits(), seen: 0 }
     }
 
     /// Returns how many numbers lie side by side from here on; 0 at the end. At most a chunk.
@@ -245,21 +245,21 @@ impl<'w> Walk<'w> {
 }
 
 /// Cursor over rows: the keys and the conditions of columns side by side.
-struct RowWalk<'w> {
-    keys: Vec<(Cell, Walk<'w>)>,
-    conditions: Vec<(&'w Condition, Walk<'w>)>,
+struct RowCursor<'w> {
+    keys: Vec<(Cell, PieceCursor<'w>)>,
+    conditions: Vec<(&'w Condition, PieceCursor<'w>)>,
     images: [Vec<u64>; KEYS_MAX],
     asked: Vec<u64>,
     kept: Vec<bool>,
 }
 
-impl<'w> RowWalk<'w> {
+impl<'w> RowCursor<'w> {
     /// Makes a cursor; `None` if there are too many columns.
-    fn new(keys: &'w [Column], conditions: &'w [Condition]) -> Option<RowWalk<'w>> {
+    fn new(keys: &'w [Column], conditions: &'w [Condition]) -> Option<RowCursor<'w>> {
         let is_right = keys.len() <= KEYS_MAX && conditions.len() <= CONDITIONS_MAX;
-        is_right.then(|| RowWalk {
-            keys: keys.iter().map(|column| (column.cell, Walk::of(column))).collect(),
-            conditions: conditions.iter().map(|condition| (condition, Walk::of(&condition.column))).collect(),
+        is_right.then(|| RowCursor {
+            keys: keys.iter().map(|column| (column.cell, PieceCursor::of(column))).collect(),
+            conditions: conditions.iter().map(|condition| (condition, PieceCursor::of(&condition.column))).collect(),
             images: Default::default(),
             asked: Vec::new(),
             kept: Vec::new(),
@@ -341,7 +341,7 @@ mod tests {
     fn pieces_are_walked_side_by_side() {
         let piece = |offset, count| Range { offset, count };
         let pieces = [piece(0, 0), piece(8, 3), piece(0, 0), piece(80, 10_000)];
-        let mut walk = Walk::new(&pieces, 8);
+        let mut walk = PieceCursor::new(&pieces, 8);
         assert_eq!(walk.ready(), 3);
         walk.seen += 2;
         assert_eq!(walk.ready(), 1);

@@ -6,7 +6,7 @@
 //! buckets of equal width, a power of two. Each bucket that has numbers also has the smallest and
 //! the largest of them, so that the next round searches no more than that.
 
-use super::Walk;
+use super::PieceCursor;
 use crate::totals::Number;
 use crate::{Fault, Function, Place, Range};
 use core::marker::PhantomData;
@@ -129,7 +129,7 @@ impl<N: Number> Function for Ranks<N> {
 
     async fn run<P: Place>(place: &P, span: Span) -> Result<Buckets, Fault> {
         let mut histogram = Histogram::new(span.first, span.last);
-        let mut walk = Walk::new(&span.pieces, size_of::<N>() as u64);
+        let mut walk = PieceCursor::new(&span.pieces, size_of::<N>() as u64);
         let mut numbers: Vec<N> = Vec::new();
         loop {
             let count = walk.ready();

@@ -5,9 +5,9 @@
 //! others. On request, the indices of the numbers are written, too. The sort is stable: of equal
 //! numbers the first one comes first.
 
-use super::copy::Target;
-use super::merge::{Indices, Numbers, Pairs, Record, Source, merge};
-use super::{Kind, Walk};
+use super::copy::PageStreamWriter;
+use super::merge::{IndexRecord, MergeRecord, NumberRecord, PairRecord, RunCursor, merge};
+use super::{Kind, PieceCursor};
 use crate::totals::Number;
 use crate::{Fault, Function, Place, Range};
 use serde::{Deserialize, Serialize};
@@ -80,9 +80,9 @@ impl Function for Sort {
 
 async fn of<N: Number, P: Place>(place: &P, unsorted: &Unsorted) -> Result<u64, Fault> {
     match unsorted.form {
-        Form::Numbers => sort::<N, Numbers<N>, P>(place, unsorted, |rank, _| rank).await,
-        Form::Pairs { first } => sort::<N, Pairs, P>(place, unsorted, |rank, at| pair(rank, first, at)).await,
-        Form::Indices { first } => sort::<N, Indices, P>(place, unsorted, |rank, at| pair(rank, first, at)).await,
+        Form::Numbers => sort::<N, NumberRecord<N>, P>(place, unsorted, |rank, _| rank).await,
+        Form::Pairs { first } => sort::<N, PairRecord, P>(place, unsorted, |rank, at| pair(rank, first, at)).await,
+        Form::Indices { first } => sort::<N, IndexRecord, P>(place, unsorted, |rank, at| pair(rank, first, at)).await,
     }
 }
 
@@ -90,7 +90,7 @@ fn pair(rank: u64, first: u64, at: u64) -> u128 {
     u128::from(rank) << 64 | u128::from(first.wrapping_add(at))
 }
 
-async fn sort<N: Number, R: Record, P: Place>(
+async fn sort<N: Number, R: MergeRecord, P: Place>(
     place: &P,
     unsorted: &Unsorted,
     key: impl Fn(u64, u64) -> R::Key,
@@ -100,9 +100,9 @@ async fn sort<N: Number, R: Record, P: Place>(
     if all > Sort::MOST {
         return Err(Fault::TooLong { bytes: all.saturating_mul(bytes) });
     }
-    let mut target = Target::new(place, &unsorted.to)?;
+    let mut target = PageStreamWriter::new(place, &unsorted.to)?;
     let mut keys = Vec::with_capacity(all as usize);
-    let mut walk = Walk::new(&unsorted.pieces, bytes);
+    let mut walk = PieceCursor::new(&unsorted.pieces, bytes);
     loop {
         let count = walk.ready();
         if count == 0 {
@@ -115,7 +115,7 @@ async fn sort<N: Number, R: Record, P: Place>(
         chunk.sort_unstable();
         place.yield_now().await;
     }
-    let mut runs: Vec<Source<'_, R>> = keys.chunks(CHUNK).map(|chunk| Source::of_keys(chunk.to_vec())).collect();
+    let mut runs: Vec<RunCursor<'_, R>> = keys.chunks(CHUNK).map(|chunk| RunCursor::of_keys(chunk.to_vec())).collect();
     drop(keys);
     merge(place, &mut runs, all, &mut target).await?;
     target.end(place).await?;

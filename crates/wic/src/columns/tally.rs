@@ -2,7 +2,7 @@
 //! occurs.
 
 use super::numbering::{NONE, Numbering};
-use super::{Column, Condition, Key, RowWalk, Rows, room};
+use super::{Column, Condition, Key, RowCursor, Rows, room};
 use crate::{Fault, Function, Place};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -80,7 +80,7 @@ impl Function for Tally {
 
     async fn run<P: Place>(place: &P, tallied: Tallied) -> Result<Tallies, Fault> {
         let mut tallying = Tallying::default();
-        let walk = RowWalk::new(&tallied.keys, &tallied.conditions).filter(|_| !tallied.keys.is_empty());
+        let walk = RowCursor::new(&tallied.keys, &tallied.conditions).filter(|_| !tallied.keys.is_empty());
         let Some(mut walk) = walk else { return Ok(tallying.finish()) };
         let most = room(&tallied.keys, Tallies::MOST);
         loop {

@@ -263,7 +263,7 @@ impl ExactSum {
 /// A sum in its encoded form: the sign, and the limbs of its magnitude from the first to the last
 /// that is not zero. For ordinary numbers they are few.
 #[derive(Serialize, Deserialize)]
-struct Travelling {
+struct EncodedSum {
     is_negative: bool,
     /// Number of limbs before the first.
     first: u8,
@@ -279,13 +279,13 @@ impl Serialize for ExactSum {
         let end = sum.limbs.iter().rposition(is_some).map_or(0, |last| last + 1);
         let limbs = sum.limbs[first..end].iter().map(|limb| *limb as u32).collect();
         let special = (self.special != 0.0).then_some(self.special);
-        Travelling { is_negative, first: first as u8, limbs, special }.serialize(serializer)
+        EncodedSum { is_negative, first: first as u8, limbs, special }.serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for ExactSum {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ExactSum, D::Error> {
-        let Travelling { is_negative, first, limbs, special } = Travelling::deserialize(deserializer)?;
+        let EncodedSum { is_negative, first, limbs, special } = EncodedSum::deserialize(deserializer)?;
         let mut sum = ExactSum { special: special.unwrap_or(0.0), ..ExactSum::default() };
         let rest = sum.limbs.get_mut(first.into()..).unwrap_or_default();
         if limbs.len() > rest.len() {
@@ -423,7 +423,7 @@ mod tests {
     #[test]
     fn bytes_that_are_no_sum_are_refused() {
         let decode = |first: u8, limbs: usize| {
-            let travelling = Travelling { is_negative: true, first, limbs: vec![u32::MAX; limbs], special: None };
+            let travelling = EncodedSum { is_negative: true, first, limbs: vec![u32::MAX; limbs], special: None };
             postcard::from_bytes::<ExactSum>(&postcard::to_stdvec(&travelling).unwrap())
         };
         assert!(decode(0, LIMBS).is_ok() && decode(67, 1).is_ok() && decode(68, 0).is_ok());

@@ -1,7 +1,7 @@
 //! Batched look-up of elements, in the order of the pages that have them: each page is read and
 //! compared with its checksum once.
 
-use super::{PAGE, Pieces, Puts, Taken, Target};
+use super::{ElementGather, PAGE, PageStreamWriter, Pieces, Taken};
 use crate::{Fault, Place};
 use farfield_core::geometry::PAGE_BYTES;
 
@@ -52,9 +52,9 @@ impl Entry {
 }
 
 /// Elements of a column that are looked up together, in the order of their pages.
-pub(super) struct Batch<'t, const BYTES: usize> {
-    target: Target<'t>,
-    buckets: Buckets,
+pub(super) struct SortedGather<'t, const BYTES: usize> {
+    target: PageStreamWriter<'t>,
+    buckets: PageBuckets,
     /// Positions in the order of the output.
     positions: Vec<u64>,
     /// Entries of these positions in the order of their pages.
@@ -67,17 +67,17 @@ pub(super) struct Batch<'t, const BYTES: usize> {
     buffers: Vec<[u8; PAGE_BYTES]>,
 }
 
-impl<'t, const BYTES: usize> Batch<'t, BYTES> {
+impl<'t, const BYTES: usize> SortedGather<'t, BYTES> {
     /// Makes a batch for `wanted` elements of a column in all.
-    pub(super) fn new(target: Target<'t>, column: &Pieces, wanted: u64) -> Batch<'t, BYTES> {
-        let buckets = Buckets::new(column, wanted);
+    pub(super) fn new(target: PageStreamWriter<'t>, column: &Pieces, wanted: u64) -> SortedGather<'t, BYTES> {
+        let buckets = PageBuckets::new(column, wanted);
         let (positions, entries, elements, pages) = Default::default();
-        Batch { target, buckets, positions, entries, elements, pages, alone: Vec::new(), buffers: Vec::new() }
+        SortedGather { target, buckets, positions, entries, elements, pages, alone: Vec::new(), buffers: Vec::new() }
     }
 
     /// Decides which pages are read whole, and which elements one by one.
     fn plan(&mut self) {
-        let Batch { entries, elements, pages, alone, .. } = self;
+        let SortedGather { entries, elements, pages, alone, .. } = self;
         elements.resize(entries.len(), [0; BYTES]);
         pages.clear();
         alone.clear();
@@ -94,7 +94,7 @@ impl<'t, const BYTES: usize> Batch<'t, BYTES> {
     }
 
     async fn read_pages<P: Place>(&mut self, place: &P, column: &Pieces) -> Result<(), Fault> {
-        let Batch { entries, elements, pages, buffers, .. } = self;
+        let SortedGather { entries, elements, pages, buffers, .. } = self;
         for some in pages.chunks(PAGES) {
             buffers.resize(PAGES, [0; PAGE_BYTES]);
             let mut from = [0; PAGES];
@@ -121,7 +121,7 @@ impl<'t, const BYTES: usize> Batch<'t, BYTES> {
     }
 }
 
-impl<const BYTES: usize> Puts for Batch<'_, BYTES> {
+impl<const BYTES: usize> ElementGather for SortedGather<'_, BYTES> {
     fn room(&self) -> usize {
         Taken::BATCH - self.positions.len()
     }
@@ -148,26 +148,26 @@ impl<const BYTES: usize> Puts for Batch<'_, BYTES> {
 
 /// Counting sort of elements by page. A bucket is a page, or a power of two of them when the column
 /// has too many.
-struct Buckets {
+struct PageBuckets {
     shift: u32,
     /// Number of elements of each bucket, then the index of its next one.
     ends: Vec<u32>,
 }
 
-impl Buckets {
+impl PageBuckets {
     /// Makes buckets for `wanted` elements of a column.
-    fn new(column: &Pieces, wanted: u64) -> Buckets {
+    fn new(column: &Pieces, wanted: u64) -> PageBuckets {
         let (bytes, most) = (column.pages_all * PAGE, wanted.clamp(1, BUCKETS_MAX));
         let mut shift = PAGE.ilog2();
         while bytes >> shift > most {
             shift += 1;
         }
-        Buckets { shift, ends: vec![0; (bytes >> shift) as usize + 1] }
+        PageBuckets { shift, ends: vec![0; (bytes >> shift) as usize + 1] }
     }
 
     /// Writes the entries of all positions, in the order of their pages, to `into`.
     fn sort(&mut self, positions: &[u64], into: &mut Vec<Entry>) {
-        let Buckets { shift, ends } = self;
+        let PageBuckets { shift, ends } = self;
         let bucket = |position: u64| (position >> *shift) as usize;
         ends.fill(0);
         positions.iter().for_each(|position| ends[bucket(*position)] += 1);

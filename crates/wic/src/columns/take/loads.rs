@@ -1,26 +1,26 @@
 //! Look-up of elements of which most pages have many. They are loaded one by one, in order, and
 //! each page is compared with its checksum when all are there.
 
-use super::{Pieces, Puts, Target};
+use super::{ElementGather, PageStreamWriter, Pieces};
 use crate::{Fault, Place};
 
 /// Elements that are loaded together.
 const LOADS: usize = 2048;
 
 /// Elements of a column that are loaded in the order of their indices.
-pub(super) struct Loads<'t, const BYTES: usize> {
-    target: Target<'t>,
+pub(super) struct DirectGather<'t, const BYTES: usize> {
+    target: PageStreamWriter<'t>,
     offsets: Vec<u64>,
     elements: Vec<[u8; BYTES]>,
 }
 
-impl<'t, const BYTES: usize> Loads<'t, BYTES> {
-    pub(super) fn new(target: Target<'t>) -> Loads<'t, BYTES> {
-        Loads { target, offsets: Vec::with_capacity(LOADS), elements: vec![[0; BYTES]; LOADS] }
+impl<'t, const BYTES: usize> DirectGather<'t, BYTES> {
+    pub(super) fn new(target: PageStreamWriter<'t>) -> DirectGather<'t, BYTES> {
+        DirectGather { target, offsets: Vec::with_capacity(LOADS), elements: vec![[0; BYTES]; LOADS] }
     }
 }
 
-impl<const BYTES: usize> Puts for Loads<'_, BYTES> {
+impl<const BYTES: usize> ElementGather for DirectGather<'_, BYTES> {
     fn room(&self) -> usize {
         LOADS - self.offsets.len()
     }

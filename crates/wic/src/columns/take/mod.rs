@@ -7,12 +7,12 @@ mod batch;
 mod loads;
 mod pieces;
 
-use super::Walk;
-use super::copy::Target;
+use super::PieceCursor;
+use super::copy::PageStreamWriter;
 use crate::{Fault, Function, Place, Range};
-use batch::{Batch, Entry};
+use batch::{Entry, SortedGather};
 use farfield_core::geometry::PAGE_BYTES;
-use loads::Loads;
+use loads::DirectGather;
 use pieces::Pieces;
 use serde::{Deserialize, Serialize};
 
@@ -75,20 +75,20 @@ impl<const BYTES: usize> Function for Take<BYTES> {
         let wanted = taken.indices.iter().map(Indices::count).fold(0, u64::saturating_add);
         if (column.pages_all * LOADED..=LOADED_MAX).contains(&wanted) && column.is_aligned() {
             let sums = column.sums(place).await?;
-            let mut loads = Loads::<BYTES>::new(Target::new(place, &taken.to)?);
+            let mut loads = DirectGather::<BYTES>::new(PageStreamWriter::new(place, &taken.to)?);
             let outside = put_all(place, &column, &taken.indices, &mut loads).await?;
             if outside.is_some() || column.matches(place, &sums).await? {
                 return Ok(outside);
             }
             // A page of the column is being written, or is corrupt: each is compared as it is read.
         }
-        let mut batch = Batch::<BYTES>::new(Target::new(place, &taken.to)?, &column, wanted);
+        let mut batch = SortedGather::<BYTES>::new(PageStreamWriter::new(place, &taken.to)?, &column, wanted);
         put_all(place, &column, &taken.indices, &mut batch).await
     }
 }
 
 /// Output of the elements with given indices.
-trait Puts {
+trait ElementGather {
     /// Returns how many more indices can be added before [`Puts::put`].
     fn room(&self) -> usize;
     /// Adds the index of an element, for which there must be room; `None` if there is no such
@@ -104,7 +104,7 @@ async fn put_all<P: Place>(
     place: &P,
     column: &Pieces,
     indices: &[Indices],
-    into: &mut impl Puts,
+    into: &mut impl ElementGather,
 ) -> Result<Option<u64>, Fault> {
     for indices in indices {
         match indices {
@@ -123,7 +123,7 @@ async fn put_all<P: Place>(
             }
             Indices::There(range) => {
                 let pieces = [*range];
-                let mut walk = Walk::new(&pieces, 8);
+                let mut walk = PieceCursor::new(&pieces, 8);
                 loop {
                     let count = walk.ready().min(into.room() as u64);
                     if count == 0 {

@@ -5,27 +5,27 @@
 
 use std::collections::VecDeque;
 
-enum Slot<T> {
+enum InFlightSlot<T> {
     /// Unused.
     Free,
     /// In flight, or about to be.
-    Waits { task: u32 },
+    Pending { task: u32 },
     /// Ended, and the result not yet taken.
-    Ended(T),
+    Completed(T),
     /// In flight, but no task wants the result.
-    GivenUp,
+    Abandoned,
 }
 
 /// Operations by their tags, which are used again.
-pub(super) struct Underway<T> {
-    slots: Vec<Slot<T>>,
+pub(super) struct OperationTable<T> {
+    slots: Vec<InFlightSlot<T>>,
     free: Vec<u32>,
     in_flight: usize,
 }
 
-impl<T> Underway<T> {
-    pub(super) fn new() -> Underway<T> {
-        Underway { slots: Vec::new(), free: Vec::new(), in_flight: 0 }
+impl<T> OperationTable<T> {
+    pub(super) fn new() -> OperationTable<T> {
+        OperationTable { slots: Vec::new(), free: Vec::new(), in_flight: 0 }
     }
 
     /// Returns the number of operations that have not come back.
@@ -36,7 +36,7 @@ impl<T> Underway<T> {
     /// Begins an operation for which this task waits, and returns its tag.
     pub(super) fn begin(&mut self, task: u32) -> u32 {
         self.in_flight += 1;
-        let waits = Slot::Waits { task };
+        let waits = InFlightSlot::Pending { task };
         if let Some(tag) = self.free.pop() {
             self.slots[tag as usize] = waits;
             return tag;
@@ -51,17 +51,17 @@ impl<T> Underway<T> {
         self.in_flight -= 1;
         let slot = &mut self.slots[tag as usize];
         match *slot {
-            Slot::Waits { task } => {
-                *slot = Slot::Ended(value);
+            InFlightSlot::Pending { task } => {
+                *slot = InFlightSlot::Completed(value);
                 ready.push_back(task);
                 None
             }
-            Slot::GivenUp => {
-                *slot = Slot::Free;
+            InFlightSlot::Abandoned => {
+                *slot = InFlightSlot::Free;
                 self.free.push(tag);
                 Some(value)
             }
-            Slot::Free | Slot::Ended(_) => unreachable!("an operation ends once"),
+            InFlightSlot::Free | InFlightSlot::Completed(_) => unreachable!("an operation ends once"),
         }
     }
 
@@ -69,11 +69,11 @@ impl<T> Underway<T> {
     /// another one by now, waits on.
     pub(super) fn take(&mut self, tag: u32, task: u32) -> Option<T> {
         let slot = &mut self.slots[tag as usize];
-        if let Slot::Waits { task: waiting } = slot {
+        if let InFlightSlot::Pending { task: waiting } = slot {
             *waiting = task;
             return None;
         }
-        let Slot::Ended(value) = core::mem::replace(slot, Slot::Free) else {
+        let InFlightSlot::Completed(value) = core::mem::replace(slot, InFlightSlot::Free) else {
             unreachable!("who waits has not given up");
         };
         self.free.push(tag);
@@ -82,14 +82,14 @@ impl<T> Underway<T> {
 
     /// Gives up an operation that no task wants any more. Returns its result, if it has come back.
     pub(super) fn give_up(&mut self, tag: u32) -> Option<T> {
-        match core::mem::replace(&mut self.slots[tag as usize], Slot::GivenUp) {
-            Slot::Waits { .. } => None,
-            Slot::Ended(value) => {
-                self.slots[tag as usize] = Slot::Free;
+        match core::mem::replace(&mut self.slots[tag as usize], InFlightSlot::Abandoned) {
+            InFlightSlot::Pending { .. } => None,
+            InFlightSlot::Completed(value) => {
+                self.slots[tag as usize] = InFlightSlot::Free;
                 self.free.push(tag);
                 Some(value)
             }
-            Slot::Free | Slot::GivenUp => unreachable!("who waits has not given up"),
+            InFlightSlot::Free | InFlightSlot::Abandoned => unreachable!("who waits has not given up"),
         }
     }
 }

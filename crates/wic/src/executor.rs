@@ -38,16 +38,16 @@ pub struct Budget {
 }
 
 /// Step counter of the running task, by which a place knows which task runs.
-pub(crate) struct Meter {
+pub(crate) struct StepMeter {
     task: Cell<u32>,
     left: Cell<u64>,
     is_spent: Cell<bool>,
-    gives_way: Cell<bool>,
-    rests_until: Cell<Option<Instant>>,
+    has_yielded: Cell<bool>,
+    sleeps_until: Cell<Option<Instant>>,
     /// Place in the line of a lock in which the task waits while it rests.
-    line: Cell<Option<InLine>>,
+    wait_ticket: Cell<Option<WaitTicket>>,
     /// Whether the task goes on because its turn may have come.
-    is_called: Cell<bool>,
+    is_notified: Cell<bool>,
     /// Locks that were given back here since the last sweep.
     freed: RefCell<Vec<u64>>,
     began: Cell<Option<Instant>>,
@@ -56,29 +56,29 @@ pub(crate) struct Meter {
 
 /// A place in the line of a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct InLine {
+pub(crate) struct WaitTicket {
     /// Offset of the lock.
     pub(crate) lock: u64,
     pub(crate) ticket: u32,
 }
 
-impl InLine {
+impl WaitTicket {
     /// Compares tickets as serial numbers, which wrap around.
-    fn is_before(self, other: InLine) -> bool {
+    fn is_before(self, other: WaitTicket) -> bool {
         (self.ticket.wrapping_sub(other.ticket) as i32) < 0
     }
 }
 
-impl Meter {
-    pub(crate) fn new() -> Meter {
-        Meter {
+impl StepMeter {
+    pub(crate) fn new() -> StepMeter {
+        StepMeter {
             task: Cell::new(0),
             left: Cell::new(0),
             is_spent: Cell::new(false),
-            gives_way: Cell::new(false),
-            rests_until: Cell::new(None),
-            line: Cell::new(None),
-            is_called: Cell::new(false),
+            has_yielded: Cell::new(false),
+            sleeps_until: Cell::new(None),
+            wait_ticket: Cell::new(None),
+            is_notified: Cell::new(false),
             freed: RefCell::default(),
             began: Cell::new(None),
             until: Cell::new(None),
@@ -102,12 +102,12 @@ impl Meter {
 
     fn enter(&self, task: u32, slice: u64, began: Instant, until: Option<Instant>, is_called: bool) {
         self.task.set(task);
-        self.line.set(None);
-        self.is_called.set(is_called);
+        self.wait_ticket.set(None);
+        self.is_notified.set(is_called);
         self.left.set(slice);
         self.is_spent.set(false);
-        self.gives_way.set(false);
-        self.rests_until.set(None);
+        self.has_yielded.set(false);
+        self.sleeps_until.set(None);
         self.began.set(Some(began));
         self.until.set(until);
     }
@@ -128,27 +128,27 @@ impl Meter {
     }
 
     /// Lets the other tasks have their turn.
-    pub(crate) fn give_way(&self) -> impl Future<Output = ()> + '_ {
+    pub(crate) fn yield_now(&self) -> impl Future<Output = ()> + '_ {
         let mut gave = false;
         poll_fn(move |_| {
             if core::mem::replace(&mut gave, true) {
                 return Poll::Ready(());
             }
-            self.gives_way.set(true);
+            self.has_yielded.set(true);
             Poll::Pending
         })
     }
 
     /// Lets the other tasks go on for this time. A task in a line goes on earlier when its turn may
     /// have come.
-    pub(crate) fn rest(&self, time: Duration, line: Option<InLine>) -> impl Future<Output = ()> + '_ {
+    pub(crate) fn sleep_for(&self, time: Duration, line: Option<WaitTicket>) -> impl Future<Output = ()> + '_ {
         let until = Instant::now().checked_add(time);
         poll_fn(move |_| match until.filter(|until| Instant::now() < *until) {
             None => Poll::Ready(()),
-            Some(_) if self.is_called.take() => Poll::Ready(()),
+            Some(_) if self.is_notified.take() => Poll::Ready(()),
             rests => {
-                self.rests_until.set(rests);
-                self.line.set(line);
+                self.sleeps_until.set(rests);
+                self.wait_ticket.set(line);
                 Poll::Pending
             }
         })
@@ -172,11 +172,11 @@ impl Meter {
 pub(crate) const SLEEP_MIN: Duration = Duration::from_micros(20);
 
 /// A place, as its executor sees it.
-pub(crate) trait Host {
+pub(crate) trait ExecutorHost {
     /// Whether a panic of a function is caught, and ends that function only.
     const CATCHES: bool;
 
-    fn meter(&self) -> &Meter;
+    fn meter(&self) -> &StepMeter;
 
     /// Submits the requests of the tasks, and adds those that can go on to `ready`. If no task can,
     /// it may wait for one, for at most `may_wait`. Returns false if nothing is under way.
@@ -189,54 +189,54 @@ pub(crate) trait Host {
 }
 
 /// A function about to run.
-pub(crate) struct Start<F> {
+pub(crate) struct NewTask<F> {
     pub(crate) id: usize,
     pub(crate) future: F,
     pub(crate) budget: Budget,
 }
 
 /// State of the task in a seat.
-struct Task {
+struct TaskRecord {
     id: usize,
     budget: Budget,
     steps: u64,
     began: Instant,
     /// Whether it waited for an event, so that time has passed.
     waited: bool,
-    is_called: bool,
+    is_notified: bool,
 }
 
 /// A task that goes on when its time or its turn comes.
-struct Resting {
+struct SleepingTask {
     until: Instant,
     task: u32,
-    line: Option<InLine>,
+    wait_ticket: Option<WaitTicket>,
 }
 
 /// Tables of an executor. Tasks have the numbers of their seats.
 #[derive(Default)]
-struct Book {
+struct TaskTable {
     /// Tasks of the seats that were ever used.
-    tasks: Vec<Task>,
+    tasks: Vec<TaskRecord>,
     free: Vec<u32>,
     ready: VecDeque<u32>,
-    resting: Vec<Resting>,
+    resting: Vec<SleepingTask>,
 }
 
 thread_local! {
     /// Tables of the last executor of this thread, empty.
-    static BOOK: Cell<Book> = Cell::default();
+    static BOOK: Cell<TaskTable> = Cell::default();
 }
 
 /// Runs the functions that `next` returns until it returns `None`, as many at a time as there are
 /// seats. Calls `end` for each with its result and its number of steps.
-pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
+pub(crate) fn run<H: ExecutorHost, F: Future<Output = Result<A, Fault>>, A>(
     host: &H,
     seats: &mut [Pin<impl DerefMut<Target = Option<F>>>],
-    next: impl FnMut() -> Option<Start<F>>,
+    next: impl FnMut() -> Option<NewTask<F>>,
     mut end: impl FnMut(usize, Result<A, Stop>, u64),
 ) {
-    let Book { mut tasks, mut free, mut ready, mut resting } = BOOK.take();
+    let TaskTable { mut tasks, mut free, mut ready, mut resting } = BOOK.take();
     let mut starts = core::iter::from_fn(next).fuse().peekable();
     // Whether there are more is checked before the clock is read, which costs as much as a fifth of
     // an access.
@@ -245,9 +245,9 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
         let now = Instant::now();
         wake(&mut resting, &mut ready, now);
         while tasks.len() - free.len() < seats.len()
-            && let Some(Start { id, future, budget }) = starts.next()
+            && let Some(NewTask { id, future, budget }) = starts.next()
         {
-            let task = Task { id, budget, steps: 0, began: now, waited: false, is_called: false };
+            let task = TaskRecord { id, budget, steps: 0, began: now, waited: false, is_notified: false };
             let index = free.pop().unwrap_or(tasks.len() as u32);
             match tasks.get_mut(index as usize) {
                 Some(last) => *last = task,
@@ -281,10 +281,12 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
             let (seat, task) = (&mut seats[index as usize], &mut tasks[index as usize]);
             let Some(verdict) = resume(host, seat.as_mut().as_pin_mut(), task, index, now) else { continue };
             match verdict {
-                Verdict::Again => ready.push_back(index),
-                Verdict::Waits => {}
-                Verdict::Rests(until) => resting.push(Resting { until, task: index, line: host.meter().line.get() }),
-                Verdict::Ended(result) => {
+                PollOutcome::Yielded => ready.push_back(index),
+                PollOutcome::Blocked => {}
+                PollOutcome::Sleeping(until) => {
+                    resting.push(SleepingTask { until, task: index, wait_ticket: host.meter().wait_ticket.get() })
+                }
+                PollOutcome::Completed(result) => {
                     vacate::<H, _>(seat);
                     free.push(index);
                     end(task.id, result, task.steps);
@@ -294,7 +296,7 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
         host.turn(&mut ready, None);
         while let Some(lock) = host.meter().next_freed() {
             if let Some(index) = call(&mut resting, lock) {
-                tasks[index as usize].is_called = true;
+                tasks[index as usize].is_notified = true;
                 ready.push_back(index);
             }
         }
@@ -303,11 +305,11 @@ pub(crate) fn run<H: Host, F: Future<Output = Result<A, Fault>>, A>(
     free.clear();
     ready.clear();
     resting.clear();
-    BOOK.set(Book { tasks, free, ready, resting });
+    BOOK.set(TaskTable { tasks, free, ready, resting });
 }
 
 /// Drops the future of a task that has ended.
-fn vacate<H: Host, F>(seat: &mut Pin<impl DerefMut<Target = Option<F>>>) {
+fn vacate<H: ExecutorHost, F>(seat: &mut Pin<impl DerefMut<Target = Option<F>>>) {
     match H::CATCHES {
         // The result is known, and destructors do not change it.
         true => drop(catch_unwind(AssertUnwindSafe(|| seat.set(None)))),
@@ -316,41 +318,41 @@ fn vacate<H: Host, F>(seat: &mut Pin<impl DerefMut<Target = Option<F>>>) {
 }
 
 /// Makes those tasks ready that have rested long enough.
-fn wake(resting: &mut Vec<Resting>, ready: &mut VecDeque<u32>, now: Instant) {
+fn wake(resting: &mut Vec<SleepingTask>, ready: &mut VecDeque<u32>, now: Instant) {
     ready.extend(resting.extract_if(.., |resting| resting.until <= now).map(|resting| resting.task));
 }
 
 /// Removes the task that is first in the line of a lock, and returns it. Tasks before it at other
 /// places, or that have given up, it notices when it looks at the lock.
-fn call(resting: &mut Vec<Resting>, lock: u64) -> Option<u32> {
-    let line = resting.iter().enumerate().filter_map(|(index, resting)| Some((index, resting.line?)));
+fn call(resting: &mut Vec<SleepingTask>, lock: u64) -> Option<u32> {
+    let line = resting.iter().enumerate().filter_map(|(index, resting)| Some((index, resting.wait_ticket?)));
     let line = line.filter(|(_, line)| line.lock == lock);
     let (first, _) = line.reduce(|one, other| if other.1.is_before(one.1) { other } else { one })?;
     Some(resting.swap_remove(first).task)
 }
 
-enum Verdict<A> {
-    Again,
-    Waits,
-    Rests(Instant),
-    Ended(Result<A, Stop>),
+enum PollOutcome<A> {
+    Yielded,
+    Blocked,
+    Sleeping(Instant),
+    Completed(Result<A, Stop>),
 }
 
 /// Polls a task once; `None` if it has ended already.
-fn resume<H: Host, F: Future<Output = Result<A, Fault>>, A>(
+fn resume<H: ExecutorHost, F: Future<Output = Result<A, Fault>>, A>(
     host: &H,
     future: Option<Pin<&mut F>>,
-    task: &mut Task,
+    task: &mut TaskRecord,
     index: u32,
     now: Instant,
-) -> Option<Verdict<A>> {
+) -> Option<PollOutcome<A>> {
     let slice = SLICE.min(task.budget.steps_max - task.steps);
     let meter = host.meter();
     let mut future = future?;
     if core::mem::take(&mut task.waited) && is_over(task.budget.until, now) {
-        return Some(Verdict::Ended(Err(Stop::TimedOut)));
+        return Some(PollOutcome::Completed(Err(Stop::TimedOut)));
     }
-    meter.enter(index, slice, task.began, task.budget.until, core::mem::take(&mut task.is_called));
+    meter.enter(index, slice, task.began, task.budget.until, core::mem::take(&mut task.is_notified));
     let mut poll = || future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     let polled = match H::CATCHES {
         true => catch_unwind(AssertUnwindSafe(poll)),
@@ -358,28 +360,28 @@ fn resume<H: Host, F: Future<Output = Result<A, Fault>>, A>(
     };
     task.steps += slice - meter.left.get();
     Some(match polled {
-        Err(_) => Verdict::Ended(Err(Stop::Panicked)),
-        Ok(Poll::Ready(result)) => Verdict::Ended(result.map_err(Stop::Fault)),
+        Err(_) => PollOutcome::Completed(Err(Stop::Panicked)),
+        Ok(Poll::Ready(result)) => PollOutcome::Completed(result.map_err(Stop::Fault)),
         Ok(Poll::Pending) if meter.is_spent.get() => {
             // The rest of a slice that is too small for an access is lost.
             task.steps += meter.left.get();
             if task.steps >= task.budget.steps_max {
-                Verdict::Ended(Err(Stop::Overrun { steps: task.steps }))
+                PollOutcome::Completed(Err(Stop::Overrun { steps: task.steps }))
             } else if is_over(task.budget.until, now) {
-                Verdict::Ended(Err(Stop::TimedOut))
+                PollOutcome::Completed(Err(Stop::TimedOut))
             } else {
-                Verdict::Again
+                PollOutcome::Yielded
             }
         }
-        Ok(Poll::Pending) if meter.gives_way.get() && is_over(task.budget.until, now) => {
-            Verdict::Ended(Err(Stop::TimedOut))
+        Ok(Poll::Pending) if meter.has_yielded.get() && is_over(task.budget.until, now) => {
+            PollOutcome::Completed(Err(Stop::TimedOut))
         }
-        Ok(Poll::Pending) if meter.gives_way.get() => Verdict::Again,
+        Ok(Poll::Pending) if meter.has_yielded.get() => PollOutcome::Yielded,
         Ok(Poll::Pending) => {
             task.waited = true;
-            match meter.rests_until.get() {
-                Some(until) => Verdict::Rests(task.budget.until.map_or(until, |end| end.min(until))),
-                None => Verdict::Waits,
+            match meter.sleeps_until.get() {
+                Some(until) => PollOutcome::Sleeping(task.budget.until.map_or(until, |end| end.min(until))),
+                None => PollOutcome::Blocked,
             }
         }
     })

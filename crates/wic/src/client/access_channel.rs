@@ -1,6 +1,6 @@
 //! Accesses that the server makes for functions at the client: calls of [`Access`].
 
-use super::underway::Underway;
+use super::operation_table::OperationTable;
 use crate::access::{Access, Answer, Ask};
 use crate::registry::decode;
 use crate::{CallError, Fault, Function};
@@ -21,12 +21,12 @@ const UNDO_WITHIN: Duration = Duration::from_millis(50);
 type Ended = Result<Vec<u8>, CallFailure>;
 
 /// Channel for these requests, opened when it is first needed.
-pub(super) struct Asks {
+pub(super) struct AccessChannel {
     backend: Arc<dyn Backend>,
     lane: Option<Box<dyn CallChannel>>,
     /// Whether there is no such channel.
     is_nowhere: bool,
-    underway: Underway<Ended>,
+    underway: OperationTable<Ended>,
     /// Locks that are asked for, by tag: if the task does not want one any more, it is given back.
     taking: BTreeMap<u32, (u64, LockMode)>,
     /// Requests for which the channel had no room.
@@ -34,13 +34,13 @@ pub(super) struct Asks {
     ended: Vec<CallEnd>,
 }
 
-impl Asks {
-    pub(super) fn new(backend: Arc<dyn Backend>) -> Asks {
-        Asks {
+impl AccessChannel {
+    pub(super) fn new(backend: Arc<dyn Backend>) -> AccessChannel {
+        AccessChannel {
             backend,
             lane: None,
             is_nowhere: false,
-            underway: Underway::new(),
+            underway: OperationTable::new(),
             taking: BTreeMap::new(),
             queued: VecDeque::new(),
             ended: Vec::new(),
