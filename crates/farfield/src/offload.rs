@@ -10,7 +10,7 @@
 //! given back what it read.
 
 use crate::error::FarError;
-use crate::heap::Core;
+use crate::heap::HeapInner;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_pool::{Backend, CallLane, Deal, PoolError, WriteReservation};
@@ -38,7 +38,7 @@ pub enum OffloadError {
 
 /// Failure of functions that write pages.
 #[derive(Debug)]
-pub(crate) struct Unwritten {
+pub(crate) struct OffloadWriteError {
     pub(crate) error: CallError,
     /// Whether it is certain that none of the functions writes anything any more.
     pub(crate) is_over: bool,
@@ -53,7 +53,7 @@ const IDLE_MAX: usize = 4;
 /// Place where functions run. It is the one server that keeps all pages (or each of several
 /// mirrored servers), or one of the members across which the pages are striped.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Site {
+pub(crate) enum OffloadTarget {
     Whole,
     Member(usize),
 }
@@ -61,23 +61,23 @@ pub(crate) enum Site {
 /// Distribution of the pages over the members of the pool, with the number of switches of the pool
 /// before.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Dealt {
+pub(crate) struct OffloadLayout {
     deal: Option<Deal>,
     switches: u64,
 }
 
-impl Dealt {
+impl OffloadLayout {
     /// Returns the site that keeps this byte of the region, and the byte's offset there.
-    pub(crate) fn place(&self, offset: u64) -> (Site, u64) {
+    pub(crate) fn place(&self, offset: u64) -> (OffloadTarget, u64) {
         match self.deal.map(|deal| deal.place_byte(offset)) {
-            Some((member, local)) => (Site::Member(member), local),
-            None => (Site::Whole, offset),
+            Some((member, local)) => (OffloadTarget::Member(member), local),
+            None => (OffloadTarget::Whole, offset),
         }
     }
 }
 
 /// Result of calls that were not all answered.
-struct Failed {
+struct IncompleteCalls {
     /// Reason why the first one was not.
     error: CallError,
     /// Channels whose functions may not have ended.
@@ -92,18 +92,18 @@ pub(crate) struct Offload(Mutex<Channels>);
 struct Channels {
     /// Number of switches of the pool before these channels were opened.
     switches: u64,
-    idle: Vec<(Site, Caller)>,
+    idle: Vec<(OffloadTarget, Caller)>,
     /// Names of functions that the server does not run.
     refused: BTreeSet<&'static str>,
 }
 
 /// Calls for one site, with their indices among all calls.
-type Bunch<A> = (Site, Vec<(usize, A)>);
+type Bunch<A> = (OffloadTarget, Vec<(usize, A)>);
 
 /// Splits the calls into bunches, some for each site, so that all channels have about as many
 /// calls.
-fn bunches<A>(calls: Vec<(Site, A)>) -> Vec<Bunch<A>> {
-    let mut sites: BTreeMap<Site, Vec<(usize, A)>> = BTreeMap::new();
+fn bunches<A>(calls: Vec<(OffloadTarget, A)>) -> Vec<Bunch<A>> {
+    let mut sites: BTreeMap<OffloadTarget, Vec<(usize, A)>> = BTreeMap::new();
     for (place, (site, argument)) in calls.into_iter().enumerate() {
         sites.entry(site).or_default().push((place, argument));
     }
@@ -121,12 +121,14 @@ fn bunches<A>(calls: Vec<(Site, A)>) -> Vec<Bunch<A>> {
 }
 
 /// Merges the results: all answers, in the order of the calls, or all failures as one.
-fn together<A>(some: impl Iterator<Item = Result<Vec<(usize, A)>, Failed>>) -> Result<Vec<A>, Failed> {
+fn merge_answers<A>(
+    some: impl Iterator<Item = Result<Vec<(usize, A)>, IncompleteCalls>>,
+) -> Result<Vec<A>, IncompleteCalls> {
     let mut all = Ok(Vec::new());
     for some in some {
         match (&mut all, some) {
             (Ok(all), Ok(some)) => all.extend(some),
-            (Err(Failed { callers, .. }), Err(failed)) => callers.extend(failed.callers),
+            (Err(IncompleteCalls { callers, .. }), Err(failed)) => callers.extend(failed.callers),
             (Ok(_), Err(failed)) => all = Err(failed),
             (Err(_), Ok(_)) => {}
         }
@@ -136,25 +138,25 @@ fn together<A>(some: impl Iterator<Item = Result<Vec<(usize, A)>, Failed>>) -> R
     Ok(all.into_iter().map(|(_, answer)| answer).collect())
 }
 
-impl Core {
+impl HeapInner {
     /// Checks whether the server runs this function, as far as is known.
     pub(crate) fn may_offload<F: Function>(&self) -> bool {
         self.channels(|channels| !channels.refused.contains(F::NAME))
     }
 
     /// Returns how the pages of the pool are distributed over its members now.
-    pub(crate) fn dealt(&self) -> Dealt {
+    pub(crate) fn offload_layout(&self) -> OffloadLayout {
         // In this order, so that a switch in between is noticed.
         let switches = self.backend.progress().switches;
-        Dealt { switches, deal: self.backend.deal() }
+        OffloadLayout { switches, deal: self.backend.deal() }
     }
 
     /// Calls a function once for each of these arguments. The function only reads, and each site
     /// has the bytes that it needs. Fails unless all calls are answered.
     pub(crate) fn offload<F: Function>(
         &self,
-        dealt: Dealt,
-        calls: Vec<(Site, F::Argument)>,
+        dealt: OffloadLayout,
+        calls: Vec<(OffloadTarget, F::Argument)>,
     ) -> Result<Vec<F::Answer>, CallError> {
         self.call::<F>(dealt.switches, calls, None).map_err(|failed| failed.error)
     }
@@ -166,33 +168,33 @@ impl Core {
         &self,
         arguments: Vec<F::Argument>,
         pages: impl Iterator<Item = Range>,
-    ) -> Result<Vec<F::Answer>, Unwritten> {
+    ) -> Result<Vec<F::Answer>, OffloadWriteError> {
         let _still = self.backend.hold_still();
         if self.backend.progress().is_active {
             // The pages would be written at one of the two pools only.
-            return Err(Unwritten { error: CallError::Nowhere, is_over: true });
+            return Err(OffloadWriteError { error: CallError::Nowhere, is_over: true });
         }
         let runs: Vec<_> = pages.map(|range| (PageId(range.offset / PAGE_BYTES as u64), range.count)).collect();
         runs.iter().for_each(|(first, count)| self.backend.mark_dirty(*first, *count));
         let switches = self.backend.progress().switches;
-        let calls = arguments.into_iter().map(|argument| (Site::Whole, argument)).collect();
+        let calls = arguments.into_iter().map(|argument| (OffloadTarget::Whole, argument)).collect();
         let writes = match self.backend.begin_writes(&runs) {
             Ok(writes) => writes,
             Err(PoolError::Refused { reason: CallLane::NOWHERE, .. }) => {
                 return self.call::<F>(switches, calls, None).map_err(|failed| {
                     let is_over = failed.callers.into_iter().all(|caller| self.has_ended(caller));
-                    Unwritten { error: failed.error, is_over }
+                    OffloadWriteError { error: failed.error, is_over }
                 });
             }
-            Err(error) => return Err(Unwritten { error: error.into(), is_over: true }),
+            Err(error) => return Err(OffloadWriteError { error: error.into(), is_over: true }),
         };
         let answers = self.call::<F>(switches, calls, Some(&*writes));
         let ended = writes.end();
         let is_over = ended.err().is_none_or(|unwritten| unwritten.is_over);
         match answers {
             Ok(answers) if ended.is_ok() => Ok(answers),
-            Ok(_) => Err(Unwritten { error: CallError::NotNow, is_over }),
-            Err(failed) => Err(Unwritten { error: failed.error, is_over }),
+            Ok(_) => Err(OffloadWriteError { error: CallError::NotNow, is_over }),
+            Err(failed) => Err(OffloadWriteError { error: failed.error, is_over }),
         }
     }
 
@@ -209,13 +211,13 @@ impl Core {
     fn call<F: Function>(
         &self,
         switches: u64,
-        calls: Vec<(Site, F::Argument)>,
+        calls: Vec<(OffloadTarget, F::Argument)>,
         writes: Option<&dyn WriteReservation>,
-    ) -> Result<Vec<F::Answer>, Failed> {
+    ) -> Result<Vec<F::Answer>, IncompleteCalls> {
         let mut bunches = bunches(calls);
         let Some(last) = bunches.pop() else { return Ok(Vec::new()) };
         if bunches.is_empty() {
-            return together([self.call_through_one::<F>(switches, last, writes)].into_iter());
+            return merge_answers([self.call_through_one::<F>(switches, last, writes)].into_iter());
         }
         std::thread::scope(|threads| {
             let ask = |bunch| {
@@ -227,9 +229,9 @@ impl Core {
             let answers = others.into_iter().map(|other| match other {
                 Ok(other) => other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
                 // No thread could be made.
-                Err(_) => Err(Failed { error: CallError::Nowhere, callers: Vec::new() }),
+                Err(_) => Err(IncompleteCalls { error: CallError::Nowhere, callers: Vec::new() }),
             });
-            together(answers.chain([last]))
+            merge_answers(answers.chain([last]))
         })
     }
 
@@ -238,18 +240,19 @@ impl Core {
         switches: u64,
         (site, calls): Bunch<F::Argument>,
         writes: Option<&dyn WriteReservation>,
-    ) -> Result<Vec<(usize, F::Answer)>, Failed> {
+    ) -> Result<Vec<(usize, F::Answer)>, IncompleteCalls> {
         let was_active = self.backend.progress().is_active;
         let idle = self.channels(|channels| {
-            let is_fit = |(of, _): &(Site, Caller)| *of == site && writes.is_none() && channels.switches == switches;
+            let is_fit =
+                |(of, _): &(OffloadTarget, Caller)| *of == site && writes.is_none() && channels.switches == switches;
             let index = channels.idle.iter().position(is_fit)?;
             Some(channels.idle.swap_remove(index).1)
         });
         let caller = match (idle, writes, site) {
             (Some(idle), ..) => Ok(idle),
             (None, Some(writes), _) => writes.open().map(|channel| Caller::through(self.backend.clone(), channel)),
-            (None, None, Site::Whole) => Ok(Caller::new(self.backend.clone())),
-            (None, None, Site::Member(index)) => {
+            (None, None, OffloadTarget::Whole) => Ok(Caller::new(self.backend.clone())),
+            (None, None, OffloadTarget::Member(index)) => {
                 let nowhere = PoolError::Refused { server: 0, reason: CallLane::NOT_NOW };
                 self.backend.member(index).map(Caller::new).ok_or(nowhere)
             }
@@ -267,7 +270,7 @@ impl Core {
             Ok(answers) => {
                 // A late answer of the old server does not count.
                 if !is_same {
-                    return Err(Failed { error: CallError::Nowhere, callers: Vec::new() });
+                    return Err(IncompleteCalls { error: CallError::Nowhere, callers: Vec::new() });
                 }
                 self.channels(|channels| {
                     let is_wanted = channels.idle.iter().filter(|(of, _)| *of == site).count() < IDLE_MAX;
@@ -290,7 +293,13 @@ impl Core {
     /// Turns the error of a call into a [`Failed`], and remembers functions that the server does
     /// not run. The calls were made after `switches` switches; with `is_same`, no switch happened
     /// meanwhile.
-    fn failed<F: Function>(&self, error: CallError, switches: u64, is_same: bool, caller: Option<Caller>) -> Failed {
+    fn failed<F: Function>(
+        &self,
+        error: CallError,
+        switches: u64,
+        is_same: bool,
+        caller: Option<Caller>,
+    ) -> IncompleteCalls {
         let is_refusal =
             matches!(error, CallError::Nowhere | CallError::NoFunction { .. } | CallError::OtherVersion { .. });
         // While the pool is switched there is no single server, but there will be one again.
@@ -303,7 +312,7 @@ impl Core {
         }
         // Either no server was asked, or one that may still be running the function.
         let is_unasked = matches!(error, CallError::Nowhere | CallError::NotNow);
-        Failed { error, callers: caller.into_iter().filter(|_| !is_unasked).collect() }
+        IncompleteCalls { error, callers: caller.into_iter().filter(|_| !is_unasked).collect() }
     }
 
     /// Runs `act` with the channels to the present server; channels to earlier ones are dropped.

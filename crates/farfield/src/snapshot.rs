@@ -16,9 +16,9 @@ thread_local! {
 }
 
 /// Guard that makes the previous target the target again.
-struct Before(*const Heap);
+struct RestoreTargetGuard(*const Heap);
 
-impl Drop for Before {
+impl Drop for RestoreTargetGuard {
     fn drop(&mut self) {
         TARGET.set(self.0);
     }
@@ -51,7 +51,7 @@ impl Heap {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn restore<R>(&self, action: impl FnOnce() -> R) -> R {
-        let _before = Before(TARGET.replace(self));
+        let _before = RestoreTargetGuard(TARGET.replace(self));
         action()
     }
 }

@@ -1,7 +1,7 @@
 //! `FarBytes`: bytes in one piece.
 
 use crate::error::FarError;
-use crate::heap::{Core, Once, Scope, Slot, SlotCell, Want, dropped_in_place};
+use crate::heap::{AccessMode, HeapInner, Scope, SlotCell, SlotWord, StreamingHint, drop_and_free};
 use core::mem::take;
 use core::ops::Range;
 use std::alloc::Layout;
@@ -61,7 +61,7 @@ impl FarBytes {
     }
 
     /// Returns the address of the bytes, which is valid as long as the scope lasts.
-    fn address(&self, scope: &Scope<'_>, slot: Slot, want: Want) -> Result<*mut u8, FarError> {
+    fn address(&self, scope: &Scope<'_>, slot: SlotWord, want: AccessMode) -> Result<*mut u8, FarError> {
         let address = scope.with_room(|| self.cell.address(scope, slot, want))?;
         scope.mark_used();
         Ok(address)
@@ -70,7 +70,7 @@ impl FarBytes {
     /// Returns the bytes, and brings them near if they are far.
     pub fn get<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a [u8], FarError> {
         let Some(slot) = self.cell.load() else { return Ok(&[]) };
-        let address = self.address(scope, slot, Want::Read)?;
+        let address = self.address(scope, slot, AccessMode::Read)?;
         // SAFETY: the first `len` bytes of the object are initialised; it became near after the
         // scope began and stays until it ends; the slice borrows the scope and `self`, so that
         // nobody changes or frees them.
@@ -87,7 +87,7 @@ impl FarBytes {
     /// soon. If they have to be brought near, they are evicted first.
     pub fn get_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a [u8], FarError> {
         let Some(slot) = self.cell.load() else { return Ok(&[]) };
-        scope.once(|once| {
+        scope.run_streaming(|once| {
             slot.note(once, scope);
             self.get(scope)
         })
@@ -97,11 +97,11 @@ impl FarBytes {
     /// fetched.
     pub async fn fetch_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a [u8], FarError> {
         let Some(slot) = self.cell.load() else { return Ok(&[]) };
-        let look = async |once: &Once| {
+        let look = async |once: &StreamingHint| {
             slot.note(once, scope);
             self.fetch(scope).await
         };
-        scope.fetch_once(look).await
+        scope.fetch_streaming(look).await
     }
 
     /// Begins to bring the bytes near, and does not wait: see [`Heap::prefetch`](crate::Heap::prefetch).
@@ -114,12 +114,12 @@ impl FarBytes {
     /// Marks the bytes as not needed soon: they are evicted before others.
     pub fn cold(&self) {
         if let Some((core, slot)) = self.place() {
-            slot.cold(core);
+            slot.mark_cold(core);
         }
     }
 
     /// Returns the heap and the slot of the bytes, if there are any.
-    fn place(&self) -> Option<(&Core, Slot)> {
+    fn place(&self) -> Option<(&HeapInner, SlotWord)> {
         // SAFETY: our object keeps the heap.
         self.cell.load().map(|slot| (unsafe { &*slot.heap() }, slot))
     }
@@ -127,7 +127,7 @@ impl FarBytes {
     /// Returns the bytes, to be changed.
     pub fn get_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<&'a mut [u8], FarError> {
         let Some(slot) = self.cell.load() else { return Ok(&mut []) };
-        let address = self.address(scope, slot, Want::Write)?;
+        let address = self.address(scope, slot, AccessMode::Write)?;
         // SAFETY: as in `get`, and `&mut self` makes it exclusive.
         Ok(unsafe { core::slice::from_raw_parts_mut(address, self.len) })
     }
@@ -135,8 +135,8 @@ impl FarBytes {
     /// Calls `look` with the bytes. The scope keeps nothing for it afterwards.
     pub(super) fn read<R>(&self, scope: &Scope<'_>, look: impl FnOnce(&[u8]) -> R) -> Result<R, FarError> {
         let Some(slot) = self.cell.load() else { return Ok(look(&[])) };
-        let _brief = scope.briefly();
-        let address = scope.with_room(|| self.cell.address(scope, slot, Want::Read))?;
+        let _brief = scope.begin_transient();
+        let address = scope.with_room(|| self.cell.address(scope, slot, AccessMode::Read))?;
         // SAFETY: as in `get`; nothing in `look` renews the scope.
         Ok(look(unsafe { core::slice::from_raw_parts(address, self.len) }))
     }
@@ -144,8 +144,8 @@ impl FarBytes {
     /// Calls `change` with the bytes, if there are any. The scope keeps nothing for it afterwards.
     fn change(&mut self, scope: &Scope<'_>, change: impl FnOnce(&mut [u8])) -> Result<(), FarError> {
         if let Some(slot) = self.cell.load() {
-            let _brief = scope.briefly();
-            let address = scope.with_room(|| self.cell.address(scope, slot, Want::Write))?;
+            let _brief = scope.begin_transient();
+            let address = scope.with_room(|| self.cell.address(scope, slot, AccessMode::Write))?;
             // SAFETY: as in `read`, and `&mut self` makes it exclusive.
             change(unsafe { core::slice::from_raw_parts_mut(address, self.len) });
         }
@@ -155,10 +155,10 @@ impl FarBytes {
     /// Appends bytes at the end.
     pub fn extend_from_slice(&mut self, scope: &Scope<'_>, bytes: &[u8]) -> Result<(), FarError> {
         let len = self.len.checked_add(bytes.len()).ok_or(FarError::TooLarge { bytes: u64::MAX })?;
-        let _brief = scope.briefly();
+        let _brief = scope.begin_transient();
         let target = match self.cell.load() {
             _ if len > self.room => self.grow(scope, len)?,
-            Some(slot) => scope.with_room(|| self.cell.address(scope, slot, Want::Write))?,
+            Some(slot) => scope.with_room(|| self.cell.address(scope, slot, AccessMode::Write))?,
             None => return Ok(()),
         };
         // SAFETY: `len` bytes fit into the object, which is near, dirty and ours alone; `bytes` may
@@ -220,16 +220,16 @@ impl FarBytes {
         let layout = layout.ok_or(FarError::TooLarge { bytes: both })?;
         let old = self.cell.load();
         let (new, target) = scope.with_room(|| {
-            let Some(old) = old else { return Slot::make(scope, layout) };
+            let Some(old) = old else { return SlotWord::make(scope, layout) };
             // Nothing here renews the scope, so the old bytes are still there when the new object is made.
-            let source = self.cell.address(scope, old, Want::Read)?;
+            let source = self.cell.address(scope, old, AccessMode::Read)?;
             // SAFETY: `len` initialised bytes, into an object with more room.
             let copy = |target: *mut u8| unsafe { target.copy_from_nonoverlapping(source, self.len) };
             // SAFETY: the object is ours, and `&mut self` keeps others from it; it is near, as we have just seen.
             if let Some(moved) = unsafe { old.moved(scope, layout, copy) }? {
                 return Ok(moved);
             }
-            let (new, target) = Slot::make(scope, layout)?;
+            let (new, target) = SlotWord::make(scope, layout)?;
             copy(target);
             Ok((new, target))
         })?;
@@ -273,7 +273,7 @@ impl Drop for FarBytes {
         // SAFETY: our object keeps the heap.
         let (page, card) = slot.parts(unsafe { &*core });
         // SAFETY: the object is ours, and nobody uses it any more. Without a destructor nothing can fail.
-        let freed = unsafe { dropped_in_place(core, page, card, None::<fn(*mut u8)>) };
+        let freed = unsafe { drop_and_free(core, page, card, None::<fn(*mut u8)>) };
         debug_assert_eq!(freed, Ok(()));
     }
 }

@@ -7,7 +7,7 @@
 mod parts;
 
 use crate::error::{AllocError, FarError};
-use crate::heap::{Anchor, Bury, Core, Panics, Scope, Slot, SlotCell, Want, drop_collection};
+use crate::heap::{AccessMode, HeapInner, HeapRef, Panics, Scope, SlotCell, SlotWord, Teardown, drop_collection};
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use farfield_core::geometry::PAGE_BYTES;
@@ -15,18 +15,18 @@ use std::alloc::Layout;
 
 /// Elements in order, in chunks.
 pub(super) struct Chain<T: Send + 'static> {
-    chunks: Vec<Chunk>,
+    chunks: Vec<ChainChunk>,
     /// First of the chunks that are not used, linked by `next`.
     free: u32,
     first: u32,
     last: u32,
     len: usize,
-    anchor: Option<Anchor>,
+    anchor: Option<HeapRef>,
     owns: PhantomData<T>,
 }
 
 /// A far chunk, whose elements are `start..start + len`.
-struct Chunk {
+struct ChainChunk {
     /// Nothing, if the chunk is not used.
     cell: SlotCell,
     start: u16,
@@ -35,7 +35,7 @@ struct Chunk {
     next: u32,
 }
 
-const _: () = assert!(size_of::<Chunk>() == 24);
+const _: () = assert!(size_of::<ChainChunk>() == 24);
 
 const NONE: u32 = u32::MAX;
 
@@ -60,14 +60,14 @@ impl Position {
 
 /// An end of the chain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum End {
+pub(super) enum ChainEnd {
     Front,
     Back,
 }
 
-impl End {
-    fn opposite(self) -> End {
-        if self == End::Front { End::Back } else { End::Front }
+impl ChainEnd {
+    fn opposite(self) -> ChainEnd {
+        if self == ChainEnd::Front { ChainEnd::Back } else { ChainEnd::Front }
     }
 }
 
@@ -89,42 +89,42 @@ impl<T: Send + 'static> Chain<T> {
 
     /// Returns the heap of the chain, if it has one.
     #[cfg(feature = "serde")]
-    pub(super) fn anchor(&self) -> Option<&Anchor> {
+    pub(super) fn anchor(&self) -> Option<&HeapRef> {
         self.anchor.as_ref()
     }
 
-    fn chunk(&self, chunk: u32) -> &Chunk {
+    fn chunk(&self, chunk: u32) -> &ChainChunk {
         &self.chunks[chunk as usize]
     }
 
-    fn chunk_mut(&mut self, chunk: u32) -> &mut Chunk {
+    fn chunk_mut(&mut self, chunk: u32) -> &mut ChainChunk {
         &mut self.chunks[chunk as usize]
     }
 
     /// Returns the chunk beside this one, on the side of `end`. For `NONE`, returns the chunk at
     /// the other end.
-    fn beside(&self, chunk: u32, end: End) -> u32 {
+    fn beside(&self, chunk: u32, end: ChainEnd) -> u32 {
         match (end, chunk) {
-            (End::Front, NONE) => self.last,
-            (End::Back, NONE) => self.first,
-            (End::Front, _) => self.chunk(chunk).previous,
-            (End::Back, _) => self.chunk(chunk).next,
+            (ChainEnd::Front, NONE) => self.last,
+            (ChainEnd::Back, NONE) => self.first,
+            (ChainEnd::Front, _) => self.chunk(chunk).previous,
+            (ChainEnd::Back, _) => self.chunk(chunk).next,
         }
     }
 
     /// Returns the position of the first or the last element.
-    pub(super) fn end(&self, end: End) -> Position {
+    pub(super) fn end(&self, end: ChainEnd) -> Position {
         self.step(NOWHERE, end.opposite())
     }
 
     /// Returns the position beside this one, towards that end. Behind the end follows `NOWHERE`,
     /// and behind that the other end.
     #[inline]
-    pub(super) fn step(&self, at: Position, towards: End) -> Position {
+    pub(super) fn step(&self, at: Position, towards: ChainEnd) -> Position {
         if at.chunk != NONE {
             let within = match towards {
-                End::Front => at.index.checked_sub(1),
-                End::Back => Some(at.index + 1).filter(|index| *index < usize::from(self.chunk(at.chunk).len)),
+                ChainEnd::Front => at.index.checked_sub(1),
+                ChainEnd::Back => Some(at.index + 1).filter(|index| *index < usize::from(self.chunk(at.chunk).len)),
             };
             if let Some(index) = within {
                 return Position { chunk: at.chunk, index };
@@ -134,14 +134,14 @@ impl<T: Send + 'static> Chain<T> {
         // Only the chunk of an empty chain is empty.
         match towards {
             _ if chunk == NONE || self.len == 0 => NOWHERE,
-            End::Front => Position { chunk, index: usize::from(self.chunk(chunk).len) - 1 },
-            End::Back => Position { chunk, index: 0 },
+            ChainEnd::Front => Position { chunk, index: usize::from(self.chunk(chunk).len) - 1 },
+            ChainEnd::Back => Position { chunk, index: 0 },
         }
     }
 
     /// Returns the address of the first element of a chunk, which is valid as long as the scope
     /// lasts.
-    fn elements(&self, scope: &Scope<'_>, chunk: u32, want: Want) -> Result<*mut T, FarError> {
+    fn elements(&self, scope: &Scope<'_>, chunk: u32, want: AccessMode) -> Result<*mut T, FarError> {
         let chunk = self.chunk(chunk);
         let Some(slot) = chunk.cell.load() else { unreachable!("a chunk in the chain exists") };
         let address = chunk.cell.address(scope, slot, want)?.cast::<T>();
@@ -152,7 +152,12 @@ impl<T: Send + 'static> Chain<T> {
     /// Returns the address of an element, which is valid as long as the scope lasts and the chain
     /// is not changed.
     #[inline]
-    pub(super) fn address(&self, scope: &Scope<'_>, at: Position, want: Want) -> Result<Option<*mut T>, FarError> {
+    pub(super) fn address(
+        &self,
+        scope: &Scope<'_>,
+        at: Position,
+        want: AccessMode,
+    ) -> Result<Option<*mut T>, FarError> {
         if at.chunk == NONE {
             return Ok(None);
         }
@@ -166,7 +171,7 @@ impl<T: Send + 'static> Chain<T> {
     /// Returns the element at a position, if there is one.
     #[inline]
     pub(super) fn get<'a>(&'a self, scope: &'a Scope<'_>, at: Position) -> Result<Option<&'a T>, FarError> {
-        let address = self.address(scope, at, Want::Read)?;
+        let address = self.address(scope, at, AccessMode::Read)?;
         // SAFETY:
         // - initialised: the element exists;
         // - alive: its chunk became near after the scope began, so it keeps its frame until the
@@ -179,7 +184,7 @@ impl<T: Send + 'static> Chain<T> {
 
     /// Returns the element at a position, to be changed, if there is one.
     pub(super) fn get_mut<'a>(&'a mut self, scope: &'a Scope<'_>, at: Position) -> Result<Option<&'a mut T>, FarError> {
-        let address = self.address(scope, at, Want::Write)?;
+        let address = self.address(scope, at, AccessMode::Write)?;
         // SAFETY: as in `get`, and `&mut self` makes it exclusive.
         Ok(address.map(|address| unsafe { &mut *address }))
     }
@@ -190,18 +195,18 @@ impl<T: Send + 'static> Chain<T> {
         &self,
         scope: &Scope<'_>,
         at: Position,
-        want: Want,
+        want: AccessMode,
     ) -> Result<Option<(*mut T, usize)>, FarError> {
         let first = self.address(scope, Position { index: 0, ..at }, want)?;
         Ok(first.map(|address| (address, usize::from(self.chunk(at.chunk).len))))
     }
 
     /// Returns the nearest position in the next chunk, towards that end.
-    pub(super) fn next_chunk(&self, at: Position, towards: End) -> Position {
+    pub(super) fn next_chunk(&self, at: Position, towards: ChainEnd) -> Position {
         let index = match towards {
             _ if at.chunk == NONE => 0,
-            End::Front => 0,
-            End::Back => usize::from(self.chunk(at.chunk).len),
+            ChainEnd::Front => 0,
+            ChainEnd::Back => usize::from(self.chunk(at.chunk).len),
         };
         self.step(Position { index, ..at }, towards)
     }
@@ -220,16 +225,16 @@ impl<T: Send + 'static> Chain<T> {
     fn add_chunk(&mut self, scope: &Scope<'_>, before: u32, start: usize) -> Result<(u32, *mut T), FarError> {
         self.reserve(scope)?;
         let layout = Layout::array::<T>(Self::PER_CHUNK).map_err(|_| FarError::TooLarge { bytes: u64::MAX })?;
-        let (slot, address) = Slot::make(scope, layout)?;
+        let (slot, address) = SlotWord::make(scope, layout)?;
         let previous = if before == NONE { self.last } else { self.chunk(before).previous };
         let cell = SlotCell::new(slot);
-        let number = self.link(Chunk { cell, start: start as u16, len: 0, previous, next: before });
+        let number = self.link(ChainChunk { cell, start: start as u16, len: 0, previous, next: before });
         Ok((number, address.cast()))
     }
 
     /// Links a chunk in between its `previous` and `next`, and returns its number. There must be
     /// near room for it.
-    fn link(&mut self, added: Chunk) -> u32 {
+    fn link(&mut self, added: ChainChunk) -> u32 {
         let (previous, next) = (added.previous, added.next);
         let number = self.free;
         let number = if number == NONE {
@@ -240,29 +245,29 @@ impl<T: Send + 'static> Chain<T> {
             *self.chunk_mut(number) = added;
             number
         };
-        *self.link_to(previous, End::Back) = number;
-        *self.link_to(next, End::Front) = number;
+        *self.link_to(previous, ChainEnd::Back) = number;
+        *self.link_to(next, ChainEnd::Front) = number;
         number
     }
 
     /// Takes a chunk out, with its elements.
-    fn unlink(&mut self, number: u32) -> Chunk {
-        let unused = Chunk { cell: SlotCell::nothing(), start: 0, len: 0, previous: NONE, next: self.free };
+    fn unlink(&mut self, number: u32) -> ChainChunk {
+        let unused = ChainChunk { cell: SlotCell::nothing(), start: 0, len: 0, previous: NONE, next: self.free };
         let chunk = core::mem::replace(self.chunk_mut(number), unused);
         self.free = number;
-        *self.link_to(chunk.previous, End::Back) = chunk.next;
-        *self.link_to(chunk.next, End::Front) = chunk.previous;
+        *self.link_to(chunk.previous, ChainEnd::Back) = chunk.next;
+        *self.link_to(chunk.next, ChainEnd::Front) = chunk.previous;
         chunk
     }
 
     /// Returns the link to the neighbour of a chunk on that side, or for `NONE` the link to the
     /// chunk at the other end.
-    fn link_to(&mut self, chunk: u32, side: End) -> &mut u32 {
+    fn link_to(&mut self, chunk: u32, side: ChainEnd) -> &mut u32 {
         match (side, chunk) {
-            (End::Back, NONE) => &mut self.first,
-            (End::Front, NONE) => &mut self.last,
-            (End::Back, _) => &mut self.chunk_mut(chunk).next,
-            (End::Front, _) => &mut self.chunk_mut(chunk).previous,
+            (ChainEnd::Back, NONE) => &mut self.first,
+            (ChainEnd::Front, NONE) => &mut self.last,
+            (ChainEnd::Back, _) => &mut self.chunk_mut(chunk).next,
+            (ChainEnd::Front, _) => &mut self.chunk_mut(chunk).previous,
         }
     }
 
@@ -270,7 +275,7 @@ impl<T: Send + 'static> Chain<T> {
     fn reserve(&mut self, scope: &Scope<'_>) -> Result<(), FarError> {
         match &self.anchor {
             Some(anchor) => anchor.check(scope)?,
-            None => self.anchor = Some(Anchor::of(scope)),
+            None => self.anchor = Some(HeapRef::of(scope)),
         }
         let before = self.chunks.capacity();
         if self.free == NONE && self.chunks.len() == before {
@@ -278,7 +283,7 @@ impl<T: Send + 'static> Chain<T> {
             if before + more >= NONE as usize {
                 return Err(FarError::FarFull);
             }
-            let bytes = (more * size_of::<Chunk>()) as u64;
+            let bytes = (more * size_of::<ChainChunk>()) as u64;
             scope.core.charge(bytes)?;
             if self.chunks.try_reserve_exact(more).is_err() {
                 scope.core.uncharge(bytes);
@@ -289,7 +294,7 @@ impl<T: Send + 'static> Chain<T> {
     }
 
     /// Takes an empty chunk out and frees it.
-    fn remove_chunk(&mut self, core: &Core, number: u32) {
+    fn remove_chunk(&mut self, core: &HeapInner, number: u32) {
         let chunk = self.unlink(number);
         assert_eq!(chunk.len, 0, "only empty chunks go");
         if let Some(slot) = chunk.cell.load() {
@@ -299,13 +304,13 @@ impl<T: Send + 'static> Chain<T> {
     }
 
     /// Adds a value at an end.
-    pub(super) fn push(&mut self, scope: &Scope<'_>, end: End, value: T) -> Result<(), AllocError<T>> {
-        let _brief = scope.briefly();
+    pub(super) fn push(&mut self, scope: &Scope<'_>, end: ChainEnd, value: T) -> Result<(), AllocError<T>> {
+        let _brief = scope.begin_transient();
         match scope.with_room(|| self.room_at(scope, end)) {
             Ok((chunk, address)) => {
                 let chunk = self.chunk_mut(chunk);
                 chunk.len += 1;
-                chunk.start -= u16::from(end == End::Front);
+                chunk.start -= u16::from(end == ChainEnd::Front);
                 self.len += 1;
                 // SAFETY: a free place in the chunk beside its elements.
                 unsafe { address.write(value) };
@@ -316,26 +321,26 @@ impl<T: Send + 'static> Chain<T> {
     }
 
     /// Returns a chunk with a free place at that end of its elements, and the address of the place.
-    fn room_at(&mut self, scope: &Scope<'_>, end: End) -> Result<(u32, *mut T), FarError> {
+    fn room_at(&mut self, scope: &Scope<'_>, end: ChainEnd) -> Result<(u32, *mut T), FarError> {
         if let Some(anchor) = &self.anchor {
             anchor.check(scope)?;
         }
-        let chunk = if end == End::Front { self.first } else { self.last };
+        let chunk = if end == ChainEnd::Front { self.first } else { self.last };
         if chunk != NONE {
             if self.len == 0 {
                 // The last one, empty: it can be filled from either end.
-                self.chunk_mut(chunk).start = if end == End::Front { Self::PER_CHUNK as u16 } else { 0 };
+                self.chunk_mut(chunk).start = if end == ChainEnd::Front { Self::PER_CHUNK as u16 } else { 0 };
             }
-            let Chunk { start, len, .. } = *self.chunk(chunk);
+            let ChainChunk { start, len, .. } = *self.chunk(chunk);
             let (start, len) = (usize::from(start), usize::from(len));
-            if if end == End::Front { start > 0 } else { start + len < Self::PER_CHUNK } {
-                let elements = self.elements(scope, chunk, Want::Write)?;
+            if if end == ChainEnd::Front { start > 0 } else { start + len < Self::PER_CHUNK } {
+                let elements = self.elements(scope, chunk, AccessMode::Write)?;
                 // SAFETY: inside the chunk, as was just compared.
-                let address = unsafe { if end == End::Front { elements.sub(1) } else { elements.add(len) } };
+                let address = unsafe { if end == ChainEnd::Front { elements.sub(1) } else { elements.add(len) } };
                 return Ok((chunk, address));
             }
         }
-        if end == End::Back {
+        if end == ChainEnd::Back {
             return self.add_chunk(scope, NONE, 0);
         }
         let (chunk, address) = self.add_chunk(scope, self.first, Self::PER_CHUNK)?;
@@ -344,13 +349,13 @@ impl<T: Send + 'static> Chain<T> {
     }
 
     /// Takes the element at an end out, if there is one.
-    pub(super) fn pop(&mut self, scope: &Scope<'_>, end: End) -> Result<Option<T>, FarError> {
+    pub(super) fn pop(&mut self, scope: &Scope<'_>, end: ChainEnd) -> Result<Option<T>, FarError> {
         Ok(self.remove(scope, self.end(end))?.map(|(value, _)| value))
     }
 
     /// Takes the element at an end out, and fetches chunks ahead: for a caller that takes one after
     /// the other.
-    pub(super) fn pop_ahead(&mut self, scope: &Scope<'_>, end: End) -> Result<Option<T>, FarError> {
+    pub(super) fn pop_ahead(&mut self, scope: &Scope<'_>, end: ChainEnd) -> Result<Option<T>, FarError> {
         let at = self.end(end);
         let removed = self.remove(scope, at)?;
         let next = self.end(end);
@@ -365,8 +370,8 @@ impl<T: Send + 'static> Chain<T> {
         if at.chunk == NONE {
             return Ok(None);
         }
-        let _brief = scope.briefly();
-        let elements = scope.with_room(|| self.elements(scope, at.chunk, Want::Write))?;
+        let _brief = scope.begin_transient();
+        let elements = scope.with_room(|| self.elements(scope, at.chunk, AccessMode::Write))?;
         let chunk = self.chunk_mut(at.chunk);
         let len = usize::from(chunk.len);
         assert!(at.index < len);
@@ -383,7 +388,7 @@ impl<T: Send + 'static> Chain<T> {
         self.len -= 1;
         let chunk = self.chunk(at.chunk);
         let len = usize::from(chunk.len);
-        let mut next = if at.index < len { at } else { self.next_chunk(at, End::Back) };
+        let mut next = if at.index < len { at } else { self.next_chunk(at, ChainEnd::Back) };
         if len == 0 {
             // The last chunk is kept for the next element.
             if self.first != self.last {
@@ -408,14 +413,14 @@ impl<T: Send + 'static> Chain<T> {
     /// Moves the elements of the next chunk into this one, if both are near and a quarter stays
     /// free. Returns whether it did.
     fn merge(&mut self, scope: &Scope<'_>, number: u32) -> bool {
-        let Chunk { start, len, next, .. } = *self.chunk(number);
+        let ChainChunk { start, len, next, .. } = *self.chunk(number);
         let (start, len, more) = (usize::from(start), usize::from(len), usize::from(self.chunk(next).len));
         if (len + more) * 4 > Self::PER_CHUNK * 3 {
             return false;
         }
         let near = |number| self.chunk(number).cell.load().and_then(|slot| slot.address_now(scope));
         let (Some(_), Some(source)) = (near(number), near(next)) else { return false };
-        let Ok(elements) = self.elements(scope, number, Want::Write) else { return false };
+        let Ok(elements) = self.elements(scope, number, AccessMode::Write) else { return false };
         // SAFETY: the chunk has room for all of them from its first place on; the next one's are its own from now on.
         unsafe {
             let target = elements.sub(start);
@@ -433,11 +438,11 @@ impl<T: Send + 'static> Chain<T> {
     /// Inserts a value before this position, or at the end if it is `NOWHERE`. Returns its
     /// position.
     pub(super) fn insert(&mut self, scope: &Scope<'_>, at: Position, value: T) -> Result<Position, AllocError<T>> {
-        if at.chunk == NONE || at == self.end(End::Front) {
-            let end = if at.chunk == NONE { End::Back } else { End::Front };
+        if at.chunk == NONE || at == self.end(ChainEnd::Front) {
+            let end = if at.chunk == NONE { ChainEnd::Back } else { ChainEnd::Front };
             return self.push(scope, end, value).map(|()| self.end(end));
         }
-        let _brief = scope.briefly();
+        let _brief = scope.begin_transient();
         match scope.with_room(|| self.room_inside(scope, at)) {
             Ok((at, address)) => {
                 // SAFETY: a free place among the elements of a chunk.
@@ -456,8 +461,8 @@ impl<T: Send + 'static> Chain<T> {
         if let Some(anchor) = &self.anchor {
             anchor.check(scope)?;
         }
-        let elements = self.elements(scope, at.chunk, Want::Write)?;
-        let Chunk { start, len, .. } = *self.chunk(at.chunk);
+        let elements = self.elements(scope, at.chunk, AccessMode::Write)?;
+        let ChainChunk { start, len, .. } = *self.chunk(at.chunk);
         let (start, len) = (usize::from(start), usize::from(len));
         if start + len < Self::PER_CHUNK {
             // SAFETY: one place is free behind the elements.
@@ -499,18 +504,18 @@ impl<T: Send + 'static> Chain<T> {
 impl<T: Send + 'static> Drop for Chain<T> {
     fn drop(&mut self) {
         let Some(anchor) = &self.anchor else { return };
-        let core: *const Core = anchor.core();
-        let remains = Remains(ManuallyDrop::new(core::mem::replace(self, Chain::new())));
+        let core: *const HeapInner = anchor.core();
+        let remains = ChainTeardown(ManuallyDrop::new(core::mem::replace(self, Chain::new())));
         // SAFETY: its anchor keeps the heap.
         unsafe { drop_collection(core, Box::new(remains)) };
     }
 }
 
 /// A dropped chain, whose chunks are not freed yet.
-struct Remains<T: Send + 'static>(ManuallyDrop<Chain<T>>);
+struct ChainTeardown<T: Send + 'static>(ManuallyDrop<Chain<T>>);
 
-impl<T: Send + 'static> Bury for Remains<T> {
-    fn bury(&mut self, finally: bool, panics: &mut Panics) -> bool {
+impl<T: Send + 'static> Teardown for ChainTeardown<T> {
+    fn tear_down(&mut self, finally: bool, panics: &mut Panics) -> bool {
         let chain = &mut *self.0;
         let Some(anchor) = chain.anchor.take() else { return true };
         let core = anchor.core();
@@ -542,7 +547,7 @@ impl<T: Send + 'static> Bury for Remains<T> {
             chain.remove_chunk(core, number);
             panics.catch(|| taken.clear());
         }
-        core.uncharge((chain.chunks.capacity() * size_of::<Chunk>()) as u64);
+        core.uncharge((chain.chunks.capacity() * size_of::<ChainChunk>()) as u64);
         chain.chunks = Vec::new();
         true
     }

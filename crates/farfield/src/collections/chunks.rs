@@ -2,12 +2,12 @@
 
 use super::paged::Paged;
 use crate::error::FarError;
-use crate::heap::{Scope, Time, Want, attempt};
+use crate::heap::{AccessMode, AttemptKind, Scope, try_access};
 use core::ops::Range;
 
 /// A range of elements of paged storage that exist and have not been visited yet.
 #[derive(Clone)]
-struct Span {
+struct ElementSpan {
     at: usize,
     end: usize,
 }
@@ -15,9 +15,9 @@ struct Span {
 /// Pages in a chunk, at most.
 const CHUNK_PAGES: usize = 64;
 
-impl Span {
-    fn new(range: Range<usize>) -> Span {
-        Span { at: range.start, end: range.end }
+impl ElementSpan {
+    fn new(range: Range<usize>) -> ElementSpan {
+        ElementSpan { at: range.start, end: range.end }
     }
 
     /// Returns the address of the next elements and how many lie there side by side; `None` at the
@@ -27,7 +27,7 @@ impl Span {
         &mut self,
         units: &Paged<T>,
         scope: &Scope<'_>,
-        want: Want,
+        want: AccessMode,
     ) -> Result<Option<(*mut T, usize)>, FarError> {
         if self.at >= self.end {
             return Ok(None);
@@ -50,13 +50,13 @@ impl Span {
 pub struct Chunks<'a, T: Send + 'static> {
     units: &'a Paged<T>,
     scope: &'a Scope<'a>,
-    span: Span,
+    span: ElementSpan,
 }
 
 impl<'a, T: Send + 'static> Chunks<'a, T> {
     /// Makes an iterator over a range, whose elements must exist.
     pub(super) fn new(units: &'a Paged<T>, scope: &'a Scope<'_>, range: Range<usize>) -> Chunks<'a, T> {
-        Chunks { units, scope, span: Span::new(range) }
+        Chunks { units, scope, span: ElementSpan::new(range) }
     }
 }
 
@@ -65,7 +65,7 @@ impl<'a, T: Send + 'static> Iterator for Chunks<'a, T> {
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
-        let next = self.span.next(self.units, self.scope, Want::Read);
+        let next = self.span.next(self.units, self.scope, AccessMode::Read);
         self.scope.mark_used();
         if next.is_err() {
             self.span.at = self.span.end;
@@ -90,13 +90,13 @@ impl<'a, T: Send + 'static> Iterator for Chunks<'a, T> {
 pub struct ChunksMut<'a, T: Send + 'static> {
     units: &'a mut Paged<T>,
     scope: &'a Scope<'a>,
-    span: Span,
+    span: ElementSpan,
 }
 
 impl<'a, T: Send + 'static> ChunksMut<'a, T> {
     /// Makes an iterator over a range, whose elements must exist.
     pub(super) fn new(units: &'a mut Paged<T>, scope: &'a Scope<'_>, range: Range<usize>) -> ChunksMut<'a, T> {
-        ChunksMut { units, scope, span: Span::new(range) }
+        ChunksMut { units, scope, span: ElementSpan::new(range) }
     }
 }
 
@@ -105,7 +105,7 @@ impl<'a, T: Send + 'static> Iterator for ChunksMut<'a, T> {
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
-        let next = self.span.next(self.units, self.scope, Want::Write);
+        let next = self.span.next(self.units, self.scope, AccessMode::Write);
         self.scope.mark_used();
         if next.is_err() {
             self.span.at = self.span.end;
@@ -199,7 +199,7 @@ pub struct ScanMut<'a, 'heap, T: Send + 'static> {
 struct Steps<'a, 'heap> {
     /// Borrowed mutably: nobody else has references from it.
     scope: &'a mut Scope<'heap>,
-    span: Span,
+    span: ElementSpan,
     /// Pages visited since the scope was renewed.
     visited: u32,
     /// Whether pages that this walk brings near are evicted first.
@@ -213,13 +213,17 @@ const RENEW_PAGES: u32 = 16;
 
 impl<'a, 'heap> Steps<'a, 'heap> {
     fn new(scope: &'a mut Scope<'heap>, range: Range<usize>) -> Steps<'a, 'heap> {
-        Steps { scope, span: Span::new(range), visited: RENEW_PAGES, once: false, brought: Vec::new() }
+        Steps { scope, span: ElementSpan::new(range), visited: RENEW_PAGES, once: false, brought: Vec::new() }
     }
 
     /// Returns the address of the next elements, and how many there are. The caller must not use
     /// the previous ones any more.
     #[inline]
-    fn next<T: Send + 'static>(&mut self, units: &Paged<T>, want: Want) -> Result<Option<(*mut T, usize)>, FarError> {
+    fn next<T: Send + 'static>(
+        &mut self,
+        units: &Paged<T>,
+        want: AccessMode,
+    ) -> Result<Option<(*mut T, usize)>, FarError> {
         if self.span.at < self.span.end {
             let unit = self.span.at / Paged::<T>::PER_UNIT;
             let is_near = units.is_near(self.scope, unit, want);
@@ -243,10 +247,10 @@ impl<'a, 'heap> Steps<'a, 'heap> {
     async fn arrive<T: Send + 'static>(
         &mut self,
         units: &Paged<T>,
-        want: Want,
+        want: AccessMode,
     ) -> Result<Option<(*mut T, usize)>, FarError> {
         loop {
-            match attempt(self.scope.record, Time::First, || self.next(units, want)) {
+            match try_access(self.scope.record, AttemptKind::First, || self.next(units, want)) {
                 Ok(next) => return next,
                 Err(missed) => {
                     // It keeps nothing while it waits.
@@ -263,7 +267,7 @@ impl<'a, 'heap> Steps<'a, 'heap> {
         self.visited = 0;
         // The list is shared by all threads: a walk that brought nothing leaves it alone.
         if !self.brought.is_empty() {
-            units.leave_first(self.scope, self.brought.drain(..));
+            units.mark_evict_first(self.scope, self.brought.drain(..));
         }
     }
 }
@@ -284,7 +288,7 @@ impl<'a, 'heap, T: Send + 'static> Scan<'a, 'heap, T> {
     /// Returns the next elements; `None` at the end.
     #[inline]
     pub fn next_chunk(&mut self) -> Result<Option<&[T]>, FarError> {
-        let next = self.steps.next(self.units, Want::Read)?;
+        let next = self.steps.next(self.units, AccessMode::Read)?;
         // SAFETY: as in `Chunks`; the scope is renewed by the next call at the earliest, which
         // needs `&mut self`, and our caller has that only when the slice is gone.
         Ok(next.map(|(address, count)| unsafe { core::slice::from_raw_parts(address, count) }))
@@ -293,7 +297,7 @@ impl<'a, 'heap, T: Send + 'static> Scan<'a, 'heap, T> {
     /// Returns the next elements like [`Scan::next_chunk`], for a task: other tasks run while the
     /// elements are fetched.
     pub async fn fetch_chunk(&mut self) -> Result<Option<&[T]>, FarError> {
-        let next = self.steps.arrive(self.units, Want::Read).await?;
+        let next = self.steps.arrive(self.units, AccessMode::Read).await?;
         // SAFETY: as in `next_chunk`.
         Ok(next.map(|(address, count)| unsafe { core::slice::from_raw_parts(address, count) }))
     }
@@ -315,7 +319,7 @@ impl<'a, 'heap, T: Send + 'static> ScanMut<'a, 'heap, T> {
     /// Returns the next elements, to be changed; `None` at the end.
     #[inline]
     pub fn next_chunk(&mut self) -> Result<Option<&mut [T]>, FarError> {
-        let next = self.steps.next(self.units, Want::Write)?;
+        let next = self.steps.next(self.units, AccessMode::Write)?;
         // SAFETY: as in `Scan`; exclusive, because the storage is borrowed mutably.
         Ok(next.map(|(address, count)| unsafe { core::slice::from_raw_parts_mut(address, count) }))
     }
@@ -323,7 +327,7 @@ impl<'a, 'heap, T: Send + 'static> ScanMut<'a, 'heap, T> {
     /// Returns the next elements like [`ScanMut::next_chunk`], for a task: other tasks run while
     /// the elements are fetched.
     pub async fn fetch_chunk(&mut self) -> Result<Option<&mut [T]>, FarError> {
-        let next = self.steps.arrive(self.units, Want::Write).await?;
+        let next = self.steps.arrive(self.units, AccessMode::Write).await?;
         // SAFETY: as in `next_chunk`.
         Ok(next.map(|(address, count)| unsafe { core::slice::from_raw_parts_mut(address, count) }))
     }

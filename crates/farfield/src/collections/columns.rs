@@ -3,8 +3,8 @@
 
 use super::{FarVec, range_of};
 use crate::error::FarError;
-use crate::heap::{Core, FarRange, Heap, Scope};
-use crate::offload::{CHANNELS, Dealt, OffloadError, Site};
+use crate::heap::{FarRange, Heap, HeapInner, Scope};
+use crate::offload::{CHANNELS, OffloadError, OffloadLayout, OffloadTarget};
 use core::ops::{Bound, Range, RangeBounds};
 use farfield_wic::columns::{CONDITIONS_MAX, Cell, Column, Condition, KEYS_MAX, Key, Rows, keep};
 use farfield_wic::{CallError, Function, Number, Where};
@@ -36,7 +36,7 @@ pub(super) trait AnyColumn: Sync {
     fn ranges(&self, rows: Range<usize>) -> Vec<FarRange>;
     /// Adds the places of these rows, in the form that server functions use.
     fn add_pieces(&self, rows: Range<usize>, pieces: &mut Vec<farfield_wic::Range>);
-    fn heap(&self) -> Option<*const Core>;
+    fn heap(&self) -> Option<*const HeapInner>;
     /// Reads the images of rows of one unit.
     fn images(&self, scope: &Scope<'_>, rows: Range<usize>, into: &mut Vec<u64>) -> Result<(), FarError>;
 }
@@ -67,7 +67,7 @@ impl<N: Number> AnyColumn for FarVec<N> {
         self.far_ranges(rows).for_each(|piece| super::vec::add(pieces, piece.start, piece.len / bytes, bytes));
     }
 
-    fn heap(&self) -> Option<*const Core> {
+    fn heap(&self) -> Option<*const HeapInner> {
         self.units.core()
     }
 
@@ -126,7 +126,7 @@ impl AnyColumn for Bits<'_> {
         }
     }
 
-    fn heap(&self) -> Option<*const Core> {
+    fn heap(&self) -> Option<*const HeapInner> {
         self.words.units.core()
     }
 
@@ -143,59 +143,59 @@ impl AnyColumn for Bits<'_> {
 }
 
 /// Columns of equal length, and a range of their rows.
-pub(super) struct Table<'v> {
+pub(super) struct ColumnTable<'v> {
     pub(super) heap: &'v Heap,
     pub(super) columns: Vec<KeyColumn<'v>>,
     pub(super) rows: Range<usize>,
     pub(super) at: Where,
 }
 
-impl core::fmt::Debug for Table<'_> {
+impl core::fmt::Debug for ColumnTable<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{:?} of {} columns at {:?}", self.rows, self.columns.len(), self.at)
     }
 }
 
 /// Rows by the site that stores them.
-type Sites = BTreeMap<Site, VecDeque<Range<usize>>>;
+type RowsByTarget = BTreeMap<OffloadTarget, VecDeque<Range<usize>>>;
 
 /// An answer of a server about rows.
-pub(super) trait OfRows {
+pub(super) trait RowReply {
     /// Returns how many of the requested rows the answer covers, from the first on; `None`: all.
     fn rows(&self) -> Option<u64>;
 }
 
 /// A computation over rows, which runs at the server and here.
-pub(super) trait Look: Send + Sized {
-    type Function: Function<Answer: OfRows>;
+pub(super) trait ColumnKernel: Send + Sized {
+    type Function: Function<Answer: RowReply>;
 
     /// Makes an empty computation of the same kind, for another thread.
-    fn apart(&self) -> Self;
+    fn fork(&self) -> Self;
     /// Merges the result of another thread.
-    fn join(&mut self, other: Self) -> Result<(), OffloadError>;
+    fn merge(&mut self, other: Self) -> Result<(), OffloadError>;
 
     /// Makes the argument for a call about rows that lie in these pieces of each column.
     fn argument(&self, pieces: Vec<Vec<farfield_wic::Range>>) -> <Self::Function as Function>::Argument;
     /// Merges an answer about these rows, or the first of them.
-    fn merge(
+    fn merge_answer(
         &mut self,
         rows: &VecDeque<Range<usize>>,
         answer: <Self::Function as Function>::Answer,
     ) -> Result<(), OffloadError>;
     /// Processes rows that lie in one unit of each column.
-    fn look(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError>;
+    fn process(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError>;
 }
 
-impl<'v> Table<'v> {
+impl<'v> ColumnTable<'v> {
     /// Makes a table of all rows of these columns.
     ///
     /// # Panics
     /// If the columns do not have equally many rows, or there is no column.
     #[track_caller]
-    pub(super) fn new(heap: &'v Heap, columns: Vec<KeyColumn<'v>>) -> Table<'v> {
+    pub(super) fn new(heap: &'v Heap, columns: Vec<KeyColumn<'v>>) -> ColumnTable<'v> {
         let rows = columns.first().expect("a table has columns").any().rows();
         assert!(columns.iter().all(|column| column.any().rows() == rows), "columns of a table have equal lengths");
-        Table { heap, columns, rows: 0..rows, at: Where::Auto }
+        ColumnTable { heap, columns, rows: 0..rows, at: Where::Auto }
     }
 
     /// Adds a column.
@@ -215,7 +215,7 @@ impl<'v> Table<'v> {
     }
 
     /// Runs a computation over all rows, and waits for it.
-    pub(super) fn run<L: Look>(&self, look: &mut L) -> Result<(), OffloadError> {
+    pub(super) fn run<L: ColumnKernel>(&self, look: &mut L) -> Result<(), OffloadError> {
         if self.rows.is_empty() {
             return Ok(());
         }
@@ -226,8 +226,8 @@ impl<'v> Table<'v> {
             Where::Server => {
                 let ranges = self.columns.iter().flat_map(|column| column.any().ranges(self.rows.clone()));
                 self.heap.write_back(ranges)?;
-                let dealt = self.heap.core().dealt();
-                let (sites, apart) = self.sites(dealt, self.units(self.rows.clone()));
+                let dealt = self.heap.core().offload_layout();
+                let (sites, apart) = self.split_by_target(dealt, self.units(self.rows.clone()));
                 if !apart.is_empty() {
                     return Err(CallError::Nowhere.into());
                 }
@@ -236,8 +236,8 @@ impl<'v> Table<'v> {
             Where::Auto if self.heap.core().may_offload::<L::Function>() => {
                 let units = self.units(self.rows.clone());
                 let (far, near): (Vec<_>, Vec<_>) = units.partition(|rows| self.is_far(rows.start));
-                let dealt = self.heap.core().dealt();
-                let (sites, apart) = self.sites(dealt, far.into_iter());
+                let dealt = self.heap.core().offload_layout();
+                let (sites, apart) = self.split_by_target(dealt, far.into_iter());
                 let rest = match sites.values().flatten().map(Range::len).sum::<usize>() {
                     0..=FEW_ROWS => sites.into_values().flatten().collect(),
                     _ => match self.ask_servers(look, dealt, sites, FULL_ROWS) {
@@ -272,8 +272,12 @@ impl<'v> Table<'v> {
 
     /// Groups parts of rows by the site that stores them in all columns. Parts that lie at
     /// different sites come second.
-    fn sites(&self, dealt: Dealt, units: impl Iterator<Item = Range<usize>>) -> (Sites, Vec<Range<usize>>) {
-        let (mut sites, mut apart) = (Sites::new(), Vec::new());
+    fn split_by_target(
+        &self,
+        dealt: OffloadLayout,
+        units: impl Iterator<Item = Range<usize>>,
+    ) -> (RowsByTarget, Vec<Range<usize>>) {
+        let (mut sites, mut apart) = (RowsByTarget::new(), Vec::new());
         for rows in units {
             let starts = self.columns.iter().flat_map(|column| column.any().ranges(rows.start..rows.start + 1));
             let mut places = starts.map(|range| dealt.place(range.start).0);
@@ -291,15 +295,15 @@ impl<'v> Table<'v> {
     /// Runs the computation for these rows at the servers. On an error, gives back the rows without
     /// an answer. An incomplete answer that covers fewer rows than `few` ends it: the other rows
     /// are given back.
-    fn ask_servers<L: Look>(
+    fn ask_servers<L: ColumnKernel>(
         &self,
         look: &mut L,
-        dealt: Dealt,
-        mut rest: Sites,
+        dealt: OffloadLayout,
+        mut rest: RowsByTarget,
         few: u64,
     ) -> Result<(), (OffloadError, Vec<Range<usize>>)> {
         while !rest.is_empty() {
-            let mut calls: Vec<(Site, VecDeque<Range<usize>>)> = Vec::new();
+            let mut calls: Vec<(OffloadTarget, VecDeque<Range<usize>>)> = Vec::new();
             let room = self.call_rows(rest.values().flatten().map(Range::len).sum());
             while calls.len() < CHANNELS && !rest.is_empty() {
                 calls.extend(rest.iter_mut().map(|(site, runs)| (*site, self.share(runs, room))));
@@ -320,7 +324,7 @@ impl<'v> Table<'v> {
                 let is_wrong = done > all || done == 0;
                 let mut left = runs;
                 if !is_wrong {
-                    if let Err(error) = look.merge(&left, answer) {
+                    if let Err(error) = look.merge_answer(&left, answer) {
                         return Err((error, Vec::new()));
                     }
                     left = skip(left, done);
@@ -360,7 +364,7 @@ impl<'v> Table<'v> {
     }
 
     /// Returns where these rows, all of one site, lie there, for each column.
-    fn pieces(&self, dealt: Dealt, runs: &VecDeque<Range<usize>>) -> Vec<Vec<farfield_wic::Range>> {
+    fn pieces(&self, dealt: OffloadLayout, runs: &VecDeque<Range<usize>>) -> Vec<Vec<farfield_wic::Range>> {
         let of_column = |column: &KeyColumn<'_>| {
             let column = column.any();
             // Places of bits are counted in bits.
@@ -382,7 +386,7 @@ impl<'v> Table<'v> {
     }
 
     /// Processes parts of rows that are near, with several threads if there are many.
-    fn look_near<L: Look>(&self, look: &mut L, units: &[Range<usize>]) -> Result<(), OffloadError> {
+    fn look_near<L: ColumnKernel>(&self, look: &mut L, units: &[Range<usize>]) -> Result<(), OffloadError> {
         let rows: usize = units.iter().map(Range::len).sum();
         // The number of processors is read from several files, so not for few rows.
         let count = match (rows / THREAD_ROWS).min(THREADS_MAX) {
@@ -395,7 +399,7 @@ impl<'v> Table<'v> {
             let mut others = Vec::new();
             let mut result = Ok(());
             for part in parts {
-                let mut apart = look.apart();
+                let mut apart = look.fork();
                 let work = move || self.look_here(&mut apart, part.iter().cloned()).map(|()| apart);
                 match std::thread::Builder::new().name("farfield-look".into()).spawn_scoped(threads, work) {
                     Ok(thread) => others.push(thread),
@@ -406,15 +410,19 @@ impl<'v> Table<'v> {
             result = result.and_then(|()| self.look_here(look, own.iter().cloned()));
             for thread in others {
                 let other = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                result = result.and_then(|()| look.join(other?));
+                result = result.and_then(|()| look.merge(other?));
             }
             result
         })
     }
 
-    fn look_here<L: Look>(&self, look: &mut L, rows: impl Iterator<Item = Range<usize>>) -> Result<(), OffloadError> {
+    fn look_here<L: ColumnKernel>(
+        &self,
+        look: &mut L,
+        rows: impl Iterator<Item = Range<usize>>,
+    ) -> Result<(), OffloadError> {
         for run in rows.flat_map(|rows| self.units(rows).collect::<Vec<_>>()) {
-            look.look(&self.heap.enter(), run)?;
+            look.process(&self.heap.enter(), run)?;
         }
         Ok(())
     }
@@ -528,10 +536,10 @@ keys_of_several! { A 0, B 1, C 2, D 3 }
 /// A column whose type is known at run time only: numbers, or [bits](KeyColumn::bits). See
 /// [`Keys`].
 #[derive(Clone, Copy)]
-pub struct KeyColumn<'v>(Form<'v>);
+pub struct KeyColumn<'v>(KeyColumnData<'v>);
 
 #[derive(Clone, Copy)]
-enum Form<'v> {
+enum KeyColumnData<'v> {
     Numbers(&'v dyn AnyColumn),
     Bits(Bits<'v>),
 }
@@ -545,13 +553,13 @@ impl<'v> KeyColumn<'v> {
     #[track_caller]
     pub fn bits(words: &'v FarVec<u64>, rows: usize) -> KeyColumn<'v> {
         assert!(rows.div_ceil(Bits::WORD) <= words.len(), "{rows} bits of {} words", words.len());
-        KeyColumn(Form::Bits(Bits { words, rows }))
+        KeyColumn(KeyColumnData::Bits(Bits { words, rows }))
     }
 
     pub(super) fn any(&self) -> &dyn AnyColumn {
         match &self.0 {
-            Form::Numbers(column) => *column,
-            Form::Bits(column) => column,
+            KeyColumnData::Numbers(column) => *column,
+            KeyColumnData::Bits(column) => column,
         }
     }
 }
@@ -564,7 +572,7 @@ impl core::fmt::Debug for KeyColumn<'_> {
 
 impl<'v, N: Number> From<&'v FarVec<N>> for KeyColumn<'v> {
     fn from(column: &'v FarVec<N>) -> KeyColumn<'v> {
-        KeyColumn(Form::Numbers(column))
+        KeyColumn(KeyColumnData::Numbers(column))
     }
 }
 
@@ -608,7 +616,7 @@ impl<'v> Conditions<'v> {
     #[track_caller]
     pub(super) fn within<N: Number>(
         &mut self,
-        table: &mut Table<'v>,
+        table: &mut ColumnTable<'v>,
         column: &'v FarVec<N>,
         values: impl RangeBounds<N>,
     ) {
@@ -618,12 +626,12 @@ impl<'v> Conditions<'v> {
 
     /// Adds a condition on the rows of this table: their bit in these words is set.
     #[track_caller]
-    pub(super) fn marked(&mut self, table: &mut Table<'v>, words: &'v FarVec<u64>) {
+    pub(super) fn marked(&mut self, table: &mut ColumnTable<'v>, words: &'v FarVec<u64>) {
         self.push(table, KeyColumn::bits(words, table.columns[0].any().rows()), 1, 1);
     }
 
     #[track_caller]
-    fn push(&mut self, table: &mut Table<'v>, column: KeyColumn<'v>, low: u64, high: u64) {
+    fn push(&mut self, table: &mut ColumnTable<'v>, column: KeyColumn<'v>, low: u64, high: u64) {
         table.push(column);
         assert!(self.0.len() < CONDITIONS_MAX, "at most {CONDITIONS_MAX} columns say which rows are looked at");
         self.0.push((column, low, high));
@@ -663,13 +671,13 @@ fn images_of<N: Number>(values: impl RangeBounds<N>) -> Option<(u64, u64)> {
 
 /// The images of rows that lie in one unit of each column.
 #[derive(Default)]
-pub(super) struct Images {
+pub(super) struct RowImages {
     keys: [Vec<u64>; KEYS_MAX],
     asked: Vec<u64>,
     kept: Vec<bool>,
 }
 
-impl Images {
+impl RowImages {
     pub(super) fn read(
         &mut self,
         scope: &Scope<'_>,

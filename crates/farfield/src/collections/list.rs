@@ -1,8 +1,8 @@
 //! `FarList`: a list that can be changed at both ends and anywhere between.
 
-use super::chain::{Chain, End, NOWHERE, Position};
+use super::chain::{Chain, ChainEnd, NOWHERE, Position};
 use crate::error::{AllocError, FarError};
-use crate::heap::{Scope, Want};
+use crate::heap::{AccessMode, Scope};
 
 /// A list whose elements are near or far: the far counterpart of `LinkedList`.
 ///
@@ -55,42 +55,42 @@ impl<T: Send + 'static> FarList<T> {
 
     /// Inserts an element before all others.
     pub fn push_front(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
-        self.chain.push(scope, End::Front, value)
+        self.chain.push(scope, ChainEnd::Front, value)
     }
 
     /// Inserts an element behind all others.
     pub fn push_back(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
-        self.chain.push(scope, End::Back, value)
+        self.chain.push(scope, ChainEnd::Back, value)
     }
 
     /// Takes the first element out, if there is one.
     pub fn pop_front(&mut self, scope: &Scope<'_>) -> Result<Option<T>, FarError> {
-        self.chain.pop(scope, End::Front)
+        self.chain.pop(scope, ChainEnd::Front)
     }
 
     /// Takes the last element out, if there is one.
     pub fn pop_back(&mut self, scope: &Scope<'_>) -> Result<Option<T>, FarError> {
-        self.chain.pop(scope, End::Back)
+        self.chain.pop(scope, ChainEnd::Back)
     }
 
     /// Returns the first element, if there is one.
     pub fn front<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<&'a T>, FarError> {
-        self.chain.get(scope, self.chain.end(End::Front))
+        self.chain.get(scope, self.chain.end(ChainEnd::Front))
     }
 
     /// Returns the last element, if there is one.
     pub fn back<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<&'a T>, FarError> {
-        self.chain.get(scope, self.chain.end(End::Back))
+        self.chain.get(scope, self.chain.end(ChainEnd::Back))
     }
 
     /// Returns the first element, to be changed, if there is one.
     pub fn front_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<Option<&'a mut T>, FarError> {
-        self.chain.get_mut(scope, self.chain.end(End::Front))
+        self.chain.get_mut(scope, self.chain.end(ChainEnd::Front))
     }
 
     /// Returns the last element, to be changed, if there is one.
     pub fn back_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<Option<&'a mut T>, FarError> {
-        self.chain.get_mut(scope, self.chain.end(End::Back))
+        self.chain.get_mut(scope, self.chain.end(ChainEnd::Back))
     }
 
     /// Iterates over all elements in order, from either end. All that it has passed stays near as
@@ -101,13 +101,13 @@ impl<T: Send + 'static> FarList<T> {
 
     /// Visits all elements in order, and renews the scope between chunks.
     pub fn for_each(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&T)) -> Result<(), FarError> {
-        let mut at = self.chain.end(End::Front);
-        let mut ahead = Ahead::new(at, End::Back);
-        while let Some((first, len)) = self.chain.chunk_at(scope, at, Want::Read)? {
+        let mut at = self.chain.end(ChainEnd::Front);
+        let mut ahead = ListPrefetcher::new(at, ChainEnd::Back);
+        while let Some((first, len)) = self.chain.chunk_at(scope, at, AccessMode::Read)? {
             // SAFETY: so many elements lie there; near as long as the scope, which is renewed
             // below, when nobody has them.
             unsafe { core::slice::from_raw_parts(first, len) }.iter().for_each(&mut visit);
-            at = self.chain.next_chunk(at, End::Back);
+            at = self.chain.next_chunk(at, ChainEnd::Back);
             ahead.step(&self.chain, scope);
             scope.renew();
         }
@@ -117,17 +117,17 @@ impl<T: Send + 'static> FarList<T> {
     /// Visits all elements like [`FarList::for_each`], for a task: other tasks run while chunks are
     /// fetched.
     pub async fn fetch_each(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&T)) -> Result<(), FarError> {
-        let mut at = self.chain.end(End::Front);
-        let mut ahead = Ahead::new(at, End::Back);
+        let mut at = self.chain.end(ChainEnd::Front);
+        let mut ahead = ListPrefetcher::new(at, ChainEnd::Back);
         loop {
             let chunk = {
                 let scope = &*scope;
-                scope.retry(|| self.chain.chunk_at(scope, at, Want::Read)).await?
+                scope.retry(|| self.chain.chunk_at(scope, at, AccessMode::Read)).await?
             };
             let Some((first, len)) = chunk else { return Ok(()) };
             // SAFETY: as in `for_each`.
             unsafe { core::slice::from_raw_parts(first, len) }.iter().for_each(&mut visit);
-            at = self.chain.next_chunk(at, End::Back);
+            at = self.chain.next_chunk(at, ChainEnd::Back);
             ahead.step(&self.chain, scope);
             scope.renew();
         }
@@ -135,12 +135,12 @@ impl<T: Send + 'static> FarList<T> {
 
     /// Visits all elements in order, to change them, and renews the scope between chunks.
     pub fn for_each_mut(&mut self, scope: &mut Scope<'_>, mut visit: impl FnMut(&mut T)) -> Result<(), FarError> {
-        let mut at = self.chain.end(End::Front);
-        let mut ahead = Ahead::new(at, End::Back);
-        while let Some((first, len)) = self.chain.chunk_at(scope, at, Want::Write)? {
+        let mut at = self.chain.end(ChainEnd::Front);
+        let mut ahead = ListPrefetcher::new(at, ChainEnd::Back);
+        while let Some((first, len)) = self.chain.chunk_at(scope, at, AccessMode::Write)? {
             // SAFETY: as in `for_each`, and `&mut self` makes them exclusive.
             unsafe { core::slice::from_raw_parts_mut(first, len) }.iter_mut().for_each(&mut visit);
-            at = self.chain.next_chunk(at, End::Back);
+            at = self.chain.next_chunk(at, ChainEnd::Back);
             ahead.step(&self.chain, scope);
             scope.renew();
         }
@@ -153,14 +153,14 @@ impl<T: Send + 'static> FarList<T> {
     where
         T: PartialEq,
     {
-        let mut at = self.chain.end(End::Front);
-        let mut ahead = Ahead::new(at, End::Back);
-        while let Some((first, len)) = self.chain.chunk_at(scope, at, Want::Read)? {
+        let mut at = self.chain.end(ChainEnd::Front);
+        let mut ahead = ListPrefetcher::new(at, ChainEnd::Back);
+        while let Some((first, len)) = self.chain.chunk_at(scope, at, AccessMode::Read)? {
             // SAFETY: as in `for_each`.
             if unsafe { core::slice::from_raw_parts(first, len) }.contains(value) {
                 return Ok(true);
             }
-            at = self.chain.next_chunk(at, End::Back);
+            at = self.chain.next_chunk(at, ChainEnd::Back);
             ahead.step(&self.chain, scope);
             scope.renew();
         }
@@ -196,22 +196,22 @@ impl<T: Send + 'static> FarList<T> {
 
     /// Returns a cursor at the first element.
     pub fn cursor_front(&self) -> Cursor<'_, T> {
-        Cursor { chain: &self.chain, at: self.chain.end(End::Front) }
+        Cursor { chain: &self.chain, at: self.chain.end(ChainEnd::Front) }
     }
 
     /// Returns a cursor at the last element.
     pub fn cursor_back(&self) -> Cursor<'_, T> {
-        Cursor { chain: &self.chain, at: self.chain.end(End::Back) }
+        Cursor { chain: &self.chain, at: self.chain.end(ChainEnd::Back) }
     }
 
     /// Returns a cursor at the first element, to change the list.
     pub fn cursor_front_mut(&mut self) -> CursorMut<'_, T> {
-        CursorMut { at: self.chain.end(End::Front), chain: &mut self.chain }
+        CursorMut { at: self.chain.end(ChainEnd::Front), chain: &mut self.chain }
     }
 
     /// Returns a cursor at the last element, to change the list.
     pub fn cursor_back_mut(&mut self) -> CursorMut<'_, T> {
-        CursorMut { at: self.chain.end(End::Back), chain: &mut self.chain }
+        CursorMut { at: self.chain.end(ChainEnd::Back), chain: &mut self.chain }
     }
 }
 
@@ -242,12 +242,12 @@ impl<'a, T: Send + 'static> Cursor<'a, T> {
 
     /// Moves the cursor to the next element, without touching an element.
     pub fn move_next(&mut self) {
-        self.at = self.chain.step(self.at, End::Back);
+        self.at = self.chain.step(self.at, ChainEnd::Back);
     }
 
     /// Moves the cursor to the previous element, without touching an element.
     pub fn move_prev(&mut self) {
-        self.at = self.chain.step(self.at, End::Front);
+        self.at = self.chain.step(self.at, ChainEnd::Front);
     }
 }
 
@@ -271,12 +271,12 @@ impl<T: Send + 'static> CursorMut<'_, T> {
 
     /// Moves the cursor to the next element, without touching an element.
     pub fn move_next(&mut self) {
-        self.at = self.chain.step(self.at, End::Back);
+        self.at = self.chain.step(self.at, ChainEnd::Back);
     }
 
     /// Moves the cursor to the previous element, without touching an element.
     pub fn move_prev(&mut self) {
-        self.at = self.chain.step(self.at, End::Front);
+        self.at = self.chain.step(self.at, ChainEnd::Front);
     }
 
     /// Inserts an element before the one at the cursor; if the cursor is behind the last element,
@@ -284,7 +284,7 @@ impl<T: Send + 'static> CursorMut<'_, T> {
     pub fn insert_before(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
         let nowhere = self.at == NOWHERE;
         let added = self.chain.insert(scope, self.at, value)?;
-        self.at = if nowhere { NOWHERE } else { self.chain.step(added, End::Back) };
+        self.at = if nowhere { NOWHERE } else { self.chain.step(added, ChainEnd::Back) };
         Ok(())
     }
 
@@ -292,9 +292,9 @@ impl<T: Send + 'static> CursorMut<'_, T> {
     /// at the front of the list. The cursor stays at its element.
     pub fn insert_after(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
         let nowhere = self.at == NOWHERE;
-        let next = self.chain.step(self.at, End::Back);
+        let next = self.chain.step(self.at, ChainEnd::Back);
         let added = self.chain.insert(scope, next, value)?;
-        self.at = if nowhere { NOWHERE } else { self.chain.step(added, End::Front) };
+        self.at = if nowhere { NOWHERE } else { self.chain.step(added, ChainEnd::Front) };
         Ok(())
     }
 
@@ -324,13 +324,13 @@ pub struct ListIter<'a, T: Send + 'static> {
 
 impl<'a, T: Send + 'static> ListIter<'a, T> {
     pub(super) fn new(chain: &'a Chain<T>, scope: &'a Scope<'a>) -> ListIter<'a, T> {
-        let ends = [chain.end(End::Front), chain.end(End::Back)];
+        let ends = [chain.end(ChainEnd::Front), chain.end(ChainEnd::Back)];
         ListIter { chain, scope, ends, left: chain.len(), chunks: [0; 2] }
     }
 
-    fn take(&mut self, end: End) -> Option<Result<&'a T, FarError>> {
+    fn take(&mut self, end: ChainEnd) -> Option<Result<&'a T, FarError>> {
         self.left = self.left.checked_sub(1)?;
-        let (side, towards) = if end == End::Front { (0, End::Back) } else { (1, End::Front) };
+        let (side, towards) = if end == ChainEnd::Front { (0, ChainEnd::Back) } else { (1, ChainEnd::Front) };
         let at = self.ends[side];
         let element = self.chain.get(self.scope, at);
         match element {
@@ -354,7 +354,7 @@ impl<'a, T: Send + 'static> Iterator for ListIter<'a, T> {
     type Item = Result<&'a T, FarError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.take(End::Front)
+        self.take(ChainEnd::Front)
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -364,7 +364,7 @@ impl<'a, T: Send + 'static> Iterator for ListIter<'a, T> {
 
 impl<T: Send + 'static> DoubleEndedIterator for ListIter<'_, T> {
     fn next_back(&mut self) -> Option<Self::Item> {
-        self.take(End::Back)
+        self.take(ChainEnd::Back)
     }
 }
 
@@ -375,18 +375,18 @@ impl<T: Send + 'static> core::fmt::Debug for ListIter<'_, T> {
 }
 
 /// Prefetcher of a long walk through a list.
-struct Ahead {
+struct ListPrefetcher {
     at: Position,
-    towards: End,
+    towards: ChainEnd,
     passed: usize,
 }
 
 /// Chunks that are fetched ahead.
 const WINDOW: usize = 8;
 
-impl Ahead {
-    fn new(at: Position, towards: End) -> Ahead {
-        Ahead { at, towards, passed: 0 }
+impl ListPrefetcher {
+    fn new(at: Position, towards: ChainEnd) -> ListPrefetcher {
+        ListPrefetcher { at, towards, passed: 0 }
     }
 
     /// Notes that the walk has passed a chunk, and prefetches. After the first chunk, it fetches

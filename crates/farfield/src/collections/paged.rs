@@ -2,7 +2,9 @@
 //! and arrays.
 
 use crate::error::FarError;
-use crate::heap::{Bury, Core, FarRange, Once, Panics, Scope, Want, drop_collection, free_run, heap_of};
+use crate::heap::{
+    AccessMode, FarRange, HeapInner, Panics, Scope, StreamingHint, Teardown, drop_collection, free_run, heap_of,
+};
 use core::marker::PhantomData;
 use core::ops::Range;
 use farfield_core::geometry::PAGE_BYTES;
@@ -46,17 +48,17 @@ impl<T: Send + 'static> Paged<T> {
     /// Returns the address of a unit's elements, and brings the unit near. [`Scope::near_unit`]
     /// says how long the address is valid.
     #[inline]
-    pub(super) fn unit(&self, scope: &Scope<'_>, unit: usize, want: Want) -> Result<*mut T, FarError> {
+    pub(super) fn unit(&self, scope: &Scope<'_>, unit: usize, want: AccessMode) -> Result<*mut T, FarError> {
         assert!(unit < self.made);
         match scope.near_unit(self.page(unit), want) {
             Some(address) => Ok(address.cast()),
-            None => self.bring(scope, unit, want).map(<*mut u8>::cast),
+            None => self.fault_in_unit(scope, unit, want).map(<*mut u8>::cast),
         }
     }
 
     /// Checks whether this unit is near and ready to be used as `want` says.
     #[inline]
-    pub(super) fn is_near(&self, scope: &Scope<'_>, unit: usize, want: Want) -> bool {
+    pub(super) fn is_near(&self, scope: &Scope<'_>, unit: usize, want: AccessMode) -> bool {
         scope.near_unit(self.page(unit), want).is_some()
     }
 
@@ -66,13 +68,13 @@ impl<T: Send + 'static> Paged<T> {
     }
 
     /// Notes that this unit is used next, and only once.
-    pub(super) fn note(&self, once: &Once, scope: &Scope<'_>, unit: usize) {
-        once.uses(scope, self.page(unit));
+    pub(super) fn note(&self, once: &StreamingHint, scope: &Scope<'_>, unit: usize) {
+        once.note_use(scope, self.page(unit));
     }
 
     /// Marks these units to be evicted before others.
-    pub(super) fn leave_first(&self, scope: &Scope<'_>, units: impl Iterator<Item = usize>) {
-        scope.leave_first(units.map(|unit| self.page(unit)));
+    pub(super) fn mark_evict_first(&self, scope: &Scope<'_>, units: impl Iterator<Item = usize>) {
+        scope.mark_evict_first(units.map(|unit| self.page(unit)));
     }
 
     /// Begins to bring these units near, and does not wait. Returns how many are on their way now
@@ -83,12 +85,12 @@ impl<T: Send + 'static> Paged<T> {
 
     /// Brings a unit near, and begins to bring those near that this thread will need next.
     #[cold]
-    fn bring(&self, scope: &Scope<'_>, unit: usize, want: Want) -> Result<*mut u8, FarError> {
+    fn fault_in_unit(&self, scope: &Scope<'_>, unit: usize, want: AccessMode) -> Result<*mut u8, FarError> {
         let page = self.page(unit);
         if let Some(arrival) = scope.arrival(page) {
             self.go_ahead(scope, unit, arrival);
         }
-        scope.bring_unit(page, want)
+        scope.fault_in_unit(page, want)
     }
 
     fn go_ahead(&self, scope: &Scope<'_>, unit: usize, arrival: PrefetchTimeliness) {
@@ -121,14 +123,14 @@ impl<T: Send + 'static> Paged<T> {
         scope: &Scope<'_>,
         unit: usize,
         most: usize,
-        want: Want,
+        want: AccessMode,
     ) -> Result<(*mut T, usize), FarError> {
         assert!(unit < self.made && most > 0);
         let (extent, within) = Self::EXTENTS.locate(unit);
         let page = self.page(unit);
         let address = match scope.near_unit(page, want) {
             Some(address) => address,
-            None => self.bring(scope, unit, want)?,
+            None => self.fault_in_unit(scope, unit, want)?,
         };
         if Self::PER_UNIT * size_of::<T>() != PAGE_BYTES {
             return Ok((address.cast(), 1));
@@ -147,13 +149,13 @@ impl<T: Send + 'static> Paged<T> {
             }
             self.take_extent(scope.core)?;
         }
-        let address = scope.bring_unit(self.page(self.made), Want::Create)?;
+        let address = scope.fault_in_unit(self.page(self.made), AccessMode::Create)?;
         self.made += 1;
         Ok(address.cast())
     }
 
     /// Adds an extent. Returns how many units it has room for.
-    pub(super) fn take_extent(&mut self, core: &Core) -> Result<usize, FarError> {
+    pub(super) fn take_extent(&mut self, core: &HeapInner) -> Result<usize, FarError> {
         let units = Self::EXTENTS.units(self.extents.len());
         self.extents.try_reserve(1).map_err(|_| FarError::FarFull)?;
         let page = core.take_run(units, Self::UNIT_PAGES)?;
@@ -218,7 +220,7 @@ impl<T: Send + 'static> Paged<T> {
     }
 
     /// Returns the heap, which exists as long as there is an extent.
-    pub(super) fn core(&self) -> Option<*const Core> {
+    pub(super) fn core(&self) -> Option<*const HeapInner> {
         self.extents.first().map(|page| heap_of(*page))
     }
 
@@ -230,7 +232,7 @@ impl<T: Send + 'static> Paged<T> {
         }
         let Some(core) = self.core() else { unreachable!("elements without an extent") };
         // SAFETY: the extents in it keep the heap.
-        unsafe { drop_collection(core, Box::new(Remains { paged: self, at: 0, len })) };
+        unsafe { drop_collection(core, Box::new(PagedTeardown { paged: self, at: 0, len })) };
     }
 }
 
@@ -241,15 +243,15 @@ impl<T: Send + 'static> Drop for Paged<T> {
 }
 
 /// Elements of a dropped collection.
-struct Remains<T: Send + 'static> {
+struct PagedTeardown<T: Send + 'static> {
     paged: Paged<T>,
     /// Elements before this one are dropped.
     at: usize,
     len: usize,
 }
 
-impl<T: Send + 'static> Bury for Remains<T> {
-    fn bury(&mut self, finally: bool, panics: &mut Panics) -> bool {
+impl<T: Send + 'static> Teardown for PagedTeardown<T> {
+    fn tear_down(&mut self, finally: bool, panics: &mut Panics) -> bool {
         let Some(core) = self.paged.core() else { return true };
         // SAFETY: our extents keep the heap.
         let core = unsafe { &*core };

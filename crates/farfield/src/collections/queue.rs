@@ -1,6 +1,6 @@
 //! `FarQueue`: first in, first out.
 
-use super::chain::{Chain, End};
+use super::chain::{Chain, ChainEnd};
 use super::list::ListIter;
 use crate::error::{AllocError, FarError};
 use crate::heap::Scope;
@@ -30,13 +30,13 @@ impl<T: Send + 'static> FarQueue<T> {
 
     /// Adds an element at the end.
     pub fn push(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
-        self.chain.push(scope, End::Back, value)
+        self.chain.push(scope, ChainEnd::Back, value)
     }
 
     /// Takes the first element out, if there is one. If it was the last one of its chunk, the chunk
     /// after the next is fetched ahead.
     pub fn pop(&mut self, scope: &Scope<'_>) -> Result<Option<T>, FarError> {
-        self.chain.pop_ahead(scope, End::Front)
+        self.chain.pop_ahead(scope, ChainEnd::Front)
     }
 
     /// Takes the first element out like [`FarQueue::pop`], for a task: other tasks run while the
@@ -47,22 +47,22 @@ impl<T: Send + 'static> FarQueue<T> {
 
     /// Returns the first element, which is taken out next.
     pub fn front<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<&'a T>, FarError> {
-        self.chain.get(scope, self.chain.end(End::Front))
+        self.chain.get(scope, self.chain.end(ChainEnd::Front))
     }
 
     /// Returns the last element, which was added last.
     pub fn back<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<&'a T>, FarError> {
-        self.chain.get(scope, self.chain.end(End::Back))
+        self.chain.get(scope, self.chain.end(ChainEnd::Back))
     }
 
     /// Returns the first element, to be changed, if there is one.
     pub fn front_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<Option<&'a mut T>, FarError> {
-        self.chain.get_mut(scope, self.chain.end(End::Front))
+        self.chain.get_mut(scope, self.chain.end(ChainEnd::Front))
     }
 
     /// Returns the last element, to be changed, if there is one.
     pub fn back_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<Option<&'a mut T>, FarError> {
-        self.chain.get_mut(scope, self.chain.end(End::Back))
+        self.chain.get_mut(scope, self.chain.end(ChainEnd::Back))
     }
 
     /// Iterates over all elements in order, from either end. All that it has passed stays near as

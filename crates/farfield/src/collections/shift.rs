@@ -2,19 +2,19 @@
 
 use super::paged::Paged;
 use crate::error::FarError;
-use crate::heap::{Scope, Want};
+use crate::heap::{AccessMode, Scope};
 use core::mem::MaybeUninit;
 use core::ops::RangeInclusive;
 
 /// Direction in which elements move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Toward {
+enum ShiftDirection {
     End,
     Start,
 }
 
 /// Error of a move, with the state that it left.
-pub(super) struct Stuck {
+pub(super) struct ShiftError {
     pub(super) error: FarError,
     /// Whether all is as it was. Otherwise the pool failed once more on the way back. Then the
     /// elements between there and the end that was not reached have moved, the value is in its
@@ -30,13 +30,13 @@ impl<T: Send + 'static> Paged<T> {
         scope: &Scope<'_>,
         slots: RangeInclusive<usize>,
         value: &mut MaybeUninit<T>,
-    ) -> Result<(), Stuck> {
-        let _patient = scope.patiently();
+    ) -> Result<(), ShiftError> {
+        let _patient = scope.allow_blocking();
         let (at, end) = (*slots.start(), *slots.end());
-        self.pass(scope, at, end, value, Toward::End).map_err(|(error, unit)| {
+        self.pass(scope, at, end, value, ShiftDirection::End).map_err(|(error, unit)| {
             let next = unit * Self::PER_UNIT;
-            let restored = next <= at || self.pass(scope, at, next - 1, value, Toward::Start).is_ok();
-            Stuck { error, restored }
+            let restored = next <= at || self.pass(scope, at, next - 1, value, ShiftDirection::Start).is_ok();
+            ShiftError { error, restored }
         })
     }
 
@@ -47,13 +47,13 @@ impl<T: Send + 'static> Paged<T> {
         scope: &Scope<'_>,
         slots: RangeInclusive<usize>,
         value: &mut MaybeUninit<T>,
-    ) -> Result<(), Stuck> {
-        let _patient = scope.patiently();
+    ) -> Result<(), ShiftError> {
+        let _patient = scope.allow_blocking();
         let (at, end) = (*slots.start(), *slots.end());
-        self.pass(scope, at, end, value, Toward::Start).map_err(|(error, unit)| {
+        self.pass(scope, at, end, value, ShiftDirection::Start).map_err(|(error, unit)| {
             let next = (unit + 1) * Self::PER_UNIT;
-            let restored = next > end || self.pass(scope, next, end, value, Toward::End).is_ok();
-            Stuck { error, restored }
+            let restored = next > end || self.pass(scope, next, end, value, ShiftDirection::End).is_ok();
+            ShiftError { error, restored }
         })
     }
 
@@ -65,22 +65,23 @@ impl<T: Send + 'static> Paged<T> {
         at: usize,
         end: usize,
         carry: &mut MaybeUninit<T>,
-        toward: Toward,
+        toward: ShiftDirection,
     ) -> Result<(), (FarError, usize)> {
         let (first, last) = (at / Self::PER_UNIT, end / Self::PER_UNIT);
         for step in 0..=last - first {
-            let unit = if toward == Toward::End { first + step } else { last - step };
+            let unit = if toward == ShiftDirection::End { first + step } else { last - step };
             let low = at.saturating_sub(unit * Self::PER_UNIT);
             let high = (end - unit * Self::PER_UNIT).min(Self::PER_UNIT - 1);
-            let _brief = scope.briefly();
-            let address = self.unit(scope, unit, Want::Write).map_err(|error| (error, unit))?.cast::<MaybeUninit<T>>();
+            let _brief = scope.begin_transient();
+            let address =
+                self.unit(scope, unit, AccessMode::Write).map_err(|error| (error, unit))?.cast::<MaybeUninit<T>>();
             // SAFETY: slots `low..=high` are in the unit, which is near and ours alone (`&mut self`).
             let slots = unsafe { core::slice::from_raw_parts_mut(address.add(low), high - low + 1) };
             match toward {
-                Toward::End => slots.rotate_right(1),
-                Toward::Start => slots.rotate_left(1),
+                ShiftDirection::End => slots.rotate_right(1),
+                ShiftDirection::Start => slots.rotate_left(1),
             }
-            let open = if toward == Toward::End { slots.first_mut() } else { slots.last_mut() };
+            let open = if toward == ShiftDirection::End { slots.first_mut() } else { slots.last_mut() };
             let Some(open) = open else { unreachable!("a unit has slots") };
             core::mem::swap(open, carry);
         }

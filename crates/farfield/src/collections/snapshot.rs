@@ -1,11 +1,11 @@
 //! Snapshots of vectors, arrays, lists, bytes and strings, written as serde writes their std
 //! counterparts (`FarBytes` as a byte string).
 
-use super::chain::{Chain, End};
+use super::chain::{Chain, ChainEnd};
 use super::paged::Paged;
 use super::{FarArray, FarBytes, FarList, FarQueue, FarStack, FarString, FarVec};
 use crate::error::AllocError;
-use crate::heap::{Scope, Want};
+use crate::heap::{AccessMode, Scope};
 use crate::snapshot::{not_restored, not_written, with_target};
 use core::fmt;
 use core::marker::PhantomData;
@@ -38,7 +38,7 @@ impl<T: Send + Serialize + 'static> Serialize for FarVec<T> {
             let near = || {
                 // SAFETY: our units keep the heap.
                 let scope = Scope::new(unsafe { &*core });
-                let first = self.units.unit(&scope, at / Paged::<T>::PER_UNIT, Want::Read)?;
+                let first = self.units.unit(&scope, at / Paged::<T>::PER_UNIT, AccessMode::Read)?;
                 Ok((first, scope.pin_at(first.cast())?))
             };
             // Without a scope: elements may have far parts, each of which has one of its own.
@@ -54,25 +54,25 @@ impl<T: Send + Serialize + 'static> Serialize for FarVec<T> {
 fn write_chain<T: Send + Serialize, S: Serializer>(chain: &Chain<T>, serializer: S) -> Result<S::Ok, S::Error> {
     let mut sequence = serializer.serialize_seq(Some(chain.len()))?;
     let Some(anchor) = chain.anchor() else { return sequence.end() };
-    let mut at = chain.end(End::Front);
+    let mut at = chain.end(ChainEnd::Front);
     loop {
         let near = || {
             let scope = Scope::new(anchor.core());
-            let Some((first, count)) = chain.chunk_at(&scope, at, Want::Read)? else { return Ok(None) };
-            chain.prefetch(&scope, chain.next_chunk(at, End::Back));
+            let Some((first, count)) = chain.chunk_at(&scope, at, AccessMode::Read)? else { return Ok(None) };
+            chain.prefetch(&scope, chain.next_chunk(at, ChainEnd::Back));
             Ok(Some((first, count, scope.pin_at(first.cast())?)))
         };
         let Some((first, count, _pin)) = near().map_err(not_written)? else { return sequence.end() };
         // SAFETY: elements of the chain, which is borrowed.
         unsafe { write(&mut sequence, first, count) }?;
-        at = chain.next_chunk(at, End::Back);
+        at = chain.next_chunk(at, ChainEnd::Back);
     }
 }
 
 /// Reads a sequence, one element at a time, and adds each with `put`.
-struct Elements<C, T, P>(C, P, PhantomData<T>);
+struct SequenceVisitor<C, T, P>(C, P, PhantomData<T>);
 
-impl<'de, C, T, P> Visitor<'de> for Elements<C, T, P>
+impl<'de, C, T, P> Visitor<'de> for SequenceVisitor<C, T, P>
 where
     T: Deserialize<'de>,
     P: FnMut(&mut C, &Scope<'_>, T) -> Result<(), AllocError<T>>,
@@ -84,7 +84,7 @@ where
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<C, A::Error> {
-        let Elements(mut all, mut put, _) = self;
+        let SequenceVisitor(mut all, mut put, _) = self;
         while let Some(element) = sequence.next_element()? {
             with_target(|heap| put(&mut all, &heap.enter(), element).map_err(|error| not_restored(error.error)))?;
         }
@@ -97,7 +97,7 @@ macro_rules! sequence {
     ($($name:ident: $push:ident;)*) => {$(
         impl<'de, T: Send + Deserialize<'de> + 'static> Deserialize<'de> for $name<T> {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$name<T>, D::Error> {
-                deserializer.deserialize_seq(Elements($name::new(), $name::$push, PhantomData))
+                deserializer.deserialize_seq(SequenceVisitor($name::new(), $name::$push, PhantomData))
             }
         }
     )*};
@@ -166,9 +166,9 @@ impl Serialize for FarString {
     }
 }
 
-struct Bytes;
+struct FarBytesVisitor;
 
-impl<'de> Visitor<'de> for Bytes {
+impl<'de> Visitor<'de> for FarBytesVisitor {
     type Value = FarBytes;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -202,13 +202,13 @@ const PIECE: usize = 4096;
 
 impl<'de> Deserialize<'de> for FarBytes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FarBytes, D::Error> {
-        deserializer.deserialize_bytes(Bytes)
+        deserializer.deserialize_bytes(FarBytesVisitor)
     }
 }
 
-struct Text;
+struct FarStringVisitor;
 
-impl Visitor<'_> for Text {
+impl Visitor<'_> for FarStringVisitor {
     type Value = FarString;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -222,6 +222,6 @@ impl Visitor<'_> for Text {
 
 impl<'de> Deserialize<'de> for FarString {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FarString, D::Error> {
-        deserializer.deserialize_str(Text)
+        deserializer.deserialize_str(FarStringVisitor)
     }
 }

@@ -1,6 +1,6 @@
 //! `FarStack`: last in, first out.
 
-use super::chain::{Chain, End};
+use super::chain::{Chain, ChainEnd};
 use crate::error::{AllocError, FarError};
 use crate::heap::Scope;
 
@@ -29,13 +29,13 @@ impl<T: Send + 'static> FarStack<T> {
 
     /// Puts an element on top.
     pub fn push(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
-        self.chain.push(scope, End::Back, value)
+        self.chain.push(scope, ChainEnd::Back, value)
     }
 
     /// Takes the top element off, if there is one. If it was the last one of its chunk, the chunk
     /// below the next is fetched ahead.
     pub fn pop(&mut self, scope: &Scope<'_>) -> Result<Option<T>, FarError> {
-        self.chain.pop_ahead(scope, End::Back)
+        self.chain.pop_ahead(scope, ChainEnd::Back)
     }
 
     /// Takes the top element off like [`FarStack::pop`], for a task: other tasks run while the
@@ -46,12 +46,12 @@ impl<T: Send + 'static> FarStack<T> {
 
     /// Returns the top element, if there is one.
     pub fn top<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<&'a T>, FarError> {
-        self.chain.get(scope, self.chain.end(End::Back))
+        self.chain.get(scope, self.chain.end(ChainEnd::Back))
     }
 
     /// Returns the top element, to be changed, if there is one.
     pub fn top_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<Option<&'a mut T>, FarError> {
-        self.chain.get_mut(scope, self.chain.end(End::Back))
+        self.chain.get_mut(scope, self.chain.end(ChainEnd::Back))
     }
 
     /// Drops all elements.

@@ -2,7 +2,7 @@
 //! where they are.
 
 use super::FarVec;
-use super::columns::{Conditions, Images, KeyColumn, Keys, Look, OfRows, Table, named};
+use super::columns::{ColumnKernel, ColumnTable, Conditions, KeyColumn, Keys, RowImages, RowReply, named};
 use crate::heap::{Heap, Scope};
 use crate::offload::OffloadError;
 use core::marker::PhantomData;
@@ -40,7 +40,7 @@ impl Heap {
     #[track_caller]
     pub fn tally<'v, K: Keys<'v>>(&'v self, keys: K) -> Tallying<'v, K> {
         Tallying {
-            table: Table::new(self, keys.columns()),
+            table: ColumnTable::new(self, keys.columns()),
             conditions: Conditions::default(),
             most: MOST,
             keys: PhantomData,
@@ -76,7 +76,7 @@ impl Heap {
     pub fn group<'v, K: Keys<'v>, N: Number>(&'v self, keys: K, values: &'v FarVec<N>) -> Grouping<'v, K, N> {
         let mut columns = keys.columns();
         columns.push(values.into());
-        let (table, conditions) = (Table::new(self, columns), Conditions::default());
+        let (table, conditions) = (ColumnTable::new(self, columns), Conditions::default());
         Grouping { table, values, conditions, most: MOST, keys: PhantomData }
     }
 }
@@ -85,7 +85,7 @@ impl Heap {
 #[derive(Debug)]
 #[must_use = "nothing is done before `run`"]
 pub struct Tallying<'v, K: Keys<'v>> {
-    table: Table<'v>,
+    table: ColumnTable<'v>,
     conditions: Conditions<'v>,
     most: usize,
     keys: PhantomData<K>,
@@ -143,9 +143,9 @@ impl<'v, K: Keys<'v>> Tallying<'v, K> {
     pub fn run(self) -> Result<Vec<(K::Key, u64)>, OffloadError> {
         let Tallying { table, conditions, most, .. } = self;
         let keys = table.columns[..table.columns.len() - conditions.len()].to_vec();
-        let mut count = Count::new(keys, conditions, most);
+        let mut count = TallyKernel::new(keys, conditions, most);
         table.run(&mut count)?;
-        let Count { near, mut others, .. } = count;
+        let TallyKernel { near, mut others, .. } = count;
         others.merge(near.finish());
         check(others.counts.len(), most)?;
         Ok(others.counts.into_iter().map(|(key, count)| (K::key(key), count)).collect())
@@ -153,10 +153,10 @@ impl<'v, K: Keys<'v>> Tallying<'v, K> {
 }
 
 /// Counting of values in a table that has the keys' columns first, then those of conditions.
-struct Count<'v> {
+struct TallyKernel<'v> {
     keys: Vec<KeyColumn<'v>>,
     conditions: Conditions<'v>,
-    images: Images,
+    images: RowImages,
     /// Counts of rows that this thread has processed here.
     near: columns::Tallying,
     /// Counts from servers and other threads.
@@ -164,27 +164,27 @@ struct Count<'v> {
     most: usize,
 }
 
-impl<'v> Count<'v> {
-    fn new(keys: Vec<KeyColumn<'v>>, conditions: Conditions<'v>, most: usize) -> Count<'v> {
+impl<'v> TallyKernel<'v> {
+    fn new(keys: Vec<KeyColumn<'v>>, conditions: Conditions<'v>, most: usize) -> TallyKernel<'v> {
         let (near, others) = (columns::Tallying::default(), Tallies::default());
-        Count { keys, conditions, images: Images::default(), near, others, most }
+        TallyKernel { keys, conditions, images: RowImages::default(), near, others, most }
     }
 }
 
-impl OfRows for Tallies {
+impl RowReply for Tallies {
     fn rows(&self) -> Option<u64> {
         Some(self.rows)
     }
 }
 
-impl Look for Count<'_> {
+impl ColumnKernel for TallyKernel<'_> {
     type Function = Tally;
 
-    fn apart(&self) -> Self {
-        Count::new(self.keys.clone(), self.conditions.clone(), self.most)
+    fn fork(&self) -> Self {
+        TallyKernel::new(self.keys.clone(), self.conditions.clone(), self.most)
     }
 
-    fn join(&mut self, other: Self) -> Result<(), OffloadError> {
+    fn merge(&mut self, other: Self) -> Result<(), OffloadError> {
         self.others.merge(other.near.finish());
         check(self.others.counts.len(), self.most)
     }
@@ -194,12 +194,12 @@ impl Look for Count<'_> {
         Tallied { keys: named(&self.keys, pieces), conditions }
     }
 
-    fn merge(&mut self, _rows: &VecDeque<Range<usize>>, answer: Tallies) -> Result<(), OffloadError> {
+    fn merge_answer(&mut self, _rows: &VecDeque<Range<usize>>, answer: Tallies) -> Result<(), OffloadError> {
         self.others.merge(answer);
         check(self.others.counts.len(), self.most)
     }
 
-    fn look(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {
+    fn process(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {
         let rows = self.images.read(scope, &self.keys, &self.conditions, rows)?;
         let is_all = self.near.add_all(&rows, self.most);
         if is_all { Ok(()) } else { Err(OffloadError::TooMany { most: self.most }) }
@@ -217,7 +217,7 @@ pub type ByKey<K, N> = Vec<(K, Part<N>)>;
 #[derive(Debug)]
 #[must_use = "nothing is done before `run`"]
 pub struct Grouping<'v, K: Keys<'v>, N: Number> {
-    table: Table<'v>,
+    table: ColumnTable<'v>,
     values: &'v FarVec<N>,
     conditions: Conditions<'v>,
     most: usize,
@@ -275,9 +275,9 @@ impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
     pub fn run(self) -> Result<ByKey<K::Key, N>, OffloadError> {
         let Grouping { table, values, conditions, most, .. } = self;
         let keys = table.columns[..table.columns.len() - 1 - conditions.len()].to_vec();
-        let mut sums = Sums::new(keys, values, conditions, most);
+        let mut sums = GroupKernel::new(keys, values, conditions, most);
         table.run(&mut sums)?;
-        let Sums { near, mut others, .. } = sums;
+        let GroupKernel { near, mut others, .. } = sums;
         others.merge(&near.finish());
         check(others.groups.len(), most)?;
         Ok(others.groups.into_iter().map(|(key, part)| (K::key(key), part)).collect())
@@ -286,11 +286,11 @@ impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
 
 /// Aggregation in a table that has the keys' columns first, then the values', then those of
 /// conditions.
-struct Sums<'v, N: Number> {
+struct GroupKernel<'v, N: Number> {
     keys: Vec<KeyColumn<'v>>,
     values: &'v FarVec<N>,
     conditions: Conditions<'v>,
-    images: Images,
+    images: RowImages,
     /// Groups of rows that this thread has processed here.
     near: columns::Grouping<N>,
     /// Groups from servers and other threads.
@@ -298,27 +298,32 @@ struct Sums<'v, N: Number> {
     most: usize,
 }
 
-impl<'v, N: Number> Sums<'v, N> {
-    fn new(keys: Vec<KeyColumn<'v>>, values: &'v FarVec<N>, conditions: Conditions<'v>, most: usize) -> Sums<'v, N> {
+impl<'v, N: Number> GroupKernel<'v, N> {
+    fn new(
+        keys: Vec<KeyColumn<'v>>,
+        values: &'v FarVec<N>,
+        conditions: Conditions<'v>,
+        most: usize,
+    ) -> GroupKernel<'v, N> {
         let (near, others) = (columns::Grouping::default(), Groups::default());
-        Sums { keys, values, conditions, images: Images::default(), near, others, most }
+        GroupKernel { keys, values, conditions, images: RowImages::default(), near, others, most }
     }
 }
 
-impl<N: Number> OfRows for Groups<N> {
+impl<N: Number> RowReply for Groups<N> {
     fn rows(&self) -> Option<u64> {
         Some(self.rows)
     }
 }
 
-impl<N: Number> Look for Sums<'_, N> {
+impl<N: Number> ColumnKernel for GroupKernel<'_, N> {
     type Function = Group<N>;
 
-    fn apart(&self) -> Self {
-        Sums::new(self.keys.clone(), self.values, self.conditions.clone(), self.most)
+    fn fork(&self) -> Self {
+        GroupKernel::new(self.keys.clone(), self.values, self.conditions.clone(), self.most)
     }
 
-    fn join(&mut self, other: Self) -> Result<(), OffloadError> {
+    fn merge(&mut self, other: Self) -> Result<(), OffloadError> {
         self.others.merge(&other.near.finish());
         check(self.others.groups.len(), self.most)
     }
@@ -329,12 +334,12 @@ impl<N: Number> Look for Sums<'_, N> {
         Grouped { keys: named(&self.keys, pieces), values, conditions }
     }
 
-    fn merge(&mut self, _rows: &VecDeque<Range<usize>>, answer: Groups<N>) -> Result<(), OffloadError> {
+    fn merge_answer(&mut self, _rows: &VecDeque<Range<usize>>, answer: Groups<N>) -> Result<(), OffloadError> {
         self.others.merge(&answer);
         check(self.others.groups.len(), self.most)
     }
 
-    fn look(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {
+    fn process(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {
         let mut rest = self.images.read(scope, &self.keys, &self.conditions, rows.clone())?;
         for values in self.values.chunks_in(scope, rows) {
             let values = values?;

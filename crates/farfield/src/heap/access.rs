@@ -1,36 +1,36 @@
 //! How a mutator accesses a page, and the transitions of the frame word that it makes.
 
-use super::Core;
-use super::io::Landing;
-use super::threads::{Record, count};
+use super::HeapInner;
+use super::io::FetchIntent;
+use super::threads::{ThreadState, count};
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::heap::{DerefOutcome, FrameWord, State};
 
 /// Access that a mutator needs to a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Want {
+pub(crate) enum AccessMode {
     Read,
     Write,
     /// Access to make an object: the page may be Empty.
     Create,
 }
 
-impl Want {
+impl AccessMode {
     pub(crate) fn decide(self, word: FrameWord) -> (FrameWord, DerefOutcome) {
         match self {
-            Want::Read => word.deref(false),
-            Want::Write => word.deref(true),
-            Want::Create => word.create(),
+            AccessMode::Read => word.deref(false),
+            AccessMode::Write => word.deref(true),
+            AccessMode::Create => word.create(),
         }
     }
 
     /// Returns the state in which a page fetched for this access lands.
-    pub(crate) fn landing(self) -> Landing {
-        if self == Want::Read { Landing::Clean } else { Landing::Dirty }
+    pub(crate) fn fetch_intent(self) -> FetchIntent {
+        if self == AccessMode::Read { FetchIntent::Read } else { FetchIntent::Write }
     }
 }
 
-impl Core {
+impl HeapInner {
     /// Makes one transition of a frame word, by compare-exchange; false if the word has changed.
     ///
     /// This is the only place where a mutator makes a transition that other threads could make too.
@@ -47,9 +47,9 @@ impl Core {
 }
 
 /// Updates the hit counters from `seen`, the frame word as it was before this access.
-pub(crate) fn count_use(record: &Record, seen: FrameWord) {
+pub(crate) fn count_use(record: &ThreadState, seen: FrameWord) {
     if seen.state() != State::Near {
-        count(&record.counters.taken_back);
+        count(&record.counters.rescued);
     }
     if seen.is_ahead() {
         count(&record.counters.prefetches_used);

@@ -14,8 +14,8 @@
 //! A digest is written by the owner of a page in Copying, before the page is Far. It is read by
 //! owners of flights, and by the evictor, which have seen Far (Acquire).
 
-use super::Core;
-use super::memory::Table;
+use super::HeapInner;
+use super::memory::ReservedArray;
 use crate::config::Verify;
 use crate::error::BuildError;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -27,7 +27,7 @@ use farfield_pool::{Backend, PoolError};
 
 /// Digests of all far pages of a heap.
 pub(crate) struct Checksums {
-    digests: Table<AtomicU32>,
+    digests: ReservedArray<AtomicU32>,
     key: Option<Box<UniversalHash>>,
 }
 
@@ -45,7 +45,7 @@ impl Checksums {
             Verify::Checksum => None,
             Verify::Keyed => Some(UniversalHash::new(farfield_os::serving::fill_random).map_err(os)?),
         };
-        Ok(Checksums { digests: Table::new(pages as usize)?, key })
+        Ok(Checksums { digests: ReservedArray::new(pages as usize)?, key })
     }
 
     /// Returns the bytes of near memory beside the digests.
@@ -108,7 +108,7 @@ impl Checksums {
     }
 }
 
-impl Core {
+impl HeapInner {
     /// Verifies a page that came from the pool. All data that comes near, by any path, passes here;
     /// what does not match is not used. For `sum` and `bytes` see [`Checksums::matches`].
     pub(crate) fn check_far(&self, page: u32, sum: u64, bytes: &[u8]) -> Result<(), PoolError> {

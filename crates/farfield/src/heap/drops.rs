@@ -9,8 +9,8 @@
 //! A destructor that panics keeps no other from running, as in std: the first panic goes on when
 //! all have run.
 
-use super::Core;
-use super::objects::{Waiting, settle_any};
+use super::HeapInner;
+use super::objects::{DeferredDrop, run_deferred_drop};
 use core::any::Any;
 use core::cell::{Cell, RefCell};
 use core::mem::ManuallyDrop;
@@ -20,16 +20,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 const DEPTH_MAX: u32 = 8;
 
 /// Values that wait for the outermost drop of their thread. Each keeps the heap that it is in.
-struct Queue {
+struct DropQueue {
     depth: Cell<u32>,
     /// Stack of waiting values: the last one is dropped next.
     // Without a destructor, so that it can be used as long as the thread lasts. It is empty, and
     // owns nothing, outside of drops.
-    waiting: RefCell<ManuallyDrop<Vec<(*const Core, Waiting)>>>,
+    waiting: RefCell<ManuallyDrop<Vec<(*const HeapInner, DeferredDrop)>>>,
 }
 
 thread_local! {
-    static QUEUE: Queue = const { Queue { depth: Cell::new(0), waiting: RefCell::new(ManuallyDrop::new(Vec::new())) } };
+    static QUEUE: DropQueue = const { DropQueue { depth: Cell::new(0), waiting: RefCell::new(ManuallyDrop::new(Vec::new())) } };
 }
 
 /// The first panic of several destructors.
@@ -60,7 +60,7 @@ impl Panics {
 /// # Safety
 /// The dropped value or collection keeps the heap, and belongs to the heap from now on, whatever
 /// happens.
-pub(super) unsafe fn drop_or_queue(core: *const Core, what: Waiting) {
+pub(super) unsafe fn drop_or_queue(core: *const HeapInner, what: DeferredDrop) {
     QUEUE.with(|queue| {
         if queue.depth.get() >= DEPTH_MAX {
             queue.waiting.borrow_mut().push((core, what));
@@ -85,17 +85,17 @@ pub(super) unsafe fn drop_or_queue(core: *const Core, what: Waiting) {
     });
 }
 
-impl Queue {
+impl DropQueue {
     /// # Safety
     /// As for [`drop_or_queue`].
-    unsafe fn run(&self, core: *const Core, what: Waiting, panics: &mut Panics) {
+    unsafe fn run(&self, core: *const HeapInner, what: DeferredDrop, panics: &mut Panics) {
         self.depth.set(self.depth.get() + 1);
         // SAFETY: passed on to the caller.
-        panics.catch(|| unsafe { settle_any(core, what, false) });
+        panics.catch(|| unsafe { run_deferred_drop(core, what, false) });
         self.depth.set(self.depth.get() - 1);
     }
 
-    fn next(&self) -> Option<(*const Core, Waiting)> {
+    fn next(&self) -> Option<(*const HeapInner, DeferredDrop)> {
         let mut waiting = self.waiting.borrow_mut();
         let next = waiting.pop();
         if next.is_none() {

@@ -6,14 +6,14 @@
 //!
 //! Numbers are those within the heap: of a page, or above all pages of a handle.
 
-use super::attempt::Missed;
-use super::evictor::Urgency;
-use super::frames::Purse;
-use super::io::{Flight, Io, Landing};
-use super::objects::Inside;
-use super::segments::Unit;
-use super::threads::{Record, count};
-use super::{Core, Patience};
+use super::eviction::EvictionUrgency;
+use super::frames::Watermark;
+use super::io::{FetchFlight, FetchIntent, FetchLane};
+use super::objects::InternalScope;
+use super::segments::TransferUnit;
+use super::threads::{ThreadState, count};
+use super::try_access::Missed;
+use super::{Backoff, HeapInner};
 use crate::error::FarError;
 use core::sync::atomic::Ordering;
 use core::task::Waker;
@@ -26,24 +26,24 @@ use std::sync::{MutexGuard, PoisonError, TryLockError};
 /// memory that they are read to.
 pub(super) const AHEAD_MAX: usize = 1024;
 
-impl Core {
+impl HeapInner {
     /// Starts to fetch units and objects without waiting. Returns how many are on their way now
     /// that were not.
     ///
     /// Gives no errors: an access that needs one asks again. For far values that live.
-    pub(crate) fn prefetch(&self, record: &Record, numbers: impl IntoIterator<Item = u32>) -> u32 {
+    pub(crate) fn prefetch(&self, record: &ThreadState, numbers: impl IntoIterator<Item = u32>) -> u32 {
         if self.frames.room() < self.reserve().low {
             // With our own hands, if the reclaimer is behind: a thread that misses would have to, a
             // little later.
             self.reclaimer.wake();
-            let _ = self.evictor.try_run(self, self.reserve().low, Urgency::Background);
+            let _ = self.evictor.try_run(self, self.reserve().low, EvictionUrgency::Background);
         }
         // The log pages to which objects come stay near until their flights keep them.
-        let _inside = self.objects.is_some().then(|| Inside::new(self));
+        let _inside = self.objects.is_some().then(|| InternalScope::new(self));
         let most = AHEAD_MAX.saturating_sub(record.in_flight.load(Ordering::Relaxed) as usize);
-        let numbers = numbers.into_iter().take_while(|_| self.has_room_ahead(1));
-        let depart = |number| self.depart_now(record, number, Landing::Ahead);
-        let flights: Vec<Flight> = numbers.filter_map(depart).take(most).collect();
+        let numbers = numbers.into_iter().take_while(|_| self.has_prefetch_room(1));
+        let depart = |number| self.depart_now(record, number, FetchIntent::Prefetch);
+        let flights: Vec<FetchFlight> = numbers.filter_map(depart).take(most).collect();
         if flights.is_empty() {
             return 0;
         }
@@ -67,17 +67,17 @@ impl Core {
     }
 
     /// Checks whether there is room for more prefetches.
-    pub(crate) fn may_go_ahead(&self, record: &Record) -> bool {
-        self.has_room_ahead(1) && (record.in_flight.load(Ordering::Relaxed) as usize) < AHEAD_MAX
+    pub(crate) fn may_go_ahead(&self, record: &ThreadState) -> bool {
+        self.has_prefetch_room(1) && (record.in_flight.load(Ordering::Relaxed) as usize) < AHEAD_MAX
     }
 
     /// Takes the page or handle of this number for a flight, if it is far and there is room.
-    fn depart_now(&self, record: &Record, number: u32, landing: Landing) -> Option<Flight> {
+    fn depart_now(&self, record: &ThreadState, number: u32, landing: FetchIntent) -> Option<FetchFlight> {
         let flight = match number.checked_sub(self.pages) {
             Some(object) => self.depart_object_now(record, object, landing),
             None => self.depart_unit_now(record, number, landing),
         }?;
-        if landing == Landing::Ahead {
+        if landing == FetchIntent::Prefetch {
             count(&record.counters.prefetches);
         }
         Some(flight)
@@ -85,11 +85,13 @@ impl Core {
 
     /// Takes frames for a fetch of this kind, if there are any now. Prefetches leave an eighth of
     /// the low watermark to accesses that need frames.
-    pub(crate) fn take_frames_now(&self, pages: u32, landing: Landing) -> Option<FrameId> {
+    pub(crate) fn take_frames_now(&self, pages: u32, landing: FetchIntent) -> Option<FrameId> {
         let frames = match landing {
-            Landing::Ahead if !self.has_room_ahead(pages) => None,
-            Landing::Ahead => self.frames.take(pages, Purse::Open),
-            Landing::Clean | Landing::Dirty => self.frames.take(pages, Purse::Behind(self.throttle.waiting())),
+            FetchIntent::Prefetch if !self.has_prefetch_room(pages) => None,
+            FetchIntent::Prefetch => self.frames.take(pages, Watermark::Normal),
+            FetchIntent::Read | FetchIntent::Write => {
+                self.frames.take(pages, Watermark::Queued(self.admission.waiting()))
+            }
         };
         if self.frames.room() < self.reserve().low {
             self.reclaimer.wake();
@@ -97,20 +99,20 @@ impl Core {
         frames
     }
 
-    fn has_room_ahead(&self, pages: u32) -> bool {
+    fn has_prefetch_room(&self, pages: u32) -> bool {
         self.frames.room() >= self.reserve().low / 8 + pages
     }
 
     /// Runs a flight, which owns its page or handle, and waits for it.
-    pub(crate) fn fetch(&self, record: &Record, flight: Flight) -> Result<(), FarError> {
+    pub(crate) fn fetch(&self, record: &ThreadState, flight: FetchFlight) -> Result<(), FarError> {
         self.fetch_all(record, [flight])
     }
 
     /// Fetches what attempts have missed, as far as it is far and there is room now, and waits for
     /// it. Returns how many flights that were.
-    pub(crate) fn fetch_missed(&self, record: &Record, missed: &[Missed]) -> Result<usize, FarError> {
-        let depart = |(number, want): &Missed| self.depart_now(record, *number, want.landing());
-        let flights: Vec<Flight> = missed.iter().filter_map(depart).collect();
+    pub(crate) fn fetch_missed(&self, record: &ThreadState, missed: &[Missed]) -> Result<usize, FarError> {
+        let depart = |(number, want): &Missed| self.depart_now(record, *number, want.fetch_intent());
+        let flights: Vec<FetchFlight> = missed.iter().filter_map(depart).collect();
         let begun = flights.len();
         if begun > 0 {
             self.fetch_all(record, flights)?;
@@ -118,7 +120,7 @@ impl Core {
         Ok(begun)
     }
 
-    fn fetch_all(&self, record: &Record, flights: impl IntoIterator<Item = Flight>) -> Result<(), FarError> {
+    fn fetch_all(&self, record: &ThreadState, flights: impl IntoIterator<Item = FetchFlight>) -> Result<(), FarError> {
         let flights = flights.into_iter();
         let mut guard = match self.open_io(record) {
             Ok(guard) => guard,
@@ -135,7 +137,7 @@ impl Core {
     }
 
     /// Starts a flight, which owns its page or handle, for a task that waits.
-    pub(crate) fn begin(&self, record: &Record, flight: Flight) {
+    pub(crate) fn begin(&self, record: &ThreadState, flight: FetchFlight) {
         match self.open_io(record) {
             Ok(mut guard) => {
                 if let Some(io) = guard.as_mut() {
@@ -149,10 +151,10 @@ impl Core {
 
     /// Gives a prefetch demand priority because a task waits for it, if it is on the thread's own
     /// lane.
-    pub(crate) fn hurry(&self, record: &Record, number: u32) {
+    pub(crate) fn promote_to_demand(&self, record: &ThreadState, number: u32) {
         if let Ok(mut guard) = self.open_io(record) {
             match guard.as_mut() {
-                Some(io) if io.has(self, number) => io.hurry(self, number),
+                Some(io) if io.has(self, number) => io.promote_to_demand(self, number),
                 _ => record.waits_for_others.set(true),
             }
             self.close_io(record, guard);
@@ -168,7 +170,7 @@ impl Core {
 
     /// Waits until something has arrived on this thread's lane, at most for `most`, and lands it.
     /// False if nothing is under way.
-    pub(crate) fn wait_for_any(&self, record: &Record, most: Duration) -> bool {
+    pub(crate) fn wait_for_any(&self, record: &ThreadState, most: Duration) -> bool {
         let mut guard = record.io.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(io) = guard.as_mut().filter(|io| io.in_flight() > 0) else { return false };
         if io.collect(self) == 0 {
@@ -180,9 +182,9 @@ impl Core {
     }
 
     /// Fails a flight that did not even begin.
-    fn fail(&self, flight: Flight, error: PoolError) {
+    fn fail(&self, flight: FetchFlight, error: PoolError) {
         if self.land(flight, Err(error), None) {
-            self.tell(vec![(flight.number(self), Err(error))]);
+            self.wake_tasks(vec![(flight.number(self), Err(error))]);
         }
     }
 
@@ -190,36 +192,36 @@ impl Core {
     /// forgotten a request, and is given up.
     fn end_wait(
         &self,
-        record: &Record,
-        mut guard: MutexGuard<'_, Option<Io>>,
+        record: &ThreadState,
+        mut guard: MutexGuard<'_, Option<FetchLane>>,
         outcome: Option<Result<(), PoolError>>,
     ) -> Result<(), FarError> {
         let forgotten = if outcome.is_none() { guard.take() } else { None };
         let wanted = forgotten.map(|io| io.abandon(self));
         self.close_io(record, guard);
-        self.tell(wanted.unwrap_or_default());
+        self.wake_tasks(wanted.unwrap_or_default());
         outcome.ok_or(FarError::Stalled { after: self.patience * 2 })?.map_err(FarError::Pool)
     }
 
     /// Locks the thread's lane, and opens it if needed. The thread itself holds it while it reads;
     /// others hold it for a look.
-    fn open_io<'a>(&self, record: &'a Record) -> Result<MutexGuard<'a, Option<Io>>, PoolError> {
+    fn open_io<'a>(&self, record: &'a ThreadState) -> Result<MutexGuard<'a, Option<FetchLane>>, PoolError> {
         let mut io = record.io.lock().unwrap_or_else(PoisonError::into_inner);
         if io.is_none() {
-            *io = Some(Io::new(&*self.backend, self.patience)?);
+            *io = Some(FetchLane::new(&*self.backend, self.patience)?);
         }
         Ok(io)
     }
 
     /// Unlocks a lane, publishes its statistics, and wakes the tasks that wait for what has landed
     /// there.
-    fn close_io(&self, record: &Record, mut guard: MutexGuard<'_, Option<Io>>) {
-        let in_flight = guard.as_ref().map_or(0, Io::in_flight);
+    fn close_io(&self, record: &ThreadState, mut guard: MutexGuard<'_, Option<FetchLane>>) {
+        let in_flight = guard.as_ref().map_or(0, FetchLane::in_flight);
         record.in_flight.store(in_flight as u32, Ordering::Release);
-        let buffer_bytes = guard.as_ref().map_or(0, Io::more_bytes);
+        let buffer_bytes = guard.as_ref().map_or(0, FetchLane::more_bytes);
         let grown = record.buffer_bytes.load(Ordering::Relaxed) != buffer_bytes;
         record.buffer_bytes.store(buffer_bytes, Ordering::Relaxed);
-        let (depth, answer_ns) = guard.as_ref().map_or((0, 0), Io::link);
+        let (depth, answer_ns) = guard.as_ref().map_or((0, 0), FetchLane::link);
         record.prefetch_depth.store(depth, Ordering::Relaxed);
         record.answer_ns.store(answer_ns, Ordering::Relaxed);
         let wanted = guard.as_mut().map(|io| core::mem::take(&mut io.wanted));
@@ -227,11 +229,11 @@ impl Core {
         if grown {
             self.fit();
         }
-        self.tell(wanted.unwrap_or_default());
+        self.wake_tasks(wanted.unwrap_or_default());
     }
 
     /// Wakes the tasks that wait for these numbers.
-    pub(crate) fn tell(&self, wanted: Vec<(u32, Result<(), PoolError>)>) {
+    pub(crate) fn wake_tasks(&self, wanted: Vec<(u32, Result<(), PoolError>)>) {
         let mut wakers = Vec::with_capacity(wanted.len());
         for (number, result) in wanted {
             self.waiters.end(number, result.map_err(FarError::Pool), &mut wakers);
@@ -240,17 +242,23 @@ impl Core {
     }
 
     /// Ends a flight; `buffer` has an object's page. True if tasks wait for it, which must be told.
-    pub(crate) fn land(&self, flight: Flight, result: Result<(), PoolError>, buffer: Option<&Buffer>) -> bool {
+    pub(crate) fn land(&self, flight: FetchFlight, result: Result<(), PoolError>, buffer: Option<&Buffer>) -> bool {
         match flight {
-            Flight::Unit { unit, frame, landing } => self.land_unit(unit, frame, landing, result),
-            Flight::Object(flight) => {
+            FetchFlight::Unit { unit, frame, intent: landing } => self.land_unit(unit, frame, landing, result),
+            FetchFlight::Object(flight) => {
                 let bytes = buffer.filter(|_| result.is_ok()).map(|buffer| &buffer.page(0)[flight.part().1.range()]);
                 self.land_object(flight, bytes)
             }
         }
     }
 
-    fn land_unit(&self, unit: Unit, frame: FrameId, landing: Landing, result: Result<(), PoolError>) -> bool {
+    fn land_unit(
+        &self,
+        unit: TransferUnit,
+        frame: FrameId,
+        landing: FetchIntent,
+        result: Result<(), PoolError>,
+    ) -> bool {
         match result {
             Ok(()) => self.frames.infos[frame.0].moved_in(unit.page),
             Err(_) => self.frames.put(frame, unit.pages),
@@ -259,8 +267,8 @@ impl Core {
         loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
             let next = match (result, landing) {
-                (Ok(()), Landing::Ahead) => seen.finish_prefetch(frame),
-                (Ok(()), _) => seen.finish_load(frame, landing == Landing::Dirty),
+                (Ok(()), FetchIntent::Prefetch) => seen.finish_prefetch(frame),
+                (Ok(()), _) => seen.finish_load(frame, landing == FetchIntent::Write),
                 (Err(_), _) => seen.cancel_load(State::Far),
             };
             // Only marks change while a flight owns the page.
@@ -272,7 +280,7 @@ impl Core {
     }
 
     /// Lands what has arrived on any lane, for a thread that waits, perhaps for `number`.
-    pub(crate) fn help(&self, record: &Record, number: Option<u32>) {
+    pub(crate) fn help(&self, record: &ThreadState, number: Option<u32>) {
         if record.in_flight.load(Ordering::Relaxed) > 0 {
             self.look(record, number);
         }
@@ -292,13 +300,13 @@ impl Core {
 
     /// Waits until nothing is in flight. The lanes' deadlines ensure that this ends.
     pub(crate) fn land_all(&self) {
-        let mut patience = Patience::new(self.patience * 2);
+        let mut patience = Backoff::new(self.patience * 2);
         while self.help_all() > 0 && patience.wait().is_ok() {}
     }
 
     /// Lands what has arrived on a lane, and hurries the flight of `wanted` there. Does nothing if
     /// another thread holds the lane.
-    pub(crate) fn look(&self, record: &Record, wanted: Option<u32>) {
+    pub(crate) fn look(&self, record: &ThreadState, wanted: Option<u32>) {
         let mut guard = match record.io.try_lock() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(guard)) => guard.into_inner(),
@@ -306,7 +314,7 @@ impl Core {
         };
         let Some(io) = guard.as_mut() else { return };
         if let Some(number) = wanted {
-            io.hurry(self, number);
+            io.promote_to_demand(self, number);
         }
         io.collect(self);
         self.close_io(record, guard);

@@ -13,20 +13,20 @@
 mod info;
 mod used;
 
-use super::memory::{Reserved, Table};
+use super::memory::{Reserved, ReservedArray};
 use crate::error::BuildError;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FRAMES_MAX, FrameId, FreeRuns};
 pub(crate) use info::{FrameInfo, INFO_BYTES};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use used::Used;
+use used::UsedFrames;
 
 /// The near memory of a heap.
 pub(crate) struct Frames {
     arena: Reserved,
-    pub(crate) infos: Table<FrameInfo>,
-    free: Mutex<Free>,
+    pub(crate) infos: ReservedArray<FrameInfo>,
+    free: Mutex<FreeFrames>,
     /// Approximate number of frames that can be taken now. For decisions that may be wrong.
     room: AtomicU32,
     /// Number of units that are Leaving: their frames become free as soon as the scopes end that
@@ -39,9 +39,9 @@ pub(crate) struct Frames {
     /// End of the frames of the ground that were ever used.
     high: AtomicU32,
     /// End of the frames of the annex that were ever used.
-    annex_high: AtomicU32,
+    overflow_high: AtomicU32,
     /// Index of the annex's first frame. That frame is never used, so no unit lies in both areas.
-    annex: u32,
+    overflow_start: u32,
     /// Number of frames in the arena; the first is never used.
     count: u32,
     paranoid: bool,
@@ -49,16 +49,16 @@ pub(crate) struct Frames {
 
 /// Rule that says which free frames a caller may take (watermarks of reclaim).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Purse {
+pub(crate) enum Watermark {
     /// Takes all frames but the reserve.
-    Open,
+    Normal,
     /// Takes all frames but the reserve and so many more, one for each waiter that came before.
-    Behind(u32),
+    Queued(u32),
     /// Takes the reserve too: for scopes that only their own end could give room.
-    Reserve,
+    Emergency,
 }
 
-struct Free {
+struct FreeFrames {
     /// Frames that are free and cost memory.
     warm: FreeRuns,
     /// Frames that are free and cost nothing.
@@ -99,13 +99,13 @@ fn margin(limit: u32) -> u32 {
 ///
 /// Units of all sizes that come and go need up to twice the room that they take; the rest is for
 /// the worst case.
-const ANNEX: u32 = 4;
+const OVERFLOW_FACTOR: u32 = 4;
 
 impl Frames {
     /// Creates a ground of so many frames, without any memory yet: [`Frames::set_limit`] gives it
     /// some.
     pub(crate) fn new(ground: u32, paranoid: bool) -> Result<Frames, BuildError> {
-        let count = ground.saturating_mul(1 + ANNEX).min(FRAMES_MAX);
+        let count = ground.saturating_mul(1 + OVERFLOW_FACTOR).min(FRAMES_MAX);
         let arena = Reserved::new(count as usize * PAGE_BYTES)?;
         if paranoid {
             // SAFETY: nobody has a frame yet.
@@ -119,18 +119,19 @@ impl Frames {
         if count > ground + 1 {
             cold.put(ground + 1, count - ground - 1);
         }
-        let free = Free { warm: FreeRuns::new(), cold, limit: 0, ceiling: 0, is_odd: false, resident: 0, tables: 0 };
+        let free =
+            FreeFrames { warm: FreeRuns::new(), cold, limit: 0, ceiling: 0, is_odd: false, resident: 0, tables: 0 };
         Ok(Frames {
             arena,
-            infos: Table::new(count as usize)?,
+            infos: ReservedArray::new(count as usize)?,
             room: AtomicU32::new(free.room()),
             leaving: AtomicU32::new(0),
             limit: AtomicU32::new(0),
             free: Mutex::new(free),
             pinned: AtomicU32::new(0),
             high: AtomicU32::new(1),
-            annex_high: AtomicU32::new(ground + 1),
-            annex: ground,
+            overflow_high: AtomicU32::new(ground + 1),
+            overflow_start: ground,
             count,
             paranoid,
         })
@@ -145,19 +146,19 @@ impl Frames {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Free> {
+    fn lock(&self) -> MutexGuard<'_, FreeFrames> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the highest possible limit.
     pub(crate) fn limit_max(&self) -> u32 {
-        self.annex - 1
+        self.overflow_start - 1
     }
 
     /// Returns the frames that were used so far.
-    pub(crate) fn used(&self) -> Used {
-        let [high, annex_high] = [&self.high, &self.annex_high].map(|end| end.load(Ordering::Relaxed));
-        Used { high, annex: self.annex, annex_high }
+    pub(crate) fn used(&self) -> UsedFrames {
+        let [high, annex_high] = [&self.high, &self.overflow_high].map(|end| end.load(Ordering::Relaxed));
+        UsedFrames { high, overflow_start: self.overflow_start, overflow_high: annex_high }
     }
 
     /// Returns the address of the arena's first byte.
@@ -287,12 +288,12 @@ impl Frames {
 
     /// Takes `count` contiguous frames and returns the first. The caller owns them and their bytes,
     /// which are arbitrary. `None` if there are too few for this purse.
-    pub(crate) fn take(&self, count: u32, purse: Purse) -> Option<FrameId> {
+    pub(crate) fn take(&self, count: u32, purse: Watermark) -> Option<FrameId> {
         let mut free = self.lock();
         let kept = match purse {
-            Purse::Behind(others) => free.reserve() + others,
-            Purse::Open => free.reserve(),
-            Purse::Reserve => 0,
+            Watermark::Queued(others) => free.reserve() + others,
+            Watermark::Normal => free.reserve(),
+            Watermark::Emergency => 0,
         };
         if free.in_use() + count + kept > free.ceiling {
             return None;
@@ -305,12 +306,12 @@ impl Frames {
             if first.is_some() || free.warm.is_empty() {
                 break;
             }
-            self.chill(&mut free);
+            self.decommit(&mut free);
         }
         self.room.store(free.room(), Ordering::Relaxed);
         drop(free);
         let first = first?;
-        let high = if first < self.annex { &self.high } else { &self.annex_high };
+        let high = if first < self.overflow_start { &self.high } else { &self.overflow_high };
         high.fetch_max(first + count, Ordering::Relaxed);
         if self.paranoid {
             // SAFETY: allows, forbids nothing.
@@ -321,16 +322,16 @@ impl Frames {
 
     /// Returns the end of the frames in which units of so many pages may lie.
     fn end_for(&self, count: u32) -> u32 {
-        if count == 1 { self.annex } else { self.count }
+        if count == 1 { self.overflow_start } else { self.count }
     }
 
     /// Takes cold frames, which cost memory from now on, if the ceiling allows it.
-    fn take_cold(&self, free: &mut Free, count: u32) -> Option<u32> {
+    fn take_cold(&self, free: &mut FreeFrames, count: u32) -> Option<u32> {
         if free.resident + count > free.ceiling {
             return None;
         }
         let first = free.cold.take_below(self.end_for(count), count)?;
-        let in_annex = (first + count).saturating_sub(self.annex) as usize;
+        let in_annex = (first + count).saturating_sub(self.overflow_start) as usize;
         let tables = free.tables.max((in_annex * INFO_BYTES).div_ceil(PAGE_BYTES) as u32);
         let cost = count + tables - free.tables;
         if free.resident + cost > free.ceiling {
@@ -343,7 +344,7 @@ impl Frames {
     }
 
     /// Gives a run of warm frames back to the kernel (decommit).
-    fn chill(&self, free: &mut Free) {
+    fn decommit(&self, free: &mut FreeFrames) {
         let excess = free.resident.saturating_sub(free.limit).max(64);
         let Some((first, count)) = free.warm.take_last(excess) else { return };
         // SAFETY: the frames are free and the lock is held, so nobody uses them.
@@ -379,9 +380,9 @@ impl Frames {
         self.room.store(free.room(), Ordering::Relaxed);
     }
 
-    fn trim(&self, free: &mut Free) {
+    fn trim(&self, free: &mut FreeFrames) {
         while free.resident > free.limit && !free.warm.is_empty() {
-            self.chill(free);
+            self.decommit(free);
         }
     }
 
@@ -411,7 +412,7 @@ impl Frames {
     }
 }
 
-impl Free {
+impl FreeFrames {
     /// Returns the number of frames that can be taken; 0 while the limit is exceeded.
     fn room(&self) -> u32 {
         self.limit.saturating_sub(self.in_use())
@@ -457,7 +458,7 @@ mod tests {
     fn a_lower_limit_is_reached_while_frames_are_taken() {
         let frames = Frames::new(2000, false).unwrap();
         frames.set_limit(1600);
-        let mut used: Vec<FrameId> = core::iter::from_fn(|| frames.take(1, Purse::Open)).collect();
+        let mut used: Vec<FrameId> = core::iter::from_fn(|| frames.take(1, Watermark::Normal)).collect();
         assert_eq!(used.len(), 1600 - 50);
         frames.set_limit(1280);
         assert_eq!((frames.room(), frames.spare()), (0, 40));
@@ -468,10 +469,10 @@ mod tests {
                 frames.put(used.pop().unwrap(), 1);
                 put += 1;
             }
-            used.push(frames.take(1, Purse::Open).expect("one of two"));
+            used.push(frames.take(1, Watermark::Normal).expect("one of two"));
             assert!(put < 2 * (1600 - 1280), "{} in use after {put}", used.len());
         }
-        while frames.take(1, Purse::Reserve).is_some() {}
+        while frames.take(1, Watermark::Emergency).is_some() {}
         assert_eq!((frames.resident(), frames.spare()), ((1280, 1280), 0));
     }
 
@@ -491,17 +492,17 @@ mod tests {
     fn nobody_uses_the_reserve_after_a_limit_was_lowered() {
         let frames = Frames::new(2000, false).unwrap();
         frames.set_limit(1600);
-        let mut used: Vec<FrameId> = core::iter::from_fn(|| frames.take(1, Purse::Open)).collect();
+        let mut used: Vec<FrameId> = core::iter::from_fn(|| frames.take(1, Watermark::Normal)).collect();
         for limit in (1280..1600).rev().step_by(16) {
             frames.set_limit(limit);
             used.drain(..64).for_each(|frame| frames.put(frame, 1));
-            used.extend(core::iter::from_fn(|| frames.take(1, Purse::Open)));
+            used.extend(core::iter::from_fn(|| frames.take(1, Watermark::Normal)));
         }
         while frames.resident().1 > frames.limit() - frames.reserve() {
             frames.put(used.pop().unwrap(), 1);
         }
         assert_eq!(frames.spare(), frames.reserve());
-        assert_eq!(frames.take(1, Purse::Open), None);
+        assert_eq!(frames.take(1, Watermark::Normal), None);
     }
 
     fn random(state: &mut u64, end: usize) -> usize {
@@ -524,15 +525,15 @@ mod tests {
                     let (first, count) = used.swap_remove(random(&mut state, used.len()));
                     frames.put(first, count);
                 }
-                let Some(first) = frames.take(count, Purse::Open) else {
+                let Some(first) = frames.take(count, Watermark::Normal) else {
                     panic!("seed {seed}, step {step}: {} free, but no {count}", frames.open_spare());
                 };
-                assert!(count > 1 || first.0 < frames.annex, "a single frame in the annex");
+                assert!(count > 1 || first.0 < frames.overflow_start, "a single frame in the annex");
                 used.push((first, count));
                 assert!(frames.resident().0 <= frames.limit());
             }
             let seen = frames.used();
-            assert!(seen.annex_high > seen.annex + 1);
+            assert!(seen.overflow_high > seen.overflow_start + 1);
             let turn = core::iter::successors(Some(1), |frame| Some(seen.after(*frame)));
             let turn: Vec<u32> = turn.take(seen.count() as usize + 1).collect();
             assert_eq!(turn, seen.iter().chain([1]).collect::<Vec<_>>());
@@ -544,16 +545,16 @@ mod tests {
     fn neighbours_are_found_though_others_cost_memory() {
         let frames = Frames::new(201, false).unwrap();
         frames.set_limit(200);
-        let singles: Vec<FrameId> = core::iter::from_fn(|| frames.take(1, Purse::Open)).collect();
+        let singles: Vec<FrameId> = core::iter::from_fn(|| frames.take(1, Watermark::Normal)).collect();
         assert_eq!(singles.len(), 200 - 6);
         singles.iter().step_by(2).for_each(|frame| frames.put(*frame, 1));
-        let first = frames.take(90, Purse::Open).unwrap();
-        assert!(first.0 > frames.annex);
+        let first = frames.take(90, Watermark::Normal).unwrap();
+        assert!(first.0 > frames.overflow_start);
         assert!(frames.resident().0 <= 200);
         // What is warm there is for single frames too, but elsewhere.
         frames.put(first, 90);
-        let again: Vec<FrameId> = core::iter::from_fn(|| frames.take(1, Purse::Open)).collect();
+        let again: Vec<FrameId> = core::iter::from_fn(|| frames.take(1, Watermark::Normal)).collect();
         assert_eq!(again.len(), 96);
-        assert!(again.iter().all(|frame| frame.0 < frames.annex));
+        assert!(again.iter().all(|frame| frame.0 < frames.overflow_start));
     }
 }

@@ -6,8 +6,8 @@
 //! buffer of the lane. No thread belongs to a flight: any thread that polls the lane lands what has
 //! arrived (`fetch`).
 
-use super::Core;
-use super::segments::Unit;
+use super::HeapInner;
+use super::segments::TransferUnit;
 use crate::plane::object::ObjectFlight;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -21,53 +21,53 @@ use std::time::Instant;
 
 /// State in which a fetched unit becomes near.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Landing {
+pub(crate) enum FetchIntent {
     /// Wanted by a reader.
-    Clean,
+    Read,
     /// Wanted by a writer.
-    Dirty,
+    Write,
     /// Prefetched: no access has asked for it yet.
-    Ahead,
+    Prefetch,
 }
 
 /// Read from the pool that is on its way.
 #[derive(Clone, Copy)]
-pub(crate) enum Flight {
+pub(crate) enum FetchFlight {
     /// A unit, which is read to these frames.
-    Unit { unit: Unit, frame: FrameId, landing: Landing },
+    Unit { unit: TransferUnit, frame: FrameId, intent: FetchIntent },
     /// A small object of the object plane.
     Object(ObjectFlight),
 }
 
-impl Flight {
+impl FetchFlight {
     /// Returns the number within the heap of what is read: its first page, or its handle above all
     /// pages.
-    pub(crate) fn number(&self, core: &Core) -> u32 {
+    pub(crate) fn number(&self, core: &HeapInner) -> u32 {
         match self {
-            Flight::Unit { unit, .. } => unit.page,
-            Flight::Object(flight) => flight.number(core),
+            FetchFlight::Unit { unit, .. } => unit.page,
+            FetchFlight::Object(flight) => flight.number(core),
         }
     }
 
     /// Returns the first page of which something is read.
     fn page(&self) -> u32 {
         match self {
-            Flight::Unit { unit, .. } => unit.page,
-            Flight::Object(flight) => flight.part().0.0 as u32,
+            FetchFlight::Unit { unit, .. } => unit.page,
+            FetchFlight::Object(flight) => flight.part().0.0 as u32,
         }
     }
 
     /// Compares what a request has brought, from the flight's `first` page on, with what was
     /// written to the pool.
-    fn check(&self, core: &Core, first: u32, buffer: &Buffer) -> Result<(), PoolError> {
+    fn check(&self, core: &HeapInner, first: u32, buffer: &Buffer) -> Result<(), PoolError> {
         match self {
-            Flight::Unit { unit, frame, .. } => (0..buffer.pages()).try_for_each(|index| {
+            FetchFlight::Unit { unit, frame, .. } => (0..buffer.pages()).try_for_each(|index| {
                 let (at, sum) = (first + index as u32, buffer.sums()[index]);
                 core.check_far(unit.page + at, sum, buffer.page(index))?;
                 core.frames.infos[frame.0 + at].set_sum(sum);
                 Ok(())
             }),
-            Flight::Object(_) => core.check_far(self.page(), buffer.sums()[0], buffer.page(0)),
+            FetchFlight::Object(_) => core.check_far(self.page(), buffer.sums()[0], buffer.page(0)),
         }
     }
 }
@@ -86,8 +86,8 @@ impl Tag {
     }
 }
 
-struct Entry {
-    flight: Flight,
+struct FlightEntry {
+    flight: FetchFlight,
     priority: Priority,
     /// Number of pages that the lane was asked for; for an object, 1 when it was.
     asked: u32,
@@ -101,11 +101,11 @@ struct Entry {
 }
 
 /// A lane and its flights.
-pub(crate) struct Io {
+pub(crate) struct FetchLane {
     lane: Box<dyn Lane>,
     opened_at: Instant,
     /// Flights that have not landed; [`Tag`]s of requests refer to their index here.
-    entries: Vec<Option<Entry>>,
+    entries: Vec<Option<FlightEntry>>,
     free: Vec<u32>,
     /// Queued flights of which the lane has not taken all requests. Demand overtakes prefetches.
     demand: VecDeque<u32>,
@@ -133,7 +133,7 @@ const READ_PAGES: u32 = 16;
 /// overtaken, so a [`Link`] decides how many they are; lanes take 256 in all.
 const BACKGROUND: (u32, u32) = (32, 240);
 
-impl Io {
+impl FetchLane {
     /// Approximate bytes of near memory of an [`Io`] with one buffer; see [`Io::more_bytes`]. The
     /// bytes of units are in frames.
     pub(crate) const NEAR_BYTES: u64 = PAGE_BYTES as u64;
@@ -143,8 +143,8 @@ impl Io {
         (self.buffer_count.saturating_sub(1) * PAGE_BYTES) as u64
     }
 
-    pub(crate) fn new(backend: &dyn Backend, deadline: Duration) -> Result<Io, PoolError> {
-        Ok(Io {
+    pub(crate) fn new(backend: &dyn Backend, deadline: Duration) -> Result<FetchLane, PoolError> {
+        Ok(FetchLane {
             lane: backend.open_lane()?,
             opened_at: Instant::now(),
             entries: Vec::new(),
@@ -165,7 +165,7 @@ impl Io {
 
     /// Checks whether the page or handle with this number within the heap is on its way on this
     /// lane.
-    pub(crate) fn has(&self, core: &Core, number: u32) -> bool {
+    pub(crate) fn has(&self, core: &HeapInner, number: u32) -> bool {
         self.entries.iter().flatten().any(|entry| entry.flight.number(core) == number)
     }
 
@@ -185,20 +185,27 @@ impl Io {
 
     /// Starts a flight for which this thread [waits](Io::wait_for_awaited). The caller owns the
     /// page or handle and passes it to the flight.
-    pub(crate) fn launch_awaited(&mut self, core: &Core, flight: Flight) {
+    pub(crate) fn launch_awaited(&mut self, core: &HeapInner, flight: FetchFlight) {
         self.awaited += 1;
         self.start(core, flight, Priority::Demand, true);
     }
 
     /// Starts a flight. The caller owns the page or handle and passes it to the flight.
-    pub(crate) fn launch(&mut self, core: &Core, flight: Flight, priority: Priority) {
+    pub(crate) fn launch(&mut self, core: &HeapInner, flight: FetchFlight, priority: Priority) {
         self.start(core, flight, priority, false);
     }
 
-    fn start(&mut self, core: &Core, flight: Flight, priority: Priority, is_awaited: bool) {
+    fn start(&mut self, core: &HeapInner, flight: FetchFlight, priority: Priority, is_awaited: bool) {
         core.checksums.announce(flight.page());
-        let entry =
-            Some(Entry { flight, priority, asked: 0, open: 0, asked_at: self.opened_at, result: Ok(()), is_awaited });
+        let entry = Some(FlightEntry {
+            flight,
+            priority,
+            asked: 0,
+            open: 0,
+            asked_at: self.opened_at,
+            result: Ok(()),
+            is_awaited,
+        });
         let number = match self.free.pop() {
             Some(number) => {
                 self.entries[number as usize] = entry;
@@ -218,8 +225,8 @@ impl Io {
 
     /// Gives a flight that is still queued as a prefetch demand priority, because a thread or task
     /// waits for it. `number` is within the heap.
-    pub(crate) fn hurry(&mut self, core: &Core, number: u32) {
-        let is_it = |entry: &Entry| entry.flight.number(core) == number;
+    pub(crate) fn promote_to_demand(&mut self, core: &HeapInner, number: u32) {
+        let is_it = |entry: &FlightEntry| entry.flight.number(core) == number;
         let queued = |at: &u32| self.entries[*at as usize].as_ref().is_some_and(is_it);
         if let Some(place) = self.ahead.iter().position(queued)
             && let Some(at) = self.ahead.remove(place)
@@ -233,7 +240,7 @@ impl Io {
     }
 
     /// Submits queued requests as long as the lane takes them.
-    fn ask(&mut self, core: &Core) {
+    fn ask(&mut self, core: &HeapInner) {
         while let Some(number) = self.demand.front()
             && self.ask_for(core, *number)
         {
@@ -248,12 +255,12 @@ impl Io {
     }
 
     /// Submits all requests of a flight; false if the lane, or we, cannot take them all now.
-    fn ask_for(&mut self, core: &Core, number: u32) -> bool {
+    fn ask_for(&mut self, core: &HeapInner, number: u32) -> bool {
         // The flight has failed meanwhile, and landed.
         let Some(entry) = &mut self.entries[number as usize] else { return true };
         let pages = match &entry.flight {
-            Flight::Unit { unit, .. } => unit.pages,
-            Flight::Object(_) => 1,
+            FetchFlight::Unit { unit, .. } => unit.pages,
+            FetchFlight::Object(_) => 1,
         };
         let is_background = entry.priority == Priority::Background;
         while entry.asked < pages && entry.result.is_ok() {
@@ -261,7 +268,7 @@ impl Io {
                 return false;
             }
             let (op, asked) = match &entry.flight {
-                Flight::Unit { unit, frame, .. } => {
+                FetchFlight::Unit { unit, frame, .. } => {
                     let pages = (unit.pages - entry.asked).min(READ_PAGES);
                     let target = core.frames.address(FrameId(frame.0 + entry.asked));
                     super::launder(target);
@@ -271,7 +278,7 @@ impl Io {
                     let buffer = unsafe { Buffer::over(target, pages as usize) };
                     (Op::Read { page: PageId(u64::from(unit.page + entry.asked)), buffer }, pages)
                 }
-                Flight::Object(flight) => {
+                FetchFlight::Object(flight) => {
                     if self.buffers.is_empty() && self.buffer_count < buffers_max(core) {
                         self.buffers.push(Buffer::new(1));
                         self.buffer_count += 1;
@@ -288,7 +295,7 @@ impl Io {
             let tag = Tag::new(number, is_background, entry.asked).0;
             let request = LaneRequest { tag, priority: entry.priority, deadline: self.deadline, op };
             if let Err(back) = self.lane.submit(request) {
-                if let (Op::Read { buffer, .. } | Op::ReadPart { buffer, .. }, Flight::Object(_)) =
+                if let (Op::Read { buffer, .. } | Op::ReadPart { buffer, .. }, FetchFlight::Object(_)) =
                     (back.op, &entry.flight)
                 {
                     self.buffers.push(buffer);
@@ -308,7 +315,7 @@ impl Io {
     }
 
     /// Lands what has arrived, without waiting. Returns the number of flights.
-    pub(crate) fn collect(&mut self, core: &Core) -> usize {
+    pub(crate) fn collect(&mut self, core: &HeapInner) -> usize {
         let mut landed = 0;
         let mut done = core::mem::take(&mut self.done);
         loop {
@@ -347,7 +354,7 @@ impl Io {
     }
 
     /// Handles the end of one request; true if its flight landed.
-    fn complete(&mut self, core: &Core, completion: Completion) -> bool {
+    fn complete(&mut self, core: &HeapInner, completion: Completion) -> bool {
         let (number, is_background, first) = Tag(completion.tag).parts();
         self.background -= u32::from(is_background);
         let Some(entry) = &mut self.entries[number as usize] else { unreachable!("a flight waits for its requests") };
@@ -358,7 +365,7 @@ impl Io {
         };
         entry.result = entry.result.and(came);
         match entry.flight {
-            Flight::Unit { unit, .. } => {
+            FetchFlight::Unit { unit, .. } => {
                 // The frames may have another owner from here on.
                 drop(completion.buffer);
                 if entry.open > 0 || entry.asked < unit.pages && entry.result.is_ok() {
@@ -366,7 +373,7 @@ impl Io {
                 }
                 self.land(core, number, None);
             }
-            Flight::Object(_) => {
+            FetchFlight::Object(_) => {
                 self.land(core, number, completion.buffer.as_ref());
                 if self.buffer_count <= buffers_max(core) {
                     self.buffers.extend(completion.buffer);
@@ -378,8 +385,8 @@ impl Io {
         true
     }
 
-    fn land(&mut self, core: &Core, number: u32, buffer: Option<&Buffer>) {
-        let Some(Entry { flight, result, is_awaited, .. }) = self.entries[number as usize].take() else { return };
+    fn land(&mut self, core: &HeapInner, number: u32, buffer: Option<&Buffer>) {
+        let Some(FlightEntry { flight, result, is_awaited, .. }) = self.entries[number as usize].take() else { return };
         self.free.push(number);
         if is_awaited {
             self.awaited -= 1;
@@ -392,7 +399,7 @@ impl Io {
 
     /// Waits for all flights that were started by [`Io::launch_awaited`], and returns the first
     /// error. `None` if the lane has forgotten a request: then the lane is of no use any more.
-    pub(crate) fn wait_for_awaited(&mut self, core: &Core) -> Option<Result<(), PoolError>> {
+    pub(crate) fn wait_for_awaited(&mut self, core: &HeapInner) -> Option<Result<(), PoolError>> {
         let started = Instant::now();
         // The lane keeps the deadline; ours is for a lane that does not.
         while started.elapsed() < self.deadline * 2 {
@@ -412,12 +419,12 @@ impl Io {
 
     /// Closes a lane that has forgotten flights, and fails those. Returns the results that tasks
     /// wait for.
-    pub(crate) fn abandon(self, core: &Core) -> Vec<(u32, Result<(), PoolError>)> {
-        let Io { lane, entries, mut wanted, deadline, .. } = self;
+    pub(crate) fn abandon(self, core: &HeapInner) -> Vec<(u32, Result<(), PoolError>)> {
+        let FetchLane { lane, entries, mut wanted, deadline, .. } = self;
         // Its buffers go with the lane: nobody writes into frames of ours after this.
         drop(lane);
         let result = Err(PoolError::TimedOut { server: 0, after: deadline * 2 });
-        for Entry { flight, .. } in entries.into_iter().flatten() {
+        for FlightEntry { flight, .. } in entries.into_iter().flatten() {
             if core.land(flight, result, None) {
                 wanted.push((flight.number(core), result));
             }
@@ -428,6 +435,6 @@ impl Io {
 
 /// Returns the maximum number of buffers for objects, which is how many can be under way on one
 /// lane. They take a thirty-second of the near memory; there are 8 to 256.
-fn buffers_max(core: &Core) -> usize {
+fn buffers_max(core: &HeapInner) -> usize {
     (core.near.load(Ordering::Relaxed) / 32 / PAGE_BYTES as u64).clamp(8, 256) as usize
 }

@@ -124,15 +124,19 @@ unsafe impl Zeroed for core::sync::atomic::AtomicU64 {}
 unsafe impl Zeroed for core::sync::atomic::AtomicU32 {}
 
 /// A long array in reserved memory.
-pub(crate) struct Table<T: Zeroed> {
+pub(crate) struct ReservedArray<T: Zeroed> {
     memory: Reserved,
     len: usize,
     holds: PhantomData<T>,
 }
 
-impl<T: Zeroed> Table<T> {
-    pub(crate) fn new(len: usize) -> Result<Table<T>, BuildError> {
-        Ok(Table { memory: Reserved::new((len * size_of::<T>()).next_multiple_of(4096))?, len, holds: PhantomData })
+impl<T: Zeroed> ReservedArray<T> {
+    pub(crate) fn new(len: usize) -> Result<ReservedArray<T>, BuildError> {
+        Ok(ReservedArray {
+            memory: Reserved::new((len * size_of::<T>()).next_multiple_of(4096))?,
+            len,
+            holds: PhantomData,
+        })
     }
 
     pub(crate) fn base(&self) -> *const T {
@@ -151,7 +155,7 @@ impl<T: Zeroed> Table<T> {
     }
 }
 
-impl<T: Zeroed> core::ops::Index<u32> for Table<T> {
+impl<T: Zeroed> core::ops::Index<u32> for ReservedArray<T> {
     type Output = T;
 
     #[inline]
@@ -165,6 +169,6 @@ impl<T: Zeroed> core::ops::Index<u32> for Table<T> {
 
 // Shared access to elements is all that a table gives.
 // SAFETY: `&Table<T>` gives `&T` only.
-unsafe impl<T: Zeroed + Sync> Sync for Table<T> {}
+unsafe impl<T: Zeroed + Sync> Sync for ReservedArray<T> {}
 // SAFETY: it owns its elements, which have no ties to a thread if `T` is Send.
-unsafe impl<T: Zeroed + Send> Send for Table<T> {}
+unsafe impl<T: Zeroed + Send> Send for ReservedArray<T> {}

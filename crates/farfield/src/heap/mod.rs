@@ -27,60 +27,60 @@
 //! | `raw`, `retired` | objects of collections: slots that threads share, and when a replaced object is freed |
 
 mod access;
-mod arrival;
-mod attempt;
+mod admission;
+mod background_jobs;
+mod batch_get;
+mod batch_lookup;
 mod checksums;
-mod directory;
 mod drops;
-mod errands;
-mod evictor;
+mod eviction;
+mod fault;
 mod fetch;
 mod frames;
-mod gather;
 mod io;
-mod look_ups;
 mod memory;
 mod objects;
-mod once;
 mod pins;
 mod poller;
-mod publisher;
 mod raw;
+mod reclaim;
 mod reclaimer;
+mod registry;
 mod retired;
-mod room;
 mod runs;
 mod scope;
 mod scopes;
 mod segments;
 mod shares;
+mod stats_thread;
+mod streaming;
 mod switcher;
 mod threads;
-mod throttle;
+mod try_access;
 mod verify;
-mod waiters;
+mod wait_queue;
 mod write_back;
 
-pub(crate) use access::{Want, count_use};
-pub(crate) use arrival::Arrival;
-pub(crate) use attempt::{NOT_NEAR, Time, attempt};
-pub(crate) use directory::heap_of;
+pub(crate) use access::{AccessMode, count_use};
+pub use batch_get::Batches;
 pub(crate) use drops::Panics;
-pub(crate) use frames::{Purse, launder};
-pub use gather::Batches;
-pub(crate) use io::{Flight, Landing};
-pub(crate) use memory::{Table, Zeroed};
-pub(crate) use objects::{Bury, drop_collection, drop_far, drop_far_with, dropped_in_place, take, take_with};
-pub(crate) use once::Once;
-pub(crate) use pins::{Bring, Pin};
-pub(crate) use raw::{Slot, SlotCell};
-pub(crate) use retired::Retired;
+pub(crate) use fault::FaultFuture;
+pub(crate) use frames::{Watermark, launder};
+pub(crate) use io::{FetchFlight, FetchIntent};
+pub(crate) use memory::{ReservedArray, Zeroed};
+pub(crate) use objects::{Teardown, drop_and_free, drop_collection, drop_far, drop_far_with, take, take_with};
+pub(crate) use pins::{Pin, PinFault};
+pub(crate) use raw::{SlotCell, SlotWord};
+pub(crate) use registry::heap_of;
+pub(crate) use retired::RetiredObjects;
 pub(crate) use runs::{free_run, lose_run};
 pub use scope::Scope;
-pub(crate) use segments::Unit;
+pub(crate) use segments::TransferUnit;
 pub(crate) use shares::{ShareKey, unshare};
+pub(crate) use streaming::StreamingHint;
 pub use switcher::PoolSwitch;
-pub(crate) use threads::{Record, add, count};
+pub(crate) use threads::{ThreadState, add, count};
+pub(crate) use try_access::{AttemptKind, WOULD_BLOCK, try_access};
 pub use write_back::FarRange;
 
 use crate::config::{Builder, Config};
@@ -90,34 +90,34 @@ use crate::plane::Plane;
 use crate::plane::object::{Objects, Paths};
 use crate::ptr::{FarArc, FarBox, FarPtr};
 use crate::stats::Stats;
+use admission::AdmissionQueue;
+use background_jobs::BackgroundJobs;
 use checksums::Checksums;
 use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
-use errands::Errands;
-use evictor::{Evictor, Vacancies};
+use eviction::{HeapEvictor, Vacancies};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_pool::{Backend, Health, PoolBuilder, SwitchBackend};
 use frames::Frames;
 use poller::Poller;
-use publisher::Publisher;
 use reclaimer::Reclaimer;
 use segments::Segments;
 use shares::Shares;
+use stats_thread::StatsThread;
 use std::sync::Arc;
 use std::time::Instant;
 use switcher::Switcher;
-use threads::Threads;
-use throttle::Throttle;
-use waiters::Waiters;
+use threads::HeapThreads;
+use wait_queue::Waiters;
 
 /// A budget of near memory, a pool of far memory, and the values that are in one or the other.
 ///
 /// Values keep the heap's memory alive: a heap that is dropped before its values is freed with the
 /// last of them.
 pub struct Heap {
-    core: NonNull<Core>,
+    core: NonNull<HeapInner>,
 }
 
 // SAFETY: a heap is a reference to its core, which is made to be shared. The reference count
@@ -127,7 +127,7 @@ unsafe impl Send for Heap {}
 unsafe impl Sync for Heap {}
 
 /// State of a heap that its [`Heap`], scopes and far pointers share.
-pub(crate) struct Core {
+pub(crate) struct HeapInner {
     /// Number of this heap in the process; never used again.
     pub(crate) serial: u64,
     /// Number of the heap's first page among the pages of all heaps.
@@ -136,26 +136,26 @@ pub(crate) struct Core {
     /// page numbers of the pool's region, too.
     pub(crate) pages: u32,
     /// Table of frame words, one per page.
-    pub(crate) words: Table<AtomicU64>,
+    pub(crate) words: ReservedArray<AtomicU64>,
     pub(crate) checksums: Checksums,
     pub(crate) frames: Frames,
     pub(crate) segments: Segments,
     /// State of the object plane; `None` on the page plane.
     pub(crate) objects: Option<Objects>,
     shares: Shares,
-    pub(crate) threads: Threads,
+    pub(crate) threads: HeapThreads,
     /// Global epoch of the epoch-based reclamation that `threads` describes.
     pub(crate) epoch: AtomicU64,
-    pub(crate) evictor: Evictor,
+    pub(crate) evictor: HeapEvictor,
     pub(crate) reclaimer: Reclaimer,
-    pub(crate) throttle: Throttle,
+    pub(crate) admission: AdmissionQueue,
     pub(crate) waiters: Waiters,
     pub(crate) poller: Poller,
-    errands: Errands,
-    publisher: Publisher,
+    background_jobs: BackgroundJobs,
+    stats_thread: StatsThread,
     pub(crate) vacancies: Vacancies,
     /// Values whose destructor had to be deferred.
-    graves: objects::Graves,
+    deferred_drops: objects::DeferredDrops,
     pub(crate) backend: Arc<SwitchBackend>,
     /// Opens other pools for this heap.
     opener: PoolBuilder,
@@ -168,15 +168,15 @@ pub(crate) struct Core {
     /// Number of references to this state. They are one for the [`Heap`], one for each segment with
     /// objects, one for each object that has a handle, and one for each [`Anchor`].
     pub(crate) references: AtomicU64,
-    anchors: AtomicU64,
+    heap_refs: AtomicU64,
     /// True once the [`Heap`] is dropped.
     closed: AtomicBool,
 }
 
 /// Address of a [`Core`] that can be sent to the threads that are made for the heap.
-pub(crate) struct CoreAddress(pub(crate) *const Core);
+pub(crate) struct HeapInnerPointer(pub(crate) *const HeapInner);
 // SAFETY: the core is `Sync`; `destroy` stops the threads that use it.
-unsafe impl Send for CoreAddress {}
+unsafe impl Send for HeapInnerPointer {}
 
 thread_local! {
     /// True on a thread that a heap has started and will join.
@@ -213,11 +213,11 @@ impl Heap {
         };
         let bytes_per_page = TABLES_PER_PAGE + objects.as_ref().map_or(0, Objects::bytes_per_page);
         let checksums = Checksums::new(pages, config.verify)?;
-        let (words, segments) = (Table::new(pages as usize)?, Segments::new(pages, bytes_per_page)?);
+        let (words, segments) = (ReservedArray::new(pages as usize)?, Segments::new(pages, bytes_per_page)?);
         let numbers = config.far_pages + u64::from(config.handles);
-        let first_page = directory::reserve(numbers)
+        let first_page = registry::reserve(numbers)
             .ok_or(BuildError::Argument("the heaps of this process have used up 16 TiB of far addresses"))?;
-        let core = Box::new(Core {
+        let core = Box::new(HeapInner {
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             first_page,
             pages,
@@ -227,17 +227,17 @@ impl Heap {
             segments,
             objects,
             shares: Shares::default(),
-            threads: Threads::default(),
+            threads: HeapThreads::default(),
             epoch: AtomicU64::new(1),
-            evictor: Evictor::new(config.near),
+            evictor: HeapEvictor::new(config.near),
             reclaimer: Reclaimer::new(),
-            throttle: Throttle::default(),
+            admission: AdmissionQueue::default(),
             waiters: Waiters::default(),
             poller: Poller::new(),
-            errands: Errands::default(),
-            publisher: Publisher::default(),
+            background_jobs: BackgroundJobs::default(),
+            stats_thread: StatsThread::default(),
             vacancies: Vacancies::default(),
-            graves: objects::Graves::default(),
+            deferred_drops: objects::DeferredDrops::default(),
             backend,
             opener: config.opener,
             switcher: Switcher::default(),
@@ -246,12 +246,12 @@ impl Heap {
             near: AtomicU64::new(config.near),
             charged: AtomicU64::new(0),
             references: AtomicU64::new(1),
-            anchors: AtomicU64::new(0),
+            heap_refs: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         });
         core.fit();
         let core = Box::into_raw(core);
-        directory::set(first_page, numbers, core);
+        registry::set(first_page, numbers, core);
         // SAFETY: just made, and gone only after `destroy` has taken it out of the registry and stopped the reclaimer.
         let heap = unsafe {
             threads::register(&*core);
@@ -259,13 +259,13 @@ impl Heap {
         };
         heap.core().reclaimer.start(heap.core())?;
         if let Some(name) = config.name {
-            heap.core().publisher.start(heap.core(), &name, config.plane)?;
+            heap.core().stats_thread.start(heap.core(), &name, config.plane)?;
         }
         Ok(heap)
     }
 
     #[inline]
-    pub(crate) fn core(&self) -> &Core {
+    pub(crate) fn core(&self) -> &HeapInner {
         // SAFETY: the reference that this heap counts as keeps the core.
         unsafe { self.core.as_ref() }
     }
@@ -360,10 +360,10 @@ impl Heap {
 impl Drop for Heap {
     fn drop(&mut self) {
         let core = self.core();
-        let panics = core.bury_all(true);
+        let panics = core.run_deferred_drops(true);
         core.closed.store(true, Ordering::SeqCst);
         // SAFETY: not used afterwards.
-        unsafe { Core::unreference(self.core.as_ptr()) };
+        unsafe { HeapInner::unreference(self.core.as_ptr()) };
         panics.resume();
     }
 }
@@ -381,11 +381,11 @@ const TABLES_PER_PAGE: usize = size_of::<AtomicU64>() + Checksums::BYTES_PER_PAG
 /// Minimum number of frames of a heap, however large its tables are.
 const FRAMES_MIN: u32 = 32;
 
-impl Core {
+impl HeapInner {
     /// Returns the calling thread's record.
     #[inline]
-    pub(crate) fn record(&self) -> &Record {
-        self.threads.mine(self.serial, || self.adapt())
+    pub(crate) fn record(&self) -> &ThreadState {
+        self.threads.current(self.serial, || self.adapt())
     }
 
     /// Returns how many numbers the slots of this heap can name: its pages, then its handles.
@@ -401,7 +401,7 @@ impl Core {
     }
 
     /// Checks whether an object lives in this unit, which the caller owns.
-    pub(crate) fn is_live(&self, unit: Unit) -> bool {
+    pub(crate) fn is_live(&self, unit: TransferUnit) -> bool {
         match &self.objects {
             Some(objects) if self.segments.is_log(unit.page) => objects.log.word(unit.page).live() > 0,
             _ => self.segments.is_live(unit),
@@ -491,7 +491,7 @@ impl Core {
             pages_to_come_whole: u64::from(pages_to_come_whole),
             misses: self.threads.sum(|counters| &counters.misses),
             object_misses: self.threads.sum(|counters| &counters.object_misses),
-            early_misses: of_paths(|paths| &paths.price.early),
+            early_misses: of_paths(|paths| &paths.utility.early),
             access_rates: core::array::from_fn(|tenth| {
                 paths.map_or(0, |paths| paths.rates[tenth].load(Ordering::Relaxed))
             }),
@@ -503,7 +503,7 @@ impl Core {
             clean_pages: self.evictor.clean.load(Ordering::Relaxed),
             dead_pages: self.evictor.dead.load(Ordering::Relaxed),
             evicting: Duration::from_nanos(self.evictor.cpu_ns.load(Ordering::Relaxed)),
-            taken_back: self.threads.sum(|counters| &counters.taken_back),
+            taken_back: self.threads.sum(|counters| &counters.rescued),
             throttled: self.threads.sum(|counters| &counters.throttled),
             pauses,
             longest_pause,
@@ -537,40 +537,40 @@ impl Core {
     ///
     /// # Safety
     /// The caller had a reference, is in no scope of the heap, and does not use it afterwards.
-    pub(crate) unsafe fn unreference(core: *const Core) {
+    pub(crate) unsafe fn unreference(core: *const HeapInner) {
         // SAFETY: the caller's reference still keeps it.
         if unsafe { &*core }.references.fetch_sub(1, Ordering::AcqRel) == 1 {
             if !SERVES.get() {
                 // SAFETY: that was the last reference.
-                return unsafe { Core::destroy(core.cast_mut()) };
+                return unsafe { HeapInner::destroy(core.cast_mut()) };
             }
             // A thread of the heap woke a task, and that dropped the last reference. The thread
             // cannot join itself, so another one destroys the heap. If that cannot be spawned, the
             // heap is leaked.
-            let address = CoreAddress(core);
+            let address = HeapInnerPointer(core);
             let _ = std::thread::Builder::new().spawn(move || {
                 let address = address;
                 // SAFETY: as above.
-                unsafe { Core::destroy(address.0.cast_mut()) };
+                unsafe { HeapInner::destroy(address.0.cast_mut()) };
             });
         }
     }
 
     /// # Safety
     /// No reference is left; threads that dropped the last values may still be leaving their scope.
-    unsafe fn destroy(core: *mut Core) {
+    unsafe fn destroy(core: *mut HeapInner) {
         {
             // SAFETY: it exists until the end of this function; others may still use it, until all is quiet.
             let core = unsafe { &*core };
             // From here on, threads that end do not find the heap.
             threads::unregister(core.serial);
-            directory::set(core.first_page, core.numbers(), core::ptr::null_mut());
+            registry::set(core.first_page, core.numbers(), core::ptr::null_mut());
             core.reclaimer.stop();
             core.poller.stop();
-            core.publisher.stop();
+            core.stats_thread.stop();
             core.switcher.stop();
             // The last thing that a thread does in a heap is to leave its scope.
-            let mut patience = Patience::new(core.patience);
+            let mut patience = Backoff::new(core.patience);
             while !core.threads.is_quiet() {
                 if patience.wait().is_err() {
                     // A scope was forgotten (`mem::forget`). Then so is the heap.
@@ -586,29 +586,29 @@ impl Core {
         let core = unsafe { Box::from_raw(core) };
         let (first, numbers) = (core.first_page, core.numbers());
         drop(core);
-        directory::give_back(first, numbers);
+        registry::give_back(first, numbers);
     }
 }
 
 /// A collection's reference to its heap, which exists at least as long as this.
-pub(crate) struct Anchor(NonNull<Core>);
+pub(crate) struct HeapRef(NonNull<HeapInner>);
 
 // SAFETY: a reference to the core, which is made to be shared. The reference count decides when the
 // core is freed.
-unsafe impl Send for Anchor {}
+unsafe impl Send for HeapRef {}
 // SAFETY: as above.
-unsafe impl Sync for Anchor {}
+unsafe impl Sync for HeapRef {}
 
-impl Anchor {
+impl HeapRef {
     /// Makes a reference to the heap of this scope.
-    pub(crate) fn of(scope: &Scope<'_>) -> Anchor {
+    pub(crate) fn of(scope: &Scope<'_>) -> HeapRef {
         scope.core.references.fetch_add(1, Ordering::Relaxed);
-        scope.core.anchors.fetch_add(1, Ordering::Relaxed);
-        Anchor(NonNull::from(scope.core))
+        scope.core.heap_refs.fetch_add(1, Ordering::Relaxed);
+        HeapRef(NonNull::from(scope.core))
     }
 
     #[inline]
-    pub(crate) fn core(&self) -> &Core {
+    pub(crate) fn core(&self) -> &HeapInner {
         // SAFETY: our reference keeps it.
         unsafe { self.0.as_ref() }
     }
@@ -620,24 +620,24 @@ impl Anchor {
     }
 }
 
-impl Drop for Anchor {
+impl Drop for HeapRef {
     fn drop(&mut self) {
-        self.core().anchors.fetch_sub(1, Ordering::Relaxed);
+        self.core().heap_refs.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: not used afterwards. If a scope of this thread is open, it is of a `Heap`, which has a reference too.
-        unsafe { Core::unreference(self.0.as_ptr()) };
+        unsafe { HeapInner::unreference(self.0.as_ptr()) };
     }
 }
 
 /// Back-off for a wait that should be short; it errs after a time limit.
-pub(crate) struct Patience {
+pub(crate) struct Backoff {
     rounds: u32,
     limit: Duration,
     since: Option<Instant>,
 }
 
-impl Patience {
-    pub(crate) fn new(limit: Duration) -> Patience {
-        Patience { rounds: 0, limit, since: None }
+impl Backoff {
+    pub(crate) fn new(limit: Duration) -> Backoff {
+        Backoff { rounds: 0, limit, since: None }
     }
 
     /// Checks whether the wait has taken more than 500 ms: longer than contention alone explains.

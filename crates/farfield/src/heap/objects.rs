@@ -1,11 +1,11 @@
 //! How objects are made and freed.
 
-use super::access::Want;
+use super::access::AccessMode;
 use super::drops::{Panics, drop_or_queue};
-use super::scopes::Open;
-use super::segments::{Freed, Unit};
-use super::threads::{Record, count};
-use super::{Core, Patience};
+use super::scopes::ScopeState;
+use super::segments::{FreeOutcome, TransferUnit};
+use super::threads::{ThreadState, count};
+use super::{Backoff, HeapInner};
 use crate::error::FarError;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
@@ -21,18 +21,18 @@ const ELSEWHERE: usize = 8;
 ///
 /// Code that frees a value holds it in a function that has no reference to the heap as an argument:
 /// when the scope ends, another thread may end the heap.
-pub(super) struct Inside<'a> {
-    pub(super) record: &'a Record,
-    open: &'a Open,
+pub(super) struct InternalScope<'a> {
+    pub(super) record: &'a ThreadState,
+    open: &'a ScopeState,
 }
 
-impl<'a> Inside<'a> {
-    pub(super) fn new(core: &'a Core) -> Inside<'a> {
+impl<'a> InternalScope<'a> {
+    pub(super) fn new(core: &'a HeapInner) -> InternalScope<'a> {
         let record = core.record();
         let open = record.enter(&core.epoch);
         // Pages that are brought near in it stay.
         open.touched.set(true);
-        Inside { record, open }
+        InternalScope { record, open }
     }
 
     /// Checks whether this scope is the thread's only one, so that no user loses anything if it is
@@ -42,7 +42,7 @@ impl<'a> Inside<'a> {
     }
 }
 
-impl Drop for Inside<'_> {
+impl Drop for InternalScope<'_> {
     fn drop(&mut self) {
         self.record.leave(self.open);
     }
@@ -51,39 +51,39 @@ impl Drop for Inside<'_> {
 /// Values whose destructor could not run when they were dropped, because a scope had no room. It
 /// runs when a scope ends.
 #[derive(Default)]
-pub(crate) struct Graves {
-    waiting: Mutex<Vec<Waiting>>,
+pub(crate) struct DeferredDrops {
+    waiting: Mutex<Vec<DeferredDrop>>,
     count: AtomicUsize,
 }
 
 /// Entry of the list of deferred drops: its destructors are to run, by [`settle_any`].
-pub(super) enum Waiting {
-    Value(Grave),
-    Collection(Box<dyn Bury>),
+pub(super) enum DeferredDrop {
+    Value(DeferredValue),
+    Collection(Box<dyn Teardown>),
 }
 
 /// Contents of a collection that was dropped, whose elements are still to be dropped.
-pub(crate) trait Bury: Send {
+pub(crate) trait Teardown: Send {
     /// Drops the elements and catches their panics. False if some have to wait; with `finally`,
     /// those are lost.
-    fn bury(&mut self, finally: bool, panics: &mut Panics) -> bool;
+    fn tear_down(&mut self, finally: bool, panics: &mut Panics) -> bool;
 }
 
-pub(super) struct Grave {
+pub(super) struct DeferredValue {
     number: u32,
     card: u8,
-    bury: BuryFn,
+    teardown: TeardownFn,
 }
 
 /// Function that drops an object and frees its place.
-pub(crate) type BuryFn = unsafe fn(*const Core, u32, u8) -> Result<(), FarError>;
+pub(crate) type TeardownFn = unsafe fn(*const HeapInner, u32, u8) -> Result<(), FarError>;
 
-impl Core {
+impl HeapInner {
     /// Puts a value into the heap. Returns its number within the heap (page, or handle above all
     /// pages) and its place.
     pub(crate) fn put_in<T>(&self, value: T) -> Result<(u32, SlotHint), (FarError, T)> {
         const { assert!(align_of::<T>() <= PAGE_BYTES, "far values cannot be aligned to more than a page") };
-        let inside = Inside::new(self);
+        let inside = InternalScope::new(self);
         let class = const { LogClass::of(size_of::<T>(), align_of::<T>()) };
         match self.room_for(inside.record, class, Layout::new::<T>(), inside.is_outermost()) {
             Ok((number, place)) => {
@@ -102,7 +102,7 @@ impl Core {
     /// lies until the caller's scope ends, near and dirty.
     pub(crate) fn room_for(
         &self,
-        record: &Record,
+        record: &ThreadState,
         class: Option<LogClass>,
         layout: Layout,
         renewable: bool,
@@ -118,7 +118,7 @@ impl Core {
     }
 
     /// Makes room for an object that is fetched by pages, near and dirty.
-    fn make(&self, record: &Record, layout: Layout, renewable: bool) -> Result<(u32, SlotHint), FarError> {
+    fn make(&self, record: &ThreadState, layout: Layout, renewable: bool) -> Result<(u32, SlotHint), FarError> {
         let Some(class) = Class::of(layout.size(), layout.align()) else {
             let pages = layout.size().div_ceil(PAGE_BYTES);
             let pages = u32::try_from(pages).ok().filter(|pages| *pages <= self.frames.limit() / 2);
@@ -141,9 +141,9 @@ impl Core {
 
     /// Makes this thread give up the segment of the class that it fills; it fills another one from
     /// now on.
-    fn shelve(&self, record: &Record, class: Class) {
+    fn shelve(&self, record: &ThreadState, class: Class) {
         if let Some(segment) = record.segments[class.index()].take()
-            && self.segments.shelve(segment, class) == Freed::Release
+            && self.segments.shelve(segment, class) == FreeOutcome::Release
         {
             self.release_segment(segment * SEGMENT_PAGES);
         }
@@ -151,7 +151,12 @@ impl Core {
 
     /// Makes room for an object that is smaller than a segment, in the segment that this thread
     /// fills.
-    fn make_in_segment(&self, record: &Record, class: Class, renewable: bool) -> Result<(u32, SlotHint), FarError> {
+    fn make_in_segment(
+        &self,
+        record: &ThreadState,
+        class: Class,
+        renewable: bool,
+    ) -> Result<(u32, SlotHint), FarError> {
         let cell = &record.segments[class.index()];
         let (segment, object) = loop {
             let segment = match cell.get() {
@@ -177,8 +182,8 @@ impl Core {
         self.make_at(record, segment * SEGMENT_PAGES + page, card, renewable)
     }
 
-    fn make_at(&self, record: &Record, page: u32, card: u8, renewable: bool) -> Result<(u32, SlotHint), FarError> {
-        match self.bring(record, page, Want::Create, renewable) {
+    fn make_at(&self, record: &ThreadState, page: u32, card: u8, renewable: bool) -> Result<(u32, SlotHint), FarError> {
+        match self.fault_in(record, page, AccessMode::Create, renewable) {
             Ok(frame) => Ok((page, SlotHint::new(frame, card))),
             Err(error) => {
                 // Its pages were not made, or belong to others too: only the place is given back.
@@ -192,16 +197,18 @@ impl Core {
     }
 
     /// Brings an object that the caller owns near, and returns where it is.
-    pub(super) fn seek_own(
+    pub(super) fn fault_in_owned(
         &self,
-        inside: &Inside<'_>,
+        inside: &InternalScope<'_>,
         number: u32,
         card: u8,
-        want: Want,
+        want: AccessMode,
     ) -> Result<SlotHint, FarError> {
         let place = match (&self.objects, number.checked_sub(self.pages)) {
-            (Some(objects), Some(object)) => self.seek(inside.record, objects, object, want, inside.is_outermost())?,
-            _ => SlotHint::new(self.bring(inside.record, number, want, inside.is_outermost())?, card),
+            (Some(objects), Some(object)) => {
+                self.fault_in_object(inside.record, objects, object, want, inside.is_outermost())?
+            }
+            _ => SlotHint::new(self.fault_in(inside.record, number, want, inside.is_outermost())?, card),
         };
         // The scope may have been renewed while there was no room. The place that it has found from
         // here on stays, whatever a destructor does.
@@ -211,7 +218,7 @@ impl Core {
 
     /// Frees an object that the caller owned. True if the caller must give up a reference to the
     /// heap.
-    fn free(&self, inside: &Inside<'_>, number: u32, card: u8) -> bool {
+    fn free(&self, inside: &InternalScope<'_>, number: u32, card: u8) -> bool {
         if let (Some(objects), Some(object)) = (&self.objects, number.checked_sub(self.pages)) {
             self.free_object(inside.record, objects, object);
             return true;
@@ -225,7 +232,7 @@ impl Core {
 
     fn free_place(&self, page: u32, card: u8) -> bool {
         let (freed, last) = self.segments.free_object(page, card);
-        if freed == Freed::Release {
+        if freed == FreeOutcome::Release {
             self.release_segment(page);
         }
         last
@@ -240,11 +247,11 @@ impl Core {
 
     /// Makes a unit Empty in which no object lives. Nobody can refer to it, so its frames are free
     /// at once.
-    pub(crate) fn release(&self, unit: Unit) {
+    pub(crate) fn release(&self, unit: TransferUnit) {
         let word = &self.words[unit.page];
         // The owner of a page that is Copying or being discarded waits neither for us nor for
         // anything without an end.
-        let mut patience = Patience::new(core::time::Duration::MAX);
+        let mut patience = Backoff::new(core::time::Duration::MAX);
         let (released, frame) = loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
             match seen.release() {
@@ -272,11 +279,11 @@ impl Core {
     }
 
     /// Detaches the record of a thread that ends: other threads may fill its segments.
-    pub(crate) fn detach(&self, record: &Record) {
+    pub(crate) fn detach(&self, record: &ThreadState) {
         self.detach_objects(&record.objects);
         for (index, cell) in record.segments.iter().enumerate() {
             if let Some(segment) = cell.take()
-                && self.segments.disown(segment, Class::from_index(index)) == Freed::Release
+                && self.segments.disown(segment, Class::from_index(index)) == FreeOutcome::Release
             {
                 self.release_segment(segment * SEGMENT_PAGES);
             }
@@ -290,19 +297,19 @@ impl Core {
     /// An object lives there and is the caller's; unless there is an error, it lives there no more.
     unsafe fn take_out<R>(
         &self,
-        inside: &Inside<'_>,
+        inside: &InternalScope<'_>,
         number: u32,
         card: u8,
         read: impl FnOnce(*mut u8) -> R,
     ) -> Result<(R, bool), FarError> {
-        let place = self.seek_own(inside, number, card, Want::Read)?;
+        let place = self.fault_in_owned(inside, number, card, AccessMode::Read)?;
         // SAFETY: its page stays there until our scope ends.
         let value = read(unsafe { self.frames.base().add(place.offset()) });
         Ok((value, self.free(inside, number, card)))
     }
 
     /// Frees a value without its destructor; true as for `take_out`.
-    fn lose(&self, inside: &Inside<'_>, number: u32, card: u8) -> bool {
+    fn lose(&self, inside: &InternalScope<'_>, number: u32, card: u8) -> bool {
         count(&inside.record.counters.lost_values);
         self.free(inside, number, card)
     }
@@ -312,16 +319,16 @@ impl Core {
     ///
     /// # Safety
     /// As for `take_out`.
-    unsafe fn bury_in_place(
+    unsafe fn drop_object_in_place(
         &self,
-        inside: &Inside<'_>,
+        inside: &InternalScope<'_>,
         number: u32,
         card: u8,
         bury: Option<impl FnOnce(*mut u8)>,
     ) -> Result<(bool, Panics), FarError> {
         let mut panics = Panics::default();
         if let Some(bury) = bury {
-            let place = self.seek_own(inside, number, card, Want::Write)?;
+            let place = self.fault_in_owned(inside, number, card, AccessMode::Write)?;
             // SAFETY: its page stays there until our scope ends.
             panics.catch(|| bury(unsafe { self.frames.base().add(place.offset()) }));
         }
@@ -335,31 +342,31 @@ impl Core {
             || self.closed.load(Ordering::SeqCst)
     }
 
-    fn bury_later(&self, what: Waiting) {
-        let mut waiting = self.graves.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    fn defer_drop(&self, what: DeferredDrop) {
+        let mut waiting = self.deferred_drops.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.push(what);
-        self.graves.count.store(waiting.len(), Ordering::Relaxed);
+        self.deferred_drops.count.store(waiting.len(), Ordering::Relaxed);
     }
 
     #[inline]
-    pub(crate) fn has_graves(&self) -> bool {
-        self.graves.count.load(Ordering::Relaxed) > 0
+    pub(crate) fn has_deferred_drops(&self) -> bool {
+        self.deferred_drops.count.load(Ordering::Relaxed) > 0
     }
 
     /// Runs destructors that had to wait. With `finally`, those that still cannot run never will.
     /// The caller has a reference to the heap and is in no scope.
     #[cold]
-    pub(crate) fn bury_all(&self, finally: bool) -> Panics {
+    pub(crate) fn run_deferred_drops(&self, finally: bool) -> Panics {
         let waiting = {
-            let mut waiting = self.graves.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-            self.graves.count.store(0, Ordering::Relaxed);
+            let mut waiting = self.deferred_drops.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            self.deferred_drops.count.store(0, Ordering::Relaxed);
             core::mem::take(&mut *waiting)
         };
         let mut panics = Panics::default();
         for what in waiting {
             // SAFETY: the owner has forgotten it, and the entry is its only owner. The caller's
             // reference keeps the heap.
-            panics.catch(|| unsafe { settle_any(self, what, finally) });
+            panics.catch(|| unsafe { run_deferred_drop(self, what, finally) });
         }
         panics
     }
@@ -370,7 +377,7 @@ impl Core {
 /// # Safety
 /// A `T` lives there and is the caller's; unless there is an error, it lives there no more. The
 /// heap exists as long as it does, and no longer for us.
-pub(crate) unsafe fn take<T>(core: *const Core, number: u32, card: u8) -> Result<T, FarError> {
+pub(crate) unsafe fn take<T>(core: *const HeapInner, number: u32, card: u8) -> Result<T, FarError> {
     // SAFETY: the object there is a `T`, and passed on to the caller.
     unsafe { take_with(core, number, card, |at| at.cast::<T>().read()) }
 }
@@ -380,14 +387,14 @@ pub(crate) unsafe fn take<T>(core: *const Core, number: u32, card: u8) -> Result
 /// # Safety
 /// As for [`take`].
 pub(crate) unsafe fn take_with<R>(
-    core: *const Core,
+    core: *const HeapInner,
     number: u32,
     card: u8,
     read: impl FnOnce(*mut u8) -> R,
 ) -> Result<R, FarError> {
     let (value, last) = {
         // SAFETY: the value keeps the heap until its place is free, and our scope does from then on.
-        let inside = Inside::new(unsafe { &*core });
+        let inside = InternalScope::new(unsafe { &*core });
         // SAFETY: as above, and passed on to the caller.
         unsafe { (*core).take_out(&inside, number, card, read) }?
     };
@@ -401,13 +408,13 @@ pub(crate) unsafe fn take_with<R>(
 ///
 /// # Safety
 /// As for [`take`], except that the value is the heap's from now on, whatever happens.
-pub(crate) unsafe fn drop_far<T>(core: *const Core, number: u32, card: u8) {
+pub(crate) unsafe fn drop_far<T>(core: *const HeapInner, number: u32, card: u8) {
     if core::mem::needs_drop::<T>() {
         // SAFETY: passed on to the caller.
-        unsafe { drop_far_with(core, number, card, bury::<T>) };
+        unsafe { drop_far_with(core, number, card, tear_down_value::<T>) };
     } else {
         // SAFETY: passed on to the caller. No code of a user runs.
-        unsafe { settle(core, Grave { number, card, bury: bury::<T> }, false) };
+        unsafe { drop_value(core, DeferredValue { number, card, teardown: tear_down_value::<T> }, false) };
     }
 }
 
@@ -416,33 +423,33 @@ pub(crate) unsafe fn drop_far<T>(core: *const Core, number: u32, card: u8) {
 ///
 /// # Safety
 /// As for [`drop_far`]; `bury` may be called later, and by another thread.
-pub(crate) unsafe fn drop_far_with(core: *const Core, number: u32, card: u8, bury: BuryFn) {
+pub(crate) unsafe fn drop_far_with(core: *const HeapInner, number: u32, card: u8, bury: TeardownFn) {
     // SAFETY: passed on to the caller; the value keeps the heap.
-    unsafe { drop_or_queue(core, Waiting::Value(Grave { number, card, bury })) };
+    unsafe { drop_or_queue(core, DeferredDrop::Value(DeferredValue { number, card, teardown: bury })) };
 }
 
 /// Drops what is left of a collection, now or later.
 ///
 /// # Safety
 /// The collection keeps the heap.
-pub(crate) unsafe fn drop_collection(core: *const Core, remains: Box<dyn Bury>) {
+pub(crate) unsafe fn drop_collection(core: *const HeapInner, remains: Box<dyn Teardown>) {
     // SAFETY: passed on to the caller.
-    unsafe { drop_or_queue(core, Waiting::Collection(remains)) };
+    unsafe { drop_or_queue(core, DeferredDrop::Collection(remains)) };
 }
 
 /// Runs the destructors of an entry. If they cannot run, defers them or gives the values up.
 ///
 /// # Safety
 /// As for [`drop_far`]; a collection keeps the heap.
-pub(super) unsafe fn settle_any(core: *const Core, what: Waiting, finally: bool) {
+pub(super) unsafe fn run_deferred_drop(core: *const HeapInner, what: DeferredDrop, finally: bool) {
     match what {
         // SAFETY: passed on to the caller.
-        Waiting::Value(grave) => unsafe { settle(core, grave, finally) },
-        Waiting::Collection(mut remains) => {
+        DeferredDrop::Value(grave) => unsafe { drop_value(core, grave, finally) },
+        DeferredDrop::Collection(mut remains) => {
             let mut panics = Panics::default();
-            if !remains.bury(finally, &mut panics) {
+            if !remains.tear_down(finally, &mut panics) {
                 // SAFETY: passed on to the caller.
-                unsafe { bury_later(core, remains) };
+                unsafe { defer_collection_drop(core, remains) };
             }
             panics.resume();
         }
@@ -453,18 +460,18 @@ pub(super) unsafe fn settle_any(core: *const Core, what: Waiting, finally: bool)
 ///
 /// # Safety
 /// As for [`drop_far`].
-unsafe fn settle(core: *const Core, grave: Grave, finally: bool) {
+unsafe fn drop_value(core: *const HeapInner, grave: DeferredValue, finally: bool) {
     // SAFETY: passed on to the caller.
-    let Err(error) = (unsafe { (grave.bury)(core, grave.number, grave.card) }) else { return };
+    let Err(error) = (unsafe { (grave.teardown)(core, grave.number, grave.card) }) else { return };
     // SAFETY: the value still lives, and keeps the heap.
     if !(finally || unsafe { &*core }.is_lost(error)) {
         // SAFETY: as above.
-        unsafe { &*core }.bury_later(Waiting::Value(grave));
+        unsafe { &*core }.defer_drop(DeferredDrop::Value(grave));
         return;
     }
     let last = {
         // SAFETY: as in `take`.
-        let (core, inside) = unsafe { (&*core, Inside::new(&*core)) };
+        let (core, inside) = unsafe { (&*core, InternalScope::new(&*core)) };
         core.lose(&inside, grave.number, grave.card)
     };
     // SAFETY: `lose` said so, and our scope is over.
@@ -475,12 +482,12 @@ unsafe fn settle(core: *const Core, grave: Grave, finally: bool) {
 ///
 /// # Safety
 /// The collection keeps the heap.
-unsafe fn bury_later(core: *const Core, remains: Box<dyn Bury>) {
+unsafe fn defer_collection_drop(core: *const HeapInner, remains: Box<dyn Teardown>) {
     // As soon as it is in the list, another thread may drop it, and it keeps the heap no more.
     // SAFETY: passed on to the caller.
     unsafe { &*core }.references.fetch_add(1, Ordering::Relaxed);
     // SAFETY: the reference above keeps it.
-    unsafe { &*core }.bury_later(Waiting::Collection(remains));
+    unsafe { &*core }.defer_drop(DeferredDrop::Collection(remains));
     // SAFETY: the reference above.
     unsafe { unreference_if(core, true) };
 }
@@ -489,7 +496,7 @@ unsafe fn bury_later(core: *const Core, remains: Box<dyn Bury>) {
 ///
 /// # Safety
 /// As for [`take`].
-unsafe fn bury<T>(core: *const Core, number: u32, card: u8) -> Result<(), FarError> {
+unsafe fn tear_down_value<T>(core: *const HeapInner, number: u32, card: u8) -> Result<(), FarError> {
     if core::mem::needs_drop::<T>() && size_of::<T>() <= PAGE_BYTES {
         // Out of the heap first: a destructor that drops a long chain of far values must not keep a
         // scope open.
@@ -499,7 +506,7 @@ unsafe fn bury<T>(core: *const Core, number: u32, card: u8) -> Result<(), FarErr
     }
     // SAFETY: the object there is a `T` and nobody else has it; passed on to the caller.
     unsafe {
-        dropped_in_place(
+        drop_and_free(
             core,
             number,
             card,
@@ -512,17 +519,17 @@ unsafe fn bury<T>(core: *const Core, number: u32, card: u8) -> Result<(), FarErr
 ///
 /// # Safety
 /// As for [`take`].
-pub(crate) unsafe fn dropped_in_place(
-    core: *const Core,
+pub(crate) unsafe fn drop_and_free(
+    core: *const HeapInner,
     number: u32,
     card: u8,
     bury: Option<impl FnOnce(*mut u8)>,
 ) -> Result<(), FarError> {
     let (last, panics) = {
         // SAFETY: as in `take_with`.
-        let inside = Inside::new(unsafe { &*core });
+        let inside = InternalScope::new(unsafe { &*core });
         // SAFETY: as in `take_with`, and passed on to the caller.
-        unsafe { (*core).bury_in_place(&inside, number, card, bury) }?
+        unsafe { (*core).drop_object_in_place(&inside, number, card, bury) }?
     };
     // SAFETY: `bury_in_place` said so, and our scope is over.
     unsafe { unreference_if(core, last) };
@@ -533,12 +540,12 @@ pub(crate) unsafe fn dropped_in_place(
 /// # Safety
 /// `last` is true for whom `free` said so. The caller is in no scope of its own, and does not use
 /// the heap afterwards unless it has another reference.
-pub(super) unsafe fn unreference_if(core: *const Core, last: bool) {
+pub(super) unsafe fn unreference_if(core: *const HeapInner, last: bool) {
     if last {
         // SAFETY: it is the reference of a segment without objects. If scopes are open around us,
         // they are of a user, whose `Heap` has a reference, or of the destructor of a value that
         // lives still.
-        unsafe { Core::unreference(core) };
+        unsafe { HeapInner::unreference(core) };
     }
 }
 
@@ -554,10 +561,10 @@ mod tests {
         let heap = Heap::builder().near(1 << 20).build().unwrap();
         let value = heap.alloc([7u64; 1200]).unwrap();
         let (core, (_, number, card)) = (heap.core(), value.pointer().parts());
-        let inside = Inside::new(core);
+        let inside = InternalScope::new(core);
         // As whoever waits for room does, before anything is found.
         inside.record.renew_only(&core.epoch);
-        core.seek_own(&inside, number, card, Want::Write).unwrap();
+        core.fault_in_owned(&inside, number, card, AccessMode::Write).unwrap();
         core.next_epoch();
         let began = inside.open.began();
         inside.record.renew_idle(&core.epoch);

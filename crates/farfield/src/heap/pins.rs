@@ -5,9 +5,9 @@
 //! enough that the evictor looks at the count after the scopes of a batch are over. It looks when
 //! it makes pages Leaving too, so as not to do that in vain.
 
-use super::access::Want;
-use super::arrival::{Arrival, Wait};
-use super::{Core, Scope};
+use super::access::AccessMode;
+use super::fault::{FaultFuture, FaultState};
+use super::{HeapInner, Scope};
 use crate::error::FarError;
 use core::future::Future;
 use core::task::{Context, Poll};
@@ -17,12 +17,12 @@ use std::time::Instant;
 
 /// Guard that keeps a unit in its frame.
 pub(crate) struct Pin<'a> {
-    pub(crate) core: &'a Core,
+    pub(crate) core: &'a HeapInner,
     pub(crate) frame: FrameId,
     pages: u32,
 }
 
-impl Core {
+impl HeapInner {
     /// Pins the unit in this frame. The caller is in a scope in which it is near. Fails with
     /// [`FarError::PinsFull`] if half of the frames are pinned.
     fn pin(&self, mut frame: FrameId) -> Result<Pin<'_>, FarError> {
@@ -61,31 +61,31 @@ impl Drop for Pin<'_> {
 
 /// Future that ends when a page, or a small object's, is near and pinned. It holds no scope while
 /// it waits, so its task may go to other threads.
-pub(crate) struct Bring<'a> {
-    core: &'a Core,
+pub(crate) struct PinFault<'a> {
+    core: &'a HeapInner,
     /// Number within the heap of a value that lives as long as this: its page, or its handle above
     /// all pages.
     number: u32,
-    want: Want,
-    wait: Wait,
+    want: AccessMode,
+    wait: FaultState,
     /// Time when the wait began. Nothing holds what has landed until the task looks, so it may
     /// leave again.
     since: Instant,
 }
 
-impl<'a> Bring<'a> {
-    pub(crate) fn new(core: &'a Core, number: u32, want: Want) -> Bring<'a> {
-        Bring { core, number, want, wait: Wait::default(), since: Instant::now() }
+impl<'a> PinFault<'a> {
+    pub(crate) fn new(core: &'a HeapInner, number: u32, want: AccessMode) -> PinFault<'a> {
+        PinFault { core, number, want, wait: FaultState::default(), since: Instant::now() }
     }
 }
 
-impl<'a> Future for Bring<'a> {
+impl<'a> Future for PinFault<'a> {
     type Output = Result<Pin<'a>, FarError>;
 
     fn poll(self: core::pin::Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         let scope = Scope::new(this.core);
-        let mut arrival = Arrival::resume(&scope, this.number, this.want, core::mem::take(&mut this.wait));
+        let mut arrival = FaultFuture::resume(&scope, this.number, this.want, core::mem::take(&mut this.wait));
         match core::pin::Pin::new(&mut arrival).poll(context) {
             Poll::Ready(place) => Poll::Ready(place.and_then(|place| this.core.pin(place.frame()))),
             Poll::Pending => {
@@ -101,7 +101,7 @@ impl<'a> Future for Bring<'a> {
     }
 }
 
-impl Drop for Bring<'_> {
+impl Drop for PinFault<'_> {
     fn drop(&mut self) {
         self.wait.stop(self.core);
     }

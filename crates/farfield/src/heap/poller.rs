@@ -3,7 +3,7 @@
 //!
 //! It starts with the first such task, and sleeps while nothing is under way.
 
-use super::{Core, CoreAddress, SERVES};
+use super::{HeapInner, HeapInnerPointer, SERVES};
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -32,13 +32,13 @@ impl Poller {
 
     /// Tells the thread that a task waits and nobody polls for it; starts the thread if there is
     /// none.
-    pub(crate) fn ring(&self, core: &Core) {
+    pub(crate) fn ring(&self, core: &HeapInner) {
         if self.rung.swap(true, Ordering::AcqRel) {
             return;
         }
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_none() {
-            let address = CoreAddress(core);
+            let address = HeapInnerPointer(core);
             let body = move || {
                 let address = address;
                 SERVES.set(true);
@@ -68,7 +68,7 @@ impl Poller {
         }
     }
 
-    fn run(&self, core: &Core) {
+    fn run(&self, core: &HeapInner) {
         loop {
             let mut guard = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
             while !self.rung.load(Ordering::Acquire) && !self.stop.load(Ordering::Acquire) {

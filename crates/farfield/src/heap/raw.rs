@@ -4,9 +4,9 @@
 //! A slot word is read as a whole, so page and place always belong together. A better guess is put
 //! in by a compare-exchange, which fails when the slot names something else by now.
 
-use super::access::Want;
-use super::objects::Inside;
-use super::{Core, Once, Scope};
+use super::access::AccessMode;
+use super::objects::InternalScope;
+use super::{HeapInner, Scope, StreamingHint};
 use crate::error::FarError;
 use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -17,18 +17,18 @@ use std::alloc::Layout;
 /// Slot word: number among those of all heaps (of a page, or on the object plane of a handle), and
 /// place.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Slot(NonZeroU64);
+pub(crate) struct SlotWord(NonZeroU64);
 
-impl Slot {
-    fn new(number: u32, place: SlotHint) -> Slot {
+impl SlotWord {
+    fn new(number: u32, place: SlotHint) -> SlotWord {
         let word = u64::from(number) << 32 | u64::from(place.0);
-        Slot(NonZeroU64::new(word).unwrap_or_else(|| unreachable!("0 is nobody's")))
+        SlotWord(NonZeroU64::new(word).unwrap_or_else(|| unreachable!("0 is nobody's")))
     }
 
     /// Decodes a word; `None` if it names nothing, because nothing has number 0.
     #[inline]
-    pub(crate) fn from_word(word: u64) -> Option<Slot> {
-        if word >> 32 == 0 { None } else { NonZeroU64::new(word).map(Slot) }
+    pub(crate) fn from_word(word: u64) -> Option<SlotWord> {
+        if word >> 32 == 0 { None } else { NonZeroU64::new(word).map(SlotWord) }
     }
 
     /// Returns the word that is stored in a [`SlotCell`].
@@ -50,19 +50,19 @@ impl Slot {
     /// Checks whether both name the same object of this heap, whatever place they guess. For an
     /// object with a handle, the card is a guess, too.
     #[inline]
-    pub(crate) fn is(self, other: Slot, core: &Core) -> bool {
+    pub(crate) fn is(self, other: SlotWord, core: &HeapInner) -> bool {
         let (number, card) = self.parts(core);
         (number, card) == other.parts(core) || number >= core.pages && number == other.parts(core).0
     }
 
     /// Returns the number within its heap (page, or handle above all pages), and the card.
-    pub(crate) fn parts(self, core: &Core) -> (u32, u8) {
+    pub(crate) fn parts(self, core: &HeapInner) -> (u32, u8) {
         (self.number() - core.first_page, self.place().card())
     }
 
     /// Tells `once` that the object is used next, and only once.
-    pub(crate) fn note(self, once: &Once, scope: &Scope<'_>) {
-        once.uses(scope, self.number());
+    pub(crate) fn note(self, once: &StreamingHint, scope: &Scope<'_>) {
+        once.note_use(scope, self.number());
     }
 
     /// Checks whether the object's page would not stay without the use to come, as
@@ -72,25 +72,25 @@ impl Slot {
     }
 
     /// Marks the object as cold: it is evicted before others.
-    pub(crate) fn cold(self, core: &Core) {
-        core.cold(self.number());
+    pub(crate) fn mark_cold(self, core: &HeapInner) {
+        core.mark_cold(self.number());
     }
 
     /// Returns the object's heap, which exists as long as the object does.
-    pub(crate) fn heap(self) -> *const Core {
+    pub(crate) fn heap(self) -> *const HeapInner {
         super::heap_of(self.number())
     }
 
     /// Makes an object. Returns its slot and its address, which is valid as long as the scope
     /// lasts. Its bytes are arbitrary.
-    pub(crate) fn make(scope: &Scope<'_>, layout: Layout) -> Result<(Slot, *mut u8), FarError> {
+    pub(crate) fn make(scope: &Scope<'_>, layout: Layout) -> Result<(SlotWord, *mut u8), FarError> {
         let core = scope.core;
         scope.touch();
         let class = LogClass::of(layout.size(), layout.align());
         let (number, place) = core.room_for(scope.record, class, layout, false)?;
         // SAFETY: `room_for` gave a place in a frame.
         let address = unsafe { scope.arena.add(place.offset()) };
-        Ok((Slot::new(core.first_page + number, place), address))
+        Ok((SlotWord::new(core.first_page + number, place), address))
     }
 
     /// Moves an object that has a handle to a place for this layout. Returns its slot and its
@@ -106,7 +106,7 @@ impl Slot {
         scope: &Scope<'_>,
         layout: Layout,
         copy: impl FnOnce(*mut u8),
-    ) -> Result<Option<(Slot, *mut u8)>, FarError> {
+    ) -> Result<Option<(SlotWord, *mut u8)>, FarError> {
         let copy = |place: SlotHint| {
             // SAFETY: a place in a frame.
             let address = unsafe { scope.arena.add(place.offset()) };
@@ -114,7 +114,7 @@ impl Slot {
             address
         };
         let moved = scope.core.move_within(scope.record, self.number(), layout, copy)?;
-        Ok(moved.map(|(place, address)| (Slot::new(self.number(), place), address)))
+        Ok(moved.map(|(place, address)| (SlotWord::new(self.number(), place), address)))
     }
 
     /// Marks the object as used now. A look-up does this by itself.
@@ -125,7 +125,7 @@ impl Slot {
     }
 
     /// Returns how many bytes the object has, which was made for this layout.
-    pub(crate) fn room(self, core: &Core, layout: Layout) -> usize {
+    pub(crate) fn room(self, core: &HeapInner, layout: Layout) -> usize {
         let (size, align) = (layout.size(), layout.align());
         let room = if self.parts(core).0 < core.pages {
             Class::of(size, align).map(Class::bytes)
@@ -139,16 +139,16 @@ impl Slot {
     ///
     /// # Safety
     /// The caller owns the object, which nobody uses any more, and keeps the heap by other means.
-    pub(crate) unsafe fn free(self, core: &Core) {
+    pub(crate) unsafe fn free(self, core: &HeapInner) {
         let (number, card) = self.parts(core);
         // SAFETY: passed on to the caller. Without a destructor it needs no I/O, so it does not fail.
-        let freed = unsafe { super::objects::dropped_in_place(core, number, card, None::<fn(*mut u8)>) };
+        let freed = unsafe { super::objects::drop_and_free(core, number, card, None::<fn(*mut u8)>) };
         debug_assert_eq!(freed, Ok(()));
     }
 
     /// Brings the object near and returns its address, which is valid as long as the scope lasts.
     pub(crate) fn address(self, scope: &Scope<'_>) -> Result<*mut u8, FarError> {
-        SlotCell(AtomicU64::new(self.word())).address(scope, self, Want::Read)
+        SlotCell(AtomicU64::new(self.word())).address(scope, self, AccessMode::Read)
     }
 
     /// Hints that the object is used soon. The processor loads the frame word or handle that says
@@ -200,12 +200,12 @@ pub(crate) struct SlotCell(AtomicU64);
 // SAFETY: an atomic, for which zero is a value.
 unsafe impl super::Zeroed for SlotCell {}
 
-impl Core {
+impl HeapInner {
     /// Calls `action` with the address of an object, which is near during the call.
-    pub(crate) fn with_object<R>(&self, slot: Slot, action: impl FnOnce(*mut u8) -> R) -> Result<R, FarError> {
-        let inside = Inside::new(self);
+    pub(crate) fn with_object<R>(&self, slot: SlotWord, action: impl FnOnce(*mut u8) -> R) -> Result<R, FarError> {
+        let inside = InternalScope::new(self);
         let (number, card) = slot.parts(self);
-        let place = self.seek_own(&inside, number, card, Want::Read)?;
+        let place = self.fault_in_owned(&inside, number, card, AccessMode::Read)?;
         // SAFETY: its page stays there until our scope ends, and a card lies within its frame.
         Ok(action(unsafe { self.frames.base().add(place.offset()) }))
     }
@@ -217,7 +217,7 @@ impl SlotCell {
         SlotCell(AtomicU64::new(0))
     }
 
-    pub(crate) fn new(slot: Slot) -> SlotCell {
+    pub(crate) fn new(slot: SlotWord) -> SlotCell {
         SlotCell(AtomicU64::new(slot.word()))
     }
 
@@ -229,8 +229,8 @@ impl SlotCell {
 
     /// Loads the slot, if the cell names something.
     #[inline]
-    pub(crate) fn load(&self) -> Option<Slot> {
-        Slot::from_word(self.word())
+    pub(crate) fn load(&self) -> Option<SlotWord> {
+        SlotWord::from_word(self.word())
     }
 
     /// Stores a word; `0` for nothing.
@@ -240,14 +240,14 @@ impl SlotCell {
     }
 
     /// Stores this slot if the cell has named nothing until now; false otherwise.
-    pub(crate) fn fill(&self, slot: Slot) -> bool {
+    pub(crate) fn fill(&self, slot: SlotWord) -> bool {
         self.0.compare_exchange(0, slot.word(), Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
     /// Returns the address of the object that `slot`, loaded from here, names. The object stays
     /// near as long as the scope lasts. Never renews the scope.
     #[inline]
-    pub(crate) fn address(&self, scope: &Scope<'_>, slot: Slot, want: Want) -> Result<*mut u8, FarError> {
+    pub(crate) fn address(&self, scope: &Scope<'_>, slot: SlotWord, want: AccessMode) -> Result<*mut u8, FarError> {
         scope.touch();
         let mut place = slot.place();
         let Some(page) = scope.number(slot.number()) else {
@@ -259,7 +259,7 @@ impl SlotCell {
         let word = unsafe { &*scope.words.add(page as usize) };
         // Acquire: the thread that brought the page has filled the frame.
         let word = FrameWord(word.load(Ordering::Acquire));
-        let found = if want == Want::Write { word.confirms_dirty(place) } else { word.confirms(place) };
+        let found = if want == AccessMode::Write { word.confirms_dirty(place) } else { word.confirms(place) };
         if !found {
             place = self.find(scope, slot, page, want)?;
         }
@@ -268,16 +268,16 @@ impl SlotCell {
     }
 
     #[cold]
-    fn find(&self, scope: &Scope<'_>, slot: Slot, page: u32, want: Want) -> Result<SlotHint, FarError> {
+    fn find(&self, scope: &Scope<'_>, slot: SlotWord, page: u32, want: AccessMode) -> Result<SlotHint, FarError> {
         let core = scope.core;
-        let place = slot.place().in_frame(core.bring(scope.record, page, want, false)?);
+        let place = slot.place().in_frame(core.fault_in(scope.record, page, want, false)?);
         self.correct(scope, slot, place);
         Ok(place)
     }
 
     /// Finds the place of an object that has a handle, and brings it near.
     #[inline]
-    fn find_object(&self, scope: &Scope<'_>, slot: Slot, want: Want) -> Result<SlotHint, FarError> {
+    fn find_object(&self, scope: &Scope<'_>, slot: SlotWord, want: AccessMode) -> Result<SlotHint, FarError> {
         let place = scope.core.find_object(scope, slot.number(), slot.place(), want, false)?;
         if place != slot.place() {
             self.correct(scope, slot, place);
@@ -286,9 +286,9 @@ impl SlotCell {
     }
 
     /// Puts a better guess into the cell, if it is time.
-    fn correct(&self, scope: &Scope<'_>, slot: Slot, place: SlotHint) {
+    fn correct(&self, scope: &Scope<'_>, slot: SlotWord, place: SlotHint) {
         if scope.core.may_correct(scope.record, core::ptr::from_ref(self) as usize) {
-            let better = Slot::new(slot.number(), place);
+            let better = SlotWord::new(slot.number(), place);
             // It fails if the slot names something else now, or if another thread has corrected it.
             let _ = self.0.compare_exchange(slot.word(), better.word(), Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -304,12 +304,12 @@ impl Scope<'_> {
     /// if user code in `action` was given a reference.
     #[inline]
     pub(crate) fn with_room<R>(&self, mut action: impl FnMut() -> Result<R, FarError>) -> Result<R, FarError> {
-        let before = core::mem::ManuallyDrop::new(self.briefly());
+        let before = core::mem::ManuallyDrop::new(self.begin_transient());
         match action() {
             Err(FarError::NearFull) => {}
             other => return other,
         }
-        let mut patience = super::Patience::new(self.core.patience);
+        let mut patience = super::Backoff::new(self.core.patience);
         while self.forget(&before) {
             patience.wait()?;
             self.core.make_room(self.record)?;

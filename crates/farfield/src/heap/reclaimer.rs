@@ -1,8 +1,8 @@
 //! The reclaimer: a thread that runs the evictor ahead of need (like kswapd) and tasks' errands,
 //! and sleeps while there is room.
 
-use super::evictor::Outcome;
-use super::{Core, CoreAddress, SERVES};
+use super::eviction::EvictionOutcome;
+use super::{HeapInner, HeapInnerPointer, SERVES};
 use crate::error::BuildError;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -48,8 +48,8 @@ impl Reclaimer {
         }
     }
 
-    pub(crate) fn start(&self, core: &Core) -> Result<(), BuildError> {
-        let address = CoreAddress(core);
+    pub(crate) fn start(&self, core: &HeapInner) -> Result<(), BuildError> {
+        let address = HeapInnerPointer(core);
         let body = move || {
             let address = address;
             SERVES.set(true);
@@ -94,24 +94,24 @@ impl Reclaimer {
 
     /// Lets the thread sleep until it is rung, if `so` is true and no task waits for room or has an
     /// errand.
-    fn rest(&self, core: &Core, so: impl Fn(&Core) -> bool) {
+    fn rest(&self, core: &HeapInner, so: impl Fn(&HeapInner) -> bool) {
         // Acquire: a task that rang before this is among those who want room.
         self.awake.swap(false, Ordering::AcqRel);
         // A thread that took frames since then did not ring.
-        if !so(core) || core.waiters.want_room() || core.errands.are_left() {
+        if !so(core) || core.waiters.has_frame_waiters() || core.background_jobs.has_jobs() {
             self.awake.store(true, Ordering::Release);
         }
     }
 
-    fn is_called(&self) -> bool {
+    fn is_notified(&self) -> bool {
         self.awake.load(Ordering::Acquire) || self.stop.load(Ordering::Acquire)
     }
 
     /// Sleeps until the bell rings. If it has not for a while, gives vacancies back to the pool.
-    fn sleep(&self, core: &Core) {
+    fn sleep(&self, core: &HeapInner) {
         self.take_late_answers(core);
         let mut discards = true;
-        while !self.doze(core, discards) {
+        while !self.wait_for_bell(core, discards) {
             // Vacancies that cannot be given back now are tried again when the evictor has run.
             discards = self.discard(core).is_ok();
         }
@@ -120,20 +120,20 @@ impl Reclaimer {
 
     /// Takes late answers until the bell rings or the pool is healthy. Writes that the pool went on
     /// without may still be answered, as long as they may take.
-    fn take_late_answers(&self, core: &Core) {
+    fn take_late_answers(&self, core: &HeapInner) {
         let until = Instant::now() + core.patience * 2;
-        while !self.is_called() && core.backend.health() == Health::Degraded && Instant::now() < until {
+        while !self.is_notified() && core.backend.health() == Health::Degraded && Instant::now() < until {
             let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
-            drop(self.bell.wait_timeout_while(rung, LATE_LOOK, |_| !self.is_called()));
+            drop(self.bell.wait_timeout_while(rung, LATE_LOOK, |_| !self.is_notified()));
             core.evictor.take_answers();
         }
     }
 
     /// Waits until the bell rings; false if it has not for a while and something is to be
     /// discarded.
-    fn doze(&self, core: &Core, discards: bool) -> bool {
+    fn wait_for_bell(&self, core: &HeapInner, discards: bool) -> bool {
         let mut guard = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
-        while !self.is_called() {
+        while !self.is_notified() {
             // SeqCst: a thread that makes a vacancy counts it before it looks here.
             self.sleeps_long.store(discards, Ordering::SeqCst);
             if !discards || core.vacancies.count() == 0 {
@@ -142,7 +142,7 @@ impl Reclaimer {
             }
             self.sleeps_long.store(false, Ordering::SeqCst);
             let (woken, timeout) = self.bell.wait_timeout(guard, IDLE).unwrap_or_else(PoisonError::into_inner);
-            if timeout.timed_out() && !self.is_called() {
+            if timeout.timed_out() && !self.is_notified() {
                 return false;
             }
             guard = woken;
@@ -152,8 +152,8 @@ impl Reclaimer {
     }
 
     /// Gives vacancies back to the pool, a few at a time, until the bell rings.
-    fn discard(&self, core: &Core) -> Result<(), PoolError> {
-        while !self.is_called() && core.evictor.discard_some(core)? > 0 {}
+    fn discard(&self, core: &HeapInner) -> Result<(), PoolError> {
+        while !self.is_notified() && core.evictor.discard_some(core)? > 0 {}
         Ok(())
     }
 
@@ -171,7 +171,7 @@ impl Reclaimer {
         drop(self.bell.wait_timeout_while(rung, most - PAUSE.0, |rung| !*rung));
     }
 
-    fn run(&self, core: &Core) {
+    fn run(&self, core: &HeapInner) {
         let mut pause = PAUSE.0;
         let mut left = 0;
         loop {
@@ -179,21 +179,21 @@ impl Reclaimer {
             if self.stop.load(Ordering::Acquire) {
                 return;
             }
-            core.run_errands();
+            core.run_background_jobs();
             match core.evictor.run(core, core.reserve().high) {
-                Ok(Outcome::Enough) if core.errands.are_left() => {
+                Ok(EvictionOutcome::Enough) if core.background_jobs.has_jobs() => {
                     self.pause(pause);
                     pause = (pause * 2).min(PAUSE.1);
                 }
-                Ok(Outcome::Enough | Outcome::More) => {
+                Ok(EvictionOutcome::Enough | EvictionOutcome::Progress) => {
                     self.rest(core, |core| core.frames.room() >= core.reserve().low);
                     pause = PAUSE.0;
                 }
-                Ok(Outcome::Blocked(_) | Outcome::Soon | Outcome::Hot) | Err(_) => {
+                Ok(EvictionOutcome::Blocked(_) | EvictionOutcome::ShortWait | EvictionOutcome::Hot) | Err(_) => {
                     core.help_all();
                     // The obstacle of the last round is gone: the next one is not worth a longer
                     // wait.
-                    let before = core::mem::replace(&mut left, core.evictor.left());
+                    let before = core::mem::replace(&mut left, core.evictor.evicted_pages());
                     pause = if left == before { (pause * 2).min(PAUSE.1) } else { PAUSE.0 };
                     // A thread that needs room rings again, or runs the evictor itself and gets the
                     // error.

@@ -6,22 +6,22 @@
 //! find the object unlinked. So it is free when every scope is of a later epoch than *E*, by the
 //! same argument as for pages that leave (`threads`).
 
-use super::Core;
-use super::raw::Slot;
+use super::HeapInner;
+use super::raw::SlotWord;
 use core::sync::atomic::Ordering;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The unlinked objects of one collection.
 #[derive(Default)]
-pub(crate) struct Retired(Mutex<Batches>);
+pub(crate) struct RetiredObjects(Mutex<RetirementBatches>);
 
 #[derive(Default)]
-struct Batches {
-    open: Vec<Slot>,
+struct RetirementBatches {
+    open: Vec<SlotWord>,
     /// Bytes of the objects in `open`.
     bytes: usize,
-    closed: VecDeque<(u64, Vec<Slot>)>,
+    closed: VecDeque<(u64, Vec<SlotWord>)>,
     /// Number of [`Keep`]s that exist.
     keeps: usize,
 }
@@ -29,13 +29,13 @@ struct Batches {
 /// Guard that keeps every object which a scope that began afterwards has found, even when that
 /// scope has ended.
 #[cfg(feature = "serde")]
-pub(crate) struct Keep<'a>(&'a Retired);
+pub(crate) struct RetirementHold<'a>(&'a RetiredObjects);
 
 /// Number of objects, or of bytes (below), at which a batch is closed.
 const OBJECTS_MAX: usize = 64;
 const BYTES_MAX: usize = 64 << 10;
 
-impl Core {
+impl HeapInner {
     /// Ends an epoch and returns it: scopes of later ones see everything that the caller did
     /// before.
     pub(crate) fn next_epoch(&self) -> u64 {
@@ -44,27 +44,27 @@ impl Core {
 }
 
 #[cfg(feature = "serde")]
-impl Drop for Keep<'_> {
+impl Drop for RetirementHold<'_> {
     fn drop(&mut self) {
         self.0.lock().keeps -= 1;
     }
 }
 
-impl Retired {
-    fn lock(&self) -> MutexGuard<'_, Batches> {
+impl RetiredObjects {
+    fn lock(&self) -> MutexGuard<'_, RetirementBatches> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     #[cfg(feature = "serde")]
-    pub(crate) fn keep(&self) -> Keep<'_> {
+    pub(crate) fn keep(&self) -> RetirementHold<'_> {
         self.lock().keeps += 1;
-        Keep(self)
+        RetirementHold(self)
     }
 
     /// Takes over an object of so many bytes, which no slot names any more. Returns the objects
     /// that no scope can look at now, to be freed by the caller.
     #[must_use]
-    pub(crate) fn push(&self, core: &Core, slot: Slot, bytes: usize) -> Vec<Slot> {
+    pub(crate) fn push(&self, core: &HeapInner, slot: SlotWord, bytes: usize) -> Vec<SlotWord> {
         let mut batches = self.lock();
         batches.open.push(slot);
         batches.bytes += bytes;
@@ -86,7 +86,7 @@ impl Retired {
 
     /// Takes all objects out. The caller has the collection for itself.
     #[must_use]
-    pub(crate) fn take_all(&mut self) -> Vec<Slot> {
+    pub(crate) fn take_all(&mut self) -> Vec<SlotWord> {
         let batches = core::mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner));
         batches.closed.into_iter().flat_map(|(_, batch)| batch).chain(batches.open).collect()
     }

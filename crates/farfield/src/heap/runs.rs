@@ -1,10 +1,10 @@
 //! Runs of units: far space for collections, which find their elements by number and so need no
 //! slots.
 
-use super::access::Want;
-use super::objects::{Inside, unreference_if};
-use super::segments::Unit;
-use super::{Core, Scope};
+use super::access::AccessMode;
+use super::objects::{InternalScope, unreference_if};
+use super::segments::TransferUnit;
+use super::{HeapInner, Scope};
 use crate::error::FarError;
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
@@ -18,22 +18,22 @@ impl Scope<'_> {
     /// The unit stays there as long as the scope lasts, or until it is renewed. So the caller marks
     /// the scope as used, or holds it, before a reference, or a second call, relies on the first.
     #[inline]
-    pub(crate) fn near_unit(&self, page: u32, want: Want) -> Option<*mut u8> {
+    pub(crate) fn near_unit(&self, page: u32, want: AccessMode) -> Option<*mut u8> {
         let page = self.number(page)?;
         // SAFETY: `page` is below `self.pages`, the length of the table.
         let word = unsafe { &*self.words.add(page as usize) };
         // Acquire: the thread that brought the page has filled the frame.
         let word = FrameWord(word.load(Ordering::Acquire));
-        let FrameId(frame) = if want == Want::Read { word.near() } else { word.near_dirty() }?;
+        let FrameId(frame) = if want == AccessMode::Read { word.near() } else { word.near_dirty() }?;
         self.touch();
         // SAFETY: a page's word names a frame of the arena.
         Some(unsafe { self.arena.add(frame as usize * PAGE_BYTES) })
     }
 
     /// Brings a unit near, or makes it, and returns its address.
-    pub(crate) fn bring_unit(&self, page: u32, want: Want) -> Result<*mut u8, FarError> {
+    pub(crate) fn fault_in_unit(&self, page: u32, want: AccessMode) -> Result<*mut u8, FarError> {
         let Some(page) = self.number(page) else { return Err(FarError::OtherHeap) };
-        let frame = self.core.bring(self.record, page, want, self.is_renewable())?;
+        let frame = self.core.fault_in(self.record, page, want, self.is_renewable())?;
         self.touch();
         Ok(self.core.frames.address(frame))
     }
@@ -58,8 +58,8 @@ impl Scope<'_> {
     }
 
     /// Marks these units to be evicted before others. Units that are far are skipped.
-    pub(crate) fn leave_first(&self, pages: impl Iterator<Item = u32>) {
-        self.core.leave_first(pages.filter_map(|page| self.number(page)));
+    pub(crate) fn mark_evict_first(&self, pages: impl Iterator<Item = u32>) {
+        self.core.mark_evict_first(pages.filter_map(|page| self.number(page)));
     }
 
     /// Starts to fetch these units without waiting. Returns how many.
@@ -70,20 +70,20 @@ impl Scope<'_> {
     /// Returns how many units of one page, from this page on and at most `most`, are near in
     /// contiguous frames. The first is at `address`.
     #[inline]
-    pub(crate) fn side_by_side(&self, page: u32, address: *const u8, most: usize, want: Want) -> usize {
+    pub(crate) fn side_by_side(&self, page: u32, address: *const u8, most: usize, want: AccessMode) -> usize {
         let first = page - self.first_page;
         let frame = ((address as usize - self.arena as usize) / PAGE_BYTES) as u32;
         let is_next = |count: &usize| {
             // SAFETY: units of one run, so their pages are below `self.pages`, too.
             let word = FrameWord(unsafe { &*self.words.add(first as usize + count) }.load(Ordering::Acquire));
-            let near = if want == Want::Read { word.near() } else { word.near_dirty() };
+            let near = if want == AccessMode::Read { word.near() } else { word.near_dirty() };
             near == Some(FrameId(frame + *count as u32))
         };
         (1..most).take_while(is_next).count() + 1
     }
 }
 
-impl Core {
+impl HeapInner {
     /// Takes far space for `units` units of `unit_pages` pages each. Returns its first page, among
     /// all heaps' pages. The run keeps the heap until [`free_run`].
     pub(crate) fn take_run(&self, units: usize, unit_pages: u32) -> Result<u32, FarError> {
@@ -99,14 +99,14 @@ impl Core {
     /// refers to them.
     pub(crate) fn release_units(&self, page: u32, units: usize, unit_pages: u32) {
         for unit in 0..units as u32 {
-            self.release(Unit { page: page - self.first_page + unit * unit_pages, pages: unit_pages });
+            self.release(TransferUnit { page: page - self.first_page + unit * unit_pages, pages: unit_pages });
         }
     }
 
     /// Calls `action` with the address of a unit that was made, which is near during the call.
     pub(crate) fn with_unit<R>(&self, page: u32, action: impl FnOnce(*mut u8) -> R) -> Result<R, FarError> {
-        let inside = Inside::new(self);
-        let frame = self.bring(inside.record, page - self.first_page, Want::Read, inside.is_outermost())?;
+        let inside = InternalScope::new(self);
+        let frame = self.fault_in(inside.record, page - self.first_page, AccessMode::Read, inside.is_outermost())?;
         Ok(action(self.frames.address(frame)))
     }
 
@@ -117,7 +117,7 @@ impl Core {
     }
 }
 
-impl Core {
+impl HeapInner {
     /// Waits until no write of what was in pages that are [claimed](Core::claim) is on its way to
     /// the pool.
     pub(crate) fn await_writes(&self) {
@@ -127,7 +127,7 @@ impl Core {
 
     /// Makes a claimed page Far that was written at the pool. Only the pool knows its bytes until
     /// they come near.
-    pub(crate) fn born_far(&self, page: u32) {
+    pub(crate) fn mark_written_far(&self, page: u32) {
         self.checksums.forget(page);
         let seen = FrameWord(self.words[page].load(Ordering::Acquire));
         self.words[page].store(seen.finish_far_create().0, Ordering::Release);
@@ -135,7 +135,7 @@ impl Core {
 
     /// Makes a claimed page Empty that may have been written at the pool, by a writer that has
     /// ended.
-    pub(crate) fn unborn(&self, page: u32) {
+    pub(crate) fn mark_unwritten(&self, page: u32) {
         let seen = FrameWord(self.words[page].load(Ordering::Acquire));
         self.words[page].store(seen.abandon_far_create().0, Ordering::Release);
         self.vacate(true);
@@ -143,7 +143,7 @@ impl Core {
 
     /// Gives up a claimed page that a writer at the pool may still write. It has no owner from now
     /// on, and its run is [lost](lose_run).
-    pub(crate) fn forsake(&self, page: u32) {
+    pub(crate) fn abandon_claimed(&self, page: u32) {
         self.words[page].store(FrameWord::EMPTY.0, Ordering::Release);
     }
 }
@@ -152,7 +152,7 @@ impl Core {
 ///
 /// # Safety
 /// As for [`free_run`].
-pub(crate) unsafe fn lose_run(core: *const Core, page: u32) {
+pub(crate) unsafe fn lose_run(core: *const HeapInner, page: u32) {
     {
         // SAFETY: the run keeps the heap until its reference is given up below.
         let core = unsafe { &*core };
@@ -167,7 +167,7 @@ pub(crate) unsafe fn lose_run(core: *const Core, page: u32) {
 /// # Safety
 /// `page` came from [`Core::take_run`] of this heap and was not given back; the caller uses neither
 /// run nor heap afterwards, unless it has another reference.
-pub(crate) unsafe fn free_run(core: *const Core, page: u32) {
+pub(crate) unsafe fn free_run(core: *const HeapInner, page: u32) {
     {
         // SAFETY: the run keeps the heap until its reference is given up below.
         let core = unsafe { &*core };

@@ -1,7 +1,7 @@
 //! Scopes: how long a reference into the heap is valid.
 
-use super::scopes::Open;
-use super::{Core, Record};
+use super::scopes::ScopeState;
+use super::{HeapInner, ThreadState};
 use core::marker::PhantomData;
 use core::sync::atomic::AtomicU64;
 
@@ -49,16 +49,16 @@ pub struct Scope<'heap> {
     pub(crate) arena: *mut u8,
     pub(crate) first_page: u32,
     pub(crate) pages: u32,
-    pub(crate) core: &'heap Core,
-    pub(crate) record: &'heap Record,
-    pub(crate) open: &'heap Open,
+    pub(crate) core: &'heap HeapInner,
+    pub(crate) record: &'heap ThreadState,
+    pub(crate) open: &'heap ScopeState,
     /// Marker that makes this not `Send`: its record belongs to this thread.
     stays: PhantomData<*mut ()>,
 }
 
 impl<'heap> Scope<'heap> {
     #[inline]
-    pub(crate) fn new(core: &'heap Core) -> Scope<'heap> {
+    pub(crate) fn new(core: &'heap HeapInner) -> Scope<'heap> {
         let record = core.record();
         if core.frames.is_scarce() && record.entered().is_none() {
             core.relieve();
@@ -99,11 +99,11 @@ impl<'heap> Scope<'heap> {
     /// or [`Scope::mark_used`] first. So no code that runs inside an operation (`Eq` of a key, a
     /// closure, a destructor) can end what the operation has found.
     pub(crate) fn is_renewable(&self) -> bool {
-        self.knows_nothing() && self.record.is_single()
+        self.has_no_addresses() && self.record.is_single()
     }
 
     #[inline]
-    fn knows_nothing(&self) -> bool {
+    fn has_no_addresses(&self) -> bool {
         !self.open.is_used() && !self.open.touched.get()
     }
 
@@ -118,25 +118,25 @@ impl<'heap> Scope<'heap> {
     ///
     /// They are not if an address was known before, or a reference has been given out meanwhile.
     #[inline]
-    pub(crate) fn briefly(&self) -> Brief<'_> {
-        Brief { scope: self, is_outermost: self.knows_nothing() }
+    pub(crate) fn begin_transient(&self) -> TransientAccess<'_> {
+        TransientAccess { scope: self, is_outermost: self.has_no_addresses() }
     }
 
     /// Makes a guard for an operation that needs several places at a time. Until it is dropped,
     /// pages that are brought near with this scope stay, as if references had been given out.
-    pub(crate) fn hold(&self) -> Hold<'_> {
+    pub(crate) fn hold(&self) -> ScopeHold<'_> {
         if self.is_renewable() {
             self.record.renew(&self.core.epoch, self.open);
         }
-        let brief = self.briefly();
+        let brief = self.begin_transient();
         self.open.holds.set(self.open.holds.get() + 1);
-        Hold { holds: Holds(self), brief }
+        ScopeHold { holds: ScopeHoldCount(self), brief }
     }
 
     /// Forgets the addresses that an operation has found, if it was [the outermost](Brief) and
     /// nobody has been given a reference. True if the scope can be renewed.
     #[inline]
-    pub(crate) fn forget(&self, brief: &Brief<'_>) -> bool {
+    pub(crate) fn forget(&self, brief: &TransientAccess<'_>) -> bool {
         let forgets = brief.is_outermost && !self.open.is_used();
         if forgets {
             self.open.touched.set(false);
@@ -154,13 +154,13 @@ impl<'heap> Scope<'heap> {
 }
 
 /// Guard of an operation that gives no reference out, made by [`Scope::briefly`].
-pub(crate) struct Brief<'a> {
+pub(crate) struct TransientAccess<'a> {
     scope: &'a Scope<'a>,
     /// True if nobody knew an address from the scope when the operation began.
     is_outermost: bool,
 }
 
-impl Drop for Brief<'_> {
+impl Drop for TransientAccess<'_> {
     #[inline]
     fn drop(&mut self) {
         if self.is_outermost {
@@ -170,23 +170,23 @@ impl Drop for Brief<'_> {
 }
 
 /// Guard of an operation that needs several places at a time, made by [`Scope::hold`].
-pub(crate) struct Hold<'a> {
+pub(crate) struct ScopeHold<'a> {
     // Fields are dropped in this order: an address is forgotten when nobody holds it any more.
-    holds: Holds<'a>,
-    brief: Brief<'a>,
+    holds: ScopeHoldCount<'a>,
+    brief: TransientAccess<'a>,
 }
 
 /// Part of a [`Hold`] that its scope counts.
-struct Holds<'a>(&'a Scope<'a>);
+struct ScopeHoldCount<'a>(&'a Scope<'a>);
 
-impl Drop for Holds<'_> {
+impl Drop for ScopeHoldCount<'_> {
     fn drop(&mut self) {
         let holds = &self.0.open.holds;
         holds.set(holds.get() - 1);
     }
 }
 
-impl Hold<'_> {
+impl ScopeHold<'_> {
     /// Checks whether nobody else has an address from the scope.
     pub(crate) fn is_only(&self) -> bool {
         let open = self.holds.0.open;
@@ -197,8 +197,8 @@ impl Hold<'_> {
 impl Drop for Scope<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.record.leave(self.open) && self.core.has_graves() {
-            self.core.bury_all(false).resume();
+        if self.record.leave(self.open) && self.core.has_deferred_drops() {
+            self.core.run_deferred_drops(false).resume();
         }
     }
 }

@@ -6,7 +6,7 @@ use core::cell::{Cell, RefCell};
 use core::ptr::NonNull;
 
 /// State of an open scope.
-pub(crate) struct Open {
+pub(crate) struct ScopeState {
     /// Epoch in which the scope began.
     epoch: Cell<u64>,
     /// True if the scope has given out references.
@@ -34,30 +34,30 @@ const NONE: u32 = u32::MAX;
 
 /// All scopes of a thread.
 pub(crate) struct Scopes {
-    first: Open,
+    first: ScopeState,
     /// Number of open scopes in the table.
     more: Cell<u32>,
     /// Number of open scopes of tasks that wait for room.
     hungry: Cell<u32>,
-    table: RefCell<Table>,
+    table: RefCell<ScopeTable>,
     /// Number of scopes that were looked at, for tests that count the work.
     #[cfg(test)]
     pub(crate) looks: Cell<u64>,
 }
 
-struct Table {
+struct ScopeTable {
     /// Entries of the table; each stays where it is as long as the table exists.
     #[expect(clippy::vec_box, reason = "scopes know their addresses")]
-    all: Vec<Box<Open>>,
+    all: Vec<Box<ScopeState>>,
     free: Vec<u32>,
     /// Ends of the list of open scopes, which is in the order in which they began.
     oldest: u32,
     youngest: u32,
 }
 
-impl Open {
-    fn new(number: u32) -> Open {
-        Open {
+impl ScopeState {
+    fn new(number: u32) -> ScopeState {
+        ScopeState {
             epoch: Cell::new(0),
             used: Cell::new(false),
             touched: Cell::new(false),
@@ -108,9 +108,9 @@ impl Open {
 
 impl Default for Scopes {
     fn default() -> Scopes {
-        let table = Table { all: Vec::new(), free: Vec::new(), oldest: NONE, youngest: NONE };
+        let table = ScopeTable { all: Vec::new(), free: Vec::new(), oldest: NONE, youngest: NONE };
         Scopes {
-            first: Open::new(NONE),
+            first: ScopeState::new(NONE),
             more: Cell::new(0),
             hungry: Cell::new(0),
             table: RefCell::new(table),
@@ -133,7 +133,7 @@ impl Scopes {
 
     /// Opens a scope in this epoch. Epochs never go back.
     #[inline]
-    pub(crate) fn enter(&self, epoch: u64) -> &Open {
+    pub(crate) fn enter(&self, epoch: u64) -> &ScopeState {
         if self.first.is_open.get() {
             return self.enter_more(epoch);
         }
@@ -141,12 +141,12 @@ impl Scopes {
         &self.first
     }
 
-    fn enter_more(&self, epoch: u64) -> &Open {
+    fn enter_more(&self, epoch: u64) -> &ScopeState {
         self.more.set(self.more.get() + 1);
         let mut table = self.table.borrow_mut();
         let number = table.free.pop().unwrap_or_else(|| {
             let number = table.all.len() as u32;
-            table.all.push(Box::new(Open::new(number)));
+            table.all.push(Box::new(ScopeState::new(number)));
             number
         });
         table.append(number);
@@ -156,7 +156,7 @@ impl Scopes {
         open
     }
 
-    fn at(&self, number: u32) -> &Open {
+    fn at(&self, number: u32) -> &ScopeState {
         let open = NonNull::from(&*self.table.borrow().all[number as usize]);
         // SAFETY: it stays where it is as long as `self`.
         unsafe { open.as_ref() }
@@ -164,7 +164,7 @@ impl Scopes {
 
     /// Closes a scope. Returns the epoch of the oldest that is left.
     #[inline]
-    pub(crate) fn leave(&self, open: &Open) -> Option<u64> {
+    pub(crate) fn leave(&self, open: &ScopeState) -> Option<u64> {
         open.close();
         if open.is_hungry() {
             // The task was forgotten (`mem::forget`).
@@ -181,14 +181,14 @@ impl Scopes {
     }
 
     /// Renews a scope. Returns the epoch of the oldest.
-    pub(crate) fn renew(&self, open: &Open, epoch: u64) -> u64 {
+    pub(crate) fn renew(&self, open: &ScopeState, epoch: u64) -> u64 {
         open.used.set(false);
         open.touched.set(false);
         self.set_epoch(open, epoch);
         self.oldest().unwrap_or(epoch)
     }
 
-    fn set_epoch(&self, open: &Open, epoch: u64) {
+    fn set_epoch(&self, open: &ScopeState, epoch: u64) {
         open.epoch.set(epoch);
         if open.number != NONE {
             let mut table = self.table.borrow_mut();
@@ -217,8 +217,8 @@ impl Scopes {
     }
 
     /// Checks whether an open scope began in this epoch or before, keeps pages near, and `fits`.
-    pub(crate) fn any_keeps(&self, epoch: u64, fits: impl Fn(&Open) -> bool) -> bool {
-        let keeps = |open: &Open| {
+    pub(crate) fn any_keeps(&self, epoch: u64, fits: impl Fn(&ScopeState) -> bool) -> bool {
+        let keeps = |open: &ScopeState| {
             self.count_look();
             open.epoch.get() <= epoch && open.keeps() && fits(open)
         };
@@ -233,7 +233,7 @@ impl Scopes {
     }
 
     /// Counts a task that holds the scope and begins (`is`) or stops to wait for room.
-    pub(crate) fn set_hungry(&self, open: &Open, is: bool) {
+    pub(crate) fn set_hungry(&self, open: &ScopeState, is: bool) {
         let before = open.hungry.get();
         open.hungry.set(if is { before + 1 } else { before - 1 });
         match (before, is) {
@@ -255,7 +255,7 @@ impl Scopes {
     }
 
     /// Returns the next younger scope of the table; without `open`, its oldest.
-    fn next(&self, open: Option<&Open>) -> Option<&Open> {
+    fn next(&self, open: Option<&ScopeState>) -> Option<&ScopeState> {
         let number = if self.more.get() == 0 {
             NONE
         } else {
@@ -283,7 +283,7 @@ impl Scopes {
     }
 }
 
-impl Table {
+impl ScopeTable {
     fn append(&mut self, number: u32) {
         let open = &self.all[number as usize];
         open.older.set(self.youngest);
@@ -334,7 +334,7 @@ mod tests {
     #[test]
     fn the_oldest_is_what_a_list_says() {
         let scopes = Scopes::default();
-        let mut twin: Vec<(&Open, u64)> = Vec::new();
+        let mut twin: Vec<(&ScopeState, u64)> = Vec::new();
         let (mut state, mut epoch) = (7u64, 1);
         for step in 0..20_000 {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);

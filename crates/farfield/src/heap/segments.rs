@@ -5,7 +5,7 @@
 //! together; places of objects that are gone are used again. A segment is *owned* by the thread
 //! that fills it, *listed* when any thread may take it over, *full*, or *free*.
 
-use super::memory::{Table, Zeroed};
+use super::memory::{ReservedArray, Zeroed};
 use crate::error::{BuildError, FarError};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use farfield_core::heap::{Class, FreeRuns, SEGMENT_PAGES};
@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(crate) type SegmentId = u32;
 
 /// Metadata of one segment.
-pub(crate) struct Segment {
+pub(crate) struct HeapSegment {
     /// Bitmap with one bit per object, set while it lives.
     bits: AtomicPtr<AtomicU64>,
     /// Number of objects that live.
@@ -32,7 +32,7 @@ pub(crate) struct Segment {
 }
 
 // SAFETY: atomics, for which zero is a value.
-unsafe impl Zeroed for Segment {}
+unsafe impl Zeroed for HeapSegment {}
 
 const FREE: u8 = 0;
 /// The first segment of a run: one large object, or the units of a collection.
@@ -47,11 +47,11 @@ const LISTED: u8 = 2;
 const FULL: u8 = 3;
 
 /// Bytes that a segment costs beside its bits.
-pub(crate) const SEGMENT_HEAD_BYTES: usize = size_of::<Segment>();
+pub(crate) const SEGMENT_HEAD_BYTES: usize = size_of::<HeapSegment>();
 
 /// All segments of a heap.
 pub(crate) struct Segments {
-    heads: Table<Segment>,
+    heads: ReservedArray<HeapSegment>,
     free: Mutex<FreeRuns>,
     partial: [Mutex<BTreeSet<SegmentId>>; Class::COUNT],
     /// End of the segments that were ever used.
@@ -66,7 +66,7 @@ pub(crate) struct Segments {
 
 /// Unit of transfer: pages that are fetched and evicted together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Unit {
+pub(crate) struct TransferUnit {
     /// First page.
     pub(crate) page: u32,
     /// Number of pages.
@@ -75,9 +75,9 @@ pub(crate) struct Unit {
 
 /// Consequence for a segment when an object in it was freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Freed {
+pub(crate) enum FreeOutcome {
     /// Segment that is still in use, or that its owner will use again.
-    Stays,
+    Keep,
     /// Segment whose pages the caller must release before it calls [`Segments::give_back`].
     Release,
 }
@@ -97,7 +97,7 @@ impl Segments {
         let mut free = FreeRuns::new();
         free.put(0, count);
         Ok(Segments {
-            heads: Table::new(count as usize)?,
+            heads: ReservedArray::new(count as usize)?,
             free: Mutex::new(free),
             partial: core::array::from_fn(|_| Mutex::new(BTreeSet::new())),
             high: AtomicU32::new(0),
@@ -204,31 +204,31 @@ impl Segments {
 
     /// Gives up the ownership of a segment. A thread can take it over if there is room in it, else
     /// when an object of it is freed.
-    pub(crate) fn disown(&self, id: SegmentId, class: Class) -> Freed {
+    pub(crate) fn disown(&self, id: SegmentId, class: Class) -> FreeOutcome {
         let head = &self.heads[id];
         head.status.store(FULL, Ordering::SeqCst);
         // As in `take_object`.
         let has_room = head.live.load(Ordering::SeqCst) < class.per_segment();
         if !has_room || head.status.compare_exchange(FULL, LISTED, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-            return Freed::Stays;
+            return FreeOutcome::Keep;
         }
         self.list(id, class)
     }
 
-    fn list(&self, id: SegmentId, class: Class) -> Freed {
+    fn list(&self, id: SegmentId, class: Class) -> FreeOutcome {
         let head = &self.heads[id];
         let mut partial = lock(&self.partial[class.index()]);
         head.status.store(LISTED, Ordering::SeqCst);
         if head.live.load(Ordering::SeqCst) == 0 {
-            return Freed::Release;
+            return FreeOutcome::Release;
         }
         partial.insert(id);
-        Freed::Stays
+        FreeOutcome::Keep
     }
 
     /// Gives up the ownership of a segment that has room, because a page of it is lost. No thread
     /// fills it until an object in it is freed.
-    pub(crate) fn shelve(&self, id: SegmentId, class: Class) -> Freed {
+    pub(crate) fn shelve(&self, id: SegmentId, class: Class) -> FreeOutcome {
         let head = &self.heads[id];
         head.status.store(FULL, Ordering::SeqCst);
         // A thread that freed the last object before that did not see FULL, and leaves the segment
@@ -237,7 +237,7 @@ impl Segments {
         if is_empty && head.status.compare_exchange(FULL, OWNED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             return self.list(id, class);
         }
-        Freed::Stays
+        FreeOutcome::Keep
     }
 
     /// Takes a run of `units` units of `unit_pages` pages each, and returns its first page. The
@@ -273,32 +273,33 @@ impl Segments {
     }
 
     /// Returns the unit to which a page belongs; `None` if the page is not in use.
-    pub(crate) fn unit_of(&self, page: u32) -> Option<Unit> {
+    pub(crate) fn unit_of(&self, page: u32) -> Option<TransferUnit> {
         let id = page / SEGMENT_PAGES;
         let head = &self.heads[id];
         match head.kind.load(Ordering::Acquire) {
             FREE => None,
             RUN => self.unit_in_run(id, page),
             INSIDE => self.unit_in_run(head.extra.load(Ordering::Relaxed), page),
-            LOG => Some(Unit { page, pages: 1 }),
+            LOG => Some(TransferUnit { page, pages: 1 }),
             kind => {
                 let class = Class::from_index(usize::from(kind - CLASS));
                 let first = class.unit_of(page % SEGMENT_PAGES)?;
-                Some(Unit { page: id * SEGMENT_PAGES + first, pages: class.unit_pages() })
+                Some(TransferUnit { page: id * SEGMENT_PAGES + first, pages: class.unit_pages() })
             }
         }
     }
 
-    fn unit_in_run(&self, first: SegmentId, page: u32) -> Option<Unit> {
+    fn unit_in_run(&self, first: SegmentId, page: u32) -> Option<TransferUnit> {
         let head = &self.heads[first];
         let (start, pages) = (first * SEGMENT_PAGES, head.unit.load(Ordering::Relaxed));
         let within = page - start;
-        (within < head.extra.load(Ordering::Relaxed)).then(|| Unit { page: start + within / pages * pages, pages })
+        (within < head.extra.load(Ordering::Relaxed))
+            .then(|| TransferUnit { page: start + within / pages * pages, pages })
     }
 
     /// Checks whether an object lives in this unit. The caller owns the unit, so that its segment
     /// stays what it is.
-    pub(crate) fn is_live(&self, unit: Unit) -> bool {
+    pub(crate) fn is_live(&self, unit: TransferUnit) -> bool {
         let id = unit.page / SEGMENT_PAGES;
         let kind = self.heads[id].kind.load(Ordering::Acquire);
         if kind < CLASS {
@@ -317,13 +318,13 @@ impl Segments {
     /// its segment. A run is freed as a whole.
     ///
     /// The caller owned the object; pages that it had for itself are released already.
-    pub(crate) fn free_object(&self, page: u32, card: u8) -> (Freed, bool) {
+    pub(crate) fn free_object(&self, page: u32, card: u8) -> (FreeOutcome, bool) {
         let id = page / SEGMENT_PAGES;
         let head = &self.heads[id];
         let kind = head.kind.load(Ordering::Acquire);
         if kind == RUN {
             head.live.store(0, Ordering::Relaxed);
-            return (Freed::Release, true);
+            return (FreeOutcome::Release, true);
         }
         let class = Class::from_index(usize::from(kind - CLASS));
         let object = class.object_at(page % SEGMENT_PAGES, card);
@@ -337,7 +338,7 @@ impl Segments {
             return (self.list(id, class), last);
         }
         let release = last && self.unlist_if_empty(id, class);
-        (if release { Freed::Release } else { Freed::Stays }, last)
+        (if release { FreeOutcome::Release } else { FreeOutcome::Keep }, last)
     }
 
     fn unlist_if_empty(&self, id: SegmentId, class: Class) -> bool {
@@ -347,7 +348,7 @@ impl Segments {
     }
 
     /// Returns the units of the segment to which `page` belongs, for callers that release them.
-    pub(crate) fn units(&self, page: u32) -> impl Iterator<Item = Unit> + use<> {
+    pub(crate) fn units(&self, page: u32) -> impl Iterator<Item = TransferUnit> + use<> {
         let id = page / SEGMENT_PAGES;
         let head = &self.heads[id];
         let kind = head.kind.load(Ordering::Acquire);
@@ -358,7 +359,7 @@ impl Segments {
             let pages = Class::from_index(usize::from(kind - CLASS)).unit_pages();
             (pages, SEGMENT_PAGES / pages)
         };
-        (0..count).map(move |unit| Unit { page: id * SEGMENT_PAGES + unit * pages, pages })
+        (0..count).map(move |unit| TransferUnit { page: id * SEGMENT_PAGES + unit * pages, pages })
     }
 
     /// Makes the segment of an object free for any use. Its [`Freed`] was `Release`, and all its
@@ -380,7 +381,7 @@ impl Segments {
         lock(&self.free).put(id, count);
     }
 
-    fn drop_bits(&self, head: &Segment, class: Class) {
+    fn drop_bits(&self, head: &HeapSegment, class: Class) {
         let bits = head.bits.swap(core::ptr::null_mut(), Ordering::Relaxed);
         self.bit_bytes.fetch_sub(8 * words(class) as u64, Ordering::Relaxed);
         // SAFETY: made by `own` from a box of this length; the segment is free, so nobody else reads it.
@@ -439,18 +440,24 @@ mod tests {
             let objects: Vec<u32> =
                 (missing..class.per_segment()).map(|_| segments.take_object(id, class).unwrap().0).collect();
             // Its owner has not seen that it is full.
-            assert_eq!(segments.disown(id, class), Freed::Stays);
+            assert_eq!(segments.disown(id, class), FreeOutcome::Keep);
             segments.verify();
             let again = segments.own(class).unwrap();
             assert_eq!(again == id, missing > 0, "a full segment is of no use to others");
-            assert_eq!(segments.disown(again, class), if again == id { Freed::Stays } else { Freed::Release });
+            assert_eq!(
+                segments.disown(again, class),
+                if again == id { FreeOutcome::Keep } else { FreeOutcome::Release }
+            );
             if again != id {
                 segments.give_back(again * SEGMENT_PAGES);
             }
             for (left, object) in objects.iter().enumerate().rev() {
                 let (page, card) = class.locate(*object);
                 let (freed, last) = segments.free_object(id * SEGMENT_PAGES + page, card);
-                assert_eq!((freed, last), (if left == 0 { Freed::Release } else { Freed::Stays }, left == 0));
+                assert_eq!(
+                    (freed, last),
+                    (if left == 0 { FreeOutcome::Release } else { FreeOutcome::Keep }, left == 0)
+                );
                 if left > 0 {
                     segments.verify();
                 }

@@ -5,9 +5,9 @@
 //! have several owners now: a value that never had costs nothing. The table has locks and no
 //! atomics: a thread that finds itself the last owner sees what the others did to the value.
 
-use super::Core;
-use super::objects::Inside;
-use super::waiters::NumberHasher;
+use super::HeapInner;
+use super::objects::InternalScope;
+use super::wait_queue::NumberHasher;
 use core::hash::BuildHasherDefault;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -44,7 +44,7 @@ impl Shares {
     }
 }
 
-impl Core {
+impl HeapInner {
     /// Returns the key of the value with this number, at this card of its page. For a handle's
     /// number, the card is ignored.
     pub(crate) fn share_key(&self, number: u32, card: u8) -> ShareKey {
@@ -94,8 +94,8 @@ impl Core {
 ///
 /// # Safety
 /// The caller has one. If this says false, it has none any more, and the heap may be gone.
-pub(crate) unsafe fn unshare(core: *const Core, key: ShareKey) -> bool {
+pub(crate) unsafe fn unshare(core: *const HeapInner, key: ShareKey) -> bool {
     // SAFETY: the caller's value keeps the heap until it is given up, and our scope does from then on.
-    let (core, _inside) = unsafe { (&*core, Inside::new(&*core)) };
+    let (core, _inside) = unsafe { (&*core, InternalScope::new(&*core)) };
     core.unshare(key)
 }

@@ -11,23 +11,23 @@ use std::thread::JoinHandle;
 /// Handle of a move of all far data to another pool, begun by
 /// [`Heap::switch_pool`](crate::Heap::switch_pool). Dropping it does not stop the move.
 pub struct PoolSwitch {
-    order: Arc<Order>,
+    order: Arc<HeapSwitchHost>,
     backend: Arc<SwitchBackend>,
 }
 
-struct Order {
+struct HeapSwitchHost {
     is_wanted: AtomicBool,
     end: Mutex<Option<Result<(), SwitchError>>>,
     bell: Condvar,
 }
 
-impl Order {
+impl HeapSwitchHost {
     fn lock(&self) -> MutexGuard<'_, Option<Result<(), SwitchError>>> {
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl SwitchHost for Order {
+impl SwitchHost for HeapSwitchHost {
     fn is_wanted(&self) -> bool {
         self.is_wanted.load(Ordering::SeqCst)
     }
@@ -66,7 +66,7 @@ impl core::fmt::Debug for PoolSwitch {
 
 /// Handle on the thread of the switch that was begun last.
 #[derive(Default)]
-pub(crate) struct Switcher(Mutex<Option<(Arc<Order>, JoinHandle<()>)>>);
+pub(crate) struct Switcher(Mutex<Option<(Arc<HeapSwitchHost>, JoinHandle<()>)>>);
 
 impl Switcher {
     pub(crate) fn start(&self, backend: &Arc<SwitchBackend>, opener: &PoolBuilder) -> Result<PoolSwitch, BuildError> {
@@ -77,7 +77,8 @@ impl Switcher {
             ));
         }
         let to = opener.open()?;
-        let order = Arc::new(Order { is_wanted: AtomicBool::new(true), end: Mutex::new(None), bell: Condvar::new() });
+        let order =
+            Arc::new(HeapSwitchHost { is_wanted: AtomicBool::new(true), end: Mutex::new(None), bell: Condvar::new() });
         let handle = PoolSwitch { order: order.clone(), backend: backend.clone() };
         let (given, pool) = (order.clone(), backend.clone());
         let body = move || {

@@ -9,11 +9,11 @@
 //! Scopes of one thread may end in any order, because tasks hold them while they wait. The record
 //! shows the epoch in which the oldest one began (`scopes`).
 
-use super::Core;
-use super::attempt::Missed;
-use super::io::Io;
-use super::scopes::{Open, Scopes};
-use crate::plane::object::OwnObjects;
+use super::HeapInner;
+use super::io::FetchLane;
+use super::scopes::{ScopeState, Scopes};
+use super::try_access::Missed;
+use crate::plane::object::ThreadObjects;
 use crate::stats::Stats;
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
@@ -26,11 +26,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// State of one thread in one heap. Fields that are not atomic belong to the thread that is
 /// attached.
 #[repr(align(128))]
-pub(crate) struct Record {
+pub(crate) struct ThreadState {
     /// Epoch in which the oldest open scope began; 0 outside.
     epoch: AtomicU64,
     /// Counters of the attached thread, read by others.
-    pub(crate) counters: Counters,
+    pub(crate) counters: ThreadCounters,
     attached: AtomicBool,
     /// Kernel's thread ID of the attached thread.
     tid: AtomicI32,
@@ -43,7 +43,7 @@ pub(crate) struct Record {
     /// Detector of access patterns in collections.
     pub(crate) streams: RefCell<Prefetcher>,
     /// Lane of the thread. Other threads look at it too, for pages that they wait for.
-    pub(crate) io: Mutex<Option<Io>>,
+    pub(crate) io: Mutex<Option<FetchLane>>,
     /// Approximate number of flights on that lane.
     pub(crate) in_flight: AtomicU32,
     /// Bytes of near memory of the lane's buffers after the first.
@@ -52,13 +52,13 @@ pub(crate) struct Record {
     pub(crate) prefetch_depth: AtomicU64,
     pub(crate) answer_ns: AtomicU64,
     /// State of the thread on the object plane.
-    pub(crate) objects: OwnObjects,
+    pub(crate) objects: ThreadObjects,
     /// True if a task of this thread waits for a page that another thread began to fetch.
     pub(crate) waits_for_others: Cell<bool>,
     /// True if the thread must not wait for far data now; see `attempt`.
-    pub(crate) is_impatient: Cell<bool>,
+    pub(crate) is_nonblocking: Cell<bool>,
     /// True if data that the thread finds was fetched for it: see `Time`.
-    pub(crate) is_again: Cell<bool>,
+    pub(crate) is_retry: Cell<bool>,
     /// Data that the last attempt found far and did not wait for.
     pub(crate) missed: Cell<Option<Missed>>,
     /// Number of locks of collections that the thread holds. Threads that wait for such a lock
@@ -68,12 +68,12 @@ pub(crate) struct Record {
 
 /// Counters that one thread writes, so without read-modify-write.
 #[derive(Default)]
-pub(crate) struct Counters {
+pub(crate) struct ThreadCounters {
     pub(crate) misses: AtomicU64,
     pub(crate) object_misses: AtomicU64,
     pub(crate) whole_pages: AtomicU64,
     pub(crate) fetched_bytes: AtomicU64,
-    pub(crate) taken_back: AtomicU64,
+    pub(crate) rescued: AtomicU64,
     pub(crate) throttled: AtomicU64,
     pub(crate) pauses: PauseCounters,
     pub(crate) lost_values: AtomicU64,
@@ -110,16 +110,16 @@ pub(crate) fn add(counter: &AtomicU64, more: u64) {
 // SAFETY: other threads touch the atomics and what a lock guards only. The cells are for the
 // attached thread, of which there is one (`attached` is claimed by a compare-exchange and released
 // with the cells at rest).
-unsafe impl Sync for Record {}
+unsafe impl Sync for ThreadState {}
 
 /// Number of scopes that are looked at for each batch of pages that was cooled.
 const SCOPES_PER_BATCH: u32 = 64;
 
-impl Record {
-    fn new() -> Record {
-        Record {
+impl ThreadState {
+    fn new() -> ThreadState {
+        ThreadState {
             epoch: AtomicU64::new(0),
-            counters: Counters::default(),
+            counters: ThreadCounters::default(),
             attached: AtomicBool::new(true),
             tid: AtomicI32::new(0),
             scopes: Scopes::default(),
@@ -131,10 +131,10 @@ impl Record {
             buffer_bytes: AtomicU64::new(0),
             prefetch_depth: AtomicU64::new(0),
             answer_ns: AtomicU64::new(0),
-            objects: OwnObjects::default(),
+            objects: ThreadObjects::default(),
             waits_for_others: Cell::new(false),
-            is_impatient: Cell::new(false),
-            is_again: Cell::new(false),
+            is_nonblocking: Cell::new(false),
+            is_retry: Cell::new(false),
             missed: Cell::new(None),
             locks: Cell::new(0),
         }
@@ -142,7 +142,7 @@ impl Record {
 
     /// Opens a scope.
     #[inline]
-    pub(crate) fn enter(&self, epoch: &AtomicU64) -> &Open {
+    pub(crate) fn enter(&self, epoch: &AtomicU64) -> &ScopeState {
         // What an older scope of this thread announced protects this one too, until it is over.
         // Then the evictor sees this epoch, in which the pages of earlier batches were seen Leaving
         // (Acquire).
@@ -162,7 +162,7 @@ impl Record {
 
     /// Closes a scope; true if it was the last.
     #[inline]
-    pub(crate) fn leave(&self, open: &Open) -> bool {
+    pub(crate) fn leave(&self, open: &ScopeState) -> bool {
         let oldest = self.scopes.leave(open);
         // Release: all that the scope did to values is done.
         self.epoch.store(oldest.unwrap_or(0), Ordering::Release);
@@ -171,7 +171,7 @@ impl Record {
 
     /// Renews a scope from which nobody has a reference. There is never no scope meanwhile, so no
     /// fence is needed.
-    pub(crate) fn renew(&self, epoch: &AtomicU64, open: &Open) {
+    pub(crate) fn renew(&self, epoch: &AtomicU64, open: &ScopeState) {
         let oldest = self.scopes.renew(open, epoch.load(Ordering::Acquire));
         self.epoch.store(oldest, Ordering::Release);
     }
@@ -227,7 +227,7 @@ impl Record {
     }
 
     /// Counts a task that holds this scope and begins (`is`) or stops to wait for room.
-    pub(crate) fn set_hungry(&self, open: &Open, is: bool) {
+    pub(crate) fn set_hungry(&self, open: &ScopeState, is: bool) {
         self.scopes.set_hungry(open, is);
     }
 
@@ -244,7 +244,7 @@ impl Record {
 /// lock is held.
 static HEAPS: Mutex<BTreeMap<u64, HeapAddress>> = Mutex::new(BTreeMap::new());
 
-struct HeapAddress(*const Core);
+struct HeapAddress(*const HeapInner);
 // SAFETY: only used under the lock, as long as it is in the map, which `unregister` ends before the
 // heap goes.
 unsafe impl Send for HeapAddress {}
@@ -254,7 +254,7 @@ fn heaps() -> MutexGuard<'static, BTreeMap<u64, HeapAddress>> {
 }
 
 /// Enters the heap into the map that threads use when they end.
-pub(crate) fn register(core: &Core) {
+pub(crate) fn register(core: &HeapInner) {
     heaps().insert(core.serial, HeapAddress(core));
 }
 
@@ -265,7 +265,7 @@ pub(crate) fn unregister(serial: u64) {
 
 /// Heaps to which this thread is attached. The records are shared with the heaps, so a thread that
 /// leaves its last scope never touches memory that another thread frees.
-struct Attachments(Vec<(u64, Arc<Record>)>);
+struct Attachments(Vec<(u64, Arc<ThreadState>)>);
 
 impl Drop for Attachments {
     fn drop(&mut self) {
@@ -283,21 +283,21 @@ impl Drop for Attachments {
 
 thread_local! {
     /// Heap that this thread used last, and its record there.
-    static LAST: Cell<(u64, *const Record)> = const { Cell::new((0, core::ptr::null())) };
+    static LAST: Cell<(u64, *const ThreadState)> = const { Cell::new((0, core::ptr::null())) };
     static ATTACHED: RefCell<Attachments> = const { RefCell::new(Attachments(Vec::new())) };
 }
 
 /// All records of a heap.
 #[derive(Default)]
-pub(crate) struct Threads {
+pub(crate) struct HeapThreads {
     // Shared because threads keep the addresses of their records.
-    records: Mutex<Vec<Arc<Record>>>,
+    records: Mutex<Vec<Arc<ThreadState>>>,
 }
 
-impl Threads {
+impl HeapThreads {
     /// Returns this thread's record. If it is a new one, calls `grown`, without locks.
     #[inline]
-    pub(crate) fn mine(&self, serial: u64, grown: impl FnOnce()) -> &Record {
+    pub(crate) fn current(&self, serial: u64, grown: impl FnOnce()) -> &ThreadState {
         let (last, record) = LAST.get();
         if last == serial {
             // SAFETY: serial numbers are never given twice, so it is a record of this heap, which
@@ -312,7 +312,7 @@ impl Threads {
     }
 
     #[cold]
-    fn find(&self, serial: u64) -> (&Record, bool) {
+    fn find(&self, serial: u64) -> (&ThreadState, bool) {
         let known = ATTACHED.try_with(|attached| {
             let mut attached = attached.borrow_mut();
             let found = attached.0.iter().find(|(known, _)| *known == serial).map(|(_, record)| Arc::as_ptr(record));
@@ -345,14 +345,14 @@ impl Threads {
     }
 
     /// Attaches this thread to a record; true if a new one had to be made, because none was free.
-    fn attach(&self) -> (Arc<Record>, bool) {
+    fn attach(&self) -> (Arc<ThreadState>, bool) {
         let mut records = self.lock();
-        let claim = |record: &Arc<Record>| {
+        let claim = |record: &Arc<ThreadState>| {
             record.attached.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
         let known = records.iter().position(claim);
         let index = known.unwrap_or_else(|| {
-            records.push(Arc::new(Record::new()));
+            records.push(Arc::new(ThreadState::new()));
             records.len() - 1
         });
         if cfg!(not(miri)) {
@@ -361,7 +361,7 @@ impl Threads {
         (records[index].clone(), known.is_none())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Record>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<ThreadState>>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -378,7 +378,7 @@ impl Threads {
     }
 
     /// Returns the thread whose oldest scope began in this epoch, if none has an older one.
-    pub(crate) fn who_entered(&self, oldest: u64) -> Option<i32> {
+    pub(crate) fn thread_of_scope(&self, oldest: u64) -> Option<i32> {
         let records = self.lock();
         let first =
             records.iter().filter_map(|record| Some((record.entered()?, &record.tid))).min_by_key(|(at, _)| *at);
@@ -391,7 +391,7 @@ impl Threads {
     }
 
     /// Returns the records whose lanes have something in flight.
-    pub(crate) fn in_flight(&self) -> Vec<Arc<Record>> {
+    pub(crate) fn in_flight(&self) -> Vec<Arc<ThreadState>> {
         let records = self.lock();
         records.iter().filter(|record| record.in_flight.load(Ordering::Acquire) > 0).cloned().collect()
     }
@@ -404,7 +404,7 @@ impl Threads {
     }
 
     /// Returns the sum of one counter over all threads.
-    pub(crate) fn sum(&self, counter: impl Fn(&Counters) -> &AtomicU64) -> u64 {
+    pub(crate) fn sum(&self, counter: impl Fn(&ThreadCounters) -> &AtomicU64) -> u64 {
         self.lock().iter().map(|record| counter(&record.counters).load(Ordering::Relaxed)).sum()
     }
 
@@ -424,7 +424,7 @@ impl Threads {
 
     /// Returns the link statistics of the thread that may have most under way: see [`Io::link`].
     pub(crate) fn link(&self) -> (u64, u64) {
-        let link = |record: &Arc<Record>| {
+        let link = |record: &Arc<ThreadState>| {
             (record.prefetch_depth.load(Ordering::Relaxed), record.answer_ns.load(Ordering::Relaxed))
         };
         self.lock().iter().map(link).max().unwrap_or_default()
@@ -434,6 +434,6 @@ impl Threads {
     pub(crate) fn table_bytes(&self) -> u64 {
         let records = self.lock();
         let buffers: u64 = records.iter().map(|record| record.buffer_bytes.load(Ordering::Relaxed)).sum();
-        records.len() as u64 * (size_of::<Record>() as u64 + Io::NEAR_BYTES) + buffers
+        records.len() as u64 * (size_of::<ThreadState>() as u64 + FetchLane::NEAR_BYTES) + buffers
     }
 }

@@ -1,17 +1,17 @@
 //! The verifier: the invariants of a heap at rest.
 
-use super::Core;
+use super::HeapInner;
 use core::sync::atomic::Ordering;
 use farfield_core::heap::{FrameId, FrameWord, IngressPath, LogWord, ObjectLocation, State};
 use std::collections::BTreeMap;
 
-impl Core {
+impl HeapInner {
     pub(crate) fn verify(&self) {
         self.land_all();
         self.evictor.paused(|| {
             let occupied = self.segments.verify();
             let objects = self.verify_objects();
-            let expected = occupied + objects + 1 + self.anchors.load(Ordering::SeqCst);
+            let expected = occupied + objects + 1 + self.heap_refs.load(Ordering::SeqCst);
             assert_eq!(
                 self.references.load(Ordering::SeqCst),
                 expected,
@@ -116,6 +116,6 @@ impl Core {
     }
 }
 
-fn word_is_in_use(in_unit: bool, core: &Core, page: u32) -> bool {
+fn word_is_in_use(in_unit: bool, core: &HeapInner, page: u32) -> bool {
     in_unit && FrameWord(core.words[page].load(Ordering::SeqCst)).state() != State::Empty
 }

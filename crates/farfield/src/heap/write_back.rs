@@ -5,8 +5,8 @@
 //! region. Pages are written by evicting them: a page that stayed near could be changed through a
 //! reference while it is copied. So no scope may refer to them, and they are far afterwards.
 
-use super::evictor::Batch;
-use super::{Core, Heap, Patience};
+use super::eviction::CoolingBatch;
+use super::{Backoff, Heap, HeapInner};
 use crate::error::FarError;
 use crate::ptr::FarPtr;
 use core::sync::atomic::Ordering;
@@ -68,7 +68,7 @@ impl Heap {
     /// is in a scope itself waits for itself: it gets [`FarError::Stalled`] when the heap's
     /// patience is over. If the future is dropped before its end, some pages may have been written.
     pub async fn write_back_async(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
-        self.core().have_written_back(ranges).await
+        self.core().await_write_back(ranges).await
     }
 }
 
@@ -77,18 +77,18 @@ pub(super) struct WriteBack {
     /// Units that were not far when they were last checked.
     near: Vec<u32>,
     /// Units that are Leaving and wait for scopes.
-    batch: Option<Batch>,
+    batch: Option<CoolingBatch>,
 }
 
 impl WriteBack {
-    pub(super) fn new(core: &Core, ranges: impl IntoIterator<Item = FarRange>) -> WriteBack {
+    pub(super) fn new(core: &HeapInner, ranges: impl IntoIterator<Item = FarRange>) -> WriteBack {
         let pages = ranges.into_iter().flat_map(|range| range.pages(core.pages));
         let units: BTreeSet<u32> = pages.filter_map(|page| Some(core.segments.unit_of(page)?.page)).collect();
         WriteBack { near: Vec::from_iter(units), batch: None }
     }
 
     /// Takes a step; true if all units were written.
-    pub(super) fn step(&mut self, core: &Core) -> Result<bool, FarError> {
+    pub(super) fn step(&mut self, core: &HeapInner) -> Result<bool, FarError> {
         // A page that was seen at the pool once has been written since the call.
         self.near.retain(|page| {
             let word = FrameWord(core.words[*page].load(Ordering::Acquire));
@@ -98,19 +98,19 @@ impl WriteBack {
             return Ok(true);
         }
         core.help_all();
-        core.evictor.send_away(core, &self.near, &mut self.batch)?;
+        core.evictor.evict_units(core, &self.near, &mut self.batch)?;
         Ok(false)
     }
 
     /// Ends the write-back, complete or not: a batch that still waits leaves later, as others do.
-    pub(super) fn end(self, core: &Core) {
+    pub(super) fn end(self, core: &HeapInner) {
         if let Some(batch) = self.batch {
-            core.evictor.put_last(batch);
+            core.evictor.requeue(batch);
         }
     }
 }
 
-impl Core {
+impl HeapInner {
     /// Checks whether the bytes of this unit are at the pool, and only there.
     pub(crate) fn is_far(&self, page: u32) -> bool {
         FrameWord(self.words[page].load(Ordering::Acquire)).state() == State::Far
@@ -132,7 +132,7 @@ impl Core {
             return Err(FarError::NearFull);
         }
         let mut work = WriteBack::new(self, ranges);
-        let mut patience = Patience::new(self.patience);
+        let mut patience = Backoff::new(self.patience);
         let result = loop {
             match work.step(self) {
                 Ok(true) => break Ok(()),
@@ -336,7 +336,7 @@ mod tests {
             assert!(given_up.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         }
         let deadline = Instant::now() + Duration::from_secs(60);
-        while heap.core().errands.are_left() {
+        while heap.core().background_jobs.has_jobs() {
             assert!(Instant::now() < deadline, "nobody waits for it");
             std::thread::yield_now();
         }

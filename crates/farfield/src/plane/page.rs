@@ -4,7 +4,10 @@
 //! Every heap has this plane. On other planes it serves the values that are too large for those.
 
 use crate::error::FarError;
-use crate::heap::{Core, Flight, Landing, NOT_NEAR, Patience, Record, Scope, Unit, Want, add, count_use};
+use crate::heap::{
+    AccessMode, Backoff, FetchFlight, FetchIntent, HeapInner, Scope, ThreadState, TransferUnit, WOULD_BLOCK, add,
+    count_use,
+};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
@@ -13,7 +16,7 @@ use farfield_core::heap::{DerefOutcome, FrameId, FrameWord, IngressPath, SlotHin
 /// Number of wrong guesses, of slots that lie in the arena, of which one is corrected.
 const CORRECT_EVERY: u32 = 64;
 
-impl Core {
+impl HeapInner {
     /// Makes the object of a slot near and returns its place. The caller is inside a scope.
     ///
     /// The slot gets a better guess. A slot that lies in the arena is part of a page, which would
@@ -25,14 +28,14 @@ impl Core {
         scope: &Scope<'_>,
         page: u32,
         slot: &AtomicU32,
-        want: Want,
+        want: AccessMode,
     ) -> Result<SlotHint, FarError> {
-        let frame = self.bring(scope.record, page, want, scope.is_renewable())?;
+        let frame = self.fault_in(scope.record, page, want, scope.is_renewable())?;
         Ok(self.guess(scope.record, slot, frame))
     }
 
     /// Returns the place of a slot's object in this frame, and stores it in the slot as its guess.
-    pub(crate) fn guess(&self, record: &Record, slot: &AtomicU32, frame: FrameId) -> SlotHint {
+    pub(crate) fn guess(&self, record: &ThreadState, slot: &AtomicU32, frame: FrameId) -> SlotHint {
         let place = SlotHint(slot.load(Ordering::Relaxed)).in_frame(frame);
         if self.may_correct(record, slot.as_ptr() as usize) {
             slot.store(place.0, Ordering::Relaxed);
@@ -41,7 +44,7 @@ impl Core {
     }
 
     /// Checks whether it is time to correct the guess of the slot at this address.
-    pub(crate) fn may_correct(&self, record: &Record, slot: usize) -> bool {
+    pub(crate) fn may_correct(&self, record: &ThreadState, slot: usize) -> bool {
         let tick = record.tick.get().wrapping_add(1);
         record.tick.set(tick);
         !self.frames.contains(slot) || tick.is_multiple_of(CORRECT_EVERY)
@@ -50,7 +53,7 @@ impl Core {
     /// Returns the frame of the page, if it is near and no wait is needed. The caller is inside a
     /// scope.
     #[cold]
-    pub(crate) fn near_now(&self, record: &Record, page: u32) -> Option<FrameId> {
+    pub(crate) fn near_now(&self, record: &ThreadState, page: u32) -> Option<FrameId> {
         let word = &self.words[page];
         loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
@@ -65,9 +68,15 @@ impl Core {
     /// Makes the page near and returns its frame; waits for other threads and for the pool. The
     /// caller is inside a scope. If it holds no reference from it (`renewable`), the scope may be
     /// renewed while it waits.
-    pub(crate) fn bring(&self, record: &Record, page: u32, want: Want, renewable: bool) -> Result<FrameId, FarError> {
+    pub(crate) fn fault_in(
+        &self,
+        record: &ThreadState,
+        page: u32,
+        want: AccessMode,
+        renewable: bool,
+    ) -> Result<FrameId, FarError> {
         let word = &self.words[page];
-        let mut patience = Patience::new(self.patience);
+        let mut patience = Backoff::new(self.patience);
         loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
             let (next, what) = want.decide(seen);
@@ -79,10 +88,10 @@ impl Core {
                     }
                 }
                 DerefOutcome::Wait | DerefOutcome::Fetch
-                    if record.is_impatient.get() && matches!(seen.state(), State::Loading | State::Far) =>
+                    if record.is_nonblocking.get() && matches!(seen.state(), State::Loading | State::Far) =>
                 {
                     record.missed.set(Some((page, want)));
-                    return Err(NOT_NEAR);
+                    return Err(WOULD_BLOCK);
                 }
                 _ if cfg!(debug_assertions) && record.locks.get() > 0 => unreachable!("waits for a page with a lock"),
                 DerefOutcome::Wait => {
@@ -105,8 +114,8 @@ impl Core {
                     if what == DerefOutcome::Fetch {
                         self.count_miss(record, page, IngressPath::Page);
                         add(&record.counters.fetched_bytes, u64::from(pages) * PAGE_BYTES as u64);
-                        let unit = Unit { page, pages };
-                        self.fetch(record, Flight::Unit { unit, frame, landing: want.landing() })?;
+                        let unit = TransferUnit { page, pages };
+                        self.fetch(record, FetchFlight::Unit { unit, frame, intent: want.fetch_intent() })?;
                         return Ok(frame);
                     }
                     self.occupy(seen);
@@ -124,7 +133,7 @@ impl Core {
     }
 
     /// Claims a far unit for a flight, if there is room. Does not wait.
-    pub(crate) fn depart_unit_now(&self, record: &Record, page: u32, landing: Landing) -> Option<Flight> {
+    pub(crate) fn depart_unit_now(&self, record: &ThreadState, page: u32, landing: FetchIntent) -> Option<FetchFlight> {
         let unit = self.segments.unit_of(page)?;
         let word = &self.words[unit.page];
         let seen = FrameWord(word.load(Ordering::Acquire));
@@ -134,11 +143,11 @@ impl Core {
             self.frames.put(frame, unit.pages);
             return None;
         }
-        if landing != Landing::Ahead {
+        if landing != FetchIntent::Prefetch {
             self.count_miss(record, unit.page, IngressPath::Page);
         }
         add(&record.counters.fetched_bytes, u64::from(unit.pages) * PAGE_BYTES as u64);
-        Some(Flight::Unit { unit, frame, landing })
+        Some(FetchFlight::Unit { unit, frame, intent: landing })
     }
 
     /// Fills the frames of a unit that was Empty, and whose word we made Fetching, with zeros.
@@ -154,7 +163,7 @@ impl Core {
     /// words of all but the first stay so as long as the unit exists. Thus nobody discards what an
     /// earlier page there left in the pool. Waits for discards that are under way.
     pub(crate) fn claim(&self, pages: Range<u32>) -> Result<(), FarError> {
-        let mut patience = Patience::new(self.patience);
+        let mut patience = Backoff::new(self.patience);
         for page in pages.clone() {
             let word = &self.words[page];
             loop {

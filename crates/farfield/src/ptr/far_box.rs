@@ -2,7 +2,7 @@
 
 use super::{FarPtr, Follow, Pinned, PinnedMut, Pointer};
 use crate::error::{AllocError, FarError};
-use crate::heap::{Core, Once, Scope, Want, drop_far, take};
+use crate::heap::{AccessMode, HeapInner, Scope, StreamingHint, drop_far, take};
 use core::marker::PhantomData;
 
 /// Owns a value of a [`Heap`](crate::Heap), near or far: the far counterpart of `Box`.
@@ -49,7 +49,7 @@ pub struct FarBox<T: Send + 'static> {
 const _: () = assert!(size_of::<FarBox<u8>>() == 8 && size_of::<Option<FarBox<u8>>>() == 8);
 
 impl<T: Send + 'static> FarBox<T> {
-    pub(crate) fn new_in(core: &Core, value: T) -> Result<FarBox<T>, AllocError<T>> {
+    pub(crate) fn new_in(core: &HeapInner, value: T) -> Result<FarBox<T>, AllocError<T>> {
         match core.put_in(value) {
             Ok((number, place)) => Ok(FarBox { pointer: Pointer::new(core, number, place), owns: PhantomData }),
             Err((error, value)) => Err(AllocError { error, value }),
@@ -69,7 +69,7 @@ impl<T: Send + 'static> FarBox<T> {
     /// scope lasts.
     #[inline]
     pub fn get<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
-        let address = self.pointer.address(scope, Want::Read)?.cast::<T>();
+        let address = self.pointer.address(scope, AccessMode::Read)?.cast::<T>();
         // SAFETY:
         // - initialised: `new_in` wrote a `T` there, and `self` owns it;
         // - alive: the page was Near after the scope began (`address`), so it keeps its frame until
@@ -83,7 +83,7 @@ impl<T: Send + 'static> FarBox<T> {
     /// Returns the value, to be changed. Brings it near if it is far.
     #[inline]
     pub fn get_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<&'a mut T, FarError> {
-        let address = self.pointer.address(scope, Want::Write)?.cast::<T>();
+        let address = self.pointer.address(scope, AccessMode::Write)?.cast::<T>();
         // SAFETY: as in `get`, and `&mut self` makes it exclusive.
         Ok(unsafe { &mut *address })
     }
@@ -92,7 +92,7 @@ impl<T: Send + 'static> FarBox<T> {
     /// If it has to be brought near, its page is evicted first. On the object plane, small values
     /// that are read in this way are put together in pages of their own.
     pub fn get_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
-        scope.once(|once| {
+        scope.run_streaming(|once| {
             self.pointer.note(once, scope);
             self.get(scope)
         })
@@ -112,7 +112,7 @@ impl<T: Send + 'static> FarBox<T> {
     /// };
     /// ```
     pub async fn fetch<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
-        let address = self.pointer.arrival(scope, Want::Read).await?.cast::<T>();
+        let address = self.pointer.address_async(scope, AccessMode::Read).await?.cast::<T>();
         // SAFETY: as in `get`. The reference borrows the scope, so the task that waits with it
         // keeps the scope open; the scope cannot leave its thread, so neither does the task.
         Ok(unsafe { &*address })
@@ -132,7 +132,7 @@ impl<T: Send + 'static> FarBox<T> {
     /// };
     /// ```
     pub async fn fetch_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<&'a mut T, FarError> {
-        let address = self.pointer.arrival(scope, Want::Write).await?.cast::<T>();
+        let address = self.pointer.address_async(scope, AccessMode::Write).await?.cast::<T>();
         // SAFETY: as in `fetch`, and `&mut self` makes it exclusive.
         Ok(unsafe { &mut *address })
     }
@@ -140,11 +140,11 @@ impl<T: Send + 'static> FarBox<T> {
     /// Returns the value like [`FarBox::fetch`], with the hint that it will not be used again soon:
     /// see [`FarBox::get_once`].
     pub async fn fetch_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
-        let look = async |once: &Once| {
+        let look = async |once: &StreamingHint| {
             self.pointer.note(once, scope);
             self.fetch(scope).await
         };
-        scope.fetch_once(look).await
+        scope.fetch_streaming(look).await
     }
 
     /// Calls `action` with the value, which is near as long as that takes. Needs no scope: it opens
@@ -195,7 +195,7 @@ impl<T: Send + 'static> FarBox<T> {
         let core = self.pointer.core();
         // SAFETY: our value keeps the heap.
         let scope = Scope::new(unsafe { &*core });
-        let value = scope.once(|once| {
+        let value = scope.run_streaming(|once| {
             self.pointer.note(once, &scope);
             self.get_mut(&scope)
         })?;
@@ -226,7 +226,7 @@ impl<T: Send + 'static> FarBox<T> {
     /// println!("{}", *pinned);
     /// ```
     pub fn pin(&self) -> Result<Pinned<'_, T>, FarError> {
-        let (address, pin) = self.pointer.pin(Want::Read)?;
+        let (address, pin) = self.pointer.pin(AccessMode::Read)?;
         // SAFETY: as in `get`; the pin keeps the page where it is.
         Ok(Pinned::new(unsafe { &*address.cast() }, pin))
     }
@@ -241,7 +241,7 @@ impl<T: Send + 'static> FarBox<T> {
     /// *one += *other;
     /// ```
     pub fn pin_mut(&mut self) -> Result<PinnedMut<'_, T>, FarError> {
-        let (address, pin) = self.pointer.pin(Want::Write)?;
+        let (address, pin) = self.pointer.pin(AccessMode::Write)?;
         // SAFETY: as in `pin`, and `&mut self` makes it exclusive.
         Ok(PinnedMut::new(unsafe { &mut *address.cast() }, pin))
     }
@@ -249,7 +249,7 @@ impl<T: Send + 'static> FarBox<T> {
     /// Pins the value like [`FarBox::pin`], for a task of any executor. The future holds no scope,
     /// so a task that waits for it, or has its result, can move to another thread.
     pub async fn fetch_pinned(&self) -> Result<Pinned<'_, T>, FarError> {
-        let pin = self.pointer.arrive_pinned(Want::Read).await?;
+        let pin = self.pointer.arrive_pinned(AccessMode::Read).await?;
         // SAFETY: as in `pin`.
         Ok(Pinned::new(unsafe { &*self.pointer.within(&pin).cast() }, pin))
     }
@@ -257,7 +257,7 @@ impl<T: Send + 'static> FarBox<T> {
     /// Pins the value like [`FarBox::pin_mut`], for a task of any executor: see
     /// [`FarBox::fetch_pinned`].
     pub async fn fetch_pinned_mut(&mut self) -> Result<PinnedMut<'_, T>, FarError> {
-        let pin = self.pointer.arrive_pinned(Want::Write).await?;
+        let pin = self.pointer.arrive_pinned(AccessMode::Write).await?;
         // SAFETY: as in `pin_mut`.
         Ok(PinnedMut::new(unsafe { &mut *self.pointer.within(&pin).cast() }, pin))
     }
@@ -284,7 +284,7 @@ impl<T: Send + 'static> FarBox<T> {
     /// Marks the value as not needed soon: its page is evicted before others. On the object plane,
     /// small values do not need this hint: those in use stay near anyway.
     pub fn cold(&self) {
-        self.pointer.cold();
+        self.pointer.mark_cold();
     }
 }
 

@@ -8,7 +8,7 @@ mod pointer;
 pub use far_arc::FarArc;
 pub use far_box::FarBox;
 pub use pinned::{Pinned, PinnedMut};
-pub(crate) use pointer::{Pointer, Stage};
+pub(crate) use pointer::{Pointer, PointerLookup};
 
 /// A far pointer: [`FarBox`] or [`FarArc`].
 #[expect(private_bounds, reason = "pointers are ours: nobody else implements it")]

@@ -1,7 +1,7 @@
 //! The common part of all far pointers: the slot word of a value, and how it is followed.
 
 use crate::error::FarError;
-use crate::heap::{Arrival, Bring, Core, Once, Pin, Scope, ShareKey, Want, heap_of};
+use crate::heap::{AccessMode, FaultFuture, HeapInner, Pin, PinFault, Scope, ShareKey, StreamingHint, heap_of};
 use core::num::NonZeroU32;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::heap::{FrameWord, SlotHint};
@@ -20,16 +20,16 @@ pub(crate) struct Pointer {
 const _: () = assert!(size_of::<Pointer>() == 8 && size_of::<Option<Pointer>>() == 8);
 
 /// Result of following a pointer without waiting.
-pub(crate) enum Stage<'a> {
+pub(crate) enum PointerLookup<'a> {
     /// The value is near, at this address, as long as the scope lasts.
-    Here(*mut u8),
+    Resident(*mut u8),
     /// The value is not usable yet. After the wait, [`Pointer::landed`] returns its address.
-    Comes(Arrival<'a>),
+    Fault(FaultFuture<'a>),
 }
 
 impl Pointer {
     /// Makes a pointer to the value with this number within the heap.
-    pub(crate) fn new(core: &Core, number: u32, place: SlotHint) -> Pointer {
+    pub(crate) fn new(core: &HeapInner, number: u32, place: SlotHint) -> Pointer {
         let Some(number) = NonZeroU32::new(core.first_page + number) else { unreachable!("0 is nobody's") };
         Pointer { place: AtomicU32::new(place.0), number }
     }
@@ -41,7 +41,7 @@ impl Pointer {
 
     /// Returns the address of the value, which is valid as long as the scope lasts.
     #[inline]
-    pub(crate) fn address(&self, scope: &Scope<'_>, want: Want) -> Result<*mut u8, FarError> {
+    pub(crate) fn address(&self, scope: &Scope<'_>, want: AccessMode) -> Result<*mut u8, FarError> {
         let mut place = self.place();
         match scope.number(self.number.get()) {
             Some(page) => {
@@ -59,7 +59,7 @@ impl Pointer {
     /// Finds a value of the object plane. Not inlined, because it would keep [`Pointer::address`]
     /// from being inlined.
     #[inline(never)]
-    fn place_of_object(&self, scope: &Scope<'_>, want: Want) -> Result<SlotHint, FarError> {
+    fn place_of_object(&self, scope: &Scope<'_>, want: AccessMode) -> Result<SlotHint, FarError> {
         let found = scope.core.find_object(scope, self.number.get(), self.place(), want, scope.is_renewable())?;
         self.correct(scope, found);
         Ok(found)
@@ -67,29 +67,29 @@ impl Pointer {
 
     /// Checks whether the page is usable in the frame that the slot guesses.
     #[inline]
-    fn confirms(scope: &Scope<'_>, page: u32, place: SlotHint, want: Want) -> bool {
+    fn confirms(scope: &Scope<'_>, page: u32, place: SlotHint, want: AccessMode) -> bool {
         // SAFETY: `page` is below `scope.pages`, the length of the table.
         let word = unsafe { &*scope.words.add(page as usize) };
         // Acquire: the thread that brought the page near has filled the frame before.
         let word = FrameWord(word.load(Ordering::Acquire));
-        if want == Want::Write { word.confirms_dirty(place) } else { word.confirms(place) }
+        if want == AccessMode::Write { word.confirms_dirty(place) } else { word.confirms(place) }
     }
 
     /// Follows the pointer for a task: instead of blocking the thread, gives back an [`Arrival`] to
     /// wait for.
-    pub(crate) fn stage<'a>(&self, scope: &'a Scope<'_>, want: Want) -> Result<Stage<'a>, FarError> {
+    pub(crate) fn look_up<'a>(&self, scope: &'a Scope<'_>, want: AccessMode) -> Result<PointerLookup<'a>, FarError> {
         let missing = match scope.number(self.number.get()) {
             Some(page) => (!Self::confirms(scope, page, self.place(), want)).then_some(page),
             None => scope.core.missing_object(self.number.get(), self.place(), want)?,
         };
         match missing {
-            Some(number) => Ok(Stage::Comes(Arrival::new(scope, number, want))),
-            None => self.address(scope, want).map(Stage::Here),
+            Some(number) => Ok(PointerLookup::Fault(FaultFuture::new(scope, number, want))),
+            None => self.address(scope, want).map(PointerLookup::Resident),
         }
     }
 
     /// Returns the address of a value for which a task has waited.
-    pub(crate) fn landed(&self, scope: &Scope<'_>, found: SlotHint) -> *mut u8 {
+    pub(crate) fn address_after_fault(&self, scope: &Scope<'_>, found: SlotHint) -> *mut u8 {
         scope.mark_used();
         let place = match scope.number(self.number.get()) {
             Some(_) => scope.core.guess(scope.record, &self.place, found.frame()),
@@ -111,37 +111,37 @@ impl Pointer {
     }
 
     /// [`Pointer::address`] for a task, which waits without blocking its thread.
-    pub(crate) async fn arrival(&self, scope: &Scope<'_>, want: Want) -> Result<*mut u8, FarError> {
-        match self.stage(scope, want)? {
-            Stage::Here(address) => Ok(address),
-            Stage::Comes(arrival) => Ok(self.landed(scope, arrival.await?)),
+    pub(crate) async fn address_async(&self, scope: &Scope<'_>, want: AccessMode) -> Result<*mut u8, FarError> {
+        match self.look_up(scope, want)? {
+            PointerLookup::Resident(address) => Ok(address),
+            PointerLookup::Fault(arrival) => Ok(self.address_after_fault(scope, arrival.await?)),
         }
     }
 
     /// Returns the number of the value's page within this heap, if the pointer names a page of it.
-    pub(crate) fn page_in(&self, core: &Core) -> Option<u32> {
+    pub(crate) fn page_in(&self, core: &HeapInner) -> Option<u32> {
         let page = self.number.get().wrapping_sub(core.first_page);
         (page < core.pages).then_some(page)
     }
 
     /// Returns page and card of a value of this heap that never moves.
-    pub(crate) fn far_place(&self, core: &Core) -> Option<(u32, u8)> {
+    pub(crate) fn far_place(&self, core: &HeapInner) -> Option<(u32, u8)> {
         self.page_in(core).map(|page| (page, self.place().card()))
     }
 
     /// Returns the value's number within this heap, if it belongs to it. Numbers of pages come
     /// first, those of handles after all pages.
-    pub(crate) fn number_in(&self, core: &Core) -> Option<u32> {
+    pub(crate) fn number_in(&self, core: &HeapInner) -> Option<u32> {
         core.number_of(self.number.get())
     }
 
     /// Returns the heap, which exists as long as the value.
-    pub(crate) fn core(&self) -> *const Core {
+    pub(crate) fn core(&self) -> *const HeapInner {
         heap_of(self.number.get())
     }
 
     /// Borrows the heap, as long as this pointer is borrowed.
-    pub(crate) fn heap(&self) -> &Core {
+    pub(crate) fn heap(&self) -> &HeapInner {
         // SAFETY: the value keeps the heap, and lives as long as this says.
         unsafe { &*self.core() }
     }
@@ -152,7 +152,7 @@ impl Pointer {
     }
 
     /// Brings the value near and pins its page. Returns its address.
-    pub(crate) fn pin(&self, want: Want) -> Result<(*mut u8, Pin<'_>), FarError> {
+    pub(crate) fn pin(&self, want: AccessMode) -> Result<(*mut u8, Pin<'_>), FarError> {
         let scope = Scope::new(self.heap());
         let address = self.address(&scope, want)?;
         Ok((address, scope.pin_at(address)?))
@@ -160,32 +160,32 @@ impl Pointer {
 
     /// Pins the value for a task that holds no scope. [`Pointer::within`] returns its address
     /// afterwards.
-    pub(crate) async fn arrive_pinned(&self, want: Want) -> Result<Pin<'_>, FarError> {
+    pub(crate) async fn arrive_pinned(&self, want: AccessMode) -> Result<Pin<'_>, FarError> {
         let core = self.heap();
         let Some(number) = self.number_in(core) else { unreachable!("the number of a value of this heap") };
-        Bring::new(core, number, want).await
+        PinFault::new(core, number, want).await
     }
 
     /// Returns the address of the value, whose page is pinned.
     pub(crate) fn within(&self, pin: &Pin<'_>) -> *mut u8 {
         let scope = Scope::new(pin.core);
         match self.page_in(pin.core) {
-            Some(_) => self.landed(&scope, SlotHint::new(pin.frame, 0)),
+            Some(_) => self.address_after_fault(&scope, SlotHint::new(pin.frame, 0)),
             None => {
-                let address = self.address(&scope, Want::Read);
+                let address = self.address(&scope, AccessMode::Read);
                 address.unwrap_or_else(|_| unreachable!("what is pinned is near"))
             }
         }
     }
 
     /// Notes that the value is used next, and only once.
-    pub(crate) fn note(&self, once: &Once, scope: &Scope<'_>) {
-        once.uses(scope, self.number.get());
+    pub(crate) fn note(&self, once: &StreamingHint, scope: &Scope<'_>) {
+        once.note_use(scope, self.number.get());
     }
 
     /// Marks the value as cold: its page is evicted before others.
-    pub(crate) fn cold(&self) {
-        self.heap().cold(self.number.get());
+    pub(crate) fn mark_cold(&self) {
+        self.heap().mark_cold(self.number.get());
     }
 
     /// Begins to bring the value near, and does not wait.
@@ -211,7 +211,7 @@ impl Pointer {
     }
 
     /// Returns the heap, the number within the heap, and the card.
-    pub(crate) fn parts(&self) -> (*const Core, u32, u8) {
+    pub(crate) fn parts(&self) -> (*const HeapInner, u32, u8) {
         (self.core(), self.number.get() - self.heap().first_page, self.place().card())
     }
 }

@@ -1,7 +1,7 @@
 //! The executor: one thread, its tasks, and the lane that it polls when it has nothing else to do.
 
 use super::join::{JoinHandle, joined};
-use crate::heap::{Core, Heap};
+use crate::heap::{Heap, HeapInner};
 use core::cell::{Cell, RefCell};
 use core::future::Future;
 use core::pin::Pin;
@@ -44,21 +44,21 @@ use std::thread::Thread;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Executor<'env> {
-    core: &'env Core,
+    core: &'env HeapInner,
     tasks: RefCell<Tasks<'env>>,
-    queue: Arc<Queue>,
-    newborn: Rc<Newborn>,
+    queue: Arc<RunQueue>,
+    newborn: Rc<SpawnQueue>,
 }
 
 type BoxedTask<'env> = Pin<Box<dyn Future<Output = ()> + 'env>>;
 
 #[derive(Default)]
 struct Tasks<'env> {
-    slots: Vec<Option<Task<'env>>>,
+    slots: Vec<Option<ExecutorTask<'env>>>,
     free: Vec<u32>,
 }
 
-struct Task<'env> {
+struct ExecutorTask<'env> {
     /// `None` while it runs.
     future: Option<BoxedTask<'env>>,
     waker: Arc<TaskWaker>,
@@ -68,10 +68,10 @@ struct Task<'env> {
 
 /// Tasks made by [`spawn`], which the executor has not taken over yet.
 #[derive(Default)]
-struct Newborn(RefCell<Vec<BoxedTask<'static>>>);
+struct SpawnQueue(RefCell<Vec<BoxedTask<'static>>>);
 
 /// Run queue: numbers of the tasks to run.
-struct Queue {
+struct RunQueue {
     woken: Mutex<VecDeque<u32>>,
     parked: AtomicBool,
     thread: Thread,
@@ -80,13 +80,13 @@ struct Queue {
 struct TaskWaker {
     number: u32,
     queued: AtomicBool,
-    queue: Arc<Queue>,
+    queue: Arc<RunQueue>,
 }
 
 /// Waker of the future of a `block_on`.
 struct RootWaker {
     woken: AtomicBool,
-    queue: Arc<Queue>,
+    queue: Arc<RunQueue>,
 }
 
 /// Most tasks that run before the lane is polled.
@@ -100,7 +100,7 @@ thread_local! {
     /// Serial number of the heap whose lane this thread polls now; 0: none.
     static POLLED: Cell<u64> = const { Cell::new(0) };
     /// The executor that runs on this thread now.
-    static CURRENT: RefCell<Option<Rc<Newborn>>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<Rc<SpawnQueue>>> = const { RefCell::new(None) };
 }
 
 /// Checks whether an executor of this thread polls the lane of this heap.
@@ -121,19 +121,19 @@ pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandl
 }
 
 /// Guard that marks the thread as running an executor; the outer one is back afterwards.
-struct Running {
+struct ExecutorGuard {
     polled: u64,
-    current: Option<Rc<Newborn>>,
+    current: Option<Rc<SpawnQueue>>,
 }
 
-impl Running {
-    fn new(executor: &Executor<'_>) -> Running {
+impl ExecutorGuard {
+    fn new(executor: &Executor<'_>) -> ExecutorGuard {
         let current = CURRENT.replace(Some(executor.newborn.clone()));
-        Running { polled: POLLED.replace(executor.core.serial), current }
+        ExecutorGuard { polled: POLLED.replace(executor.core.serial), current }
     }
 }
 
-impl Drop for Running {
+impl Drop for ExecutorGuard {
     fn drop(&mut self) {
         POLLED.set(self.polled);
         CURRENT.set(self.current.take());
@@ -144,7 +144,8 @@ impl<'env> Executor<'env> {
     /// Makes an executor of this thread, for tasks that use this heap. They may use other heaps
     /// too, but far values there are polled for by a thread of that heap, which takes longer.
     pub fn new(heap: &'env Heap) -> Executor<'env> {
-        let queue = Queue { woken: Mutex::default(), parked: AtomicBool::new(false), thread: std::thread::current() };
+        let queue =
+            RunQueue { woken: Mutex::default(), parked: AtomicBool::new(false), thread: std::thread::current() };
         Executor { core: heap.core(), tasks: RefCell::default(), queue: Arc::new(queue), newborn: Rc::default() }
     }
 
@@ -162,14 +163,14 @@ impl<'env> Executor<'env> {
             tasks.slots.len() as u32 - 1
         });
         let waker = Arc::new(TaskWaker { number, queued: AtomicBool::new(true), queue: self.queue.clone() });
-        tasks.slots[number as usize] = Some(Task { future: Some(future), waker, again: false });
+        tasks.slots[number as usize] = Some(ExecutorTask { future: Some(future), waker, again: false });
         self.queue.lock().push_back(number);
     }
 
     /// Runs all tasks until this future has ended, and returns its result. Tasks that have not
     /// ended go on with the next call.
     pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
-        let _running = Running::new(self);
+        let _running = ExecutorGuard::new(self);
         let mut future = core::pin::pin!(future);
         let root = Arc::new(RootWaker { woken: AtomicBool::new(true), queue: self.queue.clone() });
         let waker = Waker::from(root.clone());
@@ -187,7 +188,7 @@ impl<'env> Executor<'env> {
 
     /// Runs tasks until all of them have ended.
     pub fn run(&self) {
-        let _running = Running::new(self);
+        let _running = ExecutorGuard::new(self);
         while !self.is_empty() {
             if !self.turn() {
                 self.idle(|| false);
@@ -286,7 +287,7 @@ impl core::fmt::Debug for Executor<'_> {
     }
 }
 
-impl Queue {
+impl RunQueue {
     fn lock(&self) -> MutexGuard<'_, VecDeque<u32>> {
         self.woken.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -16,18 +16,18 @@ pub struct Panicked(
 
 /// Handle of a task: a future of its result. When the handle is dropped, the task goes on.
 pub struct JoinHandle<T> {
-    end: Rc<RefCell<End<T>>>,
+    end: Rc<RefCell<JoinState<T>>>,
 }
 
-struct End<T> {
+struct JoinState<T> {
     result: Option<Result<T, Panicked>>,
     waker: Option<Waker>,
 }
 
 /// Part of the task that reports its end to the handle, even if the task is dropped.
-struct Teller<T>(Rc<RefCell<End<T>>>);
+struct JoinSender<T>(Rc<RefCell<JoinState<T>>>);
 
-impl<T> Teller<T> {
+impl<T> JoinSender<T> {
     fn tell(&self, result: Result<T, Panicked>) {
         let waker = {
             let mut end = self.0.borrow_mut();
@@ -42,7 +42,7 @@ impl<T> Teller<T> {
     }
 }
 
-impl<T> Drop for Teller<T> {
+impl<T> Drop for JoinSender<T> {
     fn drop(&mut self) {
         // If the count is one, the handle is gone, or has its result already.
         if Rc::strong_count(&self.0) > 1 {
@@ -55,8 +55,8 @@ impl<T> Drop for Teller<T> {
 pub(super) fn joined<'env, T: 'env>(
     future: impl Future<Output = T> + 'env,
 ) -> (JoinHandle<T>, Pin<Box<dyn Future<Output = ()> + 'env>>) {
-    let end = Rc::new(RefCell::new(End { result: None, waker: None }));
-    let teller = Teller(end.clone());
+    let end = Rc::new(RefCell::new(JoinState { result: None, waker: None }));
+    let teller = JoinSender(end.clone());
     let task = Box::pin(async move {
         let result = {
             let mut future = core::pin::pin!(future);

@@ -2,7 +2,7 @@
 
 use super::{At, FarBTreeMap};
 use crate::error::{AllocError, FarError};
-use crate::heap::{Scope, Want};
+use crate::heap::{AccessMode, Scope};
 
 /// The place of a key in a [`FarBTreeMap`], with or without a value. Made by [`FarBTreeMap::entry`].
 pub enum BTreeEntry<'a, K: Ord + Send + 'static, V: Send + 'static> {
@@ -44,7 +44,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn entry<'a>(&'a mut self, scope: &'a Scope<'a>, key: K) -> Result<BTreeEntry<'a, K, V>, AllocError<K>> {
-        match self.locate(scope, &key, Want::Write) {
+        match self.locate(scope, &key, AccessMode::Write) {
             Ok(Some(at)) => Ok(BTreeEntry::Occupied(OccupiedBTreeEntry { map: self, scope, key, at })),
             Ok(None) => Ok(BTreeEntry::Vacant(VacantBTreeEntry { map: self, scope, key })),
             Err(error) => Err(AllocError { error, value: key }),

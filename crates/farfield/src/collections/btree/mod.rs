@@ -6,9 +6,9 @@
 mod entry;
 mod node;
 mod range;
-mod remains;
 #[cfg(feature = "serde")]
 mod snapshot;
+mod teardown;
 mod tree;
 mod walk;
 mod whole;
@@ -17,13 +17,13 @@ pub use entry::{BTreeEntry, OccupiedBTreeEntry, VacantBTreeEntry};
 pub use range::{RangeIter, RangeIterMut};
 
 use crate::error::{AllocError, FarError};
-use crate::heap::{Anchor, Scope, SlotCell, Want};
+use crate::heap::{AccessMode, HeapRef, Scope, SlotCell};
 use core::borrow::Borrow;
 use core::marker::PhantomData;
 use node::Node;
-use remains::Remains;
-use tree::{Numbers, Place};
-use walk::Path;
+use teardown::BTreeTeardown;
+use tree::{NodePosition, PathIndices};
+use walk::BTreePath;
 
 /// An ordered map, the far counterpart of `BTreeMap`: its entries are near or far.
 ///
@@ -72,7 +72,7 @@ pub struct FarBTreeMap<K: Send + 'static, V: Send + 'static> {
     /// Levels below the root.
     height: u32,
     len: usize,
-    anchor: Option<Anchor>,
+    anchor: Option<HeapRef>,
     owns: PhantomData<(K, V)>,
 }
 
@@ -108,26 +108,30 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     pub fn first_key_value<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<(&'a K, &'a V)>, FarError> {
         let path = self.end_path(scope, false)?;
         // SAFETY: as in `get_key_value`.
-        Ok(path.entry(scope, Want::Read)?.map(|(node, index)| unsafe { (&*node.key(index), &*node.value(index)) }))
+        Ok(path
+            .entry(scope, AccessMode::Read)?
+            .map(|(node, index)| unsafe { (&*node.key(index), &*node.value(index)) }))
     }
 
     /// Returns the last entry.
     pub fn last_key_value<'a>(&'a self, scope: &'a Scope<'_>) -> Result<Option<(&'a K, &'a V)>, FarError> {
         let path = self.end_path(scope, true)?;
         // SAFETY: as in `get_key_value`.
-        Ok(path.entry(scope, Want::Read)?.map(|(node, index)| unsafe { (&*node.key(index), &*node.value(index)) }))
+        Ok(path
+            .entry(scope, AccessMode::Read)?
+            .map(|(node, index)| unsafe { (&*node.key(index), &*node.value(index)) }))
     }
 
-    fn end_path(&self, scope: &Scope<'_>, last: bool) -> Result<Path, FarError> {
+    fn end_path(&self, scope: &Scope<'_>, last: bool) -> Result<BTreePath, FarError> {
         self.check(scope)?;
-        let _brief = scope.briefly();
-        scope.with_room(|| Path::end::<K, V>(self.root.load(), self.height, scope, last))
+        let _brief = scope.begin_transient();
+        scope.with_room(|| BTreePath::end::<K, V>(self.root.load(), self.height, scope, last))
     }
 }
 
 impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     /// Finds a key. Returns its node, near as long as the scope lasts, and its index there.
-    fn locate<Q>(&self, scope: &Scope<'_>, key: &Q, want: Want) -> Result<Option<At<K, V>>, FarError>
+    fn locate<Q>(&self, scope: &Scope<'_>, key: &Q, want: AccessMode) -> Result<Option<At<K, V>>, FarError>
     where
         K: Borrow<Q>,
         Q: Ord + ?Sized,
@@ -136,14 +140,14 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         if self.root.load().is_none() {
             return Ok(None);
         }
-        let _brief = scope.briefly();
+        let _brief = scope.begin_transient();
         let found = scope.with_room(|| {
             let mut node = Node::load(scope, &self.root, self.height, want)?;
             loop {
                 match node.find(key) {
-                    Place::Here(index) => return Ok(Some((node, index))),
-                    Place::Before(_) if node.height == 0 => return Ok(None),
-                    Place::Before(index) => node = Node::load(scope, node.child(index), node.height - 1, want)?,
+                    NodePosition::Entry(index) => return Ok(Some((node, index))),
+                    NodePosition::Gap(_) if node.height == 0 => return Ok(None),
+                    NodePosition::Gap(index) => node = Node::load(scope, node.child(index), node.height - 1, want)?,
                 }
             }
         })?;
@@ -154,7 +158,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     }
 
     /// Returns the place of a key in the tree.
-    fn place_of<Q: Ord + ?Sized>(&self, scope: &Scope<'_>, key: &Q) -> Result<Option<Numbers>, FarError>
+    fn place_of<Q: Ord + ?Sized>(&self, scope: &Scope<'_>, key: &Q) -> Result<Option<PathIndices>, FarError>
     where
         K: Borrow<Q>,
     {
@@ -162,20 +166,20 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         if self.root.load().is_none() {
             return Ok(None);
         }
-        let _brief = scope.briefly();
+        let _brief = scope.begin_transient();
         scope.with_room(|| {
-            let mut node = Node::<K, V>::load(scope, &self.root, self.height, Want::Write)?;
+            let mut node = Node::<K, V>::load(scope, &self.root, self.height, AccessMode::Write)?;
             let mut numbers = Vec::with_capacity(self.height as usize + 1);
             loop {
                 match node.find(key) {
-                    Place::Here(index) => {
+                    NodePosition::Entry(index) => {
                         numbers.push(index);
-                        return Ok(Some(Numbers(numbers)));
+                        return Ok(Some(PathIndices(numbers)));
                     }
-                    Place::Before(_) if node.height == 0 => return Ok(None),
-                    Place::Before(index) => {
+                    NodePosition::Gap(_) if node.height == 0 => return Ok(None),
+                    NodePosition::Gap(index) => {
                         numbers.push(index);
-                        node = Node::load(scope, node.child(index), node.height - 1, Want::Write)?;
+                        node = Node::load(scope, node.child(index), node.height - 1, AccessMode::Write)?;
                     }
                 }
             }
@@ -205,7 +209,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         K: Borrow<Q>,
         Q: Ord + ?Sized,
     {
-        let found = self.locate(scope, key, Want::Read)?;
+        let found = self.locate(scope, key, AccessMode::Read)?;
         // SAFETY:
         // - initialised: the entry exists;
         // - alive: its node became near after the scope began, so it keeps its frame until the
@@ -222,7 +226,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         K: Borrow<Q>,
         Q: Ord + ?Sized,
     {
-        let found = self.locate(scope, key, Want::Write)?;
+        let found = self.locate(scope, key, AccessMode::Write)?;
         // SAFETY: as in `get_key_value`, and `&mut self` makes it exclusive.
         Ok(found.map(|(node, index)| unsafe { &mut *node.value(index) }))
     }
@@ -234,7 +238,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         K: Borrow<Q>,
         Q: Ord + ?Sized,
     {
-        let found = scope.retry(|| self.locate(scope, key, Want::Write)).await?;
+        let found = scope.retry(|| self.locate(scope, key, AccessMode::Write)).await?;
         // SAFETY: as in `get_mut`; `retry` has marked the scope as used.
         Ok(found.map(|(node, index)| unsafe { &mut *node.value(index) }))
     }
@@ -244,12 +248,12 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     where
         K: Borrow<Q>,
     {
-        Ok(self.locate(scope, key, Want::Read)?.is_some())
+        Ok(self.locate(scope, key, AccessMode::Read)?.is_some())
     }
 
     /// Puts an entry in. Returns the value that it replaces.
     pub fn insert(&mut self, scope: &Scope<'_>, key: K, value: V) -> Result<Option<V>, AllocError<(K, V)>> {
-        match self.locate(scope, &key, Want::Write) {
+        match self.locate(scope, &key, AccessMode::Write) {
             Err(error) => return Err(AllocError { error, value: (key, value) }),
             // SAFETY: as in `get_mut`.
             Ok(Some((node, index))) => return Ok(Some(unsafe { node.value(index).replace(value) })),
@@ -260,7 +264,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
 
     /// Puts an entry in whose key the map does not have. Returns its place.
     fn put_new(&mut self, scope: &Scope<'_>, key: K, value: V) -> Result<At<K, V>, AllocError<(K, V)>> {
-        let _brief = scope.briefly();
+        let _brief = scope.begin_transient();
         match scope.with_room(|| self.make_room(scope, &key)) {
             Ok((leaf, index)) => {
                 // SAFETY: the leaf has room, and the tree is ours.
@@ -286,7 +290,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         K: Borrow<Q>,
     {
         let Some(mut place) = self.place_of(scope, key)? else { return Ok(None) };
-        let _brief = scope.briefly();
+        let _brief = scope.begin_transient();
         let entry = scope.with_room(|| self.take(scope, &mut place))?;
         self.len -= 1;
         Ok(Some(entry))
@@ -307,9 +311,9 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         if self.is_empty() {
             return Ok(None);
         }
-        let _brief = scope.briefly();
+        let _brief = scope.begin_transient();
         let entry = scope.with_room(|| {
-            let root = Node::load(scope, &self.root, self.height, Want::Write)?;
+            let root = Node::load(scope, &self.root, self.height, AccessMode::Write)?;
             self.take_end(scope, root, last)
         })?;
         self.len -= 1;
@@ -326,7 +330,7 @@ impl<K: Send + 'static, V: Send + 'static> Default for FarBTreeMap<K, V> {
 impl<K: Send + 'static, V: Send + 'static> Drop for FarBTreeMap<K, V> {
     fn drop(&mut self) {
         if let (Some(anchor), Some(root)) = (self.anchor.take(), self.root.load()) {
-            Remains::<K, V>::drop_now(anchor, root, self.height, self.len);
+            BTreeTeardown::<K, V>::drop_now(anchor, root, self.height, self.len);
         }
     }
 }

@@ -2,7 +2,7 @@
 //! nodes children.
 
 use crate::error::FarError;
-use crate::heap::{Core, Scope, Slot, SlotCell, Want};
+use crate::heap::{AccessMode, HeapInner, Scope, SlotCell, SlotWord};
 use core::marker::PhantomData;
 use farfield_core::geometry::PAGE_BYTES;
 use std::alloc::Layout;
@@ -25,7 +25,7 @@ impl<K, V> Copy for Node<K, V> {}
 
 /// Layout of a kind of node, as byte offsets of its parts.
 #[derive(Clone, Copy)]
-struct Shape {
+struct NodeLayout {
     keys: usize,
     values: usize,
     children: usize,
@@ -35,8 +35,8 @@ struct Shape {
     entries_max: usize,
 }
 
-impl Shape {
-    const fn of<K, V>(is_leaf: bool) -> Shape {
+impl NodeLayout {
+    const fn of<K, V>(is_leaf: bool) -> NodeLayout {
         let child = if is_leaf { 0 } else { size_of::<SlotCell>() };
         let entry = size_of::<K>() + size_of::<V>() + child;
         // Alignment wastes at most this much.
@@ -53,13 +53,13 @@ impl Shape {
         let keys = 8usize.next_multiple_of(align_of::<K>());
         let values = (keys + entries_max * size_of::<K>()).next_multiple_of(align_of::<V>());
         let children = (values + entries_max * size_of::<V>()).next_multiple_of(8);
-        Shape { keys, values, children, bytes: children + (entries_max + 1) * child, entries_max }
+        NodeLayout { keys, values, children, bytes: children + (entries_max + 1) * child, entries_max }
     }
 }
 
 impl<K, V> Node<K, V> {
-    const LEAF: Shape = Shape::of::<K, V>(true);
-    const INNER: Shape = Shape::of::<K, V>(false);
+    const LEAF: NodeLayout = NodeLayout::of::<K, V>(true);
+    const INNER: NodeLayout = NodeLayout::of::<K, V>(false);
     const ALIGN: usize = {
         assert!(
             align_of::<K>() <= PAGE_BYTES && align_of::<V>() <= PAGE_BYTES,
@@ -70,15 +70,15 @@ impl<K, V> Node<K, V> {
     };
 
     #[inline]
-    fn shape(self) -> &'static Shape {
+    fn shape(self) -> &'static NodeLayout {
         if self.height == 0 { const { &Self::LEAF } } else { const { &Self::INNER } }
     }
 
     /// Makes an empty node.
-    pub(super) fn make(scope: &Scope<'_>, height: u32) -> Result<(Slot, Node<K, V>), FarError> {
+    pub(super) fn make(scope: &Scope<'_>, height: u32) -> Result<(SlotWord, Node<K, V>), FarError> {
         let bytes = if height == 0 { Self::LEAF.bytes } else { Self::INNER.bytes };
         let layout = Layout::from_size_align(bytes, Self::ALIGN);
-        let (slot, at) = Slot::make(scope, layout.map_err(|_| FarError::TooLarge { bytes: bytes as u64 })?)?;
+        let (slot, at) = SlotWord::make(scope, layout.map_err(|_| FarError::TooLarge { bytes: bytes as u64 })?)?;
         let node = Node { at, height, holds: PhantomData };
         node.set_len(0);
         Ok((slot, node))
@@ -91,7 +91,12 @@ impl<K, V> Node<K, V> {
 
     /// Brings the node near that a cell names.
     #[inline]
-    pub(super) fn load(scope: &Scope<'_>, cell: &SlotCell, height: u32, want: Want) -> Result<Node<K, V>, FarError> {
+    pub(super) fn load(
+        scope: &Scope<'_>,
+        cell: &SlotCell,
+        height: u32,
+        want: AccessMode,
+    ) -> Result<Node<K, V>, FarError> {
         let Some(slot) = cell.load() else { unreachable!("a tree names its nodes") };
         Ok(Node { at: cell.address(scope, slot, want)?, height, holds: PhantomData })
     }
@@ -160,7 +165,7 @@ impl<K, V> Node<K, V> {
         unsafe { &*self.child_at(index) }
     }
 
-    pub(super) fn set_child(self, index: usize, slot: Slot) {
+    pub(super) fn set_child(self, index: usize, slot: SlotWord) {
         // SAFETY: a place for a child; a caller that changes a node has the tree for itself.
         unsafe { self.child_at(index).write(SlotCell::new(slot)) };
     }
@@ -189,7 +194,7 @@ impl<K, V> Node<K, V> {
     ///
     /// # Safety
     /// There is room, and the tree is the caller's alone.
-    pub(super) unsafe fn insert(self, index: usize, (key, value): (K, V), child: Option<Slot>, behind: usize) {
+    pub(super) unsafe fn insert(self, index: usize, (key, value): (K, V), child: Option<SlotWord>, behind: usize) {
         let rest = self.len() - index;
         // SAFETY: entries from `index` on move down by one, and children too.
         unsafe {
@@ -229,7 +234,7 @@ impl<K, V> Node<K, V> {
     ///
     /// # Safety
     /// The slot names a node that is no longer in the tree, and something keeps the heap alive.
-    pub(super) unsafe fn free(core: &Core, slot: Slot) {
+    pub(super) unsafe fn free(core: &HeapInner, slot: SlotWord) {
         // SAFETY: passed on to the caller.
         unsafe { slot.free(core) };
     }

@@ -1,9 +1,9 @@
 //! Iterators over entries in order, from either end.
 
-use super::walk::Path;
+use super::walk::BTreePath;
 use super::{At, FarBTreeMap};
 use crate::error::FarError;
-use crate::heap::{Scope, Slot, Want};
+use crate::heap::{AccessMode, Scope, SlotWord};
 use core::borrow::Borrow;
 use core::marker::PhantomData;
 use core::ops::RangeBounds;
@@ -12,14 +12,14 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     /// Iterates over all entries in order, from either end. All that it has passed stays near as
     /// long as the scope lasts; for long walks there is [`FarBTreeMap::for_each`].
     pub fn iter<'a>(&'a self, scope: &'a Scope<'a>) -> Result<RangeIter<'a, K, V>, FarError> {
-        let ends = Ends::new(self, scope, self.end_path(scope, false)?, Path::nowhere(), Want::Read);
+        let ends = Ends::new(self, scope, self.end_path(scope, false)?, BTreePath::nowhere(), AccessMode::Read);
         Ok(RangeIter { ends, map: PhantomData })
     }
 
     /// Iterates over all entries in order, from either end, to change values. For long walks there
     /// is [`FarBTreeMap::for_each_mut`].
     pub fn iter_mut<'a>(&'a mut self, scope: &'a Scope<'a>) -> Result<RangeIterMut<'a, K, V>, FarError> {
-        let ends = Ends::new(self, scope, self.end_path(scope, false)?, Path::nowhere(), Want::Write);
+        let ends = Ends::new(self, scope, self.end_path(scope, false)?, BTreePath::nowhere(), AccessMode::Write);
         Ok(RangeIterMut { ends, map: PhantomData })
     }
 
@@ -61,7 +61,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Q: Ord + ?Sized,
         R: RangeBounds<Q>,
     {
-        Ok(RangeIter { ends: self.ends(scope, range, Want::Read)?, map: PhantomData })
+        Ok(RangeIter { ends: self.ends(scope, range, AccessMode::Read)?, map: PhantomData })
     }
 
     /// Iterates over the entries with keys in a range, in order, from either end, to change values.
@@ -89,10 +89,10 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Q: Ord + ?Sized,
         R: RangeBounds<Q>,
     {
-        Ok(RangeIterMut { ends: self.ends(scope, range, Want::Write)?, map: PhantomData })
+        Ok(RangeIterMut { ends: self.ends(scope, range, AccessMode::Write)?, map: PhantomData })
     }
 
-    fn ends<'a, Q, R>(&self, scope: &'a Scope<'a>, range: R, want: Want) -> Result<Ends<'a, K, V>, FarError>
+    fn ends<'a, Q, R>(&self, scope: &'a Scope<'a>, range: R, want: AccessMode) -> Result<Ends<'a, K, V>, FarError>
     where
         K: Borrow<Q>,
         Q: Ord + ?Sized,
@@ -115,31 +115,36 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         let back = match range.end_bound() {
             Included(end) => self.path_to(scope, end, true)?,
             Excluded(end) => self.path_to(scope, end, false)?,
-            Unbounded => Path::nowhere(),
+            Unbounded => BTreePath::nowhere(),
         };
         Ok(Ends::new(self, scope, front, back, want))
     }
 
     /// Returns the place of the first entry that is not before a key, or, if `behind`, of the first
     /// entry after it.
-    pub(super) fn path_to<Q: Ord + ?Sized>(&self, scope: &Scope<'_>, key: &Q, behind: bool) -> Result<Path, FarError>
+    pub(super) fn path_to<Q: Ord + ?Sized>(
+        &self,
+        scope: &Scope<'_>,
+        key: &Q,
+        behind: bool,
+    ) -> Result<BTreePath, FarError>
     where
         K: Borrow<Q>,
     {
-        let _brief = scope.briefly();
-        scope.with_room(|| Path::to::<K, V, Q>(self.root.load(), self.height, scope, key, behind))
+        let _brief = scope.begin_transient();
+        scope.with_room(|| BTreePath::to::<K, V, Q>(self.root.load(), self.height, scope, key, behind))
     }
 }
 
 /// The rest of a range. No entry is given out twice, and the tree is not changed meanwhile.
 struct Ends<'a, K, V> {
-    root: Option<Slot>,
+    root: Option<SlotWord>,
     height: u32,
     scope: &'a Scope<'a>,
-    front: Path,
+    front: BTreePath,
     /// The place behind the last entry.
-    back: Path,
-    want: Want,
+    back: BTreePath,
+    want: AccessMode,
     passed: usize,
     failed: bool,
     /// Whether nodes that were brought near for this walk are evicted first when it has passed
@@ -149,7 +154,7 @@ struct Ends<'a, K, V> {
 }
 
 impl<'a, K: Send + 'static, V: Send + 'static> Ends<'a, K, V> {
-    fn new(map: &FarBTreeMap<K, V>, scope: &'a Scope<'a>, front: Path, back: Path, want: Want) -> Self {
+    fn new(map: &FarBTreeMap<K, V>, scope: &'a Scope<'a>, front: BTreePath, back: BTreePath, want: AccessMode) -> Self {
         let (root, height) = (map.root.load(), map.height);
         Ends { root, height, scope, front, back, want, passed: 0, failed: false, once: false, gives: PhantomData }
     }
@@ -159,8 +164,8 @@ impl<'a, K: Send + 'static, V: Send + 'static> Ends<'a, K, V> {
         let scope = self.scope;
         if self.failed || self.front.is(&self.back, scope.core) {
             // The walk leaves the nodes of both ends.
-            self.pass(&self.front, &Path::nowhere());
-            self.pass(&self.back, &Path::nowhere());
+            self.pass(&self.front, &BTreePath::nowhere());
+            self.pass(&self.back, &BTreePath::nowhere());
             return Ok(None);
         }
         if from_back {
@@ -180,7 +185,7 @@ impl<'a, K: Send + 'static, V: Send + 'static> Ends<'a, K, V> {
     }
 
     /// Marks nodes that one end of the walk has left, if the walk uses them once.
-    fn pass(&self, before: &Path, now: &Path) {
+    fn pass(&self, before: &BTreePath, now: &BTreePath) {
         if self.once {
             before.leave_for(now, self.scope.core);
         }

@@ -1,7 +1,7 @@
 //! Snapshots: entries in order.
 
-use super::{FarBTreeMap, Path};
-use crate::heap::{Scope, Want};
+use super::{BTreePath, FarBTreeMap};
+use crate::heap::{AccessMode, Scope};
 use crate::snapshot::{not_restored, not_written, with_target};
 use core::fmt;
 use core::marker::PhantomData;
@@ -13,19 +13,19 @@ impl<K: Send + Serialize + 'static, V: Send + Serialize + 'static> Serialize for
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.len()))?;
         let Some(anchor) = &self.anchor else { return map.end() };
-        let mut path: Option<Path> = None;
+        let mut path: Option<BTreePath> = None;
         loop {
             let mut near = || {
                 let scope = Scope::new(anchor.core());
                 match &mut path {
                     Some(path) => {
-                        let _brief = scope.briefly();
+                        let _brief = scope.begin_transient();
                         scope.with_room(|| path.advance::<K, V>(&scope, true))?;
                     }
                     None => path = Some(self.end_path(&scope, false)?),
                 }
                 let Some(path) = &path else { return Ok(None) };
-                let Some((node, index)) = path.entry::<K, V>(&scope, Want::Read)? else { return Ok(None) };
+                let Some((node, index)) = path.entry::<K, V>(&scope, AccessMode::Read)? else { return Ok(None) };
                 let key = node.key(index);
                 Ok(Some((key, node.value(index), scope.pin_at(key.cast())?)))
             };
@@ -37,9 +37,9 @@ impl<K: Send + Serialize + 'static, V: Send + Serialize + 'static> Serialize for
     }
 }
 
-struct Entries<K, V>(PhantomData<(K, V)>);
+struct FarBTreeMapVisitor<K, V>(PhantomData<(K, V)>);
 
-impl<'de, K, V> Visitor<'de> for Entries<K, V>
+impl<'de, K, V> Visitor<'de> for FarBTreeMapVisitor<K, V>
 where
     K: Ord + Send + Deserialize<'de> + 'static,
     V: Send + Deserialize<'de> + 'static,
@@ -65,6 +65,6 @@ where
     V: Send + Deserialize<'de> + 'static,
 {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FarBTreeMap<K, V>, D::Error> {
-        deserializer.deserialize_map(Entries(PhantomData))
+        deserializer.deserialize_map(FarBTreeMapVisitor(PhantomData))
     }
 }

@@ -5,25 +5,25 @@
 use super::FarBTreeMap;
 use super::node::Node;
 use crate::error::FarError;
-use crate::heap::{Anchor, Scope, Want};
+use crate::heap::{AccessMode, HeapRef, Scope};
 use core::borrow::Borrow;
 use core::cmp::Ordering;
 
 /// The place of a key in a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum NodePosition {
     /// The entry with this index has the key.
-    Here(usize),
+    Entry(usize),
     /// The key is not in the node. It belongs before the entry with this index: in the child with
     /// this index.
-    Before(usize),
+    Gap(usize),
 }
 
 /// An entry's place: for each node from the root on the index of the child below, for the last one
 /// the index of the entry.
-pub(super) struct Numbers(pub(super) Vec<usize>);
+pub(super) struct PathIndices(pub(super) Vec<usize>);
 
-impl Numbers {
+impl PathIndices {
     /// Updates the place after a step at a level has moved entries. Returns the level below.
     fn shift(&mut self, level: usize, shift: Shift) -> usize {
         self.0[level] = shift.number;
@@ -47,7 +47,7 @@ struct Shift {
 }
 
 impl<K, V> Node<K, V> {
-    pub(super) fn find<Q: Ord + ?Sized>(self, key: &Q) -> Place
+    pub(super) fn find<Q: Ord + ?Sized>(self, key: &Q) -> NodePosition
     where
         K: Borrow<Q>,
     {
@@ -57,11 +57,11 @@ impl<K, V> Node<K, V> {
             // SAFETY: the entry exists, and nobody changes keys.
             match unsafe { &*self.key(middle) }.borrow().cmp(key) {
                 Ordering::Less => low = middle + 1,
-                Ordering::Equal => return Place::Here(middle),
+                Ordering::Equal => return NodePosition::Entry(middle),
                 Ordering::Greater => high = middle,
             }
         }
-        Place::Before(low)
+        NodePosition::Gap(low)
     }
 }
 
@@ -69,7 +69,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     /// Makes room for a new key: in a leaf, at the index that the entry gets.
     pub(super) fn make_room(&mut self, scope: &Scope<'_>, key: &K) -> Result<(Node<K, V>, usize), FarError> {
         if self.anchor.is_none() {
-            self.anchor = Some(Anchor::of(scope));
+            self.anchor = Some(HeapRef::of(scope));
         }
         if self.root.load().is_none() {
             let (slot, leaf) = Node::make(scope, 0)?;
@@ -77,22 +77,22 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
             self.height = 0;
             return Ok((leaf, 0));
         }
-        let mut node = Node::load(scope, &self.root, self.height, Want::Write)?;
+        let mut node = Node::load(scope, &self.root, self.height, AccessMode::Write)?;
         if node.is_full() {
             node = self.add_root(scope, node)?;
         }
         loop {
-            let Place::Before(mut index) = node.find(key) else { unreachable!("the key is not in the tree") };
+            let NodePosition::Gap(mut index) = node.find(key) else { unreachable!("the key is not in the tree") };
             if node.height == 0 {
                 return Ok((node, index));
             }
-            let mut child = Node::load(scope, node.child(index), node.height - 1, Want::Write)?;
+            let mut child = Node::load(scope, node.child(index), node.height - 1, AccessMode::Write)?;
             if child.is_full() {
                 split(scope, node, index, child)?;
                 // SAFETY: the entry that came up exists.
                 if unsafe { &*node.key(index) } < key {
                     index += 1;
-                    child = Node::load(scope, node.child(index), node.height - 1, Want::Write)?;
+                    child = Node::load(scope, node.child(index), node.height - 1, AccessMode::Write)?;
                 }
             }
             node = child;
@@ -116,8 +116,8 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
 
     /// Takes an entry out. On an error, its place is still right, though other entries may have
     /// moved beside it. So it can be tried again.
-    pub(super) fn take(&mut self, scope: &Scope<'_>, place: &mut Numbers) -> Result<(K, V), FarError> {
-        let mut node = Node::load(scope, &self.root, self.height, Want::Write)?;
+    pub(super) fn take(&mut self, scope: &Scope<'_>, place: &mut PathIndices) -> Result<(K, V), FarError> {
+        let mut node = Node::load(scope, &self.root, self.height, AccessMode::Write)?;
         let mut level = 0;
         loop {
             let index = place.0[level];
@@ -162,7 +162,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
 
     /// Returns the children on both sides of an entry.
     fn children(&self, scope: &Scope<'_>, node: Node<K, V>, index: usize) -> Result<[Node<K, V>; 2], FarError> {
-        let child = |index| Node::load(scope, node.child(index), node.height - 1, Want::Write);
+        let child = |index| Node::load(scope, node.child(index), node.height - 1, AccessMode::Write);
         Ok([child(index)?, child(index + 1)?])
     }
 
@@ -170,7 +170,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     /// was merged into, and where its entries are.
     fn fill(&mut self, scope: &Scope<'_>, node: Node<K, V>, index: usize) -> Result<(Node<K, V>, Shift), FarError> {
         let same = Shift { number: index, by: 0, without_root: false };
-        let child = Node::load(scope, node.child(index), node.height - 1, Want::Write)?;
+        let child = Node::load(scope, node.child(index), node.height - 1, AccessMode::Write)?;
         if child.can_give() {
             return Ok((child, same));
         }

@@ -2,17 +2,17 @@
 
 use super::At;
 use super::node::Node;
-use super::tree::{Numbers, Place};
+use super::tree::{NodePosition, PathIndices};
 use crate::error::FarError;
-use crate::heap::{Core, Scope, Slot, SlotCell, Want};
+use crate::heap::{AccessMode, HeapInner, Scope, SlotCell, SlotWord};
 use core::borrow::Borrow;
 
 /// An entry's place: the nodes from the root to its node, each with the index of the child below,
 /// the last with the index of the entry. An empty path is the place behind the last entry. Valid as
 /// long as the tree is not changed; nodes may be evicted and come back.
 #[derive(Clone, Debug)]
-pub(super) struct Path {
-    steps: Vec<(Slot, usize)>,
+pub(super) struct BTreePath {
+    steps: Vec<(SlotWord, usize)>,
     /// Height of the last node.
     height: u32,
     /// A bit for each node of the path: whether it was [new](Scope::is_new) when the path came to
@@ -23,13 +23,13 @@ pub(super) struct Path {
 /// Children that are fetched ahead.
 const WINDOW: usize = 4;
 
-impl Path {
-    pub(super) fn nowhere() -> Path {
-        Path { steps: Vec::new(), height: 0, new: 0 }
+impl BTreePath {
+    pub(super) fn nowhere() -> BTreePath {
+        BTreePath { steps: Vec::new(), height: 0, new: 0 }
     }
 
     /// Checks whether both are the same place.
-    pub(super) fn is(&self, other: &Path, core: &Core) -> bool {
+    pub(super) fn is(&self, other: &BTreePath, core: &HeapInner) -> bool {
         match (self.steps.last(), other.steps.last()) {
             (Some((one, index)), Some((two, other))) => one.is(*two, core) && index == other,
             (one, two) => one.is_none() && two.is_none(),
@@ -44,7 +44,7 @@ impl Path {
 
     /// Returns the last node and the index of the entry. The node is near as long as the scope
     /// lasts, and may be changed if `want` is `Want::Write`.
-    pub(super) fn entry<K, V>(&self, scope: &Scope<'_>, want: Want) -> Result<Option<At<K, V>>, FarError> {
+    pub(super) fn entry<K, V>(&self, scope: &Scope<'_>, want: AccessMode) -> Result<Option<At<K, V>>, FarError> {
         let Some((slot, index)) = self.steps.last() else { return Ok(None) };
         let address = scope.with_room(|| SlotCell::new(*slot).address(scope, *slot, want))?;
         scope.mark_used();
@@ -52,40 +52,45 @@ impl Path {
     }
 
     /// Notes whether a node below the last one, which is used next, is new.
-    fn come_to(&mut self, slot: Slot, scope: &Scope<'_>) {
+    fn come_to(&mut self, slot: SlotWord, scope: &Scope<'_>) {
         let bit = 1 << self.steps.len();
         self.new = self.new & !bit | if slot.is_new(scope) { bit } else { 0 };
     }
 
     /// Marks nodes that the walk has left, on its way from here to `next`: those that were new are
     /// evicted first.
-    pub(super) fn leave_for(&self, next: &Path, core: &Core) {
+    pub(super) fn leave_for(&self, next: &BTreePath, core: &HeapInner) {
         for (depth, (slot, _)) in self.steps.iter().enumerate() {
             let is_left = next.steps.get(depth).is_none_or(|(other, _)| !other.is(*slot, core));
             if is_left && self.new & 1 << depth != 0 {
-                slot.cold(core);
+                slot.mark_cold(core);
             }
         }
     }
 
     /// Returns the place without its nodes.
-    pub(super) fn numbers(&self) -> Numbers {
-        Numbers(self.steps.iter().map(|(_, number)| *number).collect())
+    pub(super) fn numbers(&self) -> PathIndices {
+        PathIndices(self.steps.iter().map(|(_, number)| *number).collect())
     }
 
     /// Returns the path to the first or the last entry.
-    pub(super) fn end<K, V>(root: Option<Slot>, height: u32, scope: &Scope<'_>, last: bool) -> Result<Path, FarError> {
-        let mut path = Path::nowhere();
+    pub(super) fn end<K, V>(
+        root: Option<SlotWord>,
+        height: u32,
+        scope: &Scope<'_>,
+        last: bool,
+    ) -> Result<BTreePath, FarError> {
+        let mut path = BTreePath::nowhere();
         let Some(root) = root else { return Ok(path) };
         path.go_down::<K, V>(root, height, scope, last)?;
         let is_empty = path.node::<K, V>(scope)?.is_none_or(|(node, _)| node.len() == 0);
-        Ok(if is_empty { Path::nowhere() } else { path })
+        Ok(if is_empty { BTreePath::nowhere() } else { path })
     }
 
     /// Extends the path from a subtree's root to its first or last entry, which is in a leaf.
     fn go_down<K, V>(
         &mut self,
-        mut slot: Slot,
+        mut slot: SlotWord,
         mut height: u32,
         scope: &Scope<'_>,
         last: bool,
@@ -107,27 +112,27 @@ impl Path {
     /// Returns the path to the first entry that is not before a key, or, if `behind`, to the first
     /// entry after it.
     pub(super) fn to<K: Borrow<Q>, V, Q: Ord + ?Sized>(
-        root: Option<Slot>,
+        root: Option<SlotWord>,
         height: u32,
         scope: &Scope<'_>,
         key: &Q,
         behind: bool,
-    ) -> Result<Path, FarError> {
-        let mut path = Path::nowhere();
+    ) -> Result<BTreePath, FarError> {
+        let mut path = BTreePath::nowhere();
         let Some(mut slot) = root else { return Ok(path) };
         path.height = height;
         loop {
             path.come_to(slot, scope);
             let node = Node::<K, V>::at(slot.address(scope)?, path.height);
             match node.find(key) {
-                Place::Here(index) => {
+                NodePosition::Entry(index) => {
                     path.steps.push((slot, index));
                     if behind {
                         path.advance::<K, V>(scope, false)?;
                     }
                     return Ok(path);
                 }
-                Place::Before(index) => {
+                NodePosition::Gap(index) => {
                     path.steps.push((slot, index));
                     if path.height == 0 {
                         path.come_up::<K, V>(scope)?;
@@ -182,10 +187,15 @@ impl Path {
     }
 
     /// Returns the path to the entry before this one, which exists.
-    pub(super) fn previous<K, V>(&self, root: Option<Slot>, height: u32, scope: &Scope<'_>) -> Result<Path, FarError> {
+    pub(super) fn previous<K, V>(
+        &self,
+        root: Option<SlotWord>,
+        height: u32,
+        scope: &Scope<'_>,
+    ) -> Result<BTreePath, FarError> {
         let mut path = self.clone();
         let Some((node, index)) = path.node::<K, V>(scope)? else {
-            return Path::end::<K, V>(root, height, scope, true);
+            return BTreePath::end::<K, V>(root, height, scope, true);
         };
         if node.height > 0 {
             path.go_down::<K, V>(child(node, index), node.height - 1, scope, true)?;
@@ -199,11 +209,11 @@ impl Path {
             path.steps.pop();
             path.height += 1;
         }
-        Ok(Path::nowhere())
+        Ok(BTreePath::nowhere())
     }
 }
 
-fn child<K, V>(node: Node<K, V>, index: usize) -> Slot {
+fn child<K, V>(node: Node<K, V>, index: usize) -> SlotWord {
     let Some(slot) = node.child(index).load() else { unreachable!("a tree names its nodes") };
     slot
 }

@@ -1,15 +1,17 @@
 //! Walks through all entries, however many: the scope is renewed on the way.
 
-use super::walk::Path;
+use super::walk::BTreePath;
 use super::{At, FarBTreeMap};
 use crate::error::{AllocError, FarError};
-use crate::heap::{Scope, Want};
+use crate::heap::{AccessMode, Scope};
 
 impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     /// Visits all entries in order, and renews the scope between nodes.
     pub fn for_each(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &V)) -> Result<(), FarError> {
         // SAFETY: as in `get_key_value`; the scope is renewed when nobody has them.
-        self.visit(scope, Want::Read, false, |(node, index)| unsafe { visit(&*node.key(index), &*node.value(index)) })
+        self.visit(scope, AccessMode::Read, false, |(node, index)| unsafe {
+            visit(&*node.key(index), &*node.value(index))
+        })
     }
 
     /// Visits all entries like [`FarBTreeMap::for_each`], with the hint that they will not be used
@@ -17,13 +19,15 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     /// stay.
     pub fn for_each_once(&self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &V)) -> Result<(), FarError> {
         // SAFETY: as in `for_each`.
-        self.visit(scope, Want::Read, true, |(node, index)| unsafe { visit(&*node.key(index), &*node.value(index)) })
+        self.visit(scope, AccessMode::Read, true, |(node, index)| unsafe {
+            visit(&*node.key(index), &*node.value(index))
+        })
     }
 
     /// Visits all entries in order, to change values, and renews the scope between nodes.
     pub fn for_each_mut(&mut self, scope: &mut Scope<'_>, mut visit: impl FnMut(&K, &mut V)) -> Result<(), FarError> {
         // SAFETY: as in `for_each`, and `&mut self` makes it exclusive.
-        self.visit(scope, Want::Write, false, |(node, index)| unsafe {
+        self.visit(scope, AccessMode::Write, false, |(node, index)| unsafe {
             visit(&*node.key(index), &mut *node.value(index))
         })
     }
@@ -31,7 +35,7 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     fn visit(
         &self,
         scope: &mut Scope<'_>,
-        want: Want,
+        want: AccessMode,
         once: bool,
         mut visit: impl FnMut(At<K, V>),
     ) -> Result<(), FarError> {
@@ -61,7 +65,7 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         loop {
             let end_of_node = {
                 let scope = &*scope;
-                let found = scope.retry(|| path.entry::<K, V>(scope, Want::Read)).await?;
+                let found = scope.retry(|| path.entry::<K, V>(scope, AccessMode::Read)).await?;
                 let Some((node, index)) = found else { return Ok(()) };
                 // SAFETY: as in `get_key_value`; the scope is renewed below, when nobody has them.
                 unsafe { visit(&*node.key(index), &*node.value(index)) };
@@ -81,7 +85,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     /// the last one.
     pub fn retain(&mut self, scope: &mut Scope<'_>, mut keep: impl FnMut(&K, &mut V) -> bool) -> Result<(), FarError> {
         let mut path = self.end_path(scope, false)?;
-        while let Some((node, index)) = path.entry::<K, V>(scope, Want::Write)? {
+        while let Some((node, index)) = path.entry::<K, V>(scope, AccessMode::Write)? {
             // SAFETY: as in `get_mut`; the scope is renewed below, when nobody has them.
             if unsafe { keep(&*node.key(index), &mut *node.value(index)) } {
                 scope.with_room(|| path.advance::<K, V>(scope, true))?;
@@ -98,10 +102,10 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
 
     /// Takes the entry at a place out, and drops it when the next one is found. Returns the place
     /// of the next one.
-    fn drop_entry(&mut self, scope: &Scope<'_>, path: &Path) -> Result<Path, FarError> {
+    fn drop_entry(&mut self, scope: &Scope<'_>, path: &BTreePath) -> Result<BTreePath, FarError> {
         let mut place = path.numbers();
         let (key, _value) = {
-            let _brief = scope.briefly();
+            let _brief = scope.begin_transient();
             scope.with_room(|| self.take(scope, &mut place))?
         };
         self.len -= 1;

@@ -1,8 +1,8 @@
 //! Joining and splitting chains, by whole chunks: their elements stay where they are.
 
-use super::{Chain, End, NONE, NOWHERE, Position};
+use super::{Chain, ChainEnd, NONE, NOWHERE, Position};
 use crate::error::FarError;
-use crate::heap::{Scope, Want};
+use crate::heap::{AccessMode, Scope};
 
 impl<T: Send + 'static> Chain<T> {
     /// Moves the chunks of another chain to the end of this one. If it fails, chunks that were not
@@ -40,9 +40,9 @@ impl<T: Send + 'static> Chain<T> {
             chunk = self.chunk(chunk).next;
         }
         if index > 0 {
-            let _brief = scope.briefly();
+            let _brief = scope.begin_transient();
             scope.with_room(|| {
-                let elements = self.elements(scope, chunk, Want::Write)?;
+                let elements = self.elements(scope, chunk, AccessMode::Write)?;
                 self.part(scope, Position { chunk, index }, elements)
             })?;
         }
@@ -66,7 +66,7 @@ impl<T: Send + 'static> Chain<T> {
     /// is `NONE`. There must be near room for it.
     fn adopt(&mut self, other: &mut Chain<T>, number: u32, before: u32) {
         let mut chunk = other.unlink(number);
-        (chunk.previous, chunk.next) = (self.beside(before, End::Front), before);
+        (chunk.previous, chunk.next) = (self.beside(before, ChainEnd::Front), before);
         let len = usize::from(chunk.len);
         self.link(chunk);
         other.len -= len;
@@ -80,18 +80,18 @@ impl<T: Send + 'static> Chain<T> {
         scope: &mut Scope<'_>,
         mut keep: impl FnMut(&mut T) -> bool,
     ) -> Result<(), FarError> {
-        let mut at = self.end(End::Front);
-        while let Some(element) = self.address(scope, at, Want::Write)? {
+        let mut at = self.end(ChainEnd::Front);
+        while let Some(element) = self.address(scope, at, AccessMode::Write)? {
             // SAFETY: as in `get_mut`; the scope is renewed below, when nobody has it.
             let next = if unsafe { keep(&mut *element) } {
-                self.step(at, End::Back)
+                self.step(at, ChainEnd::Back)
             } else {
                 scope.renew();
                 self.remove(scope, at)?.map_or(NOWHERE, |(_, next)| next)
             };
             if next.is_in_other_chunk(at) {
                 scope.renew();
-                self.prefetch(scope, self.next_chunk(next, End::Back));
+                self.prefetch(scope, self.next_chunk(next, ChainEnd::Back));
             }
             at = next;
         }

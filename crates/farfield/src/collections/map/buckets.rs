@@ -1,7 +1,7 @@
 //! Storage of buckets: near, in one growing table, or far, 64 to a page, with a near slot per page.
 
 use crate::error::{BuildError, FarError};
-use crate::heap::{Core, Scope, Slot, SlotCell, Table, Want, Zeroed};
+use crate::heap::{AccessMode, HeapInner, ReservedArray, Scope, SlotCell, SlotWord, Zeroed};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::buckets::BucketWord;
@@ -14,7 +14,7 @@ pub(super) const PLACES: usize = 5;
 
 /// A bucket of the index: hashes and slots of a few entries, in one cache line.
 #[repr(C, align(64))]
-pub(super) struct Bucket {
+pub(super) struct IndexBucket {
     /// A [`BucketWord`].
     pub(super) word: AtomicU32,
     pub(super) hashes: [AtomicU32; PLACES],
@@ -25,10 +25,10 @@ pub(super) struct Bucket {
 
 const BUCKET_BYTES: usize = 64;
 const PER_PAGE: u32 = (PAGE_BYTES / BUCKET_BYTES) as u32;
-const _: () = assert!(size_of::<Bucket>() == BUCKET_BYTES);
+const _: () = assert!(size_of::<IndexBucket>() == BUCKET_BYTES);
 
 // SAFETY: atomics, for which zero is a value.
-unsafe impl Zeroed for Bucket {}
+unsafe impl Zeroed for IndexBucket {}
 
 /// Most buckets of a table, so that all arithmetic on them fits.
 const BUCKETS_MAX: u64 = 1 << 31;
@@ -37,16 +37,16 @@ const HUGE_FROM: u64 = 16 << 20;
 const HUGE_BYTES: u64 = 2 << 20;
 
 /// A growing sequence of buckets.
-pub(super) struct Buckets {
-    home: Home,
+pub(super) struct BucketArray {
+    home: BucketStorage,
     /// Near bytes that were charged to the heap.
     charged: AtomicU64,
 }
 
-enum Home {
-    Near(Table<Bucket>),
+enum BucketStorage {
+    Near(ReservedArray<IndexBucket>),
     /// A slot per page of buckets.
-    Far(Table<SlotCell>),
+    Far(ReservedArray<SlotCell>),
 }
 
 /// Where the index of a map is stored.
@@ -60,7 +60,7 @@ pub enum Index {
     Far,
 }
 
-impl Bucket {
+impl IndexBucket {
     #[inline]
     pub(super) fn look(&self, order: Ordering) -> BucketWord {
         BucketWord(self.word.load(order))
@@ -76,40 +76,42 @@ impl Bucket {
     }
 }
 
-impl Buckets {
-    pub(super) fn new(core: &Core, index: Index) -> Result<Buckets, BuildError> {
+impl BucketArray {
+    pub(super) fn new(core: &HeapInner, index: Index) -> Result<BucketArray, BuildError> {
         let home = match index {
-            Index::Near => {
-                Home::Near(Table::new(u64::from(core.frames.limit_max()).saturating_mul(64).min(BUCKETS_MAX) as usize)?)
-            }
-            Index::Far => Home::Far(Table::new(u64::from(core.pages).min(BUCKETS_MAX / u64::from(PER_PAGE)) as usize)?),
+            Index::Near => BucketStorage::Near(ReservedArray::new(
+                u64::from(core.frames.limit_max()).saturating_mul(64).min(BUCKETS_MAX) as usize,
+            )?),
+            Index::Far => BucketStorage::Far(ReservedArray::new(
+                u64::from(core.pages).min(BUCKETS_MAX / u64::from(PER_PAGE)) as usize,
+            )?),
         };
-        Ok(Buckets { home, charged: AtomicU64::new(0) })
+        Ok(BucketArray { home, charged: AtomicU64::new(0) })
     }
 
     /// Checks whether the buckets are always near.
     pub(super) fn is_near(&self) -> bool {
-        matches!(self.home, Home::Near(_))
+        matches!(self.home, BucketStorage::Near(_))
     }
 
     /// Returns the most buckets that fit.
     pub(super) fn max(&self) -> u32 {
         match &self.home {
-            Home::Near(table) => table.len() as u32,
-            Home::Far(pages) => pages.len() as u32 * PER_PAGE,
+            BucketStorage::Near(table) => table.len() as u32,
+            BucketStorage::Far(pages) => pages.len() as u32 * PER_PAGE,
         }
     }
 
     /// Returns a bucket that was [prepared](Buckets::prepare). It stays where it is as long as the
     /// scope lasts.
     #[inline]
-    pub(super) fn get<'a>(&'a self, scope: &'a Scope<'_>, bucket: u32) -> Result<&'a Bucket, FarError> {
+    pub(super) fn get<'a>(&'a self, scope: &'a Scope<'_>, bucket: u32) -> Result<&'a IndexBucket, FarError> {
         match &self.home {
-            Home::Near(table) => Ok(&table[bucket]),
-            Home::Far(pages) => {
+            BucketStorage::Near(table) => Ok(&table[bucket]),
+            BucketStorage::Far(pages) => {
                 let cell = &pages[bucket / PER_PAGE];
                 let Some(slot) = cell.load() else { unreachable!("a bucket before it was prepared") };
-                let page = cell.address(scope, slot, Want::Read)?;
+                let page = cell.address(scope, slot, AccessMode::Read)?;
                 // SAFETY: `prepare` made a page of buckets there, which lives as long as `self`.
                 // They are changed through atomics only; where it is does not change before the
                 // scope ends.
@@ -119,10 +121,10 @@ impl Buckets {
     }
 
     /// Returns a bucket that was [prepared](Buckets::prepare), if it is near.
-    pub(super) fn get_now<'a>(&'a self, scope: &'a Scope<'_>, bucket: u32) -> Option<&'a Bucket> {
+    pub(super) fn get_now<'a>(&'a self, scope: &'a Scope<'_>, bucket: u32) -> Option<&'a IndexBucket> {
         match &self.home {
-            Home::Near(table) => Some(&table[bucket]),
-            Home::Far(pages) => {
+            BucketStorage::Near(table) => Some(&table[bucket]),
+            BucketStorage::Far(pages) => {
                 let page = pages[bucket / PER_PAGE].load()?.address_now(scope)?;
                 // SAFETY: as in `get`.
                 Some(unsafe { in_page(page, bucket) })
@@ -133,16 +135,16 @@ impl Buckets {
     /// Prefetches a bucket into the processor's cache, if the buckets are near.
     #[inline]
     pub(super) fn load_ahead(&self, bucket: u32) {
-        if let Home::Near(table) = &self.home {
+        if let BucketStorage::Near(table) = &self.home {
             load_ahead(&table[bucket]);
         }
     }
 
     /// Returns the number within the heap of the far page of a bucket that was prepared.
-    pub(super) fn page_number(&self, core: &Core, bucket: u32) -> Option<u32> {
+    pub(super) fn page_number(&self, core: &HeapInner, bucket: u32) -> Option<u32> {
         match &self.home {
-            Home::Near(_) => None,
-            Home::Far(pages) => pages[bucket / PER_PAGE].load().map(|slot| slot.parts(core).0),
+            BucketStorage::Near(_) => None,
+            BucketStorage::Far(pages) => pages[bucket / PER_PAGE].load().map(|slot| slot.parts(core).0),
         }
     }
 
@@ -150,8 +152,8 @@ impl Buckets {
     pub(super) fn is_prepared(&self, bucket: u32) -> bool {
         let page = bucket / PER_PAGE;
         match &self.home {
-            Home::Near(_) => self.is_charged((u64::from(page) + 1) * PAGE_BYTES as u64),
-            Home::Far(pages) => pages[page].load().is_some(),
+            BucketStorage::Near(_) => self.is_charged((u64::from(page) + 1) * PAGE_BYTES as u64),
+            BucketStorage::Far(pages) => pages[page].load().is_some(),
         }
     }
 
@@ -161,7 +163,7 @@ impl Buckets {
         let page = bucket / PER_PAGE;
         while !self.is_prepared(bucket) {
             match &self.home {
-                Home::Near(table) => {
+                BucketStorage::Near(table) => {
                     let from = self.charged.load(Ordering::Relaxed);
                     let huge = from >= HUGE_FROM;
                     let step = if huge { HUGE_BYTES } else { PAGE_BYTES as u64 };
@@ -169,12 +171,12 @@ impl Buckets {
                         table.prefer_huge(from as usize, step as usize);
                     }
                 }
-                Home::Far(pages) => {
+                BucketStorage::Far(pages) => {
                     while !self.is_charged((u64::from(page) + 1) * size_of::<SlotCell>() as u64) {
                         self.charge(scope.core, self.charged.load(Ordering::Relaxed), PAGE_BYTES as u64)?;
                     }
                     let layout = Layout::from_size_align(PAGE_BYTES, BUCKET_BYTES).unwrap_or_else(|_| unreachable!());
-                    let (slot, address) = Slot::make(scope, layout)?;
+                    let (slot, address) = SlotWord::make(scope, layout)?;
                     // SAFETY: a new object of a page, near as long as the scope lasts, which nobody else knows.
                     unsafe { address.write_bytes(0, PAGE_BYTES) };
                     if !pages[page].fill(slot) {
@@ -193,7 +195,7 @@ impl Buckets {
 
     /// Charges `step` bytes more than `from`, unless another thread has changed the charge
     /// meanwhile. Returns whether it did.
-    fn charge(&self, core: &Core, from: u64, step: u64) -> Result<bool, FarError> {
+    fn charge(&self, core: &HeapInner, from: u64, step: u64) -> Result<bool, FarError> {
         core.charge(step)?;
         let charged = self.charged.compare_exchange(from, from + step, Ordering::Relaxed, Ordering::Relaxed);
         if charged.is_err() {
@@ -203,8 +205,8 @@ impl Buckets {
     }
 
     /// Frees far pages, and gives back the charged bytes. Called when the map is dropped.
-    pub(super) fn clear(&mut self, core: &Core) {
-        if let Home::Far(pages) = &self.home {
+    pub(super) fn clear(&mut self, core: &HeapInner) {
+        if let BucketStorage::Far(pages) = &self.home {
             for cell in (0..pages.len() as u32).map(|page| &pages[page]) {
                 let Some(slot) = cell.load() else { break };
                 cell.store(0);
@@ -222,7 +224,7 @@ impl Buckets {
 /// There is a page of buckets, which stays there during `'a`.
 #[expect(clippy::cast_ptr_alignment, reason = "objects of a page begin at one")]
 #[inline]
-unsafe fn in_page<'a>(page: *mut u8, bucket: u32) -> &'a Bucket {
+unsafe fn in_page<'a>(page: *mut u8, bucket: u32) -> &'a IndexBucket {
     // SAFETY: passed on to the caller; the number is below that of buckets in a page.
-    unsafe { &*page.cast::<Bucket>().add((bucket % PER_PAGE) as usize) }
+    unsafe { &*page.cast::<IndexBucket>().add((bucket % PER_PAGE) as usize) }
 }

@@ -1,9 +1,9 @@
 //! Entries that are inserted or changed in place, with exclusive access to the map.
 
 use super::FarMap;
-use super::item::{Item, Shape, Source};
+use super::item::{EntryLayout, Item, Source};
 use crate::error::{AllocError, FarError};
-use crate::heap::{Scope, Want};
+use crate::heap::{AccessMode, Scope};
 use core::hash::{BuildHasher, Hash};
 
 /// The place of a key in a [`FarMap`], with or without a value. Made by [`FarMap::entry`].
@@ -37,7 +37,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         scope: &'a Scope<'a>,
         key: A,
     ) -> Result<Entry<'a, K, V, S, A>, AllocError<A>> {
-        let found = match self.locate::<K>(scope, key.borrow(), Want::Write) {
+        let found = match self.locate::<K>(scope, key.borrow(), AccessMode::Write) {
             Ok(found) => found,
             Err(error) => return Err(AllocError { error, value: key }),
         };
@@ -45,7 +45,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         let map = &*self;
         let Some(at) = found else { return Ok(Entry::Vacant(VacantEntry { map, scope, key })) };
         // SAFETY: as in `get_mut`; the map is borrowed by the entry, which uses it only when it has given up the value.
-        let value = unsafe { Shape::<K, V>::value_mut(at) };
+        let value = unsafe { EntryLayout::<K, V>::value_mut(at) };
         Ok(Entry::Occupied(OccupiedEntry { map, scope, key, value }))
     }
 }
@@ -151,6 +151,6 @@ impl<'a, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher, A: Sour
         // SAFETY: as in `FarMap::get_mut`: the entry had the map for itself, and so has the
         // reference. The page is dirty: it was made so with the object, and stays so as long as it
         // is near.
-        Ok(unsafe { Shape::<K, V>::value_mut(at) })
+        Ok(unsafe { EntryLayout::<K, V>::value_mut(at) })
     }
 }

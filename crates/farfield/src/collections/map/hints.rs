@@ -1,10 +1,10 @@
 //! Hints: keys that are looked up soon, entries that are used once, entries that are not needed
 //! soon.
 
-use super::item::Shape;
+use super::item::EntryLayout;
 use super::{FarMap, Item};
 use crate::error::FarError;
-use crate::heap::{Once, Scope, Slot, SlotCell, Want};
+use crate::heap::{AccessMode, Scope, SlotCell, SlotWord, StreamingHint};
 use core::borrow::Borrow;
 use core::hash::{BuildHasher, Hash};
 
@@ -18,9 +18,9 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         Q: Hash + Eq + ?Sized,
     {
         self.body.anchor.check(scope)?;
-        let found = scope.once(|once| self.locate_once(scope, self.hash(key), key, once))?;
+        let found = scope.run_streaming(|once| self.locate_once(scope, self.hash(key), key, once))?;
         // SAFETY: as in `get_key_value`.
-        Ok(found.map(|at| unsafe { Shape::<K, V>::value(at) }))
+        Ok(found.map(|at| unsafe { EntryLayout::<K, V>::value(at) }))
     }
 
     /// Returns the value like [`FarMap::get_once`], for a task: other tasks run while index and
@@ -32,23 +32,29 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
     {
         self.body.anchor.check(scope)?;
         let hash = self.hash(key);
-        let look = async |once: &Once| scope.retry(|| self.locate_once(scope, hash, key, once)).await;
-        let found = scope.fetch_once(look).await?;
+        let look = async |once: &StreamingHint| scope.retry(|| self.locate_once(scope, hash, key, once)).await;
+        let found = scope.fetch_streaming(look).await?;
         // SAFETY: as in `get_key_value`.
-        Ok(found.map(|at| unsafe { Shape::<K, V>::value(at) }))
+        Ok(found.map(|at| unsafe { EntryLayout::<K, V>::value(at) }))
     }
 
     /// [`FarMap::locate_hash`] for an entry that is used once.
-    fn locate_once<Q>(&self, scope: &Scope<'_>, hash: u32, key: &Q, once: &Once) -> Result<Option<*mut u8>, FarError>
+    fn locate_once<Q>(
+        &self,
+        scope: &Scope<'_>,
+        hash: u32,
+        key: &Q,
+        once: &StreamingHint,
+    ) -> Result<Option<*mut u8>, FarError>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        let address = |cell: &SlotCell, slot: Slot| {
+        let address = |cell: &SlotCell, slot: SlotWord| {
             slot.note(once, scope);
-            cell.address(scope, slot, Want::Read)
+            cell.address(scope, slot, AccessMode::Read)
         };
-        let _brief = scope.briefly();
+        let _brief = scope.begin_transient();
         let found = scope.with_room(|| {
             // SAFETY: the index names entries of this map.
             self.body.table.find_by(scope, hash, address, |at, _| unsafe { Self::is_key(key, at) })
@@ -101,6 +107,6 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         if self.body.anchor.check(scope).is_ok() {
             self.body.table.numbers(scope, self.hash(key), &mut numbers);
         }
-        numbers.into_iter().for_each(|number| scope.core.cold(scope.core.first_page + number));
+        numbers.into_iter().for_each(|number| scope.core.mark_cold(scope.core.first_page + number));
     }
 }

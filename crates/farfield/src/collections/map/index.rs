@@ -7,36 +7,36 @@
 //! search in the same way, and then lock the bucket for a moment. They only compare slots then:
 //! under a bucket's lock, no user code runs and nothing is waited for.
 
-use super::buckets::{Bucket, Buckets, Index, PLACES};
+use super::buckets::{BucketArray, Index, IndexBucket, PLACES};
 use crate::error::{BuildError, FarError};
-use crate::heap::{Core, Patience, Record, Scope, Slot, SlotCell, Want};
+use crate::heap::{AccessMode, Backoff, HeapInner, Scope, SlotCell, SlotWord, ThreadState};
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 use farfield_core::heap::buckets::{BucketWord, after, bucket_of, has, low_bits, split_for};
 use std::sync::{Mutex, PoisonError};
 
 /// The buckets of a map (linear hashing: the table grows by splitting one bucket at a time).
-pub(super) struct Table {
-    main: Buckets,
+pub(super) struct IndexTable {
+    main: BucketArray,
     /// Overflow buckets, which continue others.
-    spare: Buckets,
-    spares: Mutex<Spares>,
+    spare: BucketArray,
+    spares: Mutex<SpareBuckets>,
     count: AtomicU32,
     growing: Mutex<()>,
 }
 
 #[derive(Default)]
-struct Spares {
+struct SpareBuckets {
     free: Vec<u32>,
     prepared: u32,
 }
 
 /// Result of a search: the entries with its hash.
 #[derive(Default)]
-pub(super) struct Search {
+pub(super) struct IndexSearch {
     /// The entry with the key: its slot and its address.
-    pub(super) found: Option<(Slot, *mut u8)>,
+    pub(super) found: Option<(SlotWord, *mut u8)>,
     /// Entries of other keys that have the hash.
-    unequal: Vec<Slot>,
+    unequal: Vec<SlotWord>,
     /// A bucket for a link, if one was needed and not used.
     spare: Option<u32>,
 }
@@ -46,16 +46,16 @@ const SEVENTH_HALVES: u64 = 7;
 
 /// A bucket's lock. Other threads wait for it in scopes, so its holder must wait for nothing that
 /// takes room.
-struct Locked<'a> {
-    bucket: &'a Bucket,
+struct BucketGuard<'a> {
+    bucket: &'a IndexBucket,
     word: BucketWord,
-    record: &'a Record,
+    record: &'a ThreadState,
 }
 
-impl<'a> Locked<'a> {
-    fn new(bucket: &'a Bucket, word: BucketWord, record: &'a Record) -> Locked<'a> {
+impl<'a> BucketGuard<'a> {
+    fn new(bucket: &'a IndexBucket, word: BucketWord, record: &'a ThreadState) -> BucketGuard<'a> {
         record.locks.set(record.locks.get() + 1);
-        Locked { bucket, word, record }
+        BucketGuard { bucket, word, record }
     }
 
     /// From here on searches that find nothing are repeated.
@@ -71,18 +71,18 @@ impl<'a> Locked<'a> {
     }
 }
 
-impl Drop for Locked<'_> {
+impl Drop for BucketGuard<'_> {
     fn drop(&mut self) {
         self.bucket.word.store(self.word.unlock().0, Ordering::Release);
         self.record.locks.set(self.record.locks.get() - 1);
     }
 }
 
-impl Table {
-    pub(super) fn new(core: &Core, index: Index) -> Result<Table, BuildError> {
-        Ok(Table {
-            main: Buckets::new(core, index)?,
-            spare: Buckets::new(core, index)?,
+impl IndexTable {
+    pub(super) fn new(core: &HeapInner, index: Index) -> Result<IndexTable, BuildError> {
+        Ok(IndexTable {
+            main: BucketArray::new(core, index)?,
+            spare: BucketArray::new(core, index)?,
             spares: Mutex::default(),
             count: AtomicU32::new(0),
             growing: Mutex::new(()),
@@ -104,7 +104,7 @@ impl Table {
 
     /// Returns the bucket that has the hash, and its word when it had it.
     #[inline]
-    fn home<'a>(&'a self, scope: &'a Scope<'_>, hash: u32) -> Result<(&'a Bucket, BucketWord), FarError> {
+    fn home<'a>(&'a self, scope: &'a Scope<'_>, hash: u32) -> Result<(&'a IndexBucket, BucketWord), FarError> {
         let mut number = bucket_of(hash, self.count.load(Ordering::Acquire));
         loop {
             let bucket = self.main.get(scope, number)?;
@@ -121,7 +121,7 @@ impl Table {
     /// Returns the bucket that continues this one, if `word` says so. If the word is outdated by
     /// now, the result may be wrong; it proves nothing.
     #[inline]
-    fn link(bucket: &Bucket, word: BucketWord) -> Option<u32> {
+    fn link(bucket: &IndexBucket, word: BucketWord) -> Option<u32> {
         if !word.is_linked() {
             return None;
         }
@@ -138,7 +138,7 @@ impl Table {
     /// Returns the first entry with the hash, if its bucket is near. Only a hint: the bucket may be
     /// changing.
     #[inline]
-    pub(super) fn guess(&self, scope: &Scope<'_>, hash: u32) -> Option<Slot> {
+    pub(super) fn guess(&self, scope: &Scope<'_>, hash: u32) -> Option<SlotWord> {
         let bucket = self.main.get_now(scope, bucket_of(hash, self.count.load(Ordering::Relaxed)))?;
         let place = bucket.hashes.iter().position(|seen| seen.load(Ordering::Relaxed) == hash)?;
         bucket.slots[place].load()
@@ -171,9 +171,9 @@ impl Table {
         &self,
         scope: &Scope<'_>,
         hash: u32,
-        want: Want,
-        is_key: impl FnMut(*const u8, Slot) -> bool,
-    ) -> Result<Option<(Slot, *mut u8)>, FarError> {
+        want: AccessMode,
+        is_key: impl FnMut(*const u8, SlotWord) -> bool,
+    ) -> Result<Option<(SlotWord, *mut u8)>, FarError> {
         self.find_by(scope, hash, |cell, slot| cell.address(scope, slot, want), is_key)
     }
 
@@ -184,9 +184,9 @@ impl Table {
         &self,
         scope: &Scope<'_>,
         hash: u32,
-        address: impl Fn(&SlotCell, Slot) -> Result<*mut u8, FarError>,
-        mut is_key: impl FnMut(*const u8, Slot) -> bool,
-    ) -> Result<Option<(Slot, *mut u8)>, FarError> {
+        address: impl Fn(&SlotCell, SlotWord) -> Result<*mut u8, FarError>,
+        mut is_key: impl FnMut(*const u8, SlotWord) -> bool,
+    ) -> Result<Option<(SlotWord, *mut u8)>, FarError> {
         let mut patience = None;
         loop {
             let (first, before) = self.home(scope, hash)?;
@@ -212,7 +212,7 @@ impl Table {
             if before.proves_absence(first.look(Ordering::Relaxed)) {
                 return Ok(None);
             }
-            patience.get_or_insert_with(|| Patience::new(scope.core.patience)).wait()?;
+            patience.get_or_insert_with(|| Backoff::new(scope.core.patience)).wait()?;
         }
     }
 
@@ -221,12 +221,12 @@ impl Table {
         &self,
         scope: &Scope<'_>,
         hash: u32,
-        search: &mut Search,
+        search: &mut IndexSearch,
         mut is_key: impl FnMut(*const u8) -> bool,
     ) -> Result<(), FarError> {
         let unequal = &mut search.unequal;
         unequal.clear();
-        search.found = self.find(scope, hash, Want::Read, |address, slot| {
+        search.found = self.find(scope, hash, AccessMode::Read, |address, slot| {
             let found = is_key(address);
             if !found {
                 unequal.push(slot);
@@ -243,8 +243,8 @@ impl Table {
         &self,
         scope: &Scope<'_>,
         hash: u32,
-        search: &mut Search,
-        new: Option<Slot>,
+        search: &mut IndexSearch,
+        new: Option<SlotWord>,
     ) -> Result<bool, FarError> {
         let mut locked = self.lock(scope, hash)?;
         let first = locked.bucket;
@@ -277,7 +277,7 @@ impl Table {
             return Ok(false);
         }
         match (old, new, free) {
-            (Some((bucket, place)), new, _) => bucket.slots[place].store(new.map_or(0, Slot::word)),
+            (Some((bucket, place)), new, _) => bucket.slots[place].store(new.map_or(0, SlotWord::word)),
             (None, None, _) => {}
             (None, Some(new), Some((bucket, place))) => {
                 bucket.hashes[place].store(hash, Ordering::Relaxed);
@@ -287,7 +287,7 @@ impl Table {
                 let next = search.spare.and_then(|spare| Some((spare, self.spare.get_now(scope, spare)?)));
                 let Some(next) = next else {
                     drop(locked);
-                    self.bring_spare(scope, search)?;
+                    self.fault_in_spare(scope, search)?;
                     return Ok(false);
                 };
                 add_link(&mut locked, bucket, next, (hash, new));
@@ -298,31 +298,31 @@ impl Table {
     }
 
     /// Ends a search, and gives the bucket that it kept back.
-    pub(super) fn finish(&self, search: &mut Search) {
+    pub(super) fn finish(&self, search: &mut IndexSearch) {
         if let Some(spare) = search.spare.take() {
             self.lock_spares().free.push(spare);
         }
     }
 
-    fn lock<'a>(&'a self, scope: &'a Scope<'_>, hash: u32) -> Result<Locked<'a>, FarError> {
+    fn lock<'a>(&'a self, scope: &'a Scope<'_>, hash: u32) -> Result<BucketGuard<'a>, FarError> {
         let mut patience = None;
         loop {
             let (bucket, seen) = self.home(scope, hash)?;
             if let Some(word) = seen.lock()
                 && bucket.word.compare_exchange(seen.0, word.0, Ordering::Acquire, Ordering::Relaxed).is_ok()
             {
-                return Ok(Locked::new(bucket, word, scope.record));
+                return Ok(BucketGuard::new(bucket, word, scope.record));
             }
-            patience.get_or_insert_with(|| Patience::new(scope.core.patience)).wait()?;
+            patience.get_or_insert_with(|| Backoff::new(scope.core.patience)).wait()?;
         }
     }
 
-    fn lock_spares(&self) -> std::sync::MutexGuard<'_, Spares> {
+    fn lock_spares(&self) -> std::sync::MutexGuard<'_, SpareBuckets> {
         self.spares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives the search a bucket for a link, near as long as the scope lasts.
-    fn bring_spare(&self, scope: &Scope<'_>, search: &mut Search) -> Result<(), FarError> {
+    fn fault_in_spare(&self, scope: &Scope<'_>, search: &mut IndexSearch) -> Result<(), FarError> {
         let spare = match search.spare {
             Some(spare) => spare,
             None => *search.spare.insert(self.take_spare(scope)?),
@@ -375,7 +375,7 @@ impl Table {
         let target = self.main.get(scope, count)?;
         let (source, depth) = split_for(count);
         // All of the chain near first: nothing is waited for under the lock.
-        self.find(scope, source, Want::Read, |_, _| false)?;
+        self.find(scope, source, AccessMode::Read, |_, _| false)?;
         let mut locked = self.lock(scope, source)?;
         let (mut stay, mut go, mut spares) = (Vec::new(), Vec::new(), Vec::new());
         let (mut bucket, mut word) = (locked.bucket, locked.word);
@@ -409,9 +409,9 @@ impl Table {
         &self,
         scope: &Scope<'_>,
         position: u32,
-        entries: &mut Vec<Slot>,
+        entries: &mut Vec<SlotWord>,
     ) -> Result<Option<u32>, FarError> {
-        let mut patience = Patience::new(scope.core.patience);
+        let mut patience = Backoff::new(scope.core.patience);
         loop {
             entries.clear();
             let (first, before) = self.home(scope, position.reverse_bits())?;
@@ -449,14 +449,19 @@ impl Table {
     }
 
     /// Frees the buckets. Called when the map is dropped.
-    pub(super) fn clear(&mut self, core: &Core) {
+    pub(super) fn clear(&mut self, core: &HeapInner) {
         self.main.clear(core);
         self.spare.clear(core);
     }
 }
 
 /// Continues `last`, which is full, in a spare bucket, and adds an entry there.
-fn add_link(locked: &mut Locked<'_>, last: &Bucket, (spare, next): (u32, &Bucket), (hash, new): (u32, Slot)) {
+fn add_link(
+    locked: &mut BucketGuard<'_>,
+    last: &IndexBucket,
+    (spare, next): (u32, &IndexBucket),
+    (hash, new): (u32, SlotWord),
+) {
     next.reset(0);
     next.hashes[0].store(last.hashes[PLACES - 1].load(Ordering::Relaxed), Ordering::Relaxed);
     next.slots[0].store(last.slots[PLACES - 1].word());
@@ -473,7 +478,7 @@ fn add_link(locked: &mut Locked<'_>, last: &Bucket, (spare, next): (u32, &Bucket
 
 /// Writes entries into a bucket and as many spare ones as they need. Returns whether it is linked.
 /// The entries of a bucket that is split never need more spares than it had.
-fn fill<'a>(first: &'a Bucket, entries: &[(u32, Slot)], spares: &mut Vec<(u32, &'a Bucket)>) -> bool {
+fn fill<'a>(first: &'a IndexBucket, entries: &[(u32, SlotWord)], spares: &mut Vec<(u32, &'a IndexBucket)>) -> bool {
     let (mut bucket, mut rest) = (first, entries);
     loop {
         let linked = rest.len() > PLACES;
@@ -510,21 +515,21 @@ mod tests {
     const HASH: u32 = 7;
 
     /// So many entries with one hash, and what a search sees that is for another one.
-    fn chain(heap: &Heap, entries: usize) -> (Table, Vec<Slot>) {
-        let table = Table::new(heap.core(), Index::Far).unwrap();
+    fn chain(heap: &Heap, entries: usize) -> (IndexTable, Vec<SlotWord>) {
+        let table = IndexTable::new(heap.core(), Index::Far).unwrap();
         table.start(&mut heap.enter(), 0).unwrap();
-        let slots: Vec<Slot> = (0..entries).map(|_| entry(heap)).collect();
+        let slots: Vec<SlotWord> = (0..entries).map(|_| entry(heap)).collect();
         for slot in &slots {
-            assert_eq!(put(heap, &table, &mut Search::default(), *slot), Ok(true));
+            assert_eq!(put(heap, &table, &mut IndexSearch::default(), *slot), Ok(true));
         }
         (table, slots)
     }
 
-    fn entry(heap: &Heap) -> Slot {
-        Slot::make(&heap.enter(), Layout::new::<u64>()).unwrap().0
+    fn entry(heap: &Heap) -> SlotWord {
+        SlotWord::make(&heap.enter(), Layout::new::<u64>()).unwrap().0
     }
 
-    fn put(heap: &Heap, table: &Table, search: &mut Search, slot: Slot) -> Result<bool, FarError> {
+    fn put(heap: &Heap, table: &IndexTable, search: &mut IndexSearch, slot: SlotWord) -> Result<bool, FarError> {
         let scope = heap.enter();
         table.search(&scope, HASH, search, |_| false)?;
         table.exchange(&scope, HASH, search, Some(slot))
@@ -535,7 +540,7 @@ mod tests {
         let heap = Heap::builder().near(1 << 20).near_max(1 << 20).build().unwrap();
         let (mut table, mut slots) = chain(&heap, PLACES);
         slots.push(entry(&heap));
-        let mut search = Search::default();
+        let mut search = IndexSearch::default();
         assert_eq!(put(&heap, &table, &mut search, slots[PLACES]), Ok(false), "the bucket is full");
         assert!(search.spare.is_some());
         let ballast: Vec<_> = (0..512).map(|_| heap.alloc([0u8; 4096]).unwrap()).collect();
@@ -547,7 +552,7 @@ mod tests {
         table.spare.get(&scope, search.spare.unwrap()).unwrap();
         assert_eq!(table.exchange(&scope, HASH, &mut search, Some(slots[PLACES])), Ok(true));
         table
-            .find(&scope, HASH, Want::Read, |_, slot| {
+            .find(&scope, HASH, AccessMode::Read, |_, slot| {
                 met.push(slot.word() >> 32 << 32 | slot.word() & 0xFF);
                 false
             })

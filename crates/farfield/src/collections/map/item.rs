@@ -2,7 +2,7 @@
 //! layout of an entry in far memory.
 
 use crate::error::FarError;
-use crate::heap::{Core, Panics, dropped_in_place, take_with};
+use crate::heap::{HeapInner, Panics, drop_and_free, take_with};
 use core::borrow::Borrow;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
@@ -13,18 +13,18 @@ use std::alloc::Layout;
 ///
 /// Many threads read a value at the same time, so it must be `Sync`. The trait is sealed: its
 /// methods access memory, and are for the map only.
-pub trait Item: sealed::Item {}
+pub trait Item: sealed::ItemAccess {}
 
 /// A type that becomes an [`Item`] when it is put into a map. That is the `T` itself; for `[u8]`
 /// and `str` a slice, which is copied, or an owned type such as `Vec<u8>` or `String`.
-pub trait Source<T: ?Sized>: sealed::Source<T> {}
+pub trait Source<T: ?Sized>: sealed::ItemSource<T> {}
 
 pub(super) mod sealed {
     use super::*;
 
     /// # Safety
     /// `view` and `take` accept what `Source::copy_to` has written.
-    pub unsafe trait Item: Send + Sync + 'static {
+    pub unsafe trait ItemAccess: Send + Sync + 'static {
         const ALIGN: usize;
         /// Size in bytes, if all values of the type have the same.
         const SIZE: Option<usize>;
@@ -48,7 +48,7 @@ pub(super) mod sealed {
 
     /// # Safety
     /// `copy_to` writes `size_of_val` bytes that make a `T`.
-    pub unsafe trait Source<T: ?Sized>: Borrow<T> {
+    pub unsafe trait ItemSource<T: ?Sized>: Borrow<T> {
         /// # Safety
         /// There is room at `at`. Only one of the original and the copy is used afterwards.
         unsafe fn copy_to(&self, at: *mut u8);
@@ -57,11 +57,11 @@ pub(super) mod sealed {
     }
 }
 
-impl<T: sealed::Item + ?Sized> Item for T {}
-impl<T: ?Sized, S: sealed::Source<T>> Source<T> for S {}
+impl<T: sealed::ItemAccess + ?Sized> Item for T {}
+impl<T: ?Sized, S: sealed::ItemSource<T>> Source<T> for S {}
 
 // SAFETY: a value is its bytes, written by `Source::copy_to` for `T`.
-unsafe impl<T: Send + Sync + 'static> sealed::Item for T {
+unsafe impl<T: Send + Sync + 'static> sealed::ItemAccess for T {
     const ALIGN: usize = {
         assert!(align_of::<T>() <= PAGE_BYTES, "far values cannot be aligned to more than a page");
         align_of::<T>()
@@ -94,7 +94,7 @@ unsafe impl<T: Send + Sync + 'static> sealed::Item for T {
 }
 
 // SAFETY: the value is its bytes.
-unsafe impl<T: Send + Sync + 'static> sealed::Source<T> for T {
+unsafe impl<T: Send + Sync + 'static> sealed::ItemSource<T> for T {
     #[inline]
     unsafe fn copy_to(&self, at: *mut u8) {
         // SAFETY: there is room for a `T`, as the caller says.
@@ -111,7 +111,7 @@ unsafe impl<T: Send + Sync + 'static> sealed::Source<T> for T {
 macro_rules! bytes_item {
     ($item:ty, $from:expr, $from_mut:expr, $($source:ty),*) => {
         // SAFETY: any bytes that were one are one again.
-        unsafe impl sealed::Item for $item {
+        unsafe impl sealed::ItemAccess for $item {
             const ALIGN: usize = 1;
             const SIZE: Option<usize> = None;
             const NEEDS_DROP: bool = false;
@@ -135,7 +135,7 @@ macro_rules! bytes_item {
 
         $(
             // SAFETY: it copies all bytes.
-            unsafe impl sealed::Source<$item> for $source {
+            unsafe impl sealed::ItemSource<$item> for $source {
                 #[inline]
                 unsafe fn copy_to(&self, at: *mut u8) {
                     let item: &$item = self.borrow();
@@ -153,7 +153,7 @@ bytes_item!([u8], core::convert::identity, core::convert::identity, &[u8], Vec<u
 bytes_item!(str, core::str::from_utf8_unchecked, core::str::from_utf8_unchecked_mut, &str, String, Box<str>);
 
 // SAFETY: it copies all bytes.
-unsafe impl<const N: usize> sealed::Source<[u8]> for [u8; N] {
+unsafe impl<const N: usize> sealed::ItemSource<[u8]> for [u8; N] {
     unsafe fn copy_to(&self, at: *mut u8) {
         // SAFETY: there is room, as the caller says.
         unsafe { at.copy_from_nonoverlapping(self.as_ptr(), N) }
@@ -164,14 +164,14 @@ unsafe impl<const N: usize> sealed::Source<[u8]> for [u8; N] {
 
 /// Layout of an entry in far memory: a word with both lengths unless the types fix them, then the
 /// key, then the value.
-pub(super) struct Shape<K: ?Sized, V: ?Sized>(PhantomData<fn(&K, &V)>);
+pub(super) struct EntryLayout<K: ?Sized, V: ?Sized>(PhantomData<fn(&K, &V)>);
 
 /// Bits of the key's length in the word of lengths: 28. The value's length has the other 36.
 const KEY_BITS: u32 = 28;
 const KEY_BYTES_MAX: usize = (1 << KEY_BITS) - 1;
 const VALUE_BYTES_MAX: usize = (1 << (64 - KEY_BITS)) - 1;
 
-impl<K: Item + ?Sized, V: Item + ?Sized> Shape<K, V> {
+impl<K: Item + ?Sized, V: Item + ?Sized> EntryLayout<K, V> {
     const HAS_LENGTHS: bool = K::SIZE.is_none() || V::SIZE.is_none();
     const KEY_AT: usize = if Self::HAS_LENGTHS { 8usize.next_multiple_of(K::ALIGN) } else { 0 };
     const ALIGN: usize = {
@@ -275,7 +275,7 @@ impl<K: Item + ?Sized, V: Item + ?Sized> Shape<K, V> {
     /// # Safety
     /// There is an entry, which is the caller's. It is gone afterwards, unless there is an error.
     /// The heap is kept alive by the entry, and not by us.
-    pub(super) unsafe fn bury(core: *const Core, page: u32, card: u8) -> Result<(), FarError> {
+    pub(super) unsafe fn tear_down_entry(core: *const HeapInner, page: u32, card: u8) -> Result<(), FarError> {
         let value_at = Self::value_at(K::SIZE.unwrap_or(0));
         // The offset of a value behind a key of any length does not matter: it has no destructor
         // then, or the length tells.
@@ -301,6 +301,6 @@ impl<K: Item + ?Sized, V: Item + ?Sized> Shape<K, V> {
             panics.resume();
         };
         // SAFETY: passed on to the caller.
-        unsafe { dropped_in_place(core, page, card, Self::NEEDS_DROP.then_some(drop_both)) }
+        unsafe { drop_and_free(core, page, card, Self::NEEDS_DROP.then_some(drop_both)) }
     }
 }

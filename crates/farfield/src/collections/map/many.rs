@@ -1,9 +1,9 @@
 //! Many look-ups at a time.
 
-use super::item::Shape;
+use super::item::EntryLayout;
 use super::{FarMap, Item};
 use crate::error::FarError;
-use crate::heap::{Scope, Want};
+use crate::heap::{AccessMode, Scope};
 use core::borrow::Borrow;
 use core::hash::{BuildHasher, Hash};
 
@@ -47,7 +47,9 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         let keys: Vec<(u32, &Q)> = keys.into_iter().map(|key| (self.hash(key), key)).collect();
         let look_up = |(hash, key): &(u32, &Q)| {
             // SAFETY: as in `get_key_value`.
-            Ok(self.locate_hash(scope, *hash, *key, Want::Read)?.map(|at| unsafe { Shape::<K, V>::value(at) }))
+            Ok(self
+                .locate_hash(scope, *hash, *key, AccessMode::Read)?
+                .map(|at| unsafe { EntryLayout::<K, V>::value(at) }))
         };
         scope.look_up_many(&keys, |some| self.load_ahead(scope, some), look_up)
     }

@@ -13,9 +13,9 @@ mod hints;
 mod index;
 mod item;
 mod many;
-mod remains;
 #[cfg(feature = "serde")]
 mod snapshot;
+mod teardown;
 mod walk;
 
 pub use buckets::Index;
@@ -26,16 +26,16 @@ pub use snapshot::Restored;
 pub use walk::Walk;
 
 use crate::error::{AllocError, BuildError, FarError};
-use crate::heap::{Anchor, Core, Heap, Panics, Retired, Scope, Slot, Want};
+use crate::heap::{AccessMode, Heap, HeapInner, HeapRef, Panics, RetiredObjects, Scope, SlotWord};
 use core::borrow::Borrow;
 use core::hash::{BuildHasher, Hash};
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU64, Ordering};
-use index::{Search, Table};
-use item::Shape;
-use remains::{Remains, drop_entry};
+use index::{IndexSearch, IndexTable};
+use item::EntryLayout;
 use std::hash::RandomState;
+use teardown::{MapTeardown, drop_entry};
 
 /// A hash map whose entries are near or far, shared by threads.
 ///
@@ -77,9 +77,9 @@ pub struct FarMap<K: Item + ?Sized, V: Item + ?Sized, S = RandomState> {
 
 /// The part of a map that may be dropped later than the map itself.
 struct Body<K: Item + ?Sized, V: Item + ?Sized> {
-    table: Table,
-    retired: Retired,
-    anchor: Anchor,
+    table: IndexTable,
+    retired: RetiredObjects,
+    anchor: HeapRef,
     owns: PhantomData<(Box<K>, Box<V>)>,
 }
 
@@ -95,11 +95,11 @@ pub enum Change<B> {
 }
 
 /// Result of putting an entry in.
-struct Put<'a, V: ?Sized> {
+struct InsertOutcome<'a, V: ?Sized> {
     /// The value that was there.
     old: Option<&'a V>,
     /// The slot of the new entry, if it was put in.
-    new: Option<Slot>,
+    new: Option<SlotWord>,
 }
 
 /// Number of entries, on a cache line of its own: writers change it, and readers of the fields
@@ -136,9 +136,9 @@ impl<K: Item + ?Sized, V: Item + ?Sized, S> FarMapBuilder<K, V, S> {
 
     /// Makes the map in this heap.
     pub fn build(self, heap: &Heap) -> Result<FarMap<K, V, S>, BuildError> {
-        let anchor = Anchor::of(&heap.enter());
-        let table = Table::new(anchor.core(), self.index)?;
-        let body = ManuallyDrop::new(Body { table, retired: Retired::default(), anchor, owns: PhantomData });
+        let anchor = HeapRef::of(&heap.enter());
+        let table = IndexTable::new(anchor.core(), self.index)?;
+        let body = ManuallyDrop::new(Body { table, retired: RetiredObjects::default(), anchor, owns: PhantomData });
         let map = FarMap { body, len: Counter(AtomicU64::new(0)), hasher: self.hasher };
         map.body.table.start(&mut heap.enter(), self.entries)?;
         Ok(map)
@@ -197,7 +197,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         K: Borrow<Q>,
     {
         // SAFETY: passed on to the caller; keys never change.
-        unsafe { Shape::<K, V>::key(at) }.borrow() == key
+        unsafe { EntryLayout::<K, V>::key(at) }.borrow() == key
     }
 
     /// Returns the value of a key, if the map has the key.
@@ -207,7 +207,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         K: Borrow<Q>,
     {
         // SAFETY: as in `get_key_value`.
-        Ok(self.locate(scope, key, Want::Read)?.map(|at| unsafe { Shape::<K, V>::value(at) }))
+        Ok(self.locate(scope, key, AccessMode::Read)?.map(|at| unsafe { EntryLayout::<K, V>::value(at) }))
     }
 
     /// Returns the key in the map and its value, if the map has the key.
@@ -216,10 +216,10 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let found = self.locate(scope, key, Want::Read)?;
+        let found = self.locate(scope, key, AccessMode::Read)?;
         // SAFETY: an entry of this map, near until the scope ends. It was in the map when the scope had begun, so it is
         // freed only after the scope, or with the map, which is borrowed. Nobody changes it: that takes `&mut self`.
-        Ok(found.map(|at| unsafe { (Shape::<K, V>::key(at), Shape::<K, V>::value(at)) }))
+        Ok(found.map(|at| unsafe { (EntryLayout::<K, V>::key(at), EntryLayout::<K, V>::value(at)) }))
     }
 
     /// Checks whether the map has the key.
@@ -227,7 +227,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
     where
         K: Borrow<Q>,
     {
-        Ok(self.locate(scope, key, Want::Read)?.is_some())
+        Ok(self.locate(scope, key, AccessMode::Read)?.is_some())
     }
 
     /// Returns the value of a key, to be changed, if the map has the key.
@@ -236,14 +236,14 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let found = self.locate(scope, key, Want::Write)?;
+        let found = self.locate(scope, key, AccessMode::Write)?;
         // SAFETY: as in `get_key_value`, and `&mut self` makes it exclusive.
-        Ok(found.map(|at| unsafe { Shape::<K, V>::value_mut(at) }))
+        Ok(found.map(|at| unsafe { EntryLayout::<K, V>::value_mut(at) }))
     }
 
     /// Returns the address of an entry, which is valid as long as the scope lasts.
     #[inline]
-    fn locate<Q>(&self, scope: &Scope<'_>, key: &Q, want: Want) -> Result<Option<*mut u8>, FarError>
+    fn locate<Q>(&self, scope: &Scope<'_>, key: &Q, want: AccessMode) -> Result<Option<*mut u8>, FarError>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
@@ -254,12 +254,18 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
 
     /// Returns the address of an entry, by the hash of its key. The scope is one of this heap.
     #[inline]
-    fn locate_hash<Q>(&self, scope: &Scope<'_>, hash: u32, key: &Q, want: Want) -> Result<Option<*mut u8>, FarError>
+    fn locate_hash<Q>(
+        &self,
+        scope: &Scope<'_>,
+        hash: u32,
+        key: &Q,
+        want: AccessMode,
+    ) -> Result<Option<*mut u8>, FarError>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        let _brief = scope.briefly();
+        let _brief = scope.begin_transient();
         let found = scope.with_room(|| {
             // SAFETY: the index names entries of this map.
             self.body.table.find(scope, hash, want, |at, _| unsafe { Self::is_key(key, at) })
@@ -298,16 +304,16 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         key: A,
         value: B,
         when: impl Fn(Option<&V>) -> bool,
-    ) -> Result<Put<'a, V>, AllocError<(A, B)>> {
-        let _brief = scope.briefly();
+    ) -> Result<InsertOutcome<'a, V>, AllocError<(A, B)>> {
+        let _brief = scope.begin_transient();
         let hash = self.hash::<K>(key.borrow());
-        let mut search = Search::default();
+        let mut search = IndexSearch::default();
         let result = self.body.anchor.check(scope).and_then(|()| {
             scope.with_room(|| {
                 loop {
                     self.search(scope, hash, &mut search, key.borrow())?;
                     // SAFETY: as in `get_key_value`.
-                    if !when(search.found.map(|(_, at)| unsafe { Shape::<K, V>::value(at) })) {
+                    if !when(search.found.map(|(_, at)| unsafe { EntryLayout::<K, V>::value(at) })) {
                         return Ok(None);
                     }
                     if let Some(new) = self.replace(scope, hash, &mut search, &key, &value)? {
@@ -323,7 +329,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
                     key.placed();
                     value.placed();
                 }
-                Ok(Put { old: self.changed(scope, &search, new.is_some(), new.is_some()), new })
+                Ok(InsertOutcome { old: self.changed(scope, &search, new.is_some(), new.is_some()), new })
             }
             Err(error) => Err(AllocError { error, value: (key, value) }),
         }
@@ -338,14 +344,14 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         key: A,
         mut change: impl FnMut(Option<&V>) -> Change<B>,
     ) -> Result<Option<&'a V>, AllocError<A>> {
-        let _brief = scope.briefly();
+        let _brief = scope.begin_transient();
         let hash = self.hash::<K>(key.borrow());
-        let mut search = Search::default();
+        let mut search = IndexSearch::default();
         let mut step = || {
             loop {
                 self.search(scope, hash, &mut search, key.borrow())?;
                 // SAFETY: as in `get_key_value`.
-                let done = match change(search.found.map(|(_, at)| unsafe { Shape::<K, V>::value(at) })) {
+                let done = match change(search.found.map(|(_, at)| unsafe { EntryLayout::<K, V>::value(at) })) {
                     Change::Keep => return Ok((false, false)),
                     Change::Remove => self.body.table.exchange(scope, hash, &mut search, None)?,
                     Change::Put(value) => {
@@ -375,7 +381,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         }
     }
 
-    fn search(&self, scope: &Scope<'_>, hash: u32, search: &mut Search, key: &K) -> Result<(), FarError> {
+    fn search(&self, scope: &Scope<'_>, hash: u32, search: &mut IndexSearch, key: &K) -> Result<(), FarError> {
         // SAFETY: the index names entries of this map.
         self.body.table.search(scope, hash, search, |at| unsafe { Self::is_key(key, at) })
     }
@@ -387,13 +393,13 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         &self,
         scope: &Scope<'_>,
         hash: u32,
-        search: &mut Search,
+        search: &mut IndexSearch,
         key: &impl Source<K>,
         value: &impl Source<V>,
-    ) -> Result<Option<Slot>, FarError> {
-        let (slot, at) = Slot::make(scope, Shape::<K, V>::layout_of(key.borrow(), value.borrow())?)?;
+    ) -> Result<Option<SlotWord>, FarError> {
+        let (slot, at) = SlotWord::make(scope, EntryLayout::<K, V>::layout_of(key.borrow(), value.borrow())?)?;
         // SAFETY: room for an entry of this layout, which nobody else knows.
-        unsafe { Shape::<K, V>::write(at, key, value) };
+        unsafe { EntryLayout::<K, V>::write(at, key, value) };
         let result = self.body.table.exchange(scope, hash, search, Some(slot));
         if result != Ok(true) {
             // SAFETY: made above, and in no index.
@@ -404,7 +410,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
 
     /// Completes a change, if `done`: counts entries, retires an entry that was replaced or
     /// removed, and grows the table. Returns the value that the search found.
-    fn changed<'a>(&'a self, scope: &'a Scope<'_>, search: &Search, done: bool, put: bool) -> Option<&'a V> {
+    fn changed<'a>(&'a self, scope: &'a Scope<'_>, search: &IndexSearch, done: bool, put: bool) -> Option<&'a V> {
         let Some((old, at)) = search.found else {
             if put {
                 let len = self.len.0.fetch_add(1, Ordering::Relaxed) + 1;
@@ -418,15 +424,15 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
                 self.len.0.fetch_sub(1, Ordering::Relaxed);
             }
             // SAFETY: an entry of this map; we took it out of the index, so we retire it, and nobody else does.
-            unsafe { self.retire(scope.core, old, Shape::<K, V>::bytes(at)) };
+            unsafe { self.retire(scope.core, old, EntryLayout::<K, V>::bytes(at)) };
         }
         // SAFETY: as in `get_key_value`: retired now, it is freed after this scope, or with the map.
-        Some(unsafe { Shape::<K, V>::value(at) })
+        Some(unsafe { EntryLayout::<K, V>::value(at) })
     }
 
     /// # Safety
     /// The entry was in this map's index, and the caller has taken it out.
-    unsafe fn retire(&self, core: &Core, slot: Slot, bytes: usize) {
+    unsafe fn retire(&self, core: &HeapInner, slot: SlotWord, bytes: usize) {
         let mut panics = Panics::default();
         for over in self.body.retired.push(core, slot, bytes) {
             // SAFETY: it was an entry of this map, and no scope can see it any more.
@@ -456,15 +462,15 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         Q: Hash + Eq + ?Sized,
     {
         self.body.anchor.check(scope)?;
-        let _brief = scope.briefly();
+        let _brief = scope.begin_transient();
         let hash = self.hash(key);
-        let mut search = Search::default();
+        let mut search = IndexSearch::default();
         let result = scope.with_room(|| {
             loop {
                 // SAFETY: the index names entries of this map.
                 self.body.table.search(scope, hash, &mut search, |at| unsafe { Self::is_key(key, at) })?;
                 // SAFETY: as in `get_key_value`.
-                if !search.found.is_some_and(|(_, at)| when(unsafe { Shape::<K, V>::value(at) })) {
+                if !search.found.is_some_and(|(_, at)| when(unsafe { EntryLayout::<K, V>::value(at) })) {
                     return Ok(false);
                 }
                 if self.body.table.exchange(scope, hash, &mut search, None)? {
@@ -532,7 +538,7 @@ impl<K: Item + ?Sized, V: Item + ?Sized, S> Drop for FarMap<K, V, S> {
     fn drop(&mut self) {
         // SAFETY: not used afterwards.
         let body = unsafe { ManuallyDrop::take(&mut self.body) };
-        Remains::drop_now(body, *self.len.0.get_mut());
+        MapTeardown::drop_now(body, *self.len.0.get_mut());
     }
 }
 

@@ -1,7 +1,7 @@
 //! Snapshots of maps, with entries in any order. Other threads may read the map meanwhile. If they
 //! change its number of entries, the snapshot fails.
 
-use super::item::Shape;
+use super::item::EntryLayout;
 use super::{FarMap, Item, Source};
 use crate::heap::Scope;
 use crate::snapshot::{not_restored, not_written, with_target};
@@ -56,7 +56,7 @@ where
                 let (at, _pin) = near().map_err(not_written)?;
                 // SAFETY: an entry that was in the map after `_kept`, so it is not freed; it is
                 // pinned. Nobody changes it: that takes `&mut self`.
-                let (key, value) = unsafe { (Shape::<K, V>::key(at), Shape::<K, V>::value(at)) };
+                let (key, value) = unsafe { (EntryLayout::<K, V>::key(at), EntryLayout::<K, V>::value(at)) };
                 map.serialize_entry(key, value)?;
             }
         }
@@ -67,9 +67,9 @@ where
     }
 }
 
-struct Entries<K: ?Sized, V: ?Sized, H>(PhantomData<(H, Box<K>, Box<V>)>);
+struct FarMapVisitor<K: ?Sized, V: ?Sized, H>(PhantomData<(H, Box<K>, Box<V>)>);
 
-impl<'de, K, V, H> Visitor<'de> for Entries<K, V, H>
+impl<'de, K, V, H> Visitor<'de> for FarMapVisitor<K, V, H>
 where
     K: Restored<Owned: Deserialize<'de>> + ?Sized + Hash + Eq,
     V: Restored<Owned: Deserialize<'de>> + ?Sized,
@@ -102,6 +102,6 @@ where
     H: BuildHasher + Default,
 {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FarMap<K, V, H>, D::Error> {
-        deserializer.deserialize_map(Entries(PhantomData))
+        deserializer.deserialize_map(FarMapVisitor(PhantomData))
     }
 }

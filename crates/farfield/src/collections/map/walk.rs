@@ -1,9 +1,9 @@
 //! Walking through a map while others change it.
 
 use super::FarMap;
-use super::item::{Item, Shape};
+use super::item::{EntryLayout, Item};
 use crate::error::FarError;
-use crate::heap::{Scope, Slot};
+use crate::heap::{Scope, SlotWord};
 use core::hash::{BuildHasher, Hash};
 
 /// A walk over the entries of a [`FarMap`], made by [`FarMap::walk`].
@@ -24,7 +24,7 @@ pub struct Walk<'map, K: Item + ?Sized, V: Item + ?Sized, S> {
     map: &'map FarMap<K, V, S>,
     /// Position among the reversed hashes.
     at: Option<u32>,
-    slots: Vec<Slot>,
+    slots: Vec<SlotWord>,
     /// The position up to which entries were fetched ahead, and the number of buckets until then.
     ahead: Option<u32>,
     buckets_ahead: usize,
@@ -45,18 +45,18 @@ impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<
         'map: 'a,
     {
         self.map.body.anchor.check(scope)?;
-        let _brief = scope.briefly();
+        let _brief = scope.begin_transient();
         let addresses = self.step(scope, |slots| slots.iter().map(|slot| slot.address(scope)).collect())?;
         let Some(addresses) = addresses else { return Ok(None) };
         scope.mark_used();
         // SAFETY: as in `FarMap::get_key_value`.
-        let view = |at: *mut u8| unsafe { (Shape::<K, V>::key(at), Shape::<K, V>::value(at)) };
+        let view = |at: *mut u8| unsafe { (EntryLayout::<K, V>::key(at), EntryLayout::<K, V>::value(at)) };
         Ok(Some(addresses.into_iter().map(view).collect()))
     }
 
     /// Returns the slots of the entries of the next bucket that has some. The entries may be far.
     #[cfg(feature = "serde")]
-    pub(super) fn next_slots(&mut self, scope: &Scope<'_>) -> Result<Option<Vec<Slot>>, FarError> {
+    pub(super) fn next_slots(&mut self, scope: &Scope<'_>) -> Result<Option<Vec<SlotWord>>, FarError> {
         self.step(scope, |slots| Ok(slots.to_vec()))
     }
 
@@ -65,7 +65,7 @@ impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<
     fn step<R>(
         &mut self,
         scope: &Scope<'_>,
-        mut find: impl FnMut(&[Slot]) -> Result<Vec<R>, FarError>,
+        mut find: impl FnMut(&[SlotWord]) -> Result<Vec<R>, FarError>,
     ) -> Result<Option<Vec<R>>, FarError> {
         while let Some(at) = self.at {
             self.go_ahead(scope, at);

@@ -8,7 +8,7 @@ use super::FarVec;
 use crate::collections::{FarArray, range_of};
 use crate::error::FarError;
 use crate::heap::{FarRange, Heap};
-use crate::offload::{CHANNELS, OffloadError, Site};
+use crate::offload::{CHANNELS, OffloadError, OffloadTarget};
 use core::ops::{Bound, Range, RangeBounds, RangeInclusive};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_wic::{Number, Part, Totals, Wanted, Where};
@@ -156,8 +156,8 @@ impl<N: Number> Aggregate<'_, N> {
 
     fn ask_server(&self, ranges: impl Iterator<Item = FarRange>) -> Result<Part<N>, OffloadError> {
         let core = self.heap.core();
-        let dealt = core.dealt();
-        let mut sites: BTreeMap<Site, Vec<FarRange>> = BTreeMap::new();
+        let dealt = core.offload_layout();
+        let mut sites: BTreeMap<OffloadTarget, Vec<FarRange>> = BTreeMap::new();
         for FarRange { start, len } in ranges {
             // One page, and so at one site.
             let (site, start) = dealt.place(start);

@@ -2,7 +2,7 @@
 
 use super::{FarVec, Scope};
 use crate::error::FarError;
-use crate::heap::Core;
+use crate::heap::HeapInner;
 
 impl<T: Send + 'static> FarVec<T> {
     /// Calls `action` with the element of this index, if there is one, which is near as long as
@@ -43,7 +43,7 @@ impl<T: Send + 'static> FarVec<T> {
     }
 
     /// Returns the heap, if there is such an element. The heap exists as long as the element.
-    pub(super) fn core(&self, index: usize) -> Option<*const Core> {
+    pub(super) fn core(&self, index: usize) -> Option<*const HeapInner> {
         self.units.core().filter(|_| index < self.len)
     }
 }

@@ -2,10 +2,10 @@
 //! network (AIFM's *Copy*).
 
 use super::FarVec;
-use crate::collections::fresh::Fresh;
+use crate::collections::output_units::OutputUnits;
 use crate::collections::{FarArray, range_of};
 use crate::error::FarError;
-use crate::heap::{Heap, Want};
+use crate::heap::{AccessMode, Heap};
 use crate::offload::OffloadError;
 use core::ops::{Range, RangeBounds};
 use farfield_wic::columns::{Copied, CopyBytes};
@@ -91,22 +91,22 @@ impl<N: Number> Copying<'_, N> {
         let units = match self.at {
             Where::Server => {
                 self.heap.write_back(self.vec.far_ranges(self.range.clone()))?;
-                let mut fresh = Fresh::claim(self.heap.core(), units)?;
+                let mut fresh = OutputUnits::claim(self.heap.core(), units)?;
                 self.ask_server(&mut fresh, 0..units)?;
                 fresh
             }
             Where::Auto if self.heap.core().may_offload::<CopyBytes>() => {
                 let far: Vec<usize> = (0..units).filter(|unit| self.is_far(*unit)).collect();
-                let mut fresh = Fresh::claim(self.heap.core(), units)?;
+                let mut fresh = OutputUnits::claim(self.heap.core(), units)?;
                 if far.len() > FEW_UNITS && self.ask_server(&mut fresh, far.into_iter()).is_err() && !fresh.is_usable()
                 {
-                    fresh = Fresh::claim(self.heap.core(), units)?;
+                    fresh = OutputUnits::claim(self.heap.core(), units)?;
                 }
                 self.make_here(&mut fresh)?;
                 fresh
             }
             _ => {
-                let mut fresh = Fresh::claim(self.heap.core(), units)?;
+                let mut fresh = OutputUnits::claim(self.heap.core(), units)?;
                 self.make_here(&mut fresh)?;
                 fresh
             }
@@ -125,7 +125,11 @@ impl<N: Number> Copying<'_, N> {
         self.vec.units_of(self.elements(unit)).all(|source| self.vec.units.is_far(source))
     }
 
-    fn ask_server(&self, fresh: &mut Fresh<'_, N>, units: impl Iterator<Item = usize>) -> Result<(), OffloadError> {
+    fn ask_server(
+        &self,
+        fresh: &mut OutputUnits<'_, N>,
+        units: impl Iterator<Item = usize>,
+    ) -> Result<(), OffloadError> {
         let mut calls: Vec<(Vec<Range<usize>>, Copied)> = Vec::new();
         let mut pages = 0;
         for unit in units {
@@ -156,16 +160,16 @@ impl<N: Number> Copying<'_, N> {
     }
 
     /// Makes the units that the server has not made.
-    fn make_here(&self, fresh: &mut Fresh<'_, N>) -> Result<(), FarError> {
+    fn make_here(&self, fresh: &mut OutputUnits<'_, N>) -> Result<(), FarError> {
         let scope = self.heap.enter();
-        let _patient = scope.patiently();
+        let _patient = scope.allow_blocking();
         let mut elements = Vec::with_capacity(FarVec::<N>::PER_UNIT);
         for unit in fresh.missing() {
             elements.clear();
             let mut rest = self.elements(unit);
             while !rest.is_empty() {
-                let _brief = scope.briefly();
-                let source = self.vec.element(&scope, rest.start, Want::Read)?;
+                let _brief = scope.begin_transient();
+                let source = self.vec.element(&scope, rest.start, AccessMode::Read)?;
                 let count = rest.len().min(FarVec::<N>::PER_UNIT - rest.start % FarVec::<N>::PER_UNIT);
                 // SAFETY: so many elements lie there in one unit, near until something else is
                 // looked for; they are plain numbers.

@@ -23,9 +23,9 @@ pub use take::{Order, Taking};
 use super::chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 use super::paged::Paged;
 use super::range_of;
-use super::shift::Stuck;
+use super::shift::ShiftError;
 use crate::error::{AllocError, FarError};
-use crate::heap::{FarRange, Once, Scope, Want};
+use crate::heap::{AccessMode, FarRange, Scope, StreamingHint};
 use core::mem::MaybeUninit;
 use core::ops::{Range, RangeBounds};
 
@@ -105,7 +105,7 @@ impl<T: Send + 'static> FarVec<T> {
 
     /// Returns the address of an element that exists.
     #[inline]
-    fn element(&self, scope: &Scope<'_>, index: usize, want: Want) -> Result<*mut T, FarError> {
+    fn element(&self, scope: &Scope<'_>, index: usize, want: AccessMode) -> Result<*mut T, FarError> {
         debug_assert!(index < self.len);
         let unit = self.units.unit(scope, index / Self::PER_UNIT, want)?;
         // SAFETY: a unit has room for so many elements.
@@ -118,7 +118,7 @@ impl<T: Send + 'static> FarVec<T> {
         if index >= self.len {
             return Ok(None);
         }
-        let address = self.element(scope, index, Want::Read)?;
+        let address = self.element(scope, index, AccessMode::Read)?;
         scope.mark_used();
         // SAFETY:
         // - initialised: every element below `len` is;
@@ -136,7 +136,7 @@ impl<T: Send + 'static> FarVec<T> {
         if index >= self.len {
             return Ok(None);
         }
-        scope.once(|once| {
+        scope.run_streaming(|once| {
             self.units.note(once, scope, index / Self::PER_UNIT);
             self.get(scope, index)
         })
@@ -148,7 +148,7 @@ impl<T: Send + 'static> FarVec<T> {
         if index >= self.len {
             return Ok(None);
         }
-        let address = self.element(scope, index, Want::Write)?;
+        let address = self.element(scope, index, AccessMode::Write)?;
         scope.mark_used();
         // SAFETY: as in `get`, and `&mut self` makes it exclusive.
         Ok(Some(unsafe { &mut *address }))
@@ -166,11 +166,11 @@ impl<T: Send + 'static> FarVec<T> {
         if index >= self.len {
             return Ok(None);
         }
-        let look = async |once: &Once| {
+        let look = async |once: &StreamingHint| {
             self.units.note(once, scope, index / Self::PER_UNIT);
             self.fetch(scope, index).await
         };
-        scope.fetch_once(look).await
+        scope.fetch_streaming(look).await
     }
 
     /// Returns the element like [`FarVec::get_mut`], for a task: other tasks run while the element
@@ -183,7 +183,7 @@ impl<T: Send + 'static> FarVec<T> {
         if index >= self.len {
             return Ok(None);
         }
-        let address = scope.retry(|| self.element(scope, index, Want::Write)).await?;
+        let address = scope.retry(|| self.element(scope, index, AccessMode::Write)).await?;
         // SAFETY: as in `get_mut`; `retry` has marked the scope as used.
         Ok(Some(unsafe { &mut *address }))
     }
@@ -217,10 +217,10 @@ impl<T: Send + 'static> FarVec<T> {
     /// Appends an element at the end.
     #[inline]
     pub fn push(&mut self, scope: &Scope<'_>, value: T) -> Result<(), AllocError<T>> {
-        let _brief = scope.briefly();
+        let _brief = scope.begin_transient();
         let (unit, within) = (self.len / Self::PER_UNIT, self.len % Self::PER_UNIT);
         let made = unit < self.units.made();
-        let address = if made { self.units.unit(scope, unit, Want::Write) } else { self.units.make(scope) };
+        let address = if made { self.units.unit(scope, unit, AccessMode::Write) } else { self.units.make(scope) };
         match address {
             Ok(address) => {
                 // SAFETY: within the unit, near and ours alone (`&mut self`); no element lives there.
@@ -235,8 +235,8 @@ impl<T: Send + 'static> FarVec<T> {
     /// Takes the last element out, if there is one.
     pub fn pop(&mut self, scope: &Scope<'_>) -> Result<Option<T>, FarError> {
         let Some(last) = self.len.checked_sub(1) else { return Ok(None) };
-        let _brief = scope.briefly();
-        let address = self.element(scope, last, Want::Read)?;
+        let _brief = scope.begin_transient();
+        let address = self.element(scope, last, AccessMode::Read)?;
         // SAFETY: initialised and near; not an element any more from the next line on.
         let value = unsafe { address.read() };
         self.len = last;
@@ -263,8 +263,8 @@ impl<T: Send + 'static> FarVec<T> {
         self.check(one);
         self.check(other);
         let _both = scope.hold();
-        let one = self.element(scope, one, Want::Write)?;
-        let other = self.element(scope, other, Want::Write)?;
+        let one = self.element(scope, one, AccessMode::Write)?;
+        let other = self.element(scope, other, AccessMode::Write)?;
         // SAFETY: both are elements, near and ours alone; the scope is held, so the first is still there.
         unsafe { one.swap(other) };
         Ok(())
@@ -280,7 +280,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// If the index is beyond the end.
     pub fn insert(&mut self, scope: &Scope<'_>, index: usize, value: T) -> Result<(), AllocError<T>> {
         assert!(index <= self.len, "insertion index (is {index}) should be <= len (is {})", self.len);
-        let brief = scope.briefly();
+        let brief = scope.begin_transient();
         if self.len / Self::PER_UNIT == self.units.made()
             && let Err(error) = self.units.make(scope)
         {
@@ -308,7 +308,7 @@ impl<T: Send + 'static> FarVec<T> {
         assert!(index < self.len, "removal index (is {index}) should be < len (is {})", self.len);
         let mut carry = MaybeUninit::uninit();
         let moved = self.units.shift_to_start(scope, index..=self.len - 1, &mut carry);
-        if let Err(Stuck { error, restored: true }) = moved {
+        if let Err(ShiftError { error, restored: true }) = moved {
             return Err(error);
         }
         self.len -= 1;
@@ -325,8 +325,8 @@ impl<T: Send + 'static> FarVec<T> {
     pub fn swap_remove(&mut self, scope: &Scope<'_>, index: usize) -> Result<T, FarError> {
         assert!(index < self.len, "swap_remove index (is {index}) should be < len (is {})", self.len);
         let _both = scope.hold();
-        let element = self.element(scope, index, Want::Write)?;
-        let last = self.element(scope, self.len - 1, Want::Read)?;
+        let element = self.element(scope, index, AccessMode::Write)?;
+        let last = self.element(scope, self.len - 1, AccessMode::Read)?;
         // SAFETY: both are elements, near and ours alone; the scope is held, so the first is still
         // there. The last one is none from the next line on, and its value is where the other was.
         let value = unsafe {
@@ -356,7 +356,7 @@ impl<T: Send + 'static> FarVec<T> {
             let made = unit < self.units.made();
             // The scope is not renewed while the values are cloned, by whatever code does that.
             let _held = scope.hold();
-            let address = if made { self.units.unit(scope, unit, Want::Write) } else { self.units.make(scope) }?;
+            let address = if made { self.units.unit(scope, unit, AccessMode::Write) } else { self.units.make(scope) }?;
             let (now, later) = values.split_at(values.len().min(Self::PER_UNIT - within));
             for (index, value) in now.iter().enumerate() {
                 // SAFETY: within the unit, near and ours alone; no element lives there.
@@ -375,8 +375,8 @@ impl<T: Send + 'static> FarVec<T> {
             let unit = (self.len - 1) / Self::PER_UNIT;
             let first = len.max(unit * Self::PER_UNIT);
             let count = self.len - first;
-            let brief = scope.briefly();
-            let address = self.units.unit(scope, unit, Want::Read)?;
+            let brief = scope.begin_transient();
+            let address = self.units.unit(scope, unit, AccessMode::Read)?;
             let mut taken: Vec<T> = Vec::with_capacity(count);
             // SAFETY: initialised elements, near; `taken` has room for them and owns them from here
             // on, because they are beyond the length before any destructor runs.
@@ -502,7 +502,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// # Panics
     /// If the range is out of bounds.
     pub fn cold(&self, scope: &Scope<'_>, range: impl RangeBounds<usize>) {
-        self.units.leave_first(scope, self.units_of(range));
+        self.units.mark_evict_first(scope, self.units_of(range));
     }
 
     /// Returns where these elements lie in the heap's region, for another reader of the region

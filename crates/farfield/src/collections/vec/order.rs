@@ -2,7 +2,7 @@
 
 use super::FarVec;
 use crate::error::FarError;
-use crate::heap::{Scope, Want};
+use crate::heap::{AccessMode, Scope};
 use core::cmp::Ordering;
 
 impl<T: Send + 'static> FarVec<T> {
@@ -45,7 +45,7 @@ impl<T: Send + 'static> FarVec<T> {
         mut compare: impl FnMut(&T, &T) -> Ordering,
     ) -> Result<(), FarError> {
         scope.renew();
-        let _patient = scope.patiently();
+        let _patient = scope.allow_blocking();
         let mut random = self.len as u64;
         let mut parts = vec![(0, self.len)];
         while let Some((start, end)) = parts.pop() {
@@ -75,7 +75,7 @@ impl<T: Send + 'static> FarVec<T> {
         compare: &mut impl FnMut(&T, &T) -> Ordering,
     ) -> Result<(), FarError> {
         let _held = scope.hold();
-        let first = self.element(scope, start, Want::Write)?;
+        let first = self.element(scope, start, AccessMode::Write)?;
         // SAFETY: elements of one unit lie side by side, near as long as the scope is held, and
         // ours alone (`&mut self`).
         unsafe { core::slice::from_raw_parts_mut(first, end - start) }.sort_unstable_by(compare);
@@ -99,7 +99,7 @@ impl<T: Send + 'static> FarVec<T> {
         let three = [any(), any(), any()];
         let median = {
             let _held = scope.hold();
-            let near = three.map(|index| self.element(scope, index, Want::Read));
+            let near = three.map(|index| self.element(scope, index, AccessMode::Read));
             let mut less = |one: usize, other: usize| -> Result<bool, FarError> {
                 // SAFETY: elements, near as long as the scope is held; nobody changes them.
                 Ok(unsafe { compare(&*near[one]?, &*near[other]?) }.is_lt())
@@ -127,11 +127,11 @@ impl<T: Send + 'static> FarVec<T> {
         let (mut low, mut high) = (start + 1, end);
         while low < high {
             let _held = scope.hold();
-            let pivot = self.element(scope, start, Want::Read)?;
+            let pivot = self.element(scope, start, AccessMode::Read)?;
             let low_end = (low - low % Self::PER_UNIT + Self::PER_UNIT).min(high);
             let high_start = (high - 1 - (high - 1) % Self::PER_UNIT).max(low);
-            let mut one = self.element(scope, low, Want::Write)?;
-            let mut other = self.element(scope, high - 1, Want::Write)?;
+            let mut one = self.element(scope, low, AccessMode::Write)?;
+            let mut other = self.element(scope, high - 1, AccessMode::Write)?;
             // SAFETY: three elements, each in a unit that is near as long as the scope is held, and
             // ours alone. `one` and `other` stay in their units: at least one element is left in
             // each when they move. References end before elements are swapped.
@@ -195,7 +195,7 @@ impl<T: Send + 'static> FarVec<T> {
             let middle = low.midpoint(high);
             // One element at a time, unless the scope has given references out.
             let _held = scope.hold();
-            let element = self.element(scope, middle, Want::Read)?;
+            let element = self.element(scope, middle, AccessMode::Read)?;
             // SAFETY: as in `get`; near as long as the scope is held.
             match unsafe { compare(&*element) } {
                 Ordering::Less => low = middle + 1,

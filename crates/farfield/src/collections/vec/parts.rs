@@ -2,7 +2,7 @@
 
 use super::FarVec;
 use crate::error::FarError;
-use crate::heap::{Scope, Want};
+use crate::heap::{AccessMode, Scope};
 use core::ops::Range;
 
 impl<T: Send + 'static> FarVec<T> {
@@ -74,7 +74,7 @@ impl<T: Send + 'static> FarVec<T> {
     /// changes the lengths, the copies are no elements yet, and those they were copied from still
     /// are.
     fn copy_in(&mut self, scope: &Scope<'_>, source: &FarVec<T>, elements: Range<usize>) -> Result<(), FarError> {
-        let _patient = scope.patiently();
+        let _patient = scope.allow_blocking();
         let (mut from, mut to) = (elements.start, self.len);
         while from < elements.end {
             let count = (Self::PER_UNIT - from % Self::PER_UNIT)
@@ -99,10 +99,10 @@ impl<T: Send + 'static> FarVec<T> {
         count: usize,
     ) -> Result<(), FarError> {
         let _both = scope.hold();
-        let address = source.element(scope, from, Want::Read)?;
+        let address = source.element(scope, from, AccessMode::Read)?;
         let unit = to / Self::PER_UNIT;
         let made = unit < self.units.made();
-        let target = if made { self.units.unit(scope, unit, Want::Write) } else { self.units.make(scope) }?;
+        let target = if made { self.units.unit(scope, unit, AccessMode::Write) } else { self.units.make(scope) }?;
         // SAFETY: so many elements are in the one unit and so many places in the other, both near
         // as long as the scope is held; the places are behind our end, and ours alone.
         unsafe { target.add(to % Self::PER_UNIT).copy_from_nonoverlapping(address, count) };

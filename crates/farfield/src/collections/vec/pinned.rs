@@ -2,7 +2,7 @@
 
 use super::FarVec;
 use crate::error::FarError;
-use crate::heap::{Pin, Scope, Want};
+use crate::heap::{AccessMode, Pin, Scope};
 use core::fmt;
 use core::ops::Index;
 
@@ -54,8 +54,8 @@ impl<T: Send + 'static> FarVec<T> {
         let (mut units, mut pins) = (Vec::new(), Vec::new());
         for unit in self.units_of(..) {
             let scope = Scope::new(core);
-            let _patient = scope.patiently();
-            let address = self.units.unit(&scope, unit, Want::Read)?;
+            let _patient = scope.allow_blocking();
+            let address = self.units.unit(&scope, unit, AccessMode::Read)?;
             pins.push(scope.pin_at(address.cast())?);
             let count = (self.len - unit * Self::PER_UNIT).min(Self::PER_UNIT);
             // SAFETY: as in `get`; the pin keeps the unit where it is, and is kept as long as the reference can be had.

@@ -2,7 +2,7 @@
 //! elements are.
 
 use super::FarVec;
-use crate::collections::columns::{Look, OfRows, Table};
+use crate::collections::columns::{ColumnKernel, ColumnTable, RowReply};
 use crate::heap::{Heap, Scope};
 use crate::offload::OffloadError;
 use core::ops::{Bound, Range, RangeBounds};
@@ -40,7 +40,7 @@ impl<N: Number> FarVec<N> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn ranks<'v>(&'v self, heap: &'v Heap) -> Ranking<'v, N> {
-        Ranking { vec: self, table: Table::new(heap, vec![self.into()]) }
+        Ranking { vec: self, table: ColumnTable::new(heap, vec![self.into()]) }
     }
 
     /// Finds the indices of the elements with some values. Far elements are searched where they
@@ -59,7 +59,7 @@ impl<N: Number> FarVec<N> {
     /// ```
     pub fn find<'v>(&'v self, heap: &'v Heap, values: impl RangeBounds<N>) -> Finding<'v, N> {
         let values = (values.start_bound().cloned(), values.end_bound().cloned());
-        Finding { vec: self, table: Table::new(heap, vec![self.into()]), values }
+        Finding { vec: self, table: ColumnTable::new(heap, vec![self.into()]), values }
     }
 }
 
@@ -68,7 +68,7 @@ impl<N: Number> FarVec<N> {
 #[must_use = "nothing is done before it is asked"]
 pub struct Ranking<'v, N: Number> {
     vec: &'v FarVec<N>,
-    table: Table<'v>,
+    table: ColumnTable<'v>,
 }
 
 impl<N: Number> Ranking<'_, N> {
@@ -164,7 +164,7 @@ impl<N: Number> Ranking<'_, N> {
     }
 
     fn buckets(&self, (first, last): (u64, u64)) -> Result<Buckets, OffloadError> {
-        let mut round = Round::new(self.vec, first, last);
+        let mut round = RankKernel::new(self.vec, first, last);
         self.table.run(&mut round)?;
         Ok(round.histogram.buckets())
     }
@@ -181,33 +181,33 @@ fn bucket_of(buckets: &Buckets, mut rank: u64) -> Option<Bucket> {
     None
 }
 
-struct Round<'v, N: Number> {
+struct RankKernel<'v, N: Number> {
     vec: &'v FarVec<N>,
     first: u64,
     last: u64,
     histogram: Histogram,
 }
 
-impl<'v, N: Number> Round<'v, N> {
-    fn new(vec: &'v FarVec<N>, first: u64, last: u64) -> Round<'v, N> {
-        Round { vec, first, last, histogram: Histogram::new(first, last) }
+impl<'v, N: Number> RankKernel<'v, N> {
+    fn new(vec: &'v FarVec<N>, first: u64, last: u64) -> RankKernel<'v, N> {
+        RankKernel { vec, first, last, histogram: Histogram::new(first, last) }
     }
 }
 
-impl OfRows for Buckets {
+impl RowReply for Buckets {
     fn rows(&self) -> Option<u64> {
         None
     }
 }
 
-impl<N: Number> Look for Round<'_, N> {
+impl<N: Number> ColumnKernel for RankKernel<'_, N> {
     type Function = Ranks<N>;
 
-    fn apart(&self) -> Self {
-        Round::new(self.vec, self.first, self.last)
+    fn fork(&self) -> Self {
+        RankKernel::new(self.vec, self.first, self.last)
     }
 
-    fn join(&mut self, other: Self) -> Result<(), OffloadError> {
+    fn merge(&mut self, other: Self) -> Result<(), OffloadError> {
         Ok(self.histogram.merge(&other.histogram.buckets()).ok_or(CallError::Answer)?)
     }
 
@@ -215,11 +215,11 @@ impl<N: Number> Look for Round<'_, N> {
         Span { pieces: pieces.pop().unwrap_or_default(), first: self.first, last: self.last }
     }
 
-    fn merge(&mut self, _rows: &VecDeque<Range<usize>>, answer: Buckets) -> Result<(), OffloadError> {
+    fn merge_answer(&mut self, _rows: &VecDeque<Range<usize>>, answer: Buckets) -> Result<(), OffloadError> {
         Ok(self.histogram.merge(&answer).ok_or(CallError::Answer)?)
     }
 
-    fn look(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {
+    fn process(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {
         for numbers in self.vec.chunks_in(scope, rows) {
             self.histogram.add_all(numbers?);
         }
@@ -232,7 +232,7 @@ impl<N: Number> Look for Round<'_, N> {
 #[must_use = "nothing is done before `run`"]
 pub struct Finding<'v, N: Number> {
     vec: &'v FarVec<N>,
-    table: Table<'v>,
+    table: ColumnTable<'v>,
     values: (Bound<N>, Bound<N>),
 }
 
@@ -259,7 +259,7 @@ impl<N: Number> Finding<'_, N> {
         let mut all = FarVec::new();
         for start in rows.clone().step_by(WINDOW) {
             self.table.rows = start..rows.end.min(start + WINDOW);
-            let mut window = Window { vec: self.vec, values: self.values, indices: Vec::new() };
+            let mut window = FindKernel { vec: self.vec, values: self.values, indices: Vec::new() };
             self.table.run(&mut window)?;
             window.indices.sort_unstable();
             for some in window.indices.chunks(FarVec::<u64>::PER_UNIT) {
@@ -270,26 +270,26 @@ impl<N: Number> Finding<'_, N> {
     }
 }
 
-struct Window<'v, N: Number> {
+struct FindKernel<'v, N: Number> {
     vec: &'v FarVec<N>,
     values: (Bound<N>, Bound<N>),
     indices: Vec<u64>,
 }
 
-impl OfRows for Found {
+impl RowReply for Found {
     fn rows(&self) -> Option<u64> {
         Some(self.rows)
     }
 }
 
-impl<N: Number> Look for Window<'_, N> {
+impl<N: Number> ColumnKernel for FindKernel<'_, N> {
     type Function = Find<N>;
 
-    fn apart(&self) -> Self {
-        Window { vec: self.vec, values: self.values, indices: Vec::new() }
+    fn fork(&self) -> Self {
+        FindKernel { vec: self.vec, values: self.values, indices: Vec::new() }
     }
 
-    fn join(&mut self, other: Self) -> Result<(), OffloadError> {
+    fn merge(&mut self, other: Self) -> Result<(), OffloadError> {
         self.indices.extend(other.indices);
         Ok(())
     }
@@ -298,7 +298,7 @@ impl<N: Number> Look for Window<'_, N> {
         Search { pieces: pieces.pop().unwrap_or_default(), values: self.values }
     }
 
-    fn merge(&mut self, rows: &VecDeque<Range<usize>>, answer: Found) -> Result<(), OffloadError> {
+    fn merge_answer(&mut self, rows: &VecDeque<Range<usize>>, answer: Found) -> Result<(), OffloadError> {
         let mut rows = rows.iter().flat_map(Range::clone).take(answer.rows as usize);
         for gap in answer.gaps {
             let row = usize::try_from(gap).ok().and_then(|gap| rows.nth(gap));
@@ -307,7 +307,7 @@ impl<N: Number> Look for Window<'_, N> {
         Ok(())
     }
 
-    fn look(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {
+    fn process(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {
         let is_all = matches!(self.values, (Bound::Unbounded, Bound::Unbounded));
         let mut index = rows.start as u64;
         for numbers in self.vec.chunks_in(scope, rows) {

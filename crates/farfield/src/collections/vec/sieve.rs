@@ -2,7 +2,7 @@
 
 use super::FarVec;
 use crate::error::FarError;
-use crate::heap::{Scope, Want};
+use crate::heap::{AccessMode, Scope};
 
 impl<T: Send + 'static> FarVec<T> {
     /// Keeps the elements that `keep` accepts, in their order. Renews the scope on the way.
@@ -10,12 +10,12 @@ impl<T: Send + 'static> FarVec<T> {
     /// The other elements are dropped at the end. If it fails before, they lie, in any order,
     /// between those that are kept and those that were not looked at.
     pub fn retain(&mut self, scope: &mut Scope<'_>, mut keep: impl FnMut(&T) -> bool) -> Result<(), FarError> {
-        self.sieve(scope, Want::Read, false, |_, element| keep(element))
+        self.sieve(scope, AccessMode::Read, false, |_, element| keep(element))
     }
 
     /// Keeps the elements that `keep` accepts, as [`FarVec::retain`]; `keep` may change them.
     pub fn retain_mut(&mut self, scope: &mut Scope<'_>, mut keep: impl FnMut(&mut T) -> bool) -> Result<(), FarError> {
-        self.sieve(scope, Want::Write, false, |_, element| keep(element))
+        self.sieve(scope, AccessMode::Write, false, |_, element| keep(element))
     }
 
     /// Keeps the first of consecutive elements that are equal. Otherwise as [`FarVec::retain`].
@@ -38,7 +38,9 @@ impl<T: Send + 'static> FarVec<T> {
     /// Keeps the first of consecutive elements that are the same. `is_same` compares an element
     /// with the one that was kept before it. Otherwise as [`FarVec::retain`].
     pub fn dedup_by(&mut self, scope: &mut Scope<'_>, mut is_same: impl FnMut(&T, &T) -> bool) -> Result<(), FarError> {
-        self.sieve(scope, Want::Read, true, |before, element| before.is_none_or(|before| !is_same(element, before)))
+        self.sieve(scope, AccessMode::Read, true, |before, element| {
+            before.is_none_or(|before| !is_same(element, before))
+        })
     }
 
     /// Keeps the elements that `keep` accepts. It gets each element and, if `by_pairs`, the one
@@ -48,16 +50,16 @@ impl<T: Send + 'static> FarVec<T> {
     fn sieve(
         &mut self,
         scope: &mut Scope<'_>,
-        want: Want,
+        want: AccessMode,
         by_pairs: bool,
         mut keep: impl FnMut(Option<&mut T>, &mut T) -> bool,
     ) -> Result<(), FarError> {
         scope.renew();
-        let _patient = scope.patiently();
+        let _patient = scope.allow_blocking();
         let (mut kept, mut at) = (0, 0);
         while at < self.len {
             let moves = kept < at;
-            let want = if moves { Want::Write } else { want };
+            let want = if moves { AccessMode::Write } else { want };
             let _held = scope.hold();
             let last = kept.checked_sub(1).filter(|_| by_pairs);
             let mut before = last.map(|last| self.element(scope, last, want)).transpose()?;

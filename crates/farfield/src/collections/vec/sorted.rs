@@ -3,7 +3,7 @@
 
 use super::FarVec;
 use super::copy::{FEW_UNITS, add};
-use crate::collections::fresh::Fresh;
+use crate::collections::output_units::OutputUnits;
 use crate::collections::range_of;
 use crate::error::FarError;
 use crate::heap::Heap;
@@ -178,7 +178,7 @@ impl<N: Number> Sorting<'_, N> {
     /// Makes runs of the elements, each of them sorted.
     fn runs<T: Send + 'static>(&self, what: Merged) -> Result<FarVec<T>, OffloadError> {
         let len = self.rows.len();
-        let mut fresh = Fresh::claim(self.heap.core(), len.div_ceil(FarVec::<T>::PER_UNIT))?;
+        let mut fresh = OutputUnits::claim(self.heap.core(), len.div_ceil(FarVec::<T>::PER_UNIT))?;
         let runs: Vec<Range<usize>> = (0..len).step_by(RUN).map(|start| start..len.min(start + RUN)).collect();
         for some in runs.chunks(CALLS) {
             let calls = some.iter().map(|run| {
@@ -208,9 +208,9 @@ impl<N: Number> Sorting<'_, N> {
         run: usize,
         form: Merged,
     ) -> Result<FarVec<T>, OffloadError> {
-        let mut fresh = Fresh::claim(self.heap.core(), runs.len.div_ceil(FarVec::<T>::PER_UNIT))?;
+        let mut fresh = OutputUnits::claim(self.heap.core(), runs.len.div_ceil(FarVec::<T>::PER_UNIT))?;
         let starts = (0..runs.len).step_by(run * Merge::MOST);
-        let mut groups: Vec<Group> = starts.map(|start| Group::new(start, runs.len, run)).collect();
+        let mut groups: Vec<MergeGroup> = starts.map(|start| MergeGroup::new(start, runs.len, run)).collect();
         while !groups.is_empty() {
             let calls = groups.iter().take(CALLS).map(|group| {
                 let places = group.next();
@@ -269,18 +269,18 @@ impl<N: Number> Sorting<'_, N> {
 }
 
 /// Runs that are merged into one.
-struct Group {
+struct MergeGroup {
     /// Indices in the merged run that are not made yet.
     places: Range<usize>,
     /// Elements of each run that are not taken yet.
     runs: Vec<Range<usize>>,
 }
 
-impl Group {
-    fn new(start: usize, len: usize, run: usize) -> Group {
+impl MergeGroup {
+    fn new(start: usize, len: usize, run: usize) -> MergeGroup {
         let places = start..len.min(start + run * Merge::MOST);
         let runs = places.clone().step_by(run).map(|start| start..places.end.min(start + run)).collect();
-        Group { places, runs }
+        MergeGroup { places, runs }
     }
 
     /// Returns the indices that the next call makes.
@@ -326,16 +326,17 @@ mod tests {
     fn groups_have_each_run_once_and_believe_no_more_than_there_is() {
         let run = 3 * RUN;
         let len = run * (Merge::MOST + 2) + 5;
-        let groups: Vec<Group> = (0..len).step_by(run * Merge::MOST).map(|start| Group::new(start, len, run)).collect();
+        let groups: Vec<MergeGroup> =
+            (0..len).step_by(run * Merge::MOST).map(|start| MergeGroup::new(start, len, run)).collect();
         let lens: Vec<usize> = groups.iter().map(|group| group.runs.len()).collect();
         assert_eq!(lens, [Merge::MOST, 3]);
         assert!(groups.iter().flat_map(|group| &group.runs).map(Range::len).sum::<usize>() == len);
-        let mut group = Group::new(0, 2 * CALL_ELEMENTS + 7, CALL_ELEMENTS);
+        let mut group = MergeGroup::new(0, 2 * CALL_ELEMENTS + 7, CALL_ELEMENTS);
         let all = CALL_ELEMENTS as u64;
         for wrong in
             [vec![], vec![all], vec![all, 0, 1], vec![all + 1, 0, 0], vec![u64::MAX, all + 1, 0], vec![all - 8, 0, 8]]
         {
-            assert_eq!(Group::new(0, 2 * CALL_ELEMENTS + 7, CALL_ELEMENTS).took(&wrong), None, "{wrong:?}");
+            assert_eq!(MergeGroup::new(0, 2 * CALL_ELEMENTS + 7, CALL_ELEMENTS).took(&wrong), None, "{wrong:?}");
         }
         for right in [[all - 7, 0, 7], [7, all - 7, 0], [0, 7, 0]] {
             assert_eq!(group.took(&right), Some(()), "{right:?}");

@@ -4,7 +4,7 @@ use super::{FarVec, Scope};
 use crate::collections::paged::Paged;
 use crate::collections::range_of;
 use crate::error::FarError;
-use crate::heap::{Core, Want};
+use crate::heap::{AccessMode, HeapInner};
 use core::ops::{Range, RangeBounds};
 use futures_util::stream::{Stream, try_unfold};
 
@@ -62,13 +62,13 @@ impl<T: Clone + Send + Sync + 'static> FarVec<T> {
     }
 
     /// Copies the first of these elements: one batch.
-    async fn batch(&self, core: &Core, rest: &Range<usize>, once: bool) -> Result<Vec<T>, FarError> {
+    async fn batch(&self, core: &HeapInner, rest: &Range<usize>, once: bool) -> Result<Vec<T>, FarError> {
         let (unit, first) = (rest.start / Self::PER_UNIT, rest.start % Self::PER_UNIT);
         let most = BATCH_PAGES.div_ceil(Paged::<T>::UNIT_PAGES as usize);
         let mut is_new = false;
         let copy = |scope: &Scope<'_>| {
             is_new |= self.units.is_new(scope, unit);
-            let (address, found) = self.units.units(scope, unit, most, Want::Read)?;
+            let (address, found) = self.units.units(scope, unit, most, AccessMode::Read)?;
             scope.mark_used();
             let count = (found * Self::PER_UNIT - first).min(rest.len());
             // SAFETY: as in `Chunks`.
@@ -76,7 +76,7 @@ impl<T: Clone + Send + Sync + 'static> FarVec<T> {
         };
         let batch = core.fetch_with(copy).await?;
         if once && is_new {
-            self.units.leave_first(&Scope::new(core), unit..unit + 1);
+            self.units.mark_evict_first(&Scope::new(core), unit..unit + 1);
         }
         Ok(batch)
     }

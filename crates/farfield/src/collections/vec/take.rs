@@ -2,9 +2,9 @@
 
 use super::FarVec;
 use super::copy::{FEW_UNITS, add};
-use crate::collections::fresh::Fresh;
+use crate::collections::output_units::OutputUnits;
 use crate::error::FarError;
-use crate::heap::{Heap, Want};
+use crate::heap::{AccessMode, Heap};
 use crate::offload::{CHANNELS, OffloadError};
 use core::ops::{Range, RangeInclusive};
 use core::sync::atomic::Ordering;
@@ -135,7 +135,7 @@ impl<N: Number> Taking<'_, N> {
             return Err(FarError::OtherHeap.into());
         }
         let units = len.div_ceil(FarVec::<N>::PER_UNIT);
-        let mut fresh = Fresh::claim(self.heap.core(), units)?;
+        let mut fresh = OutputUnits::claim(self.heap.core(), units)?;
         match self.at {
             Where::Server => {
                 let indices = match self.order {
@@ -149,7 +149,7 @@ impl<N: Number> Taking<'_, N> {
                 let asked =
                     self.write_back().map_err(OffloadError::from).and_then(|()| self.ask_server(&mut fresh, units));
                 if asked.is_err() && !fresh.is_usable() {
-                    fresh = Fresh::claim(self.heap.core(), units)?;
+                    fresh = OutputUnits::claim(self.heap.core(), units)?;
                 }
                 self.make_here(&mut fresh)?;
             }
@@ -207,7 +207,7 @@ impl<N: Number> Taking<'_, N> {
         if ranges.is_empty() { Ok(()) } else { self.heap.write_back(ranges) }
     }
 
-    fn ask_server(&self, fresh: &mut Fresh<'_, N>, units: usize) -> Result<(), OffloadError> {
+    fn ask_server(&self, fresh: &mut OutputUnits<'_, N>, units: usize) -> Result<(), OffloadError> {
         match size_of::<N>() {
             1 => self.ask::<Take<1>>(fresh, units),
             2 => self.ask::<Take<2>>(fresh, units),
@@ -218,7 +218,7 @@ impl<N: Number> Taking<'_, N> {
 
     fn ask<F: Function<Argument = Taken, Answer = Option<u64>>>(
         &self,
-        fresh: &mut Fresh<'_, N>,
+        fresh: &mut OutputUnits<'_, N>,
         units: usize,
     ) -> Result<(), OffloadError> {
         let mut from = Vec::new();
@@ -304,7 +304,7 @@ impl<N: Number> Taking<'_, N> {
     }
 
     /// Makes the units that the server has not made.
-    fn make_here(&self, fresh: &mut Fresh<'_, N>) -> Result<(), FarError> {
+    fn make_here(&self, fresh: &mut OutputUnits<'_, N>) -> Result<(), FarError> {
         let mut elements = Vec::with_capacity(FarVec::<N>::PER_UNIT);
         for unit in fresh.missing() {
             let places = self.places(unit);
@@ -313,12 +313,12 @@ impl<N: Number> Taking<'_, N> {
                 Order::Far(indices) => self.read(indices, places)?,
             };
             let scope = self.heap.enter();
-            let _patient = scope.patiently();
+            let _patient = scope.allow_blocking();
             elements.clear();
             for index in indices {
                 self.check(index);
-                let _brief = scope.briefly();
-                let element = self.vec.element(&scope, index as usize, Want::Read)?;
+                let _brief = scope.begin_transient();
+                let element = self.vec.element(&scope, index as usize, AccessMode::Read)?;
                 // SAFETY: an element, near until the next one is looked for; a plain number.
                 elements.push(unsafe { element.read() });
             }

@@ -2,30 +2,32 @@
 
 /// Ranges of the frames that were used: one in the ground and one in the annex, each up to an end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Used {
+pub(crate) struct UsedFrames {
     pub(super) high: u32,
-    pub(super) annex: u32,
-    pub(super) annex_high: u32,
+    pub(super) overflow_start: u32,
+    pub(super) overflow_high: u32,
 }
 
-impl Used {
+impl UsedFrames {
     /// Returns the number of these frames.
     pub(crate) fn count(self) -> u32 {
-        self.high - 1 + self.annex_high - self.annex - 1
+        self.high - 1 + self.overflow_high - self.overflow_start - 1
     }
 
     /// Returns the frame after this one, in a circle.
     pub(crate) fn after(self, frame: u32) -> u32 {
         match frame + 1 {
             next if next < self.high => next,
-            next if next <= self.annex && self.annex + 1 < self.annex_high => self.annex + 1,
-            next if self.annex < next && next < self.annex_high => next,
+            next if next <= self.overflow_start && self.overflow_start + 1 < self.overflow_high => {
+                self.overflow_start + 1
+            }
+            next if self.overflow_start < next && next < self.overflow_high => next,
             _ => 1,
         }
     }
 
     /// Iterates over all of them.
     pub(crate) fn iter(self) -> impl Iterator<Item = u32> {
-        (1..self.high).chain(self.annex + 1..self.annex_high)
+        (1..self.high).chain(self.overflow_start + 1..self.overflow_high)
     }
 }

@@ -9,9 +9,9 @@
 //!
 //! The evacuator also compacts far pages in which few objects live (`heap/evictor/merge.rs`).
 
-use super::tags::TagsOf;
+use super::tags::PageTags;
 use super::{ObjectId, Objects};
-use crate::heap::{Core, Purse};
+use crate::heap::{HeapInner, Watermark};
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{CARD_BYTES, EvacuationDecision, FrameId, Handle, IngressPath, LogClass};
@@ -21,14 +21,14 @@ use farfield_os::memory::load_ahead;
 #[derive(Default)]
 pub(crate) struct Evacuator {
     /// Open pages, per class: one for cold objects, one for hot ones.
-    targets: [[Option<Target>; 2]; LogClass::COUNT],
+    targets: [[Option<EvacuationTarget>; 2]; LogClass::COUNT],
     /// Full pages of cold objects, which leave next.
     cold: Vec<u32>,
 }
 
 /// A page being filled.
 #[derive(Clone, Copy)]
-struct Target {
+struct EvacuationTarget {
     page: u32,
     frame: FrameId,
     next: u32,
@@ -36,14 +36,14 @@ struct Target {
 
 /// A page whose objects move, with its bytes. The page is sealed, or Far and kept so
 /// ([`LogPages::go`](super::LogPages::go)).
-struct Source<'a> {
+struct EvacuationSource<'a> {
     page: u32,
     class: LogClass,
     bytes: &'a [u8],
 }
 
 /// An object that lives in the source page.
-struct Found {
+struct LiveObject {
     object: ObjectId,
     index: u32,
     handle: Handle,
@@ -51,7 +51,7 @@ struct Found {
 
 impl Evacuator {
     /// Checks whether this is one of the pages that the evacuator fills. They must not leave.
-    pub(crate) fn fills(&self, core: &Core, page: u32) -> bool {
+    pub(crate) fn fills(&self, core: &HeapInner, page: u32) -> bool {
         core.objects.as_ref().is_some_and(|objects| objects.log.word(page).is_open())
             && self.targets.iter().flatten().flatten().any(|target| target.page == page)
     }
@@ -66,7 +66,7 @@ impl Evacuator {
     /// it, and there is room. Returns true if the page is dead by that, and the caller's to retire.
     pub(crate) fn take(
         &mut self,
-        core: &Core,
+        core: &HeapInner,
         objects: &Objects,
         page: u32,
         frame: FrameId,
@@ -80,7 +80,7 @@ impl Evacuator {
         // SAFETY: a frame of the arena, which is initialised memory of the kernel; its page is in
         // Copying and the evictor's, so nobody writes it until it is told what becomes of the page.
         let bytes = unsafe { core::slice::from_raw_parts(core.frames.address(frame), PAGE_BYTES) };
-        let source = Source { page, class, bytes };
+        let source = EvacuationSource { page, class, bytes };
         let mut found = source.live(objects);
         Self::forget_ahead(core, objects, &mut found);
         objects.heat.tick(core);
@@ -124,10 +124,10 @@ impl Evacuator {
     /// false if there is no room for all that still live.
     fn move_all(
         &mut self,
-        core: &Core,
+        core: &HeapInner,
         objects: &Objects,
-        source: &Source<'_>,
-        found: &[Found],
+        source: &EvacuationSource<'_>,
+        found: &[LiveObject],
         died: &mut bool,
     ) -> bool {
         for found in found {
@@ -143,9 +143,9 @@ impl Evacuator {
     /// Moves the objects that live in a page with these bytes to pages of cold objects. The page is
     /// Far and kept so. An object that another thread brings near meanwhile is that thread's: the
     /// handle decides.
-    pub(crate) fn merge(&mut self, core: &Core, objects: &Objects, page: u32, bytes: &[u8]) {
+    pub(crate) fn merge(&mut self, core: &HeapInner, objects: &Objects, page: u32, bytes: &[u8]) {
         let Some(class) = objects.log.word(page).class() else { return };
-        let source = Source { page, class, bytes };
+        let source = EvacuationSource { page, class, bytes };
         let mut found = source.live(objects);
         Self::forget_ahead(core, objects, &mut found);
         for found in found {
@@ -156,7 +156,7 @@ impl Evacuator {
     }
 
     /// Counts objects that were prefetched and are still unused as unused, and clears their marks.
-    fn forget_ahead(core: &Core, objects: &Objects, found: &mut [Found]) {
+    fn forget_ahead(core: &HeapInner, objects: &Objects, found: &mut [LiveObject]) {
         for found in found.iter_mut().filter(|found| found.handle.is_ahead()) {
             objects.handles[found.object].fetch_and(!Handle::AHEAD, Ordering::Relaxed);
             found.handle = Handle(found.handle.0 & !Handle::AHEAD);
@@ -166,7 +166,13 @@ impl Evacuator {
 
     /// Returns the page for objects of this class and temperature, with room for one; `None` if
     /// there is no frame or no page for it.
-    fn target(&mut self, core: &Core, objects: &Objects, class: LogClass, hot: bool) -> Option<&mut Target> {
+    fn target(
+        &mut self,
+        core: &HeapInner,
+        objects: &Objects,
+        class: LogClass,
+        hot: bool,
+    ) -> Option<&mut EvacuationTarget> {
         let target = &mut self.targets[class.index()][usize::from(hot)];
         if let Some(full) = target.take_if(|target| target.next == class.capacity()) {
             core.close_log(&objects.log, full.page);
@@ -179,9 +185,9 @@ impl Evacuator {
     }
 
     /// Opens a fresh page, near.
-    fn open(core: &Core, objects: &Objects, class: LogClass) -> Option<Target> {
+    fn open(core: &HeapInner, objects: &Objects, class: LogClass) -> Option<EvacuationTarget> {
         // Takes from the reserve too: evacuation gives back more frames than it takes.
-        let frame = core.frames.take(1, Purse::Reserve)?;
+        let frame = core.frames.take(1, Watermark::Emergency)?;
         let Ok(page) = core.open_log(&objects.log, class) else {
             core.frames.put(frame, 1);
             return None;
@@ -191,7 +197,7 @@ impl Evacuator {
         if core.make_log(page, frame).is_err() {
             unreachable!("a fresh log page is Empty");
         }
-        Some(Target { page, frame, next: 0 })
+        Some(EvacuationTarget { page, frame, next: 0 })
     }
 
     /// Returns the full pages of cold objects, and forgets them.
@@ -200,7 +206,7 @@ impl Evacuator {
     }
 
     /// Closes all open pages, for which there is no room: from now on they may leave.
-    pub(crate) fn close(&mut self, core: &Core) {
+    pub(crate) fn close(&mut self, core: &HeapInner) {
         let Some(objects) = &core.objects else { return };
         for target in self.targets.iter_mut().flatten().filter_map(Option::take) {
             core.close_log(&objects.log, target.page);
@@ -208,11 +214,11 @@ impl Evacuator {
     }
 }
 
-impl Source<'_> {
+impl EvacuationSource<'_> {
     /// Returns the objects that live in the page.
-    fn live(&self, objects: &Objects) -> Vec<Found> {
+    fn live(&self, objects: &Objects) -> Vec<LiveObject> {
         assert_eq!(self.bytes.len(), PAGE_BYTES);
-        let tags = TagsOf::new(&objects.log.aside, self.page, self.class);
+        let tags = PageTags::new(&objects.log.aside, self.page, self.class);
         let tagged = |index| {
             // SAFETY: the bytes of a page, which nobody writes as long as we have them.
             let tag = unsafe { tags.get(self.bytes.as_ptr(), index) };
@@ -224,16 +230,22 @@ impl Source<'_> {
         let live = |index| {
             let object = tagged(index)?;
             let handle = Handle(objects.handles[object].load(Ordering::Acquire));
-            handle.is_at(self.page, self.class.card(index)).then_some(Found { object, index, handle })
+            handle.is_at(self.page, self.class.card(index)).then_some(LiveObject { object, index, handle })
         };
         (0..self.class.capacity()).filter_map(live).collect()
     }
 }
 
-impl Target {
+impl EvacuationTarget {
     /// Moves one object to this page. Returns true if the source page is dead by that.
-    fn receive(&mut self, core: &Core, objects: &Objects, source: &Source<'_>, found: &Found) -> bool {
-        let Source { page, class, bytes } = *source;
+    fn receive(
+        &mut self,
+        core: &HeapInner,
+        objects: &Objects,
+        source: &EvacuationSource<'_>,
+        found: &LiveObject,
+    ) -> bool {
+        let EvacuationSource { page, class, bytes } = *source;
         let (index, card) = (self.next, class.card(self.next));
         self.next += 1;
         objects.log.enter(self.page, false);
@@ -243,7 +255,7 @@ impl Target {
         unsafe {
             let target = core.frames.address(self.frame);
             target.add(usize::from(card) * CARD_BYTES).copy_from_nonoverlapping(from.as_ptr(), from.len());
-            TagsOf::new(&objects.log.aside, self.page, class).set(target, index, found.object);
+            PageTags::new(&objects.log.aside, self.page, class).set(target, index, found.object);
         }
         let moved = objects.heat.rule.looked_at(found.handle).evacuated(self.page, card);
         let handle = &objects.handles[found.object];
@@ -284,12 +296,12 @@ mod tests {
             let frame = FrameWord(core.words[page].load(Ordering::Acquire)).frame().unwrap();
             // SAFETY: a frame of initialised memory, whose page stays there until the scope ends, and nobody writes.
             let bytes = unsafe { core::slice::from_raw_parts(core.frames.address(frame), PAGE_BYTES) };
-            let source = Source { page, class, bytes };
+            let source = EvacuationSource { page, class, bytes };
             let found = source.live(objects);
             assert_eq!(found.len() as u32, class.capacity());
             let mut evacuator = Evacuator::default();
             evacuator.target(core, objects, class, false).unwrap().next = class.capacity() - 1;
-            let frames: Vec<_> = core::iter::from_fn(|| core.frames.take(1, Purse::Reserve)).collect();
+            let frames: Vec<_> = core::iter::from_fn(|| core.frames.take(1, Watermark::Emergency)).collect();
             // All but the first end, after they were found.
             values.drain(1..class.capacity() as usize);
             let mut died = false;

@@ -7,10 +7,10 @@
 //! the lane can land it. The bytes are copied into the place, and the handle says that the object
 //! is there. If the object could not be had, the handle says where it was.
 
-use super::tags::TagsOf;
-use super::{Filling, ObjectId, Objects, Places, Way};
+use super::tags::PageTags;
+use super::{FetchGranularity, LogPageBitmap, ObjectId, Objects, OpenLogPage};
 use crate::error::FarError;
-use crate::heap::{Core, Flight, Landing, Patience, Record, Unit, add, count};
+use crate::heap::{Backoff, FetchFlight, FetchIntent, HeapInner, ThreadState, TransferUnit, add, count};
 use core::sync::atomic::Ordering;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
@@ -21,7 +21,7 @@ use farfield_pool::PagePart;
 
 /// A place for an object: near, dirty, and counted.
 #[derive(Clone, Copy)]
-pub(crate) struct Spot {
+pub(crate) struct LogReservation {
     pub(super) page: u32,
     pub(super) place: SlotHint,
     pub(super) class: LogClass,
@@ -34,14 +34,14 @@ pub(crate) struct ObjectFlight {
     /// Page in which the object is, and from which it will be read.
     page: u32,
     card: u8,
-    spot: Spot,
+    spot: LogReservation,
     /// Whether this is a prefetch, which no thread waits for yet.
     is_ahead: bool,
 }
 
 impl ObjectFlight {
     /// Returns the object's number within its heap.
-    pub(crate) fn number(&self, core: &Core) -> u32 {
+    pub(crate) fn number(&self, core: &HeapInner) -> u32 {
         core.pages + self.object
     }
 
@@ -53,22 +53,22 @@ impl ObjectFlight {
     }
 }
 
-impl Core {
+impl HeapInner {
     /// Takes an object that was far when its handle was `seen`, for a flight to this place. Returns
     /// `None`, and gives up the place, if another thread was faster.
     pub(crate) fn depart(
         &self,
-        record: &Record,
+        record: &ThreadState,
         objects: &Objects,
         object: ObjectId,
         seen: Handle,
-        spot: Spot,
+        spot: LogReservation,
         is_ahead: bool,
     ) -> Option<ObjectFlight> {
         let (ObjectLocation::At { page, card }, Some(locked)) = (seen.location(), seen.lock()) else {
             unreachable!("seen in a page");
         };
-        if !objects.log.go(page) {
+        if !objects.log.begin_departure(page) {
             self.give_up(objects, spot);
             return None;
         }
@@ -78,7 +78,7 @@ impl Core {
         // Acquire: the thread that put the object there is done.
         let lock = || objects.handles[object].compare_exchange(seen.0, locked.0, Ordering::AcqRel, Ordering::Relaxed);
         if !is_far || !is_same || lock().is_err() {
-            self.end_going(&objects.log, page);
+            self.end_departure(&objects.log, page);
             self.give_up(objects, spot);
             return None;
         }
@@ -96,16 +96,21 @@ impl Core {
 
     /// Takes an object that is far, for a flight, if there is room; does not wait. The caller is
     /// inside a scope.
-    pub(crate) fn depart_object_now(&self, record: &Record, object: ObjectId, landing: Landing) -> Option<Flight> {
+    pub(crate) fn depart_object_now(
+        &self,
+        record: &ThreadState,
+        object: ObjectId,
+        landing: FetchIntent,
+    ) -> Option<FetchFlight> {
         let objects = self.objects.as_ref().filter(|objects| object < objects.handles.count())?;
         let seen = Handle(objects.handles[object].load(Ordering::Acquire));
         let ObjectLocation::At { page, .. } = seen.location() else { return None };
         if FrameWord(self.words[page].load(Ordering::Acquire)).state() != State::Far {
             return None;
         }
-        let class = match objects.way(page, self.frames.limit())? {
-            Way::Object(class) => class,
-            Way::Page(page) => {
+        let class = match objects.fetch_granularity(page, self.frames.limit())? {
+            FetchGranularity::Object(class) => class,
+            FetchGranularity::Page(page) => {
                 let frame = self.take_frames_now(1, landing)?;
                 return self.depart_page(record, objects, page, frame, landing);
             }
@@ -115,7 +120,7 @@ impl Core {
             self.open_page(record, objects, class, self.take_frames_now(1, landing)?).ok()?;
             spot = self.spot_now(record, objects, object, class, true).ok()?;
         }
-        self.depart(record, objects, object, seen, spot?, landing == Landing::Ahead).map(Flight::Object)
+        self.depart(record, objects, object, seen, spot?, landing == FetchIntent::Prefetch).map(FetchFlight::Object)
     }
 
     /// Ends a flight, with the bytes if they were to be had. Returns true if tasks wait for the
@@ -149,12 +154,12 @@ impl Core {
         }
         match bytes {
             Some(_) => {
-                self.end_coming(&objects.log, spot.page);
+                self.end_arrival(&objects.log, spot.page);
                 self.leave_log(&objects.log, page);
             }
             None => self.give_up(objects, spot),
         }
-        self.end_going(&objects.log, page);
+        self.end_departure(&objects.log, page);
         seen.is_wanted()
     }
 
@@ -163,22 +168,22 @@ impl Core {
     /// not come whole.
     pub(crate) fn depart_page(
         &self,
-        record: &Record,
+        record: &ThreadState,
         objects: &Objects,
         page: u32,
         frame: FrameId,
-        landing: Landing,
-    ) -> Option<Flight> {
+        landing: FetchIntent,
+    ) -> Option<FetchFlight> {
         if objects.log.fetch(page) {
             let word = &self.words[page];
             let seen = FrameWord(word.load(Ordering::Acquire));
             if seen.state() == State::Far && self.exchange(word, seen, seen.deref(false).0) {
                 add(&record.counters.fetched_bytes, PAGE_BYTES as u64);
                 count(&record.counters.whole_pages);
-                if landing != Landing::Ahead {
+                if landing != FetchIntent::Prefetch {
                     self.count_miss(record, page, IngressPath::Page);
                 }
-                return Some(Flight::Unit { unit: Unit { page, pages: 1 }, frame, landing });
+                return Some(FetchFlight::Unit { unit: TransferUnit { page, pages: 1 }, frame, intent: landing });
             }
             self.end_fetch(&objects.log, page, false);
         }
@@ -196,8 +201,8 @@ impl Core {
     }
 
     /// Gives up a place to which nothing comes after all.
-    fn give_up(&self, objects: &Objects, spot: Spot) {
-        self.end_coming(&objects.log, spot.page);
+    fn give_up(&self, objects: &Objects, spot: LogReservation) {
+        self.end_arrival(&objects.log, spot.page);
         self.leave_log(&objects.log, spot.page);
     }
 
@@ -205,13 +210,13 @@ impl Core {
     /// there is none. `coming`: the object is still far. The caller is inside a scope.
     pub(crate) fn place_object(
         &self,
-        record: &Record,
+        record: &ThreadState,
         objects: &Objects,
         object: ObjectId,
         class: LogClass,
         coming: bool,
         renewable: bool,
-    ) -> Result<Spot, FarError> {
+    ) -> Result<LogReservation, FarError> {
         loop {
             if let Some(spot) = self.spot_now(record, objects, object, class, coming)? {
                 return Ok(spot);
@@ -228,32 +233,32 @@ impl Core {
     /// one](Core::open_page).
     pub(crate) fn spot_now(
         &self,
-        record: &Record,
+        record: &ThreadState,
         objects: &Objects,
         object: ObjectId,
         class: LogClass,
         coming: bool,
-    ) -> Result<Option<Spot>, FarError> {
+    ) -> Result<Option<LogReservation>, FarError> {
         let cell = record.objects.page(class);
-        let Some(Filling { page, mut free }) = cell.get() else { return Ok(None) };
+        let Some(OpenLogPage { page, mut free }) = cell.get() else { return Ok(None) };
         let Some(index) = free.take() else {
             cell.set(None);
             self.close_log(&objects.log, page);
-            if record.objects.once.get() {
-                self.leave_first(core::iter::once(page));
+            if record.objects.is_streaming.get() {
+                self.mark_evict_first(core::iter::once(page));
             }
             return Ok(None);
         };
-        cell.set(Some(Filling { page, free }));
+        cell.set(Some(OpenLogPage { page, free }));
         objects.log.enter(page, coming);
         let found = self.near_log(page);
         if let Ok(Some(frame)) = found {
             let place = SlotHint::new(frame, class.card(index));
-            let tags = TagsOf::new(&objects.log.aside, page, class);
+            let tags = PageTags::new(&objects.log.aside, page, class);
             // SAFETY: the frame holds the page until our scope ends; nobody else writes this tag,
             // because the page is open and this thread fills it, and the place is free.
             unsafe { tags.set(self.frames.address(frame), index, object) };
-            return Ok(Some(Spot { page, place, class }));
+            return Ok(Some(LogReservation { page, place, class }));
         }
         if found.is_ok() {
             // The page has left before it was full; it is not worth fetching.
@@ -261,7 +266,7 @@ impl Core {
             self.close_log(&objects.log, page);
         }
         if coming {
-            self.end_coming(&objects.log, page);
+            self.end_arrival(&objects.log, page);
         }
         self.leave_log(&objects.log, page);
         found.map(|_| None)
@@ -271,7 +276,7 @@ impl Core {
     /// given back.
     pub(crate) fn open_page(
         &self,
-        record: &Record,
+        record: &ThreadState,
         objects: &Objects,
         class: LogClass,
         frame: FrameId,
@@ -285,7 +290,8 @@ impl Core {
         });
         match opened {
             Ok(page) => {
-                let before = record.objects.page(class).replace(Some(Filling { page, free: Places::all(class) }));
+                let before =
+                    record.objects.page(class).replace(Some(OpenLogPage { page, free: LogPageBitmap::all(class) }));
                 debug_assert!(before.is_none(), "a page that nobody closes");
             }
             Err(_) => self.frames.put(frame, 1),
@@ -297,7 +303,7 @@ impl Core {
     /// previous page of this number is discarded.
     pub(super) fn make_log(&self, page: u32, frame: FrameId) -> Result<(), FarError> {
         let word = &self.words[page];
-        let mut patience = Patience::new(self.patience);
+        let mut patience = Backoff::new(self.patience);
         loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
             match seen.create() {
@@ -319,7 +325,7 @@ impl Core {
     /// page has left.
     pub(super) fn near_log(&self, page: u32) -> Result<Option<FrameId>, FarError> {
         let word = &self.words[page];
-        let mut patience = Patience::new(self.patience);
+        let mut patience = Backoff::new(self.patience);
         loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
             match seen.create() {

@@ -2,7 +2,7 @@
 
 use super::ObjectId;
 use crate::error::{BuildError, FarError};
-use crate::heap::Table;
+use crate::heap::ReservedArray;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
@@ -11,12 +11,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// All handles of a heap.
 pub(crate) struct Handles {
-    words: Table<AtomicU64>,
+    words: ReservedArray<AtomicU64>,
     count: u32,
-    free: Mutex<Free>,
+    free: Mutex<FreeHandles>,
 }
 
-struct Free {
+struct FreeHandles {
     /// First handle of the list of those that were used and are free again.
     first: Option<ObjectId>,
     /// Number of the first handle that was never used; later ones were not either.
@@ -25,7 +25,7 @@ struct Free {
 
 /// Free handles of one thread.
 #[derive(Default)]
-pub(crate) struct OwnHandles {
+pub(crate) struct ThreadHandles {
     first: Cell<Option<ObjectId>>,
     count: Cell<u32>,
 }
@@ -35,10 +35,14 @@ const BATCH: u32 = 64;
 
 impl Handles {
     pub(super) fn new(count: u32) -> Result<Handles, BuildError> {
-        Ok(Handles { words: Table::new(count as usize)?, count, free: Mutex::new(Free { first: None, fresh: 0 }) })
+        Ok(Handles {
+            words: ReservedArray::new(count as usize)?,
+            count,
+            free: Mutex::new(FreeHandles { first: None, fresh: 0 }),
+        })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Free> {
+    fn lock(&self) -> MutexGuard<'_, FreeHandles> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -57,7 +61,7 @@ impl Handles {
     }
 
     /// Checks whether there is a free handle, or fewer than `most` were ever used.
-    pub(super) fn has_room(&self, own: &OwnHandles, most: impl FnOnce() -> u64) -> bool {
+    pub(super) fn has_room(&self, own: &ThreadHandles, most: impl FnOnce() -> u64) -> bool {
         own.first.get().is_some() || {
             let most = most().min(u64::from(self.count));
             let free = self.lock();
@@ -78,7 +82,7 @@ impl Handles {
 
     /// Takes a free handle for the caller; true if the table has grown by that. Fails with
     /// [`FarError::FarFull`] if there is none.
-    pub(super) fn take(&self, own: &OwnHandles) -> Result<(ObjectId, bool), FarError> {
+    pub(super) fn take(&self, own: &ThreadHandles) -> Result<(ObjectId, bool), FarError> {
         let mut first = own.first.get();
         let mut grown = false;
         if first.is_none() {
@@ -105,7 +109,7 @@ impl Handles {
     }
 
     /// Makes the handle free, for this thread first.
-    pub(super) fn give(&self, own: &OwnHandles, object: ObjectId) {
+    pub(super) fn give(&self, own: &ThreadHandles, object: ObjectId) {
         let mut first = own.first.get();
         self.push(&mut first, object);
         own.first.set(first);
@@ -116,13 +120,13 @@ impl Handles {
     }
 
     /// Gives all free handles of a thread, which ends, to the others.
-    pub(super) fn give_all(&self, own: &OwnHandles) {
+    pub(super) fn give_all(&self, own: &ThreadHandles) {
         while own.count.get() > 0 {
             self.give_batch(own);
         }
     }
 
-    fn give_batch(&self, own: &OwnHandles) {
+    fn give_batch(&self, own: &ThreadHandles) {
         let mut first = own.first.get();
         let mut free = self.lock();
         for _ in 0..BATCH {

@@ -2,12 +2,12 @@
 //! the evacuator change a handle.
 
 use super::{ObjectId, Objects};
-use crate::heap::Core;
+use crate::heap::HeapInner;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::heap::{Handle, Hotness, STAMPS_PER_TURN, Stamp};
 
 /// The rule of the heap, and the clock of [`Hotness::Recency`].
-pub(super) struct Heat {
+pub(super) struct HotnessClock {
     pub(super) rule: Hotness,
     /// Number of moments (ticks of the clock) that have passed.
     moments: AtomicU64,
@@ -15,9 +15,9 @@ pub(super) struct Heat {
     passed_at: AtomicU64,
 }
 
-impl Heat {
-    pub(super) fn new(rule: Hotness) -> Heat {
-        Heat { rule, moments: AtomicU64::new(0), passed_at: AtomicU64::new(0) }
+impl HotnessClock {
+    pub(super) fn new(rule: Hotness) -> HotnessClock {
+        HotnessClock { rule, moments: AtomicU64::new(0), passed_at: AtomicU64::new(0) }
     }
 
     pub(super) fn now(&self) -> Stamp {
@@ -26,7 +26,7 @@ impl Heat {
 
     /// Advances the clock by which uses are stamped, according to the pages that have left. The
     /// evictor calls this when it checks a page.
-    pub(super) fn tick(&self, core: &Core) {
+    pub(super) fn tick(&self, core: &HeapInner) {
         if self.rule != Hotness::Recency {
             return;
         }

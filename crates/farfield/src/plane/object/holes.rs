@@ -12,10 +12,10 @@
 //! object without having updated the page's word yet. So no more places are filled than the word
 //! knows to be free.
 
-use super::tags::TagsOf;
-use super::{Filling, Objects, Places};
+use super::tags::PageTags;
+use super::{LogPageBitmap, Objects, OpenLogPage};
 use crate::error::FarError;
-use crate::heap::{Core, Record};
+use crate::heap::{HeapInner, ThreadState};
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FrameWord, Handle, LogClass, State};
@@ -78,14 +78,19 @@ impl Holes {
     }
 }
 
-impl Core {
+impl HeapInner {
     /// Makes a near page of this class with holes the thread's to fill; false if none is found. The
     /// caller is inside a scope.
-    pub(super) fn reopen_page(&self, record: &Record, objects: &Objects, class: LogClass) -> Result<bool, FarError> {
+    pub(super) fn reopen_page(
+        &self,
+        record: &ThreadState,
+        objects: &Objects,
+        class: LogClass,
+    ) -> Result<bool, FarError> {
         for _ in 0..LOOKS {
             let Some(page) = objects.log.holes.take(class) else { break };
             if let Some(free) = self.reopen(objects, page, class)? {
-                let before = record.objects.page(class).replace(Some(Filling { page, free }));
+                let before = record.objects.page(class).replace(Some(OpenLogPage { page, free }));
                 debug_assert!(before.is_none(), "a page that nobody closes");
                 return Ok(true);
             }
@@ -94,7 +99,7 @@ impl Core {
     }
 
     /// Opens this page again, if it can be filled, and returns its free places.
-    fn reopen(&self, objects: &Objects, page: u32, class: LogClass) -> Result<Option<Places>, FarError> {
+    fn reopen(&self, objects: &Objects, page: u32, class: LogClass) -> Result<Option<LogPageBitmap>, FarError> {
         let log = &objects.log;
         // A page that is being copied would have to be waited for.
         if !matches!(FrameWord(self.words[page].load(Ordering::Relaxed)).state(), State::Near | State::Cooling) {
@@ -104,7 +109,7 @@ impl Core {
         // it.
         let Some(frame) = self.near_log(page)? else { return Ok(None) };
         let Some(word) = log.reopen(page, class) else { return Ok(None) };
-        let tags = TagsOf::new(&log.aside, page, class);
+        let tags = PageTags::new(&log.aside, page, class);
         let bytes = self.frames.address(frame);
         // SAFETY: the page is near until our scope ends, and ours to fill: nobody else writes its
         // tags.

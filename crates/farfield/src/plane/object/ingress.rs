@@ -5,28 +5,28 @@
 //! that frame. Neither changes for a scope that has seen it. A value whose page is Far is locked,
 //! and read into a place in the log page of the thread that wanted it (`flight`).
 
-use super::{ObjectId, Objects, Way};
+use super::{FetchGranularity, ObjectId, Objects};
 use crate::error::FarError;
-use crate::heap::{Core, Flight, NOT_NEAR, Patience, Record, Scope, Want, count, count_use};
+use crate::heap::{AccessMode, Backoff, FetchFlight, HeapInner, Scope, ThreadState, WOULD_BLOCK, count, count_use};
 use core::sync::atomic::Ordering;
 use farfield_core::heap::{DerefOutcome, FrameWord, Handle, Hotness, ObjectLocation, SlotHint, State};
 use farfield_os::memory::load_ahead;
 
 /// Result of a look at an object.
-pub(crate) enum Sight {
+pub(crate) enum ObjectLookup {
     /// The object is near, and stays where it is for the scope that looked.
-    Here(SlotHint),
+    Resident(SlotHint),
     /// The object is on its way, in another flight.
-    Moving,
+    Relocating,
     /// The page of the object is being copied, or the object has just left it: look again soon.
-    Busy,
+    Retry,
     /// The object comes with this page, which is on its way.
-    Coming(u32),
+    Loading(u32),
     /// The object is far: its handle, and the way by which it is to come.
-    Far(Handle, Way),
+    Far(Handle, FetchGranularity),
 }
 
-impl Core {
+impl HeapInner {
     /// Returns the object of this number among those of all heaps, if it belongs to this heap.
     #[inline]
     pub(super) fn object_of(&self, number: u32) -> Option<(&Objects, ObjectId)> {
@@ -42,19 +42,24 @@ impl Core {
         scope: &Scope<'_>,
         number: u32,
         guess: SlotHint,
-        want: Want,
+        want: AccessMode,
         renewable: bool,
     ) -> Result<SlotHint, FarError> {
         let (objects, object) = self.object_of(number).ok_or(FarError::OtherHeap)?;
         if self.confirms_object(objects, object, guess, want) {
             return Ok(guess);
         }
-        self.seek(scope.record, objects, object, want, renewable)
+        self.fault_in_object(scope.record, objects, object, want, renewable)
     }
 
     /// Returns the number within this heap of the object that a slot names. `Ok(None)`: the object
     /// is near where the slot guesses. Fails if the object belongs to another heap.
-    pub(crate) fn missing_object(&self, number: u32, guess: SlotHint, want: Want) -> Result<Option<u32>, FarError> {
+    pub(crate) fn missing_object(
+        &self,
+        number: u32,
+        guess: SlotHint,
+        want: AccessMode,
+    ) -> Result<Option<u32>, FarError> {
         let (objects, object) = self.object_of(number).ok_or(FarError::OtherHeap)?;
         Ok((!self.confirms_object(objects, object, guess, want)).then_some(self.pages + object))
     }
@@ -80,7 +85,7 @@ impl Core {
 
     /// Checks whether the object is near where its slot guesses, and hot already.
     #[inline]
-    fn confirms_object(&self, objects: &Objects, object: ObjectId, guess: SlotHint, want: Want) -> bool {
+    fn confirms_object(&self, objects: &Objects, object: ObjectId, guess: SlotHint, want: AccessMode) -> bool {
         let handle = &objects.handles[object];
         let seen = Handle(handle.load(Ordering::Acquire));
         if let ObjectLocation::At { page, card } = seen.location()
@@ -89,14 +94,14 @@ impl Core {
             // The address comes from the slot, so that the processor loads the value while it
             // checks.
             let word = FrameWord(self.words[page].load(Ordering::Acquire));
-            let found = if want == Want::Write { word.confirms_dirty(guess) } else { word.confirms(guess) };
+            let found = if want == AccessMode::Write { word.confirms_dirty(guess) } else { word.confirms(guess) };
             return found && seen.is_hot() && Handle(handle.load(Ordering::Acquire)) == seen;
         }
         false
     }
 
     /// Marks the use of the object of this number, whose place the caller knows.
-    pub(crate) fn use_object(&self, record: &Record, number: u32) {
+    pub(crate) fn use_object(&self, record: &ThreadState, number: u32) {
         if let Some((objects, object)) = self.object_of(number) {
             self.mark(record, objects, object, Handle(objects.handles[object].load(Ordering::Relaxed)), false);
         }
@@ -104,60 +109,62 @@ impl Core {
 
     /// Returns the place of the object of this number, if it is near and no wait is needed. The
     /// caller is inside a scope.
-    pub(crate) fn object_now(&self, record: &Record, number: u32) -> Option<SlotHint> {
+    pub(crate) fn object_now(&self, record: &ThreadState, number: u32) -> Option<SlotHint> {
         let (objects, object) = self.object_of(number)?;
-        match self.look_at(record, objects, object, Want::Read, false) {
-            Sight::Here(place) => Some(place),
-            Sight::Moving | Sight::Coming(_) | Sight::Busy | Sight::Far(..) => None,
+        match self.look_up_object(record, objects, object, AccessMode::Read, false) {
+            ObjectLookup::Resident(place) => Some(place),
+            ObjectLookup::Relocating | ObjectLookup::Loading(_) | ObjectLookup::Retry | ObjectLookup::Far(..) => None,
         }
     }
 
     /// Makes an object near and returns its place, for callers without a slot. Waits for the pool
     /// or other threads if needed. The caller is inside a scope, which may be `renewable`.
-    pub(crate) fn seek(
+    pub(crate) fn fault_in_object(
         &self,
-        record: &Record,
+        record: &ThreadState,
         objects: &Objects,
         object: ObjectId,
-        want: Want,
+        want: AccessMode,
         renewable: bool,
     ) -> Result<SlotHint, FarError> {
         let number = self.pages + object;
-        let mut patience = Patience::new(self.patience);
-        let mut brought = record.is_again.get();
+        let mut patience = Backoff::new(self.patience);
+        let mut brought = record.is_retry.get();
         loop {
-            match self.look_at(record, objects, object, want, brought) {
-                Sight::Here(place) => return Ok(place),
-                Sight::Far(..) | Sight::Moving | Sight::Coming(_) if record.is_impatient.get() => {
+            match self.look_up_object(record, objects, object, want, brought) {
+                ObjectLookup::Resident(place) => return Ok(place),
+                ObjectLookup::Far(..) | ObjectLookup::Relocating | ObjectLookup::Loading(_)
+                    if record.is_nonblocking.get() =>
+                {
                     record.missed.set(Some((number, want)));
-                    return Err(NOT_NEAR);
+                    return Err(WOULD_BLOCK);
                 }
                 _ if cfg!(debug_assertions) && record.locks.get() > 0 => {
                     unreachable!("waits for an object with a lock")
                 }
-                Sight::Busy => patience.wait()?,
-                Sight::Moving => {
+                ObjectLookup::Retry => patience.wait()?,
+                ObjectLookup::Relocating => {
                     self.help(record, Some(number));
                     patience.wait()?;
                 }
-                Sight::Coming(page) => {
+                ObjectLookup::Loading(page) => {
                     self.help(record, Some(page));
                     patience.wait()?;
                 }
-                Sight::Far(_, Way::Page(page)) => {
+                ObjectLookup::Far(_, FetchGranularity::Page(page)) => {
                     let frame = self.take_wanted_frames(record, 1, renewable, want)?;
-                    if let Some(flight) = self.depart_page(record, objects, page, frame, want.landing()) {
+                    if let Some(flight) = self.depart_page(record, objects, page, frame, want.fetch_intent()) {
                         self.fetch(record, flight)?;
                         brought = true;
-                        self.leave_after(record, page);
+                        self.mark_streamed_page(record, page);
                     }
                 }
-                Sight::Far(seen, Way::Object(class)) => {
+                ObjectLookup::Far(seen, FetchGranularity::Object(class)) => {
                     // Takes the room first, so that no thread waits for an object whose owner waits
                     // for room.
                     let spot = self.place_object(record, objects, object, class, true, renewable)?;
                     if let Some(flight) = self.depart(record, objects, object, seen, spot, false) {
-                        self.fetch(record, Flight::Object(flight))?;
+                        self.fetch(record, FetchFlight::Object(flight))?;
                         brought = true;
                     }
                 }
@@ -167,20 +174,20 @@ impl Core {
 
     /// Looks at an object, and marks that it was used if it is near. `brought`: it was far when
     /// this use began. The caller is inside a scope.
-    pub(crate) fn look_at(
+    pub(crate) fn look_up_object(
         &self,
-        record: &Record,
+        record: &ThreadState,
         objects: &Objects,
         object: ObjectId,
-        want: Want,
+        want: AccessMode,
         brought: bool,
-    ) -> Sight {
+    ) -> ObjectLookup {
         let handle = &objects.handles[object];
         loop {
             let seen = Handle(handle.load(Ordering::Acquire));
             let (page, card) = match seen.location() {
                 ObjectLocation::At { page, card } => (page, card),
-                ObjectLocation::Moving => return Sight::Moving,
+                ObjectLocation::Moving => return ObjectLookup::Relocating,
                 ObjectLocation::Nowhere => unreachable!("a slot of an object that is gone"),
             };
             let word = &self.words[page];
@@ -193,27 +200,29 @@ impl Core {
                     }
                     count_use(record, held);
                     if held.state() != State::Near {
-                        self.leave_after(record, page);
+                        self.mark_streamed_page(record, page);
                     }
                     // A scope that finds the page near after the object has moved out finds the
                     // handle changed, too.
                     let now = Handle(handle.load(Ordering::Acquire));
                     if now.location() == seen.location() {
                         self.mark(record, objects, object, now, brought);
-                        return Sight::Here(SlotHint::new(frame, card));
+                        return ObjectLookup::Resident(SlotHint::new(frame, card));
                     }
                 }
                 // The page is being read, or is Empty because the object has moved out.
                 DerefOutcome::Wait if held.state() == State::Loading && objects.log.word(page).is_whole() => {
-                    return Sight::Coming(page);
+                    return ObjectLookup::Loading(page);
                 }
                 DerefOutcome::Wait => {
                     if next == held || self.exchange(word, held, next) {
-                        return Sight::Busy;
+                        return ObjectLookup::Retry;
                     }
                 }
                 DerefOutcome::Fetch => {
-                    return objects.way(page, self.frames.limit()).map_or(Sight::Busy, |way| Sight::Far(seen, way));
+                    return objects
+                        .fetch_granularity(page, self.frames.limit())
+                        .map_or(ObjectLookup::Retry, |way| ObjectLookup::Far(seen, way));
                 }
                 DerefOutcome::Zero => unreachable!("nobody creates by looking"),
             }
@@ -222,9 +231,9 @@ impl Core {
 
     /// Lets this page leave first if the present use is the only one (streaming access). The page
     /// came whole for an object in it, or was about to leave.
-    pub(crate) fn leave_after(&self, record: &Record, page: u32) {
-        if record.objects.once.get() {
-            self.leave_first(core::iter::once(page));
+    pub(crate) fn mark_streamed_page(&self, record: &ThreadState, page: u32) {
+        if record.objects.is_streaming.get() {
+            self.mark_evict_first(core::iter::once(page));
         }
     }
 
@@ -236,12 +245,12 @@ impl Core {
         if let ObjectLocation::At { page, .. } = seen.location()
             && FrameWord(self.words[page].load(Ordering::Relaxed)).frame().is_some()
         {
-            self.leave_first(core::iter::once(page));
+            self.mark_evict_first(core::iter::once(page));
         }
     }
 
     /// Marks the use of an object that is near. An object is hot if it is used again after it came.
-    fn mark(&self, record: &Record, objects: &Objects, object: ObjectId, now: Handle, brought: bool) {
+    fn mark(&self, record: &ThreadState, objects: &Objects, object: ObjectId, now: Handle, brought: bool) {
         let handle = &objects.handles[object];
         if now.is_ahead() {
             let before = Handle(handle.fetch_and(!Handle::AHEAD, Ordering::Relaxed));
@@ -249,9 +258,9 @@ impl Core {
                 count(&record.counters.prefetches_used);
             }
             handle.fetch_or(Handle::USED, Ordering::Relaxed);
-        } else if objects.heat.rule != Hotness::Mark && !now.is_hot() && !record.objects.once.get() {
+        } else if objects.heat.rule != Hotness::Mark && !now.is_hot() && !record.objects.is_streaming.get() {
             objects.warm(object, now, brought);
-        } else if !now.is_hot() && !brought && !record.objects.once.get() {
+        } else if !now.is_hot() && !brought && !record.objects.is_streaming.get() {
             handle.fetch_or(Handle::HOT | Handle::USED, Ordering::Relaxed);
         } else if !now.is_used() {
             handle.fetch_or(Handle::USED, Ordering::Relaxed);

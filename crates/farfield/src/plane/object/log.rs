@@ -1,10 +1,10 @@
 //! Log pages: which are free, which objects live in them, and when they may be used again.
 
 use super::holes::Holes;
-use super::tags::{Aside, TagsOf};
-use super::{ObjectId, OwnObjects};
+use super::tags::{PageTags, TagTable};
+use super::{ObjectId, ThreadObjects};
 use crate::error::{BuildError, FarError};
-use crate::heap::{Core, Table, Unit};
+use crate::heap::{HeapInner, ReservedArray, TransferUnit};
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{IngressPath, LogClass, LogWord, SEGMENT_PAGES};
@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// All log pages of a heap.
 pub(crate) struct LogPages {
     /// Log words, one per page of the heap, in use or not.
-    words: Table<AtomicU32>,
+    words: ReservedArray<AtomicU32>,
     /// Number of log pages that there are.
     count: AtomicU32,
     /// Number of log pages that were opened, so far.
@@ -23,7 +23,7 @@ pub(crate) struct LogPages {
     /// Number of log pages in use. The next field counts those of them that come whole next time.
     in_use: AtomicU32,
     by_page: AtomicU32,
-    pub(super) aside: Aside,
+    pub(super) aside: TagTable,
     pub(super) holes: Holes,
     lists: Mutex<Lists>,
 }
@@ -48,12 +48,12 @@ const RETIRED_MANY: usize = 64;
 impl LogPages {
     pub(super) fn new(pages: u32, near: u64) -> Result<LogPages, BuildError> {
         Ok(LogPages {
-            words: Table::new(pages as usize)?,
+            words: ReservedArray::new(pages as usize)?,
             count: AtomicU32::new(0),
             opened: AtomicU32::new(0),
             in_use: AtomicU32::new(0),
             by_page: AtomicU32::new(0),
-            aside: Aside::new(pages)?,
+            aside: TagTable::new(pages)?,
             holes: Holes::new(near),
             lists: Mutex::new(Lists::default()),
         })
@@ -119,7 +119,7 @@ impl LogPages {
     }
 
     /// Checks whether objects are on their way to the page. If so, it must not leave.
-    pub(crate) fn expects(&self, page: u32) -> bool {
+    pub(crate) fn has_arriving(&self, page: u32) -> bool {
         self.word(page).coming() > 0
     }
 
@@ -131,7 +131,7 @@ impl LogPages {
 
     /// Lets the caller take objects out of the page, which stays Far if it is. False if it comes
     /// near at this moment, or is dead.
-    pub(crate) fn go(&self, page: u32) -> bool {
+    pub(crate) fn begin_departure(&self, page: u32) -> bool {
         self.update(page, |word| word.go().map_or((word, false), |next| (next, true)))
     }
 
@@ -182,12 +182,12 @@ impl LogPages {
         if path == IngressPath::Page {
             self.by_page.fetch_add(1, Ordering::Relaxed);
         }
-        self.no_longer(self.update(page, |word| (word.leave(path), word)));
+        self.uncount_whole_page(self.update(page, |word| (word.leave(path), word)));
     }
 
     /// Removes a page from the count of those that come whole, if its word before says that it is
     /// one.
-    fn no_longer(&self, before: LogWord) {
+    fn uncount_whole_page(&self, before: LogWord) {
         if before.path() == IngressPath::Page {
             self.by_page.fetch_sub(1, Ordering::Relaxed);
         }
@@ -195,7 +195,7 @@ impl LogPages {
 
     /// Retires the page, which is Empty and not in use.
     pub(crate) fn retire(&self, page: u32) {
-        self.no_longer(LogWord(self.words[page].swap(LogWord::UNUSED.0, Ordering::SeqCst)));
+        self.uncount_whole_page(LogWord(self.words[page].swap(LogWord::UNUSED.0, Ordering::SeqCst)));
         self.in_use.fetch_sub(1, Ordering::Relaxed);
         self.lists().retired.push(page);
     }
@@ -206,7 +206,7 @@ impl LogPages {
     /// The page's bytes are at this address, and nobody writes them.
     pub(crate) unsafe fn tagged(&self, page: u32, class: LogClass, index: u32, bytes: *const u8) -> Option<ObjectId> {
         // SAFETY: passed on to the caller.
-        unsafe { TagsOf::new(&self.aside, page, class).get(bytes, index) }
+        unsafe { PageTags::new(&self.aside, page, class).get(bytes, index) }
     }
 
     /// Returns the pages that are not in use, for the verifier.
@@ -217,7 +217,7 @@ impl LogPages {
     }
 }
 
-impl Core {
+impl HeapInner {
     /// Opens a log page for the caller to fill. Fails if all far addresses are in use.
     pub(super) fn open_log(&self, log: &LogPages, class: LogClass) -> Result<u32, FarError> {
         let kind = usize::from(class.has_tags_aside());
@@ -305,14 +305,14 @@ impl Core {
     }
 
     /// Ends the wait of the page for an object that has come, or does not come.
-    pub(super) fn end_coming(&self, log: &LogPages, page: u32) {
+    pub(super) fn end_arrival(&self, log: &LogPages, page: u32) {
         if log.update(page, LogWord::arrived) {
             self.retire_log(log, page);
         }
     }
 
     /// Ends the caller's taking of objects out of the page.
-    pub(crate) fn end_going(&self, log: &LogPages, page: u32) {
+    pub(crate) fn end_departure(&self, log: &LogPages, page: u32) {
         if log.update(page, LogWord::gone) {
             self.retire_log(log, page);
         }
@@ -334,12 +334,12 @@ impl Core {
 
     /// Retires a page in which nothing lives and which nobody fills. Called once for each death.
     pub(super) fn retire_log(&self, log: &LogPages, page: u32) {
-        self.release(Unit { page, pages: 1 });
+        self.release(TransferUnit { page, pages: 1 });
         log.retire(page);
     }
 
     /// Closes the open pages of a thread that ends, and gives its handles to others.
-    pub(crate) fn detach_objects(&self, own: &OwnObjects) {
+    pub(crate) fn detach_objects(&self, own: &ThreadObjects) {
         let Some(objects) = &self.objects else { return };
         for cell in own.pages.iter().flatten() {
             if let Some(filling) = cell.take() {

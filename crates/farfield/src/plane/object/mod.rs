@@ -26,14 +26,14 @@
 
 mod evacuator;
 mod flight;
-mod habit;
 mod handles;
 mod heat;
 mod holes;
 mod ingress;
 mod log;
+mod marginal_utility;
+mod miss_history;
 mod paths;
-mod price;
 mod tags;
 mod values;
 
@@ -44,12 +44,12 @@ pub(crate) use evacuator::Evacuator;
 use farfield_core::heap::{Handle, Hotness, LogClass, LogWord};
 pub(crate) use flight::ObjectFlight;
 use handles::Handles;
-pub(crate) use handles::OwnHandles;
-use heat::Heat;
-pub(crate) use ingress::Sight;
+pub(crate) use handles::ThreadHandles;
+use heat::HotnessClock;
+pub(crate) use ingress::ObjectLookup;
 pub(crate) use log::LogPages;
-pub(crate) use paths::{Paths, Way};
-use price::Price;
+use marginal_utility::MarginalUtility;
+pub(crate) use paths::{FetchGranularity, Paths};
 
 /// Number of a handle within its heap.
 pub(crate) type ObjectId = u32;
@@ -60,39 +60,39 @@ pub(crate) struct Objects {
     pub(crate) log: LogPages,
     /// Number of objects that the evacuator has moved.
     pub(crate) moved: AtomicU64,
-    heat: Heat,
+    heat: HotnessClock,
     /// Present on the hybrid plane only.
     pub(crate) paths: Option<Paths>,
 }
 
 /// State of a thread that only heaps of the object and hybrid plane need.
 #[derive(Default)]
-pub(crate) struct OwnObjects {
-    handles: OwnHandles,
+pub(crate) struct ThreadObjects {
+    handles: ThreadHandles,
     /// Pages that the thread fills, one for each class; and others for values that come to be used
     /// once.
-    pages: [[Cell<Option<Filling>>; LogClass::COUNT]; 2],
+    pages: [[Cell<Option<OpenLogPage>>; LogClass::COUNT]; 2],
     /// Whether far values come now to be used once (streaming access).
-    once: Cell<bool>,
+    is_streaming: Cell<bool>,
 }
 
 /// A page that a thread fills, with its free places.
 #[derive(Clone, Copy)]
-struct Filling {
+struct OpenLogPage {
     page: u32,
-    free: Places,
+    free: LogPageBitmap,
 }
 
 /// Set of places of a log page, by index.
 #[derive(Clone, Copy, Default)]
-struct Places([u64; 4]);
+struct LogPageBitmap([u64; 4]);
 
 const _: () = assert!(LogClass::from_index(0).capacity() <= 256);
 
-impl Places {
+impl LogPageBitmap {
     /// Returns the set of all places of a page of this class.
-    fn all(class: LogClass) -> Places {
-        Places(core::array::from_fn(|word| {
+    fn all(class: LogClass) -> LogPageBitmap {
+        LogPageBitmap(core::array::from_fn(|word| {
             let from_here = class.capacity().saturating_sub(word as u32 * u64::BITS);
             if from_here >= u64::BITS { u64::MAX } else { (1 << from_here) - 1 }
         }))
@@ -107,26 +107,26 @@ impl Places {
     }
 }
 
-impl FromIterator<u32> for Places {
-    fn from_iter<I: IntoIterator<Item = u32>>(indices: I) -> Places {
-        let mut places = Places::default();
+impl FromIterator<u32> for LogPageBitmap {
+    fn from_iter<I: IntoIterator<Item = u32>>(indices: I) -> LogPageBitmap {
+        let mut places = LogPageBitmap::default();
         indices.into_iter().for_each(|index| places.0[(index / u64::BITS) as usize] |= 1 << (index % u64::BITS));
         places
     }
 }
 
-impl OwnObjects {
+impl ThreadObjects {
     /// Returns the cell of the page to be filled now.
-    fn page(&self, class: LogClass) -> &Cell<Option<Filling>> {
-        &self.pages[usize::from(self.once.get())][class.index()]
+    fn page(&self, class: LogClass) -> &Cell<Option<OpenLogPage>> {
+        &self.pages[usize::from(self.is_streaming.get())][class.index()]
     }
 
     /// Runs `look`, as a streaming access: the values that it finds are used once. Near ones do not
     /// become hot by that; far ones come to pages that leave first.
-    pub(crate) fn once<R>(&self, look: impl FnOnce() -> R) -> R {
-        let before = self.once.replace(true);
+    pub(crate) fn run_streaming<R>(&self, look: impl FnOnce() -> R) -> R {
+        let before = self.is_streaming.replace(true);
         let found = look();
-        self.once.set(before);
+        self.is_streaming.set(before);
         found
     }
 }
@@ -144,7 +144,7 @@ impl Objects {
             handles: Handles::new(handles)?,
             log: LogPages::new(pages, near)?,
             moved: AtomicU64::new(0),
-            heat: Heat::new(hotness),
+            heat: HotnessClock::new(hotness),
             paths,
         })
     }
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn all_places_of_a_page_are_taken_in_order() {
         for class in (0..LogClass::COUNT).map(LogClass::from_index) {
-            let mut free = Places::all(class);
+            let mut free = LogPageBitmap::all(class);
             let taken: Vec<u32> = core::iter::from_fn(|| free.take()).collect();
             assert_eq!(taken, (0..class.capacity()).collect::<Vec<_>>());
         }

@@ -25,10 +25,10 @@
 //! short time. When they are so many that the page would have paid for itself, the next one brings
 //! the rest with it. So a wrong guess costs at most about twice what the right one would have cost.
 
-use super::habit::Habit;
-use super::{Objects, Price};
+use super::miss_history::MissHistory;
+use super::{MarginalUtility, Objects};
 use crate::error::BuildError;
-use crate::heap::{Core, Record, Table, Unit, count};
+use crate::heap::{HeapInner, ReservedArray, ThreadState, TransferUnit, count};
 use crate::stats::Stats;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farfield_core::heap::{IngressPath, LogClass, LogWord};
@@ -39,11 +39,11 @@ pub(crate) struct Paths {
     threshold: Option<f64>,
     /// Size in bytes up to which values have no handles.
     alone_above: usize,
-    trials: [Trials; LogClass::COUNT],
-    habits: [Habit; LogClass::COUNT],
-    pub(crate) price: Price,
+    probes: [WholePageProbes; LogClass::COUNT],
+    miss_histories: [MissHistory; LogClass::COUNT],
+    pub(crate) utility: MarginalUtility,
     /// Misses of each far page in a row.
-    bursts: Table<AtomicU32>,
+    miss_runs: ReservedArray<AtomicU32>,
     /// Number of pages that left, by CAR in tenths.
     pub(crate) rates: [AtomicU64; Stats::RATE_CLASSES],
     /// Number of these pages that come whole.
@@ -53,7 +53,7 @@ pub(crate) struct Paths {
 }
 
 /// Results of the pages of one class that came whole.
-struct Trials {
+struct WholePageProbes {
     /// Share of the objects living in them that was used, in parts of [`ALL`]; recent pages weigh
     /// more.
     rate: AtomicU32,
@@ -70,7 +70,7 @@ const TRY_EVERY: u32 = 16;
 /// Misses of one far page in a row. The word has the clock of the first one (24 bits), whether the
 /// page is a guess (1 bit), and their number (7 bits).
 #[derive(Clone, Copy)]
-struct Burst(u32);
+struct MissRun(u32);
 
 const CLOCK_SHIFT: u32 = 8;
 const GUESS: u32 = 1 << 7;
@@ -78,7 +78,7 @@ const COUNT_MAX: u32 = GUESS - 1;
 /// Part of near memory, as a divisor, after whose departure a row ends.
 const ROW: u32 = 4;
 
-impl Burst {
+impl MissRun {
     /// Returns the number of misses in the row at time `clock`, in a near memory of this many
     /// frames; 0 if the first one was long before.
     fn count(self, clock: u32, frames: u32) -> u32 {
@@ -87,11 +87,11 @@ impl Burst {
     }
 
     /// Adds a miss to the row, or begins a new row.
-    fn missed(self, clock: u32, frames: u32) -> Burst {
+    fn missed(self, clock: u32, frames: u32) -> MissRun {
         match self.count(clock, frames) {
-            0 => Burst(clock << CLOCK_SHIFT | self.0 & GUESS | 1),
+            0 => MissRun(clock << CLOCK_SHIFT | self.0 & GUESS | 1),
             COUNT_MAX => self,
-            _ => Burst(self.0 + 1),
+            _ => MissRun(self.0 + 1),
         }
     }
 }
@@ -99,14 +99,14 @@ impl Burst {
 impl Paths {
     /// Makes the tables for a heap of this many pages.
     pub(crate) fn new(threshold: Option<f64>, alone_above: usize, pages: u32) -> Result<Paths, BuildError> {
-        let trials = |_| Trials { rate: AtomicU32::new(ALL), untried: AtomicU32::new(0) };
+        let trials = |_| WholePageProbes { rate: AtomicU32::new(ALL), untried: AtomicU32::new(0) };
         Ok(Paths {
             threshold,
             alone_above,
-            trials: core::array::from_fn(trials),
-            habits: Default::default(),
-            price: Price::new(pages)?,
-            bursts: Table::new(pages as usize)?,
+            probes: core::array::from_fn(trials),
+            miss_histories: Default::default(),
+            utility: MarginalUtility::new(pages)?,
+            miss_runs: ReservedArray::new(pages as usize)?,
             rates: Default::default(),
             by_page: AtomicU64::new(0),
             used_bytes: AtomicU64::new(0),
@@ -120,12 +120,13 @@ impl Paths {
 
     /// Decides whether a new value of this class and size is made without a handle.
     fn makes_without_handle(&self, class: LogClass, bytes: usize) -> bool {
-        bytes <= self.alone_above || self.threshold.is_none() && self.habits[class.index()].makes_without(class)
+        bytes <= self.alone_above
+            || self.threshold.is_none() && self.miss_histories[class.index()].should_skip_handle(class)
     }
 
     /// Checks whether values of this class and size are made without handles, or mostly so.
     fn is_without_handles(&self, class: LogClass, bytes: usize) -> bool {
-        bytes <= self.alone_above || self.threshold.is_none() && self.habits[class.index()].is_without()
+        bytes <= self.alone_above || self.threshold.is_none() && self.miss_histories[class.index()].skips_handles()
     }
 
     /// Chooses the path of the objects of a page that leaves, with this word and this many used
@@ -134,11 +135,11 @@ impl Paths {
         let comes_whole = match self.threshold {
             Some(threshold) => rate(class, used) >= threshold,
             None => {
-                let usual = self.usual(class, word);
+                let usual = self.expected_uses(class, word);
                 if word.came_whole() {
-                    self.pays(class, (f64::from(used) + usual) / 2.0)
+                    self.is_worth_whole_page(class, (f64::from(used) + usual) / 2.0)
                 } else {
-                    self.pays(class, usual) || self.is_trial(class)
+                    self.is_worth_whole_page(class, usual) || self.is_probe(class)
                 }
             }
         };
@@ -147,21 +148,21 @@ impl Paths {
 
     /// Estimates how many objects of a page with this word are used if it comes whole, as far as
     /// its class can tell.
-    fn usual(&self, class: LogClass, word: LogWord) -> f64 {
-        let rate = self.trials[class.index()].rate.load(Ordering::Relaxed);
+    fn expected_uses(&self, class: LogClass, word: LogWord) -> f64 {
+        let rate = self.probes[class.index()].rate.load(Ordering::Relaxed);
         f64::from(word.live()) * f64::from(rate) / f64::from(ALL)
     }
 
     /// Checks whether the next page of this class comes whole as a trial, whatever is known.
-    fn is_trial(&self, class: LogClass) -> bool {
-        self.trials[class.index()].untried.load(Ordering::Relaxed).is_multiple_of(TRY_EVERY)
+    fn is_probe(&self, class: LogClass) -> bool {
+        self.probes[class.index()].untried.load(Ordering::Relaxed).is_multiple_of(TRY_EVERY)
     }
 
     /// Checks whether it pays that a page comes whole of which this many objects will be used.
-    fn pays(&self, class: LogClass, used: f64) -> bool {
+    fn is_worth_whole_page(&self, class: LogClass, used: f64) -> bool {
         // Half, because objects that come one by one stay longer than their page would, each from
         // its own use on.
-        used - 1.0 > self.price.now() * (1.0 - used / f64::from(class.capacity()) / 2.0)
+        used - 1.0 > self.utility.now() * (1.0 - used / f64::from(class.capacity()) / 2.0)
     }
 
     /// Counts a page that leaves as it is, of which this many objects were used, and which comes by
@@ -175,7 +176,7 @@ impl Paths {
 
     /// Learns from the stay of a page with this word, which is over.
     pub(super) fn learn(&self, class: LogClass, word: LogWord, used: u32) {
-        let trials = &self.trials[class.index()];
+        let trials = &self.probes[class.index()];
         if !word.came_whole() {
             trials.untried.fetch_add(1, Ordering::Relaxed);
         } else if word.live() > 0 {
@@ -187,30 +188,33 @@ impl Paths {
     /// Notes that a page with this word leaves. If it was only filled, it is a guess: the way it
     /// comes is decided when it is missed, by what is known then.
     pub(super) fn leaves(&self, page: u32, class: LogClass, word: LogWord) {
-        let is_guess = self.threshold.is_none() && !word.came_whole() && !self.is_trial(class);
-        self.bursts[page].store(if is_guess { GUESS } else { 0 }, Ordering::Relaxed);
+        let is_guess = self.threshold.is_none() && !word.came_whole() && !self.is_probe(class);
+        self.miss_runs[page].store(if is_guess { GUESS } else { 0 }, Ordering::Relaxed);
     }
 
     /// Checks whether this far page comes whole when one of its objects is missed.
     fn comes_whole(&self, page: u32, class: LogClass, word: LogWord, frames: u32) -> bool {
-        let is_guess = self.bursts[page].load(Ordering::Relaxed) & GUESS != 0;
-        let is_likely =
-            if is_guess { self.pays(class, self.usual(class, word)) } else { word.path() == IngressPath::Page };
-        is_likely || self.is_burst(page, frames)
+        let is_guess = self.miss_runs[page].load(Ordering::Relaxed) & GUESS != 0;
+        let is_likely = if is_guess {
+            self.is_worth_whole_page(class, self.expected_uses(class, word))
+        } else {
+            word.path() == IngressPath::Page
+        };
+        is_likely || self.is_long_miss_run(page, frames)
     }
 
     /// Counts a miss of an object of this far page, which comes alone.
     fn missed(&self, page: u32, frames: u32) {
-        let burst = &self.bursts[page];
-        let next = Burst(burst.load(Ordering::Relaxed)).missed(self.price.clock(), frames);
+        let burst = &self.miss_runs[page];
+        let next = MissRun(burst.load(Ordering::Relaxed)).missed(self.utility.clock(), frames);
         burst.store(next.0, Ordering::Relaxed);
     }
 
     /// Checks whether so many objects of this far page were missed lately that the rest had better
     /// come with the next one.
-    fn is_burst(&self, page: u32, frames: u32) -> bool {
-        let count = Burst(self.bursts[page].load(Ordering::Relaxed)).count(self.price.clock(), frames);
-        count > 0 && self.threshold.is_none() && f64::from(count) >= self.price.now()
+    fn is_long_miss_run(&self, page: u32, frames: u32) -> bool {
+        let count = MissRun(self.miss_runs[page].load(Ordering::Relaxed)).count(self.utility.clock(), frames);
+        count > 0 && self.threshold.is_none() && f64::from(count) >= self.utility.now()
     }
 }
 
@@ -220,39 +224,39 @@ fn rate(class: LogClass, used: u32) -> f64 {
 
 /// Way by which a far object comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Way {
+pub(crate) enum FetchGranularity {
     /// Alone, to a place of this class.
     Object(LogClass),
     /// With this page.
     Page(u32),
 }
 
-impl Core {
+impl HeapInner {
     fn paths(&self) -> Option<&Paths> {
         self.objects.as_ref().and_then(|objects| objects.paths.as_ref())
     }
 
     /// Counts a miss in this page, which begins to come by this path.
-    pub(crate) fn count_miss(&self, record: &Record, page: u32, path: IngressPath) {
+    pub(crate) fn count_miss(&self, record: &ThreadState, page: u32, path: IngressPath) {
         count(&record.counters.misses);
         if path == IngressPath::Object {
             count(&record.counters.object_misses);
         }
         let Some(paths) = self.paths() else { return };
         if let Some(class) = self.objects.as_ref().and_then(|objects| objects.log.word(page).class()) {
-            paths.habits[class.index()].missed(path);
+            paths.miss_histories[class.index()].missed(path);
         }
         let frames = self.frames.limit();
-        paths.price.missed(page, frames);
+        paths.utility.missed(page, frames);
         if path == IngressPath::Object {
             paths.missed(page, frames);
         }
     }
 
     /// Counts the departure of a unit that is about to leave.
-    pub(crate) fn count_departure(&self, unit: Unit) {
+    pub(crate) fn count_departure(&self, unit: TransferUnit) {
         if let Some(paths) = self.paths() {
-            paths.price.leaves(unit, self.frames.limit());
+            paths.utility.leaves(unit, self.frames.limit());
         }
     }
 }
@@ -271,11 +275,15 @@ impl Objects {
 
     /// Returns the way by which an object of this page comes, if the page is Far, with this many
     /// frames of near memory. `None` if the page is on its way, or dead.
-    pub(crate) fn way(&self, page: u32, frames: u32) -> Option<Way> {
+    pub(crate) fn fetch_granularity(&self, page: u32, frames: u32) -> Option<FetchGranularity> {
         let word = self.log.word(page);
         let class = word.class().filter(|_| !word.is_whole())?;
         let comes_whole = |paths: &Paths| word.fetch().is_some() && paths.comes_whole(page, class, word, frames);
-        Some(if self.paths.as_ref().is_some_and(comes_whole) { Way::Page(page) } else { Way::Object(class) })
+        Some(if self.paths.as_ref().is_some_and(comes_whole) {
+            FetchGranularity::Page(page)
+        } else {
+            FetchGranularity::Object(class)
+        })
     }
 }
 
@@ -293,8 +301,8 @@ mod tests {
     fn paths_at(misses: u32) -> Paths {
         let paths = Paths::new(None, 0, 1 << 16).unwrap();
         for page in 0..16 * FRAMES {
-            paths.price.leaves(Unit { page, pages: 1 }, FRAMES);
-            (0..misses).for_each(|_| paths.price.missed(page, FRAMES));
+            paths.utility.leaves(TransferUnit { page, pages: 1 }, FRAMES);
+            (0..misses).for_each(|_| paths.utility.missed(page, FRAMES));
         }
         paths
     }
@@ -310,7 +318,7 @@ mod tests {
     fn the_more_near_memory_is_worth_the_more_must_be_used() {
         let class = LogClass::of(64, 8).unwrap();
         let least = |misses: u32| {
-            let whole = |used: &u32| paths_at(misses).pays(class, f64::from(*used));
+            let whole = |used: &u32| paths_at(misses).is_worth_whole_page(class, f64::from(*used));
             (0..=class.capacity()).find(whole).unwrap()
         };
         assert_eq!(least(0), 2);
@@ -318,7 +326,7 @@ mod tests {
         assert_eq!((least(1), least(5)), (9, 31));
         // Two objects of a page are not worth what eight misses are, however many there are.
         let large = LogClass::of(1300, 8).unwrap();
-        assert!(paths_at(0).pays(large, 2.0) && !paths_at(1).pays(large, 3.0));
+        assert!(paths_at(0).is_worth_whole_page(large, 2.0) && !paths_at(1).is_worth_whole_page(large, 3.0));
     }
 
     #[test]
@@ -364,7 +372,7 @@ mod tests {
 
     #[test]
     fn a_row_of_misses_ends() {
-        let mut burst = Burst(0);
+        let mut burst = MissRun(0);
         let mut clock = u32::MAX - 5;
         for count in 1..=300 {
             burst = burst.missed(clock, FRAMES);
@@ -395,7 +403,7 @@ mod tests {
                 (0..core.segments.high_page()).find(|page| objects.log.word(*page).live() == 60 && is_far(*page));
             let page = page.expect("a full page that is far");
             objects.log.send(page, IngressPath::Object);
-            objects.paths.as_ref().unwrap().bursts[page].store(0, Ordering::Relaxed);
+            objects.paths.as_ref().unwrap().miss_runs[page].store(0, Ordering::Relaxed);
             let before = heap.stats();
             for (index, value) in values.iter().enumerate() {
                 let number = value.pointer().number_in(core).unwrap() - core.pages;

@@ -6,32 +6,33 @@
 
 use super::ObjectId;
 use crate::error::BuildError;
-use crate::heap::{Table, Zeroed};
+use crate::heap::{ReservedArray, Zeroed};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farfield_core::heap::{LogClass, SEGMENT_PAGES, TAG_BYTES, TAGS_ASIDE};
 
 /// Tags that do not lie in their pages.
-pub(super) struct Aside {
-    groups: Table<Group>,
+pub(super) struct TagTable {
+    groups: ReservedArray<SegmentTags>,
     bytes: AtomicU64,
 }
 
 /// Tags of the pages of a segment; null until the segment has had a page with such tags.
-struct Group(AtomicPtr<Tags>);
+struct SegmentTags(AtomicPtr<Tags>);
 
 // SAFETY: an atomic pointer, for which zero is null.
-unsafe impl Zeroed for Group {}
+unsafe impl Zeroed for SegmentTags {}
 
 type Tags = [[AtomicU32; TAGS_ASIDE]; SEGMENT_PAGES as usize];
 
-impl Aside {
-    pub(super) fn new(pages: u32) -> Result<Aside, BuildError> {
-        Ok(Aside { groups: Table::new(pages.div_ceil(SEGMENT_PAGES) as usize)?, bytes: AtomicU64::new(0) })
+impl TagTable {
+    pub(super) fn new(pages: u32) -> Result<TagTable, BuildError> {
+        Ok(TagTable { groups: ReservedArray::new(pages.div_ceil(SEGMENT_PAGES) as usize)?, bytes: AtomicU64::new(0) })
     }
 
     /// Returns the bytes of near memory that the tags cost.
     pub(super) fn table_bytes(&self, high_page: u32) -> u64 {
-        u64::from(high_page.div_ceil(SEGMENT_PAGES)) * size_of::<Group>() as u64 + self.bytes.load(Ordering::Relaxed)
+        u64::from(high_page.div_ceil(SEGMENT_PAGES)) * size_of::<SegmentTags>() as u64
+            + self.bytes.load(Ordering::Relaxed)
     }
 
     /// Returns the tags of this page, if there has ever been room for them.
@@ -67,7 +68,7 @@ impl Aside {
     }
 }
 
-impl Drop for Aside {
+impl Drop for TagTable {
     fn drop(&mut self) {
         // Used groups are in front, so the rest need not be read (that would cost memory).
         let group_bytes = size_of::<Tags>() as u64;
@@ -88,15 +89,15 @@ impl Drop for Aside {
 
 /// Access to the tags of a log page.
 #[derive(Clone, Copy)]
-pub(super) struct TagsOf<'a> {
+pub(super) struct PageTags<'a> {
     class: LogClass,
     aside: Option<&'a [AtomicU32; TAGS_ASIDE]>,
 }
 
-impl<'a> TagsOf<'a> {
+impl<'a> PageTags<'a> {
     /// Returns the access to the tags of this page, which is one of this class.
-    pub(super) fn new(aside: &'a Aside, page: u32, class: LogClass) -> TagsOf<'a> {
-        TagsOf { class, aside: aside.of(page).filter(|_| class.has_tags_aside()) }
+    pub(super) fn new(aside: &'a TagTable, page: u32, class: LogClass) -> PageTags<'a> {
+        PageTags { class, aside: aside.of(page).filter(|_| class.has_tags_aside()) }
     }
 
     /// Returns the object of this index, by the page's bytes; `None` if there never was one.
@@ -143,7 +144,7 @@ mod tests {
 
     #[test]
     fn groups_are_made_once_and_counted() {
-        let aside = Aside::new(64).unwrap();
+        let aside = TagTable::new(64).unwrap();
         let class = LogClass::of(1024, 8).unwrap();
         let before = aside.table_bytes(64);
         assert!(!aside.has_room(17) && aside.make_room(17) && !aside.make_room(18) && aside.make_room(63));
@@ -152,12 +153,12 @@ mod tests {
         for page in 16..32 {
             for index in 0..class.capacity() {
                 // SAFETY: none of these tags is in a page.
-                unsafe { TagsOf::new(&aside, page, class).set(core::ptr::null_mut(), index, page << 8 | index) };
+                unsafe { PageTags::new(&aside, page, class).set(core::ptr::null_mut(), index, page << 8 | index) };
             }
         }
         for page in 16..32 {
             // SAFETY: as above.
-            let tag = |index| unsafe { TagsOf::new(&aside, page, class).get(core::ptr::null(), index) };
+            let tag = |index| unsafe { PageTags::new(&aside, page, class).get(core::ptr::null(), index) };
             assert!((0..class.capacity()).all(|index| tag(index) == Some(page << 8 | index)));
         }
     }

@@ -2,18 +2,18 @@
 
 use super::{ObjectId, Objects};
 use crate::error::FarError;
-use crate::heap::{Core, Patience, Record};
+use crate::heap::{Backoff, HeapInner, ThreadState};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use farfield_core::heap::{Handle, LogClass, ObjectLocation, SlotHint};
 use std::alloc::Layout;
 
-impl Core {
+impl HeapInner {
     /// Checks whether there is a handle for one more value. Handles take up to a quarter of the
     /// near memory that other tables leave, and none once all tables together have five eighths.
     /// The rest is for other tables: values without a handle still come by pages, but a collection
     /// whose index cannot grow is of no use.
-    pub(crate) fn may_have_handle(&self, objects: &Objects, record: &Record) -> bool {
+    pub(crate) fn may_have_handle(&self, objects: &Objects, record: &ThreadState) -> bool {
         let most = || {
             let near = self.near.load(Ordering::Relaxed);
             let tables = self.table_bytes();
@@ -29,7 +29,7 @@ impl Core {
     /// moves the object.
     pub(crate) fn make_object(
         &self,
-        record: &Record,
+        record: &ThreadState,
         objects: &Objects,
         class: LogClass,
         renewable: bool,
@@ -58,7 +58,7 @@ impl Core {
     /// owns the object, nobody else uses it, and the caller has found it near in its present scope.
     pub(crate) fn move_within<R>(
         &self,
-        record: &Record,
+        record: &ThreadState,
         number: u32,
         layout: Layout,
         copy: impl FnOnce(SlotHint) -> R,
@@ -93,9 +93,9 @@ impl Core {
     }
 
     /// Frees an object that the caller owns. The caller gives up its reference to the heap itself.
-    pub(crate) fn free_object(&self, record: &Record, objects: &Objects, object: ObjectId) {
+    pub(crate) fn free_object(&self, record: &ThreadState, objects: &Objects, object: ObjectId) {
         let handle = &objects.handles[object];
-        let mut patience = Patience::new(Duration::MAX);
+        let mut patience = Backoff::new(Duration::MAX);
         loop {
             let seen = Handle(handle.load(Ordering::Acquire));
             match seen.location() {

@@ -1,11 +1,11 @@
 //! Reclaim on demand: an access that needs frames and finds none frees some, or waits.
 
-use super::access::Want;
-use super::evictor::{Outcome, Urgency};
-use super::frames::Purse;
-use super::io::Landing;
-use super::threads::{Record, count};
-use super::{Core, Patience};
+use super::access::AccessMode;
+use super::eviction::{EvictionOutcome, EvictionUrgency};
+use super::frames::Watermark;
+use super::io::FetchIntent;
+use super::threads::{ThreadState, count};
+use super::{Backoff, HeapInner};
 use crate::error::FarError;
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
@@ -16,11 +16,11 @@ use std::time::Instant;
 /// Maximum time that a thread which waits for the evictor sleeps before it looks for itself.
 const SLEEP: Duration = Duration::from_millis(1);
 
-impl Core {
+impl HeapInner {
     /// Renews the only scope of this thread, from which nobody has a reference, and waits until
     /// there is room. As when a scope begins, enough pages must be ready to leave while it lasts.
     #[cold]
-    pub(crate) fn make_room(&self, record: &Record) -> Result<(), FarError> {
+    pub(crate) fn make_room(&self, record: &ThreadState) -> Result<(), FarError> {
         self.evictor.prepare(self);
         record.renew_only(&self.epoch);
         let frame = self.take_frames(record, 1, true)?;
@@ -40,8 +40,8 @@ impl Core {
 
     /// Takes frames for a unit. If there are none, frees some: the thread runs the evictor itself
     /// if it is idle, because a wake-up takes longer than a batch.
-    pub(crate) fn take_frames(&self, record: &Record, pages: u32, renewable: bool) -> Result<FrameId, FarError> {
-        if let Some(frame) = self.take_frames_now(pages, Landing::Clean) {
+    pub(crate) fn take_frames(&self, record: &ThreadState, pages: u32, renewable: bool) -> Result<FrameId, FarError> {
+        if let Some(frame) = self.take_frames_now(pages, FetchIntent::Read) {
             return Ok(frame);
         }
         self.check_size(pages)?;
@@ -56,13 +56,13 @@ impl Core {
     /// fetched even if the pool is full.
     pub(crate) fn take_wanted_frames(
         &self,
-        record: &Record,
+        record: &ThreadState,
         pages: u32,
         renewable: bool,
-        want: Want,
+        want: AccessMode,
     ) -> Result<FrameId, FarError> {
         match self.take_frames(record, pages, renewable) {
-            Err(error) if want == Want::Read => self.take_to_read(record, pages, renewable, error),
+            Err(error) if want == AccessMode::Read => self.take_to_read(record, pages, renewable, error),
             frames => frames,
         }
     }
@@ -74,7 +74,7 @@ impl Core {
     /// `error` if that is no help either.
     pub(super) fn take_to_read(
         &self,
-        record: &Record,
+        record: &ThreadState,
         pages: u32,
         renewable: bool,
         error: FarError,
@@ -82,10 +82,10 @@ impl Core {
         if !matches!(error, FarError::Pool(PoolError::PoolFull { .. })) {
             return Err(error);
         }
-        let mut patience = Patience::new(self.patience);
+        let mut patience = Backoff::new(self.patience);
         let mut is_over = false;
         loop {
-            if let Some(frame) = self.frames.take(pages, Purse::Reserve) {
+            if let Some(frame) = self.frames.take(pages, Watermark::Emergency) {
                 return Ok(frame);
             }
             if is_over || patience.wait().is_err() {
@@ -94,11 +94,13 @@ impl Core {
             if renewable {
                 record.renew_only(&self.epoch);
             }
-            let outcome = self.run_evictor(record, self.frames.room() + pages, Urgency::Full);
+            let outcome = self.run_evictor(record, self.frames.room() + pages, EvictionUrgency::Full);
             is_over = match outcome {
-                Some(Ok(Outcome::Blocked(epoch))) => !renewable && record.keeps(epoch),
-                Some(Ok(Outcome::Hot) | Err(_)) => true,
-                Some(Ok(Outcome::Enough | Outcome::More | Outcome::Soon)) | None => false,
+                Some(Ok(EvictionOutcome::Blocked(epoch))) => !renewable && record.keeps(epoch),
+                Some(Ok(EvictionOutcome::Hot) | Err(_)) => true,
+                Some(Ok(EvictionOutcome::Enough | EvictionOutcome::Progress | EvictionOutcome::ShortWait)) | None => {
+                    false
+                }
             };
         }
     }
@@ -111,21 +113,21 @@ impl Core {
         Ok(())
     }
 
-    fn wait_for_frames(&self, record: &Record, pages: u32, renewable: bool) -> Result<FrameId, FarError> {
+    fn wait_for_frames(&self, record: &ThreadState, pages: u32, renewable: bool) -> Result<FrameId, FarError> {
         self.reclaimer.wake();
-        let place = self.throttle.queue();
-        let mut patience = Patience::new(self.patience);
+        let place = self.admission.queue();
+        let mut patience = Backoff::new(self.patience);
         let mut goal = self.first_goal(pages);
         loop {
             if renewable {
                 record.renew_only(&self.epoch);
             }
-            let before = place.before();
+            let before = place.position();
             // One of the waiters makes room for all. But nobody gets on before the one whose scope
             // holds back the pages that are about to leave.
             let holds_back = || !renewable && record.entered().is_some() && record.entered() == self.threads.oldest();
             if before > 0 && !holds_back() {
-                if let Some(frame) = self.frames.take(pages, Purse::Behind(before)) {
+                if let Some(frame) = self.frames.take(pages, Watermark::Queued(before)) {
                     return Ok(frame);
                 }
                 let enough = || self.frames.open_spare() >= pages + before;
@@ -135,12 +137,14 @@ impl Core {
             let is_own = |epoch| !renewable && record.keeps(epoch);
             let round = self.make_frames(record, pages, &mut goal, before, is_own)?;
             match round {
-                Round::Got(frame) => return Ok(frame),
+                ReclaimRound::Frame(frame) => return Ok(frame),
                 // The scope does not end before we return.
-                Round::OwnScope => return self.frames.take(pages, Purse::Reserve).ok_or(FarError::NearFull),
+                ReclaimRound::OwnScope => {
+                    return self.frames.take(pages, Watermark::Emergency).ok_or(FarError::NearFull);
+                }
                 // The others may wait for what this thread holds.
-                Round::Blocked if patience.is_long() => {
-                    if let Some(frame) = self.frames.take(pages, Purse::Reserve) {
+                ReclaimRound::Blocked if patience.is_long() => {
+                    if let Some(frame) = self.frames.take(pages, Watermark::Emergency) {
                         return Ok(frame);
                     }
                 }
@@ -148,7 +152,7 @@ impl Core {
             }
             // Pages that have arrived can leave again.
             self.help(record, None);
-            if round == Round::Busy {
+            if round == ReclaimRound::EvictorBusy {
                 // The thread that runs the evictor rings when it has stopped.
                 let enough = || self.frames.spare() >= goal + before || self.evictor.is_idle();
                 patience.wait_by(|| _ = place.sleep_unless(enough, SLEEP))?;
@@ -160,10 +164,15 @@ impl Core {
 
     /// Runs the evictor, unless another thread does, for a thread that first renews scopes which
     /// hold back more than they must.
-    fn run_evictor(&self, record: &Record, goal: u32, urgency: Urgency) -> Option<Result<Outcome, PoolError>> {
+    fn run_evictor(
+        &self,
+        record: &ThreadState,
+        goal: u32,
+        urgency: EvictionUrgency,
+    ) -> Option<Result<EvictionOutcome, PoolError>> {
         record.renew_some_idle(&self.epoch);
         let outcome = self.evictor.try_run(self, goal, urgency);
-        let Some(Ok(Outcome::Blocked(epoch))) = outcome else { return outcome };
+        let Some(Ok(EvictionOutcome::Blocked(epoch))) = outcome else { return outcome };
         let helps = record.entered().is_some_and(|entered| entered <= epoch) && record.renew_idle(&self.epoch);
         if helps { self.evictor.try_run(self, goal, urgency) } else { outcome }
     }
@@ -179,26 +188,26 @@ impl Core {
     /// own scopes.
     pub(super) fn make_frames(
         &self,
-        record: &Record,
+        record: &ThreadState,
         pages: u32,
         goal: &mut u32,
         before: u32,
         is_own: impl Fn(u64) -> bool,
-    ) -> Result<Round, FarError> {
+    ) -> Result<ReclaimRound, FarError> {
         // The reserve grows with the limit, also while a thread waits.
         *goal = (*goal).max(self.first_goal(pages));
         // The goal includes the frames of those that came before; else it would not see what is in
         // the way.
-        let mut outcome = self.run_evictor(record, *goal + before, Urgency::Demand);
-        if matches!(outcome, Some(Ok(Outcome::Blocked(epoch))) if is_own(epoch)) {
+        let mut outcome = self.run_evictor(record, *goal + before, EvictionUrgency::Demand);
+        if matches!(outcome, Some(Ok(EvictionOutcome::Blocked(epoch))) if is_own(epoch)) {
             // Nobody else gets on before this waiter does, so it is not behind the others.
-            outcome = self.evictor.try_run(self, *goal, Urgency::Last);
-            if let Some(frame) = self.frames.take(pages, Purse::Open) {
-                return Ok(Round::Got(frame));
+            outcome = self.evictor.try_run(self, *goal, EvictionUrgency::Last);
+            if let Some(frame) = self.frames.take(pages, Watermark::Normal) {
+                return Ok(ReclaimRound::Frame(frame));
             }
         }
-        if let Some(frame) = self.frames.take(pages, Purse::Behind(before)) {
-            return Ok(Round::Got(frame));
+        if let Some(frame) = self.frames.take(pages, Watermark::Queued(before)) {
+            return Ok(ReclaimRound::Frame(frame));
         }
         self.evictor.try_close(self);
         // Where there is no annex, free frames need not be contiguous: each round frees more.
@@ -206,10 +215,10 @@ impl Core {
             *goal = (*goal + *goal / 2).min(self.frames.limit());
         }
         match outcome {
-            None => Ok(Round::Busy),
-            Some(Ok(Outcome::Blocked(epoch))) if is_own(epoch) => Ok(Round::OwnScope),
-            Some(Ok(Outcome::Blocked(_))) => Ok(Round::Blocked),
-            Some(Ok(_)) => Ok(Round::Tried),
+            None => Ok(ReclaimRound::EvictorBusy),
+            Some(Ok(EvictionOutcome::Blocked(epoch))) if is_own(epoch) => Ok(ReclaimRound::OwnScope),
+            Some(Ok(EvictionOutcome::Blocked(_))) => Ok(ReclaimRound::Blocked),
+            Some(Ok(_)) => Ok(ReclaimRound::Retry),
             Some(Err(error)) => Err(error.into()),
         }
     }
@@ -217,22 +226,22 @@ impl Core {
 
 /// Outcome of one round of making room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Round {
-    Got(FrameId),
+pub(super) enum ReclaimRound {
+    Frame(FrameId),
     /// Failed: all that could leave waits for scopes of others.
     Blocked,
     /// Failed: all that could leave waits for scopes of the waiter itself.
     OwnScope,
     /// No frames yet; a later round may get some.
-    Tried,
+    Retry,
     /// Skipped: another thread runs the evictor.
-    Busy,
+    EvictorBusy,
 }
 
 #[cfg(test)]
 mod tests {
     //! Guards against scopes that hold less than they may and find no room, because the reclaimer was late.
-    use super::{Core, Duration, FarError, Patience, Purse, Round};
+    use super::{Backoff, Duration, FarError, HeapInner, ReclaimRound, Watermark};
     use crate::ptr::Follow;
     use crate::{FarBox, FarString, Heap, Plane};
     use core::sync::atomic::{AtomicBool, Ordering};
@@ -256,7 +265,7 @@ mod tests {
         heap.core().frames.limit() as usize / 16
     }
 
-    fn is_near<const WORDS: usize>(core: &Core, value: &FarBox<[u64; WORDS]>) -> bool {
+    fn is_near<const WORDS: usize>(core: &HeapInner, value: &FarBox<[u64; WORDS]>) -> bool {
         let number = value.pointer().number_in(core).unwrap();
         let page = match (&core.objects, number.checked_sub(core.pages)) {
             (Some(objects), Some(object)) => match objects.handle(object).location() {
@@ -336,9 +345,9 @@ mod tests {
         let mut goal = core.first_goal(1);
         heap.set_near(8 << 20);
         assert!(core.first_goal(1) > goal);
-        let mut taken: Vec<_> = core::iter::from_fn(|| core.frames.take(1, Purse::Open)).collect();
+        let mut taken: Vec<_> = core::iter::from_fn(|| core.frames.take(1, Watermark::Normal)).collect();
         let found = (0..100).find_map(|_| match core.make_frames(record, 1, &mut goal, 0, |_| false).unwrap() {
-            Round::Got(frame) => Some(frame),
+            ReclaimRound::Frame(frame) => Some(frame),
             _ => None,
         });
         taken.extend(found);
@@ -357,8 +366,8 @@ mod tests {
             let throttled = heap.stats().throttled;
             values[round].get(&scope)?;
             // The other thread has used up what may be had while this scope lasts.
-            let mut patience = Patience::new(Duration::from_secs(60));
-            while heap.core().throttle.waiting() == 0 || heap.stats().throttled == throttled {
+            let mut patience = Backoff::new(Duration::from_secs(60));
+            while heap.core().admission.waiting() == 0 || heap.stats().throttled == throttled {
                 patience.wait()?;
             }
             let middle = values.len() / 2 + round * 100;

@@ -10,8 +10,8 @@
 //!
 //! No list says which pages these are: their words do (Empty and stored).
 
-use super::take::settle;
-use super::{Core, Evictor, EvictorState, Unit};
+use super::victims::apply_transition;
+use super::{EvictorState, HeapEvictor, HeapInner, TransferUnit};
 use core::sync::atomic::{AtomicI64, Ordering};
 use farfield_core::heap::{FrameWord, State};
 use farfield_pool::PoolError;
@@ -32,7 +32,7 @@ impl Vacancies {
     }
 }
 
-impl Core {
+impl HeapInner {
     /// Counts a page that has become Empty; `stored`: the pool has a copy of what was in it.
     pub(crate) fn vacate(&self, stored: bool) {
         if stored {
@@ -56,9 +56,9 @@ impl Core {
     }
 }
 
-impl Evictor {
+impl HeapEvictor {
     /// Gives a few vacancies back to the pool. Returns how many.
-    pub(crate) fn discard_some(&self, core: &Core) -> Result<usize, PoolError> {
+    pub(crate) fn discard_some(&self, core: &HeapInner) -> Result<usize, PoolError> {
         let mut looks = u64::from(core.segments.high_page());
         self.lock().discard_batch(core, &mut looks)
     }
@@ -66,7 +66,7 @@ impl Evictor {
 
 impl EvictorState {
     /// Gives the vacancies back that are too many.
-    pub(super) fn discard_excess(&mut self, core: &Core) -> Result<(), PoolError> {
+    pub(super) fn discard_excess(&mut self, core: &HeapInner) -> Result<(), PoolError> {
         let max = core.vacancies_max();
         // A quarter of the maximum more is given back, so that this is not done for each page that
         // dies.
@@ -74,7 +74,7 @@ impl EvictorState {
     }
 
     /// Gives vacancies back until there are at most `few`.
-    pub(super) fn discard(&mut self, core: &Core, few: u64) -> Result<(), PoolError> {
+    pub(super) fn discard(&mut self, core: &HeapInner, few: u64) -> Result<(), PoolError> {
         let mut looks = u64::from(core.segments.high_page());
         while core.vacancies.count() > few && looks > 0 {
             self.discard_batch(core, &mut looks)?;
@@ -83,15 +83,15 @@ impl EvictorState {
     }
 
     /// Gives back the next batch of vacancies, after at most `looks` looks. Returns how many.
-    fn discard_batch(&mut self, core: &Core, looks: &mut u64) -> Result<usize, PoolError> {
-        self.carrier.open(core)?;
+    fn discard_batch(&mut self, core: &HeapInner, looks: &mut u64) -> Result<usize, PoolError> {
+        self.writer.open(core)?;
         let ours = self.claim_vacancies(core, looks);
         for run in ours.chunk_by(|a, b| a + 1 == *b) {
-            self.carrier.discard(core, Unit { page: run[0], pages: run.len() as u32 });
+            self.writer.discard(core, TransferUnit { page: run[0], pages: run.len() as u32 });
         }
-        let result = self.carrier.finish_all(core);
+        let result = self.writer.finish_all(core);
         for page in &ours {
-            settle(&core.words[*page], |word| match result {
+            apply_transition(&core.words[*page], |word| match result {
                 Ok(()) => word.discarded(),
                 Err(_) => word.cancel_load(State::Empty),
             });
@@ -103,7 +103,7 @@ impl EvictorState {
     }
 
     /// Makes vacancies Fetching that the hand comes by, and returns them.
-    fn claim_vacancies(&mut self, core: &Core, looks: &mut u64) -> Vec<u32> {
+    fn claim_vacancies(&mut self, core: &HeapInner, looks: &mut u64) -> Vec<u32> {
         let pages = core.segments.high_page();
         let mut ours = Vec::with_capacity(self.batch);
         while *looks > 0 && ours.len() < self.batch {

@@ -4,8 +4,8 @@
 //! They wait in a list, and leave before the hand looks at anything else. A page of the list that
 //! is used again meanwhile is an ordinary one: taking it back makes it so.
 
-use super::cooler::Next;
-use super::{Core, EvictorState, Urgency};
+use super::cooling::NextBatch;
+use super::{EvictionUrgency, EvictorState, HeapInner};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use farfield_core::heap::FrameWord;
@@ -16,16 +16,16 @@ use std::time::Instant;
 
 /// List of pages within the heap that leave first.
 #[derive(Default)]
-pub(super) struct First(Mutex<VecDeque<u32>>);
+pub(super) struct EvictFirstList(Mutex<VecDeque<u32>>);
 
 /// Result of evicting pages from the list.
-pub(super) enum Progress {
+pub(super) enum EvictFirstOutcome {
     /// Pages of the list may have left.
-    Some,
+    Evicted,
     /// The oldest batch of the list, of this epoch, waits for a scope to end.
     Blocked(u64),
     /// The list is empty.
-    Nothing,
+    Empty,
 }
 
 /// Maximum wait for a walk's scope: a walk leaves its scope more often, if it runs at all.
@@ -33,7 +33,7 @@ const WAIT_MAX: Duration = Duration::from_millis(10);
 
 /// A batch of the list that waits for a scope.
 #[derive(Clone, Copy)]
-pub(super) struct WaitedFor {
+pub(super) struct BatchWait {
     epoch: u64,
     /// Time when the wait began, and the number of frames that were free then.
     since: Instant,
@@ -42,7 +42,7 @@ pub(super) struct WaitedFor {
     looks: u32,
 }
 
-impl First {
+impl EvictFirstList {
     /// Appends pages. The list has many callers: beyond `most` pages, half of the frames, it
     /// forgets those that were there longest.
     fn add(&self, pages: impl Iterator<Item = u32>, most: usize) {
@@ -64,9 +64,9 @@ impl First {
     }
 }
 
-impl Core {
+impl HeapInner {
     /// Marks these units to be evicted before others. Units that are far or in use are no error.
-    pub(crate) fn leave_first(&self, pages: impl Iterator<Item = u32>) {
+    pub(crate) fn mark_evict_first(&self, pages: impl Iterator<Item = u32>) {
         let pages = pages.inspect(|page| self.forget_use(*page));
         self.evictor.first.add(pages, self.frames.limit() as usize / 2);
     }
@@ -83,14 +83,14 @@ impl Core {
 
 impl EvictorState {
     /// Makes room with pages that leave first.
-    pub(super) fn evict_first(&mut self, core: &Core, wanted: u32) -> Result<Progress, PoolError> {
-        let next = core.evictor.cooler().next_first(core, wanted);
+    pub(super) fn evict_first(&mut self, core: &HeapInner, wanted: u32) -> Result<EvictFirstOutcome, PoolError> {
+        let next = core.evictor.cooling_stage().next_first(core, wanted);
         match next {
-            Next::Nothing => Ok(Progress::Nothing),
-            Next::Blocked(epoch) => Ok(Progress::Blocked(epoch)),
-            Next::Batch(batch) => {
+            NextBatch::Empty => Ok(EvictFirstOutcome::Empty),
+            NextBatch::Blocked(epoch) => Ok(EvictFirstOutcome::Blocked(epoch)),
+            NextBatch::Batch(batch) => {
                 self.evict(core, batch, u32::MAX)?;
-                Ok(Progress::Some)
+                Ok(EvictFirstOutcome::Evicted)
             }
         }
     }
@@ -100,18 +100,20 @@ impl EvictorState {
     /// A wait must not be long. Threads in need wait only until they have renewed their scope.
     /// Ahead of need, the wait lasts as long as half of what was free at its start still is: the
     /// thread that holds the scope may wait for a processor.
-    pub(super) fn waits_for(&mut self, core: &Core, epoch: u64, urgency: Urgency) -> bool {
+    pub(super) fn waits_for(&mut self, core: &HeapInner, epoch: u64, urgency: EvictionUrgency) -> bool {
         let room = core.frames.room();
         let waited_for = match self.waited_for {
             Some(known) if known.epoch == epoch => known,
-            _ => WaitedFor { epoch, since: Instant::now(), room, looks: 0 },
+            _ => BatchWait { epoch, since: Instant::now(), room, looks: 0 },
         };
-        let (waited, is_ahead) = (waited_for.since.elapsed(), urgency == Urgency::Background);
-        self.waited_for = Some(WaitedFor { looks: waited_for.looks + u32::from(!is_ahead), ..waited_for });
+        let (waited, is_ahead) = (waited_for.since.elapsed(), urgency == EvictionUrgency::Background);
+        self.waited_for = Some(BatchWait { looks: waited_for.looks + u32::from(!is_ahead), ..waited_for });
         match urgency {
             // A thread that has waited for a processor has not renewed its scope yet.
-            Urgency::Demand | Urgency::Full | Urgency::Last => waited < WAIT_MAX / 64 || waited_for.looks < 2,
-            Urgency::Background => waited < WAIT_MAX || room >= waited_for.room / 2,
+            EvictionUrgency::Demand | EvictionUrgency::Full | EvictionUrgency::Last => {
+                waited < WAIT_MAX / 64 || waited_for.looks < 2
+            }
+            EvictionUrgency::Background => waited < WAIT_MAX || room >= waited_for.room / 2,
         }
     }
 }

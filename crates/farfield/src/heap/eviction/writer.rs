@@ -1,8 +1,8 @@
 //! The evictor's lane, and requests on their way there: writes of pages that leave, discards, and
 //! reads.
 
-use super::Core;
-use super::Unit;
+use super::HeapInner;
+use super::TransferUnit;
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
@@ -10,28 +10,28 @@ use farfield_core::heap::FrameId;
 use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
 use std::time::Instant;
 
-pub(super) struct Carrier {
+pub(super) struct EvictionWriter {
     lane: Option<Box<dyn Lane>>,
     /// Free buffers of one page each.
     buffers: Vec<Buffer>,
     done: Vec<Completion>,
     /// Errands that were begun since all had ended last; tags of requests are indices here.
-    under_way: Vec<Errand>,
+    under_way: Vec<EvictionRequest>,
     /// Maximum number of pages under way.
     batch: usize,
 }
 
 /// A unit whose copy is written, or pages that are discarded.
-pub(super) struct Errand {
-    pub(super) unit: Unit,
+pub(super) struct EvictionRequest {
+    pub(super) unit: TransferUnit,
     pub(super) frame: FrameId,
     /// The first error.
     pub(super) result: Result<(), PoolError>,
 }
 
-impl Carrier {
-    pub(super) fn new(batch: usize) -> Carrier {
-        Carrier {
+impl EvictionWriter {
+    pub(super) fn new(batch: usize) -> EvictionWriter {
+        EvictionWriter {
             lane: None,
             buffers: Vec::new(),
             done: Vec::with_capacity(batch),
@@ -46,7 +46,7 @@ impl Carrier {
     }
 
     /// Opens the lane if it is closed.
-    pub(super) fn open(&mut self, core: &Core) -> Result<(), PoolError> {
+    pub(super) fn open(&mut self, core: &HeapInner) -> Result<(), PoolError> {
         if self.lane.is_none() {
             self.lane = Some(core.backend.open_lane()?);
         }
@@ -60,7 +60,13 @@ impl Carrier {
 
     /// Writes the pages at `indices` of a unit which we have sealed and which begins in this frame.
     /// The lane is open.
-    pub(super) fn write(&mut self, core: &Core, unit: Unit, frame: FrameId, indices: impl Iterator<Item = u32>) {
+    pub(super) fn write(
+        &mut self,
+        core: &HeapInner,
+        unit: TransferUnit,
+        frame: FrameId,
+        indices: impl Iterator<Item = u32>,
+    ) {
         let tag = self.begin(unit, frame);
         for index in indices {
             let mut buffer = self.buffers.pop().unwrap_or_else(|| Buffer::new(1));
@@ -77,19 +83,19 @@ impl Carrier {
     }
 
     /// Discards the pool's copies of these pages. The lane is open.
-    pub(super) fn discard(&mut self, core: &Core, pages: Unit) {
+    pub(super) fn discard(&mut self, core: &HeapInner, pages: TransferUnit) {
         let tag = self.begin(pages, FrameId(0));
         let op = Op::Discard { page: PageId(u64::from(pages.page)), count: u64::from(pages.pages) };
         self.submit(core, tag, op);
     }
 
-    fn begin(&mut self, unit: Unit, frame: FrameId) -> u64 {
-        self.under_way.push(Errand { unit, frame, result: Ok(()) });
+    fn begin(&mut self, unit: TransferUnit, frame: FrameId) -> u64 {
+        self.under_way.push(EvictionRequest { unit, frame, result: Ok(()) });
         self.under_way.len() as u64 - 1
     }
 
     /// Submits a request; polls a full lane until it has room.
-    fn submit(&mut self, core: &Core, tag: u64, op: Op) {
+    fn submit(&mut self, core: &HeapInner, tag: u64, op: Op) {
         let mut request = LaneRequest { tag, priority: Priority::Background, deadline: core.patience, op };
         let until = Instant::now() + core.patience;
         loop {
@@ -136,7 +142,7 @@ impl Carrier {
 
     /// Waits until all errands have ended, and takes them out. The lane's deadlines ensure that
     /// this ends.
-    pub(super) fn finish(&mut self, core: &Core) -> (Result<(), PoolError>, Vec<Errand>) {
+    pub(super) fn finish(&mut self, core: &HeapInner) -> (Result<(), PoolError>, Vec<EvictionRequest>) {
         let until = Instant::now() + core.patience * 2;
         let mut waited = Ok(());
         while waited.is_ok() && self.lane.as_ref().is_some_and(|lane| lane.in_flight() > 0) {
@@ -148,7 +154,7 @@ impl Carrier {
     }
 
     /// Waits until all errands have ended, and returns the first error.
-    pub(super) fn finish_all(&mut self, core: &Core) -> Result<(), PoolError> {
+    pub(super) fn finish_all(&mut self, core: &HeapInner) -> Result<(), PoolError> {
         let (waited, errands) = self.finish(core);
         errands.into_iter().fold(waited, |result, errand| result.and(errand.result))
     }
@@ -157,7 +163,7 @@ impl Carrier {
     /// open, and nothing else is under way.
     pub(super) fn read(
         &mut self,
-        core: &Core,
+        core: &HeapInner,
         pages: &[u32],
         mut take: impl FnMut(u32, &[u8]),
     ) -> Result<(), PoolError> {
@@ -191,7 +197,7 @@ impl Carrier {
     }
 
     /// Closes a lane that forgets requests, because it is of no use. A new one is opened next time.
-    fn in_time(&mut self, core: &Core, until: Instant) -> Result<(), PoolError> {
+    fn in_time(&mut self, core: &HeapInner, until: Instant) -> Result<(), PoolError> {
         if Instant::now() <= until {
             return Ok(());
         }

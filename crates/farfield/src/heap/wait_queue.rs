@@ -16,37 +16,37 @@ use std::time::Instant;
 
 /// Index in the table; its owner takes the entry out with [`Waiters::look`] or [`Waiters::forget`].
 #[derive(Debug)]
-pub(crate) struct Ticket(u32);
+pub(crate) struct WaiterTicket(u32);
 
 /// Place in the queue of tasks that wait for room.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Turn(u64);
+pub(crate) struct ReclaimTurn(u64);
 
 /// All tasks that wait for something of a heap.
 #[derive(Default)]
 pub(crate) struct Waiters {
-    table: Mutex<Table>,
-    for_room: Mutex<Queue>,
+    table: Mutex<WaiterTable>,
+    for_room: Mutex<ReclaimQueue>,
     for_room_count: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Queue {
+struct ReclaimQueue {
     /// Tasks that wait, in the order of their turns.
-    waiting: VecDeque<(Turn, Waker, Instant)>,
+    waiting: VecDeque<(ReclaimTurn, Waker, Instant)>,
     /// Number of turns that were given.
     turns: u64,
 }
 
 #[derive(Default)]
-struct Table {
-    slots: Vec<Slot>,
+struct WaiterTable {
+    slots: Vec<WaiterSlot>,
     free: Vec<u32>,
     /// Index of the last task that began to wait for a number; the others follow it in a list.
     last: HashMap<u32, u32, BuildHasherDefault<NumberHasher>>,
 }
 
-enum Slot {
+enum WaiterSlot {
     Free,
     Waiting { number: u32, waker: Waker, next: Option<u32> },
     Ended(Result<(), FarError>),
@@ -76,13 +76,13 @@ impl Hasher for NumberHasher {
 }
 
 impl Waiters {
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, WaiterTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for the flight of this number, if `mark` says that it is under way and has been marked
     /// as wanted.
-    pub(crate) fn wait(&self, number: u32, waker: &Waker, mark: impl FnOnce() -> bool) -> Option<Ticket> {
+    pub(crate) fn wait(&self, number: u32, waker: &Waker, mark: impl FnOnce() -> bool) -> Option<WaiterTicket> {
         let waker = waker.clone();
         let mut table = self.lock();
         if !mark() {
@@ -90,29 +90,29 @@ impl Waiters {
             return None;
         }
         let place = table.free.pop().unwrap_or_else(|| {
-            table.slots.push(Slot::Free);
+            table.slots.push(WaiterSlot::Free);
             table.slots.len() as u32 - 1
         });
         let next = table.last.insert(number, place);
-        table.slots[place as usize] = Slot::Waiting { number, waker, next };
-        Some(Ticket(place))
+        table.slots[place as usize] = WaiterSlot::Waiting { number, waker, next };
+        Some(WaiterTicket(place))
     }
 
     /// Returns how the wait ended, if it is over. Otherwise this waker is woken when it is.
-    pub(crate) fn look(&self, ticket: Ticket, waker: &Waker) -> Result<Result<(), FarError>, Ticket> {
+    pub(crate) fn look(&self, ticket: WaiterTicket, waker: &Waker) -> Result<Result<(), FarError>, WaiterTicket> {
         let mut waker = waker.clone();
         let mut table = self.lock();
         let answer = match &mut table.slots[ticket.0 as usize] {
-            Slot::Ended(result) => {
+            WaiterSlot::Ended(result) => {
                 let result = *result;
                 table.free(ticket.0);
                 Ok(result)
             }
-            Slot::Waiting { waker: known, .. } => {
+            WaiterSlot::Waiting { waker: known, .. } => {
                 core::mem::swap(known, &mut waker);
                 Err(ticket)
             }
-            Slot::Free => unreachable!("a ticket without a place"),
+            WaiterSlot::Free => unreachable!("a ticket without a place"),
         };
         // The old waker is dropped without the lock: that may run code of others.
         drop(table);
@@ -120,9 +120,9 @@ impl Waiters {
     }
 
     /// Ends the wait of a task that waits no more.
-    pub(crate) fn forget(&self, ticket: Ticket) {
+    pub(crate) fn forget(&self, ticket: WaiterTicket) {
         let mut table = self.lock();
-        if let Slot::Waiting { number, next, .. } = table.slots[ticket.0 as usize] {
+        if let WaiterSlot::Waiting { number, next, .. } = table.slots[ticket.0 as usize] {
             table.unlink(number, ticket.0, next);
         }
         let slot = table.free(ticket.0);
@@ -136,8 +136,8 @@ impl Waiters {
         let mut table = self.lock();
         let mut at = table.last.remove(&number);
         while let Some(place) = at {
-            let slot = core::mem::replace(&mut table.slots[place as usize], Slot::Ended(result));
-            let Slot::Waiting { waker, next, .. } = slot else { unreachable!("a chain of tasks that wait") };
+            let slot = core::mem::replace(&mut table.slots[place as usize], WaiterSlot::Ended(result));
+            let WaiterSlot::Waiting { waker, next, .. } = slot else { unreachable!("a chain of tasks that wait") };
             wakers.push(waker);
             at = next;
         }
@@ -145,7 +145,7 @@ impl Waiters {
 
     /// Queues a task that waits for frames to become free, since `since`. A task that waits already
     /// keeps its turn.
-    pub(crate) fn wait_for_room(&self, turn: Option<Turn>, waker: &Waker, since: Instant) -> Turn {
+    pub(crate) fn wait_for_room(&self, turn: Option<ReclaimTurn>, waker: &Waker, since: Instant) -> ReclaimTurn {
         let mut waker = waker.clone();
         let mut queue = self.lock_queue();
         // The waker that is replaced is dropped without the lock.
@@ -156,14 +156,14 @@ impl Waiters {
             return turn;
         }
         queue.turns += 1;
-        let turn = Turn(queue.turns);
+        let turn = ReclaimTurn(queue.turns);
         queue.waiting.push_back((turn, waker, since));
         self.for_room_count.store(queue.waiting.len(), Ordering::Release);
         turn
     }
 
     /// Removes a task from the queue for room. False if it was woken, so that another one can be.
-    pub(crate) fn leave_room(&self, turn: Turn) -> bool {
+    pub(crate) fn leave_room(&self, turn: ReclaimTurn) -> bool {
         let mut queue = self.lock_queue();
         let Some(at) = queue.place(turn) else { return false };
         let left = queue.waiting.remove(at);
@@ -173,20 +173,20 @@ impl Waiters {
         true
     }
 
-    fn lock_queue(&self) -> MutexGuard<'_, Queue> {
+    fn lock_queue(&self) -> MutexGuard<'_, ReclaimQueue> {
         self.for_room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Checks whether a task waits for room.
     #[inline]
-    pub(crate) fn want_room(&self) -> bool {
+    pub(crate) fn has_frame_waiters(&self) -> bool {
         self.for_room_count.load(Ordering::Acquire) > 0
     }
 
     /// Wakes so many tasks that wait for room, and those whose patience is over: there may be
     /// something for them, and they look for themselves. Called without locks.
-    pub(crate) fn room(&self, tasks: u32, patience: Duration) {
-        if !self.want_room() {
+    pub(crate) fn wake_for_frames(&self, tasks: u32, patience: Duration) {
+        if !self.has_frame_waiters() {
             return;
         }
         let woken: Vec<_> = {
@@ -202,17 +202,17 @@ impl Waiters {
     }
 }
 
-impl Queue {
+impl ReclaimQueue {
     /// Returns the index of the task with this turn.
-    fn place(&self, turn: Turn) -> Option<usize> {
+    fn place(&self, turn: ReclaimTurn) -> Option<usize> {
         self.waiting.binary_search_by_key(&turn, |(turn, ..)| *turn).ok()
     }
 }
 
-impl Table {
-    fn free(&mut self, place: u32) -> Slot {
+impl WaiterTable {
+    fn free(&mut self, place: u32) -> WaiterSlot {
         self.free.push(place);
-        core::mem::replace(&mut self.slots[place as usize], Slot::Free)
+        core::mem::replace(&mut self.slots[place as usize], WaiterSlot::Free)
     }
 
     fn unlink(&mut self, number: u32, place: u32, after: Option<u32>) {
@@ -225,9 +225,9 @@ impl Table {
             return;
         }
         let mut at = last;
-        while let Slot::Waiting { next: Some(next), .. } = self.slots[at as usize] {
+        while let WaiterSlot::Waiting { next: Some(next), .. } = self.slots[at as usize] {
             if next == place {
-                if let Slot::Waiting { next, .. } = &mut self.slots[at as usize] {
+                if let WaiterSlot::Waiting { next, .. } = &mut self.slots[at as usize] {
                     *next = after;
                 }
                 return;

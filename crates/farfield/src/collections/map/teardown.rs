@@ -1,31 +1,31 @@
 //! Dropping a map, whose buckets and entries may be far.
 
 use super::Body;
-use super::item::{Item, Shape};
-use crate::heap::{Bury, Core, Panics, Scope, Slot, drop_collection, drop_far_with};
+use super::item::{EntryLayout, Item};
+use crate::heap::{HeapInner, Panics, Scope, SlotWord, Teardown, drop_collection, drop_far_with};
 
 /// A map that is dropped, up to a bucket. The rest is dropped later.
-pub(super) struct Remains<K: Item + ?Sized, V: Item + ?Sized> {
+pub(super) struct MapTeardown<K: Item + ?Sized, V: Item + ?Sized> {
     body: Body<K, V>,
     bucket: u32,
     /// Entries that are still in the index.
     left: u64,
     /// Entries to drop: taken out of the index, or retired before.
-    slots: Vec<Slot>,
+    slots: Vec<SlotWord>,
 }
 
-impl<K: Item + ?Sized, V: Item + ?Sized> Remains<K, V> {
+impl<K: Item + ?Sized, V: Item + ?Sized> MapTeardown<K, V> {
     /// Drops everything, or what can be dropped now, and the rest when a scope ends.
     pub(super) fn drop_now(mut body: Body<K, V>, entries: u64) {
         let slots = body.retired.take_all();
-        let core: *const Core = body.anchor.core();
+        let core: *const HeapInner = body.anchor.core();
         // SAFETY: its anchor keeps the heap.
-        unsafe { drop_collection(core, Box::new(Remains { body, bucket: 0, left: entries, slots })) };
+        unsafe { drop_collection(core, Box::new(MapTeardown { body, bucket: 0, left: entries, slots })) };
     }
 }
 
-impl<K: Item + ?Sized, V: Item + ?Sized> Bury for Remains<K, V> {
-    fn bury(&mut self, finally: bool, panics: &mut Panics) -> bool {
+impl<K: Item + ?Sized, V: Item + ?Sized> Teardown for MapTeardown<K, V> {
+    fn tear_down(&mut self, finally: bool, panics: &mut Panics) -> bool {
         let core = self.body.anchor.core();
         loop {
             for slot in self.slots.drain(..) {
@@ -62,8 +62,8 @@ impl<K: Item + ?Sized, V: Item + ?Sized> Bury for Remains<K, V> {
 ///
 /// # Safety
 /// The slot is that of an entry of a map of these types, which nobody uses any more.
-pub(super) unsafe fn drop_entry<K: Item + ?Sized, V: Item + ?Sized>(core: &Core, slot: Slot) {
+pub(super) unsafe fn drop_entry<K: Item + ?Sized, V: Item + ?Sized>(core: &HeapInner, slot: SlotWord) {
     let (page, card) = slot.parts(core);
     // SAFETY: passed on to the caller.
-    unsafe { drop_far_with(core, page, card, Shape::<K, V>::bury) };
+    unsafe { drop_far_with(core, page, card, EntryLayout::<K, V>::tear_down_entry) };
 }

@@ -1,8 +1,8 @@
 //! Many values at a time: all fetches are started before the first one is awaited.
 
-use super::{Heap, Scope, Want};
+use super::{AccessMode, Heap, Scope};
 use crate::error::FarError;
-use crate::ptr::{FarBox, FarPtr, Follow, Pointer, Stage};
+use crate::ptr::{FarBox, FarPtr, Follow, Pointer, PointerLookup};
 use crate::task::Executor;
 use core::future::Future;
 use core::pin::Pin;
@@ -11,28 +11,28 @@ use std::collections::VecDeque;
 
 /// Future that ends when all values are near at the same time. Yields their addresses, in order,
 /// which are valid as long as the scope lasts.
-pub(crate) struct Gather<'a> {
+pub(crate) struct BatchGet<'a> {
     scope: &'a Scope<'a>,
     /// Pointers to the values, which live as long as this future.
     pointers: Vec<&'a Pointer>,
-    want: Want,
+    want: AccessMode,
     found: Vec<*mut u8>,
     /// Stages of the values after `found`. All are under way but the last, which may wait for room.
-    stages: VecDeque<Stage<'a>>,
+    stages: VecDeque<PointerLookup<'a>>,
 }
 
-impl<'a> Gather<'a> {
-    pub(crate) fn new(scope: &'a Scope<'_>, pointers: Vec<&'a Pointer>, want: Want) -> Gather<'a> {
+impl<'a> BatchGet<'a> {
+    pub(crate) fn new(scope: &'a Scope<'_>, pointers: Vec<&'a Pointer>, want: AccessMode) -> BatchGet<'a> {
         let found = Vec::with_capacity(pointers.len());
-        Gather { scope, pointers, want, found, stages: VecDeque::new() }
+        BatchGet { scope, pointers, want, found, stages: VecDeque::new() }
     }
 
     /// Starts fetches as long as there is room for them.
     fn ask(&mut self, context: &mut Context<'_>) -> Result<(), FarError> {
-        while !matches!(self.stages.back(), Some(Stage::Comes(arrival)) if arrival.waits_for_room())
+        while !matches!(self.stages.back(), Some(PointerLookup::Fault(arrival)) if arrival.waits_for_room())
             && let Some(pointer) = self.pointers.get(self.found.len() + self.stages.len())
         {
-            let mut stage = pointer.stage(self.scope, self.want)?;
+            let mut stage = pointer.look_up(self.scope, self.want)?;
             step(self.scope, pointer, &mut stage, context)?;
             self.stages.push_back(stage);
         }
@@ -46,7 +46,7 @@ impl<'a> Gather<'a> {
             // turn.
             let Some(stage) = self.stages.front_mut() else { unreachable!("some are left, and asked for") };
             step(self.scope, self.pointers[self.found.len()], stage, context)?;
-            let Stage::Here(address) = stage else { return Poll::Pending };
+            let PointerLookup::Resident(address) = stage else { return Poll::Pending };
             self.found.push(*address);
             self.stages.pop_front();
         }
@@ -58,18 +58,18 @@ impl<'a> Gather<'a> {
 fn step<'a>(
     scope: &'a Scope<'_>,
     pointer: &Pointer,
-    stage: &mut Stage<'a>,
+    stage: &mut PointerLookup<'a>,
     context: &mut Context<'_>,
 ) -> Result<(), FarError> {
-    if let Stage::Comes(arrival) = stage
+    if let PointerLookup::Fault(arrival) = stage
         && let Poll::Ready(frame) = Pin::new(arrival).poll(context)
     {
-        *stage = Stage::Here(pointer.landed(scope, frame?));
+        *stage = PointerLookup::Resident(pointer.address_after_fault(scope, frame?));
     }
     Ok(())
 }
 
-impl Future for Gather<'_> {
+impl Future for BatchGet<'_> {
     type Output = Result<Vec<*mut u8>, FarError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -120,7 +120,7 @@ impl Heap {
         values: impl IntoIterator<Item = &'a P>,
     ) -> Result<Vec<&'a P::Value>, FarError> {
         let pointers = values.into_iter().map(P::pointer).collect();
-        let addresses = Gather::new(scope, pointers, Want::Read).await?;
+        let addresses = BatchGet::new(scope, pointers, AccessMode::Read).await?;
         // SAFETY: as in `FarBox::fetch`; `'a` is shorter than the borrows of scope and pointers.
         Ok(addresses.into_iter().map(|address| unsafe { &*address.cast::<P::Value>() }).collect())
     }
@@ -141,7 +141,7 @@ impl Heap {
         values: impl IntoIterator<Item = &'a mut FarBox<T>>,
     ) -> Result<Vec<&'a mut T>, FarError> {
         let pointers = values.into_iter().map(|value| value.pointer()).collect();
-        let addresses = Gather::new(scope, pointers, Want::Write).await?;
+        let addresses = BatchGet::new(scope, pointers, AccessMode::Write).await?;
         // SAFETY: as in `FarBox::fetch_mut`; the pointers are of different values, because each was borrowed mutably.
         Ok(addresses.into_iter().map(|address| unsafe { &mut *address.cast::<T>() }).collect())
     }

@@ -1,6 +1,6 @@
 //! Registry of heaps by page number: pages of all heaps of the process have different numbers.
 
-use super::Core;
+use super::HeapInner;
 use crate::config::Config;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use farfield_core::heap::FreeRuns;
@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 /// Number of steps of [`Config::FAR_STEP_PAGES`] pages that 32-bit page numbers have.
 const STEPS: usize = (1 << 32) / Config::FAR_STEP_PAGES as usize;
 
-static HEAPS: [AtomicPtr<Core>; STEPS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; STEPS];
+static HEAPS: [AtomicPtr<HeapInner>; STEPS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; STEPS];
 
 /// Steps that no heap has. Step 0 is never given out, so no page of a heap has number 0.
 static FREE: Mutex<Option<FreeRuns>> = Mutex::new(None);
@@ -36,7 +36,7 @@ pub(super) fn give_back(first: u32, pages: u64) {
 }
 
 /// Enters a heap for its pages, or removes it (null).
-pub(super) fn set(first: u32, pages: u64, core: *mut Core) {
+pub(super) fn set(first: u32, pages: u64, core: *mut HeapInner) {
     let step = (first / Config::FAR_STEP_PAGES as u32) as usize;
     for entry in &HEAPS[step..step + (pages / Config::FAR_STEP_PAGES) as usize] {
         entry.store(core, Ordering::Release);
@@ -44,7 +44,7 @@ pub(super) fn set(first: u32, pages: u64, core: *mut Core) {
 }
 
 /// Returns the heap of a page in which a value lives; it exists as long as the value does.
-pub(crate) fn heap_of(page: u32) -> *const Core {
+pub(crate) fn heap_of(page: u32) -> *const HeapInner {
     let core = HEAPS[(page / Config::FAR_STEP_PAGES as u32) as usize].load(Ordering::Acquire);
     assert!(!core.is_null(), "a far pointer without a heap");
     core

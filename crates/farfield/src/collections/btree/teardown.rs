@@ -2,31 +2,31 @@
 //! have destructors.
 
 use super::node::Node;
-use crate::heap::{Anchor, Bury, Core, Panics, Slot, drop_collection};
+use crate::heap::{HeapInner, HeapRef, Panics, SlotWord, Teardown, drop_collection};
 use core::marker::PhantomData;
 
 /// Subtrees of dropped maps.
-pub(super) struct Remains<K: Send + 'static, V: Send + 'static> {
-    anchor: Anchor,
+pub(super) struct BTreeTeardown<K: Send + 'static, V: Send + 'static> {
+    anchor: HeapRef,
     /// Roots and their heights.
-    subtrees: Vec<(Slot, u32)>,
+    subtrees: Vec<(SlotWord, u32)>,
     /// Number of entries in the subtrees.
     left: usize,
     owns: PhantomData<(K, V)>,
 }
 
-impl<K: Send + 'static, V: Send + 'static> Remains<K, V> {
+impl<K: Send + 'static, V: Send + 'static> BTreeTeardown<K, V> {
     /// Drops everything, or what can be dropped now, and the rest when a scope ends.
-    pub(super) fn drop_now(anchor: Anchor, root: Slot, height: u32, left: usize) {
-        let core: *const Core = anchor.core();
-        let remains = Remains { anchor, subtrees: vec![(root, height)], left, owns: PhantomData::<(K, V)> };
+    pub(super) fn drop_now(anchor: HeapRef, root: SlotWord, height: u32, left: usize) {
+        let core: *const HeapInner = anchor.core();
+        let remains = BTreeTeardown { anchor, subtrees: vec![(root, height)], left, owns: PhantomData::<(K, V)> };
         // SAFETY: its anchor keeps the heap.
         unsafe { drop_collection(core, Box::new(remains)) };
     }
 }
 
-impl<K: Send + 'static, V: Send + 'static> Bury for Remains<K, V> {
-    fn bury(&mut self, finally: bool, panics: &mut Panics) -> bool {
+impl<K: Send + 'static, V: Send + 'static> Teardown for BTreeTeardown<K, V> {
+    fn tear_down(&mut self, finally: bool, panics: &mut Panics) -> bool {
         let core = self.anchor.core();
         let has_destructors = core::mem::needs_drop::<(K, V)>();
         while let Some((slot, height)) = self.subtrees.pop() {

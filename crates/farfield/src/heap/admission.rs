@@ -8,13 +8,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 /// Queue of threads that wait for near memory, first come, first served. They sleep, because the
 /// thread that makes room needs the processor more.
 #[derive(Default)]
-pub(crate) struct Throttle {
+pub(crate) struct AdmissionQueue {
     waiting: AtomicU32,
-    queue: Mutex<Queue>,
+    queue: Mutex<SleeperQueue>,
 }
 
 #[derive(Default)]
-struct Queue {
+struct SleeperQueue {
     next: u64,
     threads: VecDeque<Sleeper>,
 }
@@ -25,14 +25,14 @@ struct Sleeper {
 }
 
 /// Place in the queue; dropping it leaves the queue.
-pub(crate) struct Place<'a> {
-    throttle: &'a Throttle,
+pub(crate) struct AdmissionTicket<'a> {
+    throttle: &'a AdmissionQueue,
     ticket: u64,
     bell: Arc<Condvar>,
 }
 
-impl Throttle {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+impl AdmissionQueue {
+    fn lock(&self) -> MutexGuard<'_, SleeperQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -42,13 +42,13 @@ impl Throttle {
     }
 
     /// Appends the calling thread to the queue.
-    pub(crate) fn queue(&self) -> Place<'_> {
+    pub(crate) fn queue(&self) -> AdmissionTicket<'_> {
         let mut queue = self.lock();
         let (ticket, bell) = (queue.next, Arc::<Condvar>::default());
         queue.next += 1;
         queue.threads.push_back(Sleeper { ticket, bell: Arc::clone(&bell) });
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        Place { throttle: self, ticket, bell }
+        AdmissionTicket { throttle: self, ticket, bell }
     }
 
     /// Wakes all: a thread that made room has found what is in the way, and each looks for itself.
@@ -65,9 +65,9 @@ impl Throttle {
     }
 }
 
-impl Place<'_> {
+impl AdmissionTicket<'_> {
     /// Returns how many threads came before.
-    pub(crate) fn before(&self) -> u32 {
+    pub(crate) fn position(&self) -> u32 {
         self.throttle.lock().threads.iter().take_while(|sleeper| sleeper.ticket != self.ticket).count() as u32
     }
 
@@ -84,7 +84,7 @@ impl Place<'_> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for AdmissionTicket<'_> {
     fn drop(&mut self) {
         let mut queue = self.throttle.lock();
         queue.threads.retain(|sleeper| sleeper.ticket != self.ticket);

@@ -1,7 +1,7 @@
 //! The publisher of a heap with a name: a thread that writes the heap's [notice], which `farfield
 //! top` finds among the files that the process has open.
 
-use super::{Core, CoreAddress};
+use super::{HeapInner, HeapInnerPointer};
 use crate::error::BuildError;
 use crate::plane::Plane;
 use core::time::Duration;
@@ -17,11 +17,11 @@ const EVERY: Duration = Duration::from_millis(250);
 
 /// Handle on the thread, if there is one. The thread ends when the sender is dropped.
 #[derive(Default)]
-pub(crate) struct Publisher(Mutex<Option<(Sender<()>, JoinHandle<()>)>>);
+pub(crate) struct StatsThread(Mutex<Option<(Sender<()>, JoinHandle<()>)>>);
 
-impl Publisher {
+impl StatsThread {
     /// Starts the thread. The first notice is written when this returns.
-    pub(crate) fn start(&self, core: &Core, name: &str, plane: Plane) -> Result<(), BuildError> {
+    pub(crate) fn start(&self, core: &HeapInner, name: &str, plane: Plane) -> Result<(), BuildError> {
         // A child that this process forks has the file open, too; the process ID tells it from us.
         let title = format!("name {name}\nplane {}\npid {}\n", format!("{plane:?}").to_lowercase(), process::pid());
         let refused = |what, why: &dyn ToString| BuildError::Os { what, why: why.to_string() };
@@ -29,7 +29,7 @@ impl Publisher {
             .and_then(|file| core.publish(file.as_fd(), &title).map(|()| file))
             .map_err(|error| refused("a file for the heap's notice", &error))?;
         let (sender, receiver) = channel();
-        let address = CoreAddress(core);
+        let address = HeapInnerPointer(core);
         let body = move || {
             let address = address;
             // SAFETY: see `CoreAddress`.
@@ -55,7 +55,7 @@ impl Publisher {
     }
 }
 
-impl Core {
+impl HeapInner {
     fn publish(&self, file: BorrowedFd<'_>, title: &str) -> farfield_os::Result<()> {
         let text = format!("{title}at_ns {}\n{}", process::now_ns(), self.stats().lines());
         memfd::write_at(file, &notice::seal(&text), 0)

@@ -1,7 +1,7 @@
 //! Eviction of a unit that the evictor has sealed.
 
-use super::carrier::Errand;
-use super::{Core, EvictorState, Unit, Urgency};
+use super::writer::EvictionRequest;
+use super::{EvictionUrgency, EvictorState, HeapInner, TransferUnit};
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::checksum;
 use farfield_core::geometry::PAGE_BYTES;
@@ -10,50 +10,56 @@ use farfield_pool::PoolError;
 
 impl EvictorState {
     /// Evicts one unit that we have sealed, or lets it stay.
-    pub(super) fn take(&mut self, core: &Core, unit: Unit, frame: FrameId, sealed: FrameWord) -> Result<(), PoolError> {
+    pub(super) fn evict_unit(
+        &mut self,
+        core: &HeapInner,
+        unit: TransferUnit,
+        frame: FrameId,
+        sealed: FrameWord,
+    ) -> Result<(), PoolError> {
         let word = &core.words[unit.page];
         // A larger unit has one object, and is freed with it.
         if unit.pages == 1 && !core.is_live(unit) {
             self.drop_dead(core, unit, frame);
             return Ok(());
         }
-        if self.take_log_page(core, unit, frame) {
+        if self.evict_log_page(core, unit, frame) {
             return Ok(());
         }
         core.count_departure(unit);
         if (0..unit.pages).all(|index| is_as_far(core, sealed, frame, index)) {
-            settle(word, |word| word.dropped(false));
+            apply_transition(word, |word| word.dropped(false));
             self.free(core, unit, frame);
             core.evictor.clean.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
             core.evictor.ahead.fetch_add(u64::from(sealed.is_ahead()), Ordering::Relaxed);
             return Ok(());
         }
-        if self.urgency == Urgency::Full {
-            settle(word, FrameWord::keep_near);
+        if self.urgency == EvictionUrgency::Full {
+            apply_transition(word, FrameWord::keep_near);
             return Ok(());
         }
         if unit.pages as usize > self.batch {
-            return self.take_large(core, unit, frame, sealed);
+            return self.evict_large_unit(core, unit, frame, sealed);
         }
         if let Err(error) = self.room_for(core, unit.pages as usize) {
-            settle(word, FrameWord::keep_near);
+            apply_transition(word, FrameWord::keep_near);
             return Err(error);
         }
-        self.carrier.write(core, unit, frame, 0..unit.pages);
+        self.writer.write(core, unit, frame, 0..unit.pages);
         // A thread that needs the page from here on need not wait for the write.
-        settle(word, FrameWord::begin_writeback);
+        apply_transition(word, FrameWord::begin_writeback);
         Ok(())
     }
 
     /// Frees the frames of a unit that has left.
-    fn free(&mut self, core: &Core, unit: Unit, frame: FrameId) {
+    fn free(&mut self, core: &HeapInner, unit: TransferUnit, frame: FrameId) {
         core.frames.put(frame, unit.pages);
         self.freed += unit.pages;
     }
 
     /// Drops the sealed unit, in which no object lives.
-    pub(super) fn drop_dead(&mut self, core: &Core, unit: Unit, frame: FrameId) {
-        let dropped = settle(&core.words[unit.page], |word| word.dropped(true));
+    pub(super) fn drop_dead(&mut self, core: &HeapInner, unit: TransferUnit, frame: FrameId) {
+        let dropped = apply_transition(&core.words[unit.page], |word| word.dropped(true));
         self.free(core, unit, frame);
         core.vacate(dropped.is_stored());
         core.evictor.dead.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
@@ -61,10 +67,16 @@ impl EvictorState {
 
     /// Evicts a unit of more pages than a batch. It is written in windows while it is ours; between
     /// them this looks whether a thread wants it back.
-    fn take_large(&mut self, core: &Core, unit: Unit, frame: FrameId, sealed: FrameWord) -> Result<(), PoolError> {
+    fn evict_large_unit(
+        &mut self,
+        core: &HeapInner,
+        unit: TransferUnit,
+        frame: FrameId,
+        sealed: FrameWord,
+    ) -> Result<(), PoolError> {
         let word = &core.words[unit.page];
-        if let Err(error) = self.finish(core).and_then(|()| self.carrier.open(core)) {
-            settle(word, FrameWord::keep_near);
+        if let Err(error) = self.finish(core).and_then(|()| self.writer.open(core)) {
+            apply_transition(word, FrameWord::keep_near);
             return Err(error);
         }
         let mut at = 0;
@@ -73,12 +85,12 @@ impl EvictorState {
             let result = if wanted { Ok(()) } else { self.write_window(core, unit, frame, sealed, at) };
             if wanted || result.is_err() {
                 // Pages that were written are newer than the checksums say.
-                settle(word, FrameWord::keep_near_dirty);
+                apply_transition(word, FrameWord::keep_near_dirty);
                 return result;
             }
             at += self.batch as u32;
         }
-        let left = settle(word, |word| {
+        let left = apply_transition(word, |word| {
             word.begin_writeback().finish_writeback().unwrap_or_else(|| unreachable!("copied and not taken"))
         });
         debug_assert_eq!(left.state(), State::Far);
@@ -89,28 +101,28 @@ impl EvictorState {
 
     fn write_window(
         &mut self,
-        core: &Core,
-        unit: Unit,
+        core: &HeapInner,
+        unit: TransferUnit,
         frame: FrameId,
         sealed: FrameWord,
         at: u32,
     ) -> Result<(), PoolError> {
         let window = at..(at + self.batch as u32).min(unit.pages);
-        self.carrier.write(core, unit, frame, window.filter(|index| !is_as_far(core, sealed, frame, *index)));
-        self.carrier.finish_all(core)
+        self.writer.write(core, unit, frame, window.filter(|index| !is_as_far(core, sealed, frame, *index)));
+        self.writer.finish_all(core)
     }
 
     /// Opens the lane if it is closed, and waits until `pages` copies can be made.
-    fn room_for(&mut self, core: &Core, pages: usize) -> Result<(), PoolError> {
-        self.carrier.open(core)?;
-        if self.carrier.has_room(pages) { Ok(()) } else { self.finish(core) }
+    fn room_for(&mut self, core: &HeapInner, pages: usize) -> Result<(), PoolError> {
+        self.writer.open(core)?;
+        if self.writer.has_room(pages) { Ok(()) } else { self.finish(core) }
     }
 
     /// Ends all writes. Pages whose copies arrived, and that nobody took back, are Far then.
-    pub(super) fn finish(&mut self, core: &Core) -> Result<(), PoolError> {
-        let (waited, errands) = self.carrier.finish(core);
+    pub(super) fn finish(&mut self, core: &HeapInner) -> Result<(), PoolError> {
+        let (waited, errands) = self.writer.finish(core);
         let mut trouble = waited;
-        for Errand { unit, frame, result } in errands {
+        for EvictionRequest { unit, frame, result } in errands {
             let result = waited.and(result);
             let word = &core.words[unit.page];
             loop {
@@ -134,7 +146,7 @@ impl EvictorState {
 }
 
 /// Makes a transition that only the owner makes, on a word in which others may set marks.
-pub(super) fn settle(word: &AtomicU64, transition: impl Fn(FrameWord) -> FrameWord) -> FrameWord {
+pub(super) fn apply_transition(word: &AtomicU64, transition: impl Fn(FrameWord) -> FrameWord) -> FrameWord {
     let mut seen = FrameWord(word.load(Ordering::Acquire));
     loop {
         let next = transition(seen);
@@ -147,13 +159,13 @@ pub(super) fn settle(word: &AtomicU64, transition: impl Fn(FrameWord) -> FrameWo
 
 /// Checks whether the pool has this page already: the `index`-th of a unit that we have sealed and
 /// that begins in this frame.
-fn is_as_far(core: &Core, sealed: FrameWord, frame: FrameId, index: u32) -> bool {
+fn is_as_far(core: &HeapInner, sealed: FrameWord, frame: FrameId, index: u32) -> bool {
     let frame = FrameId(frame.0 + index);
     sealed.is_stored() && !sealed.is_dirty() && sum(core, frame) == core.frames.infos[frame.0].sum()
 }
 
 /// Returns the checksum of the page in a frame of a unit that we have sealed.
-fn sum(core: &Core, frame: FrameId) -> u64 {
+fn sum(core: &HeapInner, frame: FrameId) -> u64 {
     let address = core.frames.address(frame);
     crate::heap::launder(address);
     // SAFETY: a frame of the arena, which is initialised memory of the kernel (see `launder`); the

@@ -11,15 +11,15 @@
 //! cache that is almost large enough has a high one.
 
 use crate::error::BuildError;
-use crate::heap::{Table, Unit};
+use crate::heap::{ReservedArray, TransferUnit};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The price, and the counts from which it is computed.
-pub(crate) struct Price {
+pub(crate) struct MarginalUtility {
     /// Number of pages that left, so far, modulo 2^32.
     clock: AtomicU32,
     /// Clock value at which each page last left.
-    left_at: Table<AtomicU32>,
+    left_at: ReservedArray<AtomicU32>,
     /// Number of early misses: those of pages that had left shortly before.
     pub(crate) early: AtomicU64,
     /// Clock value at which the price was last computed; only the evictor computes it. The next
@@ -37,11 +37,11 @@ const SHORTLY: u32 = 8;
 const OFTEN: u32 = 4;
 const ONE: u32 = 1 << 8;
 
-impl Price {
-    pub(super) fn new(pages: u32) -> Result<Price, BuildError> {
-        Ok(Price {
+impl MarginalUtility {
+    pub(super) fn new(pages: u32) -> Result<MarginalUtility, BuildError> {
+        Ok(MarginalUtility {
             clock: AtomicU32::new(0),
-            left_at: Table::new(pages as usize)?,
+            left_at: ReservedArray::new(pages as usize)?,
             early: AtomicU64::new(0),
             made_at: AtomicU32::new(0),
             early_then: AtomicU64::new(0),
@@ -62,7 +62,7 @@ impl Price {
 
     /// Counts the departure of a unit from a near memory of this many frames, and updates the price
     /// when it is time.
-    pub(super) fn leaves(&self, unit: Unit, frames: u32) {
+    pub(super) fn leaves(&self, unit: TransferUnit, frames: u32) {
         let clock = self.clock().wrapping_add(unit.pages);
         self.clock.store(clock, Ordering::Relaxed);
         self.left_at[unit.page].store(clock, Ordering::Relaxed);
@@ -96,9 +96,9 @@ mod tests {
 
     /// Pages leave in turn, and come back after `distance` departures, so many of ten.
     fn price_of(distance: u32, tenths: u32) -> f64 {
-        let price = Price::new(1 << 16).unwrap();
+        let price = MarginalUtility::new(1 << 16).unwrap();
         for time in 0..8 * FRAMES {
-            price.leaves(Unit { page: time, pages: 1 }, FRAMES);
+            price.leaves(TransferUnit { page: time, pages: 1 }, FRAMES);
             if time >= distance && time % 10 < tenths {
                 price.missed(time - distance, FRAMES);
             }
@@ -122,10 +122,10 @@ mod tests {
 
     #[test]
     fn the_price_falls_when_nothing_comes_back() {
-        let price = Price::new(16).unwrap();
+        let price = MarginalUtility::new(16).unwrap();
         let leave = |missed: bool| {
             for _ in 0..4 * FRAMES {
-                price.leaves(Unit { page: 3, pages: 1 }, FRAMES);
+                price.leaves(TransferUnit { page: 3, pages: 1 }, FRAMES);
                 if missed {
                     price.missed(3, FRAMES);
                 }
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn what_never_left_is_not_early() {
-        let price = Price::new(16).unwrap();
+        let price = MarginalUtility::new(16).unwrap();
         price.missed(5, FRAMES);
         assert_eq!(price.early.load(Ordering::Relaxed), 0);
     }

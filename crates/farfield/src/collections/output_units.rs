@@ -6,50 +6,50 @@
 
 use super::paged::Paged;
 use crate::error::FarError;
-use crate::heap::{Core, Scope, Want, free_run, lose_run};
-use crate::offload::Unwritten;
+use crate::heap::{AccessMode, HeapInner, Scope, free_run, lose_run};
+use crate::offload::OffloadWriteError;
 use core::ops::Range;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_wic::{CallError, Function};
 
 /// Units of a collection that is being made. They are released on drop, unless it is finished.
-pub(super) struct Fresh<'h, T: Send + 'static> {
-    core: &'h Core,
+pub(super) struct OutputUnits<'h, T: Send + 'static> {
+    core: &'h HeapInner,
     /// Storage that has extents, but no units yet.
     paged: Paged<T>,
-    units: Vec<Unit>,
+    units: Vec<OutputUnitState>,
     /// Whether a function may still write to these pages at the pool.
     is_lost: bool,
 }
 
 /// State of a unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Unit {
+enum OutputUnitState {
     /// Claimed by us, and unused at the pool.
     Claimed,
     /// Claimed by us, and passed to a function at the server, which may write it.
-    Asked,
+    Offloaded,
     /// An empty page, claimed no more.
     Empty,
     /// A unit with elements.
-    Made,
+    Filled,
 }
 
 /// Consecutive pages, as an offset in bytes in the region and a number of pages.
 pub(super) type Pages = farfield_wic::Range;
 
-impl<'h, T: Send + 'static> Fresh<'h, T> {
+impl<'h, T: Send + 'static> OutputUnits<'h, T> {
     /// Claims this many units, of a page each. Waits until earlier writes to their pages have
     /// ended.
-    pub(super) fn claim(core: &'h Core, units: usize) -> Result<Fresh<'h, T>, FarError> {
+    pub(super) fn claim(core: &'h HeapInner, units: usize) -> Result<OutputUnits<'h, T>, FarError> {
         const { assert!(Paged::<T>::UNIT_PAGES == 1, "elements are no larger than a page") };
-        let mut fresh = Fresh { core, paged: Paged::new(), units: Vec::with_capacity(units), is_lost: false };
+        let mut fresh = OutputUnits { core, paged: Paged::new(), units: Vec::with_capacity(units), is_lost: false };
         while fresh.units.len() < units {
             let extent = fresh.paged.take_extent(core)?;
             let first = fresh.page(fresh.units.len());
             let count = extent.min(units - fresh.units.len());
             core.claim(first..first + count as u32)?;
-            fresh.units.resize(fresh.units.len() + count, Unit::Claimed);
+            fresh.units.resize(fresh.units.len() + count, OutputUnitState::Claimed);
         }
         // Writes of earlier contents of these pages may be on their way to the pool.
         core.await_writes();
@@ -84,18 +84,18 @@ impl<'h, T: Send + 'static> Fresh<'h, T> {
         let pages: Vec<Pages> = units.iter().flatten().flat_map(|units| self.pages(units.clone())).collect();
         let each = || units.iter().flatten().flat_map(Range::clone);
         each().for_each(|unit| {
-            assert_eq!(self.units[unit], Unit::Claimed, "a unit is made once");
-            self.units[unit] = Unit::Asked;
+            assert_eq!(self.units[unit], OutputUnitState::Claimed, "a unit is made once");
+            self.units[unit] = OutputUnitState::Offloaded;
         });
         match self.core.offload_writing::<F>(arguments, pages.into_iter()) {
             Ok(answers) => {
                 each().for_each(|unit| {
-                    self.core.born_far(self.page(unit));
-                    self.units[unit] = Unit::Made;
+                    self.core.mark_written_far(self.page(unit));
+                    self.units[unit] = OutputUnitState::Filled;
                 });
                 Ok(answers)
             }
-            Err(Unwritten { error, is_over }) => {
+            Err(OffloadWriteError { error, is_over }) => {
                 self.is_lost |= !is_over;
                 Err(error)
             }
@@ -109,7 +109,8 @@ impl<'h, T: Send + 'static> Fresh<'h, T> {
 
     /// Returns the units that are not made yet.
     pub(super) fn missing(&self) -> impl Iterator<Item = usize> + use<T> {
-        let units: Vec<usize> = (0..self.units.len()).filter(|unit| self.units[*unit] != Unit::Made).collect();
+        let units: Vec<usize> =
+            (0..self.units.len()).filter(|unit| self.units[*unit] != OutputUnitState::Filled).collect();
         units.into_iter()
     }
 
@@ -121,24 +122,24 @@ impl<'h, T: Send + 'static> Fresh<'h, T> {
         assert!(self.is_usable() && elements.len() <= Paged::<T>::PER_UNIT);
         let page = self.page(unit);
         match self.units[unit] {
-            Unit::Claimed => self.core.unclaim(page),
-            Unit::Asked => self.core.unborn(page),
-            Unit::Empty => {}
-            Unit::Made => unreachable!("a unit is made once"),
+            OutputUnitState::Claimed => self.core.unclaim(page),
+            OutputUnitState::Offloaded => self.core.mark_unwritten(page),
+            OutputUnitState::Empty => {}
+            OutputUnitState::Filled => unreachable!("a unit is made once"),
         }
-        self.units[unit] = Unit::Empty;
-        let _brief = scope.briefly();
-        let address: *mut T = scope.bring_unit(self.paged.page(unit), Want::Create)?.cast();
+        self.units[unit] = OutputUnitState::Empty;
+        let _brief = scope.begin_transient();
+        let address: *mut T = scope.fault_in_unit(self.paged.page(unit), AccessMode::Create)?.cast();
         // SAFETY: the unit has room for so many, is ours alone, and is near until the scope is used
         // again.
         unsafe { address.copy_from_nonoverlapping(elements.as_ptr(), elements.len()) };
-        self.units[unit] = Unit::Made;
+        self.units[unit] = OutputUnitState::Filled;
         Ok(())
     }
 
     /// Returns the storage of all units, which must be made.
     pub(super) fn finish(mut self) -> Paged<T> {
-        assert!(self.units.iter().all(|unit| *unit == Unit::Made), "units are missing");
+        assert!(self.units.iter().all(|unit| *unit == OutputUnitState::Filled), "units are missing");
         let units = core::mem::take(&mut self.units).len();
         let mut paged = core::mem::replace(&mut self.paged, Paged::new());
         paged.set_made(units);
@@ -146,16 +147,16 @@ impl<'h, T: Send + 'static> Fresh<'h, T> {
     }
 }
 
-impl<T: Send + 'static> Drop for Fresh<'_, T> {
+impl<T: Send + 'static> Drop for OutputUnits<'_, T> {
     fn drop(&mut self) {
         for (unit, was) in core::mem::take(&mut self.units).into_iter().enumerate() {
             let page = self.page(unit);
             match was {
-                Unit::Claimed => self.core.unclaim(page),
-                Unit::Asked if self.is_lost => self.core.forsake(page),
-                Unit::Asked => self.core.unborn(page),
-                Unit::Empty => {}
-                Unit::Made => self.core.release_units(self.paged.page(unit), 1, 1),
+                OutputUnitState::Claimed => self.core.unclaim(page),
+                OutputUnitState::Offloaded if self.is_lost => self.core.abandon_claimed(page),
+                OutputUnitState::Offloaded => self.core.mark_unwritten(page),
+                OutputUnitState::Empty => {}
+                OutputUnitState::Filled => self.core.release_units(self.paged.page(unit), 1, 1),
             }
         }
         for extent in self.paged.take_extents() {
@@ -179,7 +180,7 @@ mod tests {
         for plane in [Plane::Page, Plane::Object, Plane::Hybrid] {
             let heap = Heap::builder().near(4 << 20).near_max(4 << 20).far(1 << 30).plane(plane).build().unwrap();
             for units in [0, 1, 5, 16, 17, 300] {
-                let mut fresh: Fresh<'_, u64> = Fresh::claim(heap.core(), units).unwrap();
+                let mut fresh: OutputUnits<'_, u64> = OutputUnits::claim(heap.core(), units).unwrap();
                 for unit in (0..units).step_by(3) {
                     fresh.make_here(&heap.enter(), unit, &[7, 8]).unwrap();
                 }
@@ -198,7 +199,7 @@ mod tests {
     #[test]
     fn what_nobody_was_asked_for_can_be_made_here() {
         let heap = Heap::builder().near(4 << 20).near_max(4 << 20).far(1 << 30).build().unwrap();
-        let mut fresh: Fresh<'_, u64> = Fresh::claim(heap.core(), 40).unwrap();
+        let mut fresh: OutputUnits<'_, u64> = OutputUnits::claim(heap.core(), 40).unwrap();
         let argument = Copied { from: Vec::new(), to: fresh.pages(0..40) };
         assert_eq!(argument.to.iter().map(|pages| pages.count).sum::<u64>(), 40);
         let refused = fresh.ask::<CopyBytes>(vec![(core::iter::once(0..40).collect(), argument)]);
@@ -216,15 +217,15 @@ mod tests {
     #[test]
     fn what_somebody_may_still_write_is_never_used_again() {
         let heap = Heap::builder().near(4 << 20).near_max(4 << 20).far(64 << 20).build().unwrap();
-        let mut lost: Fresh<'_, u64> = Fresh::claim(heap.core(), 40).unwrap();
+        let mut lost: OutputUnits<'_, u64> = OutputUnits::claim(heap.core(), 40).unwrap();
         lost.is_lost = true;
-        lost.units[3] = Unit::Asked;
+        lost.units[3] = OutputUnitState::Offloaded;
         let taken: Vec<u32> = (0..40).map(|unit| lost.page(unit)).collect();
         drop(lost);
         heap.verify();
         let mut others = Vec::new();
         // All that there is.
-        while let Ok(fresh) = Fresh::<u64>::claim(heap.core(), 16) {
+        while let Ok(fresh) = OutputUnits::<u64>::claim(heap.core(), 16) {
             assert!((0..16).all(|unit| !taken.contains(&fresh.page(unit))));
             others.push(fresh);
         }

@@ -6,7 +6,7 @@
 //! holds the lock, and so does the evictor when it seals one. A page that was taken back and is
 //! Leaving again belongs to another batch, and a frame remembers which.
 
-use super::{Batch, Core, Evictor, EvictorState, Urgency};
+use super::{CoolingBatch, EvictionUrgency, EvictorState, HeapEvictor, HeapInner};
 use crate::heap::frames::SCOPE_FRAMES;
 use crate::plane::object::Evacuator;
 use core::sync::atomic::Ordering;
@@ -14,14 +14,14 @@ use farfield_core::heap::{FrameId, FrameWord, State};
 use std::collections::VecDeque;
 use std::sync::{MutexGuard, PoisonError};
 
-pub(super) struct Cooler {
+pub(super) struct CoolingStage {
     hand: u32,
-    batches: VecDeque<Batch>,
+    batches: VecDeque<CoolingBatch>,
     /// Log pages to be taken as soon as no scope refers to them: sparse ones that are in use, and
     /// the evacuator's cold ones.
-    urgent: VecDeque<Batch>,
+    urgent: VecDeque<CoolingBatch>,
     /// Batches of pages that leave first.
-    first: VecDeque<Batch>,
+    first: VecDeque<CoolingBatch>,
     /// Number of frames in `batches`.
     cooling: usize,
     /// Maximum number of frames in one.
@@ -29,11 +29,11 @@ pub(super) struct Cooler {
 }
 
 /// Next batch to evict.
-pub(super) enum Next {
-    Batch(Batch),
+pub(super) enum NextBatch {
+    Batch(CoolingBatch),
     /// The next batch waits for a scope: its pages became Leaving in this epoch.
     Blocked(u64),
-    Nothing,
+    Empty,
 }
 
 /// Number of batches that are made Leaving for each that leaves, until there are enough.
@@ -43,16 +43,16 @@ const COOL_AHEAD: u32 = 8;
 /// should not be held up for long.
 const PREPARE: (u32, u64) = (SCOPE_FRAMES, 1 << 16);
 
-impl Evictor {
-    pub(super) fn cooler(&self) -> MutexGuard<'_, Cooler> {
-        self.cooler.lock().unwrap_or_else(PoisonError::into_inner)
+impl HeapEvictor {
+    pub(super) fn cooling_stage(&self) -> MutexGuard<'_, CoolingStage> {
+        self.cooling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Cools pages for a scope that is about to begin. It will hold back what is cooled later, so
     /// there must be enough before.
-    pub(crate) fn prepare(&self, core: &Core) {
-        let mut cooler = self.cooler();
-        let enough = pool(core).min(core.frames.leaving() + PREPARE.0);
+    pub(crate) fn prepare(&self, core: &HeapInner) {
+        let mut cooler = self.cooling_stage();
+        let enough = cooling_target(core).min(core.frames.leaving() + PREPARE.0);
         let mut looks = (2 * u64::from(core.frames.used().count())).min(PREPARE.1);
         while core.frames.leaving() < enough && cooler.cool_first(core) {}
         while looks > 0 && core.frames.leaving() < enough {
@@ -63,26 +63,26 @@ impl Evictor {
 
 /// Returns how many units should be Leaving: those that may leave while a scope lasts, and those
 /// that are kept for the scope.
-pub(super) fn pool(core: &Core) -> u32 {
+pub(super) fn cooling_target(core: &HeapInner) -> u32 {
     let limit = core.frames.limit();
-    (limit / 4 + kept(core)).max(core.evictor.batch())
+    (limit / 4 + cooling_reserve(core)).max(core.evictor.batch())
 }
 
 /// Returns how many frames of pages Leaving are kept for threads that hold back the rest with a
 /// scope of their own.
-fn kept(core: &Core) -> u32 {
+fn cooling_reserve(core: &HeapInner) -> u32 {
     core.frames.limit() / 8
 }
 
-impl Cooler {
-    pub(super) fn new(batch: usize) -> Cooler {
+impl CoolingStage {
+    pub(super) fn new(batch: usize) -> CoolingStage {
         let [batches, urgent, first] = Default::default();
-        Cooler { hand: 0, batches, urgent, first, cooling: 0, batch }
+        CoolingStage { hand: 0, batches, urgent, first, cooling: 0, batch }
     }
 
     /// Makes pages Leaving until there are `enough`, but not all at once: a thread may be waiting
     /// for the first frame. False if there are enough now, or no frames left to look at.
-    pub(super) fn cool_ahead(&mut self, core: &Core, enough: u32, looks: &mut u64) -> bool {
+    pub(super) fn cool_ahead(&mut self, core: &HeapInner, enough: u32, looks: &mut u64) -> bool {
         let is_short = |looks| core.frames.leaving() < enough && looks > 0;
         for _ in 0..COOL_AHEAD {
             if is_short(*looks) {
@@ -93,7 +93,7 @@ impl Cooler {
     }
 
     /// Makes a batch of pages Leaving. Returns how many frames the hand passed.
-    fn cool(&mut self, core: &Core) -> u64 {
+    fn cool(&mut self, core: &HeapInner) -> u64 {
         let epoch = core.epoch.load(Ordering::Relaxed);
         let (mut frames, mut sparse) = (Vec::with_capacity(self.batch), Vec::new());
         let mut passed = 0;
@@ -112,7 +112,7 @@ impl Cooler {
             // Scopes of later epochs than this see the batch Leaving. Others move the epoch on too,
             // so it may not be `epoch`.
             let last = core.next_epoch();
-            let batch = |frames: Vec<FrameId>| (!frames.is_empty()).then_some(Batch { epoch, last, frames });
+            let batch = |frames: Vec<FrameId>| (!frames.is_empty()).then_some(CoolingBatch { epoch, last, frames });
             self.cooling += frames.len();
             self.batches.extend(batch(frames));
             self.urgent.extend(batch(sparse));
@@ -125,20 +125,20 @@ impl Cooler {
 
     /// Makes these pages Leaving, as far as they can leave. Those that are Leaving already move to
     /// this batch.
-    pub(super) fn cool_pages(&mut self, core: &Core, pages: &[u32]) -> Option<Batch> {
+    pub(super) fn cool_pages(&mut self, core: &HeapInner, pages: &[u32]) -> Option<CoolingBatch> {
         let epoch = core.epoch.load(Ordering::Relaxed);
         let frames: Vec<FrameId> = pages.iter().filter_map(|page| recool(core, *page, epoch)).collect();
-        (!frames.is_empty()).then(|| Batch { epoch, last: core.next_epoch(), frames })
+        (!frames.is_empty()).then(|| CoolingBatch { epoch, last: core.next_epoch(), frames })
     }
 
     /// Makes these pages Leaving, as an urgent batch that leaves before others.
-    pub(super) fn cool_urgent(&mut self, core: &Core, pages: &[u32]) {
+    pub(super) fn cool_urgent(&mut self, core: &HeapInner, pages: &[u32]) {
         let batch = self.cool_pages(core, pages);
         self.urgent.extend(batch);
     }
 
     /// Makes a batch Leaving of pages that leave first; false if there are none.
-    fn cool_first(&mut self, core: &Core) -> bool {
+    fn cool_first(&mut self, core: &HeapInner) -> bool {
         let pages = core.evictor.first.take(self.batch);
         let batch = self.cool_pages(core, &pages);
         self.first.extend(batch);
@@ -147,18 +147,18 @@ impl Cooler {
 
     /// Takes the oldest batch of pages that leave first. One more batch than is wanted is Leaving
     /// then: the thread that wants it is not in its way.
-    pub(super) fn next_first(&mut self, core: &Core, wanted: u32) -> Next {
-        let waiting = |first: &VecDeque<Batch>| first.iter().map(|batch| batch.frames.len()).sum::<usize>();
+    pub(super) fn next_first(&mut self, core: &HeapInner, wanted: u32) -> NextBatch {
+        let waiting = |first: &VecDeque<CoolingBatch>| first.iter().map(|batch| batch.frames.len()).sum::<usize>();
         while waiting(&self.first) < wanted as usize + self.batch && self.cool_first(core) {}
         match self.first.front() {
-            None => Next::Nothing,
-            Some(batch) if !core.threads.is_over(batch.last) => Next::Blocked(batch.last),
-            Some(_) => self.first.pop_front().map_or(Next::Nothing, Next::Batch),
+            None => NextBatch::Empty,
+            Some(batch) if !core.threads.is_over(batch.last) => NextBatch::Blocked(batch.last),
+            Some(_) => self.first.pop_front().map_or(NextBatch::Empty, NextBatch::Batch),
         }
     }
 
     /// Removes pages that were taken back from their batches.
-    fn forget(&mut self, core: &Core) {
+    fn forget(&mut self, core: &HeapInner) {
         self.batches.retain_mut(|batch| {
             batch.frames.retain(|frame| leaves_with(core, *frame, batch.epoch).is_some());
             !batch.frames.is_empty()
@@ -167,7 +167,7 @@ impl Cooler {
     }
 
     /// Takes the oldest urgent batch, if its scopes are over.
-    pub(super) fn next_urgent(&mut self, core: &Core) -> Option<Batch> {
+    pub(super) fn next_urgent(&mut self, core: &HeapInner) -> Option<CoolingBatch> {
         let is_over = self.urgent.front().is_some_and(|batch| core.threads.is_over(batch.last));
         if is_over { self.urgent.pop_front() } else { None }
     }
@@ -179,39 +179,39 @@ impl Cooler {
 
     /// Takes the next batch to evict. While an old scope holds back batches, the last ones before
     /// those are kept for its thread: others make no use of them.
-    pub(super) fn next(&mut self, core: &Core, urgency: Urgency) -> Next {
+    pub(super) fn next(&mut self, core: &HeapInner, urgency: EvictionUrgency) -> NextBatch {
         let oldest = core.threads.oldest().unwrap_or(u64::MAX);
-        let Some(front) = self.batches.front() else { return Next::Nothing };
+        let Some(front) = self.batches.front() else { return NextBatch::Empty };
         if front.last >= oldest {
-            return Next::Blocked(front.last);
+            return NextBatch::Blocked(front.last);
         }
-        if matches!(urgency, Urgency::Background | Urgency::Demand) {
-            let (kept, mut left) = (kept(core) as usize, 0);
+        if matches!(urgency, EvictionUrgency::Background | EvictionUrgency::Demand) {
+            let (kept, mut left) = (cooling_reserve(core) as usize, 0);
             for batch in self.batches.iter().skip(1) {
                 if left >= kept {
                     break;
                 }
                 if batch.last >= oldest {
-                    return Next::Blocked(batch.last);
+                    return NextBatch::Blocked(batch.last);
                 }
                 left += batch.frames.len();
             }
         }
         let batch = self.batches.pop_front();
-        batch.map_or(Next::Nothing, |batch| {
+        batch.map_or(NextBatch::Empty, |batch| {
             self.cooling -= batch.frames.len();
-            Next::Batch(batch)
+            NextBatch::Batch(batch)
         })
     }
 
     /// Appends a batch that was made for a caller that waits for it no more.
-    pub(super) fn put_last(&mut self, batch: Batch) {
+    pub(super) fn requeue(&mut self, batch: CoolingBatch) {
         self.cooling += batch.frames.len();
         self.batches.push_back(batch);
     }
 
     /// Puts a batch back of which not all pages could leave now.
-    pub(super) fn put_back(&mut self, batch: Batch) {
+    pub(super) fn put_back(&mut self, batch: CoolingBatch) {
         self.cooling += batch.frames.len();
         self.batches.push_front(batch);
     }
@@ -220,10 +220,10 @@ impl Cooler {
 impl EvictorState {
     /// Claims a page of a batch for eviction. Returns the page and its word, or `None` if it must
     /// stay. The batch's scopes are over.
-    pub(super) fn seal(&self, core: &Core, frame: FrameId, epoch: u64) -> Option<(u32, FrameWord)> {
+    pub(super) fn claim_for_eviction(&self, core: &HeapInner, frame: FrameId, epoch: u64) -> Option<(u32, FrameWord)> {
         // Nobody makes it Leaving again meanwhile, so it is not taken back and in a later batch
         // when the exchange succeeds.
-        let _cooler = core.evictor.cooler();
+        let _cooler = core.evictor.cooling_stage();
         let (page, seen) = leaves_with(core, frame, epoch)?;
         let sealed = seen.claim_for_eviction()?;
         let word = &core.words[page];
@@ -237,7 +237,7 @@ impl EvictorState {
 }
 
 /// Returns the page in this frame and its word, if it has been Leaving since this batch was made.
-fn leaves_with(core: &Core, frame: FrameId, epoch: u64) -> Option<(u32, FrameWord)> {
+fn leaves_with(core: &HeapInner, frame: FrameId, epoch: u64) -> Option<(u32, FrameWord)> {
     let info = &core.frames.infos[frame.0];
     // If the page was taken back and made Leaving again since, it is in a later batch; if it is
     // gone, in none.
@@ -247,7 +247,7 @@ fn leaves_with(core: &Core, frame: FrameId, epoch: u64) -> Option<(u32, FrameWor
 }
 
 /// Makes a page Leaving, or clears its reference bit. Returns its frame if it is Leaving now.
-fn cool_page(core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
+fn cool_page(core: &HeapInner, page: u32, epoch: u64) -> Option<FrameId> {
     if core.expects_objects(page) {
         return None;
     }
@@ -265,7 +265,7 @@ fn cool_page(core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
 }
 
 /// Makes a page Leaving as [`cool_page`] does; a page that is Leaving already moves to this batch.
-fn recool(core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
+fn recool(core: &HeapInner, page: u32, epoch: u64) -> Option<FrameId> {
     let seen = FrameWord(core.words[page].load(Ordering::Acquire));
     let frame = seen.frame().filter(|_| seen.state() == State::Cooling);
     if let Some(frame) = frame {
@@ -275,7 +275,7 @@ fn recool(core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
 }
 
 /// Makes a log page Leaving that is in use, but sparse: its hot objects should lie elsewhere.
-fn cool_sparse(core: &Core, page: u32, epoch: u64) -> Option<FrameId> {
+fn cool_sparse(core: &HeapInner, page: u32, epoch: u64) -> Option<FrameId> {
     let objects = core.objects.as_ref().filter(|_| core.segments.is_log(page))?;
     let is_near = FrameWord(core.words[page].load(Ordering::Relaxed)).state() == State::Near;
     if is_near && Evacuator::is_sparse(objects, page) { cool_page(core, page, epoch) } else { None }

@@ -3,71 +3,71 @@
 //!
 //! Thanks to this, look-ups of all collections have an async form, and need not be written twice.
 
-use super::access::Want;
-use super::arrival::Arrival;
-use super::pins::Bring;
-use super::threads::Record;
-use super::{Core, Heap, Scope};
+use super::access::AccessMode;
+use super::fault::FaultFuture;
+use super::pins::PinFault;
+use super::threads::ThreadState;
+use super::{Heap, HeapInner, Scope};
 use crate::error::FarError;
 use core::time::Duration;
 use std::time::Instant;
 
 /// Number within the heap of what was not near (a page, or a handle above all pages), and the
 /// access that needs it.
-pub(crate) type Missed = (u32, Want);
+pub(crate) type Missed = (u32, AccessMode);
 
 /// Error of an operation that would have to wait (as `WouldBlock`); the record says for what.
 ///
 /// Callers pass it on, as any other error that ends with the next attempt.
-pub(crate) const NOT_NEAR: FarError = FarError::Stalled { after: Duration::ZERO };
+pub(crate) const WOULD_BLOCK: FarError = FarError::Stalled { after: Duration::ZERO };
 
 /// Tells a first attempt from a repeated one.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Time {
+pub(crate) enum AttemptKind {
     First,
     /// Attempt after what the last one missed has arrived: finding that now is its first use.
-    Again,
+    Retry,
 }
 
 /// Guard during which this thread waits for nothing far.
-struct Impatient<'a>(&'a Record);
+struct NonblockingGuard<'a>(&'a ThreadState);
 
-impl<'a> Impatient<'a> {
-    fn new(record: &'a Record, time: Time) -> Impatient<'a> {
+impl<'a> NonblockingGuard<'a> {
+    fn new(record: &'a ThreadState, time: AttemptKind) -> NonblockingGuard<'a> {
         record.missed.set(None);
-        record.is_impatient.set(true);
-        record.is_again.set(time == Time::Again);
-        Impatient(record)
+        record.is_nonblocking.set(true);
+        record.is_retry.set(time == AttemptKind::Retry);
+        NonblockingGuard(record)
     }
 }
 
-impl Drop for Impatient<'_> {
+impl Drop for NonblockingGuard<'_> {
     fn drop(&mut self) {
-        self.0.is_impatient.set(false);
-        self.0.is_again.set(false);
+        self.0.is_nonblocking.set(false);
+        self.0.is_retry.set(false);
     }
 }
 
 /// Guard during which this thread waits after all, inside an attempt: for work that must not stop
 /// in the middle.
-pub(crate) struct Patient<'a> {
-    record: &'a Record,
-    was_impatient: bool,
+pub(crate) struct BlockingGuard<'a> {
+    record: &'a ThreadState,
+    was_nonblocking: bool,
 }
 
-impl Drop for Patient<'_> {
+impl Drop for BlockingGuard<'_> {
     fn drop(&mut self) {
-        self.record.is_impatient.set(self.was_impatient);
+        self.record.is_nonblocking.set(self.was_nonblocking);
     }
 }
 
 /// Runs `action`, which may not wait. Returns its result, or what it would have had to wait for.
-pub(crate) fn attempt<R>(
-    record: &Record,
-    time: Time,
+pub(crate) fn try_access<R>(
+    record: &ThreadState,
+    time: AttemptKind,
     action: impl FnOnce() -> Result<R, FarError>,
 ) -> Result<Result<R, FarError>, Missed> {
-    let impatient = Impatient::new(record, time);
+    let impatient = NonblockingGuard::new(record, time);
     let result = action();
     drop(impatient);
     match record.missed.take() {
@@ -79,26 +79,26 @@ pub(crate) fn attempt<R>(
 impl Scope<'_> {
     /// Makes a guard for changes of many places, which would cost much to undo: until it is
     /// dropped, the thread waits.
-    pub(crate) fn patiently(&self) -> Patient<'_> {
-        Patient { record: self.record, was_impatient: self.record.is_impatient.replace(false) }
+    pub(crate) fn allow_blocking(&self) -> BlockingGuard<'_> {
+        BlockingGuard { record: self.record, was_nonblocking: self.record.is_nonblocking.replace(false) }
     }
 
     /// Repeats an action that only looks until nothing of it is far any more. Places that were
     /// found near stay near.
     pub(crate) async fn retry<R>(&self, action: impl FnMut() -> Result<R, FarError>) -> Result<R, FarError> {
-        self.retry_from(Time::First, action).await
+        self.retry_from(AttemptKind::First, action).await
     }
 
     /// Repeats an action as [`Scope::retry`] does; `time` says whether an attempt was made before.
     pub(crate) async fn retry_from<R>(
         &self,
-        mut time: Time,
+        mut time: AttemptKind,
         mut action: impl FnMut() -> Result<R, FarError>,
     ) -> Result<R, FarError> {
         let held = self.hold();
         let mut since = None;
         loop {
-            match attempt(self.record, time, &mut action) {
+            match try_access(self.record, time, &mut action) {
                 Ok(result) => {
                     drop(held);
                     if result.is_ok() {
@@ -116,13 +116,13 @@ impl Scope<'_> {
                     other => other?,
                 },
             }
-            time = Time::Again;
+            time = AttemptKind::Retry;
         }
     }
 
     /// Waits for what an attempt missed, which stays near as long as the scope lasts.
     pub(crate) async fn await_missed(&self, (number, want): Missed) -> Result<(), FarError> {
-        Arrival::new(self, number, want).await.map(drop)
+        FaultFuture::new(self, number, want).await.map(drop)
     }
 }
 
@@ -153,7 +153,7 @@ impl Heap {
     }
 }
 
-impl Core {
+impl HeapInner {
     /// Runs `action` as [`Heap::fetch_with`] does.
     pub(crate) async fn fetch_with<R>(
         &self,
@@ -162,15 +162,15 @@ impl Core {
         // Pins keep what was far near until all is done: nothing else holds it.
         let mut pins = Vec::new();
         loop {
-            let time = if pins.is_empty() { Time::First } else { Time::Again };
+            let time = if pins.is_empty() { AttemptKind::First } else { AttemptKind::Retry };
             let (number, want) = {
                 let scope = Scope::new(self);
-                match attempt(self.record(), time, || action(&scope)) {
+                match try_access(self.record(), time, || action(&scope)) {
                     Ok(result) => return result,
                     Err(missed) => missed,
                 }
             };
-            pins.push(Bring::new(self, number, want).await?);
+            pins.push(PinFault::new(self, number, want).await?);
         }
     }
 }

@@ -12,7 +12,7 @@ use farfield_core::heap::{IngressPath, LogClass};
 /// Recent misses of one class, by path, and the number of values made since without a handle. The
 /// counts are approximate: threads do not synchronise here.
 #[derive(Default)]
-pub(super) struct Habit {
+pub(super) struct MissHistory {
     by_page: AtomicU32,
     by_object: AtomicU32,
     made: AtomicU32,
@@ -25,7 +25,7 @@ const MOST: u32 = 4096;
 /// Number of pages of values of which one gets handles all the same.
 const TRY_EVERY: u32 = 16;
 
-impl Habit {
+impl MissHistory {
     /// Counts a miss of a value with a handle, which comes by this path.
     pub(super) fn missed(&self, path: IngressPath) {
         let (one, other) = match path {
@@ -40,14 +40,14 @@ impl Habit {
     }
 
     /// Checks whether most new values of this class are made without handles.
-    pub(super) fn is_without(&self) -> bool {
+    pub(super) fn skips_handles(&self) -> bool {
         let (by_page, by_object) = (self.by_page.load(Ordering::Relaxed), self.by_object.load(Ordering::Relaxed));
         by_page + by_object >= LEAST && by_page >= by_object
     }
 
     /// Decides whether a new value of this class is made without a handle.
-    pub(super) fn makes_without(&self, class: LogClass) -> bool {
-        if !self.is_without() {
+    pub(super) fn should_skip_handle(&self, class: LogClass) -> bool {
+        if !self.skips_handles() {
             return false;
         }
         let made = self.made.fetch_add(1, Ordering::Relaxed);
@@ -62,14 +62,14 @@ mod tests {
     use crate::ptr::Follow;
     use crate::{FarBox, Heap, Plane};
 
-    fn without(habit: &Habit, class: LogClass) -> usize {
-        (0..TRY_EVERY * class.capacity()).filter(|_| habit.makes_without(class)).count()
+    fn without(habit: &MissHistory, class: LogClass) -> usize {
+        (0..TRY_EVERY * class.capacity()).filter(|_| habit.should_skip_handle(class)).count()
     }
 
     #[test]
     fn values_whose_pages_come_whole_have_no_handles_but_some() {
         let class = LogClass::of(64, 8).unwrap();
-        let habit = Habit::default();
+        let habit = MissHistory::default();
         (1..LEAST).for_each(|_| habit.missed(IngressPath::Page));
         assert_eq!(without(&habit, class), 0, "too little is known");
         habit.missed(IngressPath::Page);
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn what_was_long_ago_does_not_count() {
         let class = LogClass::of(64, 8).unwrap();
-        let habit = Habit::default();
+        let habit = MissHistory::default();
         (0..100 * MOST).for_each(|_| habit.missed(IngressPath::Page));
         assert!(without(&habit, class) > 0);
         (0..2 * MOST).for_each(|_| habit.missed(IngressPath::Object));

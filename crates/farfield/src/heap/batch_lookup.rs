@@ -1,7 +1,7 @@
 //! Many look-ups at a time: all that is far for any of them is requested before anything is
 //! awaited.
 
-use super::attempt::{Time, attempt};
+use super::try_access::{AttemptKind, try_access};
 use super::{Heap, Scope};
 use crate::error::FarError;
 use futures_util::future::try_join_all;
@@ -61,14 +61,14 @@ impl Heap {
         let mut found: Vec<Option<R>> = Vec::with_capacity(keys.len());
         let mut waiting = Vec::new();
         for (index, key) in keys.iter().enumerate() {
-            match attempt(scope.record, Time::First, || look_up(key)) {
+            match try_access(scope.record, AttemptKind::First, || look_up(key)) {
                 Ok(result) => found.push(Some(result?)),
                 Err(missed) => {
                     found.push(None);
                     let look_up = &look_up;
                     waiting.push(async move {
                         scope.await_missed(missed).await?;
-                        Ok::<_, FarError>((index, scope.retry_from(Time::Again, || look_up(key)).await?))
+                        Ok::<_, FarError>((index, scope.retry_from(AttemptKind::Retry, || look_up(key)).await?))
                     });
                 }
             }
@@ -95,7 +95,7 @@ impl Scope<'_> {
         hint: impl Fn(&[K]),
         look_up: impl Fn(&K) -> Result<R, FarError>,
     ) -> Result<Vec<R>, FarError> {
-        if self.record.is_impatient.get() {
+        if self.record.is_nonblocking.get() {
             return keys.iter().map(look_up).collect();
         }
         // A result for one key stays near until there is a result for each.
@@ -105,7 +105,7 @@ impl Scope<'_> {
         for some in keys.chunks(HINTED) {
             hint(some);
             for key in some {
-                found.push(match attempt(self.record, Time::First, || look_up(key)) {
+                found.push(match try_access(self.record, AttemptKind::First, || look_up(key)) {
                     Ok(result) => Some(result?),
                     Err(what) => {
                         left.push(found.len());
@@ -125,7 +125,7 @@ impl Scope<'_> {
             }
             missed.clear();
             for index in core::mem::take(&mut left) {
-                match attempt(self.record, Time::Again, || look_up(&keys[index])) {
+                match try_access(self.record, AttemptKind::Retry, || look_up(&keys[index])) {
                     Ok(result) => found[index] = Some(result?),
                     Err(what) => {
                         left.push(index);

@@ -2,7 +2,7 @@
 //! it looks, because it waits for scopes and for the pool anyway.
 
 use super::write_back::WriteBack;
-use super::{Core, FarRange};
+use super::{FarRange, HeapInner};
 use crate::error::FarError;
 use core::future::poll_fn;
 use core::task::{Poll, Waker};
@@ -11,27 +11,27 @@ use std::time::Instant;
 
 /// Jobs that have not ended.
 #[derive(Default)]
-pub(super) struct Errands(Mutex<Vec<Errand>>);
+pub(super) struct BackgroundJobs(Mutex<Vec<BackgroundJob>>);
 
-struct Errand {
+struct BackgroundJob {
     work: WriteBack,
     since: Instant,
-    order: Arc<Order>,
+    order: Arc<JobPromise>,
 }
 
 /// State of a job that task and reclaimer share. When the task has given it up, the reclaimer has
 /// the only reference.
 #[derive(Default)]
-struct Order(Mutex<Answer>);
+struct JobPromise(Mutex<JobPromiseState>);
 
 #[derive(Default)]
-struct Answer {
+struct JobPromiseState {
     result: Option<Result<(), FarError>>,
     waker: Option<Waker>,
 }
 
-impl Order {
-    fn lock(&self) -> MutexGuard<'_, Answer> {
+impl JobPromise {
+    fn lock(&self) -> MutexGuard<'_, JobPromiseState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -48,20 +48,20 @@ impl Order {
     }
 }
 
-impl Errands {
-    fn lock(&self) -> MutexGuard<'_, Vec<Errand>> {
+impl BackgroundJobs {
+    fn lock(&self) -> MutexGuard<'_, Vec<BackgroundJob>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Checks whether there are jobs.
-    pub(super) fn are_left(&self) -> bool {
+    pub(super) fn has_jobs(&self) -> bool {
         !self.lock().is_empty()
     }
 }
 
-impl Errand {
+impl BackgroundJob {
     /// Runs a step of the job. Returns its result, if it has ended or its task has given it up.
-    fn step(&mut self, core: &Core) -> Option<Result<(), FarError>> {
+    fn step(&mut self, core: &HeapInner) -> Option<Result<(), FarError>> {
         if Arc::strong_count(&self.order) == 1 {
             return Some(Ok(()));
         }
@@ -76,12 +76,12 @@ impl Errand {
     }
 }
 
-impl Core {
+impl HeapInner {
     /// Writes ranges back as [`Core::write_back`] does, for a task: the reclaimer does the work.
-    pub(super) async fn have_written_back(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
-        let order = Arc::new(Order::default());
-        let errand = Errand { work: WriteBack::new(self, ranges), since: Instant::now(), order: order.clone() };
-        self.errands.lock().push(errand);
+    pub(super) async fn await_write_back(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
+        let order = Arc::new(JobPromise::default());
+        let errand = BackgroundJob { work: WriteBack::new(self, ranges), since: Instant::now(), order: order.clone() };
+        self.background_jobs.lock().push(errand);
         self.reclaimer.ring();
         poll_fn(|context| {
             let mut answer = order.lock();
@@ -95,12 +95,12 @@ impl Core {
     }
 
     /// Runs a step of each job.
-    pub(super) fn run_errands(&self) {
+    pub(super) fn run_background_jobs(&self) {
         // Tasks are woken without the lock, and may add jobs.
-        let errands = core::mem::take(&mut *self.errands.lock());
+        let errands = core::mem::take(&mut *self.background_jobs.lock());
         for mut errand in errands {
             match errand.step(self) {
-                None => self.errands.lock().push(errand),
+                None => self.background_jobs.lock().push(errand),
                 Some(result) => {
                     errand.work.end(self);
                     errand.order.tell(result);

@@ -11,33 +11,33 @@
 //! There is one evictor, behind a lock: a thread of the heap runs it ahead of need, and a mutator
 //! that finds no room runs it if it is idle.
 
-mod carrier;
-mod cooler;
+mod compaction;
+mod cooling;
 mod discards;
-mod first;
+mod evict_first;
 mod log_pages;
-mod merge;
-mod take;
+mod victims;
+mod writer;
 
-use super::Core;
-use super::segments::Unit;
+use super::HeapInner;
+use super::segments::TransferUnit;
 use crate::plane::object::Evacuator;
-use carrier::Carrier;
-use cooler::{Cooler, Next};
+use compaction::Compactor;
+use cooling::{CoolingStage, NextBatch};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 pub(crate) use discards::Vacancies;
+use evict_first::{BatchWait, EvictFirstOutcome};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::FrameId;
 use farfield_pool::PoolError;
-use first::{Progress, WaitedFor};
-use merge::Merger;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;
+use writer::EvictionWriter;
 
 /// Need for room of the thread that runs the evictor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Urgency {
+pub(crate) enum EvictionUrgency {
     /// Ahead of need: the thread waits for nothing yet.
     Background,
     /// Needed now: the thread cannot go on.
@@ -50,24 +50,24 @@ pub(crate) enum Urgency {
 
 /// Outcome of a run of the evictor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum EvictionOutcome {
     /// Success: as much room as was requested.
     Enough,
     /// Progress: there is more room, and it is the turn of others.
-    More,
+    Progress,
     /// Failed: the oldest batch, of this epoch, waits for a scope to end.
     Blocked(u64),
     /// Failed: pages that leave first wait for a scope, but not for long yet.
-    Soon,
+    ShortWait,
     /// Failed: everything is in use, and what was about to leave was taken back.
     Hot,
 }
 
 /// The evictor's state, with locks that say who may run it.
-pub(crate) struct Evictor {
+pub(crate) struct HeapEvictor {
     state: Mutex<EvictorState>,
-    cooler: Mutex<Cooler>,
-    first: first::First,
+    cooling: Mutex<CoolingStage>,
+    first: evict_first::EvictFirstList,
     batch: usize,
     pub(crate) written: AtomicU64,
     pub(crate) clean: AtomicU64,
@@ -85,7 +85,7 @@ pub(crate) struct Evictor {
 }
 
 /// Pages that were made Leaving together.
-pub(crate) struct Batch {
+pub(crate) struct CoolingBatch {
     /// Identity of the batch: frames remember it.
     epoch: u64,
     /// Last epoch whose scopes may refer to its pages: scopes of later ones see them Leaving.
@@ -94,16 +94,16 @@ pub(crate) struct Batch {
 }
 
 struct EvictorState {
-    carrier: Carrier,
+    writer: EvictionWriter,
     /// Hand that goes round the vacancies.
     discard_hand: u32,
     evacuator: Evacuator,
-    merger: Merger,
+    compactor: Compactor,
     /// Batch of the pages that leave first that is waited for.
-    waited_for: Option<WaitedFor>,
+    waited_for: Option<BatchWait>,
     batch: usize,
     /// Urgency of the present run.
-    urgency: Urgency,
+    urgency: EvictionUrgency,
     /// Number of frames that became free since the hand's turns were counted last.
     freed: u32,
 }
@@ -114,24 +114,24 @@ const FEW: usize = 16;
 /// Maximum number of pages in a batch, and of pages written at a time.
 const BATCH_MAX: usize = 64;
 
-impl Evictor {
+impl HeapEvictor {
     /// Creates the evictor of a heap with `near` bytes of near memory.
-    pub(crate) fn new(near: u64) -> Evictor {
+    pub(crate) fn new(near: u64) -> HeapEvictor {
         let batch = (near as usize / PAGE_BYTES / 32).clamp(8, BATCH_MAX);
         let state = EvictorState {
-            carrier: Carrier::new(batch),
+            writer: EvictionWriter::new(batch),
             discard_hand: 0,
             evacuator: Evacuator::default(),
-            merger: Merger::default(),
+            compactor: Compactor::default(),
             waited_for: None,
             batch,
-            urgency: Urgency::Background,
+            urgency: EvictionUrgency::Background,
             freed: 0,
         };
-        Evictor {
+        HeapEvictor {
             state: Mutex::new(state),
-            cooler: Mutex::new(Cooler::new(batch)),
-            first: first::First::default(),
+            cooling: Mutex::new(CoolingStage::new(batch)),
+            first: evict_first::EvictFirstList::default(),
             batch,
             written: AtomicU64::new(0),
             clean: AtomicU64::new(0),
@@ -146,12 +146,12 @@ impl Evictor {
 
     /// Returns how long the oldest scope has held back the pages that are about to leave, and its
     /// thread.
-    pub(crate) fn held_back(&self, core: &Core) -> Option<(Duration, i32)> {
+    pub(crate) fn held_back(&self, core: &HeapInner) -> Option<(Duration, i32)> {
         let (entered, since) = (*self.held.lock().unwrap_or_else(PoisonError::into_inner))?;
-        Some((since.elapsed(), core.threads.who_entered(entered)?))
+        Some((since.elapsed(), core.threads.thread_of_scope(entered)?))
     }
 
-    fn note_held(&self, core: &Core, is_blocked: bool) {
+    fn note_held(&self, core: &HeapInner, is_blocked: bool) {
         let oldest = if is_blocked { core.threads.oldest() } else { None };
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         *held =
@@ -164,7 +164,7 @@ impl Evictor {
     }
 
     /// Returns the number of pages that have left so far.
-    pub(crate) fn left(&self) -> u64 {
+    pub(crate) fn evicted_pages(&self) -> u64 {
         [&self.written, &self.clean, &self.dead].map(|count| count.load(Ordering::Relaxed)).iter().sum()
     }
 
@@ -187,27 +187,34 @@ impl Evictor {
     }
 
     /// Evicts until `goal` frames are free, or it cannot go on. Waits for the evictor's lock.
-    pub(crate) fn run(&self, core: &Core, goal: u32) -> Result<Outcome, PoolError> {
+    pub(crate) fn run(&self, core: &HeapInner, goal: u32) -> Result<EvictionOutcome, PoolError> {
         let outcome = {
             let mut state = self.lock();
             self.timed(|| {
-                state.run(core, goal, Urgency::Background).and_then(|outcome| state.merge_far(core).map(|()| outcome))
+                state
+                    .run(core, goal, EvictionUrgency::Background)
+                    .and_then(|outcome| state.compact_far_pages(core).map(|()| outcome))
             })
         };
-        self.ring(core, &outcome);
+        self.notify_waiters(core, &outcome);
         // At least one task, which looks for what is wrong.
-        core.waiters.room(tasks_for(core, &outcome).max(1), core.patience);
+        core.waiters.wake_for_frames(tasks_for(core, &outcome).max(1), core.patience);
         outcome
     }
 
     /// Evicts until `goal` frames are free, as [`Evictor::run`] does, unless another thread runs
     /// the evictor (`None`).
-    pub(crate) fn try_run(&self, core: &Core, goal: u32, urgency: Urgency) -> Option<Result<Outcome, PoolError>> {
+    pub(crate) fn try_run(
+        &self,
+        core: &HeapInner,
+        goal: u32,
+        urgency: EvictionUrgency,
+    ) -> Option<Result<EvictionOutcome, PoolError>> {
         let mut state = self.try_lock()?;
         let outcome = self.timed(|| state.run(core, goal, urgency));
         drop(state);
-        self.ring(core, &outcome);
-        core.waiters.room(tasks_for(core, &outcome), core.patience);
+        self.notify_waiters(core, &outcome);
+        core.waiters.wake_for_frames(tasks_for(core, &outcome), core.patience);
         Some(outcome)
     }
 
@@ -215,15 +222,20 @@ impl Evictor {
     ///
     /// They become the batch. They leave with it when the scopes are over that were open when they
     /// did so.
-    pub(crate) fn send_away(&self, core: &Core, pages: &[u32], batch: &mut Option<Batch>) -> Result<(), PoolError> {
+    pub(crate) fn evict_units(
+        &self,
+        core: &HeapInner,
+        pages: &[u32],
+        batch: &mut Option<CoolingBatch>,
+    ) -> Result<(), PoolError> {
         let leaving = match batch.take() {
             Some(batch) => Some(batch),
-            None => self.cooler().cool_pages(core, pages),
+            None => self.cooling_stage().cool_pages(core, pages),
         };
         match leaving {
             Some(leaving) if core.threads.is_over(leaving.last) => {
                 let mut state = self.lock();
-                state.urgency = Urgency::Demand;
+                state.urgency = EvictionUrgency::Demand;
                 self.timed(|| state.evict(core, leaving, u32::MAX))
             }
             leaving => {
@@ -234,8 +246,8 @@ impl Evictor {
     }
 
     /// Gives up a batch that nobody waits for any more: it leaves when others do.
-    pub(crate) fn put_last(&self, batch: Batch) {
-        self.cooler().put_last(batch);
+    pub(crate) fn requeue(&self, batch: CoolingBatch) {
+        self.cooling_stage().requeue(batch);
     }
 
     /// Wakes the threads that sleep if a run has ended without room for them, so that they look for
@@ -243,23 +255,23 @@ impl Evictor {
     ///
     /// Does so only once for the same batch, because the thread that runs the evictor needs the
     /// processor.
-    fn ring(&self, core: &Core, outcome: &Result<Outcome, PoolError>) {
-        self.note_held(core, matches!(outcome, Ok(Outcome::Blocked(_))));
+    fn notify_waiters(&self, core: &HeapInner, outcome: &Result<EvictionOutcome, PoolError>) {
+        self.note_held(core, matches!(outcome, Ok(EvictionOutcome::Blocked(_))));
         let is_news = match outcome {
-            Ok(Outcome::Blocked(epoch)) => self.blocked.swap(*epoch, Ordering::Relaxed) != *epoch,
+            Ok(EvictionOutcome::Blocked(epoch)) => self.blocked.swap(*epoch, Ordering::Relaxed) != *epoch,
             // The thread that makes room has rung.
             Ok(_) => false,
             Err(_) => true,
         };
         if is_news {
-            core.throttle.ring();
+            core.admission.ring();
         }
     }
 
     /// Takes answers to writes that nobody waits for, unless another thread runs the evictor.
     pub(crate) fn take_answers(&self) {
         if let Some(mut state) = self.try_lock() {
-            state.carrier.take_answers();
+            state.writer.take_answers();
         }
     }
 
@@ -278,7 +290,7 @@ impl Evictor {
 
     /// Closes the pages that the evacuator fills, so that they may leave, unless another thread
     /// runs the evictor. For a thread in need that has found nothing after a run.
-    pub(crate) fn try_close(&self, core: &Core) {
+    pub(crate) fn try_close(&self, core: &HeapInner) {
         if let Some(mut state) = self.try_lock() {
             state.evacuator.close(core);
         }
@@ -292,12 +304,12 @@ impl Evictor {
 }
 
 impl EvictorState {
-    fn run(&mut self, core: &Core, goal: u32, urgency: Urgency) -> Result<Outcome, PoolError> {
+    fn run(&mut self, core: &HeapInner, goal: u32, urgency: EvictionUrgency) -> Result<EvictionOutcome, PoolError> {
         self.urgency = urgency;
         if let Some(objects) = &core.objects {
             core.recycle_log(&objects.log);
         }
-        if urgency == Urgency::Background {
+        if urgency == EvictionUrgency::Background {
             self.discard_excess(core)?;
         }
         match self.make_room(core, goal) {
@@ -309,106 +321,113 @@ impl EvictorState {
         }
     }
 
-    fn make_room(&mut self, core: &Core, goal: u32) -> Result<Outcome, PoolError> {
+    fn make_room(&mut self, core: &HeapInner, goal: u32) -> Result<EvictionOutcome, PoolError> {
         let urgency = self.urgency;
         // Two turns of the hand clear every reference bit and make every page Leaving: pages that
         // are still here then are in use.
         let mut looks = 2 * u64::from(core.frames.used().count());
         self.freed = 0;
-        let enough = if urgency == Urgency::Background { core.reserve().low } else { 1 };
+        let enough = if urgency == EvictionUrgency::Background { core.reserve().low } else { 1 };
         let mut helped = false;
         let mut spare = core.frames.spare();
         loop {
             let before = core::mem::replace(&mut spare, core.frames.spare());
             if spare > before {
-                core.throttle.serve(core.frames.open_spare());
+                core.admission.serve(core.frames.open_spare());
             }
             // A thread that waits does so for a frame, and not for a lower limit to be reached.
-            let room = if urgency == Urgency::Background { core.frames.room() } else { spare };
+            let room = if urgency == EvictionUrgency::Background { core.frames.room() } else { spare };
             if room >= goal {
-                return Ok(Outcome::Enough);
+                return Ok(EvictionOutcome::Enough);
             }
             // Tasks get room batch by batch, too.
-            if urgency == Urgency::Background && self.freed >= self.batch as u32 && core.waiters.want_room() {
-                return Ok(Outcome::More);
+            if urgency == EvictionUrgency::Background
+                && self.freed >= self.batch as u32
+                && core.waiters.has_frame_waiters()
+            {
+                return Ok(EvictionOutcome::Progress);
             }
             let mut blocked = None;
             match self.evict_first(core, (goal - room).max(self.batch as u32))? {
-                Progress::Some => {
+                EvictFirstOutcome::Evicted => {
                     helped = true;
                     continue;
                 }
-                Progress::Blocked(epoch) if self.waits_for(core, epoch, urgency) => {
-                    let is_ahead = urgency == Urgency::Background;
-                    return Ok(if is_ahead { Outcome::Blocked(epoch) } else { Outcome::Soon });
+                EvictFirstOutcome::Blocked(epoch) if self.waits_for(core, epoch, urgency) => {
+                    let is_ahead = urgency == EvictionUrgency::Background;
+                    return Ok(if is_ahead { EvictionOutcome::Blocked(epoch) } else { EvictionOutcome::ShortWait });
                 }
                 // More pages that leave first will follow: the hand is for real need.
-                _ if helped && room >= enough => return Ok(Outcome::Enough),
-                Progress::Blocked(epoch) => blocked = Some(epoch),
-                Progress::Nothing => {}
+                _ if helped && room >= enough => return Ok(EvictionOutcome::Enough),
+                EvictFirstOutcome::Blocked(epoch) => blocked = Some(epoch),
+                EvictFirstOutcome::Empty => {}
             }
-            let is_short = core.evictor.cooler().cool_ahead(core, cooler::pool(core).max(goal - room), &mut looks);
+            let is_short = core.evictor.cooling_stage().cool_ahead(
+                core,
+                cooling::cooling_target(core).max(goal - room),
+                &mut looks,
+            );
             if looks == 0 && self.freed > 0 {
                 // With more turns, fewer and fewer pages would be Leaving.
-                return Ok(Outcome::More);
+                return Ok(EvictionOutcome::Progress);
             }
             if self.evict_urgent(core)? {
                 continue;
             }
-            let next = core.evictor.cooler().next(core, urgency);
+            let next = core.evictor.cooling_stage().next(core, urgency);
             match next {
-                Next::Batch(batch) => {
+                NextBatch::Batch(batch) => {
                     // Frames that are kept for the thread that runs this are not for others that
                     // wait.
-                    let is_shared = core.throttle.waiting() > 1 || core.waiters.want_room();
-                    let most = if urgency == Urgency::Last && is_shared { goal - room } else { u32::MAX };
+                    let is_shared = core.admission.waiting() > 1 || core.waiters.has_frame_waiters();
+                    let most = if urgency == EvictionUrgency::Last && is_shared { goal - room } else { u32::MAX };
                     self.evict(core, batch, most)?;
                     self.cool_cold(core);
                 }
                 // Later batches wait for it, too. A thread that needs a frame looks again soon;
                 // ahead of need more is cooled.
-                Next::Blocked(epoch) if !is_short || urgency != Urgency::Background => {
-                    return Ok(Outcome::Blocked(epoch));
+                NextBatch::Blocked(epoch) if !is_short || urgency != EvictionUrgency::Background => {
+                    return Ok(EvictionOutcome::Blocked(epoch));
                 }
-                Next::Nothing if !is_short => {
-                    let blocked = blocked.or(core.evictor.cooler().urgent_since());
-                    return Ok(blocked.map_or(Outcome::Hot, Outcome::Blocked));
+                NextBatch::Empty if !is_short => {
+                    let blocked = blocked.or(core.evictor.cooling_stage().urgent_since());
+                    return Ok(blocked.map_or(EvictionOutcome::Hot, EvictionOutcome::Blocked));
                 }
-                Next::Blocked(_) | Next::Nothing => {}
+                NextBatch::Blocked(_) | NextBatch::Empty => {}
             }
         }
     }
 
     /// Evicts the pages of a batch that nobody took back, up to `most` frames. The batch's scopes
     /// are over.
-    fn evict(&mut self, core: &Core, mut batch: Batch, most: u32) -> Result<(), PoolError> {
+    fn evict(&mut self, core: &HeapInner, mut batch: CoolingBatch, most: u32) -> Result<(), PoolError> {
         let (mut trouble, mut taken) = (Ok(()), 0);
         while trouble.is_ok()
             && taken < most
             && let Some(frame) = batch.frames.pop()
         {
-            let Some((page, sealed)) = self.seal(core, frame, batch.epoch) else { continue };
+            let Some((page, sealed)) = self.claim_for_eviction(core, frame, batch.epoch) else { continue };
             // From here on the page is ours, so its segment stays what it is.
             let Some(unit) = core.segments.unit_of(page) else { unreachable!("a near page outside of all units") };
             assert_eq!(unit.page, page);
             taken += unit.pages;
-            trouble = self.take(core, unit, frame, sealed);
-            if self.carrier.count() >= FEW && core.throttle.waiting() > 0 {
+            trouble = self.evict_unit(core, unit, frame, sealed);
+            if self.writer.count() >= FEW && core.admission.waiting() > 0 {
                 trouble = trouble.and(self.finish(core));
-                core.throttle.serve(core.frames.open_spare());
+                core.admission.serve(core.frames.open_spare());
             }
         }
         if !batch.frames.is_empty() {
             // Enough, or the pool is in trouble; the rest goes on waiting, and can be taken back
             // meanwhile.
-            core.evictor.cooler().put_back(batch);
+            core.evictor.cooling_stage().put_back(batch);
         }
         trouble.and(self.finish(core))
     }
 }
 
 /// Returns for how many tasks that wait for room there is something: frames, or the error.
-fn tasks_for(core: &Core, outcome: &Result<Outcome, PoolError>) -> u32 {
+fn tasks_for(core: &HeapInner, outcome: &Result<EvictionOutcome, PoolError>) -> u32 {
     if outcome.is_ok() { core.frames.open_spare() } else { u32::MAX }
 }
 
@@ -427,8 +446,8 @@ mod tests {
         core.reclaimer.stop();
         let scope = heap.enter();
         values[0].get(&scope).unwrap();
-        let run = || core.evictor.try_run(core, core.frames.limit(), Urgency::Demand).transpose().unwrap();
-        while !matches!(run(), Some(Outcome::Blocked(_))) {}
+        let run = || core.evictor.try_run(core, core.frames.limit(), EvictionUrgency::Demand).transpose().unwrap();
+        while !matches!(run(), Some(EvictionOutcome::Blocked(_))) {}
         core.evictor.blocked.store(0, Ordering::Relaxed);
         let asleep = AtomicBool::new(false);
         std::thread::scope(|threads| {
@@ -437,12 +456,12 @@ mod tests {
                     asleep.store(true, Ordering::Release);
                     false
                 };
-                core.throttle.queue().sleep_unless(finds_nothing, Duration::from_secs(60))
+                core.admission.queue().sleep_unless(finds_nothing, Duration::from_secs(60))
             });
             while !asleep.load(Ordering::Acquire) {
                 std::thread::yield_now();
             }
-            assert!(matches!(run(), Some(Outcome::Blocked(_))));
+            assert!(matches!(run(), Some(EvictionOutcome::Blocked(_))));
             assert!(sleeper.join().unwrap(), "nobody rang");
         });
     }

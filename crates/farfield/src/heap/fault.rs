@@ -1,15 +1,15 @@
 //! Future that waits for a page, or for a small object of the object plane.
 
-use super::access::{Want, count_use};
-use super::frames::Purse;
-use super::io::Flight;
-use super::room::Round;
-use super::segments::Unit;
+use super::access::{AccessMode, count_use};
+use super::frames::Watermark;
+use super::io::FetchFlight;
+use super::reclaim::ReclaimRound;
+use super::segments::TransferUnit;
 use super::threads::{add, count};
-use super::waiters::{Ticket, Turn};
-use super::{Core, Scope};
+use super::wait_queue::{ReclaimTurn, WaiterTicket};
+use super::{HeapInner, Scope};
 use crate::error::FarError;
-use crate::plane::object::{ObjectId, Objects, Sight, Way};
+use crate::plane::object::{FetchGranularity, ObjectId, ObjectLookup, Objects};
 use core::future::Future;
 use core::pin::Pin;
 use core::sync::atomic::Ordering;
@@ -22,27 +22,27 @@ use std::time::Instant;
 ///
 /// Yields the place of the object, or of the start of the page. If the future is dropped, nobody
 /// waits any more, but the page or object still arrives.
-pub(crate) struct Arrival<'a> {
-    core: &'a Core,
+pub(crate) struct FaultFuture<'a> {
+    core: &'a HeapInner,
     scope: &'a Scope<'a>,
     /// Number within the heap of a value that lives as long as this: its page, or its handle above
     /// all pages.
     number: u32,
-    want: Want,
+    want: AccessMode,
     /// True if the scope counts this as awaiting something.
     awaits: bool,
-    wait: Wait,
+    wait: FaultState,
 }
 
 /// State of a wait that does not depend on the scope.
 #[derive(Default)]
-pub(super) struct Wait {
-    ticket: Option<Ticket>,
+pub(super) struct FaultState {
+    ticket: Option<WaiterTicket>,
     /// Number of frames that must become free; 0 if there was room. If not 0, the scope is marked
     /// as hungry.
     goal: u32,
     /// Place in the queue of tasks that wait for room.
-    turn: Option<Turn>,
+    turn: Option<ReclaimTurn>,
     /// Time when the first wait that is not for a flight began: flights have deadlines of their
     /// own.
     since: Option<Instant>,
@@ -52,9 +52,9 @@ pub(super) struct Wait {
     whole_page: Option<u32>,
 }
 
-impl Wait {
+impl FaultState {
     /// Ends the wait.
-    pub(super) fn stop(&mut self, core: &Core) {
+    pub(super) fn stop(&mut self, core: &HeapInner) {
         if let Some(ticket) = self.ticket.take() {
             core.waiters.forget(ticket);
         }
@@ -62,18 +62,18 @@ impl Wait {
     }
 
     /// Leaves the queue for room, because no more room is needed.
-    fn leave_queue(&mut self, core: &Core) {
+    fn leave_queue(&mut self, core: &HeapInner) {
         // If it was woken, that wake-up is for another task.
         if let Some(turn) = self.turn.take()
             && !core.waiters.leave_room(turn)
-            && core.waiters.want_room()
+            && core.waiters.has_frame_waiters()
         {
             core.reclaimer.ring();
         }
     }
 }
 
-impl Core {
+impl HeapInner {
     /// Marks this page as wanted, so that a task is told when it arrives; false if it is not on its
     /// way.
     fn want(&self, page: u32) -> bool {
@@ -89,22 +89,22 @@ impl Core {
     }
 }
 
-impl<'a> Arrival<'a> {
-    pub(crate) fn new(scope: &'a Scope<'a>, number: u32, want: Want) -> Arrival<'a> {
-        Arrival { core: scope.core, scope, number, want, awaits: false, wait: Wait::default() }
+impl<'a> FaultFuture<'a> {
+    pub(crate) fn new(scope: &'a Scope<'a>, number: u32, want: AccessMode) -> FaultFuture<'a> {
+        FaultFuture { core: scope.core, scope, number, want, awaits: false, wait: FaultState::default() }
     }
 
     /// Resumes a wait that another arrival began, in a scope that has ended.
-    pub(super) fn resume(scope: &'a Scope<'_>, number: u32, want: Want, wait: Wait) -> Arrival<'a> {
+    pub(super) fn resume(scope: &'a Scope<'_>, number: u32, want: AccessMode, wait: FaultState) -> FaultFuture<'a> {
         let open = scope.open;
         if wait.goal > 0 {
             scope.record.set_hungry(open, true);
         }
-        Arrival { wait, ..Arrival::new(scope, number, want) }
+        FaultFuture { wait, ..FaultFuture::new(scope, number, want) }
     }
 
     /// Suspends the wait because the scope ends.
-    pub(super) fn suspend(mut self) -> Wait {
+    pub(super) fn suspend(mut self) -> FaultState {
         let wait = core::mem::take(&mut self.wait);
         self.wait.goal = wait.goal;
         wait
@@ -145,7 +145,7 @@ impl<'a> Arrival<'a> {
                 DerefOutcome::Wait if seen.state() == State::Loading => {
                     // The page seen before may have landed, and its waiters may have been told.
                     if self.wait(page, context, || core.want(page)) {
-                        core.hurry(record, page);
+                        core.promote_to_demand(record, page);
                         core.attend();
                         return Poll::Pending;
                     }
@@ -169,7 +169,11 @@ impl<'a> Arrival<'a> {
                     add(&record.counters.fetched_bytes, u64::from(pages) * PAGE_BYTES as u64);
                     core.begin(
                         record,
-                        Flight::Unit { unit: Unit { page, pages }, frame, landing: self.want.landing() },
+                        FetchFlight::Unit {
+                            unit: TransferUnit { page, pages },
+                            frame,
+                            intent: self.want.fetch_intent(),
+                        },
                     );
                     core.attend();
                     return Poll::Pending;
@@ -197,36 +201,36 @@ impl<'a> Arrival<'a> {
             false
         };
         loop {
-            match core.look_at(record, objects, object, self.want, self.wait.brought) {
-                Sight::Here(place) => {
+            match core.look_up_object(record, objects, object, self.want, self.wait.brought) {
+                ObjectLookup::Resident(place) => {
                     if let Some(page) = self.wait.whole_page.take() {
-                        core.leave_after(record, page);
+                        core.mark_streamed_page(record, page);
                     }
                     return Poll::Ready(Ok(place));
                 }
-                Sight::Moving => {
+                ObjectLookup::Relocating => {
                     if self.wait(self.number, context, mark) {
-                        core.hurry(record, self.number);
+                        core.promote_to_demand(record, self.number);
                         core.attend();
                         return Poll::Pending;
                     }
                 }
-                Sight::Busy => {
+                ObjectLookup::Retry => {
                     context.waker().wake_by_ref();
                     return self.still();
                 }
-                Sight::Coming(page) => {
+                ObjectLookup::Loading(page) => {
                     // While the object is there the page is not Fetching for anything else.
                     let is_there = || Handle(handle.load(Ordering::Acquire)).is_in(page);
                     if self.wait(page, context, || core.want(page) && is_there()) {
-                        core.hurry(record, page);
+                        core.promote_to_demand(record, page);
                         core.attend();
                         return Poll::Pending;
                     }
                 }
-                Sight::Far(_, Way::Page(page)) => {
+                ObjectLookup::Far(_, FetchGranularity::Page(page)) => {
                     let frame = core::task::ready!(self.take_wanted_frames(1, context))?;
-                    let landing = self.want.landing();
+                    let landing = self.want.fetch_intent();
                     let Some(flight) = core.depart_page(record, objects, page, frame, landing) else { continue };
                     // The flight is ours, so the page is still on its way.
                     assert!(self.wait(page, context, || core.want(page)));
@@ -236,7 +240,7 @@ impl<'a> Arrival<'a> {
                     core.attend();
                     return Poll::Pending;
                 }
-                Sight::Far(seen, Way::Object(class)) => {
+                ObjectLookup::Far(seen, FetchGranularity::Object(class)) => {
                     let Some(spot) = core.spot_now(record, objects, object, class, true)? else {
                         let frame = core::task::ready!(self.take_frames(1, context))?;
                         core.open_page(record, objects, class, frame)?;
@@ -246,7 +250,7 @@ impl<'a> Arrival<'a> {
                     // The flight is ours, so the object is still moving.
                     assert!(self.wait(self.number, context, mark));
                     self.wait.brought = true;
-                    core.begin(record, Flight::Object(flight));
+                    core.begin(record, FetchFlight::Object(flight));
                     core.attend();
                     return Poll::Pending;
                 }
@@ -276,7 +280,9 @@ impl<'a> Arrival<'a> {
     /// Takes frames as [`Core::take_wanted_frames`] does, for a task.
     fn take_wanted_frames(&mut self, pages: u32, context: &mut Context<'_>) -> Poll<Result<FrameId, FarError>> {
         self.take_frames(pages, context).map(|frames| match frames {
-            Err(error) if self.want == Want::Read => self.core.take_to_read(self.scope.record, pages, false, error),
+            Err(error) if self.want == AccessMode::Read => {
+                self.core.take_to_read(self.scope.record, pages, false, error)
+            }
             frames => frames,
         })
     }
@@ -285,9 +291,9 @@ impl<'a> Arrival<'a> {
     fn take_frames(&mut self, pages: u32, context: &mut Context<'_>) -> Poll<Result<FrameId, FarError>> {
         let (core, record, open) = (self.core, self.scope.record, self.scope.open);
         // First come, first served.
-        let before = core.throttle.waiting();
-        if (self.wait.goal > 0 || !core.waiters.want_room())
-            && let Some(frame) = core.frames.take(pages, Purse::Behind(before))
+        let before = core.admission.waiting();
+        if (self.wait.goal > 0 || !core.waiters.has_frame_waiters())
+            && let Some(frame) = core.frames.take(pages, Watermark::Queued(before))
         {
             if core.frames.room() < core.reserve().low {
                 core.reclaimer.wake();
@@ -303,14 +309,14 @@ impl<'a> Arrival<'a> {
         }
         // Runs the evictor itself, unless others came first: the reclaimer may be waiting for the
         // scope that we are in.
-        if !is_first || !core.waiters.want_room() {
+        if !is_first || !core.waiters.has_frame_waiters() {
             // Others of the same thread may go on and make room, as long as they have not looked
             // for any.
             let is_own = |epoch| !is_first && waits_for_itself(self.scope, epoch);
             match core.make_frames(record, pages, &mut self.wait.goal, before, is_own)? {
-                Round::Got(frame) => return Poll::Ready(Ok(frame)),
-                Round::OwnScope => {
-                    return Poll::Ready(core.frames.take(pages, Purse::Reserve).ok_or(FarError::NearFull));
+                ReclaimRound::Frame(frame) => return Poll::Ready(Ok(frame)),
+                ReclaimRound::OwnScope => {
+                    return Poll::Ready(core.frames.take(pages, Watermark::Emergency).ok_or(FarError::NearFull));
                 }
                 _ => {}
             }
@@ -349,7 +355,7 @@ fn waits_for_itself(scope: &Scope<'_>, epoch: u64) -> bool {
     open.is_used() && open.began() <= epoch && !scope.record.keeps_and_goes_on(epoch)
 }
 
-impl Future for Arrival<'_> {
+impl Future for FaultFuture<'_> {
     type Output = Result<SlotHint, FarError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -371,7 +377,7 @@ impl Future for Arrival<'_> {
     }
 }
 
-impl Drop for Arrival<'_> {
+impl Drop for FaultFuture<'_> {
     fn drop(&mut self) {
         self.stop_waiting();
     }
@@ -384,10 +390,10 @@ mod tests {
     //! much as there are tasks.
     use super::*;
     use crate::Heap;
-    use crate::heap::evictor::{Outcome, Urgency};
+    use crate::heap::eviction::{EvictionOutcome, EvictionUrgency};
     use core::task::Waker;
 
-    fn far_page(core: &Core) -> u32 {
+    fn far_page(core: &HeapInner) -> u32 {
         let is_far = |page: &u32| FrameWord(core.words[*page].load(Ordering::Acquire)).state() == State::Far;
         (0..core.segments.high_page()).find(is_far).unwrap()
     }
@@ -401,15 +407,16 @@ mod tests {
         // Until nothing can leave but what the older scope holds back.
         let mut frames = Vec::new();
         let mut outcome = None;
-        while !matches!(outcome, Some(Outcome::Blocked(_))) {
-            frames.extend(core::iter::from_fn(|| core.frames.take(1, Purse::Open)));
-            outcome = core.evictor.try_run(core, core.frames.spare() + 1, Urgency::Demand).transpose().unwrap();
+        while !matches!(outcome, Some(EvictionOutcome::Blocked(_))) {
+            frames.extend(core::iter::from_fn(|| core.frames.take(1, Watermark::Normal)));
+            outcome = core.evictor.try_run(core, core.frames.spare() + 1, EvictionUrgency::Demand).transpose().unwrap();
         }
         let scopes: Vec<_> = (0..TASKS).map(|_| heap.enter()).collect();
         scopes.iter().step_by(one_in).skip(1).for_each(|scope| scope.open.used.set(true));
         let page = far_page(core);
         let mut context = Context::from_waker(Waker::noop());
-        let mut arrivals: Vec<_> = scopes.iter().map(|scope| Box::pin(Arrival::new(scope, page, Want::Read))).collect();
+        let mut arrivals: Vec<_> =
+            scopes.iter().map(|scope| Box::pin(FaultFuture::new(scope, page, AccessMode::Read))).collect();
         for _ in 0..4 {
             for arrival in &mut arrivals {
                 assert!(arrival.as_mut().poll(&mut context).is_pending());
@@ -449,16 +456,16 @@ mod tests {
         let core = heap.core();
         core.evictor.paused(|| {
             let page = far_page(core);
-            let mut frames: Vec<_> = core::iter::from_fn(|| core.frames.take(1, Purse::Reserve)).collect();
+            let mut frames: Vec<_> = core::iter::from_fn(|| core.frames.take(1, Watermark::Emergency)).collect();
             let scope = heap.enter();
-            let mut arrival = core::pin::pin!(Arrival::new(&scope, page, Want::Read));
+            let mut arrival = core::pin::pin!(FaultFuture::new(&scope, page, AccessMode::Read));
             let mut context = Context::from_waker(Waker::noop());
             assert!(arrival.as_mut().poll(&mut context).is_pending());
             assert!(arrival.waits_for_room());
             assert!(scope.open.is_hungry());
             frames.drain(..core.first_goal(1) as usize).for_each(|frame| core.frames.put(frame, 1));
             assert!(arrival.as_mut().poll(&mut context).is_pending());
-            assert!(!arrival.waits_for_room() && !core.waiters.want_room());
+            assert!(!arrival.waits_for_room() && !core.waiters.has_frame_waiters());
             assert!(!scope.open.is_hungry());
             frames.into_iter().for_each(|frame| core.frames.put(frame, 1));
         });

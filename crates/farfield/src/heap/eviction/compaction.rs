@@ -6,7 +6,7 @@
 //! Far and sparse, and the evacuator moves what lives in them to pages of cold objects. A page is
 //! *sparse* if at most a quarter of it lives, or a larger part when far addresses become scarce.
 
-use super::{Core, EvictorState};
+use super::{EvictorState, HeapInner};
 use crate::plane::object::Objects;
 use core::sync::atomic::Ordering;
 use farfield_core::heap::{FrameWord, State};
@@ -14,7 +14,7 @@ use farfield_pool::PoolError;
 
 /// State of the hand that goes round the far pages.
 #[derive(Default)]
-pub(super) struct Merger {
+pub(super) struct Compactor {
     hand: u32,
     /// Number of pages that had been opened when the hand moved last.
     opened: u32,
@@ -27,22 +27,22 @@ const LOOKS: u32 = 4;
 
 impl EvictorState {
     /// Merges sparse far pages, as far as it is their turn, there is room, and nobody waits for it.
-    pub(super) fn merge_far(&mut self, core: &Core) -> Result<(), PoolError> {
+    pub(super) fn compact_far_pages(&mut self, core: &HeapInner) -> Result<(), PoolError> {
         let Some(objects) = &core.objects else { return Ok(()) };
         let (opened, pages) = (objects.log.opened(), core.segments.high_page());
-        let more = opened.wrapping_sub(self.merger.opened).saturating_mul(LOOKS);
-        self.merger.opened = opened;
-        self.merger.debt = self.merger.debt.saturating_add(more).min(pages);
+        let more = opened.wrapping_sub(self.compactor.opened).saturating_mul(LOOKS);
+        self.compactor.opened = opened;
+        self.compactor.debt = self.compactor.debt.saturating_add(more).min(pages);
         let quarters = quarters(core, objects);
         let has_room = || core.frames.open_room() >= core.evictor.batch();
-        while has_room() && core.throttle.waiting() == 0 && !core.waiters.want_room() {
+        while has_room() && core.admission.waiting() == 0 && !core.waiters.has_frame_waiters() {
             let sparse = self.find_sparse(core, objects, quarters);
             if sparse.is_empty() {
                 break;
             }
             let merge = |page, bytes: &[u8]| self.evacuator.merge(core, objects, page, bytes);
-            let read = self.carrier.open(core).and_then(|()| self.carrier.read(core, &sparse, merge));
-            sparse.into_iter().for_each(|page| core.end_going(&objects.log, page));
+            let read = self.writer.open(core).and_then(|()| self.writer.read(core, &sparse, merge));
+            sparse.into_iter().for_each(|page| core.end_departure(&objects.log, page));
             read?;
             self.cool_cold(core);
         }
@@ -50,20 +50,20 @@ impl EvictorState {
     }
 
     /// Returns the next sparse pages, at most a batch.
-    fn find_sparse(&mut self, core: &Core, objects: &Objects, quarters: u32) -> Vec<u32> {
+    fn find_sparse(&mut self, core: &HeapInner, objects: &Objects, quarters: u32) -> Vec<u32> {
         let pages = core.segments.high_page();
         let mut sparse = Vec::new();
-        while self.merger.debt > 0 && sparse.len() < self.batch {
-            self.merger.debt -= 1;
-            self.merger.hand = if self.merger.hand + 1 >= pages { 0 } else { self.merger.hand + 1 };
-            let page = self.merger.hand;
+        while self.compactor.debt > 0 && sparse.len() < self.batch {
+            self.compactor.debt -= 1;
+            self.compactor.hand = if self.compactor.hand + 1 >= pages { 0 } else { self.compactor.hand + 1 };
+            let page = self.compactor.hand;
             // Only pages that are log pages, and in use, have objects by their word. A page that is
             // Far stays so, because we take objects out of it.
-            if objects.log.word(page).is_sparse(quarters) && objects.log.go(page) {
+            if objects.log.word(page).is_sparse(quarters) && objects.log.begin_departure(page) {
                 if FrameWord(core.words[page].load(Ordering::Acquire)).state() == State::Far {
                     sparse.push(page);
                 } else {
-                    core.end_going(&objects.log, page);
+                    core.end_departure(&objects.log, page);
                 }
             }
         }
@@ -73,7 +73,7 @@ impl EvictorState {
 
 /// Returns how much of a page may live for it to be sparse, in quarters: more when fewer far
 /// addresses are left.
-fn quarters(core: &Core, objects: &Objects) -> u32 {
+fn quarters(core: &HeapInner, objects: &Objects) -> u32 {
     let left = (core.pages - core.segments.high_page()) as usize + objects.log.unused_count();
     match left {
         left if left < core.pages as usize / 8 => 3,
