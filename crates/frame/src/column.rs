@@ -8,7 +8,7 @@
 //! nulls that are taken for values.
 
 use crate::error::FrameError;
-use crate::text::{Text, Words};
+use crate::text::{DictionaryStrings, VariableBytes};
 use crate::zones::{Zone, Zones};
 use arrow::array::{Array, ArrayData, ArrayRef, AsArray, BooleanArray, BooleanBufferBuilder, UInt32Array, make_array};
 use arrow::buffer::{BooleanBuffer, Buffer, NullBuffer};
@@ -39,8 +39,8 @@ pub(crate) enum Values {
     F32(FarVec<f32>),
     F64(FarVec<f64>),
     Bits(FarVec<u64>),
-    Words(Words),
-    Text(Text),
+    Words(DictionaryStrings),
+    Text(VariableBytes),
     Plain(Plain),
 }
 
@@ -88,7 +88,7 @@ pub(crate) use with_images;
 
 /// A column under construction, or finished. It only grows: by whole chunks, and by a last one that
 /// may be shorter.
-pub(crate) struct Column {
+pub(crate) struct FrameColumn {
     data_type: DataType,
     rows: usize,
     nulls: usize,
@@ -100,8 +100,8 @@ pub(crate) struct Column {
     pub(crate) zones: Zones,
 }
 
-impl Column {
-    pub(crate) fn new(field: &Field) -> Result<Column, FrameError> {
+impl FrameColumn {
+    pub(crate) fn new(field: &Field) -> Result<FrameColumn, FrameError> {
         let values = match field.data_type() {
             DataType::Int8 => Values::I8(FarVec::new()),
             DataType::Int16 => Values::I16(FarVec::new()),
@@ -118,15 +118,15 @@ impl Column {
             DataType::Float32 => Values::F32(FarVec::new()),
             DataType::Float64 => Values::F64(FarVec::new()),
             DataType::Boolean => Values::Bits(FarVec::new()),
-            DataType::Utf8 => Values::Words(Words::default()),
-            DataType::Binary => Values::Text(Text::default()),
+            DataType::Utf8 => Values::Words(DictionaryStrings::default()),
+            DataType::Binary => Values::Text(VariableBytes::default()),
             other => match width_of(other) {
                 Some(width) => Values::Plain(Plain { bytes: FarVec::new(), width }),
                 None => return Err(FrameError::NotKept { name: field.name().clone(), data_type: other.clone() }),
             },
         };
         let data_type = field.data_type().clone();
-        Ok(Column { data_type, rows: 0, nulls: 0, valid: FarVec::new(), values, zones: Zones::default() })
+        Ok(FrameColumn { data_type, rows: 0, nulls: 0, valid: FarVec::new(), values, zones: Zones::default() })
     }
 
     pub(crate) fn rows(&self) -> usize {

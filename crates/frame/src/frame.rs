@@ -1,6 +1,6 @@
 //! A table of far columns.
 
-use crate::column::{CHUNK_ROWS, Column};
+use crate::column::{CHUNK_ROWS, FrameColumn};
 use crate::error::FrameError;
 use arrow::array::{ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions};
 use arrow::compute::{concat_batches, filter_record_batch};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 pub struct FarFrame {
     pub(crate) heap: Arc<Heap>,
     pub(crate) schema: SchemaRef,
-    pub(crate) columns: Vec<Arc<Column>>,
+    pub(crate) columns: Vec<Arc<FrameColumn>>,
     rows: usize,
 }
 
@@ -185,7 +185,7 @@ impl Iterator for Batches<'_> {
 pub(crate) struct Maker {
     heap: Arc<Heap>,
     schema: SchemaRef,
-    columns: Vec<Column>,
+    columns: Vec<FrameColumn>,
     rows: usize,
     waiting: Vec<RecordBatch>,
     waiting_rows: usize,
@@ -194,7 +194,7 @@ pub(crate) struct Maker {
 impl Maker {
     pub(crate) fn new(heap: &Arc<Heap>, schema: SchemaRef) -> Result<Maker, FrameError> {
         unique_names(&schema)?;
-        let columns = schema.fields().iter().map(|field| Column::new(field)).collect::<Result<_, _>>()?;
+        let columns = schema.fields().iter().map(|field| FrameColumn::new(field)).collect::<Result<_, _>>()?;
         Ok(Maker { heap: heap.clone(), schema, columns, rows: 0, waiting: Vec::new(), waiting_rows: 0 })
     }
 

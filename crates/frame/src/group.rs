@@ -6,11 +6,11 @@
 //! Danger: a group that appears twice or loses rows where parts are cut; sums that depend on the
 //! partition; nulls that are counted; integers that overflow silently.
 
-use crate::column::{CHUNK_ROWS, Column};
+use crate::column::{CHUNK_ROWS, FrameColumn};
 use crate::error::FrameError;
 use crate::frame::{FarFrame, Maker};
-use crate::group_there::{self, Found};
-use crate::keys::Keys;
+use crate::group_pushdown::{self, GroupAggregates};
+use crate::keys::KeyConverter;
 use crate::scan::Scan;
 use crate::sort::SortBy;
 use crate::sums::Sum;
@@ -35,13 +35,13 @@ const BYTES_MAX: usize = 8 << 20;
 /// An aggregate to compute for each group. See [`FarFrame::group_by`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Agg {
-    what: What,
+    function: AggFunction,
     column: Option<String>,
     name: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum What {
+enum AggFunction {
     Rows,
     Count,
     Sum,
@@ -51,40 +51,40 @@ enum What {
 }
 
 impl Agg {
-    fn of(what: What, column: impl Into<String>, suffix: &str) -> Agg {
+    fn of(function: AggFunction, column: impl Into<String>, suffix: &str) -> Agg {
         let column = column.into();
-        Agg { what, name: format!("{column}_{suffix}"), column: Some(column) }
+        Agg { function, name: format!("{column}_{suffix}"), column: Some(column) }
     }
 
     /// Counts rows, in the column `count`.
     pub fn rows() -> Agg {
-        Agg { what: What::Rows, column: None, name: "count".into() }
+        Agg { function: AggFunction::Rows, column: None, name: "count".into() }
     }
 
     /// Counts the values of a column that are not null, in the column `…_count`.
     pub fn count(column: impl Into<String>) -> Agg {
-        Agg::of(What::Count, column, "count")
+        Agg::of(AggFunction::Count, column, "count")
     }
 
     /// Adds up the values of a column of numbers, in the column `…_sum`. The sum of integers has 64
     /// bits; a larger one is an error. The sum of floating-point numbers is exact and rounded once.
     pub fn sum(column: impl Into<String>) -> Agg {
-        Agg::of(What::Sum, column, "sum")
+        Agg::of(AggFunction::Sum, column, "sum")
     }
 
     /// Computes the mean of the values of a column of numbers, in the column `…_mean`.
     pub fn mean(column: impl Into<String>) -> Agg {
-        Agg::of(What::Mean, column, "mean")
+        Agg::of(AggFunction::Mean, column, "mean")
     }
 
     /// Finds the smallest value of a column of any type, in the column `…_min`. NaN is ignored.
     pub fn min(column: impl Into<String>) -> Agg {
-        Agg::of(What::Min, column, "min")
+        Agg::of(AggFunction::Min, column, "min")
     }
 
     /// Finds the largest value of a column of any type, in the column `…_max`. NaN is ignored.
     pub fn max(column: impl Into<String>) -> Agg {
-        Agg::of(What::Max, column, "max")
+        Agg::of(AggFunction::Max, column, "max")
     }
 
     /// Sets the name of the result column.
@@ -135,10 +135,10 @@ impl GroupBy {
     /// about 8 MiB of keys, minima and maxima, and 600 bytes for each sum of floating-point
     /// numbers. While rows are partitioned, 16 chunks are near.
     pub fn agg(&self, what: &[Agg]) -> Result<FarFrame, FrameError> {
-        let plan = Plan::new(self, what)?;
+        let plan = GroupPlan::new(self, what)?;
         let mut maker = Maker::new(&self.frame.heap, plan.schema.clone())?;
         let names: Vec<&str> = plan.read.iter().map(String::as_str).collect();
-        match plan.there(&self.frame.scan(&[])?, GROUPS_MAX)? {
+        match plan.push_down(&self.frame.scan(&[])?, GROUPS_MAX)? {
             Some(groups) => maker.push(groups)?,
             None => plan.group(self.frame.select(&names)?, GROUPS_MAX, &mut maker)?,
         }
@@ -157,8 +157,8 @@ impl Scan {
     /// - All named columns hold numbers, dates or times. Group columns may also hold booleans, or
     ///   strings of up to 8192 kinds.
     pub fn has_groups(&self, names: &[&str], what: &[Agg]) -> Result<bool, FrameError> {
-        let plan = Plan::new(&self.frame.group_by(names)?, what)?;
-        plan.are_there(self)
+        let plan = GroupPlan::new(&self.frame.group_by(names)?, what)?;
+        plan.can_push_down(self)
     }
 
     /// Computes aggregates of these rows by group, as [`GroupBy::agg`] does, but in any order and
@@ -168,21 +168,21 @@ impl Scan {
     /// are more than `most` groups. A memory server returns up to 1024 groups at a time;
     /// neighbouring rows of more groups are brought near instead.
     pub fn groups(&self, names: &[&str], what: &[Agg], most: usize) -> Result<Option<RecordBatch>, FrameError> {
-        Plan::new(&self.frame.group_by(names)?, what)?.there(self, most)
+        GroupPlan::new(&self.frame.group_by(names)?, what)?.push_down(self, most)
     }
 }
 
-struct Plan {
+struct GroupPlan {
     /// Columns that are read, keys first.
     read: Vec<String>,
-    keys: Keys,
+    keys: KeyConverter,
     /// Aggregates: function, index in `read`, and type of the column.
-    asked: Vec<(What, Option<usize>, DataType)>,
+    aggregates: Vec<(AggFunction, Option<usize>, DataType)>,
     schema: SchemaRef,
 }
 
-impl Plan {
-    fn new(by: &GroupBy, what: &[Agg]) -> Result<Plan, FrameError> {
+impl GroupPlan {
+    fn new(by: &GroupBy, what: &[Agg]) -> Result<GroupPlan, FrameError> {
         let schema = by.frame.schema();
         let mut read = by.names.clone();
         let mut fields: Vec<Field> =
@@ -191,67 +191,74 @@ impl Plan {
         let mut asked = Vec::new();
         for agg in what {
             let Some(name) = &agg.column else {
-                asked.push((agg.what, None, DataType::UInt64));
+                asked.push((agg.function, None, DataType::UInt64));
                 fields.push(Field::new(&agg.name, DataType::UInt64, false));
                 continue;
             };
             let data_type = schema.field(by.frame.index(name)?).data_type().clone();
             let is_summed = data_type.is_numeric() && !matches!(data_type, DataType::Decimal256(..));
-            if matches!(agg.what, What::Sum | What::Mean) && !is_summed {
+            if matches!(agg.function, AggFunction::Sum | AggFunction::Mean) && !is_summed {
                 return Err(FrameError::Type { name: name.clone(), data_type });
             }
-            let made = match agg.what {
-                What::Rows | What::Count => DataType::UInt64,
-                What::Mean => DataType::Float64,
-                What::Sum if data_type.is_floating() => DataType::Float64,
-                What::Sum if data_type.is_signed_integer() => DataType::Int64,
-                What::Sum => decimal_sum(&data_type).unwrap_or(DataType::UInt64),
-                What::Min | What::Max => data_type.clone(),
+            let made = match agg.function {
+                AggFunction::Rows | AggFunction::Count => DataType::UInt64,
+                AggFunction::Mean => DataType::Float64,
+                AggFunction::Sum if data_type.is_floating() => DataType::Float64,
+                AggFunction::Sum if data_type.is_signed_integer() => DataType::Int64,
+                AggFunction::Sum => decimal_sum(&data_type).unwrap_or(DataType::UInt64),
+                AggFunction::Min | AggFunction::Max => data_type.clone(),
             };
             let index = read.iter().position(|other| other == name).unwrap_or(read.len());
             if index == read.len() {
                 read.push(name.clone());
             }
-            fields.push(Field::new(&agg.name, made, agg.what != What::Count));
-            asked.push((agg.what, Some(index), data_type));
+            fields.push(Field::new(&agg.name, made, agg.function != AggFunction::Count));
+            asked.push((agg.function, Some(index), data_type));
         }
-        Ok(Plan { read, keys: Keys::new(&types)?, asked, schema: Arc::new(Schema::new(fields)) })
+        Ok(GroupPlan {
+            read,
+            keys: KeyConverter::new(&types)?,
+            aggregates: asked,
+            schema: Arc::new(Schema::new(fields)),
+        })
     }
 
     /// Returns the columns of a frame that are read, keys first.
-    fn columns<'f>(&self, frame: &'f FarFrame) -> Result<Vec<&'f Column>, FrameError> {
+    fn columns<'f>(&self, frame: &'f FarFrame) -> Result<Vec<&'f FrameColumn>, FrameError> {
         self.read.iter().map(|name| Ok(&*frame.columns[frame.index(name)?])).collect()
     }
 
-    fn are_there(&self, scan: &Scan) -> Result<bool, FrameError> {
+    fn can_push_down(&self, scan: &Scan) -> Result<bool, FrameError> {
         let columns = self.columns(&scan.frame)?;
-        let asked = self.asked.iter().filter_map(|(_, index, _)| Some(columns[(*index)?]));
-        Ok(scan.is_of_ranges() && group_there::are_there(&columns[..self.keys.columns()], asked))
+        let asked = self.aggregates.iter().filter_map(|(_, index, _)| Some(columns[(*index)?]));
+        Ok(scan.is_of_ranges() && group_pushdown::can_push_down(&columns[..self.keys.columns()], asked))
     }
 
     /// Returns the groups of the rows of a scan, found by the memory server. Returns `None` if the
     /// server cannot find them, or if there are too many.
-    fn there(&self, scan: &Scan, most: usize) -> Result<Option<RecordBatch>, FrameError> {
-        if !self.are_there(scan)? {
+    fn push_down(&self, scan: &Scan, most: usize) -> Result<Option<RecordBatch>, FrameError> {
+        if !self.can_push_down(scan)? {
             return Ok(None);
         }
         let read = self.columns(&scan.frame)?;
         let keys = &read[..self.keys.columns()];
         let (mut found, mut counts) = (BTreeMap::new(), None);
-        let mut of: Vec<usize> = self.asked.iter().filter_map(|(_, index, _)| *index).collect();
+        let mut of: Vec<usize> = self.aggregates.iter().filter_map(|(_, index, _)| *index).collect();
         // Aggregates of a column without nulls also count the rows.
         of.sort_by_key(|index| (read[*index].nulls() > 0, *index));
         of.dedup();
         for index in of {
-            let Some(groups) = group_there::found(scan, keys, read[index], &mut counts, most)? else { return Ok(None) };
+            let Some(groups) = group_pushdown::aggregate_groups(scan, keys, read[index], &mut counts, most)? else {
+                return Ok(None);
+            };
             found.insert(index, groups);
         }
         if counts.is_none() {
-            counts = group_there::counted(scan, keys, most)?;
+            counts = group_pushdown::count_groups(scan, keys, most)?;
         }
         let Some(counts) = counts else { return Ok(None) };
-        let Some(mut columns) = group_there::arrays(keys, &counts)? else { return Ok(None) };
-        for (what, index, data_type) in &self.asked {
+        let Some(mut columns) = group_pushdown::arrays(keys, &counts)? else { return Ok(None) };
+        for (what, index, data_type) in &self.aggregates {
             columns.push(match index {
                 Some(index) => column_of(&found[index], *what, data_type)?,
                 None => Arc::new(UInt64Array::from_iter_values(counts.values().copied())),
@@ -262,7 +269,7 @@ impl Plan {
 
     /// Pushes one row for each group, in parts if there are too many.
     fn group(&self, frame: FarFrame, groups_max: usize, maker: &mut Maker) -> Result<(), FrameError> {
-        if let Some(groups) = self.near(&frame, groups_max)? {
+        if let Some(groups) = self.build_table(&frame, groups_max)? {
             return maker.push(groups.finish(self)?);
         }
         let parts = self.keys.parts(&frame, &RandomState::new())?;
@@ -272,8 +279,8 @@ impl Plan {
     }
 
     /// Groups the rows of a frame near. Returns `None` if there are too many groups.
-    fn near(&self, frame: &FarFrame, groups_max: usize) -> Result<Option<Groups>, FrameError> {
-        let mut groups = Groups::new(self)?;
+    fn build_table(&self, frame: &FarFrame, groups_max: usize) -> Result<Option<GroupTable>, FrameError> {
+        let mut groups = GroupTable::new(self)?;
         for batch in frame.batches() {
             groups.add(self, &batch?)?;
             // A single key is always accepted, however large. Parts of two keys get smaller
@@ -287,26 +294,26 @@ impl Plan {
 }
 
 #[derive(Default)]
-struct Groups {
+struct GroupTable {
     numbers: HashMap<Arc<[u8]>, usize>,
     keys: Vec<Arc<[u8]>>,
     key_bytes: usize,
     states: Vec<State>,
 }
 
-impl Groups {
-    fn new(plan: &Plan) -> Result<Groups, FrameError> {
-        let states = plan.asked.iter().map(|(what, _, data_type)| State::new(*what, data_type));
-        Ok(Groups { states: states.collect::<Result<_, _>>()?, ..Groups::default() })
+impl GroupTable {
+    fn new(plan: &GroupPlan) -> Result<GroupTable, FrameError> {
+        let states = plan.aggregates.iter().map(|(what, _, data_type)| State::new(*what, data_type));
+        Ok(GroupTable { states: states.collect::<Result<_, _>>()?, ..GroupTable::default() })
     }
 
     fn bytes(&self) -> usize {
         self.key_bytes + self.states.iter().map(State::bytes).sum::<usize>()
     }
 
-    fn add(&mut self, plan: &Plan, batch: &RecordBatch) -> Result<(), FrameError> {
+    fn add(&mut self, plan: &GroupPlan, batch: &RecordBatch) -> Result<(), FrameError> {
         let numbers: Vec<usize> = plan.keys.of(batch)?.iter().map(|key| self.number(key)).collect();
-        for (state, (_, column, _)) in self.states.iter_mut().zip(&plan.asked) {
+        for (state, (_, column, _)) in self.states.iter_mut().zip(&plan.aggregates) {
             state.add(&numbers, self.keys.len(), column.map(|index| batch.column(index)))?;
         }
         Ok(())
@@ -323,7 +330,7 @@ impl Groups {
         self.keys.len() - 1
     }
 
-    fn finish(self, plan: &Plan) -> Result<RecordBatch, FrameError> {
+    fn finish(self, plan: &GroupPlan) -> Result<RecordBatch, FrameError> {
         let mut columns = plan.keys.columns_of(self.keys.iter().map(|key| &**key))?;
         for state in self.states {
             columns.push(state.finish()?);
@@ -337,30 +344,30 @@ enum State {
     Count(Vec<u64>),
     /// Sums and counts of integers.
     Whole {
-        what: What,
+        what: AggFunction,
         is_signed: bool,
         sums: Vec<(i128, u64)>,
     },
     /// Sums and counts of decimal numbers, in units of their last digit.
     Decimal {
-        what: What,
+        what: AggFunction,
         data_type: DataType,
         sums: Vec<(i128, u64)>,
     },
     Float {
-        what: What,
+        what: AggFunction,
         parts: Vec<Part<f64>>,
     },
     /// Minima or maxima, in Arrow's row format.
-    End(End),
+    End(MinMaxState),
 }
 
 impl State {
-    fn new(what: What, data_type: &DataType) -> Result<State, FrameError> {
+    fn new(what: AggFunction, data_type: &DataType) -> Result<State, FrameError> {
         Ok(match what {
-            What::Rows | What::Count => State::Count(Vec::new()),
-            What::Min | What::Max => State::End(End {
-                is_min: what == What::Min,
+            AggFunction::Rows | AggFunction::Count => State::Count(Vec::new()),
+            AggFunction::Min | AggFunction::Max => State::End(MinMaxState {
+                is_min: what == AggFunction::Min,
                 data_type: data_type.clone(),
                 converter: RowConverter::new(vec![SortField::new(data_type.clone())])?,
                 values: Vec::new(),
@@ -435,7 +442,7 @@ impl State {
     fn finish(self) -> Result<ArrayRef, FrameError> {
         Ok(match self {
             State::Count(counts) => Arc::new(UInt64Array::from(counts)),
-            State::Whole { what: What::Mean, sums, .. } => {
+            State::Whole { what: AggFunction::Mean, sums, .. } => {
                 let mean = |(sum, count): (i128, u64)| (count > 0).then(|| sum as f64 / count as f64);
                 Arc::new(sums.into_iter().map(mean).collect::<Float64Array>())
             }
@@ -443,7 +450,7 @@ impl State {
                 Arc::new(fitting::<i64>(sums)?.into_iter().collect::<Int64Array>())
             }
             State::Whole { sums, .. } => Arc::new(fitting::<u64>(sums)?.into_iter().collect::<UInt64Array>()),
-            State::Decimal { what: What::Mean, data_type, sums } => {
+            State::Decimal { what: AggFunction::Mean, data_type, sums } => {
                 let unit = 10f64.powi(-i32::from(scale_of(&data_type)));
                 let mean = |(sum, count): (i128, u64)| (count > 0).then(|| sum as f64 * unit / count as f64);
                 Arc::new(sums.into_iter().map(mean).collect::<Float64Array>())
@@ -455,7 +462,7 @@ impl State {
             }
             State::Float { what, parts } => {
                 let sum = |part: &Part<f64>| (part.count() > 0).then(|| part.sum());
-                let value = |part: &Part<f64>| if what == What::Mean { part.mean() } else { sum(part) };
+                let value = |part: &Part<f64>| if what == AggFunction::Mean { part.mean() } else { sum(part) };
                 Arc::new(parts.iter().map(value).collect::<Float64Array>())
             }
             State::End(end) => end.finish()?,
@@ -463,7 +470,7 @@ impl State {
     }
 }
 
-struct End {
+struct MinMaxState {
     is_min: bool,
     data_type: DataType,
     converter: RowConverter,
@@ -471,7 +478,7 @@ struct End {
     bytes: usize,
 }
 
-impl End {
+impl MinMaxState {
     fn add(&mut self, group: usize, keys: &Rows, row: usize) {
         let (key, value) = (keys.row(row), &mut self.values[group]);
         let key = key.data();
@@ -501,19 +508,19 @@ impl End {
 
 /// Returns the result column of one aggregate, from groups that the memory server found.
 /// `data_type` is the type of the aggregated column.
-fn column_of(found: &Found, what: What, data_type: &DataType) -> Result<ArrayRef, FrameError> {
+fn column_of(found: &GroupAggregates, what: AggFunction, data_type: &DataType) -> Result<ArrayRef, FrameError> {
     let whole = || found.sums.iter().map(|sum| sum.whole()).zip(found.counts.iter().copied()).collect();
     Ok(match what {
-        What::Rows | What::Count => Arc::new(UInt64Array::from(found.counts.clone())),
-        What::Mean => Arc::new(found.means.iter().copied().collect::<Float64Array>()),
-        What::Min => found.ends[0].clone(),
-        What::Max => found.ends[1].clone(),
-        What::Sum if data_type.is_floating() => {
+        AggFunction::Rows | AggFunction::Count => Arc::new(UInt64Array::from(found.counts.clone())),
+        AggFunction::Mean => Arc::new(found.means.iter().copied().collect::<Float64Array>()),
+        AggFunction::Min => found.ends[0].clone(),
+        AggFunction::Max => found.ends[1].clone(),
+        AggFunction::Sum if data_type.is_floating() => {
             let sum = |(sum, count): (&Sum, &u64)| (*count > 0).then(|| sum.rounded());
             Arc::new(found.sums.iter().zip(&found.counts).map(sum).collect::<Float64Array>())
         }
-        What::Sum if data_type.is_signed_integer() => Arc::new(Int64Array::from(fitting(whole())?)),
-        What::Sum => Arc::new(UInt64Array::from(fitting(whole())?)),
+        AggFunction::Sum if data_type.is_signed_integer() => Arc::new(Int64Array::from(fitting(whole())?)),
+        AggFunction::Sum => Arc::new(UInt64Array::from(fitting(whole())?)),
     })
 }
 

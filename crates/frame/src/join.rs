@@ -10,7 +10,7 @@
 use crate::column::CHUNK_ROWS;
 use crate::error::FrameError;
 use crate::frame::{FarFrame, Maker};
-use crate::keys::Keys;
+use crate::keys::KeyConverter;
 use arrow::array::{ArrayRef, RecordBatch, UInt32Array, new_null_array};
 use arrow::compute::{and, interleave, is_not_null, take};
 use arrow::datatypes::{Field, Schema, SchemaRef};
@@ -83,7 +83,7 @@ impl FarFrame {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn join(&self, other: &FarFrame, join: &Join) -> Result<FarFrame, FrameError> {
-        let plan = Plan::new(self, other, join)?;
+        let plan = JoinPlan::new(self, other, join)?;
         let mut maker = Maker::new(&self.heap, plan.joined.clone())?;
         let right = other.in_order(&plan.right)?.present(plan.key_columns)?;
         plan.join(self.in_order(&plan.left)?, right, CUTS_MAX, &mut maker)?;
@@ -112,10 +112,10 @@ impl FarFrame {
 }
 
 /// Both frames with their keys first, and the schema of the result.
-struct Plan {
+struct JoinPlan {
     left: Vec<usize>,
     right: Vec<usize>,
-    keys: Keys,
+    keys: KeyConverter,
     key_columns: usize,
     keeps_left: bool,
     /// Index of each column of the first frame in its keys-first order.
@@ -123,8 +123,8 @@ struct Plan {
     joined: SchemaRef,
 }
 
-impl Plan {
-    fn new(left: &FarFrame, right: &FarFrame, join: &Join) -> Result<Plan, FrameError> {
+impl JoinPlan {
+    fn new(left: &FarFrame, right: &FarFrame, join: &Join) -> Result<JoinPlan, FrameError> {
         if join.on.is_empty() {
             return Err(FrameError::NoKeys);
         }
@@ -161,10 +161,10 @@ impl Plan {
         }
         let mut order = vec![0; left_order.len()];
         left_order.iter().enumerate().for_each(|(at, index)| order[*index] = at);
-        Ok(Plan {
+        Ok(JoinPlan {
             left: left_order,
             right: right_order,
-            keys: Keys::new(&types)?,
+            keys: KeyConverter::new(&types)?,
             key_columns: types.len(),
             keeps_left: join.keeps_left,
             order,
@@ -197,14 +197,14 @@ impl Plan {
     /// Looks up each row of the first frame in a hash table of the whole second frame.
     fn probe(&self, left: &FarFrame, right: &FarFrame, maker: &mut Maker) -> Result<(), FrameError> {
         let right = right.batches().collect::<Result<Vec<_>, _>>()?;
-        let mut table = Table::default();
+        let mut table = JoinTable::default();
         for (number, batch) in right.iter().enumerate() {
             table.add(&self.keys, number, batch)?;
         }
         for batch in left.batches() {
             let batch = batch?;
             let keys = self.keys.of(&batch)?;
-            let mut pairs = Pairs::new(self, &batch, &right, maker);
+            let mut pairs = JoinPairs::new(self, &batch, &right, maker);
             for (row, key) in keys.iter().enumerate() {
                 let partners = table.of(key.data());
                 partners.iter().try_for_each(|partner| pairs.push(row, *partner))?;
@@ -222,12 +222,12 @@ impl Plan {
     fn nested(&self, left: &FarFrame, right: &FarFrame, maker: &mut Maker) -> Result<(), FrameError> {
         for batch in left.batches() {
             let batch = batch?;
-            let mut table = Table::default();
+            let mut table = JoinTable::default();
             table.add(&self.keys, 0, &batch)?;
             let mut is_alone = vec![true; batch.num_rows()];
             for other in right.batches() {
                 let other = [other?];
-                let mut pairs = Pairs::new(self, &batch, &other, maker);
+                let mut pairs = JoinPairs::new(self, &batch, &other, maker);
                 for (partner, key) in self.keys.of(&other[0])?.iter().enumerate() {
                     for (_, row) in table.of(key.data()) {
                         is_alone[*row] = false;
@@ -237,7 +237,7 @@ impl Plan {
                 pairs.finish()?;
             }
             if self.keeps_left {
-                let mut pairs = Pairs::new(self, &batch, &[], maker);
+                let mut pairs = JoinPairs::new(self, &batch, &[], maker);
                 let mut alone = (0..batch.num_rows()).filter(|row| is_alone[*row]);
                 alone.try_for_each(|row| pairs.push_alone(row))?;
                 pairs.finish()?;
@@ -249,10 +249,10 @@ impl Plan {
 
 /// Rows of each key: the number of the batch, and the row in it.
 #[derive(Default)]
-struct Table(HashMap<Box<[u8]>, Vec<(usize, usize)>>);
+struct JoinTable(HashMap<Box<[u8]>, Vec<(usize, usize)>>);
 
-impl Table {
-    fn add(&mut self, keys: &Keys, number: usize, batch: &RecordBatch) -> Result<(), FrameError> {
+impl JoinTable {
+    fn add(&mut self, keys: &KeyConverter, number: usize, batch: &RecordBatch) -> Result<(), FrameError> {
         for (row, key) in keys.of(batch)?.iter().enumerate() {
             match self.0.get_mut(key.data()) {
                 Some(rows) => rows.push((number, row)),
@@ -269,8 +269,8 @@ impl Table {
 
 /// Pairs of rows of a batch of the first frame and of batches of the second one. They are stored a
 /// chunk at a time.
-struct Pairs<'p> {
-    plan: &'p Plan,
+struct JoinPairs<'p> {
+    plan: &'p JoinPlan,
     left: &'p RecordBatch,
     right: &'p [RecordBatch],
     rows: Vec<u32>,
@@ -278,9 +278,9 @@ struct Pairs<'p> {
     maker: &'p mut Maker,
 }
 
-impl<'p> Pairs<'p> {
-    fn new(plan: &'p Plan, left: &'p RecordBatch, right: &'p [RecordBatch], maker: &'p mut Maker) -> Pairs<'p> {
-        Pairs { plan, left, right, rows: Vec::new(), partners: Vec::new(), maker }
+impl<'p> JoinPairs<'p> {
+    fn new(plan: &'p JoinPlan, left: &'p RecordBatch, right: &'p [RecordBatch], maker: &'p mut Maker) -> JoinPairs<'p> {
+        JoinPairs { plan, left, right, rows: Vec::new(), partners: Vec::new(), maker }
     }
 
     fn push(&mut self, row: usize, partner: (usize, usize)) -> Result<(), FrameError> {

@@ -19,15 +19,15 @@ use std::sync::Arc;
 pub(crate) const PARTS: usize = 16;
 
 /// Converter from the first columns of batches to keys.
-pub(crate) struct Keys {
+pub(crate) struct KeyConverter {
     columns: usize,
     converter: RowConverter,
 }
 
-impl Keys {
-    pub(crate) fn new(types: &[DataType]) -> Result<Keys, FrameError> {
+impl KeyConverter {
+    pub(crate) fn new(types: &[DataType]) -> Result<KeyConverter, FrameError> {
         let fields = types.iter().map(|data_type| SortField::new(data_type.clone())).collect();
-        Ok(Keys { columns: types.len(), converter: RowConverter::new(fields)? })
+        Ok(KeyConverter { columns: types.len(), converter: RowConverter::new(fields)? })
     }
 
     /// Returns the number of columns in a key.

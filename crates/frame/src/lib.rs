@@ -24,14 +24,14 @@
 
 #![forbid(unsafe_code)]
 
+mod chunk_runs;
 mod column;
 mod csv;
 mod error;
 mod frame;
 mod group;
-mod group_there;
+mod group_pushdown;
 mod join;
-mod kept;
 mod keys;
 #[cfg(feature = "parquet")]
 mod parquet;

@@ -8,10 +8,10 @@
 //! Danger: a row that is there twice, not at all, or with another row's values; a range that the
 //! server compares differently.
 
-use crate::column::{CHUNK_ROWS, Column, Values, chunk_of, natives, read, with_images, with_numbers};
+use crate::column::{CHUNK_ROWS, FrameColumn, Values, chunk_of, natives, read, with_images, with_numbers};
 use crate::error::FrameError;
 use crate::frame::{FarFrame, same_length};
-use crate::zones::{Images, Share, runs};
+use crate::zones::{ImageRange, ZoneMatch, runs};
 use arrow::array::{Array, BooleanArray, RecordBatch, RecordBatchOptions, StringArray, UInt32Array};
 use arrow::compute::kernels::cmp::eq;
 use arrow::compute::take;
@@ -78,21 +78,21 @@ pub struct Scan {
     schema: SchemaRef,
     /// Columns of numbers or of kinds of strings, with the range that their values must be in.
     /// `None` stands for an empty range.
-    pub(crate) within: Vec<(usize, Option<Images>)>,
+    pub(crate) within: Vec<(usize, Option<ImageRange>)>,
     pub(crate) keep: Vec<(Vec<usize>, Keep)>,
     /// Chunks that were not searched yet.
     pub(crate) chunks: Range<usize>,
-    found: VecDeque<Rows>,
+    found: VecDeque<RowSelection>,
 }
 
 /// Rows that are brought near together.
-enum Rows {
+enum RowSelection {
     /// All rows of a chunk.
     Chunk(usize),
     /// Some rows of a chunk, by their index in it.
     Part(usize, Vec<u32>),
     /// Some rows of any chunks, ascending.
-    Few(Vec<u64>),
+    Sparse(Vec<u64>),
 }
 
 impl Scan {
@@ -106,7 +106,7 @@ impl Scan {
         {
             return Err(self.frame.wrong_type(index));
         }
-        self.within.push((index, Images::of(&values)));
+        self.within.push((index, ImageRange::of(&values)));
         Ok(self)
     }
 
@@ -117,7 +117,7 @@ impl Scan {
         match &self.frame.columns[index].values {
             Values::Words(words) => {
                 let number = words.number(string);
-                self.within.push((index, number.and_then(|number| Images::of(&(number..=number)))));
+                self.within.push((index, number.and_then(|number| ImageRange::of(&(number..=number)))));
                 Ok(self)
             }
             Values::Text(_) if self.frame.schema.field(index).data_type() == &DataType::Utf8 => {
@@ -177,13 +177,13 @@ impl Scan {
         }
         self.found = match rows {
             Some(rows) if rows.len() < all.len() => arranged(rows),
-            _ => span.map(Rows::Chunk).collect(),
+            _ => span.map(RowSelection::Chunk).collect(),
         };
         Ok(())
     }
 
     /// Reads the columns of the rows that all closures keep. Returns `None` if none are kept.
-    fn read(&mut self, mut rows: Rows) -> Result<Option<RecordBatch>, FrameError> {
+    fn read(&mut self, mut rows: RowSelection) -> Result<Option<RecordBatch>, FrameError> {
         for (columns, keep) in &mut self.keep {
             let schema = Arc::new(self.frame.schema.project(columns)?);
             let batch = self.frame.rows_of(columns, schema, &rows)?;
@@ -231,9 +231,9 @@ impl fmt::Debug for Scan {
     }
 }
 
-impl Rows {
+impl RowSelection {
     /// Returns the rows for which `says` is true, or `None` if there are none.
-    fn kept(self, says: &BooleanArray) -> Option<Rows> {
+    fn kept(self, says: &BooleanArray) -> Option<RowSelection> {
         let kept = match says.nulls() {
             Some(nulls) => says.values() & nulls.inner(),
             None => says.values().clone(),
@@ -245,30 +245,30 @@ impl Rows {
         }
         let indices = kept.set_indices();
         Some(match self {
-            Rows::Chunk(chunk) => Rows::Part(chunk, indices.map(|index| index as u32).collect()),
-            Rows::Part(chunk, rows) => Rows::Part(chunk, indices.map(|index| rows[index]).collect()),
-            Rows::Few(rows) => Rows::Few(indices.map(|index| rows[index]).collect()),
+            RowSelection::Chunk(chunk) => RowSelection::Part(chunk, indices.map(|index| index as u32).collect()),
+            RowSelection::Part(chunk, rows) => RowSelection::Part(chunk, indices.map(|index| rows[index]).collect()),
+            RowSelection::Sparse(rows) => RowSelection::Sparse(indices.map(|index| rows[index]).collect()),
         })
     }
 }
 
 impl FarFrame {
-    fn rows_of(&self, columns: &[usize], schema: SchemaRef, rows: &Rows) -> Result<RecordBatch, FrameError> {
+    fn rows_of(&self, columns: &[usize], schema: SchemaRef, rows: &RowSelection) -> Result<RecordBatch, FrameError> {
         let columns = columns.iter().map(|index| {
             let (heap, column) = (&self.heap, &self.columns[*index]);
             match rows {
-                Rows::Chunk(chunk) => column.chunk(heap, *chunk),
-                Rows::Part(chunk, rows) => {
+                RowSelection::Chunk(chunk) => column.chunk(heap, *chunk),
+                RowSelection::Part(chunk, rows) => {
                     let rows = UInt32Array::from_iter_values(rows.iter().copied());
                     Ok(take(&column.chunk(heap, *chunk)?, &rows, None)?)
                 }
-                Rows::Few(rows) => column.gather(heap, rows),
+                RowSelection::Sparse(rows) => column.gather(heap, rows),
             }
         });
         let count = match rows {
-            Rows::Chunk(chunk) => CHUNK_ROWS.min(self.rows() - chunk * CHUNK_ROWS),
-            Rows::Part(_, rows) => rows.len(),
-            Rows::Few(rows) => rows.len(),
+            RowSelection::Chunk(chunk) => CHUNK_ROWS.min(self.rows() - chunk * CHUNK_ROWS),
+            RowSelection::Part(_, rows) => rows.len(),
+            RowSelection::Sparse(rows) => rows.len(),
         };
         let options = RecordBatchOptions::new().with_row_count(Some(count));
         Ok(RecordBatch::try_new_with_options(schema, columns.collect::<Result<_, _>>()?, &options)?)
@@ -276,17 +276,22 @@ impl FarFrame {
 }
 
 /// Returns the rows of these chunks that are in a range, ascending.
-fn rows_within(heap: &Heap, column: &Column, images: Images, span: Range<usize>) -> Result<Vec<u64>, FrameError> {
+fn rows_within(
+    heap: &Heap,
+    column: &FrameColumn,
+    images: ImageRange,
+    span: Range<usize>,
+) -> Result<Vec<u64>, FrameError> {
     let mut rows = Vec::new();
     for (share, run) in runs(column.zones.chunks[span.clone()].iter().map(|zone| images.share(*zone))) {
         let chunks = span.start + run.start..span.start + run.end;
         match share {
-            Share::None => {}
-            Share::All => {
+            ZoneMatch::None => {}
+            ZoneMatch::All => {
                 let all = chunks.start * CHUNK_ROWS..column.rows().min(chunks.end * CHUNK_ROWS);
                 rows.extend(present(heap, column, (all.start as u64..all.end as u64).collect())?);
             }
-            Share::Some => {
+            ZoneMatch::Some => {
                 with_images!(&column.values, numbers => find(heap, column, numbers, images, chunks, &mut rows)?,
                 Values::Bits(_) | Values::Text(_) | Values::Plain(_) => unreachable!("these have no ranges"))
             }
@@ -296,7 +301,7 @@ fn rows_within(heap: &Heap, column: &Column, images: Images, span: Range<usize>)
 }
 
 /// Returns the rows that have a value.
-fn present(heap: &Heap, column: &Column, rows: Vec<u64>) -> Result<Vec<u64>, FrameError> {
+fn present(heap: &Heap, column: &FrameColumn, rows: Vec<u64>) -> Result<Vec<u64>, FrameError> {
     Ok(match column.valid_at(heap, &rows)? {
         None => rows,
         Some(valid) => valid.set_indices().map(|at| rows[at]).collect(),
@@ -307,9 +312,9 @@ fn present(heap: &Heap, column: &Column, rows: Vec<u64>) -> Result<Vec<u64>, Fra
 /// column has NaN or −0: its numbers are then brought near and compared by their images.
 fn find<N: Number + ArrowNativeType>(
     heap: &Heap,
-    column: &Column,
+    column: &FrameColumn,
     numbers: &FarVec<N>,
-    images: Images,
+    images: ImageRange,
     chunks: Range<usize>,
     rows: &mut Vec<u64>,
 ) -> Result<(), FrameError> {
@@ -334,14 +339,14 @@ fn find<N: Number + ArrowNativeType>(
 }
 
 /// Splits rows into batches: by chunks, or, if they are few, across chunks.
-fn arranged(rows: Vec<u64>) -> VecDeque<Rows> {
+fn arranged(rows: Vec<u64>) -> VecDeque<RowSelection> {
     let chunks: Vec<&[u64]> = rows.chunk_by(|row, next| chunk_of(*row) == chunk_of(*next)).collect();
     if rows.len() * FEW < chunks.len() * CHUNK_ROWS {
-        return rows.chunks(CHUNK_ROWS).map(|rows| Rows::Few(rows.to_vec())).collect();
+        return rows.chunks(CHUNK_ROWS).map(|rows| RowSelection::Sparse(rows.to_vec())).collect();
     }
     let part = |rows: &&[u64]| {
         let chunk = chunk_of(rows[0]);
-        Rows::Part(chunk, rows.iter().map(|row| (*row as usize - chunk * CHUNK_ROWS) as u32).collect())
+        RowSelection::Part(chunk, rows.iter().map(|row| (*row as usize - chunk * CHUNK_ROWS) as u32).collect())
     };
     chunks.iter().map(part).collect()
 }

@@ -65,7 +65,7 @@ impl FarFrame {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn sort(&self, by: &[SortBy]) -> Result<FarFrame, FrameError> {
-        let order = Order::new(self, by)?;
+        let order = ExternalSorter::new(self, by)?;
         if by.is_empty() || self.rows() == 0 {
             return Ok(self.clone());
         }
@@ -73,21 +73,21 @@ impl FarFrame {
     }
 }
 
-struct Order {
+struct ExternalSorter {
     /// Columns by which rows are compared.
     columns: Vec<usize>,
     converter: RowConverter,
 }
 
-impl Order {
-    fn new(frame: &FarFrame, by: &[SortBy]) -> Result<Order, FrameError> {
+impl ExternalSorter {
+    fn new(frame: &FarFrame, by: &[SortBy]) -> Result<ExternalSorter, FrameError> {
         let columns = by.iter().map(|by| frame.index(&by.name)).collect::<Result<Vec<usize>, _>>()?;
         let schema: &Schema = &frame.schema;
         let field = |(index, by): (&usize, &SortBy)| {
             SortField::new_with_options(schema.field(*index).data_type().clone(), by.options)
         };
         let converter = RowConverter::new(columns.iter().zip(by).map(field).collect())?;
-        Ok(Order { columns, converter })
+        Ok(ExternalSorter { columns, converter })
     }
 
     fn sort(&self, frame: &FarFrame, run_chunks: usize, merged_runs: usize) -> Result<FarFrame, FrameError> {
@@ -132,7 +132,7 @@ impl Order {
             return Ok(runs.remove(0));
         }
         let mut maker = Maker::new(&runs[0].heap, runs[0].schema())?;
-        let mut heads = runs.iter().map(|run| Head::new(self, run)).collect::<Result<Vec<_>, _>>()?;
+        let mut heads = runs.iter().map(|run| MergeCursor::new(self, run)).collect::<Result<Vec<_>, _>>()?;
         // A binary heap of the heads that have rows, the smallest row first; among equal rows, that
         // of the first run.
         let mut first: Vec<usize> = (0..heads.len()).collect();
@@ -159,17 +159,17 @@ impl Order {
 }
 
 /// The current chunk of a run that is merged, and the position in it.
-struct Head {
+struct MergeCursor {
     chunk: usize,
     batch: RecordBatch,
     keys: Rows,
     row: usize,
 }
 
-impl Head {
-    fn new(order: &Order, run: &FarFrame) -> Result<Head, FrameError> {
+impl MergeCursor {
+    fn new(order: &ExternalSorter, run: &FarFrame) -> Result<MergeCursor, FrameError> {
         let batch = run.batches().chunk(0)?;
-        Ok(Head { chunk: 0, keys: order.keys(&batch)?, batch, row: 0 })
+        Ok(MergeCursor { chunk: 0, keys: order.keys(&batch)?, batch, row: 0 })
     }
 
     fn key(&self) -> Key<'_> {
@@ -177,7 +177,7 @@ impl Head {
     }
 
     /// Reads the next chunk. Returns false if there is none.
-    fn advance(&mut self, order: &Order, run: &FarFrame) -> Result<bool, FrameError> {
+    fn advance(&mut self, order: &ExternalSorter, run: &FarFrame) -> Result<bool, FrameError> {
         self.chunk += 1;
         if self.chunk * CHUNK_ROWS >= run.rows() {
             return Ok(false);
@@ -223,7 +223,7 @@ mod tests {
         let batch = RecordBatch::try_from_iter(columns).unwrap();
         let heap = Arc::new(Heap::builder().near(1 << 20).near_max(1 << 20).far(64 << 20).build().unwrap());
         let frame = FarFrame::from_batches(&heap, batch.schema(), [Ok(batch)]).unwrap();
-        let order = Order::new(&frame, &[SortBy::ascending("number")]).unwrap();
+        let order = ExternalSorter::new(&frame, &[SortBy::ascending("number")]).unwrap();
         for (run_chunks, merged_runs) in [(1, 2), (2, 3), (3, 16)] {
             let sorted = order.sort(&frame, run_chunks, merged_runs).unwrap();
             let (mut before, mut seen) = (None, 0);

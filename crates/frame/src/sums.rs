@@ -3,9 +3,9 @@
 //! Danger: numbers that are added up twice, or not at all, where chunks that zone maps decide meet
 //! others.
 
-use crate::column::{Column, Values, with_images, with_numbers};
+use crate::chunk_runs::narrowed;
+use crate::column::{FrameColumn, Values, with_images, with_numbers};
 use crate::error::FrameError;
-use crate::kept::narrowed;
 use crate::scan::Scan;
 use arrow::array::ArrayRef;
 use arrow::datatypes::ArrowNativeType;
@@ -80,7 +80,7 @@ impl Scan {
     }
 
     fn sums_of<N: Summed>(&self, index: usize, numbers: &FarVec<N>) -> Result<Sums, FrameError> {
-        let (heap, column): (_, &Column) = (&self.frame.heap, &self.frame.columns[index]);
+        let (heap, column): (_, &FrameColumn) = (&self.frame.heap, &self.frame.columns[index]);
         let mut part = Part::default();
         // For all rows the number of nulls is known, and the zeros that are stored for nulls change
         // no sum.

@@ -24,7 +24,7 @@ const BYTES_MAX: usize = 256 << 10;
 
 /// Strings of few kinds: for each row the number of its kind, or zero for a null.
 #[derive(Default)]
-pub(crate) struct Words {
+pub(crate) struct DictionaryStrings {
     pub(crate) numbers: FarVec<u16>,
     kinds: Vec<Arc<str>>,
     number_of: HashMap<Arc<str>, u16>,
@@ -33,7 +33,7 @@ pub(crate) struct Words {
     array: OnceLock<StringArray>,
 }
 
-impl Words {
+impl DictionaryStrings {
     /// Returns the number of each string, zero for nulls. New strings become kinds. Returns `None`
     /// if there are too many kinds.
     pub(crate) fn numbers_of(&mut self, strings: &StringArray) -> Option<Vec<u16>> {
@@ -69,8 +69,8 @@ impl Words {
 
     /// Copies all strings into a column of bytes. `valid` are the validity bits, if there are
     /// nulls.
-    pub(crate) fn spelled_out(&self, heap: &Heap, valid: Option<&FarVec<u64>>) -> Result<Text, FrameError> {
-        let mut text = Text::default();
+    pub(crate) fn spelled_out(&self, heap: &Heap, valid: Option<&FarVec<u64>>) -> Result<VariableBytes, FrameError> {
+        let mut text = VariableBytes::default();
         for first in (0..self.numbers.len()).step_by(CHUNK_ROWS) {
             let rows = first..self.numbers.len().min(first + CHUNK_ROWS);
             let nulls = valid.map(|valid| nulls_of(heap, valid, rows.clone())).transpose()?;
@@ -83,14 +83,14 @@ impl Words {
 
 /// Strings of many kinds: bytes without gaps, and for each chunk one offset more than it has rows.
 #[derive(Default)]
-pub(crate) struct Text {
+pub(crate) struct VariableBytes {
     bytes: FarVec<u8>,
     offsets: FarVec<i32>,
     /// Offset in `bytes` at which each chunk begins.
     starts: Vec<usize>,
 }
 
-impl Text {
+impl VariableBytes {
     pub(crate) fn push(&mut self, heap: &Heap, data: &ArrayData) -> Result<(), FarError> {
         let scope = heap.enter();
         let start = self.bytes.len();

@@ -1,6 +1,6 @@
 //! Aggregates and quantiles of a column of numbers, computed by the memory server where possible.
 
-use crate::column::{Column, Values, is_decimal, with_numbers};
+use crate::column::{FrameColumn, Values, is_decimal, with_numbers};
 use crate::error::FrameError;
 use crate::frame::FarFrame;
 use crate::sums::Sums;
@@ -120,7 +120,7 @@ impl FarFrame {
 
     /// Summarizes every column: nulls, aggregates of numbers, and their quartiles.
     pub fn describe(&self) -> Result<Vec<Summary>, FrameError> {
-        let line = |(index, column): (usize, &std::sync::Arc<Column>)| {
+        let line = |(index, column): (usize, &std::sync::Arc<FrameColumn>)| {
             let (name, data_type) =
                 (self.schema().field(index).name().clone(), self.schema().field(index).data_type().clone());
             let (totals, quartiles) = match data_type.is_numeric() {
@@ -141,7 +141,11 @@ fn present(array: &ArrayRef) -> Result<Vec<f64>, FrameError> {
 
 /// Computes the aggregates at the memory server. Returns `None` if the range has bounds and the
 /// column does not hold `f64`: then values have to be compared one by one.
-fn at_server(heap: &Heap, column: &Column, values: &(Bound<f64>, Bound<f64>)) -> Result<Option<Totals>, OffloadError> {
+fn at_server(
+    heap: &Heap,
+    column: &FrameColumn,
+    values: &(Bound<f64>, Bound<f64>),
+) -> Result<Option<Totals>, OffloadError> {
     if let Values::F64(numbers) = &column.values {
         let part = numbers.aggregate(heap).filter(*values).run()?;
         return Ok(Some(totals_of(&part, part.sum(), |value| value)));

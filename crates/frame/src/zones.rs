@@ -48,31 +48,31 @@ impl Zones {
 /// A range of images: from `low` on, and before `end`, which is `None` if the range has no upper
 /// end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Images {
+pub(crate) struct ImageRange {
     low: u64,
     end: Option<u64>,
 }
 
 /// Share of a chunk's values that are in a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Share {
+pub(crate) enum ZoneMatch {
     None,
     Some,
     All,
 }
 
-impl Images {
-    pub(crate) const ALL: Images = Images { low: 0, end: None };
+impl ImageRange {
+    pub(crate) const ALL: ImageRange = ImageRange { low: 0, end: None };
 
     /// Returns the intersection of two ranges, or `None` if it is empty.
-    pub(crate) fn common(self, other: Images) -> Option<Images> {
+    pub(crate) fn common(self, other: ImageRange) -> Option<ImageRange> {
         let low = self.low.max(other.low);
         let end = self.end.into_iter().chain(other.end).min();
-        end.is_none_or(|end| low < end).then_some(Images { low, end })
+        end.is_none_or(|end| low < end).then_some(ImageRange { low, end })
     }
 
     /// Returns the images of the numbers in a range, or `None` if the range is empty.
-    pub(crate) fn of<N: Number>(values: &impl RangeBounds<N>) -> Option<Images> {
+    pub(crate) fn of<N: Number>(values: &impl RangeBounds<N>) -> Option<ImageRange> {
         let low = match values.start_bound() {
             Bound::Unbounded => 0,
             Bound::Included(low) => low.image(),
@@ -83,7 +83,7 @@ impl Images {
             Bound::Included(high) => high.image().checked_add(1),
             Bound::Excluded(high) => Some(high.image()),
         };
-        end.is_none_or(|end| low < end).then_some(Images { low, end })
+        end.is_none_or(|end| low < end).then_some(ImageRange { low, end })
     }
 
     pub(crate) fn contains(self, image: u64) -> bool {
@@ -91,11 +91,11 @@ impl Images {
     }
 
     /// Returns the share of a chunk with this zone that is in the range, nulls left out.
-    pub(crate) fn share(self, zone: Option<Zone>) -> Share {
+    pub(crate) fn share(self, zone: Option<Zone>) -> ZoneMatch {
         match zone {
-            Some(zone) if self.contains(zone.low) && self.contains(zone.high) => Share::All,
-            Some(zone) if self.low <= zone.high && self.end.is_none_or(|end| zone.low < end) => Share::Some,
-            _ => Share::None,
+            Some(zone) if self.contains(zone.low) && self.contains(zone.high) => ZoneMatch::All,
+            Some(zone) if self.low <= zone.high && self.end.is_none_or(|end| zone.low < end) => ZoneMatch::Some,
+            _ => ZoneMatch::None,
         }
     }
 
@@ -118,8 +118,8 @@ impl Images {
 }
 
 /// Groups neighbouring chunks with the same share.
-pub(crate) fn runs(shares: impl IntoIterator<Item = Share>) -> Vec<(Share, Range<usize>)> {
-    let mut runs: Vec<(Share, Range<usize>)> = Vec::new();
+pub(crate) fn runs(shares: impl IntoIterator<Item = ZoneMatch>) -> Vec<(ZoneMatch, Range<usize>)> {
+    let mut runs: Vec<(ZoneMatch, Range<usize>)> = Vec::new();
     for (chunk, share) in shares.into_iter().enumerate() {
         match runs.last_mut() {
             Some((last, run)) if *last == share => run.end = chunk + 1,
@@ -159,7 +159,7 @@ mod tests {
         let ranges = bounds(values).into_iter().flat_map(|low| bounds(values).into_iter().map(move |high| (low, high)));
         for range in ranges {
             let kept = |value: N| is_in(value, range, order);
-            let images = Images::of(&range);
+            let images = ImageRange::of(&range);
             for value in values {
                 assert_eq!(
                     images.is_some_and(|images| images.contains(value.image())),
@@ -173,10 +173,10 @@ mod tests {
                 let mut zones = Zones::default();
                 zones.push(chunk.iter().copied());
                 match images.share(zones.chunks[0]) {
-                    Share::All => assert!(chunk.iter().all(|value| kept(*value)), "{chunk:?} {range:?}"),
-                    Share::None => assert!(!chunk.iter().any(|value| kept(*value)), "{chunk:?} {range:?}"),
-                    Share::Some if zones.is_odd => {}
-                    Share::Some => {
+                    ZoneMatch::All => assert!(chunk.iter().all(|value| kept(*value)), "{chunk:?} {range:?}"),
+                    ZoneMatch::None => assert!(!chunk.iter().any(|value| kept(*value)), "{chunk:?} {range:?}"),
+                    ZoneMatch::Some if zones.is_odd => {}
+                    ZoneMatch::Some => {
                         let numbers = images.numbers::<N>(&zones.chunks);
                         for value in chunk {
                             assert_eq!(
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn neighbours_of_one_share_are_asked_for_together() {
-        use Share::{All, None, Some};
+        use ZoneMatch::{All, None, Some};
         assert_eq!(runs([]), []);
         assert_eq!(runs([All, All, Some, None, Some]), [(All, 0..2), (Some, 2..3), (None, 3..4), (Some, 4..5)]);
     }

@@ -8,9 +8,9 @@
 //! Danger: another answer than reading rows one by one would give; a zero below a null that is
 //! taken for a value; a group of nulls that is lost.
 
-use crate::column::{Column, Values, with_images, with_numbers};
+use crate::chunk_runs::narrowed;
+use crate::column::{FrameColumn, Values, with_images, with_numbers};
 use crate::error::FrameError;
-use crate::kept::narrowed;
 use crate::scan::Scan;
 use crate::sums::{Sum, Summed};
 use arrow::array::ArrayRef;
@@ -28,7 +28,7 @@ pub(crate) type Counts = BTreeMap<Key, u64>;
 const COLUMNS_MAX: usize = KEYS_MAX / 2;
 
 /// Aggregates of a column in each group, in the order of the groups.
-pub(crate) struct Found {
+pub(crate) struct GroupAggregates {
     pub(crate) counts: Vec<u64>,
     pub(crate) sums: Vec<Sum>,
     pub(crate) means: Vec<Option<f64>>,
@@ -37,15 +37,15 @@ pub(crate) struct Found {
 }
 
 /// Checks whether the memory server can group by `keys` and aggregate `others`.
-pub(crate) fn are_there<'c>(keys: &[&Column], mut others: impl Iterator<Item = &'c Column>) -> bool {
+pub(crate) fn can_push_down<'c>(keys: &[&FrameColumn], mut others: impl Iterator<Item = &'c FrameColumn>) -> bool {
     // Several values of NaN are one group, and so are −0 and +0.
-    let is_plain = |column: &&Column| column.has_images() && !column.zones.is_odd;
-    keys.len() <= COLUMNS_MAX && keys.iter().all(is_plain) && others.all(Column::has_numbers)
+    let is_plain = |column: &&FrameColumn| column.has_images() && !column.zones.is_odd;
+    keys.len() <= COLUMNS_MAX && keys.iter().all(is_plain) && others.all(FrameColumn::has_numbers)
 }
 
 /// Counts the rows of a scan in each group by `keys`. Returns `None` if there are more than `most`
 /// groups.
-pub(crate) fn counted(scan: &Scan, keys: &[&Column], most: usize) -> Result<Option<Counts>, FrameError> {
+pub(crate) fn count_groups(scan: &Scan, keys: &[&FrameColumn], most: usize) -> Result<Option<Counts>, FrameError> {
     let mut counts = Counts::new();
     let columns: Vec<KeyColumn<'_>> = keys.iter().flat_map(|key| key.key_columns()).collect();
     for run in scan.runs() {
@@ -58,26 +58,26 @@ pub(crate) fn counted(scan: &Scan, keys: &[&Column], most: usize) -> Result<Opti
 
 /// Aggregates the column `of` in each group. Sets `counts` if the groups are not known yet. Returns
 /// `None` if there are more than `most` groups, or if the column has no numbers.
-pub(crate) fn found(
+pub(crate) fn aggregate_groups(
     scan: &Scan,
-    keys: &[&Column],
-    of: &Column,
+    keys: &[&FrameColumn],
+    of: &FrameColumn,
     counts: &mut Option<Counts>,
     most: usize,
-) -> Result<Option<Found>, FrameError> {
-    with_numbers!(&of.values, numbers => by(scan, keys, of, numbers, counts, most), Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => Ok(None))
+) -> Result<Option<GroupAggregates>, FrameError> {
+    with_numbers!(&of.values, numbers => aggregate_column(scan, keys, of, numbers, counts, most), Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => Ok(None))
 }
 
-fn by<N: Summed>(
+fn aggregate_column<N: Summed>(
     scan: &Scan,
-    keys: &[&Column],
-    of: &Column,
+    keys: &[&FrameColumn],
+    of: &FrameColumn,
     numbers: &FarVec<N>,
     counts: &mut Option<Counts>,
     most: usize,
-) -> Result<Option<Found>, FrameError> {
+) -> Result<Option<GroupAggregates>, FrameError> {
     if of.valid().is_some() && counts.is_none() {
-        *counts = counted(scan, keys, most)?;
+        *counts = count_groups(scan, keys, most)?;
         if counts.is_none() {
             return Ok(None);
         }
@@ -97,17 +97,17 @@ fn by<N: Summed>(
     }
     let counts = counts.get_or_insert_with(|| groups.iter().map(|(key, part)| (*key, part.count())).collect());
     let parts: Vec<Part<N>> = counts.keys().map(|key| groups.remove(key).unwrap_or_default()).collect();
-    Found::new(of, &parts).map(Some)
+    GroupAggregates::new(of, &parts).map(Some)
 }
 
 /// Returns the key columns of these groups as arrays. Returns `None` if a column has no images.
-pub(crate) fn arrays(columns: &[&Column], counts: &Counts) -> Result<Option<Vec<ArrayRef>>, FrameError> {
+pub(crate) fn arrays(columns: &[&FrameColumn], counts: &Counts) -> Result<Option<Vec<ArrayRef>>, FrameError> {
     let mut words = 0..;
     let mut images = || {
         let word = words.next().unwrap_or(0);
         counts.keys().map(move |key| key[word])
     };
-    let array = |column: &&Column| {
+    let array = |column: &&FrameColumn| {
         let nulls = column.valid().map(|_| images().map(|bit| bit == 1).collect());
         column.array_of_images(images(), nulls)
     };
@@ -121,14 +121,14 @@ fn few<T>(groups: Result<T, OffloadError>) -> Result<Option<T>, FrameError> {
     }
 }
 
-impl Found {
-    fn new<N: Summed>(of: &Column, parts: &[Part<N>]) -> Result<Found, FrameError> {
+impl GroupAggregates {
+    fn new<N: Summed>(of: &FrameColumn, parts: &[Part<N>]) -> Result<GroupAggregates, FrameError> {
         let ends = |of_part: fn(&Part<N>) -> Option<N>| {
             let values = parts.iter().map(|part| of_part(part).unwrap_or_default()).collect();
             let nulls = NullBuffer::from_iter(parts.iter().map(|part| of_part(part).is_some()));
             of.array_of(values, Some(nulls))
         };
-        Ok(Found {
+        Ok(GroupAggregates {
             counts: parts.iter().map(Part::count).collect(),
             sums: parts.iter().map(N::summed).collect(),
             means: parts.iter().map(Part::mean).collect(),

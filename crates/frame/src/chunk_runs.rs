@@ -3,30 +3,30 @@
 //! Danger: a chunk that is skipped although rows match; a row that is there twice, or not at all,
 //! where runs meet; a null that matches a range because a zero is stored for it.
 
-use crate::column::{CHUNK_ROWS, Column};
+use crate::column::{CHUNK_ROWS, FrameColumn};
 use crate::scan::Scan;
-use crate::zones::{Images, Share, Zone, runs};
+use crate::zones::{ImageRange, Zone, ZoneMatch, runs};
 use core::ops::{Bound, Range};
 use farfield::collections::CONDITIONS_MAX;
 use farfield::{FarVec, Number};
 use std::collections::BTreeMap;
 
 /// Neighbouring chunks from which ranges keep rows.
-pub(crate) struct Run<'s> {
+pub(crate) struct ChunkRun<'s> {
     pub(crate) rows: Range<usize>,
     /// Ranges that the numbers of columns must be in. Empty if all rows are kept.
-    pub(crate) conditions: Vec<Condition<'s>>,
+    pub(crate) conditions: Vec<RangeCondition<'s>>,
 }
 
 /// Range that the numbers of a column must be in, within some chunks.
-pub(crate) struct Condition<'s> {
+pub(crate) struct RangeCondition<'s> {
     pub(crate) index: usize,
-    pub(crate) column: &'s Column,
-    images: Images,
+    pub(crate) column: &'s FrameColumn,
+    images: ImageRange,
     zones: &'s [Option<Zone>],
 }
 
-impl Condition<'_> {
+impl RangeCondition<'_> {
     /// Returns the condition as a range of numbers.
     pub(crate) fn numbers<N: Number>(&self, _column: &FarVec<N>) -> (Bound<N>, Bound<N>) {
         self.images.numbers(self.zones)
@@ -65,10 +65,10 @@ impl Scan {
     }
 
     /// Returns the runs of chunks from which all ranges ([`Scan::is_of_ranges`]) may keep rows.
-    pub(crate) fn runs(&self) -> Vec<Run<'_>> {
-        let mut ranges: BTreeMap<usize, Images> = BTreeMap::new();
+    pub(crate) fn runs(&self) -> Vec<ChunkRun<'_>> {
+        let mut ranges: BTreeMap<usize, ImageRange> = BTreeMap::new();
         for (index, images) in &self.within {
-            let common = ranges.get(index).copied().unwrap_or(Images::ALL);
+            let common = ranges.get(index).copied().unwrap_or(ImageRange::ALL);
             let Some(images) = images.and_then(|images| images.common(common)) else { return Vec::new() };
             ranges.insert(*index, images);
         }
@@ -76,30 +76,30 @@ impl Scan {
         let share = |chunk: usize| {
             let shares = ranges.iter().map(|(index, images)| match images.share(zones(index, chunk..chunk + 1)[0]) {
                 // A zone says nothing about the chunk's nulls.
-                Share::All if self.frame.columns[*index].nulls() > 0 => Share::Some,
+                ZoneMatch::All if self.frame.columns[*index].nulls() > 0 => ZoneMatch::Some,
                 share => share,
             });
-            shares.fold(Share::All, |share, other| match (share, other) {
-                (Share::None, _) | (_, Share::None) => Share::None,
-                (Share::All, Share::All) => Share::All,
-                _ => Share::Some,
+            shares.fold(ZoneMatch::All, |share, other| match (share, other) {
+                (ZoneMatch::None, _) | (_, ZoneMatch::None) => ZoneMatch::None,
+                (ZoneMatch::All, ZoneMatch::All) => ZoneMatch::All,
+                _ => ZoneMatch::Some,
             })
         };
-        let run = |(share, run): (Share, Range<usize>)| {
+        let run = |(share, run): (ZoneMatch, Range<usize>)| {
             let chunks = self.chunks.start + run.start..self.chunks.start + run.end;
-            let condition = |(index, images): (&usize, &Images)| Condition {
+            let condition = |(index, images): (&usize, &ImageRange)| RangeCondition {
                 index: *index,
                 column: &self.frame.columns[*index],
                 images: *images,
                 zones: zones(index, chunks.clone()),
             };
             let conditions = match share {
-                Share::None => return None,
-                Share::All => Vec::new(),
-                Share::Some => ranges.iter().map(condition).collect(),
+                ZoneMatch::None => return None,
+                ZoneMatch::All => Vec::new(),
+                ZoneMatch::Some => ranges.iter().map(condition).collect(),
             };
             let rows = chunks.start * CHUNK_ROWS..self.frame.rows().min(chunks.end * CHUNK_ROWS);
-            Some(Run { rows, conditions })
+            Some(ChunkRun { rows, conditions })
         };
         runs(self.chunks.clone().map(share)).into_iter().filter_map(run).collect()
     }
