@@ -7,7 +7,7 @@
 //! Danger: groups that two threads return; another type than the replaced part would give; a sum
 //! that wraps in SQL and is an error here; a mean of no values.
 
-use crate::asked::{Asked, What};
+use crate::aggregate_request::{AggregateFunction, AggregateRequest};
 use crate::scan::{FarScan, failed};
 use datafusion::common::runtime::SpawnedTask;
 use datafusion::common::{DataFusionError, Result};
@@ -41,17 +41,17 @@ pub struct FarGroups {
     counts_of_means: Vec<usize>,
     /// The replaced part of the plan, which runs if there are too many groups.
     instead: Arc<dyn ExecutionPlan>,
-    found: Arc<Mutex<Found>>,
+    found: Arc<Mutex<GroupLookup>>,
 }
 
 /// State of the search for groups, shared by all partitions.
 #[derive(Clone, Debug)]
-enum Found {
-    Unknown,
+enum GroupLookup {
+    Pending,
     /// The server cannot answer: there are too many groups, or a sum does not fit its type.
-    Not,
+    Unavailable,
     /// The server has found all groups. The first partition returns them.
-    Here(RecordBatch),
+    Ready(RecordBatch),
 }
 
 impl FarGroups {
@@ -72,8 +72,8 @@ impl FarGroups {
         let Some(by) = by.filter(|by| !by.is_empty()) else { return Ok(None) };
         let (mut aggs, mut types, mut counts_of_means) = (Vec::new(), Vec::new(), Vec::new());
         for function in all.aggr_expr() {
-            let Some(asked) = Asked::of(function, scan)? else { return Ok(None) };
-            if is_partial && asked.what == What::Mean {
+            let Some(asked) = AggregateRequest::of(function, scan)? else { return Ok(None) };
+            if is_partial && asked.function == AggregateFunction::Mean {
                 counts_of_means.push(by.len() + aggs.len());
             }
             for (agg, data_type) in columns_of(&asked, scan, is_partial) {
@@ -95,13 +95,18 @@ impl FarGroups {
     }
 
     /// Finds the groups on the first call and returns the cached answer on later calls. Blocks.
-    fn find(scan: &FarScan, by: &[String], aggs: &[Agg], found: &Mutex<Found>) -> Result<Found, FrameError> {
+    fn find(
+        scan: &FarScan,
+        by: &[String],
+        aggs: &[Agg],
+        found: &Mutex<GroupLookup>,
+    ) -> Result<GroupLookup, FrameError> {
         let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Found::Unknown = *found {
+        if let GroupLookup::Pending = *found {
             *found = match scan.groups(by, aggs, GROUPS_MAX) {
-                Ok(Some(groups)) => Found::Here(groups),
+                Ok(Some(groups)) => GroupLookup::Ready(groups),
                 // In SQL, a sum that overflows wraps.
-                Ok(None) | Err(FrameError::Arrow(ArrowError::ArithmeticOverflow(_))) => Found::Not,
+                Ok(None) | Err(FrameError::Arrow(ArrowError::ArithmeticOverflow(_))) => GroupLookup::Unavailable,
                 Err(error) => return Err(error),
             };
         }
@@ -109,24 +114,24 @@ impl FarGroups {
     }
 }
 
-fn unknown() -> Arc<Mutex<Found>> {
-    Arc::new(Mutex::new(Found::Unknown))
+fn unknown() -> Arc<Mutex<GroupLookup>> {
+    Arc::new(Mutex::new(GroupLookup::Pending))
 }
 
 /// Returns the aggregates that the frame has to compute for one SQL aggregate, and the types of the
 /// columns that they make.
-fn columns_of(asked: &Asked, scan: &FarScan, is_partial: bool) -> Vec<(Agg, DataType)> {
+fn columns_of(asked: &AggregateRequest, scan: &FarScan, is_partial: bool) -> Vec<(Agg, DataType)> {
     let Some(column) = asked.column else { return vec![(Agg::rows(), DataType::Int64)] };
     let name = scan.name_of(column);
-    match asked.what {
-        What::Count => vec![(Agg::count(name), DataType::Int64)],
-        What::Sum => vec![(Agg::sum(name), asked.data_type.clone())],
-        What::Mean if is_partial => {
+    match asked.function {
+        AggregateFunction::Count => vec![(Agg::count(name), DataType::Int64)],
+        AggregateFunction::Sum => vec![(Agg::sum(name), asked.data_type.clone())],
+        AggregateFunction::Mean if is_partial => {
             vec![(Agg::count(name.clone()), DataType::UInt64), (Agg::sum(name), DataType::Float64)]
         }
-        What::Mean => vec![(Agg::mean(name), DataType::Float64)],
-        What::Min => vec![(Agg::min(name), asked.data_type.clone())],
-        What::Max => vec![(Agg::max(name), asked.data_type.clone())],
+        AggregateFunction::Mean => vec![(Agg::mean(name), DataType::Float64)],
+        AggregateFunction::Min => vec![(Agg::min(name), asked.data_type.clone())],
+        AggregateFunction::Max => vec![(Agg::max(name), asked.data_type.clone())],
     }
 }
 
@@ -164,7 +169,7 @@ impl ExecutionPlan for FarGroups {
             // Far memory blocks, so a thread that may block waits for it.
             let found = SpawnedTask::spawn_blocking(move || FarGroups::find(&scan, &by, &aggs, &found)).await;
             match found.map_err(|error| DataFusionError::External(error.into()))?.map_err(failed)? {
-                Found::Here(groups) if partition == 0 => {
+                GroupLookup::Ready(groups) if partition == 0 => {
                     let columns = groups.columns().iter().zip(schema.fields()).enumerate();
                     let columns = columns.map(|(index, (column, field))| {
                         let column = cast(column, field.data_type())?;
@@ -177,8 +182,8 @@ impl ExecutionPlan for FarGroups {
                     // The send fails if the query was dropped.
                     let _ = sender.send(Ok(RecordBatch::try_new(schema, columns)?)).await;
                 }
-                Found::Here(_) => {}
-                Found::Unknown | Found::Not => {
+                GroupLookup::Ready(_) => {}
+                GroupLookup::Pending | GroupLookup::Unavailable => {
                     let mut batches = instead.execute(partition, context)?;
                     while let Some(batch) = batches.next().await {
                         if sender.send(batch).await.is_err() {

@@ -28,13 +28,13 @@
 
 #![forbid(unsafe_code)]
 
-mod asked;
+mod aggregate_request;
 mod groups;
+mod pushdown;
 mod range;
 mod result;
 mod scan;
 mod table;
-mod there;
 mod totals;
 
 pub use datafusion;

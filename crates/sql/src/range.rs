@@ -11,22 +11,22 @@ use std::ops::Bound;
 /// Comparison of a column of numbers, dates or times with a value of its type, or equality of a
 /// column of strings with a value.
 #[derive(Clone, Debug)]
-pub(crate) struct Range {
+pub(crate) struct ColumnRange {
     column: String,
     operator: Operator,
     value: ScalarValue,
 }
 
-impl Range {
+impl ColumnRange {
     /// Translates an expression. Returns `None` if it is not such a comparison.
-    pub(crate) fn of(expression: &Expr, frame: &FarFrame) -> Option<Range> {
+    pub(crate) fn of(expression: &Expr, frame: &FarFrame) -> Option<ColumnRange> {
         let Expr::BinaryExpr(BinaryExpr { left, op, right }) = expression else { return None };
         let (column, operator, value) = match (&**left, &**right) {
             (Expr::Column(column), Expr::Literal(value, _)) => (column, *op, value),
             (Expr::Literal(value, _), Expr::Column(column)) => (column, op.swap()?, value),
             _ => return None,
         };
-        let range = Range { column: column.name().to_owned(), operator, value: value.clone() };
+        let range = ColumnRange { column: column.name().to_owned(), operator, value: value.clone() };
         let is_of_its_type = frame
             .schema()
             .field_with_name(&range.column)
@@ -88,7 +88,7 @@ fn bounds<N: Copy>(operator: Operator, value: &N) -> Option<(Bound<N>, Bound<N>)
     }
 }
 
-impl fmt::Display for Range {
+impl fmt::Display for ColumnRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.column, self.operator, self.value)
     }

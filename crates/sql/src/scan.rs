@@ -3,7 +3,7 @@
 //! Danger: rows that a partition leaves out or returns twice; a query that is dropped and goes on
 //! reading.
 
-use crate::range::Range;
+use crate::range::ColumnRange;
 use datafusion::common::stats::Precision;
 use datafusion::common::{ColumnStatistics, DataFusionError, Result, ScalarValue, Statistics};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -27,8 +27,8 @@ const AHEAD: usize = 1;
 pub struct FarScan {
     frame: FarFrame,
     columns: Vec<usize>,
-    ranges: Vec<Range>,
-    rest: Option<Rest>,
+    ranges: Vec<ColumnRange>,
+    rest: Option<ResidualFilter>,
     limit: Option<usize>,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
@@ -36,7 +36,7 @@ pub struct FarScan {
 
 /// The part of a query's condition that is not a range.
 #[derive(Clone, Debug)]
-pub(crate) struct Rest {
+pub(crate) struct ResidualFilter {
     /// Columns that the filter reads.
     pub(crate) columns: Vec<usize>,
     pub(crate) filter: Arc<dyn PhysicalExpr>,
@@ -46,8 +46,8 @@ impl FarScan {
     pub(crate) fn new(
         frame: FarFrame,
         columns: Vec<usize>,
-        ranges: Vec<Range>,
-        rest: Option<Rest>,
+        ranges: Vec<ColumnRange>,
+        rest: Option<ResidualFilter>,
         limit: Option<usize>,
         partitions: usize,
     ) -> Result<FarScan> {
@@ -77,7 +77,7 @@ impl FarScan {
         for range in &self.ranges {
             scan = range.narrow(scan)?;
         }
-        let Some(Rest { columns, filter }) = self.rest.clone() else { return Ok(scan) };
+        let Some(ResidualFilter { columns, filter }) = self.rest.clone() else { return Ok(scan) };
         let names = self.names(&columns);
         let keep = move |batch: &RecordBatch| {
             let kept = filter.evaluate(batch).and_then(|kept| kept.into_array(batch.num_rows()));
@@ -233,7 +233,7 @@ impl DisplayAs for FarScan {
     fn fmt_as(&self, _format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "FarScan: columns=[{}]", self.names(&self.columns).join(", "))?;
         if !self.ranges.is_empty() {
-            let ranges: Vec<String> = self.ranges.iter().map(Range::to_string).collect();
+            let ranges: Vec<String> = self.ranges.iter().map(ColumnRange::to_string).collect();
             write!(f, ", ranges=[{}]", ranges.join(", "))?;
         }
         if let Some(rest) = &self.rest {

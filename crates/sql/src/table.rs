@@ -1,8 +1,8 @@
 //! A far frame as a table of DataFusion.
 
-use crate::range::Range;
-use crate::scan::{FarScan, Rest};
-use crate::there::SumsAtServer;
+use crate::pushdown::AggregatePushdown;
+use crate::range::ColumnRange;
+use crate::scan::{FarScan, ResidualFilter};
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
 use datafusion::common::tree_node::TreeNode;
@@ -32,7 +32,7 @@ pub fn context_with(config: SessionConfig, runtime: Arc<RuntimeEnv>) -> SessionC
     // The rule comes after the one that answers from statistics, and before those that split the
     // plan for several threads.
     let known = rules.iter().position(|rule| rule.name() == "aggregate_statistics");
-    rules.insert(known.map_or(0, |known| known + 1), Arc::new(SumsAtServer));
+    rules.insert(known.map_or(0, |known| known + 1), Arc::new(AggregatePushdown));
     let state = SessionStateBuilder::new().with_config(config).with_runtime_env(runtime).with_default_features();
     SessionContext::new_with_state(state.with_physical_optimizer_rules(rules).build())
 }
@@ -81,7 +81,7 @@ impl TableProvider for FarTable {
         let columns = projection.cloned().unwrap_or_else(|| (0..schema.fields().len()).collect());
         let (mut ranges, mut rest) = (Vec::new(), Vec::new());
         for filter in filters.iter().flat_map(split_conjunction) {
-            match Range::of(filter, &self.frame) {
+            match ColumnRange::of(filter, &self.frame) {
                 Some(range) => ranges.push(range),
                 None => rest.push(filter.clone()),
             }
@@ -93,7 +93,7 @@ impl TableProvider for FarTable {
 }
 
 impl FarTable {
-    fn rest(&self, state: &dyn Session, filter: &Expr) -> Result<Rest> {
+    fn rest(&self, state: &dyn Session, filter: &Expr) -> Result<ResidualFilter> {
         let schema = self.frame.schema();
         let mut columns = Vec::new();
         for column in filter.column_refs() {
@@ -101,7 +101,7 @@ impl FarTable {
         }
         columns.sort_unstable();
         let schema = schema.project(&columns)?;
-        Ok(Rest { columns, filter: state.create_physical_expr(filter.clone(), &schema.to_dfschema()?)? })
+        Ok(ResidualFilter { columns, filter: state.create_physical_expr(filter.clone(), &schema.to_dfschema()?)? })
     }
 }
 

@@ -3,7 +3,7 @@
 //! Danger: an aggregate whose type or value differs from what the replaced part of the plan would
 //! give: for no rows, for nulls, or for numbers that two orders compare differently (NaN, −0).
 
-use crate::asked::{Asked, What};
+use crate::aggregate_request::{AggregateFunction, AggregateRequest};
 use crate::scan::{FarScan, failed};
 use datafusion::common::{Result, ScalarValue, internal_err};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -23,7 +23,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct FarTotals {
     scan: FarScan,
-    wanted: Vec<Asked>,
+    wanted: Vec<AggregateRequest>,
     properties: Arc<PlanProperties>,
 }
 
@@ -44,7 +44,7 @@ impl FarTotals {
         };
         let mut wanted = Vec::new();
         for function in below.aggr_expr() {
-            let Some(mut asked) = Asked::of(function, scan)? else { return Ok(None) };
+            let Some(mut asked) = AggregateRequest::of(function, scan)? else { return Ok(None) };
             if asked.column.is_none() && !scan.is_whole() {
                 asked.column = scan.column_of_rows().map_err(failed)?;
             }
@@ -60,7 +60,7 @@ impl FarTotals {
         Ok(Some(FarTotals::new(scan.clone(), wanted, plan.schema())))
     }
 
-    fn new(scan: FarScan, wanted: Vec<Asked>, schema: SchemaRef) -> FarTotals {
+    fn new(scan: FarScan, wanted: Vec<AggregateRequest>, schema: SchemaRef) -> FarTotals {
         let properties = Arc::new(PlanProperties::new(
             EquivalenceProperties::new(schema),
             Partitioning::UnknownPartitioning(1),
@@ -71,21 +71,21 @@ impl FarTotals {
     }
 }
 
-impl Asked {
+impl AggregateRequest {
     fn value(&self, scan: &FarScan, found: &BTreeMap<usize, Sums>) -> Result<ArrayRef> {
         let Some(column) = self.column else { return ScalarValue::Int64(Some(scan.rows() as i64)).to_array() };
         let sums = &found[&column];
         let some = sums.count > 0;
-        let value = match (self.what, sums.sum, &sums.ends) {
-            (What::Count, ..) => ScalarValue::Int64(Some(sums.count as i64)),
-            (What::Mean, ..) => ScalarValue::Float64(sums.mean),
-            (What::Min, _, Some(ends)) => ScalarValue::try_from_array(ends, 0)?,
-            (What::Max, _, Some(ends)) => ScalarValue::try_from_array(ends, 1)?,
-            (What::Min | What::Max, _, None) => ScalarValue::try_new_null(&self.data_type)?,
+        let value = match (self.function, sums.sum, &sums.ends) {
+            (AggregateFunction::Count, ..) => ScalarValue::Int64(Some(sums.count as i64)),
+            (AggregateFunction::Mean, ..) => ScalarValue::Float64(sums.mean),
+            (AggregateFunction::Min, _, Some(ends)) => ScalarValue::try_from_array(ends, 0)?,
+            (AggregateFunction::Max, _, Some(ends)) => ScalarValue::try_from_array(ends, 1)?,
+            (AggregateFunction::Min | AggregateFunction::Max, _, None) => ScalarValue::try_new_null(&self.data_type)?,
             // As in SQL, a sum of integers that overflows wraps.
-            (What::Sum, Sum::Signed(sum), _) => ScalarValue::Int64(some.then_some(sum as i64)),
-            (What::Sum, Sum::Unsigned(sum), _) => ScalarValue::UInt64(some.then_some(sum as u64)),
-            (What::Sum, Sum::Float(sum), _) => ScalarValue::Float64(some.then_some(sum)),
+            (AggregateFunction::Sum, Sum::Signed(sum), _) => ScalarValue::Int64(some.then_some(sum as i64)),
+            (AggregateFunction::Sum, Sum::Unsigned(sum), _) => ScalarValue::UInt64(some.then_some(sum as u64)),
+            (AggregateFunction::Sum, Sum::Float(sum), _) => ScalarValue::Float64(some.then_some(sum)),
         };
         value.to_array()
     }

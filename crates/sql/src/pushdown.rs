@@ -12,9 +12,9 @@ use std::sync::Arc;
 /// Replaces aggregates directly over a [`FarScan`](crate::FarScan), with or without groups, by
 /// nodes that the memory server answers.
 #[derive(Debug)]
-pub(crate) struct SumsAtServer;
+pub(crate) struct AggregatePushdown;
 
-impl PhysicalOptimizerRule for SumsAtServer {
+impl PhysicalOptimizerRule for AggregatePushdown {
     fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _config: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
         plan.transform_up(|part| {
             if let Some(totals) = FarTotals::instead_of(part.as_ref())? {

@@ -13,15 +13,15 @@ use std::sync::Arc;
 
 /// An aggregate that a query asks for.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
-    pub(crate) what: What,
+pub(crate) struct AggregateRequest {
+    pub(crate) function: AggregateFunction,
     /// Index in the frame of the column that is aggregated; `None` if rows are counted.
     pub(crate) column: Option<usize>,
     pub(crate) data_type: DataType,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum What {
+pub(crate) enum AggregateFunction {
     Count,
     Sum,
     Mean,
@@ -29,16 +29,16 @@ pub(crate) enum What {
     Max,
 }
 
-impl Asked {
+impl AggregateRequest {
     /// Translates an aggregate of DataFusion. Returns `None` if it can only be found by reading
     /// rows.
-    pub(crate) fn of(function: &AggregateFunctionExpr, scan: &FarScan) -> Result<Option<Asked>> {
+    pub(crate) fn of(function: &AggregateFunctionExpr, scan: &FarScan) -> Result<Option<AggregateRequest>> {
         let what = match function.fun().name() {
-            "count" => What::Count,
-            "sum" => What::Sum,
-            "avg" => What::Mean,
-            "min" => What::Min,
-            "max" => What::Max,
+            "count" => AggregateFunction::Count,
+            "sum" => AggregateFunction::Sum,
+            "avg" => AggregateFunction::Mean,
+            "min" => AggregateFunction::Min,
+            "max" => AggregateFunction::Max,
             _ => return Ok(None),
         };
         let arguments = function.expressions();
@@ -48,10 +48,10 @@ impl Asked {
         }
         let column = match column_of(argument, what) {
             Some(column) => Some(scan.column(column)),
-            None if what == What::Count && is_value(argument) => None,
+            None if what == AggregateFunction::Count && is_value(argument) => None,
             None => return Ok(None),
         };
-        let asked = Asked { what, column, data_type: function.field().data_type().clone() };
+        let asked = AggregateRequest { function: what, column, data_type: function.field().data_type().clone() };
         Ok(asked.is_of_its_type(scan)?.then_some(asked))
     }
 
@@ -60,24 +60,25 @@ impl Asked {
     fn is_of_its_type(&self, scan: &FarScan) -> Result<bool> {
         let Some(column) = self.column else { return Ok(self.data_type == DataType::Int64) };
         let of = scan.data_type(column);
-        Ok(match self.what {
-            What::Count => self.data_type == DataType::Int64,
-            What::Mean => self.data_type == DataType::Float64,
-            What::Sum if of.is_floating() => self.data_type == DataType::Float64,
-            What::Sum if of.is_unsigned_integer() => self.data_type == DataType::UInt64,
-            What::Sum => self.data_type == DataType::Int64,
-            What::Min | What::Max => self.data_type == of && scan.has_ends(column)?,
+        Ok(match self.function {
+            AggregateFunction::Count => self.data_type == DataType::Int64,
+            AggregateFunction::Mean => self.data_type == DataType::Float64,
+            AggregateFunction::Sum if of.is_floating() => self.data_type == DataType::Float64,
+            AggregateFunction::Sum if of.is_unsigned_integer() => self.data_type == DataType::UInt64,
+            AggregateFunction::Sum => self.data_type == DataType::Int64,
+            AggregateFunction::Min | AggregateFunction::Max => self.data_type == of && scan.has_ends(column)?,
         })
     }
 }
 
 /// Returns the index of the column that an aggregate is over. The argument of a sum or mean may be
 /// a cast to a wider type, which loses nothing.
-fn column_of(argument: &Arc<dyn PhysicalExpr>, what: What) -> Option<usize> {
+fn column_of(argument: &Arc<dyn PhysicalExpr>, what: AggregateFunction) -> Option<usize> {
     let wider = argument.downcast_ref::<CastExpr>().filter(|cast| {
         matches!(
             (what, cast.cast_type()),
-            (What::Sum, DataType::Int64 | DataType::UInt64 | DataType::Float64) | (What::Mean, DataType::Float64)
+            (AggregateFunction::Sum, DataType::Int64 | DataType::UInt64 | DataType::Float64)
+                | (AggregateFunction::Mean, DataType::Float64)
         )
     });
     let argument = wider.map_or(argument, CastExpr::expr);
