@@ -5,7 +5,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use farfield_core::policy::advice::{self, Advice, MeasuredPool, Question};
 use farfield_core::policy::profile::Profile;
-use farfield_pager::runner::{Bytes, machine};
+use farfield_pager::runner::{ByteSize, machine};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -105,7 +105,7 @@ fn text_of(advice: &Advice, profile: &Profile) -> String {
         text += &format!(
             "\nAt most {} × its time, with {} near:\n  farfield run --near {}M{far} -- {}\n",
             advice.slo,
-            Bytes(choice.near_bytes),
+            ByteSize(choice.near_bytes),
             choice.near_bytes.div_ceil(1 << 20),
             profile.command.join(" "),
         );

@@ -283,7 +283,7 @@ impl PoolRow {
         Some(match protection.is_whole() {
             true => "protected".to_owned(),
             false => {
-                let bytes = runner::Bytes(protection.exposed_pages * PAGE_BYTES as u64);
+                let bytes = runner::ByteSize(protection.exposed_pages * PAGE_BYTES as u64);
                 format!("NOT PROTECTED, up to {bytes}: {}", protection.what_is_missing())
             }
         })

@@ -5,8 +5,8 @@ use crate::size::Size;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use farfield_core::policy::budget_controller::Cadence;
-use farfield_pager::control::{Mode, exit};
-use farfield_pager::runner::{self, Ended, HoldOptions, Options, machine};
+use farfield_pager::control::{FaultMode, exit};
+use farfield_pager::runner::{self, Options, ProgramExit, SloOptions, machine};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -107,9 +107,9 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
         Err(error) => return refused(&format!("{error:#}"), exit::REFUSED),
     };
     match runner::run(&options) {
-        Ok(Ended::Code(code)) => ExitCode::from(code as u8),
-        Ok(Ended::Signal(signal)) => runner::die_by(signal),
-        Err(runner::Refusal::Interrupted { signal }) => runner::die_by(signal),
+        Ok(ProgramExit::Code(code)) => ExitCode::from(code as u8),
+        Ok(ProgramExit::Signal(signal)) => runner::die_by(signal),
+        Err(runner::JobRefusal::Interrupted { signal }) => runner::die_by(signal),
         Err(refusal) => refused(&refusal.to_string(), refusal.exit_code()),
     }
 }
@@ -129,9 +129,9 @@ fn options(args: RunArgs) -> anyhow::Result<Options> {
         hold,
         places,
         mode: match args.mode {
-            ModeArg::Auto => Mode::Auto,
-            ModeArg::Signal => Mode::Signal,
-            ModeArg::Thread => Mode::Thread,
+            ModeArg::Auto => FaultMode::Auto,
+            ModeArg::Signal => FaultMode::Signal,
+            ModeArg::Thread => FaultMode::Thread,
         },
         huge_pages: args.huge_pages || huge_pages,
         far,
@@ -147,7 +147,7 @@ fn options(args: RunArgs) -> anyhow::Result<Options> {
 
 /// Settings that `--auto` derives.
 struct Holding {
-    hold: Option<HoldOptions>,
+    hold: Option<SloOptions>,
     /// URLs of far memory at the start, and URLs that it may move to.
     far: Vec<String>,
     places: Vec<String>,
@@ -164,7 +164,7 @@ fn hold(args: &RunArgs, near_limit_bytes: u64) -> anyhow::Result<Holding> {
     };
     let Some(profile) = &args.profile else {
         let first = args.far.iter().take(1).cloned().collect();
-        let hold = HoldOptions { slo, cadence, near_start_bytes: near_limit_bytes, is_compared: false };
+        let hold = SloOptions { slo, cadence, near_start_bytes: near_limit_bytes, is_compared: false };
         return Ok(Holding { hold: Some(hold), far: first, places: args.far.clone(), huge_pages: false });
     };
     let profile = crate::profile::read(profile)?;
@@ -173,13 +173,13 @@ fn hold(args: &RunArgs, near_limit_bytes: u64) -> anyhow::Result<Holding> {
     if !args.quiet {
         crate::say(&format!(
             "starts with {} near; expected is {:.2} × its time",
-            runner::Bytes(choice.near_bytes),
+            runner::ByteSize(choice.near_bytes),
             choice.slowdown
         ));
     }
     let far = if choice.url.is_empty() { Vec::new() } else { vec![choice.url] };
     let others = args.far.iter().filter(|url| !far.contains(url));
     let places = far.iter().chain(others).cloned().collect();
-    let hold = HoldOptions { slo, cadence, near_start_bytes: choice.near_bytes, is_compared: true };
+    let hold = SloOptions { slo, cadence, near_start_bytes: choice.near_bytes, is_compared: true };
     Ok(Holding { hold: Some(hold), far, places, huge_pages: choice.huge_pages })
 }

@@ -7,7 +7,9 @@ use crate::pool::PoolRow;
 use crate::server_stat::{Answer, StatClient};
 use clap::Args;
 use farfield_pager::control::{SLOTS, believed, quantile_ns};
-use farfield_pager::runner::{Bytes, ControlBlock, Count, Latency, Totals, find_control, find_jobs, state_name};
+use farfield_pager::runner::{
+    ByteSize, CompactCount, ControlBlock, JobTotals, Latency, find_control, find_jobs, state_name,
+};
 use heaps::{HeapRow, HeapView};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -115,7 +117,7 @@ struct JobView {
 /// The previous reading, from which rates are computed.
 struct Before {
     at: Instant,
-    totals: Totals,
+    totals: JobTotals,
     processes: BTreeMap<u32, Vec<(&'static str, u64)>>,
 }
 
@@ -281,7 +283,7 @@ impl JobView {
 
     fn read(&mut self) -> JobRow {
         let now = Instant::now();
-        let totals = Totals::read(&self.control);
+        let totals = JobTotals::read(&self.control);
         let since_last = self.before.as_ref().map(|before| now - before.at);
         let (mut processes, mut seen) = (Vec::new(), BTreeMap::new());
         let taken = (self.control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
@@ -393,13 +395,14 @@ fn render(snapshot: &Snapshot) -> String {
     }
     for server in &snapshot.servers {
         let _ = writeln!(text, "server {}  incarnation {}", server.url, server.incarnation);
-        let (reads, writes) = (Count(server.read_pages_per_s as u64), Count(server.written_pages_per_s as u64));
+        let (reads, writes) =
+            (CompactCount(server.read_pages_per_s as u64), CompactCount(server.written_pages_per_s as u64));
         let _ = writeln!(text, "  {reads} pages read/s, {writes} pages written/s");
         for (name, value) in &server.numbers {
             let shown = match name.rsplit_once('_') {
-                Some((_, "bytes")) => Bytes(*value).to_string(),
+                Some((_, "bytes")) => ByteSize(*value).to_string(),
                 Some((_, "ms")) => Latency(Some(value.saturating_mul(1_000_000))).to_string(),
-                _ => Count(*value).to_string(),
+                _ => CompactCount(*value).to_string(),
             };
             let _ = writeln!(text, "  {name:<16} {shown:>12}");
         }
@@ -434,21 +437,21 @@ fn render_job(job: &JobRow, text: &mut String) {
     let line = format!("job {}{}  {}", job.runner_pid, if job.alive { "" } else { "  (ended)" }, job.command);
     // Writing into a string cannot fail.
     let _ = writeln!(text, "{}", cut(&line));
-    let count = |name: &str| Count(job.counters.get(name).copied().unwrap_or(0));
+    let count = |name: &str| CompactCount(job.counters.get(name).copied().unwrap_or(0));
     let parts = [
         format!(
             "near {} of {} (peak {}, tables {})",
-            Bytes(job.near_bytes),
-            Bytes(job.near_limit_bytes),
-            Bytes(job.near_peak_bytes),
-            Bytes(job.meta_bytes),
+            ByteSize(job.near_bytes),
+            ByteSize(job.near_limit_bytes),
+            ByteSize(job.near_peak_bytes),
+            ByteSize(job.meta_bytes),
         ),
-        format!("far {} (peak {})", Bytes(job.far_bytes), Bytes(job.far_peak_bytes)),
+        format!("far {} (peak {})", ByteSize(job.far_bytes), ByteSize(job.far_peak_bytes)),
         format!("{} pages in, {} out", count("pages_in"), count("pages_out")),
         format!(
             "{} faults ({}/s, p50 {}, p99 {})",
             count("faults"),
-            Count(job.faults_per_s as u64),
+            CompactCount(job.faults_per_s as u64),
             Latency(job.fault_ns_p50),
             Latency(job.fault_ns_p99),
         ),
@@ -467,7 +470,7 @@ fn render_job(job: &JobRow, text: &mut String) {
         "{:>7} {:<7} {:>7} {:>7} {:>8} {:>6} {:>6} {:>8} COMMAND",
         "PID", "STATE", "NEAR", "FAR", "FAULTS/S", "IN/S", "OUT/S", "P99"
     );
-    let bytes = |bytes: i64| format!("{:#}", Bytes(bytes.max(0) as u64));
+    let bytes = |bytes: i64| format!("{:#}", ByteSize(bytes.max(0) as u64));
     for process in &job.processes {
         let line = format!(
             "{:>7} {:<7} {:>7} {:>7} {:>8} {:>6} {:>6} {:>8} {}",
@@ -475,9 +478,9 @@ fn render_job(job: &JobRow, text: &mut String) {
             process.state,
             bytes(process.near_bytes.saturating_add(process.meta_bytes)),
             bytes(process.far_bytes),
-            Count(process.faults_per_s as u64).to_string(),
-            Count(process.pages_in_per_s as u64).to_string(),
-            Count(process.pages_out_per_s as u64).to_string(),
+            CompactCount(process.faults_per_s as u64).to_string(),
+            CompactCount(process.pages_in_per_s as u64).to_string(),
+            CompactCount(process.pages_out_per_s as u64).to_string(),
             Latency(process.fault_ns_p99).to_string(),
             process.command,
         );
@@ -493,11 +496,11 @@ fn server_line(server: &ServerRow) -> String {
     let number = |name: &str| server.numbers.get(name).copied().unwrap_or(0);
     format!(
         "{:#} of {:#}, {} pages read/s, {} written/s, {} connections",
-        Bytes(number("used_bytes")),
-        Bytes(number("capacity_bytes")),
-        Count(server.read_pages_per_s as u64),
-        Count(server.written_pages_per_s as u64),
-        Count(number("connections")),
+        ByteSize(number("used_bytes")),
+        ByteSize(number("capacity_bytes")),
+        CompactCount(server.read_pages_per_s as u64),
+        CompactCount(server.written_pages_per_s as u64),
+        CompactCount(number("connections")),
     )
 }
 

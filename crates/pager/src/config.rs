@@ -7,7 +7,7 @@
 //! nobody has to believe, are in [`crate::control`]. Requests of people come to the runner through
 //! a [`RequestBlock`], which only its own user and root can open.
 
-use crate::control::{Control, Counters, Slot};
+use crate::control::{JobAccounts, PagingCounters, ProcessSlot};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Environment variable with the path of the configuration, for processes of the job.
@@ -18,10 +18,10 @@ pub const TEXT_BYTES: usize = 4096;
 /// runner and a library of different builds do not misread each other.
 pub const MAGIC: u64 = {
     let sizes = [
-        size_of::<Control>() as u64,
-        size_of::<Slot>() as u64,
-        core::mem::offset_of!(Control, failure) as u64,
-        core::mem::offset_of!(Control, past) as u64,
+        size_of::<JobAccounts>() as u64,
+        size_of::<ProcessSlot>() as u64,
+        core::mem::offset_of!(JobAccounts, failure) as u64,
+        core::mem::offset_of!(JobAccounts, past) as u64,
         size_of::<JobConfig>() as u64,
         core::mem::offset_of!(JobConfig, pool_epoch) as u64,
         size_of::<RequestBlock>() as u64,
@@ -33,8 +33,8 @@ pub const MAGIC: u64 = {
         at += 1;
     }
     at = 0;
-    while at < Counters::NAMES.len() {
-        hash = (hash ^ Counters::NAMES.as_bytes()[at] as u64).wrapping_mul(FNV_PRIME);
+    while at < PagingCounters::NAMES.len() {
+        hash = (hash ^ PagingCounters::NAMES.as_bytes()[at] as u64).wrapping_mul(FNV_PRIME);
         at += 1;
     }
     hash
@@ -151,7 +151,7 @@ pub struct RequestBlock {
 /// Kind of request to a runner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
-pub enum Request {
+pub enum RunnerRequest {
     /// Move the job to another pool.
     Switch = 1,
     /// Move the job to the pool that it began with.
@@ -160,10 +160,12 @@ pub enum Request {
     Cancel = 3,
 }
 
-impl Request {
+impl RunnerRequest {
     /// Returns the request with that number.
-    pub fn of(number: u32) -> Option<Request> {
-        [Request::Switch, Request::SwitchToFirst, Request::Cancel].into_iter().find(|kind| *kind as u32 == number)
+    pub fn of(number: u32) -> Option<RunnerRequest> {
+        [RunnerRequest::Switch, RunnerRequest::SwitchToFirst, RunnerRequest::Cancel]
+            .into_iter()
+            .find(|kind| *kind as u32 == number)
     }
 }
 

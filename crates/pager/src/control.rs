@@ -24,7 +24,7 @@ pub const PAGES_MAX: u64 = 1 << 40;
 /// Way in which page faults are served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
-pub enum Mode {
+pub enum FaultMode {
     /// Signal mode where possible, else handler threads.
     Auto = 0,
     /// Faults are served in the faulting thread.
@@ -56,7 +56,7 @@ pub mod exit {
 
 /// Accounts of a job.
 #[repr(C, align(4096))]
-pub struct Control {
+pub struct JobAccounts {
     /// Part of `near_bytes` that is our own tables and buffers, which cannot leave.
     pub meta_bytes: AtomicI64,
     /// Near bytes in use now: sum over slots of near and metadata bytes.
@@ -74,9 +74,9 @@ pub struct Control {
     /// Reason of the failure, UTF-8.
     pub reason: SharedText<64>,
     /// Counters of processes that have ended, added up by the runner.
-    pub past: Counters,
+    pub past: PagingCounters,
     /// Slots of the living processes, one each.
-    pub slots: [Slot; SLOTS],
+    pub slots: [ProcessSlot; SLOTS],
 }
 
 /// Returns a number of bytes that another process may have written, clamped to ±[`BYTES_MAX`].
@@ -92,7 +92,7 @@ pub fn believed_pages(pages: &AtomicU64) -> u64 {
 
 /// A living process of the job.
 #[repr(C, align(128))]
-pub struct Slot {
+pub struct ProcessSlot {
     /// Process id, in the pid namespace of the process; 0 = free.
     pub pid: AtomicU32,
     /// Process id as the runner sees it; 0 until the runner has looked.
@@ -130,10 +130,10 @@ pub struct Slot {
     /// [`farfield_pool::Protection`], field by field.
     pub pool_protection: [AtomicU64; 4],
     /// Events that were counted in the process.
-    pub counters: Counters,
+    pub counters: PagingCounters,
 }
 
-impl Slot {
+impl ProcessSlot {
     /// Returns the pid of this slot's process as the runner sees it; 0 if the slot is free. Before
     /// the runner has looked, it is the pid as the process sees itself.
     pub fn process(&self) -> u32 {
@@ -189,7 +189,7 @@ impl Slot {
     }
 }
 
-impl Control {
+impl JobAccounts {
     /// Takes the first free slot for process `pid`.
     ///
     /// If the process has a slot already (it has called `exec`), that slot is taken again: the old
@@ -197,15 +197,16 @@ impl Control {
     /// slots are taken; the runner frees slots of dead processes within a tenth of a second.
     /// Processes of several pid namespaces can have one pid: `identity`
     /// ([`farfield_os::process::identity`]) tells them apart.
-    pub fn take_slot(&self, pid: u32, identity: u64) -> Option<&Slot> {
+    pub fn take_slot(&self, pid: u32, identity: u64) -> Option<&ProcessSlot> {
         assert!(pid != 0 && identity != 0);
-        let is_own =
-            |slot: &&Slot| slot.pid.load(Ordering::Acquire) == pid && slot.identity.load(Ordering::Acquire) == identity;
+        let is_own = |slot: &&ProcessSlot| {
+            slot.pid.load(Ordering::Acquire) == pid && slot.identity.load(Ordering::Acquire) == identity
+        };
         if let Some(slot) = self.slots.iter().find(is_own) {
             self.forget_bytes(slot);
             return Some(slot);
         }
-        let free = |slot: &&Slot| {
+        let free = |slot: &&ProcessSlot| {
             slot.pid.load(Ordering::Relaxed) == 0
                 && slot.pid.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
@@ -217,7 +218,7 @@ impl Control {
 
     /// Gives back the slot of a process that is gone. Its bytes leave the totals, and its counts
     /// move to `past`. Only the runner does this, so a slot is freed once.
-    pub fn free_slot(&self, slot: &Slot) {
+    pub fn free_slot(&self, slot: &ProcessSlot) {
         self.forget_bytes(slot);
         self.past.add(&slot.counters);
         slot.counters.clear();
@@ -227,7 +228,7 @@ impl Control {
     }
 
     /// Takes the bytes of a process whose memory is gone, or about to be, out of the totals.
-    pub fn forget_bytes(&self, slot: &Slot) {
+    pub fn forget_bytes(&self, slot: &ProcessSlot) {
         let meta = slot.meta_bytes.swap(0, Ordering::Relaxed);
         let near = slot.near_bytes.swap(0, Ordering::Relaxed).wrapping_add(meta);
         self.meta_bytes.fetch_sub(meta, Ordering::Relaxed);
@@ -268,15 +269,15 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// Event counts of one process, or of all that have ended.
         #[repr(C)]
-        pub struct Counters {
+        pub struct PagingCounters {
             $($(#[$doc])* pub $name: AtomicU64,)*
             /// Histogram of fault service times in nanoseconds; [`bucket_of`] gives the bucket.
             pub fault_ns: [AtomicU64; BUCKETS],
         }
-        impl Counters {
+        impl PagingCounters {
             pub(crate) const NAMES: &str = concat!($(stringify!($name), ","),*);
             /// Adds the counts of `other`.
-            pub fn add(&self, other: &Counters) {
+            pub fn add(&self, other: &PagingCounters) {
                 $(self.$name.fetch_add(other.$name.load(Ordering::Relaxed), Ordering::Relaxed);)*
                 for (mine, theirs) in self.fault_ns.iter().zip(&other.fault_ns) {
                     mine.fetch_add(theirs.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -373,9 +374,9 @@ pub fn quantile_ns(counts: &[u64; BUCKETS], numerator: u64, denominator: u64) ->
 mod tests {
     use super::*;
 
-    fn control() -> Box<Control> {
+    fn control() -> Box<JobAccounts> {
         // SAFETY: every field is an atomic integer, for which all zeros is a value; the layout is that of `Control`.
-        unsafe { Box::from_raw(std::alloc::alloc_zeroed(std::alloc::Layout::new::<Control>()).cast()) }
+        unsafe { Box::from_raw(std::alloc::alloc_zeroed(std::alloc::Layout::new::<JobAccounts>()).cast()) }
     }
 
     #[test]

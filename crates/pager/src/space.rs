@@ -31,14 +31,14 @@ fn protection(mark: i32) -> i32 {
 
 /// Pages `start .. end`, as numbers in the window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Range {
+pub struct PageRange {
     /// First page.
     pub start: u64,
     /// First page after the last.
     pub end: u64,
 }
 
-impl Range {
+impl PageRange {
     /// Returns the number of pages.
     pub fn pages(self) -> u64 {
         self.end - self.start
@@ -51,15 +51,15 @@ pub struct Space {
     /// Mapped ranges by start, with their end and their protection or mark. Neighbours of one mark
     /// are one entry.
     mapped: BTreeMap<u64, (u64, i32)>,
-    small: Range,
-    large: Range,
+    small: PageRange,
+    large: PageRange,
     pages: u64,
     touchable: u64,
 }
 
 impl Space {
     /// Creates an empty space. `small` and `large` are the zones for new small and large mappings.
-    pub const fn new(small: Range, large: Range) -> Space {
+    pub const fn new(small: PageRange, large: PageRange) -> Space {
         Space { mapped: BTreeMap::new(), small, large, pages: 0, touchable: 0 }
     }
 
@@ -75,22 +75,22 @@ impl Space {
     }
 
     /// Finds a free range of `pages` pages, without taking it.
-    pub fn find(&self, pages: u64) -> Option<Range> {
+    pub fn find(&self, pages: u64) -> Option<PageRange> {
         assert!(pages > 0);
         if pages < LARGE_PAGES {
-            return self.first_gap(self.small, pages, 1, 0).map(|start| Range { start, end: start + pages });
+            return self.first_gap(self.small, pages, 1, 0).map(|start| PageRange { start, end: start + pages });
         }
         // Room behind every neighbour to double; if no such place is left, any gap that is long
         // enough.
         let start = self
             .first_gap(self.large, pages, LARGE_ALIGN, ROOM_PAGES)
             .or_else(|| self.first_gap(self.large, pages, LARGE_ALIGN, 0))?;
-        Some(Range { start, end: start + pages })
+        Some(PageRange { start, end: start + pages })
     }
 
     /// Returns the first place in the zone for `pages` pages that keeps room free behind each
     /// neighbour. That room is `room` pages, but not more than the neighbour's length.
-    fn first_gap(&self, zone: Range, pages: u64, align: u64, room: u64) -> Option<u64> {
+    fn first_gap(&self, zone: PageRange, pages: u64, align: u64, room: u64) -> Option<u64> {
         let behind = |start: u64, end: u64| end + (end - start).min(room);
         let first = self.mapped.range(..=zone.start).next_back();
         let mut at = first.map_or(zone.start, |(&start, &(end, _))| behind(start, end)).max(zone.start);
@@ -105,41 +105,41 @@ impl Space {
     }
 
     /// Checks whether nothing is mapped in the range.
-    pub fn is_free(&self, range: Range) -> bool {
+    pub fn is_free(&self, range: PageRange) -> bool {
         self.mapped.range(..range.end).next_back().is_none_or(|(_, &(end, _))| end <= range.start)
     }
 
     /// Checks whether every page of the range is mapped.
-    pub fn is_mapped(&self, range: Range) -> bool {
+    pub fn is_mapped(&self, range: PageRange) -> bool {
         self.mapped_from(range) == range
     }
 
     /// Returns the mapped stretch of one protection that holds the page, and its protection.
-    pub fn stretch(&self, page: u64) -> Option<(Range, i32)> {
+    pub fn stretch(&self, page: u64) -> Option<(PageRange, i32)> {
         self.entry(page).map(|(stretch, mark)| (stretch, protection(mark)))
     }
 
-    fn entry(&self, page: u64) -> Option<(Range, i32)> {
+    fn entry(&self, page: u64) -> Option<(PageRange, i32)> {
         let (&start, &(end, mark)) = self.mapped.range(..=page).next_back()?;
-        (page < end).then_some((Range { start, end }, mark))
+        (page < end).then_some((PageRange { start, end }, mark))
     }
 
     /// Returns the parts of `range` that are mapped, in order, with their protection.
-    pub fn parts_in(&self, range: Range) -> Vec<(Range, i32)> {
+    pub fn parts_in(&self, range: PageRange) -> Vec<(PageRange, i32)> {
         self.entries_in(range).into_iter().map(|(part, mark)| (part, protection(mark))).collect()
     }
 
-    fn entries_in(&self, range: Range) -> Vec<(Range, i32)> {
+    fn entries_in(&self, range: PageRange) -> Vec<(PageRange, i32)> {
         let first = self.mapped.range(..=range.start).next_back().map_or(range.start, |(&start, _)| start);
         self.mapped
             .range(first..range.end)
-            .map(|(&start, &(end, mark))| (Range { start: start.max(range.start), end: end.min(range.end) }, mark))
+            .map(|(&start, &(end, mark))| (PageRange { start: start.max(range.start), end: end.min(range.end) }, mark))
             .filter(|(part, _)| part.start < part.end)
             .collect()
     }
 
     /// Returns the part of `range` from its start to the first hole.
-    pub fn mapped_from(&self, range: Range) -> Range {
+    pub fn mapped_from(&self, range: PageRange) -> PageRange {
         let mut end = range.start;
         while end < range.end {
             match self.stretch(end) {
@@ -147,29 +147,29 @@ impl Space {
                 None => break,
             }
         }
-        Range { start: range.start, end }
+        PageRange { start: range.start, end }
     }
 
     /// Returns the stretches of `whole` between foreign mappings.
-    pub fn between_foreign(&self, whole: Range) -> Vec<Range> {
+    pub fn between_foreign(&self, whole: PageRange) -> Vec<PageRange> {
         let mut free = Vec::new();
         let mut at = whole.start;
         for (part, _) in self.parts_in(whole).into_iter().filter(|(_, prot)| *prot == FOREIGN) {
-            free.push(Range { start: at, end: part.start });
+            free.push(PageRange { start: at, end: part.start });
             at = part.end;
         }
-        free.push(Range { start: at, end: whole.end });
+        free.push(PageRange { start: at, end: whole.end });
         free.retain(|range| range.start < range.end);
         free
     }
 
     /// Returns the parts of `range` that are far-capable memory, in order.
-    pub fn mapped_in(&self, range: Range) -> Vec<Range> {
+    pub fn mapped_in(&self, range: PageRange) -> Vec<PageRange> {
         self.parts_in(range).into_iter().filter(|(_, prot)| *prot != FOREIGN).map(|(part, _)| part).collect()
     }
 
     /// Marks the range as mapped with `prot`, whatever was there.
-    pub fn map(&mut self, range: Range, prot: i32) {
+    pub fn map(&mut self, range: PageRange, prot: i32) {
         self.unmap(range);
         self.pages += range.pages();
         self.touchable += if prot == PROT_NONE || prot == FOREIGN { 0 } else { range.pages() };
@@ -186,7 +186,7 @@ impl Space {
     }
 
     /// Changes the protection of the mapped parts of the range.
-    pub fn protect(&mut self, range: Range, prot: i32) {
+    pub fn protect(&mut self, range: PageRange, prot: i32) {
         for (part, mark) in self.entries_in(range) {
             match (mark, prot) {
                 (FOREIGN, _) | (PROT_NONE, PROT_NONE) => {}
@@ -197,14 +197,14 @@ impl Space {
     }
 
     /// Notes that the mapped parts of the range hold nothing any more.
-    pub fn empty(&mut self, range: Range) {
+    pub fn empty(&mut self, range: PageRange) {
         for (part, _) in self.entries_in(range).into_iter().filter(|(_, mark)| *mark == CLOSED) {
             self.map(part, PROT_NONE);
         }
     }
 
     /// Marks the range as not mapped.
-    pub fn unmap(&mut self, range: Range) {
+    pub fn unmap(&mut self, range: PageRange) {
         for (part, mark) in self.entries_in(range) {
             let (stretch, _) = self.entry(part.start).expect("the part is mapped");
             self.mapped.remove(&stretch.start);
@@ -224,8 +224,8 @@ impl Space {
 mod tests {
     use super::*;
 
-    const SMALL: Range = Range { start: 1000, end: 3000 };
-    const LARGE: Range = Range { start: 4096, end: 20480 };
+    const SMALL: PageRange = PageRange { start: 1000, end: 3000 };
+    const LARGE: PageRange = PageRange { start: 4096, end: 20480 };
 
     /// Random operations against a page-by-page model.
     #[test]
@@ -243,7 +243,7 @@ mod tests {
             let mut touched = vec![false; 20480];
             for _ in 0..120 {
                 let start = 1000 + random(8000);
-                let range = Range { start, end: start + 1 + random(700) };
+                let range = PageRange { start, end: start + 1 + random(700) };
                 let cells = range.start as usize..range.end as usize;
                 let prot = random(3) as i32;
                 match random(5) {
@@ -312,12 +312,12 @@ mod tests {
     #[test]
     fn foreign_mappings_are_left_out() {
         let mut space = Space::new(SMALL, LARGE);
-        space.map(Range { start: 0, end: 2 }, FOREIGN);
-        space.map(Range { start: 10, end: 20 }, 3);
-        space.map(Range { start: 20, end: 30 }, FOREIGN);
-        let whole = Range { start: 0, end: 100 };
-        assert_eq!(space.between_foreign(whole), [Range { start: 2, end: 20 }, Range { start: 30, end: 100 }]);
-        assert_eq!(space.mapped_in(whole), [Range { start: 10, end: 20 }]);
+        space.map(PageRange { start: 0, end: 2 }, FOREIGN);
+        space.map(PageRange { start: 10, end: 20 }, 3);
+        space.map(PageRange { start: 20, end: 30 }, FOREIGN);
+        let whole = PageRange { start: 0, end: 100 };
+        assert_eq!(space.between_foreign(whole), [PageRange { start: 2, end: 20 }, PageRange { start: 30, end: 100 }]);
+        assert_eq!(space.mapped_in(whole), [PageRange { start: 10, end: 20 }]);
         space.unmap(whole);
         assert_eq!(space.between_foreign(whole), [whole]);
     }

@@ -9,7 +9,7 @@ use crate::window;
 
 /// Memory that an operation touches between its submission and its completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Part {
+pub enum OperandMemory {
     /// No memory.
     Nothing,
     /// Bytes at an address: address, length.
@@ -26,14 +26,14 @@ pub enum Part {
     Provided(u64, u64),
 }
 
-use Part::{Bytes, Message, Nothing, Provided, Text, Vector, Waiters};
+use OperandMemory::{Bytes, Message, Nothing, Provided, Text, Vector, Waiters};
 
 /// Number of the system call `io_pgetevents`, which libc does not name.
 pub const SYS_IO_PGETEVENTS: libc::c_long = 333;
 
 /// Error: an entry cannot be submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refused;
+pub struct UnsupportedOperation;
 
 /// Operations of io_uring (`IORING_OP_…`).
 #[allow(missing_docs, reason = "the kernel's names")]
@@ -167,7 +167,7 @@ impl Entry {
     }
     /// Checks whether an operation may complete without a completion entry, or one under another
     /// `user_data` (`IORING_POLL_UPDATE_USER_DATA`).
-    pub fn is_confusing(self) -> bool {
+    pub fn is_ambiguous(self) -> bool {
         self.flags() & FLAG_SKIP_SUCCESS != 0 || self.opcode() == op::POLL_REMOVE && self.length() & 1 << 2 != 0
     }
     /// Checks whether the operation uses a registered buffer, which is counted at its registration.
@@ -191,28 +191,28 @@ impl Entry {
     }
     /// Returns how the transfer can be made shorter; `None` if the operation is no transfer that
     /// may be done in part.
-    pub fn transfer(self) -> Option<Transfer> {
+    pub fn transfer(self) -> Option<TransferKind> {
         match self.opcode() {
             _ if self.selects() => None,
-            op::READ | op::WRITE | op::SEND | op::RECV | op::SEND_ZC => Some(Transfer::Plain),
-            op::READV => Some(Transfer::Vector { single: op::READ }),
-            op::WRITEV => Some(Transfer::Vector { single: op::WRITE }),
+            op::READ | op::WRITE | op::SEND | op::RECV | op::SEND_ZC => Some(TransferKind::Plain),
+            op::READV => Some(TransferKind::Vector { single: op::READ }),
+            op::WRITEV => Some(TransferKind::Vector { single: op::WRITE }),
             _ => None,
         }
     }
 
     /// Returns the memory that the operation touches. Fails if the operation is not known, or may
     /// not be submitted.
-    pub fn parts(self) -> Result<[Part; 3], Refused> {
+    pub fn parts(self) -> Result<[OperandMemory; 3], UnsupportedOperation> {
         let (address, second, third) = (self.address(), self.second(), self.third());
         let len = u64::from(self.length());
         if !is_known(self.opcode()) {
-            return Err(Refused);
+            return Err(UnsupportedOperation);
         }
         Ok(match self.opcode() {
             // A protection attribute behind a pointer, which kernels before 6.13 do not have.
             op::READ | op::WRITE | op::READV | op::WRITEV | op::READ_FIXED | op::WRITE_FIXED if self.0[7] != 0 => {
-                return Err(Refused);
+                return Err(UnsupportedOperation);
             }
             op::READ | op::RECV | op::RECVMSG | op::READ_MULTISHOT if self.selects() => match self.opcode() {
                 op::RECVMSG => [Message(address), Nothing, Nothing],
@@ -245,9 +245,9 @@ impl Entry {
             }
             // Our descriptors stay open, and what is far is ours to drop.
             op::CLOSE if (window::DESCRIPTORS..window::DESCRIPTORS_END).contains(&self.descriptor()) => {
-                return Err(Refused);
+                return Err(UnsupportedOperation);
             }
-            op::MADVISE if window::contains(address as usize) => return Err(Refused),
+            op::MADVISE if window::contains(address as usize) => return Err(UnsupportedOperation),
             _ => [Nothing; 3],
         })
     }
@@ -255,7 +255,7 @@ impl Entry {
 
 /// Way to make a transfer shorter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Transfer {
+pub enum TransferKind {
     /// The length is reduced.
     Plain,
     /// The number of iovecs is reduced. If the first alone is too long, the operation for a
@@ -275,7 +275,7 @@ impl Block {
     pub const BYTES: u64 = 64;
 
     /// Returns the memory that the operation touches, apart from the block itself.
-    pub fn part(self) -> Part {
+    pub fn part(self) -> OperandMemory {
         let (opcode, address, len) = (self.0[2] as u16, self.0[3], self.0[4]);
         match opcode {
             // PREAD, PWRITE
@@ -324,17 +324,17 @@ mod tests {
     #[test]
     fn what_we_do_not_know_is_refused() {
         for opcode in [op::MSG_RING, op::URING_CMD, OP_LAST + 1, op::NONE] {
-            assert_eq!(entry(opcode).parts(), Err(Refused), "operation {opcode}");
+            assert_eq!(entry(opcode).parts(), Err(UnsupportedOperation), "operation {opcode}");
         }
         let ours = |descriptor: i32| {
             let mut close = Entry::default().with_opcode(op::CLOSE);
             close.0[0] |= (descriptor as u64) << 32;
             close.parts()
         };
-        assert_eq!(ours(window::DESCRIPTORS), Err(Refused));
+        assert_eq!(ours(window::DESCRIPTORS), Err(UnsupportedOperation));
         assert_eq!(ours(5), Ok([Nothing; 3]));
         let advice = Entry::default().with_opcode(op::MADVISE);
-        assert_eq!(advice.with_buffer(window::BASE as u64, 4096).parts(), Err(Refused));
+        assert_eq!(advice.with_buffer(window::BASE as u64, 4096).parts(), Err(UnsupportedOperation));
         assert!(advice.with_buffer(0x1000, 4096).parts().is_ok());
     }
 

@@ -6,10 +6,10 @@
 #![allow(clippy::disallowed_methods, reason = "what starts and watches the cases runs outside of programs")]
 
 use farfield_pager::config::ENV_CONTROL;
-use farfield_pager::control::{Mode, exit};
+use farfield_pager::control::{FaultMode, exit};
 use farfield_pager::inside::own_code::OwnCode;
 use farfield_pager::inside::runtime::RUNTIME;
-use farfield_pager::inside::{heap::Heap, start};
+use farfield_pager::inside::{heap::PreloadAllocator, start};
 use farfield_pager::runner::{Settings, create_control};
 use farfield_pager::window;
 use std::process::{Child, Command};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// As in the preload library.
 #[global_allocator]
-static HEAP: Heap = Heap;
+static HEAP: PreloadAllocator = PreloadAllocator;
 
 /// Far longer than any case takes, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -175,7 +175,7 @@ fn main() {
     for (name, _, code) in CASES.iter().filter(|case| chosen(case.0)) {
         let settings = Settings {
             near_limit_bytes: 1 << 30,
-            mode: Mode::Signal,
+            mode: FaultMode::Signal,
             huge_pages: false,
             urls: vec!["ram:".into()],
             token: vec![],

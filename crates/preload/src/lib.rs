@@ -5,10 +5,10 @@
 
 use core::ffi::{c_char, c_int, c_void};
 use farfield_pager::filter::reservation_flags;
-use farfield_pager::inside::{heap::Heap, start};
+use farfield_pager::inside::{heap::PreloadAllocator, start};
 
 #[global_allocator]
-static HEAP: Heap = Heap;
+static HEAP: PreloadAllocator = PreloadAllocator;
 
 extern "C" fn constructor(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
     // SAFETY: glibc's loader passes argc, argv and the environment to constructors.

@@ -1,7 +1,7 @@
 //! Checks of the limits of this machine, container and user.
 
 use super::Finding;
-use farfield_pager::runner::Bytes;
+use farfield_pager::runner::ByteSize;
 use farfield_pager::runner::machine::{self, CgroupLimit, NEAR_BYTES_MIN};
 
 /// Least number of mappings per process, which is the kernel's default. Far memory splits mappings,
@@ -14,12 +14,14 @@ const DESCRIPTORS_MIN: u64 = 256;
 pub(super) fn memory(near_bytes: u64, memory_bytes: u64, limit: Option<CgroupLimit>) -> Finding {
     let name = "near memory";
     let place = match &limit {
-        Some(limit) => format!("limit of {} (cgroup v{}, {})", Bytes(limit.bytes), limit.version, limit.file.display()),
-        None => format!("{} in this machine, no limit by {}", Bytes(memory_bytes), groups()),
+        Some(limit) => {
+            format!("limit of {} (cgroup v{}, {})", ByteSize(limit.bytes), limit.version, limit.file.display())
+        }
+        None => format!("{} in this machine, no limit by {}", ByteSize(memory_bytes), groups()),
     };
-    let found = format!("{} near; {place}", Bytes(near_bytes));
+    let found = format!("{} near; {place}", ByteSize(near_bytes));
     if near_bytes < NEAR_BYTES_MIN {
-        return Finding::fail(name, found, format!("give --near at least {}", Bytes(NEAR_BYTES_MIN)));
+        return Finding::fail(name, found, format!("give --near at least {}", ByteSize(NEAR_BYTES_MIN)));
     }
     if near_bytes > memory_bytes {
         return Finding::fail(name, found, "choose a smaller --near, or raise the limit of the container");
@@ -69,7 +71,7 @@ pub(super) fn address_space() -> Finding {
         None => Finding::ok(name, "unlimited"),
         Some(bytes) => Finding::warn(
             name,
-            Bytes(bytes).to_string(),
+            ByteSize(bytes).to_string(),
             "ulimit -v unlimited: far memory takes address space, also what is reserved and not used",
         ),
     }
@@ -91,7 +93,7 @@ pub(super) fn descriptors() -> Finding {
 pub(super) fn locked_memory() -> Finding {
     let name = "ulimit -l";
     match limit(libc::RLIMIT_MEMLOCK) {
-        Some(bytes) => Finding::ok(name, format!("{}; what a program locks stays near", Bytes(bytes))),
+        Some(bytes) => Finding::ok(name, format!("{}; what a program locks stays near", ByteSize(bytes))),
         None => Finding::ok(name, "unlimited; what a program locks stays near"),
     }
 }

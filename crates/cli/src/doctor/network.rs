@@ -46,7 +46,7 @@ pub(super) fn server(url: &str, token: &[u8]) -> Finding {
 /// Returns the median time of reading one page.
 fn measure_server(url: &str, token: &[u8]) -> anyhow::Result<Duration> {
     let urls = farfield_pool::resolve_urls(&[url])?;
-    let backend = runner::opener(&urls, token)?.pages(1).open()?;
+    let backend = runner::pool_builder(&urls, token)?.pages(1).open()?;
     let mut lane = backend.open_lane()?;
     let mut buffer = Buffer::new(1);
     buffer.bytes_mut().fill(7);

@@ -140,7 +140,7 @@ pub(crate) fn place(url: &str, token: &[u8], care: Care) -> Place {
 
 fn speed(url: &str, token: &[u8], care: Care, how: &mut String) -> anyhow::Result<Speed> {
     let urls = farfield_pool::resolve_urls(&[url])?;
-    let backend = runner::opener(&urls, token)?.pages(PAGES).open()?;
+    let backend = runner::pool_builder(&urls, token)?.pages(PAGES).open()?;
     let mut lane = backend.open_lane()?;
     let mut load = Load { lane: &mut *lane, care, state: 7, done: Vec::with_capacity(DEPTHS[DEPTHS.len() - 1]) };
     load.fill()?;

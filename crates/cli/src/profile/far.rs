@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 use farfield_core::policy::advice::EstimateSource;
 use farfield_core::policy::budget_search::BudgetSearch;
 use farfield_core::policy::profile::{FarRun, Observation};
-use farfield_pager::runner::{Bytes, Ended, PlainRunner, machine};
+use farfield_pager::runner::{ByteSize, PlainRunner, ProgramExit, machine};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -115,7 +115,7 @@ impl Plan<'_> {
     pub(super) fn run(
         &self,
         runner: &PlainRunner,
-        expected: Ended,
+        expected: ProgramExit,
         observation: &mut Observation,
         done: &mut dyn FnMut(&Observation, FarRun) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
@@ -131,7 +131,7 @@ impl Plan<'_> {
             let at = if url.is_empty() { "a private server" } else { url };
             let mut tried = Vec::new();
             while let Some(near_bytes) = self.budgets.next(&tried, peak_bytes) {
-                self.say(&format!("run {}: {} near, far at {at}", tried.len() + 1, Bytes(near_bytes)));
+                self.say(&format!("run {}: {} near, far at {at}", tried.len() + 1, ByteSize(near_bytes)));
                 let this = Try { url: url.clone(), near_bytes, most };
                 let run = FarRun { read_ns, ..self.run_once(runner, &this, expected, observation, peak_bytes)? };
                 let more = if run.is_cut { "more than " } else { "" };
@@ -165,7 +165,7 @@ impl Plan<'_> {
         &self,
         runner: &PlainRunner,
         this: &Try,
-        expected: Ended,
+        expected: ProgramExit,
         observation: &Observation,
         peak_bytes: u64,
     ) -> anyhow::Result<FarRun> {
@@ -177,7 +177,7 @@ impl Plan<'_> {
         ensure!(
             run.is_cut || run.ended == expected,
             "with {} near the program ended in another way than before: {:?}",
-            Bytes(this.near_bytes),
+            ByteSize(this.near_bytes),
             run.ended
         );
         let number = |name: &str| report[name].as_u64().with_context(|| format!("no {name} in a report"));

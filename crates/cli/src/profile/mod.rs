@@ -11,7 +11,7 @@ use clap::Args;
 use far::{Budgets, Near, Plan};
 use farfield_core::policy::profile::{self, Observation, Profile, VERSION};
 use farfield_pager::control::exit;
-use farfield_pager::runner::{self, Bytes, Ended, PlainRunner, Refusal};
+use farfield_pager::runner::{self, ByteSize, JobRefusal, PlainRunner, ProgramExit};
 use sampler::Sampler;
 use std::ffi::OsString;
 use std::io::Write;
@@ -89,19 +89,19 @@ pub(crate) fn run(args: ProfileArgs) -> ExitCode {
     }
     let ended = match profile(&args) {
         Ok(ended) => ended,
-        Err(error) => match error.downcast::<Refusal>() {
-            Ok(Refusal::Interrupted { signal }) => runner::die_by(signal),
+        Err(error) => match error.downcast::<JobRefusal>() {
+            Ok(JobRefusal::Interrupted { signal }) => runner::die_by(signal),
             Ok(refusal) => return report(&anyhow::Error::msg(refusal.to_string()), refusal.exit_code()),
             Err(error) => return report(&error, 1),
         },
     };
     match ended {
-        Ended::Code(code) => ExitCode::from(code as u8),
-        Ended::Signal(signal) => runner::die_by(signal),
+        ProgramExit::Code(code) => ExitCode::from(code as u8),
+        ProgramExit::Signal(signal) => runner::die_by(signal),
     }
 }
 
-fn profile(args: &ProfileArgs) -> anyhow::Result<Ended> {
+fn profile(args: &ProfileArgs) -> anyhow::Result<ProgramExit> {
     let runner = PlainRunner::new(crate::pipe::was_ignored())?;
     let (ended, mut observation) = observe(args, &runner)?;
     anyhow::ensure!(
@@ -135,7 +135,7 @@ fn profile(args: &ProfileArgs) -> anyhow::Result<Ended> {
     Ok(ended)
 }
 
-fn observe(args: &ProfileArgs, runner: &PlainRunner) -> Result<(Ended, Observation), Refusal> {
+fn observe(args: &ProfileArgs, runner: &PlainRunner) -> Result<(ProgramExit, Observation), JobRefusal> {
     let mut sampler = Sampler::new(args.interval);
     let mut progress = Progress { enabled: !args.quiet, started: Instant::now(), told: Instant::now(), shown: false };
     let run = runner.run(&args.command, Duration::MAX, &mut || {
@@ -208,13 +208,13 @@ impl Progress {
             return;
         };
         let seconds = self.started.elapsed().as_secs();
-        let (anonymous, used) = (Bytes(sample.anonymous_bytes), Bytes(sample.anonymous_used_bytes));
+        let (anonymous, used) = (ByteSize(sample.anonymous_bytes), ByteSize(sample.anonymous_used_bytes));
         let line = format!(
             "farfield profile {}:{:02} anonymous {anonymous:#}, used in the last {:.1} s {used:#}, files {:#}",
             seconds / 60,
             seconds % 60,
             sample.since_ms as f64 / 1000.0,
-            Bytes(sample.file_bytes),
+            ByteSize(sample.file_bytes),
         );
         let line: String = line.chars().take(columns.saturating_sub(1)).collect();
         let _ = std::io::stderr().write_all(format!("\r\x1b[2K{line}").as_bytes());

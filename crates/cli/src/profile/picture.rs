@@ -2,7 +2,7 @@
 //! like that of the benchmarks' plots.
 
 use farfield_core::policy::profile::{HeatMap, Profile, Sample};
-use farfield_pager::runner::Bytes;
+use farfield_pager::runner::ByteSize;
 use std::fmt::Write;
 
 const WIDTH: f64 = 900.0;
@@ -55,7 +55,7 @@ fn curves(svg: &mut String, samples: &[Sample], end_ms: u64) {
         let bytes = most / 2 * part;
         let y = y_of(bytes);
         let _ = writeln!(svg, "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{right}\" y2=\"{y:.1}\" stroke=\"#dddddd\"/>");
-        text(svg, LEFT - 6.0, y + 4.0, "end", &Bytes(bytes).to_string());
+        text(svg, LEFT - 6.0, y + 4.0, "end", &ByteSize(bytes).to_string());
     }
     for (index, (name, colour, value)) in lines.iter().enumerate() {
         let points = samples.iter().map(|s| format!("{:.1},{:.1}", x_of(s.at_ms, end_ms), y_of(value(s))));
@@ -87,9 +87,9 @@ fn heat(svg: &mut String, heat: &HeatMap, end_ms: u64) {
             break;
         }
         if height >= 14.0 {
-            text(svg, LEFT - 6.0, y + height / 2.0 + 4.0, "end", &Bytes(row.bytes).to_string());
+            text(svg, LEFT - 6.0, y + height / 2.0 + 4.0, "end", &ByteSize(row.bytes).to_string());
         }
-        let _ = writeln!(svg, "<g><title>{}</title>", escape(&format!("{} ({})", row.name, Bytes(row.bytes))));
+        let _ = writeln!(svg, "<g><title>{}</title>", escape(&format!("{} ({})", row.name, ByteSize(row.bytes))));
         let slices = row.used_bytes.len();
         let mut slice = 0;
         while slice < slices {

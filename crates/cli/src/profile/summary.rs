@@ -2,7 +2,7 @@
 
 use farfield_core::policy::curve::Curve;
 use farfield_core::policy::profile::{AnonymousUse, DataSegment, FileUse, Profile, SegmentKind, StageKind};
-use farfield_pager::runner::{Bytes, Count};
+use farfield_pager::runner::{ByteSize, CompactCount};
 use std::fmt::Write;
 
 /// Most segments, and most stages, that are listed.
@@ -31,12 +31,12 @@ pub(super) fn of(profile: &Profile) -> String {
         "memory",
         format!(
             "{} anonymous at most, {} of files; {memory} ({})",
-            Bytes(found.anonymous_peak_bytes),
-            Bytes(found.file_peak_bytes),
+            ByteSize(found.anonymous_peak_bytes),
+            ByteSize(found.file_peak_bytes),
             percent(found.anonymous_share)
         ),
     );
-    line("working set", format!("{} within {} ms", Bytes(found.hot_bytes), found.hot_within_ms));
+    line("working set", format!("{} within {} ms", ByteSize(found.hot_bytes), found.hot_within_ms));
     let huge = if found.is_dense() { "huge pages fit it" } else { "huge pages would carry what it does not use" };
     line(
         "density",
@@ -48,8 +48,8 @@ pub(super) fn of(profile: &Profile) -> String {
             FileUse::Little => "hardly used".into(),
             FileUse::Calls => format!(
                 "read and written by calls ({} and {}): the kernel's cache can shrink",
-                Bytes(seen.read_bytes),
-                Bytes(seen.written_bytes)
+                ByteSize(seen.read_bytes),
+                ByteSize(seen.written_bytes)
             ),
             FileUse::Mappings => "mapped: less memory for them means faults of the kernel".into(),
         },
@@ -60,12 +60,12 @@ pub(super) fn of(profile: &Profile) -> String {
             StageKind::Execution => "executes",
         };
         let (from, to) = (stage.from_ms as f64 / 1000.0, stage.to_ms as f64 / 1000.0);
-        let faults = Count(stage.faults_per_s as u64);
+        let faults = CompactCount(stage.faults_per_s as u64);
         line(
             "stage",
             format!(
                 "{from:.1} to {to:.1} s {kind}, {faults} page faults/s, {} in the end",
-                Bytes(stage.anonymous_bytes)
+                ByteSize(stage.anonymous_bytes)
             ),
         );
     }
@@ -74,7 +74,7 @@ pub(super) fn of(profile: &Profile) -> String {
         let _ = writeln!(text, "  {:<12}{}", "segment", of_segment(segment));
     }
     line_more(&mut text, found.segments.len(), "segments");
-    let _ = writeln!(text, "  {:<12}{} by the kinds of its segments", "can be far", Bytes(found.offloadable_bytes));
+    let _ = writeln!(text, "  {:<12}{} by the kinds of its segments", "can be far", ByteSize(found.offloadable_bytes));
     far_runs(&mut text, profile);
     text
 }
@@ -91,14 +91,14 @@ fn far_runs(text: &mut String, profile: &Profile) {
         let _ = writeln!(
             text,
             "  {:<12}{:.0} % near: {}{:.2} × as long ({:.1} s), {} faults, {} pages in, {} out",
-            Bytes(run.near_bytes).to_string(),
+            ByteSize(run.near_bytes).to_string(),
             run.near_share * 100.0,
             if run.is_cut { "more than " } else { "" },
             run.slowdown,
             run.wall_ms as f64 / 1000.0,
-            Count(run.faults),
-            Count(run.pages_in),
-            Count(run.pages_out),
+            CompactCount(run.faults),
+            CompactCount(run.pages_in),
+            CompactCount(run.pages_out),
         );
     }
     for url in Curve::places(profile) {
@@ -131,5 +131,9 @@ fn of_segment(segment: &DataSegment) -> String {
         SegmentKind::Mixed => "now and then",
     };
     let (access, interval) = (segment.access_ms as f64 / 1000.0, segment.interval_ms as f64 / 1000.0);
-    format!("{} of {}: {kind} ({access:.1} s used, {interval:.1} s not)", Bytes(segment.bytes), segment.name.trim_end())
+    format!(
+        "{} of {}: {kind} ({access:.1} s used, {interval:.1} s not)",
+        ByteSize(segment.bytes),
+        segment.name.trim_end()
+    )
 }

@@ -3,7 +3,7 @@
 
 use super::{age, command_line, cut, part, per_second, percent, printable, write_parts};
 use farfield_core::heap::notice;
-use farfield_pager::runner::{Bytes, Count, Latency, find_memfds, processes};
+use farfield_pager::runner::{ByteSize, CompactCount, Latency, find_memfds, processes};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::os::unix::fs::MetadataExt;
@@ -152,14 +152,14 @@ pub(super) struct HeapRow {
 /// Renders a heap for people.
 pub(super) fn render(heap: &HeapRow, text: &mut String) {
     let number = |name: &str| heap.counters.get(name).copied().unwrap_or(0);
-    let (bytes, count) = (|name: &str| Bytes(number(name)), |name: &str| Count(number(name)));
+    let (bytes, count) = (|name: &str| ByteSize(number(name)), |name: &str| CompactCount(number(name)));
     let ended = if heap.alive { "" } else { "  (ended)" };
     let line = format!("heap {}{ended}  process {}  {}", heap.name, heap.pid, heap.command);
     // Writing into a string cannot fail.
     let _ = writeln!(text, "{}", cut(&line));
     let of_values = match number("object_misses") {
         0 => String::new(),
-        misses => format!("{} of values alone", Count(misses)),
+        misses => format!("{} of values alone", CompactCount(misses)),
     };
     let mut parts = vec![
         format!(
@@ -170,19 +170,19 @@ pub(super) fn render(heap: &HeapRow, text: &mut String) {
             bytes("pinned_bytes"),
         ),
         format!("{} plane", heap.plane),
-        format!("{} misses ({}/s)", count("misses"), Count(heap.misses_per_s as u64)),
+        format!("{} misses ({}/s)", count("misses"), CompactCount(heap.misses_per_s as u64)),
         of_values,
         format!("{} pages came whole", count("whole_pages")),
         format!(
             "{} fetched ({}/s{})",
             bytes("fetched_bytes"),
-            Bytes(heap.fetched_bytes_per_s as u64),
+            ByteSize(heap.fetched_bytes_per_s as u64),
             heap.amplification.map_or(String::new(), |factor| format!(", {factor:.1} times what was used")),
         ),
         format!("prefetch {}", percent(heap.prefetch_accuracy)),
         format!(
             "{} pages out ({} clean, {} dead) took {} ({} of a processor)",
-            Count(number("written_pages") + number("clean_pages") + number("dead_pages")),
+            CompactCount(number("written_pages") + number("clean_pages") + number("dead_pages")),
             count("clean_pages"),
             count("dead_pages"),
             Latency(Some(number("evicting_ns"))),
@@ -199,7 +199,7 @@ pub(super) fn render(heap: &HeapRow, text: &mut String) {
         parts.push(format!("{pages} pages of small values, near or far, of which {whole} come whole"));
     }
     if heap.whole_share.is_some() {
-        let rates = heap.access_rates.iter().map(|pages| Count(*pages).to_string());
+        let rates = heap.access_rates.iter().map(|pages| CompactCount(*pages).to_string());
         parts.push("used of pages out, by tenths:".to_owned());
         parts.push(rates.collect::<Vec<_>>().join(" "));
         parts.push(format!("come whole {}", percent(heap.whole_share)));

@@ -4,13 +4,13 @@
 //! maps into the program. The kernel never has more operations under way than the ring has events,
 //! so none is missed between two submissions.
 
-use super::call::{Outcome, error, forward};
-use super::flights::{self, BOOKS, Flights, Lease, Patience};
-use super::guard::{Collector, peek, poke};
-use super::lock::Lock;
+use super::async_io::{self, ASYNC_IO_REGISTRY, AsyncOperations, PinReservation, ProgressWait};
+use super::call::{CallOutcome, error, forward};
+use super::lock::SpinLock;
 use super::runtime::{RUNTIME, Runtime};
-use super::thread::Run;
-use crate::submission::{Block, Part};
+use super::syscall_pinning::{BufferCollector, peek, poke};
+use super::thread::PinnedRun;
+use crate::submission::{Block, OperandMemory};
 use crate::window;
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -31,22 +31,22 @@ const EVENT_BYTES: usize = 32;
 pub struct Entry {
     context: usize,
     /// Lock held while a thread submits.
-    submitter: Arc<Lock<Vec<Planned>>>,
+    submitter: Arc<SpinLock<Vec<PlannedBlock>>>,
     /// Operations under way in the context.
-    pub flights: Flights,
+    pub flights: AsyncOperations,
     /// Index in the ring where the next event will be.
     seen: u32,
 }
 
-struct Planned {
+struct PlannedBlock {
     block: u64,
-    lease: Lease,
+    lease: PinReservation,
 }
 
 impl Entry {
     /// Counts the events that have come.
     pub fn reap(&mut self) {
-        if self.flights.under_way() == 0 {
+        if self.flights.in_flight() == 0 {
             return;
         }
         let Some(header) = header_of(self.context) else { return };
@@ -58,7 +58,7 @@ impl Entry {
             // The second word of an event is the address of its block.
             let place = first + self.seen as usize * EVENT_BYTES + 8;
             let Some(block) = peek::<u64>(place) else { return };
-            self.flights.ended(block);
+            self.flights.end_operation(block);
             self.seen = (self.seen + 1) % events;
         }
     }
@@ -69,7 +69,7 @@ fn header_of(context: usize) -> Option<Header> {
 }
 
 /// Serves `io_setup`.
-pub fn set_up(args: [usize; 6]) -> Outcome {
+pub fn set_up(args: [usize; 6]) -> CallOutcome {
     match peek::<u64>(args[1]) {
         None => return error(libc::EFAULT),
         Some(0) => {}
@@ -82,7 +82,7 @@ pub fn set_up(args: [usize; 6]) -> Outcome {
     // SAFETY: the program's own call; the result goes to our own memory first.
     let result = unsafe { forward(libc::SYS_io_setup as usize, [args[0], &raw mut context as usize, 0, 0, 0, 0]) };
     if result < 0 {
-        return Outcome::Done(result);
+        return CallOutcome::Done(result);
     }
     let seen = header_of(context).map(|header| header[H_TAIL]);
     let (Some(seen), true) = (seen, poke(args[1], context)) else {
@@ -90,25 +90,31 @@ pub fn set_up(args: [usize; 6]) -> Outcome {
         unsafe { forward(libc::SYS_io_destroy as usize, [context, 0, 0, 0, 0, 0]) };
         return error(libc::EFAULT);
     };
-    let submitter = Arc::new(Lock::new(Vec::new()));
-    BOOKS.lock().contexts.push(Entry { context, submitter, flights: Flights::default(), seen });
+    let submitter = Arc::new(SpinLock::new(Vec::new()));
+    ASYNC_IO_REGISTRY.lock().contexts.push(Entry { context, submitter, flights: AsyncOperations::default(), seen });
     super::arm::start_monitor(&RUNTIME);
-    Outcome::Done(result)
+    CallOutcome::Done(result)
 }
 
 /// Serves `io_submit`.
-pub fn submit(args: [usize; 6]) -> Outcome {
+pub fn submit(args: [usize; 6]) -> CallOutcome {
     let runtime = &RUNTIME;
     let [context, count, list, ..] = args;
-    let find =
-        || BOOKS.lock().contexts.iter().find(|entry| entry.context == context).map(|entry| entry.submitter.clone());
+    let find = || {
+        ASYNC_IO_REGISTRY
+            .lock()
+            .contexts
+            .iter()
+            .find(|entry| entry.context == context)
+            .map(|entry| entry.submitter.clone())
+    };
     let Some(submitter) = find() else { return error(libc::EINVAL) };
     if (count as isize) < 0 || runtime.is_borrowed() {
         return error(libc::EINVAL);
     }
     let mut planned = submitter.lock();
     let mut submitted = 0;
-    let mut patience = Patience::default();
+    let mut patience = ProgressWait::default();
     while submitted < count {
         let progress = with_entry(context, |entry| {
             entry.reap();
@@ -123,13 +129,13 @@ pub fn submit(args: [usize; 6]) -> Outcome {
             Ok(step) => step,
             Err(errno) => return error(errno),
         };
-        flights::begin(
+        async_io::begin(
             runtime,
             &mut planned,
             |one| &mut one.lease,
             |books, planned| {
                 if let Some(entry) = books.contexts.iter_mut().find(|entry| entry.context == context) {
-                    planned.drain(..).for_each(|one| entry.flights.began(one.block, one.lease));
+                    planned.drain(..).for_each(|one| entry.flights.begin_operation(one.block, one.lease));
                 }
             },
         );
@@ -138,20 +144,22 @@ pub fn submit(args: [usize; 6]) -> Outcome {
         let result =
             unsafe { forward(libc::SYS_io_submit as usize, [context, step, blocks.as_ptr() as usize, 0, 0, 0]) };
         let taken = result.max(0) as usize;
-        with_entry(context, |entry| blocks[taken..step].iter().for_each(|&block| entry.flights.ended(block as u64)));
+        with_entry(context, |entry| {
+            blocks[taken..step].iter().for_each(|&block| entry.flights.end_operation(block as u64))
+        });
         if result < 0 && submitted == 0 {
-            return Outcome::Done(result);
+            return CallOutcome::Done(result);
         }
         submitted += taken;
         if taken < step {
             break;
         }
     }
-    Outcome::Done(submitted as isize)
+    CallOutcome::Done(submitted as isize)
 }
 
 fn with_entry<T>(context: usize, action: impl FnOnce(&mut Entry) -> T) -> Option<T> {
-    BOOKS.lock().contexts.iter_mut().find(|entry| entry.context == context).map(action)
+    ASYNC_IO_REGISTRY.lock().contexts.iter_mut().find(|entry| entry.context == context).map(action)
 }
 
 /// Reserves room for as many blocks as possible, and returns their number.
@@ -160,7 +168,7 @@ fn plan(
     list: usize,
     count: usize,
     blocks: &mut [usize; STEP],
-    planned: &mut Vec<Planned>,
+    planned: &mut Vec<PlannedBlock>,
 ) -> Result<usize, i32> {
     planned.clear();
     for (index, place) in blocks[..count].iter_mut().enumerate() {
@@ -168,8 +176,8 @@ fn plan(
             *place = address;
             pages_of_block(runtime, address)
         });
-        match runs.map(|runs| Lease::reserve(runtime, runs)) {
-            Ok(Some(lease)) => planned.push(Planned { block: *place as u64, lease }),
+        match runs.map(|runs| PinReservation::reserve(runtime, runs)) {
+            Ok(Some(lease)) => planned.push(PlannedBlock { block: *place as u64, lease }),
             Err(errno) if index == 0 => return Err(errno),
             Ok(None) | Err(_) => return Ok(index),
         }
@@ -179,38 +187,38 @@ fn plan(
 
 /// Returns the pages that the kernel touches for one block. Fails with ENOMEM if they are more than
 /// may ever be held, because programs take a short transfer for the end of the file.
-fn pages_of_block(runtime: &Runtime, address: usize) -> Result<Vec<Run>, i32> {
+fn pages_of_block(runtime: &Runtime, address: usize) -> Result<Vec<PinnedRun>, i32> {
     let block = Block(peek(address).ok_or(libc::EFAULT)?);
     let bytes = match block.part() {
-        Part::Bytes(start, len) if window::contains(start as usize) => len,
-        Part::Vector(start, count) => (0..count.min(1024))
+        OperandMemory::Bytes(start, len) if window::contains(start as usize) => len,
+        OperandMemory::Vector(start, count) => (0..count.min(1024))
             .map_while(|index| peek::<libc::iovec>(start as usize + index as usize * size_of::<libc::iovec>()))
             .fold(0, |sum: u64, part| sum.saturating_add(part.iov_len as u64)),
         _ => 0,
     };
-    if bytes > flights::operation_bytes_max(runtime) as u64 {
+    if bytes > async_io::operation_bytes_max(runtime) as u64 {
         return Err(libc::ENOMEM);
     }
-    let mut runs: Vec<Run> = Vec::new();
-    let mut collector = Collector::new(runtime, &mut runs);
-    collector.part(Part::Bytes(address as u64, Block::BYTES));
+    let mut runs: Vec<PinnedRun> = Vec::new();
+    let mut collector = BufferCollector::new(runtime, &mut runs);
+    collector.part(OperandMemory::Bytes(address as u64, Block::BYTES));
     collector.part(block.part());
     Ok(runs)
 }
 
 /// Serves `io_destroy`, which waits for all that is under way.
-pub fn destroy(args: [usize; 6]) -> Outcome {
+pub fn destroy(args: [usize; 6]) -> CallOutcome {
     // The entry leaves the registry first: once the context is gone, another thread may get one of
     // the same name.
     let entry = {
-        let mut books = BOOKS.lock();
+        let mut books = ASYNC_IO_REGISTRY.lock();
         let at = books.contexts.iter().position(|entry| entry.context == args[0]);
         at.map(|at| books.contexts.swap_remove(at))
     };
     // SAFETY: the program's own call.
     let result = unsafe { forward(libc::SYS_io_destroy as usize, args) };
     if result < 0 {
-        BOOKS.lock().contexts.extend(entry);
+        ASYNC_IO_REGISTRY.lock().contexts.extend(entry);
     }
-    Outcome::Done(result)
+    CallOutcome::Done(result)
 }

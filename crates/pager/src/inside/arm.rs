@@ -5,14 +5,14 @@
 //! is near. A monitor thread decides when. It is started once the program could reach the limit at
 //! all; after arming it evicts ahead of need.
 
-use super::evict::{self, Evictor};
-use super::guard::hold_all;
+use super::evict::{self, WindowEvictor};
 use super::runtime::{Armed, Phase, RUNTIME, Runtime, fail};
 use super::store::{Store, enqueue};
-use super::switching::{Inherited, Place};
-use super::thread::Run;
-use super::{huge, keeper, keys, own_code, sync};
-use crate::control::{Mode, believed, exit};
+use super::switching::{InheritedSnapshot, PoolLocation};
+use super::syscall_pinning::pin_all;
+use super::thread::PinnedRun;
+use super::{huge, inherited_fds, maintenance_thread, own_code, sync};
+use crate::control::{FaultMode, believed, exit};
 use crate::window;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -47,7 +47,7 @@ const SMALL_BYTES: i64 = 1 << 20;
 /// Takes note that the program may now touch `touchable` bytes. While dormant all of them count as
 /// near, so that the budget holds whatever the program does. When they do not fit, faults become
 /// ours, and only what is really near counts.
-pub fn consider(runtime: &Runtime, touchable: i64) {
+pub fn arm_if_needed(runtime: &Runtime, touchable: i64) {
     // A borrower's descriptors and threads would end with it: its parent arms.
     if runtime.is_borrowed() {
         return runtime.set_near(touchable);
@@ -83,7 +83,7 @@ extern "C" fn monitor(_: usize) -> ! {
     signals::set_mask(!super::signal::OURS);
     let runtime = &RUNTIME;
     own_code::begin_thread();
-    let mut idle = Idle::default();
+    let mut idle = IdleDetector::default();
     let mut ticks = 0u32;
     let mut turn = 0usize;
     loop {
@@ -94,7 +94,7 @@ extern "C" fn monitor(_: usize) -> ! {
                     arm(runtime, None);
                     continue;
                 }
-                super::flights::look(runtime);
+                super::async_io::reap_completed(runtime);
                 process::sleep(LOOK);
             }
             Phase::Armed => {
@@ -105,11 +105,11 @@ extern "C" fn monitor(_: usize) -> ! {
                     let health = runtime.armed().store.look_for_server();
                     tell(runtime, &runtime.armed().store, health);
                 }
-                let evicted = (idle.look() || evicts_ahead(runtime)) && evict::reclaim_ahead(runtime);
-                keeper::look(runtime);
-                runtime.threads.look(turn);
+                let evicted = (idle.is_idle() || evicts_ahead(runtime)) && evict::reclaim_ahead(runtime);
+                maintenance_thread::start_if_needed(runtime);
+                runtime.threads.reap_dead(turn);
                 turn = turn.wrapping_add(1);
-                super::flights::look(runtime);
+                super::async_io::reap_completed(runtime);
                 process::sleep(if evicted { AHEAD_TICK } else { TICK });
             }
             Phase::Arming | Phase::Off => process::sleep(TICK),
@@ -128,15 +128,15 @@ fn tell(runtime: &Runtime, store: &Store, health: Health) {
 /// Detector of idleness: pages of a process that waits are the best ones to evict when its job
 /// needs room.
 #[derive(Default)]
-struct Idle {
+struct IdleDetector {
     used_ns: u64,
     looks: u32,
 }
 
-impl Idle {
+impl IdleDetector {
     /// Checks whether the program has used no processor for [`IDLE_LOOKS`] looks, of which this is
     /// one.
-    fn look(&mut self) -> bool {
+    fn is_idle(&mut self) -> bool {
         let used_ns = process::cpu_ns().saturating_sub(process::thread_cpu_ns());
         let waits = used_ns.saturating_sub(self.used_ns) < IDLE_NS;
         self.looks = if waits { self.looks + 1 } else { 0 };
@@ -156,13 +156,13 @@ fn evicts_ahead(runtime: &Runtime) -> bool {
 /// Makes faults ours. `inherited` names the snapshot of the region to go on with, in the child of a
 /// fork. Does nothing in a borrower of another process's memory, or if the process is armed
 /// already.
-pub fn arm(runtime: &Runtime, inherited: Option<Inherited>) {
+pub fn arm(runtime: &Runtime, inherited: Option<InheritedSnapshot>) {
     if !runtime.is_borrowed() {
-        runtime.loans.open_descriptors_for_good(|| arm_now(runtime, inherited));
+        runtime.vm_sharing.open_descriptors_for_good(|| arm_now(runtime, inherited));
     }
 }
 
-fn arm_now(runtime: &Runtime, inherited: Option<Inherited>) {
+fn arm_now(runtime: &Runtime, inherited: Option<InheritedSnapshot>) {
     let is_child = inherited.is_some();
     // The space is held: no thread that holds it ever waits for the end of Arming.
     let space = runtime.space.lock();
@@ -186,25 +186,25 @@ fn arm_now(runtime: &Runtime, inherited: Option<Inherited>) {
                 populate_frame(runtime, frame);
             }
         }
-        super::flights::arm(runtime);
+        super::async_io::pin_all_at_arming(runtime);
     }
     // Files that the program mapped into the window are the kernel's.
-    let parts = window::parts().map(|(start, end)| crate::space::Range { start, end });
+    let parts = window::parts().map(|(start, end)| crate::space::PageRange { start, end });
     for range in parts.flat_map(|part| space.between_foreign(part)) {
         let (address, len) = (window::address_of(PageId(range.start)), range.pages() as usize * PAGE_BYTES);
         if let Err(errno) = armed.uffd.register(address, len) {
             fail(exit::INTERNAL, format_args!("the window could not be registered with userfaultfd: {errno}"));
         }
     }
-    huge::no_more();
+    huge::stop();
     runtime.slot().state.store(armed.mode as u32, Ordering::Relaxed);
     if !is_child {
-        take_stock(runtime, armed, &space.mapped_in(crate::space::Range { start: 0, end: window::PAGES }));
+        count_near_pages(runtime, armed, &space.mapped_in(crate::space::PageRange { start: 0, end: window::PAGES }));
     }
     let advanced = runtime.advance(Phase::Arming, Phase::Armed);
     assert!(advanced);
     start_monitor(runtime);
-    if armed.mode == Mode::Thread {
+    if armed.mode == FaultMode::Thread {
         for _ in 0..HANDLERS {
             // SAFETY: `serve_faults` never returns and keeps to the laws of this module.
             if let Err(errno) = unsafe { sync::spawn(serve_faults) } {
@@ -215,19 +215,19 @@ fn arm_now(runtime: &Runtime, inherited: Option<Inherited>) {
 }
 
 /// Populates and holds the pages of a call that was under way before we held pages.
-fn populate_frame(runtime: &Runtime, frame: &super::thread::Frame) {
+fn populate_frame(runtime: &Runtime, frame: &super::thread::CallFrame) {
     let mut pages = frame.pages.lock();
     if frame.active.load(Ordering::SeqCst) == 0 || pages.held {
         return;
     }
     let used = pages.len;
     pages.runs[..used].iter_mut().for_each(|run| populate(runtime, run));
-    hold_all(runtime, &mut pages);
+    pin_all(runtime, &mut pages);
 }
 
 /// Makes a run near while the kernel still serves its faults. A run that is not accessible is
 /// emptied: the kernel will tell the call.
-pub fn populate(runtime: &Runtime, run: &mut Run) {
+pub fn populate(runtime: &Runtime, run: &mut PinnedRun) {
     let (address, len) = (window::address_of(run.start), run.count as usize * PAGE_BYTES);
     // SAFETY: populating changes no content.
     let populated = unsafe {
@@ -238,12 +238,12 @@ pub fn populate(runtime: &Runtime, run: &mut Run) {
         run.count = 0;
     }
     for number in run.start.0..run.start.0 + u64::from(run.count) {
-        found(runtime, PageId(number));
+        count_near_page(runtime, PageId(number));
     }
 }
 
 /// Counts a page that the kernel made near. Returns whether it was not counted before.
-fn found(runtime: &Runtime, page: PageId) -> bool {
+fn count_near_page(runtime: &Runtime, page: PageId) -> bool {
     let new = runtime.table().update(page, |word| word.found()).is_some();
     if new {
         enqueue(runtime, page);
@@ -252,7 +252,7 @@ fn found(runtime: &Runtime, page: PageId) -> bool {
 }
 
 /// Counts all pages that are near when faults become ours.
-fn take_stock(runtime: &Runtime, armed: &Armed, mapped: &[crate::space::Range]) {
+fn count_near_pages(runtime: &Runtime, armed: &Armed, mapped: &[crate::space::PageRange]) {
     let mut runs = [PageRun::default(); 256];
     let mut pages = 0i64;
     for range in mapped {
@@ -265,7 +265,7 @@ fn take_stock(runtime: &Runtime, armed: &Armed, mapped: &[crate::space::Range]) 
             };
             for run in &runs[..found_runs] {
                 for address in (run.start as usize..run.end as usize).step_by(PAGE_BYTES) {
-                    found(runtime, window::page_of(address));
+                    count_near_page(runtime, window::page_of(address));
                     pages += 1;
                 }
             }
@@ -290,7 +290,7 @@ pub fn with_descriptors<T>(action: impl FnOnce() -> T) -> T {
 }
 
 /// Returns the opener of the pool in this place, with the access that this process has.
-pub fn opener(runtime: &Runtime, place: &Place) -> PoolBuilder {
+pub fn pool_builder(runtime: &Runtime, place: &PoolLocation) -> PoolBuilder {
     let opener = PoolBuilder::new()
         .inside_a_program()
         .client_name("farfield run")
@@ -299,35 +299,35 @@ pub fn opener(runtime: &Runtime, place: &Place) -> PoolBuilder {
         // The runner has seen all servers; since then a leg of a mirror may have died.
         .degraded()
         .server_uid(runtime.config().runner_uid.load(Ordering::Relaxed))
-        .urls(keys::reach(runtime.config(), &place.urls));
+        .urls(inherited_fds::reach(runtime.config(), &place.urls));
     if place.token.is_empty() { opener } else { opener.token(place.token.as_str()) }
 }
 
-fn open(runtime: &Runtime, inherited: Option<Inherited>) -> Armed {
+fn open(runtime: &Runtime, inherited: Option<InheritedSnapshot>) -> Armed {
     let internal = |what: &'static str| {
         move |errno: farfield_os::Errno| -> ! { fail(exit::INTERNAL, format_args!("{what}: {errno}")) }
     };
     let config = runtime.config();
     let (place, opened) = match inherited {
-        Some(Inherited { place, ticket, heritage }) => {
-            let side = opener(runtime, &place).claim_with(&ticket, &heritage);
+        Some(InheritedSnapshot { place, ticket, heritage }) => {
+            let side = pool_builder(runtime, &place).claim_with(&ticket, &heritage);
             (place, side.map(|side| Ok(SwitchBackend::inherit(side, heritage))))
         }
         None => {
-            let place = Place::wanted(config);
-            let side = opener(runtime, &place).open();
+            let place = PoolLocation::wanted(config);
+            let side = pool_builder(runtime, &place).open();
             (place, side.map(SwitchBackend::new))
         }
     };
     let backend = match opened {
         Ok(Ok(backend)) => backend,
-        Ok(Err(error)) => super::store::lost(error),
+        Ok(Err(error)) => super::store::fail_pool_lost(error),
         Err(error) => fail(exit::SERVER_LOST, format_args!("{error}")),
     };
     runtime.slot().pool_epoch.store(place.epoch, Ordering::SeqCst);
     let store = match Store::new(backend, place) {
         Ok(store) => store,
-        Err(error) => super::store::lost(error),
+        Err(error) => super::store::fail_pool_lost(error),
     };
     // The child of a fork may have fewer legs than its parent.
     tell(runtime, &store, store.backend().health());
@@ -357,27 +357,27 @@ fn open(runtime: &Runtime, inherited: Option<Inherited>) -> Armed {
         Ok(pipe) => PagePipe::from_fds(pipe.fds().map(keep)),
         Err(errno) => internal("no pipe")(errno),
     };
-    let evictor = super::lock::Lock::new(Evictor::new(pipe));
+    let evictor = super::lock::SpinLock::new(WindowEvictor::new(pipe));
     Armed { uffd, mode, pagemap, pidfd, null, own_memory, threads, store, evictor }
 }
 
 /// Opens a userfaultfd of the mode asked for. In automatic mode, prefers signal mode if it is
 /// possible.
-fn open_uffd(asked: u32) -> (Uffd, Mode) {
+fn open_uffd(asked: u32) -> (Uffd, FaultMode) {
     let common = feature::PAGEFAULT_FLAG_WP | feature::WP_UNPOPULATED | feature::WP_ASYNC;
-    if asked != Mode::Thread as u32 {
+    if asked != FaultMode::Thread as u32 {
         match Uffd::open(FaultOrigin::UserMode, common | feature::SIGBUS) {
-            Ok(uffd) => return (uffd, Mode::Signal),
-            Err(errno) if asked == Mode::Signal as u32 => {
+            Ok(uffd) => return (uffd, FaultMode::Signal),
+            Err(errno) if asked == FaultMode::Signal as u32 => {
                 fail(exit::INTERNAL, format_args!("signal mode is not possible here ({errno}); see `farfield doctor`"))
             }
             Err(_) => {}
         }
     }
     match Uffd::open(FaultOrigin::UserAndKernel, common) {
-        Ok(uffd) => (uffd, Mode::Thread),
+        Ok(uffd) => (uffd, FaultMode::Thread),
         // This process may have been allowed to, before it became another user.
-        Err(_) if asked == Mode::Thread as u32 && keys::are_there() => open_uffd(Mode::Signal as u32),
+        Err(_) if asked == FaultMode::Thread as u32 && inherited_fds::are_open() => open_uffd(FaultMode::Signal as u32),
         Err(errno) => fail(
             exit::INTERNAL,
             format_args!(

@@ -282,7 +282,7 @@ const FLOATS_MAGIC: u32 = 0x4650_5853;
 
 /// Decision about a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum CallOutcome {
     /// The call was done by us: the value to return, an error as `-errno`.
     Done(isize),
     /// The kernel shall do the call, once its buffers are near.
@@ -292,14 +292,14 @@ pub enum Outcome {
 }
 
 /// Returns an error number as the kernel returns it.
-pub const fn error(errno: i32) -> Outcome {
-    Outcome::Done(-(errno as isize))
+pub const fn error(errno: i32) -> CallOutcome {
+    CallOutcome::Done(-(errno as isize))
 }
 
 /// Converts a result to what the kernel returns.
-pub fn done(result: farfield_os::Result<usize>) -> Outcome {
+pub fn done(result: farfield_os::Result<usize>) -> CallOutcome {
     match result {
-        Ok(value) => Outcome::Done(value as isize),
+        Ok(value) => CallOutcome::Done(value as isize),
         Err(errno) => error(errno.0),
     }
 }

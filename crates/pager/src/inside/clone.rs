@@ -10,14 +10,14 @@
 //! A process that runs in our memory without being a thread of ours *borrows* it: its faults are
 //! counted elsewhere, and its descriptors are not ours. [`Loans`] knows whether there is one.
 
-use super::call::{Context, Outcome, done, error};
+use super::call::{CallOutcome, Context, done, error};
 use super::emulate;
-use super::guard;
-use super::lock::Lock;
+use super::lock::SpinLock;
 use super::runtime::{Phase, RUNTIME, Runtime};
 use super::storage;
 use super::sync::Wait;
-use super::thread::{self, Frame, Record};
+use super::syscall_pinning;
+use super::thread::{self, CallFrame, ThreadRecord};
 use crate::window;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::PageId;
@@ -33,23 +33,23 @@ const STORAGE_ABOVE: usize = 4096;
 const PATIENCE_NS: u64 = 2_000_000_000;
 
 /// Processes that run in our memory without being its threads.
-pub struct Loans {
+pub struct VmSharing {
     /// Loan counts in one word. Bits 0 to 15 are borrowers whose parent waits for them. Bits 16 to
     /// 31 are others, of which nobody knows when they end. Bits from 32 on are loans ever given.
     word: AtomicU64,
     /// Lock held while descriptors are opened that borrowers use too. A borrower has only those
     /// from before its loan.
-    opening: Lock<()>,
+    opening: SpinLock<()>,
 }
 
 const WAITED_FOR: u64 = 1;
 const FOR_GOOD: u64 = 1 << 16;
 const EVER: u64 = 1 << 32;
 
-impl Loans {
+impl VmSharing {
     /// Creates the state without a borrower.
-    pub const fn new() -> Loans {
-        Loans { word: AtomicU64::new(0), opening: Lock::new(()) }
+    pub const fn new() -> VmSharing {
+        VmSharing { word: AtomicU64::new(0), opening: SpinLock::new(()) }
     }
 
     /// Notes that a borrower is about to be made.
@@ -64,7 +64,7 @@ impl Loans {
     }
 
     /// Returns `None` if there is a borrower; else a value that changes with the next loan.
-    pub fn none(&self) -> Option<u64> {
+    pub fn exclusive_stamp(&self) -> Option<u64> {
         let word = self.word.load(Ordering::SeqCst);
         word.is_multiple_of(EVER).then_some(word)
     }
@@ -73,7 +73,7 @@ impl Loans {
     /// would lack them.
     pub fn open_descriptors(&self, open: impl FnOnce()) {
         let Some(_no_loan_meanwhile) = self.opening.try_lock() else { return };
-        if self.none().is_some() {
+        if self.exclusive_stamp().is_some() {
             open();
         }
     }
@@ -98,21 +98,21 @@ impl Loans {
     ///
     /// # Safety
     /// No other thread may run.
-    pub unsafe fn forked(&self) {
+    pub unsafe fn reset_in_child(&self) {
         self.word.store(0, Ordering::SeqCst);
         // SAFETY: by the caller.
         unsafe { self.opening.reset() };
     }
 }
 
-impl Default for Loans {
+impl Default for VmSharing {
     fn default() -> Self {
         Self::new()
     }
 }
 
 /// Makes the call `clone(args)` with `CLONE_VM`.
-pub fn clone(context: &Context, args: [usize; 6]) -> Outcome {
+pub fn clone(context: &Context, args: [usize; 6]) -> CallOutcome {
     let runtime = &RUNTIME;
     let [flags, stack, parent_tid, child_tid, storage, _] = args;
     let has = |flag: i32| flags & flag as usize != 0;
@@ -133,7 +133,7 @@ pub fn clone(context: &Context, args: [usize; 6]) -> Outcome {
     let storage_start = if has(libc::CLONE_SETTLS) { storage } else { 0 };
     keep(runtime, &child.home, storage_start, [parent_tid, child_tid]);
     if borrows {
-        runtime.loans.begin(waits);
+        runtime.vm_sharing.begin(waits);
     }
     // SAFETY: the stack has just been taken for the child.
     let start = unsafe { context.copy_below(base + len) };
@@ -142,9 +142,9 @@ pub fn clone(context: &Context, args: [usize; 6]) -> Outcome {
         start.set_sp(stack);
     }
     start.set_alternate_stack(base, len);
-    let top = (start.address() - size_of::<Start>()) & !15;
+    let top = (start.address() - size_of::<CloneStart>()) & !15;
     // SAFETY: on the child's stack, below the frame.
-    unsafe { (top as *mut Start).write(Start { record: child, storage: new_storage, frame: start }) };
+    unsafe { (top as *mut CloneStart).write(CloneStart { record: child, storage: new_storage, frame: start }) };
     let made = [flags, top, parent_tid, child_tid, storage];
     // SAFETY: the program's own call, with a stack of ours. `begin` does not return, and uses
     // storage only if it is its own.
@@ -152,21 +152,21 @@ pub fn clone(context: &Context, args: [usize; 6]) -> Outcome {
     if waits || result.is_err() {
         child.leave();
         if borrows {
-            runtime.loans.end(waits);
+            runtime.vm_sharing.end(waits);
         }
     } else if let Ok(id) = result {
         child.name(id);
     }
     if waits && runtime.phase() == Phase::Dormant {
         // The child could not arm for us.
-        emulate::consider(runtime);
+        emulate::arm_if_needed(runtime);
     }
     done(result.map(|id| id as usize))
 }
 
 /// Contents of the stack with which a new thread or process begins.
-struct Start {
-    record: &'static Record,
+struct CloneStart {
+    record: &'static ThreadRecord,
     /// Thread pointer that the new thread or process shall have.
     storage: usize,
     frame: Context,
@@ -175,7 +175,7 @@ struct Start {
 /// Starts a new thread or process: its entry point.
 extern "C" fn begin(start: usize) -> ! {
     // SAFETY: written by `clone`, on the stack of this thread.
-    let start = unsafe { (start as *const Start).read() };
+    let start = unsafe { (start as *const CloneStart).read() };
     start.record.name(process::tid());
     // SAFETY: a copy of what the kernel pushed, changed to what the program asked for, and the
     // thread pointer likewise.
@@ -189,7 +189,7 @@ extern "C" fn begin(start: usize) -> ! {
 /// This is needed in thread mode too: the kernel writes there whenever it has interrupted the
 /// thread (restartable sequences). It does so also while the thread owns pages that a handler would
 /// wait for, and maybe these pages.
-fn keep(runtime: &Runtime, home: &Frame, storage: usize, words: [usize; 2]) {
+fn keep(runtime: &Runtime, home: &CallFrame, storage: usize, words: [usize; 2]) {
     let mut parts = [(0, 0); 3];
     if window::contains(storage) {
         // The stack that the storage is part of may begin later than the storage could.
@@ -201,7 +201,9 @@ fn keep(runtime: &Runtime, home: &Frame, storage: usize, words: [usize; 2]) {
     parts[1] = (words[0], 4);
     parts[2] = (words[1], 4);
     home.active.store(1, Ordering::SeqCst);
-    guard::hold_for(runtime, home, guard::collect(runtime, &parts), || runtime.phase() == Phase::Armed);
+    syscall_pinning::pin_for(runtime, home, syscall_pinning::collect(runtime, &parts), || {
+        runtime.phase() == Phase::Armed
+    });
 }
 
 #[cfg(test)]
@@ -211,25 +213,25 @@ mod tests {
 
     #[test]
     fn a_loan_shows_while_it_lasts_and_afterwards() {
-        let loans = Loans::new();
-        let before = loans.none();
+        let loans = VmSharing::new();
+        let before = loans.exclusive_stamp();
         assert!(before.is_some());
         loans.begin(true);
-        assert_eq!(loans.none(), None);
+        assert_eq!(loans.exclusive_stamp(), None);
         loans.end(true);
-        let after = loans.none();
+        let after = loans.exclusive_stamp();
         assert!(after.is_some() && after != before);
     }
 
     #[test]
     fn descriptors_are_opened_while_nobody_would_lack_them() {
-        let loans = Loans::new();
+        let loans = VmSharing::new();
         let opened = |open: &dyn Fn(&mut bool)| {
             let mut opened = false;
             open(&mut opened);
             opened
         };
-        let at_leisure = |loans: &Loans| opened(&|opened| loans.open_descriptors(|| *opened = true));
+        let at_leisure = |loans: &VmSharing| opened(&|opened| loans.open_descriptors(|| *opened = true));
         assert!(at_leisure(&loans));
         loans.begin(true);
         assert!(!at_leisure(&loans));

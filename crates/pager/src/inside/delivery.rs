@@ -13,11 +13,11 @@
 //! When the program's handler returns (`rt_sigreturn`), the filter sends the call to us, because
 //! the mask and the alternate stack in the frame are the program's view of them.
 
-use super::call::{Context, Outcome, error};
+use super::call::{CallOutcome, Context, error};
 use super::runtime::RUNTIME;
 use super::signal::{self, OURS};
-use super::thread::{self, Record};
-use super::{guard, storage};
+use super::thread::{self, ThreadRecord};
+use super::{storage, syscall_pinning};
 use core::sync::atomic::Ordering;
 use farfield_os::signals::{self, Action, SA_RESTORER, SignalSet, bit};
 use farfield_os::{Result, process};
@@ -36,18 +36,18 @@ const NO_STACK: libc::stack_t = libc::stack_t { ss_sp: core::ptr::null_mut(), ss
 
 /// Place where the thread goes on when a handler of ours is done.
 #[must_use]
-pub enum Return {
+pub enum HandlerReturn {
     /// The thread goes on where the handler's frame says.
-    Here,
+    CurrentFrame,
     /// The thread goes on as the frame says whose `ucontext` is at this address.
-    From(usize),
+    OtherFrame(usize),
 }
 
 /// Begins the program's handler when the caller, a handler of ours, returns.
 ///
 /// # Safety
 /// `info` must be what the kernel gave that handler.
-pub unsafe fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context, action: &Action) -> Return {
+pub unsafe fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context, action: &Action) -> HandlerReturn {
     let Some(record) = thread::current() else {
         // There are too many threads: the handler runs on this stack, with all signals blocked.
         // SAFETY: the program installed this handler for this signal; with or without SA_SIGINFO,
@@ -55,12 +55,12 @@ pub unsafe fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
             unsafe { core::mem::transmute(action.handler) };
         handler(signal, info, context.address() as *mut libc::c_void);
-        return Return::Here;
+        return HandlerReturn::CurrentFrame;
     };
     if record.on_alternate_stack(context.sp()) {
         // SAFETY: by the caller.
         unsafe { call_here(record, signal, info, context, action) };
-        return Return::Here;
+        return HandlerReturn::CurrentFrame;
     }
     // SAFETY: only this thread uses the field.
     let stack = unsafe { &mut *record.program_stack.get() };
@@ -72,7 +72,7 @@ pub unsafe fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context
     let overflows = (enters || is_on(&before, sp)) && !contains(&before, frame.address);
     if overflows || action.flags & SA_RESTORER == 0 {
         end_by_fault(context);
-        return Return::Here;
+        return HandlerReturn::CurrentFrame;
     }
     if enters {
         record.enter_handler_stack(before.ss_sp as usize, before.ss_size);
@@ -80,7 +80,7 @@ pub unsafe fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context
     let hidden = record.hidden_mask.load(Ordering::Relaxed);
     let restored = context.mask() | hidden;
     let defer = if action.flags & libc::SA_NODEFER as u64 == 0 { bit(signal) } else { 0 };
-    let blocked = guard::mask_of_wait(record, context).unwrap_or(context.mask()) | action.mask | defer;
+    let blocked = syscall_pinning::mask_of_wait(record, context).unwrap_or(context.mask()) | action.mask | defer;
     record.hidden_mask.store((hidden | blocked) & OURS, Ordering::Relaxed);
     if before.ss_flags & SS_AUTODISARM != 0 {
         *stack = NO_STACK;
@@ -94,7 +94,7 @@ pub unsafe fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context
         theirs.name_alternate_stack(before);
         context.begin_handler(action.handler, signal, frame.address, frame.info());
         context.set_mask(blocked & !OURS);
-        Return::Here
+        HandlerReturn::CurrentFrame
     } else {
         // The first signal of a thread that had no alternate stack: the kernel's frame is where the
         // program's belongs.
@@ -111,7 +111,13 @@ pub unsafe fn deliver(signal: i32, info: *mut libc::siginfo_t, context: &Context
 ///
 /// # Safety
 /// The contract is that of [`deliver`].
-unsafe fn call_here(record: &Record, signal: i32, info: *mut libc::siginfo_t, context: &Context, action: &Action) {
+unsafe fn call_here(
+    record: &ThreadRecord,
+    signal: i32,
+    info: *mut libc::siginfo_t,
+    context: &Context,
+    action: &Action,
+) {
     // SAFETY: the program installed this handler for this signal; with or without SA_SIGINFO, the
     // x86-64 convention lets a callee ignore further arguments.
     let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
@@ -127,17 +133,17 @@ unsafe fn call_here(record: &Record, signal: i32, info: *mut libc::siginfo_t, co
 /// Begins the handler with the kernel's frame as its own, from a frame on our stack, where nothing
 /// runs yet.
 fn begin_in_place(
-    record: &Record,
+    record: &ThreadRecord,
     signal: i32,
     info: *mut libc::siginfo_t,
     context: &Context,
     action: &Action,
     blocked: SignalSet,
     change: impl FnOnce(&Context),
-) -> Return {
+) -> HandlerReturn {
     let Ok((base, len)) = record.alternate_stack() else {
         end_by_fault(context);
-        return Return::Here;
+        return HandlerReturn::CurrentFrame;
     };
     // A signal of ours that is sent now would be delivered where the frame is built.
     signals::set_mask(!0);
@@ -150,15 +156,15 @@ fn begin_in_place(
     ours.begin_handler(action.handler, signal, frame, info as usize);
     ours.set_mask(blocked);
     ours.set_alternate_stack(base, len);
-    Return::From(ours.address())
+    HandlerReturn::OtherFrame(ours.address())
 }
 
 /// Serves `rt_sigreturn`: the thread goes on as a frame of the program's says.
-pub fn return_from_handler(context: &Context) -> Outcome {
+pub fn return_from_handler(context: &Context) -> CallOutcome {
     let Some(record) = thread::current() else { return error(libc::EAGAIN) };
-    let Some((mask, stack)) = context.load(context.sp(), guard::peek_slice) else {
+    let Some((mask, stack)) = context.load(context.sp(), syscall_pinning::peek_slice) else {
         end_by_fault(context);
-        return Outcome::Resume;
+        return CallOutcome::Resume;
     };
     context.set_mask(mask & !OURS);
     // This is not so for a frame that the kernel wrote itself, for a handler that a child of vfork
@@ -169,15 +175,15 @@ pub fn return_from_handler(context: &Context) -> Outcome {
         let _ = set_to(unsafe { &mut *record.program_stack.get() }, stack, context.sp());
     }
     signal::send_postponed(record);
-    Outcome::Resume
+    CallOutcome::Resume
 }
 
 /// Serves `sigaltstack`: the kernel's alternate stack stays ours; the program's is where its
 /// handlers will run.
-pub fn set_stack(context: &Context, args: [usize; 6]) -> Outcome {
+pub fn set_stack(context: &Context, args: [usize; 6]) -> CallOutcome {
     let [new, old, ..] = args;
     let Some(record) = thread::current() else { return error(libc::ENOMEM) };
-    let asked = if new == 0 { None } else { guard::peek::<libc::stack_t>(new) };
+    let asked = if new == 0 { None } else { syscall_pinning::peek::<libc::stack_t>(new) };
     if new != 0 && asked.is_none() {
         return error(libc::EFAULT);
     }
@@ -195,10 +201,10 @@ pub fn set_stack(context: &Context, args: [usize; 6]) -> Outcome {
     {
         return error(errno);
     }
-    if old != 0 && !guard::poke(old, before) {
+    if old != 0 && !syscall_pinning::poke(old, before) {
         return error(libc::EFAULT);
     }
-    Outcome::Done(0)
+    CallOutcome::Done(0)
 }
 
 /// Sets the program's alternate stack as the kernel would, for a thread whose stack pointer is
@@ -239,13 +245,13 @@ fn end_by_fault(context: &Context) {
 }
 
 /// Serves `rt_sigaction`: the kernel gets a handler of ours for each of the program's.
-pub fn set_action(args: [usize; 6]) -> Outcome {
+pub fn set_action(args: [usize; 6]) -> CallOutcome {
     let [signal, new, old, size, ..] = args;
     if size != size_of::<SignalSet>() {
         return error(libc::EINVAL);
     }
     let signal = signal as i32;
-    let asked = if new == 0 { None } else { guard::peek::<Action>(new) };
+    let asked = if new == 0 { None } else { syscall_pinning::peek::<Action>(new) };
     if new != 0 && asked.is_none() {
         return error(libc::EFAULT);
     }
@@ -255,8 +261,8 @@ pub fn set_action(args: [usize; 6]) -> Outcome {
     };
     match before {
         Err(errno) => error(errno.0),
-        Ok(before) if old != 0 && !guard::poke(old, before) => error(libc::EFAULT),
-        Ok(_) => Outcome::Done(0),
+        Ok(before) if old != 0 && !syscall_pinning::poke(old, before) => error(libc::EFAULT),
+        Ok(_) => CallOutcome::Done(0),
     }
 }
 

@@ -1,18 +1,18 @@
 //! System calls that we serve ourselves: those that make or change far-capable memory, and those
 //! that could take our signals, descriptors or address space away.
 
-use super::call::{Context, Outcome, done, error};
+use super::call::{CallOutcome, Context, done, error};
 use super::fault::settled_phase;
 use super::runtime::{Phase, RUNTIME, Runtime, fail};
 use super::signal::OURS;
 use super::sync::Wait;
 use super::table::CHUNK;
 use super::{
-    aio, arm, clone, delivery, exec, forking, guard, huge, keys, limits, own_faults, rings, start, store, thread,
-    tracing,
+    aio, arm, clone, delivery, exec, forking, huge, inherited_fds, io_uring, limits, own_faults, start, store,
+    syscall_pinning, thread, tracing,
 };
 use crate::control::exit;
-use crate::space::{FOREIGN, Range};
+use crate::space::{FOREIGN, PageRange};
 use crate::submission::SYS_IO_PGETEVENTS;
 use crate::{filter, window};
 use core::sync::atomic::Ordering;
@@ -30,7 +30,7 @@ const MADV_GUARD_INSTALL: i32 = 102;
 const MADV_GUARD_REMOVE: i32 = 103;
 
 /// Decides what becomes of a call that the filter sent us, and serves it if it is ours.
-pub fn on_call(number: usize, context: &Context) -> Outcome {
+pub fn on_call(number: usize, context: &Context) -> CallOutcome {
     let runtime = &RUNTIME;
     let args = context.arguments();
     let counters = runtime.counters();
@@ -47,10 +47,10 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
         libc::SYS_mincore if pages_of(args[0], args[1]).is_some_and(|range| !runtime.space.lock().is_mapped(range)) => {
             error(libc::ENOMEM)
         }
-        libc::SYS_mlock | libc::SYS_mlock2 if !window::contains(args[0]) => return Outcome::Forward,
+        libc::SYS_mlock | libc::SYS_mlock2 if !window::contains(args[0]) => return CallOutcome::Forward,
         libc::SYS_mlock | libc::SYS_mlock2 | libc::SYS_mlockall => error(libc::ENOMEM),
-        libc::SYS_munlock if !window::contains(args[0]) => return Outcome::Forward,
-        libc::SYS_munlock => Outcome::Done(0),
+        libc::SYS_munlock if !window::contains(args[0]) => return CallOutcome::Forward,
+        libc::SYS_munlock => CallOutcome::Done(0),
         libc::SYS_rt_sigprocmask => return change_mask(context, args),
         libc::SYS_rt_sigaction => return delivery::set_action(args),
         libc::SYS_rt_sigreturn => return delivery::return_from_handler(context),
@@ -61,7 +61,7 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
         | libc::SYS_epoll_pwait
         | libc::SYS_epoll_pwait2
         | SYS_IO_PGETEVENTS => {
-            return guard::forward_with_mask(number, context);
+            return syscall_pinning::forward_with_mask(number, context);
         }
         libc::SYS_fork => forking::fork(context, [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]),
         libc::SYS_vfork => {
@@ -70,7 +70,7 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
         libc::SYS_clone if args[0] & libc::CLONE_VM as usize != 0 => clone::clone(context, args),
         libc::SYS_clone => {
             if args[0] & libc::CLONE_NEWUSER as usize != 0 {
-                keys::take(runtime);
+                inherited_fds::take(runtime);
             }
             forking::fork(context, args)
         }
@@ -85,16 +85,16 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
         | libc::SYS_capset
         | libc::SYS_setns
         | libc::SYS_unshare => {
-            keys::take(runtime);
-            return Outcome::Forward;
+            inherited_fds::take(runtime);
+            return CallOutcome::Forward;
         }
         libc::SYS_ptrace if args[0] as u32 == libc::PTRACE_TRACEME => tracing::trace_me(runtime),
         libc::SYS_execve | libc::SYS_execveat => return exec::execute(number, context),
         libc::SYS_seccomp | libc::SYS_prctl => return set_filter(number, args),
         libc::SYS_exit_group => end(runtime, args[0]),
-        libc::SYS_io_uring_setup => return rings::set_up(args),
-        libc::SYS_io_uring_enter => return rings::enter(context),
-        libc::SYS_io_uring_register => return rings::register(args),
+        libc::SYS_io_uring_setup => return io_uring::set_up(args),
+        libc::SYS_io_uring_enter => return io_uring::enter(context),
+        libc::SYS_io_uring_register => return io_uring::register(args),
         libc::SYS_io_setup => return aio::set_up(args),
         libc::SYS_io_submit => return aio::submit(args),
         libc::SYS_io_destroy => return aio::destroy(args),
@@ -102,16 +102,16 @@ pub fn on_call(number: usize, context: &Context) -> Outcome {
         libc::SYS_prlimit64 | libc::SYS_setrlimit | libc::SYS_getrlimit => limits::serve(runtime, number, args),
         libc::SYS_close | libc::SYS_dup2 | libc::SYS_dup3 => error(libc::EBADF),
         libc::SYS_close_range => close_range(args),
-        _ => return Outcome::Forward,
+        _ => return CallOutcome::Forward,
     };
-    if outcome == Outcome::Forward {
+    if outcome == CallOutcome::Forward {
         return outcome;
     }
     if matches!(
         number as i64,
         libc::SYS_mmap | libc::SYS_munmap | libc::SYS_mremap | libc::SYS_mprotect | libc::SYS_brk
     ) {
-        consider(runtime);
+        arm_if_needed(runtime);
     }
     counters.syscalls_emulated.fetch_add(1, Ordering::Relaxed);
     outcome
@@ -133,7 +133,7 @@ fn end(runtime: &Runtime, code: usize) -> ! {
 
 /// Returns the range of whole pages that the kernel would take `address, len` for; `None` if it is
 /// not in the window.
-pub fn pages_of(address: usize, len: usize) -> Option<Range> {
+pub fn pages_of(address: usize, len: usize) -> Option<PageRange> {
     let len = len.checked_next_multiple_of(PAGE_BYTES)?;
     let inside = address.is_multiple_of(PAGE_BYTES)
         && len > 0
@@ -141,16 +141,16 @@ pub fn pages_of(address: usize, len: usize) -> Option<Range> {
         && address.checked_add(len)? <= window::end_of(address);
     inside.then(|| {
         let start = window::page_of(address).0;
-        Range { start, end: start + (len / PAGE_BYTES) as u64 }
+        PageRange { start, end: start + (len / PAGE_BYTES) as u64 }
     })
 }
 
 /// Returns address and length of a range.
-pub fn address_of(range: Range) -> (usize, usize) {
+pub fn address_of(range: PageRange) -> (usize, usize) {
     (window::address_of(PageId(range.start)), range.pages() as usize * PAGE_BYTES)
 }
 
-fn map(runtime: &Runtime, args: [usize; 6]) -> Outcome {
+fn map(runtime: &Runtime, args: [usize; 6]) -> CallOutcome {
     let [address, len, prot, flags, ..] = args;
     let (prot, flags) = (prot as i32, flags as i32);
     let Some(rounded) = len.checked_next_multiple_of(PAGE_BYTES) else { return error(libc::ENOMEM) };
@@ -184,7 +184,7 @@ fn map(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         }
         _ => {
             if let Some(address) = near_hint(address, rounded, args) {
-                return Outcome::Done(address as isize);
+                return CallOutcome::Done(address as isize);
             }
             let Some(range) = space.find((rounded / PAGE_BYTES) as u64) else { return error(libc::ENOMEM) };
             place(&mut space, range, prot)
@@ -198,7 +198,7 @@ const HINT_BYTES: usize = 1 << 20;
 
 /// Returns pages for a mapping that the program wants to have at `address`, in an extent of the
 /// window, if nothing is there.
-fn hinted(runtime: &Runtime, address: usize, len: usize) -> Option<Range> {
+fn hinted(runtime: &Runtime, address: usize, len: usize) -> Option<PageRange> {
     if address == 0 || len < HINT_BYTES || !address.is_multiple_of(HINT_BYTES) {
         return None;
     }
@@ -246,7 +246,7 @@ fn is_near_window(address: usize, len: usize) -> bool {
 }
 
 /// Makes a free range accessible.
-fn place(space: &mut crate::space::Space, range: Range, prot: i32) -> Outcome {
+fn place(space: &mut crate::space::Space, range: PageRange, prot: i32) -> CallOutcome {
     if !limits::allow(space, range.pages(), prot) {
         return error(libc::ENOMEM);
     }
@@ -256,12 +256,17 @@ fn place(space: &mut crate::space::Space, range: Range, prot: i32) -> Outcome {
         return error(errno.0);
     }
     space.map(range, prot);
-    Outcome::Done(address as isize)
+    CallOutcome::Done(address as isize)
 }
 
 /// Maps something that is not far-capable (a file, shared memory) to a fixed place in the window:
 /// our memory ends there.
-fn map_other(runtime: &Runtime, space: &mut crate::space::Space, mut args: [usize; 6], range: Range) -> Outcome {
+fn map_other(
+    runtime: &Runtime,
+    space: &mut crate::space::Space,
+    mut args: [usize; 6],
+    range: PageRange,
+) -> CallOutcome {
     release(runtime, space, range);
     args[3] = args[3] & !(libc::MAP_FIXED_NOREPLACE as usize) | libc::MAP_FIXED as usize;
     // SAFETY: the program's own call; what was there has been discarded.
@@ -274,14 +279,14 @@ fn map_other(runtime: &Runtime, space: &mut crate::space::Space, mut args: [usiz
 
 /// Arms if it is time, after a change of what the program may touch. The caller must not hold the
 /// space.
-pub fn consider(runtime: &Runtime) {
+pub fn arm_if_needed(runtime: &Runtime) {
     if runtime.phase() == Phase::Dormant {
         let pages = runtime.space.lock().touchable_pages();
-        arm::consider(runtime, pages as i64 * PAGE_BYTES as i64);
+        arm::arm_if_needed(runtime, pages as i64 * PAGE_BYTES as i64);
     }
 }
 
-fn unmap(runtime: &Runtime, address: usize, len: usize) -> Outcome {
+fn unmap(runtime: &Runtime, address: usize, len: usize) -> CallOutcome {
     let end = len.checked_next_multiple_of(PAGE_BYTES).and_then(|len| address.checked_add(len));
     let Some(end) = end.filter(|&end| end > address && address.is_multiple_of(PAGE_BYTES)) else {
         return error(libc::EINVAL);
@@ -304,11 +309,11 @@ fn unmap(runtime: &Runtime, address: usize, len: usize) -> Outcome {
         };
         at = stop;
     }
-    Outcome::Done(0)
+    CallOutcome::Done(0)
 }
 
 /// Takes a range out of use: nothing of it stays near or far.
-pub fn release(runtime: &Runtime, space: &mut crate::space::Space, range: Range) {
+pub fn release(runtime: &Runtime, space: &mut crate::space::Space, range: PageRange) {
     for (part, prot) in space.parts_in(range) {
         let (address, len) = address_of(part);
         if prot == FOREIGN || runtime.phase() == Phase::Dormant {
@@ -332,7 +337,7 @@ pub fn release(runtime: &Runtime, space: &mut crate::space::Space, range: Range)
 }
 
 /// Drops near and far copies of a range; it reads as zeros afterwards.
-pub fn discard(runtime: &Runtime, range: Range, populated: bool) {
+pub fn discard(runtime: &Runtime, range: PageRange, populated: bool) {
     if !populated {
         return;
     }
@@ -348,14 +353,14 @@ pub fn discard(runtime: &Runtime, range: Range, populated: bool) {
     while start < range.end {
         let end = (start / CHUNK * CHUNK + CHUNK).min(range.end);
         if table.chunk_touched(start) {
-            discard_chunk(runtime, Range { start, end });
+            discard_chunk(runtime, PageRange { start, end });
         }
         start = end;
     }
     super::fault::leave(runtime);
 }
 
-fn discard_chunk(runtime: &Runtime, range: Range) {
+fn discard_chunk(runtime: &Runtime, range: PageRange) {
     let was_near = |&page: &u64| seize(runtime, PageId(page)).state() == State::Near;
     let near = (range.start..range.end).filter(was_near).count() as i64;
     if near > 0 {
@@ -381,7 +386,7 @@ fn seize(runtime: &Runtime, page: PageId) -> PageWord {
 }
 
 /// Forgets seized pages that are not near any more: from now on they are nowhere.
-pub fn forget(runtime: &Runtime, range: Range) {
+pub fn forget(runtime: &Runtime, range: PageRange) {
     let table = runtime.table();
     let mut page = range.start;
     while page < range.end {
@@ -398,7 +403,7 @@ pub fn forget(runtime: &Runtime, range: Range) {
     }
 }
 
-fn protect(runtime: &Runtime, args: [usize; 6]) -> Outcome {
+fn protect(runtime: &Runtime, args: [usize; 6]) -> CallOutcome {
     let Some(range) = pages_of(args[0], args[1]) else {
         // SAFETY: the program's own call.
         return done(unsafe { gate::syscall(libc::SYS_mprotect, args) });
@@ -419,10 +424,10 @@ fn protect(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         drop(evictor);
         space.protect(whole, args[2] as i32);
     }
-    if whole == range { Outcome::Done(0) } else { error(libc::ENOMEM) }
+    if whole == range { CallOutcome::Done(0) } else { error(libc::ENOMEM) }
 }
 
-fn advise(runtime: &Runtime, args: [usize; 6]) -> Outcome {
+fn advise(runtime: &Runtime, args: [usize; 6]) -> CallOutcome {
     let Some(range) = pages_of(args[0], args[1]) else {
         // SAFETY: the program's own call, for memory that is not ours, or nonsense.
         return done(unsafe { gate::syscall(libc::SYS_madvise, args) });
@@ -446,7 +451,7 @@ fn advise(runtime: &Runtime, args: [usize; 6]) -> Outcome {
                 }
             }
             space.empty(range);
-            if whole { Outcome::Done(0) } else { error(libc::ENOMEM) }
+            if whole { CallOutcome::Done(0) } else { error(libc::ENOMEM) }
         }
         // These are only hints; ours come from the faults themselves.
         libc::MADV_NORMAL
@@ -460,21 +465,21 @@ fn advise(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         // A merged page would be replaced at the next write, behind the back of the thread that
         // evicts it.
         | libc::MADV_MERGEABLE
-        | libc::MADV_UNMERGEABLE => Outcome::Done(0),
+        | libc::MADV_UNMERGEABLE => CallOutcome::Done(0),
         libc::MADV_HUGEPAGE => {
             if settled_phase(runtime) == Phase::Dormant {
                 huge::note();
                 // SAFETY: the program's own hint.
                 let _ = unsafe { gate::syscall(libc::SYS_madvise, args) };
             }
-            Outcome::Done(0)
+            CallOutcome::Done(0)
         }
         libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE if settled_phase(runtime) == Phase::Armed => {
             let most = (runtime.near().1 / 2) as u64 / PAGE_BYTES as u64;
             for number in range.start..range.end.min(range.start + most) {
-                super::fault::bring(runtime, PageId(number), false);
+                super::fault::fault_in(runtime, PageId(number), false);
             }
-            Outcome::Done(0)
+            CallOutcome::Done(0)
         }
         advice @ (libc::MADV_WIPEONFORK | libc::MADV_KEEPONFORK) => {
             let mut wiped = runtime.wiped.lock();
@@ -491,32 +496,32 @@ fn advise(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     }
 }
 
-fn move_break(runtime: &Runtime, wanted: usize) -> Outcome {
+fn move_break(runtime: &Runtime, wanted: usize) -> CallOutcome {
     let mut end = runtime.break_end.lock();
     if !(window::BASE..Runtime::BREAK_LIMIT).contains(&wanted) {
-        return Outcome::Done(*end as isize);
+        return CallOutcome::Done(*end as isize);
     }
     let old_page = end.next_multiple_of(PAGE_BYTES);
     let new_page = wanted.next_multiple_of(PAGE_BYTES);
     let mut space = runtime.space.lock();
     if new_page > old_page {
-        let range = Range { start: window::page_of(old_page).0, end: window::page_of(new_page).0 };
+        let range = PageRange { start: window::page_of(old_page).0, end: window::page_of(new_page).0 };
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         match place(&mut space, range, prot) {
-            Outcome::Done(value) if value > 0 => {}
-            _ => return Outcome::Done(*end as isize),
+            CallOutcome::Done(value) if value > 0 => {}
+            _ => return CallOutcome::Done(*end as isize),
         }
     } else if new_page < old_page {
-        let range = Range { start: window::page_of(new_page).0, end: window::page_of(old_page).0 };
+        let range = PageRange { start: window::page_of(new_page).0, end: window::page_of(old_page).0 };
         release(runtime, &mut space, range);
     }
     *end = wanted;
-    Outcome::Done(wanted as isize)
+    CallOutcome::Done(wanted as isize)
 }
 
 /// Serves `rt_sigprocmask` as asked, but keeps our two signals open. The mask in the context is
 /// what the thread gets back.
-fn change_mask(context: &Context, args: [usize; 6]) -> Outcome {
+fn change_mask(context: &Context, args: [usize; 6]) -> CallOutcome {
     let [how, set, old, size, ..] = args;
     if size != 8 {
         return error(libc::EINVAL);
@@ -524,7 +529,7 @@ fn change_mask(context: &Context, args: [usize; 6]) -> Outcome {
     let Some(record) = thread::current() else { return error(libc::EAGAIN) };
     // Our two signals are open in truth; the program sees them as it set them.
     let before = context.mask() & !OURS | record.hidden_mask.load(Ordering::Relaxed);
-    let asked = if set == 0 { None } else { guard::peek::<SignalSet>(set) };
+    let asked = if set == 0 { None } else { syscall_pinning::peek::<SignalSet>(set) };
     if set != 0 && asked.is_none() {
         return error(libc::EFAULT);
     }
@@ -536,19 +541,19 @@ fn change_mask(context: &Context, args: [usize; 6]) -> Outcome {
         libc::SIG_SETMASK => set,
         _ => return error(libc::EINVAL),
     };
-    if old != 0 && !guard::poke(old, before) {
+    if old != 0 && !syscall_pinning::poke(old, before) {
         return error(libc::EFAULT);
     }
     context.set_mask(after & !OURS);
     record.hidden_mask.store(after & OURS, Ordering::Relaxed);
     super::signal::send_postponed(record);
-    Outcome::Done(0)
+    CallOutcome::Done(0)
 }
 
 /// Installs a filter of the program's own as it is, except that our own calls are exempt.
-fn set_filter(number: usize, args: [usize; 6]) -> Outcome {
+fn set_filter(number: usize, args: [usize; 6]) -> CallOutcome {
     if number as i64 == libc::SYS_prctl && args[0] != libc::PR_SET_SECCOMP as usize {
-        return Outcome::Forward;
+        return CallOutcome::Forward;
     }
     let (install, header) = match number as i64 {
         libc::SYS_prctl => (args[1] == libc::SECCOMP_MODE_FILTER as usize, args[2]),
@@ -563,15 +568,15 @@ fn set_filter(number: usize, args: [usize; 6]) -> Outcome {
         return error(libc::EINVAL);
     }
     if !install {
-        return Outcome::Forward;
+        return CallOutcome::Forward;
     }
-    let Some(program) = guard::peek::<FilterProgram>(header) else { return error(libc::EFAULT) };
+    let Some(program) = syscall_pinning::peek::<FilterProgram>(header) else { return error(libc::EFAULT) };
     let len = usize::from(program.len);
     if len == 0 || len > 4096 {
         return error(libc::EINVAL);
     }
     let mut theirs = vec![Instruction { code: 0, jump_true: 0, jump_false: 0, constant: 0 }; len];
-    if !guard::peek_slice(program.instructions as usize, &mut theirs) {
+    if !syscall_pinning::peek_slice(program.instructions as usize, &mut theirs) {
         return error(libc::EFAULT);
     }
     let combined = filter::exempt_own_calls(&theirs);
@@ -586,7 +591,7 @@ fn set_filter(number: usize, args: [usize; 6]) -> Outcome {
 }
 
 /// Serves `close_range` for all but our descriptors.
-fn close_range(args: [usize; 6]) -> Outcome {
+fn close_range(args: [usize; 6]) -> CallOutcome {
     let [first, last, flags, ..] = args.map(|arg| arg as u32 as usize);
     let (ours, ours_end) = (window::DESCRIPTORS as usize, window::DESCRIPTORS_END as usize);
     if first > last {
@@ -600,5 +605,5 @@ fn close_range(args: [usize; 6]) -> Outcome {
             }
         }
     }
-    Outcome::Done(0)
+    CallOutcome::Done(0)
 }

@@ -19,13 +19,13 @@
 
 mod inaccessible;
 
-use super::alone::{Alone, FirstWrites};
 use super::call::Context;
 use super::huge;
 use super::runtime::{Armed, Phase, Runtime, fail};
-use super::store::{RUN_PAGES, Writer};
-use super::sync::{Wait, moment, nap};
-use super::table::Table;
+use super::sole_writer::{FirstWrites, SoleWriter};
+use super::store::{EgressWriter, RUN_PAGES};
+use super::sync::{Wait, nap, schedule_point};
+use super::table::PageWordTable;
 use crate::control::{believed, exit};
 use crate::window;
 use core::ops::Range;
@@ -63,7 +63,7 @@ const HEAP_PIECE_BYTES: i64 = 256 << 10;
 const HEAP_PATIENCE_NS: u64 = 10_000_000_000;
 
 /// Buffers of the evicting thread.
-pub struct Evictor {
+pub struct WindowEvictor {
     pipe: PagePipe,
     victims: [Victim; BATCH],
     count: usize,
@@ -88,7 +88,7 @@ const NO_RANGE: libc::iovec = libc::iovec { iov_base: core::ptr::null_mut(), iov
 
 /// Reason why a batch is evicted.
 #[derive(Clone, Copy)]
-pub enum Urgency<'a> {
+pub enum ReclaimMode<'a> {
     /// A thread waits for the room: one of the program, interrupted in this context, or another.
     Direct(Option<&'a Context>),
     /// The batch is evicted ahead of need.
@@ -97,26 +97,26 @@ pub enum Urgency<'a> {
 
 /// Number of pages to evict at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Share {
+pub enum EvictionSize {
     /// Most pages for one shoot-down.
     Batch = BATCH as isize,
     /// Number of pages that leave while a page travels.
     WhileWaiting = 8,
 }
 
-impl Share {
+impl EvictionSize {
     /// Returns the share to evict while a page travels. It is little, so that the page does not
     /// arrive before; but dirty pages leave in whole batches, so that neighbours are written
     /// together.
-    pub fn while_waiting(runtime: &Runtime) -> Share {
-        if runtime.dirty_share.get() < 16 { Share::WhileWaiting } else { Share::Batch }
+    pub fn while_waiting(runtime: &Runtime) -> EvictionSize {
+        if runtime.dirty_share.get() < 16 { EvictionSize::WhileWaiting } else { EvictionSize::Batch }
     }
 }
 
-impl Evictor {
+impl WindowEvictor {
     /// Creates an evictor with a pipe of its own.
-    pub fn new(pipe: PagePipe) -> Evictor {
-        Evictor {
+    pub fn new(pipe: PagePipe) -> WindowEvictor {
+        WindowEvictor {
             pipe,
             victims: [Victim { page: PageId(0), dirty: false, shared: false, stored: false, epoch: 0 }; BATCH],
             count: 0,
@@ -134,7 +134,7 @@ impl Evictor {
     }
 
     /// Evicts up to one batch. Returns the number of pages that left.
-    pub fn run(&mut self, runtime: &Runtime, armed: &Armed, urgency: Urgency<'_>, share: Share) -> usize {
+    pub fn run(&mut self, runtime: &Runtime, armed: &Armed, urgency: ReclaimMode<'_>, share: EvictionSize) -> usize {
         let started = process::now_ns();
         self.choose(runtime, share as usize);
         self.unshare(runtime);
@@ -143,13 +143,13 @@ impl Evictor {
         }
         huge::split(runtime.table(), self.victims[..self.count].iter().map(|victim| victim.page));
         let alone = match urgency {
-            Urgency::Direct(Some(context)) => Alone::prove(runtime, armed, context),
-            Urgency::Direct(None) | Urgency::Background => None,
+            ReclaimMode::Direct(Some(context)) => SoleWriter::prove(runtime, armed, context),
+            ReclaimMode::Direct(None) | ReclaimMode::Background => None,
         };
         let clean = alone.as_ref().map_or(0, |alone| self.find_clean(runtime, armed, alone));
         let (taken, surplus) = self.take_away(armed, clean);
         let space = self.keep_inaccessible(runtime, taken);
-        self.settle(runtime, armed, taken, clean);
+        self.finish_victims(runtime, armed, taken, clean);
         if alone.is_none() && taken > 0 {
             // The share is known only now.
             runtime.dirty_share.count(self.differing, taken);
@@ -160,8 +160,8 @@ impl Evictor {
         }
         let counters = runtime.counters();
         let counter = match urgency {
-            Urgency::Direct(_) => &counters.direct_reclaims,
-            Urgency::Background => &counters.background_reclaims,
+            ReclaimMode::Direct(_) => &counters.direct_reclaims,
+            ReclaimMode::Background => &counters.background_reclaims,
         };
         counter.fetch_add((taken + copied) as u64, Ordering::Relaxed);
         counters.reclaim_ns.fetch_add(process::now_ns() - started, Ordering::Relaxed);
@@ -242,7 +242,7 @@ impl Evictor {
     /// Asks the kernel which of the clean-looking victims were written, run by run. Those that
     /// arrived in this epoch were not. Returns the number of clean victims, which come first. They
     /// are still clean when they are unmapped, because no other thread runs.
-    fn find_clean(&mut self, runtime: &Runtime, armed: &Armed, alone: &Alone<'_>) -> usize {
+    fn find_clean(&mut self, runtime: &Runtime, armed: &Armed, alone: &SoleWriter<'_>) -> usize {
         let epoch = self.look_at_epoch(runtime, alone.first_writes());
         let mut at = 0;
         let in_doubt = |victim: &Victim| !victim.dirty && victim.epoch != epoch;
@@ -286,13 +286,13 @@ impl Evictor {
     fn take_away(&mut self, armed: &Armed, clean: usize) -> (usize, usize) {
         let mut ranges = [NO_RANGE; BATCH];
         let mut held = clean;
-        moment();
+        schedule_point();
         if clean < self.count {
             let count = merge(&self.victims[clean..self.count], &mut ranges);
             held += self.pipe.take(&ranges[..count]).unwrap_or(0) / PAGE_BYTES;
         }
         let held = held.min(self.count);
-        moment();
+        schedule_point();
         let count = merge(&self.victims[..held], &mut ranges);
         let mut gone = 0;
         if self.vectored && held > 0 {
@@ -320,7 +320,7 @@ impl Evictor {
 
     /// Decides for each of the first `gone` victims, which are unmapped, where it is now. The first
     /// `clean` equal their far copies, and the pipe has nothing of them.
-    fn settle(&mut self, runtime: &Runtime, armed: &Armed, gone: usize, clean: usize) {
+    fn finish_victims(&mut self, runtime: &Runtime, armed: &Armed, gone: usize, clean: usize) {
         self.differing = 0;
         if gone == 0 {
             return;
@@ -360,10 +360,10 @@ impl Evictor {
         range: Range<usize>,
         now: u32,
         read: impl Fn(PageId, &mut [u8]) -> bool,
-    ) -> Read {
+    ) -> VictimCounts {
         let table = runtime.table();
         let victims = &self.victims[range];
-        let mut fates = [Fate::Unchanged; BATCH];
+        let mut fates = [VictimDiff::Unchanged; BATCH];
         let mut writer = armed.store.writer();
         let mut at = 0;
         while at < victims.len() {
@@ -378,7 +378,7 @@ impl Evictor {
             }
             let fates = &mut fates[at..at + count];
             for (index, fate) in fates.iter_mut().enumerate() {
-                *fate = victims[at + index].fate(table, buffer.page(index));
+                *fate = victims[at + index].diff(table, buffer.page(index));
             }
             write_changed(&mut writer, start, buffer, fates);
             at += count;
@@ -388,11 +388,11 @@ impl Evictor {
         let read = || victims[..at].iter().zip(&fates);
         for (victim, fate) in read() {
             match *fate {
-                Fate::Unchanged => {
+                VictimDiff::Unchanged => {
                     table.update(victim.page, |word| Some(word.finish_eviction(now)));
                     counters.clean_drops.fetch_add(1, Ordering::Relaxed);
                 }
-                Fate::Zero => {
+                VictimDiff::Zero => {
                     if victim.stored {
                         armed.store.discard(victim.page, 1);
                         runtime.charge_far(-1);
@@ -401,19 +401,19 @@ impl Evictor {
                     counters.zero_pages.fetch_add(1, Ordering::Relaxed);
                 }
                 // The store updates the word when the page is written.
-                Fate::Changed(_) => {}
+                VictimDiff::Changed(_) => {}
             }
         }
         runtime.charge(-(at as i64));
-        let differing = || read().filter(|(_, fate)| !matches!(fate, Fate::Unchanged));
+        let differing = || read().filter(|(_, fate)| !matches!(fate, VictimDiff::Unchanged));
         let changed = differing().filter(|(victim, _)| victim.stored).count();
-        Read { pages: at, differing: differing().count(), changed }
+        VictimCounts { pages: at, differing: differing().count(), changed }
     }
 }
 
 /// Numbers of victims that were read, that have no far copy that equals them (`differing`), and
 /// that have a different one (`changed`).
-struct Read {
+struct VictimCounts {
     pages: usize,
     differing: usize,
     changed: usize,
@@ -421,7 +421,7 @@ struct Read {
 
 /// Decision about a victim that was read.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum VictimDiff {
     /// The far copy equals the victim.
     Unchanged,
     /// The victim is all zeros and needs no far copy.
@@ -431,23 +431,23 @@ enum Fate {
 }
 
 impl Victim {
-    fn fate(&self, table: &Table, bytes: &[u8]) -> Fate {
+    fn diff(&self, table: &PageWordTable, bytes: &[u8]) -> VictimDiff {
         if is_zero(bytes) {
-            return Fate::Zero;
+            return VictimDiff::Zero;
         }
         let sum = checksum(bytes);
-        if self.stored && sum == table.sum(self.page) { Fate::Unchanged } else { Fate::Changed(sum) }
+        if self.stored && sum == table.sum(self.page) { VictimDiff::Unchanged } else { VictimDiff::Changed(sum) }
     }
 }
 
 /// Starts writing those pages of `buffer` that changed; the buffer belongs at `start`.
-fn write_changed(writer: &mut Writer<'_>, start: PageId, mut buffer: Buffer, fates: &[Fate]) {
+fn write_changed(writer: &mut EgressWriter<'_>, start: PageId, mut buffer: Buffer, fates: &[VictimDiff]) {
     let mut at = 0;
-    for run in fates.chunk_by(|a, b| matches!(a, Fate::Changed(_)) == matches!(b, Fate::Changed(_))) {
+    for run in fates.chunk_by(|a, b| matches!(a, VictimDiff::Changed(_)) == matches!(b, VictimDiff::Changed(_))) {
         let first = at;
         at += run.len();
-        let Fate::Changed(_) = run[0] else { continue };
-        let sums = run.iter().map(|fate| if let Fate::Changed(sum) = fate { *sum } else { 0 });
+        let VictimDiff::Changed(_) = run[0] else { continue };
+        let sums = run.iter().map(|fate| if let VictimDiff::Changed(sum) = fate { *sum } else { 0 });
         if run.len() == fates.len() {
             buffer.sums_mut().iter_mut().zip(sums).for_each(|(place, sum)| *place = sum);
             writer.write(start, buffer);
@@ -489,7 +489,7 @@ fn is_zero(page: &[u8]) -> bool {
 /// they fit; while another thread evicts, some overshoot is allowed. Ends the program if there is
 /// no room within 45 s. `context` is that of the program thread that needs the pages, if this is
 /// one in its handler.
-pub fn make_room(runtime: &Runtime, pages: i64, share: Share, context: Option<&Context>) {
+pub fn make_room(runtime: &Runtime, pages: i64, share: EvictionSize, context: Option<&Context>) {
     let need = pages * PAGE_BYTES as i64;
     let mut wait = Wait::new("room below the near limit");
     let mut deadline = None;
@@ -500,7 +500,7 @@ pub fn make_room(runtime: &Runtime, pages: i64, share: Share, context: Option<&C
         }
         let armed = runtime.armed();
         let evicted = match armed.evictor.try_lock() {
-            Some(mut evictor) => evictor.run(runtime, armed, Urgency::Direct(context), share),
+            Some(mut evictor) => evictor.run(runtime, armed, ReclaimMode::Direct(context), share),
             None if near + need <= limit + slack_bytes(limit) => break,
             None => 0,
         };
@@ -548,7 +548,7 @@ pub fn make_room_for_heap(runtime: &Runtime, bytes: i64) {
                 break;
             }
             let armed = runtime.armed();
-            if armed.evictor.lock().run(runtime, armed, Urgency::Background, Share::Batch) == 0 {
+            if armed.evictor.lock().run(runtime, armed, ReclaimMode::Background, EvictionSize::Batch) == 0 {
                 nap(Duration::from_millis(1));
             }
         }
@@ -569,7 +569,7 @@ pub fn reclaim_ahead(runtime: &Runtime) -> bool {
             return evicted;
         }
         let Some(mut evictor) = armed.evictor.try_lock() else { return evicted };
-        if evictor.run(runtime, armed, Urgency::Background, Share::Batch) == 0 {
+        if evictor.run(runtime, armed, ReclaimMode::Background, EvictionSize::Batch) == 0 {
             return evicted;
         }
         evicted = true;
@@ -606,7 +606,7 @@ fn shrink_for_copy(runtime: &Runtime, context: &Context, deadline: u64) -> bool 
         if own <= limit / COPY_SHARE || fruitless == 64 || process::now_ns() > deadline {
             return false;
         }
-        let evicted = armed.evictor.lock().run(runtime, armed, Urgency::Direct(Some(context)), Share::Batch);
+        let evicted = armed.evictor.lock().run(runtime, armed, ReclaimMode::Direct(Some(context)), EvictionSize::Batch);
         fruitless = if evicted == 0 { fruitless + 1 } else { 0 };
     }
 }

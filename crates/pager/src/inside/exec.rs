@@ -4,9 +4,9 @@
 //! the environment is made to name our library. Programs that would run without it are refused: a
 //! budget is never dropped in silence.
 
-use super::call::{Context, Outcome, error, forward};
-use super::guard::{peek, peek_slice};
-use super::lock::Lock;
+use super::call::{CallOutcome, Context, error, forward};
+use super::lock::SpinLock;
+use super::syscall_pinning::{peek, peek_slice};
 use super::{own_code, signal, thread, tracing};
 use crate::elf::{self, Linkage};
 use core::ffi::CStr;
@@ -21,7 +21,7 @@ const STRINGS_BYTES: usize = 6 << 20;
 const DEPTH: u32 = 5;
 
 /// `LD_PRELOAD=…` and `FARFIELD_CONTROL=…` as they must stand in every environment.
-static ENVIRONMENT: Lock<Vec<Vec<u8>>> = Lock::new(Vec::new());
+static ENVIRONMENT: SpinLock<Vec<Vec<u8>>> = SpinLock::new(Vec::new());
 
 /// Remembers the two variables, at the start.
 pub fn remember(preload: &[u8], control: &[u8]) {
@@ -40,7 +40,7 @@ pub fn with_config_path(action: impl FnOnce(&CStr)) {
 
 /// Serves `execve` and `execveat`. Refuses with EACCES, and says why, if the program could not have
 /// far memory.
-pub fn execute(number: usize, context: &Context) -> Outcome {
+pub fn execute(number: usize, context: &Context) -> CallOutcome {
     let args = context.arguments();
     let at = usize::from(number as i64 == libc::SYS_execveat);
     let directory = if at == 1 { args[0] as i32 } else { libc::AT_FDCWD };
@@ -79,7 +79,7 @@ pub fn execute(number: usize, context: &Context) -> Outcome {
         signals::set_mask(blocked);
         result
     });
-    Outcome::Done(result)
+    CallOutcome::Done(result)
 }
 
 fn say(path: &[u8], reason: &str) {
@@ -194,7 +194,7 @@ impl Copies {
         let len = (pointers + STRINGS_BYTES + PATH_BYTES).next_multiple_of(4096);
         // Untouched pages of the mapping cost nothing.
         let base = memory::map_anonymous(len)?;
-        let mut writer = Writer { at: base + pointers, end: base + len };
+        let mut writer = ArgumentWriter { at: base + pointers, end: base + len };
         let copied = (|| {
             let path = writer.bytes(path)?;
             let new_argv = base;
@@ -281,12 +281,12 @@ fn count(array: usize) -> Result<usize, Errno> {
     Err(Errno(libc::E2BIG))
 }
 
-struct Writer {
+struct ArgumentWriter {
     at: usize,
     end: usize,
 }
 
-impl Writer {
+impl ArgumentWriter {
     fn string(&mut self, address: usize) -> Result<usize, Errno> {
         // SAFETY: the rest of the mapping, ours alone.
         let room = unsafe { core::slice::from_raw_parts_mut(self.at as *mut u8, self.end - self.at) };

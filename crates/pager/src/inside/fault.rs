@@ -2,7 +2,7 @@
 //! others wait for it (single flight).
 
 use super::call::Context;
-use super::evict::{Share, make_room};
+use super::evict::{EvictionSize, make_room};
 use super::runtime::{Phase, RUNTIME, Runtime, fail};
 use super::store::{install, wait_for};
 use super::sync::{AtomicU64, Ordering, Wait, tid};
@@ -35,7 +35,7 @@ pub fn on_fault(address: usize, write: bool, context: Option<&Context>) -> bool 
     let runtime = &RUNTIME;
     let started = process::now_ns();
     let page = window::page_of(address);
-    let served = bring_for(runtime, page, write, context);
+    let served = fault_in_for(runtime, page, write, context);
     let counters = runtime.counters();
     counters.faults.fetch_add(1, Ordering::Relaxed);
     let took = process::now_ns() - started;
@@ -87,13 +87,13 @@ pub fn leave(runtime: &Runtime) {
 }
 
 /// Makes `page` near. Returns whether this call did it.
-pub fn bring(runtime: &Runtime, page: PageId, write: bool) -> bool {
-    bring_for(runtime, page, write, None)
+pub fn fault_in(runtime: &Runtime, page: PageId, write: bool) -> bool {
+    fault_in_for(runtime, page, write, None)
 }
 
 /// Makes `page` near for the program thread that is interrupted in `context`. Returns whether this
 /// call did it.
-fn bring_for(runtime: &Runtime, page: PageId, write: bool, context: Option<&Context>) -> bool {
+fn fault_in_for(runtime: &Runtime, page: PageId, write: bool, context: Option<&Context>) -> bool {
     // This comes before anything is owned: the thread's storage may be far itself, even in this
     // very page.
     let me = thread::current();
@@ -139,7 +139,7 @@ fn touch(runtime: &Runtime, page: PageId, write: bool, context: Option<&Context>
         }
     }
     LAST_TOUCH.store(page.0 + count - 1, Ordering::Relaxed);
-    make_room(runtime, count as i64, Share::Batch, context);
+    make_room(runtime, count as i64, EvictionSize::Batch, context);
     install(runtime, page, zeros(), count as usize, Track::Dirty, false);
 }
 
@@ -157,7 +157,7 @@ fn own(runtime: &Runtime, page: PageId, kind: FaultAction) -> bool {
 }
 
 /// Reads a page that is in the pool, and behind it pages that will be wanted next.
-fn read_in(runtime: &Runtime, me: Option<&thread::Record>, page: PageId, write: bool, context: Option<&Context>) {
+fn read_in(runtime: &Runtime, me: Option<&thread::ThreadRecord>, page: PageId, write: bool, context: Option<&Context>) {
     let counters = runtime.counters();
     counters.demand_reads.fetch_add(1, Ordering::Relaxed);
     runtime.armed().store.will_need(page);
@@ -216,7 +216,7 @@ fn zeros() -> usize {
 /// Makes `count` pages from `first` on near and holds them: they do not leave before they are
 /// released. Stops at the first page that is not ours to provide; the kernel will tell the program.
 /// Returns the number of pages held.
-pub fn bring_and_hold(runtime: &Runtime, first: PageId, count: u32) -> u32 {
+pub fn fault_in_and_pin(runtime: &Runtime, first: PageId, count: u32) -> u32 {
     let table = runtime.table();
     for index in 0..count {
         let page = PageId(first.0 + u64::from(index));
@@ -224,7 +224,7 @@ pub fn bring_and_hold(runtime: &Runtime, first: PageId, count: u32) -> u32 {
             if table.update(page, |word| word.hold()).is_some() {
                 break;
             }
-            bring(runtime, page, true);
+            fault_in(runtime, page, true);
             // A page of zeros that has left again is Absent too.
             if table.word(page).state() == State::Absent && is_foreign(runtime, page) {
                 return index;

@@ -5,11 +5,11 @@
 //! snapshot of the region; the kernel does the same for what is near. Before that, enough leaves
 //! the parent's near memory that both fit the budget.
 
-use super::call::{Context, Outcome, done};
+use super::call::{CallOutcome, Context, done};
 use super::runtime::{Phase, RUNTIME, Runtime, fail};
 use super::store::{self, Store};
-use super::switching::Inherited;
-use super::{arm, emulate, evict, fault, flights, heap, sync, thread};
+use super::switching::InheritedSnapshot;
+use super::{arm, async_io, emulate, evict, fault, heap, sync, thread};
 use crate::control::{believed, exit};
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
@@ -18,7 +18,7 @@ use farfield_os::{gate, process};
 use farfield_pool::PoolError;
 
 /// Makes the call `clone(args)` without `CLONE_VM`.
-pub fn fork(context: &Context, args: [usize; 6]) -> Outcome {
+pub fn fork(context: &Context, args: [usize; 6]) -> CallOutcome {
     let runtime = &RUNTIME;
     let near = believed(&runtime.slot().near_bytes);
     if fault::settled_phase(runtime) == Phase::Dormant && arm::is_close(runtime, near) {
@@ -31,7 +31,7 @@ pub fn fork(context: &Context, args: [usize; 6]) -> Outcome {
     }
 }
 
-fn fork_dormant(runtime: &Runtime, context: &Context, args: [usize; 6]) -> Outcome {
+fn fork_dormant(runtime: &Runtime, context: &Context, args: [usize; 6]) -> CallOutcome {
     let end = runtime.break_end.lock();
     let space = runtime.space.lock();
     // Nobody arms while the space is held; but another thread may have armed before.
@@ -39,7 +39,7 @@ fn fork_dormant(runtime: &Runtime, context: &Context, args: [usize; 6]) -> Outco
         drop((space, end));
         return fork_armed(runtime, context, args);
     }
-    let actions = (runtime.wiped.lock(), runtime.program_actions.lock(), flights::BOOKS.lock());
+    let actions = (runtime.wiped.lock(), runtime.program_actions.lock(), async_io::ASYNC_IO_REGISTRY.lock());
     let heap = heap::lock();
     let inherited = Inheritance::take(runtime);
     let me = thread::current();
@@ -60,14 +60,14 @@ fn fork_dormant(runtime: &Runtime, context: &Context, args: [usize; 6]) -> Outco
     done(result)
 }
 
-fn fork_armed(runtime: &Runtime, context: &Context, args: [usize; 6]) -> Outcome {
+fn fork_armed(runtime: &Runtime, context: &Context, args: [usize; 6]) -> CallOutcome {
     evict::make_room_for_copy(runtime, context);
     // This comes before everything else that a thread that moves to another pool might need.
     let still = runtime.armed().store.backend().hold_still();
     // This comes before freezing: the holder of the space may wait for the world to thaw.
     let end = runtime.break_end.lock();
     let space = runtime.space.lock();
-    let books = flights::BOOKS.lock();
+    let books = async_io::ASYNC_IO_REGISTRY.lock();
     let mut wait = sync::Wait::new("threads that are inside a fault, so that the process can fork");
     let me = sync::tid() as u32;
     while runtime.frozen_by.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed).is_err() {
@@ -124,14 +124,14 @@ fn fork_armed(runtime: &Runtime, context: &Context, args: [usize; 6]) -> Outcome
 
 /// Takes a snapshot of the pool. If too much of the pool is silent, it is given time: as much as
 /// for any other operation.
-fn take_snapshot(store: &Store) -> Inherited {
-    let mut quiet = store.quiet();
+fn take_snapshot(store: &Store) -> InheritedSnapshot {
+    let mut quiet = store.quiesce();
     let until = process::now_ns() + store::DEADLINE.as_nanos() as u64;
     loop {
-        match Inherited::of(store) {
+        match InheritedSnapshot::of(store) {
             Ok(heirloom) => return heirloom,
             Err(PoolError::TimedOut { .. }) if process::now_ns() < until => quiet.take_answers(),
-            Err(error) => store::lost(error),
+            Err(error) => store::fail_pool_lost(error),
         }
     }
 }
@@ -166,24 +166,24 @@ impl Inheritance {
 }
 
 /// Gives the child a slot of its own in the job.
-fn become_child(runtime: &Runtime, me: Option<&thread::Record>, inherited: Inheritance) {
+fn become_child(runtime: &Runtime, me: Option<&thread::ThreadRecord>, inherited: Inheritance) {
     let Some(slot) = runtime.control().take_slot(process::pid() as u32, process::identity()) else {
         fail(exit::INTERNAL, format_args!("more than {} processes in one job", crate::control::SLOTS));
     };
     runtime.set_slot(slot);
     runtime.monitor.store(0, Ordering::Relaxed);
-    runtime.keeper.store(0, Ordering::Relaxed);
+    runtime.maintenance_running.store(0, Ordering::Relaxed);
     runtime.own_threads.store(0, Ordering::SeqCst);
     runtime.busy.store(0, Ordering::SeqCst);
     // SAFETY: no other thread exists.
-    unsafe { runtime.loans.forked() };
-    runtime.threads.forked(me);
-    flights::forked();
+    unsafe { runtime.vm_sharing.reset_in_child() };
+    runtime.threads.reset_in_child(me);
+    async_io::reset_in_child();
     runtime.adopt(inherited.near_bytes, inherited.reserved_bytes);
 }
 
 /// Marks near pages as shared between parent and child.
-fn mark_shared(runtime: &Runtime, queue: &super::queue::Queue, in_child: bool) {
+fn mark_shared(runtime: &Runtime, queue: &super::queue::PageQueue, in_child: bool) {
     for index in 0..queue.len() {
         let Some(page) = queue.peek(index) else { break };
         runtime.table().update(page, |word| (word.state() == State::Near).then(|| word.forked(in_child)));

@@ -3,17 +3,17 @@
 //! The allocator is dlmalloc over pages mapped through the gate. Its size is part of the near
 //! budget.
 
-use super::lock::Lock;
+use super::lock::SpinLock;
 use core::alloc::{GlobalAlloc, Layout};
 use core::sync::atomic::{AtomicI64, Ordering};
 
 /// Bytes mapped for our heap.
 pub static HEAP_BYTES: AtomicI64 = AtomicI64::new(0);
 
-struct Pages;
+struct MmapAllocator;
 
 // SAFETY: hands out fresh private mappings and takes the same back.
-unsafe impl dlmalloc::Allocator for Pages {
+unsafe impl dlmalloc::Allocator for MmapAllocator {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         match farfield_os::memory::map_anonymous(size) {
             Ok(address) => {
@@ -53,10 +53,11 @@ unsafe impl dlmalloc::Allocator for Pages {
     }
 }
 
-static INNER: Lock<dlmalloc::Dlmalloc<Pages>> = Lock::new(dlmalloc::Dlmalloc::new_with_allocator(Pages));
+static INNER: SpinLock<dlmalloc::Dlmalloc<MmapAllocator>> =
+    SpinLock::new(dlmalloc::Dlmalloc::new_with_allocator(MmapAllocator));
 
 /// Global allocator of the preload library.
-pub struct Heap;
+pub struct PreloadAllocator;
 
 /// Locks the heap while the process is copied.
 pub fn lock() -> impl Sized {
@@ -64,7 +65,7 @@ pub fn lock() -> impl Sized {
 }
 
 // SAFETY: dlmalloc keeps the contract of GlobalAlloc; the lock makes it exclusive.
-unsafe impl GlobalAlloc for Heap {
+unsafe impl GlobalAlloc for PreloadAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: passed on to the caller.
         unsafe { INNER.lock().malloc(layout.size(), layout.align()) }

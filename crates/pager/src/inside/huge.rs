@@ -6,7 +6,7 @@
 //! apart as their first part leaves. A huge page that loses a part would keep all its memory, until
 //! the kernel is short of it.
 
-use super::table::Table;
+use super::table::PageWordTable;
 use crate::window;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::PageId;
@@ -42,7 +42,7 @@ pub fn note() {
 }
 
 /// Stops the use of new huge pages: from now on memory may have to leave.
-pub fn no_more() {
+pub fn stop() {
     if WHERE.fetch_min(SOMEWHERE, Ordering::Relaxed) != NOWHERE {
         advise(window::BASE, window::LEN);
         for (start, end) in window::extents::pages() {
@@ -52,7 +52,7 @@ pub fn no_more() {
 }
 
 /// Takes the huge pages apart in which these pages may lie. The pages are near.
-pub fn split(table: &Table, pages: impl Iterator<Item = PageId>) {
+pub fn split(table: &PageWordTable, pages: impl Iterator<Item = PageId>) {
     if WHERE.load(Ordering::Relaxed) == NOWHERE {
         return;
     }

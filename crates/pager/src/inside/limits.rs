@@ -4,12 +4,12 @@
 //! much, and the window counts there as a whole. So mappings in the window are compared with the
 //! limits here.
 
-use super::call::{Outcome, error, forward};
+use super::call::{CallOutcome, error, forward};
 use super::heap::HEAP_BYTES;
 use super::runtime::Runtime;
-use super::{guard, thread};
+use super::{syscall_pinning, thread};
 use crate::limits::{RESOURCES, TABLE_BYTES, from_kernel, to_kernel};
-use crate::space::{FOREIGN, Range, Space};
+use crate::space::{FOREIGN, PageRange, Space};
 use crate::window;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
@@ -30,18 +30,18 @@ pub fn start() {
 }
 
 /// Serves `prlimit64`, `setrlimit` and `getrlimit` for one of [`RESOURCES`].
-pub fn serve(runtime: &Runtime, number: usize, args: [usize; 6]) -> Outcome {
+pub fn serve(runtime: &Runtime, number: usize, args: [usize; 6]) -> CallOutcome {
     let (pid, resource, new, old) = match number as i64 {
         libc::SYS_prlimit64 => (args[0] as u32, args[1] as u32, args[2], args[3]),
         libc::SYS_setrlimit => (0, args[0] as u32, args[1], 0),
         _ => (0, args[0] as u32, 0, args[1]),
     };
-    let Some(index) = RESOURCES.iter().position(|one| *one == resource) else { return Outcome::Forward };
+    let Some(index) = RESOURCES.iter().position(|one| *one == resource) else { return CallOutcome::Forward };
     let is_own = pid == 0 || pid == process::pid() as u32;
     if !is_own && !is_of_job(runtime, pid) {
-        return Outcome::Forward;
+        return CallOutcome::Forward;
     }
-    let wanted = if new == 0 { None } else { guard::peek::<libc::rlimit>(new) };
+    let wanted = if new == 0 { None } else { syscall_pinning::peek::<libc::rlimit>(new) };
     if new != 0 && wanted.is_none() {
         return error(libc::EFAULT);
     }
@@ -57,16 +57,16 @@ pub fn serve(runtime: &Runtime, number: usize, args: [usize; 6]) -> Outcome {
     // SAFETY: the program's own call, with copies of ours that live through it.
     let result = unsafe { forward(number, copied) };
     if result < 0 {
-        return Outcome::Done(result);
+        return CallOutcome::Done(result);
     }
     // A child of vfork sets its own limit, not that of the process whose memory this is.
     if let Some(wanted) = wanted.filter(|_| is_own && !runtime.is_borrowed()) {
         SOFT[index].store(wanted.rlim_cur, Ordering::Relaxed);
     }
-    if old != 0 && !guard::poke(old, from_kernel(resource, before)) {
+    if old != 0 && !syscall_pinning::poke(old, from_kernel(resource, before)) {
         return error(libc::EFAULT);
     }
-    Outcome::Done(result)
+    CallOutcome::Done(result)
 }
 
 /// Checks whether `pid` is a process of this job, whose limits are kept as ours.
@@ -84,7 +84,7 @@ pub fn allow(space: &Space, pages: u64, prot: i32) -> bool {
     }
     let own = TABLE_BYTES + thread::TABLE_BYTES + HEAP_BYTES.load(Ordering::Relaxed).max(0) as u64;
     let writable = |prot: i32| prot != FOREIGN && prot & libc::PROT_WRITE != 0;
-    let parts = space.parts_in(Range { start: 0, end: window::PAGES });
+    let parts = space.parts_in(PageRange { start: 0, end: window::PAGES });
     let in_window: u64 = parts.iter().filter(|(_, prot)| writable(*prot)).map(|(part, _)| part.pages()).sum();
     let more = pages * PAGE_BYTES as u64;
     let all_data = data_bytes().saturating_sub(own);

@@ -7,18 +7,18 @@ use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 
 /// Mutual exclusion over `T`.
-pub struct Lock<T> {
+pub struct SpinLock<T> {
     taken: AtomicU32,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: the value is reached only through a guard, and `taken` makes guards exclusive.
-unsafe impl<T: Send> Sync for Lock<T> {}
+unsafe impl<T: Send> Sync for SpinLock<T> {}
 
-impl<T> Lock<T> {
+impl<T> SpinLock<T> {
     /// Creates an open lock.
-    pub const fn new(value: T) -> Lock<T> {
-        Lock { taken: AtomicU32::new(0), value: UnsafeCell::new(value) }
+    pub const fn new(value: T) -> SpinLock<T> {
+        SpinLock { taken: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
     /// Takes the lock. Spins and yields until it is free.
@@ -54,7 +54,7 @@ impl<T> Lock<T> {
 
 /// Guard of a held lock.
 pub struct Guard<'a, T> {
-    lock: &'a Lock<T>,
+    lock: &'a SpinLock<T>,
 }
 
 impl<T> Deref for Guard<'_, T> {

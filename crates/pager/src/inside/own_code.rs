@@ -14,13 +14,13 @@
 
 use super::call::Context;
 use super::runtime::{RUNTIME, fail};
-use super::thread::{self, Record};
+use super::thread::{self, ThreadRecord};
 use crate::control::exit;
 use core::sync::atomic::Ordering;
 use farfield_os::gate;
 
 /// Guard: while it lives, the calling thread runs our code.
-pub struct OwnCode(Option<&'static Record>);
+pub struct OwnCode(Option<&'static ThreadRecord>);
 
 impl OwnCode {
     /// Notes that the handler of a signal begins. (A thread for which there is no record any more

@@ -5,14 +5,14 @@
 //! then on, as files in the window are.
 
 use super::arm::with_descriptors;
-use super::call::{Outcome, error, forward};
+use super::call::{CallOutcome, error, forward};
 use super::emulate::{address_of, forget, pages_of};
-use super::fault::{bring, settled_phase};
+use super::fault::{fault_in, settled_phase};
 use super::runtime::{Phase, Runtime, fail};
 use super::table::CHUNK;
-use super::{guard, store, sync};
-use crate::control::{Mode, exit};
-use crate::space::{FOREIGN, Range};
+use super::{store, sync, syscall_pinning};
+use crate::control::{FaultMode, exit};
+use crate::space::{FOREIGN, PageRange};
 use crate::window;
 use core::sync::atomic::Ordering;
 use farfield_core::PageId;
@@ -26,10 +26,10 @@ use farfield_os::{file, memory};
 const BATCH: usize = 64;
 
 /// Serves `ioctl(userfaultfd, UFFDIO_REGISTER, argument)`.
-pub fn register(runtime: &Runtime, number: usize, args: [usize; 6]) -> Outcome {
+pub fn register(runtime: &Runtime, number: usize, args: [usize; 6]) -> CallOutcome {
     // The words are address, length, mode, and the kernel's answer.
-    let Some(mut argument) = guard::peek::<[u64; 4]>(args[2]) else { return error(libc::EFAULT) };
-    let Some(range) = pages_of(argument[0] as usize, argument[1] as usize) else { return Outcome::Forward };
+    let Some(mut argument) = syscall_pinning::peek::<[u64; 4]>(args[2]) else { return error(libc::EFAULT) };
+    let Some(range) = pages_of(argument[0] as usize, argument[1] as usize) else { return CallOutcome::Forward };
     // No thread arms, forks, maps or moves meanwhile.
     let mut space = runtime.space.lock();
     if !space.is_mapped(range) {
@@ -48,16 +48,16 @@ pub fn register(runtime: &Runtime, number: usize, args: [usize; 6]) -> Outcome {
         result = call();
     }
     if result < 0 {
-        return Outcome::Done(result);
+        return CallOutcome::Done(result);
     }
     space.map(range, FOREIGN);
     drop(space);
-    if guard::poke(args[2], argument) { Outcome::Done(result) } else { error(libc::EFAULT) }
+    if syscall_pinning::poke(args[2], argument) { CallOutcome::Done(result) } else { error(libc::EFAULT) }
 }
 
 /// Makes a range near for good and gives it to the kernel, with its content. The caller holds the
 /// space.
-fn give_up(runtime: &Runtime, range: Range) {
+fn give_up(runtime: &Runtime, range: PageRange) {
     let (address, len) = address_of(range);
     freeze(runtime);
     let pipe = with_descriptors(|| PagePipe::open(BATCH)).ok();
@@ -115,7 +115,7 @@ fn drop_zeros(runtime: &Runtime, pipe: &PagePipe, first: u64, count: usize) {
         let read = unsafe { pipe.read_exact(page.as_mut_ptr().cast(), PAGE_BYTES) };
         let (target, source) = (address + index * PAGE_BYTES, page.as_ptr() as usize);
         let is_back = || {
-            let wake = armed.mode == Mode::Thread;
+            let wake = armed.mode == FaultMode::Thread;
             // SAFETY: the whole page is readable.
             unsafe { armed.uffd.copy(target, source, PAGE_BYTES, Track::Dirty, wake) }.is_ok()
         };
@@ -126,11 +126,11 @@ fn drop_zeros(runtime: &Runtime, pipe: &PagePipe, first: u64, count: usize) {
 }
 
 /// Returns the parts of a range of which any page was ever ours.
-fn touched(runtime: &Runtime, range: Range) -> impl Iterator<Item = Range> {
+fn touched(runtime: &Runtime, range: PageRange) -> impl Iterator<Item = PageRange> {
     let chunks = (range.start / CHUNK..range.end.div_ceil(CHUNK)).map(|chunk| chunk * CHUNK);
     chunks
         .filter(|&chunk| runtime.table().chunk_touched(chunk))
-        .map(move |chunk| Range { start: chunk.max(range.start), end: (chunk + CHUNK).min(range.end) })
+        .map(move |chunk| PageRange { start: chunk.max(range.start), end: (chunk + CHUNK).min(range.end) })
 }
 
 /// Seizes a page, after bringing it near if it is far. Returns whether it was counted as near.
@@ -142,7 +142,7 @@ fn seize_near(runtime: &Runtime, page: PageId) -> bool {
         match word {
             Some((before, _)) => return before.state() == State::Near,
             None if is_far(runtime.table().word(page)) => {
-                bring(runtime, page, true);
+                fault_in(runtime, page, true);
             }
             None => store::wait_for(runtime, &mut wait),
         }

@@ -7,17 +7,17 @@ use farfield_core::PageId;
 use farfield_os::{Result, memory};
 
 /// Ring of page numbers.
-pub struct Queue {
+pub struct PageQueue {
     ring: usize,
     capacity: usize,
     head: usize,
     len: usize,
 }
 
-impl Queue {
+impl PageQueue {
     /// Creates a queue without room.
-    pub const fn empty() -> Queue {
-        Queue { ring: 0, capacity: 0, head: 0, len: 0 }
+    pub const fn empty() -> PageQueue {
+        PageQueue { ring: 0, capacity: 0, head: 0, len: 0 }
     }
 
     /// Makes room for `capacity` entries.
@@ -62,7 +62,7 @@ impl Queue {
     }
 
     fn grow(&mut self) {
-        let mut larger = Queue::empty();
+        let mut larger = PageQueue::empty();
         if larger.reserve(self.capacity * 2).is_err() {
             return;
         }
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn order_is_kept_and_stale_entries_make_room() {
-        let mut queue = Queue::empty();
+        let mut queue = PageQueue::empty();
         queue.reserve(64).unwrap();
         for page in 0..64 {
             queue.push(PageId(page), |_| false);

@@ -6,16 +6,16 @@
 //! cannot be written from the first copy on, has no memory when the new one gets it, and cannot be
 //! touched when its pages are let go.
 
-use super::call::{Outcome, done, error};
+use super::call::{CallOutcome, done, error};
 use super::emulate::{address_of, discard, forget, pages_of, release};
-use super::fault::{bring, settled_phase};
+use super::fault::{fault_in, settled_phase};
 use super::limits;
 use super::runtime::{Phase, Runtime, fail};
 use super::store::{self, enqueue};
 use super::sync::Wait;
 use super::table::CHUNK;
 use crate::control::exit;
-use crate::space::{FOREIGN, Range, Space};
+use crate::space::{FOREIGN, PageRange, Space};
 use crate::window;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{PageId, page_word::State};
@@ -23,7 +23,7 @@ use farfield_os::uffd::Track;
 use farfield_os::{Errno, Result, gate, memory};
 
 /// Serves `mremap(old, old_len, new_len, flags, new)` where `old` or `new` is in the window.
-pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
+pub fn remap(runtime: &Runtime, args: [usize; 6]) -> CallOutcome {
     let [old, old_len, new_len, flags, new, _] = args;
     let flags = flags as i32;
     let pages = |len: usize| len.checked_next_multiple_of(PAGE_BYTES).map(|len| (len / PAGE_BYTES) as u64);
@@ -47,7 +47,7 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         return error(libc::EINVAL);
     }
     let start = window::page_of(old).0;
-    let from = Range { start, end: start + old_pages };
+    let from = PageRange { start, end: start + old_pages };
     if !space.is_mapped(from) {
         return error(libc::EFAULT);
     }
@@ -67,15 +67,15 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         release(runtime, &mut space, target);
         target
     } else if new_pages <= old_pages && !stays {
-        release(runtime, &mut space, Range { start: start + new_pages, end: from.end });
-        return Outcome::Done(old as isize);
+        release(runtime, &mut space, PageRange { start: start + new_pages, end: from.end });
+        return CallOutcome::Done(old as isize);
     } else {
-        let growth = Range { start: from.end, end: start + new_pages };
+        let growth = PageRange { start: from.end, end: start + new_pages };
         if !stays && growth.end <= window::pages_end(PageId(start)) && space.is_free(growth) {
             return match protect(growth, prot) {
                 Ok(()) => {
                     space.map(growth, prot);
-                    Outcome::Done(old as isize)
+                    CallOutcome::Done(old as isize)
                 }
                 Err(errno) => error(errno.0),
             };
@@ -85,12 +85,12 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
         }
         // The search asks for as much room behind it again: a mapping that grows once grows often.
         match space.find(new_pages.saturating_mul(2)).or_else(|| space.find(new_pages)) {
-            Some(found) => Range { start: found.start, end: found.start + new_pages },
+            Some(found) => PageRange { start: found.start, end: found.start + new_pages },
             None => return error(libc::ENOMEM),
         }
     };
-    let kept = Range { start, end: start + old_pages.min(new_pages) };
-    if let Err(errno) = (Move { runtime, from: kept, target, stays }).carry_out(&mut space) {
+    let kept = PageRange { start, end: start + old_pages.min(new_pages) };
+    if let Err(errno) = (RangeMove { runtime, from: kept, target, stays }).carry_out(&mut space) {
         // The kernel may have unmapped the target.
         space.map(target, FOREIGN);
         release(runtime, &mut space, target);
@@ -99,12 +99,12 @@ pub fn remap(runtime: &Runtime, args: [usize; 6]) -> Outcome {
     if !stays {
         release(runtime, &mut space, from);
     }
-    Outcome::Done(window::address_of(PageId(target.start)) as isize)
+    CallOutcome::Done(window::address_of(PageId(target.start)) as isize)
 }
 
 /// Moves memory that is not ours, from or to a place in the window, by the kernel's own call.
 /// `from` is its place if that is in the window.
-fn remap_other(runtime: &Runtime, space: &mut Space, args: [usize; 6], from: Option<Range>) -> Outcome {
+fn remap_other(runtime: &Runtime, space: &mut Space, args: [usize; 6], from: Option<PageRange>) -> CallOutcome {
     let [old, _, new_len, flags, new, _] = args;
     let stays = flags as i32 & libc::MREMAP_DONTUNMAP != 0;
     // Without a fixed place `new` may be anything.
@@ -127,13 +127,13 @@ fn remap_other(runtime: &Runtime, space: &mut Space, args: [usize; 6], from: Opt
     if let (Some(from), Ok(address)) = (from, result) {
         let kept = if address == old { (new_len.div_ceil(PAGE_BYTES) as u64).min(from.pages()) } else { 0 };
         if address == old || !stays {
-            release(runtime, space, Range { start: from.start + kept, end: from.end });
+            release(runtime, space, PageRange { start: from.start + kept, end: from.end });
         }
     }
     done(result)
 }
 
-fn protect(range: Range, prot: i32) -> Result<()> {
+fn protect(range: PageRange, prot: i32) -> Result<()> {
     let (address, len) = address_of(range);
     // SAFETY: the callers give the reason why this is sound.
     unsafe { memory::mprotect(address, len, prot) }
@@ -141,14 +141,14 @@ fn protect(range: Range, prot: i32) -> Result<()> {
 
 /// Move of the content of `from` to the start of `target`, which is free. If it `stays`, the old
 /// place stays mapped, as zeros.
-struct Move<'a> {
+struct RangeMove<'a> {
     runtime: &'a Runtime,
-    from: Range,
-    target: Range,
+    from: PageRange,
+    target: PageRange,
     stays: bool,
 }
 
-impl Move<'_> {
+impl RangeMove<'_> {
     /// Carries the move out. After an error everything is where it was, except for mappings in
     /// `target`.
     fn carry_out(&self, space: &mut Space) -> Result<()> {
@@ -191,14 +191,14 @@ impl Move<'_> {
     }
 
     /// Returns the new place of a part of `from`; that of the last part includes the growth.
-    fn target_of(&self, part: Range) -> Range {
+    fn target_of(&self, part: PageRange) -> PageRange {
         let start = self.new_of(part.start).0;
         let end = if part.end == self.from.end { self.target.end } else { start + part.pages() };
-        Range { start, end }
+        PageRange { start, end }
     }
 
     /// Gives the target the protection of what moves there.
-    fn open(&self, space: &mut Space, parts: &[(Range, i32)]) -> Result<()> {
+    fn open(&self, space: &mut Space, parts: &[(PageRange, i32)]) -> Result<()> {
         for &(part, prot) in parts {
             let target = self.target_of(part);
             protect(target, prot)?;
@@ -213,12 +213,12 @@ impl Move<'_> {
     }
 
     /// Makes the old place readable and, unless it stays, not writable.
-    fn seal(&self, parts: &[(Range, i32)]) -> Result<()> {
+    fn seal(&self, parts: &[(PageRange, i32)]) -> Result<()> {
         let mut changes = parts.iter().filter(|(_, prot)| self.sealed(*prot) != *prot);
         changes.try_for_each(|&(part, prot)| protect(part, self.sealed(prot)))
     }
 
-    fn unseal(&self, parts: &[(Range, i32)]) {
+    fn unseal(&self, parts: &[(PageRange, i32)]) {
         for &(part, prot) in parts.iter().filter(|(_, prot)| self.sealed(*prot) != *prot) {
             let _ = protect(part, prot);
         }
@@ -226,12 +226,12 @@ impl Move<'_> {
 
     /// Moves the pages while faults are ours. No fork comes in between: it needs the space, which
     /// the caller has.
-    fn move_pages(&self, space: &mut Space, parts: &[(Range, i32)]) -> Result<()> {
+    fn move_pages(&self, space: &mut Space, parts: &[(PageRange, i32)]) -> Result<()> {
         let runtime = self.runtime;
         let chunks = (self.from.start / CHUNK..self.from.end.div_ceil(CHUNK)).map(|chunk| chunk * CHUNK);
-        let touched: Vec<Range> = chunks
+        let touched: Vec<PageRange> = chunks
             .filter(|&chunk| runtime.table().chunk_touched(chunk))
-            .map(|chunk| Range { start: chunk.max(self.from.start), end: (chunk + CHUNK).min(self.from.end) })
+            .map(|chunk| PageRange { start: chunk.max(self.from.start), end: (chunk + CHUNK).min(self.from.end) })
             .collect();
         for page in touched.iter().flat_map(|piece| piece.start..piece.end) {
             seize_nothing(runtime, self.new_of(page));
@@ -262,7 +262,7 @@ impl Move<'_> {
 fn seize_nothing(runtime: &Runtime, page: PageId) {
     let absent = |state| state == State::Absent;
     while runtime.table().update(page, |word| if absent(word.state()) { word.seize() } else { None }).is_none() {
-        discard(runtime, Range { start: page.0, end: page.0 + 1 }, true);
+        discard(runtime, PageRange { start: page.0, end: page.0 + 1 }, true);
     }
 }
 
@@ -274,7 +274,7 @@ fn move_page(runtime: &Runtime, old: PageId, new: PageId) {
         match table.word(old).state() {
             State::Loading | State::Evicting => store::wait_for(runtime, &mut wait),
             // The page's far copy belongs to the old place.
-            State::Far => drop(bring(runtime, old, true)),
+            State::Far => drop(fault_in(runtime, old, true)),
             State::Absent | State::Near => {
                 let is_far = |state| state == State::Far;
                 if let Some((before, _)) =

@@ -1,16 +1,16 @@
 //! The state of one process, and its accounts.
 
-use super::clone::Loans;
-use super::evict::Evictor;
-use super::lock::Lock;
-use super::queue::Queue;
+use super::clone::VmSharing;
+use super::evict::WindowEvictor;
+use super::lock::SpinLock;
+use super::queue::PageQueue;
 use super::store::Store;
 use super::sync::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use super::table::Table;
-use super::thread::Threads;
+use super::table::PageWordTable;
+use super::thread::ThreadTable;
 use crate::config::JobConfig;
-use crate::control::{Control, Counters, Mode, Slot, believed};
-use crate::space::{Range, Space};
+use crate::control::{FaultMode, JobAccounts, PagingCounters, ProcessSlot, believed};
+use crate::space::{PageRange, Space};
 use crate::window;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::memory::OwnMemory;
@@ -40,7 +40,7 @@ pub struct Armed {
     /// The userfaultfd that reports faults.
     pub uffd: Uffd,
     /// Way in which faults are served.
-    pub mode: Mode,
+    pub mode: FaultMode,
     /// Reader of the pages' written bits.
     pub pagemap: Pagemap,
     /// Descriptor of this process, for `process_madvise`.
@@ -54,25 +54,25 @@ pub struct Armed {
     /// Far memory: the pool and our lanes to it.
     pub store: Store,
     /// Eviction buffers; the holder of the lock evicts.
-    pub evictor: Lock<Evictor>,
+    pub evictor: SpinLock<WindowEvictor>,
 }
 
 /// State of this process; [`RUNTIME`] is the only one.
 pub struct Runtime {
     phase: AtomicU32,
     config: AtomicPtr<JobConfig>,
-    control: AtomicPtr<Control>,
-    slot: AtomicPtr<Slot>,
-    table: AtomicPtr<Table>,
+    control: AtomicPtr<JobAccounts>,
+    slot: AtomicPtr<ProcessSlot>,
+    table: AtomicPtr<PageWordTable>,
     armed: AtomicPtr<Armed>,
     /// Threads of the program.
-    pub threads: Threads,
+    pub threads: ThreadTable,
     /// Processes that run in the memory of this one.
-    pub loans: Loans,
+    pub vm_sharing: VmSharing,
     /// Address space of the window.
-    pub space: Lock<Space>,
+    pub space: SpinLock<Space>,
     /// Near pages in order of arrival.
-    pub queue: Lock<Queue>,
+    pub queue: SpinLock<PageQueue>,
     /// Number of evictions so far, modulo 2³²: the clock of [`farfield_core::page_word`].
     pub evictions: AtomicU32,
     /// Epoch of first writes, never 0. It ends whenever a thread that evicts
@@ -82,7 +82,7 @@ pub struct Runtime {
     /// 1 once the monitor thread runs.
     pub monitor: AtomicU32,
     /// 1 once the keeper thread runs.
-    pub keeper: AtomicU32,
+    pub maintenance_running: AtomicU32,
     /// Number of threads of ours that run. Each counts itself, and none ever ends.
     pub own_threads: AtomicU64,
     /// Thread that froze the world for a fork, or for another pool; 0 = none.
@@ -90,7 +90,7 @@ pub struct Runtime {
     /// Number of threads inside a fault or an emulated call.
     pub busy: AtomicU32,
     /// End of the program break, as an address.
-    pub break_end: Lock<usize>,
+    pub break_end: SpinLock<usize>,
     /// Process id, cached: it differs from the kernel's in a vfork child.
     pub pid: AtomicU32,
     /// Recent share of victims that had to be read.
@@ -102,10 +102,10 @@ pub struct Runtime {
     /// Minimum that the heap is charged with: the size that it is about to reach.
     heap_expected: AtomicI64,
     /// Ranges that a child of a fork shall find empty (`MADV_WIPEONFORK`).
-    pub wiped: Lock<Vec<Range>>,
+    pub wiped: SpinLock<Vec<PageRange>>,
     /// The program's own signal actions, by number of the signal less one. For SIGBUS and SIGSYS
     /// these are the actions in force, for the others the program's last handlers.
-    pub program_actions: Lock<[farfield_os::signals::Action; 64]>,
+    pub program_actions: SpinLock<[farfield_os::signals::Action; 64]>,
     /// Whether debug builds go on after a [call of our own](super::own_code) outside of the gate,
     /// as others do. For tests.
     pub is_lenient: core::sync::atomic::AtomicBool,
@@ -122,8 +122,8 @@ const SMALL_END: u64 = 1 << 30;
 
 impl Runtime {
     const fn new() -> Runtime {
-        let small = Range { start: BREAK_PAGES, end: SMALL_END };
-        let large = Range { start: SMALL_END, end: window::extents::FIRST_PAGE };
+        let small = PageRange { start: BREAK_PAGES, end: SMALL_END };
+        let large = PageRange { start: SMALL_END, end: window::extents::FIRST_PAGE };
         Runtime {
             phase: AtomicU32::new(0),
             config: AtomicPtr::new(core::ptr::null_mut()),
@@ -131,25 +131,25 @@ impl Runtime {
             slot: AtomicPtr::new(core::ptr::null_mut()),
             table: AtomicPtr::new(core::ptr::null_mut()),
             armed: AtomicPtr::new(core::ptr::null_mut()),
-            threads: Threads::new(),
-            loans: Loans::new(),
-            space: Lock::new(Space::new(small, large)),
-            queue: Lock::new(Queue::empty()),
+            threads: ThreadTable::new(),
+            vm_sharing: VmSharing::new(),
+            space: SpinLock::new(Space::new(small, large)),
+            queue: SpinLock::new(PageQueue::empty()),
             evictions: AtomicU32::new(0),
             epoch: AtomicU32::new(1),
             monitor: AtomicU32::new(0),
-            keeper: AtomicU32::new(0),
+            maintenance_running: AtomicU32::new(0),
             own_threads: AtomicU64::new(0),
             frozen_by: AtomicU32::new(0),
             busy: AtomicU32::new(0),
-            break_end: Lock::new(window::BASE),
+            break_end: SpinLock::new(window::BASE),
             pid: AtomicU32::new(0),
             dirty_share: RecentShare::new(),
             changed_share: RecentShare::new(),
             heap_charged: AtomicI64::new(0),
             heap_expected: AtomicI64::new(0),
-            wiped: Lock::new(Vec::new()),
-            program_actions: Lock::new(
+            wiped: SpinLock::new(Vec::new()),
+            program_actions: SpinLock::new(
                 [farfield_os::signals::Action { handler: 0, flags: 0, restorer: 0, mask: 0 }; 64],
             ),
             is_lenient: core::sync::atomic::AtomicBool::new(false),
@@ -177,7 +177,13 @@ impl Runtime {
     }
 
     /// Sets the state that is known at the start.
-    pub fn set_up(&self, config: &'static JobConfig, control: &'static Control, slot: &'static Slot, table: Table) {
+    pub fn set_up(
+        &self,
+        config: &'static JobConfig,
+        control: &'static JobAccounts,
+        slot: &'static ProcessSlot,
+        table: PageWordTable,
+    ) {
         self.config.store(core::ptr::from_ref(config).cast_mut(), Ordering::Release);
         self.control.store(core::ptr::from_ref(control).cast_mut(), Ordering::Release);
         self.slot.store(core::ptr::from_ref(slot).cast_mut(), Ordering::Release);
@@ -186,7 +192,7 @@ impl Runtime {
     }
 
     /// Takes another slot, in the child of a fork.
-    pub fn set_slot(&self, slot: &'static Slot) {
+    pub fn set_slot(&self, slot: &'static ProcessSlot) {
         self.slot.store(core::ptr::from_ref(slot).cast_mut(), Ordering::Release);
         self.pid.store(process::pid() as u32, Ordering::Release);
     }
@@ -198,24 +204,24 @@ impl Runtime {
     }
 
     /// Returns the job's accounts.
-    pub fn control(&self) -> &'static Control {
+    pub fn control(&self) -> &'static JobAccounts {
         // SAFETY: set before the phase leaves Off and never unmapped.
         unsafe { &*self.control.load(Ordering::Acquire) }
     }
 
     /// Returns this process's slot in the accounts.
-    pub fn slot(&self) -> &'static Slot {
+    pub fn slot(&self) -> &'static ProcessSlot {
         // SAFETY: set before the phase leaves Off; slots are never unmapped.
         unsafe { &*self.slot.load(Ordering::Acquire) }
     }
 
     /// Returns the event counts of this process.
-    pub fn counters(&self) -> &'static Counters {
+    pub fn counters(&self) -> &'static PagingCounters {
         &self.slot().counters
     }
 
     /// Returns the table of page words and checksums.
-    pub fn table(&self) -> &'static Table {
+    pub fn table(&self) -> &'static PageWordTable {
         // SAFETY: set before the phase leaves Off and never freed.
         unsafe { &*self.table.load(Ordering::Acquire) }
     }
@@ -248,7 +254,7 @@ impl Runtime {
     /// Checks whether system calls must find their buffers near. In thread mode they need not:
     /// faults inside them are served too.
     pub fn guards(&self) -> bool {
-        self.phase() == Phase::Armed && self.armed().mode == Mode::Signal
+        self.phase() == Phase::Armed && self.armed().mode == FaultMode::Signal
     }
 
     /// Sets the state that exists when armed.
@@ -389,7 +395,7 @@ pub fn fail(code: i32, reason: core::fmt::Arguments<'_>) -> ! {
         // Another thread is ending the program and has given its far memory up: nothing is wrong.
         process::exit_group(ending as i32 & 0xFF)
     }
-    let mut text = Text { bytes: [0; 480], len: 0 };
+    let mut text = FailureText { bytes: [0; 480], len: 0 };
     let _ = text.write_fmt(reason);
     if RUNTIME.phase() != Phase::Off {
         // The runner reports the reason, once for the whole job.
@@ -402,12 +408,12 @@ pub fn fail(code: i32, reason: core::fmt::Arguments<'_>) -> ! {
     process::exit_group(code)
 }
 
-struct Text {
+struct FailureText {
     bytes: [u8; 480],
     len: usize,
 }
 
-impl core::fmt::Write for Text {
+impl core::fmt::Write for FailureText {
     fn write_str(&mut self, s: &str) -> core::fmt::Result {
         let take = s.len().min(self.bytes.len() - self.len);
         self.bytes[self.len..self.len + take].copy_from_slice(&s.as_bytes()[..take]);

@@ -1,11 +1,11 @@
 //! Our signal handlers: of the two signals that are ours, and of those that the program has
 //! handlers for.
 
-use super::call::{Context, Outcome};
-use super::delivery::Return;
+use super::call::{CallOutcome, Context};
+use super::delivery::HandlerReturn;
 use super::own_code::{self, OwnCode};
 use super::runtime::{Phase, RUNTIME};
-use super::{delivery, emulate, fault, guard, storage, thread};
+use super::{delivery, emulate, fault, storage, syscall_pinning, thread};
 use crate::filter::TRAP_DATA;
 use crate::window;
 use core::sync::atomic::Ordering;
@@ -63,7 +63,7 @@ extern "C" fn on_program_signal(signal: i32, info: *mut libc::siginfo_t, context
 /// Runs a handler with thread-local storage of ours. If it returns another frame, the thread goes
 /// on from that frame and not from the handler's.
 fn with_own_storage(
-    handler: fn(i32, *mut libc::siginfo_t, *mut libc::c_void) -> Return,
+    handler: fn(i32, *mut libc::siginfo_t, *mut libc::c_void) -> HandlerReturn,
     signal: i32,
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
@@ -71,26 +71,26 @@ fn with_own_storage(
     let storage = storage::enter();
     let end = handler(signal, info, context);
     drop(storage);
-    if let Return::From(frame) = end {
+    if let HandlerReturn::OtherFrame(frame) = end {
         // SAFETY: a frame that `delivery` has made for it.
         unsafe { signals::return_to(frame) }
     }
 }
 
-fn bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> Return {
+fn bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> HandlerReturn {
     // SAFETY: the kernel's arguments of this handler.
     let (address, code, context_) = unsafe { ((*info).si_addr() as usize, (*info).si_code, Context::new(context)) };
     if code == BUS_ADRERR && window::contains(address) && fault::settled_phase(&RUNTIME) == Phase::Armed {
         let _own = OwnCode::enter();
         prepare_stack(&context_);
         if fault::on_fault(address, context_.is_write_fault(), Some(&context_)) {
-            return Return::Here;
+            return HandlerReturn::CurrentFrame;
         }
     }
     pass_on(signal, info, &context_)
 }
 
-fn sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> Return {
+fn sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> HandlerReturn {
     // SAFETY: the kernel's arguments of this handler; `si_syscall` lies at offset 24 of a seccomp
     // trap's information.
     let (code, data, number, context_) =
@@ -99,7 +99,7 @@ fn sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> R
     // This comes before anything is waited for.
     if is_trap && let Some(result) = own_code::call(number as usize, &context_) {
         context_.set_result(result);
-        return Return::Here;
+        return HandlerReturn::CurrentFrame;
     }
     if !is_trap || fault::settled_phase(&RUNTIME) == Phase::Off {
         return pass_on(signal, info, &context_);
@@ -107,17 +107,17 @@ fn sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> R
     let _own = OwnCode::enter();
     prepare_stack(&context_);
     match emulate::on_call(number as usize, &context_) {
-        Outcome::Done(value) => context_.set_result(value),
-        Outcome::Forward => guard::forward(number as usize, &context_),
-        Outcome::Resume => {}
+        CallOutcome::Done(value) => context_.set_result(value),
+        CallOutcome::Forward => syscall_pinning::forward(number as usize, &context_),
+        CallOutcome::Resume => {}
     }
-    Return::Here
+    HandlerReturn::CurrentFrame
 }
 
 /// Handles a signal for which the program has a handler. For SIGSEGV it looks at the fault first.
 /// The window is reserved as a whole, so the kernel calls a hole in it "access not allowed" where
 /// without us it would say "not mapped". The program is told the latter.
-fn program_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> Return {
+fn program_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> HandlerReturn {
     // SAFETY: the kernel's arguments of this handler.
     let (address, code, context) = unsafe { ((*info).si_addr() as usize, (*info).si_code, Context::new(context)) };
     prepare_stack(&context);
@@ -174,7 +174,7 @@ fn postpone(signal: i32, info: *mut libc::siginfo_t) -> bool {
 
 /// Sends this thread the postponed signals that are open again. They are delivered when the handler
 /// that calls this returns.
-pub fn send_postponed(record: &thread::Record) {
+pub fn send_postponed(record: &thread::ThreadRecord) {
     let hidden = record.hidden_mask.load(Ordering::Relaxed);
     for signal in [libc::SIGBUS, libc::SIGSYS] {
         if record.postponed_mask.load(Ordering::Acquire) & bit(signal) & !hidden == 0 {
@@ -190,12 +190,12 @@ pub fn send_postponed(record: &thread::Record) {
 }
 
 /// Acts on a signal that is not ours as the program asked for.
-fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: &Context) -> Return {
+fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: &Context) -> HandlerReturn {
     prepare_stack(context);
     // SAFETY: the kernel's argument of a handler.
     let sent = unsafe { (*info).si_code } <= 0;
     if sent && postpone(signal, info) {
-        return Return::Here;
+        return HandlerReturn::CurrentFrame;
     }
     let action = delivery::action_to_deliver(signal);
     match action.handler {
@@ -213,5 +213,5 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: &Context) -> Return
         // SAFETY: the kernel's argument of a handler.
         _ => return unsafe { delivery::deliver(signal, info, context, &action) },
     }
-    Return::Here
+    HandlerReturn::CurrentFrame
 }

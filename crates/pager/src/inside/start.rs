@@ -1,9 +1,9 @@
 //! Set-up before the program's first instruction.
 
 use super::runtime::{Phase, RUNTIME, fail, remember_standard_error};
-use super::{exec, huge, keys, limits, sanitizer, signal, storage, table, thread};
+use super::{exec, huge, inherited_fds, limits, sanitizer, signal, storage, table, thread};
 use crate::config::{ENV_CONTROL, JobConfig, MAGIC};
-use crate::control::{Control, exit};
+use crate::control::{JobAccounts, exit};
 use crate::{filter, window};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -91,7 +91,7 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
     huge::start(config.huge_pages.load(Ordering::Relaxed) != 0);
     // SAFETY: reads what the kernel gave the program.
     ENTRY.store(unsafe { libc::getauxval(libc::AT_ENTRY) } as usize, Ordering::Relaxed);
-    let table = table::Table::reserve().map_err(at("no address space for the page table"))?;
+    let table = table::PageWordTable::reserve().map_err(at("no address space for the page table"))?;
     let slot = control
         .take_slot(process::pid() as u32, process::identity())
         .ok_or(("too many processes in this job", Errno(libc::EAGAIN)))?;
@@ -118,15 +118,15 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
 }
 
 /// Maps the configuration, read-only, and the accounts of the job.
-fn map_blocks(path: &CStr) -> Result<(&'static JobConfig, &'static Control), Step> {
+fn map_blocks(path: &CStr) -> Result<(&'static JobConfig, &'static JobAccounts), Step> {
     const CLOSED: &str = "the job's control block cannot be opened (has farfield run ended?)";
     // There are keys if the path is closed to this user or name space, or leads to another process
     // there.
-    let open = |path: &CStr, flags: i32, key: i32| match keys::are_there() {
+    let open = |path: &CStr, flags: i32, key: i32| match inherited_fds::are_open() {
         true => Ok(key),
         false => file::open(path, flags),
     };
-    let config_fd = open(path, libc::O_RDONLY, keys::CONFIG).map_err(at(CLOSED))?;
+    let config_fd = open(path, libc::O_RDONLY, inherited_fds::CONFIG).map_err(at(CLOSED))?;
     // SAFETY: the descriptor is open.
     let is_published = memfd::is_published(unsafe { BorrowedFd::borrow_raw(config_fd) });
     if !is_published || file::size(config_fd) != Some(size_of::<JobConfig>() as u64) {
@@ -138,15 +138,17 @@ fn map_blocks(path: &CStr) -> Result<(&'static JobConfig, &'static Control), Ste
     if config.magic.load(Ordering::Acquire) != MAGIC {
         return Err(other_release());
     }
-    let control_fd = keys::with_control_path(path, config, |path| open(path, libc::O_RDWR, keys::CONTROL));
+    let control_fd =
+        inherited_fds::with_control_path(path, config, |path| open(path, libc::O_RDWR, inherited_fds::CONTROL));
     let control_fd = control_fd.map_err(at(CLOSED))?;
-    if file::size(control_fd) != Some(size_of::<Control>() as u64) {
+    if file::size(control_fd) != Some(size_of::<JobAccounts>() as u64) {
         return Err(other_release());
     }
     // SAFETY: mapped for good, with its size; all fields are atomics, for which any bytes are
     // valid.
-    let control = unsafe { &*(map::<Control>(control_fd, libc::PROT_READ | libc::PROT_WRITE)? as *const Control) };
-    for (fd, key) in [(config_fd, keys::CONFIG), (control_fd, keys::CONTROL)] {
+    let control =
+        unsafe { &*(map::<JobAccounts>(control_fd, libc::PROT_READ | libc::PROT_WRITE)? as *const JobAccounts) };
+    for (fd, key) in [(config_fd, inherited_fds::CONFIG), (control_fd, inherited_fds::CONTROL)] {
         if fd != key {
             file::close(fd);
         }

@@ -54,47 +54,47 @@ pub unsafe fn set_pointer(pointer: usize) {
 }
 
 /// Guard: while it lives the thread has storage of ours.
-pub struct Own {
+pub struct HandlerStorageGuard {
     /// Thread pointer before, if it was another one.
     before: Option<usize>,
 }
 
 /// Gives the thread, which is in a handler of ours, storage of ours.
-pub fn enter() -> Own {
+pub fn enter() -> HandlerStorageGuard {
     let Some((record, own)) = thread::current().and_then(|record| Some((record, record.storage().ok()?))) else {
-        return Own { before: None };
+        return HandlerStorageGuard { before: None };
     };
     let before = pointer();
     if before == own {
-        return Own { before: None };
+        return HandlerStorageGuard { before: None };
     }
     record.program_storage.store(before, Ordering::Relaxed);
     // SAFETY: made for handlers.
     unsafe { set_pointer(own) };
-    Own { before: Some(before) }
+    HandlerStorageGuard { before: Some(before) }
 }
 
 /// Guard: while it lives the thread, which is in a handler of ours, has the program's storage.
-pub struct Lent {
+pub struct ProgramStorageGuard {
     own: usize,
 }
 
 /// Gives the thread the storage that the program has.
-pub fn lend(record: &thread::Record) -> Lent {
+pub fn lend(record: &thread::ThreadRecord) -> ProgramStorageGuard {
     let own = pointer();
     // SAFETY: what the thread had when the handler interrupted the program.
     unsafe { set_pointer(record.program_storage.load(Ordering::Relaxed)) };
-    Lent { own }
+    ProgramStorageGuard { own }
 }
 
-impl Drop for Lent {
+impl Drop for ProgramStorageGuard {
     fn drop(&mut self) {
         // SAFETY: made for handlers.
         unsafe { set_pointer(self.own) };
     }
 }
 
-impl Drop for Own {
+impl Drop for HandlerStorageGuard {
     fn drop(&mut self) {
         if let Some(before) = self.before {
             // SAFETY: the handler returns to where it was so.

@@ -6,12 +6,12 @@
 //! next thread that polls the lane.
 
 use super::call::Context;
-use super::evict::{Share, make_room};
-use super::lock::{Guard, Lock};
+use super::evict::{EvictionSize, make_room};
+use super::lock::{Guard, SpinLock};
 use super::runtime::{RUNTIME, Runtime, fail};
-use super::switching::Place;
+use super::switching::PoolLocation;
 use super::sync::{AtomicU64, AtomicUsize, Ordering, Wait, tid};
-use crate::control::{Mode, exit};
+use crate::control::{FaultMode, exit};
 use crate::window;
 use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use core::mem::MaybeUninit;
@@ -52,7 +52,7 @@ const TAG_DISCARD: u64 = 1 << 63;
 /// few.
 pub struct Channel {
     /// Index of the lane in the store.
-    place: usize,
+    index: usize,
     lane: Box<dyn Lane>,
     done: Vec<Completion>,
     singles: Spare,
@@ -82,11 +82,11 @@ pub struct Store {
     backend: SwitchBackend,
     /// Pool where the backend is; `next_place` is the pool that it moves to. Changed only by the
     /// thread that moves it, while it is [held still](SwitchBackend::hold_still).
-    pub place: Lock<Place>,
+    pub location: SpinLock<PoolLocation>,
     /// Pool that the backend moves to, if it moves.
-    pub next_place: Lock<Option<Place>>,
+    pub next_location: SpinLock<Option<PoolLocation>>,
     /// Lanes: the first ones are open; the rest is opened when all are busy.
-    channels: [Lock<Option<Channel>>; LANES],
+    channels: [SpinLock<Option<Channel>>; LANES],
     open: AtomicUsize,
     /// Maximum number of lanes to open.
     lanes_max: AtomicUsize,
@@ -96,14 +96,14 @@ pub struct Store {
 
 impl Store {
     /// Opens the first lane.
-    pub fn new(backend: SwitchBackend, place: Place) -> Result<Store, PoolError> {
+    pub fn new(backend: SwitchBackend, place: PoolLocation) -> Result<Store, PoolError> {
         let first = Channel::open(&backend, 0)?;
-        let mut channels = [const { Lock::new(None) }; LANES];
-        channels[0] = Lock::new(Some(first));
+        let mut channels = [const { SpinLock::new(None) }; LANES];
+        channels[0] = SpinLock::new(Some(first));
         Ok(Store {
             backend,
-            place: Lock::new(place),
-            next_place: Lock::new(None),
+            location: SpinLock::new(place),
+            next_location: SpinLock::new(None),
             channels,
             open: AtomicUsize::new(1),
             lanes_max: AtomicUsize::new(LANES),
@@ -116,14 +116,14 @@ impl Store {
         &self.backend
     }
 
-    fn channel(&self) -> Borrowed<'_> {
+    fn channel(&self) -> ChannelGuard<'_> {
         let start = tid() as usize;
         let mut wait = Wait::new("a lane to the pool");
         loop {
             let open = self.open.load(Ordering::Acquire);
             for offset in 0..open {
                 if let Some(guard) = self.channels[(start + offset) % open].try_lock() {
-                    return Borrowed(guard);
+                    return ChannelGuard(guard);
                 }
             }
             if open < self.lanes_max.load(Ordering::Relaxed) && wait.is_long() {
@@ -135,7 +135,7 @@ impl Store {
 
     fn open_another(&self, open: usize) {
         let Some(mut slot) = self.channels[open].try_lock() else { return };
-        RUNTIME.loans.open_descriptors(|| {
+        RUNTIME.vm_sharing.open_descriptors(|| {
             if slot.is_none() {
                 match super::arm::with_descriptors(|| Channel::open(&self.backend, open)) {
                     Ok(channel) => {
@@ -149,7 +149,7 @@ impl Store {
         });
     }
 
-    fn open_channels(&self) -> &[Lock<Option<Channel>>] {
+    fn open_channels(&self) -> &[SpinLock<Option<Channel>>] {
         &self.channels[..self.open.load(Ordering::Acquire)]
     }
 
@@ -173,10 +173,10 @@ impl Store {
         let Some(mapped) = self.backend.mapped() else {
             runtime.charge(pages);
             let place = self.request(page, write, ahead);
-            make_room(runtime, 0, Share::while_waiting(runtime), context);
+            make_room(runtime, 0, EvictionSize::while_waiting(runtime), context);
             return self.await_page(page, place);
         };
-        make_room(runtime, pages, Share::Batch, context);
+        make_room(runtime, pages, EvictionSize::Batch, context);
         let track = if write { TAG_WRITE } else { 0 };
         self.load(mapped, page, 1, track);
         for &(start, count) in ahead {
@@ -211,7 +211,7 @@ impl Store {
                 // process, writes or discards the page, which it does not while the page is
                 // Fetching.
                 Some(source) => unsafe { core::ptr::copy_nonoverlapping(source, copy, PAGE_BYTES) },
-                None if self.backend.health() == Health::Gone => gone(),
+                None if self.backend.health() == Health::Gone => fail_server_gone(),
                 // SAFETY: inside `copies`. The server has lost the page, which the checksum will
                 // show.
                 None => unsafe { core::ptr::write_bytes(copy, 0, PAGE_BYTES) },
@@ -255,7 +255,7 @@ impl Store {
             }
         }
         channel.progress(self);
-        channel.place
+        channel.index
     }
 
     /// Waits until a page that was requested through the lane in `place` is near.
@@ -267,7 +267,7 @@ impl Store {
                 wait.pause();
                 continue;
             };
-            let mut channel = Borrowed(guard);
+            let mut channel = ChannelGuard(guard);
             channel.lane.wait(Duration::from_micros(200));
             channel.progress(self);
             drop(channel);
@@ -289,7 +289,7 @@ impl Store {
     pub fn take_answers(&self) {
         for channel in self.open_channels() {
             if let Some(channel) = channel.try_lock() {
-                Borrowed(channel).progress(self);
+                ChannelGuard(channel).progress(self);
             }
         }
     }
@@ -297,13 +297,13 @@ impl Store {
     /// Returns the health of the pool. Ends the program if the server is gone: pages that can be
     /// loaded without the server would hide that for as long as nothing is written.
     pub fn look_for_server(&self) -> Health {
-        if let Some(mut channel) = self.open_channels()[0].try_lock().map(Borrowed) {
+        if let Some(mut channel) = self.open_channels()[0].try_lock().map(ChannelGuard) {
             channel.lane.wait(Duration::ZERO);
         }
         self.take_answers();
         let health = self.backend.health();
         if health == Health::Gone {
-            gone();
+            fail_server_gone();
         }
         health
     }
@@ -321,20 +321,20 @@ impl Store {
     /// Locks all lanes, and waits until nothing is under way. No other thread polls them as long as
     /// the result is held. Lanes also do work that nobody has asked for, and that must not begin
     /// while a snapshot is made.
-    pub fn quiet(&self) -> Quiet<'_> {
+    pub fn quiesce(&self) -> QuiescentLanes<'_> {
         let mut channels = [const { None }; LANES];
         for (channel, held) in self.open_channels().iter().zip(&mut channels) {
-            let channel = held.insert(Borrowed(channel.lock()));
+            let channel = held.insert(ChannelGuard(channel.lock()));
             while channel.lane.in_flight() > 0 {
                 channel.advance(self);
             }
         }
-        Quiet { store: self, channels }
+        QuiescentLanes { store: self, channels }
     }
 
     /// Borrows a lane for writing.
-    pub fn writer(&self) -> Writer<'_> {
-        Writer { channel: self.channel(), store: self }
+    pub fn writer(&self) -> EgressWriter<'_> {
+        EgressWriter { channel: self.channel(), store: self }
     }
 
     /// Gives back the far memory of a run of pages, and waits until that is done. It must not
@@ -352,12 +352,12 @@ impl Store {
 }
 
 /// Guard of all lanes, with nothing under way; made by [`Store::quiet`].
-pub struct Quiet<'a> {
+pub struct QuiescentLanes<'a> {
     store: &'a Store,
-    channels: [Option<Borrowed<'a>>; LANES],
+    channels: [Option<ChannelGuard<'a>>; LANES],
 }
 
-impl Quiet<'_> {
+impl QuiescentLanes<'_> {
     /// Completes what has arrived, as [`Store::take_answers`] does.
     pub fn take_answers(&mut self) {
         for channel in self.channels.iter_mut().flatten() {
@@ -367,12 +367,12 @@ impl Quiet<'_> {
 }
 
 /// Lane, borrowed to write pages.
-pub struct Writer<'a> {
-    channel: Borrowed<'a>,
+pub struct EgressWriter<'a> {
+    channel: ChannelGuard<'a>,
     store: &'a Store,
 }
 
-impl Writer<'_> {
+impl EgressWriter<'_> {
     /// Returns a buffer for `pages` pages, at most [`RUN_PAGES`]. Waits for one if all are in use.
     pub fn buffer(&mut self, pages: usize) -> Buffer {
         let mut buffer = if pages == 1 { self.channel.single(self.store) } else { self.channel.run(self.store) };
@@ -401,16 +401,16 @@ impl Writer<'_> {
 }
 
 /// Open channel, locked for the calling thread.
-struct Borrowed<'a>(Guard<'a, Option<Channel>>);
+struct ChannelGuard<'a>(Guard<'a, Option<Channel>>);
 
-impl Deref for Borrowed<'_> {
+impl Deref for ChannelGuard<'_> {
     type Target = Channel;
     fn deref(&self) -> &Channel {
         self.0.as_ref().expect("below `open`")
     }
 }
 
-impl DerefMut for Borrowed<'_> {
+impl DerefMut for ChannelGuard<'_> {
     fn deref_mut(&mut self) -> &mut Channel {
         self.0.as_mut().expect("below `open`")
     }
@@ -419,7 +419,7 @@ impl DerefMut for Borrowed<'_> {
 impl Channel {
     fn open(backend: &SwitchBackend, place: usize) -> Result<Channel, PoolError> {
         Ok(Channel {
-            place,
+            index: place,
             lane: backend.open_lane()?,
             done: Vec::with_capacity(256),
             singles: Spare { free: Vec::with_capacity(SINGLES), unmade: SINGLES },
@@ -484,7 +484,7 @@ impl Channel {
         let count = self.lane.poll(&mut done);
         for completion in done.drain(..) {
             if let Err(error) = completion.result {
-                lost(error);
+                fail_pool_lost(error);
             }
             store.under_way.fetch_sub(1, Ordering::Relaxed);
             if completion.tag & TAG_READ != 0 {
@@ -494,7 +494,7 @@ impl Channel {
                 self.writing -= 1;
                 if completion.tag & TAG_WRITE != 0 {
                     let buffer = completion.buffer.as_ref().expect("a write returns its buffer");
-                    written(&RUNTIME, PageId(completion.tag & TAG_PAGE), buffer.sums());
+                    mark_written(&RUNTIME, PageId(completion.tag & TAG_PAGE), buffer.sums());
                 }
             }
             if let Some(buffer) = completion.buffer {
@@ -510,7 +510,7 @@ impl Channel {
 struct PageCopies([u8; LOAD_PAGES * PAGE_BYTES]);
 
 /// Notes that the pages from `first` on, which were Leaving, are in the pool with these checksums.
-fn written(runtime: &Runtime, first: PageId, sums: &[u64]) {
+fn mark_written(runtime: &Runtime, first: PageId, sums: &[u64]) {
     let now = runtime.evictions.load(Ordering::Relaxed);
     let mut new = 0;
     for (page, &sum) in (first.0..).map(PageId).zip(sums) {
@@ -563,7 +563,7 @@ fn place(runtime: &Runtime, tag: u64, source: usize, pages: usize) {
 /// them go as near.
 pub fn install(runtime: &Runtime, first: PageId, source: usize, count: usize, track: Track, ahead: bool) {
     let armed = runtime.armed();
-    let wake = armed.mode == Mode::Thread;
+    let wake = armed.mode == FaultMode::Thread;
     let epoch = runtime.epoch.load(Ordering::SeqCst);
     let address = window::address_of(first);
     let mut at = 0;
@@ -601,7 +601,7 @@ pub fn install(runtime: &Runtime, first: PageId, source: usize, count: usize, tr
             continue;
         }
         let dirty = track == Track::Dirty || was_present;
-        arrived(runtime, page, dirty, ahead, epoch);
+        mark_near(runtime, page, dirty, ahead, epoch);
     }
     if gone > 0 {
         runtime.charge(-(gone as i64));
@@ -609,7 +609,7 @@ pub fn install(runtime: &Runtime, first: PageId, source: usize, count: usize, tr
 }
 
 /// Marks a page that the caller owns as near, now that it is in its place.
-fn arrived(runtime: &Runtime, page: PageId, dirty: bool, ahead: bool, epoch: u32) {
+fn mark_near(runtime: &Runtime, page: PageId, dirty: bool, ahead: bool, epoch: u32) {
     let now = runtime.evictions.load(Ordering::Relaxed);
     // A page that came back sooner than the queue turns over once deserves a second round.
     let queued = runtime.near().1 as u64 / PAGE_BYTES as u64;
@@ -645,7 +645,7 @@ pub fn wait_for(runtime: &Runtime, wait: &mut Wait) {
     wait.pause();
 }
 
-fn gone() -> ! {
+fn fail_server_gone() -> ! {
     fail(
         exit::SERVER_LOST,
         format_args!("the memory server is gone; the program needs pages that are there and was stopped"),
@@ -653,7 +653,7 @@ fn gone() -> ! {
 }
 
 /// Ends the program because the pool failed: there is nothing to go on with.
-pub fn lost(error: PoolError) -> ! {
+pub fn fail_pool_lost(error: PoolError) -> ! {
     let code = match error {
         PoolError::PoolFull { .. } => exit::POOL_FULL,
         PoolError::Corrupt { .. } => exit::CORRUPT,

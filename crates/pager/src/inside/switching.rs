@@ -6,11 +6,11 @@
 //! slot, and the runner takes all processes back to the pool before. The child of a fork goes on
 //! with a snapshot of the side that holds everything, and then moves by itself.
 
-use super::arm::opener;
+use super::arm::pool_builder;
 use super::runtime::Runtime;
 use super::store::Store;
 use super::sync::{Wait, tid};
-use super::{evict, flights, keeper};
+use super::{async_io, evict, maintenance_thread};
 use crate::config::JobConfig;
 use core::cell::Cell;
 use core::sync::atomic::Ordering;
@@ -29,7 +29,7 @@ const TELL_NS: u64 = 50_000_000;
 
 /// Pool where far memory is.
 #[derive(Clone)]
-pub struct Place {
+pub struct PoolLocation {
     /// Number of the pool among those that the job had.
     pub epoch: u32,
     /// URLs of the pool, as the job knows them.
@@ -38,32 +38,32 @@ pub struct Place {
     pub token: String,
 }
 
-impl Place {
+impl PoolLocation {
     /// Returns the pool that the job shall have.
-    pub fn wanted(config: &JobConfig) -> Place {
+    pub fn wanted(config: &JobConfig) -> PoolLocation {
         let (epoch, urls, token) = config.pool();
         // The runner accepts only a token that is text.
-        Place { epoch, urls, token: String::from_utf8(token).unwrap_or_default() }
+        PoolLocation { epoch, urls, token: String::from_utf8(token).unwrap_or_default() }
     }
 }
 
 /// Far memory that the child of a fork goes on with.
-pub struct Inherited {
+pub struct InheritedSnapshot {
     /// Pool where the snapshot is.
-    pub place: Place,
+    pub place: PoolLocation,
     /// Right to use the snapshot.
     pub ticket: CloneTicket,
     /// Contents that the snapshot may hold.
     pub heritage: SnapshotContents,
 }
 
-impl Inherited {
+impl InheritedSnapshot {
     /// Takes the snapshot of a store that is held still and has nothing under way.
-    pub fn of(store: &Store) -> Result<Inherited, PoolError> {
+    pub fn of(store: &Store) -> Result<InheritedSnapshot, PoolError> {
         let (ticket, is_next) = store.backend().clone_authoritative()?;
-        let next = store.next_place.lock().clone().filter(|_| is_next);
-        let place = next.unwrap_or_else(|| store.place.lock().clone());
-        Ok(Inherited { place, ticket, heritage: store.backend().snapshot_contents() })
+        let next = store.next_location.lock().clone().filter(|_| is_next);
+        let place = next.unwrap_or_else(|| store.location.lock().clone());
+        Ok(InheritedSnapshot { place, ticket, heritage: store.backend().snapshot_contents() })
     }
 }
 
@@ -79,16 +79,16 @@ pub fn follow(runtime: &Runtime) {
     if !is_due(runtime) {
         return;
     }
-    let wanted = Place::wanted(runtime.config());
+    let wanted = PoolLocation::wanted(runtime.config());
     // The move has failed, and the runner will decide.
     if wanted.epoch != 0 && slot.pool_failed.load(Ordering::Relaxed) == wanted.epoch {
         return;
     }
-    let here = store.place.lock().clone();
+    let here = store.location.lock().clone();
     if wanted.urls == here.urls {
         // The process never left, or has come back.
         let still = store.backend().hold_still();
-        store.place.lock().epoch = wanted.epoch;
+        store.location.lock().epoch = wanted.epoch;
         drop(still);
         return slot.pool_epoch.store(wanted.epoch, Ordering::SeqCst);
     }
@@ -98,26 +98,26 @@ pub fn follow(runtime: &Runtime) {
     match result {
         Ok(()) => slot.pool_epoch.store(wanted.epoch, Ordering::SeqCst),
         // The job shall have another pool meanwhile; the next look finds out which.
-        Err(Failure::Switch(SwitchError::Cancelled)) => {}
+        Err(PoolMoveError::Switch(SwitchError::Cancelled)) => {}
         // The process ends, and has given its far memory up.
         Err(_) if runtime.ending.load(Ordering::Acquire) != 0 => {}
         Err(failure) => {
             let reason = match failure {
-                Failure::Open(text) => text,
-                Failure::Switch(error) => error.to_string(),
+                PoolMoveError::Open(text) => text,
+                PoolMoveError::Switch(error) => error.to_string(),
             };
             slot.fail_pool(wanted.epoch, reason.as_bytes());
         }
     }
 }
 
-enum Failure {
+enum PoolMoveError {
     Open(String),
     Switch(SwitchError),
 }
 
 /// Moves to another pool, with room made first for what the move takes.
-fn move_with_room(runtime: &Runtime, store: &Store, wanted: &Place) -> Result<(), Failure> {
+fn move_with_room(runtime: &Runtime, store: &Store, wanted: &PoolLocation) -> Result<(), PoolMoveError> {
     let (_, limit) = runtime.near();
     let servers = wanted.urls.iter().flat_map(|url| leaf_urls(url)).count() as i64;
     let lanes = LANES_BYTES + (servers - 1).max(0) * LANES_OF_SERVER_BYTES;
@@ -127,32 +127,32 @@ fn move_with_room(runtime: &Runtime, store: &Store, wanted: &Place) -> Result<()
     result
 }
 
-fn move_to(runtime: &Runtime, store: &Store, wanted: &Place) -> Result<(), Failure> {
-    let host = Host { runtime, store, wanted, told_at: Cell::new(0) };
+fn move_to(runtime: &Runtime, store: &Store, wanted: &PoolLocation) -> Result<(), PoolMoveError> {
+    let host = ProcessSwitchHost { runtime, store, wanted, told_at: Cell::new(0) };
     // A fork meanwhile would take connections along that nobody knows of yet.
     let still = store.backend().hold_still();
     let mut opened = None;
-    host.open(&mut || opened = Some(opener(runtime, wanted).open()));
+    host.open(&mut || opened = Some(pool_builder(runtime, wanted).open()));
     let opened =
         opened.map_or(Err("the pool was not opened".to_owned()), |result| result.map_err(|error| error.to_string()));
-    let to = opened.map_err(Failure::Open)?;
-    *store.next_place.lock() = Some(wanted.clone());
+    let to = opened.map_err(PoolMoveError::Open)?;
+    *store.next_location.lock() = Some(wanted.clone());
     drop(still);
     let result = store.backend().switch(to, &host);
     let _still = store.backend().hold_still();
-    *store.next_place.lock() = None;
-    result.map_err(Failure::Switch)
+    *store.next_location.lock() = None;
+    result.map_err(PoolMoveError::Switch)
 }
 
 /// This process, as the pool that is moved sees it.
-struct Host<'a> {
+struct ProcessSwitchHost<'a> {
     runtime: &'a Runtime,
     store: &'a Store,
-    wanted: &'a Place,
+    wanted: &'a PoolLocation,
     told_at: Cell<u64>,
 }
 
-impl SwitchHost for Host<'_> {
+impl SwitchHost for ProcessSwitchHost<'_> {
     fn is_wanted(&self) -> bool {
         let now = process::now_ns();
         if now - self.told_at.get() > TELL_NS {
@@ -169,7 +169,7 @@ impl SwitchHost for Host<'_> {
         let runtime = self.runtime;
         let end = runtime.break_end.lock();
         let space = runtime.space.lock();
-        let books = flights::BOOKS.lock();
+        let books = async_io::ASYNC_IO_REGISTRY.lock();
         let mut wait = Wait::new("threads that are inside a fault, so that the pool can be exchanged");
         let me = tid() as u32;
         while runtime.frozen_by.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed).is_err() {
@@ -180,13 +180,13 @@ impl SwitchHost for Host<'_> {
             wait.pause();
         }
         if act() {
-            *self.store.place.lock() = self.wanted.clone();
+            *self.store.location.lock() = self.wanted.clone();
         }
         runtime.frozen_by.store(0, Ordering::SeqCst);
         drop((books, space, end));
     }
 
     fn open(&self, open: &mut dyn FnMut()) {
-        keeper::open(self.runtime, open);
+        maintenance_thread::open(self.runtime, open);
     }
 }

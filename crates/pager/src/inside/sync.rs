@@ -40,7 +40,7 @@ pub fn thread_count(kernel: &farfield_os::process::ThreadCount) -> Option<u64> {
 
 /// Marks a place between two system calls at which models let other threads go on. Events in
 /// between must make no difference.
-pub fn moment() {
+pub fn schedule_point() {
     #[cfg(feature = "model")]
     (0..8).for_each(|_| crate::model::schedule::point());
 }

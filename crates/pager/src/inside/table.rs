@@ -13,17 +13,17 @@ const SPLIT: u8 = 2;
 
 /// Page words, checksums and the summary of touched chunks. Untouched parts cost nothing.
 #[derive(Clone, Copy)]
-pub struct Table {
+pub struct PageWordTable {
     words: usize,
     sums: usize,
     touched: usize,
 }
 
-impl Table {
+impl PageWordTable {
     /// Reserves address space for the table.
-    pub fn reserve() -> Result<Table> {
+    pub fn reserve() -> Result<PageWordTable> {
         let pages = window::PAGES as usize;
-        Ok(Table {
+        Ok(PageWordTable {
             words: memory::map_anonymous(pages * 8)?,
             sums: memory::map_anonymous(pages * 8)?,
             touched: memory::map_anonymous(pages / CHUNK as usize)?,

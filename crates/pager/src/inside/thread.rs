@@ -5,7 +5,7 @@
 //! thread by its stack pointer, whatever the program has made of its thread-local storage. A record
 //! whose thread is gone is used again.
 
-use super::lock::Lock;
+use super::lock::SpinLock;
 use super::runtime::{RUNTIME, Runtime};
 use super::sync::{self, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::cell::UnsafeCell;
@@ -18,7 +18,7 @@ use farfield_os::{Errno, memory, process};
 /// Maximum number of threads of one process.
 pub const RECORDS: usize = 8192;
 /// Bytes reserved for the records.
-pub const TABLE_BYTES: u64 = (RECORDS * size_of::<Record>()) as u64;
+pub const TABLE_BYTES: u64 = (RECORDS * size_of::<ThreadRecord>()) as u64;
 /// Maximum number of nested system calls of one thread (a signal handler's inside an interrupted
 /// one's).
 pub const FRAMES: usize = 6;
@@ -41,7 +41,7 @@ pub const NO_MASK: u64 = !0;
 
 /// Run of held pages.
 #[derive(Clone, Copy)]
-pub struct Run {
+pub struct PinnedRun {
     /// First page.
     pub start: PageId,
     /// Number of pages.
@@ -49,7 +49,7 @@ pub struct Run {
 }
 
 /// Pages that one system call may touch.
-pub struct Frame {
+pub struct CallFrame {
     /// 1 from before the pages are collected until the call has returned. The forward stub clears
     /// it and has no registers to spare for more: the pages themselves are let go later, by
     /// [`Record::reap`].
@@ -59,13 +59,13 @@ pub struct Frame {
     /// Mask with which the call waits, if it has one of its own; else [`NO_MASK`].
     pub mask: AtomicU64,
     /// Pages of the call, and whether they are held yet.
-    pub pages: Lock<FramePages>,
+    pub pages: SpinLock<CallFramePages>,
 }
 
 /// Runs of pages in a [`Frame`].
-pub struct FramePages {
+pub struct CallFramePages {
     /// The runs in use.
-    pub runs: [Run; RUNS],
+    pub runs: [PinnedRun; RUNS],
     /// Number of runs in use.
     pub len: usize,
     /// Whether the page words count these holds.
@@ -73,7 +73,7 @@ pub struct FramePages {
 }
 
 /// Record of one thread.
-pub struct Record {
+pub struct ThreadRecord {
     /// Id of the thread; 0 = free.
     pub tid: AtomicI32,
     /// Base of the thread's alternate stack, made by us; 0 = none yet.
@@ -99,29 +99,29 @@ pub struct Record {
     /// Number of our handlers that the thread is inside of: see [`super::own_code`].
     pub own_code_depth: core::sync::atomic::AtomicU32,
     /// Predictor of the pages that the thread will want next.
-    pub prefetcher: Lock<Prefetcher>,
+    pub prefetcher: SpinLock<Prefetcher>,
     /// Frames of nested calls.
-    pub frames: [Frame; FRAMES],
+    pub frames: [CallFrame; FRAMES],
     /// Pages that the kernel and our handlers use of the thread as long as it lives.
-    pub home: Frame,
+    pub home: CallFrame,
 }
 
 // SAFETY: `program_stack` and `postponed` are touched only by the record's own thread; the rest is
 // atomic or locked.
-unsafe impl Sync for Record {}
+unsafe impl Sync for ThreadRecord {}
 
 /// Table of records, in memory of its own: zero bytes are free records.
-pub struct Threads {
+pub struct ThreadTable {
     base: AtomicUsize,
     /// Address where the places of the stacks begin.
     stacks: AtomicUsize,
     used: AtomicUsize,
 }
 
-impl Threads {
+impl ThreadTable {
     /// Creates the state without a table.
-    pub const fn new() -> Threads {
-        Threads { base: AtomicUsize::new(0), stacks: AtomicUsize::new(0), used: AtomicUsize::new(0) }
+    pub const fn new() -> ThreadTable {
+        ThreadTable { base: AtomicUsize::new(0), stacks: AtomicUsize::new(0), used: AtomicUsize::new(0) }
     }
 
     /// Reserves address space for the table, and for the places of the stacks.
@@ -135,34 +135,37 @@ impl Threads {
     }
 
     /// Returns the records in use, or used before.
-    pub fn all(&self) -> &[Record] {
+    pub fn all(&self) -> &[ThreadRecord] {
         let base = self.base.load(Ordering::Acquire);
         if base == 0 {
             return &[];
         }
         // SAFETY: the table is mapped for good; zero bytes are valid records (atomics, open locks,
         // empty frames, a prefetcher whose unused streams are replaced first).
-        unsafe { core::slice::from_raw_parts(base as *const Record, self.used.load(Ordering::Acquire).min(RECORDS)) }
+        unsafe {
+            core::slice::from_raw_parts(base as *const ThreadRecord, self.used.load(Ordering::Acquire).min(RECORDS))
+        }
     }
 
     /// Finds the record whose stack this address lies on.
-    fn with_stack(&self, address: usize) -> Option<&Record> {
+    fn with_stack(&self, address: usize) -> Option<&ThreadRecord> {
         let stacks = self.stacks.load(Ordering::Relaxed);
         let index = address.checked_sub(stacks)? / PLACE_BYTES;
         if stacks == 0 || index >= RECORDS {
             return None;
         }
         // SAFETY: inside the table.
-        Some(unsafe { &*(self.base.load(Ordering::Relaxed) as *const Record).add(index) })
+        Some(unsafe { &*(self.base.load(Ordering::Relaxed) as *const ThreadRecord).add(index) })
     }
 
     /// Returns the address of the place of a record's stack.
-    fn place_of(&self, record: &Record) -> usize {
-        let index = (core::ptr::from_ref(record) as usize - self.base.load(Ordering::Relaxed)) / size_of::<Record>();
+    fn place_of(&self, record: &ThreadRecord) -> usize {
+        let index =
+            (core::ptr::from_ref(record) as usize - self.base.load(Ordering::Relaxed)) / size_of::<ThreadRecord>();
         self.stacks.load(Ordering::Relaxed) + index * PLACE_BYTES
     }
 
-    fn acquire(&self, tid: i32) -> Option<&Record> {
+    fn acquire(&self, tid: i32) -> Option<&ThreadRecord> {
         for record in self.all() {
             let old = record.tid.load(Ordering::Acquire);
             let free = old == 0 || !sync::thread_exists(old);
@@ -183,7 +186,7 @@ impl Threads {
             }
             let base = self.base.load(Ordering::Acquire);
             // SAFETY: inside the table.
-            let record = unsafe { &*(base as *const Record).add(index) };
+            let record = unsafe { &*(base as *const ThreadRecord).add(index) };
             if record.tid.compare_exchange(0, tid, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 let _ = self.used.compare_exchange(index, index + 1, Ordering::AcqRel, Ordering::Relaxed);
                 return Some(record);
@@ -195,16 +198,16 @@ impl Threads {
 
     /// Takes a record for a thread that is about to be made, which gets its [`name`](Record::name)
     /// then. `None` if all are taken.
-    pub fn acquire_unnamed(&self) -> Option<&Record> {
+    pub fn acquire_unnamed(&self) -> Option<&ThreadRecord> {
         self.acquire(UNNAMED)
     }
 
     /// Lets the pages of finished calls go, and frees, a few at a time, the records of threads that
     /// have ended. `turn` counts the calls.
-    pub fn look(&self, turn: usize) {
+    pub fn reap_dead(&self, turn: usize) {
         const LOOKS: usize = 8;
         let records = self.all();
-        records.iter().for_each(Record::reap);
+        records.iter().for_each(ThreadRecord::reap);
         for index in (turn * LOOKS..).take(LOOKS.min(records.len())) {
             let record = &records[index % records.len()];
             let tid = record.tid.load(Ordering::Acquire);
@@ -220,7 +223,7 @@ impl Threads {
 
     /// Keeps, in the child of a fork, only the record of the forking thread, which exists under a
     /// new id.
-    pub fn forked(&self, me: Option<&Record>) {
+    pub fn reset_in_child(&self, me: Option<&ThreadRecord>) {
         for record in self.all() {
             for frame in record.all_frames() {
                 // SAFETY: no other thread exists.
@@ -236,7 +239,7 @@ impl Threads {
     }
 }
 
-impl Default for Threads {
+impl Default for ThreadTable {
     fn default() -> Self {
         Self::new()
     }
@@ -250,7 +253,7 @@ const UNNAMED: i32 = -1;
 ///
 /// A handler runs on the stack of its thread's record. Exceptions are a thread's first handler, and
 /// threads that we did not start.
-pub fn current() -> Option<&'static Record> {
+pub fn current() -> Option<&'static ThreadRecord> {
     let sp: usize;
     // SAFETY: reads a register.
     unsafe { core::arch::asm!("mov {}, rsp", out(reg) sp, options(nomem, nostack, preserves_flags)) };
@@ -281,7 +284,7 @@ pub unsafe fn spawn(entry: extern "C" fn(usize) -> !) -> farfield_os::Result<()>
     started.map(drop)
 }
 
-impl Record {
+impl ThreadRecord {
     /// Returns base and length of the thread's alternate stack, which is made on first use.
     pub fn alternate_stack(&self) -> farfield_os::Result<(usize, usize)> {
         let base = self.stack.load(Ordering::Relaxed);
@@ -325,7 +328,7 @@ impl Record {
     }
 
     /// Sets what a new thread has of the thread that made it.
-    pub fn inherit(&self, parent: &Record, stack_too: bool) {
+    pub fn inherit(&self, parent: &ThreadRecord, stack_too: bool) {
         self.hidden_mask.store(parent.hidden_mask.load(Ordering::Relaxed), Ordering::Relaxed);
         let none = libc::stack_t { ss_sp: core::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
         // SAFETY: the parent is this thread, and the new one does not run yet.
@@ -348,7 +351,7 @@ impl Record {
     }
 
     /// Returns the frames of calls, and the thread's own.
-    pub fn all_frames(&self) -> impl Iterator<Item = &Frame> {
+    pub fn all_frames(&self) -> impl Iterator<Item = &CallFrame> {
         self.frames.iter().chain([&self.home])
     }
 
@@ -372,9 +375,9 @@ impl Record {
     }
 
     /// Finds the call under way whose stack pointer was `sp`.
-    pub fn frame_at(&self, sp: usize) -> Option<&Frame> {
+    pub fn frame_at(&self, sp: usize) -> Option<&CallFrame> {
         let is_it =
-            |frame: &&Frame| frame.active.load(Ordering::Relaxed) != 0 && frame.sp.load(Ordering::Relaxed) == sp;
+            |frame: &&CallFrame| frame.active.load(Ordering::Relaxed) != 0 && frame.sp.load(Ordering::Relaxed) == sp;
         self.frames.iter().find(is_it)
     }
 
@@ -392,7 +395,7 @@ impl Record {
 
     /// Takes a frame for a call whose stack pointer is `sp`. Frames of calls that a signal handler
     /// jumped out of are recognised by their place on the stack and ended.
-    pub fn enter(&self, sp: usize) -> &Frame {
+    pub fn enter(&self, sp: usize) -> &CallFrame {
         const STACK_SPAN: usize = 1 << 20;
         self.reap();
         for frame in &self.frames {
@@ -419,7 +422,7 @@ impl Record {
     }
 }
 
-impl FramePages {
+impl CallFramePages {
     /// Forgets the pages, after having let them go.
     pub fn release(&mut self, runtime: &Runtime) {
         if self.held {

@@ -5,9 +5,9 @@
 //! something. So it could never let the child go on. That is why such a child is traced only from
 //! the moment in which it executes.
 
-use super::call::{Outcome, error};
+use super::call::{CallOutcome, error};
 use super::runtime::{RUNTIME, Runtime};
-use super::thread::{self, Record};
+use super::thread::{self, ThreadRecord};
 use crate::elf::{self, Linkage};
 use core::sync::atomic::Ordering;
 use farfield_os::{Errno, Result, file, gate, process};
@@ -18,13 +18,13 @@ const ADVICE: &[u8] =
                         SIGSYS SIGBUS nostop noprint pass\n";
 
 /// Serves `ptrace(PTRACE_TRACEME)`.
-pub fn trace_me(runtime: &Runtime) -> Outcome {
+pub fn trace_me(runtime: &Runtime) -> CallOutcome {
     if !runtime.is_borrowed() {
         let _ = file::write_all(2, ADVICE);
-        return Outcome::Forward;
+        return CallOutcome::Forward;
     }
     match thread::current() {
-        Some(record) if record.is_traced.swap(1, Ordering::Relaxed) == 0 => Outcome::Done(0),
+        Some(record) if record.is_traced.swap(1, Ordering::Relaxed) == 0 => CallOutcome::Done(0),
         Some(_) => error(libc::EPERM),
         None => error(libc::EAGAIN),
     }
@@ -33,7 +33,7 @@ pub fn trace_me(runtime: &Runtime) -> Outcome {
 /// Begins the tracing that was asked for, before the `execve` of a thread. Returns whether tracing
 /// began. Fails with an error that the `execve` would have had, while the child can still go on
 /// from it.
-pub fn begin(record: &Record, directory: i32, path: &[u8], flags: i32) -> Result<bool> {
+pub fn begin(record: &ThreadRecord, directory: i32, path: &[u8], flags: i32) -> Result<bool> {
     if record.is_traced.load(Ordering::Relaxed) == 0 || !RUNTIME.is_borrowed() {
         return Ok(false);
     }

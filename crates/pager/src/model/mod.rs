@@ -12,13 +12,13 @@
 pub mod scenarios;
 pub mod schedule;
 
-use crate::control::Mode;
+use crate::control::FaultMode;
 use crate::inside::call::Context;
-use crate::inside::evict::{Share, Urgency};
+use crate::inside::evict::{EvictionSize, ReclaimMode};
 use crate::inside::runtime::{Phase, RUNTIME, Runtime};
-use crate::inside::{arm, emulate, fault, queue::Queue, switching, table::Table};
+use crate::inside::{arm, emulate, fault, queue::PageQueue, switching, table::PageWordTable};
 use crate::runner::{Settings, create_control};
-use crate::space::Range;
+use crate::space::PageRange;
 use crate::window;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::PageId;
@@ -48,8 +48,8 @@ fn page(index: u64) -> PageId {
     PageId(first().0 + index)
 }
 
-fn range() -> Range {
-    Range { start: first().0, end: first().0 + PAGES }
+fn range() -> PageRange {
+    PageRange { start: first().0, end: first().0 + PAGES }
 }
 
 /// Returns the address of the word that a writer has in a page.
@@ -59,7 +59,7 @@ fn address(index: u64, writer: usize) -> usize {
 
 /// Knowledge of the program about its memory. (No scheduler sees these atomics: knowing takes no
 /// time.)
-struct Known {
+struct WriteHistory {
     /// Last value that each writer has stored in each page.
     stored: [[AtomicU64; PAGES as usize]; WRITERS],
     /// Number of discards of each page that have begun; `over` counts those that are over.
@@ -67,7 +67,7 @@ struct Known {
     over: [AtomicU64; PAGES as usize],
 }
 
-static KNOWN: Known = Known {
+static KNOWN: WriteHistory = WriteHistory {
     stored: [const { [const { AtomicU64::new(0) }; PAGES as usize] }; WRITERS],
     begun: [const { AtomicU64::new(0) }; PAGES as usize],
     over: [const { AtomicU64::new(0) }; PAGES as usize],
@@ -77,7 +77,7 @@ static KNOWN: Known = Known {
 pub fn set_up() {
     let settings = Settings {
         near_limit_bytes: LIMIT_BYTES,
-        mode: Mode::Signal,
+        mode: FaultMode::Signal,
         huge_pages: false,
         urls: vec!["ram:".into()],
         token: vec![],
@@ -89,7 +89,7 @@ pub fn set_up() {
     // SAFETY: advice on our own reservation.
     unsafe { memory::madvise(window::BASE, window::LEN, libc::MADV_NOHUGEPAGE) }.expect("small pages");
     let slot = control.take_slot(process::pid() as u32, process::identity()).expect("a slot");
-    RUNTIME.set_up(control.config(), control, slot, Table::reserve().expect("tables"));
+    RUNTIME.set_up(control.config(), control, slot, PageWordTable::reserve().expect("tables"));
     RUNTIME.threads.reserve().expect("thread records");
     farfield_os::sync::set_yield(schedule::give_way);
     // The monitor is a thread of the model.
@@ -107,7 +107,7 @@ fn map() {
 
 /// Start state of a schedule.
 #[derive(Clone, Copy)]
-struct Start {
+struct ScheduleStart {
     armed: bool,
     /// Near bytes that other processes of the job leave to this one, beyond what it has.
     room_bytes: i64,
@@ -116,22 +116,24 @@ struct Start {
     program_threads: u64,
 }
 
-impl Start {
-    const ARMED: Start = Start { armed: true, room_bytes: LIMIT_BYTES as i64 / 2, program_threads: 2 };
-    const DORMANT: Start = Start { armed: false, ..Start::ARMED };
+impl ScheduleStart {
+    const ARMED: ScheduleStart = ScheduleStart { armed: true, room_bytes: LIMIT_BYTES as i64 / 2, program_threads: 2 };
+    const DORMANT: ScheduleStart = ScheduleStart { armed: false, ..ScheduleStart::ARMED };
     /// There is never room, so that every fault evicts; but where nothing can leave, a fault may
     /// overshoot.
-    const TIGHT: Start = Start { room_bytes: -(BALLAST_PAGES * PAGE_BYTES as i64), ..Start::ARMED };
+    const TIGHT: ScheduleStart =
+        ScheduleStart { room_bytes: -(BALLAST_PAGES * PAGE_BYTES as i64), ..ScheduleStart::ARMED };
     /// The program has one thread.
-    const ONE: Start = Start { program_threads: 1, ..Start::ARMED };
+    const ONE: ScheduleStart = ScheduleStart { program_threads: 1, ..ScheduleStart::ARMED };
     /// There is just room for another pool, if all pages of the program leave.
-    const SWITCH: Start = Start { room_bytes: switching::LANES_BYTES, ..Start::ARMED };
+    const SWITCH: ScheduleStart = ScheduleStart { room_bytes: switching::LANES_BYTES, ..ScheduleStart::ARMED };
     /// There is room for another pool of this process and of two children, beside what they share.
-    const SWITCH_AND_FORK: Start = Start { room_bytes: 4 * switching::LANES_BYTES, ..Start::ARMED };
+    const SWITCH_AND_FORK: ScheduleStart =
+        ScheduleStart { room_bytes: 4 * switching::LANES_BYTES, ..ScheduleStart::ARMED };
 }
 
 /// Restores the state before the first schedule, except for `start`.
-fn reset(start: Start) {
+fn reset(start: ScheduleStart) {
     let runtime = &RUNTIME;
     KNOWN.stored.iter().flatten().chain(&KNOWN.begun).chain(&KNOWN.over).for_each(|n| n.store(0, Ordering::Relaxed));
     if runtime.phase() == Phase::Armed && !start.armed {
@@ -156,11 +158,11 @@ fn empty_queue() {
     while let Some(page) = queue.pop() {
         RUNTIME.table().update(page, |_| Some(PageWord::default()));
     }
-    *queue = Queue::empty();
+    *queue = PageQueue::empty();
 }
 
 /// Runs one schedule of threads: from a clean start, to a state that is checked.
-fn run(start: Start, threads: Vec<Box<dyn FnOnce() + Send>>) {
+fn run(start: ScheduleStart, threads: Vec<Box<dyn FnOnce() + Send>>) {
     reset(start);
     let (near, limit) = RUNTIME.near();
     let others_bytes = limit - near - start.room_bytes;
@@ -186,13 +188,13 @@ fn check_all(ballast_pages: i64) {
     }
     for (writer, pages) in KNOWN.stored.iter().enumerate() {
         for index in 0..PAGES {
-            Writer::new(writer).check_last(index, pages[index as usize].load(Ordering::Relaxed));
+            ModelWriter::new(writer).check_last(index, pages[index as usize].load(Ordering::Relaxed));
         }
     }
     if runtime.phase() != Phase::Armed {
         return;
     }
-    drop(runtime.armed().store.quiet());
+    drop(runtime.armed().store.quiesce());
     let table = runtime.table();
     let (mut near, mut stored) = (BTreeSet::new(), 0);
     for index in 0..PAGES {
@@ -257,7 +259,7 @@ fn insist(call: libc::c_long, address: usize, value: &mut u64) {
 }
 
 /// Thread of the program with a word of its own in every page.
-struct Writer {
+struct ModelWriter {
     number: usize,
     /// Number of discards of each page that were over when the last value was stored.
     over: [u64; PAGES as usize],
@@ -266,9 +268,9 @@ struct Writer {
     slowness: u32,
 }
 
-impl Writer {
-    fn new(number: usize) -> Writer {
-        Writer { number, over: [0; PAGES as usize], slowness: 1 }
+impl ModelWriter {
+    fn new(number: usize) -> ModelWriter {
+        ModelWriter { number, over: [0; PAGES as usize], slowness: 1 }
     }
 
     /// Returns a value as it lies in memory; each third is zero, so that whole pages are.
@@ -283,7 +285,7 @@ impl Writer {
         insist(libc::SYS_process_vm_readv, address(index, self.number), &mut found);
         let discarded = KNOWN.begun[index as usize].load(Ordering::Relaxed) > self.over[index as usize];
         assert!(
-            found == Writer::encode(last) || found == 0 && discarded,
+            found == ModelWriter::encode(last) || found == 0 && discarded,
             "writer {} stored {last} in page {index} and finds {found}",
             self.number
         );
@@ -295,7 +297,7 @@ impl Writer {
         insist(libc::SYS_process_vm_readv, address(index, self.number), &mut found);
         let discarded = KNOWN.begun[index as usize].load(Ordering::Relaxed) > 0;
         assert!(
-            found == Writer::encode(last) || found == 0 && discarded,
+            found == ModelWriter::encode(last) || found == 0 && discarded,
             "writer {} stored {last} in page {index}, at the end there is {found}",
             self.number
         );
@@ -308,7 +310,7 @@ impl Writer {
         (0..self.slowness).for_each(|_| schedule::point());
         self.over[index as usize] = KNOWN.over[index as usize].load(Ordering::Relaxed);
         let next = KNOWN.stored[self.number][index as usize].load(Ordering::Relaxed) + 1;
-        let mut value = Writer::encode(next);
+        let mut value = ModelWriter::encode(next);
         insist(libc::SYS_process_vm_writev, address(index, self.number), &mut value);
         KNOWN.stored[self.number][index as usize].store(next, Ordering::Relaxed);
     }
@@ -319,7 +321,7 @@ fn discard(index: u64) {
     KNOWN.begun[index as usize].fetch_add(1, Ordering::Relaxed);
     // The space is held, as in `emulate::advise`.
     let space = RUNTIME.space.lock();
-    emulate::discard(&RUNTIME, Range { start: page(index).0, end: page(index).0 + 1 }, true);
+    emulate::discard(&RUNTIME, PageRange { start: page(index).0, end: page(index).0 + 1 }, true);
     drop(space);
     KNOWN.over[index as usize].fetch_add(1, Ordering::Relaxed);
 }
@@ -340,6 +342,6 @@ fn monitor() {
 fn evict() {
     let armed = RUNTIME.armed();
     if let Some(mut evictor) = armed.evictor.try_lock() {
-        evictor.run(&RUNTIME, armed, Urgency::Background, Share::Batch);
+        evictor.run(&RUNTIME, armed, ReclaimMode::Background, EvictionSize::Batch);
     }
 }

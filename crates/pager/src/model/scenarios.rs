@@ -1,9 +1,9 @@
 //! Scenarios: the work of the threads of a model.
 
 use super::*;
-use crate::inside::call::Outcome;
-use crate::inside::thread::{FramePages, RUNS, Run};
-use crate::inside::{forking, guard, remap};
+use crate::inside::call::CallOutcome;
+use crate::inside::thread::{CallFramePages, PinnedRun, RUNS};
+use crate::inside::{forking, remap, syscall_pinning};
 
 /// Scenario: its name, and one schedule of it.
 pub type Scenario = (&'static str, fn());
@@ -31,7 +31,7 @@ fn thread(body: impl FnOnce() + Send + 'static) -> Box<dyn FnOnce() + Send> {
 /// Returns a program thread that stores in these pages, one after the other, `rounds` times.
 fn writer(number: usize, rounds: u64, pages: core::ops::Range<u64>) -> Box<dyn FnOnce() + Send> {
     thread(move || {
-        let mut writer = Writer::new(number);
+        let mut writer = ModelWriter::new(number);
         for _ in 0..rounds {
             pages.clone().for_each(|index| writer.write(index));
         }
@@ -47,7 +47,7 @@ fn same_pages() {
         thread(|| (0..2).for_each(|_| discard(0))),
         thread(|| (0..2).for_each(|_| system_call(2, 1))),
     ];
-    run(Start::ARMED, threads);
+    run(ScheduleStart::ARMED, threads);
 }
 
 fn tight() {
@@ -57,14 +57,14 @@ fn tight() {
         thread(|| discard(1)),
         thread(|| (0..2).for_each(|_| system_call(2, 2))),
     ];
-    run(Start::TIGHT, threads);
+    run(ScheduleStart::TIGHT, threads);
 }
 
 /// Runs the program's thread, which evicts in its own handler, where it may go by the written bits.
 /// The keeper and the monitor evict while it runs, and must not.
 fn beside_one() {
     let program = || {
-        let mut writer = Writer { slowness: 24, ..Writer::new(0) };
+        let mut writer = ModelWriter { slowness: 24, ..ModelWriter::new(0) };
         (1..PAGES).for_each(|index| writer.write(index));
         for turn in 0..20 {
             // The program mostly reads: where most pages leave changed, all are expected to be
@@ -77,20 +77,20 @@ fn beside_one() {
         }
     };
     let keeper = || (0..30).for_each(|_| evict_directly(None));
-    run(Start::ONE, vec![thread(program), thread(keeper), thread(|| (0..2).for_each(|_| monitor()))]);
+    run(ScheduleStart::ONE, vec![thread(program), thread(keeper), thread(|| (0..2).for_each(|_| monitor()))]);
 }
 
 /// Evicts a batch because a thread waits for the room: one of the program in its handler, or
 /// another.
 fn evict_directly(context: Option<&Context>) {
     let armed = RUNTIME.armed();
-    armed.evictor.lock().run(&RUNTIME, armed, Urgency::Direct(context), Share::Batch);
+    armed.evictor.lock().run(&RUNTIME, armed, ReclaimMode::Direct(context), EvictionSize::Batch);
 }
 
 fn ahead() {
     let threads: Threads = vec![
         thread(|| {
-            let mut writer = Writer::new(0);
+            let mut writer = ModelWriter::new(0);
             for _ in 0..2 {
                 (0..PAGES).for_each(|index| writer.write(index));
                 evict();
@@ -101,13 +101,13 @@ fn ahead() {
         thread(|| (0..3).for_each(|_| monitor())),
         thread(|| discard(2)),
     ];
-    run(Start::ARMED, threads);
+    run(ScheduleStart::ARMED, threads);
 }
 
 fn fork() {
     let threads: Threads = vec![
         thread(|| {
-            let mut writer = Writer::new(0);
+            let mut writer = ModelWriter::new(0);
             writer.write(0);
             writer.write(1);
             fork_and_check();
@@ -118,7 +118,7 @@ fn fork() {
         thread(|| (0..2).for_each(|_| monitor())),
         thread(|| discard(2)),
     ];
-    run(Start::ARMED, threads);
+    run(ScheduleStart::ARMED, threads);
 }
 
 /// Moves the process to another pool as its keeper would. It makes room beside the running program,
@@ -135,7 +135,7 @@ fn keeper() {
 
 fn switch_of_one() {
     let program = || {
-        let mut writer = Writer { slowness: 24, ..Writer::new(0) };
+        let mut writer = ModelWriter { slowness: 24, ..ModelWriter::new(0) };
         (1..PAGES).for_each(|index| writer.write(index));
         for _ in 0..8 {
             // The program mostly reads, as in `beside_one`.
@@ -143,7 +143,10 @@ fn switch_of_one() {
             writer.write(0);
         }
     };
-    run(Start { program_threads: 1, ..Start::SWITCH }, vec![thread(program), thread(keeper), thread(monitor)]);
+    run(
+        ScheduleStart { program_threads: 1, ..ScheduleStart::SWITCH },
+        vec![thread(program), thread(keeper), thread(monitor)],
+    );
 }
 
 fn switch_of_two() {
@@ -154,23 +157,23 @@ fn switch_of_two() {
         thread(|| (0..2).for_each(|_| monitor())),
         thread(|| discard(2)),
     ];
-    run(Start::SWITCH, threads);
+    run(ScheduleStart::SWITCH, threads);
 }
 
 fn switch_and_fork() {
     let forker = || {
-        let mut writer = Writer::new(0);
+        let mut writer = ModelWriter::new(0);
         (0..2).for_each(|index| writer.write(index));
         fork_and_check();
         (0..2).for_each(|index| writer.write(index));
     };
-    run(Start::SWITCH_AND_FORK, vec![thread(forker), writer(1, 2, 0..3), thread(keeper), thread(monitor)]);
+    run(ScheduleStart::SWITCH_AND_FORK, vec![thread(forker), writer(1, 2, 0..3), thread(keeper), thread(monitor)]);
 }
 
 fn moving() {
     let threads: Threads = vec![
         thread(|| {
-            let mut writer = Writer::new(0);
+            let mut writer = ModelWriter::new(0);
             (0..2).for_each(|index| writer.write(index));
             for (from, to) in [(0, 2), (2, 0), (0, 2)] {
                 move_two(from, to);
@@ -181,11 +184,11 @@ fn moving() {
             map();
         }),
         // These threads are like a handler thread whose event is older than the move.
-        thread(|| [2, 0, 3].map(|index| fault::bring(&RUNTIME, page(index), true)).into_iter().for_each(drop)),
-        thread(|| [1, 2].map(|index| fault::bring(&RUNTIME, page(index), false)).into_iter().for_each(drop)),
+        thread(|| [2, 0, 3].map(|index| fault::fault_in(&RUNTIME, page(index), true)).into_iter().for_each(drop)),
+        thread(|| [1, 2].map(|index| fault::fault_in(&RUNTIME, page(index), false)).into_iter().for_each(drop)),
         thread(|| (0..3).for_each(|_| evict())),
     ];
-    run(Start::ARMED, threads);
+    run(ScheduleStart::ARMED, threads);
 }
 
 /// Moves two pages, with what writers know of them, to another place.
@@ -193,7 +196,7 @@ fn move_two(from: u64, to: u64) {
     let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
     let [old, new] = [from, to].map(|index| window::address_of(page(index)));
     let outcome = remap::remap(&RUNTIME, [old, 2 * PAGE_BYTES, 2 * PAGE_BYTES, flags, new, 0]);
-    assert_eq!(outcome, Outcome::Done(new as isize));
+    assert_eq!(outcome, CallOutcome::Done(new as isize));
     for stored in &KNOWN.stored {
         for index in 0..2 {
             let value = stored[(from + index) as usize].swap(0, Ordering::Relaxed);
@@ -206,7 +209,7 @@ fn arming() {
     let threads: Threads = vec![
         writer(0, 2, 0..2),
         thread(|| {
-            let mut writer = Writer::new(1);
+            let mut writer = ModelWriter::new(1);
             writer.write(0);
             arm::arm(&RUNTIME, None);
             writer.write(1);
@@ -218,7 +221,7 @@ fn arming() {
         }),
         thread(|| discard(0)),
     ];
-    run(Start::DORMANT, threads);
+    run(ScheduleStart::DORMANT, threads);
 }
 
 /// Makes a guarded system call that reads and writes a page: once its pages are held, the kernel
@@ -226,14 +229,14 @@ fn arming() {
 fn system_call(number: usize, index: u64) {
     let record = crate::inside::thread::current().expect("a record");
     let frame = record.enter(0x1000 * (number + 1));
-    let mut pages = FramePages { runs: [Run { start: PageId(0), count: 0 }; RUNS], len: 0, held: false };
-    pages.runs[0] = Run { start: page(index), count: 1 };
+    let mut pages = CallFramePages { runs: [PinnedRun { start: PageId(0), count: 0 }; RUNS], len: 0, held: false };
+    pages.runs[0] = PinnedRun { start: page(index), count: 1 };
     pages.len = 1;
-    guard::hold_for(&RUNTIME, frame, pages, || RUNTIME.guards());
+    syscall_pinning::pin_for(&RUNTIME, frame, pages, || RUNTIME.guards());
     let mut value = KNOWN.stored[number][index as usize].load(Ordering::Relaxed);
     for _ in 0..2 {
         value += 1;
-        let mut encoded = Writer::encode(value);
+        let mut encoded = ModelWriter::encode(value);
         // While dormant the kernel itself serves the fault, also in the middle of the call.
         assert!(access(libc::SYS_process_vm_writev, address(index, number), &mut encoded), "EFAULT for a held page");
         KNOWN.stored[number][index as usize].store(value, Ordering::Relaxed);
@@ -250,8 +253,8 @@ fn system_call(number: usize, index: u64) {
 /// independently.
 fn fork_and_check() {
     match forking::fork(&context(), [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]) {
-        Outcome::Done(0) => process::exit_group(child()),
-        Outcome::Done(child) if child > 0 => {
+        CallOutcome::Done(0) => process::exit_group(child()),
+        CallOutcome::Done(child) if child > 0 => {
             let mut status = -1;
             // SAFETY: our child; `status` is writable.
             assert_eq!(unsafe { libc::waitpid(child as i32, &mut status, 0) }, child as i32);
@@ -274,7 +277,7 @@ fn child() -> i32 {
             let mut found = 0;
             insist(libc::SYS_process_vm_readv, address(index, number), &mut found);
             // A store that was under way may be there or not.
-            let expected = [known, known + 1].map(Writer::encode);
+            let expected = [known, known + 1].map(ModelWriter::encode);
             let discarded = found == 0 && KNOWN.begun[index as usize].load(Ordering::Relaxed) > 0;
             if !discarded && !expected.contains(&found) {
                 eprintln!("child: word {number} of page {index} is {found} instead of {expected:?}");

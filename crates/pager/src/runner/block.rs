@@ -3,7 +3,7 @@
 
 use super::sys;
 use crate::config::{JobConfig, MAGIC, RequestBlock, TEXT_BYTES};
-use crate::control::{Control, Mode};
+use crate::control::{FaultMode, JobAccounts};
 use core::ffi::CStr;
 use core::sync::atomic::Ordering;
 use farfield_os::memfd::{self, Mapping, MappingAccess};
@@ -28,7 +28,7 @@ pub struct Settings {
     /// Near budget of the job, in bytes.
     pub near_limit_bytes: u64,
     /// Way in which faults are served.
-    pub mode: Mode,
+    pub mode: FaultMode,
     /// Whether memory lies in huge pages until some of it has to leave, also where the program does
     /// not ask for them.
     pub huge_pages: bool,
@@ -64,9 +64,9 @@ pub fn create_control(settings: &Settings) -> io::Result<RunnerBlock> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     let (config_file, config) = memfd::create_published(CONFIG_NAME, size_of::<JobConfig>() as u64)?;
-    let control_file = memfd::create(CONTROL_NAME, size_of::<Control>() as u64)?;
+    let control_file = memfd::create(CONTROL_NAME, size_of::<JobAccounts>() as u64)?;
     let requests_file = memfd::create(REQUESTS_NAME, size_of::<RequestBlock>() as u64)?;
-    let control = map::<Control>(control_file.as_fd(), MappingAccess::ReadWrite)?;
+    let control = map::<JobAccounts>(control_file.as_fd(), MappingAccess::ReadWrite)?;
     let requests = map::<RequestBlock>(requests_file.as_fd(), MappingAccess::ReadWrite)?;
     // The path does not use /proc/self, because other processes open it.
     let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), config_file.as_raw_fd()));
@@ -101,10 +101,10 @@ impl ControlBlock {
         if magic != MAGIC {
             return Err(other_release());
         }
-        let control = open_shared::<Control>(&path.with_file_name(control_fd.to_string()), CONTROL_NAME)?;
+        let control = open_shared::<JobAccounts>(&path.with_file_name(control_fd.to_string()), CONTROL_NAME)?;
         Ok(ControlBlock {
             config,
-            control: map::<Control>(control.as_fd(), MappingAccess::ReadWrite)?,
+            control: map::<JobAccounts>(control.as_fd(), MappingAccess::ReadWrite)?,
             path: path.into(),
         })
     }
@@ -244,8 +244,8 @@ fn other_release() -> io::Error {
 }
 
 impl Deref for ControlBlock {
-    type Target = Control;
-    fn deref(&self) -> &Control {
+    type Target = JobAccounts;
+    fn deref(&self) -> &JobAccounts {
         // SAFETY: as in `config_in`, with the size of `Control`, which other processes
         // may write, too.
         unsafe { &*self.control.as_ptr().cast() }
@@ -266,7 +266,13 @@ mod tests {
 
     fn settings() -> Settings {
         let urls = vec!["tcp://127.0.0.1:7400".into(), "unix:/run/farfield".into()];
-        Settings { near_limit_bytes: 1 << 30, mode: Mode::Thread, huge_pages: false, urls, token: b"secret".to_vec() }
+        Settings {
+            near_limit_bytes: 1 << 30,
+            mode: FaultMode::Thread,
+            huge_pages: false,
+            urls,
+            token: b"secret".to_vec(),
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Prepares pool URLs as the user wrote them for processes that cannot look up names, and tries
 //! them out.
 
-use super::Refusal;
+use super::JobRefusal;
 use core::time::Duration;
 use farfield_pool::{OpenError, PoolBuilder, PoolError, Protection, leaf_urls, resolve_urls};
 
@@ -12,33 +12,33 @@ const CLIENT_NAME: &str = "farfield run";
 
 /// Returns the URLs with numeric addresses: the library inside a program must not call a resolver.
 /// Refuses URLs with a leaf, however deep, that would keep far memory in the program's own.
-pub(super) fn resolve(urls: &[String]) -> Result<Vec<String>, Refusal> {
+pub(super) fn resolve(urls: &[String]) -> Result<Vec<String>, JobRefusal> {
     if let Some(leaf) = urls.iter().flat_map(|url| leaf_urls(url)).find(|leaf| leaf.starts_with("ram:")) {
         let reason = format!(
             "{leaf}: far pages would lie in the memory of the program, beside its budget: ram is for heaps and their tests"
         );
-        return Err(Refusal::Far { reason });
+        return Err(JobRefusal::Far { reason });
     }
-    resolve_urls(urls).map_err(|error| Refusal::Url { reason: error.to_string() })
+    resolve_urls(urls).map_err(|error| JobRefusal::Url { reason: error.to_string() })
 }
 
 /// Opens a small region at every server, so that a wrong address or token is found before the
 /// program starts. Returns how well the pool protects what it holds, if it does. Servers at Unix
 /// sockets may be those of user `server_uid`, too.
-pub(super) fn check(urls: &[String], token: &[u8], server_uid: u32) -> Result<Option<Protection>, Refusal> {
-    opener(urls, token)?
+pub(super) fn check(urls: &[String], token: &[u8], server_uid: u32) -> Result<Option<Protection>, JobRefusal> {
+    pool_builder(urls, token)?
         .server_uid(server_uid)
         .inside_a_program()
         .pages(urls.len() as u64)
         .open()
         .map(|pool| pool.protection())
-        .map_err(|error| Refusal::Far { reason: advice(&error) })
+        .map_err(|error| JobRefusal::Far { reason: advice(&error) })
 }
 
 /// Returns the opener of the pool that the job will open, with a short deadline.
-pub fn opener(urls: &[String], token: &[u8]) -> Result<PoolBuilder, Refusal> {
-    let token =
-        String::from_utf8(token.to_vec()).map_err(|_| Refusal::Far { reason: "the token is not UTF-8 text".into() })?;
+pub fn pool_builder(urls: &[String], token: &[u8]) -> Result<PoolBuilder, JobRefusal> {
+    let token = String::from_utf8(token.to_vec())
+        .map_err(|_| JobRefusal::Far { reason: "the token is not UTF-8 text".into() })?;
     Ok(PoolBuilder::new().urls(urls).token(token).client_name(CLIENT_NAME).deadline(ANSWER_WITHIN))
 }
 

@@ -1,19 +1,19 @@
 //! Runs one job from start to end.
 
-use super::hold::{HoldOptions, Holder};
+use super::budget::{BudgetDriver, SloOptions};
+use super::placement::PlacementDriver;
 use super::pool::PoolStatus;
 use super::protection::ProtectionWatch;
-use super::report::{self, Bytes, Failure, Report, ReportFile};
+use super::report::{self, ByteSize, PagerFailure, Report, ReportFile};
 use super::server::{PrivateServer, check_interrupted};
-use super::settle::Settler;
-use super::sys::{self, Change, Signals};
-use super::watch::Watch;
+use super::slot_monitor::SlotMonitor;
+use super::sys::{self, Signals, WaitStatus};
 use super::{
-    ControlBlock, Refusal, RunnerBlock, Settings, Totals, create_control, far, machine, pool, preload, program,
+    ControlBlock, JobRefusal, JobTotals, RunnerBlock, Settings, create_control, far, machine, pool, preload, program,
     requests,
 };
 use crate::config::ENV_CONTROL;
-use crate::control::{Mode, believed};
+use crate::control::{FaultMode, believed};
 use farfield_core::policy::budget_controller::WINDOW;
 use farfield_os::serving;
 use std::ffi::{CString, OsString};
@@ -37,12 +37,12 @@ pub struct Options {
     /// Near budget of the job in bytes; with `hold` the most that it may become.
     pub near_limit_bytes: u64,
     /// Slowdown to hold by changing the budget while the job runs.
-    pub hold: Option<HoldOptions>,
+    pub hold: Option<SloOptions>,
     /// Pools between which the job may move while it runs, with `hold`. The first is `far`; with
     /// fewer than two the job does not move.
     pub places: Vec<String>,
     /// Way in which faults are served.
-    pub mode: Mode,
+    pub mode: FaultMode,
     /// Whether memory lies in huge pages until some of it has to leave.
     pub huge_pages: bool,
     /// Pool URLs; empty for a private server.
@@ -65,38 +65,38 @@ pub struct Options {
 
 /// Way in which this process should end, so that its parent sees what the program did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ended {
+pub enum ProgramExit {
     /// Exit with this code.
     Code(i32),
     /// Die by this signal: call [`super::die_by`].
     Signal(i32),
 }
 
-impl Ended {
+impl ProgramExit {
     /// Returns the exit code as a shell shows it.
     pub fn exit_code(self) -> i32 {
         match self {
-            Ended::Code(code) => code,
-            Ended::Signal(signal) => 128 + signal,
+            ProgramExit::Code(code) => code,
+            ProgramExit::Signal(signal) => 128 + signal,
         }
     }
 }
 
 /// Runs the program with far memory. Blocks until it and all its far-memory children have ended.
-pub fn run(options: &Options) -> Result<Ended, Refusal> {
+pub fn run(options: &Options) -> Result<ProgramExit, JobRefusal> {
     if std::env::var_os(ENV_CONTROL).is_some() {
-        return Err(Refusal::Nested);
+        return Err(JobRefusal::Nested);
     }
     if options.near_limit_bytes < machine::NEAR_BYTES_MIN {
-        return Err(Refusal::NearTooSmall { bytes: options.near_limit_bytes });
+        return Err(JobRefusal::NearTooSmall { bytes: options.near_limit_bytes });
     }
     let program = program::find(&options.command)?;
     machine::check_kernel()?;
     let urls = far::resolve(&options.far)?;
     let places = far::resolve(&options.places)?;
     let report = options.report.as_deref().map(ReportFile::create).transpose()?;
-    let os = |what| move |error| Refusal::Os { what, error };
-    let limits = sys::Limits::lift().map_err(|(resource, bytes)| Refusal::Limit { resource, bytes })?;
+    let os = |what| move |error| JobRefusal::Os { what, error };
+    let limits = sys::SavedRlimits::lift().map_err(|(resource, bytes)| JobRefusal::Limit { resource, bytes })?;
     let signals = Signals::take(options.pipe_ignored).map_err(os("signals"))?;
     let mut token = options.token.clone();
     let server = match urls.is_empty() {
@@ -112,36 +112,36 @@ pub fn run(options: &Options) -> Result<Ended, Refusal> {
     };
     let urls = server.as_ref().map_or(urls, |server| vec![server.url()]);
     let promised = far::check(&urls, &token, serving::effective_uid())?;
-    let holder = options.hold.map(|hold| Holder::new(&hold, options.near_limit_bytes));
-    let near_limit_bytes = holder.as_ref().map_or(options.near_limit_bytes, Holder::near_bytes);
+    let holder = options.hold.map(|hold| BudgetDriver::new(&hold, options.near_limit_bytes));
+    let near_limit_bytes = holder.as_ref().map_or(options.near_limit_bytes, BudgetDriver::near_bytes);
     let (mode, huge_pages) = (options.mode, options.huge_pages);
     let settings = Settings { near_limit_bytes, mode, huge_pages, urls: urls.clone(), token };
     let control = create_control(&settings).map_err(os("control block"))?;
     let settler = options.hold.filter(|_| places.len() > 1);
-    let settler = settler.map(|hold| Settler::new(&hold, places, settings.token));
+    let settler = settler.map(|hold| PlacementDriver::new(&hold, places, settings.token));
     let environment = environment(&options.preload, &control);
     sys::become_subreaper();
     check_interrupted(&signals)?;
     let started = Instant::now();
     let pid = sys::spawn(&program.path, &program.argv, &environment, &signals, Some(&limits))
-        .map_err(|error| Refusal::NotExecutable { path: PathBuf::from(&options.command[0]), error })?;
+        .map_err(|error| JobRefusal::NotExecutable { path: PathBuf::from(&options.command[0]), error })?;
     sys::raise_descriptor_limit();
     let mut protection = ProtectionWatch::new(started);
     if let Some(said) = protection.look(started, promised).filter(|_| !options.quiet) {
         say(&said);
     }
-    let mut job = Job {
+    let mut job = RunningJob {
         protection,
         control,
         signals,
         server,
         pid,
-        watch: Watch::new(),
+        watch: SlotMonitor::new(),
         holder,
         settler,
-        near: Mean::new(started),
+        near: TimeWeightedMean::new(started),
         tables_peak_bytes: 0,
-        progress: Progress::new(options.quiet, started),
+        progress: JobProgressLine::new(options.quiet, started),
         ended: None,
         ended_at: None,
         forwarded_stop: false,
@@ -175,21 +175,21 @@ fn environment(library: &std::path::Path, control: &ControlBlock) -> Vec<CString
     kept.chain(ours).map(text).collect()
 }
 
-struct Job {
+struct RunningJob {
     protection: ProtectionWatch,
     control: RunnerBlock,
     signals: Signals,
     server: Option<PrivateServer>,
     pid: u32,
-    watch: Watch,
-    holder: Option<Holder>,
-    settler: Option<Settler>,
-    near: Mean,
+    watch: SlotMonitor,
+    holder: Option<BudgetDriver>,
+    settler: Option<PlacementDriver>,
+    near: TimeWeightedMean,
     /// Largest sum in bytes of our own tables, buffers and stacks so far.
     tables_peak_bytes: u64,
-    progress: Progress,
+    progress: JobProgressLine,
     /// Way in which the program ended, once it has.
-    ended: Option<Ended>,
+    ended: Option<ProgramExit>,
     ended_at: Option<Instant>,
     /// True if we passed a stop signal on; when the program stops, so do we.
     forwarded_stop: bool,
@@ -197,7 +197,7 @@ struct Job {
     told_to_stop: u32,
 }
 
-impl Job {
+impl RunningJob {
     /// Serves the job until the program has ended and no process uses far memory any more.
     fn wait(&mut self) {
         let (mut fds, mut ready) = (Vec::new(), Vec::new());
@@ -229,7 +229,7 @@ impl Job {
     /// Adjusts budget and place so that the job keeps within its slowdown.
     fn hold(&mut self) {
         let Some(holder) = &mut self.holder else { return };
-        let window = holder.update(&self.control, || Totals::read(&self.control), self.watch.pids());
+        let window = holder.update(&self.control, || JobTotals::read(&self.control), self.watch.pids());
         let (Some(window), Some(settler)) = (window, &mut self.settler) else { return };
         if let Some(said) = settler.update(&self.control, &window).filter(|_| !self.progress.quiet) {
             self.progress.erase();
@@ -250,8 +250,8 @@ impl Job {
             say(&format!(
                 "tables and stacks for far memory, of {processes} processes, take {} of the {} near and cannot leave: with more \
                  of them, more is near than that",
-                Bytes(tables),
-                Bytes(near)
+                ByteSize(tables),
+                ByteSize(near)
             ));
         }
     }
@@ -286,7 +286,7 @@ impl Job {
 
     fn take_changes(&mut self) {
         while let Ok(Some((pid, change))) = sys::next_change() {
-            if let Change::Trapped(signal) = change {
+            if let WaitStatus::Trapped(signal) = change {
                 sys::go_on(pid, signal);
                 continue;
             }
@@ -295,26 +295,26 @@ impl Job {
                 continue;
             }
             match change {
-                Change::Exited(code) => self.ended = Some(Ended::Code(code)),
-                Change::Killed(signal) => self.ended = Some(Ended::Signal(signal)),
-                Change::Stopped(signal) => {
-                    self.stop_too(signal);
+                WaitStatus::Exited(code) => self.ended = Some(ProgramExit::Code(code)),
+                WaitStatus::Killed(signal) => self.ended = Some(ProgramExit::Signal(signal)),
+                WaitStatus::Stopped(signal) => {
+                    self.follow_stop(signal);
                     continue;
                 }
-                Change::Trapped(_) => continue,
+                WaitStatus::Trapped(_) => continue,
             }
             self.ended_at = Some(Instant::now());
         }
     }
 
-    fn other_child_changed(&mut self, pid: u32, change: Change) {
+    fn other_child_changed(&mut self, pid: u32, change: WaitStatus) {
         let Some(server) = self.server.as_mut().filter(|server| server.pid() == pid) else {
             return; // An orphan of the job.
         };
         let how = match change {
-            Change::Stopped(_) | Change::Trapped(_) => return,
-            Change::Exited(code) => format!("it exited with code {code}"),
-            Change::Killed(signal) => format!("it was killed by signal {signal}"),
+            WaitStatus::Stopped(_) | WaitStatus::Trapped(_) => return,
+            WaitStatus::Exited(code) => format!("it exited with code {code}"),
+            WaitStatus::Killed(signal) => format!("it was killed by signal {signal}"),
         };
         server.note_reaped();
         self.progress.erase();
@@ -323,7 +323,7 @@ impl Job {
 
     /// Stops this process too when job control has stopped the program, or the shell would go on
     /// waiting for us.
-    fn stop_too(&mut self, signal: i32) {
+    fn follow_stop(&mut self, signal: i32) {
         let job_control = matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU);
         // Without a terminal nobody would continue us when the program is continued.
         if self.forwarded_stop || (job_control && File::open("/dev/tty").is_ok()) {
@@ -362,27 +362,27 @@ impl Job {
         }
     }
 
-    fn finish(self, options: &Options, started: Instant, urls: Vec<String>, file: Option<ReportFile>) -> Ended {
+    fn finish(self, options: &Options, started: Instant, urls: Vec<String>, file: Option<ReportFile>) -> ProgramExit {
         let wall = self.ended_at.unwrap_or_else(Instant::now) - started;
-        let program = self.ended.unwrap_or(Ended::Code(0));
+        let program = self.ended.unwrap_or(ProgramExit::Code(0));
         let failure = self.failure();
-        let mut report = Report::new(&Totals::read(&self.control), wall);
+        let mut report = Report::new(&JobTotals::read(&self.control), wall);
         report.command = options.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         report.mode = report::mode_name(options.mode);
         report.serving = self.watch.serving();
-        report.protection = self.protection.seen();
+        report.protection = self.protection.report();
         report.far = urls;
         report.meta_peak_bytes = self.tables_peak_bytes;
         report.near_mean_bytes = self.near.value() as u64;
         report.hold = {
-            let moves = self.settler.as_ref().map_or(0, Settler::moves);
-            self.holder.as_ref().map(|holder| holder.held(moves))
+            let moves = self.settler.as_ref().map_or(0, PlacementDriver::moves);
+            self.holder.as_ref().map(|holder| holder.report(moves))
         };
         report.near_limit_bytes = options.near_limit_bytes;
         report.exit_code = program.exit_code();
         report.signal = match program {
-            Ended::Signal(signal) => Some(signal),
-            Ended::Code(_) => None,
+            ProgramExit::Signal(signal) => Some(signal),
+            ProgramExit::Code(_) => None,
         };
         report.failure.clone_from(&failure);
         if !options.quiet {
@@ -391,7 +391,7 @@ impl Job {
                 let enough = (2 * self.tables_peak_bytes).div_ceil(1 << 20);
                 say(&format!(
                     "its tables and stacks took {} at most: give --near {enough}M",
-                    Bytes(self.tables_peak_bytes)
+                    ByteSize(self.tables_peak_bytes)
                 ));
             }
         }
@@ -402,35 +402,35 @@ impl Job {
             }
         }
         match failure {
-            Some(Failure { exit_code, reason }) => {
+            Some(PagerFailure { exit_code, reason }) => {
                 say(&reason);
-                Ended::Code(exit_code)
+                ProgramExit::Code(exit_code)
             }
             None => program,
         }
     }
 
-    fn failure(&self) -> Option<Failure> {
+    fn failure(&self) -> Option<PagerFailure> {
         // The processes have ended, so a reason that is incomplete stays so.
         let (exit_code, complete) = self.control.failure()?;
         let mut reason = self.control.reason.line();
         if !complete || reason.is_empty() {
             reason = "a process of the job had to stop and died before it could say why".into();
         }
-        Some(Failure { exit_code, reason })
+        Some(PagerFailure { exit_code, reason })
     }
 }
 
 /// Mean of a value over time.
-struct Mean {
+struct TimeWeightedMean {
     started: Instant,
     last: Instant,
     sum: f64,
 }
 
-impl Mean {
-    fn new(started: Instant) -> Mean {
-        Mean { started, last: started, sum: 0.0 }
+impl TimeWeightedMean {
+    fn new(started: Instant) -> TimeWeightedMean {
+        TimeWeightedMean { started, last: started, sum: 0.0 }
     }
 
     /// Notes that the value has been `value` since the last call.
@@ -455,7 +455,7 @@ fn tell(text: &str) {
 }
 
 /// State of the progress line and of what was told to the user.
-struct Progress {
+struct JobProgressLine {
     enabled: bool,
     shown: bool,
     told_waiting: bool,
@@ -463,13 +463,13 @@ struct Progress {
     quiet: bool,
     started: Instant,
     last: Instant,
-    before: Option<Totals>,
+    before: Option<JobTotals>,
 }
 
-impl Progress {
-    fn new(quiet: bool, started: Instant) -> Progress {
+impl JobProgressLine {
+    fn new(quiet: bool, started: Instant) -> JobProgressLine {
         let enabled = !quiet && std::io::stderr().is_terminal();
-        Progress {
+        JobProgressLine {
             enabled,
             shown: false,
             told_waiting: false,
@@ -490,7 +490,7 @@ impl Progress {
             self.shown = false;
             return;
         }
-        let totals = Totals::read(control);
+        let totals = JobTotals::read(control);
         let (seconds, columns) = (self.last.elapsed().as_secs_f64(), sys::columns(stderr.as_fd()));
         let line = report::progress_line(&totals, self.before.as_ref(), seconds, self.started.elapsed(), columns);
         self.last = Instant::now();

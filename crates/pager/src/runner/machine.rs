@@ -1,6 +1,6 @@
 //! Tells how much memory a job may use on this machine, and whether the kernel can do what we need.
 
-use super::Refusal;
+use super::JobRefusal;
 use farfield_os::uffd::{FaultOrigin, Uffd, feature};
 use std::path::{Path, PathBuf};
 
@@ -94,23 +94,23 @@ fn parse_release(text: &str) -> (u32, u32) {
 }
 
 /// Refuses a kernel that cannot serve page faults for us.
-pub(super) fn check_kernel() -> Result<(), Refusal> {
+pub(super) fn check_kernel() -> Result<(), JobRefusal> {
     let (release, text) = kernel_release();
     if release < KERNEL_MIN {
         let (major, minor) = KERNEL_MIN;
         let what = format!("Linux {text} is too old: far memory needs {major}.{minor} or newer");
-        return Err(Refusal::Kernel { what });
+        return Err(JobRefusal::Kernel { what });
     }
     if let Err(error) = try_uffd(FaultOrigin::UserMode, feature::SIGBUS | feature::WP_ASYNC) {
         let what = format!(
             "userfaultfd with its features SIGBUS and WP_ASYNC is not available ({error}): the kernel must be built with \
              CONFIG_USERFAULTFD, and a container's seccomp profile must let userfaultfd through"
         );
-        return Err(Refusal::Kernel { what });
+        return Err(JobRefusal::Kernel { what });
     }
     if !can_filter() {
         let what = "seccomp filters are not available: the kernel must be built with CONFIG_SECCOMP_FILTER".into();
-        return Err(Refusal::Kernel { what });
+        return Err(JobRefusal::Kernel { what });
     }
     Ok(())
 }

@@ -6,11 +6,12 @@
 //! `docs/design/runner.md` is the design page.
 
 mod block;
+mod budget;
 mod far;
-mod hold;
 mod job;
+mod job_process;
 pub mod machine;
-mod member;
+mod placement;
 mod plain;
 mod pool;
 mod preload;
@@ -20,20 +21,19 @@ mod refusal;
 mod report;
 mod requests;
 mod server;
-mod settle;
+mod slot_monitor;
 mod sys;
-mod watch;
 
 pub use block::{ControlBlock, RunnerBlock, Settings, create_control, find_control, find_jobs, find_memfds, processes};
-pub use far::opener;
-pub use hold::{Held, HoldOptions};
-pub use job::{Ended, Options, run};
+pub use budget::{SloOptions, SloReport};
+pub use far::pool_builder;
+pub use job::{Options, ProgramExit, run};
 pub use plain::{PlainRun, PlainRunner, progress_columns};
 pub use pool::{MovingProcess, PoolStatus};
 pub use preload::{ENV_PRELOAD, find_preload};
-pub use protection::Protected;
-pub use refusal::Refusal;
-pub use report::{Bytes, Count, Failure, Latency, Report, mode_name};
+pub use protection::ProtectionReport;
+pub use refusal::JobRefusal;
+pub use report::{ByteSize, CompactCount, Latency, PagerFailure, Report, mode_name};
 pub use requests::{cancel_switch, switch_pool};
+pub use slot_monitor::{JobTotals, state_name};
 pub use sys::die_by;
-pub use watch::{Totals, state_name};

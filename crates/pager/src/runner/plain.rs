@@ -2,8 +2,8 @@
 //! outside now and then.
 
 use super::program;
-use super::sys::{self, Change, Signals};
-use super::{Ended, Refusal};
+use super::sys::{self, Signals, WaitStatus};
+use super::{JobRefusal, ProgramExit};
 use std::ffi::{CString, OsString};
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
@@ -21,7 +21,7 @@ pub struct PlainRunner {
 #[derive(Clone, Copy, Debug)]
 pub struct PlainRun {
     /// Way in which the program ended.
-    pub ended: Ended,
+    pub ended: ProgramExit,
     /// Time from the start of the program to its end.
     pub wall: Duration,
     /// True if the program took too long, and was asked to end (SIGTERM).
@@ -31,8 +31,8 @@ pub struct PlainRun {
 impl PlainRunner {
     /// Takes over the signals of this process. `pipe_ignored` says whether SIGPIPE was ignored when
     /// the process started.
-    pub fn new(pipe_ignored: bool) -> Result<PlainRunner, Refusal> {
-        let signals = Signals::take(pipe_ignored).map_err(|error| Refusal::Os { what: "signals", error })?;
+    pub fn new(pipe_ignored: bool) -> Result<PlainRunner, JobRefusal> {
+        let signals = Signals::take(pipe_ignored).map_err(|error| JobRefusal::Os { what: "signals", error })?;
         sys::become_subreaper();
         Ok(PlainRunner { signals })
     }
@@ -47,7 +47,7 @@ impl PlainRunner {
         command: &[OsString],
         most: Duration,
         look: &mut dyn FnMut() -> Duration,
-    ) -> Result<PlainRun, Refusal> {
+    ) -> Result<PlainRun, JobRefusal> {
         let program = program::find(command)?;
         let text = |(name, value): (OsString, OsString)| {
             CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).expect("the kernel gives no zeros")
@@ -55,7 +55,7 @@ impl PlainRunner {
         let environment: Vec<CString> = std::env::vars_os().map(text).collect();
         let started = Instant::now();
         let pid = sys::spawn(&program.path, &program.argv, &environment, &self.signals, None)
-            .map_err(|error| Refusal::NotExecutable { path: PathBuf::from(&command[0]), error })?;
+            .map_err(|error| JobRefusal::NotExecutable { path: PathBuf::from(&command[0]), error })?;
         let mut ready = Vec::new();
         let (mut next, mut is_cut) = (started, false);
         loop {
@@ -89,12 +89,12 @@ impl PlainRunner {
     }
 }
 
-fn take_changes(program: u32) -> Option<Ended> {
+fn take_changes(program: u32) -> Option<ProgramExit> {
     let mut ended = None;
     while let Ok(Some((pid, change))) = sys::next_change() {
         match change {
-            Change::Exited(code) if pid == program => ended = Some(Ended::Code(code)),
-            Change::Killed(signal) if pid == program => ended = Some(Ended::Signal(signal)),
+            WaitStatus::Exited(code) if pid == program => ended = Some(ProgramExit::Code(code)),
+            WaitStatus::Killed(signal) if pid == program => ended = Some(ProgramExit::Signal(signal)),
             _ => {}
         }
     }

@@ -1,8 +1,8 @@
 //! Moves a running job to another pool, and tells how far it is.
 
-use super::{ControlBlock, Refusal, RunnerBlock};
+use super::{ControlBlock, JobRefusal, RunnerBlock};
 use crate::config::TEXT_BYTES;
-use crate::control::{SLOTS, Slot, believed_pages};
+use crate::control::{ProcessSlot, SLOTS, believed_pages};
 use farfield_pool::{Protection, ScrubStats};
 use std::sync::atomic::Ordering;
 
@@ -79,7 +79,7 @@ impl PoolStatus {
 }
 
 /// Returns the processes whose faults are ours, with their slots.
-fn armed(control: &ControlBlock) -> impl Iterator<Item = (u32, &Slot)> + Clone {
+fn armed(control: &ControlBlock) -> impl Iterator<Item = (u32, &ProcessSlot)> + Clone {
     let taken = (control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
     control.slots[..taken].iter().filter_map(|slot| {
         let pid = slot.process();
@@ -90,8 +90,13 @@ fn armed(control: &ControlBlock) -> impl Iterator<Item = (u32, &Slot)> + Clone {
 /// Gives the job another pool from now on, which was tried out before, and returns its number.
 /// `cause` says why, if nobody has asked for it. Fails if a text is too long, if the job still
 /// moves, or if it has this pool already.
-pub(super) fn begin_switch(control: &RunnerBlock, urls: &[String], token: &[u8], cause: &str) -> Result<u32, Refusal> {
-    let refuse = |reason: &str| Refusal::Pool { reason: reason.to_owned() };
+pub(super) fn begin_switch(
+    control: &RunnerBlock,
+    urls: &[String],
+    token: &[u8],
+    cause: &str,
+) -> Result<u32, JobRefusal> {
+    let refuse = |reason: &str| JobRefusal::Pool { reason: reason.to_owned() };
     let text = urls.join("\n");
     if text.len() > TEXT_BYTES || token.len() > TEXT_BYTES {
         return Err(refuse("the URL, and the token, can have at most 4096 bytes"));
@@ -125,7 +130,7 @@ pub(super) fn give_up(control: &RunnerBlock, why: &str) -> u32 {
 /// Gives the last switch up if a process reports that it could not move.
 pub(super) fn look_for_failures(control: &RunnerBlock) {
     let epoch = control.config().pool_epoch.load(Ordering::SeqCst);
-    let has_failed = |slot: &Slot| {
+    let has_failed = |slot: &ProcessSlot| {
         slot.pool_failed.load(Ordering::Acquire) == epoch && slot.pool_epoch.load(Ordering::SeqCst) != epoch
     };
     // Number 0 is the pool with which the job began.
@@ -138,14 +143,14 @@ pub(super) fn look_for_failures(control: &RunnerBlock) {
 mod tests {
     //! Danger: a process that decides for the others, or one that is left behind.
     use super::*;
-    use crate::control::Mode;
+    use crate::control::FaultMode;
     use crate::runner::{Settings, create_control};
 
     #[test]
     fn a_process_that_cannot_move_takes_the_job_back_and_others_cannot() {
         let settings = Settings {
             near_limit_bytes: 1 << 30,
-            mode: Mode::Auto,
+            mode: FaultMode::Auto,
             huge_pages: false,
             urls: vec!["tcp://127.0.0.1:1".into()],
             token: vec![],

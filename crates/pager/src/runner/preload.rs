@@ -1,6 +1,6 @@
 //! Finds the library that is loaded into the program.
 
-use super::Refusal;
+use super::JobRefusal;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ pub const ENV_PRELOAD: &str = "FARFIELD_PRELOAD";
 
 /// Finds the library: at `chosen` (the value of [`ENV_PRELOAD`]), else beside `executable`, where
 /// installations and cargo put it. Refuses a path with a space or a colon.
-pub fn find_preload(chosen: Option<&OsStr>, executable: &Path) -> Result<PathBuf, Refusal> {
+pub fn find_preload(chosen: Option<&OsStr>, executable: &Path) -> Result<PathBuf, JobRefusal> {
     let searched = match (chosen, executable.parent()) {
         (Some(path), _) => vec![PathBuf::from(path)],
         (None, Some(folder)) => vec![
@@ -25,10 +25,10 @@ pub fn find_preload(chosen: Option<&OsStr>, executable: &Path) -> Result<PathBuf
         (None, None) => vec![],
     };
     let found = searched.iter().find_map(|path| path.canonicalize().ok().filter(|path| path.is_file()));
-    let path = found.ok_or(Refusal::NoPreload { searched })?;
+    let path = found.ok_or(JobRefusal::NoPreload { searched })?;
     // The loader splits its value at both characters.
     if path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':')) {
-        return Err(Refusal::PreloadPath { path });
+        return Err(JobRefusal::PreloadPath { path });
     }
     Ok(path)
 }
@@ -74,7 +74,10 @@ mod tests {
         std::fs::create_dir_all(&root).unwrap();
         let library = root.join(LIBRARY);
         std::fs::write(&library, b"").unwrap();
-        assert!(matches!(find_preload(Some(library.as_os_str()), Path::new("/x")), Err(Refusal::PreloadPath { .. })));
+        assert!(matches!(
+            find_preload(Some(library.as_os_str()), Path::new("/x")),
+            Err(JobRefusal::PreloadPath { .. })
+        ));
         std::fs::remove_dir_all(&root).unwrap();
     }
 

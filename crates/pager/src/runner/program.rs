@@ -1,7 +1,7 @@
 //! Resolves the words of a command line to a file that can be run with far memory, or to a refusal
 //! that says why not.
 
-use super::Refusal;
+use super::JobRefusal;
 use crate::elf::{self, Linkage};
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::{File, Metadata};
@@ -19,7 +19,7 @@ const PATH_DEFAULT: &str = "/bin:/usr/bin";
 
 /// Program that can be started.
 #[derive(Debug)]
-pub(super) struct Program {
+pub(super) struct ExecCommand {
     /// Path for `execve`.
     pub(super) path: CString,
     /// Arguments of the program, the first included.
@@ -35,34 +35,34 @@ struct User {
 
 /// Finds the file that `command` names and checks that it and all its interpreters load our
 /// library.
-pub(super) fn find(command: &[OsString]) -> Result<Program, Refusal> {
-    let name = command.first().filter(|name| !name.is_empty()).ok_or(Refusal::NoCommand)?;
+pub(super) fn find(command: &[OsString]) -> Result<ExecCommand, JobRefusal> {
+    let name = command.first().filter(|name| !name.is_empty()).ok_or(JobRefusal::NoCommand)?;
     let search = std::env::var_os("PATH").unwrap_or_else(|| PATH_DEFAULT.into());
     let path = locate(name, &search)?;
     // SAFETY: these calls only read numbers of this process and cannot fail.
     let user = unsafe { User { uid: libc::getuid(), gid: libc::getgid() } };
-    let zero = |_| Refusal::NoCommand;
+    let zero = |_| JobRefusal::NoCommand;
     let words = command.iter().map(|word| CString::new(word.as_bytes())).collect::<Result<Vec<_>, _>>();
     let mut argv = words.map_err(zero)?;
     let mut program = CString::new(path.as_os_str().as_bytes()).map_err(zero)?;
-    if check(&path, user, SCRIPT_DEPTH_MAX)? == Loads::Shell {
+    if check(&path, user, SCRIPT_DEPTH_MAX)? == ExecMethod::Shell {
         // A script without `#!` is run by the shell, as `execvp` and every shell do.
         check(Path::new("/bin/sh"), user, 0)?;
         argv.splice(..1, [c"/bin/sh".to_owned(), program]);
         program = c"/bin/sh".to_owned();
     }
-    Ok(Program { path: program, argv })
+    Ok(ExecCommand { path: program, argv })
 }
 
 /// Finds the file that a shell would start for `name`.
-fn locate(name: &OsStr, search: &OsStr) -> Result<PathBuf, Refusal> {
-    let not_found = || Refusal::NotFound { name: name.into() };
+fn locate(name: &OsStr, search: &OsStr) -> Result<PathBuf, JobRefusal> {
+    let not_found = || JobRefusal::NotFound { name: name.into() };
     if name.as_bytes().contains(&b'/') {
         let path = PathBuf::from(name);
         return match executable(&path) {
             Ok(()) => Ok(path),
             Err(error) if is_absent(&error) => Err(not_found()),
-            Err(error) => Err(Refusal::NotExecutable { path, error }),
+            Err(error) => Err(JobRefusal::NotExecutable { path, error }),
         };
     }
     let mut refused = None;
@@ -73,7 +73,7 @@ fn locate(name: &OsStr, search: &OsStr) -> Result<PathBuf, Refusal> {
         match executable(&path) {
             Ok(()) => return Ok(path),
             Err(error) if is_absent(&error) => {}
-            Err(error) => refused = refused.or(Some(Refusal::NotExecutable { path, error })),
+            Err(error) => refused = refused.or(Some(JobRefusal::NotExecutable { path, error })),
         }
     }
     Err(refused.unwrap_or_else(not_found))
@@ -99,14 +99,14 @@ fn executable(path: &Path) -> io::Result<()> {
 
 /// Way in which a file that passed is started.
 #[derive(PartialEq, Eq, Debug)]
-enum Loads {
-    Itself,
+enum ExecMethod {
+    Direct,
     /// By the shell: the file has no format that the kernel knows.
     Shell,
 }
 
-fn check(path: &Path, user: User, scripts_left: usize) -> Result<Loads, Refusal> {
-    let not_readable = |error| Refusal::NotReadable { path: path.into(), error };
+fn check(path: &Path, user: User, scripts_left: usize) -> Result<ExecMethod, JobRefusal> {
+    let not_readable = |error| JobRefusal::NotReadable { path: path.into(), error };
     let mut file = File::open(path).map_err(not_readable)?;
     let mut head = Vec::with_capacity(elf::HEAD_BYTES);
     let mut wanted = elf::HEAD_BYTES as u64;
@@ -122,32 +122,32 @@ fn check(path: &Path, user: User, scripts_left: usize) -> Result<Loads, Refusal>
     }
     let path = path.to_path_buf();
     match elf::classify(&head) {
-        Linkage::Dynamic { interpreter } if elf::is_musl(interpreter) => Err(Refusal::Musl { path }),
+        Linkage::Dynamic { interpreter } if elf::is_musl(interpreter) => Err(JobRefusal::Musl { path }),
         Linkage::Dynamic { .. } => {
             let metadata = file.metadata().map_err(not_readable)?;
             match ignores_preload(&metadata, has_capabilities(&path), user) {
-                Some(why) => Err(Refusal::Privileged { path, why }),
-                None => Ok(Loads::Itself),
+                Some(why) => Err(JobRefusal::Privileged { path, why }),
+                None => Ok(ExecMethod::Direct),
             }
         }
-        Linkage::Static => Err(Refusal::Static { path }),
-        Linkage::Bits32 => Err(Refusal::OtherMachine { path, machine: "a 32-bit program".into() }),
+        Linkage::Static => Err(JobRefusal::Static { path }),
+        Linkage::Bits32 => Err(JobRefusal::OtherMachine { path, machine: "a 32-bit program".into() }),
         Linkage::Foreign { machine } => {
-            Err(Refusal::OtherMachine { path, machine: format!("built for another machine (ELF number {machine})") })
+            Err(JobRefusal::OtherMachine { path, machine: format!("built for another machine (ELF number {machine})") })
         }
-        Linkage::Script { .. } if scripts_left == 0 => Err(Refusal::Broken { path }),
+        Linkage::Script { .. } if scripts_left == 0 => Err(JobRefusal::Broken { path }),
         Linkage::Script { interpreter, .. } => {
             let interpreter = PathBuf::from(OsStr::from_bytes(interpreter));
             if let Err(error) = executable(&interpreter) {
-                return Err(Refusal::NoInterpreter { path, interpreter, error });
+                return Err(JobRefusal::NoInterpreter { path, interpreter, error });
             }
             match check(&interpreter, user, scripts_left - 1)? {
-                Loads::Itself => Ok(Loads::Itself),
-                Loads::Shell => Err(Refusal::Broken { path: interpreter }),
+                ExecMethod::Direct => Ok(ExecMethod::Direct),
+                ExecMethod::Shell => Err(JobRefusal::Broken { path: interpreter }),
             }
         }
-        Linkage::Unknown if head.is_empty() || !head.contains(&0) => Ok(Loads::Shell),
-        Linkage::Unknown | Linkage::Malformed | Linkage::More { .. } => Err(Refusal::Broken { path }),
+        Linkage::Unknown if head.is_empty() || !head.contains(&0) => Ok(ExecMethod::Shell),
+        Linkage::Unknown | Linkage::Malformed | Linkage::More { .. } => Err(JobRefusal::Broken { path }),
     }
 }
 
@@ -211,11 +211,11 @@ mod tests {
         let here = folder.0.to_str().unwrap();
         assert_eq!(find("program", &format!("/no/where:{here}")).unwrap(), program);
         assert_eq!(find(program.to_str().unwrap(), "").unwrap(), program);
-        assert!(matches!(find("program", "/no/where"), Err(Refusal::NotFound { .. })));
-        assert!(matches!(find("/no/where", ""), Err(Refusal::NotFound { .. })));
-        assert!(matches!(find("plain", here), Err(Refusal::NotExecutable { .. })));
-        assert!(matches!(find(plain.to_str().unwrap(), ""), Err(Refusal::NotExecutable { .. })));
-        assert!(matches!(find(here, ""), Err(Refusal::NotExecutable { .. })), "a folder");
+        assert!(matches!(find("program", "/no/where"), Err(JobRefusal::NotFound { .. })));
+        assert!(matches!(find("/no/where", ""), Err(JobRefusal::NotFound { .. })));
+        assert!(matches!(find("plain", here), Err(JobRefusal::NotExecutable { .. })));
+        assert!(matches!(find(plain.to_str().unwrap(), ""), Err(JobRefusal::NotExecutable { .. })));
+        assert!(matches!(find(here, ""), Err(JobRefusal::NotExecutable { .. })), "a folder");
         assert_eq!(find("plain", &format!("{here}:/no")).unwrap_err().exit_code(), 126);
         assert_eq!(find("nothing", here).unwrap_err().exit_code(), 127);
     }
@@ -225,19 +225,19 @@ mod tests {
         let folder = Folder::new("check");
         let musl = crate::elf::samples::elf(3, b"/lib/ld-musl-x86_64.so.1\0");
         let check = |name: &str, bytes: &[u8]| check(&folder.file(name, 0o755, bytes), ROOT, SCRIPT_DEPTH_MAX);
-        assert!(matches!(check("static", &crate::elf::samples::elf(1, b"")), Err(Refusal::Static { .. })));
-        assert!(matches!(check("musl", &musl), Err(Refusal::Musl { .. })));
-        assert!(matches!(check("32", b"\x7fELF\x01\x01\x01"), Err(Refusal::OtherMachine { .. })));
-        assert!(matches!(check("cut", &musl[..100]), Err(Refusal::Broken { .. })));
-        assert!(matches!(check("noise", b"\x01\x00\x02"), Err(Refusal::Broken { .. })));
-        assert_eq!(check("script", b"#!/bin/sh\n").unwrap(), Loads::Itself);
-        assert_eq!(check("bare", b"echo hi\n").unwrap(), Loads::Shell);
-        assert!(matches!(check("lost", b"#!/no/such/thing\n"), Err(Refusal::NoInterpreter { .. })));
+        assert!(matches!(check("static", &crate::elf::samples::elf(1, b"")), Err(JobRefusal::Static { .. })));
+        assert!(matches!(check("musl", &musl), Err(JobRefusal::Musl { .. })));
+        assert!(matches!(check("32", b"\x7fELF\x01\x01\x01"), Err(JobRefusal::OtherMachine { .. })));
+        assert!(matches!(check("cut", &musl[..100]), Err(JobRefusal::Broken { .. })));
+        assert!(matches!(check("noise", b"\x01\x00\x02"), Err(JobRefusal::Broken { .. })));
+        assert_eq!(check("script", b"#!/bin/sh\n").unwrap(), ExecMethod::Direct);
+        assert_eq!(check("bare", b"echo hi\n").unwrap(), ExecMethod::Shell);
+        assert!(matches!(check("lost", b"#!/no/such/thing\n"), Err(JobRefusal::NoInterpreter { .. })));
         let inner = folder.0.join("static");
         let chain = format!("#!{}\n", inner.display());
-        assert!(matches!(check("chain", chain.as_bytes()), Err(Refusal::Static { path }) if path == inner));
+        assert!(matches!(check("chain", chain.as_bytes()), Err(JobRefusal::Static { path }) if path == inner));
         let itself = format!("#!{}\n", folder.0.join("loop").display());
-        assert!(matches!(check("loop", itself.as_bytes()), Err(Refusal::Broken { .. })));
+        assert!(matches!(check("loop", itself.as_bytes()), Err(JobRefusal::Broken { .. })));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! A server that is slow for a moment is no news: a lapse is reported when it has lasted for
 //! [`LASTS`], and so is its end. The report counts every second of a lapse.
 
-use super::{Bytes, PoolStatus};
+use super::{ByteSize, PoolStatus};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_pool::Protection;
@@ -18,7 +18,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Protection that the pool of a job gave to what it held, for the report.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize)]
 #[allow(missing_docs, reason = "docs/cli.md describes each field")]
-pub struct Protected {
+pub struct ProtectionReport {
     /// True if the pool was whole at the end of the job.
     pub is_whole: bool,
     pub lapses: u32,
@@ -32,7 +32,7 @@ pub struct Protected {
 /// Watch over the protection of one job's far memory.
 pub(super) struct ProtectionWatch {
     /// Protection so far; `None` until a process of the job says that its pool promises protection.
-    seen: Option<Protected>,
+    seen: Option<ProtectionReport>,
     last_look: Instant,
     /// Result of the last look; `since` is the time since when it has been so.
     is_whole: bool,
@@ -51,7 +51,7 @@ impl ProtectionWatch {
         if now - self.last_look < LOOK_EVERY {
             return None;
         }
-        self.look(now, together(&status()))
+        self.look(now, combine(&status()))
     }
 
     /// Takes what was found at this moment. Each process has a pool of its own: what holds for one
@@ -60,7 +60,7 @@ impl ProtectionWatch {
         let passed = now - self.last_look;
         self.last_look = now;
         let found = found?;
-        let nothing = Protected {
+        let nothing = ProtectionReport {
             is_whole: true,
             lapses: 0,
             unprotected_s: 0.0,
@@ -93,7 +93,7 @@ impl ProtectionWatch {
     }
 
     /// Returns the protection so far, for the report; `None` if the pool promises nothing.
-    pub(super) fn seen(&self) -> Option<Protected> {
+    pub(super) fn report(&self) -> Option<ProtectionReport> {
         self.seen
     }
 }
@@ -101,11 +101,11 @@ impl ProtectionWatch {
 /// Returns a line about a pool that does not protect as it should.
 fn unprotected(found: Protection) -> String {
     let pages = found.exposed_pages * PAGE_BYTES as u64;
-    let at_stake = if pages > 0 { format!("; up to {} are at stake", Bytes(pages)) } else { String::new() };
+    let at_stake = if pages > 0 { format!("; up to {} are at stake", ByteSize(pages)) } else { String::new() };
     format!("far memory is not protected as its pool promises: {}{at_stake}", found.what_is_missing())
 }
 
-fn together(status: &PoolStatus) -> Option<Protection> {
+fn combine(status: &PoolStatus) -> Option<Protection> {
     status.protection.iter().map(|(_, protection)| *protection).reduce(|one, other| Protection {
         missing_legs: one.missing_legs.max(other.missing_legs),
         shared_legs: one.shared_legs.max(other.shared_legs),
@@ -129,7 +129,7 @@ mod tests {
     }
 
     /// What is said in each of these seconds, of which five looks are made.
-    fn said(seconds: &[Option<Protection>]) -> (Vec<(usize, String)>, Option<Protected>) {
+    fn said(seconds: &[Option<Protection>]) -> (Vec<(usize, String)>, Option<ProtectionReport>) {
         let start = Instant::now();
         let mut watch = ProtectionWatch::new(start);
         let mut said = Vec::new();
@@ -139,7 +139,7 @@ mod tests {
                 said.extend(watch.look(now, *found).map(|text| (second, text)));
             }
         }
-        (said, watch.seen())
+        (said, watch.report())
     }
 
     #[test]

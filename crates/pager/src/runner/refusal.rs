@@ -1,6 +1,6 @@
 //! Reasons why a program was not started, with advice for the user.
 
-use super::Bytes;
+use super::ByteSize;
 use crate::control::exit;
 use std::ffi::OsString;
 use std::io;
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Reason why the program was not started.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what each is")]
-pub enum Refusal {
+pub enum JobRefusal {
     #[error("no command given: farfield run [OPTIONS] -- COMMAND [ARG]...")]
     NoCommand,
     #[error("{}: command not found", name.display())]
@@ -43,7 +43,7 @@ pub enum Refusal {
         path.display()
     )]
     Privileged { path: PathBuf, why: &'static str },
-    #[error("--near {:#} is too small to make progress; give at least 16M", Bytes(*bytes))]
+    #[error("--near {:#} is too small to make progress; give at least 16M", ByteSize(*bytes))]
     NearTooSmall { bytes: u64 },
     #[error(
         "the hard limit on {} (`ulimit -H{}`) is {}, and far memory reserves 16 TiB of addresses that it does not use; lift it \
@@ -51,7 +51,7 @@ pub enum Refusal {
          farfield run -- sh -c 'ulimit -{} {}; exec COMMAND'",
         if *resource == libc::RLIMIT_AS { "address space" } else { "data" },
         ulimit_option(*resource),
-        Bytes(*bytes),
+        ByteSize(*bytes),
         ulimit_option(*resource),
         bytes / 1024
     )]
@@ -99,14 +99,14 @@ fn ulimit_option(resource: libc::__rlimit_resource_t) -> char {
     if resource == libc::RLIMIT_AS { 'v' } else { 'd' }
 }
 
-impl Refusal {
+impl JobRefusal {
     /// Returns the exit code of `farfield run`: that of a shell for commands that cannot be run,
     /// else [`exit::REFUSED`].
     pub fn exit_code(&self) -> i32 {
         match self {
-            Refusal::NotFound { .. } => 127,
-            Refusal::NotExecutable { .. } | Refusal::NoInterpreter { .. } => 126,
-            Refusal::Interrupted { signal } => 128 + signal,
+            JobRefusal::NotFound { .. } => 127,
+            JobRefusal::NotExecutable { .. } | JobRefusal::NoInterpreter { .. } => 126,
+            JobRefusal::Interrupted { signal } => 128 + signal,
             _ => exit::REFUSED,
         }
     }

@@ -1,8 +1,8 @@
 //! Output of a run: the report for programs, the summary and the progress line for people.
 
-use super::hold::total_ns;
-use super::{Held, Protected, Refusal, Totals};
-use crate::control::{Mode, quantile_ns};
+use super::budget::total_ns;
+use super::{JobRefusal, JobTotals, ProtectionReport, SloReport};
+use crate::control::{FaultMode, quantile_ns};
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Write};
@@ -22,7 +22,7 @@ pub struct Report {
     pub exit_code: i32,
     pub signal: Option<i32>,
     /// Exit code and reason if a process had to stop because of us.
-    pub failure: Option<Failure>,
+    pub failure: Option<PagerFailure>,
     pub wall_s: f64,
     pub mode: &'static str,
     pub serving: &'static str,
@@ -35,9 +35,9 @@ pub struct Report {
     pub meta_peak_bytes: u64,
     pub far_peak_bytes: u64,
     /// Result of holding a slowdown, if one was held.
-    pub hold: Option<Held>,
+    pub hold: Option<SloReport>,
     /// Protection of far memory by a mirror or an erasure code.
-    pub protection: Option<Protected>,
+    pub protection: Option<ProtectionReport>,
     pub processes: u32,
     pub fault_ns_p50: Option<u64>,
     pub fault_ns_p90: Option<u64>,
@@ -54,14 +54,14 @@ pub struct Report {
 /// Exit code and reason of a process that had to stop because of us.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 #[allow(missing_docs, reason = "plain")]
-pub struct Failure {
+pub struct PagerFailure {
     pub exit_code: i32,
     pub reason: String,
 }
 
 impl Report {
     /// Creates the part of a report that comes from the control block.
-    pub(super) fn new(totals: &Totals, wall: Duration) -> Report {
+    pub(super) fn new(totals: &JobTotals, wall: Duration) -> Report {
         Report {
             version: env!("CARGO_PKG_VERSION"),
             command: Vec::new(),
@@ -96,22 +96,22 @@ impl Report {
         let mut text = format!(
             "farfield: {:.1} s, near peak {} of {}, far peak {}, {} ({})\n",
             self.wall_s,
-            Bytes(self.near_peak_bytes),
-            Bytes(self.near_limit_bytes),
-            Bytes(self.far_peak_bytes),
+            ByteSize(self.near_peak_bytes),
+            ByteSize(self.near_limit_bytes),
+            ByteSize(self.far_peak_bytes),
             plural(u64::from(self.processes), "process", "processes"),
             self.serving,
         );
         if let Some(held) = &self.hold {
             text += &format!(
                 "farfield: {} near in the mean; {:.2} × its time by what it waited, {:.2} were allowed; {}\n",
-                Bytes(self.near_mean_bytes),
+                ByteSize(self.near_mean_bytes),
                 held.slowdown,
                 held.slo,
                 plural(u64::from(held.changes), "change", "changes"),
             );
         }
-        if let Some(Protected { is_whole, lapses: lapses @ 1.., unprotected_s, .. }) = self.protection {
+        if let Some(ProtectionReport { is_whole, lapses: lapses @ 1.., unprotected_s, .. }) = self.protection {
             text += &format!(
                 "farfield: far memory was not protected as its pool promises for {unprotected_s:.1} s ({}); in the end it was{}\n",
                 plural(u64::from(lapses), "time", "times"),
@@ -121,13 +121,13 @@ impl Report {
         if count("faults") > 0 {
             text += &format!(
                 "farfield: {} faults (p50 {}, p99 {}), {} pages in ({} prefetched, {} of them used), {} pages out\n",
-                Count(count("faults")),
+                CompactCount(count("faults")),
                 Latency(self.fault_ns_p50),
                 Latency(self.fault_ns_p99),
-                Count(count("pages_in")),
-                Count(count("prefetched")),
+                CompactCount(count("pages_in")),
+                CompactCount(count("prefetched")),
                 percent(count("prefetch_hits"), count("prefetched")),
-                Count(count("pages_out")),
+                CompactCount(count("pages_out")),
             );
         }
         text
@@ -135,7 +135,7 @@ impl Report {
 }
 
 fn plural(number: u64, one: &str, many: &str) -> String {
-    format!("{} {}", Count(number), if number == 1 { one } else { many })
+    format!("{} {}", CompactCount(number), if number == 1 { one } else { many })
 }
 
 fn percent(part: u64, whole: u64) -> String {
@@ -143,19 +143,19 @@ fn percent(part: u64, whole: u64) -> String {
 }
 
 /// Returns the name of a mode, as `--mode` takes it.
-pub fn mode_name(mode: Mode) -> &'static str {
+pub fn mode_name(mode: FaultMode) -> &'static str {
     match mode {
-        Mode::Auto => "auto",
-        Mode::Signal => "signal",
-        Mode::Thread => "thread",
+        FaultMode::Auto => "auto",
+        FaultMode::Signal => "signal",
+        FaultMode::Thread => "thread",
     }
 }
 
 /// Returns one line about the current state, no wider than `columns`. Rate and latencies are those
 /// since `before`, which was `seconds` ago.
 pub(super) fn progress_line(
-    totals: &Totals,
-    before: Option<&Totals>,
+    totals: &JobTotals,
+    before: Option<&JobTotals>,
     seconds: f64,
     elapsed: Duration,
     columns: usize,
@@ -166,10 +166,10 @@ pub(super) fn progress_line(
         "farfield {}:{:02} near {:#}/{:#} far {:#} {} faults/s p50 {} p99 {}",
         elapsed.as_secs() / 60,
         elapsed.as_secs() % 60,
-        Bytes(totals.near_bytes),
-        Bytes(totals.near_limit_bytes),
-        Bytes(totals.far_bytes),
-        Count((faults as f64 / seconds.max(1e-3)) as u64),
+        ByteSize(totals.near_bytes),
+        ByteSize(totals.near_limit_bytes),
+        ByteSize(totals.far_bytes),
+        CompactCount((faults as f64 / seconds.max(1e-3)) as u64),
         Latency(quantile_ns(&recent, 1, 2)),
         Latency(quantile_ns(&recent, 99, 100)),
     );
@@ -178,9 +178,9 @@ pub(super) fn progress_line(
 }
 
 /// Bytes for people: 3.2 GiB. With `{:#}` it is 3.2G, where there is little room.
-pub struct Bytes(pub u64);
+pub struct ByteSize(pub u64);
 
-impl core::fmt::Display for Bytes {
+impl core::fmt::Display for ByteSize {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
         let mut unit = 0;
@@ -199,9 +199,9 @@ impl core::fmt::Display for Bytes {
 }
 
 /// Count for people: 12.3k, 4.5M.
-pub struct Count(pub u64);
+pub struct CompactCount(pub u64);
 
-impl core::fmt::Display for Count {
+impl core::fmt::Display for CompactCount {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self.0 {
             n if n < 10_000 => write!(f, "{n}"),
@@ -234,11 +234,11 @@ const ROOM_BYTES: i64 = 64 * 1024;
 pub(super) struct ReportFile {
     file: File,
     path: PathBuf,
-    until_whole: UntilWhole,
+    staging: ReportStaging,
 }
 
 /// Form of the report while it is not written.
-enum UntilWhole {
+enum ReportStaging {
     /// A file without a name in the same folder (`O_TMPFILE`): gone with the runner, however that
     /// ends.
     Unnamed,
@@ -249,30 +249,30 @@ enum UntilWhole {
 }
 
 impl ReportFile {
-    pub(super) fn create(path: &Path) -> Result<ReportFile, Refusal> {
-        let failed = |error| Refusal::Report { path: path.into(), error };
+    pub(super) fn create(path: &Path) -> Result<ReportFile, JobRefusal> {
+        let failed = |error| JobRefusal::Report { path: path.into(), error };
         let (file, until_whole) = if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
-            (File::options().write(true).open(path).map_err(failed)?, UntilWhole::Stream)
+            (File::options().write(true).open(path).map_err(failed)?, ReportStaging::Stream)
         } else {
             ReportFile::create_beside(path).map_err(failed)?
         };
-        let report = ReportFile { file, path: path.into(), until_whole };
+        let report = ReportFile { file, path: path.into(), staging: until_whole };
         report.reserve().map_err(failed)?;
         Ok(report)
     }
 
     /// Creates a new file in the folder of `path`.
-    fn create_beside(path: &Path) -> io::Result<(File, UntilWhole)> {
+    fn create_beside(path: &Path) -> io::Result<(File, ReportStaging)> {
         if path.file_name().is_none() {
             return Err(io::Error::from_raw_os_error(libc::EISDIR));
         }
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         match File::options().write(true).custom_flags(libc::O_TMPFILE).mode(0o644).open(folder) {
-            Ok(file) => Ok((file, UntilWhole::Unnamed)),
+            Ok(file) => Ok((file, ReportStaging::Unnamed)),
             Err(_) => {
                 let create = |hidden: &Path| File::options().write(true).create_new(true).mode(0o644).open(hidden);
                 let (file, hidden) = under_free_name(path, create)?;
-                Ok((file, UntilWhole::Hidden(hidden)))
+                Ok((file, ReportStaging::Hidden(hidden)))
             }
         }
     }
@@ -280,7 +280,7 @@ impl ReportFile {
     /// Reserves the room on the disk now. A file system that cannot promise room is assumed to have
     /// it.
     fn reserve(&self) -> io::Result<()> {
-        if matches!(self.until_whole, UntilWhole::Stream) {
+        if matches!(self.staging, ReportStaging::Stream) {
             return Ok(());
         }
         // SAFETY: a descriptor of ours and numbers.
@@ -298,20 +298,20 @@ impl ReportFile {
         let mut text = serde_json::to_vec_pretty(report).map_err(io::Error::other)?;
         text.push(b'\n');
         self.file.write_all(&text)?;
-        if matches!(self.until_whole, UntilWhole::Stream) {
+        if matches!(self.staging, ReportStaging::Stream) {
             return Ok(());
         }
         // Gives back the reserved room behind the end.
         self.file.set_len(text.len() as u64)?;
         self.file.sync_all()?;
-        if let UntilWhole::Unnamed = self.until_whole {
+        if let ReportStaging::Unnamed = self.staging {
             let ((), hidden) = under_free_name(&self.path, |hidden| name(&self.file, hidden))?;
-            self.until_whole = UntilWhole::Hidden(hidden);
+            self.staging = ReportStaging::Hidden(hidden);
         }
-        if let UntilWhole::Hidden(hidden) = &self.until_whole {
+        if let ReportStaging::Hidden(hidden) = &self.staging {
             std::fs::rename(hidden, &self.path)?;
             // There is nothing to remove any more.
-            self.until_whole = UntilWhole::Unnamed;
+            self.staging = ReportStaging::Unnamed;
         }
         Ok(())
     }
@@ -323,7 +323,7 @@ impl ReportFile {
 
 impl Drop for ReportFile {
     fn drop(&mut self) {
-        if let UntilWhole::Hidden(hidden) = &self.until_whole {
+        if let ReportStaging::Hidden(hidden) = &self.staging {
             let _ = std::fs::remove_file(hidden);
         }
     }
@@ -362,8 +362,8 @@ mod tests {
     use super::*;
     use crate::control::{BUCKETS, bucket_of};
 
-    fn totals() -> Totals {
-        let mut totals = Totals {
+    fn totals() -> JobTotals {
+        let mut totals = JobTotals {
             near_limit_bytes: 4 << 30,
             near_bytes: 3 << 30,
             near_peak_bytes: 4 << 30,
@@ -381,16 +381,16 @@ mod tests {
 
     #[test]
     fn numbers_read_well() {
-        let check = |bytes: u64, text: &str| assert_eq!(Bytes(bytes).to_string(), text);
+        let check = |bytes: u64, text: &str| assert_eq!(ByteSize(bytes).to_string(), text);
         check(0, "0 B");
         check(1023, "1023 B");
         check(1024, "1.0 KiB");
         check((1 << 20) - 1, "1.0 MiB");
         check(3 << 29, "1.5 GiB");
         check(u64::MAX, "16.0 EiB");
-        assert_eq!(format!("{:#} {:#}", Bytes(3 << 29), Bytes(7)), "1.5G 7B");
-        assert_eq!(Count(9999).to_string(), "9999");
-        assert_eq!(Count(12_345).to_string(), "12.3k");
+        assert_eq!(format!("{:#} {:#}", ByteSize(3 << 29), ByteSize(7)), "1.5G 7B");
+        assert_eq!(CompactCount(9999).to_string(), "9999");
+        assert_eq!(CompactCount(12_345).to_string(), "12.3k");
         assert_eq!(Latency(Some(3_500)).to_string(), "3.5 µs");
         assert_eq!(Latency(None).to_string(), "-");
     }
@@ -430,15 +430,15 @@ mod tests {
         let (left, hidden) = under_free_name(&path, |hidden| File::create_new(hidden)).unwrap();
         ReportFile::create(&path).unwrap().write(&report).unwrap();
         assert_eq!(names(), 2, "somebody else's, whose runner had our number, stays");
-        let on_old_systems = ReportFile { file: left, path: path.clone(), until_whole: UntilWhole::Hidden(hidden) };
+        let on_old_systems = ReportFile { file: left, path: path.clone(), staging: ReportStaging::Hidden(hidden) };
         on_old_systems.write(&report).unwrap();
         assert_eq!(names(), 1);
         let (file, hidden) = under_free_name(&path, |hidden| File::create_new(hidden)).unwrap();
-        drop(ReportFile { file, path: path.clone(), until_whole: UntilWhole::Hidden(hidden) });
+        drop(ReportFile { file, path: path.clone(), staging: ReportStaging::Hidden(hidden) });
         assert_eq!(names(), 1, "called off");
         ReportFile::create(Path::new("/dev/null")).unwrap().write(&report).unwrap();
         assert!(std::fs::metadata("/dev/null").unwrap().len() == 0);
-        assert!(matches!(ReportFile::create(&folder.join("no/such/run.json")), Err(Refusal::Report { .. })));
+        assert!(matches!(ReportFile::create(&folder.join("no/such/run.json")), Err(JobRefusal::Report { .. })));
         assert!(ReportFile::create(Path::new("/")).is_err());
         std::fs::remove_dir_all(&folder).unwrap();
     }

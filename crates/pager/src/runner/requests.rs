@@ -4,8 +4,8 @@
 //! request block, which the kernel opens to the runner's own user and root (`/proc/PID/fd`). The
 //! runner answers at its next look.
 
-use super::{ControlBlock, PoolStatus, Refusal, RunnerBlock, far, pool, sys};
-use crate::config::{Request, TEXT_BYTES};
+use super::{ControlBlock, JobRefusal, PoolStatus, RunnerBlock, far, pool, sys};
+use crate::config::{RunnerRequest, TEXT_BYTES};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -19,10 +19,10 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Asks the runner for this pool, which is tried out first, or for the one with which the job
 /// began. Returns the number of the new pool. Blocks until the runner answers, at most for ten
 /// seconds beside the try.
-pub fn switch_pool(control: &ControlBlock, url: Option<&str>, token: &[u8]) -> Result<u32, Refusal> {
+pub fn switch_pool(control: &ControlBlock, url: Option<&str>, token: &[u8]) -> Result<u32, JobRefusal> {
     let (kind, (urls, token)) = match url {
-        Some(url) => (Request::Switch, (far::resolve(&[url.to_owned()])?, token.to_vec())),
-        None => (Request::SwitchToFirst, control.config().first.read()),
+        Some(url) => (RunnerRequest::Switch, (far::resolve(&[url.to_owned()])?, token.to_vec())),
+        None => (RunnerRequest::SwitchToFirst, control.config().first.read()),
     };
     if urls.iter().map(String::len).sum::<usize>() > TEXT_BYTES || token.len() > TEXT_BYTES {
         return Err(refusal("the URL, and the token, can have at most 4096 bytes"));
@@ -30,30 +30,30 @@ pub fn switch_pool(control: &ControlBlock, url: Option<&str>, token: &[u8]) -> R
     // Processes of the job believe servers of its runner's user, too.
     far::check(&urls, &token, control.config().runner_uid.load(Ordering::Relaxed))?;
     match kind {
-        Request::SwitchToFirst => ask(control, kind, &[], &[]),
+        RunnerRequest::SwitchToFirst => ask(control, kind, &[], &[]),
         _ => ask(control, kind, &urls, &token),
     }
 }
 
 /// Asks the runner for the pool before, while some processes have not moved yet.
-pub fn cancel_switch(control: &ControlBlock) -> Result<(), Refusal> {
-    ask(control, Request::Cancel, &[], &[]).map(drop)
+pub fn cancel_switch(control: &ControlBlock) -> Result<(), JobRefusal> {
+    ask(control, RunnerRequest::Cancel, &[], &[]).map(drop)
 }
 
-fn refusal(reason: &str) -> Refusal {
-    Refusal::Pool { reason: reason.to_owned() }
+fn refusal(reason: &str) -> JobRefusal {
+    JobRefusal::Pool { reason: reason.to_owned() }
 }
 
-fn ask(control: &ControlBlock, kind: Request, urls: &[String], token: &[u8]) -> Result<u32, Refusal> {
+fn ask(control: &ControlBlock, kind: RunnerRequest, urls: &[String], token: &[u8]) -> Result<u32, JobRefusal> {
     let (file, requests) = control.open_requests().map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => {
             refusal("only the user of the job's `farfield run`, and root, may give it another pool")
         }
         io::ErrorKind::NotFound => refusal("the job has ended"),
-        _ => Refusal::Os { what: "request block", error },
+        _ => JobRefusal::Os { what: "request block", error },
     })?;
     let deadline = Instant::now() + ANSWER_WITHIN;
-    while !sys::try_lock(file.as_fd()).map_err(|error| Refusal::Os { what: "request block", error })? {
+    while !sys::try_lock(file.as_fd()).map_err(|error| JobRefusal::Os { what: "request block", error })? {
         if Instant::now() > deadline {
             return Err(refusal("somebody else is giving the job another pool in this moment: try again"));
         }
@@ -77,7 +77,7 @@ fn ask(control: &ControlBlock, kind: Request, urls: &[String], token: &[u8]) -> 
     requests.pool.write(b"", b"");
     match requests.refusal.line() {
         reason if reason.is_empty() => Ok(requests.pool_epoch.load(Ordering::Relaxed)),
-        reason => Err(Refusal::Pool { reason }),
+        reason => Err(JobRefusal::Pool { reason }),
     }
 }
 
@@ -88,16 +88,16 @@ pub(super) fn answer(control: &RunnerBlock) {
     if number == requests.answered.load(Ordering::Relaxed) {
         return;
     }
-    let result = match Request::of(requests.kind.swap(0, Ordering::AcqRel)) {
-        Some(Request::Switch) => {
+    let result = match RunnerRequest::of(requests.kind.swap(0, Ordering::AcqRel)) {
+        Some(RunnerRequest::Switch) => {
             let (urls, token) = requests.pool.read();
             pool::begin_switch(control, &urls, &token, "")
         }
-        Some(Request::SwitchToFirst) => {
+        Some(RunnerRequest::SwitchToFirst) => {
             let (urls, token) = control.config().first.read();
             pool::begin_switch(control, &urls, &token, "")
         }
-        Some(Request::Cancel) => match PoolStatus::read(control).moving.is_empty() {
+        Some(RunnerRequest::Cancel) => match PoolStatus::read(control).moving.is_empty() {
             true => Err(refusal("the job is not on the way to another pool")),
             false => Ok(pool::give_up(control, "it was cancelled")),
         },
@@ -116,13 +116,18 @@ pub(super) fn answer(control: &RunnerBlock) {
 mod tests {
     //! Danger: somebody who moves far memory that is not theirs; a runner that does what nobody waits for any more.
     use super::*;
-    use crate::control::Mode;
+    use crate::control::FaultMode;
     use crate::runner::{Settings, create_control};
 
     fn job() -> RunnerBlock {
         let urls = vec!["tcp://127.0.0.1:1".into()];
-        let settings =
-            Settings { near_limit_bytes: 1 << 30, mode: Mode::Auto, huge_pages: false, urls, token: b"first".to_vec() };
+        let settings = Settings {
+            near_limit_bytes: 1 << 30,
+            mode: FaultMode::Auto,
+            huge_pages: false,
+            urls,
+            token: b"first".to_vec(),
+        };
         create_control(&settings).unwrap()
     }
 
@@ -151,7 +156,7 @@ mod tests {
         let refused = asked(&control, cancel_switch).unwrap_err();
         assert!(refused.to_string().contains("not on the way"), "{refused}");
         // Back, without a look at whether the first one is there: that is for who asks.
-        let epoch = asked(&control, |job| ask(job, Request::SwitchToFirst, &[], &[])).unwrap();
+        let epoch = asked(&control, |job| ask(job, RunnerRequest::SwitchToFirst, &[], &[])).unwrap();
         assert_eq!(control.config().pool(), (epoch, vec!["tcp://127.0.0.1:1".into()], b"first".to_vec()));
         assert_eq!(control.requests().pool.read(), (vec![], vec![]), "no token stays there");
     }

@@ -1,6 +1,6 @@
 //! The private memory server of a job: started before it, stopped after it.
 
-use super::Refusal;
+use super::JobRefusal;
 use super::sys::{self, Signals};
 use std::ffi::{CString, OsStr};
 use std::fs::{File, Permissions};
@@ -36,7 +36,7 @@ pub(super) struct PrivateServer {
 impl PrivateServer {
     /// Starts `program serve --private` and waits until it reports that it is ready, at most for
     /// [`READY_WITHIN`].
-    pub(super) fn start(program: &Path, token: &[u8], quiet: bool, signals: &Signals) -> Result<Self, Refusal> {
+    pub(super) fn start(program: &Path, token: &[u8], quiet: bool, signals: &Signals) -> Result<Self, JobRefusal> {
         let folder = PrivateFolder::new()?;
         let socket = folder.0.join("server.sock");
         let mut listen = std::ffi::OsString::from("unix:");
@@ -57,7 +57,7 @@ impl PrivateServer {
         // hang-up of the terminal. It has no session of its own: where the kernel shares processors
         // out between sessions (autogroup), it would have to wait for those of a busy job.
         command.process_group(0);
-        let failed = |error: io::Error| Refusal::Server { reason: format!("{}: {error}", program.display()) };
+        let failed = |error: io::Error| JobRefusal::Server { reason: format!("{}: {error}", program.display()) };
         let child = command.spawn().map_err(failed)?;
         let mut server = PrivateServer { child, reaped: false, socket, _folder: folder };
         server.wait_until_ready(signals)?;
@@ -67,7 +67,7 @@ impl PrivateServer {
         Ok(server)
     }
 
-    fn wait_until_ready(&mut self, signals: &Signals) -> Result<(), Refusal> {
+    fn wait_until_ready(&mut self, signals: &Signals) -> Result<(), JobRefusal> {
         let output = File::from(std::os::fd::OwnedFd::from(self.child.stdout.take().expect("piped in `start`")));
         let mut line = Vec::new();
         let mut ready = Vec::new();
@@ -75,7 +75,7 @@ impl PrivateServer {
         while !line.contains(&b'\n') {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || line.len() > LINE_BYTES_MAX {
-                return Err(Refusal::ServerSlow { after: READY_WITHIN });
+                return Err(JobRefusal::ServerSlow { after: READY_WITHIN });
             }
             sys::poll(&[output.as_raw_fd(), signals.fd()], left, &mut ready);
             if ready[1] {
@@ -86,10 +86,10 @@ impl PrivateServer {
             }
             let mut chunk = [0; 4096];
             match (&output).read(&mut chunk) {
-                Ok(0) => return Err(Refusal::Server { reason: self.how_it_ended() }),
+                Ok(0) => return Err(JobRefusal::Server { reason: self.describe_exit() }),
                 Ok(read) => line.extend_from_slice(&chunk[..read]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Refusal::Server { reason: error.to_string() }),
+                Err(error) => return Err(JobRefusal::Server { reason: error.to_string() }),
             }
         }
         // The line is for programs; that it is JSON tells a server from a program that only prints.
@@ -97,11 +97,11 @@ impl PrivateServer {
             serde_json::from_slice(line.split(|&b| b == b'\n').next().unwrap_or(&[]));
         match parsed {
             Ok(serde_json::Value::Object(_)) => Ok(()),
-            _ => Err(Refusal::Server { reason: format!("unexpected output {:?}", String::from_utf8_lossy(&line)) }),
+            _ => Err(JobRefusal::Server { reason: format!("unexpected output {:?}", String::from_utf8_lossy(&line)) }),
         }
     }
 
-    fn how_it_ended(&mut self) -> String {
+    fn describe_exit(&mut self) -> String {
         // The server has closed its output, so it is about to end by itself; if not, `stop` ends
         // it.
         if let Ok(pidfd) = sys::pidfd(self.child.id()) {
@@ -145,10 +145,10 @@ impl Drop for PrivateServer {
 }
 
 /// Calls the start off if a signal that ends programs has arrived before there was a program.
-pub(super) fn check_interrupted(signals: &Signals) -> Result<(), Refusal> {
+pub(super) fn check_interrupted(signals: &Signals) -> Result<(), JobRefusal> {
     while let Some(signal) = signals.next() {
         if matches!(signal.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT) {
-            return Err(Refusal::Interrupted { signal: signal.number });
+            return Err(JobRefusal::Interrupted { signal: signal.number });
         }
     }
     Ok(())
@@ -158,7 +158,7 @@ pub(super) fn check_interrupted(signals: &Signals) -> Result<(), Refusal> {
 struct PrivateFolder(PathBuf);
 
 impl PrivateFolder {
-    fn new() -> Result<PrivateFolder, Refusal> {
+    fn new() -> Result<PrivateFolder, JobRefusal> {
         let chosen = ["XDG_RUNTIME_DIR", "TMPDIR"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
         let mut error = None;
         for parent in chosen.chain([PathBuf::from("/tmp")]) {
@@ -172,7 +172,7 @@ impl PrivateFolder {
             }
         }
         let error = error.unwrap_or_else(|| io::Error::from_raw_os_error(libc::ENAMETOOLONG));
-        Err(Refusal::Os { what: "no folder for the socket of the private memory server (set TMPDIR)", error })
+        Err(JobRefusal::Os { what: "no folder for the socket of the private memory server (set TMPDIR)", error })
     }
 }
 

@@ -119,13 +119,13 @@ fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
 }
 
 /// Limits on address space and data, as the runner found them ([`limits::RESOURCES`]).
-pub(super) struct Limits([libc::rlimit; 2]);
+pub(super) struct SavedRlimits([libc::rlimit; 2]);
 
-impl Limits {
+impl SavedRlimits {
     /// Takes these limits off this process and its children. The program is an exception: it gets
     /// them beside what we reserve in it. Where a hard limit forbids that, fails with the limit and
     /// its bytes.
-    pub(super) fn lift() -> Result<Limits, (libc::__rlimit_resource_t, u64)> {
+    pub(super) fn lift() -> Result<SavedRlimits, (libc::__rlimit_resource_t, u64)> {
         let none = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
         let mut found = [none; 2];
         for (found, resource) in found.iter_mut().zip(limits::RESOURCES) {
@@ -139,7 +139,7 @@ impl Limits {
                 return Err((resource, found.rlim_max));
             }
         }
-        Ok(Limits(found))
+        Ok(SavedRlimits(found))
     }
 
     /// Gives this process, which becomes the program, its limits. Makes only calls that are safe
@@ -159,7 +159,7 @@ pub(super) fn spawn(
     argv: &[CString],
     envp: &[CString],
     signals: &Signals,
-    limits: Option<&Limits>,
+    limits: Option<&SavedRlimits>,
 ) -> io::Result<u32> {
     let pointers = |texts: &[CString]| -> Vec<*const libc::c_char> {
         texts.iter().map(|text| text.as_ptr()).chain([core::ptr::null()]).collect()
@@ -205,7 +205,7 @@ pub(super) fn spawn(
 
 /// State change of a child, as `waitid` reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Change {
+pub(super) enum WaitStatus {
     Exited(i32),
     Killed(i32),
     Stopped(i32),
@@ -215,7 +215,7 @@ pub(super) enum Change {
 
 /// Returns the next state change of one of our children, and the child's pid; `None` if there is
 /// none now. A child that ended is reaped. Fails when there are no children at all.
-pub(super) fn next_change() -> io::Result<Option<(u32, Change)>> {
+pub(super) fn next_change() -> io::Result<Option<(u32, WaitStatus)>> {
     let flags = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG;
     loop {
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
@@ -230,10 +230,10 @@ pub(super) fn next_change() -> io::Result<Option<(u32, Change)>> {
         };
         let change = match code {
             _ if pid == 0 => return Ok(None),
-            libc::CLD_EXITED => Change::Exited(status),
-            libc::CLD_KILLED | libc::CLD_DUMPED => Change::Killed(status),
-            libc::CLD_STOPPED => Change::Stopped(status),
-            libc::CLD_TRAPPED => Change::Trapped(status),
+            libc::CLD_EXITED => WaitStatus::Exited(status),
+            libc::CLD_KILLED | libc::CLD_DUMPED => WaitStatus::Killed(status),
+            libc::CLD_STOPPED => WaitStatus::Stopped(status),
+            libc::CLD_TRAPPED => WaitStatus::Trapped(status),
             _ => continue,
         };
         return Ok(Some((pid as u32, change)));

@@ -4,7 +4,7 @@
 //! unmapped. No write is lost: nobody can write them before an `mprotect`, which needs the lock of
 //! the address space, which is held here.
 
-use super::{Evictor, Read, Victim};
+use super::{Victim, VictimCounts, WindowEvictor};
 use crate::inside::lock::Guard;
 use crate::inside::runtime::{Armed, Runtime};
 use crate::space::Space;
@@ -13,7 +13,7 @@ use core::sync::atomic::Ordering;
 use farfield_core::PageId;
 use farfield_os::memory;
 
-impl Evictor {
+impl WindowEvictor {
     /// Keeps as victims, behind the first `held` ones, those that nobody may access; all others go
     /// back to Near. The first `held` victims have left already. As long as the returned guard of
     /// the space is held the kept victims stay inaccessible.
@@ -51,7 +51,7 @@ impl Evictor {
         let range = first..self.count;
         self.victims[range.clone()].sort_unstable_by_key(|victim| victim.page);
         let now = runtime.evictions.fetch_add(range.len() as u32, Ordering::Relaxed);
-        let Read { pages: left, .. } =
+        let VictimCounts { pages: left, .. } =
             self.read_and_write(runtime, armed, range, now, |page, into| copy_and_unmap(armed, page, into));
         // The rest stays: this happens with a kernel that was told to respect protections even
         // here.

@@ -1,7 +1,7 @@
 //! Changes a job's near budget while it runs, so that the job's slowdown stays below a given
 //! factor. It measures what [`farfield_core::policy::hold`] decides by.
 
-use super::{RunnerBlock, Totals, machine, sys};
+use super::{JobTotals, RunnerBlock, machine, sys};
 use crate::control::{BUCKETS, bucket_floor};
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
@@ -18,7 +18,7 @@ const SIGNAL_NS: f64 = 4200.0;
 
 /// Slowdown to hold, and the bounds for holding it.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct HoldOptions {
+pub struct SloOptions {
     /// Largest allowed ratio of the program's run time to its own time without far memory.
     pub slo: f64,
     /// Times at which the budget is decided.
@@ -33,7 +33,7 @@ pub struct HoldOptions {
 /// Result of holding a slowdown, for the report.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize)]
 #[allow(missing_docs, reason = "docs/cli.md describes each field")]
-pub struct Held {
+pub struct SloReport {
     pub slo: f64,
     pub slowdown: f64,
     pub changes: u32,
@@ -41,22 +41,22 @@ pub struct Held {
     pub pool_moves: u32,
 }
 
-pub(super) struct Holder {
+pub(super) struct BudgetDriver {
     hold: BudgetController,
     slo: f64,
     changes: u32,
     last: Instant,
-    before: Option<Totals>,
+    before: Option<JobTotals>,
     /// Processor time of each living process at the end of the last window, in nanoseconds.
     busy: BTreeMap<u32, u64>,
 }
 
-impl Holder {
-    pub(super) fn new(options: &HoldOptions, most_bytes: u64) -> Holder {
+impl BudgetDriver {
+    pub(super) fn new(options: &SloOptions, most_bytes: u64) -> BudgetDriver {
         let start = options.near_start_bytes.clamp(machine::NEAR_BYTES_MIN, most_bytes);
         let hold = BudgetController::new(options.slo, options.cadence, start, machine::NEAR_BYTES_MIN, most_bytes);
         let (busy, last) = (BTreeMap::new(), Instant::now());
-        Holder { hold, slo: options.slo, changes: 0, last, before: None, busy }
+        BudgetDriver { hold, slo: options.slo, changes: 0, last, before: None, busy }
     }
 
     /// Returns the budget in bytes.
@@ -68,7 +68,7 @@ impl Holder {
     pub(super) fn update(
         &mut self,
         control: &RunnerBlock,
-        totals: impl FnOnce() -> Totals,
+        totals: impl FnOnce() -> JobTotals,
         pids: impl Iterator<Item = u32>,
     ) -> Option<ActivityWindow> {
         if self.last.elapsed() < WINDOW {
@@ -83,7 +83,7 @@ impl Holder {
         Some(self.decide(control, totals, busy_ns))
     }
 
-    fn decide(&mut self, control: &RunnerBlock, totals: Totals, busy_ns: u64) -> ActivityWindow {
+    fn decide(&mut self, control: &RunnerBlock, totals: JobTotals, busy_ns: u64) -> ActivityWindow {
         let window = window(&totals, self.before.as_ref(), busy_ns);
         self.before = Some(totals);
         if let Some(near) = self.hold.on_window(window) {
@@ -94,14 +94,14 @@ impl Holder {
     }
 
     /// Returns the result so far, with the number of moves to another place.
-    pub(super) fn held(&self, pool_moves: u32) -> Held {
+    pub(super) fn report(&self, pool_moves: u32) -> SloReport {
         let (slowdown, near_limit_last_bytes) = (self.hold.slowdown(), self.hold.near_bytes());
-        Held { slo: self.slo, slowdown, changes: self.changes, near_limit_last_bytes, pool_moves }
+        SloReport { slo: self.slo, slowdown, changes: self.changes, near_limit_last_bytes, pool_moves }
     }
 }
 
 /// Returns the events between two readings as a window.
-fn window(now: &Totals, before: Option<&Totals>, busy_ns: u64) -> ActivityWindow {
+fn window(now: &JobTotals, before: Option<&JobTotals>, busy_ns: u64) -> ActivityWindow {
     let since = |name: &str| now.count(name).saturating_sub(before.map_or(0, |before| before.count(name))) as f64;
     let served_ns = total_ns(&now.fault_ns_since(before)) + since("faults") * SIGNAL_NS;
     ActivityWindow {
@@ -130,14 +130,19 @@ pub(super) fn total_ns(counts: &[u64; BUCKETS]) -> f64 {
 mod tests {
     //! Danger: waiting that is counted twice, or not at all.
     use super::*;
-    use crate::control::{Mode, bucket_of};
+    use crate::control::{FaultMode, bucket_of};
     use crate::runner::{Settings, create_control};
     use std::time::Duration;
 
     #[test]
     fn a_window_is_what_happened_since_the_last() {
-        let settings =
-            Settings { near_limit_bytes: 1 << 30, mode: Mode::Auto, huge_pages: false, urls: vec![], token: vec![] };
+        let settings = Settings {
+            near_limit_bytes: 1 << 30,
+            mode: FaultMode::Auto,
+            huge_pages: false,
+            urls: vec![],
+            token: vec![],
+        };
         let control = create_control(&settings).unwrap();
         let fault = |number: u64, ns: u64| {
             control.past.faults.fetch_add(number, Ordering::Relaxed);
@@ -146,25 +151,30 @@ mod tests {
         fault(1000, 10_000);
         control.near_bytes.store(5 << 20, Ordering::Relaxed);
         control.far_bytes.store(7 << 20, Ordering::Relaxed);
-        let first = Totals::read(&control);
+        let first = JobTotals::read(&control);
         let seen = window(&first, None, 5);
         assert_eq!((seen.busy_ns, seen.faults, seen.near_bytes, seen.all_bytes), (5.0, 1000.0, 5 << 20, 12 << 20));
         let (ours, signals) = (1e7, 1000.0 * SIGNAL_NS);
         assert!(seen.waited_ns > 0.87 * ours + signals && seen.waited_ns < 1.13 * ours + signals, "{seen:?}");
         fault(100, 1_000_000);
         control.past.first_touches.fetch_add(50, Ordering::Relaxed);
-        let seen = window(&Totals::read(&control), Some(&first), 0);
+        let seen = window(&JobTotals::read(&control), Some(&first), 0);
         assert!(seen.faults == 100.0 && seen.waited_ns > 0.87e8 && seen.waited_ns < 1.13e8, "{seen:?}");
     }
 
     #[test]
     fn lies_about_what_happened_leave_the_budget_within_its_bounds() {
-        let settings =
-            Settings { near_limit_bytes: 100 << 20, mode: Mode::Auto, huge_pages: false, urls: vec![], token: vec![] };
+        let settings = Settings {
+            near_limit_bytes: 100 << 20,
+            mode: FaultMode::Auto,
+            huge_pages: false,
+            urls: vec![],
+            token: vec![],
+        };
         let control = create_control(&settings).unwrap();
         let options =
-            HoldOptions { slo: 1.4, cadence: Cadence::Periodic, near_start_bytes: 100 << 20, is_compared: true };
-        let mut holder = Holder::new(&options, 1 << 30);
+            SloOptions { slo: 1.4, cadence: Cadence::Periodic, near_start_bytes: 100 << 20, is_compared: true };
+        let mut holder = BudgetDriver::new(&options, 1 << 30);
         let lies = [u64::MAX, 0, 1 << 63, 7, i64::MAX as u64];
         for round in 0..200 {
             let lie = |at: usize| lies[(round + at) % lies.len()];
@@ -174,11 +184,11 @@ mod tests {
             control.past.first_touches.store(lie(3), Ordering::Relaxed);
             control.past.demand_reads.store(lie(4), Ordering::Relaxed);
             control.past.fault_ns.iter().enumerate().for_each(|(at, count)| count.store(lie(at), Ordering::Relaxed));
-            holder.decide(&control, Totals::read(&control), lie(3) >> 32);
+            holder.decide(&control, JobTotals::read(&control), lie(3) >> 32);
             let limit = control.config().near_limit() as u64;
             assert!((machine::NEAR_BYTES_MIN..=1 << 30).contains(&limit), "{limit}");
         }
-        let held = holder.held(0);
+        let held = holder.report(0);
         assert!(serde_json::to_string(&held).is_ok() && !held.slowdown.is_nan(), "{held:?}");
     }
 
@@ -196,17 +206,22 @@ mod tests {
 
     #[test]
     fn the_budget_of_a_job_that_waits_grows_and_of_one_that_does_not_shrinks() {
-        let settings =
-            Settings { near_limit_bytes: 100 << 20, mode: Mode::Auto, huge_pages: false, urls: vec![], token: vec![] };
+        let settings = Settings {
+            near_limit_bytes: 100 << 20,
+            mode: FaultMode::Auto,
+            huge_pages: false,
+            urls: vec![],
+            token: vec![],
+        };
         let control = create_control(&settings).unwrap();
         control.near_bytes.store(100 << 20, Ordering::Relaxed);
         control.far_bytes.store(100 << 20, Ordering::Relaxed);
         let options =
-            HoldOptions { slo: 1.4, cadence: Cadence::EventDriven, near_start_bytes: 100 << 20, is_compared: true };
-        let mut holder = Holder::new(&options, 1 << 30);
+            SloOptions { slo: 1.4, cadence: Cadence::EventDriven, near_start_bytes: 100 << 20, is_compared: true };
+        let mut holder = BudgetDriver::new(&options, 1 << 30);
         let mut step = |waited_ns: u64| {
             control.past.fault_ns[bucket_of(waited_ns)].fetch_add(1, Ordering::Relaxed);
-            holder.decide(&control, Totals::read(&control), 1_000_000_000);
+            holder.decide(&control, JobTotals::read(&control), 1_000_000_000);
             let limit = control.config().near_limit_bytes.load(Ordering::Relaxed);
             // The job does what it is told.
             control.near_bytes.fetch_min(limit as i64, Ordering::Relaxed);
@@ -217,7 +232,7 @@ mod tests {
         assert_eq!(step(8), starved, "what is lost already counts");
         let calm = (0..200).map(|_| step(8)).last().unwrap();
         assert!(calm < 90 << 20, "{calm}");
-        let held = holder.held(0);
+        let held = holder.report(0);
         assert!(held.slo == 1.4 && held.slowdown < 1.4 && held.changes > 1 && held.near_limit_last_bytes == calm);
     }
 }

@@ -1,9 +1,9 @@
 //! Follows the processes of a job, as their slots show them.
 
 use super::ControlBlock;
-use super::member::{Listing, Member};
+use super::job_process::{JobProcess, Listing};
 use super::sys;
-use crate::control::{BUCKETS, BYTES_MAX, Control, Counters, SLOTS, believed, quantile_ns};
+use crate::control::{BUCKETS, BYTES_MAX, JobAccounts, PagingCounters, SLOTS, believed, quantile_ns};
 use core::sync::atomic::Ordering;
 use farfield_os::process::UNKNOWN_IDENTITY;
 use std::time::{Duration, Instant};
@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 const LISTING_PERIOD: Duration = Duration::from_millis(250);
 
 /// Process that we have seen in a slot.
-struct Watched {
+struct MonitoredProcess {
     slot: usize,
-    member: Member,
+    member: JobProcess,
 }
 
 /// Watch over the slots of a control block, which frees those of dead processes.
-pub(super) struct Watch {
-    watched: Vec<Watched>,
+pub(super) struct SlotMonitor {
+    watched: Vec<MonitoredProcess>,
     /// Index in `watched` plus one, by slot; 0 = not watched.
     by_slot: Box<[u16; SLOTS]>,
     /// Highest state seen in any slot: the way in which faults are served once memory is short.
@@ -30,16 +30,16 @@ pub(super) struct Watch {
 }
 
 /// Slot that was taken since the last sweep, as it describes itself.
-struct Unseen {
+struct NewSlot {
     slot: usize,
     pid: u32,
     /// Identity of the process; 0 if it is not written yet.
     identity: u64,
 }
 
-impl Watch {
-    pub(super) fn new() -> Watch {
-        Watch { watched: Vec::new(), by_slot: Box::new([0; SLOTS]), state_max: 0, listed: None }
+impl SlotMonitor {
+    pub(super) fn new() -> SlotMonitor {
+        SlotMonitor { watched: Vec::new(), by_slot: Box::new([0; SLOTS]), state_max: 0, listed: None }
     }
 
     /// Returns the processes that were alive in slots at the last sweep.
@@ -66,7 +66,7 @@ impl Watch {
     }
 
     /// Frees the slots of dead processes, and notes new ones and the peaks.
-    pub(super) fn sweep(&mut self, control: &Control) {
+    pub(super) fn sweep(&mut self, control: &JobAccounts) {
         note_peaks(control);
         // Slots are taken from the front, so none lies beyond the number ever taken.
         let taken = (control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
@@ -75,17 +75,17 @@ impl Watch {
         let states = taken.iter().map(|slot| slot.state.load(Ordering::Relaxed));
         self.state_max = states.fold(self.state_max, u32::max);
         self.free_dead(control);
-        let mut unseen: Vec<Unseen> = Vec::new();
+        let mut unseen: Vec<NewSlot> = Vec::new();
         for (index, slot) in taken.iter().enumerate().filter(|(index, _)| self.by_slot[*index] == 0) {
             let pid = slot.pid.load(Ordering::Acquire);
             if pid != 0 {
                 // A process that takes the slot at this moment has not written its identity yet.
-                unseen.push(Unseen { slot: index, pid, identity: slot.identity.load(Ordering::Acquire) });
+                unseen.push(NewSlot { slot: index, pid, identity: slot.identity.load(Ordering::Acquire) });
             }
         }
         // In nearly all jobs process ids are the same inside and here.
         unseen.retain(|unseen| {
-            !self.see(control, unseen, |pid, identity, known| Member::by_number(pid, identity, known))
+            !self.see(control, unseen, |pid, identity, known| JobProcess::by_number(pid, identity, known))
         });
         if unseen.is_empty() || self.listed.is_some_and(|at| at.elapsed() < LISTING_PERIOD) {
             return;
@@ -106,21 +106,21 @@ impl Watch {
     /// Watches the process of a slot if `find` finds it. Returns whether it did.
     fn see(
         &mut self,
-        control: &Control,
-        unseen: &Unseen,
-        find: impl FnOnce(u32, u64, &dyn Fn(u32) -> bool) -> Option<Member>,
+        control: &JobAccounts,
+        unseen: &NewSlot,
+        find: impl FnOnce(u32, u64, &dyn Fn(u32) -> bool) -> Option<JobProcess>,
     ) -> bool {
         let is_known = |pid| self.pids().any(|known| known == pid);
         let Some(member) = find(unseen.pid, unseen.identity.max(UNKNOWN_IDENTITY), &is_known) else { return false };
         if unseen.identity != 0 {
             control.slots[unseen.slot].outer_pid.store(member.pid(), Ordering::Release);
-            self.watched.push(Watched { slot: unseen.slot, member });
+            self.watched.push(MonitoredProcess { slot: unseen.slot, member });
             self.by_slot[unseen.slot] = self.watched.len() as u16;
         }
         true
     }
 
-    fn free_dead(&mut self, control: &Control) {
+    fn free_dead(&mut self, control: &JobAccounts) {
         let mut fds = Vec::new();
         self.descriptors(&mut fds);
         let mut ready = Vec::new();
@@ -145,7 +145,7 @@ impl Watch {
 }
 
 /// Notes the largest sizes seen.
-fn note_peaks(control: &Control) {
+fn note_peaks(control: &JobAccounts) {
     let near = believed(&control.near_bytes).max(0) as u64;
     control.near_peak_bytes.fetch_max(near, Ordering::Relaxed);
     let far = believed(&control.far_bytes).max(0) as u64;
@@ -154,7 +154,7 @@ fn note_peaks(control: &Control) {
 
 /// Everything that a job has done so far: the ended processes and the living ones.
 #[derive(Clone, Debug)]
-pub struct Totals {
+pub struct JobTotals {
     /// Near budget, in bytes.
     pub near_limit_bytes: u64,
     /// Near bytes now.
@@ -178,13 +178,13 @@ pub struct Totals {
     pub fault_ns: [u64; BUCKETS],
 }
 
-impl Totals {
+impl JobTotals {
     /// Reads a control block. Counts of a process that ends at this moment may be missing or
     /// included twice; the next reading is right again.
-    pub fn read(control: &ControlBlock) -> Totals {
+    pub fn read(control: &ControlBlock) -> JobTotals {
         note_peaks(control);
         let taken = (control.processes.load(Ordering::Acquire) as usize).min(SLOTS);
-        let mut totals = Totals {
+        let mut totals = JobTotals {
             near_limit_bytes: control.config().near_limit() as u64,
             near_bytes: believed(&control.near_bytes).max(0) as u64,
             near_peak_bytes: control.near_peak_bytes.load(Ordering::Relaxed).min(BYTES_MAX as u64),
@@ -209,7 +209,7 @@ impl Totals {
         totals
     }
 
-    fn add(&mut self, counters: &Counters) {
+    fn add(&mut self, counters: &PagingCounters) {
         for (index, (name, value)) in counters.named().into_iter().enumerate() {
             match self.counters.get_mut(index) {
                 Some((_, total)) => *total = total.wrapping_add(value),
@@ -227,7 +227,7 @@ impl Totals {
     }
 
     /// Returns the fault service times since an earlier reading; without one, all of them.
-    pub fn fault_ns_since(&self, before: Option<&Totals>) -> [u64; BUCKETS] {
+    pub fn fault_ns_since(&self, before: Option<&JobTotals>) -> [u64; BUCKETS] {
         let earlier = |index: usize| before.map_or(0, |before| before.fault_ns[index]);
         std::array::from_fn(|index| self.fault_ns[index].saturating_sub(earlier(index)))
     }
@@ -253,15 +253,20 @@ pub fn state_name(state: u32) -> &'static str {
 mod tests {
     //! Danger: near bytes of a killed process that squeeze the rest of the job for ever.
     use super::*;
-    use crate::control::{Mode, PAGES_MAX};
+    use crate::control::{FaultMode, PAGES_MAX};
     use crate::runner::{RunnerBlock, Settings, create_control};
     use core::sync::atomic::AtomicU64;
     use std::os::fd::AsRawFd;
     use std::process::{Child, Command, Stdio};
 
     fn control() -> RunnerBlock {
-        let settings =
-            Settings { near_limit_bytes: 1 << 30, mode: Mode::Auto, huge_pages: false, urls: vec![], token: vec![] };
+        let settings = Settings {
+            near_limit_bytes: 1 << 30,
+            mode: FaultMode::Auto,
+            huge_pages: false,
+            urls: vec![],
+            token: vec![],
+        };
         create_control(&settings).unwrap()
     }
 
@@ -269,7 +274,7 @@ mod tests {
         Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
     }
 
-    fn enter(control: &Control, pid: u32, near: i64, faults: u64) {
+    fn enter(control: &JobAccounts, pid: u32, near: i64, faults: u64) {
         let pidfd = sys::pidfd(pid).unwrap();
         let identity = farfield_os::process::identity_of(pid, Some(pidfd.as_raw_fd())).unwrap();
         let slot = control.take_slot(pid, identity).unwrap();
@@ -281,13 +286,13 @@ mod tests {
 
     #[test]
     fn a_killed_process_gives_its_bytes_back_even_as_a_zombie() {
-        let (control, mut watch) = (control(), Watch::new());
+        let (control, mut watch) = (control(), SlotMonitor::new());
         let (mut first, mut second) = (process(), process());
         enter(&control, first.id(), 100, 3);
         enter(&control, second.id(), 10, 4);
         watch.sweep(&control);
         assert_eq!(watch.pids().count(), 2);
-        assert_eq!(Totals::read(&control).near_bytes, 110);
+        assert_eq!(JobTotals::read(&control).near_bytes, 110);
         first.kill().unwrap();
         // Not reaped: the descriptor tells that it ended.
         let mut fds = Vec::new();
@@ -295,27 +300,27 @@ mod tests {
         sys::poll(&fds, core::time::Duration::from_secs(10), &mut Vec::new());
         watch.sweep(&control);
         assert_eq!(watch.pids().collect::<Vec<_>>(), [second.id()]);
-        let totals = Totals::read(&control);
+        let totals = JobTotals::read(&control);
         assert_eq!((totals.near_bytes, totals.near_peak_bytes), (10, 110));
         assert_eq!((totals.count("faults"), totals.processes, totals.processes_alive), (7, 2, 1));
         first.wait().unwrap();
         drop(second.stdin.take());
         second.wait().unwrap();
         watch.sweep(&control);
-        let totals = Totals::read(&control);
+        let totals = JobTotals::read(&control);
         assert_eq!((totals.near_bytes, totals.count("faults"), totals.processes_alive), (0, 7, 0));
         assert_eq!((totals.serving, watch.serving()), ("dormant", "signal"), "the watch remembers");
     }
 
     #[test]
     fn a_process_that_died_before_it_was_seen_is_counted() {
-        let (control, mut watch) = (control(), Watch::new());
+        let (control, mut watch) = (control(), SlotMonitor::new());
         let mut child = process();
         enter(&control, child.id(), 100, 3);
         child.kill().unwrap();
         child.wait().unwrap();
         watch.sweep(&control);
-        let totals = Totals::read(&control);
+        let totals = JobTotals::read(&control);
         assert_eq!((totals.near_bytes, totals.count("faults"), totals.near_peak_bytes), (0, 3, 100));
         // The slot is free for the next.
         let mut next = process();
@@ -327,9 +332,9 @@ mod tests {
     }
 
     /// Writes `value(n)` into the n-th word of the accounts, as every process of the job can.
-    fn write_all(control: &Control, mut value: impl FnMut(usize) -> u64) {
+    fn write_all(control: &JobAccounts, mut value: impl FnMut(usize) -> u64) {
         let start = core::ptr::from_ref(control).cast::<AtomicU64>();
-        for word in 0..size_of::<Control>() / 8 {
+        for word in 0..size_of::<JobAccounts>() / 8 {
             // SAFETY: inside the block, which consists of atomics of four or eight bytes; no other thread uses it.
             unsafe { &*start.add(word) }.store(value(word), Ordering::Relaxed);
         }
@@ -350,7 +355,7 @@ mod tests {
                     _ => random >> (round * 2),
                 }
             });
-            let totals = Totals::read(&control);
+            let totals = JobTotals::read(&control);
             assert!(totals.near_bytes <= BYTES_MAX as u64 && totals.near_limit_bytes == 1 << 30);
             let report = super::super::report::Report::new(&totals, core::time::Duration::from_secs(1));
             assert!(report.summary().lines().count() <= 3 && serde_json::to_string(&report).is_ok());
@@ -362,19 +367,19 @@ mod tests {
             let moving: u64 = status.moving.iter().map(|it| it.pages * 4096).sum();
             assert!(exposed.max(moving) <= SLOTS as u64 * PAGES_MAX * 4096);
             let _ages: Vec<_> = status.scrubbed.iter().map(|(_, scrubbed)| scrubbed.turn_age()).collect();
-            let mut watch = Watch::new();
+            let mut watch = SlotMonitor::new();
             (0..2).for_each(|_| watch.sweep(&control));
         }
     }
 
     #[test]
     fn whoever_takes_a_slot_is_left_alone_until_it_has_said_who_it_is() {
-        let (control, mut watch) = (control(), Watch::new());
+        let (control, mut watch) = (control(), SlotMonitor::new());
         let mut child = process();
         enter(&control, child.id(), 100, 3);
         let identity = control.slots[0].identity.swap(0, Ordering::Relaxed);
         watch.sweep(&control);
-        assert_eq!((watch.pids().count(), Totals::read(&control).near_bytes), (0, 100));
+        assert_eq!((watch.pids().count(), JobTotals::read(&control).near_bytes), (0, 100));
         control.slots[0].identity.store(identity, Ordering::Relaxed);
         watch.sweep(&control);
         assert_eq!(watch.pids().collect::<Vec<_>>(), [child.id()]);

@@ -48,7 +48,7 @@ pub fn take(runtime: &Runtime) {
 }
 
 /// Checks whether this process, or one that it comes from, has become another user.
-pub fn are_there() -> bool {
+pub fn are_open() -> bool {
     file::size(CONFIG) == Some(size_of::<JobConfig>() as u64)
 }
 

@@ -23,13 +23,13 @@ const VAIN_LOOKS: u32 = 100;
 
 /// Starts the keeper if there is work for it and it does not run yet. Called by the monitor while
 /// armed.
-pub fn look(runtime: &Runtime) {
+pub fn start_if_needed(runtime: &Runtime) {
     let is_wanted = switching::is_due(runtime) || is_degraded(runtime) || runtime.slot().scrubbed().is_some();
-    if is_wanted && runtime.keeper.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+    if is_wanted && runtime.maintenance_running.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         // SAFETY: `keep` never returns and keeps to the laws of this module.
-        if unsafe { sync::spawn(keep) }.is_err() {
+        if unsafe { sync::spawn(run_maintenance) }.is_err() {
             // The start is tried again at the next look.
-            runtime.keeper.store(0, Ordering::Release);
+            runtime.maintenance_running.store(0, Ordering::Release);
         }
     }
 }
@@ -39,7 +39,7 @@ fn is_degraded(runtime: &Runtime) -> bool {
     runtime.slot().pool_degraded.load(Ordering::Relaxed) != 0
 }
 
-extern "C" fn keep(_: usize) -> ! {
+extern "C" fn run_maintenance(_: usize) -> ! {
     signals::set_mask(!signal::OURS);
     let runtime = &RUNTIME;
     own_code::begin_thread();
@@ -74,5 +74,5 @@ fn take_back(runtime: &Runtime) {
 
 /// Calls `open`, which opens descriptors. Waits for borrowers that would lack them.
 pub fn open(runtime: &Runtime, open: impl FnMut()) {
-    runtime.loans.open_descriptors_for_good(|| with_descriptors(open));
+    runtime.vm_sharing.open_descriptors_for_good(|| with_descriptors(open));
 }

@@ -13,14 +13,14 @@
 //! sp
 //! ```
 
-use super::call::{Context, Outcome, error, forward as call_forward};
-use super::fault::{bring, bring_and_hold, settled_phase};
-use super::rings;
+use super::call::{CallOutcome, Context, error, forward as call_forward};
+use super::fault::{fault_in, fault_in_and_pin, settled_phase};
+use super::io_uring;
 use super::runtime::{Phase, RUNTIME, Runtime};
 use super::signal::OURS;
-use super::thread::{self, Frame, FramePages, NO_MASK, RUNS, Record, Run};
-use crate::space::{FOREIGN, Range};
-use crate::submission::{Part, SYS_IO_PGETEVENTS};
+use super::thread::{self, CallFrame, CallFramePages, NO_MASK, PinnedRun, RUNS, ThreadRecord};
+use crate::space::{FOREIGN, PageRange};
+use crate::submission::{OperandMemory, SYS_IO_PGETEVENTS};
 use crate::window;
 use core::sync::atomic::Ordering;
 use farfield_core::PageId;
@@ -83,7 +83,7 @@ pub fn forward(number: usize, context: &Context) {
 /// Lets the kernel make the waiting half of `io_uring_enter`, whose submitting half is done, with
 /// its buffers near and held. The call gets a copy of its mask that leaves our signals open. The
 /// program gets `submitted` as the result, if there were any.
-pub fn wait_on_ring(context: &Context, submitted: u32) -> Outcome {
+pub fn wait_on_ring(context: &Context, submitted: u32) -> CallOutcome {
     let (args, sp) = (context.arguments(), context.sp());
     let mut waits_with = None;
     let (flags, argument, size) = (args[3] as u32, args[4], args[5]);
@@ -120,12 +120,12 @@ pub fn wait_on_ring(context: &Context, submitted: u32) -> Outcome {
         Some(())
     });
     wait_with(sp, waits_with);
-    if prepared { Outcome::Resume } else { error(libc::EFAULT) }
+    if prepared { CallOutcome::Resume } else { error(libc::EFAULT) }
 }
 
 /// Returns the mask of a call that has just been interrupted while it waited with one of its own.
 /// (The frame of the signal has the mask that is in force again after the call.)
-pub fn mask_of_wait(record: &Record, context: &Context) -> Option<SignalSet> {
+pub fn mask_of_wait(record: &ThreadRecord, context: &Context) -> Option<SignalSet> {
     // The thread is behind the `syscall` of the gate, which the stub has called.
     if context.ip() != window::GATE_FORWARD + 2 || context.result() != -(libc::EINTR as isize) {
         return None;
@@ -144,7 +144,7 @@ fn wait_with(sp: usize, mask: Option<SignalSet>) {
 
 /// Lets the kernel make a call that sets a signal mask while it waits, with its buffers near and
 /// held. The call gets a copy of the mask that leaves our signals open.
-pub fn forward_with_mask(number: usize, context: &Context) -> Outcome {
+pub fn forward_with_mask(number: usize, context: &Context) -> CallOutcome {
     let (args, sp) = (context.arguments(), context.sp());
     let mut waits_with = None;
     let prepared = resume_in_stub(number, context, farfield_forward_stub, |scratch| {
@@ -183,7 +183,7 @@ pub fn forward_with_mask(number: usize, context: &Context) -> Outcome {
         Some(())
     });
     wait_with(sp, waits_with);
-    if prepared { Outcome::Resume } else { error(libc::EFAULT) }
+    if prepared { CallOutcome::Resume } else { error(libc::EFAULT) }
 }
 
 /// Collects and holds a call's pages, and makes the thread resume in the stub. `prepare` may use
@@ -215,11 +215,11 @@ fn resume_in_stub(
         return true;
     }
     // The pages are collected without the frame's lock, which an arming thread takes.
-    let mut collected = FramePages { runs: [Run { start: PageId(0), count: 0 }; RUNS], len: 0, held: false };
-    let mut collector = Collector::new(runtime, &mut collected);
+    let mut collected = CallFramePages { runs: [PinnedRun { start: PageId(0), count: 0 }; RUNS], len: 0, held: false };
+    let mut collector = BufferCollector::new(runtime, &mut collected);
     collector.call(number, &context.arguments());
     let guarded = collected.len > 0;
-    hold_for(runtime, frame, collected, || must_hold(runtime, number, context.arguments()[0]));
+    pin_for(runtime, frame, collected, || must_pin(runtime, number, context.arguments()[0]));
     if guarded {
         runtime.counters().syscalls_guarded.fetch_add(1, Ordering::Relaxed);
     }
@@ -235,7 +235,7 @@ fn resume_in_stub(
 }
 
 /// Holds pages until the frame, which is active, is not active any more.
-pub fn hold_for(runtime: &Runtime, frame: &Frame, collected: FramePages, must: impl FnOnce() -> bool) {
+pub fn pin_for(runtime: &Runtime, frame: &CallFrame, collected: CallFramePages, must: impl FnOnce() -> bool) {
     let mut pages = frame.pages.lock();
     pages.release(runtime);
     *pages = collected;
@@ -246,16 +246,16 @@ pub fn hold_for(runtime: &Runtime, frame: &Frame, collected: FramePages, must: i
     if must() {
         let mut pages = frame.pages.lock();
         if !pages.held {
-            hold_all(runtime, &mut pages);
+            pin_all(runtime, &mut pages);
         }
     }
 }
 
 /// Collects the pages of these buffers (address and length), as far as they are in the window and
 /// mapped.
-pub fn collect(runtime: &Runtime, buffers: &[(usize, usize)]) -> FramePages {
-    let mut pages = FramePages { runs: [Run { start: PageId(0), count: 0 }; RUNS], len: 0, held: false };
-    let mut collector = Collector::new(runtime, &mut pages);
+pub fn collect(runtime: &Runtime, buffers: &[(usize, usize)]) -> CallFramePages {
+    let mut pages = CallFramePages { runs: [PinnedRun { start: PageId(0), count: 0 }; RUNS], len: 0, held: false };
+    let mut collector = BufferCollector::new(runtime, &mut pages);
     buffers.iter().for_each(|&(address, len)| collector.add(address, len));
     pages
 }
@@ -264,7 +264,7 @@ pub fn collect(runtime: &Runtime, buffers: &[(usize, usize)]) -> FramePages {
 /// once faults are ours. In thread mode faults inside calls are served too. There they must only
 /// where a device fills memory that the kernel has looked up before: a page that left in between
 /// would miss what arrives.
-fn must_hold(runtime: &Runtime, number: usize, descriptor: usize) -> bool {
+fn must_pin(runtime: &Runtime, number: usize, descriptor: usize) -> bool {
     let reads = matches!(
         number as i64,
         libc::SYS_read | libc::SYS_pread64 | libc::SYS_readv | libc::SYS_preadv | libc::SYS_preadv2
@@ -273,10 +273,10 @@ fn must_hold(runtime: &Runtime, number: usize, descriptor: usize) -> bool {
 }
 
 /// Holds the pages that a frame names.
-pub fn hold_all(runtime: &Runtime, pages: &mut FramePages) {
+pub fn pin_all(runtime: &Runtime, pages: &mut CallFramePages) {
     for index in 0..pages.len {
         let run = pages.runs[index];
-        let held = bring_and_hold(runtime, run.start, run.count);
+        let held = fault_in_and_pin(runtime, run.start, run.count);
         if held < run.count {
             // The rest cannot be provided: the kernel will return EFAULT, as it should.
             pages.runs[index].count = held;
@@ -288,7 +288,7 @@ pub fn hold_all(runtime: &Runtime, pages: &mut FramePages) {
 }
 
 /// Returns the maximum number of bytes that one call may hold.
-fn hold_bytes_max(runtime: &Runtime) -> usize {
+fn pin_bytes_max(runtime: &Runtime) -> usize {
     ((runtime.near().1 / 16) as usize).clamp(256 << 10, 64 << 20)
 }
 
@@ -303,14 +303,14 @@ fn waiting_bytes_max(runtime: &Runtime) -> usize {
 /// a program must expect there. Returns the result if all is done.
 fn large_transfer(runtime: &Runtime, number: usize, context: &Context, scratch: usize) -> Option<isize> {
     let args = context.arguments();
-    if !must_hold(runtime, number, args[0]) {
+    if !must_pin(runtime, number, args[0]) {
         return None;
     }
     if args[1].checked_add(args[2]).is_none_or(|end| end > USER_END) {
         // The arguments are nonsense: the kernel's answer is the right one.
         return None;
     }
-    let max = hold_bytes_max(runtime);
+    let max = pin_bytes_max(runtime);
     let waiting = waiting_bytes_max(runtime);
     let stream = || file::is_stream(args[0] as i32);
     match number as i64 {
@@ -391,7 +391,7 @@ fn piecewise(runtime: &Runtime, number: usize, args: [usize; 6], max: usize) -> 
     while total < args[2] {
         let len = (args[2] - total).min(max);
         let mut pages = collect(runtime, &[(args[1] + total, len)]);
-        hold_all(runtime, &mut pages);
+        pin_all(runtime, &mut pages);
         let mut step = args;
         step[1] += total;
         step[2] = len;
@@ -438,18 +438,18 @@ fn shorten_vector(context: &Context, args: [usize; 6], max: usize, scratch: usiz
 const _: () = assert!(IOVECS * size_of::<libc::iovec>() <= SCRATCH);
 
 /// Container of the runs that a collector finds.
-pub trait Runs {
+pub trait RunSink {
     /// Returns the run found last.
-    fn last(&mut self) -> Option<&mut Run>;
+    fn last(&mut self) -> Option<&mut PinnedRun>;
     /// Appends a run, if there is room.
-    fn push(&mut self, run: Run);
+    fn push(&mut self, run: PinnedRun);
 }
 
-impl Runs for FramePages {
-    fn last(&mut self) -> Option<&mut Run> {
+impl RunSink for CallFramePages {
+    fn last(&mut self) -> Option<&mut PinnedRun> {
         self.runs[..self.len].last_mut()
     }
-    fn push(&mut self, run: Run) {
+    fn push(&mut self, run: PinnedRun) {
         if self.len < RUNS {
             self.runs[self.len] = run;
             self.len += 1;
@@ -457,26 +457,26 @@ impl Runs for FramePages {
     }
 }
 
-impl Runs for Vec<Run> {
-    fn last(&mut self) -> Option<&mut Run> {
+impl RunSink for Vec<PinnedRun> {
+    fn last(&mut self) -> Option<&mut PinnedRun> {
         self.last_mut()
     }
-    fn push(&mut self, run: Run) {
+    fn push(&mut self, run: PinnedRun) {
         self.push(run);
     }
 }
 
 /// Collector of the pages of a call's buffers.
-pub struct Collector<'a, R> {
+pub struct BufferCollector<'a, R> {
     runtime: &'a Runtime,
     pages: &'a mut R,
     bytes: usize,
 }
 
-impl<'a, R: Runs> Collector<'a, R> {
+impl<'a, R: RunSink> BufferCollector<'a, R> {
     /// Creates a collector that adds to `pages`.
-    pub fn new(runtime: &'a Runtime, pages: &'a mut R) -> Collector<'a, R> {
-        Collector { runtime, pages, bytes: 0 }
+    pub fn new(runtime: &'a Runtime, pages: &'a mut R) -> BufferCollector<'a, R> {
+        BufferCollector { runtime, pages, bytes: 0 }
     }
 
     /// Returns the number of bytes in the pages found.
@@ -485,14 +485,16 @@ impl<'a, R: Runs> Collector<'a, R> {
     }
 
     /// Adds the memory that an asynchronous operation names.
-    pub fn part(&mut self, part: Part) {
+    pub fn part(&mut self, part: OperandMemory) {
         match part {
-            Part::Nothing => {}
-            Part::Bytes(address, len) | Part::Provided(address, len) => self.add(address as usize, len as usize),
-            Part::Text(address) => self.add(address as usize, UNKNOWN_BYTES),
-            Part::Vector(address, count) => self.vector(address as usize, count as usize),
-            Part::Message(address) => self.message(address as usize),
-            Part::Waiters(address, count) => self.waiters(address as usize, count as usize),
+            OperandMemory::Nothing => {}
+            OperandMemory::Bytes(address, len) | OperandMemory::Provided(address, len) => {
+                self.add(address as usize, len as usize)
+            }
+            OperandMemory::Text(address) => self.add(address as usize, UNKNOWN_BYTES),
+            OperandMemory::Vector(address, count) => self.vector(address as usize, count as usize),
+            OperandMemory::Message(address) => self.message(address as usize),
+            OperandMemory::Waiters(address, count) => self.waiters(address as usize, count as usize),
         }
     }
 
@@ -508,7 +510,7 @@ impl<'a, R: Runs> Collector<'a, R> {
             return;
         }
         let end = address.saturating_add(len).min(window::end_of(address));
-        let mut range = Range { start: window::page_of(address).0, end: window::page_of(end - 1).0 + 1 };
+        let mut range = PageRange { start: window::page_of(address).0, end: window::page_of(end - 1).0 + 1 };
         // The range ends at the first gap in what is mapped: the kernel stops there too.
         {
             let space = self.runtime.space.lock();
@@ -532,7 +534,7 @@ impl<'a, R: Runs> Collector<'a, R> {
                 return;
             }
         }
-        self.pages.push(Run { start: PageId(range.start), count: range.pages() as u32 });
+        self.pages.push(PinnedRun { start: PageId(range.start), count: range.pages() as u32 });
     }
 
     /// Adds an array of iovecs and what they name.
@@ -653,7 +655,7 @@ impl<'a, R: Runs> Collector<'a, R> {
             }
             libc::SYS_io_uring_register => {
                 self.add(a[2], a[3].saturating_mul(16).max(UNKNOWN_BYTES));
-                if let Some(list) = rings::list_of_registration(a[1], a[2], a[3]) {
+                if let Some(list) = io_uring::list_of_registration(a[1], a[2], a[3]) {
                     self.add(list.0, list.1);
                 }
             }
@@ -695,7 +697,7 @@ fn touch_near(runtime: &Runtime, address: usize, len: usize) {
     let end = (address + len).min(window::end_of(address));
     let (first, last) = (window::page_of(address).0, window::page_of(end - 1).0);
     for number in first..=last {
-        bring(runtime, PageId(number), true);
+        fault_in(runtime, PageId(number), true);
     }
 }
 

@@ -11,13 +11,13 @@
 //! program fills without a call, and operations that [`crate::submission`] does not know.
 
 use super::arm;
-use super::call::{Context, Outcome, done, error, forward};
-use super::flights::{self, BOOKS, Flights, Kept, Lease, Patience};
-use super::guard::{self, Collector, peek, peek_slice, poke, poke_slice};
-use super::lock::Lock;
+use super::async_io::{self, ASYNC_IO_REGISTRY, AsyncOperations, PermanentPins, PinReservation, ProgressWait};
+use super::call::{CallOutcome, Context, done, error, forward};
+use super::lock::SpinLock;
 use super::runtime::{RUNTIME, Runtime};
-use super::thread::Run;
-use crate::submission::{Entry as Submission, OP_LAST, Part, Transfer, is_known, op};
+use super::syscall_pinning::{self, BufferCollector, peek, peek_slice, poke, poke_slice};
+use super::thread::PinnedRun;
+use crate::submission::{Entry as Submission, OP_LAST, OperandMemory, TransferKind, is_known, op};
 use crate::window;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_os::{Errno, Result, file, gate, memory, process};
@@ -89,7 +89,7 @@ const P_SUBMISSION: usize = 10;
 const P_COMPLETION: usize = 20;
 
 /// Ring of io_uring: our descriptor and our view of its queues.
-pub struct Ring {
+pub struct ProgramRing {
     /// Device and inode that a descriptor must name to be this ring.
     identity: (u64, u64),
     descriptor: i32,
@@ -98,43 +98,43 @@ pub struct Ring {
     queues: (usize, usize),
     entries: (usize, usize),
     /// Lock of the submitting thread, with room for the planned entries.
-    submitter: Lock<Vec<Planned>>,
+    submitter: SpinLock<Vec<PlannedEntry>>,
 }
 
 /// State of a ring in the registry [`flights::BOOKS`].
 pub struct Entry {
-    ring: Arc<Ring>,
+    ring: Arc<ProgramRing>,
     /// Descriptor that the program has for the ring.
     descriptor: i32,
     /// Operations under way in the ring.
-    pub flights: Flights,
+    pub flights: AsyncOperations,
     /// Number of completions seen.
     seen: u32,
     /// True if some operation has posted, or may post, more than one completion.
     posts_many: bool,
     /// True once completions cannot be told apart any more: what is held stays so until the ring
     /// closes.
-    confused: bool,
+    ambiguous: bool,
     /// Buffers that the kernel may use at any time.
-    pub kept: Kept,
+    pub permanent: PermanentPins,
     /// Buffers that the kernel has pinned.
-    pub registered: Vec<Lease>,
+    pub registered: Vec<PinReservation>,
     /// Time at which the program was found to have closed the ring.
     closed_ns: Option<u64>,
 }
 
 /// Entry that is about to be submitted.
-struct Planned {
+struct PlannedEntry {
     name: u64,
-    lease: Lease,
+    lease: PinReservation,
     /// True if the kernel may fill the buffer whenever it likes.
     lasting: bool,
-    confusing: bool,
+    ambiguous: bool,
     multishot: bool,
 }
 
-impl Ring {
-    fn open(descriptor: i32, parameters: Parameters) -> Result<Ring> {
+impl ProgramRing {
+    fn open(descriptor: i32, parameters: Parameters) -> Result<ProgramRing> {
         let identity = identity_of(descriptor)?;
         let ours = arm::with_descriptors(|| duplicate(descriptor))?;
         let p = &parameters;
@@ -145,13 +145,13 @@ impl Ring {
         };
         let queues_len = array_end.max(p[P_COMPLETION + 5] as usize + p[P_COMPLETIONS] as usize * size);
         let entries_len = p[P_ENTRIES] as usize * entry_bytes(p);
-        let mut ring = Ring {
+        let mut ring = ProgramRing {
             identity,
             descriptor: ours,
             parameters,
             queues: (0, queues_len),
             entries: (0, entries_len),
-            submitter: Lock::new(Vec::new()),
+            submitter: SpinLock::new(Vec::new()),
         };
         ring.map()?;
         Ok(ring)
@@ -224,7 +224,7 @@ impl Ring {
     }
 }
 
-impl Drop for Ring {
+impl Drop for ProgramRing {
     fn drop(&mut self) {
         self.unmap();
         file::close(self.descriptor);
@@ -237,58 +237,58 @@ impl Entry {
         let completed = self.ring.completed();
         let room = self.ring.parameters[P_COMPLETIONS];
         let new = completed.wrapping_sub(self.seen);
-        if new > 0 && !self.confused {
+        if new > 0 && !self.ambiguous {
             // The program may have taken the new completions already, and then the kernel may write
             // in their place. But operations under way post one completion each. If there are some
             // that post more, those fill less than half a queue between two of our looks.
-            let bound = self.flights.under_way().saturating_add(if self.posts_many { new + room / 2 } else { 0 });
+            let bound = self.flights.in_flight().saturating_add(if self.posts_many { new + room / 2 } else { 0 });
             if bound > room {
-                self.confuse();
+                self.mark_ambiguous();
             }
             for position in (0..new).map(|index| self.seen.wrapping_add(index)) {
                 let (name, flags) = self.ring.completion(position);
-                if !self.confused && flags & COMPLETION_MORE == 0 {
-                    self.flights.ended(name);
+                if !self.ambiguous && flags & COMPLETION_MORE == 0 {
+                    self.flights.end_operation(name);
                 }
             }
         }
         self.seen = completed;
     }
 
-    fn confuse(&mut self) {
-        self.confused = true;
+    fn mark_ambiguous(&mut self) {
+        self.ambiguous = true;
         for lease in self.flights.take() {
-            self.kept.add(lease);
+            self.permanent.add(lease);
         }
     }
 
-    fn began(&mut self, planned: &mut Planned) {
+    fn begin_operation(&mut self, planned: &mut PlannedEntry) {
         self.posts_many |= planned.multishot;
-        if planned.confusing {
-            self.confuse();
+        if planned.ambiguous {
+            self.mark_ambiguous();
         }
         let mut lease = core::mem::take(&mut planned.lease);
-        if planned.lasting || self.confused {
-            self.kept.add(core::mem::take(&mut lease));
+        if planned.lasting || self.ambiguous {
+            self.permanent.add(core::mem::take(&mut lease));
         }
-        if !self.confused {
-            self.flights.began(planned.name, lease);
+        if !self.ambiguous {
+            self.flights.begin_operation(planned.name, lease);
         }
     }
 
     /// Checks whether the kernel may still touch pages that this ring holds for operations.
     fn is_in_use(&self) -> bool {
-        let any = self.confused || self.flights.under_way() > 0;
-        self.flights.hold_pages() || any && !self.kept.is_empty()
+        let any = self.ambiguous || self.flights.in_flight() > 0;
+        self.flights.hold_pages() || any && !self.permanent.is_empty()
     }
 
     /// Adapts the ring in the child of a fork. The ring is still the parent's too, whose
     /// completions we cannot tell from ours. Returns whether the child can use it.
     pub fn inherit(&mut self) -> bool {
         self.flights.take().for_each(drop);
-        self.kept = Kept::default();
+        self.permanent = PermanentPins::default();
         self.registered.clear();
-        self.confused = true;
+        self.ambiguous = true;
         // SAFETY: no other thread exists.
         unsafe { self.ring.submitter.reset() };
         match Arc::get_mut(&mut self.ring) {
@@ -318,24 +318,24 @@ fn duplicate(descriptor: i32) -> Result<i32> {
 }
 
 /// Finds the ring that a descriptor names.
-fn find(descriptor: i32) -> Option<Arc<Ring>> {
+fn find(descriptor: i32) -> Option<Arc<ProgramRing>> {
     let identity = identity_of(descriptor).ok()?;
-    BOOKS.lock().rings.iter().find(|entry| entry.ring.identity == identity).map(|entry| entry.ring.clone())
+    ASYNC_IO_REGISTRY.lock().rings.iter().find(|entry| entry.ring.identity == identity).map(|entry| entry.ring.clone())
 }
 
 /// Runs `action` on the state of a ring in the registry.
-fn with_entry<T>(ring: &Arc<Ring>, action: impl FnOnce(&mut Entry) -> T) -> Option<T> {
-    BOOKS.lock().rings.iter_mut().find(|entry| Arc::ptr_eq(&entry.ring, ring)).map(action)
+fn with_entry<T>(ring: &Arc<ProgramRing>, action: impl FnOnce(&mut Entry) -> T) -> Option<T> {
+    ASYNC_IO_REGISTRY.lock().rings.iter_mut().find(|entry| Arc::ptr_eq(&entry.ring, ring)).map(action)
 }
 
 /// Returns the error for a descriptor that names no ring that we know: none at all, or one that
 /// came from another process.
-fn unknown(descriptor: i32) -> Outcome {
+fn unknown(descriptor: i32) -> CallOutcome {
     error(if identity_of(descriptor).is_err() { libc::EBADF } else { libc::EOPNOTSUPP })
 }
 
 /// Serves `io_uring_setup`.
-pub fn set_up(args: [usize; 6]) -> Outcome {
+pub fn set_up(args: [usize; 6]) -> CallOutcome {
     let runtime = &RUNTIME;
     let Some(asked) = peek::<Parameters>(args[1]) else { return error(libc::EFAULT) };
     if asked[P_FLAGS] & SETUP_SQPOLL != 0 || runtime.is_borrowed() {
@@ -356,32 +356,32 @@ pub fn set_up(args: [usize; 6]) -> Outcome {
     let made =
         unsafe { forward(libc::SYS_io_uring_setup as usize, [args[0], parameters.as_mut_ptr() as usize, 0, 0, 0, 0]) };
     if made < 0 {
-        return Outcome::Done(made);
+        return CallOutcome::Done(made);
     }
     let descriptor = made as i32;
     if parameters[P_FEATURES] & FEATURE_SINGLE_MMAP == 0 {
         file::close(descriptor);
         return error(libc::ENOSYS);
     }
-    let opened = Ring::open(descriptor, parameters);
+    let opened = ProgramRing::open(descriptor, parameters);
     parameters[P_FEATURES] &= !FEATURES_HIDDEN;
     parameters[P_FLAGS] = asked[P_FLAGS];
     match opened {
         Ok(ring) if poke(args[1], parameters) => {
-            BOOKS.lock().rings.push(Entry {
+            ASYNC_IO_REGISTRY.lock().rings.push(Entry {
                 ring: Arc::new(ring),
                 descriptor,
-                flights: Flights::default(),
+                flights: AsyncOperations::default(),
                 seen: 0,
                 posts_many: false,
-                confused: false,
-                kept: Kept::default(),
+                ambiguous: false,
+                permanent: PermanentPins::default(),
                 registered: Vec::new(),
                 closed_ns: None,
             });
             // The monitor notices when the program closes the ring.
             arm::start_monitor(runtime);
-            Outcome::Done(made)
+            CallOutcome::Done(made)
         }
         failed => {
             file::close(descriptor);
@@ -391,7 +391,7 @@ pub fn set_up(args: [usize; 6]) -> Outcome {
 }
 
 /// Serves `io_uring_enter`: submits in here, and waits in the stub.
-pub fn enter(context: &Context) -> Outcome {
+pub fn enter(context: &Context) -> CallOutcome {
     let args = context.arguments();
     let (wanted, flags) = (args[1] as u32, args[3] as u32);
     if flags & (ENTER_REGISTERED_RING | ENTER_EXTENDED_REGISTERED) != 0 {
@@ -409,19 +409,24 @@ pub fn enter(context: &Context) -> Outcome {
         }
         // As in the kernel, a caller does not wait if not all of its entries were submitted.
         if submitted != wanted || flags & ENTER_GETEVENTS == 0 {
-            return Outcome::Done(submitted as isize);
+            return CallOutcome::Done(submitted as isize);
         }
     }
     drop(ring);
-    guard::wait_on_ring(context, submitted)
+    syscall_pinning::wait_on_ring(context, submitted)
 }
 
 /// Submits up to `wanted` entries, in as many steps as their buffers need. Returns the number
 /// submitted, or an error number.
-fn submit(runtime: &Runtime, ring: &Arc<Ring>, descriptor: usize, wanted: u32) -> core::result::Result<u32, i32> {
+fn submit(
+    runtime: &Runtime,
+    ring: &Arc<ProgramRing>,
+    descriptor: usize,
+    wanted: u32,
+) -> core::result::Result<u32, i32> {
     let mut planned = ring.submitter.lock();
     let mut submitted = 0;
-    let mut patience = Patience::default();
+    let mut patience = ProgressWait::default();
     loop {
         with_entry(ring, Entry::reap);
         let waiting = ring.waiting().min(wanted - submitted);
@@ -441,13 +446,13 @@ fn submit(runtime: &Runtime, ring: &Arc<Ring>, descriptor: usize, wanted: u32) -
         if planned.iter().any(|one| !one.lease.is_empty()) {
             runtime.counters().syscalls_guarded.fetch_add(1, Ordering::Relaxed);
         }
-        flights::begin(
+        async_io::begin(
             runtime,
             &mut planned,
             |one| &mut one.lease,
             |books, planned| {
                 if let Some(entry) = books.rings.iter_mut().find(|entry| Arc::ptr_eq(&entry.ring, ring)) {
-                    planned.iter_mut().for_each(|one| entry.began(one));
+                    planned.iter_mut().for_each(|one| entry.begin_operation(one));
                 }
             },
         );
@@ -455,8 +460,8 @@ fn submit(runtime: &Runtime, ring: &Arc<Ring>, descriptor: usize, wanted: u32) -
         let result = unsafe { forward(libc::SYS_io_uring_enter as usize, [descriptor, count as usize, 0, 0, 0, 0]) };
         let taken = ring.head().wrapping_sub(head).min(count);
         with_entry(ring, |entry| {
-            if !entry.confused {
-                planned.iter().skip(taken as usize).for_each(|one| entry.flights.ended(one.name));
+            if !entry.ambiguous {
+                planned.iter().skip(taken as usize).for_each(|one| entry.flights.end_operation(one.name));
             }
         });
         if result < 0 {
@@ -478,7 +483,7 @@ fn flush(descriptor: usize) {
 
 /// Reserves room for as many of the `waiting` entries as possible, and returns their number. It
 /// goes chain by chain, because the kernel ends a chain where a submission ends.
-fn plan(runtime: &Runtime, ring: &Arc<Ring>, head: u32, waiting: u32, planned: &mut Vec<Planned>) -> u32 {
+fn plan(runtime: &Runtime, ring: &Arc<ProgramRing>, head: u32, waiting: u32, planned: &mut Vec<PlannedEntry>) -> u32 {
     planned.clear();
     let mut chain = 0;
     let mut at = 0;
@@ -492,7 +497,8 @@ fn plan(runtime: &Runtime, ring: &Arc<Ring>, head: u32, waiting: u32, planned: &
                     linked
                 }
                 Err(NoRoom)
-                    if chain > 0 || flights::others_under_way(&mut planned.iter().map(|one| &one.lease)) > 0 =>
+                    if chain > 0
+                        || async_io::other_operations_in_flight(&mut planned.iter().map(|one| &one.lease)) > 0 =>
                 {
                     planned.truncate(chain as usize);
                     return chain;
@@ -516,7 +522,7 @@ fn plan(runtime: &Runtime, ring: &Arc<Ring>, head: u32, waiting: u32, planned: &
 }
 
 /// Makes an operation one that no kernel knows.
-fn refuse(ring: &Arc<Ring>, head: u32, at: u32) {
+fn refuse(ring: &Arc<ProgramRing>, head: u32, at: u32) {
     if let Some(place) = ring.entry(head.wrapping_add(at)) {
         // SAFETY: inside our view of the entries; the program gave this one to the kernel, in whose
         // place we stand.
@@ -528,7 +534,7 @@ struct NoRoom;
 
 /// Reserves what one entry touches. Returns the planned entry, and whether the next belongs to its
 /// chain.
-fn plan_entry(runtime: &Runtime, place: *mut [u64; 8]) -> core::result::Result<(Planned, bool), NoRoom> {
+fn plan_entry(runtime: &Runtime, place: *mut [u64; 8]) -> core::result::Result<(PlannedEntry, bool), NoRoom> {
     // SAFETY: inside our view of the entries; the program may write it, so volatile.
     let mut entry = Submission(unsafe { place.read_volatile() });
     if let Some(shorter) = shorten(runtime, entry) {
@@ -536,13 +542,13 @@ fn plan_entry(runtime: &Runtime, place: *mut [u64; 8]) -> core::result::Result<(
         // SAFETY: as above; the program gave this entry to the kernel, in whose place we stand.
         unsafe { place.write_volatile(entry.0) };
     }
-    let mut runs: Vec<Run> = Vec::new();
+    let mut runs: Vec<PinnedRun> = Vec::new();
     let mut lasting = false;
     match entry.parts() {
         Ok(parts) => {
-            let mut collector = Collector::new(runtime, &mut runs);
+            let mut collector = BufferCollector::new(runtime, &mut runs);
             for part in parts {
-                lasting |= matches!(part, Part::Provided(..));
+                lasting |= matches!(part, OperandMemory::Provided(..));
                 collector.part(part);
             }
         }
@@ -552,21 +558,25 @@ fn plan_entry(runtime: &Runtime, place: *mut [u64; 8]) -> core::result::Result<(
             unsafe { place.write_volatile(entry.0) };
         }
     }
-    let lease = if entry.is_fixed() { Lease::covered(runs) } else { Lease::reserve(runtime, runs).ok_or(NoRoom)? };
-    let (name, confusing, multishot) = (entry.user_data(), entry.is_confusing(), entry.is_multishot());
-    Ok((Planned { name, lease, lasting, confusing, multishot }, entry.is_linked()))
+    let lease = if entry.is_fixed() {
+        PinReservation::covered(runs)
+    } else {
+        PinReservation::reserve(runtime, runs).ok_or(NoRoom)?
+    };
+    let (name, confusing, multishot) = (entry.user_data(), entry.is_ambiguous(), entry.is_multishot());
+    Ok((PlannedEntry { name, lease, lasting, ambiguous: confusing, multishot }, entry.is_linked()))
 }
 
 /// Returns the entry with a shorter transfer, if the transfer can never be held as a whole.
 fn shorten(runtime: &Runtime, entry: Submission) -> Option<Submission> {
     let transfer = entry.transfer()?;
-    let most = flights::operation_bytes_max(runtime);
+    let most = async_io::operation_bytes_max(runtime);
     let (address, len) = (entry.address() as usize, entry.length() as usize);
     let single = match transfer {
-        Transfer::Plain => {
+        TransferKind::Plain => {
             return (len > most && window::contains(address)).then(|| entry.with_buffer(address as u64, most as u32));
         }
-        Transfer::Vector { single } => single,
+        TransferKind::Vector { single } => single,
     };
     let mut bytes = 0usize;
     for index in 0..len.min(1024) {
@@ -584,7 +594,7 @@ fn shorten(runtime: &Runtime, entry: Submission) -> Option<Submission> {
 }
 
 /// Serves `io_uring_register`.
-pub fn register(args: [usize; 6]) -> Outcome {
+pub fn register(args: [usize; 6]) -> CallOutcome {
     let (descriptor, operation, address, count) = (args[0] as i32, args[1] as u32, args[2], args[3]);
     let Some(ring) = find(descriptor) else { return unknown(descriptor) };
     let tags = |offset: usize| peek::<u64>(address + offset).is_none_or(|tags| tags != 0);
@@ -597,7 +607,7 @@ pub fn register(args: [usize; 6]) -> Outcome {
                 return error(libc::EINVAL);
             }
             if matches!(operation, REGISTER_FILES_TAGGED | FILES_UPDATE_TAGGED) {
-                return Outcome::Forward;
+                return CallOutcome::Forward;
             }
             register_buffers(&ring, args, tagged_list(operation, address))
         }
@@ -608,10 +618,10 @@ pub fn register(args: [usize; 6]) -> Outcome {
             if result == 0 {
                 with_entry(&ring, |entry| entry.registered.clear());
             }
-            Outcome::Done(result)
+            CallOutcome::Done(result)
         }
         PROBE => probe(args),
-        plain if REGISTER_PLAIN.contains(&plain) => Outcome::Forward,
+        plain if REGISTER_PLAIN.contains(&plain) => CallOutcome::Forward,
         _ => error(libc::EINVAL),
     }
 }
@@ -640,11 +650,11 @@ pub fn list_of_registration(operation: usize, address: usize, count: usize) -> O
 
 /// Registers buffers. The kernel pins them, so they stay near until they are unregistered or the
 /// ring is closed.
-fn register_buffers(ring: &Arc<Ring>, args: [usize; 6], list: Option<(usize, usize)>) -> Outcome {
+fn register_buffers(ring: &Arc<ProgramRing>, args: [usize; 6], list: Option<(usize, usize)>) -> CallOutcome {
     let runtime = &RUNTIME;
     let Some((address, count)) = list else { return error(libc::EFAULT) };
-    let mut runs: Vec<Run> = Vec::new();
-    let mut collector = Collector::new(runtime, &mut runs);
+    let mut runs: Vec<PinnedRun> = Vec::new();
+    let mut collector = BufferCollector::new(runtime, &mut runs);
     // This adds the structure that names the list; the loop adds the list, and what it names.
     collector.add(args[2], 32);
     let mut bytes = 0usize;
@@ -658,16 +668,16 @@ fn register_buffers(ring: &Arc<Ring>, args: [usize; 6], list: Option<(usize, usi
         if window::contains(part.iov_base as usize) {
             bytes = bytes.saturating_add(part.iov_len);
         }
-        if bytes > flights::operation_bytes_max(runtime) {
+        if bytes > async_io::operation_bytes_max(runtime) {
             // The error is that of a limit of locked memory in force.
             return error(libc::ENOMEM);
         }
         collector.add(part.iov_base as usize, part.iov_len);
     }
-    let Some(lease) = Lease::reserve_lasting(runtime, runs) else { return error(libc::ENOMEM) };
+    let Some(lease) = PinReservation::reserve_lasting(runtime, runs) else { return error(libc::ENOMEM) };
     let mut leases = vec![lease];
     let mut at = None;
-    flights::begin(
+    async_io::begin(
         runtime,
         &mut leases,
         |lease| lease,
@@ -684,11 +694,11 @@ fn register_buffers(ring: &Arc<Ring>, args: [usize; 6], list: Option<(usize, usi
     if result < 0 && at.is_some() {
         with_entry(ring, |entry| entry.registered.truncate(at.unwrap_or(0)));
     }
-    Outcome::Done(result)
+    CallOutcome::Done(result)
 }
 
 /// Answers which operations the kernel knows, as far as we allow them.
-fn probe(args: [usize; 6]) -> Outcome {
+fn probe(args: [usize; 6]) -> CallOutcome {
     // A header of 16 bytes, then 8 bytes for each operation: number, -, flags (16 bits), -.
     let count = args[3].min(256);
     let mut answer = [0u64; 2 + 256];
@@ -702,7 +712,7 @@ fn probe(args: [usize; 6]) -> Outcome {
     }
     // SAFETY: the program's own question, answered into our own memory.
     let result = done(unsafe { gate::syscall(libc::SYS_io_uring_register, call) });
-    if result != Outcome::Done(0) {
+    if result != CallOutcome::Done(0) {
         return result;
     }
     let last = (answer[0] as u8).min(OP_LAST);
@@ -725,7 +735,7 @@ pub fn find_closed(runtime: &Runtime) {
     let mut index = 0;
     loop {
         let look = |entry: &Entry| (entry.ring.clone(), entry.descriptor, entry.closed_ns.is_some());
-        let Some((ring, descriptor, was_closed)) = BOOKS.lock().rings.get(index).map(look) else { return };
+        let Some((ring, descriptor, was_closed)) = ASYNC_IO_REGISTRY.lock().rings.get(index).map(look) else { return };
         index += 1;
         if !was_closed {
             if identity_of(descriptor) == Ok(ring.identity) {
@@ -745,7 +755,7 @@ pub fn find_closed(runtime: &Runtime) {
         match since {
             Some((true, since)) if now < since + CLOSING_NS => cancel_all(&ring),
             Some((in_use, _)) => {
-                let mut books = BOOKS.lock();
+                let mut books = ASYNC_IO_REGISTRY.lock();
                 if let Some(at) = books.rings.iter().position(|entry| Arc::ptr_eq(&entry.ring, &ring)) {
                     let mut entry = books.rings.swap_remove(at);
                     if in_use {
@@ -753,7 +763,7 @@ pub fn find_closed(runtime: &Runtime) {
                         // good.
                         entry.flights.take().for_each(core::mem::forget);
                         entry.registered.drain(..).for_each(core::mem::forget);
-                        core::mem::forget(core::mem::take(&mut entry.kept));
+                        core::mem::forget(core::mem::take(&mut entry.permanent));
                     }
                     index -= 1;
                 }
@@ -764,13 +774,13 @@ pub fn find_closed(runtime: &Runtime) {
 }
 
 /// Finds another descriptor of the program for the same ring.
-fn another_descriptor(ring: &Ring) -> Option<i32> {
+fn another_descriptor(ring: &ProgramRing) -> Option<i32> {
     let ours = window::DESCRIPTORS..window::DESCRIPTORS_END;
     file::find_descriptor(|descriptor| !ours.contains(&descriptor) && identity_of(descriptor) == Ok(ring.identity))
 }
 
 /// Asks a ring to cancel all that it has under way.
-fn cancel_all(ring: &Ring) {
+fn cancel_all(ring: &ProgramRing) {
     #[repr(C)]
     struct Cancel {
         address: u64,

@@ -17,7 +17,7 @@ const DEPTH_MAX: usize = 1000;
 const WALKS: usize = 4;
 
 /// Process that has a slot.
-pub(super) struct Member {
+pub(super) struct JobProcess {
     /// Process id here.
     pid: u32,
     /// Start time in clock ticks; tells the process apart if there is no descriptor.
@@ -28,15 +28,15 @@ pub(super) struct Member {
     is_descendant: bool,
 }
 
-impl Member {
+impl JobProcess {
     /// Returns the process with this number here if it has this identity. Without an identity, it
     /// must be a descendant that has the same number inside and is not `known` yet.
-    pub(super) fn by_number(pid: u32, identity: u64, known: impl Fn(u32) -> bool) -> Option<Member> {
-        Member::open(pid, pid, identity, known)
+    pub(super) fn by_number(pid: u32, identity: u64, known: impl Fn(u32) -> bool) -> Option<JobProcess> {
+        JobProcess::open(pid, pid, identity, known)
     }
 
     /// Returns the process `number` here if it calls itself `pid` and has this identity.
-    fn open(number: u32, pid: u32, identity: u64, known: impl Fn(u32) -> bool) -> Option<Member> {
+    fn open(number: u32, pid: u32, identity: u64, known: impl Fn(u32) -> bool) -> Option<JobProcess> {
         let pidfd = match sys::pidfd(number) {
             Ok(pidfd) => Some(pidfd),
             Err(error) if error.raw_os_error() == Some(libc::EMFILE) => None,
@@ -51,7 +51,8 @@ impl Member {
         if !is_named {
             return None;
         }
-        let member = Member { pid: number, start: start_ticks(&number), pidfd, is_descendant: is_descendant(number) };
+        let member =
+            JobProcess { pid: number, start: start_ticks(&number), pidfd, is_descendant: is_descendant(number) };
         ((member.is_descendant || !is_anonymous) && !member.is_dead()).then_some(member)
     }
 
@@ -90,9 +91,9 @@ impl Member {
 
 /// Processes of this machine at one moment. Processes in other pid namespaces have other numbers
 /// here than there.
-pub(super) struct Listing(Vec<Listed>);
+pub(super) struct Listing(Vec<ListedProcess>);
 
-struct Listed {
+struct ListedProcess {
     number: u32,
     inner: Option<u32>,
     identity: Option<u64>,
@@ -104,7 +105,7 @@ impl Listing {
         let list = |number: u32| {
             let pidfd = sys::pidfd(number).ok();
             let identity = identity_of(number, pidfd.as_ref().map(AsRawFd::as_raw_fd));
-            Listed { number, inner: inner_pid(&number), identity }
+            ListedProcess { number, inner: inner_pid(&number), identity }
         };
         Listing(super::processes().map(list).collect())
     }
@@ -112,12 +113,12 @@ impl Listing {
     /// Finds the process that calls itself `pid` and has this identity. Without an identity, finds
     /// a descendant that calls itself `pid` and is not `known` yet. `None`: the process had ended
     /// when the listing was made.
-    pub(super) fn find(&self, pid: u32, identity: u64, known: impl Fn(u32) -> bool) -> Option<Member> {
-        let may_be = |listed: &&Listed| match identity {
+    pub(super) fn find(&self, pid: u32, identity: u64, known: impl Fn(u32) -> bool) -> Option<JobProcess> {
+        let may_be = |listed: &&ListedProcess| match identity {
             UNKNOWN_IDENTITY => listed.inner == Some(pid),
             identity => listed.identity == Some(identity),
         };
-        self.0.iter().filter(may_be).find_map(|listed| Member::open(listed.number, pid, identity, &known))
+        self.0.iter().filter(may_be).find_map(|listed| JobProcess::open(listed.number, pid, identity, &known))
     }
 }
 
@@ -151,9 +152,9 @@ mod tests {
         Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
     }
 
-    fn find(pid: u32, identity: u64, known: impl Fn(u32) -> bool) -> Option<Member> {
+    fn find(pid: u32, identity: u64, known: impl Fn(u32) -> bool) -> Option<JobProcess> {
         let listed = Listing::make().find(pid, identity, &known);
-        let by_number = Member::by_number(pid, identity, known);
+        let by_number = JobProcess::by_number(pid, identity, known);
         assert!(by_number.is_none() || listed.is_some(), "what is found by its number is in the list too");
         listed
     }

@@ -5,7 +5,7 @@
 //! Places are measured and tried out by threads of their own, because a server that does not answer
 //! takes its time.
 
-use super::{HoldOptions, PoolStatus, Refusal, RunnerBlock, far, pool};
+use super::{JobRefusal, PoolStatus, RunnerBlock, SloOptions, far, pool};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use farfield_core::PageId;
@@ -30,7 +30,7 @@ const MEASURE: Duration = Duration::from_millis(50);
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
 /// State of a job that may move between places.
-pub(super) struct Settler {
+pub(super) struct PlacementDriver {
     settle: PlacementController,
     urls: Vec<String>,
     token: Vec<u8>,
@@ -45,19 +45,19 @@ enum State {
     Watching,
     Measuring(JoinHandle<Vec<Option<PoolPerformance>>>),
     /// The place with this number is tried out; the text says why the job is to move there.
-    Trying(usize, String, JoinHandle<Result<(), Refusal>>),
+    Trying(usize, String, JoinHandle<Result<(), JobRefusal>>),
     /// The job moves to the pool with this number.
     Moving(u32),
     /// A person has taken the job to a place that is none of ours; we leave it there.
     Elsewhere,
 }
 
-impl Settler {
+impl PlacementDriver {
     /// Creates the state for a job that begins at the first of these places.
-    pub(super) fn new(hold: &HoldOptions, urls: Vec<String>, token: Vec<u8>) -> Settler {
+    pub(super) fn new(hold: &SloOptions, urls: Vec<String>, token: Vec<u8>) -> PlacementDriver {
         let settle = PlacementController::new(hold.slo, hold.cadence, urls.len(), hold.is_compared);
         let (state, window) = (State::Watching, ActivityWindow::default());
-        Settler { settle, urls, token, state, moves: 0, window, last: Instant::now() }
+        PlacementDriver { settle, urls, token, state, moves: 0, window, last: Instant::now() }
     }
 
     /// Returns the number of times that the job has moved to another place by itself.
@@ -87,7 +87,7 @@ impl Settler {
                 return self.begin(there);
             }
             State::Trying(place, cause, thread) if thread.is_finished() => {
-                let tried = thread.join().unwrap_or_else(|_| Err(Refusal::Pool { reason: String::new() }));
+                let tried = thread.join().unwrap_or_else(|_| Err(JobRefusal::Pool { reason: String::new() }));
                 let url = core::slice::from_ref(&self.urls[place]);
                 match tried.and_then(|()| pool::begin_switch(control, url, &self.token, &cause)) {
                     Ok(epoch) => self.state = State::Moving(epoch),
@@ -160,7 +160,7 @@ fn text(there: &PlacementMove) -> String {
 
 /// Measures the latency and bandwidth of a place; `None` if it does not answer.
 fn figures(url: &str, token: &[u8]) -> Option<PoolPerformance> {
-    let opener = far::opener(&[url.to_owned()], token).ok()?.deadline(ANSWER_WITHIN);
+    let opener = far::pool_builder(&[url.to_owned()], token).ok()?.deadline(ANSWER_WITHIN);
     let backend = opener.inside_a_program().pages(PAGES).open().ok()?;
     let mut lane = backend.open_lane().ok()?;
     let mut work = Work { lane: &mut *lane, next: 0 };
@@ -234,7 +234,7 @@ impl Work<'_> {
 mod tests {
     //! Danger: a job that is told to move to a place that is not there, or is not told.
     use super::*;
-    use crate::control::Mode;
+    use crate::control::FaultMode;
     use crate::runner::{Settings, create_control};
     use farfield_core::policy::budget_controller::Cadence;
 
@@ -259,18 +259,17 @@ mod tests {
         let urls = vec!["throttle(latency=3ms,ram:)".to_owned(), "ram:".to_owned()];
         let settings = Settings {
             near_limit_bytes: 1 << 30,
-            mode: Mode::Auto,
+            mode: FaultMode::Auto,
             huge_pages: false,
             urls: urls[..1].to_vec(),
             token: vec![],
         };
         let control = create_control(&settings).unwrap();
-        let hold =
-            HoldOptions { slo: 1.2, cadence: Cadence::EventDriven, near_start_bytes: 1 << 30, is_compared: true };
-        let mut settler = Settler::new(&hold, urls.clone(), vec![]);
+        let hold = SloOptions { slo: 1.2, cadence: Cadence::EventDriven, near_start_bytes: 1 << 30, is_compared: true };
+        let mut settler = PlacementDriver::new(&hold, urls.clone(), vec![]);
         assert_eq!((0..20).find_map(|_| settler.on_window(&control, &window(100_000.0))), None);
         let deadline = Instant::now() + Duration::from_secs(60);
-        let wait_for = |settler: &mut Settler, what: &str| loop {
+        let wait_for = |settler: &mut PlacementDriver, what: &str| loop {
             assert!(Instant::now() < deadline, "{what}");
             match settler.on_window(&control, &window(1_000_000.0)) {
                 Some(said) if said.contains(what) => return,

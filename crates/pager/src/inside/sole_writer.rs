@@ -10,7 +10,7 @@
 use super::call::Context;
 use super::runtime::{Armed, Runtime};
 use super::sync::{Ordering, thread_count};
-use crate::control::Mode;
+use crate::control::FaultMode;
 use core::marker::PhantomData;
 use farfield_os::process;
 
@@ -21,7 +21,7 @@ use farfield_os::process;
 /// ([limits]).
 ///
 /// [limits]: ../../../../docs/design/pager.md#known-limits
-pub struct Alone<'a> {
+pub struct SoleWriter<'a> {
     /// Handler that the thread is in. Contexts hold raw pointers, so neither they nor this go to
     /// another thread.
     handler: PhantomData<&'a Context>,
@@ -36,10 +36,10 @@ pub struct FirstWrites {
     loans: u64,
 }
 
-impl<'a> Alone<'a> {
+impl<'a> SoleWriter<'a> {
     /// Proves that the program thread that is interrupted in `context` is alone. `None`: another
     /// thread, or a borrower of this memory, may run.
-    pub fn prove(runtime: &Runtime, armed: &Armed, _context: &'a Context) -> Option<Alone<'a>> {
+    pub fn prove(runtime: &Runtime, armed: &Armed, _context: &'a Context) -> Option<SoleWriter<'a>> {
         // A thread of ours counts itself once it runs, and never ends. So there are at least as
         // many of them as we read before the kernel counts all. At most one of all is then the
         // program's: the calling one.
@@ -47,8 +47,8 @@ impl<'a> Alone<'a> {
         let threads = thread_count(armed.threads.as_ref()?)?;
         // From here on there is no other thread that could make a borrower; one that was made
         // before shows.
-        let loans = runtime.loans.none()?;
-        (armed.mode == Mode::Signal && threads <= 1 + ours).then_some(Alone { handler: PhantomData, loans })
+        let loans = runtime.vm_sharing.exclusive_stamp()?;
+        (armed.mode == FaultMode::Signal && threads <= 1 + ours).then_some(SoleWriter { handler: PhantomData, loans })
     }
 
     /// Returns the counters of first writes so far, by threads that have ended and by the calling
