@@ -1,6 +1,6 @@
 //! `farfield advise`: recommends a place for far memory and a near budget, for a profiled program.
 
-use crate::doctor::pool::{self, Care};
+use crate::doctor::pool::{self, ProbeEffort};
 use anyhow::{Context, ensure};
 use clap::Args;
 use farfield_core::policy::advice::{self, Advice, MeasuredPool, Question};
@@ -57,7 +57,7 @@ pub(crate) fn slo(text: &str) -> Result<f64, String> {
 /// Prints the advice.
 pub(crate) fn run(args: &AdviseArgs) -> anyhow::Result<()> {
     let profile = crate::profile::read(&args.profile)?;
-    let advice = advise(&profile, args.slo, &args.far, args.token_file.as_deref(), Care::Thorough)?;
+    let advice = advise(&profile, args.slo, &args.far, args.token_file.as_deref(), ProbeEffort::Thorough)?;
     let text = match args.json {
         true => serde_json::to_string(&advice)? + "\n",
         false => text_of(&advice, &profile),
@@ -73,7 +73,7 @@ pub(crate) fn advise(
     slo: f64,
     far: &[String],
     token_file: Option<&Path>,
-    care: Care,
+    care: ProbeEffort,
 ) -> anyhow::Result<Advice> {
     let token = crate::token::read(token_file)?;
     let private = [String::new()];
@@ -83,10 +83,10 @@ pub(crate) fn advise(
     Ok(advice::advise(&Question { profile, slo, places: &places, near_free_bytes }))
 }
 
-fn place(url: &str, token: &[u8], care: Care) -> anyhow::Result<MeasuredPool> {
+fn place(url: &str, token: &[u8], care: ProbeEffort) -> anyhow::Result<MeasuredPool> {
     let address = if url.is_empty() { PRIVATE_STAND_IN } else { url };
     let measured = pool::place(address, token, care);
-    ensure!(measured.is_well(), "--far: {}", measured.text());
+    ensure!(measured.is_measured(), "--far: {}", measured.text());
     measured.for_advice(url).context("a place that is well was measured")
 }
 
@@ -138,7 +138,7 @@ mod tests {
     fn advice_is_a_command_that_can_be_typed() {
         let profile = profile();
         let far = ["ram:".to_string(), "stripe(ram:,lz:?size=64M)".to_string()];
-        let advice = advise(&profile, 1.4, &far, None, Care::Quick).unwrap();
+        let advice = advise(&profile, 1.4, &far, None, ProbeEffort::Quick).unwrap();
         assert_eq!(advice.ways.len(), 2);
         let choice = advice.choice.clone().unwrap();
         assert!(choice.near_bytes < 200 << 20 && far.contains(&choice.url), "{advice:?}");
@@ -146,14 +146,15 @@ mod tests {
         let command =
             format!("farfield run --near {}M --far '{}' -- ./train", choice.near_bytes.div_ceil(1 << 20), choice.url);
         assert!(text.contains(&command), "{text}");
-        let private = advise(&profile, 1.4, &[], None, Care::Quick).unwrap();
+        let private = advise(&profile, 1.4, &[], None, ProbeEffort::Quick).unwrap();
         assert!(text_of(&private, &profile).contains("M -- ./train"));
     }
 
     #[test]
     fn a_place_that_is_not_there_is_an_error() {
-        let error =
-            advise(&profile(), 1.4, &["unix:/no/such/socket".into()], None, Care::Quick).unwrap_err().to_string();
+        let error = advise(&profile(), 1.4, &["unix:/no/such/socket".into()], None, ProbeEffort::Quick)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("/no/such/socket"), "{error}");
     }
 

@@ -98,7 +98,7 @@ fn switch(args: SwitchArgs) -> anyhow::Result<()> {
             let _ = write!(std::io::stderr(), "\r{:<60}\r", progress(&status));
         }
         if status.epoch != epoch {
-            anyhow::bail!(given_up(&control));
+            anyhow::bail!(cancellation_reason(&control));
         }
         if status.moving.is_empty() {
             return Ok(());
@@ -110,7 +110,7 @@ fn switch(args: SwitchArgs) -> anyhow::Result<()> {
 
 /// Returns the reason why the job stays where it is. Waits up to a second for it, because it is
 /// published right after the switch was given up.
-fn given_up(control: &ControlBlock) -> String {
+fn cancellation_reason(control: &ControlBlock) -> String {
     let deadline = Instant::now() + Duration::from_secs(1);
     loop {
         let PoolStatus { urls, reason, .. } = PoolStatus::read(control);

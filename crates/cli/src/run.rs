@@ -1,6 +1,6 @@
 //! `farfield run`: runs a program with far memory.
 
-use crate::doctor::pool::Care;
+use crate::doctor::pool::ProbeEffort;
 use crate::size::Size;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
@@ -123,7 +123,7 @@ fn options(args: RunArgs) -> anyhow::Result<Options> {
     let farfield = std::env::current_exe().context("cannot tell where the farfield executable is")?;
     let preload = runner::find_preload(std::env::var_os(runner::ENV_PRELOAD).as_deref(), &farfield)?;
     let near_limit_bytes = args.near.bytes(machine::memory_bytes());
-    let Holding { hold, far, places, huge_pages } = hold(&args, near_limit_bytes)?;
+    let AutoSettings { hold, far, places, huge_pages } = auto_settings(&args, near_limit_bytes)?;
     Ok(Options {
         near_limit_bytes,
         hold,
@@ -146,7 +146,7 @@ fn options(args: RunArgs) -> anyhow::Result<Options> {
 }
 
 /// Settings that `--auto` derives.
-struct Holding {
+struct AutoSettings {
     hold: Option<SloOptions>,
     /// URLs of far memory at the start, and URLs that it may move to.
     far: Vec<String>,
@@ -154,9 +154,9 @@ struct Holding {
     huge_pages: bool,
 }
 
-fn hold(args: &RunArgs, near_limit_bytes: u64) -> anyhow::Result<Holding> {
+fn auto_settings(args: &RunArgs, near_limit_bytes: u64) -> anyhow::Result<AutoSettings> {
     let (Some(auto), Some(slo)) = (args.auto, args.slo) else {
-        return Ok(Holding { hold: None, far: args.far.clone(), places: Vec::new(), huge_pages: false });
+        return Ok(AutoSettings { hold: None, far: args.far.clone(), places: Vec::new(), huge_pages: false });
     };
     let cadence = match auto {
         AutoArg::Event => Cadence::EventDriven,
@@ -165,10 +165,10 @@ fn hold(args: &RunArgs, near_limit_bytes: u64) -> anyhow::Result<Holding> {
     let Some(profile) = &args.profile else {
         let first = args.far.iter().take(1).cloned().collect();
         let hold = SloOptions { slo, cadence, near_start_bytes: near_limit_bytes, is_compared: false };
-        return Ok(Holding { hold: Some(hold), far: first, places: args.far.clone(), huge_pages: false });
+        return Ok(AutoSettings { hold: Some(hold), far: first, places: args.far.clone(), huge_pages: false });
     };
     let profile = crate::profile::read(profile)?;
-    let advice = crate::advise::advise(&profile, slo, &args.far, args.token_file.as_deref(), Care::Quick)?;
+    let advice = crate::advise::advise(&profile, slo, &args.far, args.token_file.as_deref(), ProbeEffort::Quick)?;
     let choice = advice.choice.with_context(|| advice.reasons.join(" "))?;
     if !args.quiet {
         crate::say(&format!(
@@ -181,5 +181,5 @@ fn hold(args: &RunArgs, near_limit_bytes: u64) -> anyhow::Result<Holding> {
     let others = args.far.iter().filter(|url| !far.contains(url));
     let places = far.iter().chain(others).cloned().collect();
     let hold = SloOptions { slo, cadence, near_start_bytes: choice.near_bytes, is_compared: true };
-    Ok(Holding { hold: Some(hold), far, places, huge_pages: choice.huge_pages })
+    Ok(AutoSettings { hold: Some(hold), far, places, huge_pages: choice.huge_pages })
 }

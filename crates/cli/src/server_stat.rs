@@ -19,27 +19,27 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Most bytes in the body of an answer.
 const BODY_BYTES_MAX: usize = 4096;
 
-trait Stream: Read + Write {}
-impl<T: Read + Write> Stream for T {}
+trait ByteStream: Read + Write {}
+impl<T: Read + Write> ByteStream for T {}
 
 /// Client that only asks for statistics.
 pub(crate) struct StatClient {
     url: String,
     token: Vec<u8>,
     server_uid: Option<u32>,
-    connected: Option<Connected>,
+    connected: Option<ServerConnection>,
 }
 
 /// Statistics of a server.
-pub(crate) struct Answer {
+pub(crate) struct ServerStats {
     /// Random number that tells this run of the server from others.
     pub(crate) incarnation: u64,
     /// Counters by name.
     pub(crate) numbers: BTreeMap<&'static str, u64>,
 }
 
-struct Connected {
-    stream: Box<dyn Stream>,
+struct ServerConnection {
+    stream: Box<dyn ByteStream>,
     incarnation: u64,
     tag: u64,
 }
@@ -55,7 +55,7 @@ impl StatClient {
 
     /// Asks for the server's counters. Connects first if needed, and reconnects once if the
     /// connection was lost. Each read and write blocks for [`ANSWER_WITHIN`] at most.
-    pub(crate) fn ask(&mut self) -> anyhow::Result<Answer> {
+    pub(crate) fn ask(&mut self) -> anyhow::Result<ServerStats> {
         let again = self.connected.is_some();
         match self.ask_once() {
             Err(_) if again => {
@@ -67,18 +67,18 @@ impl StatClient {
         .with_context(|| format!("memory server {}", self.url))
     }
 
-    fn ask_once(&mut self) -> anyhow::Result<Answer> {
+    fn ask_once(&mut self) -> anyhow::Result<ServerStats> {
         let connected = match &mut self.connected {
             Some(connected) => connected,
-            None => self.connected.insert(Connected::open(&self.url, &self.token, self.server_uid)?),
+            None => self.connected.insert(ServerConnection::open(&self.url, &self.token, self.server_uid)?),
         };
         let stat = connected.stat()?;
-        Ok(Answer { incarnation: connected.incarnation, numbers: named(&stat) })
+        Ok(ServerStats { incarnation: connected.incarnation, numbers: named(&stat) })
     }
 }
 
-impl Connected {
-    fn open(url: &str, token: &[u8], server_uid: Option<u32>) -> anyhow::Result<Connected> {
+impl ServerConnection {
+    fn open(url: &str, token: &[u8], server_uid: Option<u32>) -> anyhow::Result<ServerConnection> {
         let mut stream = connect(url, server_uid)?;
         let mut bytes = Vec::new();
         let hello = Hello {
@@ -93,7 +93,7 @@ impl Connected {
         stream.write_all(&bytes)?;
         let (head, body) = receive(&mut *stream)?;
         match Welcome::decode(&head, &body)? {
-            Ok(welcome) => Ok(Connected { stream, incarnation: welcome.incarnation.0, tag: 0 }),
+            Ok(welcome) => Ok(ServerConnection { stream, incarnation: welcome.incarnation.0, tag: 0 }),
             Err(refusal) => bail!("refused: {} (a token is given with --token-file or FARFIELD_TOKEN)", refusal.text),
         }
     }
@@ -114,7 +114,7 @@ impl Connected {
     }
 }
 
-fn connect(url: &str, server_uid: Option<u32>) -> anyhow::Result<Box<dyn Stream>> {
+fn connect(url: &str, server_uid: Option<u32>) -> anyhow::Result<Box<dyn ByteStream>> {
     if let Some(address) = url.strip_prefix("tcp://") {
         let stream = TcpStream::connect_timeout(&address.parse()?, ANSWER_WITHIN)?;
         stream.set_nodelay(true)?;
@@ -135,7 +135,7 @@ fn connect(url: &str, server_uid: Option<u32>) -> anyhow::Result<Box<dyn Stream>
     bail!("only servers at tcp://HOST:PORT, unix:PATH and shm:PATH can be asked")
 }
 
-fn receive(stream: &mut dyn Stream) -> anyhow::Result<(MessageHeader, Vec<u8>)> {
+fn receive(stream: &mut dyn ByteStream) -> anyhow::Result<(MessageHeader, Vec<u8>)> {
     let mut bytes = [0; HEAD_BYTES];
     stream.read_exact(&mut bytes)?;
     let head = MessageHeader::decode(&bytes)?.context("a whole head was read")?;

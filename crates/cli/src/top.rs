@@ -4,7 +4,7 @@ mod heaps;
 mod metrics;
 
 use crate::pool::PoolRow;
-use crate::server_stat::{Answer, StatClient};
+use crate::server_stat::{ServerStats, StatClient};
 use clap::Args;
 use farfield_pager::control::{SLOTS, believed, quantile_ns};
 use farfield_pager::runner::{
@@ -111,11 +111,11 @@ struct JobView {
     command: String,
     control: ControlBlock,
     servers: Vec<ServerView>,
-    before: Option<Before>,
+    before: Option<PreviousReading>,
 }
 
 /// The previous reading, from which rates are computed.
-struct Before {
+struct PreviousReading {
     at: Instant,
     totals: JobTotals,
     processes: BTreeMap<u32, Vec<(&'static str, u64)>>,
@@ -124,7 +124,7 @@ struct Before {
 struct ServerView {
     url: String,
     server: StatClient,
-    before: Option<(Instant, Answer)>,
+    before: Option<(Instant, ServerStats)>,
 }
 
 impl View {
@@ -162,8 +162,8 @@ impl View {
         View { jobs, heaps: HeapView::find_all(), servers: Vec::new() }
     }
 
-    fn read(&mut self) -> anyhow::Result<Snapshot> {
-        Ok(Snapshot {
+    fn read(&mut self) -> anyhow::Result<TopSnapshot> {
+        Ok(TopSnapshot {
             jobs: self.jobs.iter_mut().map(JobView::read).collect(),
             heaps: self.heaps.iter_mut().map(HeapView::read).collect(),
             servers: self.servers.iter_mut().map(ServerView::read).collect::<anyhow::Result<_>>()?,
@@ -214,7 +214,7 @@ impl ServerView {
 }
 
 #[derive(serde::Serialize, Debug)]
-struct Snapshot {
+struct TopSnapshot {
     jobs: Vec<JobRow>,
     heaps: Vec<HeapRow>,
     servers: Vec<ServerRow>,
@@ -342,7 +342,7 @@ impl JobView {
             processes,
             servers: self.servers.iter_mut().map(ServerView::read_or_say).collect(),
         };
-        self.before = Some(Before { at: now, totals, processes: seen });
+        self.before = Some(PreviousReading { at: now, totals, processes: seen });
         row
     }
 }
@@ -385,7 +385,7 @@ fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-fn render(snapshot: &Snapshot) -> String {
+fn render(snapshot: &TopSnapshot) -> String {
     let mut text = String::new();
     for job in &snapshot.jobs {
         render_job(job, &mut text);

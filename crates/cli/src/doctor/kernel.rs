@@ -1,6 +1,6 @@
 //! Checks of kernel features, which are tried out rather than looked up.
 
-use super::Finding;
+use super::CheckResult;
 use farfield_os::pagemap::{PageRun, Pagemap, category};
 use farfield_os::uffd::{FaultOrigin, feature};
 use farfield_os::{file, memory, seccomp};
@@ -8,21 +8,21 @@ use farfield_pager::runner::machine::{self, KERNEL_MIN};
 
 const PAGE: usize = 4096;
 
-pub(super) fn release() -> Finding {
+pub(super) fn release() -> CheckResult {
     let name = "kernel";
     let (release, text) = machine::kernel_release();
     let (major, minor) = KERNEL_MIN;
     if release < KERNEL_MIN {
-        return Finding::fail(name, format!("Linux {text}"), format!("use Linux {major}.{minor} or newer"));
+        return CheckResult::fail(name, format!("Linux {text}"), format!("use Linux {major}.{minor} or newer"));
     }
-    Finding::ok(name, format!("Linux {text}"))
+    CheckResult::ok(name, format!("Linux {text}"))
 }
 
-pub(super) fn userfaultfd() -> Finding {
+pub(super) fn userfaultfd() -> CheckResult {
     let name = "userfaultfd";
     match machine::try_uffd(FaultOrigin::UserMode, feature::SIGBUS | feature::WP_ASYNC) {
-        Ok(()) => Finding::ok(name, "faults of user mode, with SIGBUS and WP_ASYNC"),
-        Err(error) => Finding::fail(
+        Ok(()) => CheckResult::ok(name, "faults of user mode, with SIGBUS and WP_ASYNC"),
+        Err(error) => CheckResult::fail(
             name,
             error.to_string(),
             "the kernel needs CONFIG_USERFAULTFD and must be 6.7 or newer; in a container, let the seccomp profile pass \
@@ -31,16 +31,16 @@ pub(super) fn userfaultfd() -> Finding {
     }
 }
 
-pub(super) fn userfaultfd_privileged() -> Finding {
+pub(super) fn userfaultfd_privileged() -> CheckResult {
     let name = "faults inside calls";
     if machine::try_uffd(FaultOrigin::UserAndKernel, 0).is_ok() {
-        return Finding::ok(name, "userfaultfd serves faults inside system calls too");
+        return CheckResult::ok(name, "userfaultfd serves faults inside system calls too");
     }
     let device = std::fs::File::options().read(true).write(true).open("/dev/userfaultfd").is_ok();
     if device {
-        return Finding::ok(name, "/dev/userfaultfd can be opened");
+        return CheckResult::ok(name, "/dev/userfaultfd can be opened");
     }
-    Finding::warn(
+    CheckResult::warn(
         name,
         "not for this user: the buffers of system calls are brought near before each call",
         "nothing need be done; calls are faster with `sysctl vm.unprivileged_userfaultfd=1`, or with access to \
@@ -48,25 +48,27 @@ pub(super) fn userfaultfd_privileged() -> Finding {
     )
 }
 
-pub(super) fn userfaultfd_move() -> Finding {
+pub(super) fn userfaultfd_move() -> CheckResult {
     let name = "UFFDIO_MOVE";
     match machine::try_uffd(FaultOrigin::UserMode, feature::MOVE) {
-        Ok(()) => Finding::ok(name, "available"),
-        Err(error) => {
-            Finding::warn(name, error.to_string(), "use Linux 6.8 or newer; pages that leave are copied in its place")
-        }
+        Ok(()) => CheckResult::ok(name, "available"),
+        Err(error) => CheckResult::warn(
+            name,
+            error.to_string(),
+            "use Linux 6.8 or newer; pages that leave are copied in its place",
+        ),
     }
 }
 
 /// Two pages, of which the first is written. Unmapped when dropped.
-struct Pages(usize);
+struct ProbePages(usize);
 
-impl Pages {
-    fn new() -> farfield_os::Result<Pages> {
+impl ProbePages {
+    fn new() -> farfield_os::Result<ProbePages> {
         let address = memory::map_anonymous(2 * PAGE)?;
         // SAFETY: mapped just now, writable, ours alone.
         unsafe { (address as *mut u8).write_volatile(1) };
-        Ok(Pages(address))
+        Ok(ProbePages(address))
     }
     fn first_byte(&self) -> u8 {
         // SAFETY: mapped in `new`, readable.
@@ -74,17 +76,17 @@ impl Pages {
     }
 }
 
-impl Drop for Pages {
+impl Drop for ProbePages {
     fn drop(&mut self) {
         // SAFETY: mapped in `new`; nothing refers to it.
         let _ = unsafe { memory::munmap(self.0, 2 * PAGE) };
     }
 }
 
-pub(super) fn pagemap_scan() -> Finding {
+pub(super) fn pagemap_scan() -> CheckResult {
     let name = "PAGEMAP_SCAN";
     let scan = || {
-        let pages = Pages::new()?;
+        let pages = ProbePages::new()?;
         let pagemap = Pagemap::open()?;
         let mut runs = [PageRun::default(); 4];
         let found = pagemap.scan(pages.0, pages.0 + 2 * PAGE, category::PRESENT, &mut runs);
@@ -92,9 +94,9 @@ pub(super) fn pagemap_scan() -> Finding {
         Ok::<_, farfield_os::Errno>(found?.0 == 1 && runs[0].end - runs[0].start == PAGE as u64)
     };
     match scan() {
-        Ok(true) => Finding::ok(name, "tells which pages are there and which were written"),
-        Ok(false) => Finding::fail(name, "gives wrong answers", "use Linux 6.8 or newer"),
-        Err(error) => Finding::fail(
+        Ok(true) => CheckResult::ok(name, "tells which pages are there and which were written"),
+        Ok(false) => CheckResult::fail(name, "gives wrong answers", "use Linux 6.8 or newer"),
+        Err(error) => CheckResult::fail(
             name,
             error.to_string(),
             "use Linux 6.7 or newer; in a container or sandbox, /proc/self/pagemap must be readable",
@@ -102,10 +104,10 @@ pub(super) fn pagemap_scan() -> Finding {
     }
 }
 
-pub(super) fn process_madvise() -> Finding {
+pub(super) fn process_madvise() -> CheckResult {
     let name = "process_madvise";
     let drop_one = || {
-        let pages = Pages::new()?;
+        let pages = ProbePages::new()?;
         let pidfd = memory::pidfd_self()?;
         let range = libc::iovec { iov_base: pages.0 as *mut libc::c_void, iov_len: PAGE };
         // SAFETY: the page is ours and its content is not needed.
@@ -114,24 +116,24 @@ pub(super) fn process_madvise() -> Finding {
         Ok::<_, farfield_os::Errno>(dropped? == PAGE && pages.first_byte() == 0)
     };
     match drop_one() {
-        Ok(true) => Finding::ok(name, "scattered pages can leave in one call"),
-        Ok(false) => Finding::warn(name, "drops nothing", SLOWER),
-        Err(error) => Finding::warn(name, error.to_string(), SLOWER),
+        Ok(true) => CheckResult::ok(name, "scattered pages can leave in one call"),
+        Ok(false) => CheckResult::warn(name, "drops nothing", SLOWER),
+        Err(error) => CheckResult::warn(name, error.to_string(), SLOWER),
     }
 }
 
 const SLOWER: &str = "use Linux 6.13 or newer; without it pages leave one call at a time, which is slower";
 
-pub(super) fn seccomp() -> Finding {
+pub(super) fn seccomp() -> CheckResult {
     let name = "seccomp";
     let advice =
         "the kernel needs CONFIG_SECCOMP_FILTER; in a container, let the seccomp profile pass seccomp and prctl";
     if !machine::can_filter() {
-        return Finding::fail(name, "filters are not available", advice);
+        return CheckResult::fail(name, "filters are not available", advice);
     }
     match in_child(install_filter) {
-        true => Finding::ok(name, "a filter for all threads can be installed"),
-        false => Finding::fail(name, "a filter cannot be installed", advice),
+        true => CheckResult::ok(name, "a filter for all threads can be installed"),
+        false => CheckResult::fail(name, "a filter cannot be installed", advice),
     }
 }
 
@@ -156,24 +158,24 @@ fn in_child(test: fn() -> bool) -> bool {
     pid > 0 && unsafe { libc::waitpid(pid, &mut status, 0) } == pid && status == 0
 }
 
-pub(super) fn no_new_privileges() -> Finding {
+pub(super) fn no_new_privileges() -> CheckResult {
     let name = "gaining privileges";
     if seccomp::may_filter_with_privileges() {
-        return Finding::ok(name, "programs of a job may use setuid programs");
+        return CheckResult::ok(name, "programs of a job may use setuid programs");
     }
-    Finding::warn(
+    CheckResult::warn(
         name,
         "the filter needs NO_NEW_PRIVS, so setuid programs (sudo, su, ping) do not work inside a job",
         "start those outside of `farfield run`, or run it with CAP_SYS_ADMIN",
     )
 }
 
-pub(super) fn io_uring() -> Finding {
+pub(super) fn io_uring() -> CheckResult {
     let name = "io_uring";
     match std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default().trim() {
-        "0" => Finding::ok(name, "enabled"),
-        "1" => Finding::ok(name, "for some users only; without it ssd: moves one page run at a time"),
-        "2" => Finding::ok(name, "disabled; ssd: moves one page run at a time"),
-        _ => Finding::ok(name, "this kernel does not say; without it ssd: moves one page run at a time"),
+        "0" => CheckResult::ok(name, "enabled"),
+        "1" => CheckResult::ok(name, "for some users only; without it ssd: moves one page run at a time"),
+        "2" => CheckResult::ok(name, "disabled; ssd: moves one page run at a time"),
+        _ => CheckResult::ok(name, "this kernel does not say; without it ssd: moves one page run at a time"),
     }
 }

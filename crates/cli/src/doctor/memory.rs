@@ -1,18 +1,18 @@
 //! Checks for memory expanders: memory that the processor loads from, farther away than its own.
 
-use super::Finding;
+use super::CheckResult;
 use std::path::Path;
 
 /// Finds NUMA nodes without processors, and DAX devices, as which CXL expanders appear.
-pub(super) fn expanders() -> Finding {
+pub(super) fn expanders() -> CheckResult {
     let devices = names(Path::new("/sys/bus/dax/devices"));
     look(Path::new("/sys/devices/system/node"), &devices)
 }
 
-fn look(nodes: &Path, devices: &[String]) -> Finding {
+fn look(nodes: &Path, devices: &[String]) -> CheckResult {
     let name = "memory expanders";
     let Ok(with_memory) = std::fs::read_to_string(nodes.join("has_memory")) else {
-        return Finding::ok(name, "this kernel knows no NUMA nodes; numa: cannot be used");
+        return CheckResult::ok(name, "this kernel knows no NUMA nodes; numa: cannot be used");
     };
     let is_alone = |node: &u32| {
         let list = std::fs::read_to_string(nodes.join(format!("node{node}/cpulist")));
@@ -26,12 +26,12 @@ fn look(nodes: &Path, devices: &[String]) -> Finding {
     if found.is_empty() {
         let nodes: Vec<String> = with_memory.iter().map(|node| format!("numa:{node}")).collect();
         let nodes = nodes.join(", ");
-        return Finding::ok(
+        return CheckResult::ok(
             name,
             format!("none: no node of memory only and no DAX device; {nodes} can stand in for one"),
         );
     }
-    Finding::ok(name, found.join(", "))
+    CheckResult::ok(name, found.join(", "))
 }
 
 /// Parses the numbers in a list as the kernel writes it: `0-1,4`.

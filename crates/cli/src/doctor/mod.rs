@@ -52,7 +52,7 @@ Examples:
 /// Severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Level {
+enum Severity {
     Ok,
     /// Far memory works, but not as well, or not for everything.
     Warn,
@@ -62,23 +62,23 @@ enum Level {
 
 /// The result of one check.
 #[derive(Clone, Debug, serde::Serialize)]
-struct Finding {
+struct CheckResult {
     check: &'static str,
-    level: Level,
+    level: Severity,
     found: String,
     /// Advice for the user; empty if nothing has to be done.
     advice: String,
 }
 
-impl Finding {
-    fn ok(check: &'static str, found: impl Into<String>) -> Finding {
-        Finding { check, level: Level::Ok, found: found.into(), advice: String::new() }
+impl CheckResult {
+    fn ok(check: &'static str, found: impl Into<String>) -> CheckResult {
+        CheckResult { check, level: Severity::Ok, found: found.into(), advice: String::new() }
     }
-    fn warn(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
-        Finding { check, level: Level::Warn, found: found.into(), advice: advice.into() }
+    fn warn(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> CheckResult {
+        CheckResult { check, level: Severity::Warn, found: found.into(), advice: advice.into() }
     }
-    fn fail(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
-        Finding { check, level: Level::Fail, found: found.into(), advice: advice.into() }
+    fn fail(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> CheckResult {
+        CheckResult { check, level: Severity::Fail, found: found.into(), advice: advice.into() }
     }
 }
 
@@ -92,7 +92,7 @@ pub(crate) fn run(args: DoctorArgs) -> ExitCode {
         return pools(&args.pool, &token, args.json);
     }
     let findings = findings(args.near, &args.far, &token);
-    let failed = findings.iter().any(|finding| finding.level == Level::Fail);
+    let failed = findings.iter().any(|finding| finding.level == Severity::Fail);
     let text = match args.json {
         true => format!(
             "{:#}",
@@ -108,22 +108,22 @@ pub(crate) fn run(args: DoctorArgs) -> ExitCode {
 /// Measures pools and prints the results.
 fn pools(urls: &[String], token: &[u8], json: bool) -> ExitCode {
     let places: Vec<_> = urls.iter().flat_map(|url| pool::measure(url, token)).collect();
-    let well = places.iter().all(pool::Place::is_well);
+    let well = places.iter().all(pool::PoolMeasurement::is_measured);
     let text = match json {
         true => {
             format!("{:#}", serde_json::json!({ "ok": well, "version": env!("CARGO_PKG_VERSION"), "places": places }))
         }
-        false => places.iter().map(pool::Place::text).collect::<Vec<_>>().join("\n"),
+        false => places.iter().map(pool::PoolMeasurement::text).collect::<Vec<_>>().join("\n"),
     };
     let _ = std::io::stdout().write_all((text + "\n").as_bytes());
     ExitCode::from(u8::from(!well))
 }
 
-fn line(finding: &Finding) -> String {
+fn line(finding: &CheckResult) -> String {
     let level = match finding.level {
-        Level::Ok => "ok  ",
-        Level::Warn => "warn",
-        Level::Fail => "FAIL",
+        Severity::Ok => "ok  ",
+        Severity::Warn => "warn",
+        Severity::Fail => "FAIL",
     };
     let mut text = format!("{level}  {:<22} {}", finding.check, finding.found);
     if !finding.advice.is_empty() {
@@ -132,7 +132,7 @@ fn line(finding: &Finding) -> String {
     text
 }
 
-fn findings(near: Size, far: &[String], token: &[u8]) -> Vec<Finding> {
+fn findings(near: Size, far: &[String], token: &[u8]) -> Vec<CheckResult> {
     let memory = machine::memory_bytes();
     let mut findings = vec![
         kernel::release(),
@@ -160,14 +160,14 @@ fn findings(near: Size, far: &[String], token: &[u8]) -> Vec<Finding> {
     findings
 }
 
-fn library() -> Finding {
+fn library() -> CheckResult {
     let name = "preload library";
     let chosen = std::env::var_os(runner::ENV_PRELOAD);
     let found = std::env::current_exe().map(|executable| runner::find_preload(chosen.as_deref(), &executable));
     match found {
-        Ok(Ok(path)) => Finding::ok(name, path.display().to_string()),
-        Ok(Err(refusal)) => Finding::fail(name, "cannot be used", refusal.to_string()),
-        Err(error) => Finding::fail(name, error.to_string(), format!("set {}", runner::ENV_PRELOAD)),
+        Ok(Ok(path)) => CheckResult::ok(name, path.display().to_string()),
+        Ok(Err(refusal)) => CheckResult::fail(name, "cannot be used", refusal.to_string()),
+        Err(error) => CheckResult::fail(name, error.to_string(), format!("set {}", runner::ENV_PRELOAD)),
     }
 }
 
@@ -180,20 +180,20 @@ mod tests {
     fn whatever_is_not_well_comes_with_advice() {
         let findings = findings(Size::Percent(50.0), &["tcp://127.0.0.1:1".into()], b"");
         for finding in &findings {
-            assert_eq!(finding.level == Level::Ok, finding.advice.is_empty(), "{finding:?}");
+            assert_eq!(finding.level == Severity::Ok, finding.advice.is_empty(), "{finding:?}");
             assert!(!finding.found.is_empty(), "{finding:?}");
         }
         let mut names: Vec<_> = findings.iter().map(|finding| finding.check).collect();
         names.dedup();
         assert_eq!(names.len(), findings.len());
         let server = findings.last().unwrap();
-        assert_eq!((server.check, server.level), ("memory server", Level::Fail));
+        assert_eq!((server.check, server.level), ("memory server", Severity::Fail));
     }
 
     #[test]
     fn advice_stands_below_what_was_found() {
-        let text = line(&Finding::warn("name", "found", "do this"));
+        let text = line(&CheckResult::warn("name", "found", "do this"));
         assert!(text.starts_with("warn  name") && text.contains("found\n") && text.ends_with("-> do this"), "{text}");
-        assert_eq!(line(&Finding::ok("name", "found")).lines().count(), 1);
+        assert_eq!(line(&CheckResult::ok("name", "found")).lines().count(), 1);
     }
 }

@@ -1,6 +1,6 @@
 //! Checks of the distance to far memory.
 
-use super::Finding;
+use super::CheckResult;
 use anyhow::{Context, ensure};
 use farfield_core::PageId;
 use farfield_pager::runner::{self, Latency};
@@ -17,25 +17,25 @@ const DEADLINE: Duration = Duration::from_secs(3);
 /// takes 7 µs.
 const LOOPBACK_SLOW: Duration = Duration::from_micros(100);
 
-pub(super) fn loopback() -> Finding {
+pub(super) fn loopback() -> CheckResult {
     let name = "loopback round trip";
     match measure_loopback() {
-        Ok(median) if median > LOOPBACK_SLOW => Finding::warn(
+        Ok(median) if median > LOOPBACK_SLOW => CheckResult::warn(
             name,
             format!("{} (TCP, polled)", latency(median)),
             "slow: too few processors, a busy machine, or a firewall that looks at loopback traffic",
         ),
-        Ok(median) => Finding::ok(name, format!("{} (TCP, polled)", latency(median))),
-        Err(error) => Finding::warn(name, error.to_string(), "let this user listen and connect on 127.0.0.1"),
+        Ok(median) => CheckResult::ok(name, format!("{} (TCP, polled)", latency(median))),
+        Err(error) => CheckResult::warn(name, error.to_string(), "let this user listen and connect on 127.0.0.1"),
     }
 }
 
 /// Connects to a memory server, stores a page and reads it back many times.
-pub(super) fn server(url: &str, token: &[u8]) -> Finding {
+pub(super) fn server(url: &str, token: &[u8]) -> CheckResult {
     let name = "memory server";
     match measure_server(url, token) {
-        Ok(median) => Finding::ok(name, format!("{url}: a page comes back in {}", latency(median))),
-        Err(error) => Finding::fail(
+        Ok(median) => CheckResult::ok(name, format!("{url}: a page comes back in {}", latency(median))),
+        Err(error) => CheckResult::fail(
             name,
             format!("{url}: {error}"),
             "start `farfield serve` there, let this machine through its firewall, give its token with --token-file",

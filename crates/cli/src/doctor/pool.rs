@@ -23,7 +23,7 @@ const ENOUGH: f64 = 0.9;
 
 /// Thoroughness of a measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Care {
+pub(crate) enum ProbeEffort {
     /// Full measuring time of about two seconds, for people who read the figures.
     Thorough,
     /// Ends each measurement after a thousand operations, for a program that waits to begin. Takes
@@ -31,15 +31,15 @@ pub(crate) enum Care {
     Quick,
 }
 
-impl Care {
+impl ProbeEffort {
     fn is_enough(self, operations: u64, time: Duration) -> bool {
-        time >= MEASURE || self == Care::Quick && operations >= 1000
+        time >= MEASURE || self == ProbeEffort::Quick && operations >= 1000
     }
 }
 
 /// Measured performance of one pool.
 #[derive(Clone, Debug, serde::Serialize)]
-pub(crate) struct Place {
+pub(crate) struct PoolMeasurement {
     url: String,
     /// Reason why the pool could not be measured.
     error: Option<String>,
@@ -71,8 +71,8 @@ struct Rate {
     reads_per_s: f64,
 }
 
-impl Place {
-    pub(crate) fn is_well(&self) -> bool {
+impl PoolMeasurement {
+    pub(crate) fn is_measured(&self) -> bool {
         self.error.is_none()
     }
 
@@ -91,7 +91,7 @@ impl Place {
 
     /// Describes the result for people.
     pub(crate) fn text(&self) -> String {
-        let level = if self.is_well() { "ok  " } else { "FAIL" };
+        let level = if self.is_measured() { "ok  " } else { "FAIL" };
         let mut text = format!("{level}  {}", self.url);
         let mut line = |name: &str, said: String| text += &format!("\n      {name:<12} {said}");
         if let Some(error) = &self.error {
@@ -122,37 +122,37 @@ fn thousands(rate: f64) -> String {
 }
 
 /// Measures every leaf of the pool, and the pool itself if it is more than a leaf.
-pub(super) fn measure(url: &str, token: &[u8]) -> Vec<Place> {
+pub(super) fn measure(url: &str, token: &[u8]) -> Vec<PoolMeasurement> {
     let mut urls: Vec<&str> = leaf_urls(url).collect();
     if urls != [url] {
         urls.push(url);
     }
-    urls.into_iter().map(|url| place(url, token, Care::Thorough)).collect()
+    urls.into_iter().map(|url| place(url, token, ProbeEffort::Thorough)).collect()
 }
 
 /// Measures the pool as a whole.
-pub(crate) fn place(url: &str, token: &[u8], care: Care) -> Place {
+pub(crate) fn place(url: &str, token: &[u8], care: ProbeEffort) -> PoolMeasurement {
     let mut how = String::new();
     let speed = speed(url, token, care, &mut how);
     let error = speed.as_ref().err().map(|error| format!("{error:#}"));
-    Place { url: url.to_owned(), error, how, speed: speed.ok() }
+    PoolMeasurement { url: url.to_owned(), error, how, speed: speed.ok() }
 }
 
-fn speed(url: &str, token: &[u8], care: Care, how: &mut String) -> anyhow::Result<Speed> {
+fn speed(url: &str, token: &[u8], care: ProbeEffort, how: &mut String) -> anyhow::Result<Speed> {
     let urls = farfield_pool::resolve_urls(&[url])?;
     let backend = runner::pool_builder(&urls, token)?.pages(PAGES).open()?;
     let mut lane = backend.open_lane()?;
     let mut load = Load { lane: &mut *lane, care, state: 7, done: Vec::with_capacity(DEPTHS[DEPTHS.len() - 1]) };
     load.fill()?;
-    let runs = [Way::Read, Way::Write].map(|way| load.rate(way, RUN_PAGES, RUN_DEPTH));
+    let runs = [LoadDirection::Read, LoadDirection::Write].map(|way| load.rate(way, RUN_PAGES, RUN_DEPTH));
     let [run_read, run_write] = runs;
     let run_bytes = (RUN_PAGES * PAGE_BYTES) as f64;
-    let (read_ns_p50, read_ns_p99) = load.latency(Way::Read)?;
+    let (read_ns_p50, read_ns_p99) = load.latency(LoadDirection::Read)?;
     let depths = DEPTHS
         .iter()
-        .map(|&depth| Ok(Rate { depth, reads_per_s: load.rate(Way::Read, 1, depth)? }))
+        .map(|&depth| Ok(Rate { depth, reads_per_s: load.rate(LoadDirection::Read, 1, depth)? }))
         .collect::<anyhow::Result<Vec<_>>>()?;
-    let (write_ns_p50, write_ns_p99) = load.latency(Way::Write)?;
+    let (write_ns_p50, write_ns_p99) = load.latency(LoadDirection::Write)?;
     let best = depths.iter().map(|rate| rate.reads_per_s).fold(0.0, f64::max);
     let best_depth = depths.iter().find(|rate| rate.reads_per_s >= ENOUGH * best).map_or(1, |rate| rate.depth);
     *how = backend.how();
@@ -169,7 +169,7 @@ fn speed(url: &str, token: &[u8], care: Care, how: &mut String) -> anyhow::Resul
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum LoadDirection {
     Read,
     Write,
 }
@@ -177,7 +177,7 @@ enum Way {
 /// Load generator for a lane.
 struct Load<'a> {
     lane: &'a mut dyn Lane,
-    care: Care,
+    care: ProbeEffort,
     /// State of the random number generator that picks pages.
     state: u64,
     done: Vec<Completion>,
@@ -205,11 +205,11 @@ impl Load<'_> {
         Ok(())
     }
 
-    fn begin(&mut self, way: Way, buffer: Buffer) -> anyhow::Result<()> {
+    fn begin(&mut self, way: LoadDirection, buffer: Buffer) -> anyhow::Result<()> {
         let page = self.page(buffer.pages());
         self.submit(match way {
-            Way::Read => Op::Read { page, buffer },
-            Way::Write => Op::Write { page, buffer },
+            LoadDirection::Read => Op::Read { page, buffer },
+            LoadDirection::Write => Op::Write { page, buffer },
         })
     }
 
@@ -231,7 +231,7 @@ impl Load<'_> {
     }
 
     /// Returns the median and the 99th percentile of one page at a time, in nanoseconds.
-    fn latency(&mut self, way: Way) -> anyhow::Result<(u64, u64)> {
+    fn latency(&mut self, way: LoadDirection) -> anyhow::Result<(u64, u64)> {
         let (start, mut spare, mut times) = (Instant::now(), buffer(1), Vec::new());
         while !self.care.is_enough(times.len() as u64, start.elapsed()) {
             let before = Instant::now();
@@ -244,7 +244,7 @@ impl Load<'_> {
     }
 
     /// Returns the operations per second with `depth` of them in flight.
-    fn rate(&mut self, way: Way, pages: usize, depth: usize) -> anyhow::Result<f64> {
+    fn rate(&mut self, way: LoadDirection, pages: usize, depth: usize) -> anyhow::Result<f64> {
         for _ in 0..depth {
             self.begin(way, buffer(pages))?;
         }
@@ -304,23 +304,27 @@ mod tests {
     #[test]
     fn a_quick_look_sees_what_a_thorough_one_sees() {
         let [quick, thorough] =
-            [Care::Quick, Care::Thorough].map(|care| place("throttle(latency=2ms, ram:)", b"", care));
+            [ProbeEffort::Quick, ProbeEffort::Thorough].map(|care| place("throttle(latency=2ms, ram:)", b"", care));
         for place in [&quick, &thorough] {
             let speed = place.speed.as_ref().unwrap_or_else(|| panic!("{place:?}"));
             assert!(speed.read_ns_p50 >= 2_000_000 && speed.depths.len() == DEPTHS.len(), "{place:?}");
         }
-        assert!(Care::Quick.is_enough(1000, Duration::ZERO) && !Care::Quick.is_enough(999, Duration::ZERO));
-        assert!(!Care::Thorough.is_enough(u64::MAX, Duration::ZERO) && Care::Thorough.is_enough(0, MEASURE));
+        assert!(
+            ProbeEffort::Quick.is_enough(1000, Duration::ZERO) && !ProbeEffort::Quick.is_enough(999, Duration::ZERO)
+        );
+        assert!(
+            !ProbeEffort::Thorough.is_enough(u64::MAX, Duration::ZERO) && ProbeEffort::Thorough.is_enough(0, MEASURE)
+        );
     }
 
     #[test]
     fn what_cannot_be_measured_is_an_error_and_the_others_are_measured() {
         let places = measure("stripe(ram:, fault:die=100@ram:, unix:/no/such/socket)", b"");
-        assert_eq!(places.iter().map(Place::is_well).collect::<Vec<_>>(), [true, true, false, false]);
+        assert_eq!(places.iter().map(PoolMeasurement::is_measured).collect::<Vec<_>>(), [true, true, false, false]);
         assert!(places[2].text().starts_with("FAIL") && places[2].text().contains("no such file"), "{places:?}");
         let wrong = measure("ftp://x", b"");
         assert!(wrong[0].error.as_ref().is_some_and(|error| error.contains("known are")), "{wrong:?}");
         let dying = measure("fault:die=1000@ram:", b"");
-        assert!(dying.last().is_some_and(|place| !place.is_well()), "{dying:?}");
+        assert!(dying.last().is_some_and(|place| !place.is_measured()), "{dying:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! Runs of the program with less and less near memory. The advisor interpolates between their
 //! results.
 
-use crate::doctor::pool::{self, Care, Place};
+use crate::doctor::pool::{self, PoolMeasurement, ProbeEffort};
 use anyhow::{Context, ensure};
 use farfield_core::policy::advice::EstimateSource;
 use farfield_core::policy::budget_search::BudgetSearch;
@@ -22,29 +22,29 @@ const BEGIN: Duration = Duration::from_secs(1);
 
 /// A near budget to try.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Near {
+pub(super) enum NearBudget {
     Bytes(u64),
     /// Share of the program's peak of anonymous memory.
     Share(f64),
 }
 
-impl FromStr for Near {
+impl FromStr for NearBudget {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Near, String> {
+    fn from_str(text: &str) -> Result<NearBudget, String> {
         match text.parse()? {
-            crate::size::Size::Bytes(bytes) => Ok(Near::Bytes(bytes & !4095)),
-            crate::size::Size::Percent(percent) => Ok(Near::Share(percent / 100.0)),
+            crate::size::Size::Bytes(bytes) => Ok(NearBudget::Bytes(bytes & !4095)),
+            crate::size::Size::Percent(percent) => Ok(NearBudget::Share(percent / 100.0)),
         }
     }
 }
 
-impl Near {
+impl NearBudget {
     /// Returns the budget in bytes, but at least the least that `farfield run` accepts.
     pub(super) fn bytes(self, peak_bytes: u64) -> u64 {
         let bytes = match self {
-            Near::Bytes(bytes) => bytes,
-            Near::Share(share) => (peak_bytes as f64 * share) as u64 & !4095,
+            NearBudget::Bytes(bytes) => bytes,
+            NearBudget::Share(share) => (peak_bytes as f64 * share) as u64 & !4095,
         };
         bytes.max(machine::NEAR_BYTES_MIN)
     }
@@ -54,14 +54,14 @@ impl Near {
 #[derive(Clone, Debug)]
 pub(super) enum Budgets<'a> {
     /// A list of budgets.
-    Listed(&'a [Near]),
+    Listed(&'a [NearBudget]),
     /// Search for the smallest budget with which the program takes at most this multiple of its
     /// native time.
     LeastWithin(f64),
 }
 
 /// Plan of runs with far memory.
-pub(super) struct Plan<'a> {
+pub(super) struct FarRunPlan<'a> {
     pub(super) budgets: Budgets<'a>,
     /// URLs of places, which are tried one after the other; empty for a private server.
     pub(super) far: &'a [String],
@@ -109,7 +109,7 @@ impl Budgets<'_> {
     }
 }
 
-impl Plan<'_> {
+impl FarRunPlan<'_> {
     /// Makes all runs and passes each to `done`. An error ends the plan, but completed runs are
     /// kept.
     pub(super) fn run(
@@ -151,13 +151,13 @@ impl Plan<'_> {
 
     /// Measures far memory before the program uses it. Returns `None` for a private server, which
     /// has no address yet.
-    fn measure(&self, url: &str) -> anyhow::Result<Option<Place>> {
+    fn measure(&self, url: &str) -> anyhow::Result<Option<PoolMeasurement>> {
         if url.is_empty() {
             return Ok(None);
         }
         let token = crate::token::read(self.token_file.map(PathBuf::as_path))?;
-        let place = pool::place(url, &token, Care::Thorough);
-        ensure!(place.is_well(), "--far: {}", place.text());
+        let place = pool::place(url, &token, ProbeEffort::Thorough);
+        ensure!(place.is_measured(), "--far: {}", place.text());
         Ok(Some(place))
     }
 
@@ -170,7 +170,7 @@ impl Plan<'_> {
         peak_bytes: u64,
     ) -> anyhow::Result<FarRun> {
         let report = std::env::temp_dir().join(format!("farfield-profile-{}.json", std::process::id()));
-        let _removed = Removed(&report);
+        let _removed = RemoveOnDrop(&report);
         let run = runner.run(&self.command_line(this, &report)?, this.most, &mut || SELDOM)?;
         let text = std::fs::read_to_string(&report).context("`farfield run` has left no report")?;
         let report: serde_json::Value = serde_json::from_str(&text).context("the report of `farfield run`")?;
@@ -218,9 +218,9 @@ impl Plan<'_> {
 }
 
 /// File that is removed when this is dropped.
-struct Removed<'a>(&'a std::path::Path);
+struct RemoveOnDrop<'a>(&'a std::path::Path);
 
-impl Drop for Removed<'_> {
+impl Drop for RemoveOnDrop<'_> {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(self.0);
     }
@@ -250,14 +250,14 @@ mod tests {
 
     #[test]
     fn each_listed_size_is_tried_once_the_largest_first() {
-        let near: Vec<Near> = ["25%", "100%", "1%", "2%", "64M"].map(|text| text.parse().unwrap()).into();
+        let near: Vec<NearBudget> = ["25%", "100%", "1%", "2%", "64M"].map(|text| text.parse().unwrap()).into();
         let (budgets, mut tried) = (Budgets::Listed(&near), Vec::new());
         while let Some(size) = budgets.next(&tried, 400 << 20) {
             tried.push(run(size, 9.0, false));
         }
         let sizes: Vec<u64> = tried.iter().map(|run| run.near_bytes >> 20).collect();
         assert_eq!((sizes, budgets.most(Duration::from_secs(1))), (vec![400, 100, 64, 16], Duration::MAX));
-        assert!("0%".parse::<Near>().is_err() && "12".parse::<Near>().is_err());
+        assert!("0%".parse::<NearBudget>().is_err() && "12".parse::<NearBudget>().is_err());
     }
 
     #[test]
@@ -283,7 +283,7 @@ mod tests {
         let command = ["sort".into(), "--near".into()];
         let token = PathBuf::from("/t");
         let budgets = Budgets::Listed(&[]);
-        let plan = Plan { budgets, far: &[], token_file: Some(&token), command: &command, quiet: true };
+        let plan = FarRunPlan { budgets, far: &[], token_file: Some(&token), command: &command, quiet: true };
         let this = Try { url: "tcp://b:1".into(), near_bytes: 16 << 20, most: Duration::MAX };
         let words = plan.command_line(&this, std::path::Path::new("/r")).unwrap();
         let words: Vec<&str> = words[1..].iter().map(|word| word.to_str().unwrap()).collect();

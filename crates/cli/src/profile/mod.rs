@@ -8,7 +8,7 @@ mod summary;
 
 use anyhow::Context;
 use clap::Args;
-use far::{Budgets, Near, Plan};
+use far::{Budgets, FarRunPlan, NearBudget};
 use farfield_core::policy::profile::{self, Observation, Profile, VERSION};
 use farfield_pager::control::exit;
 use farfield_pager::runner::{self, ByteSize, JobRefusal, PlainRunner, ProgramExit};
@@ -35,7 +35,7 @@ pub(crate) struct ProfileArgs {
     output: PathBuf,
     /// Then run it again with far memory and so much near, each: 75%,50%,25% of the most anonymous memory that it had, or sizes
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', group = "budgets")]
-    near: Vec<Near>,
+    near: Vec<NearBudget>,
     /// Then run it again with far memory until the least near memory is known, to a twentieth of its memory, with which it takes at most so many times its time. Runs that are slower by far are ended (SIGTERM)
     #[arg(long, value_name = "TIMES", value_parser = crate::advise::slo, group = "budgets")]
     slo: Option<f64>,
@@ -119,7 +119,7 @@ fn profile(args: &ProfileArgs) -> anyhow::Result<ProgramExit> {
     let listed = (!args.near.is_empty()).then_some(Budgets::Listed(&args.near));
     if let Some(budgets) = listed.or(args.slo.map(Budgets::LeastWithin)) {
         let (far, token_file, command) = (&args.far, args.token_file.as_ref(), &args.command);
-        let plan = Plan { budgets, far, token_file, command, quiet: args.quiet };
+        let plan = FarRunPlan { budgets, far, token_file, command, quiet: args.quiet };
         // Runs that were measured are kept, whatever happens to the rest.
         plan.run(&runner, ended, &mut observation, &mut |observation, run| {
             profile.observation.undisturbed_ms = observation.undisturbed_ms;
@@ -137,9 +137,10 @@ fn profile(args: &ProfileArgs) -> anyhow::Result<ProgramExit> {
 
 fn observe(args: &ProfileArgs, runner: &PlainRunner) -> Result<(ProgramExit, Observation), JobRefusal> {
     let mut sampler = Sampler::new(args.interval);
-    let mut progress = Progress { enabled: !args.quiet, started: Instant::now(), told: Instant::now(), shown: false };
+    let mut progress =
+        SamplingProgress { enabled: !args.quiet, started: Instant::now(), told: Instant::now(), shown: false };
     let run = runner.run(&args.command, Duration::MAX, &mut || {
-        let next = sampler.look();
+        let next = sampler.take_sample();
         progress.update(&sampler);
         next
     });
@@ -189,14 +190,14 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Profile> {
 }
 
 /// Progress line on the terminal.
-struct Progress {
+struct SamplingProgress {
     enabled: bool,
     started: Instant,
     told: Instant,
     shown: bool,
 }
 
-impl Progress {
+impl SamplingProgress {
     fn update(&mut self, sampler: &Sampler) {
         let Some(sample) = sampler.last().filter(|_| self.enabled && self.told.elapsed() >= Duration::from_secs(1))
         else {

@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 
 /// A mapping as `smaps` describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mapping {
+pub(super) struct SmapsEntry {
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) kind: AreaKind,
@@ -22,7 +22,7 @@ pub(super) struct Mapping {
 
 /// Counters since the process began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
+pub(super) struct ProcessCounts {
     pub(super) faults: u64,
     pub(super) cpu_ticks: u64,
     pub(super) threads: u32,
@@ -31,14 +31,14 @@ pub(super) struct Counts {
 }
 
 /// Reads the mappings of a process. `text` is a buffer for reuse.
-pub(super) fn mappings(pid: u32, text: &mut String) -> io::Result<Vec<Mapping>> {
+pub(super) fn mappings(pid: u32, text: &mut String) -> io::Result<Vec<SmapsEntry>> {
     text.clear();
     File::open(format!("/proc/{pid}/smaps"))?.read_to_string(text)?;
     Ok(parse_smaps(text))
 }
 
-fn parse_smaps(text: &str) -> Vec<Mapping> {
-    let mut mappings: Vec<Mapping> = Vec::new();
+fn parse_smaps(text: &str) -> Vec<SmapsEntry> {
+    let mut mappings: Vec<SmapsEntry> = Vec::new();
     let mut code = BTreeSet::new();
     for line in text.lines() {
         if let Some((mapping, executable)) = parse_header(line) {
@@ -72,7 +72,7 @@ fn parse_smaps(text: &str) -> Vec<Mapping> {
 
 /// Parses `start-end permissions offset device inode   name`. Returns also whether the mapping is
 /// executable.
-fn parse_header(line: &str) -> Option<(Mapping, bool)> {
+fn parse_header(line: &str) -> Option<(SmapsEntry, bool)> {
     let mut words = line.split_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
     let [start, end] = [start, end].map(|hex| u64::from_str_radix(hex, 16).ok());
@@ -83,12 +83,12 @@ fn parse_header(line: &str) -> Option<(Mapping, bool)> {
     let kind = if inode == "0" { AreaKind::Anonymous } else { AreaKind::File };
     let sizes = (0, 0, 0, 0);
     let (resident_bytes, used_bytes, anonymous_bytes, huge_bytes) = sizes;
-    let mapping = Mapping { start, end, kind, name, resident_bytes, used_bytes, anonymous_bytes, huge_bytes };
+    let mapping = SmapsEntry { start, end, kind, name, resident_bytes, used_bytes, anonymous_bytes, huge_bytes };
     Some((mapping, permissions.contains('x')))
 }
 
 /// Reads the counters of a process.
-pub(super) fn counts(pid: u32) -> io::Result<Counts> {
+pub(super) fn counts(pid: u32) -> io::Result<ProcessCounts> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let gone = || io::Error::from(io::ErrorKind::InvalidData);
     let mut counts = parse_stat(&stat).ok_or_else(gone)?;
@@ -104,7 +104,7 @@ pub(super) fn counts(pid: u32) -> io::Result<Counts> {
     Ok(counts)
 }
 
-fn parse_stat(stat: &str) -> Option<Counts> {
+fn parse_stat(stat: &str) -> Option<ProcessCounts> {
     // The name is in parentheses and may itself contain some. Fields count from the state behind
     // it.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
@@ -112,7 +112,7 @@ fn parse_stat(stat: &str) -> Option<Counts> {
         return None; // A zombie: its memory is gone.
     }
     let field = |index: usize| fields.get(index)?.parse::<u64>().ok();
-    Some(Counts {
+    Some(ProcessCounts {
         faults: field(7)? + field(9)?,
         cpu_ticks: field(11)? + field(12)?,
         threads: field(17)? as u32,

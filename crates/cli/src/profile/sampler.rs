@@ -5,7 +5,7 @@
 //! and much in a virtual machine. So bits are cleared only as often as [`COST_SHARE`] allows, by
 //! the cost measured here. Counting them costs the program nothing but a lock.
 
-use super::proc::{self, Counts, Mapping};
+use super::proc::{self, ProcessCounts, SmapsEntry};
 use farfield_core::policy::profile::{Area, AreaKind, AreaSample, Cost, Observation, Sample};
 use farfield_os::process;
 use std::collections::BTreeMap;
@@ -49,7 +49,7 @@ pub(super) struct Sampler {
     text: String,
     areas: Vec<Area>,
     area_of: BTreeMap<(u32, u64), u32>,
-    counts: BTreeMap<u32, Counts>,
+    counts: BTreeMap<u32, ProcessCounts>,
     threads_max: u32,
     samples: Vec<Sample>,
 }
@@ -77,7 +77,7 @@ impl Sampler {
     }
 
     /// Takes a sample. Returns the time to wait until the next look.
-    pub(super) fn look(&mut self) -> Duration {
+    pub(super) fn take_sample(&mut self) -> Duration {
         let (begin, busy_ns) = (Instant::now(), process::thread_cpu_ns());
         if self.counts.is_empty() {
             // The program has just been started.
@@ -158,7 +158,7 @@ impl Sampler {
         sample
     }
 
-    fn add(&mut self, pid: u32, mapping: &Mapping, sample: &mut Sample) {
+    fn add(&mut self, pid: u32, mapping: &SmapsEntry, sample: &mut Sample) {
         let anonymous = mapping.anonymous_bytes.min(mapping.resident_bytes);
         let file = mapping.resident_bytes - anonymous;
         // In a mapping that has both kinds of pages, the bits are not told apart.
@@ -247,9 +247,9 @@ mod tests {
     //! Danger: memory of a program that is not seen, or seen twice.
     use super::*;
 
-    fn mapping(start: u64, kind: AreaKind, sizes: [u64; 3]) -> Mapping {
+    fn mapping(start: u64, kind: AreaKind, sizes: [u64; 3]) -> SmapsEntry {
         let [resident_bytes, used_bytes, anonymous_bytes] = sizes.map(|mib| mib << 20);
-        Mapping {
+        SmapsEntry {
             start,
             end: start + resident_bytes,
             kind,
@@ -301,7 +301,7 @@ mod tests {
         let used = 1000 * PAGE_BYTES;
         (sampler.first_use_ns, sampler.epoch, sampler.cleared_cpu_ms) = (1000, 1, 500);
         let mut check = |ticks: u64, expected: bool| {
-            sampler.counts.insert(1, Counts { cpu_ticks: ticks, ..Counts::default() });
+            sampler.counts.insert(1, ProcessCounts { cpu_ticks: ticks, ..ProcessCounts::default() });
             assert_eq!(sampler.is_worth_clearing(used), expected, "{ticks}");
         };
         check(50, false);
@@ -323,11 +323,11 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(60);
         while sampler.last().is_none_or(|sample| sample.anonymous_bytes < 4 << 20) {
             assert!(Instant::now() < deadline);
-            sampler.look();
+            sampler.take_sample();
         }
         drop(child.stdin.take());
         child.wait().unwrap();
-        sampler.look();
+        sampler.take_sample();
         let observation = sampler.finish(Duration::from_secs(1));
         assert!(observation.processes >= 1 && observation.anonymous_peak_bytes() >= 4 << 20);
         assert!(observation.samples.windows(2).all(|pair| pair[0].at_ms <= pair[1].at_ms));

@@ -20,7 +20,7 @@ pub(super) fn serve(address: SocketAddr) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     writeln!(out, "http://{}/metrics", listener.local_addr()?).and_then(|()| out.flush())?;
     let mut registry = Registry::with_prefix("farfield");
-    registry.register_collector(Box::new(Everything));
+    registry.register_collector(Box::new(ScrapeCollector));
     let text = || {
         let mut text = String::new();
         encode(&mut text, &registry).map(|()| text)
@@ -29,9 +29,9 @@ pub(super) fn serve(address: SocketAddr) -> anyhow::Result<()> {
 }
 
 #[derive(Debug)]
-struct Everything;
+struct ScrapeCollector;
 
-impl Collector for Everything {
+impl Collector for ScrapeCollector {
     fn encode(&self, mut out: DescriptorEncoder<'_>) -> Result<(), Error> {
         let all = View::of_all().read().map_err(|_| Error)?;
         encode_heaps(&all.heaps, &mut out)?;
@@ -44,15 +44,15 @@ type Label = (&'static str, String);
 
 /// Kind of a metric.
 #[derive(Clone, Copy)]
-enum Kind {
+enum MetricKind {
     Gauge,
     Count,
 }
 
-use Kind::{Count, Gauge};
+use MetricKind::{Count, Gauge};
 
 /// Metrics of heaps: name in notices, kind and help text. The suffix for bytes becomes the unit.
-const OF_HEAPS: [(&str, Kind, &str); 24] = [
+const OF_HEAPS: [(&str, MetricKind, &str); 24] = [
     ("near_limit_bytes", Gauge, "Near budget"),
     ("near_bytes", Gauge, "Near memory in use, tables included"),
     ("table_bytes", Gauge, "Near memory of tables"),
@@ -133,7 +133,7 @@ fn encode_jobs(jobs: &[JobRow], out: &mut DescriptorEncoder<'_>) -> Result<(), E
         metric(out, name, Gauge, help, jobs.iter().map(|job| (labels(job), bytes(job))))?;
     }
     type OfPool = fn(&PoolRow) -> u64;
-    let of_pools: [(&str, Kind, OfPool, &str); 11] = [
+    let of_pools: [(&str, MetricKind, OfPool, &str); 11] = [
         ("job_pool_switches", Count, |pool| pool.switches.into(), "Pools that it was given, way back included"),
         ("job_pool_moves", Count, |pool| pool.moves.into(), "Pools to which it moved by itself"),
         ("job_moving_processes", Gauge, |pool| pool.moving.len() as u64, "Processes that still move to its pool"),
@@ -204,7 +204,7 @@ fn scrubbed(pool: &PoolRow, number: fn(&ScrubRow) -> u64) -> u64 {
 fn metric(
     out: &mut DescriptorEncoder<'_>,
     name: &str,
-    kind: Kind,
+    kind: MetricKind,
     help: &str,
     values: impl Iterator<Item = (Vec<Label>, u64)>,
 ) -> Result<(), Error> {
