@@ -324,7 +324,7 @@ impl LockRecord {
     fn admits(&self, mode: LockMode) -> bool {
         match self.held {
             LockHolders::Free => true,
-            // Leaves a gap of one, because all ones mean [`Held::Alone`].
+            // Leaves a gap of one, because all ones mean [`LockHolders::Exclusive`].
             LockHolders::Shared(count) => mode == LockMode::Shared && count < ALONE - 1,
             LockHolders::Exclusive => false,
         }

@@ -116,7 +116,7 @@ impl PageWord {
     pub fn left_at(self) -> u32 {
         (self.0 >> HIGH_SHIFT) as u32
     }
-    /// Returns the epoch in which the page arrived, as given to [`PageWord::arrived`]; 0 for
+    /// Returns the epoch in which the page arrived, as given to [`PageWord::finish_load`]; 0 for
     /// unknown. Valid only while the page is near.
     pub fn epoch(self) -> u32 {
         (self.0 >> HIGH_SHIFT) as u32

@@ -2,7 +2,7 @@
 //! without asking.
 //!
 //! A `Station` is the passive side: windows into memory files, and an endpoint through which anyone
-//! with a window's key reads them. A `Reader` is the active side: an endpoint with memory of its
+//! with a window's key reads them. A `StationReader` is the active side: an endpoint with memory of its
 //! own, the *landing*, where transfers end. Both are safe to drop at any time: an endpoint is
 //! closed, which ends its transfers, before memory that they touch goes.
 //!

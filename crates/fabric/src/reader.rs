@@ -36,7 +36,7 @@ pub struct TransferPart {
 /// Transfer that has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TransferCompletion {
-    /// Context that was given to [`Reader::post`].
+    /// Context that was given to [`StationReader::post`].
     pub context: u64,
     /// Outcome: `Ok` if all bytes arrived.
     pub result: Result<(), FabricError>,
@@ -51,7 +51,7 @@ struct LandingBuffer {
 
 impl Drop for LandingBuffer {
     fn drop(&mut self) {
-        // SAFETY: mapped in `Reader::open` with this length, and nobody is left who could touch it
+        // SAFETY: mapped in `StationReader::open` with this length, and nobody is left who could touch it
         // (order of fields there).
         let _ = unsafe { memory::munmap(self.start, self.bytes) };
     }
@@ -102,7 +102,7 @@ impl StationReader {
     }
 
     /// Begins one transfer of all these parts. `context` comes back when it has ended. Panics if
-    /// there are no parts, more than [`Reader::parts_max`], or one outside of the landing.
+    /// there are no parts, more than [`StationReader::parts_max`], or one outside of the landing.
     pub fn post(&self, parts: &[TransferPart], context: u64) -> Result<Post, FabricError> {
         assert!(!parts.is_empty() && parts.len() <= self.parts_max);
         let none = shim::RawTransferPart { into: core::ptr::null_mut(), bytes: 0, remote: 0, key: 0 };

@@ -290,7 +290,7 @@ impl HeapInner {
         }
     }
 
-    /// Turns the error of a call into a [`Failed`], and remembers functions that the server does
+    /// Turns the error of a call into a [`IncompleteCalls`], and remembers functions that the server does
     /// not run. The calls were made after `switches` switches; with `is_same`, no switch happened
     /// meanwhile.
     fn failed<F: Function>(

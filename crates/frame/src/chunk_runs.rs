@@ -33,7 +33,7 @@ impl RangeCondition<'_> {
     }
 }
 
-/// Narrows a request to the rows of a [`Run`].
+/// Narrows a request to the rows of a [`ChunkRun`].
 macro_rules! narrowed {
     ($asked:expr, $run:expr) => {{
         let mut asked = $asked.over($run.rows.clone());

@@ -138,9 +138,9 @@ pub struct RequestBlock {
     pub asked: AtomicU32,
     /// Number of the last request that was answered.
     pub answered: AtomicU32,
-    /// [`Request`] as a number.
+    /// [`RunnerRequest`] as a number.
     pub kind: AtomicU32,
-    /// Pool to move to, for [`Request::Switch`].
+    /// Pool to move to, for [`RunnerRequest::Switch`].
     pub pool: PoolText,
     /// Answer: the number of the pool that the job shall have now.
     pub pool_epoch: AtomicU32,

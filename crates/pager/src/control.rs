@@ -4,7 +4,7 @@
 //! atomics, because another process may write them at any time. A process that has become another
 //! user is believed no more than a stranger. So every reader bounds the numbers that it reads, and
 //! nothing that is decided for the whole job is here: that is in [`crate::config`]. Each process of
-//! the job takes one [`Slot`]. The near budget is [`Control::near_bytes`] against
+//! the job takes one [`ProcessSlot`]. The near budget is [`JobAccounts::near_bytes`] against
 //! [`crate::config::JobConfig::near_limit_bytes`]. `docs/design/trust.md` says what a lie in each
 //! field can do.
 
@@ -123,7 +123,7 @@ pub struct ProcessSlot {
     pub pool_degraded: AtomicU32,
     /// 1 if the process's pool has a scrub; `pool_scrubbed` is valid then.
     pub pool_scrub: AtomicU32,
-    /// [`farfield_pool::Scrubbed`], field by field.
+    /// [`farfield_pool::ScrubStats`], field by field.
     pub pool_scrubbed: [AtomicU64; 5],
     /// 1 if the process's pool protects what it holds; `pool_protection` is valid then.
     pub pool_protects: AtomicU32,
@@ -169,7 +169,7 @@ impl ProcessSlot {
         self.pool_protects.store(protection.is_some().into(), Ordering::Release);
     }
 
-    /// Returns what [`Slot::set_protection`] noted, within [`PAGES_MAX`]; `None` if the pool
+    /// Returns what [`ProcessSlot::set_protection`] noted, within [`PAGES_MAX`]; `None` if the pool
     /// protects nothing.
     pub fn protection(&self) -> Option<Protection> {
         let is_known = self.pool_protects.load(Ordering::Acquire) != 0;
@@ -178,7 +178,7 @@ impl ProcessSlot {
         is_known.then_some(Protection { missing_legs, shared_legs, exposed_pages, restored_pages })
     }
 
-    /// Returns what [`Slot::set_scrubbed`] noted, with counts within [`PAGES_MAX`]; `None` if the
+    /// Returns what [`ProcessSlot::set_scrubbed`] noted, with counts within [`PAGES_MAX`]; `None` if the
     /// pool has no scrub.
     pub fn scrubbed(&self) -> Option<ScrubStats> {
         let is_known = self.pool_scrub.load(Ordering::Acquire) != 0;
@@ -252,7 +252,7 @@ impl JobAccounts {
         }
     }
 
-    /// Returns the exit code that [`Control::fail`] noted, and whether the note is complete. The
+    /// Returns the exit code that [`JobAccounts::fail`] noted, and whether the note is complete. The
     /// note is incomplete while (or because) the process that makes it has not finished writing.
     pub fn failure(&self) -> Option<(i32, bool)> {
         match self.failure.load(Ordering::Acquire) {
@@ -375,7 +375,7 @@ mod tests {
     use super::*;
 
     fn control() -> Box<JobAccounts> {
-        // SAFETY: every field is an atomic integer, for which all zeros is a value; the layout is that of `Control`.
+        // SAFETY: every field is an atomic integer, for which all zeros is a value; the layout is that of `JobAccounts`.
         unsafe { Box::from_raw(std::alloc::alloc_zeroed(std::alloc::Layout::new::<JobAccounts>()).cast()) }
     }
 

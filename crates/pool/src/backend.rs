@@ -294,7 +294,7 @@ pub trait Backend: Send + Sync {
     }
 
     /// Reserves runs of pages (first page, count) for functions that write them at each replica.
-    /// The functions write nothing else. Until [`Writes::end`] no other operation reads or writes
+    /// The functions write nothing else. Until [`WriteReservation::end`] no other operation reads or writes
     /// these pages, and there is no snapshot. May allocate and block.
     fn begin_writes(&self, _runs: &[(PageId, u64)]) -> Result<Box<dyn WriteReservation>, PoolError> {
         Err(PoolError::Refused { server: 0, reason: CallLane::NOWHERE })

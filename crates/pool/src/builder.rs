@@ -1,4 +1,4 @@
-//! [`Opener`]: opens the backend that a list of URLs describes.
+//! [`PoolBuilder`]: opens the backend that a list of URLs describes.
 
 use crate::connection::{HandshakeError, Identity, ServerAddress, ServerSession};
 use crate::ec::EcBackend;
@@ -624,7 +624,7 @@ enum RegionSource<'a> {
     /// A new region of that many pages.
     Pages(u64),
     /// The snapshot behind these secrets, one per leaf; secrets of other members may follow.
-    /// `pages` is how many of its pages are used, 0 for all. `heritage` tells what may be in it, if
+    /// `pages` is how many of its pages are used, 0 for all. `contents` tells what may be in it, if
     /// that is known.
     Claim { secrets: &'a [u128], pages: u64, contents: Option<&'a SnapshotContents> },
 }

@@ -82,7 +82,7 @@ struct PendingCall {
 /// A thread's private channel to functions that run where pages are kept.
 pub trait CallChannel: Send {
     /// Takes the call, or gives it back when there is no room (poll, then try again).
-    /// [`Calls::poll`] sends it.
+    /// [`CallChannel::poll`] sends it.
     fn submit(&mut self, call: FarCall) -> Result<(), FarCall>;
 
     /// Sends everything submitted, moves the calls that ended into `done`, and returns their

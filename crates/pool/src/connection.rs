@@ -1,7 +1,7 @@
 //! Control connection of a session: handshake, and requests that are made one at a time.
 //!
 //! Every lane is a connection of its own that joins the session. The control connection keeps the
-//! session alive and carries everything that is not about pages. After [`Session::open`] nothing
+//! session alive and carries everything that is not about pages. After [`ServerSession::open`] nothing
 //! here allocates.
 
 use crate::unix::check_server_user;
@@ -144,12 +144,12 @@ impl SessionConnection {
         self.is_joined
     }
 
-    /// Returns the poll events to wait for until [`Connection::try_join`] can go on.
+    /// Returns the poll events to wait for until [`SessionConnection::try_join`] can go on.
     pub(crate) fn join_events(&self) -> i16 {
         self.handshake.as_ref().map_or(0, |handshake| handshake.exchange.events())
     }
 
-    /// Waits until [`Connection::try_join`] can go on, at most `most`.
+    /// Waits until [`SessionConnection::try_join`] can go on, at most `most`.
     pub(crate) fn wait_to_join(&self, most: Duration) {
         if let (false, Some(handshake)) = (self.is_joined, &self.handshake) {
             handshake.wait(most);
@@ -624,7 +624,7 @@ struct Handshake {
     fd: i32,
     joins: bool,
     target: ConnectTarget,
-    /// Users whose servers are trusted at a Unix socket ([`Address::users`]).
+    /// Users whose servers are trusted at a Unix socket ([`ServerAddress::users`]).
     users: Option<[Option<u32>; 2]>,
     /// Result of the last attempt to connect.
     connected: ConnectProgress,

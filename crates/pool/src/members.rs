@@ -111,7 +111,7 @@ pub(crate) struct Membership {
 }
 
 impl Membership {
-    /// Makes the membership of `legs` and `spares`, of up to `most` legs. Spares are not in use
+    /// Makes the membership of `members` and `spares`, of up to `most` legs. Spares are not in use
     /// yet, unless the legs are `inherited`: in a snapshot, a spare that is present holds what the
     /// others hold.
     pub(crate) fn new(
@@ -401,7 +401,7 @@ impl Membership {
         }
     }
 
-    /// Puts a spare, if there is one, in use at the seat of the leg that is `lost`.
+    /// Puts a spare, if there is one, in use at the seat of the leg that is `failed`.
     pub(crate) fn call_spare(&self, lost: usize) {
         if !self.spare().is_empty() {
             self.write_epochs.during_join(|| self.assign_spare(lost));
@@ -470,7 +470,7 @@ impl Membership {
         self.shall_be_given_up(leg, 0);
     }
 
-    /// Like [`Roster::stay_late`], for a write that was not late before.
+    /// Like [`Membership::stay_lagging`], for a write that was not late before.
     pub(crate) fn note_indeterminate(&self, leg: usize) {
         self.lagging[leg].fetch_add(1, Ordering::SeqCst);
         self.stay_lagging(leg);
@@ -574,7 +574,7 @@ impl Membership {
         self.missed_generation[leg].fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Notes that everything is repaired that the leg lacked when its count of hurts was `hurts`.
+    /// Notes that everything is repaired that the leg lacked when its count of hurts was `missed_generation`.
     pub(crate) fn set_repaired(&self, leg: usize, hurts: u32) {
         self.repaired_generation[leg].fetch_max(hurts, Ordering::SeqCst);
     }

@@ -7,7 +7,7 @@
 //!
 //! A spare that comes this way takes a *place* behind the legs and spares of the URL. It is another
 //! leg than the one that was lost, and nothing that is noted of that one counts for it. Open lanes
-//! get their lane to it through a [`Door`], a mailbox. A lane that has not received it yet leaves
+//! get their lane to it through a [`LaneMailbox`], a mailbox. A lane that has not received it yet leaves
 //! the leg out, as it does a late leg.
 //!
 //! A place whose server was lost in turn is *vacated* when no other is free. Then no lane may be
@@ -125,7 +125,7 @@ impl Rejoin {
         is_time
     }
 
-    /// Checks whether it is time to try whether a server that is `away` is back.
+    /// Checks whether it is time to try whether a server that is `unreachable` is back.
     pub(crate) fn is_time_to_try(&self, away: MemberSet) -> bool {
         if away.is_empty() {
             return false;

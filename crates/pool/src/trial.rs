@@ -21,7 +21,7 @@ pub(crate) fn open(url: &str, pages: u64) -> Arc<dyn Backend> {
     PoolBuilder::new().url(url).pages(pages).repair_thread().open().unwrap()
 }
 
-/// Error that [`SilentSide`] returns while it is silent.
+/// Error that [`SilentMember`] returns while it is silent.
 pub(crate) const SILENT: PoolError = PoolError::TimedOut { server: 0, after: Duration::from_secs(1) };
 
 /// Memory that answers nothing for a while, and to which no lane can be opened then.
@@ -35,7 +35,7 @@ pub(crate) struct SilentMember {
     functions: Arc<Functions>,
 }
 
-/// Functions of a [`SilentSide`]. Their argument is the number of a page, and their answer is the
+/// Functions of a [`SilentMember`]. Their argument is the number of a page, and their answer is the
 /// first word of that page. `fill` first writes the page with the version that follows the number.
 #[derive(Default)]
 pub(crate) struct Functions {

@@ -2,7 +2,7 @@
 //!
 //! A process that can replace the socket could pose as the server and receive a token and all far
 //! memory. The kernel tells which user listens (`SO_PEERCRED`). This must be root, the user of this
-//! process, one that was given to the [`crate::Opener`], or the one that the URL names
+//! process, one that was given to the [`crate::PoolBuilder`], or the one that the URL names
 //! (`unix:PATH?uid=998`).
 
 use crate::PoolError;

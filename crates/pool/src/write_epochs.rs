@@ -71,7 +71,7 @@ impl WriteEpochs {
     /// Calls `come`, which makes a leg join, between two ends of epochs.
     pub(crate) fn during_join<T>(&self, come: impl FnOnce() -> T) -> T {
         // A change that begins before the leg has joined belongs to an epoch that ends after the
-        // join. The guard here belongs to the epoch before, so that `are_old` is true all the
+        // join. The guard here belongs to the epoch before, so that `has_old_writes` is true all the
         // while.
         let _this = self.begin();
         self.end_epoch();

@@ -6,9 +6,9 @@
 //! |---|---|
 //! | `ff_sandbox_room(len: u32) -> u32` | returns the address of room for so many bytes, for this call and later ones |
 //! | `ff_sandbox_begin(len: u32) -> u64` | begins a function: the bytes are a [`Begin`] |
-//! | `ff_sandbox_go_on(len: u32) -> u64` | goes on: the bytes are a [`Told`] |
+//! | `ff_sandbox_go_on(len: u32) -> u64` | goes on: the bytes are a [`HostReply`] |
 //!
-//! Both return the address (upper half) and the length of the guest's message, a [`Said`]. All
+//! Both return the address (upper half) and the length of the guest's message, a [`GuestMessage`]. All
 //! messages are encoded with postcard. An instance runs one call and is thrown away.
 
 use core::time::Duration;

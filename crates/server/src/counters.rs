@@ -1,4 +1,4 @@
-//! Counters of events since the server started. Each connection counts by itself and adds its
+//! ServerCounters of events since the server started. Each connection counts by itself and adds its
 //! counts once per batch.
 
 use farfield_core::wire::MessageKind;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// Counters that all connections share.
+        /// ServerCounters that all connections share.
         #[derive(Debug, Default)]
         pub(crate) struct ServerCounters {
             $($(#[$doc])* pub(crate) $name: AtomicU64,)*

@@ -1,6 +1,6 @@
 //! `farfield doctor`: checks whether far memory works here and how well, and gives advice.
 //!
-//! Each check is a small function that returns a [`Finding`]; the list of them is in [`findings`].
+//! Each check is a small function that returns a [`CheckResult`]; the list of them is in [`findings`].
 
 mod kernel;
 mod limits;

@@ -351,7 +351,7 @@ impl FrameWord {
     }
 
     /// Takes ownership (Fetching) of an Empty page of which the pool has an old copy, while the
-    /// caller discards the copy. Ends with [`FrameWord::discarded`] or [`FrameWord::gave_up`].
+    /// caller discards the copy. Ends with [`FrameWord::discarded`] or [`FrameWord::cancel_load`].
     pub fn discard(self) -> Option<FrameWord> {
         (self.state() == State::Empty && self.is_stored()).then(|| self.with_state(State::Loading, None))
     }

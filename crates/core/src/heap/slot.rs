@@ -5,7 +5,7 @@
 //! +------------------+-------------+--------+
 //! | page             | frame, hint | card   |
 //! +------------------+-------------+--------+
-//!  never changes      [`Place`]: changes while others read
+//!  never changes      [`SlotHint`]: changes while others read
 //! ```
 //!
 //! Page and card are the far address. The frame is a guess: where the page was when the slot was

@@ -113,7 +113,7 @@ impl ServerConversation {
     }
 
     /// Reads the bytes that were received and not yet used. Call again after dropping the used
-    /// bytes, until [`Step::Need`] or [`Step::Broken`].
+    /// bytes, until [`ServerAction::Need`] or [`ServerAction::Broken`].
     pub fn step<'a>(&mut self, received: &'a [u8]) -> ServerAction<'a> {
         match self.try_step(received) {
             Ok(step) => step,

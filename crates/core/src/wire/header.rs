@@ -3,7 +3,7 @@
 use super::bytes::Fields;
 use super::{BODY_BYTES_LIMIT, WireError};
 
-/// Length of an encoded [`Head`] in bytes.
+/// Length of an encoded [`MessageHeader`] in bytes.
 pub const HEAD_BYTES: usize = 40;
 
 /// Kind of a message. An answer has the kind of its request with the top bit set.
@@ -81,7 +81,7 @@ impl MessageKind {
     }
 }
 
-/// Bits of [`Head::flags`].
+/// Bits of [`MessageHeader::flags`].
 pub mod flags {
     /// Background: nobody waits for this request, so all others are served first.
     pub const BACKGROUND: u8 = 1;
@@ -97,7 +97,7 @@ pub mod flags {
 pub struct MessageHeader {
     /// Number of bytes that follow the head.
     pub body: u32,
-    /// Kind: [`Kind`] of the request, of the answer, or one of the two failures.
+    /// Kind: [`MessageKind`] of the request, of the answer, or one of the two failures.
     pub kind: u8,
     /// Bits of [`flags`].
     pub flags: u8,

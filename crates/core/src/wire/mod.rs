@@ -1,7 +1,7 @@
 //! The wire protocol: the meaning of the bytes between a client and a memory server.
 //!
-//! Every message is one *frame*: a [`Head`] of 40 bytes, little-endian, then `body` bytes. The
-//! connection starts with [`Hello`] and [`Welcome`] (or [`Refusal`]). Then the client sends tagged
+//! Every message is one *frame*: a [`MessageHeader`] of 40 bytes, little-endian, then `body` bytes. The
+//! connection starts with [`Hello`] and [`Welcome`] (or [`ConnectionRefusal`]). Then the client sends tagged
 //! [`Request`]s, as many at a time as the server allows, and the server answers each with one
 //! reply, in any order. Page bytes are always last in a frame and are never read here: decoders
 //! hand out borrowed slices, encoders write the fields before them.

@@ -175,7 +175,7 @@ impl<T: Send + 'static> Paged<T> {
         core::mem::take(&mut self.extents)
     }
 
-    /// Checks whether the far copy of this unit is up to date: see [`Core::is_as_far`].
+    /// Checks whether the far copy of this unit is up to date: see [`HeapInner::is_as_far`].
     pub(super) fn is_as_far(&self, unit: usize) -> bool {
         let page = self.page(unit);
         // SAFETY: our extents keep the heap.

@@ -77,7 +77,7 @@ impl BackgroundJob {
 }
 
 impl HeapInner {
-    /// Writes ranges back as [`Core::write_back`] does, for a task: the reclaimer does the work.
+    /// Writes ranges back as [`HeapInner::write_back`] does, for a task: the reclaimer does the work.
     pub(super) async fn await_write_back(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
         let order = Arc::new(JobPromise::default());
         let errand = BackgroundJob { work: WriteBack::new(self, ranges), since: Instant::now(), order: order.clone() };

@@ -4,7 +4,7 @@
 //! does not find data that it has lost: a write that it acknowledged and did not store, an older
 //! version, another page, zeros. All of these have checksums that are right for their bytes. So the
 //! heap remembers what it wrote, as an erasure code's index does. All data that comes back, by any
-//! path, passes [`Core::check_far`] before anybody has a reference to it.
+//! path, passes [`HeapInner::check_far`] before anybody has a reference to it.
 //!
 //! The heap remembers a *digest* of 32 bits for each page: the lower half of its checksum. The
 //! checksum travels with each page and with each part of one (`Op::ReadPart`), and the lane has

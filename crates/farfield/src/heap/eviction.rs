@@ -6,7 +6,7 @@
 //! refer to a page of the batch, those that nobody took back are evicted: dead and clean pages at
 //! once, the others are copied and written together.
 //!
-//! Some pages leave [`first`], before the hand looks at anything else.
+//! Some pages leave [`evict_first`], before the hand looks at anything else.
 //!
 //! There is one evictor, behind a lock: a thread of the heap runs it ahead of need, and a mutator
 //! that finds no room runs it if it is idle.
@@ -202,7 +202,7 @@ impl HeapEvictor {
         outcome
     }
 
-    /// Evicts until `goal` frames are free, as [`Evictor::run`] does, unless another thread runs
+    /// Evicts until `goal` frames are free, as [`HeapEvictor::run`] does, unless another thread runs
     /// the evictor (`None`).
     pub(crate) fn try_run(
         &self,

@@ -277,7 +277,7 @@ impl<'a> FaultFuture<'a> {
         waits
     }
 
-    /// Takes frames as [`Core::take_wanted_frames`] does, for a task.
+    /// Takes frames as [`HeapInner::take_wanted_frames`] does, for a task.
     fn take_wanted_frames(&mut self, pages: u32, context: &mut Context<'_>) -> Poll<Result<FrameId, FarError>> {
         self.take_frames(pages, context).map(|frames| match frames {
             Err(error) if self.want == AccessMode::Read => {
@@ -287,7 +287,7 @@ impl<'a> FaultFuture<'a> {
         })
     }
 
-    /// Takes frames as [`Core::take_frames`] does, for a task: others run while it waits.
+    /// Takes frames as [`HeapInner::take_frames`] does, for a task: others run while it waits.
     fn take_frames(&mut self, pages: u32, context: &mut Context<'_>) -> Poll<Result<FrameId, FarError>> {
         let (core, record, open) = (self.core, self.scope.record, self.scope.open);
         // First come, first served.

@@ -1,7 +1,7 @@
 //! Fetching units and objects, with or without waiting for them.
 //!
 //! A fetch begins when a unit's page becomes Fetching, or an object's handle Moving, and a flight
-//! of the thread's lane owns it. It ends with `Core::land`, in any thread that polls the lane: the
+//! of the thread's lane owns it. It ends with `HeapInner::land`, in any thread that polls the lane: the
 //! lane's own at its next miss, or any thread that waits for something (`help`).
 //!
 //! Numbers are those within the heap: of a page, or above all pages of a handle.

@@ -257,7 +257,7 @@ impl Frames {
         free.room().saturating_sub(free.reserve())
     }
 
-    /// Returns the number of frames that only [`Purse::Reserve`] may take.
+    /// Returns the number of frames that only [`Watermark::Emergency`] may take.
     pub(crate) fn reserve(&self) -> u32 {
         self.lock().reserve()
     }
@@ -427,7 +427,7 @@ impl FreeFrames {
         self.resident - self.warm.len() as u32
     }
 
-    /// Returns the number of frames that only [`Purse::Reserve`] may take.
+    /// Returns the number of frames that only [`Watermark::Emergency`] may take.
     fn reserve(&self) -> u32 {
         margin(self.limit) / 2
     }

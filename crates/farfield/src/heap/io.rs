@@ -134,7 +134,7 @@ const READ_PAGES: u32 = 16;
 const BACKGROUND: (u32, u32) = (32, 240);
 
 impl FetchLane {
-    /// Approximate bytes of near memory of an [`Io`] with one buffer; see [`Io::more_bytes`]. The
+    /// Approximate bytes of near memory of an [`FetchLane`] with one buffer; see [`FetchLane::more_bytes`]. The
     /// bytes of units are in frames.
     pub(crate) const NEAR_BYTES: u64 = PAGE_BYTES as u64;
 
@@ -397,7 +397,7 @@ impl FetchLane {
         }
     }
 
-    /// Waits for all flights that were started by [`Io::launch_awaited`], and returns the first
+    /// Waits for all flights that were started by [`FetchLane::launch_awaited`], and returns the first
     /// error. `None` if the lane has forgotten a request: then the lane is of no use any more.
     pub(crate) fn wait_for_awaited(&mut self, core: &HeapInner) -> Option<Result<(), PoolError>> {
         let started = Instant::now();

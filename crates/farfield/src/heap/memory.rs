@@ -168,7 +168,7 @@ impl<T: Zeroed> core::ops::Index<u32> for ReservedArray<T> {
 }
 
 // Shared access to elements is all that a table gives.
-// SAFETY: `&Table<T>` gives `&T` only.
+// SAFETY: `&ReservedArray<T>` gives `&T` only.
 unsafe impl<T: Zeroed + Sync> Sync for ReservedArray<T> {}
 // SAFETY: it owns its elements, which have no ties to a thread if `T` is Send.
 unsafe impl<T: Zeroed + Send> Send for ReservedArray<T> {}

@@ -11,19 +11,19 @@
 //! | `shares` | how many owners a value has |
 //! | `runs` | how runs are made and freed: memory of collections that need no slots |
 //! | `access` | how a mutator accesses a page, and which transitions it makes |
-//! | `room` | who frees frames (reclaim), and who waits for them |
+//! | `reclaim` | who frees frames (reclaim), and who waits for them |
 //! | `fetch`, `io` | how far pages are read, synchronously or not |
-//! | `arrival`, `waiters`, `poller` | how tasks wait |
-//! | `gather`, `attempt`, `look_ups` | how tasks wait for many values, for one found by trying, and for many of those |
+//! | `fault`, `wait_queue`, `poller` | how tasks wait |
+//! | `batch_get`, `try_access`, `batch_lookup` | how tasks wait for many values, for one found by trying, and for many of those |
 //! | `pins` | which units stay near without a scope |
-//! | `evictor`, `reclaimer` | which pages are evicted, and when |
-//! | `once` | which pages are evicted first because they are used once (streaming) |
-//! | `throttle` | how threads wait for free frames |
-//! | `directory` | which heap a far pointer belongs to |
+//! | `eviction`, `reclaimer` | which pages are evicted, and when |
+//! | `streaming` | which pages are evicted first because they are used once (streaming) |
+//! | `admission` | how threads wait for free frames |
+//! | `registry` | which heap a far pointer belongs to |
 //! | `write_back` | how dirty data reaches the pool before another reader looks at it |
-//! | `errands` | which jobs run in the background for tasks that wait |
+//! | `background_jobs` | which jobs run in the background for tasks that wait |
 //! | `switcher` | which pool holds the far pages from now on |
-//! | `publisher` | how statistics are shown to other processes |
+//! | `stats_thread` | how statistics are shown to other processes |
 //! | `raw`, `retired` | objects of collections: slots that threads share, and when a replaced object is freed |
 
 mod access;
@@ -166,14 +166,14 @@ pub(crate) struct HeapInner {
     /// Bytes of near memory that tables of collections use.
     charged: AtomicU64,
     /// Number of references to this state. They are one for the [`Heap`], one for each segment with
-    /// objects, one for each object that has a handle, and one for each [`Anchor`].
+    /// objects, one for each object that has a handle, and one for each [`HeapRef`].
     pub(crate) references: AtomicU64,
     heap_refs: AtomicU64,
     /// True once the [`Heap`] is dropped.
     closed: AtomicBool,
 }
 
-/// Address of a [`Core`] that can be sent to the threads that are made for the heap.
+/// Address of a [`HeapInner`] that can be sent to the threads that are made for the heap.
 pub(crate) struct HeapInnerPointer(pub(crate) *const HeapInner);
 // SAFETY: the core is `Sync`; `destroy` stops the threads that use it.
 unsafe impl Send for HeapInnerPointer {}

@@ -56,7 +56,7 @@ pub(crate) struct DeferredDrops {
     count: AtomicUsize,
 }
 
-/// Entry of the list of deferred drops: its destructors are to run, by [`settle_any`].
+/// Entry of the list of deferred drops: its destructors are to run, by [`run_deferred_drop`].
 pub(super) enum DeferredDrop {
     Value(DeferredValue),
     Collection(Box<dyn Teardown>),
@@ -419,7 +419,7 @@ pub(crate) unsafe fn drop_far<T>(core: *const HeapInner, number: u32, card: u8) 
 }
 
 /// Drops an object whose type only the caller knows: `bury` drops it and frees its place, as
-/// [`take_with`] or [`dropped_in_place`] do.
+/// [`take_with`] or [`drop_and_free`] do.
 ///
 /// # Safety
 /// As for [`drop_far`]; `bury` may be called later, and by another thread.
@@ -531,7 +531,7 @@ pub(crate) unsafe fn drop_and_free(
         // SAFETY: as in `take_with`, and passed on to the caller.
         unsafe { (*core).drop_object_in_place(&inside, number, card, bury) }?
     };
-    // SAFETY: `bury_in_place` said so, and our scope is over.
+    // SAFETY: `drop_object_in_place` said so, and our scope is over.
     unsafe { unreference_if(core, last) };
     panics.resume();
     Ok(())

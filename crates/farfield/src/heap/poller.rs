@@ -42,7 +42,7 @@ impl Poller {
             let body = move || {
                 let address = address;
                 SERVES.set(true);
-                // SAFETY: see `CoreAddress`.
+                // SAFETY: see `HeapInnerPointer`.
                 let core = unsafe { &*address.0 };
                 core.poller.run(core);
             };

@@ -94,7 +94,7 @@ impl SlotWord {
     }
 
     /// Moves an object that has a handle to a place for this layout. Returns its slot and its
-    /// address, as [`Slot::make`] does.
+    /// address, as [`SlotWord::make`] does.
     ///
     /// `copy` gets that address and copies the bytes before anybody finds them there. `None` if the
     /// object has no handle, or if new objects of this layout have none.
@@ -163,7 +163,7 @@ impl SlotWord {
     }
 
     /// Loads the frame word and the log word of the object's page ahead, if it has a handle. A hint
-    /// for a little after [`Slot::load_ahead`].
+    /// for a little after [`SlotWord::load_ahead`].
     #[inline]
     pub(crate) fn load_page_ahead(self, scope: &Scope<'_>) {
         if scope.number(self.number()).is_none() {

@@ -53,7 +53,7 @@ impl Reclaimer {
         let body = move || {
             let address = address;
             SERVES.set(true);
-            // SAFETY: see `CoreAddress`.
+            // SAFETY: see `HeapInnerPointer`.
             let core = unsafe { &*address.0 };
             core.reclaimer.run(core);
         };

@@ -22,7 +22,7 @@ struct RetirementBatches {
     /// Bytes of the objects in `open`.
     bytes: usize,
     closed: VecDeque<(u64, Vec<SlotWord>)>,
-    /// Number of [`Keep`]s that exist.
+    /// Number of [`RetirementHold`]s that exist.
     keeps: usize,
 }
 

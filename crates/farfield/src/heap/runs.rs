@@ -165,7 +165,7 @@ pub(crate) unsafe fn lose_run(core: *const HeapInner, page: u32) {
 /// Gives back a run all of whose units are released.
 ///
 /// # Safety
-/// `page` came from [`Core::take_run`] of this heap and was not given back; the caller uses neither
+/// `page` came from [`HeapInner::take_run`] of this heap and was not given back; the caller uses neither
 /// run nor heap afterwards, unless it has another reference.
 pub(crate) unsafe fn free_run(core: *const HeapInner, page: u32) {
     {

@@ -153,7 +153,7 @@ impl<'heap> Scope<'heap> {
     }
 }
 
-/// Guard of an operation that gives no reference out, made by [`Scope::briefly`].
+/// Guard of an operation that gives no reference out, made by [`Scope::begin_transient`].
 pub(crate) struct TransientAccess<'a> {
     scope: &'a Scope<'a>,
     /// True if nobody knew an address from the scope when the operation began.
@@ -176,7 +176,7 @@ pub(crate) struct ScopeHold<'a> {
     brief: TransientAccess<'a>,
 }
 
-/// Part of a [`Hold`] that its scope counts.
+/// Part of a [`ScopeHold`] that its scope counts.
 struct ScopeHoldCount<'a>(&'a Scope<'a>);
 
 impl Drop for ScopeHoldCount<'_> {

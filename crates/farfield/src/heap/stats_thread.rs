@@ -32,7 +32,7 @@ impl StatsThread {
         let address = HeapInnerPointer(core);
         let body = move || {
             let address = address;
-            // SAFETY: see `CoreAddress`.
+            // SAFETY: see `HeapInnerPointer`.
             let core = unsafe { &*address.0 };
             while receiver.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
                 // If there is no memory for a new notice, the last one stays.

@@ -7,7 +7,7 @@ use core::cell::Cell;
 use core::future::{Future, poll_fn};
 use core::pin::pin;
 
-/// Page that a look-up had to bring near, or kept from leaving. For [`Scope::once`].
+/// Page that a look-up had to bring near, or kept from leaving. For [`Scope::run_streaming`].
 #[derive(Default)]
 pub(crate) struct StreamingHint {
     /// Page number among those of all heaps.
@@ -42,7 +42,7 @@ impl HeapInner {
 }
 
 impl Scope<'_> {
-    /// Runs a look-up of data that will not be used again soon; `look` notes it in the [`Once`]
+    /// Runs a look-up of data that will not be used again soon; `look` notes it in the [`StreamingHint`]
     /// before use.
     pub(crate) fn run_streaming<R>(
         &self,
@@ -54,7 +54,7 @@ impl Scope<'_> {
         Ok(found)
     }
 
-    /// Runs a look-up as [`Scope::once`] does, for a task.
+    /// Runs a look-up as [`Scope::run_streaming`] does, for a task.
     pub(crate) async fn fetch_streaming<R>(
         &self,
         look: impl AsyncFnOnce(&StreamingHint) -> Result<R, FarError>,

@@ -36,7 +36,7 @@ pub(crate) struct ThreadState {
     tid: AtomicI32,
     /// Open scopes of the attached thread.
     scopes: Scopes,
-    /// Number of wrong guesses of slots; see [`Core::may_correct`].
+    /// Number of wrong guesses of slots; see [`HeapInner::may_correct`].
     pub(crate) tick: Cell<u32>,
     /// Segment that this thread fills, per class.
     pub(crate) segments: [Cell<Option<u32>>; Class::COUNT],
@@ -48,14 +48,14 @@ pub(crate) struct ThreadState {
     pub(crate) in_flight: AtomicU32,
     /// Bytes of near memory of the lane's buffers after the first.
     pub(crate) buffer_bytes: AtomicU64,
-    /// Statistics of the lane's link: see [`Io::link`].
+    /// Statistics of the lane's link: see [`FetchLane::link`].
     pub(crate) prefetch_depth: AtomicU64,
     pub(crate) answer_ns: AtomicU64,
     /// State of the thread on the object plane.
     pub(crate) objects: ThreadObjects,
     /// True if a task of this thread waits for a page that another thread began to fetch.
     pub(crate) waits_for_others: Cell<bool>,
-    /// True if the thread must not wait for far data now; see `attempt`.
+    /// True if the thread must not wait for far data now; see `try_access`.
     pub(crate) is_nonblocking: Cell<bool>,
     /// True if data that the thread finds was fetched for it: see `Time`.
     pub(crate) is_retry: Cell<bool>,
@@ -331,14 +331,14 @@ impl HeapThreads {
         match known {
             Ok((record, is_new)) => {
                 LAST.set((serial, record));
-                // SAFETY: as in `mine`.
+                // SAFETY: as in `current`.
                 (unsafe { &*record }, is_new)
             }
             // The thread is ending, and a destructor of its thread-local values uses the heap.
             // Nobody will detach this record; it goes with the heap.
             Err(_) => {
                 let (record, is_new) = self.attach();
-                // SAFETY: as in `mine`.
+                // SAFETY: as in `current`.
                 (unsafe { &*Arc::as_ptr(&record) }, is_new)
             }
         }
@@ -422,7 +422,7 @@ impl HeapThreads {
         (counts, Duration::from_nanos(longest_ns))
     }
 
-    /// Returns the link statistics of the thread that may have most under way: see [`Io::link`].
+    /// Returns the link statistics of the thread that may have most under way: see [`FetchLane::link`].
     pub(crate) fn link(&self) -> (u64, u64) {
         let link = |record: &Arc<ThreadState>| {
             (record.prefetch_depth.load(Ordering::Relaxed), record.answer_ns.load(Ordering::Relaxed))

@@ -9,7 +9,7 @@ use farfield_core::heap::{FrameWord, SlotHint};
 /// A slot word. The owner of the word guarantees how long its value lives.
 #[repr(C, align(8))]
 pub(crate) struct Pointer {
-    /// The lower half of the slot word, a [`Place`]: a guess, which is corrected while others read
+    /// The lower half of the slot word, a [`SlotHint`]: a guess, which is corrected while others read
     /// it.
     place: AtomicU32,
     /// The upper half: the number of the value's page, or of its handle on the object plane.
@@ -23,7 +23,7 @@ const _: () = assert!(size_of::<Pointer>() == 8 && size_of::<Option<Pointer>>() 
 pub(crate) enum PointerLookup<'a> {
     /// The value is near, at this address, as long as the scope lasts.
     Resident(*mut u8),
-    /// The value is not usable yet. After the wait, [`Pointer::landed`] returns its address.
+    /// The value is not usable yet. After the wait, [`Pointer::address_after_fault`] returns its address.
     Fault(FaultFuture<'a>),
 }
 
@@ -75,7 +75,7 @@ impl Pointer {
         if want == AccessMode::Write { word.confirms_dirty(place) } else { word.confirms(place) }
     }
 
-    /// Follows the pointer for a task: instead of blocking the thread, gives back an [`Arrival`] to
+    /// Follows the pointer for a task: instead of blocking the thread, gives back an [`FaultFuture`] to
     /// wait for.
     pub(crate) fn look_up<'a>(&self, scope: &'a Scope<'_>, want: AccessMode) -> Result<PointerLookup<'a>, FarError> {
         let missing = match scope.number(self.number.get()) {

@@ -27,7 +27,7 @@ const H_BYTES: usize = 7;
 const MAGIC: u32 = 0xa10a_10a1;
 const EVENT_BYTES: usize = 32;
 
-/// Context of native asynchronous I/O in the registry [`flights::BOOKS`].
+/// Context of native asynchronous I/O in the registry [`async_io::ASYNC_IO_REGISTRY`].
 pub struct Entry {
     context: usize,
     /// Lock held while a thread submits.

@@ -4,7 +4,7 @@
 //! The kernel may copy into their buffers at any time, or has taken references to their memory. So
 //! these pages stay near from before the submission until the completion was seen. They are
 //! *reserved* first, because pages that cannot leave must not fill the budget. Then they are held
-//! by a [`Lease`], and kept in the [`BOOKS`]: there, the thread that arms finds those that were
+//! by a [`PinReservation`], and kept in the [`ASYNC_IO_REGISTRY`]: there, the thread that arms finds those that were
 //! submitted while nothing was held yet.
 //!
 //! A hold that lasts too long costs room; one that ends too early could cost bytes. Where the end
@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub static ASYNC_IO_REGISTRY: SpinLock<AsyncIoRegistry> =
     SpinLock::new(AsyncIoRegistry { rings: Vec::new(), contexts: Vec::new() });
 
-/// Rings and contexts with operations under way; [`BOOKS`] is the only instance.
+/// Rings and contexts with operations under way; [`ASYNC_IO_REGISTRY`] is the only instance.
 pub struct AsyncIoRegistry {
     /// Rings of io_uring.
     pub rings: Vec<io_uring::Entry>,

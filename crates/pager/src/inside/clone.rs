@@ -8,7 +8,7 @@
 //! never touches.
 //!
 //! A process that runs in our memory without being a thread of ours *borrows* it: its faults are
-//! counted elsewhere, and its descriptors are not ours. [`Loans`] knows whether there is one.
+//! counted elsewhere, and its descriptors are not ours. [`VmSharing`] knows whether there is one.
 
 use super::call::{CallOutcome, Context, done, error};
 use super::emulate;

@@ -11,7 +11,7 @@
 //! 5. Victims are read from the pipe. Pages of zeros vanish, a page that equals its far copy by
 //!    checksum has left with that, and the rest is written to the pool.
 //!
-//! A program of one thread that evicts in this very thread writes nothing meanwhile ([`Alone`]).
+//! A program of one thread that evicts in this very thread writes nothing meanwhile ([`SoleWriter`]).
 //! Then, before 3, pages whose far copy may still be right are asked for the kernel's written bit,
 //! and those that were not written need neither 3 nor 5.
 //!

@@ -101,7 +101,7 @@ pub struct ProgramRing {
     submitter: SpinLock<Vec<PlannedEntry>>,
 }
 
-/// State of a ring in the registry [`flights::BOOKS`].
+/// State of a ring in the registry [`async_io::ASYNC_IO_REGISTRY`].
 pub struct Entry {
     ring: Arc<ProgramRing>,
     /// Descriptor that the program has for the ring.

@@ -26,7 +26,7 @@ const VAIN_LOOKS: u32 = 100;
 pub fn start_if_needed(runtime: &Runtime) {
     let is_wanted = switching::is_due(runtime) || is_degraded(runtime) || runtime.slot().scrubbed().is_some();
     if is_wanted && runtime.maintenance_running.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-        // SAFETY: `keep` never returns and keeps to the laws of this module.
+        // SAFETY: `run_maintenance` never returns and keeps to the laws of this module.
         if unsafe { sync::spawn(run_maintenance) }.is_err() {
             // The start is tried again at the next look.
             runtime.maintenance_running.store(0, Ordering::Release);

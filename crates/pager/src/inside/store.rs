@@ -80,7 +80,7 @@ impl Spare {
 /// Far memory of this process: the backend and the lanes to it.
 pub struct Store {
     backend: SwitchBackend,
-    /// Pool where the backend is; `next_place` is the pool that it moves to. Changed only by the
+    /// Pool where the backend is; `next_location` is the pool that it moves to. Changed only by the
     /// thread that moves it, while it is [held still](SwitchBackend::hold_still).
     pub location: SpinLock<PoolLocation>,
     /// Pool that the backend moves to, if it moves.
@@ -351,7 +351,7 @@ impl Store {
     }
 }
 
-/// Guard of all lanes, with nothing under way; made by [`Store::quiet`].
+/// Guard of all lanes, with nothing under way; made by [`Store::quiesce`].
 pub struct QuiescentLanes<'a> {
     store: &'a Store,
     channels: [Option<ChannelGuard<'a>>; LANES],

@@ -52,7 +52,7 @@ pub struct PinnedRun {
 pub struct CallFrame {
     /// 1 from before the pages are collected until the call has returned. The forward stub clears
     /// it and has no registers to spare for more: the pages themselves are let go later, by
-    /// [`Record::reap`].
+    /// [`ThreadRecord::reap`].
     pub active: AtomicU32,
     /// Stack pointer of the call.
     pub sp: AtomicUsize,
@@ -62,7 +62,7 @@ pub struct CallFrame {
     pub pages: SpinLock<CallFramePages>,
 }
 
-/// Runs of pages in a [`Frame`].
+/// Runs of pages in a [`CallFrame`].
 pub struct CallFramePages {
     /// The runs in use.
     pub runs: [PinnedRun; RUNS],

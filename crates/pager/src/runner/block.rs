@@ -246,7 +246,7 @@ fn other_release() -> io::Error {
 impl Deref for ControlBlock {
     type Target = JobAccounts;
     fn deref(&self) -> &JobAccounts {
-        // SAFETY: as in `config_in`, with the size of `Control`, which other processes
+        // SAFETY: as in `config_in`, with the size of `JobAccounts`, which other processes
         // may write, too.
         unsafe { &*self.control.as_ptr().cast() }
     }

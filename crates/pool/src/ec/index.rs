@@ -349,7 +349,7 @@ impl VersionIndex {
         });
     }
 
-    /// Begins to watch a row, which stays as it is until [`Index::unwatch`]. Returns `false` if it
+    /// Begins to watch a row, which stays as it is until [`VersionIndex::unwatch`]. Returns `false` if it
     /// cannot be watched now.
     pub(super) fn watch(&self, row: u64) -> bool {
         self.change(row, RowWord::watch)

@@ -35,7 +35,7 @@ pub(super) const CARE_DEADLINE: Duration = Duration::from_secs(if cfg!(test) { 1
 pub(super) struct EcLane {
     pub(super) table: Arc<RowMap>,
     pub(super) members: MemberLanes,
-    /// Operations of callers, and behind them that of `care`.
+    /// Operations of callers, and behind them that of `maintenance`.
     pub(super) operations: Box<[Option<EcOperation>]>,
     free_operations: Vec<usize>,
     /// Operations of which not all pages have set out.
@@ -346,7 +346,7 @@ impl EcLane {
     }
 
     /// Takes a piece that has ended. Its errands that are still under way are for nobody, or are
-    /// `late` writes.
+    /// `lagging` writes.
     pub(super) fn take_split(&mut self, index: usize, late: bool) -> Option<EcSplit> {
         let mut piece = self.splits[index].take()?;
         self.free_splits.push(index);

@@ -9,7 +9,7 @@
 //!
 //! A read asks the leg that has the page. If that leg is gone or slow, or gives bytes that differ
 //! from those that were written, the page is made from K others of its row (`reads`). A part that a
-//! leg lacks is made the same way, and written there (`care`); a spare lacks everything at first.
+//! leg lacks is made the same way, and written there (`maintenance`); a spare lacks everything at first.
 //! Pages that nobody reads are compared with their digests in turn (`scrub`).
 
 mod index;
@@ -68,7 +68,7 @@ impl EcBackend {
         VersionIndex::rows_for(pages)
     }
 
-    /// Creates a pool of `legs` for rows of this `code`, and `spares`; all of them hold zeros. A
+    /// Creates a pool of `members` for rows of this `code`, and `spares`; all of them hold zeros. A
     /// leg that is lost already has no backend. If there is a period `scrub`, everything is
     /// compared once in that time. With `heals` a thread looks after the legs and mends; without,
     /// lanes do.

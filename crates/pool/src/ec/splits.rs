@@ -180,7 +180,7 @@ impl EcSplit {
 pub(super) enum EcRequestOwner {
     Split(usize),
     /// Piece that has ended without this write (`LateWrite`), or that does not need this read any
-    /// more (`Nobody`).
+    /// more (`Abandoned`).
     LateWrite,
     Abandoned,
     /// Scrub of the pool.

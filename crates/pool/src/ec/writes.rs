@@ -99,7 +99,7 @@ impl EcLane {
         Some(taken)
     }
 
-    /// Lists pages of `parent` that have not set out, and of others that write, as many as fit into
+    /// Lists pages of `operation` that have not set out, and of others that write, as many as fit into
     /// a piece.
     fn list_entries(&self, parent: usize, entries: &mut Vec<Entry>) {
         let most = ROWS * self.table.code.data();
@@ -133,7 +133,7 @@ impl EcLane {
         }
     }
 
-    /// Notes that these pages have set out. Returns how many are of `parent`, which the caller
+    /// Notes that these pages have set out. Returns how many are of `operation`, which the caller
     /// notes itself.
     fn set_out(&mut self, parent: usize, entries: &[Entry]) -> u64 {
         let mut own = 0;

@@ -3,7 +3,7 @@
 //!
 //! Writes go to all legs, reads to one. For each chunk of 64 pages a word notes which legs hold the
 //! right bytes ([`farfield_core::chunk_word`]). A leg that missed a write, or gave wrong bytes, is
-//! not read there until the chunk was copied to it (`heal`). Pages that nobody reads are compared
+//! not read there until the chunk was copied to it (`copier`). Pages that nobody reads are compared
 //! in turn (`scrub`). A leg that is gone is never used again; a spare takes its place and is filled
 //! by the same copies, while reads and writes go on. A slow leg is asked for nothing until it has
 //! answered.

@@ -28,7 +28,7 @@ pub(crate) struct ReplicaMap {
     pub(super) pages: u64,
     /// Legs that are memory of this machine: they answer while they are polled, and are never slow.
     pub(super) near: MemberSet,
-    /// Index of the leg that leads in a pair ([`LegTable::pair`]); [`NOBODY`] if there is none.
+    /// Index of the leg that leads in a pair ([`ReplicaMap::dual_write`]); [`NOBODY`] if there is none.
     authoritative: AtomicU8,
     dual_write: Option<DualWrite>,
     words: ChunkWordTable,
@@ -82,7 +82,7 @@ pub(crate) enum InitialContents {
     Chunks(Arc<DirtyChunks>),
 }
 
-/// Value of `leader` when no leg leads.
+/// Value of `authoritative` when no leg leads.
 const NOBODY: u8 = u8::MAX;
 
 /// Two legs between which a switch goes on.
@@ -98,7 +98,7 @@ impl ReplicaMap {
     pub(crate) const OLD: usize = 0;
     pub(crate) const NEW: usize = 1;
 
-    /// Creates a pair of `old`, which holds everything, and `new`, which holds zeros and waits as a
+    /// Creates a pair of `source`, which holds everything, and `new`, which holds zeros and waits as a
     /// spare until it is [admitted](LegTable::admit). The old leg *leads*: a write has succeeded if
     /// it has succeeded there. Failures of the other leg end no operation.
     pub(crate) fn dual_write(
@@ -263,7 +263,7 @@ impl ReplicaMap {
         self.words.load(chunk)
     }
 
-    /// Returns those of `legs` that hold all of these pages and take part.
+    /// Returns those of `members` that hold all of these pages and take part.
     pub(super) fn valid(&self, page: u64, count: u64, legs: MemberSet) -> MemberSet {
         chunks(page, count).fold(legs, |legs, chunk| legs.intersection(self.holders(chunk)))
     }

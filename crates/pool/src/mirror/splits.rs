@@ -87,7 +87,7 @@ pub(super) enum MirrorRequestOwner {
     /// Scrub of the pool.
     Look,
     /// Piece that has ended without this write (`LateWrite`), or that does not need this read any
-    /// more (`Nobody`).
+    /// more (`Abandoned`).
     LateWrite,
     Abandoned,
 }

@@ -240,7 +240,7 @@ pub(crate) trait ScrubLane: Lane {
     fn has_demand(&self) -> bool;
     /// Checks whether the lane has a way to this leg.
     fn can_ask(&self, leg: usize) -> bool;
-    /// Reads `count` pages of a leg; the result goes to [`Walker::answered`]. Returns `false` if
+    /// Reads `count` pages of a leg; the result goes to [`ScrubCursor::on_reply`]. Returns `false` if
     /// there is no room for that now.
     fn ask(&mut self, leg: usize, page: u64, count: u64) -> bool;
     /// Drops the interest in reads that are under way.

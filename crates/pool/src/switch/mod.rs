@@ -99,7 +99,7 @@ pub struct SwitchBackend {
     switches: AtomicU64,
 }
 
-/// Knowledge about a parent's pool that the child of a fork needs ([`SwitchBackend::heritage`]).
+/// Knowledge about a parent's pool that the child of a fork needs ([`SwitchBackend::snapshot_contents`]).
 pub struct SnapshotContents(pub(crate) Arc<DirtyChunks>);
 
 /// State that says where lanes are opened now.
@@ -112,13 +112,13 @@ struct SwitchStage {
 }
 
 impl SwitchBackend {
-    /// Creates a pool whose side is `side` at first. Nothing was written there yet.
+    /// Creates a pool whose side is `source` at first. Nothing was written there yet.
     pub fn new(side: Arc<dyn Backend>) -> Result<SwitchBackend, PoolError> {
         let chunks = side.pages().div_ceil(CHUNK_PAGES);
         Ok(SwitchBackend::over(side, Arc::new(DirtyChunks::new(chunks).map_err(PoolError::Os)?)))
     }
 
-    /// Creates the pool of the child of a fork, where `side` is a snapshot of the parent's pool.
+    /// Creates the pool of the child of a fork, where `source` is a snapshot of the parent's pool.
     pub fn inherit(side: Arc<dyn Backend>, heritage: SnapshotContents) -> SwitchBackend {
         SwitchBackend::over(side, heritage.0)
     }
@@ -234,7 +234,7 @@ impl Backend for SwitchBackend {
 
     /// Begins writes by functions at the only side. The caller
     /// [holds still](SwitchBackend::hold_still) and has announced the pages with
-    /// [`SwitchBackend::will_be_written`].
+    /// [`SwitchBackend::mark_dirty`].
     fn begin_writes(&self, runs: &[(PageId, u64)]) -> Result<Box<dyn WriteReservation>, PoolError> {
         self.sole_backend()?.begin_writes(runs)
     }

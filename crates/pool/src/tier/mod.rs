@@ -4,7 +4,7 @@
 //! A page has the same number in every tier; a word for each page says which tier has it
 //! ([`farfield_core::tier_word`]). Writes go to the first tier with room; if one is full they go to
 //! the next at once. From then on pages that were not written for long are copied to the next tier
-//! before the first one is full again ([`farfield_core::policy::room`], `care`). A thread does
+//! before the first one is full again ([`farfield_core::policy::room`], `maintenance`). A thread does
 //! that, or lanes do while their owner writes.
 
 mod lane;
@@ -38,7 +38,7 @@ pub(crate) struct TierBackend {
 }
 
 impl TierBackend {
-    /// Creates a pool of the tiers `legs`, the first tier first; all of them hold zeros. With
+    /// Creates a pool of the tiers `members`, the first tier first; all of them hold zeros. With
     /// `heals` a thread moves pages; without, lanes do.
     pub(crate) fn new(legs: Vec<PoolMember>, pages: u64, heals: bool) -> Result<TierBackend, PoolError> {
         Ok(TierBackend::start(TierTable::new(legs, pages)?, heals))

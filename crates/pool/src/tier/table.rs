@@ -48,7 +48,7 @@ pub(super) struct Bid {
 }
 
 struct Tier {
-    /// Room of the tier, as in [`Room`].
+    /// Room of the tier, as in [`TierOccupancy`].
     held: AtomicU64,
     limit: AtomicU64,
     full_until: AtomicU64,

@@ -25,7 +25,7 @@ const IDLE: Duration = Duration::from_secs(10);
 
 impl ClientConnection<'_> {
     /// Receives at least one byte. `need` is the length of the next message as far as it is known.
-    /// Returns [`End::Silent`] if nothing arrives before `until`. Without `until`, waits as long as
+    /// Returns [`CloseReason::Silent`] if nothing arrives before `until`. Without `until`, waits as long as
     /// it takes.
     pub(super) fn receive(&mut self, need: usize, until: Option<Instant>) -> Result<(), CloseReason> {
         self.make_room(need)?;
@@ -108,7 +108,7 @@ impl ClientConnection<'_> {
     }
 
     /// Charges a buffer of `bytes` bytes, of which `free` are not charged. Waits until the client's
-    /// ledger allows it, because its other connections hold its share. Fails with [`End::Slow`]
+    /// ledger allows it, because its other connections hold its share. Fails with [`CloseReason::Slow`]
     /// after `stall_max`.
     fn buffer(&mut self, bytes: usize, free: usize) -> Result<Option<Charge>, CloseReason> {
         let Some(paid) = bytes.checked_sub(free).filter(|paid| *paid > 0) else { return Ok(None) };

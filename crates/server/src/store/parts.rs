@@ -29,7 +29,7 @@ impl Entry for Blocks {
 }
 
 impl RegionReader<'_> {
-    /// Prefetches the memory that [`Reader::part`] will look at, because the part will be read
+    /// Prefetches the memory that [`RegionReader::part`] will look at, because the part will be read
     /// soon. So the parts of a batch do not wait for memory one after the other.
     pub(crate) fn announce(&self, page: PageId, part: PagePart) {
         let Ok(Some(Location { mapped: Some(bytes), .. })) = self.locate(page) else { return };

@@ -18,7 +18,7 @@
 //! - A layer that only this region holds (one strong reference) stays so under the read lock,
 //!   because a snapshot takes the write lock.
 //! - The charge for a layer is never less than the pages in it, unless a client that has it mapped
-//!   cheats. Then [`Region::audit`] finds out.
+//!   cheats. Then [`StoredRegion::audit`] finds out.
 
 use super::account::Account;
 use super::layer::Layer;

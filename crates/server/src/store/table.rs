@@ -227,7 +227,7 @@ impl<E: Entry> PageMetadataTable<E> {
     }
 
     /// Gives the memory of the entries of `pages` back, except pieces that also hold entries of
-    /// other pages. The memory stays charged until [`Table::settle`].
+    /// other pages. The memory stays charged until [`PageMetadataTable::settle`].
     pub(super) fn forget(&self, pages: Range<u64>) -> Result<(), RegionStoreError> {
         let start = (pages.start * E::BYTES).next_multiple_of(PIECE_BYTES);
         let last = if pages.end == self.pages { self.file.bytes } else { pages.end * E::BYTES };

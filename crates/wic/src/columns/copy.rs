@@ -72,7 +72,7 @@ impl<'t> PageStreamWriter<'t> {
         Ok(PageStreamWriter { pages, written: 0, held: Vec::with_capacity(WRITE_BYTES), bytes: 0 })
     }
 
-    /// Returns how many bytes [`Target::add`] takes at a time.
+    /// Returns how many bytes [`PageStreamWriter::add`] takes at a time.
     pub(super) fn room(&self) -> usize {
         WRITE_BYTES - self.held.len()
     }

@@ -216,7 +216,7 @@ impl IndexTable {
         }
     }
 
-    /// Finds an entry that the caller wants to change with [`Table::exchange`].
+    /// Finds an entry that the caller wants to change with [`IndexTable::exchange`].
     pub(super) fn search(
         &self,
         scope: &Scope<'_>,
@@ -507,7 +507,7 @@ fn fill<'a>(first: &'a IndexBucket, entries: &[(u32, SlotWord)], spares: &mut Ve
 mod tests {
     //! Guards against threads that wait for each other: one for room, with a bucket locked, and the
     //! others for the bucket, in scopes that keep the room. Whoever waits for a page with a lock
-    //! panics here (`Core::bring`).
+    //! panics here (`HeapInner::bring`).
     use super::*;
     use crate::Heap;
     use std::alloc::Layout;

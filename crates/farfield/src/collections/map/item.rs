@@ -15,7 +15,7 @@ use std::alloc::Layout;
 /// methods access memory, and are for the map only.
 pub trait Item: sealed::ItemAccess {}
 
-/// A type that becomes an [`Item`] when it is put into a map. That is the `T` itself; for `[u8]`
+/// A type that becomes an [`ItemAccess`] when it is put into a map. That is the `T` itself; for `[u8]`
 /// and `str` a slice, which is copied, or an owned type such as `Vec<u8>` or `String`.
 pub trait Source<T: ?Sized>: sealed::ItemSource<T> {}
 
@@ -23,7 +23,7 @@ pub(super) mod sealed {
     use super::*;
 
     /// # Safety
-    /// `view` and `take` accept what `Source::copy_to` has written.
+    /// `view` and `take` accept what `ItemSource::copy_to` has written.
     pub unsafe trait ItemAccess: Send + Sync + 'static {
         const ALIGN: usize;
         /// Size in bytes, if all values of the type have the same.
@@ -60,7 +60,7 @@ pub(super) mod sealed {
 impl<T: sealed::ItemAccess + ?Sized> Item for T {}
 impl<T: ?Sized, S: sealed::ItemSource<T>> Source<T> for S {}
 
-// SAFETY: a value is its bytes, written by `Source::copy_to` for `T`.
+// SAFETY: a value is its bytes, written by `ItemSource::copy_to` for `T`.
 unsafe impl<T: Send + Sync + 'static> sealed::ItemAccess for T {
     const ALIGN: usize = {
         assert!(align_of::<T>() <= PAGE_BYTES, "far values cannot be aligned to more than a page");
@@ -203,7 +203,7 @@ impl<K: Item + ?Sized, V: Item + ?Sized> EntryLayout<K, V> {
     /// Writes an entry.
     ///
     /// # Safety
-    /// There is room for one of [`Shape::layout_of`].
+    /// There is room for one of [`EntryLayout::layout_of`].
     pub(super) unsafe fn write(at: *mut u8, key: &impl Source<K>, value: &impl Source<V>) {
         let (key_bytes, value_bytes) = (size_of_val::<K>(key.borrow()), size_of_val::<V>(value.borrow()));
         // SAFETY: all three lie in the layout; its alignment is the largest of theirs, and each offset has its own.

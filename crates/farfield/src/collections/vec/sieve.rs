@@ -44,7 +44,7 @@ impl<T: Send + 'static> FarVec<T> {
     }
 
     /// Keeps the elements that `keep` accepts. It gets each element and, if `by_pairs`, the one
-    /// that was kept before it. It may change them only if `want` is `Want::Write`.
+    /// that was kept before it. It may change them only if `want` is `AccessMode::Write`.
     ///
     /// Elements are swapped and not moved, so the vector is whole whenever this ends.
     fn sieve(

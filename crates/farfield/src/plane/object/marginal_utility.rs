@@ -23,7 +23,7 @@ pub(crate) struct MarginalUtility {
     /// Number of early misses: those of pages that had left shortly before.
     pub(crate) early: AtomicU64,
     /// Clock value at which the price was last computed; only the evictor computes it. The next
-    /// field is [`Price::early`] at that time.
+    /// field is [`MarginalUtility::early`] at that time.
     made_at: AtomicU32,
     early_then: AtomicU64,
     /// The price, in parts of [`ONE`].

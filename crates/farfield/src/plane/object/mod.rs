@@ -22,7 +22,7 @@
 //! | `evacuator` | which values lie together when log pages leave |
 //! | `heat` | which objects are hot |
 //! | `paths` | hybrid plane: whether a far page comes whole, or its values one by one |
-//! | `price` | how much near memory is worth, on which that decision rests |
+//! | `marginal_utility` | how much near memory is worth, on which that decision rests |
 
 mod evacuator;
 mod flight;

@@ -10,7 +10,7 @@
 //!
 //! **What is enough?** A page that comes whole, and of which `used` objects are used before it
 //! leaves, saves `used - 1` misses. But it takes the places of its other objects from something
-//! else. These are worth what near memory is worth at the moment, the [`Price`]. So the page should
+//! else. These are worth what near memory is worth at the moment, the [`MarginalUtility`]. So the page should
 //! come whole if the saving exceeds that. In a program that reads everything in turn, a few objects
 //! are enough; in a cache, where each frame saves misses, most must be used. (Atlas has a fixed
 //! threshold of CAR, 0.8; [`Builder::car_threshold`](crate::Builder::car_threshold) sets one.)

@@ -89,7 +89,7 @@ impl<const BYTES: usize> Function for Take<BYTES> {
 
 /// Output of the elements with given indices.
 trait ElementGather {
-    /// Returns how many more indices can be added before [`Puts::put`].
+    /// Returns how many more indices can be added before [`ElementGather::put`].
     fn room(&self) -> usize;
     /// Adds the index of an element, for which there must be room; `None` if there is no such
     /// element.
