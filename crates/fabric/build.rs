@@ -1,4 +1,5 @@
-//! Finds libfabric's headers and compiles the functions that it has there only. The library is loaded when it is needed.
+//! Finds libfabric's headers and compiles the functions that it has there only. The library is
+//! loaded when it is needed.
 
 fn main() {
     println!("cargo:rerun-if-changed=src/shim.c");
@@ -10,7 +11,10 @@ fn main() {
 fn compile() {
     let found = pkg_config::Config::new().atleast_version("1.17").cargo_metadata(false).probe("libfabric");
     let library = found.unwrap_or_else(|error| {
-        panic!("the feature `fabric` needs libfabric 1.17 or newer and pkg-config (Debian: libfabric-dev, pkg-config): {error}")
+        panic!(
+            "the feature `fabric` needs libfabric 1.17 or newer and pkg-config (Debian: libfabric-dev, pkg-config): \
+             {error}"
+        )
     });
     cc::Build::new()
         .file("src/shim.c")

@@ -3,9 +3,9 @@
 
 use arbitrary::Arbitrary;
 use core::time::Duration;
-use farfield_core::session::{Answer, Call, ClientConversation, Expired};
+use farfield_core::session::{ClientConversation, ExpiredOperation, PageOperation, ReplyEvent};
 use farfield_core::time::Moment;
-use farfield_core::wire::{HEAD_BYTES, Head, PagePart};
+use farfield_core::wire::{HEADER_BYTES, MessageHeader, PagePart};
 use farfield_core::{PageId, RegionId};
 use libfuzzer_sys::fuzz_target;
 
@@ -14,7 +14,7 @@ enum Move {
     Submit { background: bool, kind: u8, count: u8, wait: u16 },
     Send,
     Sent(u8),
-    Raw([u8; HEAD_BYTES]),
+    Raw([u8; HEADER_BYTES]),
     Answer { slot: u8, kind: u8, code: u16, count: u8, body: u16, age: i8 },
     Pass(u16),
     Finish(u8),
@@ -33,10 +33,10 @@ fuzz_target!(|moves: Vec<Move>| {
                 let (page, count) = (PageId(number as u64), u32::from(count).max(1));
                 let part = PagePart::new(usize::from(wait) % 3840, count as usize).expect("it ends within the page");
                 let call = match kind % 4 {
-                    0 => Call::Read { page, count },
-                    1 => Call::Write { page, count },
-                    2 => Call::ReadPart { page, part },
-                    _ => Call::Discard { page, count },
+                    0 => PageOperation::Read { page, count },
+                    1 => PageOperation::Write { page, count },
+                    2 => PageOperation::ReadPart { page, part },
+                    _ => PageOperation::Discard { page, count },
                 };
                 let wait = Duration::from_nanos(wait.into());
                 match client.submit(now, call, background, wait, number) {
@@ -46,7 +46,7 @@ fuzz_target!(|moves: Vec<Move>| {
             }
             Move::Send => {
                 if let Some(sent) = client.poll_send(now) {
-                    generations[sent.slot as usize] = (sent.head.tag >> 32) as u32;
+                    generations[sent.slot as usize] = (sent.header.tag >> 32) as u32;
                     sending.push(sent.slot);
                 }
             }
@@ -55,21 +55,30 @@ fuzz_target!(|moves: Vec<Move>| {
                 client.on_sent(slot);
             }
             Move::Raw(bytes) => {
-                if let Ok(Some(head)) = Head::decode(&bytes) {
-                    ended = heard(&mut client, &head);
+                if let Ok(Some(header)) = MessageHeader::decode(&bytes) {
+                    ended = heard(&mut client, &header);
                 }
             }
             Move::Answer { slot, kind, code, count, body, age } => {
                 let slot = slot % 4;
                 let generation = generations[usize::from(slot)].wrapping_add_signed(age.into());
                 let tag = u64::from(generation) << 32 | u64::from(slot);
-                let head = Head { kind, code, tag, count: count.into(), body: body.into(), ..Head::default() };
-                ended = heard(&mut client, &head);
+                let header = MessageHeader {
+                    kind,
+                    code,
+                    tag,
+                    count: count.into(),
+                    body: body.into(),
+                    ..MessageHeader::default()
+                };
+                ended = heard(&mut client, &header);
             }
             Move::Pass(nanos) => {
                 now = Moment(now.0 + u64::from(nanos));
                 if let Some(expired) = client.poll_expired(now) {
-                    let (Expired::Quiet { slot } | Expired::Sending { slot } | Expired::Receiving { slot }) = expired;
+                    let (ExpiredOperation::Quiet { slot }
+                    | ExpiredOperation::Sending { slot }
+                    | ExpiredOperation::Receiving { slot }) = expired;
                     ended = Some(slot);
                 }
             }
@@ -91,10 +100,10 @@ fuzz_target!(|moves: Vec<Move>| {
 });
 
 /// The operation that an answer ends.
-fn heard(client: &mut ClientConversation<usize>, head: &Head) -> Option<u32> {
-    match client.on_head(head) {
-        Ok(Answer::Done { slot } | Answer::Failed { slot, .. }) => Some(slot),
+fn heard(client: &mut ClientConversation<usize>, header: &MessageHeader) -> Option<u32> {
+    match client.on_header(header) {
+        Ok(ReplyEvent::Done { slot } | ReplyEvent::Failed { slot, .. }) => Some(slot),
         // Its bytes are on their way; they may never come.
-        Ok(Answer::Pages { .. } | Answer::Part { .. } | Answer::Stale) | Err(_) => None,
+        Ok(ReplyEvent::Pages { .. } | ReplyEvent::Part { .. } | ReplyEvent::Stale) | Err(_) => None,
     }
 }

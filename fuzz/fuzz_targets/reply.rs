@@ -2,14 +2,14 @@
 #![no_main]
 
 use farfield_core::wire::{
-    ExposeReply, HEAD_BYTES, Head, MapReply, Reply, StationReply, WireReply, encode_answer, encode_expose, encode_map,
-    encode_stat, encode_station,
+    ExposeReply, HEADER_BYTES, MapReply, MessageHeader, Reply, StationReply, WireReply, encode_answer, encode_expose,
+    encode_map, encode_stat, encode_station,
 };
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let Ok(Some(head)) = Head::decode(bytes) else { return };
-    let Ok(answer) = WireReply::decode(&head, &bytes[HEAD_BYTES..]) else { return };
+    let Ok(Some(header)) = MessageHeader::decode(bytes) else { return };
+    let Ok(answer) = WireReply::decode(&header, &bytes[HEADER_BYTES..]) else { return };
     let mut again = Vec::new();
     match answer.reply {
         Reply::Map(map) => {
@@ -19,18 +19,18 @@ fuzz_target!(|bytes: &[u8]| {
         }
         Reply::Stat(stat) => encode_stat(answer.tag, &stat, &mut again),
         Reply::Station => {
-            let station = StationReply::decode(&bytes[HEAD_BYTES..]).unwrap();
+            let station = StationReply::decode(&bytes[HEADER_BYTES..]).unwrap();
             encode_station(answer.tag, &station, &mut again);
         }
         Reply::Expose => {
-            let windows = ExposeReply::decode(&bytes[HEAD_BYTES..]).unwrap();
+            let windows = ExposeReply::decode(&bytes[HEADER_BYTES..]).unwrap();
             assert!((1..=MapReply::LAYERS_MAX).contains(&windows.layers_total));
             assert!(windows.first_layer + windows.layers().len() as u32 <= windows.layers_total);
             encode_expose(answer.tag, &windows, windows.layers(), &mut again);
         }
-        Reply::Answer { steps } => encode_answer(answer.tag, steps, &bytes[HEAD_BYTES..], &mut again),
+        Reply::Answer { steps } => encode_answer(answer.tag, steps, &bytes[HEADER_BYTES..], &mut again),
         _ => return,
     }
-    let head = Head::decode(&again).unwrap().unwrap();
-    assert_eq!(WireReply::decode(&head, &again[HEAD_BYTES..]), Ok(answer));
+    let header = MessageHeader::decode(&again).unwrap().unwrap();
+    assert_eq!(WireReply::decode(&header, &again[HEADER_BYTES..]), Ok(answer));
 });

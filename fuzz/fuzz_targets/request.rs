@@ -2,24 +2,26 @@
 #![no_main]
 
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::wire::{HEAD_BYTES, Head, Kind, Request, WireRequest, encode_request, write_body_bytes};
+use farfield_core::wire::{
+    HEADER_BYTES, MessageHeader, MessageKind, Request, WireRequest, encode_request, write_body_bytes,
+};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let Ok(Some(mut head)) = Head::decode(bytes) else { return };
-    let mut body = bytes[HEAD_BYTES..].to_vec();
-    if head.kind == Kind::Write as u8 && head.flags & 0x80 != 0 {
+    let Ok(Some(mut header)) = MessageHeader::decode(bytes) else { return };
+    let mut body = bytes[HEADER_BYTES..].to_vec();
+    if header.kind == MessageKind::Write as u8 && header.flags & 0x80 != 0 {
         // Fuzzers do not grow inputs to whole pages by themselves.
-        head.count %= 4;
-        body.resize(write_body_bytes(head.count), 7);
-        head.body = body.len() as u32;
+        header.count %= 4;
+        body.resize(write_body_bytes(header.count), 7);
+        header.body = body.len() as u32;
     }
-    if head.kind == Kind::Call as u8 && head.flags & 0x80 != 0 {
+    if header.kind == MessageKind::Call as u8 && header.flags & 0x80 != 0 {
         // Nor do they find lengths that agree with each other: so many bytes are its name.
         body = [&1u32.to_le_bytes()[..], &(body.len().min(64) as u16).to_le_bytes()[..], &body[..]].concat();
-        head.body = body.len() as u32;
+        header.body = body.len() as u32;
     }
-    let Ok(request) = WireRequest::decode(&head, &body) else { return };
+    let Ok(request) = WireRequest::decode(&header, &body) else { return };
     if let Request::Write { pages, .. } = request.request {
         assert_eq!(pages.iter().count(), pages.count() as usize);
         assert_eq!(pages.bytes().len(), pages.count() as usize * PAGE_BYTES);
@@ -33,7 +35,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let mut again = Vec::new();
     encode_request(&request, &mut again);
-    let head = Head::decode(&again).unwrap().unwrap();
-    assert_eq!(head.frame_bytes(), again.len());
-    assert_eq!(WireRequest::decode(&head, &again[HEAD_BYTES..]), Ok(request));
+    let header = MessageHeader::decode(&again).unwrap().unwrap();
+    assert_eq!(header.frame_bytes(), again.len());
+    assert_eq!(WireRequest::decode(&header, &again[HEADER_BYTES..]), Ok(request));
 });

@@ -1,7 +1,7 @@
 //! What guest and host say to each other: any bytes are understood and said again the same way, or refused.
 #![no_main]
 
-use farfield_sandbox::abi::{Begin, Said, Told};
+use farfield_sandbox::abi::{Begin, GuestMessage, HostReply};
 use libfuzzer_sys::fuzz_target;
 
 fn check<T: PartialEq + std::fmt::Debug + serde::Serialize + serde::de::DeserializeOwned>(bytes: &[u8]) {
@@ -12,7 +12,7 @@ fn check<T: PartialEq + std::fmt::Debug + serde::Serialize + serde::de::Deserial
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    check::<Said>(bytes);
-    check::<Told>(bytes);
+    check::<GuestMessage>(bytes);
+    check::<HostReply>(bytes);
     check::<Begin>(bytes);
 });

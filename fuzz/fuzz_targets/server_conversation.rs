@@ -4,7 +4,7 @@
 
 use arbitrary::Arbitrary;
 use farfield_core::Incarnation;
-use farfield_core::session::{ServerConversation, Step};
+use farfield_core::session::{ServerAction, ServerConversation};
 use farfield_core::wire::{Hello, SessionSecret, Welcome};
 use libfuzzer_sys::fuzz_target;
 
@@ -28,18 +28,18 @@ fuzz_target!(|input: Input<'_>| {
         received.extend_from_slice(piece);
         loop {
             let (used, welcomed, request) = match conversation.step(&received) {
-                Step::Need { bytes } => {
+                ServerAction::Need { bytes } => {
                     assert!(bytes > received.len());
                     assert!(!broken);
                     break;
                 }
-                Step::Broken { .. } => {
+                ServerAction::Broken { .. } => {
                     broken = true;
                     break;
                 }
-                Step::Hello { used, version, .. } => (used, version.is_some(), false),
-                Step::Request { used, .. } => (used, false, true),
-                Step::Fail { used, .. } => (used, false, false),
+                ServerAction::Hello { used, version, .. } => (used, version.is_some(), false),
+                ServerAction::Request { used, .. } => (used, false, true),
+                ServerAction::Fail { used, .. } => (used, false, false),
             };
             assert!(!broken && used > 0 && used <= received.len());
             if welcomed {

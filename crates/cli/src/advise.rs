@@ -73,19 +73,19 @@ pub(crate) fn advise(
     slo: f64,
     far: &[String],
     token_file: Option<&Path>,
-    care: ProbeEffort,
+    effort: ProbeEffort,
 ) -> anyhow::Result<Advice> {
     let token = crate::token::read(token_file)?;
     let private = [String::new()];
     let urls = if far.is_empty() { &private } else { far };
-    let places: Vec<MeasuredPool> = urls.iter().map(|url| place(url, &token, care)).collect::<anyhow::Result<_>>()?;
+    let places: Vec<MeasuredPool> = urls.iter().map(|url| place(url, &token, effort)).collect::<anyhow::Result<_>>()?;
     let near_free_bytes = free_bytes();
     Ok(advice::advise(&Question { profile, slo, places: &places, near_free_bytes }))
 }
 
-fn place(url: &str, token: &[u8], care: ProbeEffort) -> anyhow::Result<MeasuredPool> {
+fn place(url: &str, token: &[u8], effort: ProbeEffort) -> anyhow::Result<MeasuredPool> {
     let address = if url.is_empty() { PRIVATE_STAND_IN } else { url };
-    let measured = pool::place(address, token, care);
+    let measured = pool::place(address, token, effort);
     ensure!(measured.is_measured(), "--far: {}", measured.text());
     measured.for_advice(url).context("a place that is well was measured")
 }

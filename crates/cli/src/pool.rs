@@ -32,10 +32,11 @@ JOB is a process of the job: the program, a child of it, or its `farfield run`."
 enum PoolCommand {
     /// Move everything that the job has far to another pool, while it runs, and wait for that
     ///
-    /// Until all has moved, the old pool holds everything: if the new one is full, dies, or is not wanted any more, the job goes on with the
-    /// old one. For that time both need the memory.
+    /// Until all has moved, the old pool holds everything: if the new one is full, dies, or is not
+    /// wanted any more, the job goes on with the old one. For that time both need the memory.
     Switch(SwitchArgs),
-    /// Say where the job's far memory is, what still moves, and how many pages of a mirror or an erasure code have fewer copies or parts than they should
+    /// Say where the job's far memory is, what still moves, and how many pages of a mirror or an
+    /// erasure code have fewer copies or parts than they should
     Status(StatusArgs),
     /// Move back what a switch has moved
     Cancel(JobArgs),

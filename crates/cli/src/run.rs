@@ -22,17 +22,19 @@ pub(crate) struct RunArgs {
     /// machine's (or container's) memory. At least 16M
     #[arg(long, value_name = "SIZE", default_value = "50%", env = "FARFIELD_NEAR")]
     near: Size,
-    /// Where far is: a memory server, tcp://HOST:PORT or unix:PATH, or a file, ssd:FOLDER?size=8G. Several share the load;
-    /// "mirror(URL,URL)" holds the same at both; "ec(2,1,URL,URL,URL)" outlives any one of the three (",scrub=12h"
-    /// behind the URLs: looks for rot twice a day, and not once); "tier(URL,URL)" uses the second for what the first has
-    /// no room for
+    /// Where far is: a memory server, tcp://HOST:PORT or unix:PATH, or a file, ssd:FOLDER?size=8G.
+    /// Several share the load; "mirror(URL,URL)" holds the same at both; "ec(2,1,URL,URL,URL)"
+    /// outlives any one of the three (",scrub=12h" behind the URLs: looks for rot twice a day, and
+    /// not once); "tier(URL,URL)" uses the second for what the first has no room for
     #[arg(long, value_name = "URL")]
     far: Vec<String>,
-    /// Give the program as little near memory as --slo allows, --near at most, and change that while it runs. Each --far is a
-    /// place of its own then: it starts at the first, or with --profile with what `farfield advise` says at the best of them, and
-    /// moves to another while it runs when its place is or becomes too slow, or loses a server. "periodic" decides at fixed times
-    #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "event",
-          requires = "slo")]
+    /// Give the program as little near memory as --slo allows, --near at most, and change that
+    /// while it runs. Each --far is a place of its own then: it starts at the first, or with
+    /// --profile with what `farfield advise` says at the best of them, and moves to another while
+    /// it runs when its place is or becomes too slow, or loses a server. "periodic" decides at
+    /// fixed times
+    #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true,
+          default_missing_value = "event", requires = "slo")]
     auto: Option<AutoArg>,
     /// The program may take at most so many times the time that it takes with all its memory near
     #[arg(long, value_name = "TIMES", value_parser = crate::advise::slo, requires = "auto")]
@@ -43,8 +45,9 @@ pub(crate) struct RunArgs {
     /// How page faults are served
     #[arg(long, value_enum, default_value = "auto")]
     mode: ModeArg,
-    /// Huge pages of 2 MiB for all its memory as long as all of it is near; what is far comes and goes in pages of 4 KiB. Faster where most of each 2 MiB is
-    /// used; else the kernel gives it memory that it does not use. --auto asks for them where `farfield advise` does
+    /// Huge pages of 2 MiB for all its memory as long as all of it is near; what is far comes and
+    /// goes in pages of 4 KiB. Faster where most of each 2 MiB is used; else the kernel gives it
+    /// memory that it does not use. --auto asks for them where `farfield advise` does
     #[arg(long)]
     huge_pages: bool,
     /// Write what happened to this file when the program ends, as JSON

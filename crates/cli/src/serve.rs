@@ -31,11 +31,12 @@ pub(crate) struct ServeArgs {
     /// Listen without --token-file where other machines can connect: whoever reaches the port may use the memory
     #[arg(long)]
     insecure: bool,
-    /// Let heaps on other machines read their memory by themselves, through libfabric's provider tcp: --far fabric:tcp://HOST:PORT.
-    /// Needs a farfield that was built with --features fabric
+    /// Let heaps on other machines read their memory by themselves, through libfabric's provider
+    /// tcp: --far fabric:tcp://HOST:PORT. Needs a farfield that was built with --features fabric
     #[arg(long, value_name = "PROVIDER")]
     fabric: Option<String>,
-    /// Run functions that clients ship as WebAssembly, each in a sandbox that has the bytes of its client and nothing else
+    /// Run functions that clients ship as WebAssembly, each in a sandbox that has the bytes of its
+    /// client and nothing else
     #[arg(long)]
     sandbox: bool,
     /// Answer Prometheus at http://ADDR:PORT/metrics
@@ -74,7 +75,8 @@ Examples:
   farfield serve --sandbox                                Also runs code that clients ship (docs/design/wic.md)
 
 Without --token-file everybody who can reach a TCP port may use the memory, so the default is this machine only, and
-other addresses need --token-file or --insecure; a socket serves processes of the same user and root. A token file looks like this (chmod 600):
+other addresses need --token-file or --insecure; a socket serves processes of the same user and root. A token file \
+looks like this (chmod 600):
   alice  8Xw0p3kq  16G
   batch  Zk3v0s1d  -
 When it listens it prints one line of JSON to stdout, unless that is a terminal.";

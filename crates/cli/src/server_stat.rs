@@ -2,8 +2,8 @@
 
 use anyhow::{Context, bail, ensure};
 use farfield_core::wire::{
-    HEAD_BYTES, Hello, MessageHeader, Reply, Request, Stat, VERSION_MAX, VERSION_MIN, Welcome, WireReply, WireRequest,
-    encode_request,
+    HEADER_BYTES, Hello, MessageHeader, Reply, Request, Stat, VERSION_MAX, VERSION_MIN, Welcome, WireReply,
+    WireRequest, encode_request,
 };
 use farfield_pool::{UnixSocket, check_server_user};
 use std::collections::BTreeMap;
@@ -136,7 +136,7 @@ fn connect(url: &str, server_uid: Option<u32>) -> anyhow::Result<Box<dyn ByteStr
 }
 
 fn receive(stream: &mut dyn ByteStream) -> anyhow::Result<(MessageHeader, Vec<u8>)> {
-    let mut bytes = [0; HEAD_BYTES];
+    let mut bytes = [0; HEADER_BYTES];
     stream.read_exact(&mut bytes)?;
     let head = MessageHeader::decode(&bytes)?.context("a whole head was read")?;
     ensure!(head.body as usize <= BODY_BYTES_MAX, "its answer is too long");

@@ -21,13 +21,14 @@ use std::time::{Duration, Instant};
 
 /// Show what a job, a heap with a name, or a memory server, does with far memory.
 ///
-/// On a terminal the view is refreshed each second; ^C ends it. Rates and latencies are those since the last refresh, at
-/// first and with --once those since the start. Lines fit 80 columns; --json has more.
+/// On a terminal the view is refreshed each second; ^C ends it. Rates and latencies are those since
+/// the last refresh, at first and with --once those since the start. Lines fit 80 columns; --json
+/// has more.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TopArgs {
-    /// A process of the job (the program, a child of it, or its `farfield run`) or of the heap, or the URL of a memory server.
-    /// Without it, all jobs and heaps of this user
+    /// A process of the job (the program, a child of it, or its `farfield run`) or of the heap, or
+    /// the URL of a memory server. Without it, all jobs and heaps of this user
     #[arg(value_name = "PID|URL")]
     targets: Vec<String>,
     /// Print once and end
@@ -150,7 +151,8 @@ impl View {
             view = View::of_all();
             anyhow::ensure!(
                 !view.jobs.is_empty() || !view.heaps.is_empty(),
-                "no job of this user runs under `farfield run`, and no heap has a name; name a process or the URL of a memory server"
+                "no job of this user runs under `farfield run`, and no heap has a name; name a process or the URL of a \
+                 memory server"
             );
         }
         Ok(view)

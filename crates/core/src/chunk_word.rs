@@ -1,18 +1,19 @@
-//! The chunk word: which legs of a mirror hold the right bytes of a chunk of pages, as one atomic 32-bit word.
+//! The chunk word: which members of a mirror hold the right bytes of a chunk of pages, as one
+//! atomic 32-bit word.
 //!
 //! ```text
 //!  31        18   17        16       15           0
 //! +------------+---------+---------+--------------+
-//! | writers    | watched | touched | 8 legs × 2   |
+//! | writers    | watched | touched | 8 members × 2|
 //! +------------+---------+---------+--------------+
 //! ```
 //!
-//! A leg is Valid, or Stale → Copying → Valid. A write that begins meanwhile turns Copying into
+//! A member is Valid, or Stale → Copying → Valid. A write that begins meanwhile turns Copying into
 //! Spoiled, and the copier then ends it as Stale. A copy begins only while no write is under way,
-//! so no leg becomes Valid while a write is. When a write ends, Valid legs that do not have it
-//! become Stale. While a chunk was never written (not touched), every leg holds zeros. A thread
-//! that compares what legs hold *watches* the chunk: as long as the mark is set no write has begun,
-//! so all Valid legs hold equal bytes.
+//! so no member becomes Valid while a write is. When a write ends, Valid members that do not have
+//! it become Stale. While a chunk was never written (not touched), every member holds zeros. A
+//! thread that compares what members hold *watches* the chunk: as long as the mark is set no write
+//! has begun, so all Valid members hold equal bytes.
 //!
 //! Every transition is a pure function on a copy; the owner of the atomic runs the
 //! compare-exchange.
@@ -25,13 +26,13 @@ enum State {
     Valid = 0,
     /// Lacks the newest bytes.
     Stale = 1,
-    /// A copy of the chunk to this leg is under way.
+    /// A copy of the chunk to this member is under way.
     Copying = 2,
     /// A copy is under way in vain, because a write began meanwhile.
     Spoiled = 3,
 }
 
-/// Word of one chunk: the state of each leg, two flags, and the number of writes under way.
+/// Word of one chunk: the state of each member, two flags, and the number of writes under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ChunkWord(pub u32);
 
@@ -41,23 +42,23 @@ const WRITER_ONE: u32 = 1 << 18;
 const WRITERS_MAX: u32 = u32::MAX / WRITER_ONE;
 
 impl ChunkWord {
-    /// Greatest number of legs of a mirror, spares counted.
-    pub const LEGS_MAX: usize = 8;
+    /// Greatest number of members of a mirror, spares counted.
+    pub const MEMBERS_MAX: usize = 8;
 
     /// Creates the word of a new mirror: the `spares` are not in use, so no write reaches them, and
     /// they are Stale.
     pub fn fresh(spares: MemberSet) -> ChunkWord {
-        spares.iter().fold(ChunkWord(0), |word, leg| word.with(leg, State::Stale))
+        spares.iter().fold(ChunkWord(0), |word, member| word.with(member, State::Stale))
     }
 
-    /// Creates the word of a chunk of a snapshot: all legs hold equal bytes, which may not be
+    /// Creates the word of a chunk of a snapshot: all members hold equal bytes, which may not be
     /// zeros.
     pub fn inherited() -> ChunkWord {
         ChunkWord(TOUCHED)
     }
 
-    fn state(self, leg: usize) -> State {
-        match self.0 >> (2 * leg) & 3 {
+    fn state(self, member: usize) -> State {
+        match self.0 >> (2 * member) & 3 {
             0 => State::Valid,
             1 => State::Stale,
             2 => State::Copying,
@@ -65,12 +66,12 @@ impl ChunkWord {
         }
     }
 
-    fn with(self, leg: usize, state: State) -> ChunkWord {
-        ChunkWord(self.0 & !(3 << (2 * leg)) | (state as u32) << (2 * leg))
+    fn with(self, member: usize, state: State) -> ChunkWord {
+        ChunkWord(self.0 & !(3 << (2 * member)) | (state as u32) << (2 * member))
     }
 
     fn is(self, state: State) -> MemberSet {
-        (0..Self::LEGS_MAX).filter(|&leg| self.state(leg) == state).collect()
+        (0..Self::MEMBERS_MAX).filter(|&member| self.state(member) == state).collect()
     }
 
     fn writers(self) -> u32 {
@@ -82,75 +83,75 @@ impl ChunkWord {
         self.0 & TOUCHED != 0
     }
 
-    /// Returns the legs that can be read.
+    /// Returns the members that can be read.
     pub fn valid(self) -> MemberSet {
         self.is(State::Valid)
     }
 
-    /// Returns those of `legs` that a copy would help: the Stale ones, if the chunk was ever
+    /// Returns those of `members` that a copy would help: the Stale ones, if the chunk was ever
     /// written.
-    pub fn stale(self, legs: MemberSet) -> MemberSet {
-        if self.is_touched() { self.is(State::Stale).intersection(legs) } else { MemberSet(0) }
+    pub fn stale(self, members: MemberSet) -> MemberSet {
+        if self.is_touched() { self.is(State::Stale).intersection(members) } else { MemberSet(0) }
     }
 
-    /// Checks whether a copy that was claimed for `leg` is still worth finishing: no write spoiled
-    /// it.
-    pub fn is_copying(self, leg: usize) -> bool {
-        self.state(leg) == State::Copying
+    /// Checks whether a copy that was claimed for `member` is still worth finishing: no write
+    /// spoiled it.
+    pub fn is_copying(self, member: usize) -> bool {
+        self.state(member) == State::Copying
     }
 
-    /// Begins a write to all `active` legs. `None`: too many writes are under way.
+    /// Begins a write to all `active` members. `None`: too many writes are under way.
     pub fn begin_write(self, active: MemberSet) -> Option<ChunkWord> {
         if self.writers() == WRITERS_MAX {
             return None;
         }
         let mut word = ChunkWord(self.0 & !WATCHED);
-        for leg in self.is(State::Copying).iter() {
-            word = word.with(leg, State::Spoiled);
+        for member in self.is(State::Copying).iter() {
+            word = word.with(member, State::Spoiled);
         }
         if !self.is_touched() {
-            for leg in active.iter() {
-                word = word.with(leg, State::Valid);
+            for member in active.iter() {
+                word = word.with(member, State::Valid);
             }
         }
         Some(ChunkWord((word.0 | TOUCHED) + WRITER_ONE))
     }
 
-    /// Ends a write that the legs `have` hold now and the others of `all` do not. `false`: no leg
-    /// that can be read holds it. Then the write has failed, and the pages hold either of the two
-    /// versions.
+    /// Ends a write that the members `have` hold now and the others of `all` do not. `false`: no
+    /// member that can be read holds it. Then the write has failed, and the pages hold either of
+    /// the two versions.
     pub fn end_write(self, have: MemberSet, all: MemberSet) -> (ChunkWord, bool) {
         assert!(self.writers() > 0);
         let mut word = ChunkWord(self.0 - WRITER_ONE);
         let kept = !have.intersection(self.valid()).is_empty();
         if kept {
-            for leg in self.valid().intersection(all).difference(have).iter() {
-                word = word.with(leg, State::Stale);
+            for member in self.valid().intersection(all).difference(have).iter() {
+                word = word.with(member, State::Stale);
             }
         }
         (word, kept)
     }
 
-    /// Ends a failed write of a mirror whose `leader` has not got it. All other legs of `all`
+    /// Ends a failed write of a mirror whose `leader` has not got it. All other members of `all`
     /// become Stale, whether they have the write or not.
-    pub fn fail_write(self, leader: usize, all: MemberSet) -> ChunkWord {
-        assert!(self.valid().has(leader));
-        self.end_write(MemberSet::one(leader), all).0
+    pub fn fail_write(self, authoritative: usize, all: MemberSet) -> ChunkWord {
+        assert!(self.valid().has(authoritative));
+        self.end_write(MemberSet::one(authoritative), all).0
     }
 
-    /// Marks the chunk as written, after a write that was not noted; the states of the legs stay as
-    /// they were.
+    /// Marks the chunk as written, after a write that was not noted; the states of the members stay
+    /// as they were.
     pub fn touch(self) -> ChunkWord {
         ChunkWord(self.0 | TOUCHED)
     }
 
-    /// Marks `leg` as Stale because it is lost and will be replaced by a server that holds nothing.
-    /// No copy to `leg` may be under way.
-    pub fn forget(self, leg: usize) -> ChunkWord {
-        self.with(leg, State::Stale)
+    /// Marks `member` as Stale because it has failed and will be replaced by a server that holds
+    /// nothing. No copy to `member` may be under way.
+    pub fn forget(self, member: usize) -> ChunkWord {
+        self.with(member, State::Stale)
     }
 
-    /// Sets the watched mark, before the bytes that legs hold are compared. Only one thread may
+    /// Sets the watched mark, before the bytes that members hold are compared. Only one thread may
     /// watch the chunk at a time. `None`: not possible now.
     pub fn watch(self) -> Option<ChunkWord> {
         (self.is_touched() && self.writers() == 0).then_some(ChunkWord(self.0 | WATCHED))
@@ -166,54 +167,54 @@ impl ChunkWord {
         ChunkWord(self.0 & !WATCHED)
     }
 
-    /// Marks `leg` as Stale because wrong bytes were found there. `None`: it is the only leg of
-    /// `active` that can be read, or it cannot be read any more.
-    pub fn suspect(self, leg: usize, active: MemberSet) -> Option<ChunkWord> {
-        let others = self.valid().intersection(active).difference(MemberSet::one(leg));
-        (self.valid().has(leg) && !others.is_empty()).then(|| self.with(leg, State::Stale))
+    /// Marks `member` as Stale because wrong bytes were found there. `None`: it is the only member
+    /// of `active` that can be read, or it cannot be read any more.
+    pub fn suspect(self, member: usize, active: MemberSet) -> Option<ChunkWord> {
+        let others = self.valid().intersection(active).difference(MemberSet::one(member));
+        (self.valid().has(member) && !others.is_empty()).then(|| self.with(member, State::Stale))
     }
 
-    /// Claims a copy of the chunk to `leg`; returns the legs from which it may be copied. `None`:
-    /// not possible now.
-    pub fn claim(self, leg: usize, active: MemberSet) -> Option<(ChunkWord, MemberSet)> {
+    /// Claims a copy of the chunk to `member`; returns the members from which it may be copied.
+    /// `None`: not possible now.
+    pub fn claim(self, member: usize, active: MemberSet) -> Option<(ChunkWord, MemberSet)> {
         let sources = self.valid().intersection(active);
-        let may = self.writers() == 0 && self.is_touched() && self.state(leg) == State::Stale && !sources.is_empty();
-        may.then(|| (self.with(leg, State::Copying), sources))
+        let may = self.writers() == 0 && self.is_touched() && self.state(member) == State::Stale && !sources.is_empty();
+        may.then(|| (self.with(member, State::Copying), sources))
     }
 
     /// Ends a claimed copy, `copied` or given up. Nothing of the copy may be under way any more.
-    pub fn finish(self, leg: usize, copied: bool) -> ChunkWord {
-        let state = self.state(leg);
+    pub fn finish(self, member: usize, copied: bool) -> ChunkWord {
+        let state = self.state(member);
         assert!(matches!(state, State::Copying | State::Spoiled));
-        self.with(leg, if copied && state == State::Copying { State::Valid } else { State::Stale })
+        self.with(member, if copied && state == State::Copying { State::Valid } else { State::Stale })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    //! Danger: a leg that is read and holds an old version, whatever the order in which writes,
+    //! Danger: a member that is read and holds an old version, whatever the order in which writes,
     //! copies and deaths happen.
     use super::*;
     use alloc::collections::BTreeSet;
     use alloc::vec;
     use alloc::vec::Vec;
 
-    /// Two legs and a spare, one page, its versions, and everything that is under way.
+    /// Two members and a spare, one page, its versions, and everything that is under way.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
     struct World {
         word: u32,
         holds: [u8; 3],
         /// The last version whose write ended well.
         written: u8,
-        /// A version whose write failed: legs that could be read may or may not hold it.
+        /// A version whose write failed: members that could be read may or may not hold it.
         failed: Option<u8>,
-        /// Version and targets of the write under way, and the legs that have it.
+        /// Version and targets of the write under way, and the members that have it.
         writer: Option<(u8, u16, u16)>,
-        /// A write that ended and may still land at a leg.
+        /// A write that ended and may still land at a member.
         late: Option<(usize, u8)>,
-        /// Who copies to which leg, and what was read.
+        /// Who copies to which member, and what was read.
         copier: Option<(usize, Option<u8>)>,
-        /// Legs that are compared.
+        /// Members that are compared.
         watcher: Option<u16>,
         active: u16,
         lost: u16,
@@ -252,57 +253,61 @@ mod tests {
                 next.push(World { word: word.0, writer, writes_left: self.writes_left - 1, ..self });
             }
             if let Some((version, targets, have)) = self.writer {
-                for leg in MemberSet(targets).difference(MemberSet(have)).iter() {
-                    let mut world = World { writer: Some((version, targets, have | 1 << leg)), ..self };
-                    world.holds[leg] = version;
+                for member in MemberSet(targets).difference(MemberSet(have)).iter() {
+                    let mut world = World { writer: Some((version, targets, have | 1 << member)), ..self };
+                    world.holds[member] = version;
                     next.push(world);
                 }
                 let (after, kept) = word.end_write(MemberSet(have), ALL);
                 let (written, failed) = if kept { (version, None) } else { (self.written, Some(version)) };
                 let ended = World { word: after.0, writer: None, written, failed, ..self };
                 next.push(ended);
-                for leg in MemberSet(targets).difference(MemberSet(have)).iter() {
+                for member in MemberSet(targets).difference(MemberSet(have)).iter() {
                     // Not answered: nobody copies there before it is. (With nobody who has it, it is a failed write.)
                     if self.late.is_none() && kept {
-                        next.push(World { late: Some((leg, version)), active: self.active & !(1 << leg), ..ended });
+                        next.push(World {
+                            late: Some((member, version)),
+                            active: self.active & !(1 << member),
+                            ..ended
+                        });
                     }
                 }
             }
-            if let Some((leg, version)) = self.late {
-                let mut world = World { late: None, active: self.active | 1 << leg & !self.lost, ..self };
-                world.holds[leg] = version;
+            if let Some((member, version)) = self.late {
+                let mut world = World { late: None, active: self.active | 1 << member & !self.lost, ..self };
+                world.holds[member] = version;
                 next.push(world);
             }
             match self.copier {
                 None => {
-                    for leg in active.iter().filter(|&leg| self.late.is_none_or(|(late, _)| late != leg)) {
-                        if let Some((word, _)) = word.claim(leg, active) {
-                            next.push(World { word: word.0, copier: Some((leg, None)), ..self });
+                    for member in active.iter().filter(|&member| self.late.is_none_or(|(late, _)| late != member)) {
+                        if let Some((word, _)) = word.claim(member, active) {
+                            next.push(World { word: word.0, copier: Some((member, None)), ..self });
                         }
                     }
                 }
-                Some((leg, None)) => {
+                Some((member, None)) => {
                     for source in word.valid().intersection(active).iter() {
-                        next.push(World { copier: Some((leg, Some(self.holds[source]))), ..self });
+                        next.push(World { copier: Some((member, Some(self.holds[source]))), ..self });
                     }
-                    next.push(World { word: word.finish(leg, false).0, copier: None, ..self });
+                    next.push(World { word: word.finish(member, false).0, copier: None, ..self });
                 }
-                Some((leg, Some(version))) => {
-                    let mut world = World { word: word.finish(leg, true).0, copier: None, ..self };
-                    world.holds[leg] = version;
+                Some((member, Some(version))) => {
+                    let mut world = World { word: word.finish(member, true).0, copier: None, ..self };
+                    world.holds[member] = version;
                     next.push(world);
                     // It lands, and somebody else goes on before the copy is finished.
-                    if self.holds[leg] != version {
+                    if self.holds[member] != version {
                         let mut world = self;
-                        world.holds[leg] = version;
+                        world.holds[member] = version;
                         next.push(world);
                     }
                 }
             }
             if self.lost == 0 {
-                for leg in 0..2 {
-                    // A leg is lost, and the spare comes in.
-                    next.push(World { lost: 1 << leg, active: self.active & !(1 << leg) | 4, ..self });
+                for member in 0..2 {
+                    // A member has failed, and the spare comes in.
+                    next.push(World { lost: 1 << member, active: self.active & !(1 << member) | 4, ..self });
                 }
             }
             match self.watcher {
@@ -314,8 +319,8 @@ mod tests {
                 Some(_) => next.push(World { word: word.unwatch().0, watcher: None, ..self }),
             }
             if self.suspicions_left > 0 {
-                for leg in 0..3 {
-                    if let Some(word) = word.suspect(leg, active) {
+                for member in 0..3 {
+                    if let Some(word) = word.suspect(member, active) {
                         next.push(World { word: word.0, suspicions_left: 0, ..self });
                     }
                 }
@@ -325,16 +330,19 @@ mod tests {
 
         fn check(&self) {
             let readable = ChunkWord(self.word).valid().intersection(MemberSet(self.active));
-            for leg in readable.iter() {
-                let holds = self.holds[leg];
+            for member in readable.iter() {
+                let holds = self.holds[member];
                 let under_way = self.writer.is_some_and(|(version, ..)| version == holds);
                 assert!(holds == self.written || under_way || self.failed == Some(holds), "{self:?}");
             }
             if let Some(compared) = self.watcher.filter(|_| ChunkWord(self.word).is_watched() && self.failed.is_none())
             {
-                assert!(MemberSet(compared).iter().all(|leg| self.holds[leg] == self.written), "they differ: {self:?}");
+                assert!(
+                    MemberSet(compared).iter().all(|member| self.holds[member] == self.written),
+                    "they differ: {self:?}"
+                );
             }
-            // As long as no leg is late, one of two legs that did not die is enough.
+            // As long as no member is lagging, one of two members that did not die is enough.
             if self.lost == 0 && self.late.is_none() && self.active & 3 == 3 {
                 assert!(!readable.is_empty(), "nobody can be read: {self:?}");
             }
@@ -351,8 +359,9 @@ mod tests {
             }
         }
         assert!(seen.len() > 10_000, "{}", seen.len());
-        let healed = |world: &&World| world.lost != 0 && ChunkWord(world.word).valid().has(2) && world.writes_left < 2;
-        assert!(seen.iter().any(|world| healed(&world)), "a spare is filled");
+        let repaired =
+            |world: &&World| world.lost != 0 && ChunkWord(world.word).valid().has(2) && world.writes_left < 2;
+        assert!(seen.iter().any(|world| repaired(&world)), "a spare is filled");
     }
 
     #[test]
@@ -373,7 +382,7 @@ mod tests {
     fn a_leg_that_leads_decides() {
         let both = ChunkWord::inherited().begin_write(ALL).expect("room");
         let failed = both.fail_write(0, ALL);
-        let behind = MemberSet::first(ChunkWord::LEGS_MAX).difference(ALL).union(MemberSet::one(0));
+        let behind = MemberSet::first(ChunkWord::MEMBERS_MAX).difference(ALL).union(MemberSet::one(0));
         assert_eq!((failed.valid(), failed.writers()), (behind, 0), "the others are behind");
         let spare = ChunkWord::fresh(MemberSet::one(1));
         assert!(!spare.is_touched() && spare.touch().is_touched());

@@ -3,17 +3,17 @@
 //! ```text
 //!  63     51   50    49 48    47      32  31     16  15      0
 //! +---------+--------+-------+----------+----------+----------+
-//! | 0       | mended | state | present  | live     | have     |
+//! | 0       |claimed | state | present  | live     | have     |
 //! +---------+--------+-------+----------+----------+----------+
 //! ```
 //!
 //! Clean → Writing → Closed → Spent → Writing or Clean. A row is written once, by one writer, and
-//! never changed while it is closed. So a leg that dies in the middle of a write harms nothing but
-//! that row, which nothing refers to yet. *present* are the data pages that were written (the
-//! others are zeros), *live* those that still are the newest version of some page, *have* the legs
-//! that hold their part. When nothing is live any more the row is spent, unless it is being mended:
-//! a part that is on its way to a leg must not land in a row that has another writer. A thread that
-//! compares what legs hold with what was written keeps the row in the same way.
+//! never changed while it is closed. So a member that dies in the middle of a write harms nothing
+//! but that row, which nothing refers to yet. *present* are the data pages that were written (the
+//! others are zeros), *live* those that still are the newest version of some page, *have* the
+//! members that hold their part. When nothing is live any more the row is spent, unless it is being
+//! repaired: a part that is on its way to a member must not land in a row that has another writer.
+//! A thread that compares what members hold with what was written keeps the row in the same way.
 //!
 //! Every transition is a pure function on a copy; the owner of the atomic runs the
 //! compare-exchange. *Writing* is not in the word: a thread that has claimed a row is alone with
@@ -27,12 +27,12 @@ pub struct RowWord(pub u64);
 
 const CLOSED: u64 = 1 << 48;
 const SPENT: u64 = 1 << 49;
-const MENDED: u64 = 1 << 50;
+const CLAIMED: u64 = 1 << 50;
 
 impl RowWord {
-    /// Word of a row that was never written, or was discarded at all legs.
+    /// Word of a row that was never written, or was discarded at all members.
     pub const CLEAN: RowWord = RowWord(0);
-    /// Word of a row in which nothing is of use, and that legs may still hold.
+    /// Word of a row in which nothing is of use, and that members may still hold.
     pub const SPENT: RowWord = RowWord(SPENT);
 
     /// Creates the word of a written row, whose `present` data pages are the newest version of
@@ -47,12 +47,12 @@ impl RowWord {
         self.0 & CLOSED != 0
     }
 
-    /// Checks whether legs may hold bytes of the row that nobody needs.
+    /// Checks whether members may hold bytes of the row that nobody needs.
     pub fn is_spent(self) -> bool {
         self.0 & SPENT != 0
     }
 
-    /// Returns the legs that hold their part.
+    /// Returns the members that hold their part.
     pub fn have(self) -> MemberSet {
         MemberSet(self.0 as u16)
     }
@@ -67,14 +67,14 @@ impl RowWord {
         (self.0 >> 32) as u16
     }
 
-    /// Checks whether the row is being mended or watched.
-    pub fn is_mended(self) -> bool {
-        self.0 & MENDED != 0
+    /// Checks whether the row is claimed: being repaired or watched.
+    pub fn is_claimed(self) -> bool {
+        self.0 & CLAIMED != 0
     }
 
     /// Returns a spent row if nothing keeps it, and whether it is: then a writer may claim it.
     fn settled(self) -> (RowWord, bool) {
-        let is_over = self.live() == 0 && !self.is_mended();
+        let is_over = self.live() == 0 && !self.is_claimed();
         (if is_over { RowWord::SPENT } else { self }, is_over)
     }
 
@@ -85,68 +85,68 @@ impl RowWord {
         RowWord(self.0 & !(1 << (16 + part))).settled()
     }
 
-    /// Removes `leg` from those that hold their part, because it gave wrong bytes. `None`: it did
-    /// not count as one that holds its part, or too few would be left: fewer than `needed` of the
-    /// `living` legs.
-    pub fn suspect(self, leg: usize, needed: usize, living: MemberSet) -> Option<RowWord> {
-        let others = self.have().intersection(living).difference(MemberSet::one(leg));
-        let may = self.is_closed() && self.have().has(leg) && others.count() >= needed;
-        may.then_some(RowWord(self.0 & !(1 << leg)))
+    /// Removes `member` from those that hold their part, because it gave wrong bytes. `None`: it
+    /// did not count as one that holds its part, or too few would be left: fewer than `needed` of
+    /// the `living` members.
+    pub fn suspect(self, member: usize, needed: usize, living: MemberSet) -> Option<RowWord> {
+        let others = self.have().intersection(living).difference(MemberSet::one(member));
+        let may = self.is_closed() && self.have().has(member) && others.count() >= needed;
+        may.then_some(RowWord(self.0 & !(1 << member)))
     }
 
-    /// Removes `leg` from those that hold their part, because it is lost and will be replaced by
-    /// another server. `None`: it did not count as one that holds its part.
-    pub fn forget(self, leg: usize) -> Option<RowWord> {
-        (self.is_closed() && self.have().has(leg)).then_some(RowWord(self.0 & !(1 << leg)))
+    /// Removes `member` from those that hold their part, because it has failed and will be replaced
+    /// by another server. `None`: it did not count as one that holds its part.
+    pub fn forget(self, member: usize) -> Option<RowWord> {
+        (self.is_closed() && self.have().has(member)).then_some(RowWord(self.0 & !(1 << member)))
     }
 
-    /// Claims the row so that `leg` can be brought its part. `None`: the leg has it, or not
+    /// Claims the row so that `member` can be brought its part. `None`: the member has it, or not
     /// possible now.
-    pub fn claim(self, leg: usize) -> Option<RowWord> {
-        let may = self.is_closed() && self.live() != 0 && !self.is_mended() && !self.have().has(leg);
-        may.then_some(RowWord(self.0 | MENDED))
+    pub fn claim(self, member: usize) -> Option<RowWord> {
+        let may = self.is_closed() && self.live() != 0 && !self.is_claimed() && !self.have().has(member);
+        may.then_some(RowWord(self.0 | CLAIMED))
     }
 
-    /// Claims the row so that what legs hold can be compared while nobody mends it. `None`: not
-    /// possible now.
+    /// Claims the row so that what members hold can be compared while nobody repairs it. `None`:
+    /// not possible now.
     pub fn watch(self) -> Option<RowWord> {
-        let may = self.is_closed() && self.live() != 0 && !self.is_mended();
-        may.then_some(RowWord(self.0 | MENDED))
+        let may = self.is_closed() && self.live() != 0 && !self.is_claimed();
+        may.then_some(RowWord(self.0 | CLAIMED))
     }
 
     /// Ends a watch. `true`: the row is spent now.
     pub fn unwatch(self) -> (RowWord, bool) {
-        assert!(self.is_closed() && self.is_mended());
-        RowWord(self.0 & !MENDED).settled()
+        assert!(self.is_closed() && self.is_claimed());
+        RowWord(self.0 & !CLAIMED).settled()
     }
 
-    /// Ends a claim, `mended` or given up. Nothing of it may be under way any more. `true`: the row
-    /// is spent now.
-    pub fn finish(self, leg: usize, mended: bool) -> (RowWord, bool) {
-        assert!(self.is_closed() && self.is_mended());
-        RowWord(self.0 & !MENDED | u64::from(mended) << leg).settled()
+    /// Ends a claim, `repaired` or given up. Nothing of it may be under way any more. `true`: the
+    /// row is spent now.
+    pub fn finish(self, member: usize, repaired: bool) -> (RowWord, bool) {
+        assert!(self.is_closed() && self.is_claimed());
+        RowWord(self.0 & !CLAIMED | u64::from(repaired) << member).settled()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    //! Danger: a leg that counts as one that holds its part and does not, whatever the order in
-    //! which rows are written, spent, mended and written again.
+    //! Danger: a member that counts as one that holds its part and does not, whatever the order in
+    //! which rows are written, spent, repaired and written again.
     use super::*;
     use alloc::collections::BTreeSet;
     use alloc::vec;
     use alloc::vec::Vec;
 
-    /// One row with two data pages and three legs, and everything that is under way.
+    /// One row with two data pages and three members, and everything that is under way.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
     struct World {
         word: u64,
-        /// Which writing of the row it is, and of which one each leg holds its part.
+        /// Which writing of the row it is, and of which one each member holds its part.
         version: u8,
         holds: [u8; 3],
-        /// Legs that have the part of the writer, if there is one.
+        /// Members that have the part of the writer, if there is one.
         writer: Option<u16>,
-        /// Who brings which leg its part, of which version, and whether it has landed.
+        /// Who brings which member its part, of which version, and whether it has landed.
         mender: Option<(usize, u8, bool)>,
         /// Who looks at which version.
         watcher: Option<u8>,
@@ -160,12 +160,12 @@ mod tests {
                 next.push(World { writer: Some(0), version: self.version + 1, ..self });
             }
             if let Some(have) = self.writer {
-                for leg in MemberSet::first(3).difference(MemberSet(have)).iter() {
-                    let mut world = World { writer: Some(have | 1 << leg), ..self };
-                    world.holds[leg] = self.version;
+                for member in MemberSet::first(3).difference(MemberSet(have)).iter() {
+                    let mut world = World { writer: Some(have | 1 << member), ..self };
+                    world.holds[member] = self.version;
                     next.push(world);
                 }
-                // It has failed, or it ends with enough legs and one or both of the data pages.
+                // It has failed, or it ends with enough members and one or both of the data pages.
                 next.push(World { writer: None, word: RowWord::SPENT.0, ..self });
                 if MemberSet(have).count() >= 2 {
                     for present in 1..4 {
@@ -176,12 +176,12 @@ mod tests {
             for part in (0..2).filter(|part| word.is_closed() && word.live() & 1 << part != 0) {
                 next.push(World { word: word.kill(part).0.0, ..self });
             }
-            for leg in 0..3 {
-                if let Some(after) = word.suspect(leg, 2, MemberSet(7)).filter(|_| self.suspicions_left > 0) {
+            for member in 0..3 {
+                if let Some(after) = word.suspect(member, 2, MemberSet(7)).filter(|_| self.suspicions_left > 0) {
                     next.push(World { word: after.0, suspicions_left: self.suspicions_left - 1, ..self });
                 }
-                if let Some(after) = word.claim(leg) {
-                    next.push(World { word: after.0, mender: Some((leg, self.version, false)), ..self });
+                if let Some(after) = word.claim(member) {
+                    next.push(World { word: after.0, mender: Some((member, self.version, false)), ..self });
                 }
             }
             if let Some(word) = word.watch() {
@@ -190,11 +190,11 @@ mod tests {
             if self.watcher.is_some() {
                 next.push(World { word: word.unwatch().0.0, watcher: None, ..self });
             }
-            if let Some((leg, version, has_landed)) = self.mender {
-                let mut world = World { mender: Some((leg, version, true)), ..self };
-                world.holds[leg] = version;
+            if let Some((member, version, has_landed)) = self.mender {
+                let mut world = World { mender: Some((member, version, true)), ..self };
+                world.holds[member] = version;
                 next.push(world);
-                next.push(World { word: word.finish(leg, has_landed).0.0, mender: None, ..self });
+                next.push(World { word: word.finish(member, has_landed).0.0, mender: None, ..self });
             }
             next
         }
@@ -202,14 +202,14 @@ mod tests {
         fn check(&self) {
             let word = RowWord(self.word);
             assert!(self.writer.is_none() || !word.is_closed(), "a row that can be read is written: {self:?}");
-            for leg in word.have().iter() {
-                assert_eq!(self.holds[leg], self.version, "{self:?}");
+            for member in word.have().iter() {
+                assert_eq!(self.holds[member], self.version, "{self:?}");
             }
             let is_kept = |version| word.is_closed() && version == self.version && self.mender.is_none();
             assert!(self.watcher.is_none_or(is_kept), "it changes while somebody looks: {self:?}");
             if word.is_closed() {
                 assert!(word.live() & !word.present() == 0 && word.have().count() >= 2);
-                assert!(word.live() != 0 || word.is_mended(), "spent, and nobody knows: {self:?}");
+                assert!(word.live() != 0 || word.is_claimed(), "spent, and nobody knows: {self:?}");
             }
         }
     }
@@ -223,8 +223,8 @@ mod tests {
             forgotten.forget(1).is_none() && RowWord::SPENT.forget(1).is_none() && RowWord::CLEAN.forget(1).is_none()
         );
         assert_eq!(forgotten.claim(1).unwrap().finish(1, true), (word, false));
-        let mended = word.claim(2).unwrap().forget(1).unwrap();
-        assert_eq!(mended.finish(2, true).0.have(), MemberSet(0b101), "whoever mends another leg goes on");
+        let repaired = word.claim(2).unwrap().forget(1).unwrap();
+        assert_eq!(repaired.finish(2, true).0.have(), MemberSet(0b101), "whoever mends another leg goes on");
     }
 
     #[test]

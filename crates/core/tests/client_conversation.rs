@@ -19,16 +19,16 @@ fn read(page: u64, count: u32) -> PageOperation {
     PageOperation::Read { page: PageId(page), count }
 }
 
-fn answer_to(head: &MessageHeader) -> MessageHeader {
-    let body = match MessageKind::of_request(head.kind) {
-        Some(MessageKind::Read) => present_words(head.count) as u32 * 8,
-        Some(MessageKind::ReadPart) => 8 + (head.count & 0xFFFF),
+fn answer_to(header: &MessageHeader) -> MessageHeader {
+    let body = match MessageKind::of_request(header.kind) {
+        Some(MessageKind::Read) => present_words(header.count) as u32 * 8,
+        Some(MessageKind::ReadPart) => 8 + (header.count & 0xFFFF),
         _ => 0,
     };
     MessageHeader {
-        kind: head.kind | MessageKind::ANSWER,
-        tag: head.tag,
-        count: head.count,
+        kind: header.kind | MessageKind::ANSWER,
+        tag: header.tag,
+        count: header.count,
         body,
         ..MessageHeader::default()
     }
@@ -41,7 +41,7 @@ fn demand_overtakes_queued_background() {
         client.submit(Moment(0), read(number, 1), true, SECOND, number).unwrap();
     }
     client.submit(Moment(0), read(9, 1), false, SECOND, 9).unwrap();
-    let order: Vec<u64> = std::iter::from_fn(|| client.poll_send(Moment(0))).map(|sent| sent.head.page).collect();
+    let order: Vec<u64> = std::iter::from_fn(|| client.poll_send(Moment(0))).map(|sent| sent.header.page).collect();
     assert_eq!(order, [9, 0, 1, 2]);
 }
 
@@ -54,10 +54,10 @@ fn only_so_many_background_pages_are_under_way_and_demand_does_not_wait_for_them
     let first = client.poll_send(Moment(0)).unwrap();
     assert!(client.poll_send(Moment(0)).is_none());
     client.submit(Moment(0), read(9, 60), false, SECOND, 9).unwrap();
-    assert_eq!(client.poll_send(Moment(0)).unwrap().head.page, 9);
+    assert_eq!(client.poll_send(Moment(0)).unwrap().header.page, 9);
     client.on_sent(first.slot);
     client.finish(first.slot).unwrap();
-    assert_eq!(client.poll_send(Moment(0)).unwrap().head.page, 1);
+    assert_eq!(client.poll_send(Moment(0)).unwrap().header.page, 1);
     // One that is larger than the window alone still goes when nothing else is under way.
     let mut alone = self::client(64, 10);
     alone.submit(Moment(0), read(0, 60), true, SECOND, 0).unwrap();
@@ -73,7 +73,7 @@ fn the_server_is_never_sent_more_than_it_takes() {
     let sent = [client.poll_send(Moment(0)).unwrap(), client.poll_send(Moment(0)).unwrap()];
     assert!(!client.wants_to_send());
     client.on_sent(sent[1].slot);
-    assert!(matches!(client.on_head(&answer_to(&sent[1].head)), Ok(ReplyEvent::Pages { .. })));
+    assert!(matches!(client.on_header(&answer_to(&sent[1].header)), Ok(ReplyEvent::Pages { .. })));
     client.finish(sent[1].slot).unwrap();
     assert!(client.wants_to_send());
 }
@@ -87,11 +87,11 @@ fn a_late_answer_is_skipped_and_a_made_up_one_breaks_the_connection() {
     assert_eq!(client.poll_expired(Moment(99)), None);
     assert_eq!(client.poll_expired(Moment(100)), Some(ExpiredOperation::Quiet { slot: sent.slot }));
     assert_eq!(client.finish(sent.slot).unwrap().carried, 1);
-    assert_eq!(client.on_head(&answer_to(&sent.head)), Ok(ReplyEvent::Stale));
-    let future = MessageHeader { tag: sent.head.tag + (7 << 32), ..answer_to(&sent.head) };
-    assert_eq!(client.on_head(&future), Err(WireError::Unasked));
-    let nowhere = MessageHeader { tag: 99, ..answer_to(&sent.head) };
-    assert_eq!(client.on_head(&nowhere), Err(WireError::Unasked));
+    assert_eq!(client.on_header(&answer_to(&sent.header)), Ok(ReplyEvent::Stale));
+    let future = MessageHeader { tag: sent.header.tag + (7 << 32), ..answer_to(&sent.header) };
+    assert_eq!(client.on_header(&future), Err(WireError::Unasked));
+    let nowhere = MessageHeader { tag: 99, ..answer_to(&sent.header) };
+    assert_eq!(client.on_header(&nowhere), Err(WireError::Unasked));
 }
 
 #[test]
@@ -99,14 +99,14 @@ fn an_answer_of_another_kind_or_to_an_unsent_question_breaks_the_connection() {
     let mut client = client(8, 8);
     client.submit(Moment(0), read(7, 2), false, SECOND, 1).unwrap();
     let sent = client.poll_send(Moment(0)).unwrap();
-    assert_eq!(client.on_head(&answer_to(&sent.head)), Err(WireError::Unasked), "not sent yet");
+    assert_eq!(client.on_header(&answer_to(&sent.header)), Err(WireError::Unasked), "not sent yet");
     client.on_sent(sent.slot);
-    let other = MessageHeader { kind: MessageKind::Write.answer(), body: 0, ..answer_to(&sent.head) };
-    assert!(client.on_head(&other).is_err());
-    let fewer = MessageHeader { count: 1, ..answer_to(&sent.head) };
-    assert!(client.on_head(&fewer).is_err());
-    assert!(matches!(client.on_head(&answer_to(&sent.head)), Ok(ReplyEvent::Pages { asked: 2, prefix: 8, .. })));
-    assert_eq!(client.on_head(&answer_to(&sent.head)), Err(WireError::Unasked), "twice");
+    let other = MessageHeader { kind: MessageKind::Write.answer(), body: 0, ..answer_to(&sent.header) };
+    assert!(client.on_header(&other).is_err());
+    let fewer = MessageHeader { count: 1, ..answer_to(&sent.header) };
+    assert!(client.on_header(&fewer).is_err());
+    assert!(matches!(client.on_header(&answer_to(&sent.header)), Ok(ReplyEvent::Pages { asked: 2, prefix: 8, .. })));
+    assert_eq!(client.on_header(&answer_to(&sent.header)), Err(WireError::Unasked), "twice");
 }
 
 #[derive(Clone, Debug)]
@@ -161,7 +161,7 @@ proptest! {
                 }
                 Move::Send => {
                     if let Some(sent) = client.poll_send(now) {
-                        prop_assert_eq!(sent.head.region, 3);
+                        prop_assert_eq!(sent.header.region, 3);
                         sending.push(sent);
                     }
                 }
@@ -172,11 +172,11 @@ proptest! {
                 }
                 Move::Answer { nth, fail } if !waiting.is_empty() => {
                     let sent = waiting.remove(nth % waiting.len());
-                    let head = match fail {
-                        true => MessageHeader { kind: MessageKind::ERROR, code: 3, tag: sent.head.tag, ..MessageHeader::default() },
-                        false => answer_to(&sent.head),
+                    let header = match fail {
+                        true => MessageHeader { kind: MessageKind::ERROR, code: 3, tag: sent.header.tag, ..MessageHeader::default() },
+                        false => answer_to(&sent.header),
                     };
-                    match client.on_head(&head).unwrap() {
+                    match client.on_header(&header).unwrap() {
                         ReplyEvent::Pages { slot, .. }
                         | ReplyEvent::Part { slot, .. }
                         | ReplyEvent::Done { slot }

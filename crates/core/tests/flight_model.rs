@@ -72,7 +72,7 @@ impl Model {
         }
     }
 
-    /// `Core::spot_now` and `Core::depart`: true if the object is under way.
+    /// `HeapInner::spot_now` and `HeapInner::depart`: true if the object is under way.
     fn depart(&self) -> bool {
         self.scopes.enter(0);
         self.update(|log| (log.expect(), false));
@@ -100,7 +100,7 @@ impl Model {
         is_near
     }
 
-    /// `Core::land_object`, by whoever polls the lane, in no scope.
+    /// `HeapInner::land_object`, by whoever polls the lane, in no scope.
     fn land(&self) {
         write(&self.place, VALUE);
         let seen = Handle(self.handle.load(Ordering::Relaxed));
@@ -146,7 +146,7 @@ impl Model {
         }
     }
 
-    /// `Core::look_at`, in a scope: the value, if the object is there.
+    /// `HeapInner::look_up_object`, in a scope: the value, if the object is there.
     fn look(&self) {
         self.scopes.enter(1);
         let seen = Handle(self.handle.load(Ordering::Acquire));
@@ -160,7 +160,7 @@ impl Model {
         self.scopes.leave(1);
     }
 
-    /// `Core::free_object`, if the object has landed.
+    /// `HeapInner::free_object`, if the object has landed.
     fn free(&self) {
         let seen = Handle(self.handle.load(Ordering::Acquire));
         if seen.is_at(PAGE, 0) {

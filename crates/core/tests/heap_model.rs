@@ -1,8 +1,11 @@
-//! The far heap's protocol in all interleavings: scopes, take-back and eviction of one page, with loom.
+//! The far heap's protocol in all interleavings: scopes, rescue and eviction of one page, with
+//! loom.
 //!
-//! Danger: a page leaves while a reference into it exists, a write is lost, or a frame is read while it is written. The
-//! frame's bytes are a cell that loom watches: two accesses at once, of which one writes, fail the model. The steps are those of
-//! `crates/farfield/src/heap/{threads,evictor,pins}.rs` and of `plane/page.rs`, with the same orderings.
+//! Danger: a page leaves while a reference into it exists, a write is lost, or a frame is read
+//! while it is written. The frame's bytes are a cell that loom watches: two accesses at once, of
+//! which one writes, fail the model. The steps are those of
+//! `crates/farfield/src/heap/{threads,eviction,pins}.rs` and of `plane/page.rs`, with the same
+//! orderings.
 
 mod models;
 

@@ -84,7 +84,8 @@ impl Model {
         }
     }
 
-    /// `Core::seek`, with a few looks: the page in whose frame the object is. On this path, if it is far.
+    /// `HeapInner::fault_in_object`, with a few looks: the page in whose frame the object is. On
+    /// this path, if it is far.
     fn seek(&self, path: IngressPath) -> Option<usize> {
         for _ in 0..3 {
             let seen = Handle(self.handle.load(Ordering::Acquire));
@@ -111,7 +112,7 @@ impl Model {
         None
     }
 
-    /// `Core::bring_object`; the other place is kept for whoever is first.
+    /// Bringing the object; the other place is kept for whoever is first.
     fn bring(&self, seen: Handle) {
         if self.update(|word| Some((word.go()?, ()))).is_none() {
             return;
@@ -126,7 +127,7 @@ impl Model {
         self.end(LogWord::gone);
     }
 
-    /// `Core::depart_page`, and its landing.
+    /// `HeapInner::depart_page`, and its landing.
     fn bring_page(&self) {
         if self.update(|word| Some((word.fetch()?, ()))).is_none() {
             return;
@@ -162,7 +163,7 @@ impl Model {
         }
     }
 
-    /// The last object has left the Far page 0. `Core::retire_log`
+    /// The last object has left the Far page 0. `HeapInner::retire_log`
     fn retire(&self) {
         let seen = self.word(0);
         let (next, frame) = seen.release().unwrap();
@@ -257,7 +258,7 @@ impl Model {
         self.update(|word| Some((word.reopened()?.add().closed().0, ())));
     }
 
-    /// `Core::reopen`, and the object's place filled if it is free: was it?
+    /// `HeapInner::reopen`, and the object's place filled if it is free: was it?
     fn refill(&self, record: usize) -> bool {
         self.scopes.enter(record);
         let seen = self.word(0);
@@ -276,7 +277,8 @@ impl Model {
         is_free
     }
 
-    /// The object's owner uses it a last time, if it is near, and frees it. `Core::free_object`
+    /// The object's owner uses it a last time, if it is near, and frees it.
+    /// `HeapInner::free_object`
     fn free(&self, record: usize) {
         self.scopes.enter(record);
         let seen = Handle(self.handle.load(Ordering::Acquire));

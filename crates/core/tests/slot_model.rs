@@ -1,7 +1,8 @@
 //! Slots in all interleavings: readers correct a guess while pages change their frames and the slot comes to name another object, with loom.
 //!
-//! Danger: a guess that was right is believed when the frame holds another page; a correction of one object's guess is put on another; a
-//! reader finds bytes that are not made yet. The steps are those of `crates/farfield/src/heap/raw.rs`, `ptr/` and `evictor.rs`, with the same orderings.
+//! Danger: a guess that was right is believed when the frame holds another page; a correction of
+//! one object's guess is put on another; a reader finds bytes that are not made yet. The steps are
+//! those of `crates/farfield/src/heap/raw.rs`, `ptr/` and `eviction.rs`, with the same orderings.
 
 mod models;
 

@@ -1,5 +1,6 @@
-//! Tasks that wait for a page, or for room, in all interleavings, with loom. The steps are those of `crates/farfield/src/heap/waiters.rs`, and of
-//! those who use it (`arrival.rs`, `fetch.rs`, `reclaimer.rs`), with the same orderings.
+//! Tasks that wait for a page, or for room, in all interleavings, with loom. The steps are those of
+//! `crates/farfield/src/heap/wait_queue.rs`, and of those who use it (`fault.rs`, `fetch.rs`,
+//! `reclaimer.rs`), with the same orderings.
 //!
 //! Danger: a task that nobody wakes; one that is told of an end that is not its own; one that has given up and takes another's turn along.
 

@@ -8,12 +8,12 @@ use farfield_core::{Incarnation, PageId, RegionId, part_checksum};
 use proptest::prelude::*;
 
 fn split(frame: &[u8]) -> (MessageHeader, &[u8]) {
-    let head = MessageHeader::decode(frame).unwrap().unwrap();
-    assert_eq!(frame.len(), head.frame_bytes(), "a frame is as long as its head says");
-    (head, &frame[HEAD_BYTES..])
+    let header = MessageHeader::decode(frame).unwrap().unwrap();
+    assert_eq!(frame.len(), header.frame_bytes(), "a frame is as long as its head says");
+    (header, &frame[HEADER_BYTES..])
 }
 
-fn head() -> impl Strategy<Value = MessageHeader> {
+fn header() -> impl Strategy<Value = MessageHeader> {
     let small = (0u32..=BODY_BYTES_LIMIT as u32, any::<(u8, u8, u16)>(), any::<(u64, u32, u32, u64, u64)>());
     small.prop_map(|(body, (kind, flags, code), (tag, deadline_us, count, region, page))| MessageHeader {
         body,
@@ -67,11 +67,11 @@ fn request() -> impl Strategy<Value = (Request<'static>, u8)> {
 
 /// Everything that reads bytes from the other side, on bytes that may be anything.
 fn feed(bytes: &[u8]) {
-    let Ok(Some(head)) = MessageHeader::decode(bytes) else { return };
-    let body = &bytes[HEAD_BYTES..];
-    let _ = Hello::decode(&head, body);
-    let _ = Welcome::decode(&head, body);
-    let _ = WireReply::decode(&head, body);
+    let Ok(Some(header)) = MessageHeader::decode(bytes) else { return };
+    let body = &bytes[HEADER_BYTES..];
+    let _ = Hello::decode(&header, body);
+    let _ = Welcome::decode(&header, body);
+    let _ = WireReply::decode(&header, body);
     let _ = part_reply(body);
     if let Some(call) = CallBody::decode(body) {
         assert!(call.is_sendable() && call.body_bytes() == body.len());
@@ -80,18 +80,18 @@ fn feed(bytes: &[u8]) {
     if let Some(reply) = ExposeReply::decode(body) {
         assert!(reply.first_layer + reply.layers().len() as u32 <= reply.layers_total);
     }
-    if let Ok(WireRequest { request: Request::Write { pages, .. }, .. }) = WireRequest::decode(&head, body) {
+    if let Ok(WireRequest { request: Request::Write { pages, .. }, .. }) = WireRequest::decode(&header, body) {
         assert_eq!(pages.iter().count(), pages.count() as usize);
         assert_eq!(pages.bytes().len(), pages.count() as usize * PAGE_BYTES);
     }
-    for asked in [0, 1, 63, 64, 65, head.count, u32::MAX] {
-        let Ok(prefix) = ReadReply::prefix_bytes(&head, asked) else { continue };
-        assert!(prefix <= head.body as usize);
+    for asked in [0, 1, 63, 64, 65, header.count, u32::MAX] {
+        let Ok(prefix) = ReadReply::prefix_bytes(&header, asked) else { continue };
+        assert!(prefix <= header.body as usize);
         let Some(prefix) = body.get(..prefix) else { continue };
-        let Ok(reply) = ReadReply::decode(&head, asked, prefix) else { continue };
+        let Ok(reply) = ReadReply::decode(&header, asked, prefix) else { continue };
         let present = (0..asked).filter(|index| reply.is_present(*index)).count();
         assert_eq!(present, reply.present() as usize);
-        assert_eq!(prefix.len() + present * PAGE_BYTES, head.body as usize);
+        assert_eq!(prefix.len() + present * PAGE_BYTES, header.body as usize);
         (0..reply.present()).for_each(|nth| {
             reply.sum_of_present(nth);
         });
@@ -100,10 +100,10 @@ fn feed(bytes: &[u8]) {
 
 proptest! {
     #[test]
-    fn heads_survive(head in head()) {
-        prop_assert_eq!(MessageHeader::decode(&head.encode()), Ok(Some(head)));
-        for short in 0..HEAD_BYTES {
-            prop_assert_eq!(MessageHeader::decode(&head.encode()[..short]), Ok(None));
+    fn heads_survive(header in header()) {
+        prop_assert_eq!(MessageHeader::decode(&header.encode()), Ok(Some(header)));
+        for short in 0..HEADER_BYTES {
+            prop_assert_eq!(MessageHeader::decode(&header.encode()[..short]), Ok(None));
         }
     }
 
@@ -113,19 +113,19 @@ proptest! {
         let sent = WireRequest { tag, background, deadline, request };
         let mut frame = Vec::new();
         encode_request(&sent, &mut frame);
-        let (head, body) = split(&frame);
-        prop_assert_eq!(WireRequest::decode(&head, body), Ok(sent));
+        let (header, body) = split(&frame);
+        prop_assert_eq!(WireRequest::decode(&header, body), Ok(sent));
     }
 
     #[test]
     fn writes_survive(count in 1u32..6, byte: u8, sums in prop::collection::vec(any::<u64>(), 5), page: u64) {
-        let head = MessageHeader {
+        let header = MessageHeader {
             kind: MessageKind::Write as u8, count, page, body: write_body_bytes(count) as u32, ..MessageHeader::default()
         };
         let mut body: Vec<u8> = sums[..count as usize].iter().flat_map(|sum| sum.to_le_bytes()).collect();
         body.resize(write_body_bytes(count), byte);
-        let decoded = WireRequest::decode(&head, &body).unwrap();
-        prop_assert_eq!(decoded.head(), head);
+        let decoded = WireRequest::decode(&header, &body).unwrap();
+        prop_assert_eq!(decoded.header(), header);
         let Request::Write { pages, .. } = decoded.request else { panic!("not a write") };
         prop_assert_eq!(pages.count(), count);
         for (index, (sum, bytes)) in pages.iter().enumerate() {
@@ -134,11 +134,12 @@ proptest! {
             prop_assert!(bytes.len() == PAGE_BYTES && bytes.iter().all(|each| *each == byte));
         }
         for wrong in [body.len() - 1, body.len() - PAGE_BYTES, 0] {
-            prop_assert!(WireRequest::decode(&head, &body[..wrong]).is_err());
+            prop_assert!(WireRequest::decode(&header, &body[..wrong]).is_err());
         }
     }
 
-    /// A part is one of one version of one page, at one place: its checksum says so, wherever its head comes from.
+    /// A part is one of one version of one page, at one place: its checksum says so, wherever its
+    /// header comes from.
     #[test]
     fn parts_say_whose_they_are(
         page in prop::collection::vec(any::<u8>(), PAGE_BYTES), page_sum: u64, other_sum: u64, offset in 0..PAGE_BYTES - 64,
@@ -147,14 +148,14 @@ proptest! {
         let part = PagePart::new(offset, len).unwrap();
         let mut frame = Vec::new();
         encode_part(tag, part, page_sum, &page[part.range()], &mut frame);
-        let (head, body) = split(&frame);
-        prop_assert_eq!((head.tag, head.page, body.len()), (tag, page_sum, part_body_bytes(part)));
+        let (header, body) = split(&frame);
+        prop_assert_eq!((header.tag, header.page, body.len()), (tag, page_sum, part_body_bytes(part)));
         let (sum, bytes) = part_reply(body).unwrap();
         prop_assert_eq!(bytes, &page[part.range()]);
-        prop_assert_eq!(sum, part_checksum(part, bytes, head.page));
+        prop_assert_eq!(sum, part_checksum(part, bytes, header.page));
         prop_assert_eq!(sum == part_checksum(part, bytes, other_sum), other_sum == page_sum);
         let other = PagePart::new(elsewhere, len).unwrap();
-        prop_assert_eq!(sum == part_checksum(other, bytes, head.page), elsewhere == offset);
+        prop_assert_eq!(sum == part_checksum(other, bytes, header.page), elsewhere == offset);
     }
 
     #[test]
@@ -167,15 +168,15 @@ proptest! {
         let hello = Hello { version_min, version_max, features, session, token: &token, client_name: &name };
         let mut frame = Vec::new();
         hello.encode(&mut frame);
-        let (head, body) = split(&frame);
-        prop_assert_eq!(Hello::decode(&head, body), Ok(hello));
+        let (header, body) = split(&frame);
+        prop_assert_eq!(Hello::decode(&header, body), Ok(hello));
         prop_assert!(!format!("{hello:?}").contains(&format!("{token:?}")), "the token must not be printed");
         // A later version may add fields at the end.
         let mut longer = body.to_vec();
         longer.extend([1, 2, 3]);
-        prop_assert_eq!(Hello::decode(&head, &longer), Ok(hello));
+        prop_assert_eq!(Hello::decode(&header, &longer), Ok(hello));
         for short in 0..body.len() {
-            prop_assert!(Hello::decode(&head, &body[..short]).is_err());
+            prop_assert!(Hello::decode(&header, &body[..short]).is_err());
         }
     }
 
@@ -190,15 +191,15 @@ proptest! {
         };
         let mut frame = Vec::new();
         welcome.encode(&mut frame);
-        let (head, body) = split(&frame);
-        prop_assert_eq!(Welcome::decode(&head, body), Ok(Ok(welcome)));
+        let (header, body) = split(&frame);
+        prop_assert_eq!(Welcome::decode(&header, body), Ok(Ok(welcome)));
         let refusal = ConnectionRefusal {
             code: RefuseCode::from_number(code), version_min: numbers.0, version_max: code, text: &text,
         };
         let mut frame = Vec::new();
         encode_refusal(&refusal, &mut frame);
-        let (head, body) = split(&frame);
-        let decoded = Welcome::decode(&head, body).unwrap().unwrap_err();
+        let (header, body) = split(&frame);
+        let decoded = Welcome::decode(&header, body).unwrap().unwrap_err();
         prop_assert!(text.starts_with(decoded.text) && decoded.text.len() >= text.len().min(253));
         prop_assert_eq!(ConnectionRefusal { text: "", ..decoded }, ConnectionRefusal { text: "", ..refusal });
     }
@@ -216,8 +217,8 @@ proptest! {
         let mut check = |encode: &dyn Fn(&mut Vec<u8>), kind: Option<MessageKind>, reply: Reply| {
             frame.clear();
             encode(&mut frame);
-            let (head, body) = split(&frame);
-            assert_eq!(WireReply::decode(&head, body), Ok(WireReply { tag, kind, reply }));
+            let (header, body) = split(&frame);
+            assert_eq!(WireReply::decode(&header, body), Ok(WireReply { tag, kind, reply }));
         };
         check(&|out| encode_ok(tag, MessageKind::Write, out), Some(MessageKind::Write), Reply::Done);
         let failed = Reply::Failed { code: ErrorCode::from_number(code), page: a };
@@ -235,9 +236,9 @@ proptest! {
     fn answers_of_functions_survive(tag: u64, steps: u32, bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
         let mut frame = Vec::new();
         encode_answer(tag, steps, &bytes, &mut frame);
-        let (head, body) = split(&frame);
+        let (header, body) = split(&frame);
         let answer = WireReply { tag, kind: Some(MessageKind::Call), reply: Reply::Answer { steps } };
-        prop_assert_eq!(WireReply::decode(&head, body), Ok(answer));
+        prop_assert_eq!(WireReply::decode(&header, body), Ok(answer));
         prop_assert_eq!(body, &bytes[..]);
     }
 
@@ -249,9 +250,9 @@ proptest! {
         let station = StationReply { provider: &provider, address: &address };
         let mut frame = Vec::new();
         encode_station(tag, &station, &mut frame);
-        let (head, body) = split(&frame);
+        let (header, body) = split(&frame);
         let reply = WireReply { tag, kind: Some(MessageKind::Station), reply: Reply::Station };
-        prop_assert_eq!(WireReply::decode(&head, body), Ok(reply));
+        prop_assert_eq!(WireReply::decode(&header, body), Ok(reply));
         prop_assert_eq!(StationReply::decode(body), Some(station));
         prop_assert_eq!(StationReply::decode(&body[..body.len() - 1]), None);
 
@@ -261,9 +262,9 @@ proptest! {
         let reply = ExposeReply::new(pages, generation, layers_total, first_layer, [windows[0], windows[1]]);
         let mut frame = Vec::new();
         encode_expose(tag, &reply, windows[2..].iter().copied(), &mut frame);
-        let (head, body) = split(&frame);
+        let (header, body) = split(&frame);
         let answer = WireReply { tag, kind: Some(MessageKind::Expose), reply: Reply::Expose };
-        prop_assert_eq!(WireReply::decode(&head, body), Ok(answer));
+        prop_assert_eq!(WireReply::decode(&header, body), Ok(answer));
         let decoded = ExposeReply::decode(body).unwrap();
         prop_assert!(decoded.layers().eq(windows[2..].iter().copied()));
         let told = |reply: &ExposeReply<'_>| {
@@ -280,18 +281,18 @@ proptest! {
         let indices = || (0..count).filter(|index| present[*index as usize]);
         let mut frame = Vec::new();
         encode_read(9, count, indices().map(|index| (index, sum(index))), &mut frame);
-        let head = MessageHeader::decode(&frame).unwrap().unwrap();
-        let prefix = ReadReply::prefix_bytes(&head, count).unwrap();
-        prop_assert_eq!(frame.len(), HEAD_BYTES + prefix);
+        let header = MessageHeader::decode(&frame).unwrap().unwrap();
+        let prefix = ReadReply::prefix_bytes(&header, count).unwrap();
+        prop_assert_eq!(frame.len(), HEADER_BYTES + prefix);
         prop_assert_eq!(prefix, read_prefix_bytes(count, indices().count() as u32));
-        let reply = ReadReply::decode(&head, count, &frame[HEAD_BYTES..]).unwrap();
+        let reply = ReadReply::decode(&header, count, &frame[HEADER_BYTES..]).unwrap();
         for index in 0..count {
             prop_assert_eq!(reply.is_present(index), present[index as usize]);
         }
         for (nth, index) in indices().enumerate() {
             prop_assert_eq!(reply.sum_of_present(nth as u32), sum(index));
         }
-        prop_assert!(ReadReply::prefix_bytes(&head, count + 1).is_err(), "an answer to another question");
+        prop_assert!(ReadReply::prefix_bytes(&header, count + 1).is_err(), "an answer to another question");
     }
 
     #[test]
@@ -301,14 +302,14 @@ proptest! {
 
     #[test]
     fn nearly_right_messages_are_refused_or_understood(
-        mut head in head(), kind in 0usize..MessageKind::ALL.len(), answer: bool, body in prop::collection::vec(any::<u8>(), 0..200),
-        magic: bool,
+        mut header in header(), kind in 0usize..MessageKind::ALL.len(), answer: bool,
+        body in prop::collection::vec(any::<u8>(), 0..200), magic: bool,
     ) {
         let kind = MessageKind::ALL[kind];
-        head.kind = if answer { kind.answer() } else { kind as u8 };
-        head.body = body.len() as u32;
-        head.count %= 300;
-        let mut bytes = head.encode().to_vec();
+        header.kind = if answer { kind.answer() } else { kind as u8 };
+        header.body = body.len() as u32;
+        header.count %= 300;
+        let mut bytes = header.encode().to_vec();
         bytes.extend(if magic { MAGIC.as_slice() } else { &[] });
         bytes.extend(&body);
         feed(&bytes);
@@ -426,13 +427,13 @@ fn more_than_agreed_is_an_error_of_the_request_or_of_the_connection() {
     conversation.on_answered();
     assert!(matches!(conversation.step(&frame(Request::Ping)), ServerAction::Request { .. }));
     // A longer write than agreed would have to be received before it could be refused.
-    let head = MessageHeader {
+    let header = MessageHeader {
         kind: MessageKind::Write as u8,
         count: 65,
         body: write_body_bytes(65) as u32,
         ..MessageHeader::default()
     };
-    assert!(matches!(conversation.step(&head.encode()), ServerAction::Broken { .. }));
+    assert!(matches!(conversation.step(&header.encode()), ServerAction::Broken { .. }));
 }
 
 #[test]

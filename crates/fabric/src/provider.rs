@@ -27,10 +27,12 @@ impl Provider {
         match name {
             "tcp" => Ok(Provider::Tcp),
             "verbs" | "efa" => Err(BadProvider(
-                "cards of verbs and efa pin what they may read, and the memory of regions comes and goes page by page: use the provider tcp",
+                "cards of verbs and efa pin what they may read, and the memory of regions comes and goes page by page: \
+                 use the provider tcp",
             )),
             "shm" => Err(BadProvider(
-                "libfabric's shm provider is not used: a client that is killed would keep a lock of the server's for ever; on one machine shm:PATH reads without libfabric, and faster",
+                "libfabric's shm provider is not used: a client that is killed would keep a lock of the server's for \
+                 ever; on one machine shm:PATH reads without libfabric, and faster",
             )),
             _ => Err(BadProvider("it is no provider that Farfield knows: use tcp")),
         }

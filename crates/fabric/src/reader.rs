@@ -20,7 +20,7 @@ pub enum Post {
 /// Most parts of one transfer.
 pub const PARTS_MAX: usize = 4;
 
-/// Part of a transfer: bytes from a place in a window to one in the reader's own memory.
+/// Part of a transfer: bytes from an offset in a window to one in the reader's own memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TransferPart {
     /// Offset in the landing at which it ends.
@@ -133,7 +133,7 @@ impl StationReader {
         Ok(count)
     }
 
-    /// Copies bytes that landed. The caller knows that no transfer to this place is under way; if
+    /// Copies bytes that landed. The caller knows that no transfer to this range is under way; if
     /// one is, the copied bytes are any mixture.
     pub fn copy(&self, landing: usize, into: &mut [u8]) {
         assert!(landing <= self.landing.bytes && into.len() <= self.landing.bytes - landing);

@@ -10,7 +10,7 @@ use farfield_os::net;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
-/// Key and address by which others reach a piece of memory.
+/// Key and address by which others reach a range of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryWindow {
     /// Key of the memory: anyone who knows it may read.
@@ -39,7 +39,7 @@ impl Station {
         Ok(Station { endpoint, open: Mutex::default(), withdrawn: Mutex::default() })
     }
 
-    /// Returns the address that a [`crate::Reader`] must know to find the station.
+    /// Returns the address that a [`crate::StationReader`] must know to find the station.
     pub fn address(&self) -> Result<Vec<u8>, FabricError> {
         self.endpoint.address()
     }

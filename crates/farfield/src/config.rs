@@ -44,7 +44,7 @@ pub struct Builder {
     alone_above: usize,
     hotness: Hotness,
     verify: Verify,
-    opener: PoolBuilder,
+    pool_builder: PoolBuilder,
     has_pool: bool,
     name: Option<String>,
     patience: Duration,
@@ -66,7 +66,7 @@ pub(crate) struct Config {
     /// Number of small values that there can be; a multiple of [`Config::FAR_STEP_PAGES`]. 0 unless
     /// the plane has handles.
     pub(crate) handles: u32,
-    pub(crate) opener: PoolBuilder,
+    pub(crate) pool_builder: PoolBuilder,
     pub(crate) name: Option<String>,
     pub(crate) patience: Duration,
     pub(crate) paranoid: bool,
@@ -99,7 +99,7 @@ impl Builder {
             alone_above: ALONE_ABOVE,
             hotness: Hotness::Mark,
             verify: Verify::Checksum,
-            opener: PoolBuilder::new().client_name("farfield heap").repair_thread(),
+            pool_builder: PoolBuilder::new().client_name("farfield heap").repair_thread(),
             has_pool: false,
             name: None,
             patience: Duration::from_secs(10),
@@ -172,14 +172,14 @@ impl Builder {
     /// of them may die. `ec(4,2,…)` (erasure code) has six servers, and any two of them may die.
     /// Default: `ram:`, the memory of this process, to try things out.
     pub fn pool(mut self, url: impl Into<String>) -> Builder {
-        self.opener = self.opener.url(url);
+        self.pool_builder = self.pool_builder.url(url);
         self.has_pool = true;
         self
     }
 
     /// Sets the token that proves to the servers that we may use them.
     pub fn token(mut self, token: impl Into<String>) -> Builder {
-        self.opener = self.opener.token(token);
+        self.pool_builder = self.pool_builder.token(token);
         self
     }
 
@@ -239,7 +239,7 @@ impl Builder {
             // As many handles as there is room for values of 64 bytes.
             Plane::Object | Plane::Hybrid => (far_pages * HANDLES_PER_PAGE).min(HANDLES_MAX) as u32,
         };
-        let opener = if self.has_pool { self.opener } else { self.opener.url("ram:") };
+        let pool_builder = if self.has_pool { self.pool_builder } else { self.pool_builder.url("ram:") };
         Heap::from_config(Config {
             near: self.near,
             frames: (near_max / PAGE_BYTES as u64) as u32,
@@ -250,7 +250,7 @@ impl Builder {
             hotness: self.hotness,
             verify: self.verify,
             handles,
-            opener: opener.pages(far_pages).deadline(self.patience),
+            pool_builder: pool_builder.pages(far_pages).deadline(self.patience),
             name: self.name,
             patience: self.patience,
             paranoid: self.paranoid,

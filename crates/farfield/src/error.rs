@@ -23,7 +23,8 @@ pub enum FarError {
     /// No near memory became free in time, because scopes of other threads hold it or the value is
     /// too hot to leave.
     #[error(
-        "no near memory became free within {after:?}: a scope is held too long (`Stats::held_by` names its thread), or near is too small"
+        "no near memory became free within {after:?}: a scope is held too long (`Stats::held_by` names its thread), or \
+         near is too small"
     )]
     Stalled {
         /// Time after which the operation gave up.

@@ -47,7 +47,7 @@ pub(crate) struct OffloadWriteError {
 /// Number of channels for the calls of one operation; a caller cuts its question into this many
 /// calls.
 pub(crate) const CHANNELS: usize = 4;
-/// Most idle channels to one site that are kept for later calls.
+/// Most idle channels to one target that are kept for later calls.
 const IDLE_MAX: usize = 4;
 
 /// Place where functions run. It is the one server that keeps all pages (or each of several
@@ -67,7 +67,7 @@ pub(crate) struct OffloadLayout {
 }
 
 impl OffloadLayout {
-    /// Returns the site that keeps this byte of the region, and the byte's offset there.
+    /// Returns the target that keeps this byte of the region, and the byte's offset there.
     pub(crate) fn place(&self, offset: u64) -> (OffloadTarget, u64) {
         match self.deal.map(|deal| deal.place_byte(offset)) {
             Some((member, local)) => (OffloadTarget::Member(member), local),
@@ -97,25 +97,25 @@ struct Channels {
     refused: BTreeSet<&'static str>,
 }
 
-/// Calls for one site, with their indices among all calls.
+/// Calls for one target, with their indices among all calls.
 type Bunch<A> = (OffloadTarget, Vec<(usize, A)>);
 
-/// Splits the calls into bunches, some for each site, so that all channels have about as many
+/// Splits the calls into bunches, some for each target, so that all channels have about as many
 /// calls.
 fn bunches<A>(calls: Vec<(OffloadTarget, A)>) -> Vec<Bunch<A>> {
-    let mut sites: BTreeMap<OffloadTarget, Vec<(usize, A)>> = BTreeMap::new();
-    for (place, (site, argument)) in calls.into_iter().enumerate() {
-        sites.entry(site).or_default().push((place, argument));
+    let mut targets: BTreeMap<OffloadTarget, Vec<(usize, A)>> = BTreeMap::new();
+    for (place, (target, argument)) in calls.into_iter().enumerate() {
+        targets.entry(target).or_default().push((place, argument));
     }
-    let channels = (CHANNELS / sites.len().max(1)).max(1);
+    let channels = (CHANNELS / targets.len().max(1)).max(1);
     let mut bunches = Vec::new();
-    for (site, mut rest) in sites {
+    for (target, mut rest) in targets {
         let share = rest.len().div_ceil(channels);
         while rest.len() > share {
             let others = rest.split_off(share);
-            bunches.push((site, core::mem::replace(&mut rest, others)));
+            bunches.push((target, core::mem::replace(&mut rest, others)));
         }
-        bunches.push((site, rest));
+        bunches.push((target, rest));
     }
     bunches
 }
@@ -151,19 +151,20 @@ impl HeapInner {
         OffloadLayout { switches, deal: self.backend.deal() }
     }
 
-    /// Calls a function once for each of these arguments. The function only reads, and each site
+    /// Calls a function once for each of these arguments. The function only reads, and each target
     /// has the bytes that it needs. Fails unless all calls are answered.
     pub(crate) fn offload<F: Function>(
         &self,
-        dealt: OffloadLayout,
+        layout: OffloadLayout,
         calls: Vec<(OffloadTarget, F::Argument)>,
     ) -> Result<Vec<F::Answer>, CallError> {
-        self.call::<F>(dealt.switches, calls, None).map_err(|failed| failed.error)
+        self.call::<F>(layout.switches, calls, None).map_err(|failed| failed.error)
     }
 
     /// Calls a function that writes these pages, once for each of these arguments. The pages are
-    /// given as ranges of the region (first byte, number of pages), and are [claimed](Core::claim).
-    /// While the calls run, the pool is not switched and no snapshot is made of it.
+    /// given as ranges of the region (first byte, number of pages), and are
+    /// [claimed](HeapInner::claim). While the calls run, the pool is not switched and no snapshot
+    /// is made of it.
     pub(crate) fn offload_writing<F: Function>(
         &self,
         arguments: Vec<F::Argument>,
@@ -238,17 +239,17 @@ impl HeapInner {
     fn call_through_one<F: Function>(
         &self,
         switches: u64,
-        (site, calls): Bunch<F::Argument>,
+        (target, calls): Bunch<F::Argument>,
         writes: Option<&dyn WriteReservation>,
     ) -> Result<Vec<(usize, F::Answer)>, IncompleteCalls> {
         let was_active = self.backend.progress().is_active;
         let idle = self.channels(|channels| {
             let is_fit =
-                |(of, _): &(OffloadTarget, Caller)| *of == site && writes.is_none() && channels.switches == switches;
+                |(of, _): &(OffloadTarget, Caller)| *of == target && writes.is_none() && channels.switches == switches;
             let index = channels.idle.iter().position(is_fit)?;
             Some(channels.idle.swap_remove(index).1)
         });
-        let caller = match (idle, writes, site) {
+        let caller = match (idle, writes, target) {
             (Some(idle), ..) => Ok(idle),
             (None, Some(writes), _) => writes.open().map(|channel| Caller::through(self.backend.clone(), channel)),
             (None, None, OffloadTarget::Whole) => Ok(Caller::new(self.backend.clone())),
@@ -273,9 +274,9 @@ impl HeapInner {
                     return Err(IncompleteCalls { error: CallError::Nowhere, callers: Vec::new() });
                 }
                 self.channels(|channels| {
-                    let is_wanted = channels.idle.iter().filter(|(of, _)| *of == site).count() < IDLE_MAX;
+                    let is_wanted = channels.idle.iter().filter(|(of, _)| *of == target).count() < IDLE_MAX;
                     if writes.is_none() && channels.switches == switches && is_wanted {
-                        channels.idle.push((site, caller));
+                        channels.idle.push((target, caller));
                         return None;
                     }
                     Some(caller)
@@ -290,9 +291,9 @@ impl HeapInner {
         }
     }
 
-    /// Turns the error of a call into a [`IncompleteCalls`], and remembers functions that the server does
-    /// not run. The calls were made after `switches` switches; with `is_same`, no switch happened
-    /// meanwhile.
+    /// Turns the error of a call into an [`IncompleteCalls`], and remembers functions that the
+    /// server does not run. The calls were made after `switches` switches; with `is_same`, no
+    /// switch happened meanwhile.
     fn failed<F: Function>(
         &self,
         error: CallError,

@@ -160,9 +160,12 @@ impl Stats {
     /// Returns the text for a [notice](farfield_core::heap::notice).
     pub(crate) fn lines(&self) -> String {
         lines!(self:
-            near_limit_bytes near_bytes table_bytes pinned_bytes pages value_pages pages_to_come_whole misses object_misses early_misses whole_pages left_to_come_whole used_bytes fetched_bytes
-            written_pages clean_pages dead_pages taken_back throttled moved_values vacant_pages discarded_pages lost_values held_by
-            prefetches prefetches_used prefetches_unused prefetch_depth pool_switches pool_pages_to_move pool_pages_moved
+            near_limit_bytes near_bytes table_bytes pinned_bytes pages value_pages pages_to_come_whole
+            misses object_misses early_misses whole_pages left_to_come_whole used_bytes fetched_bytes
+            written_pages clean_pages dead_pages taken_back throttled moved_values vacant_pages
+            discarded_pages lost_values held_by
+            prefetches prefetches_used prefetches_unused prefetch_depth
+            pool_switches pool_pages_to_move pool_pages_moved
             scrubbed_pages scrub_wrong_pages scrub_mended_pages scrub_turns missing_legs exposed_pages restored_pages;
             durations scrub_age answer_time evicting longest_pause held_back;
             lists access_rates pauses)

@@ -35,16 +35,17 @@ impl RangeCondition<'_> {
 
 /// Narrows a request to the rows of a [`ChunkRun`].
 macro_rules! narrowed {
-    ($asked:expr, $run:expr) => {{
-        let mut asked = $asked.over($run.rows.clone());
+    ($request:expr, $run:expr) => {{
+        let mut request = $request.over($run.rows.clone());
         for condition in &$run.conditions {
-            asked = with_images!(&condition.column.values, numbers => asked.within(numbers, condition.numbers(numbers)),
+            request = with_images!(&condition.column.values,
+                numbers => request.within(numbers, condition.numbers(numbers)),
                 Values::Bits(_) | Values::Text(_) | Values::Plain(_) => unreachable!("ranges are of numbers"));
             if let Some(valid) = condition.column.valid() {
-                asked = asked.marked(valid);
+                request = request.marked(valid);
             }
         }
-        asked
+        request
     }};
 }
 pub(crate) use narrowed;

@@ -144,7 +144,8 @@ impl FrameColumn {
 
     /// Checks whether the column stores numbers, and not bits, strings or plain bytes.
     pub(crate) fn has_numbers(&self) -> bool {
-        with_numbers!(&self.values, _numbers => true, Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => false)
+        with_numbers!(&self.values, _numbers => true,
+            Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => false)
     }
 
     /// Checks whether the column can be a part of a key, as words.
@@ -228,7 +229,9 @@ impl FrameColumn {
                 let stored = with_zeros(&data);
                 numbers.extend_from_slice(&heap.enter(), &stored)?;
                 push_zone(&mut self.zones, &stored, data.nulls());
-            }, Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => unreachable!("these are not numbers")),
+            }, Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => {
+                unreachable!("these are not numbers")
+            }),
         }
         self.rows += data.len();
         self.nulls += data.null_count();
@@ -300,8 +303,11 @@ impl FrameColumn {
                 builder.add_buffer(Buffer::from_vec(bytes)).align_buffers(true)
             }
             numbers => {
-                with_numbers!(numbers, numbers => builder.add_buffer(Buffer::from_vec(read(heap, numbers, rows.clone())?)),
-                Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => unreachable!("these are not numbers"))
+                with_numbers!(numbers,
+                numbers => builder.add_buffer(Buffer::from_vec(read(heap, numbers, rows.clone())?)),
+                Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => {
+                    unreachable!("these are not numbers")
+                })
             }
         };
         Ok(make_array(builder.nulls(nulls.filter(|nulls| nulls.null_count() > 0)).build()?))

@@ -134,8 +134,8 @@ impl GroupBy {
     /// Besides the heap's budget, one chunk of each named column is near, and up to 16384 groups:
     /// about 8 MiB of keys, minima and maxima, and 600 bytes for each sum of floating-point
     /// numbers. While rows are partitioned, 16 chunks are near.
-    pub fn agg(&self, what: &[Agg]) -> Result<FarFrame, FrameError> {
-        let plan = GroupPlan::new(self, what)?;
+    pub fn agg(&self, aggs: &[Agg]) -> Result<FarFrame, FrameError> {
+        let plan = GroupPlan::new(self, aggs)?;
         let mut maker = Maker::new(&self.frame.heap, plan.schema.clone())?;
         let names: Vec<&str> = plan.read.iter().map(String::as_str).collect();
         match plan.push_down(&self.frame.scan(&[])?, GROUPS_MAX)? {
@@ -156,8 +156,8 @@ impl Scan {
     ///   counts twice.
     /// - All named columns hold numbers, dates or times. Group columns may also hold booleans, or
     ///   strings of up to 8192 kinds.
-    pub fn has_groups(&self, names: &[&str], what: &[Agg]) -> Result<bool, FrameError> {
-        let plan = GroupPlan::new(&self.frame.group_by(names)?, what)?;
+    pub fn has_groups(&self, names: &[&str], aggs: &[Agg]) -> Result<bool, FrameError> {
+        let plan = GroupPlan::new(&self.frame.group_by(names)?, aggs)?;
         plan.can_push_down(self)
     }
 
@@ -167,8 +167,8 @@ impl Scan {
     /// Returns `None` if rows have to be read, see [`has_groups`](Scan::has_groups), or if there
     /// are more than `most` groups. A memory server returns up to 1024 groups at a time;
     /// neighbouring rows of more groups are brought near instead.
-    pub fn groups(&self, names: &[&str], what: &[Agg], most: usize) -> Result<Option<RecordBatch>, FrameError> {
-        GroupPlan::new(&self.frame.group_by(names)?, what)?.push_down(self, most)
+    pub fn groups(&self, names: &[&str], aggs: &[Agg], most: usize) -> Result<Option<RecordBatch>, FrameError> {
+        GroupPlan::new(&self.frame.group_by(names)?, aggs)?.push_down(self, most)
     }
 }
 
@@ -182,16 +182,16 @@ struct GroupPlan {
 }
 
 impl GroupPlan {
-    fn new(by: &GroupBy, what: &[Agg]) -> Result<GroupPlan, FrameError> {
+    fn new(by: &GroupBy, aggs: &[Agg]) -> Result<GroupPlan, FrameError> {
         let schema = by.frame.schema();
         let mut read = by.names.clone();
         let mut fields: Vec<Field> =
             by.names.iter().map(|name| schema.field_with_name(name).cloned()).collect::<Result<_, _>>()?;
         let types: Vec<DataType> = fields.iter().map(|field| field.data_type().clone()).collect();
-        let mut asked = Vec::new();
-        for agg in what {
+        let mut aggregates = Vec::new();
+        for agg in aggs {
             let Some(name) = &agg.column else {
-                asked.push((agg.function, None, DataType::UInt64));
+                aggregates.push((agg.function, None, DataType::UInt64));
                 fields.push(Field::new(&agg.name, DataType::UInt64, false));
                 continue;
             };
@@ -213,14 +213,9 @@ impl GroupPlan {
                 read.push(name.clone());
             }
             fields.push(Field::new(&agg.name, made, agg.function != AggFunction::Count));
-            asked.push((agg.function, Some(index), data_type));
+            aggregates.push((agg.function, Some(index), data_type));
         }
-        Ok(GroupPlan {
-            read,
-            keys: KeyConverter::new(&types)?,
-            aggregates: asked,
-            schema: Arc::new(Schema::new(fields)),
-        })
+        Ok(GroupPlan { read, keys: KeyConverter::new(&types)?, aggregates, schema: Arc::new(Schema::new(fields)) })
     }
 
     /// Returns the columns of a frame that are read, keys first.
@@ -230,8 +225,8 @@ impl GroupPlan {
 
     fn can_push_down(&self, scan: &Scan) -> Result<bool, FrameError> {
         let columns = self.columns(&scan.frame)?;
-        let asked = self.aggregates.iter().filter_map(|(_, index, _)| Some(columns[(*index)?]));
-        Ok(scan.is_of_ranges() && group_pushdown::can_push_down(&columns[..self.keys.columns()], asked))
+        let others = self.aggregates.iter().filter_map(|(_, index, _)| Some(columns[(*index)?]));
+        Ok(scan.is_of_ranges() && group_pushdown::can_push_down(&columns[..self.keys.columns()], others))
     }
 
     /// Returns the groups of the rows of a scan, found by the memory server. Returns `None` if the
@@ -258,9 +253,9 @@ impl GroupPlan {
         }
         let Some(counts) = counts else { return Ok(None) };
         let Some(mut columns) = group_pushdown::arrays(keys, &counts)? else { return Ok(None) };
-        for (what, index, data_type) in &self.aggregates {
+        for (function, index, data_type) in &self.aggregates {
             columns.push(match index {
-                Some(index) => column_of(&found[index], *what, data_type)?,
+                Some(index) => column_of(&found[index], *function, data_type)?,
                 None => Arc::new(UInt64Array::from_iter_values(counts.values().copied())),
             });
         }
@@ -303,7 +298,7 @@ struct GroupTable {
 
 impl GroupTable {
     fn new(plan: &GroupPlan) -> Result<GroupTable, FrameError> {
-        let states = plan.aggregates.iter().map(|(what, _, data_type)| State::new(*what, data_type));
+        let states = plan.aggregates.iter().map(|(function, _, data_type)| State::new(*function, data_type));
         Ok(GroupTable { states: states.collect::<Result<_, _>>()?, ..GroupTable::default() })
     }
 
@@ -344,18 +339,18 @@ enum State {
     Count(Vec<u64>),
     /// Sums and counts of integers.
     Whole {
-        what: AggFunction,
+        function: AggFunction,
         is_signed: bool,
         sums: Vec<(i128, u64)>,
     },
     /// Sums and counts of decimal numbers, in units of their last digit.
     Decimal {
-        what: AggFunction,
+        function: AggFunction,
         data_type: DataType,
         sums: Vec<(i128, u64)>,
     },
     Float {
-        what: AggFunction,
+        function: AggFunction,
         parts: Vec<Part<f64>>,
     },
     /// Minima or maxima, in Arrow's row format.
@@ -363,20 +358,20 @@ enum State {
 }
 
 impl State {
-    fn new(what: AggFunction, data_type: &DataType) -> Result<State, FrameError> {
-        Ok(match what {
+    fn new(function: AggFunction, data_type: &DataType) -> Result<State, FrameError> {
+        Ok(match function {
             AggFunction::Rows | AggFunction::Count => State::Count(Vec::new()),
             AggFunction::Min | AggFunction::Max => State::End(MinMaxState {
-                is_min: what == AggFunction::Min,
+                is_min: function == AggFunction::Min,
                 data_type: data_type.clone(),
                 converter: RowConverter::new(vec![SortField::new(data_type.clone())])?,
                 values: Vec::new(),
                 bytes: 0,
             }),
-            _ if data_type.is_floating() => State::Float { what, parts: Vec::new() },
+            _ if data_type.is_floating() => State::Float { function, parts: Vec::new() },
             _ => match decimal_sum(data_type) {
-                Some(data_type) => State::Decimal { what, data_type, sums: Vec::new() },
-                None => State::Whole { what, is_signed: data_type.is_signed_integer(), sums: Vec::new() },
+                Some(data_type) => State::Decimal { function, data_type, sums: Vec::new() },
+                None => State::Whole { function, is_signed: data_type.is_signed_integer(), sums: Vec::new() },
             },
         })
     }
@@ -442,7 +437,7 @@ impl State {
     fn finish(self) -> Result<ArrayRef, FrameError> {
         Ok(match self {
             State::Count(counts) => Arc::new(UInt64Array::from(counts)),
-            State::Whole { what: AggFunction::Mean, sums, .. } => {
+            State::Whole { function: AggFunction::Mean, sums, .. } => {
                 let mean = |(sum, count): (i128, u64)| (count > 0).then(|| sum as f64 / count as f64);
                 Arc::new(sums.into_iter().map(mean).collect::<Float64Array>())
             }
@@ -450,7 +445,7 @@ impl State {
                 Arc::new(fitting::<i64>(sums)?.into_iter().collect::<Int64Array>())
             }
             State::Whole { sums, .. } => Arc::new(fitting::<u64>(sums)?.into_iter().collect::<UInt64Array>()),
-            State::Decimal { what: AggFunction::Mean, data_type, sums } => {
+            State::Decimal { function: AggFunction::Mean, data_type, sums } => {
                 let unit = 10f64.powi(-i32::from(scale_of(&data_type)));
                 let mean = |(sum, count): (i128, u64)| (count > 0).then(|| sum as f64 * unit / count as f64);
                 Arc::new(sums.into_iter().map(mean).collect::<Float64Array>())
@@ -460,9 +455,9 @@ impl State {
                 sums.validate_decimal_precision(DIGITS_MAX)?;
                 Arc::new(sums.with_precision_and_scale(DIGITS_MAX, scale_of(&data_type))?)
             }
-            State::Float { what, parts } => {
+            State::Float { function, parts } => {
                 let sum = |part: &Part<f64>| (part.count() > 0).then(|| part.sum());
-                let value = |part: &Part<f64>| if what == AggFunction::Mean { part.mean() } else { sum(part) };
+                let value = |part: &Part<f64>| if function == AggFunction::Mean { part.mean() } else { sum(part) };
                 Arc::new(parts.iter().map(value).collect::<Float64Array>())
             }
             State::End(end) => end.finish()?,
@@ -508,9 +503,9 @@ impl MinMaxState {
 
 /// Returns the result column of one aggregate, from groups that the memory server found.
 /// `data_type` is the type of the aggregated column.
-fn column_of(found: &GroupAggregates, what: AggFunction, data_type: &DataType) -> Result<ArrayRef, FrameError> {
+fn column_of(found: &GroupAggregates, function: AggFunction, data_type: &DataType) -> Result<ArrayRef, FrameError> {
     let whole = || found.sums.iter().map(|sum| sum.whole()).zip(found.counts.iter().copied()).collect();
-    Ok(match what {
+    Ok(match function {
         AggFunction::Rows | AggFunction::Count => Arc::new(UInt64Array::from(found.counts.clone())),
         AggFunction::Mean => Arc::new(found.means.iter().copied().collect::<Float64Array>()),
         AggFunction::Min => found.ends[0].clone(),

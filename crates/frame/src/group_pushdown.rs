@@ -49,8 +49,8 @@ pub(crate) fn count_groups(scan: &Scan, keys: &[&FrameColumn], most: usize) -> R
     let mut counts = Counts::new();
     let columns: Vec<KeyColumn<'_>> = keys.iter().flat_map(|key| key.key_columns()).collect();
     for run in scan.runs() {
-        let asked = narrowed!(scan.frame.heap.tally(&columns[..]), run);
-        let Some(some) = few(asked.most(most).run())? else { return Ok(None) };
+        let request = narrowed!(scan.frame.heap.tally(&columns[..]), run);
+        let Some(some) = few(request.most(most).run())? else { return Ok(None) };
         some.iter().for_each(|(key, count)| *counts.entry(*key).or_default() += count);
     }
     Ok(Some(counts).filter(|counts| counts.len() <= most))
@@ -65,7 +65,8 @@ pub(crate) fn aggregate_groups(
     counts: &mut Option<Counts>,
     most: usize,
 ) -> Result<Option<GroupAggregates>, FrameError> {
-    with_numbers!(&of.values, numbers => aggregate_column(scan, keys, of, numbers, counts, most), Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => Ok(None))
+    with_numbers!(&of.values, numbers => aggregate_column(scan, keys, of, numbers, counts, most),
+        Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => Ok(None))
 }
 
 fn aggregate_column<N: Summed>(
@@ -85,11 +86,11 @@ fn aggregate_column<N: Summed>(
     let mut groups: BTreeMap<Key, Part<N>> = BTreeMap::new();
     let columns: Vec<KeyColumn<'_>> = keys.iter().flat_map(|key| key.key_columns()).collect();
     for run in scan.runs() {
-        let mut asked = narrowed!(scan.frame.heap.group(&columns[..], numbers), run);
+        let mut request = narrowed!(scan.frame.heap.group(&columns[..], numbers), run);
         if let Some(valid) = of.valid() {
-            asked = asked.marked(valid);
+            request = request.marked(valid);
         }
-        let Some(some) = few(asked.most(most).run())? else { return Ok(None) };
+        let Some(some) = few(request.most(most).run())? else { return Ok(None) };
         some.iter().for_each(|(key, part)| groups.entry(*key).or_default().merge(part));
     }
     if groups.len() > most {

@@ -102,8 +102,9 @@ impl Scan {
     pub fn within<N: Number>(mut self, name: &str, values: impl RangeBounds<N>) -> Result<Scan, FrameError> {
         let index = self.frame.index(name)?;
         let values_of = &self.frame.columns[index].values;
-        if !with_numbers!(values_of, numbers => are::<N, _>(numbers), Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => false)
-        {
+        let is_stored_type = with_numbers!(values_of, numbers => are::<N, _>(numbers),
+            Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => false);
+        if !is_stored_type {
             return Err(self.frame.wrong_type(index));
         }
         self.within.push((index, ImageRange::of(&values)));
@@ -233,10 +234,10 @@ impl fmt::Debug for Scan {
 
 impl RowSelection {
     /// Returns the rows for which `says` is true, or `None` if there are none.
-    fn kept(self, says: &BooleanArray) -> Option<RowSelection> {
-        let kept = match says.nulls() {
-            Some(nulls) => says.values() & nulls.inner(),
-            None => says.values().clone(),
+    fn kept(self, mask: &BooleanArray) -> Option<RowSelection> {
+        let kept = match mask.nulls() {
+            Some(nulls) => mask.values() & nulls.inner(),
+            None => mask.values().clone(),
         };
         match kept.count_set_bits() {
             0 => return None,

@@ -132,28 +132,28 @@ impl ExternalSorter {
             return Ok(runs.remove(0));
         }
         let mut maker = Maker::new(&runs[0].heap, runs[0].schema())?;
-        let mut heads = runs.iter().map(|run| MergeCursor::new(self, run)).collect::<Result<Vec<_>, _>>()?;
-        // A binary heap of the heads that have rows, the smallest row first; among equal rows, that
-        // of the first run.
-        let mut first: Vec<usize> = (0..heads.len()).collect();
-        first.sort_by_key(|head| (heads[*head].key(), *head));
+        let mut cursors = runs.iter().map(|run| MergeCursor::new(self, run)).collect::<Result<Vec<_>, _>>()?;
+        // A binary heap of the cursors that have rows, the smallest row first; among equal rows,
+        // that of the first run.
+        let mut first: Vec<usize> = (0..cursors.len()).collect();
+        first.sort_by_key(|run_index| (cursors[*run_index].key(), *run_index));
         let mut picked = Vec::with_capacity(CHUNK_ROWS);
-        while let Some(head) = first.first().copied() {
-            picked.push((head, heads[head].row));
-            heads[head].row += 1;
-            let is_at_end = heads[head].row == heads[head].batch.num_rows();
+        while let Some(run_index) = first.first().copied() {
+            picked.push((run_index, cursors[run_index].row));
+            cursors[run_index].row += 1;
+            let is_at_end = cursors[run_index].row == cursors[run_index].batch.num_rows();
             // The picked rows of a batch are copied before the next batch replaces it.
             if is_at_end || picked.len() == CHUNK_ROWS {
-                let batches: Vec<&RecordBatch> = heads.iter().map(|head| &head.batch).collect();
+                let batches: Vec<&RecordBatch> = cursors.iter().map(|cursor| &cursor.batch).collect();
                 maker.push(interleave_record_batch(&batches, &picked)?)?;
                 picked.clear();
             }
-            if is_at_end && !heads[head].advance(self, &runs[head])? {
+            if is_at_end && !cursors[run_index].advance(self, &runs[run_index])? {
                 first.swap_remove(0);
             }
-            sink(&mut first, |head| (heads[head].key(), head));
+            sink(&mut first, |run_index| (cursors[run_index].key(), run_index));
         }
-        drop(heads);
+        drop(cursors);
         maker.finish()
     }
 }

@@ -88,8 +88,8 @@ impl Scan {
         for run in self.runs() {
             match &run.conditions[..] {
                 _ if valid.is_some() => {
-                    let asked = narrowed!(heap.group((), numbers), run);
-                    let parts = valid.into_iter().fold(asked, |asked, valid| asked.marked(valid)).run()?;
+                    let request = narrowed!(heap.group((), numbers), run);
+                    let parts = valid.into_iter().fold(request, |request, valid| request.marked(valid)).run()?;
                     parts.iter().for_each(|((), kept)| part.merge(kept));
                 }
                 [] => part.merge(&numbers.aggregate(heap).over(run.rows).run()?),

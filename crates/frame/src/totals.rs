@@ -153,7 +153,8 @@ fn at_server(
     if *values != (Bound::Unbounded, Bound::Unbounded) {
         return Ok(None);
     }
-    with_numbers!(&column.values, numbers => whole(heap, numbers).map(Some), Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => Ok(None))
+    with_numbers!(&column.values, numbers => whole(heap, numbers).map(Some),
+        Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => Ok(None))
 }
 
 fn ranked<N: Number + Rounded>(heap: &Heap, numbers: &FarVec<N>, share: f64) -> Result<Option<f64>, OffloadError> {

@@ -68,7 +68,7 @@ union Raw {
 pub enum ConnectProgress {
     /// The connection is established.
     Done,
-    /// The attempt is under way; the socket becomes writable when it has ended.
+    /// The attempt is in progress; the socket becomes writable when it has ended.
     InProgress,
     /// The other side's queue is full, and nothing says when it is not. Try again a little later.
     Retry,

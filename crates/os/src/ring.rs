@@ -1,4 +1,4 @@
-//! io_uring: many reads and writes of one file under way at a time.
+//! io_uring: many reads and writes of one file in flight at a time.
 
 use crate::errno::{Errno, Result};
 use crate::file;
@@ -218,7 +218,7 @@ impl Ring {
     /// [`Ring::start`].
     ///
     /// # Safety
-    /// The memory of the transfer is nobody else's until it has arrived, and inside what was
+    /// The memory of the transfer is nobody else's until it has ended, and inside what was
     /// registered if anything was.
     pub unsafe fn queue(&mut self, transfer: FileTransfer) -> bool {
         let (tail, head) = (self.word(self.parameters[SQ_TAIL]), self.word(self.parameters[SQ_HEAD]));

@@ -152,8 +152,8 @@ pub fn send_descriptors(fd: BorrowedFd<'_>, bytes: &[u8], descriptors: &[impl As
     unsafe { syscall(libc::SYS_sendmsg, [fd.as_raw_fd() as usize, &raw const message as usize, flags, 0, 0, 0]) }
 }
 
-/// Returns the number of bytes that were sent on a connection and that the other side has not taken
-/// yet. It includes the kernel's own overhead for them.
+/// Returns the number of bytes that were sent on a connection and that the other side has not
+/// acknowledged yet. It includes the kernel's own overhead for them.
 pub fn unacknowledged_bytes(fd: BorrowedFd<'_>) -> Result<usize> {
     let mut bytes: i32 = 0;
     let args = [fd.as_raw_fd() as usize, libc::TIOCOUTQ as usize, &raw mut bytes as usize, 0, 0, 0];

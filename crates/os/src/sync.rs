@@ -10,8 +10,8 @@
 //! and waited for. None of these locks is ever poisoned: the owner must know what a panic leaves
 //! behind.
 //!
-//! A wait that takes longer than [`Wait::PATIENCE`] says on standard error what it waits for, and
-//! goes on waiting.
+//! A wait that takes longer than [`Wait::REPORT_AFTER`] says on standard error what it waits for,
+//! and goes on waiting.
 
 use crate::gate::syscall_raw;
 use crate::process::{now_ns, pid, sleep, tid, yield_now};
@@ -47,7 +47,7 @@ pub struct Wait {
 impl Wait {
     /// Time after which a wait reports what it waits for. It is longer than any wait that ends the
     /// program (45 s for room).
-    pub const PATIENCE: Duration = Duration::from_secs(60);
+    pub const REPORT_AFTER: Duration = Duration::from_secs(60);
 
     /// Begins to wait for `what` (the report says "waits for" it).
     #[track_caller]
@@ -97,7 +97,7 @@ impl Wait {
             return;
         }
         self.look_at_clock();
-        futex_wait(word, value, Wait::PATIENCE);
+        futex_wait(word, value, Wait::REPORT_AFTER);
     }
 
     fn look_at_clock(&mut self) {
@@ -106,8 +106,8 @@ impl Wait {
             self.since_ns = now;
         }
         let waited = now - self.since_ns;
-        // Reports first after the patience, then after twice that time, four times, and so on.
-        if waited >= (Wait::PATIENCE.as_nanos() as u64) << self.said.min(20) {
+        // Reports first after `REPORT_AFTER`, then after twice that time, four times, and so on.
+        if waited >= (Wait::REPORT_AFTER.as_nanos() as u64) << self.said.min(20) {
             self.said += 1;
             let mut text = WaitReportText { bytes: [0; 256], len: 0 };
             let _ = writeln!(
@@ -467,13 +467,13 @@ mod tests {
         wait.look_at_clock();
         assert_eq!(*SAID.lock(), "");
         // As if it had begun so long ago.
-        wait.since_ns = now_ns() - Wait::PATIENCE.as_nanos() as u64 - 1_000_000;
+        wait.since_ns = now_ns() - Wait::REPORT_AFTER.as_nanos() as u64 - 1_000_000;
         wait.look_at_clock();
         wait.look_at_clock();
         let said = SAID.lock().clone();
         assert_eq!(said.lines().count(), 1, "{said}");
         assert!(said.contains("60 s for a page that never comes") && said.contains("sync.rs"), "{said}");
-        wait.since_ns -= Wait::PATIENCE.as_nanos() as u64;
+        wait.since_ns -= Wait::REPORT_AFTER.as_nanos() as u64;
         wait.look_at_clock();
         assert_eq!(SAID.lock().lines().count(), 2);
     }

@@ -55,7 +55,7 @@ pub struct JobConfig {
     /// Effective user of the runner. A server that this user runs is believed, whatever user a
     /// process has become.
     pub runner_uid: AtomicU32,
-    /// Mode asked for ([`crate::control::Mode`] as number).
+    /// Mode asked for ([`crate::control::FaultMode`] as number).
     pub mode: AtomicU32,
     /// 1 if memory lies in huge pages until some of it has to leave; 0: only where the program asks
     /// for huge pages.

@@ -178,8 +178,8 @@ impl ProcessSlot {
         is_known.then_some(Protection { missing_legs, shared_legs, exposed_pages, restored_pages })
     }
 
-    /// Returns what [`ProcessSlot::set_scrubbed`] noted, with counts within [`PAGES_MAX`]; `None` if the
-    /// pool has no scrub.
+    /// Returns what [`ProcessSlot::set_scrubbed`] noted, with counts within [`PAGES_MAX`]; `None`
+    /// if the pool has no scrub.
     pub fn scrubbed(&self) -> Option<ScrubStats> {
         let is_known = self.pool_scrub.load(Ordering::Acquire) != 0;
         let [looked, wrong, mended, turns, turn_ended_at] = &self.pool_scrubbed;
@@ -252,8 +252,9 @@ impl JobAccounts {
         }
     }
 
-    /// Returns the exit code that [`JobAccounts::fail`] noted, and whether the note is complete. The
-    /// note is incomplete while (or because) the process that makes it has not finished writing.
+    /// Returns the exit code that [`JobAccounts::fail`] noted, and whether the note is complete.
+    /// The note is incomplete while (or because) the process that makes it has not finished
+    /// writing.
     pub fn failure(&self) -> Option<(i32, bool)> {
         match self.failure.load(Ordering::Acquire) {
             0 => None,
@@ -315,7 +316,7 @@ counters! {
     prefetched,
     /// Prefetched pages that were used.
     prefetch_hits,
-    /// System calls whose buffers we brought near and held.
+    /// System calls whose buffers we brought near and pinned.
     syscalls_guarded,
     /// Memory system calls that we served ourselves (`mmap`, `brk`, …).
     syscalls_emulated,
@@ -375,7 +376,8 @@ mod tests {
     use super::*;
 
     fn control() -> Box<JobAccounts> {
-        // SAFETY: every field is an atomic integer, for which all zeros is a value; the layout is that of `JobAccounts`.
+        // SAFETY: every field is an atomic integer, for which all zeros is a value; the layout is
+        // that of `JobAccounts`.
         unsafe { Box::from_raw(std::alloc::alloc_zeroed(std::alloc::Layout::new::<JobAccounts>()).cast()) }
     }
 

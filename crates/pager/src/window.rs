@@ -1,10 +1,10 @@
 //! The window: the one address range, the same in every process of a job, in which far-capable
 //! memory lives.
 //!
-//! One fixed range makes the guard cheap: a system call touches far-capable memory if an argument
-//! has the window's upper bits, which a seccomp filter can test. Page `n` of the window is page `n`
-//! of the process's region in the pool, so no table of far addresses is needed. The last pages of
-//! the window are exceptions: they lie in [`extents`], where the program asked for them.
+//! One fixed range makes system call pinning cheap: a system call touches far-capable memory if an
+//! argument has the window's upper bits, which a seccomp filter can test. Page `n` of the window is
+//! page `n` of the process's region in the pool, so no table of far addresses is needed. The last
+//! pages of the window are exceptions: they lie in [`extents`], where the program asked for them.
 
 pub mod extents;
 

@@ -139,7 +139,7 @@ pub struct Completion {
 pub enum Health {
     /// The backend answers.
     Good,
-    /// The backend answers, but a part of it (a leg of a stripe, a mirror) does not.
+    /// The backend answers, but a part of it (a member of a stripe, a mirror) does not.
     Degraded,
     /// The backend is gone; operations fail with [`PoolError::ServerGone`].
     Gone,
@@ -192,7 +192,8 @@ pub enum PoolError {
     },
     /// The server at a Unix socket belongs to a user that is not trusted. Nothing was sent to it.
     #[error(
-        "memory server {server} is run by user {uid}, who is neither root nor the user of this program: if you trust that user, say so in the URL, as in unix:PATH?uid={uid}"
+        "memory server {server} is run by user {uid}, who is neither root nor the user of this program: if you trust \
+         that user, say so in the URL, as in unix:PATH?uid={uid}"
     )]
     OtherUser {
         /// Index of the server.
@@ -216,7 +217,7 @@ pub enum PoolError {
 }
 
 /// Right to one snapshot of a region. [`Backend::clone_region`] makes it and
-/// [`crate::Opener::claim`] turns it into a backend of its own. It is plain bytes, so that it
+/// [`crate::PoolBuilder::claim`] turns it into a backend of its own. It is plain bytes, so that it
 /// survives `fork`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CloneTicket {
@@ -243,7 +244,8 @@ impl CloneTicket {
 }
 
 /// Right of another process to a region, made by [`Backend::share`] and used by
-/// [`crate::Opener::join`]. A process that knows it can do to the region whatever its owner can.
+/// [`crate::PoolBuilder::attach`]. A process that knows it can do to the region whatever its owner
+/// can.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Share {
     pub(crate) session: u128,
@@ -365,15 +367,16 @@ pub trait Backend: Send + Sync {
         String::new()
     }
 
-    /// Checks whether it is time to look for the servers of lost legs. Polled now and then by the
-    /// owner of a backend without threads of its own ([`crate::Opener::inside_a_program`]).
+    /// Checks whether it is time to look for the servers of failed members. Polled now and then by
+    /// the owner of a backend without threads of its own
+    /// ([`crate::PoolBuilder::inside_a_program`]).
     fn is_rejoin_due(&self) -> bool {
         false
     }
 
-    /// Looks for the servers of lost legs and takes those that are back as spares. Blocks until
-    /// they answer or time out. Only one thread may call it at a time, and no snapshot may be made
-    /// meanwhile.
+    /// Looks for the servers of failed members and takes those that are back as spares. Blocks
+    /// until they answer or time out. Only one thread may call it at a time, and no snapshot may be
+    /// made meanwhile.
     fn rejoin(&self) {}
 
     /// Says goodbye, so that the servers free the region now and not when the lease runs out. It
@@ -411,9 +414,9 @@ pub trait Lane: Send {
 
     /// Returns the number of operations submitted and not yet completed.
     ///
-    /// Even at zero, an answer may be outstanding that no operation waits for: that of a late leg
-    /// of a mirror or an erasure code. The leg is used again when [`Lane::poll`] takes that answer.
-    /// So a lane of a pool that is [`Health::Degraded`] must be polled now and then.
+    /// Even at zero, an answer may be outstanding that no operation waits for: that of a lagging
+    /// member of a mirror or an erasure code. The member is used again when [`Lane::poll`] takes
+    /// that answer. So a lane of a pool that is [`Health::Degraded`] must be polled now and then.
     fn in_flight(&self) -> usize;
 
     /// Blocks until a completion is likely or `timeout` has passed: spins first, then sleeps.

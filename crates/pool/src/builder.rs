@@ -45,7 +45,9 @@ pub enum OpenError {
     },
     /// A URL has a scheme that does not exist.
     #[error(
-        "no backend is called {scheme:?}: known are tcp://HOST:PORT, fabric:tcp://HOST:PORT, shm:PATH, unix:PATH, ssd:PATH, lz:?size=SIZE, numa:NODE, dax:PATH, ram:, fault:SPEC@URL, stripe(URL, URL), mirror(URL, URL), ec(2,1, URL, URL, URL), tier(URL, URL) and throttle(latency=100us, URL)"
+        "no backend is called {scheme:?}: known are tcp://HOST:PORT, fabric:tcp://HOST:PORT, shm:PATH, unix:PATH, \
+         ssd:PATH, lz:?size=SIZE, numa:NODE, dax:PATH, ram:, fault:SPEC@URL, stripe(URL, URL), mirror(URL, URL), \
+         ec(2,1, URL, URL, URL), tier(URL, URL) and throttle(latency=100us, URL)"
     )]
     Scheme {
         /// Text before the colon.
@@ -95,7 +97,7 @@ impl OpenError {
 ///
 /// ```no_run
 /// # use core::time::Duration;
-/// let backend = farfield_pool::Opener::new()
+/// let backend = farfield_pool::PoolBuilder::new()
 ///     .url("tcp://10.0.0.7:5555")
 ///     .token("secret")
 ///     .client_name("solver")
@@ -112,8 +114,8 @@ pub struct PoolBuilder {
     client_name: String,
     pages: u64,
     deadline: Duration,
-    /// Time that a leg may be silent while others may do without it.
-    patience: Option<Duration>,
+    /// Time that a member may be silent while others may do without it.
+    timeout: Option<Duration>,
     degraded: bool,
     repair_thread: bool,
     is_inside_a_program: bool,
@@ -134,7 +136,7 @@ impl Default for PoolBuilder {
 impl core::fmt::Debug for PoolBuilder {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         // The token must not reach a log.
-        write!(f, "Opener {{ urls: {:?}, client_name: {:?}, pages: {} }}", self.urls, self.client_name, self.pages)
+        write!(f, "PoolBuilder {{ urls: {:?}, client_name: {:?}, pages: {} }}", self.urls, self.client_name, self.pages)
     }
 }
 
@@ -147,7 +149,7 @@ impl PoolBuilder {
             client_name: String::new(),
             pages: 0,
             deadline: Duration::from_secs(10),
-            patience: None,
+            timeout: None,
             degraded: false,
             repair_thread: false,
             is_inside_a_program: false,
@@ -212,16 +214,17 @@ impl PoolBuilder {
         self
     }
 
-    /// Counts legs of mirrors and erasure codes that cannot be reached, or do not answer soon, as
-    /// lost, as long as enough others answer. Without this, they are errors: otherwise a wrong URL
-    /// would be noticed too late.
+    /// Counts members of mirrors and erasure codes that cannot be reached, or do not answer soon,
+    /// as lost, as long as enough others answer. Without this, they are errors: otherwise a wrong
+    /// URL would be noticed too late.
     pub fn degraded(mut self) -> PoolBuilder {
         self.degraded = true;
         self
     }
 
-    /// Starts a thread of this process that repairs: it gives legs of a mirror or an erasure code,
-    /// and their spares, what they lack. Without this, the threads that poll lanes do the repairs.
+    /// Starts a thread of this process that repairs: it gives members of a mirror or an erasure
+    /// code, and their spares, what they lack. Without this, the threads that poll lanes do the
+    /// repairs.
     pub fn repair_thread(mut self) -> PoolBuilder {
         self.repair_thread = true;
         self
@@ -257,8 +260,8 @@ impl PoolBuilder {
 
     /// Opens the snapshot behind a ticket, given what may be in it. With that knowledge a mirror
     /// can repair servers that come back.
-    pub fn claim_with(&self, ticket: &CloneTicket, heritage: &SnapshotContents) -> Result<Arc<dyn Backend>, OpenError> {
-        self.open_members(Some((ticket, Some(heritage))))
+    pub fn claim_with(&self, ticket: &CloneTicket, contents: &SnapshotContents) -> Result<Arc<dyn Backend>, OpenError> {
+        self.open_members(Some((ticket, Some(contents))))
     }
 
     /// Opens the region behind a share, at the one server that keeps it. Pages are moved by
@@ -296,11 +299,9 @@ impl PoolBuilder {
             return Err(OpenError::Argument("more than 16 memory servers in one pool"));
         }
         let opened = match ticket {
-            Some((ticket, heritage)) => self.open_tree(
-                &tree,
-                0,
-                RegionSource::Claim { secrets: &ticket.secrets, pages: self.pages, contents: heritage },
-            ),
+            Some((ticket, contents)) => {
+                self.open_tree(&tree, 0, RegionSource::Claim { secrets: &ticket.secrets, pages: self.pages, contents })
+            }
             None => self.open_tree(&tree, 0, RegionSource::Pages(self.pages)),
         };
         #[cfg(test)]
@@ -315,15 +316,15 @@ impl PoolBuilder {
             Tree::Fault(plan, inner) => {
                 Ok(Arc::new(FaultBackend::new(server, self.open_tree(inner, server, want)?, *plan)))
             }
-            Tree::Mirror { members: legs, spares, scrub, wait } => {
-                let mirror = self.open_mirror(legs, spares, *scrub, server, want)?;
-                mirror.set_write_patience(*wait);
+            Tree::Mirror { members, spares, scrub, wait } => {
+                let mirror = self.open_mirror(members, spares, *scrub, server, want)?;
+                mirror.set_write_timeout(*wait);
                 Ok(Arc::new(mirror))
             }
             Tree::Tier(tiers) => Ok(Arc::new(self.open_tier(tiers, server, want)?)),
-            Tree::Ec { code, members: legs, spares, scrub, wait } => {
-                let ec = self.open_ec(*code, legs, spares, *scrub, server, want)?;
-                ec.set_write_patience(*wait);
+            Tree::Ec { code, members, spares, scrub, wait } => {
+                let ec = self.open_ec(*code, members, spares, *scrub, server, want)?;
+                ec.set_write_timeout(*wait);
                 Ok(Arc::new(ec))
             }
             Tree::Stripe(members) => {
@@ -346,35 +347,35 @@ impl PoolBuilder {
 
     fn open_mirror(
         &self,
-        legs: &[Tree],
+        members: &[Tree],
         spares: &[Tree],
         scrub: Option<Duration>,
         server: u16,
         want: RegionSource<'_>,
     ) -> Result<MirrorBackend, OpenError> {
-        let trees = legs.iter().chain(spares);
-        let (legs, spares) = self.open_replicas("mirror", 1, legs, spares, server, want)?;
+        let trees = members.iter().chain(spares);
+        let (members, spares) = self.open_replicas("mirror", 1, members, spares, server, want)?;
         let holds = match want {
             RegionSource::Pages(_) => InitialContents::Zeros,
             RegionSource::Claim { contents: None, .. } => InitialContents::Snapshot,
-            RegionSource::Claim { contents: Some(heritage), .. } => InitialContents::Chunks(heritage.0.clone()),
+            RegionSource::Claim { contents: Some(contents), .. } => InitialContents::Chunks(contents.0.clone()),
         };
-        // A leg that comes later must be told what it lacks.
+        // A member that comes later must be told what it lacks.
         let is_known = !matches!(holds, InitialContents::Snapshot);
-        let reopen = is_known.then(|| self.reopen(trees, legs.iter().chain(&spares), want)).flatten();
+        let reopen = is_known.then(|| self.reopen(trees, members.iter().chain(&spares), want)).flatten();
         let spares = SpareMembers { members: spares, reopen };
         let (RegionSource::Pages(pages) | RegionSource::Claim { pages, .. }) = want;
-        MirrorBackend::new(legs, spares, pages, holds, scrub, self.repair_thread)
+        MirrorBackend::new(members, spares, pages, holds, scrub, self.repair_thread)
             .map_err(|error| OpenError::Pool { url: "mirror".to_owned(), error })
     }
 
     fn open_tier(&self, tiers: &[Tree], server: u16, want: RegionSource<'_>) -> Result<TierBackend, OpenError> {
-        let (legs, _) = self.open_replicas("tier", 1, tiers, &[], server, want)?;
+        let (members, _) = self.open_replicas("tier", 1, tiers, &[], server, want)?;
         match want {
-            RegionSource::Pages(pages) => TierBackend::new(legs, pages, self.repair_thread),
+            RegionSource::Pages(pages) => TierBackend::new(members, pages, self.repair_thread),
             RegionSource::Claim { secrets, .. } => {
                 let leaves = tiers.iter().map(Tree::leaves).sum();
-                TierBackend::claim(legs, &secrets[..leaves], self.repair_thread)
+                TierBackend::claim(members, &secrets[..leaves], self.repair_thread)
             }
         }
         .map_err(|error| OpenError::Pool { url: "tier".to_owned(), error })
@@ -383,50 +384,51 @@ impl PoolBuilder {
     fn open_ec(
         &self,
         code: ErasureCode,
-        legs: &[Tree],
+        members: &[Tree],
         spares: &[Tree],
         scrub: Option<Duration>,
         server: u16,
         want: RegionSource<'_>,
     ) -> Result<EcBackend, OpenError> {
-        let leaves = legs.iter().chain(spares).map(Tree::leaves).sum();
-        let of_legs = match want {
+        let leaves = members.iter().chain(spares).map(Tree::leaves).sum();
+        let of_members = match want {
             RegionSource::Pages(pages) => RegionSource::Pages(EcBackend::pages_of_member(pages)),
             claim => claim,
         };
-        let trees = legs.iter().chain(spares);
-        let (legs, spares) = self.open_replicas("ec", code.data(), legs, spares, server, of_legs)?;
-        let reopen = self.reopen(trees, legs.iter().chain(&spares), of_legs);
+        let trees = members.iter().chain(spares);
+        let (members, spares) = self.open_replicas("ec", code.data(), members, spares, server, of_members)?;
+        let reopen = self.reopen(trees, members.iter().chain(&spares), of_members);
         let spares = SpareMembers { members: spares, reopen };
         match want {
-            RegionSource::Pages(pages) => EcBackend::new(code, legs, spares, pages, scrub, self.repair_thread),
+            RegionSource::Pages(pages) => EcBackend::new(code, members, spares, pages, scrub, self.repair_thread),
             RegionSource::Claim { secrets, .. } => {
-                EcBackend::claim(code, legs, spares, &secrets[..leaves], scrub, self.repair_thread)
+                EcBackend::claim(code, members, spares, &secrets[..leaves], scrub, self.repair_thread)
             }
         }
         .map_err(|error| OpenError::Pool { url: "ec".to_owned(), error })
     }
 
-    /// Opens the legs and spares of a backend that needs at least `needed` of them. Those that may
-    /// be lost, and are, come without a backend.
+    /// Opens the members and spares of a backend that needs at least `needed` of them. Those that
+    /// may be lost, and are, come without a backend.
     fn open_replicas(
         &self,
         name: &str,
         needed: usize,
-        legs: &[Tree],
+        members: &[Tree],
         spares: &[Tree],
         server: u16,
         want: RegionSource<'_>,
     ) -> Result<(Vec<PoolMember>, Vec<PoolMember>), OpenError> {
-        let (mut opened, mut leaf, mut first_error) = (Vec::with_capacity(legs.len() + spares.len()), 0, None);
-        let are_enough = |opened: &[PoolMember]| opened.iter().filter(|leg| leg.backend.is_some()).count() >= needed;
-        let (mut silent, mut patience) = (Vec::new(), LEGS_PATIENCE);
+        let (mut opened, mut leaf, mut first_error) = (Vec::with_capacity(members.len() + spares.len()), 0, None);
+        let are_enough =
+            |opened: &[PoolMember]| opened.iter().filter(|member| member.backend.is_some()).count() >= needed;
+        let (mut silent, mut timeout) = (Vec::new(), MEMBERS_TIMEOUT);
         // A page in a tier is nowhere else, so no tier may be left out after a short wait.
         let is_brief = self.degraded && name != "tier";
-        for (index, leg) in legs.iter().chain(spares).enumerate() {
-            let (leaves, server) = (leg.leaves(), server + leaf as u16);
+        for (index, member) in members.iter().chain(spares).enumerate() {
+            let (leaves, server) = (member.leaves(), server + leaf as u16);
             let result = match want {
-                // The leg was lost before the snapshot.
+                // The member had failed before the snapshot.
                 RegionSource::Claim { secrets, .. } if secrets[leaf..][..leaves].iter().all(|secret| *secret == 0) => {
                     None
                 }
@@ -435,17 +437,17 @@ impl PoolBuilder {
             }
             .map(|want| {
                 let started = Instant::now();
-                let result = self.patient(is_brief.then_some(patience)).open_tree(leg, server, want);
+                let result = self.with_timeout(is_brief.then_some(timeout)).open_tree(member, server, want);
                 if result.as_ref().is_err_and(|error| matches!(error.pool_error(), Some(PoolError::TimedOut { .. }))) {
-                    patience = patience.saturating_sub(started.elapsed()).max(LEG_PATIENCE_MIN);
-                    silent.push((index, leg, server, want));
+                    timeout = timeout.saturating_sub(started.elapsed()).max(MEMBER_TIMEOUT_MIN);
+                    silent.push((index, member, server, want));
                 }
                 result
             });
             let backend = match result {
                 Some(Err(error)) if !self.degraded && matches!(want, RegionSource::Pages(_)) => return Err(error),
                 Some(Err(error)) => {
-                    // The error of a leg is more to the point than that of a spare.
+                    // The error of a member is more to the point than that of a spare.
                     first_error.get_or_insert(error);
                     None
                 }
@@ -454,7 +456,7 @@ impl PoolBuilder {
             };
             opened.push(PoolMember { backend, leaves, server });
             leaf += leaves;
-            if index + 1 == legs.len()
+            if index + 1 == members.len()
                 && !are_enough(&opened)
                 && silent.is_empty()
                 && matches!(want, RegionSource::Pages(_))
@@ -462,10 +464,10 @@ impl PoolBuilder {
                 break;
             }
         }
-        // If the others are not enough, the silent legs get the full deadline.
-        for (index, leg, server, want) in silent {
+        // If the others are not enough, the silent members get the full deadline.
+        for (index, member, server, want) in silent {
             if !are_enough(&opened) {
-                opened[index].backend = self.open_tree(leg, server, want).ok();
+                opened[index].backend = self.open_tree(member, server, want).ok();
             }
         }
         if !are_enough(&opened) {
@@ -473,41 +475,45 @@ impl PoolBuilder {
             let error = PoolError::Refused { server, reason };
             return Err(first_error.unwrap_or(OpenError::Pool { url: name.to_owned(), error }));
         }
-        let spares = opened.split_off(legs.len());
+        let spares = opened.split_off(members.len());
         Ok((opened, spares))
     }
 
-    /// Returns the way to open the server of a lost leg again, if this process looks for it (with a
-    /// repair thread, or inside a program).
+    /// Returns the way to open the server of a failed member again, if this process looks for it
+    /// (with a repair thread, or inside a program).
     fn reopen<'a>(
         &self,
         trees: impl Iterator<Item = &'a Tree>,
-        legs: impl Iterator<Item = &'a PoolMember>,
+        members: impl Iterator<Item = &'a PoolMember>,
         want: RegionSource<'_>,
     ) -> Option<Reopen> {
         if !self.repair_thread && !self.is_inside_a_program {
             return None;
         }
-        let legs: Vec<_> = legs.collect();
+        let members: Vec<_> = members.collect();
         let pages = match want {
             RegionSource::Pages(pages) => pages,
             // The new region is as large as those that were cloned.
-            RegionSource::Claim { .. } => legs.iter().filter_map(|leg| Some(leg.backend.as_ref()?.pages())).max()?,
+            RegionSource::Claim { .. } => {
+                members.iter().filter_map(|member| Some(member.backend.as_ref()?.pages())).max()?
+            }
         };
         let trees: Vec<_> = trees.cloned().collect();
         let servers: MemberSet =
-            trees.iter().enumerate().filter(|(_, tree)| is_server(tree)).map(|(leg, _)| leg).collect();
+            trees.iter().enumerate().filter(|(_, tree)| is_server(tree)).map(|(member, _)| member).collect();
         if servers.is_empty() {
             return None;
         }
-        let (opener, numbers) = (self.patient(Some(TRY_WITHIN)), legs.iter().map(|leg| leg.server).collect::<Vec<_>>());
-        let open = move |leg: usize| opener.open_tree(&trees[leg], numbers[leg], RegionSource::Pages(pages)).ok();
+        let (builder, numbers) =
+            (self.with_timeout(Some(TRY_WITHIN)), members.iter().map(|member| member.server).collect::<Vec<_>>());
+        let open =
+            move |member: usize| builder.open_tree(&trees[member], numbers[member], RegionSource::Pages(pages)).ok();
         Some(Reopen { servers, open: Box::new(open) })
     }
 
-    /// Returns a copy of the builder with this patience, at most its deadline.
-    fn patient(&self, patience: Option<Duration>) -> PoolBuilder {
-        PoolBuilder { patience: patience.map(|patience| patience.min(self.deadline)), ..self.clone() }
+    /// Returns a copy of the builder with this timeout, at most its deadline.
+    fn with_timeout(&self, timeout: Option<Duration>) -> PoolBuilder {
+        PoolBuilder { timeout: timeout.map(|timeout| timeout.min(self.deadline)), ..self.clone() }
     }
 
     fn open_leaf(&self, url: &str, server: u16, want: RegionSource<'_>) -> Result<Arc<dyn Backend>, OpenError> {
@@ -524,7 +530,8 @@ impl PoolBuilder {
             LeafUrl::Tcp(address) => ServerAddress::Tcp(address),
             LeafUrl::Unix(path, uid) => ServerAddress::Unix(path, [uid, self.server_uid]),
             LeafUrl::Fabric(_) if self.is_inside_a_program => {
-                let text = "libfabric takes memory and locks, which a thread of the program may hold when it misses a page: fabric is for heaps";
+                let text = "libfabric takes memory and locks, which a thread of the program may hold when it misses a \
+                            page: fabric is for heaps";
                 return Err(HandshakeError::Refused(text.into()));
             }
             LeafUrl::Fabric(config) => {
@@ -585,7 +592,7 @@ impl PoolBuilder {
     }
 
     fn answers_within(&self) -> Duration {
-        self.patience.unwrap_or(self.deadline)
+        self.timeout.unwrap_or(self.deadline)
     }
 }
 
@@ -609,10 +616,10 @@ fn is_server(tree: &Tree) -> bool {
     }
 }
 
-/// Time that all legs together may be silent where others can do without them, and the least time
-/// for each.
-const LEGS_PATIENCE: Duration = Duration::from_millis(600);
-const LEG_PATIENCE_MIN: Duration = Duration::from_millis(50);
+/// Time that all members together may be silent where others can do without them, and the least
+/// time for each.
+const MEMBERS_TIMEOUT: Duration = Duration::from_millis(600);
+const MEMBER_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 
 fn parse(url: &str) -> Result<Tree, OpenError> {
     Tree::parse(url).map_err(|error| OpenError::Url { url: url.to_owned(), why: error.to_string() })
@@ -820,9 +827,9 @@ mod tests {
         // Nothing goes without it: it has all the time that there is.
         let deadline = Duration::from_millis(1500);
         let started = Instant::now();
-        let opener =
+        let builder =
             PoolBuilder::new().url(format!("mirror({silent},{silent})")).pages(64).degraded().deadline(deadline);
-        let error = opener.open().err().unwrap();
+        let error = builder.open().err().unwrap();
         assert!(matches!(error.pool_error(), Some(PoolError::TimedOut { .. })), "{error}");
         assert!(started.elapsed() >= deadline);
     }

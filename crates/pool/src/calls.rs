@@ -16,8 +16,8 @@ use core::ops::Range;
 use core::time::Duration;
 use farfield_core::RegionId;
 use farfield_core::wire::{
-    CallBody, ErrorCode, HEAD_BYTES, MessageHeader, Reply, Request, WireError, WireReply, WireRequest, encode_request,
-    features,
+    CallBody, ErrorCode, HEADER_BYTES, MessageHeader, Reply, Request, WireError, WireReply, WireRequest,
+    encode_request, features,
 };
 use farfield_os::process::now_ns;
 use farfield_os::{Errno, net};
@@ -29,7 +29,7 @@ const SPIN: Duration = Duration::from_micros(50);
 /// Time after which a polling channel yields the core between two polls.
 const YIELD_AFTER: Duration = Duration::from_micros(12);
 /// Size of the receive buffer: one of the longest answers and the beginning of the next.
-const INBOX_BYTES: usize = HEAD_BYTES + CallBody::ANSWER_BYTES_MAX + 8 * 1024;
+const INBOX_BYTES: usize = HEADER_BYTES + CallBody::ANSWER_BYTES_MAX + 8 * 1024;
 
 /// Call of a function over the region of the backend.
 #[derive(Clone, Debug)]
@@ -311,22 +311,22 @@ impl CallLane {
 
     /// Acts on the complete answers in the inbox.
     fn digest(&mut self) -> Result<(), WireError> {
-        while let Some(head) = MessageHeader::decode(&self.inbox[self.unread.clone()])? {
-            if head.body as usize > CallBody::ANSWER_BYTES_MAX {
-                return Err(WireError::Length { kind: head.kind, body: head.body });
+        while let Some(header) = MessageHeader::decode(&self.inbox[self.unread.clone()])? {
+            if header.body as usize > CallBody::ANSWER_BYTES_MAX {
+                return Err(WireError::Length { kind: header.kind, body: header.body });
             }
             let frame = &self.inbox[self.unread.clone()];
-            let Some(body) = frame.get(HEAD_BYTES..head.frame_bytes()) else { return Ok(()) };
-            let (result, steps) = match WireReply::decode(&head, body)?.reply {
+            let Some(body) = frame.get(HEADER_BYTES..header.frame_bytes()) else { return Ok(()) };
+            let (result, steps) = match WireReply::decode(&header, body)?.reply {
                 Reply::Answer { steps } => (Ok(body.to_vec()), steps),
                 Reply::Failed { code, page } => (Err(CallFailure::Server { code, detail: page }), 0),
-                _ => return Err(WireError::Kind(head.kind)),
+                _ => return Err(WireError::Kind(header.kind)),
             };
             // If the tag is not pending, the deadline of its call passed before.
-            if let Some(pending) = self.pending.remove(head.tag).map_err(|UnissuedNumber| WireError::Unasked)? {
+            if let Some(pending) = self.pending.remove(header.tag).map_err(|UnissuedNumber| WireError::Unasked)? {
                 self.ended.push_back(CallEnd { tag: pending.tag, result, steps });
             }
-            self.unread.start += head.frame_bytes();
+            self.unread.start += header.frame_bytes();
         }
         if self.unread.is_empty() {
             self.unread = 0..0;

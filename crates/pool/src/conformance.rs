@@ -17,13 +17,13 @@ const PAGES: u64 = 4096;
 /// Longest time that an operation of the suite may take.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Runs every claim except the one about death. The opener names the member; the suite sets its
+/// Runs every claim except the one about death. The builder names the member; the suite sets its
 /// number of pages.
-pub fn run(opener: &PoolBuilder) {
-    let opener = opener.clone().pages(PAGES).client_name("conformance");
+pub fn run(builder: &PoolBuilder) {
+    let builder = builder.clone().pages(PAGES).client_name("conformance");
     for (name, claim) in CLAIMS {
         eprintln!("conformance: {name}");
-        claim(&opener);
+        claim(&builder);
     }
 }
 
@@ -68,8 +68,8 @@ fn filled(pages: usize, first: u64, version: u64) -> Buffer {
     buffer
 }
 
-fn open(opener: &PoolBuilder) -> Arc<dyn Backend> {
-    opener.open().unwrap_or_else(|error| panic!("{opener:?} does not open: {error}"))
+fn open(builder: &PoolBuilder) -> Arc<dyn Backend> {
+    builder.open().unwrap_or_else(|error| panic!("{builder:?} does not open: {error}"))
 }
 
 fn lane(backend: &Arc<dyn Backend>) -> Box<dyn Lane> {
@@ -101,22 +101,22 @@ impl StallDetector {
 
 /// Submits, waiting for room where there is none, and panics if room never comes.
 fn submit(lane: &mut dyn Lane, done: &mut Vec<Completion>, mut request: LaneRequest) {
-    let mut patience = StallDetector::new();
+    let mut stall = StallDetector::new();
     while let Err(back) = lane.submit(request) {
         request = back;
         let moved = lane.poll(done);
-        patience.look(moved > 0, || "a lane stays full".to_owned());
+        stall.look(moved > 0, || "a lane stays full".to_owned());
     }
 }
 
 /// Submits without polling for completions. Any lane has room for ten, but not at every moment (for
 /// example while it is moved to another side).
 fn submit_unseen(lane: &mut dyn Lane, mut request: LaneRequest) {
-    let mut patience = StallDetector::new();
+    let mut stall = StallDetector::new();
     while let Err(back) = lane.submit(request) {
         request = back;
         lane.wait(Duration::from_millis(1));
-        patience.look(false, || "a lane has no room for ten".to_owned());
+        stall.look(false, || "a lane has no room for ten".to_owned());
     }
 }
 
@@ -126,7 +126,7 @@ fn request(tag: u64, op: Op) -> LaneRequest {
 
 /// Waits until nothing is in flight.
 fn finish(lane: &mut dyn Lane, done: &mut Vec<Completion>) {
-    let mut patience = StallDetector::new();
+    let mut stall = StallDetector::new();
     while lane.in_flight() > 0 {
         if done.len() == done.capacity() {
             done.reserve(64);
@@ -135,7 +135,7 @@ fn finish(lane: &mut dyn Lane, done: &mut Vec<Completion>) {
         if moved == 0 {
             lane.wait(Duration::from_millis(100));
         }
-        patience.look(moved > 0, || format!("{} operations never complete", lane.in_flight()));
+        stall.look(moved > 0, || format!("{} operations never complete", lane.in_flight()));
     }
 }
 
@@ -186,8 +186,8 @@ fn assert_zero(buffer: &Buffer) {
     assert!(buffer.bytes().iter().all(|byte| *byte == 0), "pages that are not there are not zero");
 }
 
-fn what_was_never_written_is_zero(opener: &PoolBuilder) {
-    let backend = open(opener);
+fn what_was_never_written_is_zero(builder: &PoolBuilder) {
+    let backend = open(builder);
     assert_eq!(backend.pages(), PAGES);
     assert_eq!(backend.health(), Health::Good);
     let mut lane = lane(&backend);
@@ -195,8 +195,8 @@ fn what_was_never_written_is_zero(opener: &PoolBuilder) {
     assert_zero(&read(&mut *lane, PAGES - 33, 33));
 }
 
-fn what_was_written_is_read(opener: &PoolBuilder) {
-    let backend = open(opener);
+fn what_was_written_is_read(builder: &PoolBuilder) {
+    let backend = open(builder);
     let mut lane = lane(&backend);
     for (page, pages) in [(0, 1), (PAGES - 1, 1), (100, 64), (1001, 7), (2040, 33)] {
         assert_pages(&write(&mut *lane, page, filled(pages, page, 1)), page, 1);
@@ -205,8 +205,8 @@ fn what_was_written_is_read(opener: &PoolBuilder) {
     assert_pages(&read(&mut *lane, 120, 5), 120, 1);
 }
 
-fn a_part_of_a_page_is_read(opener: &PoolBuilder) {
-    let mut lane = lane(&open(opener));
+fn a_part_of_a_page_is_read(builder: &PoolBuilder) {
+    let mut lane = lane(&open(builder));
     write(&mut *lane, 30, filled(2, 30, 5));
     let whole = read(&mut *lane, 30, 2);
     for (page, offset, len) in [(30, 0, PAGE_BYTES), (31, 0, 1), (30, PAGE_BYTES - 1, 1), (31, 1000, 97), (29, 16, 64)]
@@ -248,8 +248,8 @@ fn a_part_of_a_page_is_read(opener: &PoolBuilder) {
     }
 }
 
-fn the_last_write_wins(opener: &PoolBuilder) {
-    let backend = open(opener);
+fn the_last_write_wins(builder: &PoolBuilder) {
+    let backend = open(builder);
     let mut lane = lane(&backend);
     write(&mut *lane, 10, filled(20, 10, 1));
     write(&mut *lane, 15, filled(5, 15, 2));
@@ -258,8 +258,8 @@ fn the_last_write_wins(opener: &PoolBuilder) {
     assert_pages(&read(&mut *lane, 20, 10), 20, 1);
 }
 
-fn discarded_pages_are_zero(opener: &PoolBuilder) {
-    let backend = open(opener);
+fn discarded_pages_are_zero(builder: &PoolBuilder) {
+    let backend = open(builder);
     let mut lane = lane(&backend);
     write(&mut *lane, 200, filled(40, 200, 1));
     discard(&mut *lane, 210, 20);
@@ -272,8 +272,8 @@ fn discarded_pages_are_zero(opener: &PoolBuilder) {
     assert_pages(&read(&mut *lane, 215, 1), 215, 2);
 }
 
-fn a_run_may_be_half_there(opener: &PoolBuilder) {
-    let backend = open(opener);
+fn a_run_may_be_half_there(builder: &PoolBuilder) {
+    let backend = open(builder);
     let mut lane = lane(&backend);
     for page in (300..430).filter(|page| page % 3 == 0) {
         write(&mut *lane, page, filled(1, page, 1));
@@ -288,8 +288,8 @@ fn a_run_may_be_half_there(opener: &PoolBuilder) {
     }
 }
 
-fn lanes_see_the_same_pages(opener: &PoolBuilder) {
-    let backend = open(opener);
+fn lanes_see_the_same_pages(builder: &PoolBuilder) {
+    let backend = open(builder);
     let (mut first, mut second) = (lane(&backend), lane(&backend));
     write(&mut *first, 5, filled(3, 5, 1));
     assert_pages(&read(&mut *second, 5, 3), 5, 1);
@@ -299,8 +299,8 @@ fn lanes_see_the_same_pages(opener: &PoolBuilder) {
     assert_pages(&read(&mut *first, 6, 1), 6, 2);
 }
 
-fn a_lane_may_move_between_threads(opener: &PoolBuilder) {
-    let backend = open(opener);
+fn a_lane_may_move_between_threads(builder: &PoolBuilder) {
+    let backend = open(builder);
     let mut lane = lane(&backend);
     let mut done = Vec::with_capacity(8);
     submit(&mut *lane, &mut done, request(1, Op::Write { page: PageId(9), buffer: filled(4, 9, 1) }));
@@ -314,8 +314,8 @@ fn a_lane_may_move_between_threads(opener: &PoolBuilder) {
     assert_pages(&read(&mut *lane, 9, 4), 9, 1);
 }
 
-fn many_in_flight_all_come_back(opener: &PoolBuilder) {
-    let backend = open(opener);
+fn many_in_flight_all_come_back(builder: &PoolBuilder) {
+    let backend = open(builder);
     let mut lane = lane(&backend);
     let mut done = Vec::with_capacity(2048);
     // Far more than any lane takes at once: some are given back and submitted again.
@@ -351,27 +351,27 @@ fn check_tags(done: &mut Vec<Completion>, count: u64) -> Vec<Buffer> {
         .collect()
 }
 
-fn poll_fills_only_free_capacity(opener: &PoolBuilder) {
-    let backend = open(opener);
+fn poll_fills_only_free_capacity(builder: &PoolBuilder) {
+    let backend = open(builder);
     let mut lane = lane(&backend);
     let mut done = Vec::with_capacity(3);
     for tag in 0..10 {
         submit_unseen(&mut *lane, request(tag, Op::Write { page: PageId(tag), buffer: filled(1, tag, 1) }));
     }
-    let (mut patience, mut seen) = (StallDetector::new(), 0);
+    let (mut stall, mut seen) = (StallDetector::new(), 0);
     while seen < 10 {
         let capacity = done.capacity();
         lane.poll(&mut done);
         assert_eq!(done.capacity(), capacity, "poll must not allocate");
         assert_eq!(lane.in_flight(), 10 - seen - done.len());
         seen += done.len();
-        patience.look(!done.is_empty(), || format!("only {seen} of 10 completed"));
+        stall.look(!done.is_empty(), || format!("only {seen} of 10 completed"));
         done.clear();
     }
 }
 
-fn demand_and_background_both_complete(opener: &PoolBuilder) {
-    let backend = open(opener);
+fn demand_and_background_both_complete(builder: &PoolBuilder) {
+    let backend = open(builder);
     let mut lane = lane(&backend);
     let mut done = Vec::with_capacity(512);
     for tag in 0..300 {
@@ -384,8 +384,8 @@ fn demand_and_background_both_complete(opener: &PoolBuilder) {
     assert_pages(&read(&mut *lane, 1000, 64), 1000, 1);
 }
 
-fn pages_outside_are_refused(opener: &PoolBuilder) {
-    let backend = open(opener);
+fn pages_outside_are_refused(builder: &PoolBuilder) {
+    let backend = open(builder);
     let mut lane = lane(&backend);
     for (page, pages) in [(PAGES, 1), (PAGES - 3, 4), (u64::MAX, 1), (u64::MAX - 1, 3)] {
         let page = PageId(page);
@@ -402,12 +402,12 @@ fn pages_outside_are_refused(opener: &PoolBuilder) {
     assert_pages(&read(&mut *lane, 1, 1), 1, 1);
 }
 
-fn a_clone_is_isolated(opener: &PoolBuilder) {
-    let backend = open(opener);
+fn a_clone_is_isolated(builder: &PoolBuilder) {
+    let backend = open(builder);
     let mut parent = lane(&backend);
     write(&mut *parent, 0, filled(64, 0, 1));
     let ticket: CloneTicket = backend.clone_region().expect("a region can be cloned");
-    let child_backend = opener.claim(&ticket).expect("a ticket is good once");
+    let child_backend = builder.claim(&ticket).expect("a ticket is good once");
     assert!(child_backend.pages() >= PAGES);
     let mut child = lane(&child_backend);
     assert_pages(&read(&mut *child, 0, 64), 0, 1);
@@ -426,9 +426,9 @@ fn a_clone_is_isolated(opener: &PoolBuilder) {
     assert_pages(&read(&mut *child, 32, 8), 32, 3);
     assert_zero(&read(&mut *child, 40, 8));
     assert_pages(&read(&mut *child, 48, 16), 48, 1);
-    assert!(opener.claim(&ticket).is_err(), "a ticket is good once only");
+    assert!(builder.claim(&ticket).is_err(), "a ticket is good once only");
     // Clones of clones, and a parent that goes away.
-    let grandchild_backend = opener.claim(&child_backend.clone_region().expect("a clone of a clone")).expect("claim");
+    let grandchild_backend = builder.claim(&child_backend.clone_region().expect("a clone of a clone")).expect("claim");
     let mut grandchild = lane(&grandchild_backend);
     drop(parent);
     drop(backend);
@@ -443,7 +443,7 @@ fn a_clone_is_isolated(opener: &PoolBuilder) {
         let unclaimed = child_backend.clone_region().expect("clones never run out");
         let page = generation % 64;
         write(&mut *child, page, filled(1, page, 1000 + generation));
-        drop(opener.claim(&unclaimed).expect("claim"));
+        drop(builder.claim(&unclaimed).expect("claim"));
     }
     assert_pages(&read(&mut *child, 43, 1), 43, 1000 + 299 - (299 % 64) + 43);
     assert_pages(&read(&mut *grandchild, 32, 8), 32, 3);
@@ -462,11 +462,11 @@ impl Random {
     }
 }
 
-fn random_operations_agree_with_a_model(opener: &PoolBuilder) {
+fn random_operations_agree_with_a_model(builder: &PoolBuilder) {
     let seed = std::env::var("FARFIELD_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x5eed);
     eprintln!("conformance: FARFIELD_SEED={seed}");
     let mut random = Random(seed | 1);
-    let backend = open(opener);
+    let backend = open(builder);
     let mut lane = lane(&backend);
     let mut model: BTreeMap<u64, u64> = BTreeMap::new();
     for version in 1..600 {
@@ -505,9 +505,9 @@ fn random_operations_agree_with_a_model(opener: &PoolBuilder) {
 /// Checks the claim about death. `kill` ends the member for good while operations are in flight.
 /// All of them complete, with an error or (if they were faster) without. Every later operation
 /// fails with [`PoolError::ServerGone`].
-pub fn death(opener: &PoolBuilder, kill: impl FnOnce()) {
-    let opener = opener.clone().pages(PAGES).client_name("conformance");
-    let backend = open(&opener);
+pub fn death(builder: &PoolBuilder, kill: impl FnOnce()) {
+    let builder = builder.clone().pages(PAGES).client_name("conformance");
+    let backend = open(&builder);
     let mut lane = lane(&backend);
     let mut idle = self::lane(&backend);
     let mut done = Vec::with_capacity(1024);

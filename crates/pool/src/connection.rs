@@ -9,7 +9,7 @@ use crate::{Health, PoolError, Share};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::wire::{
-    ErrorCode, HEAD_BYTES, Hello, MessageHeader, RefuseCode, Reply, Request, SessionSecret, VERSION_MAX, VERSION_MIN,
+    ErrorCode, HEADER_BYTES, Hello, MessageHeader, RefuseCode, Reply, Request, SessionSecret, VERSION_MAX, VERSION_MIN,
     Welcome, WireReply, WireRequest, features,
 };
 use farfield_core::{Incarnation, PageId, RegionId};
@@ -182,11 +182,11 @@ impl From<PoolError> for HandshakeError {
 }
 
 /// Length in bytes of the longest question: the greeting with its token and name.
-const QUESTION_MAX: usize = HEAD_BYTES + 40 + Hello::TOKEN_BYTES_MAX + Hello::NAME_BYTES_MAX;
+const QUESTION_MAX: usize = HEADER_BYTES + 40 + Hello::TOKEN_BYTES_MAX + Hello::NAME_BYTES_MAX;
 /// Length in bytes of the longest body of an answer to a control request.
 pub(crate) const CONTROL_BODY_MAX: usize = 1024;
 /// Time that a new connection waits for the server before it is returned without having joined.
-const JOIN_PATIENCE: Duration = Duration::from_millis(50);
+const JOIN_TIMEOUT: Duration = Duration::from_millis(50);
 /// Pause before connecting again when the server's queue is full.
 const CONNECT_AGAIN: Duration = Duration::from_millis(1);
 
@@ -223,7 +223,7 @@ impl ServerSession {
         })
     }
 
-    /// Opens another connection of this session. Blocks for at most [`JOIN_PATIENCE`]: if the
+    /// Opens another connection of this session. Blocks for at most [`JOIN_TIMEOUT`]: if the
     /// server has not answered by then, the connection has not [joined](Connection::try_join) yet.
     /// A silent server must not delay callers who can do without it.
     pub(crate) fn join(self: &Arc<Self>) -> Result<SessionConnection, PoolError> {
@@ -233,7 +233,7 @@ impl ServerSession {
         let place = self.descriptors.keep(fd).map_err(PoolError::Os)?;
         let handshake = Some(Box::new(handshake));
         let mut connection = SessionConnection { session: self.clone(), place, fd, is_joined: false, handshake };
-        let until = now_ns().saturating_add(JOIN_PATIENCE.as_nanos() as u64);
+        let until = now_ns().saturating_add(JOIN_TIMEOUT.as_nanos() as u64);
         while !connection.try_join()? {
             match until.saturating_sub(now_ns()) {
                 0 => return Ok(connection),
@@ -483,18 +483,18 @@ fn exchange(
 ) -> Result<(Reply, usize, usize), ExchangeError> {
     let left = Duration::from_nanos(until.saturating_sub(now_ns()));
     let request = WireRequest { tag, background: false, deadline: Some(left), request };
-    let mut bytes = [0; HEAD_BYTES + 16];
-    let mut len = HEAD_BYTES;
-    bytes[..HEAD_BYTES].copy_from_slice(&request.head().encode());
+    let mut bytes = [0; HEADER_BYTES + 16];
+    let mut len = HEADER_BYTES;
+    bytes[..HEADER_BYTES].copy_from_slice(&request.header().encode());
     if let Request::ClaimRegion { ticket } = request.request {
-        bytes[HEAD_BYTES..].copy_from_slice(&ticket.to_le_bytes());
+        bytes[HEADER_BYTES..].copy_from_slice(&ticket.to_le_bytes());
         len += 16;
     }
     send_all(fd, &bytes[..len], until)?;
-    let wanted = request.head().kind;
+    let wanted = request.header().kind;
     loop {
-        let (head, len, count) = receive_frame(fd, body, until, fds)?;
-        let answer = WireReply::decode(&head, &body[..len]).map_err(|_| ExchangeError::Malformed);
+        let (header, len, count) = receive_frame(fd, body, until, fds)?;
+        let answer = WireReply::decode(&header, &body[..len]).map_err(|_| ExchangeError::Malformed);
         let is_right = |answer: &WireReply| answer.kind.is_none_or(|kind| kind as u8 == wanted);
         match answer {
             Ok(answer) if answer.tag == tag && is_right(&answer) => return Ok((answer.reply, len, count)),
@@ -577,18 +577,18 @@ fn receive_frame(
     until: u64,
     fds: &mut [i32],
 ) -> Result<(MessageHeader, usize, usize), ExchangeError> {
-    let mut bytes = [0; HEAD_BYTES];
+    let mut bytes = [0; HEADER_BYTES];
     let count = receive_all(fd, &mut bytes, until, fds)?;
     let rest = match MessageHeader::decode(&bytes) {
-        Ok(Some(head)) if head.body as usize <= body.len() => {
-            let rest = receive_all(fd, &mut body[..head.body as usize], until, &mut []);
-            rest.map(|_| head)
+        Ok(Some(header)) if header.body as usize <= body.len() => {
+            let rest = receive_all(fd, &mut body[..header.body as usize], until, &mut []);
+            rest.map(|_| header)
                 .map_err(|error| if let ExchangeError::Silent = error { ExchangeError::TimedOut } else { error })
         }
         _ => Err(ExchangeError::Malformed),
     };
     match rest {
-        Ok(head) => Ok((head, head.body as usize, count)),
+        Ok(header) => Ok((header, header.body as usize, count)),
         Err(error) => {
             fds[..count].iter().for_each(|fd| file::close(*fd));
             Err(error)
@@ -683,7 +683,7 @@ impl Handshake {
             }
         }
         match self.exchange.advance(self.fd) {
-            Ok(Some((head, body))) => Self::read_answer(self.server, self.joins, &head, body).map(Some),
+            Ok(Some((header, body))) => Self::read_answer(self.server, self.joins, &header, body).map(Some),
             Ok(None) => Ok(None),
             Err(ExchangeError::Gone) => Err(HandshakeError::HungUp),
             Err(ExchangeError::Malformed) => Err(stranger(self.server).into()),
@@ -692,8 +692,8 @@ impl Handshake {
         }
     }
 
-    fn read_answer(server: u16, joins: bool, head: &MessageHeader, body: &[u8]) -> Result<Welcome, HandshakeError> {
-        match Welcome::decode(head, body) {
+    fn read_answer(server: u16, joins: bool, header: &MessageHeader, body: &[u8]) -> Result<Welcome, HandshakeError> {
+        match Welcome::decode(header, body) {
             Err(_) => Err(stranger(server).into()),
             Ok(Err(refusal)) => Err(match refusal.code {
                 RefuseCode::Version => {
@@ -728,14 +728,14 @@ pub(crate) struct Exchange {
     question: [u8; QUESTION_MAX],
     asked: usize,
     sent: usize,
-    answer: [u8; HEAD_BYTES + CONTROL_BODY_MAX],
+    answer: [u8; HEADER_BYTES + CONTROL_BODY_MAX],
     received: usize,
 }
 
 impl Exchange {
     /// Begins with this question, which may be empty.
     pub(crate) fn new(question: &[u8]) -> Exchange {
-        let answer = [0; HEAD_BYTES + CONTROL_BODY_MAX];
+        let answer = [0; HEADER_BYTES + CONTROL_BODY_MAX];
         let mut exchange = Exchange { question: [0; QUESTION_MAX], asked: 0, sent: 0, answer, received: 0 };
         exchange.put(question);
         exchange
@@ -747,8 +747,8 @@ impl Exchange {
     }
 
     /// Begins another question, after the answer to the one before.
-    pub(crate) fn ask(&mut self, head: &MessageHeader) {
-        self.put(&head.encode());
+    pub(crate) fn ask(&mut self, header: &MessageHeader) {
+        self.put(&header.encode());
     }
 
     /// Returns the poll events to wait for.
@@ -772,12 +772,12 @@ impl Exchange {
         }
         loop {
             let wanted = match MessageHeader::decode(&self.answer[..self.received]) {
-                Ok(None) => HEAD_BYTES,
-                Ok(Some(head)) if head.body as usize > CONTROL_BODY_MAX => return Err(ExchangeError::Malformed),
-                Ok(Some(head)) if self.received == HEAD_BYTES + head.body as usize => {
-                    return Ok(Some((head, &self.answer[HEAD_BYTES..self.received])));
+                Ok(None) => HEADER_BYTES,
+                Ok(Some(header)) if header.body as usize > CONTROL_BODY_MAX => return Err(ExchangeError::Malformed),
+                Ok(Some(header)) if self.received == HEADER_BYTES + header.body as usize => {
+                    return Ok(Some((header, &self.answer[HEADER_BYTES..self.received])));
                 }
-                Ok(Some(head)) => HEAD_BYTES + head.body as usize,
+                Ok(Some(header)) => HEADER_BYTES + header.body as usize,
                 Err(_) => return Err(ExchangeError::Malformed),
             };
             let free = &mut self.answer[self.received..wanted];

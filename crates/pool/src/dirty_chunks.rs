@@ -95,14 +95,14 @@ mod tests {
 
     #[test]
     fn what_was_marked_is_found() {
-        let touched = DirtyChunks::new(1 << 26).unwrap();
+        let dirty = DirtyChunks::new(1 << 26).unwrap();
         let chunks = [0, 1, 63, 64, 190, 5000, 1 << 18, (1 << 26) - 1];
-        assert!(chunks.iter().rev().all(|chunk| touched.mark(*chunk)));
-        assert!(!touched.mark(63));
-        assert_eq!(touched.iter().collect::<Vec<_>>(), chunks);
-        assert_eq!((touched.next(65), touched.next(5001)), (Some(190), Some(1 << 18)));
-        assert_eq!(touched.next((1 << 18) + 1), Some((1 << 26) - 1));
-        assert!(touched.has(190) && !touched.has(189));
+        assert!(chunks.iter().rev().all(|chunk| dirty.mark(*chunk)));
+        assert!(!dirty.mark(63));
+        assert_eq!(dirty.iter().collect::<Vec<_>>(), chunks);
+        assert_eq!((dirty.next(65), dirty.next(5001)), (Some(190), Some(1 << 18)));
+        assert_eq!(dirty.next((1 << 18) + 1), Some((1 << 26) - 1));
+        assert!(dirty.has(190) && !dirty.has(189));
         assert_eq!(DirtyChunks::new(1).unwrap().next(0), None);
     }
 }

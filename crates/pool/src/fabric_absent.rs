@@ -14,7 +14,9 @@ pub(crate) struct Config(Infallible);
 
 impl Config {
     pub(crate) fn parse(_rest: &str) -> Result<Config, String> {
-        Err("this program was built without libfabric: install libfabric-dev and pkg-config, and build it with the feature `fabric`".to_owned())
+        let reason = "this program was built without libfabric: install libfabric-dev and pkg-config, and build it \
+                      with the feature `fabric`";
+        Err(reason.to_owned())
     }
 
     pub(crate) fn address(&self) -> SocketAddr {

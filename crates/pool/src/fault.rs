@@ -95,8 +95,8 @@ impl FaultPlan {
             "seed" => self.seed = value.parse().map_err(|_| wrong())?,
             _ => {
                 return Err(format!(
-                    "no fault is called {name:?}: known are delay, bandwidth, drop, corrupt, lose, stale, swap, zero, tear, \
-                     forge, die, full, seed"
+                    "no fault is called {name:?}: known are delay, bandwidth, drop, corrupt, lose, stale, swap, zero, \
+                     tear, forge, die, full, seed"
                 ));
             }
         }
@@ -288,7 +288,7 @@ pub(crate) struct FaultBackend {
 
 impl FaultBackend {
     pub(crate) fn new(server: u16, inner: Arc<dyn Backend>, plan: FaultPlan) -> FaultBackend {
-        let fate = FaultInjection {
+        let injection = FaultInjection {
             plan,
             server,
             operations: AtomicU64::new(0),
@@ -296,7 +296,7 @@ impl FaultBackend {
             passed_at: AtomicU64::new(0),
             first: Mutex::new(BTreeMap::new()),
         };
-        FaultBackend { inner, injection: Arc::new(fate) }
+        FaultBackend { inner, injection: Arc::new(injection) }
     }
 }
 
@@ -408,7 +408,7 @@ impl FaultLane {
         let FaultPlan { stale, swap, zero, tear, forge, .. } = self.injection.plan;
         let lies = [(Lie::Stale, stale), (Lie::Swap, swap), (Lie::Zero, zero), (Lie::Tear, tear), (Lie::Forge, forge)];
         // No number is drawn for a lie that cannot occur, so that a plan without lies has the same
-        // fate as ever.
+        // injection as ever.
         lies.into_iter().find(|(_, share)| *share > 0.0 && self.chance(*share)).map(|(lie, _)| lie)
     }
 
@@ -602,7 +602,7 @@ mod tests {
     fn bytes_pass_one_after_the_other() {
         let plan = FaultPlan::parse("bandwidth=4096000").unwrap();
         let new = AtomicU64::new;
-        let fate = FaultInjection {
+        let injection = FaultInjection {
             plan,
             server: 0,
             operations: new(0),
@@ -611,11 +611,11 @@ mod tests {
             first: Mutex::new(BTreeMap::new()),
         };
         let page_ns = 1_000_000;
-        assert_eq!(fate.pass(5, 4096), 5 + page_ns);
-        assert_eq!(fate.pass(7, 4096), 5 + 2 * page_ns, "behind the first");
-        assert_eq!(fate.pass(9, 0), 9, "what has no bytes waits for none");
-        assert_eq!(fate.pass(10 * page_ns, 8192), 10 * page_ns + 2 * page_ns, "after a pause nobody is in front");
-        assert_eq!(fate.pass(0, u64::MAX), u64::MAX, "and nothing wraps");
+        assert_eq!(injection.pass(5, 4096), 5 + page_ns);
+        assert_eq!(injection.pass(7, 4096), 5 + 2 * page_ns, "behind the first");
+        assert_eq!(injection.pass(9, 0), 9, "what has no bytes waits for none");
+        assert_eq!(injection.pass(10 * page_ns, 8192), 10 * page_ns + 2 * page_ns, "after a pause nobody is in front");
+        assert_eq!(injection.pass(0, u64::MAX), u64::MAX, "and nothing wraps");
         // Twice: what one lane has asked for is in front of what the other asks for.
         let (backend, mut first) = lane("bandwidth=4K");
         let mut second = backend.open_lane().unwrap();
@@ -735,11 +735,11 @@ mod tests {
 
     #[test]
     fn the_same_seed_is_the_same_fate() {
-        let fate = |seed| {
+        let injection = |seed| {
             let (_backend, mut lane) = lane(&format!("corrupt=0.5,seed={seed}"));
             read(&mut *lane, 50, LONG)
         };
-        assert_eq!(fate(1), fate(1));
-        assert_ne!(fate(1), fate(2));
+        assert_eq!(injection(1), injection(1));
+        assert_ne!(injection(1), injection(2));
     }
 }

@@ -66,3 +66,24 @@ pub use unix::{UnixSocket, check_server_user};
 #[cfg(any(test, feature = "conformance"))]
 pub use url::check_url;
 pub use url::{leaf_urls, replace_leaves};
+
+// Former names of renamed types. An alias of a trait cannot be deprecated.
+
+#[doc(hidden)]
+pub use calls::{CallChannel as Calls, WriteReservation as Writes};
+
+/// Former name of [`PoolBuilder`].
+#[deprecated(since = "0.1.0", note = "renamed to `PoolBuilder`")]
+pub type Opener = PoolBuilder;
+/// Former name of [`LaneRequest`].
+#[deprecated(since = "0.1.0", note = "renamed to `LaneRequest`")]
+pub type Request = LaneRequest;
+/// Former name of [`ScrubStats`].
+#[deprecated(since = "0.1.0", note = "renamed to `ScrubStats`")]
+pub type Scrubbed = ScrubStats;
+/// Former name of [`SnapshotContents`].
+#[deprecated(since = "0.1.0", note = "renamed to `SnapshotContents`")]
+pub type Heritage = SnapshotContents;
+/// Former name of [`IncompleteWrite`].
+#[deprecated(since = "0.1.0", note = "renamed to `IncompleteWrite`")]
+pub type Unwritten = IncompleteWrite;

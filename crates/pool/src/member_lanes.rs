@@ -1,4 +1,4 @@
-//! Lanes to the legs (mirror, ec) that a composed lane works through, and how it waits for them.
+//! Lanes to the members (mirror, ec) that a composed lane works through, and how it waits for them.
 
 use crate::members::MemberLane;
 use crate::rejoin::LaneMailbox;
@@ -9,19 +9,19 @@ use farfield_core::MemberSet;
 use farfield_os::process::now_ns;
 use std::sync::Arc;
 
-/// Times of a waiting lane: it polls all legs for `SPIN` before it sleeps, yields the core between
-/// two polls after `YIELD_AFTER`, and sleeps at one leg for `SLEEP_SLICE` before it looks at the
-/// others.
+/// Times of a waiting lane: it polls all members for `SPIN` before it sleeps, yields the core
+/// between two polls after `YIELD_AFTER`, and sleeps at one member for `SLEEP_SLICE` before it
+/// looks at the others.
 const SPIN: Duration = Duration::from_micros(50);
 const YIELD_AFTER: Duration = Duration::from_micros(12);
 pub(crate) const SLEEP_SLICE: Duration = Duration::from_micros(200);
 
-/// Lanes to the legs that this lane is connected to.
+/// Lanes to the members that this lane is connected to.
 pub(crate) struct MemberLanes {
     lanes: Vec<Option<MemberLane>>,
-    /// Mailbox for lanes to legs that joined later.
+    /// Mailbox for lanes to members that joined later.
     mailbox: Option<Arc<LaneMailbox>>,
-    /// Index of the leg at which it slept last.
+    /// Index of the member at which it slept last.
     last: usize,
 }
 
@@ -44,101 +44,101 @@ impl MemberLanes {
     }
 
     /// Takes lanes together with a mailbox that was made before they were opened.
-    pub(crate) fn with_mailbox(lanes: Vec<Option<MemberLane>>, door: Option<Arc<LaneMailbox>>) -> MemberLanes {
-        let known = MemberLanes { lanes, mailbox: door, last: 0 };
-        if let Some(door) = &known.mailbox {
-            door.begin(known.open(MemberSet::first(known.lanes.len())));
+    pub(crate) fn with_mailbox(lanes: Vec<Option<MemberLane>>, mailbox: Option<Arc<LaneMailbox>>) -> MemberLanes {
+        let known = MemberLanes { lanes, mailbox, last: 0 };
+        if let Some(mailbox) = &known.mailbox {
+            mailbox.begin(known.open(MemberSet::first(known.lanes.len())));
         }
         known
     }
 
-    /// Gives up the lanes to these legs. Must be called while no operation of the composed lane is
-    /// in flight.
-    pub(crate) fn leave(&mut self, legs: MemberSet) {
-        let open = self.open(legs);
-        if let Some(door) = self.mailbox.as_ref().filter(|_| !open.is_empty()) {
-            door.leave(open, &mut self.lanes);
+    /// Gives up the lanes to these members. Must be called while no operation of the composed lane
+    /// is in flight.
+    pub(crate) fn leave(&mut self, members: MemberSet) {
+        let open = self.open(members);
+        if let Some(mailbox) = self.mailbox.as_ref().filter(|_| !open.is_empty()) {
+            mailbox.leave(open, &mut self.lanes);
         }
     }
 
-    /// Returns those of these legs to which there is a lane.
-    pub(crate) fn open(&self, legs: MemberSet) -> MemberSet {
-        let is_open = |leg: &usize| self.lanes[*leg].is_some();
-        legs.iter().filter(is_open).collect()
+    /// Returns those of these members to which there is a lane.
+    pub(crate) fn open(&self, members: MemberSet) -> MemberSet {
+        let is_open = |member: &usize| self.lanes[*member].is_some();
+        members.iter().filter(is_open).collect()
     }
 
     /// Checks whether the mailbox holds a lane that has not been taken yet. If so, an operation
-    /// that found too few legs may find enough the next time.
+    /// that found too few members may find enough the next time.
     pub(crate) fn has_new_lanes(&self) -> bool {
-        self.mailbox.as_ref().is_some_and(|door| door.is_full())
+        self.mailbox.as_ref().is_some_and(|mailbox| mailbox.is_full())
     }
 
-    /// Checks whether there is, or will be, a lane to one of these legs that is not in the set
+    /// Checks whether there is, or will be, a lane to one of these members that is not in the set
     /// `knew`.
-    pub(crate) fn has_news(&self, legs: MemberSet, knew: MemberSet) -> bool {
-        self.has_new_lanes() || !self.open(legs).difference(knew).is_empty()
+    pub(crate) fn has_news(&self, members: MemberSet, knew: MemberSet) -> bool {
+        self.has_new_lanes() || !self.open(members).difference(knew).is_empty()
     }
 
-    /// Takes new lanes from the mailbox, then submits the requests that wait for room at their leg,
-    /// as far as there is some.
+    /// Takes new lanes from the mailbox, then submits the requests that wait for room at their
+    /// member, as far as there is some.
     pub(crate) fn submit_waiting(&mut self) {
-        if let Some(door) = &self.mailbox {
-            door.take(&mut self.lanes);
+        if let Some(mailbox) = &self.mailbox {
+            mailbox.take(&mut self.lanes);
         }
         self.lanes.iter_mut().flatten().for_each(MemberLane::submit_waiting);
     }
 
-    /// Returns those of `legs` that a write can go to now, because they have a free buffer for it.
-    /// The result is all of them; or a set that is `enough`, if the others have given no buffer
-    /// back for longer than `patience`. `None`: the write must wait.
+    /// Returns those of `members` that a write can go to now, because they have a free buffer for
+    /// it. The result is all of them; or a set that is `enough`, if the others have given no buffer
+    /// back for longer than `timeout`. `None`: the write must wait.
     pub(crate) fn takers(
         &mut self,
-        legs: MemberSet,
+        members: MemberSet,
         now: u64,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
         has_buffer: impl Fn(&MemberLane) -> bool,
         enough: impl Fn(MemberSet) -> bool,
     ) -> Option<MemberSet> {
-        let mut takers = legs;
-        for leg in legs.iter() {
-            let Some(lane) = self.lanes[leg].as_mut().filter(|lane| !has_buffer(lane)) else { continue };
-            if !lane.is_stuck(now, patience) {
+        let mut takers = members;
+        for member in members.iter() {
+            let Some(lane) = self.lanes[member].as_mut().filter(|lane| !has_buffer(lane)) else { continue };
+            if !lane.is_stuck(now, timeout) {
                 return None;
             }
-            takers = takers.difference(MemberSet::one(leg));
+            takers = takers.difference(MemberSet::one(member));
         }
         enough(takers).then_some(takers)
     }
 
-    /// Takes the completions that have arrived from a leg; returns whether there were any.
-    pub(crate) fn poll(&mut self, leg: usize, arrived: &mut Vec<Completion>) -> bool {
-        let Some(known) = self.lanes[leg].as_mut().filter(|known| known.lane.in_flight() > 0) else { return false };
+    /// Takes the completions that have arrived from a member; returns whether there were any.
+    pub(crate) fn poll(&mut self, member: usize, arrived: &mut Vec<Completion>) -> bool {
+        let Some(known) = self.lanes[member].as_mut().filter(|known| known.lane.in_flight() > 0) else { return false };
         known.lane.poll(arrived);
         !arrived.is_empty()
     }
 
-    /// Sleeps at one busy leg, another at each call, so that a silent leg delays the others by one
-    /// slice at most.
+    /// Sleeps at one busy member, another at each call, so that a silent member delays the others
+    /// by one slice at most.
     pub(crate) fn sleep(&mut self, most: Duration) {
         for _ in 0..self.lanes.len() {
             self.last = (self.last + 1) % self.lanes.len();
-            if let Some(leg) = &mut self.lanes[self.last]
-                && leg.lane.in_flight() > 0
+            if let Some(member) = &mut self.lanes[self.last]
+                && member.lane.in_flight() > 0
             {
-                return leg.lane.wait(most.min(SLEEP_SLICE));
+                return member.lane.wait(most.min(SLEEP_SLICE));
             }
         }
     }
 }
 
-/// Lane that works through legs.
+/// Lane that works through members.
 pub(crate) trait CompositeLane: Lane {
     fn member_lanes(&mut self) -> &mut MemberLanes;
     /// Advances its operations as far as possible without blocking.
     fn work(&mut self);
     /// Checks whether there is a completion for the caller.
     fn has_ended(&self) -> bool;
-    /// Returns the time in ns at which there is something to do even if no leg answers.
+    /// Returns the time in ns at which there is something to do even if no member answers.
     fn alarm_at(&self) -> u64;
 
     /// Implements [`Lane::wait`].
@@ -168,11 +168,11 @@ pub(crate) trait CompositeLane: Lane {
 
 #[cfg(test)]
 mod tests {
-    //! Danger: a leg that answers nothing any more, and has all its buffers, holds up writes that
-    //! the others could take.
+    //! Danger: a member that answers nothing any more, and has all its buffers, holds up writes
+    //! that the others could take.
     use super::*;
     use crate::PoolBuilder;
-    use crate::members::WRITE_PATIENCE;
+    use crate::members::WRITE_TIMEOUT;
 
     #[test]
     fn a_leg_that_gives_no_buffer_back_is_left_out_after_a_while_if_the_others_are_enough() {
@@ -181,14 +181,20 @@ mod tests {
         let mut lanes = MemberLanes::new((0..3).map(|_| lane()).collect());
         let all = MemberSet::first(3);
         let takers = |lanes: &mut MemberLanes, now: u64, least: usize| {
-            lanes.takers(all, now, Some(WRITE_PATIENCE), |leg| leg.has_buffer(2), |legs| legs.count() >= least)
+            lanes.takers(
+                all,
+                now,
+                Some(WRITE_TIMEOUT),
+                |member| member.has_buffer(2),
+                |members| members.count() >= least,
+            )
         };
         assert_eq!(takers(&mut lanes, 5, 3), Some(all));
         let mut taken = Vec::new();
         while let Some(buffer) = lanes[1].as_mut().unwrap().take_buffer(2) {
             taken.push(buffer);
         }
-        let late = 5 + WRITE_PATIENCE.as_nanos() as u64 + 1;
+        let late = 5 + WRITE_TIMEOUT.as_nanos() as u64 + 1;
         assert_eq!(takers(&mut lanes, 5, 2), None, "it may be about to answer");
         assert_eq!(takers(&mut lanes, late, 2), Some(all.difference(MemberSet::one(1))));
         assert_eq!(takers(&mut lanes, late, 3), None, "nothing goes without it");

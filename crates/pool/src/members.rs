@@ -1,19 +1,19 @@
-//! Legs of a backend that outlives some of them (mirror, ec): which are in use, lost, waiting as
-//! spares, or late.
+//! Members of a backend that outlives some of them (mirror, ec): which are active, failed, waiting
+//! as spares, or lagging.
 //!
 //! ```text
 //!            called                 late answer to a write             silent for long, or nobody will ever
-//!   spare ───────────▶ in use ─────────────────────────────▶ late ───▶ know what it holds, and the others are
-//!                         ▲ │                                 │        whole: leaving ─────────▶ lost
-//!                         │ └─ its server is gone ─▶ lost     │                  └─ they are not: late still
+//!   spare ───────────▶ active ──────────────────────────▶ lagging ───▶ know what it holds, and the others are
+//!                         ▲ │                                 │        whole: leaving ─────────▶ failed
+//!                         │ └─ its server is gone ─▶ failed   │                  └─ they are not: lagging still
 //!                         └──────── all have come ────────────┘
 //! ```
 //!
-//! A leg whose server is gone is *lost*: it is never used again, and a spare takes its seat. A leg
-//! that is slow to answer a write is *late*. Until it has answered, it is asked only for what no
-//! other leg has. A late leg is given up, and lost, only if the others can do without it
-//! ([`farfield_core::policy::give_up`]). Whether a leg holds the newest version of a chunk is
-//! another matter, and is noted for each chunk.
+//! A member whose server is gone is *failed*: it is never used again, and a spare takes its shard.
+//! A member that is slow to answer a write is *lagging*. Until it has answered, it is asked only
+//! for what no other member has. A lagging member is given up, and failed, only if the others can
+//! do without it ([`farfield_core::policy::give_up`]). Whether a member holds the newest version of
+//! a chunk is another matter, and is noted for each chunk.
 
 use crate::rejoin::{LaneMailbox, Rejoin, SpareMembers};
 use crate::write_epochs::WriteEpochs;
@@ -27,121 +27,122 @@ use farfield_os::process::now_ns;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Greatest number of pages of an errand that travels in buffers of the lane.
+/// Greatest number of pages of a request that travels in buffers of the lane.
 pub(crate) const RUN_PAGES: u64 = 16;
-/// Time that a leg may take for a write that enough others have, unless the URL says otherwise.
-pub(crate) const WRITE_PATIENCE: Duration = Duration::from_millis(500);
-/// Least time that a leg has for a write, even after the operation has ended without it. As long as
-/// its answer may come, nothing else is written to the same pages of that leg.
+/// Time that a member may take for a write that enough others have, unless the URL says otherwise.
+pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Least time that a member has for a write, even after the operation has ended without it. As long
+/// as its answer may come, nothing else is written to the same pages of that member.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// Time that the owner of a closing lane waits for late answers that no other lane could take.
-pub(crate) const FAREWELL_PATIENCE: Duration = Duration::from_secs(1);
-/// Pause between two tries to give up a leg that the others could not do without.
+pub(crate) const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Pause between two tries to give up a member that the others could not do without.
 const GIVE_UP_PAUSE: Duration = Duration::from_millis(200);
 /// Time stamp that means "never": there is nothing to give up.
 const NEVER: u64 = u64::MAX;
-/// Time that a leg may take to show that it is alive, where others can do without it.
-const ANSWER_PATIENCE: Duration = Duration::from_millis(300);
-/// Hedged reads: a read is sent to another leg, too, after this multiple of its usual latency,
+/// Time that a member may take to show that it is alive, where others can do without it.
+const REPLY_TIMEOUT: Duration = Duration::from_millis(300);
+/// Hedged reads: a read is sent to another member, too, after this multiple of its usual latency,
 /// within the bounds below.
 const HEDGE_TIMES: u64 = 8;
 pub(crate) const HEDGE_MIN: Duration = Duration::from_millis(1);
 pub(crate) const HEDGE_MAX: Duration = Duration::from_millis(100);
-/// Number of buffers for one leg's errands: of one page, and of a run.
+/// Number of buffers for one member's requests: of one page, and of a run.
 const SINGLES: usize = 32;
 const RUNS: usize = 4;
 
-/// Leg: one of the backends that a mirror or an erasure code is made of.
+/// Member: one of the backends that a mirror or an erasure code is made of.
 pub(crate) struct PoolMember {
-    /// Backend of the leg; `None` if it was lost before.
+    /// Backend of the member; `None` if it had failed before.
     pub(crate) backend: Option<Arc<dyn Backend>>,
-    /// Number of leaves in the leg, and so of the secrets of a ticket that are its own.
+    /// Number of leaves in the member, and so of the secrets of a ticket that are its own.
     pub(crate) leaves: usize,
-    /// Number of the first leaf of the leg.
+    /// Number of the first leaf of the member.
     pub(crate) server: u16,
 }
 
-/// Iterates over the backends of the legs that are present.
-pub(crate) fn backends(legs: &[PoolMember]) -> impl Iterator<Item = &Arc<dyn Backend>> {
-    legs.iter().filter_map(|leg| leg.backend.as_ref())
+/// Iterates over the backends of the members that are present.
+pub(crate) fn backends(members: &[PoolMember]) -> impl Iterator<Item = &Arc<dyn Backend>> {
+    members.iter().filter_map(|member| member.backend.as_ref())
 }
 
-/// Membership of the legs: which are active, lost, late or spare (see the module documentation).
+/// Membership of the members: which are active, failed, lagging or spare (see the module
+/// documentation).
 pub(crate) struct Membership {
     pub(crate) members: Vec<PoolMember>,
-    /// Way for servers of lost legs to come back, if there is one.
+    /// Way for servers of failed members to come back, if there is one.
     rejoin: Option<Rejoin>,
-    /// For each leg, the leg of the URL whose server it is: itself, unless it came back.
+    /// For each member, the member of the URL whose server it is: itself, unless it came back.
     origins: [AtomicU8; MemberSet::MAX],
-    /// Number of legs without spares.
+    /// Number of members without spares.
     pub(crate) wanted: usize,
-    /// Number of legs that must be present for anything to be read.
+    /// Number of members that must be present for anything to be read.
     needed: usize,
-    /// Leg at each seat; there are as many seats as legs are wanted.
+    /// Member of each shard; there are as many shards as members are wanted.
     shards: [AtomicU8; MemberSet::MAX],
-    /// Sets of legs: in use, lost for good, waiting as spares.
+    /// Sets of members: active, failed for good, waiting as spares.
     active: AtomicU16,
     failed: AtomicU16,
     spare: AtomicU16,
-    /// Lost legs that were present before: lanes give up their connections to them.
+    /// Failed members that were present before: lanes give up their connections to them.
     former: AtomicU16,
-    /// Number of writes to each leg that it has not answered although the operation has ended.
+    /// Number of writes to each member that it has not answered although the operation has ended.
     lagging: [AtomicU32; MemberSet::MAX],
-    /// Deadline (ns) of each late leg, after which the others shall go on without it for good.
-    /// Below: the earliest of these deadlines.
+    /// Deadline (ns) of each lagging member, after which the others shall go on without it for
+    /// good. Below: the earliest of these deadlines.
     give_up_at: [AtomicU64; MemberSet::MAX],
     next_give_up: AtomicU64,
-    /// Set of legs that a thread is giving up at this moment.
+    /// Set of members that a thread is giving up at this moment.
     leaving: AtomicU16,
-    /// Number of writes that are ending without each leg, until it is noted that the leg lacks
-    /// them.
+    /// Number of writes that are ending without each member, until it is noted that the member
+    /// lacks them.
     unrecorded_misses: [AtomicU32; MemberSet::MAX],
-    /// Time (ns) that a write waits for all legs before it counts with fewer; [`NEVER`] means until
-    /// the missing ones are known to be gone.
-    write_patience_ns: AtomicU64,
-    /// Generations: how often each leg came to lack something, and up to which of these times
+    /// Time (ns) that a write waits for all members before it counts with fewer; [`NEVER`] means
+    /// until the missing ones are known to be gone.
+    write_timeout_ns: AtomicU64,
+    /// Generations: how often each member came to lack something, and up to which of these times
     /// everything is repaired.
     missed_generation: [AtomicU32; MemberSet::MAX],
     repaired_generation: [AtomicU32; MemberSet::MAX],
     pub(crate) write_epochs: WriteEpochs,
-    /// Number of pages that legs were given because they lacked them.
+    /// Number of pages that members were given because they lacked them.
     restored: AtomicU64,
     /// Whether this is a child of `fork`: nothing here may be used then.
     abandoned: AtomicBool,
 }
 
 impl Membership {
-    /// Makes the membership of `members` and `spares`, of up to `most` legs. Spares are not in use
-    /// yet, unless the legs are `inherited`: in a snapshot, a spare that is present holds what the
-    /// others hold.
+    /// Makes the membership of `members` and `spares`, of up to `most` members. Spares are not in
+    /// use yet, unless the members are `inherited`: in a snapshot, a spare that is present holds
+    /// what the others hold.
     pub(crate) fn new(
-        mut legs: Vec<PoolMember>,
+        mut members: Vec<PoolMember>,
         spares: SpareMembers,
         needed: usize,
         inherited: bool,
         most: usize,
     ) -> Membership {
-        let wanted = legs.len();
-        legs.extend(spares.members);
-        let places = MemberSet::first(most).difference(MemberSet::first(legs.len()));
+        let wanted = members.len();
+        members.extend(spares.members);
+        let places = MemberSet::first(most).difference(MemberSet::first(members.len()));
         let rejoin = spares.reopen.map(|reopen| Rejoin::new(reopen, places));
         if rejoin.is_some() {
-            // These legs stay empty until a server comes back.
-            legs.extend(places.iter().map(|_| PoolMember { backend: None, leaves: 0, server: 0 }));
+            // These members stay empty until a server comes back.
+            members.extend(places.iter().map(|_| PoolMember { backend: None, leaves: 0, server: 0 }));
         }
-        let all = MemberSet::first(legs.len());
-        let is_lost = |leg: &usize| legs[*leg].backend.is_none();
-        let lost: MemberSet = all.iter().filter(is_lost).collect();
-        let spare = if inherited { MemberSet(0) } else { all.difference(MemberSet::first(wanted)).difference(lost) };
-        let roster = Membership {
-            origins: core::array::from_fn(|leg| AtomicU8::new(leg as u8)),
-            members: legs,
+        let all = MemberSet::first(members.len());
+        let is_lost = |member: &usize| members[*member].backend.is_none();
+        let failed: MemberSet = all.iter().filter(is_lost).collect();
+        let spare = if inherited { MemberSet(0) } else { all.difference(MemberSet::first(wanted)).difference(failed) };
+        let membership = Membership {
+            origins: core::array::from_fn(|member| AtomicU8::new(member as u8)),
+            members,
             rejoin,
             wanted,
             needed,
-            shards: core::array::from_fn(|seat| AtomicU8::new(seat as u8)),
-            active: AtomicU16::new(all.difference(spare).difference(lost).0),
-            failed: AtomicU16::new(lost.0),
+            shards: core::array::from_fn(|shard| AtomicU8::new(shard as u8)),
+            active: AtomicU16::new(all.difference(spare).difference(failed).0),
+            failed: AtomicU16::new(failed.0),
             spare: AtomicU16::new(spare.0),
             former: AtomicU16::new(0),
             lagging: Default::default(),
@@ -149,70 +150,71 @@ impl Membership {
             next_give_up: AtomicU64::new(NEVER),
             leaving: AtomicU16::new(0),
             unrecorded_misses: Default::default(),
-            write_patience_ns: AtomicU64::new(WRITE_PATIENCE.as_nanos() as u64),
+            write_timeout_ns: AtomicU64::new(WRITE_TIMEOUT.as_nanos() as u64),
             missed_generation: Default::default(),
             repaired_generation: Default::default(),
             write_epochs: WriteEpochs::new(),
             restored: AtomicU64::new(0),
             abandoned: AtomicBool::new(false),
         };
-        for leg in spare.union(roster.spare_slots()).iter() {
-            roster.missed_generation[leg].store(1, Ordering::Relaxed);
+        for member in spare.union(membership.spare_slots()).iter() {
+            membership.missed_generation[member].store(1, Ordering::Relaxed);
         }
-        for leg in lost.intersection(MemberSet::first(wanted)).iter() {
-            roster.call_spare(leg);
+        for member in failed.intersection(MemberSet::first(wanted)).iter() {
+            membership.call_spare(member);
         }
-        roster
+        membership
     }
 
-    /// Returns the set of the legs with a backend for which `is_in` holds.
+    /// Returns the set of the members with a backend for which `is_in` holds.
     pub(crate) fn select(&self, is_in: impl Fn(usize, &Arc<dyn Backend>) -> bool) -> MemberSet {
-        let chosen = |leg: &usize| self.backend(*leg).is_some_and(|backend| is_in(*leg, &backend));
+        let chosen = |member: &usize| self.backend(*member).is_some_and(|backend| is_in(*member, &backend));
         (0..self.members.len()).filter(chosen).collect()
     }
 
-    /// Returns the backend of a leg; `None` if it was lost before, or has not come yet.
-    pub(crate) fn backend(&self, leg: usize) -> Option<Arc<dyn Backend>> {
-        self.members[leg].backend.clone().or_else(|| self.rejoin.as_ref()?.backend(leg))
+    /// Returns the backend of a member; `None` if it had failed before, or has not come yet.
+    pub(crate) fn backend(&self, member: usize) -> Option<Arc<dyn Backend>> {
+        self.members[member].backend.clone().or_else(|| self.rejoin.as_ref()?.backend(member))
     }
 
     pub(crate) fn backends(&self) -> impl Iterator<Item = Arc<dyn Backend>> {
-        (0..self.members.len()).filter_map(|leg| self.backend(leg))
+        (0..self.members.len()).filter_map(|member| self.backend(member))
     }
 
-    /// Returns the leg of the URL whose server `leg` is.
-    pub(crate) fn origin(&self, leg: usize) -> usize {
-        self.origins[leg].load(Ordering::SeqCst).into()
+    /// Returns the member of the URL whose server `member` is.
+    pub(crate) fn origin(&self, member: usize) -> usize {
+        self.origins[member].load(Ordering::SeqCst).into()
     }
 
-    /// Notes that `leg` is the server of the lost leg `origin`.
-    pub(crate) fn set_origin(&self, leg: usize, origin: usize) {
-        self.origins[leg].store(origin as u8, Ordering::SeqCst);
+    /// Notes that `member` is the server of the failed member `origin`.
+    pub(crate) fn set_origin(&self, member: usize, origin: usize) {
+        self.origins[member].store(origin as u8, Ordering::SeqCst);
     }
 
-    /// Returns the legs that came back and are present, each with the leg of the URL whose server
-    /// it is.
+    /// Returns the members that came back and are present, each with the member of the URL whose
+    /// server it is.
     pub(crate) fn moved(&self) -> Vec<(usize, usize)> {
-        let legs = self.all().difference(self.failed());
-        legs.iter().map(|leg| (leg, self.origin(leg))).filter(|(leg, origin)| leg != origin).collect()
+        let members = self.all().difference(self.failed());
+        members.iter().map(|member| (member, self.origin(member))).filter(|(member, origin)| member != origin).collect()
     }
 
-    /// Returns the number of the first leaf of `leg`.
-    pub(crate) fn server(&self, leg: usize) -> u16 {
-        self.members[self.origin(leg)].server
+    /// Returns the number of the first leaf of `member`.
+    pub(crate) fn server(&self, member: usize) -> u16 {
+        self.members[self.origin(member)].server
     }
 
-    /// Returns the range of the leg's leaves among those of all legs, in the order of a ticket.
-    pub(crate) fn leaves(&self, leg: usize) -> Range<usize> {
-        let origin = self.origin(leg);
-        let first = self.members[..origin].iter().map(|leg| leg.leaves).sum();
+    /// Returns the range of the member's leaves among those of all members, in the order of a
+    /// ticket.
+    pub(crate) fn leaves(&self, member: usize) -> Range<usize> {
+        let origin = self.origin(member);
+        let first = self.members[..origin].iter().map(|member| member.leaves).sum();
         first..first + self.members[origin].leaves
     }
 
-    /// Returns the index behind the last leg that is, or was, present.
+    /// Returns the index behind the last member that is, or was, present.
     pub(crate) fn known(&self) -> usize {
-        let was_there = |leg: &usize| !self.spare_slots().has(*leg) || self.backend(*leg).is_some();
-        self.all().iter().filter(was_there).last().map_or(0, |leg| leg + 1)
+        let was_there = |member: &usize| !self.spare_slots().has(*member) || self.backend(*member).is_some();
+        self.all().iter().filter(was_there).last().map_or(0, |member| member + 1)
     }
 
     /// Returns the places for servers that come back.
@@ -220,17 +222,17 @@ impl Membership {
         self.rejoin.as_ref().map_or(MemberSet(0), |rejoin| rejoin.spare_slots)
     }
 
-    /// Returns the legs of the URL that are lost and whose server has not come back at another
-    /// place.
+    /// Returns the members of the URL that have failed and whose server has not come back at
+    /// another place.
     fn unreachable(&self) -> MemberSet {
-        let lost = self.failed();
-        let back: MemberSet = self.all().difference(lost).iter().map(|leg| self.origin(leg)).collect();
+        let failed = self.failed();
+        let back: MemberSet = self.all().difference(failed).iter().map(|member| self.origin(member)).collect();
         let servers = self.rejoin.as_ref().map_or(MemberSet(0), |rejoin| rejoin.reopen.servers);
-        lost.intersection(servers).difference(back)
+        failed.intersection(servers).difference(back)
     }
 
-    /// Checks whether it is time to look which servers are gone or back, here or in a leg that has
-    /// no thread for that.
+    /// Checks whether it is time to look which servers are gone or back, here or in a member that
+    /// has no thread for that.
     pub(crate) fn is_rejoin_due(&self) -> bool {
         self.is_own_rejoin_due() || self.backends().any(|backend| backend.is_rejoin_due())
     }
@@ -243,14 +245,14 @@ impl Membership {
         rejoin.is_time_to_try(self.unreachable())
     }
 
-    /// Checks whether a server is away for which there is no free place.
+    /// Checks whether a server is unreachable for which there is no free slot.
     pub(crate) fn is_full(&self) -> bool {
         let is_full = |rejoin: &Rejoin| rejoin.free_slot().is_none();
         self.rejoin.as_ref().is_some_and(is_full) && !self.is_abandoned() && !self.unreachable().is_empty()
     }
 
-    /// Frees a place, if there is one that no lane is connected to. `forget` drops what the leg was
-    /// known to hold. Must not be called while a snapshot is made.
+    /// Frees a slot, if there is one that no lane is connected to. `forget` drops what the member
+    /// was known to hold. Must not be called while a snapshot is made.
     pub(crate) fn release_slot(&self, forget: impl Fn(usize)) {
         let Some(rejoin) = self.rejoin.as_ref().filter(|_| self.is_full()) else { return };
         rejoin.clear_mailboxes();
@@ -279,8 +281,8 @@ impl Membership {
 
     fn readmit(&self, rejoin: &Rejoin, pages: u64, requests: usize) {
         for origin in self.unreachable().iter() {
-            // A server that serves as two legs would protect nothing.
-            let of = |legs: MemberSet| legs.iter().filter_map(|leg| self.backend(leg)).collect::<Vec<_>>();
+            // A server that serves as two members would protect nothing.
+            let of = |members: MemberSet| members.iter().filter_map(|member| self.backend(member)).collect::<Vec<_>>();
             let in_use = of(self.all().difference(self.failed()));
             let used: Vec<_> = in_use.iter().filter_map(|backend| backend.incarnation()).collect();
             let Some(place) = rejoin.attempt(origin, &used, pages) else { continue };
@@ -289,8 +291,8 @@ impl Membership {
             // If the server was only out of reach, it still keeps a region that will not be used
             // again: free it.
             let came = self.backend(place).and_then(|backend| backend.incarnation());
-            let lost = self.failed().difference(MemberSet::one(place));
-            of(lost).iter().filter(|old| old.incarnation() == came).for_each(|old| old.release());
+            let failed = self.failed().difference(MemberSet::one(place));
+            of(failed).iter().filter(|old| old.incarnation() == came).for_each(|old| old.release());
             if rejoin.open_member_lanes(place, requests) {
                 self.admit(place);
             } else {
@@ -299,8 +301,8 @@ impl Membership {
         }
     }
 
-    /// Takes a spare that has come to this place. If a leg is lost, the spare takes its seat. The
-    /// seat may be that of the place itself.
+    /// Takes a spare that has come to this place. If a member has failed, the spare takes its
+    /// shard. The shard may be that of the place itself.
     fn admit(&self, place: usize) {
         let bit = MemberSet::one(place).0;
         if self.shard_of(place).is_some() {
@@ -309,14 +311,14 @@ impl Membership {
                 self.failed.fetch_and(!bit, Ordering::SeqCst);
             });
         }
-        // The spare bit is set before the lost bit is cleared: a leg is never in use without having
-        // been called.
+        // The spare bit is set before the failed bit is cleared: a member is never in use without
+        // having been called.
         self.spare.fetch_or(bit, Ordering::SeqCst);
         self.failed.fetch_and(!bit, Ordering::SeqCst);
-        for seat in 0..self.wanted {
-            let leg = self.member_of_shard(seat);
-            if self.failed().has(leg) {
-                self.call_spare(leg);
+        for shard in 0..self.wanted {
+            let member = self.member_of_shard(shard);
+            if self.failed().has(member) {
+                self.call_spare(member);
             }
         }
     }
@@ -326,7 +328,7 @@ impl Membership {
         self.rejoin.as_ref().map(Rejoin::new_mailbox)
     }
 
-    /// Returns the number of pages that all legs can address.
+    /// Returns the number of pages that all members can address.
     pub(crate) fn pages(&self) -> u64 {
         self.backends().map(|backend| backend.pages()).min().unwrap_or(0)
     }
@@ -357,146 +359,147 @@ impl Membership {
         MemberSet(self.spare.load(Ordering::SeqCst))
     }
 
-    /// Returns the legs to write to and read from.
+    /// Returns the members to write to and read from.
     pub(crate) fn active(&self) -> MemberSet {
         let active = MemberSet(self.active.load(Ordering::SeqCst)).difference(self.failed());
         if self.are_enough(active) {
             return active;
         }
-        // Slow legs are better than none.
+        // Slow members are better than none.
         self.present()
     }
 
-    /// Returns the legs that are neither lost nor spares; late ones are included.
+    /// Returns the members that are neither failed nor spares; lagging ones are included.
     pub(crate) fn present(&self) -> MemberSet {
         self.all().difference(self.failed()).difference(self.spare())
     }
 
-    /// Returns the leg at `seat`; it may be lost.
-    pub(crate) fn member_of_shard(&self, seat: usize) -> usize {
-        self.shards[seat].load(Ordering::SeqCst).into()
+    /// Returns the member of `shard`; it may have failed.
+    pub(crate) fn member_of_shard(&self, shard: usize) -> usize {
+        self.shards[shard].load(Ordering::SeqCst).into()
     }
 
-    /// Restores the seats as they were when a snapshot was made. Everything else in the snapshot
+    /// Restores the shards as they were when a snapshot was made. Everything else in the snapshot
     /// starts afresh.
-    pub(crate) fn set_shards(&self, seats: [usize; MemberSet::MAX]) {
-        self.shards.iter().zip(seats).for_each(|(seat, leg)| seat.store(leg as u8, Ordering::SeqCst));
+    pub(crate) fn set_shards(&self, shards: [usize; MemberSet::MAX]) {
+        self.shards.iter().zip(shards).for_each(|(shard, member)| shard.store(member as u8, Ordering::SeqCst));
     }
 
-    /// Returns the seat of `leg`, if it has one.
-    pub(crate) fn shard_of(&self, leg: usize) -> Option<usize> {
-        (0..self.wanted).find(|&seat| self.member_of_shard(seat) == leg)
+    /// Returns the shard index of `member`, if it has one.
+    pub(crate) fn shard_of(&self, member: usize) -> Option<usize> {
+        (0..self.wanted).find(|&shard| self.member_of_shard(shard) == member)
     }
 
-    /// Marks a leg as lost for good, because it is gone or its contents are unknown; a spare takes
-    /// its seat.
-    pub(crate) fn mark_failed(&self, leg: usize) {
-        let bit = MemberSet::one(leg).0;
+    /// Marks a member as failed for good, because it is gone or its contents are unknown; a spare
+    /// takes its shard.
+    pub(crate) fn mark_failed(&self, member: usize) {
+        let bit = MemberSet::one(member).0;
         self.former.fetch_or(bit, Ordering::SeqCst);
         if self.failed.fetch_or(bit, Ordering::SeqCst) & bit == 0 {
             self.active.fetch_and(!bit, Ordering::SeqCst);
             if self.spare.fetch_and(!bit, Ordering::SeqCst) & bit == 0 {
-                self.call_spare(leg);
+                self.call_spare(member);
             }
         }
     }
 
-    /// Puts a spare, if there is one, in use at the seat of the leg that is `failed`.
-    pub(crate) fn call_spare(&self, lost: usize) {
+    /// Puts a spare, if there is one, in use for the shard of the member that has `failed`.
+    pub(crate) fn call_spare(&self, failed: usize) {
         if !self.spare().is_empty() {
-            self.write_epochs.during_join(|| self.assign_spare(lost));
+            self.write_epochs.during_join(|| self.assign_spare(failed));
         }
     }
 
-    fn assign_spare(&self, lost: usize) {
+    fn assign_spare(&self, failed: usize) {
         loop {
             let spare = self.spare();
-            let Some(leg) = spare.iter().next() else { return };
-            // The active bit is set before the spare bit is cleared, so that the leg always has one
-            // of them.
-            self.active.fetch_or(MemberSet::one(leg).0, Ordering::SeqCst);
-            if self.spare.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst) & MemberSet::one(leg).0 == 0 {
+            let Some(member) = spare.iter().next() else { return };
+            // The active bit is set before the spare bit is cleared, so that the member always has
+            // one of them.
+            self.active.fetch_or(MemberSet::one(member).0, Ordering::SeqCst);
+            if self.spare.fetch_and(!MemberSet::one(member).0, Ordering::SeqCst) & MemberSet::one(member).0 == 0 {
                 continue;
             }
-            let Some(seat) = self.shard_of(lost) else { return };
-            let seated = self.shards[seat].compare_exchange(lost as u8, leg as u8, Ordering::SeqCst, Ordering::SeqCst);
+            let Some(shard) = self.shard_of(failed) else { return };
+            let seated =
+                self.shards[shard].compare_exchange(failed as u8, member as u8, Ordering::SeqCst, Ordering::SeqCst);
             if seated.is_err() {
-                // Another spare took the seat first. This one becomes a spare again.
-                self.active.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst);
-                self.spare.fetch_or(MemberSet::one(leg).0, Ordering::SeqCst);
+                // Another spare took the shard first. This one becomes a spare again.
+                self.active.fetch_and(!MemberSet::one(member).0, Ordering::SeqCst);
+                self.spare.fetch_or(MemberSet::one(member).0, Ordering::SeqCst);
             }
             return;
         }
     }
 
-    /// Asks every leg that is present for its health; those that are gone become lost.
+    /// Asks every member that is present for its health; those that are gone become failed.
     pub(crate) fn check_health(&self) {
-        self.select(|_, backend| backend.health() == Health::Gone).iter().for_each(|leg| self.mark_failed(leg));
+        self.select(|_, backend| backend.health() == Health::Gone).iter().for_each(|member| self.mark_failed(member));
     }
 
-    /// Returns the time that a write waits for all legs before it counts with fewer; `None` means
-    /// until the missing ones are known to be gone.
-    pub(crate) fn write_patience(&self) -> Option<Duration> {
-        let patience = self.write_patience_ns.load(Ordering::Relaxed);
-        (patience != NEVER).then(|| Duration::from_nanos(patience))
+    /// Returns the time that a write waits for all members before it counts with fewer; `None`
+    /// means until the missing ones are known to be gone.
+    pub(crate) fn write_timeout(&self) -> Option<Duration> {
+        let timeout = self.write_timeout_ns.load(Ordering::Relaxed);
+        (timeout != NEVER).then(|| Duration::from_nanos(timeout))
     }
 
-    pub(crate) fn set_write_patience(&self, patience: Option<Duration>) {
-        let ns = patience.map_or(NEVER, |patience| patience.as_nanos().min(u128::from(NEVER - 1)) as u64);
-        self.write_patience_ns.store(ns, Ordering::Relaxed);
+    pub(crate) fn set_write_timeout(&self, timeout: Option<Duration>) {
+        let ns = timeout.map_or(NEVER, |timeout| timeout.as_nanos().min(u128::from(NEVER - 1)) as u64);
+        self.write_timeout_ns.store(ns, Ordering::Relaxed);
     }
 
-    /// Returns the time (ns) at which a write that enough legs have by `now` counts without those
-    /// that have not answered.
+    /// Returns the time (ns) at which a write that enough members have by `now` counts without
+    /// those that have not answered.
     pub(crate) fn counts_with_fewer_at(&self, now: u64) -> u64 {
-        self.write_patience().map_or(NEVER, |patience| now.saturating_add(patience.as_nanos() as u64))
+        self.write_timeout().map_or(NEVER, |timeout| now.saturating_add(timeout.as_nanos() as u64))
     }
 
-    /// Marks `leg` as late: it has not answered a write for long. Until it answers, it is asked for
-    /// nothing that others can do. If it has not by the time `give_up_at` (ns), it is given up as
-    /// soon as they can do without it.
-    pub(crate) fn mark_lagging(&self, leg: usize, give_up_at: u64) {
-        self.lagging[leg].fetch_add(1, Ordering::SeqCst);
-        if self.write_patience().is_some() {
-            self.active.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst);
-            self.shall_be_given_up(leg, give_up_at);
+    /// Marks `member` as lagging: it has not answered a write for long. Until it answers, it is
+    /// asked for nothing that others can do. If it has not by the time `give_up_at` (ns), it is
+    /// given up as soon as they can do without it.
+    pub(crate) fn mark_lagging(&self, member: usize, give_up_at: u64) {
+        self.lagging[member].fetch_add(1, Ordering::SeqCst);
+        if self.write_timeout().is_some() {
+            self.active.fetch_and(!MemberSet::one(member).0, Ordering::SeqCst);
+            self.shall_be_given_up(member, give_up_at);
         }
     }
 
-    /// Marks that it will never be known whether a write for which `leg` is late has arrived there,
-    /// or will. The leg is given up as soon as the others can do without it.
-    pub(crate) fn stay_lagging(&self, leg: usize) {
-        self.active.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst);
-        self.shall_be_given_up(leg, 0);
+    /// Marks that it will never be known whether a write for which `member` lags has arrived there,
+    /// or will. The member is given up as soon as the others can do without it.
+    pub(crate) fn stay_lagging(&self, member: usize) {
+        self.active.fetch_and(!MemberSet::one(member).0, Ordering::SeqCst);
+        self.shall_be_given_up(member, 0);
     }
 
     /// Like [`Membership::stay_lagging`], for a write that was not late before.
-    pub(crate) fn note_indeterminate(&self, leg: usize) {
-        self.lagging[leg].fetch_add(1, Ordering::SeqCst);
-        self.stay_lagging(leg);
+    pub(crate) fn note_indeterminate(&self, member: usize) {
+        self.lagging[member].fetch_add(1, Ordering::SeqCst);
+        self.stay_lagging(member);
     }
 
-    fn shall_be_given_up(&self, leg: usize, at: u64) {
-        self.give_up_at[leg].fetch_min(at, Ordering::SeqCst);
+    fn shall_be_given_up(&self, member: usize, at: u64) {
+        self.give_up_at[member].fetch_min(at, Ordering::SeqCst);
         self.next_give_up.fetch_min(at, Ordering::SeqCst);
     }
 
-    /// Takes a late answer of `leg` into account; after the last one the leg is in use again.
-    pub(crate) fn on_late_reply(&self, leg: usize) {
-        if self.lagging[leg].fetch_sub(1, Ordering::SeqCst) != 1 || self.failed().has(leg) {
+    /// Takes a late answer of `member` into account; after the last one the member is in use again.
+    pub(crate) fn on_late_reply(&self, member: usize) {
+        if self.lagging[member].fetch_sub(1, Ordering::SeqCst) != 1 || self.failed().has(member) {
             return;
         }
-        self.give_up_at[leg].store(NEVER, Ordering::SeqCst);
-        self.write_epochs.during_join(|| self.active.fetch_or(MemberSet::one(leg).0, Ordering::SeqCst));
-        if self.is_lagging(leg) && self.write_patience().is_some() {
-            // The leg has become late again since.
-            self.active.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst);
-            self.shall_be_given_up(leg, now_ns().saturating_add(ANSWER_WITHIN.as_nanos() as u64));
+        self.give_up_at[member].store(NEVER, Ordering::SeqCst);
+        self.write_epochs.during_join(|| self.active.fetch_or(MemberSet::one(member).0, Ordering::SeqCst));
+        if self.is_lagging(member) && self.write_timeout().is_some() {
+            // The member lags again since.
+            self.active.fetch_and(!MemberSet::one(member).0, Ordering::SeqCst);
+            self.shall_be_given_up(member, now_ns().saturating_add(ANSWER_WITHIN.as_nanos() as u64));
         }
     }
 
-    /// Gives up legs that have been silent for long, if the others can do without them. `give_up`
-    /// notes it in the tables of the backend. Called by each thread that polls a lane.
+    /// Gives up members that have been silent for long, if the others can do without them.
+    /// `give_up` notes it in the tables of the backend. Called by each thread that polls a lane.
     pub(crate) fn give_up_the_silent(&self, give_up: impl Fn(usize)) {
         if self.next_give_up.load(Ordering::SeqCst) == NEVER {
             return;
@@ -506,98 +509,100 @@ impl Membership {
             return;
         }
         self.next_give_up.store(NEVER, Ordering::SeqCst);
-        for leg in self.present().iter() {
-            let at = self.give_up_at[leg].load(Ordering::SeqCst);
-            let is_over = at <= now && self.is_lagging(leg) && self.try_to_give_up(leg, &give_up);
+        for member in self.present().iter() {
+            let at = self.give_up_at[member].load(Ordering::SeqCst);
+            let is_over = at <= now && self.is_lagging(member) && self.try_to_give_up(member, &give_up);
             if !is_over && at != NEVER {
                 self.next_give_up.fetch_min(at.max(now + GIVE_UP_PAUSE.as_nanos() as u64), Ordering::SeqCst);
             }
         }
     }
 
-    /// Gives up a leg whose server may be alive, unless the leg is needed.
-    fn try_to_give_up(&self, leg: usize, give_up: impl Fn(usize)) -> bool {
-        let bit = MemberSet::one(leg).0;
+    /// Gives up a member whose server may be alive, unless the member is needed.
+    fn try_to_give_up(&self, member: usize, give_up: impl Fn(usize)) -> bool {
+        let bit = MemberSet::one(member).0;
         let leaving = self.leaving.fetch_or(bit, Ordering::SeqCst);
         if leaving & bit != 0 {
             // Another thread is giving it up.
             return false;
         }
-        let whole = self.select(|leg, backend| {
-            self.is_whole(leg)
-                && self.unrecorded_misses[leg].load(Ordering::SeqCst) == 0
+        let whole = self.select(|member, backend| {
+            self.is_whole(member)
+                && self.unrecorded_misses[member].load(Ordering::SeqCst) == 0
                 && backend.health() != Health::Gone
         });
-        // Check again, because a doubt may have become a hurt since.
-        let whole = whole.iter().filter(|leg| self.is_whole(*leg)).collect();
-        let may = may_give_up(leg, whole, MemberSet(leaving | bit), self.needed);
+        // Check again, because an unrecorded miss may have been recorded since.
+        let whole = whole.iter().filter(|member| self.is_whole(*member)).collect();
+        let may = may_give_up(member, whole, MemberSet(leaving | bit), self.needed);
         if may {
-            give_up(leg);
+            give_up(member);
         }
         self.leaving.fetch_and(!bit, Ordering::SeqCst);
         may
     }
 
-    /// Returns the legs that must not be relied on, because they are lost or are being given up.
+    /// Returns the members that must not be relied on, because they have failed or are being given
+    /// up.
     pub(crate) fn unreliable(&self) -> MemberSet {
         MemberSet(self.leaving.load(Ordering::SeqCst)).union(self.failed())
     }
 
-    /// Runs `change`, which notes that these legs lack something, unless it fails. Meanwhile these
-    /// legs do not count as whole when another leg is to be given up
+    /// Runs `change`, which notes that these members lack something, unless it fails. Meanwhile
+    /// these members do not count as whole when another member is to be given up
     /// ([`farfield_core::policy::give_up`]).
-    pub(crate) fn with_unrecorded_miss<T>(&self, legs: MemberSet, change: impl FnOnce() -> T) -> T {
-        legs.iter().for_each(|leg| _ = self.unrecorded_misses[leg].fetch_add(1, Ordering::SeqCst));
+    pub(crate) fn with_unrecorded_miss<T>(&self, members: MemberSet, change: impl FnOnce() -> T) -> T {
+        members.iter().for_each(|member| _ = self.unrecorded_misses[member].fetch_add(1, Ordering::SeqCst));
         let result = change();
-        legs.iter().for_each(|leg| _ = self.unrecorded_misses[leg].fetch_sub(1, Ordering::SeqCst));
+        members.iter().for_each(|member| _ = self.unrecorded_misses[member].fetch_sub(1, Ordering::SeqCst));
         result
     }
 
-    /// Checks whether a write that no operation waits for may still arrive at the leg.
-    pub(crate) fn is_lagging(&self, leg: usize) -> bool {
-        self.lagging[leg].load(Ordering::SeqCst) != 0
+    /// Checks whether a write that no operation waits for may still arrive at the member.
+    pub(crate) fn is_lagging(&self, member: usize) -> bool {
+        self.lagging[member].load(Ordering::SeqCst) != 0
     }
 
-    /// Checks whether the leg holds everything.
-    pub(crate) fn is_whole(&self, leg: usize) -> bool {
-        let is_used = self.active().has(leg) && !self.is_lagging(leg);
-        is_used && self.missed_generation(leg) == self.repaired_generation[leg].load(Ordering::SeqCst)
+    /// Checks whether the member holds everything.
+    pub(crate) fn is_whole(&self, member: usize) -> bool {
+        let is_used = self.active().has(member) && !self.is_lagging(member);
+        is_used && self.missed_generation(member) == self.repaired_generation[member].load(Ordering::SeqCst)
     }
 
-    pub(crate) fn missed_generation(&self, leg: usize) -> u32 {
-        self.missed_generation[leg].load(Ordering::SeqCst)
+    pub(crate) fn missed_generation(&self, member: usize) -> u32 {
+        self.missed_generation[member].load(Ordering::SeqCst)
     }
 
-    /// Notes that the leg lacks something. Must be called after that is visible: a thread that has
-    /// found nothing to repair has read the count before.
-    pub(crate) fn note_missed(&self, leg: usize) {
-        self.missed_generation[leg].fetch_add(1, Ordering::SeqCst);
+    /// Notes that the member lacks something. Must be called after that is visible: a thread that
+    /// has found nothing to repair has read the count before.
+    pub(crate) fn note_missed(&self, member: usize) {
+        self.missed_generation[member].fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Notes that everything is repaired that the leg lacked when its count of hurts was `missed_generation`.
-    pub(crate) fn set_repaired(&self, leg: usize, hurts: u32) {
-        self.repaired_generation[leg].fetch_max(hurts, Ordering::SeqCst);
+    /// Notes that everything is repaired that the member lacked when its missed generation was
+    /// `generation`.
+    pub(crate) fn set_repaired(&self, member: usize, generation: u32) {
+        self.repaired_generation[member].fetch_max(generation, Ordering::SeqCst);
     }
 
-    /// Returns the legs that lack something and may be given it.
+    /// Returns the members that lack something and may be given it.
     pub(crate) fn repairable(&self) -> MemberSet {
-        let hurt = |leg: &usize| {
-            self.missed_generation(*leg) != self.repaired_generation[*leg].load(Ordering::SeqCst)
-                && !self.is_lagging(*leg)
+        let is_incomplete = |member: &usize| {
+            self.missed_generation(*member) != self.repaired_generation[*member].load(Ordering::SeqCst)
+                && !self.is_lagging(*member)
         };
-        self.active().iter().filter(hurt).collect()
+        self.active().iter().filter(is_incomplete).collect()
     }
 
-    /// Returns by how many the legs that hold everything are fewer than wanted. The result is at
-    /// least 1 while a change is in flight that may not know of a leg.
+    /// Returns by how many the members that hold everything are fewer than wanted. The result is at
+    /// least 1 while a change is in flight that may not know of a member.
     fn missing(&self) -> usize {
-        // This is read first: a change that has ended by then has noted which legs lack it.
+        // This is read first: a change that has ended by then has noted which members lack it.
         let are_old = self.write_epochs.has_old_writes();
-        let whole = (0..self.members.len()).filter(|leg| self.is_whole(*leg)).count();
+        let whole = (0..self.members.len()).filter(|member| self.is_whole(*member)).count();
         self.wanted.saturating_sub(whole).max(usize::from(are_old))
     }
 
-    /// Counts pages that a leg lacked and was given.
+    /// Counts pages that a member lacked and was given.
     pub(crate) fn restored(&self, pages: u64) {
         self.restored.fetch_add(pages, Ordering::Relaxed);
     }
@@ -610,14 +615,14 @@ impl Membership {
         Protection { missing_legs, shared_legs, exposed_pages, restored_pages }
     }
 
-    /// Counts the legs in use whose server already serves as another leg.
+    /// Counts the members in use whose server already serves as another member.
     fn shared(&self) -> u64 {
         let mut seen = [None; MemberSet::MAX];
         let mut shared = 0;
-        for leg in self.present().iter() {
-            let Some(incarnation) = self.backend(leg).and_then(|backend| backend.incarnation()) else { continue };
+        for member in self.present().iter() {
+            let Some(incarnation) = self.backend(member).and_then(|backend| backend.incarnation()) else { continue };
             shared += u64::from(seen.contains(&Some(incarnation)));
-            seen[leg] = Some(incarnation);
+            seen[member] = Some(incarnation);
         }
         shared
     }
@@ -632,34 +637,34 @@ impl Membership {
         }
     }
 
-    /// Returns those of these legs that answer now. Blocks for each silent leg.
-    pub(crate) fn answering(&self, legs: MemberSet) -> MemberSet {
-        self.select(|leg, backend| legs.has(leg) && backend.answers(ANSWER_PATIENCE))
+    /// Returns those of these members that answer now. Blocks for each silent member.
+    pub(crate) fn answering(&self, members: MemberSet) -> MemberSet {
+        self.select(|member, backend| members.has(member) && backend.answers(REPLY_TIMEOUT))
     }
 
-    pub(crate) fn are_enough(&self, legs: MemberSet) -> bool {
-        legs.count() >= self.needed
+    pub(crate) fn are_enough(&self, members: MemberSet) -> bool {
+        members.count() >= self.needed
     }
 
-    /// Returns the error for too few legs that hold everything for the time `after`.
+    /// Returns the error for too few members that hold everything for the time `after`.
     pub(crate) fn silent(&self, after: Duration) -> PoolError {
-        let lacking = self.present().iter().find(|leg| !self.is_whole(*leg)).unwrap_or(0);
+        let lacking = self.present().iter().find(|member| !self.is_whole(*member)).unwrap_or(0);
         PoolError::TimedOut { server: self.server(lacking), after }
     }
 
-    /// Returns the error for too few legs that are left.
+    /// Returns the error for too few members that are left.
     pub(crate) fn gone(&self) -> PoolError {
-        let server = self.failed().difference(self.spare_slots()).iter().last().map_or(0, |leg| self.server(leg));
+        let server = self.failed().difference(self.spare_slots()).iter().last().map_or(0, |member| self.server(member));
         PoolError::ServerGone { server, incarnation: Incarnation(0) }
     }
 
-    /// Opens a lane to each leg that is present, with room for `requests` waiting requests. A leg
-    /// that is present and does not answer is left out.
+    /// Opens a lane to each member that is present, with room for `requests` waiting requests. A
+    /// member that is present and does not answer is left out.
     pub(crate) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<MemberLane>>, PoolError> {
         self.open_lanes_but(requests, &|_, error| is_silence(error))
     }
 
-    /// Opens a lane to each leg that is present, but leaves out those whose error `may_lack`
+    /// Opens a lane to each member that is present, but leaves out those whose error `may_lack`
     /// accepts.
     pub(crate) fn open_lanes_but(
         &self,
@@ -696,7 +701,7 @@ pub(crate) fn is_silence(error: PoolError) -> bool {
     matches!(error, PoolError::TimedOut { .. })
 }
 
-/// Leg as one lane sees it.
+/// Member as one lane sees it.
 pub(crate) struct MemberLane {
     pub(crate) lane: Box<dyn Lane>,
     /// Requests for which the lane had no room.
@@ -749,8 +754,8 @@ impl MemberLane {
         if pages == 1 { !self.singles.is_empty() } else { !self.runs.is_empty() }
     }
 
-    /// Checks whether a read may take a buffer. Half of the buffers are kept for writes: when a leg
-    /// does not answer reads, it is writes that show that it is slow.
+    /// Checks whether a read may take a buffer. Half of the buffers are kept for writes: when a
+    /// member does not answer reads, it is writes that show that it is slow.
     pub(crate) fn has_buffer_for_read(&self, pages: u64) -> bool {
         if pages == 1 { self.singles.len() > SINGLES / 2 } else { self.runs.len() > RUNS / 2 }
     }
@@ -762,12 +767,12 @@ impl MemberLane {
     }
 
     /// Notes that a write waits for a buffer. Returns whether none has come back for longer than
-    /// `patience`, so that others shall not wait for this leg.
-    pub(crate) fn is_stuck(&mut self, now: u64, patience: Option<Duration>) -> bool {
+    /// `timeout`, so that others shall not wait for this member.
+    pub(crate) fn is_stuck(&mut self, now: u64, timeout: Option<Duration>) -> bool {
         if self.starved_at == 0 {
             self.starved_at = now;
         }
-        patience.is_some_and(|patience| now.saturating_sub(self.starved_at) > patience.as_nanos() as u64)
+        timeout.is_some_and(|timeout| now.saturating_sub(self.starved_at) > timeout.as_nanos() as u64)
     }
 
     pub(crate) fn give_buffer(&mut self, buffer: Buffer) {
@@ -780,8 +785,8 @@ impl MemberLane {
         self.latency_ns = if self.latency_ns == 0 { ns } else { (self.latency_ns * 7 + ns) / 8 };
     }
 
-    /// Notes that a read has been unanswered for `ns`, while another leg answered one that was sent
-    /// later.
+    /// Notes that a read has been unanswered for `ns`, while another member answered one that was
+    /// sent later.
     pub(crate) fn is_slower_than(&mut self, ns: u64) {
         self.latency_ns = self.latency_ns.max(ns).min(HEDGE_MAX.as_nanos() as u64);
     }
@@ -796,21 +801,23 @@ impl MemberLane {
 
 #[cfg(test)]
 mod tests {
-    //! Danger: a leg that was slow once is taken for one that is gone, and what it holds for lost.
+    //! Danger: a member that was slow once is taken for one that is gone, and what it holds for
+    //! lost.
     use super::*;
     use crate::trial::{SILENT, SilentMember};
 
     #[test]
     fn who_finds_too_few_that_answer_hears_that_and_not_that_they_are_gone() {
         let slow = SilentMember::new(100);
-        let leg = |backend| PoolMember { backend, leaves: 1, server: 0 };
-        let roster = Membership::new(vec![leg(Some(slow.clone())), leg(None)], SpareMembers::default(), 1, false, 2);
+        let member = |backend| PoolMember { backend, leaves: 1, server: 0 };
+        let membership =
+            Membership::new(vec![member(Some(slow.clone())), member(None)], SpareMembers::default(), 1, false, 2);
         slow.set_silent(true);
-        assert_eq!(roster.open_lanes(1).err(), Some(SILENT));
-        assert!(!roster.failed().has(0));
+        assert_eq!(membership.open_lanes(1).err(), Some(SILENT));
+        assert!(!membership.failed().has(0));
         slow.set_silent(false);
-        assert_eq!(roster.open_lanes(1).unwrap().iter().flatten().count(), 1);
-        roster.mark_failed(0);
-        assert!(matches!(roster.gone(), PoolError::ServerGone { .. }));
+        assert_eq!(membership.open_lanes(1).unwrap().iter().flatten().count(), 1);
+        membership.mark_failed(0);
+        assert!(matches!(membership.gone(), PoolError::ServerGone { .. }));
     }
 }

@@ -5,16 +5,17 @@ use crate::Backend;
 /// Redundancy that a mirror or an erasure code lacks, and pages that it regained.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Protection {
-    /// Number of legs that are lost and not replaced, silent, or do not hold everything.
+    /// Number of members that have failed and are not replaced, are silent, or do not hold
+    /// everything.
     pub missing_legs: u64,
-    /// Number of legs, beyond the first, at servers that serve as several legs (known by their
-    /// incarnation). When such a server dies, all of its legs die.
+    /// Number of members, beyond the first, at servers that serve as several members (known by
+    /// their incarnation). When such a server dies, all of its members die.
     pub shared_legs: u64,
     /// Upper bound of the pages that have fewer copies or parts than they should: all that are
-    /// stored, as long as a leg is missing or shared. (A mirror that is a snapshot knows only the
-    /// pages written since.)
+    /// stored, as long as a member is missing or shared. (A mirror that is a snapshot knows only
+    /// the pages written since.)
     pub exposed_pages: u64,
-    /// Number of pages that legs were given because they lacked them, counted at each leg.
+    /// Number of pages that members were given because they lacked them, counted at each member.
     pub restored_pages: u64,
 }
 
@@ -29,7 +30,7 @@ impl Protection {
         let missing = match self.missing_legs {
             0 => None,
             1 => Some("a server is lost, silent, or lacks something".to_owned()),
-            legs => Some(format!("{legs} servers are lost, silent, or lack something")),
+            members => Some(format!("{members} servers are lost, silent, or lack something")),
         };
         let shared = (self.shared_legs > 0)
             .then(|| format!("one server is {} of its legs: name servers of their own", self.shared_legs + 1));

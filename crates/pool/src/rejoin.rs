@@ -1,19 +1,19 @@
-//! Servers that come back: the server behind the URL of a lost leg becomes one more spare, unless
-//! it is in use as another leg.
+//! Servers that come back: the server behind the URL of a failed member becomes one more spare,
+//! unless it is in use as another member.
 //!
 //! It is opened as any spare is, as a new and empty region. The repair thread does that, or the
 //! caller of [`Backend::rejoin`]; lanes never open anything. So it does not matter whether the
 //! server was restarted or was unreachable for a while: its old contents are not used.
 //!
-//! A spare that comes this way takes a *place* behind the legs and spares of the URL. It is another
-//! leg than the one that was lost, and nothing that is noted of that one counts for it. Open lanes
-//! get their lane to it through a [`LaneMailbox`], a mailbox. A lane that has not received it yet leaves
-//! the leg out, as it does a late leg.
+//! A spare that comes this way takes a *spare slot* behind the members and spares of the URL. It is
+//! another member than the one that failed, and nothing that is noted of that one counts for it.
+//! Open lanes get their lane to it through a [`LaneMailbox`], a mailbox. A lane that has not
+//! received it yet leaves the member out, as it does a lagging member.
 //!
-//! A place whose server was lost in turn is *vacated* when no other is free. Then no lane may be
+//! A slot whose server failed in turn is *released* when no other is free. Then no lane may be
 //! connected to that server any more, and nothing may be noted of its contents. A lane gives up its
-//! connections to lost legs when nothing of it is in flight. It does nothing with a leg to which it
-//! has no connection. So nothing that was begun with one server ends with the next.
+//! connections to failed members when nothing of it is in flight. It does nothing with a member to
+//! which it has no connection. So nothing that was begun with one server ends with the next.
 
 use crate::Backend;
 use crate::members::{MemberLane, PoolMember};
@@ -29,14 +29,14 @@ const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Time that a server may take to answer a try.
 pub(crate) const TRY_WITHIN: Duration = Duration::from_millis(300);
-/// Pause between two checks whether unused legs are alive.
+/// Pause between two checks whether unused members are alive.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Way to open the servers behind the URLs of lost legs again.
+/// Way to open the servers behind the URLs of failed members again.
 pub(crate) struct Reopen {
-    /// Legs that are single servers; others do not come back.
+    /// Members that are single servers; others do not come back.
     pub(crate) servers: MemberSet,
-    /// Opens the server behind the URL of that leg, with an empty region.
+    /// Opens the server behind the URL of that member, with an empty region.
     pub(crate) open: Open,
 }
 
@@ -50,15 +50,15 @@ pub(crate) struct SpareMembers {
 }
 
 impl From<Vec<PoolMember>> for SpareMembers {
-    fn from(legs: Vec<PoolMember>) -> SpareMembers {
-        SpareMembers { members: legs, reopen: None }
+    fn from(members: Vec<PoolMember>) -> SpareMembers {
+        SpareMembers { members, reopen: None }
     }
 }
 
 /// State of the servers that come back (see the module documentation).
 pub(crate) struct Rejoin {
     pub(crate) reopen: Reopen,
-    /// Places for legs that came back.
+    /// Spare slots for members that came back.
     pub(crate) spare_slots: MemberSet,
     backends: [Mutex<Option<Arc<dyn Backend>>>; MemberSet::MAX],
     backoff: Mutex<RejoinBackoff>,
@@ -66,7 +66,7 @@ pub(crate) struct Rejoin {
 }
 
 struct RejoinBackoff {
-    /// Legs that were away at the last try.
+    /// Members that were unreachable at the last try.
     unreachable: MemberSet,
     pause: Duration,
     at: u64,
@@ -95,10 +95,10 @@ impl Rejoin {
 
     /// Checks whether no lane is connected to the backend at this place any more.
     pub(crate) fn is_left(&self, place: usize) -> bool {
-        self.mailboxes.lock().iter().filter_map(Weak::upgrade).all(|door| !door.is_connected(place))
+        self.mailboxes.lock().iter().filter_map(Weak::upgrade).all(|mailbox| !mailbox.is_connected(place))
     }
 
-    /// Frees a place whose backend was lost, when nothing is noted of its contents any more.
+    /// Frees a slot whose backend failed, when nothing is noted of its contents any more.
     pub(crate) fn release_slot(&self, place: usize) {
         *self.backends[place].lock() = None;
     }
@@ -112,10 +112,10 @@ impl Rejoin {
 
     /// Drops the connections that lanes have given up.
     pub(crate) fn clear_mailboxes(&self) {
-        self.mailboxes.lock().iter().filter_map(Weak::upgrade).for_each(|door| door.clear());
+        self.mailboxes.lock().iter().filter_map(Weak::upgrade).for_each(|mailbox| mailbox.clear());
     }
 
-    /// Checks whether it is time to look which legs are alive; if so, sets the next time.
+    /// Checks whether it is time to look which members are alive; if so, sets the next time.
     pub(crate) fn is_time_to_look(&self) -> bool {
         let (mut tries, now) = (self.backoff.lock(), now_ns());
         let is_time = now >= tries.looks_at;
@@ -159,24 +159,25 @@ impl Rejoin {
     }
 
     /// Makes a mailbox for a lane that is about to be opened. Must be called before the lane looks
-    /// which legs are present.
+    /// which members are present.
     pub(crate) fn new_mailbox(&self) -> Arc<LaneMailbox> {
-        let door = Arc::new(LaneMailbox::new());
-        let mut doors = self.mailboxes.lock();
-        doors.retain(|door| door.strong_count() > 0);
-        doors.push(Arc::downgrade(&door));
-        door
+        let mailbox = Arc::new(LaneMailbox::new());
+        let mut mailboxes = self.mailboxes.lock();
+        mailboxes.retain(|mailbox| mailbox.strong_count() > 0);
+        mailboxes.push(Arc::downgrade(&mailbox));
+        mailbox
     }
 
     /// Gives every open lane a connection to `place`, with room for `requests` waiting requests.
     /// Returns `false` if one of them could not be opened.
     pub(crate) fn open_member_lanes(&self, place: usize, requests: usize) -> bool {
         let Some(backend) = self.backend(place) else { return false };
-        let doors: Vec<_> = self.mailboxes.lock().iter().filter_map(Weak::upgrade).collect();
-        for door in doors {
+        let mailboxes: Vec<_> = self.mailboxes.lock().iter().filter_map(Weak::upgrade).collect();
+        for mailbox in mailboxes {
             match backend.open_lane() {
-                Ok(lane) => door.put(place, MemberLane::new(lane, requests)),
-                // A lane without a connection to this leg would fail when no other leg is left.
+                Ok(lane) => mailbox.put(place, MemberLane::new(lane, requests)),
+                // A lane without a connection to this member would fail when no other member is
+                // left.
                 Err(_) => return false,
             }
         }
@@ -184,12 +185,13 @@ impl Rejoin {
     }
 }
 
-/// Mailbox through which a lane gets connections to legs that joined after it was opened, and
+/// Mailbox through which a lane gets connections to members that joined after it was opened, and
 /// leaves those that it no longer needs. The lane only ever tries the lock: if it is held, the lane
 /// looks again at its next poll.
 pub(crate) struct LaneMailbox {
     is_full: AtomicBool,
-    /// Legs to which the lane has a connection, or finds one here; all of them until that is known.
+    /// Members to which the lane has a connection, or finds one here; all of them until that is
+    /// known.
     connected: AtomicU16,
     contents: Mutex<MailboxContents>,
 }
@@ -202,26 +204,30 @@ struct MailboxContents {
 
 impl LaneMailbox {
     fn new() -> LaneMailbox {
-        let hall =
+        let contents =
             MailboxContents { come: Vec::with_capacity(MemberSet::MAX), left: Vec::with_capacity(2 * MemberSet::MAX) };
-        LaneMailbox { is_full: AtomicBool::new(false), connected: AtomicU16::new(u16::MAX), contents: Mutex::new(hall) }
+        LaneMailbox {
+            is_full: AtomicBool::new(false),
+            connected: AtomicU16::new(u16::MAX),
+            contents: Mutex::new(contents),
+        }
     }
 
-    fn is_connected(&self, leg: usize) -> bool {
-        MemberSet(self.connected.load(Ordering::SeqCst)).has(leg)
+    fn is_connected(&self, member: usize) -> bool {
+        MemberSet(self.connected.load(Ordering::SeqCst)).has(member)
     }
 
-    /// Notes that the lane begins with connections to these legs.
+    /// Notes that the lane begins with connections to these members.
     pub(crate) fn begin(&self, ways: MemberSet) {
-        let hall = self.enter();
-        let come: MemberSet = hall.come.iter().map(|(leg, _)| *leg).collect();
+        let contents = self.enter();
+        let come: MemberSet = contents.come.iter().map(|(member, _)| *member).collect();
         self.connected.store(ways.union(come).0, Ordering::SeqCst);
     }
 
-    fn put(&self, leg: usize, lane: MemberLane) {
-        let mut hall = self.enter();
-        hall.come.push((leg, lane));
-        self.connected.fetch_or(MemberSet::one(leg).0, Ordering::SeqCst);
+    fn put(&self, member: usize, lane: MemberLane) {
+        let mut contents = self.enter();
+        contents.come.push((member, lane));
+        self.connected.fetch_or(MemberSet::one(member).0, Ordering::SeqCst);
         self.is_full.store(true, Ordering::SeqCst);
     }
 
@@ -235,43 +241,43 @@ impl LaneMailbox {
         self.contents.lock()
     }
 
-    /// Checks whether there is something to take. If so, the lane does not know all legs yet.
+    /// Checks whether there is something to take. If so, the lane does not know all members yet.
     pub(crate) fn is_full(&self) -> bool {
         self.is_full.load(Ordering::SeqCst)
     }
 
     /// Moves the connections that came to `lanes`. Neither allocates nor frees: if a lane has one
-    /// to a leg already, the new one stays here.
+    /// to a member already, the new one stays here.
     pub(crate) fn take(&self, lanes: &mut [Option<MemberLane>]) {
         if !self.is_full() {
             return;
         }
-        let Some(mut hall) = self.contents.try_lock() else { return };
+        let Some(mut contents) = self.contents.try_lock() else { return };
         let mut at = 0;
-        while at < hall.come.len() {
-            if lanes[hall.come[at].0].is_some() {
+        while at < contents.come.len() {
+            if lanes[contents.come[at].0].is_some() {
                 at += 1;
                 continue;
             }
-            let (leg, lane) = hall.come.swap_remove(at);
-            lanes[leg] = Some(lane);
+            let (member, lane) = contents.come.swap_remove(at);
+            lanes[member] = Some(lane);
         }
         self.is_full.store(false, Ordering::SeqCst);
     }
 
     /// Takes back connections that the lane, of which nothing is in flight, no longer needs.
     /// Neither allocates nor frees memory.
-    pub(crate) fn leave(&self, legs: MemberSet, lanes: &mut [Option<MemberLane>]) {
-        let Some(mut hall) = self.contents.try_lock() else { return };
-        let MailboxContents { come, left } = &mut *hall;
-        for leg in legs.iter() {
+    pub(crate) fn leave(&self, members: MemberSet, lanes: &mut [Option<MemberLane>]) {
+        let Some(mut contents) = self.contents.try_lock() else { return };
+        let MailboxContents { come, left } = &mut *contents;
+        for member in members.iter() {
             // There may be two: the lane's own, and another that came while it had one.
-            if left.capacity() - left.len() < 2 || lanes[leg].as_ref().is_some_and(|lane| !lane.is_idle()) {
+            if left.capacity() - left.len() < 2 || lanes[member].as_ref().is_some_and(|lane| !lane.is_idle()) {
                 continue;
             }
-            left.extend(lanes[leg].take());
-            left.extend(come.iter().position(|known| known.0 == leg).map(|at| come.swap_remove(at).1));
-            self.connected.fetch_and(!MemberSet::one(leg).0, Ordering::SeqCst);
+            left.extend(lanes[member].take());
+            left.extend(come.iter().position(|known| known.0 == member).map(|at| come.swap_remove(at).1));
+            self.connected.fetch_and(!MemberSet::one(member).0, Ordering::SeqCst);
         }
     }
 }
@@ -279,8 +285,8 @@ impl LaneMailbox {
 #[cfg(test)]
 mod tests {
     //! Dangers: what a server held when it was lost is taken for what it should hold; one server is
-    //! two legs; a server that is back is believed to hold what it does not, by whoever was there
-    //! before it; a place is given twice.
+    //! two members; a server that is back is believed to hold what it does not, by whoever was
+    //! there before it; a place is given twice.
     use super::*;
     use crate::ec::EcBackend;
     use crate::mirror::{InitialContents, MirrorBackend};
@@ -426,39 +432,39 @@ mod tests {
         /// What is said to come from the server `from`, whichever was lost.
         fn spares(self: &Arc<World>, from: impl Fn(usize) -> usize + Send + Sync + 'static) -> SpareMembers {
             let world = self.clone();
-            let open = move |leg| {
+            let open = move |member| {
                 world.tries.fetch_add(1, Ordering::SeqCst);
-                let life = world.life(from(leg));
+                let life = world.life(from(member));
                 (!life.is_over()).then(|| life.another_region(world.pages))
             };
             let servers = MemberSet::first(self.lives.lock().len());
             SpareMembers { members: vec![], reopen: Some(Reopen { servers, open: Box::new(open) }) }
         }
 
-        fn legs(&self) -> Vec<PoolMember> {
-            let leg = |(server, life): (usize, &Arc<Life>)| PoolMember {
+        fn members(&self) -> Vec<PoolMember> {
+            let member = |(server, life): (usize, &Arc<Life>)| PoolMember {
                 backend: Some(life.clone()),
                 leaves: 1,
                 server: server as u16,
             };
-            self.lives.lock().iter().enumerate().map(leg).collect()
+            self.lives.lock().iter().enumerate().map(member).collect()
         }
     }
 
-    /// A pool that outlives one of its servers, with a thread that heals or without.
+    /// A pool that outlives one of its servers, with a thread that repairs or without.
     fn pool(
         code: Option<ErasureCode>,
         from: impl Fn(usize) -> usize + Send + Sync + 'static,
-        heals: bool,
+        repairs: bool,
     ) -> (Arc<World>, Box<dyn Backend>) {
         let Some(code) = code else {
             let world = World::new(2, PAGES);
             let backend =
-                MirrorBackend::new(world.legs(), world.spares(from), PAGES, InitialContents::Zeros, None, heals);
+                MirrorBackend::new(world.members(), world.spares(from), PAGES, InitialContents::Zeros, None, repairs);
             return (world, Box::new(backend.unwrap()));
         };
         let world = World::new(code.parts(), EcBackend::pages_of_member(PAGES));
-        let backend = EcBackend::new(code, world.legs(), world.spares(from), PAGES, None, heals);
+        let backend = EcBackend::new(code, world.members(), world.spares(from), PAGES, None, repairs);
         (world, Box::new(backend.unwrap()))
     }
 
@@ -478,8 +484,8 @@ mod tests {
     fn servers_that_come_back_are_filled_and_may_then_be_the_only_ones() {
         // More often than there are places.
         let made = [(None, 2, 12), (Some(ErasureCode::new(2, 1)), 3, 18)];
-        for ((code, servers, rounds), heals) in made.into_iter().flat_map(|made| [(made, true), (made, false)]) {
-            let (world, backend) = pool(code, |leg| leg, heals);
+        for ((code, servers, rounds), repairs) in made.into_iter().flat_map(|made| [(made, true), (made, false)]) {
+            let (world, backend) = pool(code, |member| member, repairs);
             // Lanes that are older than all that comes.
             let (mut lanes, mut model) = random_history(&*backend, 7, 300);
             for round in 0..rounds {
@@ -507,7 +513,7 @@ mod tests {
     #[test]
     fn a_place_is_not_given_again_while_a_lane_has_a_way_to_who_had_it() {
         for (code, servers, places) in [(None, 2, 6), (Some(ErasureCode::new(2, 1)), 3, 13)] {
-            let (world, backend) = pool(code, |leg| leg, true);
+            let (world, backend) = pool(code, |member| member, true);
             let mut lanes: Vec<_> = (0..2).map(|_| backend.open_lane().unwrap()).collect();
             let mut idle = lanes.pop().unwrap();
             write(&mut *lanes[0], 0, 100, 1).unwrap();
@@ -526,7 +532,7 @@ mod tests {
             lose(&mut lanes, 0);
             write(&mut *lanes[0], 40, 10, 2).unwrap();
             assert_eq!((backend.health(), world.tries.load(Ordering::SeqCst)), (Health::Degraded, tries));
-            // It sees that they are lost.
+            // It sees that they have failed.
             idle.poll(&mut Vec::new());
             poll_until("it is back", &*backend, &mut lanes, || backend.health() == Health::Good);
             world.end(1);
@@ -542,7 +548,7 @@ mod tests {
     #[test]
     fn lanes_that_are_busy_opened_and_closed_meanwhile_lose_nothing() {
         for (code, servers) in [(None, 2), (Some(ErasureCode::new(2, 1)), 3)] {
-            let (world, backend) = pool(code, |leg| leg, true);
+            let (world, backend) = pool(code, |member| member, true);
             let (backend, is_over, steps) = (&*backend, &AtomicBool::new(false), &[const { AtomicU64::new(0) }; 2]);
             std::thread::scope(|scope| {
                 for (thread, steps) in steps.iter().enumerate() {
@@ -582,7 +588,7 @@ mod tests {
         // (A mirror has the chunk nowhere else until then.)
         for (code, dies) in [(None, false), (Some(ErasureCode::new(2, 1)), false), (Some(ErasureCode::new(2, 1)), true)]
         {
-            let (world, backend) = pool(code, |leg| leg, true);
+            let (world, backend) = pool(code, |member| member, true);
             let mut lanes = vec![backend.open_lane().unwrap()];
             world.end(0);
             poll_until("the death is noticed", &*backend, &mut lanes, || {
@@ -655,10 +661,10 @@ mod tests {
     #[test]
     fn a_server_that_comes_back_waits_as_a_spare_where_one_has_taken_its_seat() {
         let world = World::new(3, PAGES);
-        let mut legs = world.legs();
-        let spare = legs.pop().unwrap();
-        let spares = SpareMembers { members: vec![spare], ..world.spares(|leg| leg) };
-        let backend = MirrorBackend::new(legs, spares, PAGES, InitialContents::Zeros, None, true).unwrap();
+        let mut members = world.members();
+        let spare = members.pop().unwrap();
+        let spares = SpareMembers { members: vec![spare], ..world.spares(|member| member) };
+        let backend = MirrorBackend::new(members, spares, PAGES, InitialContents::Zeros, None, true).unwrap();
         let mut lanes = vec![backend.open_lane().unwrap()];
         write(&mut *lanes[0], 0, 200, 1).unwrap();
         for server in [0, 1, 2] {

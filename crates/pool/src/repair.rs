@@ -1,4 +1,4 @@
-//! Repair thread: gives legs the pages that they lack, and scrubs the pages that they hold.
+//! Repair thread: gives members the pages that they lack, and scrubs the pages that they hold.
 
 use crate::PoolError;
 use crate::member_lanes::{CompositeLane, SLEEP_SLICE};
@@ -17,8 +17,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Pause when there is work that cannot be done now.
 const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
 
-/// Time that a snapshot waits for enough legs that hold everything.
-const WHOLE_PATIENCE: Duration = Duration::from_secs(1);
+/// Time that a snapshot waits for enough members that hold everything.
+const COMPLETE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// State that the lanes of a backend share, as the repair thread sees it.
 pub(crate) trait RepairSource: Send + Sync + 'static {
@@ -29,15 +29,15 @@ pub(crate) trait RepairSource: Send + Sync + 'static {
     fn scrub_in(&self) -> Option<Duration> {
         None
     }
-    /// Checks whether it is time to look for the servers of lost legs.
+    /// Checks whether it is time to look for the servers of failed members.
     fn is_rejoin_due(&self) -> bool {
         false
     }
-    /// Checks whether a server is away for which there is no free place.
+    /// Checks whether a server is unreachable for which there is no free slot.
     fn is_full(&self) -> bool {
         false
     }
-    /// Frees a place, if there is one whose former server no lane refers to. Must not be called
+    /// Frees a slot, if there is one whose former server no lane refers to. Must not be called
     /// while a snapshot is made.
     fn release_slot(&self) {}
     /// Takes the servers that are back.
@@ -46,7 +46,7 @@ pub(crate) trait RepairSource: Send + Sync + 'static {
     fn open_repair_lane(self: &Arc<Self>) -> Option<Self::Lane>;
 }
 
-/// Lane that can repair: it gives legs what they lack.
+/// Lane that can repair: it gives members what they lack.
 pub(crate) trait Repairer: CompositeLane {
     /// Advances the repairs as far as possible now, and waits a little.
     fn repair(&mut self) {
@@ -54,8 +54,8 @@ pub(crate) trait Repairer: CompositeLane {
         self.member_lanes().sleep(SLEEP_SLICE);
     }
 
-    /// Checks whether a leg still owes this lane an answer. No operation waits for it, but it can
-    /// arrive on this lane only.
+    /// Checks whether a member still owes this lane an answer. No operation waits for it, but it
+    /// can arrive on this lane only.
     fn is_owed_answers(&self) -> bool {
         false
     }
@@ -66,48 +66,48 @@ pub(crate) trait Repairer: CompositeLane {
     fn finish_repairs(&mut self);
 }
 
-/// Returns legs that hold everything and answer, if there are enough of them. If a leg fell silent
-/// before another was repaired there are too few. Then this repairs legs, and blocks, for at most
-/// [`WHOLE_PATIENCE`].
+/// Returns members that hold everything and answer, if there are enough of them. If a member fell
+/// silent before another was repaired there are too few. Then this repairs members, and blocks, for
+/// at most [`COMPLETE_TIMEOUT`].
 ///
 /// # Errors
-/// [`PoolError::TimedOut`]: some legs that are needed do not answer. [`PoolError::ServerGone`]: too
-/// few legs are left.
+/// [`PoolError::TimedOut`]: some members that are needed do not answer. [`PoolError::ServerGone`]:
+/// too few members are left.
 pub(crate) fn complete_members<P: RepairSource + Deref<Target = Membership>>(
-    patient: &Arc<P>,
+    source: &Arc<P>,
 ) -> Result<MemberSet, PoolError> {
     let whole = || {
-        let whole = patient.select(|leg, _| patient.is_whole(leg));
-        if patient.are_enough(whole) { patient.answering(whole) } else { MemberSet(0) }
+        let whole = source.select(|member, _| source.is_whole(member));
+        if source.are_enough(whole) { source.answering(whole) } else { MemberSet(0) }
     };
-    let legs = whole();
-    if patient.are_enough(legs) {
-        return Ok(legs);
+    let members = whole();
+    if source.are_enough(members) {
+        return Ok(members);
     }
-    let until = Instant::now() + WHOLE_PATIENCE;
-    let mut lane = patient.open_repair_lane();
-    while patient.are_enough(patient.present()) {
-        let legs = whole();
-        let (are_enough, is_late) = (patient.are_enough(legs), Instant::now() >= until);
+    let until = Instant::now() + COMPLETE_TIMEOUT;
+    let mut lane = source.open_repair_lane();
+    while source.are_enough(source.present()) {
+        let members = whole();
+        let (are_enough, is_late) = (source.are_enough(members), Instant::now() >= until);
         if are_enough || is_late {
             lane.iter_mut().for_each(Repairer::finish_repairs);
-            return if are_enough { Ok(legs) } else { Err(patient.silent(WHOLE_PATIENCE)) };
+            return if are_enough { Ok(members) } else { Err(source.silent(COMPLETE_TIMEOUT)) };
         }
         match &mut lane {
             Some(lane) => lane.repair(),
             None => farfield_os::process::sleep(BETWEEN_LOOKS),
         }
     }
-    Err(patient.gone())
+    Err(source.gone())
 }
 
-/// Takes servers that are back, where there is a place for them or one can be freed.
-pub(crate) fn readmit_members<P: RepairSource>(patient: &P, caring: &RepairLock) {
-    if patient.is_full() {
-        let _still = caring.hold_still();
-        patient.release_slot();
+/// Takes servers that are back, where there is a slot for them or one can be freed.
+pub(crate) fn readmit_members<P: RepairSource>(source: &P, repair_lock: &RepairLock) {
+    if source.is_full() {
+        let _still = repair_lock.hold_still();
+        source.release_slot();
     }
-    patient.rejoin();
+    source.rejoin();
 }
 
 /// Lock that is held while a repair is in flight. Snapshots are made while no repair is in flight.
@@ -143,12 +143,12 @@ pub(crate) struct RepairThread {
 }
 
 impl RepairThread {
-    #[expect(clippy::disallowed_methods, reason = "never inside a program: Opener::inside_a_program")]
-    pub(crate) fn start<P: RepairSource>(patient: Arc<P>, caring: Arc<RepairLock>) -> RepairThread {
+    #[expect(clippy::disallowed_methods, reason = "never inside a program: PoolBuilder::inside_a_program")]
+    pub(crate) fn start<P: RepairSource>(source: Arc<P>, repair_lock: Arc<RepairLock>) -> RepairThread {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let thread =
-            std::thread::Builder::new().name("far-healer".into()).spawn(move || run(&patient, &caring, &stopped));
+            std::thread::Builder::new().name("far-healer".into()).spawn(move || run(&source, &repair_lock, &stopped));
         // If no thread can be started, nothing is repaired, and the health of the backend shows it.
         RepairThread { stop, thread: thread.ok(), is_abandoned: AtomicBool::new(false) }
     }
@@ -160,34 +160,34 @@ impl RepairThread {
 }
 
 #[expect(clippy::disallowed_methods, reason = "a thread that does not exist inside programs")]
-fn run<P: RepairSource>(patient: &Arc<P>, caring: &RepairLock, stop: &AtomicBool) {
+fn run<P: RepairSource>(source: &Arc<P>, repair_lock: &RepairLock, stop: &AtomicBool) {
     let (mut lane, mut rest) = (None, LOOK_EVERY);
     while !stop.load(Ordering::Acquire) {
         std::thread::park_timeout(rest);
-        if patient.is_rejoin_due() {
-            readmit_members(&**patient, caring);
+        if source.is_rejoin_due() {
+            readmit_members(&**source, repair_lock);
         }
-        let until_scrub = patient.scrub_in().unwrap_or(Duration::MAX);
+        let until_scrub = source.scrub_in().unwrap_or(Duration::MAX);
         rest = LOOK_EVERY.min(until_scrub).max(BETWEEN_LOOKS);
         let is_owed = lane.as_ref().is_some_and(Repairer::is_owed_answers);
-        if !patient.needs_repair() && !until_scrub.is_zero() && !is_owed {
+        if !source.needs_repair() && !until_scrub.is_zero() && !is_owed {
             continue;
         }
-        let _caring = caring.lock();
+        let _caring = repair_lock.lock();
         if lane.is_none() {
-            lane = patient.open_repair_lane();
+            lane = source.open_repair_lane();
         }
         let Some(lane) = &mut lane else {
             rest = LOOK_EVERY;
             continue;
         };
         let began = Instant::now();
-        while !stop.load(Ordering::Acquire) && !caring.is_wanted() && !patient.is_rejoin_due() {
+        while !stop.load(Ordering::Acquire) && !repair_lock.is_wanted() && !source.is_rejoin_due() {
             lane.repair();
             if lane.is_repairing() {
                 continue;
             }
-            if !patient.needs_repair() {
+            if !source.needs_repair() {
                 break;
             }
             // Either this is between two rounds, or nothing can be done now.

@@ -45,31 +45,31 @@ impl<T> RequestSlab<T> {
             self.slots.push(RequestSlot { number: self.slots.len() as u64, value: None });
             self.slots.len() - 1
         });
-        let seat = &mut self.slots[index];
-        seat.number += Self::MAX as u64;
-        seat.value = Some(value);
-        seat.number
+        let slot = &mut self.slots[index];
+        slot.number += Self::MAX as u64;
+        slot.value = Some(value);
+        slot.number
     }
 
     /// Removes the entry with this number; `None` if it was removed before.
     pub(crate) fn remove(&mut self, number: u64) -> Result<Option<T>, UnissuedNumber> {
         let index = (number % Self::MAX as u64) as usize;
-        let seat = self.slots.get_mut(index).filter(|seat| (Self::MAX as u64..=seat.number).contains(&number));
-        let seat = seat.ok_or(UnissuedNumber)?;
-        let value = seat.value.take_if(|_| seat.number == number);
+        let slot = self.slots.get_mut(index).filter(|slot| (Self::MAX as u64..=slot.number).contains(&number));
+        let slot = slot.ok_or(UnissuedNumber)?;
+        let value = slot.value.take_if(|_| slot.number == number);
         self.free.extend(value.is_some().then_some(index));
         Ok(value)
     }
 
     pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
-        self.slots.iter().filter_map(|seat| seat.value.as_ref())
+        self.slots.iter().filter_map(|slot| slot.value.as_ref())
     }
 
     /// Removes all entries for which `is_so` holds.
     pub(crate) fn extract_if(&mut self, is_so: impl Fn(&T) -> bool) -> impl Iterator<Item = T> {
         let free = &mut self.free;
-        self.slots.iter_mut().enumerate().filter_map(move |(index, seat)| {
-            let value = seat.value.take_if(|value| is_so(value))?;
+        self.slots.iter_mut().enumerate().filter_map(move |(index, slot)| {
+            let value = slot.value.take_if(|value| is_so(value))?;
             free.push(index);
             Some(value)
         })
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn each_number_is_used_once_and_who_has_it_is_found() {
-        let mut seats = RequestSlab::new();
+        let mut slab = RequestSlab::new();
         let mut twin = BTreeMap::new();
         let mut gone = Vec::new();
         let mut dice = 1u64;
@@ -91,18 +91,18 @@ mod tests {
             dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             match dice >> 62 {
                 0 | 1 if twin.len() < RequestSlab::<u32>::MAX => {
-                    let number = seats.add(round);
+                    let number = slab.add(round);
                     assert!(!gone.contains(&number));
                     assert_eq!(twin.insert(number, round), None);
                 }
                 2 => {
                     if let Some(number) = twin.keys().copied().nth((dice >> 32) as usize % twin.len().max(1)) {
-                        assert_eq!(seats.remove(number), Ok(twin.remove(&number)));
+                        assert_eq!(slab.remove(number), Ok(twin.remove(&number)));
                         gone.push(number);
                     }
                 }
                 _ if round % 512 == 0 => {
-                    let mut left: Vec<u32> = seats.extract_if(|value| value % 3 == 0).collect();
+                    let mut left: Vec<u32> = slab.extract_if(|value| value % 3 == 0).collect();
                     let mut expected: Vec<u32> =
                         twin.extract_if(.., |_, value| *value % 3 == 0).map(|(_, value)| value).collect();
                     left.sort_unstable();
@@ -112,14 +112,14 @@ mod tests {
                 _ => {}
             }
             if let Some(number) = gone.get((dice >> 40) as usize % gone.len().max(1)) {
-                assert_eq!(seats.remove(*number), Ok(None), "whoever sits there now");
+                assert_eq!(slab.remove(*number), Ok(None), "whoever sits there now");
             }
-            assert_eq!(seats.len(), twin.len());
+            assert_eq!(slab.len(), twin.len());
         }
-        assert!(seats.values().copied().eq(seats.slots.iter().filter_map(|seat| twin.get(&seat.number).copied())));
+        assert!(slab.values().copied().eq(slab.slots.iter().filter_map(|slot| twin.get(&slot.number).copied())));
         let next = twin.keys().next_back().map_or(0, |last| last + RequestSlab::<u32>::MAX as u64);
         for number in [0, 255, next + RequestSlab::<u32>::MAX as u64, u64::MAX] {
-            assert_eq!(seats.remove(number), Err(UnissuedNumber), "{number}");
+            assert_eq!(slab.remove(number), Err(UnissuedNumber), "{number}");
         }
     }
 }

@@ -711,7 +711,7 @@ impl ShmLane {
             CreditRequest::Release(pages) => wire::Request::Release { region, pages: pages as u32 },
         };
         // The request needs no deadline: the writes that wait for it have theirs.
-        self.exchange.ask(&WireRequest { tag: self.tag, background: false, deadline: None, request }.head());
+        self.exchange.ask(&WireRequest { tag: self.tag, background: false, deadline: None, request }.header());
         self.credit_request = Some(asked);
     }
 
@@ -727,7 +727,7 @@ impl ShmLane {
         let Some(asked) = self.credit_request else { return };
         let answer = match self.exchange.advance(self.connection.fd) {
             Ok(None) => return,
-            Ok(Some((head, body))) => WireReply::decode(&head, body).ok().filter(|answer| answer.tag == self.tag),
+            Ok(Some((header, body))) => WireReply::decode(&header, body).ok().filter(|answer| answer.tag == self.tag),
             Err(
                 ExchangeError::Gone
                 | ExchangeError::Malformed

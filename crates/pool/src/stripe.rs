@@ -283,12 +283,12 @@ impl StripeLane {
         if self.free_splits.len() < parts_needed || self.buffers.len() < buffers_needed {
             return Err(request);
         }
-        let Some(parent) = self.free_operations.pop() else { return Err(request) };
+        let Some(operation) = self.free_operations.pop() else { return Err(request) };
         let LaneRequest { tag, priority, deadline, op } = request;
         let is_read = matches!(op, Op::Read { .. });
         let is_write = matches!(op, Op::Write { .. });
         let known = StripeOperation { tag, page, buffer: None, is_read, splits_left: parts_needed, result: Ok(()) };
-        self.operations[parent] = Some(known);
+        self.operations[operation] = Some(known);
         if whole {
             let (member, local) = self.deal.place(page);
             let op = match op {
@@ -297,7 +297,7 @@ impl StripeLane {
                 Op::Write { buffer, .. } => Op::Write { page: PageId(local), buffer },
                 Op::Discard { count, .. } => Op::Discard { page: PageId(local), count },
             };
-            self.send(StripeSplit { operation: parent, member, local, count, whole: true }, priority, deadline, op);
+            self.send(StripeSplit { operation, member, local, count, whole: true }, priority, deadline, op);
             return Ok(());
         }
         let buffer = match op {
@@ -326,16 +326,11 @@ impl StripeLane {
                         }
                     }
                 };
-                self.send(
-                    StripeSplit { operation: parent, member, local, count, whole: false },
-                    priority,
-                    deadline,
-                    op,
-                );
+                self.send(StripeSplit { operation, member, local, count, whole: false }, priority, deadline, op);
                 local += count;
             }
         }
-        if let Some(known) = &mut self.operations[parent] {
+        if let Some(known) = &mut self.operations[operation] {
             known.buffer = buffer;
         }
         Ok(())
@@ -388,7 +383,7 @@ impl StripeLane {
         let slot = completion.tag as usize;
         let Some(part) = self.splits[slot].take() else { return };
         self.free_splits.push(slot);
-        let Some(parent) = &mut self.operations[part.operation] else { return };
+        let Some(operation) = &mut self.operations[part.operation] else { return };
         if let Err(error) = completion.result {
             // Errors name pages as the caller knows them.
             let error = match error {
@@ -397,27 +392,27 @@ impl StripeLane {
                 }
                 other => other,
             };
-            if parent.result.is_ok() {
-                parent.result = Err(error);
+            if operation.result.is_ok() {
+                operation.result = Err(error);
             }
         }
         if part.whole {
-            parent.buffer = completion.buffer;
+            operation.buffer = completion.buffer;
         } else if let Some(buffer) = completion.buffer {
-            if let Some(whole_run) = &mut parent.buffer
-                && parent.is_read
+            if let Some(whole_run) = &mut operation.buffer
+                && operation.is_read
                 && completion.result.is_ok()
             {
                 for index in 0..part.count {
-                    let to = (self.deal.page(part.member, part.local + index) - parent.page) as usize;
+                    let to = (self.deal.page(part.member, part.local + index) - operation.page) as usize;
                     whole_run.page_mut(to).copy_from_slice(buffer.page(index as usize));
                     whole_run.sums_mut()[to] = buffer.sums()[index as usize];
                 }
             }
             self.buffers.push(buffer);
         }
-        parent.splits_left -= 1;
-        if parent.splits_left == 0
+        operation.splits_left -= 1;
+        if operation.splits_left == 0
             && let Some(StripeOperation { tag, buffer, result, .. }) = self.operations[part.operation].take()
         {
             self.free_operations.push(part.operation);

@@ -16,7 +16,7 @@ use farfield_core::Incarnation;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::session::{ClientConversation, ExpiredOperation, PageOperation, ReplyEvent};
 use farfield_core::time::Moment;
-use farfield_core::wire::{self, HEAD_BYTES, MessageHeader, PagePart, ReadReply, Reply, read_prefix_bytes};
+use farfield_core::wire::{self, HEADER_BYTES, MessageHeader, PagePart, ReadReply, Reply, read_prefix_bytes};
 use farfield_core::{PageId, RegionId, checksum, part_checksum};
 use farfield_os::process::now_ns;
 use farfield_os::{Errno, net};
@@ -46,7 +46,7 @@ const SPIN: Duration = Duration::from_micros(50);
 /// Time after which a polling lane yields the core between two polls.
 const YIELD_AFTER: Duration = Duration::from_micros(12);
 
-const _: () = assert!(INBOX_BYTES > HEAD_BYTES + read_prefix_bytes(wire::BATCH_PAGES_LIMIT, wire::BATCH_PAGES_LIMIT));
+const _: () = assert!(INBOX_BYTES > HEADER_BYTES + read_prefix_bytes(wire::BATCH_PAGES_LIMIT, wire::BATCH_PAGES_LIMIT));
 
 /// Region at a memory server, reached by a stream of bytes.
 pub(crate) struct TcpBackend {
@@ -79,7 +79,7 @@ impl Backend for TcpBackend {
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {
-        clone_region(&self.session, self.region, CLONE_PATIENCE)
+        clone_region(&self.session, self.region, CLONE_TIMEOUT)
     }
 
     fn pages(&self) -> u64 {
@@ -120,9 +120,9 @@ pub(crate) fn clone_region(
     }
 }
 
-/// Time that a snapshot waits for a server. Backends with other legs may do without this one, and
-/// other callers can ask again.
-const CLONE_PATIENCE: Duration = Duration::from_millis(700);
+/// Time that a snapshot waits for a server. Backends with other members may do without this one,
+/// and other callers can ask again.
+const CLONE_TIMEOUT: Duration = Duration::from_millis(700);
 
 /// Data of the caller that travels with an operation.
 struct Carried {
@@ -132,7 +132,7 @@ struct Carried {
 
 /// Frames on their way to the kernel.
 ///
-/// The parts point into `heads` and into the buffers of the operations being sent. All of these
+/// The parts point into `headers` and into the buffers of the operations being sent. All of these
 /// stay where they are until the parts are sent: a write whose parts are not all sent is never
 /// finished before the lane is dead and the train is cleared.
 struct Train {
@@ -148,7 +148,7 @@ struct Train {
 impl Train {
     fn new() -> Train {
         Train {
-            heads: vec![0; TRAIN_FRAMES_MAX * HEAD_BYTES].into_boxed_slice(),
+            heads: vec![0; TRAIN_FRAMES_MAX * HEADER_BYTES].into_boxed_slice(),
             heads_used: 0,
             parts: Vec::with_capacity(TRAIN_FRAMES_MAX * 3),
             next: 0,
@@ -171,15 +171,15 @@ impl Train {
         self.heads_used < self.heads.len()
     }
 
-    fn add_head(&mut self, head: &MessageHeader) {
-        let place = &mut self.heads[self.heads_used..][..HEAD_BYTES];
-        place.copy_from_slice(&head.encode());
+    fn add_header(&mut self, header: &MessageHeader) {
+        let place = &mut self.heads[self.heads_used..][..HEADER_BYTES];
+        place.copy_from_slice(&header.encode());
         let start: *mut u8 = place.as_mut_ptr();
-        self.heads_used += HEAD_BYTES;
-        // Adjacent heads travel as one part.
+        self.heads_used += HEADER_BYTES;
+        // Adjacent headers travel as one part.
         match self.parts.last_mut() {
-            Some(last) if last.iov_base.wrapping_byte_add(last.iov_len) == start.cast() => last.iov_len += HEAD_BYTES,
-            _ => self.parts.push(libc::iovec { iov_base: start.cast(), iov_len: HEAD_BYTES }),
+            Some(last) if last.iov_base.wrapping_byte_add(last.iov_len) == start.cast() => last.iov_len += HEADER_BYTES,
+            _ => self.parts.push(libc::iovec { iov_base: start.cast(), iov_len: HEADER_BYTES }),
         }
     }
 
@@ -209,7 +209,7 @@ enum Expect {
     /// Prefix of the answer to a read, in front of the pages.
     Prefix {
         slot: u32,
-        head: MessageHeader,
+        header: MessageHeader,
         asked: u32,
         bytes: usize,
     },
@@ -256,7 +256,7 @@ pub(crate) struct TcpLane {
 }
 
 // SAFETY: what keeps it from being `Send` by itself are the pointers in the train. They point into
-// memory that the lane owns (its heads, the buffers inside its conversation), which moves to the
+// memory that the lane owns (its headers, the buffers inside its conversation), which moves to the
 // other thread with it.
 unsafe impl Send for TcpLane {}
 
@@ -345,7 +345,7 @@ impl TcpLane {
         let mut bytes = 0;
         while self.train.has_room() && bytes < TRAIN_BYTES_MAX {
             let Some(outgoing) = self.conversation.poll_send(now) else { break };
-            self.train.add_head(&outgoing.head);
+            self.train.add_header(&outgoing.header);
             if let PageOperation::Write { .. } = outgoing.call {
                 let carried = self.conversation.carried(outgoing.slot);
                 let Some(buffer) = carried.and_then(|carried| carried.buffer.as_ref()) else { continue };
@@ -472,12 +472,12 @@ impl TcpLane {
             let received = &self.inbox[self.inbox_start..self.inbox_end];
             match self.expect {
                 Expect::Head => {
-                    let Some(head) = MessageHeader::decode(received)? else { return Ok(()) };
-                    let answer = self.conversation.on_head(&head)?;
-                    self.inbox_start += HEAD_BYTES;
+                    let Some(header) = MessageHeader::decode(received)? else { return Ok(()) };
+                    let answer = self.conversation.on_header(&header)?;
+                    self.inbox_start += HEADER_BYTES;
                     match answer {
                         ReplyEvent::Pages { slot, asked, prefix } => {
-                            self.expect = Expect::Prefix { slot, head, asked, bytes: prefix };
+                            self.expect = Expect::Prefix { slot, header, asked, bytes: prefix };
                         }
                         ReplyEvent::Part { slot, part, page_sum } => {
                             self.expect = Expect::Part { slot, part, page_sum }
@@ -494,12 +494,12 @@ impl TcpLane {
                             };
                             self.end(slot, Err(error));
                         }
-                        ReplyEvent::Stale => self.expect = Expect::Skip { bytes: head.body as usize },
+                        ReplyEvent::Stale => self.expect = Expect::Skip { bytes: header.body as usize },
                     }
                 }
-                Expect::Prefix { slot, head, asked, bytes } => {
+                Expect::Prefix { slot, header, asked, bytes } => {
                     let Some(prefix) = received.get(..bytes) else { return Ok(()) };
-                    let reply = ReadReply::decode(&head, asked, prefix)?;
+                    let reply = ReadReply::decode(&header, asked, prefix)?;
                     let mut nth = 0;
                     let carried = self.conversation.carried_mut(slot);
                     let buffer = carried.and_then(|carried| carried.buffer.as_mut());
@@ -633,7 +633,7 @@ impl TcpLane {
     fn unreceived(&self) -> usize {
         match self.expect {
             Expect::Head => 0,
-            Expect::Prefix { head, .. } => head.body as usize,
+            Expect::Prefix { header, .. } => header.body as usize,
             Expect::Part { part, .. } => wire::part_body_bytes(part),
             Expect::Pages { asked, index, offset, .. } => {
                 let pages = (index..asked).filter(|index| self.is_present(*index)).count();

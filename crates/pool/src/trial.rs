@@ -1,5 +1,5 @@
-//! Random histories of operations on a pool whose legs die, lie or are late, compared with what was
-//! written.
+//! Random histories of operations on a pool whose members die, lie or are late, compared with what
+//! was written.
 
 use crate::conformance::Random;
 use crate::{
@@ -233,7 +233,7 @@ impl CallChannel for SilentCalls {
     }
 }
 
-/// Checks what pools that lose a leg say about their protection: `alone`, and one with a `spare`
+/// Checks what pools that lose a member say about their protection: `alone`, and one with a `spare`
 /// that comes in.
 pub(crate) fn says_what_is_not_protected(alone: &str, spare: &str) {
     assert_eq!(open("stripe(ram:,ram:)", 64).protection(), None);
@@ -243,7 +243,7 @@ pub(crate) fn says_what_is_not_protected(alone: &str, spare: &str) {
         write(&mut *lane, 0, 128, 1).unwrap();
         let said = || backend.protection().unwrap();
         assert_eq!(said(), Protection::default(), "{url}");
-        // It is unknown by which of these writes the leg is lost.
+        // It is unknown by which of these writes the member has failed.
         while said() == Protection::default() {
             write(&mut *lane, 0, 128, 1).unwrap();
         }
@@ -260,9 +260,9 @@ pub(crate) fn says_what_is_not_protected(alone: &str, spare: &str) {
     }
 }
 
-/// Checks that a pool waits for the only leg that has the newest version of a page.
+/// Checks that a pool waits for the only member that has the newest version of a page.
 ///
-/// The pool has two legs or more. `sides[0]` fell silent before `sides[1]` was given what it had
+/// The pool has two members or more. `sides[0]` fell silent before `sides[1]` was given what it had
 /// missed. Page 0 is of version 2; only the first side, and whatever comes after the second, has
 /// it. Operations that the pool receives meanwhile are answered when the first side speaks again,
 /// and not refused.
@@ -277,7 +277,7 @@ pub(crate) fn waits_for_the_only_one(backend: &dyn Backend, sides: &[Arc<SilentM
     (0..100).for_each(|_| {
         lane.poll(&mut Vec::new());
     });
-    // The legs that have this write are enough, so the first is late.
+    // The members that have this write are enough, so the first is late.
     write(&mut *lane, 128, 10, 2).unwrap();
     assert_eq!(backend.health(), Health::Degraded);
     assert!(matches!(backend.clone_region(), Err(PoolError::TimedOut { .. })), "it would lack the pages");
@@ -310,11 +310,11 @@ pub(crate) fn waits_for_the_only_one(backend: &dyn Backend, sides: &[Arc<SilentM
     backend.clone_region().unwrap().forget();
 }
 
-/// Longest stall of a lane, in ms: several times as long as a write waits for all legs in these
-/// tests, but short enough that no leg is given up.
+/// Longest stall of a lane, in ms: several times as long as a write waits for all members in these
+/// tests, but short enough that no member is given up.
 const STALL_MS: u64 = 120;
 
-/// Runs a random history while single lanes of all legs stall, in turns and at the same time. At
+/// Runs a random history while single lanes of all members stall, in turns and at the same time. At
 /// the end nothing stalls any more, and every page must be what was written last.
 pub(crate) fn lanes_stall_in_turns(backend: &dyn Backend, sides: &[Arc<SilentMember>], seed: u64, operations: u64) {
     let is_over = AtomicBool::new(false);
@@ -338,7 +338,7 @@ pub(crate) fn lanes_stall_in_turns(backend: &dyn Backend, sides: &[Arc<SilentMem
             backend.health() == Health::Good
         });
         model.check(&mut *lanes[0], &format!("FARFIELD_SEED={seed}"));
-        // Check each leg: any of them may be the one that is slow now.
+        // Check each member: any of them may be the one that is slow now.
         for side in sides {
             side.set_silent(true);
             model.check(&mut *lanes[1], &format!("FARFIELD_SEED={seed}, without one leg"));
@@ -353,8 +353,8 @@ pub(crate) fn lanes_stall_in_turns(backend: &dyn Backend, sides: &[Arc<SilentMem
     });
 }
 
-/// Checks that operations end with a time-out at their deadline while all legs are silent, however
-/// many there are. The pool must go on when the legs speak again.
+/// Checks that operations end with a time-out at their deadline while all members are silent,
+/// however many there are. The pool must go on when the members speak again.
 pub(crate) fn ends_in_time_without_an_answer(backend: &dyn Backend, sides: &[Arc<SilentMember>]) {
     let brief = Duration::from_millis(300);
     let mut lane = backend.open_lane().unwrap();
@@ -372,7 +372,7 @@ pub(crate) fn ends_in_time_without_an_answer(backend: &dyn Backend, sides: &[Arc
         assert!(lane.submit(LaneRequest { tag, priority: Priority::Demand, deadline: brief, op }).is_ok());
     }
     while done.len() < 100 {
-        assert!(started.elapsed() < PATIENCE, "{} of 100 have ended", done.len());
+        assert!(started.elapsed() < TEST_TIMEOUT, "{} of 100 have ended", done.len());
         lane.wait(Duration::from_millis(10));
         lane.poll(&mut done);
     }
@@ -384,7 +384,7 @@ pub(crate) fn ends_in_time_without_an_answer(backend: &dyn Backend, sides: &[Arc
         backend.health() == Health::Good
     });
     for page in (0..200).step_by(7) {
-        // It is one of the two versions, and the same from every leg.
+        // It is one of the two versions, and the same from every member.
         let bytes = read(&mut *lane, page, 1);
         let is_either = [1, 2].iter().any(|version| bytes.bytes() == filled(1, page, *version).bytes());
         assert!(is_either, "page {page}");
@@ -440,19 +440,19 @@ pub(crate) fn assert_version(lane: &mut dyn Lane, page: u64, pages: usize, versi
 }
 
 /// Longest time that tests wait for background work.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Waits for background work until `is_so` holds.
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let (started, mut looks) = (Instant::now(), 0);
     while !is_so() {
         looks += 1;
-        assert!(looks < 100 || started.elapsed() < PATIENCE, "never: {what}");
+        assert!(looks < 100 || started.elapsed() < TEST_TIMEOUT, "never: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Checks two lanes of a pool of which a leg never answers.
+/// Checks two lanes of a pool of which a member never answers.
 pub(crate) fn goes_on_degraded(url: &str) {
     let backend = open(url, 256);
     let mut lane = backend.open_lane().unwrap();
@@ -471,7 +471,8 @@ pub(crate) fn goes_on_degraded(url: &str) {
     assert_eq!(backend.health(), Health::Degraded);
 }
 
-/// Checks a pool of which one leg answers late, and another dies once the first has what it lacked.
+/// Checks a pool of which one member answers late, and another dies once the first has what it
+/// lacked.
 pub(crate) fn brings_up_to_date(url: &str) {
     let backend = open(url, 64);
     let mut lane = backend.open_lane().unwrap();
@@ -595,13 +596,13 @@ pub(crate) fn random_history(backend: &dyn Backend, seed: u64, operations: u64) 
 
 /// Runs a random history, after which every page must be what was written last. `die=last` is a
 /// death after all operations: by then a spare holds everything.
-pub(crate) fn survive(url: &str, heals: bool, seed: u64, operations: u64) {
+pub(crate) fn survive(url: &str, repairs: bool, seed: u64, operations: u64) {
     let dies_last = url.contains("die=last");
     let url = &url.replace("die=last", &format!("die={}", 4 * operations + 2000));
-    let context = format!("FARFIELD_SEED={seed} {url} heals: {heals}");
+    let context = format!("FARFIELD_SEED={seed} {url} heals: {repairs}");
     println!("{context}");
-    let opener = PoolBuilder::new().url(url).pages(PAGES);
-    let backend = if heals { opener.repair_thread() } else { opener }.open().unwrap();
+    let builder = PoolBuilder::new().url(url).pages(PAGES);
+    let backend = if repairs { builder.repair_thread() } else { builder }.open().unwrap();
     let (mut lanes, mut model) = random_history(&*backend, seed, operations);
     if url.contains("spare=ram:") {
         wait_until("the spare holds everything", || {
@@ -612,11 +613,11 @@ pub(crate) fn survive(url: &str, heals: bool, seed: u64, operations: u64) {
         });
     }
     if dies_last {
-        // Now the leg from which it was copied goes.
+        // Now the member from which it was copied goes.
         let mut version = operations;
         while backend.health() == Health::Good {
             version += 1;
-            // Something at every leg.
+            // Something at every member.
             write(&mut *lanes[1], 7, 20, version).unwrap();
             model.versions[7..27].fill(version);
         }

@@ -22,7 +22,7 @@ impl<T, const MAX: usize> UnclaimedSnapshots<T, MAX> {
     }
 }
 
-/// Mixes the secrets of the legs into a key that tells the snapshots of several pools apart.
+/// Mixes the secrets of the members into a key that tells the snapshots of several pools apart.
 pub(crate) fn key(secrets: &[u128]) -> u128 {
     secrets.iter().fold(0, |key, secret| key.rotate_left(7) ^ secret)
 }

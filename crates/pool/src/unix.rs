@@ -83,8 +83,8 @@ mod tests {
         })
         .join()
         .unwrap();
-        let opener = || PoolBuilder::new().token("secret").pages(1).deadline(Duration::from_millis(500));
-        let error = opener().url(&url).open().err().unwrap();
+        let builder = || PoolBuilder::new().token("secret").pages(1).deadline(Duration::from_millis(500));
+        let error = builder().url(&url).open().err().unwrap();
         assert!(matches!(error.pool_error(), Some(PoolError::OtherUser { uid: 65534, .. })), "{error}");
         assert!(error.to_string().contains("?uid=65534"), "{error}");
         // It has heard nothing.
@@ -93,7 +93,7 @@ mod tests {
         listener.accept().unwrap().0.read_to_end(&mut heard).unwrap();
         assert_eq!(heard, b"");
         // Who trusts it says so; it is silent, and that is another matter.
-        for believing in [opener().url(&url).server_uid(65534), opener().url(format!("{url}?uid=65534"))] {
+        for believing in [builder().url(&url).server_uid(65534), builder().url(format!("{url}?uid=65534"))] {
             let error = believing.open().err().unwrap();
             assert!(matches!(error.pool_error(), Some(PoolError::TimedOut { .. })), "{error}");
         }

@@ -8,7 +8,7 @@
 //! is allocated.
 
 use crate::fault::{FaultPlan, duration, duration_text};
-use crate::members::WRITE_PATIENCE;
+use crate::members::WRITE_TIMEOUT;
 use crate::scrub;
 use core::time::Duration;
 use farfield_core::MemberSet;
@@ -26,12 +26,13 @@ pub use check::check_url;
 /// Greatest depth of backends inside backends, those with faults included.
 const DEPTH_MAX: usize = 8;
 /// Error text: the form of an erasure code.
-const EC: &str = "an erasure code has K data and M parity legs, as many URLs, and 16 with its spares at most: write ec(2,1, URL, URL, URL)";
+const EC: &str = "an erasure code has K data and M parity legs, as many URLs, and 16 with its spares at most: write \
+                  ec(2,1, URL, URL, URL)";
 /// Prefix of a spare.
 const SPARE: &str = "spare=";
 /// Prefix of the period of a scrub.
 const SCRUB: &str = "scrub=";
-/// Prefix, behind the parenthesis, of the time that a write waits for all legs.
+/// Prefix, behind the parenthesis, of the time that a write waits for all members.
 const WAIT: &str = "wait=";
 /// Shortest period of a scrub: everything that is stored cannot be read more often.
 const SCRUB_MIN: Duration = Duration::from_millis(1);
@@ -50,13 +51,14 @@ pub(crate) enum Tree {
     Fault(FaultPlan, Box<Tree>),
     /// Stripe over these members.
     Stripe(Vec<Tree>),
-    /// Mirror: all legs hold the same pages, and a spare replaces a lost leg. All pages are checked
-    /// once in each period `scrub`. A write waits for all legs for the time `wait`; `None` means
-    /// until the missing ones are known to be gone.
+    /// Mirror: all members hold the same pages, and a spare replaces a failed member. All pages are
+    /// checked once in each period `scrub`. A write waits for all members for the time `wait`;
+    /// `None` means until the missing ones are known to be gone.
     Mirror { members: Vec<Tree>, spares: Vec<Tree>, scrub: Option<Duration>, wait: Option<Duration> },
     /// Tiered pool: new pages lie in the first tier that has room, old ones in the next.
     Tier(Vec<Tree>),
-    /// Erasure code: rows of this code, one page at each leg; `scrub` and `wait` as for a mirror.
+    /// Erasure code: rows of this code, one page at each member; `scrub` and `wait` as for a
+    /// mirror.
     Ec { code: ErasureCode, members: Vec<Tree>, spares: Vec<Tree>, scrub: Option<Duration>, wait: Option<Duration> },
 }
 
@@ -74,8 +76,8 @@ impl Tree {
             Tree::Leaf(_) => 1,
             Tree::Fault(_, inner) => inner.leaves(),
             Tree::Stripe(members) | Tree::Tier(members) => members.iter().map(Tree::leaves).sum(),
-            Tree::Mirror { members: legs, spares, .. } | Tree::Ec { members: legs, spares, .. } => {
-                legs.iter().chain(spares).map(Tree::leaves).sum()
+            Tree::Mirror { members, spares, .. } | Tree::Ec { members, spares, .. } => {
+                members.iter().chain(spares).map(Tree::leaves).sum()
             }
         }
     }
@@ -90,11 +92,11 @@ impl Display for Tree {
             Tree::Fault(plan, inner) => write!(f, "fault:{plan}@{inner}"),
             Tree::Stripe(members) => write!(f, "stripe({})", list(members, &[], none)),
             Tree::Tier(tiers) => write!(f, "tier({})", list(tiers, &[], none)),
-            Tree::Mirror { members: legs, spares, scrub, wait } => {
-                write!(f, "mirror({}){}", list(legs, spares, *scrub), wait_text(*wait))
+            Tree::Mirror { members, spares, scrub, wait } => {
+                write!(f, "mirror({}){}", list(members, spares, *scrub), wait_text(*wait))
             }
-            Tree::Ec { code, members: legs, spares, scrub, wait } => {
-                let (list, wait) = (list(legs, spares, *scrub), wait_text(*wait));
+            Tree::Ec { code, members, spares, scrub, wait } => {
+                let (list, wait) = (list(members, spares, *scrub), wait_text(*wait));
                 write!(f, "ec({},{},{list}){wait}", code.data(), code.parity())
             }
         }
@@ -104,7 +106,7 @@ impl Display for Tree {
 /// Returns the option behind the parenthesis; the default wait is left out.
 fn wait_text(wait: Option<Duration>) -> String {
     let wait_for = || wait.map_or("all".to_owned(), duration_text);
-    if wait == Some(WRITE_PATIENCE) { String::new() } else { format!("?{WAIT}{}", wait_for()) }
+    if wait == Some(WRITE_TIMEOUT) { String::new() } else { format!("?{WAIT}{}", wait_for()) }
 }
 
 /// Returns the list in parentheses; the default scrub is left out.
@@ -173,12 +175,12 @@ fn item(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
             )),
         },
         Some(Token::Open("mirror")) => {
-            let Items { urls: legs, spares, scrub, wait } = items(tokens, inside)?;
-            if legs.len() < 2 || legs.len() + spares.len() > ChunkWord::LEGS_MAX {
+            let Items { urls: members, spares, scrub, wait } = items(tokens, inside)?;
+            if members.len() < 2 || members.len() + spares.len() > ChunkWord::MEMBERS_MAX {
                 return Err(wrong("a mirror has 2 to 8 legs, spares counted: write mirror(URL, URL)".to_owned()));
             }
-            let (scrub, wait) = (scrub.unwrap_or(Some(scrub::PERIOD)), wait.unwrap_or(Some(WRITE_PATIENCE)));
-            Ok(Tree::Mirror { members: legs, spares, scrub, wait })
+            let (scrub, wait) = (scrub.unwrap_or(Some(scrub::PERIOD)), wait.unwrap_or(Some(WRITE_TIMEOUT)));
+            Ok(Tree::Mirror { members, spares, scrub, wait })
         }
         Some(Token::Open("tier")) => match items(tokens, inside)? {
             Items { urls, spares, scrub: None, wait: None }
@@ -187,31 +189,35 @@ fn item(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
                 Ok(Tree::Tier(urls))
             }
             _ => Err(wrong(
-                "a tiered pool has 2 to 8 tiers, the nearest first, and no spares or scrub, and no wait: write tier(lz:?size=1G, ssd:/var/tmp)"
+                "a tiered pool has 2 to 8 tiers, the nearest first, and no spares or scrub, and no wait: write \
+                 tier(lz:?size=1G, ssd:/var/tmp)"
                     .to_owned(),
             )),
         },
         Some(Token::Ec(code)) => {
             let Some(code) = code else { return Err(wrong(EC.to_owned())) };
-            let Items { urls: legs, spares, scrub, wait } = items(tokens, inside)?;
-            if legs.len() != code.parts() || legs.len() + spares.len() > MemberSet::MAX {
+            let Items { urls: members, spares, scrub, wait } = items(tokens, inside)?;
+            if members.len() != code.parts() || members.len() + spares.len() > MemberSet::MAX {
                 return Err(wrong(EC.to_owned()));
             }
-            let (scrub, wait) = (scrub.unwrap_or(Some(scrub::PERIOD)), wait.unwrap_or(Some(WRITE_PATIENCE)));
-            Ok(Tree::Ec { code, members: legs, spares, scrub, wait })
+            let (scrub, wait) = (scrub.unwrap_or(Some(scrub::PERIOD)), wait.unwrap_or(Some(WRITE_TIMEOUT)));
+            Ok(Tree::Ec { code, members, spares, scrub, wait })
         }
         Some(Token::Open("throttle")) => throttle(tokens, inside),
         Some(Token::Option(_)) => {
             Err(wrong("options stand in front: throttle(latency=100us,bandwidth=1G,URL)".to_owned()))
         }
         Some(Token::Open(name)) => Err(wrong(format!(
-            "no backend is made by {name}(…): known are stripe(URL, URL), mirror(URL, URL), ec(2,1, URL, URL, URL), tier(URL, URL) and throttle(latency=100us, URL)"
+            "no backend is made by {name}(…): known are stripe(URL, URL), mirror(URL, URL), ec(2,1, URL, URL, URL), \
+             tier(URL, URL) and throttle(latency=100us, URL)"
         ))),
         Some(Token::Spare) => Err(wrong(
             "a spare stands behind the legs of a mirror or an erasure code: mirror(URL, URL, spare=URL)".to_owned(),
         )),
         Some(Token::Scrub(_)) => Err(wrong(
-            "a scrub is an option of a mirror or an erasure code, behind its legs: mirror(URL, URL, scrub=1d)".to_owned(),
+            "a scrub is an option of a mirror or an erasure code, behind its legs: mirror(URL, URL, \
+             scrub=1d)"
+                .to_owned(),
         )),
         Some(Token::Close(_)) | None => Err(wrong("a URL is missing, as tcp://HOST:PORT or shm:PATH".to_owned())),
     }
@@ -243,7 +249,7 @@ struct Items {
     spares: Vec<Tree>,
     /// Period of the scrub, if it is given; `Some(None)` means that there shall be no scrub.
     scrub: Option<Option<Duration>>,
-    /// Time that a write waits for all legs, if it is given; `Some(None)` means without limit.
+    /// Time that a write waits for all members, if it is given; `Some(None)` means without limit.
     wait: Option<Option<Duration>>,
 }
 
@@ -286,7 +292,8 @@ fn items(tokens: &mut Tokens<'_>, depth: usize) -> Result<Items, UrlError> {
 fn wait(text: &str) -> Result<Option<Duration>, String> {
     let wrong = || {
         format!(
-            "a write waits for all legs for a millisecond or more, as in mirror(URL, URL)?wait=5s, or always, with ?wait=all, not ?{text}"
+            "a write waits for all legs for a millisecond or more, as in mirror(URL, URL)?wait=5s, or always, with \
+             ?wait=all, not ?{text}"
         )
     };
     match text.strip_prefix(WAIT).ok_or_else(wrong)? {
@@ -301,7 +308,8 @@ fn period(text: &str) -> Result<Option<Duration>, Cow<'static, str>> {
         ("off", _) => Ok(None),
         (_, Some(period)) if period >= SCRUB_MIN => Ok(Some(period)),
         _ => Err(format!(
-            "a scrub has a period of a millisecond or more, as in scrub=1d, scrub=12h or scrub=30min, or is off, not {text:?}"
+            "a scrub has a period of a millisecond or more, as in scrub=1d, scrub=12h or scrub=30min, or is off, not \
+             {text:?}"
         )
         .into()),
     }
@@ -532,8 +540,8 @@ mod tests {
 
     #[test]
     fn mirrors_have_spares() {
-        let (scrub, wait) = (Some(scrub::PERIOD), Some(WRITE_PATIENCE));
-        let mirror = |legs: Vec<Tree>, spares: Vec<Tree>| Tree::Mirror { members: legs, spares, scrub, wait };
+        let (scrub, wait) = (Some(scrub::PERIOD), Some(WRITE_TIMEOUT));
+        let mirror = |members: Vec<Tree>, spares: Vec<Tree>| Tree::Mirror { members, spares, scrub, wait };
         assert_eq!(Tree::parse("mirror(a:, b:)"), Ok(mirror(vec![leaf("a:"), leaf("b:")], vec![])));
         let stripe = Tree::Stripe(vec![leaf("b:"), leaf("c:")]);
         let tree = mirror(vec![leaf("a:"), stripe], vec![leaf("d:"), leaf("e:")]);
@@ -554,10 +562,10 @@ mod tests {
 
     #[test]
     fn erasure_codes_have_numbers() {
-        let legs = |names: &[&str]| names.iter().map(|name| leaf(name)).collect::<Vec<_>>();
+        let members = |names: &[&str]| names.iter().map(|name| leaf(name)).collect::<Vec<_>>();
         let (code, scrub) = (ErasureCode::new(2, 1), Some(scrub::PERIOD));
-        let wait = Some(WRITE_PATIENCE);
-        let tree = Tree::Ec { code, members: legs(&["a:", "b:", "c:"]), spares: legs(&["d:"]), scrub, wait };
+        let wait = Some(WRITE_TIMEOUT);
+        let tree = Tree::Ec { code, members: members(&["a:", "b:", "c:"]), spares: members(&["d:"]), scrub, wait };
         assert_eq!(Tree::parse("ec( 2 , 1, a:, b:, c:, spare=d:)"), Ok(tree.clone()));
         assert_eq!(tree.leaves(), 4);
         assert_eq!(
@@ -657,7 +665,7 @@ mod tests {
             Tree::Mirror { wait, .. } | Tree::Ec { wait, .. } => wait,
             other => panic!("{other}"),
         };
-        assert_eq!(wait("mirror(a:,b:)"), Some(WRITE_PATIENCE));
+        assert_eq!(wait("mirror(a:,b:)"), Some(WRITE_TIMEOUT));
         assert_eq!(wait("mirror(a:,b:,scrub=off)?wait=5s"), Some(Duration::from_secs(5)));
         assert_eq!(wait("ec(1,1,a:,b:)?wait=all"), None);
         for url in ["mirror(a:,b:)?wait=0s", "mirror(a:,b:)?wait", "ec(1,1,a:,b:)?scrub=1d", "mirror(a:,b:)?"] {

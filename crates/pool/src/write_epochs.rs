@@ -1,21 +1,21 @@
-//! Write epochs: which changes of pages are in flight that do not know of a leg that joined
+//! Write epochs: which changes of pages are in flight that do not know of a member that joined
 //! meanwhile.
 //!
-//! A write is sent to the legs that are present when it begins. A leg that joins while the write is
-//! in flight does not receive it; this is noted when the write ends. Until then no code may
-//! conclude that the leg lacks nothing. Otherwise the write would count as done, and be lost
+//! A write is sent to the members that are present when it begins. A member that joins while the
+//! write is in flight does not receive it; this is noted when the write ends. Until then no code
+//! may conclude that the member lacks nothing. Otherwise the write would count as done, and be lost
 //! together with a server that was whole.
 //!
 //! Time is cut into *epochs*, much as in epoch-based reclamation. An epoch ends before and another
-//! after a leg joins. A change belongs to the epoch in which it begins. A change of an earlier
-//! epoch may not know of the leg. A change that begins in the current epoch looks up the legs after
-//! it has begun.
+//! after a member joins. A change belongs to the epoch in which it begins. A change of an earlier
+//! epoch may not know of the member. A change that begins in the current epoch looks up the members
+//! after it has begun.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
 
 /// Number of epochs that are told apart. An old change is mistaken for a current one only if half
-/// as many legs join while it is in flight (two epochs for each leg).
+/// as many members join while it is in flight (two epochs for each member).
 const EPOCHS: usize = 64;
 
 /// Counts of the changes in flight, by epoch (see the module documentation).
@@ -54,7 +54,7 @@ impl WriteEpochs {
         }))
     }
 
-    /// Begins a change. Its owner must look up the legs again after this call.
+    /// Begins a change. Its owner must look up the members again after this call.
     pub(crate) fn begin(&self) -> WriteEpochGuard {
         loop {
             let epoch = self.0.epoch.load(Ordering::SeqCst);
@@ -68,9 +68,9 @@ impl WriteEpochs {
         }
     }
 
-    /// Calls `come`, which makes a leg join, between two ends of epochs.
+    /// Calls `come`, which makes a member join, between two ends of epochs.
     pub(crate) fn during_join<T>(&self, come: impl FnOnce() -> T) -> T {
-        // A change that begins before the leg has joined belongs to an epoch that ends after the
+        // A change that begins before the member has joined belongs to an epoch that ends after the
         // join. The guard here belongs to the epoch before, so that `has_old_writes` is true all the
         // while.
         let _this = self.begin();
@@ -84,7 +84,7 @@ impl WriteEpochs {
         self.0.epoch.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Checks whether a change is in flight that may not know of the leg that joined last.
+    /// Checks whether a change is in flight that may not know of the member that joined last.
     pub(crate) fn has_old_writes(&self) -> bool {
         let epoch = self.0.epoch.load(Ordering::SeqCst);
         (1..EPOCHS as u64).any(|ago| self.0.of(epoch.wrapping_sub(ago)).load(Ordering::SeqCst) > 0)
@@ -93,7 +93,8 @@ impl WriteEpochs {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a leg that is taken for whole while a write is under way that it will lack.
+    //! Guards against a member that is taken for whole while a write is under way that it will
+    //! lack.
     use super::*;
 
     #[test]

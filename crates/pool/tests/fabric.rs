@@ -62,9 +62,9 @@ struct Script {
 
 impl Script {
     fn converse(&self, mut peer: TcpStream) {
-        while let Some((head, _)) = frame(&mut peer) {
+        while let Some((header, _)) = frame(&mut peer) {
             let mut out = Vec::new();
-            match MessageKind::of_request(head.kind).unwrap() {
+            match MessageKind::of_request(header.kind).unwrap() {
                 MessageKind::Hello => Welcome {
                     version: 1,
                     lease_ms: 1000,
@@ -75,25 +75,25 @@ impl Script {
                     in_flight_max: 128,
                 }
                 .encode(&mut out),
-                MessageKind::CreateRegion => encode_created(head.tag, RegionId(5), &mut out),
+                MessageKind::CreateRegion => encode_created(header.tag, RegionId(5), &mut out),
                 MessageKind::Station => {
                     let address = self.station.address().unwrap();
-                    encode_station(head.tag, &StationReply { provider: "tcp", address: &address }, &mut out);
+                    encode_station(header.tag, &StationReply { provider: "tcp", address: &address }, &mut out);
                 }
                 MessageKind::Expose => {
                     let [page_map, sums, layer] = self.windows;
                     let reply = ExposeReply::new(PAGES, 1, 1, 0, [page_map, sums]);
-                    encode_expose(head.tag, &reply, [layer].into_iter(), &mut out);
+                    encode_expose(header.tag, &reply, [layer].into_iter(), &mut out);
                 }
                 MessageKind::Read => {
-                    let pages = head.page..head.page + u64::from(head.count);
+                    let pages = header.page..header.page + u64::from(header.count);
                     self.asked.lock().unwrap().extend(pages.clone());
                     let sums = pages.clone().enumerate().map(|(index, page)| (index as u32, checksum(&right(page))));
-                    encode_read(head.tag, head.count, sums, &mut out);
+                    encode_read(header.tag, header.count, sums, &mut out);
                     let spoils = self.spoils.load(Ordering::Relaxed) as u8;
                     out.extend(pages.flat_map(right).map(|byte| byte ^ spoils));
                 }
-                kind => encode_ok(head.tag, kind, &mut out),
+                kind => encode_ok(header.tag, kind, &mut out),
             }
             if peer.write_all(&out).is_err() {
                 return;

@@ -49,8 +49,8 @@ fn say(peer: &mut UnixStream, encode: impl FnOnce(&mut Vec<u8>)) {
 }
 
 fn welcome(peer: &mut UnixStream) {
-    let (head, body) = frame(peer).expect("a greeting");
-    let hello = Hello::decode(&head, &body).unwrap();
+    let (header, body) = frame(peer).expect("a greeting");
+    let hello = Hello::decode(&header, &body).unwrap();
     assert!(hello.features & features::MAP != 0, "over a Unix socket the client can map");
     let welcome = Welcome {
         version: 1,
@@ -84,21 +84,21 @@ fn open_when(
     std::thread::spawn(move || {
         let mut control = listener.accept().unwrap().0;
         welcome(&mut control);
-        let (head, _) = frame(&mut control).expect("a region is asked for");
-        say(&mut control, |out| encode_created(head.tag, RegionId(5), out));
-        let (head, _) = frame(&mut control).expect("its files are asked for");
-        assert_eq!((head.kind, head.count), (MessageKind::MapRegion as u8, 0));
+        let (header, _) = frame(&mut control).expect("a region is asked for");
+        say(&mut control, |out| encode_created(header.tag, RegionId(5), out));
+        let (header, _) = frame(&mut control).expect("its files are asked for");
+        assert_eq!((header.kind, header.count), (MessageKind::MapRegion as u8, 0));
         let mut bytes = Vec::new();
-        encode_map(head.tag, &reply, &mut bytes);
+        encode_map(header.tag, &reply, &mut bytes);
         let sent = serving::send_descriptors(control.as_fd(), &bytes, &files).unwrap();
         control.write_all(&bytes[sent..]).unwrap();
         let Ok((mut lane, _)) = listener.accept() else { return };
         welcome(&mut lane);
         let mut before = Some(before);
         // Room is never refused here.
-        while let Some((head, _)) = frame(&mut lane) {
+        while let Some((header, _)) = frame(&mut lane) {
             before.take().into_iter().for_each(|before| before());
-            say(&mut lane, |out| encode_ok(head.tag, MessageKind::of_request(head.kind).unwrap(), out));
+            say(&mut lane, |out| encode_ok(header.tag, MessageKind::of_request(header.kind).unwrap(), out));
         }
     });
     let opened = PoolBuilder::new().url(format!("shm:{}", path.display())).pages(PAGES).deadline(LONG).open();

@@ -24,12 +24,12 @@ struct Peer(TcpStream);
 
 impl Peer {
     fn frame(&mut self) -> (MessageHeader, Vec<u8>) {
-        let mut head = [0; HEAD_BYTES];
-        self.0.read_exact(&mut head).expect("a head");
-        let head = MessageHeader::decode(&head).unwrap().unwrap();
-        let mut body = vec![0; head.body as usize];
+        let mut header = [0; HEADER_BYTES];
+        self.0.read_exact(&mut header).expect("a head");
+        let header = MessageHeader::decode(&header).unwrap().unwrap();
+        let mut body = vec![0; header.body as usize];
         self.0.read_exact(&mut body).expect("a body");
-        (head, body)
+        (header, body)
     }
 
     fn say(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
@@ -39,8 +39,8 @@ impl Peer {
     }
 
     fn welcome(&mut self) {
-        let (head, body) = self.frame();
-        let hello = Hello::decode(&head, &body).expect("a greeting");
+        let (header, body) = self.frame();
+        let hello = Hello::decode(&header, &body).expect("a greeting");
         assert_eq!((hello.token, hello.client_name), (&b"open sesame"[..], "test"));
         let welcome = Welcome {
             version: 1,
@@ -55,11 +55,11 @@ impl Peer {
     }
 
     /// Answers a read with pages full of `byte`, those in `present` only.
-    fn answer_read(&mut self, head: &MessageHeader, byte: u8, present: &[u32]) {
+    fn answer_read(&mut self, header: &MessageHeader, byte: u8, present: &[u32]) {
         let page = [byte; PAGE_BYTES];
         let sums = present.iter().map(|index| (*index, checksum(&page)));
         self.say(|out| {
-            encode_read(head.tag, head.count, sums, out);
+            encode_read(header.tag, header.count, sums, out);
             present.iter().for_each(|_| out.extend(page));
         });
     }
@@ -76,7 +76,7 @@ fn serve_when(
     script: impl FnOnce(&mut Peer) + Send + 'static,
 ) -> (PoolBuilder, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let opener = PoolBuilder::new()
+    let builder = PoolBuilder::new()
         .url(format!("tcp://{}", listener.local_addr().unwrap()))
         .token("open sesame")
         .client_name("test")
@@ -85,20 +85,20 @@ fn serve_when(
     let server = std::thread::spawn(move || {
         let mut control = Peer(listener.accept().unwrap().0);
         control.welcome();
-        let (head, _) = control.frame();
-        assert_eq!((head.kind, head.page), (MessageKind::CreateRegion as u8, PAGES));
-        control.say(|out| encode_created(head.tag, RegionId(5), out));
+        let (header, _) = control.frame();
+        assert_eq!((header.kind, header.page), (MessageKind::CreateRegion as u8, PAGES));
+        control.say(|out| encode_created(header.tag, RegionId(5), out));
         before();
         let mut lane = Peer(listener.accept().unwrap().0);
         lane.welcome();
         script(&mut lane);
         // Whatever else the client says on the control connection is not answered.
     });
-    (opener, server)
+    (builder, server)
 }
 
-fn connect(opener: &PoolBuilder) -> (Arc<dyn Backend>, Box<dyn Lane>) {
-    let backend = opener.open().unwrap();
+fn connect(builder: &PoolBuilder) -> (Arc<dyn Backend>, Box<dyn Lane>) {
+    let backend = builder.open().unwrap();
     let lane = backend.open_lane().unwrap();
     (backend, lane)
 }
@@ -135,15 +135,15 @@ fn gone() -> Result<(), PoolError> {
 
 #[test]
 fn answers_in_another_order_and_in_small_pieces_are_understood() {
-    let (opener, server) = serve(|peer| {
+    let (builder, server) = serve(|peer| {
         let heads: Vec<MessageHeader> = (0..4).map(|_| peer.frame().0).collect();
         peer.0.set_nodelay(true).unwrap();
-        for head in heads.iter().rev() {
-            let page = [head.page as u8; PAGE_BYTES];
+        for header in heads.iter().rev() {
+            let page = [header.page as u8; PAGE_BYTES];
             let mut bytes = Vec::new();
             // Every second page is there.
-            let present: Vec<u32> = (0..head.count).filter(|index| index % 2 == 1).collect();
-            encode_read(head.tag, head.count, present.iter().map(|index| (*index, checksum(&page))), &mut bytes);
+            let present: Vec<u32> = (0..header.count).filter(|index| index % 2 == 1).collect();
+            encode_read(header.tag, header.count, present.iter().map(|index| (*index, checksum(&page))), &mut bytes);
             present.iter().for_each(|_| bytes.extend(page));
             // Pieces of a size that falls together with nothing.
             for piece in bytes.chunks(997) {
@@ -152,7 +152,7 @@ fn answers_in_another_order_and_in_small_pieces_are_understood() {
             }
         }
     });
-    let (_backend, mut lane) = connect(&opener);
+    let (_backend, mut lane) = connect(&builder);
     for (tag, pages) in [(1, 1), (2, 2), (3, 7), (4, 64)] {
         lane.submit(read(tag, tag * 100, pages)).unwrap();
     }
@@ -170,19 +170,19 @@ fn answers_in_another_order_and_in_small_pieces_are_understood() {
 
 #[test]
 fn a_flipped_bit_is_corrupt_and_the_lane_goes_on() {
-    let (opener, server) = serve(|peer| {
-        let (head, _) = peer.frame();
+    let (builder, server) = serve(|peer| {
+        let (header, _) = peer.frame();
         let page = [3; PAGE_BYTES];
         peer.say(|out| {
-            encode_read(head.tag, 2, [(0, checksum(&page)), (1, checksum(&page))].into_iter(), out);
+            encode_read(header.tag, 2, [(0, checksum(&page)), (1, checksum(&page))].into_iter(), out);
             out.extend(page);
             out.extend(page);
             *out.last_mut().unwrap() ^= 0x40;
         });
-        let (head, _) = peer.frame();
-        peer.answer_read(&head, 4, &[0]);
+        let (header, _) = peer.frame();
+        peer.answer_read(&header, 4, &[0]);
     });
-    let (_backend, mut lane) = connect(&opener);
+    let (_backend, mut lane) = connect(&builder);
     lane.submit(read(1, 10, 2)).unwrap();
     let done = collect(&mut *lane, 1).remove(0);
     assert_eq!(done.result, Err(PoolError::Corrupt { page: PageId(11), server: 0 }));
@@ -195,14 +195,14 @@ fn a_flipped_bit_is_corrupt_and_the_lane_goes_on() {
 #[test]
 fn a_late_answer_lands_nowhere() {
     let (go, wait) = std::sync::mpsc::channel();
-    let (opener, server) = serve(move |peer| {
+    let (builder, server) = serve(move |peer| {
         let (late, _) = peer.frame();
         wait.recv().unwrap();
         peer.answer_read(&late, 0xaa, &[0, 1, 2, 3]);
-        let (head, _) = peer.frame();
-        peer.answer_read(&head, 0xbb, &[0]);
+        let (header, _) = peer.frame();
+        peer.answer_read(&header, 0xbb, &[0]);
     });
-    let (_backend, mut lane) = connect(&opener);
+    let (_backend, mut lane) = connect(&builder);
     let after = ENOUGH;
     lane.submit(LaneRequest { deadline: after, ..read(1, 0, 4) }).unwrap();
     let done = collect(&mut *lane, 1).remove(0);
@@ -221,7 +221,7 @@ fn a_late_answer_lands_nowhere() {
 fn a_snapshot_that_comes_too_late_is_passed_over() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("tcp://{}", listener.local_addr().unwrap());
-    let opener = PoolBuilder::new()
+    let builder = PoolBuilder::new()
         .url(url)
         .token("open sesame")
         .client_name("test")
@@ -231,16 +231,16 @@ fn a_snapshot_that_comes_too_late_is_passed_over() {
     let server = std::thread::spawn(move || {
         let mut control = Peer(listener.accept().unwrap().0);
         control.welcome();
-        let (head, _) = control.frame();
-        control.say(|out| encode_created(head.tag, RegionId(5), out));
+        let (header, _) = control.frame();
+        control.say(|out| encode_created(header.tag, RegionId(5), out));
         let (late, _) = control.frame();
         wait.recv().unwrap();
         control.say(|out| encode_ticket(late.tag, 77, out));
-        let (head, _) = control.frame();
-        assert_eq!((late.kind, head.kind), (MessageKind::CloneRegion as u8, MessageKind::CloneRegion as u8));
-        control.say(|out| encode_ticket(head.tag, 78, out));
+        let (header, _) = control.frame();
+        assert_eq!((late.kind, header.kind), (MessageKind::CloneRegion as u8, MessageKind::CloneRegion as u8));
+        control.say(|out| encode_ticket(header.tag, 78, out));
     });
-    let backend = opener.open().unwrap();
+    let backend = builder.open().unwrap();
     assert!(matches!(backend.clone_region(), Err(PoolError::TimedOut { server: 0, .. })));
     assert_eq!(backend.health(), Health::Good, "it may be back soon");
     go.send(()).unwrap();
@@ -253,20 +253,20 @@ fn a_snapshot_that_comes_too_late_is_passed_over() {
 #[test]
 fn half_an_answer_does_not_keep_the_buffer() {
     let (go, wait) = std::sync::mpsc::channel();
-    let (opener, server) = serve(move |peer| {
-        let (head, _) = peer.frame();
+    let (builder, server) = serve(move |peer| {
+        let (header, _) = peer.frame();
         let page = [0xaa; PAGE_BYTES];
         let mut bytes = Vec::new();
-        encode_read(head.tag, 4, (0..4).map(|index| (index, checksum(&page))), &mut bytes);
+        encode_read(header.tag, 4, (0..4).map(|index| (index, checksum(&page))), &mut bytes);
         (0..4).for_each(|_| bytes.extend(page));
         let (first, rest) = bytes.split_at(6000);
         peer.0.write_all(first).unwrap();
         wait.recv().unwrap();
         peer.0.write_all(rest).unwrap();
-        let (head, _) = peer.frame();
-        peer.answer_read(&head, 0xbb, &[0]);
+        let (header, _) = peer.frame();
+        peer.answer_read(&header, 0xbb, &[0]);
     });
-    let (_backend, mut lane) = connect(&opener);
+    let (_backend, mut lane) = connect(&builder);
     let after = ENOUGH;
     lane.submit(LaneRequest { deadline: after, ..read(1, 0, 4) }).unwrap();
     let done = collect(&mut *lane, 1).remove(0);
@@ -283,10 +283,10 @@ fn half_an_answer_does_not_keep_the_buffer() {
 #[test]
 fn a_write_that_is_stuck_ends_in_time_and_takes_the_connection_with_it() {
     let (go, wait) = std::sync::mpsc::channel::<()>();
-    let (opener, server) = serve(move |_peer| {
+    let (builder, server) = serve(move |_peer| {
         let _ = wait.recv(); // Reads nothing.
     });
-    let (backend, mut lane) = connect(&opener);
+    let (backend, mut lane) = connect(&builder);
     let after = ENOUGH;
     let count = 120;
     for tag in 0..count {
@@ -307,11 +307,11 @@ fn a_write_that_is_stuck_ends_in_time_and_takes_the_connection_with_it() {
 
 #[test]
 fn a_reset_ends_everything_in_flight_and_all_that_follows() {
-    let (opener, server) = serve(|peer| {
+    let (builder, server) = serve(|peer| {
         peer.frame();
         // Unread bytes make the kernel answer with a reset instead of an end.
     });
-    let (backend, mut lane) = connect(&opener);
+    let (backend, mut lane) = connect(&builder);
     for tag in 0..50 {
         let request = if tag % 2 == 0 { read(tag, tag, 2) } else { write(tag, tag, 2) };
         lane.submit(request).unwrap();
@@ -328,15 +328,15 @@ fn a_reset_ends_everything_in_flight_and_all_that_follows() {
 #[test]
 fn a_lane_is_open_before_the_server_answers() {
     let (go, wait) = std::sync::mpsc::channel::<()>();
-    let (opener, server) = serve_when(
+    let (builder, server) = serve_when(
         move || wait.recv().unwrap(),
         |peer| {
             // Nobody waits for the first one any more; it was never sent.
-            let (head, _) = peer.frame();
-            peer.answer_read(&head, 0xbb, &[0, 1]);
+            let (header, _) = peer.frame();
+            peer.answer_read(&header, 0xbb, &[0, 1]);
         },
     );
-    let (_backend, mut lane) = connect(&opener);
+    let (_backend, mut lane) = connect(&builder);
     let after = ENOUGH;
     lane.submit(LaneRequest { deadline: after, ..read(1, 3, 1) }).unwrap();
     assert_eq!(collect(&mut *lane, 1)[0].result, Err(PoolError::TimedOut { server: 0, after }));
@@ -354,26 +354,26 @@ fn a_lane_is_open_before_the_server_answers() {
 fn nonsense_is_not_believed() {
     let nonsense: [fn(&MessageHeader) -> Vec<u8>; 5] = [
         |_| b"HTTP/1.1 400 Bad Request\r\nServer: nobody\r\n\r\n".to_vec(),
-        |head| {
-            MessageHeader { kind: MessageKind::Write.answer(), tag: head.tag, ..MessageHeader::default() }
+        |header| {
+            MessageHeader { kind: MessageKind::Write.answer(), tag: header.tag, ..MessageHeader::default() }
                 .encode()
                 .to_vec()
         },
-        |head| {
-            MessageHeader { kind: MessageKind::Read.answer(), tag: head.tag + 1, ..MessageHeader::default() }
+        |header| {
+            MessageHeader { kind: MessageKind::Read.answer(), tag: header.tag + 1, ..MessageHeader::default() }
                 .encode()
                 .to_vec()
         },
         // More pages than were asked for.
-        |head| {
+        |header| {
             let mut bytes = Vec::new();
-            encode_read(head.tag, 2, [(0, 0), (1, 0)].into_iter(), &mut bytes);
+            encode_read(header.tag, 2, [(0, 0), (1, 0)].into_iter(), &mut bytes);
             bytes
         },
         // A presence map that says other than the length.
-        |head| {
+        |header| {
             let body = read_prefix_bytes(1, 1) + PAGE_BYTES;
-            let (kind, tag) = (MessageKind::Read.answer(), head.tag);
+            let (kind, tag) = (MessageKind::Read.answer(), header.tag);
             let mut bytes =
                 MessageHeader { kind, tag, count: 1, body: body as u32, ..MessageHeader::default() }.encode().to_vec();
             bytes.extend([0xff; 5000]);
@@ -381,12 +381,12 @@ fn nonsense_is_not_believed() {
         },
     ];
     for (index, say) in nonsense.into_iter().enumerate() {
-        let (opener, server) = serve(move |peer| {
-            let (head, _) = peer.frame();
-            peer.0.write_all(&say(&head)).unwrap();
+        let (builder, server) = serve(move |peer| {
+            let (header, _) = peer.frame();
+            peer.0.write_all(&say(&header)).unwrap();
             let _ = peer.0.read(&mut [0]); // Until the client gives up.
         });
-        let (backend, mut lane) = connect(&opener);
+        let (backend, mut lane) = connect(&builder);
         lane.submit(read(1, 0, 1)).unwrap();
         assert_eq!(collect(&mut *lane, 1)[0].result, gone(), "nonsense {index}");
         drop(lane);
@@ -397,16 +397,16 @@ fn nonsense_is_not_believed() {
 
 #[test]
 fn demand_leaves_before_queued_background() {
-    let (opener, server) = serve(|peer| {
+    let (builder, server) = serve(|peer| {
         // The first background requests may be on their way before the demand read is submitted; of the rest, none.
         let order: Vec<MessageHeader> = (0..101).map(|_| peer.frame().0).collect();
-        let demand = order.iter().position(|head| head.flags & flags::BACKGROUND == 0).unwrap();
+        let demand = order.iter().position(|header| header.flags & flags::BACKGROUND == 0).unwrap();
         assert_eq!(demand, 0, "background went first");
-        for head in order {
-            peer.answer_read(&head, 1, &[]);
+        for header in order {
+            peer.answer_read(&header, 1, &[]);
         }
     });
-    let (_backend, mut lane) = connect(&opener);
+    let (_backend, mut lane) = connect(&builder);
     for tag in 0..100 {
         lane.submit(LaneRequest { priority: Priority::Background, ..read(tag, tag, 1) }).unwrap();
     }
@@ -423,15 +423,15 @@ fn errors_of_the_server_are_errors_of_the_pool() {
         (ErrorCode::TimedOut, PoolError::TimedOut { server: 0, after: LONG }),
         (ErrorCode::UnknownRegion, PoolError::Refused { server: 0, reason: ErrorCode::UnknownRegion.text() }),
     ];
-    let (opener, server) = serve(move |peer| {
+    let (builder, server) = serve(move |peer| {
         for (code, _) in codes {
-            let (head, body) = peer.frame();
-            let request = WireRequest::decode(&head, &body).unwrap().request;
+            let (header, body) = peer.frame();
+            let request = WireRequest::decode(&header, &body).unwrap().request;
             assert!(matches!(request, farfield_core::wire::Request::Write { pages, .. } if pages.count() == 2));
-            peer.say(|out| encode_error(head.tag, code, 3, out));
+            peer.say(|out| encode_error(header.tag, code, 3, out));
         }
     });
-    let (_backend, mut lane) = connect(&opener);
+    let (_backend, mut lane) = connect(&builder);
     for (_, error) in codes {
         lane.submit(write(1, 2, 2)).unwrap();
         assert_eq!(collect(&mut *lane, 1)[0].result, Err(error));

@@ -124,11 +124,11 @@ impl Guest {
     pub(crate) async fn tell<F: Future<Output = ()>>(
         &mut self,
         entry: Entry,
-        told: &impl Serialize,
+        message: &impl Serialize,
         mut turn: impl FnMut() -> F,
     ) -> Result<GuestMessage, GuestFailure> {
         self.bytes.clear();
-        self.bytes = postcard::to_extend(told, core::mem::take(&mut self.bytes))
+        self.bytes = postcard::to_extend(message, core::mem::take(&mut self.bytes))
             .map_err(|error| GuestFailure(error.to_string()))?;
         let len = self.bytes.len() as u32;
         if len > self.room_len {
@@ -142,8 +142,8 @@ impl Guest {
             Entry::Begin => self.begin,
             Entry::GoOn => self.go_on,
         };
-        let said = self.call(entry, len, &mut turn).await?;
-        let (at, len) = ((said >> 32) as usize, said as u32 as usize);
+        let reply = self.call(entry, len, &mut turn).await?;
+        let (at, len) = ((reply >> 32) as usize, reply as u32 as usize);
         if len > ROUND_BYTES_MAX * 2 {
             return Err(GuestFailure(format!("it said {len} bytes at a time")));
         }

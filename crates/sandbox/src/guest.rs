@@ -28,7 +28,7 @@ struct State {
     now: Duration,
     next: u32,
     /// Requests that were not yet sent.
-    wants: VecDeque<(u32, PlaceRequest)>,
+    requests: VecDeque<(u32, PlaceRequest)>,
     /// Answers to the requests; `None` until an answer has come. A request that was given up has no
     /// entry.
     answers: BTreeMap<u32, Option<Result<Answer, Fault>>>,
@@ -52,16 +52,16 @@ impl GuestPlace {
         GuestPlace { region_bytes, state: RefCell::default() }
     }
 
-    fn say(&self, want: PlaceRequest) -> u32 {
+    fn say(&self, request: PlaceRequest) -> u32 {
         let mut state = self.state.borrow_mut();
         let number = state.next;
         state.next = number.wrapping_add(1);
-        state.wants.push_back((number, want));
+        state.requests.push_back((number, request));
         number
     }
 
-    async fn ask(&self, want: PlaceRequest) -> Result<Answer, Fault> {
-        let ticket = RequestTicket { place: self, number: self.say(want) };
+    async fn ask(&self, request: PlaceRequest) -> Result<Answer, Fault> {
+        let ticket = RequestTicket { place: self, number: self.say(request) };
         self.state.borrow_mut().answers.insert(ticket.number, None);
         poll_fn(|_| {
             let mut state = self.state.borrow_mut();
@@ -81,8 +81,8 @@ impl GuestPlace {
         }
     }
 
-    async fn done(&self, want: PlaceRequest) -> Result<(), Fault> {
-        match self.ask(want).await? {
+    async fn done(&self, request: PlaceRequest) -> Result<(), Fault> {
+        match self.ask(request).await? {
             Answer::Done => Ok(()),
             _ => Err(Fault::Internal),
         }
@@ -95,44 +95,44 @@ impl GuestPlace {
         }
     }
 
-    /// Removes requests to send, as many as fit in a message; the others are sent in the next turn.
-    fn wants(&self) -> Vec<(u32, PlaceRequest)> {
+    /// Removes requests to send, as many as fit in a message; the others are sent with the next one.
+    fn requests(&self) -> Vec<(u32, PlaceRequest)> {
         let mut state = self.state.borrow_mut();
-        let (mut bytes, mut wants) = (0, Vec::new());
-        while let Some((_, want)) = state.wants.front() {
-            bytes += bytes_of(want);
-            if bytes > ROUND_BYTES_MAX && !wants.is_empty() {
+        let (mut bytes, mut requests) = (0, Vec::new());
+        while let Some((_, request)) = state.requests.front() {
+            bytes += bytes_of(request);
+            if bytes > ROUND_BYTES_MAX && !requests.is_empty() {
                 break;
             }
-            wants.extend(state.wants.pop_front());
+            requests.extend(state.requests.pop_front());
         }
-        wants
+        requests
     }
 
     fn given_back(&self) -> Vec<GiveBack> {
-        let given_back = |(_, want)| match want {
+        let given_back = |(_, request)| match request {
             PlaceRequest::GiveBack(given_back) => Some(given_back),
             _ => None,
         };
-        self.state.borrow_mut().wants.drain(..).filter_map(given_back).collect()
+        self.state.borrow_mut().requests.drain(..).filter_map(given_back).collect()
     }
 
-    fn tell(&self, told: HostReply) {
+    fn tell(&self, reply: HostReply) {
         let mut state = self.state.borrow_mut();
-        state.now = told.now;
-        for (number, answer) in told.answers {
-            if let Some(waits) = state.answers.get_mut(&number) {
-                *waits = Some(answer);
+        state.now = reply.now;
+        for (number, answer) in reply.answers {
+            if let Some(slot) = state.answers.get_mut(&number) {
+                *slot = Some(answer);
             }
         }
     }
 }
 
 /// Returns the most bytes that go one way or the other for this request.
-fn bytes_of(want: &PlaceRequest) -> usize {
+fn bytes_of(request: &PlaceRequest) -> usize {
     const AROUND: usize = 64;
     AROUND
-        + match want {
+        + match request {
             PlaceRequest::Access(Ask::Read { len, .. }) => *len as usize,
             PlaceRequest::Access(Ask::Write { bytes, .. } | Ask::Fenced { bytes, .. }) => bytes.0.len(),
             _ => 0,
@@ -206,7 +206,7 @@ impl Place for GuestPlace {
 
     async fn lock_step(&self, lock: u64, ask: lock::LockRequest) -> Result<lock::LockReply, Fault> {
         match self.ask(PlaceRequest::Access(Ask::Lock { lock, ask })).await? {
-            Answer::Lock(says) => Ok(says),
+            Answer::Lock(reply) => Ok(reply),
             _ => Err(Fault::Internal),
         }
     }
@@ -286,7 +286,7 @@ impl GuestTask {
     fn step(&mut self) -> GuestMessage {
         match poll_once(self.future.as_mut()) {
             Some(result) => GuestMessage::Ended { result, given_back: self.place.given_back() },
-            None => GuestMessage::Wants(self.place.wants()),
+            None => GuestMessage::Wants(self.place.requests()),
         }
     }
 }
@@ -296,7 +296,7 @@ impl GuestTask {
 struct Instance {
     running: Option<GuestTask>,
     heard: Vec<u8>,
-    said: Vec<u8>,
+    message: Vec<u8>,
 }
 
 std::thread_local! {
@@ -330,19 +330,19 @@ pub fn begin(len: u32, find: impl Fn(&Begin) -> FunctionMatch) -> u64 {
 /// ([`abi`](crate::abi)).
 pub fn go_on(len: u32) -> u64 {
     speak(|instance| {
-        let told = decode::<HostReply>(instance.heard.get(..len as usize)?)?;
+        let reply = decode::<HostReply>(instance.heard.get(..len as usize)?)?;
         let running = instance.running.as_mut()?;
-        running.place.tell(told);
+        running.place.tell(reply);
         Some(running.step())
     })
 }
 
 fn speak(make: impl FnOnce(&mut Instance) -> Option<GuestMessage>) -> u64 {
     INSTANCE.with_borrow_mut(|instance| {
-        let said = make(instance).unwrap_or(GuestMessage::Confused);
-        instance.said.clear();
-        instance.said = postcard::to_extend(&said, core::mem::take(&mut instance.said)).unwrap_or_default();
-        (instance.said.as_ptr().expose_provenance() as u64) << 32 | instance.said.len() as u64
+        let message = make(instance).unwrap_or(GuestMessage::Confused);
+        instance.message.clear();
+        instance.message = postcard::to_extend(&message, core::mem::take(&mut instance.message)).unwrap_or_default();
+        (instance.message.as_ptr().expose_provenance() as u64) << 32 | instance.message.len() as u64
     })
 }
 

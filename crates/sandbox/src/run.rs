@@ -56,10 +56,10 @@ impl Function for SandboxFunction {
         };
         let SandboxRequest { name, version, argument, .. } = run;
         let begin = Begin { name, version, region_bytes: place.region_bytes(), argument };
-        let mut said = guest.tell(Entry::Begin, &begin, || place.yield_now()).await;
+        let mut message = guest.tell(Entry::Begin, &begin, || place.yield_now()).await;
         loop {
-            let wants = match said {
-                Ok(GuestMessage::Wants(wants)) => wants,
+            let requests = match message {
+                Ok(GuestMessage::Wants(requests)) => requests,
                 Ok(GuestMessage::Ended { result, given_back }) => {
                     given_back.iter().for_each(|back| place.give_back(back.lock, back.ask));
                     return result.map(SandboxReply::Answer);
@@ -70,16 +70,16 @@ impl Function for SandboxFunction {
                 Ok(GuestMessage::Confused) => return Ok(SandboxReply::Broken("it did not understand its host".into())),
                 Err(GuestFailure(reason)) => return Ok(SandboxReply::Broken(reason)),
             };
-            if wants.is_empty() {
+            if requests.is_empty() {
                 // The guest waits for something that its place does not provide.
                 pending::<()>().await;
             }
-            let answers = match answer_all(place, wants).await? {
+            let answers = match answer_all(place, requests).await? {
                 Ok(answers) => answers,
                 Err(GuestFailure(reason)) => return Ok(SandboxReply::Broken(reason)),
             };
-            let told = HostReply { now: place.now(), answers };
-            said = guest.tell(Entry::GoOn, &told, || place.yield_now()).await;
+            let reply = HostReply { now: place.now(), answers };
+            message = guest.tell(Entry::GoOn, &reply, || place.yield_now()).await;
         }
     }
 }
@@ -90,11 +90,11 @@ type Answers = Vec<(u32, Result<Answer, Fault>)>;
 /// do would have an effect.
 async fn answer_all<P: Place>(
     place: &P,
-    wants: Vec<(u32, PlaceRequest)>,
+    requests: Vec<(u32, PlaceRequest)>,
 ) -> Result<Result<Answers, GuestFailure>, Fault> {
-    let (mut answers, mut bytes) = (Vec::with_capacity(wants.len()), 0);
-    for (number, want) in wants {
-        let answer = match want {
+    let (mut answers, mut bytes) = (Vec::with_capacity(requests.len()), 0);
+    for (number, request) in requests {
+        let answer = match request {
             PlaceRequest::Access(ask) => match Access::run(place, ask).await {
                 Err(fault @ Fault::Lost(_)) => return Err(fault),
                 answer => answer,

@@ -16,7 +16,7 @@ pub(crate) const CODE_BYTES_MAX: usize = 2 << 20;
 /// Most codes that are kept compiled.
 const COMPILED_MAX: usize = 64;
 /// Most codes that arrive at a time.
-const ARRIVING_MAX: usize = 8;
+const PARTIAL_MAX: usize = 8;
 
 /// Identity of code: the SHA-256 of its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -58,7 +58,7 @@ struct PartialCode {
 pub(crate) struct CodeStore {
     /// Compiled code; the most recently used comes last.
     compiled: VecDeque<(Digest, Compiled)>,
-    arriving: VecDeque<PartialCode>,
+    partial: VecDeque<PartialCode>,
 }
 
 static STORE: LazyLock<Mutex<CodeStore>> = LazyLock::new(Mutex::default);
@@ -93,22 +93,22 @@ impl CodeStore {
         if len as usize > CODE_BYTES_MAX {
             return Err(ShipReply::Refused(format!("it has {len} bytes, and may have {CODE_BYTES_MAX}")));
         }
-        let is_it = |arriving: &PartialCode| arriving.digest == digest && arriving.len == len;
-        let mut arriving = match self.arriving.iter().position(is_it).and_then(|index| self.arriving.remove(index)) {
-            Some(arriving) => arriving,
+        let is_it = |partial: &PartialCode| partial.digest == digest && partial.len == len;
+        let mut partial = match self.partial.iter().position(is_it).and_then(|index| self.partial.remove(index)) {
+            Some(partial) => partial,
             None => PartialCode { digest, len, bytes: Vec::new() },
         };
-        let have = arriving.bytes.len() as u32;
+        let have = partial.bytes.len() as u32;
         if at == have && bytes.len() as u32 <= len - have {
-            arriving.bytes.extend_from_slice(bytes);
+            partial.bytes.extend_from_slice(bytes);
         }
-        let have = arriving.bytes.len() as u32;
+        let have = partial.bytes.len() as u32;
         if have == len {
-            return Ok(arriving.bytes);
+            return Ok(partial.bytes);
         }
-        self.arriving.push_back(arriving);
-        if self.arriving.len() > ARRIVING_MAX {
-            self.arriving.pop_front();
+        self.partial.push_back(partial);
+        if self.partial.len() > PARTIAL_MAX {
+            self.partial.pop_front();
         }
         Err(ShipReply::Next(have))
     }
@@ -133,7 +133,7 @@ pub(crate) fn take_piece(digest: Digest, len: u32, at: u32, bytes: &[u8]) -> Shi
             with_store(|store| store.keep(digest, compiled));
             ShipReply::Whole
         }
-        Err(broken) => ShipReply::Refused(broken.0),
+        Err(failure) => ShipReply::Refused(failure.0),
     }
 }
 
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(store.take(one, 1000, 100, &[0; 901]), Err(ShipReply::Next(100)), "more than there is");
         assert_eq!(pieces(&mut store, &code, one), code);
         assert_eq!(pieces(&mut store, &other, two), other);
-        assert!(store.arriving.is_empty());
+        assert!(store.partial.is_empty());
         assert!(matches!(store.take(one, u32::MAX, 0, &[]), Err(ShipReply::Refused(_))));
     }
 
@@ -177,15 +177,15 @@ mod tests {
         let mut store = CodeStore::default();
         for begun in 0..100u32 {
             assert_eq!(store.take(Digest::of(&begun.to_le_bytes()), 10, 0, &[1]), Err(ShipReply::Next(1)));
-            assert!(store.arriving.len() <= ARRIVING_MAX);
+            assert!(store.partial.len() <= PARTIAL_MAX);
         }
     }
 
     #[test]
     fn bytes_that_are_not_those_announced_are_refused() {
         let digest = Digest::of(b"\0asm of somebody else");
-        let said = take_piece(digest, 4, 0, b"\0asm");
-        assert!(matches!(&said, ShipReply::Refused(reason) if reason.contains("announced")), "{said:?}");
+        let reply = take_piece(digest, 4, 0, b"\0asm");
+        assert!(matches!(&reply, ShipReply::Refused(reason) if reason.contains("announced")), "{reply:?}");
         assert!(with_store(|store| store.get(&digest)).is_none());
     }
 }

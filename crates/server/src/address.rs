@@ -1,4 +1,4 @@
-//! Addresses of clients, which tell strangers apart before they have shown a token.
+//! Addresses of clients, which tell connections apart that have not authenticated yet.
 
 use crate::store::{Ledger, ResourceBudget};
 use std::collections::HashMap;
@@ -29,13 +29,13 @@ impl PeerAddress {
 /// Ledgers of the addresses that hold something now, for clients without tokens.
 #[derive(Debug)]
 pub(crate) struct AddressLedgers {
-    stock: Arc<ResourceBudget>,
+    budget: Arc<ResourceBudget>,
     ledgers: Mutex<HashMap<PeerAddress, Weak<Ledger>>>,
 }
 
 impl AddressLedgers {
-    pub(crate) fn new(stock: Arc<ResourceBudget>) -> AddressLedgers {
-        AddressLedgers { stock, ledgers: Mutex::default() }
+    pub(crate) fn new(budget: Arc<ResourceBudget>) -> AddressLedgers {
+        AddressLedgers { budget, ledgers: Mutex::default() }
     }
 
     /// Returns the ledger of an address. The ledger lives as long as it is referenced.
@@ -48,7 +48,7 @@ impl AddressLedgers {
             // Afterwards there are at most as many entries as connections and sessions.
             ledgers.retain(|_, ledger| ledger.strong_count() > 0);
         }
-        let ledger = Arc::new(Ledger::new(self.stock.clone()));
+        let ledger = Arc::new(Ledger::new(self.budget.clone()));
         ledgers.insert(address, Arc::downgrade(&ledger));
         ledger
     }

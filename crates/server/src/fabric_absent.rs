@@ -21,7 +21,9 @@ pub(crate) struct Fabric(Infallible);
 
 impl Fabric {
     pub(crate) fn open(_provider: &str, _node: Option<IpAddr>, _spin: Duration) -> Result<Fabric, String> {
-        Err("this farfield was built without libfabric: install libfabric-dev and pkg-config, and build it with --features fabric".to_owned())
+        let reason = "this farfield was built without libfabric: install libfabric-dev and pkg-config, and build it \
+                      with --features fabric";
+        Err(reason.to_owned())
     }
 
     pub(crate) fn provider(&self) -> &'static str {

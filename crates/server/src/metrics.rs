@@ -55,7 +55,7 @@ impl Collector for ServerMetrics {
         gauge(&mut out, "bookkeeping", help, Some(&Unit::Bytes), bytes(shared.capacity.bookkeeping_pages()))?;
         let mut held = out.encode_descriptor("held", "What clients hold of what all share", None, MetricType::Gauge)?;
         for resource in Resource::ALL {
-            let value = i64::try_from(shared.stock.held(resource)).unwrap_or(i64::MAX);
+            let value = i64::try_from(shared.budget.held(resource)).unwrap_or(i64::MAX);
             held.encode_family(&[("resource", resource.name())])?.encode_gauge(&value)?;
         }
         gauge(&mut out, "uptime", "Time since the start", Some(&Unit::Seconds), stat.uptime_ms / 1000)?;

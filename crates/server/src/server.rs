@@ -69,7 +69,7 @@ pub(crate) struct ServerState {
     started: Instant,
     pub(crate) capacity: Arc<PageCounter>,
     /// Resources other than memory that clients share.
-    pub(crate) stock: Arc<ResourceBudget>,
+    pub(crate) budget: Arc<ResourceBudget>,
     pub(crate) address_ledgers: AddressLedgers,
     pub(crate) fabric: Option<Fabric>,
     /// Tenants, in the order of the token file; a single one without a name if there is no token
@@ -78,7 +78,7 @@ pub(crate) struct ServerState {
     pub(crate) sessions: Sessions,
     pub(crate) counters: ServerCounters,
     pub(crate) spinners: Spinners,
-    pub(crate) places: ConnectionTable,
+    pub(crate) connections: ConnectionTable,
     pub(crate) penalties: Penalties,
     /// Whether new sessions are refused.
     pub(crate) draining: AtomicBool,
@@ -118,7 +118,7 @@ impl ServerState {
 
     /// Returns the statistics of the whole server.
     pub(crate) fn stat(&self) -> Stat {
-        self.stat_of(&self.sessions.all(), &self.capacity, self.places.len() as u64, &self.counters)
+        self.stat_of(&self.sessions.all(), &self.capacity, self.connections.len() as u64, &self.counters)
     }
 
     /// Returns the statistics that a tenant may see: only its own. Without tokens there is a single
@@ -167,7 +167,7 @@ impl ServerState {
 }
 
 /// Computes the limit of each resource that clients share, less what the server itself needs.
-fn stock(config: &Config, descriptors: u64) -> ResourceBudget {
+fn budget(config: &Config, descriptors: u64) -> ResourceBudget {
     /// Address space for clients. A process has 128 TiB; a quarter is left for everything else.
     const ADDRESS_BYTES: u64 = 96 << 40;
     /// The kernel's default for `vm.max_map_count`.
@@ -228,7 +228,7 @@ impl Server {
         // with the one that it has.
         let descriptors = serving::raise_descriptor_limit().unwrap_or(1024);
         let pages = |bytes: u64| bytes / PAGE_BYTES as u64;
-        let stock = Arc::new(stock(&config, descriptors));
+        let budget = Arc::new(budget(&config, descriptors));
         let tenant = |name: &str, quota: Option<u64>, ledger: Option<Ledger>| {
             let quota = Arc::new(PageCounter::new(quota.map(pages)));
             Arc::new(Tenant {
@@ -242,7 +242,7 @@ impl Server {
             None => vec![tenant("", None, None)],
             Some(tenants) => {
                 let named = tenants.0.iter();
-                named.map(|one| tenant(&one.name, one.quota_bytes, Some(Ledger::new(stock.clone())))).collect()
+                named.map(|one| tenant(&one.name, one.quota_bytes, Some(Ledger::new(budget.clone())))).collect()
             }
         };
         let mut listeners = Vec::new();
@@ -275,12 +275,12 @@ impl Server {
             started: Instant::now(),
             capacity: Arc::new(PageCounter::new(config.capacity_bytes.map(pages))),
             tenants,
-            address_ledgers: AddressLedgers::new(stock.clone()),
-            stock,
+            address_ledgers: AddressLedgers::new(budget.clone()),
+            budget,
             sessions: Sessions::new(config.lease, config.ticket_life),
             counters: ServerCounters::default(),
             spinners: Spinners::new(config.spin),
-            places: ConnectionTable::new(config.connections_max),
+            connections: ConnectionTable::new(config.connections_max),
             penalties: Penalties::default(),
             draining: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
@@ -391,9 +391,9 @@ impl Server {
 impl Server {
     /// Calls `how` with every connection and waits until none is left, or `limit` has passed.
     fn end_connections(&self, how: fn(BorrowedFd<'_>), limit: Duration) {
-        self.shared.places.each(how);
+        self.shared.connections.each(how);
         let until = Instant::now() + limit;
-        while self.shared.places.len() > 0 && Instant::now() < until {
+        while self.shared.connections.len() > 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -499,7 +499,9 @@ fn admit(shared: &Arc<ServerState>, fd: OwnedFd, transport: Transport, address: 
         tracing::debug!(%errno, "a connection was gone before it began");
         return;
     }
-    let Some(Admitted { number, fd, is_turned_away, has_evicted }) = shared.places.admit(fd, address) else { return };
+    let Some(Admitted { number, fd, is_turned_away, has_evicted }) = shared.connections.admit(fd, address) else {
+        return;
+    };
     shared.counters.evicted_connections.fetch_add(u64::from(has_evicted), Ordering::Relaxed);
     let turn_away = if is_turned_away {
         Some((RefuseCode::Connections, "the server has as many connections as it takes: raise --max-connections"))
@@ -541,7 +543,7 @@ struct ConnectionSlot {
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        self.shared.places.remove(self.number);
+        self.shared.connections.remove(self.number);
         self.shared.notify();
     }
 }
@@ -552,7 +554,7 @@ const LOOK_FOR_VANISHED: Duration = Duration::from_secs(1);
 /// Ends connections to machines that do not answer any more. Their threads then end, and the leases
 /// of their sessions begin.
 fn end_vanished(shared: &ServerState) {
-    shared.places.each(|fd| {
+    shared.connections.each(|fd| {
         if serving::has_vanished(fd) {
             tracing::info!("a client's machine does not answer any more; connection ended");
             serving::shut_down(fd);

@@ -33,10 +33,10 @@ impl Spinners {
         Spinners { spin, now: AtomicUsize::new(0), max: processors - 1 }
     }
 
-    /// Takes a slot for polling. Returns `None` if none is free, or if `patience` forbids polling
+    /// Takes a slot for polling. Returns `None` if none is free, or if `backoff` forbids polling
     /// now.
-    pub(crate) fn enter(&self, patience: &SpinBackoff, now: Instant) -> Option<Spin<'_>> {
-        if self.spin.is_zero() || patience.pause_until.is_some_and(|until| now < until) {
+    pub(crate) fn enter(&self, backoff: &SpinBackoff, now: Instant) -> Option<Spin<'_>> {
+        if self.spin.is_zero() || backoff.pause_until.is_some_and(|until| now < until) {
             return None;
         }
         if self.now.fetch_add(1, Ordering::Relaxed) >= self.max {
@@ -61,12 +61,12 @@ pub(crate) struct Spin<'a> {
 }
 
 impl Spin<'_> {
-    /// Checks whether to poll again: not after a lost time slice, which is noted in `patience`, and
+    /// Checks whether to poll again: not after a lost time slice, which is noted in `backoff`, and
     /// not after the end of the polling time.
-    pub(crate) fn go_on(&mut self, patience: &mut SpinBackoff, now: Instant) -> bool {
+    pub(crate) fn go_on(&mut self, backoff: &mut SpinBackoff, now: Instant) -> bool {
         let stopped = now.saturating_duration_since(self.last);
         if stopped > STOPPED {
-            patience.pause_until = Some(now + (stopped * PAUSE_FACTOR).min(PAUSE_MAX));
+            backoff.pause_until = Some(now + (stopped * PAUSE_FACTOR).min(PAUSE_MAX));
             return false;
         }
         self.last = now;
@@ -89,20 +89,20 @@ mod tests {
     #[test]
     fn a_thread_that_was_stopped_sleeps_for_a_while() {
         let spinners = Spinners { spin: 50 * MICRO, now: AtomicUsize::new(0), max: 1 };
-        let mut patience = SpinBackoff::default();
+        let mut backoff = SpinBackoff::default();
         let mut now = Instant::now();
         for (stopped, pause) in
             [(1500 * MICRO, 96_000 * MICRO), (3000 * MICRO, 192_000 * MICRO), (PAUSE_MAX, PAUSE_MAX)]
         {
-            let mut spin = spinners.enter(&patience, now).expect("no pause");
-            assert!(spin.go_on(&mut patience, now + MICRO));
+            let mut spin = spinners.enter(&backoff, now).expect("no pause");
+            assert!(spin.go_on(&mut backoff, now + MICRO));
             now += MICRO + stopped;
-            assert!(!spin.go_on(&mut patience, now));
+            assert!(!spin.go_on(&mut backoff, now));
             drop(spin);
-            assert!(spinners.enter(&patience, now + pause - MICRO).is_none());
+            assert!(spinners.enter(&backoff, now + pause - MICRO).is_none());
             now += pause;
         }
-        assert!(spinners.enter(&patience, now).is_some());
+        assert!(spinners.enter(&backoff, now).is_some());
     }
 
     #[test]

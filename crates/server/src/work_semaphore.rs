@@ -1,13 +1,13 @@
-//! Turns at the processors: a semaphore that bounds the working threads of one holder.
+//! Permits to use the processors: a semaphore that bounds the working threads of one holder.
 //!
 //! The scheduler is fair between threads, and a client has as many threads here as it has
-//! connections. With turns, a client with a thousand busy connections gets no more processor time
+//! connections. With permits, a client with a thousand busy connections gets no more processor time
 //! than one with two.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-/// The turns of one holder.
+/// The permits of one holder.
 #[derive(Debug)]
 pub(crate) struct WorkSemaphore {
     max: usize,
@@ -16,7 +16,7 @@ pub(crate) struct WorkSemaphore {
     given_back: Condvar,
 }
 
-/// A turn at work, given back when dropped.
+/// A permit to work, given back when dropped.
 #[derive(Debug)]
 pub(crate) struct WorkPermit(Arc<WorkSemaphore>);
 
@@ -26,9 +26,9 @@ fn processors() -> usize {
 }
 
 impl WorkSemaphore {
-    /// Makes turns for `per_processor` threads on each processor. A thread that waits longer than
-    /// `wait_max` goes on without a turn: threads at work may wait for something too, and must not
-    /// wait for this one.
+    /// Makes permits for `per_processor` threads on each processor. A thread that waits longer than
+    /// `wait_max` goes on without a permit: threads at work may wait for something too, and must
+    /// not wait for this one.
     pub(crate) fn new(per_processor: usize, wait_max: Duration) -> WorkSemaphore {
         let max = processors().saturating_mul(per_processor);
         WorkSemaphore { max, wait_max, taken: Mutex::default(), given_back: Condvar::new() }
@@ -38,7 +38,7 @@ impl WorkSemaphore {
         self.taken.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Waits for a turn, at most as long as `wait_max`.
+    /// Waits for a permit, at most as long as `wait_max`.
     pub(crate) fn take(self: &Arc<Self>) -> WorkPermit {
         let mut taken = self.taken();
         if *taken >= self.max {
@@ -67,21 +67,21 @@ mod tests {
 
     #[test]
     fn whoever_waits_too_long_goes_on() {
-        let turns = Arc::new(WorkSemaphore::new(1, Duration::ZERO));
-        let all: Vec<WorkPermit> = (0..=processors()).map(|_| turns.take()).collect();
+        let semaphore = Arc::new(WorkSemaphore::new(1, Duration::ZERO));
+        let all: Vec<WorkPermit> = (0..=processors()).map(|_| semaphore.take()).collect();
         drop(all);
-        assert_eq!(*turns.taken(), 0);
+        assert_eq!(*semaphore.taken(), 0);
     }
 
     #[test]
     fn no_more_work_at_a_time_than_there_are_processors() {
-        let (turns, now, most) =
+        let (semaphore, now, most) =
             (Arc::new(WorkSemaphore::new(1, Duration::from_secs(600))), AtomicUsize::new(0), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for _ in 0..4 * processors() {
                 scope.spawn(|| {
                     for _ in 0..50 {
-                        let _turn = turns.take();
+                        let _permit = semaphore.take();
                         most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                         std::thread::yield_now();
                         now.fetch_sub(1, Ordering::SeqCst);
@@ -89,7 +89,7 @@ mod tests {
                 });
             }
         });
-        assert_eq!(*turns.taken(), 0);
+        assert_eq!(*semaphore.taken(), 0);
         assert!(most.into_inner() <= processors());
     }
 }

@@ -7,7 +7,7 @@ use common::functions::*;
 use common::*;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{
-    CallBody, ErrorCode, HEAD_BYTES, Hello, MessageHeader, MessageKind, Reply, Request, features,
+    CallBody, ErrorCode, HEADER_BYTES, Hello, MessageHeader, MessageKind, Reply, Request, features,
 };
 use farfield_core::{PageId, RegionId};
 use farfield_pool::{Buffer, Op, PoolError};
@@ -699,8 +699,8 @@ fn pass(mut from: TcpStream, mut to: TcpStream, mut limit: usize) {
 #[test]
 fn connections_may_be_cut_at_any_byte() {
     let server = server();
-    let welcome = HEAD_BYTES + 48;
-    let greeting = HEAD_BYTES + 40 + "calls".len();
+    let welcome = HEADER_BYTES + 48;
+    let greeting = HEADER_BYTES + 40 + "calls".len();
     // Somewhere in the handshake, in the request, in the answer.
     let of_request = (0..56).step_by(7).map(|more| (greeting + more, usize::MAX));
     let of_answer = (0..44).step_by(5).map(|more| (usize::MAX, welcome + more));

@@ -75,10 +75,10 @@ impl Relative {
 
 fn a_family_agrees_with_its_models(pick: fn(&farfield_server::Server) -> &str) {
     let server = serve(Config { sweep_every: Duration::from_millis(10), lease: Duration::ZERO, ..config() });
-    let opener = PoolBuilder::new().url(pick(&server)).pages(PAGES).client_name("family");
+    let builder = PoolBuilder::new().url(pick(&server)).pages(PAGES).client_name("family");
     for seed in [3u64, 0xfa1, 0xbeef_0001] {
         let mut dice = Dice(seed | 1 << 40);
-        let mut family = vec![Relative::new(opener.open().unwrap(), BTreeMap::new())];
+        let mut family = vec![Relative::new(builder.open().unwrap(), BTreeMap::new())];
         for step in 0..700u64 {
             let alive = family.len();
             let at = dice.roll(alive as u64) as usize;
@@ -94,7 +94,7 @@ fn a_family_agrees_with_its_models(pick: fn(&farfield_server::Server) -> &str) {
                 12..=13 if alive < 4 => {
                     let ticket = member.backend.clone_region().unwrap();
                     let model = member.model.clone();
-                    family.push(Relative::new(opener.claim(&ticket).unwrap(), model));
+                    family.push(Relative::new(builder.claim(&ticket).unwrap(), model));
                 }
                 14 if alive > 1 => drop(family.swap_remove(at)),
                 _ => {}

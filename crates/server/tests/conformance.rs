@@ -23,15 +23,15 @@ fn shared_memory_is_a_backend() {
 #[test]
 fn tcp_reports_the_death_of_its_server() {
     let server = serve("tcp://127.0.0.1:0");
-    let opener = PoolBuilder::new().url(&server.endpoints()[0]);
-    conformance::death(&opener, || drop(server));
+    let builder = PoolBuilder::new().url(&server.endpoints()[0]);
+    conformance::death(&builder, || drop(server));
 }
 
 #[test]
 fn shared_memory_reports_the_death_of_its_server() {
     let server = serve(&format!("unix:@farfield-death-{}", std::process::id()));
-    let opener = PoolBuilder::new().url(&server.endpoints()[0]);
-    conformance::death(&opener, || drop(server));
+    let builder = PoolBuilder::new().url(&server.endpoints()[0]);
+    conformance::death(&builder, || drop(server));
 }
 
 #[test]

@@ -15,7 +15,7 @@ fn serve(fabric: Option<&str>) -> Server {
     Server::start(Config { listen, fabric: fabric.map(str::to_owned), ..Config::default() }).unwrap()
 }
 
-fn opener(server: &Server) -> PoolBuilder {
+fn builder(server: &Server) -> PoolBuilder {
     PoolBuilder::new().url(format!("fabric:{}", server.endpoints()[0])).deadline(LONG).pages(1 << 12)
 }
 
@@ -30,19 +30,19 @@ fn one(lane: &mut dyn Lane, op: Op) -> (Result<(), PoolError>, Option<Buffer>) {
 
 #[test]
 fn fabric_is_a_backend() {
-    conformance::run(&opener(&serve(Some("tcp"))));
+    conformance::run(&builder(&serve(Some("tcp"))));
 }
 
 #[test]
 fn fabric_reports_the_death_of_its_server() {
     let server = serve(Some("tcp"));
-    conformance::death(&opener(&server), || drop(server));
+    conformance::death(&builder(&server), || drop(server));
 }
 
 #[test]
 fn reads_do_not_reach_the_server() {
     let server = serve(Some("tcp"));
-    let backend = opener(&server).open().unwrap();
+    let backend = builder(&server).open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     let mut buffer = Buffer::new(100);
     for index in 0..100 {
@@ -66,7 +66,7 @@ fn reads_do_not_reach_the_server() {
 #[test]
 fn a_page_that_moved_to_another_layer_is_read_from_there() {
     let server = serve(Some("tcp"));
-    let backend = opener(&server).open().unwrap();
+    let backend = builder(&server).open().unwrap();
     let (mut lane, mut other) = (backend.open_lane().unwrap(), backend.open_lane().unwrap());
     let filled = |pages: usize, with: u8| {
         let mut buffer = Buffer::new(pages);
@@ -121,7 +121,7 @@ fn a_page_that_moved_to_another_layer_is_read_from_there() {
 #[test]
 fn a_server_without_a_fabric_says_what_is_missing() {
     let server = serve(None);
-    let Err(OpenError::Refused { text, .. }) = opener(&server).open() else { panic!("opened") };
+    let Err(OpenError::Refused { text, .. }) = builder(&server).open() else { panic!("opened") };
     assert!(text.contains("--fabric tcp"), "{text}");
 }
 
@@ -146,7 +146,7 @@ fn providers_that_cannot_be_used_are_refused_by_name() {
 #[test]
 fn memory_is_given_back_when_the_session_ends() {
     let server = serve(Some("tcp"));
-    let backend = opener(&server).open().unwrap();
+    let backend = builder(&server).open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     let mut buffer = Buffer::new(64);
     buffer.seal();
@@ -196,15 +196,15 @@ impl Drop for OtherServer {
 
 #[test]
 fn a_killed_server_ends_everything_with_server_gone() {
-    let (server, opener) = OtherServer::start();
-    conformance::death(&opener, || server.signal(libc::SIGKILL));
+    let (server, builder) = OtherServer::start();
+    conformance::death(&builder, || server.signal(libc::SIGKILL));
 }
 
 #[test]
 fn a_stopped_server_is_waited_for_until_the_deadline_and_serves_again() {
     const SHORT: Duration = Duration::from_millis(300);
-    let (server, opener) = OtherServer::start();
-    let backend = opener.open().unwrap();
+    let (server, builder) = OtherServer::start();
+    let backend = builder.open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     let mut buffer = Buffer::new(16);
     buffer.bytes_mut().fill(7);

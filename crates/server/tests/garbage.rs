@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use farfield_core::wire::{
-    self, CallBody, HEAD_BYTES, MessageHeader, MessageKind, PagePart, Request, WireRequest, encode_request,
+    self, CallBody, HEADER_BYTES, MessageHeader, MessageKind, PagePart, Request, WireRequest, encode_request,
 };
 use farfield_core::{PageId, RegionId};
 use farfield_server::Config;
@@ -173,7 +173,7 @@ fn what_is_too_long_is_refused_before_it_is_waited_for() {
     // A length that does not fit the count.
     let mut client = Client::new(tcp(&server));
     let mut frame = head(MessageKind::Write, 100, 1).to_vec();
-    frame.resize(HEAD_BYTES + 100, 0);
+    frame.resize(HEADER_BYTES + 100, 0);
     client.send(&frame);
     client.expect_close();
     Client::new(tcp(&server)).ask(Request::Ping).unwrap();

@@ -214,8 +214,8 @@ fn tiers_of_servers_are_backends() {
 fn the_death_of_a_server_ends_everything() {
     for endpoint in [0, 1] {
         let server = serve(|_| {});
-        let opener = PoolBuilder::new().url(&server.endpoints()[endpoint]);
-        conformance::death(&opener, move || {
+        let builder = PoolBuilder::new().url(&server.endpoints()[endpoint]);
+        conformance::death(&builder, move || {
             server.shutdown(Duration::ZERO);
         });
     }
@@ -268,8 +268,8 @@ fn a_region_of_sixteen_tebibytes_costs_what_is_in_it() {
         // Snapshots of it do not run out of address space either, and it can be emptied at once.
         let tickets: Vec<CloneTicket> = (0..20).map(|_| backend.clone_region().unwrap()).collect();
         assert_eq!(read(&mut *lane, last, 64).page(63)[0], 9);
-        let opener = PoolBuilder::new().url(&server.endpoints()[endpoint]);
-        let clone = opener.claim(&tickets[7]).unwrap();
+        let builder = PoolBuilder::new().url(&server.endpoints()[endpoint]);
+        let clone = builder.claim(&tickets[7]).unwrap();
         let start = Instant::now();
         let discard = Op::Discard { page: PageId(0), count: (1 << 32) - 1 };
         assert_eq!(one(&mut *lane, &mut Vec::with_capacity(1), discard).0, Ok(()));

@@ -50,13 +50,13 @@ fn pool(name: &str, made: &str, servers: usize) -> (Vec<String>, Vec<Option<Serv
     let urls: Vec<String> = (0..servers).map(url).collect();
     let running = urls.iter().map(|url| Some(start(url))).collect();
     let code = if made == "ec" { "2,1," } else { "" };
-    let opener = PoolBuilder::new().url(format!("{made}({code}{})", urls.join(","))).pages(PAGES).repair_thread();
-    (urls, running, opener)
+    let builder = PoolBuilder::new().url(format!("{made}({code}{})", urls.join(","))).pages(PAGES).repair_thread();
+    (urls, running, builder)
 }
 
 fn are_there_again_and_in_snapshots(made: &str, servers: usize) {
-    let (urls, mut running, opener) = pool("rejoin", made, servers);
-    let backend = opener.open().unwrap();
+    let (urls, mut running, builder) = pool("rejoin", made, servers);
+    let backend = builder.open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     for round in 0..4 {
         let (server, context) = (round % servers, format!("{made}, round {round}"));
@@ -73,10 +73,10 @@ fn are_there_again_and_in_snapshots(made: &str, servers: usize) {
             backend.health() == Health::Good
         });
         check(&*backend, 2 * round as u8 + 1, &context);
-        let claimed = opener.clone().degraded().claim(&backend.clone_region().unwrap()).unwrap();
+        let claimed = builder.clone().degraded().claim(&backend.clone_region().unwrap()).unwrap();
         // The snapshot is what the other one was, whatever is written here, and whichever of its servers is asked; so is its own.
         write(&mut *lane, 200);
-        let again = opener.clone().degraded().claim(&claimed.clone_region().unwrap()).unwrap();
+        let again = builder.clone().degraded().claim(&claimed.clone_region().unwrap()).unwrap();
         eventually("the snapshots have what they need", || {
             [&claimed, &again].iter().all(|snapshot| snapshot.health() == Health::Good)
         });
@@ -91,7 +91,7 @@ fn are_there_again_and_in_snapshots(made: &str, servers: usize) {
         write(&mut *lane, 99);
         backend.health() == Health::Degraded
     });
-    let claimed = opener.clone().degraded().claim(&backend.clone_region().unwrap()).unwrap();
+    let claimed = builder.clone().degraded().claim(&backend.clone_region().unwrap()).unwrap();
     check(&*claimed, 99, made);
 }
 
@@ -107,11 +107,11 @@ fn servers_of_an_erasure_code_are_there_again_and_in_snapshots() {
 
 /// A snapshot, as the child of a fork has one, outlives more servers than it could lose at a time.
 fn protect_snapshots(made: &str, servers: usize) {
-    let (urls, mut running, opener) = pool("heir", made, servers);
-    let parent = SwitchBackend::new(opener.open().unwrap()).unwrap();
+    let (urls, mut running, builder) = pool("heir", made, servers);
+    let parent = SwitchBackend::new(builder.open().unwrap()).unwrap();
     write(&mut *parent.open_lane().unwrap(), 1);
     let mut heir =
-        opener.clone().degraded().claim_with(&parent.clone_region().unwrap(), &parent.snapshot_contents()).unwrap();
+        builder.clone().degraded().claim_with(&parent.clone_region().unwrap(), &parent.snapshot_contents()).unwrap();
     let mut lane = heir.open_lane().unwrap();
     for server in 0..servers {
         let context = format!("{made}, server {server}");
@@ -126,7 +126,7 @@ fn protect_snapshots(made: &str, servers: usize) {
         check(&*heir, 1, &context);
         // Snapshots of it know where everything is, too.
         let ticket = heir.clone_region().unwrap();
-        heir = opener.clone().degraded().claim_with(&ticket, &parent.snapshot_contents()).unwrap();
+        heir = builder.clone().degraded().claim_with(&ticket, &parent.snapshot_contents()).unwrap();
         lane = heir.open_lane().unwrap();
         check(&*heir, 1, &context);
     }

@@ -33,7 +33,7 @@ impl AggregateRequest {
     /// Translates an aggregate of DataFusion. Returns `None` if it can only be found by reading
     /// rows.
     pub(crate) fn of(function: &AggregateFunctionExpr, scan: &FarScan) -> Result<Option<AggregateRequest>> {
-        let what = match function.fun().name() {
+        let kind = match function.fun().name() {
             "count" => AggregateFunction::Count,
             "sum" => AggregateFunction::Sum,
             "avg" => AggregateFunction::Mean,
@@ -46,13 +46,13 @@ impl AggregateRequest {
         if function.is_distinct() || !function.order_bys().is_empty() {
             return Ok(None);
         }
-        let column = match column_of(argument, what) {
+        let column = match column_of(argument, kind) {
             Some(column) => Some(scan.column(column)),
-            None if what == AggregateFunction::Count && is_value(argument) => None,
+            None if kind == AggregateFunction::Count && is_value(argument) => None,
             None => return Ok(None),
         };
-        let asked = AggregateRequest { function: what, column, data_type: function.field().data_type().clone() };
-        Ok(asked.is_of_its_type(scan)?.then_some(asked))
+        let request = AggregateRequest { function: kind, column, data_type: function.field().data_type().clone() };
+        Ok(request.is_of_its_type(scan)?.then_some(request))
     }
 
     /// Checks whether the server answers with the function's type. For a minimum or maximum it also
@@ -73,10 +73,10 @@ impl AggregateRequest {
 
 /// Returns the index of the column that an aggregate is over. The argument of a sum or mean may be
 /// a cast to a wider type, which loses nothing.
-fn column_of(argument: &Arc<dyn PhysicalExpr>, what: AggregateFunction) -> Option<usize> {
+fn column_of(argument: &Arc<dyn PhysicalExpr>, kind: AggregateFunction) -> Option<usize> {
     let wider = argument.downcast_ref::<CastExpr>().filter(|cast| {
         matches!(
-            (what, cast.cast_type()),
+            (kind, cast.cast_type()),
             (AggregateFunction::Sum, DataType::Int64 | DataType::UInt64 | DataType::Float64)
                 | (AggregateFunction::Mean, DataType::Float64)
         )

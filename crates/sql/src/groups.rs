@@ -41,7 +41,7 @@ pub struct FarGroups {
     counts_of_means: Vec<usize>,
     /// The replaced part of the plan, which runs if there are too many groups.
     instead: Arc<dyn ExecutionPlan>,
-    found: Arc<Mutex<GroupLookup>>,
+    lookup: Arc<Mutex<GroupLookup>>,
 }
 
 /// State of the search for groups, shared by all partitions.
@@ -72,11 +72,11 @@ impl FarGroups {
         let Some(by) = by.filter(|by| !by.is_empty()) else { return Ok(None) };
         let (mut aggs, mut types, mut counts_of_means) = (Vec::new(), Vec::new(), Vec::new());
         for function in all.aggr_expr() {
-            let Some(asked) = AggregateRequest::of(function, scan)? else { return Ok(None) };
-            if is_partial && asked.function == AggregateFunction::Mean {
+            let Some(request) = AggregateRequest::of(function, scan)? else { return Ok(None) };
+            if is_partial && request.function == AggregateFunction::Mean {
                 counts_of_means.push(by.len() + aggs.len());
             }
-            for (agg, data_type) in columns_of(&asked, scan, is_partial) {
+            for (agg, data_type) in columns_of(&request, scan, is_partial) {
                 aggs.push(agg);
                 types.push(data_type);
             }
@@ -91,7 +91,7 @@ impl FarGroups {
         if !is_made || !is_there {
             return Ok(None);
         }
-        Ok(Some(FarGroups { scan: scan.clone(), by, aggs, counts_of_means, instead: plan.clone(), found: unknown() }))
+        Ok(Some(FarGroups { scan: scan.clone(), by, aggs, counts_of_means, instead: plan.clone(), lookup: pending() }))
     }
 
     /// Finds the groups on the first call and returns the cached answer on later calls. Blocks.
@@ -99,39 +99,39 @@ impl FarGroups {
         scan: &FarScan,
         by: &[String],
         aggs: &[Agg],
-        found: &Mutex<GroupLookup>,
+        lookup: &Mutex<GroupLookup>,
     ) -> Result<GroupLookup, FrameError> {
-        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-        if let GroupLookup::Pending = *found {
-            *found = match scan.groups(by, aggs, GROUPS_MAX) {
+        let mut lookup = lookup.lock().unwrap_or_else(PoisonError::into_inner);
+        if let GroupLookup::Pending = *lookup {
+            *lookup = match scan.groups(by, aggs, GROUPS_MAX) {
                 Ok(Some(groups)) => GroupLookup::Ready(groups),
                 // In SQL, a sum that overflows wraps.
                 Ok(None) | Err(FrameError::Arrow(ArrowError::ArithmeticOverflow(_))) => GroupLookup::Unavailable,
                 Err(error) => return Err(error),
             };
         }
-        Ok(found.clone())
+        Ok(lookup.clone())
     }
 }
 
-fn unknown() -> Arc<Mutex<GroupLookup>> {
+fn pending() -> Arc<Mutex<GroupLookup>> {
     Arc::new(Mutex::new(GroupLookup::Pending))
 }
 
 /// Returns the aggregates that the frame has to compute for one SQL aggregate, and the types of the
 /// columns that they make.
-fn columns_of(asked: &AggregateRequest, scan: &FarScan, is_partial: bool) -> Vec<(Agg, DataType)> {
-    let Some(column) = asked.column else { return vec![(Agg::rows(), DataType::Int64)] };
+fn columns_of(request: &AggregateRequest, scan: &FarScan, is_partial: bool) -> Vec<(Agg, DataType)> {
+    let Some(column) = request.column else { return vec![(Agg::rows(), DataType::Int64)] };
     let name = scan.name_of(column);
-    match asked.function {
+    match request.function {
         AggregateFunction::Count => vec![(Agg::count(name), DataType::Int64)],
-        AggregateFunction::Sum => vec![(Agg::sum(name), asked.data_type.clone())],
+        AggregateFunction::Sum => vec![(Agg::sum(name), request.data_type.clone())],
         AggregateFunction::Mean if is_partial => {
             vec![(Agg::count(name.clone()), DataType::UInt64), (Agg::sum(name), DataType::Float64)]
         }
         AggregateFunction::Mean => vec![(Agg::mean(name), DataType::Float64)],
-        AggregateFunction::Min => vec![(Agg::min(name), asked.data_type.clone())],
-        AggregateFunction::Max => vec![(Agg::max(name), asked.data_type.clone())],
+        AggregateFunction::Min => vec![(Agg::min(name), request.data_type.clone())],
+        AggregateFunction::Max => vec![(Agg::max(name), request.data_type.clone())],
     }
 }
 
@@ -156,19 +156,19 @@ impl ExecutionPlan for FarGroups {
         let FarGroups { scan, by, aggs, counts_of_means, instead, .. } = &*self;
         let (scan, by, aggs, counts_of_means) = (scan.clone(), by.clone(), aggs.clone(), counts_of_means.clone());
         let instead = instead.clone().reset_state()?;
-        Ok(Arc::new(FarGroups { scan, by, aggs, counts_of_means, instead, found: unknown() }))
+        Ok(Arc::new(FarGroups { scan, by, aggs, counts_of_means, instead, lookup: pending() }))
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let (scan, by, aggs, schema) = (self.scan.clone(), self.by.clone(), self.aggs.clone(), self.schema());
-        let (found, instead, counts_of_means) =
-            (self.found.clone(), self.instead.clone(), self.counts_of_means.clone());
+        let (lookup, instead, counts_of_means) =
+            (self.lookup.clone(), self.instead.clone(), self.counts_of_means.clone());
         let mut stream = RecordBatchReceiverStreamBuilder::new(schema.clone(), 1);
         let sender = stream.tx();
         stream.spawn(async move {
             // Far memory blocks, so a thread that may block waits for it.
-            let found = SpawnedTask::spawn_blocking(move || FarGroups::find(&scan, &by, &aggs, &found)).await;
-            match found.map_err(|error| DataFusionError::External(error.into()))?.map_err(failed)? {
+            let lookup = SpawnedTask::spawn_blocking(move || FarGroups::find(&scan, &by, &aggs, &lookup)).await;
+            match lookup.map_err(|error| DataFusionError::External(error.into()))?.map_err(failed)? {
                 GroupLookup::Ready(groups) if partition == 0 => {
                     let columns = groups.columns().iter().zip(schema.fields()).enumerate();
                     let columns = columns.map(|(index, (column, field))| {

@@ -16,8 +16,8 @@
 //! let trips = FarFrame::from_csv_text(&heap, "zone,fare\nHarlem,7.5\nAstoria,12\nHarlem,52.5\n")?;
 //! let context = context();
 //! context.register_table("trips", Arc::new(FarTable::new(trips)))?;
-//! let dear = context.sql("select zone, avg(fare) as fare from trips where fare > 10 group by zone order by fare").await?;
-//! let dear = to_frame(&heap, dear).await?;
+//! let query = "select zone, avg(fare) as fare from trips where fare > 10 group by zone order by fare";
+//! let dear = to_frame(&heap, context.sql(query).await?).await?;
 //! assert_eq!((dear.rows(), dear.totals("fare")?.max), (2, Some(52.5)));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # })?;

@@ -140,12 +140,12 @@ impl FarScan {
         self.rows_of(&[])?.has_sums(&self.names(&[column])[0])
     }
 
-    pub(crate) fn has_groups(&self, by: &[String], what: &[Agg]) -> Result<bool, FrameError> {
-        self.rows_of(&[])?.has_groups(&by.iter().map(String::as_str).collect::<Vec<_>>(), what)
+    pub(crate) fn has_groups(&self, by: &[String], aggs: &[Agg]) -> Result<bool, FrameError> {
+        self.rows_of(&[])?.has_groups(&by.iter().map(String::as_str).collect::<Vec<_>>(), aggs)
     }
 
-    pub(crate) fn groups(&self, by: &[String], what: &[Agg], most: usize) -> Result<Option<RecordBatch>, FrameError> {
-        self.rows_of(&[])?.groups(&by.iter().map(String::as_str).collect::<Vec<_>>(), what, most)
+    pub(crate) fn groups(&self, by: &[String], aggs: &[Agg], most: usize) -> Result<Option<RecordBatch>, FrameError> {
+        self.rows_of(&[])?.groups(&by.iter().map(String::as_str).collect::<Vec<_>>(), aggs, most)
     }
 
     pub(crate) fn sums(&self, column: usize) -> Result<Option<Sums>, FrameError> {

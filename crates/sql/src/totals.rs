@@ -23,7 +23,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct FarTotals {
     scan: FarScan,
-    wanted: Vec<AggregateRequest>,
+    requests: Vec<AggregateRequest>,
     properties: Arc<PlanProperties>,
 }
 
@@ -42,39 +42,39 @@ impl FarTotals {
         let Some(scan) = below.input().downcast_ref::<FarScan>().filter(|scan| is_plain && scan.is_unlimited()) else {
             return Ok(None);
         };
-        let mut wanted = Vec::new();
+        let mut requests = Vec::new();
         for function in below.aggr_expr() {
-            let Some(mut asked) = AggregateRequest::of(function, scan)? else { return Ok(None) };
-            if asked.column.is_none() && !scan.is_whole() {
-                asked.column = scan.column_of_rows().map_err(failed)?;
+            let Some(mut request) = AggregateRequest::of(function, scan)? else { return Ok(None) };
+            if request.column.is_none() && !scan.is_whole() {
+                request.column = scan.column_of_rows().map_err(failed)?;
             }
-            let is_there = match asked.column {
+            let is_there = match request.column {
                 Some(column) => scan.has_sums(column).map_err(failed)?,
                 None => scan.is_whole(),
             };
             if !is_there {
                 return Ok(None);
             }
-            wanted.push(asked);
+            requests.push(request);
         }
-        Ok(Some(FarTotals::new(scan.clone(), wanted, plan.schema())))
+        Ok(Some(FarTotals::new(scan.clone(), requests, plan.schema())))
     }
 
-    fn new(scan: FarScan, wanted: Vec<AggregateRequest>, schema: SchemaRef) -> FarTotals {
+    fn new(scan: FarScan, requests: Vec<AggregateRequest>, schema: SchemaRef) -> FarTotals {
         let properties = Arc::new(PlanProperties::new(
             EquivalenceProperties::new(schema),
             Partitioning::UnknownPartitioning(1),
             EmissionType::Final,
             Boundedness::Bounded,
         ));
-        FarTotals { scan, wanted, properties }
+        FarTotals { scan, requests, properties }
     }
 }
 
 impl AggregateRequest {
-    fn value(&self, scan: &FarScan, found: &BTreeMap<usize, Sums>) -> Result<ArrayRef> {
+    fn value(&self, scan: &FarScan, sums_by_column: &BTreeMap<usize, Sums>) -> Result<ArrayRef> {
         let Some(column) = self.column else { return ScalarValue::Int64(Some(scan.rows() as i64)).to_array() };
-        let sums = &found[&column];
+        let sums = &sums_by_column[&column];
         let some = sums.count > 0;
         let value = match (self.function, sums.sum, &sums.ends) {
             (AggregateFunction::Count, ..) => ScalarValue::Int64(Some(sums.count as i64)),
@@ -109,19 +109,19 @@ impl ExecutionPlan for FarTotals {
     }
 
     fn execute(&self, _partition: usize, _context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        let (scan, wanted, schema) = (self.scan.clone(), self.wanted.clone(), self.schema());
+        let (scan, requests, schema) = (self.scan.clone(), self.requests.clone(), self.schema());
         let mut stream = RecordBatchReceiverStreamBuilder::new(schema.clone(), 1);
         let sender = stream.tx();
         stream.spawn_blocking(move || {
-            let columns: BTreeSet<usize> = wanted.iter().filter_map(|one| one.column).collect();
-            let mut found = BTreeMap::new();
+            let columns: BTreeSet<usize> = requests.iter().filter_map(|one| one.column).collect();
+            let mut sums_by_column = BTreeMap::new();
             for column in columns {
                 let Some(sums) = scan.sums(column).map_err(failed)? else {
                     return internal_err!("column {column} of a far frame has no sums any longer");
                 };
-                found.insert(column, sums);
+                sums_by_column.insert(column, sums);
             }
-            let columns = wanted.iter().map(|one| one.value(&scan, &found)).collect::<Result<_>>()?;
+            let columns = requests.iter().map(|one| one.value(&scan, &sums_by_column)).collect::<Result<_>>()?;
             // The send fails if the query was dropped.
             let _ = sender.blocking_send(Ok(RecordBatch::try_new(schema, columns)?));
             Ok(())

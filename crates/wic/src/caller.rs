@@ -9,7 +9,7 @@ use core::pin::pin;
 use core::time::Duration;
 use farfield_core::policy::call_placement::{CallPlacement, CallPlacementDecision, Side};
 use farfield_core::wire::CallBody;
-use farfield_pool::{Backend, CallChannel as Channel, CallLane, FarCall, PoolError};
+use farfield_pool::{Backend, CallChannel, CallLane, FarCall, PoolError};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -39,9 +39,9 @@ pub enum Where {
 pub struct Caller {
     backend: Arc<dyn Backend>,
     client: Option<ClientPlace>,
-    server: Option<Box<dyn Channel>>,
+    server: Option<Box<dyn CallChannel>>,
     /// Channel for functions that only read, used if there is no single server.
-    reads: Option<Box<dyn Channel>>,
+    reads: Option<Box<dyn CallChannel>>,
     ended: Vec<farfield_pool::CallEnd>,
     /// Measurements of each function, in the order of the subjects.
     placements: Vec<(Subject, CallPlacement)>,
@@ -77,7 +77,7 @@ impl Caller {
 
     /// Makes a caller that uses this channel, whatever it leads to, for calls that do not run at
     /// the client.
-    pub fn through(backend: Arc<dyn Backend>, channel: Box<dyn Channel>) -> Caller {
+    pub fn through(backend: Arc<dyn Backend>, channel: Box<dyn CallChannel>) -> Caller {
         Caller { server: Some(channel), ..Caller::new(backend) }
     }
 
@@ -212,8 +212,8 @@ impl Caller {
         match count {
             1 => executor::run(here, &mut [pin!(None)], next, end),
             _ => {
-                let mut seats: Vec<_> = (0..count.min(WINDOW)).map(|_| Box::pin(None)).collect();
-                executor::run(here, &mut seats, next, end);
+                let mut slots: Vec<_> = (0..count.min(WINDOW)).map(|_| Box::pin(None)).collect();
+                executor::run(here, &mut slots, next, end);
             }
         }
         place.flush();
@@ -222,7 +222,7 @@ impl Caller {
     }
 
     /// Returns the channel to the server, or to one of several for functions that only read.
-    fn channel(&mut self, only_reads: bool) -> Result<&mut dyn Channel, PoolError> {
+    fn channel(&mut self, only_reads: bool) -> Result<&mut dyn CallChannel, PoolError> {
         if self.server.is_none() && !(only_reads && self.reads.is_some()) {
             match self.backend.open_calls() {
                 Ok(lane) => self.server = Some(lane),

@@ -1,7 +1,7 @@
 //! The executor: runs functions at one place, in turns, on one thread.
 //!
-//! Futures lie in seats that the caller provides, one after the other. The state of their tasks is
-//! in a book that the thread keeps, so a call allocates nothing. In a sweep, each task that can go
+//! Futures lie in slots that the caller provides, one after the other. The state of their tasks is
+//! in a table that the thread keeps, so a call allocates nothing. In a sweep, each task that can go
 //! on is polled once. Then the host submits all their requests at once. There are no wakers: a
 //! place knows which task runs, and tells which task may go on after an event.
 //!
@@ -44,7 +44,7 @@ pub(crate) struct StepMeter {
     is_spent: Cell<bool>,
     has_yielded: Cell<bool>,
     sleeps_until: Cell<Option<Instant>>,
-    /// Place in the line of a lock in which the task waits while it rests.
+    /// Position in the line of a lock in which the task waits while it sleeps.
     wait_ticket: Cell<Option<WaitTicket>>,
     /// Whether the task goes on because its turn may have come.
     is_notified: Cell<bool>,
@@ -54,7 +54,7 @@ pub(crate) struct StepMeter {
     until: Cell<Option<Instant>>,
 }
 
-/// A place in the line of a lock.
+/// A position in the line of a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct WaitTicket {
     /// Offset of the lock.
@@ -100,10 +100,10 @@ impl StepMeter {
         self.until.get().map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
     }
 
-    fn enter(&self, task: u32, slice: u64, began: Instant, until: Option<Instant>, is_called: bool) {
+    fn enter(&self, task: u32, slice: u64, began: Instant, until: Option<Instant>, is_notified: bool) {
         self.task.set(task);
         self.wait_ticket.set(None);
-        self.is_notified.set(is_called);
+        self.is_notified.set(is_notified);
         self.left.set(slice);
         self.is_spent.set(false);
         self.has_yielded.set(false);
@@ -129,9 +129,9 @@ impl StepMeter {
 
     /// Lets the other tasks have their turn.
     pub(crate) fn yield_now(&self) -> impl Future<Output = ()> + '_ {
-        let mut gave = false;
+        let mut yielded = false;
         poll_fn(move |_| {
-            if core::mem::replace(&mut gave, true) {
+            if core::mem::replace(&mut yielded, true) {
                 return Poll::Ready(());
             }
             self.has_yielded.set(true);
@@ -141,14 +141,14 @@ impl StepMeter {
 
     /// Lets the other tasks go on for this time. A task in a line goes on earlier when its turn may
     /// have come.
-    pub(crate) fn sleep_for(&self, time: Duration, line: Option<WaitTicket>) -> impl Future<Output = ()> + '_ {
+    pub(crate) fn sleep_for(&self, time: Duration, ticket: Option<WaitTicket>) -> impl Future<Output = ()> + '_ {
         let until = Instant::now().checked_add(time);
         poll_fn(move |_| match until.filter(|until| Instant::now() < *until) {
             None => Poll::Ready(()),
             Some(_) if self.is_notified.take() => Poll::Ready(()),
-            rests => {
-                self.sleeps_until.set(rests);
-                self.wait_ticket.set(line);
+            wake_at => {
+                self.sleeps_until.set(wake_at);
+                self.wait_ticket.set(ticket);
                 Poll::Pending
             }
         })
@@ -195,7 +195,7 @@ pub(crate) struct NewTask<F> {
     pub(crate) budget: Budget,
 }
 
-/// State of the task in a seat.
+/// State of the task in a slot.
 struct TaskRecord {
     id: usize,
     budget: Budget,
@@ -213,38 +213,38 @@ struct SleepingTask {
     wait_ticket: Option<WaitTicket>,
 }
 
-/// Tables of an executor. Tasks have the numbers of their seats.
+/// Tables of an executor. Tasks have the numbers of their slots.
 #[derive(Default)]
 struct TaskTable {
-    /// Tasks of the seats that were ever used.
+    /// Tasks of the slots that were ever used.
     tasks: Vec<TaskRecord>,
     free: Vec<u32>,
     ready: VecDeque<u32>,
-    resting: Vec<SleepingTask>,
+    sleeping: Vec<SleepingTask>,
 }
 
 thread_local! {
     /// Tables of the last executor of this thread, empty.
-    static BOOK: Cell<TaskTable> = Cell::default();
+    static TASK_TABLE: Cell<TaskTable> = Cell::default();
 }
 
 /// Runs the functions that `next` returns until it returns `None`, as many at a time as there are
-/// seats. Calls `end` for each with its result and its number of steps.
+/// slots. Calls `end` for each with its result and its number of steps.
 pub(crate) fn run<H: ExecutorHost, F: Future<Output = Result<A, Fault>>, A>(
     host: &H,
-    seats: &mut [Pin<impl DerefMut<Target = Option<F>>>],
+    slots: &mut [Pin<impl DerefMut<Target = Option<F>>>],
     next: impl FnMut() -> Option<NewTask<F>>,
     mut end: impl FnMut(usize, Result<A, Stop>, u64),
 ) {
-    let TaskTable { mut tasks, mut free, mut ready, mut resting } = BOOK.take();
+    let TaskTable { mut tasks, mut free, mut ready, mut sleeping } = TASK_TABLE.take();
     let mut starts = core::iter::from_fn(next).fuse().peekable();
     // Whether there are more is checked before the clock is read, which costs as much as a fifth of
     // an access.
-    while tasks.len() > free.len() || (!seats.is_empty() && starts.peek().is_some()) {
+    while tasks.len() > free.len() || (!slots.is_empty() && starts.peek().is_some()) {
         // Events of one sweep count as simultaneous.
         let now = Instant::now();
-        wake(&mut resting, &mut ready, now);
-        while tasks.len() - free.len() < seats.len()
+        wake(&mut sleeping, &mut ready, now);
+        while tasks.len() - free.len() < slots.len()
             && let Some(NewTask { id, future, budget }) = starts.next()
         {
             let task = TaskRecord { id, budget, steps: 0, began: now, waited: false, is_notified: false };
@@ -253,11 +253,11 @@ pub(crate) fn run<H: ExecutorHost, F: Future<Output = Result<A, Fault>>, A>(
                 Some(last) => *last = task,
                 None => tasks.push(task),
             }
-            seats[index as usize].set(Some(future));
+            slots[index as usize].set(Some(future));
             ready.push_back(index);
         }
         if ready.is_empty() && tasks.len() > free.len() {
-            if let Some(until) = resting.iter().map(|resting| resting.until).min() {
+            if let Some(until) = sleeping.iter().map(|sleeping| sleeping.until).min() {
                 let time = until.saturating_duration_since(now);
                 if !host.turn(&mut ready, Some(time)) && ready.is_empty() && !time.is_zero() {
                     host.sleep(time);
@@ -267,8 +267,8 @@ pub(crate) fn run<H: ExecutorHost, F: Future<Output = Result<A, Fault>>, A>(
             if !host.turn(&mut ready, Some(Duration::MAX)) && ready.is_empty() {
                 // They wait for something that this place does not provide, and nobody will ever
                 // wake them.
-                for (seat, task) in seats.iter_mut().zip(&tasks).filter(|(seat, _)| seat.is_some()) {
-                    vacate::<H, _>(seat);
+                for (slot, task) in slots.iter_mut().zip(&tasks).filter(|(slot, _)| slot.is_some()) {
+                    vacate::<H, _>(slot);
                     end(task.id, Err(Stop::Stuck), task.steps);
                 }
                 free.clear();
@@ -278,16 +278,16 @@ pub(crate) fn run<H: ExecutorHost, F: Future<Output = Result<A, Fault>>, A>(
         }
         for _ in 0..ready.len() {
             let Some(index) = ready.pop_front() else { break };
-            let (seat, task) = (&mut seats[index as usize], &mut tasks[index as usize]);
-            let Some(verdict) = resume(host, seat.as_mut().as_pin_mut(), task, index, now) else { continue };
+            let (slot, task) = (&mut slots[index as usize], &mut tasks[index as usize]);
+            let Some(verdict) = resume(host, slot.as_mut().as_pin_mut(), task, index, now) else { continue };
             match verdict {
                 PollOutcome::Yielded => ready.push_back(index),
                 PollOutcome::Blocked => {}
                 PollOutcome::Sleeping(until) => {
-                    resting.push(SleepingTask { until, task: index, wait_ticket: host.meter().wait_ticket.get() })
+                    sleeping.push(SleepingTask { until, task: index, wait_ticket: host.meter().wait_ticket.get() })
                 }
                 PollOutcome::Completed(result) => {
-                    vacate::<H, _>(seat);
+                    vacate::<H, _>(slot);
                     free.push(index);
                     end(task.id, result, task.steps);
                 }
@@ -295,7 +295,7 @@ pub(crate) fn run<H: ExecutorHost, F: Future<Output = Result<A, Fault>>, A>(
         }
         host.turn(&mut ready, None);
         while let Some(lock) = host.meter().next_freed() {
-            if let Some(index) = call(&mut resting, lock) {
+            if let Some(index) = take_first(&mut sleeping, lock) {
                 tasks[index as usize].is_notified = true;
                 ready.push_back(index);
             }
@@ -304,31 +304,31 @@ pub(crate) fn run<H: ExecutorHost, F: Future<Output = Result<A, Fault>>, A>(
     tasks.clear();
     free.clear();
     ready.clear();
-    resting.clear();
-    BOOK.set(TaskTable { tasks, free, ready, resting });
+    sleeping.clear();
+    TASK_TABLE.set(TaskTable { tasks, free, ready, sleeping });
 }
 
 /// Drops the future of a task that has ended.
-fn vacate<H: ExecutorHost, F>(seat: &mut Pin<impl DerefMut<Target = Option<F>>>) {
+fn vacate<H: ExecutorHost, F>(slot: &mut Pin<impl DerefMut<Target = Option<F>>>) {
     match H::CATCHES {
         // The result is known, and destructors do not change it.
-        true => drop(catch_unwind(AssertUnwindSafe(|| seat.set(None)))),
-        false => seat.set(None),
+        true => drop(catch_unwind(AssertUnwindSafe(|| slot.set(None)))),
+        false => slot.set(None),
     }
 }
 
-/// Makes those tasks ready that have rested long enough.
-fn wake(resting: &mut Vec<SleepingTask>, ready: &mut VecDeque<u32>, now: Instant) {
-    ready.extend(resting.extract_if(.., |resting| resting.until <= now).map(|resting| resting.task));
+/// Makes those tasks ready that have slept long enough.
+fn wake(sleeping: &mut Vec<SleepingTask>, ready: &mut VecDeque<u32>, now: Instant) {
+    ready.extend(sleeping.extract_if(.., |sleeping| sleeping.until <= now).map(|sleeping| sleeping.task));
 }
 
 /// Removes the task that is first in the line of a lock, and returns it. Tasks before it at other
 /// places, or that have given up, it notices when it looks at the lock.
-fn call(resting: &mut Vec<SleepingTask>, lock: u64) -> Option<u32> {
-    let line = resting.iter().enumerate().filter_map(|(index, resting)| Some((index, resting.wait_ticket?)));
-    let line = line.filter(|(_, line)| line.lock == lock);
+fn take_first(sleeping: &mut Vec<SleepingTask>, lock: u64) -> Option<u32> {
+    let line = sleeping.iter().enumerate().filter_map(|(index, sleeping)| Some((index, sleeping.wait_ticket?)));
+    let line = line.filter(|(_, ticket)| ticket.lock == lock);
     let (first, _) = line.reduce(|one, other| if other.1.is_before(one.1) { other } else { one })?;
-    Some(resting.swap_remove(first).task)
+    Some(sleeping.swap_remove(first).task)
 }
 
 enum PollOutcome<A> {

@@ -25,7 +25,8 @@ use serde::de::DeserializeOwned;
 ///         place.read_u64(behind).await
 ///     }
 /// }
-/// # assert_eq!(farfield_wic::Sim::new(1, vec![8, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]).run_one::<Behind>(0), Ok(7));
+/// # let region = vec![8, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0];
+/// # assert_eq!(farfield_wic::Sim::new(1, region).run_one::<Behind>(0), Ok(7));
 /// ```
 pub trait Function: 'static {
     /// Name of the function at servers, at most 64 bytes; names of functions that every server has

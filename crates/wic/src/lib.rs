@@ -13,7 +13,7 @@
 //! ```no_run
 //! use farfield_wic::{Caller, List, ListStart, Where};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let backend = farfield_pool::Opener::new().url("tcp://127.0.0.1:7400").pages(1 << 20).open()?;
+//! let backend = farfield_pool::PoolBuilder::new().url("tcp://127.0.0.1:7400").pages(1 << 20).open()?;
 //! let mut caller = Caller::new(backend);
 //! let end = caller.call::<List>(ListStart { node: 0, hops: 16 }).at(Where::Server).run()?;
 //! println!("the list leads to {} after {} hops", end.value, end.hops);

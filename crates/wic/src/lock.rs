@@ -7,9 +7,9 @@
 //! late writes are refused, because the server compares the epoch of the holding with the record,
 //! and writes while nobody can change either.
 //!
-//! A waiting task polls the lock, less often the more tasks are ahead of it, and gives up its place
-//! when it is dropped. Among the tasks that wait beside the memory, on one channel, the first is
-//! called when the lock is given back there. So none of them waits for a free lock.
+//! A waiting task polls the lock, less often the more tasks are ahead of it, and gives up its
+//! ticket when it is dropped. Among the tasks that wait beside the memory, on one channel, the
+//! first is notified when the lock is given back there. So none of them waits for a free lock.
 
 use crate::{Fault, Place};
 use core::time::Duration;
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 /// times.
 const PAUSE_MIN: Duration = Duration::from_micros(20);
 /// Longest pause between two looks: a hundredth of the time after which a task that does not look
-/// loses its place.
+/// loses its ticket.
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 const _: () = assert!(PAUSE_MAX.as_micros() * 100 <= LockRecord::TURN.as_micros());
 
@@ -105,25 +105,25 @@ impl WicLock {
     async fn take<'p, P: Place>(&self, place: &'p P, mode: LockMode) -> Result<WicLockGuard<'p, P>, Fault> {
         let WicLock { offset, lease, within } = *self;
         let until = place.now().saturating_add(within);
-        let mut place_in_line = WicLockWaiter { place, lock: offset, ticket: None };
+        let mut waiter = WicLockWaiter { place, lock: offset, ticket: None };
         let mut looks = 0;
         loop {
-            let ask = match place_in_line.ticket {
+            let ask = match waiter.ticket {
                 Some(ticket) => LockRequest::Look { ticket, mode, lease },
                 None => LockRequest::Take { mode, lease, waits: !within.is_zero() },
             };
             let ahead = match place.lock_step(offset, ask).await? {
                 LockReply::Yours { epoch, was_left } => {
-                    place_in_line.ticket = None;
+                    waiter.ticket = None;
                     let fence = Fence { lock: offset, epoch };
                     return Ok(WicLockGuard { place, fence, mode, is_poisoned: was_left, is_over: false });
                 }
                 LockReply::Waits { ticket, ahead } => {
-                    place_in_line.ticket = Some(ticket);
+                    waiter.ticket = Some(ticket);
                     ahead
                 }
                 LockReply::Missed | LockReply::Full | LockReply::Busy => {
-                    place_in_line.ticket = None;
+                    waiter.ticket = None;
                     LockRecord::LINE_MAX
                 }
                 LockReply::Done | LockReply::Over => return Err(Fault::Internal),
@@ -131,7 +131,7 @@ impl WicLock {
             if place.now() >= until {
                 return Err(Fault::Locked { offset });
             }
-            match place_in_line.ticket {
+            match waiter.ticket {
                 Some(ticket) => place.pause_in_line(offset, ticket, pause(looks, ahead)).await,
                 None => place.pause(pause(looks, ahead)).await,
             }
@@ -149,7 +149,7 @@ fn pause(looks: u32, ahead: u32) -> Duration {
     alone.saturating_mul(1 + ahead).min(PAUSE_MAX)
 }
 
-/// A place in the line; given up when dropped.
+/// A waiter in the line of a lock; its position is given up when dropped.
 struct WicLockWaiter<'p, P: Place> {
     place: &'p P,
     lock: u64,
@@ -182,13 +182,13 @@ impl<P: Place> WicLockGuard<'_, P> {
     async fn release(mut self) -> Result<(), Fault> {
         let Fence { lock, epoch } = self.fence;
         let release = LockRequest::Release { epoch, mode: self.mode, is_done: true };
-        let says = self.place.lock_step(lock, release).await?;
+        let reply = self.place.lock_step(lock, release).await?;
         self.is_over = true;
-        self.expect(says)
+        self.expect(reply)
     }
 
-    fn expect(&self, says: LockReply) -> Result<(), Fault> {
-        match says {
+    fn expect(&self, reply: LockReply) -> Result<(), Fault> {
+        match reply {
             LockReply::Done => Ok(()),
             LockReply::Over => Err(Fault::Fenced { offset: self.fence.lock }),
             _ => Err(Fault::Internal),

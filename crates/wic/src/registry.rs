@@ -151,14 +151,14 @@ fn run_all<F: Function>(memory: &dyn Memory, tasks: &[Task<'_>], ended: Sink<'_>
     match tasks.len() {
         1 => executor::run(&place, &mut [pin!(None)], next, end),
         _ => {
-            // As many seats as tasks take turns.
-            let mut seats = [
+            // As many slots as tasks take turns.
+            let mut slots = [
                 [pin!(None), pin!(None), pin!(None), pin!(None)],
                 [pin!(None), pin!(None), pin!(None), pin!(None)],
                 [pin!(None), pin!(None), pin!(None), pin!(None)],
                 [pin!(None), pin!(None), pin!(None), pin!(None)],
             ];
-            executor::run(&place, seats.as_flattened_mut(), next, end);
+            executor::run(&place, slots.as_flattened_mut(), next, end);
         }
     }
     ANSWER.set(bytes);

@@ -54,7 +54,7 @@ pub(crate) struct ServerPlace<'m, M: Memory + ?Sized> {
     memory: &'m M,
     pace: Pace,
     meter: StepMeter,
-    /// Next reads of the tasks that gave way in this sweep. They are announced together, so that
+    /// Next reads of the tasks that yielded in this sweep. They are announced together, so that
     /// the processor prefetches them side by side.
     wanted: RefCell<ArrayVec<(u64, usize), AHEAD_MAX>>,
     /// Free buffers.
@@ -129,15 +129,15 @@ impl<M: Memory + ?Sized> ServerPlace<'_, M> {
     }
 
     fn step_lock(&self, offset: u64, ask: lock::LockRequest) -> Result<LockReply, Fault> {
-        let mut said = LockReply::Over;
+        let mut result = LockReply::Over;
         self.memory.alone(&mut || {
             let before = self.lock_at(offset)?;
-            let (after, says) = before.step(self.memory.clock(), ask);
-            said = says;
+            let (after, reply) = before.step(self.memory.clock(), ask);
+            result = reply;
             if after == before { Ok(()) } else { self.memory.write(offset, &after.encode()) }
         })?;
         // Behind a reader in the line there may be another one.
-        let is_shared = |mode| matches!(said, LockReply::Yours { .. }) && mode == LockMode::Shared;
+        let is_shared = |mode| matches!(result, LockReply::Yours { .. }) && mode == LockMode::Shared;
         match ask {
             lock::LockRequest::Release { .. } | lock::LockRequest::GiveUp { .. } => self.meter.free(offset),
             lock::LockRequest::Take { mode, .. } | lock::LockRequest::Look { mode, .. } if is_shared(mode) => {
@@ -145,7 +145,7 @@ impl<M: Memory + ?Sized> ServerPlace<'_, M> {
             }
             _ => {}
         }
-        Ok(said)
+        Ok(result)
     }
 }
 
@@ -170,9 +170,9 @@ impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
         self.begin(offset, len).await?;
         let mut bytes = self.buffers.borrow_mut().pop().unwrap_or_default();
         bytes.resize(len, 0);
-        let mut lent = BufferGuard { bytes, home: &self.buffers };
-        self.memory.read(offset, &mut lent.bytes)?;
-        Ok(lent)
+        let mut guard = BufferGuard { bytes, home: &self.buffers };
+        self.memory.read(offset, &mut guard.bytes)?;
+        Ok(guard)
     }
 
     async fn read_many<const N: usize>(&self, offsets: &[u64], into: &mut [[u8; N]]) -> Result<(), Fault> {
@@ -182,7 +182,7 @@ impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
             }
             return Ok(());
         }
-        // The memory of the next elements is prefetched meanwhile, so no task need give way for
+        // The memory of the next elements is prefetched meanwhile, so no task need yield for
         // that.
         let ahead = AHEAD_BYTES.checked_div(N).map_or(1, |ahead| ahead.clamp(1, AHEAD_MAX));
         let announce = |offsets: &[u64]| {
@@ -323,7 +323,7 @@ impl<M: Memory + ?Sized> ExecutorHost for ServerPlace<'_, M> {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against who waits for a lock beside the memory and is not called when it is given
+    //! Guards against who waits for a lock beside the memory and is not notified when it is given
     //! back, or not in the order of the line.
     use super::*;
     use crate::columns::{Indices, Take, Taken};
@@ -366,8 +366,8 @@ mod tests {
         let budget = Budget { steps_max: 1 << 20, until: Instant::now().checked_add(Duration::from_secs(60)) };
         let (mut tasks, mut ends) = (tasks.into_iter().enumerate(), Vec::new());
         let next = || tasks.next().map(|(id, future)| NewTask { id, future, budget });
-        let mut seats: Vec<_> = (0..16).map(|_| Box::pin(None)).collect();
-        executor::run(place, &mut seats, next, |_, end, _| ends.push(end));
+        let mut slots: Vec<_> = (0..16).map(|_| Box::pin(None)).collect();
+        executor::run(place, &mut slots, next, |_, end, _| ends.push(end));
         ends
     }
 

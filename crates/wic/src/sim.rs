@@ -60,10 +60,10 @@ impl Sim {
         let before = F::ONLY_READS.then(|| self.bytes());
         let mut answers: Vec<_> = arguments.iter().map(|_| None).collect();
         let mut waiting = arguments.into_iter().enumerate();
-        let mut seats: Vec<_> = answers.iter().map(|_| Box::pin(None)).collect();
+        let mut slots: Vec<_> = answers.iter().map(|_| Box::pin(None)).collect();
         executor::run(
             &place,
-            &mut seats,
+            &mut slots,
             || waiting.next().map(|(id, argument)| NewTask { id, future: F::run(&place, argument), budget }),
             |id, result, _| answers[id] = Some(result),
         );

@@ -30,7 +30,7 @@ impl Load {
         for _ in 0..STEPS {
             let index = self.random.below(VALUES);
             let scope = self.heap.enter();
-            let held = self.values[index].get_mut(&scope).expect("a leg lives");
+            let held = self.values[index].get_mut(&scope).expect("a member lives");
             assert!(held[..] == value(index, self.rounds[index]), "value {index} is not of its round");
             self.rounds[index] += 1;
             *held = value(index, self.rounds[index]);
@@ -40,38 +40,38 @@ impl Load {
     fn check(&self) {
         for (index, held) in self.values.iter().enumerate() {
             let scope = self.heap.enter();
-            assert!(held.get(&scope).expect("a leg lives")[..] == value(index, self.rounds[index]), "value {index}");
+            assert!(held.get(&scope).expect("a member lives")[..] == value(index, self.rounds[index]), "value {index}");
         }
     }
 }
 
 /// Each server is killed and started again, more often than the pool could lose any; in the end as many as may die together. How many.
 fn come_back(made: Made, way: Way, plane: Plane, pool: u64) -> usize {
-    let (legs, may_die) = made.legs();
+    let (members, may_die) = made.members();
     let scratch = Scratch::new("survival-back");
-    let mut servers: Vec<_> = (0..legs).map(|number| way.start(&scratch, number)).collect();
+    let mut servers: Vec<_> = (0..members).map(|number| way.start(&scratch, number)).collect();
     let heap = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).plane(plane).pool(made.url(&servers));
     let mut load = Load::new(heap.patience(PATIENCE).build().expect("the servers accept"), pool << 8 | way as u64);
     // In the deep run once more often than there are places for servers that come back.
-    let kills = if pool == 0 { tier(legs + may_die, 16) } else { legs + may_die };
+    let kills = if pool == 0 { tier(members + may_die, 16) } else { members + may_die };
     for kill in 0..kills {
         let context = format!("{made:?}, {way:?}, {plane:?}, kill {kill}");
-        let (leg, restored) = (kill % legs, load.heap.stats().restored_pages);
-        let url = servers[leg].url().to_owned();
-        servers.remove(leg).kill();
+        let (member, restored) = (kill % members, load.heap.stats().restored_pages);
+        let url = servers[member].url().to_owned();
+        servers.remove(member).kill();
         load.work();
         wait_until("the death is noticed", || load.heap.health() == Health::Degraded);
         let stats = load.heap.stats();
         assert!(stats.missing_legs >= 1 && stats.exposed_pages > 0, "{context}: {stats:?}");
-        servers.insert(leg, way.start_again(&scratch, legs + kill, &url));
+        servers.insert(member, way.start_again(&scratch, members + kill, &url));
         load.work();
-        wait_until("all legs hold everything", || load.heap.health() == Health::Good);
+        wait_until("all members hold everything", || load.heap.health() == Health::Good);
         wait_until("nothing is exposed", || load.heap.stats().exposed_pages == 0);
         let stats = load.heap.stats();
         assert!(stats.restored_pages > restored, "{context}: {stats:?}");
         load.work();
     }
-    wait_until("all legs hold everything", || load.heap.health() == Health::Good);
+    wait_until("all members hold everything", || load.heap.health() == Health::Good);
     for _ in 0..may_die {
         servers.remove(load.random.below(servers.len())).kill();
     }
@@ -104,21 +104,21 @@ const HEIRS: [&str; 2] = ["24", "stays"];
 
 /// The same under a program that was not written for it, two processes of it.
 fn come_back_under_programs(made: Made, way: Way, mode: &str, program: &str, words: &[&str]) {
-    let (legs, may_die) = made.legs();
+    let (members, may_die) = made.members();
     let scratch = Scratch::new("survival-back-run");
     let Some(program) = compile(program, scratch.path()) else { return };
-    let mut servers: Vec<_> = (0..legs).map(|number| way.start(&scratch, number)).collect();
+    let mut servers: Vec<_> = (0..members).map(|number| way.start(&scratch, number)).collect();
     let words = [&[program.to_str().expect("an ASCII path")], words].concat();
     let job = Job::start(&scratch, &made.url(&servers), mode, &words);
     job.bring_near(20_000);
-    for kill in 0..tier(legs, 4 * legs) {
-        let leg = kill % legs;
-        let url = servers[leg].url().to_owned();
-        servers.remove(leg).kill();
+    for kill in 0..tier(members, 4 * members) {
+        let member = kill % members;
+        let url = servers[member].url().to_owned();
+        servers.remove(member).kill();
         job.wait_until_degraded(true, "the death is noticed");
         job.bring_near(2000);
-        servers.insert(leg, way.start_again(&scratch, legs + kill, &url));
-        job.wait_until_degraded(false, "all legs hold everything");
+        servers.insert(member, way.start_again(&scratch, members + kill, &url));
+        job.wait_until_degraded(false, "all members hold everything");
     }
     for _ in 0..may_die {
         servers.remove(0).kill();

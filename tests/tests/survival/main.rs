@@ -1,4 +1,4 @@
-//! Do programs outlive the servers of a mirror, or of an erasure code? Legs are killed by SIGKILL at random moments, under load, and others come in.
+//! Do programs outlive the servers of a mirror, or of an erasure code? Members are killed by SIGKILL at random moments, under load, and others come in.
 //!
 //! Danger: a byte that was only at the server that died; a spare that is believed before it holds everything; an old version after a death.
 //! `FARFIELD_SEED` repeats the choices.
@@ -53,17 +53,17 @@ enum Made {
 
 impl Made {
     /// Servers besides spares, and how many of them may die.
-    fn legs(self) -> (usize, usize) {
+    fn members(self) -> (usize, usize) {
         match self {
             Made::Mirror => (2, 1),
             Made::Ec(data, parity) => (data + parity, parity),
         }
     }
 
-    /// Of all of these; those behind its legs are spares.
+    /// Of all of these; those behind its members are spares.
     fn url(self, servers: &[Server]) -> String {
-        let legs = self.legs().0;
-        let urls = servers.iter().enumerate().map(|(index, server)| match index < legs {
+        let members = self.members().0;
+        let urls = servers.iter().enumerate().map(|(index, server)| match index < members {
             true => server.url().to_owned(),
             false => format!("spare={}", server.url()),
         });
@@ -82,34 +82,34 @@ fn value(index: usize, round: u64) -> [u64; WORDS] {
     [(index as u64) << 32 | round; WORDS]
 }
 
-/// A heap works, and one leg after the other is killed, whenever all hold everything, and in the end as many as may die. How many.
+/// A heap works, and one member after the other is killed, whenever all hold everything, and in the end as many as may die. How many.
 fn outlive(made: Made, way: Way, plane: Plane, pool: u64) -> usize {
     let mut random = Random::new(pool << 8 | way as u64);
-    let (legs, may_die) = made.legs();
+    let (members, may_die) = made.members();
     let kills = SPARES + may_die;
     let scratch = Scratch::new("survival");
-    let mut servers: Vec<_> = (0..legs + SPARES).map(|number| way.start(&scratch, number)).collect();
+    let mut servers: Vec<_> = (0..members + SPARES).map(|number| way.start(&scratch, number)).collect();
     let heap = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).plane(plane).pool(made.url(&servers));
     let heap = heap.patience(PATIENCE).build().expect("the servers accept");
     let mut values: Vec<Value> = (0..VALUES).map(|index| heap.alloc(value(index, 0)).expect("there is room")).collect();
     let mut rounds = vec![0u64; VALUES];
-    // How much is done before each kill, and which of the legs it is.
+    // How much is done before each kill, and which of the members it is.
     let choices: Vec<_> =
-        (0..kills).map(|kill| (random.below(3000), random.below(legs - kill.saturating_sub(SPARES)))).collect();
+        (0..kills).map(|kill| (random.below(3000), random.below(members - kill.saturating_sub(SPARES)))).collect();
     let (steps, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let killer = scope.spawn(|| {
             // Ends the load also when something panics here.
             let _over = Over(&is_over);
-            for (kill, (wait, leg)) in choices.into_iter().enumerate() {
+            for (kill, (wait, member)) in choices.into_iter().enumerate() {
                 let from = steps.load(Ordering::Relaxed);
                 wait_until("the load goes on", || steps.load(Ordering::Relaxed) >= from + wait);
                 // The last ones die together.
                 if kill <= SPARES {
-                    wait_until("all legs hold everything", || heap.health() == Health::Good);
+                    wait_until("all members hold everything", || heap.health() == Health::Good);
                 }
-                // The next one comes in behind the other legs.
-                servers.remove(leg).kill();
+                // The next one comes in behind the other members.
+                servers.remove(member).kill();
             }
             wait_until("the death is noticed", || heap.health() == Health::Degraded);
         });
@@ -118,9 +118,9 @@ fn outlive(made: Made, way: Way, plane: Plane, pool: u64) -> usize {
             let scope = heap.enter();
             let expected = value(index, rounds[index]);
             if random.below(2) == 0 {
-                assert!(values[index].get(&scope).expect("a leg lives")[..] == expected, "value {index}");
+                assert!(values[index].get(&scope).expect("a member lives")[..] == expected, "value {index}");
             } else {
-                let held = values[index].get_mut(&scope).expect("a leg lives");
+                let held = values[index].get_mut(&scope).expect("a member lives");
                 assert!(held[..] == expected, "value {index} is not of round {}", rounds[index]);
                 rounds[index] += 1;
                 *held = value(index, rounds[index]);
@@ -131,7 +131,10 @@ fn outlive(made: Made, way: Way, plane: Plane, pool: u64) -> usize {
     });
     for (index, held) in values.iter().enumerate() {
         let scope = heap.enter();
-        assert!(held.get(&scope).expect("a leg lives")[..] == value(index, rounds[index]), "value {index} at the end");
+        assert!(
+            held.get(&scope).expect("a member lives")[..] == value(index, rounds[index]),
+            "value {index} at the end"
+        );
     }
     drop(values);
     heap.verify();
@@ -190,18 +193,18 @@ fn programs_outlive_servers() {
     for round in 0..tier(5, 250) {
         let way = [Way::Tcp, Way::Shm, Way::Both][round % 3];
         let made = [Made::Mirror, Made::Ec(2, 1)][round % 2];
-        let (legs, _) = made.legs();
-        let mut servers: Vec<_> = (0..legs).map(|number| way.start(&scratch, number)).collect();
+        let (members, _) = made.members();
+        let mut servers: Vec<_> = (0..members).map(|number| way.start(&scratch, number)).collect();
         let mode = ["signal", "thread"][random.below(2)];
         let options = ["--near", "16M", "--mode", mode, "--far", &made.url(&servers)];
         // Two processes, one of which the other has forked; each checks every word of its memory, again and again.
         let job = FarRun::new(&scratch, options, [hog, "48", "4", "2", "2"]).start();
-        // Before, the job would be refused: its user shall know at once that a leg is not there.
+        // Before, the job would be refused: its user shall know at once that a member is not there.
         wait_until("the program has started", || job.output().contains("started"));
         // Any moment is as good as another.
         std::thread::sleep(Duration::from_millis(random.below(1200) as u64));
         let was_running = !job.is_over();
-        servers.remove(random.below(legs)).kill();
+        servers.remove(random.below(members)).kill();
         killed += usize::from(was_running);
         let ended = job.wait();
         let said = || format!("round {round}, {made:?}, {way:?}, {mode}: {}\n{}", ended.text(), ended.errors);

@@ -20,7 +20,7 @@ const WORDS: usize = 512;
 const STALL_MAX: Duration = Duration::from_secs(1);
 
 /// A server that can be silent.
-struct Leg {
+struct Member {
     server: Server,
     /// The network before it.
     relay: Option<Relay>,
@@ -37,8 +37,8 @@ enum Silence {
     Cut,
 }
 
-impl Leg {
-    fn start(scratch: &Scratch, silence: Silence, number: usize) -> Leg {
+impl Member {
+    fn start(scratch: &Scratch, silence: Silence, number: usize) -> Member {
         // Children that have ended leave what they had for as long as a lease; and of who forks more often than that, servers keep what was overwritten.
         let (name, options) = (format!("server-{number}"), ["--capacity", "4G", "--lease", "1s"]);
         let server = match silence {
@@ -46,7 +46,7 @@ impl Leg {
             Silence::Stop | Silence::Cut => Server::start_tcp(scratch, &name, options),
         };
         let relay = (silence == Silence::Cut).then(|| Relay::to(server.url()));
-        Leg { server, relay }
+        Member { server, relay }
     }
 
     fn url(&self) -> &str {
@@ -71,20 +71,20 @@ impl Leg {
 /// A mirror of two, or `Some((K, M))`.
 type Made = Option<(usize, usize)>;
 
-fn url(made: Made, legs: &[Leg]) -> String {
-    url_with(made, legs.iter().map(|leg| leg.url().to_owned()))
+fn url(made: Made, members: &[Member]) -> String {
+    url_with(made, members.iter().map(|member| member.url().to_owned()))
 }
 
-/// Of legs, and of spares as `spare=URL`.
+/// Of members, and of spares as `spare=URL`.
 fn url_with(made: Made, urls: impl Iterator<Item = String>) -> String {
     let urls = urls.collect::<Vec<_>>().join(",");
     made.map_or(format!("mirror({urls})"), |(data, parity)| format!("ec({data},{parity},{urls})"))
 }
 
-/// Legs, and how many of them may be lost.
-fn legs(made: Made, scratch: &Scratch, silence: Silence) -> (Vec<Leg>, usize) {
+/// Members, and how many of them may be lost.
+fn members(made: Made, scratch: &Scratch, silence: Silence) -> (Vec<Member>, usize) {
     let (all, may_die) = made.map_or((2, 1), |(data, parity)| (data + parity, parity));
-    ((0..all).map(|number| Leg::start(scratch, silence, number)).collect(), may_die)
+    ((0..all).map(|number| Member::start(scratch, silence, number)).collect(), may_die)
 }
 
 type Value = FarBox<[u64; WORDS]>;
@@ -146,47 +146,47 @@ impl Drop for Over<'_> {
     }
 }
 
-fn heap(made: Made, legs: &[Leg], plane: Plane) -> Heap {
-    let heap = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).plane(plane).pool(url(made, legs));
+fn heap(made: Made, members: &[Member], plane: Plane) -> Heap {
+    let heap = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).plane(plane).pool(url(made, members));
     heap.patience(PATIENCE).build().expect("the servers accept")
 }
 
-/// A heap works while one leg after the other is silent for a while; each time a thread touches far memory for the first time. In the end as many die as may,
+/// A heap works while one member after the other is silent for a while; each time a thread touches far memory for the first time. In the end as many die as may,
 /// and those that are left were silent once.
 fn go_on(made: Made, silence: Silence, plane: Plane) {
     let mut random = Random::new(silence as u64 + 7);
     let scratch = Scratch::new("stops");
-    let (mut legs, may_die) = legs(made, &scratch, silence);
-    let heap = heap(made, &legs, plane);
+    let (mut members, may_die) = members(made, &scratch, silence);
+    let heap = heap(made, &members, plane);
     let load = Load::default();
     let mut values: Vec<Value> = (0..VALUES).map(|index| heap.alloc(value(index, 0)).expect("there is room")).collect();
     let mut rounds = vec![0u64; VALUES];
     let (own_values, others) = values.split_at_mut(VALUES / 2);
     let (own_rounds, other_rounds) = rounds.split_at_mut(VALUES / 2);
     let longest = std::thread::scope(|scope| {
-        let (load, heap, legs) = (&load, &heap, &mut legs);
+        let (load, heap, members) = (&load, &heap, &mut members);
         let silencer = scope.spawn(move || {
             let _over = Over(load);
             let (mut random, mut other, mut longest) = (Random::new(3), Some((others, other_rounds)), Vec::new());
             for round in 0..tier(3, 40) {
-                wait_until("all legs hold everything", || heap.health() == Health::Good);
+                wait_until("all members hold everything", || heap.health() == Health::Good);
                 load.take_steps(300);
                 load.longest();
-                let leg = &legs[round % legs.len()];
-                leg.fall_silent();
+                let member = &members[round % members.len()];
+                member.fall_silent();
                 if silence != Silence::StopShm {
-                    wait_until("the leg is left out", || heap.health() == Health::Degraded);
+                    wait_until("the member is left out", || heap.health() == Health::Degraded);
                 }
                 if let Some((values, rounds)) = other.take() {
                     let mut random = Random::new(random.below(1 << 20) as u64);
                     scope.spawn(move || load.run(heap, &mut random, VALUES / 2, values, rounds));
                 }
                 load.take_steps(300 + random.below(300) as u64);
-                leg.speak();
+                member.speak();
                 wait_until("it is used again, and holds everything", || heap.health() == Health::Good);
                 longest.push(load.longest());
             }
-            (0..may_die).for_each(|_| legs.remove(0).server.kill());
+            (0..may_die).for_each(|_| members.remove(0).server.kill());
             wait_until("the death is noticed", || heap.health() == Health::Degraded);
             longest
         });
@@ -196,7 +196,10 @@ fn go_on(made: Made, silence: Silence, plane: Plane) {
     judge(&format!("{made:?}, {silence:?}, {plane:?}"), &longest);
     for (index, held) in values.iter().enumerate() {
         let scope = heap.enter();
-        assert!(held.get(&scope).expect("a leg lives")[..] == value(index, rounds[index]), "value {index} at the end");
+        assert!(
+            held.get(&scope).expect("a member lives")[..] == value(index, rounds[index]),
+            "value {index} at the end"
+        );
     }
     drop(values);
     heap.verify();
@@ -227,25 +230,25 @@ fn heaps_go_on_while_a_server_of_an_erasure_code_cannot_be_reached() {
     go_on(Some((2, 2)), Silence::Cut, Plane::Page);
 }
 
-/// A leg falls silent while a heap writes, and answers when nobody uses the heap any more: it is used again and given what it lacks all the same.
+/// A member falls silent while a heap writes, and answers when nobody uses the heap any more: it is used again and given what it lacks all the same.
 #[test]
 fn a_heap_at_rest_is_protected_again_when_a_silent_server_answers() {
     for made in [None, Some((2, 1))] {
         let (mut random, scratch) = (Random::new(11), Scratch::new("stops-rest"));
-        let (mut legs, _) = legs(made, &scratch, Silence::Stop);
-        let heap = heap(made, &legs, Plane::Page);
+        let (mut members, _) = members(made, &scratch, Silence::Stop);
+        let heap = heap(made, &members, Plane::Page);
         let mut values: Vec<Value> = (0..VALUES).map(|index| heap.alloc(value(index, 0)).expect("room")).collect();
         let mut rounds = vec![0u64; VALUES];
-        legs[0].fall_silent();
-        wait_until("the leg is left out", || {
+        members[0].fall_silent();
+        wait_until("the member is left out", || {
             let (index, scope) = (random.below(VALUES), heap.enter());
             rounds[index] += 1;
             *values[index].get_mut(&scope).expect("enough servers answer") = value(index, rounds[index]);
             heap.health() == Health::Degraded
         });
-        legs[0].speak();
+        members[0].speak();
         wait_until("it holds everything, though nobody uses the heap", || heap.health() == Health::Good);
-        legs.remove(1).server.kill();
+        members.remove(1).server.kill();
         for (index, held) in values.iter().enumerate() {
             let scope = heap.enter();
             assert!(
@@ -329,80 +332,80 @@ pub(super) const HOG: [&str; 5] = ["48", "0", "2", "2", "stalls"];
 fn programs_go_on(made: Made, silence: Silence, mode: &str) {
     let scratch = Scratch::new("stops-run");
     let Some(hog) = compile("hog", scratch.path()) else { return };
-    let (mut legs, may_die) = legs(made, &scratch, silence);
+    let (mut members, may_die) = members(made, &scratch, silence);
     let words = [&[hog.to_str().expect("an ASCII path")], &HOG[..]].concat();
-    let job = Job::start(&scratch, &url(made, &legs), mode, &words);
+    let job = Job::start(&scratch, &url(made, &members), mode, &words);
     job.bring_near(20_000);
     let mut stalls = Vec::new();
     for round in 0..tier(2, 30) {
-        job.wait_until_degraded(false, "all legs hold everything");
-        let (silent, said) = (round % legs.len(), job.job.output().len());
-        legs[silent].fall_silent();
+        job.wait_until_degraded(false, "all members hold everything");
+        let (silent, said) = (round % members.len(), job.job.output().len());
+        members[silent].fall_silent();
         if silence != Silence::StopShm {
-            job.wait_until_degraded(true, "the leg is left out");
+            job.wait_until_degraded(true, "the member is left out");
         }
         job.bring_near(2000);
         stalls.push(job.took("took ", said).into_iter().max().unwrap_or_default());
-        legs[silent].speak();
+        members[silent].speak();
     }
     job.wait_until_degraded(false, "the last one is used again, and holds everything");
-    (0..may_die).for_each(|_| legs.remove(0).server.kill());
+    (0..may_die).for_each(|_| members.remove(0).server.kill());
     job.wait_until_degraded(true, "the death is noticed");
     job.bring_near(2000);
     judge(&format!("{made:?}, {silence:?}, {mode}"), &stalls);
 }
 
-/// A program forks again and again, also while a leg is silent; parent and children change what they have in common.
+/// A program forks again and again, also while a member is silent; parent and children change what they have in common.
 fn programs_fork(made: Made, silence: Silence, mode: &str) {
     let scratch = Scratch::new("stops-forks");
     let Some(forks) = compile("forks", scratch.path()) else { return };
-    let (mut legs, may_die) = legs(made, &scratch, silence);
-    let job = Job::start(&scratch, &url(made, &legs), mode, &[forks.to_str().expect("an ASCII path"), "24"]);
+    let (mut members, may_die) = members(made, &scratch, silence);
+    let job = Job::start(&scratch, &url(made, &members), mode, &[forks.to_str().expect("an ASCII path"), "24"]);
     job.go_round();
     let mut forks = Vec::new();
     // A server whose memory is ours, and that fell silent in the middle of a snapshot, is given up: what it makes of that nobody could know in time.
     let comes_back = silence != Silence::StopShm;
     for round in 0..if comes_back { tier(2, 20) } else { 1 } {
-        job.wait_until_degraded(false, "all legs hold everything");
-        // A child that was forked while a leg was silent does without it, and outlives no other one.
+        job.wait_until_degraded(false, "all members hold everything");
+        // A child that was forked while a member was silent does without it, and outlives no other one.
         job.go_round();
-        let (silent, said) = (round % legs.len(), job.job.output().len());
-        legs[silent].fall_silent();
+        let (silent, said) = (round % members.len(), job.job.output().len());
+        members[silent].fall_silent();
         job.go_round();
         forks.extend(job.took("fork took ", said));
-        legs[silent].speak();
+        members[silent].speak();
     }
     job.go_round();
     if comes_back {
         job.wait_until_degraded(false, "the last one is used again, and holds everything");
         job.go_round();
-        (0..may_die).for_each(|_| legs.remove(0).server.kill());
+        (0..may_die).for_each(|_| members.remove(0).server.kill());
         job.go_round();
     }
     judge(&format!("{made:?}, {silence:?}, {mode}, fork"), &forks);
 }
 
-/// A leg is cut off for so long that it is given up, and a spare is filled. Then as many others may die as before; when it can be reached again it is filled as any other.
+/// A member is cut off for so long that it is given up, and a spare is filled. Then as many others may die as before; when it can be reached again it is filled as any other.
 fn programs_give_up(made: Made, mode: &str) {
     let scratch = Scratch::new("stops-spare");
     let Some(hog) = compile("hog", scratch.path()) else { return };
-    let (mut legs, may_die) = legs(made, &scratch, Silence::Cut);
-    let spare = Leg::start(&scratch, Silence::Cut, legs.len());
-    let urls = legs.iter().map(|leg| leg.url().to_owned()).chain([format!("spare={}", spare.url())]);
+    let (mut members, may_die) = members(made, &scratch, Silence::Cut);
+    let spare = Member::start(&scratch, Silence::Cut, members.len());
+    let urls = members.iter().map(|member| member.url().to_owned()).chain([format!("spare={}", spare.url())]);
     let words = [&[hog.to_str().expect("an ASCII path")], &HOG[..]].concat();
     let job = Job::start(&scratch, &url_with(made, urls), mode, &words);
     job.bring_near(20_000);
-    job.wait_until_degraded(false, "all legs hold everything");
-    legs[0].fall_silent();
-    job.wait_until_degraded(true, "the leg is left out");
+    job.wait_until_degraded(false, "all members hold everything");
+    members[0].fall_silent();
+    job.wait_until_degraded(true, "the member is left out");
     job.bring_near(2000);
-    job.wait_until_degraded(false, "the leg is given up, and the spare holds everything");
-    (0..may_die).for_each(|_| legs.remove(1).server.kill());
+    job.wait_until_degraded(false, "the member is given up, and the spare holds everything");
+    (0..may_die).for_each(|_| members.remove(1).server.kill());
     job.wait_until_degraded(true, "the death is noticed");
     // More than the whole memory: what only the spare has is read, too.
     job.bring_near(20_000);
     // It still has what it held when it was cut off, for whoever would ask it for that.
-    legs[0].speak();
+    members[0].speak();
     job.wait_until_degraded(false, "the one that can be reached again holds everything");
     spare.server.kill();
     job.wait_until_degraded(true, "the death is noticed");

@@ -25,8 +25,8 @@ pub(super) fn userfaultfd() -> CheckResult {
         Err(error) => CheckResult::fail(
             name,
             error.to_string(),
-            "the kernel needs CONFIG_USERFAULTFD and must be 6.7 or newer; in a container, let the seccomp profile pass \
-             userfaultfd (docker: --security-opt seccomp=unconfined, or a profile with that call added)",
+            "the kernel needs CONFIG_USERFAULTFD and must be 6.7 or newer; in a container, let the seccomp profile \
+             pass userfaultfd (docker: --security-opt seccomp=unconfined, or a profile with that call added)",
         ),
     }
 }

@@ -131,8 +131,8 @@ pub(super) fn processors() -> CheckResult {
     let all = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
     let found = format!("{usable} of {all} may be used");
     if usable == 1 {
-        let advice = "with one processor, a private server and the program take turns: use a server on another machine, or \
-                      give this one two processors";
+        let advice = "with one processor, a private server and the program take turns: use a server on another \
+                      machine, or give this one two processors";
         return CheckResult::warn(name, found, advice);
     }
     CheckResult::ok(name, found)

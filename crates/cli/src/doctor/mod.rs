@@ -1,6 +1,7 @@
 //! `farfield doctor`: checks whether far memory works here and how well, and gives advice.
 //!
-//! Each check is a small function that returns a [`CheckResult`]; the list of them is in [`findings`].
+//! Each check is a small function that returns a [`CheckResult`]; the list of them is in
+//! [`findings`].
 
 mod kernel;
 mod limits;
@@ -27,7 +28,8 @@ pub(crate) struct DoctorArgs {
     /// Connect to this memory server and measure it
     #[arg(long, value_name = "URL")]
     far: Vec<String>,
-    /// Measure this pool in place of the machine: each leaf of the URL, and the whole. Stores 16 MiB there for some seconds
+    /// Measure this pool in place of the machine: each leaf of the URL, and the whole. Stores 16
+    /// MiB there for some seconds
     #[arg(long, value_name = "URL")]
     pool: Vec<String>,
     /// The servers' token is the first line of this file (or in the variable FARFIELD_TOKEN)

@@ -27,7 +27,7 @@ pub(crate) enum ProbeEffort {
     /// Full measuring time of about two seconds, for people who read the figures.
     Thorough,
     /// Ends each measurement after a thousand operations, for a program that waits to begin. Takes
-    /// a tenth of the full time if the place is not slow.
+    /// a tenth of the full time if the pool is not slow.
     Quick,
 }
 
@@ -131,20 +131,20 @@ pub(super) fn measure(url: &str, token: &[u8]) -> Vec<PoolMeasurement> {
 }
 
 /// Measures the pool as a whole.
-pub(crate) fn place(url: &str, token: &[u8], care: ProbeEffort) -> PoolMeasurement {
+pub(crate) fn place(url: &str, token: &[u8], effort: ProbeEffort) -> PoolMeasurement {
     let mut how = String::new();
-    let speed = speed(url, token, care, &mut how);
+    let speed = speed(url, token, effort, &mut how);
     let error = speed.as_ref().err().map(|error| format!("{error:#}"));
     PoolMeasurement { url: url.to_owned(), error, how, speed: speed.ok() }
 }
 
-fn speed(url: &str, token: &[u8], care: ProbeEffort, how: &mut String) -> anyhow::Result<Speed> {
+fn speed(url: &str, token: &[u8], effort: ProbeEffort, how: &mut String) -> anyhow::Result<Speed> {
     let urls = farfield_pool::resolve_urls(&[url])?;
     let backend = runner::pool_builder(&urls, token)?.pages(PAGES).open()?;
     let mut lane = backend.open_lane()?;
-    let mut load = Load { lane: &mut *lane, care, state: 7, done: Vec::with_capacity(DEPTHS[DEPTHS.len() - 1]) };
+    let mut load = Load { lane: &mut *lane, effort, state: 7, done: Vec::with_capacity(DEPTHS[DEPTHS.len() - 1]) };
     load.fill()?;
-    let runs = [LoadDirection::Read, LoadDirection::Write].map(|way| load.rate(way, RUN_PAGES, RUN_DEPTH));
+    let runs = [LoadDirection::Read, LoadDirection::Write].map(|direction| load.rate(direction, RUN_PAGES, RUN_DEPTH));
     let [run_read, run_write] = runs;
     let run_bytes = (RUN_PAGES * PAGE_BYTES) as f64;
     let (read_ns_p50, read_ns_p99) = load.latency(LoadDirection::Read)?;
@@ -177,7 +177,7 @@ enum LoadDirection {
 /// Load generator for a lane.
 struct Load<'a> {
     lane: &'a mut dyn Lane,
-    care: ProbeEffort,
+    effort: ProbeEffort,
     /// State of the random number generator that picks pages.
     state: u64,
     done: Vec<Completion>,
@@ -205,9 +205,9 @@ impl Load<'_> {
         Ok(())
     }
 
-    fn begin(&mut self, way: LoadDirection, buffer: Buffer) -> anyhow::Result<()> {
+    fn begin(&mut self, direction: LoadDirection, buffer: Buffer) -> anyhow::Result<()> {
         let page = self.page(buffer.pages());
-        self.submit(match way {
+        self.submit(match direction {
             LoadDirection::Read => Op::Read { page, buffer },
             LoadDirection::Write => Op::Write { page, buffer },
         })
@@ -231,11 +231,11 @@ impl Load<'_> {
     }
 
     /// Returns the median and the 99th percentile of one page at a time, in nanoseconds.
-    fn latency(&mut self, way: LoadDirection) -> anyhow::Result<(u64, u64)> {
+    fn latency(&mut self, direction: LoadDirection) -> anyhow::Result<(u64, u64)> {
         let (start, mut spare, mut times) = (Instant::now(), buffer(1), Vec::new());
-        while !self.care.is_enough(times.len() as u64, start.elapsed()) {
+        while !self.effort.is_enough(times.len() as u64, start.elapsed()) {
             let before = Instant::now();
-            self.begin(way, spare)?;
+            self.begin(direction, spare)?;
             spare = self.finish_one()?;
             times.push(before.elapsed().as_nanos() as u64);
         }
@@ -244,20 +244,20 @@ impl Load<'_> {
     }
 
     /// Returns the operations per second with `depth` of them in flight.
-    fn rate(&mut self, way: LoadDirection, pages: usize, depth: usize) -> anyhow::Result<f64> {
+    fn rate(&mut self, direction: LoadDirection, pages: usize, depth: usize) -> anyhow::Result<f64> {
         for _ in 0..depth {
-            self.begin(way, buffer(pages))?;
+            self.begin(direction, buffer(pages))?;
         }
         let (start, mut ended) = (Instant::now(), 0u64);
         while self.lane.in_flight() > 0 {
             self.collect()?;
-            let goes_on = !self.care.is_enough(ended, start.elapsed());
+            let goes_on = !self.effort.is_enough(ended, start.elapsed());
             let mut done = std::mem::take(&mut self.done);
             for completion in done.drain(..) {
                 completion.result?;
                 ended += 1;
                 if goes_on {
-                    self.begin(way, completion.buffer.context("the buffer of a read or write comes back")?)?;
+                    self.begin(direction, completion.buffer.context("the buffer of a read or write comes back")?)?;
                 }
             }
             self.done = done;
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn a_quick_look_sees_what_a_thorough_one_sees() {
         let [quick, thorough] =
-            [ProbeEffort::Quick, ProbeEffort::Thorough].map(|care| place("throttle(latency=2ms, ram:)", b"", care));
+            [ProbeEffort::Quick, ProbeEffort::Thorough].map(|effort| place("throttle(latency=2ms, ram:)", b"", effort));
         for place in [&quick, &thorough] {
             let speed = place.speed.as_ref().unwrap_or_else(|| panic!("{place:?}"));
             assert!(speed.read_ns_p50 >= 2_000_000 && speed.depths.len() == DEPTHS.len(), "{place:?}");

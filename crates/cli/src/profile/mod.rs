@@ -21,9 +21,10 @@ use std::time::{Duration, Instant};
 
 /// Watch how a program uses its memory, and write it down.
 ///
-/// The program runs as it always does, without far memory and with nothing of ours in it. It and all its children are looked at
-/// from outside. What was seen goes to a file, and to a picture beside it. With --near or --slo, the program then runs again, once more alone
-/// and once for each size and place, and the file says how much slower it was.
+/// The program runs as it always does, without far memory and with nothing of ours in it. It and
+/// all its children are looked at from outside. What was seen goes to a file, and to a picture
+/// beside it. With --near or --slo, the program then runs again, once more alone and once for each
+/// size and place, and the file says how much slower it was.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES, args_override_self = true)]
 pub(crate) struct ProfileArgs {
@@ -33,13 +34,17 @@ pub(crate) struct ProfileArgs {
     /// Where the profile goes, as JSON; the picture goes beside it, with the ending svg
     #[arg(long, short, value_name = "FILE.json", default_value = "farfield-profile.json")]
     output: PathBuf,
-    /// Then run it again with far memory and so much near, each: 75%,50%,25% of the most anonymous memory that it had, or sizes
+    /// Then run it again with far memory and so much near, each: 75%,50%,25% of the most anonymous
+    /// memory that it had, or sizes
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', group = "budgets")]
     near: Vec<NearBudget>,
-    /// Then run it again with far memory until the least near memory is known, to a twentieth of its memory, with which it takes at most so many times its time. Runs that are slower by far are ended (SIGTERM)
+    /// Then run it again with far memory until the least near memory is known, to a twentieth of
+    /// its memory, with which it takes at most so many times its time. Runs that are slower by far
+    /// are ended (SIGTERM)
     #[arg(long, value_name = "TIMES", value_parser = crate::advise::slo, group = "budgets")]
     slo: Option<f64>,
-    /// Where far is in those runs, as for `farfield run`. Several are tried one after the other; "stripe(URL,URL)" is one
+    /// Where far is in those runs, as for `farfield run`. Several are tried one after the other;
+    /// "stripe(URL,URL)" is one
     #[arg(long, value_name = "URL", requires = "budgets")]
     far: Vec<String>,
     /// The servers' token is the first line of this file (or in the variable FARFIELD_TOKEN)
@@ -63,7 +68,8 @@ Examples:
   farfield profile --near 50%,25% --far tcp://big:7400 --far 'ssd:/var/tmp?size=8G' -- ./train
   jq .findings.hot_bytes train.json                   What it uses at once
 
-Exit code: that of the program; 97, 126 and 127 as for `farfield run` if it was not started, 1 if the profile could not be
+Exit code: that of the program; 97, 126 and 127 as for `farfield run` if it was not started, 1 if the profile could \
+not be
 written. docs/design/profile.md says what the fields mean and what looking costs.";
 
 /// Parses a time between 5 ms and 60 s: a number and `ms` or `s`.

@@ -109,7 +109,8 @@ fn far_runs(text: &mut String, profile: &Profile) {
         });
         let _ = writeln!(
             text,
-            "  {:<12}{place}: a falling line with {} corners says {:.0} % of the differences, {:.0} % off at most{left_out}",
+            "  {:<12}{place}: a falling line with {} corners says {:.0} % of the differences, {:.0} % off at \
+             most{left_out}",
             "fit",
             curve.points().len(),
             fit.explained * 100.0,

@@ -160,7 +160,8 @@ fn encode_jobs(jobs: &[JobRow], out: &mut DescriptorEncoder<'_>) -> Result<(), E
             "job_missing_legs",
             Gauge,
             |pool| protection(pool, |row| row.missing_legs),
-            "Servers of mirrors and erasure codes that are lost, silent, or lack something, counted at each of its processes",
+            "Servers of mirrors and erasure codes that are lost, silent, or lack something, counted at each of its \
+             processes",
         ),
         (
             "job_shared_legs",

@@ -320,18 +320,21 @@ fn knobs(profile: &Profile, place: &MeasuredPool, choice: &PlacementOption) -> [
     let dense = profile.findings.dense_share * 100.0;
     let pages = match choice.huge_pages {
         true => format!(
-            "All of it is near, and {dense:.0} % of what it uses is used from end to end: huge pages of 2 MiB (`farfield run --huge-pages`)."
+            "All of it is near, and {dense:.0} % of what it uses is used from end to end: huge pages of 2 MiB \
+             (`farfield run --huge-pages`)."
         ),
         false if choice.near_share < 1.0 => "Pages are of 4 KiB: what is far comes and goes in such.".to_string(),
         false => format!(
-            "Pages are of 4 KiB: {dense:.0} % of what it uses is used from end to end, so huge ones would carry what it does not use."
+            "Pages are of 4 KiB: {dense:.0} % of what it uses is used from end to end, so huge ones would carry what \
+             it does not use."
         ),
     };
     [
         "Prefetch has no knob: each thread's streams take 4 to 64 pages ahead, more while they are used.".to_string(),
         pages,
         format!(
-            "Each of its threads has a lane of its own (at most {} at once); the place is as fast as it can be with {} reads under way.",
+            "Each of its threads has a lane of its own (at most {} at once); the place is as fast as it can be with {} \
+             reads under way.",
             profile.observation.threads_max, place.best_depth
         ),
     ]

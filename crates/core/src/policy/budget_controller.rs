@@ -4,11 +4,11 @@
 //! Each window says how much processor time was useful and how much went into waiting for pages.
 //!
 //! *Event-driven*, waiting beyond what is allowed is added up (a cumulative sum, CUSUM). As soon as
-//! the sum exceeds the patience the size is too little, and the budget grows, by twice as much each
-//! time. When the program has been fast enough for a while, a *look* tests whether less would do: a
-//! step down, which is on trial. Looks have a *budget*: half of what the program may lose, of late.
-//! The cost of a look before it is given up is known beforehand. So a look is made when it can be
-//! paid for, and a smaller one before that.
+//! the sum exceeds the tolerance the size is too little, and the budget grows, by twice as much
+//! each time. When the program has been fast enough for a while, a *look* tests whether less would
+//! do: a step down, which is on trial. Looks have a *budget*: half of what the program may lose, of
+//! late. The cost of a look before it is given up is known beforehand. So a look is made when it
+//! can be paid for, and a smaller one before that.
 //!
 //! A size that was too little is approached by halves. It is not tried again soon, and later and
 //! later, until the program's behaviour changes: faults at twice or half the rate while its size
@@ -36,7 +36,7 @@ const TRIAL: u32 = 4;
 const RECENT: f64 = 0.2;
 /// … and in the account that looks are paid from: half after 35 seconds.
 const ACCOUNT: f64 = 0.0005;
-/// Patience: this part of a window, plus this multiple of the time to get back what was taken.
+/// Tolerance: this part of a window, plus this multiple of the time to get back what was taken.
 const PATIENCE: f64 = 0.4;
 const PATIENCE_REFILLS: f64 = 1.5;
 /// Pages that were taken come back at first: in each window, one part in this many of them is no
@@ -299,7 +299,7 @@ impl BudgetController {
     }
 
     /// Returns the largest step whose look can be paid for. A look may take a window and the
-    /// patience until it is given up, and what was taken has to come back.
+    /// tolerance until it is given up, and what was taken has to come back.
     fn affordable_bytes(&self) -> u64 {
         let left_ns = CALM * (self.slo - 1.0) * self.account.useful_ns() - self.account.waited_ns;
         let refill_ns = (left_ns - (1.0 + PATIENCE) * self.recent.busy_ns) / (PATIENCE_REFILLS + 1.0);

@@ -1,9 +1,9 @@
 //! Decides whether a member of a mirror or an erasure code is given up although its server is not
 //! known to be dead.
 //!
-//! A member that is slow, silent, or was not repaired in time is not lost: it may be the only one
-//! that holds some chunk. It is given up, so that a spare can take its place, only if the other
-//! members can do without it. That means that enough of them are *whole*: in use, not late, and
+//! A member that is slow, silent, or was not repaired in time has not failed: it may be the only
+//! one that holds some chunk. It is given up, so that a spare can take its place, only if the other
+//! members can do without it. That means that enough of them are *whole*: in use, not lagging, and
 //! holding everything that was ever written. Otherwise operations wait for the member, and the
 //! question is asked again later.
 //!
@@ -11,10 +11,10 @@
 //! thread that writes agree as follows (Dekker's algorithm):
 //!
 //! - The thread that gives up a member notes that it is *leaving*, then reads which members are
-//!   whole, then notes that it is lost.
+//!   whole, then notes that it has failed.
 //! - The thread that ends a write notes that the members that lack it are *in doubt*, then reads
-//!   which members are leaving or lost: the write has failed if only those have it. The doubt ends
-//!   when the word of the chunk, and the count of what a member misses, say so.
+//!   which members are leaving or have failed: the write has failed if only those have it. The
+//!   doubt ends when the word of the chunk, and the count of what a member misses, say so.
 //!
 //! So either the first thread sees that a member lacks something, or the second sees that a member
 //! leaves. Two members that leave at the same time see each other in the same way. A member in
@@ -91,14 +91,14 @@ mod tests {
     struct World {
         /// Members that can be read.
         valid: u16,
-        hurts: [u8; 2],
-        healed: [u8; 2],
+        missed: [u8; 2],
+        repaired: [u8; 2],
         doubted: u16,
         leaving: u16,
         lost: u16,
         givers: [Giver; 2],
         writer: Writer,
-        healer: Healer,
+        repair: RepairStep,
         writes_left: u8,
     }
 
@@ -119,13 +119,13 @@ mod tests {
         Looked(u16, bool),
         /// The word has changed; these lack it. Then that is counted.
         Changed(u16),
-        Hurt,
+        Missed,
     }
 
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-    enum Healer {
+    enum RepairStep {
         Idle,
-        /// Looks whether this member lacks something, which was hurt so often by then.
+        /// Looks whether this member lacks something, which had missed so much by then.
         Looking(usize, u8),
     }
 
@@ -133,24 +133,24 @@ mod tests {
         fn new() -> World {
             World {
                 valid: 3,
-                hurts: [0; 2],
-                healed: [0; 2],
+                missed: [0; 2],
+                repaired: [0; 2],
                 doubted: 0,
                 leaving: 0,
                 lost: 0,
                 givers: [Giver::Idle; 2],
                 writer: Writer::Idle,
-                healer: Healer::Idle,
+                repair: RepairStep::Idle,
                 writes_left: 2,
             }
         }
 
         fn is_whole(&self, member: usize) -> bool {
-            self.hurts[member] == self.healed[member] && (self.lost | self.doubted) >> member & 1 == 0
+            self.missed[member] == self.repaired[member] && (self.lost | self.doubted) >> member & 1 == 0
         }
 
-        fn hurt(mut self, members: u16) -> World {
-            (0..2).filter(|member| members >> member & 1 == 1).for_each(|member| self.hurts[member] += 1);
+        fn miss(mut self, members: u16) -> World {
+            (0..2).filter(|member| members >> member & 1 == 1).for_each(|member| self.missed[member] += 1);
             self
         }
 
@@ -205,21 +205,21 @@ mod tests {
                     next.push(World { valid, writer: Writer::Changed(lacking), ..self });
                 }
                 Writer::Changed(lacking) => {
-                    next.push(World { writer: Writer::Hurt, ..self.hurt(lacking) });
+                    next.push(World { writer: Writer::Missed, ..self.miss(lacking) });
                 }
-                Writer::Hurt => next.push(World { writer: Writer::Idle, doubted: 0, ..self }),
+                Writer::Missed => next.push(World { writer: Writer::Idle, doubted: 0, ..self }),
             }
-            match self.healer {
-                Healer::Idle => {
+            match self.repair {
+                RepairStep::Idle => {
                     for member in 0..2 {
-                        next.push(World { healer: Healer::Looking(member, self.hurts[member]), ..self });
+                        next.push(World { repair: RepairStep::Looking(member, self.missed[member]), ..self });
                     }
                 }
-                Healer::Looking(member, hurts) => {
-                    let mut world = World { healer: Healer::Idle, ..self };
+                RepairStep::Looking(member, missed) => {
+                    let mut world = World { repair: RepairStep::Idle, ..self };
                     let has = self.valid >> member & 1 == 1;
                     if has {
-                        world.healed[member] = world.healed[member].max(hurts);
+                        world.repaired[member] = world.repaired[member].max(missed);
                     } else if self.writer == Writer::Idle && self.valid & !self.lost != 0 {
                         // A copy; the next look finds nothing.
                         world.valid |= 1 << member;
@@ -230,7 +230,7 @@ mod tests {
             next
         }
 
-        /// Does a member that is not lost hold the chunk?
+        /// Does a member that has not failed hold the chunk?
         fn is_held(&self) -> bool {
             self.valid & !self.lost != 0
         }

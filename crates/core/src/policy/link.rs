@@ -196,14 +196,14 @@ mod tests {
 
         /// Uses this page, and computes for so long.
         fn step(&mut self, page: u64, busy_ns: u64) {
-            let arrival = match self.come.get(&page) {
+            let timeliness = match self.come.get(&page) {
                 Some(false) => unreachable!("a walk that goes on"),
                 Some(true) => PrefetchTimeliness::InTime,
                 None if self.under_way.contains_key(&page) || self.queued.contains(&page) => PrefetchTimeliness::Late,
                 None => PrefetchTimeliness::Missing,
             };
-            let ahead = match self.stream.on_use(page, arrival, 512) {
-                None if arrival != PrefetchTimeliness::InTime => self.stream.on_fault(page),
+            let ahead = match self.stream.on_use(page, timeliness, 512) {
+                None if timeliness != PrefetchTimeliness::InTime => self.stream.on_fault(page),
                 ahead => ahead.unwrap_or_default(),
             };
             let wanted = (1..=ahead.count.into()).map(|step| page + step);

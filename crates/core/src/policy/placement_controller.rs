@@ -192,7 +192,7 @@ impl PlacementController {
     }
 
     /// Takes the activity since the last call, and whether the place lacks a part of itself.
-    /// `Some`: all places are to be [measured](Settle::on_measured).
+    /// `Some`: all places are to be [measured](PlacementController::on_measured).
     pub fn on_window(&mut self, window: &ActivityWindow, is_degraded: bool) -> Option<Cause> {
         match &mut self.state {
             State::Moving { windows, .. } => {

@@ -166,7 +166,7 @@ impl Prefetcher {
     /// Takes the first use of a page since a stream asked for it, or may have. `None` if no stream
     /// expected it; else what to bring, at most `most` pages: more would displace what is in use.
     /// Some of that may be near or on its way already.
-    pub fn on_use(&mut self, page: u64, arrival: PrefetchTimeliness, most: u32) -> Option<PrefetchBatch> {
+    pub fn on_use(&mut self, page: u64, timeliness: PrefetchTimeliness, most: u32) -> Option<PrefetchBatch> {
         let page = page as i64 + STRIDE_MAX * 4;
         // Counts the pages asked for that come after this one.
         let left = |stream: &AccessStream| {
@@ -186,7 +186,7 @@ impl Prefetcher {
         self.doubts = 0;
         stream.used_at = self.faults;
         let is_half_used = left * 2 <= stream.window;
-        stream.window = match arrival {
+        stream.window = match timeliness {
             // Pages that were asked for in vain are asked for again.
             PrefetchTimeliness::Missing => stream.window,
             PrefetchTimeliness::Late if is_half_used || stream.window < WINDOW_MAX => (stream.window * 2).min(LATE_MAX),
@@ -333,8 +333,8 @@ mod tests {
                 Some(Some(due)) => {
                     vain -= 1;
                     late_uses += u64::from(due > now);
-                    let arrival = if due > now { PrefetchTimeliness::Late } else { PrefetchTimeliness::InTime };
-                    prefetcher.on_use(page, arrival, 512).unwrap_or_default()
+                    let timeliness = if due > now { PrefetchTimeliness::Late } else { PrefetchTimeliness::InTime };
+                    prefetcher.on_use(page, timeliness, 512).unwrap_or_default()
                 }
                 None => {
                     faults += 1;
@@ -396,10 +396,11 @@ mod tests {
         let mut ahead_of: alloc::collections::BTreeSet<u64> = Default::default();
         let mut faults = 0;
         for page in (0..40_000u64).filter(far) {
-            let arrival = if ahead_of.remove(&page) { PrefetchTimeliness::InTime } else { PrefetchTimeliness::Missing };
-            let ahead = match prefetcher.on_use(page, arrival, 512) {
+            let timeliness =
+                if ahead_of.remove(&page) { PrefetchTimeliness::InTime } else { PrefetchTimeliness::Missing };
+            let ahead = match prefetcher.on_use(page, timeliness, 512) {
                 Some(ahead) => ahead,
-                None if arrival == PrefetchTimeliness::InTime => PrefetchBatch::default(),
+                None if timeliness == PrefetchTimeliness::InTime => PrefetchBatch::default(),
                 None => {
                     faults += 1;
                     prefetcher.on_fault(page)

@@ -2,9 +2,9 @@
 //!
 //! *On time* is the moment at which a scrub without delays would have looked at what this one has
 //! looked at. Each place moves it by an equal share of the period. The next run is due when it ends
-//! on time. After a pause (the program was stopped, a leg was slow) a run is worth half of its time
-//! until the scrub has caught up: twice as fast as usual, and never a burst. What is missed by more
-//! than a period is not made up for.
+//! on time. After a pause (the program was stopped, a member was slow) a run is worth half of its
+//! time until the scrub has caught up: twice as fast as usual, and never a burst. What is missed by
+//! more than a period is not made up for.
 
 use crate::time::Moment;
 use core::time::Duration;

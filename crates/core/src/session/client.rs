@@ -84,18 +84,18 @@ impl PageOperation {
     }
 }
 
-/// Message to send next: this head, then, for a write, the checksums and bytes of its pages.
+/// Message to send next: this header, then, for a write, the checksums and bytes of its pages.
 #[derive(Clone, Copy, Debug)]
 pub struct OutgoingMessage {
     /// Slot of the operation; give it to [`ClientConversation::on_sent`].
     pub slot: u32,
-    /// The head of the frame.
-    pub head: MessageHeader,
+    /// The header of the frame.
+    pub header: MessageHeader,
     /// Call that the operation makes.
     pub call: PageOperation,
 }
 
-/// Meaning of an arrived head.
+/// Meaning of an arrived header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReplyEvent {
     /// Pages of a read follow. When `prefix` bytes of the body are there, [`ReadReply::decode`]
@@ -302,7 +302,7 @@ impl<C> ClientConversation<C> {
             _ => 0,
         };
         let left = u32::try_from(operation.deadline.since(now).as_micros().max(1)).unwrap_or(u32::MAX);
-        let head = MessageHeader {
+        let header = MessageHeader {
             body,
             kind: operation.call.kind() as u8,
             flags: if operation.background { flags::BACKGROUND } else { 0 },
@@ -313,7 +313,7 @@ impl<C> ClientConversation<C> {
             region: self.region.0,
             page: page.0,
         };
-        Some(OutgoingMessage { slot, head, call: operation.call })
+        Some(OutgoingMessage { slot, header, call: operation.call })
     }
 
     /// Notes that the whole frame of this operation is on its way.
@@ -324,10 +324,10 @@ impl<C> ClientConversation<C> {
         }
     }
 
-    /// Takes the head of an answer. An error means that the server does not keep to the protocol:
+    /// Takes the header of an answer. An error means that the server does not keep to the protocol:
     /// give the connection up.
-    pub fn on_head(&mut self, head: &MessageHeader) -> Result<ReplyEvent, WireError> {
-        let (slot, generation) = split_tag(head.tag);
+    pub fn on_header(&mut self, header: &MessageHeader) -> Result<ReplyEvent, WireError> {
+        let (slot, generation) = split_tag(header.tag);
         let known = self.slots.get_mut(slot as usize).ok_or(WireError::Unasked)?;
         if known.generation != generation {
             // Generations wrap; one that is not behind was never given out.
@@ -338,30 +338,30 @@ impl<C> ClientConversation<C> {
         if operation.state != State::Waiting {
             return Err(WireError::Unasked);
         }
-        if head.kind != MessageKind::ERROR && head.kind != operation.call.kind().answer() {
-            return Err(WireError::Kind(head.kind));
+        if header.kind != MessageKind::ERROR && header.kind != operation.call.kind().answer() {
+            return Err(WireError::Kind(header.kind));
         }
         if let PageOperation::ReadPart { part, .. } = operation.call
-            && head.kind != MessageKind::ERROR
+            && header.kind != MessageKind::ERROR
         {
-            if head.body as usize != part_body_bytes(part) {
-                return Err(WireError::Length { kind: head.kind, body: head.body });
+            if header.body as usize != part_body_bytes(part) {
+                return Err(WireError::Length { kind: header.kind, body: header.body });
             }
             operation.state = State::Receiving;
-            return Ok(ReplyEvent::Part { slot, part, page_sum: head.page });
+            return Ok(ReplyEvent::Part { slot, part, page_sum: header.page });
         }
         if let PageOperation::Read { count: asked, .. } = operation.call
-            && head.kind != MessageKind::ERROR
+            && header.kind != MessageKind::ERROR
         {
-            let prefix = ReadReply::prefix_bytes(head, asked)?;
+            let prefix = ReadReply::prefix_bytes(header, asked)?;
             operation.state = State::Receiving;
             return Ok(ReplyEvent::Pages { slot, asked, prefix });
         }
         // Neither the answers to writes and discards nor failures have a body.
-        if head.body != 0 {
-            return Err(WireError::Length { kind: head.kind, body: head.body });
+        if header.body != 0 {
+            return Err(WireError::Length { kind: header.kind, body: header.body });
         }
-        match WireReply::decode(head, &[])?.reply {
+        match WireReply::decode(header, &[])?.reply {
             Reply::Failed { code, page } => Ok(ReplyEvent::Failed { slot, code, page: PageId(page) }),
             _ => Ok(ReplyEvent::Done { slot }),
         }

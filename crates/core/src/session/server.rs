@@ -2,7 +2,7 @@
 //! was agreed.
 
 use crate::wire::{
-    ErrorCode, HEAD_BYTES, Hello, MessageHeader, MessageKind, RefuseCode, Request, VERSION_MAX, VERSION_MIN, Welcome,
+    ErrorCode, HEADER_BYTES, Hello, MessageHeader, MessageKind, RefuseCode, Request, VERSION_MAX, VERSION_MIN, Welcome,
     WireError, WireRequest, write_body_bytes,
 };
 
@@ -128,19 +128,21 @@ impl ServerConversation {
         if let State::Broken(error) = self.state {
             return Err(error);
         }
-        let Some(head) = MessageHeader::decode(received)? else { return Ok(ServerAction::Need { bytes: HEAD_BYTES }) };
-        self.check_head(&head)?;
-        let used = head.frame_bytes();
-        let Some(body) = received.get(HEAD_BYTES..used) else { return Ok(ServerAction::Need { bytes: used }) };
+        let Some(header) = MessageHeader::decode(received)? else {
+            return Ok(ServerAction::Need { bytes: HEADER_BYTES });
+        };
+        self.check_header(&header)?;
+        let used = header.frame_bytes();
+        let Some(body) = received.get(HEADER_BYTES..used) else { return Ok(ServerAction::Need { bytes: used }) };
         let State::Open(limits) = self.state else {
-            let hello = Hello::decode(&head, body)?;
+            let hello = Hello::decode(&header, body)?;
             return Ok(ServerAction::Hello { hello, version: hello.common_version(VERSION_MIN, VERSION_MAX), used });
         };
-        let fail = |code| Ok(ServerAction::Fail { tag: head.tag, code, used });
-        if MessageKind::of_request(head.kind).is_none() && head.kind & MessageKind::ANSWER == 0 {
+        let fail = |code| Ok(ServerAction::Fail { tag: header.tag, code, used });
+        if MessageKind::of_request(header.kind).is_none() && header.kind & MessageKind::ANSWER == 0 {
             return fail(ErrorCode::Unsupported); // A request of a later version.
         }
-        let request = WireRequest::decode(&head, body)?;
+        let request = WireRequest::decode(&header, body)?;
         if let Request::Read { count, .. } = request.request {
             match count {
                 0 => return fail(ErrorCode::BadRequest),
@@ -155,16 +157,16 @@ impl ServerConversation {
         Ok(ServerAction::Request { request, used })
     }
 
-    /// Refuses by its head a message that would otherwise be waited for: a stranger's gigabyte, or
-    /// a longer write than agreed.
-    fn check_head(&self, head: &MessageHeader) -> Result<(), WireError> {
+    /// Refuses by its header a message that would otherwise be waited for: a stranger's gigabyte,
+    /// or a longer write than agreed.
+    fn check_header(&self, header: &MessageHeader) -> Result<(), WireError> {
         let body_max = match self.state {
             State::Open(limits) => write_body_bytes(limits.batch_pages_max),
-            _ if head.kind != MessageKind::Hello as u8 => return Err(WireError::Kind(head.kind)),
+            _ if header.kind != MessageKind::Hello as u8 => return Err(WireError::Kind(header.kind)),
             _ => Hello::BODY_BYTES_MAX,
         };
-        if head.body as usize > body_max {
-            return Err(WireError::Length { kind: head.kind, body: head.body });
+        if header.body as usize > body_max {
+            return Err(WireError::Length { kind: header.kind, body: header.body });
         }
         Ok(())
     }

@@ -32,8 +32,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Converts a length to the form of the head. A length that does not fit becomes the longest, which
-/// every reader refuses.
+/// Converts a length to the form of the header. A length that does not fit becomes the longest,
+/// which every reader refuses.
 pub(crate) fn length(bytes: usize) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }

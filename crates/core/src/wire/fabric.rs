@@ -5,7 +5,7 @@ use super::reply::append;
 use super::{MessageHeader, MessageKind};
 use alloc::vec::Vec;
 
-/// A piece of the server's memory, as a fabric names it.
+/// A range of the server's memory, as a fabric names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RemoteWindow {
     /// Remote key: a client that knows it may read.

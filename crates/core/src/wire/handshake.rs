@@ -69,8 +69,8 @@ impl<'a> Hello<'a> {
     pub fn encode(&self, out: &mut Vec<u8>) {
         assert!(self.token.len() <= Self::TOKEN_BYTES_MAX && self.client_name.len() <= Self::NAME_BYTES_MAX);
         let body = 40 + self.token.len() + self.client_name.len();
-        let head = MessageHeader { body: length(body), kind: MessageKind::Hello as u8, ..MessageHeader::default() };
-        out.extend_from_slice(&head.encode());
+        let header = MessageHeader { body: length(body), kind: MessageKind::Hello as u8, ..MessageHeader::default() };
+        out.extend_from_slice(&header.encode());
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&self.version_min.to_le_bytes());
         out.extend_from_slice(&self.version_max.to_le_bytes());
@@ -83,12 +83,12 @@ impl<'a> Hello<'a> {
     }
 
     /// Decodes the message. Bytes after the known fields belong to a later version and are ignored.
-    pub fn decode(head: &MessageHeader, body: &'a [u8]) -> Result<Hello<'a>, WireError> {
-        if head.kind != MessageKind::Hello as u8 {
-            return Err(WireError::Kind(head.kind));
+    pub fn decode(header: &MessageHeader, body: &'a [u8]) -> Result<Hello<'a>, WireError> {
+        if header.kind != MessageKind::Hello as u8 {
+            return Err(WireError::Kind(header.kind));
         }
         let mut fields = Fields(body.strip_prefix(&MAGIC).ok_or(WireError::Magic)?);
-        let hello = Self::fields(&mut fields).ok_or(head.length_error())??;
+        let hello = Self::fields(&mut fields).ok_or(header.length_error())??;
         if hello.version_min > hello.version_max {
             return Err(WireError::Field("version"));
         }
@@ -142,12 +142,12 @@ impl Welcome {
 
     /// Appends the frame.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        let head = MessageHeader {
+        let header = MessageHeader {
             body: length(Self::BODY_BYTES),
             kind: MessageKind::Hello.answer(),
             ..MessageHeader::default()
         };
-        out.extend_from_slice(&head.encode());
+        out.extend_from_slice(&header.encode());
         out.extend_from_slice(&self.version.to_le_bytes());
         out.extend_from_slice(&[0; 2]);
         out.extend_from_slice(&self.lease_ms.to_le_bytes());
@@ -160,16 +160,16 @@ impl Welcome {
 
     /// Decodes the message or the refusal. Bytes after the known fields are ignored.
     pub fn decode<'a>(
-        head: &MessageHeader,
+        header: &MessageHeader,
         body: &'a [u8],
     ) -> Result<Result<Welcome, ConnectionRefusal<'a>>, WireError> {
-        if head.kind == MessageKind::REFUSAL {
-            return Ok(Err(ConnectionRefusal::decode(head, body)));
+        if header.kind == MessageKind::REFUSAL {
+            return Ok(Err(ConnectionRefusal::decode(header, body)));
         }
-        if head.kind != MessageKind::Hello.answer() {
-            return Err(WireError::Kind(head.kind));
+        if header.kind != MessageKind::Hello.answer() {
+            return Err(WireError::Kind(header.kind));
         }
-        let welcome = Self::fields(&mut Fields(body)).ok_or(head.length_error())?;
+        let welcome = Self::fields(&mut Fields(body)).ok_or(header.length_error())?;
         if welcome.session.0 == 0 {
             return Err(WireError::Field("session"));
         }
@@ -262,14 +262,14 @@ impl<'a> ConnectionRefusal<'a> {
     /// Greatest length of the text in bytes.
     pub const TEXT_BYTES_MAX: usize = 256;
 
-    fn decode(head: &MessageHeader, body: &'a [u8]) -> ConnectionRefusal<'a> {
+    fn decode(header: &MessageHeader, body: &'a [u8]) -> ConnectionRefusal<'a> {
         let body = body.get(..Self::TEXT_BYTES_MAX).unwrap_or(body);
         // Cut where the bytes stop being text: a refusal with odd text is still a refusal.
         let text = body.utf8_chunks().next().map_or("", |chunk| chunk.valid());
         // Two versions of sixteen bits each.
-        let [_, _, _, _, min_high, min_low, max_high, max_low] = head.page.to_be_bytes();
+        let [_, _, _, _, min_high, min_low, max_high, max_low] = header.page.to_be_bytes();
         ConnectionRefusal {
-            code: RefuseCode::from_number(head.code),
+            code: RefuseCode::from_number(header.code),
             version_min: u16::from_be_bytes([min_high, min_low]),
             version_max: u16::from_be_bytes([max_high, max_low]),
             text,
@@ -280,14 +280,14 @@ impl<'a> ConnectionRefusal<'a> {
 /// Appends the frame of a refusal; a text that is too long is cut.
 pub fn encode_refusal(refusal: &ConnectionRefusal<'_>, out: &mut Vec<u8>) {
     let text = refusal.text.get(..refusal.text.floor_char_boundary_at(ConnectionRefusal::TEXT_BYTES_MAX)).unwrap_or("");
-    let head = MessageHeader {
+    let header = MessageHeader {
         body: length(text.len()),
         kind: MessageKind::REFUSAL,
         code: refusal.code.number(),
         page: u64::from(refusal.version_min) << 16 | u64::from(refusal.version_max),
         ..MessageHeader::default()
     };
-    out.extend_from_slice(&head.encode());
+    out.extend_from_slice(&header.encode());
     out.extend_from_slice(text.as_bytes());
 }
 

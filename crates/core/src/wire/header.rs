@@ -4,7 +4,7 @@ use super::bytes::Fields;
 use super::{BODY_BYTES_LIMIT, WireError};
 
 /// Length of an encoded [`MessageHeader`] in bytes.
-pub const HEAD_BYTES: usize = 40;
+pub const HEADER_BYTES: usize = 40;
 
 /// Kind of a message. An answer has the kind of its request with the top bit set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -95,7 +95,7 @@ pub mod flags {
 /// The forty bytes in front of every message. Fields that a message does not use are zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MessageHeader {
-    /// Number of bytes that follow the head.
+    /// Number of bytes that follow the header.
     pub body: u32,
     /// Kind: [`MessageKind`] of the request, of the answer, or one of the two failures.
     pub kind: u8,
@@ -116,10 +116,10 @@ pub struct MessageHeader {
 }
 
 impl MessageHeader {
-    /// Encodes the head as forty bytes.
-    pub fn encode(&self) -> [u8; HEAD_BYTES] {
+    /// Encodes the header as forty bytes.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
         // Constant ranges of an array of forty bytes: the compiler checks them.
-        let mut bytes = [0; HEAD_BYTES];
+        let mut bytes = [0; HEADER_BYTES];
         bytes[0..4].copy_from_slice(&self.body.to_le_bytes());
         bytes[4] = self.kind;
         bytes[5] = self.flags;
@@ -132,15 +132,15 @@ impl MessageHeader {
         bytes
     }
 
-    /// Decodes a head from the front of `bytes`; `None` if there are fewer than [`HEAD_BYTES`].
+    /// Decodes a header from the front of `bytes`; `None` if there are fewer than [`HEADER_BYTES`].
     /// Errs if the body is longer than any that the protocol has, before a receiver waits for it.
     pub fn decode(bytes: &[u8]) -> Result<Option<MessageHeader>, WireError> {
         let mut fields = Fields(bytes);
-        let Some(head) = Self::fields(&mut fields) else { return Ok(None) };
-        if head.body as usize > BODY_BYTES_LIMIT {
-            return Err(WireError::Length { kind: head.kind, body: head.body });
+        let Some(header) = Self::fields(&mut fields) else { return Ok(None) };
+        if header.body as usize > BODY_BYTES_LIMIT {
+            return Err(WireError::Length { kind: header.kind, body: header.body });
         }
-        Ok(Some(head))
+        Ok(Some(header))
     }
 
     fn fields(fields: &mut Fields<'_>) -> Option<MessageHeader> {
@@ -159,7 +159,7 @@ impl MessageHeader {
 
     /// Returns the length of the whole frame in bytes.
     pub fn frame_bytes(&self) -> usize {
-        HEAD_BYTES + self.body as usize
+        HEADER_BYTES + self.body as usize
     }
 
     /// Errs unless the body has `bytes` bytes: then the message is malformed.

@@ -23,7 +23,7 @@ mod request;
 pub use call::{CallBody, encode_answer};
 pub use fabric::{ExposeReply, RemoteWindow, StationReply, encode_expose, encode_station};
 pub use handshake::{ConnectionRefusal, Hello, RefuseCode, SessionSecret, Welcome, encode_refusal, features};
-pub use header::{HEAD_BYTES, MessageHeader, MessageKind, flags};
+pub use header::{HEADER_BYTES, MessageHeader, MessageKind, flags};
 pub use reply::{
     ErrorCode, MapReply, ReadReply, Reply, Stat, WireReply, encode_claimed, encode_created, encode_error, encode_map,
     encode_ok, encode_part, encode_read, encode_stat, encode_ticket, part_body_bytes, part_reply, present_words,
@@ -52,12 +52,12 @@ pub enum WireError {
     /// A kind of message that does not exist or does not belong here.
     #[error("unexpected message of kind {0:#04x}")]
     Kind(u8),
-    /// The body has the wrong length for its head.
+    /// The body has the wrong length for its header.
     #[error("a message of kind {kind:#04x} has a body of {body} bytes")]
     Length {
         /// Kind of the message.
         kind: u8,
-        /// Length that its head claims.
+        /// Length that its header claims.
         body: u32,
     },
     /// A field has a value that it cannot have.

@@ -20,7 +20,7 @@ pub enum ErrorCode {
     /// The deadline passed before the server came to it. Nothing was changed.
     TimedOut,
     /// A page does not match its checksum: as it arrived (write) or as it was kept (read). The
-    /// head's `page` names it.
+    /// header's `page` names it.
     Corrupt,
     /// The server does not do this, or not on this kind of connection.
     Unsupported,
@@ -36,9 +36,9 @@ pub enum ErrorCode {
     Internal,
     /// The server has no function of this name.
     NoFunction,
-    /// The server has the function in another version, which the head's `page` names.
+    /// The server has the function in another version, which the header's `page` names.
     OtherVersion,
-    /// The function took as many steps as it may and was ended; the head's `page` says how many.
+    /// The function took as many steps as it may and was ended; the header's `page` says how many.
     Overrun,
     /// The function has a bug: it panicked.
     Panicked,
@@ -46,16 +46,16 @@ pub enum ErrorCode {
     AnswerTooLong,
     /// The function waits for something that does not come.
     Stuck,
-    /// A word or a lock that a function uses is not aligned to its size. The head's `page` says the
-    /// offset.
+    /// A word or a lock that a function uses is not aligned to its size. The header's `page` says
+    /// the offset.
     Unaligned,
     /// A function changes a word atomically where that is not possible.
     NoAtomics,
-    /// There is no lock at the offset that the head's `page` says.
+    /// There is no lock at the offset that the header's `page` says.
     NoLock,
-    /// The lock at the offset that the head's `page` says was not free in time.
+    /// The lock at the offset that the header's `page` says was not free in time.
     Locked,
-    /// The lock at the offset that the head's `page` says was lost before the function wrote the
+    /// The lock at the offset that the header's `page` says was lost before the function wrote the
     /// data that it guards.
     Fenced,
     /// Reason that belongs to a later version.
@@ -218,8 +218,8 @@ pub const fn present_words(count: u32) -> usize {
     (count as usize).div_ceil(64)
 }
 
-/// Returns the number of bytes between the head and the first page byte of a read answer. They are
-/// the presence map, then a checksum for each present page.
+/// Returns the number of bytes between the header and the first page byte of a read answer. They
+/// are the presence map, then a checksum for each present page.
 pub const fn read_prefix_bytes(count: u32, present: u32) -> usize {
     (present_words(count) + present as usize) * 8
 }
@@ -236,30 +236,30 @@ pub struct ReadReply<'a> {
 impl<'a> ReadReply<'a> {
     /// Returns how many bytes of the body must be there before [`ReadReply::decode`] can be called.
     /// Errs unless the answer belongs to a read of `asked` pages.
-    pub fn prefix_bytes(head: &MessageHeader, asked: u32) -> Result<usize, WireError> {
-        if head.kind != MessageKind::Read.answer() {
-            return Err(WireError::Kind(head.kind));
+    pub fn prefix_bytes(header: &MessageHeader, asked: u32) -> Result<usize, WireError> {
+        if header.kind != MessageKind::Read.answer() {
+            return Err(WireError::Kind(header.kind));
         }
-        if head.count != asked || asked == 0 || asked > BATCH_PAGES_LIMIT {
+        if header.count != asked || asked == 0 || asked > BATCH_PAGES_LIMIT {
             return Err(WireError::Field("count"));
         }
         // The length of the body says how many pages are present: each adds a checksum and its
         // bytes.
         let map_bytes = present_words(asked) * 8;
-        let pages_bytes = (head.body as usize).checked_sub(map_bytes).ok_or(head.length_error())?;
+        let pages_bytes = (header.body as usize).checked_sub(map_bytes).ok_or(header.length_error())?;
         let present = pages_bytes / (8 + PAGE_BYTES);
         if pages_bytes % (8 + PAGE_BYTES) != 0 || present > asked as usize {
-            return Err(head.length_error());
+            return Err(header.length_error());
         }
         Ok(map_bytes + present * 8)
     }
 
     /// Decodes the fields before the page bytes; `prefix` has [`ReadReply::prefix_bytes`] bytes.
-    pub fn decode(head: &MessageHeader, asked: u32, prefix: &'a [u8]) -> Result<ReadReply<'a>, WireError> {
-        if prefix.len() != Self::prefix_bytes(head, asked)? {
-            return Err(head.length_error());
+    pub fn decode(header: &MessageHeader, asked: u32, prefix: &'a [u8]) -> Result<ReadReply<'a>, WireError> {
+        if prefix.len() != Self::prefix_bytes(header, asked)? {
+            return Err(header.length_error());
         }
-        let (map, sums) = prefix.split_at_checked(present_words(asked) * 8).ok_or(head.length_error())?;
+        let (map, sums) = prefix.split_at_checked(present_words(asked) * 8).ok_or(header.length_error())?;
         let present = length(sums.len() / 8);
         let mut ones = 0;
         let mut bits_left = asked;
@@ -326,18 +326,18 @@ impl MapReply {
     /// Greatest number of layers in one answer: the kernel passes at most 253 descriptors at once.
     pub const LAYERS_AT_ONCE: u32 = 128;
 
-    fn decode(head: &MessageHeader, body: &[u8]) -> Result<MapReply, WireError> {
+    fn decode(header: &MessageHeader, body: &[u8]) -> Result<MapReply, WireError> {
         let mut fields = Fields(body);
         let read = |fields: &mut Fields<'_>| {
             Some(MapReply {
-                pages: head.page,
+                pages: header.page,
                 generation: fields.u64()?,
                 layers_total: fields.u32()?,
                 first_layer: fields.u32()?,
-                layers: head.count,
+                layers: header.count,
             })
         };
-        let map = read(&mut fields).ok_or(head.length_error())?;
+        let map = read(&mut fields).ok_or(header.length_error())?;
         let end = map.first_layer.checked_add(map.layers).ok_or(WireError::Field("layers"))?;
         if map.layers_total == 0
             || map.layers_total > Self::LAYERS_MAX
@@ -410,38 +410,38 @@ pub struct WireReply {
 }
 
 impl WireReply {
-    /// Decodes an answer. Of the answer to a read, of pages or of a part, only the head is read,
+    /// Decodes an answer. Of the answer to a read, of pages or of a part, only the header is read,
     /// and `body` may be empty; for the others it is the whole body.
-    pub fn decode(head: &MessageHeader, body: &[u8]) -> Result<WireReply, WireError> {
-        let tag = head.tag;
-        if head.kind == MessageKind::ERROR {
-            head.expect_body(0)?;
-            let reply = Reply::Failed { code: ErrorCode::from_number(head.code), page: head.page };
+    pub fn decode(header: &MessageHeader, body: &[u8]) -> Result<WireReply, WireError> {
+        let tag = header.tag;
+        if header.kind == MessageKind::ERROR {
+            header.expect_body(0)?;
+            let reply = Reply::Failed { code: ErrorCode::from_number(header.code), page: header.page };
             return Ok(WireReply { tag, kind: None, reply });
         }
-        let kind = MessageKind::of_answer(head.kind).ok_or(WireError::Kind(head.kind))?;
-        if !matches!(kind, MessageKind::Read | MessageKind::ReadPart) && head.body as usize != body.len() {
-            return Err(head.length_error());
+        let kind = MessageKind::of_answer(header.kind).ok_or(WireError::Kind(header.kind))?;
+        if !matches!(kind, MessageKind::Read | MessageKind::ReadPart) && header.body as usize != body.len() {
+            return Err(header.length_error());
         }
         let reply = match kind {
-            MessageKind::Hello => return Err(WireError::Kind(head.kind)),
+            MessageKind::Hello => return Err(WireError::Kind(header.kind)),
             MessageKind::Read => Reply::Read,
             MessageKind::ReadPart => Reply::Part,
-            MessageKind::CreateRegion => Reply::Created { region: RegionId(head.region) },
-            MessageKind::ClaimRegion => Reply::Claimed { region: RegionId(head.region), pages: head.page },
-            MessageKind::CloneRegion => Reply::Ticket { secret: Fields(body).u128().ok_or(head.length_error())? },
+            MessageKind::CreateRegion => Reply::Created { region: RegionId(header.region) },
+            MessageKind::ClaimRegion => Reply::Claimed { region: RegionId(header.region), pages: header.page },
+            MessageKind::CloneRegion => Reply::Ticket { secret: Fields(body).u128().ok_or(header.length_error())? },
             MessageKind::Stat => Reply::Stat(Stat::decode(body)),
-            MessageKind::MapRegion => Reply::Map(MapReply::decode(head, body)?),
+            MessageKind::MapRegion => Reply::Map(MapReply::decode(header, body)?),
             MessageKind::Station => {
-                StationReply::decode(body).ok_or(head.length_error())?;
+                StationReply::decode(body).ok_or(header.length_error())?;
                 Reply::Station
             }
             MessageKind::Expose => {
                 ExposeReply::decode(body).ok_or(WireError::Field("windows"))?;
                 Reply::Expose
             }
-            MessageKind::Call if body.len() > CallBody::ANSWER_BYTES_MAX => return Err(head.length_error()),
-            MessageKind::Call => Reply::Answer { steps: head.count },
+            MessageKind::Call if body.len() > CallBody::ANSWER_BYTES_MAX => return Err(header.length_error()),
+            MessageKind::Call => Reply::Answer { steps: header.count },
             MessageKind::DropRegion
             | MessageKind::Write
             | MessageKind::Discard
@@ -449,7 +449,7 @@ impl WireReply {
             | MessageKind::Reserve
             | MessageKind::Release
             | MessageKind::Bye => {
-                head.expect_body(0)?;
+                header.expect_body(0)?;
                 Reply::Done
             }
         };
@@ -457,9 +457,9 @@ impl WireReply {
     }
 }
 
-pub(super) fn append(head: MessageHeader, body: &[u8], out: &mut Vec<u8>) {
-    let head = MessageHeader { body: length(body.len()), ..head };
-    out.extend_from_slice(&head.encode());
+pub(super) fn append(header: MessageHeader, body: &[u8], out: &mut Vec<u8>) {
+    let header = MessageHeader { body: length(body.len()), ..header };
+    out.extend_from_slice(&header.encode());
     out.extend_from_slice(body);
 }
 
@@ -504,13 +504,13 @@ pub fn encode_ticket(tag: u64, secret: u128, out: &mut Vec<u8>) {
 /// Appends [`Reply::Stat`].
 pub fn encode_stat(tag: u64, stat: &Stat, out: &mut Vec<u8>) {
     let words = stat.to_array();
-    let head = MessageHeader {
+    let header = MessageHeader {
         kind: MessageKind::Stat.answer(),
         tag,
         body: length(words.len() * 8),
         ..MessageHeader::default()
     };
-    out.extend_from_slice(&head.encode());
+    out.extend_from_slice(&header.encode());
     for word in words {
         out.extend_from_slice(&word.to_le_bytes());
     }
@@ -519,7 +519,7 @@ pub fn encode_stat(tag: u64, stat: &Stat, out: &mut Vec<u8>) {
 /// Appends [`Reply::Map`]. The descriptors (page map, checksums, notes, the layers) go with the
 /// first byte of this frame.
 pub fn encode_map(tag: u64, map: &MapReply, out: &mut Vec<u8>) {
-    let head = MessageHeader {
+    let header = MessageHeader {
         kind: MessageKind::MapRegion.answer(),
         tag,
         count: map.layers,
@@ -527,7 +527,7 @@ pub fn encode_map(tag: u64, map: &MapReply, out: &mut Vec<u8>) {
         body: 16,
         ..MessageHeader::default()
     };
-    out.extend_from_slice(&head.encode());
+    out.extend_from_slice(&header.encode());
     out.extend_from_slice(&map.generation.to_le_bytes());
     out.extend_from_slice(&map.layers_total.to_le_bytes());
     out.extend_from_slice(&map.first_layer.to_le_bytes());
@@ -550,7 +550,7 @@ pub fn part_reply(body: &[u8]) -> Option<(u64, &[u8])> {
 pub fn encode_part(tag: u64, part: PagePart, page_sum: u64, bytes: &[u8], out: &mut Vec<u8>) {
     assert_eq!(bytes.len(), part.len());
     let body = length(part_body_bytes(part));
-    let head = MessageHeader {
+    let header = MessageHeader {
         kind: MessageKind::ReadPart.answer(),
         tag,
         count: part.count(),
@@ -558,7 +558,7 @@ pub fn encode_part(tag: u64, part: PagePart, page_sum: u64, bytes: &[u8], out: &
         page: page_sum,
         ..MessageHeader::default()
     };
-    out.extend_from_slice(&head.encode());
+    out.extend_from_slice(&header.encode());
     out.extend_from_slice(&part_checksum(part, bytes, page_sum).to_le_bytes());
     out.extend_from_slice(bytes);
 }
@@ -567,7 +567,7 @@ pub fn encode_part(tag: u64, part: PagePart, page_sum: u64, bytes: &[u8], out: &
 /// the checksum of each page that is present; their bytes must follow in the same order.
 pub fn encode_read(tag: u64, count: u32, sums: impl Iterator<Item = (u32, u64)>, out: &mut Vec<u8>) {
     let start = out.len();
-    let map_at = start + super::HEAD_BYTES;
+    let map_at = start + super::HEADER_BYTES;
     out.resize(map_at + present_words(count) * 8, 0);
     let mut present = 0;
     for (index, sum) in sums {
@@ -579,9 +579,9 @@ pub fn encode_read(tag: u64, count: u32, sums: impl Iterator<Item = (u32, u64)>,
         present += 1;
     }
     let body = read_prefix_bytes(count, present) + present as usize * PAGE_BYTES;
-    let head =
+    let header =
         MessageHeader { body: length(body), kind: MessageKind::Read.answer(), tag, count, ..MessageHeader::default() };
     if let Some(place) = out.get_mut(start..map_at) {
-        place.copy_from_slice(&head.encode());
+        place.copy_from_slice(&header.encode());
     }
 }

@@ -181,7 +181,7 @@ impl PagePart {
         self.offset()..self.offset() + self.len()
     }
 
-    /// Encodes the range in the form of the head's `count`.
+    /// Encodes the range in the form of the header's `count`.
     pub(crate) fn count(self) -> u32 {
         u32::from(self.offset) << 16 | u32::from(self.len)
     }
@@ -235,21 +235,21 @@ impl Request<'_> {
 }
 
 impl<'a> WireRequest<'a> {
-    /// Decodes a request; `body` is the whole body that `head` announces.
-    pub fn decode(head: &MessageHeader, body: &'a [u8]) -> Result<WireRequest<'a>, WireError> {
-        head.expect_body(body.len())?;
-        let kind = MessageKind::of_request(head.kind).ok_or(WireError::Kind(head.kind))?;
-        let region = RegionId(head.region);
-        let page = PageId(head.page);
-        let count = head.count;
+    /// Decodes a request; `body` is the whole body that `header` announces.
+    pub fn decode(header: &MessageHeader, body: &'a [u8]) -> Result<WireRequest<'a>, WireError> {
+        header.expect_body(body.len())?;
+        let kind = MessageKind::of_request(header.kind).ok_or(WireError::Kind(header.kind))?;
+        let region = RegionId(header.region);
+        let page = PageId(header.page);
+        let count = header.count;
         let request = match kind {
-            MessageKind::Hello => return Err(WireError::Kind(head.kind)), // Only as the first message.
+            MessageKind::Hello => return Err(WireError::Kind(header.kind)), // Only as the first message.
             MessageKind::Write => {
                 if count == 0 || count > BATCH_PAGES_LIMIT {
                     return Err(WireError::Field("count"));
                 }
-                head.expect_body(write_body_bytes(count))?;
-                let (sums, bytes) = body.split_at_checked(count as usize * 8).ok_or(head.length_error())?;
+                header.expect_body(write_body_bytes(count))?;
+                let (sums, bytes) = body.split_at_checked(count as usize * 8).ok_or(header.length_error())?;
                 Request::Write { region, page, pages: WritePages { sums, bytes } }
             }
             MessageKind::Call => {
@@ -257,14 +257,14 @@ impl<'a> WireRequest<'a> {
                 Request::Call { region, steps_max: count, call }
             }
             MessageKind::ClaimRegion => {
-                head.expect_body(16)?;
-                let ticket = Fields(body).u128().ok_or(head.length_error())?;
+                header.expect_body(16)?;
+                let ticket = Fields(body).u128().ok_or(header.length_error())?;
                 Request::ClaimRegion { ticket }
             }
             _ => {
-                head.expect_body(0)?;
+                header.expect_body(0)?;
                 match kind {
-                    MessageKind::CreateRegion => Request::CreateRegion { pages: head.page },
+                    MessageKind::CreateRegion => Request::CreateRegion { pages: header.page },
                     MessageKind::DropRegion => Request::DropRegion { region },
                     MessageKind::Read => Request::Read { region, page, count },
                     MessageKind::ReadPart => {
@@ -283,19 +283,19 @@ impl<'a> WireRequest<'a> {
                     MessageKind::Expose => Request::Expose { region, first_layer: count },
                     // Handled above, with their bodies.
                     MessageKind::Hello | MessageKind::Write | MessageKind::ClaimRegion | MessageKind::Call => {
-                        return Err(WireError::Kind(head.kind));
+                        return Err(WireError::Kind(header.kind));
                     }
                 }
             }
         };
-        let deadline = (head.deadline_us != 0).then(|| Duration::from_micros(u64::from(head.deadline_us)));
-        Ok(WireRequest { tag: head.tag, background: head.flags & flags::BACKGROUND != 0, deadline, request })
+        let deadline = (header.deadline_us != 0).then(|| Duration::from_micros(u64::from(header.deadline_us)));
+        Ok(WireRequest { tag: header.tag, background: header.flags & flags::BACKGROUND != 0, deadline, request })
     }
 
-    /// Returns the head of this request. The body, if there is one (write, claim, call), follows it
-    /// on the wire.
-    pub fn head(&self) -> MessageHeader {
-        let mut head = MessageHeader {
+    /// Returns the header of this request. The body, if there is one (write, claim, call), follows
+    /// it on the wire.
+    pub fn header(&self) -> MessageHeader {
+        let mut header = MessageHeader {
             tag: self.tag,
             flags: if self.background { flags::BACKGROUND } else { 0 },
             // A deadline too short to express becomes one microsecond, not none; one too long
@@ -303,41 +303,41 @@ impl<'a> WireRequest<'a> {
             deadline_us: self.deadline.map_or(0, |wait| u32::try_from(wait.as_micros().max(1)).unwrap_or(u32::MAX)),
             ..MessageHeader::default()
         };
-        head.kind = self.request.kind() as u8;
+        header.kind = self.request.kind() as u8;
         match self.request {
-            Request::CreateRegion { pages } => head.page = pages,
-            Request::DropRegion { region } | Request::CloneRegion { region } => head.region = region.0,
+            Request::CreateRegion { pages } => header.page = pages,
+            Request::DropRegion { region } | Request::CloneRegion { region } => header.region = region.0,
             Request::Read { region, page, count } | Request::Discard { region, page, count } => {
-                (head.region, head.page, head.count) = (region.0, page.0, count);
+                (header.region, header.page, header.count) = (region.0, page.0, count);
             }
             Request::ReadPart { region, page, part } => {
-                (head.region, head.page, head.count) = (region.0, page.0, part.count());
+                (header.region, header.page, header.count) = (region.0, page.0, part.count());
             }
             Request::Write { region, page, pages } => {
                 let count = pages.count();
-                (head.region, head.page, head.count) = (region.0, page.0, count);
-                head.body = length(write_body_bytes(count));
+                (header.region, header.page, header.count) = (region.0, page.0, count);
+                header.body = length(write_body_bytes(count));
             }
-            Request::ClaimRegion { .. } => head.body = 16,
+            Request::ClaimRegion { .. } => header.body = 16,
             Request::Call { region, steps_max, call } => {
-                (head.region, head.count) = (region.0, steps_max);
-                head.body = length(call.body_bytes());
+                (header.region, header.count) = (region.0, steps_max);
+                header.body = length(call.body_bytes());
             }
             Request::MapRegion { region, first_layer } | Request::Expose { region, first_layer } => {
-                (head.region, head.count) = (region.0, first_layer);
+                (header.region, header.count) = (region.0, first_layer);
             }
             Request::Reserve { region, pages } | Request::Release { region, pages } => {
-                (head.region, head.count) = (region.0, pages);
+                (header.region, header.count) = (region.0, pages);
             }
             Request::Stat | Request::Ping | Request::Station | Request::Bye => {}
         }
-        head
+        header
     }
 }
 
 /// Appends a whole request, with its body.
 pub fn encode_request(request: &WireRequest<'_>, out: &mut Vec<u8>) {
-    out.extend_from_slice(&request.head().encode());
+    out.extend_from_slice(&request.header().encode());
     match request.request {
         Request::Write { pages, .. } => {
             out.extend_from_slice(pages.sums);

@@ -21,7 +21,8 @@ use core::ops::Range;
 /// assert_eq!(table.at(&scope, [7, 8])?, &57);
 ///
 /// // One row, in slices.
-/// let row: usize = table.chunks_in(&scope, table.part([7])).map(|chunk| chunk.map_or(0, |chunk| chunk.iter().sum())).sum();
+/// let chunks = table.chunks_in(&scope, table.part([7]));
+/// let row: usize = chunks.map(|chunk| chunk.map_or(0, |chunk| chunk.iter().sum())).sum();
 /// assert_eq!(row, 7 * 999 * 1000 / 2 + 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -61,8 +61,8 @@ impl FarBytes {
     }
 
     /// Returns the address of the bytes, which is valid as long as the scope lasts.
-    fn address(&self, scope: &Scope<'_>, slot: SlotWord, want: AccessMode) -> Result<*mut u8, FarError> {
-        let address = scope.with_room(|| self.cell.address(scope, slot, want))?;
+    fn address(&self, scope: &Scope<'_>, slot: SlotWord, mode: AccessMode) -> Result<*mut u8, FarError> {
+        let address = scope.with_room(|| self.cell.address(scope, slot, mode))?;
         scope.mark_used();
         Ok(address)
     }
@@ -87,8 +87,8 @@ impl FarBytes {
     /// soon. If they have to be brought near, they are evicted first.
     pub fn get_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a [u8], FarError> {
         let Some(slot) = self.cell.load() else { return Ok(&[]) };
-        scope.run_streaming(|once| {
-            slot.note(once, scope);
+        scope.run_streaming(|hint| {
+            slot.note(hint, scope);
             self.get(scope)
         })
     }
@@ -97,8 +97,8 @@ impl FarBytes {
     /// fetched.
     pub async fn fetch_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a [u8], FarError> {
         let Some(slot) = self.cell.load() else { return Ok(&[]) };
-        let look = async |once: &StreamingHint| {
-            slot.note(once, scope);
+        let look = async |hint: &StreamingHint| {
+            slot.note(hint, scope);
             self.fetch(scope).await
         };
         scope.fetch_streaming(look).await

@@ -21,7 +21,7 @@ pub(super) struct Chain<T: Send + 'static> {
     first: u32,
     last: u32,
     len: usize,
-    anchor: Option<HeapRef>,
+    heap_ref: Option<HeapRef>,
     owns: PhantomData<T>,
 }
 
@@ -80,7 +80,7 @@ impl<T: Send + 'static> Chain<T> {
     };
 
     pub(super) const fn new() -> Chain<T> {
-        Chain { chunks: Vec::new(), free: NONE, first: NONE, last: NONE, len: 0, anchor: None, owns: PhantomData }
+        Chain { chunks: Vec::new(), free: NONE, first: NONE, last: NONE, len: 0, heap_ref: None, owns: PhantomData }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -89,8 +89,8 @@ impl<T: Send + 'static> Chain<T> {
 
     /// Returns the heap of the chain, if it has one.
     #[cfg(feature = "serde")]
-    pub(super) fn anchor(&self) -> Option<&HeapRef> {
-        self.anchor.as_ref()
+    pub(super) fn heap_ref(&self) -> Option<&HeapRef> {
+        self.heap_ref.as_ref()
     }
 
     fn chunk(&self, chunk: u32) -> &ChainChunk {
@@ -141,10 +141,10 @@ impl<T: Send + 'static> Chain<T> {
 
     /// Returns the address of the first element of a chunk, which is valid as long as the scope
     /// lasts.
-    fn elements(&self, scope: &Scope<'_>, chunk: u32, want: AccessMode) -> Result<*mut T, FarError> {
+    fn elements(&self, scope: &Scope<'_>, chunk: u32, mode: AccessMode) -> Result<*mut T, FarError> {
         let chunk = self.chunk(chunk);
         let Some(slot) = chunk.cell.load() else { unreachable!("a chunk in the chain exists") };
-        let address = chunk.cell.address(scope, slot, want)?.cast::<T>();
+        let address = chunk.cell.address(scope, slot, mode)?.cast::<T>();
         // SAFETY: a chunk has room for so many.
         Ok(unsafe { address.add(usize::from(chunk.start)) })
     }
@@ -156,12 +156,12 @@ impl<T: Send + 'static> Chain<T> {
         &self,
         scope: &Scope<'_>,
         at: Position,
-        want: AccessMode,
+        mode: AccessMode,
     ) -> Result<Option<*mut T>, FarError> {
         if at.chunk == NONE {
             return Ok(None);
         }
-        let address = scope.with_room(|| self.elements(scope, at.chunk, want))?;
+        let address = scope.with_room(|| self.elements(scope, at.chunk, mode))?;
         scope.mark_used();
         assert!(at.index < usize::from(self.chunk(at.chunk).len));
         // SAFETY: the element exists.
@@ -195,9 +195,9 @@ impl<T: Send + 'static> Chain<T> {
         &self,
         scope: &Scope<'_>,
         at: Position,
-        want: AccessMode,
+        mode: AccessMode,
     ) -> Result<Option<(*mut T, usize)>, FarError> {
-        let first = self.address(scope, Position { index: 0, ..at }, want)?;
+        let first = self.address(scope, Position { index: 0, ..at }, mode)?;
         Ok(first.map(|address| (address, usize::from(self.chunk(at.chunk).len))))
     }
 
@@ -273,9 +273,9 @@ impl<T: Send + 'static> Chain<T> {
 
     /// Makes near room for one more chunk.
     fn reserve(&mut self, scope: &Scope<'_>) -> Result<(), FarError> {
-        match &self.anchor {
-            Some(anchor) => anchor.check(scope)?,
-            None => self.anchor = Some(HeapRef::of(scope)),
+        match &self.heap_ref {
+            Some(heap_ref) => heap_ref.check(scope)?,
+            None => self.heap_ref = Some(HeapRef::of(scope)),
         }
         let before = self.chunks.capacity();
         if self.free == NONE && self.chunks.len() == before {
@@ -298,7 +298,7 @@ impl<T: Send + 'static> Chain<T> {
         let chunk = self.unlink(number);
         assert_eq!(chunk.len, 0, "only empty chunks go");
         if let Some(slot) = chunk.cell.load() {
-            // SAFETY: ours, and without elements. Our anchor keeps the heap.
+            // SAFETY: ours, and without elements. Our `heap_ref` keeps the heap.
             unsafe { slot.free(core) };
         }
     }
@@ -322,8 +322,8 @@ impl<T: Send + 'static> Chain<T> {
 
     /// Returns a chunk with a free place at that end of its elements, and the address of the place.
     fn room_at(&mut self, scope: &Scope<'_>, end: ChainEnd) -> Result<(u32, *mut T), FarError> {
-        if let Some(anchor) = &self.anchor {
-            anchor.check(scope)?;
+        if let Some(heap_ref) = &self.heap_ref {
+            heap_ref.check(scope)?;
         }
         let chunk = if end == ChainEnd::Front { self.first } else { self.last };
         if chunk != NONE {
@@ -458,8 +458,8 @@ impl<T: Send + 'static> Chain<T> {
     /// Makes a free place before this position. Returns its position and address. The chunk's
     /// length does not count it yet.
     fn room_inside(&mut self, scope: &Scope<'_>, at: Position) -> Result<(Position, *mut T), FarError> {
-        if let Some(anchor) = &self.anchor {
-            anchor.check(scope)?;
+        if let Some(heap_ref) = &self.heap_ref {
+            heap_ref.check(scope)?;
         }
         let elements = self.elements(scope, at.chunk, AccessMode::Write)?;
         let ChainChunk { start, len, .. } = *self.chunk(at.chunk);
@@ -503,11 +503,11 @@ impl<T: Send + 'static> Chain<T> {
 
 impl<T: Send + 'static> Drop for Chain<T> {
     fn drop(&mut self) {
-        let Some(anchor) = &self.anchor else { return };
-        let core: *const HeapInner = anchor.core();
-        let remains = ChainTeardown(ManuallyDrop::new(core::mem::replace(self, Chain::new())));
-        // SAFETY: its anchor keeps the heap.
-        unsafe { drop_collection(core, Box::new(remains)) };
+        let Some(heap_ref) = &self.heap_ref else { return };
+        let core: *const HeapInner = heap_ref.core();
+        let teardown = ChainTeardown(ManuallyDrop::new(core::mem::replace(self, Chain::new())));
+        // SAFETY: its `heap_ref` keeps the heap.
+        unsafe { drop_collection(core, Box::new(teardown)) };
     }
 }
 
@@ -517,8 +517,8 @@ struct ChainTeardown<T: Send + 'static>(ManuallyDrop<Chain<T>>);
 impl<T: Send + 'static> Teardown for ChainTeardown<T> {
     fn tear_down(&mut self, finally: bool, panics: &mut Panics) -> bool {
         let chain = &mut *self.0;
-        let Some(anchor) = chain.anchor.take() else { return true };
-        let core = anchor.core();
+        let Some(heap_ref) = chain.heap_ref.take() else { return true };
+        let core = heap_ref.core();
         let mut taken: Vec<T> = Vec::with_capacity(Chain::<T>::PER_CHUNK.min(chain.len));
         while chain.first != NONE {
             let number = chain.first;
@@ -534,7 +534,7 @@ impl<T: Send + 'static> Teardown for ChainTeardown<T> {
                 });
                 match copied {
                     Err(error) if !finally && !core.is_lost(error) => {
-                        chain.anchor = Some(anchor);
+                        chain.heap_ref = Some(heap_ref);
                         return false;
                     }
                     Err(_) => core.lose_values(len),

@@ -27,13 +27,13 @@ impl ElementSpan {
         &mut self,
         units: &Paged<T>,
         scope: &Scope<'_>,
-        want: AccessMode,
+        mode: AccessMode,
     ) -> Result<Option<(*mut T, usize)>, FarError> {
         if self.at >= self.end {
             return Ok(None);
         }
         let (unit, first) = (self.at / Paged::<T>::PER_UNIT, self.at % Paged::<T>::PER_UNIT);
-        let (address, found) = units.units(scope, unit, CHUNK_PAGES, want)?;
+        let (address, found) = units.units(scope, unit, CHUNK_PAGES, mode)?;
         let count = (found * Paged::<T>::PER_UNIT - first).min(self.end - self.at);
         self.at += count;
         // SAFETY: `first` is below the number of elements in a unit.
@@ -222,11 +222,11 @@ impl<'a, 'heap> Steps<'a, 'heap> {
     fn next<T: Send + 'static>(
         &mut self,
         units: &Paged<T>,
-        want: AccessMode,
+        mode: AccessMode,
     ) -> Result<Option<(*mut T, usize)>, FarError> {
         if self.span.at < self.span.end {
             let unit = self.span.at / Paged::<T>::PER_UNIT;
-            let is_near = units.is_near(self.scope, unit, want);
+            let is_near = units.is_near(self.scope, unit, mode);
             if self.visited >= RENEW_PAGES || !is_near {
                 self.pause(units);
             }
@@ -236,7 +236,7 @@ impl<'a, 'heap> Steps<'a, 'heap> {
         } else {
             self.pause(units);
         }
-        let next = self.span.next(units, self.scope, want)?;
+        let next = self.span.next(units, self.scope, mode)?;
         if let Some((_, count)) = next {
             self.visited += count.div_ceil(Paged::<T>::PER_UNIT) as u32 * Paged::<T>::UNIT_PAGES;
         }
@@ -247,10 +247,10 @@ impl<'a, 'heap> Steps<'a, 'heap> {
     async fn arrive<T: Send + 'static>(
         &mut self,
         units: &Paged<T>,
-        want: AccessMode,
+        mode: AccessMode,
     ) -> Result<Option<(*mut T, usize)>, FarError> {
         loop {
-            match try_access(self.scope.record, AttemptKind::First, || self.next(units, want)) {
+            match try_access(self.scope.record, AttemptKind::First, || self.next(units, mode)) {
                 Ok(next) => return next,
                 Err(missed) => {
                     // It keeps nothing while it waits.

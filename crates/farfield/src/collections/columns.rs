@@ -156,7 +156,7 @@ impl core::fmt::Debug for ColumnTable<'_> {
     }
 }
 
-/// Rows by the site that stores them.
+/// Rows by the target that stores them.
 type RowsByTarget = BTreeMap<OffloadTarget, VecDeque<Range<usize>>>;
 
 /// An answer of a server about rows.
@@ -215,7 +215,7 @@ impl<'v> ColumnTable<'v> {
     }
 
     /// Runs a computation over all rows, and waits for it.
-    pub(super) fn run<L: ColumnKernel>(&self, look: &mut L) -> Result<(), OffloadError> {
+    pub(super) fn run<L: ColumnKernel>(&self, kernel: &mut L) -> Result<(), OffloadError> {
         if self.rows.is_empty() {
             return Ok(());
         }
@@ -226,30 +226,30 @@ impl<'v> ColumnTable<'v> {
             Where::Server => {
                 let ranges = self.columns.iter().flat_map(|column| column.any().ranges(self.rows.clone()));
                 self.heap.write_back(ranges)?;
-                let dealt = self.heap.core().offload_layout();
-                let (sites, apart) = self.split_by_target(dealt, self.units(self.rows.clone()));
+                let layout = self.heap.core().offload_layout();
+                let (targets, apart) = self.split_by_target(layout, self.units(self.rows.clone()));
                 if !apart.is_empty() {
                     return Err(CallError::Nowhere.into());
                 }
-                self.ask_servers(look, dealt, sites, 0).map_err(|(error, _)| error)
+                self.ask_servers(kernel, layout, targets, 0).map_err(|(error, _)| error)
             }
             Where::Auto if self.heap.core().may_offload::<L::Function>() => {
                 let units = self.units(self.rows.clone());
                 let (far, near): (Vec<_>, Vec<_>) = units.partition(|rows| self.is_far(rows.start));
-                let dealt = self.heap.core().offload_layout();
-                let (sites, apart) = self.split_by_target(dealt, far.into_iter());
-                let rest = match sites.values().flatten().map(Range::len).sum::<usize>() {
-                    0..=FEW_ROWS => sites.into_values().flatten().collect(),
-                    _ => match self.ask_servers(look, dealt, sites, FULL_ROWS) {
+                let layout = self.heap.core().offload_layout();
+                let (targets, apart) = self.split_by_target(layout, far.into_iter());
+                let rest = match targets.values().flatten().map(Range::len).sum::<usize>() {
+                    0..=FEW_ROWS => targets.into_values().flatten().collect(),
+                    _ => match self.ask_servers(kernel, layout, targets, FULL_ROWS) {
                         Ok(()) => Vec::new(),
                         Err((OffloadError::Call(_), rest)) => rest,
                         Err((error, _)) => return Err(error),
                     },
                 };
-                self.look_near(look, &near)?;
-                self.look_here(look, apart.into_iter().chain(rest))
+                self.process_near(kernel, &near)?;
+                self.process_here(kernel, apart.into_iter().chain(rest))
             }
-            _ => self.look_here(look, core::iter::once(self.rows.clone())),
+            _ => self.process_here(kernel, core::iter::once(self.rows.clone())),
         }
     }
 
@@ -270,26 +270,26 @@ impl<'v> ColumnTable<'v> {
         self.columns.iter().all(|column| column.any().is_far(row / column.any().per_unit()))
     }
 
-    /// Groups parts of rows by the site that stores them in all columns. Parts that lie at
-    /// different sites come second.
+    /// Groups parts of rows by the target that stores them in all columns. Parts that lie at
+    /// different targets come second.
     fn split_by_target(
         &self,
-        dealt: OffloadLayout,
+        layout: OffloadLayout,
         units: impl Iterator<Item = Range<usize>>,
     ) -> (RowsByTarget, Vec<Range<usize>>) {
-        let (mut sites, mut apart) = (RowsByTarget::new(), Vec::new());
+        let (mut targets, mut apart) = (RowsByTarget::new(), Vec::new());
         for rows in units {
             let starts = self.columns.iter().flat_map(|column| column.any().ranges(rows.start..rows.start + 1));
-            let mut places = starts.map(|range| dealt.place(range.start).0);
+            let mut places = starts.map(|range| layout.place(range.start).0);
             match places.next() {
-                Some(site) if places.all(|other| other == site) => {
-                    let runs = sites.entry(site).or_default();
+                Some(target) if places.all(|other| other == target) => {
+                    let runs = targets.entry(target).or_default();
                     add_run(runs, rows);
                 }
                 _ => apart.push(rows),
             }
         }
-        (sites, apart)
+        (targets, apart)
     }
 
     /// Runs the computation for these rows at the servers. On an error, gives back the rows without
@@ -297,8 +297,8 @@ impl<'v> ColumnTable<'v> {
     /// are given back.
     fn ask_servers<L: ColumnKernel>(
         &self,
-        look: &mut L,
-        dealt: OffloadLayout,
+        kernel: &mut L,
+        layout: OffloadLayout,
         mut rest: RowsByTarget,
         few: u64,
     ) -> Result<(), (OffloadError, Vec<Range<usize>>)> {
@@ -306,11 +306,12 @@ impl<'v> ColumnTable<'v> {
             let mut calls: Vec<(OffloadTarget, VecDeque<Range<usize>>)> = Vec::new();
             let room = self.call_rows(rest.values().flatten().map(Range::len).sum());
             while calls.len() < CHANNELS && !rest.is_empty() {
-                calls.extend(rest.iter_mut().map(|(site, runs)| (*site, self.share(runs, room))));
+                calls.extend(rest.iter_mut().map(|(target, runs)| (*target, self.share(runs, room))));
                 rest.retain(|_, runs| !runs.is_empty());
             }
-            let arguments = calls.iter().map(|(site, runs)| (*site, look.argument(self.pieces(dealt, runs)))).collect();
-            let answers = match self.heap.core().offload::<L::Function>(dealt, arguments) {
+            let arguments =
+                calls.iter().map(|(target, runs)| (*target, kernel.argument(self.pieces(layout, runs)))).collect();
+            let answers = match self.heap.core().offload::<L::Function>(layout, arguments) {
                 Ok(answers) => answers,
                 Err(error) => {
                     let asked = calls.into_iter().flat_map(|(_, runs)| runs);
@@ -318,18 +319,18 @@ impl<'v> ColumnTable<'v> {
                 }
             };
             let mut is_slow = false;
-            for ((site, runs), answer) in calls.into_iter().zip(answers) {
+            for ((target, runs), answer) in calls.into_iter().zip(answers) {
                 let all = runs.iter().map(|run| run.len() as u64).sum::<u64>();
                 let done = answer.rows().unwrap_or(all);
                 let is_wrong = done > all || done == 0;
                 let mut left = runs;
                 if !is_wrong {
-                    if let Err(error) = look.merge_answer(&left, answer) {
+                    if let Err(error) = kernel.merge_answer(&left, answer) {
                         return Err((error, Vec::new()));
                     }
                     left = skip(left, done);
                 }
-                left.into_iter().for_each(|run| add_run(rest.entry(site).or_default(), run));
+                left.into_iter().for_each(|run| add_run(rest.entry(target).or_default(), run));
                 is_slow |= is_wrong || done < all && done < few;
             }
             if is_slow && !rest.is_empty() {
@@ -363,8 +364,8 @@ impl<'v> ColumnTable<'v> {
         runs
     }
 
-    /// Returns where these rows, all of one site, lie there, for each column.
-    fn pieces(&self, dealt: OffloadLayout, runs: &VecDeque<Range<usize>>) -> Vec<Vec<farfield_wic::Range>> {
+    /// Returns where these rows, all of one target, lie there, for each column.
+    fn pieces(&self, layout: OffloadLayout, runs: &VecDeque<Range<usize>>) -> Vec<Vec<farfield_wic::Range>> {
         let of_column = |column: &KeyColumn<'_>| {
             let column = column.any();
             // Places of bits are counted in bits.
@@ -376,7 +377,7 @@ impl<'v> ColumnTable<'v> {
             for run in runs {
                 column.add_pieces(run.clone(), &mut of_run);
                 for piece in of_run.drain(..) {
-                    let start = unit * dealt.place(piece.offset / unit).1 + piece.offset % unit;
+                    let start = unit * layout.place(piece.offset / unit).1 + piece.offset % unit;
                     super::vec::add(&mut pieces, start, piece.count, width);
                 }
             }
@@ -386,7 +387,7 @@ impl<'v> ColumnTable<'v> {
     }
 
     /// Processes parts of rows that are near, with several threads if there are many.
-    fn look_near<L: ColumnKernel>(&self, look: &mut L, units: &[Range<usize>]) -> Result<(), OffloadError> {
+    fn process_near<L: ColumnKernel>(&self, kernel: &mut L, units: &[Range<usize>]) -> Result<(), OffloadError> {
         let rows: usize = units.iter().map(Range::len).sum();
         // The number of processors is read from several files, so not for few rows.
         let count = match (rows / THREAD_ROWS).min(THREADS_MAX) {
@@ -399,30 +400,30 @@ impl<'v> ColumnTable<'v> {
             let mut others = Vec::new();
             let mut result = Ok(());
             for part in parts {
-                let mut apart = look.fork();
-                let work = move || self.look_here(&mut apart, part.iter().cloned()).map(|()| apart);
+                let mut fork = kernel.fork();
+                let work = move || self.process_here(&mut fork, part.iter().cloned()).map(|()| fork);
                 match std::thread::Builder::new().name("farfield-look".into()).spawn_scoped(threads, work) {
                     Ok(thread) => others.push(thread),
                     // The system has no further thread.
-                    Err(_) => result = result.and_then(|()| self.look_here(look, part.iter().cloned())),
+                    Err(_) => result = result.and_then(|()| self.process_here(kernel, part.iter().cloned())),
                 }
             }
-            result = result.and_then(|()| self.look_here(look, own.iter().cloned()));
+            result = result.and_then(|()| self.process_here(kernel, own.iter().cloned()));
             for thread in others {
                 let other = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                result = result.and_then(|()| look.merge(other?));
+                result = result.and_then(|()| kernel.merge(other?));
             }
             result
         })
     }
 
-    fn look_here<L: ColumnKernel>(
+    fn process_here<L: ColumnKernel>(
         &self,
-        look: &mut L,
+        kernel: &mut L,
         rows: impl Iterator<Item = Range<usize>>,
     ) -> Result<(), OffloadError> {
         for run in rows.flat_map(|rows| self.units(rows).collect::<Vec<_>>()) {
-            look.process(&self.heap.enter(), run)?;
+            kernel.process(&self.heap.enter(), run)?;
         }
         Ok(())
     }

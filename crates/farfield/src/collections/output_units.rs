@@ -43,17 +43,17 @@ impl<'h, T: Send + 'static> OutputUnits<'h, T> {
     /// ended.
     pub(super) fn claim(core: &'h HeapInner, units: usize) -> Result<OutputUnits<'h, T>, FarError> {
         const { assert!(Paged::<T>::UNIT_PAGES == 1, "elements are no larger than a page") };
-        let mut fresh = OutputUnits { core, paged: Paged::new(), units: Vec::with_capacity(units), is_lost: false };
-        while fresh.units.len() < units {
-            let extent = fresh.paged.take_extent(core)?;
-            let first = fresh.page(fresh.units.len());
-            let count = extent.min(units - fresh.units.len());
+        let mut output = OutputUnits { core, paged: Paged::new(), units: Vec::with_capacity(units), is_lost: false };
+        while output.units.len() < units {
+            let extent = output.paged.take_extent(core)?;
+            let first = output.page(output.units.len());
+            let count = extent.min(units - output.units.len());
             core.claim(first..first + count as u32)?;
-            fresh.units.resize(fresh.units.len() + count, OutputUnitState::Claimed);
+            output.units.resize(output.units.len() + count, OutputUnitState::Claimed);
         }
         // Writes of earlier contents of these pages may be on their way to the pool.
         core.await_writes();
-        Ok(fresh)
+        Ok(output)
     }
 
     /// Returns the number of a unit's page within the heap.
@@ -180,12 +180,12 @@ mod tests {
         for plane in [Plane::Page, Plane::Object, Plane::Hybrid] {
             let heap = Heap::builder().near(4 << 20).near_max(4 << 20).far(1 << 30).plane(plane).build().unwrap();
             for units in [0, 1, 5, 16, 17, 300] {
-                let mut fresh: OutputUnits<'_, u64> = OutputUnits::claim(heap.core(), units).unwrap();
+                let mut output: OutputUnits<'_, u64> = OutputUnits::claim(heap.core(), units).unwrap();
                 for unit in (0..units).step_by(3) {
-                    fresh.make_here(&heap.enter(), unit, &[7, 8]).unwrap();
+                    output.make_here(&heap.enter(), unit, &[7, 8]).unwrap();
                 }
-                assert_eq!(fresh.missing().count(), units - units.div_ceil(3));
-                drop(fresh);
+                assert_eq!(output.missing().count(), units - units.div_ceil(3));
+                drop(output);
                 heap.verify();
             }
             let mut vec = FarVec::new();
@@ -199,18 +199,18 @@ mod tests {
     #[test]
     fn what_nobody_was_asked_for_can_be_made_here() {
         let heap = Heap::builder().near(4 << 20).near_max(4 << 20).far(1 << 30).build().unwrap();
-        let mut fresh: OutputUnits<'_, u64> = OutputUnits::claim(heap.core(), 40).unwrap();
-        let argument = Copied { from: Vec::new(), to: fresh.pages(0..40) };
+        let mut output: OutputUnits<'_, u64> = OutputUnits::claim(heap.core(), 40).unwrap();
+        let argument = Copied { from: Vec::new(), to: output.pages(0..40) };
         assert_eq!(argument.to.iter().map(|pages| pages.count).sum::<u64>(), 40);
-        let refused = fresh.ask::<CopyBytes>(vec![(core::iter::once(0..40).collect(), argument)]);
+        let refused = output.ask::<CopyBytes>(vec![(core::iter::once(0..40).collect(), argument)]);
         assert_eq!(refused, Err(CallError::Nowhere));
-        assert!(fresh.is_usable());
+        assert!(output.is_usable());
         let scope = heap.enter();
         for unit in 0..40 {
-            fresh.make_here(&scope, unit, &[]).unwrap();
+            output.make_here(&scope, unit, &[]).unwrap();
         }
         drop(scope);
-        drop(fresh.finish());
+        drop(output.finish());
         heap.verify();
     }
 
@@ -225,9 +225,9 @@ mod tests {
         heap.verify();
         let mut others = Vec::new();
         // All that there is.
-        while let Ok(fresh) = OutputUnits::<u64>::claim(heap.core(), 16) {
-            assert!((0..16).all(|unit| !taken.contains(&fresh.page(unit))));
-            others.push(fresh);
+        while let Ok(output) = OutputUnits::<u64>::claim(heap.core(), 16) {
+            assert!((0..16).all(|unit| !taken.contains(&output.page(unit))));
+            others.push(output);
         }
         assert!(others.len() > 100);
         drop(others);

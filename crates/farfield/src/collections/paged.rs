@@ -48,18 +48,18 @@ impl<T: Send + 'static> Paged<T> {
     /// Returns the address of a unit's elements, and brings the unit near. [`Scope::near_unit`]
     /// says how long the address is valid.
     #[inline]
-    pub(super) fn unit(&self, scope: &Scope<'_>, unit: usize, want: AccessMode) -> Result<*mut T, FarError> {
+    pub(super) fn unit(&self, scope: &Scope<'_>, unit: usize, mode: AccessMode) -> Result<*mut T, FarError> {
         assert!(unit < self.made);
-        match scope.near_unit(self.page(unit), want) {
+        match scope.near_unit(self.page(unit), mode) {
             Some(address) => Ok(address.cast()),
-            None => self.fault_in_unit(scope, unit, want).map(<*mut u8>::cast),
+            None => self.fault_in_unit(scope, unit, mode).map(<*mut u8>::cast),
         }
     }
 
-    /// Checks whether this unit is near and ready to be used as `want` says.
+    /// Checks whether this unit is near and ready to be used as `mode` says.
     #[inline]
-    pub(super) fn is_near(&self, scope: &Scope<'_>, unit: usize, want: AccessMode) -> bool {
-        scope.near_unit(self.page(unit), want).is_some()
+    pub(super) fn is_near(&self, scope: &Scope<'_>, unit: usize, mode: AccessMode) -> bool {
+        scope.near_unit(self.page(unit), mode).is_some()
     }
 
     /// Checks whether this unit is [new](Scope::is_new).
@@ -68,8 +68,8 @@ impl<T: Send + 'static> Paged<T> {
     }
 
     /// Notes that this unit is used next, and only once.
-    pub(super) fn note(&self, once: &StreamingHint, scope: &Scope<'_>, unit: usize) {
-        once.note_use(scope, self.page(unit));
+    pub(super) fn note(&self, hint: &StreamingHint, scope: &Scope<'_>, unit: usize) {
+        hint.note_use(scope, self.page(unit));
     }
 
     /// Marks these units to be evicted before others.
@@ -85,24 +85,24 @@ impl<T: Send + 'static> Paged<T> {
 
     /// Brings a unit near, and begins to bring those near that this thread will need next.
     #[cold]
-    fn fault_in_unit(&self, scope: &Scope<'_>, unit: usize, want: AccessMode) -> Result<*mut u8, FarError> {
+    fn fault_in_unit(&self, scope: &Scope<'_>, unit: usize, mode: AccessMode) -> Result<*mut u8, FarError> {
         let page = self.page(unit);
-        if let Some(arrival) = scope.arrival(page) {
-            self.go_ahead(scope, unit, arrival);
+        if let Some(timeliness) = scope.timeliness(page) {
+            self.go_ahead(scope, unit, timeliness);
         }
-        scope.fault_in_unit(page, want)
+        scope.fault_in_unit(page, mode)
     }
 
-    fn go_ahead(&self, scope: &Scope<'_>, unit: usize, arrival: PrefetchTimeliness) {
+    fn go_ahead(&self, scope: &Scope<'_>, unit: usize, timeliness: PrefetchTimeliness) {
         // Stream numbers of different collections are far apart.
         let base = u64::from(self.extents[0] / SEGMENT_PAGES) << 32;
         let number = base + unit as u64;
         let most = scope.core.reserve().low / Self::UNIT_PAGES;
         let ahead = {
             let mut streams = scope.record.streams.borrow_mut();
-            match streams.on_use(number, arrival, most) {
+            match streams.on_use(number, timeliness, most) {
                 Some(ahead) => ahead,
-                None if arrival == PrefetchTimeliness::InTime => PrefetchBatch::default(),
+                None if timeliness == PrefetchTimeliness::InTime => PrefetchBatch::default(),
                 None => streams.on_fault(number),
             }
         };
@@ -123,20 +123,20 @@ impl<T: Send + 'static> Paged<T> {
         scope: &Scope<'_>,
         unit: usize,
         most: usize,
-        want: AccessMode,
+        mode: AccessMode,
     ) -> Result<(*mut T, usize), FarError> {
         assert!(unit < self.made && most > 0);
         let (extent, within) = Self::EXTENTS.locate(unit);
         let page = self.page(unit);
-        let address = match scope.near_unit(page, want) {
+        let address = match scope.near_unit(page, mode) {
             Some(address) => address,
-            None => self.fault_in_unit(scope, unit, want)?,
+            None => self.fault_in_unit(scope, unit, mode)?,
         };
         if Self::PER_UNIT * size_of::<T>() != PAGE_BYTES {
             return Ok((address.cast(), 1));
         }
         let most = most.min(self.made - unit).min(Self::EXTENTS.units(extent) - within);
-        Ok((address.cast(), scope.side_by_side(page, address, most, want)))
+        Ok((address.cast(), scope.side_by_side(page, address, most, mode)))
     }
 
     /// Appends a unit of zeros, and returns the address of its elements. [`Scope::near_unit`] says

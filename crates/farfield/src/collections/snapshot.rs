@@ -53,11 +53,11 @@ impl<T: Send + Serialize + 'static> Serialize for FarVec<T> {
 
 fn write_chain<T: Send + Serialize, S: Serializer>(chain: &Chain<T>, serializer: S) -> Result<S::Ok, S::Error> {
     let mut sequence = serializer.serialize_seq(Some(chain.len()))?;
-    let Some(anchor) = chain.anchor() else { return sequence.end() };
+    let Some(heap_ref) = chain.heap_ref() else { return sequence.end() };
     let mut at = chain.end(ChainEnd::Front);
     loop {
         let near = || {
-            let scope = Scope::new(anchor.core());
+            let scope = Scope::new(heap_ref.core());
             let Some((first, count)) = chain.chunk_at(&scope, at, AccessMode::Read)? else { return Ok(None) };
             chain.prefetch(&scope, chain.next_chunk(at, ChainEnd::Back));
             Ok(Some((first, count, scope.pin_at(first.cast())?)))

@@ -62,7 +62,8 @@ impl Heap {
     /// vendors.extend(&heap.enter(), [2u8, 1, 2])?;
     /// fares.extend(&heap.enter(), [7.5, 12.0, 3.25])?;
     /// let by_vendor = heap.group(&vendors, &fares).run()?;
-    /// assert_eq!(by_vendor.iter().map(|(vendor, fares)| (*vendor, fares.sum())).collect::<Vec<_>>(), [(1, 12.0), (2, 10.75)]);
+    /// let sums: Vec<_> = by_vendor.iter().map(|(vendor, fares)| (*vendor, fares.sum())).collect();
+    /// assert_eq!(sums, [(1, 12.0), (2, 10.75)]);
     /// let of_vendor_2 = heap.group((), &fares).within(&vendors, 2..=2).run()?;
     /// assert_eq!(of_vendor_2[0].1.max(), Some(7.5));
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -40,7 +40,7 @@ impl HeapInner {
         let done = word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         let [was, is] = [seen, next].map(|word| word.state() == State::Cooling);
         if done && was != is {
-            self.frames.count_leaving(is);
+            self.frames.count_cooling(is);
         }
         done
     }

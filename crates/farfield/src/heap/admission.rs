@@ -26,7 +26,7 @@ struct Sleeper {
 
 /// Place in the queue; dropping it leaves the queue.
 pub(crate) struct AdmissionTicket<'a> {
-    throttle: &'a AdmissionQueue,
+    admission: &'a AdmissionQueue,
     ticket: u64,
     bell: Arc<Condvar>,
 }
@@ -48,7 +48,7 @@ impl AdmissionQueue {
         queue.next += 1;
         queue.threads.push_back(Sleeper { ticket, bell: Arc::clone(&bell) });
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        AdmissionTicket { throttle: self, ticket, bell }
+        AdmissionTicket { admission: self, ticket, bell }
     }
 
     /// Wakes all: a thread that made room has found what is in the way, and each looks for itself.
@@ -68,13 +68,13 @@ impl AdmissionQueue {
 impl AdmissionTicket<'_> {
     /// Returns how many threads came before.
     pub(crate) fn position(&self) -> u32 {
-        self.throttle.lock().threads.iter().take_while(|sleeper| sleeper.ticket != self.ticket).count() as u32
+        self.admission.lock().threads.iter().take_while(|sleeper| sleeper.ticket != self.ticket).count() as u32
     }
 
     /// Sleeps until the bell rings, at most for `most`, unless `enough` is true already. False if
     /// it did not ring.
     pub(crate) fn sleep_unless(&self, enough: impl FnOnce() -> bool, most: Duration) -> bool {
-        let queue = self.throttle.lock();
+        let queue = self.admission.lock();
         if enough() {
             return true;
         }
@@ -86,9 +86,9 @@ impl AdmissionTicket<'_> {
 
 impl Drop for AdmissionTicket<'_> {
     fn drop(&mut self) {
-        let mut queue = self.throttle.lock();
+        let mut queue = self.admission.lock();
         queue.threads.retain(|sleeper| sleeper.ticket != self.ticket);
-        self.throttle.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.admission.waiting.fetch_sub(1, Ordering::Relaxed);
         // The first thread in the queue makes the room from now on.
         if let Some(first) = queue.threads.front() {
             first.bell.notify_one();

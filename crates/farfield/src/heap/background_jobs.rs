@@ -16,7 +16,7 @@ pub(super) struct BackgroundJobs(Mutex<Vec<BackgroundJob>>);
 struct BackgroundJob {
     work: WriteBack,
     since: Instant,
-    order: Arc<JobPromise>,
+    promise: Arc<JobPromise>,
 }
 
 /// State of a job that task and reclaimer share. When the task has given it up, the reclaimer has
@@ -62,7 +62,7 @@ impl BackgroundJobs {
 impl BackgroundJob {
     /// Runs a step of the job. Returns its result, if it has ended or its task has given it up.
     fn step(&mut self, core: &HeapInner) -> Option<Result<(), FarError>> {
-        if Arc::strong_count(&self.order) == 1 {
+        if Arc::strong_count(&self.promise) == 1 {
             return Some(Ok(()));
         }
         match self.work.step(core) {
@@ -77,14 +77,15 @@ impl BackgroundJob {
 }
 
 impl HeapInner {
-    /// Writes ranges back as [`HeapInner::write_back`] does, for a task: the reclaimer does the work.
+    /// Writes ranges back as [`HeapInner::write_back`] does, for a task: the reclaimer does the
+    /// work.
     pub(super) async fn await_write_back(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
-        let order = Arc::new(JobPromise::default());
-        let errand = BackgroundJob { work: WriteBack::new(self, ranges), since: Instant::now(), order: order.clone() };
-        self.background_jobs.lock().push(errand);
+        let promise = Arc::new(JobPromise::default());
+        let job = BackgroundJob { work: WriteBack::new(self, ranges), since: Instant::now(), promise: promise.clone() };
+        self.background_jobs.lock().push(job);
         self.reclaimer.ring();
         poll_fn(|context| {
-            let mut answer = order.lock();
+            let mut answer = promise.lock();
             if let Some(result) = answer.result.take() {
                 return Poll::Ready(result);
             }
@@ -97,13 +98,13 @@ impl HeapInner {
     /// Runs a step of each job.
     pub(super) fn run_background_jobs(&self) {
         // Tasks are woken without the lock, and may add jobs.
-        let errands = core::mem::take(&mut *self.background_jobs.lock());
-        for mut errand in errands {
-            match errand.step(self) {
-                None => self.background_jobs.lock().push(errand),
+        let jobs = core::mem::take(&mut *self.background_jobs.lock());
+        for mut job in jobs {
+            match job.step(self) {
+                None => self.background_jobs.lock().push(job),
                 Some(result) => {
-                    errand.work.end(self);
-                    errand.order.tell(result);
+                    job.work.end(self);
+                    job.promise.tell(result);
                 }
             }
         }

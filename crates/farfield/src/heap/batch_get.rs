@@ -15,24 +15,24 @@ pub(crate) struct BatchGet<'a> {
     scope: &'a Scope<'a>,
     /// Pointers to the values, which live as long as this future.
     pointers: Vec<&'a Pointer>,
-    want: AccessMode,
+    mode: AccessMode,
     found: Vec<*mut u8>,
     /// Stages of the values after `found`. All are under way but the last, which may wait for room.
     stages: VecDeque<PointerLookup<'a>>,
 }
 
 impl<'a> BatchGet<'a> {
-    pub(crate) fn new(scope: &'a Scope<'_>, pointers: Vec<&'a Pointer>, want: AccessMode) -> BatchGet<'a> {
+    pub(crate) fn new(scope: &'a Scope<'_>, pointers: Vec<&'a Pointer>, mode: AccessMode) -> BatchGet<'a> {
         let found = Vec::with_capacity(pointers.len());
-        BatchGet { scope, pointers, want, found, stages: VecDeque::new() }
+        BatchGet { scope, pointers, mode, found, stages: VecDeque::new() }
     }
 
     /// Starts fetches as long as there is room for them.
     fn ask(&mut self, context: &mut Context<'_>) -> Result<(), FarError> {
-        while !matches!(self.stages.back(), Some(PointerLookup::Fault(arrival)) if arrival.waits_for_room())
+        while !matches!(self.stages.back(), Some(PointerLookup::Fault(fault)) if fault.waits_for_room())
             && let Some(pointer) = self.pointers.get(self.found.len() + self.stages.len())
         {
-            let mut stage = pointer.look_up(self.scope, self.want)?;
+            let mut stage = pointer.look_up(self.scope, self.mode)?;
             step(self.scope, pointer, &mut stage, context)?;
             self.stages.push_back(stage);
         }
@@ -61,8 +61,8 @@ fn step<'a>(
     stage: &mut PointerLookup<'a>,
     context: &mut Context<'_>,
 ) -> Result<(), FarError> {
-    if let PointerLookup::Fault(arrival) = stage
-        && let Poll::Ready(frame) = Pin::new(arrival).poll(context)
+    if let PointerLookup::Fault(fault) = stage
+        && let Poll::Ready(frame) = Pin::new(fault).poll(context)
     {
         *stage = PointerLookup::Resident(pointer.address_after_fault(scope, frame?));
     }

@@ -11,7 +11,7 @@
 //! compared it with the bytes. With [`Verify::Keyed`] the digest is a hash of the bytes themselves,
 //! under a key that only this process has.
 //!
-//! A digest is written by the owner of a page in Copying, before the page is Far. It is read by
+//! A digest is written by the owner of a Claimed page, before the page is Far. It is read by
 //! owners of flights, and by the evictor, which have seen Far (Acquire).
 
 use super::HeapInner;

@@ -29,7 +29,8 @@ struct DropQueue {
 }
 
 thread_local! {
-    static QUEUE: DropQueue = const { DropQueue { depth: Cell::new(0), waiting: RefCell::new(ManuallyDrop::new(Vec::new())) } };
+    static QUEUE: DropQueue =
+        const { DropQueue { depth: Cell::new(0), waiting: RefCell::new(ManuallyDrop::new(Vec::new())) } };
 }
 
 /// The first panic of several destructors.

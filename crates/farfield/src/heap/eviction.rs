@@ -2,8 +2,8 @@
 //! LeanStore).
 //!
 //! A hand goes round the frames. A page that was used since the hand came by last keeps its place
-//! once more; another one becomes Leaving, and joins a batch. When no scope is left that could
-//! refer to a page of the batch, those that nobody took back are evicted: dead and clean pages at
+//! once more; another one becomes Cooling, and joins a batch. When no scope is left that could
+//! refer to a page of the batch, those that nobody rescued are evicted: dead and clean pages at
 //! once, the others are copied and written together.
 //!
 //! Some pages leave [`evict_first`], before the hand looks at anything else.
@@ -59,7 +59,7 @@ pub(crate) enum EvictionOutcome {
     Blocked(u64),
     /// Failed: pages that leave first wait for a scope, but not for long yet.
     ShortWait,
-    /// Failed: everything is in use, and what was about to leave was taken back.
+    /// Failed: everything is in use, and what was about to leave was rescued.
     Hot,
 }
 
@@ -84,11 +84,11 @@ pub(crate) struct HeapEvictor {
     held: Mutex<Option<(u64, Instant)>>,
 }
 
-/// Pages that were made Leaving together.
+/// Pages that were made Cooling together.
 pub(crate) struct CoolingBatch {
     /// Identity of the batch: frames remember it.
     epoch: u64,
-    /// Last epoch whose scopes may refer to its pages: scopes of later ones see them Leaving.
+    /// Last epoch whose scopes may refer to its pages: scopes of later ones see them Cooling.
     last: u64,
     frames: Vec<FrameId>,
 }
@@ -202,8 +202,8 @@ impl HeapEvictor {
         outcome
     }
 
-    /// Evicts until `goal` frames are free, as [`HeapEvictor::run`] does, unless another thread runs
-    /// the evictor (`None`).
+    /// Evicts until `goal` frames are free, as [`HeapEvictor::run`] does, unless another thread
+    /// runs the evictor (`None`).
     pub(crate) fn try_run(
         &self,
         core: &HeapInner,
@@ -323,7 +323,7 @@ impl EvictorState {
 
     fn make_room(&mut self, core: &HeapInner, goal: u32) -> Result<EvictionOutcome, PoolError> {
         let urgency = self.urgency;
-        // Two turns of the hand clear every reference bit and make every page Leaving: pages that
+        // Two turns of the hand clear every reference bit and make every page Cooling: pages that
         // are still here then are in use.
         let mut looks = 2 * u64::from(core.frames.used().count());
         self.freed = 0;
@@ -368,7 +368,7 @@ impl EvictorState {
                 &mut looks,
             );
             if looks == 0 && self.freed > 0 {
-                // With more turns, fewer and fewer pages would be Leaving.
+                // With more turns, fewer and fewer pages would be Cooling.
                 return Ok(EvictionOutcome::Progress);
             }
             if self.evict_urgent(core)? {
@@ -398,7 +398,7 @@ impl EvictorState {
         }
     }
 
-    /// Evicts the pages of a batch that nobody took back, up to `most` frames. The batch's scopes
+    /// Evicts the pages of a batch that nobody rescued, up to `most` frames. The batch's scopes
     /// are over.
     fn evict(&mut self, core: &HeapInner, mut batch: CoolingBatch, most: u32) -> Result<(), PoolError> {
         let (mut trouble, mut taken) = (Ok(()), 0);
@@ -406,19 +406,19 @@ impl EvictorState {
             && taken < most
             && let Some(frame) = batch.frames.pop()
         {
-            let Some((page, sealed)) = self.claim_for_eviction(core, frame, batch.epoch) else { continue };
+            let Some((page, claimed)) = self.claim_for_eviction(core, frame, batch.epoch) else { continue };
             // From here on the page is ours, so its segment stays what it is.
             let Some(unit) = core.segments.unit_of(page) else { unreachable!("a near page outside of all units") };
             assert_eq!(unit.page, page);
             taken += unit.pages;
-            trouble = self.evict_unit(core, unit, frame, sealed);
+            trouble = self.evict_unit(core, unit, frame, claimed);
             if self.writer.count() >= FEW && core.admission.waiting() > 0 {
                 trouble = trouble.and(self.finish(core));
                 core.admission.serve(core.frames.open_spare());
             }
         }
         if !batch.frames.is_empty() {
-            // Enough, or the pool is in trouble; the rest goes on waiting, and can be taken back
+            // Enough, or the pool is in trouble; the rest goes on waiting, and can be rescued
             // meanwhile.
             core.evictor.cooling_stage().put_back(batch);
         }

@@ -28,7 +28,7 @@ pub(crate) struct FaultFuture<'a> {
     /// Number within the heap of a value that lives as long as this: its page, or its handle above
     /// all pages.
     number: u32,
-    want: AccessMode,
+    mode: AccessMode,
     /// True if the scope counts this as awaiting something.
     awaits: bool,
     wait: FaultState,
@@ -90,17 +90,17 @@ impl HeapInner {
 }
 
 impl<'a> FaultFuture<'a> {
-    pub(crate) fn new(scope: &'a Scope<'a>, number: u32, want: AccessMode) -> FaultFuture<'a> {
-        FaultFuture { core: scope.core, scope, number, want, awaits: false, wait: FaultState::default() }
+    pub(crate) fn new(scope: &'a Scope<'a>, number: u32, mode: AccessMode) -> FaultFuture<'a> {
+        FaultFuture { core: scope.core, scope, number, mode, awaits: false, wait: FaultState::default() }
     }
 
-    /// Resumes a wait that another arrival began, in a scope that has ended.
-    pub(super) fn resume(scope: &'a Scope<'_>, number: u32, want: AccessMode, wait: FaultState) -> FaultFuture<'a> {
+    /// Resumes a wait that another future began, in a scope that has ended.
+    pub(super) fn resume(scope: &'a Scope<'_>, number: u32, mode: AccessMode, wait: FaultState) -> FaultFuture<'a> {
         let open = scope.open;
         if wait.goal > 0 {
             scope.record.set_hungry(open, true);
         }
-        FaultFuture { wait, ..FaultFuture::new(scope, number, want) }
+        FaultFuture { wait, ..FaultFuture::new(scope, number, mode) }
     }
 
     /// Suspends the wait because the scope ends.
@@ -134,7 +134,7 @@ impl<'a> FaultFuture<'a> {
         let word = &core.words[page];
         loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
-            let (next, what) = self.want.decide(seen);
+            let (next, what) = self.mode.decide(seen);
             match what {
                 DerefOutcome::Resident(frame) => {
                     if next == seen || core.exchange(word, seen, next) {
@@ -172,7 +172,7 @@ impl<'a> FaultFuture<'a> {
                         FetchFlight::Unit {
                             unit: TransferUnit { page, pages },
                             frame,
-                            intent: self.want.fetch_intent(),
+                            intent: self.mode.fetch_intent(),
                         },
                     );
                     core.attend();
@@ -201,7 +201,7 @@ impl<'a> FaultFuture<'a> {
             false
         };
         loop {
-            match core.look_up_object(record, objects, object, self.want, self.wait.brought) {
+            match core.look_up_object(record, objects, object, self.mode, self.wait.brought) {
                 ObjectLookup::Resident(place) => {
                     if let Some(page) = self.wait.whole_page.take() {
                         core.mark_streamed_page(record, page);
@@ -220,7 +220,7 @@ impl<'a> FaultFuture<'a> {
                     return self.still();
                 }
                 ObjectLookup::Loading(page) => {
-                    // While the object is there the page is not Fetching for anything else.
+                    // While the object is there the page is not Loading for anything else.
                     let is_there = || Handle(handle.load(Ordering::Acquire)).is_in(page);
                     if self.wait(page, context, || core.want(page) && is_there()) {
                         core.promote_to_demand(record, page);
@@ -230,8 +230,8 @@ impl<'a> FaultFuture<'a> {
                 }
                 ObjectLookup::Far(_, FetchGranularity::Page(page)) => {
                     let frame = core::task::ready!(self.take_wanted_frames(1, context))?;
-                    let landing = self.want.fetch_intent();
-                    let Some(flight) = core.depart_page(record, objects, page, frame, landing) else { continue };
+                    let intent = self.mode.fetch_intent();
+                    let Some(flight) = core.depart_page(record, objects, page, frame, intent) else { continue };
                     // The flight is ours, so the page is still on its way.
                     assert!(self.wait(page, context, || core.want(page)));
                     self.wait.brought = true;
@@ -280,7 +280,7 @@ impl<'a> FaultFuture<'a> {
     /// Takes frames as [`HeapInner::take_wanted_frames`] does, for a task.
     fn take_wanted_frames(&mut self, pages: u32, context: &mut Context<'_>) -> Poll<Result<FrameId, FarError>> {
         self.take_frames(pages, context).map(|frames| match frames {
-            Err(error) if self.want == AccessMode::Read => {
+            Err(error) if self.mode == AccessMode::Read => {
                 self.core.take_to_read(self.scope.record, pages, false, error)
             }
             frames => frames,
@@ -415,12 +415,12 @@ mod tests {
         scopes.iter().step_by(one_in).skip(1).for_each(|scope| scope.open.used.set(true));
         let page = far_page(core);
         let mut context = Context::from_waker(Waker::noop());
-        let mut arrivals: Vec<_> =
+        let mut faults: Vec<_> =
             scopes.iter().map(|scope| Box::pin(FaultFuture::new(scope, page, AccessMode::Read))).collect();
         for _ in 0..4 {
-            for arrival in &mut arrivals {
-                assert!(arrival.as_mut().poll(&mut context).is_pending());
-                assert!(arrival.waits_for_room());
+            for fault in &mut faults {
+                assert!(fault.as_mut().poll(&mut context).is_pending());
+                assert!(fault.waits_for_room());
                 // Somebody else cools a batch.
                 core.next_epoch();
             }
@@ -458,14 +458,14 @@ mod tests {
             let page = far_page(core);
             let mut frames: Vec<_> = core::iter::from_fn(|| core.frames.take(1, Watermark::Emergency)).collect();
             let scope = heap.enter();
-            let mut arrival = core::pin::pin!(FaultFuture::new(&scope, page, AccessMode::Read));
+            let mut fault = core::pin::pin!(FaultFuture::new(&scope, page, AccessMode::Read));
             let mut context = Context::from_waker(Waker::noop());
-            assert!(arrival.as_mut().poll(&mut context).is_pending());
-            assert!(arrival.waits_for_room());
+            assert!(fault.as_mut().poll(&mut context).is_pending());
+            assert!(fault.waits_for_room());
             assert!(scope.open.is_hungry());
             frames.drain(..core.first_goal(1) as usize).for_each(|frame| core.frames.put(frame, 1));
-            assert!(arrival.as_mut().poll(&mut context).is_pending());
-            assert!(!arrival.waits_for_room() && !core.waiters.has_frame_waiters());
+            assert!(fault.as_mut().poll(&mut context).is_pending());
+            assert!(!fault.waits_for_room() && !core.waiters.has_frame_waiters());
             assert!(!scope.open.is_hungry());
             frames.into_iter().for_each(|frame| core.frames.put(frame, 1));
         });

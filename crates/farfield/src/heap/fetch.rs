@@ -1,8 +1,8 @@
 //! Fetching units and objects, with or without waiting for them.
 //!
-//! A fetch begins when a unit's page becomes Fetching, or an object's handle Moving, and a flight
-//! of the thread's lane owns it. It ends with `HeapInner::land`, in any thread that polls the lane: the
-//! lane's own at its next miss, or any thread that waits for something (`help`).
+//! A fetch begins when a unit's page becomes Loading, or an object's handle Moving, and a flight
+//! of the thread's lane owns it. It ends with `HeapInner::land`, in any thread that polls the lane:
+//! the lane's own at its next miss, or any thread that waits for something (`help`).
 //!
 //! Numbers are those within the heap: of a page, or above all pages of a handle.
 
@@ -72,12 +72,12 @@ impl HeapInner {
     }
 
     /// Takes the page or handle of this number for a flight, if it is far and there is room.
-    fn depart_now(&self, record: &ThreadState, number: u32, landing: FetchIntent) -> Option<FetchFlight> {
+    fn depart_now(&self, record: &ThreadState, number: u32, intent: FetchIntent) -> Option<FetchFlight> {
         let flight = match number.checked_sub(self.pages) {
-            Some(object) => self.depart_object_now(record, object, landing),
-            None => self.depart_unit_now(record, number, landing),
+            Some(object) => self.depart_object_now(record, object, intent),
+            None => self.depart_unit_now(record, number, intent),
         }?;
-        if landing == FetchIntent::Prefetch {
+        if intent == FetchIntent::Prefetch {
             count(&record.counters.prefetches);
         }
         Some(flight)
@@ -85,8 +85,8 @@ impl HeapInner {
 
     /// Takes frames for a fetch of this kind, if there are any now. Prefetches leave an eighth of
     /// the low watermark to accesses that need frames.
-    pub(crate) fn take_frames_now(&self, pages: u32, landing: FetchIntent) -> Option<FrameId> {
-        let frames = match landing {
+    pub(crate) fn take_frames_now(&self, pages: u32, intent: FetchIntent) -> Option<FrameId> {
+        let frames = match intent {
             FetchIntent::Prefetch if !self.has_prefetch_room(pages) => None,
             FetchIntent::Prefetch => self.frames.take(pages, Watermark::Normal),
             FetchIntent::Read | FetchIntent::Write => {
@@ -111,7 +111,7 @@ impl HeapInner {
     /// Fetches what attempts have missed, as far as it is far and there is room now, and waits for
     /// it. Returns how many flights that were.
     pub(crate) fn fetch_missed(&self, record: &ThreadState, missed: &[Missed]) -> Result<usize, FarError> {
-        let depart = |(number, want): &Missed| self.depart_now(record, *number, want.fetch_intent());
+        let depart = |(number, mode): &Missed| self.depart_now(record, *number, mode.fetch_intent());
         let flights: Vec<FetchFlight> = missed.iter().filter_map(depart).collect();
         let begun = flights.len();
         if begun > 0 {
@@ -244,7 +244,7 @@ impl HeapInner {
     /// Ends a flight; `buffer` has an object's page. True if tasks wait for it, which must be told.
     pub(crate) fn land(&self, flight: FetchFlight, result: Result<(), PoolError>, buffer: Option<&Buffer>) -> bool {
         match flight {
-            FetchFlight::Unit { unit, frame, intent: landing } => self.land_unit(unit, frame, landing, result),
+            FetchFlight::Unit { unit, frame, intent } => self.land_unit(unit, frame, intent, result),
             FetchFlight::Object(flight) => {
                 let bytes = buffer.filter(|_| result.is_ok()).map(|buffer| &buffer.page(0)[flight.part().1.range()]);
                 self.land_object(flight, bytes)
@@ -256,7 +256,7 @@ impl HeapInner {
         &self,
         unit: TransferUnit,
         frame: FrameId,
-        landing: FetchIntent,
+        intent: FetchIntent,
         result: Result<(), PoolError>,
     ) -> bool {
         match result {
@@ -266,9 +266,9 @@ impl HeapInner {
         let word = &self.words[unit.page];
         loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
-            let next = match (result, landing) {
+            let next = match (result, intent) {
                 (Ok(()), FetchIntent::Prefetch) => seen.finish_prefetch(frame),
-                (Ok(()), _) => seen.finish_load(frame, landing == FetchIntent::Write),
+                (Ok(()), _) => seen.finish_load(frame, intent == FetchIntent::Write),
                 (Err(_), _) => seen.cancel_load(State::Far),
             };
             // Only marks change while a flight owns the page.
@@ -300,12 +300,12 @@ impl HeapInner {
 
     /// Waits until nothing is in flight. The lanes' deadlines ensure that this ends.
     pub(crate) fn land_all(&self) {
-        let mut patience = Backoff::new(self.patience * 2);
-        while self.help_all() > 0 && patience.wait().is_ok() {}
+        let mut backoff = Backoff::new(self.patience * 2);
+        while self.help_all() > 0 && backoff.wait().is_ok() {}
     }
 
-    /// Lands what has arrived on a lane, and hurries the flight of `wanted` there. Does nothing if
-    /// another thread holds the lane.
+    /// Lands what has arrived on a lane, and gives demand priority to the flight of `wanted` there.
+    /// Does nothing if another thread holds the lane.
     pub(crate) fn look(&self, record: &ThreadState, wanted: Option<u32>) {
         let mut guard = match record.io.try_lock() {
             Ok(guard) => guard,

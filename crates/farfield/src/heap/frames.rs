@@ -5,10 +5,10 @@
 //! the limit.
 //!
 //! A unit of several pages needs contiguous frames, but free frames lie between those in use, which
-//! scopes may refer to. So the arena has more frames than the limit can be: above the *ground*
-//! (base area), where all fit, lies the *annex* (overflow area), for units only. A unit that finds
-//! no contiguous frames in the ground gets them in the annex, which become warm there; as many
-//! separate frames of the ground are given back to the kernel.
+//! scopes may refer to. So the arena has more frames than the limit can be: above the *base area*,
+//! where all fit, lies the *overflow area*, for units only. A unit that finds no contiguous frames
+//! in the base area gets them in the overflow area, where they become warm; as many separate frames
+//! of the base area are given back to the kernel.
 
 mod info;
 mod used;
@@ -29,18 +29,19 @@ pub(crate) struct Frames {
     free: Mutex<FreeFrames>,
     /// Approximate number of frames that can be taken now. For decisions that may be wrong.
     room: AtomicU32,
-    /// Number of units that are Leaving: their frames become free as soon as the scopes end that
+    /// Number of units that are Cooling: their frames become free as soon as the scopes end that
     /// could refer to them.
-    leaving: AtomicU32,
+    cooling: AtomicU32,
     /// Maximum number of frames that may cost memory.
     limit: AtomicU32,
     /// Number of frames of units that are pinned.
     pinned: AtomicU32,
-    /// End of the frames of the ground that were ever used.
+    /// End of the frames of the base area that were ever used.
     high: AtomicU32,
-    /// End of the frames of the annex that were ever used.
+    /// End of the frames of the overflow area that were ever used.
     overflow_high: AtomicU32,
-    /// Index of the annex's first frame. That frame is never used, so no unit lies in both areas.
+    /// Index of the overflow area's first frame. That frame is never used, so no unit lies in both
+    /// areas.
     overflow_start: u32,
     /// Number of frames in the arena; the first is never used.
     count: u32,
@@ -72,7 +73,7 @@ struct FreeFrames {
     is_odd: bool,
     /// Number of frames that cost memory: those in use, the warm ones, and `tables`.
     resident: u32,
-    /// Number of frames that the [`FrameInfo`]s of frames in the annex are worth.
+    /// Number of frames that the [`FrameInfo`]s of frames in the overflow area are worth.
     tables: u32,
 }
 
@@ -95,17 +96,17 @@ fn margin(limit: u32) -> u32 {
     (limit / 16).min(MARGIN.0 + limit / MARGIN.1)
 }
 
-/// Size of the annex as a multiple of the ground, as far as frames have numbers.
+/// Size of the overflow area as a multiple of the base area, as far as frames have numbers.
 ///
 /// Units of all sizes that come and go need up to twice the room that they take; the rest is for
 /// the worst case.
 const OVERFLOW_FACTOR: u32 = 4;
 
 impl Frames {
-    /// Creates a ground of so many frames, without any memory yet: [`Frames::set_limit`] gives it
-    /// some.
-    pub(crate) fn new(ground: u32, paranoid: bool) -> Result<Frames, BuildError> {
-        let count = ground.saturating_mul(1 + OVERFLOW_FACTOR).min(FRAMES_MAX);
+    /// Creates a base area of so many frames, without any memory yet: [`Frames::set_limit`] gives
+    /// it some.
+    pub(crate) fn new(base_frames: u32, paranoid: bool) -> Result<Frames, BuildError> {
+        let count = base_frames.saturating_mul(1 + OVERFLOW_FACTOR).min(FRAMES_MAX);
         let arena = Reserved::new(count as usize * PAGE_BYTES)?;
         if paranoid {
             // SAFETY: nobody has a frame yet.
@@ -115,9 +116,9 @@ impl Frames {
             unsafe { arena.set_access(0, PAGE_BYTES, false) };
         }
         let mut cold = FreeRuns::new();
-        cold.put(1, ground - 1);
-        if count > ground + 1 {
-            cold.put(ground + 1, count - ground - 1);
+        cold.put(1, base_frames - 1);
+        if count > base_frames + 1 {
+            cold.put(base_frames + 1, count - base_frames - 1);
         }
         let free =
             FreeFrames { warm: FreeRuns::new(), cold, limit: 0, ceiling: 0, is_odd: false, resident: 0, tables: 0 };
@@ -125,13 +126,13 @@ impl Frames {
             arena,
             infos: ReservedArray::new(count as usize)?,
             room: AtomicU32::new(free.room()),
-            leaving: AtomicU32::new(0),
+            cooling: AtomicU32::new(0),
             limit: AtomicU32::new(0),
             free: Mutex::new(free),
             pinned: AtomicU32::new(0),
             high: AtomicU32::new(1),
-            overflow_high: AtomicU32::new(ground + 1),
-            overflow_start: ground,
+            overflow_high: AtomicU32::new(base_frames + 1),
+            overflow_start: base_frames,
             count,
             paranoid,
         })
@@ -157,8 +158,8 @@ impl Frames {
 
     /// Returns the frames that were used so far.
     pub(crate) fn used(&self) -> UsedFrames {
-        let [high, annex_high] = [&self.high, &self.overflow_high].map(|end| end.load(Ordering::Relaxed));
-        UsedFrames { high, overflow_start: self.overflow_start, overflow_high: annex_high }
+        let [high, overflow_high] = [&self.high, &self.overflow_high].map(|end| end.load(Ordering::Relaxed));
+        UsedFrames { high, overflow_start: self.overflow_start, overflow_high }
     }
 
     /// Returns the address of the arena's first byte.
@@ -213,15 +214,15 @@ impl Frames {
         self.room.load(Ordering::Relaxed)
     }
 
-    /// Returns the approximate number of units that are Leaving.
-    pub(crate) fn leaving(&self) -> u32 {
-        // Below 0 for a moment if a unit is taken back before it was counted.
-        (self.leaving.load(Ordering::Relaxed) as i32).max(0) as u32
+    /// Returns the approximate number of units that are Cooling.
+    pub(crate) fn cooling(&self) -> u32 {
+        // Below 0 for a moment if a unit is rescued before it was counted.
+        (self.cooling.load(Ordering::Relaxed) as i32).max(0) as u32
     }
 
-    /// Counts a unit that became Leaving (`is`), or that is so no more.
-    pub(crate) fn count_leaving(&self, is: bool) {
-        self.leaving.fetch_add(if is { 1 } else { u32::MAX }, Ordering::Relaxed);
+    /// Counts a unit that became Cooling (`is`), or that is so no more.
+    pub(crate) fn count_cooling(&self, is: bool) {
+        self.cooling.fetch_add(if is { 1 } else { u32::MAX }, Ordering::Relaxed);
     }
 
     /// Returns the low watermark: the reclaimer works when fewer frames are free.
@@ -236,7 +237,7 @@ impl Frames {
         let (room, limit) = (self.room(), self.limit());
         // The first condition is false where there is much room. The last adds nothing in heaps up
         // to 128 MiB.
-        room < (limit / 16).max(4) && room + self.leaving() < limit / 8 && room < SCOPE_FRAMES.max(self.low())
+        room < (limit / 16).max(4) && room + self.cooling() < limit / 8 && room < SCOPE_FRAMES.max(self.low())
     }
 
     /// Returns the number of frames that a caller can take that cannot go on without. These are
@@ -287,10 +288,10 @@ impl Frames {
     }
 
     /// Takes `count` contiguous frames and returns the first. The caller owns them and their bytes,
-    /// which are arbitrary. `None` if there are too few for this purse.
-    pub(crate) fn take(&self, count: u32, purse: Watermark) -> Option<FrameId> {
+    /// which are arbitrary. `None` if there are too few for this watermark.
+    pub(crate) fn take(&self, count: u32, watermark: Watermark) -> Option<FrameId> {
         let mut free = self.lock();
-        let kept = match purse {
+        let kept = match watermark {
             Watermark::Queued(others) => free.reserve() + others,
             Watermark::Normal => free.reserve(),
             Watermark::Emergency => 0,
@@ -331,8 +332,8 @@ impl Frames {
             return None;
         }
         let first = free.cold.take_below(self.end_for(count), count)?;
-        let in_annex = (first + count).saturating_sub(self.overflow_start) as usize;
-        let tables = free.tables.max((in_annex * INFO_BYTES).div_ceil(PAGE_BYTES) as u32);
+        let in_overflow = (first + count).saturating_sub(self.overflow_start) as usize;
+        let tables = free.tables.max((in_overflow * INFO_BYTES).div_ceil(PAGE_BYTES) as u32);
         let cost = count + tables - free.tables;
         if free.resident + cost > free.ceiling {
             free.cold.put(first, count);

@@ -1,6 +1,6 @@
 //! One thread's lane, and what is on its way on it.
 //!
-//! A unit that is being read is a *flight*. It owns its page (Fetching) and its frames, where the
+//! A unit that is being read is a *flight*. It owns its page (Loading) and its frames, where the
 //! lane puts the bytes, until it lands: the page is then Near, or Far again. A flight of one small
 //! object owns its handle and a place in a log page (`plane/object/flight`); its bytes come in a
 //! buffer of the lane. No thread belongs to a flight: any thread that polls the lane lands what has
@@ -134,8 +134,8 @@ const READ_PAGES: u32 = 16;
 const BACKGROUND: (u32, u32) = (32, 240);
 
 impl FetchLane {
-    /// Approximate bytes of near memory of an [`FetchLane`] with one buffer; see [`FetchLane::more_bytes`]. The
-    /// bytes of units are in frames.
+    /// Approximate bytes of near memory of a [`FetchLane`] with one buffer; see
+    /// [`FetchLane::more_bytes`]. The bytes of units are in frames.
     pub(crate) const NEAR_BYTES: u64 = PAGE_BYTES as u64;
 
     /// Returns the bytes of near memory of its buffers after the first.
@@ -183,8 +183,8 @@ impl FetchLane {
         self.entries.len() - self.free.len()
     }
 
-    /// Starts a flight for which this thread [waits](Io::wait_for_awaited). The caller owns the
-    /// page or handle and passes it to the flight.
+    /// Starts a flight for which this thread [waits](FetchLane::wait_for_awaited). The caller owns
+    /// the page or handle and passes it to the flight.
     pub(crate) fn launch_awaited(&mut self, core: &HeapInner, flight: FetchFlight) {
         self.awaited += 1;
         self.start(core, flight, Priority::Demand, true);
@@ -397,8 +397,9 @@ impl FetchLane {
         }
     }
 
-    /// Waits for all flights that were started by [`FetchLane::launch_awaited`], and returns the first
-    /// error. `None` if the lane has forgotten a request: then the lane is of no use any more.
+    /// Waits for all flights that were started by [`FetchLane::launch_awaited`], and returns the
+    /// first error. `None` if the lane has forgotten a request: then the lane is of no use any
+    /// more.
     pub(crate) fn wait_for_awaited(&mut self, core: &HeapInner) -> Option<Result<(), PoolError>> {
         let started = Instant::now();
         // The lane keeps the deadline; ours is for a lane that does not.

@@ -14,7 +14,7 @@
 //! | `reclaim` | who frees frames (reclaim), and who waits for them |
 //! | `fetch`, `io` | how far pages are read, synchronously or not |
 //! | `fault`, `wait_queue`, `poller` | how tasks wait |
-//! | `batch_get`, `try_access`, `batch_lookup` | how tasks wait for many values, for one found by trying, and for many of those |
+//! | `batch_get`, `try_access`, `batch_lookup` | how tasks wait for many values, a look-up, many look-ups |
 //! | `pins` | which units stay near without a scope |
 //! | `eviction`, `reclaimer` | which pages are evicted, and when |
 //! | `streaming` | which pages are evicted first because they are used once (streaming) |
@@ -120,8 +120,8 @@ pub struct Heap {
     core: NonNull<HeapInner>,
 }
 
-// SAFETY: a heap is a reference to its core, which is made to be shared. The reference count
-// decides when the core is freed.
+// SAFETY: a heap is a reference to its `HeapInner`, which is made to be shared. The reference count
+// decides when that is freed.
 unsafe impl Send for Heap {}
 // SAFETY: as above.
 unsafe impl Sync for Heap {}
@@ -158,7 +158,7 @@ pub(crate) struct HeapInner {
     deferred_drops: objects::DeferredDrops,
     pub(crate) backend: Arc<SwitchBackend>,
     /// Opens other pools for this heap.
-    opener: PoolBuilder,
+    pool_builder: PoolBuilder,
     switcher: Switcher,
     pub(crate) offload: Offload,
     pub(crate) patience: Duration,
@@ -175,7 +175,7 @@ pub(crate) struct HeapInner {
 
 /// Address of a [`HeapInner`] that can be sent to the threads that are made for the heap.
 pub(crate) struct HeapInnerPointer(pub(crate) *const HeapInner);
-// SAFETY: the core is `Sync`; `destroy` stops the threads that use it.
+// SAFETY: `HeapInner` is `Sync`; `destroy` stops the threads that use it.
 unsafe impl Send for HeapInnerPointer {}
 
 thread_local! {
@@ -200,7 +200,7 @@ impl Heap {
 
     pub(crate) fn from_config(config: Config) -> Result<Heap, BuildError> {
         static SERIAL: AtomicU64 = AtomicU64::new(1);
-        let backend = Arc::new(SwitchBackend::new(config.opener.open()?).map_err(FarError::from)?);
+        let backend = Arc::new(SwitchBackend::new(config.pool_builder.open()?).map_err(FarError::from)?);
         let pages = config.far_pages as u32;
         let frames = Frames::new(config.frames, config.paranoid)?;
         let objects = match config.plane {
@@ -239,7 +239,7 @@ impl Heap {
             vacancies: Vacancies::default(),
             deferred_drops: objects::DeferredDrops::default(),
             backend,
-            opener: config.opener,
+            pool_builder: config.pool_builder,
             switcher: Switcher::default(),
             offload: Offload::default(),
             patience: config.patience,
@@ -266,7 +266,7 @@ impl Heap {
 
     #[inline]
     pub(crate) fn core(&self) -> &HeapInner {
-        // SAFETY: the reference that this heap counts as keeps the core.
+        // SAFETY: the reference that this heap counts as keeps the `HeapInner`.
         unsafe { self.core.as_ref() }
     }
 
@@ -331,8 +331,8 @@ impl Heap {
         self.core().stats()
     }
 
-    /// Returns the state of the pool: degraded while a server of a stripe is gone, or while a leg
-    /// of a mirror lacks something.
+    /// Returns the state of the pool: degraded while a server of a stripe is gone, or while a
+    /// member of a mirror lacks something.
     pub fn health(&self) -> Health {
         self.core().backend.health()
     }
@@ -346,7 +346,7 @@ impl Heap {
     /// to both. If the new pool is full or dies, the move ends and the present pool stays.
     pub fn switch_pool(&self, url: impl Into<String>) -> Result<PoolSwitch, BuildError> {
         let core = self.core();
-        core.switcher.start(&core.backend, &core.opener.with_url(url))
+        core.switcher.start(&core.backend, &core.pool_builder.with_url(url))
     }
 
     /// Checks the invariants of the heap, for tests, and panics if one is violated. No other thread
@@ -570,9 +570,9 @@ impl HeapInner {
             core.stats_thread.stop();
             core.switcher.stop();
             // The last thing that a thread does in a heap is to leave its scope.
-            let mut patience = Backoff::new(core.patience);
+            let mut backoff = Backoff::new(core.patience);
             while !core.threads.is_quiet() {
-                if patience.wait().is_err() {
+                if backoff.wait().is_err() {
                     // A scope was forgotten (`mem::forget`). Then so is the heap.
                     return;
                 }
@@ -582,7 +582,7 @@ impl HeapInner {
             core.backend.release();
         }
         // SAFETY: made by `Box::into_raw`. Only one caller gets here, because the count reached
-        // zero once. Nobody uses the core any more.
+        // zero once. Nobody uses the `HeapInner` any more.
         let core = unsafe { Box::from_raw(core) };
         let (first, numbers) = (core.first_page, core.numbers());
         drop(core);
@@ -593,8 +593,8 @@ impl HeapInner {
 /// A collection's reference to its heap, which exists at least as long as this.
 pub(crate) struct HeapRef(NonNull<HeapInner>);
 
-// SAFETY: a reference to the core, which is made to be shared. The reference count decides when the
-// core is freed.
+// SAFETY: a reference to the `HeapInner`, which is made to be shared. The reference count decides
+// when that is freed.
 unsafe impl Send for HeapRef {}
 // SAFETY: as above.
 unsafe impl Sync for HeapRef {}

@@ -202,13 +202,13 @@ impl HeapInner {
         inside: &InternalScope<'_>,
         number: u32,
         card: u8,
-        want: AccessMode,
+        mode: AccessMode,
     ) -> Result<SlotHint, FarError> {
         let place = match (&self.objects, number.checked_sub(self.pages)) {
             (Some(objects), Some(object)) => {
-                self.fault_in_object(inside.record, objects, object, want, inside.is_outermost())?
+                self.fault_in_object(inside.record, objects, object, mode, inside.is_outermost())?
             }
-            _ => SlotHint::new(self.fault_in(inside.record, number, want, inside.is_outermost())?, card),
+            _ => SlotHint::new(self.fault_in(inside.record, number, mode, inside.is_outermost())?, card),
         };
         // The scope may have been renewed while there was no room. The place that it has found from
         // here on stays, whatever a destructor does.
@@ -249,9 +249,9 @@ impl HeapInner {
     /// at once.
     pub(crate) fn release(&self, unit: TransferUnit) {
         let word = &self.words[unit.page];
-        // The owner of a page that is Copying or being discarded waits neither for us nor for
+        // The owner of a page that is Claimed or being discarded waits neither for us nor for
         // anything without an end.
-        let mut patience = Backoff::new(core::time::Duration::MAX);
+        let mut backoff = Backoff::new(core::time::Duration::MAX);
         let (released, frame) = loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
             match seen.release() {
@@ -263,7 +263,7 @@ impl HeapInner {
                 _ => {
                     // The page may be on its way because it was prefetched.
                     self.help(self.record(), None);
-                    patience.wait().unwrap_or(());
+                    backoff.wait().unwrap_or(());
                 }
             }
         };
@@ -314,8 +314,8 @@ impl HeapInner {
         self.free(inside, number, card)
     }
 
-    /// Drops a value that is too large to be moved out (`bury` does it, at its address) or needs no
-    /// destructor, and frees its place.
+    /// Drops a value that is too large to be moved out (`destructor` does it, at its address) or
+    /// needs no destructor, and frees its place.
     ///
     /// # Safety
     /// As for `take_out`.
@@ -324,13 +324,13 @@ impl HeapInner {
         inside: &InternalScope<'_>,
         number: u32,
         card: u8,
-        bury: Option<impl FnOnce(*mut u8)>,
+        destructor: Option<impl FnOnce(*mut u8)>,
     ) -> Result<(bool, Panics), FarError> {
         let mut panics = Panics::default();
-        if let Some(bury) = bury {
+        if let Some(destructor) = destructor {
             let place = self.fault_in_owned(inside, number, card, AccessMode::Write)?;
             // SAFETY: its page stays there until our scope ends.
-            panics.catch(|| bury(unsafe { self.frames.base().add(place.offset()) }));
+            panics.catch(|| destructor(unsafe { self.frames.base().add(place.offset()) }));
         }
         Ok((self.free(inside, number, card), panics))
     }
@@ -418,23 +418,23 @@ pub(crate) unsafe fn drop_far<T>(core: *const HeapInner, number: u32, card: u8) 
     }
 }
 
-/// Drops an object whose type only the caller knows: `bury` drops it and frees its place, as
+/// Drops an object whose type only the caller knows: `teardown` drops it and frees its place, as
 /// [`take_with`] or [`drop_and_free`] do.
 ///
 /// # Safety
-/// As for [`drop_far`]; `bury` may be called later, and by another thread.
-pub(crate) unsafe fn drop_far_with(core: *const HeapInner, number: u32, card: u8, bury: TeardownFn) {
+/// As for [`drop_far`]; `teardown` may be called later, and by another thread.
+pub(crate) unsafe fn drop_far_with(core: *const HeapInner, number: u32, card: u8, teardown: TeardownFn) {
     // SAFETY: passed on to the caller; the value keeps the heap.
-    unsafe { drop_or_queue(core, DeferredDrop::Value(DeferredValue { number, card, teardown: bury })) };
+    unsafe { drop_or_queue(core, DeferredDrop::Value(DeferredValue { number, card, teardown })) };
 }
 
 /// Drops what is left of a collection, now or later.
 ///
 /// # Safety
 /// The collection keeps the heap.
-pub(crate) unsafe fn drop_collection(core: *const HeapInner, remains: Box<dyn Teardown>) {
+pub(crate) unsafe fn drop_collection(core: *const HeapInner, teardown: Box<dyn Teardown>) {
     // SAFETY: passed on to the caller.
-    unsafe { drop_or_queue(core, DeferredDrop::Collection(remains)) };
+    unsafe { drop_or_queue(core, DeferredDrop::Collection(teardown)) };
 }
 
 /// Runs the destructors of an entry. If they cannot run, defers them or gives the values up.
@@ -444,12 +444,12 @@ pub(crate) unsafe fn drop_collection(core: *const HeapInner, remains: Box<dyn Te
 pub(super) unsafe fn run_deferred_drop(core: *const HeapInner, what: DeferredDrop, finally: bool) {
     match what {
         // SAFETY: passed on to the caller.
-        DeferredDrop::Value(grave) => unsafe { drop_value(core, grave, finally) },
-        DeferredDrop::Collection(mut remains) => {
+        DeferredDrop::Value(deferred) => unsafe { drop_value(core, deferred, finally) },
+        DeferredDrop::Collection(mut teardown) => {
             let mut panics = Panics::default();
-            if !remains.tear_down(finally, &mut panics) {
+            if !teardown.tear_down(finally, &mut panics) {
                 // SAFETY: passed on to the caller.
-                unsafe { defer_collection_drop(core, remains) };
+                unsafe { defer_collection_drop(core, teardown) };
             }
             panics.resume();
         }
@@ -460,19 +460,19 @@ pub(super) unsafe fn run_deferred_drop(core: *const HeapInner, what: DeferredDro
 ///
 /// # Safety
 /// As for [`drop_far`].
-unsafe fn drop_value(core: *const HeapInner, grave: DeferredValue, finally: bool) {
+unsafe fn drop_value(core: *const HeapInner, deferred: DeferredValue, finally: bool) {
     // SAFETY: passed on to the caller.
-    let Err(error) = (unsafe { (grave.teardown)(core, grave.number, grave.card) }) else { return };
+    let Err(error) = (unsafe { (deferred.teardown)(core, deferred.number, deferred.card) }) else { return };
     // SAFETY: the value still lives, and keeps the heap.
     if !(finally || unsafe { &*core }.is_lost(error)) {
         // SAFETY: as above.
-        unsafe { &*core }.defer_drop(DeferredDrop::Value(grave));
+        unsafe { &*core }.defer_drop(DeferredDrop::Value(deferred));
         return;
     }
     let last = {
         // SAFETY: as in `take`.
         let (core, inside) = unsafe { (&*core, InternalScope::new(&*core)) };
-        core.lose(&inside, grave.number, grave.card)
+        core.lose(&inside, deferred.number, deferred.card)
     };
     // SAFETY: `lose` said so, and our scope is over.
     unsafe { unreference_if(core, last) };
@@ -482,12 +482,12 @@ unsafe fn drop_value(core: *const HeapInner, grave: DeferredValue, finally: bool
 ///
 /// # Safety
 /// The collection keeps the heap.
-unsafe fn defer_collection_drop(core: *const HeapInner, remains: Box<dyn Teardown>) {
+unsafe fn defer_collection_drop(core: *const HeapInner, teardown: Box<dyn Teardown>) {
     // As soon as it is in the list, another thread may drop it, and it keeps the heap no more.
     // SAFETY: passed on to the caller.
     unsafe { &*core }.references.fetch_add(1, Ordering::Relaxed);
     // SAFETY: the reference above keeps it.
-    unsafe { &*core }.defer_drop(DeferredDrop::Collection(remains));
+    unsafe { &*core }.defer_drop(DeferredDrop::Collection(teardown));
     // SAFETY: the reference above.
     unsafe { unreference_if(core, true) };
 }
@@ -515,7 +515,7 @@ unsafe fn tear_down_value<T>(core: *const HeapInner, number: u32, card: u8) -> R
     }
 }
 
-/// Frees an object after `bury` has dropped it where it is, if it has a destructor.
+/// Frees an object after `destructor` has dropped it where it is, if it has a destructor.
 ///
 /// # Safety
 /// As for [`take`].
@@ -523,13 +523,13 @@ pub(crate) unsafe fn drop_and_free(
     core: *const HeapInner,
     number: u32,
     card: u8,
-    bury: Option<impl FnOnce(*mut u8)>,
+    destructor: Option<impl FnOnce(*mut u8)>,
 ) -> Result<(), FarError> {
     let (last, panics) = {
         // SAFETY: as in `take_with`.
         let inside = InternalScope::new(unsafe { &*core });
         // SAFETY: as in `take_with`, and passed on to the caller.
-        unsafe { (*core).drop_object_in_place(&inside, number, card, bury) }?
+        unsafe { (*core).drop_object_in_place(&inside, number, card, destructor) }?
     };
     // SAFETY: `drop_object_in_place` said so, and our scope is over.
     unsafe { unreference_if(core, last) };

@@ -3,7 +3,7 @@
 //! The frame of a pinned unit counts its pins. A thread that pins is in a scope in which the unit
 //! is near, so no batch that could take the unit is over before the pin can be seen. So it is
 //! enough that the evictor looks at the count after the scopes of a batch are over. It looks when
-//! it makes pages Leaving too, so as not to do that in vain.
+//! it makes pages Cooling too, so as not to do that in vain.
 
 use super::access::AccessMode;
 use super::fault::{FaultFuture, FaultState};
@@ -66,7 +66,7 @@ pub(crate) struct PinFault<'a> {
     /// Number within the heap of a value that lives as long as this: its page, or its handle above
     /// all pages.
     number: u32,
-    want: AccessMode,
+    mode: AccessMode,
     wait: FaultState,
     /// Time when the wait began. Nothing holds what has landed until the task looks, so it may
     /// leave again.
@@ -74,8 +74,8 @@ pub(crate) struct PinFault<'a> {
 }
 
 impl<'a> PinFault<'a> {
-    pub(crate) fn new(core: &'a HeapInner, number: u32, want: AccessMode) -> PinFault<'a> {
-        PinFault { core, number, want, wait: FaultState::default(), since: Instant::now() }
+    pub(crate) fn new(core: &'a HeapInner, number: u32, mode: AccessMode) -> PinFault<'a> {
+        PinFault { core, number, mode, wait: FaultState::default(), since: Instant::now() }
     }
 }
 
@@ -85,11 +85,11 @@ impl<'a> Future for PinFault<'a> {
     fn poll(self: core::pin::Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         let scope = Scope::new(this.core);
-        let mut arrival = FaultFuture::resume(&scope, this.number, this.want, core::mem::take(&mut this.wait));
-        match core::pin::Pin::new(&mut arrival).poll(context) {
+        let mut fault = FaultFuture::resume(&scope, this.number, this.mode, core::mem::take(&mut this.wait));
+        match core::pin::Pin::new(&mut fault).poll(context) {
             Poll::Ready(place) => Poll::Ready(place.and_then(|place| this.core.pin(place.frame()))),
             Poll::Pending => {
-                this.wait = arrival.suspend();
+                this.wait = fault.suspend();
                 let after = this.since.elapsed();
                 // A flight has a deadline of its own.
                 if after > this.core.patience * 2 {

@@ -60,9 +60,9 @@ impl SlotWord {
         (self.number() - core.first_page, self.place().card())
     }
 
-    /// Tells `once` that the object is used next, and only once.
-    pub(crate) fn note(self, once: &StreamingHint, scope: &Scope<'_>) {
-        once.note_use(scope, self.number());
+    /// Tells `hint` that the object is used next, and only once.
+    pub(crate) fn note(self, hint: &StreamingHint, scope: &Scope<'_>) {
+        hint.note_use(scope, self.number());
     }
 
     /// Checks whether the object's page would not stay without the use to come, as
@@ -247,11 +247,11 @@ impl SlotCell {
     /// Returns the address of the object that `slot`, loaded from here, names. The object stays
     /// near as long as the scope lasts. Never renews the scope.
     #[inline]
-    pub(crate) fn address(&self, scope: &Scope<'_>, slot: SlotWord, want: AccessMode) -> Result<*mut u8, FarError> {
+    pub(crate) fn address(&self, scope: &Scope<'_>, slot: SlotWord, mode: AccessMode) -> Result<*mut u8, FarError> {
         scope.touch();
         let mut place = slot.place();
         let Some(page) = scope.number(slot.number()) else {
-            let place = self.find_object(scope, slot, want)?;
+            let place = self.find_object(scope, slot, mode)?;
             // SAFETY: as below.
             return Ok(unsafe { scope.arena.add(place.offset()) });
         };
@@ -259,26 +259,26 @@ impl SlotCell {
         let word = unsafe { &*scope.words.add(page as usize) };
         // Acquire: the thread that brought the page has filled the frame.
         let word = FrameWord(word.load(Ordering::Acquire));
-        let found = if want == AccessMode::Write { word.confirms_dirty(place) } else { word.confirms(place) };
+        let found = if mode == AccessMode::Write { word.confirms_dirty(place) } else { word.confirms(place) };
         if !found {
-            place = self.find(scope, slot, page, want)?;
+            place = self.find(scope, slot, page, mode)?;
         }
         // SAFETY: the word names a frame, and a card lies within its frame, so this is inside the arena.
         Ok(unsafe { scope.arena.add(place.offset()) })
     }
 
     #[cold]
-    fn find(&self, scope: &Scope<'_>, slot: SlotWord, page: u32, want: AccessMode) -> Result<SlotHint, FarError> {
+    fn find(&self, scope: &Scope<'_>, slot: SlotWord, page: u32, mode: AccessMode) -> Result<SlotHint, FarError> {
         let core = scope.core;
-        let place = slot.place().in_frame(core.fault_in(scope.record, page, want, false)?);
+        let place = slot.place().in_frame(core.fault_in(scope.record, page, mode, false)?);
         self.correct(scope, slot, place);
         Ok(place)
     }
 
     /// Finds the place of an object that has a handle, and brings it near.
     #[inline]
-    fn find_object(&self, scope: &Scope<'_>, slot: SlotWord, want: AccessMode) -> Result<SlotHint, FarError> {
-        let place = scope.core.find_object(scope, slot.number(), slot.place(), want, false)?;
+    fn find_object(&self, scope: &Scope<'_>, slot: SlotWord, mode: AccessMode) -> Result<SlotHint, FarError> {
+        let place = scope.core.find_object(scope, slot.number(), slot.place(), mode, false)?;
         if place != slot.place() {
             self.correct(scope, slot, place);
         }
@@ -309,9 +309,9 @@ impl Scope<'_> {
             Err(FarError::NearFull) => {}
             other => return other,
         }
-        let mut patience = super::Backoff::new(self.core.patience);
+        let mut backoff = super::Backoff::new(self.core.patience);
         while self.forget(&before) {
-            patience.wait()?;
+            backoff.wait()?;
             self.core.make_room(self.record)?;
             match action() {
                 Err(FarError::NearFull) => {}

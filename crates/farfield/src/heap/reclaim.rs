@@ -59,10 +59,10 @@ impl HeapInner {
         record: &ThreadState,
         pages: u32,
         renewable: bool,
-        want: AccessMode,
+        mode: AccessMode,
     ) -> Result<FrameId, FarError> {
         match self.take_frames(record, pages, renewable) {
-            Err(error) if want == AccessMode::Read => self.take_to_read(record, pages, renewable, error),
+            Err(error) if mode == AccessMode::Read => self.take_to_read(record, pages, renewable, error),
             frames => frames,
         }
     }
@@ -82,13 +82,13 @@ impl HeapInner {
         if !matches!(error, FarError::Pool(PoolError::PoolFull { .. })) {
             return Err(error);
         }
-        let mut patience = Backoff::new(self.patience);
+        let mut backoff = Backoff::new(self.patience);
         let mut is_over = false;
         loop {
             if let Some(frame) = self.frames.take(pages, Watermark::Emergency) {
                 return Ok(frame);
             }
-            if is_over || patience.wait().is_err() {
+            if is_over || backoff.wait().is_err() {
                 return Err(error);
             }
             if renewable {
@@ -116,7 +116,7 @@ impl HeapInner {
     fn wait_for_frames(&self, record: &ThreadState, pages: u32, renewable: bool) -> Result<FrameId, FarError> {
         self.reclaimer.wake();
         let place = self.admission.queue();
-        let mut patience = Backoff::new(self.patience);
+        let mut backoff = Backoff::new(self.patience);
         let mut goal = self.first_goal(pages);
         loop {
             if renewable {
@@ -131,7 +131,7 @@ impl HeapInner {
                     return Ok(frame);
                 }
                 let enough = || self.frames.open_spare() >= pages + before;
-                patience.wait_by(|| _ = place.sleep_unless(enough, SLEEP))?;
+                backoff.wait_by(|| _ = place.sleep_unless(enough, SLEEP))?;
                 continue;
             }
             let is_own = |epoch| !renewable && record.keeps(epoch);
@@ -143,7 +143,7 @@ impl HeapInner {
                     return self.frames.take(pages, Watermark::Emergency).ok_or(FarError::NearFull);
                 }
                 // The others may wait for what this thread holds.
-                ReclaimRound::Blocked if patience.is_long() => {
+                ReclaimRound::Blocked if backoff.is_long() => {
                     if let Some(frame) = self.frames.take(pages, Watermark::Emergency) {
                         return Ok(frame);
                     }
@@ -155,9 +155,9 @@ impl HeapInner {
             if round == ReclaimRound::EvictorBusy {
                 // The thread that runs the evictor rings when it has stopped.
                 let enough = || self.frames.spare() >= goal + before || self.evictor.is_idle();
-                patience.wait_by(|| _ = place.sleep_unless(enough, SLEEP))?;
+                backoff.wait_by(|| _ = place.sleep_unless(enough, SLEEP))?;
             } else {
-                patience.wait()?;
+                backoff.wait()?;
             }
         }
     }
@@ -210,7 +210,8 @@ impl HeapInner {
             return Ok(ReclaimRound::Frame(frame));
         }
         self.evictor.try_close(self);
-        // Where there is no annex, free frames need not be contiguous: each round frees more.
+        // Where there is no overflow area, free frames need not be contiguous: each round frees
+        // more.
         if pages > 1 && self.frames.spare() >= *goal {
             *goal = (*goal + *goal / 2).min(self.frames.limit());
         }
@@ -281,7 +282,7 @@ mod tests {
         let (heap, mut values) = without_reclaimer::<WORDS>(plane);
         let mut state = 1;
         for round in 0..200 {
-            // All that is about to leave is taken back, which is done in scopes that bring nothing.
+            // All that is about to leave is rescued, which is done in scopes that bring nothing.
             if round % 3 == 0 {
                 for value in values.iter().filter(|value| is_near(heap.core(), value)) {
                     value.get(&heap.enter()).unwrap();
@@ -366,9 +367,9 @@ mod tests {
             let throttled = heap.stats().throttled;
             values[round].get(&scope)?;
             // The other thread has used up what may be had while this scope lasts.
-            let mut patience = Backoff::new(Duration::from_secs(60));
+            let mut backoff = Backoff::new(Duration::from_secs(60));
             while heap.core().admission.waiting() == 0 || heap.stats().throttled == throttled {
-                patience.wait()?;
+                backoff.wait()?;
             }
             let middle = values.len() / 2 + round * 100;
             values[middle..middle + share(&heap) - 1].iter().try_for_each(|value| value.get(&scope).map(drop))

@@ -1,5 +1,5 @@
-//! The reclaimer: a thread that runs the evictor ahead of need (like kswapd) and tasks' errands,
-//! and sleeps while there is room.
+//! The reclaimer: a thread that runs the evictor ahead of need (like kswapd) and tasks' background
+//! jobs, and sleeps while there is room.
 
 use super::eviction::EvictionOutcome;
 use super::{HeapInner, HeapInnerPointer, SERVES};
@@ -92,8 +92,8 @@ impl Reclaimer {
         }
     }
 
-    /// Lets the thread sleep until it is rung, if `so` is true and no task waits for room or has an
-    /// errand.
+    /// Lets the thread sleep until it is rung, if `so` is true and no task waits for room or has a
+    /// job.
     fn rest(&self, core: &HeapInner, so: impl Fn(&HeapInner) -> bool) {
         // Acquire: a task that rang before this is among those who want room.
         self.awake.swap(false, Ordering::AcqRel);

@@ -18,28 +18,28 @@ impl Scope<'_> {
     /// The unit stays there as long as the scope lasts, or until it is renewed. So the caller marks
     /// the scope as used, or holds it, before a reference, or a second call, relies on the first.
     #[inline]
-    pub(crate) fn near_unit(&self, page: u32, want: AccessMode) -> Option<*mut u8> {
+    pub(crate) fn near_unit(&self, page: u32, mode: AccessMode) -> Option<*mut u8> {
         let page = self.number(page)?;
         // SAFETY: `page` is below `self.pages`, the length of the table.
         let word = unsafe { &*self.words.add(page as usize) };
         // Acquire: the thread that brought the page has filled the frame.
         let word = FrameWord(word.load(Ordering::Acquire));
-        let FrameId(frame) = if want == AccessMode::Read { word.near() } else { word.near_dirty() }?;
+        let FrameId(frame) = if mode == AccessMode::Read { word.near() } else { word.near_dirty() }?;
         self.touch();
         // SAFETY: a page's word names a frame of the arena.
         Some(unsafe { self.arena.add(frame as usize * PAGE_BYTES) })
     }
 
     /// Brings a unit near, or makes it, and returns its address.
-    pub(crate) fn fault_in_unit(&self, page: u32, want: AccessMode) -> Result<*mut u8, FarError> {
+    pub(crate) fn fault_in_unit(&self, page: u32, mode: AccessMode) -> Result<*mut u8, FarError> {
         let Some(page) = self.number(page) else { return Err(FarError::OtherHeap) };
-        let frame = self.core.fault_in(self.record, page, want, self.is_renewable())?;
+        let frame = self.core.fault_in(self.record, page, mode, self.is_renewable())?;
         self.touch();
         Ok(self.core.frames.address(frame))
     }
 
     /// Returns how a unit is found that is not near, or that was prefetched and not used since.
-    pub(crate) fn arrival(&self, page: u32) -> Option<PrefetchTimeliness> {
+    pub(crate) fn timeliness(&self, page: u32) -> Option<PrefetchTimeliness> {
         let word = FrameWord(self.core.words[self.number(page)?].load(Ordering::Relaxed));
         match word.state() {
             State::Far => Some(PrefetchTimeliness::Missing),
@@ -70,13 +70,13 @@ impl Scope<'_> {
     /// Returns how many units of one page, from this page on and at most `most`, are near in
     /// contiguous frames. The first is at `address`.
     #[inline]
-    pub(crate) fn side_by_side(&self, page: u32, address: *const u8, most: usize, want: AccessMode) -> usize {
+    pub(crate) fn side_by_side(&self, page: u32, address: *const u8, most: usize, mode: AccessMode) -> usize {
         let first = page - self.first_page;
         let frame = ((address as usize - self.arena as usize) / PAGE_BYTES) as u32;
         let is_next = |count: &usize| {
             // SAFETY: units of one run, so their pages are below `self.pages`, too.
             let word = FrameWord(unsafe { &*self.words.add(first as usize + count) }.load(Ordering::Acquire));
-            let near = if want == AccessMode::Read { word.near() } else { word.near_dirty() };
+            let near = if mode == AccessMode::Read { word.near() } else { word.near_dirty() };
             near == Some(FrameId(frame + *count as u32))
         };
         (1..most).take_while(is_next).count() + 1
@@ -118,8 +118,8 @@ impl HeapInner {
 }
 
 impl HeapInner {
-    /// Waits until no write of what was in pages that are [claimed](Core::claim) is on its way to
-    /// the pool.
+    /// Waits until no write of what was in pages that are [claimed](HeapInner::claim) is on its way
+    /// to the pool.
     pub(crate) fn await_writes(&self) {
         // The thread that runs the evictor waits for the end of its writes.
         self.evictor.paused(|| ());
@@ -165,8 +165,8 @@ pub(crate) unsafe fn lose_run(core: *const HeapInner, page: u32) {
 /// Gives back a run all of whose units are released.
 ///
 /// # Safety
-/// `page` came from [`HeapInner::take_run`] of this heap and was not given back; the caller uses neither
-/// run nor heap afterwards, unless it has another reference.
+/// `page` came from [`HeapInner::take_run`] of this heap and was not given back; the caller uses
+/// neither run nor heap afterwards, unless it has another reference.
 pub(crate) unsafe fn free_run(core: *const HeapInner, page: u32) {
     {
         // SAFETY: the run keeps the heap until its reference is given up below.

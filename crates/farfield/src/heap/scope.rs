@@ -133,8 +133,9 @@ impl<'heap> Scope<'heap> {
         ScopeHold { holds: ScopeHoldCount(self), brief }
     }
 
-    /// Forgets the addresses that an operation has found, if it was [the outermost](Brief) and
-    /// nobody has been given a reference. True if the scope can be renewed.
+    /// Forgets the addresses that an operation has found, if it was [the
+    /// outermost](TransientAccess) and nobody has been given a reference. True if the scope can be
+    /// renewed.
     #[inline]
     pub(crate) fn forget(&self, brief: &TransientAccess<'_>) -> bool {
         let forgets = brief.is_outermost && !self.open.is_used();

@@ -362,8 +362,8 @@ impl Segments {
         (0..count).map(move |unit| TransferUnit { page: id * SEGMENT_PAGES + unit * pages, pages })
     }
 
-    /// Makes the segment of an object free for any use. Its [`FreeOutcome`] was `Release`, and all its
-    /// pages are Empty now.
+    /// Makes the segment of an object free for any use. Its [`FreeOutcome`] was `Release`, and all
+    /// its pages are Empty now.
     pub(crate) fn give_back(&self, page: u32) {
         let id = page / SEGMENT_PAGES;
         let head = &self.heads[id];

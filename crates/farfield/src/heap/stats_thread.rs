@@ -1,5 +1,5 @@
-//! The publisher of a heap with a name: a thread that writes the heap's [notice], which `farfield
-//! top` finds among the files that the process has open.
+//! The statistics thread of a heap with a name: it writes the heap's [notice], which `farfield top`
+//! finds among the files that the process has open.
 
 use super::{HeapInner, HeapInnerPointer};
 use crate::error::BuildError;

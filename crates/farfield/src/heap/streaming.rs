@@ -42,15 +42,15 @@ impl HeapInner {
 }
 
 impl Scope<'_> {
-    /// Runs a look-up of data that will not be used again soon; `look` notes it in the [`StreamingHint`]
-    /// before use.
+    /// Runs a look-up of data that will not be used again soon; `look` notes it in the
+    /// [`StreamingHint`] before use.
     pub(crate) fn run_streaming<R>(
         &self,
         look: impl FnOnce(&StreamingHint) -> Result<R, FarError>,
     ) -> Result<R, FarError> {
-        let once = StreamingHint::default();
-        let found = self.record.objects.run_streaming(|| look(&once))?;
-        once.mark_evict_first(self);
+        let hint = StreamingHint::default();
+        let found = self.record.objects.run_streaming(|| look(&hint))?;
+        hint.mark_evict_first(self);
         Ok(found)
     }
 
@@ -59,13 +59,13 @@ impl Scope<'_> {
         &self,
         look: impl AsyncFnOnce(&StreamingHint) -> Result<R, FarError>,
     ) -> Result<R, FarError> {
-        let once = StreamingHint::default();
+        let hint = StreamingHint::default();
         let found = {
-            let mut look = pin!(look(&once));
+            let mut look = pin!(look(&hint));
             // Other tasks run between two polls; this does not hold for them.
             poll_fn(|context| self.record.objects.run_streaming(|| look.as_mut().poll(context))).await?
         };
-        once.mark_evict_first(self);
+        hint.mark_evict_first(self);
         Ok(found)
     }
 }

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 /// Handle of a move of all far data to another pool, begun by
 /// [`Heap::switch_pool`](crate::Heap::switch_pool). Dropping it does not stop the move.
 pub struct PoolSwitch {
-    order: Arc<HeapSwitchHost>,
+    host: Arc<HeapSwitchHost>,
     backend: Arc<SwitchBackend>,
 }
 
@@ -47,20 +47,20 @@ impl PoolSwitch {
     /// Blocks until the move ends, at most for `most`. Returns its result, or `None` if it has not
     /// ended.
     pub fn wait(&self, most: Duration) -> Option<Result<(), SwitchError>> {
-        let wait = self.order.bell.wait_timeout_while(self.order.lock(), most, |end| end.is_none());
+        let wait = self.host.bell.wait_timeout_while(self.host.lock(), most, |end| end.is_none());
         *wait.unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Asks the move to stop and leave all data in the present pool. [`PoolSwitch::wait`] tells
     /// when it has stopped, and whether the move was complete before.
     pub fn cancel(&self) {
-        self.order.is_wanted.store(false, Ordering::SeqCst);
+        self.host.is_wanted.store(false, Ordering::SeqCst);
     }
 }
 
 impl core::fmt::Debug for PoolSwitch {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "PoolSwitch({:?}, {:?})", self.progress(), *self.order.lock())
+        write!(f, "PoolSwitch({:?}, {:?})", self.progress(), *self.host.lock())
     }
 }
 
@@ -69,18 +69,18 @@ impl core::fmt::Debug for PoolSwitch {
 pub(crate) struct Switcher(Mutex<Option<(Arc<HeapSwitchHost>, JoinHandle<()>)>>);
 
 impl Switcher {
-    pub(crate) fn start(&self, backend: &Arc<SwitchBackend>, opener: &PoolBuilder) -> Result<PoolSwitch, BuildError> {
+    pub(crate) fn start(&self, backend: &Arc<SwitchBackend>, builder: &PoolBuilder) -> Result<PoolSwitch, BuildError> {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.as_ref().is_some_and(|(order, _)| order.lock().is_none()) {
+        if last.as_ref().is_some_and(|(host, _)| host.lock().is_none()) {
             return Err(BuildError::Argument(
                 "the pool is being switched already: wait for the end of that, or cancel it",
             ));
         }
-        let to = opener.open()?;
-        let order =
+        let to = builder.open()?;
+        let host =
             Arc::new(HeapSwitchHost { is_wanted: AtomicBool::new(true), end: Mutex::new(None), bell: Condvar::new() });
-        let handle = PoolSwitch { order: order.clone(), backend: backend.clone() };
-        let (given, pool) = (order.clone(), backend.clone());
+        let handle = PoolSwitch { host: host.clone(), backend: backend.clone() };
+        let (given, pool) = (host.clone(), backend.clone());
         let body = move || {
             let end = pool.switch(to, &*given);
             *given.lock() = Some(end);
@@ -88,14 +88,14 @@ impl Switcher {
         };
         let thread = std::thread::Builder::new().name("farfield-switch".to_owned()).spawn(body);
         let thread = thread.map_err(|error| BuildError::Os { what: "a thread", why: error.to_string() })?;
-        *last = Some((order, thread));
+        *last = Some((host, thread));
         Ok(handle)
     }
 
     /// Cancels the switch, if one is running, and joins its thread: the heap ends.
     pub(crate) fn stop(&self) {
-        if let Some((order, thread)) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            order.is_wanted.store(false, Ordering::SeqCst);
+        if let Some((host, thread)) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            host.is_wanted.store(false, Ordering::SeqCst);
             // A panic there was reported when it happened.
             let _ = thread.join();
         }

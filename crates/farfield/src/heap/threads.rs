@@ -1,9 +1,9 @@
 //! Threads and epochs (epoch-based reclamation): which threads are inside a scope, and since when.
 //!
-//! The heap has an epoch, which the evictor moves on after it has made a batch of pages Leaving. A
+//! The heap has an epoch, which the evictor moves on after it has made a batch of pages Cooling. A
 //! thread that enters its outermost scope writes the epoch into its record, a fence follows, and
-//! then it reads frame words. The evictor makes pages Leaving, a fence follows, and then it reads
-//! the records. So either the evictor sees the scope, or the scope sees that the pages are Leaving
+//! then it reads frame words. The evictor makes pages Cooling, a fence follows, and then it reads
+//! the records. So either the evictor sees the scope, or the scope sees that the pages are Cooling
 //! (`crates/core/tests/heap_model.rs` tries all interleavings).
 //!
 //! Scopes of one thread may end in any order, because tasks hold them while they wait. The record
@@ -57,7 +57,7 @@ pub(crate) struct ThreadState {
     pub(crate) waits_for_others: Cell<bool>,
     /// True if the thread must not wait for far data now; see `try_access`.
     pub(crate) is_nonblocking: Cell<bool>,
-    /// True if data that the thread finds was fetched for it: see `Time`.
+    /// True if data that the thread finds was fetched for it: see `AttemptKind`.
     pub(crate) is_retry: Cell<bool>,
     /// Data that the last attempt found far and did not wait for.
     pub(crate) missed: Cell<Option<Missed>>,
@@ -144,7 +144,7 @@ impl ThreadState {
     #[inline]
     pub(crate) fn enter(&self, epoch: &AtomicU64) -> &ScopeState {
         // What an older scope of this thread announced protects this one too, until it is over.
-        // Then the evictor sees this epoch, in which the pages of earlier batches were seen Leaving
+        // Then the evictor sees this epoch, in which the pages of earlier batches were seen Cooling
         // (Acquire).
         let began = if self.scopes.is_empty() { self.announce(epoch) } else { epoch.load(Ordering::Acquire) };
         self.scopes.enter(began)
@@ -152,7 +152,7 @@ impl ThreadState {
 
     #[inline]
     fn announce(&self, epoch: &AtomicU64) -> u64 {
-        // Acquire: a scope of a later epoch sees the pages of earlier batches Leaving. Release: a
+        // Acquire: a scope of a later epoch sees the pages of earlier batches Cooling. Release: a
         // thread that sees this epoch sees what earlier scopes of this thread did to values.
         let began = epoch.load(Ordering::Acquire);
         self.epoch.store(began, Ordering::Release);
@@ -215,12 +215,12 @@ impl ThreadState {
         self.scopes.len() == 1
     }
 
-    /// Checks whether a scope of this thread keeps pages near that became Leaving in this epoch.
+    /// Checks whether a scope of this thread keeps pages near that became Cooling in this epoch.
     pub(crate) fn keeps(&self, epoch: u64) -> bool {
         self.scopes.any_keeps(epoch, |_| true)
     }
 
-    /// Checks whether a scope whose tasks do not wait for room keeps pages near that became Leaving
+    /// Checks whether a scope whose tasks do not wait for room keeps pages near that became Cooling
     /// in this epoch.
     pub(crate) fn keeps_and_goes_on(&self, epoch: u64) -> bool {
         self.scopes.any_keeps_and_goes_on(epoch)
@@ -365,8 +365,8 @@ impl HeapThreads {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks whether no scope can refer any more to a page that became Leaving in this epoch and
-    /// was not taken back.
+    /// Checks whether no scope can refer any more to a page that became Cooling in this epoch and
+    /// was not rescued.
     pub(crate) fn is_over(&self, epoch: u64) -> bool {
         self.oldest().is_none_or(|entered| entered > epoch)
     }
@@ -422,7 +422,8 @@ impl HeapThreads {
         (counts, Duration::from_nanos(longest_ns))
     }
 
-    /// Returns the link statistics of the thread that may have most under way: see [`FetchLane::link`].
+    /// Returns the link statistics of the thread that may have most under way: see
+    /// [`FetchLane::link`].
     pub(crate) fn link(&self) -> (u64, u64) {
         let link = |record: &Arc<ThreadState>| {
             (record.prefetch_depth.load(Ordering::Relaxed), record.answer_ns.load(Ordering::Relaxed))

@@ -33,10 +33,10 @@ pub(crate) enum AttemptKind {
 struct NonblockingGuard<'a>(&'a ThreadState);
 
 impl<'a> NonblockingGuard<'a> {
-    fn new(record: &'a ThreadState, time: AttemptKind) -> NonblockingGuard<'a> {
+    fn new(record: &'a ThreadState, attempt: AttemptKind) -> NonblockingGuard<'a> {
         record.missed.set(None);
         record.is_nonblocking.set(true);
-        record.is_retry.set(time == AttemptKind::Retry);
+        record.is_retry.set(attempt == AttemptKind::Retry);
         NonblockingGuard(record)
     }
 }
@@ -64,12 +64,12 @@ impl Drop for BlockingGuard<'_> {
 /// Runs `action`, which may not wait. Returns its result, or what it would have had to wait for.
 pub(crate) fn try_access<R>(
     record: &ThreadState,
-    time: AttemptKind,
+    attempt: AttemptKind,
     action: impl FnOnce() -> Result<R, FarError>,
 ) -> Result<Result<R, FarError>, Missed> {
-    let impatient = NonblockingGuard::new(record, time);
+    let nonblocking = NonblockingGuard::new(record, attempt);
     let result = action();
-    drop(impatient);
+    drop(nonblocking);
     match record.missed.take() {
         Some(missed) if result.is_err() => Err(missed),
         _ => Ok(result),
@@ -89,16 +89,17 @@ impl Scope<'_> {
         self.retry_from(AttemptKind::First, action).await
     }
 
-    /// Repeats an action as [`Scope::retry`] does; `time` says whether an attempt was made before.
+    /// Repeats an action as [`Scope::retry`] does; `attempt` says whether an attempt was made
+    /// before.
     pub(crate) async fn retry_from<R>(
         &self,
-        mut time: AttemptKind,
+        mut attempt: AttemptKind,
         mut action: impl FnMut() -> Result<R, FarError>,
     ) -> Result<R, FarError> {
         let held = self.hold();
         let mut since = None;
         loop {
-            match try_access(self.record, time, &mut action) {
+            match try_access(self.record, attempt, &mut action) {
                 Ok(result) => {
                     drop(held);
                     if result.is_ok() {
@@ -116,13 +117,13 @@ impl Scope<'_> {
                     other => other?,
                 },
             }
-            time = AttemptKind::Retry;
+            attempt = AttemptKind::Retry;
         }
     }
 
     /// Waits for what an attempt missed, which stays near as long as the scope lasts.
-    pub(crate) async fn await_missed(&self, (number, want): Missed) -> Result<(), FarError> {
-        FaultFuture::new(self, number, want).await.map(drop)
+    pub(crate) async fn await_missed(&self, (number, mode): Missed) -> Result<(), FarError> {
+        FaultFuture::new(self, number, mode).await.map(drop)
     }
 }
 
@@ -162,15 +163,15 @@ impl HeapInner {
         // Pins keep what was far near until all is done: nothing else holds it.
         let mut pins = Vec::new();
         loop {
-            let time = if pins.is_empty() { AttemptKind::First } else { AttemptKind::Retry };
-            let (number, want) = {
+            let attempt = if pins.is_empty() { AttemptKind::First } else { AttemptKind::Retry };
+            let (number, mode) = {
                 let scope = Scope::new(self);
-                match try_access(self.record(), time, || action(&scope)) {
+                match try_access(self.record(), attempt, || action(&scope)) {
                     Ok(result) => return result,
                     Err(missed) => missed,
                 }
             };
-            pins.push(PinFault::new(self, number, want).await?);
+            pins.push(PinFault::new(self, number, mode).await?);
         }
     }
 }

@@ -19,8 +19,8 @@ impl HeapInner {
             );
             let shared = self.shares.verify();
             assert!(shared == 0 || occupied + objects > 0, "owners of values that are gone");
-            let (in_use, leaving) = self.verify_words();
-            assert_eq!(self.frames.leaving(), leaving, "units Leaving");
+            let (in_use, cooling) = self.verify_words();
+            assert_eq!(self.frames.cooling(), cooling, "units Cooling");
             let (resident, counted) = self.frames.resident();
             assert_eq!(counted, in_use, "frames in use");
             assert!(resident >= in_use);
@@ -76,10 +76,10 @@ impl HeapInner {
         live.values().map(|live| u64::from(*live)).sum()
     }
 
-    /// Returns the numbers of frames that words refer to, and of units that are Leaving. Checks the
+    /// Returns the numbers of frames that words refer to, and of units that are Cooling. Checks the
     /// count of vacancies.
     fn verify_words(&self) -> (u32, u32) {
-        let (mut in_use, mut leaving, mut vacant) = (0, 0, 0);
+        let (mut in_use, mut cooling, mut vacant) = (0, 0, 0);
         let mut page = 0;
         while page < self.segments.high_page() {
             let unit = self.segments.unit_of(page);
@@ -99,7 +99,7 @@ impl HeapInner {
                         assert!(!is_as_far || agrees(), "page {page} + {at} is near, and another one is far");
                     }
                     in_use += pages;
-                    leaving += u32::from(word.state() == State::Cooling);
+                    cooling += u32::from(word.state() == State::Cooling);
                 }
                 other => panic!("page {page} is {other:?} at rest"),
             }
@@ -112,7 +112,7 @@ impl HeapInner {
             page += pages;
         }
         assert_eq!(self.vacancies.count(), vacant, "vacant pages");
-        (in_use, leaving)
+        (in_use, cooling)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tasks that wait: for something that is on its way, or for room.
 //!
-//! A task that finds a page Fetching, or a handle Moving, sets its *wanted* mark while it holds the
+//! A task that finds a page Loading, or a handle Moving, sets its *wanted* mark while it holds the
 //! lock here, and leaves its waker. The thread that lands it and sees the mark comes here
 //! afterwards. So either the task sees what has landed, or the lander sees the task. Numbers are
 //! those within the heap: of pages, and above them of handles.

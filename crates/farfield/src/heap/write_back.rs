@@ -76,7 +76,7 @@ impl Heap {
 pub(super) struct WriteBack {
     /// Units that were not far when they were last checked.
     near: Vec<u32>,
-    /// Units that are Leaving and wait for scopes.
+    /// Units that are Cooling and wait for scopes.
     batch: Option<CoolingBatch>,
 }
 
@@ -132,14 +132,14 @@ impl HeapInner {
             return Err(FarError::NearFull);
         }
         let mut work = WriteBack::new(self, ranges);
-        let mut patience = Backoff::new(self.patience);
+        let mut backoff = Backoff::new(self.patience);
         let result = loop {
             match work.step(self) {
                 Ok(true) => break Ok(()),
                 Ok(false) => {}
                 Err(error) => break Err(error),
             }
-            if let Err(error) = patience.wait() {
+            if let Err(error) = backoff.wait() {
                 break Err(error);
             }
         };

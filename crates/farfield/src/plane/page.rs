@@ -28,9 +28,9 @@ impl HeapInner {
         scope: &Scope<'_>,
         page: u32,
         slot: &AtomicU32,
-        want: AccessMode,
+        mode: AccessMode,
     ) -> Result<SlotHint, FarError> {
-        let frame = self.fault_in(scope.record, page, want, scope.is_renewable())?;
+        let frame = self.fault_in(scope.record, page, mode, scope.is_renewable())?;
         Ok(self.guess(scope.record, slot, frame))
     }
 
@@ -72,14 +72,14 @@ impl HeapInner {
         &self,
         record: &ThreadState,
         page: u32,
-        want: AccessMode,
+        mode: AccessMode,
         renewable: bool,
     ) -> Result<FrameId, FarError> {
         let word = &self.words[page];
-        let mut patience = Backoff::new(self.patience);
+        let mut backoff = Backoff::new(self.patience);
         loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
-            let (next, what) = want.decide(seen);
+            let (next, what) = mode.decide(seen);
             match what {
                 DerefOutcome::Resident(frame) => {
                     if next == seen || self.exchange(word, seen, next) {
@@ -90,7 +90,7 @@ impl HeapInner {
                 DerefOutcome::Wait | DerefOutcome::Fetch
                     if record.is_nonblocking.get() && matches!(seen.state(), State::Loading | State::Far) =>
                 {
-                    record.missed.set(Some((page, want)));
+                    record.missed.set(Some((page, mode)));
                     return Err(WOULD_BLOCK);
                 }
                 _ if cfg!(debug_assertions) && record.locks.get() > 0 => unreachable!("waits for a page with a lock"),
@@ -99,14 +99,14 @@ impl HeapInner {
                         if seen.state() == State::Loading {
                             self.help(record, Some(page));
                         }
-                        patience.wait()?;
+                        backoff.wait()?;
                     }
                 }
                 DerefOutcome::Fetch | DerefOutcome::Zero => {
                     let pages = self.segments.unit_of(page).map_or(1, |unit| unit.pages);
                     // Takes the frames first, so that no thread waits for a page whose owner waits
                     // for room.
-                    let frame = self.take_wanted_frames(record, pages, renewable, want)?;
+                    let frame = self.take_wanted_frames(record, pages, renewable, mode)?;
                     if !self.exchange(word, seen, next) {
                         self.frames.put(frame, pages);
                         continue;
@@ -115,7 +115,7 @@ impl HeapInner {
                         self.count_miss(record, page, IngressPath::Page);
                         add(&record.counters.fetched_bytes, u64::from(pages) * PAGE_BYTES as u64);
                         let unit = TransferUnit { page, pages };
-                        self.fetch(record, FetchFlight::Unit { unit, frame, intent: want.fetch_intent() })?;
+                        self.fetch(record, FetchFlight::Unit { unit, frame, intent: mode.fetch_intent() })?;
                         return Ok(frame);
                     }
                     self.occupy(seen);
@@ -133,24 +133,24 @@ impl HeapInner {
     }
 
     /// Claims a far unit for a flight, if there is room. Does not wait.
-    pub(crate) fn depart_unit_now(&self, record: &ThreadState, page: u32, landing: FetchIntent) -> Option<FetchFlight> {
+    pub(crate) fn depart_unit_now(&self, record: &ThreadState, page: u32, intent: FetchIntent) -> Option<FetchFlight> {
         let unit = self.segments.unit_of(page)?;
         let word = &self.words[unit.page];
         let seen = FrameWord(word.load(Ordering::Acquire));
         let (next, DerefOutcome::Fetch) = seen.deref(false) else { return None };
-        let frame = self.take_frames_now(unit.pages, landing)?;
+        let frame = self.take_frames_now(unit.pages, intent)?;
         if !self.exchange(word, seen, next) {
             self.frames.put(frame, unit.pages);
             return None;
         }
-        if landing != FetchIntent::Prefetch {
+        if intent != FetchIntent::Prefetch {
             self.count_miss(record, unit.page, IngressPath::Page);
         }
         add(&record.counters.fetched_bytes, u64::from(unit.pages) * PAGE_BYTES as u64);
-        Some(FetchFlight::Unit { unit, frame, intent: landing })
+        Some(FetchFlight::Unit { unit, frame, intent })
     }
 
-    /// Fills the frames of a unit that was Empty, and whose word we made Fetching, with zeros.
+    /// Fills the frames of a unit that was Empty, and whose word we made Loading, with zeros.
     fn make_zero(&self, page: u32, pages: u32, frame: FrameId) -> Result<(), FarError> {
         self.claim(page + 1..page + pages)?;
         // SAFETY: the frames are ours since `take_frames`, and there are that many.
@@ -159,11 +159,11 @@ impl HeapInner {
         Ok(())
     }
 
-    /// Claims pages that are Empty: their words become Fetching. In a unit of several pages, the
+    /// Claims pages that are Empty: their words become Loading. In a unit of several pages, the
     /// words of all but the first stay so as long as the unit exists. Thus nobody discards what an
     /// earlier page there left in the pool. Waits for discards that are under way.
     pub(crate) fn claim(&self, pages: Range<u32>) -> Result<(), FarError> {
-        let mut patience = Backoff::new(self.patience);
+        let mut backoff = Backoff::new(self.patience);
         for page in pages.clone() {
             let word = &self.words[page];
             loop {
@@ -171,7 +171,7 @@ impl HeapInner {
                 match seen.create() {
                     (next, DerefOutcome::Zero) if self.exchange(word, seen, next) => break self.occupy(seen),
                     _ => {
-                        if let Err(error) = patience.wait() {
+                        if let Err(error) = backoff.wait() {
                             (pages.start..page).for_each(|claimed| self.unclaim(claimed));
                             return Err(error);
                         }

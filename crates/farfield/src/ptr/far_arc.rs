@@ -56,7 +56,8 @@ use core::mem::ManuallyDrop;
 ///
 /// ```compile_fail,E0277
 /// # let heap = farfield::Heap::builder().build().unwrap();
-/// let value = heap.alloc_shared(std::cell::Cell::new(7)); // error: `Cell<i32>` cannot be shared between threads safely
+/// // error: `Cell<i32>` cannot be shared between threads safely
+/// let value = heap.alloc_shared(std::cell::Cell::new(7));
 /// ```
 #[repr(transparent)]
 pub struct FarArc<T: Send + Sync + 'static> {

@@ -92,8 +92,8 @@ impl<T: Send + 'static> FarBox<T> {
     /// If it has to be brought near, its page is evicted first. On the object plane, small values
     /// that are read in this way are put together in pages of their own.
     pub fn get_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
-        scope.run_streaming(|once| {
-            self.pointer.note(once, scope);
+        scope.run_streaming(|hint| {
+            self.pointer.note(hint, scope);
             self.get(scope)
         })
     }
@@ -140,8 +140,8 @@ impl<T: Send + 'static> FarBox<T> {
     /// Returns the value like [`FarBox::fetch`], with the hint that it will not be used again soon:
     /// see [`FarBox::get_once`].
     pub async fn fetch_once<'a>(&'a self, scope: &'a Scope<'_>) -> Result<&'a T, FarError> {
-        let look = async |once: &StreamingHint| {
-            self.pointer.note(once, scope);
+        let look = async |hint: &StreamingHint| {
+            self.pointer.note(hint, scope);
             self.fetch(scope).await
         };
         scope.fetch_streaming(look).await
@@ -195,8 +195,8 @@ impl<T: Send + 'static> FarBox<T> {
         let core = self.pointer.core();
         // SAFETY: our value keeps the heap.
         let scope = Scope::new(unsafe { &*core });
-        let value = scope.run_streaming(|once| {
-            self.pointer.note(once, &scope);
+        let value = scope.run_streaming(|hint| {
+            self.pointer.note(hint, &scope);
             self.get_mut(&scope)
         })?;
         Ok(action(value))

@@ -9,8 +9,8 @@ use farfield_core::heap::{FrameWord, SlotHint};
 /// A slot word. The owner of the word guarantees how long its value lives.
 #[repr(C, align(8))]
 pub(crate) struct Pointer {
-    /// The lower half of the slot word, a [`SlotHint`]: a guess, which is corrected while others read
-    /// it.
+    /// The lower half of the slot word, a [`SlotHint`]: a guess, which is corrected while others
+    /// read it.
     place: AtomicU32,
     /// The upper half: the number of the value's page, or of its handle on the object plane.
     /// Numbers are unique over all heaps. Never 0, and never changes.
@@ -23,7 +23,8 @@ const _: () = assert!(size_of::<Pointer>() == 8 && size_of::<Option<Pointer>>() 
 pub(crate) enum PointerLookup<'a> {
     /// The value is near, at this address, as long as the scope lasts.
     Resident(*mut u8),
-    /// The value is not usable yet. After the wait, [`Pointer::address_after_fault`] returns its address.
+    /// The value is not usable yet. After the wait, [`Pointer::address_after_fault`] returns its
+    /// address.
     Fault(FaultFuture<'a>),
 }
 
@@ -41,15 +42,15 @@ impl Pointer {
 
     /// Returns the address of the value, which is valid as long as the scope lasts.
     #[inline]
-    pub(crate) fn address(&self, scope: &Scope<'_>, want: AccessMode) -> Result<*mut u8, FarError> {
+    pub(crate) fn address(&self, scope: &Scope<'_>, mode: AccessMode) -> Result<*mut u8, FarError> {
         let mut place = self.place();
         match scope.number(self.number.get()) {
             Some(page) => {
-                if !Self::confirms(scope, page, place, want) {
-                    place = scope.core.find(scope, page, &self.place, want)?;
+                if !Self::confirms(scope, page, place, mode) {
+                    place = scope.core.find(scope, page, &self.place, mode)?;
                 }
             }
-            None => place = self.place_of_object(scope, want)?,
+            None => place = self.place_of_object(scope, mode)?,
         }
         scope.mark_used();
         // SAFETY: the word names a frame, and a card lies within its frame, so this is inside the arena.
@@ -59,32 +60,32 @@ impl Pointer {
     /// Finds a value of the object plane. Not inlined, because it would keep [`Pointer::address`]
     /// from being inlined.
     #[inline(never)]
-    fn place_of_object(&self, scope: &Scope<'_>, want: AccessMode) -> Result<SlotHint, FarError> {
-        let found = scope.core.find_object(scope, self.number.get(), self.place(), want, scope.is_renewable())?;
+    fn place_of_object(&self, scope: &Scope<'_>, mode: AccessMode) -> Result<SlotHint, FarError> {
+        let found = scope.core.find_object(scope, self.number.get(), self.place(), mode, scope.is_renewable())?;
         self.correct(scope, found);
         Ok(found)
     }
 
     /// Checks whether the page is usable in the frame that the slot guesses.
     #[inline]
-    fn confirms(scope: &Scope<'_>, page: u32, place: SlotHint, want: AccessMode) -> bool {
+    fn confirms(scope: &Scope<'_>, page: u32, place: SlotHint, mode: AccessMode) -> bool {
         // SAFETY: `page` is below `scope.pages`, the length of the table.
         let word = unsafe { &*scope.words.add(page as usize) };
         // Acquire: the thread that brought the page near has filled the frame before.
         let word = FrameWord(word.load(Ordering::Acquire));
-        if want == AccessMode::Write { word.confirms_dirty(place) } else { word.confirms(place) }
+        if mode == AccessMode::Write { word.confirms_dirty(place) } else { word.confirms(place) }
     }
 
-    /// Follows the pointer for a task: instead of blocking the thread, gives back an [`FaultFuture`] to
-    /// wait for.
-    pub(crate) fn look_up<'a>(&self, scope: &'a Scope<'_>, want: AccessMode) -> Result<PointerLookup<'a>, FarError> {
+    /// Follows the pointer for a task: instead of blocking the thread, gives back a [`FaultFuture`]
+    /// to wait for.
+    pub(crate) fn look_up<'a>(&self, scope: &'a Scope<'_>, mode: AccessMode) -> Result<PointerLookup<'a>, FarError> {
         let missing = match scope.number(self.number.get()) {
-            Some(page) => (!Self::confirms(scope, page, self.place(), want)).then_some(page),
-            None => scope.core.missing_object(self.number.get(), self.place(), want)?,
+            Some(page) => (!Self::confirms(scope, page, self.place(), mode)).then_some(page),
+            None => scope.core.missing_object(self.number.get(), self.place(), mode)?,
         };
         match missing {
-            Some(number) => Ok(PointerLookup::Fault(FaultFuture::new(scope, number, want))),
-            None => self.address(scope, want).map(PointerLookup::Resident),
+            Some(number) => Ok(PointerLookup::Fault(FaultFuture::new(scope, number, mode))),
+            None => self.address(scope, mode).map(PointerLookup::Resident),
         }
     }
 
@@ -111,10 +112,10 @@ impl Pointer {
     }
 
     /// [`Pointer::address`] for a task, which waits without blocking its thread.
-    pub(crate) async fn address_async(&self, scope: &Scope<'_>, want: AccessMode) -> Result<*mut u8, FarError> {
-        match self.look_up(scope, want)? {
+    pub(crate) async fn address_async(&self, scope: &Scope<'_>, mode: AccessMode) -> Result<*mut u8, FarError> {
+        match self.look_up(scope, mode)? {
             PointerLookup::Resident(address) => Ok(address),
-            PointerLookup::Fault(arrival) => Ok(self.address_after_fault(scope, arrival.await?)),
+            PointerLookup::Fault(fault) => Ok(self.address_after_fault(scope, fault.await?)),
         }
     }
 
@@ -152,18 +153,18 @@ impl Pointer {
     }
 
     /// Brings the value near and pins its page. Returns its address.
-    pub(crate) fn pin(&self, want: AccessMode) -> Result<(*mut u8, Pin<'_>), FarError> {
+    pub(crate) fn pin(&self, mode: AccessMode) -> Result<(*mut u8, Pin<'_>), FarError> {
         let scope = Scope::new(self.heap());
-        let address = self.address(&scope, want)?;
+        let address = self.address(&scope, mode)?;
         Ok((address, scope.pin_at(address)?))
     }
 
     /// Pins the value for a task that holds no scope. [`Pointer::within`] returns its address
     /// afterwards.
-    pub(crate) async fn arrive_pinned(&self, want: AccessMode) -> Result<Pin<'_>, FarError> {
+    pub(crate) async fn arrive_pinned(&self, mode: AccessMode) -> Result<Pin<'_>, FarError> {
         let core = self.heap();
         let Some(number) = self.number_in(core) else { unreachable!("the number of a value of this heap") };
-        PinFault::new(core, number, want).await
+        PinFault::new(core, number, mode).await
     }
 
     /// Returns the address of the value, whose page is pinned.
@@ -179,8 +180,8 @@ impl Pointer {
     }
 
     /// Notes that the value is used next, and only once.
-    pub(crate) fn note(&self, once: &StreamingHint, scope: &Scope<'_>) {
-        once.note_use(scope, self.number.get());
+    pub(crate) fn note(&self, hint: &StreamingHint, scope: &Scope<'_>) {
+        hint.note_use(scope, self.number.get());
     }
 
     /// Marks the value as cold: its page is evicted before others.

@@ -47,7 +47,7 @@ pub struct Executor<'env> {
     core: &'env HeapInner,
     tasks: RefCell<Tasks<'env>>,
     queue: Arc<RunQueue>,
-    newborn: Rc<SpawnQueue>,
+    spawn_queue: Rc<SpawnQueue>,
 }
 
 type BoxedTask<'env> = Pin<Box<dyn Future<Output = ()> + 'env>>;
@@ -128,7 +128,7 @@ struct ExecutorGuard {
 
 impl ExecutorGuard {
     fn new(executor: &Executor<'_>) -> ExecutorGuard {
-        let current = CURRENT.replace(Some(executor.newborn.clone()));
+        let current = CURRENT.replace(Some(executor.spawn_queue.clone()));
         ExecutorGuard { polled: POLLED.replace(executor.core.serial), current }
     }
 }
@@ -146,7 +146,7 @@ impl<'env> Executor<'env> {
     pub fn new(heap: &'env Heap) -> Executor<'env> {
         let queue =
             RunQueue { woken: Mutex::default(), parked: AtomicBool::new(false), thread: std::thread::current() };
-        Executor { core: heap.core(), tasks: RefCell::default(), queue: Arc::new(queue), newborn: Rc::default() }
+        Executor { core: heap.core(), tasks: RefCell::default(), queue: Arc::new(queue), spawn_queue: Rc::default() }
     }
 
     /// Makes a task; it begins when the executor runs.
@@ -198,12 +198,12 @@ impl<'env> Executor<'env> {
 
     fn is_empty(&self) -> bool {
         let tasks = self.tasks.borrow();
-        tasks.free.len() == tasks.slots.len() && self.newborn.0.borrow().is_empty()
+        tasks.free.len() == tasks.slots.len() && self.spawn_queue.0.borrow().is_empty()
     }
 
     /// Runs the tasks that are ready, then polls the lane. Returns false if no task was ready.
     fn turn(&self) -> bool {
-        for task in self.newborn.0.take() {
+        for task in self.spawn_queue.0.take() {
             self.add(task);
         }
         let mut ran = 0;

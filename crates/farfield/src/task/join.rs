@@ -56,7 +56,7 @@ pub(super) fn joined<'env, T: 'env>(
     future: impl Future<Output = T> + 'env,
 ) -> (JoinHandle<T>, Pin<Box<dyn Future<Output = ()> + 'env>>) {
     let end = Rc::new(RefCell::new(JoinState { result: None, waker: None }));
-    let teller = JoinSender(end.clone());
+    let sender = JoinSender(end.clone());
     let task = Box::pin(async move {
         let result = {
             let mut future = core::pin::pin!(future);
@@ -70,7 +70,7 @@ pub(super) fn joined<'env, T: 'env>(
             };
             poll_fn(poll).await
         };
-        teller.tell(result);
+        sender.tell(result);
     });
     (JoinHandle { end }, task)
 }

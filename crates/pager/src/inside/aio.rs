@@ -1,7 +1,7 @@
 //! Native asynchronous I/O (`io_submit`): buffers stay near from submission to completion.
 //!
 //! A completion names the block that was submitted, and lies in a ring of events that the kernel
-//! maps into the program. The kernel never has more operations under way than the ring has events,
+//! maps into the program. The kernel never has more operations in flight than the ring has events,
 //! so none is missed between two submissions.
 
 use super::async_io::{self, ASYNC_IO_REGISTRY, AsyncOperations, PinReservation, ProgressWait};
@@ -32,21 +32,21 @@ pub struct Entry {
     context: usize,
     /// Lock held while a thread submits.
     submitter: Arc<SpinLock<Vec<PlannedBlock>>>,
-    /// Operations under way in the context.
-    pub flights: AsyncOperations,
+    /// Operations in flight in the context.
+    pub operations: AsyncOperations,
     /// Index in the ring where the next event will be.
     seen: u32,
 }
 
 struct PlannedBlock {
     block: u64,
-    lease: PinReservation,
+    reservation: PinReservation,
 }
 
 impl Entry {
     /// Counts the events that have come.
     pub fn reap(&mut self) {
-        if self.flights.in_flight() == 0 {
+        if self.operations.in_flight() == 0 {
             return;
         }
         let Some(header) = header_of(self.context) else { return };
@@ -58,7 +58,7 @@ impl Entry {
             // The second word of an event is the address of its block.
             let place = first + self.seen as usize * EVENT_BYTES + 8;
             let Some(block) = peek::<u64>(place) else { return };
-            self.flights.end_operation(block);
+            self.operations.end_operation(block);
             self.seen = (self.seen + 1) % events;
         }
     }
@@ -91,7 +91,7 @@ pub fn set_up(args: [usize; 6]) -> CallOutcome {
         return error(libc::EFAULT);
     };
     let submitter = Arc::new(SpinLock::new(Vec::new()));
-    ASYNC_IO_REGISTRY.lock().contexts.push(Entry { context, submitter, flights: AsyncOperations::default(), seen });
+    ASYNC_IO_REGISTRY.lock().contexts.push(Entry { context, submitter, operations: AsyncOperations::default(), seen });
     super::arm::start_monitor(&RUNTIME);
     CallOutcome::Done(result)
 }
@@ -114,7 +114,7 @@ pub fn submit(args: [usize; 6]) -> CallOutcome {
     }
     let mut planned = submitter.lock();
     let mut submitted = 0;
-    let mut patience = ProgressWait::default();
+    let mut progress_wait = ProgressWait::default();
     while submitted < count {
         let progress = with_entry(context, |entry| {
             entry.reap();
@@ -123,7 +123,7 @@ pub fn submit(args: [usize; 6]) -> CallOutcome {
         let mut blocks = [0usize; STEP];
         let step = plan(runtime, list + submitted * 8, (count - submitted).min(STEP), &mut blocks, &mut planned);
         let step = match step {
-            Ok(0) if patience.wait(progress.unwrap_or(0)) => continue,
+            Ok(0) if progress_wait.wait(progress.unwrap_or(0)) => continue,
             Ok(0) | Err(_) if submitted > 0 => break,
             Ok(0) => return error(libc::EAGAIN),
             Ok(step) => step,
@@ -132,10 +132,10 @@ pub fn submit(args: [usize; 6]) -> CallOutcome {
         async_io::begin(
             runtime,
             &mut planned,
-            |one| &mut one.lease,
-            |books, planned| {
-                if let Some(entry) = books.contexts.iter_mut().find(|entry| entry.context == context) {
-                    planned.drain(..).for_each(|one| entry.flights.begin_operation(one.block, one.lease));
+            |one| &mut one.reservation,
+            |registry, planned| {
+                if let Some(entry) = registry.contexts.iter_mut().find(|entry| entry.context == context) {
+                    planned.drain(..).for_each(|one| entry.operations.begin_operation(one.block, one.reservation));
                 }
             },
         );
@@ -145,7 +145,7 @@ pub fn submit(args: [usize; 6]) -> CallOutcome {
             unsafe { forward(libc::SYS_io_submit as usize, [context, step, blocks.as_ptr() as usize, 0, 0, 0]) };
         let taken = result.max(0) as usize;
         with_entry(context, |entry| {
-            blocks[taken..step].iter().for_each(|&block| entry.flights.end_operation(block as u64))
+            blocks[taken..step].iter().for_each(|&block| entry.operations.end_operation(block as u64))
         });
         if result < 0 && submitted == 0 {
             return CallOutcome::Done(result);
@@ -177,7 +177,7 @@ fn plan(
             pages_of_block(runtime, address)
         });
         match runs.map(|runs| PinReservation::reserve(runtime, runs)) {
-            Ok(Some(lease)) => planned.push(PlannedBlock { block: *place as u64, lease }),
+            Ok(Some(reservation)) => planned.push(PlannedBlock { block: *place as u64, reservation }),
             Err(errno) if index == 0 => return Err(errno),
             Ok(None) | Err(_) => return Ok(index),
         }
@@ -186,7 +186,7 @@ fn plan(
 }
 
 /// Returns the pages that the kernel touches for one block. Fails with ENOMEM if they are more than
-/// may ever be held, because programs take a short transfer for the end of the file.
+/// may ever be pinned, because programs take a short transfer for the end of the file.
 fn pages_of_block(runtime: &Runtime, address: usize) -> Result<Vec<PinnedRun>, i32> {
     let block = Block(peek(address).ok_or(libc::EFAULT)?);
     let bytes = match block.part() {
@@ -206,14 +206,14 @@ fn pages_of_block(runtime: &Runtime, address: usize) -> Result<Vec<PinnedRun>, i
     Ok(runs)
 }
 
-/// Serves `io_destroy`, which waits for all that is under way.
+/// Serves `io_destroy`, which waits for all that is in flight.
 pub fn destroy(args: [usize; 6]) -> CallOutcome {
     // The entry leaves the registry first: once the context is gone, another thread may get one of
     // the same name.
     let entry = {
-        let mut books = ASYNC_IO_REGISTRY.lock();
-        let at = books.contexts.iter().position(|entry| entry.context == args[0]);
-        at.map(|at| books.contexts.swap_remove(at))
+        let mut registry = ASYNC_IO_REGISTRY.lock();
+        let at = registry.contexts.iter().position(|entry| entry.context == args[0]);
+        at.map(|at| registry.contexts.swap_remove(at))
     };
     // SAFETY: the program's own call.
     let result = unsafe { forward(libc::SYS_io_destroy as usize, args) };

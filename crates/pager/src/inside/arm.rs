@@ -1,7 +1,7 @@
 //! Arming: the way from dormant to armed.
 //!
 //! Below the budget the kernel serves all faults, at native speed. When the job comes close to its
-//! limit this process opens the pool, registers the window with userfaultfd and takes stock of what
+//! limit this process opens the pool, registers the window with userfaultfd and counts what
 //! is near. A monitor thread decides when. It is started once the program could reach the limit at
 //! all; after arming it evicts ahead of need.
 
@@ -179,7 +179,7 @@ fn arm_now(runtime: &Runtime, inherited: Option<InheritedSnapshot>) {
     }
     runtime.set_armed(armed);
     let armed = runtime.armed();
-    // Calls under way hold nothing yet: what they may touch must be near before faults are ours.
+    // Calls under way pin nothing yet: what they may touch must be near before faults are ours.
     if !is_child {
         for record in runtime.threads.all() {
             for frame in record.all_frames() {
@@ -214,10 +214,10 @@ fn arm_now(runtime: &Runtime, inherited: Option<InheritedSnapshot>) {
     }
 }
 
-/// Populates and holds the pages of a call that was under way before we held pages.
+/// Populates and pins the pages of a call that was under way before we pinned pages.
 fn populate_frame(runtime: &Runtime, frame: &super::thread::CallFrame) {
     let mut pages = frame.pages.lock();
-    if frame.active.load(Ordering::SeqCst) == 0 || pages.held {
+    if frame.active.load(Ordering::SeqCst) == 0 || pages.pinned {
         return;
     }
     let used = pages.len;
@@ -289,18 +289,18 @@ pub fn with_descriptors<T>(action: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Returns the opener of the pool in this place, with the access that this process has.
-pub fn pool_builder(runtime: &Runtime, place: &PoolLocation) -> PoolBuilder {
-    let opener = PoolBuilder::new()
+/// Returns the builder of the pool at this location, with the access that this process has.
+pub fn pool_builder(runtime: &Runtime, location: &PoolLocation) -> PoolBuilder {
+    let builder = PoolBuilder::new()
         .inside_a_program()
         .client_name("farfield run")
         .pages(window::PAGES)
         .deadline(Duration::from_secs(10))
-        // The runner has seen all servers; since then a leg of a mirror may have died.
+        // The runner has seen all servers; since then a member of a mirror may have died.
         .degraded()
         .server_uid(runtime.config().runner_uid.load(Ordering::Relaxed))
-        .urls(inherited_fds::reach(runtime.config(), &place.urls));
-    if place.token.is_empty() { opener } else { opener.token(place.token.as_str()) }
+        .urls(inherited_fds::reach(runtime.config(), &location.urls));
+    if location.token.is_empty() { builder } else { builder.token(location.token.as_str()) }
 }
 
 fn open(runtime: &Runtime, inherited: Option<InheritedSnapshot>) -> Armed {
@@ -308,15 +308,15 @@ fn open(runtime: &Runtime, inherited: Option<InheritedSnapshot>) -> Armed {
         move |errno: farfield_os::Errno| -> ! { fail(exit::INTERNAL, format_args!("{what}: {errno}")) }
     };
     let config = runtime.config();
-    let (place, opened) = match inherited {
-        Some(InheritedSnapshot { place, ticket, heritage }) => {
-            let side = pool_builder(runtime, &place).claim_with(&ticket, &heritage);
-            (place, side.map(|side| Ok(SwitchBackend::inherit(side, heritage))))
+    let (location, opened) = match inherited {
+        Some(InheritedSnapshot { location, ticket, contents }) => {
+            let source = pool_builder(runtime, &location).claim_with(&ticket, &contents);
+            (location, source.map(|source| Ok(SwitchBackend::inherit(source, contents))))
         }
         None => {
-            let place = PoolLocation::wanted(config);
-            let side = pool_builder(runtime, &place).open();
-            (place, side.map(SwitchBackend::new))
+            let location = PoolLocation::wanted(config);
+            let source = pool_builder(runtime, &location).open();
+            (location, source.map(SwitchBackend::new))
         }
     };
     let backend = match opened {
@@ -324,12 +324,12 @@ fn open(runtime: &Runtime, inherited: Option<InheritedSnapshot>) -> Armed {
         Ok(Err(error)) => super::store::fail_pool_lost(error),
         Err(error) => fail(exit::SERVER_LOST, format_args!("{error}")),
     };
-    runtime.slot().pool_epoch.store(place.epoch, Ordering::SeqCst);
-    let store = match Store::new(backend, place) {
+    runtime.slot().pool_epoch.store(location.epoch, Ordering::SeqCst);
+    let store = match Store::new(backend, location) {
         Ok(store) => store,
         Err(error) => super::store::fail_pool_lost(error),
     };
-    // The child of a fork may have fewer legs than its parent.
+    // The child of a fork may have fewer members than its parent.
     tell(runtime, &store, store.backend().health());
     let (mut uffd, mode) = open_uffd(config.mode.load(Ordering::Relaxed));
     let keep = |fd: i32| match file::move_above(fd, window::DESCRIPTORS) {

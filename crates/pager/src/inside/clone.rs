@@ -30,15 +30,16 @@ const STORAGE_BELOW: usize = 64 << 10;
 const STORAGE_ABOVE: usize = 4096;
 
 /// Time that arming waits for borrowers that do not have the descriptors yet.
-const PATIENCE_NS: u64 = 2_000_000_000;
+const BORROWER_TIMEOUT_NS: u64 = 2_000_000_000;
 
 /// Processes that run in our memory without being its threads.
 pub struct VmSharing {
-    /// Loan counts in one word. Bits 0 to 15 are borrowers whose parent waits for them. Bits 16 to
-    /// 31 are others, of which nobody knows when they end. Bits from 32 on are loans ever given.
+    /// Borrower counts in one word. Bits 0 to 15 are borrowers whose parent waits for them. Bits 16
+    /// to 31 are others, of which nobody knows when they end. Bits from 32 on are borrowers ever
+    /// made.
     word: AtomicU64,
     /// Lock held while descriptors are opened that borrowers use too. A borrower has only those
-    /// from before its loan.
+    /// from before it was made.
     opening: SpinLock<()>,
 }
 
@@ -63,7 +64,7 @@ impl VmSharing {
         self.word.fetch_sub(if waited_for { WAITED_FOR } else { FOR_GOOD }, Ordering::SeqCst);
     }
 
-    /// Returns `None` if there is a borrower; else a value that changes with the next loan.
+    /// Returns `None` if there is a borrower; else a value that changes with the next borrower.
     pub fn exclusive_stamp(&self) -> Option<u64> {
         let word = self.word.load(Ordering::SeqCst);
         word.is_multiple_of(EVER).then_some(word)
@@ -82,7 +83,7 @@ impl VmSharing {
     /// and then opens them anyway. (A borrower of which nobody knows when it ends shares our
     /// descriptors, or was made when they were open.)
     pub fn open_descriptors_for_good(&self, open: impl FnOnce()) {
-        let deadline = process::now_ns() + PATIENCE_NS;
+        let deadline = process::now_ns() + BORROWER_TIMEOUT_NS;
         let mut wait = Wait::new("a child of vfork that lacks our descriptors");
         loop {
             let opening = self.opening.lock();
@@ -213,31 +214,31 @@ mod tests {
 
     #[test]
     fn a_loan_shows_while_it_lasts_and_afterwards() {
-        let loans = VmSharing::new();
-        let before = loans.exclusive_stamp();
+        let sharing = VmSharing::new();
+        let before = sharing.exclusive_stamp();
         assert!(before.is_some());
-        loans.begin(true);
-        assert_eq!(loans.exclusive_stamp(), None);
-        loans.end(true);
-        let after = loans.exclusive_stamp();
+        sharing.begin(true);
+        assert_eq!(sharing.exclusive_stamp(), None);
+        sharing.end(true);
+        let after = sharing.exclusive_stamp();
         assert!(after.is_some() && after != before);
     }
 
     #[test]
     fn descriptors_are_opened_while_nobody_would_lack_them() {
-        let loans = VmSharing::new();
+        let sharing = VmSharing::new();
         let opened = |open: &dyn Fn(&mut bool)| {
             let mut opened = false;
             open(&mut opened);
             opened
         };
-        let at_leisure = |loans: &VmSharing| opened(&|opened| loans.open_descriptors(|| *opened = true));
-        assert!(at_leisure(&loans));
-        loans.begin(true);
-        assert!(!at_leisure(&loans));
-        loans.end(true);
-        loans.begin(false);
-        assert!(!at_leisure(&loans));
-        assert!(opened(&|opened| loans.open_descriptors_for_good(|| *opened = true)), "nobody waits for this one");
+        let at_leisure = |sharing: &VmSharing| opened(&|opened| sharing.open_descriptors(|| *opened = true));
+        assert!(at_leisure(&sharing));
+        sharing.begin(true);
+        assert!(!at_leisure(&sharing));
+        sharing.end(true);
+        sharing.begin(false);
+        assert!(!at_leisure(&sharing));
+        assert!(opened(&|opened| sharing.open_descriptors_for_good(|| *opened = true)), "nobody waits for this one");
     }
 }

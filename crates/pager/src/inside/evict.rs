@@ -2,7 +2,7 @@
 //!
 //! A batch leaves in one shoot-down and loses no write, without stopping any thread:
 //!
-//! 1. Victims become Leaving, so that nobody else touches their words.
+//! 1. Victims become Evicting, so that nobody else touches their words.
 //! 2. Victims that share memory with another process (after fork) or with the zero page get memory
 //!    of their own.
 //! 3. `vmsplice` takes a reference to each victim's memory into a pipe.
@@ -11,9 +11,9 @@
 //! 5. Victims are read from the pipe. Pages of zeros vanish, a page that equals its far copy by
 //!    checksum has left with that, and the rest is written to the pool.
 //!
-//! A program of one thread that evicts in this very thread writes nothing meanwhile ([`SoleWriter`]).
-//! Then, before 3, pages whose far copy may still be right are asked for the kernel's written bit,
-//! and those that were not written need neither 3 nor 5.
+//! A program of one thread that evicts in this very thread writes nothing meanwhile
+//! ([`SoleWriter`]). Then, before 3, pages whose far copy may still be right are asked for the
+//! kernel's written bit, and those that were not written need neither 3 nor 5.
 //!
 //! No pipe can hold victims that the program may not access: `inaccessible.rs` evicts them.
 
@@ -51,16 +51,16 @@ const STARVING_BYTES: i64 = 2 << 20;
 const STARVING_SLACK_BYTES: i64 = 6 << 20;
 /// Time that a thread waits for room before it gives up. It is longer than the pool may take for an
 /// operation, so that a silent server is named as the cause.
-const PATIENCE_NS: u64 = 45_000_000_000;
+const ROOM_TIMEOUT_NS: u64 = 45_000_000_000;
 
-/// Part of the limit (1 / 32) that a process that forks keeps near. It waits `COPY_PATIENCE_NS` for
+/// Part of the limit (1 / 32) that a process that forks keeps near. It waits `COPY_TIMEOUT_NS` for
 /// others to make room for the rest.
 const COPY_SHARE: i64 = 32;
-const COPY_PATIENCE_NS: u64 = 100_000_000;
+const COPY_TIMEOUT_NS: u64 = 100_000_000;
 /// Bytes that our heap is charged with at once, before it grows. Room for all of the growth may
-/// take `HEAP_PATIENCE_NS`, because nobody waits for it.
+/// take `HEAP_TIMEOUT_NS`, because nobody waits for it.
 const HEAP_PIECE_BYTES: i64 = 256 << 10;
-const HEAP_PATIENCE_NS: u64 = 10_000_000_000;
+const HEAP_TIMEOUT_NS: u64 = 10_000_000_000;
 
 /// Buffers of the evicting thread.
 pub struct WindowEvictor {
@@ -105,9 +105,9 @@ pub enum EvictionSize {
 }
 
 impl EvictionSize {
-    /// Returns the share to evict while a page travels. It is little, so that the page does not
-    /// arrive before; but dirty pages leave in whole batches, so that neighbours are written
-    /// together.
+    /// Returns the size of a batch that leaves while a page travels. It is little, so that the page
+    /// does not arrive before; but dirty pages leave in whole batches, so that neighbours are
+    /// written together.
     pub fn while_waiting(runtime: &Runtime) -> EvictionSize {
         if runtime.dirty_share.get() < 16 { EvictionSize::WhileWaiting } else { EvictionSize::Batch }
     }
@@ -134,23 +134,23 @@ impl WindowEvictor {
     }
 
     /// Evicts up to one batch. Returns the number of pages that left.
-    pub fn run(&mut self, runtime: &Runtime, armed: &Armed, urgency: ReclaimMode<'_>, share: EvictionSize) -> usize {
+    pub fn run(&mut self, runtime: &Runtime, armed: &Armed, mode: ReclaimMode<'_>, size: EvictionSize) -> usize {
         let started = process::now_ns();
-        self.choose(runtime, share as usize);
+        self.choose(runtime, size as usize);
         self.unshare(runtime);
         if self.count == 0 {
             return 0;
         }
         huge::split(runtime.table(), self.victims[..self.count].iter().map(|victim| victim.page));
-        let alone = match urgency {
+        let sole_writer = match mode {
             ReclaimMode::Direct(Some(context)) => SoleWriter::prove(runtime, armed, context),
             ReclaimMode::Direct(None) | ReclaimMode::Background => None,
         };
-        let clean = alone.as_ref().map_or(0, |alone| self.find_clean(runtime, armed, alone));
+        let clean = sole_writer.as_ref().map_or(0, |sole_writer| self.find_clean(runtime, armed, sole_writer));
         let (taken, surplus) = self.take_away(armed, clean);
         let space = self.keep_inaccessible(runtime, taken);
         self.finish_victims(runtime, armed, taken, clean);
-        if alone.is_none() && taken > 0 {
+        if sole_writer.is_none() && taken > 0 {
             // The share is known only now.
             runtime.dirty_share.count(self.differing, taken);
         }
@@ -159,7 +159,7 @@ impl WindowEvictor {
             fail(exit::INTERNAL, format_args!("references to pages could not be released"));
         }
         let counters = runtime.counters();
-        let counter = match urgency {
+        let counter = match mode {
             ReclaimMode::Direct(_) => &counters.direct_reclaims,
             ReclaimMode::Background => &counters.background_reclaims,
         };
@@ -242,8 +242,8 @@ impl WindowEvictor {
     /// Asks the kernel which of the clean-looking victims were written, run by run. Those that
     /// arrived in this epoch were not. Returns the number of clean victims, which come first. They
     /// are still clean when they are unmapped, because no other thread runs.
-    fn find_clean(&mut self, runtime: &Runtime, armed: &Armed, alone: &SoleWriter<'_>) -> usize {
-        let epoch = self.look_at_epoch(runtime, alone.first_writes());
+    fn find_clean(&mut self, runtime: &Runtime, armed: &Armed, sole_writer: &SoleWriter<'_>) -> usize {
+        let epoch = self.look_at_epoch(runtime, sole_writer.first_writes());
         let mut at = 0;
         let in_doubt = |victim: &Victim| !victim.dirty && victim.epoch != epoch;
         while at < self.count {
@@ -296,7 +296,7 @@ impl WindowEvictor {
         let count = merge(&self.victims[..held], &mut ranges);
         let mut gone = 0;
         if self.vectored && held > 0 {
-            // SAFETY: the pages' memory is held by the pipe and will be settled.
+            // SAFETY: the pages' memory is held by the pipe and will be read by `finish_victims`.
             match unsafe { memory::drop_scattered(armed.pidfd, &ranges[..count]) } {
                 Ok(bytes) => gone = bytes / PAGE_BYTES,
                 Err(errno) if errno.0 == libc::EPERM || errno.0 == libc::EINVAL => self.vectored = false,
@@ -363,7 +363,7 @@ impl WindowEvictor {
     ) -> VictimCounts {
         let table = runtime.table();
         let victims = &self.victims[range];
-        let mut fates = [VictimDiff::Unchanged; BATCH];
+        let mut diffs = [VictimDiff::Unchanged; BATCH];
         let mut writer = armed.store.writer();
         let mut at = 0;
         while at < victims.len() {
@@ -376,18 +376,18 @@ impl WindowEvictor {
                 writer.give_back(buffer);
                 break;
             }
-            let fates = &mut fates[at..at + count];
-            for (index, fate) in fates.iter_mut().enumerate() {
-                *fate = victims[at + index].diff(table, buffer.page(index));
+            let diffs = &mut diffs[at..at + count];
+            for (index, diff) in diffs.iter_mut().enumerate() {
+                *diff = victims[at + index].diff(table, buffer.page(index));
             }
-            write_changed(&mut writer, start, buffer, fates);
+            write_changed(&mut writer, start, buffer, diffs);
             at += count;
         }
         writer.finish();
         let counters = runtime.counters();
-        let read = || victims[..at].iter().zip(&fates);
-        for (victim, fate) in read() {
-            match *fate {
+        let read = || victims[..at].iter().zip(&diffs);
+        for (victim, diff) in read() {
+            match *diff {
                 VictimDiff::Unchanged => {
                     table.update(victim.page, |word| Some(word.finish_eviction(now)));
                     counters.clean_drops.fetch_add(1, Ordering::Relaxed);
@@ -405,7 +405,7 @@ impl WindowEvictor {
             }
         }
         runtime.charge(-(at as i64));
-        let differing = || read().filter(|(_, fate)| !matches!(fate, VictimDiff::Unchanged));
+        let differing = || read().filter(|(_, diff)| !matches!(diff, VictimDiff::Unchanged));
         let changed = differing().filter(|(victim, _)| victim.stored).count();
         VictimCounts { pages: at, differing: differing().count(), changed }
     }
@@ -419,7 +419,7 @@ struct VictimCounts {
     changed: usize,
 }
 
-/// Decision about a victim that was read.
+/// Difference between a victim that was read and its far copy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum VictimDiff {
     /// The far copy equals the victim.
@@ -441,14 +441,14 @@ impl Victim {
 }
 
 /// Starts writing those pages of `buffer` that changed; the buffer belongs at `start`.
-fn write_changed(writer: &mut EgressWriter<'_>, start: PageId, mut buffer: Buffer, fates: &[VictimDiff]) {
+fn write_changed(writer: &mut EgressWriter<'_>, start: PageId, mut buffer: Buffer, diffs: &[VictimDiff]) {
     let mut at = 0;
-    for run in fates.chunk_by(|a, b| matches!(a, VictimDiff::Changed(_)) == matches!(b, VictimDiff::Changed(_))) {
+    for run in diffs.chunk_by(|a, b| matches!(a, VictimDiff::Changed(_)) == matches!(b, VictimDiff::Changed(_))) {
         let first = at;
         at += run.len();
         let VictimDiff::Changed(_) = run[0] else { continue };
-        let sums = run.iter().map(|fate| if let VictimDiff::Changed(sum) = fate { *sum } else { 0 });
-        if run.len() == fates.len() {
+        let sums = run.iter().map(|diff| if let VictimDiff::Changed(sum) = diff { *sum } else { 0 });
+        if run.len() == diffs.len() {
             buffer.sums_mut().iter_mut().zip(sums).for_each(|(place, sum)| *place = sum);
             writer.write(start, buffer);
             return;
@@ -489,7 +489,7 @@ fn is_zero(page: &[u8]) -> bool {
 /// they fit; while another thread evicts, some overshoot is allowed. Ends the program if there is
 /// no room within 45 s. `context` is that of the program thread that needs the pages, if this is
 /// one in its handler.
-pub fn make_room(runtime: &Runtime, pages: i64, share: EvictionSize, context: Option<&Context>) {
+pub fn make_room(runtime: &Runtime, pages: i64, size: EvictionSize, context: Option<&Context>) {
     let need = pages * PAGE_BYTES as i64;
     let mut wait = Wait::new("room below the near limit");
     let mut deadline = None;
@@ -500,7 +500,7 @@ pub fn make_room(runtime: &Runtime, pages: i64, share: EvictionSize, context: Op
         }
         let armed = runtime.armed();
         let evicted = match armed.evictor.try_lock() {
-            Some(mut evictor) => evictor.run(runtime, armed, ReclaimMode::Direct(context), share),
+            Some(mut evictor) => evictor.run(runtime, armed, ReclaimMode::Direct(context), size),
             None if near + need <= limit + slack_bytes(limit) => break,
             None => 0,
         };
@@ -517,12 +517,13 @@ pub fn make_room(runtime: &Runtime, pages: i64, share: EvictionSize, context: Op
             break;
         }
         let now = process::now_ns();
-        let deadline = *deadline.get_or_insert(now + PATIENCE_NS);
+        let deadline = *deadline.get_or_insert(now + ROOM_TIMEOUT_NS);
         if now > deadline {
             fail(
                 exit::INTERNAL,
                 format_args!(
-                    "no room could be made below the near limit of {limit} bytes within 45 s ({near} in use); give the job more with --near"
+                    "no room could be made below the near limit of {limit} bytes within 45 s ({near} in use); give the \
+                     job more with --near"
                 ),
             );
         }
@@ -535,7 +536,7 @@ pub fn make_room(runtime: &Runtime, pages: i64, share: EvictionSize, context: Op
 /// each piece evicts until all fits, or for a moment. If it made room first and charged then, the
 /// program would use the room as fast as it is made.
 pub fn make_room_for_heap(runtime: &Runtime, bytes: i64) {
-    let deadline = process::now_ns() + HEAP_PATIENCE_NS;
+    let deadline = process::now_ns() + HEAP_TIMEOUT_NS;
     let mut charged = 0;
     while charged < bytes {
         charged = (charged + HEAP_PIECE_BYTES).min(bytes);
@@ -580,7 +581,7 @@ pub fn reclaim_ahead(runtime: &Runtime) -> bool {
 /// moment for other processes to do so, until both fit the budget. Other threads of this process
 /// may bring pages near as fast as they leave.
 pub fn make_room_for_copy(runtime: &Runtime, context: &Context) {
-    let deadline = process::now_ns() + COPY_PATIENCE_NS;
+    let deadline = process::now_ns() + COPY_TIMEOUT_NS;
     while !shrink_for_copy(runtime, context, deadline) && process::now_ns() < deadline {
         process::sleep(Duration::from_millis(1));
     }

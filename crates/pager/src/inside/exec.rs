@@ -110,7 +110,8 @@ fn refusal(directory: i32, path: &[u8], flags: i32, depth: u32) -> Option<&'stat
     file::close(fd);
     if privileged {
         return Some(
-            "it is setuid, setgid or has file capabilities, and Linux does not let such a program be helped by a preloaded library",
+            "it is setuid, setgid or has file capabilities, and Linux does not let such a program be helped by a \
+             preloaded library",
         );
     }
     let head = &head[..len];
@@ -140,7 +141,8 @@ fn refusal_of_library() -> Option<&'static str> {
         return Some("its user cannot read the library that serves far memory (libfarfield_preload.so)");
     }
     process::is_of_two_users().then_some(
-        "its effective user or group is not its real one, and Linux does not let such a process be helped by a preloaded library",
+        "its effective user or group is not its real one, and Linux does not let such a process be helped by a \
+         preloaded library",
     )
 }
 

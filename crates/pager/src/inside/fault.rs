@@ -213,9 +213,9 @@ fn zeros() -> usize {
     }
 }
 
-/// Makes `count` pages from `first` on near and holds them: they do not leave before they are
+/// Makes `count` pages from `first` on near and pins them: they do not leave before they are
 /// released. Stops at the first page that is not ours to provide; the kernel will tell the program.
-/// Returns the number of pages held.
+/// Returns the number of pages pinned.
 pub fn fault_in_and_pin(runtime: &Runtime, first: PageId, count: u32) -> u32 {
     let table = runtime.table();
     for index in 0..count {

@@ -67,7 +67,7 @@ fn fork_armed(runtime: &Runtime, context: &Context, args: [usize; 6]) -> CallOut
     // This comes before freezing: the holder of the space may wait for the world to thaw.
     let end = runtime.break_end.lock();
     let space = runtime.space.lock();
-    let books = async_io::ASYNC_IO_REGISTRY.lock();
+    let registry = async_io::ASYNC_IO_REGISTRY.lock();
     let mut wait = sync::Wait::new("threads that are inside a fault, so that the process can fork");
     let me = sync::tid() as u32;
     while runtime.frozen_by.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed).is_err() {
@@ -82,7 +82,7 @@ fn fork_armed(runtime: &Runtime, context: &Context, args: [usize; 6]) -> CallOut
     let armed = runtime.armed();
     evict::make_room_for_copy_frozen(runtime, context);
     let evictor = armed.evictor.lock();
-    let heirloom = arm::with_descriptors(|| take_snapshot(&armed.store));
+    let snapshot = arm::with_descriptors(|| take_snapshot(&armed.store));
     let actions = (runtime.wiped.lock(), runtime.program_actions.lock());
     let queue = runtime.queue.lock();
     let heap = heap::lock();
@@ -98,9 +98,9 @@ fn fork_armed(runtime: &Runtime, context: &Context, args: [usize; 6]) -> CallOut
         Err(_) => inherited.give_back(runtime),
     }
     if result != Ok(0) {
-        heirloom.ticket.forget();
+        snapshot.ticket.forget();
     }
-    drop((queue, evictor, books, space, end, still));
+    drop((queue, evictor, registry, space, end, still));
     if result == Ok(0) {
         // SAFETY: no other thread runs in the child, and nothing of this one refers to what is
         // dropped.
@@ -109,7 +109,7 @@ fn fork_armed(runtime: &Runtime, context: &Context, args: [usize; 6]) -> CallOut
         runtime.charge_far(inherited.far_bytes / PAGE_BYTES as i64);
         let back = runtime.advance(Phase::Armed, Phase::Dormant);
         assert!(back);
-        arm::arm(runtime, Some(heirloom));
+        arm::arm(runtime, Some(snapshot));
     }
     runtime.frozen_by.store(0, Ordering::SeqCst);
     if result == Ok(0) {
@@ -125,12 +125,12 @@ fn fork_armed(runtime: &Runtime, context: &Context, args: [usize; 6]) -> CallOut
 /// Takes a snapshot of the pool. If too much of the pool is silent, it is given time: as much as
 /// for any other operation.
 fn take_snapshot(store: &Store) -> InheritedSnapshot {
-    let mut quiet = store.quiesce();
+    let mut lanes = store.quiesce();
     let until = process::now_ns() + store::DEADLINE.as_nanos() as u64;
     loop {
         match InheritedSnapshot::of(store) {
-            Ok(heirloom) => return heirloom,
-            Err(PoolError::TimedOut { .. }) if process::now_ns() < until => quiet.take_answers(),
+            Ok(snapshot) => return snapshot,
+            Err(PoolError::TimedOut { .. }) if process::now_ns() < until => lanes.take_answers(),
             Err(error) => store::fail_pool_lost(error),
         }
     }

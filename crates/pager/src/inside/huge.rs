@@ -22,7 +22,6 @@ const EVERYWHERE: u32 = 2;
 
 /// Decides, at the start, whether there are huge pages everywhere, or only where the program asks
 /// for them.
-/// them.
 pub fn start(everywhere: bool) {
     WHERE.store(if everywhere { EVERYWHERE } else { NOWHERE }, Ordering::Relaxed);
     advise(window::BASE, window::LEN);

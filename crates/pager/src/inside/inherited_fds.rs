@@ -33,13 +33,13 @@ pub fn take(runtime: &Runtime) {
             with_control_path(path, config, |path| keep(path, libc::O_RDWR, CONTROL));
         });
         config.first.with_urls(|urls| {
-            for (key, url) in servers(urls) {
+            for (number, url) in servers(urls) {
                 let Some(path) = socket_path(url) else { continue };
                 let mut name = [0u8; 128];
                 if path.len() < name.len() {
                     name[..path.len()].copy_from_slice(path.as_bytes());
                     if let Ok(path) = CStr::from_bytes_until_nul(&name) {
-                        keep(path, libc::O_PATH, key);
+                        keep(path, libc::O_PATH, number);
                     }
                 }
             }
@@ -81,39 +81,40 @@ impl core::fmt::Write for PathText {
     }
 }
 
-/// Opens `path` as descriptor `key`, which exec does not close.
-fn keep(path: &CStr, flags: i32, key: i32) {
-    if !file::is_free(key) {
+/// Opens `path` as descriptor `number`, which exec does not close.
+fn keep(path: &CStr, flags: i32, number: i32) {
+    if !file::is_free(number) {
         return;
     }
     if let Ok(fd) = file::open(path, flags) {
-        // SAFETY: numbers only; nobody uses `key`.
-        let _ = unsafe { gate::syscall(libc::SYS_dup3, [fd as usize, key as usize, 0, 0, 0, 0]) };
+        // SAFETY: numbers only; nobody uses `number`.
+        let _ = unsafe { gate::syscall(libc::SYS_dup3, [fd as usize, number as usize, 0, 0, 0, 0]) };
         file::close(fd);
     }
 }
 
 /// Returns URLs by which this process reaches these servers, which its job has now. For the servers
-/// that the job began with, there may be keys.
+/// that the job began with, there may be inherited descriptors.
 pub fn reach(config: &JobConfig, urls: &[String]) -> Vec<String> {
     let first: Vec<(i32, String)> =
-        config.first.with_urls(|urls| servers(urls).map(|(key, url)| (key, url.to_owned())).collect());
+        config.first.with_urls(|urls| servers(urls).map(|(number, url)| (number, url.to_owned())).collect());
     let reach = |leaf: &str| -> Result<String, core::convert::Infallible> {
-        let key = first.iter().find(|(key, url)| url == leaf && socket_path(url).is_some() && file::is_socket(*key));
+        let number =
+            first.iter().find(|(number, url)| url == leaf && socket_path(url).is_some() && file::is_socket(*number));
         let uid = UnixSocket::parse(leaf).and_then(|socket| socket.uid).map(|uid| format!("?uid={uid}"));
         let uid = uid.unwrap_or_default();
-        Ok(key.map_or(leaf.to_owned(), |(key, _)| format!("unix:/proc/self/fd/{key}{uid}")))
+        Ok(number.map_or(leaf.to_owned(), |(number, _)| format!("unix:/proc/self/fd/{number}{uid}")))
     };
     let Ok(urls) = urls.iter().map(|url| replace_leaves(url, reach)).collect();
     urls
 }
 
-/// Returns the servers behind these pool URLs, each with the descriptor that is its key.
+/// Returns the servers behind these pool URLs, each with the number of its inherited descriptor.
 fn servers<'a>(urls: core::str::Lines<'a>) -> impl Iterator<Item = (i32, &'a str)> {
-    keys().zip(urls.filter(|url| !url.is_empty()).flat_map(leaf_urls))
+    numbers().zip(urls.filter(|url| !url.is_empty()).flat_map(leaf_urls))
 }
 
-fn keys() -> impl Iterator<Item = i32> {
+fn numbers() -> impl Iterator<Item = i32> {
     (0..).map(|index| SERVERS - index)
 }
 

@@ -1,10 +1,10 @@
 //! io_uring: buffers stay near from submission to completion.
 //!
 //! A program fills the submission queue and enters the kernel. That is when we look. We read the
-//! entries that the kernel is about to take, hold their buffers, and submit them by our own call;
-//! the waiting half of the program's call follows in the stub of the [guard]. Completions are
-//! counted in the completion queue, which we map too: by the next thread that enters, and by the
-//! monitor.
+//! entries that the kernel is about to take, pin their buffers, and submit them by our own call;
+//! the waiting half of the program's call follows in the stub of [`super::syscall_pinning`].
+//! Completions are counted in the completion queue, which we map too: by the next thread that
+//! enters, and by the monitor.
 //!
 //! Features that cannot be followed are refused as an older kernel refuses them. These are a kernel
 //! thread that takes entries by itself, memory of the program as queues, rings of buffers that the
@@ -76,7 +76,7 @@ const COMPLETIONS_MIN: u32 = 8192;
 /// Flag of a completion that more will come of this operation (`IORING_CQE_F_MORE`).
 const COMPLETION_MORE: u32 = 1 << 1;
 
-/// Time for which a closed ring is asked to cancel what it has under way.
+/// Time for which a closed ring is asked to cancel what it has in flight.
 const CLOSING_NS: u64 = 10_000_000_000;
 
 /// Words of `struct io_uring_params`.
@@ -106,13 +106,13 @@ pub struct Entry {
     ring: Arc<ProgramRing>,
     /// Descriptor that the program has for the ring.
     descriptor: i32,
-    /// Operations under way in the ring.
-    pub flights: AsyncOperations,
+    /// Operations in flight in the ring.
+    pub operations: AsyncOperations,
     /// Number of completions seen.
     seen: u32,
     /// True if some operation has posted, or may post, more than one completion.
     posts_many: bool,
-    /// True once completions cannot be told apart any more: what is held stays so until the ring
+    /// True once completions cannot be told apart any more: what is pinned stays so until the ring
     /// closes.
     ambiguous: bool,
     /// Buffers that the kernel may use at any time.
@@ -126,7 +126,7 @@ pub struct Entry {
 /// Entry that is about to be submitted.
 struct PlannedEntry {
     name: u64,
-    lease: PinReservation,
+    reservation: PinReservation,
     /// True if the kernel may fill the buffer whenever it likes.
     lasting: bool,
     ambiguous: bool,
@@ -239,16 +239,16 @@ impl Entry {
         let new = completed.wrapping_sub(self.seen);
         if new > 0 && !self.ambiguous {
             // The program may have taken the new completions already, and then the kernel may write
-            // in their place. But operations under way post one completion each. If there are some
+            // in their place. But operations in flight post one completion each. If there are some
             // that post more, those fill less than half a queue between two of our looks.
-            let bound = self.flights.in_flight().saturating_add(if self.posts_many { new + room / 2 } else { 0 });
+            let bound = self.operations.in_flight().saturating_add(if self.posts_many { new + room / 2 } else { 0 });
             if bound > room {
                 self.mark_ambiguous();
             }
             for position in (0..new).map(|index| self.seen.wrapping_add(index)) {
                 let (name, flags) = self.ring.completion(position);
                 if !self.ambiguous && flags & COMPLETION_MORE == 0 {
-                    self.flights.end_operation(name);
+                    self.operations.end_operation(name);
                 }
             }
         }
@@ -257,8 +257,8 @@ impl Entry {
 
     fn mark_ambiguous(&mut self) {
         self.ambiguous = true;
-        for lease in self.flights.take() {
-            self.permanent.add(lease);
+        for reservation in self.operations.take() {
+            self.permanent.add(reservation);
         }
     }
 
@@ -267,25 +267,25 @@ impl Entry {
         if planned.ambiguous {
             self.mark_ambiguous();
         }
-        let mut lease = core::mem::take(&mut planned.lease);
+        let mut reservation = core::mem::take(&mut planned.reservation);
         if planned.lasting || self.ambiguous {
-            self.permanent.add(core::mem::take(&mut lease));
+            self.permanent.add(core::mem::take(&mut reservation));
         }
         if !self.ambiguous {
-            self.flights.begin_operation(planned.name, lease);
+            self.operations.begin_operation(planned.name, reservation);
         }
     }
 
-    /// Checks whether the kernel may still touch pages that this ring holds for operations.
+    /// Checks whether the kernel may still touch pages that this ring pins for operations.
     fn is_in_use(&self) -> bool {
-        let any = self.ambiguous || self.flights.in_flight() > 0;
-        self.flights.hold_pages() || any && !self.permanent.is_empty()
+        let any = self.ambiguous || self.operations.in_flight() > 0;
+        self.operations.have_pins() || any && !self.permanent.is_empty()
     }
 
     /// Adapts the ring in the child of a fork. The ring is still the parent's too, whose
     /// completions we cannot tell from ours. Returns whether the child can use it.
     pub fn inherit(&mut self) -> bool {
-        self.flights.take().for_each(drop);
+        self.operations.take().for_each(drop);
         self.permanent = PermanentPins::default();
         self.registered.clear();
         self.ambiguous = true;
@@ -371,7 +371,7 @@ pub fn set_up(args: [usize; 6]) -> CallOutcome {
             ASYNC_IO_REGISTRY.lock().rings.push(Entry {
                 ring: Arc::new(ring),
                 descriptor,
-                flights: AsyncOperations::default(),
+                operations: AsyncOperations::default(),
                 seen: 0,
                 posts_many: false,
                 ambiguous: false,
@@ -426,7 +426,7 @@ fn submit(
 ) -> core::result::Result<u32, i32> {
     let mut planned = ring.submitter.lock();
     let mut submitted = 0;
-    let mut patience = ProgressWait::default();
+    let mut progress_wait = ProgressWait::default();
     loop {
         with_entry(ring, Entry::reap);
         let waiting = ring.waiting().min(wanted - submitted);
@@ -436,22 +436,22 @@ fn submit(
         let head = ring.head();
         let count = plan(runtime, ring, head, waiting, &mut planned);
         if count == 0 {
-            // Operations that hold buffers must end before these can be submitted.
-            if !patience.wait(ring.completed()) {
+            // Operations that pin buffers must end before these can be submitted.
+            if !progress_wait.wait(ring.completed()) {
                 return if submitted > 0 { Ok(submitted) } else { Err(libc::EAGAIN) };
             }
             flush(descriptor);
             continue;
         }
-        if planned.iter().any(|one| !one.lease.is_empty()) {
+        if planned.iter().any(|one| !one.reservation.is_empty()) {
             runtime.counters().syscalls_guarded.fetch_add(1, Ordering::Relaxed);
         }
         async_io::begin(
             runtime,
             &mut planned,
-            |one| &mut one.lease,
-            |books, planned| {
-                if let Some(entry) = books.rings.iter_mut().find(|entry| Arc::ptr_eq(&entry.ring, ring)) {
+            |one| &mut one.reservation,
+            |registry, planned| {
+                if let Some(entry) = registry.rings.iter_mut().find(|entry| Arc::ptr_eq(&entry.ring, ring)) {
                     planned.iter_mut().for_each(|one| entry.begin_operation(one));
                 }
             },
@@ -461,7 +461,7 @@ fn submit(
         let taken = ring.head().wrapping_sub(head).min(count);
         with_entry(ring, |entry| {
             if !entry.ambiguous {
-                planned.iter().skip(taken as usize).for_each(|one| entry.flights.end_operation(one.name));
+                planned.iter().skip(taken as usize).for_each(|one| entry.operations.end_operation(one.name));
             }
         });
         if result < 0 {
@@ -498,7 +498,8 @@ fn plan(runtime: &Runtime, ring: &Arc<ProgramRing>, head: u32, waiting: u32, pla
                 }
                 Err(NoRoom)
                     if chain > 0
-                        || async_io::other_operations_in_flight(&mut planned.iter().map(|one| &one.lease)) > 0 =>
+                        || async_io::other_operations_in_flight(&mut planned.iter().map(|one| &one.reservation))
+                            > 0 =>
                 {
                     planned.truncate(chain as usize);
                     return chain;
@@ -558,16 +559,16 @@ fn plan_entry(runtime: &Runtime, place: *mut [u64; 8]) -> core::result::Result<(
             unsafe { place.write_volatile(entry.0) };
         }
     }
-    let lease = if entry.is_fixed() {
+    let reservation = if entry.is_fixed() {
         PinReservation::covered(runs)
     } else {
         PinReservation::reserve(runtime, runs).ok_or(NoRoom)?
     };
-    let (name, confusing, multishot) = (entry.user_data(), entry.is_ambiguous(), entry.is_multishot());
-    Ok((PlannedEntry { name, lease, lasting, ambiguous: confusing, multishot }, entry.is_linked()))
+    let (name, ambiguous, multishot) = (entry.user_data(), entry.is_ambiguous(), entry.is_multishot());
+    Ok((PlannedEntry { name, reservation, lasting, ambiguous, multishot }, entry.is_linked()))
 }
 
-/// Returns the entry with a shorter transfer, if the transfer can never be held as a whole.
+/// Returns the entry with a shorter transfer, if the transfer can never be pinned as a whole.
 fn shorten(runtime: &Runtime, entry: Submission) -> Option<Submission> {
     let transfer = entry.transfer()?;
     let most = async_io::operation_bytes_max(runtime);
@@ -612,7 +613,7 @@ pub fn register(args: [usize; 6]) -> CallOutcome {
             register_buffers(&ring, args, tagged_list(operation, address))
         }
         UNREGISTER_BUFFERS => {
-            // SAFETY: the program's own call. Operations that use these buffers hold them by
+            // SAFETY: the program's own call. Operations that use these buffers pin them by
             // themselves.
             let result = unsafe { forward(libc::SYS_io_uring_register as usize, args) };
             if result == 0 {
@@ -674,22 +675,22 @@ fn register_buffers(ring: &Arc<ProgramRing>, args: [usize; 6], list: Option<(usi
         }
         collector.add(part.iov_base as usize, part.iov_len);
     }
-    let Some(lease) = PinReservation::reserve_lasting(runtime, runs) else { return error(libc::ENOMEM) };
-    let mut leases = vec![lease];
+    let Some(reservation) = PinReservation::reserve_lasting(runtime, runs) else { return error(libc::ENOMEM) };
+    let mut reservations = vec![reservation];
     let mut at = None;
     async_io::begin(
         runtime,
-        &mut leases,
-        |lease| lease,
-        |books, leases| {
-            let entry = books.rings.iter_mut().find(|entry| Arc::ptr_eq(&entry.ring, ring));
+        &mut reservations,
+        |reservation| reservation,
+        |registry, reservations| {
+            let entry = registry.rings.iter_mut().find(|entry| Arc::ptr_eq(&entry.ring, ring));
             if let Some(entry) = entry {
                 at = Some(entry.registered.len());
-                entry.registered.append(leases);
+                entry.registered.append(reservations);
             }
         },
     );
-    // SAFETY: the program's own call; its buffers are near and held.
+    // SAFETY: the program's own call; its buffers are near and pinned.
     let result = unsafe { forward(libc::SYS_io_uring_register as usize, args) };
     if result < 0 && at.is_some() {
         with_entry(ring, |entry| entry.registered.truncate(at.unwrap_or(0)));
@@ -727,7 +728,7 @@ fn probe(args: [usize; 6]) -> CallOutcome {
 }
 
 /// Notices rings that the program has closed. Our view keeps a ring alive, so its operations are
-/// cancelled in the name of the program. Pages go when nothing is under way any more.
+/// cancelled in the name of the program. Pages go when nothing is in flight any more.
 pub fn find_closed(runtime: &Runtime) {
     if runtime.is_borrowed() {
         return;
@@ -755,13 +756,13 @@ pub fn find_closed(runtime: &Runtime) {
         match since {
             Some((true, since)) if now < since + CLOSING_NS => cancel_all(&ring),
             Some((in_use, _)) => {
-                let mut books = ASYNC_IO_REGISTRY.lock();
-                if let Some(at) = books.rings.iter().position(|entry| Arc::ptr_eq(&entry.ring, &ring)) {
-                    let mut entry = books.rings.swap_remove(at);
+                let mut registry = ASYNC_IO_REGISTRY.lock();
+                if let Some(at) = registry.rings.iter().position(|entry| Arc::ptr_eq(&entry.ring, &ring)) {
+                    let mut entry = registry.rings.swap_remove(at);
                     if in_use {
                         // Another user of the ring exists that we do not see: these pages stay for
                         // good.
-                        entry.flights.take().for_each(core::mem::forget);
+                        entry.operations.take().for_each(core::mem::forget);
                         entry.registered.drain(..).for_each(core::mem::forget);
                         core::mem::forget(core::mem::take(&mut entry.permanent));
                     }
@@ -779,7 +780,7 @@ fn another_descriptor(ring: &ProgramRing) -> Option<i32> {
     file::find_descriptor(|descriptor| !ours.contains(&descriptor) && identity_of(descriptor) == Ok(ring.identity))
 }
 
-/// Asks a ring to cancel all that it has under way.
+/// Asks a ring to cancel all that it has in flight.
 fn cancel_all(ring: &ProgramRing) {
     #[repr(C)]
     struct Cancel {

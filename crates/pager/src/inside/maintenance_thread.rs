@@ -13,16 +13,16 @@ use core::time::Duration;
 use farfield_os::{process, signals};
 use farfield_pool::Backend;
 
-/// Interval between two looks for work; `MENDING_LOOK` is that between two looks for answers, while
-/// a pool is mended.
+/// Interval between two looks for work; `REPAIR_LOOK` is that between two looks for answers, while
+/// a pool is repaired.
 const LOOK: Duration = Duration::from_millis(32);
-const MENDING_LOOK: Duration = Duration::from_micros(500);
-/// Number of looks without anything mended after which there is nothing to mend with: a server
+const REPAIR_LOOK: Duration = Duration::from_micros(500);
+/// Number of looks without anything repaired after which there is nothing to repair with: a server
 /// stays away.
 const VAIN_LOOKS: u32 = 100;
 
-/// Starts the keeper if there is work for it and it does not run yet. Called by the monitor while
-/// armed.
+/// Starts the maintenance thread if there is work for it and it does not run yet. Called by the
+/// monitor while armed.
 pub fn start_if_needed(runtime: &Runtime) {
     let is_wanted = switching::is_due(runtime) || is_degraded(runtime) || runtime.slot().scrubbed().is_some();
     if is_wanted && runtime.maintenance_running.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
@@ -55,7 +55,7 @@ extern "C" fn run_maintenance(_: usize) -> ! {
             vain = if now == restored { vain.saturating_add(1) } else { 0 };
             restored = now;
             if is_degraded(runtime) && vain < VAIN_LOOKS {
-                pause = MENDING_LOOK;
+                pause = REPAIR_LOOK;
             }
         }
         process::sleep(pause);

@@ -1,7 +1,7 @@
 //! Memory whose faults a program serves itself, with a userfaultfd of its own.
 //!
 //! A range can have one userfaultfd. So a range that a program registers stops being far-capable.
-//! It comes near, leaves our books and our userfaultfd, and is the kernel's and the program's from
+//! It comes near, leaves our tables and our userfaultfd, and is the kernel's and the program's from
 //! then on, as files in the window are.
 
 use super::arm::with_descriptors;

@@ -75,13 +75,14 @@ pub struct Runtime {
     pub queue: SpinLock<PageQueue>,
     /// Number of evictions so far, modulo 2³²: the clock of [`farfield_core::page_word`].
     pub evictions: AtomicU32,
-    /// Epoch of first writes, never 0. It ends whenever a thread that evicts
-    /// [alone](super::alone::Alone) finds that the process has faulted, or has lent its memory. If
-    /// such an evictor finds the epoch not ended, no page was written for the first time in it.
+    /// Epoch of first writes, never 0. It ends whenever a thread that evicts as the
+    /// [sole writer](super::sole_writer::SoleWriter) finds that the process has faulted, or has shared
+    /// its memory. If such an evictor finds the epoch not ended, no page was written for the first
+    /// time in it.
     pub epoch: AtomicU32,
     /// 1 once the monitor thread runs.
     pub monitor: AtomicU32,
-    /// 1 once the keeper thread runs.
+    /// 1 once the maintenance thread runs.
     pub maintenance_running: AtomicU32,
     /// Number of threads of ours that run. Each counts itself, and none ever ends.
     pub own_threads: AtomicU64,

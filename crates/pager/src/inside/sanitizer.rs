@@ -39,8 +39,8 @@ pub fn refusal(options: Option<&CStr>) -> Option<&'static str> {
         );
     }
     (weak_function!("__tsan_init") != 0 || weak_function!("__msan_init") != 0).then_some(
-        "the thread or memory sanitizer of this program needs the addresses at which far memory lies: build it without, \
-         or with -fsanitize=address",
+        "the thread or memory sanitizer of this program needs the addresses at which far memory lies: build it \
+         without, or with -fsanitize=address",
     )
 }
 

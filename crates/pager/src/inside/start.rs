@@ -120,10 +120,10 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
 /// Maps the configuration, read-only, and the accounts of the job.
 fn map_blocks(path: &CStr) -> Result<(&'static JobConfig, &'static JobAccounts), Step> {
     const CLOSED: &str = "the job's control block cannot be opened (has farfield run ended?)";
-    // There are keys if the path is closed to this user or name space, or leads to another process
-    // there.
-    let open = |path: &CStr, flags: i32, key: i32| match inherited_fds::are_open() {
-        true => Ok(key),
+    // The descriptors are inherited if the path is closed to this user or name space, or leads to
+    // another process there.
+    let open = |path: &CStr, flags: i32, inherited: i32| match inherited_fds::are_open() {
+        true => Ok(inherited),
         false => file::open(path, flags),
     };
     let config_fd = open(path, libc::O_RDONLY, inherited_fds::CONFIG).map_err(at(CLOSED))?;
@@ -148,8 +148,8 @@ fn map_blocks(path: &CStr) -> Result<(&'static JobConfig, &'static JobAccounts),
     // valid.
     let control =
         unsafe { &*(map::<JobAccounts>(control_fd, libc::PROT_READ | libc::PROT_WRITE)? as *const JobAccounts) };
-    for (fd, key) in [(config_fd, inherited_fds::CONFIG), (control_fd, inherited_fds::CONTROL)] {
-        if fd != key {
+    for (fd, inherited) in [(config_fd, inherited_fds::CONFIG), (control_fd, inherited_fds::CONTROL)] {
+        if fd != inherited {
             file::close(fd);
         }
     }

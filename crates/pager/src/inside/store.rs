@@ -2,7 +2,7 @@
 //! arrive.
 //!
 //! A demand read is submitted first, pages ahead of need behind it. The thread that needs a page
-//! polls its lane until that page is near and goes on. Pages still under way are completed by the
+//! polls its lane until that page is near and goes on. Pages still in flight are completed by the
 //! next thread that polls the lane.
 
 use super::call::Context;
@@ -90,24 +90,24 @@ pub struct Store {
     open: AtomicUsize,
     /// Maximum number of lanes to open.
     lanes_max: AtomicUsize,
-    /// Number of operations under way, for a look without the locks.
-    under_way: AtomicU64,
+    /// Number of operations in flight, for a look without the locks.
+    in_flight: AtomicU64,
 }
 
 impl Store {
     /// Opens the first lane.
-    pub fn new(backend: SwitchBackend, place: PoolLocation) -> Result<Store, PoolError> {
+    pub fn new(backend: SwitchBackend, location: PoolLocation) -> Result<Store, PoolError> {
         let first = Channel::open(&backend, 0)?;
         let mut channels = [const { SpinLock::new(None) }; LANES];
         channels[0] = SpinLock::new(Some(first));
         Ok(Store {
             backend,
-            location: SpinLock::new(place),
+            location: SpinLock::new(location),
             next_location: SpinLock::new(None),
             channels,
             open: AtomicUsize::new(1),
             lanes_max: AtomicUsize::new(LANES),
-            under_way: AtomicU64::new(0),
+            in_flight: AtomicU64::new(0),
         })
     }
 
@@ -172,9 +172,9 @@ impl Store {
         let pages = 1 + ahead.iter().map(|(_, count)| *count as i64).sum::<i64>();
         let Some(mapped) = self.backend.mapped() else {
             runtime.charge(pages);
-            let place = self.request(page, write, ahead);
+            let index = self.request(page, write, ahead);
             make_room(runtime, 0, EvictionSize::while_waiting(runtime), context);
-            return self.await_page(page, place);
+            return self.await_page(page, index);
         };
         make_room(runtime, pages, EvictionSize::Batch, context);
         let track = if write { TAG_WRITE } else { 0 };
@@ -209,7 +209,7 @@ impl Store {
             match mapped.page(page) {
                 // SAFETY: mapped far memory stays mapped and unchanged until its owner, this
                 // process, writes or discards the page, which it does not while the page is
-                // Fetching.
+                // Loading.
                 Some(source) => unsafe { core::ptr::copy_nonoverlapping(source, copy, PAGE_BYTES) },
                 None if self.backend.health() == Health::Gone => fail_server_gone(),
                 // SAFETY: inside `copies`. The server has lost the page, which the checksum will
@@ -258,12 +258,12 @@ impl Store {
         channel.index
     }
 
-    /// Waits until a page that was requested through the lane in `place` is near.
-    fn await_page(&self, page: PageId, place: usize) {
+    /// Waits until a page that was requested through the lane at `index` is near.
+    fn await_page(&self, page: PageId, index: usize) {
         let mut wait = Wait::new("a page from the pool");
         while RUNTIME.table().word(page).state() == State::Loading {
             // The thread that has the lane brings our page as well as its own.
-            let Some(guard) = self.channels[place].try_lock() else {
+            let Some(guard) = self.channels[index].try_lock() else {
                 wait.pause();
                 continue;
             };
@@ -278,13 +278,13 @@ impl Store {
 
     /// Completes what has arrived, on every lane that is free.
     pub fn progress(&self) {
-        if self.under_way.load(Ordering::Relaxed) == 0 {
+        if self.in_flight.load(Ordering::Relaxed) == 0 {
             return;
         }
         self.take_answers();
     }
 
-    /// Completes what has arrived, on every lane that is free, even if no operation is under way. A
+    /// Completes what has arrived, on every lane that is free, even if no operation is in flight. A
     /// part of the pool that was silent may have an answer for a lane that nobody uses.
     pub fn take_answers(&self) {
         for channel in self.open_channels() {
@@ -318,13 +318,13 @@ impl Store {
         self.backend.protection()
     }
 
-    /// Locks all lanes, and waits until nothing is under way. No other thread polls them as long as
+    /// Locks all lanes, and waits until nothing is in flight. No other thread polls them as long as
     /// the result is held. Lanes also do work that nobody has asked for, and that must not begin
     /// while a snapshot is made.
     pub fn quiesce(&self) -> QuiescentLanes<'_> {
         let mut channels = [const { None }; LANES];
-        for (channel, held) in self.open_channels().iter().zip(&mut channels) {
-            let channel = held.insert(ChannelGuard(channel.lock()));
+        for (channel, guard) in self.open_channels().iter().zip(&mut channels) {
+            let channel = guard.insert(ChannelGuard(channel.lock()));
             while channel.lane.in_flight() > 0 {
                 channel.advance(self);
             }
@@ -351,7 +351,7 @@ impl Store {
     }
 }
 
-/// Guard of all lanes, with nothing under way; made by [`Store::quiesce`].
+/// Guard of all lanes, with nothing in flight; made by [`Store::quiesce`].
 pub struct QuiescentLanes<'a> {
     store: &'a Store,
     channels: [Option<ChannelGuard<'a>>; LANES],
@@ -385,7 +385,7 @@ impl EgressWriter<'_> {
         self.channel.recycle(buffer);
     }
 
-    /// Starts writing a sealed buffer at `page`. Its pages are Leaving: they have left when the
+    /// Starts writing a sealed buffer at `page`. Its pages are Evicting: they have left when the
     /// pool has them.
     pub fn write(&mut self, page: PageId, buffer: Buffer) {
         self.channel.writing += 1;
@@ -417,9 +417,9 @@ impl DerefMut for ChannelGuard<'_> {
 }
 
 impl Channel {
-    fn open(backend: &SwitchBackend, place: usize) -> Result<Channel, PoolError> {
+    fn open(backend: &SwitchBackend, index: usize) -> Result<Channel, PoolError> {
         Ok(Channel {
-            index: place,
+            index,
             lane: backend.open_lane()?,
             done: Vec::with_capacity(256),
             singles: Spare { free: Vec::with_capacity(SINGLES), unmade: SINGLES },
@@ -459,7 +459,7 @@ impl Channel {
     }
 
     fn submit(&mut self, store: &Store, request: LaneRequest) {
-        store.under_way.fetch_add(1, Ordering::Relaxed);
+        store.in_flight.fetch_add(1, Ordering::Relaxed);
         let mut request = request;
         loop {
             match self.lane.submit(request) {
@@ -486,7 +486,7 @@ impl Channel {
             if let Err(error) = completion.result {
                 fail_pool_lost(error);
             }
-            store.under_way.fetch_sub(1, Ordering::Relaxed);
+            store.in_flight.fetch_sub(1, Ordering::Relaxed);
             if completion.tag & TAG_READ != 0 {
                 let buffer = completion.buffer.as_ref().expect("a read returns its buffer");
                 arrive(&RUNTIME, completion.tag, buffer);
@@ -509,7 +509,7 @@ impl Channel {
 #[repr(C, align(64))]
 struct PageCopies([u8; LOAD_PAGES * PAGE_BYTES]);
 
-/// Notes that the pages from `first` on, which were Leaving, are in the pool with these checksums.
+/// Notes that the pages from `first` on, which were Evicting, are in the pool with these checksums.
 fn mark_written(runtime: &Runtime, first: PageId, sums: &[u64]) {
     let now = runtime.evictions.load(Ordering::Relaxed);
     let mut new = 0;
@@ -559,7 +559,7 @@ fn place(runtime: &Runtime, tag: u64, source: usize, pages: usize) {
     }
 }
 
-/// Maps `count` pages with bytes from `source` at pages that the caller owns (Fetching), and lets
+/// Maps `count` pages with bytes from `source` at pages that the caller owns (Loading), and lets
 /// them go as near.
 pub fn install(runtime: &Runtime, first: PageId, source: usize, count: usize, track: Track, ahead: bool) {
     let armed = runtime.armed();

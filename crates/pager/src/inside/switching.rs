@@ -1,10 +1,11 @@
 //! Moves the far memory of this process when its job shall have another pool.
 //!
 //! The configuration says which pool that is ([`JobConfig::pool_epoch`]). If this process has
-//! another one, the keeper opens the new pool, moves everything (`farfield_pool::SwitchBackend`),
-//! and notes that in the process's slot. A process for which that fails notes the failure in its
-//! slot, and the runner takes all processes back to the pool before. The child of a fork goes on
-//! with a snapshot of the side that holds everything, and then moves by itself.
+//! another one, the maintenance thread opens the new pool, moves everything
+//! (`farfield_pool::SwitchBackend`), and notes that in the process's slot. A process for which that
+//! fails notes the failure in its slot, and the runner takes all processes back to the pool before.
+//! The child of a fork goes on with a snapshot of the pool that holds everything, and then moves by
+//! itself.
 
 use super::arm::pool_builder;
 use super::runtime::Runtime;
@@ -50,20 +51,20 @@ impl PoolLocation {
 /// Far memory that the child of a fork goes on with.
 pub struct InheritedSnapshot {
     /// Pool where the snapshot is.
-    pub place: PoolLocation,
+    pub location: PoolLocation,
     /// Right to use the snapshot.
     pub ticket: CloneTicket,
     /// Contents that the snapshot may hold.
-    pub heritage: SnapshotContents,
+    pub contents: SnapshotContents,
 }
 
 impl InheritedSnapshot {
-    /// Takes the snapshot of a store that is held still and has nothing under way.
+    /// Takes the snapshot of a store that is held still and has nothing in flight.
     pub fn of(store: &Store) -> Result<InheritedSnapshot, PoolError> {
         let (ticket, is_next) = store.backend().clone_authoritative()?;
         let next = store.next_location.lock().clone().filter(|_| is_next);
-        let place = next.unwrap_or_else(|| store.location.lock().clone());
-        Ok(InheritedSnapshot { place, ticket, heritage: store.backend().snapshot_contents() })
+        let location = next.unwrap_or_else(|| store.location.lock().clone());
+        Ok(InheritedSnapshot { location, ticket, contents: store.backend().snapshot_contents() })
     }
 }
 
@@ -73,7 +74,7 @@ pub fn is_due(runtime: &Runtime) -> bool {
 }
 
 /// Moves to the pool that the job shall have, if it is another one. Blocks until the move has
-/// ended. Called by the keeper.
+/// ended. Called by the maintenance thread.
 pub fn follow(runtime: &Runtime) {
     let (slot, store) = (runtime.slot(), &runtime.armed().store);
     if !is_due(runtime) {
@@ -169,7 +170,7 @@ impl SwitchHost for ProcessSwitchHost<'_> {
         let runtime = self.runtime;
         let end = runtime.break_end.lock();
         let space = runtime.space.lock();
-        let books = async_io::ASYNC_IO_REGISTRY.lock();
+        let registry = async_io::ASYNC_IO_REGISTRY.lock();
         let mut wait = Wait::new("threads that are inside a fault, so that the pool can be exchanged");
         let me = tid() as u32;
         while runtime.frozen_by.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed).is_err() {
@@ -183,7 +184,7 @@ impl SwitchHost for ProcessSwitchHost<'_> {
             *self.store.location.lock() = self.wanted.clone();
         }
         runtime.frozen_by.store(0, Ordering::SeqCst);
-        drop((books, space, end));
+        drop((registry, space, end));
     }
 
     fn open(&self, open: &mut dyn FnMut()) {

@@ -1,7 +1,8 @@
-//! System calls on far buffers: the buffers are brought near and held until the call has returned.
+//! System calls on far buffers: the buffers are brought near and pinned until the call has
+//! returned.
 //!
 //! The handler does not make the call itself, for then the program's signals would be blocked
-//! meanwhile. It collects and holds the pages, then lets the thread resume in a stub. The stub
+//! meanwhile. It collects and pins the pages, then lets the thread resume in a stub. The stub
 //! makes the call at the forward gate, marks the pages as free to go, and returns to where the
 //! program called. The stub's frame lies below the program's red zone:
 //!
@@ -75,13 +76,13 @@ unsafe extern "C" {
     fn farfield_forward_rest_stub();
 }
 
-/// Lets the kernel make the call, with its buffers near and held.
+/// Lets the kernel make the call, with its buffers near and pinned.
 pub fn forward(number: usize, context: &Context) {
     resume_in_stub(number, context, farfield_forward_stub, |_| Some(()));
 }
 
 /// Lets the kernel make the waiting half of `io_uring_enter`, whose submitting half is done, with
-/// its buffers near and held. The call gets a copy of its mask that leaves our signals open. The
+/// its buffers near and pinned. The call gets a copy of its mask that leaves our signals open. The
 /// program gets `submitted` as the result, if there were any.
 pub fn wait_on_ring(context: &Context, submitted: u32) -> CallOutcome {
     let (args, sp) = (context.arguments(), context.sp());
@@ -143,7 +144,7 @@ fn wait_with(sp: usize, mask: Option<SignalSet>) {
 }
 
 /// Lets the kernel make a call that sets a signal mask while it waits, with its buffers near and
-/// held. The call gets a copy of the mask that leaves our signals open.
+/// pinned. The call gets a copy of the mask that leaves our signals open.
 pub fn forward_with_mask(number: usize, context: &Context) -> CallOutcome {
     let (args, sp) = (context.arguments(), context.sp());
     let mut waits_with = None;
@@ -186,7 +187,7 @@ pub fn forward_with_mask(number: usize, context: &Context) -> CallOutcome {
     if prepared { CallOutcome::Resume } else { error(libc::EFAULT) }
 }
 
-/// Collects and holds a call's pages, and makes the thread resume in the stub. `prepare` may use
+/// Collects and pins a call's pages, and makes the thread resume in the stub. `prepare` may use
 /// the scratch and change arguments; `None` from it means that a pointer is bad. Returns whether
 /// all pointers were good.
 fn resume_in_stub(
@@ -215,7 +216,8 @@ fn resume_in_stub(
         return true;
     }
     // The pages are collected without the frame's lock, which an arming thread takes.
-    let mut collected = CallFramePages { runs: [PinnedRun { start: PageId(0), count: 0 }; RUNS], len: 0, held: false };
+    let mut collected =
+        CallFramePages { runs: [PinnedRun { start: PageId(0), count: 0 }; RUNS], len: 0, pinned: false };
     let mut collector = BufferCollector::new(runtime, &mut collected);
     collector.call(number, &context.arguments());
     let guarded = collected.len > 0;
@@ -234,18 +236,18 @@ fn resume_in_stub(
     true
 }
 
-/// Holds pages until the frame, which is active, is not active any more.
+/// Pins pages until the frame, which is active, is not active any more.
 pub fn pin_for(runtime: &Runtime, frame: &CallFrame, collected: CallFramePages, must: impl FnOnce() -> bool) {
     let mut pages = frame.pages.lock();
     pages.release(runtime);
     *pages = collected;
     drop(pages);
-    // From here on an arming thread holds these pages. If a thread is just arming, or has armed
-    // before it could see them, they are held here.
+    // From here on an arming thread pins these pages. If a thread is just arming, or has armed
+    // before it could see them, they are pinned here.
     settled_phase(runtime);
     if must() {
         let mut pages = frame.pages.lock();
-        if !pages.held {
+        if !pages.pinned {
             pin_all(runtime, &mut pages);
         }
     }
@@ -254,13 +256,13 @@ pub fn pin_for(runtime: &Runtime, frame: &CallFrame, collected: CallFramePages, 
 /// Collects the pages of these buffers (address and length), as far as they are in the window and
 /// mapped.
 pub fn collect(runtime: &Runtime, buffers: &[(usize, usize)]) -> CallFramePages {
-    let mut pages = CallFramePages { runs: [PinnedRun { start: PageId(0), count: 0 }; RUNS], len: 0, held: false };
+    let mut pages = CallFramePages { runs: [PinnedRun { start: PageId(0), count: 0 }; RUNS], len: 0, pinned: false };
     let mut collector = BufferCollector::new(runtime, &mut pages);
     buffers.iter().for_each(|&(address, len)| collector.add(address, len));
     pages
 }
 
-/// Checks whether the buffers of a call must be near and held. In signal mode they always must,
+/// Checks whether the buffers of a call must be near and pinned. In signal mode they always must,
 /// once faults are ours. In thread mode faults inside calls are served too. There they must only
 /// where a device fills memory that the kernel has looked up before: a page that left in between
 /// would miss what arrives.
@@ -272,33 +274,33 @@ fn must_pin(runtime: &Runtime, number: usize, descriptor: usize) -> bool {
     settled_phase(runtime) == Phase::Armed && (runtime.guards() || reads && file::is_direct(descriptor as i32))
 }
 
-/// Holds the pages that a frame names.
+/// Pins the pages that a frame names.
 pub fn pin_all(runtime: &Runtime, pages: &mut CallFramePages) {
     for index in 0..pages.len {
         let run = pages.runs[index];
-        let held = fault_in_and_pin(runtime, run.start, run.count);
-        if held < run.count {
+        let pinned = fault_in_and_pin(runtime, run.start, run.count);
+        if pinned < run.count {
             // The rest cannot be provided: the kernel will return EFAULT, as it should.
-            pages.runs[index].count = held;
+            pages.runs[index].count = pinned;
             pages.len = index + 1;
             break;
         }
     }
-    pages.held = true;
+    pages.pinned = true;
 }
 
-/// Returns the maximum number of bytes that one call may hold.
+/// Returns the maximum number of bytes that one call may pin.
 fn pin_bytes_max(runtime: &Runtime) -> usize {
     ((runtime.near().1 / 16) as usize).clamp(256 << 10, 64 << 20)
 }
 
-/// Returns the maximum number of bytes that a call may hold which can wait for ever. It may wait
+/// Returns the maximum number of bytes that a call may pin which can wait for ever. It may wait
 /// for a peer or a terminal, and many threads may be in such a call.
 fn waiting_bytes_max(runtime: &Runtime) -> usize {
     ((runtime.near().1 / 256) as usize).clamp(64 << 10, 16 << 20)
 }
 
-/// Handles reads and writes larger than what one call may hold. A transfer of a file is made piece
+/// Handles reads and writes larger than what one call may pin. A transfer of a file is made piece
 /// by piece, so that the program gets what it asked for. A transfer of a stream is shortened, which
 /// a program must expect there. Returns the result if all is done.
 fn large_transfer(runtime: &Runtime, number: usize, context: &Context, scratch: usize) -> Option<isize> {
@@ -346,7 +348,7 @@ fn large_transfer(runtime: &Runtime, number: usize, context: &Context, scratch: 
     }
 }
 
-/// Checks whether one call can hold the whole vector.
+/// Checks whether one call can pin the whole vector.
 fn fits(address: usize, count: usize, max: usize) -> bool {
     let mut parts = [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; IOVECS];
     if count > IOVECS || !peek_slice(address, &mut parts[..count]) {
@@ -355,7 +357,7 @@ fn fits(address: usize, count: usize, max: usize) -> bool {
     parts[..count].iter().fold(0usize, |sum, part| sum.saturating_add(part.iov_len)) <= max
 }
 
-/// Makes a vectored transfer of a file that one call cannot hold, part by part. Returns the
+/// Makes a vectored transfer of a file that one call cannot pin, part by part. Returns the
 /// kernel's result.
 fn piecewise_vector(runtime: &Runtime, number: usize, args: [usize; 6], max: usize) -> isize {
     if args[2] > 1024 {
@@ -412,7 +414,7 @@ fn piecewise(runtime: &Runtime, number: usize, args: [usize; 6], max: usize) -> 
     total as isize
 }
 
-/// Shortens a vectored transfer with more parts or bytes than one call may hold to its first parts.
+/// Shortens a vectored transfer with more parts or bytes than one call may pin to its first parts.
 fn shorten_vector(context: &Context, args: [usize; 6], max: usize, scratch: usize) {
     let mut parts = [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; IOVECS];
     let look = args[2].min(IOVECS);

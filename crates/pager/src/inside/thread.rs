@@ -1,5 +1,5 @@
 //! Records of the program's threads: the alternate signal stack of each, and the pages that its
-//! system calls hold.
+//! system calls pin.
 //!
 //! Records come from a fixed table, and each has a place for its stack. So a handler knows its
 //! thread by its stack pointer, whatever the program has made of its thread-local storage. A record
@@ -22,7 +22,7 @@ pub const TABLE_BYTES: u64 = (RECORDS * size_of::<ThreadRecord>()) as u64;
 /// Maximum number of nested system calls of one thread (a signal handler's inside an interrupted
 /// one's).
 pub const FRAMES: usize = 6;
-/// Maximum number of runs of pages that one system call can hold.
+/// Maximum number of runs of pages that one system call can pin.
 pub const RUNS: usize = 40;
 /// Size of our alternate stacks in bytes. The kernel's frame alone can take 11 KiB (AVX-512 and AMX
 /// state).
@@ -39,7 +39,7 @@ const STORAGE: usize = PAGE_BYTES + STACK_BYTES + PAGE_BYTES;
 /// Value in place of a mask: no call has it, because SIGKILL cannot be blocked.
 pub const NO_MASK: u64 = !0;
 
-/// Run of held pages.
+/// Run of pinned pages.
 #[derive(Clone, Copy)]
 pub struct PinnedRun {
     /// First page.
@@ -58,7 +58,7 @@ pub struct CallFrame {
     pub sp: AtomicUsize,
     /// Mask with which the call waits, if it has one of its own; else [`NO_MASK`].
     pub mask: AtomicU64,
-    /// Pages of the call, and whether they are held yet.
+    /// Pages of the call, and whether they are pinned yet.
     pub pages: SpinLock<CallFramePages>,
 }
 
@@ -68,8 +68,8 @@ pub struct CallFramePages {
     pub runs: [PinnedRun; RUNS],
     /// Number of runs in use.
     pub len: usize,
-    /// Whether the page words count these holds.
-    pub held: bool,
+    /// Whether the page words count these pins.
+    pub pinned: bool,
 }
 
 /// Record of one thread.
@@ -170,7 +170,7 @@ impl ThreadTable {
             let old = record.tid.load(Ordering::Acquire);
             let free = old == 0 || !sync::thread_exists(old);
             if free && record.tid.compare_exchange(old, tid, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                record.let_go();
+                record.unpin_all();
                 record.own_code_depth.store(0, Ordering::Relaxed);
                 record.hidden_mask.store(0, Ordering::Relaxed);
                 record.postponed_mask.store(0, Ordering::Relaxed);
@@ -196,8 +196,8 @@ impl ThreadTable {
         }
     }
 
-    /// Takes a record for a thread that is about to be made, which gets its [`name`](Record::name)
-    /// then. `None` if all are taken.
+    /// Takes a record for a thread that is about to be made, which gets its
+    /// [`name`](ThreadRecord::name) then. `None` if all are taken.
     pub fn acquire_unnamed(&self) -> Option<&ThreadRecord> {
         self.acquire(UNNAMED)
     }
@@ -337,13 +337,13 @@ impl ThreadRecord {
 
     /// Frees the record when its thread is gone: another one may have it.
     pub fn leave(&self) {
-        self.let_go();
+        self.unpin_all();
         self.replace_scratch(0, 0);
         self.tid.store(0, Ordering::Release);
     }
 
     /// Lets all pages go, also those of calls under way.
-    fn let_go(&self) {
+    fn unpin_all(&self) {
         for frame in self.all_frames() {
             frame.active.store(0, Ordering::Release);
         }
@@ -425,7 +425,7 @@ impl ThreadRecord {
 impl CallFramePages {
     /// Forgets the pages, after having let them go.
     pub fn release(&mut self, runtime: &Runtime) {
-        if self.held {
+        if self.pinned {
             for run in &self.runs[..self.len] {
                 for index in 0..u64::from(run.count) {
                     let page = PageId(run.start.0 + index);
@@ -434,6 +434,6 @@ impl CallFramePages {
             }
         }
         self.len = 0;
-        self.held = false;
+        self.pinned = false;
     }
 }

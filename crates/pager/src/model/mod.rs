@@ -172,7 +172,7 @@ fn run(start: ScheduleStart, threads: Vec<Box<dyn FnOnce() + Send>>) {
     handles.into_iter().for_each(|handle| handle.join().expect("a thread of the model"));
     schedule::end();
     RUNTIME.control().near_bytes.fetch_sub(others_bytes, Ordering::Relaxed);
-    // Stock-taking counts only the pages that exist, and so forgets the ballast.
+    // Arming counts only the pages that exist, and so forgets the ballast.
     check_all(if start.armed { BALLAST_PAGES } else { 0 });
     emulate::discard(&RUNTIME, range(), true);
     let slot = RUNTIME.slot();

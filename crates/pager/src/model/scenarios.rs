@@ -61,7 +61,7 @@ fn tight() {
 }
 
 /// Runs the program's thread, which evicts in its own handler, where it may go by the written bits.
-/// The keeper and the monitor evict while it runs, and must not.
+/// The maintenance thread and the monitor evict while it runs, and must not.
 fn beside_one() {
     let program = || {
         let mut writer = ModelWriter { slowness: 24, ..ModelWriter::new(0) };
@@ -76,8 +76,8 @@ fn beside_one() {
             }
         }
     };
-    let keeper = || (0..30).for_each(|_| evict_directly(None));
-    run(ScheduleStart::ONE, vec![thread(program), thread(keeper), thread(|| (0..2).for_each(|_| monitor()))]);
+    let maintenance = || (0..30).for_each(|_| evict_directly(None));
+    run(ScheduleStart::ONE, vec![thread(program), thread(maintenance), thread(|| (0..2).for_each(|_| monitor()))]);
 }
 
 /// Evicts a batch because a thread waits for the room: one of the program in its handler, or
@@ -121,9 +121,9 @@ fn fork() {
     run(ScheduleStart::ARMED, threads);
 }
 
-/// Moves the process to another pool as its keeper would. It makes room beside the running program,
-/// opens the pool, moves everything and exchanges the two.
-fn keeper() {
+/// Moves the process to another pool as its maintenance thread would. It makes room beside the
+/// running program, opens the pool, moves everything and exchanges the two.
+fn maintenance() {
     // The runner decides this; only its mapping can be written.
     let config = RUNTIME.config();
     let next = config.pool_epoch.load(Ordering::SeqCst) + 1;
@@ -145,7 +145,7 @@ fn switch_of_one() {
     };
     run(
         ScheduleStart { program_threads: 1, ..ScheduleStart::SWITCH },
-        vec![thread(program), thread(keeper), thread(monitor)],
+        vec![thread(program), thread(maintenance), thread(monitor)],
     );
 }
 
@@ -153,7 +153,7 @@ fn switch_of_two() {
     let threads: Threads = vec![
         writer(0, 3, 0..3),
         writer(1, 3, 0..3),
-        thread(keeper),
+        thread(maintenance),
         thread(|| (0..2).for_each(|_| monitor())),
         thread(|| discard(2)),
     ];
@@ -167,7 +167,7 @@ fn switch_and_fork() {
         fork_and_check();
         (0..2).for_each(|index| writer.write(index));
     };
-    run(ScheduleStart::SWITCH_AND_FORK, vec![thread(forker), writer(1, 2, 0..3), thread(keeper), thread(monitor)]);
+    run(ScheduleStart::SWITCH_AND_FORK, vec![thread(forker), writer(1, 2, 0..3), thread(maintenance), thread(monitor)]);
 }
 
 fn moving() {
@@ -224,12 +224,12 @@ fn arming() {
     run(ScheduleStart::DORMANT, threads);
 }
 
-/// Makes a guarded system call that reads and writes a page: once its pages are held, the kernel
+/// Makes a guarded system call that reads and writes a page: once its pages are pinned, the kernel
 /// never misses one.
 fn system_call(number: usize, index: u64) {
     let record = crate::inside::thread::current().expect("a record");
     let frame = record.enter(0x1000 * (number + 1));
-    let mut pages = CallFramePages { runs: [PinnedRun { start: PageId(0), count: 0 }; RUNS], len: 0, held: false };
+    let mut pages = CallFramePages { runs: [PinnedRun { start: PageId(0), count: 0 }; RUNS], len: 0, pinned: false };
     pages.runs[0] = PinnedRun { start: page(index), count: 1 };
     pages.len = 1;
     syscall_pinning::pin_for(&RUNTIME, frame, pages, || RUNTIME.guards());
@@ -286,7 +286,7 @@ fn child() -> i32 {
         }
     }
     for round in 1..3 {
-        // The child's keeper would do this, if its parent had not moved yet.
+        // The child's maintenance thread would do this, if its parent had not moved yet.
         switching::follow(&RUNTIME);
         for index in 0..PAGES {
             let mut value = 1000 * round + index;

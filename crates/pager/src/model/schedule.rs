@@ -109,11 +109,23 @@ macro_rules! atomics {
                 point();
                 self.0.fetch_and(value, order)
             }
-            pub fn compare_exchange(&self, old: $value, new: $value, won: Ordering, lost: Ordering) -> Result<$value, $value> {
+            pub fn compare_exchange(
+                &self,
+                old: $value,
+                new: $value,
+                won: Ordering,
+                lost: Ordering,
+            ) -> Result<$value, $value> {
                 point();
                 self.0.compare_exchange(old, new, won, lost)
             }
-            pub fn compare_exchange_weak(&self, old: $value, new: $value, won: Ordering, lost: Ordering) -> Result<$value, $value> {
+            pub fn compare_exchange_weak(
+                &self,
+                old: $value,
+                new: $value,
+                won: Ordering,
+                lost: Ordering,
+            ) -> Result<$value, $value> {
                 self.compare_exchange(old, new, won, lost)
             }
         }

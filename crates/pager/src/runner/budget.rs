@@ -1,5 +1,5 @@
 //! Changes a job's near budget while it runs, so that the job's slowdown stays below a given
-//! factor. It measures what [`farfield_core::policy::hold`] decides by.
+//! factor. It measures what [`farfield_core::policy::budget_controller`] decides by.
 
 use super::{JobTotals, RunnerBlock, machine, sys};
 use crate::control::{BUCKETS, bucket_floor};
@@ -25,7 +25,7 @@ pub struct SloOptions {
     pub cadence: Cadence,
     /// Budget at the start, in bytes; `near_limit_bytes` is the most that it may become.
     pub near_start_bytes: u64,
-    /// Whether the place where the job begins is the best of those that it may have, by
+    /// Whether the pool where the job begins is the best of those that it may have, by
     /// measurement.
     pub is_compared: bool,
 }
@@ -42,7 +42,7 @@ pub struct SloReport {
 }
 
 pub(super) struct BudgetDriver {
-    hold: BudgetController,
+    controller: BudgetController,
     slo: f64,
     changes: u32,
     last: Instant,
@@ -54,14 +54,15 @@ pub(super) struct BudgetDriver {
 impl BudgetDriver {
     pub(super) fn new(options: &SloOptions, most_bytes: u64) -> BudgetDriver {
         let start = options.near_start_bytes.clamp(machine::NEAR_BYTES_MIN, most_bytes);
-        let hold = BudgetController::new(options.slo, options.cadence, start, machine::NEAR_BYTES_MIN, most_bytes);
+        let controller =
+            BudgetController::new(options.slo, options.cadence, start, machine::NEAR_BYTES_MIN, most_bytes);
         let (busy, last) = (BTreeMap::new(), Instant::now());
-        BudgetDriver { hold, slo: options.slo, changes: 0, last, before: None, busy }
+        BudgetDriver { controller, slo: options.slo, changes: 0, last, before: None, busy }
     }
 
     /// Returns the budget in bytes.
     pub(super) fn near_bytes(&self) -> u64 {
-        self.hold.near_bytes()
+        self.controller.near_bytes()
     }
 
     /// Decides the budget anew if a window is over. Returns the window that has ended, if one has.
@@ -86,16 +87,16 @@ impl BudgetDriver {
     fn decide(&mut self, control: &RunnerBlock, totals: JobTotals, busy_ns: u64) -> ActivityWindow {
         let window = window(&totals, self.before.as_ref(), busy_ns);
         self.before = Some(totals);
-        if let Some(near) = self.hold.on_window(window) {
+        if let Some(near) = self.controller.on_window(window) {
             self.changes += 1;
             control.config().near_limit_bytes.store(near, Ordering::Relaxed);
         }
         window
     }
 
-    /// Returns the result so far, with the number of moves to another place.
+    /// Returns the result so far, with the number of moves to another pool.
     pub(super) fn report(&self, pool_moves: u32) -> SloReport {
-        let (slowdown, near_limit_last_bytes) = (self.hold.slowdown(), self.hold.near_bytes());
+        let (slowdown, near_limit_last_bytes) = (self.controller.slowdown(), self.controller.near_bytes());
         SloReport { slo: self.slo, slowdown, changes: self.changes, near_limit_last_bytes, pool_moves }
     }
 }
@@ -174,7 +175,7 @@ mod tests {
         let control = create_control(&settings).unwrap();
         let options =
             SloOptions { slo: 1.4, cadence: Cadence::Periodic, near_start_bytes: 100 << 20, is_compared: true };
-        let mut holder = BudgetDriver::new(&options, 1 << 30);
+        let mut driver = BudgetDriver::new(&options, 1 << 30);
         let lies = [u64::MAX, 0, 1 << 63, 7, i64::MAX as u64];
         for round in 0..200 {
             let lie = |at: usize| lies[(round + at) % lies.len()];
@@ -184,12 +185,12 @@ mod tests {
             control.past.first_touches.store(lie(3), Ordering::Relaxed);
             control.past.demand_reads.store(lie(4), Ordering::Relaxed);
             control.past.fault_ns.iter().enumerate().for_each(|(at, count)| count.store(lie(at), Ordering::Relaxed));
-            holder.decide(&control, JobTotals::read(&control), lie(3) >> 32);
+            driver.decide(&control, JobTotals::read(&control), lie(3) >> 32);
             let limit = control.config().near_limit() as u64;
             assert!((machine::NEAR_BYTES_MIN..=1 << 30).contains(&limit), "{limit}");
         }
-        let held = holder.report(0);
-        assert!(serde_json::to_string(&held).is_ok() && !held.slowdown.is_nan(), "{held:?}");
+        let report = driver.report(0);
+        assert!(serde_json::to_string(&report).is_ok() && !report.slowdown.is_nan(), "{report:?}");
     }
 
     #[test]
@@ -218,10 +219,10 @@ mod tests {
         control.far_bytes.store(100 << 20, Ordering::Relaxed);
         let options =
             SloOptions { slo: 1.4, cadence: Cadence::EventDriven, near_start_bytes: 100 << 20, is_compared: true };
-        let mut holder = BudgetDriver::new(&options, 1 << 30);
+        let mut driver = BudgetDriver::new(&options, 1 << 30);
         let mut step = |waited_ns: u64| {
             control.past.fault_ns[bucket_of(waited_ns)].fetch_add(1, Ordering::Relaxed);
-            holder.decide(&control, JobTotals::read(&control), 1_000_000_000);
+            driver.decide(&control, JobTotals::read(&control), 1_000_000_000);
             let limit = control.config().near_limit_bytes.load(Ordering::Relaxed);
             // The job does what it is told.
             control.near_bytes.fetch_min(limit as i64, Ordering::Relaxed);
@@ -232,7 +233,9 @@ mod tests {
         assert_eq!(step(8), starved, "what is lost already counts");
         let calm = (0..200).map(|_| step(8)).last().unwrap();
         assert!(calm < 90 << 20, "{calm}");
-        let held = holder.report(0);
-        assert!(held.slo == 1.4 && held.slowdown < 1.4 && held.changes > 1 && held.near_limit_last_bytes == calm);
+        let report = driver.report(0);
+        assert!(
+            report.slo == 1.4 && report.slowdown < 1.4 && report.changes > 1 && report.near_limit_last_bytes == calm
+        );
     }
 }

@@ -15,7 +15,8 @@ const CLIENT_NAME: &str = "farfield run";
 pub(super) fn resolve(urls: &[String]) -> Result<Vec<String>, JobRefusal> {
     if let Some(leaf) = urls.iter().flat_map(|url| leaf_urls(url)).find(|leaf| leaf.starts_with("ram:")) {
         let reason = format!(
-            "{leaf}: far pages would lie in the memory of the program, beside its budget: ram is for heaps and their tests"
+            "{leaf}: far pages would lie in the memory of the program, beside its budget: ram is for heaps and their \
+             tests"
         );
         return Err(JobRefusal::Far { reason });
     }
@@ -35,7 +36,7 @@ pub(super) fn check(urls: &[String], token: &[u8], server_uid: u32) -> Result<Op
         .map_err(|error| JobRefusal::Far { reason: advice(&error) })
 }
 
-/// Returns the opener of the pool that the job will open, with a short deadline.
+/// Returns the builder of the pool that the job will open, with a short deadline.
 pub fn pool_builder(urls: &[String], token: &[u8]) -> Result<PoolBuilder, JobRefusal> {
     let token = String::from_utf8(token.to_vec())
         .map_err(|_| JobRefusal::Far { reason: "the token is not UTF-8 text".into() })?;

@@ -112,13 +112,13 @@ pub fn run(options: &Options) -> Result<ProgramExit, JobRefusal> {
     };
     let urls = server.as_ref().map_or(urls, |server| vec![server.url()]);
     let promised = far::check(&urls, &token, serving::effective_uid())?;
-    let holder = options.hold.map(|hold| BudgetDriver::new(&hold, options.near_limit_bytes));
-    let near_limit_bytes = holder.as_ref().map_or(options.near_limit_bytes, BudgetDriver::near_bytes);
+    let budget_driver = options.hold.map(|hold| BudgetDriver::new(&hold, options.near_limit_bytes));
+    let near_limit_bytes = budget_driver.as_ref().map_or(options.near_limit_bytes, BudgetDriver::near_bytes);
     let (mode, huge_pages) = (options.mode, options.huge_pages);
     let settings = Settings { near_limit_bytes, mode, huge_pages, urls: urls.clone(), token };
     let control = create_control(&settings).map_err(os("control block"))?;
-    let settler = options.hold.filter(|_| places.len() > 1);
-    let settler = settler.map(|hold| PlacementDriver::new(&hold, places, settings.token));
+    let placement_driver = options.hold.filter(|_| places.len() > 1);
+    let placement_driver = placement_driver.map(|hold| PlacementDriver::new(&hold, places, settings.token));
     let environment = environment(&options.preload, &control);
     sys::become_subreaper();
     check_interrupted(&signals)?;
@@ -136,9 +136,9 @@ pub fn run(options: &Options) -> Result<ProgramExit, JobRefusal> {
         signals,
         server,
         pid,
-        watch: SlotMonitor::new(),
-        holder,
-        settler,
+        slot_monitor: SlotMonitor::new(),
+        budget_driver,
+        placement_driver,
         near: TimeWeightedMean::new(started),
         tables_peak_bytes: 0,
         progress: JobProgressLine::new(options.quiet, started),
@@ -181,9 +181,9 @@ struct RunningJob {
     signals: Signals,
     server: Option<PrivateServer>,
     pid: u32,
-    watch: SlotMonitor,
-    holder: Option<BudgetDriver>,
-    settler: Option<PlacementDriver>,
+    slot_monitor: SlotMonitor,
+    budget_driver: Option<BudgetDriver>,
+    placement_driver: Option<PlacementDriver>,
     near: TimeWeightedMean,
     /// Largest sum in bytes of our own tables, buffers and stacks so far.
     tables_peak_bytes: u64,
@@ -204,13 +204,13 @@ impl RunningJob {
         loop {
             self.take_changes();
             self.take_signals();
-            self.watch.sweep(&self.control);
+            self.slot_monitor.sweep(&self.control);
             requests::answer(&self.control);
             pool::look_for_failures(&self.control);
             if self.ended.is_none() {
                 self.near.add(believed(&self.control.near_bytes).max(0) as f64);
             }
-            self.hold();
+            self.adjust();
             self.look_at_tables();
             self.tell_protection();
             if self.is_over() {
@@ -219,19 +219,19 @@ impl RunningJob {
             self.progress.update(&self.control);
             fds.clear();
             fds.push(self.signals.fd());
-            self.watch.descriptors(&mut fds);
-            let every = if self.holder.is_some() { SWEEP_EVERY.min(WINDOW) } else { SWEEP_EVERY };
+            self.slot_monitor.descriptors(&mut fds);
+            let every = if self.budget_driver.is_some() { SWEEP_EVERY.min(WINDOW) } else { SWEEP_EVERY };
             sys::poll(&fds, every, &mut ready);
         }
         self.progress.erase();
     }
 
-    /// Adjusts budget and place so that the job keeps within its slowdown.
-    fn hold(&mut self) {
-        let Some(holder) = &mut self.holder else { return };
-        let window = holder.update(&self.control, || JobTotals::read(&self.control), self.watch.pids());
-        let (Some(window), Some(settler)) = (window, &mut self.settler) else { return };
-        if let Some(said) = settler.update(&self.control, &window).filter(|_| !self.progress.quiet) {
+    /// Adjusts budget and pool so that the job keeps within its slowdown.
+    fn adjust(&mut self) {
+        let Some(budget_driver) = &mut self.budget_driver else { return };
+        let window = budget_driver.update(&self.control, || JobTotals::read(&self.control), self.slot_monitor.pids());
+        let (Some(window), Some(placement_driver)) = (window, &mut self.placement_driver) else { return };
+        if let Some(said) = placement_driver.update(&self.control, &window).filter(|_| !self.progress.quiet) {
             self.progress.erase();
             say(&said);
         }
@@ -246,10 +246,10 @@ impl RunningJob {
         let near = self.control.config().near_limit() as u64;
         if tables > near / 2 && self.progress.tell_tables() {
             self.progress.erase();
-            let processes = self.watch.pids().count();
+            let processes = self.slot_monitor.pids().count();
             say(&format!(
-                "tables and stacks for far memory, of {processes} processes, take {} of the {} near and cannot leave: with more \
-                 of them, more is near than that",
+                "tables and stacks for far memory, of {processes} processes, take {} of the {} near and cannot leave: \
+                 with more of them, more is near than that",
                 ByteSize(tables),
                 ByteSize(near)
             ));
@@ -269,7 +269,7 @@ impl RunningJob {
         let Some(ended_at) = self.ended_at else {
             return false;
         };
-        let left = self.watch.pids().count();
+        let left = self.slot_monitor.pids().count();
         if left == 0 {
             // A daemon that has just been forked may not have a slot yet.
             let server = self.server.as_ref().map(PrivateServer::pid);
@@ -352,7 +352,7 @@ impl RunningJob {
             let ends = matches!(signal.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT);
             if self.ended.is_some() {
                 self.told_to_stop += u32::from(ends);
-                self.watch.signal(signal.number);
+                self.slot_monitor.signal(signal.number);
             } else if !signal.from_terminal {
                 // A signal from the terminal has reached the program already: it is in our process
                 // group.
@@ -369,14 +369,14 @@ impl RunningJob {
         let mut report = Report::new(&JobTotals::read(&self.control), wall);
         report.command = options.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         report.mode = report::mode_name(options.mode);
-        report.serving = self.watch.serving();
+        report.serving = self.slot_monitor.serving();
         report.protection = self.protection.report();
         report.far = urls;
         report.meta_peak_bytes = self.tables_peak_bytes;
         report.near_mean_bytes = self.near.value() as u64;
         report.hold = {
-            let moves = self.settler.as_ref().map_or(0, PlacementDriver::moves);
-            self.holder.as_ref().map(|holder| holder.report(moves))
+            let moves = self.placement_driver.as_ref().map_or(0, PlacementDriver::moves);
+            self.budget_driver.as_ref().map(|budget_driver| budget_driver.report(moves))
         };
         report.near_limit_bytes = options.near_limit_bytes;
         report.exit_code = program.exit_code();

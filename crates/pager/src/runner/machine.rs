@@ -103,8 +103,8 @@ pub(super) fn check_kernel() -> Result<(), JobRefusal> {
     }
     if let Err(error) = try_uffd(FaultOrigin::UserMode, feature::SIGBUS | feature::WP_ASYNC) {
         let what = format!(
-            "userfaultfd with its features SIGBUS and WP_ASYNC is not available ({error}): the kernel must be built with \
-             CONFIG_USERFAULTFD, and a container's seccomp profile must let userfaultfd through"
+            "userfaultfd with its features SIGBUS and WP_ASYNC is not available ({error}): the kernel must be built \
+             with CONFIG_USERFAULTFD, and a container's seccomp profile must let userfaultfd through"
         );
         return Err(JobRefusal::Kernel { what });
     }

@@ -1,8 +1,8 @@
-//! Moves a running job's far memory to another of the places that it may have. It measures what
-//! [`farfield_core::policy::settle`] decides by, and carries the decision out as
+//! Moves a running job's far memory to another of the pools that it may have. It measures what
+//! [`farfield_core::policy::placement_controller`] decides by, and carries the decision out as
 //! `farfield pool switch` does.
 //!
-//! Places are measured and tried out by threads of their own, because a server that does not answer
+//! Pools are measured and tried out by threads of their own, because a server that does not answer
 //! takes its time.
 
 use super::{JobRefusal, PoolStatus, RunnerBlock, SloOptions, far, pool};
@@ -19,19 +19,19 @@ use std::time::Instant;
 
 /// Length of a window of the policy.
 const WINDOW: Duration = Duration::from_millis(500);
-/// Number of pages that a place is measured with; `RUN_PAGES` of them form a run.
+/// Number of pages that a pool is measured with; `RUN_PAGES` of them form a run.
 const PAGES: u64 = 256;
 const RUN_PAGES: usize = 16;
 /// Number of runs in flight while the bandwidth is measured.
 const RUNS: usize = 4;
 /// Time for which each of the two figures is measured.
 const MEASURE: Duration = Duration::from_millis(50);
-/// Time that a place may take to answer.
+/// Time that a pool may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-/// State of a job that may move between places.
+/// State of a job that may move between pools.
 pub(super) struct PlacementDriver {
-    settle: PlacementController,
+    controller: PlacementController,
     urls: Vec<String>,
     token: Vec<u8>,
     state: State,
@@ -44,23 +44,23 @@ pub(super) struct PlacementDriver {
 enum State {
     Watching,
     Measuring(JoinHandle<Vec<Option<PoolPerformance>>>),
-    /// The place with this number is tried out; the text says why the job is to move there.
+    /// The pool with this number is tried out; the text says why the job is to move there.
     Trying(usize, String, JoinHandle<Result<(), JobRefusal>>),
     /// The job moves to the pool with this number.
     Moving(u32),
-    /// A person has taken the job to a place that is none of ours; we leave it there.
+    /// A person has taken the job to a pool that is none of ours; we leave it there.
     Elsewhere,
 }
 
 impl PlacementDriver {
-    /// Creates the state for a job that begins at the first of these places.
-    pub(super) fn new(hold: &SloOptions, urls: Vec<String>, token: Vec<u8>) -> PlacementDriver {
-        let settle = PlacementController::new(hold.slo, hold.cadence, urls.len(), hold.is_compared);
+    /// Creates the state for a job that begins at the first of these pools.
+    pub(super) fn new(options: &SloOptions, urls: Vec<String>, token: Vec<u8>) -> PlacementDriver {
+        let controller = PlacementController::new(options.slo, options.cadence, urls.len(), options.is_compared);
         let (state, window) = (State::Watching, ActivityWindow::default());
-        PlacementDriver { settle, urls, token, state, moves: 0, window, last: Instant::now() }
+        PlacementDriver { controller, urls, token, state, moves: 0, window, last: Instant::now() }
     }
 
-    /// Returns the number of times that the job has moved to another place by itself.
+    /// Returns the number of times that the job has moved to another pool by itself.
     pub(super) fn moves(&self) -> u32 {
         self.moves
     }
@@ -79,30 +79,30 @@ impl PlacementDriver {
     fn on_window(&mut self, control: &RunnerBlock, window: &ActivityWindow) -> Option<String> {
         let status = PoolStatus::read(control);
         self.follow(&status);
-        let cause = self.settle.on_window(window, !status.degraded.is_empty());
+        let cause = self.controller.on_window(window, !status.degraded.is_empty());
         match core::mem::replace(&mut self.state, State::Watching) {
             State::Measuring(thread) if thread.is_finished() => {
                 let nothing = vec![None; self.urls.len()];
-                let there = self.settle.on_measured(&thread.join().unwrap_or(nothing))?;
+                let there = self.controller.on_measured(&thread.join().unwrap_or(nothing))?;
                 return self.begin(there);
             }
-            State::Trying(place, cause, thread) if thread.is_finished() => {
+            State::Trying(index, cause, thread) if thread.is_finished() => {
                 let tried = thread.join().unwrap_or_else(|_| Err(JobRefusal::Pool { reason: String::new() }));
-                let url = core::slice::from_ref(&self.urls[place]);
+                let url = core::slice::from_ref(&self.urls[index]);
                 match tried.and_then(|()| pool::begin_switch(control, url, &self.token, &cause)) {
                     Ok(epoch) => self.state = State::Moving(epoch),
                     Err(why) => {
-                        self.settle.on_moved(false);
+                        self.controller.on_moved(false);
                         return Some(format!("far memory stays where it is: {why}"));
                     }
                 }
             }
             State::Moving(epoch) if status.epoch != epoch => {
-                self.settle.on_moved(false);
+                self.controller.on_moved(false);
                 return Some(format!("far memory has come back to {}: {}", status.urls.join(" "), status.reason));
             }
             State::Moving(_) if status.moving.is_empty() => {
-                self.settle.on_moved(true);
+                self.controller.on_moved(true);
                 self.moves += 1;
                 control.config().pool_moves.store(self.moves, Ordering::Relaxed);
             }
@@ -117,13 +117,13 @@ impl PlacementDriver {
         if !matches!(self.state, State::Watching | State::Elsewhere) || !status.moving.is_empty() {
             return;
         }
-        let is_here = |place: usize| status.urls.len() == 1 && status.urls[0] == self.urls[place];
-        if is_here(self.settle.here()) && matches!(self.state, State::Watching) {
+        let is_here = |index: usize| status.urls.len() == 1 && status.urls[0] == self.urls[index];
+        if is_here(self.controller.here()) && matches!(self.state, State::Watching) {
             return;
         }
-        self.state = match (0..self.urls.len()).find(|place| is_here(*place)) {
-            Some(place) => {
-                self.settle.arrive(place);
+        self.state = match (0..self.urls.len()).find(|index| is_here(*index)) {
+            Some(index) => {
+                self.controller.arrive(index);
                 State::Watching
             }
             None => State::Elsewhere,
@@ -158,10 +158,10 @@ fn text(there: &PlacementMove) -> String {
     }
 }
 
-/// Measures the latency and bandwidth of a place; `None` if it does not answer.
+/// Measures the latency and bandwidth of a pool; `None` if it does not answer.
 fn figures(url: &str, token: &[u8]) -> Option<PoolPerformance> {
-    let opener = far::pool_builder(&[url.to_owned()], token).ok()?.deadline(ANSWER_WITHIN);
-    let backend = opener.inside_a_program().pages(PAGES).open().ok()?;
+    let builder = far::pool_builder(&[url.to_owned()], token).ok()?.deadline(ANSWER_WITHIN);
+    let backend = builder.inside_a_program().pages(PAGES).open().ok()?;
     let mut lane = backend.open_lane().ok()?;
     let mut work = Work { lane: &mut *lane, next: 0 };
     for _ in 0..PAGES as usize / RUN_PAGES {
@@ -232,7 +232,7 @@ impl Work<'_> {
 
 #[cfg(test)]
 mod tests {
-    //! Danger: a job that is told to move to a place that is not there, or is not told.
+    //! Danger: a job that is told to move to a pool that is not there, or is not told.
     use super::*;
     use crate::control::FaultMode;
     use crate::runner::{Settings, create_control};
@@ -265,37 +265,38 @@ mod tests {
             token: vec![],
         };
         let control = create_control(&settings).unwrap();
-        let hold = SloOptions { slo: 1.2, cadence: Cadence::EventDriven, near_start_bytes: 1 << 30, is_compared: true };
-        let mut settler = PlacementDriver::new(&hold, urls.clone(), vec![]);
-        assert_eq!((0..20).find_map(|_| settler.on_window(&control, &window(100_000.0))), None);
+        let options =
+            SloOptions { slo: 1.2, cadence: Cadence::EventDriven, near_start_bytes: 1 << 30, is_compared: true };
+        let mut driver = PlacementDriver::new(&options, urls.clone(), vec![]);
+        assert_eq!((0..20).find_map(|_| driver.on_window(&control, &window(100_000.0))), None);
         let deadline = Instant::now() + Duration::from_secs(60);
-        let wait_for = |settler: &mut PlacementDriver, what: &str| loop {
+        let wait_for = |driver: &mut PlacementDriver, what: &str| loop {
             assert!(Instant::now() < deadline, "{what}");
-            match settler.on_window(&control, &window(1_000_000.0)) {
+            match driver.on_window(&control, &window(1_000_000.0)) {
                 Some(said) if said.contains(what) => return,
                 Some(said) => panic!("{said}"),
                 None => std::thread::sleep(Duration::from_millis(5)),
             }
         };
-        wait_for(&mut settler, "moves to ram:: reads took several times");
-        while settler.moves() == 0 {
+        wait_for(&mut driver, "moves to ram:: reads took several times");
+        while driver.moves() == 0 {
             assert!(Instant::now() < deadline);
-            assert_eq!(settler.on_window(&control, &window(1_000_000.0)), None);
+            assert_eq!(driver.on_window(&control, &window(1_000_000.0)), None);
             std::thread::sleep(Duration::from_millis(5));
         }
         let status = PoolStatus::read(&control);
-        assert_eq!((status.urls, settler.settle.here()), (vec!["ram:".to_owned()], 1));
+        assert_eq!((status.urls, driver.controller.here()), (vec!["ram:".to_owned()], 1));
         assert!(status.cause.contains("reads took several times"), "{}", status.cause);
         assert_eq!((status.moves, status.before), (1, urls[..1].to_vec()));
         // Somebody else decides.
         let give = |url: &str| pool::begin_switch(&control, &[url.to_owned()], b"", "").unwrap();
         give("ram:?size=1G");
-        settler.on_window(&control, &window(1e6));
-        assert!(matches!(settler.state, State::Elsewhere) && PoolStatus::read(&control).cause.is_empty());
-        assert!((0..50).all(|_| settler.on_window(&control, &window(1e7)).is_none()));
+        driver.on_window(&control, &window(1e6));
+        assert!(matches!(driver.state, State::Elsewhere) && PoolStatus::read(&control).cause.is_empty());
+        assert!((0..50).all(|_| driver.on_window(&control, &window(1e7)).is_none()));
         give(&urls[0]);
-        settler.on_window(&control, &window(1e6));
-        assert!(matches!(settler.state, State::Watching) && settler.settle.here() == 0);
+        driver.on_window(&control, &window(1e6));
+        assert!(matches!(driver.state, State::Watching) && driver.controller.here() == 0);
         assert_eq!(control.config().pool_epoch.load(Ordering::SeqCst), 3);
     }
 }

@@ -23,7 +23,7 @@ pub struct ProtectionReport {
     pub is_whole: bool,
     pub lapses: u32,
     pub unprotected_s: f64,
-    /// Largest number of missing legs at a time.
+    /// Largest number of missing members at a time.
     pub missing_legs_max: u64,
     pub shared_legs: u64,
     pub exposed_bytes_max: u64,
@@ -80,7 +80,7 @@ impl ProtectionWatch {
             seen.shared_legs = seen.shared_legs.max(found.shared_legs);
             seen.exposed_bytes_max = seen.exposed_bytes_max.max(found.exposed_pages * PAGE_BYTES as u64);
         }
-        // Two legs at one server are a state that does not pass by itself.
+        // Two members at one server are a state that does not pass by itself.
         let is_news = self.is_said == self.is_whole && (now - self.since >= LASTS || found.shared_legs > 0);
         if !is_news {
             return None;

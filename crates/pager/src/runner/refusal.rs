@@ -19,7 +19,10 @@ pub enum JobRefusal {
     NotExecutable { path: PathBuf, error: io::Error },
     #[error("{}: its interpreter {} cannot be executed: {error}", path.display(), interpreter.display())]
     NoInterpreter { path: PathBuf, interpreter: PathBuf, error: io::Error },
-    #[error("{}: cannot be examined before the start: {error}; farfield must be able to read the program", path.display())]
+    #[error(
+        "{}: cannot be examined before the start: {error}; farfield must be able to read the program",
+        path.display()
+    )]
     NotReadable { path: PathBuf, error: io::Error },
     #[error("{}: not a program that the kernel can start, or a damaged one", path.display())]
     Broken { path: PathBuf },
@@ -30,25 +33,25 @@ pub enum JobRefusal {
     )]
     Static { path: PathBuf },
     #[error(
-        "{}: linked against musl; far memory needs glibc, so use a glibc build of it (in a container: a Debian, Ubuntu or \
-         Fedora image in place of Alpine)",
+        "{}: linked against musl; far memory needs glibc, so use a glibc build of it (in a container: a Debian, Ubuntu \
+         or Fedora image in place of Alpine)",
         path.display()
     )]
     Musl { path: PathBuf },
     #[error("{}: {machine}; far memory works for 64-bit x86 programs", path.display())]
     OtherMachine { path: PathBuf, machine: String },
     #[error(
-        "{}: {why}, so the loader ignores LD_PRELOAD and far memory would be silently missing; run it as the user whose \
-         rights it takes, or use a copy without that privilege",
+        "{}: {why}, so the loader ignores LD_PRELOAD and far memory would be silently missing; run it as the user \
+         whose rights it takes, or use a copy without that privilege",
         path.display()
     )]
     Privileged { path: PathBuf, why: &'static str },
     #[error("--near {:#} is too small to make progress; give at least 16M", ByteSize(*bytes))]
     NearTooSmall { bytes: u64 },
     #[error(
-        "the hard limit on {} (`ulimit -H{}`) is {}, and far memory reserves 16 TiB of addresses that it does not use; lift it \
-         for `farfield run` (LimitAS=infinity and LimitDATA=infinity in a systemd unit) and set it for the program alone: \
-         farfield run -- sh -c 'ulimit -{} {}; exec COMMAND'",
+        "the hard limit on {} (`ulimit -H{}`) is {}, and far memory reserves 16 TiB of addresses that it does not use; \
+         lift it for `farfield run` (LimitAS=infinity and LimitDATA=infinity in a systemd unit) and set it for the \
+         program alone: farfield run -- sh -c 'ulimit -{} {}; exec COMMAND'",
         if *resource == libc::RLIMIT_AS { "address space" } else { "data" },
         ulimit_option(*resource),
         ByteSize(*bytes),
@@ -57,14 +60,15 @@ pub enum JobRefusal {
     )]
     Limit { resource: libc::__rlimit_resource_t, bytes: u64 },
     #[error(
-        "this shell already runs under `farfield run` (FARFIELD_CONTROL is set); use one `farfield run` for the whole job"
+        "this shell already runs under `farfield run` (FARFIELD_CONTROL is set); use one `farfield run` for the whole \
+         job"
     )]
     Nested,
     #[error("{what}; `farfield doctor` says more")]
     Kernel { what: String },
     #[error(
-        "libfarfield_preload.so not found (looked for {}); build it with `cargo build --release -p farfield-preload`, or \
-         set FARFIELD_PRELOAD to its path",
+        "libfarfield_preload.so not found (looked for {}); build it with `cargo build --release -p farfield-preload`, \
+         or set FARFIELD_PRELOAD to its path",
         searched.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
     )]
     NoPreload { searched: Vec<PathBuf> },

@@ -102,18 +102,19 @@ impl Report {
             plural(u64::from(self.processes), "process", "processes"),
             self.serving,
         );
-        if let Some(held) = &self.hold {
+        if let Some(slo_report) = &self.hold {
             text += &format!(
                 "farfield: {} near in the mean; {:.2} × its time by what it waited, {:.2} were allowed; {}\n",
                 ByteSize(self.near_mean_bytes),
-                held.slowdown,
-                held.slo,
-                plural(u64::from(held.changes), "change", "changes"),
+                slo_report.slowdown,
+                slo_report.slo,
+                plural(u64::from(slo_report.changes), "change", "changes"),
             );
         }
         if let Some(ProtectionReport { is_whole, lapses: lapses @ 1.., unprotected_s, .. }) = self.protection {
             text += &format!(
-                "farfield: far memory was not protected as its pool promises for {unprotected_s:.1} s ({}); in the end it was{}\n",
+                "farfield: far memory was not protected as its pool promises for {unprotected_s:.1} s ({}); in the end \
+                 it was{}\n",
                 plural(u64::from(lapses), "time", "times"),
                 if is_whole { "" } else { " not" },
             );

@@ -15,13 +15,13 @@ const LISTING_PERIOD: Duration = Duration::from_millis(250);
 /// Process that we have seen in a slot.
 struct MonitoredProcess {
     slot: usize,
-    member: JobProcess,
+    process: JobProcess,
 }
 
-/// Watch over the slots of a control block, which frees those of dead processes.
+/// Monitor of the slots of a control block, which frees those of dead processes.
 pub(super) struct SlotMonitor {
-    watched: Vec<MonitoredProcess>,
-    /// Index in `watched` plus one, by slot; 0 = not watched.
+    monitored: Vec<MonitoredProcess>,
+    /// Index in `monitored` plus one, by slot; 0 = not monitored.
     by_slot: Box<[u16; SLOTS]>,
     /// Highest state seen in any slot: the way in which faults are served once memory is short.
     state_max: u32,
@@ -39,19 +39,19 @@ struct NewSlot {
 
 impl SlotMonitor {
     pub(super) fn new() -> SlotMonitor {
-        SlotMonitor { watched: Vec::new(), by_slot: Box::new([0; SLOTS]), state_max: 0, listed: None }
+        SlotMonitor { monitored: Vec::new(), by_slot: Box::new([0; SLOTS]), state_max: 0, listed: None }
     }
 
     /// Returns the processes that were alive in slots at the last sweep.
     pub(super) fn pids(&self) -> impl Iterator<Item = u32> + '_ {
-        self.watched.iter().map(|watched| watched.member.pid())
+        self.monitored.iter().map(|monitored| monitored.process.pid())
     }
 
     /// Sends a signal to the processes alive in slots that descend from this one.
     pub(super) fn signal(&self, signal: i32) {
-        for watched in &self.watched {
+        for monitored in &self.monitored {
             // The process may have ended.
-            let _ = watched.member.signal(signal);
+            let _ = monitored.process.signal(signal);
         }
     }
 
@@ -62,7 +62,7 @@ impl SlotMonitor {
 
     /// Adds the descriptors that become readable when a process ends.
     pub(super) fn descriptors(&self, into: &mut Vec<libc::c_int>) {
-        into.extend(self.watched.iter().filter_map(|watched| watched.member.pidfd()));
+        into.extend(self.monitored.iter().filter_map(|monitored| monitored.process.pidfd()));
     }
 
     /// Frees the slots of dead processes, and notes new ones and the peaks.
@@ -75,47 +75,49 @@ impl SlotMonitor {
         let states = taken.iter().map(|slot| slot.state.load(Ordering::Relaxed));
         self.state_max = states.fold(self.state_max, u32::max);
         self.free_dead(control);
-        let mut unseen: Vec<NewSlot> = Vec::new();
+        let mut new_slots: Vec<NewSlot> = Vec::new();
         for (index, slot) in taken.iter().enumerate().filter(|(index, _)| self.by_slot[*index] == 0) {
             let pid = slot.pid.load(Ordering::Acquire);
             if pid != 0 {
                 // A process that takes the slot at this moment has not written its identity yet.
-                unseen.push(NewSlot { slot: index, pid, identity: slot.identity.load(Ordering::Acquire) });
+                new_slots.push(NewSlot { slot: index, pid, identity: slot.identity.load(Ordering::Acquire) });
             }
         }
         // In nearly all jobs process ids are the same inside and here.
-        unseen.retain(|unseen| {
-            !self.see(control, unseen, |pid, identity, known| JobProcess::by_number(pid, identity, known))
+        new_slots.retain(|new_slot| {
+            !self.see(control, new_slot, |pid, identity, known| JobProcess::by_number(pid, identity, known))
         });
-        if unseen.is_empty() || self.listed.is_some_and(|at| at.elapsed() < LISTING_PERIOD) {
+        if new_slots.is_empty() || self.listed.is_some_and(|at| at.elapsed() < LISTING_PERIOD) {
             return;
         }
         // The listing is made after the slots were read: a process that is not in it has ended.
         let listing = Listing::make();
         self.listed = Some(Instant::now());
-        for unseen in unseen {
-            let slot = &control.slots[unseen.slot];
-            let is_found = self.see(control, &unseen, |pid, identity, known| listing.find(pid, identity, known));
+        for new_slot in new_slots {
+            let slot = &control.slots[new_slot.slot];
+            let is_found = self.see(control, &new_slot, |pid, identity, known| listing.find(pid, identity, known));
             // The slot is freed unless the process has written its identity since.
-            if !is_found && slot.identity.load(Ordering::Acquire) == unseen.identity {
+            if !is_found && slot.identity.load(Ordering::Acquire) == new_slot.identity {
                 control.free_slot(slot);
             }
         }
     }
 
-    /// Watches the process of a slot if `find` finds it. Returns whether it did.
+    /// Monitors the process of a slot if `find` finds it. Returns whether it did.
     fn see(
         &mut self,
         control: &JobAccounts,
-        unseen: &NewSlot,
+        new_slot: &NewSlot,
         find: impl FnOnce(u32, u64, &dyn Fn(u32) -> bool) -> Option<JobProcess>,
     ) -> bool {
         let is_known = |pid| self.pids().any(|known| known == pid);
-        let Some(member) = find(unseen.pid, unseen.identity.max(UNKNOWN_IDENTITY), &is_known) else { return false };
-        if unseen.identity != 0 {
-            control.slots[unseen.slot].outer_pid.store(member.pid(), Ordering::Release);
-            self.watched.push(MonitoredProcess { slot: unseen.slot, member });
-            self.by_slot[unseen.slot] = self.watched.len() as u16;
+        let Some(process) = find(new_slot.pid, new_slot.identity.max(UNKNOWN_IDENTITY), &is_known) else {
+            return false;
+        };
+        if new_slot.identity != 0 {
+            control.slots[new_slot.slot].outer_pid.store(process.pid(), Ordering::Release);
+            self.monitored.push(MonitoredProcess { slot: new_slot.slot, process });
+            self.by_slot[new_slot.slot] = self.monitored.len() as u16;
         }
         true
     }
@@ -127,19 +129,19 @@ impl SlotMonitor {
         sys::poll(&fds, core::time::Duration::ZERO, &mut ready);
         let mut ready = ready.into_iter();
         let by_slot = &mut self.by_slot;
-        self.watched.retain(|watched| {
-            let dead = match watched.member.pidfd() {
+        self.monitored.retain(|monitored| {
+            let dead = match monitored.process.pidfd() {
                 Some(_) => ready.next().unwrap_or(false),
-                None => watched.member.is_dead(),
+                None => monitored.process.is_dead(),
             };
             if dead {
-                control.free_slot(&control.slots[watched.slot]);
-                by_slot[watched.slot] = 0;
+                control.free_slot(&control.slots[monitored.slot]);
+                by_slot[monitored.slot] = 0;
             }
             !dead
         });
-        for (index, watched) in self.watched.iter().enumerate() {
-            by_slot[watched.slot] = index as u16 + 1;
+        for (index, monitored) in self.monitored.iter().enumerate() {
+            by_slot[monitored.slot] = index as u16 + 1;
         }
     }
 }
@@ -286,47 +288,47 @@ mod tests {
 
     #[test]
     fn a_killed_process_gives_its_bytes_back_even_as_a_zombie() {
-        let (control, mut watch) = (control(), SlotMonitor::new());
+        let (control, mut monitor) = (control(), SlotMonitor::new());
         let (mut first, mut second) = (process(), process());
         enter(&control, first.id(), 100, 3);
         enter(&control, second.id(), 10, 4);
-        watch.sweep(&control);
-        assert_eq!(watch.pids().count(), 2);
+        monitor.sweep(&control);
+        assert_eq!(monitor.pids().count(), 2);
         assert_eq!(JobTotals::read(&control).near_bytes, 110);
         first.kill().unwrap();
         // Not reaped: the descriptor tells that it ended.
         let mut fds = Vec::new();
-        watch.descriptors(&mut fds);
+        monitor.descriptors(&mut fds);
         sys::poll(&fds, core::time::Duration::from_secs(10), &mut Vec::new());
-        watch.sweep(&control);
-        assert_eq!(watch.pids().collect::<Vec<_>>(), [second.id()]);
+        monitor.sweep(&control);
+        assert_eq!(monitor.pids().collect::<Vec<_>>(), [second.id()]);
         let totals = JobTotals::read(&control);
         assert_eq!((totals.near_bytes, totals.near_peak_bytes), (10, 110));
         assert_eq!((totals.count("faults"), totals.processes, totals.processes_alive), (7, 2, 1));
         first.wait().unwrap();
         drop(second.stdin.take());
         second.wait().unwrap();
-        watch.sweep(&control);
+        monitor.sweep(&control);
         let totals = JobTotals::read(&control);
         assert_eq!((totals.near_bytes, totals.count("faults"), totals.processes_alive), (0, 7, 0));
-        assert_eq!((totals.serving, watch.serving()), ("dormant", "signal"), "the watch remembers");
+        assert_eq!((totals.serving, monitor.serving()), ("dormant", "signal"), "the monitor remembers");
     }
 
     #[test]
     fn a_process_that_died_before_it_was_seen_is_counted() {
-        let (control, mut watch) = (control(), SlotMonitor::new());
+        let (control, mut monitor) = (control(), SlotMonitor::new());
         let mut child = process();
         enter(&control, child.id(), 100, 3);
         child.kill().unwrap();
         child.wait().unwrap();
-        watch.sweep(&control);
+        monitor.sweep(&control);
         let totals = JobTotals::read(&control);
         assert_eq!((totals.near_bytes, totals.count("faults"), totals.near_peak_bytes), (0, 3, 100));
         // The slot is free for the next.
         let mut next = process();
         enter(&control, next.id(), 1, 0);
-        watch.sweep(&control);
-        assert_eq!(watch.pids().collect::<Vec<_>>(), [next.id()]);
+        monitor.sweep(&control);
+        assert_eq!(monitor.pids().collect::<Vec<_>>(), [next.id()]);
         next.kill().unwrap();
         next.wait().unwrap();
     }
@@ -367,30 +369,30 @@ mod tests {
             let moving: u64 = status.moving.iter().map(|it| it.pages * 4096).sum();
             assert!(exposed.max(moving) <= SLOTS as u64 * PAGES_MAX * 4096);
             let _ages: Vec<_> = status.scrubbed.iter().map(|(_, scrubbed)| scrubbed.turn_age()).collect();
-            let mut watch = SlotMonitor::new();
-            (0..2).for_each(|_| watch.sweep(&control));
+            let mut monitor = SlotMonitor::new();
+            (0..2).for_each(|_| monitor.sweep(&control));
         }
     }
 
     #[test]
     fn whoever_takes_a_slot_is_left_alone_until_it_has_said_who_it_is() {
-        let (control, mut watch) = (control(), SlotMonitor::new());
+        let (control, mut monitor) = (control(), SlotMonitor::new());
         let mut child = process();
         enter(&control, child.id(), 100, 3);
         let identity = control.slots[0].identity.swap(0, Ordering::Relaxed);
-        watch.sweep(&control);
-        assert_eq!((watch.pids().count(), JobTotals::read(&control).near_bytes), (0, 100));
+        monitor.sweep(&control);
+        assert_eq!((monitor.pids().count(), JobTotals::read(&control).near_bytes), (0, 100));
         control.slots[0].identity.store(identity, Ordering::Relaxed);
-        watch.sweep(&control);
-        assert_eq!(watch.pids().collect::<Vec<_>>(), [child.id()]);
+        monitor.sweep(&control);
+        assert_eq!(monitor.pids().collect::<Vec<_>>(), [child.id()]);
         assert_eq!(control.slots[0].process(), child.id());
         child.kill().unwrap();
         child.wait().unwrap();
         // And one that died before it could say so.
-        watch.sweep(&control);
+        monitor.sweep(&control);
         let slot = control.take_slot(child.id(), 1 << 40).unwrap();
         slot.identity.store(0, Ordering::Relaxed);
-        watch.sweep(&control);
+        monitor.sweep(&control);
         assert_eq!(control.slots[0].process(), 0);
     }
 }

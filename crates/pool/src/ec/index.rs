@@ -9,7 +9,7 @@ use farfield_core::gf256::PARTS_MAX;
 use farfield_core::row_word::RowWord;
 use farfield_os::Errno;
 
-/// Number of rows whose parts lie at the same seats, which is the number of bits of a word.
+/// Number of rows whose parts belong to the same shards, which is the number of bits of a word.
 pub(super) const GROUP: u64 = u64::BITS as u64;
 /// Rows beyond those that all pages could take: for rows that writers hold, and rows that are never
 /// used again.
@@ -82,8 +82,8 @@ pub(super) struct VersionIndex {
 }
 
 impl VersionIndex {
-    /// Returns the number of rows, that is of pages of each leg, for a region of `pages`. There are
-    /// so many that one is always free, however sparse they are.
+    /// Returns the number of rows, that is of pages of each member, for a region of `pages`. There
+    /// are so many that one is always free, however sparse they are.
     pub(super) fn rows_for(pages: u64) -> u64 {
         pages.saturating_add(MORE_ROWS).next_multiple_of(GROUP).min(ROWS_MAX)
     }
@@ -108,7 +108,7 @@ impl VersionIndex {
         })
     }
 
-    /// Copies the index as it is now, for a snapshot of the legs. It must not change meanwhile.
+    /// Copies the index as it is now, for a snapshot of the members. It must not change meanwhile.
     pub(super) fn copy(&self) -> Result<VersionIndex, Errno> {
         let copy = VersionIndex::new(self.pages, self.rows, self.parts)?;
         self.each_written(0, self.pages, |page| {
@@ -122,7 +122,7 @@ impl VersionIndex {
         for row in 0..end {
             let (word, bit) = (self.word(row), 1 << (row % GROUP));
             if word.is_closed() && word.live() != 0 {
-                let word = if word.is_mended() { word.finish(0, word.have().has(0)).0 } else { word };
+                let word = if word.is_claimed() { word.finish(0, word.have().has(0)).0 } else { word };
                 copy.words.at(row).store(word.0, Ordering::Relaxed);
                 for part in row * self.parts..(row + 1) * self.parts {
                     copy.digests.at(part).store(self.digests.at(part).load(Ordering::Relaxed), Ordering::Relaxed);
@@ -131,7 +131,7 @@ impl VersionIndex {
                 copy.closed.fetch_add(1, Ordering::Relaxed);
                 copy.live.fetch_add(u64::from(word.live().count_ones()), Ordering::Relaxed);
             } else if word != RowWord::CLEAN || self.used.at(row / GROUP).load(Ordering::Relaxed) & bit != 0 {
-                // A leg may have bytes by now of a row that a writer has claimed.
+                // A member may have bytes by now of a row that a writer has claimed.
                 copy.words.at(row).store(RowWord::SPENT.0, Ordering::Relaxed);
                 copy.spent.fetch_add(1, Ordering::Relaxed);
             }
@@ -272,7 +272,7 @@ impl VersionIndex {
         }
     }
 
-    /// Claims spent rows, to be discarded at the legs, from `group` downwards. Also returns the
+    /// Claims spent rows, to be discarded at the members, from `group` downwards. Also returns the
     /// group to go on from.
     pub(super) fn claim_spent(&self, group: u64) -> (Option<(u64, u64)>, u64) {
         for group in (0..=group).rev() {
@@ -295,7 +295,7 @@ impl VersionIndex {
         (None, 0)
     }
 
-    /// Gives claimed rows back. Unless they are `clean`, legs may hold bytes of them.
+    /// Gives claimed rows back. Unless they are `clean`, members may hold bytes of them.
     pub(super) fn unclaim(&self, first: u64, count: u64, clean: bool) {
         if !clean {
             (first..first + count).for_each(|row| self.words.at(row).store(RowWord::SPENT.0, Ordering::SeqCst));
@@ -335,17 +335,17 @@ impl VersionIndex {
         self.rows_end.load(Ordering::SeqCst)
     }
 
-    /// Notes that `leg` gave wrong bytes of these rows. Returns `true` if others are asked from now
-    /// on.
-    pub(super) fn suspect(&self, first: u64, count: u64, leg: usize, needed: usize, living: MemberSet) -> bool {
-        let change = |row| self.change(row, |word| word.suspect(leg, needed, living));
+    /// Notes that `member` gave wrong bytes of these rows. Returns `true` if others are asked from
+    /// now on.
+    pub(super) fn suspect(&self, first: u64, count: u64, member: usize, needed: usize, living: MemberSet) -> bool {
+        let change = |row| self.change(row, |word| word.suspect(member, needed, living));
         (first..first + count).fold(false, |changed, row| changed | change(row))
     }
 
-    /// Forgets which rows `leg` holds. The leg is lost, and no lane has a way to it.
-    pub(super) fn forget(&self, leg: usize) {
+    /// Forgets which rows `member` holds. The member has failed, and no lane has a way to it.
+    pub(super) fn forget(&self, member: usize) {
         (0..self.rows_end()).for_each(|row| {
-            self.change(row, |word| word.forget(leg));
+            self.change(row, |word| word.forget(member));
         });
     }
 
@@ -368,17 +368,17 @@ impl VersionIndex {
         }
     }
 
-    /// Claims the mending of the part of the row that `leg` shall get. Returns `false` if it is not
-    /// to be mended now.
-    pub(super) fn claim_repair(&self, row: u64, leg: usize) -> bool {
-        self.change(row, |word| word.claim(leg))
+    /// Claims the repair of the part of the row that `member` shall get. Returns `false` if it is
+    /// not to be repaired now.
+    pub(super) fn claim_repair(&self, row: u64, member: usize) -> bool {
+        self.change(row, |word| word.claim(member))
     }
 
-    /// Ends the mending of a row's part at `leg`.
-    pub(super) fn finish_repair(&self, row: u64, leg: usize, mended: bool) {
+    /// Ends the repair of a row's part at `member`.
+    pub(super) fn finish_repair(&self, row: u64, member: usize, repaired: bool) {
         let mut is_over = false;
         self.change(row, |word| {
-            let (next, over) = word.finish(leg, mended);
+            let (next, over) = word.finish(member, repaired);
             is_over = over;
             Some(next)
         });
@@ -400,7 +400,7 @@ impl VersionIndex {
         false
     }
 
-    /// Checks whether legs keep more spent rows than is good.
+    /// Checks whether members keep more spent rows than is good.
     pub(super) fn has_too_many_spent(&self) -> bool {
         self.spent.load(Ordering::SeqCst) > SPENT_KEPT + self.closed.load(Ordering::SeqCst) / 8
     }

@@ -1,9 +1,9 @@
-//! Background care of an erasure-coded pool: gives legs the parts that they lack, writes sparse
-//! rows again, and discards unneeded rows at the legs.
+//! Background maintenance of an erasure-coded pool: gives members the parts that they lack, writes
+//! sparse rows again, and discards unneeded rows at the members.
 
 use super::index::{GROUP, Version};
-use super::lane::{CARE_DEADLINE, EcLane};
-use super::splits::{EcOperation, EcOperationKind, EcSplit, EcSplitKind, PIECES, ROWS};
+use super::lane::{EcLane, MAINTENANCE_DEADLINE};
+use super::splits::{EcOperation, EcOperationKind, EcSplit, EcSplitKind, ROWS, SPLITS};
 use crate::{Buffer, Op, PoolError, Priority};
 use core::time::Duration;
 use farfield_core::{MemberSet, PageId};
@@ -16,10 +16,10 @@ const REST: Duration = Duration::from_millis(100);
 /// Share of live data pages, as a fraction, up to which a row is written again: four of five.
 const SPARSE: (u32, u32) = (4, 5);
 
-/// Background care that one lane takes besides its operations.
+/// Background maintenance that one lane does besides its operations.
 pub(super) struct EcMaintenance {
     most: usize,
-    /// Round over all rows: the leg that it is for, how often that leg had been hurt when it began,
+    /// Pass over all rows: the member that it is for, its missed generation when the pass began,
     /// the next row, and whether anything was found.
     round: Option<EcRepairPass>,
     /// Group that is looked at next for spent rows, from the last one downwards.
@@ -40,8 +40,8 @@ struct EcRepairPass {
 }
 
 impl EcMaintenance {
-    /// Creates the care of a lane, with at most `most` pieces under way; `batch` pages are moved
-    /// together.
+    /// Creates the maintenance of a lane, with at most `most` splits under way; `batch` pages are
+    /// moved together.
     pub(super) fn new(most: usize, batch: usize) -> EcMaintenance {
         EcMaintenance {
             most,
@@ -54,7 +54,7 @@ impl EcMaintenance {
         }
     }
 
-    /// Starts nothing more; care that is under way ends.
+    /// Starts nothing more; maintenance that is under way ends.
     pub(super) fn give_up(&mut self) {
         self.rests_until = u64::MAX;
     }
@@ -69,196 +69,202 @@ impl EcMaintenance {
 }
 
 impl EcLane {
-    /// Begins the next task of care, if there is one.
+    /// Begins the next maintenance task, if there is one.
     pub(super) fn begin_maintenance(&mut self) {
-        let Some(mut care) = self.maintenance.take() else { return };
-        let is_resting = care.rests_until > 0 && now_ns() < care.rests_until;
-        if !is_resting && self.free_splits.len() > PIECES / 2 && self.free_requests.len() > 16 * MemberSet::MAX {
-            let mend = self.begin(&mut care);
-            self.maintenance = Some(care);
-            if let Some(piece) = mend {
-                self.repair_rows(piece);
+        let Some(mut maintenance) = self.maintenance.take() else { return };
+        let is_resting = maintenance.rests_until > 0 && now_ns() < maintenance.rests_until;
+        if !is_resting && self.free_splits.len() > SPLITS / 2 && self.free_requests.len() > 16 * MemberSet::MAX {
+            let repair = self.begin(&mut maintenance);
+            self.maintenance = Some(maintenance);
+            if let Some(split) = repair {
+                self.repair_rows(split);
             }
             return;
         }
-        self.maintenance = Some(care);
+        self.maintenance = Some(maintenance);
     }
 
-    /// Begins a trim or a move, or returns a piece to mend, which the caller begins.
-    fn begin(&mut self, care: &mut EcMaintenance) -> Option<EcSplit> {
-        let to_heal = self.table.repairable().intersection(self.usable());
+    /// Begins a trim or a move, or returns a split to repair, which the caller begins.
+    fn begin(&mut self, maintenance: &mut EcMaintenance) -> Option<EcSplit> {
+        let to_repair = self.table.repairable().intersection(self.usable());
         let (is_trim, data) = (self.table.index.has_too_many_spent(), self.table.code.data());
         let is_sparse = self.table.index.is_sparse(data as u64);
-        if to_heal.is_empty() && !is_trim && !is_sparse {
+        if to_repair.is_empty() && !is_trim && !is_sparse {
             return None;
         }
-        let is_care = |piece: &&EcSplit| matches!(piece.kind, EcSplitKind::Repair { .. } | EcSplitKind::Trim);
-        if self.splits.iter().flatten().filter(is_care).count() >= care.most {
+        let is_maintenance = |split: &&EcSplit| matches!(split.kind, EcSplitKind::Repair { .. } | EcSplitKind::Trim);
+        if self.splits.iter().flatten().filter(is_maintenance).count() >= maintenance.most {
             return None;
         }
-        if !to_heal.is_empty() {
-            return self.find_to_repair(care, to_heal);
+        if !to_repair.is_empty() {
+            return self.find_to_repair(maintenance, to_repair);
         }
         if is_trim {
-            self.begin_trim(care);
+            self.begin_trim(maintenance);
         } else if self.operations[Self::MOVER].is_none() {
-            self.begin_move(care);
+            self.begin_move(maintenance);
         }
         None
     }
 
-    /// Looks at some rows for one of which a leg lacks its part. A round over all rows is for one
-    /// leg; the leg is healed when the round finds nothing.
-    fn find_to_repair(&self, care: &mut EcMaintenance, to_heal: MemberSet) -> Option<EcSplit> {
+    /// Looks at some rows for one of which a member lacks its part. A round over all rows is for
+    /// one member; the member is repaired when the round finds nothing.
+    fn find_to_repair(&self, maintenance: &mut EcMaintenance, to_repair: MemberSet) -> Option<EcSplit> {
         let table = &self.table;
-        let round = care.round.get_or_insert_with(|| {
-            let leg = to_heal.iter().next().unwrap_or(0);
-            EcRepairPass { member: leg, missed_generation: table.missed_generation(leg), next: 0, is_clean: true }
+        let round = maintenance.round.get_or_insert_with(|| {
+            let member = to_repair.iter().next().unwrap_or(0);
+            EcRepairPass { member, missed_generation: table.missed_generation(member), next: 0, is_clean: true }
         });
-        let (leg, end) = (round.member, table.index.rows_end());
+        let (member, end) = (round.member, table.index.rows_end());
         for _ in 0..LOOK {
-            if round.next >= end || !to_heal.has(leg) {
-                if round.is_clean && to_heal.has(leg) {
-                    table.set_repaired(leg, round.missed_generation);
+            if round.next >= end || !to_repair.has(member) {
+                if round.is_clean && to_repair.has(member) {
+                    table.set_repaired(member, round.missed_generation);
                 }
-                care.round = None;
+                maintenance.round = None;
                 return None;
             }
             let row = round.next;
             round.next += 1;
             let word = table.index.word(row);
-            if !word.is_closed() || word.live() == 0 || word.have().has(leg) {
+            if !word.is_closed() || word.live() == 0 || word.have().has(member) {
                 continue;
             }
             round.is_clean = false;
-            if table.is_lagging(leg) || !table.index.claim_repair(row, leg) {
+            if table.is_lagging(member) || !table.index.claim_repair(row, member) {
                 continue;
             }
             // Most of the time the neighbours of the row lack the same part.
-            let mut piece = EcSplit::new(EcSplitKind::Repair { member: leg }, row, 1, now_ns());
+            let mut split = EcSplit::new(EcSplitKind::Repair { member }, row, 1, now_ns());
             let word = table.index.word(row);
-            (piece.present, piece.have) = (word.present(), word.have());
-            while piece.rows < ROWS as u64 && !(row + piece.rows).is_multiple_of(GROUP) && row + piece.rows < end {
-                let next = table.index.word(row + piece.rows);
-                let is_alike = next.is_closed() && (next.present(), next.have()) == (piece.present, piece.have);
-                if !is_alike || !table.index.claim_repair(row + piece.rows, leg) {
+            (split.present, split.have) = (word.present(), word.have());
+            while split.rows < ROWS as u64 && !(row + split.rows).is_multiple_of(GROUP) && row + split.rows < end {
+                let next = table.index.word(row + split.rows);
+                let is_alike = next.is_closed() && (next.present(), next.have()) == (split.present, split.have);
+                if !is_alike || !table.index.claim_repair(row + split.rows, member) {
                     break;
                 }
-                piece.rows += 1;
+                split.rows += 1;
             }
-            round.next = row + piece.rows;
-            return Some(piece);
+            round.next = row + split.rows;
+            return Some(split);
         }
         None
     }
 
-    fn repair_rows(&mut self, mut piece: EcSplit) {
-        let EcSplitKind::Repair { member: leg } = piece.kind else { return };
-        let Some(part) = self.table.part_of(piece.first, leg) else {
-            // The leg has lost its seat.
-            return self.finish_repair(&piece, leg, false);
+    fn repair_rows(&mut self, mut split: EcSplit) {
+        let EcSplitKind::Repair { member } = split.kind else { return };
+        let Some(part) = self.table.part_of(split.first, member) else {
+            // The member has lost its shard.
+            return self.finish_repair(&split, member, false);
         };
-        if part < self.table.code.data() && piece.present & 1 << part == 0 {
+        if part < self.table.code.data() && split.present & 1 << part == 0 {
             // The part is zeros by definition.
-            return self.finish_repair(&piece, leg, true);
+            return self.finish_repair(&split, member, true);
         }
-        piece.part = part;
-        let index = self.add_split(piece);
+        split.part = part;
+        let index = self.add_split(split);
         self.widen(index);
     }
 
-    fn finish_repair(&self, piece: &EcSplit, leg: usize, mended: bool) {
-        (piece.first..piece.first + piece.rows).for_each(|row| self.table.index.finish_repair(row, leg, mended));
+    fn finish_repair(&self, split: &EcSplit, member: usize, repaired: bool) {
+        (split.first..split.first + split.rows).for_each(|row| self.table.index.finish_repair(row, member, repaired));
     }
 
-    /// Checks whether the part that a leg gave for a mend is what was written. If it is not, the
-    /// leg is not asked again, and others are.
-    pub(super) fn is_as_written(&mut self, index: usize, leg: usize) -> bool {
-        let (table, Some(piece)) = (&self.table, &mut self.splits[index]) else { return true };
-        let (Some(part), Some(buffer)) = (table.part_of(piece.first, leg), &piece.buffers[leg]) else { return true };
+    /// Checks whether the part that a member gave for a repair is what was written. If it is not,
+    /// the member is not asked again, and others are.
+    pub(super) fn is_as_written(&mut self, index: usize, member: usize) -> bool {
+        let (table, Some(split)) = (&self.table, &mut self.splits[index]) else { return true };
+        let (Some(part), Some(buffer)) = (table.part_of(split.first, member), &split.buffers[member]) else {
+            return true;
+        };
         let is_other =
-            |row: &usize| table.index.is_digest(piece.first + *row as u64, part, buffer.sums()[*row]) == Some(false);
-        let Some(row) = (0..piece.rows as usize).find(is_other) else { return true };
-        let page = PageId(piece.first + row as u64);
-        piece.got = piece.got.difference(MemberSet::one(leg));
-        piece.fail(leg, PoolError::Corrupt { page, server: table.server(leg) });
-        let buffer = piece.buffers[leg].take();
-        self.give_buffer(leg, buffer);
+            |row: &usize| table.index.is_digest(split.first + *row as u64, part, buffer.sums()[*row]) == Some(false);
+        let Some(row) = (0..split.rows as usize).find(is_other) else { return true };
+        let page = PageId(split.first + row as u64);
+        split.got = split.got.difference(MemberSet::one(member));
+        split.fail(member, PoolError::Corrupt { page, server: table.server(member) });
+        let buffer = split.buffers[member].take();
+        self.give_buffer(member, buffer);
         false
     }
 
-    /// Ends a mend: the leg has its part, or could not be given it.
+    /// Ends a repair: the member has its part, or could not be given it.
     pub(super) fn end_repair(&mut self, index: usize, result: Result<(), PoolError>) {
-        let Some(piece) = self.take_split(index, false) else { return };
-        let EcSplitKind::Repair { member: leg } = piece.kind else { return };
-        if piece.indeterminate.has(leg) && !self.table.failed().has(leg) {
+        let Some(split) = self.take_split(index, false) else { return };
+        let EcSplitKind::Repair { member } = split.kind else { return };
+        if split.indeterminate.has(member) && !self.table.failed().has(member) {
             // The write may still arrive.
-            self.table.note_indeterminate(leg);
+            self.table.note_indeterminate(member);
         }
-        self.finish_repair(&piece, leg, result.is_ok());
+        self.finish_repair(&split, member, result.is_ok());
         if result.is_ok() {
-            self.table.restored(piece.rows);
+            self.table.restored(split.rows);
         }
-        for wrong in piece.wrong.difference(MemberSet::one(leg)).iter() {
-            self.table.suspect(piece.first, piece.rows, wrong);
+        for wrong in split.wrong.difference(MemberSet::one(member)).iter() {
+            self.table.suspect(split.first, split.rows, wrong);
         }
-        if let (Err(_), Some(care)) = (result, &mut self.maintenance) {
-            care.rest();
+        if let (Err(_), Some(maintenance)) = (result, &mut self.maintenance) {
+            maintenance.rest();
         }
     }
 
-    /// Notes legs as late that do not store or discard in time. Nobody waits for them, and the rows
-    /// stay claimed until they have answered.
+    /// Marks members as lagging that do not store or discard in time. Nobody waits for them, and
+    /// the rows stay claimed until they have answered.
     pub(super) fn maintenance_is_slow(&mut self, index: usize, now: u64) {
-        let Some(piece) = &mut self.splits[index] else { return };
-        piece.lagging = match piece.kind {
-            EcSplitKind::Repair { member: leg } => MemberSet::one(leg),
-            _ => piece.under_way(),
+        let Some(split) = &mut self.splits[index] else { return };
+        split.lagging = match split.kind {
+            EcSplitKind::Repair { member } => MemberSet::one(member),
+            _ => split.under_way(),
         };
-        let give_up_at = now.saturating_add(CARE_DEADLINE.as_nanos() as u64);
-        piece.lagging.iter().for_each(|leg| self.table.mark_lagging(leg, give_up_at));
+        let give_up_at = now.saturating_add(MAINTENANCE_DEADLINE.as_nanos() as u64);
+        split.lagging.iter().for_each(|member| self.table.mark_lagging(member, give_up_at));
     }
 
-    /// Discards spent rows at all legs.
-    fn begin_trim(&mut self, care: &mut EcMaintenance) {
+    /// Discards spent rows at all members.
+    fn begin_trim(&mut self, maintenance: &mut EcMaintenance) {
         let last = (self.table.index.rows_end() / GROUP).min(self.table.index.rows / GROUP - 1);
-        if care.trims_from == 0 || care.trims_from > last {
-            care.trims_from = last;
+        if maintenance.trims_from == 0 || maintenance.trims_from > last {
+            maintenance.trims_from = last;
         }
-        let (claimed, group) = self.table.index.claim_spent(care.trims_from);
-        care.trims_from = group;
-        let Some((first, rows)) = claimed else { return care.rest() };
+        let (claimed, group) = self.table.index.claim_spent(maintenance.trims_from);
+        maintenance.trims_from = group;
+        let Some((first, rows)) = claimed else { return maintenance.rest() };
         let usable = self.usable();
-        let piece = self.add_split(EcSplit::new(EcSplitKind::Trim, first, rows, now_ns()));
-        self.set_alarm(piece, now_ns().saturating_add(CARE_DEADLINE.as_nanos() as u64));
-        for leg in usable.iter() {
-            self.send(piece, leg, Op::Discard { page: PageId(first), count: rows });
+        let split = self.add_split(EcSplit::new(EcSplitKind::Trim, first, rows, now_ns()));
+        self.set_alarm(split, now_ns().saturating_add(MAINTENANCE_DEADLINE.as_nanos() as u64));
+        for member in usable.iter() {
+            self.send(split, member, Op::Discard { page: PageId(first), count: rows });
         }
         if usable.is_empty() {
-            self.on_trim_reply(piece);
+            self.on_trim_reply(split);
         }
     }
 
     pub(super) fn on_trim_reply(&mut self, index: usize) {
-        if !self.splits[index].as_ref().is_some_and(|piece| piece.under_way().is_empty()) {
+        if !self.splits[index].as_ref().is_some_and(|split| split.under_way().is_empty()) {
             return;
         }
-        let Some(piece) = self.take_split(index, false) else { return };
+        let Some(split) = self.take_split(index, false) else { return };
         // A discard that was not answered may still arrive, on top of newer bytes.
-        piece.indeterminate.difference(self.table.failed()).iter().for_each(|leg| self.table.note_indeterminate(leg));
-        let is_clean = piece.failed.is_empty();
-        self.table.index.unclaim(piece.first, piece.rows, is_clean);
-        if let (false, Some(care)) = (is_clean, &mut self.maintenance) {
-            care.rest();
+        split
+            .indeterminate
+            .difference(self.table.failed())
+            .iter()
+            .for_each(|member| self.table.note_indeterminate(member));
+        let is_clean = split.failed.is_empty();
+        self.table.index.unclaim(split.first, split.rows, is_clean);
+        if let (false, Some(maintenance)) = (is_clean, &mut self.maintenance) {
+            maintenance.rest();
         }
     }
 
     /// Looks at some pages, in order, for those that lie in sparse rows. Pages that are neighbours
-    /// in the region shall be neighbours at the legs.
-    fn begin_move(&mut self, care: &mut EcMaintenance) {
+    /// in the region shall be neighbours at the members.
+    fn begin_move(&mut self, maintenance: &mut EcMaintenance) {
         let (index, data) = (&self.table.index, self.table.code.data() as u32);
         let batch = ROWS * data as usize;
-        let (mut page, mut is_round) = (care.moves_from, false);
+        let (mut page, mut is_round) = (maintenance.moves_from, false);
         for _ in 0..LOOK {
             page = index.next_written(page);
             if page >= index.pages {
@@ -269,26 +275,26 @@ impl EcLane {
             if version != Version::ZEROS {
                 let live = index.word(version.row()).live().count_ones();
                 if live < data && live * SPARSE.1 <= data * SPARSE.0 {
-                    care.moves.push((page, version));
+                    maintenance.moves.push((page, version));
                 }
             }
             page += 1;
-            if care.moves.len() == batch {
+            if maintenance.moves.len() == batch {
                 break;
             }
         }
-        care.moves_from = page;
-        let is_enough = care.moves.len() == batch || is_round && !care.moves.is_empty();
+        maintenance.moves_from = page;
+        let is_enough = maintenance.moves.len() == batch || is_round && !maintenance.moves.is_empty();
         if !is_enough {
             return;
         }
-        let Some(mut buffer) = care.buffer.take() else { return };
-        let count = care.moves.len() as u64;
+        let Some(mut buffer) = maintenance.buffer.take() else { return };
+        let count = maintenance.moves.len() as u64;
         buffer.set_pages(count as usize);
         self.operations[Self::MOVER] = Some(EcOperation {
             tag: 0,
             priority: Priority::Background,
-            deadline: CARE_DEADLINE,
+            deadline: MAINTENANCE_DEADLINE,
             started_at: now_ns(),
             kind: EcOperationKind::Gather,
             page: 0,
@@ -304,23 +310,24 @@ impl EcLane {
     }
 
     /// Goes on when all pages are read, and ends the move when all are written again.
-    pub(super) fn end_mover(&mut self, parent: EcOperation) {
-        let Some(care) = &mut self.maintenance else { return };
-        if parent.kind == EcOperationKind::Gather && parent.result.is_ok() && care.rests_until != u64::MAX {
-            let parent = EcOperation {
+    pub(super) fn end_mover(&mut self, operation: EcOperation) {
+        let Some(maintenance) = &mut self.maintenance else { return };
+        if operation.kind == EcOperationKind::Gather && operation.result.is_ok() && maintenance.rests_until != u64::MAX
+        {
+            let operation = EcOperation {
                 kind: EcOperationKind::Move,
                 split_pages: 0,
-                left: parent.count,
+                left: operation.count,
                 started_at: now_ns(),
-                ..parent
+                ..operation
             };
-            self.operations[Self::MOVER] = Some(parent);
+            self.operations[Self::MOVER] = Some(operation);
             return self.queued.push_back(Self::MOVER);
         }
-        if parent.result.is_err() {
-            care.rest();
+        if operation.result.is_err() {
+            maintenance.rest();
         }
-        care.buffer = parent.buffer;
-        care.moves.clear();
+        maintenance.buffer = operation.buffer;
+        maintenance.moves.clear();
     }
 }

@@ -1,21 +1,21 @@
-//! Reads: a page comes from the leg that has it, or is made from as many others of its row as there
-//! are data pages.
+//! Reads: a page comes from the member that has it, or is made from as many others of its row as
+//! there are data pages.
 
 use super::index::{GROUP, Version};
-use super::lane::{CARE_DEADLINE, EcLane};
+use super::lane::{EcLane, MAINTENANCE_DEADLINE};
 use super::splits::{EcOperationKind, EcSplit, EcSplitKind, ROWS};
 use super::writes::seal;
-use crate::backend::OpKind as Asked;
+use crate::backend::OpKind;
 use crate::members::HEDGE_MIN;
 use crate::{Op, PoolError};
 use farfield_core::gf256::{self, PARTS_MAX, Weights};
 use farfield_core::{MemberSet, PageId};
 use farfield_os::process::now_ns;
 
-/// Period, in reads, after which a slow leg is asked all the same, because it may have become
+/// Period, in reads, after which a slow member is asked all the same, because it may have become
 /// faster.
 const PROBE_EVERY: u64 = 256;
-/// Factor over the latency of the fastest leg from which on a leg counts as slow.
+/// Factor over the latency of the fastest member from which on a member counts as slow.
 const SLOW_TIMES: u64 = 8;
 
 /// Outcome of reading one page.
@@ -27,10 +27,10 @@ enum PageReadOutcome {
 }
 
 impl EcLane {
-    /// Returns the page at `offset` of a parent.
-    fn page_of(&self, parent: usize, offset: u64) -> u64 {
-        match (&self.maintenance, &self.operations[parent]) {
-            (Some(care), _) if parent == Self::MOVER => care.moves[offset as usize].0,
+    /// Returns the page at `offset` of an operation.
+    fn page_of(&self, operation: usize, offset: u64) -> u64 {
+        match (&self.maintenance, &self.operations[operation]) {
+            (Some(maintenance), _) if operation == Self::MOVER => maintenance.moves[offset as usize].0,
             (_, Some(known)) => known.page + offset,
             (_, None) => 0,
         }
@@ -38,7 +38,7 @@ impl EcLane {
 
     /// Sends the next of `left` pages out together. Returns how many; `None` if there is no room
     /// for them now.
-    pub(super) fn split_read(&mut self, parent: usize, offset: u64, left: u64) -> Option<u64> {
+    pub(super) fn split_read(&mut self, operation: usize, offset: u64, left: u64) -> Option<u64> {
         if !self.has_room() {
             return None;
         }
@@ -47,17 +47,17 @@ impl EcLane {
             if self.members.has_new_lanes() {
                 return None;
             }
-            self.end_pages(parent, left, Err(self.table.gone()));
+            self.end_pages(operation, left, Err(self.table.gone()));
             return Some(left);
         }
         let index = &self.table.index;
-        let version = index.version(self.page_of(parent, offset));
+        let version = index.version(self.page_of(operation, offset));
         if version == Version::ZEROS {
-            if let Some(buffer) = self.operations[parent].as_mut().and_then(|known| known.buffer.as_mut()) {
+            if let Some(buffer) = self.operations[operation].as_mut().and_then(|known| known.buffer.as_mut()) {
                 buffer.page_mut(offset as usize).fill(0);
                 buffer.sums_mut()[offset as usize] = self.zero_sum;
             }
-            self.end_pages(parent, 1, Ok(()));
+            self.end_pages(operation, 1, Ok(()));
             return Some(1);
         }
         let (row, part) = (version.row(), version.part());
@@ -66,146 +66,151 @@ impl EcLane {
             // The page lies elsewhere by now.
             return Some(0);
         }
-        let mut piece = EcSplit::new(EcSplitKind::Read { operation: parent, offset }, row, 1, now_ns());
-        (piece.part, piece.present, piece.have, piece.versions[0]) = (part, word.present(), word.have(), version);
+        let mut split = EcSplit::new(EcSplitKind::Read { operation, offset }, row, 1, now_ns());
+        (split.part, split.present, split.have, split.versions[0]) = (part, word.present(), word.have(), version);
         let most = left.min(ROWS as u64).min(GROUP - row % GROUP);
-        while piece.rows < most {
-            let next = index.version(self.page_of(parent, offset + piece.rows));
-            let is_behind = next != Version::ZEROS && next.row() == row + piece.rows && next.part() == part;
+        while split.rows < most {
+            let next = index.version(self.page_of(operation, offset + split.rows));
+            let is_behind = next != Version::ZEROS && next.row() == row + split.rows && next.part() == part;
             if !is_behind {
                 break;
             }
             let word = index.word(next.row());
-            if !word.is_closed() || (word.present(), word.have()) != (piece.present, piece.have) {
+            if !word.is_closed() || (word.present(), word.have()) != (split.present, split.have) {
                 break;
             }
-            piece.versions[piece.rows as usize] = next;
-            piece.rows += 1;
+            split.versions[split.rows as usize] = next;
+            split.rows += 1;
         }
-        let (leg, rows) = (self.table.member_of(row, part), piece.rows);
-        let is_probe = self.is_slow(leg, usable) && {
+        let (member, rows) = (self.table.member_of(row, part), split.rows);
+        let is_probe = self.is_slow(member, usable) && {
             self.slow_reads += 1;
             self.slow_reads.is_multiple_of(PROBE_EVERY)
         };
-        if !piece.have.has(leg) || !usable.has(leg) || self.is_slow(leg, usable) && !is_probe {
-            let piece = self.add_split(piece);
-            self.widen(piece);
+        if !split.have.has(member) || !usable.has(member) || self.is_slow(member, usable) && !is_probe {
+            let split = self.add_split(split);
+            self.widen(split);
             return Some(rows);
         }
-        let lane = self.members[leg].as_mut().filter(|lane| lane.has_buffer_for_read(rows))?;
-        let (buffer, patience) =
+        let lane = self.members[member].as_mut().filter(|lane| lane.has_buffer_for_read(rows))?;
+        let (buffer, hedge_after) =
             (lane.take_buffer(rows)?, if is_probe { HEDGE_MIN.as_nanos() as u64 } else { lane.hedge_after() });
-        let (page, alarm_at) = (PageId(row), piece.started_at.saturating_add(patience));
-        let op = match self.operations[parent].as_ref().map(|known| known.kind) {
+        let (page, alarm_at) = (PageId(row), split.started_at.saturating_add(hedge_after));
+        let op = match self.operations[operation].as_ref().map(|known| known.kind) {
             Some(EcOperationKind::Caller(asked)) => asked.read(page, buffer),
             _ => Op::Read { page, buffer },
         };
-        piece.direct = Some(leg);
-        let piece = self.add_split(piece);
-        self.send(piece, leg, op);
-        self.set_alarm(piece, alarm_at);
+        split.direct = Some(member);
+        let split = self.add_split(split);
+        self.send(split, member, op);
+        self.set_alarm(split, alarm_at);
         Some(rows)
     }
 
-    fn is_slow(&self, leg: usize, usable: MemberSet) -> bool {
-        let latency = |leg: usize| self.members[leg].as_ref().map_or(0, |known| known.latency_ns);
-        let own = latency(leg);
+    fn is_slow(&self, member: usize, usable: MemberSet) -> bool {
+        let latency = |member: usize| self.members[member].as_ref().map_or(0, |known| known.latency_ns);
+        let own = latency(member);
         let least = || usable.iter().map(latency).filter(|ns| *ns > 0).min().unwrap_or(0);
         own > HEDGE_MIN.as_nanos() as u64 && own / SLOW_TIMES > least()
     }
 
-    /// Returns the legs with a part of the piece's rows that helps to make the wanted one, and how
-    /// many of those it takes.
-    fn sources(&self, piece: &EcSplit) -> (MemberSet, usize) {
+    /// Returns the members with a part of the split's rows that helps to make the wanted one, and
+    /// how many of those it takes.
+    fn sources(&self, split: &EcSplit) -> (MemberSet, usize) {
         let code = self.table.code;
-        let is_zero = |part: usize| part < code.data() && piece.present & 1 << part == 0;
-        let helps = |leg: &usize| self.table.part_of(piece.first, *leg).is_some_and(|part| !is_zero(part));
-        let needed = piece.present.count_ones() as usize;
-        let of = |legs: MemberSet| -> MemberSet {
-            let may = piece.have.intersection(legs).difference(piece.failed);
+        let is_zero = |part: usize| part < code.data() && split.present & 1 << part == 0;
+        let helps = |member: &usize| self.table.part_of(split.first, *member).is_some_and(|part| !is_zero(part));
+        let needed = split.present.count_ones() as usize;
+        let of = |members: MemberSet| -> MemberSet {
+            let may = split.have.intersection(members).difference(split.failed);
             may.iter().filter(helps).collect()
         };
         let sources = of(self.usable());
-        // Late legs are better than none. Legs that were asked already may stay silent.
-        let is_enough = sources.difference(piece.under_way()).union(sources.intersection(piece.got)).count() >= needed;
-        (if is_enough && !piece.is_wide { sources } else { of(self.connected_members()) }, needed)
+        // Lagging members are better than none. Members that were asked already may stay silent.
+        let is_enough = sources.difference(split.under_way()).union(sources.intersection(split.got)).count() >= needed;
+        (if is_enough && !split.is_wide { sources } else { of(self.connected_members()) }, needed)
     }
 
     /// Reads several parts, to make the one that is wanted. That begins when there are buffers for
-    /// all of them, so that pieces do not wait for each other.
+    /// all of them, so that splits do not wait for each other.
     pub(super) fn widen(&mut self, index: usize) {
-        let Some(piece) = &self.splits[index] else { return };
-        if piece.is_wide || self.starved.contains(&index) {
+        let Some(split) = &self.splits[index] else { return };
+        if split.is_wide || self.starved.contains(&index) {
             return;
         }
-        let (all, needed) = self.sources(piece);
-        let (sources, rows) = (all.difference(piece.under_way()).difference(piece.got), piece.rows);
+        let (all, needed) = self.sources(split);
+        let (sources, rows) = (all.difference(split.under_way()).difference(split.got), split.rows);
         if sources.count() < needed {
-            if piece.under_way().is_empty() {
+            if split.under_way().is_empty() {
                 self.end_read_badly(index);
             }
             return;
         }
-        let has_buffer = |leg: &usize| self.members[*leg].as_ref().is_some_and(|lane| lane.has_buffer_for_read(rows));
+        let has_buffer =
+            |member: &usize| self.members[*member].as_ref().is_some_and(|lane| lane.has_buffer_for_read(rows));
         let with_room: MemberSet = sources.iter().filter(has_buffer).collect();
-        let mended = match piece.kind {
-            EcSplitKind::Repair { member: leg } => Some(leg),
+        let repaired = match split.kind {
+            EcSplitKind::Repair { member } => Some(member),
             _ => None,
         };
-        let is_ready = mended.is_none_or(|leg| self.members[leg].as_ref().is_some_and(|lane| lane.has_buffer(rows)));
+        let is_ready =
+            repaired.is_none_or(|member| self.members[member].as_ref().is_some_and(|lane| lane.has_buffer(rows)));
         if with_room.count() < needed || !is_ready || self.free_requests.len() < MemberSet::MAX {
             self.starved.push_back(index);
-            // The piece does not wait beyond its deadline.
-            if let EcSplitKind::Read { operation: parent, .. } = piece.kind
-                && piece.under_way().is_empty()
-                && let Some(ends_at) = self.operations[parent].as_ref().map(|parent| parent.ends_at())
+            // The split does not wait beyond its deadline.
+            if let EcSplitKind::Read { operation, .. } = split.kind
+                && split.under_way().is_empty()
+                && let Some(ends_at) = self.operations[operation].as_ref().map(|operation| operation.ends_at())
             {
                 self.set_alarm(index, ends_at);
             }
             return;
         }
-        for leg in with_room.iter().chain(mended) {
-            let buffer = self.members[leg].as_mut().and_then(|lane| lane.take_buffer(rows));
-            if let Some(piece) = &mut self.splits[index] {
-                piece.buffers[leg] = buffer;
+        for member in with_room.iter().chain(repaired) {
+            let buffer = self.members[member].as_mut().and_then(|lane| lane.take_buffer(rows));
+            if let Some(split) = &mut self.splits[index] {
+                split.buffers[member] = buffer;
             }
         }
-        if let Some(piece) = &mut self.splits[index] {
-            piece.is_wide = true;
+        if let Some(split) = &mut self.splits[index] {
+            split.is_wide = true;
         }
         self.ask(index, needed);
     }
 
-    /// Asks `count` more legs, the fastest of those that have not been asked.
+    /// Asks `count` more members, the fastest of those that have not been asked.
     fn ask(&mut self, index: usize, count: usize) {
         let now = now_ns();
         for _ in 0..count {
-            let Some(piece) = &self.splits[index] else { return };
-            let asked = piece.got.union(piece.failed).union(piece.under_way());
-            let is_open = |leg: &usize| piece.have.has(*leg) && !asked.has(*leg) && piece.buffers[*leg].is_some();
-            let latency = |leg: &usize| self.members[*leg].as_ref().map_or(u64::MAX, |lane| lane.latency_ns);
+            let Some(split) = &self.splits[index] else { return };
+            let asked = split.got.union(split.failed).union(split.under_way());
+            let is_open =
+                |member: &usize| split.have.has(*member) && !asked.has(*member) && split.buffers[*member].is_some();
+            let latency = |member: &usize| self.members[*member].as_ref().map_or(u64::MAX, |lane| lane.latency_ns);
             let usable = self.usable();
-            // Late legs come last.
-            let order = |leg: &usize| (!usable.has(*leg), latency(leg));
-            let Some(leg) = self.connected_members().iter().filter(is_open).min_by_key(order) else { break };
-            let page = PageId(piece.first);
-            let Some(buffer) = self.splits[index].as_mut().and_then(|piece| piece.buffers[leg].take()) else { break };
-            self.send(index, leg, Op::Read { page, buffer });
-            let patience = self.members[leg].as_ref().map_or(0, |lane| lane.hedge_after());
-            self.set_alarm(index, now.saturating_add(patience));
+            // Lagging members come last.
+            let order = |member: &usize| (!usable.has(*member), latency(member));
+            let Some(member) = self.connected_members().iter().filter(is_open).min_by_key(order) else { break };
+            let page = PageId(split.first);
+            let Some(buffer) = self.splits[index].as_mut().and_then(|split| split.buffers[member].take()) else {
+                break;
+            };
+            self.send(index, member, Op::Read { page, buffer });
+            let hedge_after = self.members[member].as_ref().map_or(0, |lane| lane.hedge_after());
+            self.set_alarm(index, now.saturating_add(hedge_after));
         }
     }
 
-    /// Asks more legs for a read that takes longer than usual (hedged read).
+    /// Asks more members for a read that takes longer than usual (hedged read).
     pub(super) fn read_is_slow(&mut self, index: usize) {
         match &self.splits[index] {
-            Some(piece) if piece.is_wide => {
-                let before = piece.under_way();
+            Some(split) if split.is_wide => {
+                let before = split.under_way();
                 self.ask(index, PARTS_MAX);
-                let Some(piece) = &self.splits[index] else { return };
-                let unasked = self.sources(piece).0.difference(piece.got).difference(piece.under_way());
-                if piece.under_way() == before && !unasked.is_empty() {
-                    // The legs that could answer had no free buffers.
+                let Some(split) = &self.splits[index] else { return };
+                let unasked = self.sources(split).0.difference(split.got).difference(split.under_way());
+                if split.under_way() == before && !unasked.is_empty() {
+                    // The members that could answer had no free buffers.
                     self.note_slow(index);
                     self.restart_read(index);
                 }
@@ -215,12 +220,12 @@ impl EcLane {
         }
     }
 
-    /// Notes as slow the legs that have not answered for longer than usual.
+    /// Notes as slow the members that have not answered for longer than usual.
     fn note_slow(&mut self, index: usize) {
-        let (Some(piece), now) = (&self.splits[index], now_ns()) else { return };
-        for slow in piece.under_way().iter() {
+        let (Some(split), now) = (&self.splits[index], now_ns()) else { return };
+        for slow in split.under_way().iter() {
             let asked_at =
-                piece.requests[slow].and_then(|errand| Some(self.requests[errand as usize].as_ref()?.started_at));
+                split.requests[slow].and_then(|request| Some(self.requests[request as usize].as_ref()?.started_at));
             if let (Some(lane), Some(asked_at)) = (&mut self.members[slow], asked_at) {
                 let passed = now.saturating_sub(asked_at);
                 if passed >= lane.hedge_after() {
@@ -231,26 +236,26 @@ impl EcLane {
         }
     }
 
-    pub(super) fn on_read_reply(&mut self, index: usize, leg: usize, is_answer: bool, started_at: u64) {
+    pub(super) fn on_read_reply(&mut self, index: usize, member: usize, is_answer: bool, started_at: u64) {
         let now = now_ns();
-        if let Some(lane) = self.members[leg].as_mut().filter(|_| is_answer) {
+        if let Some(lane) = self.members[member].as_mut().filter(|_| is_answer) {
             lane.took(now.saturating_sub(started_at));
         }
-        let Some(piece) = &self.splits[index] else { return };
-        let is_whole = piece.part < PARTS_MAX && self.table.part_of(piece.first, leg) == Some(piece.part);
-        if is_answer && is_whole && matches!(piece.kind, EcSplitKind::Read { .. }) && self.deliver(index, leg) {
+        let Some(split) = &self.splits[index] else { return };
+        let is_whole = split.part < PARTS_MAX && self.table.part_of(split.first, member) == Some(split.part);
+        if is_answer && is_whole && matches!(split.kind, EcSplitKind::Read { .. }) && self.deliver(index, member) {
             return;
         }
-        let Some(piece) = &self.splits[index] else { return };
-        if !piece.is_wide {
-            // A leg has failed, or has given other bytes than those that were written.
+        let Some(split) = &self.splits[index] else { return };
+        if !split.is_wide {
+            // A member has failed, or has given other bytes than those that were written.
             if !self.starved.contains(&index) {
                 self.widen(index);
             }
             return;
         }
-        let (sources, needed) = self.sources(piece);
-        let (got, coming) = (piece.got.intersection(sources), piece.under_way().intersection(sources));
+        let (sources, needed) = self.sources(split);
+        let (got, coming) = (split.got.intersection(sources), split.under_way().intersection(sources));
         if got.count() >= needed {
             return self.make(index, got);
         }
@@ -259,10 +264,10 @@ impl EcLane {
             return;
         }
         self.ask(index, lacking);
-        let Some(piece) = &self.splits[index] else { return };
-        if piece.got.union(piece.under_way()).intersection(sources).count() < needed {
+        let Some(split) = &self.splits[index] else { return };
+        if split.got.union(split.under_way()).intersection(sources).count() < needed {
             if sources.count() < needed {
-                if piece.under_way().is_empty() {
+                if split.under_way().is_empty() {
                     self.end_read_badly(index);
                 }
                 return;
@@ -271,22 +276,22 @@ impl EcLane {
         }
     }
 
-    /// Reads a piece from the beginning, because there were no buffers for the legs that must be
+    /// Reads a split from the beginning, because there were no buffers for the members that must be
     /// asked. So it keeps no buffers meanwhile.
     fn restart_read(&mut self, index: usize) {
         let Some(old) = &self.splits[index] else { return };
-        let mut piece = EcSplit::new(old.kind, old.first, old.rows, old.started_at);
-        (piece.part, piece.present, piece.have, piece.versions) = (old.part, old.present, old.have, old.versions);
-        (piece.failed, piece.wrong, piece.error) = (old.failed, old.wrong, old.error);
+        let mut split = EcSplit::new(old.kind, old.first, old.rows, old.started_at);
+        (split.part, split.present, split.have, split.versions) = (old.part, old.present, old.have, old.versions);
+        (split.failed, split.wrong, split.error) = (old.failed, old.wrong, old.error);
         self.take_split(index, false);
-        let index = self.add_split(piece);
+        let index = self.add_split(split);
         self.widen(index);
     }
 
-    fn read_outcome(&self, piece: &EcSplit, row: usize, sum: Option<u64>) -> PageReadOutcome {
-        let EcSplitKind::Read { operation: parent, offset } = piece.kind else { return PageReadOutcome::Right };
-        let version = piece.versions[row];
-        if self.table.index.version(self.page_of(parent, offset + row as u64)) != version {
+    fn read_outcome(&self, split: &EcSplit, row: usize, sum: Option<u64>) -> PageReadOutcome {
+        let EcSplitKind::Read { operation, offset } = split.kind else { return PageReadOutcome::Right };
+        let version = split.versions[row];
+        if self.table.index.version(self.page_of(operation, offset + row as u64)) != version {
             PageReadOutcome::Relocated
         } else if sum.is_some_and(|sum| !version.is_of(sum)) {
             PageReadOutcome::Wrong
@@ -295,34 +300,34 @@ impl EcLane {
         }
     }
 
-    /// Delivers the answer of the leg that has the pages. Returns `false` if that is not what was
-    /// written.
-    fn deliver(&mut self, index: usize, leg: usize) -> bool {
-        let Some(piece) = &self.splits[index] else { return true };
-        let (EcSplitKind::Read { operation: parent, offset }, Some(buffer)) = (piece.kind, &piece.buffers[leg]) else {
+    /// Delivers the answer of the member that has the pages. Returns `false` if that is not what
+    /// was written.
+    fn deliver(&mut self, index: usize, member: usize) -> bool {
+        let Some(split) = &self.splits[index] else { return true };
+        let (EcSplitKind::Read { operation, offset }, Some(buffer)) = (split.kind, &split.buffers[member]) else {
             return true;
         };
-        let kind = self.operations[parent].as_ref().map(|known| known.kind);
+        let kind = self.operations[operation].as_ref().map(|known| known.kind);
         let part = match kind {
-            Some(EcOperationKind::Caller(Asked::Part(part))) if piece.direct == Some(leg) => Some(part),
+            Some(EcOperationKind::Caller(OpKind::Part(part))) if split.direct == Some(member) => Some(part),
             _ => None,
         };
         // A part comes with the checksum of its page.
-        let rows = piece.rows as usize;
+        let rows = split.rows as usize;
         if (0..rows)
-            .any(|row| matches!(self.read_outcome(piece, row, Some(buffer.sums()[row])), PageReadOutcome::Wrong))
+            .any(|row| matches!(self.read_outcome(split, row, Some(buffer.sums()[row])), PageReadOutcome::Wrong))
         {
             let error =
-                PoolError::Corrupt { page: PageId(self.page_of(parent, offset)), server: self.table.server(leg) };
-            if let Some(piece) = &mut self.splits[index] {
-                piece.got = piece.got.difference(MemberSet::one(leg));
-                piece.fail(leg, error);
-                let buffer = piece.buffers[leg].take();
-                self.give_buffer(leg, buffer);
+                PoolError::Corrupt { page: PageId(self.page_of(operation, offset)), server: self.table.server(member) };
+            if let Some(split) = &mut self.splits[index] {
+                split.got = split.got.difference(MemberSet::one(member));
+                split.fail(member, error);
+                let buffer = split.buffers[member].take();
+                self.give_buffer(member, buffer);
             }
             return false;
         }
-        if let Some(target) = self.operations[parent].as_mut().and_then(|known| known.buffer.as_mut()) {
+        if let Some(target) = self.operations[operation].as_mut().and_then(|known| known.buffer.as_mut()) {
             for row in 0..rows {
                 let (to, range) = (offset as usize + row, part.map_or(0..buffer.page(row).len(), |part| part.range()));
                 target.page_mut(to)[range.clone()].copy_from_slice(&buffer.page(row)[range]);
@@ -333,86 +338,89 @@ impl EcLane {
         true
     }
 
-    /// Returns how to make the wanted part from the parts that these legs gave, if they are enough.
-    fn recipe(&self, piece: &EcSplit, got: MemberSet) -> Option<Recipe> {
+    /// Returns how to make the wanted part from the parts that these members gave, if they are
+    /// enough.
+    fn recipe(&self, split: &EcSplit, got: MemberSet) -> Option<Recipe> {
         let code = self.table.code;
-        let zeros = (0..code.data()).filter(|part| piece.present & 1 << part == 0);
+        let zeros = (0..code.data()).filter(|part| split.present & 1 << part == 0);
         let mut from = zeros.fold(0u16, |from, part| from | 1 << part);
-        let mut legs = [None; PARTS_MAX];
-        for leg in got.iter() {
-            if let Some(part) = self.table.part_of(piece.first, leg)
+        let mut members = [None; PARTS_MAX];
+        for member in got.iter() {
+            if let Some(part) = self.table.part_of(split.first, member)
                 && (from.count_ones() as usize) < code.data()
             {
-                legs[part] = Some(leg);
+                members[part] = Some(member);
                 from |= 1 << part;
             }
         }
         let is_enough = from.count_ones() as usize == code.data();
-        is_enough.then(|| Recipe { members: legs, weights: code.weights(from, piece.part) })
+        is_enough.then(|| Recipe { members, weights: code.weights(from, split.part) })
     }
 
     /// Makes the wanted part, now that enough others are there.
     fn make(&mut self, index: usize, got: MemberSet) {
-        let Some(piece) = &self.splits[index] else { return };
-        let Some(recipe) = self.recipe(piece, got) else {
-            // Seats have changed.
+        let Some(split) = &self.splits[index] else { return };
+        let Some(recipe) = self.recipe(split, got) else {
+            // Shards have moved to other members.
             return self.restart_read(index);
         };
-        let EcSplitKind::Repair { member: leg } = piece.kind else { return self.make_for_caller(index, got) };
-        let Some(piece) = &mut self.splits[index] else { return };
-        let Some(mut target) = piece.buffers[leg].take() else { return };
+        let EcSplitKind::Repair { member } = split.kind else { return self.make_for_caller(index, got) };
+        let Some(split) = &mut self.splits[index] else { return };
+        let Some(mut target) = split.buffers[member].take() else { return };
         let mut is_right = true;
-        for row in 0..piece.rows as usize {
-            recipe.make(piece, target.page_mut(row), row);
-            let (number, sum) = (piece.first + row as u64, seal(&mut target, row));
-            match self.table.index.is_digest(number, piece.part, sum) {
+        for row in 0..split.rows as usize {
+            recipe.make(split, target.page_mut(row), row);
+            let (number, sum) = (split.first + row as u64, seal(&mut target, row));
+            match self.table.index.is_digest(number, split.part, sum) {
                 Some(is_same) => is_right &= is_same,
-                None => self.table.index.set_digest(number, piece.part, Some(sum)),
+                None => self.table.index.set_digest(number, split.part, Some(sum)),
             }
         }
-        let page = PageId(piece.first);
-        piece.alarm_at = u64::MAX;
+        let page = PageId(split.first);
+        split.alarm_at = u64::MAX;
         if !is_right {
-            piece.buffers[leg] = Some(target);
-            return self.end_repair(index, Err(PoolError::Corrupt { page, server: self.table.server(leg) }));
+            split.buffers[member] = Some(target);
+            return self.end_repair(index, Err(PoolError::Corrupt { page, server: self.table.server(member) }));
         }
-        self.send(index, leg, Op::Write { page, buffer: target });
-        self.set_alarm(index, now_ns().saturating_add(CARE_DEADLINE.as_nanos() as u64));
+        self.send(index, member, Op::Write { page, buffer: target });
+        self.set_alarm(index, now_ns().saturating_add(MAINTENANCE_DEADLINE.as_nanos() as u64));
     }
 
     /// Makes the pages where the caller wants them. If they are not what was written, one of the
-    /// legs has given old bytes: each is left out in turn.
+    /// members has given old bytes: each is left out in turn.
     fn make_for_caller(&mut self, index: usize, got: MemberSet) {
-        let Some(piece) = &self.splits[index] else { return };
-        let needed = self.sources(piece).1;
+        let Some(split) = &self.splits[index] else { return };
+        let needed = self.sources(split).1;
         let one_less = got.iter().map(MemberSet::one).filter(|_| got.count() > needed);
         for without in core::iter::once(MemberSet(0)).chain(one_less) {
-            let Some(piece) = &self.splits[index] else { return };
-            let Some(recipe) = self.recipe(piece, got.difference(without)) else { continue };
-            let EcSplitKind::Read { operation: parent, offset } = piece.kind else { return };
-            let Some(target) = self.operations[parent].as_mut().and_then(|known| known.buffer.as_mut()) else { return };
+            let Some(split) = &self.splits[index] else { return };
+            let Some(recipe) = self.recipe(split, got.difference(without)) else { continue };
+            let EcSplitKind::Read { operation, offset } = split.kind else { return };
+            let Some(target) = self.operations[operation].as_mut().and_then(|known| known.buffer.as_mut()) else {
+                return;
+            };
             let mut sums = [0; ROWS];
-            for (row, sum) in sums.iter_mut().enumerate().take(piece.rows as usize) {
+            for (row, sum) in sums.iter_mut().enumerate().take(split.rows as usize) {
                 let to = offset as usize + row;
-                recipe.make(piece, target.page_mut(to), row);
+                recipe.make(split, target.page_mut(to), row);
                 *sum = seal(target, to);
             }
             let is_wrong =
-                |row: usize| matches!(self.read_outcome(piece, row, Some(sums[row])), PageReadOutcome::Wrong);
-            if !(0..piece.rows as usize).any(is_wrong) {
-                if let Some(piece) = &mut self.splits[index] {
-                    piece.wrong = piece.wrong.union(without);
+                |row: usize| matches!(self.read_outcome(split, row, Some(sums[row])), PageReadOutcome::Wrong);
+            if !(0..split.rows as usize).any(is_wrong) {
+                if let Some(split) = &mut self.splits[index] {
+                    split.wrong = split.wrong.union(without);
                 }
                 return self.end_read(index);
             }
         }
-        let server = self.table.server(self.table.member_of(piece.first, piece.part));
-        let page = PageId(piece.first);
-        if let Some(piece) = &mut self.splits[index] {
-            piece.error = Some(PoolError::Corrupt { page, server });
+        let server = self.table.server(self.table.member_of(split.first, split.part));
+        let page = PageId(split.first);
+        if let Some(split) = &mut self.splits[index] {
+            split.error = Some(PoolError::Corrupt { page, server });
         }
         self.ask(index, PARTS_MAX);
-        if self.splits[index].as_ref().is_some_and(|piece| piece.under_way().is_empty()) {
+        if self.splits[index].as_ref().is_some_and(|split| split.under_way().is_empty()) {
             self.end_read_badly(index);
         }
     }
@@ -420,54 +428,54 @@ impl EcLane {
     /// Ends a read whose pages are where the caller wants them. Pages that have another version by
     /// now are read again.
     fn end_read(&mut self, index: usize) {
-        let Some(piece) = self.splits[index].as_ref() else { return };
-        let (EcSplitKind::Read { operation: parent, offset }, rows) = (piece.kind, piece.rows) else { return };
+        let Some(split) = self.splits[index].as_ref() else { return };
+        let (EcSplitKind::Read { operation, offset }, rows) = (split.kind, split.rows) else { return };
         let mut right = 0;
         for row in 0..rows {
-            match self.read_outcome(piece, row as usize, None) {
+            match self.read_outcome(split, row as usize, None) {
                 PageReadOutcome::Right => right += 1,
-                _ => self.retry_reads.push_back((parent, offset + row, 1)),
+                _ => self.retry_reads.push_back((operation, offset + row, 1)),
             }
         }
         self.note_slow(index);
-        let Some(piece) = self.take_split(index, false) else { return };
-        for leg in piece.wrong.iter() {
-            self.table.suspect(piece.first, piece.rows, leg);
+        let Some(split) = self.take_split(index, false) else { return };
+        for member in split.wrong.iter() {
+            self.table.suspect(split.first, split.rows, member);
         }
-        self.end_pages(parent, right, Ok(()));
+        self.end_pages(operation, right, Ok(()));
     }
 
-    /// Ends a read or a mend for which too few legs have an answer.
+    /// Ends a read or a repair for which too few members have an answer.
     pub(super) fn end_read_badly(&mut self, index: usize) {
-        let Some(piece) = self.splits[index].as_ref() else { return };
-        let error = piece.error.unwrap_or(self.table.gone());
-        let (task, rows) = (piece.kind, piece.rows);
+        let Some(split) = self.splits[index].as_ref() else { return };
+        let error = split.error.unwrap_or(self.table.gone());
+        let (task, rows) = (split.kind, split.rows);
         match task {
             EcSplitKind::Repair { .. } => self.end_repair(index, Err(error)),
-            EcSplitKind::Read { operation: parent, offset } => {
-                // Legs name pages by their row.
+            EcSplitKind::Read { operation, offset } => {
+                // Members name pages by their row.
                 let error = match error {
                     PoolError::Corrupt { server, .. } => {
-                        PoolError::Corrupt { page: PageId(self.page_of(parent, offset)), server }
+                        PoolError::Corrupt { page: PageId(self.page_of(operation, offset)), server }
                     }
                     other => other,
                 };
-                // Pages that have another version by now are read from there. Pages that other legs
-                // have by now are read from those.
-                let have = |row: u64| self.table.index.word(piece.first + row).have();
+                // Pages that have another version by now are read from there. Pages that other
+                // members have by now are read from those.
+                let have = |row: u64| self.table.index.word(split.first + row).have();
                 let is_again = |row: u64| {
                     self.members.has_new_lanes()
-                        || matches!(self.read_outcome(piece, row as usize, None), PageReadOutcome::Relocated)
-                        || !have(row).difference(piece.have).is_empty()
+                        || matches!(self.read_outcome(split, row as usize, None), PageReadOutcome::Relocated)
+                        || !have(row).difference(split.have).is_empty()
                 };
                 let again: [bool; ROWS] = core::array::from_fn(|row| (row as u64) < rows && is_again(row as u64));
                 for row in (0..rows).filter(|row| again[*row as usize]) {
-                    self.retry_reads.push_back((parent, offset + row, 1));
+                    self.retry_reads.push_back((operation, offset + row, 1));
                 }
                 self.take_split(index, false);
                 let ended = rows - again.iter().filter(|again| **again).count() as u64;
                 if ended > 0 {
-                    self.end_pages(parent, ended, Err(error));
+                    self.end_pages(operation, ended, Err(error));
                 }
             }
             EcSplitKind::Write | EcSplitKind::Trim => {}
@@ -477,16 +485,16 @@ impl EcLane {
 
 /// Way to make a part from others of its row.
 struct Recipe {
-    /// Index of the leg that gave each part.
+    /// Index of the member that gave each part.
     members: [Option<usize>; PARTS_MAX],
     weights: Weights,
 }
 
 impl Recipe {
-    fn make(&self, piece: &EcSplit, target: &mut [u8], row: usize) {
+    fn make(&self, split: &EcSplit, target: &mut [u8], row: usize) {
         target.fill(0);
-        for (leg, weight) in self.members.iter().zip(self.weights) {
-            if let Some(buffer) = leg.and_then(|leg| piece.buffers[leg].as_ref()) {
+        for (member, weight) in self.members.iter().zip(self.weights) {
+            if let Some(buffer) = member.and_then(|member| split.buffers[member].as_ref()) {
                 gf256::add(target, buffer.page(row), weight);
             }
         }

@@ -1,7 +1,8 @@
-//! State that all lanes of an erasure-coded pool share: the legs, where parts lie, and the index.
+//! State that all lanes of an erasure-coded pool share: the members, where parts lie, and the
+//! index.
 
 use super::index::{GROUP, VersionIndex};
-use super::lane::{ERRANDS, EcLane};
+use super::lane::{EcLane, MEMBER_REQUESTS};
 use crate::PoolError;
 use crate::members::{Membership, PoolMember};
 use crate::rejoin::SpareMembers;
@@ -13,10 +14,10 @@ use farfield_core::MemberSet;
 use farfield_core::gf256::{ErasureCode, PARTS_MAX};
 use std::sync::Arc;
 
-/// Most pieces of care that the thread has under way.
-const THREAD_CARES: usize = 4;
+/// Most maintenance tasks that the thread has under way.
+const THREAD_TASKS_MAX: usize = 4;
 
-/// Legs of the pool, the places of parts, and the index.
+/// Members of the pool, the places of parts, and the index.
 pub(super) struct RowMap {
     membership: Membership,
     pub(super) code: ErasureCode,
@@ -48,60 +49,60 @@ impl RepairSource for RowMap {
         self.membership.is_full()
     }
     fn release_slot(&self) {
-        self.membership.release_slot(|leg| self.index.forget(leg));
+        self.membership.release_slot(|member| self.index.forget(member));
     }
     fn rejoin(&self) {
-        self.membership.rejoin(self.index.rows, ERRANDS);
+        self.membership.rejoin(self.index.rows, MEMBER_REQUESTS);
     }
     fn open_repair_lane(self: &Arc<RowMap>) -> Option<EcLane> {
-        EcLane::open(self, THREAD_CARES).ok()
+        EcLane::open(self, THREAD_TASKS_MAX).ok()
     }
 }
 
 impl RowMap {
     pub(super) fn new(
         code: ErasureCode,
-        legs: Vec<PoolMember>,
+        members: Vec<PoolMember>,
         spares: SpareMembers,
         pages: u64,
     ) -> Result<RowMap, PoolError> {
-        let roster = Membership::new(legs, spares, code.data(), false, MemberSet::MAX);
-        let rows = VersionIndex::rows_for(pages).min(roster.pages());
+        let membership = Membership::new(members, spares, code.data(), false, MemberSet::MAX);
+        let rows = VersionIndex::rows_for(pages).min(membership.pages());
         let index = VersionIndex::new(pages, rows, code.parts() as u64).map_err(PoolError::Os)?;
-        Ok(RowMap { code, index, scrub: Scrub::new(None), membership: roster })
+        Ok(RowMap { code, index, scrub: Scrub::new(None), membership })
     }
 
     /// Creates the table of a claimed snapshot.
     pub(super) fn inherited(
         code: ErasureCode,
-        legs: Vec<PoolMember>,
+        members: Vec<PoolMember>,
         spares: SpareMembers,
         index: VersionIndex,
-        seats: [usize; MemberSet::MAX],
+        shards: [usize; MemberSet::MAX],
         moved: &[(usize, usize)],
     ) -> Result<RowMap, PoolError> {
-        let roster = Membership::new(legs, spares, code.data(), true, MemberSet::MAX);
-        roster.set_shards(seats);
-        moved.iter().for_each(|&(leg, origin)| roster.set_origin(leg, origin));
-        // Only a look at all rows can tell whether a leg lacks something.
-        roster.all().iter().for_each(|leg| roster.note_missed(leg));
-        Ok(RowMap { code, index, scrub: Scrub::new(None), membership: roster })
+        let membership = Membership::new(members, spares, code.data(), true, MemberSet::MAX);
+        membership.set_shards(shards);
+        moved.iter().for_each(|&(member, origin)| membership.set_origin(member, origin));
+        // Only a look at all rows can tell whether a member lacks something.
+        membership.all().iter().for_each(|member| membership.note_missed(member));
+        Ok(RowMap { code, index, scrub: Scrub::new(None), membership })
     }
 
-    /// Returns the server of a leg that keeps operations waiting, for the error that says so.
+    /// Returns the server of a member that keeps operations waiting, for the error that says so.
     pub(super) fn slow_server(&self) -> u16 {
-        let slow = self.present().iter().find(|leg| self.is_lagging(*leg));
+        let slow = self.present().iter().find(|member| self.is_lagging(*member));
         self.server(slow.or(self.present().iter().next()).unwrap_or(0))
     }
 
-    /// Notes that `leg` gave other bytes than its part of some of these rows. Returns `true` if
+    /// Notes that `member` gave other bytes than its part of some of these rows. Returns `true` if
     /// others are asked from now on.
-    pub(super) fn suspect(&self, first: u64, rows: u64, leg: usize) -> bool {
-        self.with_unrecorded_miss(MemberSet::one(leg), || {
+    pub(super) fn suspect(&self, first: u64, rows: u64, member: usize) -> bool {
+        self.with_unrecorded_miss(MemberSet::one(member), || {
             let living = self.present().difference(self.unreliable());
-            let is_changed = self.index.suspect(first, rows, leg, self.code.data(), living);
+            let is_changed = self.index.suspect(first, rows, member, self.code.data(), living);
             if is_changed {
-                self.note_missed(leg);
+                self.note_missed(member);
             }
             is_changed
         })
@@ -111,25 +112,25 @@ impl RowMap {
         (row / GROUP) as usize % self.code.parts()
     }
 
-    /// Returns the leg at whose seat `part` of the row lies; it may be lost. Parts change seats
-    /// from group to group, so that parity is spread over all legs.
+    /// Returns the member of the shard that `part` of the row belongs to; it may have failed. Parts
+    /// change shards from group to group, so that parity is spread over all members.
     pub(super) fn member_of(&self, row: u64, part: usize) -> usize {
         self.member_of_shard((part + self.turn(row)) % self.code.parts())
     }
 
-    /// Returns the part of the row that lies at the seat of `leg`.
-    pub(super) fn part_of(&self, row: u64, leg: usize) -> Option<usize> {
-        Some((self.shard_of(leg)? + self.code.parts() - self.turn(row)) % self.code.parts())
+    /// Returns the part of the row that belongs to the shard of `member`.
+    pub(super) fn part_of(&self, row: u64, member: usize) -> Option<usize> {
+        Some((self.shard_of(member)? + self.code.parts() - self.turn(row)) % self.code.parts())
     }
 
-    /// Returns the legs of all parts of the row.
+    /// Returns the members of all parts of the row.
     pub(super) fn members_of(&self, row: u64) -> [usize; PARTS_MAX] {
         core::array::from_fn(|part| if part < self.code.parts() { self.member_of(row, part) } else { usize::MAX })
     }
 
-    /// Returns the legs that have a seat now and lack their part of a row that `have` hold.
+    /// Returns the members that have a shard now and lack their part of a row that `have` hold.
     pub(super) fn lacking(&self, have: MemberSet) -> MemberSet {
-        let seated: MemberSet = (0..self.code.parts()).map(|seat| self.member_of_shard(seat)).collect();
+        let seated: MemberSet = (0..self.code.parts()).map(|shard| self.member_of_shard(shard)).collect();
         seated.difference(have)
     }
 }

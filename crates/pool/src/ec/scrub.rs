@@ -1,5 +1,5 @@
-//! Scrub of an erasure-coded pool: compares the parts of rows that legs hold with digests of what
-//! was written.
+//! Scrub of an erasure-coded pool: compares the parts of rows that members hold with digests of
+//! what was written.
 
 use super::index::GROUP;
 use super::lane::EcLane;
@@ -18,11 +18,12 @@ use std::sync::Arc;
 const LOOK: u64 = 512;
 
 impl RowMap {
-    /// Returns the legs that hold a part of the row which is not zeros by definition.
+    /// Returns the members that hold a part of the row which is not zeros by definition.
     fn with_bytes(&self, row: u64, word: RowWord) -> MemberSet {
         let data = self.code.data();
-        let has_bytes =
-            |leg: &usize| self.part_of(row, *leg).is_some_and(|part| part >= data || word.present() & 1 << part != 0);
+        let has_bytes = |member: &usize| {
+            self.part_of(row, *member).is_some_and(|part| part >= data || word.present() & 1 << part != 0)
+        };
         word.have().iter().filter(has_bytes).collect()
     }
 }
@@ -56,16 +57,16 @@ impl ScrubTarget for RowMap {
         while next < end && is_alike(next) && self.index.watch(next) {
             next += 1;
         }
-        let legs = self.with_bytes(from, word).intersection(self.active());
-        Ok(ScrubRange { first: from, count: next - from, members: legs, is_watched: true })
+        let members = self.with_bytes(from, word).intersection(self.active());
+        Ok(ScrubRange { first: from, count: next - from, members, is_watched: true })
     }
 
     fn decide(&self, run: &ScrubRange, answers: &MemberChecksums) -> Option<MismatchedMembers> {
         let mut wrong = MismatchedMembers::default();
         for (place, wrong) in wrong.iter_mut().enumerate().take(run.count as usize) {
             let row = run.first + place as u64;
-            let is_wrong = |leg: &usize| {
-                let said = self.part_of(row, *leg).zip(answers.sum(*leg, place));
+            let is_wrong = |member: &usize| {
+                let said = self.part_of(row, *member).zip(answers.sum(*member, place));
                 said.is_some_and(|(part, sum)| self.index.is_digest(row, part, sum) == Some(false))
             };
             *wrong = run.members.iter().filter(is_wrong).collect();
@@ -73,19 +74,19 @@ impl ScrubTarget for RowMap {
         Some(wrong)
     }
 
-    fn suspect(&self, place: u64, leg: usize) -> bool {
-        RowMap::suspect(self, place, 1, leg) || self.repair_status(place, leg) == RepairStatus::Pending
+    fn suspect(&self, place: u64, member: usize) -> bool {
+        RowMap::suspect(self, place, 1, member) || self.repair_status(place, member) == RepairStatus::Pending
     }
 
     fn unwatch(&self, run: &ScrubRange) {
         (run.first..run.first + run.count).for_each(|row| self.index.unwatch(row));
     }
 
-    fn repair_status(&self, place: u64, leg: usize) -> RepairStatus {
+    fn repair_status(&self, place: u64, member: usize) -> RepairStatus {
         let word = self.index.word(place);
-        if !self.present().has(leg) || !word.is_closed() || word.live() == 0 {
+        if !self.present().has(member) || !word.is_closed() || word.live() == 0 {
             RepairStatus::Obsolete
-        } else if word.have().has(leg) {
+        } else if word.have().has(member) {
             RepairStatus::Repaired
         } else {
             RepairStatus::Pending
@@ -108,19 +109,19 @@ impl ScrubLane for EcLane {
         !self.queued.is_empty() || !self.retry_reads.is_empty() || !self.starved.is_empty()
     }
 
-    fn can_ask(&self, leg: usize) -> bool {
-        self.usable().has(leg)
+    fn can_ask(&self, member: usize) -> bool {
+        self.usable().has(member)
     }
 
-    fn ask(&mut self, leg: usize, page: u64, count: u64) -> bool {
-        let lane = self.members[leg].as_mut().filter(|lane| lane.has_buffer_for_read(count));
+    fn ask(&mut self, member: usize, page: u64, count: u64) -> bool {
+        let lane = self.members[member].as_mut().filter(|lane| lane.has_buffer_for_read(count));
         if self.free_requests.len() <= 2 * MemberSet::MAX {
             return false;
         }
         let Some(buffer) = lane.and_then(|lane| lane.take_buffer(count)) else { return false };
         self.send_request(
             EcRequestOwner::Look,
-            leg,
+            member,
             Priority::Background,
             READ_DEADLINE,
             Op::Read { page: PageId(page), buffer },
@@ -129,8 +130,10 @@ impl ScrubLane for EcLane {
     }
 
     fn forget(&mut self) {
-        self.requests.iter_mut().flatten().filter(|errand| errand.owner == EcRequestOwner::Look).for_each(|errand| {
-            errand.owner = EcRequestOwner::Abandoned;
-        });
+        self.requests.iter_mut().flatten().filter(|request| request.owner == EcRequestOwner::Look).for_each(
+            |request| {
+                request.owner = EcRequestOwner::Abandoned;
+            },
+        );
     }
 }

@@ -1,22 +1,23 @@
-//! State of a lane: operations, the pieces that are under way for them, and what legs do for those.
+//! State of a lane: operations, the splits that are under way for them, and what members do for
+//! those.
 
 use super::index::Version;
-use crate::backend::OpKind as Asked;
+use crate::backend::OpKind;
 use crate::members::RUN_PAGES;
 use crate::write_epochs::WriteEpochGuard;
 use crate::{Buffer, PoolError, Priority};
 use core::time::Duration;
 use farfield_core::MemberSet;
 
-/// Most pieces that one lane has under way.
-pub(super) const PIECES: usize = 256;
-/// Most rows of one piece.
+/// Most splits that one lane has under way.
+pub(super) const SPLITS: usize = 256;
+/// Most rows of one split.
 pub(super) const ROWS: usize = RUN_PAGES as usize;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum EcOperationKind {
     /// Operation of a caller.
-    Caller(Asked),
+    Caller(OpKind),
     /// First half of a move: reads pages of sparse rows, to be written again.
     Gather,
     /// Second half of a move: writes those pages.
@@ -25,7 +26,7 @@ pub(super) enum EcOperationKind {
 
 impl EcOperationKind {
     pub(super) fn is_write(self) -> bool {
-        matches!(self, EcOperationKind::Caller(Asked::Write) | EcOperationKind::Move)
+        matches!(self, EcOperationKind::Caller(OpKind::Write) | EcOperationKind::Move)
     }
 }
 
@@ -43,10 +44,10 @@ pub(super) struct EcOperation {
     pub(super) left: u64,
     pub(super) buffer: Option<Buffer>,
     pub(super) result: Result<(), PoolError>,
-    /// Legs at which the operation could be made when it began.
+    /// Members at which the operation could be made when it began.
     pub(super) knew: MemberSet,
-    /// Set if the operation failed only because a leg that has it was being given up. Then it
-    /// begins anew.
+    /// Set if the operation failed only because a member that has it was being given up. Then it
+    /// is retried.
     pub(super) is_unlucky: bool,
 }
 
@@ -57,11 +58,11 @@ impl EcOperation {
     }
 }
 
-/// Page of a piece that writes.
+/// Page of a split that writes.
 #[derive(Clone, Copy)]
 pub(super) struct Entry {
     pub(super) operation: usize,
-    /// Index of the page in the parent's buffer.
+    /// Index of the page in the operation's buffer.
     pub(super) offset: usize,
     pub(super) page: u64,
     pub(super) sum: u64,
@@ -69,20 +70,20 @@ pub(super) struct Entry {
     pub(super) only_after: Option<Version>,
 }
 
-/// Purpose of a piece.
+/// Purpose of a split.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum EcSplitKind {
-    /// Reads pages of a parent from this offset on.
+    /// Reads pages of an operation from this offset on.
     Read { operation: usize, offset: u64 },
     /// Writes the pages in `entries`.
     Write,
-    /// Gives this leg its part of the rows.
+    /// Gives this member its part of the rows.
     Repair { member: usize },
     /// Discards spent rows.
     Trim,
 }
 
-/// Rows of one group that are read, written, mended or discarded together. If one part is wanted,
+/// Rows of one group that are read, written, repaired or discarded together. If one part is wanted,
 /// it is the same part of all of them.
 pub(super) struct EcSplit {
     pub(super) kind: EcSplitKind,
@@ -90,38 +91,38 @@ pub(super) struct EcSplit {
     pub(super) rows: u64,
     pub(super) part: usize,
     /// Bits of the data pages that are not zeros by definition, where something is read. They are
-    /// equal in all rows of the piece.
+    /// equal in all rows of the split.
     pub(super) present: u16,
-    /// Legs that have the rows and can be read from.
+    /// Members that have the rows and can be read from.
     pub(super) have: MemberSet,
-    /// Leg that was asked for the wanted part itself.
+    /// Member that was asked for the wanted part itself.
     pub(super) direct: Option<usize>,
     /// Set when several parts are read, to make the one that is wanted.
     pub(super) is_wide: bool,
     pub(super) requests: [Option<u16>; MemberSet::MAX],
-    /// Buffer of each leg: one that came with an answer, or waits to be sent.
+    /// Buffer of each member: one that came with an answer, or waits to be sent.
     pub(super) buffers: [Option<Buffer>; MemberSet::MAX],
-    /// Four sets of legs: those that have done it, that failed, that gave wrong bytes, and whose
+    /// Four sets of members: those that have done it, that failed, that gave wrong bytes, and whose
     /// write may still arrive.
     pub(super) got: MemberSet,
     pub(super) failed: MemberSet,
     pub(super) wrong: MemberSet,
     pub(super) indeterminate: MemberSet,
     pub(super) error: Option<PoolError>,
-    /// When to ask other legs, or to lose patience.
+    /// When to ask other members, or to time out.
     pub(super) alarm_at: u64,
-    /// When a write counts with fewer legs once enough have it (`patient_until`), and when the time
-    /// of its operations is over (`ends_at`).
-    pub(super) patient_until: u64,
+    /// When a write counts with fewer members once enough have it (`degrades_at`), and when the
+    /// time of its operations is over (`ends_at`).
+    pub(super) degrades_at: u64,
     pub(super) ends_at: u64,
-    /// Legs that are late with background work. They are not waited for.
+    /// Members that lag with background work. They are not waited for.
     pub(super) lagging: MemberSet,
     pub(super) started_at: u64,
     /// Version of the page that is read, for each row.
     pub(super) versions: [Version; ROWS],
     /// Pages that are written.
     pub(super) entries: Vec<Entry>,
-    /// Change that the piece makes; `None` if it makes none.
+    /// Change that the split makes; `None` if it makes none.
     pub(super) epoch_guard: Option<WriteEpochGuard>,
 }
 
@@ -144,7 +145,7 @@ impl EcSplit {
             indeterminate: MemberSet(0),
             error: None,
             alarm_at: u64::MAX,
-            patient_until: u64::MAX,
+            degrades_at: u64::MAX,
             ends_at: u64::MAX,
             lagging: MemberSet(0),
             started_at: now,
@@ -155,19 +156,19 @@ impl EcSplit {
     }
 
     pub(super) fn under_way(&self) -> MemberSet {
-        (0..MemberSet::MAX).filter(|&leg| self.requests[leg].is_some()).collect()
+        (0..MemberSet::MAX).filter(|&member| self.requests[member].is_some()).collect()
     }
 
-    /// Notes that a leg has failed.
-    pub(super) fn fail(&mut self, leg: usize, error: PoolError) {
-        self.failed = self.failed.union(MemberSet::one(leg));
+    /// Notes that a member has failed.
+    pub(super) fn fail(&mut self, member: usize, error: PoolError) {
+        self.failed = self.failed.union(MemberSet::one(member));
         match error {
-            PoolError::Corrupt { .. } => self.wrong = self.wrong.union(MemberSet::one(leg)),
-            PoolError::TimedOut { .. } => self.indeterminate = self.indeterminate.union(MemberSet::one(leg)),
+            PoolError::Corrupt { .. } => self.wrong = self.wrong.union(MemberSet::one(member)),
+            PoolError::TimedOut { .. } => self.indeterminate = self.indeterminate.union(MemberSet::one(member)),
             _ => {}
         }
-        // The caller must know that a leg is full. It must know that a leg is gone only if too many
-        // are.
+        // The caller must know that a member is full. It must know that a member is gone only if
+        // too many are.
         let is_worse = matches!(error, PoolError::PoolFull { .. });
         if is_worse || self.error.is_none_or(|known| matches!(known, PoolError::ServerGone { .. })) {
             self.error = Some(error);
@@ -175,11 +176,11 @@ impl EcSplit {
     }
 }
 
-/// Owner of an errand.
+/// Owner of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum EcRequestOwner {
     Split(usize),
-    /// Piece that has ended without this write (`LateWrite`), or that does not need this read any
+    /// Split that has ended without this write (`LateWrite`), or that does not need this read any
     /// more (`Abandoned`).
     LateWrite,
     Abandoned,

@@ -1,5 +1,5 @@
-//! Guards against an erasure code that gives an old version, or an error while enough legs live:
-//! whatever dies, lies or is late, and whoever mends.
+//! Guards against an erasure code that gives an old version, or an error while enough members live:
+//! whatever dies, lies or is late, and whoever repairs.
 use super::EcBackend;
 use crate::conformance::Random;
 use crate::members::PoolMember;
@@ -15,16 +15,16 @@ use farfield_core::gf256::ErasureCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-fn ec(data: usize, parity: usize, legs: &[&str]) -> String {
-    assert_eq!(legs.iter().filter(|leg| !leg.starts_with("spare")).count(), data + parity);
-    format!("ec({data},{parity},{})", legs.join(","))
+fn ec(data: usize, parity: usize, members: &[&str]) -> String {
+    assert_eq!(members.iter().filter(|member| !member.starts_with("spare")).count(), data + parity);
+    format!("ec({data},{parity},{})", members.join(","))
 }
 
 #[test]
 fn a_leg_that_falls_silent_before_another_has_what_it_missed_is_waited_for() {
     let sides = [SilentMember::new(800), SilentMember::new(800), SilentMember::new(800)];
-    let legs = sides.iter().map(|side| PoolMember { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
-    let backend = EcBackend::new(ErasureCode::new(2, 1), legs, vec![], 400, None, false).unwrap();
+    let members = sides.iter().map(|side| PoolMember { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
+    let backend = EcBackend::new(ErasureCode::new(2, 1), members, vec![], 400, None, false).unwrap();
     trial::waits_for_the_only_one(&backend, &sides);
 }
 
@@ -59,9 +59,9 @@ fn what_is_not_protected_is_counted() {
 fn legs_that_lie_are_repaired() {
     conformance::run(&PoolBuilder::new().url("ec(2,1,fault:corrupt=0.05,seed=5@ram:, ram:,ram:)"));
     for place in 0..3 {
-        let mut legs = ["ram:"; 3];
-        legs[place] = "fault:corrupt=0.3,seed=3@ram:";
-        let backend = open(&ec(2, 1, &legs), 256);
+        let mut members = ["ram:"; 3];
+        members[place] = "fault:corrupt=0.3,seed=3@ram:";
+        let backend = open(&ec(2, 1, &members), 256);
         let mut lane = backend.open_lane().unwrap();
         write(&mut *lane, 3, 100, 1).unwrap();
         for _ in 0..10 {
@@ -74,9 +74,9 @@ fn legs_that_lie_are_repaired() {
 #[test]
 fn a_leg_that_does_not_answer_stalls_nobody() {
     for place in 0..3 {
-        let mut legs = ["ram:"; 3];
-        legs[place] = NEVER;
-        trial::goes_on_degraded(&ec(2, 1, &legs));
+        let mut members = ["ram:"; 3];
+        members[place] = NEVER;
+        trial::goes_on_degraded(&ec(2, 1, &members));
     }
 }
 
@@ -118,8 +118,8 @@ fn a_wrong_leg_is_found_when_the_pool_is_opened() {
 
 #[test]
 fn a_snapshot_is_what_was_written_when_it_was_made() {
-    let opener = PoolBuilder::new().url("ec(2,1,fault:die=300@ram:, ram:, ram:, spare=ram:)").pages(300);
-    let backend = opener.open().unwrap();
+    let builder = PoolBuilder::new().url("ec(2,1,fault:die=300@ram:, ram:, ram:, spare=ram:)").pages(300);
+    let backend = builder.open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     let mut random = Random(9);
     for version in 1..40 {
@@ -128,7 +128,7 @@ fn a_snapshot_is_what_was_written_when_it_was_made() {
         write(&mut *lane, page, 1, 77).unwrap();
         let ticket = backend.clone_region().unwrap();
         assert_ne!(ticket.secrets[1], 0);
-        let claimed = opener.claim(&ticket).unwrap();
+        let claimed = builder.claim(&ticket).unwrap();
         write(&mut *lane, 100, 100, 99).unwrap();
         let mut copy = claimed.open_lane().unwrap();
         assert_version(&mut *copy, 0, page as usize, version);
@@ -136,12 +136,12 @@ fn a_snapshot_is_what_was_written_when_it_was_made() {
         assert_version(&mut *copy, page + 1, (299 - page) as usize, version);
         write(&mut *copy, 0, 300, 55).unwrap();
         assert_version(&mut *copy, 0, 300, 55);
-        assert!(opener.claim(&ticket).is_err(), "good once");
+        assert!(builder.claim(&ticket).is_err(), "good once");
     }
     assert_eq!(backend.health(), Health::Good, "the spare has come in");
 }
 
-/// A leg that says that it has stored what it has not, now and then.
+/// A member that says that it has stored what it has not, now and then.
 struct Forgetful {
     inner: RamBackend,
     writes: Arc<AtomicU64>,
@@ -196,7 +196,7 @@ impl Lane for ForgetfulLane {
 #[test]
 fn old_bytes_are_not_believed() {
     for place in 0..3 {
-        let leg = |number: usize| {
+        let member = |number: usize| {
             let inner = RamBackend::new(number as u16, EcBackend::pages_of_member(400));
             let backend: Arc<dyn Backend> = if number == place {
                 Arc::new(Forgetful { inner, writes: Arc::new(AtomicU64::new(0)) })
@@ -205,9 +205,9 @@ fn old_bytes_are_not_believed() {
             };
             PoolMember { backend: Some(backend), leaves: 1, server: number as u16 }
         };
-        // Nobody mends here: then another leg would become what this one is.
+        // Nobody repairs here: then another member would become what this one is.
         let backend =
-            EcBackend::new(ErasureCode::new(2, 1), (0..3).map(leg).collect(), vec![], 400, None, false).unwrap();
+            EcBackend::new(ErasureCode::new(2, 1), (0..3).map(member).collect(), vec![], 400, None, false).unwrap();
         let mut lane = super::EcLane::open(&backend.table, 0).unwrap();
         let (mut random, mut versions) = (Random(5), vec![0; 400]);
         for version in 1..600 {
@@ -226,12 +226,12 @@ fn old_bytes_are_not_believed() {
 #[test]
 fn rows_are_used_again_and_sparse_ones_are_written_again() {
     const PAGES: u64 = 8000;
-    let leg = |number: usize| {
+    let member = |number: usize| {
         let ram: Arc<dyn Backend> = Arc::new(RamBackend::new(number as u16, EcBackend::pages_of_member(PAGES)));
         PoolMember { backend: Some(ram), leaves: 1, server: number as u16 }
     };
     let backend =
-        EcBackend::new(ErasureCode::new(4, 1), (0..5).map(leg).collect(), vec![], PAGES, None, false).unwrap();
+        EcBackend::new(ErasureCode::new(4, 1), (0..5).map(member).collect(), vec![], PAGES, None, false).unwrap();
     let mut lane = backend.open_lane().unwrap();
     for page in (0..PAGES).step_by(64) {
         write(&mut *lane, page, 64, 1).unwrap();
@@ -265,11 +265,12 @@ fn rows_are_used_again_and_sparse_ones_are_written_again() {
 
 #[test]
 fn writes_of_many_operations_share_rows() {
-    let leg = |number: usize| {
+    let member = |number: usize| {
         let ram: Arc<dyn Backend> = Arc::new(RamBackend::new(number as u16, EcBackend::pages_of_member(1000)));
         PoolMember { backend: Some(ram), leaves: 1, server: number as u16 }
     };
-    let backend = EcBackend::new(ErasureCode::new(4, 2), (0..6).map(leg).collect(), vec![], 1000, None, false).unwrap();
+    let backend =
+        EcBackend::new(ErasureCode::new(4, 2), (0..6).map(member).collect(), vec![], 1000, None, false).unwrap();
     let mut lane = backend.open_lane().unwrap();
     for number in 0..64 {
         let op = Op::Write { page: PageId(number * 15), buffer: filled(1, number * 15, 3) };
@@ -293,21 +294,21 @@ fn random_deaths_lose_nothing() {
     for seed in seeds {
         let mut random = Random(seed << 20 | 1);
         for (data, parity) in [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 3), (4, 1), (4, 2), (5, 3)] {
-            let mut legs = vec!["ram:".to_owned(); data + parity];
+            let mut members = vec!["ram:".to_owned(); data + parity];
             for _ in 0..parity {
                 // As many as may die; perhaps one of them twice.
-                let leg = random.below(legs.len() as u64) as usize;
+                let member = random.below(members.len() as u64) as usize;
                 let corrupt = ["", ",corrupt=0.01"][random.below(2) as usize & usize::from(parity > 1)];
-                legs[leg] = format!("fault:die={}{corrupt},seed={seed}@ram:", 1 + random.below(1200));
+                members[member] = format!("fault:die={}{corrupt},seed={seed}@ram:", 1 + random.below(1200));
             }
             if random.below(2) == 0 {
-                (0..parity).for_each(|_| legs.push("spare=ram:".to_owned()));
+                (0..parity).for_each(|_| members.push("spare=ram:".to_owned()));
             }
-            let legs: Vec<&str> = legs.iter().map(String::as_str).collect();
-            survive(&ec(data, parity, &legs), random.below(2) == 0, seed, 1_000);
+            let members: Vec<&str> = members.iter().map(String::as_str).collect();
+            survive(&ec(data, parity, &members), random.below(2) == 0, seed, 1_000);
         }
-        // Spares die while they are filled; legs one after the other, each when the one before is
-        // replaced; a leg that is not quick.
+        // Spares die while they are filled; members one after the other, each when the one before
+        // is replaced; a member that is not quick.
         let mut die = || random.below(1_200) + 1;
         let spares = format!("spare=fault:die={}@ram:,spare=ram:", die());
         survive(&format!("ec(2,1,fault:die={}@ram:,ram:,ram:,{spares})", die()), true, seed, 1_500);
@@ -331,9 +332,9 @@ fn sides() -> [Arc<SilentMember>; 3] {
 }
 
 /// An `ec(2,1,…)` of these.
-fn two_and_one(sides: &[Arc<SilentMember>], heals: bool) -> EcBackend {
-    let legs = sides.iter().map(|side| PoolMember { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
-    EcBackend::new(ErasureCode::new(2, 1), legs, vec![], 400, None, heals).unwrap()
+fn two_and_one(sides: &[Arc<SilentMember>], repairs: bool) -> EcBackend {
+    let members = sides.iter().map(|side| PoolMember { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
+    EcBackend::new(ErasureCode::new(2, 1), members, vec![], 400, None, repairs).unwrap()
 }
 
 #[test]
@@ -344,7 +345,7 @@ fn lanes_that_stall_in_turns_cost_no_operation_and_no_leg_while_all_legs_live() 
         println!("FARFIELD_SEED={seed}");
         let sides = sides();
         let backend = two_and_one(&sides, seed % 2 == 0);
-        backend.set_write_patience(Some(Duration::from_millis(10)));
+        backend.set_write_timeout(Some(Duration::from_millis(10)));
         trial::lanes_stall_in_turns(&backend, &sides, seed, 3_200);
         assert!(backend.table.failed().is_empty(), "FARFIELD_SEED={seed}");
     }
@@ -355,7 +356,7 @@ fn what_nobody_answers_ends_in_time() {
     for wait in [Some(Duration::from_millis(10)), None] {
         let sides = sides();
         let backend = two_and_one(&sides, false);
-        backend.set_write_patience(wait);
+        backend.set_write_timeout(wait);
         trial::ends_in_time_without_an_answer(&backend, &sides);
     }
 }
@@ -366,7 +367,7 @@ fn a_leg_that_is_not_mended_in_time_is_read_all_the_same_and_never_lost_while_it
     let backend = two_and_one(&sides, false);
     let mut lane = backend.open_lane().unwrap();
     write(&mut *lane, 0, 200, 1).unwrap();
-    // Each of two legs lacks a row that the other has.
+    // Each of two members lacks a row that the other has.
     sides[0].set_holds_changes(true);
     assert!(backend.table.suspect(0, 1, 0) && backend.table.suspect(40, 1, 1));
     wait_until("what is mended is late", || {
@@ -374,7 +375,7 @@ fn a_leg_that_is_not_mended_in_time_is_read_all_the_same_and_never_lost_while_it
         backend.table.is_lagging(0)
     });
     let started = Instant::now();
-    while started.elapsed() < 3 * super::lane::CARE_DEADLINE {
+    while started.elapsed() < 3 * super::lane::MAINTENANCE_DEADLINE {
         assert_version(&mut *lane, 0, 200, 1);
     }
     assert!(backend.table.failed().is_empty());

@@ -1,4 +1,4 @@
-//! Writes: pages become rows, and become the newest versions when enough legs have those rows.
+//! Writes: pages become rows, and become the newest versions when enough members have those rows.
 
 use super::index::Version;
 use super::lane::EcLane;
@@ -8,7 +8,7 @@ use farfield_core::gf256::{self, PARTS_MAX};
 use farfield_core::{MemberSet, PageId, checksum};
 use farfield_os::process::now_ns;
 
-/// Layout of a piece's pages in its rows. The first `rows` pages lie in part 0, the next ones in
+/// Layout of a split's pages in its rows. The first `rows` pages lie in part 0, the next ones in
 /// part 1, so neighbours are read together.
 #[derive(Clone, Copy)]
 struct RowLayout {
@@ -17,8 +17,8 @@ struct RowLayout {
 }
 
 impl RowLayout {
-    fn of(piece: &EcSplit) -> RowLayout {
-        RowLayout { rows: piece.rows as usize, pages: piece.entries.len() }
+    fn of(split: &EcSplit) -> RowLayout {
+        RowLayout { rows: split.rows as usize, pages: split.entries.len() }
     }
 
     /// Returns the part and the row of a page.
@@ -43,20 +43,20 @@ impl RowLayout {
 }
 
 impl EcLane {
-    /// Sends pages of this parent, and of others that wait, out together. Returns how many are this
-    /// one's; `None` if there is no room for them now.
-    pub(super) fn split_write(&mut self, parent: usize) -> Option<u64> {
+    /// Sends pages of this operation, and of others that wait, out together. Returns how many are
+    /// this one's; `None` if there is no room for them now.
+    pub(super) fn split_write(&mut self, operation: usize) -> Option<u64> {
         let (known, code) = (self.usable(), self.table.code);
         if !self.has_room() {
             return None;
         }
-        // If too few legs are left, buffers do not change that.
-        let are_enough = |legs: MemberSet| legs == known || legs.count() >= code.data();
+        // If too few members are left, buffers do not change that.
+        let are_enough = |members: MemberSet| members == known || members.count() >= code.data();
         let usable = self.members.takers(
             known,
             now_ns(),
-            self.table.write_patience(),
-            |leg| leg.has_buffer(1) && leg.has_buffer(2),
+            self.table.write_timeout(),
+            |member| member.has_buffer(1) && member.has_buffer(2),
             are_enough,
         )?;
         let change = self.table.write_epochs.begin();
@@ -64,69 +64,71 @@ impl EcLane {
             return None;
         }
         let mut entries = self.entries.pop()?;
-        self.list_entries(parent, &mut entries);
+        self.list_entries(operation, &mut entries);
         let claimed = self.table.index.claim(entries.len().div_ceil(code.data()) as u64);
         let rows = claimed.map_or(1, |(_, rows)| rows as usize);
         entries.truncate(rows * code.data());
-        let taken = self.set_out(parent, &entries);
+        let taken = self.set_out(operation, &entries);
         let layout = RowLayout { rows, pages: entries.len() };
-        let mut piece = EcSplit::new(EcSplitKind::Write, claimed.map_or(0, |(first, _)| first), rows as u64, now_ns());
+        let mut split = EcSplit::new(EcSplitKind::Write, claimed.map_or(0, |(first, _)| first), rows as u64, now_ns());
         let ends_at =
             entries.iter().filter_map(|entry| Some(self.operations[entry.operation].as_ref()?.ends_at())).min();
-        piece.ends_at = ends_at.unwrap_or(u64::MAX);
-        (piece.entries, piece.epoch_guard) = (entries, Some(change));
+        split.ends_at = ends_at.unwrap_or(u64::MAX);
+        (split.entries, split.epoch_guard) = (entries, Some(change));
         let Some((first, _)) = claimed else {
-            self.end_entries(piece, Err(PoolError::PoolFull { server: self.table.members[0].server }));
+            self.end_entries(split, Err(PoolError::PoolFull { server: self.table.members[0].server }));
             return Some(taken);
         };
-        let legs = self.table.members_of(first);
-        let reachable = (0..code.parts()).filter(|&part| usable.has(legs[part])).count();
+        let members = self.table.members_of(first);
+        let reachable = (0..code.parts()).filter(|&part| usable.has(members[part])).count();
         if reachable < code.data() {
             self.table.index.unclaim(first, rows as u64, false);
-            self.end_entries(piece, Err(self.table.gone()));
+            self.end_entries(split, Err(self.table.gone()));
             return Some(taken);
         }
-        let mut buffers = self.code_rows(&piece.entries, layout, &legs, usable);
-        self.note_digests(first, &piece.entries, layout, &buffers);
-        let ends_at = piece.ends_at;
-        let piece = self.add_split(piece);
-        self.set_alarm(piece, ends_at);
+        let mut buffers = self.code_rows(&split.entries, layout, &members, usable);
+        self.note_digests(first, &split.entries, layout, &buffers);
+        let ends_at = split.ends_at;
+        let split = self.add_split(split);
+        self.set_alarm(split, ends_at);
         for part in 0..code.parts() {
             if let Some(buffer) = buffers[part].take() {
-                self.send(piece, legs[part], Op::Write { page: PageId(first), buffer });
+                self.send(split, members[part], Op::Write { page: PageId(first), buffer });
             }
         }
         Some(taken)
     }
 
     /// Lists pages of `operation` that have not set out, and of others that write, as many as fit into
-    /// a piece.
-    fn list_entries(&self, parent: usize, entries: &mut Vec<Entry>) {
+    /// a split.
+    fn list_entries(&self, operation: usize, entries: &mut Vec<Entry>) {
         let most = ROWS * self.table.code.data();
-        let others = self.queued.iter().copied().filter(|&other| other != parent);
-        for parent in core::iter::once(parent).chain(others) {
-            let Some(known) = self.operations[parent].as_ref().filter(|known| known.kind.is_write()) else { continue };
+        let others = self.queued.iter().copied().filter(|&other| other != operation);
+        for operation in core::iter::once(operation).chain(others) {
+            let Some(known) = self.operations[operation].as_ref().filter(|known| known.kind.is_write()) else {
+                continue;
+            };
             let Some(buffer) = &known.buffer else { continue };
             for offset in known.split_pages..known.count {
                 if entries.len() == most {
                     return;
                 }
-                let (page, only_after) = self.page_and_version(parent, known, offset);
+                let (page, only_after) = self.page_and_version(operation, known, offset);
                 let sum = buffer.sums()[offset as usize];
-                entries.push(Entry { operation: parent, offset: offset as usize, page, sum, only_after });
+                entries.push(Entry { operation, offset: offset as usize, page, sum, only_after });
             }
         }
     }
 
     fn page_and_version(
         &self,
-        parent: usize,
+        operation: usize,
         known: &super::splits::EcOperation,
         offset: u64,
     ) -> (u64, Option<Version>) {
         match &self.maintenance {
-            Some(care) if parent == Self::MOVER => {
-                let (page, version) = care.moves[offset as usize];
+            Some(maintenance) if operation == Self::MOVER => {
+                let (page, version) = maintenance.moves[offset as usize];
                 (page, Some(version))
             }
             _ => (known.page + offset, None),
@@ -135,10 +137,10 @@ impl EcLane {
 
     /// Notes that these pages have set out. Returns how many are of `operation`, which the caller
     /// notes itself.
-    fn set_out(&mut self, parent: usize, entries: &[Entry]) -> u64 {
+    fn set_out(&mut self, operation: usize, entries: &[Entry]) -> u64 {
         let mut own = 0;
         for entry in entries {
-            if entry.operation == parent {
+            if entry.operation == operation {
                 own += 1;
             } else if let Some(other) = &mut self.operations[entry.operation] {
                 other.split_pages += 1;
@@ -147,20 +149,21 @@ impl EcLane {
         own
     }
 
-    /// Returns the bytes that each usable leg shall store, by number of the part.
+    /// Returns the bytes that each usable member shall store, by number of the part.
     fn code_rows(
         &mut self,
         entries: &[Entry],
         layout: RowLayout,
-        legs: &[usize; PARTS_MAX],
+        members: &[usize; PARTS_MAX],
         usable: MemberSet,
     ) -> [Option<Buffer>; PARTS_MAX] {
         let code = self.table.code;
         let mut buffers = [const { None }; PARTS_MAX];
         for part in 0..code.parts() {
             let pages = if part < code.data() { layout.pages_in(part) } else { layout.rows };
-            if pages > 0 && usable.has(legs[part]) {
-                buffers[part] = self.members[legs[part]].as_mut().and_then(|leg| leg.take_buffer(pages as u64));
+            if pages > 0 && usable.has(members[part]) {
+                buffers[part] =
+                    self.members[members[part]].as_mut().and_then(|member| member.take_buffer(pages as u64));
             }
             if let Some(buffer) = buffers[part].as_mut().filter(|_| part >= code.data()) {
                 buffer.bytes_mut().fill(0);
@@ -200,109 +203,109 @@ impl EcLane {
         }
     }
 
-    /// Checks whether enough of these legs have the piece to read every page.
-    fn is_written(&self, piece: &EcSplit, legs: MemberSet) -> bool {
-        let empty = self.table.code.data() - RowLayout::of(piece).parts();
-        piece.got.intersection(legs).count() + empty >= self.table.code.data()
+    /// Checks whether enough of these members have the split to read every page.
+    fn is_written(&self, split: &EcSplit, members: MemberSet) -> bool {
+        let empty = self.table.code.data() - RowLayout::of(split).parts();
+        split.got.intersection(members).count() + empty >= self.table.code.data()
     }
 
     pub(super) fn on_write_reply(&mut self, index: usize) {
-        let Some(piece) = &self.splits[index] else { return };
-        if piece.under_way().is_empty() {
+        let Some(split) = &self.splits[index] else { return };
+        if split.under_way().is_empty() {
             return self.end_write(index, None);
         }
-        if !self.is_written(piece, self.table.all()) || piece.patient_until != u64::MAX {
+        if !self.is_written(split, self.table.all()) || split.degrades_at != u64::MAX {
             return;
         }
-        let patient_until = self.table.counts_with_fewer_at(now_ns());
-        let alarm_at = patient_until.min(piece.alarm_at);
-        if let Some(piece) = &mut self.splits[index] {
-            piece.patient_until = patient_until;
+        let degrades_at = self.table.counts_with_fewer_at(now_ns());
+        let alarm_at = degrades_at.min(split.alarm_at);
+        if let Some(split) = &mut self.splits[index] {
+            split.degrades_at = degrades_at;
         }
         self.set_alarm(index, alarm_at);
     }
 
     /// Handles a write that others have had for long, or whose time is over.
     pub(super) fn write_is_slow(&mut self, index: usize, now: u64) {
-        let Some(piece) = &self.splits[index] else { return };
-        let (slow, ends_at, patient_until) = (piece.under_way(), piece.ends_at, piece.patient_until);
-        let counts_in_the_end = ends_at <= now && self.table.write_patience().is_some();
-        let is_enough = self.is_written(piece, self.table.all()) && (patient_until <= now || counts_in_the_end);
+        let Some(split) = &self.splits[index] else { return };
+        let (slow, ends_at, degrades_at) = (split.under_way(), split.ends_at, split.degrades_at);
+        let counts_in_the_end = ends_at <= now && self.table.write_timeout().is_some();
+        let is_enough = self.is_written(split, self.table.all()) && (degrades_at <= now || counts_in_the_end);
         if !is_enough && ends_at > now {
-            return self.set_alarm(index, if patient_until > now { ends_at.min(patient_until) } else { ends_at });
+            return self.set_alarm(index, if degrades_at > now { ends_at.min(degrades_at) } else { ends_at });
         }
-        slow.iter().for_each(|leg| self.table.mark_lagging(leg, ends_at));
-        let server = slow.iter().next().map_or(0, |leg| self.table.server(leg));
-        let after = core::time::Duration::from_nanos(now.saturating_sub(piece.started_at));
+        slow.iter().for_each(|member| self.table.mark_lagging(member, ends_at));
+        let server = slow.iter().next().map_or(0, |member| self.table.server(member));
+        let after = core::time::Duration::from_nanos(now.saturating_sub(split.started_at));
         self.end_write(index, (!is_enough).then_some(PoolError::TimedOut { server, after }));
     }
 
-    /// Ends a write. With `over` it has failed, whichever legs have it.
+    /// Ends a write. With `over` it has failed, whichever members have it.
     fn end_write(&mut self, index: usize, over: Option<PoolError>) {
-        let Some(piece) = &self.splits[index] else { return };
-        let (had, late) = (self.is_written(piece, self.table.all()), piece.under_way());
-        // Legs without the rows are noted first, before any lane can take other legs for complete.
-        // Rows that only legs have that are being given up would be lost.
-        let lacking = self.table.present().difference(piece.got);
+        let Some(split) = &self.splits[index] else { return };
+        let (had, late) = (self.is_written(split, self.table.all()), split.under_way());
+        // Members without the rows are noted first, before any lane can take other members for
+        // complete. Rows that only members have that are being given up would be lost.
+        let lacking = self.table.present().difference(split.got);
         let table = self.table.clone();
         table.with_unrecorded_miss(lacking, || {
             let is_kept = had && over.is_none() && {
-                let Some(piece) = &self.splits[index] else { return };
-                self.is_written(piece, self.table.all().difference(self.table.unreliable()))
+                let Some(split) = &self.splits[index] else { return };
+                self.is_written(split, self.table.all().difference(self.table.unreliable()))
             };
-            let Some(piece) = self.take_split(index, true) else { return };
-            self.end_rows(piece, had, is_kept, late, over);
+            let Some(split) = self.take_split(index, true) else { return };
+            self.end_rows(split, had, is_kept, late, over);
         });
     }
 
-    fn end_rows(&mut self, piece: EcSplit, had: bool, is_kept: bool, late: MemberSet, over: Option<PoolError>) {
-        let full = match piece.error {
+    fn end_rows(&mut self, split: EcSplit, had: bool, is_kept: bool, late: MemberSet, over: Option<PoolError>) {
+        let full = match split.error {
             Some(PoolError::PoolFull { server }) => Some(PoolError::PoolFull { server }),
             _ => None,
         };
         if had {
             // A write that was not answered may still arrive, on top of newer bytes.
-            piece
+            split
                 .indeterminate
                 .difference(self.table.failed())
                 .iter()
-                .for_each(|leg| self.table.note_indeterminate(leg));
+                .for_each(|member| self.table.note_indeterminate(member));
         }
         if !is_kept || full.is_some() {
             // Where a write may still arrive, no other write goes.
-            if late.is_empty() && (had || piece.indeterminate.is_empty()) {
-                self.table.index.unclaim(piece.first, piece.rows, false);
+            if late.is_empty() && (had || split.indeterminate.is_empty()) {
+                self.table.index.unclaim(split.first, split.rows, false);
             }
             if had && full.is_none() && over.is_none() {
-                for entry in &piece.entries {
-                    if let Some(parent) = &mut self.operations[entry.operation] {
-                        parent.is_unlucky = true;
+                for entry in &split.entries {
+                    if let Some(operation) = &mut self.operations[entry.operation] {
+                        operation.is_unlucky = true;
                     }
                 }
-                return self.end_entries(piece, Err(self.table.gone()));
+                return self.end_entries(split, Err(self.table.gone()));
             }
-            let error = full.or(over).or(piece.error).unwrap_or(self.table.gone());
-            return self.end_entries(piece, Err(error));
+            let error = full.or(over).or(split.error).unwrap_or(self.table.gone());
+            return self.end_entries(split, Err(error));
         }
-        let layout = RowLayout::of(&piece);
+        let layout = RowLayout::of(&split);
         let empty = layout.parts()..self.table.code.data();
-        // Every leg has the parts that are zeros by definition.
+        // Every member has the parts that are zeros by definition.
         let have =
-            empty.fold(piece.got, |have, part| have.union(MemberSet::one(self.table.member_of(piece.first, part))));
+            empty.fold(split.got, |have, part| have.union(MemberSet::one(self.table.member_of(split.first, part))));
         for row in 0..layout.rows {
-            self.table.index.close(piece.first + row as u64, have, layout.present(row));
+            self.table.index.close(split.first + row as u64, have, layout.present(row));
         }
-        self.table.lacking(have).iter().for_each(|leg| self.table.note_missed(leg));
-        for (number, entry) in piece.entries.iter().enumerate() {
+        self.table.lacking(have).iter().for_each(|member| self.table.note_missed(member));
+        for (number, entry) in split.entries.iter().enumerate() {
             let (part, row) = layout.place(number);
-            let version = Version::new(piece.first + row as u64, part, entry.sum);
+            let version = Version::new(split.first + row as u64, part, entry.sum);
             self.table.index.set_version(entry.page, version, entry.only_after);
         }
-        self.end_entries(piece, Ok(()));
+        self.end_entries(split, Ok(()));
     }
 
-    fn end_entries(&mut self, mut piece: EcSplit, result: Result<(), PoolError>) {
-        let mut entries = core::mem::take(&mut piece.entries);
+    fn end_entries(&mut self, mut split: EcSplit, result: Result<(), PoolError>) {
+        let mut entries = core::mem::take(&mut split.entries);
         for entry in entries.drain(..) {
             self.end_pages(entry.operation, 1, result);
         }

@@ -1,10 +1,10 @@
 //! Lane of `fabric`: reads in one step or two, everything else by message.
 //!
-//! A read is cut into pieces of at most [`PIECE_PAGES`]. A piece first reads the page map and the
+//! A read is cut into splits of at most [`SPLIT_PAGES`]. A split first reads the page map and the
 //! checksums of its pages, and with them the pages whose layer is known. Then it reads the pages
 //! that were not there, by a transfer for each run in one layer. All transfers end in memory of the
 //! lane's reader, and their bytes are copied from there. A transfer cannot be called back, and one
-//! that comes after its deadline must not land in memory that its owner has back. Its piece is free
+//! that comes after its deadline must not land in memory that its owner has back. Its split is free
 //! again when the transfer has ended.
 
 use super::{Region, RemoteLayout};
@@ -25,18 +25,18 @@ use std::sync::atomic::Ordering;
 
 /// Most operations of one lane that may be submitted and not yet collected.
 const SLOTS: usize = 256;
-/// Number of pages of a large piece; there are small ones of one page, too.
-const PIECE_PAGES: usize = 16;
-const LARGE_PIECES: usize = 12;
-const SMALL_PIECES: usize = 64;
+/// Number of pages of a large split; there are small ones of one page, too.
+const SPLIT_PAGES: usize = 16;
+const LARGE_SPLITS: usize = 12;
+const SMALL_SPLITS: usize = 64;
 /// Bytes of the page itself, its checksum, and its entry in the page map (with room, so that all is
 /// aligned).
 const LANDING_PER_PAGE: usize = PAGE_BYTES + 8 + 8;
 /// Number of bytes in which a lane's transfers end.
-pub(super) const LANDING_BYTES: usize = (LARGE_PIECES * PIECE_PAGES + SMALL_PIECES) * LANDING_PER_PAGE;
-/// Most parts of a piece at a time: each page may live in another layer than its neighbours, and
+pub(super) const LANDING_BYTES: usize = (LARGE_SPLITS * SPLIT_PAGES + SMALL_SPLITS) * LANDING_PER_PAGE;
+/// Most parts of a split at a time: each page may live in another layer than its neighbours, and
 /// there are the two tables.
-const WAITING_MAX: usize = PIECE_PAGES + 2;
+const WAITING_MAX: usize = SPLIT_PAGES + 2;
 /// Period in which a lane that only reads checks whether the server is still there.
 const PULSE: Duration = Duration::from_millis(1);
 /// Time that a waiting lane polls before it sleeps.
@@ -55,7 +55,7 @@ struct FabricRead {
     buffer: Buffer,
     wait: Duration,
     deadline: u64,
-    /// Number of pages of which pieces were made.
+    /// Number of pages of which splits were made.
     begun: usize,
     splits: usize,
     failed: bool,
@@ -73,7 +73,7 @@ enum FabricReadPhase {
 struct FabricSplit {
     landing: usize,
     pages_max: usize,
-    /// Index of the read; `None` if it ended without this piece.
+    /// Index of the read; `None` if it ended without this split.
     read: Option<usize>,
     /// Range of the pages within the read.
     pages: Range<usize>,
@@ -83,10 +83,10 @@ struct FabricSplit {
     under_way: usize,
     failed: bool,
     /// Layer of each page, counted from 1; 0 if absent.
-    numbers: [u8; PIECE_PAGES],
+    numbers: [u8; SPLIT_PAGES],
     /// Layer from which each page was read before its number was known; 0 from none.
-    guesses: [u8; PIECE_PAGES],
-    sums: [u64; PIECE_PAGES],
+    guesses: [u8; SPLIT_PAGES],
+    sums: [u64; SPLIT_PAGES],
 }
 
 impl FabricSplit {
@@ -100,9 +100,9 @@ impl FabricSplit {
             waiting: Vec::with_capacity(WAITING_MAX),
             under_way: 0,
             failed: false,
-            numbers: [0; PIECE_PAGES],
-            guesses: [0; PIECE_PAGES],
-            sums: [0; PIECE_PAGES],
+            numbers: [0; SPLIT_PAGES],
+            guesses: [0; SPLIT_PAGES],
+            sums: [0; SPLIT_PAGES],
         }
     }
 
@@ -141,7 +141,7 @@ impl FabricSplit {
     fn ask_for_pages(&mut self, reader: &StationReader, first: u64, layout: &RemoteLayout) -> bool {
         let count = self.pages.len();
         reader.copy(self.numbers_at(), &mut self.numbers[..count]);
-        let mut sums = [0; PIECE_PAGES * 8];
+        let mut sums = [0; SPLIT_PAGES * 8];
         reader.copy(self.sums_at(), &mut sums[..count * 8]);
         for (sum, bytes) in self.sums.iter_mut().zip(sums.as_chunks::<8>().0) {
             *sum = u64::from_le_bytes(*bytes);
@@ -210,10 +210,10 @@ pub(super) struct FabricLane {
     /// Reads that are not all begun.
     demand: VecDeque<usize>,
     background: VecDeque<usize>,
-    pieces: Box<[FabricSplit]>,
+    splits: Box<[FabricSplit]>,
     free_large: Vec<usize>,
     free_small: Vec<usize>,
-    /// Pieces with transfers to begin.
+    /// Splits with transfers to begin.
     waiting: VecDeque<usize>,
     ended: VecDeque<Completion>,
     /// Writes under way: tag, first page, number of pages.
@@ -236,12 +236,12 @@ impl Drop for FabricLane {
 impl FabricLane {
     pub(super) fn new(region: Arc<Region>, messages: TcpLane, reader: StationReader) -> FabricLane {
         let mut landing = 0;
-        let mut piece = |pages_max: usize| {
+        let mut split = |pages_max: usize| {
             landing += pages_max * LANDING_PER_PAGE;
             FabricSplit::new(landing - pages_max * LANDING_PER_PAGE, pages_max)
         };
-        let large = (0..LARGE_PIECES).map(|_| PIECE_PAGES);
-        let pieces = large.chain((0..SMALL_PIECES).map(|_| 1)).map(&mut piece).collect();
+        let large = (0..LARGE_SPLITS).map(|_| SPLIT_PAGES);
+        let splits = large.chain((0..SMALL_SPLITS).map(|_| 1)).map(&mut split).collect();
         FabricLane {
             version: region.version.load(Ordering::Acquire),
             layout: region.layout(),
@@ -253,10 +253,10 @@ impl FabricLane {
             free_reads: (0..SLOTS).collect(),
             demand: VecDeque::with_capacity(SLOTS),
             background: VecDeque::with_capacity(SLOTS),
-            pieces,
-            free_large: (0..LARGE_PIECES).collect(),
-            free_small: (LARGE_PIECES..LARGE_PIECES + SMALL_PIECES).collect(),
-            waiting: VecDeque::with_capacity(LARGE_PIECES + SMALL_PIECES),
+            splits,
+            free_large: (0..LARGE_SPLITS).collect(),
+            free_small: (LARGE_SPLITS..LARGE_SPLITS + SMALL_SPLITS).collect(),
+            waiting: VecDeque::with_capacity(LARGE_SPLITS + SMALL_SPLITS),
             ended: VecDeque::with_capacity(SLOTS),
             writes: Vec::with_capacity(SLOTS),
             zero_sum: checksum(&[0; PAGE_BYTES]),
@@ -277,7 +277,7 @@ impl FabricLane {
         }
     }
 
-    /// Makes pieces of the reads that wait, demand first, as long as there are free pieces.
+    /// Makes splits of the reads that wait, demand first, as long as there are free splits.
     fn begin(&mut self) {
         while let Some(&slot) = self.demand.front().or(self.background.front()) {
             let Some(read) = &mut self.reads[slot] else { unreachable!("reads that ended are in no queue") };
@@ -287,9 +287,9 @@ impl FabricLane {
                 _ => self.free_large.pop().or_else(|| self.free_small.pop()),
             };
             let Some(free) = free else { return };
-            let piece = &mut self.pieces[free];
-            let end = read.begun + left.min(piece.pages_max);
-            piece.begin(slot, read.page.0, read.begun..end, &self.layout);
+            let split = &mut self.splits[free];
+            let end = read.begun + left.min(split.pages_max);
+            split.begin(slot, read.page.0, read.begun..end, &self.layout);
             self.waiting.push_back(free);
             read.begun = end;
             read.splits += 1;
@@ -303,23 +303,23 @@ impl FabricLane {
     /// Begins the transfers that wait, as far as the fabric takes them.
     fn post(&mut self) {
         while let Some(&index) = self.waiting.front() {
-            let piece = &mut self.pieces[index];
-            while !piece.waiting.is_empty() {
-                let rest = piece.waiting.len().saturating_sub(self.reader.parts_max());
-                match self.reader.post(&piece.waiting[rest..], index as u64) {
+            let split = &mut self.splits[index];
+            while !split.waiting.is_empty() {
+                let rest = split.waiting.len().saturating_sub(self.reader.parts_max());
+                match self.reader.post(&split.waiting[rest..], index as u64) {
                     Ok(Post::Begun) => {
-                        piece.waiting.truncate(rest);
-                        piece.under_way += 1;
+                        split.waiting.truncate(rest);
+                        split.under_way += 1;
                     }
                     Ok(Post::Later) => return,
                     Err(_) => {
-                        piece.failed = true;
-                        piece.waiting.clear();
+                        split.failed = true;
+                        split.waiting.clear();
                     }
                 }
             }
             self.waiting.pop_front();
-            if self.pieces[index].under_way == 0 {
+            if self.splits[index].under_way == 0 {
                 self.advance(index);
             }
         }
@@ -335,10 +335,10 @@ impl FabricLane {
                 count += 1;
             });
             for (index, is_well) in &arrived[..count] {
-                let piece = &mut self.pieces[*index];
-                piece.under_way -= 1;
-                piece.failed |= !is_well;
-                if piece.under_way == 0 && piece.waiting.is_empty() {
+                let split = &mut self.splits[*index];
+                split.under_way -= 1;
+                split.failed |= !is_well;
+                if split.under_way == 0 && split.waiting.is_empty() {
                     self.advance(*index);
                 }
             }
@@ -350,24 +350,24 @@ impl FabricLane {
         }
     }
 
-    /// Advances a piece that has nothing under way and nothing waiting to its next step, or ends
+    /// Advances a split that has nothing under way and nothing waiting to its next step, or ends
     /// it.
     fn advance(&mut self, index: usize) {
-        let piece = &mut self.pieces[index];
-        let slot = piece.read;
+        let split = &mut self.splits[index];
+        let slot = split.read;
         if let Some(read) = slot.and_then(|slot| self.reads[slot].as_mut()) {
-            if piece.step == FabricReadPhase::Tables && !piece.failed && !read.failed {
-                piece.failed = !piece.ask_for_pages(&self.reader, read.page.0, &self.layout);
-                if !piece.failed && !piece.waiting.is_empty() {
+            if split.step == FabricReadPhase::Tables && !split.failed && !read.failed {
+                split.failed = !split.ask_for_pages(&self.reader, read.page.0, &self.layout);
+                if !split.failed && !split.waiting.is_empty() {
                     return self.waiting.push_back(index);
                 }
-                piece.waiting.clear();
+                split.waiting.clear();
             }
-            read.failed |= piece.failed || !piece.deliver(&self.reader, &mut read.buffer, self.zero_sum);
+            read.failed |= split.failed || !split.deliver(&self.reader, &mut read.buffer, self.zero_sum);
             read.splits -= 1;
         }
-        let pages_max = piece.pages_max;
-        piece.read = None;
+        let pages_max = split.pages_max;
+        split.read = None;
         if pages_max == 1 { &mut self.free_small } else { &mut self.free_large }.push(index);
         if let Some(slot) = slot {
             self.settle(slot);
@@ -401,7 +401,7 @@ impl FabricLane {
         }
     }
 
-    /// Takes a read out; its pieces go on without it.
+    /// Takes a read out; its splits go on without it.
     fn take(&mut self, slot: usize) -> Option<FabricRead> {
         let read = self.reads[slot].take()?;
         self.free_reads.push(slot);
@@ -409,7 +409,7 @@ impl FabricLane {
             self.queue(read.priority).retain(|other| *other != slot);
         }
         if read.splits > 0 {
-            self.pieces.iter_mut().filter(|piece| piece.read == Some(slot)).for_each(|piece| piece.read = None);
+            self.splits.iter_mut().filter(|split| split.read == Some(slot)).for_each(|split| split.read = None);
         }
         Some(read)
     }
@@ -457,7 +457,7 @@ impl FabricLane {
             self.begin();
             self.post();
             self.collect();
-            // Ended transfers made room, and brought pieces to their second step.
+            // Ended transfers made room, and brought splits to their second step.
             self.begin();
             self.post();
             if now >= self.next_deadline {
@@ -519,8 +519,8 @@ impl Lane for FabricLane {
         let LaneRequest { tag, priority, deadline: wait, op } = request;
         let deadline = now_ns().saturating_add(wait.as_nanos() as u64);
         let read = |page, part, buffer| {
-            let (begun, pieces, failed) = (0, 0, false);
-            FabricRead { tag, priority, page, part, buffer, wait, deadline, begun, splits: pieces, failed }
+            let (begun, splits, failed) = (0, 0, false);
+            FabricRead { tag, priority, page, part, buffer, wait, deadline, begun, splits, failed }
         };
         match op {
             Op::Read { page, buffer } => self.submit_read(read(page, None, buffer)),

@@ -53,15 +53,16 @@ impl LzLane {
 
     fn read_page(&mut self, page: u64, index: usize, buffer: &mut Buffer) -> Result<(), PoolError> {
         for _ in 0..TRIES {
-            let Some(head) = self.region.copy(page, &mut self.kept) else {
+            let Some(header) = self.region.copy(page, &mut self.kept) else {
                 buffer.page_mut(index).fill(0);
                 buffer.sums_mut()[index] = self.zero_sum;
                 return Ok(());
             };
             let target = buffer.page_mut(index);
-            if self.packer.unpacker.unpack(head, &self.kept[..head.bytes], target) && checksum(target) == head.sum {
+            if self.packer.unpacker.unpack(header, &self.kept[..header.bytes], target) && checksum(target) == header.sum
+            {
                 self.region.is_used(page);
-                buffer.sums_mut()[index] = head.sum;
+                buffer.sums_mut()[index] = header.sum;
                 return Ok(());
             }
         }
@@ -89,14 +90,14 @@ impl LzLane {
                 _ => (PageEncoding::Raw, bytes),
             }
         };
-        let head = EncodedHeader::new(sum, form, kept.len());
-        let mut unit = self.region.keep(head, kept);
+        let header = EncodedHeader::new(sum, form, kept.len());
+        let mut unit = self.region.keep(header, kept);
         for _ in 0..pack::STEPS_WHEN_FULL {
             if unit.is_ok() {
                 break;
             }
             match self.packer.step(&self.region) {
-                PackStep::Packed => unit = self.region.keep(head, kept),
+                PackStep::Packed => unit = self.region.keep(header, kept),
                 PackStep::Passed => {}
                 PackStep::Exhausted => break,
             }

@@ -62,7 +62,7 @@ enum PageEncoding {
     Zstd,
 }
 
-/// Head of two words before the bytes of a page.
+/// Header of two words before the bytes of a page.
 #[derive(Clone, Copy, Debug)]
 struct EncodedHeader {
     sum: u64,
@@ -71,7 +71,7 @@ struct EncodedHeader {
 }
 
 const WORD_BYTES: usize = size_of::<u64>();
-const HEAD_BYTES: usize = 2 * WORD_BYTES;
+const HEADER_BYTES: usize = 2 * WORD_BYTES;
 
 impl EncodedHeader {
     fn new(sum: u64, form: PageEncoding, bytes: usize) -> EncodedHeader {
@@ -82,12 +82,12 @@ impl EncodedHeader {
         [self.sum, u64::from(self.form) << 32 | self.bytes as u64]
     }
 
-    /// Reads a head. Damaged words give a head, too, but one of a page at most.
+    /// Reads a header. Damaged words give a header, too, but one of a page at most.
     fn from_words([sum, rest]: [u64; 2]) -> EncodedHeader {
         EncodedHeader { sum, bytes: (rest as u32 as usize).min(PAGE_BYTES), form: (rest >> 32) as u32 }
     }
 
-    /// Returns the form; `None` if the head is damaged.
+    /// Returns the form; `None` if the header is damaged.
     fn form(self) -> Option<PageEncoding> {
         [PageEncoding::Raw, PageEncoding::Repeated, PageEncoding::Lz4, PageEncoding::Zstd]
             .into_iter()
@@ -154,9 +154,9 @@ impl Region {
     }
 
     /// Puts the bytes of a page into a piece of their own.
-    fn keep(&self, head: EncodedHeader, bytes: &[u8]) -> Result<u64, PoolError> {
+    fn keep(&self, header: EncodedHeader, bytes: &[u8]) -> Result<u64, PoolError> {
         let full = PoolError::PoolFull { server: self.server };
-        let unit = self.slabs.take(HEAD_BYTES + bytes.len()).ok_or(full)?;
+        let unit = self.slabs.take(HEADER_BYTES + bytes.len()).ok_or(full)?;
         // A reader that takes these words for those of another page learns thereby that its page is
         // elsewhere.
         fence(Ordering::Release);
@@ -164,7 +164,7 @@ impl Region {
         let mut last = [0; WORD_BYTES];
         last[..rest.len()].copy_from_slice(rest);
         let words = whole.iter().chain((!rest.is_empty()).then_some(&last)).map(|word| u64::from_le_bytes(*word));
-        for (index, word) in head.to_words().into_iter().chain(words).enumerate() {
+        for (index, word) in header.to_words().into_iter().chain(words).enumerate() {
             self.word(unit, index).store(word, Ordering::Relaxed);
         }
         Ok(unit)
@@ -175,15 +175,15 @@ impl Region {
         self.places.get(page).map(pack::unit_of)
     }
 
-    /// Copies the stored bytes of `page` into `bytes`. Returns its head, or `None` if the page is
+    /// Copies the stored bytes of `page` into `bytes`. Returns its header, or `None` if the page is
     /// not stored.
     fn copy(&self, page: u64, bytes: &mut [u8; PAGE_BYTES]) -> Option<EncodedHeader> {
         loop {
             let unit = self.unit(page)?;
             let word = |index: usize| self.word(unit, index).load(Ordering::Relaxed);
-            let head = EncodedHeader::from_words([word(0), word(1)]);
+            let header = EncodedHeader::from_words([word(0), word(1)]);
             // The last piece of all ends with the memory of slabs.
-            let len = head.bytes.min(self.slabs.bytes_from(unit) - HEAD_BYTES);
+            let len = header.bytes.min(self.slabs.bytes_from(unit) - HEADER_BYTES);
             for (index, target) in
                 bytes.as_chunks_mut::<WORD_BYTES>().0[..len.div_ceil(WORD_BYTES)].iter_mut().enumerate()
             {
@@ -191,7 +191,7 @@ impl Region {
             }
             fence(Ordering::Acquire);
             if self.unit(page) == Some(unit) {
-                return Some(EncodedHeader { bytes: len, ..head });
+                return Some(EncodedHeader { bytes: len, ..header });
             }
         }
     }
@@ -228,8 +228,8 @@ impl Region {
         let copy = Region::new(self.server, self.size_bytes, self.pages)?;
         let (mut bytes, mut result) = ([0; PAGE_BYTES], Ok(()));
         let walked = self.places.each(0, self.pages, |page| {
-            if let (Some(head), Ok(())) = (self.copy(page, &mut bytes), result) {
-                result = copy.keep(head, &bytes[..head.bytes]).map(|unit| copy.publish(page, Some(unit)));
+            if let (Some(header), Ok(())) = (self.copy(page, &mut bytes), result) {
+                result = copy.keep(header, &bytes[..header.bytes]).map(|unit| copy.publish(page, Some(unit)));
             }
         });
         walked.map_err(PoolError::Os)?;

@@ -7,7 +7,7 @@
 //! ever.
 
 use super::slabs::Slabs;
-use super::{EncodedHeader, HEAD_BYTES, PageEncoding, Region};
+use super::{EncodedHeader, HEADER_BYTES, PageEncoding, Region};
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::checksum;
 use farfield_core::geometry::PAGE_BYTES;
@@ -79,8 +79,8 @@ pub(super) struct Unpacker(DCtx<'static>);
 impl Unpacker {
     /// Makes a page from its stored bytes; returns `false` if they are damaged. Not all damage is
     /// seen here: the page may be damaged all the same.
-    pub(super) fn unpack(&mut self, head: EncodedHeader, kept: &[u8], page: &mut [u8]) -> bool {
-        match head.form() {
+    pub(super) fn unpack(&mut self, header: EncodedHeader, kept: &[u8], page: &mut [u8]) -> bool {
+        match header.form() {
             Some(PageEncoding::Raw) if kept.len() == PAGE_BYTES => page.copy_from_slice(kept),
             Some(PageEncoding::Repeated) if kept.len() == 8 => {
                 page.as_chunks_mut::<8>().0.iter_mut().for_each(|word| word.copy_from_slice(kept));
@@ -172,21 +172,21 @@ impl Packer {
 
     /// Packs a page into a smaller piece than it has.
     fn pack(&mut self, region: &Region, page: u64) -> PackResult {
-        let Some(head) = region.copy(page, &mut self.kept) else { return PackResult::Incompressible };
-        let is_packable = matches!(head.form(), Some(PageEncoding::Raw | PageEncoding::Lz4));
-        let is_whole = is_packable && self.unpacker.unpack(head, &self.kept[..head.bytes], &mut self.page[..]);
+        let Some(header) = region.copy(page, &mut self.kept) else { return PackResult::Incompressible };
+        let is_packable = matches!(header.form(), Some(PageEncoding::Raw | PageEncoding::Lz4));
+        let is_whole = is_packable && self.unpacker.unpack(header, &self.kept[..header.bytes], &mut self.page[..]);
         // A read of a damaged page finds that out.
-        if !is_whole || checksum(&self.page[..]) != head.sum {
+        if !is_whole || checksum(&self.page[..]) != header.sum {
             return PackResult::Incompressible;
         }
         let Ok(bytes) = self.packs.compress(&mut self.packed[..], &self.page[..], LEVEL) else {
             return PackResult::Incompressible;
         };
-        let [now, then] = [head.bytes, bytes].map(|bytes| Slabs::units_for(HEAD_BYTES + bytes));
+        let [now, then] = [header.bytes, bytes].map(|bytes| Slabs::units_for(HEADER_BYTES + bytes));
         if then * 8 > now * 7 {
             return PackResult::Incompressible;
         }
-        let kept = region.keep(EncodedHeader::new(head.sum, PageEncoding::Zstd, bytes), &self.packed[..bytes]);
+        let kept = region.keep(EncodedHeader::new(header.sum, PageEncoding::Zstd, bytes), &self.packed[..bytes]);
         kept.map_or(PackResult::NoRoom, PackResult::At)
     }
 }

@@ -53,7 +53,7 @@ fn any_page(random: &mut Random) -> Vec<u8> {
 fn zstd_pages(region: &Region) -> usize {
     let mut bytes = [0; PAGE_BYTES];
     let is_zstd =
-        |page: &u64| region.copy(*page, &mut bytes).is_some_and(|head| head.form() == Some(PageEncoding::Zstd));
+        |page: &u64| region.copy(*page, &mut bytes).is_some_and(|header| header.form() == Some(PageEncoding::Zstd));
     (0..region.pages).filter(is_zstd).count()
 }
 
@@ -163,8 +163,8 @@ fn pages_that_nobody_uses_are_packed_again_when_memory_is_scarce() {
     }
     assert!(at > fits * 6 / 5, "{at} pages where lz4 alone has room for {fits}");
     assert!(zstd_pages(region) as u64 > at / 2, "{} of {at}", zstd_pages(region));
-    let head = region.copy(hot, &mut [0; PAGE_BYTES]).unwrap();
-    assert_eq!(head.form(), Some(PageEncoding::Lz4), "it is used");
+    let header = region.copy(hot, &mut [0; PAGE_BYTES]).unwrap();
+    assert_eq!(header.form(), Some(PageEncoding::Lz4), "it is used");
     for page in 0..at {
         assert!(read(&mut *lane, page, 1).unwrap().page(0) == text(page), "page {page}");
     }
@@ -198,8 +198,8 @@ fn what_is_written_while_it_is_packed_stays() {
                     if version % 8 == 0 {
                         std::thread::yield_now();
                     }
-                    let head = backend.region.copy(page, &mut [0; PAGE_BYTES]).unwrap();
-                    packed += u32::from(head.form() == Some(PageEncoding::Zstd));
+                    let header = backend.region.copy(page, &mut [0; PAGE_BYTES]).unwrap();
+                    packed += u32::from(header.form() == Some(PageEncoding::Zstd));
                     assert!(read(&mut *lane, page, 1).unwrap().page(0) == text(version), "version {version}");
                     assert!(
                         version == 1 || read(&mut *lane, page ^ 1, 1).unwrap().page(0) == text(version - 1),
@@ -229,7 +229,7 @@ fn a_flipped_bit_is_found() {
         bytes[..9].copy_from_slice(b"not empty");
         write(&mut *lane, page, &bytes).unwrap();
         let unit = backend.region.places.get(page).unwrap();
-        // In the head or behind it.
+        // In the header or behind it.
         let (word, bit) = (random.below(3) as usize, 1 << random.below(64));
         let flip = || backend.region.word(unit, word).fetch_xor(bit, Ordering::Relaxed);
         flip();

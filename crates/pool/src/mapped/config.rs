@@ -33,7 +33,9 @@ impl Config {
     pub(crate) fn parse_dax(text: &str) -> Result<Config, String> {
         let (path, options) = text.split_once('?').unwrap_or((text, ""));
         if path.is_empty() || path.contains('\0') {
-            return Err("write a folder or a file on a DAX file system, or a DAX device, as in dax:/mnt/pmem?size=8G or dax:/dev/dax0.0?device=erase".into());
+            let reason = "write a folder or a file on a DAX file system, or a DAX device, as in dax:/mnt/pmem?size=8G \
+                          or dax:/dev/dax0.0?device=erase";
+            return Err(reason.into());
         }
         Config { source: MemorySource::Path(path.into()), size_bytes: None, may_erase: false }
             .with_options("dax", options)

@@ -27,7 +27,7 @@ pub(super) enum Nature {
     Device,
 }
 
-/// Memory, with the stock of pages that are stored there.
+/// Memory, with the store of pages that are stored there.
 pub(super) struct MappedMemory {
     pub(super) store: ShadowStore,
     pub(super) mapping: Mapping,
@@ -52,16 +52,16 @@ impl MappedMemory {
         bytes: u64,
         align_bytes: u64,
     ) -> Result<MappedMemory, PoolError> {
-        let stock = ShadowStore::new(server, medium, pages, config.size_bytes, MediumCapacity { bytes, begun: 0 })?;
-        let mapped_bytes = stock.bytes().next_multiple_of(align_bytes);
+        let store = ShadowStore::new(server, medium, pages, config.size_bytes, MediumCapacity { bytes, begun: 0 })?;
+        let mapped_bytes = store.bytes().next_multiple_of(align_bytes);
         // Behind the end of a file there is nothing to load.
         if let Nature::Private { .. } = nature {
-            disk::resize(stock.medium.file, mapped_bytes).map_err(PoolError::Os)?;
+            disk::resize(store.medium.file, mapped_bytes).map_err(PoolError::Os)?;
         }
         // SAFETY: open as long as the medium.
-        let fd = unsafe { BorrowedFd::borrow_raw(stock.medium.file) };
+        let fd = unsafe { BorrowedFd::borrow_raw(store.medium.file) };
         let mapping = Mapping::new(fd, mapped_bytes, MappingAccess::ReadWrite).map_err(PoolError::Os)?;
-        Ok(MappedMemory { store: stock, mapping, nature })
+        Ok(MappedMemory { store, mapping, nature })
     }
 }
 

@@ -1,8 +1,8 @@
 //! Members `numa` and `dax`: pages in memory that the processor loads from, farther away than its
 //! own. CXL expanders look like that, as a NUMA node without processors or as a DAX device.
 //!
-//! The stock (`crate::stock`) knows which page is in which place, as for `ssd`; bytes are copied
-//! where `ssd` has transfers. See `docs/design/pool.md`.
+//! The store (`crate::shadow_store`) knows which page is in which place, as for `ssd`; bytes are
+//! copied where `ssd` has transfers. See `docs/design/pool.md`.
 
 mod config;
 mod lane;

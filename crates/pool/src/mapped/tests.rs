@@ -94,20 +94,20 @@ fn a_file_of_the_users_serves_one_region_at_a_time_and_stays() {
     let folder = Folder::new("named");
     let path = folder.file(64);
     let url = format!("dax:{}", path.display());
-    let opener = PoolBuilder::new().url(&url).pages(4096);
-    let backend = opener.open().unwrap();
+    let builder = PoolBuilder::new().url(&url).pages(4096);
+    let backend = builder.open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     for version in 1..4 {
         (0..4096).step_by(64).for_each(|page| write(&mut *lane, page, 64, version).unwrap());
     }
     (0..4096).step_by(64).for_each(|page| assert!(read(&mut *lane, page, 64).bytes() == filled(64, page, 3).bytes()));
-    let other = opener.open().err().unwrap().to_string();
+    let other = builder.open().err().unwrap().to_string();
     assert!(other.contains("another process"), "{other}");
     assert!(backend.clone_region().unwrap_err().to_string().contains("folder"));
     drop((lane, backend));
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 64 << 20);
     // Somebody's bytes are in it now.
-    let error = opener.open().err().unwrap().to_string();
+    let error = builder.open().err().unwrap().to_string();
     assert!(error.contains("file=erase"), "{error}");
     let again = PoolBuilder::new().url(format!("{url}?file=erase")).pages(64).open().unwrap();
     assert!(
@@ -224,8 +224,8 @@ fn threads_that_write_and_read_the_same_pages_see_whole_versions() {
 #[test]
 fn a_ticket_that_is_forgotten_takes_its_memory_along() {
     let folder = Folder::new("forget");
-    let opener = PoolBuilder::new().urls([folder.url("size=64M"), "ram:".to_owned()]).pages(4096);
-    let backend = opener.open().unwrap();
+    let builder = PoolBuilder::new().urls([folder.url("size=64M"), "ram:".to_owned()]).pages(4096);
+    let backend = builder.open().unwrap();
     write(&mut *backend.open_lane().unwrap(), 0, 64, 1).unwrap();
     let files = || {
         let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
@@ -236,7 +236,7 @@ fn a_ticket_that_is_forgotten_takes_its_memory_along() {
     assert_eq!(files(), 2);
     ticket.forget();
     assert_eq!(files(), 1);
-    assert!(opener.claim(&ticket).is_err());
+    assert!(builder.claim(&ticket).is_err());
 }
 
 #[test]

@@ -1,66 +1,66 @@
-//! Reactions of lanes to the answers of legs, and to missing answers.
+//! Reactions of lanes to the answers of members, and to missing answers.
 
 use super::lane::MirrorLane;
-use super::splits::{MirrorMemberRequest, MirrorOperation, MirrorRequestOwner, MirrorSplit, PIECES};
+use super::splits::{MirrorMemberRequest, MirrorOperation, MirrorRequestOwner, MirrorSplit, SPLITS};
 use crate::backend::OpKind;
-use crate::members::{HEDGE_MIN, RUN_PAGES, WRITE_PATIENCE};
+use crate::members::{HEDGE_MIN, RUN_PAGES, WRITE_TIMEOUT};
 use crate::{Buffer, Completion, PoolError};
 use core::time::Duration;
 use farfield_core::MemberSet;
 use farfield_os::process::now_ns;
 
 impl MirrorLane {
-    /// Sends a read whose leg has failed to another leg, if there is one.
-    pub(super) fn retry_read(&mut self, piece: usize) {
-        let Some(MirrorSplit { operation: parent, page, count, failed, error, .. }) = self.splits[piece] else {
+    /// Sends a read whose member has failed to another member, if there is one.
+    pub(super) fn retry_read(&mut self, split: usize) {
+        let Some(MirrorSplit { operation, page, count, failed, error, .. }) = self.splits[split] else {
             return;
         };
         let candidates = self.sources(page, count, failed);
         if candidates.is_empty() && self.members.has_new_lanes() {
-            return self.defer_read(piece);
+            return self.defer_read(split);
         }
         if candidates.is_empty() {
-            return self.end_split(piece, Err(error.unwrap_or(self.table.gone())));
+            return self.end_split(split, Err(error.unwrap_or(self.table.gone())));
         }
         let is_whole =
-            self.operations[parent].as_ref().is_some_and(|known| known.count == count && known.buffer.is_some());
+            self.operations[operation].as_ref().is_some_and(|known| known.count == count && known.buffer.is_some());
         match self.best(candidates, count) {
-            Some(leg) if count <= RUN_PAGES => self.send_read(piece, leg, false),
+            Some(member) if count <= RUN_PAGES => self.send_read(split, member, false),
             _ if is_whole => {
-                let leg = candidates.iter().next().expect("not empty");
-                self.send_read(piece, leg, true);
+                let member = candidates.iter().next().expect("not empty");
+                self.send_read(split, member, true);
             }
-            _ => self.defer_read(piece),
+            _ => self.defer_read(split),
         }
     }
 
     /// Puts a read off until there is room for it, or its time is over.
-    fn defer_read(&mut self, piece: usize) {
-        self.retry_reads.push_back(piece);
-        let Some(known) = &mut self.splits[piece] else { return };
+    fn defer_read(&mut self, split: usize) {
+        self.retry_reads.push_back(split);
+        let Some(known) = &mut self.splits[split] else { return };
         known.alarm_at = self.operations[known.operation].as_ref().map_or(u64::MAX, MirrorOperation::ends_at);
         self.alarm_at = self.alarm_at.min(known.alarm_at);
     }
 
     pub(super) fn on_reply(&mut self, Completion { tag, result, buffer }: Completion) {
-        let Some(MirrorMemberRequest { owner: target, member: leg, is_direct, started_at }) =
+        let Some(MirrorMemberRequest { owner: target, member, is_direct, started_at }) =
             self.requests[tag as usize].take()
         else {
             return;
         };
         self.free_requests.push(tag as u16);
         if let Err(error @ PoolError::ServerGone { .. }) = result {
-            self.table.give_up(leg, error);
+            self.table.give_up(member, error);
         }
         let own = |lane: &mut Self, buffer: Option<Buffer>| {
-            if let (Some(buffer), Some(known)) = (buffer, &mut lane.members[leg]) {
+            if let (Some(buffer), Some(known)) = (buffer, &mut lane.members[member]) {
                 known.give_buffer(buffer);
             }
         };
         match target {
             MirrorRequestOwner::Abandoned => own(self, buffer),
             MirrorRequestOwner::LateWrite => {
-                self.on_late_write_reply(leg, result);
+                self.on_late_write_reply(member, result);
                 own(self, buffer);
             }
             MirrorRequestOwner::Copy(job) => {
@@ -71,65 +71,65 @@ impl MirrorLane {
                 }
             }
             MirrorRequestOwner::Look => {
-                if let Some(walker) = &mut self.scrub_cursor {
-                    walker.on_reply(&self.table.scrub, result, buffer.as_ref().map_or(&[], Buffer::sums));
+                if let Some(cursor) = &mut self.scrub_cursor {
+                    cursor.on_reply(&self.table.scrub, result, buffer.as_ref().map_or(&[], Buffer::sums));
                 }
                 own(self, buffer);
             }
             MirrorRequestOwner::Split(index) => {
-                let Some(piece) = &mut self.splits[index] else { return };
-                piece.requests[leg] = None;
-                if piece.lagging.has(leg) {
-                    piece.lagging = piece.lagging.difference(MemberSet::one(leg));
+                let Some(split) = &mut self.splits[index] else { return };
+                split.requests[member] = None;
+                if split.lagging.has(member) {
+                    split.lagging = split.lagging.difference(MemberSet::one(member));
                     match result {
-                        Ok(()) => piece.have = piece.have.union(MemberSet::one(leg)),
+                        Ok(()) => split.have = split.have.union(MemberSet::one(member)),
                         Err(PoolError::TimedOut { .. }) => {
-                            piece.indeterminate = piece.indeterminate.union(MemberSet::one(leg))
+                            split.indeterminate = split.indeterminate.union(MemberSet::one(member))
                         }
                         Err(_) => {}
                     }
-                    piece.failed = piece.failed.union(MemberSet::one(leg).difference(piece.have));
-                    self.on_late_write_reply(leg, result);
+                    split.failed = split.failed.union(MemberSet::one(member).difference(split.have));
+                    self.on_late_write_reply(member, result);
                     own(self, buffer);
                     return self.on_write_reply(index);
                 }
-                let Some(parent) = &mut self.operations[piece.operation] else { return };
+                let Some(operation) = &mut self.operations[split.operation] else { return };
                 match result {
-                    Ok(()) => piece.have = piece.have.union(MemberSet::one(leg)),
+                    Ok(()) => split.have = split.have.union(MemberSet::one(member)),
                     Err(error) => {
-                        piece.failed = piece.failed.union(MemberSet::one(leg));
+                        split.failed = split.failed.union(MemberSet::one(member));
                         match error {
-                            PoolError::Corrupt { .. } => piece.wrong = piece.wrong.union(MemberSet::one(leg)),
+                            PoolError::Corrupt { .. } => split.wrong = split.wrong.union(MemberSet::one(member)),
                             PoolError::TimedOut { .. } => {
-                                piece.indeterminate = piece.indeterminate.union(MemberSet::one(leg))
+                                split.indeterminate = split.indeterminate.union(MemberSet::one(member))
                             }
                             _ => {}
                         }
-                        // The caller must know that a leg is full, unless it can go on without that
-                        // leg. It must know that a leg is gone only if all are.
+                        // The caller must know that a member is full, unless it can go on without
+                        // that member. It must know that a member is gone only if all are.
                         let is_full = matches!(error, PoolError::PoolFull { .. });
-                        let is_worse = is_full && self.table.follower() != Some(leg);
+                        let is_worse = is_full && self.table.follower() != Some(member);
                         if is_full && !is_worse {
-                            self.table.give_up(leg, error);
+                            self.table.give_up(member, error);
                         }
                         if is_worse
-                            || !is_full && piece.error.is_none_or(|known| matches!(known, PoolError::ServerGone { .. }))
+                            || !is_full && split.error.is_none_or(|known| matches!(known, PoolError::ServerGone { .. }))
                         {
-                            piece.error = Some(error);
+                            split.error = Some(error);
                         }
                     }
                 }
-                let is_read = matches!(parent.kind, OpKind::Read | OpKind::Part(_));
+                let is_read = matches!(operation.kind, OpKind::Read | OpKind::Part(_));
                 if is_direct {
-                    parent.buffer = buffer;
+                    operation.buffer = buffer;
                 } else {
-                    if let (true, Ok(()), Some(from), Some(to)) = (is_read, result, &buffer, &mut parent.buffer) {
-                        take_answer(parent.kind, from, to, (piece.page - parent.page) as usize);
+                    if let (true, Ok(()), Some(from), Some(to)) = (is_read, result, &buffer, &mut operation.buffer) {
+                        take_answer(operation.kind, from, to, (split.page - operation.page) as usize);
                     }
                     own(self, buffer);
                 }
                 if is_read {
-                    self.on_read_reply(index, leg, result.is_ok(), started_at);
+                    self.on_read_reply(index, member, result.is_ok(), started_at);
                 } else {
                     self.on_write_reply(index);
                 }
@@ -137,20 +137,20 @@ impl MirrorLane {
         }
     }
 
-    /// Handles the answer of a leg to a write that was late there.
-    fn on_late_write_reply(&mut self, leg: usize, result: Result<(), PoolError>) {
+    /// Handles the answer of a member to a write that was late there.
+    fn on_late_write_reply(&mut self, member: usize, result: Result<(), PoolError>) {
         match result {
             // The write may still arrive, at any time.
-            Err(PoolError::TimedOut { .. }) if !self.table.is_dual_write() => return self.table.stay_lagging(leg),
-            Err(error) if self.table.is_dual_write() => self.table.give_up(leg, error),
+            Err(PoolError::TimedOut { .. }) if !self.table.is_dual_write() => return self.table.stay_lagging(member),
+            Err(error) if self.table.is_dual_write() => self.table.give_up(member, error),
             _ => {}
         }
-        self.table.on_late_reply(leg);
+        self.table.on_late_reply(member);
     }
 
-    pub(super) fn on_read_reply(&mut self, index: usize, leg: usize, is_answer: bool, started_at: u64) {
-        let Some(piece) = &self.splits[index] else { return };
-        let (others, wrong, page, count) = (piece.under_way(), piece.wrong, piece.page, piece.count);
+    pub(super) fn on_read_reply(&mut self, index: usize, member: usize, is_answer: bool, started_at: u64) {
+        let Some(split) = &self.splits[index] else { return };
+        let (others, wrong, page, count) = (split.under_way(), split.wrong, split.page, split.count);
         if !is_answer {
             if others.is_empty() {
                 self.retry_read(index);
@@ -158,68 +158,71 @@ impl MirrorLane {
             return;
         }
         let now = now_ns();
-        if let Some(known) = &mut self.members[leg] {
+        if let Some(known) = &mut self.members[member] {
             known.took(now.saturating_sub(started_at));
         }
         for slow in others.iter() {
             let asked_at =
-                piece.requests[slow].and_then(|errand| Some(self.requests[errand as usize].as_ref()?.started_at));
-            // The slow leg was asked earlier, and it is unknown how long it will take. It has taken
-            // this long already.
+                split.requests[slow].and_then(|request| Some(self.requests[request as usize].as_ref()?.started_at));
+            // The slow member was asked earlier, and it is unknown how long it will take. It has
+            // taken this long already.
             if let (Some(known), Some(asked_at)) = (&mut self.members[slow], asked_at.filter(|at| *at < started_at)) {
                 known.is_slower_than(now.saturating_sub(asked_at));
             }
         }
-        for leg in wrong.iter() {
-            self.table.suspect(page, count, leg);
+        for member in wrong.iter() {
+            self.table.suspect(page, count, member);
         }
         self.end_split(index, Ok(()));
     }
 
     pub(super) fn on_write_reply(&mut self, index: usize) {
-        let Some(piece) = &mut self.splits[index] else { return };
-        if piece.under_way().is_empty() {
+        let Some(split) = &mut self.splits[index] else { return };
+        if split.under_way().is_empty() {
             self.end_write(index);
-        } else if !piece.have.is_empty() && !piece.is_over {
+        } else if !split.have.is_empty() && !split.is_over {
             let now = now_ns();
-            if piece.patient_until == u64::MAX {
-                piece.patient_until = self.table.counts_with_fewer_at(now);
+            if split.degrades_at == u64::MAX {
+                split.degrades_at = self.table.counts_with_fewer_at(now);
             }
-            // Each answer may complete a sufficient set of legs.
-            piece.alarm_at = piece.alarm_at.min(piece.patient_until.max(now));
-            self.alarm_at = self.alarm_at.min(piece.alarm_at);
+            // Each answer may complete a sufficient set of members.
+            split.alarm_at = split.alarm_at.min(split.degrades_at.max(now));
+            self.alarm_at = self.alarm_at.min(split.alarm_at);
         }
     }
 
     pub(super) fn end_write(&mut self, index: usize) {
-        let Some(piece) = &self.splits[index] else { return };
-        if !piece.have.is_empty() {
+        let Some(split) = &self.splits[index] else { return };
+        if !split.have.is_empty() {
             // A write that was not answered may still arrive, on top of newer bytes.
-            let leader = self.table.authoritative();
-            let unsure = piece.indeterminate.difference(self.table.failed());
-            unsure.iter().filter(|leg| Some(*leg) != leader).for_each(|leg| self.table.note_indeterminate(leg));
-        } else if !piece.indeterminate.is_empty() && piece.is_over {
+            let authoritative = self.table.authoritative();
+            let unsure = split.indeterminate.difference(self.table.failed());
+            unsure
+                .iter()
+                .filter(|member| Some(*member) != authoritative)
+                .for_each(|member| self.table.note_indeterminate(member));
+        } else if !split.indeterminate.is_empty() && split.is_over {
             // The write may still be made, and its outcome stays unknown: the chunk keeps its
             // writer, so it is not copied.
             return self.drop_split(index);
         }
-        let kept = self.table.end_write(piece.page, piece.count, piece.requested(), piece.have);
-        if piece.is_over {
+        let kept = self.table.end_write(split.page, split.count, split.requested(), split.have);
+        if split.is_over {
             return self.drop_split(index);
         }
-        // Only a leg that is not read there any more has the write: it was late meanwhile with a
+        // Only a member that is not read there any more has the write: it was late meanwhile with a
         // neighbour that others have, or it is being given up. The others shall have this write,
         // too.
         let is_unlucky =
-            !kept && !piece.have.is_empty() && self.table.keeps(piece.page, piece.count, self.connected_members());
-        let result = match piece.error {
+            !kept && !split.have.is_empty() && self.table.keeps(split.page, split.count, self.connected_members());
+        let result = match split.error {
             Some(PoolError::PoolFull { server }) => Err(PoolError::PoolFull { server }),
             _ if is_unlucky => Err(self.table.gone()),
             error if !kept => Err(error.unwrap_or(self.table.gone())),
             _ => Ok(()),
         };
-        if let Some(parent) = self.operations[piece.operation].as_mut().filter(|_| is_unlucky) {
-            parent.is_unlucky = true;
+        if let Some(operation) = self.operations[split.operation].as_mut().filter(|_| is_unlucky) {
+            operation.is_unlucky = true;
         }
         self.end_split(index, result);
     }
@@ -229,45 +232,45 @@ impl MirrorLane {
         self.free_splits.push(index);
     }
 
-    /// Ends a write whose time is over while only legs that have not answered can say what became
-    /// of it.
+    /// Ends a write whose time is over while only members that have not answered can say what
+    /// became of it.
     fn end_in_time(&mut self, index: usize, now: u64) {
-        let Some(piece) = &mut self.splits[index] else { return };
-        (piece.is_over, piece.lagging, piece.alarm_at) = (true, piece.under_way(), u64::MAX);
-        let (late, owner) = (piece.lagging, piece.operation);
-        late.iter().for_each(|leg| self.table.mark_lagging(leg, now));
-        let server = late.iter().next().map_or(0, |leg| self.table.server(leg));
-        let Some(parent) = &mut self.operations[owner] else { return };
-        parent.result = parent.result.and(Err(PoolError::TimedOut { server, after: parent.deadline }));
+        let Some(split) = &mut self.splits[index] else { return };
+        (split.is_over, split.lagging, split.alarm_at) = (true, split.under_way(), u64::MAX);
+        let (late, owner) = (split.lagging, split.operation);
+        late.iter().for_each(|member| self.table.mark_lagging(member, now));
+        let server = late.iter().next().map_or(0, |member| self.table.server(member));
+        let Some(operation) = &mut self.operations[owner] else { return };
+        operation.result = operation.result.and(Err(PoolError::TimedOut { server, after: operation.deadline }));
         // Pages that have not set out have no time left either.
-        parent.split_pages = parent.count;
-        parent.splits -= 1;
+        operation.split_pages = operation.count;
+        operation.splits -= 1;
         self.queued.retain(|queued| *queued != owner);
         self.end_unsplit_operation(owner);
     }
 
     pub(super) fn end_split(&mut self, index: usize, result: Result<(), PoolError>) {
-        let Some(piece) = self.splits[index].take() else { return };
+        let Some(split) = self.splits[index].take() else { return };
         self.free_splits.push(index);
-        let Some(parent) = &mut self.operations[piece.operation] else { return };
-        for errand in piece.requests.into_iter().flatten() {
-            if let Some(errand) = &mut self.requests[errand as usize] {
-                errand.owner = if parent.kind == OpKind::Write || parent.kind == OpKind::Discard {
+        let Some(operation) = &mut self.operations[split.operation] else { return };
+        for request in split.requests.into_iter().flatten() {
+            if let Some(request) = &mut self.requests[request as usize] {
+                request.owner = if operation.kind == OpKind::Write || operation.kind == OpKind::Discard {
                     MirrorRequestOwner::LateWrite
                 } else {
                     MirrorRequestOwner::Abandoned
                 };
             }
         }
-        if parent.result.is_ok() {
-            parent.result = result;
+        if operation.result.is_ok() {
+            operation.result = result;
         }
-        parent.splits -= 1;
-        self.end_unsplit_operation(piece.operation);
+        operation.splits -= 1;
+        self.end_unsplit_operation(split.operation);
     }
 
     pub(super) fn end_unsplit_operation(&mut self, index: usize) {
-        let is_over = |parent: &MirrorOperation| parent.splits == 0 && parent.split_pages == parent.count;
+        let is_over = |operation: &MirrorOperation| operation.splits == 0 && operation.split_pages == operation.count;
         if !self.operations[index].as_ref().is_some_and(is_over) || self.queued.contains(&index) {
             return;
         }
@@ -280,7 +283,7 @@ impl MirrorLane {
         }
     }
 
-    /// Begins a change anew at legs that came since it began, if legs died under it. Returns
+    /// Retries a change at members that came since it began, if members died under it. Returns
     /// whether it does.
     fn restart_write(&mut self, index: usize) -> bool {
         let Some(MirrorOperation { kind, result: Err(PoolError::ServerGone { .. }), knew, buffer, is_unlucky, .. }) =
@@ -289,35 +292,36 @@ impl MirrorLane {
             return false;
         };
         let is_change = *kind == OpKind::Discard || *kind == OpKind::Write && buffer.is_some();
-        let legs = self.connected_members();
-        if !is_change || !is_unlucky && !self.members.has_news(legs, *knew) {
+        let members = self.connected_members();
+        if !is_change || !is_unlucky && !self.members.has_news(members, *knew) {
             return false;
         }
-        if let Some(parent) = &mut self.operations[index] {
-            (parent.split_pages, parent.result, parent.knew, parent.is_unlucky) = (0, Ok(()), legs, false);
+        if let Some(operation) = &mut self.operations[index] {
+            (operation.split_pages, operation.result, operation.knew, operation.is_unlucky) =
+                (0, Ok(()), members, false);
         }
         true
     }
 
-    /// Checks whether the piece is a read that waits for room and has no time left.
+    /// Checks whether the split is a read that waits for room and has no time left.
     fn is_read_over(&self, index: usize, now: u64) -> bool {
-        let Some(piece) = &self.splits[index] else { return false };
-        piece.under_way().is_empty()
-            && self.operations[piece.operation].as_ref().is_some_and(|known| known.ends_at() <= now)
+        let Some(split) = &self.splits[index] else { return false };
+        split.under_way().is_empty()
+            && self.operations[split.operation].as_ref().is_some_and(|known| known.ends_at() <= now)
     }
 
-    /// Handles a write that has waited long: for a leg that others may do without, or for all the
-    /// time that it has.
+    /// Handles a write that has waited long: for a member that others may do without, or for all
+    /// the time that it has.
     fn write_is_slow(&mut self, index: usize, now: u64) {
-        let Some(piece) = &self.splits[index] else { return };
-        let (slow, ends_at) = (piece.under_way(), piece.ends_at);
-        // The legs that have the write may lack the bytes that were there before; then the slow leg
-        // is waited for. The leader's answer is waited for, too.
-        let is_kept = !piece.have.is_empty() && self.table.keeps(piece.page, piece.count, piece.have);
-        let decides = self.table.authoritative().is_some_and(|leader| slow.has(leader));
-        let counts_in_the_end = ends_at <= now && self.table.write_patience().is_some();
-        if is_kept && !decides && (piece.patient_until <= now || counts_in_the_end) {
-            slow.iter().for_each(|leg| self.table.mark_lagging(leg, ends_at));
+        let Some(split) = &self.splits[index] else { return };
+        let (slow, ends_at) = (split.under_way(), split.ends_at);
+        // The members that have the write may lack the bytes that were there before; then the slow
+        // member is waited for. The answer of the authoritative member is waited for, too.
+        let is_kept = !split.have.is_empty() && self.table.keeps(split.page, split.count, split.have);
+        let decides = self.table.authoritative().is_some_and(|authoritative| slow.has(authoritative));
+        let counts_in_the_end = ends_at <= now && self.table.write_timeout().is_some();
+        if is_kept && !decides && (split.degrades_at <= now || counts_in_the_end) {
+            slow.iter().for_each(|member| self.table.mark_lagging(member, ends_at));
             return self.end_write(index);
         }
         if ends_at <= now {
@@ -326,53 +330,53 @@ impl MirrorLane {
         if !is_kept && ends_at != u64::MAX {
             self.ask_more(index);
         }
-        let Some(piece) = &mut self.splits[index] else { return };
-        let look_at = now.saturating_add(WRITE_PATIENCE.as_nanos() as u64);
-        let look_at = if piece.patient_until > now { look_at.min(piece.patient_until) } else { look_at };
-        piece.alarm_at = ends_at.min(look_at);
-        self.alarm_at = self.alarm_at.min(piece.alarm_at);
+        let Some(split) = &mut self.splits[index] else { return };
+        let look_at = now.saturating_add(WRITE_TIMEOUT.as_nanos() as u64);
+        let look_at = if split.degrades_at > now { look_at.min(split.degrades_at) } else { look_at };
+        split.alarm_at = ends_at.min(look_at);
+        self.alarm_at = self.alarm_at.min(split.alarm_at);
     }
 
-    /// Hedges slow reads, and ends writes that only a slow leg lacks, and operations that have no
-    /// time left.
+    /// Hedges slow reads, and ends writes that only a slow member lacks, and operations that have
+    /// no time left.
     pub(super) fn on_alarm(&mut self, now: u64) {
         self.alarm_at = u64::MAX;
         self.end_queued(now);
-        for index in 0..PIECES {
-            let Some(piece) = &mut self.splits[index] else { continue };
-            if piece.alarm_at > now {
-                self.alarm_at = self.alarm_at.min(piece.alarm_at);
+        for index in 0..SPLITS {
+            let Some(split) = &mut self.splits[index] else { continue };
+            if split.alarm_at > now {
+                self.alarm_at = self.alarm_at.min(split.alarm_at);
                 continue;
             }
-            piece.alarm_at = u64::MAX;
-            if piece.epoch_guard.is_some() {
+            split.alarm_at = u64::MAX;
+            if split.epoch_guard.is_some() {
                 self.write_is_slow(index, now);
             } else if self.is_read_over(index, now) {
-                self.retry_reads.retain(|piece| *piece != index);
+                self.retry_reads.retain(|split| *split != index);
                 let (after, server) = (Duration::ZERO, self.table.slow_server());
                 self.end_split(index, Err(PoolError::TimedOut { server, after }));
-            } else if let Some(piece) = &self.splits[index]
-                && !piece.is_hedged
-                && !piece.under_way().is_empty()
+            } else if let Some(split) = &self.splits[index]
+                && !split.is_hedged
+                && !split.under_way().is_empty()
                 && self.free_requests.len() > MemberSet::MAX
             {
-                let (page, count, asked) = (piece.page, piece.count, piece.under_way().union(piece.failed));
+                let (page, count, asked) = (split.page, split.count, split.under_way().union(split.failed));
                 let candidates = self.sources(page, count, asked);
-                let leg = self.best(candidates, count);
-                if let Some(piece) = &mut self.splits[index] {
-                    piece.is_hedged = leg.is_some();
-                    piece.alarm_at = now.saturating_add(HEDGE_MIN.as_nanos() as u64);
-                    self.alarm_at = self.alarm_at.min(piece.alarm_at);
+                let member = self.best(candidates, count);
+                if let Some(split) = &mut self.splits[index] {
+                    split.is_hedged = member.is_some();
+                    split.alarm_at = now.saturating_add(HEDGE_MIN.as_nanos() as u64);
+                    self.alarm_at = self.alarm_at.min(split.alarm_at);
                 }
-                if let Some(leg) = leg {
-                    self.send_read(index, leg, false);
+                if let Some(member) = member {
+                    self.send_read(index, member, false);
                 }
             }
         }
     }
 }
 
-/// Copies the answer of a leg to where the caller wants it.
+/// Copies the answer of a member to where the caller wants it.
 fn take_answer(kind: OpKind, from: &Buffer, to: &mut Buffer, first: usize) {
     if let OpKind::Part(part) = kind {
         to.page_mut(first)[part.range()].copy_from_slice(&from.page(0)[part.range()]);

@@ -1,17 +1,18 @@
-//! Calls of functions that write pages themselves, made at every leg that holds everything. No such
-//! call begins while a leg that takes part lacks something: it would write at the others only.
+//! Calls of functions that write pages themselves, made at every member that holds everything. No
+//! such call begins while a member that takes part lacks something: it would write at the others
+//! only.
 //!
 //! For the words of the chunks such a call is a write: the write begins before the functions do.
-//! When all have ended, some legs may lack the pages: those at which a function did not succeed,
-//! and those that missed something meanwhile. Legs that have the pages give them to these. Answers
-//! are compared: where they differ the pages count as not written, at any leg.
+//! When all have ended, some members may lack the pages: those at which a function did not succeed,
+//! and those that missed something meanwhile. Members that have the pages give them to these.
+//! Answers are compared: where they differ the pages count as not written, at any member.
 //!
-//! A leg that is silent when the others have answered, and does not even say that it is there, is
-//! late, as with any write. Its functions may still write there, so nothing is asked or copied
-//! there before it has said that they are over. If it never does, it is given up as soon as the
-//! others can do without it.
+//! A member that is silent when the others have answered, and does not even say that it is there,
+//! is lagging, as with any write. Its functions may still write there, so nothing is asked or
+//! copied there before it has said that they are over. If it never does, it is given up as soon as
+//! the others can do without it.
 //!
-//! Dangers that the tests guard against: a leg that is read without having the pages; a function
+//! Dangers that the tests guard against: a member that is read without having the pages; a function
 //! that still writes where others have written since.
 
 use super::replica_map::ReplicaMap;
@@ -29,28 +30,28 @@ use farfield_os::sync::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Time that a leg may be silent after the others have answered before it is asked whether it is
+/// Time that a member may be silent after the others have answered before it is asked whether it is
 /// there.
-const PATIENCE: Duration = Duration::from_millis(400);
-/// Time that one leg is waited for before the others are looked at.
+const STALL_TIMEOUT: Duration = Duration::from_millis(400);
+/// Time that one member is waited for before the others are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// Reason of the refusal when legs that should hold the same pages answer differently.
+/// Reason of the refusal when members that should hold the same pages answer differently.
 const DIFFER: &str = "servers that should keep the same answer differently";
 
-/// Functions that write the same pages at all legs of a mirror.
+/// Functions that write the same pages at all members of a mirror.
 pub(super) struct MirrorWriteReservation(Arc<BroadcastState>);
 
 struct BroadcastState {
     table: Arc<ReplicaMap>,
     runs: Vec<(PageId, u64)>,
-    /// Legs that are asked, which held everything when it began, and how often each had been hurt
-    /// by then.
+    /// Members that are asked, which held everything when it began, and the missed generation of
+    /// each by then.
     members: MemberSet,
     missed_generations: [u32; MemberSet::MAX],
-    /// Backend of each leg at the beginning. Another may have taken its place by the end.
+    /// Backend of each member at the beginning. Another may have taken its place by the end.
     backends: Vec<Option<Arc<dyn Backend>>>,
-    /// Legs at which something failed; at which something may still be under way when its call has
-    /// ended; and for which a thread waits until nothing is.
+    /// Members at which something failed; at which something may still be under way when its call
+    /// has ended; and for which a thread waits until nothing is.
     failed: Set,
     indeterminate: Set,
     lagging: Set,
@@ -62,8 +63,8 @@ struct BroadcastState {
 struct Set(AtomicU16);
 
 impl Set {
-    fn add(&self, legs: MemberSet) {
-        self.0.fetch_or(legs.0, Ordering::SeqCst);
+    fn add(&self, members: MemberSet) {
+        self.0.fetch_or(members.0, Ordering::SeqCst);
     }
 
     fn members(&self) -> MemberSet {
@@ -74,11 +75,12 @@ impl Set {
 impl MirrorWriteReservation {
     pub(super) fn begin(table: &Arc<ReplicaMap>, runs: &[(PageId, u64)]) -> Result<MirrorWriteReservation, PoolError> {
         let change = table.write_epochs.begin();
-        let hurts = core::array::from_fn(|leg| if table.all().has(leg) { table.missed_generation(leg) } else { 0 });
-        let asked: MemberSet = table.all().iter().filter(|leg| table.is_whole(*leg)).collect();
-        // What such a call writes would lie at fewer legs than take part, and if calls follow each
-        // other closely, the leg that is being repaired would lack something again after each of
-        // them. Ordinary writes go to that leg, too.
+        let missed_generations =
+            core::array::from_fn(|member| if table.all().has(member) { table.missed_generation(member) } else { 0 });
+        let asked: MemberSet = table.all().iter().filter(|member| table.is_whole(*member)).collect();
+        // What such a call writes would lie at fewer members than take part, and if calls follow
+        // each other closely, the member that is being repaired would lack something again after
+        // each of them. Ordinary writes go to that member, too.
         if asked.is_empty() || !table.repairable().is_empty() {
             return Err(PoolError::Refused { server: 0, reason: CallLane::NOT_NOW });
         }
@@ -94,8 +96,8 @@ impl MirrorWriteReservation {
             table: table.clone(),
             runs: runs.to_vec(),
             members: asked,
-            missed_generations: hurts,
-            backends: (0..table.all().count()).map(|leg| table.backend(leg)).collect(),
+            missed_generations,
+            backends: (0..table.all().count()).map(|member| table.backend(member)).collect(),
             failed: Set::default(),
             indeterminate: Set::default(),
             lagging: Set::default(),
@@ -107,11 +109,11 @@ impl MirrorWriteReservation {
 impl WriteReservation for MirrorWriteReservation {
     fn open(&self) -> Result<Box<dyn CallChannel>, PoolError> {
         let table = &self.0.table;
-        let (mut ways, mut why) = (Vec::new(), None);
-        for leg in self.0.members.iter() {
-            match self.0.backends[leg].as_ref().map(|backend| backend.open_calls()) {
+        let (mut channels, mut why) = (Vec::new(), None);
+        for member in self.0.members.iter() {
+            match self.0.backends[member].as_ref().map(|backend| backend.open_calls()) {
                 Some(Ok(calls)) => {
-                    ways.push(MemberChannel { member: leg, calls: Some(calls), unsent: VecDeque::new(), owes: 0 })
+                    channels.push(MemberChannel { member, calls: Some(calls), unsent: VecDeque::new(), owes: 0 })
                 }
                 // The others would have to give it the pages after each call.
                 Some(Err(error @ PoolError::Refused { reason: CallLane::NOWHERE, .. })) => {
@@ -119,18 +121,18 @@ impl WriteReservation for MirrorWriteReservation {
                     return Err(error);
                 }
                 other => {
-                    self.0.failed.add(MemberSet::one(leg));
+                    self.0.failed.add(MemberSet::one(member));
                     table.check_health();
                     why = other.and_then(Result::err).or(why);
                 }
             }
         }
-        if ways.is_empty() {
+        if channels.is_empty() {
             return Err(why.unwrap_or(table.gone()));
         }
         let (shared, pending) = (self.0.clone(), BTreeMap::new());
-        let (arrived, ended, quiet) = (Vec::new(), VecDeque::new(), None);
-        Ok(Box::new(BroadcastChannel { shared, channels: ways, pending, next: 0, arrived, ended, stall_timer: quiet }))
+        let (arrived, ended, timer) = (Vec::new(), VecDeque::new(), None);
+        Ok(Box::new(BroadcastChannel { shared, channels, pending, next: 0, arrived, ended, stall_timer: timer }))
     }
 
     fn end(self: Box<MirrorWriteReservation>) -> Result<(), IncompleteWrite> {
@@ -146,10 +148,10 @@ impl Drop for MirrorWriteReservation {
 }
 
 impl BroadcastState {
-    /// Checks whether the leg still has the backend that was asked. If not, that backend was lost
+    /// Checks whether the member still has the backend that was asked. If not, that backend failed
     /// and another server has come to its place.
-    fn is_same_backend(&self, leg: usize) -> bool {
-        match (&self.backends[leg], self.table.backend(leg)) {
+    fn is_same_backend(&self, member: usize) -> bool {
+        match (&self.backends[member], self.table.backend(member)) {
             (Some(asked), Some(now)) => Arc::ptr_eq(asked, &now),
             _ => false,
         }
@@ -158,32 +160,36 @@ impl BroadcastState {
     fn end(&self) -> Result<(), IncompleteWrite> {
         let Some(_change) = self.epoch_guard.lock().take() else { return Ok(()) };
         let table = &self.table;
-        let is_true =
-            |leg: &usize| table.missed_generation(*leg) == self.missed_generations[*leg] && table.is_whole(*leg);
+        let is_true = |member: &usize| {
+            table.missed_generation(*member) == self.missed_generations[*member] && table.is_whole(*member)
+        };
         let have: MemberSet = self.members.difference(self.failed.members()).iter().filter(is_true).collect();
         let (unsure, late) = (self.indeterminate.members(), self.lagging.members());
         if !have.is_empty() {
             // A function that was not answered may still write, on top of newer bytes.
-            unsure.iter().filter(|leg| self.is_same_backend(*leg)).for_each(|leg| table.note_indeterminate(leg));
+            unsure
+                .iter()
+                .filter(|member| self.is_same_backend(*member))
+                .for_each(|member| table.note_indeterminate(member));
         }
         let mut is_kept = true;
         for (page, count) in &self.runs {
             is_kept &= table.end_write(page.0, *count, self.members, have);
         }
-        let is_over = !unsure.union(late).difference(table.failed()).iter().any(|leg| self.is_same_backend(leg));
+        let is_over = !unsure.union(late).difference(table.failed()).iter().any(|member| self.is_same_backend(member));
         table.give_up_the_silent();
         if is_kept { Ok(()) } else { Err(IncompleteWrite { is_over }) }
     }
 }
 
-/// Channel to one leg, and the calls that it has not answered.
+/// Channel to one member, and the calls that it has not answered.
 struct MemberChannel {
     member: usize,
-    /// Channel to the leg; `None` if another thread waits for its answers.
+    /// Channel to the member; `None` if another thread waits for its answers.
     calls: Option<Box<dyn CallChannel>>,
     /// Calls that the channel had no room for.
     unsent: VecDeque<FarCall>,
-    /// Number of calls that the leg has not answered.
+    /// Number of calls that the member has not answered.
     owes: usize,
 }
 
@@ -194,7 +200,7 @@ struct BroadcastCall {
     steps: u32,
 }
 
-/// Channel to all legs: a call has ended when it has ended at each of them.
+/// Channel to all members: a call has ended when it has ended at each of them.
 struct BroadcastChannel {
     shared: Arc<BroadcastState>,
     channels: Vec<MemberChannel>,
@@ -211,17 +217,17 @@ struct StallTimer {
     channel: usize,
     owes: usize,
     since: u64,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl BroadcastChannel {
     fn work(&mut self) -> u64 {
         for index in 0..self.channels.len() {
-            let way = &mut self.channels[index];
-            let Some(calls) = &mut way.calls else { continue };
-            while let Some(call) = way.unsent.pop_front() {
+            let channel = &mut self.channels[index];
+            let Some(calls) = &mut channel.calls else { continue };
+            while let Some(call) = channel.unsent.pop_front() {
                 if let Err(call) = calls.submit(call) {
-                    way.unsent.push_front(call);
+                    channel.unsent.push_front(call);
                     break;
                 }
             }
@@ -238,26 +244,26 @@ impl BroadcastChannel {
     }
 
     fn on_reply(&mut self, index: usize, id: u64, result: Result<Vec<u8>, CallFailure>, steps: u32) {
-        let (leg, table) = (MemberSet::one(self.channels[index].member), &self.shared.table);
+        let (member, table) = (MemberSet::one(self.channels[index].member), &self.shared.table);
         match result {
             Ok(_) => {}
             Err(CallFailure::Server { code, detail }) => {
-                self.shared.failed.add(leg);
+                self.shared.failed.add(member);
                 if code == ErrorCode::Corrupt && detail < table.pages {
-                    leg.iter().for_each(|leg| _ = table.suspect(detail, 1, leg));
+                    member.iter().for_each(|member| _ = table.suspect(detail, 1, member));
                 }
             }
             // It is unknown whether the function runs.
             Err(CallFailure::Pool(_)) => {
-                self.shared.failed.add(leg);
-                self.shared.indeterminate.add(leg);
+                self.shared.failed.add(member);
+                self.shared.indeterminate.add(member);
                 table.check_health();
             }
         }
         self.note(index, id, result, steps);
     }
 
-    /// Notes the end of a call at one of the legs.
+    /// Notes the end of a call at one of the members.
     fn note(&mut self, index: usize, id: u64, result: Result<Vec<u8>, CallFailure>, steps: u32) {
         self.channels[index].owes -= 1;
         let Some(pending) = self.pending.get_mut(&id) else { return };
@@ -271,10 +277,10 @@ impl BroadcastChannel {
         }
     }
 
-    /// Combines the answers of all legs into one.
+    /// Combines the answers of all members into one.
     fn settle(&self, results: Vec<Result<Vec<u8>, CallFailure>>) -> Result<Vec<u8>, CallFailure> {
-        // The pool is as large as its smallest leg, and runs only functions that all legs run. Else
-        // one leg would lack these pages after each call, until it is given them.
+        // The pool is as large as its smallest member, and runs only functions that all members
+        // run. Else one member would lack these pages after each call, until it is given them.
         let is_for_all = |failure: &&CallFailure| {
             use ErrorCode::{NoFunction, OtherVersion, PoolFull, Unsupported};
             let CallFailure::Server { code, .. } = failure else { return false };
@@ -295,64 +301,65 @@ impl BroadcastChannel {
         }
     }
 
-    /// Gives up waiting for a leg that is the last to answer and says nothing at all: it is late.
+    /// Gives up waiting for a member that is the last to answer and says nothing at all: it is
+    /// lagging.
     fn look_for_the_silent(&mut self, now: u64) {
-        let mut owing = (0..self.channels.len()).filter(|way| self.channels[*way].owes > 0);
-        let (Some(way), None) = (owing.next(), owing.next()) else {
+        let mut owing = (0..self.channels.len()).filter(|channel| self.channels[*channel].owes > 0);
+        let (Some(channel), None) = (owing.next(), owing.next()) else {
             self.stall_timer = None;
             return;
         };
-        let (leg, owes) = (self.channels[way].member, self.channels[way].owes);
-        let others = self.shared.members.difference(MemberSet::one(leg)).difference(self.shared.failed.members());
-        let patience = self.shared.table.write_patience().map_or(PATIENCE, |patience| patience.max(PATIENCE));
-        let fresh = StallTimer { channel: way, owes, since: now, patience };
-        let quiet = self.stall_timer.filter(|quiet| quiet.channel == way && quiet.owes == owes).unwrap_or(fresh);
-        self.stall_timer = Some(quiet);
-        let is_long = now.saturating_sub(quiet.since) >= quiet.patience.as_nanos() as u64;
-        // A caller that wants all legs to have it does not go on with fewer.
-        let waits_for_all = self.shared.table.write_patience().is_none();
+        let (member, owes) = (self.channels[channel].member, self.channels[channel].owes);
+        let others = self.shared.members.difference(MemberSet::one(member)).difference(self.shared.failed.members());
+        let timeout = self.shared.table.write_timeout().map_or(STALL_TIMEOUT, |timeout| timeout.max(STALL_TIMEOUT));
+        let fresh = StallTimer { channel, owes, since: now, timeout };
+        let timer = self.stall_timer.filter(|timer| timer.channel == channel && timer.owes == owes).unwrap_or(fresh);
+        self.stall_timer = Some(timer);
+        let is_long = now.saturating_sub(timer.since) >= timer.timeout.as_nanos() as u64;
+        // A caller that wants all members to have it does not go on with fewer.
+        let waits_for_all = self.shared.table.write_timeout().is_none();
         if others.is_empty() || !is_long || waits_for_all {
             return;
         }
-        if !self.shared.table.answering(MemberSet::one(leg)).is_empty() {
-            self.stall_timer = Some(StallTimer { since: now_ns(), patience: 2 * quiet.patience, ..quiet });
+        if !self.shared.table.answering(MemberSet::one(member)).is_empty() {
+            self.stall_timer = Some(StallTimer { since: now_ns(), timeout: 2 * timer.timeout, ..timer });
             return;
         }
-        let error = PoolError::TimedOut { server: self.shared.table.server(leg), after: quiet.patience };
-        self.give_up(way);
+        let error = PoolError::TimedOut { server: self.shared.table.server(member), after: timer.timeout };
+        self.give_up(channel);
         for id in self.pending.keys().copied().collect::<Vec<_>>() {
-            if self.pending.get(&id).is_some_and(|pending| pending.results[way].is_none()) {
-                self.note(way, id, Err(CallFailure::Pool(error)), 0);
+            if self.pending.get(&id).is_some_and(|pending| pending.results[channel].is_none()) {
+                self.note(channel, id, Err(CallFailure::Pool(error)), 0);
             }
         }
     }
 
-    /// Goes on without this way's leg until it has answered. A thread waits for its answers.
+    /// Goes on without this channel's member until it has answered. A thread waits for its answers.
     #[expect(clippy::disallowed_methods, reason = "functions are called by heaps, never inside a program")]
-    fn give_up(&mut self, way: usize) {
-        let MemberChannel { member: leg, calls, unsent, .. } = &mut self.channels[way];
-        let (leg, shared) = (*leg, self.shared.clone());
+    fn give_up(&mut self, channel: usize) {
+        let MemberChannel { member, calls, unsent, .. } = &mut self.channels[channel];
+        let (member, shared) = (*member, self.shared.clone());
         let Some(calls) = calls.take() else { return };
         unsent.clear();
-        self.shared.failed.add(MemberSet::one(leg));
-        self.shared.lagging.add(MemberSet::one(leg));
+        self.shared.failed.add(MemberSet::one(member));
+        self.shared.lagging.add(MemberSet::one(member));
         let table = shared.table.clone();
-        table.mark_lagging(leg, now_ns().saturating_add(ANSWER_WITHIN.as_nanos() as u64));
-        let wait = move || wait_for_late(&shared, leg, calls);
+        table.mark_lagging(member, now_ns().saturating_add(ANSWER_WITHIN.as_nanos() as u64));
+        let wait = move || wait_for_late(&shared, member, calls);
         if std::thread::Builder::new().name("far-late".into()).spawn(wait).is_err() {
-            table.stay_lagging(leg);
+            table.stay_lagging(member);
         }
     }
 }
 
-/// Waits until all calls at a late leg have ended. Each of them has a deadline.
-fn wait_for_late(shared: &BroadcastState, leg: usize, mut calls: Box<dyn CallChannel>) {
+/// Waits until all calls at a lagging member have ended. Each of them has a deadline.
+fn wait_for_late(shared: &BroadcastState, member: usize, mut calls: Box<dyn CallChannel>) {
     let mut ends = Vec::new();
     while calls.in_flight() > 0 {
-        calls.wait(PATIENCE);
+        calls.wait(STALL_TIMEOUT);
         calls.poll(&mut ends);
     }
-    if !shared.is_same_backend(leg) {
+    if !shared.is_same_backend(member) {
         return;
     }
     let failures = ends.into_iter().filter_map(|end| match end.result {
@@ -361,15 +368,15 @@ fn wait_for_late(shared: &BroadcastState, leg: usize, mut calls: Box<dyn CallCha
     });
     match failures.reduce(|one, other| if matches!(one, PoolError::ServerGone { .. }) { one } else { other }) {
         Some(error @ PoolError::ServerGone { .. }) => {
-            shared.table.give_up(leg, error);
-            shared.table.on_late_reply(leg);
+            shared.table.give_up(member, error);
+            shared.table.on_late_reply(member);
         }
         // The function may still write, at any time.
         Some(_) => {
-            shared.table.stay_lagging(leg);
+            shared.table.stay_lagging(member);
             shared.table.give_up_the_silent();
         }
-        None => shared.table.on_late_reply(leg),
+        None => shared.table.on_late_reply(member),
     }
 }
 
@@ -378,13 +385,13 @@ impl CallChannel for BroadcastChannel {
         if self.in_flight() >= CallLane::CALLS_MAX {
             return Err(call);
         }
-        // A leg that was given up is not asked, and lacks the pages already.
+        // A member that was given up is not asked, and lacks the pages already.
         let gone = || Err(CallFailure::Pool(self.shared.table.gone()));
-        let results = self.channels.iter().map(|way| way.calls.is_none().then(gone)).collect();
+        let results = self.channels.iter().map(|channel| channel.calls.is_none().then(gone)).collect();
         self.pending.insert(self.next, BroadcastCall { tag: call.tag, results, steps: 0 });
-        for way in self.channels.iter_mut().filter(|way| way.calls.is_some()) {
-            way.unsent.push_back(FarCall { tag: self.next, ..call.clone() });
-            way.owes += 1;
+        for channel in self.channels.iter_mut().filter(|channel| channel.calls.is_some()) {
+            channel.unsent.push_back(FarCall { tag: self.next, ..call.clone() });
+            channel.owes += 1;
         }
         self.next += 1;
         Ok(())
@@ -408,10 +415,10 @@ impl CallChannel for BroadcastChannel {
             if !self.ended.is_empty() || self.pending.is_empty() || now >= limit {
                 return;
             }
-            let mut owing: Vec<_> = self.channels.iter_mut().filter(|way| way.owes > 0).collect();
+            let mut owing: Vec<_> = self.channels.iter_mut().filter(|channel| channel.owes > 0).collect();
             let most = Duration::from_nanos(limit - now);
-            let most = if owing.len() > 1 { most.min(LOOK_EVERY) } else { most.min(PATIENCE) };
-            match owing.first_mut().and_then(|way| way.calls.as_mut()) {
+            let most = if owing.len() > 1 { most.min(LOOK_EVERY) } else { most.min(STALL_TIMEOUT) };
+            match owing.first_mut().and_then(|channel| channel.calls.as_mut()) {
                 Some(calls) => calls.wait(most),
                 None => farfield_os::process::sleep(LOOK_EVERY),
             }
@@ -421,7 +428,8 @@ impl CallChannel for BroadcastChannel {
 
 impl Drop for BroadcastChannel {
     fn drop(&mut self) {
-        let owing: MemberSet = self.channels.iter().filter(|way| way.owes > 0).map(|way| way.member).collect();
+        let owing: MemberSet =
+            self.channels.iter().filter(|channel| channel.owes > 0).map(|channel| channel.member).collect();
         self.shared.failed.add(owing);
         self.shared.indeterminate.add(owing);
     }
@@ -453,9 +461,9 @@ mod tests {
         /// All pages are of version 1.
         fn new() -> World {
             let sides = [SilentMember::new(PAGES), SilentMember::new(PAGES)];
-            let legs =
+            let members =
                 sides.iter().map(|side| PoolMember { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
-            let backend = MirrorBackend::new(legs, vec![], PAGES, InitialContents::Zeros, None, false).unwrap();
+            let backend = MirrorBackend::new(members, vec![], PAGES, InitialContents::Zeros, None, false).unwrap();
             let mut lane = backend.open_lane().unwrap();
             write(&mut *lane, 0, PAGES as usize, 1).unwrap();
             World { sides, backend, lane }
@@ -486,7 +494,8 @@ mod tests {
             (said, writes.end())
         }
 
-        /// What was written is read, now and when legs have what they lack, and then it is what each of them holds.
+        /// What was written is read, now and when members have what they lack, and then it is what
+        /// each of them holds.
         fn check(mut self, version: u64) {
             for page in World::pages() {
                 assert_version(&mut *self.lane, page, 1, version);
@@ -616,7 +625,7 @@ mod tests {
         world.sides.iter().for_each(|side| side.functions().panic.store(false, Ordering::SeqCst));
         assert_eq!(world.write(3).1, Ok(()));
         world.check(3);
-        // Nobody waited for the end of it: at one leg, or at both.
+        // Nobody waited for the end of it: at one member, or at both.
         for busy in [&[1][..], &[0, 1]] {
             let world = World::new();
             let writes = world.backend.begin_writes(&RUNS).unwrap();

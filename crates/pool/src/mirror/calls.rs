@@ -1,14 +1,15 @@
-//! Calls of functions that change nothing, at one leg that holds everything.
+//! Calls of functions that change nothing, at one member that holds everything.
 //!
-//! A write that a leg misses *hurts* that leg before the writer hears that the write is done. So an
-//! answer reflects what the pool holds if its leg held everything when the call set out, and was
-//! not hurt, lost or late until the answer was here. Otherwise the answer is dropped, and the call
-//! is made anew at another leg, in what is left of its time. The same happens when the leg dies. A
-//! leg from which nothing comes is asked whether it is there. If it does not say so it is left, and
-//! for a while it is asked after the others.
+//! A write that a member misses raises its *missed generation* before the writer hears that the
+//! write is done. So an answer reflects what the pool holds if its member held everything when the
+//! call set out, and was missed nothing, and was neither failed nor lagging, until the answer was
+//! here. Otherwise the answer is dropped, and the call is retried at another member, in what is
+//! left of its time. The same happens when the member dies. A member from which nothing comes is
+//! asked whether it is there. If it does not say so it is left, and for a while it is asked after
+//! the others.
 //!
-//! Dangers that the tests guard against: old bytes, from a leg that has missed a write; a call that
-//! ends with a leg that others could do without, or waits for it.
+//! Dangers that the tests guard against: old bytes, from a member that has missed a write; a call
+//! that ends with a member that others could do without, or waits for it.
 
 use super::replica_map::ReplicaMap;
 use crate::{CallChannel, CallEnd, CallFailure, CallLane, FarCall, PoolError};
@@ -20,67 +21,67 @@ use farfield_os::process::now_ns;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Time without an answer after which a leg is asked whether it is there. The next time it is twice
-/// as long.
-const PATIENCE: Duration = Duration::from_millis(400);
-/// Time for which a leg that did not say that it is there is asked after the others.
+/// Time without an answer after which a member is asked whether it is there. The next time it is
+/// twice as long.
+const STALL_TIMEOUT: Duration = Duration::from_millis(400);
+/// Time for which a member that did not say that it is there is asked after the others.
 const SILENCE: Duration = Duration::from_secs(5);
-/// Period in which a sleeping caller checks whether the leg still holds everything.
+/// Period in which a sleeping caller checks whether the member still holds everything.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Choice of the leg that is called next: each in turn, because each has processors of its own.
+/// Choice of the member that is called next: each in turn, because each has processors of its own.
 #[derive(Default)]
 pub(super) struct Callees {
     turn: AtomicUsize,
-    /// Time before which each leg is asked last.
+    /// Time before which each member is asked last.
     silent_until: [AtomicU64; MemberSet::MAX],
 }
 
 impl Callees {
-    fn next(&self, legs: MemberSet, now: u64) -> Option<usize> {
-        let is_awake = |leg: &usize| self.silent_until[*leg].load(Ordering::Relaxed) <= now;
-        let awake: MemberSet = legs.iter().filter(is_awake).collect();
-        let legs = if awake.is_empty() { legs } else { awake };
+    fn next(&self, members: MemberSet, now: u64) -> Option<usize> {
+        let is_awake = |member: &usize| self.silent_until[*member].load(Ordering::Relaxed) <= now;
+        let awake: MemberSet = members.iter().filter(is_awake).collect();
+        let members = if awake.is_empty() { members } else { awake };
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        legs.iter().nth(turn.checked_rem(legs.count())?)
+        members.iter().nth(turn.checked_rem(members.count())?)
     }
 
-    fn mark_silent(&self, leg: usize, now: u64) {
-        self.silent_until[leg].store(now.saturating_add(SILENCE.as_nanos() as u64), Ordering::Relaxed);
+    fn mark_silent(&self, member: usize, now: u64) {
+        self.silent_until[member].store(now.saturating_add(SILENCE.as_nanos() as u64), Ordering::Relaxed);
     }
 }
 
-/// Channel to the leg that is called.
+/// Channel to the member that is called.
 struct CalleeChannel {
     member: usize,
-    /// Number of times that the leg had been hurt when it was found to hold everything.
+    /// Missed generation of the member when it was found to hold everything.
     missed_generation: u32,
     calls: Box<dyn CallChannel>,
-    /// When the last answer came, or the leg last had nothing to do.
+    /// When the last answer came, or the member last had nothing to do.
     heard_at: u64,
-    patience: Duration,
+    timeout: Duration,
 }
 
 struct RetriableCall {
     call: FarCall,
     until: u64,
-    /// Legs that do not run it, and the last refusal.
+    /// Members that do not run it, and the last refusal.
     refused: MemberSet,
     refusal: Option<CallFailure>,
 }
 
-/// Channel that calls functions at one leg of a mirror that holds everything.
+/// Channel that calls functions at one member of a mirror that holds everything.
 pub(super) struct MirrorCalls {
     table: Arc<ReplicaMap>,
     channel: Option<CalleeChannel>,
-    /// Calls by the tag that legs are told, which is never used twice.
+    /// Calls by the tag that members are told, which is never used twice.
     pending: BTreeMap<u64, RetriableCall>,
-    /// Calls that were sent to no leg yet.
+    /// Calls that were sent to no member yet.
     unsent: VecDeque<u64>,
     next: u64,
     arrived: Vec<CallEnd>,
     ended: VecDeque<CallEnd>,
-    /// Legs that run no functions.
+    /// Members that run no functions.
     without_functions: MemberSet,
 }
 
@@ -100,31 +101,32 @@ impl MirrorCalls {
         Ok(calls)
     }
 
-    /// Returns the legs that hold everything and may run functions, without those in `out`.
+    /// Returns the members that hold everything and may run functions, without those in `out`.
     fn whole(&self, out: MemberSet) -> MemberSet {
-        let legs = self.table.all().difference(self.without_functions).difference(out);
-        legs.iter().filter(|leg| self.table.is_whole(*leg)).collect()
+        let members = self.table.all().difference(self.without_functions).difference(out);
+        members.iter().filter(|member| self.table.is_whole(*member)).collect()
     }
 
-    /// Opens a way to a leg that holds everything and is not in `out`.
+    /// Opens a channel to a member that holds everything and is not in `out`.
     fn open_channel(&mut self, out: MemberSet) -> Result<CalleeChannel, PoolError> {
         let mut out = out;
-        while let Some(leg) = self.table.callees.next(self.whole(out), now_ns()) {
-            // The count is read first: if the leg is hurt after this, its answers do not count.
-            let hurts = self.table.missed_generation(leg);
-            out = out.union(MemberSet::one(leg));
-            match self.table.backend(leg).map(|backend| backend.open_reads()) {
+        while let Some(member) = self.table.callees.next(self.whole(out), now_ns()) {
+            // The count is read first: if the member misses something after this, its answers do
+            // not count.
+            let missed_generation = self.table.missed_generation(member);
+            out = out.union(MemberSet::one(member));
+            match self.table.backend(member).map(|backend| backend.open_reads()) {
                 Some(Ok(calls)) => {
                     return Ok(CalleeChannel {
-                        member: leg,
-                        missed_generation: hurts,
+                        member,
+                        missed_generation,
                         calls,
                         heard_at: now_ns(),
-                        patience: PATIENCE,
+                        timeout: STALL_TIMEOUT,
                     });
                 }
                 Some(Err(PoolError::Refused { reason: CallLane::NOWHERE, .. })) => {
-                    self.without_functions = self.without_functions.union(MemberSet::one(leg));
+                    self.without_functions = self.without_functions.union(MemberSet::one(member));
                 }
                 // Its session says whether it is gone.
                 Some(Err(PoolError::ServerGone { .. })) => self.table.check_health(),
@@ -140,12 +142,12 @@ impl MirrorCalls {
         Err(PoolError::Refused { server: self.table.server(present.iter().next().unwrap_or(0)), reason })
     }
 
-    /// Checks whether the leg has held everything since it was chosen.
-    fn is_true(&self, way: &CalleeChannel) -> bool {
-        self.table.missed_generation(way.member) == way.missed_generation && self.table.is_whole(way.member)
+    /// Checks whether the member has held everything since it was chosen.
+    fn is_true(&self, channel: &CalleeChannel) -> bool {
+        self.table.missed_generation(channel.member) == channel.missed_generation && self.table.is_whole(channel.member)
     }
 
-    /// Leaves the leg: all calls that were sent to it will be sent elsewhere.
+    /// Leaves the member: all calls that were sent to it will be sent elsewhere.
     fn leave(&mut self) {
         self.channel = None;
         self.unsent = self.pending.keys().copied().collect();
@@ -162,45 +164,45 @@ impl MirrorCalls {
 
     /// Takes the answers that have come, if they count.
     fn hear(&mut self) {
-        let Some(mut way) = self.channel.take() else { return };
-        if way.calls.poll(&mut self.arrived) > 0 || way.calls.in_flight() == 0 {
-            (way.heard_at, way.patience) = (now_ns(), PATIENCE);
+        let Some(mut channel) = self.channel.take() else { return };
+        if channel.calls.poll(&mut self.arrived) > 0 || channel.calls.in_flight() == 0 {
+            (channel.heard_at, channel.timeout) = (now_ns(), STALL_TIMEOUT);
         }
         // This is checked when the answers are here, not before.
-        if !self.is_true(&way) {
+        if !self.is_true(&channel) {
             self.arrived.clear();
             return self.leave();
         }
         let mut arrived = core::mem::take(&mut self.arrived);
         let mut is_lost = false;
         for CallEnd { tag, result, steps } in arrived.drain(..) {
-            is_lost |= !self.on_reply(way.member, tag, result, steps);
+            is_lost |= !self.on_reply(channel.member, tag, result, steps);
         }
         self.arrived = arrived;
         if is_lost {
             self.table.check_health();
             return self.leave();
         }
-        self.channel = Some(way);
+        self.channel = Some(channel);
     }
 
-    /// Handles one answer; returns `false` if the leg was not reached.
-    fn on_reply(&mut self, leg: usize, id: u64, result: Result<Vec<u8>, CallFailure>, steps: u32) -> bool {
+    /// Handles one answer; returns `false` if the member was not reached.
+    fn on_reply(&mut self, member: usize, id: u64, result: Result<Vec<u8>, CallFailure>, steps: u32) -> bool {
         // A call that is not pending has run out of time before.
         let Some(pending) = self.pending.get_mut(&id) else { return true };
-        let is_of_leg = match result {
+        let is_of_member = match result {
             Ok(_) | Err(CallFailure::Pool(PoolError::TimedOut { .. })) => false,
             Err(CallFailure::Pool(_)) => true,
             Err(CallFailure::Server { code, detail }) => match code {
                 ErrorCode::NoFunction | ErrorCode::OtherVersion | ErrorCode::Unsupported => true,
                 ErrorCode::UnknownRegion | ErrorCode::Internal => true,
                 // Others may have the right bytes.
-                ErrorCode::Corrupt => detail < self.table.pages && self.table.suspect(detail, 1, leg),
+                ErrorCode::Corrupt => detail < self.table.pages && self.table.suspect(detail, 1, member),
                 _ => false,
             },
         };
-        if is_of_leg {
-            pending.refused = pending.refused.union(MemberSet::one(leg));
+        if is_of_member {
+            pending.refused = pending.refused.union(MemberSet::one(member));
             let is_gone = matches!(result, Err(CallFailure::Pool(PoolError::ServerGone { .. })));
             pending.refusal = result.as_ref().err().copied().filter(|_| !is_gone).or(pending.refusal);
             self.unsent.push_back(id);
@@ -213,7 +215,7 @@ impl MirrorCalls {
     }
 
     fn expire(&mut self, now: u64) {
-        let server = self.channel.as_ref().map_or(0, |way| self.table.server(way.member));
+        let server = self.channel.as_ref().map_or(0, |channel| self.table.server(channel.member));
         let ended = &mut self.ended;
         let count = self.pending.len();
         self.pending.retain(|_, pending| {
@@ -230,23 +232,24 @@ impl MirrorCalls {
         }
     }
 
-    /// Asks a silent leg whether it is there, if others could answer, and leaves it if it is not.
+    /// Asks a silent member whether it is there, if others could answer, and leaves it if it is
+    /// not.
     fn probe_silent(&mut self, now: u64) {
-        let Some(CalleeChannel { member: leg, heard_at, patience, .. }) = self.channel else { return };
-        if self.pending.is_empty() || now.saturating_sub(heard_at) < patience.as_nanos() as u64 {
+        let Some(CalleeChannel { member, heard_at, timeout, .. }) = self.channel else { return };
+        if self.pending.is_empty() || now.saturating_sub(heard_at) < timeout.as_nanos() as u64 {
             return;
         }
-        let others = self.whole(MemberSet::one(leg));
-        if !others.is_empty() && self.table.answering(MemberSet::one(leg)).is_empty() {
-            self.table.callees.mark_silent(leg, now_ns());
+        let others = self.whole(MemberSet::one(member));
+        if !others.is_empty() && self.table.answering(MemberSet::one(member)).is_empty() {
+            self.table.callees.mark_silent(member, now_ns());
             return self.leave();
         }
-        if let Some(way) = &mut self.channel {
-            (way.heard_at, way.patience) = (now_ns(), 2 * patience);
+        if let Some(channel) = &mut self.channel {
+            (channel.heard_at, channel.timeout) = (now_ns(), 2 * timeout);
         }
     }
 
-    /// Sends calls to a leg that runs them. Calls that were refused wait until there is nothing
+    /// Sends calls to a member that runs them. Calls that were refused wait until there is nothing
     /// else.
     fn send(&mut self) {
         while let Some(first) = self.unsent.front().copied() {
@@ -255,11 +258,14 @@ impl MirrorCalls {
                 continue;
             };
             let (refused, refusal) = (*refused, *refusal);
-            let of_way =
-                self.channel.as_ref().filter(|way| self.is_true(way)).map(|way| (way.member, way.calls.in_flight()));
+            let of_way = self
+                .channel
+                .as_ref()
+                .filter(|channel| self.is_true(channel))
+                .map(|channel| (channel.member, channel.calls.in_flight()));
             match of_way {
-                Some((leg, 0)) if refused.has(leg) => self.channel = None,
-                Some((leg, _)) if refused.has(leg) => return,
+                Some((member, 0)) if refused.has(member) => self.channel = None,
+                Some((member, _)) if refused.has(member) => return,
                 Some(_) => {}
                 None if self.channel.is_some() => {
                     self.leave();
@@ -269,7 +275,7 @@ impl MirrorCalls {
             }
             if self.channel.is_none() {
                 match self.open_channel(refused) {
-                    Ok(way) => self.channel = Some(way),
+                    Ok(channel) => self.channel = Some(channel),
                     Err(error) => {
                         self.unsent.pop_front();
                         let is_for_now = matches!(error, PoolError::Refused { .. });
@@ -281,9 +287,9 @@ impl MirrorCalls {
                 }
                 continue;
             }
-            let (Some(way), Some(pending)) = (&mut self.channel, self.pending.get(&first)) else { return };
+            let (Some(channel), Some(pending)) = (&mut self.channel, self.pending.get(&first)) else { return };
             let left = Duration::from_nanos(pending.until.saturating_sub(now_ns()));
-            if way.calls.submit(FarCall { tag: first, deadline: left, ..pending.call.clone() }).is_err() {
+            if channel.calls.submit(FarCall { tag: first, deadline: left, ..pending.call.clone() }).is_err() {
                 return;
             }
             self.unsent.pop_front();
@@ -324,7 +330,7 @@ impl CallChannel for MirrorCalls {
             let soonest = self.pending.values().map(|pending| pending.until).min().unwrap_or(limit);
             let most = Duration::from_nanos(limit.min(soonest).saturating_sub(now)).min(LOOK_EVERY);
             match &mut self.channel {
-                Some(way) => way.calls.wait(most),
+                Some(channel) => channel.calls.wait(most),
                 None => farfield_os::process::sleep(most),
             }
         }
@@ -343,10 +349,11 @@ mod tests {
 
     const PAGES: u64 = 256;
 
-    /// A mirror of these, which are healed only by who polls a lane.
+    /// A mirror of these, which are repaired only by who polls a lane.
     fn mirror(sides: &[Arc<SilentMember>]) -> MirrorBackend {
-        let legs = sides.iter().map(|side| PoolMember { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
-        MirrorBackend::new(legs, vec![], PAGES, InitialContents::Zeros, None, false).unwrap()
+        let members =
+            sides.iter().map(|side| PoolMember { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
+        MirrorBackend::new(members, vec![], PAGES, InitialContents::Zeros, None, false).unwrap()
     }
 
     fn sides() -> [Arc<SilentMember>; 2] {
@@ -393,12 +400,12 @@ mod tests {
         let mut lane = backend.open_lane().unwrap();
         write(&mut *lane, 0, 200, 1).unwrap();
         // Ways to each of them, which are there when one of them misses something.
-        let mut ways: Vec<_> = (0..4).map(|_| backend.open_reads().unwrap()).collect();
-        ways.iter_mut().for_each(|way| assert_says(&mut **way, 7, 1));
+        let mut channels: Vec<_> = (0..4).map(|_| backend.open_reads().unwrap()).collect();
+        channels.iter_mut().for_each(|channel| assert_says(&mut **channel, 7, 1));
         assert_eq!(counts(&sides), [2, 2], "each has its turn");
         sides[1].set_silent(true);
         write(&mut *lane, 7, 1, 2).unwrap();
-        ways.iter_mut().for_each(|way| assert_says(&mut **way, 7, 2));
+        channels.iter_mut().for_each(|channel| assert_says(&mut **channel, 7, 2));
         sides[1].set_silent(false);
         // It takes new writes again, and lacks the old one.
         lane.poll(&mut Vec::new());
@@ -408,9 +415,9 @@ mod tests {
             backend.table.active().count() == 2
         });
         if !backend.table.is_whole(1) {
-            ways.iter_mut().for_each(|way| assert_says(&mut **way, 7, 2));
-            ways.extend((0..4).map(|_| backend.open_reads().unwrap()));
-            ways.iter_mut().for_each(|way| assert_says(&mut **way, 190, 1));
+            channels.iter_mut().for_each(|channel| assert_says(&mut **channel, 7, 2));
+            channels.extend((0..4).map(|_| backend.open_reads().unwrap()));
+            channels.iter_mut().for_each(|channel| assert_says(&mut **channel, 190, 1));
         }
         assert_eq!(counts(&sides)[1], 2);
         wait_until("it has what it missed", || {
@@ -427,17 +434,17 @@ mod tests {
         let backend = mirror(&sides);
         let mut lane = backend.open_lane().unwrap();
         write(&mut *lane, 0, 200, 1).unwrap();
-        let mut way = backend.open_reads().unwrap();
-        assert_says(&mut *way, 7, 1);
+        let mut channel = backend.open_reads().unwrap();
+        assert_says(&mut *channel, 7, 1);
         let asked = usize::from(counts(&sides)[1] == 1);
         sides[asked].functions().is_busy.store(true, Ordering::SeqCst);
-        way.submit(ask(7, LONG)).unwrap();
-        assert_eq!((way.poll(&mut Vec::new()), way.poll(&mut Vec::new())), (0, 0), "it runs");
+        channel.submit(ask(7, LONG)).unwrap();
+        assert_eq!((channel.poll(&mut Vec::new()), channel.poll(&mut Vec::new())), (0, 0), "it runs");
         sides[asked].set_silent(true);
         write(&mut *lane, 7, 1, 2).unwrap();
         sides[asked].set_silent(false);
         sides[asked].functions().is_busy.store(false, Ordering::SeqCst);
-        assert_eq!(answer(&mut *way), Ok(word(7, 2)));
+        assert_eq!(answer(&mut *channel), Ok(word(7, 2)));
         let mut asked_for = [2, 2];
         asked_for[1 - asked] = 1;
         assert_eq!(counts(&sides), asked_for);
@@ -450,32 +457,32 @@ mod tests {
             let backend = mirror(&sides);
             let mut lane = backend.open_lane().unwrap();
             write(&mut *lane, 0, 200, 1).unwrap();
-            let mut way = backend.open_reads().unwrap();
-            assert_says(&mut *way, 7, 1);
+            let mut channel = backend.open_reads().unwrap();
+            assert_says(&mut *channel, 7, 1);
             let asked = usize::from(counts(&sides)[1] == 1);
             let started = Instant::now();
             sides[asked].set_silent(!is_lost);
             sides[asked].functions().is_busy.store(true, Ordering::SeqCst);
-            (0..5).for_each(|page| way.submit(ask(page, LONG)).unwrap());
-            way.poll(&mut Vec::new());
+            (0..5).for_each(|page| channel.submit(ask(page, LONG)).unwrap());
+            channel.poll(&mut Vec::new());
             if is_lost {
                 backend.table.mark_failed(asked);
             }
             let mut done = Vec::new();
-            while way.in_flight() > 0 {
-                way.wait(LONG);
-                way.poll(&mut done);
+            while channel.in_flight() > 0 {
+                channel.wait(LONG);
+                channel.poll(&mut done);
             }
             assert!(done.len() == 5 && done.iter().all(|end| end.result.is_ok()), "{done:?}");
             assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
             // Others do not wait for it at all.
             let started = Instant::now();
             (0..6).for_each(|_| assert_says(&mut *backend.open_reads().unwrap(), 9, 1));
-            assert!(started.elapsed() < PATIENCE);
+            assert!(started.elapsed() < STALL_TIMEOUT);
             // Who is the only one is waited for, as long as there is time.
             backend.table.mark_failed(1 - asked);
-            way.submit(ask(3, Duration::from_millis(50))).unwrap();
-            let nobody = answer(&mut *way);
+            channel.submit(ask(3, Duration::from_millis(50))).unwrap();
+            let nobody = answer(&mut *channel);
             match is_lost {
                 true => assert!(matches!(nobody, Err(CallFailure::Pool(PoolError::ServerGone { .. }))), "{nobody:?}"),
                 false => assert!(
@@ -492,13 +499,13 @@ mod tests {
         let backend = mirror(&sides);
         let mut lane = backend.open_lane().unwrap();
         write(&mut *lane, 0, 200, 1).unwrap();
-        let mut ways: Vec<_> = (0..4).map(|_| backend.open_reads().unwrap()).collect();
+        let mut channels: Vec<_> = (0..4).map(|_| backend.open_reads().unwrap()).collect();
         sides[0].functions().lacks.store(true, Ordering::SeqCst);
-        ways.iter_mut().for_each(|way| assert_says(&mut **way, 7, 1));
+        channels.iter_mut().for_each(|channel| assert_says(&mut **channel, 7, 1));
         sides[1].functions().lacks.store(true, Ordering::SeqCst);
-        ways[0].submit(ask(7, LONG)).unwrap();
+        channels[0].submit(ask(7, LONG)).unwrap();
         let refusal = CallFailure::Server { code: ErrorCode::NoFunction, detail: 0 };
-        assert_eq!(answer(&mut *ways[0]), Err(refusal));
+        assert_eq!(answer(&mut *channels[0]), Err(refusal));
     }
 
     #[test]
@@ -509,9 +516,9 @@ mod tests {
         };
         assert_eq!(why(&*trial::open("mirror(ram:,ram:)", PAGES)), CallLane::NOWHERE);
         let able = SilentMember::new(PAGES);
-        let leg = |backend| PoolMember { backend: Some(backend), leaves: 1, server: 0 };
-        let legs = vec![leg(open("ram:", PAGES)), leg(able)];
-        let backend = MirrorBackend::new(legs, vec![], PAGES, InitialContents::Zeros, None, false).unwrap();
+        let member = |backend| PoolMember { backend: Some(backend), leaves: 1, server: 0 };
+        let members = vec![member(open("ram:", PAGES)), member(able)];
+        let backend = MirrorBackend::new(members, vec![], PAGES, InitialContents::Zeros, None, false).unwrap();
         assert!(backend.open_reads().is_ok());
         backend.table.note_missed(1);
         assert_eq!(why(&backend), CallLane::NOT_NOW);

@@ -1,4 +1,4 @@
-//! Copier of chunks to legs that lack them. It copies a few at a time, in the background, and is
+//! Copier of chunks to members that lack them. It copies a few at a time, in the background, and is
 //! driven by lanes that are polled or by a thread of its own.
 
 use super::replica_map::{CHUNK_PAGES, ReplicaMap};
@@ -14,7 +14,7 @@ const STEP_PAGES: u64 = 16;
 const LOOK_CHUNKS: u64 = 512;
 /// Pause after a copy that failed.
 const REST: Duration = Duration::from_millis(100);
-/// Copy of one chunk to one leg, and how far it is.
+/// Copy of one chunk to one member, and how far it is.
 struct ChunkCopy {
     chunk: u64,
     member: usize,
@@ -39,13 +39,13 @@ pub(super) struct Copier {
     copies: Vec<Option<ChunkCopy>>,
     /// Buffers of jobs that do not run: one to read to, one to write from.
     buffers: Vec<(Buffer, Buffer)>,
-    /// Round over all words: the leg that it is for, how often that leg had been hurt when it
+    /// Pass over all words: the member that it is for, its missed generation when it
     /// began, the next chunk, and whether anything was found.
     round: Option<MirrorRepairPass>,
     /// Time before which nothing begins, after a failure. At the end of the lane it is set to the
     /// end of time.
     rests_until: u64,
-    /// Legs from which a copy was not read in time: others are asked first.
+    /// Members from which a copy was not read in time: others are asked first.
     slow: MemberSet,
     zero: Box<[u8; PAGE_BYTES]>,
 }
@@ -80,29 +80,29 @@ impl Copier {
 
     /// Checks whether a copy is under way that is waited for.
     pub(super) fn is_busy(&self) -> bool {
-        self.copies.iter().flatten().any(|job| !job.is_late)
+        self.copies.iter().flatten().any(|copy| !copy.is_late)
     }
 
-    pub(super) fn is_late(&self, job: usize) -> bool {
-        self.copies[job].as_ref().is_some_and(|job| job.is_late)
+    pub(super) fn is_late(&self, copy: usize) -> bool {
+        self.copies[copy].as_ref().is_some_and(|copy| copy.is_late)
     }
 
-    /// Notes legs as late that do not store what they are given in time. The write may still
+    /// Marks members as lagging that do not store what they are given in time. The write may still
     /// arrive, on top of what would be copied there next.
     pub(super) fn mark_lagging(&mut self, table: &ReplicaMap) {
-        if table.is_dual_write() || self.copies.iter().flatten().all(|job| job.late_at == u64::MAX) {
+        if table.is_dual_write() || self.copies.iter().flatten().all(|copy| copy.late_at == u64::MAX) {
             return;
         }
         let now = now_ns();
-        for job in self.copies.iter_mut().flatten().filter(|job| job.late_at <= now) {
-            (job.late_at, job.is_late) = (u64::MAX, true);
-            table.mark_lagging(job.member, now.saturating_add(Copier::DEADLINE.as_nanos() as u64));
+        for copy in self.copies.iter_mut().flatten().filter(|copy| copy.late_at <= now) {
+            (copy.late_at, copy.is_late) = (u64::MAX, true);
+            table.mark_lagging(copy.member, now.saturating_add(Copier::DEADLINE.as_nanos() as u64));
         }
     }
 
-    /// Claims the next chunk that a leg lacks, if there is one. Returns the job, and which
-    /// operation to send to which leg. The chunk is copied to a leg that is `usable`, from one that
-    /// the lane has a way to.
+    /// Claims the next chunk that a member lacks, if there is one. Returns the job, and which
+    /// operation to send to which member. The chunk is copied to a member that is `usable`, from
+    /// one that the lane has a way to.
     pub(super) fn start(
         &mut self,
         table: &ReplicaMap,
@@ -112,18 +112,18 @@ impl Copier {
         if self.rests_until > 0 && now_ns() < self.rests_until {
             return None;
         }
-        let job = self.copies.iter().position(Option::is_none)?;
-        let (chunk, leg, sources) = self.look(table, usable, open)?;
+        let copy = self.copies.iter().position(Option::is_none)?;
+        let (chunk, member, sources) = self.look(table, usable, open)?;
         let (read, write) = self.buffers.pop()?;
         let page = chunk * CHUNK_PAGES;
         let count = STEP_PAGES.min(table.pages - page);
         let (stored, late_at, is_late) = (None, u64::MAX, false);
         let (read, write) = (Some(read), Some(write));
-        self.copies[job] = Some(ChunkCopy {
+        self.copies[copy] = Some(ChunkCopy {
             chunk,
-            member: leg,
+            member,
             sources,
-            source: leg,
+            source: member,
             page,
             count,
             stored,
@@ -132,57 +132,57 @@ impl Copier {
             late_at,
             is_late,
         });
-        match self.read_step(table, job) {
-            Some(step) => Some((job, step)),
+        match self.read_step(table, copy) {
+            Some(step) => Some((copy, step)),
             None => {
-                self.finish(table, job, false);
+                self.finish(table, copy, false);
                 None
             }
         }
     }
 
-    /// Looks at some words for a chunk that a leg lacks. One round over all words is for one leg;
-    /// the leg is healed when the round finds nothing.
+    /// Looks at some words for a chunk that a member lacks. One round over all words is for one
+    /// member; the member is repaired when the round finds nothing.
     fn look(&mut self, table: &ReplicaMap, usable: MemberSet, open: MemberSet) -> Option<(u64, usize, MemberSet)> {
-        let to_heal = table.repairable().intersection(usable);
-        if to_heal.is_empty() {
+        let to_repair = table.repairable().intersection(usable);
+        if to_repair.is_empty() {
             return None;
         }
         let round = self.round.get_or_insert_with(|| {
-            let leg = to_heal.iter().next().unwrap_or(0);
-            MirrorRepairPass { member: leg, missed_generation: table.missed_generation(leg), next: 0, is_clean: true }
+            let member = to_repair.iter().next().unwrap_or(0);
+            MirrorRepairPass { member, missed_generation: table.missed_generation(member), next: 0, is_clean: true }
         });
-        let leg = round.member;
+        let member = round.member;
         for _ in 0..LOOK_CHUNKS {
-            let Some(chunk) = table.next_to_repair(round.next).filter(|_| to_heal.has(leg)) else {
-                if round.is_clean && to_heal.has(leg) {
-                    table.set_repaired(leg, round.missed_generation);
+            let Some(chunk) = table.next_to_repair(round.next).filter(|_| to_repair.has(member)) else {
+                if round.is_clean && to_repair.has(member) {
+                    table.set_repaired(member, round.missed_generation);
                 }
                 self.round = None;
                 return None;
             };
             round.next = chunk + 1;
             let word = table.word(chunk);
-            if !word.is_touched() || word.valid().has(leg) {
+            if !word.is_touched() || word.valid().has(member) {
                 continue;
             }
             round.is_clean = false;
-            if let Some(sources) = table.claim(chunk, leg, open) {
-                return Some((chunk, leg, sources));
+            if let Some(sources) = table.claim(chunk, member, open) {
+                return Some((chunk, member, sources));
             }
         }
         None
     }
 
-    fn read_step(&mut self, table: &ReplicaMap, job: usize) -> Option<(usize, Op)> {
-        let job = self.copies[job].as_mut()?;
-        let sources = job.sources.intersection(table.present());
+    fn read_step(&mut self, table: &ReplicaMap, copy: usize) -> Option<(usize, Op)> {
+        let copy = self.copies[copy].as_mut()?;
+        let sources = copy.sources.intersection(table.present());
         let quick = sources.intersection(table.active()).difference(self.slow);
         let source = quick.iter().chain(sources.difference(self.slow).iter()).chain(sources.iter()).next()?;
-        let mut buffer = job.read.take()?;
-        buffer.set_pages(job.count as usize);
-        (job.stored, job.source) = (None, source);
-        Some((source, Op::Read { page: PageId(job.page), buffer }))
+        let mut buffer = copy.read.take()?;
+        buffer.set_pages(copy.count as usize);
+        (copy.stored, copy.source) = (None, source);
+        Some((source, Op::Read { page: PageId(copy.page), buffer }))
     }
 
     /// Handles the end of a step; returns the next step, unless that was the last.
@@ -193,37 +193,37 @@ impl Copier {
         result: Result<(), PoolError>,
         buffer: Option<Buffer>,
     ) -> Option<(usize, Op)> {
-        let job = self.copies[index].as_mut()?;
-        let (leg, was_read) = (job.member, job.stored.is_none());
+        let copy = self.copies[index].as_mut()?;
+        let (member, was_read) = (copy.member, copy.stored.is_none());
         let is_silence = matches!(result, Err(PoolError::TimedOut { .. }));
-        job.late_at = u64::MAX;
-        if core::mem::take(&mut job.is_late) {
-            if is_silence { table.stay_lagging(leg) } else { table.on_late_reply(leg) }
-        } else if !was_read && is_silence && table.follower() != Some(leg) {
+        copy.late_at = u64::MAX;
+        if core::mem::take(&mut copy.is_late) {
+            if is_silence { table.stay_lagging(member) } else { table.on_late_reply(member) }
+        } else if !was_read && is_silence && table.follower() != Some(member) {
             // The write may still arrive.
-            table.note_indeterminate(leg);
+            table.note_indeterminate(member);
         }
         match buffer {
-            Some(buffer) if was_read => job.read = Some(buffer),
-            Some(buffer) => job.write = Some(buffer),
+            Some(buffer) if was_read => copy.read = Some(buffer),
+            Some(buffer) => copy.write = Some(buffer),
             None => {}
         }
         if let Err(error) = result {
-            if !was_read && table.follower() == Some(leg) {
-                table.give_up(leg, error);
+            if !was_read && table.follower() == Some(member) {
+                table.give_up(member, error);
             }
             if was_read && matches!(error, PoolError::TimedOut { .. }) {
-                self.slow = self.slow.union(MemberSet::one(job.source));
+                self.slow = self.slow.union(MemberSet::one(copy.source));
             }
-            // A source that gave wrong bytes becomes a target of copies itself, if another leg
+            // A source that gave wrong bytes becomes a target of copies itself, if another member
             // holds the chunk.
             let wrong = was_read && matches!(error, PoolError::Corrupt { .. });
-            if wrong && table.suspect(job.page, job.count, job.source) {
+            if wrong && table.suspect(copy.page, copy.count, copy.source) {
                 self.finish(table, index, false);
                 return None;
             }
             if wrong && let Some(follower) = table.follower() {
-                // No leg has the right bytes, and pages that cannot be read cannot be moved.
+                // No member has the right bytes, and pages that cannot be read cannot be moved.
                 table.give_up(follower, error);
             }
             self.rests_until = self.rests_until.max(now_ns().saturating_add(REST.as_nanos() as u64));
@@ -231,23 +231,23 @@ impl Copier {
             return None;
         }
         if was_read {
-            self.slow = self.slow.difference(MemberSet::one(job.source));
+            self.slow = self.slow.difference(MemberSet::one(copy.source));
         }
-        if !table.word(job.chunk).is_copying(leg) || self.rests_until == u64::MAX {
+        if !table.word(copy.chunk).is_copying(member) || self.rests_until == u64::MAX {
             self.finish(table, index, false);
             return None;
         }
         if let Some(step) = self.write_step(index) {
-            return Some((leg, step));
+            return Some((member, step));
         }
-        let job = self.copies[index].as_mut()?;
-        job.page += job.count;
-        let end = ((job.chunk + 1) * CHUNK_PAGES).min(table.pages);
-        if job.page == end {
+        let copy = self.copies[index].as_mut()?;
+        copy.page += copy.count;
+        let end = ((copy.chunk + 1) * CHUNK_PAGES).min(table.pages);
+        if copy.page == end {
             self.finish(table, index, true);
             return None;
         }
-        job.count = STEP_PAGES.min(end - job.page);
+        copy.count = STEP_PAGES.min(end - copy.page);
         let step = self.read_step(table, index);
         if step.is_none() {
             self.finish(table, index, false);
@@ -259,22 +259,22 @@ impl Copier {
     /// takes no memory.
     fn write_step(&mut self, index: usize) -> Option<Op> {
         let zero = &self.zero[..];
-        let job = self.copies[index].as_mut()?;
-        let read = job.read.as_ref()?;
-        let first = *job.stored.get_or_insert(0);
-        if first == job.count as usize {
+        let copy = self.copies[index].as_mut()?;
+        let read = copy.read.as_ref()?;
+        let first = *copy.stored.get_or_insert(0);
+        if first == copy.count as usize {
             return None;
         }
         let is_zero = read.page(first) == zero;
-        let end = (first + 1..job.count as usize).find(|&page| (read.page(page) == zero) != is_zero);
-        let end = end.unwrap_or(job.count as usize);
-        let page = PageId(job.page + first as u64);
-        job.stored = Some(end);
-        job.late_at = now_ns().saturating_add(Copier::DEADLINE.as_nanos() as u64);
+        let end = (first + 1..copy.count as usize).find(|&page| (read.page(page) == zero) != is_zero);
+        let end = end.unwrap_or(copy.count as usize);
+        let page = PageId(copy.page + first as u64);
+        copy.stored = Some(end);
+        copy.late_at = now_ns().saturating_add(Copier::DEADLINE.as_nanos() as u64);
         if is_zero {
             return Some(Op::Discard { page, count: (end - first) as u64 });
         }
-        let mut buffer = job.write.take()?;
+        let mut buffer = copy.write.take()?;
         buffer.set_pages(end - first);
         for from in first..end {
             buffer.page_mut(from - first).copy_from_slice(read.page(from));
@@ -284,8 +284,8 @@ impl Copier {
     }
 
     fn finish(&mut self, table: &ReplicaMap, index: usize, copied: bool) {
-        let Some(ChunkCopy { chunk, member: leg, read, write, .. }) = self.copies[index].take() else { return };
-        table.finish(chunk, leg, copied);
+        let Some(ChunkCopy { chunk, member, read, write, .. }) = self.copies[index].take() else { return };
+        table.finish(chunk, member, copied);
         if let (Some(read), Some(write)) = (read, write) {
             self.buffers.push((read, write));
         }

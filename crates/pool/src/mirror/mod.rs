@@ -1,12 +1,12 @@
-//! Pool of several legs that hold the same pages (RAID 1): it lives as long as one of its legs
-//! does.
+//! Pool of several members that hold the same pages (RAID 1): it lives as long as one of its
+//! members does.
 //!
-//! Writes go to all legs, reads to one. For each chunk of 64 pages a word notes which legs hold the
-//! right bytes ([`farfield_core::chunk_word`]). A leg that missed a write, or gave wrong bytes, is
-//! not read there until the chunk was copied to it (`copier`). Pages that nobody reads are compared
-//! in turn (`scrub`). A leg that is gone is never used again; a spare takes its place and is filled
-//! by the same copies, while reads and writes go on. A slow leg is asked for nothing until it has
-//! answered.
+//! Writes go to all members, reads to one. For each chunk of 64 pages a word notes which members
+//! hold the right bytes ([`farfield_core::chunk_word`]). A member that missed a write, or gave
+//! wrong bytes, is not read there until the chunk was copied to it (`copier`). Pages that nobody
+//! reads are compared in turn (`scrub`). A member that is gone is never used again; a spare takes
+//! its place and is filled by the same copies, while reads and writes go on. A slow member is asked
+//! for nothing until it has answered.
 
 mod answers;
 mod broadcast;
@@ -32,7 +32,7 @@ pub(crate) use lane::MirrorLane;
 pub(crate) use replica_map::{CHUNK_PAGES, InitialContents, ReplicaMap, chunks};
 use std::sync::Arc;
 
-/// Backend that keeps the same pages at each of several legs.
+/// Backend that keeps the same pages at each of several members.
 pub(crate) struct MirrorBackend {
     table: Arc<ReplicaMap>,
     /// Lock that is held while a thread copies, and while a snapshot is made.
@@ -41,30 +41,30 @@ pub(crate) struct MirrorBackend {
 }
 
 impl MirrorBackend {
-    /// Creates a mirror of `legs`, where `holds` says what each of them holds. A leg that is lost
-    /// already has no backend. The `spares` hold zeros, or what the legs hold if they are a
-    /// snapshot. The region addresses `pages` pages; 0 means as many as the legs have. If there is
-    /// a period `scrub`, everything is compared once in that time. With `heals` a thread looks
-    /// after the legs and copies; without, lanes do.
+    /// Creates a mirror of `members`, where `holds` says what each of them holds. A member that has
+    /// failed already has no backend. The `spares` hold zeros, or what the members hold if they are
+    /// a snapshot. The region addresses `pages` pages; 0 means as many as the members have. If
+    /// there is a period `scrub`, everything is compared once in that time. With `repairs` a thread
+    /// looks after the members and copies; without, lanes do.
     pub(crate) fn new(
-        legs: Vec<PoolMember>,
+        members: Vec<PoolMember>,
         spares: impl Into<SpareMembers>,
         pages: u64,
         holds: InitialContents,
         scrub: Option<Duration>,
-        heals: bool,
+        repairs: bool,
     ) -> Result<MirrorBackend, PoolError> {
-        let mut table = ReplicaMap::new(legs, spares.into(), pages, holds)?;
+        let mut table = ReplicaMap::new(members, spares.into(), pages, holds)?;
         table.scrub = Scrub::new(scrub);
         let (table, copying) = (Arc::new(table), Arc::new(RepairLock::default()));
-        let healer = heals.then(|| RepairThread::start(table.clone(), copying.clone()));
-        Ok(MirrorBackend { table, repair_lock: copying, repair_thread: healer })
+        let repair_thread = repairs.then(|| RepairThread::start(table.clone(), copying.clone()));
+        Ok(MirrorBackend { table, repair_lock: copying, repair_thread })
     }
 
-    /// Sets how long a write waits for all legs before it counts with fewer. With `None` it waits
-    /// as long as none of them is known to be gone.
-    pub(crate) fn set_write_patience(&self, patience: Option<Duration>) {
-        self.table.set_write_patience(patience);
+    /// Sets how long a write waits for all members before it counts with fewer. With `None` it
+    /// waits as long as none of them is known to be gone.
+    pub(crate) fn set_write_timeout(&self, timeout: Option<Duration>) {
+        self.table.set_write_timeout(timeout);
     }
 }
 
@@ -85,7 +85,7 @@ impl Backend for MirrorBackend {
         let _still = self.repair_lock.hold_still();
         let mut secrets = [0; CloneTicket::SERVERS_MAX];
         let mut result = Err(self.table.gone());
-        // A snapshot of a leg that lacks a page would not know that it lacks it.
+        // A snapshot of a member that lacks a page would not know that it lacks it.
         let able = complete_members(&self.table)?;
         for index in able.iter() {
             let own = self.table.leaves(index);

@@ -1,7 +1,7 @@
-//! State that all lanes of a mirror share: its legs and the words of its chunks.
+//! State that all lanes of a mirror share: its members and the words of its chunks.
 
 use super::calls::Callees;
-use super::lane::{ERRANDS, MirrorLane};
+use super::lane::{MEMBER_REQUESTS, MirrorLane};
 use crate::dirty_chunks::DirtyChunks;
 use crate::members::{ANSWER_WITHIN, MemberLane, Membership, PoolMember, is_silence};
 use crate::rejoin::SpareMembers;
@@ -22,21 +22,23 @@ pub(crate) const CHUNK_PAGES: u64 = 64;
 /// Number of chunks that the thread copies at a time.
 const THREAD_COPIES: usize = 4;
 
-/// Legs of a mirror and the word of each of its chunks.
+/// Members of a mirror and the word of each of its chunks.
 pub(crate) struct ReplicaMap {
     membership: Membership,
     pub(super) pages: u64,
-    /// Legs that are memory of this machine: they answer while they are polled, and are never slow.
+    /// Members that are memory of this machine: they answer while they are polled, and are never
+    /// slow.
     pub(super) near: MemberSet,
-    /// Index of the leg that leads in a pair ([`ReplicaMap::dual_write`]); [`NOBODY`] if there is none.
+    /// Index of the member that is authoritative in a dual write ([`ReplicaMap::dual_write`]);
+    /// [`NOBODY`] if there is none.
     authoritative: AtomicU8,
     dual_write: Option<DualWrite>,
     words: ChunkWordTable,
     pub(super) callees: Callees,
     /// Scrub of the mirror, which is off unless the maker of the table turns it on.
     pub(super) scrub: Scrub,
-    /// Chunks that were written here (in a snapshot, since it was claimed) or that some leg lacks,
-    /// and their number. The scrub and the copier look at these.
+    /// Chunks that were written here (in a snapshot, since it was claimed) or that some member
+    /// lacks, and their number. The scrub and the copier look at these.
     pub(super) written: DirtyChunks,
     pub(super) written_chunks: AtomicU64,
 }
@@ -63,17 +65,17 @@ impl RepairSource for ReplicaMap {
         self.membership.is_full()
     }
     fn release_slot(&self) {
-        self.membership.release_slot(|leg| self.forget(leg));
+        self.membership.release_slot(|member| self.forget(member));
     }
     fn rejoin(&self) {
-        self.membership.rejoin(self.pages, ERRANDS);
+        self.membership.rejoin(self.pages, MEMBER_REQUESTS);
     }
     fn open_repair_lane(self: &Arc<ReplicaMap>) -> Option<MirrorLane> {
         MirrorLane::open(self, THREAD_COPIES).ok()
     }
 }
 
-/// Contents of legs when they become a mirror: each holds the same.
+/// Contents of members when they become a mirror: each holds the same.
 pub(crate) enum InitialContents {
     Zeros,
     /// Contents of a snapshot; only its parent knows where they are.
@@ -82,128 +84,129 @@ pub(crate) enum InitialContents {
     Chunks(Arc<DirtyChunks>),
 }
 
-/// Value of `authoritative` when no leg leads.
+/// Value of `authoritative` when no member is.
 const NOBODY: u8 = u8::MAX;
 
-/// Two legs between which a switch goes on.
+/// Two members between which a switch goes on.
 struct DualWrite {
-    /// Chunks that were ever written, also before there was a pair.
+    /// Chunks that were ever written, also before there was a dual write.
     dirty_chunks: Arc<DirtyChunks>,
-    /// Error for which the new leg was given up.
+    /// Error for which the new member was given up.
     cause: Mutex<Option<PoolError>>,
 }
 
 impl ReplicaMap {
-    /// Index of the old leg of a pair, and of the new one.
+    /// Index of the old member of a dual write, and of the new one.
     pub(crate) const OLD: usize = 0;
     pub(crate) const NEW: usize = 1;
 
-    /// Creates a pair of `source`, which holds everything, and `new`, which holds zeros and waits as a
-    /// spare until it is [admitted](LegTable::admit). The old leg *leads*: a write has succeeded if
-    /// it has succeeded there. Failures of the other leg end no operation.
+    /// Creates a dual write to `source`, which holds everything, and to `target`, which holds zeros
+    /// and waits as a spare until it is [admitted](ReplicaMap::admit). The old member is
+    /// *authoritative*: a write has succeeded if it has succeeded there. Failures of the other
+    /// member end no operation.
     pub(crate) fn dual_write(
-        old: Arc<dyn Backend>,
-        new: Arc<dyn Backend>,
-        touched: Arc<DirtyChunks>,
+        source: Arc<dyn Backend>,
+        target: Arc<dyn Backend>,
+        dirty: Arc<DirtyChunks>,
     ) -> Result<ReplicaMap, PoolError> {
-        let leg = |backend: Arc<dyn Backend>| vec![PoolMember { backend: Some(backend), leaves: 1, server: 0 }];
-        let pages = old.pages();
-        let mut table = ReplicaMap::new(leg(old), leg(new).into(), pages, InitialContents::Zeros)?;
+        let member = |backend: Arc<dyn Backend>| vec![PoolMember { backend: Some(backend), leaves: 1, server: 0 }];
+        let pages = source.pages();
+        let mut table = ReplicaMap::new(member(source), member(target).into(), pages, InitialContents::Zeros)?;
         table.authoritative = AtomicU8::new(ReplicaMap::OLD as u8);
-        table.dual_write = Some(DualWrite { dirty_chunks: touched, cause: Mutex::new(None) });
+        table.dual_write = Some(DualWrite { dirty_chunks: dirty, cause: Mutex::new(None) });
         Ok(table)
     }
 
-    /// Lets the new leg take part from now on. All lanes must be lanes of the pair.
+    /// Lets the new member take part from now on. All lanes must be lanes of the dual write.
     pub(crate) fn admit(&self) {
-        let Some(pair) = &self.dual_write else { return };
-        self.mark_all(&pair.dirty_chunks);
+        let Some(dual_write) = &self.dual_write else { return };
+        self.mark_all(&dual_write.dirty_chunks);
         self.call_spare(ReplicaMap::NEW);
     }
 
-    /// Returns the old leg of a pair.
+    /// Returns the old member of a dual write.
     pub(crate) fn source(&self) -> Option<Arc<dyn Backend>> {
         self.backend(ReplicaMap::OLD)
     }
 
-    /// Returns the leg that leads, while it lives.
+    /// Returns the authoritative member, while it lives.
     pub(super) fn authoritative(&self) -> Option<usize> {
-        let leader = self.authoritative.load(Ordering::SeqCst);
-        (leader != NOBODY && !self.failed().has(leader.into())).then_some(leader.into())
+        let authoritative = self.authoritative.load(Ordering::SeqCst);
+        (authoritative != NOBODY && !self.failed().has(authoritative.into())).then_some(authoritative.into())
     }
 
-    pub(crate) fn set_authoritative(&self, leader: Option<usize>) {
-        self.authoritative.store(leader.map_or(NOBODY, |leg| leg as u8), Ordering::SeqCst);
+    pub(crate) fn set_authoritative(&self, authoritative: Option<usize>) {
+        self.authoritative.store(authoritative.map_or(NOBODY, |member| member as u8), Ordering::SeqCst);
     }
 
-    /// Returns the leg whose failures concern only the thread that carries out the switch.
+    /// Returns the member whose failures concern only the thread that carries out the switch.
     pub(super) fn follower(&self) -> Option<usize> {
         let leads = self.authoritative.load(Ordering::SeqCst) == ReplicaMap::NEW as u8;
         (self.dual_write.is_some() && !leads).then_some(ReplicaMap::NEW)
     }
 
-    /// Gives up a leg that has failed for good: others go on without it.
-    pub(crate) fn give_up(&self, leg: usize, error: PoolError) {
-        if let Some(pair) = &self.dual_write
-            && leg == ReplicaMap::NEW
-            && let Some(mut cause) = pair.cause.try_lock()
+    /// Gives up a member that has failed for good: others go on without it.
+    pub(crate) fn give_up(&self, member: usize, error: PoolError) {
+        if let Some(dual_write) = &self.dual_write
+            && member == ReplicaMap::NEW
+            && let Some(mut cause) = dual_write.cause.try_lock()
         {
             cause.get_or_insert(error);
         }
-        self.mark_failed(leg);
+        self.mark_failed(member);
     }
 
-    /// Gives up legs that have been silent for long, if the others can do without them.
+    /// Gives up members that have been silent for long, if the others can do without them.
     pub(super) fn give_up_the_silent(&self) {
-        self.membership.give_up_the_silent(|leg| {
-            self.give_up(leg, PoolError::TimedOut { server: self.server(leg), after: ANSWER_WITHIN });
+        self.membership.give_up_the_silent(|member| {
+            self.give_up(member, PoolError::TimedOut { server: self.server(member), after: ANSWER_WITHIN });
         });
     }
 
-    /// Checks whether a switch goes on. Then the leg that leads decides, and the other one is given
-    /// up as soon as anything goes wrong there.
+    /// Checks whether a switch goes on. Then the authoritative member decides, and the other one is
+    /// given up as soon as anything goes wrong there.
     pub(super) fn is_dual_write(&self) -> bool {
         self.dual_write.is_some()
     }
 
-    /// Returns the server of a leg that keeps operations waiting, for the error that says so.
+    /// Returns the server of a member that keeps operations waiting, for the error that says so.
     pub(super) fn slow_server(&self) -> u16 {
-        let slow = self.present().iter().find(|leg| self.is_lagging(*leg));
+        let slow = self.present().iter().find(|member| self.is_lagging(*member));
         self.server(slow.or(self.present().iter().next()).unwrap_or(0))
     }
 
-    /// Notes that it is unknown, and stays so, whether `leg` has done a write.
-    pub(super) fn note_indeterminate(&self, leg: usize) {
-        if self.is_dual_write() { self.mark_failed(leg) } else { self.membership.note_indeterminate(leg) }
+    /// Notes that it is unknown, and stays so, whether `member` has done a write.
+    pub(super) fn note_indeterminate(&self, member: usize) {
+        if self.is_dual_write() { self.mark_failed(member) } else { self.membership.note_indeterminate(member) }
     }
 
-    /// Opens a lane to each leg that is there. The new leg of a pair counts as not there if it
-    /// gives none. A lane of a pair must have both legs that are there: it would be without a side
-    /// when one of them is given back.
+    /// Opens a lane to each member that is there. The new member of a dual write counts as not
+    /// there if it gives none. A lane of a dual write must have both members that are there: it
+    /// would be without a side when one of them is given back.
     pub(super) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<MemberLane>>, PoolError> {
-        self.membership.open_lanes_but(requests, &|leg, error| {
-            if self.follower() == Some(leg) {
-                self.give_up(leg, error);
+        self.membership.open_lanes_but(requests, &|member, error| {
+            if self.follower() == Some(member) {
+                self.give_up(member, error);
                 return true;
             }
             is_silence(error) && self.dual_write.is_none()
         })
     }
 
-    /// Returns the error for which the new leg was given up.
+    /// Returns the error for which the new member was given up.
     pub(crate) fn cause(&self) -> Option<PoolError> {
-        self.dual_write.as_ref().and_then(|pair| pair.cause.try_lock().and_then(|cause| *cause))
+        self.dual_write.as_ref().and_then(|dual_write| dual_write.cause.try_lock().and_then(|cause| *cause))
     }
 
-    /// Returns how many of the chunks that were ever written the leg holds, and how many there are.
-    /// Both are 0 without a pair.
-    pub(crate) fn held(&self, leg: usize) -> (u64, u64) {
-        let Some(pair) = &self.dual_write else { return (0, 0) };
-        let is_held = |chunk: u64| self.words.load(chunk).is_touched() && self.words.load(chunk).valid().has(leg);
-        pair.dirty_chunks.iter().fold((0, 0), |(held, all), chunk| (held + u64::from(is_held(chunk)), all + 1))
+    /// Returns how many of the chunks that were ever written the member holds, and how many there
+    /// are. Both are 0 without a dual write.
+    pub(crate) fn held(&self, member: usize) -> (u64, u64) {
+        let Some(dual_write) = &self.dual_write else { return (0, 0) };
+        let is_held = |chunk: u64| self.words.load(chunk).is_touched() && self.words.load(chunk).valid().has(member);
+        dual_write.dirty_chunks.iter().fold((0, 0), |(held, all), chunk| (held + u64::from(is_held(chunk)), all + 1))
     }
 
-    /// Returns the next chunk, from this one on, that a leg may lack.
+    /// Returns the next chunk, from this one on, that a member may lack.
     pub(super) fn next_to_repair(&self, chunk: u64) -> Option<u64> {
         self.written.next(chunk)
     }
@@ -216,7 +219,7 @@ impl ReplicaMap {
     }
 
     pub(super) fn new(
-        legs: Vec<PoolMember>,
+        members: Vec<PoolMember>,
         spares: SpareMembers,
         pages: u64,
         holds: InitialContents,
@@ -224,18 +227,18 @@ impl ReplicaMap {
         let is_known = !matches!(holds, InitialContents::Snapshot);
         assert!(is_known || spares.reopen.is_none(), "who comes later would be given nothing");
         let is_new = matches!(holds, InitialContents::Zeros);
-        let spare = MemberSet::first(legs.len() + spares.members.len()).difference(MemberSet::first(legs.len()));
-        let roster = Membership::new(legs, spares, 1, !is_new, ChunkWord::LEGS_MAX);
+        let spare = MemberSet::first(members.len() + spares.members.len()).difference(MemberSet::first(members.len()));
+        let membership = Membership::new(members, spares, 1, !is_new, ChunkWord::MEMBERS_MAX);
         // Spares of a snapshot hold what the others hold.
-        let spare = if is_new { spare.intersection(roster.select(|_, _| true)) } else { MemberSet(0) };
-        let waiting = spare.union(roster.spare_slots());
-        let most = roster.pages();
+        let spare = if is_new { spare.intersection(membership.select(|_, _| true)) } else { MemberSet(0) };
+        let waiting = spare.union(membership.spare_slots());
+        let most = membership.pages();
         let pages = if pages == 0 { most } else { pages.min(most) };
         let chunks = pages.div_ceil(CHUNK_PAGES);
         let first = if is_known { ChunkWord::fresh(waiting) } else { ChunkWord::inherited() };
         let table = ReplicaMap {
             pages,
-            near: roster.select(|_, backend| backend.mapped().is_some()),
+            near: membership.select(|_, backend| backend.mapped().is_some()),
             authoritative: AtomicU8::new(NOBODY),
             dual_write: None,
             words: ChunkWordTable::new(chunks, first).map_err(PoolError::Os)?,
@@ -243,17 +246,17 @@ impl ReplicaMap {
             scrub: Scrub::new(None),
             written: DirtyChunks::new(chunks).map_err(PoolError::Os)?,
             written_chunks: AtomicU64::new(0),
-            membership: roster,
+            membership,
         };
-        if let InitialContents::Chunks(touched) = holds {
-            table.mark_all(&touched);
+        if let InitialContents::Chunks(dirty) = holds {
+            table.mark_all(&dirty);
         }
         Ok(table)
     }
 
     /// Notes that these chunks were written before this table existed.
-    fn mark_all(&self, touched: &DirtyChunks) {
-        for chunk in touched.iter() {
+    fn mark_all(&self, dirty: &DirtyChunks) {
+        for chunk in dirty.iter() {
             self.mark(chunk);
             self.words.change(chunk, |word| Some(word.touch()));
         }
@@ -264,12 +267,12 @@ impl ReplicaMap {
     }
 
     /// Returns those of `members` that hold all of these pages and take part.
-    pub(super) fn valid(&self, page: u64, count: u64, legs: MemberSet) -> MemberSet {
-        chunks(page, count).fold(legs, |legs, chunk| legs.intersection(self.holders(chunk)))
+    pub(super) fn valid(&self, page: u64, count: u64, members: MemberSet) -> MemberSet {
+        chunks(page, count).fold(members, |members, chunk| members.intersection(self.holders(chunk)))
     }
 
-    /// Returns the legs that hold the chunk. An untouched chunk is zeros, which all legs hold, also
-    /// those that came as spares.
+    /// Returns the members that hold the chunk. An untouched chunk is zeros, which all members
+    /// hold, also those that came as spares.
     fn holders(&self, chunk: u64) -> MemberSet {
         let word = self.words.load(chunk);
         if word.is_touched() { word.valid() } else { self.all() }
@@ -278,17 +281,17 @@ impl ReplicaMap {
     /// Checks whether nothing was ever written to these pages.
     pub(super) fn is_untouched(&self, page: u64, count: u64) -> bool {
         let is_touched = |chunk| match &self.dual_write {
-            Some(pair) => pair.dirty_chunks.has(chunk),
+            Some(dual_write) => dual_write.dirty_chunks.has(chunk),
             None => self.words.load(chunk).is_touched(),
         };
         !chunks(page, count).any(is_touched)
     }
 
-    /// Begins a write to all `active` legs; returns `false` if that is not possible now.
+    /// Begins a write to all `active` members; returns `false` if that is not possible now.
     pub(super) fn begin_write(&self, page: u64, count: u64, active: MemberSet) -> bool {
         let range = chunks(page, count);
         let is_first = range.clone().any(|chunk| !self.words.load(chunk).is_touched());
-        // Where nothing was written yet, all legs that are not asked lack it from the beginning.
+        // Where nothing was written yet, all members that are not asked lack it from the beginning.
         let lacking = if is_first { self.present().difference(active) } else { MemberSet(0) };
         self.with_unrecorded_miss(lacking, || {
             let is_reliable = !is_first || self.unreliable().intersection(active).is_empty();
@@ -305,21 +308,21 @@ impl ReplicaMap {
                 return false;
             };
             self.mark(chunk);
-            // A spare that came in since the legs were chosen lacks the chunk, which could not be
-            // seen before.
+            // A spare that came in since the members were chosen lacks the chunk, which could not
+            // be seen before.
             if !before.is_touched() {
-                after.stale(self.all()).iter().for_each(|leg| self.note_missed(leg));
+                after.stale(self.all()).iter().for_each(|member| self.note_missed(member));
             }
         }
         true
     }
 
-    /// Checks whether a write that ends with these legs would be kept.
+    /// Checks whether a write that ends with these members would be kept.
     pub(super) fn keeps(&self, page: u64, count: u64, have: MemberSet) -> bool {
         chunks(page, count).all(|chunk| !self.holders(chunk).intersection(have).is_empty())
     }
 
-    /// Ends a write at the legs that `have` it, of those that were `asked`. Returns whether the
+    /// Ends a write at the members that `have` it, of those that were `asked`. Returns whether the
     /// write is kept.
     pub(super) fn end_write(&self, page: u64, count: u64, asked: MemberSet, have: MemberSet) -> bool {
         self.with_unrecorded_miss(self.present().difference(have), || self.end_write_at(page, count, asked, have))
@@ -328,15 +331,18 @@ impl ReplicaMap {
     fn end_write_at(&self, page: u64, count: u64, asked: MemberSet, have: MemberSet) -> bool {
         let reliable = have.difference(self.unreliable());
         let mut all_kept = true;
-        // Without the leader, copies at other legs are worth nothing. A leg that came to lead
-        // meanwhile and was not asked is behind, like any other.
-        let failed_leader = self.authoritative().filter(|leader| asked.has(*leader) && !have.has(*leader));
+        // Without the authoritative member, copies at other members are worth nothing. A member
+        // that became authoritative meanwhile and was not asked is behind, like any other.
+        let failed_authoritative =
+            self.authoritative().filter(|authoritative| asked.has(*authoritative) && !have.has(*authoritative));
         for chunk in chunks(page, count) {
             let mut kept = false;
             let changed = self.words.change(chunk, |word| {
-                let (next, is_kept) = match failed_leader {
-                    Some(leader) if word.valid().has(leader) => (word.fail_write(leader, self.all()), false),
-                    // Bytes that only legs have that are being given up would be lost with them.
+                let (next, is_kept) = match failed_authoritative {
+                    Some(authoritative) if word.valid().has(authoritative) => {
+                        (word.fail_write(authoritative, self.all()), false)
+                    }
+                    // Bytes that only members have that are being given up would be lost with them.
                     _ if word.valid().intersection(reliable).is_empty() => word.end_write(MemberSet(0), self.all()),
                     _ => word.end_write(have, self.all()),
                 };
@@ -351,14 +357,14 @@ impl ReplicaMap {
         all_kept
     }
 
-    /// Notes that `leg` gave wrong bytes. Returns `true` if others are asked from now on.
-    pub(super) fn suspect(&self, page: u64, count: u64, leg: usize) -> bool {
-        self.with_unrecorded_miss(MemberSet::one(leg), || {
+    /// Notes that `member` gave wrong bytes. Returns `true` if others are asked from now on.
+    pub(super) fn suspect(&self, page: u64, count: u64, member: usize) -> bool {
+        self.with_unrecorded_miss(MemberSet::one(member), || {
             let others = self.active().difference(self.unreliable());
             let mut is_changed = false;
             for chunk in chunks(page, count) {
                 self.mark(chunk);
-                if let Some((before, after)) = self.words.change(chunk, |word| word.suspect(leg, others)) {
+                if let Some((before, after)) = self.words.change(chunk, |word| word.suspect(member, others)) {
                     self.count_missed(before, after);
                     is_changed = true;
                 }
@@ -367,21 +373,21 @@ impl ReplicaMap {
         })
     }
 
-    /// Forgets which chunks the leg holds. The leg is lost, and no lane has a way to it.
-    fn forget(&self, leg: usize) {
+    /// Forgets which chunks the member holds. The member has failed, and no lane has a way to it.
+    fn forget(&self, member: usize) {
         for chunk in self.written.iter() {
-            self.words.change(chunk, |word| Some(word.forget(leg)));
+            self.words.change(chunk, |word| Some(word.forget(member)));
         }
     }
 
     fn count_missed(&self, before: ChunkWord, after: ChunkWord) {
-        for leg in before.valid().difference(after.valid()).intersection(self.all()).iter() {
-            self.note_missed(leg);
+        for member in before.valid().difference(after.valid()).intersection(self.all()).iter() {
+            self.note_missed(member);
         }
     }
 
-    /// Begins to watch a chunk while the legs' bytes are compared; returns `false` if it is being
-    /// written.
+    /// Begins to watch a chunk while the members' bytes are compared; returns `false` if it is
+    /// being written.
     pub(super) fn watch(&self, chunk: u64) -> bool {
         self.words.change(chunk, |word| word.watch()).is_some()
     }
@@ -391,20 +397,20 @@ impl ReplicaMap {
         self.words.change(chunk, |word| Some(word.unwatch()));
     }
 
-    /// Claims the copy of the chunk to `leg` for the caller. Returns those of the `open` legs from
-    /// which it can be copied.
-    pub(super) fn claim(&self, chunk: u64, leg: usize, open: MemberSet) -> Option<MemberSet> {
+    /// Claims the copy of the chunk to `member` for the caller. Returns those of the `open` members
+    /// from which it can be copied.
+    pub(super) fn claim(&self, chunk: u64, member: usize, open: MemberSet) -> Option<MemberSet> {
         let (before, _) = self.words.change(chunk, |word| {
             // Late writes could land on top of the copy.
-            if self.is_lagging(leg) { None } else { Some(word.claim(leg, open)?.0) }
+            if self.is_lagging(member) { None } else { Some(word.claim(member, open)?.0) }
         })?;
         Some(before.valid().intersection(open))
     }
 
     /// Ends a copy.
-    pub(super) fn finish(&self, chunk: u64, leg: usize, copied: bool) {
-        let changed = self.words.change(chunk, |word| Some(word.finish(leg, copied)));
-        if changed.is_some_and(|(_, after)| after.valid().has(leg)) {
+    pub(super) fn finish(&self, chunk: u64, member: usize, copied: bool) {
+        let changed = self.words.change(chunk, |word| Some(word.finish(member, copied)));
+        if changed.is_some_and(|(_, after)| after.valid().has(member)) {
             self.restored(CHUNK_PAGES.min(self.pages - chunk * CHUNK_PAGES));
         }
     }

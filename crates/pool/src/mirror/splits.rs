@@ -1,4 +1,4 @@
-//! State of a lane: operations, their pieces, and what legs do for them.
+//! State of a lane: operations, their splits, and what members do for them.
 
 use crate::backend::OpKind;
 use crate::write_epochs::WriteEpochGuard;
@@ -6,8 +6,8 @@ use crate::{Buffer, PoolError, Priority};
 use core::time::Duration;
 use farfield_core::MemberSet;
 
-/// Most pieces that one lane has under way.
-pub(super) const PIECES: usize = 256;
+/// Most splits that one lane has under way.
+pub(super) const SPLITS: usize = 256;
 
 /// Operation of the caller.
 pub(super) struct MirrorOperation {
@@ -18,16 +18,16 @@ pub(super) struct MirrorOperation {
     pub(super) kind: OpKind,
     pub(super) page: u64,
     pub(super) count: u64,
-    /// Number of pages that are in pieces by now.
+    /// Number of pages that are in splits by now.
     pub(super) split_pages: u64,
     pub(super) splits: usize,
-    /// Buffer of the caller; `None` while a leg has it.
+    /// Buffer of the caller; `None` while a member has it.
     pub(super) buffer: Option<Buffer>,
     pub(super) result: Result<(), PoolError>,
-    /// Legs at which the operation could be made when it began.
+    /// Members at which the operation could be made when it began.
     pub(super) knew: MemberSet,
-    /// Set if the operation failed only because the legs that have it are not those that are read
-    /// there. Then it begins anew.
+    /// Set if the operation failed only because the members that have it are not those that are
+    /// read there. Then it is retried.
     pub(super) is_unlucky: bool,
 }
 
@@ -42,43 +42,43 @@ pub(super) struct MirrorSplit {
     pub(super) operation: usize,
     pub(super) page: u64,
     pub(super) count: u64,
-    /// Index of the errand that is under way at each leg.
+    /// Index of the request that is under way at each member.
     pub(super) requests: [Option<u16>; MemberSet::MAX],
-    /// Four sets of legs: those that have done it, that failed, that gave wrong bytes, and whose
+    /// Four sets of members: those that have done it, that failed, that gave wrong bytes, and whose
     /// write may still arrive.
     pub(super) have: MemberSet,
     pub(super) failed: MemberSet,
     pub(super) wrong: MemberSet,
     pub(super) indeterminate: MemberSet,
     pub(super) error: Option<PoolError>,
-    /// When to hedge the read, or to lose patience with the write.
+    /// When to hedge the read, or to time out the write.
     pub(super) alarm_at: u64,
-    /// When a write counts with fewer legs once some have it (`patient_until`), and when the time
+    /// When a write counts with fewer members once some have it (`degrades_at`), and when the time
     /// of its operation is over (`ends_at`).
-    pub(super) patient_until: u64,
+    pub(super) degrades_at: u64,
     pub(super) ends_at: u64,
-    /// Set when the operation has ended in failure before the piece has. The piece goes on until
-    /// all legs have answered: a leg that cannot be done without may still do it.
+    /// Set when the operation has ended in failure before the split has. The split goes on until
+    /// all members have answered: a member that cannot be done without may still do it.
     pub(super) is_over: bool,
-    /// Legs that were asked and are late.
+    /// Members that were asked and lag.
     pub(super) lagging: MemberSet,
     pub(super) is_hedged: bool,
-    /// Change that the piece makes; `None` for a read.
+    /// Change that the split makes; `None` for a read.
     pub(super) epoch_guard: Option<WriteEpochGuard>,
 }
 
 impl MirrorSplit {
     pub(super) fn under_way(&self) -> MemberSet {
-        (0..MemberSet::MAX).filter(|&leg| self.requests[leg].is_some()).collect()
+        (0..MemberSet::MAX).filter(|&member| self.requests[member].is_some()).collect()
     }
 
-    /// Returns all legs that were asked.
+    /// Returns all members that were asked.
     pub(super) fn requested(&self) -> MemberSet {
         self.have.union(self.failed).union(self.under_way())
     }
 }
 
-/// Owner of an errand.
+/// Owner of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum MirrorRequestOwner {
     Split(usize),
@@ -86,7 +86,7 @@ pub(super) enum MirrorRequestOwner {
     Copy(usize),
     /// Scrub of the pool.
     Look,
-    /// Piece that has ended without this write (`LateWrite`), or that does not need this read any
+    /// Split that has ended without this write (`LateWrite`), or that does not need this read any
     /// more (`Abandoned`).
     LateWrite,
     Abandoned,
@@ -95,7 +95,7 @@ pub(super) enum MirrorRequestOwner {
 pub(super) struct MirrorMemberRequest {
     pub(super) owner: MirrorRequestOwner,
     pub(super) member: usize,
-    /// Set if the errand uses the caller's buffer.
+    /// Set if the request uses the caller's buffer.
     pub(super) is_direct: bool,
     pub(super) started_at: u64,
 }

@@ -1,4 +1,4 @@
-//! Guards against a mirror that gives an old version, or an error while one leg lives: whatever
+//! Guards against a mirror that gives an old version, or an error while one member lives: whatever
 //! dies, lies or is late, and whoever copies.
 use super::MirrorBackend;
 use super::copier::Copier;
@@ -37,7 +37,7 @@ fn legs_that_lie_are_repaired() {
     let backend = open("mirror(fault:corrupt=1@ram:, ram:)", 256);
     let mut lane = backend.open_lane().unwrap();
     write(&mut *lane, 3, 100, 1).unwrap();
-    // Whichever leg is asked first: the wrong one is found out by the second read.
+    // Whichever member is asked first: the wrong one is found out by the second read.
     for _ in 0..10 {
         assert_version(&mut *lane, 3, 100, 1);
     }
@@ -75,8 +75,8 @@ fn the_only_leg_that_holds_a_chunk_may_be_slow() {
 #[test]
 fn a_leg_that_falls_silent_before_the_other_has_what_it_missed_is_waited_for() {
     let sides = [SilentMember::new(400), SilentMember::new(400)];
-    let legs = sides.iter().map(|side| PoolMember { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
-    let backend = MirrorBackend::new(legs, vec![], 400, InitialContents::Zeros, None, false).unwrap();
+    let members = sides.iter().map(|side| PoolMember { backend: Some(side.clone()), leaves: 1, server: 0 }).collect();
+    let backend = MirrorBackend::new(members, vec![], 400, InitialContents::Zeros, None, false).unwrap();
     trial::waits_for_the_only_one(&backend, &sides);
 }
 
@@ -94,11 +94,11 @@ fn a_leg_is_mended_at_once_however_far_behind_in_the_region_the_pages_are() {
 
 #[test]
 fn a_spare_lacks_what_is_first_written_by_those_who_did_not_see_it_come() {
-    let leg = || PoolMember { backend: Some(open("ram:", 64)), leaves: 1, server: 0 };
-    let table = ReplicaMap::new(vec![leg(), leg()], vec![leg()].into(), 64, InitialContents::Zeros).unwrap();
+    let member = || PoolMember { backend: Some(open("ram:", 64)), leaves: 1, server: 0 };
+    let table = ReplicaMap::new(vec![member(), member()], vec![member()].into(), 64, InitialContents::Zeros).unwrap();
     let seen = MemberSet::one(0);
     table.mark_failed(1);
-    // Whoever mends looks at everything: nothing was ever written.
+    // Whoever repairs looks at everything: nothing was ever written.
     assert_eq!(table.repairable(), MemberSet::one(2));
     table.set_repaired(2, table.missed_generation(2));
     assert!(table.is_whole(2));
@@ -110,8 +110,8 @@ fn a_spare_lacks_what_is_first_written_by_those_who_did_not_see_it_come() {
 
 #[test]
 fn what_was_never_written_can_be_read_from_a_leg_that_came_later() {
-    let leg = || PoolMember { backend: Some(open("ram:", 128)), leaves: 1, server: 0 };
-    let spare = ReplicaMap::new(vec![leg(), leg()], vec![leg()].into(), 128, InitialContents::Zeros).unwrap();
+    let member = || PoolMember { backend: Some(open("ram:", 128)), leaves: 1, server: 0 };
+    let spare = ReplicaMap::new(vec![member(), member()], vec![member()].into(), 128, InitialContents::Zeros).unwrap();
     spare.mark_failed(0);
     spare.mark_failed(1);
     assert_eq!(spare.valid(0, 128, spare.active()), MemberSet::one(2));
@@ -127,14 +127,14 @@ fn what_was_never_written_can_be_read_from_a_leg_that_came_later() {
 
 #[test]
 fn a_leg_that_comes_to_lead_lacks_what_it_was_not_asked_for() {
-    let (side, touched) = (|| open("ram:", 64), DirtyChunks::new(1).unwrap());
-    let table = ReplicaMap::dual_write(side(), side(), Arc::new(touched)).unwrap();
+    let (side, dirty) = (|| open("ram:", 64), DirtyChunks::new(1).unwrap());
+    let table = ReplicaMap::dual_write(side(), side(), Arc::new(dirty)).unwrap();
     table.admit();
     let (old, both) = (MemberSet::one(ReplicaMap::OLD), MemberSet::first(2));
     assert!(table.begin_write(0, 1, both) && table.end_write(0, 1, both, both));
     table.set_repaired(ReplicaMap::NEW, table.missed_generation(ReplicaMap::NEW));
     assert!(table.is_whole(ReplicaMap::NEW));
-    // Whoever writes chose the legs before the new one was admitted, and was delayed.
+    // Whoever writes chose the members before the new one was admitted, and was delayed.
     assert!(table.begin_write(0, 1, old));
     table.set_authoritative(Some(ReplicaMap::NEW));
     assert!(table.end_write(0, 1, old, old), "the old leg has it");
@@ -178,18 +178,18 @@ fn a_wrong_leg_is_found_when_the_pool_is_opened() {
 
 #[test]
 fn a_snapshot_is_made_of_the_legs_that_hold_everything() {
-    let opener = PoolBuilder::new().url("mirror(fault:die=30@ram:, ram:, spare=ram:)").pages(300);
-    let backend = opener.open().unwrap();
+    let builder = PoolBuilder::new().url("mirror(fault:die=30@ram:, ram:, spare=ram:)").pages(300);
+    let backend = builder.open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     for version in 1..40 {
         write(&mut *lane, 0, 300, version).unwrap();
         let ticket = backend.clone_region().unwrap();
         assert_ne!(ticket.secrets[1], 0);
-        let claimed = opener.claim(&ticket).unwrap();
+        let claimed = builder.claim(&ticket).unwrap();
         write(&mut *lane, 100, 100, 99).unwrap();
         let mut copy = claimed.open_lane().unwrap();
         assert_version(&mut *copy, 0, 300, version);
-        assert!(opener.claim(&ticket).is_err(), "good once");
+        assert!(builder.claim(&ticket).is_err(), "good once");
     }
 }
 
@@ -201,27 +201,28 @@ fn random_deaths_lose_nothing() {
     for seed in seeds {
         let mut random = Random(seed << 20 | 1);
         let mut die = || random.below(4_000) + 1;
-        for (url, heals) in [
+        for (url, repairs) in [
             (format!("mirror(fault:die={}@ram:, ram:)", die()), false),
             (format!("mirror(fault:die=last@ram:, fault:die={}@ram:, spare=ram:)", die()), true),
             (format!("mirror(fault:die={},corrupt=0.01,seed={seed}@ram:, ram:, spare=ram:)", die()), false),
-            // The first spare dies while it is filled, or later; both legs do, one after the other.
+            // The first spare dies while it is filled, or later; both members do, one after the
+            // other.
             (
                 format!("mirror(fault:die={}@ram:, fault:die=20000@ram:, ram:, spare=fault:die={}@ram:)", die(), die()),
                 true,
             ),
             (format!("mirror(stripe(ram:,fault:die={}@ram:), fault:delay=3us@ram:)", die()), true),
         ] {
-            survive(&url, heals, seed, 7_000);
+            survive(&url, repairs, seed, 7_000);
         }
     }
 }
 
-/// A mirror of these; without a thread it is healed by who polls a lane.
-fn mirror(sides: &[Arc<SilentMember>], spares: &[Arc<SilentMember>], heals: bool) -> MirrorBackend {
-    let leg = |side: &Arc<SilentMember>| PoolMember { backend: Some(side.clone()), leaves: 1, server: 0 };
-    let spares: Vec<_> = spares.iter().map(leg).collect();
-    MirrorBackend::new(sides.iter().map(leg).collect(), spares, 400, InitialContents::Zeros, None, heals).unwrap()
+/// A mirror of these; without a thread it is repaired by who polls a lane.
+fn mirror(sides: &[Arc<SilentMember>], spares: &[Arc<SilentMember>], repairs: bool) -> MirrorBackend {
+    let member = |side: &Arc<SilentMember>| PoolMember { backend: Some(side.clone()), leaves: 1, server: 0 };
+    let spares: Vec<_> = spares.iter().map(member).collect();
+    MirrorBackend::new(sides.iter().map(member).collect(), spares, 400, InitialContents::Zeros, None, repairs).unwrap()
 }
 
 fn sides<const COUNT: usize>() -> [Arc<SilentMember>; COUNT] {
@@ -240,7 +241,7 @@ fn lanes_that_stall_in_turns_cost_no_operation_and_no_leg_while_all_legs_live() 
         println!("FARFIELD_SEED={seed}");
         let sides = sides::<2>();
         let backend = mirror(&sides, &[], seed % 2 == 0);
-        backend.set_write_patience(Some(Duration::from_millis(10)));
+        backend.set_write_timeout(Some(Duration::from_millis(10)));
         trial::lanes_stall_in_turns(&backend, &sides, seed, 3_200);
         assert!(backend.table.failed().is_empty(), "FARFIELD_SEED={seed}");
     }
@@ -251,7 +252,7 @@ fn what_nobody_answers_ends_in_time() {
     for wait in [Some(Duration::from_millis(10)), None] {
         let sides = sides::<2>();
         let backend = mirror(&sides, &[], false);
-        backend.set_write_patience(wait);
+        backend.set_write_timeout(wait);
         trial::ends_in_time_without_an_answer(&backend, &sides);
     }
 }
@@ -262,7 +263,7 @@ fn a_leg_that_does_not_take_copies_is_read_all_the_same_and_never_lost_while_it_
     let backend = mirror(&sides, &[], false);
     let mut lane = backend.open_lane().unwrap();
     write(&mut *lane, 0, 200, 1).unwrap();
-    // The first leg lacks one chunk, the second another.
+    // The first member lacks one chunk, the second another.
     sides[0].set_holds_changes(true);
     assert!(backend.table.suspect(0, 1, 0) && backend.table.suspect(64, 1, 1));
     wait_until("the copy is late", || {
@@ -288,7 +289,7 @@ fn a_leg_that_does_not_take_copies_is_read_all_the_same_and_never_lost_while_it_
 fn a_silent_leg_makes_place_for_a_spare_when_the_others_can_do_without_it() {
     let [silent, other, spare] = sides::<3>();
     let backend = mirror(&[silent.clone(), other.clone()], std::slice::from_ref(&spare), false);
-    backend.set_write_patience(Some(Duration::from_millis(10)));
+    backend.set_write_timeout(Some(Duration::from_millis(10)));
     let mut lane = backend.open_lane().unwrap();
     write(&mut *lane, 0, 200, 1).unwrap();
     // The other one lacks something, which the silent one has.
@@ -327,7 +328,7 @@ fn a_silent_leg_makes_place_for_a_spare_when_the_others_can_do_without_it() {
 fn a_mirror_that_waits_for_all_counts_a_write_only_when_all_have_it() {
     let sides = sides::<2>();
     let backend = mirror(&sides, &[], false);
-    backend.set_write_patience(None);
+    backend.set_write_timeout(None);
     let mut lane = backend.open_lane().unwrap();
     write(&mut *lane, 0, 10, 1).unwrap();
     sides[1].set_silent(true);
@@ -355,7 +356,7 @@ fn a_mirror_that_waits_for_all_counts_a_write_only_when_all_have_it() {
 fn a_write_that_set_out_to_the_only_leg_in_use_is_made_at_another_that_is_used_again() {
     let sides = sides::<2>();
     let backend = mirror(&sides, &[], false);
-    backend.set_write_patience(Some(Duration::from_millis(10)));
+    backend.set_write_timeout(Some(Duration::from_millis(10)));
     let mut lane = backend.open_lane().unwrap();
     write(&mut *lane, 0, 400, 1).unwrap();
     sides[1].set_silent(true);
@@ -391,11 +392,11 @@ fn an_operation_with_little_time_counts_with_those_that_answer() {
 fn neighbours_that_are_written_at_different_legs_at_the_same_time_are_both_kept() {
     let sides = sides::<2>();
     let backend = mirror(&sides, &[], false);
-    backend.set_write_patience(Some(Duration::from_millis(10)));
+    backend.set_write_timeout(Some(Duration::from_millis(10)));
     let mut lane = backend.open_lane().unwrap();
     write(&mut *lane, 0, 400, 1).unwrap();
-    // One leg is late with something else, and the other one is all that a write is sent to; then
-    // that one is silent, too.
+    // One member is lagging with something else, and the other one is all that a write is sent to;
+    // then that one is silent, too.
     sides[1].set_silent(true);
     write(&mut *lane, 300, 1, 2).unwrap();
     assert!(backend.table.is_lagging(1));

@@ -1,12 +1,12 @@
-//! Scrub: reads pages that are stored and never read, so that wrong bytes at one leg are mended
-//! while other legs are right.
+//! Scrub: reads pages that are stored and never read, so that wrong bytes at one member are
+//! repaired while other members are right.
 //!
-//! A backend of several legs keeps its pages at *places* (a page of a mirror, a row of an erasure
-//! code). Each place has a page at some of the legs. The thread or lane that cares for the legs
-//! walks over all places once in a period, as fast as [`ScrubPace`] says. A run of neighbours is
-//! read from one leg after the other, in the background, one read at a time. A wrong page is
-//! suspected as if a reader had found it, and so it is mended; the walk goes on when it is. Of all
-//! lanes one walks at a time, run by run.
+//! A backend of several members keeps its pages at *places* (a page of a mirror, a row of an
+//! erasure code). Each place has a page at some of the members. The thread or lane that does
+//! maintenance walks over all places once in a period, as fast as [`ScrubPace`] says. A run of
+//! neighbours is read from one member after the other, in the background, one read at a time. A
+//! wrong page is suspected as if a reader had found it, and so it is repaired; the walk goes on
+//! when it is. Of all lanes one walks at a time, run by run.
 //!
 //! Bytes count as wrong when they were wrong twice: a bit that flips on the way is no rot.
 
@@ -27,10 +27,10 @@ use std::sync::Arc;
 pub(crate) const PERIOD: Duration = Duration::from_secs(24 * 3600);
 /// Time limit of one read.
 pub(crate) const READ_DEADLINE: Duration = Duration::from_secs(2);
-/// Time for which a leg that did not answer is passed over.
+/// Time for which a member that did not answer is passed over.
 const SILENCE: Duration = Duration::from_secs(60);
-/// Time that the walk waits until wrong pages are mended.
-const MEND_PATIENCE: Duration = Duration::from_secs(10);
+/// Time that the walk waits until wrong pages are repaired.
+const REPAIR_TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of times that a run is compared again because it was written meanwhile.
 const TRIES: u32 = 3;
 /// Number of polls after which a busy lane looks at the clock again.
@@ -41,11 +41,11 @@ const _: () = assert!(RUN_PAGES == ScrubPace::RUN);
 /// Work that the scrub of a pool has done so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ScrubStats {
-    /// Number of stored pages that were looked at, counted at each leg.
+    /// Number of stored pages that were looked at, counted at each member.
     pub looked_pages: u64,
     /// Number of the `looked_pages` that were not what was written.
     pub wrong_pages: u64,
-    /// Number of the `wrong_pages` that were mended from other legs.
+    /// Number of the `wrong_pages` that were repaired from other members.
     pub mended_pages: u64,
     /// Number of turns, in each of which everything was looked at.
     pub turns: u64,
@@ -92,7 +92,7 @@ pub(crate) struct Scrub {
     next: AtomicU64,
     looked: AtomicU64,
     wrong: AtomicU64,
-    mended: AtomicU64,
+    repaired: AtomicU64,
     turns: AtomicU64,
     turn_ended_at: AtomicU64,
 }
@@ -108,7 +108,7 @@ impl Scrub {
             next: zero(),
             looked: zero(),
             wrong: zero(),
-            mended: zero(),
+            repaired: zero(),
             turns: zero(),
             turn_ended_at: zero(),
         }
@@ -120,7 +120,7 @@ impl Scrub {
 
     pub(crate) fn counts(&self) -> Option<ScrubStats> {
         let [looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns] =
-            [&self.looked, &self.wrong, &self.mended, &self.turns, &self.turn_ended_at]
+            [&self.looked, &self.wrong, &self.repaired, &self.turns, &self.turn_ended_at]
                 .map(|count| count.load(Ordering::Relaxed));
         self.period.map(|_| ScrubStats { looked_pages, wrong_pages, mended_pages, turns, turn_ended_at_ns })
     }
@@ -171,7 +171,7 @@ impl Scrub {
     }
 }
 
-/// Neighbouring places, and legs that have a page at each of them.
+/// Neighbouring places, and members that have a page at each of them.
 #[derive(Clone, Copy)]
 pub(crate) struct ScrubRange {
     pub(crate) first: u64,
@@ -181,17 +181,17 @@ pub(crate) struct ScrubRange {
     pub(crate) is_watched: bool,
 }
 
-/// Legs with a wrong page, for each place of a run.
+/// Members with a wrong page, for each place of a run.
 pub(crate) type MismatchedMembers = [MemberSet; RUN];
 
-/// Answers of legs: checksums of the pages that they have, which match the bytes.
+/// Answers of members: checksums of the pages that they have, which match the bytes.
 pub(crate) struct MemberChecksums {
     sums: [[Option<u64>; RUN]; MemberSet::MAX],
 }
 
 impl MemberChecksums {
-    pub(crate) fn sum(&self, leg: usize, place: usize) -> Option<u64> {
-        self.sums[leg][place]
+    pub(crate) fn sum(&self, member: usize, place: usize) -> Option<u64> {
+        self.sums[member][place]
     }
 }
 
@@ -217,32 +217,32 @@ pub(crate) trait ScrubTarget {
     /// Returns which pages are wrong, by these answers; `None` if that is unknown, because the run
     /// was written meanwhile.
     fn decide(&self, run: &ScrubRange, answers: &MemberChecksums) -> Option<MismatchedMembers>;
-    /// Notes that this page is wrong; returns `true` if it will be mended.
-    fn suspect(&self, place: u64, leg: usize) -> bool;
+    /// Notes that this page is wrong; returns `true` if it will be repaired.
+    fn suspect(&self, place: u64, member: usize) -> bool;
     /// Ends the watch over a run.
     fn unwatch(&self, run: &ScrubRange);
     /// Returns what became of a page that was suspected.
-    fn repair_status(&self, place: u64, leg: usize) -> RepairStatus;
+    fn repair_status(&self, place: u64, member: usize) -> RepairStatus;
 }
 
 /// Checks whether there is something to look at now.
-fn is_due<S: ScrubTarget>(shelves: &S) -> bool {
-    shelves.scrub().due_in(shelves.stored()) == Some(Duration::ZERO)
+fn is_due<S: ScrubTarget>(target: &S) -> bool {
+    target.scrub().due_in(target.stored()) == Some(Duration::ZERO)
 }
 
 /// Lane that can walk.
 pub(crate) trait ScrubLane: Lane {
     type ScrubMap: ScrubTarget;
     fn scrub_target(&self) -> &Arc<Self::ScrubMap>;
-    /// Returns the walker of this lane; `None` if other lanes walk.
+    /// Returns the scrub cursor of this lane; `None` if other lanes walk.
     fn scrub_cursor(&mut self) -> &mut Option<Box<ScrubCursor>>;
     /// Checks whether the owner waits for an operation that has not even begun.
     fn has_demand(&self) -> bool;
-    /// Checks whether the lane has a way to this leg.
-    fn can_ask(&self, leg: usize) -> bool;
-    /// Reads `count` pages of a leg; the result goes to [`ScrubCursor::on_reply`]. Returns `false` if
-    /// there is no room for that now.
-    fn ask(&mut self, leg: usize, page: u64, count: u64) -> bool;
+    /// Checks whether the lane has a way to this member.
+    fn can_ask(&self, member: usize) -> bool;
+    /// Reads `count` pages of a member; the result goes to [`ScrubCursor::on_reply`]. Returns
+    /// `false` if there is no room for that now.
+    fn ask(&mut self, member: usize, page: u64, count: u64) -> bool;
     /// Drops the interest in reads that are under way.
     fn forget(&mut self);
 }
@@ -251,40 +251,40 @@ pub(crate) trait ScrubLane: Lane {
 pub(crate) fn step_scrub<L: ScrubLane>(lane: &mut L) {
     // A lane that waits for an answer shall not pay for the clock with every look.
     let is_busy = lane.in_flight() > 0;
-    if let Some(walker) = lane.scrub_cursor() {
-        walker.polls = walker.polls.wrapping_add(1);
-        if is_busy && walker.stage == ScrubStage::Idle && !walker.polls.is_multiple_of(BUSY_POLLS) {
+    if let Some(cursor) = lane.scrub_cursor() {
+        cursor.polls = cursor.polls.wrapping_add(1);
+        if is_busy && cursor.stage == ScrubStage::Idle && !cursor.polls.is_multiple_of(BUSY_POLLS) {
             return;
         }
     }
-    if let Some(mut walker) = lane.scrub_cursor().take() {
-        walker.step(lane);
-        *lane.scrub_cursor() = Some(walker);
+    if let Some(mut cursor) = lane.scrub_cursor().take() {
+        cursor.step(lane);
+        *lane.scrub_cursor() = Some(cursor);
     }
 }
 
 /// Stops the walk: nothing is under way any more, and nothing begins until [`go_on`].
 pub(crate) fn pause<L: ScrubLane>(lane: &mut L) {
-    if let Some(mut walker) = lane.scrub_cursor().take() {
-        walker.is_paused = true;
-        walker.give_up(lane);
-        *lane.scrub_cursor() = Some(walker);
+    if let Some(mut cursor) = lane.scrub_cursor().take() {
+        cursor.is_paused = true;
+        cursor.give_up(lane);
+        *lane.scrub_cursor() = Some(cursor);
     }
 }
 
 /// Lets the walk go on after [`pause`].
 pub(crate) fn go_on<L: ScrubLane>(lane: &mut L) {
-    if let Some(walker) = lane.scrub_cursor() {
-        walker.is_paused = false;
+    if let Some(cursor) = lane.scrub_cursor() {
+        cursor.is_paused = false;
     }
 }
 
 /// Ends the walk of a lane that is dropped.
 pub(crate) fn end<L: ScrubLane>(lane: &mut L) {
-    if let Some(mut walker) = lane.scrub_cursor().take() {
-        walker.give_up(lane);
-        if walker.stage != ScrubStage::Idle {
-            walker.finish(&**lane.scrub_target());
+    if let Some(mut cursor) = lane.scrub_cursor().take() {
+        cursor.give_up(lane);
+        if cursor.stage != ScrubStage::Idle {
+            cursor.finish(&**lane.scrub_target());
         }
     }
 }
@@ -292,16 +292,16 @@ pub(crate) fn end<L: ScrubLane>(lane: &mut L) {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ScrubStage {
     Idle,
-    /// A leg is asked for the pages of the run. If one of them is wrong, it is asked for each page
-    /// alone, from the offset `alone` on.
+    /// A member is asked for the pages of the run. If one of them is wrong, it is asked for each
+    /// page alone, from the offset `alone` on.
     Reading {
         member: usize,
         alone: Option<u64>,
         is_sent: bool,
     },
-    /// All legs have answered.
+    /// All members have answered.
     Deciding,
-    /// Wrong pages are being mended; the walk waits for that until `until` at most.
+    /// Wrong pages are being repaired; the walk waits for that until `until` at most.
     Repairing {
         until: u64,
     },
@@ -311,12 +311,12 @@ enum ScrubStage {
 pub(crate) struct ScrubCursor {
     stage: ScrubStage,
     run: ScrubRange,
-    /// Legs that were not asked yet.
+    /// Members that were not asked yet.
     left: MemberSet,
     answers: MemberChecksums,
     wrong: MismatchedMembers,
     tries: u32,
-    /// Legs that did not answer, and until when they are passed over.
+    /// Members that did not answer, and until when they are passed over.
     silent: MemberSet,
     silent_until: u64,
     is_paused: bool,
@@ -348,25 +348,25 @@ impl ScrubCursor {
         if self.stage == ScrubStage::Idle && (self.is_paused || lane.has_demand() || !is_due(&**lane.scrub_target())) {
             return;
         }
-        let shelves = lane.scrub_target().clone();
+        let target = lane.scrub_target().clone();
         match self.stage {
-            ScrubStage::Idle => self.begin(&*shelves),
-            ScrubStage::Deciding => self.decide(&*shelves),
-            ScrubStage::Repairing { until } => return self.look_at_mends(&*shelves, until),
+            ScrubStage::Idle => self.begin(&*target),
+            ScrubStage::Deciding => self.decide(&*target),
+            ScrubStage::Repairing { until } => return self.look_at_repairs(&*target, until),
             ScrubStage::Reading { .. } => {}
         }
-        if let ScrubStage::Reading { member: leg, alone, is_sent: false } = self.stage {
+        if let ScrubStage::Reading { member, alone, is_sent: false } = self.stage {
             let (first, count) = self.requested(alone);
-            if !lane.can_ask(leg) {
+            if !lane.can_ask(member) {
                 self.next_member();
-            } else if lane.ask(leg, self.run.first + first, count) {
-                self.stage = ScrubStage::Reading { member: leg, alone, is_sent: true };
+            } else if lane.ask(member, self.run.first + first, count) {
+                self.stage = ScrubStage::Reading { member, alone, is_sent: true };
             }
         }
     }
 
-    fn begin<S: ScrubTarget>(&mut self, shelves: &S) {
-        let (scrub, stored) = (shelves.scrub(), shelves.stored());
+    fn begin<S: ScrubTarget>(&mut self, target: &S) {
+        let (scrub, stored) = (target.scrub(), target.stored());
         if !scrub.take() {
             return;
         }
@@ -376,14 +376,14 @@ impl ScrubCursor {
         if due == 0 {
             return scrub.give();
         }
-        match shelves.watch(from, due) {
+        match target.watch(from, due) {
             Ok(run) => {
                 self.run = run;
                 self.tries = 0;
                 self.begin_look();
             }
             Err(next) => {
-                scrub.pass(next, shelves.end(), 0, stored);
+                scrub.pass(next, target.end(), 0, stored);
                 scrub.give();
             }
         }
@@ -401,39 +401,39 @@ impl ScrubCursor {
 
     fn next_member(&mut self) {
         self.stage = match self.left.iter().next() {
-            Some(leg) => {
-                self.left = self.left.difference(MemberSet::one(leg));
-                ScrubStage::Reading { member: leg, alone: None, is_sent: false }
+            Some(member) => {
+                self.left = self.left.difference(MemberSet::one(member));
+                ScrubStage::Reading { member, alone: None, is_sent: false }
             }
             None => ScrubStage::Deciding,
         };
     }
 
-    /// Returns the offset in the run, and the number, of the pages that a leg is asked for.
+    /// Returns the offset in the run, and the number, of the pages that a member is asked for.
     fn requested(&self, alone: Option<u64>) -> (u64, u64) {
         alone.map_or((0, self.run.count), |offset| (offset, 1))
     }
 
-    /// Notes the answer of a leg, whose pages have these checksums.
+    /// Notes the answer of a member, whose pages have these checksums.
     pub(crate) fn on_reply(&mut self, scrub: &Scrub, result: Result<(), PoolError>, sums: &[u64]) {
-        let ScrubStage::Reading { member: leg, alone, is_sent: true } = self.stage else { return };
+        let ScrubStage::Reading { member, alone, is_sent: true } = self.stage else { return };
         let (first, count) = self.requested(alone);
-        let one_by_one = |offset| ScrubStage::Reading { member: leg, alone: Some(offset), is_sent: false };
+        let one_by_one = |offset| ScrubStage::Reading { member, alone: Some(offset), is_sent: false };
         match result {
             Ok(()) => {
                 let sums = sums.iter().take(count as usize).copied().map(Some);
-                self.answers.sums[leg][first as usize..].iter_mut().zip(sums).for_each(|(known, sum)| *known = sum);
+                self.answers.sums[member][first as usize..].iter_mut().zip(sums).for_each(|(known, sum)| *known = sum);
             }
             Err(PoolError::Corrupt { .. }) if alone.is_none() => {
                 self.stage = one_by_one(0);
                 return;
             }
             Err(PoolError::Corrupt { .. }) => {
-                self.wrong[first as usize] = self.wrong[first as usize].union(MemberSet::one(leg));
+                self.wrong[first as usize] = self.wrong[first as usize].union(MemberSet::one(member));
             }
             Err(error) => {
                 if matches!(error, PoolError::TimedOut { .. }) {
-                    self.silent = self.silent.union(MemberSet::one(leg));
+                    self.silent = self.silent.union(MemberSet::one(member));
                     self.silent_until = now_ns().saturating_add(SILENCE.as_nanos() as u64);
                 }
                 return self.next_member();
@@ -446,57 +446,57 @@ impl ScrubCursor {
         }
     }
 
-    fn decide<S: ScrubTarget>(&mut self, shelves: &S) {
-        let verdict = shelves.decide(&self.run, &self.answers);
+    fn decide<S: ScrubTarget>(&mut self, target: &S) {
+        let verdict = target.decide(&self.run, &self.answers);
         if verdict.is_none() && self.tries < TRIES {
-            shelves.unwatch(&self.run);
-            match shelves.watch(self.run.first, self.run.count) {
+            target.unwatch(&self.run);
+            match target.watch(self.run.first, self.run.count) {
                 Ok(run) => {
                     (self.run, self.tries) = (run, self.tries + 1);
                     self.begin_look();
                 }
-                Err(_) => self.finish(shelves),
+                Err(_) => self.finish(target),
             }
             return;
         }
-        let (mut found, mut is_mended) = (0, true);
+        let (mut found, mut is_repaired) = (0, true);
         for place in 0..self.run.count as usize {
-            let legs = self.wrong[place].union(verdict.unwrap_or([MemberSet(0); RUN])[place]);
-            found += legs.count() as u64;
-            let suspected = legs.iter().filter(|leg| shelves.suspect(self.run.first + place as u64, *leg));
+            let members = self.wrong[place].union(verdict.unwrap_or([MemberSet(0); RUN])[place]);
+            found += members.count() as u64;
+            let suspected = members.iter().filter(|member| target.suspect(self.run.first + place as u64, *member));
             self.wrong[place] = suspected.collect();
-            is_mended &= self.wrong[place].is_empty();
+            is_repaired &= self.wrong[place].is_empty();
         }
-        shelves.unwatch(&self.run);
-        shelves.scrub().wrong.fetch_add(found, Ordering::Relaxed);
-        if is_mended {
-            return self.finish(shelves);
+        target.unwatch(&self.run);
+        target.scrub().wrong.fetch_add(found, Ordering::Relaxed);
+        if is_repaired {
+            return self.finish(target);
         }
-        self.stage = ScrubStage::Repairing { until: now_ns().saturating_add(MEND_PATIENCE.as_nanos() as u64) };
+        self.stage = ScrubStage::Repairing { until: now_ns().saturating_add(REPAIR_TIMEOUT.as_nanos() as u64) };
     }
 
-    fn look_at_mends<S: ScrubTarget>(&mut self, shelves: &S, until: u64) {
+    fn look_at_repairs<S: ScrubTarget>(&mut self, target: &S, until: u64) {
         let mut is_over = true;
         for place in 0..self.run.count as usize {
-            for leg in self.wrong[place].iter() {
-                let mended = shelves.repair_status(self.run.first + place as u64, leg);
-                if mended == RepairStatus::Pending {
+            for member in self.wrong[place].iter() {
+                let repaired = target.repair_status(self.run.first + place as u64, member);
+                if repaired == RepairStatus::Pending {
                     is_over = false;
                     continue;
                 }
-                self.wrong[place] = self.wrong[place].difference(MemberSet::one(leg));
-                shelves.scrub().mended.fetch_add(u64::from(mended == RepairStatus::Repaired), Ordering::Relaxed);
+                self.wrong[place] = self.wrong[place].difference(MemberSet::one(member));
+                target.scrub().repaired.fetch_add(u64::from(repaired == RepairStatus::Repaired), Ordering::Relaxed);
             }
         }
         if is_over || now_ns() >= until {
-            self.finish(shelves);
+            self.finish(target);
         }
     }
 
     /// Ends a run.
-    fn finish<S: ScrubTarget>(&mut self, shelves: &S) {
-        let scrub = shelves.scrub();
-        scrub.pass(self.run.first + self.run.count, shelves.end(), self.run.count, shelves.stored());
+    fn finish<S: ScrubTarget>(&mut self, target: &S) {
+        let scrub = target.scrub();
+        scrub.pass(self.run.first + self.run.count, target.end(), self.run.count, target.stored());
         self.stage = ScrubStage::Idle;
         scrub.give();
     }
@@ -505,10 +505,10 @@ impl ScrubCursor {
     fn give_up<L: ScrubLane>(&mut self, lane: &mut L) {
         if self.is_looking() {
             lane.forget();
-            let shelves = lane.scrub_target();
-            shelves.unwatch(&self.run);
+            let target = lane.scrub_target();
+            target.unwatch(&self.run);
             self.stage = ScrubStage::Idle;
-            shelves.scrub().give();
+            target.scrub().give();
         }
     }
 }

@@ -24,8 +24,8 @@ const ALIVE: u8 = 0;
 const SILENT: u8 = 1;
 const DEAD: u8 = 2;
 
-/// A leg that rots, falls silent or dies when the test says so.
-struct TestLeg {
+/// A member that rots, falls silent or dies when the test says so.
+struct TestMember {
     ram: RamBackend,
     state: Arc<AtomicU8>,
 }
@@ -39,13 +39,13 @@ struct TestLane {
 
 const GONE: PoolError = PoolError::ServerGone { server: 0, incarnation: Incarnation(0) };
 
-impl TestLeg {
+impl TestMember {
     fn set(&self, state: u8) {
         self.state.store(state, Ordering::SeqCst);
     }
 }
 
-impl Backend for TestLeg {
+impl Backend for TestMember {
     fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
         if self.state.load(Ordering::SeqCst) == DEAD {
             return Err(GONE);
@@ -103,9 +103,9 @@ impl Lane for TestLane {
     fn wait(&mut self, _timeout: Duration) {}
 }
 
-/// A pool over legs of the test.
+/// A pool over members of the test.
 struct Pool {
-    legs: Vec<Arc<TestLeg>>,
+    members: Vec<Arc<TestMember>>,
     /// So many must live.
     needed: usize,
     backend: Box<dyn Backend>,
@@ -120,37 +120,37 @@ enum Kind {
 const KINDS: [Kind; 5] = [Kind::Mirror(2), Kind::Mirror(3), Kind::Ec(2, 1), Kind::Ec(4, 1), Kind::Ec(2, 2)];
 
 impl Pool {
-    fn new(kind: Kind, spares: usize, scrub: Option<Duration>, heals: bool) -> Pool {
+    fn new(kind: Kind, spares: usize, scrub: Option<Duration>, repairs: bool) -> Pool {
         let (count, needed) = match kind {
-            Kind::Mirror(legs) => (legs, 1),
+            Kind::Mirror(members) => (members, 1),
             Kind::Ec(data, parity) => (data + parity, data),
         };
         let pages = match kind {
             Kind::Mirror(_) => PAGES,
             Kind::Ec(..) => EcBackend::pages_of_member(PAGES),
         };
-        let leg =
-            |number| TestLeg { ram: RamBackend::new(number as u16, pages), state: Arc::new(AtomicU8::new(ALIVE)) };
-        let legs: Vec<Arc<TestLeg>> = (0..count + spares).map(|number| Arc::new(leg(number))).collect();
-        let as_leg = |leg: &Arc<TestLeg>| PoolMember { backend: Some(leg.clone()), leaves: 1, server: 0 };
+        let member =
+            |number| TestMember { ram: RamBackend::new(number as u16, pages), state: Arc::new(AtomicU8::new(ALIVE)) };
+        let members: Vec<Arc<TestMember>> = (0..count + spares).map(|number| Arc::new(member(number))).collect();
+        let as_member = |member: &Arc<TestMember>| PoolMember { backend: Some(member.clone()), leaves: 1, server: 0 };
         let (used, spare): (Vec<PoolMember>, Vec<PoolMember>) =
-            (legs[..count].iter().map(as_leg).collect(), legs[count..].iter().map(as_leg).collect());
+            (members[..count].iter().map(as_member).collect(), members[count..].iter().map(as_member).collect());
         let backend: Box<dyn Backend> = match kind {
             Kind::Mirror(_) => {
-                Box::new(MirrorBackend::new(used, spare, PAGES, InitialContents::Zeros, scrub, heals).unwrap())
+                Box::new(MirrorBackend::new(used, spare, PAGES, InitialContents::Zeros, scrub, repairs).unwrap())
             }
             Kind::Ec(data, parity) => {
-                Box::new(EcBackend::new(ErasureCode::new(data, parity), used, spare, PAGES, scrub, heals).unwrap())
+                Box::new(EcBackend::new(ErasureCode::new(data, parity), used, spare, PAGES, scrub, repairs).unwrap())
             }
         };
-        Pool { legs, needed, backend }
+        Pool { members, needed, backend }
     }
 
     fn counts(&self) -> ScrubStats {
         self.backend.scrub_stats().expect("there is a scrub")
     }
 
-    /// Until everything that is stored now was looked at, and is mended.
+    /// Until everything that is stored now was looked at, and is repaired.
     fn wait_for_a_turn(&self, lanes: &mut [Box<dyn Lane>]) {
         // The turn that is under way may have begun before.
         let turns = self.counts().turns + 2;
@@ -162,44 +162,44 @@ impl Pool {
         });
     }
 
-    /// Only `leg` and as few others as can be are left.
-    fn kill_others(&self, leg: usize) {
-        let others = (0..self.legs.len()).filter(|other| *other != leg);
-        others.skip(self.needed - 1).for_each(|other| self.legs[other].set(DEAD));
+    /// Only `member` and as few others as can be are left.
+    fn kill_others(&self, member: usize) {
+        let others = (0..self.members.len()).filter(|other| *other != member);
+        others.skip(self.needed - 1).for_each(|other| self.members[other].set(DEAD));
     }
 }
 
 /// For whom a test is made: with a thread, and without.
 fn both(mut test: impl FnMut(Kind, bool)) {
     for kind in KINDS {
-        for heals in [true, false] {
-            println!("{kind:?}, heals: {heals}");
-            test(kind, heals);
+        for repairs in [true, false] {
+            println!("{kind:?}, heals: {repairs}");
+            test(kind, repairs);
         }
     }
 }
 
 #[test]
 fn what_nobody_reads_is_mended() {
-    both(|kind, heals| {
-        let legs = match kind {
-            Kind::Mirror(legs) => legs,
+    both(|kind, repairs| {
+        let members = match kind {
+            Kind::Mirror(members) => members,
             Kind::Ec(data, parity) => data + parity,
         };
-        for leg in 0..legs {
-            let pool = Pool::new(kind, 0, SOON, heals);
+        for member in 0..members {
+            let pool = Pool::new(kind, 0, SOON, repairs);
             let mut lane = pool.backend.open_lane().unwrap();
             for page in (0..PAGES).step_by(40) {
                 write(&mut *lane, page, 40, 1).unwrap();
             }
-            let stored = pool.legs[leg].ram.stored();
-            // Every way to be wrong, at one leg: at an erasure code that is data and parity.
-            let (mut planted, ram) = (0, &pool.legs[leg].ram);
+            let stored = pool.members[member].ram.stored();
+            // Every way to be wrong, at one member: at an erasure code that is data and parity.
+            let (mut planted, ram) = (0, &pool.members[member].ram);
             for (number, page) in stored.iter().enumerate() {
                 planted += match (number % 5, kind) {
                     (1, _) => u64::from(ram.rot(*page)),
                     (2, _) => u64::from(ram.forget(*page)),
-                    // Where there are only two legs nobody knows which of them is right.
+                    // Where there are only two members nobody knows which of them is right.
                     (3, Kind::Mirror(3) | Kind::Ec(..)) => u64::from(ram.confuse(*page, stored[number - 3])),
                     _ => 0,
                 }
@@ -211,7 +211,7 @@ fn what_nobody_reads_is_mended() {
             if let Kind::Ec(..) = kind {
                 assert_eq!(counts.wrong_pages, planted, "each was found, and nothing else");
             }
-            pool.kill_others(leg);
+            pool.kill_others(member);
             for page in (0..PAGES).step_by(40) {
                 assert_version(&mut *lane, page, 40, 1);
             }
@@ -221,8 +221,8 @@ fn what_nobody_reads_is_mended() {
 
 #[test]
 fn right_bytes_are_never_suspected() {
-    both(|kind, heals| {
-        let pool = Pool::new(kind, 0, SOON, heals);
+    both(|kind, repairs| {
+        let pool = Pool::new(kind, 0, SOON, repairs);
         let (mut lanes, model) = random_history(&*pool.backend, 11, 3_000);
         pool.wait_for_a_turn(&mut lanes);
         let counts = pool.counts();
@@ -236,9 +236,9 @@ fn what_rots_while_it_is_used_is_mended() {
     let given = std::env::var("FARFIELD_SEED").ok().and_then(|seed| seed.parse().ok());
     let rounds = if std::env::var_os("FARFIELD_DEEP").is_some_and(|value| value == "1") { 30 } else { 1 };
     for seed in given.map_or(1..=rounds, |seed| seed..=seed) {
-        both(|kind, heals| {
+        both(|kind, repairs| {
             println!("FARFIELD_SEED={seed}");
-            let pool = Pool::new(kind, 0, SOON, heals);
+            let pool = Pool::new(kind, 0, SOON, repairs);
             let (is_over, rotten) = (AtomicBool::new(false), seed as usize % 2);
             let (mut lanes, model) = std::thread::scope(|scope| {
                 scope.spawn(|| {
@@ -247,8 +247,8 @@ fn what_rots_while_it_is_used_is_mended() {
                         let page = random.below(PAGES);
                         match (random.below(4), kind) {
                             // Who reads a mirror knows nothing of a page but its checksum.
-                            (0, Kind::Ec(..)) => pool.legs[rotten].ram.forget(page),
-                            _ => pool.legs[rotten].ram.rot(page),
+                            (0, Kind::Ec(..)) => pool.members[rotten].ram.forget(page),
+                            _ => pool.members[rotten].ram.rot(page),
                         };
                         std::thread::sleep(Duration::from_micros(500));
                     }
@@ -259,23 +259,23 @@ fn what_rots_while_it_is_used_is_mended() {
             });
             pool.wait_for_a_turn(&mut lanes);
             pool.kill_others(rotten);
-            model.check(&mut *lanes[0], &format!("FARFIELD_SEED={seed} {kind:?} heals: {heals}"));
+            model.check(&mut *lanes[0], &format!("FARFIELD_SEED={seed} {kind:?} heals: {repairs}"));
         });
     }
 }
 
 #[test]
 fn a_lost_leg_is_not_waited_for() {
-    both(|kind, heals| {
+    both(|kind, repairs| {
         if matches!(kind, Kind::Mirror(2) | Kind::Ec(_, 1)) {
-            // Nobody is left to mend from.
+            // Nobody is left to repair from.
             return;
         }
-        let pool = Pool::new(kind, 0, SOON, heals);
+        let pool = Pool::new(kind, 0, SOON, repairs);
         let mut lane = pool.backend.open_lane().unwrap();
         write(&mut *lane, 0, 100, 1).unwrap();
-        pool.legs[0].set(DEAD);
-        pool.legs[1].ram.rot_all();
+        pool.members[0].set(DEAD);
+        pool.members[1].ram.rot_all();
         wait_until("the other one is mended", || {
             lane.poll(&mut Vec::new());
             let counts = pool.counts();
@@ -283,7 +283,7 @@ fn a_lost_leg_is_not_waited_for() {
         });
         assert_eq!(pool.backend.health(), Health::Degraded);
         pool.kill_others(1);
-        pool.legs[0].set(DEAD);
+        pool.members[0].set(DEAD);
         if let Kind::Mirror(_) = kind {
             assert_version(&mut *lane, 0, 100, 1);
         }
@@ -296,7 +296,7 @@ fn a_silent_leg_delays_neither_others_nor_snapshots() {
         let pool = Pool::new(kind, 0, SOON, true);
         let mut lane = pool.backend.open_lane().unwrap();
         write(&mut *lane, 0, 100, 1).unwrap();
-        pool.legs[0].set(SILENT);
+        pool.members[0].set(SILENT);
         // Until the scrub waits for it.
         let looked = || pool.counts().looked_pages;
         let mut before = looked();
@@ -307,7 +307,7 @@ fn a_silent_leg_delays_neither_others_nor_snapshots() {
         let started = Instant::now();
         pool.backend.clone_region().unwrap();
         assert!(started.elapsed() < super::READ_DEADLINE / 2, "{kind:?}: {:?}", started.elapsed());
-        pool.legs[1].ram.rot_all();
+        pool.members[1].ram.rot_all();
         wait_until("the other one is mended", || {
             let counts = pool.counts();
             counts.wrong_pages > 0 && counts.mended_pages == counts.wrong_pages && counts.turns > 1
@@ -323,11 +323,11 @@ fn what_a_leg_has_forgotten_does_not_spread_to_a_spare() {
         write(&mut *lane, page, 40, 1).unwrap();
     }
     assert_eq!(pool.backend.scrub_stats(), None);
-    let forgotten = pool.legs[0].ram.stored();
-    assert!(forgotten.iter().step_by(2).all(|page| pool.legs[0].ram.forget(*page)));
-    pool.legs[3].set(DEAD);
+    let forgotten = pool.members[0].ram.stored();
+    assert!(forgotten.iter().step_by(2).all(|page| pool.members[0].ram.forget(*page)));
+    pool.members[3].set(DEAD);
     wait_until("the spare holds everything", || pool.backend.health() == Health::Good);
-    [0, 1].iter().for_each(|leg| pool.legs[*leg].set(DEAD));
+    [0, 1].iter().for_each(|member| pool.members[*member].set(DEAD));
     for page in (0..PAGES).step_by(40) {
         assert_version(&mut *lane, page, 40, 1);
     }
@@ -335,8 +335,8 @@ fn what_a_leg_has_forgotten_does_not_spread_to_a_spare() {
 
 #[test]
 fn what_was_discarded_is_no_rot() {
-    both(|kind, heals| {
-        let pool = Pool::new(kind, 0, SOON, heals);
+    both(|kind, repairs| {
+        let pool = Pool::new(kind, 0, SOON, repairs);
         let mut lane = pool.backend.open_lane().unwrap();
         write(&mut *lane, 0, 200, 1).unwrap();
         assert_eq!(one(&mut *lane, Op::Discard { page: PageId(30), count: 100 }).result, Ok(()));

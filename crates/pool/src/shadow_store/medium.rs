@@ -1,8 +1,8 @@
-//! Medium that the places of a stock are on: a file, a device, or memory of one NUMA node.
+//! Medium that the places of a shadow store are on: a file, a device, or memory of one NUMA node.
 
 use farfield_os::{Errno, disk, file, numa};
 
-/// Medium of a stock. Its descriptor is closed when it is dropped.
+/// Medium of a shadow store. Its descriptor is closed when it is dropped.
 pub(crate) struct Medium {
     pub(crate) file: i32,
     kind: MediumKind,

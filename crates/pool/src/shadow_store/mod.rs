@@ -1,4 +1,4 @@
-//! Stock of stored pages, and of the places of a medium that they are in.
+//! Shadow store: stored pages, and of the places of a medium that they are in.
 //!
 //! A page that is written goes to a free place and is only then *the* page (shadow paging). So a
 //! write that fails leaves the version before it, and a reader sees a whole page meanwhile. Places
@@ -34,7 +34,7 @@ const PLACES_MIN: u64 = 1024;
 /// the page meanwhile, even in its old place. What stays wrong is corrupt.
 pub(crate) const READ_TRIES: u32 = 8;
 
-/// Room on the medium when a stock is created.
+/// Room on the medium when a shadow store is created.
 pub(crate) struct MediumCapacity {
     /// Most bytes that the medium may have.
     pub(crate) bytes: u64,
@@ -61,8 +61,8 @@ pub(crate) struct ShadowStore {
 }
 
 impl ShadowStore {
-    /// Creates a stock without pages, of `size_bytes` at most; without a size, of all that there is
-    /// room for.
+    /// Creates a shadow store without pages, of `size_bytes` at most; without a size, of all that
+    /// there is room for.
     pub(crate) fn new(
         server: u16,
         medium: Medium,

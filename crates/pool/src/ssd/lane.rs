@@ -142,63 +142,69 @@ impl SsdLane {
     /// Begins with pages of an operation. Returns whether it has begun with all of them, or has
     /// failed.
     fn advance(&mut self, index: usize) -> bool {
-        let Some(mut parent) = self.operations[index].take() else { return true };
-        let all = match parent.way {
-            TransferDirection::Read => self.advance_read(index, &mut parent),
-            TransferDirection::Write => self.advance_write(index, &mut parent),
+        let Some(mut operation) = self.operations[index].take() else { return true };
+        let all = match operation.way {
+            TransferDirection::Read => self.advance_read(index, &mut operation),
+            TransferDirection::Write => self.advance_write(index, &mut operation),
         };
-        self.operations[index] = Some(parent);
+        self.operations[index] = Some(operation);
         all
     }
 
-    fn advance_read(&mut self, index: usize, parent: &mut SsdOperation) -> bool {
-        let count = parent.buffer.pages() as u64;
-        while parent.begun < count && parent.result.is_ok() {
-            let page = parent.page + parent.begun;
+    fn advance_read(&mut self, index: usize, operation: &mut SsdOperation) -> bool {
+        let count = operation.buffer.pages() as u64;
+        while operation.begun < count && operation.result.is_ok() {
+            let page = operation.page + operation.begun;
             let Some(place) = self.region.places.get(page) else {
-                let at = parent.begun as usize;
-                parent.buffer.page_mut(at).fill(0);
-                parent.buffer.sums_mut()[at] = self.zero_sum;
-                parent.begun += 1;
+                let at = operation.begun as usize;
+                operation.buffer.page_mut(at).fill(0);
+                operation.buffer.sums_mut()[at] = self.zero_sum;
+                operation.begun += 1;
                 continue;
             };
-            let most = (count - parent.begun).min(CHUNK_PAGES);
+            let most = (count - operation.begun).min(CHUNK_PAGES);
             let run = (1..most).take_while(|&next| self.region.places.get(page + next) == Some(place + next)).count();
-            let Some((bounce, count)) = self.bounce(parent.priority, run as u64 + 1) else { return false };
+            let Some((bounce, count)) = self.bounce(operation.priority, run as u64 + 1) else { return false };
             let chunk = SsdTransfer::new(index, TransferDirection::Read, page, count, place, bounce);
-            parent.begun += count;
-            parent.transfers += 1;
+            operation.begun += count;
+            operation.transfers += 1;
             self.transfer(chunk);
         }
         true
     }
 
-    fn advance_write(&mut self, index: usize, parent: &mut SsdOperation) -> bool {
-        let count = parent.buffer.pages() as u64;
-        if parent.claimed.is_none() {
-            match self.region.claim(parent.page, count) {
-                Ok(new) => (parent.claimed, parent.admitted) = (Some(count), new),
+    fn advance_write(&mut self, index: usize, operation: &mut SsdOperation) -> bool {
+        let count = operation.buffer.pages() as u64;
+        if operation.claimed.is_none() {
+            match self.region.claim(operation.page, count) {
+                Ok(new) => (operation.claimed, operation.admitted) = (Some(count), new),
                 Err(NoSpace::Busy) => return false,
-                Err(NoSpace::Full) => parent.result = Err(self.region.full()),
-                Err(NoSpace::Os(errno)) => parent.result = Err(PoolError::Os(errno)),
+                Err(NoSpace::Full) => operation.result = Err(self.region.full()),
+                Err(NoSpace::Os(errno)) => operation.result = Err(PoolError::Os(errno)),
             }
         }
-        while parent.begun < count && parent.result.is_ok() {
-            let Some(claimed) = &mut parent.claimed else { break };
-            let wanted = (count - parent.begun).min(CHUNK_PAGES);
-            let Some((bounce, room)) = self.bounce(parent.priority, wanted) else { return false };
+        while operation.begun < count && operation.result.is_ok() {
+            let Some(claimed) = &mut operation.claimed else { break };
+            let wanted = (count - operation.begun).min(CHUNK_PAGES);
+            let Some((bounce, room)) = self.bounce(operation.priority, wanted) else { return false };
             let (place, taken) = self.region.slots.take(&mut self.rover, room);
             *claimed -= taken;
             self.arena.give(bounce + taken as usize, room - taken);
             for next in 0..taken as usize {
-                let at = parent.begun as usize + next;
-                self.arena.page(bounce + next).copy_from_slice(parent.buffer.page(at));
-                self.region.sum(place + next as u64).store(parent.buffer.sums()[at], Ordering::Relaxed);
+                let at = operation.begun as usize + next;
+                self.arena.page(bounce + next).copy_from_slice(operation.buffer.page(at));
+                self.region.sum(place + next as u64).store(operation.buffer.sums()[at], Ordering::Relaxed);
             }
-            let chunk =
-                SsdTransfer::new(index, TransferDirection::Write, parent.page + parent.begun, taken, place, bounce);
-            parent.begun += taken;
-            parent.transfers += 1;
+            let chunk = SsdTransfer::new(
+                index,
+                TransferDirection::Write,
+                operation.page + operation.begun,
+                taken,
+                place,
+                bounce,
+            );
+            operation.begun += taken;
+            operation.transfers += 1;
             self.transfer(chunk);
         }
         true
@@ -270,8 +276,8 @@ impl SsdLane {
             }
             return self.arena.give(chunk.bounce, chunk.count);
         };
-        let Some(mut parent) = self.operations[index].take() else { return };
-        parent.transfers -= 1;
+        let Some(mut operation) = self.operations[index].take() else { return };
+        operation.transfers -= 1;
         let result = match (chunk.way, result) {
             (TransferDirection::Read, Ok(0)) => Err(self.region.corrupt(chunk.page)),
             // Bytes that the medium cannot give any more are as lost as bytes that it gives
@@ -287,58 +293,58 @@ impl SsdLane {
             (TransferDirection::Write, Ok(_)) => Ok(()),
         };
         match (chunk.way, result) {
-            (TransferDirection::Read, Ok(())) => self.arrived(index, &mut parent, chunk),
+            (TransferDirection::Read, Ok(())) => self.arrived(index, &mut operation, chunk),
             (TransferDirection::Write, Ok(())) => {
-                self.publish(&mut parent, chunk);
+                self.publish(&mut operation, chunk);
                 self.arena.give(chunk.bounce, chunk.count);
             }
             (way, Err(error)) => {
-                parent.result = parent.result.and(Err(error));
+                operation.result = operation.result.and(Err(error));
                 if way == TransferDirection::Write {
                     self.region.slots.give(chunk.place, chunk.count);
                 }
                 self.arena.give(chunk.bounce, chunk.count);
             }
         }
-        self.operations[index] = Some(parent);
+        self.operations[index] = Some(operation);
         self.end_if_done(index);
     }
 
     /// Checks pages that were read and hands them over.
-    fn arrived(&mut self, index: usize, parent: &mut SsdOperation, chunk: &SsdTransfer) {
+    fn arrived(&mut self, index: usize, operation: &mut SsdOperation, chunk: &SsdTransfer) {
         let mut again = 0u64;
         for next in 0..chunk.count {
-            let at = (chunk.page + next - parent.page) as usize;
+            let at = (chunk.page + next - operation.page) as usize;
             let sum = self.region.sum(chunk.place + next).load(Ordering::Relaxed);
-            parent.buffer.page_mut(at).copy_from_slice(self.arena.page(chunk.bounce + next as usize));
-            parent.buffer.sums_mut()[at] = sum;
-            let is_right = checksum(parent.buffer.page(at)) == sum;
+            operation.buffer.page_mut(at).copy_from_slice(self.arena.page(chunk.bounce + next as usize));
+            operation.buffer.sums_mut()[at] = sum;
+            let is_right = checksum(operation.buffer.page(at)) == sum;
             let is_there = self.region.places.get(chunk.page + next) == Some(chunk.place + next);
             // A page that was written twice meanwhile may have its old place again. So a checksum
             // is wrong only if it stays wrong.
             if !is_there || !is_right && chunk.tries < READ_TRIES {
                 again |= 1 << next;
             } else if !is_right {
-                parent.result = parent.result.and(Err(self.region.corrupt(chunk.page + next)));
+                operation.result = operation.result.and(Err(self.region.corrupt(chunk.page + next)));
             }
         }
         self.arena.give(chunk.bounce, chunk.count);
         // The page was written or discarded while it was read: now it is elsewhere.
         for next in (0..chunk.count).filter(|next| again >> next & 1 == 1) {
-            self.read_again(index, parent, chunk.page + next, chunk.tries + 1);
+            self.read_again(index, operation, chunk.page + next, chunk.tries + 1);
         }
     }
 
-    fn read_again(&mut self, index: usize, parent: &mut SsdOperation, page: u64, tries: u32) {
-        let at = (page - parent.page) as usize;
+    fn read_again(&mut self, index: usize, operation: &mut SsdOperation, page: u64, tries: u32) {
+        let at = (page - operation.page) as usize;
         let Some(place) = self.region.places.get(page) else {
-            parent.buffer.page_mut(at).fill(0);
-            parent.buffer.sums_mut()[at] = self.zero_sum;
+            operation.buffer.page_mut(at).fill(0);
+            operation.buffer.sums_mut()[at] = self.zero_sum;
             return;
         };
         match self.bounce(Priority::Demand, 1) {
             Some((bounce, _)) => {
-                parent.transfers += 1;
+                operation.transfers += 1;
                 self.transfer(SsdTransfer {
                     tries,
                     ..SsdTransfer::new(index, TransferDirection::Read, page, 1, place, bounce)
@@ -346,35 +352,39 @@ impl SsdLane {
             }
             None => {
                 let reason = "a page was written again and again while it was read";
-                parent.result = Err(PoolError::Refused { server: self.region.server, reason });
+                operation.result = Err(PoolError::Refused { server: self.region.server, reason });
             }
         }
     }
 
     /// Makes the places that were written the pages.
-    fn publish(&self, parent: &mut SsdOperation, chunk: &SsdTransfer) {
+    fn publish(&self, operation: &mut SsdOperation, chunk: &SsdTransfer) {
         for next in 0..chunk.count {
-            self.region.publish(chunk.page + next, chunk.place + next, &mut parent.admitted);
+            self.region.publish(chunk.page + next, chunk.place + next, &mut operation.admitted);
         }
     }
 
     fn end_if_done(&mut self, index: usize) {
-        let is_done = self.operations[index].as_ref().is_some_and(|parent| {
-            let all_begun = parent.begun == parent.buffer.pages() as u64 || parent.result.is_err();
-            parent.transfers == 0 && all_begun
+        let is_done = self.operations[index].as_ref().is_some_and(|operation| {
+            let all_begun = operation.begun == operation.buffer.pages() as u64 || operation.result.is_err();
+            operation.transfers == 0 && all_begun
         });
-        if is_done && let Some(parent) = self.operations[index].take() {
+        if is_done && let Some(operation) = self.operations[index].take() {
             self.demand.retain(|one| *one != index);
             self.background.retain(|one| *one != index);
-            self.end(index, parent);
+            self.end(index, operation);
         }
     }
 
-    fn end(&mut self, index: usize, parent: SsdOperation) {
-        self.region.slots.unclaim(parent.claimed.unwrap_or(0));
-        self.region.dismiss(parent.admitted);
+    fn end(&mut self, index: usize, operation: SsdOperation) {
+        self.region.slots.unclaim(operation.claimed.unwrap_or(0));
+        self.region.dismiss(operation.admitted);
         self.free_operations.push(index);
-        self.ended.push_back(Completion { tag: parent.tag, result: parent.result, buffer: Some(parent.buffer) });
+        self.ended.push_back(Completion {
+            tag: operation.tag,
+            result: operation.result,
+            buffer: Some(operation.buffer),
+        });
     }
 
     /// Ends operations that are not done at their deadline. Their transfers go on, in the lane's
@@ -383,22 +393,22 @@ impl SsdLane {
         self.next_deadline = u64::MAX;
         for index in 0..SLOTS {
             match &self.operations[index] {
-                Some(parent) if parent.deadline_at <= now => self.give_up(index),
-                Some(parent) => self.next_deadline = self.next_deadline.min(parent.deadline_at),
+                Some(operation) if operation.deadline_at <= now => self.give_up(index),
+                Some(operation) => self.next_deadline = self.next_deadline.min(operation.deadline_at),
                 None => {}
             }
         }
     }
 
     fn give_up(&mut self, index: usize) {
-        let Some(mut parent) = self.operations[index].take() else { return };
+        let Some(mut operation) = self.operations[index].take() else { return };
         for chunk in self.transfers.iter_mut().flatten().filter(|chunk| chunk.operation == Some(index)) {
             chunk.operation = None;
         }
         self.demand.retain(|one| *one != index);
         self.background.retain(|one| *one != index);
-        parent.result = Err(PoolError::TimedOut { server: self.region.server, after: parent.deadline });
-        self.end(index, parent);
+        operation.result = Err(PoolError::TimedOut { server: self.region.server, after: operation.deadline });
+        self.end(index, operation);
     }
 
     fn work(&mut self) {
@@ -419,8 +429,18 @@ impl SsdLane {
 }
 
 impl SsdTransfer {
-    fn new(parent: usize, way: TransferDirection, page: u64, count: u64, place: u64, bounce: usize) -> SsdTransfer {
-        SsdTransfer { operation: Some(parent), way, page, count, place, bounce, done: 0, tries: 0, begun_at: now_ns() }
+    fn new(operation: usize, way: TransferDirection, page: u64, count: u64, place: u64, bounce: usize) -> SsdTransfer {
+        SsdTransfer {
+            operation: Some(operation),
+            way,
+            page,
+            count,
+            place,
+            bounce,
+            done: 0,
+            tries: 0,
+            begun_at: now_ns(),
+        }
     }
 }
 

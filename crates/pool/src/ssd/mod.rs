@@ -54,7 +54,8 @@ impl SsdBackend {
             FileKind::Folder => false,
             FileKind::Device if config.may_erase => true,
             FileKind::Device => {
-                let text = "it is a block device, whose content would be lost: add device=erase, as in ssd:/dev/nvme1n1?device=erase";
+                let text = "it is a block device, whose content would be lost: add device=erase, as in \
+                            ssd:/dev/nvme1n1?device=erase";
                 return Err(HandshakeError::Refused(text.into()));
             }
             _ => return Err(HandshakeError::Refused("it is neither a folder nor a block device".into())),
@@ -82,9 +83,9 @@ impl SsdBackend {
         room: MediumCapacity,
     ) -> Result<SsdBackend, PoolError> {
         let is_direct = disk::set_direct(medium.file).is_ok();
-        let stock = ShadowStore::new(server, medium, pages, config.size_bytes, room)?;
+        let store = ShadowStore::new(server, medium, pages, config.size_bytes, room)?;
         let (io, abandoned) = (config.io, AtomicBool::new(false));
-        Ok(SsdBackend { region: Arc::new(Region { store: stock, config, is_direct, io, abandoned }) })
+        Ok(SsdBackend { region: Arc::new(Region { store, config, is_direct, io, abandoned }) })
     }
 
     /// Claims the snapshot with this secret.

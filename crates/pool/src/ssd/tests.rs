@@ -279,8 +279,8 @@ fn threads_that_write_and_read_the_same_pages_see_whole_versions() {
 fn tickets_that_nobody_claims_are_swept_and_damaged_ones_refused() {
     let folder = Folder::new("tickets");
     let url = folder.url("size=64M");
-    let opener = PoolBuilder::new().url(url).pages(4096);
-    let backend = opener.open().unwrap();
+    let builder = PoolBuilder::new().url(url).pages(4096);
+    let backend = builder.open().unwrap();
     let mut lane = backend.open_lane().unwrap();
     write(&mut *lane, 9, filled(4, 9)).unwrap();
     let ticket = backend.clone_region().unwrap();
@@ -288,14 +288,14 @@ fn tickets_that_nobody_claims_are_swept_and_damaged_ones_refused() {
     let whole = std::fs::read(&path).unwrap();
     for cut in [0, 100, whole.len() / 2, whole.len() - 1] {
         std::fs::write(&path, &whole[..cut]).unwrap();
-        assert!(opener.claim(&ticket).is_err(), "{cut} bytes of {}", whole.len());
+        assert!(builder.claim(&ticket).is_err(), "{cut} bytes of {}", whole.len());
     }
     for at in (0..whole.len()).step_by(611) {
         let mut bytes = whole.clone();
         bytes[at] ^= 1;
         std::fs::write(&path, &bytes).unwrap();
         // A page that is damaged is found when it is read; anything else at once, or it does not matter.
-        if let Ok(claimed) = opener.claim(&ticket) {
+        if let Ok(claimed) = builder.claim(&ticket) {
             let seen = read(&mut *claimed.open_lane().unwrap(), 9, 4);
             assert!(seen.is_err() || seen.unwrap().bytes() == filled(4, 9).bytes(), "byte {at}");
         }
@@ -306,7 +306,7 @@ fn tickets_that_nobody_claims_are_swept_and_damaged_ones_refused() {
     std::fs::rename(&path, &old).unwrap();
     std::fs::write(folder.0.join("farfield-notes.clone"), "somebody else's").unwrap();
     assert_eq!(folder.names(), 2);
-    drop(opener.open().unwrap());
+    drop(builder.open().unwrap());
     assert_eq!(folder.names(), 1, "only what is ours and old");
 }
 
@@ -370,12 +370,12 @@ fn a_block_device_is_used_only_if_asked_clearly() {
     std::fs::write(&file, [7; 4096]).unwrap();
     std::fs::File::options().write(true).open(&file).unwrap().set_len(64 << 20).unwrap();
     let Some(device) = LoopDevice::new(&file) else { return eprintln!("no loop devices here") };
-    let opener = |options: &str| PoolBuilder::new().url(format!("ssd:{}{options}", device.0)).pages(4096);
-    let refusal = opener("").open().err().unwrap().to_string();
+    let builder = |options: &str| PoolBuilder::new().url(format!("ssd:{}{options}", device.0)).pages(4096);
+    let refusal = builder("").open().err().unwrap().to_string();
     assert!(refusal.contains("device=erase"), "{refusal}");
     assert_eq!(std::fs::read(&file).unwrap()[..4096], [7; 4096]);
-    let backend = opener("?device=erase").open().unwrap();
-    assert!(opener("?device=erase").open().is_err(), "one region at a time");
+    let backend = builder("?device=erase").open().unwrap();
+    assert!(builder("?device=erase").open().is_err(), "one region at a time");
     let mut lane = backend.open_lane().unwrap();
     (0..512).for_each(|page| write(&mut *lane, page * 8, filled(8, page)).unwrap());
     (0..512).for_each(|page| assert_eq!(read(&mut *lane, page * 8, 8).unwrap().bytes(), filled(8, page).bytes()));

@@ -17,7 +17,7 @@ const COPIES: usize = 4;
 const DUTY: u32 = 4;
 /// Sleep when there is nothing to do, or nothing can be done now.
 const REST: Duration = Duration::from_micros(500);
-/// Time between two checks whether a leg has ended operations that are not waited for any more.
+/// Time between two checks whether a member has ended operations that are not waited for any more.
 const QUIET_LOOK: Duration = Duration::from_micros(50);
 const GONE: PoolError = PoolError::ServerGone { server: 0, incarnation: Incarnation(0) };
 
@@ -55,7 +55,7 @@ impl SwitchBackend {
         result
     }
 
-    /// Forms the pair: from here on lanes are opened at both sides.
+    /// Begins the dual write: from here on lanes are opened at both sides.
     fn begin_dual_write(&self, to: &Arc<dyn Backend>) -> Result<Arc<ReplicaMap>, SwitchError> {
         let mut stage = self.stage();
         if stage.dual_write.is_some() {
@@ -69,12 +69,12 @@ impl SwitchBackend {
     }
 
     fn lane_cells(&self) -> Vec<Arc<LaneCell>> {
-        self.stage().lane_cells.iter().filter_map(|berth| berth.upgrade()).collect()
+        self.stage().lane_cells.iter().filter_map(|cell| cell.upgrade()).collect()
     }
 
-    /// Moves all lanes to the pair; returns `false` if the new side is lost already.
+    /// Moves all lanes to the dual write; returns `false` if the new side has failed already.
     fn enter_dual_write(&self, table: &Arc<ReplicaMap>, to: &Arc<dyn Backend>, host: &dyn SwitchHost) -> bool {
-        for berth in self.lane_cells() {
+        for cell in self.lane_cells() {
             let lane = match opened(host, || to.open_lane()) {
                 Ok(lane) => lane,
                 Err(error) => {
@@ -83,7 +83,7 @@ impl SwitchBackend {
                 }
             };
             let mut pair = Box::new(MirrorLane::over_target(table, lane));
-            berth.when_empty(move |slot| {
+            cell.when_empty(move |slot| {
                 match core::mem::replace(&mut slot.inner, SwitchableLane::Detached) {
                     SwitchableLane::Single(old) => {
                         pair.add_member(ReplicaMap::OLD, old);
@@ -117,7 +117,7 @@ impl SwitchBackend {
             if !host.is_wanted() && table.is_whole(ReplicaMap::OLD) {
                 return Err(SwitchError::Cancelled);
             }
-            let now: u64 = self.lane_cells().iter().map(|berth| berth.operations()).sum();
+            let now: u64 = self.lane_cells().iter().map(|cell| cell.operations()).sum();
             let is_used = core::mem::replace(&mut operations, now) != now;
             let copied = lane.copy_chunks(if is_used { 1 } else { COPIES });
             drop(work);
@@ -139,14 +139,14 @@ impl SwitchBackend {
         }
     }
 
-    /// Makes the new side, which holds everything, the leader. That takes effect if it still holds
-    /// everything when all lanes have been empty once. Returns whether it does.
+    /// Makes the new side, which holds everything, authoritative. That takes effect if it still
+    /// holds everything when all lanes have been empty once. Returns whether it does.
     fn commit(&self, table: &Arc<ReplicaMap>, host: &dyn SwitchHost) -> bool {
         let mut is_committed = false;
         host.run_exclusive(&mut || {
             table.set_authoritative(Some(ReplicaMap::NEW));
             // Afterwards no write that has succeeded, or will, has done so on the old side alone.
-            self.lane_cells().iter().for_each(|berth| berth.when_empty(|_| ()));
+            self.lane_cells().iter().for_each(|cell| cell.when_empty(|_| ()));
             is_committed = table.is_whole(ReplicaMap::NEW);
             if !is_committed {
                 table.set_authoritative(table.is_whole(ReplicaMap::OLD).then_some(ReplicaMap::OLD));
@@ -157,7 +157,7 @@ impl SwitchBackend {
             if let Some(next) = stage.target.clone() {
                 self.is_loaded.store(next.mapped().is_some(), Ordering::SeqCst);
                 *self.loaded.write() = next.clone();
-                // The pair lives as long as it has lanes.
+                // The dual write lives as long as it has lanes.
                 stage.source = next;
             }
             true
@@ -165,19 +165,19 @@ impl SwitchBackend {
         is_committed
     }
 
-    /// Moves all lanes from the pair to the side that stays, and gives the other one back.
-    fn leave_dual_write(&self, table: &Arc<ReplicaMap>, leg: usize) {
+    /// Moves all lanes from the dual write to the side that stays, and gives the other one back.
+    fn leave_dual_write(&self, table: &Arc<ReplicaMap>, member: usize) {
         let mut stage = self.stage();
-        let gone = if leg == ReplicaMap::NEW { table.source() } else { stage.target.clone() };
+        let gone = if member == ReplicaMap::NEW { table.source() } else { stage.target.clone() };
         (stage.dual_write, stage.target) = (None, None);
         drop(stage);
         let mut wait = Wait::new("a side of the pool to end what nobody waits for any more");
-        for berth in self.lane_cells() {
-            while !berth.when_empty(|slot| leave(slot, leg)) {
+        for cell in self.lane_cells() {
+            while !cell.when_empty(|slot| leave(slot, member)) {
                 wait.nap(QUIET_LOOK);
             }
         }
-        if leg == ReplicaMap::NEW {
+        if member == ReplicaMap::NEW {
             self.switches.fetch_add(1, Ordering::Relaxed);
         }
         if let Some(gone) = gone {
@@ -193,15 +193,15 @@ fn opened<T>(host: &dyn SwitchHost, mut open: impl FnMut() -> Result<T, PoolErro
     result
 }
 
-/// Moves a lane to the side that stays; returns `false` if the leg still works for operations that
-/// have ended.
-fn leave(slot: &mut LaneCellState, leg: usize) -> bool {
+/// Moves a lane to the side that stays; returns `false` if the member still works for operations
+/// that have ended.
+fn leave(slot: &mut LaneCellState, member: usize) -> bool {
     let SwitchableLane::DualWrite(pair) = &mut slot.inner else { return true };
-    if !pair.has_member(leg) {
-        // The leg was lost before the lane was opened.
+    if !pair.has_member(member) {
+        // The member had failed before the lane was opened.
         return true;
     }
-    let Some(lane) = pair.take_member(leg) else { return false };
+    let Some(lane) = pair.take_member(member) else { return false };
     slot.inner = SwitchableLane::Single(lane);
     true
 }

@@ -1,16 +1,16 @@
 //! Pool that can be exchanged for another one while it is in use (live migration).
 //!
 //! Between two switches the pool is its only *side*: operations go there as they are, and the only
-//! note taken is which chunks were ever written. During a switch it is a pair of legs, the old side
-//! and the new one, with the words and the copies of a mirror (`mirror`). The old side leads: it
-//! gets every write, and a write has succeeded if it has succeeded there. So until the very end the
-//! old side holds everything; whatever happens to the new side, nothing is lost but the switch.
-//! When the new side holds everything, too, it leads. The lanes are seen without operations once,
-//! and the old side is given back.
+//! note taken is which chunks were ever written. During a switch it is a dual write to two members,
+//! the old side and the new one, with the words and the copies of a mirror (`mirror`). The old side
+//! is authoritative: it gets every write, and a write has succeeded if it has succeeded there. So
+//! until the very end the old side holds everything; whatever happens to the new side, nothing is
+//! lost but the switch. When the new side holds everything, too, it becomes authoritative. The
+//! lanes are seen without operations once, and the old side is given back.
 //!
 //! The thread that carries out a switch moves the lanes, from lanes of one side to lanes of the
-//! pair and back. A lane that is to be moved takes nothing new until its operations have ended and
-//! it has been moved. So its owner never opens anything, allocates, or waits for a lock.
+//! dual write and back. A lane that is to be moved takes nothing new until its operations have
+//! ended and it has been moved. So its owner never opens anything, allocates, or waits for a lock.
 
 mod carry;
 mod lane;
@@ -106,7 +106,7 @@ pub struct SnapshotContents(pub(crate) Arc<DirtyChunks>);
 struct SwitchStage {
     source: Arc<dyn Backend>,
     dual_write: Option<Arc<ReplicaMap>>,
-    /// New side of the pair.
+    /// New side of the dual write.
     target: Option<Arc<dyn Backend>>,
     lane_cells: Vec<Weak<LaneCell>>,
 }
@@ -119,8 +119,8 @@ impl SwitchBackend {
     }
 
     /// Creates the pool of the child of a fork, where `source` is a snapshot of the parent's pool.
-    pub fn inherit(side: Arc<dyn Backend>, heritage: SnapshotContents) -> SwitchBackend {
-        SwitchBackend::over(side, heritage.0)
+    pub fn inherit(side: Arc<dyn Backend>, contents: SnapshotContents) -> SwitchBackend {
+        SwitchBackend::over(side, contents.0)
     }
 
     /// Returns what the child of a fork must know of its parent's pool.
@@ -162,7 +162,7 @@ impl SwitchBackend {
         self.stage()
     }
 
-    /// Makes a snapshot of the side that leads, and returns whether that is the new side of a
+    /// Makes a snapshot of the authoritative side, and returns whether that is the new side of a
     /// switch. The caller [holds still](SwitchBackend::hold_still) and has no operation in flight.
     pub fn clone_authoritative(&self) -> Result<(CloneTicket, bool), PoolError> {
         let stage = self.stage();
@@ -214,10 +214,10 @@ impl SwitchStage {
 impl Backend for SwitchBackend {
     fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
         let mut stage = self.stage();
-        let berth = Arc::new(LaneCell::new(stage.open_switchable()?));
-        stage.lane_cells.retain(|berth| berth.strong_count() > 0);
-        stage.lane_cells.push(Arc::downgrade(&berth));
-        Ok(Box::new(SwitchLane::new(berth, self.dirty_chunks.clone(), self.pages)))
+        let cell = Arc::new(LaneCell::new(stage.open_switchable()?));
+        stage.lane_cells.retain(|cell| cell.strong_count() > 0);
+        stage.lane_cells.push(Arc::downgrade(&cell));
+        Ok(Box::new(SwitchLane::new(cell, self.dirty_chunks.clone(), self.pages)))
     }
 
     /// Opens calls at the side that holds everything and will; in the middle of a switch there is
@@ -268,9 +268,9 @@ impl Backend for SwitchBackend {
     fn health(&self) -> Health {
         let stage = self.stage();
         let (Some(pair), Some(next)) = (&stage.dual_write, &stage.target) else { return stage.source.health() };
-        for (leg, backend) in [(ReplicaMap::OLD, &stage.source), (ReplicaMap::NEW, next)] {
+        for (member, backend) in [(ReplicaMap::OLD, &stage.source), (ReplicaMap::NEW, next)] {
             if backend.health() == Health::Gone {
-                pair.mark_failed(leg);
+                pair.mark_failed(member);
             }
         }
         pair.health()

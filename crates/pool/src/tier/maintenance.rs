@@ -1,7 +1,7 @@
-//! Background care of a tiered pool: old pages move to the next tier, and copies that do not count
-//! are given back.
+//! Background maintenance of a tiered pool: old pages move to the next tier, and copies that do not
+//! count are given back.
 
-use super::lane::{PIECES, TierLane, TierSplit, TierSplitKind};
+use super::lane::{SPLITS, TierLane, TierSplit, TierSplitKind};
 use super::table::{Bid, TierTable};
 use crate::{Buffer, Op, PoolError};
 use core::time::Duration;
@@ -23,7 +23,7 @@ const VAIN_ROUNDS: u32 = 2;
 const STEPS: u32 = 2;
 const STEPS_MAX: u32 = 8;
 
-/// Background care that one lane takes besides its operations.
+/// Background maintenance that one lane does besides its operations.
 pub(super) struct TierMaintenance {
     /// Number of steps that may begin while the owner changes pages; `None` for no limit.
     steps: Option<u32>,
@@ -152,7 +152,7 @@ impl TierMaintenance {
     }
 }
 
-/// Step of the care that comes next.
+/// Maintenance step that comes next.
 enum MaintenanceStep {
     Sweep { first: u64, tier: usize },
     Move { first: u64, count: u64, from: usize, to: usize, bid: Bid },
@@ -161,24 +161,27 @@ enum MaintenanceStep {
 impl TierLane {
     /// Begins the next step, if there is one.
     pub(super) fn begin_maintenance(&mut self) {
-        let Some(care) = self.maintenance.as_mut().filter(|care| care.is_free(self.changes)) else { return };
-        if self.free_splits.len() < PIECES / 2 {
+        let Some(maintenance) = self.maintenance.as_mut().filter(|maintenance| maintenance.is_free(self.changes))
+        else {
+            return;
+        };
+        if self.free_splits.len() < SPLITS / 2 {
             return;
         }
-        let Some(step) = care.find(&self.table) else { return };
-        care.steps = care.steps.map(|steps| steps - 1);
+        let Some(step) = maintenance.find(&self.table) else { return };
+        maintenance.steps = maintenance.steps.map(|steps| steps - 1);
         match step {
             MaintenanceStep::Sweep { first, tier } => {
                 self.sweep(first, self.table.pages, tier, None);
             }
-            MaintenanceStep::Move { first, count, from, to, bid } => match care.buffers.pop() {
+            MaintenanceStep::Move { first, count, from, to, bid } => match maintenance.buffers.pop() {
                 Some(mut buffer) if self.members[from].is_some() => {
                     buffer.set_pages(count as usize);
-                    let piece = TierSplit { kind: TierSplitKind::MoveRead { to, bid }, tier: from, page: first, count };
-                    self.send(piece, Op::Read { page: PageId(first), buffer });
+                    let split = TierSplit { kind: TierSplitKind::MoveRead { to, bid }, tier: from, page: first, count };
+                    self.send(split, Op::Read { page: PageId(first), buffer });
                 }
                 buffer => {
-                    care.buffers.extend(buffer);
+                    maintenance.buffers.extend(buffer);
                     self.table.finish_move(first, count, to, false);
                     self.table.end_leaving(from, count);
                 }
@@ -189,30 +192,30 @@ impl TierLane {
     /// Writes pages that shall move, now that they have been read.
     pub(super) fn move_read(
         &mut self,
-        piece: TierSplit,
+        split: TierSplit,
         (to, bid): (usize, Bid),
         result: Result<(), PoolError>,
         buffer: Buffer,
     ) {
         if result.is_ok() && self.members[to].is_some() {
-            let task = TierSplitKind::MoveWrite { from: piece.tier, bid };
+            let task = TierSplitKind::MoveWrite { from: split.tier, bid };
             return self
-                .send(TierSplit { kind: task, tier: to, ..piece }, Op::Write { page: PageId(piece.page), buffer });
+                .send(TierSplit { kind: task, tier: to, ..split }, Op::Write { page: PageId(split.page), buffer });
         }
-        self.table.finish_move(piece.page, piece.count, to, false);
-        self.table.end_leaving(piece.tier, piece.count);
+        self.table.finish_move(split.page, split.count, to, false);
+        self.table.end_leaving(split.tier, split.count);
         self.give_back(buffer, true);
     }
 
     /// Ends a move whose pages have been written.
     pub(super) fn move_ended(
         &mut self,
-        piece: TierSplit,
+        split: TierSplit,
         (from, bid): (usize, Bid),
         result: Result<(), PoolError>,
         buffer: Buffer,
     ) {
-        let TierSplit { tier, page, count, .. } = piece;
+        let TierSplit { tier, page, count, .. } = split;
         match result {
             // The write may still arrive, so no other write goes there any more.
             Err(PoolError::TimedOut { .. }) => {}
@@ -229,14 +232,14 @@ impl TierLane {
         }
         self.table.end_leaving(from, count);
         self.give_back(buffer, result.is_err());
-        if let Some(care) = &mut self.maintenance {
-            care.sweeps_from = page;
+        if let Some(maintenance) = &mut self.maintenance {
+            maintenance.sweeps_from = page;
         }
     }
 
     fn give_back(&mut self, buffer: Buffer, rests: bool) {
-        if let Some(care) = &mut self.maintenance {
-            care.buffers.push(buffer);
+        if let Some(maintenance) = &mut self.maintenance {
+            maintenance.buffers.push(buffer);
         }
         if rests {
             self.table.rest(REST);

@@ -4,8 +4,8 @@
 //! A page has the same number in every tier; a word for each page says which tier has it
 //! ([`farfield_core::tier_word`]). Writes go to the first tier with room; if one is full they go to
 //! the next at once. From then on pages that were not written for long are copied to the next tier
-//! before the first one is full again ([`farfield_core::policy::room`], `maintenance`). A thread does
-//! that, or lanes do while their owner writes.
+//! before the first one is full again ([`farfield_core::policy::tier_admission`], `maintenance`). A
+//! thread does that, or lanes do while their owner writes.
 
 mod lane;
 mod maintenance;
@@ -39,22 +39,22 @@ pub(crate) struct TierBackend {
 
 impl TierBackend {
     /// Creates a pool of the tiers `members`, the first tier first; all of them hold zeros. With
-    /// `heals` a thread moves pages; without, lanes do.
-    pub(crate) fn new(legs: Vec<PoolMember>, pages: u64, heals: bool) -> Result<TierBackend, PoolError> {
-        Ok(TierBackend::start(TierTable::new(legs, pages)?, heals))
+    /// `repairs` a thread moves pages; without, lanes do.
+    pub(crate) fn new(members: Vec<PoolMember>, pages: u64, repairs: bool) -> Result<TierBackend, PoolError> {
+        Ok(TierBackend::start(TierTable::new(members, pages)?, repairs))
     }
 
     /// Claims the snapshot whose tiers were claimed with these secrets.
-    pub(crate) fn claim(legs: Vec<PoolMember>, secrets: &[u128], heals: bool) -> Result<TierBackend, PoolError> {
+    pub(crate) fn claim(members: Vec<PoolMember>, secrets: &[u128], repairs: bool) -> Result<TierBackend, PoolError> {
         let found = SNAPSHOTS.lock().take(key(secrets));
-        let (server, reason) = (legs[0].server, "the ticket is unknown, used or expired");
+        let (server, reason) = (members[0].server, "the ticket is unknown, used or expired");
         let places = found.ok_or(PoolError::Refused { server, reason })?;
-        Ok(TierBackend::start(TierTable::inherited(legs, places), heals))
+        Ok(TierBackend::start(TierTable::inherited(members, places), repairs))
     }
 
-    fn start(table: TierTable, heals: bool) -> TierBackend {
+    fn start(table: TierTable, repairs: bool) -> TierBackend {
         let (table, repair_lock) = (Arc::new(table), Arc::new(RepairLock::default()));
-        let repair_thread = heals.then(|| RepairThread::start(table.clone(), repair_lock.clone()));
+        let repair_thread = repairs.then(|| RepairThread::start(table.clone(), repair_lock.clone()));
         TierBackend { table, repair_lock, repair_thread }
     }
 }
@@ -68,15 +68,15 @@ impl Backend for TierBackend {
         let _still = self.repair_lock.hold_still();
         let places = self.table.copy_map()?;
         let (mut secrets, mut leaf) = ([0; CloneTicket::SERVERS_MAX], 0);
-        for (tier, leg) in self.table.members.iter().enumerate() {
-            match leg.backend.as_ref().map(|backend| backend.clone_region()) {
-                Some(Ok(ticket)) => secrets[leaf..][..leg.leaves].copy_from_slice(&ticket.secrets[..leg.leaves]),
+        for (tier, member) in self.table.members.iter().enumerate() {
+            match member.backend.as_ref().map(|backend| backend.clone_region()) {
+                Some(Ok(ticket)) => secrets[leaf..][..member.leaves].copy_from_slice(&ticket.secrets[..member.leaves]),
                 // A tier that is lost here is lost in the snapshot, too.
                 Some(Err(PoolError::ServerGone { .. })) => self.table.mark_failed(tier),
                 Some(Err(error)) => return Err(error),
                 None => {}
             }
-            leaf += leg.leaves;
+            leaf += member.leaves;
         }
         if self.table.living().is_empty() {
             return Err(self.table.gone(0));
@@ -97,8 +97,8 @@ impl Backend for TierBackend {
     fn how(&self) -> String {
         let (held, moved) = self.table.counts();
         let mut text = String::new();
-        for (tier, (pages, leg)) in held.iter().zip(&self.table.members).enumerate() {
-            let how = leg.backend.as_ref().map_or("gone".to_owned(), |backend| backend.how());
+        for (tier, (pages, member)) in held.iter().zip(&self.table.members).enumerate() {
+            let how = member.backend.as_ref().map_or("gone".to_owned(), |backend| backend.how());
             let how = if how.is_empty() { how } else { format!(" ({how})") };
             let _ = write!(text, "{}{pages} pages in tier {}{how}", if tier > 0 { ", " } else { "" }, tier + 1);
         }

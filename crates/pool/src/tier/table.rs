@@ -22,8 +22,8 @@ const CHUNK_PAGES: u64 = 64;
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 /// Most pages whose copies are given back in one go.
 const SWEEP_PAGES: u64 = 4096;
-/// Most steps of care that the thread has under way.
-const THREAD_CARES: usize = 4;
+/// Most maintenance steps that the thread has under way.
+const THREAD_TASKS_MAX: usize = 4;
 
 /// Choice of the tier that a page is written to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -66,8 +66,8 @@ pub(super) struct TierMap {
 
 impl TierMap {
     fn new(pages: u64) -> Result<TierMap, PoolError> {
-        let touched = DirtyChunks::new(pages.div_ceil(CHUNK_PAGES)).map_err(PoolError::Os)?;
-        Ok(TierMap { pages, words: AtomicTable::new(pages).map_err(PoolError::Os)?, dirty_chunks: touched })
+        let dirty = DirtyChunks::new(pages.div_ceil(CHUNK_PAGES)).map_err(PoolError::Os)?;
+        Ok(TierMap { pages, words: AtomicTable::new(pages).map_err(PoolError::Os)?, dirty_chunks: dirty })
     }
 
     fn word(&self, page: u64) -> TierWord {
@@ -130,30 +130,30 @@ impl RepairSource for TierTable {
         !self.is_abandoned() && !self.is_resting() && self.has_work()
     }
     fn open_repair_lane(self: &Arc<TierTable>) -> Option<TierLane> {
-        TierLane::open_for_thread(self, THREAD_CARES).ok()
+        TierLane::open_for_thread(self, THREAD_TASKS_MAX).ok()
     }
 }
 
 impl TierTable {
-    pub(super) fn new(legs: Vec<PoolMember>, pages: u64) -> Result<TierTable, PoolError> {
-        let least = backends(&legs).map(|backend| backend.pages()).min();
-        Ok(TierTable::with(legs, TierMap::new(pages.min(least.unwrap_or(0)))?))
+    pub(super) fn new(members: Vec<PoolMember>, pages: u64) -> Result<TierTable, PoolError> {
+        let least = backends(&members).map(|backend| backend.pages()).min();
+        Ok(TierTable::with(members, TierMap::new(pages.min(least.unwrap_or(0)))?))
     }
 
     /// Creates the table of a claimed snapshot.
-    pub(super) fn inherited(legs: Vec<PoolMember>, places: TierMap) -> TierTable {
-        let table = TierTable::with(legs, places);
+    pub(super) fn inherited(members: Vec<PoolMember>, places: TierMap) -> TierTable {
+        let table = TierTable::with(members, places);
         table.map.written().for_each(|(_, word)| table.count(TierWord::default(), word));
         table
     }
 
     fn with(members: Vec<PoolMember>, map: TierMap) -> TierTable {
-        let tier = |leg: &PoolMember| Tier {
+        let tier = |member: &PoolMember| Tier {
             held: AtomicU64::new(0),
             limit: AtomicU64::new(u64::MAX),
             full_until: AtomicU64::new(0),
             leaving: AtomicU64::new(0),
-            is_gone: AtomicBool::new(leg.backend.is_none()),
+            is_gone: AtomicBool::new(member.backend.is_none()),
         };
         TierTable {
             tiers: members.iter().map(tier).collect(),
@@ -429,7 +429,7 @@ impl TierTable {
     }
 
     pub(super) fn health(&self) -> Health {
-        let health = |leg: &PoolMember| leg.backend.as_ref().map_or(Health::Gone, |backend| backend.health());
+        let health = |member: &PoolMember| member.backend.as_ref().map_or(Health::Gone, |backend| backend.health());
         let all: Vec<Health> = self.members.iter().map(health).collect();
         if all.iter().all(|health| *health == Health::Gone) {
             Health::Gone
@@ -450,8 +450,8 @@ impl TierTable {
 
     pub(super) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<MemberLane>>, PoolError> {
         let mut lanes = Vec::with_capacity(self.members.len());
-        for (tier, leg) in self.members.iter().enumerate() {
-            lanes.push(match leg.backend.as_ref().map(|backend| backend.open_lane()) {
+        for (tier, member) in self.members.iter().enumerate() {
+            lanes.push(match member.backend.as_ref().map(|backend| backend.open_lane()) {
                 Some(Ok(lane)) => Some(MemberLane::new(lane, requests)),
                 Some(Err(PoolError::ServerGone { .. })) => {
                     self.mark_failed(tier);

@@ -3,7 +3,7 @@
 use super::TierBackend;
 use crate::conformance::Random;
 use crate::members::PoolMember;
-use crate::trial::{NEVER, PATIENCE, assert_version, filled, one, open, read, survive, wait_until, write};
+use crate::trial::{NEVER, TEST_TIMEOUT, assert_version, filled, one, open, read, survive, wait_until, write};
 use crate::{Backend, Buffer, Health, Lane, LaneRequest, Op, PagePart, PoolBuilder, PoolError, Priority, conformance};
 use core::time::Duration;
 use farfield_core::PageId;
@@ -11,9 +11,9 @@ use std::time::Instant;
 
 /// Of two pools in memory, the first with room for so many pages.
 fn tiered(first_pages: u64, pages: u64) -> TierBackend {
-    let leg = |server: u16, url: String| PoolMember { backend: Some(open(&url, pages)), leaves: 1, server };
-    let legs = vec![leg(0, format!("ram:?size={}K", first_pages * 4)), leg(1, "ram:".to_owned())];
-    TierBackend::new(legs, pages, true).unwrap()
+    let member = |server: u16, url: String| PoolMember { backend: Some(open(&url, pages)), leaves: 1, server };
+    let members = vec![member(0, format!("ram:?size={}K", first_pages * 4)), member(1, "ram:".to_owned())];
+    TierBackend::new(members, pages, true).unwrap()
 }
 
 fn held(backend: &TierBackend) -> Vec<u64> {
@@ -225,16 +225,16 @@ fn a_tier_that_does_not_answer_stalls_its_own_pages_only() {
 
 #[test]
 fn a_snapshot_is_what_was_written_when_it_was_made() {
-    let opener = PoolBuilder::new().url("tier(ram:?size=256K, ram:?size=1M, stripe(ram:, ram:))").pages(1000);
-    for opener in [opener.clone(), opener.repair_thread()] {
-        let backend = opener.open().unwrap();
+    let builder = PoolBuilder::new().url("tier(ram:?size=256K, ram:?size=1M, stripe(ram:, ram:))").pages(1000);
+    for builder in [builder.clone(), builder.repair_thread()] {
+        let backend = builder.open().unwrap();
         let mut lane = backend.open_lane().unwrap();
         for version in 1..20 {
             for page in (0..1000).step_by(50) {
                 write(&mut *lane, page, 50, version).unwrap();
             }
             let ticket = backend.clone_region().unwrap();
-            let claimed = opener.claim(&ticket).unwrap();
+            let claimed = builder.claim(&ticket).unwrap();
             write(&mut *lane, 100, 100, 99).unwrap();
             let mut copy = claimed.open_lane().unwrap();
             assert_version(&mut *copy, 0, 1000, version);
@@ -242,7 +242,7 @@ fn a_snapshot_is_what_was_written_when_it_was_made() {
             assert_version(&mut *copy, 0, 500, 55);
             assert_version(&mut *copy, 500, 500, version);
             assert_version(&mut *lane, 100, 100, 99);
-            assert!(opener.claim(&ticket).is_err(), "good once");
+            assert!(builder.claim(&ticket).is_err(), "good once");
         }
     }
 }
@@ -283,7 +283,7 @@ fn threads_that_write_and_read_see_their_own_versions() {
                 let (mut random, mut versions) = (Random(me << 32 | 5), [0; 128]);
                 let started = Instant::now();
                 for version in
-                    (1..).take_while(|version| *version < 3000 || !has_moved() && started.elapsed() < PATIENCE)
+                    (1..).take_while(|version| *version < 3000 || !has_moved() && started.elapsed() < TEST_TIMEOUT)
                 {
                     let page = random.below(124);
                     let count = 1 + random.below(4);

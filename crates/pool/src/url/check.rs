@@ -43,8 +43,8 @@ fn members(tree: &Tree) -> Vec<&Tree> {
         Tree::Leaf(_) => vec![],
         Tree::Fault(_, inner) => vec![inner],
         Tree::Stripe(members) | Tree::Tier(members) => members.iter().collect(),
-        Tree::Mirror { members: legs, spares, .. } | Tree::Ec { members: legs, spares, .. } => {
-            legs.iter().chain(spares).collect()
+        Tree::Mirror { members, spares, .. } | Tree::Ec { members, spares, .. } => {
+            members.iter().chain(spares).collect()
         }
     }
 }

@@ -42,18 +42,18 @@ pub(super) fn call_of<'i>(wire: &WireRequest<'i>) -> Option<QueuedCall<'i>> {
 impl QueuedCall<'_> {
     /// Checks whether both calls run the same function over the same region.
     pub(super) fn is_like(&self, other: &QueuedCall<'_>) -> bool {
-        let function = |asked: &Self| (asked.region, asked.call.version);
+        let function = |queued: &Self| (queued.region, queued.call.version);
         function(self) == (other.region, other.call.version) && self.call.name == other.call.name
     }
 }
 
 impl ClientConnection<'_> {
     /// Returns the budget of a call: the client's limits, but at most the server's.
-    fn budget(&self, asked: &QueuedCall<'_>, arrived: Instant, now: Instant) -> Budget {
+    fn budget(&self, queued: &QueuedCall<'_>, arrived: Instant, now: Instant) -> Budget {
         let config = &self.shared.config;
-        let wanted = asked.deadline.map(|deadline| arrived + deadline);
+        let wanted = queued.deadline.map(|deadline| arrived + deadline);
         let most = now.checked_add(config.call_within);
-        let steps_max = match asked.steps_max {
+        let steps_max = match queued.steps_max {
             0 => config.call_steps_max,
             wanted => config.call_steps_max.min(u64::from(wanted)),
         };
@@ -71,24 +71,24 @@ impl ClientConnection<'_> {
         let now = Instant::now();
         let mut tags = ArrayVec::<_, ROW_MAX>::new();
         let mut tasks = ArrayVec::<_, ROW_MAX>::new();
-        for (wire, asked) in row {
+        for (wire, queued) in row {
             self.conversation.on_answered();
             self.tally.request(wire.request.kind());
             if is_late(wire, arrived, now) {
-                self.fail(asked.tag, ErrorCode::TimedOut, 0);
+                self.fail(queued.tag, ErrorCode::TimedOut, 0);
                 continue;
             }
-            tags.push(asked.tag);
-            tasks.push(Task { argument: asked.call.argument, budget: self.budget(asked, arrived, now) });
+            tags.push(queued.tag);
+            tasks.push(Task { argument: queued.call.argument, budget: self.budget(queued, arrived, now) });
         }
         // Answers may be long, and the client may not read them.
         self.hold_outbox(tags.len().saturating_mul(CallBody::ANSWER_BYTES_MAX))?;
-        // A function may wait for another one, which may wait for its turn. So calls have turns of
-        // their own, and more of them.
-        self.turn = None;
-        self.turn = self.ledger.as_ref().map(|ledger| ledger.call());
+        // A function may wait for another one, which may wait for its permit. So calls have permits
+        // of their own, and more of them.
+        self.permit = None;
+        self.permit = self.ledger.as_ref().map(|ledger| ledger.call());
         let Some(region) = session.region(first.region) else {
-            self.turn = None;
+            self.permit = None;
             tags.into_iter().for_each(|tag| self.fail(tag, ErrorCode::UnknownRegion, 0));
             return Ok(());
         };
@@ -117,7 +117,7 @@ impl ClientConnection<'_> {
             };
             tags.into_iter().for_each(|tag| self.fail(tag, code, detail));
         }
-        self.turn = None;
+        self.permit = None;
         if self.outbox.len() >= SEND_BYTES || now.elapsed() >= SEND_AFTER {
             self.flush()?;
         }

@@ -18,7 +18,7 @@ impl ClientConnection<'_> {
     ) -> Result<(), CloseReason> {
         match greeting {
             Ok(Greeting { session, welcome, ledger, held }) => {
-                self.shared.places.welcome(self.number);
+                self.shared.connections.mark_authenticated(self.number);
                 self.session = Some(session);
                 self.ledger = Some(ledger);
                 self.held = Some(held);

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 /// Size of the inbox before the client has authenticated: one `Hello` and a little more.
-pub(super) const GREETING_BYTES: usize = 2 * (wire::HEAD_BYTES + wire::Hello::BODY_BYTES_MAX);
+pub(super) const GREETING_BYTES: usize = 2 * (wire::HEADER_BYTES + wire::Hello::BODY_BYTES_MAX);
 /// Size of the inbox afterwards. It grows when a longer message is announced.
 pub(super) const INBOX_BYTES: usize = 64 * 1024;
 /// Size up to which the outbox is not charged.
@@ -19,7 +19,7 @@ const BYTES_PER_SECOND_MIN: usize = 64 * 1024;
 const ASK_AGAIN: Duration = Duration::from_millis(2);
 /// Largest size of the inbox: two of the longest messages, so that one can arrive while the other
 /// is served.
-const INBOX_BYTES_MAX: usize = 2 * (wire::HEAD_BYTES + wire::write_body_bytes(BATCH_PAGES_MAX));
+const INBOX_BYTES_MAX: usize = 2 * (wire::HEADER_BYTES + wire::write_body_bytes(BATCH_PAGES_MAX));
 /// Interval at which an idle connection checks whether its inbox is larger than it needs to be.
 const IDLE: Duration = Duration::from_secs(10);
 
@@ -29,7 +29,7 @@ impl ClientConnection<'_> {
     /// it takes.
     pub(super) fn receive(&mut self, need: usize, until: Option<Instant>) -> Result<(), CloseReason> {
         self.make_room(need)?;
-        let mut spinning = self.shared.spinners.enter(&self.patience, Instant::now());
+        let mut spinning = self.shared.spinners.enter(&self.backoff, Instant::now());
         loop {
             let free = self.inbox.get_mut(self.unread.end..).unwrap_or_default();
             let part = libc::iovec { iov_base: free.as_mut_ptr().cast(), iov_len: free.len() };
@@ -45,7 +45,7 @@ impl ClientConnection<'_> {
                 Err(errno) => return Err(lost(errno)),
             }
             if let Some(spin) = &mut spinning {
-                if spin.go_on(&mut self.patience, Instant::now()) {
+                if spin.go_on(&mut self.backoff, Instant::now()) {
                     std::hint::spin_loop();
                     continue;
                 }
@@ -118,7 +118,7 @@ impl ClientConnection<'_> {
             if let Ok(charge) = ledger.charge(Resource::BufferBytes, paid as u64) {
                 return Ok(Some(charge));
             }
-            self.turn = None;
+            self.permit = None;
             if self.shared.stopping() || Instant::now() >= until {
                 return Err(CloseReason::Slow);
             }
@@ -160,7 +160,7 @@ impl ClientConnection<'_> {
                 }
                 Err(errno) if errno.is_transient() => {
                     let until = *until.get_or_insert_with(|| Instant::now() + self.shared.config.stall_max);
-                    self.turn = None;
+                    self.permit = None;
                     let is_ready = self.wait(libc::POLLOUT, until)?;
                     if !is_ready || (self.is_short() && Instant::now() > whole_until) {
                         return Err(CloseReason::Stalled);
@@ -194,7 +194,7 @@ impl ClientConnection<'_> {
     pub(super) fn wait_until_taken(&mut self) -> Result<(), CloseReason> {
         let until = Instant::now() + self.shared.config.stall_max;
         while !self.settle_under_way() {
-            self.turn = None;
+            self.permit = None;
             if self.shared.stopping() || Instant::now() >= until {
                 return Err(CloseReason::Stalled);
             }

@@ -116,8 +116,8 @@ pub(crate) struct ClientConnection<'a> {
     outbox_held: Option<Charge>,
     /// Charge for descriptors that were sent and that the client has not received yet.
     under_way: Option<Charge>,
-    /// Turn at the processors, held while requests are served.
-    turn: Option<WorkPermit>,
+    /// Permit to use the processors, held while requests are served.
+    permit: Option<WorkPermit>,
     /// Arrival time of the first bytes of a message that has arrived in part.
     message_since: Option<Instant>,
     inbox: Vec<u8>,
@@ -134,7 +134,7 @@ pub(crate) struct ClientConnection<'a> {
     found: Vec<Option<PresentPage>>,
     /// Buffer in which a page is compared with its checksum.
     scratch: Box<Scratch>,
-    patience: SpinBackoff,
+    backoff: SpinBackoff,
     tally: ConnectionTally,
 }
 
@@ -170,7 +170,7 @@ impl<'a> ClientConnection<'a> {
             inbox_held: None,
             outbox_held: None,
             under_way: None,
-            turn: None,
+            permit: None,
             message_since: None,
             inbox: vec![0; GREETING_BYTES],
             unread: 0..0,
@@ -182,7 +182,7 @@ impl<'a> ClientConnection<'a> {
             vectors: Vec::new(),
             found: Vec::new(),
             scratch: Box::new([0; PAGE_BYTES]),
-            patience: SpinBackoff::default(),
+            backoff: SpinBackoff::default(),
             tally: ConnectionTally::default(),
         }
     }
@@ -193,7 +193,7 @@ impl<'a> ClientConnection<'a> {
             Ok(never) => match never {},
             Err(end) => end,
         };
-        self.turn = None;
+        self.permit = None;
         match &end {
             CloseReason::Refused(_) => self.tally.refused_connections += 1,
             CloseReason::Broken(_) | CloseReason::Silent | CloseReason::Slow => self.tally.broken_connections += 1,
@@ -215,14 +215,14 @@ impl<'a> ClientConnection<'a> {
 
     fn serve(&mut self) -> Result<std::convert::Infallible, CloseReason> {
         let greeting_until = Instant::now() + self.shared.config.greeting_within;
-        let mut need = wire::HEAD_BYTES;
+        let mut need = wire::HEADER_BYTES;
         loop {
             let until = (!self.conversation.is_open()).then_some(greeting_until);
             self.receive(need, until)?;
             let arrived = Instant::now();
             let began_at = self.unread.start;
             need = self.serve_received(arrived)?;
-            self.turn = None;
+            self.permit = None;
             if self.unread.is_empty() {
                 self.message_since = None;
             } else if self.unread.start != began_at || self.message_since.is_none() {
@@ -294,7 +294,7 @@ impl<'a> ClientConnection<'a> {
         if batch.is_empty() {
             return Ok(());
         }
-        self.take_turn();
+        self.take_permit();
         self.batch_bytes = read_bytes(batch);
         announce(&session, batch);
         for background in [false, true] {
@@ -310,12 +310,12 @@ impl<'a> ClientConnection<'a> {
                         next = requests.next();
                         let Some(Ok(following)) = next else { break };
                         match call_of(&following) {
-                            Some(asked) if asked.is_like(&first) && !row.is_full() => row.push((following, asked)),
+                            Some(call) if call.is_like(&first) && !row.is_full() => row.push((following, call)),
                             _ => break,
                         }
                     }
                     self.serve_calls(&session, &row, arrived)?;
-                    self.take_turn();
+                    self.take_permit();
                     continue;
                 }
                 let Some(region) = region_read(&request.request) else {
@@ -342,11 +342,11 @@ impl<'a> ClientConnection<'a> {
         self.shared.counters.add(&mut self.tally);
     }
 
-    /// Waits for a turn at the processors. It is given back whenever the thread waits for the
+    /// Waits for a permit to use the processors. It is given back whenever the thread waits for the
     /// client.
-    fn take_turn(&mut self) {
-        if self.turn.is_none() {
-            self.turn = self.ledger.as_ref().map(|ledger| ledger.work());
+    fn take_permit(&mut self) {
+        if self.permit.is_none() {
+            self.permit = self.ledger.as_ref().map(|ledger| ledger.work());
         }
     }
 
@@ -378,7 +378,7 @@ fn request_of<'i>(inbox: &'i [u8], item: &InboxMessage) -> Result<WireRequest<'i
     }
     let frame = inbox.get(item.bytes.clone()).unwrap_or_default();
     let head = MessageHeader::decode(frame)?.ok_or(WireError::Field("head"))?;
-    WireRequest::decode(&head, frame.get(wire::HEAD_BYTES..).unwrap_or_default())
+    WireRequest::decode(&head, frame.get(wire::HEADER_BYTES..).unwrap_or_default())
 }
 
 /// Returns the request without a borrow of the inbox, if it is a read.

@@ -194,7 +194,7 @@ impl ClientConnection<'_> {
                     return self.flush();
                 }
                 Err(errno) if errno.is_transient() => {
-                    self.turn = None;
+                    self.permit = None;
                     self.wait(libc::POLLOUT, until).and_then(|ready| match ready {
                         true => Ok(()),
                         false => Err(CloseReason::Stalled),

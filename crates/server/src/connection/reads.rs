@@ -51,7 +51,7 @@ impl ClientConnection<'_> {
             // Bytes that the client does not take at once are kept in the outbox. They are charged
             // before the region is locked, because charging may wait.
             self.hold_outbox(self.batch_bytes.min(GATHER_BYTES_MAX + READ_BYTES_MAX))?;
-            self.take_turn();
+            self.take_permit();
             current = Some(request);
             let reader = region.as_ref().map(|region| region.reader());
             self.parts.clear();
@@ -148,8 +148,8 @@ impl ClientConnection<'_> {
                 let skip = sent.min(vector.iov_len);
                 sent -= skip;
                 let len = vector.iov_len - skip;
-                // SAFETY: as above; `rest` has room for everything that is not sent, and raw copies make no reference into
-                // the layer.
+                // SAFETY: as above; `rest` has room for everything that is not sent, and raw copies
+                // make no reference into the layer.
                 unsafe {
                     let target = rest.as_mut_ptr().add(rest.len());
                     core::ptr::copy_nonoverlapping(vector.iov_base.cast::<u8>().add(skip), target, len);

@@ -33,14 +33,14 @@ fn try_add(counter: &AtomicU64, pages: u64, limit: u64) -> bool {
 }
 
 fn sub(counter: &AtomicU64, pages: u64) {
-    // Never below zero: a meter that is a little off is better than one that is full forever.
+    // Never below zero: a counter that is a little off is better than one that is full forever.
     let less = |used: u64| Some(used.saturating_sub(pages));
     let before = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).unwrap_or(0);
     debug_assert!(before >= pages, "refunded {pages} of {before} pages");
 }
 
 impl PageCounter {
-    /// Makes an empty meter; `None` means no limit.
+    /// Makes an empty counter; `None` means no limit.
     pub(crate) fn new(limit_pages: Option<u64>) -> PageCounter {
         PageCounter {
             limit_pages: limit_pages.unwrap_or(u64::MAX),
@@ -118,7 +118,8 @@ pub(crate) enum Full {
     Tenant,
 }
 
-/// Account that pays for a region: two meters for its memory, and a ledger for other resources.
+/// Account that pays for a region: two page counters for its memory, and a ledger for other
+/// resources.
 #[derive(Clone, Debug)]
 pub(crate) struct Account {
     pub(crate) server: Arc<PageCounter>,
@@ -127,7 +128,7 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// Charges `pages` to both meters, or to neither if one is full.
+    /// Charges `pages` to both counters, or to neither if one is full.
     pub(crate) fn charge(&self, memory: ChargeKind, pages: u64) -> Result<(), Full> {
         if !self.tenant.try_add(memory, pages) {
             return Err(Full::Tenant);
@@ -145,13 +146,13 @@ impl Account {
         self.server.add(memory, pages);
     }
 
-    /// Refunds `pages` to both meters.
+    /// Refunds `pages` to both counters.
     pub(crate) fn refund(&self, memory: ChargeKind, pages: u64) {
         self.tenant.sub(memory, pages);
         self.server.sub(memory, pages);
     }
 
-    /// Returns which of the two meters is over its limit, because of pages that were charged
+    /// Returns which of the two counters is over its limit, because of pages that were charged
     /// regardless.
     pub(crate) fn overdrawn(&self) -> Option<Full> {
         if self.tenant.is_overdrawn() {

@@ -19,24 +19,24 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 /// Bytes that are mapped at a time.
-const PIECE_BYTES: u64 = 1 << 30;
-/// Pieces whose slots are allocated together.
-const GROUP_PIECES: usize = 64;
+const EXTENT_BYTES: u64 = 1 << 30;
+/// Extents whose slots are allocated together.
+const GROUP_EXTENTS: usize = 64;
 
-/// A part of the layer that is mapped and charged.
+/// An extent of the layer that is mapped and charged.
 #[derive(Debug)]
 struct LayerExtent {
     mapping: Mapping,
     _held: [Charge; 2],
 }
 
-type Group = [OnceLock<LayerExtent>; GROUP_PIECES];
+type Group = [OnceLock<LayerExtent>; GROUP_EXTENTS];
 
 #[derive(Debug)]
 pub(crate) struct Layer {
     fd: OwnedFd,
     size_bytes: u64,
-    /// The bytes, mapped piece by piece when needed: many large regions would not fit the address
+    /// The bytes, mapped extent by extent when needed: many large regions would not fit the address
     /// space.
     groups: Box<[OnceLock<Box<Group>>]>,
     account: Account,
@@ -54,7 +54,7 @@ impl Layer {
     /// Creates an empty layer for a region of `pages` pages.
     pub(super) fn new(pages: u64, account: Account) -> Result<Layer, RegionStoreError> {
         let size_bytes = pages.saturating_mul(PAGE_BYTES as u64);
-        let groups = size_bytes.div_ceil(PIECE_BYTES).div_ceil(GROUP_PIECES as u64);
+        let groups = size_bytes.div_ceil(EXTENT_BYTES).div_ceil(GROUP_EXTENTS as u64);
         let group_pages = groups * size_of::<OnceLock<Box<Group>>>() as u64 / PAGE_BYTES as u64;
         let held = account.ledger.charge(Resource::Descriptors, 1)?;
         let paid = account.hold(MEMFD_PAGES + group_pages)?;
@@ -82,33 +82,33 @@ impl Layer {
         if page.offset() >= self.size_bytes {
             return None;
         }
-        let index = usize::try_from(page.offset() / PIECE_BYTES).ok()?;
-        let offset = usize::try_from(page.offset() % PIECE_BYTES).ok()?;
-        let group = self.groups.get(index / GROUP_PIECES)?;
-        let piece = match group.get().and_then(|group| group.get(index % GROUP_PIECES)?.get()) {
-            Some(piece) => piece,
-            None => self.map_piece(group, index)?,
+        let index = usize::try_from(page.offset() / EXTENT_BYTES).ok()?;
+        let offset = usize::try_from(page.offset() % EXTENT_BYTES).ok()?;
+        let group = self.groups.get(index / GROUP_EXTENTS)?;
+        let extent = match group.get().and_then(|group| group.get(index % GROUP_EXTENTS)?.get()) {
+            Some(extent) => extent,
+            None => self.map_extent(group, index)?,
         };
-        if offset >= piece.mapping.len() {
+        if offset >= extent.mapping.len() {
             return None;
         }
         // SAFETY: inside the mapping, by the comparison above, and a whole page, because both are
         // multiples of the page size.
-        Some(unsafe { piece.mapping.as_ptr().add(offset) })
+        Some(unsafe { extent.mapping.as_ptr().add(offset) })
     }
 
     #[cold]
-    fn map_piece<'l>(&'l self, group: &'l OnceLock<Box<Group>>, index: usize) -> Option<&'l LayerExtent> {
-        let start = index as u64 * PIECE_BYTES;
-        let bytes = PIECE_BYTES.min(self.size_bytes.checked_sub(start)?);
+    fn map_extent<'l>(&'l self, group: &'l OnceLock<Box<Group>>, index: usize) -> Option<&'l LayerExtent> {
+        let start = index as u64 * EXTENT_BYTES;
+        let bytes = EXTENT_BYTES.min(self.size_bytes.checked_sub(start)?);
         let ledger = &self.account.ledger;
         let held = [ledger.charge(Resource::Mappings, 1), ledger.charge(Resource::AddressBytes, bytes)];
         let [Ok(mapping), Ok(address)] = held else { return None };
         let held = [mapping, address];
         let mapping = Mapping::part(self.fd(), start, bytes, MappingAccess::ReadWrite).ok()?;
-        let group = group.get_or_init(|| Box::new([const { OnceLock::new() }; GROUP_PIECES]));
+        let group = group.get_or_init(|| Box::new([const { OnceLock::new() }; GROUP_EXTENTS]));
         // Another thread may have been faster. Then this mapping is dropped.
-        Some(group.get(index % GROUP_PIECES)?.get_or_init(|| LayerExtent { mapping, _held: held }))
+        Some(group.get(index % GROUP_EXTENTS)?.get_or_init(|| LayerExtent { mapping, _held: held }))
     }
 
     /// Copies bytes of a page without a mapping.

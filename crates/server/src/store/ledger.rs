@@ -102,9 +102,9 @@ pub(crate) struct ResourceBudget {
 
 impl ResourceBudget {
     pub(crate) fn new(limit: impl Fn(Resource) -> u64, is_private: bool) -> ResourceBudget {
-        let stock = ResourceBudget { is_private, ..ResourceBudget::default() };
-        Resource::ALL.into_iter().for_each(|one| stock.limits.of(one).store(limit(one), Ordering::Relaxed));
-        stock
+        let budget = ResourceBudget { is_private, ..ResourceBudget::default() };
+        Resource::ALL.into_iter().for_each(|one| budget.limits.of(one).store(limit(one), Ordering::Relaxed));
+        budget
     }
 
     pub(crate) fn limit(&self, resource: Resource) -> u64 {
@@ -123,40 +123,40 @@ pub(crate) struct Exhausted(pub(crate) Resource);
 /// Resources held by one tenant, or without tokens by one address.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    stock: Arc<ResourceBudget>,
+    budget: Arc<ResourceBudget>,
     held: ResourceCounters,
-    turns: Arc<WorkSemaphore>,
-    calls: Arc<WorkSemaphore>,
+    request_permits: Arc<WorkSemaphore>,
+    call_permits: Arc<WorkSemaphore>,
 }
 
 /// Threads per processor that run functions of one holder. Functions wait for each other, so there
 /// are more than for requests.
 const CALLS_PER_PROCESSOR: usize = 16;
-/// Longest wait for a turn at a function call. Calls that have a turn end earlier.
-const CALL_TURN_MAX: Duration = Duration::from_secs(30);
-/// Longest wait for a turn at requests, which themselves hardly ever wait.
-const TURN_MAX: Duration = Duration::from_millis(200);
+/// Longest wait for a permit at a function call. Calls that have a permit end earlier.
+const CALL_WAIT_MAX: Duration = Duration::from_secs(30);
+/// Longest wait for a permit at requests, which themselves hardly ever wait.
+const REQUEST_WAIT_MAX: Duration = Duration::from_millis(200);
 
 impl Ledger {
-    pub(crate) fn new(stock: Arc<ResourceBudget>) -> Ledger {
-        let turns = Arc::new(WorkSemaphore::new(1, TURN_MAX));
-        let calls = Arc::new(WorkSemaphore::new(CALLS_PER_PROCESSOR, CALL_TURN_MAX));
-        Ledger { stock, held: ResourceCounters::default(), turns, calls }
+    pub(crate) fn new(budget: Arc<ResourceBudget>) -> Ledger {
+        let request_permits = Arc::new(WorkSemaphore::new(1, REQUEST_WAIT_MAX));
+        let call_permits = Arc::new(WorkSemaphore::new(CALLS_PER_PROCESSOR, CALL_WAIT_MAX));
+        Ledger { budget, held: ResourceCounters::default(), request_permits, call_permits }
     }
 
-    /// Waits for a turn to run a function.
+    /// Waits for a permit to run a function.
     pub(crate) fn call(&self) -> WorkPermit {
-        self.calls.take()
+        self.call_permits.take()
     }
 
-    /// Waits for a turn to serve requests.
+    /// Waits for a permit to serve requests.
     pub(crate) fn work(&self) -> WorkPermit {
-        self.turns.take()
+        self.request_permits.take()
     }
 
     /// Checks whether the holder has so much of a resource that it might soon be refused more.
     pub(crate) fn is_short(&self, resource: Resource) -> bool {
-        let free = self.stock.limit(resource).saturating_sub(self.stock.held(resource));
+        let free = self.budget.limit(resource).saturating_sub(self.budget.held(resource));
         self.held(resource) > free - free / 4
     }
 
@@ -166,10 +166,10 @@ impl Ledger {
 
     /// Charges `amount` for as long as the returned guard lives.
     pub(crate) fn charge(self: &Arc<Self>, resource: Resource, amount: u64) -> Result<Charge, Exhausted> {
-        let (own, all) = (self.held.of(resource), self.stock.held.of(resource));
+        let (own, all) = (self.held.of(resource), self.budget.held.of(resource));
         let fits = |own: u64, all: u64| {
-            let limit = self.stock.limit(resource);
-            all <= limit && (self.stock.is_private || own <= (limit - all).max(resource.floor()))
+            let limit = self.budget.limit(resource);
+            all <= limit && (self.budget.is_private || own <= (limit - all).max(resource.floor()))
         };
         let with = |counter: u64| counter.saturating_add(amount);
         // Checked before the counters change: a holder that is refused again and again must not
@@ -202,7 +202,7 @@ pub(crate) struct Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.ledger.held.of(self.resource).fetch_sub(self.amount, Ordering::Relaxed);
-        self.ledger.stock.held.of(self.resource).fetch_sub(self.amount, Ordering::Relaxed);
+        self.ledger.budget.held.of(self.resource).fetch_sub(self.amount, Ordering::Relaxed);
     }
 }
 
@@ -215,8 +215,8 @@ mod tests {
 
     #[test]
     fn whoever_takes_all_that_he_can_leaves_as_much_for_others() {
-        let stock = Arc::new(ResourceBudget::new(|_| 3000, false));
-        let holder = || Arc::new(Ledger::new(stock.clone()));
+        let budget = Arc::new(ResourceBudget::new(|_| 3000, false));
+        let holder = || Arc::new(Ledger::new(budget.clone()));
         let take_all = |ledger: &Arc<Ledger>| -> Vec<Charge> {
             std::iter::from_fn(|| ledger.charge(Resource::Mappings, 1).ok()).collect()
         };
@@ -230,13 +230,13 @@ mod tests {
         assert_eq!(take_all(&third).len(), 1125, "what is given back is there for all");
         drop(others);
         assert!(first.is_empty() && second.is_empty() && third.is_empty());
-        assert_eq!(stock.held(Resource::Mappings), 0);
+        assert_eq!(budget.held(Resource::Mappings), 0);
     }
 
     #[test]
     fn a_small_server_can_be_used_and_not_beyond_what_it_has() {
-        let stock = Arc::new(ResourceBudget::new(|_| 3, false));
-        let ledger = Arc::new(Ledger::new(stock));
+        let budget = Arc::new(ResourceBudget::new(|_| 3, false));
+        let ledger = Arc::new(Ledger::new(budget));
         let held: Vec<Charge> = std::iter::from_fn(|| ledger.charge(Resource::Connections, 1).ok()).collect();
         assert_eq!(held.len(), 3);
         assert_eq!(ledger.charge(Resource::Connections, u64::MAX).err(), Some(Exhausted(Resource::Connections)));
@@ -253,8 +253,8 @@ mod tests {
 
     #[test]
     fn what_is_held_is_what_was_charged_and_not_given_back() {
-        let stock = Arc::new(ResourceBudget::new(|_| 1000, false));
-        let ledgers = [(); 3].map(|()| Arc::new(Ledger::new(stock.clone())));
+        let budget = Arc::new(ResourceBudget::new(|_| 1000, false));
+        let ledgers = [(); 3].map(|()| Arc::new(Ledger::new(budget.clone())));
         let mut held: Vec<(usize, Charge)> = Vec::new();
         let mut dice = Dice(0x1ed9e4);
         for step in 0..4000 {
@@ -272,8 +272,8 @@ mod tests {
                         .filter(|(one, charge)| who.is_none_or(|who| who == *one) && charge.resource == resource);
                     mine.map(|(_, charge)| charge.amount).sum()
                 };
-                assert_eq!(stock.held(resource), of(None), "step {step}");
-                assert!(stock.held(resource) <= 1000);
+                assert_eq!(budget.held(resource), of(None), "step {step}");
+                assert!(budget.held(resource) <= 1000);
                 assert!((0..3).all(|who| ledgers[who].held(resource) == of(Some(who))), "step {step}");
             }
         }

@@ -204,17 +204,17 @@ impl Memory for RegionMemory<'_> {
         let mut pages = (PageId::containing(offset).0..).map(PageId);
         // However many there are, other threads wait for the lock no longer than for this many
         // reads.
-        let asked = into.chunks_mut(READS_MAX as usize).try_for_each(|some| {
+        let result = into.chunks_mut(READS_MAX as usize).try_for_each(|some| {
             self.with_reader(READS_MAX, |reader| {
                 some.iter_mut().zip(&mut pages).try_for_each(|(sum, page)| reader.sum(page).map(|found| *sum = found))
             })
         });
-        asked.map_err(|error| fault(error, offset))
+        result.map_err(|error| fault(error, offset))
     }
 
     fn matches(&self, offset: u64, sums: &[u64]) -> Result<bool, Fault> {
         let first = PageId::containing(offset).0;
-        let asked = self.with_reader(u32::try_from(sums.len()).unwrap_or(READS_MAX), |reader| {
+        let result = self.with_reader(u32::try_from(sums.len()).unwrap_or(READS_MAX), |reader| {
             let mut scratch = self.scratch.borrow_mut();
             for (sum, page) in sums.iter().zip(first..) {
                 if !reader.matches(PageId(page), *sum, scratch.page())? {
@@ -223,7 +223,7 @@ impl Memory for RegionMemory<'_> {
             }
             Ok(true)
         });
-        asked.map_err(|error| fault(error, offset))
+        result.map_err(|error| fault(error, offset))
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
@@ -301,12 +301,12 @@ mod tests {
         store(0, 1).unwrap();
         store(1, 2).unwrap();
         let memory = RegionMemory::new(&region);
-        let asked = |pages: usize| {
+        let sums_of = |pages: usize| {
             let mut sums = vec![0; pages];
             memory.sums(0, &mut sums).unwrap();
             sums
         };
-        let before = asked(3);
+        let before = sums_of(3);
         let mut loaded = [[0xEE; 8]; 40];
         let offsets: Vec<u64> = (0..40).map(|index| index % 3 * PAGE_BYTES as u64 + 8 * index).collect();
         memory.load(&offsets, 8, loaded.as_flattened_mut()).unwrap();
@@ -323,9 +323,9 @@ mod tests {
         assert_eq!(memory.matches(0, &before), Ok(true));
         memory.rest();
         store(1, 3).unwrap();
-        assert_eq!((memory.matches(0, &before), memory.matches(0, &asked(3))), (Ok(false), Ok(true)));
+        assert_eq!((memory.matches(0, &before), memory.matches(0, &sums_of(3))), (Ok(false), Ok(true)));
         assert_eq!(memory.matches(0, &before[..1]), Ok(true), "another page");
-        let before = asked(3);
+        let before = sums_of(3);
         memory.rest();
         store(2, 0).unwrap();
         assert_eq!(memory.matches(0, &before), Ok(true), "zeros are zeros, stored or not");

@@ -5,7 +5,7 @@ pub mod functions;
 
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{
-    ErrorCode, HEAD_BYTES, Hello, MessageHeader, MessageKind, ReadReply, RefuseCode, Reply, Request, SessionSecret,
+    ErrorCode, HEADER_BYTES, Hello, MessageHeader, MessageKind, ReadReply, RefuseCode, Reply, Request, SessionSecret,
     Stat, Welcome, WireReply, WireRequest, encode_request, features,
 };
 use farfield_core::{PageId, RegionId, checksum};
@@ -134,7 +134,7 @@ impl Client {
 
     /// The next frame; `None` when the server has closed.
     pub fn receive(&mut self) -> Option<(MessageHeader, Vec<u8>)> {
-        let mut head = [0; HEAD_BYTES];
+        let mut head = [0; HEADER_BYTES];
         match self.stream.read_exact(&mut head) {
             Ok(()) => {}
             Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => return None,

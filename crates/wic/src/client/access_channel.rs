@@ -26,7 +26,7 @@ pub(super) struct AccessChannel {
     lane: Option<Box<dyn CallChannel>>,
     /// Whether there is no such channel.
     is_nowhere: bool,
-    underway: OperationTable<Ended>,
+    operations: OperationTable<Ended>,
     /// Locks that are asked for, by tag: if the task does not want one any more, it is given back.
     taking: BTreeMap<u32, (u64, LockMode)>,
     /// Requests for which the channel had no room.
@@ -40,7 +40,7 @@ impl AccessChannel {
             backend,
             lane: None,
             is_nowhere: false,
-            underway: OperationTable::new(),
+            operations: OperationTable::new(),
             taking: BTreeMap::new(),
             queued: VecDeque::new(),
             ended: Vec::new(),
@@ -67,7 +67,7 @@ impl AccessChannel {
     pub(super) fn begin(&mut self, ask: &Ask, task: u32, deadline: Duration) -> Result<u32, Fault> {
         let argument = postcard::to_stdvec(ask).map_err(|_| Fault::Internal)?;
         self.lane()?;
-        let tag = self.underway.begin(task);
+        let tag = self.operations.begin(task);
         if let Ask::Lock { lock, ask: lock::LockRequest::Take { mode, .. } | lock::LockRequest::Look { mode, .. } } =
             *ask
         {
@@ -97,26 +97,26 @@ impl AccessChannel {
         lane.poll(&mut self.ended);
         let mut ended = core::mem::take(&mut self.ended);
         for CallEnd { tag, result, .. } in ended.drain(..) {
-            let unwanted = self.underway.end(tag as u32, result, ready);
+            let unwanted = self.operations.end(tag as u32, result, ready);
             self.undo(tag as u32, unwanted);
         }
         self.ended = ended;
     }
 
     pub(super) fn in_flight(&self) -> usize {
-        self.underway.in_flight()
+        self.operations.in_flight()
     }
 
     /// Takes the answer, if it has come; otherwise this task waits on.
     pub(super) fn take(&mut self, tag: u32, task: u32) -> Option<Result<Answer, Fault>> {
-        let ended = self.underway.take(tag, task)?;
+        let ended = self.operations.take(tag, task)?;
         self.taking.remove(&tag);
         Some(self.answer(ended))
     }
 
     /// Gives up a request whose answer nobody wants.
     pub(super) fn give_up(&mut self, tag: u32) {
-        let unwanted = self.underway.give_up(tag);
+        let unwanted = self.operations.give_up(tag);
         self.undo(tag, unwanted);
     }
 
@@ -128,7 +128,7 @@ impl AccessChannel {
         }
     }
 
-    /// Gives back an unwanted lock, or an unwanted place in its line.
+    /// Gives back an unwanted lock, or an unwanted position in its line.
     fn undo(&mut self, tag: u32, unwanted: Option<Ended>) {
         let Some(ended) = unwanted else { return };
         let Some((lock, mode)) = self.taking.remove(&tag) else { return };

@@ -2,13 +2,13 @@
 //!
 //! The operations that all tasks begin in a sweep go to the lane together, and the lane sends them
 //! at once. Buffers belong to the lane while an operation is in flight, then to the place. When a
-//! task that waits for an operation is dropped, the operation is marked as given up, and its buffer
-//! is used again when it comes back. So nothing is ever written into a future.
+//! task that waits for an operation is dropped, the operation is marked as abandoned, and its
+//! buffer is used again when it comes back. So nothing is ever written into a future.
 //!
 //! The lane moves pages. A range inside one page is read as a part of it. Words and parts of pages
-//! are changed by the server (`asks.rs`), so no change undoes what somebody else stores beside it.
-//! Where there is no such server, a write first reads the rest of its pages. The writes of a place
-//! are then one after the other, so that its tasks do not lose each other's bytes.
+//! are changed by the server (`access_channel.rs`), so no change undoes what somebody else stores
+//! beside it. Where there is no such server, a write first reads the rest of its pages. The writes
+//! of a place are then one after the other, so that its tasks do not lose each other's bytes.
 
 mod access_channel;
 mod operation_table;
@@ -64,16 +64,16 @@ impl State {
     }
 
     fn keep(&mut self, buffer: Buffer) {
-        let shelf = if buffer.capacity() == 1 { &mut self.small } else { &mut self.large };
-        shelf.push(buffer);
+        let free = if buffer.capacity() == 1 { &mut self.small } else { &mut self.large };
+        free.push(buffer);
     }
 
     fn collect(&mut self, ready: &mut VecDeque<u32>) {
         for Completion { tag, result, buffer } in self.done.drain(..) {
             let unwanted = self.transfers.end(tag as u32, (result, buffer), ready);
             if let Some((_, Some(buffer))) = unwanted {
-                let shelf = if buffer.capacity() == 1 { &mut self.small } else { &mut self.large };
-                shelf.push(buffer);
+                let free = if buffer.capacity() == 1 { &mut self.small } else { &mut self.large };
+                free.push(buffer);
             }
         }
     }
@@ -355,9 +355,9 @@ impl Place for ClientPlace {
     }
 
     async fn read<const N: usize>(&self, offset: u64) -> Result<[u8; N], Fault> {
-        let lent = self.read_range(offset, N).await?;
+        let guard = self.read_range(offset, N).await?;
         let mut bytes = [0; N];
-        bytes.copy_from_slice(&lent);
+        bytes.copy_from_slice(&guard);
         Ok(bytes)
     }
 
@@ -434,7 +434,7 @@ impl Place for ClientPlace {
         self.meter.step(lock::LockRecord::BYTES).await;
         check_lock(self.region_bytes, lock)?;
         match self.ask(Ask::Lock { lock, ask }).await? {
-            Answer::Lock(says) => Ok(says),
+            Answer::Lock(reply) => Ok(reply),
             _ => Err(Fault::Internal),
         }
     }
@@ -479,26 +479,26 @@ impl ExecutorHost for ClientPlace {
             }
         }
         let transfers = state.transfers.in_flight();
-        let asks = state.accesses.in_flight();
+        let accesses = state.accesses.in_flight();
         if transfers > 0 {
             state.lane.poll(&mut state.done);
         }
-        if asks > 0 {
+        if accesses > 0 {
             state.accesses.turn(ready);
         }
         if let (Some(may_wait), true, true) = (may_wait, ready.is_empty(), state.done.is_empty()) {
             // Nothing can wait for both at once.
-            let most = may_wait.min(if transfers > 0 && asks > 0 { EITHER_WAIT } else { OP_DEADLINE_MAX });
+            let most = may_wait.min(if transfers > 0 && accesses > 0 { EITHER_WAIT } else { OP_DEADLINE_MAX });
             if transfers > 0 {
                 state.lane.wait(most);
                 state.lane.poll(&mut state.done);
             }
-            if asks > 0 {
+            if accesses > 0 {
                 state.accesses.wait(most);
                 state.accesses.turn(ready);
             }
         }
         state.collect(ready);
-        transfers + asks > 0
+        transfers + accesses > 0
     }
 }

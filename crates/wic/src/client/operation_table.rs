@@ -1,6 +1,6 @@
 //! Operations in flight of a place, and the tasks that wait for them.
 //!
-//! A waiting task may be dropped. Its operation is then marked as given up, and the slot is used
+//! A waiting task may be dropped. Its operation is then marked as abandoned, and the slot is used
 //! again when the operation has come back.
 
 use std::collections::VecDeque;
@@ -10,7 +10,7 @@ enum InFlightSlot<T> {
     Free,
     /// In flight, or about to be.
     Pending { task: u32 },
-    /// Ended, and the result not yet taken.
+    /// Completed, and the result not yet taken.
     Completed(T),
     /// In flight, but no task wants the result.
     Abandoned,
@@ -36,12 +36,12 @@ impl<T> OperationTable<T> {
     /// Begins an operation for which this task waits, and returns its tag.
     pub(super) fn begin(&mut self, task: u32) -> u32 {
         self.in_flight += 1;
-        let waits = InFlightSlot::Pending { task };
+        let pending = InFlightSlot::Pending { task };
         if let Some(tag) = self.free.pop() {
-            self.slots[tag as usize] = waits;
+            self.slots[tag as usize] = pending;
             return tag;
         }
-        self.slots.push(waits);
+        self.slots.push(pending);
         self.slots.len() as u32 - 1
     }
 

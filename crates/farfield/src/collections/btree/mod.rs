@@ -72,7 +72,7 @@ pub struct FarBTreeMap<K: Send + 'static, V: Send + 'static> {
     /// Levels below the root.
     height: u32,
     len: usize,
-    anchor: Option<HeapRef>,
+    heap_ref: Option<HeapRef>,
     owns: PhantomData<(K, V)>,
 }
 
@@ -82,7 +82,7 @@ type At<K, V> = (Node<K, V>, usize);
 impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     /// Makes an empty map. It belongs to the heap of its first entry.
     pub const fn new() -> FarBTreeMap<K, V> {
-        FarBTreeMap { root: SlotCell::nothing(), height: 0, len: 0, anchor: None, owns: PhantomData }
+        FarBTreeMap { root: SlotCell::nothing(), height: 0, len: 0, heap_ref: None, owns: PhantomData }
     }
 
     /// Returns the number of entries.
@@ -101,7 +101,7 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     }
 
     fn check(&self, scope: &Scope<'_>) -> Result<(), FarError> {
-        self.anchor.as_ref().map_or(Ok(()), |anchor| anchor.check(scope))
+        self.heap_ref.as_ref().map_or(Ok(()), |heap_ref| heap_ref.check(scope))
     }
 
     /// Returns the first entry.
@@ -131,7 +131,7 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
 
 impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     /// Finds a key. Returns its node, near as long as the scope lasts, and its index there.
-    fn locate<Q>(&self, scope: &Scope<'_>, key: &Q, want: AccessMode) -> Result<Option<At<K, V>>, FarError>
+    fn locate<Q>(&self, scope: &Scope<'_>, key: &Q, mode: AccessMode) -> Result<Option<At<K, V>>, FarError>
     where
         K: Borrow<Q>,
         Q: Ord + ?Sized,
@@ -142,12 +142,12 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         }
         let _brief = scope.begin_transient();
         let found = scope.with_room(|| {
-            let mut node = Node::load(scope, &self.root, self.height, want)?;
+            let mut node = Node::load(scope, &self.root, self.height, mode)?;
             loop {
                 match node.find(key) {
                     NodePosition::Entry(index) => return Ok(Some((node, index))),
                     NodePosition::Gap(_) if node.height == 0 => return Ok(None),
-                    NodePosition::Gap(index) => node = Node::load(scope, node.child(index), node.height - 1, want)?,
+                    NodePosition::Gap(index) => node = Node::load(scope, node.child(index), node.height - 1, mode)?,
                 }
             }
         })?;
@@ -329,8 +329,8 @@ impl<K: Send + 'static, V: Send + 'static> Default for FarBTreeMap<K, V> {
 
 impl<K: Send + 'static, V: Send + 'static> Drop for FarBTreeMap<K, V> {
     fn drop(&mut self) {
-        if let (Some(anchor), Some(root)) = (self.anchor.take(), self.root.load()) {
-            BTreeTeardown::<K, V>::drop_now(anchor, root, self.height, self.len);
+        if let (Some(heap_ref), Some(root)) = (self.heap_ref.take(), self.root.load()) {
+            BTreeTeardown::<K, V>::drop_now(heap_ref, root, self.height, self.len);
         }
     }
 }

@@ -95,10 +95,10 @@ impl<K, V> Node<K, V> {
         scope: &Scope<'_>,
         cell: &SlotCell,
         height: u32,
-        want: AccessMode,
+        mode: AccessMode,
     ) -> Result<Node<K, V>, FarError> {
         let Some(slot) = cell.load() else { unreachable!("a tree names its nodes") };
-        Ok(Node { at: cell.address(scope, slot, want)?, height, holds: PhantomData })
+        Ok(Node { at: cell.address(scope, slot, mode)?, height, holds: PhantomData })
     }
 
     /// Returns the number of entries.

@@ -92,7 +92,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
         Ok(RangeIterMut { ends: self.ends(scope, range, AccessMode::Write)?, map: PhantomData })
     }
 
-    fn ends<'a, Q, R>(&self, scope: &'a Scope<'a>, range: R, want: AccessMode) -> Result<Ends<'a, K, V>, FarError>
+    fn ends<'a, Q, R>(&self, scope: &'a Scope<'a>, range: R, mode: AccessMode) -> Result<Ends<'a, K, V>, FarError>
     where
         K: Borrow<Q>,
         Q: Ord + ?Sized,
@@ -117,7 +117,7 @@ impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
             Excluded(end) => self.path_to(scope, end, false)?,
             Unbounded => BTreePath::nowhere(),
         };
-        Ok(Ends::new(self, scope, front, back, want))
+        Ok(Ends::new(self, scope, front, back, mode))
     }
 
     /// Returns the place of the first entry that is not before a key, or, if `behind`, of the first
@@ -144,7 +144,7 @@ struct Ends<'a, K, V> {
     front: BTreePath,
     /// The place behind the last entry.
     back: BTreePath,
-    want: AccessMode,
+    mode: AccessMode,
     passed: usize,
     failed: bool,
     /// Whether nodes that were brought near for this walk are evicted first when it has passed
@@ -154,9 +154,9 @@ struct Ends<'a, K, V> {
 }
 
 impl<'a, K: Send + 'static, V: Send + 'static> Ends<'a, K, V> {
-    fn new(map: &FarBTreeMap<K, V>, scope: &'a Scope<'a>, front: BTreePath, back: BTreePath, want: AccessMode) -> Self {
+    fn new(map: &FarBTreeMap<K, V>, scope: &'a Scope<'a>, front: BTreePath, back: BTreePath, mode: AccessMode) -> Self {
         let (root, height) = (map.root.load(), map.height);
-        Ends { root, height, scope, front, back, want, passed: 0, failed: false, once: false, gives: PhantomData }
+        Ends { root, height, scope, front, back, mode, passed: 0, failed: false, once: false, gives: PhantomData }
     }
 
     /// Takes the next entry from one end, and moves that end.
@@ -172,9 +172,9 @@ impl<'a, K: Send + 'static, V: Send + 'static> Ends<'a, K, V> {
             let next = scope.with_room(|| self.back.previous::<K, V>(self.root, self.height, scope))?;
             let before = core::mem::replace(&mut self.back, next);
             self.pass(&before, &self.back);
-            return self.back.entry(scope, self.want);
+            return self.back.entry(scope, self.mode);
         }
-        let found = self.front.entry(scope, self.want)?;
+        let found = self.front.entry(scope, self.mode)?;
         self.passed += 1;
         let before = self.once.then(|| self.front.clone());
         self.front.advance::<K, V>(scope, self.passed > 1)?;

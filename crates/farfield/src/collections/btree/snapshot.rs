@@ -12,11 +12,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 impl<K: Send + Serialize + 'static, V: Send + Serialize + 'static> Serialize for FarBTreeMap<K, V> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.len()))?;
-        let Some(anchor) = &self.anchor else { return map.end() };
+        let Some(heap_ref) = &self.heap_ref else { return map.end() };
         let mut path: Option<BTreePath> = None;
         loop {
             let mut near = || {
-                let scope = Scope::new(anchor.core());
+                let scope = Scope::new(heap_ref.core());
                 match &mut path {
                     Some(path) => {
                         let _brief = scope.begin_transient();

@@ -7,7 +7,7 @@ use core::marker::PhantomData;
 
 /// Subtrees of dropped maps.
 pub(super) struct BTreeTeardown<K: Send + 'static, V: Send + 'static> {
-    anchor: HeapRef,
+    heap_ref: HeapRef,
     /// Roots and their heights.
     subtrees: Vec<(SlotWord, u32)>,
     /// Number of entries in the subtrees.
@@ -17,17 +17,17 @@ pub(super) struct BTreeTeardown<K: Send + 'static, V: Send + 'static> {
 
 impl<K: Send + 'static, V: Send + 'static> BTreeTeardown<K, V> {
     /// Drops everything, or what can be dropped now, and the rest when a scope ends.
-    pub(super) fn drop_now(anchor: HeapRef, root: SlotWord, height: u32, left: usize) {
-        let core: *const HeapInner = anchor.core();
-        let remains = BTreeTeardown { anchor, subtrees: vec![(root, height)], left, owns: PhantomData::<(K, V)> };
-        // SAFETY: its anchor keeps the heap.
-        unsafe { drop_collection(core, Box::new(remains)) };
+    pub(super) fn drop_now(heap_ref: HeapRef, root: SlotWord, height: u32, left: usize) {
+        let core: *const HeapInner = heap_ref.core();
+        let teardown = BTreeTeardown { heap_ref, subtrees: vec![(root, height)], left, owns: PhantomData::<(K, V)> };
+        // SAFETY: its `heap_ref` keeps the heap.
+        unsafe { drop_collection(core, Box::new(teardown)) };
     }
 }
 
 impl<K: Send + 'static, V: Send + 'static> Teardown for BTreeTeardown<K, V> {
     fn tear_down(&mut self, finally: bool, panics: &mut Panics) -> bool {
-        let core = self.anchor.core();
+        let core = self.heap_ref.core();
         let has_destructors = core::mem::needs_drop::<(K, V)>();
         while let Some((slot, height)) = self.subtrees.pop() {
             let (mut keys, mut values): (Vec<K>, Vec<V>) = (Vec::new(), Vec::new());
@@ -62,7 +62,7 @@ impl<K: Send + 'static, V: Send + 'static> Teardown for BTreeTeardown<K, V> {
                     }
                 }
             }
-            // SAFETY: in no tree any more, and empty. The anchor keeps the heap.
+            // SAFETY: in no tree any more, and empty. The `heap_ref` keeps the heap.
             unsafe { Node::<K, V>::free(core, slot) };
             // In no scope of ours.
             panics.catch(|| drop((keys, values)));

@@ -68,8 +68,8 @@ impl<K, V> Node<K, V> {
 impl<K: Ord + Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     /// Makes room for a new key: in a leaf, at the index that the entry gets.
     pub(super) fn make_room(&mut self, scope: &Scope<'_>, key: &K) -> Result<(Node<K, V>, usize), FarError> {
-        if self.anchor.is_none() {
-            self.anchor = Some(HeapRef::of(scope));
+        if self.heap_ref.is_none() {
+            self.heap_ref = Some(HeapRef::of(scope));
         }
         if self.root.load().is_none() {
             let (slot, leaf) = Node::make(scope, 0)?;

@@ -43,10 +43,10 @@ impl BTreePath {
     }
 
     /// Returns the last node and the index of the entry. The node is near as long as the scope
-    /// lasts, and may be changed if `want` is `AccessMode::Write`.
-    pub(super) fn entry<K, V>(&self, scope: &Scope<'_>, want: AccessMode) -> Result<Option<At<K, V>>, FarError> {
+    /// lasts, and may be changed if `mode` is `AccessMode::Write`.
+    pub(super) fn entry<K, V>(&self, scope: &Scope<'_>, mode: AccessMode) -> Result<Option<At<K, V>>, FarError> {
         let Some((slot, index)) = self.steps.last() else { return Ok(None) };
-        let address = scope.with_room(|| SlotCell::new(*slot).address(scope, *slot, want))?;
+        let address = scope.with_room(|| SlotCell::new(*slot).address(scope, *slot, mode))?;
         scope.mark_used();
         Ok(Some((Node::at(address, self.height), *index)))
     }

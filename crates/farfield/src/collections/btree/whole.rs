@@ -35,12 +35,12 @@ impl<K: Send + 'static, V: Send + 'static> FarBTreeMap<K, V> {
     fn visit(
         &self,
         scope: &mut Scope<'_>,
-        want: AccessMode,
+        mode: AccessMode,
         once: bool,
         mut visit: impl FnMut(At<K, V>),
     ) -> Result<(), FarError> {
         let mut path = self.end_path(scope, false)?;
-        while let Some((node, index)) = path.entry(scope, want)? {
+        while let Some((node, index)) = path.entry(scope, mode)? {
             visit((node, index));
             let is_end = index + 1 == node.len() || node.height > 0;
             let before = (once && is_end).then(|| path.clone());

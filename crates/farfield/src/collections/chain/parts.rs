@@ -8,8 +8,8 @@ impl<T: Send + 'static> Chain<T> {
     /// Moves the chunks of another chain to the end of this one. If it fails, chunks that were not
     /// moved are still in the other.
     pub(in crate::collections) fn append(&mut self, scope: &Scope<'_>, other: &mut Chain<T>) -> Result<(), FarError> {
-        for anchor in [&self.anchor, &other.anchor].into_iter().flatten() {
-            anchor.check(scope)?;
+        for heap_ref in [&self.heap_ref, &other.heap_ref].into_iter().flatten() {
+            heap_ref.check(scope)?;
         }
         if self.len == 0 {
             core::mem::swap(self, other);
@@ -27,8 +27,8 @@ impl<T: Send + 'static> Chain<T> {
     /// were.
     pub(in crate::collections) fn split_off(&mut self, scope: &Scope<'_>, at: usize) -> Result<Chain<T>, FarError> {
         let mut tail = Chain::new();
-        if let Some(anchor) = &self.anchor {
-            anchor.check(scope)?;
+        if let Some(heap_ref) = &self.heap_ref {
+            heap_ref.check(scope)?;
         }
         if at == 0 {
             core::mem::swap(self, &mut tail);

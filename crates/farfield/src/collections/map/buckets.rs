@@ -38,7 +38,7 @@ const HUGE_BYTES: u64 = 2 << 20;
 
 /// A growing sequence of buckets.
 pub(super) struct BucketArray {
-    home: BucketStorage,
+    storage: BucketStorage,
     /// Near bytes that were charged to the heap.
     charged: AtomicU64,
 }
@@ -78,7 +78,7 @@ impl IndexBucket {
 
 impl BucketArray {
     pub(super) fn new(core: &HeapInner, index: Index) -> Result<BucketArray, BuildError> {
-        let home = match index {
+        let storage = match index {
             Index::Near => BucketStorage::Near(ReservedArray::new(
                 u64::from(core.frames.limit_max()).saturating_mul(64).min(BUCKETS_MAX) as usize,
             )?),
@@ -86,27 +86,27 @@ impl BucketArray {
                 u64::from(core.pages).min(BUCKETS_MAX / u64::from(PER_PAGE)) as usize,
             )?),
         };
-        Ok(BucketArray { home, charged: AtomicU64::new(0) })
+        Ok(BucketArray { storage, charged: AtomicU64::new(0) })
     }
 
     /// Checks whether the buckets are always near.
     pub(super) fn is_near(&self) -> bool {
-        matches!(self.home, BucketStorage::Near(_))
+        matches!(self.storage, BucketStorage::Near(_))
     }
 
     /// Returns the most buckets that fit.
     pub(super) fn max(&self) -> u32 {
-        match &self.home {
+        match &self.storage {
             BucketStorage::Near(table) => table.len() as u32,
             BucketStorage::Far(pages) => pages.len() as u32 * PER_PAGE,
         }
     }
 
-    /// Returns a bucket that was [prepared](Buckets::prepare). It stays where it is as long as the
-    /// scope lasts.
+    /// Returns a bucket that was [prepared](BucketArray::prepare). It stays where it is as long as
+    /// the scope lasts.
     #[inline]
     pub(super) fn get<'a>(&'a self, scope: &'a Scope<'_>, bucket: u32) -> Result<&'a IndexBucket, FarError> {
-        match &self.home {
+        match &self.storage {
             BucketStorage::Near(table) => Ok(&table[bucket]),
             BucketStorage::Far(pages) => {
                 let cell = &pages[bucket / PER_PAGE];
@@ -120,9 +120,9 @@ impl BucketArray {
         }
     }
 
-    /// Returns a bucket that was [prepared](Buckets::prepare), if it is near.
+    /// Returns a bucket that was [prepared](BucketArray::prepare), if it is near.
     pub(super) fn get_now<'a>(&'a self, scope: &'a Scope<'_>, bucket: u32) -> Option<&'a IndexBucket> {
-        match &self.home {
+        match &self.storage {
             BucketStorage::Near(table) => Some(&table[bucket]),
             BucketStorage::Far(pages) => {
                 let page = pages[bucket / PER_PAGE].load()?.address_now(scope)?;
@@ -135,14 +135,14 @@ impl BucketArray {
     /// Prefetches a bucket into the processor's cache, if the buckets are near.
     #[inline]
     pub(super) fn load_ahead(&self, bucket: u32) {
-        if let BucketStorage::Near(table) = &self.home {
+        if let BucketStorage::Near(table) = &self.storage {
             load_ahead(&table[bucket]);
         }
     }
 
     /// Returns the number within the heap of the far page of a bucket that was prepared.
     pub(super) fn page_number(&self, core: &HeapInner, bucket: u32) -> Option<u32> {
-        match &self.home {
+        match &self.storage {
             BucketStorage::Near(_) => None,
             BucketStorage::Far(pages) => pages[bucket / PER_PAGE].load().map(|slot| slot.parts(core).0),
         }
@@ -151,7 +151,7 @@ impl BucketArray {
     /// Checks whether there is room for this bucket.
     pub(super) fn is_prepared(&self, bucket: u32) -> bool {
         let page = bucket / PER_PAGE;
-        match &self.home {
+        match &self.storage {
             BucketStorage::Near(_) => self.is_charged((u64::from(page) + 1) * PAGE_BYTES as u64),
             BucketStorage::Far(pages) => pages[page].load().is_some(),
         }
@@ -162,7 +162,7 @@ impl BucketArray {
     pub(super) fn prepare(&self, scope: &Scope<'_>, bucket: u32) -> Result<(), FarError> {
         let page = bucket / PER_PAGE;
         while !self.is_prepared(bucket) {
-            match &self.home {
+            match &self.storage {
                 BucketStorage::Near(table) => {
                     let from = self.charged.load(Ordering::Relaxed);
                     let huge = from >= HUGE_FROM;
@@ -206,7 +206,7 @@ impl BucketArray {
 
     /// Frees far pages, and gives back the charged bytes. Called when the map is dropped.
     pub(super) fn clear(&mut self, core: &HeapInner) {
-        if let BucketStorage::Far(pages) = &self.home {
+        if let BucketStorage::Far(pages) = &self.storage {
             for cell in (0..pages.len() as u32).map(|page| &pages[page]) {
                 let Some(slot) = cell.load() else { break };
                 cell.store(0);

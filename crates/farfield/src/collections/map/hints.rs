@@ -17,8 +17,8 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.body.anchor.check(scope)?;
-        let found = scope.run_streaming(|once| self.locate_once(scope, self.hash(key), key, once))?;
+        self.body.heap_ref.check(scope)?;
+        let found = scope.run_streaming(|hint| self.locate_once(scope, self.hash(key), key, hint))?;
         // SAFETY: as in `get_key_value`.
         Ok(found.map(|at| unsafe { EntryLayout::<K, V>::value(at) }))
     }
@@ -30,9 +30,9 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.body.anchor.check(scope)?;
+        self.body.heap_ref.check(scope)?;
         let hash = self.hash(key);
-        let look = async |once: &StreamingHint| scope.retry(|| self.locate_once(scope, hash, key, once)).await;
+        let look = async |hint: &StreamingHint| scope.retry(|| self.locate_once(scope, hash, key, hint)).await;
         let found = scope.fetch_streaming(look).await?;
         // SAFETY: as in `get_key_value`.
         Ok(found.map(|at| unsafe { EntryLayout::<K, V>::value(at) }))
@@ -44,14 +44,14 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         scope: &Scope<'_>,
         hash: u32,
         key: &Q,
-        once: &StreamingHint,
+        hint: &StreamingHint,
     ) -> Result<Option<*mut u8>, FarError>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
         let address = |cell: &SlotCell, slot: SlotWord| {
-            slot.note(once, scope);
+            slot.note(hint, scope);
             cell.address(scope, slot, AccessMode::Read)
         };
         let _brief = scope.begin_transient();
@@ -89,7 +89,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         // An entry that the index names now lives as long as the scope.
         let _held = scope.hold();
         let mut numbers = Vec::new();
-        if self.body.anchor.check(scope).is_ok() {
+        if self.body.heap_ref.check(scope).is_ok() {
             keys.into_iter().for_each(|key| self.body.table.numbers(scope, self.hash(key), &mut numbers));
         }
         scope.core.prefetch(scope.record, numbers) as usize
@@ -104,7 +104,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         // As in `prefetch`.
         let _held = scope.hold();
         let mut numbers = Vec::new();
-        if self.body.anchor.check(scope).is_ok() {
+        if self.body.heap_ref.check(scope).is_ok() {
             self.body.table.numbers(scope, self.hash(key), &mut numbers);
         }
         numbers.into_iter().for_each(|number| scope.core.mark_cold(scope.core.first_page + number));

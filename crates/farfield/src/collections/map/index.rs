@@ -171,10 +171,10 @@ impl IndexTable {
         &self,
         scope: &Scope<'_>,
         hash: u32,
-        want: AccessMode,
+        mode: AccessMode,
         is_key: impl FnMut(*const u8, SlotWord) -> bool,
     ) -> Result<Option<(SlotWord, *mut u8)>, FarError> {
-        self.find_by(scope, hash, |cell, slot| cell.address(scope, slot, want), is_key)
+        self.find_by(scope, hash, |cell, slot| cell.address(scope, slot, mode), is_key)
     }
 
     /// Finds the entry that `is_key` accepts, among those with the hash. `address` brings the
@@ -187,7 +187,7 @@ impl IndexTable {
         address: impl Fn(&SlotCell, SlotWord) -> Result<*mut u8, FarError>,
         mut is_key: impl FnMut(*const u8, SlotWord) -> bool,
     ) -> Result<Option<(SlotWord, *mut u8)>, FarError> {
-        let mut patience = None;
+        let mut backoff = None;
         loop {
             let (first, before) = self.home(scope, hash)?;
             let (mut bucket, mut word) = (first, before);
@@ -212,7 +212,7 @@ impl IndexTable {
             if before.proves_absence(first.look(Ordering::Relaxed)) {
                 return Ok(None);
             }
-            patience.get_or_insert_with(|| Backoff::new(scope.core.patience)).wait()?;
+            backoff.get_or_insert_with(|| Backoff::new(scope.core.patience)).wait()?;
         }
     }
 
@@ -305,7 +305,7 @@ impl IndexTable {
     }
 
     fn lock<'a>(&'a self, scope: &'a Scope<'_>, hash: u32) -> Result<BucketGuard<'a>, FarError> {
-        let mut patience = None;
+        let mut backoff = None;
         loop {
             let (bucket, seen) = self.home(scope, hash)?;
             if let Some(word) = seen.lock()
@@ -313,7 +313,7 @@ impl IndexTable {
             {
                 return Ok(BucketGuard::new(bucket, word, scope.record));
             }
-            patience.get_or_insert_with(|| Backoff::new(scope.core.patience)).wait()?;
+            backoff.get_or_insert_with(|| Backoff::new(scope.core.patience)).wait()?;
         }
     }
 
@@ -411,7 +411,7 @@ impl IndexTable {
         position: u32,
         entries: &mut Vec<SlotWord>,
     ) -> Result<Option<u32>, FarError> {
-        let mut patience = Backoff::new(scope.core.patience);
+        let mut backoff = Backoff::new(scope.core.patience);
         loop {
             entries.clear();
             let (first, before) = self.home(scope, position.reverse_bits())?;
@@ -427,7 +427,7 @@ impl IndexTable {
             if before.proves_absence(first.look(Ordering::Relaxed)) {
                 return Ok(after(position, before.depth()));
             }
-            patience.wait()?;
+            backoff.wait()?;
         }
     }
 

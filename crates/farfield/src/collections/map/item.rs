@@ -15,7 +15,7 @@ use std::alloc::Layout;
 /// methods access memory, and are for the map only.
 pub trait Item: sealed::ItemAccess {}
 
-/// A type that becomes an [`ItemAccess`] when it is put into a map. That is the `T` itself; for `[u8]`
+/// A type that becomes an [`Item`] when it is put into a map. That is the `T` itself; for `[u8]`
 /// and `str` a slice, which is copied, or an owned type such as `Vec<u8>` or `String`.
 pub trait Source<T: ?Sized>: sealed::ItemSource<T> {}
 

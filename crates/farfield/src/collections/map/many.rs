@@ -43,7 +43,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized + 'key,
     {
-        self.body.anchor.check(scope)?;
+        self.body.heap_ref.check(scope)?;
         let keys: Vec<(u32, &Q)> = keys.into_iter().map(|key| (self.hash(key), key)).collect();
         let look_up = |(hash, key): &(u32, &Q)| {
             // SAFETY: as in `get_key_value`.

@@ -79,7 +79,7 @@ pub struct FarMap<K: Item + ?Sized, V: Item + ?Sized, S = RandomState> {
 struct Body<K: Item + ?Sized, V: Item + ?Sized> {
     table: IndexTable,
     retired: RetiredObjects,
-    anchor: HeapRef,
+    heap_ref: HeapRef,
     owns: PhantomData<(Box<K>, Box<V>)>,
 }
 
@@ -136,9 +136,9 @@ impl<K: Item + ?Sized, V: Item + ?Sized, S> FarMapBuilder<K, V, S> {
 
     /// Makes the map in this heap.
     pub fn build(self, heap: &Heap) -> Result<FarMap<K, V, S>, BuildError> {
-        let anchor = HeapRef::of(&heap.enter());
-        let table = IndexTable::new(anchor.core(), self.index)?;
-        let body = ManuallyDrop::new(Body { table, retired: RetiredObjects::default(), anchor, owns: PhantomData });
+        let heap_ref = HeapRef::of(&heap.enter());
+        let table = IndexTable::new(heap_ref.core(), self.index)?;
+        let body = ManuallyDrop::new(Body { table, retired: RetiredObjects::default(), heap_ref, owns: PhantomData });
         let map = FarMap { body, len: Counter(AtomicU64::new(0)), hasher: self.hasher };
         map.body.table.start(&mut heap.enter(), self.entries)?;
         Ok(map)
@@ -243,13 +243,13 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
 
     /// Returns the address of an entry, which is valid as long as the scope lasts.
     #[inline]
-    fn locate<Q>(&self, scope: &Scope<'_>, key: &Q, want: AccessMode) -> Result<Option<*mut u8>, FarError>
+    fn locate<Q>(&self, scope: &Scope<'_>, key: &Q, mode: AccessMode) -> Result<Option<*mut u8>, FarError>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.body.anchor.check(scope)?;
-        self.locate_hash(scope, self.hash(key), key, want)
+        self.body.heap_ref.check(scope)?;
+        self.locate_hash(scope, self.hash(key), key, mode)
     }
 
     /// Returns the address of an entry, by the hash of its key. The scope is one of this heap.
@@ -259,7 +259,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         scope: &Scope<'_>,
         hash: u32,
         key: &Q,
-        want: AccessMode,
+        mode: AccessMode,
     ) -> Result<Option<*mut u8>, FarError>
     where
         K: Borrow<Q>,
@@ -268,7 +268,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         let _brief = scope.begin_transient();
         let found = scope.with_room(|| {
             // SAFETY: the index names entries of this map.
-            self.body.table.find(scope, hash, want, |at, _| unsafe { Self::is_key(key, at) })
+            self.body.table.find(scope, hash, mode, |at, _| unsafe { Self::is_key(key, at) })
         })?;
         if found.is_some() {
             scope.mark_used();
@@ -308,7 +308,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         let _brief = scope.begin_transient();
         let hash = self.hash::<K>(key.borrow());
         let mut search = IndexSearch::default();
-        let result = self.body.anchor.check(scope).and_then(|()| {
+        let result = self.body.heap_ref.check(scope).and_then(|()| {
             scope.with_room(|| {
                 loop {
                     self.search(scope, hash, &mut search, key.borrow())?;
@@ -368,7 +368,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
                 }
             }
         };
-        let result = self.body.anchor.check(scope).and_then(|()| scope.with_room(&mut step));
+        let result = self.body.heap_ref.check(scope).and_then(|()| scope.with_room(&mut step));
         self.body.table.finish(&mut search);
         match result {
             Ok((done, put)) => {
@@ -461,7 +461,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.body.anchor.check(scope)?;
+        self.body.heap_ref.check(scope)?;
         let _brief = scope.begin_transient();
         let hash = self.hash(key);
         let mut search = IndexSearch::default();

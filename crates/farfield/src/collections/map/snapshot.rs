@@ -41,7 +41,7 @@ where
         let expected = self.len();
         let mut map = serializer.serialize_map(usize::try_from(expected).ok())?;
         let (mut walk, mut written) = (self.walk(), 0);
-        let core = self.body.anchor.core();
+        let core = self.body.heap_ref.core();
         // Without a scope: entries may have far parts, each of which has one of its own. So others
         // may remove an entry, but not free it.
         let _kept = self.body.retired.keep();

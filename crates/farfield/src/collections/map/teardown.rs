@@ -18,15 +18,15 @@ impl<K: Item + ?Sized, V: Item + ?Sized> MapTeardown<K, V> {
     /// Drops everything, or what can be dropped now, and the rest when a scope ends.
     pub(super) fn drop_now(mut body: Body<K, V>, entries: u64) {
         let slots = body.retired.take_all();
-        let core: *const HeapInner = body.anchor.core();
-        // SAFETY: its anchor keeps the heap.
+        let core: *const HeapInner = body.heap_ref.core();
+        // SAFETY: its `heap_ref` keeps the heap.
         unsafe { drop_collection(core, Box::new(MapTeardown { body, bucket: 0, left: entries, slots })) };
     }
 }
 
 impl<K: Item + ?Sized, V: Item + ?Sized> Teardown for MapTeardown<K, V> {
     fn tear_down(&mut self, finally: bool, panics: &mut Panics) -> bool {
-        let core = self.body.anchor.core();
+        let core = self.body.heap_ref.core();
         loop {
             for slot in self.slots.drain(..) {
                 // SAFETY: an entry of this map, which nobody uses any more.

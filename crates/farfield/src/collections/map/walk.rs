@@ -44,7 +44,7 @@ impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<
     where
         'map: 'a,
     {
-        self.map.body.anchor.check(scope)?;
+        self.map.body.heap_ref.check(scope)?;
         let _brief = scope.begin_transient();
         let addresses = self.step(scope, |slots| slots.iter().map(|slot| slot.address(scope)).collect())?;
         let Some(addresses) = addresses else { return Ok(None) };

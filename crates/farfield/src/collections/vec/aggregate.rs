@@ -156,18 +156,18 @@ impl<N: Number> Aggregate<'_, N> {
 
     fn ask_server(&self, ranges: impl Iterator<Item = FarRange>) -> Result<Part<N>, OffloadError> {
         let core = self.heap.core();
-        let dealt = core.offload_layout();
-        let mut sites: BTreeMap<OffloadTarget, Vec<FarRange>> = BTreeMap::new();
+        let layout = core.offload_layout();
+        let mut targets: BTreeMap<OffloadTarget, Vec<FarRange>> = BTreeMap::new();
         for FarRange { start, len } in ranges {
-            // One page, and so at one site.
-            let (site, start) = dealt.place(start);
-            sites.entry(site).or_default().push(FarRange { start, len });
+            // One page, and so at one target.
+            let (target, start) = layout.place(start);
+            targets.entry(target).or_default().push(FarRange { start, len });
         }
-        let calls = sites.into_iter().map(|(site, ranges)| {
+        let calls = targets.into_iter().map(|(target, ranges)| {
             let calls = calls_of(ranges, size_of::<N>() as u64).into_iter();
-            calls.map(move |pieces| (site, Wanted { pieces, values: self.values }))
+            calls.map(move |pieces| (target, Wanted { pieces, values: self.values }))
         });
-        // Alternating between sites, so that all are busy.
+        // Alternating between targets, so that all are busy.
         let mut calls: Vec<_> = calls.collect();
         let mut whole = Part::default();
         let mut some = Vec::new();
@@ -175,7 +175,7 @@ impl<N: Number> Aggregate<'_, N> {
             some.extend(calls.iter_mut().filter_map(Iterator::next));
             calls.retain(|calls| calls.len() > 0);
             if some.len() >= CALLS || calls.is_empty() {
-                let parts = core.offload::<Totals<N>>(dealt, core::mem::take(&mut some))?;
+                let parts = core.offload::<Totals<N>>(layout, core::mem::take(&mut some))?;
                 parts.iter().for_each(|part| whole.merge(part));
             }
         }

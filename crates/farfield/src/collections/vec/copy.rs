@@ -91,24 +91,26 @@ impl<N: Number> Copying<'_, N> {
         let units = match self.at {
             Where::Server => {
                 self.heap.write_back(self.vec.far_ranges(self.range.clone()))?;
-                let mut fresh = OutputUnits::claim(self.heap.core(), units)?;
-                self.ask_server(&mut fresh, 0..units)?;
-                fresh
+                let mut output = OutputUnits::claim(self.heap.core(), units)?;
+                self.ask_server(&mut output, 0..units)?;
+                output
             }
             Where::Auto if self.heap.core().may_offload::<CopyBytes>() => {
                 let far: Vec<usize> = (0..units).filter(|unit| self.is_far(*unit)).collect();
-                let mut fresh = OutputUnits::claim(self.heap.core(), units)?;
-                if far.len() > FEW_UNITS && self.ask_server(&mut fresh, far.into_iter()).is_err() && !fresh.is_usable()
+                let mut output = OutputUnits::claim(self.heap.core(), units)?;
+                if far.len() > FEW_UNITS
+                    && self.ask_server(&mut output, far.into_iter()).is_err()
+                    && !output.is_usable()
                 {
-                    fresh = OutputUnits::claim(self.heap.core(), units)?;
+                    output = OutputUnits::claim(self.heap.core(), units)?;
                 }
-                self.make_here(&mut fresh)?;
-                fresh
+                self.make_here(&mut output)?;
+                output
             }
             _ => {
-                let mut fresh = OutputUnits::claim(self.heap.core(), units)?;
-                self.make_here(&mut fresh)?;
-                fresh
+                let mut output = OutputUnits::claim(self.heap.core(), units)?;
+                self.make_here(&mut output)?;
+                output
             }
         };
         Ok(FarVec { units: units.finish(), len: self.range.len() })
@@ -127,7 +129,7 @@ impl<N: Number> Copying<'_, N> {
 
     fn ask_server(
         &self,
-        fresh: &mut OutputUnits<'_, N>,
+        output: &mut OutputUnits<'_, N>,
         units: impl Iterator<Item = usize>,
     ) -> Result<(), OffloadError> {
         let mut calls: Vec<(Vec<Range<usize>>, Copied)> = Vec::new();
@@ -137,7 +139,7 @@ impl<N: Number> Copying<'_, N> {
                 |copied: &Copied| pages == CALL_PAGES || copied.from.len() + copied.to.len() > CALL_PIECES - 3;
             if calls.last().is_none_or(|(_, copied)| is_full(copied)) {
                 if calls.len() == CALLS {
-                    fresh.ask::<CopyBytes>(core::mem::take(&mut calls))?;
+                    output.ask::<CopyBytes>(core::mem::take(&mut calls))?;
                 }
                 calls.push((Vec::new(), Copied { from: Vec::new(), to: Vec::new() }));
                 pages = 0;
@@ -151,20 +153,20 @@ impl<N: Number> Copying<'_, N> {
             for piece in self.vec.far_ranges(self.elements(unit)) {
                 add(&mut copied.from, piece.start, piece.len, 1);
             }
-            for page in fresh.pages(unit..unit + 1) {
+            for page in output.pages(unit..unit + 1) {
                 add(&mut copied.to, page.offset, page.count, farfield_core::geometry::PAGE_BYTES as u64);
             }
         }
-        fresh.ask::<CopyBytes>(calls)?;
+        output.ask::<CopyBytes>(calls)?;
         Ok(())
     }
 
     /// Makes the units that the server has not made.
-    fn make_here(&self, fresh: &mut OutputUnits<'_, N>) -> Result<(), FarError> {
+    fn make_here(&self, output: &mut OutputUnits<'_, N>) -> Result<(), FarError> {
         let scope = self.heap.enter();
         let _patient = scope.allow_blocking();
         let mut elements = Vec::with_capacity(FarVec::<N>::PER_UNIT);
-        for unit in fresh.missing() {
+        for unit in output.missing() {
             elements.clear();
             let mut rest = self.elements(unit);
             while !rest.is_empty() {
@@ -176,7 +178,7 @@ impl<N: Number> Copying<'_, N> {
                 elements.extend_from_slice(unsafe { core::slice::from_raw_parts(source, count) });
                 rest.start += count;
             }
-            fresh.make_here(&scope, unit, &elements)?;
+            output.make_here(&scope, unit, &elements)?;
         }
         Ok(())
     }

@@ -105,9 +105,9 @@ impl<T: Send + 'static> FarVec<T> {
 
     /// Returns the address of an element that exists.
     #[inline]
-    fn element(&self, scope: &Scope<'_>, index: usize, want: AccessMode) -> Result<*mut T, FarError> {
+    fn element(&self, scope: &Scope<'_>, index: usize, mode: AccessMode) -> Result<*mut T, FarError> {
         debug_assert!(index < self.len);
-        let unit = self.units.unit(scope, index / Self::PER_UNIT, want)?;
+        let unit = self.units.unit(scope, index / Self::PER_UNIT, mode)?;
         // SAFETY: a unit has room for so many elements.
         Ok(unsafe { unit.add(index % Self::PER_UNIT) })
     }
@@ -136,8 +136,8 @@ impl<T: Send + 'static> FarVec<T> {
         if index >= self.len {
             return Ok(None);
         }
-        scope.run_streaming(|once| {
-            self.units.note(once, scope, index / Self::PER_UNIT);
+        scope.run_streaming(|hint| {
+            self.units.note(hint, scope, index / Self::PER_UNIT);
             self.get(scope, index)
         })
     }
@@ -166,8 +166,8 @@ impl<T: Send + 'static> FarVec<T> {
         if index >= self.len {
             return Ok(None);
         }
-        let look = async |once: &StreamingHint| {
-            self.units.note(once, scope, index / Self::PER_UNIT);
+        let look = async |hint: &StreamingHint| {
+            self.units.note(hint, scope, index / Self::PER_UNIT);
             self.fetch(scope, index).await
         };
         scope.fetch_streaming(look).await

@@ -42,7 +42,8 @@ impl<T: Send + 'static> FarVec<T> {
     /// # let heap = Heap::builder().build().unwrap();
     /// let mut squares = FarVec::new();
     /// let near = squares.pin().unwrap();
-    /// squares.push(&heap.enter(), 4).unwrap(); // error: cannot borrow `squares` as mutable because it is also borrowed as immutable
+    /// // error: cannot borrow `squares` as mutable because it is also borrowed as immutable
+    /// squares.push(&heap.enter(), 4).unwrap();
     /// println!("{}", near[0]);
     /// ```
     pub fn pin(&self) -> Result<PinnedVec<'_, T>, FarError> {

@@ -44,13 +44,13 @@ impl<T: Send + 'static> FarVec<T> {
     }
 
     /// Keeps the elements that `keep` accepts. It gets each element and, if `by_pairs`, the one
-    /// that was kept before it. It may change them only if `want` is `AccessMode::Write`.
+    /// that was kept before it. It may change them only if `mode` is `AccessMode::Write`.
     ///
     /// Elements are swapped and not moved, so the vector is whole whenever this ends.
     fn sieve(
         &mut self,
         scope: &mut Scope<'_>,
-        want: AccessMode,
+        mode: AccessMode,
         by_pairs: bool,
         mut keep: impl FnMut(Option<&mut T>, &mut T) -> bool,
     ) -> Result<(), FarError> {
@@ -59,12 +59,12 @@ impl<T: Send + 'static> FarVec<T> {
         let (mut kept, mut at) = (0, 0);
         while at < self.len {
             let moves = kept < at;
-            let want = if moves { AccessMode::Write } else { want };
+            let mode = if moves { AccessMode::Write } else { mode };
             let _held = scope.hold();
             let last = kept.checked_sub(1).filter(|_| by_pairs);
-            let mut before = last.map(|last| self.element(scope, last, want)).transpose()?;
-            let source = self.element(scope, at, want)?;
-            let target = self.element(scope, kept, want)?;
+            let mut before = last.map(|last| self.element(scope, last, mode)).transpose()?;
+            let source = self.element(scope, at, mode)?;
+            let target = self.element(scope, kept, mode)?;
             let steps = (Self::PER_UNIT - at % Self::PER_UNIT).min(self.len - at);
             let room = Self::PER_UNIT - kept % Self::PER_UNIT;
             let (first, from) = (kept, at);

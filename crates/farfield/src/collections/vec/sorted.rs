@@ -178,7 +178,7 @@ impl<N: Number> Sorting<'_, N> {
     /// Makes runs of the elements, each of them sorted.
     fn runs<T: Send + 'static>(&self, what: Merged) -> Result<FarVec<T>, OffloadError> {
         let len = self.rows.len();
-        let mut fresh = OutputUnits::claim(self.heap.core(), len.div_ceil(FarVec::<T>::PER_UNIT))?;
+        let mut output = OutputUnits::claim(self.heap.core(), len.div_ceil(FarVec::<T>::PER_UNIT))?;
         let runs: Vec<Range<usize>> = (0..len).step_by(RUN).map(|start| start..len.min(start + RUN)).collect();
         for some in runs.chunks(CALLS) {
             let calls = some.iter().map(|run| {
@@ -190,15 +190,15 @@ impl<N: Number> Sorting<'_, N> {
                     Merged::Indices => Form::Indices { first },
                 };
                 let units = run.start / FarVec::<T>::PER_UNIT..run.end.div_ceil(FarVec::<T>::PER_UNIT);
-                let (pieces, to) = (pieces(self.vec, rows), fresh.pages(units.clone()));
+                let (pieces, to) = (pieces(self.vec, rows), output.pages(units.clone()));
                 (vec![units], Unsorted { kind: N::KIND, pieces, form, to })
             });
-            let answers = fresh.ask::<Sort>(calls.collect())?;
+            let answers = output.ask::<Sort>(calls.collect())?;
             if answers.iter().zip(some).any(|(sorted, run)| *sorted != run.len() as u64) {
                 return Err(CallError::Answer.into());
             }
         }
-        Ok(FarVec { units: fresh.finish(), len })
+        Ok(FarVec { units: output.finish(), len })
     }
 
     /// Merges runs of `run` elements each into fewer, longer ones.
@@ -208,26 +208,26 @@ impl<N: Number> Sorting<'_, N> {
         run: usize,
         form: Merged,
     ) -> Result<FarVec<T>, OffloadError> {
-        let mut fresh = OutputUnits::claim(self.heap.core(), runs.len.div_ceil(FarVec::<T>::PER_UNIT))?;
+        let mut output = OutputUnits::claim(self.heap.core(), runs.len.div_ceil(FarVec::<T>::PER_UNIT))?;
         let starts = (0..runs.len).step_by(run * Merge::MOST);
         let mut groups: Vec<MergeGroup> = starts.map(|start| MergeGroup::new(start, runs.len, run)).collect();
         while !groups.is_empty() {
             let calls = groups.iter().take(CALLS).map(|group| {
                 let places = group.next();
                 let units = places.start / FarVec::<T>::PER_UNIT..places.end.div_ceil(FarVec::<T>::PER_UNIT);
-                let to = fresh.pages(units.clone());
+                let to = output.pages(units.clone());
                 // No more of a run is taken than is made.
                 let rest = |run: &Range<usize>| pieces(runs, run.start..run.end.min(run.start + places.len()));
                 let rest = group.runs.iter().map(rest).collect();
                 (vec![units], Runs { form, runs: rest, count: places.len() as u64, to })
             });
-            let answers = fresh.ask::<Merge>(calls.collect())?;
+            let answers = output.ask::<Merge>(calls.collect())?;
             for (group, taken) in groups.iter_mut().zip(answers) {
                 group.took(&taken).ok_or(CallError::Answer)?;
             }
             groups.retain(|group| !group.places.is_empty());
         }
-        Ok(FarVec { units: fresh.finish(), len: runs.len })
+        Ok(FarVec { units: output.finish(), len: runs.len })
     }
 
     fn numbers_here(&self) -> Result<FarVec<N>, OffloadError> {

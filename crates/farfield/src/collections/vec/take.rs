@@ -135,7 +135,7 @@ impl<N: Number> Taking<'_, N> {
             return Err(FarError::OtherHeap.into());
         }
         let units = len.div_ceil(FarVec::<N>::PER_UNIT);
-        let mut fresh = OutputUnits::claim(self.heap.core(), units)?;
+        let mut output = OutputUnits::claim(self.heap.core(), units)?;
         match self.at {
             Where::Server => {
                 let indices = match self.order {
@@ -143,19 +143,19 @@ impl<N: Number> Taking<'_, N> {
                     Order::Far(indices) => Some(indices.far_ranges(..)),
                 };
                 self.heap.write_back(self.vec.far_ranges(..).chain(indices.into_iter().flatten()))?;
-                self.ask_server(&mut fresh, units)?;
+                self.ask_server(&mut output, units)?;
             }
             Where::Auto if self.is_worth_asking() => {
                 let asked =
-                    self.write_back().map_err(OffloadError::from).and_then(|()| self.ask_server(&mut fresh, units));
-                if asked.is_err() && !fresh.is_usable() {
-                    fresh = OutputUnits::claim(self.heap.core(), units)?;
+                    self.write_back().map_err(OffloadError::from).and_then(|()| self.ask_server(&mut output, units));
+                if asked.is_err() && !output.is_usable() {
+                    output = OutputUnits::claim(self.heap.core(), units)?;
                 }
-                self.make_here(&mut fresh)?;
+                self.make_here(&mut output)?;
             }
-            _ => self.make_here(&mut fresh)?,
+            _ => self.make_here(&mut output)?,
         }
-        Ok(FarVec { units: fresh.finish(), len })
+        Ok(FarVec { units: output.finish(), len })
     }
 
     #[track_caller]
@@ -207,18 +207,18 @@ impl<N: Number> Taking<'_, N> {
         if ranges.is_empty() { Ok(()) } else { self.heap.write_back(ranges) }
     }
 
-    fn ask_server(&self, fresh: &mut OutputUnits<'_, N>, units: usize) -> Result<(), OffloadError> {
+    fn ask_server(&self, output: &mut OutputUnits<'_, N>, units: usize) -> Result<(), OffloadError> {
         match size_of::<N>() {
-            1 => self.ask::<Take<1>>(fresh, units),
-            2 => self.ask::<Take<2>>(fresh, units),
-            4 => self.ask::<Take<4>>(fresh, units),
-            _ => self.ask::<Take<8>>(fresh, units),
+            1 => self.ask::<Take<1>>(output, units),
+            2 => self.ask::<Take<2>>(output, units),
+            4 => self.ask::<Take<4>>(output, units),
+            _ => self.ask::<Take<8>>(output, units),
         }
     }
 
     fn ask<F: Function<Argument = Taken, Answer = Option<u64>>>(
         &self,
-        fresh: &mut OutputUnits<'_, N>,
+        output: &mut OutputUnits<'_, N>,
         units: usize,
     ) -> Result<(), OffloadError> {
         let mut from = Vec::new();
@@ -246,12 +246,12 @@ impl<N: Number> Taking<'_, N> {
                     bytes += self.name(next, &mut indices)?;
                     next += 1;
                 }
-                let to = fresh.pages(first..next);
+                let to = output.pages(first..next);
                 calls.push((core::iter::once(first..next).collect(), Taken { from: from.clone(), indices, to }));
             }
             // A unit is made once, so it does not matter that a call with an index out of bounds
             // has written its units in part.
-            let answers = fresh.ask::<F>(calls)?;
+            let answers = output.ask::<F>(calls)?;
             answers.into_iter().flatten().for_each(|index| self.check(index));
         }
         Ok(())
@@ -304,9 +304,9 @@ impl<N: Number> Taking<'_, N> {
     }
 
     /// Makes the units that the server has not made.
-    fn make_here(&self, fresh: &mut OutputUnits<'_, N>) -> Result<(), FarError> {
+    fn make_here(&self, output: &mut OutputUnits<'_, N>) -> Result<(), FarError> {
         let mut elements = Vec::with_capacity(FarVec::<N>::PER_UNIT);
-        for unit in fresh.missing() {
+        for unit in output.missing() {
             let places = self.places(unit);
             let indices = match self.order {
                 Order::Near(indices) => indices[places].to_vec(),
@@ -322,7 +322,7 @@ impl<N: Number> Taking<'_, N> {
                 // SAFETY: an element, near until the next one is looked for; a plain number.
                 elements.push(unsafe { element.read() });
             }
-            fresh.make_here(&scope, unit, &elements)?;
+            output.make_here(&scope, unit, &elements)?;
         }
         Ok(())
     }

@@ -2,9 +2,9 @@
 //! way.
 //!
 //! The state is behind a lock of its own that is held for moments only, so that a scope that begins
-//! can have pages cooled while the evictor waits for the pool. A thread that makes pages Leaving
-//! holds the lock, and so does the evictor when it seals one. A page that was taken back and is
-//! Leaving again belongs to another batch, and a frame remembers which.
+//! can have pages cooled while the evictor waits for the pool. A thread that makes pages Cooling
+//! holds the lock, and so does the evictor when it claims one. A page that was rescued and is
+//! Cooling again belongs to another batch, and a frame remembers which.
 
 use super::{CoolingBatch, EvictionUrgency, EvictorState, HeapEvictor, HeapInner};
 use crate::heap::frames::SCOPE_FRAMES;
@@ -31,15 +31,15 @@ pub(super) struct CoolingStage {
 /// Next batch to evict.
 pub(super) enum NextBatch {
     Batch(CoolingBatch),
-    /// The next batch waits for a scope: its pages became Leaving in this epoch.
+    /// The next batch waits for a scope: its pages became Cooling in this epoch.
     Blocked(u64),
     Empty,
 }
 
-/// Number of batches that are made Leaving for each that leaves, until there are enough.
+/// Number of batches that are made Cooling for each that leaves, until there are enough.
 const COOL_AHEAD: u32 = 8;
 
-/// Maximum number of pages to make Leaving, and of frames to look at, when a scope begins: it
+/// Maximum number of pages to make Cooling, and of frames to look at, when a scope begins: it
 /// should not be held up for long.
 const PREPARE: (u32, u64) = (SCOPE_FRAMES, 1 << 16);
 
@@ -51,24 +51,24 @@ impl HeapEvictor {
     /// Cools pages for a scope that is about to begin. It will hold back what is cooled later, so
     /// there must be enough before.
     pub(crate) fn prepare(&self, core: &HeapInner) {
-        let mut cooler = self.cooling_stage();
-        let enough = cooling_target(core).min(core.frames.leaving() + PREPARE.0);
+        let mut stage = self.cooling_stage();
+        let enough = cooling_target(core).min(core.frames.cooling() + PREPARE.0);
         let mut looks = (2 * u64::from(core.frames.used().count())).min(PREPARE.1);
-        while core.frames.leaving() < enough && cooler.cool_first(core) {}
-        while looks > 0 && core.frames.leaving() < enough {
-            looks = looks.saturating_sub(cooler.cool(core));
+        while core.frames.cooling() < enough && stage.cool_first(core) {}
+        while looks > 0 && core.frames.cooling() < enough {
+            looks = looks.saturating_sub(stage.cool(core));
         }
     }
 }
 
-/// Returns how many units should be Leaving: those that may leave while a scope lasts, and those
+/// Returns how many units should be Cooling: those that may leave while a scope lasts, and those
 /// that are kept for the scope.
 pub(super) fn cooling_target(core: &HeapInner) -> u32 {
     let limit = core.frames.limit();
     (limit / 4 + cooling_reserve(core)).max(core.evictor.batch())
 }
 
-/// Returns how many frames of pages Leaving are kept for threads that hold back the rest with a
+/// Returns how many frames of Cooling pages are kept for threads that hold back the rest with a
 /// scope of their own.
 fn cooling_reserve(core: &HeapInner) -> u32 {
     core.frames.limit() / 8
@@ -80,10 +80,10 @@ impl CoolingStage {
         CoolingStage { hand: 0, batches, urgent, first, cooling: 0, batch }
     }
 
-    /// Makes pages Leaving until there are `enough`, but not all at once: a thread may be waiting
+    /// Makes pages Cooling until there are `enough`, but not all at once: a thread may be waiting
     /// for the first frame. False if there are enough now, or no frames left to look at.
     pub(super) fn cool_ahead(&mut self, core: &HeapInner, enough: u32, looks: &mut u64) -> bool {
-        let is_short = |looks| core.frames.leaving() < enough && looks > 0;
+        let is_short = |looks| core.frames.cooling() < enough && looks > 0;
         for _ in 0..COOL_AHEAD {
             if is_short(*looks) {
                 *looks = looks.saturating_sub(self.cool(core));
@@ -92,7 +92,7 @@ impl CoolingStage {
         is_short(*looks)
     }
 
-    /// Makes a batch of pages Leaving. Returns how many frames the hand passed.
+    /// Makes a batch of pages Cooling. Returns how many frames the hand passed.
     fn cool(&mut self, core: &HeapInner) -> u64 {
         let epoch = core.epoch.load(Ordering::Relaxed);
         let (mut frames, mut sparse) = (Vec::with_capacity(self.batch), Vec::new());
@@ -109,7 +109,7 @@ impl CoolingStage {
             }
         }
         if !(frames.is_empty() && sparse.is_empty()) {
-            // Scopes of later epochs than this see the batch Leaving. Others move the epoch on too,
+            // Scopes of later epochs than this see the batch Cooling. Others move the epoch on too,
             // so it may not be `epoch`.
             let last = core.next_epoch();
             let batch = |frames: Vec<FrameId>| (!frames.is_empty()).then_some(CoolingBatch { epoch, last, frames });
@@ -123,7 +123,7 @@ impl CoolingStage {
         passed.max(1)
     }
 
-    /// Makes these pages Leaving, as far as they can leave. Those that are Leaving already move to
+    /// Makes these pages Cooling, as far as they can leave. Those that are Cooling already move to
     /// this batch.
     pub(super) fn cool_pages(&mut self, core: &HeapInner, pages: &[u32]) -> Option<CoolingBatch> {
         let epoch = core.epoch.load(Ordering::Relaxed);
@@ -131,13 +131,13 @@ impl CoolingStage {
         (!frames.is_empty()).then(|| CoolingBatch { epoch, last: core.next_epoch(), frames })
     }
 
-    /// Makes these pages Leaving, as an urgent batch that leaves before others.
+    /// Makes these pages Cooling, as an urgent batch that leaves before others.
     pub(super) fn cool_urgent(&mut self, core: &HeapInner, pages: &[u32]) {
         let batch = self.cool_pages(core, pages);
         self.urgent.extend(batch);
     }
 
-    /// Makes a batch Leaving of pages that leave first; false if there are none.
+    /// Makes a batch Cooling of pages that leave first; false if there are none.
     fn cool_first(&mut self, core: &HeapInner) -> bool {
         let pages = core.evictor.first.take(self.batch);
         let batch = self.cool_pages(core, &pages);
@@ -145,7 +145,7 @@ impl CoolingStage {
         !pages.is_empty()
     }
 
-    /// Takes the oldest batch of pages that leave first. One more batch than is wanted is Leaving
+    /// Takes the oldest batch of pages that leave first. One more batch than is wanted is Cooling
     /// then: the thread that wants it is not in its way.
     pub(super) fn next_first(&mut self, core: &HeapInner, wanted: u32) -> NextBatch {
         let waiting = |first: &VecDeque<CoolingBatch>| first.iter().map(|batch| batch.frames.len()).sum::<usize>();
@@ -157,7 +157,7 @@ impl CoolingStage {
         }
     }
 
-    /// Removes pages that were taken back from their batches.
+    /// Removes pages that were rescued from their batches.
     fn forget(&mut self, core: &HeapInner) {
         self.batches.retain_mut(|batch| {
             batch.frames.retain(|frame| leaves_with(core, *frame, batch.epoch).is_some());
@@ -221,32 +221,32 @@ impl EvictorState {
     /// Claims a page of a batch for eviction. Returns the page and its word, or `None` if it must
     /// stay. The batch's scopes are over.
     pub(super) fn claim_for_eviction(&self, core: &HeapInner, frame: FrameId, epoch: u64) -> Option<(u32, FrameWord)> {
-        // Nobody makes it Leaving again meanwhile, so it is not taken back and in a later batch
+        // Nobody makes it Cooling again meanwhile, so it is not rescued and in a later batch
         // when the exchange succeeds.
-        let _cooler = core.evictor.cooling_stage();
+        let _stage = core.evictor.cooling_stage();
         let (page, seen) = leaves_with(core, frame, epoch)?;
-        let sealed = seen.claim_for_eviction()?;
+        let claimed = seen.claim_for_eviction()?;
         let word = &core.words[page];
         if core.frames.infos[frame.0].is_pinned() || core.expects_objects(page) || self.evacuator.fills(core, page) {
-            // The page is in use, as any page that is taken back.
+            // The page is in use, as any page that is rescued.
             core.exchange(word, seen, seen.deref(false).0);
             return None;
         }
-        core.exchange(word, seen, sealed).then_some((page, sealed))
+        core.exchange(word, seen, claimed).then_some((page, claimed))
     }
 }
 
-/// Returns the page in this frame and its word, if it has been Leaving since this batch was made.
+/// Returns the page in this frame and its word, if it has been Cooling since this batch was made.
 fn leaves_with(core: &HeapInner, frame: FrameId, epoch: u64) -> Option<(u32, FrameWord)> {
     let info = &core.frames.infos[frame.0];
-    // If the page was taken back and made Leaving again since, it is in a later batch; if it is
+    // If the page was rescued and made Cooling again since, it is in a later batch; if it is
     // gone, in none.
     let page = info.page().filter(|_| info.cooled() == epoch)?;
     let seen = FrameWord(core.words[page].load(Ordering::Acquire));
     (seen.state() == State::Cooling && seen.frame() == Some(frame)).then_some((page, seen))
 }
 
-/// Makes a page Leaving, or clears its reference bit. Returns its frame if it is Leaving now.
+/// Makes a page Cooling, or clears its reference bit. Returns its frame if it is Cooling now.
 fn cool_page(core: &HeapInner, page: u32, epoch: u64) -> Option<FrameId> {
     if core.expects_objects(page) {
         return None;
@@ -264,7 +264,7 @@ fn cool_page(core: &HeapInner, page: u32, epoch: u64) -> Option<FrameId> {
     })
 }
 
-/// Makes a page Leaving as [`cool_page`] does; a page that is Leaving already moves to this batch.
+/// Makes a page Cooling as [`cool_page`] does; a page that is Cooling already moves to this batch.
 fn recool(core: &HeapInner, page: u32, epoch: u64) -> Option<FrameId> {
     let seen = FrameWord(core.words[page].load(Ordering::Acquire));
     let frame = seen.frame().filter(|_| seen.state() == State::Cooling);
@@ -274,7 +274,7 @@ fn recool(core: &HeapInner, page: u32, epoch: u64) -> Option<FrameId> {
     frame.or_else(|| cool_page(core, page, epoch))
 }
 
-/// Makes a log page Leaving that is in use, but sparse: its hot objects should lie elsewhere.
+/// Makes a log page Cooling that is in use, but sparse: its hot objects should lie elsewhere.
 fn cool_sparse(core: &HeapInner, page: u32, epoch: u64) -> Option<FrameId> {
     let objects = core.objects.as_ref().filter(|_| core.segments.is_log(page))?;
     let is_near = FrameWord(core.words[page].load(Ordering::Relaxed)).state() == State::Near;

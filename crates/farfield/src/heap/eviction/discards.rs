@@ -102,7 +102,7 @@ impl EvictorState {
         Ok(ours.len())
     }
 
-    /// Makes vacancies Fetching that the hand comes by, and returns them.
+    /// Makes vacancies Loading that the hand comes by, and returns them.
     fn claim_vacancies(&mut self, core: &HeapInner, looks: &mut u64) -> Vec<u32> {
         let pages = core.segments.high_page();
         let mut ours = Vec::with_capacity(self.batch);

@@ -2,7 +2,7 @@
 //! as cold.
 //!
 //! They wait in a list, and leave before the hand looks at anything else. A page of the list that
-//! is used again meanwhile is an ordinary one: taking it back makes it so.
+//! is used again meanwhile is an ordinary one: the rescue makes it so.
 
 use super::cooling::NextBatch;
 use super::{EvictionUrgency, EvictorState, HeapInner};

@@ -1,4 +1,4 @@
-//! Log pages of the object plane in the evictor: it hands sealed ones to the evacuator, and takes
+//! Log pages of the object plane in the evictor: it hands Claimed ones to the evacuator, and takes
 //! sparse ones that are in use.
 //!
 //! Some log pages are *urgent*: they are taken as soon as the scopes of the moment are over, and do
@@ -34,7 +34,7 @@ impl EvictorState {
         }
     }
 
-    /// Asks the evacuator about a sealed unit; false if the unit is to leave as it is.
+    /// Asks the evacuator about a Claimed unit; false if the unit is to leave as it is.
     ///
     /// While a thread or task waits for a frame, objects are not moved: moving them frees little at
     /// first.
@@ -44,8 +44,8 @@ impl EvictorState {
         if !core.segments.is_log(unit.page) || !may_move && objects.paths.is_none() {
             return false;
         }
-        let (verdict, died) = self.evacuator.take(core, objects, unit.page, frame, may_move);
-        match verdict {
+        let (decision, died) = self.evacuator.take(core, objects, unit.page, frame, may_move);
+        match decision {
             EvacuationDecision::Write => return false,
             EvacuationDecision::Stay => {
                 apply_transition(&core.words[unit.page], FrameWord::keep_near);

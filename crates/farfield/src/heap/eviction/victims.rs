@@ -1,4 +1,4 @@
-//! Eviction of a unit that the evictor has sealed.
+//! Eviction of a unit that the evictor has claimed.
 
 use super::writer::EvictionRequest;
 use super::{EvictionUrgency, EvictorState, HeapInner, TransferUnit};
@@ -9,13 +9,13 @@ use farfield_core::heap::{FrameId, FrameWord, State};
 use farfield_pool::PoolError;
 
 impl EvictorState {
-    /// Evicts one unit that we have sealed, or lets it stay.
+    /// Evicts one unit that we have claimed, or lets it stay.
     pub(super) fn evict_unit(
         &mut self,
         core: &HeapInner,
         unit: TransferUnit,
         frame: FrameId,
-        sealed: FrameWord,
+        claimed: FrameWord,
     ) -> Result<(), PoolError> {
         let word = &core.words[unit.page];
         // A larger unit has one object, and is freed with it.
@@ -27,11 +27,11 @@ impl EvictorState {
             return Ok(());
         }
         core.count_departure(unit);
-        if (0..unit.pages).all(|index| is_as_far(core, sealed, frame, index)) {
+        if (0..unit.pages).all(|index| is_as_far(core, claimed, frame, index)) {
             apply_transition(word, |word| word.dropped(false));
             self.free(core, unit, frame);
             core.evictor.clean.fetch_add(u64::from(unit.pages), Ordering::Relaxed);
-            core.evictor.ahead.fetch_add(u64::from(sealed.is_ahead()), Ordering::Relaxed);
+            core.evictor.ahead.fetch_add(u64::from(claimed.is_ahead()), Ordering::Relaxed);
             return Ok(());
         }
         if self.urgency == EvictionUrgency::Full {
@@ -39,7 +39,7 @@ impl EvictorState {
             return Ok(());
         }
         if unit.pages as usize > self.batch {
-            return self.evict_large_unit(core, unit, frame, sealed);
+            return self.evict_large_unit(core, unit, frame, claimed);
         }
         if let Err(error) = self.room_for(core, unit.pages as usize) {
             apply_transition(word, FrameWord::keep_near);
@@ -57,7 +57,7 @@ impl EvictorState {
         self.freed += unit.pages;
     }
 
-    /// Drops the sealed unit, in which no object lives.
+    /// Drops the Claimed unit, in which no object lives.
     pub(super) fn drop_dead(&mut self, core: &HeapInner, unit: TransferUnit, frame: FrameId) {
         let dropped = apply_transition(&core.words[unit.page], |word| word.dropped(true));
         self.free(core, unit, frame);
@@ -72,7 +72,7 @@ impl EvictorState {
         core: &HeapInner,
         unit: TransferUnit,
         frame: FrameId,
-        sealed: FrameWord,
+        claimed: FrameWord,
     ) -> Result<(), PoolError> {
         let word = &core.words[unit.page];
         if let Err(error) = self.finish(core).and_then(|()| self.writer.open(core)) {
@@ -82,7 +82,7 @@ impl EvictorState {
         let mut at = 0;
         while at < unit.pages {
             let wanted = FrameWord(word.load(Ordering::Acquire)).is_wanted();
-            let result = if wanted { Ok(()) } else { self.write_window(core, unit, frame, sealed, at) };
+            let result = if wanted { Ok(()) } else { self.write_window(core, unit, frame, claimed, at) };
             if wanted || result.is_err() {
                 // Pages that were written are newer than the checksums say.
                 apply_transition(word, FrameWord::keep_near_dirty);
@@ -104,11 +104,11 @@ impl EvictorState {
         core: &HeapInner,
         unit: TransferUnit,
         frame: FrameId,
-        sealed: FrameWord,
+        claimed: FrameWord,
         at: u32,
     ) -> Result<(), PoolError> {
         let window = at..(at + self.batch as u32).min(unit.pages);
-        self.writer.write(core, unit, frame, window.filter(|index| !is_as_far(core, sealed, frame, *index)));
+        self.writer.write(core, unit, frame, window.filter(|index| !is_as_far(core, claimed, frame, *index)));
         self.writer.finish_all(core)
     }
 
@@ -118,18 +118,18 @@ impl EvictorState {
         if self.writer.has_room(pages) { Ok(()) } else { self.finish(core) }
     }
 
-    /// Ends all writes. Pages whose copies arrived, and that nobody took back, are Far then.
+    /// Ends all writes. Pages whose copies arrived, and that nobody rescued, are Far then.
     pub(super) fn finish(&mut self, core: &HeapInner) -> Result<(), PoolError> {
-        let (waited, errands) = self.writer.finish(core);
+        let (waited, requests) = self.writer.finish(core);
         let mut trouble = waited;
-        for EvictionRequest { unit, frame, result } in errands {
+        for EvictionRequest { unit, frame, result } in requests {
             let result = waited.and(result);
             let word = &core.words[unit.page];
             loop {
                 let seen = FrameWord(word.load(Ordering::Acquire));
                 let next = if result.is_ok() { seen.finish_writeback() } else { seen.fail_writeback() };
-                // The page was taken back, or released. Only we make a page Copied, so it is not
-                // Copied again.
+                // The page was rescued, or released. Only we put a page into Writeback, so it is
+                // not there again.
                 let Some(next) = next else { break };
                 if core.exchange(word, seen, next) {
                     if result.is_ok() {
@@ -157,18 +157,18 @@ pub(super) fn apply_transition(word: &AtomicU64, transition: impl Fn(FrameWord) 
     }
 }
 
-/// Checks whether the pool has this page already: the `index`-th of a unit that we have sealed and
+/// Checks whether the pool has this page already: the `index`-th of a unit that we have claimed and
 /// that begins in this frame.
-fn is_as_far(core: &HeapInner, sealed: FrameWord, frame: FrameId, index: u32) -> bool {
+fn is_as_far(core: &HeapInner, claimed: FrameWord, frame: FrameId, index: u32) -> bool {
     let frame = FrameId(frame.0 + index);
-    sealed.is_stored() && !sealed.is_dirty() && sum(core, frame) == core.frames.infos[frame.0].sum()
+    claimed.is_stored() && !claimed.is_dirty() && sum(core, frame) == core.frames.infos[frame.0].sum()
 }
 
-/// Returns the checksum of the page in a frame of a unit that we have sealed.
+/// Returns the checksum of the page in a frame of a unit that we have claimed.
 fn sum(core: &HeapInner, frame: FrameId) -> u64 {
     let address = core.frames.address(frame);
     crate::heap::launder(address);
     // SAFETY: a frame of the arena, which is initialised memory of the kernel (see `launder`); the
-    // unit is in Copying and ours, so nobody writes it meanwhile.
+    // unit is Claimed and ours, so nobody writes it meanwhile.
     checksum(unsafe { core::slice::from_raw_parts(address, PAGE_BYTES) })
 }

@@ -15,7 +15,7 @@ pub(super) struct EvictionWriter {
     /// Free buffers of one page each.
     buffers: Vec<Buffer>,
     done: Vec<Completion>,
-    /// Errands that were begun since all had ended last; tags of requests are indices here.
+    /// Requests that were begun since all had ended last; tags in the lane are indices here.
     under_way: Vec<EvictionRequest>,
     /// Maximum number of pages under way.
     batch: usize,
@@ -40,7 +40,7 @@ impl EvictionWriter {
         }
     }
 
-    /// Returns the number of errands that nobody has taken out yet.
+    /// Returns the number of requests that nobody has taken out yet.
     pub(super) fn count(&self) -> usize {
         self.under_way.len()
     }
@@ -58,8 +58,8 @@ impl EvictionWriter {
         self.lane.as_ref().map_or(0, |lane| lane.in_flight()) + pages <= self.batch
     }
 
-    /// Writes the pages at `indices` of a unit which we have sealed and which begins in this frame.
-    /// The lane is open.
+    /// Writes the pages at `indices` of a unit which we have claimed and which begins in this
+    /// frame. The lane is open.
     pub(super) fn write(
         &mut self,
         core: &HeapInner,
@@ -72,7 +72,7 @@ impl EvictionWriter {
             let mut buffer = self.buffers.pop().unwrap_or_else(|| Buffer::new(1));
             let source = core.frames.address(FrameId(frame.0 + index));
             crate::heap::launder(source);
-            // SAFETY: the frame is part of a unit in Copying, of which we are the owner: no scope
+            // SAFETY: the frame is part of a Claimed unit, of which we are the owner: no scope
             // refers to it, and a thread that wants it waits. So nobody writes it.
             unsafe { buffer.bytes_mut().as_mut_ptr().copy_from_nonoverlapping(source, PAGE_BYTES) };
             buffer.seal();
@@ -116,8 +116,8 @@ impl EvictionWriter {
     fn collect(&mut self, wait: Duration) {
         self.poll(wait);
         for completion in self.done.drain(..) {
-            if let Some(errand) = self.under_way.get_mut(completion.tag as usize) {
-                errand.result = errand.result.and(completion.result);
+            if let Some(request) = self.under_way.get_mut(completion.tag as usize) {
+                request.result = request.result.and(completion.result);
             }
             self.buffers.extend(completion.buffer);
         }
@@ -132,7 +132,7 @@ impl EvictionWriter {
         }
     }
 
-    /// Lets the lane take answers that nobody waits for. A leg of a mirror that was late is used
+    /// Lets the lane take answers that nobody waits for. A member of a mirror that was late is used
     /// again, and given what it lacks, when it has answered.
     pub(super) fn take_answers(&mut self) {
         if self.lane.as_ref().is_some_and(|lane| lane.in_flight() == 0) {
@@ -140,7 +140,7 @@ impl EvictionWriter {
         }
     }
 
-    /// Waits until all errands have ended, and takes them out. The lane's deadlines ensure that
+    /// Waits until all requests have ended, and takes them out. The lane's deadlines ensure that
     /// this ends.
     pub(super) fn finish(&mut self, core: &HeapInner) -> (Result<(), PoolError>, Vec<EvictionRequest>) {
         let until = Instant::now() + core.patience * 2;
@@ -153,10 +153,10 @@ impl EvictionWriter {
         (waited, self.under_way.drain(..).collect())
     }
 
-    /// Waits until all errands have ended, and returns the first error.
+    /// Waits until all requests have ended, and returns the first error.
     pub(super) fn finish_all(&mut self, core: &HeapInner) -> Result<(), PoolError> {
-        let (waited, errands) = self.finish(core);
-        errands.into_iter().fold(waited, |result, errand| result.and(errand.result))
+        let (waited, requests) = self.finish(core);
+        requests.into_iter().fold(waited, |result, request| result.and(request.result))
     }
 
     /// Reads pages, and gives `take` those that could be read and are what was written. The lane is

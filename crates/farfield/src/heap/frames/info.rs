@@ -12,7 +12,7 @@ pub(crate) struct FrameInfo {
     pub(super) pins: AtomicU32,
     /// Checksum of the page's far copy.
     sum: AtomicU64,
-    /// Epoch in which the page became Leaving. Only the evictor uses it.
+    /// Epoch in which the page became Cooling. Only the evictor uses it.
     cooled: AtomicU64,
 }
 

@@ -1,6 +1,7 @@
 //! The frames that were ever used, for hands that go round them (CLOCK).
 
-/// Ranges of the frames that were used: one in the ground and one in the annex, each up to an end.
+/// Ranges of the frames that were used: one in the base area and one in the overflow area, each up
+/// to an end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct UsedFrames {
     pub(super) high: u32,

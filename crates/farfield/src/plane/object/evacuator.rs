@@ -1,13 +1,13 @@
 //! The evacuator moves live objects out of a log page that is about to leave. Hot objects move
 //! together, and cold ones too, so that hot ones stay near and pages that leave are dense (AIFM).
 //!
-//! The evacuator is a part of the evictor, which has sealed the page: no scope refers to it, and
+//! The evacuator is a part of the evictor, which has claimed the page: no scope refers to it, and
 //! threads that want it wait, for no longer than its objects are copied. An object is *hot* if it
 //! was used again after it came; moving clears that mark. Objects go to pages that only the
 //! evacuator fills; those of cold objects leave as soon as they are full. While a thread waits for
 //! a frame, or when there is no frame to move objects to, pages leave as they are.
 //!
-//! The evacuator also compacts far pages in which few objects live (`heap/evictor/merge.rs`).
+//! The evacuator also compacts far pages in which few objects live (`heap/eviction/compaction.rs`).
 
 use super::tags::PageTags;
 use super::{ObjectId, Objects};
@@ -34,8 +34,8 @@ struct EvacuationTarget {
     next: u32,
 }
 
-/// A page whose objects move, with its bytes. The page is sealed, or Far and kept so
-/// ([`LogPages::go`](super::LogPages::go)).
+/// A page whose objects move, with its bytes. The page is Claimed, or Far and kept so
+/// ([`LogPages::begin_departure`](super::LogPages::begin_departure)).
 struct EvacuationSource<'a> {
     page: u32,
     class: LogClass,
@@ -62,7 +62,7 @@ impl Evacuator {
         objects.log.word(page).is_sparse(2)
     }
 
-    /// Decides about a sealed log page, and empties it if that is the verdict, `may_move` allows
+    /// Decides about a Claimed log page, and empties it if that is the decision, `may_move` allows
     /// it, and there is room. Returns true if the page is dead by that, and the caller's to retire.
     pub(crate) fn take(
         &mut self,
@@ -77,8 +77,8 @@ impl Evacuator {
             return (EvacuationDecision::Write, false);
         };
         crate::heap::launder(core.frames.address(frame));
-        // SAFETY: a frame of the arena, which is initialised memory of the kernel; its page is in
-        // Copying and the evictor's, so nobody writes it until it is told what becomes of the page.
+        // SAFETY: a frame of the arena, which is initialised memory of the kernel; its page is
+        // Claimed and the evictor's, so nobody writes it until it is told what becomes of the page.
         let bytes = unsafe { core::slice::from_raw_parts(core.frames.address(frame), PAGE_BYTES) };
         let source = EvacuationSource { page, class, bytes };
         let mut found = source.live(objects);
@@ -88,15 +88,15 @@ impl Evacuator {
         let (hot, used) = (count(&|handle| objects.is_hot(handle)), count(&Handle::is_used));
         let choice = objects.paths.as_ref().map(|paths| (paths, paths.choose(class, word, used)));
         let mut died = false;
-        let verdict = match EvacuationDecision::of(found.len() as u32, hot, class.capacity()) {
+        let decision = match EvacuationDecision::of(found.len() as u32, hot, class.capacity()) {
             EvacuationDecision::Stay | EvacuationDecision::Evacuate if !may_move => EvacuationDecision::Write,
             EvacuationDecision::Evacuate if matches!(choice, Some((_, IngressPath::Page))) => EvacuationDecision::Write,
             EvacuationDecision::Evacuate if !self.move_all(core, objects, &source, &found, &mut died) => {
                 EvacuationDecision::Write
             }
-            verdict => verdict,
+            decision => decision,
         };
-        let marks = match (verdict, choice) {
+        let marks = match (decision, choice) {
             (EvacuationDecision::Stay, _) => {
                 found.iter().for_each(|found| objects.cool_down(found.object, found.handle));
                 0
@@ -109,7 +109,7 @@ impl Evacuator {
             }
             _ => 0,
         };
-        if verdict != EvacuationDecision::Stay
+        if decision != EvacuationDecision::Stay
             && let Some((paths, _)) = choice
         {
             paths.learn(class, word, used);
@@ -117,10 +117,10 @@ impl Evacuator {
         for found in found.iter().filter(|found| found.handle.0 & marks != 0) {
             objects.handles[found.object].fetch_and(!marks, Ordering::Relaxed);
         }
-        (verdict, died)
+        (decision, died)
     }
 
-    /// Moves these objects out of a sealed page, hot ones together and cold ones together. Returns
+    /// Moves these objects out of a Claimed page, hot ones together and cold ones together. Returns
     /// false if there is no room for all that still live.
     fn move_all(
         &mut self,
@@ -218,7 +218,7 @@ impl EvacuationSource<'_> {
     /// Returns the objects that live in the page.
     fn live(&self, objects: &Objects) -> Vec<LiveObject> {
         assert_eq!(self.bytes.len(), PAGE_BYTES);
-        let tags = PageTags::new(&objects.log.aside, self.page, self.class);
+        let tags = PageTags::new(&objects.log.tag_table, self.page, self.class);
         let tagged = |index| {
             // SAFETY: the bytes of a page, which nobody writes as long as we have them.
             let tag = unsafe { tags.get(self.bytes.as_ptr(), index) };
@@ -255,7 +255,7 @@ impl EvacuationTarget {
         unsafe {
             let target = core.frames.address(self.frame);
             target.add(usize::from(card) * CARD_BYTES).copy_from_nonoverlapping(from.as_ptr(), from.len());
-            PageTags::new(&objects.log.aside, self.page, class).set(target, index, found.object);
+            PageTags::new(&objects.log.tag_table, self.page, class).set(target, index, found.object);
         }
         let moved = objects.heat.rule.looked_at(found.handle).evacuated(self.page, card);
         let handle = &objects.handles[found.object];

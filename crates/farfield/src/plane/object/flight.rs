@@ -100,7 +100,7 @@ impl HeapInner {
         &self,
         record: &ThreadState,
         object: ObjectId,
-        landing: FetchIntent,
+        intent: FetchIntent,
     ) -> Option<FetchFlight> {
         let objects = self.objects.as_ref().filter(|objects| object < objects.handles.count())?;
         let seen = Handle(objects.handles[object].load(Ordering::Acquire));
@@ -111,16 +111,16 @@ impl HeapInner {
         let class = match objects.fetch_granularity(page, self.frames.limit())? {
             FetchGranularity::Object(class) => class,
             FetchGranularity::Page(page) => {
-                let frame = self.take_frames_now(1, landing)?;
-                return self.depart_page(record, objects, page, frame, landing);
+                let frame = self.take_frames_now(1, intent)?;
+                return self.depart_page(record, objects, page, frame, intent);
             }
         };
         let mut spot = self.spot_now(record, objects, object, class, true).ok()?;
         if spot.is_none() {
-            self.open_page(record, objects, class, self.take_frames_now(1, landing)?).ok()?;
+            self.open_page(record, objects, class, self.take_frames_now(1, intent)?).ok()?;
             spot = self.spot_now(record, objects, object, class, true).ok()?;
         }
-        self.depart(record, objects, object, seen, spot?, landing == FetchIntent::Prefetch).map(FetchFlight::Object)
+        self.depart(record, objects, object, seen, spot?, intent == FetchIntent::Prefetch).map(FetchFlight::Object)
     }
 
     /// Ends a flight, with the bytes if they were to be had. Returns true if tasks wait for the
@@ -172,7 +172,7 @@ impl HeapInner {
         objects: &Objects,
         page: u32,
         frame: FrameId,
-        landing: FetchIntent,
+        intent: FetchIntent,
     ) -> Option<FetchFlight> {
         if objects.log.fetch(page) {
             let word = &self.words[page];
@@ -180,10 +180,10 @@ impl HeapInner {
             if seen.state() == State::Far && self.exchange(word, seen, seen.deref(false).0) {
                 add(&record.counters.fetched_bytes, PAGE_BYTES as u64);
                 count(&record.counters.whole_pages);
-                if landing != FetchIntent::Prefetch {
+                if intent != FetchIntent::Prefetch {
                     self.count_miss(record, page, IngressPath::Page);
                 }
-                return Some(FetchFlight::Unit { unit: TransferUnit { page, pages: 1 }, frame, intent: landing });
+                return Some(FetchFlight::Unit { unit: TransferUnit { page, pages: 1 }, frame, intent });
             }
             self.end_fetch(&objects.log, page, false);
         }
@@ -230,7 +230,7 @@ impl HeapInner {
     }
 
     /// Makes room for an object, with its tag, if this thread has a page with room. `None`: [open
-    /// one](Core::open_page).
+    /// one](HeapInner::open_page).
     pub(crate) fn spot_now(
         &self,
         record: &ThreadState,
@@ -254,7 +254,7 @@ impl HeapInner {
         let found = self.near_log(page);
         if let Ok(Some(frame)) = found {
             let place = SlotHint::new(frame, class.card(index));
-            let tags = PageTags::new(&objects.log.aside, page, class);
+            let tags = PageTags::new(&objects.log.tag_table, page, class);
             // SAFETY: the frame holds the page until our scope ends; nobody else writes this tag,
             // because the page is open and this thread fills it, and the place is free.
             unsafe { tags.set(self.frames.address(frame), index, object) };
@@ -303,7 +303,7 @@ impl HeapInner {
     /// previous page of this number is discarded.
     pub(super) fn make_log(&self, page: u32, frame: FrameId) -> Result<(), FarError> {
         let word = &self.words[page];
-        let mut patience = Backoff::new(self.patience);
+        let mut backoff = Backoff::new(self.patience);
         loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
             match seen.create() {
@@ -316,7 +316,7 @@ impl HeapInner {
                     return Ok(());
                 }
                 // What an earlier page of this number left in the pool is being discarded.
-                _ => patience.wait()?,
+                _ => backoff.wait()?,
             }
         }
     }
@@ -325,7 +325,7 @@ impl HeapInner {
     /// page has left.
     pub(super) fn near_log(&self, page: u32) -> Result<Option<FrameId>, FarError> {
         let word = &self.words[page];
-        let mut patience = Backoff::new(self.patience);
+        let mut backoff = Backoff::new(self.patience);
         loop {
             let seen = FrameWord(word.load(Ordering::Acquire));
             match seen.create() {
@@ -336,7 +336,7 @@ impl HeapInner {
                 }
                 (next, DerefOutcome::Wait) => {
                     if next == seen || self.exchange(word, seen, next) {
-                        patience.wait()?;
+                        backoff.wait()?;
                     }
                 }
                 // The page was written, or dropped because nothing lived in it.

@@ -109,7 +109,7 @@ impl HeapInner {
         // it.
         let Some(frame) = self.near_log(page)? else { return Ok(None) };
         let Some(word) = log.reopen(page, class) else { return Ok(None) };
-        let tags = PageTags::new(&log.aside, page, class);
+        let tags = PageTags::new(&log.tag_table, page, class);
         let bytes = self.frames.address(frame);
         // SAFETY: the page is near until our scope ends, and ours to fill: nobody else writes its
         // tags.

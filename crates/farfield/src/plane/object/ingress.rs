@@ -22,7 +22,7 @@ pub(crate) enum ObjectLookup {
     Retry,
     /// The object comes with this page, which is on its way.
     Loading(u32),
-    /// The object is far: its handle, and the way by which it is to come.
+    /// The object is far: its handle, and the granularity in which it is to come.
     Far(Handle, FetchGranularity),
 }
 
@@ -42,14 +42,14 @@ impl HeapInner {
         scope: &Scope<'_>,
         number: u32,
         guess: SlotHint,
-        want: AccessMode,
+        mode: AccessMode,
         renewable: bool,
     ) -> Result<SlotHint, FarError> {
         let (objects, object) = self.object_of(number).ok_or(FarError::OtherHeap)?;
-        if self.confirms_object(objects, object, guess, want) {
+        if self.confirms_object(objects, object, guess, mode) {
             return Ok(guess);
         }
-        self.fault_in_object(scope.record, objects, object, want, renewable)
+        self.fault_in_object(scope.record, objects, object, mode, renewable)
     }
 
     /// Returns the number within this heap of the object that a slot names. `Ok(None)`: the object
@@ -58,10 +58,10 @@ impl HeapInner {
         &self,
         number: u32,
         guess: SlotHint,
-        want: AccessMode,
+        mode: AccessMode,
     ) -> Result<Option<u32>, FarError> {
         let (objects, object) = self.object_of(number).ok_or(FarError::OtherHeap)?;
-        Ok((!self.confirms_object(objects, object, guess, want)).then_some(self.pages + object))
+        Ok((!self.confirms_object(objects, object, guess, mode)).then_some(self.pages + object))
     }
 
     /// Prefetches the handle of a slot, whose number is not a page's, into the processor's cache.
@@ -85,7 +85,7 @@ impl HeapInner {
 
     /// Checks whether the object is near where its slot guesses, and hot already.
     #[inline]
-    fn confirms_object(&self, objects: &Objects, object: ObjectId, guess: SlotHint, want: AccessMode) -> bool {
+    fn confirms_object(&self, objects: &Objects, object: ObjectId, guess: SlotHint, mode: AccessMode) -> bool {
         let handle = &objects.handles[object];
         let seen = Handle(handle.load(Ordering::Acquire));
         if let ObjectLocation::At { page, card } = seen.location()
@@ -94,7 +94,7 @@ impl HeapInner {
             // The address comes from the slot, so that the processor loads the value while it
             // checks.
             let word = FrameWord(self.words[page].load(Ordering::Acquire));
-            let found = if want == AccessMode::Write { word.confirms_dirty(guess) } else { word.confirms(guess) };
+            let found = if mode == AccessMode::Write { word.confirms_dirty(guess) } else { word.confirms(guess) };
             return found && seen.is_hot() && Handle(handle.load(Ordering::Acquire)) == seen;
         }
         false
@@ -124,36 +124,36 @@ impl HeapInner {
         record: &ThreadState,
         objects: &Objects,
         object: ObjectId,
-        want: AccessMode,
+        mode: AccessMode,
         renewable: bool,
     ) -> Result<SlotHint, FarError> {
         let number = self.pages + object;
-        let mut patience = Backoff::new(self.patience);
+        let mut backoff = Backoff::new(self.patience);
         let mut brought = record.is_retry.get();
         loop {
-            match self.look_up_object(record, objects, object, want, brought) {
+            match self.look_up_object(record, objects, object, mode, brought) {
                 ObjectLookup::Resident(place) => return Ok(place),
                 ObjectLookup::Far(..) | ObjectLookup::Relocating | ObjectLookup::Loading(_)
                     if record.is_nonblocking.get() =>
                 {
-                    record.missed.set(Some((number, want)));
+                    record.missed.set(Some((number, mode)));
                     return Err(WOULD_BLOCK);
                 }
                 _ if cfg!(debug_assertions) && record.locks.get() > 0 => {
                     unreachable!("waits for an object with a lock")
                 }
-                ObjectLookup::Retry => patience.wait()?,
+                ObjectLookup::Retry => backoff.wait()?,
                 ObjectLookup::Relocating => {
                     self.help(record, Some(number));
-                    patience.wait()?;
+                    backoff.wait()?;
                 }
                 ObjectLookup::Loading(page) => {
                     self.help(record, Some(page));
-                    patience.wait()?;
+                    backoff.wait()?;
                 }
                 ObjectLookup::Far(_, FetchGranularity::Page(page)) => {
-                    let frame = self.take_wanted_frames(record, 1, renewable, want)?;
-                    if let Some(flight) = self.depart_page(record, objects, page, frame, want.fetch_intent()) {
+                    let frame = self.take_wanted_frames(record, 1, renewable, mode)?;
+                    if let Some(flight) = self.depart_page(record, objects, page, frame, mode.fetch_intent()) {
                         self.fetch(record, flight)?;
                         brought = true;
                         self.mark_streamed_page(record, page);
@@ -179,7 +179,7 @@ impl HeapInner {
         record: &ThreadState,
         objects: &Objects,
         object: ObjectId,
-        want: AccessMode,
+        mode: AccessMode,
         brought: bool,
     ) -> ObjectLookup {
         let handle = &objects.handles[object];
@@ -192,7 +192,7 @@ impl HeapInner {
             };
             let word = &self.words[page];
             let held = FrameWord(word.load(Ordering::Acquire));
-            let (next, what) = want.decide(held);
+            let (next, what) = mode.decide(held);
             match what {
                 DerefOutcome::Resident(frame) => {
                     if next != held && !self.exchange(word, held, next) {
@@ -222,7 +222,7 @@ impl HeapInner {
                 DerefOutcome::Fetch => {
                     return objects
                         .fetch_granularity(page, self.frames.limit())
-                        .map_or(ObjectLookup::Retry, |way| ObjectLookup::Far(seen, way));
+                        .map_or(ObjectLookup::Retry, |granularity| ObjectLookup::Far(seen, granularity));
                 }
                 DerefOutcome::Zero => unreachable!("nobody creates by looking"),
             }

@@ -23,7 +23,7 @@ pub(crate) struct LogPages {
     /// Number of log pages in use. The next field counts those of them that come whole next time.
     in_use: AtomicU32,
     by_page: AtomicU32,
-    pub(super) aside: TagTable,
+    pub(super) tag_table: TagTable,
     pub(super) holes: Holes,
     lists: Mutex<Lists>,
 }
@@ -53,7 +53,7 @@ impl LogPages {
             opened: AtomicU32::new(0),
             in_use: AtomicU32::new(0),
             by_page: AtomicU32::new(0),
-            aside: TagTable::new(pages)?,
+            tag_table: TagTable::new(pages)?,
             holes: Holes::new(near),
             lists: Mutex::new(Lists::default()),
         })
@@ -67,7 +67,7 @@ impl LogPages {
         let words = (u64::from(high_page) * size_of::<LogWord>() as u64).next_multiple_of(PAGE_BYTES as u64);
         // A page is in one list at most, and lists grow by doubling.
         let lists = u64::from(self.count.load(Ordering::Relaxed)) * 2 * size_of::<u32>() as u64;
-        words + lists + self.holes.table_bytes() + self.aside.table_bytes(high_page)
+        words + lists + self.holes.table_bytes() + self.tag_table.table_bytes(high_page)
     }
 
     /// Returns the number of log pages that were opened, so far, modulo 2^32.
@@ -123,7 +123,7 @@ impl LogPages {
         self.word(page).coming() > 0
     }
 
-    /// Counts the departure of an object from a page that is the caller's (Copying). Returns true
+    /// Counts the departure of an object from a page that is the caller's (Claimed). Returns true
     /// if it was the last: the page is dead, and the caller's to [retire](LogPages::retire).
     pub(super) fn leave(&self, page: u32) -> bool {
         self.update(page, LogWord::remove)
@@ -174,7 +174,7 @@ impl LogPages {
         self.update(page, |word| word.fetch().map_or((word, false), |next| (next, true)))
     }
 
-    /// Notes that the page, which is the caller's (Copying), leaves, and the path by which its
+    /// Notes that the page, which is the caller's (Claimed), leaves, and the path by which its
     /// objects will come.
     pub(super) fn send(&self, page: u32, path: IngressPath) {
         // Incremented before the word says so, and decremented after: the count is never below
@@ -206,7 +206,7 @@ impl LogPages {
     /// The page's bytes are at this address, and nobody writes them.
     pub(crate) unsafe fn tagged(&self, page: u32, class: LogClass, index: u32, bytes: *const u8) -> Option<ObjectId> {
         // SAFETY: passed on to the caller.
-        unsafe { PageTags::new(&self.aside, page, class).get(bytes, index) }
+        unsafe { PageTags::new(&self.tag_table, page, class).get(bytes, index) }
     }
 
     /// Returns the pages that are not in use, for the verifier.
@@ -244,7 +244,7 @@ impl HeapInner {
                 }
             },
         };
-        if class.has_tags_aside() && log.aside.make_room(page) {
+        if class.has_tags_aside() && log.tag_table.make_room(page) {
             self.fit();
         }
         log.in_use.fetch_add(1, Ordering::Relaxed);
@@ -273,7 +273,7 @@ impl HeapInner {
             if lists.aging.front().is_some_and(|(first, _)| *first == epoch)
                 && let Some((_, pages)) = lists.aging.pop_front()
             {
-                pages.into_iter().for_each(|page| lists.free[usize::from(log.aside.has_room(page))].push(page));
+                pages.into_iter().for_each(|page| lists.free[usize::from(log.tag_table.has_room(page))].push(page));
             }
         }
     }

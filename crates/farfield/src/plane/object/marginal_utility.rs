@@ -6,15 +6,15 @@
 //! less than an eighth of near memory after the departure is counted as *early*. With an eighth
 //! more near memory, there would be that many misses fewer, and each departure would be later. In
 //! the time in which all of near memory leaves once, an eighth more of it would save the early
-//! misses of that time. The price is their quotient: misses saved for each page that stays for one
-//! such time. A program that reads everything in turn has a price of 0, however much it misses. A
-//! cache that is almost large enough has a high one.
+//! misses of that time. The utility is their quotient: misses saved for each page that stays for
+//! one such time. A program that reads everything in turn has a utility of 0, however much it
+//! misses. A cache that is almost large enough has a high one.
 
 use crate::error::BuildError;
 use crate::heap::{ReservedArray, TransferUnit};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// The price, and the counts from which it is computed.
+/// The utility, and the counts from which it is computed.
 pub(crate) struct MarginalUtility {
     /// Number of pages that left, so far, modulo 2^32.
     clock: AtomicU32,
@@ -22,17 +22,17 @@ pub(crate) struct MarginalUtility {
     left_at: ReservedArray<AtomicU32>,
     /// Number of early misses: those of pages that had left shortly before.
     pub(crate) early: AtomicU64,
-    /// Clock value at which the price was last computed; only the evictor computes it. The next
+    /// Clock value at which the utility was last computed; only the evictor computes it. The next
     /// field is [`MarginalUtility::early`] at that time.
     made_at: AtomicU32,
     early_then: AtomicU64,
-    /// The price, in parts of [`ONE`].
+    /// The utility, in parts of [`ONE`].
     value: AtomicU32,
 }
 
 /// Part of near memory, as a divisor: a miss is early if less than this part has left since.
 const SHORTLY: u32 = 8;
-/// Number of times that the price is computed while all of near memory leaves once. Each new
+/// Number of times that the utility is computed while all of near memory leaves once. Each new
 /// measurement weighs one part in as many.
 const OFTEN: u32 = 4;
 const ONE: u32 = 1 << 8;
@@ -60,8 +60,8 @@ impl MarginalUtility {
         f64::from(self.value.load(Ordering::Relaxed)) / f64::from(ONE)
     }
 
-    /// Counts the departure of a unit from a near memory of this many frames, and updates the price
-    /// when it is time.
+    /// Counts the departure of a unit from a near memory of this many frames, and updates the
+    /// utility when it is time.
     pub(super) fn leaves(&self, unit: TransferUnit, frames: u32) {
         let clock = self.clock().wrapping_add(unit.pages);
         self.clock.store(clock, Ordering::Relaxed);
@@ -71,9 +71,9 @@ impl MarginalUtility {
             self.made_at.store(clock, Ordering::Relaxed);
             let early = self.early.load(Ordering::Relaxed);
             let lately = early - self.early_then.swap(early, Ordering::Relaxed);
-            let price = lately * u64::from(SHORTLY * ONE) / u64::from(since);
-            let (before, price) = (self.value.load(Ordering::Relaxed), price.min(u64::from(u32::MAX)) as u32);
-            self.value.store(before - before / OFTEN + price / OFTEN, Ordering::Relaxed);
+            let utility = lately * u64::from(SHORTLY * ONE) / u64::from(since);
+            let (before, utility) = (self.value.load(Ordering::Relaxed), utility.min(u64::from(u32::MAX)) as u32);
+            self.value.store(before - before / OFTEN + utility / OFTEN, Ordering::Relaxed);
         }
     }
 
@@ -89,21 +89,21 @@ impl MarginalUtility {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a price that has nothing to do with what near memory would save.
+    //! Guards against a utility that has nothing to do with what near memory would save.
     use super::*;
 
     const FRAMES: u32 = 800;
 
     /// Pages leave in turn, and come back after `distance` departures, so many of ten.
     fn price_of(distance: u32, tenths: u32) -> f64 {
-        let price = MarginalUtility::new(1 << 16).unwrap();
+        let utility = MarginalUtility::new(1 << 16).unwrap();
         for time in 0..8 * FRAMES {
-            price.leaves(TransferUnit { page: time, pages: 1 }, FRAMES);
+            utility.leaves(TransferUnit { page: time, pages: 1 }, FRAMES);
             if time >= distance && time % 10 < tenths {
-                price.missed(time - distance, FRAMES);
+                utility.missed(time - distance, FRAMES);
             }
         }
-        price.now()
+        utility.now()
     }
 
     #[test]
@@ -122,15 +122,15 @@ mod tests {
 
     #[test]
     fn the_price_falls_when_nothing_comes_back() {
-        let price = MarginalUtility::new(16).unwrap();
+        let utility = MarginalUtility::new(16).unwrap();
         let leave = |missed: bool| {
             for _ in 0..4 * FRAMES {
-                price.leaves(TransferUnit { page: 3, pages: 1 }, FRAMES);
+                utility.leaves(TransferUnit { page: 3, pages: 1 }, FRAMES);
                 if missed {
-                    price.missed(3, FRAMES);
+                    utility.missed(3, FRAMES);
                 }
             }
-            price.now()
+            utility.now()
         };
         assert!(leave(true) > 7.0);
         assert!(leave(false) < 1.0);
@@ -138,8 +138,8 @@ mod tests {
 
     #[test]
     fn what_never_left_is_not_early() {
-        let price = MarginalUtility::new(16).unwrap();
-        price.missed(5, FRAMES);
-        assert_eq!(price.early.load(Ordering::Relaxed), 0);
+        let utility = MarginalUtility::new(16).unwrap();
+        utility.missed(5, FRAMES);
+        assert_eq!(utility.early.load(Ordering::Relaxed), 0);
     }
 }

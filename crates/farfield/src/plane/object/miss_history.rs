@@ -62,30 +62,30 @@ mod tests {
     use crate::ptr::Follow;
     use crate::{FarBox, Heap, Plane};
 
-    fn without(habit: &MissHistory, class: LogClass) -> usize {
-        (0..TRY_EVERY * class.capacity()).filter(|_| habit.should_skip_handle(class)).count()
+    fn without(history: &MissHistory, class: LogClass) -> usize {
+        (0..TRY_EVERY * class.capacity()).filter(|_| history.should_skip_handle(class)).count()
     }
 
     #[test]
     fn values_whose_pages_come_whole_have_no_handles_but_some() {
         let class = LogClass::of(64, 8).unwrap();
-        let habit = MissHistory::default();
-        (1..LEAST).for_each(|_| habit.missed(IngressPath::Page));
-        assert_eq!(without(&habit, class), 0, "too little is known");
-        habit.missed(IngressPath::Page);
-        assert_eq!(without(&habit, class), 15 * class.capacity() as usize);
+        let history = MissHistory::default();
+        (1..LEAST).for_each(|_| history.missed(IngressPath::Page));
+        assert_eq!(without(&history, class), 0, "too little is known");
+        history.missed(IngressPath::Page);
+        assert_eq!(without(&history, class), 15 * class.capacity() as usize);
     }
 
     #[test]
     fn what_was_long_ago_does_not_count() {
         let class = LogClass::of(64, 8).unwrap();
-        let habit = MissHistory::default();
-        (0..100 * MOST).for_each(|_| habit.missed(IngressPath::Page));
-        assert!(without(&habit, class) > 0);
-        (0..2 * MOST).for_each(|_| habit.missed(IngressPath::Object));
-        assert_eq!(without(&habit, class), 0);
-        (0..2 * MOST).for_each(|_| habit.missed(IngressPath::Page));
-        assert!(without(&habit, class) > 0);
+        let history = MissHistory::default();
+        (0..100 * MOST).for_each(|_| history.missed(IngressPath::Page));
+        assert!(without(&history, class) > 0);
+        (0..2 * MOST).for_each(|_| history.missed(IngressPath::Object));
+        assert_eq!(without(&history, class), 0);
+        (0..2 * MOST).for_each(|_| history.missed(IngressPath::Page));
+        assert!(without(&history, class) > 0);
     }
     #[test]
     fn programs_that_read_everything_in_turn_come_to_have_no_handles() {

@@ -10,10 +10,11 @@
 //!
 //! **What is enough?** A page that comes whole, and of which `used` objects are used before it
 //! leaves, saves `used - 1` misses. But it takes the places of its other objects from something
-//! else. These are worth what near memory is worth at the moment, the [`MarginalUtility`]. So the page should
-//! come whole if the saving exceeds that. In a program that reads everything in turn, a few objects
-//! are enough; in a cache, where each frame saves misses, most must be used. (Atlas has a fixed
-//! threshold of CAR, 0.8; [`Builder::car_threshold`](crate::Builder::car_threshold) sets one.)
+//! else. These are worth what near memory is worth at the moment, the [`MarginalUtility`]. So the
+//! page should come whole if the saving exceeds that. In a program that reads everything in turn, a
+//! few objects are enough; in a cache, where each frame saves misses, most must be used. (Atlas has
+//! a fixed threshold of CAR, 0.8; [`Builder::car_threshold`](crate::Builder::car_threshold) sets
+//! one.)
 //!
 //! **How many will be used?** As many as last time, if the page came whole then. A page that was
 //! filled near is used from end to end whatever the program does, which says nothing. So we look at
@@ -35,7 +36,7 @@ use farfield_core::heap::{IngressPath, LogClass, LogWord};
 
 /// Decides about paths, and counts pages and misses. Only the evictor decides when pages leave.
 pub(crate) struct Paths {
-    /// Least CAR with which a page comes whole; `None`: the price decides.
+    /// Least CAR with which a page comes whole; `None`: the marginal utility decides.
     threshold: Option<f64>,
     /// Size in bytes up to which values have no handles.
     alone_above: usize,
@@ -62,9 +63,9 @@ struct WholePageProbes {
 }
 
 const ALL: u32 = 1 << 16;
-/// Weight of each trial, as a divisor: it counts a quarter.
+/// Weight of each probe, as a divisor: it counts a quarter.
 const WEIGHT: u32 = 4;
-/// Number of pages of which one comes whole while trials fail.
+/// Number of pages of which one comes whole while probes fail.
 const TRY_EVERY: u32 = 16;
 
 /// Misses of one far page in a row. The word has the clock of the first one (24 bits), whether the
@@ -99,11 +100,11 @@ impl MissRun {
 impl Paths {
     /// Makes the tables for a heap of this many pages.
     pub(crate) fn new(threshold: Option<f64>, alone_above: usize, pages: u32) -> Result<Paths, BuildError> {
-        let trials = |_| WholePageProbes { rate: AtomicU32::new(ALL), untried: AtomicU32::new(0) };
+        let probes = |_| WholePageProbes { rate: AtomicU32::new(ALL), untried: AtomicU32::new(0) };
         Ok(Paths {
             threshold,
             alone_above,
-            probes: core::array::from_fn(trials),
+            probes: core::array::from_fn(probes),
             miss_histories: Default::default(),
             utility: MarginalUtility::new(pages)?,
             miss_runs: ReservedArray::new(pages as usize)?,
@@ -153,7 +154,7 @@ impl Paths {
         f64::from(word.live()) * f64::from(rate) / f64::from(ALL)
     }
 
-    /// Checks whether the next page of this class comes whole as a trial, whatever is known.
+    /// Checks whether the next page of this class comes whole as a probe, whatever is known.
     fn is_probe(&self, class: LogClass) -> bool {
         self.probes[class.index()].untried.load(Ordering::Relaxed).is_multiple_of(TRY_EVERY)
     }
@@ -176,12 +177,12 @@ impl Paths {
 
     /// Learns from the stay of a page with this word, which is over.
     pub(super) fn learn(&self, class: LogClass, word: LogWord, used: u32) {
-        let trials = &self.probes[class.index()];
+        let probes = &self.probes[class.index()];
         if !word.came_whole() {
-            trials.untried.fetch_add(1, Ordering::Relaxed);
+            probes.untried.fetch_add(1, Ordering::Relaxed);
         } else if word.live() > 0 {
-            let (before, now) = (trials.rate.load(Ordering::Relaxed), used.min(word.live()) * ALL / word.live());
-            trials.rate.store(before - before / WEIGHT + now / WEIGHT, Ordering::Relaxed);
+            let (before, now) = (probes.rate.load(Ordering::Relaxed), used.min(word.live()) * ALL / word.live());
+            probes.rate.store(before - before / WEIGHT + now / WEIGHT, Ordering::Relaxed);
         }
     }
 
@@ -205,9 +206,9 @@ impl Paths {
 
     /// Counts a miss of an object of this far page, which comes alone.
     fn missed(&self, page: u32, frames: u32) {
-        let burst = &self.miss_runs[page];
-        let next = MissRun(burst.load(Ordering::Relaxed)).missed(self.utility.clock(), frames);
-        burst.store(next.0, Ordering::Relaxed);
+        let run = &self.miss_runs[page];
+        let next = MissRun(run.load(Ordering::Relaxed)).missed(self.utility.clock(), frames);
+        run.store(next.0, Ordering::Relaxed);
     }
 
     /// Checks whether so many objects of this far page were missed lately that the rest had better
@@ -322,7 +323,7 @@ mod tests {
             (0..=class.capacity()).find(whole).unwrap()
         };
         assert_eq!(least(0), 2);
-        // A price of 8, and of 40.
+        // A marginal utility of 8, and of 40.
         assert_eq!((least(1), least(5)), (9, 31));
         // Two objects of a page are not worth what eight misses are, however many there are.
         let large = LogClass::of(1300, 8).unwrap();
@@ -355,7 +356,7 @@ mod tests {
         let class = LogClass::of(64, 8).unwrap();
         let (filled, whole) = (page_of(class, false), page_of(class, true));
         let paths = paths_at(1);
-        // The first one is a trial.
+        // The first one is a probe.
         paths.learn(class, filled, 60);
         let comes_whole = |page| paths.comes_whole(page, class, page_of(class, false).leave(IngressPath::Page), FRAMES);
         paths.leaves(1, class, filled);
@@ -372,17 +373,17 @@ mod tests {
 
     #[test]
     fn a_row_of_misses_ends() {
-        let mut burst = MissRun(0);
+        let mut run = MissRun(0);
         let mut clock = u32::MAX - 5;
         for count in 1..=300 {
-            burst = burst.missed(clock, FRAMES);
-            assert_eq!(burst.count(clock, FRAMES), count.min(COUNT_MAX));
+            run = run.missed(clock, FRAMES);
+            assert_eq!(run.count(clock, FRAMES), count.min(COUNT_MAX));
         }
         clock = clock.wrapping_add(FRAMES / ROW - 1);
-        assert_eq!(burst.count(clock, FRAMES), COUNT_MAX);
+        assert_eq!(run.count(clock, FRAMES), COUNT_MAX);
         clock = clock.wrapping_add(1);
-        assert_eq!(burst.count(clock, FRAMES), 0);
-        assert_eq!(burst.missed(clock, FRAMES).count(clock, FRAMES), 1);
+        assert_eq!(run.count(clock, FRAMES), 0);
+        assert_eq!(run.missed(clock, FRAMES).count(clock, FRAMES), 1);
     }
 
     #[test]

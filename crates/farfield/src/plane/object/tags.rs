@@ -91,13 +91,13 @@ impl Drop for TagTable {
 #[derive(Clone, Copy)]
 pub(super) struct PageTags<'a> {
     class: LogClass,
-    aside: Option<&'a [AtomicU32; TAGS_ASIDE]>,
+    table: Option<&'a [AtomicU32; TAGS_ASIDE]>,
 }
 
 impl<'a> PageTags<'a> {
     /// Returns the access to the tags of this page, which is one of this class.
-    pub(super) fn new(aside: &'a TagTable, page: u32, class: LogClass) -> PageTags<'a> {
-        PageTags { class, aside: aside.of(page).filter(|_| class.has_tags_aside()) }
+    pub(super) fn new(table: &'a TagTable, page: u32, class: LogClass) -> PageTags<'a> {
+        PageTags { class, table: table.of(page).filter(|_| class.has_tags_aside()) }
     }
 
     /// Returns the object of this index, by the page's bytes; `None` if there never was one.
@@ -112,7 +112,7 @@ impl<'a> PageTags<'a> {
             Some(offset) => u32::from_le_bytes(unsafe { page.add(offset).cast::<[u8; TAG_BYTES]>().read() }),
             // Relaxed: a thread that has the page, or keeps it Far, came after the thread that
             // filled it.
-            None => self.aside?[index as usize].load(Ordering::Relaxed),
+            None => self.table?[index as usize].load(Ordering::Relaxed),
         };
         tag.checked_sub(1)
     }
@@ -128,8 +128,8 @@ impl<'a> PageTags<'a> {
             // says.
             Some(offset) => unsafe { page.add(offset).cast::<[u8; TAG_BYTES]>().write(tag.to_le_bytes()) },
             None => {
-                let Some(aside) = self.aside else { unreachable!("opened without room for tags") };
-                aside[index as usize].store(tag, Ordering::Relaxed);
+                let Some(table) = self.table else { unreachable!("opened without room for tags") };
+                table[index as usize].store(tag, Ordering::Relaxed);
             }
         }
     }
@@ -144,21 +144,21 @@ mod tests {
 
     #[test]
     fn groups_are_made_once_and_counted() {
-        let aside = TagTable::new(64).unwrap();
+        let table = TagTable::new(64).unwrap();
         let class = LogClass::of(1024, 8).unwrap();
-        let before = aside.table_bytes(64);
-        assert!(!aside.has_room(17) && aside.make_room(17) && !aside.make_room(18) && aside.make_room(63));
-        assert!(aside.has_room(16) && !aside.has_room(15));
-        assert_eq!(aside.table_bytes(64) - before, 2 * size_of::<Tags>() as u64);
+        let before = table.table_bytes(64);
+        assert!(!table.has_room(17) && table.make_room(17) && !table.make_room(18) && table.make_room(63));
+        assert!(table.has_room(16) && !table.has_room(15));
+        assert_eq!(table.table_bytes(64) - before, 2 * size_of::<Tags>() as u64);
         for page in 16..32 {
             for index in 0..class.capacity() {
                 // SAFETY: none of these tags is in a page.
-                unsafe { PageTags::new(&aside, page, class).set(core::ptr::null_mut(), index, page << 8 | index) };
+                unsafe { PageTags::new(&table, page, class).set(core::ptr::null_mut(), index, page << 8 | index) };
             }
         }
         for page in 16..32 {
             // SAFETY: as above.
-            let tag = |index| unsafe { PageTags::new(&aside, page, class).get(core::ptr::null(), index) };
+            let tag = |index| unsafe { PageTags::new(&table, page, class).get(core::ptr::null(), index) };
             assert!((0..class.capacity()).all(|index| tag(index) == Some(page << 8 | index)));
         }
     }

@@ -95,7 +95,7 @@ impl HeapInner {
     /// Frees an object that the caller owns. The caller gives up its reference to the heap itself.
     pub(crate) fn free_object(&self, record: &ThreadState, objects: &Objects, object: ObjectId) {
         let handle = &objects.handles[object];
-        let mut patience = Backoff::new(Duration::MAX);
+        let mut backoff = Backoff::new(Duration::MAX);
         loop {
             let seen = Handle(handle.load(Ordering::Acquire));
             match seen.location() {
@@ -109,7 +109,7 @@ impl HeapInner {
                 // A prefetch brings the object. The lanes ensure that this ends.
                 ObjectLocation::Moving => {
                     self.help(record, Some(self.pages + object));
-                    patience.wait().unwrap_or(());
+                    backoff.wait().unwrap_or(());
                 }
                 ObjectLocation::Nowhere => unreachable!("an object that is freed twice"),
             }
