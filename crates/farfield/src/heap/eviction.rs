@@ -30,6 +30,7 @@ pub(crate) use discards::Vacancies;
 use evict_first::{BatchWait, EvictFirstOutcome};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::FrameId;
+use farfield_os::process::now_ns;
 use farfield_pool::PoolError;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;
@@ -79,6 +80,8 @@ pub(crate) struct HeapEvictor {
     pub(crate) cpu_ns: AtomicU64,
     /// Epoch whose batch was in the way of the last run that was blocked.
     blocked: AtomicU64,
+    /// Time (ns) of the oldest request that the pool has not answered; 0 if it has answered all.
+    asked_ns: AtomicU64,
     /// Epoch in which the scope began that has blocked all runs since, and the time of the first of
     /// them.
     held: Mutex<Option<(u64, Instant)>>,
@@ -140,6 +143,7 @@ impl HeapEvictor {
             ahead: AtomicU64::new(0),
             cpu_ns: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
+            asked_ns: AtomicU64::new(0),
             held: Mutex::new(None),
         }
     }
@@ -149,6 +153,14 @@ impl HeapEvictor {
     pub(crate) fn held_back(&self, core: &HeapInner) -> Option<(Duration, i32)> {
         let (entered, since) = (*self.held.lock().unwrap_or_else(PoisonError::into_inner))?;
         Some((since.elapsed(), core.threads.thread_of_scope(entered)?))
+    }
+
+    /// Returns how long the pool has kept pages that leave waiting; zero if none waits now.
+    pub(crate) fn waits_for_pool(&self) -> Duration {
+        match self.asked_ns.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            asked => Duration::from_nanos(now_ns().saturating_sub(asked)),
+        }
     }
 
     fn note_held(&self, core: &HeapInner, is_blocked: bool) {

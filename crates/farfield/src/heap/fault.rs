@@ -119,7 +119,7 @@ impl<'a> FaultFuture<'a> {
     /// heap's patience is over.
     fn still<T>(&mut self) -> Poll<Result<T, FarError>> {
         let after = self.wait.since.get_or_insert_with(Instant::now).elapsed();
-        if after > self.core.patience { Poll::Ready(Err(FarError::Stalled { after })) } else { Poll::Pending }
+        if after > self.core.patience { Poll::Ready(Err(self.core.stalled(after))) } else { Poll::Pending }
     }
 
     fn step(&mut self, context: &mut Context<'_>) -> Poll<Result<SlotHint, FarError>> {

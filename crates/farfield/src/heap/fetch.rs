@@ -132,7 +132,9 @@ impl HeapInner {
         let Some(io) = guard.as_mut() else { unreachable!("the lane was just opened") };
         flights.for_each(|flight| io.launch_awaited(self, flight));
         record.in_flight.store(io.in_flight() as u32, Ordering::Release);
+        record.waits_for_pool.store(true, Ordering::Relaxed);
         let outcome = io.wait_for_awaited(self);
+        record.waits_for_pool.store(false, Ordering::Relaxed);
         self.end_wait(record, guard, outcome)
     }
 

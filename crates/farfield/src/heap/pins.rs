@@ -93,7 +93,7 @@ impl<'a> Future for PinFault<'a> {
                 let after = this.since.elapsed();
                 // A flight has a deadline of its own.
                 if after > this.core.patience * 2 {
-                    return Poll::Ready(Err(FarError::Stalled { after }));
+                    return Poll::Ready(Err(this.core.stalled(after)));
                 }
                 Poll::Pending
             }

@@ -49,7 +49,21 @@ impl HeapInner {
         let started = Instant::now();
         let frames = self.wait_for_frames(record, pages, renewable);
         record.counters.pauses.add(started.elapsed());
-        frames
+        frames.map_err(|error| match error {
+            FarError::Stalled { after } => self.stalled(after),
+            error => error,
+        })
+    }
+
+    /// Returns the error of a wait for near memory that was too long: the pool's, if the pool keeps
+    /// evicted pages or the oldest scope waiting, else [`FarError::Stalled`].
+    pub(super) fn stalled(&self, after: Duration) -> FarError {
+        // Some of the time was other work.
+        let is_silent = self.evictor.waits_for_pool() * 2 > after;
+        if is_silent || self.threads.oldest_waits_for_pool() {
+            return FarError::Pool(PoolError::TimedOut { server: 0, after });
+        }
+        FarError::Stalled { after }
     }
 
     /// Takes frames for a unit that is fetched for this access. Units that are only read can be

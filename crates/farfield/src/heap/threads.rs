@@ -46,6 +46,8 @@ pub(crate) struct ThreadState {
     pub(crate) io: Mutex<Option<FetchLane>>,
     /// Approximate number of flights on that lane.
     pub(crate) in_flight: AtomicU32,
+    /// True while the thread waits for an answer of the pool.
+    pub(crate) waits_for_pool: AtomicBool,
     /// Bytes of near memory of the lane's buffers after the first.
     pub(crate) buffer_bytes: AtomicU64,
     /// Statistics of the lane's link: see [`FetchLane::link`].
@@ -128,6 +130,7 @@ impl ThreadState {
             streams: RefCell::new(Prefetcher::new()),
             io: Mutex::new(None),
             in_flight: AtomicU32::new(0),
+            waits_for_pool: AtomicBool::new(false),
             buffer_bytes: AtomicU64::new(0),
             prefetch_depth: AtomicU64::new(0),
             answer_ns: AtomicU64::new(0),
@@ -383,6 +386,13 @@ impl HeapThreads {
         let first =
             records.iter().filter_map(|record| Some((record.entered()?, &record.tid))).min_by_key(|(at, _)| *at);
         first.filter(|(at, _)| *at == oldest).map(|(_, tid)| tid.load(Ordering::Relaxed))
+    }
+
+    /// Checks whether the thread with the oldest scope waits for the pool.
+    pub(crate) fn oldest_waits_for_pool(&self) -> bool {
+        let records = self.lock();
+        let oldest = records.iter().filter_map(|record| Some((record.entered()?, record))).min_by_key(|(at, _)| *at);
+        oldest.is_some_and(|(_, record)| record.waits_for_pool.load(Ordering::Relaxed))
     }
 
     /// Checks whether no thread is inside a scope.

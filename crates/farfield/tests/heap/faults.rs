@@ -97,6 +97,29 @@ fn corrupt_pages_are_errors_and_never_values() {
     heap.verify();
 }
 
+/// Four threads need room that only a silent pool could give; none of them keeps a scope.
+#[test]
+fn a_silent_pool_is_not_called_a_scope_that_is_held_too_long() {
+    let heap = heap("delay=1h", Duration::from_millis(100));
+    let errors: Vec<FarError> = std::thread::scope(|threads| {
+        let fill_often = || {
+            let mut values = Vec::new();
+            let mut errors = Vec::new();
+            for _ in 0..4 {
+                let (more, error) = fill(&heap);
+                values.extend(more);
+                errors.extend(error);
+            }
+            errors
+        };
+        let fillers: Vec<_> = (0..4).map(|_| threads.spawn(fill_often)).collect();
+        fillers.into_iter().flat_map(|filler| filler.join().unwrap()).collect()
+    });
+    assert!(errors.len() >= 8, "the pool gives no room: {errors:?}");
+    let is_named = |error: &FarError| matches!(error, FarError::Pool(PoolError::TimedOut { .. }));
+    assert!(errors.iter().all(is_named), "{errors:?}");
+}
+
 #[test]
 fn lost_answers_are_errors_in_time_and_can_be_asked_again() {
     let patience = Duration::from_millis(30);

@@ -3,10 +3,12 @@
 
 use super::HeapInner;
 use super::TransferUnit;
+use core::sync::atomic::Ordering;
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::FrameId;
+use farfield_os::process::now_ns;
 use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
 use std::time::Instant;
 
@@ -67,7 +69,7 @@ impl EvictionWriter {
         frame: FrameId,
         indices: impl Iterator<Item = u32>,
     ) {
-        let tag = self.begin(unit, frame);
+        let tag = self.begin(core, unit, frame);
         for index in indices {
             let mut buffer = self.buffers.pop().unwrap_or_else(|| Buffer::new(1));
             let source = core.frames.address(FrameId(frame.0 + index));
@@ -84,12 +86,14 @@ impl EvictionWriter {
 
     /// Discards the pool's copies of these pages. The lane is open.
     pub(super) fn discard(&mut self, core: &HeapInner, pages: TransferUnit) {
-        let tag = self.begin(pages, FrameId(0));
+        let tag = self.begin(core, pages, FrameId(0));
         let op = Op::Discard { page: PageId(u64::from(pages.page)), count: u64::from(pages.pages) };
         self.submit(core, tag, op);
     }
 
-    fn begin(&mut self, unit: TransferUnit, frame: FrameId) -> u64 {
+    fn begin(&mut self, core: &HeapInner, unit: TransferUnit, frame: FrameId) -> u64 {
+        // The time of a request that was never answered stays until one is.
+        let _ = core.evictor.asked_ns.compare_exchange(0, now_ns(), Ordering::Relaxed, Ordering::Relaxed);
         self.under_way.push(EvictionRequest { unit, frame, result: Ok(()) });
         self.under_way.len() as u64 - 1
     }
@@ -148,6 +152,10 @@ impl EvictionWriter {
         while waited.is_ok() && self.lane.as_ref().is_some_and(|lane| lane.in_flight() > 0) {
             self.collect(core.patience);
             waited = self.in_time(core, until);
+        }
+        let is_silent = |request: &EvictionRequest| matches!(request.result, Err(PoolError::TimedOut { .. }));
+        if waited.is_ok() && !self.under_way.iter().any(is_silent) {
+            core.evictor.asked_ns.store(0, Ordering::Relaxed);
         }
         self.buffers.truncate(self.batch);
         (waited, self.under_way.drain(..).collect())
