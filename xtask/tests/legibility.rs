@@ -14,8 +14,8 @@ const COLUMNS_MAX: usize = 120;
 
 /// Openings of a sentence that say nothing without the lines around it.
 const OPENINGS: [&str; 21] = [
-    "The same", "So many", "As many", "See ", "It ", "Of ", "Who", "What ", "How ", "Those", "These", "Its ", "Is ", "Has ",
-    "Does ", "Nobody", "Somebody", "One ", "Another", "There ", "As ",
+    "The same", "So many", "As many", "See ", "It ", "Of ", "Who", "What ", "How ", "Those", "These", "Its ", "Is ",
+    "Has ", "Does ", "Nobody", "Somebody", "One ", "Another", "There ", "As ",
 ];
 
 /// The Rust files of the crates, without their tests, each with its text up to its module of unit tests.
@@ -23,7 +23,8 @@ fn sources() -> Vec<(PathBuf, String)> {
     fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
         for entry in std::fs::read_dir(folder).expect("a folder of the project").flatten() {
             let (path, name) = (entry.path(), entry.file_name());
-            let is_left_out = ["target", "tests", "examples", "benches", "fuzz"].iter().any(|left_out| name == *left_out);
+            let is_left_out =
+                ["target", "tests", "examples", "benches", "fuzz"].iter().any(|left_out| name == *left_out);
             if path.is_dir() && !is_left_out {
                 collect(&path, files);
             } else if path.extension().is_some_and(|extension| extension == "rs") && name != "tests.rs" {
