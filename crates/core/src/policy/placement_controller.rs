@@ -274,7 +274,7 @@ impl PlacementController {
     }
 
     /// Takes the figures of each place; `None` for one that does not answer. `Some`: the job is to
-    /// move, and [did or did not](Settle::on_moved).
+    /// move, and [did or did not](PlacementController::on_moved).
     pub fn on_measured(&mut self, figures: &[Option<PoolPerformance>]) -> Option<PlacementMove> {
         assert_eq!(figures.len(), self.bans.len());
         let State::Measuring(cause) = self.state else { return None };
