@@ -47,12 +47,16 @@ pub(crate) fn all(runs: Vec<Run>, at_once: usize, patience: Duration) -> Result<
                 command.stdout(file.try_clone()?).stderr(file);
             }
             let started = Instant::now();
-            let status = wait_for(&mut command, patience).with_context(|| format!("cannot run {command:?}"))?;
+            let status = wait_for(&mut command, patience);
             let seconds = started.elapsed().as_secs_f64();
             let verdict = match status {
-                Some(status) if status.success() => Verdict::Passed,
-                Some(_) => Verdict::Failed,
-                None => Verdict::Hung,
+                Ok(Some(status)) if status.success() => Verdict::Passed,
+                Ok(Some(_)) => Verdict::Failed,
+                Ok(None) => Verdict::Hung,
+                Err(error) => {
+                    println!("cannot run {command:?}: {error}");
+                    Verdict::Failed
+                }
             };
             let mut outcomes = lock(&outcomes);
             if at_once > 1 {

@@ -227,11 +227,11 @@ impl Suite {
                 let of = [&SQL[..], &["--lib", "--test", "sql"]].concat();
                 vec![self.by_cargo(part, &[&SQL[..], &["--doc"]].concat()), self.by_cargo(part, &of)]
             }
-            "lints" => {
-                let mut command = Command::new(std::env::current_exe().context("the name of this program")?);
-                command.current_dir(chores::project()).arg("lints");
-                vec![Run { part: part.name, name: part.name.into(), command }]
-            }
+            "lints" => vec![Run {
+                part: part.name,
+                name: part.name.into(),
+                command: chores::cargo_command(&["x", "lints"], &[]),
+            }],
             "doctests" => vec![self.by_cargo(part, &[&common(&features())[..], &["--doc"]].concat())],
             "fuzz-build" => vec![Run { part: part.name, name: part.name.into(), command: chores::fuzz_check() }],
             "fabric" if !chores::has_libfabric() => {
