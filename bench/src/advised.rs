@@ -36,7 +36,7 @@ const START: Duration = Duration::from_secs(5);
 const NEAR_BYTES_MIN: u64 = 16 << 20;
 
 /// One sample; its figures say how much was near in the mean, by all that the program has.
-pub(crate) fn sample(advisor: Advisor, job: &Job) -> Result<Sample> {
+pub(crate) fn sample(advisor: Advisor, job: &Job<'_>) -> Result<Sample> {
     let slo = job.slo.context("the parameter slo_percent is missing")?;
     let slo_text = slo.to_string();
     let profile = match advisor {
@@ -73,7 +73,7 @@ pub(crate) fn sample(advisor: Advisor, job: &Job) -> Result<Sample> {
 }
 
 /// What `farfield profile` writes about the program, with these options and in so many times the time of a sample.
-pub(crate) fn profile(options: &[&str], times: u32, job: &Job) -> Result<PathBuf> {
+pub(crate) fn profile(options: &[&str], times: u32, job: &Job<'_>) -> Result<PathBuf> {
     let profile = job.scratch.join("profile.json");
     let mut watch = Command::new(binary(job)?);
     watch.args(["profile", "--quiet", "--interval", "20ms", "-o"]).arg(&profile).args(options);
@@ -84,7 +84,7 @@ pub(crate) fn profile(options: &[&str], times: u32, job: &Job) -> Result<PathBuf
 
 /// The least near memory with which the program is within the slowdown, all larger sizes being so, too. What is too slow is tried twice, each time beside the program
 /// alone: a slow moment of the machine is no end of the search. What is slower by far is ended.
-fn best(job: &Job, slo: f64, peak_bytes: u64) -> Result<Sample> {
+fn best(job: &Job<'_>, slo: f64, peak_bytes: u64) -> Result<Sample> {
     let mut alone = contender::native(job)?;
     let mut found = None;
     for step in (1..=STEPS).rev() {
@@ -113,7 +113,7 @@ fn is_within(sample: &Option<Sample>, alone: &Sample, slo: f64) -> bool {
 }
 
 /// With so much near; `None`: it took some times as long as it may.
-fn unless_late(job: &Job, near_bytes: u64, alone: &Sample, slo: f64) -> Result<Option<Sample>> {
+fn unless_late(job: &Job<'_>, near_bytes: u64, alone: &Sample, slo: f64) -> Result<Option<Sample>> {
     let wall = alone.figures.get("wall_s").copied().context("a sample without wall_s")?;
     let patience = job.patience.min(Duration::from_secs_f64(LATE * slo * wall) + START);
     match with_near(&Job { patience, ..*job }, near_bytes) {
@@ -141,11 +141,11 @@ fn budget_share(sample: &Sample) -> Option<f64> {
     sample.figures.get("budget_share").copied()
 }
 
-fn with_near(job: &Job, near_bytes: u64) -> Result<Sample> {
+fn with_near(job: &Job<'_>, near_bytes: u64) -> Result<Sample> {
     run(job, ["--near".into(), bytes_text(near_bytes).into()].into_iter())
 }
 
-fn run(job: &Job, options: impl Iterator<Item = PathBuf>) -> Result<Sample> {
+fn run(job: &Job<'_>, options: impl Iterator<Item = PathBuf>) -> Result<Sample> {
     let report = job.scratch.join("report.json");
     fs::remove_file(&report).ok();
     let mut command = Command::new(binary(job)?);

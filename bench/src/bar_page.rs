@@ -165,7 +165,7 @@ fn receipt(line: &Line) -> String {
 }
 
 /// Returns the whole page.
-fn page(lines: &[&Line], experiments: &[Experiment], links: &PageLinks) -> String {
+fn page(lines: &[&Line], experiments: &[Experiment], links: &PageLinks<'_>) -> String {
     let (mut missed, mut held, mut unjudged) = (Vec::new(), Vec::new(), Vec::new());
     for lines in lines.chunk_by(|one, other| one.experiment == other.experiment) {
         let name = &lines[0].experiment;

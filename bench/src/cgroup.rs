@@ -51,7 +51,7 @@ pub(crate) struct Cgroup {
 }
 
 impl Cgroup {
-    pub(crate) fn new(hierarchy: &Hierarchy, limit_bytes: u64, undo: &mut Undo) -> Result<Cgroup> {
+    pub(crate) fn new(hierarchy: &Hierarchy, limit_bytes: u64, undo: &mut Undo<'_>) -> Result<Cgroup> {
         if hierarchy.version == 2 {
             delegate_memory(&hierarchy.root, undo)?;
         }
@@ -95,7 +95,7 @@ fn oom_kills(text: &str) -> u64 {
 }
 
 /// Lets children of the root have the memory controller (version 2).
-fn delegate_memory(root: &Path, undo: &mut Undo) -> Result<()> {
+fn delegate_memory(root: &Path, undo: &mut Undo<'_>) -> Result<()> {
     let file = root.join("cgroup.subtree_control");
     let now = fs::read_to_string(&file).unwrap_or_default();
     if now.split_whitespace().any(|c| c == "memory") {

@@ -36,7 +36,7 @@ const FLOODS_WITHIN: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// One sample; of two jobs the time is what an operation takes when those of both are counted.
-pub(crate) fn sample(company: Company, job: &Job) -> Result<Sample> {
+pub(crate) fn sample(company: Company, job: &Job<'_>) -> Result<Sample> {
     match company {
         Company::Alone => {
             let place = Place::new(1, job)?;
@@ -59,14 +59,14 @@ struct Place {
 
 impl Place {
     /// With room for so many jobs.
-    fn new(jobs: u64, job: &Job) -> Result<Place> {
+    fn new(jobs: u64, job: &Job<'_>) -> Result<Place> {
         let bytes_per_s = job.link_bytes_per_s.context("the parameter link_mib is missing")?;
         let server = server_at(Far::Tcp, "server", &Job { data_bytes: jobs * job.data_bytes, ..*job })?;
         Ok(Place { link: Link::to(&server.url, bytes_per_s)?, server })
     }
 }
 
-fn two(places: &[Place], job: &Job) -> Result<Sample> {
+fn two(places: &[Place], job: &Job<'_>) -> Result<Sample> {
     let run = |index: usize| {
         let folder = job.scratch.join(format!("job-{index}"));
         fs::create_dir_all(&folder)?;
@@ -97,7 +97,7 @@ fn together(first: Sample, second: Sample) -> Result<Sample> {
     Ok(both)
 }
 
-fn beside(is_same: bool, job: &Job) -> Result<Sample> {
+fn beside(is_same: bool, job: &Job<'_>) -> Result<Sample> {
     // Each has room for both.
     let both = Job { data_bytes: job.data_bytes + (FLOOD_MIB << 20), ..*job };
     let server = server_at(Far::Tcp, "server", &both)?;

@@ -226,7 +226,7 @@ const LOCK_WITHIN: Duration = Duration::from_secs(600);
 
 impl Contender {
     /// Runs the program once.
-    pub(crate) fn sample(self, job: &Job) -> Result<Sample> {
+    pub(crate) fn sample(self, job: &Job<'_>) -> Result<Sample> {
         match self {
             Contender::Native => native(job),
             Contender::Swap(store) => swapped(store, job.program, job.arguments, job.near_bytes, job),
@@ -246,7 +246,7 @@ impl Contender {
     }
 }
 
-pub(crate) fn native(job: &Job) -> Result<Sample> {
+pub(crate) fn native(job: &Job<'_>) -> Result<Sample> {
     let mut command = Command::new(job.program);
     command.args(job.arguments);
     let finished = child::run(command, job.scratch, job.patience)?;
@@ -254,7 +254,7 @@ pub(crate) fn native(job: &Job) -> Result<Sample> {
 }
 
 /// What the program said of itself and the kernel said of it.
-pub(crate) fn sample(job: &Job, finished: &Finished) -> Result<Sample> {
+pub(crate) fn sample(job: &Job<'_>, finished: &Finished) -> Result<Sample> {
     let output = Output::parse(finished.success()?)?;
     ensure!(output.verified, "{} reads brought wrong data", output.errors);
     let phase = output.phase(job.workload.phase)?;
@@ -279,7 +279,7 @@ pub(crate) fn swapped(
     program: &Path,
     arguments: &[String],
     near_bytes: u64,
-    job: &Job,
+    job: &Job<'_>,
 ) -> Result<Sample> {
     swap::ensure_allowed()?;
     let hierarchy = Hierarchy::find()?;
@@ -335,7 +335,7 @@ pub(crate) fn swapped(
     ))
 }
 
-fn farfield(far: Far, job: &Job) -> Result<Sample> {
+fn farfield(far: Far, job: &Job<'_>) -> Result<Sample> {
     let server = match far {
         Far::Private | Far::Compressed => None,
         Far::Tcp | Far::LateTcp => Some(server_at(far, "server", job)?),
@@ -348,13 +348,13 @@ fn farfield(far: Far, job: &Job) -> Result<Sample> {
 }
 
 /// `farfield run` with its far memory there, or at a private server.
-pub(crate) fn job_on(url: Option<&str>, job: &Job) -> Result<Sample> {
+pub(crate) fn job_on(url: Option<&str>, job: &Job<'_>) -> Result<Sample> {
     let far: Vec<OsString> = url.into_iter().flat_map(|url| ["--far".into(), url.into()]).collect();
     job_with(&far, job)
 }
 
 /// `farfield run` with the near memory of the point and these options.
-pub(crate) fn job_with(options: &[OsString], job: &Job) -> Result<Sample> {
+pub(crate) fn job_with(options: &[OsString], job: &Job<'_>) -> Result<Sample> {
     let report = job.scratch.join("report.json");
     fs::remove_file(&report).ok();
     let mut command = Command::new(binary(job)?);
@@ -367,7 +367,7 @@ pub(crate) fn job_with(options: &[OsString], job: &Job) -> Result<Sample> {
     Ok(sample)
 }
 
-fn heap(far: Far, plane: &str, more: &[&str], job: &Job) -> Result<Sample> {
+fn heap(far: Far, plane: &str, more: &[&str], job: &Job<'_>) -> Result<Sample> {
     let server = match far {
         Far::Compressed => None,
         Far::Private | Far::Tcp | Far::LateTcp => Some(server_at(far, "server", job)?),
@@ -385,7 +385,7 @@ fn heap(far: Far, plane: &str, more: &[&str], job: &Job) -> Result<Sample> {
 }
 
 /// The program with its data in a far heap there.
-pub(crate) fn heap_on(pool: &str, plane: &str, more: &[&str], job: &Job) -> Result<Sample> {
+pub(crate) fn heap_on(pool: &str, plane: &str, more: &[&str], job: &Job<'_>) -> Result<Sample> {
     ensure!(job.workload.knows_heaps(), "the workload {} does not know far heaps", job.workload.name);
     let mut command = Command::new(job.program);
     command.args(job.arguments).args(["--near", &job.near_bytes.to_string(), "--pool", pool, "--plane", plane]);
@@ -402,12 +402,12 @@ pub(crate) fn heap_on(pool: &str, plane: &str, more: &[&str], job: &Job) -> Resu
 }
 
 /// Room for the data and what else there is, as a URL says it.
-pub(crate) fn twice(job: &Job) -> String {
+pub(crate) fn twice(job: &Job<'_>) -> String {
     format!("{}M", (2 * job.data_bytes).div_ceil(1 << 20))
 }
 
 /// A memory server of that kind.
-pub(crate) fn server_at(far: Far, name: &str, job: &Job) -> Result<Server> {
+pub(crate) fn server_at(far: Far, name: &str, job: &Job<'_>) -> Result<Server> {
     match far {
         // It shares its memory with the program.
         Far::Private | Far::Compressed => {
@@ -417,7 +417,7 @@ pub(crate) fn server_at(far: Far, name: &str, job: &Job) -> Result<Server> {
     }
 }
 
-fn remote(peer: Peer, job: &Job) -> Result<Sample> {
+fn remote(peer: Peer, job: &Job<'_>) -> Result<Sample> {
     let name = job.workload.name;
     ensure!(
         ["remote", "pages", "list", "shift", "plain", "log", "cuckoo"].contains(&name),
@@ -513,7 +513,7 @@ pub(crate) fn binary<'a>(job: &Job<'a>) -> Result<&'a Path> {
 }
 
 /// Figures of a `farfield run` report, and those that follow from them.
-pub(crate) fn report_figures(text: &str, job: &Job, sample: &Sample) -> Result<BTreeMap<String, f64>> {
+pub(crate) fn report_figures(text: &str, job: &Job<'_>, sample: &Sample) -> Result<BTreeMap<String, f64>> {
     let report: BTreeMap<String, serde_json::Value> = serde_json::from_str(text).context("the report is not JSON")?;
     let mut figures: BTreeMap<String, f64> =
         report.iter().filter_map(|(name, value)| Some((name.clone(), value.as_f64()?))).collect();

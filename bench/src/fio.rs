@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 /// The same operations as the workload `pages`, with io_uring, past the page cache, buffers and files registered.
-pub(crate) fn sample(job: &Job) -> Result<Sample> {
+pub(crate) fn sample(job: &Job<'_>) -> Result<Sample> {
     ensure!(job.workload.name == "pages", "the workload {} is none of fio's", job.workload.name);
     let number = |option: &str| -> Result<u64> {
         let at = job.arguments.iter().position(|argument| argument == option).map(|at| at + 1);

@@ -26,7 +26,7 @@ const SLO: &str = "1.05";
 const DISTANCE: &str = "latency=200us,bandwidth=500M";
 
 /// One sample.
-pub(crate) fn sample(chooser: Chooser, job: &Job) -> Result<Sample> {
+pub(crate) fn sample(chooser: Chooser, job: &Job<'_>) -> Result<Sample> {
     match chooser {
         Chooser::Disk => job_on(Some(&disk(job)), job),
         Chooser::Distant => {
@@ -42,7 +42,7 @@ pub(crate) fn sample(chooser: Chooser, job: &Job) -> Result<Sample> {
 }
 
 /// At whichever of the places, named from the slowest to the fastest.
-fn chosen(more: &[OsString], job: &Job) -> Result<Sample> {
+fn chosen(more: &[OsString], job: &Job<'_>) -> Result<Sample> {
     let (across, shared) = (server_at(Far::Tcp, "server", job)?, server_at(Far::Private, "shared", job)?);
     let mut options: Vec<OsString> = vec!["--auto".into(), "--slo".into(), SLO.into()];
     for url in [&distant(&across), &disk(job), &across.url, &shared.url] {
@@ -54,7 +54,7 @@ fn chosen(more: &[OsString], job: &Job) -> Result<Sample> {
     Ok(sample)
 }
 
-fn disk(job: &Job) -> String {
+fn disk(job: &Job<'_>) -> String {
     format!("ssd:{}?size={}", job.scratch.display(), twice(job))
 }
 

@@ -26,17 +26,17 @@ pub(crate) struct Server {
 
 impl Server {
     /// A memory server with room for the data twice over.
-    pub(crate) fn farfield(job: &Job, listen: &str) -> Result<Server> {
+    pub(crate) fn farfield(job: &Job<'_>, listen: &str) -> Result<Server> {
         Server::farfield_with(job, listen, &[])
     }
 
     /// One that takes code.
-    pub(crate) fn sandbox(job: &Job) -> Result<Server> {
+    pub(crate) fn sandbox(job: &Job<'_>) -> Result<Server> {
         Server::farfield_with(job, "tcp://127.0.0.1:0", &["--sandbox"])
     }
 
     /// One that can be read through this provider of libfabric.
-    pub(crate) fn fabric(job: &Job, provider: &str) -> Result<Server> {
+    pub(crate) fn fabric(job: &Job<'_>, provider: &str) -> Result<Server> {
         if !cfg!(feature = "fabric") {
             return Err(unavailable(
                 "this harness was built without libfabric",
@@ -50,7 +50,7 @@ impl Server {
         })
     }
 
-    fn farfield_with(job: &Job, listen: &str, options: &[&str]) -> Result<Server> {
+    fn farfield_with(job: &Job<'_>, listen: &str, options: &[&str]) -> Result<Server> {
         let mut command = Command::new(binary(job)?);
         command.args(["serve", "--listen", listen, "--capacity", &format!("{}B", job.data_bytes * 2)]);
         command.args(options);
@@ -66,7 +66,7 @@ impl Server {
     }
 
     /// Redis, which keeps everything in memory and writes nothing to disk.
-    pub(crate) fn redis(job: &Job) -> Result<Server> {
+    pub(crate) fn redis(job: &Job<'_>) -> Result<Server> {
         let mut failure = anyhow!("no port for redis");
         // Redis cannot say which port it got, so it is told one that was free a moment ago.
         for _ in 0..REDIS_TRIES {

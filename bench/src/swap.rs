@@ -112,7 +112,7 @@ pub(crate) struct Area {
 
 impl Area {
     /// Swaps to a free zram device.
-    pub(crate) fn zram(bytes: u64, undo: &mut Undo) -> Result<Area> {
+    pub(crate) fn zram(bytes: u64, undo: &mut Undo<'_>) -> Result<Area> {
         ensure_none_active()?;
         let id = zram_acquire(undo)?;
         let folder = zram_folder(id);
@@ -126,7 +126,7 @@ impl Area {
     }
 
     /// Swaps to a file at `path`, made without holes.
-    pub(crate) fn file(path: &Path, bytes: u64, undo: &mut Undo) -> Result<Area> {
+    pub(crate) fn file(path: &Path, bytes: u64, undo: &mut Undo<'_>) -> Result<Area> {
         ensure_none_active()?;
         undo.note(Step::File(path.to_path_buf()))?;
         let mut file = File::create(path).with_context(|| format!("cannot make the swap file {}", path.display()))?;
@@ -151,7 +151,7 @@ impl Area {
     }
 }
 
-fn start(path: &Path, bytes: u64, undo: &mut Undo) -> Result<()> {
+fn start(path: &Path, bytes: u64, undo: &mut Undo<'_>) -> Result<()> {
     let mut file =
         OpenOptions::new().write(true).open(path).with_context(|| format!("cannot open {}", path.display()))?;
     file.seek(SeekFrom::Start(0))?;
@@ -170,7 +170,7 @@ fn start(path: &Path, bytes: u64, undo: &mut Undo) -> Result<()> {
 }
 
 /// A zram device that nobody uses, added if need be.
-fn zram_acquire(undo: &mut Undo) -> Result<u32> {
+fn zram_acquire(undo: &mut Undo<'_>) -> Result<u32> {
     for entry in fs::read_dir("/sys/block").context("cannot read /sys/block")? {
         let name = entry?.file_name();
         let Some(id) = name.to_str().and_then(|n| n.strip_prefix("zram")).and_then(|n| n.parse().ok()) else {

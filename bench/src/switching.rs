@@ -13,7 +13,7 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_millis(1);
 
 /// A heap that moves to a second server by itself.
-pub(crate) fn heap(far: Far, job: &Job) -> Result<Sample> {
+pub(crate) fn heap(far: Far, job: &Job<'_>) -> Result<Sample> {
     let [from, to] = servers(far, job)?;
     let mut sample = heap_on(&from.url, "page", &["--to", &to.url], job)?;
     add_servers(&mut sample, [from, to]);
@@ -21,7 +21,7 @@ pub(crate) fn heap(far: Far, job: &Job) -> Result<Sample> {
 }
 
 /// `farfield run`, and `farfield pool switch` when the program asks for it.
-pub(crate) fn run(far: Far, job: &Job) -> Result<Sample> {
+pub(crate) fn run(far: Far, job: &Job<'_>) -> Result<Sample> {
     let [from, to] = servers(far, job)?;
     let folder = job.scratch.join("handshake");
     let _ = fs::remove_dir_all(&folder);
@@ -44,7 +44,7 @@ pub(crate) fn run(far: Far, job: &Job) -> Result<Sample> {
     Ok(sample)
 }
 
-fn servers(far: Far, job: &Job) -> Result<[Server; 2]> {
+fn servers(far: Far, job: &Job<'_>) -> Result<[Server; 2]> {
     Ok([server_at(far, "from", job)?, server_at(far, "to", job)?])
 }
 

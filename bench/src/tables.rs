@@ -31,7 +31,7 @@ impl Library {
 }
 
 /// The same questions about the same columns. What Python and the module take before anything is loaded comes on top of the limit.
-pub(crate) fn sample(library: Library, job: &Job) -> Result<Sample> {
+pub(crate) fn sample(library: Library, job: &Job<'_>) -> Result<Sample> {
     ensure!(job.workload.name == "trips", "{} can do nothing but trips", library.module());
     let python = PathBuf::from(std::env::var_os(PYTHON).unwrap_or_else(|| "python3".into()));
     fs::create_dir_all(job.scratch)?;
@@ -63,7 +63,7 @@ fn resident(python: &Path, words: &[String], library: Library, scratch: &Path, p
 }
 
 /// Has the program make the columns, and the answers.
-fn write_columns(folder: &Path, job: &Job) -> Result<()> {
+fn write_columns(folder: &Path, job: &Job<'_>) -> Result<()> {
     fs::create_dir_all(folder)?;
     let mut command = Command::new(job.program);
     command.args(job.arguments).arg("--columns").arg(folder);

@@ -122,7 +122,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     Ok(outcome)
 }
 
-fn fill(frame: &mut Frame, rows: u64, seed: u64) -> Result<(), FarError> {
+fn fill(frame: &mut Frame<'_>, rows: u64, seed: u64) -> Result<(), FarError> {
     let mut run = [const { Vec::new() }; KILOMETRES];
     for first in (0..rows).step_by(RUN) {
         run.iter_mut().for_each(Vec::clear);
@@ -142,7 +142,7 @@ struct Answers {
     passengers_by_vendor: f64,
 }
 
-fn ask(frame: &mut Frame) -> Result<Answers, FarError> {
+fn ask(frame: &mut Frame<'_>) -> Result<Answers, FarError> {
     let mut all = Vec::new();
     let mut vendors = BTreeMap::new();
     frame.walk([VENDOR], |[vendor]| {
@@ -190,7 +190,7 @@ fn ask(frame: &mut Frame) -> Result<Answers, FarError> {
 }
 
 /// Makes the column of distances; how many trips are longer than 100 km.
-fn long_ways(frame: &mut Frame) -> Result<f64, FarError> {
+fn long_ways(frame: &mut Frame<'_>) -> Result<f64, FarError> {
     let rows = frame.rows();
     for first in (0..rows).step_by(MADE) {
         let mut made = Vec::with_capacity(MADE);
@@ -213,7 +213,7 @@ fn haversine(from: [f64; 2], to: [f64; 2]) -> f64 {
 }
 
 /// The median time of the trips of each period.
-fn medians(frame: &Frame, length: f64) -> Result<Vec<f64>, FarError> {
+fn medians(frame: &Frame<'_>, length: f64) -> Result<Vec<f64>, FarError> {
     let mut periods: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     frame.walk([START, END], |[start, end]| {
         for (start, end) in start.iter().zip(end) {

@@ -43,7 +43,7 @@ fn check<const VALUE: usize>(number: u64, found: Option<&[u8; VALUE]>, sum: &mut
 fn in_threads(
     options: &Options,
     entries: u64,
-    work: impl Fn(Keys, u64) -> Result<(u64, u64)> + Sync,
+    work: impl Fn(Keys<'_>, u64) -> Result<(u64, u64)> + Sync,
 ) -> Result<(u64, u64)> {
     let zipf = Zipf::new(entries, options.zipf_percent as f64 / 100.0);
     let each = options.ops / options.threads;

@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn links_are_read_and_what_is_none_is_said() {
-        let (links, vertices) = self::links("0 5\n3 2\n".as_bytes()).unwrap();
+        let (links, vertices) = links("0 5\n3 2\n".as_bytes()).unwrap();
         assert_eq!((links, vertices), (vec![[0, 5], [3, 2]], 6));
         for text in ["1\n", "1 2 3\n", "1 x\n", "# 1 2\n"] {
             assert!(self::links(text.as_bytes()).is_err(), "{text}");

@@ -76,7 +76,7 @@ fn near(lists: &Near, step: usize) -> Result<u64, FarError> {
     Ok(lists.lists.iter().step_by(step).map(|list| of_one(&list.newest)).sum())
 }
 
-fn far(lists: &Far, step: usize) -> Result<u64, FarError> {
+fn far(lists: &Far<'_>, step: usize) -> Result<u64, FarError> {
     let mut count = 0;
     let mut scope = lists.heap.enter();
     for at in (0..lists.lists.len()).step_by(step) {

@@ -143,7 +143,7 @@ fn near(lists: &Near, buckets: usize, totals: &mut Totals) -> Result<(), FarErro
     Ok(())
 }
 
-fn far(lists: &Far, buckets: usize, totals: &mut Totals) -> Result<(), FarError> {
+fn far(lists: &Far<'_>, buckets: usize, totals: &mut Totals) -> Result<(), FarError> {
     let mut scope = lists.heap.enter();
     for at in 0..buckets {
         let mut next = Some(at);

@@ -431,7 +431,14 @@ fn key(random: &mut Random, row: usize) -> i16 {
 type Twin<'c, N> = (&'c [N], &'c FarVec<N>);
 
 /// Only some rows, by ranges of other columns: floating-point numbers by the order of all there are.
-fn conditional(heap: &Heap, keys: Twin<i16>, marks: Twin<f32>, fares: Twin<f64>, rows: Range<usize>, place: Where) {
+fn conditional(
+    heap: &Heap,
+    keys: Twin<'_, i16>,
+    marks: Twin<'_, f32>,
+    fares: Twin<'_, f64>,
+    rows: Range<usize>,
+    place: Where,
+) {
     let all = (Bound::Unbounded, Bound::Unbounded);
     let above = |mark: f32, low: f32| mark.total_cmp(&low).is_ge();
     for (low, dear) in [(0.0f32, -500.0), (-0.0, 1e9), (1.5, f64::NEG_INFINITY), (f32::NAN, 0.0)] {
@@ -464,7 +471,14 @@ fn conditional(heap: &Heap, keys: Twin<i16>, marks: Twin<f32>, fares: Twin<f64>,
 }
 
 /// Bits as a part of keys and as a condition, and keys of more than two columns.
-fn of_bits_and_many(heap: &Heap, keys: Twin<i16>, marks: Twin<f32>, bits: Twin<u64>, rows: Range<usize>, place: Where) {
+fn of_bits_and_many(
+    heap: &Heap,
+    keys: Twin<'_, i16>,
+    marks: Twin<'_, f32>,
+    bits: Twin<'_, u64>,
+    rows: Range<usize>,
+    place: Where,
+) {
     let bit = |row: usize| bits.0[row / 64] >> (row % 64) & 1;
     let columns = [KeyColumn::bits(bits.1, keys.0.len()), keys.1.into(), marks.1.into()];
     let key = |row: usize| [bit(row), keys.0[row].image(), marks.0[row].image(), 0, 0, 0, 0, 0];

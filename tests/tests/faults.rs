@@ -280,7 +280,7 @@ fn server_lost_in_the_middle(server: Server, mode: &str) {
     assert_eq!(ended.code, SERVER_LOST, "{}", ended.errors);
     assert!(ended.errors.contains("server"), "{}", ended.errors);
     let mark = ended.mark.clone();
-    wait_until("its processes are gone", || farfield_tests::marked_processes(&mark).is_empty());
+    wait_until("its processes are gone", || marked_processes(&mark).is_empty());
 }
 
 /// What a server holds: in its own memory, or in files of memory that clients on this machine write to themselves.

@@ -195,7 +195,7 @@ mod jobs {
         }
         let job = Job::new(name, [program("sh")?]).within(minutes(10));
         let (folder, cache) = (job.scratch().folder("source"), job.scratch().folder("cache"));
-        let mut source = std::fs::read_to_string(super::source("heap.go")).expect("part of the project");
+        let mut source = std::fs::read_to_string(source("heap.go")).expect("part of the project");
         if with_c == "1" {
             source = source.replace("import (", "import \"C\"\n\nimport (");
         }

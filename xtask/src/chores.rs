@@ -69,7 +69,7 @@ pub(crate) fn build_checked() -> Result<PathBuf> {
 
 /// Can the member `fabric` be built here?
 pub(crate) fn has_libfabric() -> bool {
-    let found = std::process::Command::new("pkg-config").args(["--exists", "libfabric >= 1.17"]).status();
+    let found = Command::new("pkg-config").args(["--exists", "libfabric >= 1.17"]).status();
     found.is_ok_and(|status| status.success())
 }
 

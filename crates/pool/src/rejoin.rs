@@ -550,7 +550,7 @@ mod tests {
         for (code, servers) in [(None, 2), (Some(ErasureCode::new(2, 1)), 3)] {
             let (world, backend) = pool(code, |member| member, true);
             let (backend, is_over, steps) = (&*backend, &AtomicBool::new(false), &[const { AtomicU64::new(0) }; 2]);
-            std::thread::scope(|scope| {
+            thread::scope(|scope| {
                 for (thread, steps) in steps.iter().enumerate() {
                     scope.spawn(move || {
                         // Both write to the same chunks.

@@ -427,7 +427,7 @@ fn errors_of_the_server_are_errors_of_the_pool() {
         for (code, _) in codes {
             let (header, body) = peer.frame();
             let request = WireRequest::decode(&header, &body).unwrap().request;
-            assert!(matches!(request, farfield_core::wire::Request::Write { pages, .. } if pages.count() == 2));
+            assert!(matches!(request, Request::Write { pages, .. } if pages.count() == 2));
             peer.say(|out| encode_error(header.tag, code, 3, out));
         }
     });

@@ -169,7 +169,7 @@ mod tests {
         check(3 << 30, 2 << 30, Severity::Fail);
         check(2 << 30, 2 << 30, Severity::Warn);
         let limit = CgroupLimit { bytes: 2 << 30, file: "/sys/fs/cgroup/x/memory.max".into(), version: 2 };
-        let finding = self::memory(1 << 30, 2 << 30, Some(limit));
+        let finding = memory(1 << 30, 2 << 30, Some(limit));
         assert!(finding.found.contains("cgroup v2, /sys/fs/cgroup/x/memory.max"), "{}", finding.found);
     }
 

@@ -483,6 +483,7 @@ pub trait Keys<'v>: Copy + sealed::Sealed {
     fn key(images: Key) -> Self::Key;
 }
 
+#[expect(unnameable_types, reason = "nobody else shall implement them")]
 mod sealed {
     /// Seals [`Keys`](super::Keys): others cannot define what the values of a column are.
     pub trait Sealed {}

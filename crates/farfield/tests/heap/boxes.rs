@@ -198,7 +198,7 @@ fn a_scope_that_wants_everything_is_told_so_at_once() {
     assert_eq!(error, FarError::NearFull);
     // Tables take some of the 256 pages.
     assert!(held >= 24, "a scope can use about an eighth of the near memory: {held} pages");
-    assert!(started.elapsed() < std::time::Duration::from_secs(5), "no waiting for oneself");
+    assert!(started.elapsed() < Duration::from_secs(5), "no waiting for oneself");
     assert!(scope.renew());
     assert!(values[held].get(&scope).is_ok());
     // What is dropped in a scope that is full is dropped later.
@@ -372,10 +372,10 @@ fn the_near_budget_changes_while_running() {
     assert_eq!(heap.stats().misses, 0, "everything fits: {:?}", heap.stats());
     heap.set_near(2 * MIB);
     check();
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
     while heap.stats().near_bytes > 2 * MIB {
         assert!(std::time::Instant::now() < deadline, "{:?}", heap.stats());
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(1));
     }
     heap.set_near(16 * MIB);
     check();

@@ -73,7 +73,7 @@ fn what_a_busy_thread_or_an_ended_one_began_arrives() {
     };
     // Nothing comes ahead of need while there is no room, and what makes room may be late.
     let begin = |values: &[FarBox<[u64; 512]>]| {
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
         let mut begun = 0;
         while begun < values.len() {
             begun += heap.prefetch(values);

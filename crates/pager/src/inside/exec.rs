@@ -212,7 +212,7 @@ impl Copies {
                 let string = peek::<usize>(envp + index * 8).ok_or(Errno(libc::EFAULT))?;
                 let copy = writer.string(string)?;
                 // SAFETY: NUL-terminated by `string`, inside the mapping.
-                let text = unsafe { core::ffi::CStr::from_ptr(copy as *const libc::c_char) }.to_bytes();
+                let text = unsafe { CStr::from_ptr(copy as *const libc::c_char) }.to_bytes();
                 if let Some(theirs) = text.strip_prefix(b"LD_PRELOAD=") {
                     let ours = &extra[0][b"LD_PRELOAD=".len()..extra[0].len() - 1];
                     let copy = writer.bytes(&preload_entry(ours, theirs))?;
@@ -230,9 +230,7 @@ impl Copies {
             }
             let preloads = (0..kept).any(|index| {
                 // SAFETY: written above.
-                let entry = unsafe {
-                    core::ffi::CStr::from_ptr(*((new_envp + index * 8) as *const usize) as *const libc::c_char)
-                };
+                let entry = unsafe { CStr::from_ptr(*((new_envp + index * 8) as *const usize) as *const libc::c_char) };
                 entry.to_bytes().starts_with(b"LD_PRELOAD=")
             });
             for entry in extra.iter().skip(usize::from(preloads)) {

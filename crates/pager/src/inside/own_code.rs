@@ -57,7 +57,7 @@ pub fn as_program<T>(action: impl FnOnce() -> T) -> T {
 /// Notes that a thread of ours begins: it runs nothing else, and never ends.
 pub fn begin_thread() {
     core::mem::forget(OwnCode::enter());
-    RUNTIME.own_threads.fetch_add(1, super::sync::Ordering::SeqCst);
+    RUNTIME.own_threads.fetch_add(1, Ordering::SeqCst);
 }
 
 /// Makes the trapped call `number` if it is one of ours. `None`: the call is the program's.

@@ -111,7 +111,7 @@ pub struct Runtime {
     /// as others do. For tests.
     pub is_lenient: core::sync::atomic::AtomicBool,
     /// Device and inode of standard error as the program found it; 0 if there was none.
-    standard_error: [core::sync::atomic::AtomicU64; 2],
+    standard_error: [AtomicU64; 2],
     /// 256 + exit code, once the program is ending and has released its far memory.
     pub ending: AtomicU32,
 }
@@ -154,7 +154,7 @@ impl Runtime {
                 [farfield_os::signals::Action { handler: 0, flags: 0, restorer: 0, mask: 0 }; 64],
             ),
             is_lenient: core::sync::atomic::AtomicBool::new(false),
-            standard_error: [const { core::sync::atomic::AtomicU64::new(0) }; 2],
+            standard_error: [const { AtomicU64::new(0) }; 2],
             ending: AtomicU32::new(0),
         }
     }

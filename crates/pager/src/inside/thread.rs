@@ -97,7 +97,7 @@ pub struct ThreadRecord {
     /// Base and length of the copies of arguments that the thread's last `execve` worked with.
     pub scratch: [AtomicUsize; 2],
     /// Number of our handlers that the thread is inside of: see [`super::own_code`].
-    pub own_code_depth: core::sync::atomic::AtomicU32,
+    pub own_code_depth: AtomicU32,
     /// Predictor of the pages that the thread will want next.
     pub prefetcher: SpinLock<Prefetcher>,
     /// Frames of nested calls.

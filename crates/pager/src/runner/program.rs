@@ -223,9 +223,9 @@ mod tests {
     #[test]
     fn only_what_loads_the_library_passes() {
         let folder = Folder::new("check");
-        let musl = crate::elf::samples::elf(3, b"/lib/ld-musl-x86_64.so.1\0");
+        let musl = elf::samples::elf(3, b"/lib/ld-musl-x86_64.so.1\0");
         let check = |name: &str, bytes: &[u8]| check(&folder.file(name, 0o755, bytes), ROOT, SCRIPT_DEPTH_MAX);
-        assert!(matches!(check("static", &crate::elf::samples::elf(1, b"")), Err(JobRefusal::Static { .. })));
+        assert!(matches!(check("static", &elf::samples::elf(1, b"")), Err(JobRefusal::Static { .. })));
         assert!(matches!(check("musl", &musl), Err(JobRefusal::Musl { .. })));
         assert!(matches!(check("32", b"\x7fELF\x01\x01\x01"), Err(JobRefusal::OtherMachine { .. })));
         assert!(matches!(check("cut", &musl[..100]), Err(JobRefusal::Broken { .. })));

@@ -126,7 +126,7 @@ impl SlotMonitor {
         let mut fds = Vec::new();
         self.descriptors(&mut fds);
         let mut ready = Vec::new();
-        sys::poll(&fds, core::time::Duration::ZERO, &mut ready);
+        sys::poll(&fds, Duration::ZERO, &mut ready);
         let mut ready = ready.into_iter();
         let by_slot = &mut self.by_slot;
         self.monitored.retain(|monitored| {
@@ -299,7 +299,7 @@ mod tests {
         // Not reaped: the descriptor tells that it ended.
         let mut fds = Vec::new();
         monitor.descriptors(&mut fds);
-        sys::poll(&fds, core::time::Duration::from_secs(10), &mut Vec::new());
+        sys::poll(&fds, Duration::from_secs(10), &mut Vec::new());
         monitor.sweep(&control);
         assert_eq!(monitor.pids().collect::<Vec<_>>(), [second.id()]);
         let totals = JobTotals::read(&control);
@@ -359,7 +359,7 @@ mod tests {
             });
             let totals = JobTotals::read(&control);
             assert!(totals.near_bytes <= BYTES_MAX as u64 && totals.near_limit_bytes == 1 << 30);
-            let report = super::super::report::Report::new(&totals, core::time::Duration::from_secs(1));
+            let report = super::super::report::Report::new(&totals, Duration::from_secs(1));
             assert!(report.summary().lines().count() <= 3 && serde_json::to_string(&report).is_ok());
             assert!(control.failure().is_none_or(|(code, _)| (93..=97).contains(&code)));
             super::super::pool::look_for_failures(&control);

@@ -343,7 +343,7 @@ mod tests {
     use super::super::replica_map::InitialContents;
     use super::*;
     use crate::members::PoolMember;
-    use crate::trial::{self, LONG, SilentMember, filled, open, wait_until, write};
+    use crate::trial::{LONG, SilentMember, filled, open, wait_until, write};
     use crate::{Backend, Health};
     use std::time::Instant;
 
@@ -514,7 +514,7 @@ mod tests {
             Some(PoolError::Refused { reason, .. }) => reason,
             other => panic!("{other:?}"),
         };
-        assert_eq!(why(&*trial::open("mirror(ram:,ram:)", PAGES)), CallLane::NOWHERE);
+        assert_eq!(why(&*open("mirror(ram:,ram:)", PAGES)), CallLane::NOWHERE);
         let able = SilentMember::new(PAGES);
         let member = |backend| PoolMember { backend: Some(backend), leaves: 1, server: 0 };
         let members = vec![member(open("ram:", PAGES)), member(able)];

@@ -74,6 +74,7 @@ fn cut(numbers: &mut [f64; CUT], at: f64) -> (f64, f64) {
 }
 
 /// Exact sum of the numbers added so far.
+#[expect(unnameable_types, reason = "the sum of a public trait, which callers only pass on")]
 #[derive(Clone, PartialEq, Debug)]
 pub struct ExactSum {
     /// Limbs, the lowest first. When settled, all but the last are below 2³², and the last has the

@@ -89,6 +89,7 @@ pub trait Number: Copy + PartialOrd + Debug + Serialize + DeserializeOwned + Sen
     fn put(self, into: &mut Vec<u8>);
 }
 
+#[expect(unnameable_types, reason = "nobody else shall implement them")]
 mod sealed {
     /// Seals [`Number`](super::Number): only this module defines what the bytes of a number mean.
     pub trait Sealed {}

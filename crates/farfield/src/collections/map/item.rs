@@ -19,6 +19,7 @@ pub trait Item: sealed::ItemAccess {}
 /// and `str` a slice, which is copied, or an owned type such as `Vec<u8>` or `String`.
 pub trait Source<T: ?Sized>: sealed::ItemSource<T> {}
 
+#[expect(unnameable_types, reason = "nobody else shall implement them")]
 pub(super) mod sealed {
     use super::*;
 
