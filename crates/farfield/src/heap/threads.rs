@@ -382,17 +382,20 @@ impl HeapThreads {
 
     /// Returns the thread whose oldest scope began in this epoch, if none has an older one.
     pub(crate) fn thread_of_scope(&self, oldest: u64) -> Option<i32> {
-        let records = self.lock();
-        let first =
-            records.iter().filter_map(|record| Some((record.entered()?, &record.tid))).min_by_key(|(at, _)| *at);
-        first.filter(|(at, _)| *at == oldest).map(|(_, tid)| tid.load(Ordering::Relaxed))
+        let (entered, record) = self.oldest_record()?;
+        (entered == oldest).then(|| record.tid.load(Ordering::Relaxed))
     }
 
     /// Checks whether the thread with the oldest scope waits for the pool.
     pub(crate) fn oldest_waits_for_pool(&self) -> bool {
+        self.oldest_record().is_some_and(|(_, record)| record.waits_for_pool.load(Ordering::Relaxed))
+    }
+
+    /// Returns the epoch in which the oldest scope began, and the record of its thread.
+    fn oldest_record(&self) -> Option<(u64, Arc<ThreadState>)> {
         let records = self.lock();
-        let oldest = records.iter().filter_map(|record| Some((record.entered()?, record))).min_by_key(|(at, _)| *at);
-        oldest.is_some_and(|(_, record)| record.waits_for_pool.load(Ordering::Relaxed))
+        let entered = |record: &Arc<ThreadState>| Some((record.entered()?, record.clone()));
+        records.iter().filter_map(entered).min_by_key(|(at, _)| *at)
     }
 
     /// Checks whether no thread is inside a scope.

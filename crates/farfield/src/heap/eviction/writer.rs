@@ -93,7 +93,9 @@ impl EvictionWriter {
 
     fn begin(&mut self, core: &HeapInner, unit: TransferUnit, frame: FrameId) -> u64 {
         // The time of a request that was never answered stays until one is.
-        let _ = core.evictor.asked_ns.compare_exchange(0, now_ns(), Ordering::Relaxed, Ordering::Relaxed);
+        if core.evictor.asked_ns.load(Ordering::Relaxed) == 0 {
+            core.evictor.asked_ns.store(now_ns(), Ordering::Relaxed);
+        }
         self.under_way.push(EvictionRequest { unit, frame, result: Ok(()) });
         self.under_way.len() as u64 - 1
     }
