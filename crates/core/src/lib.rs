@@ -1,8 +1,8 @@
 //! Decision logic of Farfield, without side effects.
 //!
 //! Pure logic of the far-memory runtime: identifiers, geometry, the wire protocol, page words, the
-//! far heap's words and policies. No I/O, no clock, no thread: time and randomness are arguments,
-//! so every decision can be replayed.
+//! words of far heaps and collected heaps, and policies. No I/O, no clock, no thread: time and
+//! randomness are arguments, so every decision can be replayed.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -10,6 +10,7 @@ extern crate alloc;
 
 pub mod blocks;
 pub mod chunk_word;
+pub mod gc;
 pub mod geometry;
 pub mod gf256;
 pub mod heap;

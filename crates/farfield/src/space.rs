@@ -1,0 +1,271 @@
+//! The door to pages of a heap for a library that manages what is in them itself.
+//!
+//! A [`Space`] takes runs of far pages of a [`Heap`]. Each run is cut into units of one or more
+//! pages, which travel between near and far memory as those of collections do, under the heap's
+//! budget. The heap knows nothing of what is in them. `farfield-gc` is the only user: this is no
+//! interface for programs, and it changes without notice.
+//!
+//! Pages are counted within the heap. The addresses that a [`SpaceScope`] gives are raw: whoever
+//! uses one proves that the unit was made, that it has not been released, and that the scope has
+//! been neither renewed nor ended since.
+
+use crate::error::{BuildError, FarError};
+use crate::heap::{AccessMode, Heap, HeapInner, HeapRef, Scope, free_run, lock_space, unlock_space};
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+use farfield_core::PageId;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::{FrameId, FrameWord, SlotHint, State};
+use farfield_pool::{Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
+use std::time::Instant;
+
+/// Right to manage pages of a heap. A heap has at most one at a time, so an address in its arena
+/// tells whose it is.
+pub struct Space {
+    heap: HeapRef,
+}
+
+/// Scope of a [`Space`]: units that it finds near stay in their frames until it ends or is renewed.
+pub struct SpaceScope<'space> {
+    scope: Scope<'space>,
+}
+
+/// Reader of pages that brings nothing near and leaves no mark.
+pub struct PageReader<'space> {
+    core: &'space HeapInner,
+    lane: Option<Box<dyn Lane>>,
+    buffer: Option<Buffer>,
+}
+
+impl Space {
+    /// Takes the right to manage pages of this heap. The space keeps the heap's memory.
+    pub fn open(heap: &Heap) -> Result<Space, BuildError> {
+        let space = Space { heap: HeapRef::of(&heap.enter()) };
+        if !lock_space(space.core()) {
+            // Nothing was locked that the drop could unlock.
+            let Space { heap } = &*core::mem::ManuallyDrop::new(space);
+            // SAFETY: the space is not used again, and its only field is moved out once.
+            drop(unsafe { core::ptr::read(heap) });
+            return Err(BuildError::Argument("the heap has a collected heap already: drop that one, or use it"));
+        }
+        Ok(space)
+    }
+
+    fn core(&self) -> &HeapInner {
+        self.heap.core()
+    }
+
+    /// Begins a scope.
+    pub fn enter(&self) -> SpaceScope<'_> {
+        SpaceScope { scope: Scope::new(self.core()) }
+    }
+
+    /// Takes far space for `units` units of `unit_pages` pages each, all of them empty. Returns the
+    /// first page.
+    pub fn take_run(&self, units: u32, unit_pages: u32) -> Result<u32, FarError> {
+        if unit_pages > self.core().frames.limit() / 2 {
+            return Err(FarError::TooLarge { bytes: u64::from(unit_pages) * PAGE_BYTES as u64 });
+        }
+        Ok(self.core().take_run(units as usize, unit_pages)? - self.core().first_page)
+    }
+
+    /// Makes a unit empty: its frames are free at once, and its far copy is given back.
+    ///
+    /// # Safety
+    /// The unit is one of a run of this space, of that many pages, and was [made](SpaceScope::make).
+    /// Nobody uses an address in it any more.
+    pub unsafe fn release(&self, page: u32, unit_pages: u32) {
+        self.core().release_units(self.core().first_page + page, 1, unit_pages);
+    }
+
+    /// Gives back a run.
+    ///
+    /// # Safety
+    /// [`Space::take_run`] gave this page, the run has not been given back, and all its units are
+    /// empty.
+    pub unsafe fn free_run(&self, page: u32) {
+        // SAFETY: passed on to the caller; our own reference keeps the heap.
+        unsafe { free_run(self.core(), self.core().first_page + page) };
+    }
+
+    /// Charges the heap's budget with tables that are about to take this much near memory.
+    pub fn charge(&self, bytes: u64) -> Result<(), FarError> {
+        self.core().charge(bytes)
+    }
+
+    /// Charges the heap's budget with tables that are needed whatever the budget is.
+    pub fn charge_anyway(&self, bytes: u64) {
+        self.core().charge_anyway(bytes);
+    }
+
+    /// Takes a charge back.
+    pub fn uncharge(&self, bytes: u64) {
+        self.core().uncharge(bytes);
+    }
+
+    /// Returns the address and the length of the arena that all near pages of the heap lie in.
+    pub fn arena(&self) -> (usize, usize) {
+        self.core().frames.arena()
+    }
+
+    /// Returns the near budget of the heap, in bytes.
+    pub fn near_bytes(&self) -> u64 {
+        self.core().near.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of pages that the heap can have, far and near.
+    pub fn far_pages(&self) -> u32 {
+        self.core().pages
+    }
+
+    /// Makes a reader of pages.
+    pub fn reader(&self) -> PageReader<'_> {
+        PageReader { core: self.core(), lane: None, buffer: Some(Buffer::new(1)) }
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        unlock_space(self.core());
+    }
+}
+
+impl SpaceScope<'_> {
+    /// Returns the address of a unit, if it is near and needs no mark.
+    #[inline]
+    pub fn near(&self, page: u32) -> Option<NonNull<u8>> {
+        NonNull::new(self.scope.near_unit(self.scope.first_page + page, AccessMode::Read)?)
+    }
+
+    /// Returns the address that this guess stands for, if the unit of this page is in the frame
+    /// that it names. The processor can load from the address while the guess is checked.
+    #[inline]
+    pub fn near_at(&self, page: u32, guess: SlotHint) -> Option<NonNull<u8>> {
+        assert!(page < self.scope.pages);
+        // SAFETY: `page` is below `pages`, the length of the table.
+        let word = unsafe { &*self.scope.words.add(page as usize) };
+        self.scope.touch();
+        // Acquire: the thread that brought the page has filled the frame.
+        if guess.frame() == FrameId(0) || !FrameWord(word.load(Ordering::Acquire)).confirms(guess) {
+            return None;
+        }
+        // SAFETY: the word names a frame, and a card lies within its frame, so this is inside the arena.
+        NonNull::new(unsafe { self.scope.arena.add(guess.offset()) })
+    }
+
+    /// Brings a unit near that was made, and returns its address.
+    pub fn bring(&self, page: u32) -> Result<NonNull<u8>, FarError> {
+        self.fault_in(page, AccessMode::Read)
+    }
+
+    /// Brings a unit near to change it, and returns its address.
+    pub fn bring_to_change(&self, page: u32) -> Result<NonNull<u8>, FarError> {
+        self.fault_in(page, AccessMode::Write)
+    }
+
+    /// Makes a unit that is empty, of zeros, and returns its address.
+    pub fn make(&self, page: u32) -> Result<NonNull<u8>, FarError> {
+        self.fault_in(page, AccessMode::Create)
+    }
+
+    fn fault_in(&self, page: u32, mode: AccessMode) -> Result<NonNull<u8>, FarError> {
+        let address = self.scope.fault_in_unit(self.scope.first_page + page, mode)?;
+        Ok(NonNull::new(address).unwrap_or_else(|| unreachable!("frame 0 is nobody's")))
+    }
+
+    /// Returns the guess that stands for an address in the arena, which is a multiple of 16.
+    #[inline]
+    pub fn guess_of(&self, address: NonNull<u8>) -> SlotHint {
+        SlotHint(((address.as_ptr() as usize - self.scope.arena as usize) / farfield_core::heap::CARD_BYTES) as u32)
+    }
+
+    /// Checks whether it is time to put a better guess into a reference that lies in a page.
+    ///
+    /// Each guess that changes makes a clean page differ from its far copy, so few do.
+    pub fn may_correct(&self, reference: usize) -> bool {
+        self.scope.core.may_correct(self.scope.record, reference)
+    }
+
+    /// Marks that addresses from this scope are in use until it ends or is renewed.
+    #[inline]
+    pub fn mark_used(&self) {
+        self.scope.mark_used();
+    }
+
+    /// Ends the scope and begins it again: no address from it is valid any more.
+    pub fn renew(&mut self) {
+        self.scope.renew();
+    }
+}
+
+impl PageReader<'_> {
+    /// Copies the bytes of one page. A near page is read where it is, and a far one from the pool,
+    /// past all frames. Whoever changes the page meanwhile may be seen in part.
+    pub fn read(&mut self, page: u32, into: &mut [u8; PAGE_BYTES]) -> Result<(), FarError> {
+        let core = self.core;
+        assert!(page < core.pages);
+        let scope = Scope::new(core);
+        // The first page of a unit has its word.
+        let first = core.segments.unit_of(page).map_or(page, |unit| unit.page);
+        loop {
+            let word = FrameWord(core.words[first].load(Ordering::Acquire));
+            match word.state() {
+                State::Empty => {
+                    into.fill(0);
+                    return Ok(());
+                }
+                State::Far => return self.read_far(page, into),
+                // The page is near or under way; then it stays for this scope.
+                _ => {
+                    let address = scope.fault_in_unit(core.first_page + first, AccessMode::Read)?;
+                    let offset = (page - first) as usize * PAGE_BYTES;
+                    copy_words(address.wrapping_add(offset), into);
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn read_far(&mut self, page: u32, into: &mut [u8; PAGE_BYTES]) -> Result<(), FarError> {
+        let core = self.core;
+        let lane = match &mut self.lane {
+            Some(lane) => lane,
+            none => none.insert(core.backend.open_lane_for_reads()?),
+        };
+        let until = Instant::now() + core.patience * 2;
+        let buffer = self.buffer.take().unwrap_or_else(|| Buffer::new(1));
+        let op = Op::Read { page: PageId(page.into()), buffer };
+        let mut request = Some(LaneRequest { tag: 0, priority: Priority::Demand, deadline: core.patience, op });
+        let mut done: Vec<Completion> = Vec::with_capacity(1);
+        while done.is_empty() {
+            if let Some(next) = request.take() {
+                request = lane.submit(next).err();
+            }
+            if lane.poll(&mut done) == 0 {
+                lane.wait(core.patience);
+            }
+            if Instant::now() > until {
+                self.lane = None;
+                return Err(PoolError::TimedOut { server: 0, after: core.patience * 2 }.into());
+            }
+        }
+        let completion = done.remove(0);
+        if let Some(buffer) = completion.buffer {
+            if completion.result.is_ok() {
+                core.check_far(page, buffer.sums()[0], buffer.page(0))?;
+                into.copy_from_slice(buffer.page(0));
+            }
+            self.buffer = Some(buffer);
+        }
+        completion.result.map_err(FarError::Pool)
+    }
+}
+
+/// Copies a page word by word, because others may change its words.
+fn copy_words(page: *mut u8, into: &mut [u8; PAGE_BYTES]) {
+    for (index, chunk) in into.chunks_exact_mut(8).enumerate() {
+        // SAFETY: the page is in a frame that our caller's scope keeps; frames are aligned.
+        let word = unsafe { &*page.add(index * 8).cast::<core::sync::atomic::AtomicU64>() };
+        chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+    }
+}
