@@ -30,6 +30,8 @@ mod plane;
 mod ptr;
 #[cfg(feature = "serde")]
 mod snapshot;
+#[doc(hidden)]
+pub mod space;
 mod stats;
 pub mod task;
 

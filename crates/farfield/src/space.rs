@@ -10,13 +10,13 @@
 //! been neither renewed nor ended since.
 
 use crate::error::{BuildError, FarError};
-use crate::heap::{AccessMode, Heap, HeapInner, HeapRef, Scope, free_run, lock_space, unlock_space};
+use crate::heap::{AccessMode, Heap, HeapInner, HeapRef, Scope, free_run};
 use core::ptr::NonNull;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FrameId, FrameWord, SlotHint, State};
-use farfield_pool::{Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
+use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
 use std::time::Instant;
 
 /// Right to manage pages of a heap. A heap has at most one at a time, so an address in its arena
@@ -30,7 +30,7 @@ pub struct SpaceScope<'space> {
     scope: Scope<'space>,
 }
 
-/// Reader of pages that brings nothing near and leaves no mark.
+/// Reader of pages, wherever they are, that takes no frame for a far one.
 pub struct PageReader<'space> {
     core: &'space HeapInner,
     lane: Option<Box<dyn Lane>>,
@@ -40,15 +40,10 @@ pub struct PageReader<'space> {
 impl Space {
     /// Takes the right to manage pages of this heap. The space keeps the heap's memory.
     pub fn open(heap: &Heap) -> Result<Space, BuildError> {
-        let space = Space { heap: HeapRef::of(&heap.enter()) };
-        if !lock_space(space.core()) {
-            // Nothing was locked that the drop could unlock.
-            let Space { heap } = &*core::mem::ManuallyDrop::new(space);
-            // SAFETY: the space is not used again, and its only field is moved out once.
-            drop(unsafe { core::ptr::read(heap) });
-            return Err(BuildError::Argument("the heap has a collected heap already: drop that one, or use it"));
+        if heap.core().has_space.swap(true, Ordering::AcqRel) {
+            return Err(BuildError::Argument("the heap has a collected heap already: use that one, or drop it"));
         }
-        Ok(space)
+        Ok(Space { heap: HeapRef::of(&heap.enter()) })
     }
 
     fn core(&self) -> &HeapInner {
@@ -105,7 +100,7 @@ impl Space {
 
     /// Returns the address and the length of the arena that all near pages of the heap lie in.
     pub fn arena(&self) -> (usize, usize) {
-        self.core().frames.arena()
+        (self.core().frames.base() as usize, self.core().frames.arena_bytes())
     }
 
     /// Returns the near budget of the heap, in bytes.
@@ -126,7 +121,7 @@ impl Space {
 
 impl Drop for Space {
     fn drop(&mut self) {
-        unlock_space(self.core());
+        self.core().has_space.store(false, Ordering::Release);
     }
 }
 
@@ -207,30 +202,24 @@ impl PageReader<'_> {
         let scope = Scope::new(core);
         // The first page of a unit has its word.
         let first = core.segments.unit_of(page).map_or(page, |unit| unit.page);
-        loop {
-            let word = FrameWord(core.words[first].load(Ordering::Acquire));
-            match word.state() {
-                State::Empty => {
-                    into.fill(0);
-                    return Ok(());
-                }
-                State::Far => return self.read_far(page, into),
-                // The page is near or under way; then it stays for this scope.
-                _ => {
-                    let address = scope.fault_in_unit(core.first_page + first, AccessMode::Read)?;
-                    let offset = (page - first) as usize * PAGE_BYTES;
-                    copy_words(address.wrapping_add(offset), into);
-                    return Ok(());
-                }
+        match FrameWord(core.words[first].load(Ordering::Acquire)).state() {
+            State::Empty => into.fill(0),
+            State::Far => self.read_far(page, into)?,
+            // Near, or under way.
+            _ => {
+                let address = scope.fault_in_unit(core.first_page + first, AccessMode::Read)?;
+                let address = address.wrapping_add((page - first) as usize * PAGE_BYTES);
+                copy_words(NonNull::new(address).unwrap_or_else(|| unreachable!("frame 0 is nobody's")), into);
             }
         }
+        Ok(())
     }
 
     fn read_far(&mut self, page: u32, into: &mut [u8; PAGE_BYTES]) -> Result<(), FarError> {
         let core = self.core;
         let lane = match &mut self.lane {
             Some(lane) => lane,
-            none => none.insert(core.backend.open_lane_for_reads()?),
+            none => none.insert(core.backend.open_lane()?),
         };
         let until = Instant::now() + core.patience * 2;
         let buffer = self.buffer.take().unwrap_or_else(|| Buffer::new(1));
@@ -262,10 +251,90 @@ impl PageReader<'_> {
 }
 
 /// Copies a page word by word, because others may change its words.
-fn copy_words(page: *mut u8, into: &mut [u8; PAGE_BYTES]) {
+fn copy_words(page: NonNull<u8>, into: &mut [u8; PAGE_BYTES]) {
     for (index, chunk) in into.chunks_exact_mut(8).enumerate() {
         // SAFETY: the page is in a frame that our caller's scope keeps; frames are aligned.
-        let word = unsafe { &*page.add(index * 8).cast::<core::sync::atomic::AtomicU64>() };
+        let word = unsafe { page.cast::<AtomicU64>().add(index).as_ref() };
         chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against units that are lost on their way, read wrongly, or not given back.
+    use super::*;
+    use crate::Plane;
+
+    const PAGES: u32 = 2048;
+
+    /// Fills each page with its number.
+    fn fill(scope: &mut SpaceScope<'_>, first: u32, units: u32, unit_pages: u32) {
+        for unit in 0..units {
+            let page = first + unit * unit_pages;
+            let address = scope.make(page).unwrap().cast::<u32>();
+            for at in 0..unit_pages as usize * PAGE_BYTES / 4 {
+                // SAFETY: the unit is near in this scope, has so many words, and is ours.
+                unsafe {
+                    assert_eq!(address.add(at).read(), 0);
+                    address.add(at).write(page);
+                }
+            }
+            scope.renew();
+        }
+    }
+
+    #[test]
+    fn units_come_back_as_they_were_and_are_given_back_on_each_plane() {
+        for plane in [Plane::Page, Plane::Object, Plane::Hybrid] {
+            let heap = Heap::builder().near(2 << 20).far(1 << 30).plane(plane).build().unwrap();
+            let space = Space::open(&heap).unwrap();
+            assert!(Space::open(&heap).is_err());
+            let runs: Vec<(u32, u32, u32)> = [(PAGES, 1), (PAGES / 4, 3), (1, 20)]
+                .map(|(units, unit_pages)| (space.take_run(units, unit_pages).unwrap(), units, unit_pages))
+                .into();
+            let mut scope = space.enter();
+            runs.iter().for_each(|(first, units, unit_pages)| fill(&mut scope, *first, *units, *unit_pages));
+            let (mut reader, mut bytes) = (space.reader(), [0; PAGE_BYTES]);
+            for (first, units, unit_pages) in &runs {
+                for page in *first..first + units * unit_pages {
+                    let expected = first + (page - first) / unit_pages * unit_pages;
+                    let before = heap.stats().misses;
+                    reader.read(page, &mut bytes).unwrap();
+                    assert_eq!(heap.stats().misses, before, "a reader brings nothing near");
+                    assert!(bytes.chunks(4).all(|word| word == expected.to_ne_bytes()), "page {page} of {expected}");
+                }
+                for unit in 0..*units {
+                    let page = first + unit * unit_pages;
+                    let address = scope.bring(page).unwrap();
+                    // The unit may be cooling, and stays for this scope all the same.
+                    assert!(scope.near(page).is_none_or(|near| near == address));
+                    assert!(scope.near_at(page, scope.guess_of(address)).is_none_or(|near| near == address));
+                    assert_eq!(scope.near_at(page, SlotHint::new(FrameId(0), 0)), None);
+                    // SAFETY: near in this scope.
+                    assert_eq!(unsafe { address.cast::<u32>().read() }, page);
+                    scope.renew();
+                }
+            }
+            drop(scope);
+            assert!(heap.stats().near_bytes <= 2 << 20);
+            for (first, units, unit_pages) in runs {
+                // SAFETY: our run, whose units were made; nobody uses them.
+                unsafe {
+                    (0..units).for_each(|unit| space.release(first + unit * unit_pages, unit_pages));
+                    space.free_run(first);
+                }
+            }
+            drop(reader);
+            drop(space);
+            heap.verify();
+            assert!(Space::open(&heap).is_ok());
+        }
+    }
+
+    #[test]
+    fn units_that_could_never_be_near_are_refused() {
+        let heap = Heap::builder().near(2 << 20).build().unwrap();
+        let space = Space::open(&heap).unwrap();
+        assert_eq!(space.take_run(1, 300), Err(FarError::TooLarge { bytes: 300 << 12 }));
     }
 }

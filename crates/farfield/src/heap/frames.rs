@@ -167,6 +167,11 @@ impl Frames {
         self.arena.base()
     }
 
+    /// Returns the number of bytes of the arena.
+    pub(crate) fn arena_bytes(&self) -> usize {
+        self.count as usize * PAGE_BYTES
+    }
+
     /// Returns the address of a frame's first byte.
     pub(crate) fn address(&self, frame: FrameId) -> *mut u8 {
         assert!(frame.0 != 0 && frame.0 < self.count);

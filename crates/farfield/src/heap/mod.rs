@@ -169,6 +169,8 @@ pub(crate) struct HeapInner {
     /// objects, one for each object that has a handle, and one for each [`HeapRef`].
     pub(crate) references: AtomicU64,
     heap_refs: AtomicU64,
+    /// True while a [`Space`](crate::space::Space) of this heap exists.
+    pub(crate) has_space: AtomicBool,
     /// True once the [`Heap`] is dropped.
     closed: AtomicBool,
 }
@@ -247,6 +249,7 @@ impl Heap {
             charged: AtomicU64::new(0),
             references: AtomicU64::new(1),
             heap_refs: AtomicU64::new(0),
+            has_space: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         });
         core.fit();
