@@ -1,0 +1,97 @@
+//! `#[derive(FarObject)]` of `farfield-gc`: says where the references of a type lie.
+//!
+//! The derive emits a description and no code that touches an object. Whoever traces a heap reads
+//! objects by that description, so it must name every reference: each field is described by its own
+//! type, and a type that has no description is refused by the compiler.
+
+use proc_macro::TokenStream;
+use proc_macro2::TokenStream as Tokens;
+use quote::quote;
+use syn::{Data, DeriveInput, Error, Fields, GenericParam, Index, parse_macro_input, parse_quote};
+
+/// Implements `FarObject` for a struct of described fields, or for an enum without fields.
+#[proc_macro_derive(FarObject)]
+pub fn derive_far_object(input: TokenStream) -> TokenStream {
+    let input = parse_macro_input!(input as DeriveInput);
+    expand(&input).unwrap_or_else(|error| error.to_compile_error()).into()
+}
+
+fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
+    refuse_packed(input)?;
+    let mut generics = input.generics.clone();
+    for param in &mut generics.params {
+        match param {
+            GenericParam::Type(param) => param.bounds.push(parse_quote!(::farfield_gc::FarObject)),
+            GenericParam::Lifetime(param) => {
+                return Err(Error::new_spanned(param, "a far object outlives every borrow: it has no lifetimes"));
+            }
+            GenericParam::Const(_) => {}
+        }
+    }
+    let fields = match &input.data {
+        Data::Struct(data) => describe_fields(&data.fields),
+        Data::Enum(data) => {
+            if let Some(variant) = data.variants.iter().find(|variant| !variant.fields.is_empty()) {
+                let message = "a variant with fields lies in several places: use a struct with a tag";
+                return Err(Error::new_spanned(variant, message));
+            }
+            Vec::new()
+        }
+        Data::Union(data) => {
+            return Err(Error::new_spanned(data.union_token, "nobody can tell which field of a union is a reference"));
+        }
+    };
+    let name = &input.ident;
+    let (impl_generics, type_generics, where_clause) = generics.split_for_impl();
+    Ok(quote! {
+        // SAFETY: every field is described, at its own offset, by its own type, and the type has no
+        // destructor.
+        unsafe impl #impl_generics ::farfield_gc::FarObject for #name #type_generics #where_clause {
+            fn describe(at: u32, slots: &mut ::farfield_gc::SlotList) {
+                const {
+                    ::core::assert!(
+                        !::core::mem::needs_drop::<Self>(),
+                        "a far object is freed without being looked at: it has no destructor"
+                    );
+                }
+                let _ = (at, &slots);
+                #(#fields)*
+            }
+        }
+    })
+}
+
+fn describe_fields(fields: &Fields) -> Vec<Tokens> {
+    let describe = |(index, field): (usize, &syn::Field)| {
+        let ty = &field.ty;
+        let member = match &field.ident {
+            Some(name) => quote!(#name),
+            None => {
+                let index = Index::from(index);
+                quote!(#index)
+            }
+        };
+        quote! {
+            <#ty as ::farfield_gc::FarObject>::describe(at + ::core::mem::offset_of!(Self, #member) as u32, slots);
+        }
+    };
+    fields.iter().enumerate().map(describe).collect()
+}
+
+/// Refuses `repr(packed)`: references must be aligned.
+fn refuse_packed(input: &DeriveInput) -> Result<(), Error> {
+    for attribute in input.attrs.iter().filter(|attribute| attribute.path().is_ident("repr")) {
+        attribute.parse_nested_meta(|meta| {
+            if meta.path.is_ident("packed") {
+                return Err(meta.error("a far object is not packed: its references are aligned"));
+            }
+            if meta.input.peek(syn::token::Paren) {
+                let content;
+                syn::parenthesized!(content in meta.input);
+                content.parse::<Tokens>()?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,607 @@
+//! Mutators: the threads' rights to use objects, and how objects are made.
+
+use crate::entries::ClaimedEntries;
+use crate::error::{GcError, RefusedObject};
+use crate::heap::GcInner;
+use crate::object::{FarObject, Referent};
+use crate::pages::{Pages, UnitId, UnitPurpose};
+use crate::reference::Gc;
+use crate::roots::Root;
+use crate::stops::MutatorId;
+use crate::types::ObjectType;
+use core::any::TypeId;
+use core::cell::{OnceCell, RefCell};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+use farfield::FarError;
+use farfield::space::SpaceScope;
+use farfield_core::gc::{EntryWord, ObjectHeader, ObjectPlacement, PageOccupancy, RefWord, TypeLayout, WeakWord};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::CARD_BYTES;
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError};
+
+/// Pages that a safepoint reserves for its mutator, at least and at most, and the part of the limit
+/// in between.
+const RESERVE_PAGES: (u64, u64) = (4, 64);
+const RESERVE_PART: u64 = 64;
+
+/// Number of buffers of ended mutators that are kept.
+const LEFT_OVER_MAX: usize = 64;
+
+/// Right of one thread to use the objects of a heap.
+///
+/// References to objects ([`Gc`]) borrow the mutator. They end at its next safepoint, where objects
+/// that nothing leads to may be freed, and others may leave near memory. Between two safepoints a
+/// thread can use as many objects as [a scope can hold](farfield::Scope).
+///
+/// A mutator belongs to its thread:
+///
+/// ```compile_fail,E0277
+/// # use farfield_gc::GcHeap;
+/// # fn send(gc: &GcHeap) {
+/// let m = gc.enter();
+/// std::thread::scope(|threads| { threads.spawn(move || drop(m)); }); // error: cannot be sent
+/// # }
+/// ```
+pub struct Mutator<'gc> {
+    heap: &'gc Arc<GcInner>,
+    /// Scope of what the mutator has used since its last safepoint; empty if that is nothing, so
+    /// that a mutator that waits for something else holds no near memory.
+    scope: OnceCell<SpaceScope<'gc>>,
+    id: MutatorId,
+    allocation: RefCell<Allocation>,
+}
+
+/// What a mutator makes objects from.
+#[derive(Default)]
+struct Allocation {
+    buffer: AllocationBuffer,
+    /// Pages that are reserved for the mutator.
+    reserve: u64,
+    /// Pages that the largest object needs that could not be made since the last safepoint.
+    wanted: u64,
+    types: HashMap<TypeId, ObjectType>,
+}
+
+/// Page that is being filled, and entries that have been claimed.
+#[derive(Default)]
+pub(crate) struct AllocationBuffer {
+    open: Option<OpenPage>,
+    entries: ClaimedEntries,
+}
+
+/// Page into which a mutator puts its small objects, one after the other.
+struct OpenPage {
+    id: UnitId,
+    page: u32,
+    next_card: u32,
+    occupancy: PageOccupancy,
+}
+
+/// Place of an object that is being made.
+struct NewPlace {
+    header: NonNull<u8>,
+    page: u32,
+    card: u8,
+    /// Unit that the object has for itself.
+    unit: Option<UnitId>,
+    cards: u32,
+}
+
+const CARDS_PER_PAGE: u32 = (PAGE_BYTES / CARD_BYTES) as u32;
+
+impl<'gc> Mutator<'gc> {
+    pub(crate) fn new(heap: &'gc Arc<GcInner>) -> Mutator<'gc> {
+        let id = heap.stops.register();
+        let buffer = heap.left_over.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
+        let allocation = RefCell::new(Allocation { buffer, ..Allocation::default() });
+        Mutator { heap, scope: OnceCell::new(), id, allocation }
+    }
+
+    #[inline]
+    fn scope(&self) -> &SpaceScope<'gc> {
+        self.scope.get_or_init(|| self.heap.pages.space().enter())
+    }
+
+    /// Puts a value into the heap.
+    ///
+    /// Its references lead nowhere yet. Fails with [`GcError::SafepointDue`] when the limit is
+    /// reached: a safepoint collects, after which at least a small reserve, and room for what had
+    /// none, can be allocated.
+    pub fn alloc<T: FarObject>(&self, value: T) -> Result<Gc<'_, T>, RefusedObject<T>> {
+        let (header, layout) = match self.make::<T>(0) {
+            Ok(made) => made,
+            Err(error) => return Err(RefusedObject { error, value }),
+        };
+        // SAFETY: the object is new, near, has room for its type, and nobody else knows of it.
+        unsafe { T::from_header(header).write(value) };
+        // SAFETY: as above; its value is complete.
+        Ok(unsafe { self.finish(header, &layout, 0) })
+    }
+
+    /// Puts an array into the heap, whose elements `element` makes from their indices. Fails as
+    /// [`Mutator::alloc`] does, before it calls `element`.
+    pub fn alloc_array<T: FarObject>(
+        &self,
+        len: usize,
+        mut element: impl FnMut(usize) -> T,
+    ) -> Result<Gc<'_, [T]>, GcError> {
+        let (header, layout) = self.make::<[T]>(len)?;
+        let first = self.first_element::<T>(header);
+        for index in 0..len {
+            let value = element(index);
+            // SAFETY: the object is new, near, and has so many elements. If `element` panics,
+            // nothing leads to it.
+            unsafe { first.add(index).write(value) };
+        }
+        // SAFETY: as above; its elements are complete.
+        Ok(unsafe { self.finish(header, &layout, len as u64) })
+    }
+
+    /// Puts a copy of a slice into the heap. Fails as [`Mutator::alloc`] does.
+    pub fn alloc_copy<T: FarObject + Copy>(&self, values: &[T]) -> Result<Gc<'_, [T]>, GcError> {
+        let (header, layout) = self.make::<[T]>(values.len())?;
+        let first = self.first_element::<T>(header);
+        // SAFETY: the object is new, near, has so many elements, and nobody else knows of it.
+        unsafe { first.as_ptr().copy_from_nonoverlapping(values.as_ptr(), values.len()) };
+        // SAFETY: as above.
+        Ok(unsafe { self.finish(header, &layout, values.len() as u64) })
+    }
+
+    fn first_element<T: FarObject>(&self, header: NonNull<u8>) -> NonNull<T> {
+        // SAFETY: an array has its elements there, or ends there.
+        unsafe { header.add(<[T]>::OFFSET).cast() }
+    }
+
+    /// Makes an object without a value, with a header. Nothing leads to it.
+    fn make<T: Referent + ?Sized>(&self, len: usize) -> Result<(NonNull<u8>, Arc<TypeLayout>), GcError> {
+        let mut allocation = self.allocation.borrow_mut();
+        let object_type = match allocation.types.get(&TypeId::of::<T>()) {
+            Some(known) => known.clone(),
+            None => {
+                let found = self.heap.types.of::<T>()?;
+                allocation.types.insert(TypeId::of::<T>(), found.clone());
+                found
+            }
+        };
+        let layout = object_type.layout;
+        let elements = if layout.has_tail() { len as u64 } else { 0 };
+        let too_large = |bytes| GcError::TooLarge { bytes };
+        let bytes = layout.object_bytes(elements).ok_or(too_large(u64::MAX))?;
+        let placement = ObjectPlacement::of(bytes).ok_or(too_large(bytes))?;
+        let place = self.take_place(&mut allocation, placement, bytes)?;
+        let entry = match self.take_entry(&mut allocation, &place) {
+            Ok(entry) => entry,
+            Err(error) => {
+                if let Some(id) = place.unit {
+                    // SAFETY: the unit was made, and its address is known only here.
+                    unsafe { self.heap.pages.release_unit(id) };
+                }
+                return Err(error);
+            }
+        };
+        self.keep_place(&mut allocation, &place);
+        self.scope().mark_used();
+        // SAFETY: the place is near in our scope, aligned to a card, has room for the object, and
+        // nobody else knows of it.
+        unsafe {
+            place.header.cast::<u64>().write(ObjectHeader::new(entry, object_type.number).0);
+            if layout.has_tail() {
+                place.header.add(TypeLayout::TAIL_OFFSETS.0).cast::<u64>().write(elements);
+            }
+        }
+        Ok((place.header, layout))
+    }
+
+    /// Makes the references of a new object null, so that they can be set, and gives it out.
+    ///
+    /// # Safety
+    /// The object was made for this type and so many elements in the mutator's scope, and its value
+    /// is complete.
+    unsafe fn finish<T: Referent + ?Sized>(
+        &self,
+        header: NonNull<u8>,
+        layout: &TypeLayout,
+        elements: u64,
+    ) -> Gc<'_, T> {
+        // SAFETY: the offset is that of a word of the object, by its layout.
+        let word = |offset: u64| unsafe { header.add(offset as usize).cast::<AtomicU64>().as_ref() };
+        for index in 0..layout.strong_count(elements) {
+            word(layout.strong_offset(index)).store(RefWord::NULL.0, Ordering::Relaxed);
+        }
+        layout.weak_offsets(elements).for_each(|offset| word(offset).store(WeakWord::NULL.0, Ordering::Relaxed));
+        // SAFETY: passed on to the caller.
+        unsafe { Gc::from_header(header) }
+    }
+
+    /// Finds a place for an object, and leaves it free.
+    fn take_place(
+        &self,
+        allocation: &mut Allocation,
+        placement: ObjectPlacement,
+        bytes: u64,
+    ) -> Result<NewPlace, GcError> {
+        let scope = self.scope();
+        let cards = match placement {
+            ObjectPlacement::Inside { cards } => cards,
+            ObjectPlacement::Unit { pages } => {
+                if u64::from(pages) > self.heap.pages.limit() {
+                    return Err(GcError::TooLarge { bytes });
+                }
+                let (id, page, header) = self.make_unit(allocation, UnitPurpose::Objects { pages })?;
+                return Ok(NewPlace { header, page, card: 0, unit: Some(id), cards: 0 });
+            }
+        };
+        if let Some(open) = allocation.buffer.open.take_if(|open| open.next_card + cards > CARDS_PER_PAGE) {
+            self.heap.pages.set_occupancy(open.id, open.occupancy);
+        }
+        let (page, card, base) = match &allocation.buffer.open {
+            Some(open) => {
+                let base = match scope.near(open.page) {
+                    Some(base) => base,
+                    None => scope.bring_to_change(open.page)?,
+                };
+                (open.page, open.next_card, base)
+            }
+            None => {
+                let (id, page, base) = self.make_unit(allocation, UnitPurpose::Objects { pages: 1 })?;
+                let open = OpenPage { id, page, next_card: 0, occupancy: PageOccupancy::EMPTY };
+                allocation.buffer.open = Some(open);
+                (page, 0, base)
+            }
+        };
+        // SAFETY: the card lies in the page.
+        let header = unsafe { base.add(card as usize * CARD_BYTES) };
+        Ok(NewPlace { header, page, card: card as u8, unit: None, cards })
+    }
+
+    /// Makes a unit of zeros.
+    fn make_unit(
+        &self,
+        allocation: &mut Allocation,
+        purpose: UnitPurpose,
+    ) -> Result<(UnitId, u32, NonNull<u8>), GcError> {
+        let pages = u64::from(purpose.pages());
+        if allocation.reserve >= pages {
+            allocation.reserve -= pages;
+        } else if !self.heap.pages.reserve(pages, u64::MAX) {
+            allocation.wanted = allocation.wanted.max(pages + RESERVE_PAGES.0);
+            return Err(GcError::SafepointDue);
+        }
+        let give_back = |allocation: &mut Allocation, error: FarError| {
+            allocation.reserve += pages;
+            GcError::from(error)
+        };
+        let (id, page) = self.heap.pages.take_unit(purpose).map_err(|error| give_back(allocation, error))?;
+        match self.scope().make(page) {
+            Ok(address) => Ok((id, page, address)),
+            Err(error) => {
+                self.heap.pages.cancel_unit(id);
+                Err(give_back(allocation, error))
+            }
+        }
+    }
+
+    /// Marks the place of an object as used.
+    fn keep_place(&self, allocation: &mut Allocation, place: &NewPlace) {
+        match (place.unit, &mut allocation.buffer.open) {
+            (Some(id), _) => {
+                let mut occupancy = PageOccupancy::EMPTY;
+                occupancy.insert(0);
+                self.heap.pages.set_occupancy(id, occupancy);
+            }
+            (None, Some(open)) => {
+                let is_new = open.occupancy.insert(place.card);
+                debug_assert!(is_new, "an object begins there already");
+                open.next_card += place.cards;
+            }
+            (None, None) => unreachable!("the place lies in the open page"),
+        }
+    }
+
+    /// Takes an entry for an object at this place.
+    fn take_entry(&self, allocation: &mut Allocation, place: &NewPlace) -> Result<u32, GcError> {
+        let (entries, scope) = (&self.heap.entries, self.scope());
+        loop {
+            let Some(entry) = allocation.buffer.entries.peek() else {
+                allocation.buffer.entries = match entries.claim() {
+                    Some(claimed) => claimed,
+                    None => {
+                        self.add_entry_page(allocation)?;
+                        continue;
+                    }
+                };
+                continue;
+            };
+            let before = entries.load(scope, entry)?;
+            if let Some(word) = before.next(place.page, place.card) {
+                entries.store(scope, entry, word)?;
+                allocation.buffer.entries.advance();
+                return Ok(entry);
+            }
+            // Its generations are used up.
+            allocation.buffer.entries.advance();
+        }
+    }
+
+    fn add_entry_page(&self, allocation: &mut Allocation) -> Result<(), GcError> {
+        let (id, page, _) = self.make_unit(allocation, UnitPurpose::Entries)?;
+        match self.heap.entries.add(page) {
+            Some(has_new_chunk) => {
+                if has_new_chunk {
+                    self.heap.pages.space().charge_anyway(crate::entries::EntryTable::near_bytes(0).1);
+                }
+                Ok(())
+            }
+            None => {
+                // SAFETY: the unit was just made, and its address is not used.
+                unsafe { self.heap.pages.release_unit(id) };
+                Err(GcError::EntriesFull)
+            }
+        }
+    }
+
+    /// Checks whether this word lies in near memory of the mutator's heap.
+    #[inline]
+    pub(crate) fn contains(&self, word: &AtomicU64) -> bool {
+        self.contains_address(word.as_ptr() as usize)
+    }
+
+    #[inline]
+    fn contains_address(&self, address: usize) -> bool {
+        let (base, bytes) = self.heap.arena;
+        address.wrapping_sub(base) < bytes
+    }
+
+    /// Panics unless this is the word of a reference in an object of the mutator's heap.
+    ///
+    /// A word that is not loose is in an object of some heap, and a far heap has one collected heap
+    /// at a time. So its address says whose it is.
+    #[inline]
+    pub(crate) fn check_settable(&self, word: &AtomicU64) {
+        assert!(
+            !RefWord(word.load(Ordering::Relaxed)).is_loose(),
+            "a reference outside of a collected heap cannot be set: allocate the object first"
+        );
+        assert!(self.contains(word), "the reference lies in an object of another heap");
+    }
+
+    /// Panics unless an object of the mutator's heap has its header there.
+    #[inline]
+    pub(crate) fn check_own(&self, header: NonNull<u8>) {
+        assert!(self.contains_address(header.as_ptr() as usize), "the object belongs to another heap");
+    }
+
+    /// Returns the word of a reference to this object.
+    #[inline]
+    pub(crate) fn word_of<T: Referent + ?Sized>(&self, value: Option<Gc<'_, T>>) -> RefWord {
+        let Some(value) = value else { return RefWord::NULL };
+        self.check_own(value.header());
+        RefWord::new(value.entry(), self.scope().guess_of(value.header()))
+    }
+
+    /// Brings the object of this entry near, to which a reference with this word leads. Returns the
+    /// address of its header.
+    #[inline]
+    pub(crate) fn find_by_reference(
+        &self,
+        reference: &AtomicU64,
+        word: RefWord,
+        entry: u32,
+    ) -> Result<NonNull<u8>, GcError> {
+        let (scope, guess) = (self.scope(), word.guess());
+        let at = self.heap.entries.load(scope, entry)?;
+        if guess.card() == at.card()
+            && let Some(header) = scope.near_at(at.page(), guess)
+        {
+            scope.mark_used();
+            return Ok(header);
+        }
+        self.find_and_correct(reference, word, entry, at)
+    }
+
+    #[cold]
+    fn find_and_correct(
+        &self,
+        reference: &AtomicU64,
+        word: RefWord,
+        entry: u32,
+        at: EntryWord,
+    ) -> Result<NonNull<u8>, GcError> {
+        let header = self.find_at(at)?;
+        if self.scope().may_correct(reference.as_ptr() as usize) {
+            let better = RefWord::new(entry, self.scope().guess_of(header));
+            // It fails if the reference leads elsewhere now. A change that succeeds keeps what the
+            // store before it has released.
+            let _ = reference.compare_exchange(word.0, better.0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        Ok(header)
+    }
+
+    /// Brings the object of this entry near. Returns the address of its header.
+    pub(crate) fn find(&self, entry: u32) -> Result<NonNull<u8>, GcError> {
+        let at = self.heap.entries.load(self.scope(), entry)?;
+        self.find_at(at)
+    }
+
+    fn find_at(&self, at: EntryWord) -> Result<NonNull<u8>, GcError> {
+        let scope = self.scope();
+        let base = match scope.near(at.page()) {
+            Some(base) => base,
+            None => scope.bring(at.page())?,
+        };
+        scope.mark_used();
+        // SAFETY: the card lies in the page.
+        Ok(unsafe { base.add(usize::from(at.card()) * CARD_BYTES) })
+    }
+
+    /// Brings the object near that has this entry in this generation. `None` if it was collected.
+    pub(crate) fn find_weakly(&self, entry: u32, generation: u16) -> Result<Option<NonNull<u8>>, GcError> {
+        if !self.heap.entries.is_used(entry) {
+            return Ok(None);
+        }
+        let at = self.heap.entries.load(self.scope(), entry)?;
+        if at.generation() != generation { Ok(None) } else { self.find_at(at).map(Some) }
+    }
+
+    /// Returns the generation of the entry of an object that lives.
+    pub(crate) fn generation_of(&self, entry: u32) -> Result<u16, GcError> {
+        Ok(self.heap.entries.load(self.scope(), entry)?.generation())
+    }
+
+    /// Makes a root of an object: it lives, whatever else leads to it.
+    ///
+    /// # Panics
+    /// The object belongs to another heap.
+    pub fn root<T: Referent + ?Sized>(&self, object: Gc<'_, T>) -> Root<T> {
+        self.check_own(object.header());
+        Root::new(Arc::clone(self.heap), object.entry())
+    }
+
+    /// Returns the object of a root, and brings it near.
+    pub fn get<T: Referent + ?Sized>(&self, root: &Root<T>) -> Result<Gc<'_, T>, GcError> {
+        if !root.is_of(self.heap) {
+            return Err(GcError::OtherHeap);
+        }
+        let header = self.find(root.entry())?;
+        // SAFETY: the root keeps an object of its type in this entry alive, and it was found near.
+        Ok(unsafe { Gc::from_header(header) })
+    }
+
+    /// Ends all references of this mutator, lets others collect, and collects if it is time.
+    ///
+    /// ```compile_fail,E0502
+    /// # use farfield_gc::{GcError, GcHeap};
+    /// # fn run(gc: &GcHeap) -> Result<(), GcError> {
+    /// let mut m = gc.enter();
+    /// let number = m.alloc(7u64)?;
+    /// m.safepoint()?; // error: `m` is borrowed by `number`
+    /// println!("{}", *number);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Afterwards the mutator can allocate a small reserve without an error of the limit. Fails
+    /// with [`GcError::HeapFull`] if a collection did not free that much, and with
+    /// [`GcError::NoSafepoint`] if none could run.
+    pub fn safepoint(&mut self) -> Result<(), GcError> {
+        self.safepoint_for(0)
+    }
+
+    /// Reaches a safepoint as [`Mutator::safepoint`] does, after which objects of so many bytes in
+    /// all can be allocated.
+    pub fn safepoint_for(&mut self, bytes: usize) -> Result<(), GcError> {
+        drop(self.scope.take());
+        if self.heap.stops.is_requested() {
+            self.blocking(|| ());
+        }
+        let limit = self.heap.pages.limit();
+        let reserve = (limit / RESERVE_PART).clamp(RESERVE_PAGES.0, RESERVE_PAGES.1);
+        let allocation = self.allocation.get_mut();
+        // An object can take a page and a byte less than two, or its entry a new page.
+        let bytes = bytes as u64;
+        let for_bytes = if bytes == 0 { 0 } else { bytes / (PAGE_BYTES as u64 / 2) + bytes / 16384 + 4 };
+        let need = reserve.max(allocation.wanted).max(for_bytes);
+        if self.fill_reserve(need, self.heap.due.load(Ordering::Relaxed)) {
+            return Ok(());
+        }
+        let collected = self.collect_unless_others(Some(self.heap.epoch.load(Ordering::Acquire)));
+        // What is there is enough, though perhaps nothing could be collected.
+        if self.fill_reserve(need, u64::MAX) {
+            return Ok(());
+        }
+        // Nobody can collect what is wanted, so nobody waits for it again.
+        self.allocation.get_mut().wanted = 0;
+        collected?;
+        let live_bytes = Pages::bytes(self.heap.pages.used());
+        Err(GcError::HeapFull { limit_bytes: Pages::bytes(limit), live_bytes })
+    }
+
+    /// Reserves pages up to this number, if no more than `most` are in use then.
+    fn fill_reserve(&mut self, need: u64, most: u64) -> bool {
+        let allocation = self.allocation.get_mut();
+        let missing = need.saturating_sub(allocation.reserve);
+        let filled = self.heap.pages.reserve(missing, most);
+        if filled {
+            allocation.reserve += missing;
+            allocation.wanted = 0;
+        }
+        filled
+    }
+
+    /// Ends all references of this mutator, and collects now.
+    pub fn collect(&mut self) -> Result<(), GcError> {
+        self.collect_unless_others(None)
+    }
+
+    fn collect_unless_others(&mut self, epoch: Option<u64>) -> Result<(), GcError> {
+        let heap = self.heap;
+        let paused = PausedMutator::new(self);
+        let collected = heap.collect(Some(paused.mutator.id), epoch);
+        drop(paused);
+        collected
+    }
+
+    /// Ends all references of this mutator, and calls `action`, which may wait for anything: others
+    /// can collect meanwhile.
+    pub fn blocking<R>(&mut self, action: impl FnOnce() -> R) -> R {
+        let paused = PausedMutator::new(self);
+        paused.mutator.heap.stops.stop(paused.mutator.id);
+        action()
+    }
+
+    /// Shows others what was put into the open page.
+    fn flush(&mut self) {
+        if let Some(open) = &self.allocation.get_mut().buffer.open {
+            self.heap.pages.set_occupancy(open.id, open.occupancy);
+        }
+    }
+}
+
+/// Mutator that has no references and holds nothing near. It goes on when this is dropped.
+struct PausedMutator<'a, 'gc> {
+    mutator: &'a mut Mutator<'gc>,
+    epoch: u64,
+}
+
+impl<'a, 'gc> PausedMutator<'a, 'gc> {
+    fn new(mutator: &'a mut Mutator<'gc>) -> PausedMutator<'a, 'gc> {
+        mutator.flush();
+        drop(mutator.scope.take());
+        let epoch = mutator.heap.epoch.load(Ordering::Acquire);
+        PausedMutator { mutator, epoch }
+    }
+}
+
+impl Drop for PausedMutator<'_, '_> {
+    fn drop(&mut self) {
+        let heap = self.mutator.heap;
+        heap.stops.resume(self.mutator.id);
+        if heap.epoch.load(Ordering::Acquire) != self.epoch {
+            // A collection has closed the open page, and freed what was claimed.
+            self.mutator.allocation.get_mut().buffer = AllocationBuffer::default();
+        }
+    }
+}
+
+impl Drop for Mutator<'_> {
+    fn drop(&mut self) {
+        self.flush();
+        drop(self.scope.take());
+        let heap = self.heap;
+        let allocation = self.allocation.get_mut();
+        heap.pages.unreserve(allocation.reserve);
+        let mut left_over = heap.left_over.lock().unwrap_or_else(PoisonError::into_inner);
+        if left_over.len() < LEFT_OVER_MAX {
+            left_over.push(core::mem::take(&mut allocation.buffer));
+        }
+        drop(left_over);
+        heap.stops.unregister(self.id);
+    }
+}
+
+impl core::fmt::Debug for Mutator<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Mutator({})", self.id)
+    }
+}

@@ -1,0 +1,260 @@
+//! Far pages of a collected heap: regions, the units in them, and the limit.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use farfield::FarError;
+use farfield::space::Space;
+use farfield_core::gc::{PageOccupancy, RegionGeometry, UnitMap};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::SEGMENT_PAGES;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Purpose of a unit.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum UnitPurpose {
+    /// Unit of so many pages that holds objects.
+    Objects {
+        /// Number of pages.
+        pages: u32,
+    },
+    /// Page of entries.
+    Entries,
+}
+
+impl UnitPurpose {
+    pub(crate) fn pages(self) -> u32 {
+        match self {
+            UnitPurpose::Objects { pages } => pages,
+            UnitPurpose::Entries => 1,
+        }
+    }
+}
+
+/// Far pages of a heap.
+pub(crate) struct Pages {
+    space: Space,
+    geometry: RegionGeometry,
+    limit: u64,
+    /// Pages of units that are in use, and pages that mutators have reserved.
+    used: AtomicU64,
+    regions: Mutex<RegionSet>,
+}
+
+/// Regions of a heap.
+#[derive(Default)]
+pub(crate) struct RegionSet {
+    regions: Vec<Option<HeapRegion>>,
+    vacant: Vec<usize>,
+    /// Index of the region of each segment of the far heap, plus one; 0 for none.
+    by_segment: Vec<u32>,
+    /// Regions that have free units.
+    with_room: BTreeMap<UnitPurpose, BTreeSet<usize>>,
+}
+
+/// Run of far pages, cut into units.
+pub(crate) struct HeapRegion {
+    pub(crate) first_page: u32,
+    pub(crate) purpose: UnitPurpose,
+    pub(crate) units: UnitMap,
+    /// Objects of each unit. What a mutator has put into its open page is not in it before the
+    /// page is closed.
+    pub(crate) occupancy: Box<[PageOccupancy]>,
+    /// Near bytes that the heap is charged with.
+    charge: u64,
+}
+
+/// Number of a unit: the index of its region, and its index there.
+pub(crate) type UnitId = (usize, u32);
+
+impl HeapRegion {
+    /// Returns the first page of a unit.
+    pub(crate) fn page(&self, unit: u32) -> u32 {
+        self.first_page + unit * self.purpose.pages()
+    }
+}
+
+impl RegionSet {
+    /// Returns the unit in use to which a page belongs.
+    pub(crate) fn unit_of(&self, page: u32) -> Option<UnitId> {
+        let index = (*self.by_segment.get((page / SEGMENT_PAGES) as usize)?).checked_sub(1)? as usize;
+        let region = self.regions[index].as_ref()?;
+        let unit = (page - region.first_page) / region.purpose.pages();
+        region.units.is_used(unit).then_some((index, unit))
+    }
+
+    /// Returns the region of this index.
+    pub(crate) fn get(&self, index: usize) -> Option<&HeapRegion> {
+        self.regions.get(index)?.as_ref()
+    }
+
+    /// Returns the region of this index, to change it.
+    pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut HeapRegion> {
+        self.regions.get_mut(index)?.as_mut()
+    }
+
+    /// Returns an upper bound of the indices of regions.
+    pub(crate) fn len(&self) -> usize {
+        self.regions.len()
+    }
+
+    fn segments(region: &HeapRegion) -> core::ops::Range<usize> {
+        let pages = region.units.units() * region.purpose.pages();
+        let first = (region.first_page / SEGMENT_PAGES) as usize;
+        first..first + pages.div_ceil(SEGMENT_PAGES) as usize
+    }
+
+    fn insert(&mut self, region: HeapRegion) -> usize {
+        let index = self.vacant.pop().unwrap_or_else(|| {
+            self.regions.push(None);
+            self.regions.len() - 1
+        });
+        let segments = RegionSet::segments(&region);
+        if self.by_segment.len() < segments.end {
+            self.by_segment.resize(segments.end, 0);
+        }
+        self.by_segment[segments].fill(index as u32 + 1);
+        self.with_room.entry(region.purpose).or_default().insert(index);
+        self.regions[index] = Some(region);
+        index
+    }
+
+    /// Gives a unit back. Returns its region if that holds nothing any more.
+    fn give_back(&mut self, (index, unit): UnitId) -> Option<HeapRegion> {
+        let Some(region) = &mut self.regions[index] else { unreachable!("a unit in use has a region") };
+        region.units.give_back(unit);
+        region.occupancy[unit as usize] = PageOccupancy::EMPTY;
+        if !region.units.is_empty() {
+            self.with_room.entry(region.purpose).or_default().insert(index);
+            return None;
+        }
+        if let Some(indices) = self.with_room.get_mut(&region.purpose) {
+            indices.remove(&index);
+        }
+        let region = self.regions[index].take()?;
+        self.by_segment[RegionSet::segments(&region)].fill(0);
+        self.vacant.push(index);
+        Some(region)
+    }
+}
+
+impl Pages {
+    /// Creates an empty set of pages that can have so many.
+    pub(crate) fn new(space: Space, geometry: RegionGeometry, limit: u64) -> Pages {
+        Pages { space, geometry, limit, used: AtomicU64::new(0), regions: Mutex::default() }
+    }
+
+    pub(crate) fn space(&self) -> &Space {
+        &self.space
+    }
+
+    /// Returns the number of pages that the heap can have.
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Returns the number of pages in use or reserved.
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Reserves pages if no more than `most` are in use then.
+    pub(crate) fn reserve(&self, pages: u64, most: u64) -> bool {
+        let reserve = |used: u64| used.checked_add(pages).filter(|used| *used <= most.min(self.limit));
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve).is_ok()
+    }
+
+    /// Gives pages back that were reserved, or whose unit was released.
+    pub(crate) fn unreserve(&self, pages: u64) {
+        self.used.fetch_sub(pages, Ordering::Relaxed);
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, RegionSet> {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes an empty unit, whose pages the caller has reserved.
+    pub(crate) fn take_unit(&self, purpose: UnitPurpose) -> Result<(UnitId, u32), FarError> {
+        let mut regions = self.lock();
+        let found = regions.with_room.get(&purpose).and_then(|indices| indices.first().copied());
+        let index = match found {
+            Some(index) => index,
+            None => {
+                let region = self.take_region(purpose)?;
+                regions.insert(region)
+            }
+        };
+        let Some(region) = &mut regions.regions[index] else { unreachable!("a region with room exists") };
+        let Some(unit) = region.units.take() else { unreachable!("a region with room has a free unit") };
+        let (page, is_full) = (region.page(unit), region.units.is_full());
+        if is_full && let Some(indices) = regions.with_room.get_mut(&purpose) {
+            indices.remove(&index);
+        }
+        Ok(((index, unit), page))
+    }
+
+    fn take_region(&self, purpose: UnitPurpose) -> Result<HeapRegion, FarError> {
+        let units = self.geometry.units(purpose.pages());
+        let tables = size_of::<HeapRegion>() + units as usize * size_of::<PageOccupancy>() + units as usize / 8;
+        let segments = (units * purpose.pages()).div_ceil(SEGMENT_PAGES) as usize * size_of::<u32>();
+        let charge = (tables + segments) as u64;
+        self.space.charge(charge)?;
+        let first_page = self.space.take_run(units, purpose.pages()).inspect_err(|_| self.space.uncharge(charge))?;
+        let occupancy = vec![PageOccupancy::EMPTY; units as usize].into();
+        Ok(HeapRegion { first_page, purpose, units: UnitMap::new(units), occupancy, charge })
+    }
+
+    /// Replaces what is known of the objects of a unit.
+    pub(crate) fn set_occupancy(&self, (index, unit): UnitId, occupancy: PageOccupancy) {
+        if let Some(region) = &mut self.lock().regions[index] {
+            region.occupancy[unit as usize] = occupancy;
+        }
+    }
+
+    /// Gives back a unit that could not be made: no page of it is near or far. Its pages stay
+    /// reserved.
+    pub(crate) fn cancel_unit(&self, id: UnitId) {
+        let emptied = self.lock().give_back(id);
+        if let Some(region) = emptied {
+            self.free_region(&region);
+        }
+    }
+
+    /// Gives back a unit and its pages.
+    ///
+    /// # Safety
+    /// The unit was made, and nobody uses an address in it any more.
+    pub(crate) unsafe fn release_unit(&self, id: UnitId) {
+        let unit = self.lock().get(id.0).map(|region| (region.page(id.1), region.purpose.pages()));
+        let Some((page, pages)) = unit else { unreachable!("a unit in use has a region") };
+        // SAFETY: passed on to the caller. Nobody takes the unit before it is given back below.
+        unsafe { self.space.release(page, pages) };
+        self.cancel_unit(id);
+        self.unreserve(pages.into());
+    }
+
+    fn free_region(&self, region: &HeapRegion) {
+        // SAFETY: the run was taken by `take_region`, the region is in no table any more, and its
+        // units are empty: each was released, or never made.
+        unsafe { self.space.free_run(region.first_page) };
+        self.space.uncharge(region.charge);
+    }
+
+    /// Returns the number of bytes of so many pages.
+    pub(crate) fn bytes(pages: u64) -> u64 {
+        pages * PAGE_BYTES as u64
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        let regions = core::mem::take(self.regions.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for region in regions.regions.into_iter().flatten() {
+            for unit in (0..region.units.units()).filter(|unit| region.units.is_used(*unit)) {
+                // SAFETY: units in use were made. The heap is gone, and with it all mutators, whose
+                // references were the addresses in it.
+                unsafe { self.space.release(region.page(unit), region.purpose.pages()) };
+            }
+            self.free_region(&region);
+        }
+    }
+}

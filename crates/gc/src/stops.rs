@@ -1,0 +1,134 @@
+//! Stops: all mutators wait at safepoints while one thread collects.
+//!
+//! A mutator is *stopped* when it waits in a safepoint, or has said that it will not touch the heap
+//! for a while. A thread that collects waits a second for all others; then it names one that has not
+//! stopped, and gives up.
+
+use crate::error::GcError;
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
+use std::collections::BTreeMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Longest time that a thread may take to reach a safepoint.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Number of a mutator within its heap.
+pub(crate) type MutatorId = u64;
+
+/// State of all mutators of a heap.
+#[derive(Default)]
+pub(crate) struct Stops {
+    state: Mutex<StopState>,
+    changed: Condvar,
+    is_requested: AtomicBool,
+}
+
+#[derive(Default)]
+struct StopState {
+    mutators: BTreeMap<MutatorId, RegisteredMutator>,
+    next: MutatorId,
+    is_collecting: bool,
+}
+
+struct RegisteredMutator {
+    thread: String,
+    is_stopped: bool,
+}
+
+/// Time in which all mutators are stopped. They can go on when it is dropped.
+pub(crate) struct Stop<'a>(&'a Stops);
+
+impl Stops {
+    fn lock(&self) -> MutexGuard<'_, StopState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, StopState>) -> MutexGuard<'a, StopState> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until no collection is under way. One ends: it waits for others a second at most, and
+    /// for the pool as long as a far heap has patience.
+    fn wait_for_end<'a>(&self, mut state: MutexGuard<'a, StopState>) -> MutexGuard<'a, StopState> {
+        while state.is_collecting {
+            state = self.wait(state);
+        }
+        state
+    }
+
+    /// Adds a mutator of the calling thread.
+    pub(crate) fn register(&self) -> MutatorId {
+        let current = std::thread::current();
+        let thread = current.name().map_or_else(|| format!("{:?}", current.id()), str::to_owned);
+        let mut state = self.wait_for_end(self.lock());
+        let id = state.next;
+        state.next += 1;
+        state.mutators.insert(id, RegisteredMutator { thread, is_stopped: false });
+        id
+    }
+
+    /// Removes a mutator.
+    pub(crate) fn unregister(&self, id: MutatorId) {
+        self.lock().mutators.remove(&id);
+        self.changed.notify_all();
+    }
+
+    /// Checks whether a thread waits for mutators to stop.
+    #[inline]
+    pub(crate) fn is_requested(&self) -> bool {
+        self.is_requested.load(Ordering::Relaxed)
+    }
+
+    /// Marks a mutator as stopped, until [`Stops::resume`].
+    pub(crate) fn stop(&self, id: MutatorId) {
+        if let Some(mutator) = self.lock().mutators.get_mut(&id) {
+            mutator.is_stopped = true;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits until no collection is under way, and lets a mutator go on.
+    pub(crate) fn resume(&self, id: MutatorId) {
+        let mut state = self.wait_for_end(self.lock());
+        if let Some(mutator) = state.mutators.get_mut(&id) {
+            mutator.is_stopped = false;
+        }
+    }
+
+    /// Stops all mutators. The caller's own one is at a safepoint, and goes on by
+    /// [`Stops::resume`].
+    pub(crate) fn begin(&self, own: Option<MutatorId>) -> Result<Stop<'_>, GcError> {
+        if let Some(id) = own {
+            self.stop(id);
+        }
+        let mut state = self.wait_for_end(self.lock());
+        state.is_collecting = true;
+        let stop = Stop(self);
+        self.is_requested.store(true, Ordering::Relaxed);
+        let until = Instant::now() + PATIENCE;
+        while let Some(late) = state.mutators.values().find(|mutator| !mutator.is_stopped) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let thread = late.thread.clone();
+                drop(state);
+                drop(stop);
+                return Err(GcError::NoSafepoint { thread });
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(state);
+        Ok(stop)
+    }
+}
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.is_collecting = false;
+        self.0.is_requested.store(false, Ordering::Relaxed);
+        drop(state);
+        self.0.changed.notify_all();
+    }
+}

@@ -1,0 +1,274 @@
+//! Objects are what was put into them, wherever they are, and live exactly as long as something leads to them.
+
+use crate::common::{MIB, far_heap, heaps};
+use farfield_gc::{Atom, Bytes, FarObject, GcHeap, Ref, WeakRef};
+
+#[derive(FarObject, Default)]
+struct Node {
+    id: u64,
+    count: Atom<u32>,
+    next: Ref<Node>,
+    back: WeakRef<Node>,
+    bytes: Ref<Bytes>,
+}
+
+#[derive(FarObject, Clone, Copy, PartialEq, Debug)]
+enum Kind {
+    #[expect(dead_code, reason = "a number that is not 0 is to come back")]
+    Source,
+    Derived,
+}
+
+/// References at odd places: in an array, in a struct inside of it, and behind small fields.
+#[derive(FarObject)]
+struct Nested<T> {
+    small: u8,
+    pairs: [Pair<T>; 3],
+    kind: Kind,
+    flag: bool,
+}
+
+#[derive(FarObject)]
+struct Pair<T>(u32, Ref<T>, WeakRef<T>);
+
+impl<T> Default for Pair<T> {
+    fn default() -> Pair<T> {
+        Pair(0, Ref::null(), WeakRef::null())
+    }
+}
+
+fn node(id: u64) -> Node {
+    Node { id, ..Node::default() }
+}
+
+#[test]
+fn a_list_that_is_mostly_far_is_walked_and_collected() {
+    let (heap, gc) = heaps(1, 32);
+    let mut m = gc.enter();
+    const LEN: u64 = 60_000;
+    let mut head = None;
+    for id in 0..LEN {
+        let object = m.alloc(node(id)).unwrap();
+        if let Some(head) = &head {
+            object.next.store(&m, Some(m.get(head).unwrap()));
+        }
+        object.count.fetch_add(id as u32);
+        head = Some(m.root(object));
+        m.safepoint().unwrap();
+    }
+    let mut head = head.unwrap();
+    m.collect().unwrap();
+    assert_eq!(gc.stats().live_objects, LEN);
+    assert_eq!(gc.stats().roots, 1);
+    let walk = head.clone();
+    let mut at = walk;
+    for id in (0..LEN).rev() {
+        let next = {
+            let object = m.get(&at).unwrap();
+            assert_eq!((object.id, object.count.get()), (id, id as u32));
+            object.next.load(&m).unwrap().map(|next| m.root(next))
+        };
+        if id == LEN / 2 {
+            head = at.clone();
+        }
+        m.safepoint().unwrap();
+        match next {
+            Some(next) => at = next,
+            None => assert_eq!(id, 0),
+        }
+    }
+    drop(at);
+    m.collect().unwrap();
+    let stats = gc.stats();
+    assert_eq!(stats.live_objects, LEN / 2 + 1);
+    assert!(stats.freed_pages > 300, "{stats:?}");
+    drop(m);
+    let verified = gc.verify().unwrap();
+    assert_eq!((verified.objects, verified.allocated), (LEN / 2 + 1, LEN / 2 + 1));
+    drop(head);
+    gc.collect().unwrap();
+    assert_eq!(gc.stats().live_objects, 0);
+    assert!(heap.stats().near_bytes <= MIB);
+    drop(gc);
+    heap.verify();
+}
+
+#[test]
+fn cycles_die_and_weak_references_to_them_end() {
+    let (_heap, gc) = heaps(2, 4);
+    let mut m = gc.enter();
+    let (keeper, other) = {
+        let (keeper, first, second) = (m.alloc(node(0)).unwrap(), m.alloc(node(1)).unwrap(), m.alloc(node(2)).unwrap());
+        first.next.store(&m, Some(second));
+        second.next.store(&m, Some(first));
+        second.bytes.store(&m, Some(m.alloc_copy(b"gone").unwrap()));
+        keeper.back.store(&m, Some(first)).unwrap();
+        (m.root(keeper), m.root(second))
+    };
+    m.collect().unwrap();
+    assert_eq!(gc.stats().live_objects, 4);
+    {
+        let first = m.get(&keeper).unwrap().back.load(&m).unwrap().unwrap();
+        assert_eq!(first.id, 1);
+        assert!(first.next.load(&m).unwrap().unwrap().is(m.get(&other).unwrap()));
+    }
+    drop(other);
+    m.collect().unwrap();
+    assert_eq!(gc.stats().live_objects, 1);
+    assert!(m.get(&keeper).unwrap().back.load(&m).unwrap().is_none());
+    // The entries of the dead are used again, and no old weak reference finds the new objects.
+    for round in 0..3000 {
+        let object = m.alloc(node(round)).unwrap();
+        assert!(m.get(&keeper).unwrap().back.load(&m).unwrap().is_none());
+        m.get(&keeper).unwrap().next.store(&m, Some(object));
+        if round % 100 == 0 {
+            m.collect().unwrap();
+        }
+    }
+}
+
+#[test]
+fn references_are_found_wherever_a_type_has_them() {
+    let (_heap, gc) = heaps(2, 4);
+    let mut m = gc.enter();
+    let root = {
+        let value = Nested { small: 7, pairs: Default::default(), kind: Kind::Derived, flag: true };
+        let object = m.alloc(value).unwrap();
+        for (at, pair) in object.pairs.iter().enumerate() {
+            let target = m.alloc(at as u64).unwrap();
+            pair.1.store(&m, Some(target));
+            pair.2.store(&m, Some(target)).unwrap();
+        }
+        m.root(object)
+    };
+    let array = {
+        let array = m.alloc_array(1000, |_| Pair::<u64>::default()).unwrap();
+        for (at, pair) in array.iter().enumerate() {
+            pair.1.store(&m, Some(m.alloc(1000 + at as u64).unwrap()));
+        }
+        m.root(array)
+    };
+    m.collect().unwrap();
+    assert_eq!(gc.stats().live_objects, 1 + 3 + 1 + 1000);
+    {
+        let object = m.get(&root).unwrap();
+        assert_eq!((object.small, object.kind, object.flag), (7, Kind::Derived, true));
+        for (at, pair) in object.pairs.iter().enumerate() {
+            assert_eq!((*pair.1.load(&m).unwrap().unwrap(), pair.0), (at as u64, 0));
+            assert!(pair.2.load(&m).unwrap().unwrap().is(pair.1.load(&m).unwrap().unwrap()));
+        }
+        assert_eq!(m.get(&array).unwrap().len(), 1000);
+        for (at, pair) in m.get(&array).unwrap().iter().enumerate() {
+            assert_eq!(*pair.1.load(&m).unwrap().unwrap(), 1000 + at as u64);
+        }
+        let pair = &object.pairs[1];
+        let (one, two) = (pair.1.load(&m).unwrap(), object.pairs[2].1.load(&m).unwrap());
+        assert!(!pair.1.compare_exchange(&m, two, None));
+        assert!(pair.1.compare_exchange(&m, one, two));
+        assert_eq!(pair.1.swap(&m, None).unwrap().as_deref(), Some(&2));
+        assert!(pair.1.is_null() && pair.1.swap(&m, one).unwrap().is_none());
+    }
+    m.safepoint().unwrap();
+    drop(m);
+    gc.verify().unwrap();
+}
+
+#[test]
+fn objects_of_every_size_come_back() {
+    let (heap, gc) = heaps(2, 64);
+    let mut m = gc.enter();
+    let sizes = [0, 1, 15, 16, 17, 100, 2031, 2032, 2033, 4079, 4080, 4081, 10_000, 65_536, 90_000];
+    let mut roots = Vec::new();
+    for round in 0..40u8 {
+        for size in sizes {
+            m.safepoint_for(size + 64).unwrap();
+            let bytes: Vec<u8> = (0..size).map(|at| (at as u8).wrapping_mul(3) ^ round).collect();
+            let object = m.alloc_copy(&bytes).unwrap();
+            roots.push((m.root(object), bytes));
+        }
+    }
+    m.collect().unwrap();
+    for keep in [2, 3] {
+        for (root, bytes) in &roots {
+            assert_eq!(&m.get(root).unwrap()[..], &bytes[..]);
+            m.safepoint().unwrap();
+        }
+        let mut at = 0;
+        roots.retain(|_| {
+            at += 1;
+            at % keep == 0
+        });
+        m.collect().unwrap();
+        assert_eq!(gc.stats().live_objects, roots.len() as u64);
+    }
+    drop(m);
+    assert_eq!(gc.verify().unwrap().objects, roots.len() as u64);
+    roots.clear();
+    gc.collect().unwrap();
+    let stats = gc.stats();
+    // Pages of entries stay.
+    assert!(stats.live_objects == 0 && stats.used_bytes <= 4 * 4096, "{stats:?}");
+    drop(gc);
+    heap.verify();
+}
+
+#[test]
+fn roots_outlive_their_heap_and_another_can_follow() {
+    let heap = far_heap(2);
+    let gc = GcHeap::in_heap(&heap).limit(4 * MIB).build().unwrap();
+    let root = {
+        let m = gc.enter();
+        m.root(m.alloc(1u64).unwrap())
+    };
+    assert!(GcHeap::in_heap(&heap).build().is_err());
+    drop(gc);
+    // The root still keeps the heap's memory.
+    assert!(GcHeap::in_heap(&heap).build().is_err());
+    drop(root);
+    let gc = GcHeap::in_heap(&heap).limit(4 * MIB).build().unwrap();
+    let m = gc.enter();
+    assert_eq!(*m.alloc(2u64).unwrap(), 2);
+    drop(m);
+    drop(gc);
+    heap.verify();
+}
+
+#[test]
+fn threads_share_objects_and_wait_for_each_other() {
+    let (heap, gc) = heaps(2, 4);
+    let shared = {
+        let m = gc.enter();
+        m.root(m.alloc_array(64, |_| Ref::<Node>::null()).unwrap())
+    };
+    std::thread::scope(|threads| {
+        for thread in 0..4u64 {
+            let (gc, shared) = (&gc, shared.clone());
+            threads.spawn(move || {
+                let mut m = gc.enter();
+                for round in 0..4000u64 {
+                    {
+                        let object = m.alloc(node(thread << 32 | round)).unwrap();
+                        object.bytes.store(&m, Some(m.alloc_copy(&[thread as u8; 500]).unwrap()));
+                        let array = m.get(&shared).unwrap();
+                        let slot = &array[(round * 7 + thread) as usize % 64];
+                        if let Some(before) = slot.swap(&m, Some(object)).unwrap() {
+                            let bytes = before.bytes.load(&m).unwrap().unwrap();
+                            assert_eq!(&bytes[..], &[(before.id >> 32) as u8; 500][..]);
+                        }
+                    }
+                    m.safepoint().unwrap();
+                    if round % 1000 == 0 {
+                        m.blocking(std::thread::yield_now);
+                    }
+                }
+            });
+        }
+    });
+    let stats = gc.stats();
+    assert!(stats.collections > 0 && stats.given_up == 0, "{stats:?}");
+    gc.collect().unwrap();
+    let verified = gc.verify().unwrap();
+    assert_eq!((verified.objects, verified.allocated), (1 + 2 * 64, 1 + 2 * 64));
+    drop((shared, gc));
+    heap.verify();
+}

@@ -1,0 +1,6 @@
+//! The tests of the collected heap, in one program: it is built and linked once.
+
+mod api;
+mod common;
+mod errors;
+mod shadow;
