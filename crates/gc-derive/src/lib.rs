@@ -29,7 +29,11 @@ fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
         }
     }
     let fields = match &input.data {
-        Data::Struct(data) => describe_fields(&data.fields),
+        Data::Struct(data) => {
+            let mut described = describe_fields(&data.fields);
+            described.push(name_every_field(&data.fields));
+            described
+        }
         Data::Enum(data) => {
             if let Some(variant) = data.variants.iter().find(|variant| !variant.fields.is_empty()) {
                 let message = "a variant with fields lies in several places: use a struct with a tag";
@@ -61,21 +65,35 @@ fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
     })
 }
 
+/// Returns the name of each field, or its index.
+fn members(fields: &Fields) -> impl Iterator<Item = Tokens> {
+    let member = |(index, field): (usize, &syn::Field)| match &field.ident {
+        Some(name) => quote!(#name),
+        None => {
+            let index = Index::from(index);
+            quote!(#index)
+        }
+    };
+    fields.iter().enumerate().map(member).collect::<Vec<_>>().into_iter()
+}
+
+/// Lets the compiler refuse a struct that has other fields than the derive has seen, because a macro
+/// has changed it since.
+fn name_every_field(fields: &Fields) -> Tokens {
+    let members = members(fields);
+    quote! {
+        let _ = |Self { #(#members: _),* }: &Self| ();
+    }
+}
+
 fn describe_fields(fields: &Fields) -> Vec<Tokens> {
-    let describe = |(index, field): (usize, &syn::Field)| {
+    let describe = |(field, member): (&syn::Field, Tokens)| {
         let ty = &field.ty;
-        let member = match &field.ident {
-            Some(name) => quote!(#name),
-            None => {
-                let index = Index::from(index);
-                quote!(#index)
-            }
-        };
         quote! {
             <#ty as ::farfield_gc::FarObject>::describe(at + ::core::mem::offset_of!(Self, #member) as u32, slots);
         }
     };
-    fields.iter().enumerate().map(describe).collect()
+    fields.iter().zip(members(fields)).map(describe).collect()
 }
 
 /// Refuses `repr(packed)`: references must be aligned.

@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 
 /// Pages that a safepoint reserves for its mutator, at least and at most, and the part of the limit
-/// in between.
+/// in between that all mutators share.
 const RESERVE_PAGES: (u64, u64) = (4, 64);
 const RESERVE_PART: u64 = 64;
 
@@ -496,7 +496,8 @@ impl<'gc> Mutator<'gc> {
             self.blocking(|| ());
         }
         let limit = self.heap.pages.limit();
-        let reserve = (limit / RESERVE_PART).clamp(RESERVE_PAGES.0, RESERVE_PAGES.1);
+        let share = limit / RESERVE_PART / self.heap.stops.mutators().max(1);
+        let reserve = share.clamp(RESERVE_PAGES.0, RESERVE_PAGES.1);
         let allocation = self.allocation.get_mut();
         // An object can take a page and a byte less than two, or its entry a new page.
         let bytes = bytes as u64;

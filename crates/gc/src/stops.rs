@@ -5,10 +5,11 @@
 //! stopped, and gives up.
 
 use crate::error::GcError;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
 use std::time::Instant;
 
 /// Longest time that a thread may take to reach a safepoint.
@@ -23,13 +24,16 @@ pub(crate) struct Stops {
     state: Mutex<StopState>,
     changed: Condvar,
     is_requested: AtomicBool,
+    /// Number of mutators.
+    count: AtomicU64,
 }
 
 #[derive(Default)]
 struct StopState {
     mutators: BTreeMap<MutatorId, RegisteredMutator>,
     next: MutatorId,
-    is_collecting: bool,
+    /// Thread that collects now.
+    collector: Option<ThreadId>,
 }
 
 struct RegisteredMutator {
@@ -51,8 +55,16 @@ impl Stops {
 
     /// Waits until no collection is under way. One ends: it waits for others a second at most, and
     /// for the pool as long as a far heap has patience.
+    ///
+    /// # Panics
+    /// The calling thread is the one that collects. While it waits for the pool it may run a waker
+    /// or a destructor of the program, which then is here.
     fn wait_for_end<'a>(&self, mut state: MutexGuard<'a, StopState>) -> MutexGuard<'a, StopState> {
-        while state.is_collecting {
+        while let Some(collector) = state.collector {
+            if collector == std::thread::current().id() {
+                drop(state);
+                panic!("a waker or a destructor uses a collected heap on the thread that collects it");
+            }
             state = self.wait(state);
         }
         state
@@ -66,13 +78,22 @@ impl Stops {
         let id = state.next;
         state.next += 1;
         state.mutators.insert(id, RegisteredMutator { thread, is_stopped: false });
+        self.count.store(state.mutators.len() as u64, Ordering::Relaxed);
         id
     }
 
     /// Removes a mutator.
     pub(crate) fn unregister(&self, id: MutatorId) {
-        self.lock().mutators.remove(&id);
+        let mut state = self.lock();
+        state.mutators.remove(&id);
+        self.count.store(state.mutators.len() as u64, Ordering::Relaxed);
+        drop(state);
         self.changed.notify_all();
+    }
+
+    /// Returns the number of mutators.
+    pub(crate) fn mutators(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
     }
 
     /// Checks whether a thread waits for mutators to stop.
@@ -104,7 +125,7 @@ impl Stops {
             self.stop(id);
         }
         let mut state = self.wait_for_end(self.lock());
-        state.is_collecting = true;
+        state.collector = Some(std::thread::current().id());
         let stop = Stop(self);
         self.is_requested.store(true, Ordering::Relaxed);
         let until = Instant::now() + PATIENCE;
@@ -126,7 +147,7 @@ impl Stops {
 impl Drop for Stop<'_> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
-        state.is_collecting = false;
+        state.collector = None;
         self.0.is_requested.store(false, Ordering::Relaxed);
         drop(state);
         self.0.changed.notify_all();

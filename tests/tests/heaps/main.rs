@@ -3,6 +3,7 @@
 //! Danger: a program that hangs or ends with its server; data that is lost before anybody says that there is no room; a rotten byte
 //! that is taken for a value. `FARFIELD_SEED` repeats the choices.
 
+mod collected;
 mod liar;
 mod world;
 

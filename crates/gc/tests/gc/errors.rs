@@ -1,8 +1,8 @@
 //! Whatever goes wrong is a value or a clear panic, and the heap goes on.
 
 use crate::common::{MIB, far_heap, heaps};
-use farfield::{BuildError, FarBox, FarError, Heap};
-use farfield_gc::{Bytes, FarObject, GcError, GcHeap, Ref};
+use farfield::{BuildError, FarBox, FarError, Heap, PoolError};
+use farfield_gc::{Bytes, FarObject, GcError, GcHeap, Ref, Root};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 
@@ -263,4 +263,95 @@ fn scopes_that_hold_too_much_get_an_error_and_go_on_after_a_safepoint() {
         assert_eq!(m.get(root).unwrap()[2999], 5);
         m.safepoint().unwrap();
     }
+}
+
+/// A list of nodes with 900 bytes each, and its head; ends early when the pool fails.
+fn fill(gc: &GcHeap, len: usize) -> Result<Root<Node>, GcError> {
+    let mut m = gc.enter();
+    let mut head = m.root(m.alloc(Node::default())?);
+    for _ in 1..len {
+        m.safepoint()?;
+        let node = m.alloc(Node::default())?;
+        node.bytes.store(&m, Some(m.alloc_copy(&[9; 900])?));
+        node.next.store(&m, Some(m.get(&head)?));
+        head = m.root(node);
+    }
+    Ok(head)
+}
+
+fn is_pool_error(error: &GcError) -> bool {
+    use PoolError::{Corrupt, PoolFull, ServerGone};
+    matches!(error, GcError::Far(FarError::Pool(ServerGone { .. } | Corrupt { .. } | PoolFull { .. })))
+}
+
+#[test]
+fn a_pool_that_fails_gives_errors_and_no_collection_frees_anything() {
+    let mut failed = [0; 3];
+    for faults in ["die=1", "die=300", "die=900", "die=1500", "die=2500", "full=400", "corrupt=0.0005", "swap=0.005"] {
+        let builder = Heap::builder().near(MIB).near_max(MIB).far(1 << 30).paranoid(true);
+        let heap = builder.pool(format!("fault:{faults}@ram:")).build().unwrap();
+        let gc = GcHeap::in_heap(&heap).limit(16 * MIB).build().unwrap();
+        let head = match fill(&gc, 3000) {
+            Ok(head) => head,
+            Err(error) => {
+                assert!(is_pool_error(&error), "{faults}: {error}");
+                failed[0] += 1;
+                continue;
+            }
+        };
+        let used = gc.stats().used_bytes;
+        for _ in 0..4 {
+            match gc.collect() {
+                Ok(()) => assert_eq!(gc.stats().live_objects, 5999),
+                Err(error) => {
+                    assert!(is_pool_error(&error), "{faults}: {error}");
+                    // Only what mutators had reserved is given back.
+                    assert!(gc.stats().used_bytes + (64 << 12) >= used);
+                    failed[1] += 1;
+                }
+            }
+        }
+        // The list is what it was, as far as it can be read.
+        let mut m = gc.enter();
+        let (mut at, mut seen) = (head, 1);
+        let error = loop {
+            let next = m.get(&at).and_then(|node| match node.next.load(&m)? {
+                Some(next) => {
+                    assert_eq!(node.bytes.load(&m)?.as_deref(), Some(&[9; 900][..]));
+                    Ok(Some(m.root(next)))
+                }
+                None => Ok(None),
+            });
+            match next {
+                Ok(Some(next)) => at = next,
+                Ok(None) => break None,
+                Err(error) => break Some(error),
+            }
+            seen += 1;
+            if let Err(error) = m.safepoint() {
+                break Some(error);
+            }
+        };
+        match error {
+            Some(error) => {
+                assert!(is_pool_error(&error), "{faults}: {error}");
+                failed[2] += 1;
+            }
+            None => assert_eq!(seen, 3000),
+        }
+    }
+    println!("failed while filled, collected and walked: {failed:?}");
+    assert!(failed[0] > 0 && failed[1] > 0, "{failed:?}");
+}
+
+#[test]
+fn a_collected_heap_outlives_the_value_that_it_was_made_in() {
+    let (heap, gc) = heaps(1, 16);
+    let head = fill(&gc, 3000).unwrap();
+    drop(heap);
+    let more = fill(&gc, 3000).unwrap();
+    gc.collect().unwrap();
+    assert_eq!(gc.stats().live_objects, 2 * 5999);
+    drop(gc);
+    drop((head, more));
 }

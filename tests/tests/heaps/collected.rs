@@ -1,0 +1,126 @@
+//! Collected heaps on real memory servers: a graph whose objects are replaced all the time, and servers that die.
+
+use crate::{NEAR, Way};
+use farfield::{FarError, Plane, PoolError};
+use farfield_gc::{Bytes, FarObject, GcError, GcHeap, Mutator, Ref, Root};
+use farfield_tests::{MIB, Random, Scratch, wait_until};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What can be far; four times what can be near is live.
+const LIMIT: u64 = 8 * NEAR;
+const NODES: usize = 4096;
+
+/// Each node leads to another one that leads back.
+#[derive(FarObject)]
+struct Node {
+    at: u64,
+    bytes: Ref<Bytes>,
+    partner: Ref<Node>,
+}
+
+fn bytes(at: u64) -> [u8; 1900] {
+    core::array::from_fn(|byte| (at as u8).wrapping_mul(7) ^ byte as u8)
+}
+
+/// Puts a new node and its partner at this place. Those that were there lead to each other, and nothing to them.
+fn replace(m: &mut Mutator<'_>, nodes: &Root<[Ref<Node>]>, at: usize) -> Result<(), GcError> {
+    m.safepoint()?;
+    let node = |at| m.alloc(Node { at, bytes: Ref::null(), partner: Ref::null() });
+    let (node, partner) = (node(at as u64)?, node(u64::MAX)?);
+    node.bytes.store(m, Some(m.alloc_copy(&bytes(at as u64))?));
+    node.partner.store(m, Some(partner));
+    partner.partner.store(m, Some(node));
+    m.get(nodes)?[at].store(m, Some(node));
+    Ok(())
+}
+
+/// Reads the node at this place, if one is there.
+fn read(m: &mut Mutator<'_>, nodes: &Root<[Ref<Node>]>, at: usize) -> Result<(), GcError> {
+    m.safepoint()?;
+    let Some(node) = m.get(nodes)?[at].load(m)? else { return Ok(()) };
+    let partner = node.partner.load(m)?.expect("a partner");
+    assert!(node.at == at as u64 && partner.at == u64::MAX && partner.partner.load(m)?.expect("back").is(node));
+    assert_eq!(node.bytes.load(m)?.as_deref(), Some(&bytes(at as u64)[..]));
+    Ok(())
+}
+
+fn fill(gc: &GcHeap, steps: &AtomicU64) -> Result<Root<[Ref<Node>]>, GcError> {
+    let mut m = gc.enter();
+    let nodes = m.root(m.alloc_array(NODES, |_| Ref::null())?);
+    for at in 0..NODES {
+        replace(&mut m, &nodes, at)?;
+        steps.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(nodes)
+}
+
+#[test]
+fn graphs_at_a_quarter_near_stay_within_their_limit_on_each_kind_of_server() {
+    for way in [Way::Tcp, Way::Unix, Way::Shm] {
+        let scratch = Scratch::new("collected");
+        let server = way.start(&scratch, "64M");
+        let heap = way.heap(&server, Plane::Page);
+        let gc = GcHeap::in_heap(&heap).limit(LIMIT).build().unwrap();
+        let nodes = fill(&gc, &AtomicU64::new(0)).unwrap();
+        let mut random = Random::new(35);
+        let mut m = gc.enter();
+        for _ in 0..3 * NODES {
+            replace(&mut m, &nodes, random.below(NODES)).unwrap();
+            read(&mut m, &nodes, random.below(NODES)).unwrap();
+        }
+        m.collect().unwrap();
+        drop(m);
+        let (stats, far) = (gc.stats(), heap.stats());
+        println!("{way:?}: {stats:?}, {} misses", far.misses);
+        assert_eq!(stats.live_objects, 1 + 3 * NODES as u64);
+        assert!(stats.live_bytes > 7 * MIB && stats.used_bytes <= LIMIT && stats.collections > 1);
+        assert!(far.near_bytes <= NEAR && far.misses > NODES as u64);
+        let verified = gc.verify().unwrap();
+        assert_eq!((verified.objects, verified.allocated), (stats.live_objects, stats.live_objects));
+    }
+}
+
+#[test]
+fn a_server_that_dies_ends_collections_with_an_error_and_nothing_hangs() {
+    for (way, at) in [(Way::Tcp, 2000), (Way::Tcp, 5000), (Way::Unix, 6000), (Way::Shm, 3000)] {
+        let scene = std::thread::spawn(move || die_at(way, at));
+        wait_until(&format!("{way:?}, {at}"), || scene.is_finished());
+        scene.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    }
+}
+
+/// The server is killed at this step.
+fn die_at(way: Way, at: u64) {
+    let is_gone = |error: &GcError| matches!(error, GcError::Far(FarError::Pool(PoolError::ServerGone { .. })));
+    let scratch = Scratch::new("collected-dies");
+    let server = way.start(&scratch, "64M");
+    let heap = way.heap(&server, Plane::Page);
+    let gc = GcHeap::in_heap(&heap).limit(LIMIT).build().unwrap();
+    let steps = Arc::new(AtomicU64::new(0));
+    let killer = std::thread::spawn({
+        let steps = steps.clone();
+        move || {
+            wait_until("the moment", || steps.load(Ordering::Relaxed) >= at);
+            server.kill();
+        }
+    });
+    let mut random = Random::new(at);
+    let end = fill(&gc, &steps).and_then(|nodes| {
+        let mut m = gc.enter();
+        while steps.fetch_add(1, Ordering::Relaxed) < 40_000 {
+            replace(&mut m, &nodes, random.below(NODES))?;
+            read(&mut m, &nodes, random.below(NODES))?;
+        }
+        Ok(())
+    });
+    steps.fetch_max(at, Ordering::Relaxed);
+    killer.join().expect("it kills and ends");
+    match end {
+        Err(error) => assert!(is_gone(&error), "{error}"),
+        // Memory that is mapped can be read when its server is dead.
+        Ok(()) => assert_eq!(way, Way::Shm, "nothing was far any more"),
+    }
+    gc.collect().unwrap_or_else(|error| assert!(is_gone(&error), "{error}"));
+    println!("{way:?}, at step {at}: {:?}", gc.stats());
+}
