@@ -217,7 +217,7 @@ fn logs_and_tables() {
         peers.iter().for_each(|peer| assert_eq!(ask(peer), expected, "{workload}, {peer}"));
     };
     for workload in ["log", "cuckoo"] {
-        check(workload, "32", "60000", &[]);
+        check(workload, "32", "10000", &[]);
         check(workload, "1", "3000", &["one-sided:ram:".to_owned()]);
         check(workload, "16", "400", &[format!("server:{url}"), format!("auto:{url}")]);
         check(workload, "4", "100", &[format!("client:{url}"), format!("server:{url}")]);

@@ -321,6 +321,10 @@ fn a_job_moves_by_itself_from_a_place_that_has_become_slow() {
 
 #[test]
 fn a_job_that_begins_at_a_slow_place_without_a_profile_leaves_it() {
+    // It takes half a minute until the job has decided.
+    if !deep() {
+        return;
+    }
     let scratch = Scratch::new("switch-unknown");
     let Some(hog) = compile("hog", scratch.path()) else { return };
     let server = |name: &str| Server::start_tcp(&scratch, name, ["--capacity", "256M"]);
@@ -346,6 +350,10 @@ fn a_job_that_begins_at_a_slow_place_without_a_profile_leaves_it() {
 
 #[test]
 fn a_job_whose_own_move_is_cancelled_or_fails_goes_on_where_it_was() {
+    // It takes half a minute until the job has decided.
+    if !deep() {
+        return;
+    }
     let scratches = ["killed", "cancelled"].map(|how| (how, Scratch::new(&format!("switch-auto-{how}"))));
     std::thread::scope(|scope| {
         for (how, scratch) in &scratches {
