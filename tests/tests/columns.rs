@@ -7,7 +7,7 @@ use farfield::collections::{CONDITIONS_MAX, KEYS_MAX, KeyColumn};
 use farfield::{CallError, FarError, FarVec, Fault, Health, Heap, Number, OffloadError, Part, Plane, Where};
 use farfield_server::{Config, Server};
 use farfield_tests::{MIB, Over, PATIENCE, Random, Scratch, ask_until, ask_until_gone, tier, wait_until};
-use farfield_wic::{List, Registry};
+use farfield_wic::{Aggregate, Registry};
 use std::cmp;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -386,7 +386,7 @@ fn scopes_other_heaps_and_wrong_indices_are_said() {
 #[test]
 fn pools_without_one_server_and_servers_without_the_function_do_it_near() {
     let (_server, urls) = serve(Registry::standard());
-    let (_old, of_old) = serve(Registry::new().with::<List>());
+    let (_old, of_old) = serve(Registry::new().with::<Aggregate>());
     let words: Vec<u64> = (0..NEAR * 3 / 2 / 8).collect();
     let order = shuffled(words.len());
     let right: Vec<u64> = order.iter().map(|index| words[*index as usize]).collect();

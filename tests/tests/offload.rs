@@ -6,7 +6,7 @@
 use farfield::{CallError, FarError, FarVec, Health, Heap, Number, OffloadError, Part, Plane, Where};
 use farfield_server::{Config, Server};
 use farfield_tests::{MIB, Over, PATIENCE, Random, Relay, Scratch, ask_until_gone, tier, wait_until};
-use farfield_wic::{List, Registry};
+use farfield_wic::{Aggregate, Registry};
 use std::fmt::Debug;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -222,7 +222,7 @@ fn numbers_are_written_back_before_the_server_is_asked() {
 #[test]
 fn pools_without_one_server_and_servers_without_the_function_answer_near() {
     let (_server, urls) = serve(Registry::standard());
-    let (_old, of_old) = serve(Registry::new().with::<List>());
+    let (_old, of_old) = serve(Registry::new().with::<Aggregate>());
     let pools = ["ram:".to_owned(), "lz:?size=64M".to_owned(), format!("stripe({},ram:)", urls[0])];
     let half_old = format!("stripe({},{})", urls[0], of_old[0]);
     let of_old: Vec<&String> = of_old.iter().chain([&half_old]).collect();

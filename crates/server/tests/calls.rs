@@ -13,8 +13,7 @@ use farfield_core::{PageId, RegionId};
 use farfield_pool::{Buffer, Op, PoolError};
 use farfield_server::{Config, Server};
 use farfield_wic::{
-    Aggregate, CallError, Caller, Fault, Function, List, ListEnd, ListStart, Place, RANGE_BYTES_MAX, Range, Registry,
-    Sim, Stop, Summary, Where,
+    Aggregate, CallError, Caller, Fault, Function, Place, RANGE_BYTES_MAX, Range, Registry, Sim, Stop, Summary, Where,
 };
 use serde::{Deserialize, Serialize};
 use std::future::{Future, pending};
@@ -91,6 +90,7 @@ function!(
 
 fn registry() -> Registry {
     Registry::standard()
+        .with::<List>()
         .with::<Endless>()
         .with::<Idle>()
         .with::<Stray>()

@@ -34,7 +34,7 @@ fn conversation(client: &mut Client, dice: &mut Dice, region: RegionId) -> Vec<u
             13 => Request::Station,
             14 => Request::Expose { region, first_layer: count },
             15 | 16 => {
-                let name = ["ff.list", "ff.aggregate", "f"][dice.roll(3) as usize];
+                let name = ["ff.tally", "ff.aggregate", "f"][dice.roll(3) as usize];
                 let argument = [dice.roll(200) as u8, dice.roll(200) as u8, dice.roll(200) as u8, 0];
                 let argument = &argument[..dice.roll(5) as usize];
                 let call = CallBody { name, version: 1 + dice.roll(2) as u32, argument };

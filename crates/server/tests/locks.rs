@@ -8,10 +8,7 @@ use common::*;
 use farfield_core::lock::LockRecord;
 use farfield_pool::{Backend, PoolBuilder, Share};
 use farfield_server::{Config, Server};
-use farfield_wic::{
-    CallError, Caller, Cuckoo, CuckooAsk, CuckooSays, Fault, Function, LogAsk, Place, Registry, SharedLog, Sim, Stop,
-    Where, WicLock,
-};
+use farfield_wic::{CallError, Caller, Fault, Function, Place, Registry, Sim, Stop, Where, WicLock};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Barrier};
@@ -175,52 +172,6 @@ fn both_sides_count_under_one_lock_and_lose_nothing() {
         });
         assert_eq!(words(&*owner), [4 * TIMES; 2], "{url}");
         assert!(is_free(&*owner));
-    }
-}
-
-/// A log and a hash table, by callers at the client, at the server and where it is faster.
-#[test]
-fn one_log_and_one_table_serve_both_sides() {
-    const TIMES: u64 = 24;
-    const LOG: u64 = 16384;
-    const TABLE: u64 = 32768;
-    let server = server();
-    let owner = open(unix(&server));
-    std::thread::scope(|scope| {
-        for (thread, place) in [Where::Client, Where::Server, Where::Auto].into_iter().enumerate() {
-            let backend = owner.clone();
-            scope.spawn(move || {
-                let mut caller = Caller::new(backend);
-                let ours = |number: u64| 1 + thread as u64 * TIMES + number;
-                let append = |number: u64| LogAsk { log: LOG, words_max: 1000, append: Some(ours(number)) };
-                let table = |key: u64, put: Option<u64>| CuckooAsk { table: TABLE, buckets: 30, key, put };
-                for number in 0..TIMES {
-                    let at = caller.call::<SharedLog>(append(number)).at(place).within(PATIENCE).run().unwrap();
-                    assert!(at.is_some_and(|at| at >= number && at < 3 * TIMES), "{at:?} {place:?}");
-                    let put = table(ours(number), Some(number));
-                    let said = caller.call::<Cuckoo>(put).at(place).within(PATIENCE).run();
-                    assert_eq!(said, Ok(CuckooSays::Value(None)), "{place:?}");
-                    let said = caller.call::<Cuckoo>(table(ours(0), None)).at(place).within(PATIENCE).run();
-                    assert_eq!(said, Ok(CuckooSays::Value(Some(0))), "{place:?}");
-                }
-            });
-        }
-    });
-    let bytes = contents(&*owner);
-    let mut words: Vec<u64> =
-        (0..3 * TIMES).map(|number| word(&bytes, SharedLog::word(LOG, number).unwrap()).unwrap()).collect();
-    let last = words.last().copied();
-    words.sort_unstable();
-    assert_eq!(words, Vec::from_iter(1..=3 * TIMES), "each word is there once");
-    let mut caller = Caller::new(owner);
-    for place in EVERYWHERE {
-        let ask = LogAsk { log: LOG, words_max: 1000, append: None };
-        assert_eq!(caller.call::<SharedLog>(ask).at(place).within(PATIENCE).run(), Ok(last));
-        for key in 1..=3 * TIMES {
-            let ask = CuckooAsk { table: TABLE, buckets: 30, key, put: None };
-            let value = CuckooSays::Value(Some((key - 1) % TIMES));
-            assert_eq!(caller.call::<Cuckoo>(ask).at(place).within(PATIENCE).run(), Ok(value), "{key} {place:?}");
-        }
     }
 }
 

@@ -8,7 +8,7 @@ use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_pool::{Backend, Buffer, Health, Op, PoolBuilder, PoolError};
 use farfield_server::{Config, Server};
-use farfield_wic::{Aggregate, CallError, Caller, Fault, Function, List, Place, Range, Registry, Summary, Where};
+use farfield_wic::{Aggregate, CallError, Caller, Fault, Function, Place, Range, Registry, Summary, Where};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -180,7 +180,7 @@ fn functions_that_only_read_run_at_one_server_of_a_mirror_and_no_others_do() {
             assert_eq!(caller.call::<Aggregate>(range).at(Where::Server).run(), Ok(sum_up(&bytes, range)));
         }
         assert_eq!(caller.call::<Rests>(0).at(Where::Server).run(), Err(CallError::Nowhere), "it may write");
-        let start = farfield_wic::ListStart { node: 0, hops: 1 };
+        let start = ListStart { node: 0, hops: 1 };
         assert_eq!(caller.call::<List>(start).at(Where::Server).run(), Err(CallError::NoFunction { name: List::NAME }));
     }
     assert_eq!(OF_CALM.each_ref().map(|count| count.load(Ordering::Relaxed)), [50, 50]);

@@ -3,12 +3,13 @@
 //! Danger: bytes of another tenant, time and memory of the server, a server that dies, answers that only look like answers.
 
 use crate::guest::*;
+use farfield_bench_functions::{List, ListStart, with_workloads};
 use farfield_guest::{Beyond, Deep, Endless, Flood, Hoard, Increment, Panics, Reach, Stray};
 use farfield_pool::PoolBuilder;
 use farfield_sandbox::{Code, SandboxError, with_sandbox};
 use farfield_server::Server;
 use farfield_tests::{PATIENCE, Scratch, Server as Process, wait_until};
-use farfield_wic::{CallError, Caller, Fault, Function, List, ListStart, RANGE_BYTES_MAX, Registry, Where};
+use farfield_wic::{CallError, Caller, Fault, Function, RANGE_BYTES_MAX, Registry, Where};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ const REGION_BYTES: u64 = PAGES * 4096;
 
 /// A server whose calls end soon.
 fn hasty() -> Server {
-    serve_within(with_sandbox(Registry::standard()), Duration::from_millis(300))
+    serve_within(with_sandbox(with_workloads(Registry::standard())), Duration::from_millis(300))
 }
 
 /// It goes on as before.

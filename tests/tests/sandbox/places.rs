@@ -4,12 +4,12 @@
 //! was shipped.
 
 use crate::guest::*;
+use farfield_bench_functions::{List, ListStart};
 use farfield_guest::{Echo, Gather, Increment, Reverse};
 use farfield_sandbox::{Code, SandboxError, with_sandbox};
 use farfield_tests::PATIENCE;
 use farfield_wic::{
-    CallError, Caller, Fault, Function, List, ListStart, Number, Place, RANGE_BYTES_MAX, Range, Registry, Totals,
-    Wanted, Where,
+    CallError, Caller, Fault, Function, Number, Place, RANGE_BYTES_MAX, Range, Registry, Totals, Wanted, Where,
 };
 use std::fmt::Debug;
 use std::ops::Bound;

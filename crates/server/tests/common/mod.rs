@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub)] // Each test file uses a part of it.
 
 pub mod functions;
+mod list;
 
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{
