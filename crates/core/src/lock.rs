@@ -701,22 +701,18 @@ mod tests {
     fn bytes_that_are_no_lock_are_none() {
         assert_eq!(LockRecord::decode(&[0; LockRecord::BYTES]), Some(LockRecord::FREE));
         assert_eq!(LockRecord::decode(&[0xFF; LockRecord::BYTES]), None);
-        let mut random = 0x5eed_u64;
+        let mut random = fastrand::Rng::with_seed(0x5eed);
         for _ in 0..20_000 {
             let mut bytes = [0; LockRecord::BYTES];
-            for _ in 0..1 + random % 9 {
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
-                bytes[random as usize % LockRecord::BYTES] = (random >> 32) as u8;
+            for _ in 0..random.u32(1..10) {
+                bytes[random.usize(..LockRecord::BYTES)] = random.u8(..);
             }
             let Some(lock) = LockRecord::decode(&bytes) else { continue };
             assert_eq!(lock.encode(), bytes);
             // Whatever is in it, no step fails.
-            for ask in
-                [take(LockMode::Shared), take(LockMode::Exclusive), LockRequest::GiveUp { ticket: random as u32 }]
-            {
-                let (lock, _) = lock.step(random, ask);
+            let give_up = LockRequest::GiveUp { ticket: random.u32(..) };
+            for ask in [take(LockMode::Shared), take(LockMode::Exclusive), give_up] {
+                let (lock, _) = lock.step(random.u64(..), ask);
                 assert_eq!(LockRecord::decode(&lock.encode()), Some(lock));
             }
         }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{MIB, Random, assert_in_budget, seed};
+use common::{MIB, Rng, assert_in_budget, seed};
 use farfield::collections::Index;
 use farfield::{
     FarArc, FarArray, FarBTreeMap, FarBox, FarBytes, FarError, FarList, FarMap, FarQueue, FarStack, FarString, FarVec,
@@ -52,8 +52,8 @@ fn round_trip<T: Serialize + DeserializeOwned>(value: &T, twin: impl Serialize, 
 #[test]
 fn vectors_and_arrays() {
     let heap = heap("seed=1", MIB);
-    let mut random = Random(seed());
-    let twin: Vec<(u64, String)> = (0..40_000).map(|n| (random.next(), n.to_string())).collect();
+    let mut random = Rng::with_seed(seed());
+    let twin: Vec<(u64, String)> = (0..40_000).map(|n| (random.u64(..), n.to_string())).collect();
     let mut vec = FarVec::new();
     vec.extend(&heap.enter(), twin.iter().cloned()).unwrap();
     round_trip(&vec, &twin, |heap, vec| {
@@ -123,10 +123,10 @@ fn maps_and_trees() {
     let mut tree = FarBTreeMap::new();
     let map: FarMap<str, [u8], Fixed> =
         FarMap::builder().index(Index::Far).hasher(Fixed::default()).build(&heap).unwrap();
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     for _ in 0..25_000 {
         let (key, value) =
-            (format!("key {}", random.below(50_000)), random.next().to_le_bytes().repeat(random.below(20)));
+            (format!("key {}", random.usize(..50_000)), random.u64(..).to_le_bytes().repeat(random.usize(..20)));
         tree.insert(&heap.enter(), key.clone(), value.clone()).unwrap();
         map.insert(&heap.enter(), key.as_str(), value.as_slice()).unwrap();
         twin.insert(key, value);

@@ -340,12 +340,9 @@ mod tests {
 
     #[test]
     fn no_bytes_make_it_panic() {
-        let mut seed = 1u64;
+        let mut random = fastrand::Rng::with_seed(1);
         for _ in 0..100_000 {
-            let words = [0; 8].map(|_| {
-                seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                seed ^ seed >> 29
-            });
+            let words = [0; 8].map(|_| random.u64(..));
             let _ = Entry(words).parts();
             let _ = (Entry(words).is_multishot(), Entry(words).transfer(), Block(words).part());
         }

@@ -15,6 +15,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{Incarnation, PageId, checksum};
 use farfield_os::process::now_ns;
 use farfield_os::sync::Mutex;
+use fastrand::Rng;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::sync::Arc;
@@ -309,9 +310,7 @@ impl Backend for FaultBackend {
         Ok(Box::new(FaultLane {
             inner: self.inner.open_lane()?,
             injection: self.injection.clone(),
-            // Lanes get different states. No state is zero, in which the generator would stay for
-            // ever.
-            random: (self.injection.plan.seed ^ lane << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            random: Rng::with_seed(self.injection.plan.seed ^ lane << 32), // Another for each lane.
             under_way: std::iter::repeat_with(|| None).take(SLOTS).collect(),
             free: (0..SLOTS).rev().collect(),
             held: Vec::with_capacity(SLOTS),
@@ -387,7 +386,7 @@ struct FaultedOperation {
 struct FaultLane {
     inner: Box<dyn Lane>,
     injection: Arc<FaultInjection>,
-    random: u64,
+    random: Rng,
     under_way: Box<[Option<FaultedOperation>]>,
     free: Vec<usize>,
     /// Completions that ended, each with the time (ns) at which it becomes visible.
@@ -397,10 +396,7 @@ struct FaultLane {
 
 impl FaultLane {
     fn chance(&mut self, share: f64) -> bool {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        ((self.random >> 11) as f64) < share * (1u64 << 53) as f64
+        self.random.f64() < share
     }
 
     /// Decides whether, and how, the answer to the next read lies.
@@ -496,7 +492,7 @@ impl Lane for FaultLane {
         let now = now_ns();
         let after = |start: u64, wait: Duration| start.saturating_add(wait.as_nanos() as u64);
         let (lost, corrupt) = (self.chance(plan.drop), is_read && self.chance(plan.corrupt));
-        let (lie, any) = (if is_read { self.draw_lie() } else { None }, self.random);
+        let (lie, any) = (if is_read { self.draw_lie() } else { None }, self.random.u64(..));
         let (ready_at, deadline_at) = (after(self.injection.pass(now, bytes as u64), plan.delay), after(now, deadline));
         self.under_way[slot] =
             Some(FaultedOperation { tag, page, ready_at, deadline_at, deadline, lost, corrupt, lie, any, is_part });

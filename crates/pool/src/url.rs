@@ -710,13 +710,8 @@ mod tests {
     fn any_text_is_understood_or_refused() {
         let seed = std::env::var("FARFIELD_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x5eed_u64);
         println!("FARFIELD_SEED={seed}");
-        let mut state = seed | 1;
-        let mut below = |limit: usize| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 11) as usize % limit
-        };
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut below = |limit: usize| random.usize(..limit);
         let words = [
             "stripe(",
             "mirror(",

@@ -135,7 +135,7 @@ impl Exposure {
         open.held.extend(held);
         let station = &open.station;
         let expose = |memory: Mapping| -> Result<MemoryWindow, FabricError> {
-            let key = crate::connection::random_u64().map_err(RegionStoreError::from)?;
+            let key = crate::random::random_u64().map_err(RegionStoreError::from)?;
             Ok(station.expose(memory, key)?)
         };
         let layout = match open.regions.entry(id) {

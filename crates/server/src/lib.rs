@@ -13,6 +13,7 @@ mod counters;
 mod fabric;
 mod metrics;
 mod penalties;
+mod random;
 mod scrape;
 mod server;
 mod sessions;

@@ -2,12 +2,13 @@
 
 use crate::address::{AddressLedgers, PeerAddress};
 use crate::config::{Config, ListenUrl};
-use crate::connection::{ClientConnection, Transport, random_u64};
+use crate::connection::{ClientConnection, Transport};
 use crate::connection_table::{Admitted, ConnectionTable};
 use crate::counters::ServerCounters;
 use crate::fabric::Fabric;
 use crate::metrics;
 use crate::penalties::Penalties;
+use crate::random::random_u64;
 use crate::sessions::{ClientSession, Sessions, Tenant};
 use crate::spin::Spinners;
 use crate::store::{Ledger, PageCounter, Resource, ResourceBudget};

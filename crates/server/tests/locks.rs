@@ -9,6 +9,7 @@ use farfield_core::lock::LockRecord;
 use farfield_pool::{Backend, PoolBuilder, Share};
 use farfield_server::{Config, Server};
 use farfield_wic::{CallError, Caller, Fault, Function, Place, Registry, Sim, Stop, Where, WicLock};
+use fastrand::Rng;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Barrier};
@@ -428,12 +429,12 @@ fn clients_may_be_killed_at_any_moment() {
     let backend = open(tcp(&server));
     let share = backend.share().unwrap();
     let mut caller = Caller::new(backend.clone());
-    let mut dice = Dice(0xdead);
+    let mut dice = Rng::with_seed(0xdead);
     for round in 0..4 {
         let doomed = [(); 2].map(|()| Process::new(tcp(&server), &share, "count"));
         let place = EVERYWHERE[round % 2];
         // Meanwhile the living go on.
-        let rounds = 1 + dice.roll(6);
+        let rounds = 1 + dice.u64(..6);
         let before = words_of(&mut caller, place);
         for _ in 0..rounds {
             let seen = words_of(&mut caller, place);

@@ -25,7 +25,8 @@ pub(crate) enum Pace {
     Dice(Dice),
 }
 
-/// Repeatable small random numbers (xorshift).
+/// Repeatable small random numbers (xorshift). They are written out, because a seed of a simulation
+/// names one run, in every release.
 pub(crate) struct Dice(Cell<u64>);
 
 impl Dice {

@@ -505,11 +505,8 @@ mod tests {
 
     #[test]
     fn more_time_never_needs_more_near() {
-        let mut random = 7u64;
-        let mut next = move |below: u64| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (random >> 33) % below
-        };
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut next = move |below: u64| random.u64(..below);
         for round in 0..100 {
             let hot = next(400) * MIB;
             let rate = next(200) * MIB;

@@ -546,11 +546,8 @@ mod tests {
 
     #[test]
     fn it_stays_within_its_bounds_whatever_happens() {
-        let mut random = 3u64;
-        let mut next = move |below: u64| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (random >> 33) % below
-        };
+        let mut random = fastrand::Rng::with_seed(3);
+        let mut next = move |below: u64| random.u64(..below);
         for cadence in [Cadence::EventDriven, Cadence::Periodic] {
             for _ in 0..200 {
                 let least = (1 + next(100)) * MIB;

@@ -534,11 +534,8 @@ mod tests {
 
     #[test]
     fn whatever_happens_it_knows_where_the_job_is() {
-        let mut random = 5u64;
-        let mut next = move |below: u64| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (random >> 33) % below
-        };
+        let mut random = fastrand::Rng::with_seed(5);
+        let mut next = move |below: u64| random.u64(..below);
         for cadence in [Cadence::EventDriven, Cadence::Periodic] {
             for _ in 0..100 {
                 let places = 1 + next(4) as usize;

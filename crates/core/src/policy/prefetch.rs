@@ -424,25 +424,17 @@ mod tests {
 
     #[test]
     fn random_access_is_left_alone() {
-        let mut x = 88172645463325252u64;
-        let accesses = (0..20_000).map(move |_| {
-            x ^= x << 13;
-            x ^= x >> 7;
-            x ^= x << 17;
-            x % 1_000_000
-        });
+        let mut random = fastrand::Rng::with_seed(88);
+        let accesses = (0..20_000).map(move |_| random.u64(..1_000_000));
         let (faults, ahead, _) = run(accesses);
         assert!(ahead * 20 < faults, "{ahead} pages ahead for {faults} faults");
     }
 
     #[test]
     fn short_runs_at_random_places_make_it_doubt() {
-        let mut x = 88172645463325252u64;
+        let mut random = fastrand::Rng::with_seed(88);
         let accesses = (0..20_000).flat_map(move |_| {
-            x ^= x << 13;
-            x ^= x >> 7;
-            x ^= x << 17;
-            let start = x % 100_000_000;
+            let start = random.u64(..100_000_000);
             [start, start + 1]
         });
         let (faults, ahead, _) = run(accesses);
@@ -451,13 +443,9 @@ mod tests {
 
     #[test]
     fn a_noisy_stride_wins_the_vote() {
-        let mut x = 88172645463325252u64;
-        let accesses = (0..8_000u64).map(move |i| {
-            x ^= x << 13;
-            x ^= x >> 7;
-            x ^= x << 17;
-            if i % 5 == 4 { 50_000_000 + x % 10_000_000 } else { i * 4 }
-        });
+        let mut random = fastrand::Rng::with_seed(88);
+        let accesses =
+            (0..8_000u64).map(move |i| if i % 5 == 4 { 50_000_000 + random.u64(..10_000_000) } else { i * 4 });
         let (faults, _, _) = run(accesses);
         assert!(faults < 3_000, "{faults}");
     }

@@ -1,7 +1,7 @@
 //! Values come near without anybody waiting for them. Dangers: a page that nobody lands, an error that nobody is told, a
 //! frame that two flights share.
 
-use crate::common::{MIB, Random, assert_in_budget, builder, seed};
+use crate::common::{MIB, Rng, assert_in_budget, builder, seed};
 use farfield::{FarBox, FarError, Heap, PoolError};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -144,10 +144,10 @@ fn what_fails_ahead_of_need_fails_for_whoever_needs_it() {
 #[test]
 fn lost_and_corrupt_answers_are_asked_for_again() {
     let (heap, values) = filled("drop=0.05,corrupt=0.05,seed=4", Duration::from_millis(30));
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     let mut failed = 0;
     for _ in 0..300 {
-        let at = random.below(values.len() - 8);
+        let at = random.usize(..values.len() - 8);
         heap.prefetch(&values[at..at + 8]);
         for (index, value) in values.iter().enumerate().skip(at).take(8) {
             loop {

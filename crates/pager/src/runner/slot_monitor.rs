@@ -345,17 +345,14 @@ mod tests {
     #[test]
     fn accounts_full_of_lies_break_nothing_in_the_runner() {
         let control = control();
-        let mut random = 1u64;
+        let mut random = fastrand::Rng::with_seed(1);
         for round in 0..24u32 {
-            write_all(&control, |word| {
-                random = (random ^ word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) + 1;
-                match round {
-                    0 => u64::MAX,
-                    1 => 1 << 63,
-                    2 => i64::MAX as u64,
-                    3 => u64::from(u32::MAX) << 32,
-                    _ => random >> (round * 2),
-                }
+            write_all(&control, |_| match round {
+                0 => u64::MAX,
+                1 => 1 << 63,
+                2 => i64::MAX as u64,
+                3 => u64::from(u32::MAX) << 32,
+                _ => random.u64(..) >> (round * 2),
             });
             let totals = JobTotals::read(&control);
             assert!(totals.near_bytes <= BYTES_MAX as u64 && totals.near_limit_bytes == 1 << 30);

@@ -15,9 +15,6 @@ mod link;
 mod perform;
 mod reads;
 
-pub(crate) use greeting::random_u64;
-use greeting::random_u128;
-
 use crate::address::PeerAddress;
 use crate::counters::ConnectionTally;
 use crate::server::ServerState;

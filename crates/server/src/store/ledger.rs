@@ -211,7 +211,7 @@ mod tests {
     //! Guards against one holder that takes everything, and against what is charged and never given back.
 
     use super::*;
-    use crate::store::tests::Dice;
+    use fastrand::Rng;
 
     #[test]
     fn whoever_takes_all_that_he_can_leaves_as_much_for_others() {
@@ -256,13 +256,13 @@ mod tests {
         let budget = Arc::new(ResourceBudget::new(|_| 1000, false));
         let ledgers = [(); 3].map(|()| Arc::new(Ledger::new(budget.clone())));
         let mut held: Vec<(usize, Charge)> = Vec::new();
-        let mut dice = Dice(0x1ed9e4);
+        let mut dice = Rng::with_seed(0x1ed9e4);
         for step in 0..4000 {
-            if dice.below(5) < 2 && !held.is_empty() {
-                held.swap_remove(dice.below(held.len()));
+            if dice.usize(..5) < 2 && !held.is_empty() {
+                held.swap_remove(dice.usize(..held.len()));
             } else {
-                let (who, resource) = (dice.below(3), Resource::ALL[dice.below(6)]);
-                let charged = ledgers[who].charge(resource, dice.roll(40));
+                let (who, resource) = (dice.usize(..3), Resource::ALL[dice.usize(..6)]);
+                let charged = ledgers[who].charge(resource, dice.u64(..40));
                 held.extend(charged.ok().map(|charge| (who, charge)));
             }
             for resource in Resource::ALL {

@@ -282,15 +282,3 @@ pub fn read_values(head: &MessageHeader, body: &[u8], count: u32) -> Vec<Option<
 pub fn page_of(value: u64) -> Vec<u8> {
     value.to_le_bytes().repeat(PAGE_BYTES / 8)
 }
-
-/// Small repeatable random numbers (xorshift).
-pub struct Dice(pub u64);
-
-impl Dice {
-    pub fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % sides
-    }
-}
