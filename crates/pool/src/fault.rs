@@ -16,6 +16,7 @@ use farfield_core::{Incarnation, PageId, checksum};
 use farfield_os::process::now_ns;
 use farfield_os::sync::Mutex;
 use fastrand::Rng;
+use slab::Slab;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::sync::Arc;
@@ -311,8 +312,7 @@ impl Backend for FaultBackend {
             inner: self.inner.open_lane()?,
             injection: self.injection.clone(),
             random: Rng::with_seed(self.injection.plan.seed ^ lane << 32), // Another for each lane.
-            under_way: std::iter::repeat_with(|| None).take(SLOTS).collect(),
-            free: (0..SLOTS).rev().collect(),
+            under_way: Slab::with_capacity(SLOTS),
             held: Vec::with_capacity(SLOTS),
             arrived: Vec::with_capacity(SLOTS),
         }))
@@ -387,8 +387,7 @@ struct FaultLane {
     inner: Box<dyn Lane>,
     injection: Arc<FaultInjection>,
     random: Rng,
-    under_way: Box<[Option<FaultedOperation>]>,
-    free: Vec<usize>,
+    under_way: Slab<FaultedOperation>,
     /// Completions that ended, each with the time (ns) at which it becomes visible.
     held: Vec<(u64, Completion)>,
     arrived: Vec<Completion>,
@@ -470,7 +469,7 @@ impl Lane for FaultLane {
             op => op,
         };
         self.injection.note_write(&op);
-        let Some(slot) = self.free.pop() else { return Err(LaneRequest { tag, priority, deadline, op }) };
+        let slot = self.under_way.vacant_key();
         let page = match &op {
             Op::Read { page, .. } | Op::ReadPart { page, .. } | Op::Write { page, .. } | Op::Discard { page, .. } => {
                 *page
@@ -484,7 +483,6 @@ impl Lane for FaultLane {
         let is_read = matches!(op, Op::Read { .. } | Op::ReadPart { .. });
         let is_part = matches!(op, Op::ReadPart { .. });
         if let Err(back) = self.inner.submit(LaneRequest { tag: slot as u64, priority, deadline, op }) {
-            self.free.push(slot);
             return Err(LaneRequest { tag, ..back });
         }
         self.injection.operations.fetch_add(1, Ordering::Relaxed);
@@ -494,8 +492,10 @@ impl Lane for FaultLane {
         let (lost, corrupt) = (self.chance(plan.drop), is_read && self.chance(plan.corrupt));
         let (lie, any) = (if is_read { self.draw_lie() } else { None }, self.random.u64(..));
         let (ready_at, deadline_at) = (after(self.injection.pass(now, bytes as u64), plan.delay), after(now, deadline));
-        self.under_way[slot] =
-            Some(FaultedOperation { tag, page, ready_at, deadline_at, deadline, lost, corrupt, lie, any, is_part });
+        let operation =
+            FaultedOperation { tag, page, ready_at, deadline_at, deadline, lost, corrupt, lie, any, is_part };
+        let inserted = self.under_way.insert(operation);
+        debug_assert_eq!(inserted, slot, "nothing was inserted since");
         Ok(())
     }
 
@@ -503,8 +503,7 @@ impl Lane for FaultLane {
         self.inner.poll(&mut self.arrived);
         while let Some(completion) = self.arrived.pop() {
             let slot = completion.tag as usize;
-            let Some(known) = self.under_way[slot].take() else { continue };
-            self.free.push(slot);
+            let Some(known) = self.under_way.try_remove(slot) else { continue };
             let judged = self.decide(&known, completion);
             self.held.push(judged);
         }
@@ -528,7 +527,7 @@ impl Lane for FaultLane {
     }
 
     fn in_flight(&self) -> usize {
-        SLOTS - self.free.len() + self.held.len()
+        self.under_way.len() + self.held.len()
     }
 
     fn wait(&mut self, timeout: Duration) {
@@ -536,7 +535,7 @@ impl Lane for FaultLane {
         if let Some(first) = self.held.iter().map(|(at, _)| *at).min() {
             if first > now && !self.injection.is_dead() {
                 let left = Duration::from_nanos(first - now).min(timeout);
-                if self.free.len() == SLOTS {
+                if self.under_way.is_empty() {
                     farfield_os::process::sleep(left);
                 } else {
                     self.inner.wait(left);
