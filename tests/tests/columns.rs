@@ -283,7 +283,7 @@ fn shuffled(len: usize) -> Vec<u64> {
 }
 
 #[test]
-fn what_is_far_stays_far_and_so_does_what_is_made_of_it() {
+fn far_columns_and_their_results_stay_far() {
     let (_server, urls) = serve(Registry::standard());
     for url in &urls {
         let heap = heap(url, Plane::Page);
@@ -830,7 +830,7 @@ fn make_some(heap: &Heap, random: &mut Rng, vec: &FarVec<u64>, words: &[u64]) {
 }
 
 #[test]
-fn what_is_made_is_whole_while_servers_of_a_mirror_are_killed() {
+fn results_are_whole_while_servers_of_a_mirror_are_killed() {
     let mut random = seeded(0xc0de);
     let scratch = Scratch::new("columns-kills");
     let begin = |number: usize, url: &str| {

@@ -209,7 +209,7 @@ fn a_scan_keeps_what_a_comparison_keeps() {
 }
 
 #[test]
-fn what_cannot_be_scanned_is_said() {
+fn columns_that_cannot_be_scanned_are_an_error() {
     let heap = Arc::new(Heap::builder().near(NEAR).far(64 * MIB).build().unwrap());
     let far = FarFrame::from_csv_text(&heap, "zone,fare\nHarlem,7.5\n").unwrap();
     assert!(matches!(far.scan(&["zones"]), Err(FrameError::NoColumn { name }) if name == "zones"));

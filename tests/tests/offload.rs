@@ -186,7 +186,7 @@ fn assert_stays_far(heap: &Heap, pool: &str) {
 }
 
 #[test]
-fn what_is_far_stays_far() {
+fn aggregated_far_pages_stay_far() {
     let (_server, urls) = serve(Registry::standard());
     let heap = heap(&urls[0], Plane::Page);
     let (vec, right) = numbers(&heap);

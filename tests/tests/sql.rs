@@ -345,7 +345,7 @@ fn plans_say_what_is_asked_of_far_memory() {
 }
 
 #[test]
-fn what_the_server_finds_does_not_come_near() {
+fn rows_that_the_server_filters_do_not_come_near() {
     let scratch = Scratch::new("sql-far");
     let (_server, url) = serve(&scratch);
     let heap = Heap::builder().near(NEAR / 2).near_max(NEAR / 2).far(1 << 30).pool(&url).patience(PATIENCE);

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn who_fails_on_the_way_loses_no_key() {
+    fn a_function_that_fails_midway_loses_no_key() {
         for seed in 0..10 {
             let mut sim = Sim::new(seed, region()).steps(u64::MAX).faults(40);
             let mut model = HashMap::new();

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_size_is_refused_with_a_hint() {
+    fn text_that_is_no_size_is_refused_with_a_hint() {
         let check = |text: &str, part: &str| {
             let error = text.parse::<Size>().expect_err(text);
             assert!(error.contains(part), "{text}: {error}");

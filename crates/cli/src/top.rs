@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_of_a_job_fits_80_columns_and_whole_commands() {
+    fn rows_of_jobs_fit_80_columns_and_show_whole_commands() {
         let mut text = String::new();
         render_job(&wide_job(), &mut text);
         let widest = text.lines().map(|line| line.chars().count()).max();

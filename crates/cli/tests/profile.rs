@@ -43,7 +43,7 @@ fn the_environment_is_the_programs_own() {
 }
 
 #[test]
-fn what_all_its_processes_use_is_written() {
+fn a_profile_counts_all_processes_of_the_job() {
     let folder = Folder::new("profile-memory");
     // A child that has 32 MiB, uses them, and works until somebody has seen that and taken the accessed bits away.
     let child = "x=$(head -c 33554432 /dev/zero | tr '\\0' x); looks=0

@@ -605,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_dies_when_one_writes_and_the_living_go_on() {
+    fn one_holder_writes_and_the_living_go_on_when_others_die() {
         use LockMode::{Exclusive, Shared};
         // Tickets and their bits wrap around.
         for first in [0, 63, u32::MAX - 1] {
@@ -676,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_give_up_leave_nothing_behind() {
+    fn waiters_that_give_up_leave_nothing_behind() {
         let mut lock = LockRecord::FREE;
         step(&mut lock, 1, take(LockMode::Shared));
         let draw = |lock: &mut LockRecord, mode| match step(lock, 2, take(mode)) {

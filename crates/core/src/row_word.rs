@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lost_leg_held_is_forgotten_and_can_be_brought_again() {
+    fn shards_of_a_lost_member_are_forgotten_and_can_be_rebuilt() {
         let word = RowWord::closed(MemberSet(0b011), 0b01);
         let forgotten = word.forget(1).unwrap();
         assert_eq!((forgotten.have(), forgotten.live(), forgotten.present()), (MemberSet(0b001), 0b01, 0b01));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_counts_as_having_it_has_it() {
+    fn members_counted_as_holders_hold_the_last_version() {
         let start =
             World { word: 0, version: 0, holds: [0; 3], writer: None, mender: None, watcher: None, suspicions_left: 2 };
         let (mut seen, mut open) = (BTreeSet::new(), vec![start]);

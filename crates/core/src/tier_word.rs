@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_was_written_last() {
+    fn reads_return_the_last_write() {
         let start = World {
             word: 0,
             holds: [0; TIERS],
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_young_once() {
+    fn a_written_page_is_young_once() {
         let word = TierWord::default().begin_write(0).expect("room").end_write(0, true);
         let aged = word.age().expect("young");
         assert_eq!((aged.age(), aged.at()), (None, Some(0)));

@@ -374,7 +374,7 @@ fn large_values_of_a_map_that_others_change() {
 
 /// Whatever is read when the server dies: the snapshot fails, and says why.
 #[test]
-fn what_cannot_be_had_is_an_error() {
+fn a_snapshot_of_unreadable_values_is_an_error() {
     for die in [700, 900] {
         let heap = heap(&format!("die={die}"), MIB);
         let (mut vec, mut tree, mut list) = (FarVec::new(), FarBTreeMap::new(), FarList::new());
@@ -419,7 +419,7 @@ fn what_cannot_be_had_is_an_error() {
 }
 
 #[test]
-fn what_finds_no_room_is_an_error_and_nothing_stays() {
+fn a_snapshot_without_room_is_an_error_and_leaves_nothing() {
     // The index is near, and larger than near memory.
     let text = serde_json::to_string(&(0..80_000u64).map(|n| (n, n)).collect::<BTreeMap<_, _>>()).unwrap();
     let heap = heap("seed=1", MIB);

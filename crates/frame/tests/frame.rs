@@ -228,7 +228,7 @@ fn a_wrong_line_is_named() {
 }
 
 #[test]
-fn what_cannot_be_is_an_error_by_name() {
+fn an_impossible_operation_is_an_error_that_names_its_column() {
     let heap = heap(Plane::Page, 4 * MIB);
     let (frame, _) = twins(&mut Rng::with_seed(7), &heap, 10);
     assert!(matches!(frame.totals("none"), Err(FrameError::NoColumn { .. })));

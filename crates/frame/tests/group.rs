@@ -169,7 +169,7 @@ fn as_many_groups_as_rows() {
 }
 
 #[test]
-fn what_cannot_be_grouped_is_an_error_by_name() {
+fn a_column_that_cannot_be_grouped_is_an_error_that_names_it() {
     let heap = heap(PLANES[0], MIB);
     let batch = RecordBatch::try_from_iter([
         ("zone", Arc::new(StringArray::from(vec!["a", "a", "b"])) as ArrayRef),

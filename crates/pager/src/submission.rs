@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_we_do_not_know_is_refused() {
+    fn unknown_operations_are_refused() {
         for opcode in [op::MSG_RING, op::URING_CMD, OP_LAST + 1, op::NONE] {
             assert_eq!(entry(opcode).parts(), Err(UnsupportedOperation), "operation {opcode}");
         }
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bytes_make_it_panic() {
+    fn arbitrary_bytes_do_not_panic() {
         let mut random = fastrand::Rng::with_seed(1);
         for _ in 0..100_000 {
             let words = [0; 8].map(|_| random.u64(..));

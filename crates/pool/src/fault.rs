@@ -577,7 +577,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(10);
 
     #[test]
-    fn without_faults_it_is_what_it_wraps() {
+    fn a_plan_without_faults_changes_nothing() {
         conformance::run(&PoolBuilder::new().url("fault:seed=1@ram:"));
         conformance::run(&PoolBuilder::new().url("fault:delay=20us@ram:"));
         conformance::run(&PoolBuilder::new().url("throttle(latency=20us, bandwidth=4G, stripe(ram:, ram:))"));
@@ -691,7 +691,7 @@ mod tests {
     }
 
     #[test]
-    fn it_dies_on_time_and_stays_dead() {
+    fn an_injected_death_comes_on_time_and_lasts() {
         let (backend, mut lane) = lane("die=4");
         let results = read(&mut *lane, 5, LONG);
         let gone = Err(PoolError::ServerGone { server: 0, incarnation: Incarnation(0) });
@@ -701,7 +701,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_full_takes_no_more_and_gives_what_it_has() {
+    fn a_full_member_refuses_writes_and_serves_reads() {
         let (_backend, mut lane) = lane("full=3");
         let mut done = Vec::with_capacity(1);
         let mut write = |lane: &mut dyn Lane, byte| {

@@ -660,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn how_long_a_write_waits_for_all_stands_behind_the_parenthesis() {
+    fn the_wait_option_follows_the_parenthesis() {
         let wait = |url: &str| match Tree::parse(url).unwrap() {
             Tree::Mirror { wait, .. } | Tree::Ec { wait, .. } => wait,
             other => panic!("{other}"),

@@ -159,7 +159,7 @@ fn an_exchange_has_one_winner() {
 }
 
 #[test]
-fn what_was_written_before_a_flag_is_there_after_it() {
+fn writes_before_a_flag_are_visible_after_it() {
     let server = server();
     for url in [tcp(&server), unix(&server)] {
         let backend = open(url);
@@ -239,7 +239,7 @@ fn words_are_the_same_wherever_they_are_changed() {
 }
 
 #[test]
-fn where_no_one_server_keeps_the_pages_there_are_no_atomics() {
+fn atomics_need_one_server_that_keeps_the_pages() {
     let (one, other) = (server(), server());
     let without = serve(Config { functions: Registry::new(), ..config() });
     // Functions, and none of those that every server has.

@@ -202,7 +202,7 @@ fn answers_are_the_same_wherever_a_function_runs() {
 }
 
 #[test]
-fn what_functions_write_is_the_same_wherever_they_run() {
+fn functions_write_the_same_bytes_at_client_and_server() {
     let server = server();
     let mut dice = Rng::with_seed(0xc0_4e);
     for url in [tcp(&server), unix(&server)] {
@@ -318,7 +318,7 @@ fn auto_takes_long_walks_to_the_server_and_says_why() {
 }
 
 #[test]
-fn what_a_server_pushes_back_goes_on_at_the_client() {
+fn calls_that_a_server_pushes_back_go_on_at_the_client() {
     let server = serve(Config { call_steps_max: 50, functions: registry(), ..config() });
     let backend = open(tcp(&server));
     let bytes = ring();
@@ -334,7 +334,7 @@ fn what_a_server_pushes_back_goes_on_at_the_client() {
 }
 
 #[test]
-fn where_nothing_runs_code_the_client_does() {
+fn calls_run_at_the_client_if_no_server_runs_code() {
     // As one of before there were calls: it offers none.
     let old = serve(config_without_functions());
     for backend in [open(tcp(&old)), open(unix(&old)), open("ram:")] {
@@ -545,7 +545,7 @@ fn a_function_that_panics_at_the_client_leaves_its_caller_usable() {
 }
 
 #[test]
-fn what_is_too_long_is_said() {
+fn an_overlong_argument_or_answer_is_an_error() {
     let server = server();
     let mut caller = Caller::new(open(tcp(&server)));
     let most = CallBody::ANSWER_BYTES_MAX as u32;
@@ -581,7 +581,7 @@ impl Function for Copies {
 }
 
 #[test]
-fn what_is_too_long_for_a_server_is_answered_all_the_same() {
+fn calls_too_long_for_a_server_run_at_the_client() {
     let server = serve(Config { functions: registry().with::<Copies>(), ..config() });
     let mut caller = Caller::new(open(tcp(&server)));
     let most = CallBody::ANSWER_BYTES_MAX;

@@ -145,7 +145,7 @@ fn no_bytes_bring_the_server_down() {
 }
 
 #[test]
-fn what_is_too_long_is_refused_before_it_is_waited_for() {
+fn an_overlong_message_is_refused_before_its_body_arrives() {
     let server = serve(config());
     let head = |kind: MessageKind, body: u32, count: u32| {
         MessageHeader { kind: kind as u8, body, count, ..MessageHeader::default() }.encode()

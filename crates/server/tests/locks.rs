@@ -191,7 +191,7 @@ fn in_any_order_a_simulation_loses_nothing() {
 }
 
 #[test]
-fn who_ends_without_unlocking_leaves_the_lock_and_it_is_said() {
+fn the_next_holder_learns_that_a_lock_was_left_locked() {
     let server = server();
     for url in [tcp(&server), unix(&server)] {
         let backend = open(url);
@@ -218,7 +218,7 @@ fn who_ends_without_unlocking_leaves_the_lock_and_it_is_said() {
 }
 
 #[test]
-fn who_waits_in_vain_is_told_and_leaves_no_place_behind() {
+fn a_waiter_that_times_out_is_told_and_leaves_the_line() {
     let server = server();
     let backend = open(tcp(&server));
     let (held, go_on) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
@@ -263,7 +263,7 @@ fn who_waits_in_vain_is_told_and_leaves_no_place_behind() {
 }
 
 #[test]
-fn who_is_too_slow_has_lost_the_lock_and_writes_nothing() {
+fn a_holder_whose_lease_expired_writes_nothing() {
     let server = server();
     let backend = open(tcp(&server));
     let mut caller = Caller::new(backend.clone());
@@ -282,7 +282,7 @@ fn who_is_too_slow_has_lost_the_lock_and_writes_nothing() {
 }
 
 #[test]
-fn what_is_no_lock_is_said() {
+fn bytes_that_are_no_lock_are_an_error() {
     let server = server();
     let backend = open(tcp(&server));
     let mut bytes = vec![0xEE; BYTES as usize];
@@ -404,7 +404,7 @@ fn a_holder_that_is_killed_is_waited_for_no_longer_than_its_lease() {
 }
 
 #[test]
-fn what_a_holder_writes_late_is_refused() {
+fn a_late_write_of_a_former_holder_is_refused() {
     let server = server();
     for url in [tcp(&server), unix(&server)] {
         let backend = open(url);

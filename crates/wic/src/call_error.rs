@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_function_stops_at_the_server_as_it_would_here() {
+    fn a_function_stops_alike_at_server_and_client() {
         let within = Duration::from_secs(1);
         for stop in [
             Stop::Fault(Fault::OutOfRange { offset: 77 }),

@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_first_in_line_is_called_when_a_lock_is_given_back() {
+    fn the_first_waiter_is_notified_when_a_lock_is_released() {
         const HOUR: Duration = Duration::from_secs(3600);
         let memory = Plain(RefCell::new(vec![0; 4096]));
         let place = ServerPlace::new(&memory, Pace::Prefetched);

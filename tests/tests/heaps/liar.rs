@@ -264,7 +264,7 @@ fn hear(lie: Lie, plane: Plane) -> [u64; 2] {
 
 /// Each lie on each plane: every value is right, or its page is called corrupt; no value is one that never was.
 #[test]
-fn nothing_that_a_liar_says_is_taken_for_a_value() {
+fn answers_of_a_lying_server_are_never_taken_for_values() {
     for plane in [Plane::Page, Plane::Object, Plane::Hybrid] {
         // Some lies are rare on some planes: values that come alone do not come by pages.
         let heard = LIES.map(|lie| hear(lie, plane));

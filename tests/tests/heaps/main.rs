@@ -385,7 +385,7 @@ fn share(heap: &Heap, map: &FarMap<u32, [u8; 100]>, thread: u8) -> Result<(), Fa
 /// Far memory that was given back is used again: several times what the server takes goes through it. And two heaps of one server do
 /// not see each other.
 #[test]
-fn what_is_freed_is_used_again_and_heaps_do_not_meet() {
+fn freed_pages_are_reused_and_heaps_stay_apart() {
     let scratch = Scratch::new("heap-again");
     let server = Way::Tcp.start(&scratch, "16M");
     let heaps = [Plane::Page, Plane::Object].map(|plane| Way::Tcp.heap(&server, plane));
@@ -517,7 +517,7 @@ impl RottenPage {
 
 /// What rotted at the server is an error and never a value; what is near, and what is whole again, is right.
 #[test]
-fn what_rots_at_the_server_is_an_error_and_never_a_value() {
+fn corrupt_server_memory_is_an_error_and_never_a_value() {
     fn check<const WORDS: usize>(way: Way, plane: Plane) {
         let scratch = Scratch::new("heap-rots");
         let server = way.start(&scratch, "64M");

@@ -59,7 +59,7 @@ fn no_byte_outside_of_the_region_is_to_be_had() {
 }
 
 #[test]
-fn what_goes_on_for_ever_is_ended_in_time() {
+fn endless_guests_are_ended_in_time() {
     let Some(code) = code() else { return };
     let server = hasty();
     let mut caller = caller(&server);
@@ -170,7 +170,7 @@ fn code_that_is_none_is_not_shipped() {
 }
 
 #[test]
-fn what_a_guest_says_is_looked_at() {
+fn requests_of_guests_are_validated() {
     let (server, hasty) = (sandbox(), hasty());
     let mut hasty_caller = caller(&hasty);
     let mut caller = Caller::new(region(&server));

@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_is_not_well_comes_with_advice() {
+    fn each_failed_check_comes_with_advice() {
         let findings = findings(Size::Percent(50.0), &["tcp://127.0.0.1:1".into()], b"");
         for finding in &findings {
             assert_eq!(finding.level == Severity::Ok, finding.advice.is_empty(), "{finding:?}");

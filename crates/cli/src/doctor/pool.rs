@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_measured_is_an_error_and_the_others_are_measured() {
+    fn a_leaf_that_cannot_be_measured_is_reported_beside_the_others() {
         let places = measure("stripe(ram:, fault:die=100@ram:, unix:/no/such/socket)", b"");
         assert_eq!(places.iter().map(PoolMeasurement::is_measured).collect::<Vec<_>>(), [true, true, false, false]);
         assert!(places[2].text().starts_with("FAIL") && places[2].text().contains("no such file"), "{places:?}");

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back_and_nothing_else_is() {
+    fn a_profile_is_read_back_and_other_files_are_refused() {
         let folder = std::env::temp_dir().join(format!("farfield-profile-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let path = folder.join("p.json");

@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_takes_a_page_that_somebody_owns() {
+    fn an_owned_page_cannot_be_claimed() {
         for word in reachable() {
             if matches!(word.state(), State::Loading | State::Claimed) {
                 assert_eq!(word.deref(true).1, DerefOutcome::Wait);

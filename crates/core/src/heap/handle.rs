@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_takes_what_somebody_moves_and_giving_up_changes_nothing() {
+    fn a_moving_object_cannot_be_claimed_and_a_cancelled_move_changes_nothing() {
         for handle in reachable() {
             let Some(locked) = handle.lock() else {
                 assert!(!matches!(handle.location(), ObjectLocation::At { .. }));
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moved_is_where_it_was_put() {
+    fn a_moved_object_is_at_its_new_location() {
         for handle in reachable().into_iter().filter(|handle| handle.location() != ObjectLocation::Nowhere) {
             for (page, card) in PLACES {
                 let moved = handle.moved(page, card);

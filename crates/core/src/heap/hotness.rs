@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_stays_for_a_while() {
+    fn used_objects_stay_hot_for_a_while() {
         for start in [0, 5, 65_500, 65_534, 65_535, 65_536, 1 << 40] {
             let stays = |rule| [0, 1, 2, 3, 9].map(|uses| looks(rule, uses, start));
             assert_eq!(stays(Hotness::Mark), [0, 1, 1, 1, 1]);

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_sum_that_the_paper_defines() {
+    fn the_hash_is_the_sum_that_the_paper_defines() {
         let (hash, mut page) = (hash(7), [0; PAGE_BYTES]);
         (0..PAGE_BYTES).for_each(|at| page[at] = (at * 131 / 7) as u8);
         let keys: alloc::vec::Vec<u64> = hash.keys.as_flattened().to_vec();

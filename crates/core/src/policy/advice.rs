@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn where_only_all_near_is_fast_enough_the_place_that_answers_soonest_comes_first() {
+    fn the_fastest_pool_comes_first_if_only_all_near_is_fast_enough() {
         let places = [place("ssd:/a", 90_000), place("unix:/a", 2_000), place("tcp://a:1", 10_000)];
         let urls = |profile: &Profile| -> Vec<String> {
             ask(profile, 1.05, &places).ways.into_iter().map(|way| way.url).collect()

@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_used_is_taken_whatever_is_allowed() {
+    fn unused_memory_is_taken_at_any_allowed_slowdown() {
         let cold = Program { used: 200 * MIB, accesses_per_s: 1e7, ..EVEN };
         let mut hold = hold(1.2, Cadence::EventDriven);
         let near = run(&mut hold, cold, 300.0);
@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn it_stays_within_its_bounds_whatever_happens() {
+    fn the_budget_always_stays_within_its_bounds() {
         let mut random = fastrand::Rng::with_seed(3);
         let mut next = move |below: u64| random.u64(..below);
         for cadence in [Cadence::EventDriven, Cadence::Periodic] {

@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn who_always_fails_is_asked_seldom() {
+    fn a_server_that_always_fails_is_tried_rarely() {
         let mut placement = CallPlacement::new();
         let mut failed = 0;
         for _ in 0..10_000 {
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_does_not_run_stays() {
+    fn functions_that_the_server_does_not_run_stay_at_the_client() {
         let mut placement = CallPlacement::new();
         assert_eq!(placement.round(5), (Side::Server, 5));
         placement.on_refused();

@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn who_needs_few_of_what_is_brought_is_brought_less() {
+    fn a_low_hit_rate_shrinks_the_prefetch_window() {
         // A scan, and then every so manieth page, as long as the stream of the scan goes on by itself.
         for stride in [8, 16, 40] {
             let accesses = (0..200u64).chain((0..2_000).map(|step| 200 + step * stride));
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn short_runs_at_random_places_make_it_doubt() {
+    fn short_runs_at_random_places_lower_the_confidence() {
         let mut random = fastrand::Rng::with_seed(88);
         let accesses = (0..20_000).flat_map(move |_| {
             let start = random.u64(..100_000_000);

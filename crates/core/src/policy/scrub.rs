@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_looked_at_once_in_a_period_evenly() {
+    fn each_page_is_scrubbed_once_a_period_at_an_even_rate() {
         for all in (1..200).chain([1000, 1 << 20]) {
             let period = all * 60;
             let run = all.min(ScrubPace::RUN);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_pause_it_catches_up_without_a_burst() {
+    fn scrubbing_catches_up_after_a_pause_without_a_burst() {
         let (all, period) = (1000, 60_000);
         for pause in [1_000, 10_000, 59_000] {
             let looks = drive(all, period, 1, 4 * period, |now| !(5_000..5_000 + pause).contains(&now));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missed_for_long_is_not_made_up_for() {
+    fn a_long_pause_is_not_made_up_for() {
         let (all, period) = (1000, 60_000);
         let looks = drive(all, period, 1, 40 * period, |now| !(1..30 * period).contains(&now));
         // In the ten periods that are left: theirs, and one that was missed.
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_due_where_nothing_is() {
+    fn an_empty_region_has_no_page_due() {
         let pace = ScrubPace::new(Duration::from_nanos(600), Moment(0));
         assert_eq!((pace.due(0, Moment(u64::MAX - 1)), pace.next_at(0)), (0, Moment::NEVER));
         // What is written after a long time has its time, too.

@@ -490,7 +490,7 @@ mod tests {
 
     /// Tables grow all the time: what the reserve is must stay.
     #[test]
-    fn nobody_uses_the_reserve_after_a_limit_was_lowered() {
+    fn the_reserve_stays_unused_after_a_limit_was_lowered() {
         let frames = Frames::new(2000, false).unwrap();
         frames.set_limit(1600);
         let mut used: Vec<FrameId> = core::iter::from_fn(|| frames.take(1, Watermark::Normal)).collect();
@@ -508,7 +508,7 @@ mod tests {
 
     /// Whatever came and went, in whatever order, with single frames in between.
     #[test]
-    fn there_are_neighbours_as_long_as_there_is_room() {
+    fn adjacent_frames_are_found_while_there_is_room() {
         for seed in 1..9 {
             let mut random = fastrand::Rng::with_seed(seed);
             let frames = Frames::new(4353, false).unwrap();

@@ -317,7 +317,7 @@ mod tests {
 
     /// What is kept free for what comes next is little of a larger near memory.
     #[test]
-    fn what_fills_a_larger_near_memory_but_for_a_little_stays_there() {
+    fn values_that_fill_most_of_a_large_near_memory_stay_near() {
         let heap = Heap::builder().near(128 << 20).near_max(128 << 20).build().unwrap();
         let count = heap.core().frames.limit() / 100 * 95;
         let values: Vec<FarBox<[u64; 512]>> =
@@ -347,7 +347,7 @@ mod tests {
 
     /// Who waits needs more than the reserve, which grows when there may be more near, or when tables give memory back.
     #[test]
-    fn who_waits_gets_room_though_the_reserve_grows() {
+    fn a_waiter_gets_room_though_the_reserve_grows() {
         let heap = Heap::builder().near(4 << 20).near_max(8 << 20).far(64 << 20).build().unwrap();
         heap.core().reclaimer.stop();
         let values: Vec<FarBox<[u64; 512]>> = (0..3072).map(|index| heap.alloc([index; 512]).unwrap()).collect();

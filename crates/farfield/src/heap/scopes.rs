@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_is_what_a_list_says() {
+    fn the_oldest_scope_agrees_with_a_list() {
         let scopes = Scopes::default();
         let mut twin: Vec<(&ScopeState, u64)> = Vec::new();
         let (mut rng, mut epoch) = (fastrand::Rng::with_seed(7), 1);

@@ -108,7 +108,7 @@ fn bytes_are_changed_in_place() {
 }
 
 #[test]
-fn what_is_too_large_is_said_and_changes_nothing() {
+fn overlong_bytes_are_an_error_and_change_nothing() {
     let heap = heap(1);
     let scope = heap.enter();
     let mut bytes = FarBytes::new();

@@ -157,7 +157,7 @@ fn random_steps(heap: &Heap, random: &mut Rng, few: u64) -> Seen {
 }
 
 #[test]
-fn whatever_the_pool_says_values_are_right_or_corrupt() {
+fn values_are_right_or_corrupt_when_the_pool_lies() {
     let seed = seed();
     for lie in LIES.iter().chain([&ALL_LIES]) {
         let heap = heap(&format!("fault:{lie},seed={seed}@ram:"), Verify::Checksum);
@@ -170,7 +170,7 @@ fn whatever_the_pool_says_values_are_right_or_corrupt() {
 }
 
 #[test]
-fn what_is_true_is_never_called_corrupt() {
+fn true_answers_are_never_called_corrupt() {
     for verify in [Verify::Checksum, Verify::Keyed] {
         for url in ["ram:", "stripe(ram:,ram:)", "mirror(ram:,ram:)", "ec(2,1,ram:,ram:,ram:)", "lz:?size=1G"] {
             let heap = heap(url, verify);

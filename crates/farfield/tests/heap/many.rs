@@ -261,7 +261,7 @@ fn values_are_read_and_written_without_a_scope() {
 }
 
 #[test]
-fn what_is_read_once_leaves_first() {
+fn values_that_are_read_once_leave_first() {
     let heap = heap(4);
     let values = filled(&heap, 3000);
     let hot = &values[..400];
@@ -292,7 +292,7 @@ fn what_is_read_once_leaves_first() {
 
 /// Every frame without a page is poisoned and cannot be accessed.
 #[test]
-fn what_is_pinned_stays_where_it_is() {
+fn pinned_values_do_not_move() {
     let heap = heap(1);
     let small: Vec<_> = (0..60_000u64).map(|index| heap.alloc([index; 8]).unwrap()).collect();
     let large: Vec<_> = (0..20u64).map(|index| heap.alloc([index; 2000]).unwrap()).collect();

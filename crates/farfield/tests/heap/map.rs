@@ -125,7 +125,7 @@ impl Twin for Bytes {
 twins!(bytes, Bytes, 1_000);
 
 #[test]
-fn what_is_vacant_is_filled() {
+fn vacant_entries_are_filled() {
     let heap = heap(1);
     let mut map = FarMap::<str, u64>::new(&heap).unwrap();
     let scope = heap.enter();
@@ -262,7 +262,7 @@ fn every_entry_is_dropped_once() {
 }
 
 #[test]
-fn what_a_scope_has_seen_stays_as_it_was() {
+fn values_seen_in_a_scope_stay_as_they_were() {
     let heap = heap(8);
     let map: FarMap<u64, [u64; 100]> = FarMap::new(&heap).unwrap();
     let scope = heap.enter();
@@ -479,7 +479,7 @@ fn updates_of_threads_are_not_lost() {
 
 /// The danger of growth: who looks while a bucket is split must not miss what is there all the time, nor meet it twice.
 #[test]
-fn nothing_is_missed_while_the_map_grows() {
+fn lookups_find_every_key_while_the_map_grows() {
     for index in [Index::Near, Index::Far] {
         let heap = heap(8);
         let map = FarMap::<u64, u64>::builder().index(index).build(&heap).unwrap();

@@ -170,7 +170,7 @@ fn places_of_values_on_their_way_are_nobody_elses() {
 }
 
 #[test]
-fn what_comes_ahead_of_need_is_no_miss_and_counted() {
+fn prefetched_objects_are_no_misses_and_are_counted() {
     let heap = heap("delay=1ms", 2 * MIB, LONG);
     let values = far_values(&heap, 20_000);
     let before = heap.stats();
@@ -206,7 +206,7 @@ fn what_comes_ahead_of_need_is_no_miss_and_counted() {
 
 /// A flight needs no thread: others land it while its own does something else, or is gone.
 #[test]
-fn what_a_busy_thread_or_an_ended_one_began_arrives() {
+fn fetches_begun_by_busy_or_ended_threads_complete() {
     let heap = heap("delay=2ms", 2 * MIB, LONG);
     let values = far_values(&heap, 20_000);
     let misses = heap.stats().misses;

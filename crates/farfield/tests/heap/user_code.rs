@@ -274,7 +274,7 @@ fn quietly() {
 }
 
 #[test]
-fn what_a_map_has_found_stays_whatever_its_keys_and_closures_do() {
+fn values_found_in_a_map_stay_near_while_keys_and_closures_run() {
     quietly();
     for index in [Index::Near, Index::Far] {
         let mut map: Option<FarMap<Key, Value<100>>> = None;
@@ -320,7 +320,7 @@ fn what_a_map_has_found_stays_whatever_its_keys_and_closures_do() {
 }
 
 #[test]
-fn what_entries_of_a_map_have_found_stays() {
+fn values_found_by_map_entries_stay_near() {
     quietly();
     let mut map: Option<FarMap<Borrowing, [u64; 200]>> = None;
     often(80, |stage, number, panics| {
@@ -346,7 +346,7 @@ fn what_entries_of_a_map_have_found_stays() {
 }
 
 #[test]
-fn what_a_tree_has_found_stays_whatever_its_keys_do() {
+fn values_found_in_a_tree_stay_near_while_keys_run() {
     quietly();
     let mut map: FarBTreeMap<Key, Value<30>> = FarBTreeMap::new();
     often(100, |stage, number, panics| {
@@ -383,7 +383,7 @@ fn what_a_tree_has_found_stays_whatever_its_keys_do() {
 }
 
 #[test]
-fn what_vectors_and_chains_have_found_stays() {
+fn values_found_in_vectors_and_chains_stay_near() {
     quietly();
     let (mut vec, mut queue) = (FarVec::<Value<40>>::new(), FarQueue::<Value<40>>::new());
     often(100, |stage, number, panics| {
@@ -460,7 +460,7 @@ fn a_value_stays_while_its_destructor_runs() {
 
 /// Look-ups of tasks hold what they have found; closures that keep references beyond them, and tasks that end early, do not change that.
 #[test]
-fn what_tasks_have_found_stays() {
+fn values_found_by_tasks_stay_near() {
     quietly();
     let mut map: Option<FarMap<Key, Value<100>>> = None;
     often(30, |stage, number, panics| {

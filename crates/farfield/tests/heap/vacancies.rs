@@ -45,7 +45,7 @@ fn wait_until_nothing_is_vacant(heap: &Heap) {
 
 /// Values come and go in waves, so that far pages are vacant, written over, and given back while others are read.
 #[test]
-fn what_is_written_over_never_shows_what_was_there() {
+fn overwritten_pages_never_show_old_contents() {
     let heap = heap(1);
     let mut random = Rng::with_seed(seed());
     let (mut values, mut number) = (Vec::<(u64, Value)>::new(), 0);

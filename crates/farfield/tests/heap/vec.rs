@@ -539,7 +539,7 @@ fn insert_and_remove_move_more_than_near_memory() {
 }
 
 #[test]
-fn what_fails_in_a_full_scope_changes_nothing() {
+fn a_failed_call_in_a_full_scope_changes_nothing() {
     let heap = heap(1);
     let words = filled(&heap, 2 * MIB);
     let mut vec = filled(&heap, MIB);
@@ -604,7 +604,7 @@ fn random_access_is_not_prefetched() {
 
 /// AIFM's test of non-temporal arrays: what streams by does not displace what is in use.
 #[test]
-fn what_is_read_once_leaves_first() {
+fn values_that_are_read_once_leave_first() {
     let heap = heap(8);
     let mut streams = [filled(&heap, 5 * MIB), filled(&heap, 5 * MIB)];
     let hot = filled(&heap, 5 * MIB);

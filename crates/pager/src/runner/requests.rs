@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_back_is_not_done() {
+    fn a_withdrawn_request_is_not_performed() {
         let control = job();
         let (_file, requests) = control.open_requests().unwrap();
         requests.pool.write(b"tcp://127.0.0.1:2", b"");

@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_takes_a_slot_is_left_alone_until_it_has_said_who_it_is() {
+    fn a_taken_slot_is_left_alone_until_its_process_is_identified() {
         let (control, mut monitor) = (control(), SlotMonitor::new());
         let mut child = process();
         enter(&control, child.id(), 100, 3);

@@ -214,7 +214,7 @@ mod tests {
     use fastrand::Rng;
 
     #[test]
-    fn whoever_takes_all_that_he_can_leaves_as_much_for_others() {
+    fn a_client_that_takes_all_it_can_leaves_as_much_for_others() {
         let budget = Arc::new(ResourceBudget::new(|_| 3000, false));
         let holder = || Arc::new(Ledger::new(budget.clone()));
         let take_all = |ledger: &Arc<Ledger>| -> Vec<Charge> {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_is_what_was_charged_and_not_given_back() {
+    fn a_ledger_holds_what_was_charged_and_not_returned() {
         let budget = Arc::new(ResourceBudget::new(|_| 1000, false));
         let ledgers = [(); 3].map(|()| Arc::new(Ledger::new(budget.clone())));
         let mut held: Vec<(usize, Charge)> = Vec::new();

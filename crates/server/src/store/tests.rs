@@ -44,7 +44,7 @@ fn read(region: &StoredRegion, page: u64) -> Option<(Vec<u8>, u64)> {
 }
 
 #[test]
-fn what_is_written_is_read_and_what_is_discarded_is_gone() {
+fn written_pages_are_read_back_and_discarded_pages_are_zero() {
     let account = account(None, None);
     let region = StoredRegion::new(1 << 30, account.clone()).unwrap();
     region.write(PageId(5), &pages_of(&[1, 2, 3]), |index| u64::from(index) + 70).unwrap();
@@ -384,7 +384,7 @@ fn notes_give_way_to_pages() {
 
 /// Random histories of a family of regions. What is paid for is what is held, at every step and when all are gone.
 #[test]
-fn what_is_charged_is_what_is_held() {
+fn charged_pages_equal_held_pages() {
     let steps = if std::env::var_os("FARFIELD_DEEP").is_some() { 200_000 } else { 3000 };
     let mut dice = Rng::with_seed(0xacc0);
     // Room for some of it, so that charges are refused in the midst of things.

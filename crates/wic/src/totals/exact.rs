@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn many_come_to_what_they_come_to_one_by_one() {
+    fn sums_of_many_numbers_equal_sums_one_by_one() {
         let mut rng = fastrand::Rng::with_seed(9);
         let any: Vec<f64> = (0..5000).map(|_| f64::from_bits(rng.u64(..))).collect();
         let alike = vec![f64::from_bits(0x43ff_ffff_ffff_ffff); 3 * BINNED_MAX + 1];
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_or_no_number_is_said() {
+    fn overflow_and_nan_are_reported() {
         assert_eq!(sum([]).to_bits(), 0);
         assert_eq!(sum([1e16, 1.0, -1e16]), 1.0);
         assert_eq!(sum([f64::MAX, f64::MAX]), f64::INFINITY);

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_shows_where_and_when_it_is() {
+    fn the_heat_map_shows_where_and_when_memory_is_used() {
         let areas =
             vec![area(2, 50, AreaKind::Anonymous), area(1, 90, AreaKind::Anonymous), area(1, 10, AreaKind::File)];
         let sample = |epoch: u32, first: u64, second: u64| Sample {

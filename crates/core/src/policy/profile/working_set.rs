@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn where_memory_is_new_other_epochs_speak() {
+    fn misses_of_new_memory_are_estimated_from_other_epochs() {
         // A loop over 100 MiB, 100 MiB per second; all of it comes to be in the first of so many seconds.
         let run = |epochs: u32| {
             let mut run = observation(epochs, 100 * MIB, |ms| 100 * MIB * ms / 1000);

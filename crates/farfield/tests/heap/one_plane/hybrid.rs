@@ -45,7 +45,7 @@ fn read<'a>(heap: &Heap, values: impl Iterator<Item = (usize, &'a FarBox<Value>)
 }
 
 #[test]
-fn what_was_used_together_comes_whole_and_leaves_unwritten() {
+fn objects_used_together_come_as_a_page_and_leave_unwritten() {
     let heap = builder(2 * MIB).build().unwrap();
     let values = far_values(&heap, 20_000);
     let pages = values.len().div_ceil(PER_PAGE) as u64;
@@ -63,7 +63,7 @@ fn what_was_used_together_comes_whole_and_leaves_unwritten() {
 }
 
 #[test]
-fn what_was_used_alone_comes_alone_and_together_again_later() {
+fn objects_used_alone_come_alone_and_later_as_a_page() {
     let heap = builder(2 * MIB).car_threshold(0.8).build().unwrap();
     let values = far_values(&heap, 20_000);
     let pages = (values.len() / PER_PAGE) as u64;

@@ -184,7 +184,7 @@ fn shrink(heap: &Heap) {
 /// Values that are left over from full pages: the evacuator brings them together, where bringing them near one by one would be a
 /// miss for each.
 #[test]
-fn what_is_left_in_sparse_pages_is_moved_together() {
+fn objects_left_in_sparse_pages_are_compacted() {
     let heap = builder(6 * MIB).build().unwrap();
     let mut values: Vec<_> = (0..60_000u64).map(|index| heap.alloc([index; 8]).unwrap()).collect();
     assert_eq!(heap.stats().written_pages, 0, "everything is near: {:?}", heap.stats());

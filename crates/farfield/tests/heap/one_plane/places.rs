@@ -89,7 +89,7 @@ fn a_full_place_is_an_error_and_everything_before_stays() {
 }
 
 #[test]
-fn what_lies_at_a_mirror_or_an_erasure_code_is_scrubbed() {
+fn heaps_on_mirrors_and_erasure_codes_are_scrubbed() {
     for pool in ["mirror(ram:,ram:,scrub=1ms)", "ec(2,1,ram:,ram:,ram:,scrub=1ms)", "mirror(ram:,ram:,scrub=off)"] {
         let heap = builder().near(2 * MIB).near_max(2 * MIB).far(1 << 30).pool(pool).build().unwrap();
         let values: Vec<_> = (0..8_000u64).map(|number| heap.alloc([number; 128]).unwrap()).collect();
