@@ -43,7 +43,7 @@ pub(crate) struct TopArgs {
     /// Answer Prometheus at http://ADDR:PORT/metrics instead, about all jobs and heaps of this user, until ^C
     #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["targets", "once", "json", "every"])]
     metrics: Option<SocketAddr>,
-    /// The servers' token is the first line of this file (or in the variable FARFIELD_TOKEN)
+    /// File whose first line is the token for the memory servers [default: the variable FARFIELD_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<std::path::PathBuf>,
 }

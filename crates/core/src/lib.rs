@@ -5,10 +5,12 @@
 //! so every decision can be replayed.
 #![no_std]
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
 extern crate alloc;
 
 pub mod blocks;
+pub mod cast;
 pub mod chunk_word;
 pub mod geometry;
 pub mod gf256;

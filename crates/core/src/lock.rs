@@ -24,6 +24,7 @@
 //! Every step is a pure function on a copy; the server makes it while nobody else changes the
 //! region.
 
+use crate::cast::low_u32;
 use core::time::Duration;
 use serde::{Deserialize, Serialize};
 
@@ -172,14 +173,14 @@ impl LockRecord {
         let (words, _) = bytes.as_chunks::<8>();
         let word = |index: usize| u64::from_le_bytes(words[index]);
         let (tickets, holders) = (word(0), word(3));
-        let held = match holders as u32 {
+        let held = match low_u32(holders) {
             0 => LockHolders::Free,
             ALONE => LockHolders::Exclusive,
             count => LockHolders::Shared(count),
         };
         let flags = (holders >> 32) as u32;
         let lock = LockRecord {
-            next: tickets as u32,
+            next: low_u32(tickets),
             turn: (tickets >> 32) as u32,
             epoch: word(1),
             until: word(2),

@@ -20,6 +20,7 @@
 //! it.
 
 use crate::MemberSet;
+use crate::cast::low_u16;
 
 /// Word of one row of an erasure code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -54,17 +55,17 @@ impl RowWord {
 
     /// Returns the members that hold their part.
     pub fn have(self) -> MemberSet {
-        MemberSet(self.0 as u16)
+        MemberSet(low_u16(self.0))
     }
 
     /// Returns the set of data pages that are the newest version of a page, one bit each.
     pub fn live(self) -> u16 {
-        (self.0 >> 16) as u16
+        low_u16(self.0 >> 16)
     }
 
     /// Returns the set of data pages that are not zeros by definition, one bit each.
     pub fn present(self) -> u16 {
-        (self.0 >> 32) as u16
+        low_u16(self.0 >> 32)
     }
 
     /// Checks whether the row is claimed: being repaired or watched.

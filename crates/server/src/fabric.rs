@@ -39,7 +39,7 @@ pub(crate) enum FabricError {
     #[error(transparent)]
     Store(#[from] RegionStoreError),
     /// No thread could be started.
-    #[error("no thread: {0}")]
+    #[error("cannot start the thread that serves one-sided reads: {0}")]
     Thread(std::io::Error),
     /// libfabric returned an error.
     #[error(transparent)]

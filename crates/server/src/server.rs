@@ -30,10 +30,10 @@ use std::time::{Duration, Instant};
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The configuration has no address to listen at.
-    #[error("no place to listen at: give --listen tcp://HOST:PORT or unix:PATH")]
+    #[error("the server has no address to listen at: give --listen tcp://HOST:PORT or unix:PATH")]
     NowhereToListen,
     /// The address is in use by another server.
-    #[error("{url} is in use: stop the server that listens there, or choose another place with --listen")]
+    #[error("{url} is in use: stop the server that listens there, or choose another address with --listen")]
     AddressInUse {
         /// The address, as a URL.
         url: String,

@@ -26,6 +26,8 @@
 //!
 //! A Free handle has the number of the next free one in place of its page.
 
+use crate::cast::{low_u8, low_u16, low_u32};
+
 /// Location of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ObjectLocation {
@@ -96,7 +98,7 @@ impl Handle {
     #[inline]
     pub fn location(self) -> ObjectLocation {
         match self.0 & (LIVE | MOVING) {
-            LIVE => ObjectLocation::At { page: (self.0 >> 32) as u32, card: (self.0 >> 8) as u8 },
+            LIVE => ObjectLocation::At { page: low_u32(self.0 >> 32), card: low_u8(self.0 >> 8) },
             0 => ObjectLocation::Nowhere,
             _ => ObjectLocation::Moving,
         }
@@ -132,7 +134,7 @@ impl Handle {
 
     /// Returns when the object was used last, as its user noted it; 0: never noted.
     pub fn stamp(self) -> u16 {
-        (self.0 >> STAMP_SHIFT) as u16
+        low_u16(self.0 >> STAMP_SHIFT)
     }
 
     /// Returns the handle with this stamp.

@@ -12,6 +12,7 @@
 
 use super::curve::{Curve, Point};
 use super::profile::{AnonymousUse, FarRun, FileUse, Profile, WorkingSet};
+use crate::cast::saturating_u64;
 use crate::geometry::PAGE_BYTES;
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -189,7 +190,7 @@ impl<'a> ProgramModel<'a> {
             },
             None => self.least_predicted(place, allowed),
         };
-        let bytes = (near_share * self.peak_bytes as f64) as u64;
+        let bytes = saturating_u64(near_share * self.peak_bytes as f64);
         let room = if near_share >= 1.0 { ROOM_BYTES } else { 0 };
         let near_bytes = bytes.next_multiple_of(PAGE_BYTES as u64).max(NEAR_BYTES_MIN) + room;
         let huge_pages = near_share >= 1.0 && self.profile.findings.is_dense();
@@ -240,7 +241,7 @@ impl<'a> ProgramModel<'a> {
 
     /// Predicts the slowdown with this share near; `None` where it is unknown.
     fn predicted(&self, place: &MeasuredPool, share: f64) -> Option<f64> {
-        let near = (self.peak_bytes as f64 * share) as u64;
+        let near = saturating_u64(self.peak_bytes as f64 * share);
         let rate = self.sets.misses(near);
         if rate.unknown_share > UNKNOWN_MAX {
             return None;

@@ -17,6 +17,7 @@
 //! *Periodic* is the baseline to compare with: one unit at a time, at fixed times. After
 //! DMSwitcher, section 3.3.2.
 
+use crate::cast::saturating_u64;
 use crate::geometry::PAGE_BYTES;
 use core::time::Duration;
 
@@ -303,7 +304,7 @@ impl BudgetController {
     fn affordable_bytes(&self) -> u64 {
         let left_ns = CALM * (self.slo - 1.0) * self.account.useful_ns() - self.account.waited_ns;
         let refill_ns = (left_ns - (1.0 + PATIENCE) * self.recent.busy_ns) / (PATIENCE_REFILLS + 1.0);
-        (refill_ns / self.page_ns()).max(0.0) as u64 * PAGE_BYTES as u64
+        saturating_u64(refill_ns / self.page_ns()) * PAGE_BYTES as u64
     }
 
     fn patience_ns(&self) -> f64 {

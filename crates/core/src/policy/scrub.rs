@@ -6,6 +6,7 @@
 //! time until the scrub has caught up: twice as fast as usual, and never a burst. What is missed by
 //! more than a period is not made up for.
 
+use crate::cast::nanos;
 use crate::time::Moment;
 use core::time::Duration;
 
@@ -49,7 +50,7 @@ impl ScrubPace {
     /// Returns the pace after `places` of `all` places were looked at.
     pub fn looked(self, places: u64, all: u64, now: Moment) -> ScrubPace {
         let (worth, period) = (self.worth(places, all), self.worth(1, 1));
-        let oldest = Moment(now.0.saturating_sub(period.as_nanos() as u64));
+        let oldest = Moment(now.0.saturating_sub(nanos(period)));
         let on_time = self.on_time.max(oldest).after(worth);
         ScrubPace { on_time, not_before: now.after(worth / CATCH_UP), ..self }
     }
@@ -62,7 +63,7 @@ impl ScrubPace {
     /// Returns the share of the period that `places` of `all` places have.
     fn worth(&self, places: u64, all: u64) -> Duration {
         let share = self.period.as_nanos().saturating_mul(places.into()) / u128::from(all.max(1));
-        Duration::from_nanos(share.min(u64::MAX.into()) as u64)
+        Duration::from_nanos(u64::try_from(share).unwrap_or(u64::MAX))
     }
 }
 
