@@ -4,10 +4,13 @@
 //! wire is never cut silently. What is proven goes through these functions; what is not uses
 //! `try_from`.
 
-#![expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "each function says what it takes, or what it drops"
+#![cfg_attr(
+    not(test),
+    expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "each function says what it takes, or what it drops"
+    )
 )]
 
 use core::time::Duration;

