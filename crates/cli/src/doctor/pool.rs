@@ -205,7 +205,7 @@ impl Load<'_> {
 
     fn submit(&mut self, op: Op) -> anyhow::Result<()> {
         let request = LaneRequest { tag: 0, priority: Priority::Demand, deadline: DEADLINE, op };
-        ensure!(self.lane.submit(request).is_ok(), "a lane takes less work than it should");
+        ensure!(self.lane.submit(request).is_ok(), "a lane refused an operation that it must take");
         Ok(())
     }
 

@@ -111,7 +111,7 @@ fn profile(args: &ProfileArgs) -> anyhow::Result<ProgramExit> {
     let (ended, mut observation) = observe(args, &runner)?;
     anyhow::ensure!(
         !observation.samples.is_empty(),
-        "the program ended before anybody could look at it; there is nothing to tell of"
+        "the program ended before the first sample, so there is nothing to profile"
     );
     let mut profile = Profile {
         version: VERSION,
