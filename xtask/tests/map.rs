@@ -123,7 +123,7 @@ fn no_arrow_is_missing_from_the_map() {
 }
 
 #[test]
-fn nobody_depends_on_the_ends() {
+fn no_crate_depends_on_an_end() {
     let ends: BTreeSet<String> =
         map().into_iter().filter(|(_, row)| row.may_use.is_none()).map(|(name, _)| name).collect();
     for (name, manifest) in manifests() {

@@ -172,7 +172,7 @@ impl Model {
 }
 
 #[test]
-fn what_comes_after_its_scope_finds_its_place() {
+fn a_page_that_arrives_after_its_scope_is_installed() {
     check(4, || {
         let model = Model::new();
         let other = model.clone();
@@ -194,7 +194,7 @@ fn what_comes_after_its_scope_finds_its_place() {
 }
 
 #[test]
-fn who_finds_it_there_finds_its_bytes() {
+fn a_reader_that_finds_a_page_near_finds_its_bytes() {
     check(2, || {
         let model = Model::new();
         let (flight, look) = (model.clone(), model.clone());

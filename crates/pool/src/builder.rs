@@ -267,7 +267,9 @@ impl PoolBuilder {
     /// Opens the region behind a share, at the one server that keeps it. Pages are moved by
     /// messages, even on the machine of the server.
     pub fn attach(&self, share: &Share) -> Result<Arc<dyn Backend>, OpenError> {
-        let [url] = &self.urls[..] else { return Err(OpenError::Argument("a share is of one memory server")) };
+        let [url] = &self.urls[..] else {
+            return Err(OpenError::Argument("a shared region belongs to one memory server: give one URL"));
+        };
         if self.token.len() > Hello::TOKEN_BYTES_MAX {
             return Err(OpenError::Argument("the token is longer than 256 bytes"));
         }
@@ -471,7 +473,7 @@ impl PoolBuilder {
             }
         }
         if !are_enough(&opened) {
-            let reason = "the snapshot has too few legs";
+            let reason = "the snapshot has too few members";
             let error = PoolError::Refused { server, reason };
             return Err(first_error.unwrap_or(OpenError::Pool { url: name.to_owned(), error }));
         }
@@ -650,7 +652,7 @@ impl RegionSource<'_> {
         match (session.ask(request, within)?, self) {
             (Reply::Created { region }, RegionSource::Pages(pages)) => Ok((region, *pages)),
             (Reply::Claimed { region, pages }, RegionSource::Claim { .. }) if pages > 0 => Ok((region, pages)),
-            _ => Err(PoolError::Refused { server: session.server, reason: "its answer makes no sense" }),
+            _ => Err(PoolError::Refused { server: session.server, reason: "its answer is not valid" }),
         }
     }
 }

@@ -15,6 +15,8 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{Incarnation, PageId, checksum};
 use farfield_os::process::now_ns;
 use farfield_os::sync::Mutex;
+use fastrand::Rng;
+use slab::Slab;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::sync::Arc;
@@ -309,11 +311,8 @@ impl Backend for FaultBackend {
         Ok(Box::new(FaultLane {
             inner: self.inner.open_lane()?,
             injection: self.injection.clone(),
-            // Lanes get different states. No state is zero, in which the generator would stay for
-            // ever.
-            random: (self.injection.plan.seed ^ lane << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
-            under_way: std::iter::repeat_with(|| None).take(SLOTS).collect(),
-            free: (0..SLOTS).rev().collect(),
+            random: Rng::with_seed(self.injection.plan.seed ^ lane << 32), // Another for each lane.
+            under_way: Slab::with_capacity(SLOTS),
             held: Vec::with_capacity(SLOTS),
             arrived: Vec::with_capacity(SLOTS),
         }))
@@ -387,9 +386,8 @@ struct FaultedOperation {
 struct FaultLane {
     inner: Box<dyn Lane>,
     injection: Arc<FaultInjection>,
-    random: u64,
-    under_way: Box<[Option<FaultedOperation>]>,
-    free: Vec<usize>,
+    random: Rng,
+    under_way: Slab<FaultedOperation>,
     /// Completions that ended, each with the time (ns) at which it becomes visible.
     held: Vec<(u64, Completion)>,
     arrived: Vec<Completion>,
@@ -397,10 +395,7 @@ struct FaultLane {
 
 impl FaultLane {
     fn chance(&mut self, share: f64) -> bool {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        ((self.random >> 11) as f64) < share * (1u64 << 53) as f64
+        self.random.f64() < share
     }
 
     /// Decides whether, and how, the answer to the next read lies.
@@ -474,7 +469,7 @@ impl Lane for FaultLane {
             op => op,
         };
         self.injection.note_write(&op);
-        let Some(slot) = self.free.pop() else { return Err(LaneRequest { tag, priority, deadline, op }) };
+        let slot = self.under_way.vacant_key();
         let page = match &op {
             Op::Read { page, .. } | Op::ReadPart { page, .. } | Op::Write { page, .. } | Op::Discard { page, .. } => {
                 *page
@@ -488,7 +483,6 @@ impl Lane for FaultLane {
         let is_read = matches!(op, Op::Read { .. } | Op::ReadPart { .. });
         let is_part = matches!(op, Op::ReadPart { .. });
         if let Err(back) = self.inner.submit(LaneRequest { tag: slot as u64, priority, deadline, op }) {
-            self.free.push(slot);
             return Err(LaneRequest { tag, ..back });
         }
         self.injection.operations.fetch_add(1, Ordering::Relaxed);
@@ -496,10 +490,12 @@ impl Lane for FaultLane {
         let now = now_ns();
         let after = |start: u64, wait: Duration| start.saturating_add(wait.as_nanos() as u64);
         let (lost, corrupt) = (self.chance(plan.drop), is_read && self.chance(plan.corrupt));
-        let (lie, any) = (if is_read { self.draw_lie() } else { None }, self.random);
+        let (lie, any) = (if is_read { self.draw_lie() } else { None }, self.random.u64(..));
         let (ready_at, deadline_at) = (after(self.injection.pass(now, bytes as u64), plan.delay), after(now, deadline));
-        self.under_way[slot] =
-            Some(FaultedOperation { tag, page, ready_at, deadline_at, deadline, lost, corrupt, lie, any, is_part });
+        let operation =
+            FaultedOperation { tag, page, ready_at, deadline_at, deadline, lost, corrupt, lie, any, is_part };
+        let inserted = self.under_way.insert(operation);
+        debug_assert_eq!(inserted, slot, "nothing was inserted since");
         Ok(())
     }
 
@@ -507,8 +503,7 @@ impl Lane for FaultLane {
         self.inner.poll(&mut self.arrived);
         while let Some(completion) = self.arrived.pop() {
             let slot = completion.tag as usize;
-            let Some(known) = self.under_way[slot].take() else { continue };
-            self.free.push(slot);
+            let Some(known) = self.under_way.try_remove(slot) else { continue };
             let judged = self.decide(&known, completion);
             self.held.push(judged);
         }
@@ -532,7 +527,7 @@ impl Lane for FaultLane {
     }
 
     fn in_flight(&self) -> usize {
-        SLOTS - self.free.len() + self.held.len()
+        self.under_way.len() + self.held.len()
     }
 
     fn wait(&mut self, timeout: Duration) {
@@ -540,7 +535,7 @@ impl Lane for FaultLane {
         if let Some(first) = self.held.iter().map(|(at, _)| *at).min() {
             if first > now && !self.injection.is_dead() {
                 let left = Duration::from_nanos(first - now).min(timeout);
-                if self.free.len() == SLOTS {
+                if self.under_way.is_empty() {
                     farfield_os::process::sleep(left);
                 } else {
                     self.inner.wait(left);
@@ -582,7 +577,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(10);
 
     #[test]
-    fn without_faults_it_is_what_it_wraps() {
+    fn a_plan_without_faults_changes_nothing() {
         conformance::run(&PoolBuilder::new().url("fault:seed=1@ram:"));
         conformance::run(&PoolBuilder::new().url("fault:delay=20us@ram:"));
         conformance::run(&PoolBuilder::new().url("throttle(latency=20us, bandwidth=4G, stripe(ram:, ram:))"));
@@ -696,7 +691,7 @@ mod tests {
     }
 
     #[test]
-    fn it_dies_on_time_and_stays_dead() {
+    fn an_injected_death_comes_on_time_and_lasts() {
         let (backend, mut lane) = lane("die=4");
         let results = read(&mut *lane, 5, LONG);
         let gone = Err(PoolError::ServerGone { server: 0, incarnation: Incarnation(0) });
@@ -706,7 +701,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_full_takes_no_more_and_gives_what_it_has() {
+    fn a_full_member_refuses_writes_and_serves_reads() {
         let (_backend, mut lane) = lane("full=3");
         let mut done = Vec::with_capacity(1);
         let mut write = |lane: &mut dyn Lane, byte| {

@@ -807,7 +807,7 @@ mod tests {
     use crate::trial::{SILENT, SilentMember};
 
     #[test]
-    fn who_finds_too_few_that_answer_hears_that_and_not_that_they_are_gone() {
+    fn too_few_answering_members_are_reported_as_silent_and_not_as_gone() {
         let slow = SilentMember::new(100);
         let member = |backend| PoolMember { backend, leaves: 1, server: 0 };
         let membership =

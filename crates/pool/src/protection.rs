@@ -32,8 +32,9 @@ impl Protection {
             1 => Some("a server is lost, silent, or lacks something".to_owned()),
             members => Some(format!("{members} servers are lost, silent, or lack something")),
         };
-        let shared = (self.shared_legs > 0)
-            .then(|| format!("one server is {} of its legs: name servers of their own", self.shared_legs + 1));
+        let shared = (self.shared_legs > 0).then(|| {
+            format!("one server is {} of the members: name a server of its own for each", self.shared_legs + 1)
+        });
         missing.into_iter().chain(shared).collect::<Vec<_>>().join("; ")
     }
 

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_full_takes_new_versions() {
+    fn a_full_region_takes_new_versions_of_its_pages() {
         let backend = open("ram:?size=64K", 64);
         let mut lane = backend.open_lane().unwrap();
         assert_eq!(write(&mut *lane, 8, 16, 1), Ok(()));

@@ -339,7 +339,7 @@ impl Region {
     }
 
     fn nonsense(&self) -> PoolError {
-        PoolError::Refused { server: self.session.server, reason: "its answer makes no sense" }
+        PoolError::Refused { server: self.session.server, reason: "its answer is not valid" }
     }
 
     /// Takes `wanted` credits; returns `false`, and takes none, if there are fewer.

@@ -276,7 +276,7 @@ impl StripeLane {
         let parts_needed = if whole { 1 } else { self.parts_of(page, count, moves) };
         let buffers_needed = if moves && !whole { parts_needed } else { 0 };
         if parts_needed > PARTS || buffers_needed > PART_BUFFERS {
-            let error = PoolError::Refused { server: 0, reason: "more pages in one operation than a stripe takes" };
+            let error = PoolError::Refused { server: 0, reason: "an operation has more pages than a stripe takes" };
             self.end(request, Err(error));
             return Ok(());
         }

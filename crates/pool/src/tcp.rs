@@ -116,7 +116,7 @@ pub(crate) fn clone_region(
 ) -> Result<CloneTicket, PoolError> {
     match session.ask(wire::Request::CloneRegion { region }, within.min(session.deadline()))? {
         Reply::Ticket { secret } => Ok(CloneTicket::of_leaf(secret)),
-        _ => Err(PoolError::Refused { server: session.server, reason: "its answer makes no sense" }),
+        _ => Err(PoolError::Refused { server: session.server, reason: "its answer is not valid" }),
     }
 }
 
@@ -292,7 +292,7 @@ impl TcpLane {
         let (page, count) = op.range();
         check_range((page, count), self.pages, self.session.server)?;
         if count > u64::from(u32::MAX) {
-            return Err(refuse("more pages in one operation than the protocol can say"));
+            return Err(refuse("an operation has more pages than the protocol can express"));
         }
         let count = count as u32;
         if !matches!(op, Op::Discard { .. }) && count > self.session.welcome.batch_pages_max {

@@ -26,7 +26,7 @@ pub use check::check_url;
 /// Greatest depth of backends inside backends, those with faults included.
 const DEPTH_MAX: usize = 8;
 /// Error text: the form of an erasure code.
-const EC: &str = "an erasure code has K data and M parity legs, as many URLs, and 16 with its spares at most: write \
+const EC: &str = "an erasure code has K data and M parity members, as many URLs, and 16 with its spares at most: write \
                   ec(2,1, URL, URL, URL)";
 /// Prefix of a spare.
 const SPARE: &str = "spare=";
@@ -162,7 +162,7 @@ fn item(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
     match tokens.next()? {
         Some(Token::Leaf(leaf)) => Ok(Tree::Leaf(leaf.to_owned())),
         Some(Token::Fault(_) | Token::Open(_) | Token::Ec(_)) if inside > DEPTH_MAX => {
-            Err(wrong("backends stand in backends more than 8 deep: take some of them away".to_owned()))
+            Err(wrong("backends are nested more than 8 deep: remove some of them".to_owned()))
         }
         Some(Token::Fault(spec)) => {
             Ok(Tree::Fault(FaultPlan::parse(spec).map_err(wrong)?, Box::new(item(tokens, inside)?)))
@@ -177,7 +177,7 @@ fn item(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
         Some(Token::Open("mirror")) => {
             let Items { urls: members, spares, scrub, wait } = items(tokens, inside)?;
             if members.len() < 2 || members.len() + spares.len() > ChunkWord::MEMBERS_MAX {
-                return Err(wrong("a mirror has 2 to 8 legs, spares counted: write mirror(URL, URL)".to_owned()));
+                return Err(wrong("a mirror has 2 to 8 members, spares included: write mirror(URL, URL)".to_owned()));
             }
             let (scrub, wait) = (scrub.unwrap_or(Some(scrub::PERIOD)), wait.unwrap_or(Some(WRITE_TIMEOUT)));
             Ok(Tree::Mirror { members, spares, scrub, wait })
@@ -205,17 +205,17 @@ fn item(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
         }
         Some(Token::Open("throttle")) => throttle(tokens, inside),
         Some(Token::Option(_)) => {
-            Err(wrong("options stand in front: throttle(latency=100us,bandwidth=1G,URL)".to_owned()))
+            Err(wrong("options come first: throttle(latency=100us,bandwidth=1G,URL)".to_owned()))
         }
         Some(Token::Open(name)) => Err(wrong(format!(
             "no backend is made by {name}(…): known are stripe(URL, URL), mirror(URL, URL), ec(2,1, URL, URL, URL), \
              tier(URL, URL) and throttle(latency=100us, URL)"
         ))),
         Some(Token::Spare) => Err(wrong(
-            "a spare stands behind the legs of a mirror or an erasure code: mirror(URL, URL, spare=URL)".to_owned(),
+            "spare= comes after the members of a mirror or an erasure code: mirror(URL, URL, spare=URL)".to_owned(),
         )),
         Some(Token::Scrub(_)) => Err(wrong(
-            "a scrub is an option of a mirror or an erasure code, behind its legs: mirror(URL, URL, \
+            "scrub= is an option of a mirror or an erasure code, after its members: mirror(URL, URL, \
              scrub=1d)"
                 .to_owned(),
         )),
@@ -263,8 +263,8 @@ fn items(tokens: &mut Tokens<'_>, depth: usize) -> Result<Items, UrlError> {
             items.spares.push(item(tokens, depth)?);
         } else if let Some(text) = tokens.take_scrub()? {
             let why = match period(text) {
-                Ok(_) if items.scrub.is_some() => "there is a scrub already: take one of them away".into(),
-                Ok(_) if items.urls.is_empty() => "a scrub stands behind the legs: mirror(URL, URL, scrub=1d)".into(),
+                Ok(_) if items.scrub.is_some() => "scrub= is given twice: remove one of them".into(),
+                Ok(_) if items.urls.is_empty() => "scrub= comes after the members: mirror(URL, URL, scrub=1d)".into(),
                 Ok(period) => {
                     items.scrub = Some(period);
                     continue;
@@ -275,11 +275,11 @@ fn items(tokens: &mut Tokens<'_>, depth: usize) -> Result<Items, UrlError> {
         } else if items.spares.is_empty() && items.scrub.is_none() || !tokens.wants_url {
             items.urls.push(item(tokens, depth)?);
         } else {
-            return tokens.wrong("spares and the scrub stand behind the legs: mirror(URL, URL, spare=URL, scrub=1d)");
+            return tokens.wrong("spare= and scrub= come after the members: mirror(URL, URL, spare=URL, scrub=1d)");
         }
     }
     if items.urls.is_empty() && items.spares.is_empty() {
-        return tokens.wrong("nothing stands in the parentheses: write URLs there");
+        return tokens.wrong("the parentheses are empty: write URLs there");
     }
     let at = tokens.at + 1;
     if let Some(Token::Close(Some(text))) = tokens.next()? {
@@ -292,7 +292,7 @@ fn items(tokens: &mut Tokens<'_>, depth: usize) -> Result<Items, UrlError> {
 fn wait(text: &str) -> Result<Option<Duration>, String> {
     let wrong = || {
         format!(
-            "a write waits for all legs for a millisecond or more, as in mirror(URL, URL)?wait=5s, or always, with \
+            "a write waits for all members for a millisecond or more, as in mirror(URL, URL)?wait=5s, or always, with \
              ?wait=all, not ?{text}"
         )
     };
@@ -400,7 +400,7 @@ impl<'a> Tokens<'a> {
         }
         let end = rest.find([',', ')', '(']).unwrap_or(rest.len());
         if !rest[end..].starts_with(',') {
-            return self.wrong("behind an option a comma and a URL are missing: throttle(latency=100us,URL)");
+            return self.wrong("a comma and a URL must follow the option: throttle(latency=100us,URL)");
         }
         self.skip(end + 1);
         Ok(Some(rest[..end].trim_end()))
@@ -420,7 +420,7 @@ impl<'a> Tokens<'a> {
 
     /// Checks that nothing is left.
     fn end(&self) -> Result<(), UrlError> {
-        if self.rest().is_empty() { Ok(()) } else { self.wrong("the URL has ended here: take the rest away") }
+        if self.rest().is_empty() { Ok(()) } else { self.wrong("the URL ends here: remove the rest") }
     }
 
     /// Returns the next token; `None` when the text has ended where it may.
@@ -493,7 +493,7 @@ impl<'a> Tokens<'a> {
             self.skip(1);
             self.wants_url = true;
             if self.closes() {
-                return self.wrong("a URL is missing behind the comma, as tcp://HOST:PORT or shm:PATH");
+                return self.wrong("a URL must follow the comma, as tcp://HOST:PORT or shm:PATH");
             }
         }
         Ok(())
@@ -612,33 +612,33 @@ mod tests {
             ("stripe(a:,)", 11, "URL is missing"),
             ("stripe(a:,,b:)", 11, "URL is missing"),
             ("stripe(a:", 10, "closing parenthesis"),
-            ("stripe(a:)b:", 11, "take the rest away"),
-            ("stripe(a:))", 11, "take the rest away"),
+            ("stripe(a:)b:", 11, "remove the rest"),
+            ("stripe(a:))", 11, "remove the rest"),
             ("stripe(stripe(a:)b:)", 18, "comma"),
             ("stripe(a:,strip(b:))", 11, "stripe(URL, URL)"),
-            ("mirror(a:)", 1, "2 to 8 legs"),
+            ("mirror(a:)", 1, "2 to 8 members"),
             ("throttle(latency=3ms)", 10, "comma and a URL"),
             ("throttle(latency=3,a:)", 10, "no duration"),
             ("throttle(latency=3ms,delay=3ms,a:)", 22, "latency=100us"),
             ("throttle(latency=3ms,a:,b:)", 25, "one URL"),
-            ("stripe(a:,bandwidth=1G,b:)", 11, "options stand in front"),
-            ("stripe(a:,mirror(a:,a:,a:,a:,a:,spare=a:,spare=a:,a:))", 51, "behind the legs"),
-            ("mirror(a:,a:,a:,a:,a:,a:,a:,a:,spare=a:)", 1, "2 to 8 legs"),
+            ("stripe(a:,bandwidth=1G,b:)", 11, "options come first"),
+            ("stripe(a:,mirror(a:,a:,a:,a:,a:,spare=a:,spare=a:,a:))", 51, "after the members"),
+            ("mirror(a:,a:,a:,a:,a:,a:,a:,a:,spare=a:)", 1, "2 to 8 members"),
             ("stripe(a:,spare=b:)", 1, "no spares"),
             ("ec(2,1,a:,b:)", 1, "ec(2,1, URL"),
             ("ec(a:,b:)", 1, "ec(2,1, URL"),
             ("ec(2,0,a:,b:)", 1, "ec(2,1, URL"),
             ("ec(15,2,a:,b:)", 1, "ec(2,1, URL"),
-            ("stripe(ec(1,1,a:,b:,spare=c:,d:),e:)", 30, "behind the legs"),
-            ("mirror(a:,fault:die=1@spare=b:)", 23, "behind the legs"),
+            ("stripe(ec(1,1,a:,b:,spare=c:,d:),e:)", 30, "after the members"),
+            ("mirror(a:,fault:die=1@spare=b:)", 23, "after the members"),
             ("mirror(a:,b:,scrub=x)", 14, "scrub=1d"),
             ("mirror(a:,b:,scrub=0s)", 14, "a millisecond or more"),
             ("mirror(a:,b:,scrub=)", 14, "scrub=1d"),
             ("mirror(a:,b:,scrub=1d,scrub=2d)", 23, "already"),
-            ("mirror(scrub=1d,a:,b:)", 8, "behind the legs"),
-            ("mirror(a:,scrub=1d,b:)", 20, "behind the legs"),
+            ("mirror(scrub=1d,a:,b:)", 8, "after the members"),
+            ("mirror(a:,scrub=1d,b:)", 20, "after the members"),
             ("mirror(a:,b:,scrub=1d", 22, "closing parenthesis"),
-            ("mirror(a:,fault:die=1@scrub=1d,b:)", 23, "behind its legs"),
+            ("mirror(a:,fault:die=1@scrub=1d,b:)", 23, "after its members"),
             ("mirror(a:,b:,scrub=99999999999999999d)", 14, "scrub=1d"),
             ("ec(1,1,a:,b:,scrub=1d,)", 23, "URL is missing"),
             ("stripe(a:,b:,scrub=1d)", 1, "no scrub"),
@@ -660,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn how_long_a_write_waits_for_all_stands_behind_the_parenthesis() {
+    fn the_wait_option_follows_the_parenthesis() {
         let wait = |url: &str| match Tree::parse(url).unwrap() {
             Tree::Mirror { wait, .. } | Tree::Ec { wait, .. } => wait,
             other => panic!("{other}"),
@@ -710,13 +710,8 @@ mod tests {
     fn any_text_is_understood_or_refused() {
         let seed = std::env::var("FARFIELD_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x5eed_u64);
         println!("FARFIELD_SEED={seed}");
-        let mut state = seed | 1;
-        let mut below = |limit: usize| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 11) as usize % limit
-        };
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut below = |limit: usize| random.usize(..limit);
         let words = [
             "stripe(",
             "mirror(",

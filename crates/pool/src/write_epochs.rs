@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_began_before_a_leg_came_is_old_until_it_ends() {
+    fn writes_begun_before_a_member_came_are_old_until_they_end() {
         let changes = WriteEpochs::new();
         let before = changes.begin();
         assert!(!changes.has_old_writes());

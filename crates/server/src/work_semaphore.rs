@@ -76,7 +76,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
-    fn whoever_waits_too_long_goes_on() {
+    fn a_waiter_goes_on_when_it_has_waited_too_long() {
         let semaphore = Arc::new(WorkSemaphore::new(1, Duration::ZERO));
         let all: Vec<WorkPermit> = (0..=processors()).map(|_| semaphore.take()).collect();
         drop(all);

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missed_comes_in_one_round() {
+    fn misses_of_a_batch_are_fetched_in_one_round() {
         for plane in [Plane::Page, Plane::Object, Plane::Hybrid] {
             let heap = Heap::builder().near(2 << 20).near_max(2 << 20).plane(plane).build().unwrap();
             let values = far_values(&heap);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_is_hot_when_it_is_used_again() {
+    fn fetched_values_are_hot_when_they_are_used_again() {
         let heap = Heap::builder().near(2 << 20).near_max(2 << 20).plane(Plane::Object).build().unwrap();
         let values = far_values(&heap);
         let objects = heap.core().objects.as_ref().unwrap();

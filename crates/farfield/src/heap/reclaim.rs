@@ -270,11 +270,6 @@ mod tests {
         (heap, values)
     }
 
-    fn random(state: &mut u64) -> usize {
-        *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (*state >> 33) as usize
-    }
-
     /// What a scope may hold whatever happens.
     fn share(heap: &Heap) -> usize {
         heap.core().frames.limit() as usize / 16
@@ -294,7 +289,7 @@ mod tests {
 
     fn scopes_hold_their_share<const WORDS: usize>(plane: Plane) {
         let (heap, mut values) = without_reclaimer::<WORDS>(plane);
-        let mut state = 1;
+        let mut random = fastrand::Rng::with_seed(1);
         for round in 0..200 {
             // All that is about to leave is rescued, which is done in scopes that bring nothing.
             if round % 3 == 0 {
@@ -304,7 +299,7 @@ mod tests {
             }
             let scope = heap.enter();
             for _ in 0..share(&heap) {
-                let at = random(&mut state) % values.len();
+                let at = random.usize(..values.len());
                 let value = values[at].get_mut(&scope).unwrap_or_else(|error| panic!("round {round}: {error}"));
                 assert_eq!(value[0], at as u64);
                 value[1] += 1;
@@ -322,7 +317,7 @@ mod tests {
 
     /// What is kept free for what comes next is little of a larger near memory.
     #[test]
-    fn what_fills_a_larger_near_memory_but_for_a_little_stays_there() {
+    fn values_that_fill_most_of_a_large_near_memory_stay_near() {
         let heap = Heap::builder().near(128 << 20).near_max(128 << 20).build().unwrap();
         let count = heap.core().frames.limit() / 100 * 95;
         let values: Vec<FarBox<[u64; 512]>> =
@@ -352,7 +347,7 @@ mod tests {
 
     /// Who waits needs more than the reserve, which grows when there may be more near, or when tables give memory back.
     #[test]
-    fn who_waits_gets_room_though_the_reserve_grows() {
+    fn a_waiter_gets_room_though_the_reserve_grows() {
         let heap = Heap::builder().near(4 << 20).near_max(8 << 20).far(64 << 20).build().unwrap();
         heap.core().reclaimer.stop();
         let values: Vec<FarBox<[u64; 512]>> = (0..3072).map(|index| heap.alloc([index; 512]).unwrap()).collect();
@@ -413,11 +408,11 @@ mod tests {
         let each = heap.core().frames.limit() / 4 / THREADS as u32;
         let (heap, values) = (&heap, &values);
         let look = |thread| {
-            let mut state = thread;
+            let mut random = fastrand::Rng::with_seed(thread);
             for _ in 0..40 {
                 let scope = heap.enter();
                 for _ in 0..each {
-                    let at = random(&mut state) % values.len();
+                    let at = random.usize(..values.len());
                     assert_eq!(values[at].get(&scope)?[0], at as u64);
                 }
             }

@@ -96,7 +96,7 @@ impl Region {
         pages: u64,
         known: Option<&RemoteLayout>,
     ) -> Result<RemoteLayout, PoolError> {
-        let nonsense = || PoolError::Refused { server: session.server, reason: "its answer makes no sense" };
+        let nonsense = || PoolError::Refused { server: session.server, reason: "its answer is not valid" };
         let mut layout = known.cloned();
         loop {
             let have = layout.as_ref().map_or(0, |layout| layout.layers.len());
@@ -156,7 +156,7 @@ pub(crate) fn open(
     let mut body = [0; CONTROL_BODY_MAX];
     let (_, length) = session.ask_for_body(Request::Station, session.deadline(), &mut body)?;
     let Some(reply) = StationReply::decode(&body[..length]) else {
-        return refuse("its answer makes no sense".to_owned());
+        return refuse("its answer is not valid".to_owned());
     };
     if reply.provider != provider {
         return refuse(format!("its fabric is {0}: write fabric:{0}://HOST:PORT", reply.provider));

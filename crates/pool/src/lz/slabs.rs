@@ -239,13 +239,11 @@ mod tests {
     #[test]
     fn random_pieces_never_overlap_and_all_memory_comes_back() {
         let slabs = Slabs::new(4 << 20).unwrap();
-        let (mut state, mut taken) = (0x5eed_u64, BTreeMap::new());
+        let (mut random, mut taken) = (fastrand::Rng::with_seed(0x5eed), BTreeMap::new());
         let mut full = 0;
         for _ in 0..40_000 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let random = (state >> 33) as usize;
-            if random % 5 < 3 {
-                let bytes = 1 + random / 5 % 4160;
+            if random.u8(..5) < 3 {
+                let bytes = random.usize(1..4161);
                 let Some(unit) = slabs.take(bytes) else {
                     full += 1;
                     let some: Vec<u64> = taken.keys().copied().step_by(2).collect();
@@ -260,7 +258,7 @@ mod tests {
                 let after = taken.range(unit..).next().map_or(u64::MAX, |(unit, _)| *unit);
                 assert!(before <= unit && end <= after, "{unit}..{end} overlaps");
                 taken.insert(unit, end);
-            } else if let Some((&unit, _)) = taken.range(state >> 50..).next() {
+            } else if let Some((&unit, _)) = taken.range(random.u64(..1 << 14)..).next() {
                 taken.remove(&unit);
                 slabs.give(unit);
             }

@@ -120,7 +120,7 @@ fn pages_of_all_kinds_agree_with_a_model() {
 }
 
 #[test]
-fn memory_is_what_the_pages_need_and_not_more() {
+fn memory_use_follows_the_packed_size_of_the_pages() {
     let held = |page: &mut dyn FnMut(u64) -> Vec<u8>| {
         let backend = LzBackend::new(0, Config { size_bytes: 64 << 20 }, 4096).unwrap();
         let mut lane = backend.open_lane().unwrap();
@@ -175,7 +175,7 @@ fn pages_that_nobody_uses_are_packed_again_when_memory_is_scarce() {
 }
 
 #[test]
-fn what_is_written_while_it_is_packed_stays() {
+fn a_page_written_while_it_is_packed_keeps_the_write() {
     let backend = LzBackend::new(0, Config { size_bytes: 4 << 20 }, 64).unwrap();
     let (backend, is_over) = (&backend, &AtomicBool::new(false));
     std::thread::scope(|scope| {

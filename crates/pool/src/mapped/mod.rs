@@ -143,7 +143,9 @@ impl Region {
         }
         let copy = Region::new(self.server, self.config.clone(), self.pages).map_err(|error| match error {
             HandshakeError::Pool(error) => error,
-            _ => PoolError::Refused { server: self.server, reason: "there is no second place like it" },
+            _ => {
+                PoolError::Refused { server: self.server, reason: "no second memory of the same kind could be opened" }
+            }
         })?;
         let (mut bytes, mut rover, mut result) = ([0; PAGE_BYTES], 0, Ok(()));
         let walked = self.places.each(0, self.pages, |page| {

@@ -240,7 +240,7 @@ fn a_ticket_that_is_forgotten_takes_its_memory_along() {
 }
 
 #[test]
-fn what_is_no_place_for_pages_is_refused_with_a_hint() {
+fn an_unsuitable_device_is_refused_with_a_hint() {
     let error = |url: &str| {
         PoolBuilder::new().url(url).pages(64).open().err().map(|error| error.to_string()).unwrap_or_default()
     };

@@ -180,7 +180,7 @@ fn both(mut test: impl FnMut(Kind, bool)) {
 }
 
 #[test]
-fn what_nobody_reads_is_mended() {
+fn corrupt_pages_that_nobody_reads_are_repaired() {
     both(|kind, repairs| {
         let members = match kind {
             Kind::Mirror(members) => members,
@@ -232,7 +232,7 @@ fn right_bytes_are_never_suspected() {
 }
 
 #[test]
-fn what_rots_while_it_is_used_is_mended() {
+fn pages_that_become_corrupt_in_use_are_repaired() {
     let given = std::env::var("FARFIELD_SEED").ok().and_then(|seed| seed.parse().ok());
     let rounds = if std::env::var_os("FARFIELD_DEEP").is_some_and(|value| value == "1") { 30 } else { 1 };
     for seed in given.map_or(1..=rounds, |seed| seed..=seed) {
@@ -316,7 +316,7 @@ fn a_silent_leg_delays_neither_others_nor_snapshots() {
 }
 
 #[test]
-fn what_a_leg_has_forgotten_does_not_spread_to_a_spare() {
+fn pages_that_a_member_has_forgotten_are_not_copied_to_a_spare() {
     let pool = Pool::new(Kind::Ec(2, 2), 1, None, true);
     let mut lane = pool.backend.open_lane().unwrap();
     for page in (0..PAGES).step_by(40) {
@@ -334,7 +334,7 @@ fn what_a_leg_has_forgotten_does_not_spread_to_a_spare() {
 }
 
 #[test]
-fn what_was_discarded_is_no_rot() {
+fn discarded_pages_do_not_count_as_corrupt() {
     both(|kind, repairs| {
         let pool = Pool::new(kind, 0, SOON, repairs);
         let mut lane = pool.backend.open_lane().unwrap();

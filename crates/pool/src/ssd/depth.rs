@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn it_settles_near_what_the_device_does_at_once() {
+    fn the_depth_settles_near_what_the_device_does_at_once() {
         assert_eq!(settled(1000), DEPTH_MAX);
         let narrow = settled(8);
         assert!((8..=26).contains(&narrow), "{narrow}");
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_grow_where_nobody_asks_for_more() {
+    fn the_depth_does_not_grow_without_demand() {
         let mut depth = Depth::new();
         for _ in 0..(PROBE_EVERY - 1) * WINDOW {
             depth.on_end(16, 80_000, 2);

@@ -94,7 +94,7 @@ fn a_file_in_memory_conforms() {
 }
 
 #[test]
-fn what_is_cut_off_or_overwritten_is_found() {
+fn truncated_and_overwritten_files_are_found() {
     for io in ["auto", "pread"] {
         let folder = Folder::new(&format!("cut-{io}"));
         let backend = SsdBackend::new(3, folder.config(&format!("size=64M&io={io}")), 1024).map_err(|_| ()).unwrap();
@@ -209,7 +209,7 @@ fn discarded_room_goes_back_to_the_file_system() {
 }
 
 #[test]
-fn what_is_late_is_given_up_and_never_becomes_the_page() {
+fn a_late_operation_is_given_up_and_never_becomes_the_page() {
     let folder = Folder::new("late");
     let backend = SsdBackend::new(0, folder.config("size=64M"), 4096).map_err(|_| ()).unwrap();
     let mut lane = backend.open_lane().unwrap();
@@ -336,7 +336,7 @@ fn a_process_that_is_killed_leaves_nothing() {
 }
 
 #[test]
-fn what_is_no_place_for_pages_is_refused() {
+fn an_unsuitable_file_is_refused() {
     let error = |url: &str| {
         PoolBuilder::new().url(url).pages(64).open().err().map(|error| error.to_string()).unwrap_or_default()
     };

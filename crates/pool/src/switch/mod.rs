@@ -34,13 +34,13 @@ use std::sync::{Arc, Weak};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SwitchError {
     /// A switch is under way already.
-    #[error("the pool is being switched already: wait for the end of that, or cancel it")]
+    #[error("the pool is being switched already: wait until that switch ends, or cancel it")]
     Busy,
     /// The switch was cancelled.
     #[error("the switch was cancelled")]
     Cancelled,
     /// The new pool has too few pages.
-    #[error("the new pool is too small: it has {pages} pages, and {wanted} are wanted")]
+    #[error("the new pool is too small: it has {pages} pages, and the job needs {wanted}")]
     TooSmall {
         /// Number of pages that the new pool has.
         pages: u64,
@@ -52,7 +52,7 @@ pub enum SwitchError {
     New(PoolError),
     /// The old pool was lost before everything had moved. The rest is lost as it would have been
     /// without a switch.
-    #[error("the old pool was lost in the middle of the switch: {0}")]
+    #[error("the old pool was lost during the switch: {0}")]
     Old(PoolError),
 }
 

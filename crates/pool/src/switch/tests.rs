@@ -75,7 +75,7 @@ fn a_pool_conforms_before_during_and_after_switches() {
 }
 
 #[test]
-fn everything_moves_and_the_old_side_is_given_back() {
+fn a_switch_moves_all_pages_and_frees_the_source() {
     let pool = pool("ram:", 4000);
     let mut lane = pool.open_lane().unwrap();
     write(&mut *lane, 7, 100, 1).unwrap();
@@ -154,7 +154,7 @@ fn a_lane_that_is_opened_in_the_middle_has_both_sides_or_is_not_opened() {
 }
 
 #[test]
-fn when_the_old_side_dies_what_had_moved_is_right() {
+fn pages_that_moved_before_the_source_died_are_right() {
     let pool = Arc::new(pool("fault:die=60@ram:", 64 * 64));
     let mut lane = pool.open_lane().unwrap();
     for chunk in 0..32 {
@@ -179,7 +179,7 @@ fn when_the_old_side_dies_what_had_moved_is_right() {
 }
 
 #[test]
-fn when_both_sides_die_the_switch_ends() {
+fn a_switch_ends_when_both_sides_die() {
     for (old, new) in [(40, 1), (60, 20), (60, 60), (90, 200)] {
         let pool = pool(&format!("fault:die={old}@ram:"), 64 * 64);
         let mut lane = pool.open_lane().unwrap();

@@ -1,6 +1,6 @@
-//! `ff.list`: walks a linked list.
+//! `bench.list`: walks a linked list.
 
-use crate::{Fault, Function, Place};
+use farfield_wic::{Fault, Function, Place};
 use serde::{Deserialize, Serialize};
 
 /// Walks a linked list whose nodes are two little-endian words: the offset of the next node, or
@@ -36,7 +36,7 @@ impl List {
 }
 
 impl Function for List {
-    const NAME: &'static str = "ff.list";
+    const NAME: &'static str = "bench.list";
     const VERSION: u32 = 1;
     const ONLY_READS: bool = true;
     type Argument = ListStart;

@@ -3,13 +3,14 @@
 //! ```text
 //! rustup target add wasm32-unknown-unknown
 //! cargo build --profile guest --target wasm32-unknown-unknown -p farfield-guest
-//! cargo run --release -p farfield-sandbox --example shipped -- target/wasm32-unknown-unknown/guest/farfield_guest.wasm
+//! cargo run --release -p farfield-guest --example shipped -- target/wasm32-unknown-unknown/guest/farfield_guest.wasm
 //! ```
 
+use farfield_bench_functions::{List, ListStart, with_workloads};
 use farfield_pool::PoolBuilder;
 use farfield_sandbox::{Code, with_sandbox};
 use farfield_server::{Config, Server};
-use farfield_wic::{Caller, Fault, Function, List, ListStart, Place, Range, Registry, Totals, Wanted, Where};
+use farfield_wic::{Caller, Fault, Function, Place, Range, Registry, Totals, Wanted, Where};
 use std::ops::Bound::Unbounded;
 use std::time::Instant;
 
@@ -46,7 +47,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .nth(1)
         .ok_or("the path of a guest, farfield_guest.wasm, is wanted; see the head of this example")?;
     let code = Code::load(&path)?;
-    let functions = with_sandbox(Registry::standard());
+    let functions = with_sandbox(with_workloads(Registry::standard()));
     let server = Server::start(Config { listen: vec!["tcp://127.0.0.1:0".parse()?], functions, ..Config::default() })?;
     let mut caller =
         Caller::new(PoolBuilder::new().url(&server.endpoints()[0]).pages(PAGES).client_name("shipped").open()?);

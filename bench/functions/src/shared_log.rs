@@ -1,11 +1,11 @@
-//! `ff.log`: a log shared by many (WICkit's second workload). Words are appended, and the last one
+//! `bench.log`: a log shared by many (WICkit's second workload). Words are appended, and the last one
 //! is read.
 //!
 //! A [`WicLock`] lies first, then the number of words, then the words. A word is written before it
 //! is counted, so a function that fails on the way leaves a consistent log.
 
-use crate::{Fault, Function, Place, WicLock};
 use core::time::Duration;
+use farfield_wic::{Fault, Function, Place, WicLock};
 use serde::{Deserialize, Serialize};
 
 /// Appends to a log, or reads its last word.
@@ -14,7 +14,7 @@ pub struct SharedLog;
 
 /// Request to a log. Zeros are an empty log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct LogAsk {
+pub struct LogRequest {
     /// Offset of the log: a multiple of 64.
     pub log: u64,
     /// Most words of the log.
@@ -45,14 +45,14 @@ const COUNT: u64 = WicLock::BYTES;
 const FIRST: u64 = 2 * WicLock::BYTES;
 
 impl Function for SharedLog {
-    const NAME: &'static str = "ff.log";
+    const NAME: &'static str = "bench.log";
     const VERSION: u32 = 1;
-    type Argument = LogAsk;
+    type Argument = LogRequest;
     /// Number of the word that was appended, or the last word; `None` if the log is full or empty.
     type Answer = Option<u64>;
 
-    async fn run<P: Place>(place: &P, ask: LogAsk) -> Result<Option<u64>, Fault> {
-        let LogAsk { log, words_max, append } = ask;
+    async fn run<P: Place>(place: &P, ask: LogRequest) -> Result<Option<u64>, Fault> {
+        let LogRequest { log, words_max, append } = ask;
         let lock = WicLock::at(log).lease(LEASE).within(WITHIN);
         let count = log.checked_add(COUNT).ok_or(Fault::OutOfRange { offset: log })?;
         let Some(word) = append else {
@@ -80,10 +80,10 @@ impl Function for SharedLog {
 mod tests {
     //! Guards against words that are lost, or twice, in any order of those who append.
     use super::*;
-    use crate::{Sim, Stop};
+    use farfield_wic::{Sim, Stop};
 
-    fn ask(append: Option<u64>) -> LogAsk {
-        LogAsk { log: 4096, words_max: 40, append }
+    fn ask(append: Option<u64>) -> LogRequest {
+        LogRequest { log: 4096, words_max: 40, append }
     }
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(sim.run_one::<SharedLog>(ask(Some(99))), Ok(None));
         assert_eq!(sim.run_one::<SharedLog>(ask(None)), Ok(Some(39)));
         assert!(before[4096 + COUNT as usize..] == sim.bytes()[4096 + COUNT as usize..]);
-        let outside = LogAsk { log: !63, words_max: 1, append: None };
+        let outside = LogRequest { log: !63, words_max: 1, append: None };
         assert!(matches!(sim.run_one::<SharedLog>(outside), Err(Stop::Fault(_))));
     }
 }

@@ -1,4 +1,4 @@
-//! `ff.cuckoo`: a cuckoo hash table of words (WICkit's third workload). A key lies in one of two
+//! `bench.cuckoo`: a cuckoo hash table of words (WICkit's third workload). A key lies in one of two
 //! buckets. An insertion that finds both full moves an entry to its other bucket.
 //!
 //! A [`WicLock`] lies first, then the buckets, each with four entries of key and value. Key 0 marks
@@ -6,8 +6,8 @@
 //! from its end on. So a function that fails on the way has lost no entry. It may have left one
 //! twice; the second goes when the key gets a value.
 
-use crate::{Fault, Function, Place, WicLock};
 use core::time::Duration;
+use farfield_wic::{Fault, Function, Place, WicLock};
 use serde::{Deserialize, Serialize};
 
 /// Looks up a key, or sets its value.
@@ -16,7 +16,7 @@ pub struct Cuckoo;
 
 /// Request to a table. Zeros are an empty table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct CuckooAsk {
+pub struct CuckooRequest {
     /// Offset of the table: a multiple of 64.
     pub table: u64,
     /// Number of buckets.
@@ -29,7 +29,7 @@ pub struct CuckooAsk {
 
 /// Answer of a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum CuckooSays {
+pub enum CuckooReply {
     /// The value that the key has, or had before.
     Value(Option<u64>),
     /// There is no path to make room. Nothing has changed.
@@ -105,19 +105,19 @@ fn bytes_of(entry: Entry) -> [u8; 16] {
 }
 
 impl Function for Cuckoo {
-    const NAME: &'static str = "ff.cuckoo";
+    const NAME: &'static str = "bench.cuckoo";
     const VERSION: u32 = 1;
-    type Argument = CuckooAsk;
-    type Answer = CuckooSays;
+    type Argument = CuckooRequest;
+    type Answer = CuckooReply;
 
-    async fn run<P: Place>(place: &P, ask: CuckooAsk) -> Result<CuckooSays, Fault> {
-        let CuckooAsk { table, buckets, key, put } = ask;
+    async fn run<P: Place>(place: &P, ask: CuckooRequest) -> Result<CuckooReply, Fault> {
+        let CuckooRequest { table, buckets, key, put } = ask;
         let outside = Fault::OutOfRange { offset: table };
         let bytes = buckets.checked_mul(Cuckoo::BUCKET_BYTES).and_then(|bytes| bytes.checked_add(WicLock::BYTES));
         let end = bytes.and_then(|bytes| bytes.checked_add(table)).filter(|end| *end <= place.region_bytes());
         end.ok_or(outside)?;
         if key == 0 || buckets == 0 {
-            return Ok(if put.is_some() { CuckooSays::Full } else { CuckooSays::Value(None) });
+            return Ok(if put.is_some() { CuckooReply::Full } else { CuckooReply::Value(None) });
         }
         let both = Cuckoo::buckets_of(key, buckets);
         let lock = WicLock::at(table).lease(LEASE).within(WITHIN);
@@ -125,7 +125,7 @@ impl Function for Cuckoo {
             let held = lock.read(place).await?;
             let found = find(place, table, both, key).await?;
             held.unlock().await?;
-            return Ok(CuckooSays::Value(found.entry.map(|(_, value)| value)));
+            return Ok(CuckooReply::Value(found.entry.map(|(_, value)| value)));
         };
         let held = lock.lock(place).await?;
         let found = find(place, table, both, key).await?;
@@ -148,7 +148,7 @@ impl Function for Cuckoo {
             held.write(spot.offset(table), &bytes_of([key, value])).await?;
         }
         held.unlock().await?;
-        Ok(if spot.is_some() { CuckooSays::Value(before) } else { CuckooSays::Full })
+        Ok(if spot.is_some() { CuckooReply::Value(before) } else { CuckooReply::Full })
     }
 }
 
@@ -215,14 +215,14 @@ mod tests {
     //! Guards against keys that are lost when others move, or that are there twice; in any order,
     //! and when functions fail on the way.
     use super::*;
-    use crate::{Sim, Stop};
+    use farfield_wic::{Sim, Stop};
     use std::collections::HashMap;
 
     const BUCKETS: u64 = 64;
     const TABLE: u64 = 4096;
 
-    fn ask(key: u64, put: Option<u64>) -> CuckooAsk {
-        CuckooAsk { table: TABLE, buckets: BUCKETS, key, put }
+    fn ask(key: u64, put: Option<u64>) -> CuckooRequest {
+        CuckooRequest { table: TABLE, buckets: BUCKETS, key, put }
     }
 
     fn region() -> Vec<u8> {
@@ -250,20 +250,20 @@ mod tests {
         for step in 0..1000 {
             let key = 1 + mix(step) % 260;
             match sim.run_one::<Cuckoo>(ask(key, Some(step))).unwrap() {
-                CuckooSays::Value(before) => assert_eq!(model.insert(key, step), before, "step {step}"),
-                CuckooSays::Full => full += 1,
+                CuckooReply::Value(before) => assert_eq!(model.insert(key, step), before, "step {step}"),
+                CuckooReply::Full => full += 1,
             }
             let key = 1 + mix(!step) % 260;
-            let value = CuckooSays::Value(model.get(&key).copied());
+            let value = CuckooReply::Value(model.get(&key).copied());
             assert_eq!(sim.run_one::<Cuckoo>(ask(key, None)), Ok(value), "step {step}");
         }
         assert_eq!(entries(&sim), model);
         let slots = BUCKETS as usize * Cuckoo::ENTRIES;
         assert!(model.len() > slots * 9 / 10 && full > 0, "{} of {slots}, and {full} without room", model.len());
-        assert_eq!(sim.run_one::<Cuckoo>(ask(0, Some(1))), Ok(CuckooSays::Full), "key 0 is none");
-        let outside = CuckooAsk { buckets: BUCKETS + 1, ..ask(1, Some(1)) };
+        assert_eq!(sim.run_one::<Cuckoo>(ask(0, Some(1))), Ok(CuckooReply::Full), "key 0 is none");
+        let outside = CuckooRequest { buckets: BUCKETS + 1, ..ask(1, Some(1)) };
         assert_eq!(sim.run_one::<Cuckoo>(outside), Err(Stop::Fault(Fault::OutOfRange { offset: TABLE })));
-        let outside = CuckooAsk { buckets: u64::MAX, ..ask(1, None) };
+        let outside = CuckooRequest { buckets: u64::MAX, ..ask(1, None) };
         assert_eq!(sim.run_one::<Cuckoo>(outside), Err(Stop::Fault(Fault::OutOfRange { offset: TABLE })));
     }
 
@@ -277,8 +277,8 @@ mod tests {
                 let asks: Vec<_> = keys.flat_map(|key| [ask(key, Some(key * 3)), ask(key.div_ceil(2), None)]).collect();
                 for (asked, said) in asks.iter().zip(sim.run::<Cuckoo>(asks.clone())) {
                     match (asked.put, said.unwrap()) {
-                        (Some(value), CuckooSays::Value(None)) => drop(model.insert(asked.key, value)),
-                        (None, CuckooSays::Value(value)) => assert!(value.is_none_or(|value| value == asked.key * 3)),
+                        (Some(value), CuckooReply::Value(None)) => drop(model.insert(asked.key, value)),
+                        (None, CuckooReply::Value(value)) => assert!(value.is_none_or(|value| value == asked.key * 3)),
                         said => panic!("seed {seed}: {asked:?} {said:?}"),
                     }
                 }
@@ -288,28 +288,28 @@ mod tests {
     }
 
     #[test]
-    fn who_fails_on_the_way_loses_no_key() {
+    fn a_function_that_fails_midway_loses_no_key() {
         for seed in 0..10 {
             let mut sim = Sim::new(seed, region()).steps(u64::MAX).faults(40);
             let mut model = HashMap::new();
             for key in 1..=230 {
                 // It may have been put all the same.
                 let said = sim.run_one::<Cuckoo>(ask(key, Some(key * 7)));
-                model.insert(key, matches!(said, Ok(CuckooSays::Value(_))));
+                model.insert(key, matches!(said, Ok(CuckooReply::Value(_))));
             }
             sim = Sim::new(seed, sim.bytes()).steps(u64::MAX);
             for (key, is_there) in model {
                 let value = sim.run_one::<Cuckoo>(ask(key, None)).unwrap();
                 assert!(
-                    value == CuckooSays::Value(Some(key * 7)) || !is_there && value == CuckooSays::Value(None),
+                    value == CuckooReply::Value(Some(key * 7)) || !is_there && value == CuckooReply::Value(None),
                     "{key}"
                 );
-                if value == CuckooSays::Value(None) {
+                if value == CuckooReply::Value(None) {
                     continue;
                 }
                 assert_eq!(sim.run_one::<Cuckoo>(ask(key, Some(key))).unwrap(), value, "{key}");
                 // Of one that was left twice only the new one is there.
-                assert_eq!(sim.run_one::<Cuckoo>(ask(key, None)), Ok(CuckooSays::Value(Some(key))), "{key}");
+                assert_eq!(sim.run_one::<Cuckoo>(ask(key, None)), Ok(CuckooReply::Value(Some(key))), "{key}");
             }
             entries(&sim);
         }
