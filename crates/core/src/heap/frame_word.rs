@@ -364,6 +364,9 @@ impl FrameWord {
 }
 
 #[cfg(test)]
+pub(super) use tests::reachable;
+
+#[cfg(test)]
 mod tests {
     //! Guards against words that two parties read differently. Exhaustive over everything reachable.
     use super::*;
@@ -400,7 +403,8 @@ mod tests {
         next
     }
 
-    fn reachable() -> Vec<FrameWord> {
+    /// Returns all words that transitions can make.
+    pub(crate) fn reachable() -> Vec<FrameWord> {
         crate::words::reachable(FrameWord::EMPTY, next)
     }
 
