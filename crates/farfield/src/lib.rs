@@ -24,6 +24,7 @@
 pub mod collections;
 mod config;
 mod error;
+mod fault;
 mod heap;
 mod offload;
 mod plane;
@@ -41,7 +42,8 @@ pub use error::{AllocError, BuildError, FarError};
 pub use farfield_core::heap::Hotness;
 pub use farfield_pool::{Health, OpenError, PoolError, SwitchError, SwitchProgress};
 pub use farfield_wic::{CallError, Fault, Number, Part, Where};
-pub use heap::{Batches, FarRange, Heap, PoolSwitch, Scope};
+pub use fault::Batches;
+pub use heap::{FarRange, Heap, PoolSwitch, Scope};
 pub use offload::OffloadError;
 pub use plane::Plane;
 pub use ptr::{FarArc, FarBox, FarPtr, Pinned, PinnedMut};

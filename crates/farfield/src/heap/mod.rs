@@ -10,12 +10,10 @@
 //! | `objects` | how values are made and freed |
 //! | `shares` | how many owners a value has |
 //! | `runs` | how runs are made and freed: memory of collections that need no slots |
-//! | `access` | how a mutator accesses a page, and which transitions it makes |
+//! | `access` | how a mutator changes a frame word |
 //! | `reclaim` | who frees frames (reclaim), and who waits for them |
-//! | `fetch`, `io` | how far pages are read, synchronously or not |
-//! | `fault`, `wait_queue`, `poller` | how tasks wait |
-//! | `batch_get`, `try_access`, `batch_lookup` | how tasks wait for many values, a look-up, many look-ups |
-//! | `pins` | which units stay near without a scope |
+//! | `fetch`, `io` | how flights begin and land, on which lane |
+//! | `wait_queue`, `poller` | which tasks wait, and who lands what they wait for |
 //! | `eviction`, `reclaimer` | which pages are evicted, and when |
 //! | `streaming` | which pages are evicted first because they are used once (streaming) |
 //! | `admission` | how threads wait for free frames |
@@ -29,18 +27,14 @@
 mod access;
 mod admission;
 mod background_jobs;
-mod batch_get;
-mod batch_lookup;
 mod checksums;
 mod drops;
 mod eviction;
-mod fault;
 mod fetch;
 mod frames;
 mod io;
 mod memory;
 mod objects;
-mod pins;
 mod poller;
 mod raw;
 mod reclaim;
@@ -56,21 +50,24 @@ mod stats_thread;
 mod streaming;
 mod switcher;
 mod threads;
-mod try_access;
 mod verify;
 mod wait_queue;
 mod write_back;
 
-pub(crate) use access::{AccessMode, count_use};
-pub use batch_get::Batches;
+pub(crate) use access::count_use;
 pub(crate) use drops::Panics;
-pub(crate) use fault::FaultFuture;
+#[cfg(test)]
+pub(crate) use eviction::EvictionOutcome;
+pub(crate) use eviction::EvictionUrgency;
+pub(crate) use farfield_core::heap::fault::AccessMode;
 pub(crate) use frames::{Watermark, launder};
-pub(crate) use io::{FetchFlight, FetchIntent};
+pub(crate) use io::FetchFlight;
 pub(crate) use memory::{ReservedArray, Zeroed};
-pub(crate) use objects::{Teardown, drop_and_free, drop_collection, drop_far, drop_far_with, take, take_with};
-pub(crate) use pins::{Pin, PinFault};
+pub(crate) use objects::{
+    InternalScope, Teardown, drop_and_free, drop_collection, drop_far, drop_far_with, take, take_with,
+};
 pub(crate) use raw::{SlotCell, SlotWord};
+pub(crate) use reclaim::ReclaimRound;
 pub(crate) use registry::heap_of;
 pub(crate) use retired::RetiredObjects;
 pub(crate) use runs::{free_run, lose_run};
@@ -79,12 +76,13 @@ pub(crate) use segments::TransferUnit;
 pub(crate) use shares::{ShareKey, unshare};
 pub(crate) use streaming::StreamingHint;
 pub use switcher::PoolSwitch;
-pub(crate) use threads::{ThreadState, add, count};
-pub(crate) use try_access::{AttemptKind, WOULD_BLOCK, try_access};
+pub(crate) use threads::{Missed, ThreadState, add, count};
+pub(crate) use wait_queue::{ReclaimTurn, WaiterTicket};
 pub use write_back::FarRange;
 
 use crate::config::{Builder, Config};
 use crate::error::{AllocError, BuildError, FarError};
+use crate::fault::AHEAD_MAX;
 use crate::offload::Offload;
 use crate::plane::Plane;
 use crate::plane::object::{Objects, Paths};
@@ -306,7 +304,7 @@ impl Heap {
         let mut begun = 0;
         loop {
             // Before anything begins: the iterator is a user's, and may use the values itself, or panic.
-            let some: Vec<u32> = numbers.by_ref().take(fetch::AHEAD_MAX).collect();
+            let some: Vec<u32> = numbers.by_ref().take(AHEAD_MAX).collect();
             if some.is_empty() {
                 return begun;
             }
@@ -406,6 +404,12 @@ impl HeapInner {
             Some(objects) if self.segments.is_log(unit.page) => objects.log.word(unit.page).live() > 0,
             _ => self.segments.is_live(unit),
         }
+    }
+
+    /// Returns the state of the object plane, for callers that have a handle of this heap.
+    pub(crate) fn objects(&self) -> &Objects {
+        let Some(objects) = &self.objects else { unreachable!("an object of a heap without") };
+        objects
     }
 
     /// Adapts the number of frames to the budget and to what the tables cost now.

@@ -1,7 +1,7 @@
 //! Many values at a time: all fetches are started before the first one is awaited.
 
-use super::{AccessMode, Heap, Scope};
 use crate::error::FarError;
+use crate::heap::{AccessMode, Heap, Scope};
 use crate::ptr::{FarBox, FarPtr, Follow, Pointer, PointerLookup};
 use crate::task::Executor;
 use core::future::Future;
