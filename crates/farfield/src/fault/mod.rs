@@ -18,10 +18,9 @@
 //! | file | decides |
 //! |---|---|
 //! | `try_access` | how code written for threads runs in tasks |
-//! | `batch_get`, `batch_lookup` | how many values, or many look-ups, wait together |
+//! | `batch_lookup` | how many look-ups wait together |
 //! | `pins` | which units stay near without a scope |
 
-mod batch_get;
 mod batch_lookup;
 mod pins;
 mod prefetch;
@@ -29,7 +28,6 @@ mod task;
 mod thread;
 mod try_access;
 
-pub use batch_get::Batches;
 pub(crate) use pins::{Pin, PinFault};
 pub(crate) use prefetch::AHEAD_MAX;
 pub(crate) use task::FaultFuture;

@@ -4,8 +4,9 @@
 //! Thanks to this, look-ups of all collections have an async form, and need not be written twice.
 
 use super::{FaultFuture, PinFault};
+use crate::Heap;
 use crate::error::FarError;
-use crate::heap::{Heap, HeapInner, Missed, Scope, ThreadState};
+use crate::heap::{HeapInner, Missed, Scope, ThreadState};
 use core::time::Duration;
 use std::time::Instant;
 
