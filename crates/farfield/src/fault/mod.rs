@@ -65,11 +65,11 @@ pub(crate) enum FaultStep {
     Done(SlotHint),
     /// The value comes in somebody's flight of this number: wait for that, then look again.
     WaitFor(u32),
-    /// Another thread has the value for a moment: look again soon.
+    /// The value belongs to another thread for a moment: look again soon.
     Retry,
-    /// Nobody fetches the value, or makes the page: begin, now without frames.
+    /// The value is fetched, or the page made, by nobody: begin, now without frames.
     Far(FetchTarget),
-    /// It needs frames: take them, then begin with them.
+    /// The fault needs frames: take them, then begin with them.
     NeedFrames(FetchTarget),
     /// The value is taken for this flight: submit it.
     Submit(FetchFlight),
@@ -77,7 +77,7 @@ pub(crate) enum FaultStep {
     Make(NewUnit),
 }
 
-/// What a fault fetches, or makes, in one go.
+/// Unit of far memory that a fault fetches, or makes, in one go.
 #[derive(Clone, Copy)]
 pub(crate) enum FetchTarget {
     /// A unit of so many pages, which is far or Empty.
@@ -100,7 +100,7 @@ enum Departure {
     NeedFrames,
     Flight(FetchFlight),
     NewUnit(NewUnit),
-    /// Another thread was faster. Frames were given back.
+    /// The target is taken by another thread. Frames were given back.
     Lost,
 }
 
@@ -202,7 +202,7 @@ impl FetchTarget {
             return Some(FetchTarget::Unit(peek_page(core, unit.page)?, unit.pages));
         };
         let objects = core.objects.as_ref().filter(|objects| object < objects.handles.count())?;
-        FetchTarget::of_object(core, objects, peek_object(&objects.words(core), object)?)
+        FetchTarget::of_object(core, objects, peek_object(core, object)?)
     }
 
     /// Decides how a far object comes. `None` if its page is on its way, or dead.
@@ -244,7 +244,7 @@ impl FetchTarget {
             let Some(spot) = core.spot_now(record, core.objects(), far.object(), class, true)? else {
                 return Ok(Departure::NeedFrames);
             };
-            let flight = core.depart_object(record, core.objects(), far, spot, intent, is_wanted);
+            let flight = core.depart_object(record, far, spot, intent, is_wanted);
             return Ok(flight.map_or(Departure::Lost, Departure::Flight));
         };
         match self {
@@ -264,7 +264,7 @@ impl FetchTarget {
                 Ok(Departure::Flight(FetchFlight::Unit { unit, frame, intent }))
             }
             FetchTarget::LogPage(page) => {
-                let flight = core.depart_page(record, core.objects(), page, frame, intent, is_wanted);
+                let flight = core.depart_page(record, page, frame, intent, is_wanted);
                 Ok(flight.map_or(Departure::Lost, Departure::Flight))
             }
             FetchTarget::Object(_, class) => {

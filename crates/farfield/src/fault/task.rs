@@ -63,7 +63,7 @@ impl HeapInner {
     /// when it lands; false if it is not on its way.
     fn want(&self, number: u32) -> bool {
         match number.checked_sub(self.pages) {
-            Some(object) => want_object(&self.objects().words(self), object),
+            Some(object) => want_object(self, object),
             None => want_page(self, number),
         }
     }
@@ -101,7 +101,7 @@ impl<'a> FaultFuture<'a> {
         if after > self.core.patience { Poll::Ready(Err(self.core.stalled(after))) } else { Poll::Pending }
     }
 
-    /// Does what the fault asks for until its value is near, or the task must wait.
+    /// Serves the fault until its value is near, or the task must wait.
     fn serve(&mut self, context: &mut Context<'_>) -> Poll<Result<SlotHint, FarError>> {
         let (core, record) = (self.core, self.scope.record);
         let mut step = self.fault.look(core, record);

@@ -41,7 +41,7 @@ impl HeapInner {
         }
     }
 
-    /// Does what a fault asks for until its value is near.
+    /// Serves a fault until its value is near: does what each step asks for.
     #[cold]
     fn serve(
         &self,

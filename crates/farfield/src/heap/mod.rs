@@ -299,6 +299,7 @@ impl HeapInner {
     }
 
     /// Returns the state of the object plane, for callers that have a handle of this heap.
+    #[inline]
     pub(crate) fn objects(&self) -> &Objects {
         let Some(objects) = &self.objects else { unreachable!("an object of a heap without") };
         objects

@@ -57,15 +57,13 @@ impl HeapInner {
     pub(crate) fn depart_object(
         &self,
         record: &ThreadState,
-        objects: &Objects,
         far: FarObject,
         spot: LogReservation,
         intent: FetchIntent,
         is_wanted: bool,
     ) -> Option<FetchFlight> {
-        let words = objects.words(self);
-        if !lock_object(&words, far, spot.class, is_wanted) {
-            give_up_place(&words, spot.page);
+        if !lock_object(self, far, spot.class, is_wanted) {
+            give_up_place(self, spot.page);
             return None;
         }
         let travels = if self.checksums.needs_whole_pages() { PAGE_BYTES } else { spot.class.bytes() };
@@ -83,7 +81,6 @@ impl HeapInner {
     /// Ends a flight, with the bytes if they were to be had. Returns true if tasks wait for the
     /// object and are to be woken.
     pub(crate) fn land_object(&self, flight: ObjectFlight, bytes: Option<&[u8]>) -> bool {
-        let objects = self.objects();
         let ObjectFlight { object, page, spot, intent, .. } = flight;
         if let Some(bytes) = bytes {
             assert_eq!(bytes.len(), spot.class.bytes());
@@ -95,7 +92,7 @@ impl HeapInner {
             }
         }
         // The exchange of the handle releases: a reader that finds the object there finds its bytes.
-        land_object(&objects.words(self), object, page, (spot.page, spot.place.card()), bytes.map(|_| intent))
+        land_object(self, object, page, (spot.page, spot.place.card()), bytes.map(|_| intent))
     }
 
     /// Takes a log page that was far, for a flight of the whole of it to this frame, which is the
@@ -104,13 +101,12 @@ impl HeapInner {
     pub(crate) fn depart_page(
         &self,
         record: &ThreadState,
-        objects: &Objects,
         page: u32,
         frame: FrameId,
         intent: FetchIntent,
         is_wanted: bool,
     ) -> Option<FetchFlight> {
-        if !fetch_log_page(&objects.words(self), page, is_wanted) {
+        if !fetch_log_page(self, page, is_wanted) {
             self.frames.put(frame, 1);
             return None;
         }

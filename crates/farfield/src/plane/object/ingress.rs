@@ -9,59 +9,32 @@ use super::{ObjectId, Objects};
 use crate::error::FarError;
 use crate::heap::{HeapInner, Scope, ThreadState, count, count_use};
 use core::sync::atomic::Ordering;
-use farfield_core::heap::fault::{AccessMode, ObjectLookup, ObjectWords, PageWords, look_up_object};
+use farfield_core::heap::fault::{AccessMode, ObjectLookup, ObjectWords, look_up_object};
 use farfield_core::heap::{FrameWord, Handle, Hotness, LogWord, ObjectLocation, SlotHint, State};
 use farfield_os::memory::load_ahead;
 
-/// Handles, log words and frame words of a heap, for the steps of faults.
-#[derive(Clone, Copy)]
-pub(crate) struct ObjectTables<'a> {
-    core: &'a HeapInner,
-    objects: &'a Objects,
-}
-
-impl Objects {
-    /// Returns the words of these objects, which belong to this heap.
-    #[inline]
-    pub(crate) fn words<'a>(&'a self, core: &'a HeapInner) -> ObjectTables<'a> {
-        ObjectTables { core, objects: self }
-    }
-}
-
-impl PageWords for ObjectTables<'_> {
-    #[inline]
-    fn load_page(&self, page: u32) -> FrameWord {
-        self.core.load_page(page)
-    }
-
-    #[inline]
-    fn exchange_page(&self, page: u32, seen: FrameWord, next: FrameWord) -> bool {
-        self.core.exchange_page(page, seen, next)
-    }
-}
-
-impl ObjectWords for ObjectTables<'_> {
+impl ObjectWords for HeapInner {
     #[inline]
     fn load_handle(&self, object: ObjectId) -> Handle {
-        Handle(self.objects.handles[object].load(Ordering::Acquire))
+        Handle(self.objects().handles[object].load(Ordering::Acquire))
     }
 
     #[inline]
     fn exchange_handle(&self, object: ObjectId, seen: Handle, next: Handle) -> bool {
-        let handle = &self.objects.handles[object];
+        let handle = &self.objects().handles[object];
         handle.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     fn load_log(&self, page: u32) -> LogWord {
-        self.objects.log.word(page)
+        self.objects().log.word(page)
     }
 
     fn update_log(&self, page: u32, transition: impl Fn(LogWord) -> (LogWord, bool)) -> bool {
-        self.objects.log.update(page, transition)
+        self.objects().log.update(page, transition)
     }
 
     fn retire_log(&self, page: u32) {
-        self.core.retire_log(&self.objects.log, page);
+        HeapInner::retire_log(self, &self.objects().log, page);
     }
 }
 
@@ -167,7 +140,7 @@ impl HeapInner {
         mode: AccessMode,
         brought: bool,
     ) -> ObjectLookup {
-        let found = look_up_object(&objects.words(self), object, mode, |page, seen| {
+        let found = look_up_object(self, object, mode, |page, seen| {
             count_use(record, seen);
             if seen.state() != State::Near {
                 self.mark_streamed_page(record, page);
