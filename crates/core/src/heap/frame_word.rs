@@ -365,6 +365,9 @@ impl FrameWord {
 }
 
 #[cfg(test)]
+pub(super) use tests::reachable;
+
+#[cfg(test)]
 mod tests {
     //! Guards against words that two parties read differently. Exhaustive over everything reachable.
     use super::*;
@@ -401,7 +404,8 @@ mod tests {
         next
     }
 
-    fn reachable() -> Vec<FrameWord> {
+    /// Returns all words that transitions can make.
+    pub(crate) fn reachable() -> Vec<FrameWord> {
         crate::words::reachable(FrameWord::EMPTY, next)
     }
 

@@ -1,15 +1,14 @@
 //! Reclaim on demand: an access that needs frames and finds none frees some, or waits.
 
-use super::access::AccessMode;
 use super::eviction::{EvictionOutcome, EvictionUrgency};
 use super::frames::Watermark;
-use super::io::FetchIntent;
 use super::threads::{ThreadState, count};
 use super::{Backoff, HeapInner};
 use crate::error::FarError;
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::FrameId;
+use farfield_core::heap::fault::FetchIntent;
 use farfield_pool::PoolError;
 use std::time::Instant;
 
@@ -57,7 +56,7 @@ impl HeapInner {
 
     /// Returns the error of a wait for near memory that was too long: the pool's, if the pool keeps
     /// evicted pages or the oldest scope waiting, else [`FarError::Stalled`].
-    pub(super) fn stalled(&self, after: Duration) -> FarError {
+    pub(crate) fn stalled(&self, after: Duration) -> FarError {
         // Some of the time was other work.
         let is_silent = self.evictor.waits_for_pool() * 2 > after;
         if is_silent || self.threads.oldest_waits_for_pool() {
@@ -66,17 +65,17 @@ impl HeapInner {
         FarError::Stalled { after }
     }
 
-    /// Takes frames for a unit that is fetched for this access. Units that are only read can be
-    /// fetched even if the pool is full.
+    /// Takes frames for a unit that is fetched. If they stay clean after that (`is_clean`), they can
+    /// be had even if the pool is full.
     pub(crate) fn take_wanted_frames(
         &self,
         record: &ThreadState,
         pages: u32,
         renewable: bool,
-        mode: AccessMode,
+        is_clean: bool,
     ) -> Result<FrameId, FarError> {
         match self.take_frames(record, pages, renewable) {
-            Err(error) if mode == AccessMode::Read => self.take_to_read(record, pages, renewable, error),
+            Err(error) if is_clean => self.take_to_read(record, pages, renewable, error),
             frames => frames,
         }
     }
@@ -86,7 +85,7 @@ impl HeapInner {
     ///
     /// Clean ones can. So the reserve is enough to read everything, a little at a time. Returns
     /// `error` if that is no help either.
-    pub(super) fn take_to_read(
+    pub(crate) fn take_to_read(
         &self,
         record: &ThreadState,
         pages: u32,
@@ -119,8 +118,29 @@ impl HeapInner {
         }
     }
 
+    /// Takes frames for a fetch of this kind, if there are any now. Prefetches leave an eighth of
+    /// the low watermark to accesses that need frames.
+    pub(crate) fn take_frames_now(&self, pages: u32, intent: FetchIntent) -> Option<FrameId> {
+        let frames = match intent {
+            FetchIntent::Prefetch if !self.has_prefetch_room(pages) => None,
+            FetchIntent::Prefetch => self.frames.take(pages, Watermark::Normal),
+            FetchIntent::Read | FetchIntent::Write => {
+                self.frames.take(pages, Watermark::Queued(self.admission.waiting()))
+            }
+        };
+        if self.frames.room() < self.reserve().low {
+            self.reclaimer.wake();
+        }
+        frames
+    }
+
+    /// Checks whether prefetches find room for so many pages.
+    pub(crate) fn has_prefetch_room(&self, pages: u32) -> bool {
+        self.frames.room() >= self.reserve().low / 8 + pages
+    }
+
     /// Fails with [`FarError::TooLarge`] if a unit takes more than half of the frames.
-    pub(super) fn check_size(&self, pages: u32) -> Result<(), FarError> {
+    pub(crate) fn check_size(&self, pages: u32) -> Result<(), FarError> {
         if pages > self.frames.limit() / 2 {
             return Err(FarError::TooLarge { bytes: u64::from(pages) * PAGE_BYTES as u64 });
         }
@@ -193,14 +213,14 @@ impl HeapInner {
 
     /// Returns how many frames must be free for a waiter that needs `pages`: those and the reserve.
     /// No more, so that it does not take long: the rest is the reclaimer's.
-    pub(super) fn first_goal(&self, pages: u32) -> u32 {
+    pub(crate) fn first_goal(&self, pages: u32) -> u32 {
         self.frames.reserve() + pages
     }
 
     /// Runs one round of a thread or task that waits for frames behind others: runs the evictor, if
     /// no other thread does. `is_own` tells whether the batch of an epoch waits for the waiter's
     /// own scopes.
-    pub(super) fn make_frames(
+    pub(crate) fn make_frames(
         &self,
         record: &ThreadState,
         pages: u32,
@@ -241,7 +261,7 @@ impl HeapInner {
 
 /// Outcome of one round of making room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum ReclaimRound {
+pub(crate) enum ReclaimRound {
     Frame(FrameId),
     /// Failed: all that could leave waits for scopes of others.
     Blocked,

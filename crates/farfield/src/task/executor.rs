@@ -1,7 +1,8 @@
 //! The executor: one thread, its tasks, and the lane that it polls when it has nothing else to do.
 
 use super::join::{JoinHandle, joined};
-use crate::heap::{Heap, HeapInner};
+use crate::Heap;
+use crate::heap::HeapInner;
 use core::cell::{Cell, RefCell};
 use core::future::Future;
 use core::pin::Pin;

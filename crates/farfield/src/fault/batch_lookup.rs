@@ -2,8 +2,9 @@
 //! awaited.
 
 use super::try_access::{AttemptKind, try_access};
-use super::{Heap, Scope};
+use crate::Heap;
 use crate::error::FarError;
+use crate::heap::Scope;
 use futures_util::future::try_join_all;
 
 /// Number of look-ups between a hint and its use: what so many load ahead stays in the first cache.

@@ -1,21 +1,13 @@
-//! Future that waits for a page, or for a small object of the object plane.
+//! The driver of a task: a future that leaves a waker and lets others run.
 
-use super::access::{AccessMode, count_use};
-use super::frames::Watermark;
-use super::io::FetchFlight;
-use super::reclaim::ReclaimRound;
-use super::segments::TransferUnit;
-use super::threads::{add, count};
-use super::wait_queue::{ReclaimTurn, WaiterTicket};
-use super::{HeapInner, Scope};
+use super::{AccessFault, FaultStep, FetchTarget};
 use crate::error::FarError;
-use crate::plane::object::{FetchGranularity, ObjectId, ObjectLookup, Objects};
+use crate::heap::{AccessMode, HeapInner, ReclaimRound, ReclaimTurn, Scope, WaiterTicket, Watermark, count};
 use core::future::Future;
 use core::pin::Pin;
-use core::sync::atomic::Ordering;
-use core::task::{Context, Poll};
-use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{DerefOutcome, FrameId, FrameWord, Handle, IngressPath, SlotHint, State};
+use core::task::{Context, Poll, ready};
+use farfield_core::heap::fault::{want_object, want_page};
+use farfield_core::heap::{FrameId, SlotHint};
 use std::time::Instant;
 
 /// Future that ends when a page or object is near; it stays so until the scope ends or is renewed.
@@ -25,10 +17,7 @@ use std::time::Instant;
 pub(crate) struct FaultFuture<'a> {
     core: &'a HeapInner,
     scope: &'a Scope<'a>,
-    /// Number within the heap of a value that lives as long as this: its page, or its handle above
-    /// all pages.
-    number: u32,
-    mode: AccessMode,
+    fault: AccessFault,
     /// True if the scope counts this as awaiting something.
     awaits: bool,
     wait: FaultState,
@@ -46,10 +35,6 @@ pub(super) struct FaultState {
     /// Time when the first wait that is not for a flight began: flights have deadlines of their
     /// own.
     since: Option<Instant>,
-    /// True if this wait started a flight.
-    brought: bool,
-    /// Page of that flight, if it fetches a whole page for an object.
-    whole_page: Option<u32>,
 }
 
 impl FaultState {
@@ -74,40 +59,34 @@ impl FaultState {
 }
 
 impl HeapInner {
-    /// Marks this page as wanted, so that a task is told when it arrives; false if it is not on its
-    /// way.
-    fn want(&self, page: u32) -> bool {
-        let word = &self.words[page];
-        loop {
-            let seen = FrameWord(word.load(Ordering::Acquire));
-            match seen.want() {
-                Some(next) if next == seen || self.exchange(word, seen, next) => return true,
-                Some(_) => {}
-                None => return false,
-            }
+    /// Marks the flight of this number, of a page or a handle, as wanted, so that a task is told
+    /// when it lands; false if it is not on its way.
+    fn want(&self, number: u32) -> bool {
+        match number.checked_sub(self.pages) {
+            Some(object) => want_object(self, object),
+            None => want_page(self, number),
         }
     }
 }
 
 impl<'a> FaultFuture<'a> {
     pub(crate) fn new(scope: &'a Scope<'a>, number: u32, mode: AccessMode) -> FaultFuture<'a> {
-        FaultFuture { core: scope.core, scope, number, mode, awaits: false, wait: FaultState::default() }
+        FaultFuture::resume(scope, AccessFault::of_task(number, mode), FaultState::default())
     }
 
     /// Resumes a wait that another future began, in a scope that has ended.
-    pub(super) fn resume(scope: &'a Scope<'_>, number: u32, mode: AccessMode, wait: FaultState) -> FaultFuture<'a> {
-        let open = scope.open;
+    pub(super) fn resume(scope: &'a Scope<'_>, fault: AccessFault, wait: FaultState) -> FaultFuture<'a> {
         if wait.goal > 0 {
-            scope.record.set_hungry(open, true);
+            scope.record.set_hungry(scope.open, true);
         }
-        FaultFuture { wait, ..FaultFuture::new(scope, number, mode) }
+        FaultFuture { core: scope.core, scope, fault, awaits: false, wait }
     }
 
     /// Suspends the wait because the scope ends.
-    pub(super) fn suspend(mut self) -> FaultState {
+    pub(super) fn suspend(mut self) -> (AccessFault, FaultState) {
         let wait = core::mem::take(&mut self.wait);
         self.wait.goal = wait.goal;
-        wait
+        (self.fault, wait)
     }
 
     /// Checks whether it waits for free frames.
@@ -122,139 +101,40 @@ impl<'a> FaultFuture<'a> {
         if after > self.core.patience { Poll::Ready(Err(self.core.stalled(after))) } else { Poll::Pending }
     }
 
-    fn step(&mut self, context: &mut Context<'_>) -> Poll<Result<SlotHint, FarError>> {
-        match (&self.core.objects, self.number.checked_sub(self.core.pages)) {
-            (Some(objects), Some(object)) => self.step_object(context, objects, object),
-            _ => self.step_page(context),
-        }
-    }
-
-    fn step_page(&mut self, context: &mut Context<'_>) -> Poll<Result<SlotHint, FarError>> {
-        let (core, record, page) = (self.core, self.scope.record, self.number);
-        let word = &core.words[page];
-        loop {
-            let seen = FrameWord(word.load(Ordering::Acquire));
-            let (next, what) = self.mode.decide(seen);
-            match what {
-                DerefOutcome::Resident(frame) => {
-                    if next == seen || core.exchange(word, seen, next) {
-                        count_use(record, seen);
-                        return Poll::Ready(Ok(SlotHint::new(frame, 0)));
-                    }
-                }
-                DerefOutcome::Wait if seen.state() == State::Loading => {
-                    // The page seen before may have landed, and its waiters may have been told.
-                    if self.wait(page, context, || core.want(page)) {
-                        core.promote_to_demand(record, page);
-                        core.attend();
-                        return Poll::Pending;
-                    }
-                }
-                DerefOutcome::Wait => {
-                    // A single page is being copied meanwhile, which is short.
-                    if next == seen || core.exchange(word, seen, next) {
-                        context.waker().wake_by_ref();
-                        return self.still();
-                    }
-                }
-                DerefOutcome::Fetch | DerefOutcome::Zero => {
-                    let pages = core.segments.unit_of(page).map_or(1, |unit| unit.pages);
-                    let frame = core::task::ready!(self.take_wanted_frames(pages, context))?;
-                    let mark = || next.want().is_some_and(|next| core.exchange(word, seen, next));
-                    if !self.wait(page, context, mark) {
-                        core.frames.put(frame, pages);
-                        continue;
-                    }
-                    core.count_miss(record, page, IngressPath::Page);
-                    add(&record.counters.fetched_bytes, u64::from(pages) * PAGE_BYTES as u64);
-                    core.begin(
-                        record,
-                        FetchFlight::Unit {
-                            unit: TransferUnit { page, pages },
-                            frame,
-                            intent: self.mode.fetch_intent(),
-                        },
-                    );
-                    core.attend();
-                    return Poll::Pending;
-                }
-            }
-        }
-    }
-
-    fn step_object(
-        &mut self,
-        context: &mut Context<'_>,
-        objects: &Objects,
-        object: ObjectId,
-    ) -> Poll<Result<SlotHint, FarError>> {
+    /// Serves the fault until its value is near, or the task must wait.
+    fn serve(&mut self, context: &mut Context<'_>) -> Poll<Result<SlotHint, FarError>> {
         let (core, record) = (self.core, self.scope.record);
-        let handle = &objects.handles[object];
-        let mark = || {
-            let mut seen = Handle(handle.load(Ordering::Acquire));
-            while let Some(next) = seen.want() {
-                match handle.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Acquire) {
-                    Ok(_) => return true,
-                    Err(now) => seen = Handle(now),
-                }
-            }
-            false
-        };
+        let mut step = self.fault.look(core, record);
         loop {
-            match core.look_up_object(record, objects, object, self.mode, self.wait.brought) {
-                ObjectLookup::Resident(place) => {
-                    if let Some(page) = self.wait.whole_page.take() {
-                        core.mark_streamed_page(record, page);
-                    }
-                    return Poll::Ready(Ok(place));
-                }
-                ObjectLookup::Relocating => {
-                    if self.wait(self.number, context, mark) {
-                        core.promote_to_demand(record, self.number);
+            step = match step {
+                FaultStep::Done(place) => return Poll::Ready(Ok(place)),
+                FaultStep::WaitFor(number) => {
+                    // What was seen may have landed, and its waiters may have been told.
+                    if self.wait(number, context, || core.want(number)) {
+                        core.promote_to_demand(record, number);
                         core.attend();
                         return Poll::Pending;
                     }
+                    self.fault.look(core, record)
                 }
-                ObjectLookup::Retry => {
+                FaultStep::Retry => {
                     context.waker().wake_by_ref();
                     return self.still();
                 }
-                ObjectLookup::Loading(page) => {
-                    // While the object is there the page is not Loading for anything else.
-                    let is_there = || Handle(handle.load(Ordering::Acquire)).is_in(page);
-                    if self.wait(page, context, || core.want(page) && is_there()) {
-                        core.promote_to_demand(record, page);
-                        core.attend();
-                        return Poll::Pending;
-                    }
+                FaultStep::Far(target) => self.fault.begin(core, record, target, None)?,
+                FaultStep::NeedFrames(target) => {
+                    let frame = ready!(self.take_wanted_frames(target, context))?;
+                    self.fault.begin(core, record, target, Some(frame))?
                 }
-                ObjectLookup::Far(_, FetchGranularity::Page(page)) => {
-                    let frame = core::task::ready!(self.take_wanted_frames(1, context))?;
-                    let intent = self.mode.fetch_intent();
-                    let Some(flight) = core.depart_page(record, objects, page, frame, intent) else { continue };
-                    // The flight is ours, so the page is still on its way.
-                    assert!(self.wait(page, context, || core.want(page)));
-                    self.wait.brought = true;
-                    self.wait.whole_page = Some(page);
+                FaultStep::Submit(flight) => {
+                    // It was marked as wanted when it was taken, and nobody lands it before it begins.
+                    assert!(self.wait(flight.number(core), context, || true));
                     core.begin(record, flight);
                     core.attend();
                     return Poll::Pending;
                 }
-                ObjectLookup::Far(seen, FetchGranularity::Object(class)) => {
-                    let Some(spot) = core.spot_now(record, objects, object, class, true)? else {
-                        let frame = core::task::ready!(self.take_frames(1, context))?;
-                        core.open_page(record, objects, class, frame)?;
-                        continue;
-                    };
-                    let Some(flight) = core.depart(record, objects, object, seen, spot, false) else { continue };
-                    // The flight is ours, so the object is still moving.
-                    assert!(self.wait(self.number, context, mark));
-                    self.wait.brought = true;
-                    core.begin(record, FetchFlight::Object(flight));
-                    core.attend();
-                    return Poll::Pending;
-                }
-            }
+                FaultStep::Make(_) => unreachable!("a task makes nothing"),
+            };
         }
     }
 
@@ -278,11 +158,14 @@ impl<'a> FaultFuture<'a> {
     }
 
     /// Takes frames as [`HeapInner::take_wanted_frames`] does, for a task.
-    fn take_wanted_frames(&mut self, pages: u32, context: &mut Context<'_>) -> Poll<Result<FrameId, FarError>> {
+    fn take_wanted_frames(
+        &mut self,
+        target: FetchTarget,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<FrameId, FarError>> {
+        let (pages, is_clean) = (target.frames(), target.stays_clean(self.fault.mode));
         self.take_frames(pages, context).map(|frames| match frames {
-            Err(error) if self.mode == AccessMode::Read => {
-                self.core.take_to_read(self.scope.record, pages, false, error)
-            }
+            Err(error) if is_clean => self.core.take_to_read(self.scope.record, pages, false, error),
             frames => frames,
         })
     }
@@ -369,7 +252,7 @@ impl Future for FaultFuture<'_> {
                 }
             }
         }
-        let answer = this.step(context);
+        let answer = this.serve(context);
         if answer.is_ready() {
             this.stop_waiting();
         }
@@ -390,8 +273,10 @@ mod tests {
     //! much as there are tasks.
     use super::*;
     use crate::Heap;
-    use crate::heap::eviction::{EvictionOutcome, EvictionUrgency};
+    use crate::heap::{EvictionOutcome, EvictionUrgency};
+    use core::sync::atomic::Ordering;
     use core::task::Waker;
+    use farfield_core::heap::{FrameWord, State};
 
     fn far_page(core: &HeapInner) -> u32 {
         let is_far = |page: &u32| FrameWord(core.words[*page].load(Ordering::Acquire)).state() == State::Far;

@@ -1,8 +1,9 @@
 //! Many values at a time: all fetches are started before the first one is awaited.
 
-use super::{AccessMode, Heap, Scope};
+use super::{FarBox, FarPtr, Follow, Pointer, PointerLookup};
+use crate::Heap;
 use crate::error::FarError;
-use crate::ptr::{FarBox, FarPtr, Follow, Pointer, PointerLookup};
+use crate::heap::{AccessMode, Scope};
 use crate::task::Executor;
 use core::future::Future;
 use core::pin::Pin;

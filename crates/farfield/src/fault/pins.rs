@@ -5,10 +5,10 @@
 //! enough that the evictor looks at the count after the scopes of a batch are over. It looks when
 //! it makes pages Cooling too, so as not to do that in vain.
 
-use super::access::AccessMode;
-use super::fault::{FaultFuture, FaultState};
-use super::{HeapInner, Scope};
+use super::AccessFault;
+use super::task::{FaultFuture, FaultState};
 use crate::error::FarError;
+use crate::heap::{AccessMode, HeapInner, Scope};
 use core::future::Future;
 use core::task::{Context, Poll};
 use farfield_core::geometry::PAGE_BYTES;
@@ -63,10 +63,7 @@ impl Drop for Pin<'_> {
 /// it waits, so its task may go to other threads.
 pub(crate) struct PinFault<'a> {
     core: &'a HeapInner,
-    /// Number within the heap of a value that lives as long as this: its page, or its handle above
-    /// all pages.
-    number: u32,
-    mode: AccessMode,
+    fault: AccessFault,
     wait: FaultState,
     /// Time when the wait began. Nothing holds what has landed until the task looks, so it may
     /// leave again.
@@ -75,7 +72,7 @@ pub(crate) struct PinFault<'a> {
 
 impl<'a> PinFault<'a> {
     pub(crate) fn new(core: &'a HeapInner, number: u32, mode: AccessMode) -> PinFault<'a> {
-        PinFault { core, number, mode, wait: FaultState::default(), since: Instant::now() }
+        PinFault { core, fault: AccessFault::of_task(number, mode), wait: FaultState::default(), since: Instant::now() }
     }
 }
 
@@ -85,11 +82,11 @@ impl<'a> Future for PinFault<'a> {
     fn poll(self: core::pin::Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         let scope = Scope::new(this.core);
-        let mut fault = FaultFuture::resume(&scope, this.number, this.mode, core::mem::take(&mut this.wait));
+        let mut fault = FaultFuture::resume(&scope, this.fault, core::mem::take(&mut this.wait));
         match core::pin::Pin::new(&mut fault).poll(context) {
             Poll::Ready(place) => Poll::Ready(place.and_then(|place| this.core.pin(place.frame()))),
             Poll::Pending => {
-                this.wait = fault.suspend();
+                (this.fault, this.wait) = fault.suspend();
                 let after = this.since.elapsed();
                 // A flight has a deadline of its own.
                 if after > this.core.patience * 2 {

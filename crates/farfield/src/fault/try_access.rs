@@ -3,18 +3,12 @@
 //!
 //! Thanks to this, look-ups of all collections have an async form, and need not be written twice.
 
-use super::access::AccessMode;
-use super::fault::FaultFuture;
-use super::pins::PinFault;
-use super::threads::ThreadState;
-use super::{Heap, HeapInner, Scope};
+use super::{FaultFuture, PinFault};
+use crate::Heap;
 use crate::error::FarError;
+use crate::heap::{HeapInner, Missed, Scope, ThreadState};
 use core::time::Duration;
 use std::time::Instant;
-
-/// Number within the heap of what was not near (a page, or a handle above all pages), and the
-/// access that needs it.
-pub(crate) type Missed = (u32, AccessMode);
 
 /// Error of an operation that would have to wait (as `WouldBlock`); the record says for what.
 ///
