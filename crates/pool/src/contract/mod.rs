@@ -1,0 +1,5 @@
+//! Contract of the pool: what a backend and a lane promise, and the types in which they speak.
+
+pub(crate) mod backend;
+pub(crate) mod buffer;
+pub(crate) mod protection;
