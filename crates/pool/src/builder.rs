@@ -18,6 +18,8 @@ use crate::redundant::members::PoolMember;
 use crate::redundant::mirror::{InitialContents, MirrorBackend};
 use crate::redundant::rejoin::{Reopen, SpareMembers, TRY_WITHIN};
 use crate::url::{Tree, replace_leaves};
+#[cfg(any(test, feature = "conformance"))]
+use crate::url::{check_tree, leaf_urls};
 use crate::{Backend, CloneTicket, PoolError, Share};
 use core::time::Duration;
 use farfield_core::MemberSet;
@@ -655,10 +657,22 @@ impl RegionSource<'_> {
     }
 }
 
-/// Checks, without looking anything up, whether a leaf can be opened, or what is wrong with it.
+/// Reads `text` as a pool URL, without looking anything up, and returns whether it was understood.
+/// Panics unless what must hold for any text does:
+///
+/// - A text that is understood can be written again from what was understood, and means the same
+///   then. Its leaves are those of the text, in their order, and nesting is never deeper than the
+///   stack has room for.
+/// - An error points at a letter of the text, or behind the last.
+/// - Each leaf is understood or refused.
 #[cfg(any(test, feature = "conformance"))]
-pub(crate) fn check_leaf(url: &str) -> Result<(), OpenError> {
-    LeafUrl::parse(url).map(drop)
+pub fn check_url(text: &str) -> bool {
+    for leaf in leaf_urls(text) {
+        if let Err(error) = LeafUrl::parse(leaf) {
+            assert!(!error.to_string().is_empty());
+        }
+    }
+    check_tree(text)
 }
 
 /// Parsed leaf of a URL.

@@ -11,6 +11,7 @@
     allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests run outside of programs")
 )]
 
+mod bit_runs;
 mod builder;
 mod compose;
 #[cfg(any(test, feature = "conformance"))]
@@ -26,26 +27,27 @@ mod trial;
 mod unclaimed_snapshots;
 mod url;
 
+#[cfg(any(test, feature = "conformance"))]
+pub use builder::check_url;
 pub use builder::{OpenError, PoolBuilder, resolve_urls};
-pub use compose::stripe::Deal;
 pub use compose::switch::{SnapshotContents, SwitchBackend, SwitchError, SwitchHost, SwitchProgress};
 pub use contract::backend::{
     Backend, CloneTicket, Completion, Health, Lane, LaneRequest, Mapped, Op, PoolError, Priority, Share,
 };
 pub use contract::buffer::Buffer;
+pub use contract::calls::{CallChannel, CallEnd, CallFailure, FarCall, IncompleteWrite, WriteReservation};
+pub use contract::deal::Deal;
 pub use contract::protection::Protection;
+pub use contract::scrub_stats::ScrubStats;
 pub use farfield_core::wire::PagePart;
-pub use leaf::call_lane::{CallChannel, CallEnd, CallFailure, CallLane, FarCall, IncompleteWrite, WriteReservation};
+pub use leaf::call_lane::CallLane;
 pub use leaf::unix::{UnixSocket, check_server_user};
-pub use redundant::scrub::ScrubStats;
-#[cfg(any(test, feature = "conformance"))]
-pub use url::check_url;
 pub use url::{leaf_urls, replace_leaves};
 
 // Former names of renamed types. An alias of a trait cannot be deprecated.
 
 #[doc(hidden)]
-pub use leaf::call_lane::{CallChannel as Calls, WriteReservation as Writes};
+pub use contract::calls::{CallChannel as Calls, WriteReservation as Writes};
 
 /// Former name of [`PoolBuilder`].
 #[deprecated(since = "0.1.0", note = "renamed to `PoolBuilder`")]

@@ -7,9 +7,10 @@
 //! copy.
 
 use crate::contract::backend::{check_range, hand_over};
+use crate::contract::deal::GROUP_PAGES;
 use crate::{
-    Backend, Buffer, CloneTicket, Completion, Health, Lane, LaneRequest, Mapped, Op, PoolError, Priority, Protection,
-    ScrubStats,
+    Backend, Buffer, CloneTicket, Completion, Deal, Health, Lane, LaneRequest, Mapped, Op, PoolError, Priority,
+    Protection, ScrubStats,
 };
 use core::time::Duration;
 use farfield_core::PageId;
@@ -18,8 +19,6 @@ use farfield_os::process::now_ns;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Number of pages that are kept together.
-const GROUP_PAGES: u64 = 16;
 /// Greatest number of pages in one part of a long run.
 const PART_PAGES: u64 = 64;
 /// Number of buffers for parts, per lane. Their memory is touched only when they are used.
@@ -34,40 +33,6 @@ const SPIN: Duration = Duration::from_micros(50);
 const SLEEP_SLICE: Duration = Duration::from_micros(200);
 
 const _: () = assert!(PART_PAGES.is_multiple_of(GROUP_PAGES));
-
-/// Layout of a striped pool: groups of 16 pages are dealt out to the members in turn.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Deal {
-    members: u64,
-}
-
-impl Deal {
-    /// Returns the member that keeps this byte of the region, and the offset of the byte there.
-    pub fn place_byte(self, offset: u64) -> (usize, u64) {
-        let page = PageId::containing(offset);
-        let (member, local) = self.place(page.0);
-        (member, PageId(local).offset() + (offset - page.offset()))
-    }
-
-    /// Returns the member that keeps `page`, and the number of the page there.
-    fn place(self, page: u64) -> (usize, u64) {
-        let group = page / GROUP_PAGES;
-        ((group % self.members) as usize, group / self.members * GROUP_PAGES + page % GROUP_PAGES)
-    }
-
-    /// Returns how many of the first `pages` pages `member` keeps. They are its first ones, so a
-    /// run of pages is one run at each member.
-    fn share(self, pages: u64, member: usize) -> u64 {
-        let round = GROUP_PAGES * self.members;
-        let rest = (pages % round).saturating_sub(member as u64 * GROUP_PAGES).min(GROUP_PAGES);
-        pages / round * GROUP_PAGES + rest
-    }
-
-    /// Returns the page that `member` keeps as its `local`-th.
-    fn page(self, member: usize, local: u64) -> u64 {
-        (local / GROUP_PAGES * self.members + member as u64) * GROUP_PAGES + local % GROUP_PAGES
-    }
-}
 
 /// Several members as one region.
 pub(crate) struct StripeBackend {

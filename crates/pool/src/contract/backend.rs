@@ -1,7 +1,8 @@
 //! The [`Backend`] trait: a place that keeps pages, and the [`Lane`] through which a thread reaches
 //! it.
 
-use crate::{Buffer, CallChannel, CallLane, Deal, Protection, ScrubStats, WriteReservation};
+use crate::contract::calls;
+use crate::{Buffer, CallChannel, Deal, Protection, ScrubStats, WriteReservation};
 use core::time::Duration;
 use farfield_core::wire::PagePart;
 use farfield_core::{Incarnation, PageId};
@@ -216,6 +217,13 @@ pub enum PoolError {
     Os(farfield_os::Errno),
 }
 
+impl PoolError {
+    /// Checks whether the error is a mere time-out: the server may be alive all the same.
+    pub(crate) fn is_silence(self) -> bool {
+        matches!(self, PoolError::TimedOut { .. })
+    }
+}
+
 /// Right to one snapshot of a region. [`Backend::clone_region`] makes it and
 /// [`crate::PoolBuilder::claim`] turns it into a backend of its own. It is plain bytes, so that it
 /// survives `fork`.
@@ -228,12 +236,6 @@ pub struct CloneTicket {
 impl CloneTicket {
     /// Greatest number of servers in one pool.
     pub const SERVERS_MAX: usize = 16;
-
-    /// Drops what this process keeps for the ticket. Called when a child of `fork` has the ticket
-    /// and this process does not need it any more.
-    pub fn forget(&self) {
-        crate::leaf::mapped::forget(self);
-    }
 
     /// Makes the ticket of a pool that has a single leaf.
     pub(crate) fn of_leaf(secret: u128) -> CloneTicket {
@@ -285,7 +287,7 @@ pub trait Backend: Send + Sync {
     /// Opens a channel to functions that run where the pages are kept, if one server keeps all of
     /// them. May allocate and block.
     fn open_calls(&self) -> Result<Box<dyn CallChannel>, PoolError> {
-        Err(PoolError::Refused { server: 0, reason: CallLane::NOWHERE })
+        Err(PoolError::Refused { server: 0, reason: calls::NOWHERE })
     }
 
     /// Opens a channel to functions that change nothing and run where all pages are kept: at the
@@ -299,7 +301,7 @@ pub trait Backend: Send + Sync {
     /// The functions write nothing else. Until [`WriteReservation::end`] no other operation reads or writes
     /// these pages, and there is no snapshot. May allocate and block.
     fn begin_writes(&self, _runs: &[(PageId, u64)]) -> Result<Box<dyn WriteReservation>, PoolError> {
-        Err(PoolError::Refused { server: 0, reason: CallLane::NOWHERE })
+        Err(PoolError::Refused { server: 0, reason: calls::NOWHERE })
     }
 
     /// Returns how the pages are striped over several members, if they are. A function that reads
@@ -318,7 +320,7 @@ pub trait Backend: Send + Sync {
     /// its bytes, so this is for functions and not for heaps. The region still ends with this
     /// backend's session.
     fn share(&self) -> Result<Share, PoolError> {
-        Err(PoolError::Refused { server: 0, reason: CallLane::NOWHERE })
+        Err(PoolError::Refused { server: 0, reason: calls::NOWHERE })
     }
 
     /// Returns a direct, one-sided view of the bytes, where the backend is memory that this process

@@ -2,4 +2,7 @@
 
 pub(crate) mod backend;
 pub(crate) mod buffer;
+pub(crate) mod calls;
+pub(crate) mod deal;
 pub(crate) mod protection;
+pub(crate) mod scrub_stats;

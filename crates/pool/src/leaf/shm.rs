@@ -20,7 +20,6 @@
 use crate::contract::backend::{check_range, hand_over};
 use crate::leaf::connection::{Exchange, ExchangeError, ServerSession, SessionConnection};
 use crate::leaf::tcp::clone_region;
-use crate::redundant::members::is_silence;
 use crate::{
     Backend, Buffer, CallChannel, CallLane, CloneTicket, Completion, Health, Lane, LaneRequest, Mapped, Op, PoolError,
     Share,
@@ -438,7 +437,7 @@ impl Backend for ShmBackend {
         let session = &self.region.session;
         let ticket = clone_region(session, self.region.id, session.deadline()).inspect_err(|error| {
             // The server may make pages that are written meanwhile a part of a snapshot.
-            if is_silence(*error) {
+            if error.is_silence() {
                 session.set_gone();
             }
         })?;

@@ -661,7 +661,7 @@ impl Membership {
     /// Opens a lane to each member that is present, with room for `requests` waiting requests. A
     /// member that is present and does not answer is left out.
     pub(crate) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<MemberLane>>, PoolError> {
-        self.open_lanes_but(requests, &|_, error| is_silence(error))
+        self.open_lanes_but(requests, &|_, error| error.is_silence())
     }
 
     /// Opens a lane to each member that is present, but leaves out those whose error `may_lack`
@@ -694,11 +694,6 @@ impl Membership {
         }
         Ok(lanes)
     }
-}
-
-/// Checks whether the error is a mere time-out: the server may be alive all the same.
-pub(crate) fn is_silence(error: PoolError) -> bool {
-    matches!(error, PoolError::TimedOut { .. })
 }
 
 /// Member as one lane sees it.

@@ -22,7 +22,7 @@ use std::fmt::{self, Display};
 mod check;
 pub(crate) mod size;
 #[cfg(any(test, feature = "conformance"))]
-pub use check::check_url;
+pub(crate) use check::check_tree;
 
 /// Greatest depth of backends inside backends, those with faults included.
 const DEPTH_MAX: usize = 8;
@@ -694,7 +694,7 @@ mod tests {
             ("fault:full=0,seed=7,corrupt=0.001,drop=1,die=3@a:", "fault:drop=1.0,corrupt=0.001,die=3,seed=7@a:"),
         ] {
             assert_eq!(Tree::parse(url).unwrap().to_string(), again);
-            check_url(url);
+            crate::check_url(url);
         }
     }
 
@@ -745,7 +745,7 @@ mod tests {
         let mut understood = 0;
         for _ in 0..100_000 {
             let url: String = (0..below(9)).map(|_| words[below(words.len())]).collect();
-            understood += usize::from(check_url(&url));
+            understood += usize::from(crate::check_url(&url));
         }
         assert!(understood > 1000, "{understood}");
     }
@@ -754,15 +754,15 @@ mod tests {
     fn a_url_that_is_wrong_somewhere_is_understood_or_refused() {
         let url = "stripe(throttle(latency=3ms,bandwidth=1G,ec(1,1,ram:,tcp://[::1]:9,spare=ssd:/é?size=1G&io=pread)), \
              tier(lz:?size=1G,numa:0?size=1G), fault:drop=0.5,seed=3@mirror(dax:/a?file=erase,unix:@b,spare=ram:,scrub=3h)?wait=2s)";
-        assert!(check_url(url));
+        assert!(crate::check_url(url));
         for (at, letter) in url.char_indices() {
             let (before, behind) = (&url[..at], &url[at + letter.len_utf8()..]);
-            check_url(before);
-            check_url(behind);
-            check_url(&format!("{before}{behind}"));
+            crate::check_url(before);
+            crate::check_url(behind);
+            crate::check_url(&format!("{before}{behind}"));
             for other in ["(", ")", ",", "@", "=", " ", "9999999999999999999", "é", "\0", "fault:@", "stripe("] {
-                check_url(&format!("{before}{other}{behind}"));
-                check_url(&format!("{before}{other}{letter}{behind}"));
+                crate::check_url(&format!("{before}{other}{behind}"));
+                crate::check_url(&format!("{before}{other}{letter}{behind}"));
             }
         }
     }

@@ -17,11 +17,11 @@ mod lane;
 #[cfg(test)]
 mod tests;
 
+use crate::contract::calls;
 use crate::dirty_chunks::DirtyChunks;
 use crate::redundant::mirror::{CHUNK_PAGES, MirrorLane, ReplicaMap, chunks};
 use crate::{
-    Backend, CallChannel, CallLane, CloneTicket, Deal, Health, Lane, Mapped, PoolError, Protection, ScrubStats,
-    WriteReservation,
+    Backend, CallChannel, CloneTicket, Deal, Health, Lane, Mapped, PoolError, Protection, ScrubStats, WriteReservation,
 };
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farfield_core::PageId;
@@ -190,7 +190,7 @@ impl SwitchBackend {
     fn sole_backend(&self) -> Result<Arc<dyn Backend>, PoolError> {
         let stage = self.stage();
         let side = stage.dual_write.is_none().then(|| stage.source.clone());
-        side.ok_or(PoolError::Refused { server: 0, reason: CallLane::NOT_NOW })
+        side.ok_or(PoolError::Refused { server: 0, reason: calls::NOT_NOW })
     }
 
     fn stage(&self) -> MutexGuard<'_, SwitchStage> {

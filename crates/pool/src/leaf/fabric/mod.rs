@@ -11,7 +11,6 @@ mod lane;
 
 use crate::leaf::connection::{CONTROL_BODY_MAX, HandshakeError, ServerSession};
 use crate::leaf::tcp::{TcpLane, clone_region};
-use crate::redundant::members::is_silence;
 use crate::table::AtomicTable;
 use crate::{Backend, CallChannel, CallLane, CloneTicket, Health, Lane, PoolError};
 use core::time::Duration;
@@ -214,7 +213,7 @@ impl Backend for FabricBackend {
         let Region { session, id, pages, .. } = &*self.region;
         let ticket = clone_region(session, *id, session.deadline()).inspect_err(|error| {
             // After a silence of the server it is unknown where pages are.
-            if is_silence(*error) {
+            if error.is_silence() {
                 session.set_gone();
             }
         })?;

@@ -202,9 +202,12 @@ fn take_snapshot(secret: u128) -> Option<Region> {
     SNAPSHOTS.lock().take(secret)
 }
 
-/// Drops this process's snapshots of a ticket that went to a child of `fork`.
-pub(crate) fn forget(ticket: &CloneTicket) {
-    ticket.secrets.iter().for_each(|secret| drop(take_snapshot(*secret)));
+impl CloneTicket {
+    /// Drops what this process keeps for the ticket. Called when a child of `fork` has the ticket
+    /// and this process does not need it any more.
+    pub fn forget(&self) {
+        self.secrets.iter().for_each(|secret| drop(take_snapshot(*secret)));
+    }
 }
 
 /// Backend that keeps a region in memory that the processor loads from.

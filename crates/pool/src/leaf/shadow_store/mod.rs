@@ -10,7 +10,7 @@ mod medium;
 mod slots;
 
 pub(crate) use medium::Medium;
-pub(crate) use slots::{NoSpace, Slots, mask, run_of};
+pub(crate) use slots::{NoSpace, Slots};
 
 use crate::PoolError;
 use crate::contract::backend::check_range;

@@ -1,7 +1,7 @@
 //! Engine of the transfers of a lane: io_uring, many at a time, or calls, one at a time. Also the
 //! memory that they use.
 
-use crate::leaf::shadow_store::{mask, run_of};
+use crate::bit_runs::{mask, run_of};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_os::ring::{FileTransfer, Ring, TransferDirection};

@@ -1,7 +1,7 @@
 //! Index that says which row holds the newest version of each page, and which rows are in use.
 //! Everything in it is a number that changes atomically: no lane waits for another.
 
-use crate::leaf::shadow_store::{mask, run_of};
+use crate::bit_runs::{mask, run_of};
 use crate::table::AtomicTable;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farfield_core::MemberSet;

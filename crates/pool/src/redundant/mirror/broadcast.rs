@@ -16,11 +16,10 @@
 //! that still writes where others have written since.
 
 use super::replica_map::ReplicaMap;
+use crate::contract::calls;
 use crate::redundant::members::ANSWER_WITHIN;
 use crate::redundant::write_epochs::WriteEpochGuard;
-use crate::{
-    Backend, CallChannel, CallEnd, CallFailure, CallLane, FarCall, IncompleteWrite, PoolError, WriteReservation,
-};
+use crate::{Backend, CallChannel, CallEnd, CallFailure, FarCall, IncompleteWrite, PoolError, WriteReservation};
 use core::sync::atomic::{AtomicU16, Ordering};
 use core::time::Duration;
 use farfield_core::wire::ErrorCode;
@@ -82,14 +81,14 @@ impl MirrorWriteReservation {
         // each other closely, the member that is being repaired would lack something again after
         // each of them. Ordinary writes go to that member, too.
         if asked.is_empty() || asked != table.active() {
-            return Err(PoolError::Refused { server: 0, reason: CallLane::NOT_NOW });
+            return Err(PoolError::Refused { server: 0, reason: calls::NOT_NOW });
         }
         for (begun, (page, count)) in runs.iter().enumerate() {
             if !table.begin_write(page.0, *count, asked) {
                 runs[..begun].iter().for_each(|(page, count)| {
                     table.end_write(page.0, *count, asked, MemberSet(0));
                 });
-                return Err(PoolError::Refused { server: 0, reason: CallLane::NOT_NOW });
+                return Err(PoolError::Refused { server: 0, reason: calls::NOT_NOW });
             }
         }
         Ok(MirrorWriteReservation(Arc::new(BroadcastState {
@@ -116,7 +115,7 @@ impl WriteReservation for MirrorWriteReservation {
                     channels.push(MemberChannel { member, calls: Some(calls), unsent: VecDeque::new(), owes: 0 })
                 }
                 // The others would have to give it the pages after each call.
-                Some(Err(error @ PoolError::Refused { reason: CallLane::NOWHERE, .. })) => {
+                Some(Err(error @ PoolError::Refused { reason: calls::NOWHERE, .. })) => {
                     self.0.failed.add(self.0.members);
                     return Err(error);
                 }
@@ -382,7 +381,7 @@ fn wait_for_late(shared: &BroadcastState, member: usize, mut calls: Box<dyn Call
 
 impl CallChannel for BroadcastChannel {
     fn submit(&mut self, call: FarCall) -> Result<(), FarCall> {
-        if self.in_flight() >= CallLane::CALLS_MAX {
+        if self.in_flight() >= calls::CALLS_MAX {
             return Err(call);
         }
         // A member that was given up is not asked, and lacks the pages already.
@@ -541,7 +540,7 @@ mod tests {
         world.sides[1].functions().panic.store(true, Ordering::SeqCst);
         assert_eq!(world.write(2).1, Ok(()));
         world.sides[1].functions().panic.store(false, Ordering::SeqCst);
-        let not_now = PoolError::Refused { server: 0, reason: CallLane::NOT_NOW };
+        let not_now = PoolError::Refused { server: 0, reason: calls::NOT_NOW };
         assert!(matches!(world.backend.begin_writes(&RUNS), Err(error) if error == not_now));
         wait_until("both hold everything", || {
             world.lane.poll(&mut Vec::new());
@@ -558,7 +557,7 @@ mod tests {
         let table = &world.backend.table;
         world.backend.set_write_timeout(None);
         table.mark_lagging(1, u64::MAX);
-        let not_now = PoolError::Refused { server: 0, reason: CallLane::NOT_NOW };
+        let not_now = PoolError::Refused { server: 0, reason: calls::NOT_NOW };
         assert!(matches!(world.backend.begin_writes(&RUNS), Err(error) if error == not_now));
         table.on_late_reply(1);
         assert_eq!(world.write(2).1, Ok(()));

@@ -12,7 +12,8 @@
 //! that ends with a member that others could do without, or waits for it.
 
 use super::replica_map::ReplicaMap;
-use crate::{CallChannel, CallEnd, CallFailure, CallLane, FarCall, PoolError};
+use crate::contract::calls;
+use crate::{CallChannel, CallEnd, CallFailure, FarCall, PoolError};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 use farfield_core::MemberSet;
@@ -125,7 +126,7 @@ impl MirrorCalls {
                         timeout: STALL_TIMEOUT,
                     });
                 }
-                Some(Err(PoolError::Refused { reason: CallLane::NOWHERE, .. })) => {
+                Some(Err(PoolError::Refused { reason: calls::NOWHERE, .. })) => {
                     self.without_functions = self.without_functions.union(MemberSet::one(member));
                 }
                 // Its session says whether it is gone.
@@ -138,7 +139,7 @@ impl MirrorCalls {
             return Err(self.table.gone());
         }
         let reason =
-            if present.difference(self.without_functions).is_empty() { CallLane::NOWHERE } else { CallLane::NOT_NOW };
+            if present.difference(self.without_functions).is_empty() { calls::NOWHERE } else { calls::NOT_NOW };
         Err(PoolError::Refused { server: self.table.server(present.iter().next().unwrap_or(0)), reason })
     }
 
@@ -299,7 +300,7 @@ impl MirrorCalls {
 
 impl CallChannel for MirrorCalls {
     fn submit(&mut self, call: FarCall) -> Result<(), FarCall> {
-        if self.in_flight() >= CallLane::CALLS_MAX {
+        if self.in_flight() >= calls::CALLS_MAX {
             return Err(call);
         }
         let until = now_ns().saturating_add(u64::try_from(call.deadline.as_nanos()).unwrap_or(u64::MAX));
@@ -514,16 +515,16 @@ mod tests {
             Some(PoolError::Refused { reason, .. }) => reason,
             other => panic!("{other:?}"),
         };
-        assert_eq!(why(&*open("mirror(ram:,ram:)", PAGES)), CallLane::NOWHERE);
+        assert_eq!(why(&*open("mirror(ram:,ram:)", PAGES)), calls::NOWHERE);
         let able = SilentMember::new(PAGES);
         let member = |backend| PoolMember { backend: Some(backend), leaves: 1, server: 0 };
         let members = vec![member(open("ram:", PAGES)), member(able)];
         let backend = MirrorBackend::new(members, vec![], PAGES, InitialContents::Zeros, None, false).unwrap();
         assert!(backend.open_reads().is_ok());
         backend.table.note_missed(1);
-        assert_eq!(why(&backend), CallLane::NOT_NOW);
+        assert_eq!(why(&backend), calls::NOT_NOW);
         backend.table.mark_failed(1);
-        assert_eq!(why(&backend), CallLane::NOWHERE);
+        assert_eq!(why(&backend), calls::NOWHERE);
         backend.table.mark_failed(0);
         assert!(matches!(backend.open_reads().err(), Some(PoolError::ServerGone { .. })));
     }

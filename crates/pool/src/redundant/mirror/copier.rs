@@ -195,7 +195,7 @@ impl Copier {
     ) -> Option<(usize, Op)> {
         let copy = self.copies[index].as_mut()?;
         let (member, was_read) = (copy.member, copy.stored.is_none());
-        let is_silence = matches!(result, Err(PoolError::TimedOut { .. }));
+        let is_silence = result.is_err_and(PoolError::is_silence);
         copy.late_at = u64::MAX;
         if core::mem::take(&mut copy.is_late) {
             if is_silence { table.stay_lagging(member) } else { table.on_late_reply(member) }

@@ -3,7 +3,7 @@
 use super::calls::Callees;
 use super::lane::{MEMBER_REQUESTS, MirrorLane};
 use crate::dirty_chunks::DirtyChunks;
-use crate::redundant::members::{ANSWER_WITHIN, MemberLane, Membership, PoolMember, is_silence};
+use crate::redundant::members::{ANSWER_WITHIN, MemberLane, Membership, PoolMember};
 use crate::redundant::rejoin::SpareMembers;
 use crate::redundant::repair::RepairSource;
 use crate::redundant::scrub::{Scrub, ScrubTarget};
@@ -189,7 +189,7 @@ impl ReplicaMap {
                 self.give_up(member, error);
                 return true;
             }
-            is_silence(error) && self.dual_write.is_none()
+            error.is_silence() && self.dual_write.is_none()
         })
     }
 
