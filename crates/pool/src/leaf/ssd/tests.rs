@@ -159,7 +159,7 @@ fn with_file_limit(name: &str, test: impl FnOnce()) {
         return test();
     }
     let program = std::env::current_exe().unwrap();
-    let command = format!("ulimit -f 16384; exec {} --exact ssd::tests::{name} --nocapture", program.display());
+    let command = format!("ulimit -f 16384; exec {} --exact leaf::ssd::tests::{name} --nocapture", program.display());
     let output =
         std::process::Command::new("sh").args(["-c", &command]).env("FARFIELD_FILE_LIMIT", "1").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
@@ -323,7 +323,7 @@ fn a_process_that_is_killed_leaves_nothing() {
     use std::io::{BufRead, BufReader};
     let folder = Folder::new("kill");
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "ssd::tests::a_process_that_is_killed_leaves_nothing", "--nocapture"])
+        .args(["--exact", "leaf::ssd::tests::a_process_that_is_killed_leaves_nothing", "--nocapture"])
         .env("FARFIELD_SSD_CHILD", &folder.0)
         .stdout(std::process::Stdio::piped())
         .spawn()
