@@ -17,7 +17,7 @@
 
 use crate::redundant::rejoin::{LaneMailbox, Rejoin, SpareMembers};
 use crate::redundant::write_epochs::WriteEpochs;
-use crate::{Backend, Buffer, Health, Lane, LaneRequest, PoolError, Protection};
+use crate::{Backend, Buffer, CloneTicket, Health, Lane, LaneRequest, PoolError, Protection};
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
@@ -644,6 +644,36 @@ impl Membership {
 
     pub(crate) fn are_enough(&self, members: MemberSet) -> bool {
         members.count() >= self.needed
+    }
+
+    /// Returns the server of a member that keeps operations waiting, for the error that says so.
+    pub(crate) fn slow_server(&self) -> u16 {
+        let slow = self.present().iter().find(|member| self.is_lagging(*member));
+        self.server(slow.or(self.present().iter().next()).unwrap_or(0))
+    }
+
+    /// Makes a snapshot of each of these members that answers. Returns the secrets, if there are
+    /// enough of them; those of other members are 0.
+    pub(crate) fn clone_members(&self, members: MemberSet) -> Result<[u128; CloneTicket::SERVERS_MAX], PoolError> {
+        let mut secrets = [0; CloneTicket::SERVERS_MAX];
+        let (mut cloned, mut failed) = (MemberSet(0), None);
+        for member in members.iter() {
+            let own = self.leaves(member);
+            match self.backend(member).map(|backend| backend.clone_region()) {
+                Some(Ok(ticket)) => {
+                    secrets[own.clone()].copy_from_slice(&ticket.secrets[..own.len()]);
+                    cloned = cloned.union(MemberSet::one(member));
+                }
+                Some(Err(error)) => {
+                    if matches!(error, PoolError::ServerGone { .. }) {
+                        self.mark_failed(member);
+                    }
+                    failed = Some(error);
+                }
+                None => {}
+            }
+        }
+        if self.are_enough(cloned) { Ok(secrets) } else { Err(failed.unwrap_or(self.gone())) }
     }
 
     /// Returns the error for too few members that hold everything for the time `after`.

@@ -2,26 +2,27 @@
 //! sparse rows again, and discards unneeded rows at the members.
 
 use super::index::{GROUP, Version};
-use super::lane::{EcLane, MAINTENANCE_DEADLINE};
-use super::splits::{EcOperation, EcOperationKind, EcSplit, EcSplitKind, ROWS, SPLITS};
+use super::lane::{EcLane, EcScheme, MOVER};
+use super::splits::{EcSplit, EcSplitKind, EcTask, ROWS};
+use crate::contract::backend::OpKind;
+use crate::redundant::lane::SPLITS;
+use crate::redundant::operation::Operation;
+use crate::redundant::repair_schedule::{RepairLook, RepairSchedule};
+use crate::redundant::scheme::Scheme;
+use crate::redundant::split::Split;
 use crate::{Buffer, Op, PoolError, Priority};
-use core::time::Duration;
 use farfield_core::{MemberSet, PageId};
 use farfield_os::process::now_ns;
 
-/// Number of rows, or of pages, that are looked at in one go.
+/// Number of pages that are looked at in one go.
 const LOOK: u64 = 512;
-/// Pause after a failure.
-const REST: Duration = Duration::from_millis(100);
 /// Share of live data pages, as a fraction, up to which a row is written again: four of five.
 const SPARSE: (u32, u32) = (4, 5);
 
 /// Background maintenance that one lane does besides its operations.
 pub(super) struct EcMaintenance {
     most: usize,
-    /// Pass over all rows: the member that it is for, its missed generation when the pass began,
-    /// the next row, and whether anything was found.
-    round: Option<EcRepairPass>,
+    pub(super) schedule: RepairSchedule,
     /// Group that is looked at next for spent rows, from the last one downwards.
     trims_from: u64,
     /// Page that is looked at next for sparse rows.
@@ -29,14 +30,6 @@ pub(super) struct EcMaintenance {
     /// Pages that are moved, each with the version that it has until then.
     pub(super) moves: Vec<(u64, Version)>,
     buffer: Option<Buffer>,
-    rests_until: u64,
-}
-
-struct EcRepairPass {
-    member: usize,
-    missed_generation: u32,
-    next: u64,
-    is_clean: bool,
 }
 
 impl EcMaintenance {
@@ -45,43 +38,31 @@ impl EcMaintenance {
     pub(super) fn new(most: usize, batch: usize) -> EcMaintenance {
         EcMaintenance {
             most,
-            round: None,
+            schedule: RepairSchedule::new(),
             trims_from: 0,
             moves_from: 0,
             moves: Vec::with_capacity(batch),
             buffer: Some(Buffer::new(batch)),
-            rests_until: 0,
         }
-    }
-
-    /// Starts nothing more; maintenance that is under way ends.
-    pub(super) fn give_up(&mut self) {
-        self.rests_until = u64::MAX;
-    }
-
-    pub(super) fn go_on(&mut self) {
-        self.rests_until = 0;
-    }
-
-    fn rest(&mut self) {
-        self.rests_until = self.rests_until.max(now_ns().saturating_add(REST.as_nanos() as u64));
     }
 }
 
 impl EcLane {
     /// Begins the next maintenance task, if there is one.
     pub(super) fn begin_maintenance(&mut self) {
-        let Some(mut maintenance) = self.maintenance.take() else { return };
-        let is_resting = maintenance.rests_until > 0 && now_ns() < maintenance.rests_until;
-        if !is_resting && self.free_splits.len() > SPLITS / 2 && self.free_requests.len() > 16 * MemberSet::MAX {
+        let Some(mut maintenance) = self.scheme.maintenance.take() else { return };
+        if !maintenance.schedule.is_resting()
+            && self.free_splits.len() > SPLITS / 2
+            && self.free_requests.len() > 16 * MemberSet::MAX
+        {
             let repair = self.begin(&mut maintenance);
-            self.maintenance = Some(maintenance);
+            self.scheme.maintenance = Some(maintenance);
             if let Some(split) = repair {
                 self.repair_rows(split);
             }
             return;
         }
-        self.maintenance = Some(maintenance);
+        self.scheme.maintenance = Some(maintenance);
     }
 
     /// Begins a trim or a move, or returns a split to repair, which the caller begins.
@@ -92,8 +73,7 @@ impl EcLane {
         if to_repair.is_empty() && !is_trim && !is_sparse {
             return None;
         }
-        let is_maintenance = |split: &&EcSplit| matches!(split.kind, EcSplitKind::Repair { .. } | EcSplitKind::Trim);
-        if self.splits.iter().flatten().filter(is_maintenance).count() >= maintenance.most {
+        if self.splits.iter().flatten().filter(|split| split.task.is_maintenance()).count() >= maintenance.most {
             return None;
         }
         if !to_repair.is_empty() {
@@ -101,111 +81,102 @@ impl EcLane {
         }
         if is_trim {
             self.begin_trim(maintenance);
-        } else if self.operations[Self::MOVER].is_none() {
+        } else if self.operations[MOVER].is_none() {
             self.begin_move(maintenance);
         }
         None
     }
 
-    /// Looks at some rows for one of which a member lacks its part. A round over all rows is for
-    /// one member; the member is repaired when the round finds nothing.
+    /// Looks at some rows for one of which a member lacks its part, and claims it.
     fn find_to_repair(&self, maintenance: &mut EcMaintenance, to_repair: MemberSet) -> Option<EcSplit> {
-        let table = &self.table;
-        let round = maintenance.round.get_or_insert_with(|| {
-            let member = to_repair.iter().next().unwrap_or(0);
-            EcRepairPass { member, missed_generation: table.missed_generation(member), next: 0, is_clean: true }
-        });
-        let (member, end) = (round.member, table.index.rows_end());
-        for _ in 0..LOOK {
-            if round.next >= end || !to_repair.has(member) {
-                if round.is_clean && to_repair.has(member) {
-                    table.set_repaired(member, round.missed_generation);
+        let index = &self.table.index;
+        let end = index.rows_end();
+        maintenance.schedule.find(
+            &self.table,
+            to_repair,
+            |row| (row < end).then_some(row),
+            |row, member| {
+                let word = index.word(row);
+                if !word.is_closed() || word.live() == 0 || word.have().has(member) {
+                    return RepairLook::Whole;
                 }
-                maintenance.round = None;
-                return None;
-            }
-            let row = round.next;
-            round.next += 1;
-            let word = table.index.word(row);
-            if !word.is_closed() || word.live() == 0 || word.have().has(member) {
-                continue;
-            }
-            round.is_clean = false;
-            if table.is_lagging(member) || !table.index.claim_repair(row, member) {
-                continue;
-            }
-            // Most of the time the neighbours of the row lack the same part.
-            let mut split = EcSplit::new(EcSplitKind::Repair { member }, row, 1, now_ns());
-            let word = table.index.word(row);
-            (split.present, split.have) = (word.present(), word.have());
-            while split.rows < ROWS as u64 && !(row + split.rows).is_multiple_of(GROUP) && row + split.rows < end {
-                let next = table.index.word(row + split.rows);
-                let is_alike = next.is_closed() && (next.present(), next.have()) == (split.present, split.have);
-                if !is_alike || !table.index.claim_repair(row + split.rows, member) {
-                    break;
+                if self.table.is_lagging(member) || !index.claim_repair(row, member) {
+                    return RepairLook::Busy;
                 }
-                split.rows += 1;
-            }
-            round.next = row + split.rows;
-            return Some(split);
-        }
-        None
+                // Most of the time the neighbours of the row lack the same part.
+                let mut task = EcTask::new(EcSplitKind::Repair { member }, row, 1, now_ns());
+                let word = index.word(row);
+                (task.present, task.have) = (word.present(), word.have());
+                while task.rows < ROWS as u64 && !(row + task.rows).is_multiple_of(GROUP) && row + task.rows < end {
+                    let next = index.word(row + task.rows);
+                    let is_alike = next.is_closed() && (next.present(), next.have()) == (task.present, task.have);
+                    if !is_alike || !index.claim_repair(row + task.rows, member) {
+                        break;
+                    }
+                    task.rows += 1;
+                }
+                let next = row + task.rows;
+                RepairLook::Claimed { repair: Split::new(task), next }
+            },
+        )
     }
 
     fn repair_rows(&mut self, mut split: EcSplit) {
-        let EcSplitKind::Repair { member } = split.kind else { return };
-        let Some(part) = self.table.part_of(split.first, member) else {
+        let EcSplitKind::Repair { member } = split.task.kind else { return };
+        let Some(part) = self.table.part_of(split.task.first, member) else {
             // The member has lost its shard.
             return self.finish_repair(&split, member, false);
         };
-        if part < self.table.code.data() && split.present & 1 << part == 0 {
+        if part < self.table.code.data() && split.task.present & 1 << part == 0 {
             // The part is zeros by definition.
             return self.finish_repair(&split, member, true);
         }
-        split.part = part;
+        split.task.part = part;
         let index = self.add_split(split);
         self.widen(index);
     }
 
     fn finish_repair(&self, split: &EcSplit, member: usize, repaired: bool) {
-        (split.first..split.first + split.rows).for_each(|row| self.table.index.finish_repair(row, member, repaired));
+        (split.task.first..split.task.first + split.task.rows)
+            .for_each(|row| self.table.index.finish_repair(row, member, repaired));
     }
 
     /// Checks whether the part that a member gave for a repair is what was written. If it is not,
     /// the member is not asked again, and others are.
     pub(super) fn is_as_written(&mut self, index: usize, member: usize) -> bool {
         let (table, Some(split)) = (&self.table, &mut self.splits[index]) else { return true };
-        let (Some(part), Some(buffer)) = (table.part_of(split.first, member), &split.buffers[member]) else {
+        let (Some(part), Some(buffer)) = (table.part_of(split.task.first, member), &split.task.buffers[member]) else {
             return true;
         };
-        let is_other =
-            |row: &usize| table.index.is_digest(split.first + *row as u64, part, buffer.sums()[*row]) == Some(false);
-        let Some(row) = (0..split.rows as usize).find(is_other) else { return true };
-        let page = PageId(split.first + row as u64);
-        split.got = split.got.difference(MemberSet::one(member));
+        let is_other = |row: &usize| {
+            table.index.is_digest(split.task.first + *row as u64, part, buffer.sums()[*row]) == Some(false)
+        };
+        let Some(row) = (0..split.task.rows as usize).find(is_other) else { return true };
+        let page = PageId(split.task.first + row as u64);
+        split.done = split.done.difference(MemberSet::one(member));
         split.fail(member, PoolError::Corrupt { page, server: table.server(member) });
-        let buffer = split.buffers[member].take();
+        let buffer = split.task.buffers[member].take();
         self.give_buffer(member, buffer);
         false
     }
 
     /// Ends a repair: the member has its part, or could not be given it.
     pub(super) fn end_repair(&mut self, index: usize, result: Result<(), PoolError>) {
-        let Some(split) = self.take_split(index, false) else { return };
-        let EcSplitKind::Repair { member } = split.kind else { return };
+        let Some(split) = self.take_split(index) else { return };
+        let EcSplitKind::Repair { member } = split.task.kind else { return };
         if split.indeterminate.has(member) && !self.table.failed().has(member) {
             // The write may still arrive.
             self.table.note_indeterminate(member);
         }
         self.finish_repair(&split, member, result.is_ok());
         if result.is_ok() {
-            self.table.restored(split.rows);
+            self.table.restored(split.task.rows);
         }
         for wrong in split.wrong.difference(MemberSet::one(member)).iter() {
-            self.table.suspect(split.first, split.rows, wrong);
+            self.table.suspect(split.task.first, split.task.rows, wrong);
         }
-        if let (Err(_), Some(maintenance)) = (result, &mut self.maintenance) {
-            maintenance.rest();
+        if let (Err(_), Some(maintenance)) = (result, &mut self.scheme.maintenance) {
+            maintenance.schedule.rest();
         }
     }
 
@@ -213,11 +184,11 @@ impl EcLane {
     /// the rows stay claimed until they have answered.
     pub(super) fn maintenance_is_slow(&mut self, index: usize, now: u64) {
         let Some(split) = &mut self.splits[index] else { return };
-        split.lagging = match split.kind {
+        split.lagging = match split.task.kind {
             EcSplitKind::Repair { member } => MemberSet::one(member),
             _ => split.under_way(),
         };
-        let give_up_at = now.saturating_add(MAINTENANCE_DEADLINE.as_nanos() as u64);
+        let give_up_at = now.saturating_add(EcScheme::REPAIR_DEADLINE.as_nanos() as u64);
         split.lagging.iter().for_each(|member| self.table.mark_lagging(member, give_up_at));
     }
 
@@ -229,12 +200,12 @@ impl EcLane {
         }
         let (claimed, group) = self.table.index.claim_spent(maintenance.trims_from);
         maintenance.trims_from = group;
-        let Some((first, rows)) = claimed else { return maintenance.rest() };
+        let Some((first, rows)) = claimed else { return maintenance.schedule.rest() };
         let usable = self.usable();
-        let split = self.add_split(EcSplit::new(EcSplitKind::Trim, first, rows, now_ns()));
-        self.set_alarm(split, now_ns().saturating_add(MAINTENANCE_DEADLINE.as_nanos() as u64));
+        let split = self.add_split(Split::new(EcTask::new(EcSplitKind::Trim, first, rows, now_ns())));
+        self.set_alarm(split, now_ns().saturating_add(EcScheme::REPAIR_DEADLINE.as_nanos() as u64));
         for member in usable.iter() {
-            self.send(split, member, Op::Discard { page: PageId(first), count: rows });
+            self.send(split, member, false, Op::Discard { page: PageId(first), count: rows });
         }
         if usable.is_empty() {
             self.on_trim_reply(split);
@@ -245,7 +216,7 @@ impl EcLane {
         if !self.splits[index].as_ref().is_some_and(|split| split.under_way().is_empty()) {
             return;
         }
-        let Some(split) = self.take_split(index, false) else { return };
+        let Some(split) = self.take_split(index) else { return };
         // A discard that was not answered may still arrive, on top of newer bytes.
         split
             .indeterminate
@@ -253,9 +224,9 @@ impl EcLane {
             .iter()
             .for_each(|member| self.table.note_indeterminate(member));
         let is_clean = split.failed.is_empty();
-        self.table.index.unclaim(split.first, split.rows, is_clean);
-        if let (false, Some(maintenance)) = (is_clean, &mut self.maintenance) {
-            maintenance.rest();
+        self.table.index.unclaim(split.task.first, split.task.rows, is_clean);
+        if let (false, Some(maintenance)) = (is_clean, &mut self.scheme.maintenance) {
+            maintenance.schedule.rest();
         }
     }
 
@@ -291,12 +262,12 @@ impl EcLane {
         let Some(mut buffer) = maintenance.buffer.take() else { return };
         let count = maintenance.moves.len() as u64;
         buffer.set_pages(count as usize);
-        self.operations[Self::MOVER] = Some(EcOperation {
+        self.operations[MOVER] = Some(Operation {
             tag: 0,
             priority: Priority::Background,
-            deadline: MAINTENANCE_DEADLINE,
+            deadline: EcScheme::REPAIR_DEADLINE,
             started_at: now_ns(),
-            kind: EcOperationKind::Gather,
+            kind: OpKind::Read,
             page: 0,
             count,
             split_pages: 0,
@@ -306,26 +277,25 @@ impl EcLane {
             knew: MemberSet(0),
             is_unlucky: false,
         });
-        self.queued.push_back(Self::MOVER);
+        self.queued.push_back(MOVER);
     }
 
     /// Goes on when all pages are read, and ends the move when all are written again.
-    pub(super) fn end_mover(&mut self, operation: EcOperation) {
-        let Some(maintenance) = &mut self.maintenance else { return };
-        if operation.kind == EcOperationKind::Gather && operation.result.is_ok() && maintenance.rests_until != u64::MAX
-        {
-            let operation = EcOperation {
-                kind: EcOperationKind::Move,
+    pub(super) fn end_mover(&mut self, operation: Operation) {
+        let Some(maintenance) = &mut self.scheme.maintenance else { return };
+        if operation.kind == OpKind::Read && operation.result.is_ok() && !maintenance.schedule.is_stopped() {
+            let operation = Operation {
+                kind: OpKind::Write,
                 split_pages: 0,
                 left: operation.count,
                 started_at: now_ns(),
                 ..operation
             };
-            self.operations[Self::MOVER] = Some(operation);
-            return self.queued.push_back(Self::MOVER);
+            self.operations[MOVER] = Some(operation);
+            return self.queued.push_back(MOVER);
         }
         if operation.result.is_err() {
-            maintenance.rest();
+            maintenance.schedule.rest();
         }
         maintenance.buffer = operation.buffer;
         maintenance.moves.clear();

@@ -23,18 +23,20 @@ mod splits;
 mod tests;
 mod writes;
 
+use crate::redundant::backend::RedundantBackend;
 use crate::redundant::members::PoolMember;
 use crate::redundant::rejoin::SpareMembers;
-use crate::redundant::repair::{RepairLock, RepairThread, complete_members, readmit_members};
+use crate::redundant::repair::complete_members;
+use crate::redundant::scheme::RedundantMap;
 use crate::redundant::scrub::Scrub;
 use crate::unclaimed_snapshots::{UnclaimedSnapshots, key};
-use crate::{Backend, CloneTicket, Health, Lane, PoolError, Protection, ScrubStats};
+use crate::{CloneTicket, PoolError};
 use core::time::Duration;
 use farfield_core::MemberSet;
 use farfield_core::gf256::ErasureCode;
 use farfield_os::sync::Mutex;
 use index::VersionIndex;
-use lane::EcLane;
+use lane::EcScheme;
 use row_map::RowMap;
 use std::sync::Arc;
 
@@ -55,12 +57,7 @@ struct EcSnapshot {
 }
 
 /// Backend that keeps one page of every row at each of several members.
-pub(crate) struct EcBackend {
-    table: Arc<RowMap>,
-    /// Lock that is held while a thread gives members what they lack, and while a snapshot is made.
-    repair_lock: Arc<RepairLock>,
-    repair_thread: Option<RepairThread>,
-}
+pub(crate) type EcBackend = RedundantBackend<EcScheme>;
 
 impl EcBackend {
     /// Returns the number of pages that each member needs for a region of `pages`.
@@ -80,7 +77,7 @@ impl EcBackend {
         scrub: Option<Duration>,
         repairs: bool,
     ) -> Result<EcBackend, PoolError> {
-        Ok(EcBackend::start(RowMap::new(code, members, spares.into(), pages)?, scrub, repairs))
+        Ok(EcBackend::over(RowMap::new(code, members, spares.into(), pages)?, scrub, repairs))
     }
 
     /// Claims the snapshot whose members, and spares that were in use, were claimed with these
@@ -104,103 +101,55 @@ impl EcBackend {
             let from = if origin < wanted { &mut members[origin] } else { &mut behind[origin - wanted] };
             behind[place - wanted] = PoolMember { backend: from.backend.take(), leaves: 0, server: from.server };
         }
-        Ok(EcBackend::start(RowMap::inherited(code, members, spares, index, shards, &moved)?, scrub, repairs))
+        Ok(EcBackend::over(RowMap::inherited(code, members, spares, index, shards, &moved)?, scrub, repairs))
     }
 
-    fn start(mut table: RowMap, scrub: Option<Duration>, repairs: bool) -> EcBackend {
+    fn over(mut table: RowMap, scrub: Option<Duration>, repairs: bool) -> EcBackend {
         table.scrub = Scrub::new(scrub);
-        let (table, repair_lock) = (Arc::new(table), Arc::new(RepairLock::default()));
-        let repair_thread = repairs.then(|| RepairThread::start(table.clone(), repair_lock.clone()));
-        EcBackend { table, repair_lock, repair_thread }
-    }
-
-    /// Sets how long a write waits for all members before it counts with fewer. With `None` it
-    /// waits as long as none of them is known to be gone.
-    pub(crate) fn set_write_timeout(&self, timeout: Option<Duration>) {
-        self.table.set_write_timeout(timeout);
+        RedundantBackend::start(table, repairs)
     }
 }
 
-impl Backend for EcBackend {
-    fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
-        Ok(Box::new(EcLane::open(&self.table, if self.repair_thread.is_some() { 0 } else { 1 })?))
+impl RedundantMap for RowMap {
+    type Scheme = EcScheme;
+
+    fn region_pages(&self) -> u64 {
+        self.index.pages
     }
 
-    fn clone_region(&self) -> Result<CloneTicket, PoolError> {
-        let _still = self.repair_lock.hold_still();
-        let table = &self.table;
-        let whole = complete_members(table)?;
-        let index = table.index.copy().map_err(PoolError::Os)?;
-        let mut secrets = [0; CloneTicket::SERVERS_MAX];
-        let (mut cloned, mut failed) = (0, None);
+    fn member_pages(&self) -> u64 {
+        self.index.rows
+    }
+
+    fn stored_pages(&self) -> u64 {
+        self.index.counts().1
+    }
+
+    fn describe(&self) -> String {
+        let (rows, live, spent) = self.index.counts();
+        format!("{live} pages in {rows} rows of {}; {spent} rows to be used again", self.code.data())
+    }
+
+    fn needs_maintenance(&self) -> bool {
+        self.index.has_too_many_spent() || self.index.is_sparse(self.code.data() as u64)
+    }
+
+    fn forget_member(&self, member: usize) {
+        self.index.forget(member);
+    }
+
+    fn snapshot(self: &Arc<RowMap>) -> Result<CloneTicket, PoolError> {
+        let whole = complete_members(self)?;
+        let index = self.index.copy().map_err(PoolError::Os)?;
         // The index knows what another member lacks, unless a late write is still on its way.
         let others =
-            table.select(|member, _| table.active().has(member) && !table.is_lagging(member) && !whole.has(member));
-        let able = whole.union(table.answering(others));
-        for number in able.iter() {
-            let own = table.leaves(number);
-            match table.backend(number).map(|backend| backend.clone_region()) {
-                Some(Ok(ticket)) => {
-                    secrets[own.clone()].copy_from_slice(&ticket.secrets[..own.len()]);
-                    cloned += 1;
-                }
-                Some(Err(error)) => {
-                    if matches!(error, PoolError::ServerGone { .. }) {
-                        table.mark_failed(number);
-                    }
-                    failed = Some(error);
-                }
-                None => {}
-            }
-        }
-        if cloned < table.code.data() {
-            return Err(failed.unwrap_or(table.gone()));
-        }
-        let shards = core::array::from_fn(|shard| table.member_of_shard(shard));
-        let leaf = table.members.iter().map(|member| member.leaves).sum();
-        let snapshot = EcSnapshot { index, shards, members: table.known(), moved: table.moved() };
-        let old = SNAPSHOTS.lock().put(key(&secrets[..leaf]), snapshot);
+            self.select(|member, _| self.active().has(member) && !self.is_lagging(member) && !whole.has(member));
+        let secrets = self.clone_members(whole.union(self.answering(others)))?;
+        let shards = core::array::from_fn(|shard| self.member_of_shard(shard));
+        let leaves: usize = self.members.iter().map(|member| member.leaves).sum();
+        let snapshot = EcSnapshot { index, shards, members: self.known(), moved: self.moved() };
+        let old = SNAPSHOTS.lock().put(key(&secrets[..leaves]), snapshot);
         drop(old);
         Ok(CloneTicket { secrets })
-    }
-
-    fn pages(&self) -> u64 {
-        self.table.index.pages
-    }
-
-    fn health(&self) -> Health {
-        self.table.check_health();
-        self.table.health()
-    }
-
-    fn scrub_stats(&self) -> Option<ScrubStats> {
-        ScrubStats::with_parts(self.table.scrub.counts(), self.table.backends())
-    }
-
-    fn protection(&self) -> Option<Protection> {
-        let (_, live, _) = self.table.index.counts();
-        Protection::with_parts(Some(self.table.protection(live)), self.table.backends())
-    }
-
-    fn how(&self) -> String {
-        let (rows, live, spent) = self.table.index.counts();
-        format!("{live} pages in {rows} rows of {}; {spent} rows to be used again", self.table.code.data())
-    }
-
-    fn is_rejoin_due(&self) -> bool {
-        self.repair_thread.is_none() && self.table.is_rejoin_due()
-    }
-
-    fn rejoin(&self) {
-        readmit_members(&*self.table, &self.repair_lock);
-    }
-
-    fn release(&self) {
-        self.table.backends().for_each(|backend| backend.release());
-    }
-
-    fn abandon(&self) {
-        self.repair_thread.iter().for_each(RepairThread::abandon);
-        self.table.abandon();
     }
 }

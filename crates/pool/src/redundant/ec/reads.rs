@@ -2,11 +2,13 @@
 //! there are data pages.
 
 use super::index::{GROUP, Version};
-use super::lane::{EcLane, MAINTENANCE_DEADLINE};
-use super::splits::{EcOperationKind, EcSplit, EcSplitKind, ROWS};
+use super::lane::{EcLane, EcScheme, MOVER};
+use super::splits::{EcSplit, EcSplitKind, EcTask, ROWS};
 use super::writes::seal;
 use crate::contract::backend::OpKind;
 use crate::redundant::members::HEDGE_MIN;
+use crate::redundant::scheme::Scheme;
+use crate::redundant::split::Split;
 use crate::{Op, PoolError};
 use farfield_core::gf256::{self, PARTS_MAX, Weights};
 use farfield_core::{MemberSet, PageId};
@@ -29,8 +31,8 @@ enum PageReadOutcome {
 impl EcLane {
     /// Returns the page at `offset` of an operation.
     fn page_of(&self, operation: usize, offset: u64) -> u64 {
-        match (&self.maintenance, &self.operations[operation]) {
-            (Some(maintenance), _) if operation == Self::MOVER => maintenance.moves[offset as usize].0,
+        match (&self.scheme.maintenance, &self.operations[operation]) {
+            (Some(maintenance), _) if operation == MOVER => maintenance.moves[offset as usize].0,
             (_, Some(known)) => known.page + offset,
             (_, None) => 0,
         }
@@ -55,7 +57,7 @@ impl EcLane {
         if version == Version::ZEROS {
             if let Some(buffer) = self.operations[operation].as_mut().and_then(|known| known.buffer.as_mut()) {
                 buffer.page_mut(offset as usize).fill(0);
-                buffer.sums_mut()[offset as usize] = self.zero_sum;
+                buffer.sums_mut()[offset as usize] = self.scheme.zero_sum;
             }
             self.end_pages(operation, 1, Ok(()));
             return Some(1);
@@ -66,28 +68,29 @@ impl EcLane {
             // The page lies elsewhere by now.
             return Some(0);
         }
-        let mut split = EcSplit::new(EcSplitKind::Read { operation, offset }, row, 1, now_ns());
-        (split.part, split.present, split.have, split.versions[0]) = (part, word.present(), word.have(), version);
+        let mut split = Split::new(EcTask::new(EcSplitKind::Read { operation, offset }, row, 1, now_ns()));
+        (split.task.part, split.task.present, split.task.have, split.task.versions[0]) =
+            (part, word.present(), word.have(), version);
         let most = left.min(ROWS as u64).min(GROUP - row % GROUP);
-        while split.rows < most {
-            let next = index.version(self.page_of(operation, offset + split.rows));
-            let is_behind = next != Version::ZEROS && next.row() == row + split.rows && next.part() == part;
+        while split.task.rows < most {
+            let next = index.version(self.page_of(operation, offset + split.task.rows));
+            let is_behind = next != Version::ZEROS && next.row() == row + split.task.rows && next.part() == part;
             if !is_behind {
                 break;
             }
             let word = index.word(next.row());
-            if !word.is_closed() || (word.present(), word.have()) != (split.present, split.have) {
+            if !word.is_closed() || (word.present(), word.have()) != (split.task.present, split.task.have) {
                 break;
             }
-            split.versions[split.rows as usize] = next;
-            split.rows += 1;
+            split.task.versions[split.task.rows as usize] = next;
+            split.task.rows += 1;
         }
-        let (member, rows) = (self.table.member_of(row, part), split.rows);
+        let (member, rows) = (self.table.member_of(row, part), split.task.rows);
         let is_probe = self.is_slow(member, usable) && {
-            self.slow_reads += 1;
-            self.slow_reads.is_multiple_of(PROBE_EVERY)
+            self.scheme.slow_reads += 1;
+            self.scheme.slow_reads.is_multiple_of(PROBE_EVERY)
         };
-        if !split.have.has(member) || !usable.has(member) || self.is_slow(member, usable) && !is_probe {
+        if !split.task.have.has(member) || !usable.has(member) || self.is_slow(member, usable) && !is_probe {
             let split = self.add_split(split);
             self.widen(split);
             return Some(rows);
@@ -95,14 +98,11 @@ impl EcLane {
         let lane = self.members[member].as_mut().filter(|lane| lane.has_buffer_for_read(rows))?;
         let (buffer, hedge_after) =
             (lane.take_buffer(rows)?, if is_probe { HEDGE_MIN.as_nanos() as u64 } else { lane.hedge_after() });
-        let (page, alarm_at) = (PageId(row), split.started_at.saturating_add(hedge_after));
-        let op = match self.operations[operation].as_ref().map(|known| known.kind) {
-            Some(EcOperationKind::Caller(asked)) => asked.read(page, buffer),
-            _ => Op::Read { page, buffer },
-        };
-        split.direct = Some(member);
+        let (page, alarm_at) = (PageId(row), split.task.started_at.saturating_add(hedge_after));
+        let kind = self.operations[operation].as_ref().map_or(OpKind::Read, |known| known.kind);
+        split.task.direct = Some(member);
         let split = self.add_split(split);
-        self.send(split, member, op);
+        self.send(split, member, false, kind.read(page, buffer));
         self.set_alarm(split, alarm_at);
         Some(rows)
     }
@@ -118,28 +118,28 @@ impl EcLane {
     /// how many of those it takes.
     fn sources(&self, split: &EcSplit) -> (MemberSet, usize) {
         let code = self.table.code;
-        let is_zero = |part: usize| part < code.data() && split.present & 1 << part == 0;
-        let helps = |member: &usize| self.table.part_of(split.first, *member).is_some_and(|part| !is_zero(part));
-        let needed = split.present.count_ones() as usize;
+        let is_zero = |part: usize| part < code.data() && split.task.present & 1 << part == 0;
+        let helps = |member: &usize| self.table.part_of(split.task.first, *member).is_some_and(|part| !is_zero(part));
+        let needed = split.task.present.count_ones() as usize;
         let of = |members: MemberSet| -> MemberSet {
-            let may = split.have.intersection(members).difference(split.failed);
+            let may = split.task.have.intersection(members).difference(split.failed);
             may.iter().filter(helps).collect()
         };
         let sources = of(self.usable());
         // Lagging members are better than none. Members that were asked already may stay silent.
-        let is_enough = sources.difference(split.under_way()).union(sources.intersection(split.got)).count() >= needed;
-        (if is_enough && !split.is_wide { sources } else { of(self.connected_members()) }, needed)
+        let is_enough = sources.difference(split.under_way()).union(sources.intersection(split.done)).count() >= needed;
+        (if is_enough && !split.task.is_wide { sources } else { of(self.connected_members()) }, needed)
     }
 
     /// Reads several parts, to make the one that is wanted. That begins when there are buffers for
     /// all of them, so that splits do not wait for each other.
     pub(super) fn widen(&mut self, index: usize) {
         let Some(split) = &self.splits[index] else { return };
-        if split.is_wide || self.starved.contains(&index) {
+        if split.task.is_wide || self.scheme.starved.contains(&index) {
             return;
         }
         let (all, needed) = self.sources(split);
-        let (sources, rows) = (all.difference(split.under_way()).difference(split.got), split.rows);
+        let (sources, rows) = (all.difference(split.under_way()).difference(split.done), split.task.rows);
         if sources.count() < needed {
             if split.under_way().is_empty() {
                 self.end_read_badly(index);
@@ -149,16 +149,16 @@ impl EcLane {
         let has_buffer =
             |member: &usize| self.members[*member].as_ref().is_some_and(|lane| lane.has_buffer_for_read(rows));
         let with_room: MemberSet = sources.iter().filter(has_buffer).collect();
-        let repaired = match split.kind {
+        let repaired = match split.task.kind {
             EcSplitKind::Repair { member } => Some(member),
             _ => None,
         };
         let is_ready =
             repaired.is_none_or(|member| self.members[member].as_ref().is_some_and(|lane| lane.has_buffer(rows)));
         if with_room.count() < needed || !is_ready || self.free_requests.len() < MemberSet::MAX {
-            self.starved.push_back(index);
+            self.scheme.starved.push_back(index);
             // The split does not wait beyond its deadline.
-            if let EcSplitKind::Read { operation, .. } = split.kind
+            if let EcSplitKind::Read { operation, .. } = split.task.kind
                 && split.under_way().is_empty()
                 && let Some(ends_at) = self.operations[operation].as_ref().map(|operation| operation.ends_at())
             {
@@ -169,11 +169,11 @@ impl EcLane {
         for member in with_room.iter().chain(repaired) {
             let buffer = self.members[member].as_mut().and_then(|lane| lane.take_buffer(rows));
             if let Some(split) = &mut self.splits[index] {
-                split.buffers[member] = buffer;
+                split.task.buffers[member] = buffer;
             }
         }
         if let Some(split) = &mut self.splits[index] {
-            split.is_wide = true;
+            split.task.is_wide = true;
         }
         self.ask(index, needed);
     }
@@ -183,19 +183,20 @@ impl EcLane {
         let now = now_ns();
         for _ in 0..count {
             let Some(split) = &self.splits[index] else { return };
-            let asked = split.got.union(split.failed).union(split.under_way());
-            let is_open =
-                |member: &usize| split.have.has(*member) && !asked.has(*member) && split.buffers[*member].is_some();
+            let asked = split.done.union(split.failed).union(split.under_way());
+            let is_open = |member: &usize| {
+                split.task.have.has(*member) && !asked.has(*member) && split.task.buffers[*member].is_some()
+            };
             let latency = |member: &usize| self.members[*member].as_ref().map_or(u64::MAX, |lane| lane.latency_ns);
             let usable = self.usable();
             // Lagging members come last.
             let order = |member: &usize| (!usable.has(*member), latency(member));
             let Some(member) = self.connected_members().iter().filter(is_open).min_by_key(order) else { break };
-            let page = PageId(split.first);
-            let Some(buffer) = self.splits[index].as_mut().and_then(|split| split.buffers[member].take()) else {
+            let page = PageId(split.task.first);
+            let Some(buffer) = self.splits[index].as_mut().and_then(|split| split.task.buffers[member].take()) else {
                 break;
             };
-            self.send(index, member, Op::Read { page, buffer });
+            self.send(index, member, false, Op::Read { page, buffer });
             let hedge_after = self.members[member].as_ref().map_or(0, |lane| lane.hedge_after());
             self.set_alarm(index, now.saturating_add(hedge_after));
         }
@@ -204,11 +205,11 @@ impl EcLane {
     /// Asks more members for a read that takes longer than usual (hedged read).
     pub(super) fn read_is_slow(&mut self, index: usize) {
         match &self.splits[index] {
-            Some(split) if split.is_wide => {
+            Some(split) if split.task.is_wide => {
                 let before = split.under_way();
                 self.ask(index, PARTS_MAX);
                 let Some(split) = &self.splits[index] else { return };
-                let unasked = self.sources(split).0.difference(split.got).difference(split.under_way());
+                let unasked = self.sources(split).0.difference(split.done).difference(split.under_way());
                 if split.under_way() == before && !unasked.is_empty() {
                     // The members that could answer had no free buffers.
                     self.note_slow(index);
@@ -242,20 +243,21 @@ impl EcLane {
             lane.took(now.saturating_sub(started_at));
         }
         let Some(split) = &self.splits[index] else { return };
-        let is_whole = split.part < PARTS_MAX && self.table.part_of(split.first, member) == Some(split.part);
-        if is_answer && is_whole && matches!(split.kind, EcSplitKind::Read { .. }) && self.deliver(index, member) {
+        let is_whole =
+            split.task.part < PARTS_MAX && self.table.part_of(split.task.first, member) == Some(split.task.part);
+        if is_answer && is_whole && matches!(split.task.kind, EcSplitKind::Read { .. }) && self.deliver(index, member) {
             return;
         }
         let Some(split) = &self.splits[index] else { return };
-        if !split.is_wide {
+        if !split.task.is_wide {
             // A member has failed, or has given other bytes than those that were written.
-            if !self.starved.contains(&index) {
+            if !self.scheme.starved.contains(&index) {
                 self.widen(index);
             }
             return;
         }
         let (sources, needed) = self.sources(split);
-        let (got, coming) = (split.got.intersection(sources), split.under_way().intersection(sources));
+        let (got, coming) = (split.done.intersection(sources), split.under_way().intersection(sources));
         if got.count() >= needed {
             return self.make(index, got);
         }
@@ -265,7 +267,7 @@ impl EcLane {
         }
         self.ask(index, lacking);
         let Some(split) = &self.splits[index] else { return };
-        if split.got.union(split.under_way()).intersection(sources).count() < needed {
+        if split.done.union(split.under_way()).intersection(sources).count() < needed {
             if sources.count() < needed {
                 if split.under_way().is_empty() {
                     self.end_read_badly(index);
@@ -280,17 +282,18 @@ impl EcLane {
     /// asked. So it keeps no buffers meanwhile.
     fn restart_read(&mut self, index: usize) {
         let Some(old) = &self.splits[index] else { return };
-        let mut split = EcSplit::new(old.kind, old.first, old.rows, old.started_at);
-        (split.part, split.present, split.have, split.versions) = (old.part, old.present, old.have, old.versions);
+        let mut split = Split::new(EcTask::new(old.task.kind, old.task.first, old.task.rows, old.task.started_at));
+        (split.task.part, split.task.present, split.task.have, split.task.versions) =
+            (old.task.part, old.task.present, old.task.have, old.task.versions);
         (split.failed, split.wrong, split.error) = (old.failed, old.wrong, old.error);
-        self.take_split(index, false);
+        self.take_split(index);
         let index = self.add_split(split);
         self.widen(index);
     }
 
     fn read_outcome(&self, split: &EcSplit, row: usize, sum: Option<u64>) -> PageReadOutcome {
-        let EcSplitKind::Read { operation, offset } = split.kind else { return PageReadOutcome::Right };
-        let version = split.versions[row];
+        let EcSplitKind::Read { operation, offset } = split.task.kind else { return PageReadOutcome::Right };
+        let version = split.task.versions[row];
         if self.table.index.version(self.page_of(operation, offset + row as u64)) != version {
             PageReadOutcome::Relocated
         } else if sum.is_some_and(|sum| !version.is_of(sum)) {
@@ -304,25 +307,26 @@ impl EcLane {
     /// was written.
     fn deliver(&mut self, index: usize, member: usize) -> bool {
         let Some(split) = &self.splits[index] else { return true };
-        let (EcSplitKind::Read { operation, offset }, Some(buffer)) = (split.kind, &split.buffers[member]) else {
+        let (EcSplitKind::Read { operation, offset }, Some(buffer)) = (split.task.kind, &split.task.buffers[member])
+        else {
             return true;
         };
         let kind = self.operations[operation].as_ref().map(|known| known.kind);
         let part = match kind {
-            Some(EcOperationKind::Caller(OpKind::Part(part))) if split.direct == Some(member) => Some(part),
+            Some(OpKind::Part(part)) if split.task.direct == Some(member) => Some(part),
             _ => None,
         };
         // A part comes with the checksum of its page.
-        let rows = split.rows as usize;
+        let rows = split.task.rows as usize;
         if (0..rows)
             .any(|row| matches!(self.read_outcome(split, row, Some(buffer.sums()[row])), PageReadOutcome::Wrong))
         {
             let error =
                 PoolError::Corrupt { page: PageId(self.page_of(operation, offset)), server: self.table.server(member) };
             if let Some(split) = &mut self.splits[index] {
-                split.got = split.got.difference(MemberSet::one(member));
+                split.done = split.done.difference(MemberSet::one(member));
                 split.fail(member, error);
-                let buffer = split.buffers[member].take();
+                let buffer = split.task.buffers[member].take();
                 self.give_buffer(member, buffer);
             }
             return false;
@@ -342,11 +346,11 @@ impl EcLane {
     /// enough.
     fn recipe(&self, split: &EcSplit, got: MemberSet) -> Option<Recipe> {
         let code = self.table.code;
-        let zeros = (0..code.data()).filter(|part| split.present & 1 << part == 0);
+        let zeros = (0..code.data()).filter(|part| split.task.present & 1 << part == 0);
         let mut from = zeros.fold(0u16, |from, part| from | 1 << part);
         let mut members = [None; PARTS_MAX];
         for member in got.iter() {
-            if let Some(part) = self.table.part_of(split.first, member)
+            if let Some(part) = self.table.part_of(split.task.first, member)
                 && (from.count_ones() as usize) < code.data()
             {
                 members[part] = Some(member);
@@ -354,7 +358,7 @@ impl EcLane {
             }
         }
         let is_enough = from.count_ones() as usize == code.data();
-        is_enough.then(|| Recipe { members, weights: code.weights(from, split.part) })
+        is_enough.then(|| Recipe { members, weights: code.weights(from, split.task.part) })
     }
 
     /// Makes the wanted part, now that enough others are there.
@@ -364,26 +368,26 @@ impl EcLane {
             // Shards have moved to other members.
             return self.restart_read(index);
         };
-        let EcSplitKind::Repair { member } = split.kind else { return self.make_for_caller(index, got) };
+        let EcSplitKind::Repair { member } = split.task.kind else { return self.make_for_caller(index, got) };
         let Some(split) = &mut self.splits[index] else { return };
-        let Some(mut target) = split.buffers[member].take() else { return };
+        let Some(mut target) = split.task.buffers[member].take() else { return };
         let mut is_right = true;
-        for row in 0..split.rows as usize {
+        for row in 0..split.task.rows as usize {
             recipe.make(split, target.page_mut(row), row);
-            let (number, sum) = (split.first + row as u64, seal(&mut target, row));
-            match self.table.index.is_digest(number, split.part, sum) {
+            let (number, sum) = (split.task.first + row as u64, seal(&mut target, row));
+            match self.table.index.is_digest(number, split.task.part, sum) {
                 Some(is_same) => is_right &= is_same,
-                None => self.table.index.set_digest(number, split.part, Some(sum)),
+                None => self.table.index.set_digest(number, split.task.part, Some(sum)),
             }
         }
-        let page = PageId(split.first);
+        let page = PageId(split.task.first);
         split.alarm_at = u64::MAX;
         if !is_right {
-            split.buffers[member] = Some(target);
+            split.task.buffers[member] = Some(target);
             return self.end_repair(index, Err(PoolError::Corrupt { page, server: self.table.server(member) }));
         }
-        self.send(index, member, Op::Write { page, buffer: target });
-        self.set_alarm(index, now_ns().saturating_add(MAINTENANCE_DEADLINE.as_nanos() as u64));
+        self.send(index, member, false, Op::Write { page, buffer: target });
+        self.set_alarm(index, now_ns().saturating_add(EcScheme::REPAIR_DEADLINE.as_nanos() as u64));
     }
 
     /// Makes the pages where the caller wants them. If they are not what was written, one of the
@@ -395,27 +399,27 @@ impl EcLane {
         for without in core::iter::once(MemberSet(0)).chain(one_less) {
             let Some(split) = &self.splits[index] else { return };
             let Some(recipe) = self.recipe(split, got.difference(without)) else { continue };
-            let EcSplitKind::Read { operation, offset } = split.kind else { return };
+            let EcSplitKind::Read { operation, offset } = split.task.kind else { return };
             let Some(target) = self.operations[operation].as_mut().and_then(|known| known.buffer.as_mut()) else {
                 return;
             };
             let mut sums = [0; ROWS];
-            for (row, sum) in sums.iter_mut().enumerate().take(split.rows as usize) {
+            for (row, sum) in sums.iter_mut().enumerate().take(split.task.rows as usize) {
                 let to = offset as usize + row;
                 recipe.make(split, target.page_mut(to), row);
                 *sum = seal(target, to);
             }
             let is_wrong =
                 |row: usize| matches!(self.read_outcome(split, row, Some(sums[row])), PageReadOutcome::Wrong);
-            if !(0..split.rows as usize).any(is_wrong) {
+            if !(0..split.task.rows as usize).any(is_wrong) {
                 if let Some(split) = &mut self.splits[index] {
                     split.wrong = split.wrong.union(without);
                 }
                 return self.end_read(index);
             }
         }
-        let server = self.table.server(self.table.member_of(split.first, split.part));
-        let page = PageId(split.first);
+        let server = self.table.server(self.table.member_of(split.task.first, split.task.part));
+        let page = PageId(split.task.first);
         if let Some(split) = &mut self.splits[index] {
             split.error = Some(PoolError::Corrupt { page, server });
         }
@@ -429,18 +433,18 @@ impl EcLane {
     /// now are read again.
     fn end_read(&mut self, index: usize) {
         let Some(split) = self.splits[index].as_ref() else { return };
-        let (EcSplitKind::Read { operation, offset }, rows) = (split.kind, split.rows) else { return };
+        let (EcSplitKind::Read { operation, offset }, rows) = (split.task.kind, split.task.rows) else { return };
         let mut right = 0;
         for row in 0..rows {
             match self.read_outcome(split, row as usize, None) {
                 PageReadOutcome::Right => right += 1,
-                _ => self.retry_reads.push_back((operation, offset + row, 1)),
+                _ => self.scheme.retry_reads.push_back((operation, offset + row, 1)),
             }
         }
         self.note_slow(index);
-        let Some(split) = self.take_split(index, false) else { return };
+        let Some(split) = self.take_split(index) else { return };
         for member in split.wrong.iter() {
-            self.table.suspect(split.first, split.rows, member);
+            self.table.suspect(split.task.first, split.task.rows, member);
         }
         self.end_pages(operation, right, Ok(()));
     }
@@ -449,7 +453,7 @@ impl EcLane {
     pub(super) fn end_read_badly(&mut self, index: usize) {
         let Some(split) = self.splits[index].as_ref() else { return };
         let error = split.error.unwrap_or(self.table.gone());
-        let (task, rows) = (split.kind, split.rows);
+        let (task, rows) = (split.task.kind, split.task.rows);
         match task {
             EcSplitKind::Repair { .. } => self.end_repair(index, Err(error)),
             EcSplitKind::Read { operation, offset } => {
@@ -462,17 +466,17 @@ impl EcLane {
                 };
                 // Pages that have another version by now are read from there. Pages that other
                 // members have by now are read from those.
-                let have = |row: u64| self.table.index.word(split.first + row).have();
+                let have = |row: u64| self.table.index.word(split.task.first + row).have();
                 let is_again = |row: u64| {
                     self.members.has_new_lanes()
                         || matches!(self.read_outcome(split, row as usize, None), PageReadOutcome::Relocated)
-                        || !have(row).difference(split.have).is_empty()
+                        || !have(row).difference(split.task.have).is_empty()
                 };
                 let again: [bool; ROWS] = core::array::from_fn(|row| (row as u64) < rows && is_again(row as u64));
                 for row in (0..rows).filter(|row| again[*row as usize]) {
-                    self.retry_reads.push_back((operation, offset + row, 1));
+                    self.scheme.retry_reads.push_back((operation, offset + row, 1));
                 }
-                self.take_split(index, false);
+                self.take_split(index);
                 let ended = rows - again.iter().filter(|again| **again).count() as u64;
                 if ended > 0 {
                     self.end_pages(operation, ended, Err(error));
@@ -494,7 +498,7 @@ impl Recipe {
     fn make(&self, split: &EcSplit, target: &mut [u8], row: usize) {
         target.fill(0);
         for (member, weight) in self.members.iter().zip(self.weights) {
-            if let Some(buffer) = member.and_then(|member| split.buffers[member].as_ref()) {
+            if let Some(buffer) = member.and_then(|member| split.task.buffers[member].as_ref()) {
                 gf256::add(target, buffer.page(row), weight);
             }
         }

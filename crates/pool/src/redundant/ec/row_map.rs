@@ -2,23 +2,16 @@
 //! index.
 
 use super::index::{GROUP, VersionIndex};
-use super::lane::{EcLane, MEMBER_REQUESTS};
 use crate::PoolError;
 use crate::redundant::members::{Membership, PoolMember};
 use crate::redundant::rejoin::SpareMembers;
-use crate::redundant::repair::RepairSource;
-use crate::redundant::scrub::{Scrub, ScrubTarget};
+use crate::redundant::scrub::Scrub;
 use core::ops::Deref;
-use core::time::Duration;
 use farfield_core::MemberSet;
 use farfield_core::gf256::{ErasureCode, PARTS_MAX};
-use std::sync::Arc;
-
-/// Most maintenance tasks that the thread has under way.
-const THREAD_TASKS_MAX: usize = 4;
 
 /// Members of the pool, the places of parts, and the index.
-pub(super) struct RowMap {
+pub(crate) struct RowMap {
     membership: Membership,
     pub(super) code: ErasureCode,
     pub(super) index: VersionIndex,
@@ -30,32 +23,6 @@ impl Deref for RowMap {
     type Target = Membership;
     fn deref(&self) -> &Membership {
         &self.membership
-    }
-}
-
-impl RepairSource for RowMap {
-    type Lane = EcLane;
-    fn needs_repair(&self) -> bool {
-        let is_worth_it = || self.index.has_too_many_spent() || self.index.is_sparse(self.code.data() as u64);
-        !self.is_abandoned() && (!self.repairable().is_empty() || is_worth_it())
-    }
-    fn scrub_in(&self) -> Option<Duration> {
-        if self.is_abandoned() { None } else { self.scrub.due_in(self.stored()) }
-    }
-    fn is_rejoin_due(&self) -> bool {
-        self.membership.is_rejoin_due()
-    }
-    fn is_full(&self) -> bool {
-        self.membership.is_full()
-    }
-    fn release_slot(&self) {
-        self.membership.release_slot(|member| self.index.forget(member));
-    }
-    fn rejoin(&self) {
-        self.membership.rejoin(self.index.rows, MEMBER_REQUESTS);
-    }
-    fn open_repair_lane(self: &Arc<RowMap>) -> Option<EcLane> {
-        EcLane::open(self, THREAD_TASKS_MAX).ok()
     }
 }
 
@@ -87,12 +54,6 @@ impl RowMap {
         // Only a look at all rows can tell whether a member lacks something.
         membership.all().iter().for_each(|member| membership.note_missed(member));
         Ok(RowMap { code, index, scrub: Scrub::new(None), membership })
-    }
-
-    /// Returns the server of a member that keeps operations waiting, for the error that says so.
-    pub(super) fn slow_server(&self) -> u16 {
-        let slow = self.present().iter().find(|member| self.is_lagging(*member));
-        self.server(slow.or(self.present().iter().next()).unwrap_or(0))
     }
 
     /// Notes that `member` gave other bytes than its part of some of these rows. Returns `true` if

@@ -2,17 +2,10 @@
 //! what was written.
 
 use super::index::GROUP;
-use super::lane::EcLane;
 use super::row_map::RowMap;
-use super::splits::EcRequestOwner;
-use crate::redundant::scrub::{
-    MemberChecksums, MismatchedMembers, READ_DEADLINE, RepairStatus, Scrub, ScrubCursor, ScrubLane, ScrubRange,
-    ScrubTarget,
-};
-use crate::{Op, Priority};
+use crate::redundant::scrub::{MemberChecksums, MismatchedMembers, RepairStatus, Scrub, ScrubRange, ScrubTarget};
+use farfield_core::MemberSet;
 use farfield_core::row_word::RowWord;
-use farfield_core::{MemberSet, PageId};
-use std::sync::Arc;
 
 /// Number of rows that are looked at in one go.
 const LOOK: u64 = 512;
@@ -91,49 +84,5 @@ impl ScrubTarget for RowMap {
         } else {
             RepairStatus::Pending
         }
-    }
-}
-
-impl ScrubLane for EcLane {
-    type ScrubMap = RowMap;
-
-    fn scrub_target(&self) -> &Arc<RowMap> {
-        &self.table
-    }
-
-    fn scrub_cursor(&mut self) -> &mut Option<Box<ScrubCursor>> {
-        &mut self.scrub_cursor
-    }
-
-    fn has_demand(&self) -> bool {
-        !self.queued.is_empty() || !self.retry_reads.is_empty() || !self.starved.is_empty()
-    }
-
-    fn can_ask(&self, member: usize) -> bool {
-        self.usable().has(member)
-    }
-
-    fn ask(&mut self, member: usize, page: u64, count: u64) -> bool {
-        let lane = self.members[member].as_mut().filter(|lane| lane.has_buffer_for_read(count));
-        if self.free_requests.len() <= 2 * MemberSet::MAX {
-            return false;
-        }
-        let Some(buffer) = lane.and_then(|lane| lane.take_buffer(count)) else { return false };
-        self.send_request(
-            EcRequestOwner::Look,
-            member,
-            Priority::Background,
-            READ_DEADLINE,
-            Op::Read { page: PageId(page), buffer },
-        );
-        true
-    }
-
-    fn forget(&mut self) {
-        self.requests.iter_mut().flatten().filter(|request| request.owner == EcRequestOwner::Look).for_each(
-            |request| {
-                request.owner = EcRequestOwner::Abandoned;
-            },
-        );
     }
 }

@@ -4,6 +4,7 @@ use super::EcBackend;
 use crate::conformance::Random;
 use crate::leaf::ram::RamBackend;
 use crate::redundant::members::PoolMember;
+use crate::redundant::scheme::Scheme;
 use crate::trial::{self, NEVER, SilentMember, assert_version, filled, one, open, read, survive, wait_until, write};
 use crate::{
     Backend, CloneTicket, Completion, Health, Lane, LaneRequest, Op, PoolBuilder, PoolError, Priority, conformance,
@@ -208,7 +209,7 @@ fn old_bytes_are_not_believed() {
         // Nobody repairs here: then another member would become what this one is.
         let backend =
             EcBackend::new(ErasureCode::new(2, 1), (0..3).map(member).collect(), vec![], 400, None, false).unwrap();
-        let mut lane = super::EcLane::open(&backend.table, 0).unwrap();
+        let mut lane = super::lane::EcLane::open(&backend.table, 0).unwrap();
         let (mut random, mut versions) = (Random(5), vec![0; 400]);
         for version in 1..600 {
             let page = random.below(400);
@@ -375,7 +376,7 @@ fn a_leg_that_is_not_mended_in_time_is_read_all_the_same_and_never_lost_while_it
         backend.table.is_lagging(0)
     });
     let started = Instant::now();
-    while started.elapsed() < 3 * super::lane::MAINTENANCE_DEADLINE {
+    while started.elapsed() < 3 * super::lane::EcScheme::REPAIR_DEADLINE {
         assert_version(&mut *lane, 0, 200, 1);
     }
     assert!(backend.table.failed().is_empty());

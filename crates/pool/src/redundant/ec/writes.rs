@@ -1,8 +1,11 @@
 //! Writes: pages become rows, and become the newest versions when enough members have those rows.
 
 use super::index::Version;
-use super::lane::EcLane;
-use super::splits::{EcSplit, EcSplitKind, Entry, ROWS};
+use super::lane::{EcLane, MOVER};
+use super::splits::{EcSplit, EcSplitKind, EcTask, Entry, ROWS};
+use crate::contract::backend::OpKind;
+use crate::redundant::operation::Operation;
+use crate::redundant::split::Split;
 use crate::{Buffer, Op, PoolError};
 use farfield_core::gf256::{self, PARTS_MAX};
 use farfield_core::{MemberSet, PageId, checksum};
@@ -18,7 +21,7 @@ struct RowLayout {
 
 impl RowLayout {
     fn of(split: &EcSplit) -> RowLayout {
-        RowLayout { rows: split.rows as usize, pages: split.entries.len() }
+        RowLayout { rows: split.task.rows as usize, pages: split.task.entries.len() }
     }
 
     /// Returns the part and the row of a page.
@@ -63,18 +66,19 @@ impl EcLane {
         if self.members.has_new_lanes() || !self.usable().difference(known).is_empty() {
             return None;
         }
-        let mut entries = self.entries.pop()?;
+        let mut entries = self.scheme.entries.pop()?;
         self.list_entries(operation, &mut entries);
         let claimed = self.table.index.claim(entries.len().div_ceil(code.data()) as u64);
         let rows = claimed.map_or(1, |(_, rows)| rows as usize);
         entries.truncate(rows * code.data());
         let taken = self.set_out(operation, &entries);
         let layout = RowLayout { rows, pages: entries.len() };
-        let mut split = EcSplit::new(EcSplitKind::Write, claimed.map_or(0, |(first, _)| first), rows as u64, now_ns());
+        let first = claimed.map_or(0, |(first, _)| first);
+        let mut split = Split::new(EcTask::new(EcSplitKind::Write, first, rows as u64, now_ns()));
         let ends_at =
             entries.iter().filter_map(|entry| Some(self.operations[entry.operation].as_ref()?.ends_at())).min();
         split.ends_at = ends_at.unwrap_or(u64::MAX);
-        (split.entries, split.epoch_guard) = (entries, Some(change));
+        (split.task.entries, split.epoch_guard) = (entries, Some(change));
         let Some((first, _)) = claimed else {
             self.end_entries(split, Err(PoolError::PoolFull { server: self.table.members[0].server }));
             return Some(taken);
@@ -86,14 +90,14 @@ impl EcLane {
             self.end_entries(split, Err(self.table.gone()));
             return Some(taken);
         }
-        let mut buffers = self.code_rows(&split.entries, layout, &members, usable);
-        self.note_digests(first, &split.entries, layout, &buffers);
+        let mut buffers = self.code_rows(&split.task.entries, layout, &members, usable);
+        self.note_digests(first, &split.task.entries, layout, &buffers);
         let ends_at = split.ends_at;
         let split = self.add_split(split);
         self.set_alarm(split, ends_at);
         for part in 0..code.parts() {
             if let Some(buffer) = buffers[part].take() {
-                self.send(split, members[part], Op::Write { page: PageId(first), buffer });
+                self.send(split, members[part], false, Op::Write { page: PageId(first), buffer });
             }
         }
         Some(taken)
@@ -105,7 +109,7 @@ impl EcLane {
         let most = ROWS * self.table.code.data();
         let others = self.queued.iter().copied().filter(|&other| other != operation);
         for operation in core::iter::once(operation).chain(others) {
-            let Some(known) = self.operations[operation].as_ref().filter(|known| known.kind.is_write()) else {
+            let Some(known) = self.operations[operation].as_ref().filter(|known| known.kind == OpKind::Write) else {
                 continue;
             };
             let Some(buffer) = &known.buffer else { continue };
@@ -120,14 +124,9 @@ impl EcLane {
         }
     }
 
-    fn page_and_version(
-        &self,
-        operation: usize,
-        known: &super::splits::EcOperation,
-        offset: u64,
-    ) -> (u64, Option<Version>) {
-        match &self.maintenance {
-            Some(maintenance) if operation == Self::MOVER => {
+    fn page_and_version(&self, operation: usize, known: &Operation, offset: u64) -> (u64, Option<Version>) {
+        match &self.scheme.maintenance {
+            Some(maintenance) if operation == MOVER => {
                 let (page, version) = maintenance.moves[offset as usize];
                 (page, Some(version))
             }
@@ -204,56 +203,25 @@ impl EcLane {
     }
 
     /// Checks whether enough of these members have the split to read every page.
-    fn is_written(&self, split: &EcSplit, members: MemberSet) -> bool {
+    pub(super) fn is_written(&self, split: &EcSplit, members: MemberSet) -> bool {
         let empty = self.table.code.data() - RowLayout::of(split).parts();
-        split.got.intersection(members).count() + empty >= self.table.code.data()
-    }
-
-    pub(super) fn on_write_reply(&mut self, index: usize) {
-        let Some(split) = &self.splits[index] else { return };
-        if split.under_way().is_empty() {
-            return self.end_write(index, None);
-        }
-        if !self.is_written(split, self.table.all()) || split.degrades_at != u64::MAX {
-            return;
-        }
-        let degrades_at = self.table.counts_with_fewer_at(now_ns());
-        let alarm_at = degrades_at.min(split.alarm_at);
-        if let Some(split) = &mut self.splits[index] {
-            split.degrades_at = degrades_at;
-        }
-        self.set_alarm(index, alarm_at);
-    }
-
-    /// Handles a write that others have had for long, or whose time is over.
-    pub(super) fn write_is_slow(&mut self, index: usize, now: u64) {
-        let Some(split) = &self.splits[index] else { return };
-        let (slow, ends_at, degrades_at) = (split.under_way(), split.ends_at, split.degrades_at);
-        let counts_in_the_end = ends_at <= now && self.table.write_timeout().is_some();
-        let is_enough = self.is_written(split, self.table.all()) && (degrades_at <= now || counts_in_the_end);
-        if !is_enough && ends_at > now {
-            return self.set_alarm(index, if degrades_at > now { ends_at.min(degrades_at) } else { ends_at });
-        }
-        slow.iter().for_each(|member| self.table.mark_lagging(member, ends_at));
-        let server = slow.iter().next().map_or(0, |member| self.table.server(member));
-        let after = core::time::Duration::from_nanos(now.saturating_sub(split.started_at));
-        self.end_write(index, (!is_enough).then_some(PoolError::TimedOut { server, after }));
+        split.done.intersection(members).count() + empty >= self.table.code.data()
     }
 
     /// Ends a write. With `over` it has failed, whichever members have it.
-    fn end_write(&mut self, index: usize, over: Option<PoolError>) {
+    pub(super) fn end_rows_of(&mut self, index: usize, over: Option<PoolError>) {
         let Some(split) = &self.splits[index] else { return };
         let (had, late) = (self.is_written(split, self.table.all()), split.under_way());
         // Members without the rows are noted first, before any lane can take other members for
         // complete. Rows that only members have that are being given up would be lost.
-        let lacking = self.table.present().difference(split.got);
+        let lacking = self.table.present().difference(split.done);
         let table = self.table.clone();
         table.with_unrecorded_miss(lacking, || {
             let is_kept = had && over.is_none() && {
                 let Some(split) = &self.splits[index] else { return };
                 self.is_written(split, self.table.all().difference(self.table.unreliable()))
             };
-            let Some(split) = self.take_split(index, true) else { return };
+            let Some(split) = self.take_split(index) else { return };
             self.end_rows(split, had, is_kept, late, over);
         });
     }
@@ -274,10 +242,10 @@ impl EcLane {
         if !is_kept || full.is_some() {
             // Where a write may still arrive, no other write goes.
             if late.is_empty() && (had || split.indeterminate.is_empty()) {
-                self.table.index.unclaim(split.first, split.rows, false);
+                self.table.index.unclaim(split.task.first, split.task.rows, false);
             }
             if had && full.is_none() && over.is_none() {
-                for entry in &split.entries {
+                for entry in &split.task.entries {
                     if let Some(operation) = &mut self.operations[entry.operation] {
                         operation.is_unlucky = true;
                     }
@@ -290,26 +258,26 @@ impl EcLane {
         let layout = RowLayout::of(&split);
         let empty = layout.parts()..self.table.code.data();
         // Every member has the parts that are zeros by definition.
-        let have =
-            empty.fold(split.got, |have, part| have.union(MemberSet::one(self.table.member_of(split.first, part))));
+        let have = empty
+            .fold(split.done, |have, part| have.union(MemberSet::one(self.table.member_of(split.task.first, part))));
         for row in 0..layout.rows {
-            self.table.index.close(split.first + row as u64, have, layout.present(row));
+            self.table.index.close(split.task.first + row as u64, have, layout.present(row));
         }
         self.table.lacking(have).iter().for_each(|member| self.table.note_missed(member));
-        for (number, entry) in split.entries.iter().enumerate() {
+        for (number, entry) in split.task.entries.iter().enumerate() {
             let (part, row) = layout.place(number);
-            let version = Version::new(split.first + row as u64, part, entry.sum);
+            let version = Version::new(split.task.first + row as u64, part, entry.sum);
             self.table.index.set_version(entry.page, version, entry.only_after);
         }
         self.end_entries(split, Ok(()));
     }
 
     fn end_entries(&mut self, mut split: EcSplit, result: Result<(), PoolError>) {
-        let mut entries = core::mem::take(&mut split.entries);
+        let mut entries = core::mem::take(&mut split.task.entries);
         for entry in entries.drain(..) {
             self.end_pages(entry.operation, 1, result);
         }
-        self.entries.push(entries);
+        self.scheme.entries.push(entries);
     }
 }
 

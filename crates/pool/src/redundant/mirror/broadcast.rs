@@ -18,6 +18,7 @@
 use super::replica_map::ReplicaMap;
 use crate::contract::calls;
 use crate::redundant::members::ANSWER_WITHIN;
+use crate::redundant::scheme::RedundantMap;
 use crate::redundant::write_epochs::WriteEpochGuard;
 use crate::{Backend, CallChannel, CallEnd, CallFailure, FarCall, IncompleteWrite, PoolError, WriteReservation};
 use core::sync::atomic::{AtomicU16, Ordering};
@@ -176,7 +177,7 @@ impl BroadcastState {
             is_kept &= table.end_write(page.0, *count, self.members, have);
         }
         let is_over = !unsure.union(late).difference(table.failed()).iter().any(|member| self.is_same_backend(member));
-        table.give_up_the_silent();
+        table.expel_the_silent();
         if is_kept { Ok(()) } else { Err(IncompleteWrite { is_over }) }
     }
 }
@@ -373,7 +374,7 @@ fn wait_for_late(shared: &BroadcastState, member: usize, mut calls: Box<dyn Call
         // The function may still write, at any time.
         Some(_) => {
             shared.table.stay_lagging(member);
-            shared.table.give_up_the_silent();
+            shared.table.expel_the_silent();
         }
         None => shared.table.on_late_reply(member),
     }

@@ -1,19 +1,17 @@
 //! Copier of chunks to members that lack them. It copies a few at a time, in the background, and is
 //! driven by lanes that are polled or by a thread of its own.
 
+use super::lane::MirrorScheme;
 use super::replica_map::{CHUNK_PAGES, ReplicaMap};
+use crate::redundant::repair_schedule::{RepairLook, RepairSchedule};
+use crate::redundant::scheme::Scheme;
 use crate::{Buffer, Op, PoolError};
-use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{MemberSet, PageId};
 use farfield_os::process::now_ns;
 
 /// Number of pages that are read at a time.
 const STEP_PAGES: u64 = 16;
-/// Number of words that are looked at in one go.
-const LOOK_CHUNKS: u64 = 512;
-/// Pause after a copy that failed.
-const REST: Duration = Duration::from_millis(100);
 /// Copy of one chunk to one member, and how far it is.
 struct ChunkCopy {
     chunk: u64,
@@ -39,35 +37,19 @@ pub(super) struct Copier {
     copies: Vec<Option<ChunkCopy>>,
     /// Buffers of jobs that do not run: one to read to, one to write from.
     buffers: Vec<(Buffer, Buffer)>,
-    /// Pass over all words: the member that it is for, its missed generation when it
-    /// began, the next chunk, and whether anything was found.
-    round: Option<MirrorRepairPass>,
-    /// Time before which nothing begins, after a failure. At the end of the lane it is set to the
-    /// end of time.
-    rests_until: u64,
+    schedule: RepairSchedule,
     /// Members from which a copy was not read in time: others are asked first.
     slow: MemberSet,
     zero: Box<[u8; PAGE_BYTES]>,
 }
 
-struct MirrorRepairPass {
-    member: usize,
-    missed_generation: u32,
-    next: u64,
-    is_clean: bool,
-}
-
 impl Copier {
-    /// Time limit of one step of a copy. (Tests have less time.)
-    pub(super) const DEADLINE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
-
     pub(super) fn new(copies: usize) -> Copier {
         let run = || Buffer::new(STEP_PAGES as usize);
         Copier {
             copies: std::iter::repeat_with(|| None).take(copies).collect(),
             buffers: (0..copies).map(|_| (run(), run())).collect(),
-            round: None,
-            rests_until: 0,
+            schedule: RepairSchedule::new(),
             slow: MemberSet(0),
             zero: Box::new([0; PAGE_BYTES]),
         }
@@ -75,7 +57,7 @@ impl Copier {
 
     /// Starts no more copies; those that are under way end.
     pub(super) fn give_up(&mut self) {
-        self.rests_until = u64::MAX;
+        self.schedule.stop();
     }
 
     /// Checks whether a copy is under way that is waited for.
@@ -96,7 +78,7 @@ impl Copier {
         let now = now_ns();
         for copy in self.copies.iter_mut().flatten().filter(|copy| copy.late_at <= now) {
             (copy.late_at, copy.is_late) = (u64::MAX, true);
-            table.mark_lagging(copy.member, now.saturating_add(Copier::DEADLINE.as_nanos() as u64));
+            table.mark_lagging(copy.member, now.saturating_add(MirrorScheme::REPAIR_DEADLINE.as_nanos() as u64));
         }
     }
 
@@ -109,7 +91,7 @@ impl Copier {
         usable: MemberSet,
         open: MemberSet,
     ) -> Option<(usize, (usize, Op))> {
-        if self.rests_until > 0 && now_ns() < self.rests_until {
+        if self.schedule.is_resting() {
             return None;
         }
         let copy = self.copies.iter().position(Option::is_none)?;
@@ -141,37 +123,24 @@ impl Copier {
         }
     }
 
-    /// Looks at some words for a chunk that a member lacks. One round over all words is for one
-    /// member; the member is repaired when the round finds nothing.
+    /// Looks at some words for a chunk that a member lacks, and claims it.
     fn look(&mut self, table: &ReplicaMap, usable: MemberSet, open: MemberSet) -> Option<(u64, usize, MemberSet)> {
         let to_repair = table.repairable().intersection(usable);
-        if to_repair.is_empty() {
-            return None;
-        }
-        let round = self.round.get_or_insert_with(|| {
-            let member = to_repair.iter().next().unwrap_or(0);
-            MirrorRepairPass { member, missed_generation: table.missed_generation(member), next: 0, is_clean: true }
-        });
-        let member = round.member;
-        for _ in 0..LOOK_CHUNKS {
-            let Some(chunk) = table.next_to_repair(round.next).filter(|_| to_repair.has(member)) else {
-                if round.is_clean && to_repair.has(member) {
-                    table.set_repaired(member, round.missed_generation);
+        self.schedule.find(
+            table,
+            to_repair,
+            |chunk| table.next_to_repair(chunk),
+            |chunk, member| {
+                let word = table.word(chunk);
+                if !word.is_touched() || word.valid().has(member) {
+                    return RepairLook::Whole;
                 }
-                self.round = None;
-                return None;
-            };
-            round.next = chunk + 1;
-            let word = table.word(chunk);
-            if !word.is_touched() || word.valid().has(member) {
-                continue;
-            }
-            round.is_clean = false;
-            if let Some(sources) = table.claim(chunk, member, open) {
-                return Some((chunk, member, sources));
-            }
-        }
-        None
+                match table.claim(chunk, member, open) {
+                    Some(sources) => RepairLook::Claimed { repair: (chunk, member, sources), next: chunk + 1 },
+                    None => RepairLook::Busy,
+                }
+            },
+        )
     }
 
     fn read_step(&mut self, table: &ReplicaMap, copy: usize) -> Option<(usize, Op)> {
@@ -226,14 +195,14 @@ impl Copier {
                 // No member has the right bytes, and pages that cannot be read cannot be moved.
                 table.give_up(follower, error);
             }
-            self.rests_until = self.rests_until.max(now_ns().saturating_add(REST.as_nanos() as u64));
+            self.schedule.rest();
             self.finish(table, index, false);
             return None;
         }
         if was_read {
             self.slow = self.slow.difference(MemberSet::one(copy.source));
         }
-        if !table.word(copy.chunk).is_copying(member) || self.rests_until == u64::MAX {
+        if !table.word(copy.chunk).is_copying(member) || self.schedule.is_stopped() {
             self.finish(table, index, false);
             return None;
         }
@@ -270,7 +239,7 @@ impl Copier {
         let end = end.unwrap_or(copy.count as usize);
         let page = PageId(copy.page + first as u64);
         copy.stored = Some(end);
-        copy.late_at = now_ns().saturating_add(Copier::DEADLINE.as_nanos() as u64);
+        copy.late_at = now_ns().saturating_add(MirrorScheme::REPAIR_DEADLINE.as_nanos() as u64);
         if is_zero {
             return Some(Op::Discard { page, count: (end - first) as u64 });
         }

@@ -19,26 +19,24 @@ mod splits;
 #[cfg(test)]
 mod tests;
 
-use crate::redundant::members::PoolMember;
+use crate::redundant::backend::RedundantBackend;
+use crate::redundant::members::{MemberLane, PoolMember};
 use crate::redundant::rejoin::SpareMembers;
-use crate::redundant::repair::{RepairLock, RepairThread, complete_members, readmit_members};
+use crate::redundant::repair::complete_members;
+use crate::redundant::scheme::{MEMBER_REQUESTS, RedundantMap};
 use crate::redundant::scrub::{Scrub, ScrubTarget};
-use crate::{Backend, CallChannel, CloneTicket, Health, Lane, PoolError, Protection, ScrubStats, WriteReservation};
+use crate::{CallChannel, CloneTicket, PoolError, WriteReservation};
 use broadcast::MirrorWriteReservation;
 use calls::MirrorCalls;
 use core::time::Duration;
 use farfield_core::PageId;
 pub(crate) use lane::MirrorLane;
+use lane::MirrorScheme;
 pub(crate) use replica_map::{CHUNK_PAGES, InitialContents, ReplicaMap, chunks};
 use std::sync::Arc;
 
 /// Backend that keeps the same pages at each of several members.
-pub(crate) struct MirrorBackend {
-    table: Arc<ReplicaMap>,
-    /// Lock that is held while a thread copies, and while a snapshot is made.
-    repair_lock: Arc<RepairLock>,
-    repair_thread: Option<RepairThread>,
-}
+pub(crate) type MirrorBackend = RedundantBackend<MirrorScheme>;
 
 impl MirrorBackend {
     /// Creates a mirror of `members`, where `holds` says what each of them holds. A member that has
@@ -56,87 +54,87 @@ impl MirrorBackend {
     ) -> Result<MirrorBackend, PoolError> {
         let mut table = ReplicaMap::new(members, spares.into(), pages, holds)?;
         table.scrub = Scrub::new(scrub);
-        let (table, copying) = (Arc::new(table), Arc::new(RepairLock::default()));
-        let repair_thread = repairs.then(|| RepairThread::start(table.clone(), copying.clone()));
-        Ok(MirrorBackend { table, repair_lock: copying, repair_thread })
-    }
-
-    /// Sets how long a write waits for all members before it counts with fewer. With `None` it
-    /// waits as long as none of them is known to be gone.
-    pub(crate) fn set_write_timeout(&self, timeout: Option<Duration>) {
-        self.table.set_write_timeout(timeout);
+        Ok(RedundantBackend::start(table, repairs))
     }
 }
 
-impl Backend for MirrorBackend {
-    fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
-        Ok(Box::new(MirrorLane::open(&self.table, if self.repair_thread.is_some() { 0 } else { 1 })?))
+impl RedundantMap for ReplicaMap {
+    type Scheme = MirrorScheme;
+
+    fn region_pages(&self) -> u64 {
+        self.pages
     }
 
-    fn open_reads(&self) -> Result<Box<dyn CallChannel>, PoolError> {
-        Ok(Box::new(MirrorCalls::open(&self.table)?))
+    fn member_pages(&self) -> u64 {
+        self.pages
     }
 
-    fn begin_writes(&self, runs: &[(PageId, u64)]) -> Result<Box<dyn WriteReservation>, PoolError> {
-        Ok(Box::new(MirrorWriteReservation::begin(&self.table, runs)?))
+    fn stored_pages(&self) -> u64 {
+        self.stored()
     }
 
-    fn clone_region(&self) -> Result<CloneTicket, PoolError> {
-        let _still = self.repair_lock.hold_still();
-        let mut secrets = [0; CloneTicket::SERVERS_MAX];
-        let mut result = Err(self.table.gone());
+    fn forget_member(&self, member: usize) {
+        self.forget(member);
+    }
+
+    fn snapshot(self: &Arc<ReplicaMap>) -> Result<CloneTicket, PoolError> {
         // A snapshot of a member that lacks a page would not know that it lacks it.
-        let able = complete_members(&self.table)?;
-        for index in able.iter() {
-            let own = self.table.leaves(index);
-            match self.table.backend(index).map(|backend| backend.clone_region()) {
-                Some(Ok(ticket)) => {
-                    secrets[own.clone()].copy_from_slice(&ticket.secrets[..own.len()]);
-                    result = Ok(());
-                }
-                Some(Err(error)) => {
-                    if matches!(error, PoolError::ServerGone { .. }) {
-                        self.table.mark_failed(index);
-                    }
-                    result = result.or(Err(error));
-                }
-                None => {}
+        let secrets = self.clone_members(complete_members(self)?)?;
+        Ok(CloneTicket { secrets })
+    }
+
+    fn open_function_reads(self: &Arc<ReplicaMap>) -> Result<Box<dyn CallChannel>, PoolError> {
+        Ok(Box::new(MirrorCalls::open(self)?))
+    }
+
+    fn begin_function_writes(
+        self: &Arc<ReplicaMap>,
+        runs: &[(PageId, u64)],
+    ) -> Result<Box<dyn WriteReservation>, PoolError> {
+        Ok(Box::new(MirrorWriteReservation::begin(self, runs)?))
+    }
+
+    /// Opens a lane to each member that is there. The new member of a dual write counts as not
+    /// there if it gives none. A lane of a dual write must have both members that are there: it
+    /// would be without a side when one of them is given back.
+    fn open_member_lanes(&self) -> Result<Vec<Option<MemberLane>>, PoolError> {
+        self.open_lanes_but(MEMBER_REQUESTS, &|member, error| {
+            if self.follower() == Some(member) {
+                self.give_up(member, error);
+                return true;
             }
+            error.is_silence() && !self.is_dual_write()
+        })
+    }
+
+    fn expel(&self, member: usize, error: PoolError) {
+        self.give_up(member, error);
+    }
+
+    /// Checks whether the new member of a dual write is full. The caller can go on without it.
+    fn pardons(&self, member: usize, error: PoolError) -> bool {
+        let is_pardoned = matches!(error, PoolError::PoolFull { .. }) && self.follower() == Some(member);
+        if is_pardoned {
+            self.give_up(member, error);
         }
-        result.map(|()| CloneTicket { secrets })
+        is_pardoned
     }
 
-    fn pages(&self) -> u64 {
-        self.table.pages
+    fn waits_for_late_answers(&self) -> bool {
+        !self.is_dual_write()
     }
 
-    fn health(&self) -> Health {
-        self.table.check_health();
-        self.table.health()
+    fn on_late_write_reply(&self, member: usize, result: Result<(), PoolError>) {
+        match result {
+            // The write may still arrive, at any time.
+            Err(PoolError::TimedOut { .. }) if !self.is_dual_write() => return self.stay_lagging(member),
+            Err(error) if self.is_dual_write() => self.give_up(member, error),
+            _ => {}
+        }
+        self.on_late_reply(member);
     }
 
-    fn scrub_stats(&self) -> Option<ScrubStats> {
-        ScrubStats::with_parts(self.table.scrub.counts(), self.table.backends())
-    }
-
-    fn protection(&self) -> Option<Protection> {
-        Protection::with_parts(Some(self.table.protection(self.table.stored())), self.table.backends())
-    }
-
-    fn is_rejoin_due(&self) -> bool {
-        self.repair_thread.is_none() && self.table.is_rejoin_due()
-    }
-
-    fn rejoin(&self) {
-        readmit_members(&*self.table, &self.repair_lock);
-    }
-
-    fn release(&self) {
-        self.table.backends().for_each(|backend| backend.release());
-    }
-
-    fn abandon(&self) {
-        self.repair_thread.iter().for_each(RepairThread::abandon);
-        self.table.abandon();
+    fn give_up_answer(&self, member: usize) {
+        if self.is_dual_write() { self.mark_failed(member) } else { self.stay_lagging(member) }
     }
 }

@@ -1,16 +1,13 @@
 //! State that all lanes of a mirror share: its members and the words of its chunks.
 
 use super::calls::Callees;
-use super::lane::{MEMBER_REQUESTS, MirrorLane};
 use crate::dirty_chunks::DirtyChunks;
-use crate::redundant::members::{ANSWER_WITHIN, MemberLane, Membership, PoolMember};
+use crate::redundant::members::{Membership, PoolMember};
 use crate::redundant::rejoin::SpareMembers;
-use crate::redundant::repair::RepairSource;
-use crate::redundant::scrub::{Scrub, ScrubTarget};
+use crate::redundant::scrub::Scrub;
 use crate::{Backend, PoolError};
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use core::time::Duration;
 use farfield_core::MemberSet;
 use farfield_core::chunk_word::ChunkWord;
 use farfield_os::memory;
@@ -19,8 +16,6 @@ use std::sync::Arc;
 
 /// Number of pages that are valid or stale together.
 pub(crate) const CHUNK_PAGES: u64 = 64;
-/// Number of chunks that the thread copies at a time.
-const THREAD_COPIES: usize = 4;
 
 /// Members of a mirror and the word of each of its chunks.
 pub(crate) struct ReplicaMap {
@@ -47,31 +42,6 @@ impl Deref for ReplicaMap {
     type Target = Membership;
     fn deref(&self) -> &Membership {
         &self.membership
-    }
-}
-
-impl RepairSource for ReplicaMap {
-    type Lane = MirrorLane;
-    fn needs_repair(&self) -> bool {
-        !self.repairable().is_empty()
-    }
-    fn scrub_in(&self) -> Option<Duration> {
-        self.scrub.due_in(self.stored())
-    }
-    fn is_rejoin_due(&self) -> bool {
-        self.membership.is_rejoin_due()
-    }
-    fn is_full(&self) -> bool {
-        self.membership.is_full()
-    }
-    fn release_slot(&self) {
-        self.membership.release_slot(|member| self.forget(member));
-    }
-    fn rejoin(&self) {
-        self.membership.rejoin(self.pages, MEMBER_REQUESTS);
-    }
-    fn open_repair_lane(self: &Arc<ReplicaMap>) -> Option<MirrorLane> {
-        MirrorLane::open(self, THREAD_COPIES).ok()
     }
 }
 
@@ -156,41 +126,15 @@ impl ReplicaMap {
         self.mark_failed(member);
     }
 
-    /// Gives up members that have been silent for long, if the others can do without them.
-    pub(super) fn give_up_the_silent(&self) {
-        self.membership.give_up_the_silent(|member| {
-            self.give_up(member, PoolError::TimedOut { server: self.server(member), after: ANSWER_WITHIN });
-        });
-    }
-
     /// Checks whether a switch goes on. Then the authoritative member decides, and the other one is
     /// given up as soon as anything goes wrong there.
     pub(super) fn is_dual_write(&self) -> bool {
         self.dual_write.is_some()
     }
 
-    /// Returns the server of a member that keeps operations waiting, for the error that says so.
-    pub(super) fn slow_server(&self) -> u16 {
-        let slow = self.present().iter().find(|member| self.is_lagging(*member));
-        self.server(slow.or(self.present().iter().next()).unwrap_or(0))
-    }
-
     /// Notes that it is unknown, and stays so, whether `member` has done a write.
     pub(super) fn note_indeterminate(&self, member: usize) {
         if self.is_dual_write() { self.mark_failed(member) } else { self.membership.note_indeterminate(member) }
-    }
-
-    /// Opens a lane to each member that is there. The new member of a dual write counts as not
-    /// there if it gives none. A lane of a dual write must have both members that are there: it
-    /// would be without a side when one of them is given back.
-    pub(super) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<MemberLane>>, PoolError> {
-        self.membership.open_lanes_but(requests, &|member, error| {
-            if self.follower() == Some(member) {
-                self.give_up(member, error);
-                return true;
-            }
-            error.is_silence() && self.dual_write.is_none()
-        })
     }
 
     /// Returns the error for which the new member was given up.
@@ -374,7 +318,7 @@ impl ReplicaMap {
     }
 
     /// Forgets which chunks the member holds. The member has failed, and no lane has a way to it.
-    fn forget(&self, member: usize) {
+    pub(super) fn forget(&self, member: usize) {
         for chunk in self.written.iter() {
             self.words.change(chunk, |word| Some(word.forget(member)));
         }

@@ -6,16 +6,10 @@
 //! then the bytes of most members; then those of the first. So members hold the same pages
 //! afterwards.
 
-use super::lane::MirrorLane;
 use super::replica_map::{CHUNK_PAGES, ReplicaMap};
-use super::splits::MirrorRequestOwner;
-use crate::Op;
-use crate::redundant::scrub::{
-    MemberChecksums, MismatchedMembers, RepairStatus, Scrub, ScrubCursor, ScrubLane, ScrubRange, ScrubTarget,
-};
+use crate::redundant::scrub::{MemberChecksums, MismatchedMembers, RepairStatus, Scrub, ScrubRange, ScrubTarget};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::{MemberSet, PageId, checksum};
-use std::sync::Arc;
+use farfield_core::{MemberSet, checksum};
 use std::sync::atomic::Ordering;
 
 impl ScrubTarget for ReplicaMap {
@@ -85,44 +79,6 @@ fn outvoted(members: MemberSet, sum: impl Fn(usize) -> Option<u64>) -> MemberSet
     let best = members.iter().filter(said).max_by_key(weight);
     let is_other = |member: &usize| said(member) && best.is_some_and(|best| sum(*member) != sum(best));
     members.iter().filter(is_other).collect()
-}
-
-impl ScrubLane for MirrorLane {
-    type ScrubMap = ReplicaMap;
-
-    fn scrub_target(&self) -> &Arc<ReplicaMap> {
-        &self.table
-    }
-
-    fn scrub_cursor(&mut self) -> &mut Option<Box<ScrubCursor>> {
-        &mut self.scrub_cursor
-    }
-
-    fn has_demand(&self) -> bool {
-        !self.queued.is_empty() || !self.retry_reads.is_empty()
-    }
-
-    fn can_ask(&self, member: usize) -> bool {
-        self.usable().has(member)
-    }
-
-    fn ask(&mut self, member: usize, page: u64, count: u64) -> bool {
-        let lane = self.members[member].as_mut().filter(|lane| lane.has_buffer_for_read(count));
-        if self.free_requests.len() <= 2 * MemberSet::MAX {
-            return false;
-        }
-        let Some(buffer) = lane.and_then(|lane| lane.take_buffer(count)) else { return false };
-        self.send(MirrorRequestOwner::Look, member, false, Op::Read { page: PageId(page), buffer });
-        true
-    }
-
-    fn forget(&mut self) {
-        self.requests.iter_mut().flatten().filter(|request| request.owner == MirrorRequestOwner::Look).for_each(
-            |request| {
-                request.owner = MirrorRequestOwner::Abandoned;
-            },
-        );
-    }
 }
 
 #[cfg(test)]

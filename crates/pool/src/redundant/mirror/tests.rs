@@ -1,11 +1,12 @@
 //! Guards against a mirror that gives an old version, or an error while one member lives: whatever
 //! dies, lies or is late, and whoever copies.
 use super::MirrorBackend;
-use super::copier::Copier;
+use super::lane::MirrorScheme;
 use super::replica_map::{InitialContents, ReplicaMap};
 use crate::conformance::Random;
 use crate::dirty_chunks::DirtyChunks;
 use crate::redundant::members::PoolMember;
+use crate::redundant::scheme::Scheme;
 use crate::trial::{self, NEVER, SilentMember, assert_version, filled, open, read, survive, wait_until, write};
 use crate::{Backend, Health, LaneRequest, Op, PoolBuilder, PoolError, Priority, conformance};
 use core::time::Duration;
@@ -271,7 +272,7 @@ fn a_leg_that_does_not_take_copies_is_read_all_the_same_and_never_lost_while_it_
         backend.table.is_lagging(0)
     });
     let started = Instant::now();
-    while started.elapsed() < 3 * Copier::DEADLINE {
+    while started.elapsed() < 3 * MirrorScheme::REPAIR_DEADLINE {
         assert_version(&mut *lane, 0, 200, 1);
     }
     assert!(backend.table.failed().is_empty());
