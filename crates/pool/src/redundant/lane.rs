@@ -184,16 +184,20 @@ impl<S: Scheme> RedundantLane<S> {
     /// Retries a change at members that came since it began, if members died under it. Returns
     /// whether it does.
     fn restart_write(&mut self, index: usize) -> bool {
-        let members = self.connected_members();
-        let Some(operation) = self.operations[index].as_mut().filter(|_| index < SLOTS) else { return false };
+        let Some(operation) = &self.operations[index] else { return false };
         let has_bytes = operation.kind == OpKind::Discard || operation.buffer.is_some();
         let is_gone = matches!(operation.result, Err(PoolError::ServerGone { .. }));
-        let may_restart = operation.is_change() && has_bytes && is_gone;
-        let restarts = may_restart && (operation.is_unlucky || self.members.has_news(members, operation.knew));
-        if restarts {
+        if !is_gone || !operation.is_change() || !has_bytes || index >= SLOTS {
+            return false;
+        }
+        let members = self.connected_members();
+        if !operation.is_unlucky && !self.members.has_news(members, operation.knew) {
+            return false;
+        }
+        if let Some(operation) = &mut self.operations[index] {
             operation.restart(members);
         }
-        restarts
+        true
     }
 
     // Requests and their answers.
