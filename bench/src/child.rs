@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_we_have_used_before_is_not_counted_as_the_program_s() {
+    fn memory_that_the_driver_used_before_is_not_counted_for_the_program() {
         const BYTES: usize = 256 << 20;
         sys::touch(BYTES, false).unwrap();
         // Other tests of this process may touch memory, too, but not all the time.

@@ -408,12 +408,17 @@ pub(crate) fn twice(job: &Job<'_>) -> String {
 
 /// A memory server of that kind.
 pub(crate) fn server_at(far: Far, name: &str, job: &Job<'_>) -> Result<Server> {
+    Server::farfield(job, &address(far, name, job))
+}
+
+/// Returns the address at which a server of that kind listens.
+fn address(far: Far, name: &str, job: &Job<'_>) -> String {
     match far {
         // It shares its memory with the program.
         Far::Private | Far::Compressed => {
-            Server::farfield(job, &format!("unix:{}", job.scratch.join(format!("{name}.sock")).display()))
+            format!("unix:{}", job.scratch.join(format!("{name}.sock")).display())
         }
-        Far::Tcp | Far::LateTcp => Server::farfield(job, "tcp://127.0.0.1:0"),
+        Far::Tcp | Far::LateTcp => "tcp://127.0.0.1:0".to_owned(),
     }
 }
 
@@ -433,9 +438,9 @@ fn remote(peer: Peer, job: &Job<'_>) -> Result<Sample> {
     let servers = match peer {
         Peer::Redis => vec![Server::redis(job)?],
         Peer::Lane | Peer::OneSided => tcp(1)?,
-        Peer::CalledUnbatched => tcp(1)?,
+        Peer::CalledUnbatched => vec![Server::with_workloads(job, &address(Far::Tcp, "server", job))?],
         Peer::CalledHere(far) | Peer::CalledThere(far) | Peer::CalledAnywhere(far) => {
-            let server = server_at(far, "server", job)?;
+            let server = Server::with_workloads(job, &address(far, "server", job))?;
             if let Some((_, theirs)) = apart {
                 server.keep_on(theirs)?;
             }

@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_told_from_what_went_wrong() {
+    fn an_unavailable_contender_is_told_from_a_failed_one() {
         let missing = unavailable("no zram", "modprobe zram").context("while setting up");
         assert_eq!(
             setback(&missing, &[]),

@@ -22,6 +22,7 @@ pub mod machine;
 mod places;
 mod plot;
 pub mod report;
+mod serve;
 mod server;
 pub mod stats;
 mod swap;
@@ -73,6 +74,9 @@ enum Command {
     /// Wait for the end of stdin, then undo what a killed run has left behind.
     #[command(hide = true)]
     Keeper,
+    /// Keep far memory for a sample, with the functions of the workloads.
+    #[command(hide = true)]
+    Serve(serve::Serve),
 }
 
 #[derive(Debug, Args)]
@@ -153,6 +157,7 @@ impl Cli {
                 driver::keep(std::io::stdin(), Path::new(LEDGER))?;
                 Ok(0)
             }
+            Command::Serve(args) => serve::run(args).map(|()| 0),
             Command::Report(report) => {
                 let root = tree();
                 let results = report.results.unwrap_or(root.join("bench/results"));

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_is_described() {
+    fn a_description_of_this_machine_is_complete() {
         let machine = Machine::this();
         assert!(machine.memory_bytes > 1 << 20);
         assert!(machine.kernel.contains('.'));

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_draw_is_no_nonsense() {
+    fn a_plot_without_points_is_valid() {
         let svg = plot(false, vec![None, None, None]);
         assert!(!svg.contains("NaN") && !svg.contains("inf"));
     }

@@ -30,6 +30,13 @@ impl Server {
         Server::farfield_with(job, listen, &[])
     }
 
+    /// Starts a memory server that has the functions of the workloads too.
+    pub(crate) fn with_workloads(job: &Job<'_>, listen: &str) -> Result<Server> {
+        let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+        command.args(["serve", "--listen", listen, "--capacity", &(job.data_bytes * 2).to_string()]);
+        Server::start_far(command, job)
+    }
+
     /// One that takes code.
     pub(crate) fn sandbox(job: &Job<'_>) -> Result<Server> {
         Server::farfield_with(job, "tcp://127.0.0.1:0", &["--sandbox"])
@@ -54,8 +61,14 @@ impl Server {
         let mut command = Command::new(binary(job)?);
         command.args(["serve", "--listen", listen, "--capacity", &format!("{}B", job.data_bytes * 2)]);
         command.args(options);
-        // It ends with us even if we are killed, and waits for no client when told to stop.
-        command.args(["--parent-pid", &std::process::id().to_string(), "--drain-timeout", "0"]);
+        command.args(["--drain-timeout", "0"]); // It waits for no client when told to stop.
+        Server::start_far(command, job)
+    }
+
+    /// Starts a memory server that ends with this process, even if this process is killed, and waits
+    /// until it listens.
+    fn start_far(mut command: Command, job: &Job<'_>) -> Result<Server> {
+        command.args(["--parent-pid", &std::process::id().to_string()]);
         let (out, err) = (job.scratch.join("server.stdout"), job.scratch.join("server.stderr"));
         let mut server = Server::start(command, &out, &err)?;
         server.wait_until_ready(&err, || {

@@ -79,7 +79,7 @@ mod tests {
     use crate::swap::Unavailable;
 
     #[test]
-    fn who_lacks_a_module_is_told_how_to_get_it() {
+    fn a_missing_python_module_is_reported_with_advice() {
         let scratch = std::env::temp_dir().join(format!("farfield-bench-tables-{}", std::process::id()));
         fs::create_dir_all(&scratch).unwrap();
         for python in ["/bin/false", "/nothing/python3"] {

@@ -97,7 +97,7 @@ fn assert_clean(folder: &Path, pid: u32) {
 }
 
 #[test]
-fn nothing_is_left_behind_by_an_interrupted_or_a_killed_run() {
+fn interrupted_and_killed_runs_leave_nothing_behind() {
     let first = folder("smoke");
     if smoke(&first).is_none() {
         return;

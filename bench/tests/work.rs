@@ -1,7 +1,9 @@
 //! The workload programs of the far heap, small: whatever keeps the data, the result is the same. Danger: an experiment that measures a
 //! mistake, and is not looked at before it has run for an hour.
 
+use farfield_bench_functions::with_workloads;
 use farfield_server::{Config, Server};
+use farfield_wic::Registry;
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -10,6 +12,11 @@ use std::time::Duration;
 
 /// Machines that do much else are slow.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Returns the functions of a server of experiments.
+fn functions() -> Registry {
+    with_workloads(Registry::standard())
+}
 
 /// Runs a workload; its checksum and its phases.
 fn work(arguments: &[&str]) -> (String, Vec<String>) {
@@ -175,7 +182,8 @@ fn lists() {
 fn walks_whose_best_place_changes() {
     let path = std::env::temp_dir().join(format!("farfield-bench-shift-{}.sock", std::process::id()));
     let listen = vec![format!("unix:{}", path.display()).parse().unwrap()];
-    let server = Server::start(Config { listen, call_within: PATIENCE, ..Config::default() }).unwrap();
+    let server =
+        Server::start(Config { listen, functions: functions(), call_within: PATIENCE, ..Config::default() }).unwrap();
     let url = &server.endpoints()[0];
     let shift = |place: &str| {
         let peer = format!("{place}:{url}");
@@ -204,7 +212,8 @@ fn a_loop_and_a_function_walk_alike() {
 #[test]
 fn logs_and_tables() {
     let listen = vec!["tcp://127.0.0.1:0".parse().unwrap()];
-    let server = Server::start(Config { listen, call_within: PATIENCE, ..Config::default() }).unwrap();
+    let server =
+        Server::start(Config { listen, functions: functions(), call_within: PATIENCE, ..Config::default() }).unwrap();
     let url = &server.endpoints()[0];
     let check = |workload: &str, in_flight: &str, ops: &str, peers: &[String]| {
         let ask = |peer: &str| {
@@ -217,7 +226,7 @@ fn logs_and_tables() {
         peers.iter().for_each(|peer| assert_eq!(ask(peer), expected, "{workload}, {peer}"));
     };
     for workload in ["log", "cuckoo"] {
-        check(workload, "32", "60000", &[]);
+        check(workload, "32", "10000", &[]);
         check(workload, "1", "3000", &["one-sided:ram:".to_owned()]);
         check(workload, "16", "400", &[format!("server:{url}"), format!("auto:{url}")]);
         check(workload, "4", "100", &[format!("client:{url}"), format!("server:{url}")]);

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_behind_a_slow_request_is_late() {
+    fn a_request_behind_a_slow_one_is_late() {
         let (calm, rows) = times(100_000, 1, 1000);
         let (late, _) = times(100_000, 1, 2_000_000);
         assert!(rows.len() == 1000 && rows.iter().all(|row| *row == 1));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_arrived_meanwhile_are_served_together() {
+    fn requests_that_arrived_meanwhile_are_served_together() {
         let (alone, _) = times(100_000, 1, 2_000_000);
         let (together, rows) = times(100_000, 64, 2_000_000);
         assert_eq!(rows.iter().sum::<u64>(), 1000);

@@ -52,7 +52,7 @@ int main(void) {
 
     // Random order, reads mixed with writes.
     uint64_t state = 42, total = 0;
-    for (int i = 0; i < 30000; i++) {
+    for (int i = 0; i < 12000; i++) {
         state = mix(state + i);
         uint64_t *word = (uint64_t *)(dense + (state % (bytes / 8)) * 8);
         total += *word;

@@ -4,25 +4,12 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// SplitMix64: small, and the same numbers on every machine.
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-}
-
 /// Lines of random keys and numbers, about `bytes` in all.
 pub fn random_lines(bytes: usize, seed: u64) -> String {
-    let mut numbers = Numbers(seed);
+    let mut numbers = fastrand::Rng::with_seed(seed);
     let mut text = String::with_capacity(bytes + 100);
     while text.len() < bytes {
-        let (a, b) = (numbers.next(), numbers.next());
+        let (a, b) = (numbers.u64(..), numbers.u64(..));
         let _ = writeln!(text, "{a:016x} {} {:05}", b >> 40, b % 100_000);
     }
     text
@@ -30,14 +17,14 @@ pub fn random_lines(bytes: usize, seed: u64) -> String {
 
 /// Text of words that come as often as words do (few very often, many rarely), about `bytes` in all: it compresses like text.
 pub fn random_words(bytes: usize, seed: u64) -> String {
-    let mut numbers = Numbers(seed);
+    let mut numbers = fastrand::Rng::with_seed(seed);
     let syllables =
         ["ka", "ri", "no", "tem", "sol", "ve", "da", "mi", "ur", "est", "lo", "pan", "gri", "fe", "os", "qua"];
     let words: Vec<String> = (0..20_000)
         .map(|_| {
             let mut word = String::new();
-            for _ in 0..=numbers.next() % 4 {
-                word += syllables[(numbers.next() % syllables.len() as u64) as usize];
+            for _ in 0..numbers.u32(1..=4) {
+                word += syllables[numbers.usize(..syllables.len())];
             }
             word
         })
@@ -46,7 +33,7 @@ pub fn random_words(bytes: usize, seed: u64) -> String {
     let mut column = 0;
     while text.len() < bytes {
         // The product of two fractions is small most of the time.
-        let (a, b) = (numbers.next() >> 32, numbers.next() >> 32);
+        let (a, b) = (u64::from(numbers.u32(..)), u64::from(numbers.u32(..)));
         let word = &words[(((a * b) >> 32) as usize * words.len()) >> 32];
         text += word;
         column += word.len() + 1;

@@ -36,7 +36,7 @@ pub use far::{FarRun, Server};
 pub use gone::{ask_until, ask_until_gone};
 pub use job::{Far, Footprint, Job, Report};
 pub use process::{Command, Ended, Running, kill_marked, marked_processes, window_pss_bytes};
-pub use random::Random;
+pub use random::seeded;
 pub use relay::Relay;
 pub use scratch::Scratch;
 

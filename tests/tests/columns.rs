@@ -6,8 +6,9 @@
 use farfield::collections::{CONDITIONS_MAX, KEYS_MAX, KeyColumn};
 use farfield::{CallError, FarError, FarVec, Fault, Health, Heap, Number, OffloadError, Part, Plane, Where};
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, Over, PATIENCE, Random, Scratch, ask_until, ask_until_gone, tier, wait_until};
-use farfield_wic::{List, Registry};
+use farfield_tests::{MIB, Over, PATIENCE, Scratch, ask_until, ask_until_gone, seeded, tier, wait_until};
+use farfield_wic::{Aggregate, Registry};
+use fastrand::Rng;
 use std::cmp;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -39,8 +40,8 @@ fn heap(url: &str, plane: Plane) -> Heap {
     builder.patience(PATIENCE).build().expect("the server accepts")
 }
 
-fn word(random: &mut Random) -> u64 {
-    (0..3).fold(0, |word, _| word << 24 | random.below(1 << 24) as u64)
+fn word(random: &mut Rng) -> u64 {
+    (0..3).fold(0, |word, _| word << 24 | random.usize(..1 << 24) as u64)
 }
 
 /// The same bits, whatever they say.
@@ -69,30 +70,30 @@ fn compare<N: Number>(heap: &Heap, vec: &FarVec<N>, right: &[N]) {
 }
 
 /// Near and far by turns: some are changed, some are read.
-fn stir<N: Number>(heap: &Heap, random: &mut Random, vec: &mut FarVec<N>, model: &mut [N], make: fn(u64) -> N) {
-    for _ in 0..random.below(200) {
-        let (index, number) = (random.below(model.len()), make(word(random)));
+fn stir<N: Number>(heap: &Heap, random: &mut Rng, vec: &mut FarVec<N>, model: &mut [N], make: fn(u64) -> N) {
+    for _ in 0..random.usize(..200) {
+        let (index, number) = (random.usize(..model.len()), make(word(random)));
         *vec.get_mut(&heap.enter(), index).unwrap().unwrap() = number;
         model[index] = number;
-        vec.read(random.below(model.len()), |_| ()).unwrap();
+        vec.read(random.usize(..model.len()), |_| ()).unwrap();
     }
 }
 
 /// While this goes on another thread reads the vector and changes something else in the heap.
 fn beside<N: Number, R>(
     heap: &Heap,
-    random: &mut Random,
+    random: &mut Rng,
     (vec, model): (&FarVec<N>, &[N]),
     other: &mut FarVec<u64>,
     work: impl FnOnce() -> R,
 ) -> R {
     let is_over = AtomicBool::new(false);
-    let mut of_reader = Random::new(word(random));
+    let mut of_reader = seeded(word(random));
     std::thread::scope(|threads| {
         let is_over = &is_over;
         let reader = threads.spawn(move || {
             while !is_over.load(Ordering::Relaxed) {
-                let index = of_reader.below(model.len());
+                let index = of_reader.usize(..model.len());
                 assert_eq!(bits(vec.get(&heap.enter(), index).unwrap().unwrap()), bits(model[index]));
                 let index = index % other.len();
                 *other.get_mut(&heap.enter(), index).unwrap().unwrap() += 1;
@@ -107,7 +108,7 @@ fn beside<N: Number, R>(
     })
 }
 
-fn copy_and_take<N: Number>(heap: &Heap, random: &mut Random, rounds: usize, make: fn(u64) -> N) {
+fn copy_and_take<N: Number>(heap: &Heap, random: &mut Rng, rounds: usize, make: fn(u64) -> N) {
     let count = (NEAR * 3 / 2) as usize / size_of::<N>();
     let mut model: Vec<N> = (0..count).map(|_| make(word(random))).collect();
     let mut vec = vec_of(heap, &model);
@@ -115,7 +116,7 @@ fn copy_and_take<N: Number>(heap: &Heap, random: &mut Random, rounds: usize, mak
     for _ in 0..rounds {
         for place in PLACES {
             stir(heap, random, &mut vec, &mut model, make);
-            let (one, end) = (random.below(count + 1), random.below(count + 1));
+            let (one, end) = (random.usize(..count + 1), random.usize(..count + 1));
             let range = one.min(end)..one.max(end);
             let copied = beside(heap, random, (&vec, &model), &mut other, || {
                 vec.copy(heap).over(range.clone()).at(place).run().unwrap_or_else(|error| panic!("{place:?}: {error}"))
@@ -129,10 +130,10 @@ fn copy_and_take<N: Number>(heap: &Heap, random: &mut Random, rounds: usize, mak
             copy.push(model[0]);
             compare(heap, &copied, &copy);
 
-            let indices: Vec<u64> = (0..random.below(8_000)).map(|_| random.below(count) as u64).collect();
+            let indices: Vec<u64> = (0..random.usize(..8_000)).map(|_| random.usize(..count) as u64).collect();
             let mut far = vec_of(heap, &indices);
-            let is_far = random.below(2) == 0;
-            if random.below(2) == 0 && !indices.is_empty() {
+            let is_far = random.usize(..2) == 0;
+            if random.usize(..2) == 0 && !indices.is_empty() {
                 // Some of it is near, and newer than what is far.
                 heap.write_back(far.far_ranges(..)).unwrap();
                 *far.get_mut(&heap.enter(), 0).unwrap().unwrap() = indices[0];
@@ -152,7 +153,7 @@ fn copy_and_take<N: Number>(heap: &Heap, random: &mut Random, rounds: usize, mak
 
 #[test]
 fn copies_and_orders_are_those_of_a_loop_on_each_plane() {
-    let mut random = Random::new(0xc09);
+    let mut random = seeded(0xc09);
     let (_server, urls) = serve(Registry::standard());
     for (plane, url) in PLANES.into_iter().zip(&urls) {
         let heap = heap(url, plane);
@@ -170,7 +171,7 @@ fn copies_and_orders_are_those_of_a_loop_on_each_plane() {
 
 fn sorted_and_ordered<N: Number>(
     heap: &Heap,
-    random: &mut Random,
+    random: &mut Rng,
     count: usize,
     make: fn(u64) -> N,
     compare_two: fn(&N, &N) -> cmp::Ordering,
@@ -180,9 +181,9 @@ fn sorted_and_ordered<N: Number>(
     let mut other = vec_of(heap, &Vec::from_iter(0..50_000u64));
     for place in PLACES {
         stir(heap, random, &mut vec, &mut model, make);
-        let range = random.below(count / 3)..count - random.below(count / 3);
+        let range = random.usize(..count / 3)..count - random.usize(..count / 3);
         // All of it may have room near: so most is sent away, and some of what is near is newer than what is far.
-        heap.write_back(vec.far_ranges(random.below(count / 3)..)).unwrap();
+        heap.write_back(vec.far_ranges(random.usize(..count / 3)..)).unwrap();
         stir(heap, random, &mut vec, &mut model, make);
         let (sorted, order) = beside(heap, random, (&vec, &model), &mut other, || {
             let sorting = || vec.sorted(heap).over(range.clone()).at(place);
@@ -217,7 +218,7 @@ macro_rules! by_number {
 
 #[test]
 fn sorted_copies_and_their_orders_are_those_of_a_loop_for_each_type_and_plane() {
-    let mut random = Random::new(0x50f7);
+    let mut random = seeded(0x50f7);
     let (_server, urls) = serve(Registry::standard());
     for (plane, url) in PLANES.into_iter().zip(&urls) {
         let heap = heap(url, plane);
@@ -282,7 +283,7 @@ fn shuffled(len: usize) -> Vec<u64> {
 }
 
 #[test]
-fn what_is_far_stays_far_and_so_does_what_is_made_of_it() {
+fn far_columns_and_their_results_stay_far() {
     let (_server, urls) = serve(Registry::standard());
     for url in &urls {
         let heap = heap(url, Plane::Page);
@@ -386,7 +387,7 @@ fn scopes_other_heaps_and_wrong_indices_are_said() {
 #[test]
 fn pools_without_one_server_and_servers_without_the_function_do_it_near() {
     let (_server, urls) = serve(Registry::standard());
-    let (_old, of_old) = serve(Registry::new().with::<List>());
+    let (_old, of_old) = serve(Registry::new().with::<Aggregate>());
     let words: Vec<u64> = (0..NEAR * 3 / 2 / 8).collect();
     let order = shuffled(words.len());
     let right: Vec<u64> = order.iter().map(|index| words[*index as usize]).collect();
@@ -423,8 +424,8 @@ fn pools_without_one_server_and_servers_without_the_function_do_it_near() {
 }
 
 /// Few values and many, by turns, so that answers are full at different rows.
-fn key(random: &mut Random, row: usize) -> i16 {
-    if (row / 7000).is_multiple_of(2) { random.below(7) as i16 - 3 } else { random.below(3000) as i16 }
+fn key(random: &mut Rng, row: usize) -> i16 {
+    if (row / 7000).is_multiple_of(2) { random.usize(..7) as i16 - 3 } else { random.usize(..3000) as i16 }
 }
 
 /// A column, and the numbers that it has.
@@ -499,10 +500,10 @@ fn of_bits_and_many(
     assert_eq!(found, wanted, "{place:?}, {rows:?}");
 }
 
-fn tally_group_rank_and_find(heap: &Heap, random: &mut Random, places: &[Where], rounds: usize) {
+fn tally_group_rank_and_find(heap: &Heap, random: &mut Rng, places: &[Where], rounds: usize) {
     let count = 60_000;
     let keys: Vec<i16> = (0..count).map(|row| key(random, row)).collect();
-    let marks: Vec<f32> = (0..count).map(|_| [0.0, -0.0, 1.5, f32::NAN][random.below(4)]).collect();
+    let marks: Vec<f32> = (0..count).map(|_| [0.0, -0.0, 1.5, f32::NAN][random.usize(..4)]).collect();
     let make: fn(u64) -> f64 = |bits| if bits.is_multiple_of(1001) { f64::NAN } else { (bits as i16 as f64) * 0.1 };
     let mut fares: Vec<f64> = (0..count).map(|_| make(word(random))).collect();
     let bits_of_rows: Vec<u64> = (0..count.div_ceil(64)).map(|_| word(random)).collect();
@@ -511,13 +512,13 @@ fn tally_group_rank_and_find(heap: &Heap, random: &mut Random, places: &[Where],
     let mut other = vec_of(heap, &Vec::from_iter(0..50_000u64));
     for place in places.repeat(rounds) {
         stir(heap, random, &mut of_fares, &mut fares, make);
-        let (one, end) = (random.below(count + 1), random.below(count + 1));
+        let (one, end) = (random.usize(..count + 1), random.usize(..count + 1));
         let rows = one.min(end)..one.max(end);
         // All of it has room near: so some of each column is sent away.
-        let mut some = || random.below(count / 2)..random.below(count / 2) + count / 2;
+        let mut some = || random.usize(..count / 2)..random.usize(..count / 2) + count / 2;
         let (of_one, of_other) = (of_keys.far_ranges(some()), of_marks.far_ranges(some()));
         heap.write_back(of_one.chain(of_other).chain(of_fares.far_ranges(some()))).unwrap();
-        heap.write_back(of_bits.far_ranges(random.below(bits_of_rows.len())..)).unwrap();
+        heap.write_back(of_bits.far_ranges(random.usize(..bits_of_rows.len())..)).unwrap();
         let right = |error: OffloadError| -> ! { panic!("{place:?}, {rows:?}: {error}") };
         beside(heap, random, (&of_fares, &fares), &mut other, || {
             let found = heap.tally(&of_keys).over(rows.clone()).at(place).run().unwrap_or_else(|error| right(error));
@@ -559,7 +560,7 @@ fn tally_group_rank_and_find(heap: &Heap, random: &mut Random, places: &[Where],
         let ranks = || of_fares.ranks(heap).over(rows.clone()).at(place);
         let middle = sorted.len().checked_sub(1).map(|last| sorted[last / 2]);
         assert_eq!(bits(ranks().median().unwrap_or_else(|error| right(error))), bits(middle));
-        let rank = random.below(count);
+        let rank = random.usize(..count);
         assert_eq!(bits(ranks().nth(rank as u64).unwrap()), bits(sorted.get(rank)));
         assert_eq!(bits(ranks().quantile(1.0).unwrap()), bits(sorted.last()));
 
@@ -578,7 +579,7 @@ fn tally_group_rank_and_find(heap: &Heap, random: &mut Random, places: &[Where],
 
 #[test]
 fn counts_groups_ranks_and_places_are_those_of_a_loop_on_each_plane() {
-    let mut random = Random::new(0x9c0);
+    let mut random = seeded(0x9c0);
     let (_server, urls) = serve(Registry::standard());
     for (plane, url) in PLANES.into_iter().zip(&urls) {
         tally_group_rank_and_find(&heap(url, plane), &mut random, &PLACES, tier(1, 10));
@@ -589,9 +590,9 @@ fn counts_groups_ranks_and_places_are_those_of_a_loop_on_each_plane() {
 #[test]
 fn many_near_rows_are_counted_as_by_a_loop() {
     let (_server, urls) = serve(Registry::standard());
-    let mut random = Random::new(17);
-    let keys: Vec<u16> = (0..700_000).map(|_| random.below(5000) as u16).collect();
-    let fares: Vec<f64> = keys.iter().map(|key| f64::from(*key) * 0.1 - random.below(90) as f64).collect();
+    let mut random = seeded(17);
+    let keys: Vec<u16> = (0..700_000).map(|_| random.usize(..5000) as u16).collect();
+    let fares: Vec<f64> = keys.iter().map(|key| f64::from(*key) * 0.1 - random.usize(..90) as f64).collect();
     let all = (Bound::Unbounded, Bound::Unbounded);
     let (mut counts, mut parts) = (BTreeMap::<u16, u64>::new(), BTreeMap::<u16, Part<f64>>::new());
     for (key, fare) in keys.iter().zip(&fares) {
@@ -621,7 +622,7 @@ fn many_near_rows_are_counted_as_by_a_loop() {
 
 #[test]
 fn over_a_stripe_rows_are_asked_for_where_all_their_columns_are() {
-    let mut random = Random::new(0x9c2);
+    let mut random = seeded(0x9c2);
     let (_one, of_one) = serve(Registry::standard());
     let (_other, of_other) = serve(Registry::standard());
     for (plane, url) in [
@@ -663,7 +664,7 @@ fn over_a_stripe_rows_are_asked_for_where_all_their_columns_are() {
 fn ranks_of_long_columns_are_right_whatever_their_first_rows_say() {
     let (_server, urls) = serve(Registry::standard());
     let heap = heap(&urls[2], Plane::Page);
-    let mut random = Random::new(0x9c1);
+    let mut random = seeded(0x9c1);
     let rows = (1 << 20) + 4321;
     let shapes: [&mut dyn FnMut(usize) -> i16; 5] = [
         &mut |_| word(&mut random) as i16,
@@ -776,7 +777,7 @@ fn a_server_that_is_killed_while_it_sorts_gives_an_error_by_name() {
 
 #[test]
 fn over_a_mirror_columns_are_made_and_asked_at_its_servers() {
-    let mut random = Random::new(0x22);
+    let mut random = seeded(0x22);
     let (_one, of_one) = serve(Registry::standard());
     let (_other, of_other) = serve(Registry::standard());
     let url = format!("mirror({},{})", of_one[0], of_other[2]);
@@ -799,9 +800,9 @@ fn over_a_mirror_columns_are_made_and_asked_at_its_servers() {
 }
 
 /// Copies, orders and sorted copies, made where the numbers are as long as a server holds everything.
-fn make_some(heap: &Heap, random: &mut Random, vec: &FarVec<u64>, words: &[u64]) {
-    let place = if random.below(2) == 0 { Where::Auto } else { Where::Server };
-    let from = random.below(words.len() / 2);
+fn make_some(heap: &Heap, random: &mut Rng, vec: &FarVec<u64>, words: &[u64]) {
+    let place = if random.usize(..2) == 0 { Where::Auto } else { Where::Server };
+    let from = random.usize(..words.len() / 2);
     let near = |made: Result<FarVec<u64>, OffloadError>, again: &dyn Fn() -> Result<FarVec<u64>, OffloadError>| {
         match made {
             Ok(made) => made,
@@ -817,7 +818,7 @@ fn make_some(heap: &Heap, random: &mut Random, vec: &FarVec<u64>, words: &[u64])
     let copy = || vec.copy(heap).over(from..);
     let copied = near(copy().at(place).run(), &|| copy().run());
     compare(heap, &copied, &words[from..]);
-    let indices: Vec<u64> = (0..20_000).map(|_| random.below(words.len()) as u64).collect();
+    let indices: Vec<u64> = (0..20_000).map(|_| random.usize(..words.len()) as u64).collect();
     let taken = near(vec.take(heap, &indices).at(place).run(), &|| vec.take(heap, &indices).run());
     let right: Vec<u64> = indices.iter().map(|index| words[*index as usize]).collect();
     compare(heap, &taken, &right);
@@ -829,8 +830,8 @@ fn make_some(heap: &Heap, random: &mut Random, vec: &FarVec<u64>, words: &[u64])
 }
 
 #[test]
-fn what_is_made_is_whole_while_servers_of_a_mirror_are_killed() {
-    let mut random = Random::new(0xc0de);
+fn results_are_whole_while_servers_of_a_mirror_are_killed() {
+    let mut random = seeded(0xc0de);
     let scratch = Scratch::new("columns-kills");
     let begin = |number: usize, url: &str| {
         farfield_tests::Server::start_at::<&str>(&scratch, &format!("server-{number}"), url.to_owned(), [])
@@ -841,17 +842,17 @@ fn what_is_made_is_whole_while_servers_of_a_mirror_are_killed() {
     let words = words();
     let vec = vec_of(&heap, &words);
     let (rounds, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let mut of_killer = Random::new(word(&mut random));
+    let mut of_killer = seeded(word(&mut random));
     std::thread::scope(|threads| {
         let killer = threads.spawn(|| {
             let _over = Over(&is_over);
             for kill in 0..tier(4, 40) {
-                let from = rounds.load(Ordering::Relaxed) + of_killer.below(2);
+                let from = rounds.load(Ordering::Relaxed) + of_killer.usize(..2);
                 wait_until("all goes on", || rounds.load(Ordering::Relaxed) >= from);
                 wait_until("both hold everything", || heap.health() == Health::Good);
-                std::thread::sleep(Duration::from_millis(of_killer.below(300) as u64));
+                std::thread::sleep(Duration::from_millis(of_killer.usize(..300) as u64));
                 servers[kill % 2].take().unwrap().kill();
-                std::thread::sleep(Duration::from_millis(of_killer.below(200) as u64));
+                std::thread::sleep(Duration::from_millis(of_killer.usize(..200) as u64));
                 servers[kill % 2] = Some(begin(kill % 2, &urls[kill % 2]));
             }
         });

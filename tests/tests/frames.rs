@@ -17,8 +17,9 @@ use farfield_frame::arrow::datatypes::{
 use farfield_frame::arrow::util::display::array_value_to_string;
 use farfield_frame::{Agg, CHUNK_ROWS, FarFrame, FrameError, Join, SortBy};
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, PATIENCE, Random, Scratch, project, shared_data, tier};
+use farfield_tests::{MIB, PATIENCE, Scratch, project, seeded, shared_data, tier};
 use farfield_wic::Registry;
+use fastrand::Rng;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -60,19 +61,19 @@ fn schema() -> SchemaRef {
 }
 
 /// The same rows far and near.
-fn twins(random: &mut Random, heap: &Arc<Heap>) -> (FarFrame, RecordBatch) {
+fn twins(random: &mut Rng, heap: &Arc<Heap>) -> (FarFrame, RecordBatch) {
     let mut rows = 0..tier(10, 40) * CHUNK_ROWS + 77;
     let mut batches = Vec::new();
     while !rows.is_empty() {
-        let now: Vec<usize> = rows.by_ref().take(1 + random.below(3 * CHUNK_ROWS)).collect();
-        let mut odd = |_: &usize| match random.below(40) {
+        let now: Vec<usize> = rows.by_ref().take(1 + random.usize(..3 * CHUNK_ROWS)).collect();
+        let mut odd = |_: &usize| match random.usize(..40) {
             0 => Some(f64::NAN),
             1 => Some(-0.0),
             2 => None,
             number => Some(number as f64 / 8.0 - 2.0),
         };
         let odd: Float64Array = now.iter().map(&mut odd).collect();
-        let halves: Vec<i32> = now.iter().map(|_| random.below(60) as i32 - 20).collect();
+        let halves: Vec<i32> = now.iter().map(|_| random.usize(..60) as i32 - 20).collect();
         // What is there below a null is no value, and a whole chunk has none.
         let tip: Vec<f64> = halves.iter().map(|halves| f64::from(*halves) / 2.0).collect();
         let tip = Float64Array::new(
@@ -81,9 +82,9 @@ fn twins(random: &mut Random, heap: &Arc<Heap>) -> (FarFrame, RecordBatch) {
         );
         let columns: Vec<ArrayRef> = vec![
             Arc::new(Int32Array::from_iter_values(now.iter().map(|row| *row as i32))),
-            Arc::new(Int64Array::from_iter_values(now.iter().map(|_| random.below(2000) as i64 - 1000))),
-            Arc::new(UInt8Array::from_iter_values(now.iter().map(|_| random.below(256) as u8))),
-            Arc::new(Float64Array::from_iter_values(now.iter().map(|_| random.below(2000) as f64 / 4.0 - 250.0))),
+            Arc::new(Int64Array::from_iter_values(now.iter().map(|_| random.usize(..2000) as i64 - 1000))),
+            Arc::new(UInt8Array::from_iter_values(now.iter().map(|_| random.usize(..256) as u8))),
+            Arc::new(Float64Array::from_iter_values(now.iter().map(|_| random.usize(..2000) as f64 / 4.0 - 250.0))),
             Arc::new(odd),
             Arc::new(tip),
             Arc::new(now.iter().map(|row| (row % 17 > 0).then_some((row / 5000) as i32)).collect::<Date32Array>()),
@@ -123,7 +124,7 @@ fn check(near: &RecordBatch, scan: farfield_frame::Scan, keep: impl Fn(usize) ->
 fn a_scan_keeps_what_a_comparison_keeps() {
     let scratch = Scratch::new("scan");
     let (_servers, heaps) = heaps(&scratch);
-    let mut random = Random::new(1);
+    let mut random = seeded(1);
     for heap in &heaps {
         let (far, near) = twins(&mut random, heap);
         let column = |name: &str| near.column(near.schema().index_of(name).unwrap()).clone();
@@ -208,7 +209,7 @@ fn a_scan_keeps_what_a_comparison_keeps() {
 }
 
 #[test]
-fn what_cannot_be_scanned_is_said() {
+fn columns_that_cannot_be_scanned_are_an_error() {
     let heap = Arc::new(Heap::builder().near(NEAR).far(64 * MIB).build().unwrap());
     let far = FarFrame::from_csv_text(&heap, "zone,fare\nHarlem,7.5\n").unwrap();
     assert!(matches!(far.scan(&["zones"]), Err(FrameError::NoColumn { name }) if name == "zones"));
@@ -229,12 +230,12 @@ fn what_cannot_be_scanned_is_said() {
 }
 
 /// Keys and numbers with and without nulls, whose groups are found where they are, and a column of strings, which has nothing to be added up.
-fn mixture(random: &mut Random) -> RecordBatch {
+fn mixture(random: &mut Rng) -> RecordBatch {
     let odd = [f64::NAN, -0.0, 0.0, f64::INFINITY, 0.1, 1e300];
     let mut column =
-        |what: &mut dyn FnMut(&mut Random) -> i64| -> Vec<i64> { (0..GROUPED).map(|_| what(random)).collect() };
-    let keys = [4, 300, 9000].map(|keys| column(&mut |random| random.below(keys) as i64 - 2));
-    let numbers = column(&mut |random| random.below(1 << 20) as i64 - 1000);
+        |what: &mut dyn FnMut(&mut Rng) -> i64| -> Vec<i64> { (0..GROUPED).map(|_| what(random)).collect() };
+    let keys = [4, 300, 9000].map(|keys| column(&mut |random| random.usize(..keys) as i64 - 2));
+    let numbers = column(&mut |random| random.usize(..1 << 20) as i64 - 1000);
     let with_nulls = |nulls: usize, keys: &[i64]| -> Vec<Option<i64>> {
         keys.iter().enumerate().map(|(row, key)| Some(*key).filter(|_| row * row % 11 >= nulls)).collect()
     };
@@ -285,7 +286,7 @@ fn mixture(random: &mut Random) -> RecordBatch {
 fn groups_that_are_found_where_they_are_are_those_of_rows_looked_at() {
     let scratch = Scratch::new("groups");
     let (_servers, heaps) = heaps(&scratch);
-    let rows = mixture(&mut Random::new(3));
+    let rows = mixture(&mut seeded(3));
     let bits = |array: &ArrayRef| {
         let floats = array.as_primitive_opt::<Float64Type>()?.iter();
         // One NaN is as good as another.
@@ -371,7 +372,7 @@ fn sorted(heap: &Arc<Heap>, groups: RecordBatch, by: &[&str]) -> RecordBatch {
 fn sums_and_groups_of_rows_that_ranges_keep_are_those_of_rows_looked_at() {
     let scratch = Scratch::new("kept");
     let (_servers, heaps) = heaps(&scratch);
-    let rows = mixture(&mut Random::new(5));
+    let rows = mixture(&mut seeded(5));
     let end = GROUPED as i64;
     // Of one column that ascends, so that most chunks are kept whole or not at all; of columns of which every chunk has some; and of both.
     // Of columns with nulls, of ranges that have the zeros below them.

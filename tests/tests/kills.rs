@@ -16,17 +16,6 @@ enum Victim {
     Child,
 }
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % end
-    }
-}
-
 /// The process of the job that is to be killed. `None`: it is not there yet, or has ended.
 fn find(job: &Running, victim: Victim) -> Option<i32> {
     let children_of = |parent: i32| {
@@ -47,7 +36,7 @@ fn find(job: &Running, victim: Victim) -> Option<i32> {
 fn kill_many(name: &str, mode: &str, start: impl Fn(&Scratch) -> Server) {
     let seed = std::env::var("FARFIELD_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1u64);
     println!("FARFIELD_SEED={seed}");
-    let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let mut random = fastrand::Rng::with_seed(seed);
     let scratch = Scratch::new(name);
     let Some(hog) = compile("hog", scratch.path()) else { return };
     let hog = hog.to_str().expect("an ASCII path");
@@ -55,12 +44,12 @@ fn kill_many(name: &str, mode: &str, start: impl Fn(&Scratch) -> Server) {
     let options = ["--near", "16M", "--mode", mode, "--far", server.url()];
     let mut killed = [0; 3];
     for round in 0..tier(6, 1000) {
-        let victim = [Victim::Runner, Victim::Program, Victim::Child][random.below(3) as usize];
-        let threads = ["1", "3"][random.below(2) as usize];
+        let victim = [Victim::Runner, Victim::Program, Victim::Child][random.u64(..3) as usize];
+        let threads = ["1", "3"][random.u64(..2) as usize];
         let rounds = if victim == Victim::Child { "2" } else { "0" };
         let job = FarRun::new(&scratch, options, [hog, "48", rounds, "2", threads]).start();
         // Any moment is as good as another.
-        std::thread::sleep(Duration::from_millis(random.below(150)));
+        std::thread::sleep(Duration::from_millis(random.u64(..150)));
         if let Some(pid) = find(&job, victim) {
             // SAFETY: a system call with two integers; a process of this job.
             unsafe { libc::kill(pid, libc::SIGKILL) };

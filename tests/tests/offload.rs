@@ -5,8 +5,9 @@
 
 use farfield::{CallError, FarError, FarVec, Health, Heap, Number, OffloadError, Part, Plane, Where};
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, Over, PATIENCE, Random, Relay, Scratch, ask_until_gone, tier, wait_until};
-use farfield_wic::{List, Registry};
+use farfield_tests::{MIB, Over, PATIENCE, Relay, Scratch, ask_until_gone, seeded, tier, wait_until};
+use farfield_wic::{Aggregate, Registry};
+use fastrand::Rng;
 use std::fmt::Debug;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -34,18 +35,18 @@ fn heap(url: &str, plane: Plane) -> Heap {
     builder.patience(PATIENCE).build().expect("the server accepts")
 }
 
-fn word(random: &mut Random) -> u64 {
-    (0..3).fold(0, |word, _| word << 24 | random.below(1 << 24) as u64)
+fn word(random: &mut Rng) -> u64 {
+    (0..3).fold(0, |word, _| word << 24 | random.usize(..1 << 24) as u64)
 }
 
 /// Numbers by chance.
 trait Any: Number {
-    fn any(random: &mut Random) -> Self;
+    fn any(random: &mut Rng) -> Self;
 }
 macro_rules! any {
     ($($number:ty: $make:expr;)*) => {$(
         impl Any for $number {
-            fn any(random: &mut Random) -> $number {
+            fn any(random: &mut Rng) -> $number {
                 let make: fn(u64) -> $number = $make;
                 make(word(random))
             }
@@ -86,7 +87,7 @@ fn compare<N: Number>(found: &Part<N>, right: &Part<N>) {
 }
 
 /// Changes, reads and questions by turns, while another thread uses the same vector and the same heap.
-fn ask_and_change<N: Any>(heap: &Heap, random: &mut Random, rounds: usize) {
+fn ask_and_change<N: Any>(heap: &Heap, random: &mut Rng, rounds: usize) {
     let count = (2 * NEAR) as usize / size_of::<N>();
     let mut model: Vec<N> = (0..count).map(|_| N::any(random)).collect();
     let mut vec = FarVec::new();
@@ -98,29 +99,29 @@ fn ask_and_change<N: Any>(heap: &Heap, random: &mut Random, rounds: usize) {
         other.extend(&heap.enter(), start..start + 1000).unwrap();
     }
     for _ in 0..rounds {
-        for _ in 0..random.below(300) {
-            let (index, number) = (random.below(count), N::any(random));
+        for _ in 0..random.usize(..300) {
+            let (index, number) = (random.usize(..count), N::any(random));
             *vec.get_mut(&heap.enter(), index).unwrap().unwrap() = number;
             model[index] = number;
         }
         let is_over = AtomicBool::new(false);
         std::thread::scope(|threads| {
             let (vec, model, is_over) = (&vec, &model, &is_over);
-            let mut of_reader = Random::new(word(random));
+            let mut of_reader = seeded(word(random));
             let other = &mut other;
             let reader = threads.spawn(move || {
                 while !is_over.load(Ordering::Relaxed) {
-                    let index = of_reader.below(count);
+                    let index = of_reader.usize(..count);
                     assert_eq!(bits(vec.get(&heap.enter(), index).unwrap().unwrap()), bits(model[index]));
                     *other.get_mut(&heap.enter(), index % 50_000).unwrap().unwrap() += 1;
                 }
             });
             let over = Over(is_over);
             for place in PLACES {
-                let (one, end) = (random.below(count + 1), random.below(count + 1));
+                let (one, end) = (random.usize(..count + 1), random.usize(..count + 1));
                 let range = one.min(end)..one.max(end);
                 let (low, high) = (N::any(random), N::any(random));
-                let values = match random.below(4) {
+                let values = match random.usize(..4) {
                     0 => (Bound::Included(low), Bound::Excluded(high)),
                     1 => (Bound::Excluded(low), Bound::Unbounded),
                     _ => (Bound::Unbounded, Bound::Unbounded),
@@ -139,7 +140,7 @@ fn ask_and_change<N: Any>(heap: &Heap, random: &mut Random, rounds: usize) {
 
 #[test]
 fn the_answer_is_that_of_a_loop_on_each_plane() {
-    let mut random = Random::new(0x0ff);
+    let mut random = seeded(0x0ff);
     let (_server, urls) = serve(Registry::standard());
     for (plane, url) in PLANES.into_iter().zip(&urls) {
         let heap = heap(url, plane);
@@ -185,7 +186,7 @@ fn assert_stays_far(heap: &Heap, pool: &str) {
 }
 
 #[test]
-fn what_is_far_stays_far() {
+fn aggregated_far_pages_stay_far() {
     let (_server, urls) = serve(Registry::standard());
     let heap = heap(&urls[0], Plane::Page);
     let (vec, right) = numbers(&heap);
@@ -222,7 +223,7 @@ fn numbers_are_written_back_before_the_server_is_asked() {
 #[test]
 fn pools_without_one_server_and_servers_without_the_function_answer_near() {
     let (_server, urls) = serve(Registry::standard());
-    let (_old, of_old) = serve(Registry::new().with::<List>());
+    let (_old, of_old) = serve(Registry::new().with::<Aggregate>());
     let pools = ["ram:".to_owned(), "lz:?size=64M".to_owned(), format!("stripe({},ram:)", urls[0])];
     let half_old = format!("stripe({},{})", urls[0], of_old[0]);
     let of_old: Vec<&String> = of_old.iter().chain([&half_old]).collect();
@@ -266,7 +267,7 @@ fn mirror_of_two() -> ([Server; 2], String) {
 
 #[test]
 fn over_a_mirror_the_answer_is_that_of_a_loop_and_what_is_far_stays_far() {
-    let mut random = Random::new(0x2ff);
+    let mut random = seeded(0x2ff);
     let (_servers, url) = mirror_of_two();
     for plane in PLANES {
         let heap = heap(&url, plane);
@@ -278,7 +279,7 @@ fn over_a_mirror_the_answer_is_that_of_a_loop_and_what_is_far_stays_far() {
 
 #[test]
 fn over_a_stripe_each_member_answers_for_what_it_keeps() {
-    let mut random = Random::new(0x3ff);
+    let mut random = seeded(0x3ff);
     let (_mirrored, mirror) = mirror_of_two();
     let (_one, of_one) = serve(Registry::standard());
     let (_other, of_other) = serve(Registry::standard());
@@ -310,14 +311,14 @@ fn a_member_of_a_stripe_that_dies_gives_an_error_by_name() {
 }
 
 /// Changes, and questions that are answered at a server of the mirror if one holds everything; whether it was answered there.
-fn change_and_ask(heap: &Heap, random: &mut Random, vec: &mut FarVec<u64>, model: &mut [u64]) -> bool {
+fn change_and_ask(heap: &Heap, random: &mut Rng, vec: &mut FarVec<u64>, model: &mut [u64]) -> bool {
     let all = (Bound::Unbounded, Bound::Unbounded);
-    for _ in 0..random.below(300) {
-        let (index, number) = (random.below(model.len()), word(random));
+    for _ in 0..random.usize(..300) {
+        let (index, number) = (random.usize(..model.len()), word(random));
         *vec.get_mut(&heap.enter(), index).unwrap().unwrap() = number;
         model[index] = number;
     }
-    let from = random.below(model.len());
+    let from = random.usize(..model.len());
     let right = twin(&model[from..], &all);
     compare(&vec.aggregate(heap).over(from..).run().unwrap(), &right);
     match vec.aggregate(heap).over(from..).at(Where::Server).run() {
@@ -333,7 +334,7 @@ fn change_and_ask(heap: &Heap, random: &mut Random, vec: &mut FarVec<u64>, model
 
 #[test]
 fn servers_of_a_mirror_are_killed_and_nobody_who_asks_notices() {
-    let mut random = Random::new(0xdead);
+    let mut random = seeded(0xdead);
     let scratch = Scratch::new("offload-kills");
     let begin = |number: usize, url: &str| {
         farfield_tests::Server::start_at::<&str>(&scratch, &format!("server-{number}"), url.to_owned(), [])
@@ -347,17 +348,17 @@ fn servers_of_a_mirror_are_killed_and_nobody_who_asks_notices() {
         vec.extend_from_slice(&heap.enter(), part).unwrap();
     }
     let (rounds, there, is_over) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
-    let mut of_killer = Random::new(word(&mut random));
+    let mut of_killer = seeded(word(&mut random));
     std::thread::scope(|threads| {
         let killer = threads.spawn(|| {
             let _over = Over(&is_over);
             for kill in 0..tier(4, 40) {
-                let from = rounds.load(Ordering::Relaxed) + 1 + of_killer.below(4);
+                let from = rounds.load(Ordering::Relaxed) + 1 + of_killer.usize(..4);
                 wait_until("all goes on", || rounds.load(Ordering::Relaxed) >= from);
                 wait_until("both hold everything", || heap.health() == Health::Good);
-                std::thread::sleep(Duration::from_micros(of_killer.below(20_000) as u64));
+                std::thread::sleep(Duration::from_micros(of_killer.usize(..20_000) as u64));
                 servers[kill % 2].take().unwrap().kill();
-                let from = rounds.load(Ordering::Relaxed) + of_killer.below(3);
+                let from = rounds.load(Ordering::Relaxed) + of_killer.usize(..3);
                 wait_until("it goes on", || rounds.load(Ordering::Relaxed) >= from);
                 servers[kill % 2] = Some(begin(kill % 2, &urls[kill % 2]));
             }
@@ -377,7 +378,7 @@ fn servers_of_a_mirror_are_killed_and_nobody_who_asks_notices() {
 
 #[test]
 fn a_server_of_a_mirror_that_missed_what_was_written_does_not_answer() {
-    let mut random = Random::new(0x1a7e);
+    let mut random = seeded(0x1a7e);
     let (servers, relays): (Vec<_>, Vec<_>) = (0..2)
         .map(|_| {
             let (server, urls) = serve(Registry::standard());
@@ -403,7 +404,7 @@ fn a_server_of_a_mirror_that_missed_what_was_written_does_not_answer() {
         }
         let relay = &relays[round % 2];
         relay.cut();
-        let index = random.below(model.len());
+        let index = random.usize(..model.len());
         *vec.get_mut(&heap.enter(), index).unwrap().unwrap() = round as u64;
         model[index] = round as u64;
         heap.write_back(vec.far_ranges(..)).unwrap();

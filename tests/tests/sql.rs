@@ -13,8 +13,9 @@ use farfield_server::{Config, Server};
 use farfield_sql::datafusion::datasource::MemTable;
 use farfield_sql::datafusion::prelude::{SessionConfig, SessionContext};
 use farfield_sql::{FarTable, context, to_frame};
-use farfield_tests::{MIB, PATIENCE, Random, Scratch};
+use farfield_tests::{MIB, PATIENCE, Scratch, seeded};
 use farfield_wic::Registry;
+use fastrand::Rng;
 use futures_util::StreamExt;
 use std::sync::Arc;
 use tokio::runtime::{Builder, Runtime};
@@ -49,8 +50,8 @@ fn schema() -> SchemaRef {
     ]))
 }
 
-fn batch(random: &mut Random, rows: std::ops::Range<usize>) -> RecordBatch {
-    let mut below = |end: usize| random.below(end);
+fn batch(random: &mut Rng, rows: std::ops::Range<usize>) -> RecordBatch {
+    let mut below = |end: usize| random.usize(..end);
     let eighths: Vec<usize> = rows.clone().map(|_| below(110)).collect();
     // What is there below a null is no value.
     let tips: Vec<f64> = eighths.iter().map(|eighths| *eighths as f64 / 8.0 - 1.0).collect();
@@ -80,7 +81,7 @@ fn batch(random: &mut Random, rows: std::ops::Range<usize>) -> RecordBatch {
 
 /// The same table `t` far and near, and zones to join it with.
 fn twins(heap: &Arc<Heap>) -> (SessionContext, SessionContext) {
-    let mut random = Random::new(3);
+    let mut random = seeded(3);
     let batches: Vec<RecordBatch> =
         (0..ROWS).step_by(5000).map(|start| batch(&mut random, start..ROWS.min(start + 5000))).collect();
     let zones =
@@ -344,7 +345,7 @@ fn plans_say_what_is_asked_of_far_memory() {
 }
 
 #[test]
-fn what_the_server_finds_does_not_come_near() {
+fn rows_that_the_server_filters_do_not_come_near() {
     let scratch = Scratch::new("sql-far");
     let (_server, url) = serve(&scratch);
     let heap = Heap::builder().near(NEAR / 2).near_max(NEAR / 2).far(1 << 30).pool(&url).patience(PATIENCE);

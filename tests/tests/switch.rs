@@ -5,7 +5,7 @@
 
 use farfield::{FarBox, Heap, Plane};
 use farfield_tests::{
-    Command, Ended, FarRun, MIB, Over, PATIENCE, Random, Relay, Running, Scratch, Server, compile, deep, farfield,
+    Command, Ended, FarRun, MIB, Over, PATIENCE, Relay, Running, Scratch, Server, compile, deep, farfield, seeded,
     tier, wait_until,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -84,14 +84,14 @@ fn jobs_move_to_and_fro() {
     }
 }
 
-/// Random exchanges of the pool, some of them cancelled, under programs that check every page they look at; also moves and changes of the
+/// Rng exchanges of the pool, some of them cancelled, under programs that check every page they look at; also moves and changes of the
 /// budget by the job itself (`--auto`).
 #[test]
 fn no_write_is_lost_while_pools_are_exchanged() {
     let scratch = Scratch::new("switch-versions");
     let Some(program) = compile("versions", scratch.path()) else { return };
     let program = program.to_str().expect("an ASCII path");
-    let mut random = Random::new(33);
+    let mut random = seeded(33);
     let servers = ["one", "other"].map(|name| Server::start_tcp(&scratch, name, ["--capacity", "512M"]));
     let mirror = format!("mirror({},{})", servers[0].url(), servers[1].url());
     let [one, other] = servers.each_ref().map(Server::url);
@@ -104,10 +104,10 @@ fn no_write_is_lost_while_pools_are_exchanged() {
         let job = FarRun::new(&scratch, options, [program, "48", threads, "forks"]).start();
         wait_until("some of it is far", || job.is_over() || is_armed(&scratch, &job));
         for _ in 0..tier(4, 150) {
-            let url = places[random.below(places.len())];
-            if random.below(4) == 0 {
+            let url = places[random.usize(..places.len())];
+            if random.usize(..4) == 0 {
                 let _ = pool(&scratch, &["switch", "--no-wait", &pid(&job), url]);
-                std::thread::sleep(Duration::from_millis(random.below(200) as u64));
+                std::thread::sleep(Duration::from_millis(random.usize(..200) as u64));
                 let _ = pool(&scratch, &["cancel", &pid(&job)]);
             } else {
                 // It is there already, or just moves by itself.
@@ -321,6 +321,10 @@ fn a_job_moves_by_itself_from_a_place_that_has_become_slow() {
 
 #[test]
 fn a_job_that_begins_at_a_slow_place_without_a_profile_leaves_it() {
+    // It takes half a minute until the job has decided.
+    if !deep() {
+        return;
+    }
     let scratch = Scratch::new("switch-unknown");
     let Some(hog) = compile("hog", scratch.path()) else { return };
     let server = |name: &str| Server::start_tcp(&scratch, name, ["--capacity", "256M"]);
@@ -346,6 +350,10 @@ fn a_job_that_begins_at_a_slow_place_without_a_profile_leaves_it() {
 
 #[test]
 fn a_job_whose_own_move_is_cancelled_or_fails_goes_on_where_it_was() {
+    // It takes half a minute until the job has decided.
+    if !deep() {
+        return;
+    }
     let scratches = ["killed", "cancelled"].map(|how| (how, Scratch::new(&format!("switch-auto-{how}"))));
     std::thread::scope(|scope| {
         for (how, scratch) in &scratches {
@@ -385,7 +393,7 @@ fn a_job_whose_own_move_is_cancelled_or_fails_goes_on_where_it_was() {
 
 #[test]
 fn heaps_move_between_servers_and_survive_those_that_die() {
-    let mut random = Random::new(17);
+    let mut random = seeded(17);
     let scratch = Scratch::new("switch-heaps");
     let tcp = Server::start_tcp(&scratch, "tcp", ["--capacity", "256M"]);
     let near = Server::start(&scratch, "near", ["--capacity", "256M"]);
@@ -414,11 +422,11 @@ fn heaps_move_between_servers_and_survive_those_that_die() {
                 drop(over);
             });
             while !is_over.load(Ordering::Relaxed) {
-                let index = random.below(values.len());
+                let index = random.usize(..values.len());
                 let scope = heap.enter();
                 let held = values[index].get_mut(&scope).expect("a pool that lives");
                 assert!(*held == value(index, rounds[index]), "value {index}");
-                if random.below(2) == 0 {
+                if random.usize(..2) == 0 {
                     rounds[index] += 1;
                     *held = value(index, rounds[index]);
                 }

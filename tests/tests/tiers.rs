@@ -3,7 +3,7 @@
 //! Danger: a byte that is lost on its way from one tier to the next; a death that takes more than what was there.
 
 use farfield::{FarBox, FarError, Health, Heap, PoolError};
-use farfield_tests::{FarRun, MIB, PATIENCE, Random, Scratch, Server, compile, tier, wait_until};
+use farfield_tests::{FarRun, MIB, PATIENCE, Scratch, Server, compile, seeded, tier, wait_until};
 
 const WORDS: usize = 512;
 type Value = FarBox<[u64; WORDS]>;
@@ -41,9 +41,9 @@ fn heaps_keep_what_lies_in_the_tier_that_lives() {
         let heap = heap.build().expect("the servers accept");
         let mut values: Vec<(Value, u64)> =
             (0..VALUES).map(|index| (heap.alloc(value(index, 0)).expect("there is room"), 0)).collect();
-        let mut random = Random::new(7);
+        let mut random = seeded(7);
         for _ in 0..3 * VALUES {
-            let index = random.below(VALUES);
+            let index = random.usize(..VALUES);
             let scope = heap.enter();
             let (held, round) = &mut values[index];
             let held = held.get_mut(&scope).expect("all live");

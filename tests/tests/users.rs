@@ -48,7 +48,7 @@ fn open(path: &Path) -> impl Fn() -> i32 + use<> {
 }
 
 #[test]
-fn nobody_else_gets_to_the_server_or_the_control_block() {
+fn other_users_reach_neither_the_server_nor_the_control_block() {
     let scratch = Scratch::new("users");
     let temporary = scratch.folder("tmp");
     let job = |options: &[&str], words: &[&str]| {
@@ -154,7 +154,7 @@ fn another_user_cannot_have_a_job_moved() {
 }
 
 #[test]
-fn what_a_worker_writes_into_the_accounts_of_its_job_costs_no_byte_and_stops_nobody_but_the_job() {
+fn a_worker_that_falsifies_the_accounts_stops_only_its_own_job() {
     let scratch = Scratch::new("users-lies");
     let (true, Some(hostile)) = (is_root(), compile("hostile", scratch.path())) else { return };
     let run = FarRun::new(&scratch, ["--near", "16M"], [hostile.to_str().expect("ASCII"), "lie"]);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Crates with `unsafe` code, or threads, that run in ordinary processes. Not the pager: it lives in signal handlers of programs that
 /// know no sanitizer, at addresses that the sanitizers keep for themselves. Not `core`, which has neither.
-const SANITIZED: [&str; 3] = ["farfield-pool", "farfield-server", "farfield"];
+const SANITIZED: [&str; 4] = ["farfield-pool", "farfield-server", "farfield", "farfield-gc"];
 
 const SANITIZERS: [&str; 2] = ["address", "thread"];
 
@@ -117,7 +117,8 @@ fn miri() -> Result<()> {
     Ok(())
 }
 
-/// Random histories of memory calls, a new seed each time, until the time is over.
+/// Random histories of memory calls, and exchanges of the pool under programs that check each page, a new seed each time,
+/// until the time is over.
 pub(crate) fn soak(words: &[String]) -> Result<()> {
     let minutes = minutes_of(words)?;
     chores::build()?;
@@ -130,10 +131,12 @@ fn soak_for(time: Duration) -> Result<()> {
     let mut seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs() % 1_000_000 * 1000;
     while started.elapsed() < time {
         let text = seed.to_string();
-        println!("\nseed {seed} (again: FARFIELD_SEED={seed} cargo x test probes -- random_histories)");
-        let environment = [("FARFIELD_BIN", farfield.as_os_str()), ("FARFIELD_SEED", OsStr::new(&text))];
-        let words = ["test", "-p", "farfield-tests", "--test", "probes", "--", "random_histories"];
-        cargo(&words, &environment).with_context(|| format!("seed {seed}"))?;
+        for (part, test) in [("probes", "random_histories"), ("switch", "no_write_is_lost")] {
+            println!("\nseed {seed} (again: FARFIELD_SEED={seed} cargo x test {part} -- {test})");
+            let environment = [("FARFIELD_BIN", farfield.as_os_str()), ("FARFIELD_SEED", OsStr::new(&text))];
+            let words = ["test", "-p", "farfield-tests", "--test", part, "--", test];
+            cargo(&words, &environment).with_context(|| format!("{part}, seed {seed}"))?;
+        }
         seed += 1000;
     }
     Ok(())

@@ -36,7 +36,8 @@ enum Beside {
 enum Tier {
     /// Runs in both tiers.
     Ci,
-    /// Runs in the deep tier, or by name: DataFusion takes longer to build than everything else together.
+    /// Runs in the deep tier, or by name: DataFusion takes longer to build than everything else together, and the fuzz targets
+    /// are a workspace of their own, whose libraries are built anew.
     Deep,
 }
 
@@ -52,6 +53,10 @@ const fn alone(name: &'static str) -> Part {
     Part { name, beside: Beside::Nothing, tier: Tier::Ci }
 }
 
+const fn deep(name: &'static str) -> Part {
+    Part { name, beside: Beside::Tests, tier: Tier::Deep }
+}
+
 /// In the order in which they begin: the longest first, so that none of them is left over at the end.
 pub(crate) const PARTS: [Part; 24] = [
     serial("heaps"),
@@ -62,7 +67,6 @@ pub(crate) const PARTS: [Part; 24] = [
     serial("models"),
     part("lints"),
     part("doctests"),
-    part("fuzz-build"),
     serial("fabric"),
     serial("faults"),
     serial("tiers"),
@@ -77,7 +81,8 @@ pub(crate) const PARTS: [Part; 24] = [
     alone("kills"),
     alone("budget"),
     alone("users"),
-    Part { name: "sql", beside: Beside::Tests, tier: Tier::Deep },
+    deep("sql"),
+    deep("fuzz-build"),
 ];
 
 /// The packages and features that all parts share, so that no library is built twice.

@@ -23,12 +23,7 @@ fn unpack(packed: &Path, path: &Path) -> bool {
 }
 
 fn generate(path: &Path, bytes: u64) -> Result<()> {
-    let mut state = 42u64;
-    let mut next = move || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z ^ (z >> 31)
-    };
+    let mut random = fastrand::Rng::with_seed(42);
     let syllables =
         ["ka", "ri", "no", "tem", "sol", "ve", "da", "mi", "ur", "est", "lo", "pan", "gri", "fe", "os", "qua"];
     let mut file = BufWriter::new(File::create(path).with_context(|| path.display().to_string())?);
@@ -36,9 +31,9 @@ fn generate(path: &Path, bytes: u64) -> Result<()> {
     let mut line = String::new();
     while written < bytes {
         line.clear();
-        for _ in 0..next() % 9 + 1 {
-            for _ in 0..next() % 3 + 1 {
-                line += syllables[(next() >> 60) as usize];
+        for _ in 0..random.u32(1..=9) {
+            for _ in 0..random.u32(1..=3) {
+                line += syllables[random.usize(..syllables.len())];
             }
             line.push(' ');
         }

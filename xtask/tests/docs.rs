@@ -63,7 +63,7 @@ fn every_promise_of_the_page_about_trust_has_a_test() {
 }
 
 #[test]
-fn what_documents_name_is_there() {
+fn files_that_pages_name_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask/ has a parent");
     let mut paths = Vec::new();
     collect(root, root, &mut paths);

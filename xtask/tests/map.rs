@@ -123,7 +123,7 @@ fn no_arrow_is_missing_from_the_map() {
 }
 
 #[test]
-fn nobody_depends_on_the_ends() {
+fn no_crate_depends_on_an_end() {
     let ends: BTreeSet<String> =
         map().into_iter().filter(|(_, row)| row.may_use.is_none()).map(|(name, _)| name).collect();
     for (name, manifest) in manifests() {
@@ -163,6 +163,68 @@ fn the_map_has_no_circle() {
     for name in map.keys() {
         reach(&map, name, &mut Vec::new());
     }
+}
+
+/// The table of folders in `docs/design/pool.md`: what each of them may use.
+fn folders_of_the_pool() -> BTreeMap<String, BTreeSet<String>> {
+    let text = read(&project().join("docs/design/pool.md"));
+    let names = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<_>>();
+    let rows = text.lines().skip_while(|line| !line.starts_with("| folder |")).skip(2);
+    rows.take_while(|line| line.starts_with('|'))
+        .map(|line| {
+            let cells: Vec<_> = line.trim_matches('|').split('|').collect();
+            (names(cells[0]).pop_first().expect("a folder"), names(cells[2]))
+        })
+        .collect()
+}
+
+/// The folders of which a file names something: by path, or by a name that `lib.rs` exports.
+fn folders_used(code: &str, exports: &str) -> BTreeSet<String> {
+    let words = |text: &str| -> Vec<String> {
+        text.split(|letter: char| !letter.is_alphanumeric() && letter != '_').map(str::to_owned).collect()
+    };
+    let owner = |name: &str| {
+        let line = exports.split(';').find(|line| words(line).iter().skip(3).any(|word| word == name));
+        line.and_then(|line| line.split("pub use ").nth(1)?.split("::").next())
+    };
+    let mut used = BTreeSet::new();
+    for path in code.split("crate::").skip(1) {
+        // `{A, B}`, `Name` or `folder::…`.
+        let names = if path.starts_with('{') { path.split('}').next() } else { words(path).first().map(|_| path) };
+        let names = words(names.unwrap_or_default());
+        let names = if path.starts_with('{') { &names[..] } else { &names[..1] };
+        used.extend(names.iter().map(|name| owner(name).unwrap_or(name).to_owned()));
+    }
+    used
+}
+
+#[test]
+fn folders_of_the_pool_use_what_their_table_says() {
+    let root = project().join("crates/pool/src");
+    let exports = read(&root.join("lib.rs"));
+    let folders = folders_of_the_pool();
+    assert!(folders["contract"].is_empty() && folders.len() == 5, "{folders:?}");
+    let mut wrong = Vec::new();
+    for (folder, may_use) in &folders {
+        let mut open = vec![root.join(folder)];
+        while let Some(path) = open.pop() {
+            if path.is_dir() {
+                open.extend(std::fs::read_dir(&path).expect("a folder").flatten().map(|entry| entry.path()));
+                continue;
+            }
+            // Tests may use everything.
+            if path.ends_with("tests.rs") {
+                continue;
+            }
+            let text = read(&path);
+            let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+            let code = code.split("#[cfg(test)]mod tests {").next().unwrap_or_default();
+            let used = folders_used(code, &exports);
+            let of_table = used.iter().filter(|used| folders.contains_key(*used) && *used != folder);
+            wrong.extend(of_table.filter(|used| !may_use.contains(*used)).map(|used| format!("{path:?} uses {used}")));
+        }
+    }
+    assert!(wrong.is_empty(), "docs/design/pool.md and the pool disagree:\n{}", wrong.join("\n"));
 }
 
 /// One `Instant::now()` in core, and simulation lies.

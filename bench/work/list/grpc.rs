@@ -5,7 +5,7 @@
 
 use super::{NODE_BYTES, Ring, Walker};
 use anyhow::{Context as _, Result, anyhow, ensure};
-use farfield_wic::ListStart;
+use farfield_bench_functions::ListStart;
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::net::{SocketAddr, TcpListener};

@@ -4,7 +4,7 @@
 use super::{NODE_BYTES, Ring, Walker};
 use crate::polled::{Polled, now};
 use anyhow::{Context, Result};
-use farfield_wic::ListStart;
+use farfield_bench_functions::ListStart;
 use std::io::{Read, Write};
 
 /// Bytes of a question: a head, a name, an argument.

@@ -1,6 +1,6 @@
 //! Walks of a linked list whose nodes are at a server, from random nodes on: what it costs to follow pointers in far memory.
 //!
-//! The walk is the function `ff.list`, at the client or at the server (`--peer client:URL`, `server:URL`, `auto:URL`; `unbatched:URL`: at the client,
+//! The walk is the function `bench.list`, at the client or at the server (`--peer client:URL`, `server:URL`, `auto:URL`; `unbatched:URL`: at the client,
 //! each access sent by itself; `shipped:URL`: as WebAssembly in a sandbox there), or what a
 //! remote procedure call would be: a handler that walks a list of its own and does nothing else (`loopback:`), or gRPC (`grpc:`).
 
@@ -18,10 +18,11 @@ use crate::latency::Load;
 use crate::random::{Random, mix};
 use crate::{Options, Outcome};
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use farfield_bench_functions::{List, ListStart};
 use farfield_core::PageId;
 use farfield_pool::{Backend, Buffer, LaneRequest, Op, PoolBuilder, Priority};
 use farfield_sandbox::Code;
-use farfield_wic::{Caller, List, ListStart, Summary, Where};
+use farfield_wic::{Caller, Summary, Where};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,16 +2,17 @@
 //! and both read it by the same calls of a `dyn Memory`, are given arguments as bytes and answer with bytes:
 //!
 //! - `--peer loop:` decodes the argument of each walk, walks in a loop, and encodes the answer;
-//! - `--peer function:` has the functions of a server do so: `ff.list` is found by its name and runs in the server's place, `--in-flight` calls a row.
+//! - `--peer function:` has the functions of a server do so: `bench.list` is found by its name and runs in the server's place, `--in-flight` calls a row.
 //!   A call alone runs to completion; those of a row announce what they read next and take turns.
 
 use super::{NODE_BYTES, Ring};
 use crate::random::Random;
 use crate::{Options, Outcome};
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use farfield_bench_functions::{List, ListEnd, ListStart, with_workloads};
 use farfield_os::memory::load_ahead;
 use farfield_os::process;
-use farfield_wic::{Budget, Fault, Function, List, ListEnd, ListStart, Memory, Registry, Stop, Task};
+use farfield_wic::{Budget, Fault, Function, Memory, Registry, Stop, Task};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -120,7 +121,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let ring = Ring::of(options)?;
     let mut walker: Box<dyn Bytes> = match options.peer.as_deref().context("--peer is missing")? {
         "loop:" => Box::new(Loop),
-        "function:" => Box::new(Registry::standard()),
+        "function:" => Box::new(with_workloads(Registry::standard())),
         peer => bail!("--peer must be loop: or function:, not {peer}"),
     };
     let mut outcome = Outcome::new();

@@ -5,7 +5,8 @@ use super::{Ask, Kept, open};
 use crate::random::{Random, mix};
 use crate::{Options, Outcome};
 use anyhow::{Context, Result, bail, ensure};
-use farfield_wic::{Cuckoo, CuckooAsk, CuckooSays, WicLock};
+use farfield_bench_functions::{Cuckoo, CuckooReply, CuckooRequest};
+use farfield_wic::WicLock;
 use std::collections::{HashMap, HashSet};
 
 #[derive(Clone, Copy)]
@@ -116,14 +117,14 @@ impl Kept for Table {
         Cuckoo::bytes(self.buckets)
     }
 
-    fn argument(self, Ask { key, put }: Ask) -> CuckooAsk {
-        CuckooAsk { table: 0, buckets: self.buckets, key, put }
+    fn argument(self, Ask { key, put }: Ask) -> CuckooRequest {
+        CuckooRequest { table: 0, buckets: self.buckets, key, put }
     }
 
-    fn answer(self, answer: CuckooSays) -> Result<Option<u64>> {
+    fn answer(self, answer: CuckooReply) -> Result<Option<u64>> {
         match answer {
-            CuckooSays::Value(value) => Ok(value),
-            CuckooSays::Full => bail!("the table is full"),
+            CuckooReply::Value(value) => Ok(value),
+            CuckooReply::Full => bail!("the table is full"),
         }
     }
 

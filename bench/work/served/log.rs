@@ -5,7 +5,8 @@ use super::{Ask, Kept, open};
 use crate::random::{Random, mix};
 use crate::{Options, Outcome};
 use anyhow::{Context, Result, ensure};
-use farfield_wic::{LogAsk, SharedLog, WicLock};
+use farfield_bench_functions::{LogRequest, SharedLog};
+use farfield_wic::WicLock;
 use std::collections::HashSet;
 
 #[derive(Clone, Copy)]
@@ -23,8 +24,8 @@ impl Kept for Log {
         SharedLog::bytes(self.words_max)
     }
 
-    fn argument(self, ask: Ask) -> LogAsk {
-        LogAsk { log: 0, words_max: self.words_max, append: ask.put }
+    fn argument(self, ask: Ask) -> LogRequest {
+        LogRequest { log: 0, words_max: self.words_max, append: ask.put }
     }
 
     fn answer(self, answer: Option<u64>) -> Result<Option<u64>> {

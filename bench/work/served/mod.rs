@@ -1,6 +1,6 @@
 //! A log and a hash table that are kept at a server, half of the operations changing them (WICkit, second and third workload): `log` and `cuckoo`.
 //!
-//! Who changes them (`--peer`): a function (`ff.log`, `ff.cuckoo`) at the client (`client:URL`), at the server (`server:URL`) or where it was faster lately (`auto:URL`),
+//! Who changes them (`--peer`): a function (`bench.log`, `bench.cuckoo`) at the client (`client:URL`), at the server (`server:URL`) or where it was faster lately (`auto:URL`),
 //! under a lock in the region, together with whoever else has the region; a handler that has them in plain memory and runs each call to its end
 //! (`loopback:`); or a client written for it that reads and writes pages (`one-sided:URL`) and must be the only one, because pages have no lock.
 

@@ -19,19 +19,19 @@ const PRIVATE_STAND_IN: &str = "ram:";
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct AdviseArgs {
-    /// The program may take at most so many times the time that it takes with all its memory near
+    /// Slowdown that the program may have at most: 1.1 is 1.1 times its run time with all memory near
     #[arg(long, value_name = "TIMES", value_parser = slo)]
     slo: f64,
-    /// A place where far memory could be; several to choose from. Without it, a private server on this machine
+    /// Pool that could keep the far memory; give several to choose from [default: a private server on this machine]
     #[arg(long, value_name = "URL")]
     far: Vec<String>,
-    /// The servers' token is the first line of this file (or in the variable FARFIELD_TOKEN)
+    /// File whose first line is the token for the memory servers [default: the variable FARFIELD_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// One JSON object, for programs
+    /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
-    /// What `farfield profile` has written
+    /// Profile that `farfield profile` has written
     #[arg(value_name = "PROFILE")]
     profile: PathBuf,
 }

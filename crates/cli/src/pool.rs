@@ -30,47 +30,48 @@ JOB is a process of the job: the program, a child of it, or its `farfield run`."
 
 #[derive(Subcommand, Debug)]
 enum PoolCommand {
-    /// Move everything that the job has far to another pool, while it runs, and wait for that
+    /// Move all far memory of a running job to another pool, and wait until it has moved
     ///
-    /// Until all has moved, the old pool holds everything: if the new one is full, dies, or is not
-    /// wanted any more, the job goes on with the old one. For that time both need the memory.
+    /// Until all pages have moved, the old pool still holds all of them. If the new pool is full or
+    /// fails, or if the switch is cancelled, the job goes on with the old pool. During the switch both
+    /// pools need the memory.
     Switch(SwitchArgs),
-    /// Say where the job's far memory is, what still moves, and how many pages of a mirror or an
-    /// erasure code have fewer copies or parts than they should
+    /// Show where the job's far memory is, how many pages still have to move, and how many pages of a
+    /// mirror or an erasure code have too few copies or shards
     Status(StatusArgs),
-    /// Move back what a switch has moved
+    /// Cancel a switch and move the pages back
     Cancel(JobArgs),
 }
 
 #[derive(Args, Debug)]
 struct JobArgs {
-    /// A process of the job
+    /// Process id of any process of the job
     #[arg(value_name = "JOB")]
     pid: u32,
 }
 
 #[derive(Args, Debug)]
 struct StatusArgs {
-    /// A process of the job
+    /// Process id of any process of the job
     #[arg(value_name = "JOB")]
     pid: u32,
-    /// One JSON object, for programs
+    /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Args, Debug)]
 struct SwitchArgs {
-    /// A process of the job
+    /// Process id of any process of the job
     #[arg(value_name = "JOB")]
     pid: u32,
     /// A pool as in `farfield run --far`, or `first`: the one that the job began with
     #[arg(value_name = "URL")]
     url: String,
-    /// The servers' token is the first line of this file (or in the variable FARFIELD_TOKEN)
+    /// File whose first line is the token for the memory servers [default: the variable FARFIELD_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// Do not wait for the end: `farfield pool status` tells
+    /// Do not wait until the switch ends; `farfield pool status` shows its progress
     #[arg(long)]
     no_wait: bool,
 }

@@ -22,41 +22,41 @@ pub(crate) struct RunArgs {
     /// machine's (or container's) memory. At least 16M
     #[arg(long, value_name = "SIZE", default_value = "50%", env = "FARFIELD_NEAR")]
     near: Size,
-    /// Where far is: a memory server, tcp://HOST:PORT or unix:PATH, or a file, ssd:FOLDER?size=8G.
-    /// Several share the load; "mirror(URL,URL)" holds the same at both; "ec(2,1,URL,URL,URL)"
-    /// outlives any one of the three (",scrub=12h" behind the URLs: looks for rot twice a day, and
-    /// not once); "tier(URL,URL)" uses the second for what the first has no room for
+    /// Where far memory is: a memory server, tcp://HOST:PORT or unix:PATH, or a file,
+    /// ssd:FOLDER?size=8G. Several URLs share the load. "mirror(URL,URL)" keeps each page at both.
+    /// "ec(2,1,URL,URL,URL)" survives the loss of any one of the three; with ",scrub=12h" behind the
+    /// URLs it looks for corrupt pages twice a day instead of once. "tier(URL,URL)" uses the second
+    /// for pages that the first has no room for
     #[arg(long, value_name = "URL")]
     far: Vec<String>,
-    /// Give the program as little near memory as --slo allows, --near at most, and change that
-    /// while it runs. Each --far is a place of its own then: it starts at the first, or with
-    /// --profile with what `farfield advise` says at the best of them, and moves to another while
-    /// it runs when its place is or becomes too slow, or loses a server. "periodic" decides at
-    /// fixed times
+    /// Give the program as little near memory as --slo allows, --near at most, and adapt it while
+    /// the program runs. Each --far is then a pool of its own. The job starts at the first one, or
+    /// with --profile at the one that `farfield advise` recommends. It moves to another pool if its
+    /// own is too slow or loses a server. "periodic" decides at fixed times
     #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true,
           default_missing_value = "event", requires = "slo")]
     auto: Option<AutoArg>,
-    /// The program may take at most so many times the time that it takes with all its memory near
+    /// Slowdown that the program may have at most: 1.1 is 1.1 times its run time with all memory near
     #[arg(long, value_name = "TIMES", value_parser = crate::advise::slo, requires = "auto")]
     slo: Option<f64>,
-    /// What `farfield profile` has written about this program
+    /// Profile of this program, written by `farfield profile`
     #[arg(long, value_name = "PROFILE", requires = "auto")]
     profile: Option<PathBuf>,
     /// How page faults are served
     #[arg(long, value_enum, default_value = "auto")]
     mode: ModeArg,
-    /// Huge pages of 2 MiB for all its memory as long as all of it is near; what is far comes and
-    /// goes in pages of 4 KiB. Faster where most of each 2 MiB is used; else the kernel gives it
-    /// memory that it does not use. --auto asks for them where `farfield advise` does
+    /// Use huge pages of 2 MiB for memory of the program as long as all of it is near; far memory
+    /// moves in pages of 4 KiB. Faster if the program uses most of each 2 MiB, else the kernel gives
+    /// it memory that it does not use. --auto uses them if `farfield advise` recommends them
     #[arg(long)]
     huge_pages: bool,
-    /// Write what happened to this file when the program ends, as JSON
+    /// Write a report as JSON to this file when the program ends
     #[arg(long, value_name = "FILE.json")]
     report: Option<PathBuf>,
-    /// The servers' token is the first line of this file (or in the variable FARFIELD_TOKEN)
+    /// File whose first line is the token for the memory servers [default: the variable FARFIELD_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// No progress line and no summary
+    /// Print no progress line and no summary
     #[arg(long, short)]
     quiet: bool,
     /// The program and its arguments
@@ -91,13 +91,13 @@ enum ModeArg {
     Auto,
     /// In the faulting thread: fast
     Signal,
-    /// By threads of ours: slower, works for everything
+    /// In handler threads of Farfield: slower, works for every program
     Thread,
 }
 
 #[derive(Clone, Copy, ValueEnum, Debug)]
 enum AutoArg {
-    /// When something happens
+    /// As soon as something changes
     Event,
     /// At fixed times
     Periodic,

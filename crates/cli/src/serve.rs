@@ -25,33 +25,33 @@ pub(crate) struct ServeArgs {
     /// Most memory to keep: 64G, or 50% of this machine's (or container's) [default: 90% of what is free]
     #[arg(long, value_name = "SIZE", alias = "memory")]
     capacity: Option<Size>,
-    /// Who may use it: a file with a line `NAME TOKEN QUOTA` for each tenant. Without it, whoever can connect
+    /// File with a line `NAME TOKEN QUOTA` for each tenant. Without it, everybody who can connect may use the memory
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// Listen without --token-file where other machines can connect: whoever reaches the port may use the memory
+    /// Listen without --token-file where other machines can connect: everybody who reaches the port may use the memory
     #[arg(long)]
     insecure: bool,
-    /// Let heaps on other machines read their memory by themselves, through libfabric's provider
-    /// tcp: --far fabric:tcp://HOST:PORT. Needs a farfield that was built with --features fabric
+    /// Offer one-sided reads to heaps on other machines through a provider of libfabric, tcp: they use
+    /// --far fabric:tcp://HOST:PORT. Needs a farfield that was built with --features fabric
     #[arg(long, value_name = "PROVIDER")]
     fabric: Option<String>,
-    /// Run functions that clients ship as WebAssembly, each in a sandbox that has the bytes of its
-    /// client and nothing else
+    /// Run functions that clients ship as WebAssembly, each in a sandbox that reaches the memory of
+    /// its client and nothing else
     #[arg(long)]
     sandbox: bool,
     /// Answer Prometheus at http://ADDR:PORT/metrics
     #[arg(long, value_name = "ADDR:PORT")]
     metrics: Option<SocketAddr>,
-    /// How long memory waits for a client that lost its connection: 10s, 500ms, 0 for not at all [default: 10s]
+    /// How long the server keeps the memory of a client that lost its connection: 10s, 500ms, 0 [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     lease: Option<Duration>,
-    /// How long to wait on SIGTERM until all memory is given back. A second signal ends at once [default: 30s]
+    /// How long to wait on SIGTERM until clients have freed all memory. A second signal ends at once [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     drain_timeout: Option<Duration>,
-    /// Most connections at a time. One client (tenant or address) gets as many as it leaves for others
+    /// Most connections at a time. One client (tenant or address) may have as many as it leaves free
     #[arg(long, value_name = "N", default_value_t = Config::default().connections_max, value_parser = connections)]
     max_connections: usize,
-    /// How long an idle connection looks for requests before its thread sleeps: longer is faster and takes more CPU
+    /// How long an idle connection polls for requests before its thread sleeps: longer is faster and takes more CPU
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "50us")]
     spin: Duration,
     /// How to write the log (to stderr; FARFIELD_LOG=debug for more)
@@ -94,7 +94,7 @@ enum LogFormat {
 /// Parses a number of connections, which must be at least 1.
 fn connections(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(0) => Err("with no connections nobody can use the server: give at least 1".to_owned()),
+        Ok(0) => Err("a server without connections is of no use: give at least 1".to_owned()),
         Ok(number) => Ok(number),
         Err(_) => Err("give a number".to_owned()),
     }

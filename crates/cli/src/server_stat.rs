@@ -109,7 +109,7 @@ impl ServerConnection {
         match WireReply::decode(&head, &body)? {
             WireReply { tag, reply: Reply::Stat(stat), .. } if tag == self.tag => Ok(stat),
             WireReply { reply: Reply::Failed { code, .. }, .. } => bail!("{}", code.text()),
-            _ => bail!("its answer makes no sense"),
+            _ => bail!("its answer is not valid"),
         }
     }
 }

@@ -47,14 +47,14 @@ impl FromStr for Size {
             _ => return Err(format!("unknown unit {unit:?}; sizes look like {FORMS} (K, M, G, T are powers of 1024)")),
         };
         if shift == 0 && value.1 != 0.0 {
-            return Err("half a byte does not exist".into());
+            return Err("a size is a whole number of bytes".into());
         }
         // The whole part is computed exactly, so that 16777216T overflows and 1023G does not lose a
         // bit.
         let whole = value.0.checked_shl(shift).filter(|whole| whole >> shift == value.0);
         let part = (value.1 * (1u64 << shift) as f64) as u64;
         match whole.and_then(|whole| whole.checked_add(part)) {
-            Some(0) => Err("a size of zero makes no sense here".into()),
+            Some(0) => Err("a size must be above zero".into()),
             Some(bytes) if bytes <= i64::MAX as u64 => Ok(Size::Bytes(bytes)),
             _ => Err(format!("{text} is more than any machine has")),
         }
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_size_is_refused_with_a_hint() {
+    fn text_that_is_no_size_is_refused_with_a_hint() {
         let check = |text: &str, part: &str| {
             let error = text.parse::<Size>().expect_err(text);
             assert!(error.contains(part), "{text}: {error}");
@@ -119,7 +119,7 @@ mod tests {
         check("4 G", "unknown unit");
         check("4Gb/s", "unknown unit");
         check("4GG", "unknown unit");
-        check("1.5B", "half a byte");
+        check("1.5B", "whole number of bytes");
         check("0", "zero");
         check("0.0G", "zero");
         check("0%", "above 0");

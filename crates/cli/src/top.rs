@@ -43,7 +43,7 @@ pub(crate) struct TopArgs {
     /// Answer Prometheus at http://ADDR:PORT/metrics instead, about all jobs and heaps of this user, until ^C
     #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["targets", "once", "json", "every"])]
     metrics: Option<SocketAddr>,
-    /// The servers' token is the first line of this file (or in the variable FARFIELD_TOKEN)
+    /// File whose first line is the token for the memory servers [default: the variable FARFIELD_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<std::path::PathBuf>,
 }
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_of_a_job_fits_80_columns_and_whole_commands() {
+    fn rows_of_jobs_fit_80_columns_and_show_whole_commands() {
         let mut text = String::new();
         render_job(&wide_job(), &mut text);
         let widest = text.lines().map(|line| line.chars().count()).max();

@@ -36,7 +36,7 @@ fn a_server_with_a_fabric_is_measured_and_unmodified_programs_do_not_get_it() {
 }
 
 #[test]
-fn without_libfabric_it_is_said_how_to_get_it() {
+fn a_build_without_libfabric_says_how_to_get_it() {
     let farfield = || match std::env::var_os("FARFIELD_BIN") {
         // What users get is without it.
         Some(path) => std::process::Command::new(path),

@@ -43,7 +43,7 @@ fn the_environment_is_the_programs_own() {
 }
 
 #[test]
-fn what_all_its_processes_use_is_written() {
+fn a_profile_counts_all_processes_of_the_job() {
     let folder = Folder::new("profile-memory");
     // A child that has 32 MiB, uses them, and works until somebody has seen that and taken the accessed bits away.
     let child = "x=$(head -c 33554432 /dev/zero | tr '\\0' x); looks=0
@@ -154,10 +154,6 @@ fn a_program_that_ends_otherwise_with_far_memory_is_told_of() {
     let script = format!("sleep 0.05; mkdir {}", once.display());
     let mut command = profile(&folder, &["--near", "50%"], &["sh", "-c", &script]);
     let output = command.env("FARFIELD_PRELOAD", folder.library()).output().unwrap();
-    assert!(
-        output.status.code() == Some(1) && text(&output).contains("in another way than before"),
-        "{}",
-        text(&output)
-    );
+    assert!(output.status.code() == Some(1) && text(&output).contains("differently than before"), "{}", text(&output));
     assert_eq!(json(&folder.path("p.json"))["far_runs"], serde_json::json!([]), "what was seen is there");
 }

@@ -153,7 +153,7 @@ fn input_and_output_are_the_program_s_own() {
 }
 
 #[test]
-fn what_was_preloaded_stays_and_ours_comes_first() {
+fn our_library_comes_before_those_that_were_preloaded() {
     let folder = Folder::new("preload");
     let mut command = run(&folder, &["--quiet"], &["sh", "-c", "echo $LD_PRELOAD; echo $FARFIELD_CONTROL"]);
     let library = folder.library();
@@ -225,7 +225,7 @@ fn refused(folder: &Folder, options: &[&str], program: &[&str], code: i32, part:
 }
 
 #[test]
-fn what_cannot_have_far_memory_is_not_started() {
+fn programs_that_cannot_have_far_memory_are_not_started() {
     let folder = Folder::new("refused");
     refused(&folder, &[], &["no-such-command-anywhere"], 127, "not found");
     let plain = folder.path("plain");

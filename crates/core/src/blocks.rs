@@ -9,6 +9,7 @@
 //! whole page is checked again. For the same reason several threads may take notes at the same
 //! time, in any order.
 
+use crate::cast::low_u32;
 use crate::checksum;
 use crate::geometry::PAGE_BYTES;
 use crate::wire::PagePart;
@@ -60,7 +61,7 @@ impl Blocks {
 }
 
 fn short_sum(block: &[u8], page_sum: u64) -> u32 {
-    (checksum(block) ^ page_sum) as u32
+    low_u32(checksum(block) ^ page_sum)
 }
 
 #[cfg(test)]

@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_read_was_written_last() {
+    fn readable_members_hold_the_last_write() {
         let (mut seen, mut open) = (BTreeSet::new(), vec![World::new()]);
         while let Some(world) = open.pop() {
             if seen.insert(world) {

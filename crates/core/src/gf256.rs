@@ -7,6 +7,8 @@
 //! columns of the matrix are scaled so that the first parity page is the plain sum (XOR). Nothing
 //! here allocates, because lanes work inside signal handlers.
 
+use crate::cast::u8_of;
+
 /// Greatest number of parts of a row.
 pub const PARTS_MAX: usize = 16;
 /// Field polynomial x⁸ + x⁴ + x³ + x² + 1 without its first term.
@@ -18,7 +20,7 @@ const TABLES: ([u8; 255], [u8; 256]) = {
     let (mut power, mut log) = (1u8, 0);
     while log < 255 {
         powers[log] = power;
-        logs[power as usize] = log as u8;
+        logs[power as usize] = u8_of(log);
         power = (power << 1) ^ ((power >> 7) * POLYNOMIAL);
         log += 1;
     }
@@ -75,7 +77,7 @@ impl ErasureCode {
         if part < self.data {
             return u8::from(part == column);
         }
-        let cauchy = |part: usize| invert((part ^ column) as u8);
+        let cauchy = |part: usize| invert(u8_of(part ^ column));
         multiply(cauchy(part), invert(cauchy(self.data)))
     }
 

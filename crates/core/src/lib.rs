@@ -5,10 +5,13 @@
 //! randomness are arguments, so every decision can be replayed.
 #![no_std]
 #![forbid(unsafe_code)]
+// Numbers from the wire can be anything: none is narrowed without a check. See `cast`.
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
 extern crate alloc;
 
 pub mod blocks;
+pub mod cast;
 pub mod chunk_word;
 pub mod gc;
 pub mod geometry;

@@ -24,6 +24,7 @@
 //! Every step is a pure function on a copy; the server makes it while nobody else changes the
 //! region.
 
+use crate::cast::low_u32;
 use core::time::Duration;
 use serde::{Deserialize, Serialize};
 
@@ -172,14 +173,14 @@ impl LockRecord {
         let (words, _) = bytes.as_chunks::<8>();
         let word = |index: usize| u64::from_le_bytes(words[index]);
         let (tickets, holders) = (word(0), word(3));
-        let held = match holders as u32 {
+        let held = match low_u32(holders) {
             0 => LockHolders::Free,
             ALONE => LockHolders::Exclusive,
             count => LockHolders::Shared(count),
         };
         let flags = (holders >> 32) as u32;
         let lock = LockRecord {
-            next: tickets as u32,
+            next: low_u32(tickets),
             turn: (tickets >> 32) as u32,
             epoch: word(1),
             until: word(2),
@@ -605,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_dies_when_one_writes_and_the_living_go_on() {
+    fn one_holder_writes_and_the_living_go_on_when_others_die() {
         use LockMode::{Exclusive, Shared};
         // Tickets and their bits wrap around.
         for first in [0, 63, u32::MAX - 1] {
@@ -676,7 +677,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_give_up_leave_nothing_behind() {
+    fn waiters_that_give_up_leave_nothing_behind() {
         let mut lock = LockRecord::FREE;
         step(&mut lock, 1, take(LockMode::Shared));
         let draw = |lock: &mut LockRecord, mode| match step(lock, 2, take(mode)) {
@@ -701,22 +702,18 @@ mod tests {
     fn bytes_that_are_no_lock_are_none() {
         assert_eq!(LockRecord::decode(&[0; LockRecord::BYTES]), Some(LockRecord::FREE));
         assert_eq!(LockRecord::decode(&[0xFF; LockRecord::BYTES]), None);
-        let mut random = 0x5eed_u64;
+        let mut random = fastrand::Rng::with_seed(0x5eed);
         for _ in 0..20_000 {
             let mut bytes = [0; LockRecord::BYTES];
-            for _ in 0..1 + random % 9 {
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
-                bytes[random as usize % LockRecord::BYTES] = (random >> 32) as u8;
+            for _ in 0..random.u32(1..10) {
+                bytes[random.usize(..LockRecord::BYTES)] = random.u8(..);
             }
             let Some(lock) = LockRecord::decode(&bytes) else { continue };
             assert_eq!(lock.encode(), bytes);
             // Whatever is in it, no step fails.
-            for ask in
-                [take(LockMode::Shared), take(LockMode::Exclusive), LockRequest::GiveUp { ticket: random as u32 }]
-            {
-                let (lock, _) = lock.step(random, ask);
+            let give_up = LockRequest::GiveUp { ticket: random.u32(..) };
+            for ask in [take(LockMode::Shared), take(LockMode::Exclusive), give_up] {
+                let (lock, _) = lock.step(random.u64(..), ask);
                 assert_eq!(LockRecord::decode(&lock.encode()), Some(lock));
             }
         }

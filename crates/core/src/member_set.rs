@@ -1,5 +1,7 @@
 //! Sets of members of a mirror or an erasure code.
 
+use crate::cast::low_u16;
+
 /// A set of members, one bit each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MemberSet(pub u16);
@@ -11,7 +13,7 @@ impl MemberSet {
     /// Returns the set of the first `count` members.
     pub fn first(count: usize) -> MemberSet {
         assert!(count <= MemberSet::MAX);
-        MemberSet(((1u32 << count) - 1) as u16)
+        MemberSet(low_u16((1u64 << count) - 1))
     }
     /// Returns the set that holds only `member`.
     pub fn one(member: usize) -> MemberSet {

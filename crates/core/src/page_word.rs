@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_takes_a_page_that_somebody_owns() {
+    fn an_owned_page_cannot_be_claimed() {
         for word in reachable() {
             if matches!(word.state(), State::Loading | State::Evicting) {
                 assert_eq!(word.fault().1, FaultAction::Wait);

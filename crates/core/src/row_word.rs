@@ -20,6 +20,7 @@
 //! it.
 
 use crate::MemberSet;
+use crate::cast::low_u16;
 
 /// Word of one row of an erasure code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -54,17 +55,17 @@ impl RowWord {
 
     /// Returns the members that hold their part.
     pub fn have(self) -> MemberSet {
-        MemberSet(self.0 as u16)
+        MemberSet(low_u16(self.0))
     }
 
     /// Returns the set of data pages that are the newest version of a page, one bit each.
     pub fn live(self) -> u16 {
-        (self.0 >> 16) as u16
+        low_u16(self.0 >> 16)
     }
 
     /// Returns the set of data pages that are not zeros by definition, one bit each.
     pub fn present(self) -> u16 {
-        (self.0 >> 32) as u16
+        low_u16(self.0 >> 32)
     }
 
     /// Checks whether the row is claimed: being repaired or watched.
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lost_leg_held_is_forgotten_and_can_be_brought_again() {
+    fn shards_of_a_lost_member_are_forgotten_and_can_be_rebuilt() {
         let word = RowWord::closed(MemberSet(0b011), 0b01);
         let forgotten = word.forget(1).unwrap();
         assert_eq!((forgotten.have(), forgotten.live(), forgotten.present()), (MemberSet(0b001), 0b01, 0b01));
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_counts_as_having_it_has_it() {
+    fn members_counted_as_holders_hold_the_last_version() {
         let start =
             World { word: 0, version: 0, holds: [0; 3], writer: None, mender: None, watcher: None, suspicions_left: 2 };
         let (mut seen, mut open) = (BTreeSet::new(), vec![start]);

@@ -23,6 +23,7 @@
 //! compare-exchange.
 
 use crate::MemberSet;
+use crate::cast::{low_u16, usize_of};
 
 /// Word of one page of a tiered pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -44,7 +45,7 @@ impl TierWord {
 
     /// Returns the tier that has the page; `None`: the page is zeros.
     pub fn at(self) -> Option<usize> {
-        (self.0 & NIBBLE).checked_sub(1).map(|tier| tier as usize)
+        (self.0 & NIBBLE).checked_sub(1).map(usize_of)
     }
 
     fn with_at(self, tier: Option<usize>) -> TierWord {
@@ -53,7 +54,7 @@ impl TierWord {
 
     /// Returns the tiers that may have bytes of the page.
     pub fn copies(self) -> MemberSet {
-        MemberSet((self.0 >> COPIES) as u16 & 0xff)
+        MemberSet(low_u16(self.0 >> COPIES) & 0xff)
     }
 
     fn with_copies(self, copies: MemberSet) -> TierWord {
@@ -62,7 +63,7 @@ impl TierWord {
 
     /// Returns the tier whose bytes the holder of a claim changes.
     pub fn claimed(self) -> Option<usize> {
-        (self.0 >> CLAIMED & NIBBLE).checked_sub(1).map(|tier| tier as usize)
+        (self.0 >> CLAIMED & NIBBLE).checked_sub(1).map(usize_of)
     }
 
     fn with_claim(self, tier: Option<usize>) -> TierWord {
@@ -384,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_was_written_last() {
+    fn reads_return_the_last_write() {
         let start = World {
             word: 0,
             holds: [0; TIERS],
@@ -429,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_young_once() {
+    fn a_written_page_is_young_once() {
         let word = TierWord::default().begin_write(0).expect("room").end_write(0, true);
         let aged = word.age().expect("young");
         assert_eq!((aged.age(), aged.at()), (None, Some(0)));

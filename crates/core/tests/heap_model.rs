@@ -3,13 +3,14 @@
 //!
 //! Danger: a page leaves while a reference into it exists, a write is lost, or a frame is read
 //! while it is written. The frame's bytes are a cell that loom watches: two accesses at once, of
-//! which one writes, fail the model. The steps are those of
-//! `crates/farfield/src/heap/{threads,eviction,pins}.rs` and of `plane/page.rs`, with the same
-//! orderings.
+//! which one writes, fail the model. A mutator takes the steps of the fault engine itself
+//! (`core::heap::fault`). The others are those of `crates/farfield/src/heap/{threads,eviction}.rs`
+//! and `fault/pins.rs`, with the same orderings.
 
 mod models;
 
-use farfield_core::heap::{DerefOutcome, FrameId, FrameWord, State};
+use farfield_core::heap::fault::{AccessMode, PageLookup, PageWords, look_up_page};
+use farfield_core::heap::{FrameId, FrameWord, State};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -31,6 +32,16 @@ struct Model {
 // SAFETY: accesses to the cells are ordered by the protocol; loom watches that they are, which is what the model is for.
 unsafe impl Sync for Model {}
 
+impl PageWords for Model {
+    fn load_page(&self, _page: u32) -> FrameWord {
+        FrameWord(self.word.load(Ordering::Acquire))
+    }
+
+    fn exchange_page(&self, _page: u32, seen: FrameWord, next: FrameWord) -> bool {
+        self.exchange(seen, next)
+    }
+}
+
 impl Model {
     fn new(word: FrameWord) -> Arc<Model> {
         Arc::new(Model {
@@ -46,11 +57,9 @@ impl Model {
         self.word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// One look, to write, that waits for nothing: is the page near?
-    fn got(&self) -> bool {
-        let seen = FrameWord(self.word.load(Ordering::Acquire));
-        let (next, what) = seen.deref(true);
-        matches!(what, DerefOutcome::Resident(_)) && (next == seen || self.exchange(seen, next))
+    /// One look that waits for nothing: is the page near?
+    fn got(&self, mode: AccessMode) -> bool {
+        matches!(look_up_page(self, 0, mode), PageLookup::Resident(FRAME, _))
     }
 
     /// One scope, in which the value is incremented twice if the page is near. How often it was.
@@ -58,26 +67,19 @@ impl Model {
         self.scopes.enter(record);
         let mut done = 0;
         for _ in 0..4 {
-            let seen = FrameWord(self.word.load(Ordering::Acquire));
-            let (next, what) = seen.deref(true);
-            match what {
-                DerefOutcome::Resident(frame) => {
+            match look_up_page(self, 0, AccessMode::Write) {
+                PageLookup::Resident(frame, _) => {
                     assert_eq!(frame, FRAME);
-                    if next == seen || self.exchange(seen, next) {
-                        // A reference: it is used, and used again later in the scope.
-                        for _ in 0..2 {
-                            write(&self.frame, read(&self.frame) + 1);
-                            done += 1;
-                        }
-                        break;
+                    // A reference: it is used, and used again later in the scope.
+                    for _ in 0..2 {
+                        write(&self.frame, read(&self.frame) + 1);
+                        done += 1;
                     }
+                    break;
                 }
-                DerefOutcome::Wait => {
-                    let _ = next == seen || self.exchange(seen, next);
-                    loom::thread::yield_now();
-                }
+                PageLookup::Loading | PageLookup::Retry => loom::thread::yield_now(),
                 // The model has no way back from far.
-                DerefOutcome::Fetch | DerefOutcome::Zero => break,
+                PageLookup::Far(_) | PageLookup::Empty(_) => break,
             }
         }
         self.scopes.leave(record);
@@ -169,9 +171,7 @@ fn two_readers_take_a_page_back_at_once() {
         let reader = |record: usize, model: Arc<Model>| {
             move || {
                 model.scopes.enter(record);
-                let seen = FrameWord(model.word.load(Ordering::Acquire));
-                let (next, what) = seen.deref(false);
-                if matches!(what, DerefOutcome::Resident(_)) && (next == seen || model.exchange(seen, next)) {
+                if model.got(AccessMode::Read) {
                     assert_eq!(read(&model.frame), 0);
                 }
                 model.scopes.leave(record);
@@ -207,15 +207,12 @@ fn a_retired_object_and_a_page_wait_for_the_same_scope() {
         let reader = {
             let model = model.clone();
             move || {
-                let Model { scopes, word, frame, .. } = &*model.page;
+                let Model { scopes, frame, .. } = &*model.page;
                 scopes.enter(0);
                 if model.slot.load(Ordering::Acquire) != 0 {
                     assert_eq!(read(&model.object), 7);
                 }
-                let seen = FrameWord(word.load(Ordering::Acquire));
-                if let (next, DerefOutcome::Resident(_)) = seen.deref(false)
-                    && (next == seen || model.page.exchange(seen, next))
-                {
+                if model.page.got(AccessMode::Read) {
                     assert_eq!(read(frame), 0);
                 }
                 scopes.leave(0);
@@ -248,7 +245,7 @@ fn a_scope_outlives_an_older_one_of_its_thread() {
         let mutator = loom::thread::spawn(move || {
             other.scopes.enter(0);
             let younger = other.scopes.now();
-            let got = other.got();
+            let got = other.got(AccessMode::Write);
             // The older scope ends.
             other.scopes.show(0, younger);
             if got {
@@ -273,7 +270,7 @@ fn a_pinned_page_does_not_leave() {
         let other = model.clone();
         let mutator = loom::thread::spawn(move || {
             other.scopes.enter(0);
-            let got = other.got();
+            let got = other.got(AccessMode::Write);
             if got {
                 other.pins.fetch_add(1, Ordering::Relaxed);
             }

@@ -87,7 +87,7 @@ fn look_while_split(marks: bool) {
 }
 
 #[test]
-fn nothing_is_missed_while_a_bucket_is_split() {
+fn lookups_find_every_entry_while_a_bucket_is_split() {
     look_while_split(true);
 }
 

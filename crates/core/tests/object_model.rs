@@ -2,11 +2,15 @@
 //!
 //! Danger: a reader has a reference into a place that the object has left, two threads bring one object, or a log page's number is
 //! used again while somebody still believes an old handle; on the hybrid plane, an object is taken out of a page that comes near whole, or is
-//! changed there meanwhile. The bytes of both places are cells that loom watches. The steps are
-//! those of `crates/farfield/src/plane/object/ingress.rs`, and of the evacuator.
+//! changed there meanwhile. The bytes of both places are cells that loom watches. Mutators take the
+//! steps of the fault engine itself (`core::heap::fault`); the others are those of the evacuator.
 
 mod models;
 
+use farfield_core::heap::fault::{
+    AccessMode, FarObject, FetchIntent, ObjectLookup, ObjectWords, PageWords, fetch_log_page, land_object, land_page,
+    lock_object, look_up_object,
+};
 use farfield_core::heap::{
     DerefOutcome, FrameId, FrameWord, Handle, IngressPath, LogClass, LogWord, ObjectLocation, State,
 };
@@ -23,8 +27,8 @@ const START: u64 = 7;
 struct Model {
     handle: AtomicU64,
     words: [AtomicU64; PAGES],
-    /// Of page 0, in which the object is alone.
-    log: AtomicU32,
+    /// Of page 0, in which the object is alone; and of page 1, to which it comes.
+    logs: [AtomicU32; 2],
     scopes: Scopes,
     /// The object's place in each page's frame.
     frames: [UnsafeCell<u64>; PAGES],
@@ -44,6 +48,48 @@ fn far() -> FrameWord {
     sealed.begin_writeback().finish_writeback().unwrap()
 }
 
+/// The log word of page 0.
+fn first_log() -> LogWord {
+    LogWord::opened(LogClass::from_index(0)).add().closed().0.leave(IngressPath::Page)
+}
+
+impl PageWords for Model {
+    fn load_page(&self, page: u32) -> FrameWord {
+        self.word(page as usize)
+    }
+
+    fn exchange_page(&self, page: u32, seen: FrameWord, next: FrameWord) -> bool {
+        self.exchange(page as usize, seen, next)
+    }
+}
+
+impl ObjectWords for Model {
+    fn load_handle(&self, _object: u32) -> Handle {
+        Handle(self.handle.load(Ordering::Acquire))
+    }
+
+    fn exchange_handle(&self, _object: u32, seen: Handle, next: Handle) -> bool {
+        self.handle.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    fn load_log(&self, page: u32) -> LogWord {
+        LogWord(self.logs[page as usize].load(Ordering::SeqCst))
+    }
+
+    fn update_log(&self, page: u32, transition: impl Fn(LogWord) -> (LogWord, bool)) -> bool {
+        self.update_word(page, |word| Some(transition(word))) == Some(true)
+    }
+
+    /// `HeapInner::retire_log`: the last object has left the Far page 0.
+    fn retire_log(&self, page: u32) {
+        assert_eq!(page, 0);
+        let seen = self.word(0);
+        let (next, frame) = seen.release().unwrap();
+        assert_eq!(frame, None);
+        assert!(self.exchange(0, seen, next));
+    }
+}
+
 impl Model {
     /// The object is in page 0, whose word is this.
     fn new(first: FrameWord) -> Arc<Model> {
@@ -51,7 +97,7 @@ impl Model {
         Arc::new(Model {
             handle: AtomicU64::new(Handle::settle(0, 0).0),
             words: [first, near(1), near(2)].map(|word| AtomicU64::new(word.0)),
-            log: AtomicU32::new(LogWord::opened(LogClass::from_index(0)).add().closed().0.leave(IngressPath::Page).0),
+            logs: [first_log(), LogWord::opened(LogClass::from_index(0))].map(|log| AtomicU32::new(log.0)),
             scopes: Scopes::new(),
             frames: [in_frame, 0, 0].map(UnsafeCell::new),
             far: UnsafeCell::new(in_pool),
@@ -67,79 +113,57 @@ impl Model {
     }
 
     /// `LogPages::update`.
-    fn update<R>(&self, transition: impl Fn(LogWord) -> Option<(LogWord, R)>) -> Option<R> {
+    fn update_word<R>(&self, page: u32, transition: impl Fn(LogWord) -> Option<(LogWord, R)>) -> Option<R> {
+        let log = &self.logs[page as usize];
         loop {
-            let seen = LogWord(self.log.load(Ordering::Relaxed));
+            let seen = LogWord(log.load(Ordering::Relaxed));
             let (next, result) = transition(seen)?;
-            if self.log.compare_exchange(seen.0, next.0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            if log.compare_exchange(seen.0, next.0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
                 return Some(result);
             }
         }
     }
 
+    fn update<R>(&self, transition: impl Fn(LogWord) -> Option<(LogWord, R)>) -> Option<R> {
+        self.update_word(0, transition)
+    }
+
     /// A transition that may be the end of page 0.
     fn end(&self, transition: impl Fn(LogWord) -> (LogWord, bool)) {
-        if self.update(|word| Some(transition(word))) == Some(true) {
-            self.retire();
-        }
+        self.end_log(0, transition);
     }
 
     /// `HeapInner::fault_in_object`, with a few looks: the page in whose frame the object is. On
     /// this path, if it is far.
     fn seek(&self, path: IngressPath) -> Option<usize> {
         for _ in 0..3 {
-            let seen = Handle(self.handle.load(Ordering::Acquire));
-            let ObjectLocation::At { page, .. } = seen.location() else {
-                loom::thread::yield_now();
-                continue;
-            };
-            let page = page as usize;
-            let held = self.word(page);
-            match held.deref(true) {
-                (next, DerefOutcome::Resident(_)) => {
-                    if next != held && !self.exchange(page, held, next) {
-                        continue;
-                    }
-                    if Handle(self.handle.load(Ordering::Acquire)).location() == seen.location() {
-                        return Some(page);
-                    }
-                }
-                (_, DerefOutcome::Fetch) if path == IngressPath::Page => self.bring_page(),
-                (_, DerefOutcome::Fetch) => self.bring(seen),
-                _ => loom::thread::yield_now(),
+            match look_up_object(self, 0, AccessMode::Write, |_, _| {}) {
+                ObjectLookup::Resident(place, _) => return Some(place.frame().0 as usize - 1),
+                ObjectLookup::Far(_) if path == IngressPath::Page => self.bring_page(),
+                ObjectLookup::Far(far) => self.bring(far),
+                ObjectLookup::Relocating | ObjectLookup::Loading(_) | ObjectLookup::Retry => loom::thread::yield_now(),
             }
         }
         None
     }
 
-    /// Bringing the object; the other place is kept for whoever is first.
-    fn bring(&self, seen: Handle) {
-        if self.update(|word| Some((word.go()?, ()))).is_none() {
-            return;
-        }
-        let locked = seen.lock().unwrap();
-        let lock = || self.handle.compare_exchange(seen.0, locked.0, Ordering::AcqRel, Ordering::Relaxed);
-        if self.word(0).state() == State::Far && lock().is_ok() {
+    /// Bringing the object to the other place, as `FetchTarget::depart` and `land_object` do.
+    fn bring(&self, far: FarObject) {
+        // Whoever is not the first gives the place up; here it is counted by the first alone.
+        if lock_object(self, far, LogClass::from_index(0), false) {
+            self.update_log(1, |word| (word.expect(), false));
             write(&self.frames[1], read(&self.far));
-            self.handle.store(seen.moved(1, 0).0, Ordering::Release);
-            self.end(LogWord::remove);
+            land_object(self, 0, 0, (1, 0), Some(FetchIntent::Write));
         }
-        self.end(LogWord::gone);
     }
 
     /// `HeapInner::depart_page`, and its landing.
     fn bring_page(&self) {
-        if self.update(|word| Some((word.fetch()?, ()))).is_none() {
-            return;
-        }
-        let seen = self.word(0);
-        let fetching = seen.deref(false).0;
-        let comes = seen.state() == State::Far && self.exchange(0, seen, fetching);
-        if comes {
+        if fetch_log_page(self, 0, false) {
             write(&self.frames[0], read(&self.far));
-            self.words[0].store(fetching.finish_load(FrameId(1), false).0, Ordering::Release);
+            land_page(self, 0, Some(FrameId(1)), FetchIntent::Read);
+            self.end(|word| word.fetched(true));
         }
-        self.end(|word| word.fetched(comes));
     }
 
     /// The evictor writes page 0, which is near.
@@ -161,14 +185,6 @@ impl Model {
             // The frame holds something else now.
             write(&self.frames[0], u64::MAX / 2);
         }
-    }
-
-    /// The last object has left the Far page 0. `HeapInner::retire_log`
-    fn retire(&self) {
-        let seen = self.word(0);
-        let (next, frame) = seen.release().unwrap();
-        assert_eq!(frame, None);
-        assert!(self.exchange(0, seen, next));
     }
 
     /// `Evacuator::merge`: what is left in the Far page 0 goes to page 2; true if it was there. The evictor discards, too, and uses

@@ -1,12 +1,15 @@
 //! Slots in all interleavings: readers correct a guess while pages change their frames and the slot comes to name another object, with loom.
 //!
 //! Danger: a guess that was right is believed when the frame holds another page; a correction of
-//! one object's guess is put on another; a reader finds bytes that are not made yet. The steps are
+//! one object's guess is put on another; a reader finds bytes that are not made yet. Pages are
+//! found and brought by the steps of the fault engine itself (`core::heap::fault`). The others are
 //! those of `crates/farfield/src/heap/raw.rs`, `ptr/` and `eviction.rs`, with the same orderings.
 
 mod models;
 
-use farfield_core::heap::{DerefOutcome, FrameId, FrameWord, SlotHint, State};
+use core::cell::Cell;
+use farfield_core::heap::fault::{AccessMode, FetchIntent, PageLookup, PageWords, land_page, look_up_page, peek_page};
+use farfield_core::heap::{FrameId, FrameWord, SlotHint, State};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -37,6 +40,33 @@ unsafe impl Send for Model {}
 
 fn slot(page: usize, place: SlotHint) -> u64 {
     (page as u64) << 32 | u64::from(place.0)
+}
+
+/// Words of a reader that has loaded one of them, which it does not load again at first: two loads
+/// in a row would only make more interleavings.
+struct LoadedOnce<'a> {
+    model: &'a Model,
+    word: Cell<Option<FrameWord>>,
+}
+
+impl PageWords for LoadedOnce<'_> {
+    fn load_page(&self, page: u32) -> FrameWord {
+        self.word.take().unwrap_or_else(|| self.model.load_page(page))
+    }
+
+    fn exchange_page(&self, page: u32, seen: FrameWord, next: FrameWord) -> bool {
+        self.model.exchange_page(page, seen, next)
+    }
+}
+
+impl PageWords for Model {
+    fn load_page(&self, page: u32) -> FrameWord {
+        self.word(page as usize)
+    }
+
+    fn exchange_page(&self, page: u32, seen: FrameWord, next: FrameWord) -> bool {
+        self.exchange(page as usize, seen, next)
+    }
 }
 
 impl Model {
@@ -79,10 +109,8 @@ impl Model {
     }
 
     fn find(&self, page: usize, word: FrameWord, seen: u64, place: SlotHint) -> Option<FrameId> {
-        let (next, DerefOutcome::Resident(frame)) = word.deref(false) else { return None };
-        if next != word && !self.exchange(page, word, next) {
-            return None;
-        }
+        let words = LoadedOnce { model: self, word: Cell::new(Some(word)) };
+        let PageLookup::Resident(frame, _) = look_up_page(&words, page as u32, AccessMode::Read) else { return None };
         let better = slot(page, place.in_frame(frame));
         let _ = self.slot.compare_exchange(seen, better, Ordering::Relaxed, Ordering::Relaxed);
         Some(frame)
@@ -108,14 +136,10 @@ impl Model {
 
     /// The far page comes to this free frame.
     fn bring(&self, page: usize, frame: FrameId) {
-        let seen = self.word(page);
-        let (fetching, DerefOutcome::Fetch) = seen.deref(false) else { return };
-        if self.exchange(page, seen, fetching) {
+        let claim = peek_page(self, page as u32);
+        if claim.is_some_and(|claim| claim.take(self, false)) {
             write(self.bytes(frame), value(page));
-            let mut seen = self.word(page);
-            while !self.exchange(page, seen, seen.finish_load(frame, false)) {
-                seen = self.word(page);
-            }
+            land_page(self, page as u32, Some(frame), FetchIntent::Read);
         }
     }
 }

@@ -1,12 +1,14 @@
-//! Tasks that wait for a page, or for room, in all interleavings, with loom. The steps are those of
-//! `crates/farfield/src/heap/wait_queue.rs`, and of those who use it (`fault.rs`, `fetch.rs`,
-//! `reclaimer.rs`), with the same orderings.
+//! Tasks that wait for a page, or for room, in all interleavings, with loom. A page is claimed,
+//! marked and landed by the steps of the fault engine itself (`core::heap::fault`). The others are
+//! those of `crates/farfield/src/heap/wait_queue.rs`, and of those who use it (`fault/task.rs`,
+//! `heap/fetch.rs`, `heap/reclaimer.rs`), with the same orderings.
 //!
 //! Danger: a task that nobody wakes; one that is told of an end that is not its own; one that has given up and takes another's turn along.
 
 mod models;
 
-use farfield_core::heap::{FrameId, FrameWord, State};
+use farfield_core::heap::fault::{AccessMode, FetchIntent, PageLookup, PageWords, land_page, look_up_page, want_page};
+use farfield_core::heap::{FrameId, FrameWord};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use loom::sync::{Arc, Mutex};
@@ -34,6 +36,8 @@ enum Way {
     LookFirst,
     /// Who queues for room does not ring afterwards.
     NoRing,
+    /// Who claims a page begins its flight before it has left its waker.
+    BeginFirst,
     /// Who gives up does not pass on that it was woken.
     KeepTurn,
 }
@@ -52,39 +56,66 @@ unsafe impl Sync for Page {}
 // SAFETY: nothing in it belongs to a thread.
 unsafe impl Send for Page {}
 
+impl PageWords for Page {
+    fn load_page(&self, _page: u32) -> FrameWord {
+        FrameWord(self.word.load(Ordering::Acquire))
+    }
+
+    fn exchange_page(&self, _page: u32, seen: FrameWord, next: FrameWord) -> bool {
+        self.word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
+
 impl Page {
-    fn new(way: Way) -> Arc<Page> {
+    /// A page that is far.
+    fn far(way: Way) -> Arc<Page> {
         let near = FrameWord::EMPTY.create().0.finish_load(FRAME, true);
         let far = near
             .cool()
             .and_then(FrameWord::claim_for_eviction)
             .map(FrameWord::begin_writeback)
             .and_then(FrameWord::finish_writeback);
-        let (fetching, _) = far.expect("the way out").deref(false);
-        assert_eq!(fetching.state(), State::Loading);
         Arc::new(Page {
             way,
-            word: AtomicU64::new(fetching.0),
+            word: AtomicU64::new(far.expect("the way out").0),
             frame: UnsafeCell::new(0),
             table: Mutex::new([Slot::Free; 2]),
             woken: [AtomicBool::new(false), AtomicBool::new(false)],
         })
     }
 
-    fn exchange(&self, seen: FrameWord, next: FrameWord) -> bool {
-        self.word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    /// A page that is on its way for somebody who does not wait.
+    fn new(way: Way) -> Arc<Page> {
+        let page = Page::far(way);
+        assert!(page.claim(false));
+        page
+    }
+
+    /// Takes the page for a flight, if it is far.
+    fn claim(&self, is_wanted: bool) -> bool {
+        let PageLookup::Far(claim) = look_up_page(self, 0, AccessMode::Read) else { return false };
+        claim.take(self, is_wanted)
     }
 
     /// The page is on its way, and whoever lands it knows that it is wanted.
     fn mark(&self) -> bool {
-        loop {
-            let seen = FrameWord(self.word.load(Ordering::Acquire));
-            match seen.want() {
-                Some(next) if next == seen || self.exchange(seen, next) => return true,
-                Some(_) => {}
-                None => return false,
-            }
+        want_page(self, 0)
+    }
+
+    /// One poll of a task that claims the page, if it is far, and lands it, or waits for it as
+    /// another one does.
+    fn claim_or_wait(&self, task: usize) -> bool {
+        if !self.claim(true) {
+            return self.wait(task);
         }
+        if self.way == Way::BeginFirst {
+            self.land();
+        }
+        self.table.lock().unwrap()[task] = Slot::Waiting;
+        if self.way != Way::BeginFirst {
+            self.land();
+        }
+        true
     }
 
     /// One poll of a task that does not wait yet: it finds the page near, or waits for it from now on.
@@ -96,8 +127,8 @@ impl Page {
             return true;
         }
         drop(table);
-        let word = FrameWord(self.word.load(Ordering::Acquire));
-        assert_eq!(word.near(), Some(FRAME));
+        let found = look_up_page(self, 0, AccessMode::Read);
+        assert!(matches!(found, PageLookup::Resident(FRAME, _)));
         assert_eq!(read(&self.frame), VALUE);
         false
     }
@@ -123,12 +154,7 @@ impl Page {
     fn land(&self) {
         write(&self.frame, VALUE);
         let early = FrameWord(self.word.load(Ordering::Acquire)).is_wanted();
-        let wanted = loop {
-            let seen = FrameWord(self.word.load(Ordering::Acquire));
-            if self.exchange(seen, seen.finish_load(FRAME, false)) {
-                break seen.is_wanted();
-            }
-        };
+        let wanted = land_page(self, 0, Some(FRAME), FetchIntent::Read);
         if if self.way == Way::LookFirst { early } else { wanted } {
             let mut wakers = Vec::new();
             let mut table = self.table.lock().unwrap();
@@ -193,6 +219,32 @@ fn a_mark_that_is_set_without_the_lock_is_missed() {
 #[should_panic(expected = "is not woken")]
 fn a_mark_that_is_looked_for_too_early_is_missed() {
     ask_while_it_lands(Way::LookFirst, false);
+}
+
+/// Two tasks want a far page: one of them claims it, and marks it for itself.
+fn claim_and_wait(way: Way) {
+    check(3, move || {
+        let page = Page::far(way);
+        let other = page.clone();
+        let other = loom::thread::spawn(move || other.claim_or_wait(1));
+        let waits = [page.claim_or_wait(0), other.join().unwrap()];
+        for task in (0..2).filter(|task| waits[*task]) {
+            assert!(page.woken[task].load(Ordering::Acquire), "task {task} is not woken");
+            assert!(page.look(task), "task {task} is woken for nothing");
+        }
+        assert_eq!(*page.table.lock().unwrap(), [Slot::Free; 2], "who does not wait has no place");
+    });
+}
+
+#[test]
+fn who_claims_a_page_is_woken_as_are_those_who_find_it_claimed() {
+    claim_and_wait(Way::Right);
+}
+
+#[test]
+#[should_panic(expected = "is not woken")]
+fn a_flight_that_begins_before_its_task_waits_is_missed() {
+    claim_and_wait(Way::BeginFirst);
 }
 
 /// Frames, the queue of tasks that want one, and the bell of the reclaimer.

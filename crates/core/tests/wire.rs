@@ -28,7 +28,7 @@ fn header() -> impl Strategy<Value = MessageHeader> {
     })
 }
 
-const NAMES: [&str; 3] = ["f", "ff.list", "a name of sixty-four bytes, which is the longest that can be had"];
+const NAMES: [&str; 3] = ["f", "ff.tally", "a name of sixty-four bytes, which is the longest that can be had"];
 const ARGUMENT: [u8; 300] = [0xA5; 300];
 
 /// Requests, their page bytes all equal to one byte.

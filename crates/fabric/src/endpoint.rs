@@ -66,7 +66,8 @@ impl FabricEndpoint {
     /// Returns the most parts that one transfer may have.
     pub(crate) fn parts_max(&self) -> usize {
         // SAFETY: the endpoint is open.
-        (unsafe { shim::ff_endpoint_parts_max(self.as_ptr()) }) as usize
+        let most = unsafe { shim::ff_endpoint_parts_max(self.as_ptr()) };
+        usize::try_from(most).expect("the shim returns 1 to PARTS_MAX")
     }
 
     /// # Safety

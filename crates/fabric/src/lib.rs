@@ -12,7 +12,15 @@
 
 // Numbers from other machines can be anything: they are no index into a slice, and are not
 // narrowed, without a check.
-#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::cast_possible_truncation))]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::indexing_slicing,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss
+    )
+)]
 
 #[cfg(feature = "libfabric")]
 mod domain;

@@ -73,7 +73,7 @@ fn read(reader: &StationReader, window: MemoryWindow, page: usize) -> Result<Vec
 }
 
 #[test]
-fn what_a_station_shows_is_read_and_nothing_else() {
+fn reads_reach_the_memory_of_a_station_and_nothing_else() {
     with_station(|station| {
         let windows = [station.expose(memory(0), 0x1234).unwrap(), station.expose(memory(0x80), 0x5678).unwrap()];
         let first = reader(station);

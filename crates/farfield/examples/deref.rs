@@ -16,13 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let near = (count as u64 * 64 * 3 / 2).max(16 << 20);
         let heap = Heap::builder().near(near).near_max(near).plane(plane).build()?;
         let mut order: Vec<u32> = (0..count as u32).collect();
-        let mut random = 88_172_645_463_325_252u64;
-        for index in (1..count).rev() {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            order.swap(index, (random % (index as u64 + 1)) as usize);
-        }
+        fastrand::Rng::with_seed(88).shuffle(&mut order);
         let boxed: Vec<Box<[u64; 8]>> = (0..count).map(|index| Box::new([index as u64; 8])).collect();
         let mut far: Vec<FarBox<[u64; 8]>> = Vec::with_capacity(count);
         for index in 0..count {

@@ -119,13 +119,10 @@ impl Drop for Postings {
 /// A text that is the same each time: few words are common, many are rare.
 fn generated(lines: u32) -> String {
     let mut text = String::new();
-    let mut random = 88_172_645_463_325_252u64;
+    let mut random = fastrand::Rng::with_seed(88);
     for _ in 0..lines {
         for _ in 0..8 {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            let rank = 50_000 / (random % 50_000 + 1) * (1 + (random >> 32) % 7);
+            let rank = 50_000 / random.u64(1..=50_000) * random.u64(1..=7);
             text.push_str(&format!("word{rank} "));
         }
         text.push('\n');

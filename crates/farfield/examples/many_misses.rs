@@ -20,17 +20,6 @@ const VALUES: usize = 65_536;
 const NEAR: u64 = 32 << 20;
 const ROUNDS: usize = 5;
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % end as u64) as usize
-    }
-}
-
 fn heap(url: &str) -> Result<Heap, farfield::BuildError> {
     Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).pool(url).build()
 }
@@ -42,17 +31,17 @@ fn filled(heap: &Heap) -> Result<Vec<FarBox<Value>>, FarError> {
 /// Misses per second with so many tasks.
 fn round(heap: &Heap, values: &[FarBox<Value>], tasks: usize, reads: usize) -> f64 {
     // Other values than before: what the last round read is near.
-    let seed = heap.stats().misses.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let seed = heap.stats().misses;
     let left = Cell::new(reads);
     let misses = heap.stats().misses;
     let executor = Executor::new(heap);
     for task in 0..tasks {
         let left = &left;
         executor.spawn(async move {
-            let mut random = Random((seed ^ (task as u64) << 32) | 1);
+            let mut random = fastrand::Rng::with_seed(seed ^ (task as u64) << 32);
             while left.get() > 0 {
                 left.set(left.get() - 1);
-                let index = random.below(values.len());
+                let index = random.usize(..values.len());
                 let scope = heap.enter();
                 let seen = values[index].fetch(&scope).await?;
                 assert_eq!(seen[511], index as u64);

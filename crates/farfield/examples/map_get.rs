@@ -35,13 +35,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         let rounds = 5;
         let look_ups = (1 << 22).min(count * 64);
-        let mut random = 88_172_645_463_325_252u64;
+        let mut random = fastrand::Rng::with_seed(88);
         let mut order = Vec::with_capacity(look_ups as usize);
         for _ in 0..look_ups {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            order.push(key(random % count));
+            order.push(key(random.u64(..count)));
         }
         let per = |started: Instant| started.elapsed().as_secs_f64() * 1e9 / look_ups as f64;
         let (mut stds, mut fars, mut batches) = (Vec::new(), Vec::new(), Vec::new());

@@ -23,14 +23,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             far.push(&scope, *word)?;
         }
         let repeat = ((1 << 24) / count).max(1);
-        let mut random: Vec<usize> = Vec::new();
-        let mut x = 88_172_645_463_325_252u64;
-        for _ in 0..1 << 20 {
-            x ^= x << 13;
-            x ^= x >> 7;
-            x ^= x << 17;
-            random.push((x % count as u64) as usize);
-        }
+        let mut rng = fastrand::Rng::with_seed(88);
+        let random: Vec<usize> = (0..1 << 20).map(|_| rng.usize(..count)).collect();
 
         let mut times: [Vec<f64>; 7] = Default::default();
         for _ in 0..ROUNDS {

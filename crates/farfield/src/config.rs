@@ -1,7 +1,7 @@
 //! Settings from which a heap is built.
 
+use crate::Heap;
 use crate::error::BuildError;
-use crate::heap::Heap;
 use crate::plane::Plane;
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;

@@ -18,7 +18,7 @@ pub enum FarError {
     )]
     NearFull,
     /// The limit of pinned near memory, half of it, is reached.
-    #[error("half of the near memory is pinned: let some of it go, or raise near")]
+    #[error("half of the near memory is pinned, which is the limit: drop some pins, or raise near")]
     PinsFull,
     /// No near memory became free in time, because scopes of other threads hold it or the value is
     /// too hot to leave.
@@ -45,7 +45,7 @@ pub enum FarError {
         bytes: u64,
     },
     /// All far addresses are in use.
-    #[error("the heap's far addresses are used up: build it with more far")]
+    #[error("all far addresses of the heap are in use: build it with more far")]
     FarFull,
     /// The value belongs to another heap than the scope.
     #[error("the value belongs to another heap than the scope")]

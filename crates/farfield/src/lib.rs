@@ -24,6 +24,8 @@
 pub mod collections;
 mod config;
 mod error;
+mod facade;
+mod fault;
 mod heap;
 mod offload;
 mod plane;
@@ -40,13 +42,14 @@ pub use collections::{
 };
 pub use config::{Builder, Verify};
 pub use error::{AllocError, BuildError, FarError};
+pub use facade::Heap;
 pub use farfield_core::heap::Hotness;
 pub use farfield_pool::{Health, OpenError, PoolError, SwitchError, SwitchProgress};
 pub use farfield_wic::{CallError, Fault, Number, Part, Where};
-pub use heap::{Batches, FarRange, Heap, PoolSwitch, Scope};
+pub use heap::{FarRange, PoolSwitch, Scope};
 pub use offload::OffloadError;
 pub use plane::Plane;
-pub use ptr::{FarArc, FarBox, FarPtr, Pinned, PinnedMut};
+pub use ptr::{Batches, FarArc, FarBox, FarPtr, Pinned, PinnedMut};
 pub use stats::Stats;
 
 /// Runs the code examples of the guide as tests.

@@ -29,7 +29,7 @@ pub enum OffloadError {
     #[error(transparent)]
     Call(#[from] CallError),
     /// There are more different values than the answer may have.
-    #[error("there are more than {most} different values: ask for fewer rows, or allow more")]
+    #[error("the column has more than {most} distinct values: ask for fewer rows, or raise the limit")]
     TooMany {
         /// Most different values that the answer may have.
         most: usize,

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{MIB, Random, assert_in_budget, seed};
+use common::{MIB, Rng, assert_in_budget, seed};
 use farfield::collections::Index;
 use farfield::{
     FarArc, FarArray, FarBTreeMap, FarBox, FarBytes, FarError, FarList, FarMap, FarQueue, FarStack, FarString, FarVec,
@@ -52,8 +52,8 @@ fn round_trip<T: Serialize + DeserializeOwned>(value: &T, twin: impl Serialize, 
 #[test]
 fn vectors_and_arrays() {
     let heap = heap("seed=1", MIB);
-    let mut random = Random(seed());
-    let twin: Vec<(u64, String)> = (0..40_000).map(|n| (random.next(), n.to_string())).collect();
+    let mut random = Rng::with_seed(seed());
+    let twin: Vec<(u64, String)> = (0..40_000).map(|n| (random.u64(..), n.to_string())).collect();
     let mut vec = FarVec::new();
     vec.extend(&heap.enter(), twin.iter().cloned()).unwrap();
     round_trip(&vec, &twin, |heap, vec| {
@@ -123,10 +123,10 @@ fn maps_and_trees() {
     let mut tree = FarBTreeMap::new();
     let map: FarMap<str, [u8], Fixed> =
         FarMap::builder().index(Index::Far).hasher(Fixed::default()).build(&heap).unwrap();
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     for _ in 0..25_000 {
         let (key, value) =
-            (format!("key {}", random.below(50_000)), random.next().to_le_bytes().repeat(random.below(20)));
+            (format!("key {}", random.usize(..50_000)), random.u64(..).to_le_bytes().repeat(random.usize(..20)));
         tree.insert(&heap.enter(), key.clone(), value.clone()).unwrap();
         map.insert(&heap.enter(), key.as_str(), value.as_slice()).unwrap();
         twin.insert(key, value);
@@ -374,7 +374,7 @@ fn large_values_of_a_map_that_others_change() {
 
 /// Whatever is read when the server dies: the snapshot fails, and says why.
 #[test]
-fn what_cannot_be_had_is_an_error() {
+fn a_snapshot_of_unreadable_values_is_an_error() {
     for die in [700, 900] {
         let heap = heap(&format!("die={die}"), MIB);
         let (mut vec, mut tree, mut list) = (FarVec::new(), FarBTreeMap::new(), FarList::new());
@@ -419,7 +419,7 @@ fn what_cannot_be_had_is_an_error() {
 }
 
 #[test]
-fn what_finds_no_room_is_an_error_and_nothing_stays() {
+fn a_snapshot_without_room_is_an_error_and_leaves_nothing() {
     // The index is near, and larger than near memory.
     let text = serde_json::to_string(&(0..80_000u64).map(|n| (n, n)).collect::<BTreeMap<_, _>>()).unwrap();
     let heap = heap("seed=1", MIB);

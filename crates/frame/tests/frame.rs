@@ -10,9 +10,10 @@ use arrow::compute::kernels::cmp::gt;
 use arrow::compute::kernels::numeric::add;
 use arrow::compute::{cast, concat_batches, filter_record_batch};
 use arrow::datatypes::{DataType, Field, Float64Type, Schema, SchemaRef, TimeUnit};
-use common::{MIB, PLANES, Random, heap, near, same};
+use common::{MIB, PLANES, heap, near, random, same, some};
 use farfield::{Heap, Plane};
 use farfield_frame::{CHUNK_ROWS, FarFrame, FrameError, Totals};
+use fastrand::Rng;
 use std::sync::Arc;
 
 fn schema() -> SchemaRef {
@@ -29,26 +30,26 @@ fn schema() -> SchemaRef {
     ]))
 }
 
-fn batch(random: &mut Random, rows: usize) -> RecordBatch {
-    let word = |random: &mut Random| "ä mile".repeat(random.below(5));
-    let number = |random: &mut Random| match random.below(50) {
+fn batch(random: &mut Rng, rows: usize) -> RecordBatch {
+    let word = |random: &mut Rng| "ä mile".repeat(random.usize(..5));
+    let number = |random: &mut Rng| match random.usize(..50) {
         0 => f64::NAN,
         1 => -0.0,
-        _ => random.below(100_000) as f64 / 100.0 - 300.0,
+        _ => random.usize(..100_000) as f64 / 100.0 - 300.0,
     };
     let columns: Vec<ArrayRef> = vec![
-        Arc::new((0..rows).map(|_| Some(random.below(1 << 40) as i64 - (1 << 39))).collect::<Int64Array>()),
+        Arc::new((0..rows).map(|_| Some(random.usize(..1 << 40) as i64 - (1 << 39))).collect::<Int64Array>()),
         Arc::new(
-            (0..rows).map(|_| Some(number(random)).and_then(|value| random.some(value))).collect::<Float64Array>(),
+            (0..rows).map(|_| Some(number(random)).and_then(|value| some(random, value))).collect::<Float64Array>(),
         ),
-        Arc::new((0..rows).map(|_| Some(word(random)).and_then(|value| random.some(value))).collect::<StringArray>()),
+        Arc::new((0..rows).map(|_| Some(word(random)).and_then(|value| some(random, value))).collect::<StringArray>()),
         Arc::new(
             (0..rows)
-                .map(|_| Some(random.below(2) == 0).and_then(|value| random.some(value)))
+                .map(|_| Some(random.usize(..2) == 0).and_then(|value| some(random, value)))
                 .collect::<BooleanArray>(),
         ),
-        Arc::new((0..rows).map(|row| random.some(row as i64)).collect::<TimestampSecondArray>()),
-        Arc::new((0..rows).map(|_| Some(random.below(256) as u8)).collect::<UInt8Array>()),
+        Arc::new((0..rows).map(|row| some(random, row as i64)).collect::<TimestampSecondArray>()),
+        Arc::new((0..rows).map(|_| Some(random.usize(..256) as u8)).collect::<UInt8Array>()),
         Arc::new((0..rows).map(|_| Some(number(random))).collect::<Float64Array>()),
         Arc::new((0..rows).map(|row| Some(row as i32)).collect::<Date32Array>()),
     ];
@@ -56,11 +57,11 @@ fn batch(random: &mut Random, rows: usize) -> RecordBatch {
 }
 
 /// The same rows, as a frame and near.
-fn twins(random: &mut Random, heap: &Arc<Heap>, rows: usize) -> (FarFrame, RecordBatch) {
+fn twins(random: &mut Rng, heap: &Arc<Heap>, rows: usize) -> (FarFrame, RecordBatch) {
     let mut batches = Vec::new();
     let mut left = rows;
     while left > 0 {
-        let now = (1 + random.below(3 * CHUNK_ROWS)).min(left);
+        let now = (1 + random.usize(..3 * CHUNK_ROWS)).min(left);
         // Slices, so that nothing begins where a buffer or a byte of bits begins.
         batches.push(batch(random, now + 5).slice(3, now));
         left -= now;
@@ -104,17 +105,17 @@ fn about(far: Totals, near: Totals) {
     assert!(close(far.mean.unwrap_or(0.0), near.mean.unwrap_or(0.0)), "{:?} {:?}", far.mean, near.mean);
 }
 
-fn check(random: &mut Random, heap: &Arc<Heap>, rows: usize) {
+fn check(random: &mut Rng, heap: &Arc<Heap>, rows: usize) {
     let (far, plain) = twins(random, heap, rows);
     assert_eq!(far.rows(), rows);
     same(&near(&far), &plain);
 
-    let limit = Float64Array::new_scalar(random.below(1000) as f64 - 300.0);
+    let limit = Float64Array::new_scalar(random.usize(..1000) as f64 - 300.0);
     let kept = far.filter(&["fare"], |batch| gt(batch.column(0), &limit)).unwrap();
     same(&near(&kept), &filter_record_batch(&plain, &gt(plain.column(1), &limit).unwrap()).unwrap());
 
-    let start = random.below(rows + 1);
-    let end = start + random.below(rows - start + 1);
+    let start = random.usize(..rows + 1);
+    let end = start + random.usize(..rows - start + 1);
     same(&near(&far.range(start..end).unwrap()), &plain.slice(start, end - start));
 
     let sum = |batch: &RecordBatch, one: usize, other: usize| add(batch.column(one), batch.column(other));
@@ -125,7 +126,7 @@ fn check(random: &mut Random, heap: &Arc<Heap>, rows: usize) {
     same(&both, &made);
     assert_eq!(more.schema().fields().len(), 9);
 
-    let middle = random.below(1000) as f64 - 300.0;
+    let middle = random.usize(..1000) as f64 - 300.0;
     for (index, name) in [(0, "id"), (1, "fare"), (5, "small"), (6, "ratio")] {
         about(far.totals(name).unwrap(), totals(plain.column(index), |_| true));
         about(far.totals_in(name, middle..).unwrap(), totals(plain.column(index), |number| number >= middle));
@@ -142,20 +143,20 @@ fn check(random: &mut Random, heap: &Arc<Heap>, rows: usize) {
 
 #[test]
 fn far_frames_say_what_arrow_says() {
-    let mut random = Random::new();
+    let mut random = random();
     for plane in PLANES {
         let heap = heap(plane, 16 * MIB);
         for rows in [0, 1, 63, 64, CHUNK_ROWS - 1, CHUNK_ROWS, CHUNK_ROWS + 1, 2 * CHUNK_ROWS] {
             check(&mut random, &heap, rows);
         }
-        let rows = random.below(5 * CHUNK_ROWS);
+        let rows = random.usize(..5 * CHUNK_ROWS);
         check(&mut random, &heap, rows);
     }
 }
 
 #[test]
 fn a_tenth_near_is_enough() {
-    let mut random = Random::new();
+    let mut random = random();
     for plane in PLANES {
         // 45 bytes and a dozen of text to a row: nine times what is near, and twice that with what is made of it.
         check(&mut random, &heap(plane, MIB), 20 * CHUNK_ROWS + 7);
@@ -227,9 +228,9 @@ fn a_wrong_line_is_named() {
 }
 
 #[test]
-fn what_cannot_be_is_an_error_by_name() {
+fn an_impossible_operation_is_an_error_that_names_its_column() {
     let heap = heap(Plane::Page, 4 * MIB);
-    let (frame, _) = twins(&mut Random(7), &heap, 10);
+    let (frame, _) = twins(&mut Rng::with_seed(7), &heap, 10);
     assert!(matches!(frame.totals("none"), Err(FrameError::NoColumn { .. })));
     assert!(matches!(frame.totals("zone"), Err(FrameError::Type { .. })));
     assert!(matches!(frame.range(4..11), Err(FrameError::NoRows { end: 11, rows: 10 })));

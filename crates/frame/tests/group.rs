@@ -7,9 +7,10 @@ mod common;
 
 use arrow::array::*;
 use arrow::datatypes::{DataType, Field, Float64Type, Int32Type, Int64Type, Schema, UInt64Type};
-use common::{MIB, PLANES, Random, float, heap, near};
+use common::{MIB, PLANES, float, heap, near, random, some};
 use farfield::Heap;
 use farfield_frame::{Agg, CHUNK_ROWS, FarFrame, FrameError};
+use fastrand::Rng;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -51,17 +52,17 @@ struct Model {
     notes: Vec<String>,
 }
 
-fn check(random: &mut Random, heap: &Arc<Heap>, count: usize, hours: usize) {
+fn check(random: &mut Rng, heap: &Arc<Heap>, count: usize, hours: usize) {
     let (mut rows, mut floats): (Vec<Row>, Vec<Option<f64>>) = (Vec::new(), Vec::new());
     for _ in 0..count {
-        let zone = ["", "Astoria", "Harlem"][random.below(3)].to_owned();
-        let rate = Some(float(random).clamp(-1.0, 1.0)).and_then(|rate| random.some(rate));
-        let hour = random.below(hours) as i32;
-        let key = (random.some(zone), bits(rate), random.some(hour));
+        let zone = ["", "Astoria", "Harlem"][random.usize(..3)].to_owned();
+        let rate = Some(float(random).clamp(-1.0, 1.0)).and_then(|rate| some(random, rate));
+        let hour = random.usize(..hours) as i32;
+        let key = (some(random, zone), bits(rate), some(random, hour));
         let fare = float(random);
-        let riders = random.below(1000) as i64 - 500;
-        let note = format!("note {}", random.below(100));
-        rows.push((key, random.some(fare), random.some(riders), random.some(note)));
+        let riders = random.usize(..1000) as i64 - 500;
+        let note = format!("note {}", random.usize(..100));
+        rows.push((key, some(random, fare), some(random, riders), some(random, note)));
         floats.push(rate);
     }
     let far = frame(heap, &rows, &floats);
@@ -129,7 +130,7 @@ fn check(random: &mut Random, heap: &Arc<Heap>, count: usize, hours: usize) {
 
 #[test]
 fn groups_come_to_what_their_rows_do() {
-    let mut random = Random::new();
+    let mut random = random();
     for plane in PLANES {
         for count in [0, 1, CHUNK_ROWS - 1, 2 * CHUNK_ROWS + 3] {
             check(&mut random, &heap(plane, 16 * MIB), count, 3);
@@ -139,7 +140,7 @@ fn groups_come_to_what_their_rows_do() {
 
 #[test]
 fn more_groups_than_are_near() {
-    let mut random = Random::new();
+    let mut random = random();
     check(&mut random, &heap(PLANES[0], MIB), 6 * CHUNK_ROWS, 1_000_000);
 }
 
@@ -168,7 +169,7 @@ fn as_many_groups_as_rows() {
 }
 
 #[test]
-fn what_cannot_be_grouped_is_an_error_by_name() {
+fn a_column_that_cannot_be_grouped_is_an_error_that_names_it() {
     let heap = heap(PLANES[0], MIB);
     let batch = RecordBatch::try_from_iter([
         ("zone", Arc::new(StringArray::from(vec!["a", "a", "b"])) as ArrayRef),

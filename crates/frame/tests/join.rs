@@ -7,9 +7,10 @@ mod common;
 
 use arrow::array::*;
 use arrow::datatypes::{DataType, Field, Float64Type, Schema, UInt32Type};
-use common::{MIB, PLANES, Random, float, heap};
+use common::{MIB, PLANES, float, heap, random, some};
 use farfield::Heap;
 use farfield_frame::{CHUNK_ROWS, FarFrame, FrameError, Join};
+use fastrand::Rng;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -87,18 +88,18 @@ fn check(heap: &Arc<Heap>, left: &[Key], right: &[Key]) {
     }
 }
 
-fn keys(random: &mut Random, count: usize, zones: usize) -> Vec<Key> {
-    let key = |random: &mut Random| {
-        let zone = format!("zone {}", random.below(zones));
+fn keys(random: &mut Rng, count: usize, zones: usize) -> Vec<Key> {
+    let key = |random: &mut Rng| {
+        let zone = format!("zone {}", random.usize(..zones));
         let rate = float(random).clamp(-1.0, 1.0);
-        (random.some(zone), random.some(rate))
+        (some(random, zone), some(random, rate))
     };
     (0..count).map(|_| key(random)).collect()
 }
 
 #[test]
 fn pairs_are_those_of_a_loop() {
-    let mut random = Random::new();
+    let mut random = random();
     for plane in PLANES {
         let heap = heap(plane, 4 * MIB);
         for (left, right) in [(0, 5), (5, 0), (300, 200), (CHUNK_ROWS, 7), (CHUNK_ROWS + 1, CHUNK_ROWS + 1)] {
@@ -110,14 +111,14 @@ fn pairs_are_those_of_a_loop() {
 
 #[test]
 fn more_rows_than_a_table_has() {
-    let mut random = Random::new();
+    let mut random = random();
     let (left, right) = (keys(&mut random, CHUNK_ROWS + 9, 20_000), keys(&mut random, MANY, 20_000));
     check(&heap(PLANES[0], MIB), &left, &right);
 }
 
 #[test]
 fn one_key_that_fills_everything() {
-    let mut random = Random::new();
+    let mut random = random();
     let one = (Some("Harlem".to_owned()), Some(f64::NAN));
     let mut right = vec![one.clone(); MANY];
     right[77] = (Some("Astoria".to_owned()), Some(-0.0));

@@ -98,7 +98,7 @@ fn a_file_without_rows_has_its_columns() {
 }
 
 #[test]
-fn what_cannot_be_read_is_an_error_by_name() {
+fn an_unreadable_parquet_file_is_an_error_that_names_it() {
     let (heap, path) = (heap(), Scratch::new("wrong"));
     assert!(matches!(FarFrame::from_parquet(&heap, "/nowhere/trips.parquet"), Err(FrameError::File { .. })));
     std::fs::write(&path.0, "zone,fare\nHarlem,7.5\n").unwrap();

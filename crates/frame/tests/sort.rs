@@ -8,9 +8,10 @@ mod common;
 use arrow::array::*;
 use arrow::compute::{SortColumn, SortOptions, concat_batches, lexsort_to_indices, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema};
-use common::{MIB, PLANES, Random, float, heap, near, same};
+use common::{MIB, PLANES, float, heap, near, random, same, some};
 use farfield::Heap;
 use farfield_frame::{CHUNK_ROWS, FarFrame, FrameError, SortBy};
+use fastrand::Rng;
 use std::sync::Arc;
 
 /// Chunks of a run.
@@ -18,7 +19,7 @@ const RUN_ROWS: usize = 16 * CHUNK_ROWS;
 const NAMES: [&str; 4] = ["zone", "fare", "hour", "paid"];
 
 /// Few values, so that many rows are equal; `row` says which was which.
-fn rows(random: &mut Random, count: usize) -> RecordBatch {
+fn rows(random: &mut Rng, count: usize) -> RecordBatch {
     let schema = Schema::new(vec![
         Field::new("row", DataType::UInt64, false),
         Field::new("zone", DataType::Utf8, true),
@@ -27,17 +28,17 @@ fn rows(random: &mut Random, count: usize) -> RecordBatch {
         Field::new("paid", DataType::Boolean, true),
     ]);
     let word =
-        |random: &mut Random| ["", "b", "ba", "ä", "long enough to be more than one block of bytes"][random.below(5)];
+        |random: &mut Rng| ["", "b", "ba", "ä", "long enough to be more than one block of bytes"][random.usize(..5)];
     let columns: Vec<ArrayRef> = vec![
         Arc::new(UInt64Array::from_iter_values(0..count as u64)),
-        Arc::new((0..count).map(|_| Some(word(random)).and_then(|word| random.some(word))).collect::<StringArray>()),
+        Arc::new((0..count).map(|_| Some(word(random)).and_then(|word| some(random, word))).collect::<StringArray>()),
         Arc::new(
-            (0..count).map(|_| Some(float(random)).and_then(|value| random.some(value))).collect::<Float64Array>(),
+            (0..count).map(|_| Some(float(random)).and_then(|value| some(random, value))).collect::<Float64Array>(),
         ),
-        Arc::new((0..count).map(|_| Some(random.below(24) as i32 - 12)).collect::<Int32Array>()),
+        Arc::new((0..count).map(|_| Some(random.usize(..24) as i32 - 12)).collect::<Int32Array>()),
         Arc::new(
             (0..count)
-                .map(|_| Some(random.below(2) == 0).and_then(|value| random.some(value)))
+                .map(|_| Some(random.usize(..2) == 0).and_then(|value| some(random, value)))
                 .collect::<BooleanArray>(),
         ),
     ];
@@ -52,13 +53,13 @@ fn sorted(batch: &RecordBatch, by: &[(&str, SortOptions)]) -> RecordBatch {
     take_record_batch(batch, &lexsort_to_indices(&columns, None).unwrap()).unwrap()
 }
 
-fn check(random: &mut Random, heap: &Arc<Heap>, count: usize) {
+fn check(random: &mut Rng, heap: &Arc<Heap>, count: usize) {
     let plain = rows(random, count);
     let far = FarFrame::from_batches(heap, plain.schema(), [Ok(plain.clone())]).unwrap();
     let mut by: Vec<(&str, SortOptions)> = Vec::new();
-    for _ in 0..1 + random.below(3) {
-        let options = SortOptions { descending: random.below(2) == 0, nulls_first: random.below(2) == 0 };
-        by.push((NAMES[random.below(NAMES.len())], options));
+    for _ in 0..1 + random.usize(..3) {
+        let options = SortOptions { descending: random.usize(..2) == 0, nulls_first: random.usize(..2) == 0 };
+        by.push((NAMES[random.usize(..NAMES.len())], options));
     }
     let order = |(name, options): &(&str, SortOptions)| {
         let by = if options.descending { SortBy::descending(*name) } else { SortBy::ascending(*name) };
@@ -72,7 +73,7 @@ fn check(random: &mut Random, heap: &Arc<Heap>, count: usize) {
 
 #[test]
 fn rows_come_in_the_order_that_arrow_says() {
-    let mut random = Random::new();
+    let mut random = random();
     for plane in PLANES {
         let heap = heap(plane, 16 * MIB);
         for count in [0, 1, 2, CHUNK_ROWS - 1, CHUNK_ROWS, CHUNK_ROWS + 1, 3 * CHUNK_ROWS + 7] {
@@ -83,7 +84,7 @@ fn rows_come_in_the_order_that_arrow_says() {
 
 #[test]
 fn runs_are_merged() {
-    let mut random = Random::new();
+    let mut random = random();
     // One run, two with one row in the second, and several, of which a ninth is near.
     for count in [RUN_ROWS, RUN_ROWS + 1, 2 * RUN_ROWS + CHUNK_ROWS + 3] {
         check(&mut random, &heap(PLANES[count % 3], MIB), count);
@@ -92,7 +93,7 @@ fn runs_are_merged() {
 
 #[test]
 fn sorting_by_nothing_changes_nothing() {
-    let plain = rows(&mut Random(7), 100);
+    let plain = rows(&mut Rng::with_seed(7), 100);
     let far = FarFrame::from_batches(&heap(PLANES[0], MIB), plain.schema(), [Ok(plain.clone())]).unwrap();
     same(&near(&far.sort(&[]).unwrap()), &concat_batches(&plain.schema(), [&plain]).unwrap());
     assert!(matches!(far.sort(&[SortBy::ascending("none")]), Err(FrameError::NoColumn { .. })));

@@ -8,19 +8,20 @@ use arrow::array::*;
 use arrow::compute::filter_record_batch;
 use arrow::compute::kernels::cmp::eq;
 use arrow::datatypes::{DataType, Field, Schema, UInt64Type};
-use common::{MIB, PLANES, Random, heap, near, same};
+use common::{MIB, PLANES, heap, near, random, same};
 use farfield_frame::{Agg, CHUNK_ROWS, FarFrame, SortBy};
+use fastrand::Rng;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const ROWS: usize = 5 * CHUNK_ROWS + 77;
 
 /// Strings of so many kinds, of which some come late, and so that there are nulls from some row on.
-fn strings(random: &mut Random, kinds: usize, length: usize, nulls_from: usize) -> StringArray {
+fn strings(random: &mut Rng, kinds: usize, length: usize, nulls_from: usize) -> StringArray {
     let rows = 0..ROWS;
     let string = |row: usize| {
-        let kind = random.below(1 + kinds * (row / CHUNK_ROWS + 1) / (ROWS / CHUNK_ROWS + 1));
-        let is_null = row >= nulls_from && random.below(5) == 0;
+        let kind = random.usize(..1 + kinds * (row / CHUNK_ROWS + 1) / (ROWS / CHUNK_ROWS + 1));
+        let is_null = row >= nulls_from && random.usize(..5) == 0;
         // One is empty.
         (!is_null).then(|| if kind == 0 { String::new() } else { format!("{kind:0length$}") })
     };
@@ -64,7 +65,7 @@ fn check(strings: StringArray, plane: farfield::Plane) {
 
 #[test]
 fn strings_of_few_kinds_and_of_many_are_those_that_were_put_in() {
-    let mut random = Random::new();
+    let mut random = random();
     for (number, (kinds, length, nulls_from)) in [
         (1, 0, ROWS),
         (3, 0, 0),

@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_published_is_written_by_its_maker_alone() {
+    fn published_memory_is_writable_for_its_maker_alone() {
         let (fd, writer) = create_published(c"test", 2 * PAGE).unwrap();
         assert!(is_published(fd.as_fd()) && is_sealed(fd.as_fd()));
         assert!(!is_published(create(c"test", PAGE).unwrap().as_fd()));

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_there_is_an_error_at_once() {
+    fn connecting_where_nothing_listens_fails_at_once() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         // The port of a client: nobody listens there, and nobody else gets it meanwhile.
         let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -118,7 +118,7 @@ mod tests {
     use std::os::fd::{AsFd, AsRawFd};
 
     #[test]
-    fn what_a_node_says_is_understood() {
+    fn memory_figures_of_a_node_are_parsed() {
         let text = "Node 1 MemTotal:   2097152 kB\nNode 1 MemFree:  1048576 kB\nNode 1 Active(anon): 77 kB\n\
                     Node 1 Active(file):   1024 kB\nNode 1 Inactive(file):  1024 kB\nNode 1 HugePages_Total:     0\n";
         let info = Info::parse(text).unwrap();

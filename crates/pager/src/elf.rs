@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bytes_make_it_panic() {
+    fn arbitrary_bytes_do_not_panic() {
         // Every prefix, and every byte of the headers set to values that overflow.
         let file = dynamic();
         for end in 0..file.len() {

@@ -477,7 +477,7 @@ mod tests {
 
     /// A program that is executed inside a job maps the gate, and the loader its files, before there is a handler.
     #[test]
-    fn what_comes_before_the_handlers_passes() {
+    fn system_calls_before_the_handlers_pass() {
         let fixed = ANON | libc::MAP_FIXED_NOREPLACE as usize;
         let access = (libc::PROT_READ | libc::PROT_WRITE) as usize;
         assert_eq!(verdict(libc::SYS_mmap, [window::GATE, 4096, access, fixed, usize::MAX, 0]), Verdict::Allow);

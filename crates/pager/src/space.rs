@@ -231,13 +231,8 @@ mod tests {
     #[test]
     fn agrees_with_a_page_by_page_model() {
         for seed in 1..200u64 {
-            let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-            let mut random = move |below: u64| {
-                x ^= x << 13;
-                x ^= x >> 7;
-                x ^= x << 17;
-                x % below
-            };
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut random = move |below: u64| rng.u64(..below);
             let mut space = Space::new(SMALL, LARGE);
             let mut model = vec![None; 20480];
             let mut touched = vec![false; 20480];

@@ -11,6 +11,7 @@
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PoolBuilder, Priority};
+use fastrand::Rng;
 use std::time::{Duration, Instant};
 
 const PAGES: u64 = 64 * 1024;
@@ -79,23 +80,22 @@ fn wait_one(lane: &mut dyn Lane, done: &mut Vec<Completion>) -> Completion {
 }
 
 /// A page of a fixed pseudo-random sequence.
-fn next_page(state: &mut u64, pages: usize) -> PageId {
-    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    PageId((*state >> 33) % (PAGES / pages as u64) * pages as u64)
+fn next_page(random: &mut Rng, pages: usize) -> PageId {
+    PageId(random.u64(..PAGES / pages as u64) * pages as u64)
 }
 
 fn round_trips(lane: &mut dyn Lane, what: &str, pages: usize, write: bool) {
     const TIMES: usize = 10_000;
     let mut done = Vec::with_capacity(1);
     let mut spare = Some(buffer(pages));
-    let mut state = 7;
+    let mut random = Rng::with_seed(7);
     let mut medians = Vec::new();
     let mut all = Vec::with_capacity(TIMES * ROUNDS);
     for _ in 0..ROUNDS {
         let mut times = Vec::with_capacity(TIMES);
         for tag in 0..TIMES as u64 {
             let buffer = spare.take().expect("one buffer goes round");
-            let page = next_page(&mut state, pages);
+            let page = next_page(&mut random, pages);
             let op = if write { Op::Write { page, buffer } } else { Op::Read { page, buffer } };
             let start = Instant::now();
             let request = LaneRequest { tag, priority: Priority::Demand, deadline: DEADLINE, op };
@@ -124,7 +124,7 @@ fn throughput(lane: &mut dyn Lane, pages: usize, depth: usize, write: bool) {
     const ROUND: Duration = Duration::from_millis(200);
     let mut done: Vec<Completion> = Vec::with_capacity(depth);
     let mut spare: Vec<Buffer> = (0..depth).map(|_| buffer(pages)).collect();
-    let mut state = 11;
+    let mut random = Rng::with_seed(11);
     let mut rates = Vec::new();
     for _ in 0..ROUNDS {
         let (start, mut operations) = (Instant::now(), 0u64);
@@ -132,7 +132,7 @@ fn throughput(lane: &mut dyn Lane, pages: usize, depth: usize, write: bool) {
         while running || lane.in_flight() > 0 {
             running = start.elapsed() < ROUND;
             while running && let Some(buffer) = spare.pop() {
-                let page = next_page(&mut state, pages);
+                let page = next_page(&mut random, pages);
                 let op = if write { Op::Write { page, buffer } } else { Op::Read { page, buffer } };
                 let request = LaneRequest { tag: 0, priority: Priority::Demand, deadline: DEADLINE, op };
                 lane.submit(request).expect("a lane has room for what it is given here");
@@ -162,11 +162,11 @@ fn throughput(lane: &mut dyn Lane, pages: usize, depth: usize, write: bool) {
 
 fn mapped(backend: &dyn Backend) {
     let Some(mapped) = backend.mapped() else { return };
-    let (mut state, mut sum) = (13, 0u64);
+    let (mut random, mut sum) = (Rng::with_seed(13), 0u64);
     const TIMES: u32 = 200_000;
     let start = Instant::now();
     for _ in 0..TIMES {
-        let address = mapped.page(next_page(&mut state, 1)).expect("every page was written");
+        let address = mapped.page(next_page(&mut random, 1)).expect("every page was written");
         // SAFETY: a page of the region, which nobody writes or discards now.
         sum += u64::from(unsafe { address.read_volatile() });
     }

@@ -43,16 +43,15 @@ fn measure(
     seed: u64,
     targets: &mut VecDeque<Buffer>,
 ) -> (u64, u64) {
-    let mut random = seed * 2 + 1;
+    let mut random = fastrand::Rng::with_seed(seed);
     let (started, cpu) = (now_ns(), thread_cpu_ns());
     for read in 0..READS {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let page = PageId((random >> 33) % FAR_PAGES);
+        let page = PageId(random.u64(..FAR_PAGES));
         let buffer = targets.pop_front().expect("a buffer");
         let op = match bytes {
             4096 => Op::Read { page, buffer },
             _ => {
-                let offset = (random >> 13) as usize % (4096 / bytes) * bytes;
+                let offset = random.usize(..4096 / bytes) * bytes;
                 Op::ReadPart { page, part: PagePart::new(offset, bytes).expect("inside a page"), buffer }
             }
         };

@@ -1,23 +1,25 @@
 //! [`PoolBuilder`]: opens the backend that a list of URLs describes.
 
-use crate::connection::{HandshakeError, Identity, ServerAddress, ServerSession};
-use crate::ec::EcBackend;
-use crate::fabric;
-use crate::fault::FaultBackend;
-use crate::lz::{self, LzBackend};
-use crate::mapped::{self, MappedBackend};
-use crate::members::PoolMember;
-use crate::mirror::{InitialContents, MirrorBackend};
-use crate::ram::RamBackend;
-use crate::rejoin::{Reopen, SpareMembers, TRY_WITHIN};
-use crate::shm::ShmBackend;
-use crate::ssd::{self, SsdBackend};
-use crate::stripe::StripeBackend;
-use crate::switch::SnapshotContents;
-use crate::tcp::TcpBackend;
-use crate::tier::TierBackend;
-use crate::unix::UnixSocket;
+use crate::compose::fault::FaultBackend;
+use crate::compose::stripe::StripeBackend;
+use crate::compose::switch::SnapshotContents;
+use crate::compose::tier::TierBackend;
+use crate::leaf::connection::{HandshakeError, Identity, ServerAddress, ServerSession};
+use crate::leaf::fabric;
+use crate::leaf::lz::{self, LzBackend};
+use crate::leaf::mapped::{self, MappedBackend};
+use crate::leaf::ram::RamBackend;
+use crate::leaf::shm::ShmBackend;
+use crate::leaf::ssd::{self, SsdBackend};
+use crate::leaf::tcp::TcpBackend;
+use crate::leaf::unix::UnixSocket;
+use crate::redundant::ec::EcBackend;
+use crate::redundant::members::PoolMember;
+use crate::redundant::mirror::{InitialContents, MirrorBackend};
+use crate::redundant::rejoin::{Reopen, SpareMembers, TRY_WITHIN};
 use crate::url::{Tree, replace_leaves};
+#[cfg(any(test, feature = "conformance"))]
+use crate::url::{check_tree, leaf_urls};
 use crate::{Backend, CloneTicket, PoolError, Share};
 use core::time::Duration;
 use farfield_core::MemberSet;
@@ -267,7 +269,9 @@ impl PoolBuilder {
     /// Opens the region behind a share, at the one server that keeps it. Pages are moved by
     /// messages, even on the machine of the server.
     pub fn attach(&self, share: &Share) -> Result<Arc<dyn Backend>, OpenError> {
-        let [url] = &self.urls[..] else { return Err(OpenError::Argument("a share is of one memory server")) };
+        let [url] = &self.urls[..] else {
+            return Err(OpenError::Argument("a shared region belongs to one memory server: give one URL"));
+        };
         if self.token.len() > Hello::TOKEN_BYTES_MAX {
             return Err(OpenError::Argument("the token is longer than 256 bytes"));
         }
@@ -471,7 +475,7 @@ impl PoolBuilder {
             }
         }
         if !are_enough(&opened) {
-            let reason = "the snapshot has too few legs";
+            let reason = "the snapshot has too few members";
             let error = PoolError::Refused { server, reason };
             return Err(first_error.unwrap_or(OpenError::Pool { url: name.to_owned(), error }));
         }
@@ -650,15 +654,27 @@ impl RegionSource<'_> {
         match (session.ask(request, within)?, self) {
             (Reply::Created { region }, RegionSource::Pages(pages)) => Ok((region, *pages)),
             (Reply::Claimed { region, pages }, RegionSource::Claim { .. }) if pages > 0 => Ok((region, pages)),
-            _ => Err(PoolError::Refused { server: session.server, reason: "its answer makes no sense" }),
+            _ => Err(PoolError::Refused { server: session.server, reason: "its answer is not valid" }),
         }
     }
 }
 
-/// Checks, without looking anything up, whether a leaf can be opened, or what is wrong with it.
+/// Reads `text` as a pool URL, without looking anything up, and returns whether it was understood.
+/// Panics unless what must hold for any text does:
+///
+/// - A text that is understood can be written again from what was understood, and means the same
+///   then. Its leaves are those of the text, in their order, and nesting is never deeper than the
+///   stack has room for.
+/// - An error points at a letter of the text, or behind the last.
+/// - Each leaf is understood or refused.
 #[cfg(any(test, feature = "conformance"))]
-pub(crate) fn check_leaf(url: &str) -> Result<(), OpenError> {
-    LeafUrl::parse(url).map(drop)
+pub fn check_url(text: &str) -> bool {
+    for leaf in leaf_urls(text) {
+        if let Err(error) = LeafUrl::parse(leaf) {
+            assert!(!error.to_string().is_empty());
+        }
+    }
+    check_tree(text)
 }
 
 /// Parsed leaf of a URL.

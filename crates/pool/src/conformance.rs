@@ -49,11 +49,7 @@ const CLAIMS: [(&str, Claim); 14] = [
 /// Fills the buffer with test bytes that differ for each page and version.
 fn fill(buffer: &mut Buffer, first: PageId, version: u64) {
     for index in 0..buffer.pages() {
-        let mut state = (first.0 + index as u64) << 20 ^ version ^ 0x9e37_79b9_7f4a_7c15;
-        for word in buffer.page_mut(index).as_chunks_mut::<8>().0 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            *word = state.to_le_bytes();
-        }
+        fastrand::Rng::with_seed((first.0 + index as u64) << 20 ^ version).fill(buffer.page_mut(index));
     }
     buffer.seal();
 }

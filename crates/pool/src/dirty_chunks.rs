@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_marked_is_found() {
+    fn marked_chunks_are_found() {
         let dirty = DirtyChunks::new(1 << 26).unwrap();
         let chunks = [0, 1, 63, 64, 190, 5000, 1 << 18, (1 << 26) - 1];
         assert!(chunks.iter().rev().all(|chunk| dirty.mark(*chunk)));

@@ -11,66 +11,43 @@
     allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests run outside of programs")
 )]
 
-mod backend;
-mod buffer;
+mod bit_runs;
 mod builder;
-mod calls;
+mod compose;
 #[cfg(any(test, feature = "conformance"))]
 #[allow(clippy::disallowed_methods, reason = "runs outside of programs")]
 pub mod conformance;
-mod connection;
+mod contract;
 mod dirty_chunks;
-mod ec;
-#[cfg_attr(not(feature = "fabric"), path = "fabric_absent.rs")]
-mod fabric;
-mod fault;
-mod lz;
-mod mapped;
-mod member_lanes;
-mod members;
-mod mirror;
-mod protection;
-mod ram;
-mod rejoin;
-mod repair;
-mod request_slab;
-mod scrub;
-mod shadow_store;
-mod shm;
-mod size;
-mod ssd;
-mod stripe;
-mod switch;
+mod leaf;
+mod redundant;
 mod table;
-mod tcp;
-mod tier;
 #[cfg(test)]
 mod trial;
 mod unclaimed_snapshots;
-mod unix;
 mod url;
-mod write_epochs;
 
-pub use backend::{
+#[cfg(any(test, feature = "conformance"))]
+pub use builder::check_url;
+pub use builder::{OpenError, PoolBuilder, resolve_urls};
+pub use compose::switch::{SnapshotContents, SwitchBackend, SwitchError, SwitchHost, SwitchProgress};
+pub use contract::backend::{
     Backend, CloneTicket, Completion, Health, Lane, LaneRequest, Mapped, Op, PoolError, Priority, Share,
 };
-pub use buffer::Buffer;
-pub use builder::{OpenError, PoolBuilder, resolve_urls};
-pub use calls::{CallChannel, CallEnd, CallFailure, CallLane, FarCall, IncompleteWrite, WriteReservation};
+pub use contract::buffer::Buffer;
+pub use contract::calls::{CallChannel, CallEnd, CallFailure, FarCall, IncompleteWrite, WriteReservation};
+pub use contract::deal::Deal;
+pub use contract::protection::Protection;
+pub use contract::scrub_stats::ScrubStats;
 pub use farfield_core::wire::PagePart;
-pub use protection::Protection;
-pub use scrub::ScrubStats;
-pub use stripe::Deal;
-pub use switch::{SnapshotContents, SwitchBackend, SwitchError, SwitchHost, SwitchProgress};
-pub use unix::{UnixSocket, check_server_user};
-#[cfg(any(test, feature = "conformance"))]
-pub use url::check_url;
+pub use leaf::call_lane::CallLane;
+pub use leaf::unix::{UnixSocket, check_server_user};
 pub use url::{leaf_urls, replace_leaves};
 
 // Former names of renamed types. An alias of a trait cannot be deprecated.
 
 #[doc(hidden)]
-pub use calls::{CallChannel as Calls, WriteReservation as Writes};
+pub use contract::calls::{CallChannel as Calls, WriteReservation as Writes};
 
 /// Former name of [`PoolBuilder`].
 #[deprecated(since = "0.1.0", note = "renamed to `PoolBuilder`")]

@@ -163,7 +163,7 @@ fn assert_right(completion: &Completion, first: u64) {
 }
 
 #[test]
-fn what_is_right_is_asked_for_by_no_message() {
+fn intact_pages_are_read_without_a_message() {
     with_lane(&Shown::new(), |lane, script| {
         for (page, pages) in [(0, 1), (3, 16), (10, 17), (0, 64)] {
             assert_right(&read(lane, page, pages), page);
@@ -173,7 +173,7 @@ fn what_is_right_is_asked_for_by_no_message() {
 }
 
 #[test]
-fn what_is_wrong_is_asked_for_by_message() {
+fn corrupt_pages_are_read_again_by_message() {
     let mut shown = Shown::new();
     shown.layer[5 * PAGE_BYTES + 77] ^= 1;
     shown.sums[9] ^= 1 << 40;
@@ -194,7 +194,7 @@ fn what_is_wrong_is_asked_for_by_message() {
 }
 
 #[test]
-fn what_cannot_be_read_is_asked_for_by_message() {
+fn unreadable_pages_are_read_by_message() {
     let mut shown = Shown::new();
     shown.page_map[20] = 0;
     shown.layer_is_open = false;

@@ -195,7 +195,7 @@ fn more_or_fewer_files_than_promised_are_refused() {
 }
 
 #[test]
-fn what_the_files_say_is_checked_before_it_is_believed() {
+fn region_files_are_checked_before_they_are_used() {
     let files = files(2);
     let page = [5; PAGE_BYTES];
     let [page_map, sums] = [&files[0], &files[1]].map(|fd| fd.try_clone().unwrap());

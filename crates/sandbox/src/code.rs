@@ -22,13 +22,14 @@ const WITHIN: Duration = Duration::from_secs(10);
 ///
 /// ```no_run
 /// use farfield_sandbox::Code;
-/// use farfield_wic::{Caller, List, ListStart, Where};
+/// use farfield_wic::{Aggregate, Caller, Range, Where};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let code = Code::load("guest.wasm")?;
 /// let backend = farfield_pool::PoolBuilder::new().url("tcp://127.0.0.1:7400").pages(1 << 20).open()?;
 /// let mut caller = Caller::new(backend);
-/// let end = code.call::<List>(&mut caller, ListStart { node: 0, hops: 16 }).at(Where::Server).run()?;
-/// println!("the list leads to {} after {} hops", end.value, end.hops);
+/// let words = Range { offset: 0, count: 512 };
+/// let summary = code.call::<Aggregate>(&mut caller, words).at(Where::Server).run()?;
+/// println!("the sum of {} words is {}", summary.count, summary.sum);
 /// # Ok(())
 /// # }
 /// ```

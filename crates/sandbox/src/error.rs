@@ -6,16 +6,16 @@ use farfield_wic::CallError;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SandboxError {
     /// The file is not code that can be shipped.
-    #[error("this is no code for a sandbox: {reason}")]
+    #[error("the code is not valid for a sandbox: {reason}")]
     Code {
         /// Problem of the file.
         reason: String,
     },
     /// The memory server does not accept code.
-    #[error("the memory server takes no code from others: start it with `farfield serve --sandbox`")]
+    #[error("the memory server runs no shipped code: start it with `farfield serve --sandbox`")]
     NoSandbox,
     /// The memory server did not take the code.
-    #[error("the memory server did not take the code: {reason}")]
+    #[error("the memory server refused the code: {reason}")]
     Refused {
         /// Reason that the server gave.
         reason: String,
@@ -38,7 +38,7 @@ pub enum SandboxError {
     },
     /// The code did something forbidden, or failed. Examples are an access outside of its own
     /// memory, a panic, too much memory, too deep a recursion, and an invalid answer.
-    #[error("the code was ended in its sandbox: {reason}")]
+    #[error("the sandbox stopped the code: {reason}")]
     Broken {
         /// Fault of the code.
         reason: String,

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_finishes_goes() {
+    fn unfinished_shipments_are_dropped() {
         let mut store = CodeStore::default();
         for begun in 0..100u32 {
             assert_eq!(store.take(Digest::of(&begun.to_le_bytes()), 10, 0, &[1]), Err(ShipReply::Next(1)));

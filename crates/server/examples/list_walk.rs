@@ -6,7 +6,7 @@ use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_pool::{Backend, Buffer, LaneRequest, Op, PoolBuilder, Priority};
 use farfield_server::{Config, Server};
-use farfield_wic::{Caller, Fault, Function, List, ListStart, Place, Registry, Where};
+use farfield_wic::{Caller, Fault, Function, Place, Registry, Where};
 use std::time::{Duration, Instant};
 
 const PAGES: u64 = 16 * 1024;
@@ -14,28 +14,29 @@ const NODES: u64 = PAGES * PAGE_BYTES as u64 / 64;
 const WALKS: u64 = 2000;
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A function of our own: the largest value in the first `hops` nodes of a list. The server must have it too.
-struct Largest;
+/// Walks a linked list from a node on, `hops` nodes far. The server must have this function too.
+struct Walk;
 
-impl Function for Largest {
-    const NAME: &'static str = "example.largest";
+impl Function for Walk {
+    const NAME: &'static str = "example.walk";
     const VERSION: u32 = 1;
-    type Argument = ListStart;
+    const ONLY_READS: bool = true;
+    /// Offset of the first node, and hops.
+    type Argument = (u64, u32);
+    /// Value of the last node.
     type Answer = u64;
 
-    async fn run<P: Place>(place: &P, start: ListStart) -> Result<u64, Fault> {
-        let (mut node, mut largest) = (start.node, 0);
-        for _ in 0..start.hops {
-            largest = largest.max(place.read_u64(node + 8).await?);
+    async fn run<P: Place>(place: &P, (mut node, hops): (u64, u32)) -> Result<u64, Fault> {
+        for _ in 0..hops {
             node = place.read_u64(node).await?;
         }
-        Ok(largest)
+        place.read_u64(node + 8).await
     }
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // In life this is another machine: a program that starts a server with its functions, or `farfield serve` with the standard ones.
-    let functions = Registry::standard().with::<Largest>();
+    let functions = Registry::standard().with::<Walk>();
     let server = Server::start(Config { listen: vec!["tcp://127.0.0.1:0".parse()?], functions, ..Config::default() })?;
     let backend = PoolBuilder::new().url(&server.endpoints()[0]).pages(PAGES).client_name("list_walk").open()?;
     write_list(&*backend);
@@ -43,27 +44,25 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut caller = Caller::new(backend);
     println!("{:>5} {:>18} {:>18} {:>22}", "hops", "client, each alone", "server, each alone", "server, 64 at a time");
     for hops in [1, 2, 4, 8, 16] {
-        let starts: Vec<_> = (0..WALKS).map(|walk| ListStart { node: scattered(walk * 31), hops }).collect();
+        let starts: Vec<_> = (0..WALKS).map(|walk| (scattered(walk * 31), hops)).collect();
         let (here, client) = timed(|| one_by_one(&mut caller, &starts, Where::Client));
         let (there, server) = timed(|| one_by_one(&mut caller, &starts, Where::Server));
         let (together, batched) = timed(|| {
-            let rows = starts.chunks(64).map(|row| caller.calls::<List>(row.to_vec()).at(Where::Server).run());
-            rows.flatten().map(|end| end.map(|end| end.value)).collect::<Result<Vec<_>, _>>().expect("answers")
+            let rows = starts.chunks(64).map(|row| caller.calls::<Walk>(row.to_vec()).at(Where::Server).run());
+            rows.flatten().collect::<Result<Vec<_>, _>>().expect("answers")
         });
         assert!(here == there && here == together, "a function answers the same wherever it runs");
         println!("{hops:>5} {client:>15.2} µs {server:>15.2} µs {batched:>19.2} µs");
     }
     for walk in 0..WALKS {
-        caller.call::<List>(ListStart { node: scattered(walk), hops: 16 }).at(Where::Auto).run()?;
+        caller.call::<Walk>((scattered(walk), 16)).at(Where::Auto).run()?;
     }
     caller.choices().for_each(|(name, choice)| println!("{name} {choice}"));
-    let start = ListStart { node: 0, hops: 100 };
-    println!("the largest value of a hundred nodes: {}", caller.call::<Largest>(start).at(Where::Server).run()?);
     Ok(())
 }
 
-fn one_by_one(caller: &mut Caller, starts: &[ListStart], place: Where) -> Vec<u64> {
-    starts.iter().map(|start| caller.call::<List>(*start).at(place).run().expect("an answer").value).collect()
+fn one_by_one(caller: &mut Caller, starts: &[(u64, u32)], place: Where) -> Vec<u64> {
+    starts.iter().map(|start| caller.call::<Walk>(*start).at(place).run().expect("an answer")).collect()
 }
 
 /// What it gives, and microseconds for each walk.

@@ -33,11 +33,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut caller = Caller::new(backend.clone());
     println!("{:>10} {:>16} {:>16}", "column", "indices near", "indices far");
     for words in [1 << 20, 8 << 20, WORDS] {
-        let mut random = words;
-        let mut index = move |_| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (random >> 33) % words
-        };
+        let mut random = fastrand::Rng::with_seed(words);
+        let mut index = move |_| random.u64(..words);
         let mut took = [Duration::ZERO; 2];
         for _ in 0..ROUNDS {
             let indices: Vec<u64> = (0..CALLS * CALL).map(&mut index).collect();

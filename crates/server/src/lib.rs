@@ -4,6 +4,9 @@
 //! on the same machine. When the client is gone, its memory is given back. `docs/design/server.md`
 //! draws the storage and lists what happens when something fails.
 
+// Numbers from clients can be anything: none is narrowed without a check.
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
+
 mod address;
 mod config;
 mod connection;
@@ -13,6 +16,7 @@ mod counters;
 mod fabric;
 mod metrics;
 mod penalties;
+mod random;
 mod scrape;
 mod server;
 mod sessions;

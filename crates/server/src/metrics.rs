@@ -65,7 +65,7 @@ impl Collector for ServerMetrics {
             let mut used = out.encode_descriptor("tenant_used", help, Some(&Unit::Bytes), MetricType::Gauge)?;
             for tenant in shared.tenants.iter().filter(|tenant| named(tenant)) {
                 let value = bytes(tenant.quota.used_pages());
-                used.encode_family(&[("tenant", tenant.name.as_str())])?.encode_gauge(&(value as i64))?;
+                used.encode_family(&[("tenant", tenant.name.as_str())])?.encode_gauge(&gauge_value(value))?;
             }
         }
         let counters = &shared.counters;
@@ -99,6 +99,11 @@ impl Collector for ServerMetrics {
     }
 }
 
+/// Returns the value of a gauge, which OpenMetrics keeps with a sign.
+fn gauge_value(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
 fn gauge(
     out: &mut DescriptorEncoder<'_>,
     name: &str,
@@ -106,7 +111,7 @@ fn gauge(
     unit: Option<&Unit>,
     value: u64,
 ) -> Result<(), std::fmt::Error> {
-    out.encode_descriptor(name, help, unit, MetricType::Gauge)?.encode_gauge(&(value as i64))
+    out.encode_descriptor(name, help, unit, MetricType::Gauge)?.encode_gauge(&gauge_value(value))
 }
 
 fn kind_name(kind: MessageKind) -> &'static str {

@@ -2,12 +2,13 @@
 
 use crate::address::{AddressLedgers, PeerAddress};
 use crate::config::{Config, ListenUrl};
-use crate::connection::{ClientConnection, Transport, random_u64};
+use crate::connection::{ClientConnection, Transport};
 use crate::connection_table::{Admitted, ConnectionTable};
 use crate::counters::ServerCounters;
 use crate::fabric::Fabric;
 use crate::metrics;
 use crate::penalties::Penalties;
+use crate::random::random_u64;
 use crate::sessions::{ClientSession, Sessions, Tenant};
 use crate::spin::Spinners;
 use crate::store::{Ledger, PageCounter, Resource, ResourceBudget};
@@ -29,10 +30,10 @@ use std::time::{Duration, Instant};
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The configuration has no address to listen at.
-    #[error("no place to listen at: give --listen tcp://HOST:PORT or unix:PATH")]
+    #[error("the server has no address to listen at: give --listen tcp://HOST:PORT or unix:PATH")]
     NowhereToListen,
     /// The address is in use by another server.
-    #[error("{url} is in use: stop the server that listens there, or choose another place with --listen")]
+    #[error("{url} is in use: stop the server that listens there, or choose another address with --listen")]
     AddressInUse {
         /// The address, as a URL.
         url: String,
@@ -149,7 +150,7 @@ impl ServerState {
         }
         let get = ServerCounters::get;
         Stat {
-            uptime_ms: self.started.elapsed().as_millis() as u64,
+            uptime_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             capacity_pages: memory.limit_pages().unwrap_or(0),
             used_pages: memory.used_pages().saturating_sub(reserved_pages),
             reserved_pages,

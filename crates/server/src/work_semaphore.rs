@@ -12,8 +12,15 @@ use std::time::Duration;
 pub(crate) struct WorkSemaphore {
     max: usize,
     wait_max: Duration,
-    taken: Mutex<usize>,
+    counts: Mutex<Counts>,
     given_back: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    taken: usize,
+    /// Threads that wait for a permit. Without any, nobody is woken: that is a system call.
+    waiting: usize,
 }
 
 /// A permit to work, given back when dropped.
@@ -31,30 +38,33 @@ impl WorkSemaphore {
     /// not wait for this one.
     pub(crate) fn new(per_processor: usize, wait_max: Duration) -> WorkSemaphore {
         let max = processors().saturating_mul(per_processor);
-        WorkSemaphore { max, wait_max, taken: Mutex::default(), given_back: Condvar::new() }
+        WorkSemaphore { max, wait_max, counts: Mutex::default(), given_back: Condvar::new() }
     }
 
-    fn taken(&self) -> MutexGuard<'_, usize> {
-        self.taken.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Waits for a permit, at most as long as `wait_max`.
     pub(crate) fn take(self: &Arc<Self>) -> WorkPermit {
-        let mut taken = self.taken();
-        if *taken >= self.max {
-            let waited = self.given_back.wait_timeout_while(taken, self.wait_max, |taken| *taken >= self.max);
-            (taken, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut counts = self.counts();
+        if counts.taken >= self.max {
+            counts.waiting += 1;
+            let is_full = |counts: &mut Counts| counts.taken >= self.max;
+            let waited = self.given_back.wait_timeout_while(counts, self.wait_max, is_full);
+            (counts, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
+            counts.waiting -= 1;
         }
-        *taken += 1;
+        counts.taken += 1;
         WorkPermit(self.clone())
     }
 }
 
 impl Drop for WorkPermit {
     fn drop(&mut self) {
-        let mut taken = self.0.taken();
-        *taken -= 1;
-        if *taken < self.0.max {
+        let mut counts = self.0.counts();
+        counts.taken -= 1;
+        if counts.waiting > 0 && counts.taken < self.0.max {
             self.0.given_back.notify_one();
         }
     }
@@ -66,11 +76,12 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
-    fn whoever_waits_too_long_goes_on() {
+    fn a_waiter_goes_on_when_it_has_waited_too_long() {
         let semaphore = Arc::new(WorkSemaphore::new(1, Duration::ZERO));
         let all: Vec<WorkPermit> = (0..=processors()).map(|_| semaphore.take()).collect();
         drop(all);
-        assert_eq!(*semaphore.taken(), 0);
+        let counts = semaphore.counts();
+        assert_eq!((counts.taken, counts.waiting), (0, 0));
     }
 
     #[test]
@@ -89,7 +100,8 @@ mod tests {
                 });
             }
         });
-        assert_eq!(*semaphore.taken(), 0);
+        let counts = semaphore.counts();
+        assert_eq!((counts.taken, counts.waiting), (0, 0));
         assert!(most.into_inner() <= processors());
     }
 }

@@ -8,6 +8,7 @@ use common::*;
 use farfield_pool::Backend;
 use farfield_server::{Config, Server};
 use farfield_wic::{CallError, Caller, Fault, Function, Place, Registry, Sim, Stop, Where};
+use fastrand::Rng;
 use std::sync::{Arc, Barrier};
 
 /// Changes of a word by each thread.
@@ -158,7 +159,7 @@ fn an_exchange_has_one_winner() {
 }
 
 #[test]
-fn what_was_written_before_a_flag_is_there_after_it() {
+fn writes_before_a_flag_are_visible_after_it() {
     let server = server();
     for url in [tcp(&server), unix(&server)] {
         let backend = open(url);
@@ -199,30 +200,30 @@ fn of_two_that_mark_and_look_one_sees_the_other() {
 #[test]
 fn words_are_the_same_wherever_they_are_changed() {
     let server = server();
-    let mut dice = Dice(0xa70);
+    let mut dice = Rng::with_seed(0xa70);
     for url in [tcp(&server), unix(&server)] {
         let backend = open(url);
         let mut caller = Caller::new(backend.clone());
         let sim = Sim::new(7, vec![0; BYTES as usize]);
         let mut model = vec![0; BYTES as usize];
         for step in 0..200 {
-            let offset = [dice.roll(4) * 8, dice.roll(64), BYTES - dice.roll(16), u64::MAX - dice.roll(9)];
-            let offset = offset[dice.roll(4) as usize];
-            let add = [1, u64::MAX, dice.roll(9)][dice.roll(3) as usize];
+            let offset = [dice.u64(..4) * 8, dice.u64(..64), BYTES - dice.u64(..16), u64::MAX - dice.u64(..9)];
+            let offset = offset[dice.usize(..4)];
+            let add = [1, u64::MAX, dice.u64(..9)][dice.usize(..3)];
             let before = word(&model, offset);
             let wanted = match before {
                 None => Err(Fault::OutOfRange { offset }),
                 Some(_) if !offset.is_multiple_of(8) => Err(Fault::Unaligned { offset }),
                 Some(before) => Ok(before),
             };
-            let place = EVERYWHERE[dice.roll(2) as usize];
-            let (answer, simulated, after) = if dice.roll(2) == 0 {
+            let place = EVERYWHERE[dice.usize(..2)];
+            let (answer, simulated, after) = if dice.u64(..2) == 0 {
                 let given = (offset, add);
                 let after = before.unwrap_or(0).wrapping_add(add);
                 (caller.call::<Add>(given).at(place).run(), sim.run_one::<Add>(given), after)
             } else {
                 // Of which some expect the right word.
-                let current = if dice.roll(2) == 0 { before.unwrap_or(0) } else { add };
+                let current = if dice.u64(..2) == 0 { before.unwrap_or(0) } else { add };
                 let given = (offset, current, step);
                 let after = if before == Some(current) { step } else { before.unwrap_or(0) };
                 (caller.call::<Swap>(given).at(place).run(), sim.run_one::<Swap>(given), after)
@@ -238,7 +239,7 @@ fn words_are_the_same_wherever_they_are_changed() {
 }
 
 #[test]
-fn where_no_one_server_keeps_the_pages_there_are_no_atomics() {
+fn atomics_need_one_server_that_keeps_the_pages() {
     let (one, other) = (server(), server());
     let without = serve(Config { functions: Registry::new(), ..config() });
     // Functions, and none of those that every server has.

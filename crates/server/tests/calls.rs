@@ -13,9 +13,9 @@ use farfield_core::{PageId, RegionId};
 use farfield_pool::{Buffer, Op, PoolError};
 use farfield_server::{Config, Server};
 use farfield_wic::{
-    Aggregate, CallError, Caller, Fault, Function, List, ListEnd, ListStart, Place, RANGE_BYTES_MAX, Range, Registry,
-    Sim, Stop, Summary, Where,
+    Aggregate, CallError, Caller, Fault, Function, Place, RANGE_BYTES_MAX, Range, Registry, Sim, Stop, Summary, Where,
 };
+use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use std::future::{Future, pending};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -91,6 +91,7 @@ function!(
 
 fn registry() -> Registry {
     Registry::standard()
+        .with::<List>()
         .with::<Endless>()
         .with::<Idle>()
         .with::<Stray>()
@@ -132,14 +133,14 @@ fn sum_up(bytes: &[u8], range: Range) -> Result<Summary, Fault> {
 }
 
 /// Noise, with lists of all lengths in it: some end, some are rings, some lead out of the region.
-fn region_of_lists(dice: &mut Dice) -> (Vec<u8>, Vec<u64>) {
-    let mut bytes: Vec<u8> = (0..BYTES).map(|_| dice.roll(256) as u8).collect();
+fn region_of_lists(dice: &mut Rng) -> (Vec<u8>, Vec<u64>) {
+    let mut bytes: Vec<u8> = (0..BYTES).map(|_| dice.u8(..)).collect();
     // Pages that were never written are as good as others.
     bytes[5 * PAGE_BYTES..7 * PAGE_BYTES].fill(0);
     let mut heads = Vec::new();
     for _ in 0..40 {
-        let nodes: Vec<u64> = (0..1 + dice.roll(20)).map(|_| dice.roll(BYTES - 16)).collect();
-        let last = [List::END, nodes[0], BYTES - 8, u64::MAX - 3][dice.roll(4) as usize];
+        let nodes: Vec<u64> = (0..1 + dice.u64(..20)).map(|_| dice.u64(..BYTES - 16)).collect();
+        let last = [List::END, nodes[0], BYTES - 8, u64::MAX - 3][dice.usize(..4)];
         for (node, next) in nodes.iter().zip(nodes[1..].iter().chain([&last])) {
             put(&mut bytes, *node, *next);
         }
@@ -154,22 +155,21 @@ fn at_client<T>(result: Result<T, Fault>) -> Result<T, CallError> {
 
 fn answers_are_the_same(url: &str, seed: u64) {
     println!("seed {seed}");
-    let mut dice = Dice(seed);
+    let mut dice = Rng::with_seed(seed);
     let backend = open(url);
     let (bytes, heads) = region_of_lists(&mut dice);
     fill(&*backend, &bytes);
     let sim = Sim::new(seed, bytes.clone());
     let mut caller = Caller::new(backend);
-    let walks: Vec<_> = (0..200)
-        .map(|_| ListStart { node: heads[dice.roll(heads.len() as u64) as usize], hops: dice.roll(40) as u32 })
-        .collect();
+    let walks: Vec<_> =
+        (0..200).map(|_| ListStart { node: heads[dice.usize(..heads.len())], hops: dice.u32(..40) }).collect();
     let walked: Vec<_> = walks.iter().map(|start| walk(&bytes, *start)).collect();
     assert!(walked.iter().any(Result::is_ok) && walked.iter().any(Result::is_err), "there is something to see");
     let ranges: Vec<_> = (0..60)
         .map(|_| {
-            let offset = dice.roll(BYTES + 9);
+            let offset = dice.u64(..BYTES + 9);
             let left = BYTES.saturating_sub(offset) / 8;
-            let count = [0, 1, dice.roll(600), left, left + 1, u64::MAX / 8, u64::MAX][dice.roll(7) as usize];
+            let count = [0, 1, dice.u64(..600), left, left + 1, u64::MAX / 8, u64::MAX][dice.usize(..7)];
             Range { offset, count }
         })
         .collect();
@@ -202,18 +202,18 @@ fn answers_are_the_same_wherever_a_function_runs() {
 }
 
 #[test]
-fn what_functions_write_is_the_same_wherever_they_run() {
+fn functions_write_the_same_bytes_at_client_and_server() {
     let server = server();
-    let mut dice = Dice(0xc0_4e);
+    let mut dice = Rng::with_seed(0xc0_4e);
     for url in [tcp(&server), unix(&server)] {
         let backend = open(url);
-        let mut model: Vec<u8> = (0..BYTES).map(|_| dice.roll(256) as u8).collect();
+        let mut model: Vec<u8> = (0..BYTES).map(|_| dice.u8(..)).collect();
         fill(&*backend, &model);
         let mut caller = Caller::new(backend.clone());
         for step in 0..120 {
-            let len = [dice.roll(64), dice.roll(9000), RANGE_BYTES_MAX as u64, 4096][dice.roll(4) as usize];
-            let align = if dice.roll(2) == 0 { !0xFFF } else { !0 };
-            let (from, to) = (dice.roll(BYTES + 8 - len) & align, dice.roll(BYTES + 8 - len) & align);
+            let len = [dice.u64(..64), dice.u64(..9000), RANGE_BYTES_MAX as u64, 4096][dice.usize(..4)];
+            let align = if dice.u64(..2) == 0 { !0xFFF } else { !0 };
+            let (from, to) = (dice.u64(..BYTES + 8 - len) & align, dice.u64(..BYTES + 8 - len) & align);
             let given = Move { from, to, len: len as u32 };
             let ends = [to, (to + len).saturating_sub(8)].map(|offset| word(&model, offset).ok_or(offset));
             let source = (from + len <= BYTES).then(|| model[from as usize..][..len as usize].to_vec());
@@ -227,7 +227,7 @@ fn what_functions_write_is_the_same_wherever_they_run() {
                 _ => Err(Fault::OutOfRange { offset: to }),
             };
             // Each place sees what the other wrote.
-            let place = EVERYWHERE[dice.roll(2) as usize];
+            let place = EVERYWHERE[dice.usize(..2)];
             let answer = caller.call::<Copy>(given).at(place).run();
             assert_eq!(answer, at_client(wanted), "step {step}: {given:?} {place:?}");
         }
@@ -318,7 +318,7 @@ fn auto_takes_long_walks_to_the_server_and_says_why() {
 }
 
 #[test]
-fn what_a_server_pushes_back_goes_on_at_the_client() {
+fn calls_that_a_server_pushes_back_go_on_at_the_client() {
     let server = serve(Config { call_steps_max: 50, functions: registry(), ..config() });
     let backend = open(tcp(&server));
     let bytes = ring();
@@ -334,7 +334,7 @@ fn what_a_server_pushes_back_goes_on_at_the_client() {
 }
 
 #[test]
-fn where_nothing_runs_code_the_client_does() {
+fn calls_run_at_the_client_if_no_server_runs_code() {
     // As one of before there were calls: it offers none.
     let old = serve(config_without_functions());
     for backend in [open(tcp(&old)), open(unix(&old)), open("ram:")] {
@@ -545,7 +545,7 @@ fn a_function_that_panics_at_the_client_leaves_its_caller_usable() {
 }
 
 #[test]
-fn what_is_too_long_is_said() {
+fn an_overlong_argument_or_answer_is_an_error() {
     let server = server();
     let mut caller = Caller::new(open(tcp(&server)));
     let most = CallBody::ANSWER_BYTES_MAX as u32;
@@ -581,7 +581,7 @@ impl Function for Copies {
 }
 
 #[test]
-fn what_is_too_long_for_a_server_is_answered_all_the_same() {
+fn calls_too_long_for_a_server_run_at_the_client() {
     let server = serve(Config { functions: registry().with::<Copies>(), ..config() });
     let mut caller = Caller::new(open(tcp(&server)));
     let most = CallBody::ANSWER_BYTES_MAX;

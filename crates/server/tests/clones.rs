@@ -7,6 +7,7 @@ use common::*;
 use farfield_core::PageId;
 use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PoolBuilder, Priority};
 use farfield_server::Config;
+use fastrand::Rng;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,15 +78,15 @@ fn a_family_agrees_with_its_models(pick: fn(&farfield_server::Server) -> &str) {
     let server = serve(Config { sweep_every: Duration::from_millis(10), lease: Duration::ZERO, ..config() });
     let builder = PoolBuilder::new().url(pick(&server)).pages(PAGES).client_name("family");
     for seed in [3u64, 0xfa1, 0xbeef_0001] {
-        let mut dice = Dice(seed | 1 << 40);
+        let mut dice = Rng::with_seed(seed | 1 << 40);
         let mut family = vec![Relative::new(builder.open().unwrap(), BTreeMap::new())];
         for step in 0..700u64 {
             let alive = family.len();
-            let at = dice.roll(alive as u64) as usize;
-            let first = dice.roll(PAGES);
-            let count = 1 + dice.roll((PAGES - first).min(30));
+            let at = dice.usize(..alive);
+            let first = dice.u64(..PAGES);
+            let count = 1 + dice.u64(..(PAGES - first).min(30));
             let member = &mut family[at];
-            match dice.roll(16) {
+            match dice.u64(..16) {
                 0..=7 => {
                     let values: Vec<u64> = (0..count).map(|index| step << 16 | index << 1 | 1).collect();
                     member.write(first, &values);
@@ -99,9 +100,9 @@ fn a_family_agrees_with_its_models(pick: fn(&farfield_server::Server) -> &str) {
                 14 if alive > 1 => drop(family.swap_remove(at)),
                 _ => {}
             }
-            let at = dice.roll(family.len() as u64) as usize;
-            let first = dice.roll(PAGES);
-            let count = 1 + dice.roll((PAGES - first).min(60));
+            let at = dice.usize(..family.len());
+            let first = dice.u64(..PAGES);
+            let count = 1 + dice.u64(..(PAGES - first).min(60));
             family[at].check(first, count, &(seed, step));
         }
         for member in &mut family {

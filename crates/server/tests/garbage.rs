@@ -8,24 +8,25 @@ use farfield_core::wire::{
 };
 use farfield_core::{PageId, RegionId};
 use farfield_server::Config;
+use fastrand::Rng;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// An honest conversation: hello, then a few requests of all kinds.
-fn conversation(client: &mut Client, dice: &mut Dice, region: RegionId) -> Vec<u8> {
+fn conversation(client: &mut Client, dice: &mut Rng, region: RegionId) -> Vec<u8> {
     let mut bytes = Vec::new();
-    if dice.roll(10) > 0 {
+    if dice.u64(..10) > 0 {
         hello("", None).encode(&mut bytes);
     }
-    for _ in 0..dice.roll(8) {
-        let page = PageId(dice.roll(120));
-        let count = dice.roll(20) as u32;
-        let request = match dice.roll(19) {
-            0 => Request::CreateRegion { pages: dice.roll(1000) },
+    for _ in 0..dice.u64(..8) {
+        let page = PageId(dice.u64(..120));
+        let count = dice.u32(..20);
+        let request = match dice.u64(..19) {
+            0 => Request::CreateRegion { pages: dice.u64(..1000) },
             1 => Request::DropRegion { region },
             2..=4 => Request::Read { region, page, count },
             5 => Request::Discard { region, page, count },
             6 => Request::CloneRegion { region },
-            7 => Request::ClaimRegion { ticket: u128::from(dice.roll(5)) },
+            7 => Request::ClaimRegion { ticket: u128::from(dice.u64(..5)) },
             8 => Request::Stat,
             9 => Request::MapRegion { region, first_layer: count },
             10 => Request::Reserve { region, pages: count },
@@ -34,19 +35,19 @@ fn conversation(client: &mut Client, dice: &mut Dice, region: RegionId) -> Vec<u
             13 => Request::Station,
             14 => Request::Expose { region, first_layer: count },
             15 | 16 => {
-                let name = ["ff.list", "ff.aggregate", "f"][dice.roll(3) as usize];
-                let argument = [dice.roll(200) as u8, dice.roll(200) as u8, dice.roll(200) as u8, 0];
-                let argument = &argument[..dice.roll(5) as usize];
-                let call = CallBody { name, version: 1 + dice.roll(2) as u32, argument };
+                let name = ["ff.tally", "ff.aggregate", "f"][dice.usize(..3)];
+                let argument = [dice.u64(..200) as u8, dice.u64(..200) as u8, dice.u64(..200) as u8, 0];
+                let argument = &argument[..dice.usize(..5)];
+                let call = CallBody { name, version: 1 + dice.u32(..2), argument };
                 let request = Request::Call { region, steps_max: count, call };
-                let asked = WireRequest { tag: dice.roll(9), background: false, deadline: None, request };
+                let asked = WireRequest { tag: dice.u64(..9), background: false, deadline: None, request };
                 encode_request(&asked, &mut bytes);
                 continue;
             }
             17 => {
-                let part = PagePart::new(dice.roll(4000) as usize, 1 + dice.roll(90) as usize).unwrap();
+                let part = PagePart::new(dice.usize(..4000), 1 + dice.usize(..90)).unwrap();
                 // Inside, a little outside, and far outside.
-                let page = PageId([page.0, 999 + dice.roll(3), 1 << dice.roll(64)][dice.roll(3) as usize]);
+                let page = PageId([page.0, 999 + dice.u64(..3), 1 << dice.u64(..64)][dice.usize(..3)]);
                 Request::ReadPart { region, page, part }
             }
             _ => {
@@ -54,26 +55,26 @@ fn conversation(client: &mut Client, dice: &mut Dice, region: RegionId) -> Vec<u
                 continue;
             }
         };
-        let (background, deadline) = (dice.roll(2) == 0, None);
-        encode_request(&WireRequest { tag: dice.roll(9), background, deadline, request }, &mut bytes);
+        let (background, deadline) = (dice.u64(..2) == 0, None);
+        encode_request(&WireRequest { tag: dice.u64(..9), background, deadline, request }, &mut bytes);
     }
     bytes
 }
 
 /// Turns a few bits over, cuts, doubles or inserts.
-fn damage(bytes: &mut Vec<u8>, dice: &mut Dice) {
-    for _ in 0..=dice.roll(4) {
+fn damage(bytes: &mut Vec<u8>, dice: &mut Rng) {
+    for _ in 0..=dice.u64(..4) {
         if bytes.is_empty() {
             return;
         }
-        let at = dice.roll(bytes.len() as u64) as usize;
-        match dice.roll(6) {
-            0..=2 => bytes[at] ^= 1 << dice.roll(8),
+        let at = dice.usize(..bytes.len());
+        match dice.u64(..6) {
+            0..=2 => bytes[at] ^= 1 << dice.u64(..8),
             3 => bytes.truncate(at),
-            4 => bytes.insert(at, dice.roll(256) as u8),
+            4 => bytes.insert(at, dice.u8(..)),
             _ => {
                 // A length, count or page that is as large as can be.
-                let end = bytes.len().min(at + 1 + dice.roll(8) as usize);
+                let end = bytes.len().min(at + 1 + dice.usize(..8));
                 bytes[at..end].fill(0xff);
             }
         }
@@ -95,7 +96,7 @@ fn count_panics() {
 fn no_bytes_bring_the_server_down() {
     count_panics();
     let seed = 0x5eed_cafe_f00d_0001;
-    let mut dice = Dice(seed);
+    let mut dice = Rng::with_seed(seed);
     let server = serve(Config { lease: std::time::Duration::ZERO, ..config() });
     let mut good = Client::new(tcp(&server));
     let region = good.create(1000).unwrap();
@@ -104,16 +105,16 @@ fn no_bytes_bring_the_server_down() {
     for case in 0..4000 {
         let url = if case % 2 == 0 { tcp(&server) } else { unix(&server) };
         let mut client = Client::connect(url);
-        let mut bytes = match dice.roll(10) {
+        let mut bytes = match dice.u64(..10) {
             // Noise from the first byte on.
-            0 => (0..dice.roll(300)).map(|_| dice.roll(256) as u8).collect(),
+            0 => (0..dice.u64(..300)).map(|_| dice.u8(..)).collect(),
             _ => {
                 // Numbers that exist: the good client's region, and those that strangers make.
-                let target = RegionId(region.0 + dice.roll(3));
+                let target = RegionId(region.0 + dice.u64(..3));
                 conversation(&mut client, &mut dice, target)
             }
         };
-        if dice.roll(4) > 0 {
+        if dice.u64(..4) > 0 {
             damage(&mut bytes, &mut dice);
         }
         // The server may close while we talk; that is its right.
@@ -144,7 +145,7 @@ fn no_bytes_bring_the_server_down() {
 }
 
 #[test]
-fn what_is_too_long_is_refused_before_it_is_waited_for() {
+fn an_overlong_message_is_refused_before_its_body_arrives() {
     let server = serve(config());
     let head = |kind: MessageKind, body: u32, count: u32| {
         MessageHeader { kind: kind as u8, body, count, ..MessageHeader::default() }.encode()

@@ -279,7 +279,7 @@ fn others_go_on_while_one_tenant_takes_no_descriptors() {
 }
 
 #[test]
-fn descriptors_are_sent_as_they_are_taken() {
+fn descriptors_are_sent_at_the_pace_of_the_receiver() {
     let server = serve(config());
     let mut client = Client::new(unix(&server));
     let region = client.create(1000).unwrap();

@@ -1,13 +1,17 @@
 //! Guards what the pool promises about lanes to a real server: no allocation after opening, typed errors for everything
 //! when the server dies, room counted for one-sided writers, and pools of several servers; and that functions allocate nothing at a server either.
 
+#[path = "common/list.rs"]
+mod list;
+
 use farfield_core::PageId;
 use farfield_pool::{
     Backend, Buffer, CloneTicket, Completion, Health, Lane, LaneRequest, Op, PoolBuilder, PoolError, Priority,
     conformance,
 };
 use farfield_server::{Config, Server};
-use farfield_wic::{Budget, Fault, ListStart, Memory, Registry, Task};
+use farfield_wic::{Budget, Fault, Function, Memory, Registry, Task};
+use list::{List, ListStart};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -359,7 +363,7 @@ impl Memory for Ring {
 
 #[test]
 fn functions_at_a_server_allocate_nothing() {
-    let registry = Registry::standard();
+    let registry = Registry::new().with::<List>();
     let arguments: Vec<Vec<u8>> =
         (1..100).map(|node| postcard::to_stdvec(&ListStart { node: node * 64, hops: 9 }).unwrap()).collect();
     let budget = Budget { steps_max: 1 << 20, until: None };
@@ -368,7 +372,7 @@ fn functions_at_a_server_allocate_nothing() {
         let mut ended = 0;
         let mut run = || {
             let mut count = |_, result: Result<&[u8], _>, _| ended += usize::from(result.is_ok());
-            registry.run("ff.list", 1, &Ring, &tasks[..together], &mut count).unwrap();
+            registry.run(List::NAME, List::VERSION, &Ring, &tasks[..together], &mut count).unwrap();
         };
         // The first of a thread makes what the others use.
         run();

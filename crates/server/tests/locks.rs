@@ -8,10 +8,8 @@ use common::*;
 use farfield_core::lock::LockRecord;
 use farfield_pool::{Backend, PoolBuilder, Share};
 use farfield_server::{Config, Server};
-use farfield_wic::{
-    CallError, Caller, Cuckoo, CuckooAsk, CuckooSays, Fault, Function, LogAsk, Place, Registry, SharedLog, Sim, Stop,
-    Where, WicLock,
-};
+use farfield_wic::{CallError, Caller, Fault, Function, Place, Registry, Sim, Stop, Where, WicLock};
+use fastrand::Rng;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Barrier};
@@ -178,52 +176,6 @@ fn both_sides_count_under_one_lock_and_lose_nothing() {
     }
 }
 
-/// A log and a hash table, by callers at the client, at the server and where it is faster.
-#[test]
-fn one_log_and_one_table_serve_both_sides() {
-    const TIMES: u64 = 24;
-    const LOG: u64 = 16384;
-    const TABLE: u64 = 32768;
-    let server = server();
-    let owner = open(unix(&server));
-    std::thread::scope(|scope| {
-        for (thread, place) in [Where::Client, Where::Server, Where::Auto].into_iter().enumerate() {
-            let backend = owner.clone();
-            scope.spawn(move || {
-                let mut caller = Caller::new(backend);
-                let ours = |number: u64| 1 + thread as u64 * TIMES + number;
-                let append = |number: u64| LogAsk { log: LOG, words_max: 1000, append: Some(ours(number)) };
-                let table = |key: u64, put: Option<u64>| CuckooAsk { table: TABLE, buckets: 30, key, put };
-                for number in 0..TIMES {
-                    let at = caller.call::<SharedLog>(append(number)).at(place).within(PATIENCE).run().unwrap();
-                    assert!(at.is_some_and(|at| at >= number && at < 3 * TIMES), "{at:?} {place:?}");
-                    let put = table(ours(number), Some(number));
-                    let said = caller.call::<Cuckoo>(put).at(place).within(PATIENCE).run();
-                    assert_eq!(said, Ok(CuckooSays::Value(None)), "{place:?}");
-                    let said = caller.call::<Cuckoo>(table(ours(0), None)).at(place).within(PATIENCE).run();
-                    assert_eq!(said, Ok(CuckooSays::Value(Some(0))), "{place:?}");
-                }
-            });
-        }
-    });
-    let bytes = contents(&*owner);
-    let mut words: Vec<u64> =
-        (0..3 * TIMES).map(|number| word(&bytes, SharedLog::word(LOG, number).unwrap()).unwrap()).collect();
-    let last = words.last().copied();
-    words.sort_unstable();
-    assert_eq!(words, Vec::from_iter(1..=3 * TIMES), "each word is there once");
-    let mut caller = Caller::new(owner);
-    for place in EVERYWHERE {
-        let ask = LogAsk { log: LOG, words_max: 1000, append: None };
-        assert_eq!(caller.call::<SharedLog>(ask).at(place).within(PATIENCE).run(), Ok(last));
-        for key in 1..=3 * TIMES {
-            let ask = CuckooAsk { table: TABLE, buckets: 30, key, put: None };
-            let value = CuckooSays::Value(Some((key - 1) % TIMES));
-            assert_eq!(caller.call::<Cuckoo>(ask).at(place).within(PATIENCE).run(), Ok(value), "{key} {place:?}");
-        }
-    }
-}
-
 #[test]
 fn in_any_order_a_simulation_loses_nothing() {
     for seed in 0..30 {
@@ -239,7 +191,7 @@ fn in_any_order_a_simulation_loses_nothing() {
 }
 
 #[test]
-fn who_ends_without_unlocking_leaves_the_lock_and_it_is_said() {
+fn the_next_holder_learns_that_a_lock_was_left_locked() {
     let server = server();
     for url in [tcp(&server), unix(&server)] {
         let backend = open(url);
@@ -266,7 +218,7 @@ fn who_ends_without_unlocking_leaves_the_lock_and_it_is_said() {
 }
 
 #[test]
-fn who_waits_in_vain_is_told_and_leaves_no_place_behind() {
+fn a_waiter_that_times_out_is_told_and_leaves_the_line() {
     let server = server();
     let backend = open(tcp(&server));
     let (held, go_on) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
@@ -311,7 +263,7 @@ fn who_waits_in_vain_is_told_and_leaves_no_place_behind() {
 }
 
 #[test]
-fn who_is_too_slow_has_lost_the_lock_and_writes_nothing() {
+fn a_holder_whose_lease_expired_writes_nothing() {
     let server = server();
     let backend = open(tcp(&server));
     let mut caller = Caller::new(backend.clone());
@@ -330,7 +282,7 @@ fn who_is_too_slow_has_lost_the_lock_and_writes_nothing() {
 }
 
 #[test]
-fn what_is_no_lock_is_said() {
+fn bytes_that_are_no_lock_are_an_error() {
     let server = server();
     let backend = open(tcp(&server));
     let mut bytes = vec![0xEE; BYTES as usize];
@@ -452,7 +404,7 @@ fn a_holder_that_is_killed_is_waited_for_no_longer_than_its_lease() {
 }
 
 #[test]
-fn what_a_holder_writes_late_is_refused() {
+fn a_late_write_of_a_former_holder_is_refused() {
     let server = server();
     for url in [tcp(&server), unix(&server)] {
         let backend = open(url);
@@ -477,12 +429,12 @@ fn clients_may_be_killed_at_any_moment() {
     let backend = open(tcp(&server));
     let share = backend.share().unwrap();
     let mut caller = Caller::new(backend.clone());
-    let mut dice = Dice(0xdead);
+    let mut dice = Rng::with_seed(0xdead);
     for round in 0..4 {
         let doomed = [(); 2].map(|()| Process::new(tcp(&server), &share, "count"));
         let place = EVERYWHERE[round % 2];
         // Meanwhile the living go on.
-        let rounds = 1 + dice.roll(6);
+        let rounds = 1 + dice.u64(..6);
         let before = words_of(&mut caller, place);
         for _ in 0..rounds {
             let seen = words_of(&mut caller, place);

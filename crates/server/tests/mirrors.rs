@@ -8,7 +8,8 @@ use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_pool::{Backend, Buffer, Health, Op, PoolBuilder, PoolError};
 use farfield_server::{Config, Server};
-use farfield_wic::{Aggregate, CallError, Caller, Fault, Function, List, Place, Range, Registry, Summary, Where};
+use farfield_wic::{Aggregate, CallError, Caller, Fault, Function, Place, Range, Registry, Summary, Where};
+use fastrand::Rng;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -88,18 +89,18 @@ fn sum_up(bytes: &[u8], range: Range) -> Summary {
     }
 }
 
-fn any_range(dice: &mut Dice) -> Range {
-    let first = dice.roll(BYTES / 8);
-    Range { offset: first * 8, count: dice.roll(BYTES / 8 - first) }
+fn any_range(dice: &mut Rng) -> Range {
+    let first = dice.u64(..BYTES / 8);
+    Range { offset: first * 8, count: dice.u64(..BYTES / 8 - first) }
 }
 
 /// Changes some pages, there and in the model.
-fn change(backend: &dyn Backend, dice: &mut Dice, bytes: &mut [u8]) {
-    for _ in 0..1 + dice.roll(4) {
-        let page = dice.roll(PAGES);
+fn change(backend: &dyn Backend, dice: &mut Rng, bytes: &mut [u8]) {
+    for _ in 0..1 + dice.u64(..4) {
+        let page = dice.u64(..PAGES);
         let own = &mut bytes[page as usize * PAGE_BYTES..][..PAGE_BYTES];
-        own.fill(dice.roll(256) as u8);
-        own[dice.roll(PAGE_BYTES as u64) as usize] = 1;
+        own.fill(dice.u8(..));
+        own[dice.usize(..PAGE_BYTES)] = 1;
         let mut buffer = Buffer::new(1);
         buffer.bytes_mut().copy_from_slice(own);
         buffer.seal();
@@ -118,20 +119,20 @@ fn answers_are_of_what_was_written_while_servers_die_and_come_back() {
     };
     let mut servers = [Some(begin(0)), Some(begin(1))];
     let backend = open_mirror(&urls);
-    let mut dice = Dice(0xDEA7);
-    let mut bytes: Vec<u8> = (0..BYTES).map(|_| dice.roll(256) as u8).collect();
+    let mut dice = Rng::with_seed(0xDEA7);
+    let mut bytes: Vec<u8> = (0..BYTES).map(|_| dice.u8(..)).collect();
     fill(&*backend, &bytes);
     let rounds = AtomicUsize::new(0);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|threads| {
         let killer = threads.spawn(|| {
-            let mut dice = Dice(7);
+            let mut dice = Rng::with_seed(7);
             for death in 0..6 {
                 let from = rounds.load(Ordering::Relaxed);
-                eventually("all goes on", || rounds.load(Ordering::Relaxed) > from + dice.roll(20) as usize);
+                eventually("all goes on", || rounds.load(Ordering::Relaxed) > from + dice.usize(..20));
                 eventually("both hold everything", || backend.health() == Health::Good);
                 servers[death % 2] = None;
-                std::thread::sleep(Duration::from_millis(dice.roll(100)));
+                std::thread::sleep(Duration::from_millis(dice.u64(..100)));
                 servers[death % 2] = Some(begin(death % 2));
             }
             eventually("both hold everything", || backend.health() == Health::Good);
@@ -141,7 +142,7 @@ fn answers_are_of_what_was_written_while_servers_die_and_come_back() {
         while !is_over.load(Ordering::Relaxed) && !killer.is_finished() {
             change(&*backend, &mut dice, &mut bytes);
             for place in [Where::Server, Where::Auto] {
-                let ranges: Vec<Range> = (0..1 + dice.roll(9)).map(|_| any_range(&mut dice)).collect();
+                let ranges: Vec<Range> = (0..1 + dice.u64(..9)).map(|_| any_range(&mut dice)).collect();
                 for (range, found) in ranges.iter().zip(caller.calls::<Aggregate>(ranges.clone()).at(place).run()) {
                     match found {
                         Ok(found) => assert_eq!(found, sum_up(&bytes, *range), "{range:?} {place:?}"),
@@ -151,7 +152,7 @@ fn answers_are_of_what_was_written_while_servers_die_and_come_back() {
                 }
             }
             // Ways that were never used before, too.
-            if dice.roll(4) == 0 {
+            if dice.u64(..4) == 0 {
                 caller = Caller::new(backend.clone());
             }
             rounds.fetch_add(1, Ordering::Relaxed);
@@ -169,8 +170,8 @@ fn functions_that_only_read_run_at_one_server_of_a_mirror_and_no_others_do() {
     let urls = urls("calm");
     let _servers = [start(&urls[0], registry::<FirstOfCalm>()), start(&urls[1], registry::<SecondOfCalm>())];
     let backend = open_mirror(&urls);
-    let mut dice = Dice(3);
-    let mut bytes: Vec<u8> = (0..BYTES).map(|_| dice.roll(256) as u8).collect();
+    let mut dice = Rng::with_seed(3);
+    let mut bytes: Vec<u8> = (0..BYTES).map(|_| dice.u8(..)).collect();
     fill(&*backend, &bytes);
     for _ in 0..4 {
         let mut caller = Caller::new(backend.clone());
@@ -180,7 +181,7 @@ fn functions_that_only_read_run_at_one_server_of_a_mirror_and_no_others_do() {
             assert_eq!(caller.call::<Aggregate>(range).at(Where::Server).run(), Ok(sum_up(&bytes, range)));
         }
         assert_eq!(caller.call::<Rests>(0).at(Where::Server).run(), Err(CallError::Nowhere), "it may write");
-        let start = farfield_wic::ListStart { node: 0, hops: 1 };
+        let start = ListStart { node: 0, hops: 1 };
         assert_eq!(caller.call::<List>(start).at(Where::Server).run(), Err(CallError::NoFunction { name: List::NAME }));
     }
     assert_eq!(OF_CALM.each_ref().map(|count| count.load(Ordering::Relaxed)), [50, 50]);

@@ -124,7 +124,7 @@ fn without_tokens_a_socket_serves_its_own_user_only() {
 }
 
 #[test]
-fn nothing_of_one_client_is_found_by_another() {
+fn pages_of_one_client_are_not_found_by_another() {
     let server = serve(two_tenants());
     let (mut alice, alices) = Client::open(tcp(&server), &hello("a-token", None));
     let (mut bob, _) = Client::open(tcp(&server), &hello("b-token", None));

@@ -12,11 +12,11 @@ pub enum CallError {
     /// No single server that runs functions keeps these pages. The server is an older one, or there
     /// is none. Or there are several, and each has different pages, or the function may change what
     /// it has.
-    #[error("no code runs where these pages are kept; call it at the client")]
+    #[error("no memory server that runs functions keeps all of these pages: call the function at the client")]
     Nowhere,
     /// None of several servers keeps all of these pages at the moment: one is being given what it
     /// lacks, or the pool is being exchanged.
-    #[error("no memory server keeps all of these pages now; call it at the client, or later")]
+    #[error("no memory server keeps all of these pages now: call the function at the client, or try again later")]
     NotNow,
     /// The server has no function of this name.
     #[error("the memory server has no function {name:?}: start one whose registry has it")]
@@ -38,19 +38,19 @@ pub enum CallError {
     },
     /// The function took more steps than its budget. A server pushes back functions that keep it
     /// too long: call it at the client.
-    #[error("the function was ended after {steps} steps")]
+    #[error("the function used up its budget and was stopped after {steps} steps: call it at the client")]
     Overrun {
         /// Number of steps that it took.
         steps: u64,
     },
     /// There was no answer in time.
-    #[error("the function has no answer within {after:?}")]
+    #[error("the function did not answer within {after:?}")]
     TimedOut {
         /// Time limit of the call.
         after: Duration,
     },
     /// The function waits for something that its place does not provide.
-    #[error("the function waits for something that does not come")]
+    #[error("the function waits for an event that cannot occur where it runs")]
     Stuck,
     /// The function panicked at the server.
     #[error("the function panicked at the memory server")]
@@ -63,8 +63,8 @@ pub enum CallError {
     Answer,
     /// The encoded argument is longer than a memory server takes. Nothing was sent.
     #[error(
-        "the argument of the function has {bytes} bytes, of which a memory server takes {}: \
-         put it into the region, or call with Where::Auto or Where::Client, which take any",
+        "the argument of the function has {bytes} bytes, and a memory server takes at most {}: \
+         put it into the region, or call with Where::Auto or Where::Client, which take arguments of any length",
         CallBody::ARGUMENT_BYTES_MAX
     )]
     ArgumentTooLong {
@@ -74,7 +74,7 @@ pub enum CallError {
     /// The encoded answer is longer than a memory server sends. The function has run.
     #[error(
         "the answer of the function has more than the {} bytes that a memory server sends: write it into the region, \
-         or call with Where::Client, or with Where::Auto if the function is REPEATABLE, which give any",
+         or call with Where::Client, or with Where::Auto if the function is REPEATABLE, which return any answer",
         CallBody::ANSWER_BYTES_MAX
     )]
     AnswerTooLong,
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_function_stops_at_the_server_as_it_would_here() {
+    fn a_function_stops_alike_at_server_and_client() {
         let within = Duration::from_secs(1);
         for stop in [
             Stop::Fault(Fault::OutOfRange { offset: 77 }),

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum Fault {
     /// The access is outside of the region.
-    #[error("a function reached outside the region, at offset {offset}")]
+    #[error("a function accessed offset {offset}, which lies outside the region")]
     OutOfRange {
         /// Offset at which the access began.
         offset: u64,
@@ -23,28 +23,28 @@ pub enum Fault {
         bytes: u64,
     },
     /// The offset of a word or a lock is not a multiple of its size.
-    #[error("what is at offset {offset} does not lie at a multiple of its size")]
+    #[error("the word at offset {offset} is not aligned: its offset must be a multiple of its size")]
     Unaligned {
         /// Offset of the word or lock.
         offset: u64,
     },
     /// Words cannot be changed atomically: no single server that runs functions keeps the pages.
-    #[error("no one memory server keeps these pages and runs functions, so there are no atomics and no locks")]
+    #[error("atomics and locks need one memory server that keeps these pages and runs functions")]
     NotHere,
     /// The bytes at this offset are not a lock.
-    #[error("there is no lock at offset {offset}")]
+    #[error("the bytes at offset {offset} are not a lock")]
     NoLock {
         /// Offset at which the lock should be.
         offset: u64,
     },
     /// Others had the lock for the whole time of the wait.
-    #[error("the lock at offset {offset} was not to be had in time")]
+    #[error("the lock at offset {offset} could not be acquired in time")]
     Locked {
         /// Offset of the lock.
         offset: u64,
     },
     /// The lock was lost before: its lease was over.
-    #[error("the lock at offset {offset} is another's by now")]
+    #[error("the lease of the lock at offset {offset} has expired, and another task holds it")]
     Fenced {
         /// Offset of the lock.
         offset: u64,
@@ -59,7 +59,7 @@ pub enum Fault {
     #[error("the memory server is full: raise its --capacity")]
     Full,
     /// Something failed inside the server.
-    #[error("something failed inside the memory server; see its log")]
+    #[error("the memory server failed inside: see its log")]
     Internal,
     /// The pool failed otherwise: the server is gone, or did not answer in time. A function in a
     /// sandbox does not get this error: its call ends.

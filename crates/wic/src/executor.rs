@@ -19,6 +19,7 @@ use core::ops::DerefMut;
 use core::pin::Pin;
 use core::task::{Context, Poll, Waker};
 use core::time::Duration;
+use slab::Slab;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
@@ -216,9 +217,7 @@ struct SleepingTask {
 /// Tables of an executor. Tasks have the numbers of their slots.
 #[derive(Default)]
 struct TaskTable {
-    /// Tasks of the slots that were ever used.
-    tasks: Vec<TaskRecord>,
-    free: Vec<u32>,
+    tasks: Slab<TaskRecord>,
     ready: VecDeque<u32>,
     sleeping: Vec<SleepingTask>,
 }
@@ -236,27 +235,24 @@ pub(crate) fn run<H: ExecutorHost, F: Future<Output = Result<A, Fault>>, A>(
     next: impl FnMut() -> Option<NewTask<F>>,
     mut end: impl FnMut(usize, Result<A, Stop>, u64),
 ) {
-    let TaskTable { mut tasks, mut free, mut ready, mut sleeping } = TASK_TABLE.take();
+    let TaskTable { mut tasks, mut ready, mut sleeping } = TASK_TABLE.take();
     let mut starts = core::iter::from_fn(next).fuse().peekable();
     // Whether there are more is checked before the clock is read, which costs as much as a fifth of
     // an access.
-    while tasks.len() > free.len() || (!slots.is_empty() && starts.peek().is_some()) {
+    while !tasks.is_empty() || (!slots.is_empty() && starts.peek().is_some()) {
         // Events of one sweep count as simultaneous.
         let now = Instant::now();
         wake(&mut sleeping, &mut ready, now);
-        while tasks.len() - free.len() < slots.len()
+        while tasks.len() < slots.len()
             && let Some(NewTask { id, future, budget }) = starts.next()
         {
             let task = TaskRecord { id, budget, steps: 0, began: now, waited: false, is_notified: false };
-            let index = free.pop().unwrap_or(tasks.len() as u32);
-            match tasks.get_mut(index as usize) {
-                Some(last) => *last = task,
-                None => tasks.push(task),
-            }
-            slots[index as usize].set(Some(future));
-            ready.push_back(index);
+            // Below `slots.len()`: a number is new only if all others are taken.
+            let index = tasks.insert(task);
+            slots[index].set(Some(future));
+            ready.push_back(index as u32);
         }
-        if ready.is_empty() && tasks.len() > free.len() {
+        if ready.is_empty() && !tasks.is_empty() {
             if let Some(until) = sleeping.iter().map(|sleeping| sleeping.until).min() {
                 let time = until.saturating_duration_since(now);
                 if !host.turn(&mut ready, Some(time)) && ready.is_empty() && !time.is_zero() {
@@ -267,18 +263,18 @@ pub(crate) fn run<H: ExecutorHost, F: Future<Output = Result<A, Fault>>, A>(
             if !host.turn(&mut ready, Some(Duration::MAX)) && ready.is_empty() {
                 // They wait for something that this place does not provide, and nobody will ever
                 // wake them.
-                for (slot, task) in slots.iter_mut().zip(&tasks).filter(|(slot, _)| slot.is_some()) {
-                    vacate::<H, _>(slot);
+                for (index, task) in tasks.iter() {
+                    vacate::<H, _>(&mut slots[index]);
                     end(task.id, Err(Stop::Stuck), task.steps);
                 }
-                free.clear();
-                free.extend(0..tasks.len() as u32);
+                tasks.clear();
             }
             continue;
         }
         for _ in 0..ready.len() {
             let Some(index) = ready.pop_front() else { break };
-            let (slot, task) = (&mut slots[index as usize], &mut tasks[index as usize]);
+            // A task that has ended may have been made ready once more.
+            let (slot, Some(task)) = (&mut slots[index as usize], tasks.get_mut(index as usize)) else { continue };
             let Some(verdict) = resume(host, slot.as_mut().as_pin_mut(), task, index, now) else { continue };
             match verdict {
                 PollOutcome::Yielded => ready.push_back(index),
@@ -288,8 +284,8 @@ pub(crate) fn run<H: ExecutorHost, F: Future<Output = Result<A, Fault>>, A>(
                 }
                 PollOutcome::Completed(result) => {
                     vacate::<H, _>(slot);
-                    free.push(index);
-                    end(task.id, result, task.steps);
+                    let TaskRecord { id, steps, .. } = tasks.remove(index as usize);
+                    end(id, result, steps);
                 }
             }
         }
@@ -302,10 +298,9 @@ pub(crate) fn run<H: ExecutorHost, F: Future<Output = Result<A, Fault>>, A>(
         }
     }
     tasks.clear();
-    free.clear();
     ready.clear();
     sleeping.clear();
-    TASK_TABLE.set(TaskTable { tasks, free, ready, sleeping });
+    TASK_TABLE.set(TaskTable { tasks, ready, sleeping });
 }
 
 /// Drops the future of a task that has ended.

@@ -11,12 +11,12 @@
 //! A server has the functions of its [`Registry`], by name and version. A [`Caller`] calls:
 //!
 //! ```no_run
-//! use farfield_wic::{Caller, List, ListStart, Where};
+//! use farfield_wic::{Aggregate, Caller, Range, Where};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let backend = farfield_pool::PoolBuilder::new().url("tcp://127.0.0.1:7400").pages(1 << 20).open()?;
 //! let mut caller = Caller::new(backend);
-//! let end = caller.call::<List>(ListStart { node: 0, hops: 16 }).at(Where::Server).run()?;
-//! println!("the list leads to {} after {} hops", end.value, end.hops);
+//! let summary = caller.call::<Aggregate>(Range { offset: 0, count: 512 }).at(Where::Server).run()?;
+//! println!("the sum of {} words is {}", summary.count, summary.sum);
 //! # Ok(())
 //! # }
 //! ```
@@ -26,23 +26,17 @@
 pub mod access;
 mod aggregate;
 pub mod columns;
-mod cuckoo;
 mod error;
 mod function;
-mod list;
 mod lock;
 mod place;
-mod shared_log;
 mod totals;
 
 pub use aggregate::{Aggregate, Range, Summary};
-pub use cuckoo::{Cuckoo, CuckooAsk, CuckooSays};
 pub use error::{Fault, Stop};
 pub use function::Function;
-pub use list::{List, ListEnd, ListStart};
 pub use lock::{Exclusive, Fence, Shared, WicLock};
 pub use place::{Place, RANGE_BYTES_MAX};
-pub use shared_log::{LogAsk, SharedLog};
 pub use totals::{Number, Part, Totals, Wanted};
 
 // Calling and running functions, which functions compiled to WebAssembly cannot do.

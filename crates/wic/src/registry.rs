@@ -8,7 +8,7 @@ use crate::access::Access;
 use crate::columns::{CopyBytes, Find, Group, Merge, Ranks, Sort, Take, Tally};
 use crate::executor::{self, Budget, NewTask};
 use crate::server::{Pace, ServerPlace};
-use crate::{Aggregate, Cuckoo, Function, List, Memory, Number, SharedLog, Stop, Totals};
+use crate::{Aggregate, Function, Memory, Number, Stop, Totals};
 use core::cell::{Cell, RefCell};
 use core::pin::pin;
 use farfield_core::wire::CallBody;
@@ -64,10 +64,8 @@ impl Registry {
     /// client have no atomics, and the parts of pages that they write are not safe from functions
     /// at the server.
     pub fn standard() -> Registry {
-        let accesses =
-            Registry::new().with::<Access>().with::<List>().with::<SharedLog>().with::<Cuckoo>().with::<Aggregate>();
-        let bytes =
-            accesses.with::<CopyBytes>().with::<Take<1>>().with::<Take<2>>().with::<Take<4>>().with::<Take<8>>();
+        let words = Registry::new().with::<Access>().with::<Aggregate>();
+        let bytes = words.with::<CopyBytes>().with::<Take<1>>().with::<Take<2>>().with::<Take<4>>().with::<Take<8>>();
         let unsigned = bytes.with_numbers::<u8>().with_numbers::<u16>().with_numbers::<u32>().with_numbers::<u64>();
         let signed = unsigned.with_numbers::<i8>().with_numbers::<i16>().with_numbers::<i32>().with_numbers::<i64>();
         signed.with_numbers::<f32>().with_numbers::<f64>().with::<Tally>().with::<Sort>().with::<Merge>()

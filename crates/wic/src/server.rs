@@ -25,7 +25,8 @@ pub(crate) enum Pace {
     Dice(Dice),
 }
 
-/// Repeatable small random numbers (xorshift).
+/// Repeatable small random numbers (xorshift). They are written out, because a seed of a simulation
+/// names one run, in every release.
 pub(crate) struct Dice(Cell<u64>);
 
 impl Dice {
@@ -428,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_first_in_line_is_called_when_a_lock_is_given_back() {
+    fn the_first_waiter_is_notified_when_a_lock_is_released() {
         const HOUR: Duration = Duration::from_secs(3600);
         let memory = Plain(RefCell::new(vec![0; 4096]));
         let place = ServerPlace::new(&memory, Pace::Prefetched);

@@ -84,7 +84,7 @@ fn is_right(answer: &[u64]) -> bool {
 }
 
 #[test]
-fn what_nobody_waits_for_lands_nowhere() {
+fn abandoned_operations_land_nowhere() {
     for url in ["ram:", "fault:delay=300us@ram:"] {
         let mut caller = Caller::new(open(url));
         for first in (0..2000).step_by(200) {
@@ -111,7 +111,7 @@ fn functions_that_are_dropped_in_the_middle_leave_the_caller_as_it_was() {
 }
 
 #[test]
-fn what_lanes_report_is_an_error_and_never_an_answer() {
+fn lane_errors_are_errors_and_never_answers() {
     let run = |url: &str, within| {
         let mut caller = Caller::new(open(url));
         let ends = caller.calls::<Hasty>((0..300).collect()).within(within).run();
@@ -189,7 +189,7 @@ fn words_lose_nothing_in_any_order() {
 }
 
 #[test]
-fn where_there_is_no_server_words_do_not_change() {
+fn atomics_fail_and_change_nothing_without_a_server() {
     let mut caller = Caller::new(open("ram:"));
     assert_eq!(caller.call::<Careful>(8).run(), Err(CallError::Fault(Fault::NotHere)));
 }
@@ -227,7 +227,7 @@ fn a_simulation_has_faults_and_budgets() {
 }
 
 #[test]
-fn where_there_is_no_server_auto_is_the_client() {
+fn auto_runs_at_the_client_without_a_server() {
     let mut caller = Caller::new(open("ram:"));
     for seed in 0..5 {
         assert!(is_right(&caller.call::<Hasty>(seed).at(Where::Auto).run().unwrap()));

@@ -8,7 +8,8 @@ mod stray;
 pub use stray::{Beyond, Deep, Endless, Flood, Hoard, Panics, Reach, Stray};
 
 use core::time::Duration;
-use farfield_wic::{Fault, Function, List, Place, Totals, WicLock};
+use farfield_bench_functions::List;
+use farfield_wic::{Fault, Function, Place, Totals, WicLock};
 
 farfield_sandbox::export!(
     List,

@@ -3,7 +3,8 @@
 use super::NEAR;
 use farfield::{FarBox, FarError, Heap, Plane, PoolError};
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, PATIENCE, Random, tier};
+use farfield_tests::{MIB, PATIENCE, seeded, tier};
+use fastrand::Rng;
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -85,7 +86,7 @@ struct Liar {
     /// From now on.
     lies: AtomicBool,
     told: AtomicU64,
-    random: Mutex<Random>,
+    random: Mutex<Rng>,
     /// First answers to reads.
     first: Mutex<HashMap<(u8, u64, u32), Vec<u8>>>,
     /// The last answers to reads of each kind and length.
@@ -98,7 +99,7 @@ impl Liar {
         let far = server.endpoints()[0].trim_start_matches("tcp://").to_owned();
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("it has one");
-        let (lies, told, random) = (AtomicBool::new(false), AtomicU64::new(0), Mutex::new(Random::new(5)));
+        let (lies, told, random) = (AtomicBool::new(false), AtomicU64::new(0), Mutex::new(seeded(5)));
         let liar = Arc::new(Liar { lie, lies, told, random, first: Mutex::default(), last: Mutex::default() });
         std::thread::spawn({
             let liar = liar.clone();
@@ -122,7 +123,7 @@ impl Liar {
     }
 
     fn lies_now(&self) -> bool {
-        self.lies.load(Ordering::Relaxed) && self.random.lock().expect("nobody panics").below(50) == 0
+        self.lies.load(Ordering::Relaxed) && self.random.lock().expect("nobody panics").usize(..50) == 0
     }
 
     fn pass_requests(&self, (mut from, mut to): (TcpStream, TcpStream), asked: &Asked, answers: &Mutex<TcpStream>) {
@@ -182,7 +183,7 @@ impl Liar {
                 let from = if question.0 == READ { HEAD + 8 } else { HEAD - 8 };
                 let mut bytes = frame.0.clone();
                 if bytes.len() > from {
-                    let at = self.random.lock().expect("nobody panics").below(bytes.len() - from);
+                    let at = self.random.lock().expect("nobody panics").usize(..bytes.len() - from);
                     bytes[from + at] ^= 4;
                 }
                 Frame(bytes)
@@ -226,7 +227,7 @@ fn hear(lie: Lie, plane: Plane) -> [u64; 2] {
     let count = 4 * MIB / size_of::<Value>() as u64;
     let mut values: Vec<FarBox<Value>> = (0..count).map(|at| heap.alloc(Value::new(at, 0)).unwrap()).collect();
     let mut versions = vec![0; values.len()];
-    let (mut random, mut right, mut corrupt) = (Random::new(11), 0, 0);
+    let (mut random, mut right, mut corrupt) = (seeded(11), 0, 0);
     let mut rounds = tier(3_000, 400_000);
     // Some versions before the first lie, so that there is something old.
     while rounds > 0 {
@@ -234,9 +235,9 @@ fn hear(lie: Lie, plane: Plane) -> [u64; 2] {
         if rounds == tier(2_000, 395_000) {
             liar.lies.store(true, Ordering::Relaxed);
         }
-        let at = random.below(values.len());
+        let at = random.usize(..values.len());
         let scope = heap.enter();
-        let found = if random.below(3) == 0 {
+        let found = if random.usize(..3) == 0 {
             values[at].get_mut(&scope).map(|value| {
                 assert!(value.is(at as u64, versions[at]), "{lie:?}, {plane:?}: value {at} is another one");
                 versions[at] += 1;
@@ -263,7 +264,7 @@ fn hear(lie: Lie, plane: Plane) -> [u64; 2] {
 
 /// Each lie on each plane: every value is right, or its page is called corrupt; no value is one that never was.
 #[test]
-fn nothing_that_a_liar_says_is_taken_for_a_value() {
+fn answers_of_a_lying_server_are_never_taken_for_values() {
     for plane in [Plane::Page, Plane::Object, Plane::Hybrid] {
         // Some lies are rare on some planes: values that come alone do not come by pages.
         let heard = LIES.map(|lie| hear(lie, plane));

@@ -8,7 +8,7 @@ mod liar;
 mod world;
 
 use farfield::{FarBox, FarError, FarMap, FarVec, Heap, Plane, PoolError};
-use farfield_tests::{MIB, PATIENCE, Random, Scratch, Server, tier, wait_until};
+use farfield_tests::{MIB, PATIENCE, Scratch, Server, seeded, tier, wait_until};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -55,7 +55,7 @@ const STEPS_MAX: u64 = 200_000;
 
 /// The server is killed in the middle of an operation.
 fn die_in<const WORDS: usize>(way: Way, plane: Plane, operation: Operation, round: u64) {
-    let mut random = Random::new(round << 8 | operation as u64);
+    let mut random = seeded(round << 8 | operation as u64);
     let scratch = Scratch::new("heap-dies");
     let server = way.start(&scratch, "256M");
     let mut world = World::<WORDS>::new(way.heap(&server, plane), NEAR);
@@ -63,9 +63,9 @@ fn die_in<const WORDS: usize>(way: Way, plane: Plane, operation: Operation, roun
     let value_bytes = 8 * WORDS as u64;
     let filled = FILL / value_bytes;
     // While the heap is filled, now and then; else while the operation goes on.
-    let at = match random.below(5) {
-        0 => random.below(filled as usize) as u64,
-        _ => filled + random.below(400) as u64,
+    let at = match random.usize(..5) {
+        0 => random.usize(..filled as usize) as u64,
+        _ => filled + random.usize(..400) as u64,
     };
     let killer = std::thread::spawn({
         let (steps, done) = (steps.clone(), done.clone());
@@ -181,11 +181,11 @@ impl Wire {
 fn connections_are_cut_at_any_byte() {
     let scratch = Scratch::new("heap-cut");
     let server = Way::Tcp.start(&scratch, "256M");
-    let mut random = Random::new(77);
+    let mut random = seeded(77);
     for round in 0..tier(6, 1500) {
         let bytes = match round % 4 {
-            0 => random.below(1500),
-            _ => random.below(2 * FILL as usize),
+            0 => random.usize(..1500),
+            _ => random.usize(..2 * FILL as usize),
         };
         let url = Wire::to(&server, bytes as u64);
         let plane = [Plane::Page, Plane::Object, Plane::Hybrid][round % 3];
@@ -362,11 +362,11 @@ fn any_sizes(heap: &Heap) -> Result<(), FarError> {
 
 /// Whatever a thread finds belongs to its key and names a thread.
 fn share(heap: &Heap, map: &FarMap<u32, [u8; 100]>, thread: u8) -> Result<(), FarError> {
-    let mut random = Random::new(u64::from(thread));
+    let mut random = seeded(u64::from(thread));
     for _ in 0..3000 {
-        let key = random.below(20_000) as u32;
+        let key = random.usize(..20_000) as u32;
         let scope = heap.enter();
-        match random.below(4) {
+        match random.usize(..4) {
             0 => drop(map.remove(&scope, &key)?),
             1 => {
                 let mut value = [thread; 100];
@@ -386,7 +386,7 @@ fn share(heap: &Heap, map: &FarMap<u32, [u8; 100]>, thread: u8) -> Result<(), Fa
 /// Far memory that was given back is used again: several times what the server takes goes through it. And two heaps of one server do
 /// not see each other.
 #[test]
-fn what_is_freed_is_used_again_and_heaps_do_not_meet() {
+fn freed_pages_are_reused_and_heaps_stay_apart() {
     let scratch = Scratch::new("heap-again");
     let server = Way::Tcp.start(&scratch, "16M");
     let heaps = [Plane::Page, Plane::Object].map(|plane| Way::Tcp.heap(&server, plane));
@@ -518,7 +518,7 @@ impl RottenPage {
 
 /// What rotted at the server is an error and never a value; what is near, and what is whole again, is right.
 #[test]
-fn what_rots_at_the_server_is_an_error_and_never_a_value() {
+fn corrupt_server_memory_is_an_error_and_never_a_value() {
     fn check<const WORDS: usize>(way: Way, plane: Plane) {
         let scratch = Scratch::new("heap-rots");
         let server = way.start(&scratch, "64M");

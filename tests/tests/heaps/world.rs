@@ -6,7 +6,7 @@ use farfield::{
     FarArc, FarArray, FarBTreeMap, FarBox, FarBytes, FarError, FarList, FarMap, FarQueue, FarVec, Heap, PoolError,
     Scope,
 };
-use farfield_tests::Random;
+use fastrand::Rng;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -135,15 +135,15 @@ impl<const WORDS: usize> World<WORDS> {
     }
 
     /// One step of `operation`. What it finds is right.
-    pub(crate) fn step(&mut self, operation: Operation, random: &mut Random) -> Result<(), FarError> {
+    pub(crate) fn step(&mut self, operation: Operation, random: &mut Rng) -> Result<(), FarError> {
         let count = self.values.len();
         match operation {
             Operation::Alloc => return self.add(),
             Operation::Fetch => return self.fetch(random),
             Operation::MapTask => return self.rest.map_task(&self.heap, random),
-            Operation::Resize => self.heap.set_near(self.near / 2 * (1 + random.below(2) as u64)),
+            Operation::Resize => self.heap.set_near(self.near / 2 * (1 + random.usize(..2) as u64)),
             Operation::WriteBack => {
-                let first = random.below(count - 16);
+                let first = random.usize(..count - 16);
                 let range = self.heap.far_range(&self.values[first]);
                 self.heap.write_back(range)?;
             }
@@ -151,7 +151,7 @@ impl<const WORDS: usize> World<WORDS> {
         }
         let (heap, values) = (&self.heap, &mut self.values);
         let scope = heap.enter();
-        let index = random.below(count);
+        let index = random.usize(..count);
         let right = |index: usize, value: &Value<WORDS>| assert_eq!(value[1..], [index as u64; WORDS][1..]);
         match operation {
             Operation::GetMut => {
@@ -160,12 +160,12 @@ impl<const WORDS: usize> World<WORDS> {
                 right(index, value);
             }
             Operation::GetMany => {
-                let first = random.below(count - 16);
+                let first = random.usize(..count - 16);
                 let found = heap.get_many(&scope, &values[first..first + 16])?;
                 found.into_iter().enumerate().for_each(|(at, value)| right(first + at, value));
             }
             Operation::FetchMany => {
-                let first = random.below(count - 16);
+                let first = random.usize(..count - 16);
                 let found = Executor::new(heap).block_on(heap.fetch_many(&scope, &values[first..first + 16]))?;
                 found.into_iter().enumerate().for_each(|(at, value)| right(first + at, value));
             }
@@ -180,9 +180,9 @@ impl<const WORDS: usize> World<WORDS> {
                 right(index, &pinned);
             }
             Operation::Prefetch => {
-                let first = random.below(count - 16);
+                let first = random.usize(..count - 16);
                 heap.prefetch(&values[first..first + 16]);
-                let index = first + random.below(16);
+                let index = first + random.usize(..16);
                 right(index, values[index].get(&scope)?);
             }
             operation if operation.is_of_values() => {
@@ -196,7 +196,7 @@ impl<const WORDS: usize> World<WORDS> {
         Ok(())
     }
 
-    fn fetch(&self, random: &mut Random) -> Result<(), FarError> {
+    fn fetch(&self, random: &mut Rng) -> Result<(), FarError> {
         let (heap, values) = (&self.heap, &self.values);
         let executor = Executor::new(heap);
         let fetch = |index: usize| {
@@ -205,7 +205,7 @@ impl<const WORDS: usize> World<WORDS> {
                 values[index].fetch(&scope).await.map(|value| assert_eq!(value[1..], [index as u64; WORDS][1..]))
             })
         };
-        let tasks: Vec<_> = (0..16).map(|_| fetch(random.below(values.len()))).collect();
+        let tasks: Vec<_> = (0..16).map(|_| fetch(random.usize(..values.len()))).collect();
         executor.block_on(async {
             let mut all = Ok(());
             for task in tasks {
@@ -285,10 +285,10 @@ impl Rest {
         Ok(true)
     }
 
-    fn step(&mut self, heap: &Heap, operation: Operation, random: &mut Random) -> Result<(), FarError> {
+    fn step(&mut self, heap: &Heap, operation: Operation, random: &mut Rng) -> Result<(), FarError> {
         let mut scope = heap.enter();
-        let key = random.below(KEYS) as u64;
-        let puts_in = random.below(2) == 0;
+        let key = random.usize(..KEYS) as u64;
+        let puts_in = random.usize(..2) == 0;
         match operation {
             // The server died before there was anything.
             Operation::Shared if self.shared.is_empty() => {}
@@ -296,12 +296,12 @@ impl Rest {
             Operation::Array if self.array.is_none() => {}
             Operation::Bytes if self.texts.is_empty() => {}
             Operation::Shared => {
-                let index = random.below(self.shared.len());
+                let index = random.usize(..self.shared.len());
                 assert_eq!(self.shared[index].clone().get(&scope)?, &[index as u64; 8]);
             }
-            Operation::Vector if random.below(4) == 0 => self.vector.push(&scope, [self.vector.len() as u64; 8])?,
+            Operation::Vector if random.usize(..4) == 0 => self.vector.push(&scope, [self.vector.len() as u64; 8])?,
             Operation::Vector => {
-                let index = random.below(self.vector.len());
+                let index = random.usize(..self.vector.len());
                 assert_eq!(self.vector.get(&scope, index)?, Some(&[index as u64; 8]));
             }
             Operation::Scan => {
@@ -316,11 +316,11 @@ impl Rest {
             }
             Operation::Array => {
                 let Some(array) = &self.array else { unreachable!("it was filled") };
-                let at = [random.below(512), random.below(512)];
+                let at = [random.usize(..512), random.usize(..512)];
                 assert_eq!(array.get(&scope, at)?, Some(&((512 * at[0] + at[1]) as u64)));
             }
             Operation::Bytes => {
-                let index = random.below(self.texts.len());
+                let index = random.usize(..self.texts.len());
                 self.texts[index].extend_from_slice(&scope, &[index as u8])?;
                 let text = self.texts[index].get(&scope)?;
                 assert!(text.len() > 64 && text.iter().all(|byte| *byte == index as u8));
@@ -328,7 +328,7 @@ impl Rest {
             Operation::Map if puts_in => drop(self.map.insert(&scope, key, [key; 8])?),
             Operation::Map => self.found(key, self.map.get(&scope, &key)?),
             Operation::MapMany => {
-                let keys: Vec<u64> = (0..16).map(|_| random.below(KEYS) as u64).collect();
+                let keys: Vec<u64> = (0..16).map(|_| random.usize(..KEYS) as u64).collect();
                 let found = self.map.get_many(&scope, &keys)?;
                 keys.iter().zip(found).for_each(|(key, found)| self.found(*key, found));
             }
@@ -351,8 +351,8 @@ impl Rest {
         Ok(())
     }
 
-    fn map_task(&self, heap: &Heap, random: &mut Random) -> Result<(), FarError> {
-        let key = random.below(KEYS) as u64;
+    fn map_task(&self, heap: &Heap, random: &mut Rng) -> Result<(), FarError> {
+        let key = random.usize(..KEYS) as u64;
         let look = heap.fetch_with(|scope| Ok(self.map.get(scope, &key)?.copied()));
         let found = Executor::new(heap).block_on(look)?;
         self.found(key, found.as_ref());

@@ -3,12 +3,13 @@
 //! Danger: bytes of another tenant, time and memory of the server, a server that dies, answers that only look like answers.
 
 use crate::guest::*;
+use farfield_bench_functions::{List, ListStart, with_workloads};
 use farfield_guest::{Beyond, Deep, Endless, Flood, Hoard, Increment, Panics, Reach, Stray};
 use farfield_pool::PoolBuilder;
 use farfield_sandbox::{Code, SandboxError, with_sandbox};
 use farfield_server::Server;
 use farfield_tests::{PATIENCE, Scratch, Server as Process, wait_until};
-use farfield_wic::{CallError, Caller, Fault, Function, List, ListStart, RANGE_BYTES_MAX, Registry, Where};
+use farfield_wic::{CallError, Caller, Fault, Function, RANGE_BYTES_MAX, Registry, Where};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ const REGION_BYTES: u64 = PAGES * 4096;
 
 /// A server whose calls end soon.
 fn hasty() -> Server {
-    serve_within(with_sandbox(Registry::standard()), Duration::from_millis(300))
+    serve_within(with_sandbox(with_workloads(Registry::standard())), Duration::from_millis(300))
 }
 
 /// It goes on as before.
@@ -58,7 +59,7 @@ fn no_byte_outside_of_the_region_is_to_be_had() {
 }
 
 #[test]
-fn what_goes_on_for_ever_is_ended_in_time() {
+fn endless_guests_are_ended_in_time() {
     let Some(code) = code() else { return };
     let server = hasty();
     let mut caller = caller(&server);
@@ -169,7 +170,7 @@ fn code_that_is_none_is_not_shipped() {
 }
 
 #[test]
-fn what_a_guest_says_is_looked_at() {
+fn requests_of_guests_are_validated() {
     let (server, hasty) = (sandbox(), hasty());
     let mut hasty_caller = caller(&hasty);
     let mut caller = Caller::new(region(&server));

@@ -1,5 +1,6 @@
 //! The guest, compiled; a server that takes code, and callers.
 
+use farfield_bench_functions::with_workloads;
 use farfield_pool::{Backend, PoolBuilder};
 use farfield_sandbox::{Code, with_sandbox};
 use farfield_server::{Config, Server};
@@ -61,7 +62,7 @@ pub(crate) fn serve(functions: Registry) -> Server {
 }
 
 pub(crate) fn sandbox() -> Server {
-    serve(with_sandbox(Registry::standard()))
+    serve(with_sandbox(with_workloads(Registry::standard())))
 }
 
 pub(crate) fn region(server: &Server) -> Arc<dyn Backend> {

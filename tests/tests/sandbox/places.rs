@@ -4,12 +4,12 @@
 //! was shipped.
 
 use crate::guest::*;
+use farfield_bench_functions::{List, ListStart};
 use farfield_guest::{Echo, Gather, Increment, Reverse};
 use farfield_sandbox::{Code, SandboxError, with_sandbox};
 use farfield_tests::PATIENCE;
 use farfield_wic::{
-    CallError, Caller, Fault, Function, List, ListStart, Number, Place, RANGE_BYTES_MAX, Range, Registry, Totals,
-    Wanted, Where,
+    CallError, Caller, Fault, Function, Number, Place, RANGE_BYTES_MAX, Range, Registry, Totals, Wanted, Where,
 };
 use std::fmt::Debug;
 use std::ops::Bound;
@@ -91,7 +91,7 @@ fn shipped_code_answers_as_native_code() {
 }
 
 #[test]
-fn what_is_believed_is_of_one_function() {
+fn measured_costs_belong_to_one_function_at_one_place() {
     let Some(code) = code() else { return };
     let server = sandbox();
     let mut caller = caller(&server);
@@ -159,7 +159,7 @@ fn shipped_and_native_code_stand_in_one_line() {
 }
 
 #[test]
-fn what_is_missing_or_another_is_said_by_name() {
+fn missing_functions_and_other_versions_are_named() {
     let Some(code) = code() else { return };
     let server = sandbox();
     let mut caller = caller(&server);

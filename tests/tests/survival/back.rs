@@ -6,7 +6,8 @@
 use super::stops::{HOG, Job};
 use super::{Made, NEAR, VALUES, Value, Way, value};
 use farfield::{Health, Heap, Plane};
-use farfield_tests::{PATIENCE, Random, Scratch, compile, tier, wait_until};
+use farfield_tests::{PATIENCE, Scratch, compile, seeded, tier, wait_until};
+use fastrand::Rng;
 
 /// Accesses between two events.
 const STEPS: usize = 400;
@@ -16,19 +17,19 @@ struct Load {
     heap: Heap,
     values: Vec<Value>,
     rounds: Vec<u64>,
-    random: Random,
+    random: Rng,
 }
 
 impl Load {
     fn new(heap: Heap, seed: u64) -> Load {
         let values = (0..VALUES).map(|index| heap.alloc(value(index, 0)).expect("there is room")).collect();
-        Load { heap, values, rounds: vec![0; VALUES], random: Random::new(seed) }
+        Load { heap, values, rounds: vec![0; VALUES], random: seeded(seed) }
     }
 
     /// Reads and writes values, and compares.
     fn work(&mut self) {
         for _ in 0..STEPS {
-            let index = self.random.below(VALUES);
+            let index = self.random.usize(..VALUES);
             let scope = self.heap.enter();
             let held = self.values[index].get_mut(&scope).expect("a member lives");
             assert!(held[..] == value(index, self.rounds[index]), "value {index} is not of its round");
@@ -73,7 +74,7 @@ fn come_back(made: Made, way: Way, plane: Plane, pool: u64) -> usize {
     }
     wait_until("all members hold everything", || load.heap.health() == Health::Good);
     for _ in 0..may_die {
-        servers.remove(load.random.below(servers.len())).kill();
+        servers.remove(load.random.usize(..servers.len())).kill();
     }
     load.work();
     load.check();

@@ -8,7 +8,7 @@ mod promises;
 mod stops;
 
 use farfield::{FarBox, Health, Heap, Plane};
-use farfield_tests::{FarRun, MIB, PATIENCE, Random, Scratch, Server, compile, tier, wait_until};
+use farfield_tests::{FarRun, MIB, PATIENCE, Scratch, Server, compile, seeded, tier, wait_until};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -84,7 +84,7 @@ fn value(index: usize, round: u64) -> [u64; WORDS] {
 
 /// A heap works, and one member after the other is killed, whenever all hold everything, and in the end as many as may die. How many.
 fn outlive(made: Made, way: Way, plane: Plane, pool: u64) -> usize {
-    let mut random = Random::new(pool << 8 | way as u64);
+    let mut random = seeded(pool << 8 | way as u64);
     let (members, may_die) = made.members();
     let kills = SPARES + may_die;
     let scratch = Scratch::new("survival");
@@ -95,7 +95,7 @@ fn outlive(made: Made, way: Way, plane: Plane, pool: u64) -> usize {
     let mut rounds = vec![0u64; VALUES];
     // How much is done before each kill, and which of the members it is.
     let choices: Vec<_> =
-        (0..kills).map(|kill| (random.below(3000), random.below(members - kill.saturating_sub(SPARES)))).collect();
+        (0..kills).map(|kill| (random.usize(..3000), random.usize(..members - kill.saturating_sub(SPARES)))).collect();
     let (steps, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let killer = scope.spawn(|| {
@@ -114,10 +114,10 @@ fn outlive(made: Made, way: Way, plane: Plane, pool: u64) -> usize {
             wait_until("the death is noticed", || heap.health() == Health::Degraded);
         });
         while !is_over.load(Ordering::Relaxed) {
-            let index = random.below(VALUES);
+            let index = random.usize(..VALUES);
             let scope = heap.enter();
             let expected = value(index, rounds[index]);
-            if random.below(2) == 0 {
+            if random.usize(..2) == 0 {
                 assert!(values[index].get(&scope).expect("a member lives")[..] == expected, "value {index}");
             } else {
                 let held = values[index].get_mut(&scope).expect("a member lives");
@@ -185,7 +185,7 @@ fn heaps_outlive_two_of_six_servers() {
 
 #[test]
 fn programs_outlive_servers() {
-    let mut random = Random::new(99);
+    let mut random = seeded(99);
     let scratch = Scratch::new("survival-run");
     let Some(hog) = compile("hog", scratch.path()) else { return };
     let hog = hog.to_str().expect("an ASCII path");
@@ -195,16 +195,16 @@ fn programs_outlive_servers() {
         let made = [Made::Mirror, Made::Ec(2, 1)][round % 2];
         let (members, _) = made.members();
         let mut servers: Vec<_> = (0..members).map(|number| way.start(&scratch, number)).collect();
-        let mode = ["signal", "thread"][random.below(2)];
+        let mode = ["signal", "thread"][random.usize(..2)];
         let options = ["--near", "16M", "--mode", mode, "--far", &made.url(&servers)];
         // Two processes, one of which the other has forked; each checks every word of its memory, again and again.
         let job = FarRun::new(&scratch, options, [hog, "48", "4", "2", "2"]).start();
         // Before, the job would be refused: its user shall know at once that a member is not there.
         wait_until("the program has started", || job.output().contains("started"));
         // Any moment is as good as another.
-        std::thread::sleep(Duration::from_millis(random.below(1200) as u64));
+        std::thread::sleep(Duration::from_millis(random.usize(..1200) as u64));
         let was_running = !job.is_over();
-        servers.remove(random.below(members)).kill();
+        servers.remove(random.usize(..members)).kill();
         killed += usize::from(was_running);
         let ended = job.wait();
         let said = || format!("round {round}, {made:?}, {way:?}, {mode}: {}\n{}", ended.text(), ended.errors);

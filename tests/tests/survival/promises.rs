@@ -71,7 +71,7 @@ fn one_server_named_twice_is_said_at_the_start() {
     let other_name = server.url().replace("127.0.0.1", "[::ffff:127.0.0.1]");
     let far = format!("mirror({},{other_name})", server.url());
     let Some((job, report)) = start(&scratch, &far) else { return };
-    wait_until("it is said", || said(&job, "one server is 2 of its legs") == 1);
+    wait_until("it is said", || said(&job, "one server is 2 of the members") == 1);
     wait_until("top says so", || ask(&scratch, &["top", "--once"], &job).contains("NOT PROTECTED"));
     end(&job);
     assert_eq!(said(&job, LAPSE), 1, "{}", job.errors());

@@ -7,8 +7,9 @@
 
 use farfield::{FarBox, Health, Heap, Plane};
 use farfield_tests::{
-    Command, FarRun, MIB, PATIENCE, Random, Relay, Running, Scratch, Server, compile, farfield, tier, wait_until,
+    Command, FarRun, MIB, PATIENCE, Relay, Running, Scratch, Server, compile, deep, farfield, seeded, tier, wait_until,
 };
+use fastrand::Rng;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -114,11 +115,11 @@ impl Load {
     }
 
     /// Reads and writes values of its own, and compares, until it is over.
-    fn run(&self, heap: &Heap, random: &mut Random, first: usize, values: &mut [Value], rounds: &mut [u64]) {
+    fn run(&self, heap: &Heap, random: &mut Rng, first: usize, values: &mut [Value], rounds: &mut [u64]) {
         while !self.is_over.load(Ordering::Relaxed) {
-            let index = random.below(values.len());
+            let index = random.usize(..values.len());
             let number = first + index;
-            let writes = random.below(2) == 0;
+            let writes = random.usize(..2) == 0;
             let started = Instant::now();
             let scope = heap.enter();
             let expected = value(number, rounds[index]);
@@ -154,7 +155,7 @@ fn heap(made: Made, members: &[Member], plane: Plane) -> Heap {
 /// A heap works while one member after the other is silent for a while; each time a thread touches far memory for the first time. In the end as many die as may,
 /// and those that are left were silent once.
 fn go_on(made: Made, silence: Silence, plane: Plane) {
-    let mut random = Random::new(silence as u64 + 7);
+    let mut random = seeded(silence as u64 + 7);
     let scratch = Scratch::new("stops");
     let (mut members, may_die) = members(made, &scratch, silence);
     let heap = heap(made, &members, plane);
@@ -167,7 +168,7 @@ fn go_on(made: Made, silence: Silence, plane: Plane) {
         let (load, heap, members) = (&load, &heap, &mut members);
         let silencer = scope.spawn(move || {
             let _over = Over(load);
-            let (mut random, mut other, mut longest) = (Random::new(3), Some((others, other_rounds)), Vec::new());
+            let (mut random, mut other, mut longest) = (seeded(3), Some((others, other_rounds)), Vec::new());
             for round in 0..tier(3, 40) {
                 wait_until("all members hold everything", || heap.health() == Health::Good);
                 load.take_steps(300);
@@ -178,10 +179,10 @@ fn go_on(made: Made, silence: Silence, plane: Plane) {
                     wait_until("the member is left out", || heap.health() == Health::Degraded);
                 }
                 if let Some((values, rounds)) = other.take() {
-                    let mut random = Random::new(random.below(1 << 20) as u64);
+                    let mut random = seeded(random.usize(..1 << 20) as u64);
                     scope.spawn(move || load.run(heap, &mut random, VALUES / 2, values, rounds));
                 }
-                load.take_steps(300 + random.below(300) as u64);
+                load.take_steps(300 + random.usize(..300) as u64);
                 member.speak();
                 wait_until("it is used again, and holds everything", || heap.health() == Health::Good);
                 longest.push(load.longest());
@@ -234,14 +235,14 @@ fn heaps_go_on_while_a_server_of_an_erasure_code_cannot_be_reached() {
 #[test]
 fn a_heap_at_rest_is_protected_again_when_a_silent_server_answers() {
     for made in [None, Some((2, 1))] {
-        let (mut random, scratch) = (Random::new(11), Scratch::new("stops-rest"));
+        let (mut random, scratch) = (seeded(11), Scratch::new("stops-rest"));
         let (mut members, _) = members(made, &scratch, Silence::Stop);
         let heap = heap(made, &members, Plane::Page);
         let mut values: Vec<Value> = (0..VALUES).map(|index| heap.alloc(value(index, 0)).expect("room")).collect();
         let mut rounds = vec![0u64; VALUES];
         members[0].fall_silent();
         wait_until("the member is left out", || {
-            let (index, scope) = (random.below(VALUES), heap.enter());
+            let (index, scope) = (random.usize(..VALUES), heap.enter());
             rounds[index] += 1;
             *values[index].get_mut(&scope).expect("enough servers answer") = value(index, rounds[index]);
             heap.health() == Health::Degraded
@@ -365,7 +366,7 @@ fn programs_fork(made: Made, silence: Silence, mode: &str) {
     let mut forks = Vec::new();
     // A server whose memory is ours, and that fell silent in the middle of a snapshot, is given up: what it makes of that nobody could know in time.
     let comes_back = silence != Silence::StopShm;
-    for round in 0..if comes_back { tier(2, 20) } else { 1 } {
+    for round in 0..if comes_back { tier(1, 20) } else { 1 } {
         job.wait_until_degraded(false, "all members hold everything");
         // A child that was forked while a member was silent does without it, and outlives no other one.
         job.go_round();
@@ -425,6 +426,10 @@ fn programs_go_on_while_a_server_on_this_machine_is_stopped() {
 
 #[test]
 fn programs_go_on_while_a_server_of_an_erasure_code_is_stopped() {
+    // CI tries this with a mirror: what decides is shared.
+    if !deep() {
+        return;
+    }
     programs_go_on(Some((2, 1)), Silence::Stop, "thread");
     programs_go_on(Some((2, 1)), Silence::Cut, "signal");
 }
@@ -437,6 +442,10 @@ fn programs_fork_while_a_server_of_a_mirror_is_stopped() {
 
 #[test]
 fn programs_fork_while_a_server_of_an_erasure_code_is_stopped() {
+    // CI tries this with a mirror: what decides is shared.
+    if !deep() {
+        return;
+    }
     programs_fork(Some((2, 1)), Silence::Stop, "signal");
 }
 
@@ -447,5 +456,9 @@ fn a_server_of_a_mirror_that_stays_away_is_replaced() {
 
 #[test]
 fn a_server_of_an_erasure_code_that_stays_away_is_replaced() {
+    // CI tries this with a mirror: what decides is shared.
+    if !deep() {
+        return;
+    }
     programs_give_up(Some((2, 1)), "thread");
 }

@@ -22,20 +22,20 @@ use std::process::ExitCode;
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {
-    /// Check this near budget against the memory that is there
+    /// Check this near budget against the available memory
     #[arg(long, value_name = "SIZE", default_value = "50%")]
     near: Size,
     /// Connect to this memory server and measure it
     #[arg(long, value_name = "URL")]
     far: Vec<String>,
-    /// Measure this pool in place of the machine: each leaf of the URL, and the whole. Stores 16
+    /// Measure this pool instead of the machine: each leaf of the URL, and the whole pool. Stores 16
     /// MiB there for some seconds
     #[arg(long, value_name = "URL")]
     pool: Vec<String>,
-    /// The servers' token is the first line of this file (or in the variable FARFIELD_TOKEN)
+    /// File whose first line is the token for the memory servers [default: the variable FARFIELD_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// One JSON object, for programs
+    /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_is_not_well_comes_with_advice() {
+    fn each_failed_check_comes_with_advice() {
         let findings = findings(Size::Percent(50.0), &["tcp://127.0.0.1:1".into()], b"");
         for finding in &findings {
             assert_eq!(finding.level == Severity::Ok, finding.advice.is_empty(), "{finding:?}");

@@ -23,7 +23,7 @@ pub(super) fn loopback() -> CheckResult {
         Ok(median) if median > LOOPBACK_SLOW => CheckResult::warn(
             name,
             format!("{} (TCP, polled)", latency(median)),
-            "slow: too few processors, a busy machine, or a firewall that looks at loopback traffic",
+            "slow: too few processors, a busy machine, or a firewall that filters loopback traffic",
         ),
         Ok(median) => CheckResult::ok(name, format!("{} (TCP, polled)", latency(median))),
         Err(error) => CheckResult::warn(name, error.to_string(), "let this user listen and connect on 127.0.0.1"),

@@ -142,7 +142,12 @@ fn speed(url: &str, token: &[u8], effort: ProbeEffort, how: &mut String) -> anyh
     let urls = farfield_pool::resolve_urls(&[url])?;
     let backend = runner::pool_builder(&urls, token)?.pages(PAGES).open()?;
     let mut lane = backend.open_lane()?;
-    let mut load = Load { lane: &mut *lane, effort, state: 7, done: Vec::with_capacity(DEPTHS[DEPTHS.len() - 1]) };
+    let mut load = Load {
+        lane: &mut *lane,
+        effort,
+        random: fastrand::Rng::with_seed(7),
+        done: Vec::with_capacity(DEPTHS[DEPTHS.len() - 1]),
+    };
     load.fill()?;
     let runs = [LoadDirection::Read, LoadDirection::Write].map(|direction| load.rate(direction, RUN_PAGES, RUN_DEPTH));
     let [run_read, run_write] = runs;
@@ -178,8 +183,8 @@ enum LoadDirection {
 struct Load<'a> {
     lane: &'a mut dyn Lane,
     effort: ProbeEffort,
-    /// State of the random number generator that picks pages.
-    state: u64,
+    /// Generator that picks pages.
+    random: fastrand::Rng,
     done: Vec<Completion>,
 }
 
@@ -195,13 +200,12 @@ impl Load<'_> {
 
     /// Returns a random page, or the first page of a random run.
     fn page(&mut self, pages: usize) -> PageId {
-        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        PageId((self.state >> 33) % (PAGES / pages as u64) * pages as u64)
+        PageId(self.random.u64(..PAGES / pages as u64) * pages as u64)
     }
 
     fn submit(&mut self, op: Op) -> anyhow::Result<()> {
         let request = LaneRequest { tag: 0, priority: Priority::Demand, deadline: DEADLINE, op };
-        ensure!(self.lane.submit(request).is_ok(), "a lane takes less work than it should");
+        ensure!(self.lane.submit(request).is_ok(), "a lane refused an operation that it must take");
         Ok(())
     }
 
@@ -233,7 +237,9 @@ impl Load<'_> {
     /// Returns the median and the 99th percentile of one page at a time, in nanoseconds.
     fn latency(&mut self, direction: LoadDirection) -> anyhow::Result<(u64, u64)> {
         let (start, mut spare, mut times) = (Instant::now(), buffer(1), Vec::new());
-        while !self.effort.is_enough(times.len() as u64, start.elapsed()) {
+        // A processor that others keep busy may give this thread nothing for the whole measuring
+        // time: one operation is always measured.
+        while times.is_empty() || !self.effort.is_enough(times.len() as u64, start.elapsed()) {
             let before = Instant::now();
             self.begin(direction, spare)?;
             spare = self.finish_one()?;
@@ -318,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_measured_is_an_error_and_the_others_are_measured() {
+    fn a_leaf_that_cannot_be_measured_is_reported_beside_the_others() {
         let places = measure("stripe(ram:, fault:die=100@ram:, unix:/no/such/socket)", b"");
         assert_eq!(places.iter().map(PoolMeasurement::is_measured).collect::<Vec<_>>(), [true, true, false, false]);
         assert!(places[2].text().starts_with("FAIL") && places[2].text().contains("no such file"), "{places:?}");

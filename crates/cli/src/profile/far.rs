@@ -122,7 +122,7 @@ impl FarRunPlan<'_> {
         let peak_bytes = observation.anonymous_peak_bytes();
         self.say("once more, with nobody looking");
         let alone = runner.run(self.command, Duration::MAX, &mut || SELDOM)?;
-        ensure!(alone.ended == expected, "the program ended in another way than before: {:?}", alone.ended);
+        ensure!(alone.ended == expected, "the program ended differently than before: {:?}", alone.ended);
         observation.undisturbed_ms = (alone.wall.as_millis() as u64).max(1);
         let most = self.budgets.most(Duration::from_millis(observation.native_ms()));
         let private = [String::new()];
@@ -176,7 +176,7 @@ impl FarRunPlan<'_> {
         let report: serde_json::Value = serde_json::from_str(&text).context("the report of `farfield run`")?;
         ensure!(
             run.is_cut || run.ended == expected,
-            "with {} near the program ended in another way than before: {:?}",
+            "with {} near the program ended differently than before: {:?}",
             ByteSize(this.near_bytes),
             run.ended
         );

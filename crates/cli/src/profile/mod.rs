@@ -28,29 +28,28 @@ use std::time::{Duration, Instant};
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES, args_override_self = true)]
 pub(crate) struct ProfileArgs {
-    /// Shortest time between two looks: 20ms, 1s. Working sets are known down to this time
+    /// Shortest time between two samples: 20ms, 1s. It bounds how short a working set can be measured
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = time)]
     interval: Duration,
-    /// Where the profile goes, as JSON; the picture goes beside it, with the ending svg
+    /// File for the profile, as JSON; the plot goes beside it, with the ending svg
     #[arg(long, short, value_name = "FILE.json", default_value = "farfield-profile.json")]
     output: PathBuf,
-    /// Then run it again with far memory and so much near, each: 75%,50%,25% of the most anonymous
-    /// memory that it had, or sizes
+    /// Then run it again with far memory, once for each of these near budgets: sizes, or shares of
+    /// its peak of anonymous memory, like 75%,50%,25%
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', group = "budgets")]
     near: Vec<NearBudget>,
-    /// Then run it again with far memory until the least near memory is known, to a twentieth of
-    /// its memory, with which it takes at most so many times its time. Runs that are slower by far
-    /// are ended (SIGTERM)
+    /// Then search for the least near budget with which its slowdown is at most this, to a twentieth
+    /// of its memory, in runs with far memory. Runs that are much slower are ended (SIGTERM)
     #[arg(long, value_name = "TIMES", value_parser = crate::advise::slo, group = "budgets")]
     slo: Option<f64>,
-    /// Where far is in those runs, as for `farfield run`. Several are tried one after the other;
-    /// "stripe(URL,URL)" is one
+    /// Where far memory is in those runs, as for `farfield run`. Several are tried one after the
+    /// other; "stripe(URL,URL)" is one pool
     #[arg(long, value_name = "URL", requires = "budgets")]
     far: Vec<String>,
-    /// The servers' token is the first line of this file (or in the variable FARFIELD_TOKEN)
+    /// File whose first line is the token for the memory servers [default: the variable FARFIELD_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// No progress line and no summary
+    /// Print no progress line and no summary
     #[arg(long, short)]
     quiet: bool,
     /// The program and its arguments
@@ -112,7 +111,7 @@ fn profile(args: &ProfileArgs) -> anyhow::Result<ProgramExit> {
     let (ended, mut observation) = observe(args, &runner)?;
     anyhow::ensure!(
         !observation.samples.is_empty(),
-        "the program ended before anybody could look at it; there is nothing to tell of"
+        "the program ended before the first sample, so there is nothing to profile"
     );
     let mut profile = Profile {
         version: VERSION,
@@ -250,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back_and_nothing_else_is() {
+    fn a_profile_is_read_back_and_other_files_are_refused() {
         let folder = std::env::temp_dir().join(format!("farfield-profile-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let path = folder.join("p.json");

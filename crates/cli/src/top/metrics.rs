@@ -167,7 +167,7 @@ fn encode_jobs(jobs: &[JobRow], out: &mut DescriptorEncoder<'_>) -> Result<(), E
             "job_shared_legs",
             Gauge,
             |pool| protection(pool, |row| row.shared_legs),
-            "Legs beside the first of servers that are several legs, counted at each of its processes",
+            "Members beyond the first that share a server with another member, counted at each process of the job",
         ),
         (
             "job_exposed_pages",

@@ -8,6 +8,8 @@
 //! Read from the other end, the hashes of a bucket are an interval, and a split divides it. A walk
 //! over the intervals from left to right meets everything once, whatever is split meanwhile.
 
+use crate::cast::low_u32;
+
 /// Returns the bucket of `hash` in a table of `count` buckets.
 #[inline]
 pub fn bucket_of(hash: u32, count: u32) -> u32 {
@@ -45,7 +47,7 @@ pub fn has(bucket: u32, depth: u32, hash: u32) -> bool {
 /// depth.
 #[inline]
 pub fn low_bits(hash: u32, depth: u32) -> u32 {
-    hash & ((1u64 << depth) - 1) as u32
+    hash & low_u32((1u64 << depth) - 1)
 }
 
 /// Returns the position at which a walk over the hashes goes on after a bucket of this depth that

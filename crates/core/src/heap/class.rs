@@ -2,6 +2,7 @@
 //! largest multiple of a card of which so many fit into a page. Larger objects begin at a page and
 //! take whole ones.
 
+use crate::cast::{u8_of, u16_of, u32_of};
 use crate::geometry::{PAGE_BYTES, PAGE_SHIFT};
 
 /// Unit of alignment and of access profiling.
@@ -23,7 +24,7 @@ const PER_UNIT: [u16; CARDS.len()] = {
     let mut index = 0;
     while index < CARDS.len() {
         let bytes = CARDS[index] as usize * CARD_BYTES;
-        counts[index] = if bytes < PAGE_BYTES { (PAGE_BYTES / bytes) as u16 } else { 1 };
+        counts[index] = if bytes < PAGE_BYTES { u16_of(PAGE_BYTES / bytes) } else { 1 };
         index += 1;
     }
     counts
@@ -46,13 +47,13 @@ impl Class {
             let cards = class.cards();
             cards * CARD_BYTES >= bytes && (cards * CARD_BYTES).is_multiple_of(align)
         };
-        (0..Self::COUNT as u8).map(Class).find(fits)
+        (0..u8_of(Self::COUNT)).map(Class).find(fits)
     }
 
     /// Returns the class with this index, below [`Class::COUNT`].
     pub fn from_index(index: usize) -> Class {
         assert!(index < Self::COUNT);
-        Class(index as u8)
+        Class(u8_of(index))
     }
 
     /// Returns the index of the class.
@@ -74,7 +75,7 @@ impl Class {
     /// a page.
     #[inline]
     pub fn unit_pages(self) -> u32 {
-        (self.bytes() >> PAGE_SHIFT).max(1) as u32
+        u32_of((self.bytes() >> PAGE_SHIFT).max(1))
     }
 
     /// Returns the number of objects in one unit.
@@ -95,13 +96,13 @@ impl Class {
     pub fn locate(self, object: u32) -> (u32, u8) {
         assert!(object < self.per_segment());
         let (unit, within) = (object / self.per_unit(), object % self.per_unit());
-        (unit * self.unit_pages(), (within as usize * self.cards()) as u8)
+        (unit * self.unit_pages(), u8_of(within as usize * self.cards()))
     }
 
     /// Returns the index of the object that begins at this page and card.
     #[inline]
     pub fn object_at(self, page: u32, card: u8) -> u32 {
-        let object = page / self.unit_pages() * self.per_unit() + u32::from(card) / self.cards() as u32;
+        let object = page / self.unit_pages() * self.per_unit() + u32::from(card) / u32_of(self.cards());
         debug_assert_eq!(self.locate(object), (page, card));
         object
     }

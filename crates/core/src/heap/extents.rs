@@ -7,6 +7,7 @@
 //! small, a long one has few extents, and nothing is ever copied to grow.
 
 use super::SEGMENT_PAGES;
+use crate::cast::u32_of;
 use crate::geometry::PAGE_BYTES;
 
 /// Layout of the extents for elements of one size.
@@ -28,7 +29,7 @@ impl Extents {
     pub const fn of(bytes: usize) -> Extents {
         let bytes = if bytes == 0 { 1 } else { bytes };
         let per_unit = if bytes < PAGE_BYTES { PAGE_BYTES / bytes } else { 1 };
-        let unit_pages = bytes.div_ceil(PAGE_BYTES) as u32;
+        let unit_pages = u32_of(bytes.div_ceil(PAGE_BYTES));
         let first_shift = if unit_pages < SEGMENT_PAGES { (SEGMENT_PAGES / unit_pages).ilog2() } else { 0 };
         let first_pages = unit_pages << first_shift;
         let most_shift = if first_pages < MOST_PAGES { (MOST_PAGES / first_pages).ilog2() } else { 0 };
@@ -64,7 +65,7 @@ impl Extents {
     /// Returns the number of units in an extent.
     pub const fn units(self, extent: usize) -> usize {
         let doublings =
-            if extent as u32 > self.most_shift { self.most_shift } else { (extent as u32).saturating_sub(1) };
+            if u32_of(extent) > self.most_shift { self.most_shift } else { u32_of(extent).saturating_sub(1) };
         1 << self.first_shift << doublings
     }
 

@@ -32,6 +32,7 @@
 //! compare-exchange.
 
 use super::{FRAMES_MAX, FrameId, SlotHint};
+use crate::cast::low_u32;
 
 /// State of a page: where it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,7 +119,7 @@ impl FrameWord {
     pub fn frame(self) -> Option<FrameId> {
         match self.0 >> FRAME_SHIFT {
             0 => None,
-            frame => Some(FrameId(frame as u32)),
+            frame => Some(FrameId(low_u32(frame))),
         }
     }
 
@@ -158,7 +159,7 @@ impl FrameWord {
     /// page has. Callers that cannot rule that out must not call this with frame 0.
     #[inline]
     pub fn confirms(self, place: SlotHint) -> bool {
-        (self.0 as u32 ^ place.0) < 1 << 8
+        (low_u32(self.0) ^ place.0) < 1 << 8
     }
 
     /// Checks [`FrameWord::confirms`], and that writing needs no further mark.
@@ -364,6 +365,9 @@ impl FrameWord {
 }
 
 #[cfg(test)]
+pub(super) use tests::reachable;
+
+#[cfg(test)]
 mod tests {
     //! Guards against words that two parties read differently. Exhaustive over everything reachable.
     use super::*;
@@ -400,7 +404,8 @@ mod tests {
         next
     }
 
-    fn reachable() -> Vec<FrameWord> {
+    /// Returns all words that transitions can make.
+    pub(crate) fn reachable() -> Vec<FrameWord> {
         crate::words::reachable(FrameWord::EMPTY, next)
     }
 
@@ -452,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_takes_a_page_that_somebody_owns() {
+    fn an_owned_page_cannot_be_claimed() {
         for word in reachable() {
             if matches!(word.state(), State::Loading | State::Claimed) {
                 assert_eq!(word.deref(true).1, DerefOutcome::Wait);

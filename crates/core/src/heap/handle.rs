@@ -26,6 +26,8 @@
 //!
 //! A Free handle has the number of the next free one in place of its page.
 
+use crate::cast::{low_u8, low_u16, low_u32};
+
 /// Location of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ObjectLocation {
@@ -96,7 +98,7 @@ impl Handle {
     #[inline]
     pub fn location(self) -> ObjectLocation {
         match self.0 & (LIVE | MOVING) {
-            LIVE => ObjectLocation::At { page: (self.0 >> 32) as u32, card: (self.0 >> 8) as u8 },
+            LIVE => ObjectLocation::At { page: low_u32(self.0 >> 32), card: low_u8(self.0 >> 8) },
             0 => ObjectLocation::Nowhere,
             _ => ObjectLocation::Moving,
         }
@@ -132,7 +134,7 @@ impl Handle {
 
     /// Returns when the object was used last, as its user noted it; 0: never noted.
     pub fn stamp(self) -> u16 {
-        (self.0 >> STAMP_SHIFT) as u16
+        low_u16(self.0 >> STAMP_SHIFT)
     }
 
     /// Returns the handle with this stamp.
@@ -244,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_takes_what_somebody_moves_and_giving_up_changes_nothing() {
+    fn a_moving_object_cannot_be_claimed_and_a_cancelled_move_changes_nothing() {
         for handle in reachable() {
             let Some(locked) = handle.lock() else {
                 assert!(!matches!(handle.location(), ObjectLocation::At { .. }));
@@ -263,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moved_is_where_it_was_put() {
+    fn a_moved_object_is_at_its_new_location() {
         for handle in reachable().into_iter().filter(|handle| handle.location() != ObjectLocation::Nowhere) {
             for (page, card) in PLACES {
                 let moved = handle.moved(page, card);

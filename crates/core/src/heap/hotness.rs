@@ -13,6 +13,7 @@
 //! still while nothing leaves.
 
 use super::Handle;
+use crate::cast::{low_u16, u16_of};
 
 /// Rule by which an object of the object and hybrid plane stays near while others leave.
 /// Experimental, for comparisons; chosen with `Builder::hotness`.
@@ -40,13 +41,13 @@ pub struct Stamp(u16);
 /// Number of moments that pass while all of near memory leaves once.
 pub const STAMPS_PER_TURN: u32 = 64;
 /// Moments after its last use from which on an object is not hot any more.
-const RECENT: u16 = STAMPS_PER_TURN as u16 / 2;
+const RECENT: u16 = u16_of(STAMPS_PER_TURN as usize / 2);
 const USES_MAX: u32 = 3;
 
 impl Stamp {
     /// Creates the stamp after `moments` moments, modulo the 16-bit range.
     pub fn after(moments: u64) -> Stamp {
-        Stamp((moments % u64::from(u16::MAX)) as u16 + 1)
+        Stamp(low_u16(moments % u64::from(u16::MAX)) + 1)
     }
 
     /// Returns the stamp as a number that is not 0.
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_stays_for_a_while() {
+    fn used_objects_stay_hot_for_a_while() {
         for start in [0, 5, 65_500, 65_534, 65_535, 65_536, 1 << 40] {
             let stays = |rule| [0, 1, 2, 3, 9].map(|uses| looks(rule, uses, start));
             assert_eq!(stays(Hotness::Mark), [0, 1, 1, 1, 1]);

@@ -21,6 +21,7 @@
 //! ```
 
 use super::CARD_BYTES;
+use crate::cast::{low_u8, u8_of};
 use crate::geometry::PAGE_BYTES;
 
 /// Size of a tag in bytes.
@@ -43,7 +44,7 @@ const CAPACITIES: [u8; CARDS.len()] = {
     while index < CARDS.len() {
         let bytes = CARDS[index] as usize * CARD_BYTES;
         let tag = if bytes >= ASIDE_FROM && PAGE_BYTES.is_multiple_of(bytes) { 0 } else { TAG_BYTES };
-        capacities[index] = (PAGE_BYTES / (bytes + tag)) as u8;
+        capacities[index] = u8_of(PAGE_BYTES / (bytes + tag));
         index += 1;
     }
     capacities
@@ -62,7 +63,7 @@ impl LogClass {
     pub const fn of(bytes: usize, align: usize) -> Option<LogClass> {
         let mut index = 0;
         while index < CARDS.len() {
-            let class = LogClass(index as u8);
+            let class = LogClass(u8_of(index));
             if class.bytes() >= bytes && class.bytes().is_multiple_of(align) {
                 return Some(class);
             }
@@ -74,7 +75,7 @@ impl LogClass {
     /// Returns the class with this index, below [`LogClass::COUNT`].
     pub const fn from_index(index: usize) -> LogClass {
         assert!(index < Self::COUNT);
-        LogClass(index as u8)
+        LogClass(u8_of(index))
     }
 
     /// Returns the index of the class.
@@ -113,7 +114,7 @@ impl LogClass {
     #[inline]
     pub fn card(self, index: u32) -> u8 {
         debug_assert!(index < self.capacity());
-        (index as usize * CARDS[self.index()] as usize) as u8
+        u8_of(index as usize * CARDS[self.index()] as usize)
     }
 
     /// Returns the index of the object that begins at this card.
@@ -178,7 +179,7 @@ impl LogWord {
     /// Returns the class of the page's objects, while it is in use.
     #[inline]
     pub fn class(self) -> Option<LogClass> {
-        (self.0 >> CLASS_SHIFT).checked_sub(1).map(|index| LogClass(index as u8))
+        (self.0 >> CLASS_SHIFT).checked_sub(1).map(|index| LogClass(low_u8(u64::from(index))))
     }
 
     /// Checks whether the page is open: an owner fills it.

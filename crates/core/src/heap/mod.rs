@@ -1,11 +1,12 @@
-//! Decision logic of the far heap: words of frames, slots and handles, size classes, log pages,
-//! extents, free runs, hash map buckets, notices, page hashes.
+//! Decision logic of the far heap: words of frames, slots and handles, faults, size classes, log
+//! pages, extents, free runs, hash map buckets, notices, page hashes.
 //!
 //! `docs/design/heap.md` draws the whole.
 
 pub mod buckets;
 mod class;
 mod extents;
+pub mod fault;
 mod frame_word;
 mod handle;
 mod hotness;
@@ -17,6 +18,7 @@ mod universal_hash;
 
 pub use class::{CARD_BYTES, Class, SEGMENT_BYTES, SEGMENT_PAGES};
 pub use extents::Extents;
+pub use fault::{AccessMode, FetchIntent};
 pub use frame_word::{DerefOutcome, FrameWord, State};
 pub use handle::{Handle, ObjectLocation};
 pub use hotness::{Hotness, STAMPS_PER_TURN, Stamp};

@@ -16,6 +16,7 @@
 //! `frame << 8 | card` times 16 is the byte offset of the object in the frame arena: one shift, one addition.
 
 use super::CARD_BYTES;
+use crate::cast::low_u8;
 use crate::geometry::PAGE_BYTES;
 
 /// Index of a frame in its heap's arena. 0 is no frame.
@@ -43,7 +44,7 @@ impl SlotHint {
     /// Returns the object's first card in its page.
     #[inline]
     pub fn card(self) -> u8 {
-        self.0 as u8
+        low_u8(u64::from(self.0))
     }
 
     /// Returns the guessed frame.

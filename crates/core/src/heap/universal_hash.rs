@@ -7,6 +7,7 @@
 //! long they computed. That needs no assumption as those of cryptography do. But it holds only as
 //! long as nobody sees a hash: hashes are kept near, and compared near.
 
+use crate::cast::low_u32;
 use crate::geometry::PAGE_BYTES;
 use alloc::boxed::Box;
 
@@ -52,7 +53,7 @@ impl UniversalHash {
         };
         let words = bytes.as_chunks::<8>().0.iter().map(|pair| {
             let pair = u64::from_le_bytes(*pair);
-            [pair as u32, (pair >> 32) as u32]
+            [low_u32(pair), low_u32(pair >> 32)]
         });
         let words = words.chain(core::iter::once([page, 0]));
         let sum = words.zip(self.keys).fold(self.offset, |sum, (pair, keys)| sum.wrapping_add(product(pair, keys)));
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_sum_that_the_paper_defines() {
+    fn the_hash_is_the_sum_that_the_paper_defines() {
         let (hash, mut page) = (hash(7), [0; PAGE_BYTES]);
         (0..PAGE_BYTES).for_each(|at| page[at] = (at * 131 / 7) as u8);
         let keys: alloc::vec::Vec<u64> = hash.keys.as_flattened().to_vec();

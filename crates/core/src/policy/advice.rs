@@ -12,6 +12,7 @@
 
 use super::curve::{Curve, Point};
 use super::profile::{AnonymousUse, FarRun, FileUse, Profile, WorkingSet};
+use crate::cast::saturating_u64;
 use crate::geometry::PAGE_BYTES;
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -189,7 +190,7 @@ impl<'a> ProgramModel<'a> {
             },
             None => self.least_predicted(place, allowed),
         };
-        let bytes = (near_share * self.peak_bytes as f64) as u64;
+        let bytes = saturating_u64(near_share * self.peak_bytes as f64);
         let room = if near_share >= 1.0 { ROOM_BYTES } else { 0 };
         let near_bytes = bytes.next_multiple_of(PAGE_BYTES as u64).max(NEAR_BYTES_MIN) + room;
         let huge_pages = near_share >= 1.0 && self.profile.findings.is_dense();
@@ -240,7 +241,7 @@ impl<'a> ProgramModel<'a> {
 
     /// Predicts the slowdown with this share near; `None` where it is unknown.
     fn predicted(&self, place: &MeasuredPool, share: f64) -> Option<f64> {
-        let near = (self.peak_bytes as f64 * share) as u64;
+        let near = saturating_u64(self.peak_bytes as f64 * share);
         let rate = self.sets.misses(near);
         if rate.unknown_share > UNKNOWN_MAX {
             return None;
@@ -491,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn where_only_all_near_is_fast_enough_the_place_that_answers_soonest_comes_first() {
+    fn the_fastest_pool_comes_first_if_only_all_near_is_fast_enough() {
         let places = [place("ssd:/a", 90_000), place("unix:/a", 2_000), place("tcp://a:1", 10_000)];
         let urls = |profile: &Profile| -> Vec<String> {
             ask(profile, 1.05, &places).ways.into_iter().map(|way| way.url).collect()
@@ -505,11 +506,8 @@ mod tests {
 
     #[test]
     fn more_time_never_needs_more_near() {
-        let mut random = 7u64;
-        let mut next = move |below: u64| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (random >> 33) % below
-        };
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut next = move |below: u64| random.u64(..below);
         for round in 0..100 {
             let hot = next(400) * MIB;
             let rate = next(200) * MIB;

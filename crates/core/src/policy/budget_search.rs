@@ -25,7 +25,7 @@ impl BudgetSearch {
         let fast = sizes(true).min().unwrap_or(self.most);
         let slow = sizes(false).filter(|size| *size < fast).max();
         let below = slow.unwrap_or(self.least);
-        let half = (u128::from(below) * u128::from(fast)).isqrt() as u64;
+        let half = u64::try_from((u128::from(below) * u128::from(fast)).isqrt()).unwrap_or(fast);
         let half = half.max(below.saturating_add(1)).next_multiple_of(PAGE_BYTES as u64);
         let apart = fast.saturating_sub(below);
         if half < fast && apart as f64 > fast as f64 * self.precision {

@@ -359,21 +359,24 @@ mod tests {
         placement: CallPlacement,
         step: u64,
         server: u64,
-        random: u64,
+        random: fastrand::Rng,
         /// One call in so many takes a hundred times as long.
         hiccup_every: u64,
     }
 
     impl World {
         fn new(step: u64, server: u64) -> World {
-            World { placement: CallPlacement::new(), step, server, random: 0x5eed, hiccup_every: 100 }
+            World {
+                placement: CallPlacement::new(),
+                step,
+                server,
+                random: fastrand::Rng::with_seed(0x5eed),
+                hiccup_every: 100,
+            }
         }
 
         fn jitter(&mut self) -> u64 {
-            self.random ^= self.random << 13;
-            self.random ^= self.random >> 7;
-            self.random ^= self.random << 17;
-            if self.random.is_multiple_of(self.hiccup_every) { 10_000 } else { 80 + self.random % 40 }
+            if self.random.u64(..self.hiccup_every) == 0 { 10_000 } else { self.random.u64(80..120) }
         }
 
         /// Nanoseconds of so many calls of `steps` accesses, and what the better place would have taken.
@@ -480,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn who_always_fails_is_asked_seldom() {
+    fn a_server_that_always_fails_is_tried_rarely() {
         let mut placement = CallPlacement::new();
         let mut failed = 0;
         for _ in 0..10_000 {
@@ -496,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_does_not_run_stays() {
+    fn functions_that_the_server_does_not_run_stay_at_the_client() {
         let mut placement = CallPlacement::new();
         assert_eq!(placement.round(5), (Side::Server, 5));
         placement.on_refused();
@@ -515,7 +518,7 @@ mod tests {
         /// Where the last round was. The first one on the other side takes longer: who serves it sleeps.
         last: Side,
         wake: u64,
-        random: u64,
+        random: fastrand::Rng,
     }
 
     const STEPS: u64 = 16;
@@ -528,7 +531,7 @@ mod tests {
                 together,
                 last: Side::Client,
                 wake: 100_000,
-                random: 0x5eed,
+                random: fastrand::Rng::with_seed(0x5eed),
             }
         }
 
@@ -540,12 +543,9 @@ mod tests {
             while left > 0 {
                 let (side, count) = self.placement.round(left);
                 assert!((1..=left).contains(&count));
-                self.random ^= self.random << 13;
-                self.random ^= self.random >> 7;
-                self.random ^= self.random << 17;
                 let wakes = if side == self.last { 0 } else { self.wake };
                 self.last = side;
-                let nanos = costs[side as usize] * count * (95 + self.random % 11) / 100 + wakes;
+                let nanos = costs[side as usize] * count * self.random.u64(95..106) / 100 + wakes;
                 self.placement.on_ended(side, count, count * STEPS, nanos);
                 took += nanos;
                 left -= count;

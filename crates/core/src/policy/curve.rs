@@ -205,13 +205,8 @@ mod tests {
 
     #[test]
     fn random_measurements_make_the_best_falling_line() {
-        let mut random = 0x9e37_79b9_7f4a_7c15u64;
-        let mut next = move || {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            (random % 1000) as f64 / 1000.0
-        };
+        let mut random = fastrand::Rng::with_seed(0x9e37);
+        let mut next = move || f64::from(random.u32(..1000)) / 1000.0;
         for _ in 0..2000 {
             let measured: Vec<Point> = (0..1 + (next() * 8.0) as usize)
                 .map(|_| Point { near: (next() * 8.0) as usize as f64 / 8.0, slowdown: 1.0 + next() })

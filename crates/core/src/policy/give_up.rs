@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_member_holds_that_is_given_up_others_hold_too() {
+    fn data_of_a_member_that_is_given_up_is_held_by_others() {
         for members in 1..=4 {
             for needed in 1..members {
                 for active in sets(members) {

@@ -264,7 +264,7 @@ mod tests {
     /// (per cent of looks) so late.
     fn windows(ways: &[(u64, u64)], late: (u64, u64)) -> alloc::vec::Vec<u32> {
         let mut link = Link::new(LEAST, MOST);
-        let (mut now, mut free_at, mut random) = (0u64, 0u64, 1u64);
+        let (mut now, mut free_at, mut random) = (0u64, 0u64, fastrand::Rng::with_seed(1));
         let mut under_way: VecDeque<(u64, u64)> = VecDeque::new();
         let mut found = alloc::vec::Vec::new();
         for (page_ns, delay_ns) in ways {
@@ -274,8 +274,7 @@ mod tests {
                     under_way.push_back((now, free_at + delay_ns));
                 }
                 now = now.max(under_way[0].1);
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                if (random >> 33) % 100 < late.0 {
+                if random.u64(..100) < late.0 {
                     now += late.1;
                 }
                 let before = under_way.len() as u32;

@@ -404,13 +404,13 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_place_that_is_as_it_was_stays_and_measures_nothing() {
+    fn a_job_on_an_unchanged_pool_stays_and_measures_nothing() {
         // Also where another one would be better: it is as good as it was when it was chosen.
         assert_eq!(run(&mut event_driven(), 2000, |_, _| vec![Some(slow(5.0)), Some(QUICK)]), (vec![], 0));
     }
 
     #[test]
-    fn who_was_put_somewhere_without_a_measurement_looks_once_when_it_waits() {
+    fn a_job_placed_without_measurements_probes_once_when_it_waits() {
         let begun = || PlacementController::new(SLO, Cadence::EventDriven, 2, false);
         let (moves, measured) = run(&mut begun(), 2000, |_, _| vec![Some(slow(5.0)), Some(QUICK)]);
         assert!(matches!(moves[..], [(2, 1)]) && measured == 1, "{moves:?} {measured}");
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_finds_it_later() {
+    fn a_slow_pool_is_found_later_by_the_clock() {
         let places = |now, _| vec![Some(if now < 70 { QUICK } else { slow(20.0) }), Some(slow(2.0))];
         let (moves, _) = run(&mut PlacementController::new(SLO, Cadence::Periodic, 2, true), 2000, places);
         assert!(matches!(moves[..], [(115..=130, 1)]), "{moves:?}");
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_place_is_better_they_are_measured_ever_more_rarely() {
+    fn probes_become_rarer_while_no_pool_is_better() {
         let places = |now, _| vec![Some(if now < 100 { QUICK } else { slow(20.0) }), Some(slow(15.0))];
         let (moves, measured) = run(&mut event_driven(), 2000, places);
         assert!(moves.is_empty() && (1..=8).contains(&measured), "{moves:?} {measured}");
@@ -533,12 +533,9 @@ mod tests {
     }
 
     #[test]
-    fn whatever_happens_it_knows_where_the_job_is() {
-        let mut random = 5u64;
-        let mut next = move |below: u64| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (random >> 33) % below
-        };
+    fn the_controller_always_knows_the_pool_of_the_job() {
+        let mut random = fastrand::Rng::with_seed(5);
+        let mut next = move |below: u64| random.u64(..below);
         for cadence in [Cadence::EventDriven, Cadence::Periodic] {
             for _ in 0..100 {
                 let places = 1 + next(4) as usize;

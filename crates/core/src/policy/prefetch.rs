@@ -18,6 +18,8 @@
 //! how many of the pages that were brought are passed over: a stream that passes over most of them
 //! ends.
 
+use crate::cast::{low_u32, usize_of};
+
 /// Number of streams followed at once.
 const STREAMS: usize = 8;
 /// Number of faults remembered.
@@ -87,7 +89,7 @@ impl AccessStream {
     /// Notes that the thread needs a page of the stream, further on. False if the stream passes
     /// over too many pages to be one of this stride.
     fn goes_on(&mut self, page: i64) -> bool {
-        let over = ((page - self.last) / self.stride - 1).clamp(0, i64::from(LATE_MAX)) as u32;
+        let over = low_u32(((page - self.last) / self.stride - 1).clamp(0, i64::from(LATE_MAX)).cast_unsigned());
         self.passed += over * self.brought.min(self.asked) / self.asked.max(1);
         self.used += 1;
         self.last = page;
@@ -140,10 +142,10 @@ impl Prefetcher {
     /// Takes a fault of the thread on `page`; returns what to bring with it.
     pub fn on_fault(&mut self, page: u64) -> PrefetchBatch {
         // Shifted, so that the zeros in `recent` are no page's number.
-        let page = page as i64 + STRIDE_MAX * 4;
+        let page = page.cast_signed() + STRIDE_MAX * 4;
         self.faults += 1;
         let ahead = self.go_on(page).or_else(|| self.start(page)).unwrap_or_default();
-        self.recent[self.faults as usize % RECENT] = page;
+        self.recent[usize_of(self.faults) % RECENT] = page;
         ahead
     }
 
@@ -167,13 +169,13 @@ impl Prefetcher {
     /// expected it; else what to bring, at most `most` pages: more would displace what is in use.
     /// Some of that may be near or on its way already.
     pub fn on_use(&mut self, page: u64, timeliness: PrefetchTimeliness, most: u32) -> Option<PrefetchBatch> {
-        let page = page as i64 + STRIDE_MAX * 4;
+        let page = page.cast_signed() + STRIDE_MAX * 4;
         // Counts the pages asked for that come after this one.
         let left = |stream: &AccessStream| {
             let steps = (stream.next - page).checked_div(stream.stride)?;
             let is_asked =
                 (1..=i64::from(stream.window)).contains(&steps) && page + steps * stream.stride == stream.next;
-            is_asked.then(|| steps as u32 - 1)
+            is_asked.then(|| low_u32(steps.cast_unsigned()) - 1)
         };
         let mut found = self.streams.iter().enumerate();
         let (index, left) = found.find_map(|(index, stream)| Some((index, left(stream)?)))?;
@@ -195,7 +197,8 @@ impl Prefetcher {
         };
         stream.window = stream.window.min(most.max(WINDOW_MIN));
         let next = page + stream.stride * (i64::from(stream.window) + 1);
-        stream.asked = ((next - stream.next) / stream.stride).clamp(0, i64::from(stream.window)) as u32;
+        stream.asked =
+            low_u32(((next - stream.next) / stream.stride).clamp(0, i64::from(stream.window)).cast_unsigned());
         stream.brought = 0;
         stream.next = next;
         Some(PrefetchBatch { stride: stream.stride, count: stream.window })
@@ -257,7 +260,7 @@ impl Prefetcher {
     /// Returns the distance that more than half of the recent faults have to the fault before them
     /// (Boyer and Moore).
     fn majority(&self, page: i64) -> Option<i64> {
-        let at = |back: u64| self.recent[(self.faults - back) as usize % RECENT];
+        let at = |back: u64| self.recent[usize_of(self.faults - back) % RECENT];
         let steps = (RECENT as u64 - 1).min(self.faults.saturating_sub(1));
         if steps < 4 {
             return None;
@@ -294,7 +297,7 @@ mod tests {
                     near.insert(page, false);
                     let ahead = prefetcher.on_fault(page);
                     for step in 1..=i64::from(ahead.count) {
-                        let Ok(next) = u64::try_from(page as i64 + step * ahead.stride) else { continue };
+                        let Ok(next) = u64::try_from(page.cast_signed() + step * ahead.stride) else { continue };
                         near.entry(next).or_insert_with(|| {
                             ahead_count += 1;
                             true
@@ -345,7 +348,7 @@ mod tests {
             };
             let before = vain;
             for step in 1..=i64::from(ahead.count) {
-                let Ok(next) = u64::try_from(page as i64 + step * ahead.stride) else { continue };
+                let Ok(next) = u64::try_from(page.cast_signed() + step * ahead.stride) else { continue };
                 near.entry(next).or_insert_with(|| {
                     vain += 1;
                     Some(now + delay)
@@ -373,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn who_needs_few_of_what_is_brought_is_brought_less() {
+    fn a_low_hit_rate_shrinks_the_prefetch_window() {
         // A scan, and then every so manieth page, as long as the stream of the scan goes on by itself.
         for stride in [8, 16, 40] {
             let accesses = (0..200u64).chain((0..2_000).map(|step| 200 + step * stride));
@@ -406,7 +409,7 @@ mod tests {
                     prefetcher.on_fault(page)
                 }
             };
-            let wanted = (1..=i64::from(ahead.count)).map(|step| (page as i64 + step * ahead.stride) as u64);
+            let wanted = (1..=i64::from(ahead.count)).map(|step| (page.cast_signed() + step * ahead.stride) as u64);
             let brought = wanted.filter(far).filter(|page| ahead_of.insert(*page)).count();
             if ahead.count > 0 {
                 prefetcher.on_brought(brought as u32);
@@ -424,25 +427,17 @@ mod tests {
 
     #[test]
     fn random_access_is_left_alone() {
-        let mut x = 88172645463325252u64;
-        let accesses = (0..20_000).map(move |_| {
-            x ^= x << 13;
-            x ^= x >> 7;
-            x ^= x << 17;
-            x % 1_000_000
-        });
+        let mut random = fastrand::Rng::with_seed(88);
+        let accesses = (0..20_000).map(move |_| random.u64(..1_000_000));
         let (faults, ahead, _) = run(accesses);
         assert!(ahead * 20 < faults, "{ahead} pages ahead for {faults} faults");
     }
 
     #[test]
-    fn short_runs_at_random_places_make_it_doubt() {
-        let mut x = 88172645463325252u64;
+    fn short_runs_at_random_places_lower_the_confidence() {
+        let mut random = fastrand::Rng::with_seed(88);
         let accesses = (0..20_000).flat_map(move |_| {
-            x ^= x << 13;
-            x ^= x >> 7;
-            x ^= x << 17;
-            let start = x % 100_000_000;
+            let start = random.u64(..100_000_000);
             [start, start + 1]
         });
         let (faults, ahead, _) = run(accesses);
@@ -451,13 +446,9 @@ mod tests {
 
     #[test]
     fn a_noisy_stride_wins_the_vote() {
-        let mut x = 88172645463325252u64;
-        let accesses = (0..8_000u64).map(move |i| {
-            x ^= x << 13;
-            x ^= x >> 7;
-            x ^= x << 17;
-            if i % 5 == 4 { 50_000_000 + x % 10_000_000 } else { i * 4 }
-        });
+        let mut random = fastrand::Rng::with_seed(88);
+        let accesses =
+            (0..8_000u64).map(move |i| if i % 5 == 4 { 50_000_000 + random.u64(..10_000_000) } else { i * 4 });
         let (faults, _, _) = run(accesses);
         assert!(faults < 3_000, "{faults}");
     }

@@ -6,6 +6,7 @@
 //! time until the scrub has caught up: twice as fast as usual, and never a burst. What is missed by
 //! more than a period is not made up for.
 
+use crate::cast::nanos;
 use crate::time::Moment;
 use core::time::Duration;
 
@@ -49,7 +50,7 @@ impl ScrubPace {
     /// Returns the pace after `places` of `all` places were looked at.
     pub fn looked(self, places: u64, all: u64, now: Moment) -> ScrubPace {
         let (worth, period) = (self.worth(places, all), self.worth(1, 1));
-        let oldest = Moment(now.0.saturating_sub(period.as_nanos() as u64));
+        let oldest = Moment(now.0.saturating_sub(nanos(period)));
         let on_time = self.on_time.max(oldest).after(worth);
         ScrubPace { on_time, not_before: now.after(worth / CATCH_UP), ..self }
     }
@@ -62,7 +63,7 @@ impl ScrubPace {
     /// Returns the share of the period that `places` of `all` places have.
     fn worth(&self, places: u64, all: u64) -> Duration {
         let share = self.period.as_nanos().saturating_mul(places.into()) / u128::from(all.max(1));
-        Duration::from_nanos(share.min(u64::MAX.into()) as u64)
+        Duration::from_nanos(u64::try_from(share).unwrap_or(u64::MAX))
     }
 }
 
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_looked_at_once_in_a_period_evenly() {
+    fn each_page_is_scrubbed_once_a_period_at_an_even_rate() {
         for all in (1..200).chain([1000, 1 << 20]) {
             let period = all * 60;
             let run = all.min(ScrubPace::RUN);
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_pause_it_catches_up_without_a_burst() {
+    fn scrubbing_catches_up_after_a_pause_without_a_burst() {
         let (all, period) = (1000, 60_000);
         for pause in [1_000, 10_000, 59_000] {
             let looks = drive(all, period, 1, 4 * period, |now| !(5_000..5_000 + pause).contains(&now));
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missed_for_long_is_not_made_up_for() {
+    fn a_long_pause_is_not_made_up_for() {
         let (all, period) = (1000, 60_000);
         let looks = drive(all, period, 1, 40 * period, |now| !(1..30 * period).contains(&now));
         // In the ten periods that are left: theirs, and one that was missed.
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_due_where_nothing_is() {
+    fn an_empty_region_has_no_page_due() {
         let pace = ScrubPace::new(Duration::from_nanos(600), Moment(0));
         assert_eq!((pace.due(0, Moment(u64::MAX - 1)), pace.next_at(0)), (0, Moment::NEVER));
         // What is written after a long time has its time, too.

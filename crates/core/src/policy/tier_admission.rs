@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_leave_before_it_is_full() {
+    fn pages_leave_before_the_tier_is_full() {
         assert_eq!(room(1 << 40, u64::MAX).to_move(), 0, "nobody knows a limit");
         assert_eq!((room(1600, 1600).to_move(), room(1500, 1600).to_move(), room(1501, 1600).to_move()), (100, 0, 1));
         assert_eq!(room(1 << 30, 1 << 30).to_move(), RESERVE_MAX);

@@ -61,9 +61,9 @@ pub enum WireError {
         body: u32,
     },
     /// A field has a value that it cannot have.
-    #[error("field {0} of a message has an impossible value")]
+    #[error("field {0} of a message has an invalid value")]
     Field(&'static str),
     /// An answer to a question that was not asked.
-    #[error("an answer came that nobody asked for")]
+    #[error("the server answered a request that was not sent")]
     Unasked,
 }

@@ -239,17 +239,6 @@ fn binary_as_the_protocol_says() {
     assert!(client.say(&packet(0x17, b"", "", "", 0), 100) == b"<closed>");
 }
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % end as u64) as usize
-    }
-}
-
 /// However a conversation is cut into pieces, it is the same.
 #[test]
 fn random_requests_are_answered_alike_in_one_piece_and_in_many() {
@@ -291,25 +280,31 @@ fn random_requests_are_answered_alike_in_one_piece_and_in_many() {
     ];
     let seed = std::env::var("FARFIELD_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     println!("seed {seed} (FARFIELD_SEED={seed})");
-    let mut random = Random(seed * 0x9E37_79B9 + 1);
+    let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..300 {
         let mut request = Vec::new();
-        for _ in 0..random.below(60) {
-            match random.below(20) {
-                0 => request.extend((0..random.below(40)).map(|_| random.0 as u8)),
+        for _ in 0..random.usize(..60) {
+            match random.usize(..20) {
+                0 => request.extend((0..random.usize(..40)).map(|_| random.u8(..))),
                 1 => {
-                    let extras = vec![0; [0, 4, 8, 20][random.below(4)]];
+                    let extras = vec![0; [0, 4, 8, 20][random.usize(..4)]];
                     request.extend(b"\r\n");
-                    request.extend(packet(random.below(0x25) as u8, &extras, ["", "a", "b"][random.below(3)], "5", 0));
+                    request.extend(packet(
+                        random.usize(..0x25) as u8,
+                        &extras,
+                        ["", "a", "b"][random.usize(..3)],
+                        "5",
+                        0,
+                    ));
                 }
                 _ => {
-                    request.extend(WORDS[random.below(WORDS.len())].bytes());
+                    request.extend(WORDS[random.usize(..WORDS.len())].bytes());
                     request.push(b' ');
                 }
             }
         }
         let whole = Client::new(limits(1 << 20, true)).say(&request, usize::MAX);
-        let pieces = Client::new(limits(1 << 20, true)).say(&request, 1 + random.below(9));
+        let pieces = Client::new(limits(1 << 20, true)).say(&request, 1 + random.usize(..9));
         assert_eq!(
             String::from_utf8_lossy(&whole),
             String::from_utf8_lossy(&pieces),
@@ -321,13 +316,13 @@ fn random_requests_are_answered_alike_in_one_piece_and_in_many() {
 
 #[test]
 fn parsers_use_no_more_than_there_is() {
-    let mut random = Random(77);
+    let mut random = fastrand::Rng::with_seed(77);
     let store = text::parse(b"set a 1 2 3\r\nabc\r\nget", 10);
     let request = Request::Store { verb: Verb::Set, key: b"a", flags: 1, expires: 2, data: b"abc", cas: 0 };
     assert_eq!(store, Parsed::Whole((request, false), 18));
     assert_eq!(text::parse(b"set a 1 2 11\r\n", 10), Parsed::Wrong(Wrong::TooLarge, 27));
     for _ in 0..20_000 {
-        let bytes: Vec<u8> = (0..random.below(80)).map(|_| random.below(256) as u8).collect();
+        let bytes: Vec<u8> = (0..random.usize(..80)).map(|_| random.u8(..)).collect();
         for start in [&b""[..], b"\x80", b"set a 0 0 ", b"get "] {
             let input = [start, &bytes].concat();
             if let Parsed::Whole(_, used) = text::parse(&input, 1_000) {

@@ -2,7 +2,8 @@
 
 use super::paged::Paged;
 use crate::error::FarError;
-use crate::heap::{AccessMode, AttemptKind, Scope, try_access};
+use crate::fault::{AttemptKind, try_access};
+use crate::heap::{AccessMode, Scope};
 use core::ops::Range;
 
 /// A range of elements of paged storage that exist and have not been visited yet.

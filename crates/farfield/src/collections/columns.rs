@@ -2,8 +2,9 @@
 //! the others here.
 
 use super::{FarVec, range_of};
+use crate::Heap;
 use crate::error::FarError;
-use crate::heap::{FarRange, Heap, HeapInner, Scope};
+use crate::heap::{FarRange, HeapInner, Scope};
 use crate::offload::{CHANNELS, OffloadError, OffloadLayout, OffloadTarget};
 use core::ops::{Bound, Range, RangeBounds};
 use farfield_wic::columns::{CONDITIONS_MAX, Cell, Column, Condition, KEYS_MAX, Key, Rows, keep};

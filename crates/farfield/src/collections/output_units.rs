@@ -176,7 +176,7 @@ mod tests {
     use farfield_wic::columns::{Copied, CopyBytes};
 
     #[test]
-    fn what_is_not_made_is_given_back_on_each_plane() {
+    fn unmade_output_is_freed_on_each_plane() {
         for plane in [Plane::Page, Plane::Object, Plane::Hybrid] {
             let heap = Heap::builder().near(4 << 20).near_max(4 << 20).far(1 << 30).plane(plane).build().unwrap();
             for units in [0, 1, 5, 16, 17, 300] {
@@ -197,7 +197,7 @@ mod tests {
 
     /// `ram:` runs no functions, and says so before anybody is asked.
     #[test]
-    fn what_nobody_was_asked_for_can_be_made_here() {
+    fn output_that_no_server_was_asked_for_can_be_made_near() {
         let heap = Heap::builder().near(4 << 20).near_max(4 << 20).far(1 << 30).build().unwrap();
         let mut output: OutputUnits<'_, u64> = OutputUnits::claim(heap.core(), 40).unwrap();
         let argument = Copied { from: Vec::new(), to: output.pages(0..40) };
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_may_still_write_is_never_used_again() {
+    fn output_pages_that_a_server_may_still_write_are_never_reused() {
         let heap = Heap::builder().near(4 << 20).near_max(4 << 20).far(64 << 20).build().unwrap();
         let mut lost: OutputUnits<'_, u64> = OutputUnits::claim(heap.core(), 40).unwrap();
         lost.is_lost = true;

@@ -3,7 +3,8 @@
 
 use super::FarVec;
 use super::columns::{ColumnKernel, ColumnTable, Conditions, KeyColumn, Keys, RowImages, RowReply, named};
-use crate::heap::{Heap, Scope};
+use crate::Heap;
+use crate::heap::Scope;
 use crate::offload::OffloadError;
 use core::marker::PhantomData;
 use core::ops::{Range, RangeBounds};

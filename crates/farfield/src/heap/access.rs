@@ -1,32 +1,20 @@
-//! How a mutator accesses a page, and the transitions of the frame word that it makes.
+//! Transitions of frame words that a mutator makes.
 
 use super::HeapInner;
-use super::io::FetchIntent;
 use super::threads::{ThreadState, count};
 use core::sync::atomic::{AtomicU64, Ordering};
-use farfield_core::heap::{DerefOutcome, FrameWord, State};
+use farfield_core::heap::fault::PageWords;
+use farfield_core::heap::{FrameWord, State};
 
-/// Access that a mutator needs to a page.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum AccessMode {
-    Read,
-    Write,
-    /// Access to make an object: the page may be Empty.
-    Create,
-}
-
-impl AccessMode {
-    pub(crate) fn decide(self, word: FrameWord) -> (FrameWord, DerefOutcome) {
-        match self {
-            AccessMode::Read => word.deref(false),
-            AccessMode::Write => word.deref(true),
-            AccessMode::Create => word.create(),
-        }
+impl PageWords for HeapInner {
+    #[inline]
+    fn load_page(&self, page: u32) -> FrameWord {
+        FrameWord(self.words[page].load(Ordering::Acquire))
     }
 
-    /// Returns the state in which a page fetched for this access lands.
-    pub(crate) fn fetch_intent(self) -> FetchIntent {
-        if self == AccessMode::Read { FetchIntent::Read } else { FetchIntent::Write }
+    #[inline]
+    fn exchange_page(&self, page: u32, seen: FrameWord, next: FrameWord) -> bool {
+        self.exchange(&self.words[page], seen, next)
     }
 }
 

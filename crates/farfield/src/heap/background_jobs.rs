@@ -79,7 +79,7 @@ impl BackgroundJob {
 impl HeapInner {
     /// Writes ranges back as [`HeapInner::write_back`] does, for a task: the reclaimer does the
     /// work.
-    pub(super) async fn await_write_back(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
+    pub(crate) async fn await_write_back(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
         let promise = Arc::new(JobPromise::default());
         let job = BackgroundJob { work: WriteBack::new(self, ranges), since: Instant::now(), promise: promise.clone() };
         self.background_jobs.lock().push(job);

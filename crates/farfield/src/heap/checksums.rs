@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_function_wrote_is_learned_once() {
+    fn checksums_of_pages_that_a_function_wrote_are_learned_once() {
         for verify in [Verify::Checksum, Verify::Keyed] {
             let known = checksums(verify);
             let (right, other) = (page(2), page(3));

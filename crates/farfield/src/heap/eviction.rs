@@ -451,7 +451,7 @@ mod tests {
     use core::sync::atomic::AtomicBool;
 
     #[test]
-    fn those_who_sleep_hear_that_a_scope_is_in_the_way() {
+    fn sleeping_waiters_learn_that_a_scope_is_in_the_way() {
         let heap = Heap::builder().near(1 << 20).near_max(1 << 20).far(1 << 30).build().unwrap();
         let values: Vec<_> = (0..512u64).map(|index| heap.alloc([index; 512]).unwrap()).collect();
         let core = heap.core();

@@ -6,44 +6,22 @@
 //!
 //! Numbers are those within the heap: of a page, or above all pages of a handle.
 
-use super::eviction::EvictionUrgency;
-use super::frames::Watermark;
-use super::io::{FetchFlight, FetchIntent, FetchLane};
-use super::objects::InternalScope;
+use super::io::{FetchFlight, FetchLane};
 use super::segments::TransferUnit;
-use super::threads::{ThreadState, count};
-use super::try_access::Missed;
+use super::threads::ThreadState;
 use super::{Backoff, HeapInner};
 use crate::error::FarError;
 use core::sync::atomic::Ordering;
 use core::task::Waker;
 use core::time::Duration;
-use farfield_core::heap::{FrameId, FrameWord, State};
+use farfield_core::heap::FrameId;
+use farfield_core::heap::fault::{FetchIntent, land_page};
 use farfield_pool::{Buffer, PoolError, Priority};
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 
-/// Maximum number of flights of one thread that nobody waits for: until they land, they keep the
-/// memory that they are read to.
-pub(super) const AHEAD_MAX: usize = 1024;
-
 impl HeapInner {
-    /// Starts to fetch units and objects without waiting. Returns how many are on their way now
-    /// that were not.
-    ///
-    /// Gives no errors: an access that needs one asks again. For far values that live.
-    pub(crate) fn prefetch(&self, record: &ThreadState, numbers: impl IntoIterator<Item = u32>) -> u32 {
-        if self.frames.room() < self.reserve().low {
-            // With our own hands, if the reclaimer is behind: a thread that misses would have to, a
-            // little later.
-            self.reclaimer.wake();
-            let _ = self.evictor.try_run(self, self.reserve().low, EvictionUrgency::Background);
-        }
-        // The log pages to which objects come stay near until their flights keep them.
-        let _inside = self.objects.is_some().then(|| InternalScope::new(self));
-        let most = AHEAD_MAX.saturating_sub(record.in_flight.load(Ordering::Relaxed) as usize);
-        let numbers = numbers.into_iter().take_while(|_| self.has_prefetch_room(1));
-        let depart = |number| self.depart_now(record, number, FetchIntent::Prefetch);
-        let flights: Vec<FetchFlight> = numbers.filter_map(depart).take(most).collect();
+    /// Starts prefetches, which own their pages and handles. Returns how many have begun.
+    pub(crate) fn launch_ahead(&self, record: &ThreadState, flights: Vec<FetchFlight>) -> u32 {
         if flights.is_empty() {
             return 0;
         }
@@ -66,61 +44,17 @@ impl HeapInner {
         }
     }
 
-    /// Checks whether there is room for more prefetches.
-    pub(crate) fn may_go_ahead(&self, record: &ThreadState) -> bool {
-        self.has_prefetch_room(1) && (record.in_flight.load(Ordering::Relaxed) as usize) < AHEAD_MAX
-    }
-
-    /// Takes the page or handle of this number for a flight, if it is far and there is room.
-    fn depart_now(&self, record: &ThreadState, number: u32, intent: FetchIntent) -> Option<FetchFlight> {
-        let flight = match number.checked_sub(self.pages) {
-            Some(object) => self.depart_object_now(record, object, intent),
-            None => self.depart_unit_now(record, number, intent),
-        }?;
-        if intent == FetchIntent::Prefetch {
-            count(&record.counters.prefetches);
-        }
-        Some(flight)
-    }
-
-    /// Takes frames for a fetch of this kind, if there are any now. Prefetches leave an eighth of
-    /// the low watermark to accesses that need frames.
-    pub(crate) fn take_frames_now(&self, pages: u32, intent: FetchIntent) -> Option<FrameId> {
-        let frames = match intent {
-            FetchIntent::Prefetch if !self.has_prefetch_room(pages) => None,
-            FetchIntent::Prefetch => self.frames.take(pages, Watermark::Normal),
-            FetchIntent::Read | FetchIntent::Write => {
-                self.frames.take(pages, Watermark::Queued(self.admission.waiting()))
-            }
-        };
-        if self.frames.room() < self.reserve().low {
-            self.reclaimer.wake();
-        }
-        frames
-    }
-
-    fn has_prefetch_room(&self, pages: u32) -> bool {
-        self.frames.room() >= self.reserve().low / 8 + pages
-    }
-
     /// Runs a flight, which owns its page or handle, and waits for it.
     pub(crate) fn fetch(&self, record: &ThreadState, flight: FetchFlight) -> Result<(), FarError> {
         self.fetch_all(record, [flight])
     }
 
-    /// Fetches what attempts have missed, as far as it is far and there is room now, and waits for
-    /// it. Returns how many flights that were.
-    pub(crate) fn fetch_missed(&self, record: &ThreadState, missed: &[Missed]) -> Result<usize, FarError> {
-        let depart = |(number, mode): &Missed| self.depart_now(record, *number, mode.fetch_intent());
-        let flights: Vec<FetchFlight> = missed.iter().filter_map(depart).collect();
-        let begun = flights.len();
-        if begun > 0 {
-            self.fetch_all(record, flights)?;
-        }
-        Ok(begun)
-    }
-
-    fn fetch_all(&self, record: &ThreadState, flights: impl IntoIterator<Item = FetchFlight>) -> Result<(), FarError> {
+    /// Runs these flights, which own their pages and handles, and waits for all of them.
+    pub(crate) fn fetch_all(
+        &self,
+        record: &ThreadState,
+        flights: impl IntoIterator<Item = FetchFlight>,
+    ) -> Result<(), FarError> {
         let flights = flights.into_iter();
         let mut guard = match self.open_io(record) {
             Ok(guard) => guard,
@@ -265,20 +199,9 @@ impl HeapInner {
             Ok(()) => self.frames.infos[frame.0].moved_in(unit.page),
             Err(_) => self.frames.put(frame, unit.pages),
         }
-        let word = &self.words[unit.page];
-        loop {
-            let seen = FrameWord(word.load(Ordering::Acquire));
-            let next = match (result, intent) {
-                (Ok(()), FetchIntent::Prefetch) => seen.finish_prefetch(frame),
-                (Ok(()), _) => seen.finish_load(frame, intent == FetchIntent::Write),
-                (Err(_), _) => seen.cancel_load(State::Far),
-            };
-            // Only marks change while a flight owns the page.
-            if self.exchange(word, seen, next) {
-                self.land_page(unit.page, result.is_ok());
-                return seen.is_wanted();
-            }
-        }
+        let wanted = land_page(self, unit.page, result.is_ok().then_some(frame), intent);
+        self.land_log_page(unit.page, result.is_ok());
+        wanted
     }
 
     /// Lands what has arrived on any lane, for a thread that waits, perhaps for `number`.

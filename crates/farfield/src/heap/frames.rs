@@ -495,7 +495,7 @@ mod tests {
 
     /// Tables grow all the time: what the reserve is must stay.
     #[test]
-    fn nobody_uses_the_reserve_after_a_limit_was_lowered() {
+    fn the_reserve_stays_unused_after_a_limit_was_lowered() {
         let frames = Frames::new(2000, false).unwrap();
         frames.set_limit(1600);
         let mut used: Vec<FrameId> = core::iter::from_fn(|| frames.take(1, Watermark::Normal)).collect();
@@ -511,24 +511,19 @@ mod tests {
         assert_eq!(frames.take(1, Watermark::Normal), None);
     }
 
-    fn random(state: &mut u64, end: usize) -> usize {
-        *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (*state >> 33) as usize % end
-    }
-
     /// Whatever came and went, in whatever order, with single frames in between.
     #[test]
-    fn there_are_neighbours_as_long_as_there_is_room() {
+    fn adjacent_frames_are_found_while_there_is_room() {
         for seed in 1..9 {
-            let mut state = seed;
+            let mut random = fastrand::Rng::with_seed(seed);
             let frames = Frames::new(4353, false).unwrap();
             frames.set_limit(4352);
             let mut used: Vec<(FrameId, u32)> = Vec::new();
             for step in 0..20_000 {
-                let most = 1 << random(&mut state, 10);
-                let count = 1 + random(&mut state, most) as u32;
+                let most = 1 << random.u32(..10);
+                let count = random.u32(1..=most);
                 while frames.open_spare() < count {
-                    let (first, count) = used.swap_remove(random(&mut state, used.len()));
+                    let (first, count) = used.swap_remove(random.usize(..used.len()));
                     frames.put(first, count);
                 }
                 let Some(first) = frames.take(count, Watermark::Normal) else {

@@ -14,21 +14,11 @@ use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::FrameId;
+use farfield_core::heap::fault::FetchIntent;
 use farfield_core::policy::link::Link;
 use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
 use std::collections::VecDeque;
 use std::time::Instant;
-
-/// State in which a fetched unit becomes near.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum FetchIntent {
-    /// Wanted by a reader.
-    Read,
-    /// Wanted by a writer.
-    Write,
-    /// Prefetched: no access has asked for it yet.
-    Prefetch,
-}
 
 /// Read from the pool that is on its way.
 #[derive(Clone, Copy)]

@@ -10,12 +10,10 @@
 //! | `objects` | how values are made and freed |
 //! | `shares` | how many owners a value has |
 //! | `runs` | how runs are made and freed: memory of collections that need no slots |
-//! | `access` | how a mutator accesses a page, and which transitions it makes |
+//! | `access` | how a mutator changes a frame word |
 //! | `reclaim` | who frees frames (reclaim), and who waits for them |
-//! | `fetch`, `io` | how far pages are read, synchronously or not |
-//! | `fault`, `wait_queue`, `poller` | how tasks wait |
-//! | `batch_get`, `try_access`, `batch_lookup` | how tasks wait for many values, a look-up, many look-ups |
-//! | `pins` | which units stay near without a scope |
+//! | `fetch`, `io` | how flights begin and land, on which lane |
+//! | `wait_queue`, `poller` | which tasks wait, and who lands what they wait for |
 //! | `eviction`, `reclaimer` | which pages are evicted, and when |
 //! | `streaming` | which pages are evicted first because they are used once (streaming) |
 //! | `admission` | how threads wait for free frames |
@@ -29,18 +27,14 @@
 mod access;
 mod admission;
 mod background_jobs;
-mod batch_get;
-mod batch_lookup;
 mod checksums;
 mod drops;
 mod eviction;
-mod fault;
 mod fetch;
 mod frames;
 mod io;
 mod memory;
 mod objects;
-mod pins;
 mod poller;
 mod raw;
 mod reclaim;
@@ -56,21 +50,24 @@ mod stats_thread;
 mod streaming;
 mod switcher;
 mod threads;
-mod try_access;
 mod verify;
 mod wait_queue;
 mod write_back;
 
-pub(crate) use access::{AccessMode, count_use};
-pub use batch_get::Batches;
+pub(crate) use access::count_use;
 pub(crate) use drops::Panics;
-pub(crate) use fault::FaultFuture;
+#[cfg(test)]
+pub(crate) use eviction::EvictionOutcome;
+pub(crate) use eviction::EvictionUrgency;
+pub(crate) use farfield_core::heap::fault::AccessMode;
 pub(crate) use frames::{Watermark, launder};
-pub(crate) use io::{FetchFlight, FetchIntent};
+pub(crate) use io::FetchFlight;
 pub(crate) use memory::{ReservedArray, Zeroed};
-pub(crate) use objects::{Teardown, drop_and_free, drop_collection, drop_far, drop_far_with, take, take_with};
-pub(crate) use pins::{Pin, PinFault};
+pub(crate) use objects::{
+    InternalScope, Teardown, drop_and_free, drop_collection, drop_far, drop_far_with, take, take_with,
+};
 pub(crate) use raw::{SlotCell, SlotWord};
+pub(crate) use reclaim::ReclaimRound;
 pub(crate) use registry::heap_of;
 pub(crate) use retired::RetiredObjects;
 pub(crate) use runs::{free_run, lose_run};
@@ -79,16 +76,15 @@ pub(crate) use segments::TransferUnit;
 pub(crate) use shares::{ShareKey, unshare};
 pub(crate) use streaming::StreamingHint;
 pub use switcher::PoolSwitch;
-pub(crate) use threads::{ThreadState, add, count};
-pub(crate) use try_access::{AttemptKind, WOULD_BLOCK, try_access};
+pub(crate) use threads::{Missed, ThreadState, add, count};
+pub(crate) use wait_queue::{ReclaimTurn, WaiterTicket};
 pub use write_back::FarRange;
 
-use crate::config::{Builder, Config};
-use crate::error::{AllocError, BuildError, FarError};
+use crate::config::Config;
+use crate::error::{BuildError, FarError};
 use crate::offload::Offload;
 use crate::plane::Plane;
 use crate::plane::object::{Objects, Paths};
-use crate::ptr::{FarArc, FarBox, FarPtr};
 use crate::stats::Stats;
 use admission::AdmissionQueue;
 use background_jobs::BackgroundJobs;
@@ -99,7 +95,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 use eviction::{HeapEvictor, Vacancies};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_pool::{Backend, Health, PoolBuilder, SwitchBackend};
+use farfield_pool::{Backend, PoolBuilder, SwitchBackend};
 use frames::Frames;
 use poller::Poller;
 use reclaimer::Reclaimer;
@@ -112,21 +108,7 @@ use switcher::Switcher;
 use threads::HeapThreads;
 use wait_queue::Waiters;
 
-/// A budget of near memory, a pool of far memory, and the values that are in one or the other.
-///
-/// Values keep the heap's memory alive: a heap that is dropped before its values is freed with the
-/// last of them.
-pub struct Heap {
-    core: NonNull<HeapInner>,
-}
-
-// SAFETY: a heap is a reference to its `HeapInner`, which is made to be shared. The reference count
-// decides when that is freed.
-unsafe impl Send for Heap {}
-// SAFETY: as above.
-unsafe impl Sync for Heap {}
-
-/// State of a heap that its [`Heap`], scopes and far pointers share.
+/// State of a heap that its [`Heap`](crate::Heap), scopes and far pointers share.
 pub(crate) struct HeapInner {
     /// Number of this heap in the process; never used again.
     pub(crate) serial: u64,
@@ -165,13 +147,13 @@ pub(crate) struct HeapInner {
     pub(crate) near: AtomicU64,
     /// Bytes of near memory that tables of collections use.
     charged: AtomicU64,
-    /// Number of references to this state. They are one for the [`Heap`], one for each segment with
+    /// Number of references to this state. They are one for the [`Heap`](crate::Heap), one for each segment with
     /// objects, one for each object that has a handle, and one for each [`HeapRef`].
     pub(crate) references: AtomicU64,
     heap_refs: AtomicU64,
     /// True while a [`Space`](crate::space::Space) of this heap exists.
     pub(crate) has_space: AtomicBool,
-    /// True once the [`Heap`] is dropped.
+    /// True once the [`Heap`](crate::Heap) is dropped.
     closed: AtomicBool,
 }
 
@@ -194,13 +176,16 @@ pub(crate) struct Reserve {
     pub(crate) high: u32,
 }
 
-impl Heap {
-    /// Returns a builder with the default configuration.
-    pub fn builder() -> Builder {
-        Builder::new()
-    }
+/// Bytes of the tables that every heap has for each page below the highest that was used: its frame
+/// word and its checksum.
+const TABLES_PER_PAGE: usize = size_of::<AtomicU64>() + Checksums::BYTES_PER_PAGE;
 
-    pub(crate) fn from_config(config: Config) -> Result<Heap, BuildError> {
+/// Minimum number of frames of a heap, however large its tables are.
+const FRAMES_MIN: u32 = 32;
+
+impl HeapInner {
+    /// Makes the state of a heap, which others find from now on. The caller has its first reference.
+    pub(crate) fn open(config: Config) -> Result<NonNull<HeapInner>, BuildError> {
         static SERIAL: AtomicU64 = AtomicU64::new(1);
         let backend = Arc::new(SwitchBackend::new(config.pool_builder.open()?).map_err(FarError::from)?);
         let pages = config.far_pages as u32;
@@ -255,136 +240,41 @@ impl Heap {
         core.fit();
         let core = Box::into_raw(core);
         registry::set(first_page, numbers, core);
-        // SAFETY: just made, and gone only after `destroy` has taken it out of the registry and stopped the reclaimer.
-        let heap = unsafe {
+        // SAFETY: just made, and gone only after `destroy` has taken it out of the registry.
+        unsafe {
             threads::register(&*core);
-            Heap { core: NonNull::new_unchecked(core) }
-        };
-        heap.core().reclaimer.start(heap.core())?;
-        if let Some(name) = config.name {
-            heap.core().stats_thread.start(heap.core(), &name, config.plane)?;
-        }
-        Ok(heap)
-    }
-
-    #[inline]
-    pub(crate) fn core(&self) -> &HeapInner {
-        // SAFETY: the reference that this heap counts as keeps the `HeapInner`.
-        unsafe { self.core.as_ref() }
-    }
-
-    /// Begins a scope: as long as it lasts, values that are dereferenced with it stay where they
-    /// are.
-    ///
-    /// Scopes nest. A scope can bring at least a sixteenth of the near memory near (8 MiB if that
-    /// is less), and mostly a quarter. After that, [`FarError::NearFull`] says to end it or to
-    /// [renew](Scope::renew) it. Scopes that bring much near at the same time share that quarter.
-    #[inline]
-    pub fn enter(&self) -> Scope<'_> {
-        Scope::new(self.core())
-    }
-
-    /// Puts a value into the heap. The value may be evicted to far memory as soon as no scope uses
-    /// it.
-    ///
-    /// A value with pointers to memory outside of the heap (`String`, `Vec`) takes along only its
-    /// own bytes.
-    pub fn alloc<T: Send + 'static>(&self, value: T) -> Result<FarBox<T>, AllocError<T>> {
-        FarBox::new_in(self.core(), value)
-    }
-
-    /// Puts a value that may have several owners into the heap.
-    pub fn alloc_shared<T: Send + Sync + 'static>(&self, value: T) -> Result<FarArc<T>, AllocError<T>> {
-        self.alloc(value).map(FarArc::from)
-    }
-
-    /// Starts to fetch these values without waiting: for values that will be needed soon.
-    ///
-    /// Returns the number of pages (or large values, or small values on the [object
-    /// plane](crate::Plane::Object)) whose fetch was started. The call is a hint: values that are
-    /// near, belong to another heap, or find no free frame are skipped.
-    pub fn prefetch<'a, P: FarPtr + 'a>(&self, values: impl IntoIterator<Item = &'a P>) -> usize {
-        let core = self.core();
-        let mut numbers = values.into_iter().filter_map(|value| value.pointer().number_in(core));
-        let mut begun = 0;
-        loop {
-            // Before anything begins: the iterator is a user's, and may use the values itself, or panic.
-            let some: Vec<u32> = numbers.by_ref().take(fetch::AHEAD_MAX).collect();
-            if some.is_empty() {
-                return begun;
-            }
-            begun += core.prefetch(core.record(), some) as usize;
-            if !core.may_go_ahead(core.record()) {
-                return begun;
-            }
+            Ok(NonNull::new_unchecked(core))
         }
     }
 
-    /// Changes the near budget, in bytes. A smaller budget is reached as pages are evicted, which
-    /// takes longer the more of them are in use.
-    pub fn set_near(&self, bytes: u64) {
-        let core = self.core();
-        core.near.store(bytes.max(crate::config::NEAR_MIN), Ordering::Relaxed);
-        core.fit();
-        core.reclaimer.wake();
+    /// Starts the heap's own threads; with a name, that which shows its statistics under it.
+    pub(crate) fn start(&self, name: Option<&str>, plane: Plane) -> Result<(), BuildError> {
+        self.reclaimer.start(self)?;
+        if let Some(name) = name {
+            self.stats_thread.start(self, name, plane)?;
+        }
+        Ok(())
     }
 
-    /// Returns a snapshot of the heap's counters and sizes.
-    pub fn stats(&self) -> Stats {
-        self.core().stats()
+    /// Closes the heap, whose [`Heap`](crate::Heap) is dropped. The caller gives up its reference.
+    pub(crate) fn close(&self) -> Panics {
+        let panics = self.run_deferred_drops(true);
+        self.closed.store(true, Ordering::SeqCst);
+        panics
     }
 
-    /// Returns the state of the pool: degraded while a server of a stripe is gone, or while a
-    /// member of a mirror lacks something.
-    pub fn health(&self) -> Health {
-        self.core().backend.health()
+    /// Changes the near budget, in bytes.
+    pub(crate) fn set_near(&self, bytes: u64) {
+        self.near.store(bytes, Ordering::Relaxed);
+        self.fit();
+        self.reclaimer.wake();
     }
 
-    /// Starts to move all far data to another pool while the heap is used. Returns when the move
-    /// has begun, not when it is over.
-    ///
-    /// `url` has the form that [`Builder::pool`](crate::Builder::pool) takes. Until the move is
-    /// over, the present pool holds everything: if the new pool fails, nothing is lost but the
-    /// move. During the move both pools need the memory, and each page that is evicted is written
-    /// to both. If the new pool is full or dies, the move ends and the present pool stays.
-    pub fn switch_pool(&self, url: impl Into<String>) -> Result<PoolSwitch, BuildError> {
-        let core = self.core();
-        core.switcher.start(&core.backend, &core.pool_builder.with_url(url))
+    /// Starts to move all far data to the pool at `url`.
+    pub(crate) fn switch_pool(&self, url: String) -> Result<PoolSwitch, BuildError> {
+        self.switcher.start(&self.backend, &self.pool_builder.with_url(url))
     }
 
-    /// Checks the invariants of the heap, for tests, and panics if one is violated. No other thread
-    /// may use the heap meanwhile (join those that did), and the calling thread must be in no
-    /// scope.
-    pub fn verify(&self) {
-        self.core().verify();
-    }
-}
-
-impl Drop for Heap {
-    fn drop(&mut self) {
-        let core = self.core();
-        let panics = core.run_deferred_drops(true);
-        core.closed.store(true, Ordering::SeqCst);
-        // SAFETY: not used afterwards.
-        unsafe { HeapInner::unreference(self.core.as_ptr()) };
-        panics.resume();
-    }
-}
-
-impl core::fmt::Debug for Heap {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "Heap({:?})", self.stats())
-    }
-}
-
-/// Bytes of the tables that every heap has for each page below the highest that was used: its frame
-/// word and its checksum.
-const TABLES_PER_PAGE: usize = size_of::<AtomicU64>() + Checksums::BYTES_PER_PAGE;
-
-/// Minimum number of frames of a heap, however large its tables are.
-const FRAMES_MIN: u32 = 32;
-
-impl HeapInner {
     /// Returns the calling thread's record.
     #[inline]
     pub(crate) fn record(&self) -> &ThreadState {
@@ -409,6 +299,13 @@ impl HeapInner {
             Some(objects) if self.segments.is_log(unit.page) => objects.log.word(unit.page).live() > 0,
             _ => self.segments.is_live(unit),
         }
+    }
+
+    /// Returns the state of the object plane, for callers that have a handle of this heap.
+    #[inline]
+    pub(crate) fn objects(&self) -> &Objects {
+        let Some(objects) = &self.objects else { unreachable!("an object of a heap without") };
+        objects
     }
 
     /// Adapts the number of frames to the budget and to what the tables cost now.
@@ -472,7 +369,8 @@ impl HeapInner {
         Reserve { low, high: (low + low / 2).max(8) }
     }
 
-    fn stats(&self) -> Stats {
+    /// Returns a snapshot of the counters and sizes.
+    pub(crate) fn stats(&self) -> Stats {
         let (pauses, longest_pause) = self.threads.pauses();
         let (held_back, held_by) = self.evictor.held_back(self).unwrap_or_default();
         let (prefetch_depth, answer_ns) = self.threads.link();

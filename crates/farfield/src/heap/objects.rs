@@ -1,6 +1,6 @@
 //! How objects are made and freed.
 
-use super::access::AccessMode;
+use super::AccessMode;
 use super::drops::{Panics, drop_or_queue};
 use super::scopes::ScopeState;
 use super::segments::{FreeOutcome, TransferUnit};
@@ -21,13 +21,13 @@ const ELSEWHERE: usize = 8;
 ///
 /// Code that frees a value holds it in a function that has no reference to the heap as an argument:
 /// when the scope ends, another thread may end the heap.
-pub(super) struct InternalScope<'a> {
-    pub(super) record: &'a ThreadState,
+pub(crate) struct InternalScope<'a> {
+    pub(crate) record: &'a ThreadState,
     open: &'a ScopeState,
 }
 
 impl<'a> InternalScope<'a> {
-    pub(super) fn new(core: &'a HeapInner) -> InternalScope<'a> {
+    pub(crate) fn new(core: &'a HeapInner) -> InternalScope<'a> {
         let record = core.record();
         let open = record.enter(&core.epoch);
         // Pages that are brought near in it stay.

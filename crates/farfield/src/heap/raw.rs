@@ -4,7 +4,7 @@
 //! A slot word is read as a whole, so page and place always belong together. A better guess is put
 //! in by a compare-exchange, which fails when the slot names something else by now.
 
-use super::access::AccessMode;
+use super::AccessMode;
 use super::objects::InternalScope;
 use super::{HeapInner, Scope, StreamingHint};
 use crate::error::FarError;

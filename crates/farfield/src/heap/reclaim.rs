@@ -1,15 +1,14 @@
 //! Reclaim on demand: an access that needs frames and finds none frees some, or waits.
 
-use super::access::AccessMode;
 use super::eviction::{EvictionOutcome, EvictionUrgency};
 use super::frames::Watermark;
-use super::io::FetchIntent;
 use super::threads::{ThreadState, count};
 use super::{Backoff, HeapInner};
 use crate::error::FarError;
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::FrameId;
+use farfield_core::heap::fault::FetchIntent;
 use farfield_pool::PoolError;
 use std::time::Instant;
 
@@ -57,7 +56,7 @@ impl HeapInner {
 
     /// Returns the error of a wait for near memory that was too long: the pool's, if the pool keeps
     /// evicted pages or the oldest scope waiting, else [`FarError::Stalled`].
-    pub(super) fn stalled(&self, after: Duration) -> FarError {
+    pub(crate) fn stalled(&self, after: Duration) -> FarError {
         // Some of the time was other work.
         let is_silent = self.evictor.waits_for_pool() * 2 > after;
         if is_silent || self.threads.oldest_waits_for_pool() {
@@ -66,17 +65,17 @@ impl HeapInner {
         FarError::Stalled { after }
     }
 
-    /// Takes frames for a unit that is fetched for this access. Units that are only read can be
-    /// fetched even if the pool is full.
+    /// Takes frames for a unit that is fetched. If they stay clean after that (`is_clean`), they can
+    /// be had even if the pool is full.
     pub(crate) fn take_wanted_frames(
         &self,
         record: &ThreadState,
         pages: u32,
         renewable: bool,
-        mode: AccessMode,
+        is_clean: bool,
     ) -> Result<FrameId, FarError> {
         match self.take_frames(record, pages, renewable) {
-            Err(error) if mode == AccessMode::Read => self.take_to_read(record, pages, renewable, error),
+            Err(error) if is_clean => self.take_to_read(record, pages, renewable, error),
             frames => frames,
         }
     }
@@ -86,7 +85,7 @@ impl HeapInner {
     ///
     /// Clean ones can. So the reserve is enough to read everything, a little at a time. Returns
     /// `error` if that is no help either.
-    pub(super) fn take_to_read(
+    pub(crate) fn take_to_read(
         &self,
         record: &ThreadState,
         pages: u32,
@@ -119,8 +118,29 @@ impl HeapInner {
         }
     }
 
+    /// Takes frames for a fetch of this kind, if there are any now. Prefetches leave an eighth of
+    /// the low watermark to accesses that need frames.
+    pub(crate) fn take_frames_now(&self, pages: u32, intent: FetchIntent) -> Option<FrameId> {
+        let frames = match intent {
+            FetchIntent::Prefetch if !self.has_prefetch_room(pages) => None,
+            FetchIntent::Prefetch => self.frames.take(pages, Watermark::Normal),
+            FetchIntent::Read | FetchIntent::Write => {
+                self.frames.take(pages, Watermark::Queued(self.admission.waiting()))
+            }
+        };
+        if self.frames.room() < self.reserve().low {
+            self.reclaimer.wake();
+        }
+        frames
+    }
+
+    /// Checks whether prefetches find room for so many pages.
+    pub(crate) fn has_prefetch_room(&self, pages: u32) -> bool {
+        self.frames.room() >= self.reserve().low / 8 + pages
+    }
+
     /// Fails with [`FarError::TooLarge`] if a unit takes more than half of the frames.
-    pub(super) fn check_size(&self, pages: u32) -> Result<(), FarError> {
+    pub(crate) fn check_size(&self, pages: u32) -> Result<(), FarError> {
         if pages > self.frames.limit() / 2 {
             return Err(FarError::TooLarge { bytes: u64::from(pages) * PAGE_BYTES as u64 });
         }
@@ -193,14 +213,14 @@ impl HeapInner {
 
     /// Returns how many frames must be free for a waiter that needs `pages`: those and the reserve.
     /// No more, so that it does not take long: the rest is the reclaimer's.
-    pub(super) fn first_goal(&self, pages: u32) -> u32 {
+    pub(crate) fn first_goal(&self, pages: u32) -> u32 {
         self.frames.reserve() + pages
     }
 
     /// Runs one round of a thread or task that waits for frames behind others: runs the evictor, if
     /// no other thread does. `is_own` tells whether the batch of an epoch waits for the waiter's
     /// own scopes.
-    pub(super) fn make_frames(
+    pub(crate) fn make_frames(
         &self,
         record: &ThreadState,
         pages: u32,
@@ -241,7 +261,7 @@ impl HeapInner {
 
 /// Outcome of one round of making room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum ReclaimRound {
+pub(crate) enum ReclaimRound {
     Frame(FrameId),
     /// Failed: all that could leave waits for scopes of others.
     Blocked,
@@ -270,11 +290,6 @@ mod tests {
         (heap, values)
     }
 
-    fn random(state: &mut u64) -> usize {
-        *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (*state >> 33) as usize
-    }
-
     /// What a scope may hold whatever happens.
     fn share(heap: &Heap) -> usize {
         heap.core().frames.limit() as usize / 16
@@ -294,7 +309,7 @@ mod tests {
 
     fn scopes_hold_their_share<const WORDS: usize>(plane: Plane) {
         let (heap, mut values) = without_reclaimer::<WORDS>(plane);
-        let mut state = 1;
+        let mut random = fastrand::Rng::with_seed(1);
         for round in 0..200 {
             // All that is about to leave is rescued, which is done in scopes that bring nothing.
             if round % 3 == 0 {
@@ -304,7 +319,7 @@ mod tests {
             }
             let scope = heap.enter();
             for _ in 0..share(&heap) {
-                let at = random(&mut state) % values.len();
+                let at = random.usize(..values.len());
                 let value = values[at].get_mut(&scope).unwrap_or_else(|error| panic!("round {round}: {error}"));
                 assert_eq!(value[0], at as u64);
                 value[1] += 1;
@@ -322,7 +337,7 @@ mod tests {
 
     /// What is kept free for what comes next is little of a larger near memory.
     #[test]
-    fn what_fills_a_larger_near_memory_but_for_a_little_stays_there() {
+    fn values_that_fill_most_of_a_large_near_memory_stay_near() {
         let heap = Heap::builder().near(128 << 20).near_max(128 << 20).build().unwrap();
         let count = heap.core().frames.limit() / 100 * 95;
         let values: Vec<FarBox<[u64; 512]>> =
@@ -352,7 +367,7 @@ mod tests {
 
     /// Who waits needs more than the reserve, which grows when there may be more near, or when tables give memory back.
     #[test]
-    fn who_waits_gets_room_though_the_reserve_grows() {
+    fn a_waiter_gets_room_though_the_reserve_grows() {
         let heap = Heap::builder().near(4 << 20).near_max(8 << 20).far(64 << 20).build().unwrap();
         heap.core().reclaimer.stop();
         let values: Vec<FarBox<[u64; 512]>> = (0..3072).map(|index| heap.alloc([index; 512]).unwrap()).collect();
@@ -413,11 +428,11 @@ mod tests {
         let each = heap.core().frames.limit() / 4 / THREADS as u32;
         let (heap, values) = (&heap, &values);
         let look = |thread| {
-            let mut state = thread;
+            let mut random = fastrand::Rng::with_seed(thread);
             for _ in 0..40 {
                 let scope = heap.enter();
                 for _ in 0..each {
-                    let at = random(&mut state) % values.len();
+                    let at = random.usize(..values.len());
                     assert_eq!(values[at].get(&scope)?[0], at as u64);
                 }
             }

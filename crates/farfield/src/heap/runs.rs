@@ -1,7 +1,7 @@
 //! Runs of units: far space for collections, which find their elements by number and so need no
 //! slots.
 
-use super::access::AccessMode;
+use super::AccessMode;
 use super::objects::{InternalScope, unreference_if};
 use super::segments::TransferUnit;
 use super::{HeapInner, Scope};

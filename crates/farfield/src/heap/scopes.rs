@@ -332,13 +332,12 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_is_what_a_list_says() {
+    fn the_oldest_scope_agrees_with_a_list() {
         let scopes = Scopes::default();
         let mut twin: Vec<(&ScopeState, u64)> = Vec::new();
-        let (mut state, mut epoch) = (7u64, 1);
+        let (mut rng, mut epoch) = (fastrand::Rng::with_seed(7), 1);
         for step in 0..20_000 {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            let random = (state >> 33) as usize;
+            let random = rng.usize(..);
             epoch += (random / 8 % 3) as u64 / 2;
             let oldest = match random % 8 {
                 0..=2 => {

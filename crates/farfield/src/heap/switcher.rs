@@ -73,7 +73,7 @@ impl Switcher {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if last.as_ref().is_some_and(|(host, _)| host.lock().is_none()) {
             return Err(BuildError::Argument(
-                "the pool is being switched already: wait for the end of that, or cancel it",
+                "the pool is being switched already: wait until that switch ends, or cancel it",
             ));
         }
         let to = builder.open()?;

@@ -12,16 +12,19 @@
 use super::HeapInner;
 use super::io::FetchLane;
 use super::scopes::{ScopeState, Scopes};
-use super::try_access::Missed;
 use crate::plane::object::ThreadObjects;
 use crate::stats::Stats;
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 use core::time::Duration;
-use farfield_core::heap::Class;
+use farfield_core::heap::{AccessMode, Class};
 use farfield_core::policy::prefetch::Prefetcher;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Number within the heap of what an attempt did not find near (a page, or a handle above all
+/// pages), and the access that needs it.
+pub(crate) type Missed = (u32, AccessMode);
 
 /// State of one thread in one heap. Fields that are not atomic belong to the thread that is
 /// attached.

@@ -6,12 +6,11 @@
 //! reference while it is copied. So no scope may refer to them, and they are far afterwards.
 
 use super::eviction::CoolingBatch;
-use super::{Backoff, Heap, HeapInner};
+use super::{Backoff, HeapInner};
 use crate::error::FarError;
-use crate::ptr::FarPtr;
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{CARD_BYTES, FrameWord, State};
+use farfield_core::heap::{FrameWord, State};
 use std::collections::BTreeSet;
 
 /// A range of far addresses: bytes of the heap's region in the pool.
@@ -37,38 +36,6 @@ impl FarRange {
         let in_heap = |page: u64| page.min(u64::from(all)) as u32;
         let end = self.start.saturating_add(self.len).div_ceil(PAGE_BYTES as u64);
         in_heap(self.start / PAGE_BYTES as u64)..in_heap(end)
-    }
-}
-
-impl Heap {
-    /// Returns the far address range of a value.
-    ///
-    /// Returns `None` for a value of another heap, and for a value that can move because it can be
-    /// fetched alone. Small values can: all on the object plane, and on the hybrid plane those
-    /// [above a size](crate::Builder::alone_above).
-    pub fn far_range<P: FarPtr>(&self, value: &P) -> Option<FarRange> {
-        let (page, card) = value.pointer().far_place(self.core())?;
-        Some(FarRange::in_page(page, usize::from(card) * CARD_BYTES, size_of::<P::Value>()))
-    }
-
-    /// Evicts the pages of these ranges, so that the pool has their bytes as they were at some
-    /// moment since the call. Pages that are far or clean are not written.
-    ///
-    /// Blocks. The calling thread must be in no scope of this heap, else this fails with
-    /// [`FarError::NearFull`]. It waits for scopes of other threads that began before. It fails
-    /// with [`FarError::Stalled`] if they last too long, or if values are pinned or in use all the
-    /// time.
-    pub fn write_back(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
-        self.core().write_back(ranges)
-    }
-
-    /// Writes these ranges to the pool as [`Heap::write_back`] does, without blocking the thread.
-    ///
-    /// Waits for all scopes that began before, also those of other tasks of the thread. A task that
-    /// is in a scope itself waits for itself: it gets [`FarError::Stalled`] when the heap's
-    /// patience is over. If the future is dropped before its end, some pages may have been written.
-    pub async fn write_back_async(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
-        self.core().await_write_back(ranges).await
     }
 }
 
@@ -127,7 +94,7 @@ impl HeapInner {
         }
     }
 
-    fn write_back(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
+    pub(crate) fn write_back(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
         if self.record().entered().is_some() {
             return Err(FarError::NearFull);
         }
@@ -152,6 +119,7 @@ impl HeapInner {
 mod tests {
     //! Guards against a server that reads what was there before.
     use super::*;
+    use crate::Heap;
     use crate::task::Executor;
     use crate::{FarBox, FarVec, Plane};
     use core::cell::Cell;

@@ -4,14 +4,13 @@
 //! Every heap has this plane. On other planes it serves the values that are too large for those.
 
 use crate::error::FarError;
-use crate::heap::{
-    AccessMode, Backoff, FetchFlight, FetchIntent, HeapInner, Scope, ThreadState, TransferUnit, WOULD_BLOCK, add,
-    count_use,
-};
+use crate::fault::NewUnit;
+use crate::heap::{Backoff, HeapInner, Scope, ThreadState, count_use};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{DerefOutcome, FrameId, FrameWord, IngressPath, SlotHint, State};
+use farfield_core::heap::fault::AccessMode;
+use farfield_core::heap::{DerefOutcome, FrameId, FrameWord, SlotHint, State};
 
 /// Number of wrong guesses, of slots that lie in the arena, of which one is corrected.
 const CORRECT_EVERY: u32 = 64;
@@ -65,89 +64,19 @@ impl HeapInner {
         }
     }
 
-    /// Makes the page near and returns its frame; waits for other threads and for the pool. The
-    /// caller is inside a scope. If it holds no reference from it (`renewable`), the scope may be
-    /// renewed while it waits.
-    pub(crate) fn fault_in(
-        &self,
-        record: &ThreadState,
-        page: u32,
-        mode: AccessMode,
-        renewable: bool,
-    ) -> Result<FrameId, FarError> {
-        let word = &self.words[page];
-        let mut backoff = Backoff::new(self.patience);
-        loop {
-            let seen = FrameWord(word.load(Ordering::Acquire));
-            let (next, what) = mode.decide(seen);
-            match what {
-                DerefOutcome::Resident(frame) => {
-                    if next == seen || self.exchange(word, seen, next) {
-                        count_use(record, seen);
-                        return Ok(frame);
-                    }
-                }
-                DerefOutcome::Wait | DerefOutcome::Fetch
-                    if record.is_nonblocking.get() && matches!(seen.state(), State::Loading | State::Far) =>
-                {
-                    record.missed.set(Some((page, mode)));
-                    return Err(WOULD_BLOCK);
-                }
-                _ if cfg!(debug_assertions) && record.locks.get() > 0 => unreachable!("waits for a page with a lock"),
-                DerefOutcome::Wait => {
-                    if next == seen || self.exchange(word, seen, next) {
-                        if seen.state() == State::Loading {
-                            self.help(record, Some(page));
-                        }
-                        backoff.wait()?;
-                    }
-                }
-                DerefOutcome::Fetch | DerefOutcome::Zero => {
-                    let pages = self.segments.unit_of(page).map_or(1, |unit| unit.pages);
-                    // Takes the frames first, so that no thread waits for a page whose owner waits
-                    // for room.
-                    let frame = self.take_wanted_frames(record, pages, renewable, mode)?;
-                    if !self.exchange(word, seen, next) {
-                        self.frames.put(frame, pages);
-                        continue;
-                    }
-                    if what == DerefOutcome::Fetch {
-                        self.count_miss(record, page, IngressPath::Page);
-                        add(&record.counters.fetched_bytes, u64::from(pages) * PAGE_BYTES as u64);
-                        let unit = TransferUnit { page, pages };
-                        self.fetch(record, FetchFlight::Unit { unit, frame, intent: mode.fetch_intent() })?;
-                        return Ok(frame);
-                    }
-                    self.occupy(seen);
-                    if let Err(error) = self.make_zero(page, pages, frame) {
-                        self.frames.put(frame, pages);
-                        word.store(next.cancel_load(State::Empty).0, Ordering::Release);
-                        self.vacate(next.is_stored());
-                        return Err(error);
-                    }
-                    word.store(next.finish_load(frame, true).0, Ordering::Release);
-                    return Ok(frame);
-                }
-            }
+    /// Makes a unit that was Empty, of zeros, near and dirty.
+    pub(crate) fn make_unit(&self, unit: NewUnit) -> Result<SlotHint, FarError> {
+        let NewUnit { claim, pages, frame } = unit;
+        let (word, claimed) = (&self.words[claim.page()], claim.claimed());
+        self.occupy(claim.seen());
+        if let Err(error) = self.make_zero(claim.page(), pages, frame) {
+            self.frames.put(frame, pages);
+            word.store(claimed.cancel_load(State::Empty).0, Ordering::Release);
+            self.vacate(claimed.is_stored());
+            return Err(error);
         }
-    }
-
-    /// Claims a far unit for a flight, if there is room. Does not wait.
-    pub(crate) fn depart_unit_now(&self, record: &ThreadState, page: u32, intent: FetchIntent) -> Option<FetchFlight> {
-        let unit = self.segments.unit_of(page)?;
-        let word = &self.words[unit.page];
-        let seen = FrameWord(word.load(Ordering::Acquire));
-        let (next, DerefOutcome::Fetch) = seen.deref(false) else { return None };
-        let frame = self.take_frames_now(unit.pages, intent)?;
-        if !self.exchange(word, seen, next) {
-            self.frames.put(frame, unit.pages);
-            return None;
-        }
-        if intent != FetchIntent::Prefetch {
-            self.count_miss(record, unit.page, IngressPath::Page);
-        }
-        add(&record.counters.fetched_bytes, u64::from(unit.pages) * PAGE_BYTES as u64);
-        Some(FetchFlight::Unit { unit, frame, intent })
+        word.store(claimed.finish_load(frame, true).0, Ordering::Release);
+        Ok(SlotHint::new(frame, 0))
     }
 
     /// Fills the frames of a unit that was Empty, and whose word we made Loading, with zeros.

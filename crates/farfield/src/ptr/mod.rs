@@ -1,10 +1,12 @@
 //! Far pointers.
 
+mod batch_get;
 mod far_arc;
 mod far_box;
 mod pinned;
 mod pointer;
 
+pub use batch_get::Batches;
 pub use far_arc::FarArc;
 pub use far_box::FarBox;
 pub use pinned::{Pinned, PinnedMut};

@@ -1,6 +1,6 @@
 //! References that need no scope, because their value is pinned.
 
-use crate::heap::Pin;
+use crate::fault::Pin;
 use core::fmt;
 use core::ops::{Deref, DerefMut};
 

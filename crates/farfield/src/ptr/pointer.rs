@@ -1,7 +1,8 @@
 //! The common part of all far pointers: the slot word of a value, and how it is followed.
 
 use crate::error::FarError;
-use crate::heap::{AccessMode, FaultFuture, HeapInner, Pin, PinFault, Scope, ShareKey, StreamingHint, heap_of};
+use crate::fault::{FaultFuture, Pin, PinFault};
+use crate::heap::{AccessMode, HeapInner, Scope, ShareKey, StreamingHint, heap_of};
 use core::num::NonZeroU32;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farfield_core::heap::{FrameWord, SlotHint};

@@ -1,13 +1,15 @@
 //! The executor: one thread, its tasks, and the lane that it polls when it has nothing else to do.
 
 use super::join::{JoinHandle, joined};
-use crate::heap::{Heap, HeapInner};
+use crate::Heap;
+use crate::heap::HeapInner;
 use core::cell::{Cell, RefCell};
 use core::future::Future;
 use core::pin::Pin;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::task::{Context, Poll, Waker};
 use core::time::Duration;
+use slab::Slab;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -45,18 +47,12 @@ use std::thread::Thread;
 /// ```
 pub struct Executor<'env> {
     core: &'env HeapInner,
-    tasks: RefCell<Tasks<'env>>,
+    tasks: RefCell<Slab<ExecutorTask<'env>>>,
     queue: Arc<RunQueue>,
     spawn_queue: Rc<SpawnQueue>,
 }
 
 type BoxedTask<'env> = Pin<Box<dyn Future<Output = ()> + 'env>>;
-
-#[derive(Default)]
-struct Tasks<'env> {
-    slots: Vec<Option<ExecutorTask<'env>>>,
-    free: Vec<u32>,
-}
 
 struct ExecutorTask<'env> {
     /// `None` while it runs.
@@ -158,12 +154,10 @@ impl<'env> Executor<'env> {
 
     fn add(&self, future: BoxedTask<'env>) {
         let mut tasks = self.tasks.borrow_mut();
-        let number = tasks.free.pop().unwrap_or_else(|| {
-            tasks.slots.push(None);
-            tasks.slots.len() as u32 - 1
-        });
+        let entry = tasks.vacant_entry();
+        let number = entry.key() as u32;
         let waker = Arc::new(TaskWaker { number, queued: AtomicBool::new(true), queue: self.queue.clone() });
-        tasks.slots[number as usize] = Some(ExecutorTask { future: Some(future), waker, again: false });
+        entry.insert(ExecutorTask { future: Some(future), waker, again: false });
         self.queue.lock().push_back(number);
     }
 
@@ -197,8 +191,7 @@ impl<'env> Executor<'env> {
     }
 
     fn is_empty(&self) -> bool {
-        let tasks = self.tasks.borrow();
-        tasks.free.len() == tasks.slots.len() && self.spawn_queue.0.borrow().is_empty()
+        self.tasks.borrow().is_empty() && self.spawn_queue.0.borrow().is_empty()
     }
 
     /// Runs the tasks that are ready, then polls the lane. Returns false if no task was ready.
@@ -225,7 +218,7 @@ impl<'env> Executor<'env> {
         let (mut future, waker) = {
             let mut tasks = self.tasks.borrow_mut();
             // The task has ended, and was woken late.
-            let Some(task) = &mut tasks.slots[number as usize] else { return };
+            let Some(task) = tasks.get_mut(number as usize) else { return };
             let Some(future) = task.future.take() else {
                 task.again = true;
                 return;
@@ -238,7 +231,7 @@ impl<'env> Executor<'env> {
         let poll = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(&mut Context::from_waker(&waker))));
         if matches!(poll, Ok(Poll::Pending)) {
             let mut tasks = self.tasks.borrow_mut();
-            if let Some(task) = &mut tasks.slots[number as usize] {
+            if let Some(task) = tasks.get_mut(number as usize) {
                 task.future = Some(future);
                 if core::mem::take(&mut task.again) {
                     self.queue.lock().push_back(number);
@@ -246,10 +239,8 @@ impl<'env> Executor<'env> {
             }
             return;
         }
-        let mut tasks = self.tasks.borrow_mut();
-        tasks.slots[number as usize] = None;
-        tasks.free.push(number);
-        drop(tasks);
+        let ended = self.tasks.borrow_mut().remove(number as usize);
+        drop(ended);
         let _ = catch_unwind(AssertUnwindSafe(|| drop(future)));
     }
 
@@ -274,7 +265,7 @@ impl Drop for Executor<'_> {
     fn drop(&mut self) {
         // Outside of the cell, because destructors of the tasks may spawn or wake.
         let tasks = self.tasks.take();
-        for task in tasks.slots.into_iter().flatten() {
+        for (_, task) in tasks {
             let _ = catch_unwind(AssertUnwindSafe(|| drop(task)));
         }
     }
@@ -282,8 +273,7 @@ impl Drop for Executor<'_> {
 
 impl core::fmt::Debug for Executor<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let tasks = self.tasks.borrow();
-        write!(f, "Executor({} tasks)", tasks.slots.len() - tasks.free.len())
+        write!(f, "Executor({} tasks)", self.tasks.borrow().len())
     }
 }
 

@@ -2,15 +2,15 @@
 //!
 //! Dangers: elements mixed up, lost, torn, or dropped never or twice; near memory beyond the budget.
 
-use super::{MIB, Random, assert_in_budget, builder, is_deep, seed};
+use super::{MIB, Rng, assert_in_budget, builder, is_deep, seed};
 use farfield::{Heap, Stats};
 
 /// A far collection and its twin.
 pub(crate) trait Twin: Sized {
     /// Both with about so many bytes of elements.
-    fn filled(heap: &Heap, bytes: u64, random: &mut Random) -> Self;
+    fn filled(heap: &Heap, bytes: u64, random: &mut Rng) -> Self;
     /// One random operation on both, in a scope of its own, with equal results. The size should not drift far away.
-    fn step(&mut self, heap: &Heap, random: &mut Random);
+    fn step(&mut self, heap: &Heap, random: &mut Rng);
     /// Every element of one is in the other.
     fn compare(&self, heap: &Heap);
 }
@@ -32,7 +32,7 @@ fn looks() -> u64 {
 
 /// So many random steps with this share of the elements near.
 pub(crate) fn random_steps<T: Twin>(near_percent: u64, few: u64) -> Stats {
-    let mut random = Random(seed() ^ near_percent << 32);
+    let mut random = Rng::with_seed(seed() ^ near_percent << 32);
     // The smallest heap has 1 MiB near.
     let bytes = (MIB * 100 / near_percent).max(4 * MIB);
     let near = if near_percent < 100 { bytes * near_percent / 100 } else { bytes * 4 };
@@ -69,7 +69,7 @@ pub(crate) fn random_steps_of_threads<T: Twin>(few: u64) {
         let take_steps = |thread: u64| {
             let heap = &heap;
             move || {
-                let mut random = Random(seed ^ thread << 48);
+                let mut random = Rng::with_seed(seed ^ thread << 48);
                 let mut twin = T::filled(heap, near, &mut random);
                 for _ in 0..steps(few) / 4 {
                     twin.step(heap, &mut random);

@@ -1,7 +1,7 @@
 //! Tests of AIFM that say something of their own, restated (docs/design/testing.md has the table of all). Dangers: what is hot leaves with what
 //! is cold; bytes of one thread are lost in a value that others write too.
 
-use crate::common::{MIB, Random, builder, heap, plane, seed};
+use crate::common::{MIB, Rng, builder, heap, plane, seed};
 use farfield::{FarBTreeMap, FarBox, FarError, FarMap, FarVec, Plane};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -82,7 +82,7 @@ fn hot_keys_are_not_fetched() {
     for key in 0..count {
         map.insert(&heap.enter(), key, [key as u8; 400]).unwrap();
     }
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     let get = |key: u64| {
         let scope = heap.enter();
         assert_eq!(map.get(&scope, &key).unwrap(), Some(&[key as u8; 400]));
@@ -91,7 +91,7 @@ fn hot_keys_are_not_fetched() {
     let rounds = 200;
     for round in 0..rounds {
         let before = heap.stats().misses;
-        (0..256).for_each(|_| get(random.next() % count));
+        (0..256).for_each(|_| get(random.u64(..) % count));
         let between = heap.stats().misses;
         (0..64).for_each(|number| get(number * (count / 64)));
         if round >= rounds / 2 {
@@ -147,9 +147,9 @@ fn columns_are_grouped_sorted_and_picked_from() {
 
 /// Sorted through an index of far numbers, larger than near memory together.
 fn picked(heap: &farfield::Heap) -> Result<(), FarError> {
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     let count = 200_000;
-    let plain: Vec<i64> = (0..count).map(|_| random.next() as i64 % 10_000).collect();
+    let plain: Vec<i64> = (0..count).map(|_| random.u64(..) as i64 % 10_000).collect();
     let (mut data, mut order) = (FarVec::new(), FarVec::new());
     data.extend_from_slice(&heap.enter(), &plain)?;
     let mut by_value: Vec<u32> = (0..count).collect();

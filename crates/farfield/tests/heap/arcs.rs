@@ -2,7 +2,7 @@
 //! of one value that are taken for those of another.
 
 use crate::common::twin::steps;
-use crate::common::{MIB, Random, assert_in_budget, builder, heap, is_deep, seed};
+use crate::common::{MIB, Rng, assert_in_budget, builder, heap, is_deep, seed};
 use farfield::{FarArc, FarBox, FarError, FarVec, Heap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -82,13 +82,13 @@ fn owners_are_far_too() {
     let alive = Arc::new(AtomicI64::new(0));
     let heap = heap(1);
     let styles: Vec<_> = (0..300).map(|n| heap.alloc_shared(Counted::new(&alive, n)).unwrap()).collect();
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     let mut expected = vec![1u64; 300];
     let mut chains: Vec<FarBox<Word>> = Vec::new();
     for _ in 0..200 {
         let mut head = None;
         for text in 0..80 {
-            let style = random.below(styles.len());
+            let style = random.usize(..styles.len());
             expected[style] += 1;
             head = Some(heap.alloc(Word { text: [text; 16], style: styles[style].clone(), next: head }).unwrap());
         }
@@ -158,11 +158,11 @@ fn threads_share() {
             let (mut own, sums) = (values.clone(), sums.clone());
             let seed = seed();
             move || {
-                let mut random = Random(seed ^ thread << 32);
+                let mut random = Rng::with_seed(seed ^ thread << 32);
                 let mut used = 0;
                 for step in 0..4_000u64 {
-                    let index = random.below(own.len());
-                    match random.below(4) {
+                    let index = random.usize(..own.len());
+                    match random.usize(..4) {
                         0 => own.push(own[index].clone()),
                         1 if own.len() > 4 => drop(own.swap_remove(index)),
                         2 => {
@@ -250,9 +250,9 @@ fn every_owner_reads_the_same() {
     heap.verify();
 }
 
-/// Random steps against `Arc`, at this near share: owners in a near table, in a far vector, and in far boxes.
+/// Rng steps against `Arc`, at this near share: owners in a near table, in a far vector, and in far boxes.
 fn random_steps(near_percent: u64) {
-    let mut random = Random(seed() ^ near_percent << 40);
+    let mut random = Rng::with_seed(seed() ^ near_percent << 40);
     let bytes = (MIB * 100 / near_percent).max(6 * MIB);
     // What is known of shared values is near, and a long history shares most of them.
     let least = if is_deep() { 2 * MIB } else { MIB };
@@ -269,8 +269,8 @@ fn random_steps(near_percent: u64) {
     let mut shelf: FarVec<FarBox<FarArc<Counted>>> = FarVec::new();
     let mut shelf_twin: Vec<Arc<u64>> = Vec::new();
     for step in 0..steps(4_000) {
-        let (index, other) = (random.below(slots), random.below(slots));
-        match random.below(8) {
+        let (index, other) = (random.usize(..slots), random.usize(..slots));
+        match random.usize(..8) {
             0 => {
                 table[index] = table[other].clone();
                 twins[index] = twins[other].clone();

@@ -1,7 +1,7 @@
 //! `FarArray` is an array of arrays, wherever its elements are. Danger: an element under the wrong index.
 
 use crate::common::twin::{Twin, twins};
-use crate::common::{MIB, Random, heap};
+use crate::common::{MIB, Rng, heap};
 use farfield::{FarArray, Heap};
 
 /// A table of `[u16; 24]`, whose size does not divide a page.
@@ -14,19 +14,19 @@ struct Tables {
 const COLUMNS: usize = 500;
 
 impl Twin for Tables {
-    fn filled(heap: &Heap, bytes: u64, _: &mut Random) -> Self {
+    fn filled(heap: &Heap, bytes: u64, _: &mut Rng) -> Self {
         let rows = bytes as usize / COLUMNS / 48;
         let new = |[row, column]: [usize; 2]| [(row ^ column) as u16; 24];
         let near = (0..rows).map(|row| (0..COLUMNS).map(|column| new([row, column])).collect()).collect();
         Tables { far: FarArray::from_fn(&heap.enter(), [rows, COLUMNS], new).unwrap(), near }
     }
 
-    fn step(&mut self, heap: &Heap, random: &mut Random) {
+    fn step(&mut self, heap: &Heap, random: &mut Rng) {
         let (far, near) = (&mut self.far, &mut self.near);
         let scope = heap.enter();
-        let [row, column] = far.dims().map(|dim| random.below(dim));
-        let value = [random.next() as u16; 24];
-        match random.below(5) {
+        let [row, column] = far.dims().map(|dim| random.usize(..dim));
+        let value = [random.u64(..) as u16; 24];
+        match random.usize(..5) {
             0 => assert_eq!(far.at(&scope, [row, column]).unwrap(), &near[row][column]),
             1 => {
                 *far.at_mut(&scope, [row, column]).unwrap() = value;

@@ -2,7 +2,7 @@
 //! attempts, an element that is taken out twice, a task that waits for ever.
 
 use crate::common::twin::steps;
-use crate::common::{MIB, Random, assert_in_budget, builder, seed};
+use crate::common::{MIB, Rng, assert_in_budget, builder, seed};
 use farfield::collections::Index;
 use farfield::task::Executor;
 use farfield::{
@@ -21,10 +21,10 @@ fn heap(faults: &str, near: u64) -> Heap {
 }
 
 /// So many tasks at the same time, each with a random generator of its own.
-fn in_tasks<'env, F: Future<Output = ()> + 'env>(heap: &'env Heap, tasks: u64, work: impl Fn(Random) -> F) {
+fn in_tasks<'env, F: Future<Output = ()> + 'env>(heap: &'env Heap, tasks: u64, work: impl Fn(Rng) -> F) {
     let seed = seed();
     let executor = Executor::new(heap);
-    let handles: Vec<_> = (0..tasks).map(|task| executor.spawn(work(Random(seed ^ task << 32)))).collect();
+    let handles: Vec<_> = (0..tasks).map(|task| executor.spawn(work(Rng::with_seed(seed ^ task << 32)))).collect();
     for handle in handles {
         executor.block_on(handle).unwrap();
     }
@@ -48,10 +48,10 @@ fn index_of(index: Index) {
     in_tasks(heap_ref, 8, |mut random| async move {
         for _ in 0..steps(80) {
             let scope = heap_ref.enter();
-            let key = keys[random.below(keys.len())];
+            let key = keys[random.usize(..keys.len())];
             let first = map.fetch(&scope, key.as_str()).await.unwrap().unwrap();
             assert_eq!(map.fetch(&scope, &key[1..]).await.unwrap(), None);
-            let other = keys[random.below(keys.len())];
+            let other = keys[random.usize(..keys.len())];
             let second = map.fetch(&scope, other.as_str()).await.unwrap();
             assert_eq!((first, second), (&twin[key][..], Some(&twin[other][..])));
         }
@@ -85,9 +85,9 @@ fn trees() {
     let heap = heap("delay=20us", MIB);
     let mut map = FarBTreeMap::new();
     let mut twin = BTreeMap::new();
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     for _ in 0..24_000 {
-        let key = random.next() % 100_000;
+        let key = random.u64(..) % 100_000;
         map.insert(&heap.enter(), key, [key; 12]).unwrap();
         twin.insert(key, [key; 12]);
     }
@@ -95,7 +95,7 @@ fn trees() {
     in_tasks(heap, 16, |mut random| async move {
         for _ in 0..steps(100) {
             let scope = heap.enter();
-            let key = random.next() % 100_000;
+            let key = random.u64(..) % 100_000;
             assert_eq!(map.fetch(&scope, &key).await.unwrap(), twin.get(&key));
         }
     });
@@ -109,7 +109,7 @@ fn trees() {
     // The same by `fetch_with`: several look-ups at once, and ranges.
     in_tasks(heap, 4, |mut random| async move {
         for _ in 0..steps(60) {
-            let from = random.next() % 90_000;
+            let from = random.u64(..) % 90_000;
             let sum = heap
                 .fetch_with(|scope| {
                     let mut sum = 0;
@@ -144,7 +144,7 @@ fn vectors_are_scanned_by_tasks() {
     drop(executor);
     let (heap, vec) = (&heap, &vec);
     in_tasks(heap, 4, |mut random| async move {
-        let from = random.below(1_000_000);
+        let from = random.usize(..1_000_000);
         let mut scope = heap.enter();
         let mut scan = vec.scan_in(&mut scope, from..from + 200_000).once();
         let mut expected = from as u64 + 1..;
@@ -162,13 +162,13 @@ fn elements_move_by_one_place_in_tasks() {
     let mut vec = FarVec::new();
     let mut twin: Vec<u64> = (0..300_000).collect();
     vec.extend(&heap.enter(), twin.iter().copied()).unwrap();
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     Executor::new(&heap).block_on(async {
         for value in 0..12 {
-            let at = random.below(100_000);
+            let at = random.usize(..100_000);
             heap.fetch_with(|scope| vec.insert(scope, at, value).map_err(FarError::from)).await.unwrap();
             twin.insert(at, value);
-            let at = random.below(100_000);
+            let at = random.usize(..100_000);
             assert_eq!(heap.fetch_with(|scope| vec.remove(scope, at)).await, Ok(twin.remove(at)));
         }
         let mut scope = heap.enter();

@@ -1,6 +1,6 @@
 //! `FarBox` is a `Box`, wherever its value is. Dangers: values mixed up, lost, torn, or dropped never or twice.
 
-use crate::common::{MIB, Random, assert_in_budget, builder, heap, seed};
+use crate::common::{MIB, Rng, assert_in_budget, builder, heap, seed};
 use farfield::task::Executor;
 use farfield::{FarBox, FarError, Heap};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -142,7 +142,7 @@ fn far_values_own_far_values() {
     let depth = 16;
     let mut root = tree(&heap, depth, 1);
     assert!(heap.stats().written_pages > 500, "{:?}", heap.stats());
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     for _ in 0..2_000 {
         // From the root to a leaf, which is changed on the way back in every other walk.
         let scope = heap.enter();
@@ -150,7 +150,7 @@ fn far_values_own_far_values() {
         for _ in 0..depth {
             let here = node.get_mut(&scope).unwrap();
             assert_eq!(here.value, value);
-            let side = random.below(2);
+            let side = random.usize(..2);
             value = 2 * value + side as u64;
             node = here.children[side].as_mut().unwrap();
         }
@@ -385,7 +385,7 @@ fn the_near_budget_changes_while_running() {
     heap.verify();
 }
 
-/// Random steps against `Option<Box<_>>`, one type per thread, at this near share.
+/// Rng steps against `Option<Box<_>>`, one type per thread, at this near share.
 fn random_steps(near_percent: u64, threads: u64) {
     let seed = seed();
     let bytes = if near_percent < 10 { 48 * MIB } else { 10 * MIB };
@@ -396,9 +396,11 @@ fn random_steps(near_percent: u64, threads: u64) {
         let start = |thread| {
             let heap = &heap;
             scope.spawn(move || match thread % 3 {
-                0 => steps(heap, Random(seed ^ thread << 32), slots * 200 / 80, |value| [value; 10]),
-                1 => steps(heap, Random(seed ^ thread << 32), slots, |value| (value, vec![value; 3], [value; 20])),
-                _ => steps(heap, Random(seed ^ thread << 32), slots / 30, |value| [value; 900]),
+                0 => steps(heap, Rng::with_seed(seed ^ thread << 32), slots * 200 / 80, |value| [value; 10]),
+                1 => steps(heap, Rng::with_seed(seed ^ thread << 32), slots, |value| {
+                    (value, vec![value; 3], [value; 20])
+                }),
+                _ => steps(heap, Rng::with_seed(seed ^ thread << 32), slots / 30, |value| [value; 900]),
             })
         };
         let handles: Vec<_> = (0..threads).map(start).collect();
@@ -412,7 +414,7 @@ fn random_steps(near_percent: u64, threads: u64) {
 
 fn steps<T: Send + Clone + PartialEq + std::fmt::Debug + 'static>(
     heap: &Heap,
-    mut random: Random,
+    mut random: Rng,
     slots: usize,
     make: impl Fn(u64) -> T,
 ) {
@@ -423,9 +425,9 @@ fn steps<T: Send + Clone + PartialEq + std::fmt::Debug + 'static>(
         twin[index] = Some(index as u64);
     }
     for _ in 0..3_000 {
-        let index = random.below(slots);
-        let new = random.next();
-        match random.below(14) {
+        let index = random.usize(..slots);
+        let new = random.u64(..);
+        match random.usize(..14) {
             10 => {
                 let scope = heap.enter();
                 let end = (index + 5).min(slots);
@@ -453,7 +455,7 @@ fn steps<T: Send + Clone + PartialEq + std::fmt::Debug + 'static>(
                 twin[index] = Some(new);
                 let Some(pinned) = &far[index] else { continue };
                 let pinned = pinned.pin().unwrap();
-                let from = random.below(slots);
+                let from = random.usize(..slots);
                 for (value, twin) in far.iter().zip(&twin).skip(from).take(6) {
                     assert_eq!(value.as_ref().map(|value| value.read(T::clone).unwrap()), twin.map(&make));
                 }
@@ -472,7 +474,7 @@ fn steps<T: Send + Clone + PartialEq + std::fmt::Debug + 'static>(
                 assert_eq!(taken, twin[index].take().map(&make));
             }
             3 => {
-                let other = random.below(slots);
+                let other = random.usize(..slots);
                 far.swap(index, other);
                 twin.swap(index, other);
             }

@@ -2,7 +2,7 @@
 //! ranges that begin or end one too early or too late; entries dropped never or twice.
 
 use crate::common::twin::{Twin, elements, twins};
-use crate::common::{MIB, Random, heap, seed};
+use crate::common::{MIB, Rng, heap, seed};
 use farfield::collections::BTreeEntry;
 use farfield::{FarBTreeMap, FarError, Heap};
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ struct Map {
 }
 
 impl Twin for Map {
-    fn filled(heap: &Heap, bytes: u64, random: &mut Random) -> Map {
+    fn filled(heap: &Heap, bytes: u64, random: &mut Rng) -> Map {
         let count = bytes / size_of::<Value>() as u64;
         let mut twin = Map { far: FarBTreeMap::new(), near: BTreeMap::new(), keys: count * 2 };
         // Ascending, descending and anywhere; of many mostly in order, because the others are misses.
@@ -34,7 +34,7 @@ impl Twin for Map {
                 _ if number > some => number * 2,
                 0 => number,
                 1 => twin.keys - number,
-                _ => random.next() % twin.keys,
+                _ => random.u64(..) % twin.keys,
             };
             let old = twin.far.insert(&heap.enter(), key, value(number)).unwrap();
             assert_eq!(old, twin.near.insert(key, number).map(value));
@@ -42,10 +42,10 @@ impl Twin for Map {
         twin
     }
 
-    fn step(&mut self, heap: &Heap, random: &mut Random) {
-        let (key, number) = (random.next() % self.keys, random.next());
+    fn step(&mut self, heap: &Heap, random: &mut Rng) {
+        let (key, number) = (random.u64(..) % self.keys, random.u64(..));
         let scope = heap.enter();
-        match random.below(12) {
+        match random.usize(..12) {
             0 | 1 => {
                 let old = self.far.insert(&scope, key, value(number)).unwrap();
                 assert_eq!(old, self.near.insert(key, number).map(value));
@@ -70,17 +70,17 @@ impl Twin for Map {
                 }
             }
             6 => {
-                let end = key + random.next() % 100;
+                let end = key + random.u64(..) % 100;
                 let bound = |choice, key| match choice {
                     0 => Bound::Included(key),
                     1 => Bound::Excluded(key),
                     _ => Bound::Unbounded,
                 };
-                let range = (bound(random.below(3), key), bound(random.below(3), end + 1));
+                let range = (bound(random.usize(..3), key), bound(random.usize(..3), end + 1));
                 let mut far = self.far.range(&scope, range).unwrap();
                 let mut near = self.near.range(range);
-                for _ in 0..random.below(60) {
-                    let (far, near) = match random.below(2) {
+                for _ in 0..random.usize(..60) {
+                    let (far, near) = match random.usize(..2) {
                         0 => (far.next(), near.next()),
                         _ => (far.next_back(), near.next_back()),
                     };
@@ -90,7 +90,7 @@ impl Twin for Map {
             }
             7 => self.by_entry(heap, key, number),
             8 => {
-                let (few, backwards) = (random.below(30), random.below(2) == 0);
+                let (few, backwards) = (random.usize(..30), random.usize(..2) == 0);
                 let far = self.far.range_mut(&scope, key..).unwrap();
                 let near = self.near.range_mut(key..);
                 let change = |(far, near): (Changeable<'_>, (&u64, &mut u64))| {
@@ -148,9 +148,9 @@ impl Map {
     }
 
     /// Neighbours, so that nodes run empty.
-    fn remove_run(&mut self, heap: &Heap, random: &mut Random) {
-        let start = random.next() % self.keys;
-        let keys: Vec<u64> = self.near.range(start..).take(random.below(30)).map(|(key, _)| *key).collect();
+    fn remove_run(&mut self, heap: &Heap, random: &mut Rng) {
+        let start = random.u64(..) % self.keys;
+        let keys: Vec<u64> = self.near.range(start..).take(random.usize(..30)).map(|(key, _)| *key).collect();
         for key in keys.into_iter().chain([start]) {
             let removed = self.far.remove(&heap.enter(), &key).unwrap();
             assert_eq!(removed, self.near.remove(&key).map(value));
@@ -190,21 +190,21 @@ struct Texts {
 }
 
 impl Twin for Texts {
-    fn filled(heap: &Heap, bytes: u64, random: &mut Random) -> Texts {
+    fn filled(heap: &Heap, bytes: u64, random: &mut Rng) -> Texts {
         let keys = bytes / 150;
         let mut twin = Texts { alive: Arc::default(), far: FarBTreeMap::new(), near: BTreeMap::new(), keys };
         for _ in 0..bytes / 200 {
-            let number = random.next() % twin.keys;
+            let number = random.u64(..) % twin.keys;
             twin.far.insert(&heap.enter(), number.to_string(), Counted::new(&twin.alive, number)).unwrap();
             twin.near.insert(number.to_string(), number);
         }
         twin
     }
 
-    fn step(&mut self, heap: &Heap, random: &mut Random) {
-        let (key, number) = ((random.next() % self.keys).to_string(), random.next());
+    fn step(&mut self, heap: &Heap, random: &mut Rng) {
+        let (key, number) = ((random.u64(..) % self.keys).to_string(), random.u64(..));
         let scope = heap.enter();
-        if random.below(2) == 0 {
+        if random.usize(..2) == 0 {
             let old = self.far.insert(&scope, key.clone(), Counted::new(&self.alive, number)).unwrap();
             assert_eq!(old.map(|old| old.number), self.near.insert(key, number));
         } else {
@@ -228,7 +228,7 @@ twins!(texts, Texts, 1_000);
 #[test]
 fn trees_grow_and_shrink_to_nothing() {
     let heap = heap(8);
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     for round in 0..6 {
         // Seven entries to a node at most, so that the tree is deep.
         let mut far: FarBTreeMap<u32, [u64; 60]> = FarBTreeMap::new();
@@ -236,8 +236,8 @@ fn trees_grow_and_shrink_to_nothing() {
         for (count, remove) in [(3_000, 3), (6_000, 8)] {
             for _ in 0..count {
                 let scope = heap.enter();
-                let key = random.below(4_000) as u32;
-                if random.below(10) < remove {
+                let key = random.usize(..4_000) as u32;
+                if random.usize(..10) < remove {
                     assert_eq!(far.remove(&scope, &key).unwrap().map(|v| v[59]), near.remove(&key));
                 } else {
                     assert_eq!(
@@ -270,20 +270,20 @@ fn trees_grow_and_shrink_to_nothing() {
 #[test]
 fn some_are_kept() {
     let heap = heap(1);
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     for (round, kept_of_ten) in [10, 9, 5, 5, 1, 0].into_iter().enumerate() {
         let mut far: FarBTreeMap<u32, Counted> = FarBTreeMap::new();
         let mut near = BTreeMap::new();
         let alive = Arc::default();
         for _ in 0..elements(6_000) {
-            let (key, number) = (random.below(elements(20_000)) as u32, random.next());
+            let (key, number) = (random.usize(..elements(20_000)) as u32, random.u64(..));
             far.insert(&heap.enter(), key, Counted::new(&alive, number)).unwrap();
             near.insert(key, number);
         }
         // Decisions come in runs as long as a node and longer.
-        let salt = random.next();
+        let salt = random.u64(..);
         let runs = 1 << (3 * round as u32);
-        let keep = |key: u32| Random(salt ^ u64::from(key / runs)).below(10) < kept_of_ten;
+        let keep = |key: u32| Rng::with_seed(salt ^ u64::from(key / runs)).usize(..10) < kept_of_ten;
         let mut last = None;
         let decide = |key: &u32, value: &mut Counted| {
             assert!(last < Some(*key), "in order, and once");
@@ -314,12 +314,12 @@ fn some_are_kept() {
 #[test]
 fn one_map_takes_over_another() {
     let heap = heap(1);
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     let (mut far, mut near) = ([FarBTreeMap::new(), FarBTreeMap::new()], [BTreeMap::new(), BTreeMap::new()]);
     for _ in 0..6 {
         for (far, near) in far.iter_mut().zip(&mut near) {
-            for _ in 0..random.below(3_000) {
-                let (key, number) = (random.next() % 20_000, random.next());
+            for _ in 0..random.usize(..3_000) {
+                let (key, number) = (random.u64(..) % 20_000, random.u64(..));
                 far.insert(&heap.enter(), key, value(number)).unwrap();
                 near.insert(key, number);
             }

@@ -1,7 +1,7 @@
 //! `FarBytes` and `FarString` are bytes and text, wherever they are. Dangers: bytes of another, of an earlier life, or of nobody.
 
 use crate::common::twin::{Twin, twins};
-use crate::common::{MIB, Random, heap};
+use crate::common::{MIB, Rng, heap};
 use farfield::{FarBytes, FarError, FarString, Heap};
 
 /// Many of them, of all sizes.
@@ -10,16 +10,16 @@ struct Texts {
     near: Vec<String>,
 }
 
-fn text(random: &mut Random) -> String {
+fn text(random: &mut Rng) -> String {
     // Mostly short; some of several pages.
-    let most = 4 << random.below(12);
-    let count = random.below(most);
-    let letter = char::from_u32('a' as u32 + random.below(500) as u32).unwrap_or('z');
+    let most = 4 << random.usize(..12);
+    let count = random.usize(..most);
+    let letter = char::from_u32('a' as u32 + random.usize(..500) as u32).unwrap_or('z');
     std::iter::repeat_n(letter, count).collect()
 }
 
 impl Twin for Texts {
-    fn filled(heap: &Heap, bytes: u64, random: &mut Random) -> Self {
+    fn filled(heap: &Heap, bytes: u64, random: &mut Rng) -> Self {
         let mut twin = Texts { far: Vec::new(), near: Vec::new() };
         let mut total = 0;
         while total < bytes as usize {
@@ -32,11 +32,11 @@ impl Twin for Texts {
         twin
     }
 
-    fn step(&mut self, heap: &Heap, random: &mut Random) {
-        let index = random.below(self.near.len());
+    fn step(&mut self, heap: &Heap, random: &mut Rng) {
+        let index = random.usize(..self.near.len());
         let (far, near) = (&mut self.far[index], &mut self.near[index]);
         let scope = heap.enter();
-        match random.below(10) {
+        match random.usize(..10) {
             0 => {
                 let more = text(random);
                 far.push_str(&scope, &more).unwrap();
@@ -47,13 +47,13 @@ impl Twin for Texts {
                 near.push('ß');
             }
             2 => {
-                let most = random.below(near.len() + 1);
+                let most = random.usize(..near.len() + 1);
                 let len = (0..=most).rev().find(|len| near.is_char_boundary(*len)).unwrap();
                 far.truncate(&scope, len).unwrap();
                 near.truncate(len);
             }
             4 => {
-                let index = random.below(near.len() + 1);
+                let index = random.usize(..near.len() + 1);
                 let index = (0..=index).rev().find(|index| near.is_char_boundary(*index)).unwrap();
                 let more = text(random);
                 far.insert_str(&scope, index, &more).unwrap();
@@ -65,7 +65,7 @@ impl Twin for Texts {
             }
             5 => assert_eq!(far.pop(&scope).unwrap(), near.pop()),
             6 if !near.is_empty() => {
-                let index = random.below(near.len());
+                let index = random.usize(..near.len());
                 let index = (0..=index).rev().find(|index| near.is_char_boundary(*index)).unwrap();
                 assert_eq!(far.remove(&scope, index).unwrap(), near.remove(index));
             }
@@ -108,7 +108,7 @@ fn bytes_are_changed_in_place() {
 }
 
 #[test]
-fn what_is_too_large_is_said_and_changes_nothing() {
+fn overlong_bytes_are_an_error_and_change_nothing() {
     let heap = heap(1);
     let scope = heap.enter();
     let mut bytes = FarBytes::new();

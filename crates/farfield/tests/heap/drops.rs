@@ -116,7 +116,7 @@ fn collections_inside_of_each_other_of_any_depth_are_dropped() {
 
 /// As std: siblings in the order of their declaration, however deep they lie.
 #[test]
-fn what_lies_deep_is_dropped_in_order() {
+fn deeply_nested_values_are_dropped_in_order() {
     static ORDER: Mutex<Vec<u64>> = Mutex::new(Vec::new());
     struct Noted(u64);
     impl Drop for Noted {

@@ -1,6 +1,6 @@
 //! The pool fails: typed errors in time, near values stay usable, no garbage, no hang. Danger: everything else.
 
-use crate::common::{MIB, Random, builder};
+use crate::common::{MIB, Rng, builder};
 use farfield::collections::FarVec;
 use farfield::{FarBox, FarError, Heap, PoolError};
 use std::sync::Arc;
@@ -82,9 +82,9 @@ fn corrupt_pages_are_errors_and_never_values() {
     let heap = heap("corrupt=0.2,seed=5", Duration::from_secs(5));
     let (values, error) = fill(&heap);
     assert_eq!(error, None);
-    let (mut corrupt, mut random) = (0, Random(9));
+    let (mut corrupt, mut random) = (0, Rng::with_seed(9));
     for _ in 0..2_000 {
-        let index = random.below(values.len());
+        let index = random.usize(..values.len());
         let scope = heap.enter();
         match values[index].get(&scope) {
             Ok(value) => assert_eq!(*value, [index as u64; 512]),
@@ -124,7 +124,7 @@ fn a_silent_pool_is_not_called_a_scope_that_is_held_too_long() {
 fn lost_answers_are_errors_in_time_and_can_be_asked_again() {
     let patience = Duration::from_millis(30);
     let heap = heap("drop=0.05,seed=2", patience);
-    let mut random = Random(3);
+    let mut random = Rng::with_seed(3);
     let mut values = Vec::new();
     let mut late = 0;
     while values.len() < 400 {
@@ -140,7 +140,7 @@ fn lost_answers_are_errors_in_time_and_can_be_asked_again() {
         }
     }
     for _ in 0..500 {
-        let index = random.below(values.len());
+        let index = random.usize(..values.len());
         let started = Instant::now();
         loop {
             let scope = heap.enter();
@@ -179,14 +179,14 @@ fn large_values_outlast_lost_answers() {
         }
         large.push((in_the_end(|| heap.alloc([0u64; 12 * 512]).map_err(|error| error.error)), 0));
     }
-    let mut random = Random(5);
+    let mut random = Rng::with_seed(5);
     for step in 1..1_000 {
         for _ in 0..4 {
-            let (value, twin) = &mut small[random.below(240)];
+            let (value, twin) = &mut small[random.usize(..240)];
             assert_eq!(in_the_end(|| value.write(|value| core::mem::replace(value, [step; 512]))), [*twin; 512]);
             *twin = step;
         }
-        let (value, twin) = &mut large[random.below(60)];
+        let (value, twin) = &mut large[random.usize(..60)];
         assert_eq!(in_the_end(|| value.write(|value| core::mem::replace(value, [step; 12 * 512]))), [*twin; 12 * 512]);
         *twin = step;
     }
@@ -203,9 +203,9 @@ fn a_slow_pool_is_slow_and_nothing_else() {
         let start = |thread| {
             let (heap, values) = (&heap, &values);
             threads.spawn(move || {
-                let mut random = Random(thread);
+                let mut random = Rng::with_seed(thread);
                 for _ in 0..200 {
-                    let index = random.below(values.len());
+                    let index = random.usize(..values.len());
                     let scope = heap.enter();
                     assert_eq!(*values[index].get(&scope).unwrap(), [index as u64; 512]);
                 }
@@ -241,9 +241,9 @@ fn a_full_pool_can_be_read() {
             value.write(|value| value[1] = 7).unwrap_or_else(is_full);
         }
         heap.alloc([0u64; 512]).map_or_else(|error| is_full(error.error), |_| panic!("room for one more"));
-        let mut random = Random(11);
+        let mut random = Rng::with_seed(11);
         for step in 0..600 {
-            let index = random.below(values.len());
+            let index = random.usize(..values.len());
             let seen = match step % 2 {
                 0 => values[index].read(|value| (value[0], value[2])),
                 _ => farfield::task::Executor::new(&heap)

@@ -1,7 +1,7 @@
 //! Values come near without anybody waiting for them. Dangers: a page that nobody lands, an error that nobody is told, a
 //! frame that two flights share.
 
-use crate::common::{MIB, Random, assert_in_budget, builder, seed};
+use crate::common::{MIB, Rng, assert_in_budget, builder, seed};
 use farfield::{FarBox, FarError, Heap, PoolError};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn filled(faults: &str, patience: Duration) -> (Heap, Vec<FarBox<[u64; 512]>>) {
 const LONG: Duration = Duration::from_secs(10);
 
 #[test]
-fn what_comes_ahead_of_need_is_no_miss() {
+fn prefetched_values_are_no_misses() {
     let (heap, values) = filled("delay=1ms", LONG);
     let misses = heap.stats().misses;
     let mut started = 0;
@@ -49,7 +49,7 @@ fn what_comes_ahead_of_need_is_no_miss() {
 }
 
 #[test]
-fn what_is_not_used_leaves_again_and_is_counted() {
+fn unused_prefetches_leave_and_are_counted() {
     let (heap, values) = filled("seed=1", LONG);
     assert!(heap.prefetch(&values[..8]) > 0);
     for value in &values[1000..] {
@@ -63,7 +63,7 @@ fn what_is_not_used_leaves_again_and_is_counted() {
 
 /// A flight needs no thread: others land it while its own does something else, or is gone.
 #[test]
-fn what_a_busy_thread_or_an_ended_one_began_arrives() {
+fn fetches_begun_by_busy_or_ended_threads_complete() {
     let (heap, values) = filled("delay=2ms", LONG);
     let read = |range: core::ops::Range<usize>| {
         for value in &values[range] {
@@ -122,7 +122,7 @@ fn values_die_and_heaps_end_while_their_pages_are_under_way() {
 }
 
 #[test]
-fn what_fails_ahead_of_need_fails_for_whoever_needs_it() {
+fn a_failed_prefetch_fails_for_the_thread_that_needs_the_value() {
     // The server dies at about the operation at which everything is written and the first prefetch begins.
     let (heap, values) = filled("die=1900", LONG);
     for values in values.chunks(16) {
@@ -144,10 +144,10 @@ fn what_fails_ahead_of_need_fails_for_whoever_needs_it() {
 #[test]
 fn lost_and_corrupt_answers_are_asked_for_again() {
     let (heap, values) = filled("drop=0.05,corrupt=0.05,seed=4", Duration::from_millis(30));
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     let mut failed = 0;
     for _ in 0..300 {
-        let at = random.below(values.len() - 8);
+        let at = random.usize(..values.len() - 8);
         heap.prefetch(&values[at..at + 8]);
         for (index, value) in values.iter().enumerate().skip(at).take(8) {
             loop {

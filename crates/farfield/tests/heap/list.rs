@@ -2,7 +2,7 @@
 //! changes when chunks are split or go, elements lost at chunk ends, dropped never or twice.
 
 use crate::common::twin::{Twin, twins};
-use crate::common::{MIB, Random, heap, seed};
+use crate::common::{MIB, Rng, heap, seed};
 use farfield::{FarError, FarList, FarQueue, FarStack, Heap};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,11 +21,11 @@ struct List {
 }
 
 impl Twin for List {
-    fn filled(heap: &Heap, bytes: u64, random: &mut Random) -> List {
+    fn filled(heap: &Heap, bytes: u64, random: &mut Rng) -> List {
         let target = bytes as usize / size_of::<Page>();
         let mut twin = List { far: FarList::new(), near: VecDeque::new(), target };
         while twin.near.len() < target {
-            let number = random.next();
+            let number = random.u64(..);
             let scope = heap.enter();
             if number.is_multiple_of(3) {
                 twin.far.push_front(&scope, element(number)).unwrap();
@@ -38,10 +38,10 @@ impl Twin for List {
         twin
     }
 
-    fn step(&mut self, heap: &Heap, random: &mut Random) {
-        let number = random.next();
+    fn step(&mut self, heap: &Heap, random: &mut Rng) {
+        let number = random.u64(..);
         let scope = heap.enter();
-        match random.below(10) {
+        match random.usize(..10) {
             0 => {
                 self.far.push_front(&scope, element(number)).unwrap();
                 self.near.push_front(number);
@@ -79,12 +79,12 @@ impl Twin for List {
 
 impl List {
     /// Takes a tail off, or all or nothing, and puts it back, or before what was left.
-    fn part(&mut self, heap: &Heap, random: &mut Random) {
+    fn part(&mut self, heap: &Heap, random: &mut Rng) {
         let len = self.near.len();
-        let at = match random.below(8) {
+        let at = match random.usize(..8) {
             0 => 0,
             1 => len,
-            _ => random.below(len + 1),
+            _ => random.usize(..len + 1),
         };
         let scope = heap.enter();
         let mut far = match self.far.split_off(&scope, at) {
@@ -97,7 +97,7 @@ impl List {
         assert_eq!((self.far.len(), far.len()), (at, len - at));
         assert_eq!(far.front(&scope).unwrap(), near.front().map(|n| element(*n)).as_ref());
         assert_eq!(self.far.back(&scope).unwrap(), self.near.back().map(|n| element(*n)).as_ref());
-        if random.below(2) == 0 {
+        if random.usize(..2) == 0 {
             std::mem::swap(&mut self.far, &mut far);
             std::mem::swap(&mut self.near, &mut near);
         }
@@ -113,8 +113,8 @@ impl List {
     }
 
     /// A few changes around one place, by a cursor from the nearer end.
-    fn edit(&mut self, heap: &Heap, random: &mut Random) {
-        let mut at = random.below(self.near.len() + 1);
+    fn edit(&mut self, heap: &Heap, random: &mut Rng) {
+        let mut at = random.usize(..self.near.len() + 1);
         let mut cursor = if at < self.near.len() / 2 {
             let mut cursor = self.far.cursor_front_mut();
             (0..at).for_each(|_| cursor.move_next());
@@ -128,11 +128,11 @@ impl List {
             cursor
         };
         let removals = if self.near.len() > self.target { 6 } else { 4 };
-        for _ in 0..random.below(24) {
-            let number = random.next();
+        for _ in 0..random.usize(..24) {
+            let number = random.u64(..);
             let scope = heap.enter();
             let end = self.near.len();
-            match random.below(10) {
+            match random.usize(..10) {
                 choice if choice < removals => {
                     assert_eq!(cursor.remove_current(&scope).unwrap(), self.near.remove(at).map(element));
                 }
@@ -170,20 +170,20 @@ twins!(list, List, 3_000);
 #[test]
 fn some_are_kept() {
     let heap = heap(1);
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     for kept_of_ten in [10, 8, 5, 2, 0] {
         let (alive, mut far, mut near) = (Arc::default(), FarQueue::new(), VecDeque::new());
         for _ in 0..3_000 {
-            let number = random.next();
+            let number = random.u64(..);
             far.push(&heap.enter(), Counted::new(&alive, number)).unwrap();
             near.push_back(number);
         }
-        let salt = random.next();
+        let salt = random.u64(..);
         for run in [1, 40] {
             let mut at = [0, 0];
             let mut keep = |side: usize| {
                 at[side] += 1;
-                Random(salt ^ (at[side] / run)).below(10) < kept_of_ten
+                Rng::with_seed(salt ^ (at[side] / run)).usize(..10) < kept_of_ten
             };
             far.retain(&mut heap.enter(), |_| keep(0)).unwrap();
             near.retain(|_| keep(1));
@@ -250,23 +250,23 @@ impl Drop for Counted {
 }
 
 impl Twin for Lines {
-    fn filled(heap: &Heap, bytes: u64, random: &mut Random) -> Lines {
+    fn filled(heap: &Heap, bytes: u64, random: &mut Rng) -> Lines {
         let (queue, stack) = (FarQueue::new(), FarStack::new());
         let mut twin =
             Lines { alive: Arc::default(), queue, stack, near_queue: VecDeque::new(), near_stack: Vec::new() };
         for _ in 0..bytes / size_of::<Counted>() as u64 / 2 {
-            twin.push(heap, random.next());
+            twin.push(heap, random.u64(..));
         }
         twin
     }
 
-    fn step(&mut self, heap: &Heap, random: &mut Random) {
+    fn step(&mut self, heap: &Heap, random: &mut Rng) {
         // Runs of one kind, so that chunks come and go.
-        let count = random.below(30);
-        let push = random.below(2) == 0;
+        let count = random.usize(..30);
+        let push = random.usize(..2) == 0;
         for _ in 0..count {
             if push {
-                self.push(heap, random.next());
+                self.push(heap, random.u64(..));
             } else {
                 let scope = heap.enter();
                 assert_eq!(self.queue.front(&scope).unwrap().map(|e| e.number), self.near_queue.front().copied());
@@ -409,11 +409,11 @@ fn a_list_outlives_its_heap_and_lies_in_far_values() {
     let alive = Arc::new(AtomicI64::new(0));
     let heap = heap(1);
     let mut lists: FarList<FarList<Counted>> = FarList::new();
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     for _ in 0..40 {
         let mut list = FarList::new();
-        for _ in 0..random.below(100) {
-            list.push_back(&heap.enter(), Counted::new(&alive, random.next())).unwrap();
+        for _ in 0..random.usize(..100) {
+            list.push_back(&heap.enter(), Counted::new(&alive, random.u64(..))).unwrap();
         }
         lists.push_front(&heap.enter(), list).unwrap();
     }

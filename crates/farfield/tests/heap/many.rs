@@ -2,7 +2,7 @@
 //! the wrong place of it, a pinned value that moves, pins that outlast what they were for.
 
 use crate::common::twin::steps;
-use crate::common::{MIB, Random, assert_in_budget, builder, heap, seed};
+use crate::common::{MIB, Rng, assert_in_budget, builder, heap, seed};
 use farfield::collections::Index;
 use farfield::task::Executor;
 use farfield::{FarBox, FarError, FarMap, FarVec, Heap, PoolError};
@@ -55,20 +55,20 @@ fn batches_are_in_order_whatever_is_near() {
     let heap = faulty("delay=20us", 2 * MIB, LONG);
     let mut values = filled(&heap, 2000);
     let mut twin: Vec<u64> = (0..2000).collect();
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     for round in 0..steps(150) {
-        let from = random.below(values.len() - 40);
+        let from = random.usize(..values.len() - 40);
         let scope = heap.enter();
         if round % 3 == 0 {
             let batch = heap.get_many_mut(&scope, &mut values[from..from + 24]).unwrap();
             for (value, twin) in batch.into_iter().zip(&mut twin[from..]) {
-                *twin = random.next();
+                *twin = random.u64(..);
                 value.fill(*twin);
             }
             continue;
         }
         // Some twice.
-        let wanted: Vec<usize> = (0..24).map(|_| from + random.below(40)).collect();
+        let wanted: Vec<usize> = (0..24).map(|_| from + random.usize(..40)).collect();
         let batch = heap.get_many(&scope, wanted.iter().map(|index| &values[*index])).unwrap();
         assert_eq!(batch.len(), wanted.len());
         for (value, index) in batch.into_iter().zip(wanted) {
@@ -163,17 +163,17 @@ fn look_ups_are_in_order_whatever_is_near() {
         let heap = faulty("delay=20us", 2 * MIB, LONG);
         let map: FarMap<u64, [u64; 32]> = FarMap::builder().index(index).build(&heap).unwrap();
         let mut twin = HashMap::new();
-        let mut random = Random(seed());
+        let mut random = Rng::with_seed(seed());
         for _ in 0..steps(250) {
             for _ in 0..60 {
-                let (key, value) = (random.below(20_000) as u64, random.next());
+                let (key, value) = (random.usize(..20_000) as u64, random.u64(..));
                 map.insert(&heap.enter(), key, [value; 32]).unwrap();
                 twin.insert(key, value);
             }
             // Some are absent, and some asked for twice.
-            let keys: Vec<u64> = (0..40).map(|_| random.below(20_000) as u64).collect();
+            let keys: Vec<u64> = (0..40).map(|_| random.usize(..20_000) as u64).collect();
             let scope = heap.enter();
-            let found = if random.below(2) == 0 {
+            let found = if random.usize(..2) == 0 {
                 map.get_many(&scope, &keys).unwrap()
             } else {
                 heap.get_many_with(&scope, &keys, |key| map.get(&scope, *key)).unwrap()
@@ -261,7 +261,7 @@ fn values_are_read_and_written_without_a_scope() {
 }
 
 #[test]
-fn what_is_read_once_leaves_first() {
+fn values_that_are_read_once_leave_first() {
     let heap = heap(4);
     let values = filled(&heap, 3000);
     let hot = &values[..400];
@@ -292,14 +292,14 @@ fn what_is_read_once_leaves_first() {
 
 /// Every frame without a page is poisoned and cannot be accessed.
 #[test]
-fn what_is_pinned_stays_where_it_is() {
+fn pinned_values_do_not_move() {
     let heap = heap(1);
     let small: Vec<_> = (0..60_000u64).map(|index| heap.alloc([index; 8]).unwrap()).collect();
     let large: Vec<_> = (0..20u64).map(|index| heap.alloc([index; 2000]).unwrap()).collect();
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     let mut churn = || {
         for _ in 0..5_000 {
-            let index = random.below(small.len());
+            let index = random.usize(..small.len());
             assert_eq!(small[index].read(|value| value[7]), Ok(index as u64));
         }
     };
@@ -446,14 +446,14 @@ fn vectors_have_elements_for_tasks() {
     let mut vec = FarVec::new();
     vec.extend(&heap.enter(), 0..2_000_000u64).unwrap();
     let executor = Executor::new(&heap);
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     executor.block_on(async {
         for _ in 0..1_000 {
-            let index = random.below(vec.len());
+            let index = random.usize(..vec.len());
             let scope = heap.enter();
             *vec.fetch_mut(&scope, index).await.unwrap().unwrap() += 1;
             let first = vec.fetch(&scope, index).await.unwrap().unwrap();
-            let other = random.below(vec.len());
+            let other = random.usize(..vec.len());
             vec.fetch(&scope, other).await.unwrap();
             assert!(*first > index as u64);
         }

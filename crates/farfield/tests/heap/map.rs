@@ -2,7 +2,7 @@
 //! a reference to what was removed, a destructor that never runs or runs twice.
 
 use crate::common::twin::{Twin, twins};
-use crate::common::{self, MIB, Random, heap, seed};
+use crate::common::{self, MIB, Rng, heap, seed};
 use farfield::collections::{Entry, Index};
 use farfield::{AllocError, Change, FarError, FarMap, Heap};
 use std::collections::HashMap;
@@ -23,26 +23,26 @@ fn key(number: u64) -> Vec<u8> {
     key
 }
 
-fn value(random: &mut Random) -> Vec<u8> {
-    let bytes = match random.below(100) {
-        0 => random.below(20_000),
-        1..20 => random.below(40),
-        _ => 2500 + random.below(4000),
+fn value(random: &mut Rng) -> Vec<u8> {
+    let bytes = match random.usize(..100) {
+        0 => random.usize(..20_000),
+        1..20 => random.usize(..40),
+        _ => 2500 + random.usize(..4000),
     };
-    let mut value = vec![random.next() as u8; bytes];
+    let mut value = vec![random.u64(..) as u8; bytes];
     for byte in value.iter_mut().take(8) {
-        *byte = random.next() as u8;
+        *byte = random.u64(..) as u8;
     }
     value
 }
 
 impl Bytes {
-    fn with_index(heap: &Heap, bytes: u64, random: &mut Random, index: Index) -> Bytes {
+    fn with_index(heap: &Heap, bytes: u64, random: &mut Rng, index: Index) -> Bytes {
         let far = FarMap::<[u8], [u8]>::builder().index(index).build(heap).unwrap();
         let mut twin = Bytes { far, near: HashMap::new(), keys: bytes / 2500 };
         let mut filled = 0;
         while filled < bytes {
-            let (key, value) = (key(random.next() % twin.keys), value(random));
+            let (key, value) = (key(random.u64(..) % twin.keys), value(random));
             filled += value.len() as u64;
             let scope = heap.enter();
             let old = twin.far.insert(&scope, &key[..], &value[..]).unwrap().map(<[u8]>::to_vec);
@@ -53,14 +53,14 @@ impl Bytes {
 }
 
 impl Twin for Bytes {
-    fn filled(heap: &Heap, bytes: u64, random: &mut Random) -> Bytes {
+    fn filled(heap: &Heap, bytes: u64, random: &mut Rng) -> Bytes {
         Bytes::with_index(heap, bytes, random, Index::Near)
     }
 
-    fn step(&mut self, heap: &Heap, random: &mut Random) {
-        let key = key(random.next() % self.keys);
+    fn step(&mut self, heap: &Heap, random: &mut Rng) {
+        let key = key(random.u64(..) % self.keys);
         let scope = heap.enter();
-        match random.below(10) {
+        match random.usize(..10) {
             0..2 => {
                 let value = value(random);
                 let old = self.far.insert(&scope, &key[..], &value[..]).unwrap();
@@ -125,7 +125,7 @@ impl Twin for Bytes {
 twins!(bytes, Bytes, 1_000);
 
 #[test]
-fn what_is_vacant_is_filled() {
+fn vacant_entries_are_filled() {
     let heap = heap(1);
     let mut map = FarMap::<str, u64>::new(&heap).unwrap();
     let scope = heap.enter();
@@ -138,11 +138,11 @@ fn what_is_vacant_is_filled() {
 struct FarIndex(Bytes);
 
 impl Twin for FarIndex {
-    fn filled(heap: &Heap, bytes: u64, random: &mut Random) -> FarIndex {
+    fn filled(heap: &Heap, bytes: u64, random: &mut Rng) -> FarIndex {
         FarIndex(Bytes::with_index(heap, bytes, random, Index::Far))
     }
 
-    fn step(&mut self, heap: &Heap, random: &mut Random) {
+    fn step(&mut self, heap: &Heap, random: &mut Rng) {
         self.0.step(heap, random);
     }
 
@@ -183,11 +183,11 @@ struct Typed {
 }
 
 impl Twin for Typed {
-    fn filled(heap: &Heap, bytes: u64, random: &mut Random) -> Typed {
+    fn filled(heap: &Heap, bytes: u64, random: &mut Rng) -> Typed {
         let far = FarMap::new(heap).unwrap();
         let mut twin = Typed { alive: Arc::default(), far, near: HashMap::new(), keys: bytes / 2_600 };
         for _ in 0..bytes / 4_100 {
-            let number = random.next() % twin.keys;
+            let number = random.u64(..) % twin.keys;
             let scope = heap.enter();
             twin.far.insert(&scope, number.to_string(), Counted::new(&twin.alive, number)).unwrap();
             twin.near.insert(number.to_string(), number);
@@ -195,11 +195,11 @@ impl Twin for Typed {
         twin
     }
 
-    fn step(&mut self, heap: &Heap, random: &mut Random) {
-        let key = (random.next() % self.keys).to_string();
-        let number = random.next();
+    fn step(&mut self, heap: &Heap, random: &mut Rng) {
+        let key = (random.u64(..) % self.keys).to_string();
+        let number = random.u64(..);
         let scope = heap.enter();
-        match random.below(4) {
+        match random.usize(..4) {
             0 => {
                 let old = self.far.insert(&scope, key.clone(), Counted::new(&self.alive, number)).unwrap();
                 assert_eq!(old.map(|old| old.number), self.near.insert(key, number));
@@ -262,7 +262,7 @@ fn every_entry_is_dropped_once() {
 }
 
 #[test]
-fn what_a_scope_has_seen_stays_as_it_was() {
+fn values_seen_in_a_scope_stay_as_they_were() {
     let heap = heap(8);
     let map: FarMap<u64, [u64; 100]> = FarMap::new(&heap).unwrap();
     let scope = heap.enter();
@@ -396,9 +396,9 @@ fn threads_put_get_and_remove(near_mib: u64, index: Index, rounds: u64) {
         let start = |thread: u8| {
             let (map, heap) = (&map, &heap);
             threads.spawn(move || {
-                let mut random = Random(seed + u64::from(thread));
+                let mut random = Rng::with_seed(seed + u64::from(thread));
                 for _ in 0..common::twin::steps(rounds) {
-                    let number = random.next() % 2_000;
+                    let number = random.u64(..) % 2_000;
                     let key = key(number);
                     let mut value = key.clone();
                     value.resize(1500, thread);
@@ -408,7 +408,7 @@ fn threads_put_get_and_remove(near_mib: u64, index: Index, rounds: u64) {
                     };
                     let scope = heap.enter();
                     let seen = map.get(&scope, &key).unwrap();
-                    let old = match random.below(4) {
+                    let old = match random.usize(..4) {
                         0 | 1 => map.insert(&scope, &key[..], value).unwrap(),
                         2 => map.remove(&scope, &key[..]).unwrap(),
                         _ => map.get(&scope, &key[..]).unwrap(),
@@ -479,7 +479,7 @@ fn updates_of_threads_are_not_lost() {
 
 /// The danger of growth: who looks while a bucket is split must not miss what is there all the time, nor meet it twice.
 #[test]
-fn nothing_is_missed_while_the_map_grows() {
+fn lookups_find_every_key_while_the_map_grows() {
     for index in [Index::Near, Index::Far] {
         let heap = heap(8);
         let map = FarMap::<u64, u64>::builder().index(index).build(&heap).unwrap();
@@ -505,11 +505,11 @@ fn nothing_is_missed_while_the_map_grows() {
             };
             let writers = [writer(0), writer(1)];
             let reader = threads.spawn(|| {
-                let mut random = Random(seed());
+                let mut random = Rng::with_seed(seed());
                 let mut rounds = 0;
                 while !done.load(Ordering::Relaxed) {
                     for _ in 0..100 {
-                        let number = random.next() % stable;
+                        let number = random.u64(..) % stable;
                         assert_eq!(map.get(&heap.enter(), &number).unwrap(), Some(&number));
                     }
                     rounds += 1;
@@ -587,15 +587,15 @@ fn operations_of_threads_have_an_order() {
     for round in 0..common::twin::steps(300) {
         let keys = 2;
         let run = |thread: u64| {
-            let mut random = Random(seed + round * 10 + thread);
+            let mut random = Rng::with_seed(seed + round * 10 + thread);
             let mut events = Vec::new();
             for step in 0..14 {
-                let key = random.next() % keys;
+                let key = random.u64(..) % keys;
                 let value = thread << 32 | step;
                 let began = clock.fetch_add(1, Ordering::SeqCst);
                 let scope = heap.enter();
                 let at = round * 1_000 + key;
-                let (put, seen) = match random.below(4) {
+                let (put, seen) = match random.usize(..4) {
                     0 => (Some(Some(value)), map.insert(&scope, at, value).unwrap().copied()),
                     1 => (Some(None), map.remove(&scope, &at).unwrap().copied()),
                     2 => {

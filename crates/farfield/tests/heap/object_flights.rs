@@ -4,7 +4,7 @@
 
 use crate::common::task::{fetch_until_there, look, yield_now};
 use crate::common::twin::steps;
-use crate::common::{MIB, Random, assert_in_budget, builder, plane, seed};
+use crate::common::{MIB, Rng, assert_in_budget, builder, plane, seed};
 use farfield::task::Executor;
 use farfield::{FarBox, FarError, Heap, Plane, PoolError};
 use std::cell::Cell;
@@ -70,9 +70,9 @@ fn a_batch_is_asked_for_before_anything_is_waited_for() {
 fn batches_longer_than_the_lane_come_in_order() {
     let heap = heap("delay=50us", 2 * MIB, LONG);
     let mut values = far_values(&heap, 20_000);
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     for round in 0..steps(40) {
-        let from = random.below(19_000);
+        let from = random.usize(..19_000);
         let scope = heap.enter();
         if round % 3 == 0 {
             let batch = heap.get_many_mut(&scope, &mut values[from..from + 900]).unwrap();
@@ -147,9 +147,9 @@ fn futures_are_given_up_and_their_flights_land() {
 fn places_of_values_on_their_way_are_nobody_elses() {
     let heap = heap("delay=300us", MIB, LONG);
     let mut values = far_values(&heap, 20_000);
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     for _ in 0..steps(60) {
-        let from = random.below(19_900);
+        let from = random.usize(..19_900);
         heap.prefetch(&values[from..from + 40]);
         // Pushes out what can leave.
         let ballast: Vec<_> = (0..300u64).map(|index| heap.alloc([index; 512]).unwrap()).collect();
@@ -170,7 +170,7 @@ fn places_of_values_on_their_way_are_nobody_elses() {
 }
 
 #[test]
-fn what_comes_ahead_of_need_is_no_miss_and_counted() {
+fn prefetched_objects_are_no_misses_and_are_counted() {
     let heap = heap("delay=1ms", 2 * MIB, LONG);
     let values = far_values(&heap, 20_000);
     let before = heap.stats();
@@ -206,7 +206,7 @@ fn what_comes_ahead_of_need_is_no_miss_and_counted() {
 
 /// A flight needs no thread: others land it while its own does something else, or is gone.
 #[test]
-fn what_a_busy_thread_or_an_ended_one_began_arrives() {
+fn fetches_begun_by_busy_or_ended_threads_complete() {
     let heap = heap("delay=2ms", 2 * MIB, LONG);
     let values = far_values(&heap, 20_000);
     let misses = heap.stats().misses;
@@ -353,7 +353,7 @@ impl Drop for Counted {
 /// What a task owns, and its twin.
 struct Owned<'a> {
     heap: &'a Heap,
-    random: Random,
+    random: Rng,
     alive: &'a Arc<AtomicI64>,
     far: Vec<FarBox<Counted>>,
     twin: Vec<u64>,
@@ -376,15 +376,15 @@ impl Owned<'_> {
     }
 
     async fn step(&mut self) -> Result<(), FarError> {
-        let index = self.random.below(self.far.len());
-        let end = (index + self.random.below(8)).min(self.far.len());
-        match self.random.below(10) {
+        let index = self.random.usize(..self.far.len());
+        let end = (index + self.random.usize(..8)).min(self.far.len());
+        match self.random.usize(..10) {
             0 => {
-                self.twin[index] = self.random.next();
+                self.twin[index] = self.random.u64(..);
                 self.far[index] = self.make(self.twin[index]).await;
             }
             1 | 2 => {
-                let value = self.random.next();
+                let value = self.random.u64(..);
                 self.far[index].fetch_mut(&self.heap.enter()).await?.1 = [value; 31];
                 self.twin[index] = value;
             }
@@ -392,7 +392,7 @@ impl Owned<'_> {
             // Given up at once, and perhaps dropped while it is on its way.
             4 => {
                 look(self.far[index].fetch(&self.heap.enter())).await;
-                if self.random.below(2) == 0 {
+                if self.random.usize(..2) == 0 {
                     self.far[index] = self.make(self.twin[index]).await;
                 }
             }
@@ -404,19 +404,19 @@ impl Owned<'_> {
             }
             6 => {
                 let pinned = self.far[index].fetch_pinned().await?;
-                self.far[self.random.below(self.twin.len())].fetch_pinned().await?;
+                self.far[self.random.usize(..self.twin.len())].fetch_pinned().await?;
                 assert_eq!(pinned.1, [self.twin[index]; 31]);
             }
             7 => {
                 let scope = self.heap.enter();
-                let value = self.shared[self.random.below(self.shared.len())].fetch(&scope).await?;
-                value[self.random.below(8)].fetch_add(1, Ordering::Relaxed);
+                let value = self.shared[self.random.usize(..self.shared.len())].fetch(&scope).await?;
+                value[self.random.usize(..8)].fetch_add(1, Ordering::Relaxed);
                 self.added += 1;
             }
             _ => {
                 let scope = self.heap.enter();
                 let seen = self.far[index].fetch(&scope).await?;
-                let other = self.random.below(self.twin.len());
+                let other = self.random.usize(..self.twin.len());
                 assert_eq!(self.far[other].fetch(&scope).await?.1[30], self.twin[other]);
                 assert_eq!(seen.1, [self.twin[index]; 31]);
             }
@@ -425,7 +425,7 @@ impl Owned<'_> {
     }
 }
 
-/// Random steps of a task; how often it has incremented something that is shared.
+/// Rng steps of a task; how often it has incremented something that is shared.
 async fn random_task(mut owned: Owned<'_>, count: u64) -> u64 {
     for value in 0..count {
         let made = owned.make(value).await;
@@ -454,9 +454,9 @@ fn random_threads(near_percent: u64, threads: u64, tasks: u64) {
     let added = AtomicU64::new(0);
     std::thread::scope(|scope| {
         let blocking = scope.spawn(|| {
-            let mut random = Random(!seed);
+            let mut random = Rng::with_seed(!seed);
             while !stop.load(Ordering::Relaxed) {
-                let value = &shared[random.below(shared.len())];
+                let value = &shared[random.usize(..shared.len())];
                 value.get(&heap.enter()).unwrap()[0].fetch_add(1, Ordering::Relaxed);
                 added.fetch_add(1, Ordering::Relaxed);
             }
@@ -466,7 +466,7 @@ fn random_threads(near_percent: u64, threads: u64, tasks: u64) {
             scope.spawn(move || {
                 let executor = Executor::new(heap);
                 let start = |task| {
-                    let random = Random(seed ^ thread << 40 ^ task << 32);
+                    let random = Rng::with_seed(seed ^ thread << 40 ^ task << 32);
                     let (far, twin) = (Vec::new(), Vec::new());
                     random_task(Owned { heap, random, alive, far, twin, shared, added: 0 }, count)
                 };

@@ -1,7 +1,7 @@
 //! What a scope may hold it can hold, also in large values, whose frames must be neighbours. Danger: `NearFull` while there is room, because
 //! single frames in use lie in between.
 
-use crate::common::{MIB, Random, assert_in_budget, heap, is_deep, seed};
+use crate::common::{MIB, Rng, assert_in_budget, heap, is_deep, seed};
 use farfield::{FarBox, FarBytes, FarError, Heap};
 
 const PAGE: usize = 4096;
@@ -18,15 +18,15 @@ fn singles(heap: &Heap, near_mib: u64) -> Vec<FarBox<[u64; 512]>> {
 }
 
 /// Every other one is used often, so that frames that can be had lie alone.
-fn use_singles(heap: &Heap, singles: &[FarBox<[u64; 512]>], random: &mut Random) {
+fn use_singles(heap: &Heap, singles: &[FarBox<[u64; 512]>], random: &mut Rng) {
     for at in (0..singles.len()).step_by(2) {
-        let at = if random.below(8) == 0 { random.below(singles.len()) } else { at };
+        let at = if random.usize(..8) == 0 { random.usize(..singles.len()) } else { at };
         assert_eq!(singles[at].get(&heap.enter()).unwrap()[511], at as u64);
     }
 }
 
 /// A scope makes units of so many pages up to its share, or brings those that earlier scopes made, if they are kept.
-fn a_scope_holds_units(near_mib: u64, unit: usize, kept: bool, random: &mut Random) {
+fn a_scope_holds_units(near_mib: u64, unit: usize, kept: bool, random: &mut Rng) {
     let heap = heap(near_mib);
     let singles = singles(&heap, near_mib);
     let count = share(&heap) / unit;
@@ -57,7 +57,7 @@ fn a_scope_holds_units(near_mib: u64, unit: usize, kept: bool, random: &mut Rand
 
 #[test]
 fn a_scope_can_hold_its_share_in_units_of_any_size() {
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     let sizes: &[u64] = if is_deep() { &[4, 17, 33, 64, 200] } else { &[4, 17] };
     for near_mib in sizes {
         for unit in [2, 5, 16, 25, 64, 256] {
@@ -71,7 +71,7 @@ fn a_scope_can_hold_its_share_in_units_of_any_size() {
 
 #[test]
 fn bytes_grow_among_single_pages() {
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     let heap = heap(17);
     let singles = singles(&heap, 17);
     for round in 0..8 {

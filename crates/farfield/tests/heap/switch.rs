@@ -1,6 +1,6 @@
 //! The pool is exchanged while the heap is used. Danger: an old version, a lost value, a thread that hangs.
 
-use crate::common::{MIB, Random, builder, seed};
+use crate::common::{MIB, Rng, builder, seed};
 use farfield::{BuildError, FarBox, Health, Heap, PoolError, SwitchError};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -20,20 +20,20 @@ fn switch(heap: &Heap, url: &str) -> Result<(), SwitchError> {
 
 /// Values of two sizes, each with a word that says what it should be, until it is over.
 fn work(heap: &Heap, seed: u64, is_over: &AtomicBool) -> usize {
-    let mut random = Random(seed);
+    let mut random = Rng::with_seed(seed);
     let mut small: Vec<(FarBox<[u64; 8]>, u64)> = Vec::new();
     let mut large: Vec<(FarBox<[u64; 1200]>, u64)> = Vec::new();
     let mut steps = 0;
     while !is_over.load(Ordering::Relaxed) || steps < 2000 {
         steps += 1;
-        let word = random.next();
-        match random.below(8) {
+        let word = random.u64(..);
+        match random.usize(..8) {
             0 if small.len() < 20_000 => small.push((heap.alloc([word; 8]).unwrap(), word)),
             1 if large.len() < 300 => large.push((heap.alloc([word; 1200]).unwrap(), word)),
-            2 if !large.is_empty() => drop(large.swap_remove(random.below(large.len()))),
-            3 if small.len() > 10_000 => drop(small.swap_remove(random.below(small.len()))),
+            2 if !large.is_empty() => drop(large.swap_remove(random.usize(..large.len()))),
+            3 if small.len() > 10_000 => drop(small.swap_remove(random.usize(..small.len()))),
             4 if !large.is_empty() => {
-                let index = random.below(large.len());
+                let index = random.usize(..large.len());
                 let (held, known) = &mut large[index];
                 let scope = heap.enter();
                 let bytes = held.get_mut(&scope).unwrap();
@@ -41,7 +41,7 @@ fn work(heap: &Heap, seed: u64, is_over: &AtomicBool) -> usize {
                 (*bytes, *known) = ([word; 1200], word);
             }
             5 | 6 if !small.is_empty() => {
-                let index = random.below(small.len());
+                let index = random.usize(..small.len());
                 let (held, known) = &mut small[index];
                 let scope = heap.enter();
                 let bytes = held.get_mut(&scope).unwrap();
@@ -84,13 +84,13 @@ fn values_survive_switches_at_random_moments() {
                 })
             })
             .collect();
-        let mut random = Random(seed);
+        let mut random = Rng::with_seed(seed);
         for _ in 0..rounds {
             for url in ["lz:?size=1G", &ssd, "mirror(ram:,fault:delay=20us@ram:)", "stripe(ram:,ram:)", "ram:"] {
                 assert_eq!(switch(&heap, url), Ok(()), "{url}");
-                let failed = switch(&heap, &format!("fault:die={}@ram:", 1 + random.below(60)));
+                let failed = switch(&heap, &format!("fault:die={}@ram:", 1 + random.usize(..60)));
                 assert!(matches!(failed, Err(SwitchError::New(PoolError::ServerGone { .. }))), "{failed:?}");
-                let full = switch(&heap, &format!("fault:full={}@ram:", 1 + random.below(30)));
+                let full = switch(&heap, &format!("fault:full={}@ram:", 1 + random.usize(..30)));
                 assert!(matches!(full, Err(SwitchError::New(PoolError::PoolFull { .. }))), "{full:?}");
             }
         }

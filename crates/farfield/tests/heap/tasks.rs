@@ -3,7 +3,7 @@
 
 use crate::common::task::{fetch_until_there, look, yield_now};
 use crate::common::twin::steps;
-use crate::common::{MIB, Random, assert_in_budget, builder, seed};
+use crate::common::{MIB, Rng, assert_in_budget, builder, seed};
 use farfield::task::{Executor, spawn};
 use farfield::{FarBox, FarError, Heap, PoolError};
 use std::cell::{Cell, RefCell};
@@ -91,14 +91,14 @@ fn references_are_good_as_long_as_their_scope_whatever_others_do() {
     let (heap, values) = (&heap, &values);
     for task in 0..24 {
         executor.spawn(async move {
-            let mut random = Random(seed ^ task << 32);
+            let mut random = Rng::with_seed(seed ^ task << 32);
             for _ in 0..60 {
                 let outer = heap.enter();
-                let first = random.below(values.len());
+                let first = random.usize(..values.len());
                 let seen = values[first].fetch(&outer).await.unwrap();
                 {
                     let inner = heap.enter();
-                    let second = random.below(values.len());
+                    let second = random.usize(..values.len());
                     let other = values[second].fetch(&inner).await.unwrap();
                     assert_eq!((seen[7], other[511]), (first as u64, second as u64));
                 }
@@ -350,7 +350,7 @@ fn lost_and_corrupt_answers_reach_those_who_wait() {
     heap.verify();
 }
 
-/// Random steps of tasks against a twin, at this near share: each task owns a part of the values, of so many words.
+/// Rng steps of tasks against a twin, at this near share: each task owns a part of the values, of so many words.
 fn random_tasks<const WORDS: usize>(near_percent: u64, tasks: usize) {
     let seed = seed();
     // The smallest heap has 1 MiB near.
@@ -364,7 +364,7 @@ fn random_tasks<const WORDS: usize>(near_percent: u64, tasks: usize) {
         .map(|task| {
             let (heap, all) = (&heap, &all);
             executor.spawn(async move {
-                let mut random = Random(seed ^ (task as u64) << 40);
+                let mut random = Rng::with_seed(seed ^ (task as u64) << 40);
                 let mut twin: Vec<u64> = (0..count as u64).collect();
                 let mut far: Vec<FarBox<[u64; WORDS]>> = Vec::new();
                 for value in &twin {
@@ -374,16 +374,16 @@ fn random_tasks<const WORDS: usize>(near_percent: u64, tasks: usize) {
                     }
                 }
                 for _ in 0..steps(800) {
-                    let index = random.below(count);
+                    let index = random.usize(..count);
                     let scope = heap.enter();
-                    match random.below(8) {
+                    match random.usize(..8) {
                         0 => {
                             drop(scope);
-                            twin[index] = random.next();
+                            twin[index] = random.u64(..);
                             far[index] = heap.alloc([twin[index]; WORDS]).unwrap();
                         }
                         1..=3 => {
-                            twin[index] = random.next();
+                            twin[index] = random.u64(..);
                             *far[index].fetch_mut(&scope).await.unwrap() = [twin[index]; WORDS];
                         }
                         4 => {
@@ -395,7 +395,7 @@ fn random_tasks<const WORDS: usize>(near_percent: u64, tasks: usize) {
                         }
                         _ => {
                             let seen = far[index].fetch(&scope).await.unwrap();
-                            let other = random.below(count);
+                            let other = random.usize(..count);
                             assert_eq!(far[other].fetch(&scope).await.unwrap()[WORDS - 1], twin[other]);
                             assert_eq!(*seen, [twin[index]; WORDS]);
                         }

@@ -1,7 +1,7 @@
 //! Far memory in a tokio program. Dangers: a wake-up that a foreign scheduler misses, a value that leaves when its task changes threads,
 //! tokio's threads waiting for each other through the heap.
 
-use crate::common::{MIB, Random, builder, seed};
+use crate::common::{MIB, Rng, builder, seed};
 use farfield::{FarBox, FarMap, FarVec, Heap};
 use futures_util::TryStreamExt;
 use std::future::ready;
@@ -88,16 +88,16 @@ fn tasks_on_many_threads_look_things_up_and_pin() {
         for task in 0..64 {
             let (heap, values, map) = (heap.clone(), values.clone(), map.clone());
             tasks.spawn(async move {
-                let mut random = Random(seed ^ task << 32);
+                let mut random = Rng::with_seed(seed ^ task << 32);
                 for _ in 0..20 {
-                    let number = random.below(20_000) as u32;
+                    let number = random.usize(..20_000) as u32;
                     let key = number.to_string();
                     let found = heap
                         .fetch_with(|scope| Ok(map.get(scope, key.as_str())?.map(|value| value.len())))
                         .await
                         .unwrap();
                     assert_eq!(found, Some(80));
-                    let index = random.below(values.len());
+                    let index = random.usize(..values.len());
                     let pinned = values[index].fetch_pinned().await.unwrap();
                     yield_now().await;
                     assert_eq!(*pinned, [index as u64; 512]);
@@ -133,10 +133,10 @@ fn local_tasks_hold_scopes() {
         let (heap, values) = (heap.clone(), values.clone());
         let seed = seed();
         local.spawn_local(async move {
-            let mut random = Random(seed ^ task << 32);
+            let mut random = Rng::with_seed(seed ^ task << 32);
             for _ in 0..60 {
                 let scope = heap.enter();
-                let (one, two) = (random.below(values.len()), random.below(values.len()));
+                let (one, two) = (random.usize(..values.len()), random.usize(..values.len()));
                 let first = values[one].fetch(&scope).await.unwrap();
                 let second = values[two].fetch(&scope).await.unwrap();
                 yield_now().await;

@@ -3,7 +3,7 @@
 //!
 //! All of this is safe code. Danger: a scope that begins anew under a reference.
 
-use crate::common::{MIB, Random, builder, is_deep, seed};
+use crate::common::{MIB, Rng, builder, is_deep, seed};
 use core::borrow::Borrow;
 use core::cell::{Cell, RefCell};
 use core::cmp::Ordering;
@@ -21,7 +21,7 @@ struct World {
     scope: Rc<Scope<'static>>,
     /// A map that it changes.
     map: &'static FarMap<u64, [u64; 60]>,
-    random: RefCell<Random>,
+    random: RefCell<Rng>,
     /// What user code holds beyond the call.
     kept: RefCell<Vec<FarBox<[u64; 60]>>>,
     /// One call in so many panics; 0: none.
@@ -54,9 +54,9 @@ fn anything() {
     CALLS.set(CALLS.get() + 1);
     let World { heap, scope, map, random, kept, panics } = &*world;
     let mut random = random.borrow_mut();
-    let key = random.next() % 400;
+    let key = random.u64(..) % 400;
     // Errors are of no interest: mostly the scope is full. Some need as much room as the heap has.
-    match random.next() % 12 {
+    match random.u64(..) % 12 {
         0 => drop(map.insert(scope, key, [key; 60]).is_ok()),
         1 => drop(map.remove(scope, &key).is_ok()),
         2 => drop(map.update(scope, key, |old| Change::Put([old.map_or(key, |old| old[59]); 60])).is_ok()),
@@ -91,7 +91,7 @@ fn anything() {
         }
         _ => kept.borrow_mut().clear(),
     }
-    if *panics > 0 && random.next().is_multiple_of(*panics) {
+    if *panics > 0 && random.u64(..).is_multiple_of(*panics) {
         panic!("user code panics");
     }
 }
@@ -214,20 +214,20 @@ const KEYS: u64 = 300;
 struct Stage {
     heap: &'static Heap,
     map: &'static FarMap<u64, [u64; 60]>,
-    random: Random,
+    random: Rng,
 }
 
 impl Stage {
     /// Never freed: user code may have references to it that are `'static`.
     fn new(seed: u64) -> Stage {
         let heap: &'static Heap = Box::leak(Box::new(builder().near(MIB).near_max(MIB).far(1 << 30).build().unwrap()));
-        Stage { heap, map: Box::leak(Box::new(FarMap::new(heap).unwrap())), random: Random(seed) }
+        Stage { heap, map: Box::leak(Box::new(FarMap::new(heap).unwrap())), random: Rng::with_seed(seed) }
     }
 
     /// Does something with a scope that user code uses too; the scope ends afterwards.
     fn with_scope<R>(&mut self, panics: u64, act: impl FnOnce(&Scope<'static>) -> R) -> Option<R> {
         let scope = Rc::new(self.heap.enter());
-        let random = RefCell::new(Random(self.random.next()));
+        let random = RefCell::new(Rng::with_seed(self.random.u64(..)));
         let world =
             World { heap: self.heap, scope: scope.clone(), map: self.map, random, kept: RefCell::default(), panics };
         WORLD.set(Some(Rc::new(world)));
@@ -251,7 +251,7 @@ fn often(rounds: usize, mut step: impl FnMut(&mut Stage, u64, u64)) {
     let rounds = if is_deep() { rounds * 20 } else { rounds };
     CALLS.set(0);
     for round in 0..rounds {
-        let number = stage.random.next() % KEYS;
+        let number = stage.random.u64(..) % KEYS;
         let panics = if round % 3 == 2 { 40 } else { 0 };
         step(&mut stage, number, panics);
     }
@@ -274,13 +274,13 @@ fn quietly() {
 }
 
 #[test]
-fn what_a_map_has_found_stays_whatever_its_keys_and_closures_do() {
+fn values_found_in_a_map_stay_near_while_keys_and_closures_run() {
     quietly();
     for index in [Index::Near, Index::Far] {
         let mut map: Option<FarMap<Key, Value<100>>> = None;
         often(60, |stage, number, panics| {
             let map = map.get_or_insert_with(|| FarMap::builder().index(index).build(stage.heap).unwrap());
-            let step = stage.random.next() % 8;
+            let step = stage.random.u64(..) % 8;
             stage.with_scope(panics, |scope| {
                 let key = Key::new(number);
                 match step {
@@ -320,12 +320,12 @@ fn what_a_map_has_found_stays_whatever_its_keys_and_closures_do() {
 }
 
 #[test]
-fn what_entries_of_a_map_have_found_stays() {
+fn values_found_by_map_entries_stay_near() {
     quietly();
     let mut map: Option<FarMap<Borrowing, [u64; 200]>> = None;
     often(80, |stage, number, panics| {
         let map = map.get_or_insert_with(|| FarMap::new(stage.heap).unwrap());
-        let step = stage.random.next() % 2;
+        let step = stage.random.u64(..) % 2;
         stage.with_scope(panics, |scope| {
             if step > 0 {
                 ignore(map.get(scope, &Number(number)).map(|found| found.map(|found| stays(found, number))));
@@ -346,11 +346,11 @@ fn what_entries_of_a_map_have_found_stays() {
 }
 
 #[test]
-fn what_a_tree_has_found_stays_whatever_its_keys_do() {
+fn values_found_in_a_tree_stay_near_while_keys_run() {
     quietly();
     let mut map: FarBTreeMap<Key, Value<30>> = FarBTreeMap::new();
     often(100, |stage, number, panics| {
-        let step = stage.random.next() % 6;
+        let step = stage.random.u64(..) % 6;
         stage.with_scope(panics, |scope| {
             let key = Key::new(number);
             match step {
@@ -383,11 +383,11 @@ fn what_a_tree_has_found_stays_whatever_its_keys_do() {
 }
 
 #[test]
-fn what_vectors_and_chains_have_found_stays() {
+fn values_found_in_vectors_and_chains_stay_near() {
     quietly();
     let (mut vec, mut queue) = (FarVec::<Value<40>>::new(), FarQueue::<Value<40>>::new());
     often(100, |stage, number, panics| {
-        let step = stage.random.next() % 8;
+        let step = stage.random.u64(..) % 8;
         if vec.len() > 3000 {
             vec.clear();
         }
@@ -445,7 +445,7 @@ fn a_value_stays_while_its_destructor_runs() {
             large.push(stage.heap.alloc(Value::new(number)).unwrap_or_else(|error| panic!("{}", error.error)));
             small.push(stage.heap.alloc(Value::new(number)).unwrap_or_else(|error| panic!("{}", error.error)));
         }
-        let at = (stage.random.next() % 100) as usize;
+        let at = (stage.random.u64(..) % 100) as usize;
         stage.with_scope(panics, |scope| {
             if number % 2 == 0 {
                 anything();
@@ -460,7 +460,7 @@ fn a_value_stays_while_its_destructor_runs() {
 
 /// Look-ups of tasks hold what they have found; closures that keep references beyond them, and tasks that end early, do not change that.
 #[test]
-fn what_tasks_have_found_stays() {
+fn values_found_by_tasks_stay_near() {
     quietly();
     let mut map: Option<FarMap<Key, Value<100>>> = None;
     often(30, |stage, number, panics| {

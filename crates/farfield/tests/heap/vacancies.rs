@@ -3,7 +3,7 @@
 //! Dangers: a page that is used again shows what was in it before; far memory is never given back.
 
 use crate::common::twin::steps;
-use crate::common::{MIB, Random, assert_in_budget, heap, seed};
+use crate::common::{MIB, Rng, assert_in_budget, heap, seed};
 use farfield::{FarBox, Heap};
 use std::time::{Duration, Instant};
 
@@ -45,24 +45,24 @@ fn wait_until_nothing_is_vacant(heap: &Heap) {
 
 /// Values come and go in waves, so that far pages are vacant, written over, and given back while others are read.
 #[test]
-fn what_is_written_over_never_shows_what_was_there() {
+fn overwritten_pages_never_show_old_contents() {
     let heap = heap(1);
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     let (mut values, mut number) = (Vec::<(u64, Value)>::new(), 0);
     let (mut vacant_most, mut rounds_used_again) = (0, 0);
     for _ in 0..steps(20) {
-        let goal = [500, 8_000, 30_000][random.below(3)];
+        let goal = [500, 8_000, 30_000][random.usize(..3)];
         let vacant = heap.stats().vacant_pages;
         while values.len() < goal {
             number += 1;
-            values.push((number, Value::new(&heap, number, random.below(100))));
+            values.push((number, Value::new(&heap, number, random.usize(..100))));
         }
         rounds_used_again += u64::from(heap.stats().vacant_pages < vacant);
         while values.len() > goal {
-            values.swap_remove(random.below(values.len()));
+            values.swap_remove(random.usize(..values.len()));
         }
         for _ in 0..2_000 {
-            let (number, value) = &values[random.below(values.len())];
+            let (number, value) = &values[random.usize(..values.len())];
             value.check(&heap, *number);
         }
         let stats = heap.stats();

@@ -7,33 +7,24 @@ use arrow::compute::concat_batches;
 use arrow::datatypes::Float64Type;
 use farfield::{Heap, Plane};
 use farfield_frame::{CHUNK_ROWS, FarFrame};
+use fastrand::Rng;
 use std::sync::Arc;
 
 pub(crate) const PLANES: [Plane; 3] = [Plane::Page, Plane::Object, Plane::Hybrid];
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// xorshift64*, as far as tests need chance.
-pub(crate) struct Random(pub(crate) u64);
+/// Returns a generator whose seed is `FARFIELD_SEED`, or the time; the seed is printed.
+pub(crate) fn random() -> Rng {
+    let given = std::env::var("FARFIELD_SEED").ok().and_then(|seed| seed.parse().ok());
+    let time = || std::time::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
+    let seed = given.unwrap_or_else(time);
+    eprintln!("FARFIELD_SEED={seed}");
+    Rng::with_seed(seed)
+}
 
-impl Random {
-    pub(crate) fn new() -> Random {
-        let given = std::env::var("FARFIELD_SEED").ok().and_then(|seed| seed.parse().ok());
-        let time = || std::time::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
-        let seed = given.unwrap_or_else(time) | 1;
-        eprintln!("FARFIELD_SEED={seed}");
-        Random(seed)
-    }
-
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16) as usize % end
-    }
-
-    pub(crate) fn some<T>(&mut self, value: T) -> Option<T> {
-        (self.below(10) > 0).then_some(value)
-    }
+/// Returns the value, or nothing in a tenth of the calls.
+pub(crate) fn some<T>(random: &mut Rng, value: T) -> Option<T> {
+    (random.u8(..10) > 0).then_some(value)
 }
 
 pub(crate) fn heap(plane: Plane, near: u64) -> Arc<Heap> {
@@ -62,13 +53,13 @@ pub(crate) fn same(far: &RecordBatch, near: &RecordBatch) {
 }
 
 /// A floating-point number, often one that others have too, sometimes a special one.
-pub(crate) fn float(random: &mut Random) -> f64 {
-    match random.below(20) {
+pub(crate) fn float(random: &mut Rng) -> f64 {
+    match random.usize(..20) {
         0 => f64::NAN,
         1 => -0.0,
         2 => 0.0,
         3 => f64::NEG_INFINITY,
         4 => -f64::NAN,
-        _ => random.below(100) as f64 / 4.0 - 7.0,
+        _ => random.usize(..100) as f64 / 4.0 - 7.0,
     }
 }

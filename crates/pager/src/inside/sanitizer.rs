@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_switches_the_check_off_is_let_through() {
+    fn only_programs_that_switch_the_check_off_are_let_through() {
         assert_eq!(refusal(None), None, "this test has no sanitizer, or one of its own");
         for options in
             ["verify_asan_link_order=0", "detect_leaks=0:verify_asan_link_order=false", "a=1 verify_asan_link_order=no"]

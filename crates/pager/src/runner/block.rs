@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_runner_writes_is_what_a_process_reads() {
+    fn a_process_reads_the_configuration_that_the_runner_wrote() {
         let made = create_control(&settings()).unwrap();
         let opened = ControlBlock::open(made.path()).unwrap();
         let config = opened.config();
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_who_looks_nor_who_pretends_is_taken_for_the_runner() {
+    fn a_reader_or_an_impostor_is_not_taken_for_the_runner() {
         let made = create_control(&settings()).unwrap();
         let _looking = ControlBlock::open(made.path()).unwrap();
         assert!(find_control(std::process::id()).is_ok_and(|(runner, _)| runner == std::process::id()));

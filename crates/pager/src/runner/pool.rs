@@ -103,7 +103,7 @@ pub(super) fn begin_switch(
     }
     let status = PoolStatus::read(control);
     if !status.moving.is_empty() {
-        return Err(refuse("the job is still on the way to another pool: wait for it, or cancel that"));
+        return Err(refuse("the job is still moving to another pool: wait until it has moved, or cancel the switch"));
     }
     if status.urls == urls {
         return Err(refuse("the job has this pool already"));

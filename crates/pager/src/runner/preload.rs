@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_preloaded_before_stays() {
+    fn libraries_that_were_preloaded_before_stay() {
         let ours = Path::new("/lib/ours.so");
         assert_eq!(prepended(ours, None), "/lib/ours.so");
         assert_eq!(prepended(ours, Some(OsStr::new(""))), "/lib/ours.so");

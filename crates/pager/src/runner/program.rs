@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_loads_the_library_passes() {
+    fn only_programs_that_load_the_library_pass() {
         let folder = Folder::new("check");
         let musl = elf::samples::elf(3, b"/lib/ld-musl-x86_64.so.1\0");
         let check = |name: &str, bytes: &[u8]| check(&folder.file(name, 0o755, bytes), ROOT, SCRIPT_DEPTH_MAX);

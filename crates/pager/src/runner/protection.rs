@@ -166,7 +166,7 @@ mod tests {
     fn one_server_that_is_two_legs_is_said_at_once() {
         let (said, seen) = said(&[with(0, 1), with(0, 1)]);
         assert_eq!((said.len(), said[0].0), (1, 0));
-        assert!(said[0].1.contains("one server is 2 of its legs"), "{said:?}");
+        assert!(said[0].1.contains("one server is 2 of the members"), "{said:?}");
         assert!(!seen.unwrap().is_whole);
     }
 

@@ -98,7 +98,7 @@ pub(super) fn answer(control: &RunnerBlock) {
             pool::begin_switch(control, &urls, &token, "")
         }
         Some(RunnerRequest::Cancel) => match PoolStatus::read(control).moving.is_empty() {
-            true => Err(refusal("the job is not on the way to another pool")),
+            true => Err(refusal("the job is not moving to another pool")),
             false => Ok(pool::give_up(control, "it was cancelled")),
         },
         None => Err(refusal("it was taken back")),
@@ -154,7 +154,7 @@ mod tests {
         let refused = asked(&control, |job| switch_pool(job, Some(&second), b"")).unwrap_err();
         assert!(refused.to_string().contains("already"), "{refused}");
         let refused = asked(&control, cancel_switch).unwrap_err();
-        assert!(refused.to_string().contains("not on the way"), "{refused}");
+        assert!(refused.to_string().contains("not moving"), "{refused}");
         // Back, without a look at whether the first one is there: that is for who asks.
         let epoch = asked(&control, |job| ask(job, RunnerRequest::SwitchToFirst, &[], &[])).unwrap();
         assert_eq!(control.config().pool(), (epoch, vec!["tcp://127.0.0.1:1".into()], b"first".to_vec()));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_back_is_not_done() {
+    fn a_withdrawn_request_is_not_performed() {
         let control = job();
         let (_file, requests) = control.open_requests().unwrap();
         requests.pool.write(b"tcp://127.0.0.1:2", b"");

@@ -345,17 +345,14 @@ mod tests {
     #[test]
     fn accounts_full_of_lies_break_nothing_in_the_runner() {
         let control = control();
-        let mut random = 1u64;
+        let mut random = fastrand::Rng::with_seed(1);
         for round in 0..24u32 {
-            write_all(&control, |word| {
-                random = (random ^ word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) + 1;
-                match round {
-                    0 => u64::MAX,
-                    1 => 1 << 63,
-                    2 => i64::MAX as u64,
-                    3 => u64::from(u32::MAX) << 32,
-                    _ => random >> (round * 2),
-                }
+            write_all(&control, |_| match round {
+                0 => u64::MAX,
+                1 => 1 << 63,
+                2 => i64::MAX as u64,
+                3 => u64::from(u32::MAX) << 32,
+                _ => random.u64(..) >> (round * 2),
             });
             let totals = JobTotals::read(&control);
             assert!(totals.near_bytes <= BYTES_MAX as u64 && totals.near_limit_bytes == 1 << 30);
@@ -375,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_takes_a_slot_is_left_alone_until_it_has_said_who_it_is() {
+    fn a_taken_slot_is_left_alone_until_its_process_is_identified() {
         let (control, mut monitor) = (control(), SlotMonitor::new());
         let mut child = process();
         enter(&control, child.id(), 100, 3);

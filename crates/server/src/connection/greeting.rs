@@ -2,11 +2,11 @@
 
 use super::{BATCH_PAGES_MAX, ClientConnection, CloseReason, IN_FLIGHT_MAX, Transport};
 use crate::address::PeerAddress;
+use crate::random::random_nonzero_u128;
 use crate::server::ServerState;
 use crate::sessions::{ClientSession, Tenant};
 use crate::store::{Charge, Ledger, Resource};
 use farfield_core::wire::{self, ConnectionRefusal, Hello, RefuseCode};
-use farfield_os::{Errno, serving};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -79,7 +79,8 @@ pub(super) fn greet(
             return Err((RefuseCode::Stopping, "the server is about to stop"));
         }
         None => {
-            let secret = random_u128().map_err(|_| (RefuseCode::Malformed, "the server has no random numbers"))?;
+            let secret =
+                random_nonzero_u128().map_err(|_| (RefuseCode::Malformed, "the server has no random numbers"))?;
             let opened = shared.sessions.open(wire::SessionSecret(secret), tenant.clone(), account, hello.client_name);
             let too_many = "you have too many sessions: end some, or wait for their leases";
             let session = opened.map_err(|_| (RefuseCode::Connections, too_many))?;
@@ -108,23 +109,4 @@ pub(super) fn greet(
         in_flight_max: IN_FLIGHT_MAX,
     };
     Ok(Greeting { session, welcome, ledger, held })
-}
-
-/// Returns random bits from the kernel, fit for a secret.
-pub(crate) fn random_u64() -> Result<u64, Errno> {
-    let mut bytes = [0; 8];
-    serving::fill_random(&mut bytes)?;
-    Ok(u64::from_le_bytes(bytes))
-}
-
-pub(crate) fn random_u128() -> Result<u128, Errno> {
-    let mut bytes = [0; 16];
-    loop {
-        serving::fill_random(&mut bytes)?;
-        // Zero means "none" on the wire.
-        match u128::from_le_bytes(bytes) {
-            0 => {}
-            number => return Ok(number),
-        }
-    }
 }

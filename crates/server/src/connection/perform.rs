@@ -1,8 +1,9 @@
 //! All requests except reads and calls, served one after the other.
 
 use super::link::lost;
-use super::{ClientConnection, CloseReason, Transport, is_late, random_u128};
+use super::{ClientConnection, CloseReason, Transport, is_late};
 use crate::fabric::{self, FabricError};
+use crate::random::random_nonzero_u128;
 use crate::sessions::{ClientSession, SessionClosed};
 use crate::store::{RegionStoreError, StoredRegion};
 use farfield_core::wire::{self, ErrorCode, MessageKind, Request, WireRequest};
@@ -88,7 +89,7 @@ impl ClientConnection<'_> {
             }
             Request::CloneRegion { region } => {
                 let snapshot = find(region)?.snapshot().map_err(error_code)?;
-                let secret = random_u128().map_err(|errno| error_code(RegionStoreError::from(errno)))?;
+                let secret = random_nonzero_u128().map_err(|errno| error_code(RegionStoreError::from(errno)))?;
                 self.shared.sessions.add_ticket(secret, snapshot, session.tenant.clone(), Instant::now());
                 self.answer(|out| wire::encode_ticket(tag, secret, out));
                 return Ok(());

@@ -211,10 +211,10 @@ mod tests {
     //! Guards against one holder that takes everything, and against what is charged and never given back.
 
     use super::*;
-    use crate::store::tests::Dice;
+    use fastrand::Rng;
 
     #[test]
-    fn whoever_takes_all_that_he_can_leaves_as_much_for_others() {
+    fn a_client_that_takes_all_it_can_leaves_as_much_for_others() {
         let budget = Arc::new(ResourceBudget::new(|_| 3000, false));
         let holder = || Arc::new(Ledger::new(budget.clone()));
         let take_all = |ledger: &Arc<Ledger>| -> Vec<Charge> {
@@ -252,17 +252,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_is_what_was_charged_and_not_given_back() {
+    fn a_ledger_holds_what_was_charged_and_not_returned() {
         let budget = Arc::new(ResourceBudget::new(|_| 1000, false));
         let ledgers = [(); 3].map(|()| Arc::new(Ledger::new(budget.clone())));
         let mut held: Vec<(usize, Charge)> = Vec::new();
-        let mut dice = Dice(0x1ed9e4);
+        let mut dice = Rng::with_seed(0x1ed9e4);
         for step in 0..4000 {
-            if dice.below(5) < 2 && !held.is_empty() {
-                held.swap_remove(dice.below(held.len()));
+            if dice.usize(..5) < 2 && !held.is_empty() {
+                held.swap_remove(dice.usize(..held.len()));
             } else {
-                let (who, resource) = (dice.below(3), Resource::ALL[dice.below(6)]);
-                let charged = ledgers[who].charge(resource, dice.roll(40));
+                let (who, resource) = (dice.usize(..3), Resource::ALL[dice.usize(..6)]);
+                let charged = ledgers[who].charge(resource, dice.u64(..40));
                 held.extend(charged.ok().map(|charge| (who, charge)));
             }
             for resource in Resource::ALL {

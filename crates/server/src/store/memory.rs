@@ -269,7 +269,7 @@ mod tests {
     use crate::store::tests::account;
 
     #[test]
-    fn what_rotted_is_not_made_good_by_changing_a_part() {
+    fn a_corrupt_page_stays_corrupt_when_a_part_of_it_is_written() {
         let region = StoredRegion::new(2, account(None, None)).unwrap();
         let bytes = [7; PAGE_BYTES];
         region.write(PageId(1), &bytes, |_| checksum(&bytes)).unwrap();
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_loaded_counts_only_if_its_pages_are_what_they_were() {
+    fn loaded_elements_count_only_if_their_pages_did_not_change() {
         let region = StoredRegion::new(4, account(None, None)).unwrap();
         let store =
             |page: u64, byte: u8| region.write(PageId(page), &[byte; PAGE_BYTES], |_| checksum(&[byte; PAGE_BYTES]));

@@ -168,7 +168,8 @@ mod tests {
 
     use super::*;
     use crate::store::StoredRegion;
-    use crate::store::tests::{Dice, account};
+    use crate::store::tests::account;
+    use fastrand::Rng;
 
     const PAGES: u64 = 8;
 
@@ -199,25 +200,25 @@ mod tests {
     fn parts_are_what_was_stored_last() {
         let region = region();
         let mut twin: [Option<Scratch>; PAGES as usize] = [None; PAGES as usize];
-        let mut dice = Dice(0x5eed);
+        let mut dice = Rng::with_seed(0x5eed);
         for step in 0..20_000 {
-            let page = dice.below(PAGES as usize);
-            match dice.below(16) {
+            let page = dice.usize(..PAGES as usize);
+            match dice.usize(..16) {
                 0 => {
                     // Most of a page stays as it is when it is stored again.
                     let mut bytes = twin[page].unwrap_or([step as u8; PAGE_BYTES]);
-                    let at = dice.below(PAGE_BYTES);
-                    bytes[at] = bytes[at].wrapping_add(1 + dice.below(255) as u8);
+                    let at = dice.usize(..PAGE_BYTES);
+                    bytes[at] = bytes[at].wrapping_add(1 + dice.usize(..255) as u8);
                     store(&region, page as u64, &bytes);
                     twin[page] = Some(bytes);
                 }
-                1 if dice.below(4) == 0 => {
+                1 if dice.usize(..4) == 0 => {
                     region.discard(PageId(page as u64), 1).unwrap();
                     twin[page] = None;
                 }
                 _ => {
-                    let offset = dice.below(PAGE_BYTES);
-                    let len = 1 + dice.below(600.min(PAGE_BYTES - offset));
+                    let offset = dice.usize(..PAGE_BYTES);
+                    let len = 1 + dice.usize(..600.min(PAGE_BYTES - offset));
                     let expected = &twin[page].unwrap_or([0; PAGE_BYTES])[offset..offset + len];
                     assert_eq!(read(&region, page as u64, offset, len).unwrap(), expected, "step {step}");
                 }
@@ -232,16 +233,16 @@ mod tests {
     #[test]
     fn a_block_that_rots_is_never_served() {
         let region = region();
-        let mut dice = Dice(0xbad);
+        let mut dice = Rng::with_seed(0xbad);
         for seen_before in [false, true] {
             for _ in 0..200 {
-                let bytes: Scratch = core::array::from_fn(|_| dice.below(256) as u8);
+                let bytes: Scratch = core::array::from_fn(|_| dice.usize(..256) as u8);
                 store(&region, 3, &bytes);
-                let (offset, len) = (dice.below(PAGE_BYTES - 64), 64);
+                let (offset, len) = (dice.usize(..PAGE_BYTES - 64), 64);
                 if seen_before {
                     assert_eq!(read(&region, 3, offset, len).unwrap(), bytes[offset..offset + len]);
                 }
-                let rotten = offset + dice.below(len);
+                let rotten = offset + dice.usize(..len);
                 flip(&region, 3, rotten);
                 assert_eq!(read(&region, 3, offset, len), Err(RegionStoreError::Corrupt(PageId(3))));
                 flip(&region, 3, rotten);

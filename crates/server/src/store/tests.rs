@@ -2,27 +2,12 @@
 
 use super::*;
 use farfield_core::geometry::PAGE_BYTES;
+use fastrand::Rng;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The first layer among a region's descriptors.
 const LAYERS: usize = farfield_core::wire::MapReply::TABLES as usize;
-
-/// Small repeatable random numbers (xorshift).
-pub(crate) struct Dice(pub(crate) u64);
-
-impl Dice {
-    pub(crate) fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % sides
-    }
-
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        self.roll(end as u64) as usize
-    }
-}
 
 /// Of a server that has more than enough of everything.
 pub(crate) fn ledger() -> Arc<Ledger> {
@@ -59,7 +44,7 @@ fn read(region: &StoredRegion, page: u64) -> Option<(Vec<u8>, u64)> {
 }
 
 #[test]
-fn what_is_written_is_read_and_what_is_discarded_is_gone() {
+fn written_pages_are_read_back_and_discarded_pages_are_zero() {
     let account = account(None, None);
     let region = StoredRegion::new(1 << 30, account.clone()).unwrap();
     region.write(PageId(5), &pages_of(&[1, 2, 3]), |index| u64::from(index) + 70).unwrap();
@@ -232,16 +217,16 @@ fn nonsense_in_a_shared_page_map_is_corruption_and_not_a_crash() {
 fn random_operations_on_a_family_of_clones_match_a_model() {
     const PAGES: u64 = 200;
     for seed in 1..=6 {
-        let mut dice = Dice(0x9e37_79b9_7f4a_7c15 ^ seed);
+        let mut dice = Rng::with_seed(0x9e37_79b9_7f4a_7c15 ^ seed);
         let account = account(None, None);
         let mut family = vec![(StoredRegion::new(PAGES, account.clone()).unwrap(), BTreeMap::new())];
         for step in 0..1500u64 {
             let alive = family.len();
-            let at = dice.roll(alive as u64) as usize;
-            let first = dice.roll(PAGES);
-            let count = 1 + dice.roll((PAGES - first).min(20));
+            let at = dice.usize(..alive);
+            let first = dice.u64(..PAGES);
+            let count = 1 + dice.u64(..(PAGES - first).min(20));
             let (region, model) = &mut family[at];
-            match dice.roll(20) {
+            match dice.u64(..20) {
                 0..=9 => {
                     let values: Vec<u64> = (0..count).map(|index| step * 1000 + index + 1).collect();
                     region.write(PageId(first), &pages_of(&values), |index| values[index as usize] ^ 5).unwrap();
@@ -262,8 +247,8 @@ fn random_operations_on_a_family_of_clones_match_a_model() {
                 _ if alive > 1 => drop(family.swap_remove(at)),
                 _ => {}
             }
-            let (region, model) = &family[dice.roll(family.len() as u64) as usize];
-            let page = dice.roll(PAGES);
+            let (region, model) = &family[dice.usize(..family.len())];
+            let page = dice.u64(..PAGES);
             let expected = model.get(&page).map(|value| (page_of(*value), value ^ 5));
             assert_eq!(read(region, page), expected, "seed {seed} step {step} page {page}");
         }
@@ -399,35 +384,35 @@ fn notes_give_way_to_pages() {
 
 /// Random histories of a family of regions. What is paid for is what is held, at every step and when all are gone.
 #[test]
-fn what_is_charged_is_what_is_held() {
+fn charged_pages_equal_held_pages() {
     let steps = if std::env::var_os("FARFIELD_DEEP").is_some() { 200_000 } else { 3000 };
-    let mut dice = Dice(0xacc0);
+    let mut dice = Rng::with_seed(0xacc0);
     // Room for some of it, so that charges are refused in the midst of things.
     let account = account(Some(3000), Some(2500));
     let (mut regions, mut snapshots) = (Vec::<StoredRegion>::new(), Vec::<RegionSnapshot>::new());
     for step in 0..steps {
-        let pages = 1 << (10 + dice.roll(12));
-        if regions.is_empty() || dice.below(40) == 0 {
+        let pages = 1 << (10 + dice.u64(..12));
+        if regions.is_empty() || dice.usize(..40) == 0 {
             regions.extend(StoredRegion::new(pages, account.clone()).ok());
             continue;
         }
-        let at = dice.below(regions.len());
+        let at = dice.usize(..regions.len());
         let region = &regions[at];
-        let page = dice.roll(region.pages());
-        match dice.below(20) {
+        let page = dice.u64(..region.pages());
+        match dice.usize(..20) {
             0..=9 => drop(write_value(region, page, step)),
             10 | 11 => {
                 let value = read_every_way(region, page);
                 assert!(value.is_ok(), "reads never fail: {value:?}");
             }
-            12 | 13 => drop(region.discard(PageId(page), (region.pages() - page).min(1 << dice.roll(14))).unwrap()),
+            12 | 13 => drop(region.discard(PageId(page), (region.pages() - page).min(1 << dice.u64(..14))).unwrap()),
             14 => snapshots.extend(region.snapshot().ok()),
             15 if !snapshots.is_empty() => {
-                let snapshot = snapshots.swap_remove(dice.below(snapshots.len()));
+                let snapshot = snapshots.swap_remove(dice.usize(..snapshots.len()));
                 regions.extend(StoredRegion::from_snapshot(snapshot, account.clone()).ok());
             }
-            16 if !snapshots.is_empty() => drop(snapshots.swap_remove(dice.below(snapshots.len()))),
-            17 if dice.below(3) == 0 => drop(regions.swap_remove(at)),
+            16 if !snapshots.is_empty() => drop(snapshots.swap_remove(dice.usize(..snapshots.len()))),
+            17 if dice.usize(..3) == 0 => drop(regions.swap_remove(at)),
             18 => drop(region.sweep(&|| false).unwrap()),
             _ => {}
         }

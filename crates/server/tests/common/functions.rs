@@ -1,6 +1,8 @@
 //! Functions, and regions for them.
 #![allow(unused_macros, unused_imports)] // Each test file uses a part of it.
 
+pub(crate) use super::list::*;
+
 use super::PATIENCE;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;

@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub)] // Each test file uses a part of it.
 
 pub mod functions;
+mod list;
 
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{
@@ -280,16 +281,4 @@ pub fn read_values(head: &MessageHeader, body: &[u8], count: u32) -> Vec<Option<
 
 pub fn page_of(value: u64) -> Vec<u8> {
     value.to_le_bytes().repeat(PAGE_BYTES / 8)
-}
-
-/// Small repeatable random numbers (xorshift).
-pub struct Dice(pub u64);
-
-impl Dice {
-    pub fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % sides
-    }
 }

@@ -3,11 +3,10 @@
 //! A waiting task may be dropped. Its operation is then marked as abandoned, and the slot is used
 //! again when the operation has come back.
 
+use slab::Slab;
 use std::collections::VecDeque;
 
 enum InFlightSlot<T> {
-    /// Unused.
-    Free,
     /// In flight, or about to be.
     Pending { task: u32 },
     /// Completed, and the result not yet taken.
@@ -18,14 +17,13 @@ enum InFlightSlot<T> {
 
 /// Operations by their tags, which are used again.
 pub(super) struct OperationTable<T> {
-    slots: Vec<InFlightSlot<T>>,
-    free: Vec<u32>,
+    slots: Slab<InFlightSlot<T>>,
     in_flight: usize,
 }
 
 impl<T> OperationTable<T> {
     pub(super) fn new() -> OperationTable<T> {
-        OperationTable { slots: Vec::new(), free: Vec::new(), in_flight: 0 }
+        OperationTable { slots: Slab::new(), in_flight: 0 }
     }
 
     /// Returns the number of operations that have not come back.
@@ -36,13 +34,7 @@ impl<T> OperationTable<T> {
     /// Begins an operation for which this task waits, and returns its tag.
     pub(super) fn begin(&mut self, task: u32) -> u32 {
         self.in_flight += 1;
-        let pending = InFlightSlot::Pending { task };
-        if let Some(tag) = self.free.pop() {
-            self.slots[tag as usize] = pending;
-            return tag;
-        }
-        self.slots.push(pending);
-        self.slots.len() as u32 - 1
+        self.slots.insert(InFlightSlot::Pending { task }) as u32
     }
 
     /// Ends an operation that has come back, and makes its task ready. Returns the value if no task
@@ -57,26 +49,23 @@ impl<T> OperationTable<T> {
                 None
             }
             InFlightSlot::Abandoned => {
-                *slot = InFlightSlot::Free;
-                self.free.push(tag);
+                self.slots.remove(tag as usize);
                 Some(value)
             }
-            InFlightSlot::Free | InFlightSlot::Completed(_) => unreachable!("an operation ends once"),
+            InFlightSlot::Completed(_) => unreachable!("an operation ends once"),
         }
     }
 
     /// Takes the result of an operation, if it has come back. Otherwise this task, which may be
     /// another one by now, waits on.
     pub(super) fn take(&mut self, tag: u32, task: u32) -> Option<T> {
-        let slot = &mut self.slots[tag as usize];
-        if let InFlightSlot::Pending { task: waiting } = slot {
+        if let InFlightSlot::Pending { task: waiting } = &mut self.slots[tag as usize] {
             *waiting = task;
             return None;
         }
-        let InFlightSlot::Completed(value) = core::mem::replace(slot, InFlightSlot::Free) else {
-            unreachable!("who waits has not given up");
+        let InFlightSlot::Completed(value) = self.slots.remove(tag as usize) else {
+            unreachable!("a task that waits has not given up");
         };
-        self.free.push(tag);
         Some(value)
     }
 
@@ -85,11 +74,10 @@ impl<T> OperationTable<T> {
         match core::mem::replace(&mut self.slots[tag as usize], InFlightSlot::Abandoned) {
             InFlightSlot::Pending { .. } => None,
             InFlightSlot::Completed(value) => {
-                self.slots[tag as usize] = InFlightSlot::Free;
-                self.free.push(tag);
+                self.slots.remove(tag as usize);
                 Some(value)
             }
-            InFlightSlot::Free | InFlightSlot::Abandoned => unreachable!("who waits has not given up"),
+            InFlightSlot::Abandoned => unreachable!("a task that waits has not given up"),
         }
     }
 }

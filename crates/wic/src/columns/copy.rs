@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_a_fault() {
+    fn a_copy_that_does_not_fit_is_a_fault() {
         let run = |from: Vec<Range>, to: Vec<Range>| Sim::new(1, region(4)).run_one::<CopyBytes>(Copied { from, to });
         for offset in [4 * PAGE, u64::MAX] {
             let outside = Err(Stop::Fault(Fault::OutOfRange { offset }));

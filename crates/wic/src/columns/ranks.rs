@@ -153,7 +153,7 @@ mod tests {
     use crate::Sim;
 
     #[test]
-    fn what_was_counted_elsewhere_counts_as_what_was_counted_here() {
+    fn histograms_counted_at_servers_and_near_add_up() {
         let numbers: Vec<f64> = (0..3000).map(|index| f64::from(index * 37 % 1000) - 300.0).chain([f64::NAN]).collect();
         let span = (f64::image(-100.0), f64::image(500.0));
         let of = |numbers: &[f64]| {

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_comes_last_and_minus_zero_before_zero() {
+    fn nans_sort_last_and_minus_zero_before_zero() {
         fn by_rank<N: Number>(one: &N, other: &N) -> core::cmp::Ordering {
             // Of those that are numbers, what std says; of the others nothing but that they come
             // last is said, and that it is always the same.
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_or_outside_is_a_fault() {
+    fn too_many_or_outside_numbers_are_a_fault() {
         let run = |pieces: Vec<Range>, to: Vec<Range>| {
             let sim = Sim::new(1, vec![0; 600 * PAGE_BYTES]);
             sim.run_one::<Sort>(Unsorted { kind: Kind::U8, pieces, form: Form::Numbers, to })

@@ -310,15 +310,10 @@ mod tests {
         sum.rounded()
     }
 
-    fn random(seed: &mut u64) -> u64 {
-        *seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        *seed ^ *seed >> 33
-    }
-
     #[test]
-    fn many_come_to_what_they_come_to_one_by_one() {
-        let mut seed = 9;
-        let any: Vec<f64> = (0..5000).map(|_| f64::from_bits(random(&mut seed))).collect();
+    fn sums_of_many_numbers_equal_sums_one_by_one() {
+        let mut rng = fastrand::Rng::with_seed(9);
+        let any: Vec<f64> = (0..5000).map(|_| f64::from_bits(rng.u64(..))).collect();
         let alike = vec![f64::from_bits(0x43ff_ffff_ffff_ffff); 3 * BINNED_MAX + 1];
         let small: Vec<f64> = (0..3000).map(|index| f64::from_bits(index * 3_000_000_007)).collect();
         let finite: Vec<f64> = any.iter().copied().filter(|number| number.is_finite()).collect();
@@ -327,7 +322,7 @@ mod tests {
         // farther; of both signs.
         let apart = |bits: u64| -> Vec<f64> {
             let number = |_| {
-                let random = random(&mut seed);
+                let random = rng.u64(..);
                 let exponent = 900 + random % bits;
                 f64::from_bits(random & (1 << 63 | ((1 << 52) - 1)) | exponent << 52)
             };
@@ -351,9 +346,9 @@ mod tests {
 
     #[test]
     fn one_number_is_its_sum() {
-        let mut seed = 7;
+        let mut rng = fastrand::Rng::with_seed(7);
         let edges = [1.0, 0.1, f64::MAX, f64::MIN_POSITIVE, f64::from_bits(1), f64::from_bits((1 << 52) - 1), 3e-310];
-        let any = (0..20_000).map(|_| f64::from_bits(random(&mut seed))).filter(|number| number.is_finite());
+        let any = (0..20_000).map(|_| f64::from_bits(rng.u64(..))).filter(|number| number.is_finite());
         for number in edges.into_iter().chain(any) {
             assert_eq!(sum([number]), number);
             assert_eq!(sum([-number]), -number);
@@ -363,9 +358,9 @@ mod tests {
 
     #[test]
     fn two_numbers_are_added_as_the_processor_does() {
-        let mut seed = 8;
+        let mut rng = fastrand::Rng::with_seed(8);
         for _ in 0..50_000 {
-            let (one, bits) = (f64::from_bits(random(&mut seed)), random(&mut seed));
+            let (one, bits) = (f64::from_bits(rng.u64(..)), rng.u64(..));
             // Exponents near each other, so that both matter.
             let exponent = (one.to_bits() >> 52 & 0x7ff).saturating_add(bits >> 60).min(2046);
             let other = f64::from_bits(bits & 1 << 63 | exponent << 52 | bits & ((1 << 52) - 1));
@@ -377,16 +372,16 @@ mod tests {
 
     #[test]
     fn many_integers_are_exact_in_any_order_and_in_any_parts() {
-        let mut seed = 9;
+        let mut rng = fastrand::Rng::with_seed(9);
         for _ in 0..200 {
             let integers: Vec<i128> =
-                (0..100).map(|_| i128::from(random(&mut seed) as i64 >> 11) << (random(&mut seed) % 60)).collect();
+                (0..100).map(|_| i128::from(rng.u64(..) as i64 >> 11) << (rng.u64(..) % 60)).collect();
             let numbers: Vec<f64> = integers.iter().map(|integer| *integer as f64).collect();
             let right = integers.iter().sum::<i128>() as f64;
             assert_eq!(sum(numbers.iter().copied()), right);
             assert_eq!(sum(numbers.iter().rev().copied()), right);
             let mut whole = ExactSum::default();
-            for part in numbers.chunks(1 + random(&mut seed) as usize % 40) {
+            for part in numbers.chunks(1 + rng.u64(..) as usize % 40) {
                 let mut of_part = ExactSum::default();
                 part.iter().for_each(|number| of_part.add(*number));
                 let bytes = postcard::to_stdvec(&of_part).unwrap();
@@ -397,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_or_no_number_is_said() {
+    fn overflow_and_nan_are_reported() {
         assert_eq!(sum([]).to_bits(), 0);
         assert_eq!(sum([1e16, 1.0, -1e16]), 1.0);
         assert_eq!(sum([f64::MAX, f64::MAX]), f64::INFINITY);
@@ -442,10 +437,10 @@ mod tests {
             let bytes = postcard::to_stdvec(sum).unwrap();
             (postcard::from_bytes::<ExactSum>(&bytes).unwrap(), bytes.len())
         };
-        let mut seed = 11;
+        let mut rng = fastrand::Rng::with_seed(11);
         for _ in 0..2000 {
             let mut sum = ExactSum::default();
-            (0..random(&mut seed) % 5).for_each(|_| sum.add(f64::from_bits(random(&mut seed))));
+            (0..rng.u64(..5)).for_each(|_| sum.add(f64::from_bits(rng.u64(..))));
             let (same, _) = through(&sum);
             assert_eq!(same.rounded().to_bits(), sum.rounded().to_bits());
             sum.settle();

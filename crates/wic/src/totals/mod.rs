@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_counted_and_has_no_place_in_the_order() {
+    fn nans_are_counted_and_have_no_place_in_the_order() {
         let mut part = Part::default();
         part.add_all(&[f64::NAN, 0.0, -0.0], &ALL);
         assert_eq!((part.count(), part.sum().is_nan()), (3, true));

@@ -2,6 +2,7 @@
 //! times.
 
 use super::{AreaKind, Observation, epoch_ends};
+use crate::cast::usize_of;
 use alloc::string::String;
 use alloc::vec::Vec;
 use alloc::{format, vec};
@@ -55,7 +56,7 @@ impl HeatMap {
         let epochs = u64::from(last.epoch) + 1;
         let slices = epochs.min(SLICES_MAX as u64);
         let slice_ms = last.at_ms.div_ceil(slices).max(1);
-        let slices = last.at_ms.div_ceil(slice_ms).max(1) as usize;
+        let slices = usize_of(last.at_ms.div_ceil(slice_ms).max(1));
         let mut rows: Vec<Option<HeatMapRow>> = vec![None; observation.areas.len()];
         for sample in epoch_ends(&observation.samples) {
             for seen in &sample.areas {
@@ -88,7 +89,7 @@ impl HeatMapRow {
         let from = at_ms.saturating_sub(since_ms);
         for slice in from / slice_ms..=at_ms.saturating_sub(1).max(from) / slice_ms {
             let (begin, end) = (from.max(slice * slice_ms), at_ms.max(from + 1).min((slice + 1) * slice_ms));
-            let slice = slice as usize;
+            let slice = usize_of(slice);
             // A page used in a long epoch counts as used in each of the columns that the epoch
             // covers.
             self.used_bytes[slice] = self.used_bytes[slice].max(used);
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_shows_where_and_when_it_is() {
+    fn the_heat_map_shows_where_and_when_memory_is_used() {
         let areas =
             vec![area(2, 50, AreaKind::Anonymous), area(1, 90, AreaKind::Anonymous), area(1, 10, AreaKind::File)];
         let sample = |epoch: u32, first: u64, second: u64| Sample {

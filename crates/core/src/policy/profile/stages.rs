@@ -135,13 +135,8 @@ mod tests {
 
     #[test]
     fn stages_cover_the_run_without_gaps_whatever_happens() {
-        let mut random = 88_172_645_463_325_252u64;
-        let mut next = move |below: u64| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random % below
-        };
+        let mut random = fastrand::Rng::with_seed(88);
+        let mut next = move |below: u64| random.u64(..below);
         for _ in 0..500 {
             let (mut at_ms, mut faults) = (0, 0);
             let sample = |_| {

@@ -9,6 +9,7 @@
 //! unknown whether it is used again: for epochs in which that is much, the others speak.
 
 use super::{Observation, epoch_ends};
+use crate::cast::saturating_u64;
 use crate::geometry::PAGE_BYTES;
 use alloc::vec::Vec;
 
@@ -88,10 +89,10 @@ impl WorkingSet {
         let epochs = if self.epochs.len() > 1 { &self.epochs[1..] } else { &self.epochs };
         let used = |epoch: &Epoch| {
             let new = if self.epochs.len() > 1 { (epoch.looks[0].resident - epoch.resident).max(0.0) } else { 0.0 };
-            (epoch.looks[0].used - new) as u64
+            saturating_u64(epoch.looks[0].used - new)
         };
         let mut first: Vec<(u64, u64)> =
-            epochs.iter().map(|epoch| (used(epoch), epoch.looks[0].since_ms as u64)).collect();
+            epochs.iter().map(|epoch| (used(epoch), saturating_u64(epoch.looks[0].since_ms))).collect();
         first.sort_unstable();
         let within = first.iter().map(|look| look.1).max().unwrap_or(0);
         first.get((first.len() * 9).saturating_sub(1) / 10).map_or((0, 0), |look| (look.0, within))
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn where_memory_is_new_other_epochs_speak() {
+    fn misses_of_new_memory_are_estimated_from_other_epochs() {
         // A loop over 100 MiB, 100 MiB per second; all of it comes to be in the first of so many seconds.
         let run = |epochs: u32| {
             let mut run = observation(epochs, 100 * MIB, |ms| 100 * MIB * ms / 1000);

@@ -25,8 +25,9 @@ pub use item::{Item, Source};
 pub use snapshot::Restored;
 pub use walk::Walk;
 
+use crate::Heap;
 use crate::error::{AllocError, BuildError, FarError};
-use crate::heap::{AccessMode, Heap, HeapInner, HeapRef, Panics, RetiredObjects, Scope, SlotWord};
+use crate::heap::{AccessMode, HeapInner, HeapRef, Panics, RetiredObjects, Scope, SlotWord};
 use core::borrow::Borrow;
 use core::hash::{BuildHasher, Hash};
 use core::marker::PhantomData;

@@ -5,9 +5,10 @@
 //! during that time has its current bytes at the server, even if it is brought near meanwhile.
 
 use super::FarVec;
+use crate::Heap;
 use crate::collections::{FarArray, range_of};
 use crate::error::FarError;
-use crate::heap::{FarRange, Heap};
+use crate::heap::FarRange;
 use crate::offload::{CHANNELS, OffloadError, OffloadTarget};
 use core::ops::{Bound, Range, RangeBounds, RangeInclusive};
 use farfield_core::geometry::PAGE_BYTES;

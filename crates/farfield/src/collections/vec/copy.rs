@@ -2,10 +2,11 @@
 //! network (AIFM's *Copy*).
 
 use super::FarVec;
+use crate::Heap;
 use crate::collections::output_units::OutputUnits;
 use crate::collections::{FarArray, range_of};
 use crate::error::FarError;
-use crate::heap::{AccessMode, Heap};
+use crate::heap::AccessMode;
 use crate::offload::OffloadError;
 use core::ops::{Range, RangeBounds};
 use farfield_wic::columns::{Copied, CopyBytes};

@@ -4,6 +4,7 @@ use super::FarVec;
 use crate::error::FarError;
 use crate::heap::{AccessMode, Scope};
 use core::cmp::Ordering;
+use fastrand::Rng;
 
 impl<T: Send + 'static> FarVec<T> {
     /// Sorts the elements, without keeping the order of equal ones. Renews the scope on the way.
@@ -46,7 +47,7 @@ impl<T: Send + 'static> FarVec<T> {
     ) -> Result<(), FarError> {
         scope.renew();
         let _patient = scope.allow_blocking();
-        let mut random = self.len as u64;
+        let mut random = Rng::with_seed(self.len as u64);
         let mut parts = vec![(0, self.len)];
         while let Some((start, end)) = parts.pop() {
             if end - start < 2 {
@@ -89,14 +90,10 @@ impl<T: Send + 'static> FarVec<T> {
         scope: &Scope<'_>,
         start: usize,
         end: usize,
-        random: &mut u64,
+        random: &mut Rng,
         compare: &mut impl FnMut(&T, &T) -> Ordering,
     ) -> Result<(), FarError> {
-        let mut any = || {
-            *random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            start + (*random >> 16) as usize % (end - start)
-        };
-        let three = [any(), any(), any()];
+        let three = [(); 3].map(|()| random.usize(start..end));
         let median = {
             let _held = scope.hold();
             let near = three.map(|index| self.element(scope, index, AccessMode::Read));

@@ -2,7 +2,8 @@
 
 use super::FarVec;
 use crate::error::FarError;
-use crate::heap::{AccessMode, Pin, Scope};
+use crate::fault::Pin;
+use crate::heap::{AccessMode, Scope};
 use core::fmt;
 use core::ops::Index;
 

@@ -2,8 +2,9 @@
 //! elements are.
 
 use super::FarVec;
+use crate::Heap;
 use crate::collections::columns::{ColumnKernel, ColumnTable, RowReply};
-use crate::heap::{Heap, Scope};
+use crate::heap::Scope;
 use crate::offload::OffloadError;
 use core::ops::{Bound, Range, RangeBounds};
 use farfield_wic::columns::{Bucket, Buckets, Find, Found, Histogram, Ranks, Search, Span};

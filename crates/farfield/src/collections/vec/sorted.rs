@@ -3,10 +3,10 @@
 
 use super::FarVec;
 use super::copy::{FEW_UNITS, add};
+use crate::Heap;
 use crate::collections::output_units::OutputUnits;
 use crate::collections::range_of;
 use crate::error::FarError;
-use crate::heap::Heap;
 use crate::offload::OffloadError;
 use core::ops::{Range, RangeBounds};
 use core::sync::atomic::Ordering;

@@ -2,9 +2,10 @@
 
 use super::FarVec;
 use super::copy::{FEW_UNITS, add};
+use crate::Heap;
 use crate::collections::output_units::OutputUnits;
 use crate::error::FarError;
-use crate::heap::{AccessMode, Heap};
+use crate::heap::AccessMode;
 use crate::offload::{CHANNELS, OffloadError};
 use core::ops::{Range, RangeInclusive};
 use core::sync::atomic::Ordering;

@@ -8,15 +8,14 @@
 //! is there. If the object could not be had, the handle says where it was.
 
 use super::tags::PageTags;
-use super::{FetchGranularity, LogPageBitmap, ObjectId, Objects, OpenLogPage};
+use super::{LogPageBitmap, ObjectId, Objects, OpenLogPage};
 use crate::error::FarError;
-use crate::heap::{Backoff, FetchFlight, FetchIntent, HeapInner, ThreadState, TransferUnit, add, count};
+use crate::heap::{Backoff, FetchFlight, HeapInner, ThreadState, TransferUnit, add, count};
 use core::sync::atomic::Ordering;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::{
-    CARD_BYTES, DerefOutcome, FrameId, FrameWord, Handle, IngressPath, LogClass, ObjectLocation, SlotHint, State,
-};
+use farfield_core::heap::fault::{FarObject, FetchIntent, fetch_log_page, give_up_place, land_object, lock_object};
+use farfield_core::heap::{CARD_BYTES, DerefOutcome, FrameId, FrameWord, IngressPath, LogClass, SlotHint};
 use farfield_pool::PagePart;
 
 /// A place for an object: near, dirty, and counted.
@@ -35,8 +34,7 @@ pub(crate) struct ObjectFlight {
     page: u32,
     card: u8,
     spot: LogReservation,
-    /// Whether this is a prefetch, which no thread waits for yet.
-    is_ahead: bool,
+    intent: FetchIntent,
 }
 
 impl ObjectFlight {
@@ -54,80 +52,36 @@ impl ObjectFlight {
 }
 
 impl HeapInner {
-    /// Takes an object that was far when its handle was `seen`, for a flight to this place. Returns
-    /// `None`, and gives up the place, if another thread was faster.
-    pub(crate) fn depart(
+    /// Takes a far object for a flight to this place. Returns `None`, and gives up the place, if
+    /// another thread was faster. `is_wanted`: a task waits for it.
+    pub(crate) fn depart_object(
         &self,
         record: &ThreadState,
-        objects: &Objects,
-        object: ObjectId,
-        seen: Handle,
+        far: FarObject,
         spot: LogReservation,
-        is_ahead: bool,
-    ) -> Option<ObjectFlight> {
-        let (ObjectLocation::At { page, card }, Some(locked)) = (seen.location(), seen.lock()) else {
-            unreachable!("seen in a page");
-        };
-        if !objects.log.begin_departure(page) {
-            self.give_up(objects, spot);
+        intent: FetchIntent,
+        is_wanted: bool,
+    ) -> Option<FetchFlight> {
+        if !lock_object(self, far, spot.class, is_wanted) {
+            give_up_place(self, spot.page);
             return None;
         }
-        // From here on the page stays what it is. Our earlier view of it may have been long ago.
-        let is_far = FrameWord(self.words[page].load(Ordering::Acquire)).state() == State::Far;
-        let is_same = objects.log.word(page).class() == Some(spot.class);
-        // Acquire: the thread that put the object there is done.
-        let lock = || objects.handles[object].compare_exchange(seen.0, locked.0, Ordering::AcqRel, Ordering::Relaxed);
-        if !is_far || !is_same || lock().is_err() {
-            self.end_departure(&objects.log, page);
-            self.give_up(objects, spot);
-            return None;
-        }
-        let flight = ObjectFlight { object, page, card, spot, is_ahead };
         let travels = if self.checksums.needs_whole_pages() { PAGE_BYTES } else { spot.class.bytes() };
         add(&record.counters.fetched_bytes, travels as u64);
-        if !is_ahead {
-            self.count_miss(record, page, IngressPath::Object);
+        if intent != FetchIntent::Prefetch {
+            self.count_miss(record, far.page(), IngressPath::Object);
         }
-        if seen.is_ahead() {
+        if far.is_ahead() {
             self.evictor.ahead.fetch_add(1, Ordering::Relaxed);
         }
-        Some(flight)
-    }
-
-    /// Takes an object that is far, for a flight, if there is room; does not wait. The caller is
-    /// inside a scope.
-    pub(crate) fn depart_object_now(
-        &self,
-        record: &ThreadState,
-        object: ObjectId,
-        intent: FetchIntent,
-    ) -> Option<FetchFlight> {
-        let objects = self.objects.as_ref().filter(|objects| object < objects.handles.count())?;
-        let seen = Handle(objects.handles[object].load(Ordering::Acquire));
-        let ObjectLocation::At { page, .. } = seen.location() else { return None };
-        if FrameWord(self.words[page].load(Ordering::Acquire)).state() != State::Far {
-            return None;
-        }
-        let class = match objects.fetch_granularity(page, self.frames.limit())? {
-            FetchGranularity::Object(class) => class,
-            FetchGranularity::Page(page) => {
-                let frame = self.take_frames_now(1, intent)?;
-                return self.depart_page(record, objects, page, frame, intent);
-            }
-        };
-        let mut spot = self.spot_now(record, objects, object, class, true).ok()?;
-        if spot.is_none() {
-            self.open_page(record, objects, class, self.take_frames_now(1, intent)?).ok()?;
-            spot = self.spot_now(record, objects, object, class, true).ok()?;
-        }
-        self.depart(record, objects, object, seen, spot?, intent == FetchIntent::Prefetch).map(FetchFlight::Object)
+        let (object, page, card) = (far.object(), far.page(), far.card());
+        Some(FetchFlight::Object(ObjectFlight { object, page, card, spot, intent }))
     }
 
     /// Ends a flight, with the bytes if they were to be had. Returns true if tasks wait for the
     /// object and are to be woken.
     pub(crate) fn land_object(&self, flight: ObjectFlight, bytes: Option<&[u8]>) -> bool {
-        let Some(objects) = &self.objects else { unreachable!("an object of a heap without") };
-        let ObjectFlight { object, page, spot, is_ahead, .. } = flight;
+        let ObjectFlight { object, page, spot, intent, .. } = flight;
         if let Some(bytes) = bytes {
             assert_eq!(bytes.len(), spot.class.bytes());
             // SAFETY: a place for so many bytes inside the arena, which is the flight's alone, and
@@ -137,62 +91,35 @@ impl HeapInner {
                 target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
             }
         }
-        let handle = &objects.handles[object];
-        let mut seen = Handle(handle.load(Ordering::Relaxed));
-        loop {
-            let next = match bytes {
-                Some(_) if is_ahead => seen.moved_ahead(spot.page, spot.place.card()),
-                Some(_) => seen.moved(spot.page, spot.place.card()),
-                None => seen.unlock(),
-            };
-            // Only marks change while the handle is ours. Release: a reader that finds the object
-            // there finds its bytes.
-            match handle.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => break,
-                Err(now) => seen = Handle(now),
-            }
-        }
-        match bytes {
-            Some(_) => {
-                self.end_arrival(&objects.log, spot.page);
-                self.leave_log(&objects.log, page);
-            }
-            None => self.give_up(objects, spot),
-        }
-        self.end_departure(&objects.log, page);
-        seen.is_wanted()
+        // The exchange of the handle releases: a reader that finds the object there finds its bytes.
+        land_object(self, object, page, (spot.page, spot.place.card()), bytes.map(|_| intent))
     }
 
     /// Takes a log page that was far, for a flight of the whole of it to this frame, which is the
     /// caller's. Returns `None`, and gives the frame back, if the page is not far any more or must
-    /// not come whole.
+    /// not come whole. `is_wanted`: a task waits for it.
     pub(crate) fn depart_page(
         &self,
         record: &ThreadState,
-        objects: &Objects,
         page: u32,
         frame: FrameId,
         intent: FetchIntent,
+        is_wanted: bool,
     ) -> Option<FetchFlight> {
-        if objects.log.fetch(page) {
-            let word = &self.words[page];
-            let seen = FrameWord(word.load(Ordering::Acquire));
-            if seen.state() == State::Far && self.exchange(word, seen, seen.deref(false).0) {
-                add(&record.counters.fetched_bytes, PAGE_BYTES as u64);
-                count(&record.counters.whole_pages);
-                if intent != FetchIntent::Prefetch {
-                    self.count_miss(record, page, IngressPath::Page);
-                }
-                return Some(FetchFlight::Unit { unit: TransferUnit { page, pages: 1 }, frame, intent });
-            }
-            self.end_fetch(&objects.log, page, false);
+        if !fetch_log_page(self, page, is_wanted) {
+            self.frames.put(frame, 1);
+            return None;
         }
-        self.frames.put(frame, 1);
-        None
+        add(&record.counters.fetched_bytes, PAGE_BYTES as u64);
+        count(&record.counters.whole_pages);
+        if intent != FetchIntent::Prefetch {
+            self.count_miss(record, page, IngressPath::Page);
+        }
+        Some(FetchFlight::Unit { unit: TransferUnit { page, pages: 1 }, frame, intent })
     }
 
     /// Ends the flight of a whole page, which came near or (`came` is false) did not.
-    pub(crate) fn land_page(&self, page: u32, came: bool) {
+    pub(crate) fn land_log_page(&self, page: u32, came: bool) {
         if let Some(objects) = &self.objects
             && objects.log.word(page).is_whole()
         {
@@ -200,28 +127,21 @@ impl HeapInner {
         }
     }
 
-    /// Gives up a place to which nothing comes after all.
-    fn give_up(&self, objects: &Objects, spot: LogReservation) {
-        self.end_arrival(&objects.log, spot.page);
-        self.leave_log(&objects.log, spot.page);
-    }
-
-    /// Makes room for an object, with its tag, in the page that this thread fills; opens a page if
-    /// there is none. `coming`: the object is still far. The caller is inside a scope.
+    /// Makes room for an object that is near, with its tag, in the page that this thread fills;
+    /// opens a page if there is none. The caller is inside a scope.
     pub(crate) fn place_object(
         &self,
         record: &ThreadState,
         objects: &Objects,
         object: ObjectId,
         class: LogClass,
-        coming: bool,
         renewable: bool,
     ) -> Result<LogReservation, FarError> {
         loop {
-            if let Some(spot) = self.spot_now(record, objects, object, class, coming)? {
+            if let Some(spot) = self.spot_now(record, objects, object, class, false)? {
                 return Ok(spot);
             }
-            if !coming && self.reopen_page(record, objects, class)? {
+            if self.reopen_page(record, objects, class)? {
                 continue;
             }
             let frame = self.take_frames(record, 1, renewable)?;
@@ -229,8 +149,8 @@ impl HeapInner {
         }
     }
 
-    /// Makes room for an object, with its tag, if this thread has a page with room. `None`: [open
-    /// one](HeapInner::open_page).
+    /// Makes room for an object, with its tag, if this thread has a page with room. `coming`: the
+    /// object is still far. `None`: [open a page](HeapInner::open_page).
     pub(crate) fn spot_now(
         &self,
         record: &ThreadState,

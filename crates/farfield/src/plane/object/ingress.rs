@@ -5,25 +5,37 @@
 //! that frame. Neither changes for a scope that has seen it. A value whose page is Far is locked,
 //! and read into a place in the log page of the thread that wanted it (`flight`).
 
-use super::{FetchGranularity, ObjectId, Objects};
+use super::{ObjectId, Objects};
 use crate::error::FarError;
-use crate::heap::{AccessMode, Backoff, FetchFlight, HeapInner, Scope, ThreadState, WOULD_BLOCK, count, count_use};
+use crate::heap::{HeapInner, Scope, ThreadState, count, count_use};
 use core::sync::atomic::Ordering;
-use farfield_core::heap::{DerefOutcome, FrameWord, Handle, Hotness, ObjectLocation, SlotHint, State};
+use farfield_core::heap::fault::{AccessMode, ObjectLookup, ObjectWords, look_up_object};
+use farfield_core::heap::{FrameWord, Handle, Hotness, LogWord, ObjectLocation, SlotHint, State};
 use farfield_os::memory::load_ahead;
 
-/// Result of a look at an object.
-pub(crate) enum ObjectLookup {
-    /// The object is near, and stays where it is for the scope that looked.
-    Resident(SlotHint),
-    /// The object is on its way, in another flight.
-    Relocating,
-    /// The page of the object is being copied, or the object has just left it: look again soon.
-    Retry,
-    /// The object comes with this page, which is on its way.
-    Loading(u32),
-    /// The object is far: its handle, and the granularity in which it is to come.
-    Far(Handle, FetchGranularity),
+impl ObjectWords for HeapInner {
+    #[inline]
+    fn load_handle(&self, object: ObjectId) -> Handle {
+        Handle(self.objects().handles[object].load(Ordering::Acquire))
+    }
+
+    #[inline]
+    fn exchange_handle(&self, object: ObjectId, seen: Handle, next: Handle) -> bool {
+        let handle = &self.objects().handles[object];
+        handle.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    fn load_log(&self, page: u32) -> LogWord {
+        self.objects().log.word(page)
+    }
+
+    fn update_log(&self, page: u32, transition: impl Fn(LogWord) -> (LogWord, bool)) -> bool {
+        self.objects().log.update(page, transition)
+    }
+
+    fn retire_log(&self, page: u32) {
+        HeapInner::retire_log(self, &self.objects().log, page);
+    }
 }
 
 impl HeapInner {
@@ -112,68 +124,14 @@ impl HeapInner {
     pub(crate) fn object_now(&self, record: &ThreadState, number: u32) -> Option<SlotHint> {
         let (objects, object) = self.object_of(number)?;
         match self.look_up_object(record, objects, object, AccessMode::Read, false) {
-            ObjectLookup::Resident(place) => Some(place),
-            ObjectLookup::Relocating | ObjectLookup::Loading(_) | ObjectLookup::Retry | ObjectLookup::Far(..) => None,
-        }
-    }
-
-    /// Makes an object near and returns its place, for callers without a slot. Waits for the pool
-    /// or other threads if needed. The caller is inside a scope, which may be `renewable`.
-    pub(crate) fn fault_in_object(
-        &self,
-        record: &ThreadState,
-        objects: &Objects,
-        object: ObjectId,
-        mode: AccessMode,
-        renewable: bool,
-    ) -> Result<SlotHint, FarError> {
-        let number = self.pages + object;
-        let mut backoff = Backoff::new(self.patience);
-        let mut brought = record.is_retry.get();
-        loop {
-            match self.look_up_object(record, objects, object, mode, brought) {
-                ObjectLookup::Resident(place) => return Ok(place),
-                ObjectLookup::Far(..) | ObjectLookup::Relocating | ObjectLookup::Loading(_)
-                    if record.is_nonblocking.get() =>
-                {
-                    record.missed.set(Some((number, mode)));
-                    return Err(WOULD_BLOCK);
-                }
-                _ if cfg!(debug_assertions) && record.locks.get() > 0 => {
-                    unreachable!("waits for an object with a lock")
-                }
-                ObjectLookup::Retry => backoff.wait()?,
-                ObjectLookup::Relocating => {
-                    self.help(record, Some(number));
-                    backoff.wait()?;
-                }
-                ObjectLookup::Loading(page) => {
-                    self.help(record, Some(page));
-                    backoff.wait()?;
-                }
-                ObjectLookup::Far(_, FetchGranularity::Page(page)) => {
-                    let frame = self.take_wanted_frames(record, 1, renewable, mode)?;
-                    if let Some(flight) = self.depart_page(record, objects, page, frame, mode.fetch_intent()) {
-                        self.fetch(record, flight)?;
-                        brought = true;
-                        self.mark_streamed_page(record, page);
-                    }
-                }
-                ObjectLookup::Far(seen, FetchGranularity::Object(class)) => {
-                    // Takes the room first, so that no thread waits for an object whose owner waits
-                    // for room.
-                    let spot = self.place_object(record, objects, object, class, true, renewable)?;
-                    if let Some(flight) = self.depart(record, objects, object, seen, spot, false) {
-                        self.fetch(record, FetchFlight::Object(flight))?;
-                        brought = true;
-                    }
-                }
-            }
+            ObjectLookup::Resident(place, _) => Some(place),
+            ObjectLookup::Relocating | ObjectLookup::Loading(_) | ObjectLookup::Retry | ObjectLookup::Far(_) => None,
         }
     }
 
     /// Looks at an object, and marks that it was used if it is near. `brought`: it was far when
     /// this use began. The caller is inside a scope.
+    #[inline]
     pub(crate) fn look_up_object(
         &self,
         record: &ThreadState,
@@ -182,51 +140,16 @@ impl HeapInner {
         mode: AccessMode,
         brought: bool,
     ) -> ObjectLookup {
-        let handle = &objects.handles[object];
-        loop {
-            let seen = Handle(handle.load(Ordering::Acquire));
-            let (page, card) = match seen.location() {
-                ObjectLocation::At { page, card } => (page, card),
-                ObjectLocation::Moving => return ObjectLookup::Relocating,
-                ObjectLocation::Nowhere => unreachable!("a slot of an object that is gone"),
-            };
-            let word = &self.words[page];
-            let held = FrameWord(word.load(Ordering::Acquire));
-            let (next, what) = mode.decide(held);
-            match what {
-                DerefOutcome::Resident(frame) => {
-                    if next != held && !self.exchange(word, held, next) {
-                        continue;
-                    }
-                    count_use(record, held);
-                    if held.state() != State::Near {
-                        self.mark_streamed_page(record, page);
-                    }
-                    // A scope that finds the page near after the object has moved out finds the
-                    // handle changed, too.
-                    let now = Handle(handle.load(Ordering::Acquire));
-                    if now.location() == seen.location() {
-                        self.mark(record, objects, object, now, brought);
-                        return ObjectLookup::Resident(SlotHint::new(frame, card));
-                    }
-                }
-                // The page is being read, or is Empty because the object has moved out.
-                DerefOutcome::Wait if held.state() == State::Loading && objects.log.word(page).is_whole() => {
-                    return ObjectLookup::Loading(page);
-                }
-                DerefOutcome::Wait => {
-                    if next == held || self.exchange(word, held, next) {
-                        return ObjectLookup::Retry;
-                    }
-                }
-                DerefOutcome::Fetch => {
-                    return objects
-                        .fetch_granularity(page, self.frames.limit())
-                        .map_or(ObjectLookup::Retry, |granularity| ObjectLookup::Far(seen, granularity));
-                }
-                DerefOutcome::Zero => unreachable!("nobody creates by looking"),
+        let found = look_up_object(self, object, mode, |page, seen| {
+            count_use(record, seen);
+            if seen.state() != State::Near {
+                self.mark_streamed_page(record, page);
             }
+        });
+        if let ObjectLookup::Resident(_, handle) = found {
+            self.mark(record, objects, object, handle, brought);
         }
+        found
     }
 
     /// Lets this page leave first if the present use is the only one (streaming access). The page

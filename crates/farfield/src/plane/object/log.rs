@@ -100,7 +100,7 @@ impl LogPages {
         LogWord(self.words[page].load(Ordering::SeqCst))
     }
 
-    fn update<R>(&self, page: u32, transition: impl Fn(LogWord) -> (LogWord, R)) -> R {
+    pub(super) fn update<R>(&self, page: u32, transition: impl Fn(LogWord) -> (LogWord, R)) -> R {
         let word = &self.words[page];
         let mut seen = word.load(Ordering::Relaxed);
         loop {
@@ -167,11 +167,6 @@ impl LogPages {
         {
             self.holes.note(page, class);
         }
-    }
-
-    /// Makes the page, if it is Far, the caller's to bring near. False if it is not to come whole.
-    pub(super) fn fetch(&self, page: u32) -> bool {
-        self.update(page, |word| word.fetch().map_or((word, false), |next| (next, true)))
     }
 
     /// Notes that the page, which is the caller's (Claimed), leaves, and the path by which its

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_soon_makes_the_price() {
+    fn pages_that_come_back_soon_set_the_value_of_a_frame() {
         let check = |distance, tenths, expected: f64| {
             let found = price_of(distance, tenths);
             assert!((found - expected).abs() < 0.2, "{tenths} tenths after {distance}: {found}, not {expected}");
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_left_is_not_early() {
+    fn a_page_that_never_left_does_not_count_as_early() {
         let utility = MarginalUtility::new(16).unwrap();
         utility.missed(5, FRAMES);
         assert_eq!(utility.early.load(Ordering::Relaxed), 0);

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_long_ago_does_not_count() {
+    fn old_misses_do_not_count() {
         let class = LogClass::of(64, 8).unwrap();
         let history = MissHistory::default();
         (0..100 * MOST).for_each(|_| history.missed(IngressPath::Page));

@@ -46,7 +46,6 @@ pub(crate) use flight::ObjectFlight;
 use handles::Handles;
 pub(crate) use handles::ThreadHandles;
 use heat::HotnessClock;
-pub(crate) use ingress::ObjectLookup;
 pub(crate) use log::LogPages;
 use marginal_utility::MarginalUtility;
 pub(crate) use paths::{FetchGranularity, Paths};

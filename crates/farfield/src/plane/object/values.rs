@@ -38,7 +38,7 @@ impl HeapInner {
         if grown {
             self.fit();
         }
-        match self.place_object(record, objects, object, class, false, renewable) {
+        match self.place_object(record, objects, object, class, renewable) {
             Ok(spot) => {
                 self.references.fetch_add(1, Ordering::Relaxed);
                 let handle = Handle::settle(spot.page, spot.place.card());
@@ -71,7 +71,7 @@ impl HeapInner {
         if objects.is_without_handles(class, layout.size()) {
             return Ok(None);
         }
-        let spot = self.place_object(record, objects, object, class, false, false)?;
+        let spot = self.place_object(record, objects, object, class, false)?;
         let result = copy(spot.place);
         let handle = &objects.handles[object];
         let mut seen = Handle(handle.load(Ordering::Relaxed));

@@ -3,7 +3,7 @@
 //! written again though nobody changed it; what is too small to come alone does so, or is mistaken for what can.
 
 use crate::common::twin::steps;
-use crate::common::{MIB, Random, assert_in_budget, seed};
+use crate::common::{MIB, Rng, assert_in_budget, seed};
 use farfield::{Builder, FarBox, FarBytes, FarError, Heap, Plane, PoolError, Stats};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -45,7 +45,7 @@ fn read<'a>(heap: &Heap, values: impl Iterator<Item = (usize, &'a FarBox<Value>)
 }
 
 #[test]
-fn what_was_used_together_comes_whole_and_leaves_unwritten() {
+fn objects_used_together_come_as_a_page_and_leave_unwritten() {
     let heap = builder(2 * MIB).build().unwrap();
     let values = far_values(&heap, 20_000);
     let pages = values.len().div_ceil(PER_PAGE) as u64;
@@ -63,7 +63,7 @@ fn what_was_used_together_comes_whole_and_leaves_unwritten() {
 }
 
 #[test]
-fn what_was_used_alone_comes_alone_and_together_again_later() {
+fn objects_used_alone_come_alone_and_later_as_a_page() {
     let heap = builder(2 * MIB).car_threshold(0.8).build().unwrap();
     let values = far_values(&heap, 20_000);
     let pages = (values.len() / PER_PAGE) as u64;
@@ -131,7 +131,7 @@ fn the_threshold_decides() {
 /// filled, and no more values are missed than with a threshold that only pages reach of which all was used. When they are wanted in order, they come whole again.
 #[test]
 fn the_heap_adapts_to_how_values_are_used() {
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     let mut misses_at_random = Vec::new();
     for threshold in [Some(0.8), None] {
         let mut builder = builder(MIB);
@@ -141,7 +141,7 @@ fn the_heap_adapts_to_how_values_are_used() {
         let heap = builder.build().unwrap();
         let values = far_values(&heap, 25_000);
         let mut at_random = |count: usize| {
-            let order: Vec<usize> = (0..count).map(|_| random.below(values.len())).collect();
+            let order: Vec<usize> = (0..count).map(|_| random.usize(..values.len())).collect();
             read(&heap, order.into_iter().map(|index| (index, &values[index])))
         };
         at_random(25_000);
@@ -191,10 +191,10 @@ fn pages_and_values_come_at_the_same_time() {
         let start = |thread: u64| {
             let (heap, values, sums) = (&heap, &values, &sums);
             threads.spawn(move || {
-                let mut random = Random(seed + thread);
+                let mut random = Rng::with_seed(seed + thread);
                 for _ in 0..steps(300) {
-                    let first = random.below(values.len() - 200);
-                    let (count, step) = if random.below(2) == 0 { (200, 1) } else { (10, 17) };
+                    let first = random.usize(..values.len() - 200);
+                    let (count, step) = if random.usize(..2) == 0 { (200, 1) } else { (10, 17) };
                     for index in (first..).step_by(step).take(count) {
                         let scope = heap.enter();
                         match values[index].get(&scope) {
@@ -271,16 +271,16 @@ fn values_that_cannot_come_alone_cost_no_tables() {
 /// Texts of all sizes, so that those that can come alone and those that cannot are used, changed and freed among each other.
 #[test]
 fn values_that_can_come_alone_live_with_those_that_cannot() {
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     let heap = mixed(MIB).build().unwrap();
-    let text = |random: &mut Random| vec![random.below(256) as u8; 1 + random.below(160)];
+    let text = |random: &mut Rng| vec![random.usize(..256) as u8; 1 + random.usize(..160)];
     let mut twins: Vec<Vec<u8>> = (0..40_000).map(|_| text(&mut random)).collect();
     let mut texts: Vec<FarBytes> = twins.iter().map(|twin| FarBytes::copy_of(&heap.enter(), twin).unwrap()).collect();
     for _ in 0..steps(60_000) {
-        let at = random.below(twins.len());
+        let at = random.usize(..twins.len());
         let scope = heap.enter();
         assert_eq!(texts[at].get(&scope).unwrap(), twins[at]);
-        match random.below(4) {
+        match random.usize(..4) {
             0 => {
                 twins[at] = text(&mut random);
                 texts[at] = FarBytes::copy_of(&scope, &twins[at]).unwrap();

@@ -2,7 +2,7 @@
 //! `boxes.rs`. Dangers: whole pages travel after all, two threads bring one value twice, a value moves under its reader,
 //! an error loses a value, handles break the budget.
 
-use crate::common::{MIB, Random, assert_in_budget, seed};
+use crate::common::{MIB, Rng, assert_in_budget, seed};
 use farfield::{Builder, FarBox, FarBytes, FarError, FarMap, Heap, Hotness, Plane, PoolError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -63,17 +63,17 @@ fn only_the_entry_travels() {
 #[test]
 fn large_values_find_room_among_values_of_all_sizes() {
     let heap = builder(MIB).patience(Duration::from_secs(3)).build().unwrap();
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     let text = [7u8; 1360];
     let mut texts: Vec<_> =
-        (0..6_000).map(|_| FarBytes::copy_of(&heap.enter(), &text[..1 + random.below(1360)]).unwrap()).collect();
+        (0..6_000).map(|_| FarBytes::copy_of(&heap.enter(), &text[..1 + random.usize(..1360)]).unwrap()).collect();
     for _ in 0..20 {
         for step in 0..1_000 {
             let scope = heap.enter();
-            let index = random.below(if step % 4 == 0 { texts.len() } else { 100 });
+            let index = random.usize(..if step % 4 == 0 { texts.len() } else { 100 });
             assert!(texts[index].get(&scope).unwrap().iter().all(|byte| *byte == 7));
             if step % 4 == 1 {
-                texts[index] = FarBytes::copy_of(&scope, &text[..1 + random.below(1360)]).unwrap();
+                texts[index] = FarBytes::copy_of(&scope, &text[..1 + random.usize(..1360)]).unwrap();
             }
         }
         let large = FarBytes::copy_of(&heap.enter(), &vec![9; 400_000]).unwrap();
@@ -149,10 +149,10 @@ fn threads_that_want_one_far_value_get_the_same_one() {
         let start = |thread| {
             let (heap, values) = (&heap, &values);
             threads.spawn(move || {
-                let mut random = Random(thread);
+                let mut random = Rng::with_seed(thread);
                 // All threads go the same way, so that they meet at far values; and each pushes others out.
                 for round in 0..rounds {
-                    let ballast: Vec<_> = (0..8).map(|_| heap.alloc([random.next(); 512]).unwrap()).collect();
+                    let ballast: Vec<_> = (0..8).map(|_| heap.alloc([random.u64(..); 512]).unwrap()).collect();
                     for value in values.iter().skip(round * 160 % 49_000).step_by(7).take(60) {
                         let scope = heap.enter();
                         value.get(&scope).unwrap()[3].fetch_add(1, Ordering::Relaxed);
@@ -184,7 +184,7 @@ fn shrink(heap: &Heap) {
 /// Values that are left over from full pages: the evacuator brings them together, where bringing them near one by one would be a
 /// miss for each.
 #[test]
-fn what_is_left_in_sparse_pages_is_moved_together() {
+fn objects_left_in_sparse_pages_are_compacted() {
     let heap = builder(6 * MIB).build().unwrap();
     let mut values: Vec<_> = (0..60_000u64).map(|index| heap.alloc([index; 8]).unwrap()).collect();
     assert_eq!(heap.stats().written_pages, 0, "everything is near: {:?}", heap.stats());
@@ -245,14 +245,14 @@ fn hot_values_stay_when_their_page_leaves() {
 fn children_move_while_parents_are_far() {
     struct Parent([FarBox<[u64; 4]>; 16]);
     let heap = builder(2 * MIB).build().unwrap();
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     let parents: Vec<_> = (0..2_000u64)
         .map(|parent| {
             heap.alloc(Parent(std::array::from_fn(|child| heap.alloc([parent, child as u64, 0, 0]).unwrap()))).unwrap()
         })
         .collect();
     for _ in 0..20_000 {
-        let (parent, child) = (random.below(2_000), random.below(16));
+        let (parent, child) = (random.usize(..2_000), random.usize(..16));
         let scope = heap.enter();
         let found = parents[parent].get(&scope).unwrap().0[child].get(&scope).unwrap();
         assert_eq!(found[..2], [parent as u64, child as u64]);
@@ -325,7 +325,7 @@ fn far_addresses_are_used_again_and_again() {
 #[test]
 fn far_pages_do_not_stay_for_a_few_values_each() {
     let heap = builder(MIB).build().unwrap();
-    let mut random = Random(seed());
+    let mut random = Rng::with_seed(seed());
     let mut values: Vec<_> = (0..40_000u64).map(|index| heap.alloc([index; 8]).unwrap()).collect();
     let full = values.len() as u64 / 60;
     for step in 0..200_000 {
@@ -334,7 +334,7 @@ fn far_pages_do_not_stay_for_a_few_values_each() {
             std::thread::sleep(Duration::from_millis(2));
         }
         let scope = heap.enter();
-        let index = random.below(values.len());
+        let index = random.usize(..values.len());
         if step % 10 == 0 {
             values[index].get_mut(&scope).unwrap()[7] += 1;
         } else {
@@ -403,9 +403,9 @@ fn a_server_that_dies_leaves_what_is_near() {
 #[test]
 fn corrupt_parts_are_errors_and_never_values() {
     let (heap, values, alive) = faulty("corrupt=0.2,seed=5", Duration::from_secs(5));
-    let (mut corrupt, mut random) = (0, Random(9));
+    let (mut corrupt, mut random) = (0, Rng::with_seed(9));
     for _ in 0..4_000 {
-        let index = random.below(values.len());
+        let index = random.usize(..values.len());
         let scope = heap.enter();
         match values[index].get(&scope) {
             Ok(value) => assert_eq!(value.1, [index as u64; 7]),
@@ -432,9 +432,9 @@ fn lost_answers_are_errors_in_time_and_can_be_asked_again() {
         }
         assert!(late < 1_000);
     }
-    let mut random = Random(3);
+    let mut random = Rng::with_seed(3);
     for _ in 0..1_000 {
-        let index = random.below(values.len());
+        let index = random.usize(..values.len());
         loop {
             let scope = heap.enter();
             match values[index].get(&scope) {

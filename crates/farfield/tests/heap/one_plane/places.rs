@@ -1,6 +1,6 @@
 //! Far values in places that need no server: a file, compressed memory, memory of a node, mapped files. Danger: other bytes than were stored, and a full place that loses some.
 
-use crate::common::{MIB, Random, builder, seed};
+use crate::common::{MIB, Rng, builder, seed};
 use farfield::{FarBox, FarError, Heap, Plane, PoolError};
 use std::time::{Duration, Instant};
 
@@ -45,13 +45,13 @@ fn values_come_back_as_they_were_stored() {
     for url in urls() {
         for plane in [Plane::Page, Plane::Object] {
             let heap = Heap::builder().near(2 * MIB).far(1 << 30).plane(plane).pool(&*url).build().unwrap();
-            let mut random = Random(seed());
+            let mut random = Rng::with_seed(seed());
             let mut twins: Vec<(FarBox<Value>, u64)> = Vec::new();
             for number in 0..5000 {
                 twins.push((heap.alloc(value(number)).unwrap(), number));
             }
             for round in 0..4000 {
-                let at = random.below(twins.len());
+                let at = random.usize(..twins.len());
                 let scope = heap.enter();
                 let (far, number) = &mut twins[at];
                 assert_eq!(*far.get(&scope).unwrap(), value(*number), "{url} on {plane:?}");
@@ -89,7 +89,7 @@ fn a_full_place_is_an_error_and_everything_before_stays() {
 }
 
 #[test]
-fn what_lies_at_a_mirror_or_an_erasure_code_is_scrubbed() {
+fn heaps_on_mirrors_and_erasure_codes_are_scrubbed() {
     for pool in ["mirror(ram:,ram:,scrub=1ms)", "ec(2,1,ram:,ram:,ram:,scrub=1ms)", "mirror(ram:,ram:,scrub=off)"] {
         let heap = builder().near(2 * MIB).near_max(2 * MIB).far(1 << 30).pool(pool).build().unwrap();
         let values: Vec<_> = (0..8_000u64).map(|number| heap.alloc([number; 128]).unwrap()).collect();

@@ -1,0 +1,19 @@
+//! The functions of WICkit's three workloads: a list, a log and a cuckoo hash table.
+//!
+//! A memory server of users does not have them. `farfield-bench serve` does, and so do servers of
+//! tests that add [`with_workloads`] to their registry. Compiled to WebAssembly, [`List`] is also
+//! what experiments ship to a server.
+
+mod cuckoo;
+mod list;
+mod shared_log;
+
+pub use cuckoo::{Cuckoo, CuckooReply, CuckooRequest};
+pub use list::{List, ListEnd, ListStart};
+pub use shared_log::{LogRequest, SharedLog};
+
+/// Adds the functions of the workloads to those of a server.
+#[cfg(not(target_family = "wasm"))]
+pub fn with_workloads(functions: farfield_wic::Registry) -> farfield_wic::Registry {
+    functions.with::<List>().with::<SharedLog>().with::<Cuckoo>()
+}

@@ -1,0 +1,172 @@
+//! The heap as users see it: the door to `heap/`, `fault/` and `ptr/`.
+
+use crate::config::{Builder, Config, NEAR_MIN};
+use crate::error::{AllocError, BuildError, FarError};
+use crate::fault::AHEAD_MAX;
+use crate::heap::{FarRange, HeapInner, PoolSwitch, Scope};
+use crate::ptr::{FarArc, FarBox, FarPtr};
+use crate::stats::Stats;
+use core::ptr::NonNull;
+use farfield_core::heap::CARD_BYTES;
+use farfield_pool::{Backend, Health};
+
+/// A budget of near memory, a pool of far memory, and the values that are in one or the other.
+///
+/// Values keep the heap's memory alive: a heap that is dropped before its values is freed with the
+/// last of them.
+pub struct Heap {
+    core: NonNull<HeapInner>,
+}
+
+// SAFETY: a heap is a reference to its `HeapInner`, which is made to be shared. The reference count
+// decides when that is freed.
+unsafe impl Send for Heap {}
+// SAFETY: as above.
+unsafe impl Sync for Heap {}
+
+impl Heap {
+    /// Returns a builder with the default configuration.
+    pub fn builder() -> Builder {
+        Builder::new()
+    }
+
+    pub(crate) fn from_config(mut config: Config) -> Result<Heap, BuildError> {
+        let (name, plane) = (config.name.take(), config.plane);
+        let heap = Heap { core: HeapInner::open(config)? };
+        heap.core().start(name.as_deref(), plane)?;
+        Ok(heap)
+    }
+
+    #[inline]
+    pub(crate) fn core(&self) -> &HeapInner {
+        // SAFETY: the reference that this heap counts as keeps the `HeapInner`.
+        unsafe { self.core.as_ref() }
+    }
+
+    /// Begins a scope: as long as it lasts, values that are dereferenced with it stay where they
+    /// are.
+    ///
+    /// Scopes nest. A scope can bring at least a sixteenth of the near memory near (8 MiB if that
+    /// is less), and mostly a quarter. After that, [`FarError::NearFull`] says to end it or to
+    /// [renew](Scope::renew) it. Scopes that bring much near at the same time share that quarter.
+    #[inline]
+    pub fn enter(&self) -> Scope<'_> {
+        Scope::new(self.core())
+    }
+
+    /// Puts a value into the heap. The value may be evicted to far memory as soon as no scope uses
+    /// it.
+    ///
+    /// A value with pointers to memory outside of the heap (`String`, `Vec`) takes along only its
+    /// own bytes.
+    pub fn alloc<T: Send + 'static>(&self, value: T) -> Result<FarBox<T>, AllocError<T>> {
+        FarBox::new_in(self.core(), value)
+    }
+
+    /// Puts a value that may have several owners into the heap.
+    pub fn alloc_shared<T: Send + Sync + 'static>(&self, value: T) -> Result<FarArc<T>, AllocError<T>> {
+        self.alloc(value).map(FarArc::from)
+    }
+
+    /// Starts to fetch these values without waiting: for values that will be needed soon.
+    ///
+    /// Returns the number of pages (or large values, or small values on the [object
+    /// plane](crate::Plane::Object)) whose fetch was started. The call is a hint: values that are
+    /// near, belong to another heap, or find no free frame are skipped.
+    pub fn prefetch<'a, P: FarPtr + 'a>(&self, values: impl IntoIterator<Item = &'a P>) -> usize {
+        let core = self.core();
+        let mut numbers = values.into_iter().filter_map(|value| value.pointer().number_in(core));
+        let mut begun = 0;
+        loop {
+            // Before anything begins: the iterator is a user's, and may use the values itself, or panic.
+            let some: Vec<u32> = numbers.by_ref().take(AHEAD_MAX).collect();
+            if some.is_empty() {
+                return begun;
+            }
+            begun += core.prefetch(core.record(), some) as usize;
+            if !core.may_go_ahead(core.record()) {
+                return begun;
+            }
+        }
+    }
+
+    /// Changes the near budget, in bytes. A smaller budget is reached as pages are evicted, which
+    /// takes longer the more of them are in use.
+    pub fn set_near(&self, bytes: u64) {
+        self.core().set_near(bytes.max(NEAR_MIN));
+    }
+
+    /// Returns a snapshot of the heap's counters and sizes.
+    pub fn stats(&self) -> Stats {
+        self.core().stats()
+    }
+
+    /// Returns the state of the pool: degraded while a server of a stripe is gone, or while a
+    /// member of a mirror lacks something.
+    pub fn health(&self) -> Health {
+        self.core().backend.health()
+    }
+
+    /// Starts to move all far data to another pool while the heap is used. Returns when the move
+    /// has begun, not when it is over.
+    ///
+    /// `url` has the form that [`Builder::pool`](crate::Builder::pool) takes. Until the move is
+    /// over, the present pool holds everything: if the new pool fails, nothing is lost but the
+    /// move. During the move both pools need the memory, and each page that is evicted is written
+    /// to both. If the new pool is full or dies, the move ends and the present pool stays.
+    pub fn switch_pool(&self, url: impl Into<String>) -> Result<PoolSwitch, BuildError> {
+        self.core().switch_pool(url.into())
+    }
+
+    /// Returns the far address range of a value.
+    ///
+    /// Returns `None` for a value of another heap, and for a value that can move because it can be
+    /// fetched alone. Small values can: all on the object plane, and on the hybrid plane those
+    /// [above a size](crate::Builder::alone_above).
+    pub fn far_range<P: FarPtr>(&self, value: &P) -> Option<FarRange> {
+        let (page, card) = value.pointer().far_place(self.core())?;
+        Some(FarRange::in_page(page, usize::from(card) * CARD_BYTES, size_of::<P::Value>()))
+    }
+
+    /// Evicts the pages of these ranges, so that the pool has their bytes as they were at some
+    /// moment since the call. Pages that are far or clean are not written.
+    ///
+    /// Blocks. The calling thread must be in no scope of this heap, else this fails with
+    /// [`FarError::NearFull`]. It waits for scopes of other threads that began before. It fails
+    /// with [`FarError::Stalled`] if they last too long, or if values are pinned or in use all the
+    /// time.
+    pub fn write_back(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
+        self.core().write_back(ranges)
+    }
+
+    /// Writes these ranges to the pool as [`Heap::write_back`] does, without blocking the thread.
+    ///
+    /// Waits for all scopes that began before, also those of other tasks of the thread. A task that
+    /// is in a scope itself waits for itself: it gets [`FarError::Stalled`] when the heap's
+    /// patience is over. If the future is dropped before its end, some pages may have been written.
+    pub async fn write_back_async(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
+        self.core().await_write_back(ranges).await
+    }
+
+    /// Checks the invariants of the heap, for tests, and panics if one is violated. No other thread
+    /// may use the heap meanwhile (join those that did), and the calling thread must be in no
+    /// scope.
+    pub fn verify(&self) {
+        self.core().verify();
+    }
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        let panics = self.core().close();
+        // SAFETY: not used afterwards.
+        unsafe { HeapInner::unreference(self.core.as_ptr()) };
+        panics.resume();
+    }
+}
+
+impl core::fmt::Debug for Heap {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Heap({:?})", self.stats())
+    }
+}
