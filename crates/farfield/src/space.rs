@@ -9,8 +9,9 @@
 //! uses one proves that the unit was made, that it has not been released, and that the scope has
 //! been neither renewed nor ended since.
 
+use crate::Heap;
 use crate::error::{BuildError, FarError};
-use crate::heap::{AccessMode, Heap, HeapInner, HeapRef, Scope, free_run};
+use crate::heap::{AccessMode, HeapInner, HeapRef, Scope, free_run};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::PageId;

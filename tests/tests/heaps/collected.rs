@@ -3,7 +3,7 @@
 use crate::{NEAR, Way};
 use farfield::{FarError, Plane, PoolError};
 use farfield_gc::{Bytes, FarObject, GcError, GcHeap, Mutator, Ref, Root};
-use farfield_tests::{MIB, Random, Scratch, wait_until};
+use farfield_tests::{MIB, Scratch, seeded, wait_until};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -67,11 +67,11 @@ fn graphs_at_a_quarter_near_stay_within_their_limit_on_each_kind_of_server() {
         let gc = GcHeap::in_heap(&heap).limit(LIMIT).build().unwrap();
         let nodes = places(&gc);
         fill(&gc, &nodes, &AtomicU64::new(0)).unwrap();
-        let mut random = Random::new(35);
+        let mut random = seeded(35);
         let mut m = gc.enter();
         for _ in 0..3 * NODES {
-            replace(&mut m, &nodes, random.below(NODES)).unwrap();
-            read(&mut m, &nodes, random.below(NODES)).unwrap();
+            replace(&mut m, &nodes, random.usize(..NODES)).unwrap();
+            read(&mut m, &nodes, random.usize(..NODES)).unwrap();
         }
         m.collect().unwrap();
         drop(m);
@@ -109,13 +109,13 @@ fn die_at(way: Way, at: u64) {
             server.kill();
         }
     });
-    let mut random = Random::new(at);
+    let mut random = seeded(at);
     let nodes = places(&gc);
     let end = fill(&gc, &nodes, &steps).and_then(|()| {
         let mut m = gc.enter();
         while steps.fetch_add(1, Ordering::Relaxed) < 40_000 {
-            replace(&mut m, &nodes, random.below(NODES))?;
-            read(&mut m, &nodes, random.below(NODES))?;
+            replace(&mut m, &nodes, random.usize(..NODES))?;
+            read(&mut m, &nodes, random.usize(..NODES))?;
         }
         Ok(())
     });

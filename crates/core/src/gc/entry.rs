@@ -16,10 +16,11 @@
 //! *generation* grows each time the entry is used again. A weak reference names it, so it never
 //! leads to the next object of its entry. An entry in its last generation is never used again.
 
+use crate::cast::{low_u8, low_u16, u32_of};
 use crate::geometry::PAGE_BYTES;
 
 /// Entries in a page.
-pub const ENTRIES_PER_PAGE: u32 = (PAGE_BYTES / size_of::<u64>()) as u32;
+pub const ENTRIES_PER_PAGE: u32 = u32_of(PAGE_BYTES / size_of::<u64>());
 
 /// Word of one entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,13 +60,13 @@ impl EntryWord {
     /// Returns the card of that page at which the object begins.
     #[inline]
     pub fn card(self) -> u8 {
-        (self.0 >> 8) as u8
+        low_u8(self.0 >> 8)
     }
 
     /// Returns how often the entry was used before.
     #[inline]
     pub fn generation(self) -> u16 {
-        (self.0 >> 16) as u16
+        low_u16(self.0 >> 16)
     }
 
     /// Checks whether the entry was ever used.

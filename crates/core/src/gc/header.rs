@@ -10,6 +10,8 @@
 //! With its entry, an object that lies in a page leads back to the word that says where it is. So
 //! whoever finds an object can tell whether it is the one that was meant.
 
+use crate::cast::low_u32;
+
 /// Number of types that a heap can have.
 pub const TYPES_MAX: u32 = 1 << 20;
 
@@ -37,7 +39,7 @@ impl ObjectHeader {
     /// Returns the number of the object's type.
     #[inline]
     pub fn type_number(self) -> u32 {
-        (self.0 >> 12) as u32 & (TYPES_MAX - 1)
+        low_u32(self.0 >> 12) & (TYPES_MAX - 1)
     }
 }
 

@@ -14,6 +14,7 @@
 //! beginning of the element. They are multiples of eight, in ascending order.
 
 use super::header::{ObjectHeader, TYPES_MAX};
+use crate::cast::{u16_of, u32_of, usize_of};
 use alloc::vec::Vec;
 
 /// Number of references that one list of a layout can have.
@@ -28,7 +29,7 @@ const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 16;
 
 /// Offset of the number of elements in objects that have a tail.
-const LENGTH_OFFSET: u32 = ObjectHeader::BYTES as u32;
+const LENGTH_OFFSET: u32 = u32_of(ObjectHeader::BYTES);
 
 /// Elements at the end of an object, whose number the object says.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -171,10 +172,10 @@ impl TypeLayout {
         match &self.tail {
             Some(tail) if index >= fixed => {
                 let (index, each) = (index - fixed, tail.strong.len() as u64);
-                let within = tail.strong[(index % each) as usize];
+                let within = tail.strong[usize_of(index % each)];
                 u64::from(self.bytes) + index / each * u64::from(tail.stride) + u64::from(within)
             }
-            _ => self.strong[index as usize].into(),
+            _ => self.strong[usize_of(index)].into(),
         }
     }
 
@@ -197,7 +198,7 @@ impl TypeLayout {
         into.extend(self.bytes.to_le_bytes());
         into.extend(self.tail.as_ref().map_or(0, |tail| tail.stride).to_le_bytes());
         for list in self.lists() {
-            into.extend((list.len() as u16).to_le_bytes());
+            into.extend(u16_of(list.len()).to_le_bytes());
         }
         for offset in self.lists().into_iter().flatten() {
             into.extend(offset.to_le_bytes());
@@ -239,7 +240,7 @@ fn take_u32(bytes: &mut &[u8]) -> Result<u32, LayoutError> {
 impl LayoutTable {
     /// Adds a type and returns its number; `None` if there are [`TYPES_MAX`] types.
     pub fn add(&mut self, layout: TypeLayout) -> Option<u32> {
-        let number = self.types.len() as u32;
+        let number = u32_of(self.types.len());
         (number < TYPES_MAX).then(|| {
             self.types.push(layout);
             number
@@ -265,7 +266,7 @@ impl LayoutTable {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(8 + self.types.len() * HEAD_BYTES);
         bytes.extend(VERSION.to_le_bytes());
-        bytes.extend((self.types.len() as u32).to_le_bytes());
+        bytes.extend(u32_of(self.types.len()).to_le_bytes());
         self.types.iter().for_each(|layout| layout.encode(&mut bytes));
         bytes
     }

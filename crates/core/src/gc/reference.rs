@@ -18,6 +18,7 @@
 //! reference inside of one. Only the allocation of an object makes loose references null, so a word
 //! that is not loose lies in memory that the collector traces.
 
+use crate::cast::{low_u16, low_u32};
 use crate::heap::SlotHint;
 
 /// Word of a strong reference.
@@ -50,7 +51,7 @@ impl RefWord {
     /// Returns the guessed place of the object.
     #[inline]
     pub fn guess(self) -> SlotHint {
-        SlotHint(self.0 as u32)
+        SlotHint(low_u32(self.0))
     }
 
     /// Checks whether the reference lies outside of all collected objects.
@@ -90,7 +91,7 @@ impl WeakWord {
     pub fn target(self) -> Option<(u32, u16)> {
         match (self.0 >> 32) as u32 {
             0 => None,
-            entry => Some((entry, (self.0 >> 16) as u16)),
+            entry => Some((entry, low_u16(self.0 >> 16))),
         }
     }
 

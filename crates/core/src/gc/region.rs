@@ -4,6 +4,7 @@
 //! one size: pages for objects that lie inside of pages, or as many pages as one large object has.
 //! Objects do not cross units. So a unit without a live object can be given back alone.
 
+use crate::cast::{low_u32, u32_of, usize_of};
 use crate::geometry::PAGE_BYTES;
 use crate::heap::CARD_BYTES;
 use alloc::vec;
@@ -38,8 +39,8 @@ impl ObjectPlacement {
     /// object is too large for any page number.
     pub fn of(bytes: u64) -> Option<ObjectPlacement> {
         if bytes <= INSIDE_BYTES_MAX as u64 {
-            let bytes = (bytes as usize).max(OBJECT_BYTES_MIN);
-            return Some(ObjectPlacement::Inside { cards: bytes.div_ceil(CARD_BYTES) as u32 });
+            let bytes = usize_of(bytes).max(OBJECT_BYTES_MIN);
+            return Some(ObjectPlacement::Inside { cards: u32_of(bytes.div_ceil(CARD_BYTES)) });
         }
         let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES as u64)).ok()?;
         Some(ObjectPlacement::Unit { pages })
@@ -64,7 +65,7 @@ impl RegionGeometry {
     pub fn new(bytes: u64) -> Option<RegionGeometry> {
         let (least, most) = RegionGeometry::BYTES;
         let fits = bytes.is_power_of_two() && (least..=most).contains(&bytes);
-        fits.then_some(RegionGeometry { pages: (bytes / PAGE_BYTES as u64) as u32 })
+        fits.then_some(RegionGeometry { pages: low_u32(bytes / PAGE_BYTES as u64) })
     }
 
     /// Returns the number of pages of a region.
@@ -97,7 +98,7 @@ impl UnitMap {
     /// Takes the first unit that is free; `None` if all are in use.
     pub fn take(&mut self) -> Option<u32> {
         let index = self.words.iter().position(|word| *word != u64::MAX)?;
-        let unit = index as u32 * 64 + self.words[index].trailing_ones();
+        let unit = u32_of(index) * 64 + self.words[index].trailing_ones();
         if unit >= self.units {
             return None;
         }
