@@ -161,7 +161,7 @@ fn a_new_server_that_is_killed_or_full_or_not_wanted_changes_nothing() {
     let server = Server::start_tcp(&scratch, "killed", ["--capacity", "256M"]);
     begin(&slow(&server));
     let again = pool(&scratch, &["switch", &pid(&job), "ssd:/tmp?size=1G"]);
-    assert!(again.code == 1 && again.errors.contains("on the way"), "{}", again.errors);
+    assert!(again.code == 1 && again.errors.contains("still moving"), "{}", again.errors);
     server.kill();
     back("is gone");
     // Not wanted any more.

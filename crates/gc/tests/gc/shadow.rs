@@ -294,10 +294,10 @@ fn a_quarter_near_on_one_thread() {
 
 #[test]
 fn a_quarter_near_on_four_threads() {
-    run(2, 8, Size { roots: 2000, bytes: 3000 }, 4, operations(40_000));
+    run(2, 8, Size { roots: 2000, bytes: 3000 }, 4, operations(6_000));
 }
 
 #[test]
 fn a_twentieth_near_on_two_threads() {
-    run(1, 24, Size { roots: 6000, bytes: 10_000 }, 2, operations(40_000));
+    run(1, 24, Size { roots: 6000, bytes: 10_000 }, 2, operations(20_000));
 }

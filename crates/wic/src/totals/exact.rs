@@ -200,7 +200,8 @@ impl ExactSum {
     /// there were infinities of both signs. A sum of zero is +0.
     pub(crate) fn rounded(&self) -> f64 {
         if self.special != 0.0 {
-            return self.special;
+            // Which NaN a processor makes of two depends on how the code was compiled.
+            return if self.special.is_nan() { f64::NAN } else { self.special };
         }
         let (is_negative, sum) = self.without_sign();
         let magnitude = sum.magnitude();
