@@ -214,7 +214,7 @@ fn tasks_are_told_and_see_nothing_of_it() {
             .map(|task| {
                 let (heap, held, seen, random) = (&heap, &held, &seen, &random);
                 executor.spawn(async move {
-                    for _ in 0..steps(50) {
+                    for _ in 0..steps(100) {
                         let some = held.some(&mut random.borrow_mut(), 4);
                         let scope = heap.enter();
                         if task % 2 == 0 {
@@ -236,7 +236,7 @@ fn tasks_are_told_and_see_nothing_of_it() {
             executor.block_on(task).unwrap();
         }
         drop(executor);
-        assert!(seen.right.get() > 200 && seen.corrupt.get() > 0, "{lie}: {seen:?}");
+        assert!(seen.right.get() > 200 && seen.corrupt.get() > 3, "{lie}: {seen:?}");
         drop(held);
         heap.verify();
     }

@@ -47,7 +47,7 @@ fn check<T>(what: &str, make: impl Fn(&Heap) -> T, plain: impl Fn(&Heap, &mut T)
     for (how, once) in once {
         // A thread that makes room and gets no processor for long has others leave, too: the best of a few.
         let (mut least, mut tries) = (HOT, 0);
-        while least >= HOT / 10 && tries < 12 {
+        while least >= HOT / 10 && tries < 4 {
             least = least.min(displaced(&make, once));
             tries += 1;
         }
