@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// Bitmap of the entries of one page.
 pub(crate) type EntryBits = [u64; WORDS_PER_PAGE];
 
-const WORDS_PER_PAGE: usize = ENTRIES_PER_PAGE as usize / 64;
+pub(crate) const WORDS_PER_PAGE: usize = ENTRIES_PER_PAGE as usize / 64;
 
 /// Pages in a chunk of bitmaps.
 const CHUNK_PAGES: usize = 256;
@@ -132,20 +132,20 @@ impl EntryTable {
         core::array::from_fn(|word| self.bits(page)[word].load(Ordering::Acquire))
     }
 
-    /// Replaces the bitmaps of all pages, and forgets what was claimed. All mutators are stopped,
-    /// and forget it too.
-    pub(crate) fn replace_bits(&self, pages: &[EntryBits]) {
+    /// Replaces the bitmaps of all pages by what `live` makes of them, and forgets what was claimed.
+    /// All mutators are stopped, and forget it too.
+    pub(crate) fn replace_bits(&self, live: impl Fn(usize, EntryBits) -> EntryBits) {
         let mut growth = self.lock();
-        assert_eq!(pages.len(), growth.made);
         growth.unclaimed = 0;
-        for (page, bits) in pages.iter().enumerate() {
-            for (word, bits) in self.bits(page).iter().zip(bits) {
-                word.store(*bits, Ordering::Release);
+        for page in 0..growth.made {
+            let mut bits = live(page, self.bits_of(page));
+            if page == 0 {
+                // Entry 0 is no object's.
+                bits[0] |= 1;
             }
-        }
-        if let Some(first) = pages.first() {
-            // Entry 0 is no object's.
-            self.bits(0)[0].store(first[0] | 1, Ordering::Release);
+            for (word, bits) in self.bits(page).iter().zip(bits) {
+                word.store(bits, Ordering::Release);
+            }
         }
     }
 
@@ -215,7 +215,7 @@ mod tests {
         let mut bits = vec![[u64::MAX; WORDS_PER_PAGE]; 300];
         bits[7][3] = 0;
         bits[0][0] = u64::MAX - 1;
-        table.replace_bits(&bits);
+        table.replace_bits(|page, _| bits[page]);
         assert!(table.is_used(0) && table.is_used(7 * 512) && !table.is_used(7 * 512 + 3 * 64));
         let claimed = table.claim().unwrap();
         assert_eq!((claimed.peek(), claimed.mask), (Some(7 * 512 + 3 * 64), u64::MAX));

@@ -54,6 +54,10 @@ pub enum GcError {
     /// The heap has as many types as it can have.
     #[error("the heap has as many types as it can have")]
     TypesFull,
+    /// A waker or a destructor of the program panicked on the thread that collects. The collection
+    /// was given up and has changed nothing.
+    #[error("a waker or a destructor panicked on the thread that collects, so the collection was given up")]
+    Panicked,
     /// An object is not what its references say. The collection was given up and has changed
     /// nothing.
     #[error("the object of entry {entry} is damaged: {what}")]

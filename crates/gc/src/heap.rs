@@ -1,22 +1,21 @@
 //! The collected heap: what its mutators, roots and collections share.
 
-use crate::collector::Collection;
+use crate::collector::{Collector, CycleMode, CycleRequests, Marking};
 use crate::entries::EntryTable;
 use crate::error::GcError;
 use crate::mutator::{AllocationBuffer, Mutator};
+use crate::pacing::Pacing;
 use crate::pages::Pages;
 use crate::roots::RootTable;
 use crate::stats::{CollectionCounters, GcStats};
-use crate::stops::{MutatorId, Stops};
+use crate::stops::Stops;
 use crate::types::TypeRegistry;
 use crate::verify::{self, VerifiedHeap};
-use core::sync::atomic::{AtomicU64, Ordering};
 use farfield::space::Space;
 use farfield::{BuildError, Heap};
 use farfield_core::gc::RegionGeometry;
 use farfield_core::geometry::PAGE_BYTES;
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Smallest limit of a heap, in pages.
 const LIMIT_PAGES_MIN: u64 = 64;
@@ -28,6 +27,8 @@ const ENTRY_PAGES_MORE: u64 = 64;
 ///
 /// The objects lie in pages of a far [`Heap`], under its near budget, beside its other values.
 pub struct GcHeap {
+    /// Ends first: then only roots keep what is in the heap.
+    _collector: Collector,
     pub(crate) inner: Arc<GcInner>,
 }
 
@@ -37,6 +38,21 @@ pub struct GcBuilder<'h> {
     heap: &'h Heap,
     limit: u64,
     region: u64,
+    broken: Option<BrokenRule>,
+}
+
+/// Rule of the collector that a test switches off, to see that it notices.
+#[doc(hidden)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BrokenRule {
+    /// Whoever removes a reference logs where it led.
+    LogRemoved,
+    /// Whoever uses a weak reference logs what it has found.
+    LogWeaklyFound,
+    /// What mutators have logged is traced before anything is freed.
+    ShareLogs,
+    /// No page of the snapshot is filled any more.
+    CloseOpenPages,
 }
 
 /// State of a heap.
@@ -47,36 +63,50 @@ pub(crate) struct GcInner {
     pub(crate) roots: RootTable,
     pub(crate) stops: Stops,
     pub(crate) counters: CollectionCounters,
-    /// Number of pages in use at which the next collection is due.
-    pub(crate) due: AtomicU64,
-    /// Number of collections that have freed what they found dead. Changes only while mutators are
-    /// stopped.
-    pub(crate) epoch: AtomicU64,
-    /// Open pages and claimed entries of mutators that have ended since the last collection.
+    pub(crate) cycles: CycleRequests,
+    pub(crate) pacing: Pacing,
+    /// Held while a cycle runs, or the heap is verified.
+    pub(crate) cycle: Mutex<()>,
+    phase: Mutex<CyclePhase>,
+    /// Open pages and claimed entries of mutators that have ended.
     pub(crate) left_over: Mutex<Vec<AllocationBuffer>>,
+    pub(crate) broken: Option<BrokenRule>,
     /// Address and length of the arena in which all near pages lie.
     pub(crate) arena: (usize, usize),
     table_bytes: u64,
 }
 
+/// What mutators have to know of cycles. Changes only while they are stopped, but for a cycle that
+/// is given up.
+#[derive(Clone, Default)]
+pub(crate) struct CyclePhase {
+    /// Number of cycles that have begun.
+    pub(crate) snapshots: u64,
+    /// Number of cycles that have freed what they found dead.
+    pub(crate) commits: u64,
+    /// Cycle that marks.
+    pub(crate) marking: Option<Arc<Marking>>,
+}
+
 impl GcHeap {
     /// Returns a builder of a collected heap in this far heap. A far heap has at most one.
     pub fn in_heap(heap: &Heap) -> GcBuilder<'_> {
-        GcBuilder { heap, limit: 0, region: Pages::bytes(RegionGeometry::DEFAULT.pages().into()) }
+        GcBuilder { heap, limit: 0, region: Pages::bytes(RegionGeometry::DEFAULT.pages().into()), broken: None }
     }
 
-    /// Makes a mutator: the right of the calling thread to use objects. Waits while a collection is
-    /// under way.
+    /// Makes a mutator: the right of the calling thread to use objects. Waits while mutators are
+    /// stopped.
     ///
     /// As long as the mutator exists, the thread has to reach safepoints, or nobody can collect.
     pub fn enter(&self) -> Mutator<'_> {
         Mutator::new(&self.inner)
     }
 
-    /// Collects now, while the calling thread has no mutator. Waits for all mutators to reach a
-    /// safepoint.
+    /// Collects what nothing leads to now, and waits for the end of that. The calling thread has no
+    /// mutator; those of others go on meanwhile, and have to reach safepoints.
     pub fn collect(&self) -> Result<(), GcError> {
-        self.inner.collect(None, None)
+        let cycles = &self.inner.cycles;
+        cycles.wait_for(cycles.request(CycleMode::Concurrent))
     }
 
     /// Returns statistics of the heap.
@@ -85,9 +115,12 @@ impl GcHeap {
     }
 
     /// Walks through all objects that roots lead to and checks all that is known of them, for
-    /// tests. Waits for all mutators to reach a safepoint; the calling thread has none.
+    /// tests. Waits for a collection that is under way, and for all mutators to reach a safepoint;
+    /// the calling thread has none.
     pub fn verify(&self) -> Result<VerifiedHeap, GcError> {
-        let _stop = self.inner.stops.begin(None)?;
+        self.inner.cycles.check_not_collector();
+        let _at_rest = self.inner.cycle.lock().unwrap_or_else(PoisonError::into_inner);
+        let _stop = self.inner.stops.begin()?;
         verify::verify(&self.inner)
     }
 }
@@ -112,7 +145,14 @@ impl GcBuilder<'_> {
         self
     }
 
-    /// Makes the heap.
+    /// Makes a heap without one of its rules, for tests of the tests.
+    #[doc(hidden)]
+    pub fn broken(mut self, rule: BrokenRule) -> Self {
+        self.broken = Some(rule);
+        self
+    }
+
+    /// Makes the heap, and starts the thread that collects.
     pub fn build(self) -> Result<GcHeap, BuildError> {
         let geometry = RegionGeometry::new(self.region)
             .ok_or(BuildError::Argument("a region is a power of two from 64 KiB to 16 MiB"))?;
@@ -136,39 +176,25 @@ impl GcBuilder<'_> {
             roots: RootTable::default(),
             stops: Stops::default(),
             counters: CollectionCounters::default(),
-            due: AtomicU64::new(pages - pages / 16),
-            epoch: AtomicU64::new(0),
+            cycles: CycleRequests::default(),
+            pacing: Pacing::new(pages),
+            cycle: Mutex::default(),
+            phase: Mutex::default(),
             left_over: Mutex::default(),
+            broken: self.broken,
             arena,
             table_bytes,
         };
-        Ok(GcHeap { inner: Arc::new(inner) })
+        let inner = Arc::new(inner);
+        let _collector = Collector::start(&inner)?;
+        Ok(GcHeap { inner, _collector })
     }
 }
 
 impl GcInner {
-    /// Collects. `own` is the mutator of the calling thread, which is at a safepoint and in no
-    /// scope. Does nothing if another thread has collected since `epoch`.
-    pub(crate) fn collect(&self, own: Option<MutatorId>, epoch: Option<u64>) -> Result<(), GcError> {
-        let begun = Instant::now();
-        let is_over = || epoch.is_some_and(|epoch| self.epoch.load(Ordering::Acquire) != epoch);
-        let run = || if is_over() { Ok(None) } else { Collection::run(self).map(Some) };
-        let collected = self.stops.begin(own).and_then(|_stop| run());
-        let (used, limit) = (self.pages.used(), self.pages.limit());
-        // The next one is late enough to find something, also when this one was given up.
-        let next = used + limit / 32;
-        match &collected {
-            Ok(None) => {}
-            Ok(Some(found)) => {
-                self.counters.count(found, begun.elapsed());
-                self.due.store(next.max(limit - limit / 16).min(limit), Ordering::Relaxed);
-            }
-            Err(_) => {
-                self.counters.count_given_up();
-                self.due.store(next.min(limit), Ordering::Relaxed);
-            }
-        }
-        collected.map(|_| ())
+    /// Returns the phase of the collector.
+    pub(crate) fn phase(&self) -> MutexGuard<'_, CyclePhase> {
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn stats(&self) -> GcStats {

@@ -110,6 +110,7 @@ mod error;
 mod heap;
 mod mutator;
 mod object;
+mod pacing;
 mod pages;
 mod reference;
 mod roots;
@@ -120,6 +121,8 @@ mod verify;
 
 pub use error::{GcError, RefusedObject};
 pub use farfield_gc_derive::FarObject;
+#[doc(hidden)]
+pub use heap::BrokenRule;
 pub use heap::{GcBuilder, GcHeap};
 pub use mutator::Mutator;
 pub use object::{Atom, AtomValue, Bytes, FarObject, Referent, SlotList};

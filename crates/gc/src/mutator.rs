@@ -1,8 +1,10 @@
 //! Mutators: the threads' rights to use objects, and how objects are made.
 
+use crate::collector::{CycleMode, Marking};
 use crate::entries::ClaimedEntries;
 use crate::error::{GcError, RefusedObject};
-use crate::heap::GcInner;
+
+use crate::heap::{BrokenRule, GcInner};
 use crate::object::{FarObject, Referent};
 use crate::pages::{Pages, UnitId, UnitPurpose};
 use crate::reference::Gc;
@@ -25,6 +27,10 @@ use std::sync::{Arc, PoisonError};
 /// in between that all mutators share.
 const RESERVE_PAGES: (u64, u64) = (4, 64);
 const RESERVE_PART: u64 = 64;
+
+/// Entries that a mutator logs before it shares them in any case, and at its next safepoint.
+const LOG_MAX: usize = 1024;
+const LOG_SHARED: usize = 64;
 
 /// Number of buffers of ended mutators that are kept.
 const LEFT_OVER_MAX: usize = 64;
@@ -50,6 +56,10 @@ pub struct Mutator<'gc> {
     /// that a mutator that waits for something else holds no near memory.
     scope: OnceCell<SpaceScope<'gc>>,
     id: MutatorId,
+    /// Cycle that marks beside this mutator, as of its last safepoint.
+    marking: Option<Arc<Marking>>,
+    /// Entries that this mutator has marked, and not shared yet.
+    log: RefCell<Vec<u32>>,
     allocation: RefCell<Allocation>,
 }
 
@@ -91,12 +101,26 @@ struct NewPlace {
 
 const CARDS_PER_PAGE: u32 = (PAGE_BYTES / CARD_BYTES) as u32;
 
+impl AllocationBuffer {
+    /// Stops filling the open page, whose objects are known to others.
+    pub(crate) fn close(&mut self) {
+        self.open = None;
+    }
+
+    /// Forgets the entries that are claimed.
+    pub(crate) fn forget_entries(&mut self) {
+        self.entries = ClaimedEntries::default();
+    }
+}
+
 impl<'gc> Mutator<'gc> {
     pub(crate) fn new(heap: &'gc Arc<GcInner>) -> Mutator<'gc> {
+        heap.cycles.check_not_collector();
         let id = heap.stops.register();
+        let marking = heap.phase().marking.clone();
         let buffer = heap.left_over.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
         let allocation = RefCell::new(Allocation { buffer, ..Allocation::default() });
-        Mutator { heap, scope: OnceCell::new(), id, allocation }
+        Mutator { heap, scope: OnceCell::new(), id, marking, log: RefCell::default(), allocation }
     }
 
     #[inline]
@@ -354,17 +378,54 @@ impl<'gc> Mutator<'gc> {
         address.wrapping_sub(base) < bytes
     }
 
-    /// Panics unless this is the word of a reference in an object of the mutator's heap.
+    /// Marks and logs an object that a reference led to until now, if a cycle marks: it is in the
+    /// snapshot, and the reference may have been the only way to it.
+    #[inline]
+    pub(crate) fn log_removed(&self, before: RefWord) {
+        if let Some(marking) = &self.marking
+            && let Some(entry) = before.entry()
+            && self.heap.broken != Some(BrokenRule::LogRemoved)
+        {
+            self.log(marking, entry);
+        }
+    }
+
+    fn log(&self, marking: &Marking, entry: u32) {
+        if marking.mark(entry) && !marking.is_over() {
+            let mut log = self.log.borrow_mut();
+            log.push(entry);
+            if log.len() >= LOG_MAX {
+                marking.share(&mut log);
+            }
+        }
+    }
+
+    /// Hands to the collector what was logged: all, or what is worth a lock.
+    fn share_log(&mut self, is_all: bool) {
+        let Some(marking) = &self.marking else { return };
+        let log = self.log.get_mut();
+        if marking.is_over() {
+            // Given up. The marks are not needed any more.
+            *log = Vec::new();
+            self.marking = None;
+        } else if is_all && self.heap.broken == Some(BrokenRule::ShareLogs) {
+            log.clear();
+        } else if is_all || log.len() >= LOG_SHARED || !log.is_empty() && marking.is_hungry() {
+            marking.share(log);
+        }
+    }
+
+    /// Returns the word of a reference in an object of the mutator's heap. Panics if it lies
+    /// elsewhere.
     ///
     /// A word that is not loose is in an object of some heap, and a far heap has one collected heap
     /// at a time. So its address says whose it is.
     #[inline]
-    pub(crate) fn check_settable(&self, word: &AtomicU64) {
-        assert!(
-            !RefWord(word.load(Ordering::Relaxed)).is_loose(),
-            "a reference outside of a collected heap cannot be set: allocate the object first"
-        );
+    pub(crate) fn check_settable(&self, word: &AtomicU64) -> RefWord {
+        let found = RefWord(word.load(Ordering::Relaxed));
+        assert!(!found.is_loose(), "a reference outside of a collected heap cannot be set: allocate the object first");
         assert!(self.contains(word), "the reference lies in an object of another heap");
+        found
     }
 
     /// Panics unless an object of the mutator's heap has its header there.
@@ -442,7 +503,17 @@ impl<'gc> Mutator<'gc> {
             return Ok(None);
         }
         let at = self.heap.entries.load(self.scope(), entry)?;
-        if at.generation() != generation { Ok(None) } else { self.find_at(at).map(Some) }
+        if at.generation() != generation {
+            return Ok(None);
+        }
+        let header = self.find_at(at)?;
+        // Perhaps nothing led to it in the snapshot.
+        if let Some(marking) = &self.marking
+            && self.heap.broken != Some(BrokenRule::LogWeaklyFound)
+        {
+            self.log(marking, entry);
+        }
+        Ok(Some(header))
     }
 
     /// Returns the generation of the entry of an object that lives.
@@ -469,7 +540,9 @@ impl<'gc> Mutator<'gc> {
         Ok(unsafe { Gc::from_header(header) })
     }
 
-    /// Ends all references of this mutator, lets others collect, and collects if it is time.
+    /// Ends all references of this mutator, and lets the collector stop it for a moment. Asks for a
+    /// collection if it is time, which then runs beside the mutators. Waits for its end only if the
+    /// limit is reached.
     ///
     /// ```compile_fail,E0502
     /// # use farfield_gc::{GcError, GcHeap};
@@ -495,6 +568,7 @@ impl<'gc> Mutator<'gc> {
         if self.heap.stops.is_requested() {
             self.blocking(|| ());
         }
+        self.share_log(false);
         let limit = self.heap.pages.limit();
         let share = limit / RESERVE_PART / self.heap.stops.mutators().max(1);
         let reserve = share.clamp(RESERVE_PAGES.0, RESERVE_PAGES.1);
@@ -503,10 +577,22 @@ impl<'gc> Mutator<'gc> {
         let bytes = bytes as u64;
         let for_bytes = if bytes == 0 { 0 } else { bytes / (PAGE_BYTES as u64 / 2) + bytes / 16384 + 4 };
         let need = reserve.max(allocation.wanted).max(for_bytes);
-        if self.fill_reserve(need, self.heap.due.load(Ordering::Relaxed)) {
+        if self.fill_reserve(need, self.heap.pacing.due()) {
             return Ok(());
         }
-        let collected = self.collect_unless_others(Some(self.heap.epoch.load(Ordering::Acquire)));
+        self.heap.cycles.request_if_idle();
+        if self.fill_reserve(need, u64::MAX) {
+            return Ok(());
+        }
+        if let Some(running) = self.heap.cycles.running() {
+            // Whether that has freed enough is what counts.
+            let _ = self.wait_for_cycle(running);
+            if self.fill_reserve(need, u64::MAX) {
+                return Ok(());
+            }
+        }
+        let last_resort = self.heap.cycles.request(CycleMode::Stopped);
+        let collected = self.wait_for_cycle(last_resort);
         // What is there is enough, though perhaps nothing could be collected.
         if self.fill_reserve(need, u64::MAX) {
             return Ok(());
@@ -530,17 +616,16 @@ impl<'gc> Mutator<'gc> {
         filled
     }
 
-    /// Ends all references of this mutator, and collects now.
+    /// Ends all references of this mutator, collects what nothing leads to now, and waits for the
+    /// end of that. Other mutators go on meanwhile.
     pub fn collect(&mut self) -> Result<(), GcError> {
-        self.collect_unless_others(None)
+        let number = self.heap.cycles.request(CycleMode::Concurrent);
+        self.wait_for_cycle(number)
     }
 
-    fn collect_unless_others(&mut self, epoch: Option<u64>) -> Result<(), GcError> {
+    fn wait_for_cycle(&mut self, number: u64) -> Result<(), GcError> {
         let heap = self.heap;
-        let paused = PausedMutator::new(self);
-        let collected = heap.collect(Some(paused.mutator.id), epoch);
-        drop(paused);
-        collected
+        self.blocking(|| heap.cycles.wait_for(number))
     }
 
     /// Ends all references of this mutator, and calls `action`, which may wait for anything: others
@@ -551,8 +636,9 @@ impl<'gc> Mutator<'gc> {
         action()
     }
 
-    /// Shows others what was put into the open page.
+    /// Shows others what was put into the open page, and what was logged.
     fn flush(&mut self) {
+        self.share_log(true);
         if let Some(open) = &self.allocation.get_mut().buffer.open {
             self.heap.pages.set_occupancy(open.id, open.occupancy);
         }
@@ -562,15 +648,18 @@ impl<'gc> Mutator<'gc> {
 /// Mutator that has no references and holds nothing near. It goes on when this is dropped.
 struct PausedMutator<'a, 'gc> {
     mutator: &'a mut Mutator<'gc>,
-    epoch: u64,
+    /// Cycles that had begun, and that had ended.
+    seen: (u64, u64),
 }
 
 impl<'a, 'gc> PausedMutator<'a, 'gc> {
     fn new(mutator: &'a mut Mutator<'gc>) -> PausedMutator<'a, 'gc> {
         mutator.flush();
         drop(mutator.scope.take());
-        let epoch = mutator.heap.epoch.load(Ordering::Acquire);
-        PausedMutator { mutator, epoch }
+        let phase = mutator.heap.phase();
+        let seen = (phase.snapshots, phase.commits);
+        drop(phase);
+        PausedMutator { mutator, seen }
     }
 }
 
@@ -578,10 +667,17 @@ impl Drop for PausedMutator<'_, '_> {
     fn drop(&mut self) {
         let heap = self.mutator.heap;
         heap.stops.resume(self.mutator.id);
-        if heap.epoch.load(Ordering::Acquire) != self.epoch {
-            // A collection has closed the open page, and freed what was claimed.
-            self.mutator.allocation.get_mut().buffer = AllocationBuffer::default();
+        let phase = heap.phase().clone();
+        let buffer = &mut self.mutator.allocation.get_mut().buffer;
+        if phase.snapshots != self.seen.0 && heap.broken != Some(BrokenRule::CloseOpenPages) {
+            // The page belongs to a snapshot.
+            buffer.close();
         }
+        if phase.commits != self.seen.1 {
+            // A cycle has freed what was claimed.
+            buffer.forget_entries();
+        }
+        self.mutator.marking = phase.marking;
     }
 }
 

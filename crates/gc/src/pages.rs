@@ -97,6 +97,44 @@ impl RegionSet {
         self.regions.len()
     }
 
+    /// Returns the regions and their units as they are, without what is known of their objects.
+    pub(crate) fn snapshot(&self) -> RegionSet {
+        let copy = |region: &HeapRegion| HeapRegion {
+            first_page: region.first_page,
+            purpose: region.purpose,
+            units: region.units.clone(),
+            occupancy: vec![PageOccupancy::EMPTY; region.occupancy.len()].into(),
+            charge: 0,
+        };
+        RegionSet {
+            regions: self.regions.iter().map(|region| region.as_ref().map(copy)).collect(),
+            by_segment: self.by_segment.clone(),
+            ..RegionSet::default()
+        }
+    }
+
+    /// Returns the near memory that the regions take, in bytes.
+    pub(crate) fn near_bytes(&self) -> usize {
+        let region = |region: &HeapRegion| {
+            size_of_val(&*region.occupancy) + region.units.units().div_ceil(64) as usize * size_of::<u64>()
+        };
+        self.regions.iter().flatten().map(region).sum::<usize>()
+            + self.regions.len() * size_of::<Option<HeapRegion>>()
+            + self.by_segment.len() * size_of::<u32>()
+    }
+
+    /// Replaces what is known of the objects in units of a snapshot. What was in their place goes
+    /// into the snapshot.
+    pub(crate) fn replace_occupancy(&mut self, snapshot: &mut RegionSet) {
+        for (now, old) in self.regions.iter_mut().zip(&mut snapshot.regions) {
+            let (Some(now), Some(old)) = (now, old) else { continue };
+            core::mem::swap(&mut now.occupancy, &mut old.occupancy);
+            for unit in (0..now.units.units()).filter(|unit| now.units.is_used(*unit) && !old.units.is_used(*unit)) {
+                now.occupancy[unit as usize] = old.occupancy[unit as usize];
+            }
+        }
+    }
+
     fn segments(region: &HeapRegion) -> core::ops::Range<usize> {
         let pages = region.units.units() * region.purpose.pages();
         let first = (region.first_page / SEGMENT_PAGES) as usize;

@@ -148,8 +148,12 @@ impl<T: Referent + ?Sized> Ref<T> {
     /// heap.
     #[inline]
     pub fn store(&self, m: &Mutator<'_>, value: Option<Gc<'_, T>>) {
-        m.check_settable(&self.word);
-        self.word.store(m.word_of(value).0, Ordering::Release);
+        let before = m.check_settable(&self.word);
+        let word = m.word_of(value).0;
+        // The store that is first after a snapshot logs what the snapshot has there. Others may log
+        // something else, which does no harm.
+        m.log_removed(before);
+        self.word.store(word, Ordering::Release);
     }
 
     /// Lets the reference lead to `value`, and returns where it led before.
@@ -168,7 +172,10 @@ impl<T: Referent + ?Sized> Ref<T> {
                 None => None,
             };
             match self.word.compare_exchange_weak(seen, new, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Ok(before),
+                Ok(_) => {
+                    m.log_removed(RefWord(seen));
+                    return Ok(before);
+                }
                 Err(other) => seen = other,
             }
         }
@@ -185,7 +192,10 @@ impl<T: Referent + ?Sized> Ref<T> {
         // Words that differ in their guess lead to the same object.
         while RefWord(seen).is_same(current) {
             match self.word.compare_exchange_weak(seen, new.0, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return true,
+                Ok(_) => {
+                    m.log_removed(RefWord(seen));
+                    return true;
+                }
                 Err(other) => seen = other,
             }
         }

@@ -23,9 +23,15 @@ pub struct GcStats {
     pub live_bytes: u64,
     /// Pages that collections have given back.
     pub freed_pages: u64,
-    /// Time that the last collection took, from the request to stop until mutators went on.
+    /// Time that the last collection took, beside the mutators.
+    pub last_collection: Duration,
+    /// Number of times that mutators were stopped.
+    pub pauses: u64,
+    /// Time that they were stopped for, in all, from each request until they went on.
+    pub paused: Duration,
+    /// Time of the last stop.
     pub last_pause: Duration,
-    /// Longest time that a collection took.
+    /// Time of the longest stop.
     pub longest_pause: Duration,
 }
 
@@ -38,12 +44,27 @@ impl CollectionCounters {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    pub(crate) fn count(&self, found: &LiveHeap, pause: Duration) {
+    /// Counts a collection whose objects are marked.
+    pub(crate) fn count(&self, found: &LiveHeap) {
         self.update(|stats| {
             stats.collections += 1;
             stats.live_objects = found.objects;
             stats.live_bytes = found.bytes;
-            stats.freed_pages += found.freed_pages;
+        });
+    }
+
+    pub(crate) fn count_freed(&self, pages: u64) {
+        self.update(|stats| stats.freed_pages += pages);
+    }
+
+    pub(crate) fn count_time(&self, time: Duration) {
+        self.update(|stats| stats.last_collection = time);
+    }
+
+    pub(crate) fn count_pause(&self, pause: Duration) {
+        self.update(|stats| {
+            stats.pauses += 1;
+            stats.paused += pause;
             stats.last_pause = pause;
             stats.longest_pause = stats.longest_pause.max(pause);
         });

@@ -1,4 +1,4 @@
-//! Stops: all mutators wait at safepoints while one thread collects.
+//! Stops: all mutators wait at safepoints, for one thread that needs the heap for itself.
 //!
 //! A mutator is *stopped* when it waits in a safepoint, or has said that it will not touch the heap
 //! for a while. A thread that collects waits a second for all others; then it names one that has not
@@ -42,7 +42,10 @@ struct RegisteredMutator {
 }
 
 /// Time in which all mutators are stopped. They can go on when it is dropped.
-pub(crate) struct Stop<'a>(&'a Stops);
+pub(crate) struct WorldStop<'a> {
+    stops: &'a Stops,
+    requested: Instant,
+}
 
 impl Stops {
     fn lock(&self) -> MutexGuard<'_, StopState> {
@@ -53,7 +56,7 @@ impl Stops {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until no collection is under way. One ends: it waits for others a second at most, and
+    /// Waits until no stop is under way. Each one ends: it waits for mutators a second at most, and
     /// for the pool as long as a far heap has patience.
     ///
     /// # Panics
@@ -118,17 +121,13 @@ impl Stops {
         }
     }
 
-    /// Stops all mutators. The caller's own one is at a safepoint, and goes on by
-    /// [`Stops::resume`].
-    pub(crate) fn begin(&self, own: Option<MutatorId>) -> Result<Stop<'_>, GcError> {
-        if let Some(id) = own {
-            self.stop(id);
-        }
+    /// Stops all mutators. The calling thread has none.
+    pub(crate) fn begin(&self) -> Result<WorldStop<'_>, GcError> {
         let mut state = self.wait_for_end(self.lock());
         state.collector = Some(std::thread::current().id());
-        let stop = Stop(self);
+        let stop = WorldStop { stops: self, requested: Instant::now() };
         self.is_requested.store(true, Ordering::Relaxed);
-        let until = Instant::now() + PATIENCE;
+        let until = stop.requested + PATIENCE;
         while let Some(late) = state.mutators.values().find(|mutator| !mutator.is_stopped) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -144,12 +143,19 @@ impl Stops {
     }
 }
 
-impl Drop for Stop<'_> {
+impl WorldStop<'_> {
+    /// Lets mutators go on. Returns the time since they were asked to stop.
+    pub(crate) fn end(self) -> Duration {
+        self.requested.elapsed()
+    }
+}
+
+impl Drop for WorldStop<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
+        let mut state = self.stops.lock();
         state.collector = None;
-        self.0.is_requested.store(false, Ordering::Relaxed);
+        self.stops.is_requested.store(false, Ordering::Relaxed);
         drop(state);
-        self.0.changed.notify_all();
+        self.stops.changed.notify_all();
     }
 }

@@ -3,4 +3,5 @@
 mod api;
 mod common;
 mod errors;
+mod rules;
 mod shadow;
