@@ -47,7 +47,7 @@ fn check(workload: &str, phase: &str, near_mib: u64, more: &[&str]) {
 #[test]
 fn pointers() {
     // A scope of 64 pages is to be far below what may be near, whatever else the machine does.
-    check("deref", "access", 16, &["--data-mib", "32", "--ops", "20000", "--write-percent", "50"]);
+    check("deref", "access", 16, &["--data-mib", "32", "--ops", "8000", "--write-percent", "50"]);
     check("tasks", "read", 3, &["--data-mib", "6", "--ops", "20000", "--threads", "2", "--in-flight", "8"]);
     let large = ["--data-mib", "6", "--ops", "3000", "--in-flight", "16", "--object-bytes", "4096"];
     check("tasks", "read", 3, &large);
@@ -55,8 +55,8 @@ fn pointers() {
 
 #[test]
 fn walks() {
-    check("words", "scan", 2, &["--data-mib", "6", "--ops", "2000000"]);
-    check("words", "scan", 2, &["--data-mib", "6", "--ops", "2000000", "--set-kib", "256"]);
+    check("words", "scan", 2, &["--data-mib", "6", "--ops", "500000"]);
+    check("words", "scan", 2, &["--data-mib", "6", "--ops", "500000", "--set-kib", "256"]);
     check("compute", "scan", 2, &["--data-mib", "6"]);
     check("frame", "ask", 2, &["--data-mib", "4"]);
     for offload in ["none", "all"] {
@@ -226,10 +226,10 @@ fn logs_and_tables() {
         peers.iter().for_each(|peer| assert_eq!(ask(peer), expected, "{workload}, {peer}"));
     };
     for workload in ["log", "cuckoo"] {
-        check(workload, "32", "10000", &[]);
-        check(workload, "1", "3000", &["one-sided:ram:".to_owned()]);
-        check(workload, "16", "400", &[format!("server:{url}"), format!("auto:{url}")]);
-        check(workload, "4", "100", &[format!("client:{url}"), format!("server:{url}")]);
+        check(workload, "32", "4000", &[]);
+        check(workload, "1", "1000", &["one-sided:ram:".to_owned()]);
+        check(workload, "16", "150", &[format!("server:{url}"), format!("auto:{url}")]);
+        check(workload, "4", "40", &[format!("client:{url}"), format!("server:{url}")]);
     }
 }
 

@@ -7,12 +7,34 @@ use std::process::{Command, ExitStatus};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+/// Pause between two looks at what others do.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
 /// A command of a part of the tests.
 pub(crate) struct Run {
     pub(crate) part: &'static str,
     /// Package and program, and what else tells it from the part's other runs.
     pub(crate) name: String,
     pub(crate) command: Command,
+    /// Whether cargo builds something first: two of these would wait for each other.
+    pub(crate) is_cargo: bool,
+}
+
+/// Runs that have not begun.
+struct Queue {
+    runs: Vec<Run>,
+    /// Whether a run of cargo is under way.
+    has_cargo: bool,
+}
+
+impl Queue {
+    /// Returns whether runs are left, and the next one that may begin.
+    fn next(&mut self) -> (bool, Option<Run>) {
+        let found = self.runs.iter().position(|run| !(run.is_cargo && self.has_cargo));
+        let run = found.map(|at| self.runs.remove(at));
+        self.has_cargo |= run.as_ref().is_some_and(|run| run.is_cargo);
+        (run.is_some() || !self.runs.is_empty(), run)
+    }
 }
 
 /// What became of a [`Run`].
@@ -36,10 +58,17 @@ pub(crate) enum Verdict {
 pub(crate) fn all(runs: Vec<Run>, at_once: usize, patience: Duration) -> Result<Vec<Outcome>> {
     let folder = chores::target().join("test-output");
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    let (next, outcomes) = (Mutex::new(runs.into_iter()), Mutex::new(Vec::new()));
+    let (queue, outcomes) = (Mutex::new(Queue { runs, has_cargo: false }), Mutex::new(Vec::new()));
     let work = || -> Result<()> {
         loop {
-            let Some(Run { part, name, mut command }) = lock(&next).next() else { return Ok(()) };
+            let (is_left, run) = lock(&queue).next();
+            let Some(Run { part, name, mut command, is_cargo }) = run else {
+                if !is_left {
+                    return Ok(());
+                }
+                std::thread::sleep(LOOK_EVERY);
+                continue;
+            };
             println!("== {name} ==");
             let output = folder.join(name.replace(['/', ' '], "-")).with_extension("txt");
             if at_once > 1 {
@@ -49,6 +78,9 @@ pub(crate) fn all(runs: Vec<Run>, at_once: usize, patience: Duration) -> Result<
             let started = Instant::now();
             let status = wait_for(&mut command, patience);
             let seconds = started.elapsed().as_secs_f64();
+            if is_cargo {
+                lock(&queue).has_cargo = false;
+            }
             let verdict = match status {
                 Ok(Some(status)) if status.success() => Verdict::Passed,
                 Ok(Some(_)) => Verdict::Failed,
@@ -95,7 +127,7 @@ fn wait_for(command: &mut Command, patience: Duration) -> std::io::Result<Option
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
         }
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(LOOK_EVERY);
     }
     child.kill()?;
     child.wait()?;

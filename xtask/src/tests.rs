@@ -57,20 +57,21 @@ const fn deep(name: &'static str) -> Part {
     Part { name, beside: Beside::Tests, tier: Tier::Deep }
 }
 
-/// In the order in which they begin: the longest first, so that none of them is left over at the end.
+/// In the order in which they begin: those that cargo builds, of which one runs at a time, and the longest, so that none of them
+/// is left over at the end.
 pub(crate) const PARTS: [Part; 24] = [
+    part("lints"),
     serial("heaps"),
+    serial("models"),
+    part("doctests"),
     part("unit"),
     part("programs"),
     part("probes"),
     serial("survival"),
-    serial("models"),
-    part("lints"),
-    part("doctests"),
+    serial("switch"),
     serial("fabric"),
     serial("faults"),
     serial("tiers"),
-    serial("switch"),
     part("offload"),
     part("columns"),
     part("frames"),
@@ -241,9 +242,12 @@ impl Suite {
                 part: part.name,
                 name: part.name.into(),
                 command: chores::cargo_command(&["x", "lints"], &[]),
+                is_cargo: true,
             }],
             "doctests" => vec![self.by_cargo(part, &[&common(&features(self.is_deep))[..], &["--doc"]].concat())],
-            "fuzz-build" => vec![Run { part: part.name, name: part.name.into(), command: chores::fuzz_check() }],
+            "fuzz-build" => {
+                vec![Run { part: part.name, name: part.name.into(), command: chores::fuzz_check(), is_cargo: true }]
+            }
             "fabric" if !chores::has_libfabric() => {
                 ensure!(std::env::var_os("CI").is_none(), "libfabric-dev and pkg-config must be installed");
                 println!("fabric is skipped: libfabric-dev and pkg-config are not installed");
@@ -268,7 +272,7 @@ impl Suite {
                 command.env("FARFIELD_PLANE", plane).args(["--skip", not_on_it]);
                 name = format!("{name} {plane}");
             }
-            Run { part: part.name, name, command }
+            Run { part: part.name, name, command, is_cargo: false }
         };
         if program.is_heap() { PLANES.map(|plane| run(Some(plane))).into() } else { vec![run(None)] }
     }
@@ -282,7 +286,8 @@ impl Suite {
         words.extend(runner_words.iter().map(String::as_str));
         let environment: Vec<(&str, &OsStr)> =
             self.environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
-        Run { part: part.name, name: part.name.into(), command: chores::cargo_command(&words, &environment) }
+        let command = chores::cargo_command(&words, &environment);
+        Run { part: part.name, name: part.name.into(), command, is_cargo: true }
     }
 
     fn words(&self, part: Part) -> Vec<String> {

@@ -19,6 +19,11 @@ pub(crate) fn is_deep() -> bool {
     std::env::var("FARFIELD_DEEP").is_ok_and(|deep| deep == "1")
 }
 
+/// Share of a collection that is near where little is.
+pub(crate) fn little_percent() -> u64 {
+    if is_deep() { 2 } else { 5 }
+}
+
 pub(crate) const MIB: u64 = 1 << 20;
 
 /// The plane under test: the one that `FARFIELD_PLANE` names, or the page plane. `cargo x test` runs the program once for each.

@@ -94,8 +94,8 @@ macro_rules! twins {
             use super::*;
 
             #[test]
-            fn two_percent_near() {
-                $crate::common::twin::random_steps::<$twin>(2, $steps);
+            fn little_near() {
+                $crate::common::twin::random_steps::<$twin>($crate::common::little_percent(), $steps);
             }
 
             #[test]

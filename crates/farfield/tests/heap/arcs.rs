@@ -2,7 +2,7 @@
 //! of one value that are taken for those of another.
 
 use crate::common::twin::steps;
-use crate::common::{MIB, Rng, assert_in_budget, builder, heap, is_deep, seed};
+use crate::common::{MIB, Rng, assert_in_budget, builder, heap, is_deep, little_percent, seed};
 use farfield::{FarArc, FarBox, FarError, FarVec, Heap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -359,6 +359,6 @@ fn random_steps_with_a_tenth_near() {
 }
 
 #[test]
-fn random_steps_with_two_percent_near() {
-    random_steps(2);
+fn random_steps_with_little_near() {
+    random_steps(little_percent());
 }

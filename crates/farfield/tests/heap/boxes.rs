@@ -1,6 +1,6 @@
 //! `FarBox` is a `Box`, wherever its value is. Dangers: values mixed up, lost, torn, or dropped never or twice.
 
-use crate::common::{MIB, Rng, assert_in_budget, builder, heap, seed};
+use crate::common::{MIB, Rng, assert_in_budget, builder, heap, little_percent, seed};
 use farfield::task::Executor;
 use farfield::{FarBox, FarError, Heap};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -388,7 +388,7 @@ fn the_near_budget_changes_while_running() {
 /// Rng steps against `Option<Box<_>>`, one type per thread, at this near share.
 fn random_steps(near_percent: u64, threads: u64) {
     let seed = seed();
-    let bytes = if near_percent < 10 { 48 * MIB } else { 10 * MIB };
+    let bytes = (MIB * 100 / near_percent).max(10 * MIB);
     let near = (bytes * near_percent / 100).max(MIB);
     let heap = builder().near(near).near_max(near).far(1 << 30).paranoid(true).build().unwrap();
     let slots = (bytes / threads / 200) as usize;
@@ -518,8 +518,8 @@ fn random_steps_with_a_quarter_near() {
 }
 
 #[test]
-fn random_steps_with_two_percent_near() {
-    random_steps(2, 1);
+fn random_steps_with_little_near() {
+    random_steps(little_percent(), 1);
 }
 
 #[test]

@@ -469,7 +469,7 @@ fn vectors_of_vectors() {
 fn memory_comes_back() {
     let heap = heap(1);
     let mut pages_most = 0;
-    for _ in 0..if is_deep() { 40 } else { 8 } {
+    for _ in 0..if is_deep() { 40 } else { 3 } {
         let mut vec = filled(&heap, 4 * MIB);
         while vec.len() > 1000 {
             assert!(vec.pop(&heap.enter()).unwrap().is_some());
