@@ -261,10 +261,12 @@ impl Membership {
             return;
         };
         forget(place);
-        self.lagging[place].store(0, Ordering::SeqCst);
-        self.give_up_at[place].store(NEVER, Ordering::SeqCst);
-        self.note_missed(place);
-        rejoin.release_slot(place);
+        rejoin.release_slot(place, || {
+            self.lagging[place].store(0, Ordering::SeqCst);
+            self.give_up_at[place].store(NEVER, Ordering::SeqCst);
+            self.note_missed(place);
+            self.former.fetch_and(!MemberSet::one(place).0, Ordering::SeqCst);
+        });
     }
 
     /// Takes servers that are back as spares, if they have at least `pages` pages. Blocks until
@@ -286,7 +288,6 @@ impl Membership {
             let in_use = of(self.all().difference(self.failed()));
             let used: Vec<_> = in_use.iter().filter_map(|backend| backend.incarnation()).collect();
             let Some(place) = rejoin.attempt(origin, &used, pages) else { continue };
-            self.former.fetch_and(!MemberSet::one(place).0, Ordering::SeqCst);
             self.set_origin(place, origin);
             // If the server was only out of reach, it still keeps a region that will not be used
             // again: free it.
@@ -390,8 +391,29 @@ impl Membership {
         (0..self.wanted).find(|&shard| self.member_of_shard(shard) == member)
     }
 
+    /// Calls `act` if this backend is still the member's, and returns its result. Until `act` has
+    /// returned, no other backend takes the place. `act` must not look up backends.
+    pub(crate) fn if_in_place<T>(
+        &self,
+        member: usize,
+        backend: &Arc<dyn Backend>,
+        act: impl FnOnce() -> T,
+    ) -> Option<T> {
+        match &self.rejoin {
+            Some(rejoin) if rejoin.spare_slots.has(member) => rejoin.if_in_place(member, backend, act),
+            _ => Some(act()),
+        }
+    }
+
+    /// Marks a member as failed whose backend has said that it is gone. Does nothing if another
+    /// backend has come to the member's place since.
+    pub(crate) fn mark_gone(&self, member: usize, backend: &Arc<dyn Backend>) {
+        self.if_in_place(member, backend, || self.mark_failed(member));
+    }
+
     /// Marks a member as failed for good, because it is gone or its contents are unknown; a spare
-    /// takes its shard.
+    /// takes its shard. The caller must know that the member is still the one that it means: because
+    /// a lane is connected to it, or by [`Membership::if_in_place`].
     pub(crate) fn mark_failed(&self, member: usize) {
         let bit = MemberSet::one(member).0;
         self.former.fetch_or(bit, Ordering::SeqCst);
@@ -434,7 +456,11 @@ impl Membership {
 
     /// Asks every member that is present for its health; those that are gone become failed.
     pub(crate) fn check_health(&self) {
-        self.select(|_, backend| backend.health() == Health::Gone).iter().for_each(|member| self.mark_failed(member));
+        for member in self.all().iter() {
+            if let Some(backend) = self.backend(member).filter(|backend| backend.health() == Health::Gone) {
+                self.mark_gone(member, &backend);
+            }
+        }
     }
 
     /// Returns the time that a write waits for all members before it counts with fewer; `None`
@@ -659,18 +685,18 @@ impl Membership {
         let (mut cloned, mut failed) = (MemberSet(0), None);
         for member in members.iter() {
             let own = self.leaves(member);
-            match self.backend(member).map(|backend| backend.clone_region()) {
-                Some(Ok(ticket)) => {
+            let Some(backend) = self.backend(member) else { continue };
+            match backend.clone_region() {
+                Ok(ticket) => {
                     secrets[own.clone()].copy_from_slice(&ticket.secrets[..own.len()]);
                     cloned = cloned.union(MemberSet::one(member));
                 }
-                Some(Err(error)) => {
+                Err(error) => {
                     if matches!(error, PoolError::ServerGone { .. }) {
-                        self.mark_failed(member);
+                        self.mark_gone(member, &backend);
                     }
                     failed = Some(error);
                 }
-                None => {}
             }
         }
         if self.are_enough(cloned) { Ok(secrets) } else { Err(failed.unwrap_or(self.gone())) }
@@ -703,17 +729,18 @@ impl Membership {
     ) -> Result<Vec<Option<MemberLane>>, PoolError> {
         let (mut lanes, mut lacking) = (Vec::with_capacity(self.members.len()), None);
         for index in 0..self.members.len() {
-            let lane = match self.backend(index).map(|backend| backend.open_lane()) {
-                Some(Ok(lane)) => Some(lane),
-                Some(Err(PoolError::ServerGone { .. })) => {
-                    self.mark_failed(index);
+            let backend = self.backend(index);
+            let lane = match backend.as_ref().map(|backend| (backend, backend.open_lane())) {
+                Some((_, Ok(lane))) => Some(lane),
+                Some((backend, Err(PoolError::ServerGone { .. }))) => {
+                    self.mark_gone(index, backend);
                     None
                 }
-                Some(Err(error)) if may_lack(index, error) => {
+                Some((_, Err(error))) if may_lack(index, error) => {
                     lacking = Some(error).filter(|_| !self.failed().has(index)).or(lacking);
                     None
                 }
-                Some(Err(error)) => return Err(error),
+                Some((_, Err(error))) => return Err(error),
                 None => None,
             };
             lanes.push(lane.map(|lane| MemberLane::new(lane, requests)));

@@ -13,7 +13,9 @@
 //! A slot whose server failed in turn is *released* when no other is free. Then no lane may be
 //! connected to that server any more, and nothing may be noted of its contents. A lane gives up its
 //! connections to failed members when nothing of it is in flight. It does nothing with a member to
-//! which it has no connection. So nothing that was begun with one server ends with the next.
+//! which it has no connection. So nothing that was begun with one server ends with the next. Who has
+//! no lane to a server and hears that it is gone says so of that server, not of its slot
+//! ([`Rejoin::if_in_place`]).
 
 use crate::Backend;
 use crate::redundant::members::{MemberLane, PoolMember};
@@ -93,14 +95,37 @@ impl Rejoin {
         self.spare_slots.iter().find(|place| self.backend(*place).is_none())
     }
 
-    /// Checks whether no lane is connected to the backend at this place any more.
-    pub(crate) fn is_left(&self, place: usize) -> bool {
-        self.mailboxes.lock().iter().filter_map(Weak::upgrade).all(|mailbox| !mailbox.is_connected(place))
+    /// Calls `act` if the backend at this place is still this one, and returns its result. The place
+    /// is not released meanwhile.
+    pub(crate) fn if_in_place<T>(
+        &self,
+        place: usize,
+        backend: &Arc<dyn Backend>,
+        act: impl FnOnce() -> T,
+    ) -> Option<T> {
+        let known = self.backends[place].lock();
+        known.as_ref().is_some_and(|known| Arc::ptr_eq(known, backend)).then(act)
     }
 
-    /// Frees a slot whose backend failed, when nothing is noted of its contents any more.
-    pub(crate) fn release_slot(&self, place: usize) {
-        *self.backends[place].lock() = None;
+    /// Checks whether no lane is connected to the backend at this place any more.
+    pub(crate) fn is_left(&self, place: usize) -> bool {
+        is_left_by(&self.mailboxes.lock(), place)
+    }
+
+    /// Frees a slot whose backend failed, when nothing is noted of its contents any more, unless a
+    /// lane that was opened since may be connected to that backend. `clear` clears the state of the
+    /// member: nothing that is said of the old backend is noted any more, and nothing yet of the next.
+    pub(crate) fn release_slot(&self, place: usize, clear: impl FnOnce()) {
+        let _left = {
+            // Lanes whose mailboxes come later do not find the old backend.
+            let mailboxes = self.mailboxes.lock();
+            let mut backend = self.backends[place].lock();
+            if !is_left_by(&mailboxes, place) {
+                return;
+            }
+            clear();
+            backend.take()
+        };
     }
 
     /// Abandons the backends in the child of a `fork`. Only tries the locks: there, a lock that was
@@ -183,6 +208,11 @@ impl Rejoin {
         }
         true
     }
+}
+
+/// Checks whether none of these lanes is connected to the backend at this place.
+fn is_left_by(mailboxes: &[Weak<LaneMailbox>], place: usize) -> bool {
+    mailboxes.iter().filter_map(Weak::upgrade).all(|mailbox| !mailbox.is_connected(place))
 }
 
 /// Mailbox through which a lane gets connections to members that joined after it was opened, and
@@ -290,9 +320,11 @@ mod tests {
     use super::*;
     use crate::leaf::ram::RamBackend;
     use crate::redundant::ec::EcBackend;
+    use crate::redundant::members::Membership;
     use crate::redundant::mirror::{InitialContents, MirrorBackend};
     use crate::trial::{PAGES, assert_version, filled, random_history, wait_until, write};
     use crate::{CloneTicket, Completion, Health, Lane, LaneRequest, Op, PoolError, Priority};
+    use core::cell::Cell;
     use core::sync::atomic::{AtomicU64, AtomicUsize};
     use farfield_core::PageId;
     use farfield_core::gf256::ErasureCode;
@@ -308,7 +340,11 @@ mod tests {
         /// Its answers do not arrive, at lanes of the thread that began its life.
         is_held: Arc<AtomicBool>,
         began_in: ThreadId,
+        /// Happens before it answers once how it is.
+        before_answer: Arc<Mutex<Option<Event>>>,
     }
+
+    type Event = Box<dyn FnOnce() + Send>;
 
     struct LifeLane {
         inner: Box<dyn Lane>,
@@ -327,6 +363,7 @@ mod tests {
                 is_over: self.is_over.clone(),
                 is_held: self.is_held.clone(),
                 began_in: self.began_in,
+                before_answer: self.before_answer.clone(),
             })
         }
 
@@ -351,6 +388,8 @@ mod tests {
             self.ram.pages()
         }
         fn health(&self) -> Health {
+            let event = self.before_answer.lock().take();
+            event.into_iter().for_each(|happen| happen());
             if self.is_over() { Health::Gone } else { Health::Good }
         }
         fn incarnation(&self) -> Option<Incarnation> {
@@ -416,7 +455,7 @@ mod tests {
             let incarnation = self.next.fetch_add(1, Ordering::SeqCst);
             let ram = RamBackend::new(server as u16, self.pages);
             let (is_over, is_held, began_in) = (Arc::default(), Arc::default(), thread::current().id());
-            let life = Arc::new(Life { ram, incarnation, is_over, is_held, began_in });
+            let life = Arc::new(Life { ram, incarnation, is_over, is_held, began_in, before_answer: Arc::default() });
             let mut lives = self.lives.lock();
             if server < lives.len() { lives[server] = life } else { lives.push(life) }
         }
@@ -543,6 +582,59 @@ mod tests {
                 assert_version(&mut **lane, 50, 50, 1);
             }
         }
+    }
+
+    /// A pair of which the first server died, came back to the only slot, and died again.
+    fn pair_with_a_dead_slot() -> (Arc<World>, Arc<Membership>) {
+        let world = World::new(2, PAGES);
+        let membership = Arc::new(Membership::new(world.members(), world.spares(|member| member), 1, false, 3));
+        world.end(0);
+        membership.check_health();
+        come_back(&world, &membership);
+        world.end(0);
+        membership.check_health();
+        assert_eq!((membership.failed(), membership.former()), (MemberSet(0b101), MemberSet(0b101)));
+        (world, membership)
+    }
+
+    /// The first server of the pair comes to the slot.
+    fn come_back(world: &World, membership: &Membership) {
+        world.begin(0);
+        wait_until("it is back", || {
+            membership.rejoin(PAGES, 1);
+            !membership.failed().has(2)
+        });
+    }
+
+    #[test]
+    fn a_server_that_gets_a_slot_is_not_blamed_for_the_death_of_the_one_before() {
+        let (world, membership) = pair_with_a_dead_slot();
+        let (dead, known) = (world.life(0), membership.clone());
+        // The slot is given again between the question and what follows from the answer.
+        *dead.before_answer.lock() = Some(Box::new(move || {
+            known.release_slot(|_| ());
+            come_back(&world, &known);
+        }));
+        membership.check_health();
+        assert!(dead.before_answer.lock().is_none(), "it was asked");
+        // Neither has it failed, nor do lanes leave it.
+        assert_eq!((membership.failed(), membership.former()), (MemberSet(0b001), MemberSet(0b001)));
+    }
+
+    #[test]
+    fn a_slot_is_kept_if_a_lane_is_opened_while_it_is_released() {
+        let (world, membership) = pair_with_a_dead_slot();
+        let opened = Cell::new(None);
+        let is_kept = || membership.backend(2).is_some() && membership.former().has(2);
+        membership.release_slot(|_| opened.set(membership.new_mailbox()));
+        assert!(is_kept(), "the lane may have found the dead server there");
+        membership.release_slot(|_| ());
+        assert!(is_kept());
+        drop(opened);
+        membership.release_slot(|_| ());
+        assert!(!is_kept());
+        come_back(&world, &membership);
+        assert_eq!((membership.failed(), membership.former()), (MemberSet(0b001), MemberSet(0b001)));
     }
 
     #[test]

@@ -148,13 +148,12 @@ impl Drop for MirrorWriteReservation {
 }
 
 impl BroadcastState {
-    /// Checks whether the member still has the backend that was asked. If not, that backend failed
-    /// and another server has come to its place.
-    fn is_same_backend(&self, member: usize) -> bool {
-        match (&self.backends[member], self.table.backend(member)) {
-            (Some(asked), Some(now)) => Arc::ptr_eq(asked, &now),
-            _ => false,
-        }
+    /// Calls `act`, and returns `true`, if the member still has the backend that was asked. If not,
+    /// that backend failed and another server has come, or may come, to its place. `act` must not
+    /// look up backends.
+    fn if_same_backend(&self, member: usize, act: impl FnOnce()) -> bool {
+        let asked = self.backends[member].as_ref();
+        asked.is_some_and(|asked| self.table.if_in_place(member, asked, act).is_some())
     }
 
     fn end(&self) -> Result<(), IncompleteWrite> {
@@ -167,16 +166,16 @@ impl BroadcastState {
         let (unsure, late) = (self.indeterminate.members(), self.lagging.members());
         if !have.is_empty() {
             // A function that was not answered may still write, on top of newer bytes.
-            unsure
-                .iter()
-                .filter(|member| self.is_same_backend(*member))
-                .for_each(|member| table.note_indeterminate(member));
+            for member in unsure.iter() {
+                self.if_same_backend(member, || table.note_indeterminate(member));
+            }
         }
         let mut is_kept = true;
         for (page, count) in &self.runs {
             is_kept &= table.end_write(page.0, *count, self.members, have);
         }
-        let is_over = !unsure.union(late).difference(table.failed()).iter().any(|member| self.is_same_backend(member));
+        let may_write = unsure.union(late).difference(table.failed());
+        let is_over = !may_write.iter().any(|member| self.if_same_backend(member, || ()));
         table.expel_the_silent();
         if is_kept { Ok(()) } else { Err(IncompleteWrite { is_over }) }
     }
@@ -359,25 +358,21 @@ fn wait_for_late(shared: &BroadcastState, member: usize, mut calls: Box<dyn Call
         calls.wait(STALL_TIMEOUT);
         calls.poll(&mut ends);
     }
-    if !shared.is_same_backend(member) {
-        return;
-    }
     let failures = ends.into_iter().filter_map(|end| match end.result {
         Err(CallFailure::Pool(error)) => Some(error),
         _ => None,
     });
-    match failures.reduce(|one, other| if matches!(one, PoolError::ServerGone { .. }) { one } else { other }) {
+    let failure = failures.reduce(|one, other| if matches!(one, PoolError::ServerGone { .. }) { one } else { other });
+    shared.if_same_backend(member, || match failure {
         Some(error @ PoolError::ServerGone { .. }) => {
             shared.table.give_up(member, error);
             shared.table.on_late_reply(member);
         }
         // The function may still write, at any time.
-        Some(_) => {
-            shared.table.stay_lagging(member);
-            shared.table.expel_the_silent();
-        }
+        Some(_) => shared.table.stay_lagging(member),
         None => shared.table.on_late_reply(member),
-    }
+    });
+    shared.table.expel_the_silent();
 }
 
 impl CallChannel for BroadcastChannel {
