@@ -6,6 +6,8 @@ use anyhow::Result;
 /// All of the project.
 pub fn all() -> Result<Vec<Experiment>> {
     const FILES: &[&str] = &[
+        include_str!("../experiments/gc/follow.toml"),
+        include_str!("../experiments/gc/trees.toml"),
         include_str!("../experiments/aifm/hot.toml"),
         include_str!("../experiments/aifm/scan.toml"),
         include_str!("../experiments/aifm/cold.toml"),

@@ -84,6 +84,8 @@ const WORKLOADS: &[Workload] = &[
     rust("trips", "ask", "row"),
     rust("sql", "ask", "row"),
     rust("switch", "during", "access"),
+    rust("follow", "follow", "reference"),
+    rust("trees", "trees", "tree"),
 ];
 /// What sources in C include.
 const HEADERS: &[(&str, &str)] =

@@ -54,9 +54,21 @@ fn pointers() {
 }
 
 #[test]
+fn collected_objects() {
+    let near = ["--near", "3145728", "--pool", "ram:"];
+    for words in [
+        &["follow", "--data-mib", "8", "--ops", "20000"][..],
+        &["follow", "--data-mib", "4", "--ops", "20000", "--set-kib", "16"],
+        &["trees", "--data-mib", "10", "--ops", "100"],
+    ] {
+        assert_eq!(work(words), work(&[words, &near].concat()), "{words:?}");
+    }
+}
+
+#[test]
 fn walks() {
-    check("words", "scan", 2, &["--data-mib", "6", "--ops", "500000"]);
-    check("words", "scan", 2, &["--data-mib", "6", "--ops", "500000", "--set-kib", "256"]);
+    check("words", "scan", 2, &["--data-mib", "6", "--ops", "1000000"]);
+    check("words", "scan", 2, &["--data-mib", "6", "--ops", "1000000", "--set-kib", "256"]);
     check("compute", "scan", 2, &["--data-mib", "6"]);
     check("frame", "ask", 2, &["--data-mib", "4"]);
     for offload in ["none", "all"] {

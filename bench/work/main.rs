@@ -2,6 +2,7 @@
 //! does the same with it, so that contenders differ in nothing else. Prints one JSON line, as the C workloads do.
 
 mod cache;
+mod collected;
 mod compute;
 mod count;
 mod course;
@@ -197,6 +198,10 @@ enum Workload {
     Sql,
     /// Pages in random order while far memory moves.
     Switch,
+    /// References between objects, followed.
+    Follow,
+    /// Trees of small objects, made and dropped.
+    Trees,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -301,6 +306,8 @@ fn run(options: &Options) -> Result<Outcome> {
         #[cfg(not(feature = "sql"))]
         Workload::Sql => anyhow::bail!("build farfield-bench with --features sql"),
         Workload::Switch => switch::run(options),
+        Workload::Follow => collected::run_follow(options),
+        Workload::Trees => collected::run_trees(options),
         Workload::CacheUniform => cache::run(options, cache::Trace::Uniform),
     }
 }

@@ -159,6 +159,12 @@ impl SpaceScope<'_> {
         self.fault_in(page, AccessMode::Write)
     }
 
+    /// Begins to bring units near that were made, without waiting. Returns how many are on their way
+    /// now that were not.
+    pub fn prefetch(&self, pages: impl IntoIterator<Item = u32>) -> usize {
+        self.scope.core.prefetch(self.scope.record, pages) as usize
+    }
+
     /// Makes a unit that is empty, of zeros, and returns its address.
     pub fn make(&self, page: u32) -> Result<NonNull<u8>, FarError> {
         self.fault_in(page, AccessMode::Create)

@@ -177,6 +177,15 @@ impl EntryTable {
         Ok(EntryWord(word.load(Ordering::Acquire)))
     }
 
+    /// Loads the word of an entry of this heap if its page is near. Returns the page if it is not.
+    pub(crate) fn load_near(&self, scope: &SpaceScope<'_>, entry: u32) -> Result<EntryWord, u32> {
+        let (page, offset) = self.place(entry);
+        let address = scope.near(page).ok_or(page)?;
+        // SAFETY: as in `load`.
+        let word = unsafe { address.add(offset).cast::<AtomicU64>().as_ref() };
+        Ok(EntryWord(word.load(Ordering::Acquire)))
+    }
+
     /// Stores the word of an entry that the caller has claimed, which is in use from now on.
     pub(crate) fn store(&self, scope: &SpaceScope<'_>, entry: u32, word: EntryWord) -> Result<(), GcError> {
         let (page, offset) = self.place(entry);

@@ -7,7 +7,7 @@ use crate::error::{GcError, RefusedObject};
 use crate::heap::{BrokenRule, GcInner};
 use crate::object::{FarObject, Referent};
 use crate::pages::{Pages, UnitId, UnitPurpose};
-use crate::reference::Gc;
+use crate::reference::{Gc, Ref};
 use crate::roots::Root;
 use crate::stops::MutatorId;
 use crate::types::ObjectType;
@@ -519,6 +519,35 @@ impl<'gc> Mutator<'gc> {
     /// Returns the generation of the entry of an object that lives.
     pub(crate) fn generation_of(&self, entry: u32) -> Result<u16, GcError> {
         Ok(self.heap.entries.load(self.scope(), entry)?.generation())
+    }
+
+    /// Begins to bring the objects near that these references lead to, without waiting. Returns how
+    /// many reads have begun.
+    ///
+    /// Where an object is, is in its entry. If that is far, it is brought near first, so another call
+    /// may begin more.
+    pub fn prefetch<'r, T: Referent + ?Sized>(&self, references: impl IntoIterator<Item = &'r Ref<T>>) -> usize {
+        let scope = self.scope();
+        let entries = references.into_iter().filter_map(|reference| reference.entry(self));
+        let page = |entry| self.heap.entries.load_near(scope, entry).map_or_else(|page| page, EntryWord::page);
+        // Collected first: nothing may be prefetched while an entry is read.
+        let pages: Vec<u32> = entries.map(page).collect();
+        scope.prefetch(pages)
+    }
+
+    /// Returns the objects that these references lead to, in their order, and brings them near. What
+    /// is far is read together, so the time is that of the slowest read.
+    pub fn load_many<'m, T: Referent + ?Sized>(
+        &'m self,
+        references: &[&Ref<T>],
+    ) -> Result<Vec<Option<Gc<'m, T>>>, GcError> {
+        let all = || references.iter().copied();
+        self.prefetch(all());
+        for entry in all().filter_map(|reference| reference.entry(self)) {
+            self.heap.entries.load(self.scope(), entry)?;
+        }
+        self.prefetch(all());
+        all().map(|reference| reference.load(self)).collect()
     }
 
     /// Makes a root of an object: it lives, whatever else leads to it.

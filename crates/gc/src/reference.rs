@@ -141,6 +141,11 @@ impl<T: Referent + ?Sized> Ref<T> {
         Ok(Some(unsafe { Gc::from_header(header) }))
     }
 
+    /// Returns the entry of the object that the reference leads to, if it lies in the mutator's heap.
+    pub(crate) fn entry(&self, m: &Mutator<'_>) -> Option<u32> {
+        RefWord(self.word.load(Ordering::Acquire)).entry().filter(|_| m.contains(&self.word))
+    }
+
     /// Lets the reference lead to this object, or nowhere.
     ///
     /// # Panics

@@ -42,6 +42,41 @@ fn node(id: u64) -> Node {
 }
 
 #[test]
+fn objects_that_are_loaded_together_are_read_together() {
+    let (heap, gc) = heaps(4, 64);
+    let mut m = gc.enter();
+    const LEN: usize = 20_000;
+    let table = m.root(m.alloc_array(LEN / 500, |_| Ref::<[Ref<Node>]>::null()).unwrap());
+    for first in (0..LEN).step_by(500) {
+        m.safepoint_for(1 << 20).unwrap();
+        let chunk = m.root(m.alloc_array(500, |_| Ref::<Node>::null()).unwrap());
+        m.get(&table).unwrap()[first / 500].store(&m, Some(m.get(&chunk).unwrap()));
+        for at in 0..500 {
+            let object = m.alloc(node((first + at) as u64)).unwrap();
+            object.bytes.store(&m, Some(m.alloc_copy(&[1; 1000]).unwrap()));
+            m.get(&chunk).unwrap()[at].store(&m, Some(object));
+            m.safepoint().unwrap();
+        }
+    }
+    let before = heap.stats();
+    for chunk in 0..LEN / 500 {
+        let nodes = m.get(&table).unwrap()[chunk].load(&m).unwrap().unwrap();
+        let some: Vec<&Ref<Node>> = nodes.iter().step_by(25).collect();
+        let found = m.load_many(&some).unwrap();
+        for (at, object) in found.iter().enumerate() {
+            assert_eq!(object.unwrap().id, (chunk * 500 + at * 25) as u64);
+        }
+        m.safepoint().unwrap();
+    }
+    let stats = heap.stats();
+    let (reads, ahead) = (stats.misses - before.misses, stats.prefetches - before.prefetches);
+    println!("{reads} misses, {ahead} prefetches");
+    assert!(ahead > 10 * LEN as u64 / 500, "{ahead} prefetches, {reads} misses");
+    // Nothing leads out of a loose reference.
+    assert_eq!(m.prefetch([&Ref::<Node>::null()]), 0);
+}
+
+#[test]
 fn a_list_that_is_mostly_far_is_walked_and_collected() {
     let (heap, gc) = heaps(1, 32);
     let mut m = gc.enter();

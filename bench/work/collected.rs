@@ -1,0 +1,314 @@
+//! Objects that refer to each other, with std's owners or in a collected heap: what it costs to follow a reference, and what
+//! making and dropping trees costs when a collector frees them.
+
+use crate::random::{Random, mix};
+use crate::{Options, Outcome, figures_of, figures_since};
+use anyhow::Result;
+use farfield_gc::{FarObject, GcError, GcHeap, Mutator, Ref, Root};
+use std::sync::{Arc, OnceLock};
+
+/// References that are followed between two safepoints: what is used between them cannot leave.
+const STEPS_PER_SAFEPOINT: u64 = 64;
+
+/// Depth of the trees that are dropped soon: 1023 nodes.
+const SHORT_DEPTH: u32 = 9;
+
+/// The far limit of the collected heap, in percent of the data that lives.
+const LIMIT_PERCENT: u64 = 160;
+
+/// Random order in which a walk visits all of so many nodes.
+fn order(count: u64, seed: u64) -> Vec<u32> {
+    let mut random = Random::new(seed);
+    let mut order: Vec<u32> = (0..count as u32).collect();
+    for at in (1..order.len()).rev() {
+        order.swap(at, random.below(at as u64 + 1) as usize);
+    }
+    order
+}
+
+fn collected(options: &Options, live_bytes: u64) -> Result<Option<(farfield::Heap, GcHeap)>> {
+    let Some(heap) = options.heap(0)? else { return Ok(None) };
+    let gc = GcHeap::in_heap(&heap).limit((live_bytes * LIMIT_PERCENT / 100).max(8 << 20)).build()?;
+    Ok(Some((heap, gc)))
+}
+
+fn figures_of_collections(outcome: &mut Outcome, gc: &GcHeap) {
+    let stats = gc.stats();
+    for (name, value) in [
+        ("collections", stats.collections as f64),
+        ("collections_given_up", stats.given_up as f64),
+        ("collection_ms", stats.last_collection.as_secs_f64() * 1e3),
+        ("longest_pause_ms", stats.longest_pause.as_secs_f64() * 1e3),
+        ("mean_pause_ms", stats.paused.as_secs_f64() * 1e3 / stats.pauses.max(1) as f64),
+        ("far_bytes", stats.used_bytes as f64),
+        ("live_bytes", stats.live_bytes as f64),
+    ] {
+        outcome.figure(name, value);
+    }
+}
+
+/// Calls `action` until it needs no safepoint.
+fn with_room<R>(m: &mut Mutator<'_>, action: impl Fn(&Mutator<'_>) -> Result<R, GcError>) -> Result<R, GcError> {
+    loop {
+        match action(m) {
+            Err(GcError::SafepointDue | GcError::Far(farfield::FarError::NearFull)) => m.safepoint()?,
+            other => return other,
+        }
+    }
+}
+
+/// A cycle of nodes of 64 bytes in random order, followed.
+pub(crate) fn run_follow(options: &Options) -> Result<Outcome> {
+    let all = options.data_bytes() / 64;
+    let set = options.set_kib << 10;
+    let count = if set == 0 { all } else { (set / 64).min(all) };
+    let order = order(count, options.seed);
+    match collected(options, options.data_bytes())? {
+        None => Ok(follow_plain(options, &order)),
+        Some((heap, gc)) => {
+            let mut outcome = Outcome::new();
+            let before = heap.stats();
+            follow_collected(options, &order, &gc, &mut outcome)?;
+            figures_since(&mut outcome, &before, &heap.stats(), options.ops, 0);
+            figures_of_collections(&mut outcome, &gc);
+            Ok(outcome)
+        }
+    }
+}
+
+/// 64 bytes, as a collected node has with its header.
+struct PlainNode {
+    numbers: [u64; 6],
+    next: OnceLock<&'static PlainNode>,
+}
+
+fn numbers<const WORDS: usize>(index: u32, seed: u64) -> [u64; WORDS] {
+    [mix(u64::from(index) ^ seed); WORDS]
+}
+
+fn follow_plain(options: &Options, order: &[u32]) -> Outcome {
+    let mut outcome = Outcome::new();
+    let nodes: &'static [PlainNode] = outcome.phase("fill", order.len() as u64, || {
+        let node = |index| PlainNode { numbers: numbers(index, options.seed), next: OnceLock::new() };
+        let nodes: &'static [PlainNode] = Vec::leak((0..order.len() as u32).map(node).collect());
+        for (at, index) in order.iter().enumerate() {
+            let next = order[(at + 1) % order.len()];
+            let _ = nodes[*index as usize].next.set(&nodes[next as usize]);
+        }
+        nodes
+    });
+    let (mut node, mut sum) = (&nodes[order[0] as usize], 0u64);
+    outcome.phase("follow", options.ops, || {
+        for _ in 0..options.ops {
+            sum = sum.wrapping_add(node.numbers[3]);
+            let Some(next) = node.next.get() else { unreachable!("each was set") };
+            node = next;
+        }
+    });
+    outcome.checked(sum, 0);
+    outcome
+}
+
+#[derive(FarObject)]
+struct Node {
+    numbers: [u64; 6],
+    next: Ref<Node>,
+}
+
+fn follow_collected(options: &Options, order: &[u32], gc: &GcHeap, outcome: &mut Outcome) -> Result<()> {
+    let mut m = gc.enter();
+    let first = outcome.phase("fill", order.len() as u64, || -> Result<Root<Node>, GcError> {
+        // They lie in the order of their numbers, as the plain ones do.
+        let table = with_room(&mut m, |m| Ok(m.root(m.alloc_array(order.len().div_ceil(CHUNK), |_| Ref::null())?)))?;
+        for first in (0..order.len()).step_by(CHUNK) {
+            let len = CHUNK.min(order.len() - first);
+            let chunk = with_room(&mut m, |m| {
+                let chunk = m.alloc_array(len, |_| Ref::<Node>::null())?;
+                m.get(&table)?[first / CHUNK].store(m, Some(chunk));
+                Ok(m.root(chunk))
+            })?;
+            for at in 0..len {
+                with_room(&mut m, |m| {
+                    let numbers = numbers((first + at) as u32, options.seed);
+                    let node = m.alloc(Node { numbers, next: Ref::null() })?;
+                    m.get(&chunk)?[at].store(m, Some(node));
+                    Ok(())
+                })?;
+            }
+        }
+        let node = |m: &Mutator<'_>, index: u32| {
+            let (chunk, at) = (index as usize / CHUNK, index as usize % CHUNK);
+            let chunk = m.get(&table)?[chunk].load(m)?.unwrap_or_else(|| unreachable!("each was set"));
+            let node = chunk[at].load(m)?.unwrap_or_else(|| unreachable!("each was set"));
+            Ok(m.root(node))
+        };
+        for (at, index) in order.iter().enumerate() {
+            let next = order[(at + 1) % order.len()];
+            with_room(&mut m, |m| {
+                let next = node(m, next)?;
+                m.get(&node(m, *index)?)?.next.store(m, Some(m.get(&next)?));
+                Ok(())
+            })?;
+        }
+        with_room(&mut m, |m| node(m, order[0]))
+    })?;
+    let (mut at, mut sum) = (first, 0u64);
+    outcome.phase("follow", options.ops, || -> Result<(), GcError> {
+        let mut left = options.ops;
+        while left > 0 {
+            let steps = left.min(STEPS_PER_SAFEPOINT);
+            at = {
+                let mut node = m.get(&at)?;
+                for _ in 0..steps {
+                    sum = sum.wrapping_add(node.numbers[3]);
+                    node = node.next.load(&m)?.unwrap_or_else(|| unreachable!("each was set"));
+                }
+                m.root(node)
+            };
+            left -= steps;
+            m.safepoint()?;
+        }
+        Ok(())
+    })?;
+    outcome.checked(sum, 0);
+    Ok(())
+}
+
+/// References in an array of the table of nodes.
+const CHUNK: usize = 256;
+
+/// A tree that lives, and others that are made and dropped beside it.
+pub(crate) fn run_trees(options: &Options) -> Result<Outcome> {
+    // A node takes 32 bytes in the collected heap, and 8 for its entry.
+    let long_depth = (options.data_bytes() / 40).ilog2() - 1;
+    match collected(options, options.data_bytes())? {
+        None => {
+            let mut outcome = Outcome::new();
+            let lives = outcome.phase("fill", 1 << long_depth, || PlainTree::new(long_depth, options.seed));
+            let mut sum = 0u64;
+            outcome.phase("trees", options.ops, || {
+                for at in 0..options.ops {
+                    sum = sum.wrapping_add(PlainTree::new(SHORT_DEPTH, at).sum());
+                }
+            });
+            outcome.checked(sum ^ lives.sum(), 0);
+            Ok(outcome)
+        }
+        Some((heap, gc)) => {
+            let mut outcome = Outcome::new();
+            let mut m = gc.enter();
+            let lives = outcome.phase("fill", 1 << long_depth, || make(&mut m, long_depth, options.seed))?;
+            let mut sum = 0u64;
+            outcome.phase("trees", options.ops, || -> Result<(), GcError> {
+                for at in 0..options.ops {
+                    let tree = make(&mut m, SHORT_DEPTH, at)?;
+                    sum = sum.wrapping_add(sum_of(&mut m, &tree)?);
+                }
+                Ok(())
+            })?;
+            outcome.checked(sum ^ sum_of(&mut m, &lives)?, 0);
+            figures_of(&mut outcome, &heap.stats(), 0);
+            figures_of_collections(&mut outcome, &gc);
+            Ok(outcome)
+        }
+    }
+}
+
+struct PlainTree {
+    number: u64,
+    sides: Option<[Arc<PlainTree>; 2]>,
+}
+
+impl PlainTree {
+    fn new(depth: u32, seed: u64) -> Arc<PlainTree> {
+        let side = |side| PlainTree::new(depth - 1, mix(seed ^ side));
+        Arc::new(PlainTree { number: seed, sides: (depth > 0).then(|| [side(1), side(2)]) })
+    }
+
+    fn sum(&self) -> u64 {
+        self.sides.iter().flatten().fold(self.number, |sum, side| sum.wrapping_add(side.sum()))
+    }
+}
+
+#[derive(FarObject)]
+struct Tree {
+    number: u64,
+    sides: [Ref<Tree>; 2],
+}
+
+/// Depth of a tree that is made, or summed, between two safepoints.
+const STEP_DEPTH: u32 = 5;
+
+/// Makes a tree top down, so that only the tops of what is left to make need roots.
+fn make(m: &mut Mutator<'_>, depth: u32, seed: u64) -> Result<Root<Tree>, GcError> {
+    let root = with_room(m, |m| Ok(m.root(m.alloc(Tree { number: seed, sides: Default::default() })?)))?;
+    let mut tops = vec![(root.clone(), depth, seed)];
+    while let Some((top, depth, seed)) = tops.pop() {
+        let grown = with_room(m, |m| {
+            let mut left = Vec::new();
+            grow(m, m.get(&top)?, depth, seed, STEP_DEPTH, &mut left)?;
+            Ok(left)
+        })?;
+        tops.extend(grown);
+        m.safepoint()?;
+    }
+    Ok(root)
+}
+
+fn grow(
+    m: &Mutator<'_>,
+    tree: farfield_gc::Gc<'_, Tree>,
+    depth: u32,
+    seed: u64,
+    steps: u32,
+    left: &mut Vec<(Root<Tree>, u32, u64)>,
+) -> Result<(), GcError> {
+    if depth == 0 {
+        return Ok(());
+    }
+    if steps == 0 {
+        left.push((m.root(tree), depth, seed));
+        return Ok(());
+    }
+    for (side, at) in tree.sides.iter().zip(1..) {
+        let seed = mix(seed ^ at);
+        let grown = m.alloc(Tree { number: seed, sides: Default::default() })?;
+        side.store(m, Some(grown));
+        grow(m, grown, depth - 1, seed, steps - 1, left)?;
+    }
+    Ok(())
+}
+
+fn sum_of(m: &mut Mutator<'_>, tree: &Root<Tree>) -> Result<u64, GcError> {
+    let (mut sum, mut tops) = (0u64, vec![tree.clone()]);
+    while let Some(top) = tops.pop() {
+        let (more, left) = with_room(m, |m| {
+            let mut left = Vec::new();
+            let sum = add(m, m.get(&top)?, STEP_DEPTH, &mut left)?;
+            Ok((sum, left))
+        })?;
+        sum = sum.wrapping_add(more);
+        tops.extend(left);
+        m.safepoint()?;
+    }
+    Ok(sum)
+}
+
+fn add(
+    m: &Mutator<'_>,
+    tree: farfield_gc::Gc<'_, Tree>,
+    steps: u32,
+    left: &mut Vec<Root<Tree>>,
+) -> Result<u64, GcError> {
+    if steps == 0 {
+        left.push(m.root(tree));
+        return Ok(0);
+    }
+    let mut sum = tree.number;
+    for side in &tree.sides {
+        if let Some(side) = side.load(m)? {
+            sum = sum.wrapping_add(add(m, side, steps - 1, left)?);
+        }
+    }
+    Ok(sum)
+}

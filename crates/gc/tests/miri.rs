@@ -1,0 +1,75 @@
+//! A small history for Miri: `MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-ignore-leaks" cargo +nightly miri test -p farfield-gc --test miri`.
+//! Runs everywhere else too. Danger: undefined behaviour that happens to work, between mutators and the collector.
+
+use farfield::Heap;
+use farfield_gc::{Atom, FarObject, GcHeap, Ref, WeakRef};
+use std::time::Duration;
+
+#[derive(FarObject, Default)]
+struct Node {
+    id: u32,
+    visits: Atom<u32>,
+    next: Ref<Node>,
+    numbers: Ref<[u64]>,
+    back: WeakRef<Node>,
+}
+
+#[test]
+fn a_small_graph_is_changed_and_collected() {
+    let (near, count) = if cfg!(miri) { (1 << 18, 24) } else { (1 << 20, 600) };
+    let heap =
+        Heap::builder().near(near).near_max(near).far(1 << 28).patience(Duration::from_secs(3600)).build().unwrap();
+    let gc = GcHeap::in_heap(&heap).limit(8 << 20).build().unwrap();
+    let mut m = gc.enter();
+    let table = m.root(m.alloc_array(count, |_| Ref::<Node>::null()).unwrap());
+    for id in 0..count {
+        m.safepoint_for(4096).unwrap();
+        let node = m.alloc(Node { id: id as u32, ..Node::default() }).unwrap();
+        // More than half of a page: they do not fit into near memory.
+        node.numbers.store(&m, Some(m.alloc_array(400, |at| at as u64 + id as u64).unwrap()));
+        let nodes = m.get(&table).unwrap();
+        if let Some(before) = id.checked_sub(1) {
+            let before = nodes[before].load(&m).unwrap();
+            node.next.store(&m, before);
+            node.back.store(&m, before).unwrap();
+        }
+        nodes[id].store(&m, Some(node));
+    }
+    std::thread::scope(|threads| {
+        let collected = threads.spawn(|| gc.collect());
+        let mut at = 0;
+        // Each node is taken out of the table and put back, while the collector goes through it.
+        while gc.stats().collections == 0 {
+            {
+                let nodes = m.get(&table).unwrap();
+                let node = nodes[at % count].swap(&m, None).unwrap().expect("each is there");
+                assert_eq!(node.numbers.load(&m).unwrap().expect("it was set")[399], 399 + u64::from(node.id));
+                node.visits.fetch_add(1);
+                assert!(nodes[at % count].compare_exchange(&m, None, Some(node)));
+            }
+            at += 1;
+            m.safepoint().unwrap();
+        }
+        drop(m);
+        collected.join().unwrap().unwrap();
+    });
+    assert_eq!(gc.stats().live_objects, 2 * count as u64 + 1);
+    let m = gc.enter();
+    // The first one is kept by the second one, and the last one by nobody.
+    let last = {
+        let nodes = m.get(&table).unwrap();
+        (0..count).for_each(|at| {
+            if at != 1 {
+                nodes[at].store(&m, None)
+            }
+        });
+        nodes[1].load(&m).unwrap().expect("it was kept").back.load(&m).unwrap().map(|node| node.id)
+    };
+    assert_eq!(last, Some(0));
+    drop(m);
+    gc.collect().unwrap();
+    assert_eq!(gc.verify().unwrap().objects, 5);
+    assert_eq!(gc.stats().live_objects, 5);
+    drop((table, gc));
+    heap.verify();
+}
