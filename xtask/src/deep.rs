@@ -102,11 +102,11 @@ fn sanitize_by(sanitizer: &str, crates: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Small histories of the far heap, every access of which is checked against the rules of the language.
+/// Small histories of the far heap and of a collected heap, every access of which is checked against the rules of the language.
 fn miri() -> Result<()> {
     println!("\n== miri ==");
     let mut command = nightly("cargo");
-    command.args(["miri", "test", "-p", "farfield", "--test", "miri"]);
+    command.args(["miri", "test", "-p", "farfield", "-p", "farfield-gc", "--test", "miri"]);
     // The clock is the machine's. Threads of the heap and their records live until the process ends.
     command.env("MIRIFLAGS", "-Zmiri-disable-isolation -Zmiri-ignore-leaks");
     let status = command.status().context("cannot start rustup")?;

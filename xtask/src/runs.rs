@@ -1,11 +1,12 @@
 //! Runs test programs, several at a time where they allow it, and says what became of each.
 
 use crate::chores;
+use crate::measured;
 use anyhow::{Context, Result};
 use std::fs::File;
 use std::process::{Command, ExitStatus};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Pause between two looks at what others do.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -42,6 +43,8 @@ pub(crate) struct Outcome {
     pub(crate) part: &'static str,
     pub(crate) name: String,
     pub(crate) seconds: f64,
+    /// Processor time of the command and of all processes that it has waited for, in seconds.
+    pub(crate) cpu: f64,
     pub(crate) verdict: Verdict,
 }
 
@@ -75,19 +78,15 @@ pub(crate) fn all(runs: Vec<Run>, at_once: usize, patience: Duration) -> Result<
                 let file = File::create(&output).with_context(|| output.display().to_string())?;
                 command.stdout(file.try_clone()?).stderr(file);
             }
-            let started = Instant::now();
-            let status = wait_for(&mut command, patience);
-            let seconds = started.elapsed().as_secs_f64();
+            let ran = measured::run_for(&mut command, patience);
             if is_cargo {
                 lock(&queue).has_cargo = false;
             }
-            let verdict = match status {
-                Ok(Some(status)) if status.success() => Verdict::Passed,
-                Ok(Some(_)) => Verdict::Failed,
-                Ok(None) => Verdict::Hung,
+            let (seconds, cpu, verdict) = match ran {
+                Ok(ran) => (ran.wall.as_secs_f64(), ran.cpu, Verdict::of(ran.status)),
                 Err(error) => {
-                    println!("cannot run {command:?}: {error}");
-                    Verdict::Failed
+                    println!("cannot run {command:?}: {error:#}");
+                    (0.0, 0.0, Verdict::Failed)
                 }
             };
             let mut outcomes = lock(&outcomes);
@@ -95,7 +94,7 @@ pub(crate) fn all(runs: Vec<Run>, at_once: usize, patience: Duration) -> Result<
                 println!("\n{}", String::from_utf8_lossy(&std::fs::read(&output)?));
             }
             println!("== {name}: {}, {seconds:.0} s ==", verdict.text());
-            outcomes.push(Outcome { part, name, seconds, verdict });
+            outcomes.push(Outcome { part, name, seconds, cpu, verdict });
         }
     };
     std::thread::scope(|scope| {
@@ -106,6 +105,14 @@ pub(crate) fn all(runs: Vec<Run>, at_once: usize, patience: Duration) -> Result<
 }
 
 impl Verdict {
+    fn of(status: Option<ExitStatus>) -> Verdict {
+        match status {
+            Some(status) if status.success() => Verdict::Passed,
+            Some(_) => Verdict::Failed,
+            None => Verdict::Hung,
+        }
+    }
+
     pub(crate) fn text(self) -> &'static str {
         match self {
             Verdict::Passed => "ok",
@@ -117,19 +124,4 @@ impl Verdict {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().expect("no worker panics")
-}
-
-/// Runs a command, which is killed after this time: `None`.
-fn wait_for(command: &mut Command, patience: Duration) -> std::io::Result<Option<ExitStatus>> {
-    let started = Instant::now();
-    let mut child = command.spawn()?;
-    while started.elapsed() < patience {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        std::thread::sleep(LOOK_EVERY);
-    }
-    child.kill()?;
-    child.wait()?;
-    Ok(None)
 }

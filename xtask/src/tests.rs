@@ -89,7 +89,7 @@ pub(crate) const PARTS: [Part; 24] = [
 /// The packages and features that all parts share, so that no library is built twice.
 const COMMON: [&str; 3] = ["--workspace", "--exclude", "farfield-sql"];
 const FEATURES: &str = "farfield/serde";
-/// Another contender of experiments and its forty libraries: the CI tier only checks that it compiles (`lints`).
+/// Another contender of experiments and its forty libraries: in the deep tier only.
 const FEATURES_OF_GRPC: &str = "farfield-bench/grpc";
 const FEATURES_OF_FABRIC: &str =
     "farfield-fabric/libfabric,farfield-pool/fabric,farfield-server/fabric,farfield-cli/fabric";
@@ -109,8 +109,10 @@ const SQL: [&str; 8] = [
     "farfield-tests/sql,farfield-bench/sql",
 ];
 
-/// The tests of the heap run once for each plane (`FARFIELD_PLANE`), without those that hold on others only.
+/// The tests of the heap run once for each plane (`FARFIELD_PLANE`), without those that hold on others only. The hybrid plane is
+/// made of the other two, and its own tests are in `one_plane`: all of them run on it in the deep tier.
 const PLANES: [(&str, &str); 3] = [("page", "object_flights::"), ("object", "one_plane::"), ("hybrid", "one_plane::")];
+const PLANES_OF_CI: usize = 2;
 
 /// Test programs that run at a time, on two cores: many of them wait for servers most of the time.
 const AT_ONCE: usize = 3;
@@ -183,7 +185,7 @@ fn common(features: &str) -> Vec<&str> {
 
 /// Formatting, clippy and API documentation of everything but DataFusion, with the features of the test programs.
 pub(crate) fn lints() -> Result<()> {
-    let features = features(true);
+    let features = features(false);
     chores::fmt(&["--check".into()])?;
     chores::lint(&common(&features))?;
     chores::doc(&common(&features))
@@ -274,7 +276,11 @@ impl Suite {
             }
             Run { part: part.name, name, command, is_cargo: false }
         };
-        if program.is_heap() { PLANES.map(|plane| run(Some(plane))).into() } else { vec![run(None)] }
+        if !program.is_heap() {
+            return vec![run(None)];
+        }
+        let planes = if self.is_deep { PLANES.len() } else { PLANES_OF_CI };
+        PLANES[..planes].iter().map(|plane| run(Some(*plane))).collect()
     }
 
     /// What cargo builds by itself.
@@ -304,9 +310,10 @@ pub(crate) fn test(words: &[String]) -> Result<()> {
     let built = started.elapsed().as_secs_f64();
     let mut outcomes = suite.run(&parts)?;
     outcomes.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
-    let mut table = format!("{:<36} {:>7}  result\n{:<36} {built:>7.0}  ok\n", "program", "seconds", "build");
-    for Outcome { name, seconds, verdict, .. } in &outcomes {
-        table += &format!("{name:<36} {seconds:>7.0}  {}\n", verdict.text());
+    let mut table = format!("{:<36} {:>7} {:>7}  result\n", "program", "seconds", "cpu");
+    table += &format!("{:<36} {built:>7.0} {:>7}  ok\n", "build", "");
+    for Outcome { name, seconds, cpu, verdict, .. } in &outcomes {
+        table += &format!("{name:<36} {seconds:>7.0} {cpu:>7.0}  {}\n", verdict.text());
     }
     let failed = |part: &&Part| outcomes.iter().any(|it| it.part == part.name && it.verdict != Verdict::Passed);
     let failed: Vec<_> = parts.iter().filter(failed).map(|part| part.name).collect();

@@ -267,7 +267,7 @@ fn a_server_is_not_full_of_what_holds_nothing() {
         let small: Vec<_> = (0..100_000).map(|number| heap.alloc([number; 8]).expect("room for 8 MiB")).collect();
         // Nothing that is large uses far addresses of what is small.
         drop(small);
-        let (mut large, mut vacant) = (Vec::new(), 0);
+        let (mut large, mut vacant) = (Vec::new(), heap.stats().vacant_pages);
         let full = loop {
             match heap.alloc([large.len() as u64; 512]) {
                 Ok(value) => large.push(value),
