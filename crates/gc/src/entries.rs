@@ -178,6 +178,7 @@ impl EntryTable {
     }
 
     /// Loads the word of an entry of this heap if its page is near. Returns the page if it is not.
+    #[inline]
     pub(crate) fn load_near(&self, scope: &SpaceScope<'_>, entry: u32) -> Result<EntryWord, u32> {
         let (page, offset) = self.place(entry);
         let address = scope.near(page).ok_or(page)?;

@@ -19,7 +19,7 @@ use farfield::FarError;
 use farfield::space::SpaceScope;
 use farfield_core::gc::{EntryWord, ObjectHeader, ObjectPlacement, PageOccupancy, RefWord, TypeLayout, WeakWord};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::CARD_BYTES;
+use farfield_core::heap::{CARD_BYTES, SlotHint};
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 
@@ -444,33 +444,37 @@ impl<'gc> Mutator<'gc> {
 
     /// Brings the object of this entry near, to which a reference with this word leads. Returns the
     /// address of its header.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn find_by_reference(
         &self,
         reference: &AtomicU64,
         word: RefWord,
         entry: u32,
     ) -> Result<NonNull<u8>, GcError> {
-        let (scope, guess) = (self.scope(), word.guess());
-        let at = self.heap.entries.load(scope, entry)?;
-        if guess.card() == at.card()
-            && let Some(header) = scope.near_at(at.page(), guess)
-        {
-            scope.mark_used();
-            return Ok(header);
+        match self.find_by_guess(word.guess(), entry) {
+            Some(header) => Ok(header),
+            None => self.find_and_correct(reference, word, entry),
         }
-        self.find_and_correct(reference, word, entry, at)
+    }
+
+    /// Returns the address of the header of this entry's object if it is where the guess says. Small
+    /// enough to be part of the loops of programs.
+    #[inline(always)]
+    fn find_by_guess(&self, guess: SlotHint, entry: u32) -> Option<NonNull<u8>> {
+        let scope = self.scope.get()?;
+        let at = self.heap.entries.load_near(scope, entry).ok()?;
+        let header = scope.near_at(at.page(), guess).filter(|_| guess.card() == at.card())?;
+        scope.mark_used();
+        Some(header)
     }
 
     #[cold]
-    fn find_and_correct(
-        &self,
-        reference: &AtomicU64,
-        word: RefWord,
-        entry: u32,
-        at: EntryWord,
-    ) -> Result<NonNull<u8>, GcError> {
-        let header = self.find_at(at)?;
+    fn find_and_correct(&self, reference: &AtomicU64, word: RefWord, entry: u32) -> Result<NonNull<u8>, GcError> {
+        let header = self.find(entry)?;
+        if self.scope().guess_of(header) == word.guess() {
+            // Only the entry, or the first use of the scope, was not at hand.
+            return Ok(header);
+        }
         if self.scope().may_correct(reference.as_ptr() as usize) {
             let better = RefWord::new(entry, self.scope().guess_of(header));
             // It fails if the reference leads elsewhere now. A change that succeeds keeps what the

@@ -127,7 +127,7 @@ impl<T: ?Sized> core::fmt::Debug for Ref<T> {
 
 impl<T: Referent + ?Sized> Ref<T> {
     /// Returns the object that the reference leads to, and brings it near.
-    #[inline]
+    #[inline(always)]
     pub fn load<'m>(&self, m: &'m Mutator<'_>) -> Result<Option<Gc<'m, T>>, GcError> {
         // Acquire: the thread that stored the reference has made the object.
         let word = RefWord(self.word.load(Ordering::Acquire));
