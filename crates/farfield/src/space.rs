@@ -133,6 +133,12 @@ impl SpaceScope<'_> {
         NonNull::new(self.scope.near_unit(self.scope.first_page + page, AccessMode::Read)?)
     }
 
+    /// Returns the address of a unit, if it is near and marked as changed.
+    #[inline]
+    pub fn near_to_change(&self, page: u32) -> Option<NonNull<u8>> {
+        NonNull::new(self.scope.near_unit(self.scope.first_page + page, AccessMode::Write)?)
+    }
+
     /// Returns the address that this guess stands for, if the unit of this page is in the frame
     /// that it names. The processor can load from the address while the guess is checked.
     #[inline]

@@ -190,7 +190,10 @@ impl EntryTable {
     /// Stores the word of an entry that the caller has claimed, which is in use from now on.
     pub(crate) fn store(&self, scope: &SpaceScope<'_>, entry: u32, word: EntryWord) -> Result<(), GcError> {
         let (page, offset) = self.place(entry);
-        let address = scope.bring_to_change(page)?;
+        let address = match scope.near_to_change(page) {
+            Some(address) => address,
+            None => scope.bring_to_change(page)?,
+        };
         // SAFETY: as in `load`.
         unsafe { address.add(offset).cast::<AtomicU64>().as_ref() }.store(word.0, Ordering::Release);
         let (page, within) = locate(entry);

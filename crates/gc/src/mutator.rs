@@ -10,7 +10,7 @@ use crate::pages::{Pages, UnitId, UnitPurpose};
 use crate::reference::{Gc, Ref};
 use crate::roots::Root;
 use crate::stops::MutatorId;
-use crate::types::ObjectType;
+use crate::types::TypeRegistry;
 use core::any::TypeId;
 use core::cell::{OnceCell, RefCell};
 use core::ptr::NonNull;
@@ -21,6 +21,7 @@ use farfield_core::gc::{EntryWord, ObjectHeader, ObjectPlacement, PageOccupancy,
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{CARD_BYTES, SlotHint};
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 
 /// Pages that a safepoint reserves for its mutator, at least and at most, and the part of the limit
@@ -71,7 +72,41 @@ struct Allocation {
     reserve: u64,
     /// Pages that the largest object needs that could not be made since the last safepoint.
     wanted: u64,
-    types: HashMap<TypeId, ObjectType>,
+    types: KnownTypes,
+}
+
+/// Types of which a mutator has made objects.
+#[derive(Default)]
+struct KnownTypes {
+    last: Option<(TypeId, KnownType)>,
+    all: HashMap<TypeId, KnownType>,
+}
+
+/// Number of a type and its layout, shared within the mutator's thread.
+#[derive(Clone)]
+struct KnownType {
+    number: u32,
+    layout: Rc<TypeLayout>,
+}
+
+impl KnownTypes {
+    fn of<T: Referent + ?Sized>(&mut self, registry: &TypeRegistry) -> Result<KnownType, GcError> {
+        let id = TypeId::of::<T>();
+        if let Some((_, known)) = self.last.as_ref().filter(|(last, _)| *last == id) {
+            return Ok(known.clone());
+        }
+        let known = match self.all.get(&id) {
+            Some(known) => known.clone(),
+            None => {
+                let (number, layout) = registry.of::<T>()?;
+                let known = KnownType { number, layout: Rc::new(layout) };
+                self.all.insert(id, known.clone());
+                known
+            }
+        };
+        self.last = Some((id, known.clone()));
+        Ok(known)
+    }
 }
 
 /// Page that is being filled, and entries that have been claimed.
@@ -179,17 +214,9 @@ impl<'gc> Mutator<'gc> {
     }
 
     /// Makes an object without a value, with a header. Nothing leads to it.
-    fn make<T: Referent + ?Sized>(&self, len: usize) -> Result<(NonNull<u8>, Arc<TypeLayout>), GcError> {
+    fn make<T: Referent + ?Sized>(&self, len: usize) -> Result<(NonNull<u8>, Rc<TypeLayout>), GcError> {
         let mut allocation = self.allocation.borrow_mut();
-        let object_type = match allocation.types.get(&TypeId::of::<T>()) {
-            Some(known) => known.clone(),
-            None => {
-                let found = self.heap.types.of::<T>()?;
-                allocation.types.insert(TypeId::of::<T>(), found.clone());
-                found
-            }
-        };
-        let layout = object_type.layout;
+        let KnownType { number, layout } = allocation.types.of::<T>(&self.heap.types)?;
         let elements = if layout.has_tail() { len as u64 } else { 0 };
         let too_large = |bytes| GcError::TooLarge { bytes };
         let bytes = layout.object_bytes(elements).ok_or(too_large(u64::MAX))?;
@@ -210,7 +237,7 @@ impl<'gc> Mutator<'gc> {
         // SAFETY: the place is near in our scope, aligned to a card, has room for the object, and
         // nobody else knows of it.
         unsafe {
-            place.header.cast::<u64>().write(ObjectHeader::new(entry, object_type.number).0);
+            place.header.cast::<u64>().write(ObjectHeader::new(entry, number).0);
             if layout.has_tail() {
                 place.header.add(TypeLayout::TAIL_OFFSETS.0).cast::<u64>().write(elements);
             }

@@ -5,7 +5,7 @@ use crate::object::Referent;
 use core::any::{TypeId, type_name};
 use farfield_core::gc::{LayoutTable, TypeLayout};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// All types of which a heap has had objects.
 #[derive(Default)]
@@ -13,15 +13,8 @@ pub(crate) struct TypeRegistry(Mutex<RegisteredTypes>);
 
 #[derive(Default)]
 struct RegisteredTypes {
-    known: HashMap<TypeId, ObjectType>,
+    known: HashMap<TypeId, (u32, TypeLayout)>,
     table: LayoutTable,
-}
-
-/// Type of an object: its number and its layout.
-#[derive(Clone)]
-pub(crate) struct ObjectType {
-    pub(crate) number: u32,
-    pub(crate) layout: Arc<TypeLayout>,
 }
 
 impl TypeRegistry {
@@ -29,17 +22,16 @@ impl TypeRegistry {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the type of objects that references to `T` lead to.
-    pub(crate) fn of<T: Referent + ?Sized>(&self) -> Result<ObjectType, GcError> {
+    /// Returns the number and the layout of objects that references to `T` lead to.
+    pub(crate) fn of<T: Referent + ?Sized>(&self) -> Result<(u32, TypeLayout), GcError> {
         let mut types = self.lock();
         if let Some(known) = types.known.get(&TypeId::of::<T>()) {
             return Ok(known.clone());
         }
         let layout = T::layout().map_err(|reason| GcError::Type { type_name: type_name::<T>(), reason })?;
         let number = types.table.add(layout.clone()).ok_or(GcError::TypesFull)?;
-        let made = ObjectType { number, layout: Arc::new(layout) };
-        types.known.insert(TypeId::of::<T>(), made.clone());
-        Ok(made)
+        types.known.insert(TypeId::of::<T>(), (number, layout.clone()));
+        Ok((number, layout))
     }
 
     /// Returns the layouts of all types.
