@@ -1,9 +1,10 @@
 //! Runs test programs, several at a time where they allow it, and says what became of each.
 
 use crate::chores;
-use crate::measured;
+use crate::measured::{self, Measured};
 use anyhow::{Context, Result};
 use std::fs::File;
+use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -62,6 +63,13 @@ pub(crate) fn all(runs: Vec<Run>, at_once: usize, patience: Duration) -> Result<
     let folder = chores::target().join("test-output");
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let (queue, outcomes) = (Mutex::new(Queue { runs, has_cargo: false }), Mutex::new(Vec::new()));
+    let begin = |command: &mut Command, output: &Path| -> Result<Measured> {
+        if at_once > 1 {
+            let file = File::create(output).with_context(|| output.display().to_string())?;
+            command.stdout(file.try_clone()?).stderr(file);
+        }
+        measured::run_for(command, patience)
+    };
     let work = || -> Result<()> {
         loop {
             let (is_left, run) = lock(&queue).next();
@@ -74,11 +82,7 @@ pub(crate) fn all(runs: Vec<Run>, at_once: usize, patience: Duration) -> Result<
             };
             println!("== {name} ==");
             let output = folder.join(name.replace(['/', ' '], "-")).with_extension("txt");
-            if at_once > 1 {
-                let file = File::create(&output).with_context(|| output.display().to_string())?;
-                command.stdout(file.try_clone()?).stderr(file);
-            }
-            let ran = measured::run_for(&mut command, patience);
+            let ran = begin(&mut command, &output);
             if is_cargo {
                 lock(&queue).has_cargo = false;
             }
