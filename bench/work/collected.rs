@@ -156,15 +156,18 @@ fn follow_collected(options: &Options, order: &[u32], gc: &GcHeap, outcome: &mut
     outcome.phase("follow", options.ops, || -> Result<(), GcError> {
         let mut left = options.ops;
         while left > 0 {
-            let steps = left.min(STEPS_PER_SAFEPOINT);
-            at = {
-                let mut node = m.get(&at)?;
-                for _ in 0..steps {
-                    sum = sum.wrapping_add(node.numbers[3]);
-                    node = node.next.load(&m)?.unwrap_or_else(|| unreachable!("each was set"));
-                }
-                m.root(node)
-            };
+            let (mut node, mut steps) = (m.get(&at)?, 0);
+            while steps < left.min(STEPS_PER_SAFEPOINT) {
+                let next = match node.next.load(&m) {
+                    // As much as can be used between two safepoints.
+                    Err(GcError::Far(farfield::FarError::NearFull)) if steps > 0 => break,
+                    next => next?.unwrap_or_else(|| unreachable!("each was set")),
+                };
+                sum = sum.wrapping_add(node.numbers[3]);
+                node = next;
+                steps += 1;
+            }
+            at = m.root(node);
             left -= steps;
             m.safepoint()?;
         }
