@@ -4,7 +4,8 @@
 use crate::random::{Random, mix};
 use crate::{Options, Outcome, figures_of, figures_since};
 use anyhow::Result;
-use farfield_gc::{FarObject, GcError, GcHeap, Mutator, Ref, Root};
+use farfield::{FarError, Heap};
+use farfield_gc::{FarObject, Gc, GcError, GcHeap, Mutator, Ref, Root};
 use std::sync::{Arc, OnceLock};
 
 /// References that are followed between two safepoints: what is used between them cannot leave.
@@ -26,7 +27,7 @@ fn order(count: u64, seed: u64) -> Vec<u32> {
     order
 }
 
-fn collected(options: &Options, live_bytes: u64) -> Result<Option<(farfield::Heap, GcHeap)>> {
+fn collected(options: &Options, live_bytes: u64) -> Result<Option<(Heap, GcHeap)>> {
     let Some(heap) = options.heap(0)? else { return Ok(None) };
     let gc = GcHeap::in_heap(&heap).limit((live_bytes * LIMIT_PERCENT / 100).max(8 << 20)).build()?;
     Ok(Some((heap, gc)))
@@ -49,12 +50,13 @@ fn figures_of_collections(outcome: &mut Outcome, gc: &GcHeap) {
 
 /// Calls `action` until it needs no safepoint.
 fn with_room<R>(m: &mut Mutator<'_>, action: impl Fn(&Mutator<'_>) -> Result<R, GcError>) -> Result<R, GcError> {
-    loop {
+    for _ in 0..8 {
         match action(m) {
-            Err(GcError::SafepointDue | GcError::Far(farfield::FarError::NearFull)) => m.safepoint()?,
+            Err(GcError::SafepointDue | GcError::Far(FarError::NearFull)) => m.safepoint()?,
             other => return other,
         }
     }
+    action(m)
 }
 
 /// A cycle of nodes of 64 bytes in random order, followed.
@@ -67,9 +69,7 @@ pub(crate) fn run_follow(options: &Options) -> Result<Outcome> {
         None => Ok(follow_plain(options, &order)),
         Some((heap, gc)) => {
             let mut outcome = Outcome::new();
-            let before = heap.stats();
-            follow_collected(options, &order, &gc, &mut outcome)?;
-            figures_since(&mut outcome, &before, &heap.stats(), options.ops, 0);
+            follow_collected(options, &order, &heap, &gc, &mut outcome)?;
             figures_of_collections(&mut outcome, &gc);
             Ok(outcome)
         }
@@ -115,7 +115,7 @@ struct Node {
     next: Ref<Node>,
 }
 
-fn follow_collected(options: &Options, order: &[u32], gc: &GcHeap, outcome: &mut Outcome) -> Result<()> {
+fn follow_collected(options: &Options, order: &[u32], heap: &Heap, gc: &GcHeap, outcome: &mut Outcome) -> Result<()> {
     let mut m = gc.enter();
     let first = outcome.phase("fill", order.len() as u64, || -> Result<Root<Node>, GcError> {
         // They lie in the order of their numbers, as the plain ones do.
@@ -152,6 +152,7 @@ fn follow_collected(options: &Options, order: &[u32], gc: &GcHeap, outcome: &mut
         }
         with_room(&mut m, |m| node(m, order[0]))
     })?;
+    let before = heap.stats();
     let (mut at, mut sum) = (first, 0u64);
     outcome.phase("follow", options.ops, || -> Result<(), GcError> {
         let mut left = options.ops;
@@ -160,7 +161,7 @@ fn follow_collected(options: &Options, order: &[u32], gc: &GcHeap, outcome: &mut
             while steps < left.min(STEPS_PER_SAFEPOINT) {
                 let next = match node.next.load(&m) {
                     // As much as can be used between two safepoints.
-                    Err(GcError::Far(farfield::FarError::NearFull)) if steps > 0 => break,
+                    Err(GcError::Far(FarError::NearFull)) if steps > 0 => break,
                     next => next?.unwrap_or_else(|| unreachable!("each was set")),
                 };
                 sum = sum.wrapping_add(node.numbers[3]);
@@ -173,6 +174,7 @@ fn follow_collected(options: &Options, order: &[u32], gc: &GcHeap, outcome: &mut
         }
         Ok(())
     })?;
+    figures_since(outcome, &before, &heap.stats(), options.ops, 0);
     outcome.checked(sum, 0);
     Ok(())
 }
@@ -260,7 +262,7 @@ fn make(m: &mut Mutator<'_>, depth: u32, seed: u64) -> Result<Root<Tree>, GcErro
 
 fn grow(
     m: &Mutator<'_>,
-    tree: farfield_gc::Gc<'_, Tree>,
+    tree: Gc<'_, Tree>,
     depth: u32,
     seed: u64,
     steps: u32,
@@ -297,12 +299,7 @@ fn sum_of(m: &mut Mutator<'_>, tree: &Root<Tree>) -> Result<u64, GcError> {
     Ok(sum)
 }
 
-fn add(
-    m: &Mutator<'_>,
-    tree: farfield_gc::Gc<'_, Tree>,
-    steps: u32,
-    left: &mut Vec<Root<Tree>>,
-) -> Result<u64, GcError> {
+fn add(m: &Mutator<'_>, tree: Gc<'_, Tree>, steps: u32, left: &mut Vec<Root<Tree>>) -> Result<u64, GcError> {
     if steps == 0 {
         left.push(m.root(tree));
         return Ok(0);

@@ -24,7 +24,8 @@ cargo x CHORE
                      the second tier: larger jobs, sanitizers, Miri, fuzzing and soaking for MINUTES each (default 10), and a summary;
                      PARTs are those of the tests, sanitize, miri, fuzz and soak
   fmt [--check]      format all Rust code
-  lints              fmt --check, then clippy and API documentation with warnings as errors: a part of the tests, too
+  lints [--without-grpc]
+                     fmt --check, then clippy and API documentation with warnings as errors: a part of the tests, too
   fuzz [TARGET] [S]  fuzz one target, or all, for S seconds each (default 60; needs cargo-fuzz and a nightly toolchain)
   sanitize [address|thread] [CRATE]...
                      tests of pool, server and library under sanitizers (needs a nightly toolchain with rust-src)
@@ -59,7 +60,7 @@ fn dispatch(words: &[String]) -> Result<()> {
         "test" => tests::test(rest),
         "deep" => deep::deep(rest),
         "fmt" => chores::fmt(rest),
-        "lints" => tests::lints(),
+        "lints" => tests::lints(rest),
         "fuzz" => chores::fuzz(rest),
         "sanitize" => deep::sanitize(rest),
         "soak" => deep::soak(rest),

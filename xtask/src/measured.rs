@@ -37,7 +37,8 @@ pub(crate) fn run_for(command: &mut Command, patience: Duration) -> Result<Measu
         let mut status = 0;
         // SAFETY: all zeros is a valid rusage.
         let mut usage: libc::rusage = unsafe { core::mem::zeroed() };
-        let options = if is_killed { 0 } else { libc::WNOHANG };
+        // Without a limit nothing but the end is waited for, so the time is exact.
+        let options = if is_killed || patience == Duration::MAX { 0 } else { libc::WNOHANG };
         // SAFETY: two out pointers to locals of the right types.
         let waited = unsafe { libc::wait4(id, &raw mut status, options, &raw mut usage) };
         if waited == id {

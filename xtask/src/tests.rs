@@ -183,9 +183,17 @@ fn common(features: &str) -> Vec<&str> {
     [&COMMON[..], &["--features", features]].concat()
 }
 
+/// Word of `cargo x lints` that leaves gRPC out.
+const WITHOUT_GRPC: &str = "--without-grpc";
+
 /// Formatting, clippy and API documentation of everything but DataFusion, with the features of the test programs.
-pub(crate) fn lints() -> Result<()> {
-    let features = features(false);
+pub(crate) fn lints(words: &[String]) -> Result<()> {
+    let has_grpc = match words {
+        [] => true,
+        [word] if word == WITHOUT_GRPC => false,
+        _ => bail!("cargo x lints [{WITHOUT_GRPC}]"),
+    };
+    let features = features(has_grpc);
     chores::fmt(&["--check".into()])?;
     chores::lint(&common(&features))?;
     chores::doc(&common(&features))
@@ -240,12 +248,12 @@ impl Suite {
                 let of = [&SQL[..], &["--lib", "--test", "sql"]].concat();
                 vec![self.by_cargo(part, &[&SQL[..], &["--doc"]].concat()), self.by_cargo(part, &of)]
             }
-            "lints" => vec![Run {
-                part: part.name,
-                name: part.name.into(),
-                command: chores::cargo_command(&["x", "lints"], &[]),
-                is_cargo: true,
-            }],
+            "lints" => {
+                let words = ["x", "lints", WITHOUT_GRPC];
+                let words = if self.is_deep { &words[..2] } else { &words[..] };
+                let command = chores::cargo_command(words, &[]);
+                vec![Run { part: part.name, name: part.name.into(), command, is_cargo: true }]
+            }
             "doctests" => vec![self.by_cargo(part, &[&common(&features(self.is_deep))[..], &["--doc"]].concat())],
             "fuzz-build" => {
                 vec![Run { part: part.name, name: part.name.into(), command: chores::fuzz_check(), is_cargo: true }]

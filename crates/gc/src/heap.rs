@@ -66,10 +66,10 @@ pub(crate) struct GcInner {
     pub(crate) cycles: CycleRequests,
     pub(crate) pacing: Pacing,
     /// Held while a cycle runs, or the heap is verified.
-    pub(crate) cycle: Mutex<()>,
+    cycle: Mutex<()>,
     phase: Mutex<CyclePhase>,
     /// Open pages and claimed entries of mutators that have ended.
-    pub(crate) left_over: Mutex<Vec<AllocationBuffer>>,
+    left_over: Mutex<Vec<AllocationBuffer>>,
     pub(crate) broken: Option<BrokenRule>,
     /// Address and length of the arena in which all near pages lie.
     pub(crate) arena: (usize, usize),
@@ -119,7 +119,7 @@ impl GcHeap {
     /// the calling thread has none.
     pub fn verify(&self) -> Result<VerifiedHeap, GcError> {
         self.inner.cycles.check_not_collector();
-        let _at_rest = self.inner.cycle.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.inner.begin_cycle();
         let _stop = self.inner.stops.begin()?;
         verify::verify(&self.inner)
     }
@@ -192,6 +192,16 @@ impl GcBuilder<'_> {
 }
 
 impl GcInner {
+    /// Waits until no cycle runs. None begins until the guard is dropped.
+    pub(crate) fn begin_cycle(&self) -> MutexGuard<'_, ()> {
+        self.cycle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns what mutators that have ended have left.
+    pub(crate) fn left_over(&self) -> MutexGuard<'_, Vec<AllocationBuffer>> {
+        self.left_over.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns the phase of the collector.
     pub(crate) fn phase(&self) -> MutexGuard<'_, CyclePhase> {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)

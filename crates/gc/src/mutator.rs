@@ -22,7 +22,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{CARD_BYTES, SlotHint};
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 /// Pages that a safepoint reserves for its mutator, at least and at most, and the part of the limit
 /// in between that all mutators share.
@@ -153,7 +153,7 @@ impl<'gc> Mutator<'gc> {
         heap.cycles.check_not_collector();
         let id = heap.stops.register();
         let marking = heap.phase().marking.clone();
-        let buffer = heap.left_over.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
+        let buffer = heap.left_over().pop().unwrap_or_default();
         let allocation = RefCell::new(Allocation { buffer, ..Allocation::default() });
         Mutator { heap, scope: OnceCell::new(), id, marking, log: RefCell::default(), allocation }
     }
@@ -748,7 +748,7 @@ impl Drop for Mutator<'_> {
         let heap = self.heap;
         let allocation = self.allocation.get_mut();
         heap.pages.unreserve(allocation.reserve);
-        let mut left_over = heap.left_over.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left_over = heap.left_over();
         if left_over.len() < LEFT_OVER_MAX {
             left_over.push(core::mem::take(&mut allocation.buffer));
         }

@@ -32,8 +32,8 @@ pub(crate) struct Stops {
 struct StopState {
     mutators: BTreeMap<MutatorId, RegisteredMutator>,
     next: MutatorId,
-    /// Thread that collects now.
-    collector: Option<ThreadId>,
+    /// Thread for which mutators are stopped.
+    stopper: Option<ThreadId>,
 }
 
 struct RegisteredMutator {
@@ -60,11 +60,11 @@ impl Stops {
     /// for the pool as long as a far heap has patience.
     ///
     /// # Panics
-    /// The calling thread is the one that collects. While it waits for the pool it may run a waker
-    /// or a destructor of the program, which then is here.
+    /// The calling thread is the one that has stopped them. While it waits for the pool it may run a
+    /// waker or a destructor of the program, which then is here.
     fn wait_for_end<'a>(&self, mut state: MutexGuard<'a, StopState>) -> MutexGuard<'a, StopState> {
-        while let Some(collector) = state.collector {
-            if collector == std::thread::current().id() {
+        while let Some(stopper) = state.stopper {
+            if stopper == std::thread::current().id() {
                 drop(state);
                 panic!("a waker or a destructor uses a collected heap on the thread that collects it");
             }
@@ -113,7 +113,7 @@ impl Stops {
         self.changed.notify_all();
     }
 
-    /// Waits until no collection is under way, and lets a mutator go on.
+    /// Waits until no stop is under way, and lets a mutator go on.
     pub(crate) fn resume(&self, id: MutatorId) {
         let mut state = self.wait_for_end(self.lock());
         if let Some(mutator) = state.mutators.get_mut(&id) {
@@ -124,7 +124,7 @@ impl Stops {
     /// Stops all mutators. The calling thread has none.
     pub(crate) fn begin(&self) -> Result<WorldStop<'_>, GcError> {
         let mut state = self.wait_for_end(self.lock());
-        state.collector = Some(std::thread::current().id());
+        state.stopper = Some(std::thread::current().id());
         let stop = WorldStop { stops: self, requested: Instant::now() };
         self.is_requested.store(true, Ordering::Relaxed);
         let until = stop.requested + PATIENCE;
@@ -153,7 +153,7 @@ impl WorldStop<'_> {
 impl Drop for WorldStop<'_> {
     fn drop(&mut self) {
         let mut state = self.stops.lock();
-        state.collector = None;
+        state.stopper = None;
         self.stops.is_requested.store(false, Ordering::Relaxed);
         drop(state);
         self.stops.changed.notify_all();

@@ -19,7 +19,7 @@ use crate::stops::WorldStop;
 use core::time::Duration;
 use farfield::BuildError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 use tracer::{Drained, Tracer};
@@ -68,7 +68,7 @@ impl Drop for Collector {
 impl GcInner {
     /// Runs a cycle, and decides when the next one is due.
     fn run_cycle(&self, mode: CycleMode) -> Result<(), GcError> {
-        let _at_rest = self.cycle.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.begin_cycle();
         let (begun, used_before) = (Instant::now(), self.pages.used());
         let outcome = Cycle::run(self, mode);
         let (used, limit) = (self.pages.used(), self.pages.limit());
@@ -145,7 +145,7 @@ impl<'a> Cycle<'a> {
         phase.marking = Some(Arc::clone(&marking));
         drop(phase);
         if heap.broken != Some(BrokenRule::CloseOpenPages) {
-            heap.left_over.lock().unwrap_or_else(PoisonError::into_inner).iter_mut().for_each(|it| it.close());
+            heap.left_over().iter_mut().for_each(|it| it.close());
         }
         Cycle { heap, marking, tracer }
     }
@@ -165,7 +165,7 @@ impl<'a> Cycle<'a> {
         phase.commits += 1;
         phase.marking = None;
         drop(phase);
-        heap.left_over.lock().unwrap_or_else(PoisonError::into_inner).iter_mut().for_each(|it| it.forget_entries());
+        heap.left_over().iter_mut().for_each(|it| it.forget_entries());
         self.tracer.live
     }
 
