@@ -17,7 +17,7 @@ use farfield_frame::arrow::datatypes::{
 use farfield_frame::arrow::util::display::array_value_to_string;
 use farfield_frame::{Agg, CHUNK_ROWS, FarFrame, FrameError, Join, SortBy};
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, PATIENCE, Scratch, project, seeded, shared_data, tier};
+use farfield_tests::{MIB, PATIENCE, Scratch, deep, project, seeded, shared_data, tier};
 use farfield_wic::Registry;
 use fastrand::Rng;
 use std::collections::BTreeMap;
@@ -559,6 +559,10 @@ fn pairs(frame: &FarFrame, keys: &[&str], value: &str) -> BTreeMap<String, f64> 
 /// Nearly two years of trips of New York's green taxis, some forty times what may be near, and what others counted in the same file.
 #[test]
 fn real_trips_are_what_others_counted() {
+    // Made rows show the same in CI.
+    if !deep() {
+        return;
+    }
     let known = project().join("../shared/data/reference_answers.json");
     let (Some(csv), Ok(known)) =
         (shared_data("nyc-green-taxi/green_tripdata_2020-04_2022-02.csv"), std::fs::read_to_string(known))

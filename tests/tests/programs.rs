@@ -79,7 +79,7 @@ mod jobs {
     use super::*;
 
     pub(crate) fn gnu_sort() -> Option<Job> {
-        let size = tier(44_000_000, 160_000_000);
+        let size = tier(28_000_000, 160_000_000);
         let sort = program("sort")?;
         let job = Job::new("sort", [sort]).env("LC_ALL", "C").within(minutes(5));
         let lines = random_lines(size / 2, 3) + &random_words(size / 2, 4);
@@ -105,7 +105,7 @@ mod jobs {
         let job = Job::new("xz", [program("xz")?]).within(minutes(10));
         // Two threads: two encoders with trees of their own, eight times as large as a block. Each byte walks one of them from page
         // to page, so with a tenth near more blocks take long and show nothing new.
-        let block = tier(1_200_000, 3_000_000);
+        let block = tier(800_000, 3_000_000);
         let input = text(&job, tier(2, 4) * block);
         Some(job.args(["-9", "-c", "-T2"]).arg(format!("--block-size={block}")).arg(input))
     }
@@ -132,7 +132,7 @@ mod jobs {
     pub(crate) fn scikit_learn() -> Option<Job> {
         let job = Job::new("scikit-learn", [python("sklearn.cluster")?]).within(minutes(10));
         let job = job.env("OPENBLAS_NUM_THREADS", "1").env("OMP_NUM_THREADS", "1");
-        Some(job.arg(source("clusters.py")).arg(tier("200000", "1500000")))
+        Some(job.arg(source("clusters.py")).arg(tier("140000", "1500000")))
     }
 
     pub(crate) fn sqlite() -> Option<Job> {
@@ -147,7 +147,7 @@ mod jobs {
         program("redis-server")?;
         program("redis-cli")?;
         let job = Job::new("redis", [program("sh")?]).within(minutes(10));
-        Some(job.arg(source("database.sh")).arg(tier("80000", "600000")))
+        Some(job.arg(source("database.sh")).arg(tier("50000", "600000")))
     }
 
     pub(crate) fn openjdk() -> Option<Job> {
@@ -229,7 +229,7 @@ mod jobs {
     pub(crate) fn gcc() -> Option<Job> {
         let job = Job::new("gcc", [program("gcc")?]).within(minutes(10));
         let mut code = String::new();
-        let functions = tier(500, 4000);
+        let functions = tier(300, 4000);
         for n in 0..functions {
             let (a, b, c) = (n * 7 + 1, n % 13 + 2, n % 31);
             let _ = writeln!(
@@ -270,14 +270,14 @@ mod jobs {
             for my $k (sort keys %h) { $s = ($s * 31 + $h{$k}[0] + length $h{$k}[1]) % 1000000007 }
             print scalar(keys %h), " $s\n";
         "#;
-        Some(job.arg("-e").arg(script).arg(tier("80000", "900000")))
+        Some(job.arg("-e").arg(script).arg(tier("50000", "900000")))
     }
 
     /// A shell with several programs at once, sharing one budget.
     pub(crate) fn pipeline() -> Option<Job> {
         let job = Job::new("pipeline", [program("sh")?]).env("LC_ALL", "C").within(minutes(5));
         program("xz")?;
-        let input = job.scratch().file("words", random_words(tier(15_000_000, 60_000_000), 8));
+        let input = job.scratch().file("words", random_words(tier(9_000_000, 60_000_000), 8));
         let script = "tr ' ' '\\n' < \"$0\" | sort -S 300M | uniq -c | sort -k1,1nr -k2 > counts; \
                       xz -6 -T1 -c counts | xz -dc | cmp - counts && wc -l < counts; (gzip -1 -c \"$0\" | wc -c) & \
                       awk '{ for (i = 1; i <= NF; i++) n[$i] += NR } END { for (w in n) t += n[w]; print length(n), t }' \"$0\" > sums; wait";

@@ -103,7 +103,7 @@ fn no_write_is_lost_while_pools_are_exchanged() {
         let options = if is_auto { &auto[..] } else { &options[..] };
         let job = FarRun::new(&scratch, options, [program, "48", threads, "forks"]).start();
         wait_until("some of it is far", || job.is_over() || is_armed(&scratch, &job));
-        for _ in 0..tier(4, 150) {
+        for _ in 0..tier(2, 150) {
             let url = places[random.usize(..places.len())];
             if random.usize(..4) == 0 {
                 let _ = pool(&scratch, &["switch", "--no-wait", &pid(&job), url]);

@@ -1,8 +1,8 @@
 //! The tests of the CI tier, part by part.
 //!
 //! Everything but DataFusion is built by one invocation of cargo with one set of features, so each library is compiled once;
-//! the test programs that come out are then run, three at a time. Only `models` (another pager) and `sql` (DataFusion) are built
-//! by themselves.
+//! the test programs that come out are then run, three at a time. Only what belongs to the deep tier is built by
+//! itself.
 
 use crate::chores;
 use crate::runs::{self, Outcome, Run, Verdict};
@@ -36,8 +36,8 @@ enum Beside {
 enum Tier {
     /// Runs in both tiers.
     Ci,
-    /// Runs in the deep tier, or by name: DataFusion takes longer to build than everything else together, and the fuzz targets
-    /// are a workspace of their own, whose libraries are built anew.
+    /// Runs in the deep tier, or by name: DataFusion takes longer to build than everything else together, the fuzz targets are
+    /// a workspace of their own, the models need another pager, and libfabric another pool. Their libraries are built anew.
     Deep,
 }
 
@@ -53,8 +53,8 @@ const fn alone(name: &'static str) -> Part {
     Part { name, beside: Beside::Nothing, tier: Tier::Ci }
 }
 
-const fn deep(name: &'static str) -> Part {
-    Part { name, beside: Beside::Tests, tier: Tier::Deep }
+const fn deep(part: Part) -> Part {
+    Part { tier: Tier::Deep, ..part }
 }
 
 /// In the order in which they begin: those that cargo builds, of which one runs at a time, and the longest, so that none of them
@@ -62,14 +62,12 @@ const fn deep(name: &'static str) -> Part {
 pub(crate) const PARTS: [Part; 24] = [
     part("lints"),
     serial("heaps"),
-    serial("models"),
     part("doctests"),
     part("unit"),
     part("programs"),
     part("probes"),
     serial("survival"),
     serial("switch"),
-    serial("fabric"),
     serial("faults"),
     serial("tiers"),
     part("offload"),
@@ -82,13 +80,30 @@ pub(crate) const PARTS: [Part; 24] = [
     alone("kills"),
     alone("budget"),
     alone("users"),
-    deep("sql"),
-    deep("fuzz-build"),
+    deep(serial("models")),
+    deep(serial("fabric")),
+    deep(part("sql")),
+    deep(part("fuzz-build")),
 ];
 
 /// The packages and features that all parts share, so that no library is built twice.
 const COMMON: [&str; 3] = ["--workspace", "--exclude", "farfield-sql"];
 const FEATURES: &str = "farfield/serde";
+/// Tests of one-sided reads.
+const FABRIC: [&str; 12] = [
+    "-p",
+    "farfield-fabric",
+    "-p",
+    "farfield-pool",
+    "-p",
+    "farfield-server",
+    "-p",
+    "farfield-cli",
+    "--features",
+    FEATURES_OF_FABRIC,
+    "--test",
+    "fabric",
+];
 /// Another contender of experiments and its forty libraries: in the deep tier only.
 const FEATURES_OF_GRPC: &str = "farfield-bench/grpc";
 const FEATURES_OF_FABRIC: &str =
@@ -96,6 +111,12 @@ const FEATURES_OF_FABRIC: &str =
 
 /// The end-to-end tests: each of their programs is a part.
 const END_TO_END: &str = "farfield-tests";
+
+/// Models whose threads run under a scheduler: loom for the words of the heap, shuttle for the pager.
+const MODELS: [[&str; 6]; 2] = [
+    ["-p", "farfield-core", "--features", "model", "--test", "*_model"],
+    ["-p", "farfield-pager", "--features", "model", "--test", "model"],
+];
 
 /// Crates with tests of DataFusion.
 const SQL: [&str; 8] = [
@@ -151,7 +172,6 @@ impl TestProgram {
     fn part(&self) -> &str {
         match (self.package.as_str(), self.target.as_str()) {
             (END_TO_END, target) if PARTS.iter().any(|part| part.name == target) => target,
-            (_, "fabric") => "fabric",
             _ => "unit",
         }
     }
@@ -175,7 +195,6 @@ fn build_programs(is_deep: bool) -> Result<Vec<TestProgram>> {
 fn features(has_grpc: bool) -> String {
     let mut features = vec![FEATURES];
     features.extend(has_grpc.then_some(FEATURES_OF_GRPC));
-    features.extend(chores::has_libfabric().then_some(FEATURES_OF_FABRIC));
     features.join(",")
 }
 
@@ -186,14 +205,17 @@ fn common(features: &str) -> Vec<&str> {
 /// Word of `cargo x lints` that leaves gRPC out.
 const WITHOUT_GRPC: &str = "--without-grpc";
 
-/// Formatting, clippy and API documentation of everything but DataFusion, with the features of the test programs.
+/// Formatting, clippy and API documentation of everything but DataFusion, with all features.
 pub(crate) fn lints(words: &[String]) -> Result<()> {
     let has_grpc = match words {
         [] => true,
         [word] if word == WITHOUT_GRPC => false,
         _ => bail!("cargo x lints [{WITHOUT_GRPC}]"),
     };
-    let features = features(has_grpc);
+    let mut features = features(has_grpc);
+    if chores::has_libfabric() {
+        features = format!("{features},{FEATURES_OF_FABRIC}");
+    }
     chores::fmt(&["--check".into()])?;
     chores::lint(&common(&features))?;
     chores::doc(&common(&features))
@@ -211,8 +233,13 @@ impl Suite {
     /// Builds the product and, if one of `parts` runs them, the test programs.
     pub(crate) fn build(parts: &[Part], runner_words: &[String], is_deep: bool) -> Result<Suite> {
         // The deep tier runs what users get.
-        let farfield = if is_deep { chores::build().map(|()| chores::farfield()) } else { chores::build_checked() }?;
-        let by_cargo = ["models", "sql", "lints", "doctests", "fuzz-build"];
+        let farfield = if is_deep {
+            chores::build()?;
+            chores::farfield()
+        } else {
+            chores::build_checked(&common(&features(false)))?
+        };
+        let by_cargo = ["models", "fabric", "sql", "lints", "doctests", "fuzz-build"];
         let needs_programs = parts.iter().any(|part| !by_cargo.contains(&part.name));
         let programs = if needs_programs { build_programs(is_deep)? } else { Vec::new() };
         let mut environment = vec![("FARFIELD_BIN", farfield.into_os_string())];
@@ -241,9 +268,7 @@ impl Suite {
     /// What a part runs.
     fn runs(&self, part: Part) -> Result<Vec<Run>> {
         Ok(match part.name {
-            "models" => {
-                vec![self.by_cargo(part, &["-p", "farfield-pager", "--features", "model", "--test", "model"])]
-            }
+            "models" => MODELS.map(|of| self.by_cargo(part, &of)).into(),
             "sql" => {
                 let of = [&SQL[..], &["--lib", "--test", "sql"]].concat();
                 vec![self.by_cargo(part, &[&SQL[..], &["--doc"]].concat()), self.by_cargo(part, &of)]
@@ -258,10 +283,9 @@ impl Suite {
             "fuzz-build" => {
                 vec![Run { part: part.name, name: part.name.into(), command: chores::fuzz_check(), is_cargo: true }]
             }
-            "fabric" if !chores::has_libfabric() => {
-                ensure!(std::env::var_os("CI").is_none(), "libfabric-dev and pkg-config must be installed");
-                println!("fabric is skipped: libfabric-dev and pkg-config are not installed");
-                Vec::new()
+            "fabric" => {
+                ensure!(chores::has_libfabric(), "libfabric-dev and pkg-config must be installed");
+                vec![self.by_cargo(part, &FABRIC)]
             }
             _ => {
                 let programs: Vec<_> = self.programs.iter().filter(|program| program.part() == part.name).collect();
