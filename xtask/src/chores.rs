@@ -50,10 +50,9 @@ pub(crate) fn build() -> Result<()> {
     Ok(())
 }
 
-/// The same with assertions, from these packages and features: those of the test programs, so that no library is built twice.
-/// Returns where its `farfield` is: in a folder of its own, because later builds have other features.
-pub(crate) fn build_checked(of: &[&str]) -> Result<PathBuf> {
-    cargo(&[&["build"], of].concat(), &[])?;
+/// Keeps what the tests run: the same with assertions, which was built with the test programs. Returns where its `farfield` is, in a
+/// folder of its own, because later builds have other features.
+pub(crate) fn keep_checked() -> Result<PathBuf> {
     let folder = target().join("checked");
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     for name in PRODUCT {

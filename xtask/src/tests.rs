@@ -177,10 +177,11 @@ impl TestProgram {
     }
 }
 
-/// Builds every test program of the common feature set, in one invocation of cargo.
+/// Builds every program of the common feature set, in one invocation of cargo: each would build libraries that differ in what tests
+/// want of them. Returns the test programs.
 fn build_programs(is_deep: bool) -> Result<Vec<TestProgram>> {
     let features = features(is_deep);
-    let mut words = vec!["test", "--no-run", "--message-format", "json-render-diagnostics"];
+    let mut words = vec!["build", "--all-targets", "--message-format", "json-render-diagnostics"];
     words.extend(common(&features));
     let output = chores::cargo_command(&words, &[]).stderr(Stdio::inherit()).output().context("cannot start cargo")?;
     ensure!(output.status.success(), "the tests could not be built");
@@ -232,17 +233,20 @@ pub(crate) struct Suite {
 impl Suite {
     /// Builds the product and, if one of `parts` runs them, the test programs.
     pub(crate) fn build(parts: &[Part], runner_words: &[String], is_deep: bool) -> Result<Suite> {
-        // The deep tier runs what users get.
-        let farfield = if is_deep {
-            chores::build()?;
-            chores::farfield()
-        } else {
-            chores::build_checked(&common(&features(false)))?
-        };
         let by_cargo = ["models", "fabric", "sql", "lints", "doctests", "fuzz-build"];
-        let needs_programs = parts.iter().any(|part| !by_cargo.contains(&part.name));
+        // Tests of DataFusion start servers.
+        let needs_programs = parts.iter().any(|part| !by_cargo.contains(&part.name) || part.name == "sql");
         let programs = if needs_programs { build_programs(is_deep)? } else { Vec::new() };
-        let mut environment = vec![("FARFIELD_BIN", farfield.into_os_string())];
+        let farfield = if is_deep {
+            // What users get.
+            chores::build()?;
+            Some(chores::farfield())
+        } else if needs_programs {
+            Some(chores::keep_checked()?)
+        } else {
+            None
+        };
+        let mut environment = Vec::from_iter(farfield.map(|path| ("FARFIELD_BIN", path.into_os_string())));
         if is_deep {
             environment.push(("FARFIELD_DEEP", "1".into()));
         }
