@@ -69,7 +69,7 @@ fn values_come_back_as_they_were_stored() {
 fn a_full_place_is_an_error_and_everything_before_stays() {
     let folder = std::env::temp_dir();
     let folder = folder.display();
-    for url in [format!("ssd:{folder}?size=2M"), "lz:?size=4M".to_owned(), format!("dax:{folder}?size=2M")] {
+    for url in [format!("ssd:{folder}?size=2M"), "lz:?size=16M".to_owned(), format!("dax:{folder}?size=2M")] {
         let builder = Heap::builder().near(MIB).near_max(MIB).far(1 << 30).pool(&*url);
         let heap = builder.patience(Duration::from_secs(1)).build().unwrap();
         let mut kept = Vec::new();
