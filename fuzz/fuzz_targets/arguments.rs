@@ -1,7 +1,8 @@
-//! Arguments of the functions of columns: whatever bytes a client sends, over whatever region, the function ends, and says a fault by name.
+//! Arguments of the functions of columns and of collected heaps: whatever bytes a client sends, over whatever region, the function ends, and says a fault by name.
 #![no_main]
 
 use farfield_wic::columns::{CopyBytes, Find, Group, Merge, Ranks, Sort, Take, Tally};
+use farfield_wic::trace::Trace;
 use farfield_wic::{Function, Sim, Totals};
 use libfuzzer_sys::fuzz_target;
 
@@ -18,7 +19,7 @@ fn run<F: Function>(bytes: &[u8]) {
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((which, argument)) = bytes.split_first() else { return };
-    match which % 12 {
+    match which % 13 {
         0 => run::<CopyBytes>(argument),
         1 => run::<Take<1>>(argument),
         2 => run::<Take<8>>(argument),
@@ -30,6 +31,7 @@ fuzz_target!(|bytes: &[u8]| {
         8 => run::<Find<f64>>(argument),
         9 => run::<Sort>(argument),
         10 => run::<Merge>(argument),
+        11 => run::<Trace>(argument),
         _ => run::<Totals<f64>>(argument),
     }
 });

@@ -67,6 +67,11 @@ pub(crate) struct OffloadLayout {
 }
 
 impl OffloadLayout {
+    /// Checks whether several servers share the pages.
+    pub(crate) fn is_dealt(&self) -> bool {
+        self.deal.is_some()
+    }
+
     /// Returns the target that keeps this byte of the region, and the byte's offset there.
     pub(crate) fn place(&self, offset: u64) -> (OffloadTarget, u64) {
         match self.deal.map(|deal| deal.place_byte(offset)) {

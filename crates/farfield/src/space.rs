@@ -12,12 +12,14 @@
 use crate::Heap;
 use crate::error::{BuildError, FarError};
 use crate::heap::{AccessMode, HeapInner, HeapRef, Scope, free_run};
+use crate::offload::OffloadTarget;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FrameId, FrameWord, SlotHint, State};
 use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
+use farfield_wic::{CallError, Function};
 use std::time::Instant;
 
 /// Right to manage pages of a heap. A heap has at most one at a time, so an address in its arena
@@ -82,6 +84,42 @@ impl Space {
     pub unsafe fn free_run(&self, page: u32) {
         // SAFETY: passed on to the caller; our own reference keeps the heap.
         unsafe { free_run(self.core(), self.core().first_page + page) };
+    }
+
+    /// Writes those of these units that are near and differ from their far copies; they stay near.
+    /// Returns the number of pages written.
+    ///
+    /// Afterwards the pool has each unit as it was at some moment since the call, or later. After
+    /// an error it is not known which ones it has. Waits for the pool.
+    ///
+    /// # Safety
+    /// The units were [made](SpaceScope::make). Until this returns, nobody releases one, and
+    /// whoever changes words in one changes them as atomics.
+    pub unsafe fn flush(&self, units: &[u32]) -> Result<u64, FarError> {
+        Ok(self.core().evictor.flush(self.core(), units)?)
+    }
+
+    /// Checks whether the unit of a page is near, or on its way there, so that whoever brings it
+    /// does not wait for the pool long.
+    pub fn is_near(&self, page: u32) -> bool {
+        assert!(page < self.core().pages);
+        FrameWord(self.core().words[page].load(Ordering::Acquire)).state() != State::Far
+    }
+
+    /// Calls a function that only reads, once for each of these arguments, where the bytes of all
+    /// pages are: at the one server of the pool, or at any of several with equal pages. Waits for
+    /// the answers.
+    ///
+    /// The function finds byte *n* of page *p* at offset 4096 *p* + *n*, as it was written last.
+    /// Fails with [`CallError::Nowhere`] where no single server keeps all pages and runs functions,
+    /// and where the heap verifies pages with a key, because it could not verify an answer.
+    pub fn call<F: Function>(&self, arguments: Vec<F::Argument>) -> Result<Vec<F::Answer>, CallError> {
+        let core = self.core();
+        let layout = core.offload_layout();
+        if !core.may_offload::<F>() || layout.is_dealt() || core.checksums.needs_whole_pages() {
+            return Err(CallError::Nowhere);
+        }
+        core.offload::<F>(layout, arguments.into_iter().map(|argument| (OffloadTarget::Whole, argument)).collect())
     }
 
     /// Charges the heap's budget with tables that are about to take this much near memory.

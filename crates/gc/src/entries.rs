@@ -84,6 +84,11 @@ impl EntryTable {
         self.lock().made
     }
 
+    /// Returns the far pages of all entry pages, in the order of the entries.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = u32> {
+        self.pages[..self.made()].iter().map(|page| page.load(Ordering::Acquire))
+    }
+
     /// Returns the number of chunks of bitmaps.
     pub(crate) fn chunk_count(&self) -> usize {
         self.lock().made.div_ceil(CHUNK_PAGES)

@@ -38,6 +38,7 @@ pub struct GcBuilder<'h> {
     heap: &'h Heap,
     limit: u64,
     region: u64,
+    trace_at_servers: bool,
     broken: Option<BrokenRule>,
 }
 
@@ -53,6 +54,8 @@ pub enum BrokenRule {
     ShareLogs,
     /// No page of the snapshot is filled any more.
     CloseOpenPages,
+    /// What is near is written before servers trace.
+    FlushBeforeTracing,
 }
 
 /// State of a heap.
@@ -70,6 +73,7 @@ pub(crate) struct GcInner {
     phase: Mutex<CyclePhase>,
     /// Open pages and claimed entries of mutators that have ended.
     left_over: Mutex<Vec<AllocationBuffer>>,
+    pub(crate) trace_at_servers: bool,
     pub(crate) broken: Option<BrokenRule>,
     /// Address and length of the arena in which all near pages lie.
     pub(crate) arena: (usize, usize),
@@ -91,7 +95,8 @@ pub(crate) struct CyclePhase {
 impl GcHeap {
     /// Returns a builder of a collected heap in this far heap. A far heap has at most one.
     pub fn in_heap(heap: &Heap) -> GcBuilder<'_> {
-        GcBuilder { heap, limit: 0, region: Pages::bytes(RegionGeometry::DEFAULT.pages().into()), broken: None }
+        let region = Pages::bytes(RegionGeometry::DEFAULT.pages().into());
+        GcBuilder { heap, limit: 0, region, trace_at_servers: true, broken: None }
     }
 
     /// Makes a mutator: the right of the calling thread to use objects. Waits while mutators are
@@ -145,6 +150,14 @@ impl GcBuilder<'_> {
         self
     }
 
+    /// Sets whether collections let the memory server look at far objects where it can, and believe
+    /// what it says of them; they do if nothing is set. Otherwise the collector brings each far
+    /// object near.
+    pub fn trace_at_servers(mut self, on: bool) -> Self {
+        self.trace_at_servers = on;
+        self
+    }
+
     /// Makes a heap without one of its rules, for tests of the tests.
     #[doc(hidden)]
     pub fn broken(mut self, rule: BrokenRule) -> Self {
@@ -181,6 +194,7 @@ impl GcBuilder<'_> {
             cycle: Mutex::default(),
             phase: Mutex::default(),
             left_over: Mutex::default(),
+            trace_at_servers: self.trace_at_servers,
             broken: self.broken,
             arena,
             table_bytes,

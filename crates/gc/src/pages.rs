@@ -92,6 +92,15 @@ impl RegionSet {
         self.regions.get_mut(index)?.as_mut()
     }
 
+    /// Returns the first pages of all units in use.
+    pub(crate) fn units(&self) -> Vec<u32> {
+        let used = |region: &HeapRegion| {
+            let is_used = |unit: &u32| region.units.is_used(*unit);
+            (0..region.units.units()).filter(is_used).map(|unit| region.page(unit)).collect::<Vec<u32>>()
+        };
+        self.regions.iter().flatten().flat_map(used).collect()
+    }
+
     /// Returns an upper bound of the indices of regions.
     pub(crate) fn len(&self) -> usize {
         self.regions.len()

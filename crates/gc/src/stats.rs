@@ -21,6 +21,10 @@ pub struct GcStats {
     pub live_objects: u64,
     /// Bytes of these objects.
     pub live_bytes: u64,
+    /// Objects among these that memory servers have looked at, where they are.
+    pub traced_at_servers: u64,
+    /// Pages that collections have written, so that servers find what is near.
+    pub flushed_pages: u64,
     /// Pages that collections have given back.
     pub freed_pages: u64,
     /// Time that the last collection took, beside the mutators.
@@ -50,7 +54,12 @@ impl CollectionCounters {
             stats.collections += 1;
             stats.live_objects = found.objects;
             stats.live_bytes = found.bytes;
+            stats.traced_at_servers = found.traced_at_servers;
         });
+    }
+
+    pub(crate) fn count_flushed(&self, pages: u64) {
+        self.update(|stats| stats.flushed_pages += pages);
     }
 
     pub(crate) fn count_freed(&self, pages: u64) {

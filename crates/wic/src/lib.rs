@@ -31,6 +31,7 @@ mod function;
 mod lock;
 mod place;
 mod totals;
+pub mod trace;
 
 pub use aggregate::{Aggregate, Range, Summary};
 pub use error::{Fault, Stop};

@@ -8,6 +8,7 @@ use crate::access::Access;
 use crate::columns::{CopyBytes, Find, Group, Merge, Ranks, Sort, Take, Tally};
 use crate::executor::{self, Budget, NewTask};
 use crate::server::{Pace, ServerPlace};
+use crate::trace::Trace;
 use crate::{Aggregate, Function, Memory, Number, Stop, Totals};
 use core::cell::{Cell, RefCell};
 use core::pin::pin;
@@ -68,7 +69,13 @@ impl Registry {
         let bytes = words.with::<CopyBytes>().with::<Take<1>>().with::<Take<2>>().with::<Take<4>>().with::<Take<8>>();
         let unsigned = bytes.with_numbers::<u8>().with_numbers::<u16>().with_numbers::<u32>().with_numbers::<u64>();
         let signed = unsigned.with_numbers::<i8>().with_numbers::<i16>().with_numbers::<i32>().with_numbers::<i64>();
-        signed.with_numbers::<f32>().with_numbers::<f64>().with::<Tally>().with::<Sort>().with::<Merge>()
+        signed
+            .with_numbers::<f32>()
+            .with_numbers::<f64>()
+            .with::<Tally>()
+            .with::<Sort>()
+            .with::<Merge>()
+            .with::<Trace>()
     }
 
     /// Adds the functions that exist for each type of number.

@@ -1,8 +1,8 @@
 //! Collected heaps on real memory servers: a graph whose objects are replaced all the time, and servers that die.
 
 use crate::{NEAR, Way};
-use farfield::{FarError, Plane, PoolError};
-use farfield_gc::{Bytes, FarObject, GcError, GcHeap, Mutator, Ref, Root};
+use farfield::{FarError, Heap, Plane, PoolError, Verify};
+use farfield_gc::{BrokenRule, Bytes, FarObject, GcError, GcHeap, GcStats, Mutator, Ref, Root, WeakRef};
 use farfield_tests::{MIB, Scratch, seeded, wait_until};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -80,9 +80,93 @@ fn graphs_at_a_quarter_near_stay_within_their_limit_on_each_kind_of_server() {
         assert_eq!(stats.live_objects, 1 + 3 * NODES as u64);
         assert!(stats.live_bytes > 7 * MIB && stats.used_bytes <= LIMIT && stats.collections > 1);
         assert!(far.near_bytes <= NEAR && far.misses > NODES as u64);
+        assert!(stats.traced_at_servers > NODES as u64 && stats.flushed_pages > 0);
         let verified = gc.verify().unwrap();
         assert_eq!((verified.objects, verified.allocated), (stats.live_objects, stats.live_objects));
     }
+}
+
+/// Leads to one that is changed when it is near.
+#[derive(FarObject)]
+struct Outer {
+    inner: Ref<Inner>,
+    bytes: Ref<Bytes>,
+}
+
+#[derive(FarObject)]
+struct Inner {
+    node: Ref<Node>,
+    padding: [u64; 120],
+}
+
+/// Collects when some of what servers have is not what is near. The objects that only near changes lead to live.
+fn collect_behind_servers(way: Way, broken: Option<BrokenRule>) -> Result<GcStats, GcError> {
+    let scratch = Scratch::new("collected-behind");
+    let server = way.start(&scratch, "64M");
+    let heap = way.heap(&server, Plane::Page);
+    let builder = GcHeap::in_heap(&heap).limit(2 * LIMIT);
+    let gc = match broken {
+        Some(rule) => builder.broken(rule).build(),
+        None => builder.build(),
+    };
+    let gc = gc.unwrap();
+    let mut m = gc.enter();
+    let outers = m.root(m.alloc_array(NODES, |_| Ref::<Outer>::null())?);
+    let inners = m.root(m.alloc_array(NODES, |_| WeakRef::<Inner>::null())?);
+    let all = m.root(m.alloc_array(NODES, |_| Ref::<Inner>::null())?);
+    // They lie in other pages than the ones that lead to them.
+    for at in 0..NODES {
+        m.safepoint()?;
+        let inner = m.alloc(Inner { node: Ref::null(), padding: [at as u64; 120] })?;
+        inner.node.store(&m, Some(m.alloc(Node { at: at as u64, bytes: Ref::null(), partner: Ref::null() })?));
+        m.get(&all)?[at].store(&m, Some(inner));
+        m.get(&inners)?[at].store(&m, Some(inner))?;
+    }
+    for at in 0..NODES {
+        m.safepoint()?;
+        let outer = m.alloc(Outer { inner: Ref::null(), bytes: Ref::null() })?;
+        outer.inner.store(&m, m.get(&all)?[at].load(&m)?);
+        outer.bytes.store(&m, Some(m.alloc_copy(&bytes(at as u64)[..900])?));
+        m.get(&outers)?[at].store(&m, Some(outer));
+    }
+    drop(all);
+    m.collect()?;
+    // The old nodes die. What leads to these is far.
+    for at in NODES - 300..NODES {
+        m.safepoint()?;
+        let inner = m.get(&inners)?[at].load(&m)?.expect("its outer lives");
+        inner.node.store(&m, Some(m.alloc(Node { at: at as u64, bytes: Ref::null(), partner: Ref::null() })?));
+    }
+    drop(m);
+    gc.collect()?;
+    let stats = gc.stats();
+    let verified = gc.verify()?;
+    assert_eq!((verified.objects, verified.allocated), (stats.live_objects, stats.live_objects));
+    Ok(stats)
+}
+
+#[test]
+fn servers_trace_what_is_near_and_was_changed_and_not_what_was_there_before() {
+    for way in [Way::Tcp, Way::Shm] {
+        let stats = collect_behind_servers(way, None).unwrap();
+        assert!(stats.traced_at_servers > NODES as u64 && stats.live_objects == 2 + 4 * NODES as u64, "{stats:?}");
+    }
+    let broken = std::panic::catch_unwind(|| collect_behind_servers(Way::Tcp, Some(BrokenRule::FlushBeforeTracing)));
+    assert!(!matches!(broken, Ok(Ok(_))), "nothing shows that the flush is needed");
+}
+
+#[test]
+fn a_heap_with_a_key_asks_no_server() {
+    let scratch = Scratch::new("collected-key");
+    let server = Way::Tcp.start(&scratch, "64M");
+    let heap = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).pool(server.url()).verify(Verify::Keyed);
+    let heap = heap.build().unwrap();
+    let gc = GcHeap::in_heap(&heap).limit(LIMIT).build().unwrap();
+    let nodes = places(&gc);
+    fill(&gc, &nodes, &AtomicU64::new(0)).unwrap();
+    gc.collect().unwrap();
+    let stats = gc.stats();
+    assert_eq!((stats.traced_at_servers, stats.flushed_pages, stats.live_objects), (0, 0, 1 + 3 * NODES as u64));
 }
 
 #[test]

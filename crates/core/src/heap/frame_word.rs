@@ -313,6 +313,18 @@ impl FrameWord {
         word.set(DIRTY | WANTED | REFERENCED, false)
     }
 
+    /// Prepares a page that is near and stays there for a copy to the pool, which the evictor is
+    /// about to make; `None` if the page is not near, or is owned. The page counts as clean from
+    /// here on: who writes it later marks it again, or its checksum differs from the copy's.
+    pub fn begin_flush(self) -> Option<FrameWord> {
+        matches!(self.state(), State::Near | State::Cooling).then(|| self.set(DIRTY, false).set(STORED, true))
+    }
+
+    /// Marks a page whose copy did not arrive; `None` if it is not near any more, or is owned.
+    pub fn fail_flush(self) -> Option<FrameWord> {
+        matches!(self.state(), State::Near | State::Cooling).then(|| self.set(DIRTY, true))
+    }
+
     /// Makes a Copying page Copied: the copy is about to be written.
     pub fn begin_writeback(self) -> FrameWord {
         assert!(self.state() == State::Claimed);
@@ -385,6 +397,8 @@ mod tests {
         next.extend(word.release().map(|(word, _)| word));
         next.extend(word.discard());
         next.extend(word.want());
+        next.extend(word.begin_flush());
+        next.extend(word.fail_flush());
         match word.state() {
             State::Loading => {
                 next.extend(FRAMES.iter().flat_map(|f| [word.finish_load(*f, false), word.finish_load(*f, true)]));

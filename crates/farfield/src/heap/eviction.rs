@@ -15,6 +15,7 @@ mod compaction;
 mod cooling;
 mod discards;
 mod evict_first;
+mod flush;
 mod log_pages;
 mod victims;
 mod writer;

@@ -6,6 +6,7 @@
 
 mod marking;
 mod requests;
+mod servers;
 mod tracer;
 
 pub(crate) use marking::Marking;

@@ -1,7 +1,9 @@
-//! The unaligned tracer: depth first from the roots, through the frames of the far heap, as a
-//! program would go.
+//! The tracer: depth first from the roots, through near pages where they are. Far objects wait until
+//! nothing near is left, and are then looked at by memory [servers](super::servers), or, where none
+//! does that, brought into the frames of the far heap, as a program would do.
 
 use super::Marking;
+use super::servers::Servers;
 use crate::error::GcError;
 use crate::heap::GcInner;
 use crate::pages::{RegionSet, UnitId, UnitPurpose};
@@ -11,6 +13,7 @@ use farfield::space::{Space, SpaceScope};
 use farfield_core::gc::{EntryWord, LayoutTable, ObjectHeader, RefWord, TypeLayout};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::CARD_BYTES;
+use farfield_wic::trace::{Traced, TracedObject};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,11 +21,15 @@ use std::time::Instant;
 /// Objects between two looks at the clock.
 const OBJECTS_PER_LOOK: u32 = 64;
 
+const LARGER: &str = "it is larger than its place";
+
 /// Objects that a cycle has found alive.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct LiveHeap {
     pub(crate) objects: u64,
     pub(crate) bytes: u64,
+    /// Objects among these that servers have looked at.
+    pub(crate) traced_at_servers: u64,
 }
 
 /// Why a tracer has stopped.
@@ -45,6 +52,9 @@ pub(super) struct Tracer<'a> {
     pub(super) old: RegionSet,
     /// Entries that are marked, and whose objects were not looked at.
     stack: Vec<u32>,
+    /// Entries like these whose objects are far, for servers.
+    parked: Vec<u32>,
+    servers: Servers,
     charge: TableCharge<'a>,
     pub(super) live: LiveHeap,
 }
@@ -68,6 +78,15 @@ impl Drop for TableCharge<'_> {
     }
 }
 
+/// Makes room for one more entry.
+fn grow(entries: &mut Vec<u32>, charge: &mut TableCharge<'_>) {
+    if entries.len() == entries.capacity() {
+        let more = entries.len().max(1024);
+        charge.add(more * size_of::<u32>());
+        entries.reserve_exact(more);
+    }
+}
+
 impl<'a> Tracer<'a> {
     /// Creates the tracer of a snapshot, while all mutators are stopped.
     pub(super) fn new(heap: &'a GcInner, marking: Arc<Marking>) -> Tracer<'a> {
@@ -80,6 +99,8 @@ impl<'a> Tracer<'a> {
             layouts: Rc::new(heap.types.table()),
             old,
             stack: Vec::new(),
+            parked: Vec::new(),
+            servers: if heap.trace_at_servers { Servers::Unused(0) } else { Servers::Off },
             charge,
             live: LiveHeap::default(),
         };
@@ -91,7 +112,8 @@ impl<'a> Tracer<'a> {
         tracer
     }
 
-    /// Traces what is known, and what mutators have logged, for this long at most.
+    /// Traces what is known, and what mutators have logged, for this long at most. With a limit,
+    /// mutators wait, and no server is asked.
     pub(super) fn drain(&mut self, time: Option<Duration>) -> Result<Drained, GcError> {
         let begun = Instant::now();
         let mut scope = self.heap.pages.space().enter();
@@ -100,8 +122,15 @@ impl<'a> Tracer<'a> {
                 if self.stack.is_empty() {
                     self.marking.take_log(&mut self.stack);
                 }
-                let Some(entry) = self.stack.pop() else { return Ok(Drained::Empty) };
-                self.trace(&scope, entry)?;
+                match self.stack.pop() {
+                    Some(entry) if time.is_none() && self.park(&scope, entry)? => {}
+                    Some(entry) => self.trace(&scope, entry)?,
+                    None if self.parked.is_empty() => return Ok(Drained::Empty),
+                    None => {
+                        scope.renew();
+                        self.ask_servers(&mut scope)?;
+                    }
+                }
                 scope.renew();
             }
             if self.heap.cycles.is_closed() {
@@ -114,12 +143,98 @@ impl<'a> Tracer<'a> {
     }
 
     fn push(&mut self, entry: u32) {
-        if self.stack.len() == self.stack.capacity() {
-            let more = self.stack.len().max(1024);
-            self.charge.add(more * size_of::<u32>());
-            self.stack.reserve_exact(more);
-        }
+        grow(&mut self.stack, &mut self.charge);
         self.stack.push(entry);
+    }
+
+    /// Puts an object aside if it is far and servers look at it.
+    fn park(&mut self, scope: &SpaceScope<'_>, entry: u32) -> Result<bool, GcError> {
+        if matches!(self.servers, Servers::Off) || !self.is_far(scope, entry)? {
+            return Ok(false);
+        }
+        let are_for = self.servers.are_for(self.heap, &self.old, &self.layouts);
+        if are_for {
+            grow(&mut self.parked, &mut self.charge);
+            self.parked.push(entry);
+        }
+        Ok(are_for)
+    }
+
+    /// Checks whether an object, or its entry, is far.
+    fn is_far(&self, scope: &SpaceScope<'_>, entry: u32) -> Result<bool, GcError> {
+        let space = self.heap.pages.space();
+        if !space.is_near(self.heap.entries.place(entry).0) {
+            return Ok(true);
+        }
+        let page = self.heap.entries.load(scope, entry)?.page();
+        Ok(page < space.far_pages() && !space.is_near(page))
+    }
+
+    /// Lets servers look at objects that were put aside, or puts them back if none does.
+    fn ask_servers(&mut self, scope: &mut SpaceScope<'_>) -> Result<(), GcError> {
+        let (mut parked, mut servers) =
+            (core::mem::take(&mut self.parked), core::mem::replace(&mut self.servers, Servers::Off));
+        let asked = servers.ask(self.heap, &mut parked, |entries, traced| self.take_traced(scope, entries, &traced));
+        (self.parked, self.servers) = (parked, servers);
+        if !asked? {
+            self.stack.append(&mut self.parked);
+        }
+        Ok(())
+    }
+
+    /// Takes the answer to a call for these entries. Returns the number of objects that the server
+    /// found unasked, and of those among them that nobody had marked.
+    ///
+    /// Objects of the snapshot are what the answer says. Whatever else was found is ignored.
+    fn take_traced(
+        &mut self,
+        scope: &mut SpaceScope<'_>,
+        entries: &[u32],
+        traced: &Traced,
+    ) -> Result<(usize, usize), GcError> {
+        let (tried, rest) = entries.split_at((traced.tried as usize).min(entries.len()));
+        rest.iter().for_each(|entry| self.push(*entry));
+        let mut asked = 0;
+        for entry in tried {
+            if traced.objects.get(asked).is_some_and(|object| object.entry == *entry) {
+                asked += 1;
+            } else {
+                self.trace(scope, *entry)?;
+                scope.renew();
+            }
+        }
+        // All that were looked at are marked before references to them are.
+        let is_new = |(index, object): (usize, &TracedObject)| index < asked || self.marking.mark(object.entry);
+        let are_new: Vec<bool> = traced.objects.iter().enumerate().map(is_new).collect();
+        let mut references = traced.references.iter();
+        for (object, is_new) in traced.objects.iter().zip(&are_new) {
+            let of_object = references.by_ref().take(object.references as usize);
+            if !is_new {
+                of_object.for_each(drop);
+                continue;
+            }
+            let room = self.occupy(object.entry, EntryWord::new(object.page, object.card, 0))?;
+            if u64::from(object.bytes) > room as u64 {
+                return Err(GcError::Damaged { entry: object.entry, what: LARGER });
+            }
+            self.live.objects += 1;
+            self.live.traced_at_servers += 1;
+            self.live.bytes += u64::from(object.bytes);
+            for next in of_object {
+                self.mark(*next)?;
+            }
+        }
+        Ok((traced.objects.len() - asked, are_new[asked..].iter().filter(|is_new| **is_new).count()))
+    }
+
+    /// Notes where an object begins. Returns the bytes from there to the end of its unit.
+    fn occupy(&mut self, entry: u32, at: EntryWord) -> Result<usize, GcError> {
+        let (id, room) = self.place_of(entry, at)?;
+        let region = self.old.get_mut(id.0).unwrap_or_else(|| unreachable!("`place_of` has found it"));
+        if !region.occupancy[id.1 as usize].insert(at.card()) {
+            return Err(GcError::Damaged { entry, what: "two objects begin at its place" });
+        }
+        Ok(room)
     }
 
     /// Marks an object that a reference leads to.
@@ -135,11 +250,7 @@ impl<'a> Tracer<'a> {
     /// Looks at an object, and marks what it leads to.
     fn trace(&mut self, scope: &SpaceScope<'_>, entry: u32) -> Result<(), GcError> {
         let at = self.heap.entries.load(scope, entry)?;
-        let (id, room) = self.place_of(entry, at)?;
-        let region = self.old.get_mut(id.0).unwrap_or_else(|| unreachable!("`place_of` has found it"));
-        if !region.occupancy[id.1 as usize].insert(at.card()) {
-            return Err(GcError::Damaged { entry, what: "two objects begin at its place" });
-        }
+        let room = self.occupy(entry, at)?;
         let base = match scope.near(at.page()) {
             Some(base) => base,
             None => scope.bring(at.page())?,
@@ -162,7 +273,7 @@ impl<'a> Tracer<'a> {
         };
         let elements = if layout.has_tail() { word(TypeLayout::TAIL_OFFSETS.0) } else { 0 };
         let Some(bytes) = layout.object_bytes(elements).filter(|bytes| *bytes <= room as u64) else {
-            return Err(GcError::Damaged { entry, what: "it is larger than its place" });
+            return Err(GcError::Damaged { entry, what: LARGER });
         };
         self.live.objects += 1;
         self.live.bytes += bytes;

@@ -3,7 +3,7 @@
 
 use super::HeapInner;
 use super::TransferUnit;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
@@ -82,6 +82,42 @@ impl EvictionWriter {
             core.checksums.note(page, buffer.sums()[0], buffer.page(0));
             self.submit(core, tag, Op::Write { page: PageId(page.into()), buffer });
         }
+    }
+
+    /// Writes copies of those pages of a unit that differ from their far copies, while it stays in
+    /// this frame and others change its words, as atomics. If it `was_clean`, pages whose checksums are those of their
+    /// far copies do not. Returns the number of pages. The lane is open.
+    pub(super) fn write_copies(
+        &mut self,
+        core: &HeapInner,
+        unit: TransferUnit,
+        frame: FrameId,
+        was_clean: bool,
+    ) -> u64 {
+        let (mut written, mut tag) = (0, None);
+        for index in 0..unit.pages {
+            let mut buffer = self.buffers.pop().unwrap_or_else(|| Buffer::new(1));
+            let frame = FrameId(frame.0 + index);
+            copy_words(core.frames.address(frame), buffer.bytes_mut());
+            buffer.seal();
+            let info = &core.frames.infos[frame.0];
+            let sum = buffer.sums()[0];
+            if was_clean && info.sum() == sum {
+                self.buffers.push(buffer);
+                continue;
+            }
+            info.set_sum(sum);
+            core.checksums.note(unit.page + index, sum, buffer.page(0));
+            let tag = *tag.get_or_insert_with(|| self.begin(core, unit, FrameId(frame.0 - index)));
+            // The near budget has so many buffers; a lane that is stuck is told apart below.
+            let until = Instant::now() + core.patience;
+            while !self.has_room(1) && Instant::now() < until {
+                self.collect(Duration::from_millis(1));
+            }
+            self.submit(core, tag, Op::Write { page: PageId(u64::from(unit.page + index)), buffer });
+            written += 1;
+        }
+        written
     }
 
     /// Discards the pool's copies of these pages. The lane is open.
@@ -213,5 +249,16 @@ impl EvictionWriter {
         }
         self.lane = None;
         Err(PoolError::TimedOut { server: 0, after: core.patience * 2 })
+    }
+}
+
+/// Copies a page that others change meanwhile, word by word.
+fn copy_words(page: *const u8, into: &mut [u8]) {
+    crate::heap::launder(page.cast_mut());
+    for (index, chunk) in into.chunks_exact_mut(8).take(PAGE_BYTES / 8).enumerate() {
+        // SAFETY: a frame of the arena, which is initialised memory of the kernel (see `launder`) and
+        // aligned. Others change words of it as atomics only (`Space::flush`).
+        let word = unsafe { &*page.cast::<AtomicU64>().add(index) };
+        chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
     }
 }

@@ -1,0 +1,408 @@
+//! `ff.trace`: reads objects of a collected heap and tells where their references lead, so that a
+//! client marks objects without bringing their pages near (Mako, chapter 3: tracing at servers).
+//!
+//! The function keeps nothing between calls. The client has the marks, and so decides what is
+//! looked at. An object takes some ten bytes of an answer, and each reference up to five; its page
+//! would take 4 KiB. The function also follows references by itself, up to the number of objects
+//! that the client allows, so a list is not read at one object per round trip.
+//!
+//! The client knows that its objects are not moved, and that the bytes here are those of its
+//! snapshot or later. An entry that is younger than these bytes leads anywhere. So what is found
+//! here counts only if the object names its entry, and if the client agrees.
+
+use crate::{Fault, Function, Place};
+use farfield_core::gc::{ENTRIES_PER_PAGE, EntryWord, LayoutTable, ObjectHeader, RefWord, TypeLayout};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::heap::CARD_BYTES;
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+
+/// Objects whose bytes are read side by side.
+const ABREAST: usize = 64;
+/// Bytes of an object that are read first; most objects are not longer.
+const HEAD_BYTES: usize = 64;
+/// Most references of an object that is looked at here.
+const REFERENCES_MAX: u64 = 2048;
+/// Most bytes of the objects and references of an answer.
+const ROOM: usize = 48 * 1024;
+/// Most bytes that an object takes in an answer, and that a reference does.
+const OBJECT_ROOM: usize = 24;
+const REFERENCE_ROOM: usize = 5;
+
+/// Traces objects.
+#[derive(Debug)]
+pub struct Trace;
+
+/// Objects to trace.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Tracing {
+    /// Layouts of all types, [encoded](LayoutTable::encode).
+    pub layouts: Vec<u8>,
+    /// Far pages of the entry pages, in the order of the entries.
+    pub entry_pages: Vec<PageRun>,
+    /// Entries of the objects.
+    pub entries: Vec<u32>,
+    /// Most objects to look at, those that references lead to included.
+    pub most: u32,
+}
+
+/// Pages that follow each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PageRun {
+    /// First page of the region.
+    pub first: u32,
+    /// Number of pages.
+    pub count: u32,
+}
+
+/// Objects that were looked at.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct Traced {
+    /// Number of [`Tracing::entries`] that were tried, in their order.
+    pub tried: u32,
+    /// The objects: first those asked for, in their order, without those that cannot be looked at
+    /// here, then others that they lead to. An object cannot be looked at if it has too many
+    /// references, or if nothing of this entry lies where it says.
+    pub objects: Vec<TracedObject>,
+    /// Entries that the strong references lead to, object by object.
+    pub references: Vec<u32>,
+}
+
+/// Object that was looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TracedObject {
+    /// Entry of the object.
+    pub entry: u32,
+    /// Page in which it begins.
+    pub page: u32,
+    /// Card of that page at which it begins.
+    pub card: u8,
+    /// Length in bytes.
+    pub bytes: u32,
+    /// Number of its references in [`Traced::references`].
+    pub references: u32,
+}
+
+impl Function for Trace {
+    const NAME: &'static str = "ff.trace";
+    const VERSION: u32 = 1;
+    const ONLY_READS: bool = true;
+    type Argument = Tracing;
+    type Answer = Traced;
+
+    async fn run<P: Place>(place: &P, tracing: Tracing) -> Result<Traced, Fault> {
+        let mut traced = Traced::default();
+        let Ok(layouts) = LayoutTable::decode(&tracing.layouts) else {
+            return Ok(Traced { tried: tracing.entries.len() as u32, ..traced });
+        };
+        let entry_pages = EntryPages::new(&tracing.entry_pages);
+        let mut seen: HashSet<u32> = tracing.entries.iter().copied().collect();
+        let mut found: Vec<u32> = Vec::new();
+        let (mut room, mut looked_at) = (ROOM, 0);
+        // Those asked for come first, in their order; then what they lead to, the latest first.
+        let mut asked = tracing.entries.iter().copied();
+        let mut batch = Vec::with_capacity(ABREAST);
+        let mut heads = Heads::default();
+        loop {
+            batch.clear();
+            batch.extend(asked.by_ref().take(ABREAST));
+            let is_asked = !batch.is_empty();
+            if !is_asked {
+                let left = (tracing.most as usize).saturating_sub(looked_at);
+                let first = found.len().saturating_sub(left.min(ABREAST));
+                batch.extend(found.drain(first..).rev());
+            }
+            if batch.is_empty() {
+                return Ok(traced);
+            }
+            looked_at += batch.len();
+            heads.read(place, &entry_pages, &batch).await?;
+            for (index, entry) in batch.iter().enumerate() {
+                // An answer that may be full ends here: the client asks for the rest.
+                if room < OBJECT_ROOM + REFERENCES_MAX as usize * REFERENCE_ROOM {
+                    return Ok(traced);
+                }
+                traced.tried += u32::from(is_asked);
+                let before = traced.references.len();
+                match heads.object(place, &layouts, index, *entry, &mut traced.references).await? {
+                    Some(object) => {
+                        let references = traced.references.get(before..).unwrap_or_default();
+                        room -= OBJECT_ROOM + references.len() * REFERENCE_ROOM;
+                        found.extend(references.iter().copied().filter(|next| seen.insert(*next)));
+                        traced.objects.push(object);
+                    }
+                    None => traced.references.truncate(before),
+                }
+            }
+        }
+    }
+}
+
+/// Far pages of the entry pages.
+struct EntryPages {
+    /// First entry page of each run, and its far page.
+    runs: Vec<(u64, PageRun)>,
+}
+
+impl EntryPages {
+    fn new(runs: &[PageRun]) -> EntryPages {
+        let mut first = 0;
+        let place = |run: &PageRun| {
+            let at = first;
+            first += u64::from(run.count);
+            (at, *run)
+        };
+        EntryPages { runs: runs.iter().map(place).collect() }
+    }
+
+    /// Returns the offset of an entry's word in the region; `None` if there is no such entry.
+    fn offset(&self, entry: u32) -> Option<u64> {
+        let number = u64::from(entry / ENTRIES_PER_PAGE);
+        let after = self.runs.partition_point(|(first, _)| *first <= number);
+        let (first, run) = self.runs.get(after.checked_sub(1)?)?;
+        let within = Some(number - first).filter(|within| *within < u64::from(run.count))?;
+        Some((u64::from(run.first) + within) * PAGE_BYTES as u64 + u64::from(entry % ENTRIES_PER_PAGE) * 8)
+    }
+}
+
+/// First bytes of some objects.
+#[derive(Default)]
+struct Heads {
+    offsets: Vec<u64>,
+    words: Vec<[u8; 8]>,
+    entries: Vec<EntryWord>,
+    /// Where the first bytes begin: at the object, or before it if its page ends too soon.
+    begins: Vec<u64>,
+    bytes: Vec<[u8; HEAD_BYTES]>,
+}
+
+impl Heads {
+    /// Reads entries, and the first bytes of their objects.
+    async fn read<P: Place>(&mut self, place: &P, pages: &EntryPages, entries: &[u32]) -> Result<(), Fault> {
+        let region_bytes = place.region_bytes();
+        self.offsets.clear();
+        // An entry that does not exist reads as the first word, which is no entry of an object's.
+        let in_region = |offset: &u64| offset.checked_add(8).is_some_and(|end| end <= region_bytes);
+        let offset = |entry: &u32| pages.offset(*entry).filter(in_region);
+        self.offsets.extend(entries.iter().map(|entry| offset(entry).unwrap_or(0)));
+        self.words.clear();
+        self.words.resize(entries.len(), [0; 8]);
+        place.read_many(&self.offsets, &mut self.words).await?;
+        let word = |(entry, word): (&u32, &[u8; 8])| {
+            if offset(entry).is_some() { EntryWord(u64::from_le_bytes(*word)) } else { EntryWord::FRESH }
+        };
+        self.entries.clear();
+        self.entries.extend(entries.iter().zip(&self.words).map(word));
+        let begin = |at: &EntryWord| {
+            let page = u64::from(at.page()) * PAGE_BYTES as u64;
+            let is_there = at.is_used() && page + PAGE_BYTES as u64 <= region_bytes;
+            if is_there { page + (usize::from(at.card()) * CARD_BYTES).min(PAGE_BYTES - HEAD_BYTES) as u64 } else { 0 }
+        };
+        self.begins.clear();
+        self.begins.extend(self.entries.iter().map(begin));
+        self.bytes.clear();
+        self.bytes.resize(entries.len(), [0; HEAD_BYTES]);
+        place.read_many(&self.begins, &mut self.bytes).await
+    }
+
+    /// Looks at the object of an entry that was read, and adds the entries that it leads to.
+    /// `None` if it cannot be looked at here.
+    async fn object<P: Place>(
+        &self,
+        place: &P,
+        layouts: &LayoutTable,
+        index: usize,
+        entry: u32,
+        references: &mut Vec<u32>,
+    ) -> Result<Option<TracedObject>, Fault> {
+        let (Some(at), Some(begin), Some(head)) =
+            (self.entries.get(index), self.begins.get(index), self.bytes.get(index))
+        else {
+            return Ok(None);
+        };
+        let first = u64::from(at.page()) * PAGE_BYTES as u64 + u64::from(at.card()) * CARD_BYTES as u64;
+        let known = usize::try_from(first.wrapping_sub(*begin)).ok().and_then(|skip| head.get(skip..)).unwrap_or(&[]);
+        let word = |bytes: &[u8], offset: usize| Some(u64::from_le_bytes(*bytes.get(offset..)?.first_chunk::<8>()?));
+        let header = word(known, 0).map(ObjectHeader).filter(|header| at.is_used() && header.entry() == entry);
+        let Some(layout) = header.and_then(|header| layouts.get(header.type_number())) else { return Ok(None) };
+        let elements = if layout.has_tail() { word(known, TypeLayout::TAIL_OFFSETS.0) } else { Some(0) };
+        let Some(elements) = elements else { return Ok(None) };
+        let (count, bytes) = (layout.strong_count(elements), layout.object_bytes(elements));
+        let Some(bytes) = bytes.and_then(|bytes| u32::try_from(bytes).ok()).filter(|_| count <= REFERENCES_MAX) else {
+            return Ok(None);
+        };
+        let end = if count == 0 { 0 } else { layout.strong_offset(count - 1) as usize + 8 };
+        let rest;
+        let object = if end <= known.len() {
+            known
+        } else if end <= crate::RANGE_BYTES_MAX && first + end as u64 <= place.region_bytes() {
+            rest = place.read_range(first, end).await?;
+            &rest
+        } else {
+            return Ok(None);
+        };
+        let before = references.len();
+        for index in 0..count {
+            let reference = word(object, layout.strong_offset(index) as usize).map(RefWord);
+            references.extend(reference.and_then(RefWord::entry));
+        }
+        let references = (references.len() - before) as u32;
+        Ok(Some(TracedObject { entry, page: at.page(), card: at.card(), bytes, references }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against references that are not told, or are another object's, and against bytes of anybody that are believed.
+    use super::*;
+    use crate::Sim;
+    use farfield_core::gc::TailLayout;
+    use farfield_core::heap::{FrameId, SlotHint};
+    use std::collections::BTreeMap;
+
+    const PAGES: usize = 96;
+    /// Entry pages lie in two runs.
+    const ENTRY_PAGES: [PageRun; 2] = [PageRun { first: 3, count: 1 }, PageRun { first: 10, count: 2 }];
+    const NODE: u32 = 0;
+    const ARRAY: u32 = 1;
+
+    /// A region with objects, and where they lead.
+    struct Graph {
+        bytes: Vec<u8>,
+        leads_to: BTreeMap<u32, Vec<u32>>,
+        /// Where the next object goes.
+        next: usize,
+    }
+
+    fn layouts() -> LayoutTable {
+        let mut layouts = LayoutTable::default();
+        layouts.add(TypeLayout::new(24, vec![8, 16], vec![], None).unwrap()).unwrap();
+        let tail = TailLayout::new(16, vec![8], vec![0]).unwrap();
+        layouts.add(TypeLayout::new(16, vec![], vec![], Some(tail)).unwrap()).unwrap();
+        layouts
+    }
+
+    impl Graph {
+        fn new() -> Graph {
+            Graph { bytes: vec![0; PAGES * PAGE_BYTES], leads_to: BTreeMap::new(), next: 20 * PAGE_BYTES }
+        }
+
+        fn put(&mut self, offset: usize, word: u64) {
+            self.bytes[offset..offset + 8].copy_from_slice(&word.to_le_bytes());
+        }
+
+        fn set_entry(&mut self, entry: u32, word: EntryWord) {
+            let page = [3, 10, 11][(entry / ENTRIES_PER_PAGE) as usize];
+            self.put(page * PAGE_BYTES + (entry % ENTRIES_PER_PAGE) as usize * 8, word.0);
+        }
+
+        /// Adds an object; `None` stands for a null reference.
+        fn add(&mut self, entry: u32, type_number: u32, references: &[Option<u32>]) {
+            let bytes = if type_number == NODE { 24 } else { 16 + 16 * references.len() };
+            let left = PAGE_BYTES - self.next % PAGE_BYTES;
+            if left < bytes && bytes <= PAGE_BYTES {
+                self.next += left;
+            }
+            let at = self.next;
+            self.next = (at + bytes).next_multiple_of(CARD_BYTES);
+            self.set_entry(entry, EntryWord::new((at / PAGE_BYTES) as u32, (at % PAGE_BYTES / CARD_BYTES) as u8, 3));
+            self.put(at, ObjectHeader::new(entry, type_number).0);
+            let (first, stride) = if type_number == NODE { (8, 8) } else { (24, 16) };
+            if type_number == ARRAY {
+                self.put(at + 8, references.len() as u64);
+            }
+            for (index, reference) in references.iter().enumerate() {
+                let word = reference.map_or(RefWord::NULL, |to| RefWord::new(to, SlotHint::new(FrameId(7), 1)));
+                self.put(at + first + index * stride, word.0);
+            }
+            self.leads_to.insert(entry, references.iter().flatten().copied().collect());
+        }
+
+        fn trace(&self, entries: &[u32], most: u32) -> Traced {
+            let (layouts, entry_pages) = (layouts().encode(), ENTRY_PAGES.to_vec());
+            let tracing = Tracing { layouts, entry_pages, entries: entries.to_vec(), most };
+            Sim::new(1, self.bytes.clone()).run_one::<Trace>(tracing).unwrap()
+        }
+
+        /// Each object of an answer leads where it should. Returns their entries.
+        fn check(&self, traced: &Traced) -> Vec<u32> {
+            let mut references = traced.references.iter().copied();
+            for object in &traced.objects {
+                let found: Vec<u32> = references.by_ref().take(object.references as usize).collect();
+                assert_eq!(found, self.leads_to[&object.entry], "{object:?}");
+                let at = object.page as usize * PAGE_BYTES + usize::from(object.card) * CARD_BYTES;
+                let header = ObjectHeader(u64::from_le_bytes(*self.bytes[at..].first_chunk().unwrap()));
+                assert_eq!(header.entry(), object.entry);
+            }
+            assert_eq!(references.next(), None);
+            traced.objects.iter().map(|object| object.entry).collect()
+        }
+    }
+
+    #[test]
+    fn objects_lead_where_they_did_wherever_they_lie() {
+        let mut graph = Graph::new();
+        // In all three entry pages, with objects up to the last card of a page.
+        for number in 0..400u32 {
+            graph.add(1 + number * 3, NODE, &[Some((number * 7 % 400) * 3 + 1), (number % 3 > 0).then_some(4)]);
+        }
+        graph.add(1500, ARRAY, &[Some(1), None, Some(7), Some(1)]);
+        graph.add(1501, ARRAY, &[]);
+        let long: Vec<_> = (0..2000).map(|index| Some(1 + index % 100 * 3)).collect();
+        graph.add(1502, ARRAY, &long);
+        let asked: Vec<u32> = graph.leads_to.keys().copied().collect();
+        let traced = graph.trace(&asked, 0);
+        assert_eq!((graph.check(&traced), traced.tried as usize), (asked.clone(), asked.len()));
+        assert_eq!(traced.objects.last().map(|object| object.bytes), Some(16 + 16 * 2000));
+    }
+
+    #[test]
+    fn a_list_is_followed_as_far_as_the_client_allows() {
+        let mut graph = Graph::new();
+        (1..1000u32).for_each(|entry| graph.add(entry, NODE, &[Some(entry + 1), Some(1)]));
+        graph.add(1000, NODE, &[None, Some(2)]);
+        for (most, found) in [(0, 1), (1, 1), (2, 2), (100, 100), (5000, 1000)] {
+            let traced = graph.trace(&[1], most);
+            assert_eq!(graph.check(&traced), Vec::from_iter(1..=found), "{most}");
+            assert_eq!(traced.tried, 1);
+        }
+    }
+
+    #[test]
+    fn answers_end_before_they_are_too_long() {
+        let mut graph = Graph::new();
+        let full: Vec<_> = (0..100).map(|index| Some(1 + index)).collect();
+        (1..100u32).for_each(|entry| graph.add(entry, ARRAY, &full));
+        let asked: Vec<u32> = (1..100).collect();
+        let traced = graph.trace(&asked, 1000);
+        assert!(traced.tried > 50 && traced.tried < 99, "{}", traced.tried);
+        assert_eq!(graph.check(&traced), asked[..traced.tried as usize]);
+        assert!(postcard::to_allocvec(&traced).unwrap().len() <= ROOM);
+        let rest = graph.trace(&asked[traced.tried as usize..], 0);
+        assert_eq!(graph.check(&rest), asked[traced.tried as usize..]);
+    }
+
+    #[test]
+    fn what_is_no_object_of_its_entry_is_left_out() {
+        let mut graph = Graph::new();
+        let too_long: Vec<_> = vec![Some(1); REFERENCES_MAX as usize + 1];
+        graph.add(9, ARRAY, &too_long);
+        graph.add(1, NODE, &[Some(2), Some(3)]);
+        graph.add(2, NODE, &[Some(600), Some(5000)]);
+        graph.add(4, NODE, &[None, None]);
+        // 3 was never used; 5 leads to another's object, 6 out of the region, 7 to a number of no type, 8 to the end of a page.
+        let at_4 = graph.trace(&[4], 0).objects[0];
+        graph.set_entry(5, EntryWord::new(at_4.page, at_4.card, 0));
+        graph.set_entry(6, EntryWord::new(u32::MAX, 255, 0));
+        graph.set_entry(7, EntryWord::new(40, 0, 0));
+        graph.put(40 * PAGE_BYTES, ObjectHeader::new(7, 2).0);
+        graph.set_entry(8, EntryWord::new(PAGES as u32 - 1, 255, 0));
+        graph.put(PAGES * PAGE_BYTES - CARD_BYTES, ObjectHeader::new(8, NODE).0);
+        let traced = graph.trace(&[1, 3, 5, 6, 7, 8, 9, 0, 4], 100);
+        assert_eq!((graph.check(&traced), traced.tried), (vec![1, 4, 2], 9));
+        let tracing =
+            Tracing { layouts: vec![1, 2, 3], entry_pages: ENTRY_PAGES.to_vec(), entries: vec![1, 2], most: 9 };
+        let traced = Sim::new(1, graph.bytes).run_one::<Trace>(tracing).unwrap();
+        assert_eq!(traced, Traced { tried: 2, ..Traced::default() });
+    }
+}
