@@ -86,6 +86,7 @@ const WORKLOADS: &[Workload] = &[
     rust("switch", "during", "access"),
     rust("follow", "follow", "reference"),
     rust("trees", "trees", "tree"),
+    rust("marking", "collect", "collection"),
 ];
 /// What sources in C include.
 const HEADERS: &[(&str, &str)] =

@@ -2,8 +2,8 @@
 //! making and dropping trees costs when a collector frees them.
 
 use crate::random::{Random, mix};
-use crate::{Options, Outcome, figures_of, figures_since};
-use anyhow::Result;
+use crate::{OffloadName, Options, Outcome, figures_of, figures_since};
+use anyhow::{Result, bail};
 use farfield::{FarError, Heap};
 use farfield_gc::{FarObject, Gc, GcError, GcHeap, Mutator, Ref, Root};
 use std::sync::{Arc, OnceLock};
@@ -29,7 +29,8 @@ fn order(count: u64, seed: u64) -> Vec<u32> {
 
 fn collected(options: &Options, live_bytes: u64) -> Result<Option<(Heap, GcHeap)>> {
     let Some(heap) = options.heap(0)? else { return Ok(None) };
-    let gc = GcHeap::in_heap(&heap).limit((live_bytes * LIMIT_PERCENT / 100).max(8 << 20)).build()?;
+    let builder = GcHeap::in_heap(&heap).limit((live_bytes * LIMIT_PERCENT / 100).max(8 << 20));
+    let gc = builder.trace_at_servers(options.offload != OffloadName::None).build()?;
     Ok(Some((heap, gc)))
 }
 
@@ -43,6 +44,9 @@ fn figures_of_collections(outcome: &mut Outcome, gc: &GcHeap) {
         ("mean_pause_ms", stats.paused.as_secs_f64() * 1e3 / stats.pauses.max(1) as f64),
         ("far_bytes", stats.used_bytes as f64),
         ("live_bytes", stats.live_bytes as f64),
+        ("live_objects", stats.live_objects as f64),
+        ("traced_at_servers", stats.traced_at_servers as f64),
+        ("flushed_pages", stats.flushed_pages as f64),
     ] {
         outcome.figure(name, value);
     }
@@ -181,6 +185,77 @@ fn follow_collected(options: &Options, order: &[u32], heap: &Heap, gc: &GcHeap, 
 
 /// References in an array of the table of nodes.
 const CHUNK: usize = 256;
+
+/// Node of a random graph: 64 bytes with its header.
+#[derive(FarObject)]
+struct GraphNode {
+    number: u64,
+    edges: [Ref<GraphNode>; 4],
+    padding: [u64; 2],
+}
+
+/// Nodes of a random graph that are roots.
+const GRAPH_ROOTS: usize = 1024;
+
+/// A random graph of nodes of 64 bytes, each of which leads to four earlier ones; collections that find nearly all of it alive.
+pub(crate) fn run_marking(options: &Options) -> Result<Outcome> {
+    // Where a node lies says nothing of where it leads to: this is what a heap is like after long use.
+    let count = (options.data_bytes() / 72) as usize;
+    let Some((heap, gc)) = collected(options, options.data_bytes() * 5 / 4)? else {
+        bail!("marking needs a far heap: nothing is marked in plain memory")
+    };
+    let mut outcome = Outcome::new();
+    let mut m = gc.enter();
+    let mut random = Random::new(options.seed);
+    let _roots = outcome.phase("fill", count as u64, || -> Result<Root<[Ref<GraphNode>]>, GcError> {
+        let table = with_room(&mut m, |m| {
+            Ok(m.root(m.alloc_array(count.div_ceil(CHUNK), |_| Ref::<[Ref<GraphNode>]>::null())?))
+        })?;
+        let node = |m: &Mutator<'_>, at: usize| -> Result<Option<Root<GraphNode>>, GcError> {
+            let chunk = m.get(&table)?[at / CHUNK].load(m)?.unwrap_or_else(|| unreachable!("each was set"));
+            Ok(chunk[at % CHUNK].load(m)?.map(|node| m.root(node)))
+        };
+        for at in 0..count {
+            if at % CHUNK == 0 {
+                with_room(&mut m, |m| {
+                    let chunk = m.alloc_array(CHUNK, |_| Ref::<GraphNode>::null())?;
+                    m.get(&table)?[at / CHUNK].store(m, Some(chunk));
+                    Ok(())
+                })?;
+            }
+            let targets: [usize; 4] = core::array::from_fn(|_| random.below(at.max(1) as u64) as usize);
+            with_room(&mut m, |m| {
+                let new = m.alloc(GraphNode { number: at as u64, edges: Default::default(), padding: [0; 2] })?;
+                let chunk = m.get(&table)?[at / CHUNK].load(m)?.unwrap_or_else(|| unreachable!("it was set"));
+                for (edge, target) in new.edges.iter().zip(targets).take(if at > 0 { 4 } else { 0 }) {
+                    let chunk = m.get(&table)?[target / CHUNK].load(m)?.unwrap_or_else(|| unreachable!("it was set"));
+                    edge.store(m, chunk[target % CHUNK].load(m)?);
+                }
+                chunk[at % CHUNK].store(m, Some(new));
+                Ok(())
+            })?;
+            m.safepoint()?;
+        }
+        let roots = with_room(&mut m, |m| Ok(m.root(m.alloc_array(GRAPH_ROOTS.min(count), |_| Ref::null())?)))?;
+        for index in 0..GRAPH_ROOTS.min(count) {
+            with_room(&mut m, |m| {
+                let node = node(m, count - 1 - index)?.unwrap_or_else(|| unreachable!("it was set"));
+                m.get(&roots)?[index].store(m, Some(m.get(&node)?));
+                Ok(())
+            })?;
+            m.safepoint()?;
+        }
+        Ok(roots)
+    })?;
+    // What was only in the table goes.
+    m.collect()?;
+    let before = heap.stats();
+    outcome.phase("collect", options.ops, || (0..options.ops).try_for_each(|_| m.collect()))?;
+    figures_since(&mut outcome, &before, &heap.stats(), options.ops, 0);
+    figures_of_collections(&mut outcome, &gc);
+    outcome.checked(gc.stats().live_objects, 0);
+    Ok(outcome)
+}
 
 /// A tree that lives, and others that are made and dropped beside it.
 pub(crate) fn run_trees(options: &Options) -> Result<Outcome> {

@@ -202,6 +202,8 @@ enum Workload {
     Follow,
     /// Trees of small objects, made and dropped.
     Trees,
+    /// Collections of a random graph.
+    Marking,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -308,6 +310,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Switch => switch::run(options),
         Workload::Follow => collected::run_follow(options),
         Workload::Trees => collected::run_trees(options),
+        Workload::Marking => collected::run_marking(options),
         Workload::CacheUniform => cache::run(options, cache::Trace::Uniform),
     }
 }

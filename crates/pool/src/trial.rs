@@ -399,7 +399,7 @@ pub(crate) fn ends_in_time_without_an_answer(backend: &dyn Backend, sides: &[Arc
 }
 
 pub(crate) fn one(lane: &mut dyn Lane, op: Op) -> Completion {
-    one_within(lane, op, LONG)
+    one_within(lane, op, TEST_TIMEOUT)
 }
 
 pub(crate) fn one_within(lane: &mut dyn Lane, op: Op, deadline: Duration) -> Completion {

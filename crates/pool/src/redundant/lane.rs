@@ -25,7 +25,7 @@ use crate::{Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
 use core::time::Duration;
 use farfield_core::{MemberSet, PageId};
 use farfield_os::process::now_ns;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// Most operations that one lane has under way for its owner.
@@ -133,6 +133,11 @@ impl<S: Scheme> RedundantLane<S> {
         self.queued.iter().find(is_demand).or(self.queued.front()).copied()
     }
 
+    /// Sets when to look again at what waits for room, at the latest.
+    pub(super) fn look_again_at(&mut self, at: u64) {
+        self.alarm_at = self.alarm_at.min(at);
+    }
+
     /// Sets the alarm so that an operation that waits for room does not wait beyond its deadline.
     fn look_after_queue(&mut self) {
         let ends = self.queued.iter().filter_map(|operation| Some(self.operations[*operation].as_ref()?.ends_at()));
@@ -214,7 +219,10 @@ impl<S: Scheme> RedundantLane<S> {
     pub(super) fn close_split(&mut self, index: usize) -> Option<Split<S::Task>> {
         let split = self.splits[index].take()?;
         self.free_splits.push(index);
-        let owner = if split.epoch_guard.is_some() { RequestOwner::LateWrite } else { RequestOwner::Abandoned };
+        let owner = match split.epoch_guard {
+            Some(_) => RequestOwner::LateWrite(S::place(&split)),
+            None => RequestOwner::Abandoned,
+        };
         for request in split.requests.into_iter().flatten() {
             if let Some(request) = &mut self.requests[request as usize] {
                 request.owner = owner;
@@ -292,8 +300,9 @@ impl<S: Scheme> RedundantLane<S> {
                 }
                 return self.give_buffer(member, buffer);
             }
-            RequestOwner::LateWrite => {
+            RequestOwner::LateWrite(place) => {
                 self.table.on_late_write_reply(member, result);
+                self.end_late_write(place);
                 return self.give_buffer(member, buffer);
             }
             RequestOwner::Abandoned => return self.give_buffer(member, buffer),
@@ -313,6 +322,14 @@ impl<S: Scheme> RedundantLane<S> {
             Err(error) => split.fail(member, error),
         }
         S::on_reply(self, index, SplitReply { member, result, buffer, started_at, is_direct, is_late });
+    }
+
+    /// Ends a late write. After the last one of its split, other writes may go there.
+    fn end_late_write(&mut self, place: (u64, u64)) {
+        let is_of_split = |request: &MemberRequest| request.owner == RequestOwner::LateWrite(place);
+        if !self.requests.iter().flatten().any(is_of_split) {
+            S::on_late_writes_over(&self.table, place);
+        }
     }
 
     /// Gives a buffer back to the member that it is for.
@@ -385,7 +402,7 @@ impl<S: Scheme> RedundantLane<S> {
     /// Checks whether this request is late and its member, which has not failed, may still do it.
     fn is_owed(&self, request: &MemberRequest) -> bool {
         let is_late = match request.owner {
-            RequestOwner::LateWrite => true,
+            RequestOwner::LateWrite(_) => true,
             RequestOwner::Split(split) => {
                 self.splits[split].as_ref().is_some_and(|split| split.lagging.has(request.member))
             }
@@ -558,6 +575,12 @@ impl<S: Scheme> Drop for RedundantLane<S> {
         }
         let owed = self.requests.iter().flatten().filter(|request| self.is_owed(request));
         owed.for_each(|request| self.table.give_up_answer(request.member));
+        let place = |request: &MemberRequest| match request.owner {
+            RequestOwner::LateWrite(place) => Some(place),
+            _ => None,
+        };
+        let places: BTreeSet<(u64, u64)> = self.requests.iter().flatten().filter_map(place).collect();
+        places.into_iter().for_each(|place| S::on_late_writes_over(&self.table, place));
         self.table.expel_the_silent();
         // A write that is given up here keeps its place claimed: no other write or repair goes there.
     }

@@ -762,6 +762,8 @@ pub(crate) struct MemberLane {
     runs: Vec<Buffer>,
     /// Time (ns) since which a write waits for a buffer; 0 if none does.
     starved_at: u64,
+    /// Time (ns) since which a read waits for a buffer; 0 if none does.
+    read_starved_at: u64,
     /// Moving average of the latency of reads, in ns; 0 if unknown.
     pub(crate) latency_ns: u64,
 }
@@ -774,6 +776,7 @@ impl MemberLane {
             singles: (0..SINGLES).map(|_| Buffer::new(1)).collect(),
             runs: (0..RUNS).map(|_| Buffer::new(RUN_PAGES as usize)).collect(),
             starved_at: 0,
+            read_starved_at: 0,
             latency_ns: 0,
         }
     }
@@ -827,8 +830,17 @@ impl MemberLane {
         timeout.is_some_and(|timeout| now.saturating_sub(self.starved_at) > timeout.as_nanos() as u64)
     }
 
+    /// Notes that a read waits for a buffer. Returns until when (ns) it may: if none has come back
+    /// for longer than an answer usually takes, others shall be asked.
+    pub(crate) fn read_waits_until(&mut self, now: u64) -> u64 {
+        if self.read_starved_at == 0 {
+            self.read_starved_at = now;
+        }
+        self.read_starved_at.saturating_add(self.hedge_after())
+    }
+
     pub(crate) fn give_buffer(&mut self, buffer: Buffer) {
-        self.starved_at = 0;
+        (self.starved_at, self.read_starved_at) = (0, 0);
         if buffer.capacity() == 1 { self.singles.push(buffer) } else { self.runs.push(buffer) }
     }
 

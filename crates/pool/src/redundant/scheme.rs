@@ -62,6 +62,14 @@ pub(crate) trait Scheme: Sized + Send + 'static {
 
     // Writes.
 
+    /// Returns the place that no other write may go to while a late one of the split may arrive:
+    /// the first page or row, and their number; (0, 0) if late writes keep no place.
+    fn place(_split: &Split<Self::Task>) -> (u64, u64) {
+        (0, 0)
+    }
+    /// Takes note that no late write may arrive at this place any more. Called once for
+    /// each split.
+    fn on_late_writes_over(_map: &Self::Map, _place: (u64, u64)) {}
     /// Checks whether the time begins after which the write counts with fewer members.
     fn may_degrade(lane: &RedundantLane<Self>, split: &Split<Self::Task>) -> bool;
     /// Checks whether the write may count with the members that have it.

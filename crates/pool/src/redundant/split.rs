@@ -109,9 +109,9 @@ pub(super) enum RequestOwner {
     Repair(usize),
     /// Scrub of the pool.
     Scrub,
-    /// Split that has ended without this write (`LateWrite`), or that does not need this read any
-    /// more (`Abandoned`).
-    LateWrite,
+    /// Split that has ended without this write (`LateWrite`, with its [place](super::scheme::Scheme::place)),
+    /// or that does not need this read any more (`Abandoned`).
+    LateWrite((u64, u64)),
     Abandoned,
 }
 

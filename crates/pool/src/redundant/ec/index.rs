@@ -304,11 +304,24 @@ impl VersionIndex {
         self.give(first, count);
     }
 
-    /// Closes a claimed row that has been written; it may be read from now on.
-    pub(super) fn close(&self, row: u64, have: MemberSet, present: u16) {
+    /// Closes a claimed row that has been written; it may be read from now on. If the write is
+    /// still `awaited` at some member, the row stays claimed until that has [answered](Self::answered):
+    /// the member may be written to by other lanes meanwhile, and old bytes would land on new ones.
+    pub(super) fn close(&self, row: u64, have: MemberSet, present: u16, awaited: bool) {
         self.closed.fetch_add(1, Ordering::SeqCst);
         self.live.fetch_add(u64::from(present.count_ones()), Ordering::SeqCst);
-        self.words.at(row).store(RowWord::closed(have, present).0, Ordering::SeqCst);
+        let closed = RowWord::closed(have, present);
+        let word = if awaited { closed.watch().unwrap_or(closed) } else { closed };
+        self.words.at(row).store(word.0, Ordering::SeqCst);
+    }
+
+    /// Takes note that all members have answered the write of a row. Nothing changes if the row was
+    /// not closed when the write ended.
+    pub(super) fn answered(&self, row: u64) {
+        let word = self.word(row);
+        if word.is_closed() && word.is_claimed() {
+            self.unwatch(row);
+        }
     }
 
     /// Sets the checksum of this part of a row; `None` means that the part was never made. The
@@ -455,7 +468,7 @@ mod tests {
                         assert!(!index.word(row).is_closed());
                         let page = (page + row - first) % 1000;
                         let version = Version::new(row, 1, step);
-                        index.close(row, MemberSet(7), 2);
+                        index.close(row, MemberSet(7), 2, false);
                         index.set_version(page, version, None);
                         versions[page as usize] = Some(version);
                     }

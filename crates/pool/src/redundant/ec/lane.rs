@@ -204,6 +204,15 @@ impl Scheme for EcScheme {
         lane.end_mover(operation);
     }
 
+    fn place(split: &EcSplit) -> (u64, u64) {
+        (split.task.first, split.task.rows)
+    }
+
+    /// Rows that were closed before all members had answered can be written again now.
+    fn on_late_writes_over(map: &RowMap, (first, rows): (u64, u64)) {
+        (first..first + rows).for_each(|row| map.index.answered(row));
+    }
+
     fn may_degrade(lane: &EcLane, split: &EcSplit) -> bool {
         lane.is_written(split, lane.table.all())
     }

@@ -95,7 +95,18 @@ impl EcLane {
             self.widen(split);
             return Some(rows);
         }
-        let lane = self.members[member].as_mut().filter(|lane| lane.has_buffer_for_read(rows))?;
+        let lane = self.members[member].as_mut()?;
+        if !lane.has_buffer_for_read(rows) {
+            let waits_until = lane.read_waits_until(split.task.started_at);
+            if waits_until > split.task.started_at {
+                self.look_again_at(waits_until);
+                return None;
+            }
+            // It answers none of the reads that have the buffers.
+            let split = self.add_split(split);
+            self.widen(split);
+            return Some(rows);
+        }
         let (buffer, hedge_after) =
             (lane.take_buffer(rows)?, if is_probe { HEDGE_MIN.as_nanos() as u64 } else { lane.hedge_after() });
         let (page, alarm_at) = (PageId(row), split.task.started_at.saturating_add(hedge_after));
@@ -229,7 +240,7 @@ impl EcLane {
                 split.requests[slow].and_then(|request| Some(self.requests[request as usize].as_ref()?.started_at));
             if let (Some(lane), Some(asked_at)) = (&mut self.members[slow], asked_at) {
                 let passed = now.saturating_sub(asked_at);
-                if passed >= lane.hedge_after() {
+                if passed >= lane.hedge_after() || lane.latency_ns == 0 {
                     // It is unknown how long the answer will take. It has taken this long already.
                     lane.is_slower_than(passed);
                 }

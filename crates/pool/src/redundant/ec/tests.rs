@@ -3,11 +3,12 @@
 use super::EcBackend;
 use crate::conformance::Random;
 use crate::leaf::ram::RamBackend;
-use crate::redundant::members::PoolMember;
+use crate::redundant::members::{HEDGE_MAX, PoolMember};
 use crate::redundant::scheme::Scheme;
 use crate::trial::{self, NEVER, SilentMember, assert_version, filled, one, open, read, survive, wait_until, write};
 use crate::{
-    Backend, CloneTicket, Completion, Health, Lane, LaneRequest, Op, PoolBuilder, PoolError, Priority, conformance,
+    Backend, Buffer, CloneTicket, Completion, Health, Lane, LaneRequest, Op, PoolBuilder, PoolError, Priority,
+    conformance,
 };
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -350,6 +351,45 @@ fn lanes_that_stall_in_turns_cost_no_operation_and_no_leg_while_all_legs_live() 
         trial::lanes_stall_in_turns(&backend, &sides, seed, 3_200);
         assert!(backend.table.failed().is_empty(), "FARFIELD_SEED={seed}");
     }
+}
+
+/// A lane that has never had an answer of a member, because another one was slow and that one then fell silent.
+#[test]
+fn a_silent_member_with_all_buffers_of_reads_keeps_no_read_waiting() {
+    let sides = sides();
+    let backend = two_and_one(&sides, false);
+    write(&mut *backend.open_lane().unwrap(), 0, 200, 1).unwrap();
+    let pages_at = |member: usize| -> Vec<u64> {
+        let is_there = |page: &u64| {
+            let version = backend.table.index.version(*page);
+            backend.table.member_of(version.row(), version.part()) == member
+        };
+        (0..200).filter(is_there).collect()
+    };
+    let mut lane = backend.open_lane().unwrap();
+    let mut read_some = |member: usize, count: usize| {
+        for page in pages_at(member).into_iter().cycle().take(count) {
+            let op = Op::Read { page: PageId(page), buffer: Buffer::new(1) };
+            let started = Instant::now();
+            let done = trial::one_within(&mut *lane, op, Duration::from_secs(20));
+            assert!(started.elapsed() < Duration::from_secs(10), "page {page} of member {member}");
+            assert_eq!(done.result, Ok(()), "page {page} of member {member}");
+            assert!(done.buffer.unwrap().bytes() == filled(1, page, 1).bytes());
+        }
+    };
+    sides[0].set_silent(true);
+    sides[2].set_silent(true);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(HEDGE_MAX * 2 / 5);
+            sides[2].set_silent(false);
+        });
+        // It answers, slowly.
+        read_some(2, 1);
+    });
+    // Each of these asks the silent one, too.
+    read_some(2, 100);
+    read_some(0, 100);
 }
 
 #[test]

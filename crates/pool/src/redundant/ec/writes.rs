@@ -261,7 +261,7 @@ impl EcLane {
         let have = empty
             .fold(split.done, |have, part| have.union(MemberSet::one(self.table.member_of(split.task.first, part))));
         for row in 0..layout.rows {
-            self.table.index.close(split.task.first + row as u64, have, layout.present(row));
+            self.table.index.close(split.task.first + row as u64, have, layout.present(row), !late.is_empty());
         }
         self.table.lacking(have).iter().for_each(|member| self.table.note_missed(member));
         for (number, entry) in split.task.entries.iter().enumerate() {
