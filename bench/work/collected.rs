@@ -197,7 +197,7 @@ struct GraphNode {
 /// Nodes of a random graph that are roots.
 const GRAPH_ROOTS: usize = 1024;
 
-/// A random graph of nodes of 64 bytes, each of which leads to four earlier ones; collections that find nearly all of it alive.
+/// A random graph of nodes of 64 bytes, each of which leads to four earlier ones; collections that find all of it alive.
 pub(crate) fn run_marking(options: &Options) -> Result<Outcome> {
     // Where a node lies says nothing of where it leads to: this is what a heap is like after long use.
     let count = (options.data_bytes() / 72) as usize;
@@ -223,7 +223,10 @@ pub(crate) fn run_marking(options: &Options) -> Result<Outcome> {
                     Ok(())
                 })?;
             }
-            let targets: [usize; 4] = core::array::from_fn(|_| random.below(at.max(1) as u64) as usize);
+            let any = |_| random.below(at.max(1) as u64) as usize;
+            let mut targets: [usize; 4] = core::array::from_fn(any);
+            // So that each is alive. It is followed last.
+            targets[3] = at.saturating_sub(1);
             with_room(&mut m, |m| {
                 let new = m.alloc(GraphNode { number: at as u64, edges: Default::default(), padding: [0; 2] })?;
                 let chunk = m.get(&table)?[at / CHUNK].load(m)?.unwrap_or_else(|| unreachable!("it was set"));

@@ -80,7 +80,7 @@ fn graphs_at_a_quarter_near_stay_within_their_limit_on_each_kind_of_server() {
         assert_eq!(stats.live_objects, 1 + 3 * NODES as u64);
         assert!(stats.live_bytes > 7 * MIB && stats.used_bytes <= LIMIT && stats.collections > 1);
         assert!(far.near_bytes <= NEAR && far.misses > NODES as u64);
-        assert!(stats.traced_at_servers > NODES as u64 && stats.flushed_pages > 0);
+        assert!(stats.traced_at_servers > 500 && stats.flushed_pages > 0, "{stats:?}");
         let verified = gc.verify().unwrap();
         assert_eq!((verified.objects, verified.allocated), (stats.live_objects, stats.live_objects));
     }
@@ -125,7 +125,8 @@ fn collect_behind_servers(way: Way, broken: Option<BrokenRule>) -> Result<GcStat
     for at in 0..NODES {
         m.safepoint()?;
         let outer = m.alloc(Outer { inner: Ref::null(), bytes: Ref::null() })?;
-        outer.inner.store(&m, m.get(&all)?[at].load(&m)?);
+        // In no order, so that it is worth while to ask servers.
+        outer.inner.store(&m, m.get(&all)?[at * 1021 % NODES].load(&m)?);
         outer.bytes.store(&m, Some(m.alloc_copy(&bytes(at as u64)[..900])?));
         m.get(&outers)?[at].store(&m, Some(outer));
     }
@@ -149,7 +150,7 @@ fn collect_behind_servers(way: Way, broken: Option<BrokenRule>) -> Result<GcStat
 fn servers_trace_what_is_near_and_was_changed_and_not_what_was_there_before() {
     for way in [Way::Tcp, Way::Shm] {
         let stats = collect_behind_servers(way, None).unwrap();
-        assert!(stats.traced_at_servers > NODES as u64 && stats.live_objects == 2 + 4 * NODES as u64, "{stats:?}");
+        assert!(stats.traced_at_servers > 500 && stats.live_objects == 2 + 4 * NODES as u64, "{stats:?}");
     }
     let broken = std::panic::catch_unwind(|| collect_behind_servers(Way::Tcp, Some(BrokenRule::FlushBeforeTracing)));
     assert!(!matches!(broken, Ok(Ok(_))), "nothing shows that the flush is needed");

@@ -9,11 +9,18 @@
 
 use crate::heap::GcInner;
 use crate::pages::RegionSet;
+use core::time::Duration;
 use farfield_core::gc::LayoutTable;
 use farfield_wic::trace::{PageRun, Trace, Traced, Tracing};
+use std::time::Instant;
 
-/// Far objects that are brought near before servers are asked: a heap that has few needs no flush.
-const LOCAL_FIRST: u32 = 64;
+/// Far objects that are brought near between two decisions, and before the first one: a heap that
+/// has few needs no flush.
+const LOCAL_FAR: u32 = 64;
+
+/// Time that an object may take, in the mean, while far ones are brought near, before servers are
+/// asked. Objects that lie in the order in which they are followed take less.
+const LOCAL_TIME: Duration = Duration::from_micros(1);
 
 /// Most objects that are asked for in one call.
 const CALL_MAX: usize = 2048;
@@ -35,12 +42,24 @@ const RUN_BYTES: usize = 10;
 
 /// Servers that trace for one cycle.
 pub(super) enum Servers {
-    /// So many far objects were brought near; whether servers are worth the flush is not known.
-    Unused(u32),
-    /// Near pages were written, so servers have the snapshot or what is later.
-    Ready(Box<ReadyServers>),
+    /// They are asked, or not, as what takes less time.
+    On(Box<ServerChoice>),
     /// No server traces, or the heap believes none.
     Off,
+}
+
+/// Decision about servers, by measurement.
+pub(super) struct ServerChoice {
+    /// Set once near pages were written, so servers have the snapshot or what is later.
+    ready: Option<ReadyServers>,
+    is_asking: bool,
+    /// Far objects that were brought near since the last decision, and when that was.
+    far: u32,
+    since: Instant,
+    /// Objects that were traced before the first of these.
+    traced: Option<u64>,
+    /// Time that an object took before it.
+    local_time: Duration,
 }
 
 /// What each call says, and how much more than what is asked for servers look at.
@@ -52,27 +71,49 @@ pub(super) struct ReadyServers {
 }
 
 impl Servers {
-    /// Decides about one more far object: whether servers look at it. The first time that they are
-    /// to, writes what differs from its far copy.
-    pub(super) fn are_for(&mut self, heap: &GcInner, old: &RegionSet, layouts: &LayoutTable) -> bool {
-        match self {
-            Servers::Off => false,
-            Servers::Ready(_) => true,
-            Servers::Unused(count) if *count < LOCAL_FIRST => {
-                *count += 1;
-                false
-            }
-            Servers::Unused(_) => {
-                *self = ReadyServers::prepare(heap, old, layouts)
-                    .map_or(Servers::Off, |ready| Servers::Ready(Box::new(ready)));
-                matches!(self, Servers::Ready(_))
-            }
+    /// Creates the choice for a cycle.
+    pub(super) fn new(heap: &GcInner) -> Servers {
+        if !heap.trace_at_servers {
+            return Servers::Off;
         }
+        Servers::On(Box::new(ServerChoice {
+            ready: None,
+            is_asking: false,
+            far: 0,
+            since: Instant::now(),
+            traced: None,
+            local_time: Duration::ZERO,
+        }))
     }
 
-    /// Asks servers about objects, and takes them out of `parked`. Calls `take` with the entries
-    /// and the answer of each call, and adapts to the share of objects that were found unasked and
-    /// that `take` says were new (of all of them, new). False if no server answers: what is parked
+    /// Decides about one more far object, after so many were `traced`: whether servers look at it.
+    /// The first time that they are to, writes what differs from its far copy.
+    pub(super) fn are_for(&mut self, heap: &GcInner, old: &RegionSet, layouts: &LayoutTable, traced: u64) -> bool {
+        let Servers::On(choice) = self else { return false };
+        if choice.is_asking {
+            return true;
+        }
+        let before = *choice.traced.get_or_insert(traced);
+        choice.far += 1;
+        if choice.far < LOCAL_FAR {
+            return false;
+        }
+        let objects = u32::try_from(traced - before).unwrap_or(u32::MAX).max(1);
+        choice.local_time = choice.since.elapsed() / objects;
+        choice.begin();
+        if choice.local_time <= LOCAL_TIME {
+            return false;
+        }
+        choice.ready = choice.ready.take().or_else(|| ReadyServers::prepare(heap, old, layouts));
+        choice.is_asking = choice.ready.is_some();
+        if !choice.is_asking {
+            *self = Servers::Off;
+        }
+        matches!(self, Servers::On(_))
+    }
+
+    /// Asks servers about objects, and takes them out of `parked`. Calls `take` with the entries and the answer of each call, which returns
+    /// how many objects were found unasked, and how many of them were new. False if no server answers: what is parked
     /// stays, and no server is asked any more in this cycle.
     pub(super) fn ask<E>(
         &mut self,
@@ -80,7 +121,9 @@ impl Servers {
         parked: &mut Vec<u32>,
         mut take: impl FnMut(&[u32], Traced) -> Result<(usize, usize), E>,
     ) -> Result<bool, E> {
-        let Servers::Ready(ready) = self else { return Ok(false) };
+        let Servers::On(choice) = self else { return Ok(false) };
+        let Some(ready) = &mut choice.ready else { return Ok(false) };
+        let begun = Instant::now();
         let each = parked.len().div_ceil(CALLS).clamp(CALL_MIN, CALL_MAX);
         let first = parked.len().saturating_sub(each * CALLS);
         let asked: Vec<&[u32]> = parked[first..].chunks(each).collect();
@@ -89,7 +132,7 @@ impl Servers {
             *self = Servers::Off;
             return Ok(false);
         };
-        let (mut found, mut new) = (0, 0);
+        let (mut found, mut new, of_caller) = (0, 0, parked.len() - first);
         for (entries, traced) in asked.into_iter().zip(answers) {
             let (of_call, new_of_call) = take(entries, traced)?;
             found += of_call;
@@ -97,7 +140,19 @@ impl Servers {
         }
         ready.adapt(found, new);
         parked.truncate(first);
+        // Few objects at a time, or little that is new: the frames may be faster.
+        if begun.elapsed() / u32::try_from(of_caller + new).unwrap_or(u32::MAX).max(1) > choice.local_time {
+            choice.is_asking = false;
+            choice.begin();
+        }
         Ok(true)
+    }
+}
+
+impl ServerChoice {
+    /// Begins to measure how long objects take.
+    fn begin(&mut self) {
+        (self.far, self.since, self.traced) = (0, Instant::now(), None);
     }
 }
 

@@ -100,7 +100,7 @@ impl<'a> Tracer<'a> {
             old,
             stack: Vec::new(),
             parked: Vec::new(),
-            servers: if heap.trace_at_servers { Servers::Unused(0) } else { Servers::Off },
+            servers: Servers::new(heap),
             charge,
             live: LiveHeap::default(),
         };
@@ -152,7 +152,7 @@ impl<'a> Tracer<'a> {
         if matches!(self.servers, Servers::Off) || !self.is_far(scope, entry)? {
             return Ok(false);
         }
-        let are_for = self.servers.are_for(self.heap, &self.old, &self.layouts);
+        let are_for = self.servers.are_for(self.heap, &self.old, &self.layouts, self.live.objects);
         if are_for {
             grow(&mut self.parked, &mut self.charge);
             self.parked.push(entry);

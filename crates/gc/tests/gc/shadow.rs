@@ -302,12 +302,12 @@ fn everything_near_on_one_thread() {
 
 #[test]
 fn a_quarter_near_on_one_thread() {
-    run(1, 6, Size { roots: 1500, bytes: 1500 }, 1, operations(24_000));
+    run(1, 6, Size { roots: 1500, bytes: 1500 }, 1, operations(30_000));
 }
 
 #[test]
 fn a_quarter_near_on_four_threads() {
-    run(2, 8, Size { roots: 2000, bytes: 3000 }, 4, operations(26_000));
+    run(2, 8, Size { roots: 2000, bytes: 3000 }, 4, operations(28_000));
 }
 
 #[test]

@@ -253,6 +253,7 @@ impl EvictionWriter {
 }
 
 /// Copies a page that others change meanwhile, word by word.
+#[expect(clippy::cast_ptr_alignment, reason = "a frame is aligned to its size")]
 fn copy_words(page: *const u8, into: &mut [u8]) {
     crate::heap::launder(page.cast_mut());
     for (index, chunk) in into.chunks_exact_mut(8).take(PAGE_BYTES / 8).enumerate() {
