@@ -112,9 +112,10 @@ impl Servers {
         matches!(self, Servers::On(_))
     }
 
-    /// Asks servers about objects, and takes them out of `parked`. Calls `take` with the entries and the answer of each call, which returns
-    /// how many objects were found unasked, and how many of them were new. False if no server answers: what is parked
-    /// stays, and no server is asked any more in this cycle.
+    /// Asks servers about objects, and takes them out of `parked`. Calls `take` with the entries and
+    /// the answer of each call, which returns how many objects were found unasked, and how many of
+    /// them were new. False if no server answers: what is parked stays, and no server is asked any
+    /// more in this cycle.
     pub(super) fn ask<E>(
         &mut self,
         heap: &GcInner,
