@@ -194,12 +194,8 @@ struct GraphNode {
     padding: [u64; 2],
 }
 
-/// Nodes of a random graph that are roots.
-const GRAPH_ROOTS: usize = 1024;
-
-/// A random graph of nodes of 64 bytes, each of which leads to four earlier ones; collections that find all of it alive.
+/// A random graph of nodes of 64 bytes, each of which leads to four others; collections that find nearly all of it alive.
 pub(crate) fn run_marking(options: &Options) -> Result<Outcome> {
-    // Where a node lies says nothing of where it leads to: this is what a heap is like after long use.
     let count = (options.data_bytes() / 72) as usize;
     let Some((heap, gc)) = collected(options, options.data_bytes() * 5 / 4)? else {
         bail!("marking needs a far heap: nothing is marked in plain memory")
@@ -207,50 +203,42 @@ pub(crate) fn run_marking(options: &Options) -> Result<Outcome> {
     let mut outcome = Outcome::new();
     let mut m = gc.enter();
     let mut random = Random::new(options.seed);
-    let _roots = outcome.phase("fill", count as u64, || -> Result<Root<[Ref<GraphNode>]>, GcError> {
-        let table = with_room(&mut m, |m| {
-            Ok(m.root(m.alloc_array(count.div_ceil(CHUNK), |_| Ref::<[Ref<GraphNode>]>::null())?))
-        })?;
-        let node = |m: &Mutator<'_>, at: usize| -> Result<Option<Root<GraphNode>>, GcError> {
-            let chunk = m.get(&table)?[at / CHUNK].load(m)?.unwrap_or_else(|| unreachable!("each was set"));
-            Ok(chunk[at % CHUNK].load(m)?.map(|node| m.root(node)))
-        };
-        for at in 0..count {
-            if at % CHUNK == 0 {
-                with_room(&mut m, |m| {
-                    let chunk = m.alloc_array(CHUNK, |_| Ref::<GraphNode>::null())?;
-                    m.get(&table)?[at / CHUNK].store(m, Some(chunk));
-                    Ok(())
-                })?;
-            }
-            let any = |_| random.below(at.max(1) as u64) as usize;
-            let mut targets: [usize; 4] = core::array::from_fn(any);
-            // So that each is alive. It is followed last.
-            targets[3] = at.saturating_sub(1);
+    let _root = outcome.phase("fill", count as u64, || -> Result<Root<GraphNode>, GcError> {
+        let chunks = count.div_ceil(CHUNK);
+        let table = with_room(&mut m, |m| Ok(m.root(m.alloc_array(chunks, |_| Ref::<[Ref<GraphNode>]>::null())?)))?;
+        for chunk in 0..chunks {
             with_room(&mut m, |m| {
-                let new = m.alloc(GraphNode { number: at as u64, edges: Default::default(), padding: [0; 2] })?;
-                let chunk = m.get(&table)?[at / CHUNK].load(m)?.unwrap_or_else(|| unreachable!("it was set"));
-                for (edge, target) in new.edges.iter().zip(targets).take(if at > 0 { 4 } else { 0 }) {
-                    let chunk = m.get(&table)?[target / CHUNK].load(m)?.unwrap_or_else(|| unreachable!("it was set"));
-                    edge.store(m, chunk[target % CHUNK].load(m)?);
+                let nodes = m.alloc_array(CHUNK, |_| Ref::<GraphNode>::null())?;
+                for (within, node) in nodes.iter().enumerate() {
+                    let number = (chunk * CHUNK + within) as u64;
+                    node.store(m, Some(m.alloc(GraphNode { number, edges: Default::default(), padding: [0; 2] })?));
                 }
-                chunk[at % CHUNK].store(m, Some(new));
+                m.get(&table)?[chunk].store(m, Some(nodes));
                 Ok(())
             })?;
             m.safepoint()?;
         }
-        let roots = with_room(&mut m, |m| Ok(m.root(m.alloc_array(GRAPH_ROOTS.min(count), |_| Ref::null())?)))?;
-        for index in 0..GRAPH_ROOTS.min(count) {
+        // Where a node lies says nothing of where it leads to: this is what a heap is like after long use.
+        for at in 0..count {
+            let targets: [usize; 4] = core::array::from_fn(|_| random.below(count as u64) as usize);
             with_room(&mut m, |m| {
-                let node = node(m, count - 1 - index)?.unwrap_or_else(|| unreachable!("it was set"));
-                m.get(&roots)?[index].store(m, Some(m.get(&node)?));
+                let node = |at: usize| -> Result<Gc<'_, GraphNode>, GcError> {
+                    let chunk = m.get(&table)?[at / CHUNK].load(m)?.unwrap_or_else(|| unreachable!("it was set"));
+                    Ok(chunk[at % CHUNK].load(m)?.unwrap_or_else(|| unreachable!("it was set")))
+                };
+                for (edge, target) in node(at)?.edges.iter().zip(targets) {
+                    edge.store(m, Some(node(target)?));
+                }
                 Ok(())
             })?;
             m.safepoint()?;
         }
-        Ok(roots)
+        with_room(&mut m, |m| {
+            let chunk = m.get(&table)?[0].load(m)?.unwrap_or_else(|| unreachable!("it was set"));
+            Ok(m.root(chunk[0].load(m)?.unwrap_or_else(|| unreachable!("it was set"))))
+        })
     })?;
-    // What was only in the table goes.
+    // The table goes, and with it the few nodes that only the table leads to.
     m.collect()?;
     let before = heap.stats();
     outcome.phase("collect", options.ops, || (0..options.ops).try_for_each(|_| m.collect()))?;

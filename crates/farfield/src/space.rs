@@ -11,10 +11,10 @@
 
 use crate::Heap;
 use crate::error::{BuildError, FarError};
-use crate::heap::{AccessMode, HeapInner, HeapRef, Scope, free_run};
+use crate::heap::{AccessMode, HeapInner, HeapRef, Scope, copy_words, free_run};
 use crate::offload::OffloadTarget;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FrameId, FrameWord, SlotHint, State};
@@ -260,7 +260,9 @@ impl PageReader<'_> {
             _ => {
                 let address = scope.fault_in_unit(core.first_page + first, AccessMode::Read)?;
                 let address = address.wrapping_add((page - first) as usize * PAGE_BYTES);
-                copy_words(NonNull::new(address).unwrap_or_else(|| unreachable!("frame 0 is nobody's")), into);
+                // SAFETY: the page is in a frame that the scope keeps. Whoever changes words of units of a
+                // space does so with atomics.
+                unsafe { copy_words(address, into) };
             }
         }
         Ok(())
@@ -298,15 +300,6 @@ impl PageReader<'_> {
             self.buffer = Some(buffer);
         }
         completion.result.map_err(FarError::Pool)
-    }
-}
-
-/// Copies a page word by word, because others may change its words.
-fn copy_words(page: NonNull<u8>, into: &mut [u8; PAGE_BYTES]) {
-    for (index, chunk) in into.chunks_exact_mut(8).enumerate() {
-        // SAFETY: the page is in a frame that our caller's scope keeps; frames are aligned.
-        let word = unsafe { page.cast::<AtomicU64>().add(index).as_ref() };
-        chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
     }
 }
 

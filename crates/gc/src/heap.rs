@@ -96,7 +96,7 @@ impl GcHeap {
     /// Returns a builder of a collected heap in this far heap. A far heap has at most one.
     pub fn in_heap(heap: &Heap) -> GcBuilder<'_> {
         let region = Pages::bytes(RegionGeometry::DEFAULT.pages().into());
-        GcBuilder { heap, limit: 0, region, trace_at_servers: true, broken: None }
+        GcBuilder { heap, limit: 0, region, trace_at_servers: false, broken: None }
     }
 
     /// Makes a mutator: the right of the calling thread to use objects. Waits while mutators are
@@ -150,9 +150,13 @@ impl GcBuilder<'_> {
         self
     }
 
-    /// Sets whether collections let the memory server look at far objects where it can, and believe
-    /// what it says of them; they do if nothing is set. Otherwise the collector brings each far
-    /// object near.
+    /// Sets whether collections let the memory server look at far objects, where it can and where
+    /// that takes less time; without it the collector brings each far object near.
+    ///
+    /// Pages that come near are verified, and answers of a server are not. A server that has lost a
+    /// write, or that lies, can make a collection free objects that are alive, and references to
+    /// them then lead to anything. So switch it on only for servers that you trust as you trust
+    /// your own memory.
     pub fn trace_at_servers(mut self, on: bool) -> Self {
         self.trace_at_servers = on;
         self

@@ -15,7 +15,7 @@ mod used;
 
 use super::memory::{Reserved, ReservedArray};
 use crate::error::BuildError;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FRAMES_MAX, FrameId, FreeRuns};
 pub(crate) use info::{FrameInfo, INFO_BYTES};
@@ -452,6 +452,21 @@ pub(crate) fn launder(address: *mut u8) {
     }
     #[cfg(miri)]
     let _ = address;
+}
+
+/// Copies a page word by word, because others may change its words meanwhile.
+///
+/// # Safety
+/// The page lies in a frame, and whoever changes its words meanwhile does so with atomics.
+#[expect(clippy::cast_ptr_alignment, reason = "a frame is aligned to its size")]
+pub(crate) unsafe fn copy_words(page: *mut u8, into: &mut [u8]) {
+    launder(page);
+    for (index, chunk) in into.chunks_exact_mut(size_of::<u64>()).take(PAGE_BYTES / size_of::<u64>()).enumerate() {
+        // SAFETY: inside the page, by `take`; frames are aligned, and their memory is initialised (see `launder`).
+        // The caller rules out anything but atomics.
+        let word = unsafe { AtomicU64::from_ptr(page.cast::<u64>().add(index)) };
+        chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+    }
 }
 
 #[cfg(test)]

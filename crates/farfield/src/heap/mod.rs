@@ -60,7 +60,7 @@ pub(crate) use drops::Panics;
 pub(crate) use eviction::EvictionOutcome;
 pub(crate) use eviction::EvictionUrgency;
 pub(crate) use farfield_core::heap::fault::AccessMode;
-pub(crate) use frames::{Watermark, launder};
+pub(crate) use frames::{Watermark, copy_words, launder};
 pub(crate) use io::FetchFlight;
 pub(crate) use memory::{ReservedArray, Zeroed};
 pub(crate) use objects::{

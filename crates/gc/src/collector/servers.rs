@@ -133,7 +133,7 @@ impl Servers {
             *self = Servers::Off;
             return Ok(false);
         };
-        let (mut found, mut new, of_caller) = (0, 0, parked.len() - first);
+        let (mut found, mut new, count) = (0, 0, parked.len() - first);
         for (entries, traced) in asked.into_iter().zip(answers) {
             let (of_call, new_of_call) = take(entries, traced)?;
             found += of_call;
@@ -142,7 +142,7 @@ impl Servers {
         ready.adapt(found, new);
         parked.truncate(first);
         // Few objects at a time, or little that is new: the frames may be faster.
-        if begun.elapsed() / u32::try_from(of_caller + new).unwrap_or(u32::MAX).max(1) > choice.local_time {
+        if begun.elapsed() / u32::try_from(count + new).unwrap_or(u32::MAX).max(1) > choice.local_time {
             choice.is_asking = false;
             choice.begin();
         }

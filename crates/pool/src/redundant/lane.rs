@@ -582,6 +582,7 @@ impl<S: Scheme> Drop for RedundantLane<S> {
         let places: BTreeSet<(u64, u64)> = self.requests.iter().flatten().filter_map(place).collect();
         places.into_iter().for_each(|place| S::on_late_writes_over(&self.table, place));
         self.table.expel_the_silent();
-        // A write that is given up here keeps its place claimed: no other write or repair goes there.
+        // A write that is given up here, and had not ended, keeps its place claimed: no other write or
+        // repair goes there.
     }
 }

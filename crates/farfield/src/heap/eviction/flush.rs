@@ -52,16 +52,11 @@ impl EvictorState {
 
     /// Begins to write what differs of a unit. Returns the number of its pages that do.
     fn flush_unit(&mut self, core: &HeapInner, unit: TransferUnit) -> u64 {
-        let word = &core.words[unit.page];
-        let mut seen = FrameWord(word.load(Ordering::Acquire));
-        let frame = loop {
-            // What is not near now is far, or on its way from there, and what is there is current.
-            let (Some(next), Some(frame)) = (seen.begin_flush(), seen.frame()) else { return 0 };
-            match word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => break frame,
-                Err(now) => seen = FrameWord(now),
-            }
-        };
+        // What is not near now is far, or on its way from there, and what is there is current.
+        let begin = |seen| Some(FrameWord(seen).begin_flush()?.0);
+        let begun = core.words[unit.page].fetch_update(Ordering::AcqRel, Ordering::Acquire, begin);
+        let Ok(seen) = begun.map(FrameWord) else { return 0 };
+        let Some(frame) = seen.frame() else { unreachable!("a near page has a frame") };
         let was_clean = seen.is_stored() && !seen.is_dirty();
         self.writer.write_copies(core, unit, frame, was_clean)
     }
@@ -69,14 +64,12 @@ impl EvictorState {
 
 /// Marks a unit whose copy did not arrive, if it is still in this frame.
 fn mark_unwritten(core: &HeapInner, unit: TransferUnit, frame: FrameId) {
-    let word = &core.words[unit.page];
-    let mut seen = FrameWord(word.load(Ordering::Acquire));
-    while let Some(next) = seen.fail_flush().filter(|_| seen.frame() == Some(frame)) {
-        match word.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => return,
-            Err(now) => seen = FrameWord(now),
-        }
-    }
+    let mark = |seen| {
+        let seen = FrameWord(seen);
+        Some(seen.fail_flush().filter(|_| seen.frame() == Some(frame))?.0)
+    };
+    // One that has been released is written by nobody any more.
+    let _ = core.words[unit.page].fetch_update(Ordering::AcqRel, Ordering::Acquire, mark);
 }
 
 #[cfg(test)]

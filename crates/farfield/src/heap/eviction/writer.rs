@@ -3,7 +3,7 @@
 
 use super::HeapInner;
 use super::TransferUnit;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
@@ -98,7 +98,9 @@ impl EvictionWriter {
         for index in 0..unit.pages {
             let mut buffer = self.buffers.pop().unwrap_or_else(|| Buffer::new(1));
             let frame = FrameId(frame.0 + index);
-            copy_words(core.frames.address(frame), buffer.bytes_mut());
+            // SAFETY: a frame of the arena, whose page stays in it while the evictor is locked, or is
+            // released; its words are changed as atomics only, which our caller ensures.
+            unsafe { crate::heap::copy_words(core.frames.address(frame), buffer.bytes_mut()) };
             buffer.seal();
             let info = &core.frames.infos[frame.0];
             let sum = buffer.sums()[0];
@@ -249,17 +251,5 @@ impl EvictionWriter {
         }
         self.lane = None;
         Err(PoolError::TimedOut { server: 0, after: core.patience * 2 })
-    }
-}
-
-/// Copies a page that others change meanwhile, word by word.
-#[expect(clippy::cast_ptr_alignment, reason = "a frame is aligned to its size")]
-fn copy_words(page: *const u8, into: &mut [u8]) {
-    crate::heap::launder(page.cast_mut());
-    for (index, chunk) in into.chunks_exact_mut(8).take(PAGE_BYTES / 8).enumerate() {
-        // SAFETY: a frame of the arena, which is initialised memory of the kernel (see `launder`) and
-        // aligned. Others change words of it as atomics only (`Space::flush`).
-        let word = unsafe { &*page.cast::<AtomicU64>().add(index) };
-        chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
     }
 }
