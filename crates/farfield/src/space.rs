@@ -11,6 +11,7 @@
 
 use crate::Heap;
 use crate::error::{BuildError, FarError};
+use crate::fault::Pin;
 use crate::heap::{AccessMode, HeapInner, HeapRef, Scope, copy_words, free_run};
 use crate::offload::OffloadTarget;
 use core::ptr::NonNull;
@@ -33,11 +34,25 @@ pub struct SpaceScope<'space> {
     scope: Scope<'space>,
 }
 
+/// Guard that keeps a unit near without a scope. Half of the near memory can be kept so.
+pub struct UnitPin<'space> {
+    _pin: Pin<'space>,
+}
+
 /// Reader of pages, wherever they are, that takes no frame for a far one.
 pub struct PageReader<'space> {
     core: &'space HeapInner,
     lane: Option<Box<dyn Lane>>,
-    buffer: Option<Buffer>,
+    /// Buffers that are not in use.
+    buffers: Vec<Buffer>,
+    /// Number of buffers that were made, with which the heap is charged.
+    made: u64,
+}
+
+/// Copy of a far page.
+pub struct FarCopy {
+    page: u32,
+    buffer: Buffer,
 }
 
 impl Space {
@@ -154,7 +169,7 @@ impl Space {
 
     /// Makes a reader of pages.
     pub fn reader(&self) -> PageReader<'_> {
-        PageReader { core: self.core(), lane: None, buffer: Some(Buffer::new(1)) }
+        PageReader { core: self.core(), lane: None, buffers: Vec::new(), made: 0 }
     }
 }
 
@@ -164,7 +179,7 @@ impl Drop for Space {
     }
 }
 
-impl SpaceScope<'_> {
+impl<'space> SpaceScope<'space> {
     /// Returns the address of a unit, if it is near and needs no mark.
     #[inline]
     pub fn near(&self, page: u32) -> Option<NonNull<u8>> {
@@ -219,6 +234,11 @@ impl SpaceScope<'_> {
         Ok(NonNull::new(address).unwrap_or_else(|| unreachable!("frame 0 is nobody's")))
     }
 
+    /// Keeps the unit near that this scope has found at this address, until the pin is dropped.
+    pub fn pin(&self, address: NonNull<u8>) -> Result<UnitPin<'space>, FarError> {
+        Ok(UnitPin { _pin: self.scope.pin_at(address.as_ptr())? })
+    }
+
     /// Returns the guess that stands for an address in the arena, which is a multiple of 16.
     #[inline]
     pub fn guess_of(&self, address: NonNull<u8>) -> SlotHint {
@@ -269,37 +289,103 @@ impl PageReader<'_> {
     }
 
     fn read_far(&mut self, page: u32, into: &mut [u8; PAGE_BYTES]) -> Result<(), FarError> {
+        for Completion { result, buffer, .. } in self.fetch(&[page])? {
+            result?;
+            if let Some(buffer) = buffer {
+                self.core.check_far(page, buffer.sums()[0], buffer.page(0))?;
+                into.copy_from_slice(buffer.page(0));
+                self.buffers.push(buffer);
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies those of these pages that are far, all at once. Returns their copies, in no order.
+    ///
+    /// A page is left out if it is near, comes near meanwhile, or is not what was written there:
+    /// whoever brings it near gets the error.
+    pub fn copy_far(&mut self, pages: &[u32]) -> Result<Vec<FarCopy>, FarError> {
+        let is_far = |page: &u32| FrameWord(self.core.words[*page].load(Ordering::Acquire)).state() == State::Far;
+        let far: Vec<u32> = pages.iter().copied().filter(is_far).collect();
+        let mut copies = Vec::with_capacity(far.len());
+        for Completion { tag, result, buffer } in self.fetch(&far)? {
+            let copy = buffer.map(|buffer| FarCopy { page: far[tag as usize], buffer });
+            match copy {
+                Some(copy) if result.is_ok() && self.is_current(&copy) => copies.push(copy),
+                Some(copy) => self.take_back(copy),
+                None => {}
+            }
+        }
+        Ok(copies)
+    }
+
+    /// Checks whether a page is far, and as it was when it was copied.
+    pub fn is_current(&self, copy: &FarCopy) -> bool {
+        // Acquire: the page's digest was noted before the page was far.
+        FrameWord(self.core.words[copy.page].load(Ordering::Acquire)).state() == State::Far
+            && self.core.check_far(copy.page, copy.buffer.sums()[0], copy.bytes()).is_ok()
+    }
+
+    /// Takes a copy that is not needed any more, so that its memory is used again.
+    pub fn take_back(&mut self, copy: FarCopy) {
+        self.buffers.push(copy.buffer);
+    }
+
+    /// Reads these pages from the pool. The tags of the completions are the indices of the pages.
+    fn fetch(&mut self, pages: &[u32]) -> Result<Vec<Completion>, FarError> {
         let core = self.core;
-        let lane = match &mut self.lane {
+        let mut lane = match self.lane.take() {
             Some(lane) => lane,
-            none => none.insert(core.backend.open_lane()?),
+            None => core.backend.open_lane()?,
         };
         let until = Instant::now() + core.patience * 2;
-        let buffer = self.buffer.take().unwrap_or_else(|| Buffer::new(1));
-        let op = Op::Read { page: PageId(page.into()), buffer };
-        let mut request = Some(LaneRequest { tag: 0, priority: Priority::Demand, deadline: core.patience, op });
-        let mut done: Vec<Completion> = Vec::with_capacity(1);
-        while done.is_empty() {
-            if let Some(next) = request.take() {
-                request = lane.submit(next).err();
+        let mut left = (0..).zip(pages);
+        let mut full: Option<LaneRequest> = None;
+        let mut done: Vec<Completion> = Vec::with_capacity(pages.len());
+        while done.len() < pages.len() {
+            while let Some(request) = full.take().or_else(|| Some(self.read_request(left.next()?))) {
+                full = lane.submit(request).err();
+                if full.is_some() {
+                    break;
+                }
             }
             if lane.poll(&mut done) == 0 {
                 lane.wait(core.patience);
             }
             if Instant::now() > until {
-                self.lane = None;
                 return Err(PoolError::TimedOut { server: 0, after: core.patience * 2 }.into());
             }
         }
-        let completion = done.remove(0);
-        if let Some(buffer) = completion.buffer {
-            if completion.result.is_ok() {
-                core.check_far(page, buffer.sums()[0], buffer.page(0))?;
-                into.copy_from_slice(buffer.page(0));
-            }
-            self.buffer = Some(buffer);
-        }
-        completion.result.map_err(FarError::Pool)
+        self.lane = Some(lane);
+        Ok(done)
+    }
+
+    fn read_request(&mut self, (tag, page): (u64, &u32)) -> LaneRequest {
+        let buffer = self.buffers.pop().unwrap_or_else(|| {
+            self.core.charge_anyway(PAGE_BYTES as u64);
+            self.made += 1;
+            Buffer::new(1)
+        });
+        let op = Op::Read { page: PageId(u64::from(*page)), buffer };
+        LaneRequest { tag, priority: Priority::Demand, deadline: self.core.patience, op }
+    }
+}
+
+impl FarCopy {
+    /// Returns the number of the page.
+    pub fn page(&self) -> u32 {
+        self.page
+    }
+
+    /// Returns the bytes of the page.
+    pub fn bytes(&self) -> &[u8] {
+        self.buffer.page(0)
+    }
+}
+
+impl Drop for PageReader<'_> {
+    fn drop(&mut self) {
+        self.core.uncharge(self.made * PAGE_BYTES as u64);
     }
 }
 
@@ -373,6 +459,50 @@ mod tests {
             heap.verify();
             assert!(Space::open(&heap).is_ok());
         }
+    }
+
+    #[test]
+    fn copies_of_far_pages_are_current_until_the_pages_change() {
+        let heap = Heap::builder().near(2 << 20).far(1 << 30).build().unwrap();
+        let space = Space::open(&heap).unwrap();
+        let first = space.take_run(PAGES, 1).unwrap();
+        let mut scope = space.enter();
+        fill(&mut scope, first, PAGES, 1);
+        let (before, mut reader) = (heap.stats(), space.reader());
+        let pages: Vec<u32> = (first..first + PAGES).collect();
+        let copies = reader.copy_far(&pages).unwrap();
+        assert!(copies.len() as u32 >= PAGES - (2 << 20) / PAGE_BYTES as u32);
+        assert_eq!(heap.stats().misses, before.misses, "a reader brings nothing near");
+        for (index, copy) in copies.iter().enumerate() {
+            assert!(reader.is_current(copy));
+            assert!(copy.bytes().chunks(4).all(|word| word == copy.page().to_ne_bytes()));
+            if index % 100 > 0 {
+                continue;
+            }
+            // It comes near, is changed in every second case, and leaves.
+            let near = scope.bring(copy.page()).unwrap().cast::<u32>();
+            assert!(!reader.is_current(copy), "it is near");
+            let is_changed = index % 200 == 0;
+            // SAFETY: near in this scope, and ours.
+            unsafe { near.write(copy.page() + u32::from(is_changed)) };
+            scope.renew();
+            for page in first..first + 600 {
+                scope.bring(page).unwrap();
+                scope.renew();
+            }
+            let is_near = space.is_near(copy.page());
+            assert_eq!(reader.is_current(copy), !is_changed && !is_near, "copy {index}");
+        }
+        copies.into_iter().for_each(|copy| reader.take_back(copy));
+        drop(reader);
+        drop(scope);
+        // SAFETY: our run, whose units were made; nobody uses them.
+        unsafe {
+            pages.iter().for_each(|page| space.release(*page, 1));
+            space.free_run(first);
+        }
+        drop(space);
+        heap.verify();
     }
 
     #[test]

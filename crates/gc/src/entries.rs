@@ -194,6 +194,15 @@ impl EntryTable {
 
     /// Stores the word of an entry that the caller has claimed, which is in use from now on.
     pub(crate) fn store(&self, scope: &SpaceScope<'_>, entry: u32, word: EntryWord) -> Result<(), GcError> {
+        self.replace(scope, entry, word)?;
+        let (page, within) = locate(entry);
+        // Release: who finds the entry in use finds its word, and so the generation.
+        self.bits(page)[within / 64].fetch_or(1 << (within % 64), Ordering::Release);
+        Ok(())
+    }
+
+    /// Replaces the word of an entry of this heap.
+    pub(crate) fn replace(&self, scope: &SpaceScope<'_>, entry: u32, word: EntryWord) -> Result<(), GcError> {
         let (page, offset) = self.place(entry);
         let address = match scope.near_to_change(page) {
             Some(address) => address,
@@ -201,9 +210,6 @@ impl EntryTable {
         };
         // SAFETY: as in `load`.
         unsafe { address.add(offset).cast::<AtomicU64>().as_ref() }.store(word.0, Ordering::Release);
-        let (page, within) = locate(entry);
-        // Release: who finds the entry in use finds its word, and so the generation.
-        self.bits(page)[within / 64].fetch_or(1 << (within % 64), Ordering::Release);
         Ok(())
     }
 }

@@ -39,6 +39,7 @@ pub struct GcBuilder<'h> {
     limit: u64,
     region: u64,
     trace_at_servers: bool,
+    evacuate: bool,
     broken: Option<BrokenRule>,
 }
 
@@ -56,6 +57,8 @@ pub enum BrokenRule {
     CloseOpenPages,
     /// What is near is written before servers trace.
     FlushBeforeTracing,
+    /// A far page whose copy is out of date is not moved.
+    CopiesAreCurrent,
 }
 
 /// State of a heap.
@@ -74,6 +77,7 @@ pub(crate) struct GcInner {
     /// Open pages and claimed entries of mutators that have ended.
     left_over: Mutex<Vec<AllocationBuffer>>,
     pub(crate) trace_at_servers: bool,
+    pub(crate) evacuate: bool,
     pub(crate) broken: Option<BrokenRule>,
     /// Address and length of the arena in which all near pages lie.
     pub(crate) arena: (usize, usize),
@@ -96,7 +100,7 @@ impl GcHeap {
     /// Returns a builder of a collected heap in this far heap. A far heap has at most one.
     pub fn in_heap(heap: &Heap) -> GcBuilder<'_> {
         let region = Pages::bytes(RegionGeometry::DEFAULT.pages().into());
-        GcBuilder { heap, limit: 0, region, trace_at_servers: false, broken: None }
+        GcBuilder { heap, limit: 0, region, trace_at_servers: false, evacuate: true, broken: None }
     }
 
     /// Makes a mutator: the right of the calling thread to use objects. Waits while mutators are
@@ -162,6 +166,16 @@ impl GcBuilder<'_> {
         self
     }
 
+    /// Sets whether collections move objects out of pages that are mostly garbage, so that these
+    /// pages can be given back; with it unless this is called. Without it, a page that holds one
+    /// live object keeps all of its far memory.
+    ///
+    /// Mutators are stopped for each few thousand objects, for less than a millisecond.
+    pub fn evacuate(mut self, on: bool) -> Self {
+        self.evacuate = on;
+        self
+    }
+
     /// Makes a heap without one of its rules, for tests of the tests.
     #[doc(hidden)]
     pub fn broken(mut self, rule: BrokenRule) -> Self {
@@ -199,6 +213,7 @@ impl GcBuilder<'_> {
             phase: Mutex::default(),
             left_over: Mutex::default(),
             trace_at_servers: self.trace_at_servers,
+            evacuate: self.evacuate,
             broken: self.broken,
             arena,
             table_bytes,

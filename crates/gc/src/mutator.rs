@@ -6,7 +6,7 @@ use crate::error::{GcError, RefusedObject};
 
 use crate::heap::{BrokenRule, GcInner};
 use crate::object::{FarObject, Referent};
-use crate::pages::{Pages, UnitId, UnitPurpose};
+use crate::pages::{OpenPage, Pages, UnitId, UnitPurpose};
 use crate::reference::{Gc, Ref};
 use crate::roots::Root;
 use crate::stops::MutatorId;
@@ -17,7 +17,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield::FarError;
 use farfield::space::SpaceScope;
-use farfield_core::gc::{EntryWord, ObjectHeader, ObjectPlacement, PageOccupancy, RefWord, TypeLayout, WeakWord};
+use farfield_core::gc::{
+    EntryWord, ObjectHeader, ObjectPlacement, PageFill, PageOccupancy, RefWord, TypeLayout, WeakWord,
+};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{CARD_BYTES, SlotHint};
 use std::collections::HashMap;
@@ -116,14 +118,6 @@ pub(crate) struct AllocationBuffer {
     entries: ClaimedEntries,
 }
 
-/// Page into which a mutator puts its small objects, one after the other.
-struct OpenPage {
-    id: UnitId,
-    page: u32,
-    next_card: u32,
-    occupancy: PageOccupancy,
-}
-
 /// Place of an object that is being made.
 struct NewPlace {
     header: NonNull<u8>,
@@ -133,8 +127,6 @@ struct NewPlace {
     unit: Option<UnitId>,
     cards: u32,
 }
-
-const CARDS_PER_PAGE: u32 = (PAGE_BYTES / CARD_BYTES) as u32;
 
 impl AllocationBuffer {
     /// Stops filling the open page, whose objects are known to others.
@@ -284,27 +276,27 @@ impl<'gc> Mutator<'gc> {
                 return Ok(NewPlace { header, page, card: 0, unit: Some(id), cards: 0 });
             }
         };
-        if let Some(open) = allocation.buffer.open.take_if(|open| open.next_card + cards > CARDS_PER_PAGE) {
-            self.heap.pages.set_occupancy(open.id, open.occupancy);
+        if let Some(open) = allocation.buffer.open.take_if(|open| open.fill.next(cards).is_none()) {
+            self.heap.pages.set_occupancy(open.id, open.fill.occupancy());
         }
-        let (page, card, base) = match &allocation.buffer.open {
-            Some(open) => {
-                let base = match scope.near(open.page) {
+        let open = allocation.buffer.open.as_ref();
+        let (page, card, base) = match open.and_then(|open| Some((open.page, open.fill.next(cards)?))) {
+            Some((page, card)) => {
+                let base = match scope.near(page) {
                     Some(base) => base,
-                    None => scope.bring_to_change(open.page)?,
+                    None => scope.bring_to_change(page)?,
                 };
-                (open.page, open.next_card, base)
+                (page, card, base)
             }
             None => {
-                let (id, page, base) = self.make_unit(allocation, UnitPurpose::Objects { pages: 1 })?;
-                let open = OpenPage { id, page, next_card: 0, occupancy: PageOccupancy::EMPTY };
-                allocation.buffer.open = Some(open);
+                let (id, page, base) = self.make_unit(allocation, UnitPurpose::OBJECTS)?;
+                allocation.buffer.open = Some(OpenPage { id, page, fill: PageFill::default() });
                 (page, 0, base)
             }
         };
         // SAFETY: the card lies in the page.
-        let header = unsafe { base.add(card as usize * CARD_BYTES) };
-        Ok(NewPlace { header, page, card: card as u8, unit: None, cards })
+        let header = unsafe { base.add(usize::from(card) * CARD_BYTES) };
+        Ok(NewPlace { header, page, card, unit: None, cards })
     }
 
     /// Makes a unit of zeros.
@@ -342,11 +334,7 @@ impl<'gc> Mutator<'gc> {
                 occupancy.insert(0);
                 self.heap.pages.set_occupancy(id, occupancy);
             }
-            (None, Some(open)) => {
-                let is_new = open.occupancy.insert(place.card);
-                debug_assert!(is_new, "an object begins there already");
-                open.next_card += place.cards;
-            }
+            (None, Some(open)) => open.fill.insert(place.cards),
             (None, None) => unreachable!("the place lies in the open page"),
         }
     }
@@ -700,7 +688,7 @@ impl<'gc> Mutator<'gc> {
     fn flush(&mut self) {
         self.share_log(true);
         if let Some(open) = &self.allocation.get_mut().buffer.open {
-            self.heap.pages.set_occupancy(open.id, open.occupancy);
+            self.heap.pages.set_occupancy(open.id, open.fill.occupancy());
         }
     }
 }

@@ -3,9 +3,9 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield::FarError;
 use farfield::space::Space;
-use farfield_core::gc::{PageOccupancy, RegionGeometry, UnitMap};
+use farfield_core::gc::{OBJECT_BYTES_MIN, PageFill, PageOccupancy, RegionGeometry, SparseTotals, UnitMap, is_sparse};
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::heap::SEGMENT_PAGES;
+use farfield_core::heap::{CARD_BYTES, SEGMENT_PAGES};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -22,6 +22,9 @@ pub(crate) enum UnitPurpose {
 }
 
 impl UnitPurpose {
+    /// One page that holds objects.
+    pub(crate) const OBJECTS: UnitPurpose = UnitPurpose::Objects { pages: 1 };
+
     pub(crate) fn pages(self) -> u32 {
         match self {
             UnitPurpose::Objects { pages } => pages,
@@ -59,12 +62,21 @@ pub(crate) struct HeapRegion {
     /// Objects of each unit. What a mutator has put into its open page is not in it before the
     /// page is closed.
     pub(crate) occupancy: Box<[PageOccupancy]>,
+    /// Cards of the objects that a cycle has found in each unit; empty but in the cycle's snapshot.
+    live_cards: Box<[u16]>,
     /// Near bytes that the heap is charged with.
     charge: u64,
 }
 
 /// Number of a unit: the index of its region, and its index there.
 pub(crate) type UnitId = (usize, u32);
+
+/// Page that is being filled with small objects.
+pub(crate) struct OpenPage {
+    pub(crate) id: UnitId,
+    pub(crate) page: u32,
+    pub(crate) fill: PageFill,
+}
 
 impl HeapRegion {
     /// Returns the first page of a unit.
@@ -113,6 +125,7 @@ impl RegionSet {
             purpose: region.purpose,
             units: region.units.clone(),
             occupancy: vec![PageOccupancy::EMPTY; region.occupancy.len()].into(),
+            live_cards: vec![0; region.occupancy.len()].into(),
             charge: 0,
         };
         RegionSet {
@@ -122,10 +135,42 @@ impl RegionSet {
         }
     }
 
-    /// Returns the near memory that the regions take, in bytes.
+    /// Counts an object of so many bytes in a unit of a snapshot.
+    pub(crate) fn count_live(&mut self, (index, unit): UnitId, bytes: u64) {
+        if let Some(cards) = self.get_mut(index).and_then(|region| region.live_cards.get_mut(unit as usize)) {
+            let of_object = bytes.div_ceil(CARD_BYTES as u64).max((OBJECT_BYTES_MIN / CARD_BYTES) as u64);
+            *cards = cards.saturating_add(u16::try_from(of_object).unwrap_or(u16::MAX));
+        }
+    }
+
+    /// Returns the units of one page that a snapshot has found sparse, in the order of their pages,
+    /// and what they hold. `self` is the present, after the cycle has committed.
+    pub(crate) fn sparse_units(&self, snapshot: &RegionSet) -> (Vec<(UnitId, u32)>, SparseTotals) {
+        let (mut sparse, mut totals) = (Vec::new(), SparseTotals::default());
+        for (index, old) in snapshot.regions.iter().enumerate() {
+            let (Some(old), Some(now)) = (old, self.get(index)) else { continue };
+            if old.purpose != UnitPurpose::OBJECTS {
+                continue;
+            }
+            for unit in (0..old.units.units()).filter(|unit| old.units.is_used(*unit)) {
+                let cards = u32::from(old.live_cards[unit as usize]);
+                if is_sparse(now.occupancy[unit as usize].count(), cards) {
+                    sparse.push(((index, unit), old.page(unit)));
+                    totals.pages += 1;
+                    totals.cards += u64::from(cards);
+                }
+            }
+        }
+        sparse.sort_unstable_by_key(|(_, page)| *page);
+        (sparse, totals)
+    }
+
+    /// Returns the near memory that a snapshot of the regions takes, in bytes.
     pub(crate) fn near_bytes(&self) -> usize {
         let region = |region: &HeapRegion| {
-            size_of_val(&*region.occupancy) + region.units.units().div_ceil(64) as usize * size_of::<u64>()
+            size_of_val(&*region.occupancy)
+                + region.occupancy.len() * size_of::<u16>()
+                + region.units.units().div_ceil(64) as usize * size_of::<u64>()
         };
         self.regions.iter().flatten().map(region).sum::<usize>()
             + self.regions.len() * size_of::<Option<HeapRegion>>()
@@ -210,6 +255,13 @@ impl Pages {
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve).is_ok()
     }
 
+    /// Reserves a page for objects that are moved, of which there may be one above the limit: moving
+    /// them frees pages.
+    pub(crate) fn reserve_to_move(&self) -> bool {
+        let reserve = |used: u64| (used <= self.limit).then_some(used + 1);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve).is_ok()
+    }
+
     /// Gives pages back that were reserved, or whose unit was released.
     pub(crate) fn unreserve(&self, pages: u64) {
         self.used.fetch_sub(pages, Ordering::Relaxed);
@@ -247,7 +299,8 @@ impl Pages {
         self.space.charge(charge)?;
         let first_page = self.space.take_run(units, purpose.pages()).inspect_err(|_| self.space.uncharge(charge))?;
         let occupancy = vec![PageOccupancy::EMPTY; units as usize].into();
-        Ok(HeapRegion { first_page, purpose, units: UnitMap::new(units), occupancy, charge })
+        let live_cards = Box::default();
+        Ok(HeapRegion { first_page, purpose, units: UnitMap::new(units), occupancy, live_cards, charge })
     }
 
     /// Replaces what is known of the objects of a unit.

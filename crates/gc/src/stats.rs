@@ -1,6 +1,6 @@
 //! Statistics of a collected heap.
 
-use crate::collector::LiveHeap;
+use crate::collector::{LiveHeap, MovedObjects};
 use core::time::Duration;
 use std::sync::{Mutex, PoisonError};
 
@@ -27,6 +27,12 @@ pub struct GcStats {
     pub flushed_pages: u64,
     /// Pages that collections have given back.
     pub freed_pages: u64,
+    /// Objects that collections have moved out of sparse pages.
+    pub moved_objects: u64,
+    /// Bytes of these objects.
+    pub moved_bytes: u64,
+    /// Number of times that moving objects was given up, after a collection.
+    pub moves_given_up: u64,
     /// Time that the last collection took, beside the mutators.
     pub last_collection: Duration,
     /// Number of times that mutators were stopped.
@@ -64,6 +70,15 @@ impl CollectionCounters {
 
     pub(crate) fn count_freed(&self, pages: u64) {
         self.update(|stats| stats.freed_pages += pages);
+    }
+
+    pub(crate) fn count_moved(&self, moved: &MovedObjects, is_given_up: bool) {
+        self.update(|stats| {
+            stats.moved_objects += moved.objects;
+            stats.moved_bytes += moved.bytes;
+            stats.freed_pages += moved.pages;
+            stats.moves_given_up += u64::from(is_given_up);
+        });
     }
 
     pub(crate) fn count_time(&self, time: Duration) {

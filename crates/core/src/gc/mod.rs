@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `reference` | what a field of an object holds: an entry number and a guess |
 //! | `entry` | where one object is, as one word that never moves |
+//! | `evacuation` | which pages a collection empties, and how pages are filled |
 //! | `header` | first word of each object: its entry and its type |
 //! | `layout` | where the references of a type lie, as tables that others can read |
 //! | `occupancy` | which objects begin in a page |
@@ -13,6 +14,7 @@
 //! `docs/design/gc.md` draws the whole.
 
 mod entry;
+mod evacuation;
 mod header;
 mod layout;
 mod occupancy;
@@ -20,6 +22,7 @@ mod reference;
 mod region;
 
 pub use entry::{ENTRIES_PER_PAGE, EntryWord};
+pub use evacuation::{CARDS_PER_PAGE, PageFill, SparseTotals, is_sparse};
 pub use header::{ObjectHeader, TYPES_MAX};
 pub use layout::{LayoutError, LayoutTable, SLOTS_MAX, TailLayout, TypeLayout};
 pub use occupancy::PageOccupancy;

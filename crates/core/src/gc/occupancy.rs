@@ -25,6 +25,11 @@ impl PageOccupancy {
         is_new
     }
 
+    /// Removes the object that begins at this card.
+    pub fn remove(&mut self, card: u8) {
+        self.0[usize::from(card / 64)] &= !(1 << (card % 64));
+    }
+
     /// Checks whether an object begins at this card.
     pub fn contains(&self, card: u8) -> bool {
         self.0[usize::from(card / 64)] & 1 << (card % 64) != 0
@@ -65,7 +70,8 @@ mod tests {
                 expected.dedup();
                 assert_eq!(page.count() as usize, expected.len());
                 assert_eq!(page.iter().collect::<Vec<u8>>(), expected);
-                assert!(!page.is_empty());
+                page.remove(first);
+                assert_eq!((page.contains(first), page.is_empty()), (false, first == second));
             }
         }
     }

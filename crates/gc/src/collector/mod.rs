@@ -4,11 +4,13 @@
 //! and frees at its second stop what is not marked. Nothing that mutators can see changes before
 //! the second stop, so a cycle that fails, or is given up, has changed nothing.
 
+mod evacuation;
 mod marking;
 mod requests;
 mod servers;
 mod tracer;
 
+pub(crate) use evacuation::MovedObjects;
 pub(crate) use marking::Marking;
 pub(crate) use requests::{CycleMode, CycleRequests};
 pub(crate) use tracer::LiveHeap;
@@ -18,6 +20,7 @@ use crate::heap::{BrokenRule, GcInner};
 use crate::pages::UnitPurpose;
 use crate::stops::WorldStop;
 use core::time::Duration;
+use evacuation::Evacuation;
 use farfield::BuildError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -134,6 +137,9 @@ impl<'a> Cycle<'a> {
         heap.counters.count(&live);
         cycle.resume(stop);
         heap.counters.count_freed(cycle.release_dead());
+        if heap.evacuate {
+            cycle.evacuate(mode);
+        }
         Ok(Some(used))
     }
 
@@ -168,6 +174,14 @@ impl<'a> Cycle<'a> {
         drop(phase);
         heap.left_over().iter_mut().for_each(|it| it.forget_entries());
         self.tracer.live
+    }
+
+    /// Moves objects out of sparse pages. What is in the way of that does no harm: a later cycle finds
+    /// what is left.
+    fn evacuate(&self, mode: CycleMode) {
+        let is_needed = mode == CycleMode::Stopped;
+        let (moved, result) = Evacuation::run(self.heap, &self.tracer.old, &self.tracer.layouts, is_needed);
+        self.heap.counters.count_moved(&moved, result.is_err());
     }
 
     /// Gives back units of the snapshot in which nothing lives. Returns the number of their pages.

@@ -47,7 +47,7 @@ pub(super) enum Drained {
 pub(super) struct Tracer<'a> {
     heap: &'a GcInner,
     marking: Arc<Marking>,
-    layouts: Rc<LayoutTable>,
+    pub(super) layouts: Rc<LayoutTable>,
     /// Regions and units of the snapshot, and the objects in them that were found.
     pub(super) old: RegionSet,
     /// Entries that are marked, and whose objects were not looked at.
@@ -213,13 +213,12 @@ impl<'a> Tracer<'a> {
                 of_object.for_each(drop);
                 continue;
             }
-            let room = self.occupy(object.entry, EntryWord::new(object.page, object.card, 0))?;
+            let (unit, room) = self.occupy(object.entry, EntryWord::new(object.page, object.card, 0))?;
             if u64::from(object.bytes) > room as u64 {
                 return Err(GcError::Damaged { entry: object.entry, what: LARGER });
             }
-            self.live.objects += 1;
+            self.count(unit, object.bytes.into());
             self.live.traced_at_servers += 1;
-            self.live.bytes += u64::from(object.bytes);
             for next in of_object {
                 self.mark(*next)?;
             }
@@ -227,14 +226,21 @@ impl<'a> Tracer<'a> {
         Ok((traced.objects.len() - asked, are_new[asked..].iter().filter(|is_new| **is_new).count()))
     }
 
-    /// Notes where an object begins. Returns the bytes from there to the end of its unit.
-    fn occupy(&mut self, entry: u32, at: EntryWord) -> Result<usize, GcError> {
+    /// Counts an object that lives.
+    fn count(&mut self, unit: UnitId, bytes: u64) {
+        self.live.objects += 1;
+        self.live.bytes += bytes;
+        self.old.count_live(unit, bytes);
+    }
+
+    /// Notes where an object begins. Returns its unit, and the bytes from there to the unit's end.
+    fn occupy(&mut self, entry: u32, at: EntryWord) -> Result<(UnitId, usize), GcError> {
         let (id, room) = self.place_of(entry, at)?;
         let region = self.old.get_mut(id.0).unwrap_or_else(|| unreachable!("`place_of` has found it"));
         if !region.occupancy[id.1 as usize].insert(at.card()) {
             return Err(GcError::Damaged { entry, what: "two objects begin at its place" });
         }
-        Ok(room)
+        Ok((id, room))
     }
 
     /// Marks an object that a reference leads to.
@@ -250,7 +256,7 @@ impl<'a> Tracer<'a> {
     /// Looks at an object, and marks what it leads to.
     fn trace(&mut self, scope: &SpaceScope<'_>, entry: u32) -> Result<(), GcError> {
         let at = self.heap.entries.load(scope, entry)?;
-        let room = self.occupy(entry, at)?;
+        let (unit, room) = self.occupy(entry, at)?;
         let base = match scope.near(at.page()) {
             Some(base) => base,
             None => scope.bring(at.page())?,
@@ -275,8 +281,7 @@ impl<'a> Tracer<'a> {
         let Some(bytes) = layout.object_bytes(elements).filter(|bytes| *bytes <= room as u64) else {
             return Err(GcError::Damaged { entry, what: LARGER });
         };
-        self.live.objects += 1;
-        self.live.bytes += bytes;
+        self.count(unit, bytes);
         // The last one is pushed first, so that the first one is looked at next.
         for index in (0..layout.strong_count(elements)).rev() {
             if let Some(next) = RefWord(word(layout.strong_offset(index) as usize)).entry() {

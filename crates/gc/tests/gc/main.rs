@@ -3,5 +3,6 @@
 mod api;
 mod common;
 mod errors;
+mod evacuation;
 mod rules;
 mod shadow;

@@ -3,7 +3,7 @@
 //! Danger: an object that is freed while something leads to it, kept though nothing does, or that is not what it was.
 
 use crate::common::{MIB, heaps, is_deep, seed, with_room};
-use farfield_gc::{Atom, Bytes, FarObject, Gc, GcError, GcHeap, Mutator, Ref, Root, WeakRef};
+use farfield_gc::{Atom, Bytes, FarObject, Gc, GcError, GcHeap, GcStats, Mutator, Ref, Root, WeakRef};
 use fastrand::Rng;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard};
@@ -249,7 +249,7 @@ fn compare(gc: &GcHeap, model: &mut Model) {
     assert_eq!(known.len(), model.nodes.len());
 }
 
-fn run(near_mib: u64, limit_mib: u64, size: Size, threads: u64, operations: u64) {
+fn run(near_mib: u64, limit_mib: u64, size: Size, threads: u64, operations: u64) -> GcStats {
     let seed = seed();
     let (heap, gc) = heaps(near_mib, limit_mib);
     let model = Mutex::new(Model::default());
@@ -289,6 +289,7 @@ fn run(near_mib: u64, limit_mib: u64, size: Size, threads: u64, operations: u64)
     assert_eq!(gc.verify().unwrap().allocated, 0);
     drop(gc);
     heap.verify();
+    stats
 }
 
 fn operations(few: u64) -> u64 {
@@ -297,12 +298,14 @@ fn operations(few: u64) -> u64 {
 
 #[test]
 fn everything_near_on_one_thread() {
-    run(16, 8, Size { roots: 300, bytes: 1500 }, 1, operations(40_000));
+    let stats = run(16, 5, Size { roots: 300, bytes: 1500 }, 1, operations(40_000));
+    assert!(stats.moved_objects > 1000 && stats.moves_given_up == 0);
 }
 
 #[test]
 fn a_quarter_near_on_one_thread() {
-    run(1, 6, Size { roots: 1500, bytes: 1500 }, 1, operations(30_000));
+    let stats = run(1, 4, Size { roots: 1500, bytes: 1500 }, 1, operations(30_000));
+    assert!(stats.moved_objects > 1000 && stats.moves_given_up == 0);
 }
 
 #[test]
