@@ -8,6 +8,7 @@ pub fn all() -> Result<Vec<Experiment>> {
     const FILES: &[&str] = &[
         include_str!("../experiments/gc/follow.toml"),
         include_str!("../experiments/gc/marking.toml"),
+        include_str!("../experiments/gc/replace.toml"),
         include_str!("../experiments/gc/trees.toml"),
         include_str!("../experiments/aifm/hot.toml"),
         include_str!("../experiments/aifm/scan.toml"),

@@ -87,6 +87,7 @@ const WORKLOADS: &[Workload] = &[
     rust("follow", "follow", "reference"),
     rust("trees", "trees", "tree"),
     rust("marking", "collect", "collection"),
+    rust("replace", "replace", "object"),
 ];
 /// What sources in C include.
 const HEADERS: &[(&str, &str)] =

@@ -41,9 +41,13 @@ fn figures_of_collections(outcome: &mut Outcome, gc: &GcHeap) {
         ("collections_given_up", stats.given_up as f64),
         ("collection_ms", stats.last_collection.as_secs_f64() * 1e3),
         ("longest_pause_ms", stats.longest_pause.as_secs_f64() * 1e3),
+        ("pause_p90_ms", stats.pause_quantile(0.9).as_secs_f64() * 1e3),
+        ("pause_p99_ms", stats.pause_quantile(0.99).as_secs_f64() * 1e3),
         ("mean_pause_ms", stats.paused.as_secs_f64() * 1e3 / stats.pauses.max(1) as f64),
         ("far_bytes", stats.used_bytes as f64),
         ("live_bytes", stats.live_bytes as f64),
+        ("far_over_live", stats.used_bytes as f64 / stats.live_bytes.max(1) as f64),
+        ("moved_objects", stats.moved_objects as f64),
         ("live_objects", stats.live_objects as f64),
         ("traced_at_servers", stats.traced_at_servers as f64),
         ("flushed_pages", stats.flushed_pages as f64),
@@ -245,6 +249,67 @@ pub(crate) fn run_marking(options: &Options) -> Result<Outcome> {
     figures_since(&mut outcome, &before, &heap.stats(), options.ops, 0);
     figures_of_collections(&mut outcome, &gc);
     outcome.checked(gc.stats().live_objects, 0);
+    Ok(outcome)
+}
+
+/// Objects of 64 bytes that are replaced in random order, so that garbage is spread evenly.
+pub(crate) fn run_replace(options: &Options) -> Result<Outcome> {
+    let count = (options.data_bytes() / 72) as usize / CHUNK * CHUNK;
+    let mut random = Random::new(options.seed);
+    let mut place = move || random.below(count as u64) as usize;
+    let mut outcome = Outcome::new();
+    let Some((heap, gc)) = collected(options, options.data_bytes())? else {
+        let mut all: Vec<Arc<[u64; 6]>> =
+            outcome.phase("fill", count as u64, || (0..count as u64).map(|at| Arc::new([at; 6])).collect());
+        outcome.phase("replace", options.ops, || {
+            for number in 0..options.ops {
+                all[place()] = Arc::new([number; 6]);
+            }
+        });
+        outcome.checked(all.iter().fold(0u64, |sum, it| sum.wrapping_add(it[3])), 0);
+        return Ok(outcome);
+    };
+    let mut m = gc.enter();
+    let mut chunks: Vec<Root<[Ref<[u64; 6]>]>> = Vec::new();
+    let put = |m: &mut Mutator<'_>, chunk: &Root<[Ref<[u64; 6]>]>, within: usize, number: u64| {
+        with_room(m, |m| {
+            let new = m.alloc([number; 6])?;
+            m.get(chunk)?[within].store(m, Some(new));
+            Ok(())
+        })?;
+        m.safepoint()
+    };
+    outcome.phase("fill", count as u64, || -> Result<(), GcError> {
+        for at in 0..count {
+            if at.is_multiple_of(CHUNK) {
+                chunks.push(with_room(&mut m, |m| Ok(m.root(m.alloc_array(CHUNK, |_| Ref::null())?)))?);
+            }
+            put(&mut m, &chunks[at / CHUNK], at % CHUNK, at as u64)?;
+        }
+        Ok(())
+    })?;
+    let before = heap.stats();
+    outcome.phase("replace", options.ops, || -> Result<(), GcError> {
+        for number in 0..options.ops {
+            let at = place();
+            put(&mut m, &chunks[at / CHUNK], at % CHUNK, number)?;
+        }
+        Ok(())
+    })?;
+    figures_since(&mut outcome, &before, &heap.stats(), options.ops, 0);
+    m.collect()?;
+    m.collect()?;
+    figures_of_collections(&mut outcome, &gc);
+    let mut sum = 0u64;
+    for at in 0..count {
+        let number = |m: &Mutator<'_>| {
+            let object = m.get(&chunks[at / CHUNK])?[at % CHUNK].load(m)?;
+            Ok(object.unwrap_or_else(|| unreachable!("each was set"))[3])
+        };
+        sum = sum.wrapping_add(with_room(&mut m, number)?);
+        m.safepoint()?;
+    }
+    outcome.checked(sum, 0);
     Ok(outcome)
 }
 

@@ -204,6 +204,7 @@ enum Workload {
     Trees,
     /// Collections of a random graph.
     Marking,
+    Replace,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -311,6 +312,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Follow => collected::run_follow(options),
         Workload::Trees => collected::run_trees(options),
         Workload::Marking => collected::run_marking(options),
+        Workload::Replace => collected::run_replace(options),
         Workload::CacheUniform => cache::run(options, cache::Trace::Uniform),
     }
 }

@@ -43,6 +43,38 @@ pub struct GcStats {
     pub last_pause: Duration,
     /// Time of the longest stop.
     pub longest_pause: Duration,
+    /// Histogram of the stops. The classes are shorter than 2 µs, shorter than 4 µs, and so on; the
+    /// last one has all longer stops.
+    pub pause_counts: [u64; GcStats::PAUSE_CLASSES],
+}
+
+impl GcStats {
+    /// Number of classes of [`GcStats::pause_counts`].
+    pub const PAUSE_CLASSES: usize = 20;
+
+    /// Returns a time that this share of the stops, between 0 and 1, did not exceed: the upper end
+    /// of a class, so up to twice as much as it could be.
+    pub fn pause_quantile(&self, share: f64) -> Duration {
+        let all: u64 = self.pause_counts.iter().sum();
+        let wanted = (all as f64 * share).ceil() as u64;
+        let mut counted = 0;
+        for (class, count) in self.pause_counts.iter().enumerate() {
+            counted += count;
+            if counted >= wanted && counted > 0 {
+                return Duration::from_micros(2 << class).min(self.longest_pause);
+            }
+        }
+        self.longest_pause
+    }
+
+    fn count_pause(&mut self, pause: Duration) {
+        let micros = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX).max(1);
+        self.pause_counts[(micros.ilog2() as usize).min(Self::PAUSE_CLASSES - 1)] += 1;
+        self.pauses += 1;
+        self.paused += pause;
+        self.last_pause = pause;
+        self.longest_pause = self.longest_pause.max(pause);
+    }
 }
 
 /// Counters of collections.
@@ -86,12 +118,7 @@ impl CollectionCounters {
     }
 
     pub(crate) fn count_pause(&self, pause: Duration) {
-        self.update(|stats| {
-            stats.pauses += 1;
-            stats.paused += pause;
-            stats.last_pause = pause;
-            stats.longest_pause = stats.longest_pause.max(pause);
-        });
+        self.update(|stats| stats.count_pause(pause));
     }
 
     pub(crate) fn count_given_up(&self) {
@@ -100,5 +127,27 @@ impl CollectionCounters {
 
     pub(crate) fn stats(&self) -> GcStats {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against quantiles that are below what was measured.
+    use super::*;
+
+    #[test]
+    fn quantiles_of_stops_are_upper_ends_of_classes() {
+        let mut stats = GcStats::default();
+        assert_eq!(stats.pause_quantile(0.99), Duration::ZERO);
+        for micros in (1..=99).chain([5000]) {
+            stats.count_pause(Duration::from_micros(micros));
+        }
+        assert_eq!(stats.pause_counts.iter().sum::<u64>(), 100);
+        assert_eq!(stats.pause_quantile(0.0), Duration::from_micros(2));
+        assert_eq!(stats.pause_quantile(0.5), Duration::from_micros(64));
+        assert_eq!(stats.pause_quantile(0.99), Duration::from_micros(128));
+        assert_eq!(stats.pause_quantile(1.0), Duration::from_micros(5000));
+        stats.count_pause(Duration::from_secs(1000));
+        assert_eq!(stats.pause_quantile(1.0), Duration::from_micros(2 << 19));
     }
 }

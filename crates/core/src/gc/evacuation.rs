@@ -13,7 +13,7 @@ use crate::heap::CARD_BYTES;
 pub const CARDS_PER_PAGE: u32 = u32_of(PAGE_BYTES / CARD_BYTES);
 
 /// Smallest part of a page that is free if the page is sparse.
-const FREE_PART: u32 = 4;
+const FREE_PART: u32 = 8;
 
 /// Part of the pages in use that an evacuation frees at least.
 const GAIN_PART: u64 = 16;
@@ -24,7 +24,7 @@ const TAIL_PART: u64 = 32;
 
 /// Checks whether a page is sparse that holds so many live objects, which take so many cards.
 ///
-/// At least a quarter of it is free, and one more object of the same size would fit. So a page that
+/// At least an eighth of it is free, and one more object of the same size would fit. So a page that
 /// was filled with large objects, one after the other, is not moved again and again.
 pub fn is_sparse(objects: u32, cards: u32) -> bool {
     let free = CARDS_PER_PAGE.saturating_sub(cards);
@@ -90,7 +90,7 @@ mod tests {
         for objects in 1..=128 {
             for cards in 2 * objects..=CARDS_PER_PAGE {
                 let free = CARDS_PER_PAGE - cards;
-                assert_eq!(is_sparse(objects, cards), free >= 64 && free * objects >= cards, "{objects} in {cards}");
+                assert_eq!(is_sparse(objects, cards), free >= 32 && free * objects >= cards, "{objects} in {cards}");
             }
         }
         // An object of more than half a page is alone wherever it is.
