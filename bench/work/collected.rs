@@ -5,7 +5,7 @@ use crate::random::{Random, mix};
 use crate::{OffloadName, Options, Outcome, figures_of, figures_since};
 use anyhow::{Result, bail};
 use farfield::{FarError, Heap};
-use farfield_gc::{FarObject, Gc, GcError, GcHeap, Mutator, Ref, Root};
+use farfield_gc::{FarObject, FarTracing, Gc, GcError, GcHeap, Mutator, Ref, Root};
 use std::sync::{Arc, OnceLock};
 
 /// References that are followed between two safepoints: what is used between them cannot leave.
@@ -27,10 +27,10 @@ fn order(count: u64, seed: u64) -> Vec<u32> {
     order
 }
 
-fn collected(options: &Options, live_bytes: u64) -> Result<Option<(Heap, GcHeap)>> {
+fn collected(options: &Options, live_bytes: u64, tracing: FarTracing) -> Result<Option<(Heap, GcHeap)>> {
     let Some(heap) = options.heap(0)? else { return Ok(None) };
     let builder = GcHeap::in_heap(&heap).limit((live_bytes * LIMIT_PERCENT / 100).max(8 << 20));
-    let gc = builder.trace_at_servers(options.offload != OffloadName::None).build()?;
+    let gc = builder.far_tracing(tracing).build()?;
     Ok(Some((heap, gc)))
 }
 
@@ -51,6 +51,7 @@ fn figures_of_collections(outcome: &mut Outcome, gc: &GcHeap) {
         ("live_objects", stats.live_objects as f64),
         ("traced_at_servers", stats.traced_at_servers as f64),
         ("flushed_pages", stats.flushed_pages as f64),
+        ("read_pages", stats.read_pages as f64),
     ] {
         outcome.figure(name, value);
     }
@@ -73,7 +74,7 @@ pub(crate) fn run_follow(options: &Options) -> Result<Outcome> {
     let set = options.set_kib << 10;
     let count = if set == 0 { all } else { (set / 64).min(all) };
     let order = order(count, options.seed);
-    match collected(options, options.data_bytes())? {
+    match collected(options, options.data_bytes(), FarTracing::default())? {
         None => Ok(follow_plain(options, &order)),
         Some((heap, gc)) => {
             let mut outcome = Outcome::new();
@@ -201,7 +202,12 @@ struct GraphNode {
 /// A random graph of nodes of 64 bytes, each of which leads to four others; collections that find nearly all of it alive.
 pub(crate) fn run_marking(options: &Options) -> Result<Outcome> {
     let count = (options.data_bytes() / 72) as usize;
-    let Some((heap, gc)) = collected(options, options.data_bytes() * 5 / 4)? else {
+    let tracing = match options.offload {
+        OffloadName::None => FarTracing::Frames,
+        OffloadName::All => FarTracing::Servers,
+        _ => FarTracing::Copies,
+    };
+    let Some((heap, gc)) = collected(options, options.data_bytes() * 5 / 4, tracing)? else {
         bail!("marking needs a far heap: nothing is marked in plain memory")
     };
     let mut outcome = Outcome::new();
@@ -258,7 +264,7 @@ pub(crate) fn run_replace(options: &Options) -> Result<Outcome> {
     let mut random = Random::new(options.seed);
     let mut place = move || random.below(count as u64) as usize;
     let mut outcome = Outcome::new();
-    let Some((heap, gc)) = collected(options, options.data_bytes())? else {
+    let Some((heap, gc)) = collected(options, options.data_bytes(), FarTracing::default())? else {
         let mut all: Vec<Arc<[u64; 6]>> =
             outcome.phase("fill", count as u64, || (0..count as u64).map(|at| Arc::new([at; 6])).collect());
         outcome.phase("replace", options.ops, || {
@@ -317,7 +323,7 @@ pub(crate) fn run_replace(options: &Options) -> Result<Outcome> {
 pub(crate) fn run_trees(options: &Options) -> Result<Outcome> {
     // A node takes 32 bytes in the collected heap, and 8 for its entry.
     let long_depth = (options.data_bytes() / 40).ilog2() - 1;
-    match collected(options, options.data_bytes())? {
+    match collected(options, options.data_bytes(), FarTracing::default())? {
         None => {
             let mut outcome = Outcome::new();
             let lives = outcome.phase("fill", 1 << long_depth, || PlainTree::new(long_depth, options.seed));

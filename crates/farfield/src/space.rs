@@ -39,14 +39,13 @@ pub struct UnitPin<'space> {
     _pin: Pin<'space>,
 }
 
-/// Reader of pages, wherever they are, that takes no frame for a far one.
+/// Reader of pages, wherever they are, that takes no frame for a far one. Whoever has many copies at a
+/// time [charges](Space::charge_anyway) the heap with them.
 pub struct PageReader<'space> {
     core: &'space HeapInner,
     lane: Option<Box<dyn Lane>>,
     /// Buffers that are not in use.
     buffers: Vec<Buffer>,
-    /// Number of buffers that were made, with which the heap is charged.
-    made: u64,
 }
 
 /// Copy of a far page.
@@ -169,7 +168,7 @@ impl Space {
 
     /// Makes a reader of pages.
     pub fn reader(&self) -> PageReader<'_> {
-        PageReader { core: self.core(), lane: None, buffers: Vec::new(), made: 0 }
+        PageReader { core: self.core(), lane: None, buffers: Vec::new() }
     }
 }
 
@@ -361,11 +360,7 @@ impl PageReader<'_> {
     }
 
     fn read_request(&mut self, (tag, page): (u64, &u32)) -> LaneRequest {
-        let buffer = self.buffers.pop().unwrap_or_else(|| {
-            self.core.charge_anyway(PAGE_BYTES as u64);
-            self.made += 1;
-            Buffer::new(1)
-        });
+        let buffer = self.buffers.pop().unwrap_or_else(|| Buffer::new(1));
         let op = Op::Read { page: PageId(u64::from(*page)), buffer };
         LaneRequest { tag, priority: Priority::Demand, deadline: self.core.patience, op }
     }
@@ -380,12 +375,6 @@ impl FarCopy {
     /// Returns the bytes of the page.
     pub fn bytes(&self) -> &[u8] {
         self.buffer.page(0)
-    }
-}
-
-impl Drop for PageReader<'_> {
-    fn drop(&mut self) {
-        self.core.uncharge(self.made * PAGE_BYTES as u64);
     }
 }
 

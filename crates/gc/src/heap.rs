@@ -23,6 +23,10 @@ const LIMIT_PAGES_MIN: u64 = 64;
 /// Entry pages that a heap can have beyond one for each 16 KiB of its limit.
 const ENTRY_PAGES_MORE: u64 = 64;
 
+/// Part of the near budget for copies of far pages, and the number of these, at least and at most.
+const COPIES_PART: u64 = 64;
+const COPIES: (u64, u64) = (2, 256);
+
 /// Heap whose objects live as long as something leads to them.
 ///
 /// The objects lie in pages of a far [`Heap`], under its near budget, beside its other values.
@@ -38,9 +42,29 @@ pub struct GcBuilder<'h> {
     heap: &'h Heap,
     limit: u64,
     region: u64,
-    trace_at_servers: bool,
+    far_tracing: FarTracing,
     evacuate: bool,
     broken: Option<BrokenRule>,
+}
+
+/// How a collection looks at objects that are far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FarTracing {
+    /// It brings each one near, as a program does, in the order in which it finds them. Pages of the
+    /// program leave for them.
+    Frames,
+    /// It reads their pages into a little memory of its own, in batches and in the order of the
+    /// pages.
+    #[default]
+    Copies,
+    /// It lets the memory server look at them, where it can and where that takes less time than to
+    /// read their pages.
+    ///
+    /// Pages that come near are verified, and answers of a server are not. A server that has lost a
+    /// write, or that lies, can make a collection free objects that are alive, and references to
+    /// them then lead to anything. So choose it only for servers that you trust as you trust your own
+    /// memory.
+    Servers,
 }
 
 /// Rule of the collector that a test switches off, to see that it notices.
@@ -76,9 +100,11 @@ pub(crate) struct GcInner {
     phase: Mutex<CyclePhase>,
     /// Open pages and claimed entries of mutators that have ended.
     left_over: Mutex<Vec<AllocationBuffer>>,
-    pub(crate) trace_at_servers: bool,
+    pub(crate) far_tracing: FarTracing,
     pub(crate) evacuate: bool,
     pub(crate) broken: Option<BrokenRule>,
+    /// Far pages of which the collector has copies at a time.
+    pub(crate) copied_pages: usize,
     /// Address and length of the arena in which all near pages lie.
     pub(crate) arena: (usize, usize),
     table_bytes: u64,
@@ -100,7 +126,7 @@ impl GcHeap {
     /// Returns a builder of a collected heap in this far heap. A far heap has at most one.
     pub fn in_heap(heap: &Heap) -> GcBuilder<'_> {
         let region = Pages::bytes(RegionGeometry::DEFAULT.pages().into());
-        GcBuilder { heap, limit: 0, region, trace_at_servers: false, evacuate: true, broken: None }
+        GcBuilder { heap, limit: 0, region, far_tracing: FarTracing::Copies, evacuate: true, broken: None }
     }
 
     /// Makes a mutator: the right of the calling thread to use objects. Waits while mutators are
@@ -154,15 +180,9 @@ impl GcBuilder<'_> {
         self
     }
 
-    /// Sets whether collections let the memory server look at far objects, where it can and where
-    /// that takes less time; without it the collector brings each far object near.
-    ///
-    /// Pages that come near are verified, and answers of a server are not. A server that has lost a
-    /// write, or that lies, can make a collection free objects that are alive, and references to
-    /// them then lead to anything. So switch it on only for servers that you trust as you trust
-    /// your own memory.
-    pub fn trace_at_servers(mut self, on: bool) -> Self {
-        self.trace_at_servers = on;
+    /// Sets how collections look at far objects. Without it, by [`FarTracing::Copies`].
+    pub fn far_tracing(mut self, how: FarTracing) -> Self {
+        self.far_tracing = how;
         self
     }
 
@@ -197,7 +217,8 @@ impl GcBuilder<'_> {
         }
         // The smallest objects have 32 bytes, and an entry page has 512 entries.
         let entry_pages = (pages / 4 + ENTRY_PAGES_MORE) as usize;
-        let (table_bytes, _) = EntryTable::near_bytes(entry_pages);
+        let copied_pages = (space.near_bytes() / PAGE_BYTES as u64 / COPIES_PART).clamp(COPIES.0, COPIES.1);
+        let table_bytes = EntryTable::near_bytes(entry_pages).0 + Pages::bytes(copied_pages);
         space.charge(table_bytes)?;
         let arena = space.arena();
         let inner = GcInner {
@@ -212,7 +233,8 @@ impl GcBuilder<'_> {
             cycle: Mutex::default(),
             phase: Mutex::default(),
             left_over: Mutex::default(),
-            trace_at_servers: self.trace_at_servers,
+            far_tracing: self.far_tracing,
+            copied_pages: copied_pages as usize,
             evacuate: self.evacuate,
             broken: self.broken,
             arena,

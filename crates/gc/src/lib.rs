@@ -123,7 +123,7 @@ pub use error::{GcError, RefusedObject};
 pub use farfield_gc_derive::FarObject;
 #[doc(hidden)]
 pub use heap::BrokenRule;
-pub use heap::{GcBuilder, GcHeap};
+pub use heap::{FarTracing, GcBuilder, GcHeap};
 pub use mutator::Mutator;
 pub use object::{Atom, AtomValue, Bytes, FarObject, Referent, SlotList};
 pub use reference::{Gc, Ref, WeakRef};

@@ -23,6 +23,8 @@ pub struct GcStats {
     pub live_bytes: u64,
     /// Objects among these that memory servers have looked at, where they are.
     pub traced_at_servers: u64,
+    /// Far pages that the last collection has read, past near memory, to look at objects in them.
+    pub read_pages: u64,
     /// Pages that collections have written, so that servers find what is near.
     pub flushed_pages: u64,
     /// Pages that collections have given back.
@@ -93,6 +95,7 @@ impl CollectionCounters {
             stats.live_objects = found.objects;
             stats.live_bytes = found.bytes;
             stats.traced_at_servers = found.traced_at_servers;
+            stats.read_pages = found.read_pages;
         });
     }
 

@@ -2,7 +2,7 @@
 
 use crate::{NEAR, Way};
 use farfield::{FarError, Heap, Plane, PoolError, Verify};
-use farfield_gc::{BrokenRule, Bytes, FarObject, GcError, GcHeap, GcStats, Mutator, Ref, Root, WeakRef};
+use farfield_gc::{BrokenRule, Bytes, FarObject, FarTracing, GcError, GcHeap, GcStats, Mutator, Ref, Root, WeakRef};
 use farfield_tests::{MIB, Scratch, seeded, wait_until};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -64,7 +64,7 @@ fn graphs_at_a_quarter_near_stay_within_their_limit_on_each_kind_of_server() {
         let scratch = Scratch::new("collected");
         let server = way.start(&scratch, "64M");
         let heap = way.heap(&server, Plane::Page);
-        let gc = GcHeap::in_heap(&heap).limit(LIMIT).trace_at_servers(true).build().unwrap();
+        let gc = GcHeap::in_heap(&heap).limit(LIMIT).far_tracing(FarTracing::Servers).build().unwrap();
         let nodes = places(&gc);
         fill(&gc, &nodes, &AtomicU64::new(0)).unwrap();
         let mut random = seeded(35);
@@ -104,7 +104,7 @@ fn collect_behind_servers(way: Way, broken: Option<BrokenRule>) -> Result<GcStat
     let scratch = Scratch::new("collected-behind");
     let server = way.start(&scratch, "64M");
     let heap = way.heap(&server, Plane::Page);
-    let builder = GcHeap::in_heap(&heap).limit(2 * LIMIT).trace_at_servers(true);
+    let builder = GcHeap::in_heap(&heap).limit(2 * LIMIT).far_tracing(FarTracing::Servers);
     let gc = match broken {
         Some(rule) => builder.broken(rule).build(),
         None => builder.build(),
@@ -162,7 +162,7 @@ fn a_heap_with_a_key_asks_no_server() {
     let server = Way::Tcp.start(&scratch, "64M");
     let heap = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).pool(server.url()).verify(Verify::Keyed);
     let heap = heap.build().unwrap();
-    let gc = GcHeap::in_heap(&heap).limit(LIMIT).trace_at_servers(true).build().unwrap();
+    let gc = GcHeap::in_heap(&heap).limit(LIMIT).far_tracing(FarTracing::Servers).build().unwrap();
     let nodes = places(&gc);
     fill(&gc, &nodes, &AtomicU64::new(0)).unwrap();
     gc.collect().unwrap();
@@ -185,7 +185,7 @@ fn die_at(way: Way, at: u64) {
     let scratch = Scratch::new("collected-dies");
     let server = way.start(&scratch, "64M");
     let heap = way.heap(&server, Plane::Page);
-    let gc = GcHeap::in_heap(&heap).limit(LIMIT).trace_at_servers(true).build().unwrap();
+    let gc = GcHeap::in_heap(&heap).limit(LIMIT).far_tracing(FarTracing::Servers).build().unwrap();
     let steps = Arc::new(AtomicU64::new(0));
     let killer = std::thread::spawn({
         let steps = steps.clone();

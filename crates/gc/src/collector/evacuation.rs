@@ -11,6 +11,7 @@
 //!
 //! Objects of near pages and of far ones go to different pages, because they are used differently.
 
+use super::retry;
 use crate::error::GcError;
 use crate::heap::{BrokenRule, GcInner};
 use crate::pages::{OpenPage, RegionSet, UnitId, UnitPurpose};
@@ -26,10 +27,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 
 /// Sources of a batch, and entry pages of the objects in it, at most.
-const BATCH_PAGES: u64 = 64;
-
-/// Part of the near budget that they take at most, each of them.
-const BATCH_PART: u64 = 32;
+const BATCH_PAGES: usize = 64;
 
 /// Objects of a batch, at most: mutators are stopped while these are copied.
 const BATCH_OBJECTS: usize = 4096;
@@ -126,14 +124,13 @@ impl<'a> Evacuation<'a> {
             return (MovedObjects::default(), Ok(()));
         }
         let space = heap.pages.space();
-        let batch_pages = space.near_bytes() / PAGE_BYTES as u64 / BATCH_PART;
         let mut evacuation = Evacuation {
             heap,
             layouts: Rc::clone(layouts),
             reader: space.reader(),
             sources: sparse.into(),
             open: [None, None],
-            batch_pages: batch_pages.clamp(1, BATCH_PAGES) as usize,
+            batch_pages: heap.copied_pages.min(BATCH_PAGES),
             moved: MovedObjects::default(),
         };
         let result = evacuation.run_batches();
@@ -170,7 +167,7 @@ impl<'a> Evacuation<'a> {
         for (id, page) in chosen {
             let source = Source { id, page, copy: copies.remove(&page) };
             // Otherwise it has just left, or cannot be read.
-            if source.copy.is_some() || space.is_near(page) && batch.pin(&scope, page)? {
+            if source.copy.is_some() || space.is_near(page) && retry(&mut scope, |scope| batch.pin(scope, page))? {
                 objects.extend(self.objects_of(&scope, &source, batch.sources.len())?);
                 batch.sources.push(source);
             }
@@ -185,7 +182,7 @@ impl<'a> Evacuation<'a> {
         objects.truncate(BATCH_OBJECTS);
         scope.prefetch(entry_pages);
         for object in objects {
-            let word = self.heap.entries.load(&scope, object.entry)?;
+            let word = retry(&mut scope, |scope| self.heap.entries.load(scope, object.entry))?;
             if (word.page(), word.card()) != (batch.sources[object.source].page, object.card) {
                 return Err(GcError::Damaged { entry: object.entry, what: "its entry does not lead to it" });
             }

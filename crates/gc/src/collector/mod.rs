@@ -5,6 +5,7 @@
 //! the second stop, so a cycle that fails, or is given up, has changed nothing.
 
 mod evacuation;
+mod far_pages;
 mod marking;
 mod requests;
 mod servers;
@@ -21,7 +22,8 @@ use crate::pages::UnitPurpose;
 use crate::stops::WorldStop;
 use core::time::Duration;
 use evacuation::Evacuation;
-use farfield::BuildError;
+use farfield::space::SpaceScope;
+use farfield::{BuildError, FarError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -90,6 +92,24 @@ impl GcInner {
             }
         }
     }
+}
+
+/// Times that the collector renews its scope because it holds too much near.
+const RENEWALS: u32 = 8;
+
+/// Calls `action`, which changes nothing if it fails, again if there was no frame while the scope was
+/// open: others may need near memory, too.
+fn retry<'a, R>(
+    scope: &mut SpaceScope<'a>,
+    mut action: impl FnMut(&SpaceScope<'a>) -> Result<R, GcError>,
+) -> Result<R, GcError> {
+    for _ in 0..RENEWALS {
+        match action(scope) {
+            Err(GcError::Far(FarError::NearFull)) => scope.renew(),
+            result => return result,
+        }
+    }
+    action(scope)
 }
 
 /// Cycle under way.

@@ -7,19 +7,15 @@
 //! later, because near pages that differ from their far copies are written first
 //! ([decision 24](../../../../docs/decisions/0024-servers-trace-and-the-client-marks.md)).
 
-use crate::heap::GcInner;
+use crate::heap::{FarTracing, GcInner};
 use crate::pages::RegionSet;
 use core::time::Duration;
 use farfield_core::gc::LayoutTable;
 use farfield_wic::trace::{PageRun, Trace, Traced, Tracing};
 use std::time::Instant;
 
-/// Far objects that are brought near between two decisions, and before the first one: a heap that
-/// has few needs no flush.
-const LOCAL_FAR: u32 = 64;
-
-/// Time that an object may take, in the mean, while far ones are brought near, before servers are
-/// asked. Objects that lie in the order in which they are followed take less.
+/// Time that an object may take, in the mean, while far pages are read, before servers are asked.
+/// Objects that lie in the order in which they are followed take less.
 const LOCAL_TIME: Duration = Duration::from_micros(1);
 
 /// Most objects that are asked for in one call.
@@ -28,7 +24,7 @@ const CALL_MAX: usize = 2048;
 /// Calls that are made together; a server runs them side by side.
 const CALLS: usize = 4;
 
-/// Objects that are worth a call of their own.
+/// Objects that are worth a call of their own. A heap in which fewer are far needs no flush.
 const CALL_MIN: usize = 256;
 
 /// Most objects that a server looks at unasked, in one call.
@@ -53,11 +49,8 @@ pub(super) struct ServerChoice {
     /// Set once near pages were written, so servers have the snapshot or what is later.
     ready: Option<ReadyServers>,
     is_asking: bool,
-    /// Far objects that were brought near since the last decision, and when that was.
-    far: u32,
-    since: Instant,
-    /// Objects that were traced before the first of these.
-    traced: Option<u64>,
+    /// Time of the last decision, and the objects that had been traced then.
+    since: Option<(Instant, u64)>,
     /// Time that an object took before it.
     local_time: Duration,
 }
@@ -71,37 +64,34 @@ pub(super) struct ReadyServers {
 }
 
 impl Servers {
+    /// Most objects that are asked for at a time.
+    pub(super) const ENTRIES_MAX: usize = CALLS * CALL_MAX;
+
     /// Creates the choice for a cycle.
     pub(super) fn new(heap: &GcInner) -> Servers {
-        if !heap.trace_at_servers {
+        if heap.far_tracing != FarTracing::Servers {
             return Servers::Off;
         }
-        Servers::On(Box::new(ServerChoice {
-            ready: None,
-            is_asking: false,
-            far: 0,
-            since: Instant::now(),
-            traced: None,
-            local_time: Duration::ZERO,
-        }))
+        Servers::On(Box::new(ServerChoice { ready: None, is_asking: false, since: None, local_time: Duration::ZERO }))
     }
 
-    /// Decides about one more far object, after so many were `traced`: whether servers look at it.
-    /// The first time that they are to, writes what differs from its far copy.
-    pub(super) fn are_for(&mut self, heap: &GcInner, old: &RegionSet, layouts: &LayoutTable, traced: u64) -> bool {
+    /// Decides whether servers look at the `waiting` objects, after so many were `traced`. The first
+    /// time that they do, writes what differs from its far copy.
+    pub(super) fn are_for(
+        &mut self,
+        heap: &GcInner,
+        old: &RegionSet,
+        layouts: &LayoutTable,
+        traced: u64,
+        waiting: usize,
+    ) -> bool {
         let Servers::On(choice) = self else { return false };
         if choice.is_asking {
             return true;
         }
-        let before = *choice.traced.get_or_insert(traced);
-        choice.far += 1;
-        if choice.far < LOCAL_FAR {
-            return false;
-        }
-        let objects = u32::try_from(traced - before).unwrap_or(u32::MAX).max(1);
-        choice.local_time = choice.since.elapsed() / objects;
-        choice.begin();
-        if choice.local_time <= LOCAL_TIME {
+        let Some((since, before)) = choice.since.replace((Instant::now(), traced)) else { return false };
+        choice.local_time = since.elapsed() / u32::try_from(traced - before).unwrap_or(u32::MAX).max(1);
+        if choice.local_time <= LOCAL_TIME || waiting < CALL_MIN {
             return false;
         }
         choice.ready = choice.ready.take().or_else(|| ReadyServers::prepare(heap, old, layouts));
@@ -112,48 +102,36 @@ impl Servers {
         matches!(self, Servers::On(_))
     }
 
-    /// Asks servers about objects, and takes them out of `parked`. Calls `take` with the entries and
-    /// the answer of each call, which returns how many objects were found unasked, and how many of
-    /// them were new. False if no server answers: what is parked stays, and no server is asked any
-    /// more in this cycle.
+    /// Asks servers about these objects, [`Servers::ENTRIES_MAX`] at most. Calls `take` with the
+    /// entries and the answer of each call, which returns how many objects were found unasked, and how
+    /// many of them were new. False if no server answers; then none is asked any more in this cycle.
     pub(super) fn ask<E>(
         &mut self,
         heap: &GcInner,
-        parked: &mut Vec<u32>,
+        entries: &[u32],
         mut take: impl FnMut(&[u32], Traced) -> Result<(usize, usize), E>,
     ) -> Result<bool, E> {
         let Servers::On(choice) = self else { return Ok(false) };
         let Some(ready) = &mut choice.ready else { return Ok(false) };
         let begun = Instant::now();
-        let each = parked.len().div_ceil(CALLS).clamp(CALL_MIN, CALL_MAX);
-        let first = parked.len().saturating_sub(each * CALLS);
-        let asked: Vec<&[u32]> = parked[first..].chunks(each).collect();
+        let asked: Vec<&[u32]> = entries.chunks(entries.len().div_ceil(CALLS).max(CALL_MIN)).collect();
         let arguments = asked.iter().map(|entries| ready.argument(entries)).collect();
         let Ok(answers) = heap.pages.space().call::<Trace>(arguments) else {
             *self = Servers::Off;
             return Ok(false);
         };
-        let (mut found, mut new, count) = (0, 0, parked.len() - first);
+        let (mut found, mut new) = (0, 0);
         for (entries, traced) in asked.into_iter().zip(answers) {
             let (of_call, new_of_call) = take(entries, traced)?;
             found += of_call;
             new += new_of_call;
         }
         ready.adapt(found, new);
-        parked.truncate(first);
-        // Few objects at a time, or little that is new: the frames may be faster.
-        if begun.elapsed() / u32::try_from(count + new).unwrap_or(u32::MAX).max(1) > choice.local_time {
-            choice.is_asking = false;
-            choice.begin();
+        // Few objects at a time, or little that is new: reading pages may be faster.
+        if begun.elapsed() / u32::try_from(entries.len() + new).unwrap_or(u32::MAX).max(1) > choice.local_time {
+            (choice.is_asking, choice.since) = (false, None);
         }
         Ok(true)
-    }
-}
-
-impl ServerChoice {
-    /// Begins to measure how long objects take.
-    fn begin(&mut self) {
-        (self.far, self.since, self.traced) = (0, Instant::now(), None);
     }
 }
 

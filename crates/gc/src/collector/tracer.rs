@@ -1,11 +1,13 @@
 //! The tracer: depth first from the roots, through near pages where they are. Far objects wait until
-//! nothing near is left, and are then looked at by memory [servers](super::servers), or, where none
-//! does that, brought into the frames of the far heap, as a program would do.
+//! nothing near is left. Then their pages are read in [batches](super::far_pages), or memory
+//! [servers](super::servers) look at them.
 
 use super::Marking;
+use super::far_pages::{FarPages, Waiter};
+use super::retry;
 use super::servers::Servers;
 use crate::error::GcError;
-use crate::heap::GcInner;
+use crate::heap::{FarTracing, GcInner};
 use crate::pages::{RegionSet, UnitId, UnitPurpose};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -21,6 +23,9 @@ use std::time::Instant;
 /// Objects between two looks at the clock.
 const OBJECTS_PER_LOOK: u32 = 64;
 
+/// Bytes with which the heap is charged at a time.
+const CHARGE_STEP: usize = 16 * 1024;
+
 const LARGER: &str = "it is larger than its place";
 
 /// Objects that a cycle has found alive.
@@ -30,6 +35,8 @@ pub(crate) struct LiveHeap {
     pub(crate) bytes: u64,
     /// Objects among these that servers have looked at.
     pub(crate) traced_at_servers: u64,
+    /// Far pages that were read past the frames.
+    pub(crate) read_pages: u64,
 }
 
 /// Why a tracer has stopped.
@@ -52,23 +59,72 @@ pub(super) struct Tracer<'a> {
     pub(super) old: RegionSet,
     /// Entries that are marked, and whose objects were not looked at.
     stack: Vec<u32>,
-    /// Entries like these whose objects are far, for servers.
-    parked: Vec<u32>,
+    /// Entries like these whose objects are far.
+    far: FarPages<'a>,
+    /// References of the object that is looked at.
+    leads_to: Vec<u32>,
     servers: Servers,
     charge: TableCharge<'a>,
     pub(super) live: LiveHeap,
+}
+
+/// Object that was found where its entry says.
+struct FoundObject<'l> {
+    layout: &'l TypeLayout,
+    elements: u64,
+    bytes: u64,
+}
+
+impl<'l> FoundObject<'l> {
+    /// Checks an object of this entry, which has so much room. `word` returns its word at an offset.
+    fn new(
+        layouts: &'l LayoutTable,
+        entry: u32,
+        room: usize,
+        word: impl Fn(usize) -> u64,
+    ) -> Result<FoundObject<'l>, GcError> {
+        let header = ObjectHeader(word(0));
+        if header.entry() != entry {
+            return Err(GcError::Damaged { entry, what: "the object at its place has another entry" });
+        }
+        let Some(layout) = layouts.get(header.type_number()) else {
+            return Err(GcError::Damaged { entry, what: "its type is unknown" });
+        };
+        let elements = if layout.has_tail() { word(TypeLayout::TAIL_OFFSETS.0) } else { 0 };
+        let Some(bytes) = layout.object_bytes(elements).filter(|bytes| *bytes <= room as u64) else {
+            return Err(GcError::Damaged { entry, what: LARGER });
+        };
+        Ok(FoundObject { layout, elements, bytes })
+    }
+
+    /// Returns the entries that its references lead to, the last one first.
+    fn references(&self, word: impl Fn(usize) -> u64) -> impl Iterator<Item = u32> {
+        let indices = (0..self.layout.strong_count(self.elements)).rev();
+        indices.filter_map(move |index| RefWord(word(self.layout.strong_offset(index) as usize)).entry())
+    }
 }
 
 /// Near memory of a cycle's tables, with which the far heap is charged.
 struct TableCharge<'a> {
     space: &'a Space,
     bytes: u64,
+    /// Part of these for objects that wait for far pages.
+    of_waiters: usize,
 }
 
 impl TableCharge<'_> {
     fn add(&mut self, bytes: usize) {
         self.space.charge_anyway(bytes as u64);
         self.bytes += bytes as u64;
+    }
+
+    /// Charges for so many bytes of objects that wait for far pages, unless that was done before.
+    fn at_least(&mut self, bytes: usize) {
+        if bytes > self.of_waiters {
+            let more = (bytes - self.of_waiters).next_multiple_of(CHARGE_STEP);
+            self.add(more);
+            self.of_waiters += more;
+        }
     }
 }
 
@@ -91,7 +147,7 @@ impl<'a> Tracer<'a> {
     /// Creates the tracer of a snapshot, while all mutators are stopped.
     pub(super) fn new(heap: &'a GcInner, marking: Arc<Marking>) -> Tracer<'a> {
         let old = heap.pages.lock().snapshot();
-        let mut charge = TableCharge { space: heap.pages.space(), bytes: 0 };
+        let mut charge = TableCharge { space: heap.pages.space(), bytes: 0, of_waiters: 0 };
         charge.add(Marking::near_bytes(&heap.entries) + old.near_bytes());
         let mut tracer = Tracer {
             heap,
@@ -99,7 +155,8 @@ impl<'a> Tracer<'a> {
             layouts: Rc::new(heap.types.table()),
             old,
             stack: Vec::new(),
-            parked: Vec::new(),
+            far: FarPages::new(heap.pages.space(), heap.copied_pages),
+            leads_to: Vec::new(),
             servers: Servers::new(heap),
             charge,
             live: LiveHeap::default(),
@@ -123,12 +180,12 @@ impl<'a> Tracer<'a> {
                     self.marking.take_log(&mut self.stack);
                 }
                 match self.stack.pop() {
-                    Some(entry) if time.is_none() && self.park(&scope, entry)? => {}
-                    Some(entry) => self.trace(&scope, entry)?,
-                    None if self.parked.is_empty() => return Ok(Drained::Empty),
+                    Some(entry) if time.is_none() => retry(&mut scope, |scope| self.trace_or_wait(scope, entry))?,
+                    Some(entry) => retry(&mut scope, |scope| self.trace(scope, entry))?,
+                    None if self.far.waiters() == 0 => return Ok(Drained::Empty),
                     None => {
                         scope.renew();
-                        self.ask_servers(&mut scope)?;
+                        self.look_far(&mut scope)?;
                     }
                 }
                 scope.renew();
@@ -147,39 +204,78 @@ impl<'a> Tracer<'a> {
         self.stack.push(entry);
     }
 
-    /// Puts an object aside if it is far and servers look at it.
-    fn park(&mut self, scope: &SpaceScope<'_>, entry: u32) -> Result<bool, GcError> {
-        if matches!(self.servers, Servers::Off) || !self.is_far(scope, entry)? {
-            return Ok(false);
+    /// Looks at an object that is near, or in a copy of its page. Another one waits for its page, or
+    /// for that of its entry.
+    fn trace_or_wait(&mut self, scope: &SpaceScope<'_>, entry: u32) -> Result<(), GcError> {
+        if self.heap.far_tracing == FarTracing::Frames {
+            return self.trace(scope, entry);
         }
-        let are_for = self.servers.are_for(self.heap, &self.old, &self.layouts, self.live.objects);
-        if are_for {
-            grow(&mut self.parked, &mut self.charge);
-            self.parked.push(entry);
-        }
-        Ok(are_for)
+        let (page, offset) = self.heap.entries.place(entry);
+        let at = match self.far.word(page, offset) {
+            Some(word) => EntryWord(word),
+            None if self.heap.pages.space().is_near(page) => self.heap.entries.load(scope, entry)?,
+            None => {
+                self.wait(page, Waiter { entry, card: None });
+                return Ok(());
+            }
+        };
+        self.trace_at_or_wait(scope, entry, at)
     }
 
-    /// Checks whether an object, or its entry, is far.
-    fn is_far(&self, scope: &SpaceScope<'_>, entry: u32) -> Result<bool, GcError> {
-        let space = self.heap.pages.space();
-        if !space.is_near(self.heap.entries.place(entry).0) {
-            return Ok(true);
+    /// Looks at an object whose entry has this word, or lets it wait for its page.
+    fn trace_at_or_wait(&mut self, scope: &SpaceScope<'_>, entry: u32, at: EntryWord) -> Result<(), GcError> {
+        let page = at.page();
+        let region = self.old.unit_of(page).and_then(|id| self.old.get(id.0));
+        if region.is_none_or(|region| region.purpose != UnitPurpose::OBJECTS) || self.heap.pages.space().is_near(page) {
+            return self.trace_at(scope, entry, at);
         }
-        let page = self.heap.entries.load(scope, entry)?.page();
-        Ok(page < space.far_pages() && !space.is_near(page))
+        if self.far.copy(page).is_some() {
+            return self.trace_copy(entry, at);
+        }
+        self.wait(page, Waiter { entry, card: Some(at.card()) });
+        Ok(())
     }
 
-    /// Lets servers look at objects that were put aside, or puts them back if none does.
-    fn ask_servers(&mut self, scope: &mut SpaceScope<'_>) -> Result<(), GcError> {
-        let (mut parked, mut servers) =
-            (core::mem::take(&mut self.parked), core::mem::replace(&mut self.servers, Servers::Off));
-        let asked = servers.ask(self.heap, &mut parked, |entries, traced| self.take_traced(scope, entries, &traced));
-        (self.parked, self.servers) = (parked, servers);
-        if !asked? {
-            self.stack.append(&mut self.parked);
+    fn wait(&mut self, page: u32, waiter: Waiter) {
+        self.far.wait(page, waiter);
+        self.charge.at_least(self.far.near_bytes());
+    }
+
+    /// Lets servers look at objects that wait, or reads pages for which they do.
+    fn look_far(&mut self, scope: &mut SpaceScope<'_>) -> Result<(), GcError> {
+        if self.servers.are_for(self.heap, &self.old, &self.layouts, self.live.objects, self.far.waiters())
+            && self.ask_servers(scope)?
+        {
+            return Ok(());
+        }
+        let batch = self.far.read()?;
+        self.live.read_pages = self.far.read_pages();
+        for (page, waiters) in batch {
+            let is_copied = self.far.copy(page).is_some();
+            for Waiter { entry, card } in waiters {
+                match card {
+                    // It came near, or cannot be read: then this says why.
+                    _ if !is_copied => retry(scope, |scope| self.trace(scope, entry))?,
+                    Some(card) => self.trace_copy(entry, EntryWord::new(page, card, 0))?,
+                    None => retry(scope, |scope| self.trace_or_wait(scope, entry))?,
+                }
+                scope.renew();
+            }
         }
         Ok(())
+    }
+
+    /// Lets servers look at objects that wait. False if none does.
+    fn ask_servers(&mut self, scope: &mut SpaceScope<'_>) -> Result<bool, GcError> {
+        let entries = self.far.take(Servers::ENTRIES_MAX);
+        let mut servers = core::mem::replace(&mut self.servers, Servers::Off);
+        let asked = servers.ask(self.heap, &entries, |entries, traced| self.take_traced(scope, entries, &traced));
+        self.servers = servers;
+        let asked = asked?;
+        if !asked {
+            entries.into_iter().for_each(|entry| self.push(entry));
+        }
+        Ok(asked)
     }
 
     /// Takes the answer to a call for these entries. Returns the number of objects that the server
@@ -199,7 +295,7 @@ impl<'a> Tracer<'a> {
             if traced.objects.get(asked).is_some_and(|object| object.entry == *entry) {
                 asked += 1;
             } else {
-                self.trace(scope, *entry)?;
+                retry(scope, |scope| self.trace(scope, *entry))?;
                 scope.renew();
             }
         }
@@ -253,42 +349,48 @@ impl<'a> Tracer<'a> {
         Ok(())
     }
 
-    /// Looks at an object, and marks what it leads to.
+    /// Brings an object near, and marks what it leads to.
     fn trace(&mut self, scope: &SpaceScope<'_>, entry: u32) -> Result<(), GcError> {
         let at = self.heap.entries.load(scope, entry)?;
-        let (unit, room) = self.occupy(entry, at)?;
+        self.trace_at(scope, entry, at)
+    }
+
+    /// Brings an object near whose entry has this word, and marks what it leads to.
+    fn trace_at(&mut self, scope: &SpaceScope<'_>, entry: u32, at: EntryWord) -> Result<(), GcError> {
+        let _is_there = self.place_of(entry, at)?;
         let base = match scope.near(at.page()) {
             Some(base) => base,
             None => scope.bring(at.page())?,
         };
+        let (unit, room) = self.occupy(entry, at)?;
         let first = usize::from(at.card()) * CARD_BYTES;
         let word = |offset: usize| {
-            assert!(offset + 8 <= room);
+            assert!(offset + size_of::<u64>() <= room);
             // SAFETY: the unit is near in the scope, the offset lies in it as just checked, and its
             // words are aligned. The header and the number of elements never change after the
             // snapshot, and mutators change references as atomics.
             unsafe { base.add(first + offset).cast::<AtomicU64>().as_ref() }.load(Ordering::Relaxed)
         };
-        let header = ObjectHeader(word(0));
-        if header.entry() != entry {
-            return Err(GcError::Damaged { entry, what: "the object at its place has another entry" });
-        }
         let layouts = Rc::clone(&self.layouts);
-        let Some(layout) = layouts.get(header.type_number()) else {
-            return Err(GcError::Damaged { entry, what: "its type is unknown" });
-        };
-        let elements = if layout.has_tail() { word(TypeLayout::TAIL_OFFSETS.0) } else { 0 };
-        let Some(bytes) = layout.object_bytes(elements).filter(|bytes| *bytes <= room as u64) else {
-            return Err(GcError::Damaged { entry, what: LARGER });
-        };
-        self.count(unit, bytes);
+        let object = FoundObject::new(&layouts, entry, room, word)?;
+        self.count(unit, object.bytes);
         // The last one is pushed first, so that the first one is looked at next.
-        for index in (0..layout.strong_count(elements)).rev() {
-            if let Some(next) = RefWord(word(layout.strong_offset(index) as usize)).entry() {
-                self.mark(next)?;
-            }
-        }
-        Ok(())
+        object.references(word).try_for_each(|next| self.mark(next))
+    }
+
+    /// Looks at an object in the copy of its page, and marks what it leads to.
+    fn trace_copy(&mut self, entry: u32, at: EntryWord) -> Result<(), GcError> {
+        let (unit, room) = self.occupy(entry, at)?;
+        let first = usize::from(at.card()) * CARD_BYTES;
+        // A page has words for all of its bytes.
+        let word = |offset: usize| self.far.word(at.page(), first + offset).unwrap_or(0);
+        let object = FoundObject::new(&self.layouts, entry, room, word)?;
+        let mut leads_to = core::mem::take(&mut self.leads_to);
+        leads_to.extend(object.references(word));
+        self.count(unit, object.bytes);
+        let marked = leads_to.drain(..).try_for_each(|next| self.mark(next));
+        self.leads_to = leads_to;
+        marked
     }
 
     /// Returns the unit in which an object lies, and the bytes from its header to the end of that.

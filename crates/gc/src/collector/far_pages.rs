@@ -1,0 +1,120 @@
+//! Far pages that a tracer reads in batches, past the frames of the far heap.
+//!
+//! Objects whose bytes, or whose entries, are far wait for the page that is needed next. When nothing
+//! else is left to trace, the pages with waiters are read in the order of their numbers, as an
+//! elevator goes: one read serves all that wait for a page, many reads are on their way at a time, and
+//! no page of the program leaves for them. The copies are kept until the next batch, so what they lead
+//! to within them is traced at once.
+//!
+//! A copy may be older than its page is now. That does no harm: it is younger than the snapshot.
+
+use core::ops::Bound;
+use farfield::FarError;
+use farfield::space::{FarCopy, PageReader, Space};
+use std::collections::{BTreeMap, HashMap};
+
+/// Near memory of a page with waiters, beside these.
+const PAGE_OVERHEAD: usize = 64;
+
+/// Far pages of one cycle.
+pub(super) struct FarPages<'a> {
+    reader: PageReader<'a>,
+    /// Objects that wait, by the page that they wait for.
+    waiting: BTreeMap<u32, Vec<Waiter>>,
+    /// Number of these objects.
+    waiters: usize,
+    /// First page that the next batch looks at.
+    next: u32,
+    batch_pages: usize,
+    copies: HashMap<u32, FarCopy>,
+    /// Pages that were read.
+    read: u64,
+}
+
+/// Object that waits for a page.
+#[derive(Clone, Copy)]
+pub(super) struct Waiter {
+    pub(super) entry: u32,
+    /// Card at which the object begins, if it waits for its own page; `None` if for that of its entry.
+    pub(super) card: Option<u8>,
+}
+
+/// Objects that waited for one page, of which there may be a copy now.
+pub(super) type Waiters = (u32, Vec<Waiter>);
+
+impl<'a> FarPages<'a> {
+    /// Creates an empty table, which has copies of so many pages at a time.
+    pub(super) fn new(space: &'a Space, batch_pages: usize) -> FarPages<'a> {
+        FarPages {
+            reader: space.reader(),
+            waiting: BTreeMap::new(),
+            waiters: 0,
+            next: 0,
+            batch_pages,
+            copies: HashMap::new(),
+            read: 0,
+        }
+    }
+
+    /// Lets an object wait for a page.
+    pub(super) fn wait(&mut self, page: u32, waiter: Waiter) {
+        self.waiting.entry(page).or_default().push(waiter);
+        self.waiters += 1;
+    }
+
+    /// Returns the number of objects that wait.
+    pub(super) fn waiters(&self) -> usize {
+        self.waiters
+    }
+
+    /// Returns the near memory that those take, in bytes.
+    pub(super) fn near_bytes(&self) -> usize {
+        self.waiters * size_of::<Waiter>() + self.waiting.len() * PAGE_OVERHEAD
+    }
+
+    /// Returns the number of pages that were read.
+    pub(super) fn read_pages(&self) -> u64 {
+        self.read
+    }
+
+    /// Returns the bytes of a page, as they were when it was read last.
+    pub(super) fn copy(&self, page: u32) -> Option<&[u8]> {
+        self.copies.get(&page).map(FarCopy::bytes)
+    }
+
+    /// Returns the word at this offset of a page, as it was when the page was read last.
+    pub(super) fn word(&self, page: u32, offset: usize) -> Option<u64> {
+        Some(u64::from_ne_bytes(*self.copy(page)?.get(offset..)?.first_chunk()?))
+    }
+
+    /// Takes the entries of up to so many objects that wait, for whoever else looks at them.
+    pub(super) fn take(&mut self, most: usize) -> Vec<u32> {
+        let mut taken = Vec::with_capacity(most.min(self.waiters));
+        while let Some(mut page) = self.waiting.first_entry().filter(|_| taken.len() < most) {
+            let entries = page.get_mut();
+            let rest = entries.len().saturating_sub(most - taken.len());
+            taken.extend(entries.drain(rest..).map(|waiter| waiter.entry));
+            if rest == 0 {
+                page.remove();
+            }
+        }
+        self.waiters -= taken.len();
+        taken
+    }
+
+    /// Reads the next pages for which objects wait, in place of those before, and returns the objects.
+    /// There is no copy of a page that is near, or could not be read. Waits for the pool.
+    pub(super) fn read(&mut self) -> Result<Vec<Waiters>, FarError> {
+        self.copies.drain().for_each(|(_, copy)| self.reader.take_back(copy));
+        let ahead = self.waiting.range(self.next..);
+        let behind = self.waiting.range((Bound::Unbounded, Bound::Excluded(self.next)));
+        let pages: Vec<u32> = ahead.chain(behind).map(|(page, _)| *page).take(self.batch_pages).collect();
+        self.next = pages.last().map_or(0, |page| page + 1);
+        let copies = self.reader.copy_far(&pages)?;
+        self.read += copies.len() as u64;
+        self.copies.extend(copies.into_iter().map(|copy| (copy.page(), copy)));
+        let batch: Vec<Waiters> = pages.iter().filter_map(|page| self.waiting.remove_entry(page)).collect();
+        self.waiters -= batch.iter().map(|(_, waiters)| waiters.len()).sum::<usize>();
+        Ok(batch)
+    }
+}
