@@ -4,11 +4,14 @@
 //! `FARFIELD_SEED` repeats the choices.
 
 mod back;
+mod collected;
 mod promises;
 mod stops;
 
+use collected::Graph;
 use farfield::{FarBox, Health, Heap, Plane};
 use farfield_tests::{FarRun, MIB, PATIENCE, Scratch, Server, compile, seeded, tier, wait_until};
+use fastrand::Rng;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -82,8 +85,51 @@ fn value(index: usize, round: u64) -> [u64; WORDS] {
     [(index as u64) << 32 | round; WORDS]
 }
 
+/// What a heap does while its servers die, and compares.
+trait Load {
+    fn new(heap: &Heap) -> Self;
+    fn step(&mut self, heap: &Heap, random: &mut Rng);
+    /// Compares all there is.
+    fn check(self, heap: &Heap);
+}
+
+/// Values of a page each, which are read and written.
+struct Values {
+    values: Vec<Value>,
+    rounds: Vec<u64>,
+}
+
+impl Load for Values {
+    fn new(heap: &Heap) -> Values {
+        let values = (0..VALUES).map(|index| heap.alloc(value(index, 0)).expect("there is room")).collect();
+        Values { values, rounds: vec![0; VALUES] }
+    }
+
+    fn step(&mut self, heap: &Heap, random: &mut Rng) {
+        let index = random.usize(..VALUES);
+        let (scope, round) = (heap.enter(), &mut self.rounds[index]);
+        let expected = value(index, *round);
+        if random.usize(..2) == 0 {
+            assert!(self.values[index].get(&scope).expect("a member lives")[..] == expected, "value {index}");
+        } else {
+            let held = self.values[index].get_mut(&scope).expect("a member lives");
+            assert!(held[..] == expected, "value {index} is not of round {round}");
+            *round += 1;
+            *held = value(index, *round);
+        }
+    }
+
+    fn check(self, heap: &Heap) {
+        for (index, held) in self.values.iter().enumerate() {
+            let scope = heap.enter();
+            let held = held.get(&scope).expect("a member lives");
+            assert!(held[..] == value(index, self.rounds[index]), "value {index} at the end");
+        }
+    }
+}
+
 /// A heap works, and one member after the other is killed, whenever all hold everything, and in the end as many as may die. How many.
-fn outlive(made: Made, way: Way, plane: Plane, pool: u64) -> usize {
+fn outlive<L: Load>(made: Made, way: Way, plane: Plane, pool: u64) -> usize {
     let mut random = seeded(pool << 8 | way as u64);
     let (members, may_die) = made.members();
     let kills = SPARES + may_die;
@@ -91,8 +137,7 @@ fn outlive(made: Made, way: Way, plane: Plane, pool: u64) -> usize {
     let mut servers: Vec<_> = (0..members + SPARES).map(|number| way.start(&scratch, number)).collect();
     let heap = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).plane(plane).pool(made.url(&servers));
     let heap = heap.patience(PATIENCE).build().expect("the servers accept");
-    let mut values: Vec<Value> = (0..VALUES).map(|index| heap.alloc(value(index, 0)).expect("there is room")).collect();
-    let mut rounds = vec![0u64; VALUES];
+    let mut load = L::new(&heap);
     // How much is done before each kill, and which of the members it is.
     let choices: Vec<_> =
         (0..kills).map(|kill| (random.usize(..3000), random.usize(..members - kill.saturating_sub(SPARES)))).collect();
@@ -114,29 +159,12 @@ fn outlive(made: Made, way: Way, plane: Plane, pool: u64) -> usize {
             wait_until("the death is noticed", || heap.health() == Health::Degraded);
         });
         while !is_over.load(Ordering::Relaxed) {
-            let index = random.usize(..VALUES);
-            let scope = heap.enter();
-            let expected = value(index, rounds[index]);
-            if random.usize(..2) == 0 {
-                assert!(values[index].get(&scope).expect("a member lives")[..] == expected, "value {index}");
-            } else {
-                let held = values[index].get_mut(&scope).expect("a member lives");
-                assert!(held[..] == expected, "value {index} is not of round {}", rounds[index]);
-                rounds[index] += 1;
-                *held = value(index, rounds[index]);
-            }
+            load.step(&heap, &mut random);
             steps.fetch_add(1, Ordering::Relaxed);
         }
         killer.join().expect("it kills and ends");
     });
-    for (index, held) in values.iter().enumerate() {
-        let scope = heap.enter();
-        assert!(
-            held.get(&scope).expect("a member lives")[..] == value(index, rounds[index]),
-            "value {index} at the end"
-        );
-    }
-    drop(values);
+    load.check(&heap);
     heap.verify();
     kills
 }
@@ -150,37 +178,42 @@ impl Drop for Over<'_> {
     }
 }
 
-fn outlive_many(made: Made, way: Way, plane: Plane) {
+fn outlive_many<L: Load>(made: Made, way: Way, plane: Plane) {
     let mut killed = 0;
     for pool in 0..tier(1, 50) {
-        killed += outlive(made, way, plane, pool);
+        killed += outlive::<L>(made, way, plane, pool);
     }
     println!("{made:?}, {way:?}, {plane:?}: {killed} servers were killed, and nothing was lost");
 }
 
 #[test]
 fn heaps_outlive_servers_across_tcp() {
-    outlive_many(Made::Mirror, Way::Tcp, Plane::Page);
+    outlive_many::<Values>(Made::Mirror, Way::Tcp, Plane::Page);
 }
 
 #[test]
 fn heaps_outlive_servers_with_shared_memory() {
-    outlive_many(Made::Mirror, Way::Shm, Plane::Page);
+    outlive_many::<Values>(Made::Mirror, Way::Shm, Plane::Page);
 }
 
 #[test]
 fn heaps_of_small_values_outlive_servers_near_and_elsewhere() {
-    outlive_many(Made::Mirror, Way::Both, Plane::Hybrid);
+    outlive_many::<Values>(Made::Mirror, Way::Both, Plane::Hybrid);
 }
 
 #[test]
 fn heaps_outlive_one_of_three_servers() {
-    outlive_many(Made::Ec(2, 1), Way::Tcp, Plane::Hybrid);
+    outlive_many::<Values>(Made::Ec(2, 1), Way::Tcp, Plane::Hybrid);
 }
 
 #[test]
 fn heaps_outlive_two_of_six_servers() {
-    outlive_many(Made::Ec(4, 2), Way::Both, Plane::Page);
+    outlive_many::<Values>(Made::Ec(4, 2), Way::Both, Plane::Page);
+}
+
+#[test]
+fn collected_heaps_outlive_servers_while_their_objects_move() {
+    outlive_many::<Graph>(Made::Mirror, Way::Both, Plane::Page);
 }
 
 #[test]

@@ -1,0 +1,121 @@
+//! The load of a collected heap: counters that count, and are replaced, while a collector does not rest.
+
+use super::Load;
+use farfield::{FarError, Heap};
+use farfield_gc::{Atom, FarObject, GcError, GcHeap, Mutator, Ref, Root};
+use farfield_tests::MIB;
+use fastrand::Rng;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+/// Three times what can be near, with its entry.
+const COUNTERS: usize = 24_000;
+const EACH: usize = 128;
+
+#[derive(FarObject)]
+struct Counter {
+    at: u64,
+    count: Atom<u64>,
+    padding: [u64; 28],
+}
+
+pub(crate) struct Graph {
+    gc: Arc<GcHeap>,
+    chunks: Vec<Root<[Ref<Counter>]>>,
+    counts: Vec<u64>,
+    collecting: Option<JoinHandle<Result<(), GcError>>>,
+    is_over: Arc<AtomicBool>,
+}
+
+/// Calls `action` until it needs no safepoint.
+fn with_room<R>(m: &mut Mutator<'_>, mut action: impl FnMut(&Mutator<'_>) -> Result<R, GcError>) -> R {
+    loop {
+        match action(m) {
+            Err(GcError::SafepointDue | GcError::Far(FarError::NearFull)) => m.safepoint().expect("a member lives"),
+            result => return result.expect("a member lives"),
+        }
+    }
+}
+
+impl Graph {
+    fn replace(m: &mut Mutator<'_>, chunk: &Root<[Ref<Counter>]>, at: usize, count: u64) {
+        with_room(m, |m| {
+            let counter = m.alloc(Counter { at: at as u64, count: Atom::new(count), padding: [at as u64; 28] })?;
+            m.get(chunk)?[at % EACH].store(m, Some(counter));
+            Ok(())
+        });
+    }
+
+    fn check_one(m: &mut Mutator<'_>, chunk: &Root<[Ref<Counter>]>, at: usize, count: u64, add: u64) {
+        with_room(m, |m| {
+            let counter = m.get(chunk)?[at % EACH].load(m)?.expect("it was set");
+            assert!(counter.at == at as u64 && counter.padding == [at as u64; 28], "counter {at}");
+            assert_eq!(counter.count.fetch_add(add), count, "counter {at}");
+            Ok(())
+        });
+    }
+}
+
+impl Load for Graph {
+    fn new(heap: &Heap) -> Graph {
+        let gc = Arc::new(GcHeap::in_heap(heap).limit(16 * MIB).build().expect("the heap has none"));
+        let mut m = gc.enter();
+        let mut chunks = Vec::new();
+        for at in 0..COUNTERS {
+            if at.is_multiple_of(EACH) {
+                chunks.push(with_room(&mut m, |m| Ok(m.root(m.alloc_array(EACH, |_| Ref::null())?))));
+            }
+            Graph::replace(&mut m, &chunks[at / EACH], at, 0);
+            m.safepoint().expect("a member lives");
+        }
+        drop(m);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (of_thread, until) = (Arc::clone(&gc), Arc::clone(&is_over));
+        let collect = move || {
+            while !until.load(Ordering::Relaxed) {
+                of_thread.collect()?;
+            }
+            Ok(())
+        };
+        let collecting = Some(std::thread::spawn(collect));
+        Graph { gc, chunks, counts: vec![0; COUNTERS], collecting, is_over }
+    }
+
+    fn step(&mut self, _: &Heap, random: &mut Rng) {
+        let mut m = self.gc.enter();
+        for _ in 0..8 {
+            let at = random.usize(..COUNTERS);
+            if random.usize(..2) == 0 {
+                Graph::replace(&mut m, &self.chunks[at / EACH], at, self.counts[at]);
+            }
+            Graph::check_one(&mut m, &self.chunks[at / EACH], at, self.counts[at], 1);
+            self.counts[at] += 1;
+            m.safepoint().expect("a member lives");
+        }
+    }
+
+    fn check(mut self, _: &Heap) {
+        self.is_over.store(true, Ordering::Relaxed);
+        let collected = self.collecting.take().map(|thread| thread.join().expect("it only collects"));
+        assert!(collected.is_some_and(|result| result.is_ok()));
+        self.gc.collect().expect("a member lives");
+        let (verified, stats) = (self.gc.verify().expect("a member lives"), self.gc.stats());
+        println!("{stats:?}");
+        assert_eq!(verified.objects, (COUNTERS + COUNTERS.div_ceil(EACH)) as u64);
+        assert!(
+            stats.given_up == 0 && stats.moves_given_up == 0 && stats.collections > 2 && stats.moved_objects > 1000
+        );
+        let mut m = self.gc.enter();
+        for (at, count) in self.counts.iter().enumerate() {
+            Graph::check_one(&mut m, &self.chunks[at / EACH], at, *count, 0);
+            m.safepoint().expect("a member lives");
+        }
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+}
