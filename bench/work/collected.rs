@@ -57,17 +57,6 @@ fn figures_of_collections(outcome: &mut Outcome, gc: &GcHeap) {
     }
 }
 
-/// Calls `action` until it needs no safepoint.
-fn with_room<R>(m: &mut Mutator<'_>, action: impl Fn(&Mutator<'_>) -> Result<R, GcError>) -> Result<R, GcError> {
-    for _ in 0..8 {
-        match action(m) {
-            Err(GcError::SafepointDue | GcError::Far(FarError::NearFull)) => m.safepoint()?,
-            other => return other,
-        }
-    }
-    action(m)
-}
-
 /// A cycle of nodes of 64 bytes in random order, followed.
 pub(crate) fn run_follow(options: &Options) -> Result<Outcome> {
     let all = options.data_bytes() / 64;
@@ -128,16 +117,16 @@ fn follow_collected(options: &Options, order: &[u32], heap: &Heap, gc: &GcHeap, 
     let mut m = gc.enter();
     let first = outcome.phase("fill", order.len() as u64, || -> Result<Root<Node>, GcError> {
         // They lie in the order of their numbers, as the plain ones do.
-        let table = with_room(&mut m, |m| Ok(m.root(m.alloc_array(order.len().div_ceil(CHUNK), |_| Ref::null())?)))?;
+        let table = m.with_room(|m| Ok(m.root(m.alloc_array(order.len().div_ceil(CHUNK), |_| Ref::null())?)))?;
         for first in (0..order.len()).step_by(CHUNK) {
             let len = CHUNK.min(order.len() - first);
-            let chunk = with_room(&mut m, |m| {
+            let chunk = m.with_room(|m| {
                 let chunk = m.alloc_array(len, |_| Ref::<Node>::null())?;
                 m.get(&table)?[first / CHUNK].store(m, Some(chunk));
                 Ok(m.root(chunk))
             })?;
             for at in 0..len {
-                with_room(&mut m, |m| {
+                m.with_room(|m| {
                     let numbers = numbers((first + at) as u32, options.seed);
                     let node = m.alloc(Node { numbers, next: Ref::null() })?;
                     m.get(&chunk)?[at].store(m, Some(node));
@@ -153,13 +142,13 @@ fn follow_collected(options: &Options, order: &[u32], heap: &Heap, gc: &GcHeap, 
         };
         for (at, index) in order.iter().enumerate() {
             let next = order[(at + 1) % order.len()];
-            with_room(&mut m, |m| {
+            m.with_room(|m| {
                 let next = node(m, next)?;
                 m.get(&node(m, *index)?)?.next.store(m, Some(m.get(&next)?));
                 Ok(())
             })?;
         }
-        with_room(&mut m, |m| node(m, order[0]))
+        m.with_room(|m| node(m, order[0]))
     })?;
     let before = heap.stats();
     let (mut at, mut sum) = (first, 0u64);
@@ -215,9 +204,9 @@ pub(crate) fn run_marking(options: &Options) -> Result<Outcome> {
     let mut random = Random::new(options.seed);
     let _root = outcome.phase("fill", count as u64, || -> Result<Root<GraphNode>, GcError> {
         let chunks = count.div_ceil(CHUNK);
-        let table = with_room(&mut m, |m| Ok(m.root(m.alloc_array(chunks, |_| Ref::<[Ref<GraphNode>]>::null())?)))?;
+        let table = m.with_room(|m| Ok(m.root(m.alloc_array(chunks, |_| Ref::<[Ref<GraphNode>]>::null())?)))?;
         for chunk in 0..chunks {
-            with_room(&mut m, |m| {
+            m.with_room(|m| {
                 let nodes = m.alloc_array(CHUNK, |_| Ref::<GraphNode>::null())?;
                 for (within, node) in nodes.iter().enumerate() {
                     let number = (chunk * CHUNK + within) as u64;
@@ -231,7 +220,7 @@ pub(crate) fn run_marking(options: &Options) -> Result<Outcome> {
         // Where a node lies says nothing of where it leads to: this is what a heap is like after long use.
         for at in 0..count {
             let targets: [usize; 4] = core::array::from_fn(|_| random.below(count as u64) as usize);
-            with_room(&mut m, |m| {
+            m.with_room(|m| {
                 let node = |at: usize| -> Result<Gc<'_, GraphNode>, GcError> {
                     let chunk = m.get(&table)?[at / CHUNK].load(m)?.unwrap_or_else(|| unreachable!("it was set"));
                     Ok(chunk[at % CHUNK].load(m)?.unwrap_or_else(|| unreachable!("it was set")))
@@ -243,7 +232,7 @@ pub(crate) fn run_marking(options: &Options) -> Result<Outcome> {
             })?;
             m.safepoint()?;
         }
-        with_room(&mut m, |m| {
+        m.with_room(|m| {
             let chunk = m.get(&table)?[0].load(m)?.unwrap_or_else(|| unreachable!("it was set"));
             Ok(m.root(chunk[0].load(m)?.unwrap_or_else(|| unreachable!("it was set"))))
         })
@@ -278,7 +267,7 @@ pub(crate) fn run_replace(options: &Options) -> Result<Outcome> {
     let mut m = gc.enter();
     let mut chunks: Vec<Root<[Ref<[u64; 6]>]>> = Vec::new();
     let put = |m: &mut Mutator<'_>, chunk: &Root<[Ref<[u64; 6]>]>, within: usize, number: u64| {
-        with_room(m, |m| {
+        m.with_room(|m| {
             let new = m.alloc([number; 6])?;
             m.get(chunk)?[within].store(m, Some(new));
             Ok(())
@@ -288,7 +277,7 @@ pub(crate) fn run_replace(options: &Options) -> Result<Outcome> {
     outcome.phase("fill", count as u64, || -> Result<(), GcError> {
         for at in 0..count {
             if at.is_multiple_of(CHUNK) {
-                chunks.push(with_room(&mut m, |m| Ok(m.root(m.alloc_array(CHUNK, |_| Ref::null())?)))?);
+                chunks.push(m.with_room(|m| Ok(m.root(m.alloc_array(CHUNK, |_| Ref::null())?)))?);
             }
             put(&mut m, &chunks[at / CHUNK], at % CHUNK, at as u64)?;
         }
@@ -312,7 +301,7 @@ pub(crate) fn run_replace(options: &Options) -> Result<Outcome> {
             let object = m.get(&chunks[at / CHUNK])?[at % CHUNK].load(m)?;
             Ok(object.unwrap_or_else(|| unreachable!("each was set"))[3])
         };
-        sum = sum.wrapping_add(with_room(&mut m, number)?);
+        sum = sum.wrapping_add(m.with_room(number)?);
         m.safepoint()?;
     }
     outcome.checked(sum, 0);
@@ -383,10 +372,10 @@ const STEP_DEPTH: u32 = 5;
 
 /// Makes a tree top down, so that only the tops of what is left to make need roots.
 fn make(m: &mut Mutator<'_>, depth: u32, seed: u64) -> Result<Root<Tree>, GcError> {
-    let root = with_room(m, |m| Ok(m.root(m.alloc(Tree { number: seed, sides: Default::default() })?)))?;
+    let root = m.with_room(|m| Ok(m.root(m.alloc(Tree { number: seed, sides: Default::default() })?)))?;
     let mut tops = vec![(root.clone(), depth, seed)];
     while let Some((top, depth, seed)) = tops.pop() {
-        let grown = with_room(m, |m| {
+        let grown = m.with_room(|m| {
             let mut left = Vec::new();
             grow(m, m.get(&top)?, depth, seed, STEP_DEPTH, &mut left)?;
             Ok(left)
@@ -424,7 +413,7 @@ fn grow(
 fn sum_of(m: &mut Mutator<'_>, tree: &Root<Tree>) -> Result<u64, GcError> {
     let (mut sum, mut tops) = (0u64, vec![tree.clone()]);
     while let Some(top) = tops.pop() {
-        let (more, left) = with_room(m, |m| {
+        let (more, left) = m.with_room(|m| {
             let mut left = Vec::new();
             let sum = add(m, m.get(&top)?, STEP_DEPTH, &mut left)?;
             Ok((sum, left))

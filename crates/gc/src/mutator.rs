@@ -35,6 +35,9 @@ const RESERVE_PART: u64 = 64;
 const LOG_MAX: usize = 1024;
 const LOG_SHARED: usize = 64;
 
+/// Attempts of an operation that needs room, but the last.
+const ATTEMPTS: u32 = 8;
+
 /// Number of buffers of ended mutators that are kept.
 const LEFT_OVER_MAX: usize = 64;
 
@@ -650,6 +653,34 @@ impl<'gc> Mutator<'gc> {
         collected?;
         let live_bytes = Pages::bytes(self.heap.pages.used());
         Err(GcError::HeapFull { limit_bytes: Pages::bytes(limit), live_bytes })
+    }
+
+    /// Calls `action` until it needs no safepoint: not more room, and not less near memory than it
+    /// uses at a time. Reaches one before each attempt but the first.
+    ///
+    /// What `action` has made before it failed stays made; objects that nothing leads to are
+    /// collected. Fails as `action` or [`Mutator::safepoint`] does, and with the last error if that is
+    /// [`GcError::SafepointDue`] or [`FarError::NearFull`] each time.
+    ///
+    /// ```
+    /// # use farfield_gc::{GcError, GcHeap, Mutator, Root};
+    /// fn numbers(m: &mut Mutator<'_>) -> Result<Root<[u64]>, GcError> {
+    ///     m.with_room(|m| Ok(m.root(m.alloc_array(100, |at| at as u64)?)))
+    /// }
+    /// # let heap = farfield::Heap::builder().near(1 << 20).build()?;
+    /// # let gc = GcHeap::in_heap(&heap).build()?;
+    /// # assert_eq!(gc.enter().with_room(|m| Ok(m.alloc(7u64)?.id()))? > 0, true);
+    /// # numbers(&mut gc.enter())?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn with_room<R>(&mut self, mut action: impl FnMut(&Mutator<'gc>) -> Result<R, GcError>) -> Result<R, GcError> {
+        for _ in 0..ATTEMPTS {
+            match action(self) {
+                Err(GcError::SafepointDue | GcError::Far(FarError::NearFull)) => self.safepoint()?,
+                result => return result,
+            }
+        }
+        action(self)
     }
 
     /// Reserves pages up to this number, if no more than `most` are in use then.

@@ -1,7 +1,7 @@
 //! The load of a collected heap: counters that count, and are replaced, while a collector does not rest.
 
 use super::Load;
-use farfield::{FarError, Heap};
+use farfield::Heap;
 use farfield_gc::{Atom, FarObject, GcError, GcHeap, Mutator, Ref, Root};
 use farfield_tests::MIB;
 use fastrand::Rng;
@@ -28,32 +28,24 @@ pub(crate) struct Graph {
     is_over: Arc<AtomicBool>,
 }
 
-/// Calls `action` until it needs no safepoint.
-fn with_room<R>(m: &mut Mutator<'_>, mut action: impl FnMut(&Mutator<'_>) -> Result<R, GcError>) -> R {
-    loop {
-        match action(m) {
-            Err(GcError::SafepointDue | GcError::Far(FarError::NearFull)) => m.safepoint().expect("a member lives"),
-            result => return result.expect("a member lives"),
-        }
-    }
-}
-
 impl Graph {
     fn replace(m: &mut Mutator<'_>, chunk: &Root<[Ref<Counter>]>, at: usize, count: u64) {
-        with_room(m, |m| {
+        m.with_room(|m| {
             let counter = m.alloc(Counter { at: at as u64, count: Atom::new(count), padding: [at as u64; 28] })?;
             m.get(chunk)?[at % EACH].store(m, Some(counter));
             Ok(())
-        });
+        })
+        .expect("a member lives");
     }
 
     fn check_one(m: &mut Mutator<'_>, chunk: &Root<[Ref<Counter>]>, at: usize, count: u64, add: u64) {
-        with_room(m, |m| {
+        m.with_room(|m| {
             let counter = m.get(chunk)?[at % EACH].load(m)?.expect("it was set");
             assert!(counter.at == at as u64 && counter.padding == [at as u64; 28], "counter {at}");
             assert_eq!(counter.count.fetch_add(add), count, "counter {at}");
             Ok(())
-        });
+        })
+        .expect("a member lives");
     }
 }
 
@@ -64,7 +56,8 @@ impl Load for Graph {
         let mut chunks = Vec::new();
         for at in 0..COUNTERS {
             if at.is_multiple_of(EACH) {
-                chunks.push(with_room(&mut m, |m| Ok(m.root(m.alloc_array(EACH, |_| Ref::null())?))));
+                let chunk = m.with_room(|m| Ok(m.root(m.alloc_array(EACH, |_| Ref::null())?)));
+                chunks.push(chunk.expect("a member lives"));
             }
             Graph::replace(&mut m, &chunks[at / EACH], at, 0);
             m.safepoint().expect("a member lives");

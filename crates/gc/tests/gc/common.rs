@@ -1,7 +1,7 @@
 //! Test support: heaps, and numbers that repeat.
 
 use farfield::Heap;
-use farfield_gc::{GcError, GcHeap, Mutator};
+use farfield_gc::GcHeap;
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -26,18 +26,4 @@ pub(crate) fn heaps(near_mib: u64, limit_mib: u64) -> (Heap, GcHeap) {
     let heap = far_heap(near_mib);
     let gc = GcHeap::in_heap(&heap).limit(limit_mib * MIB).build().unwrap();
     (heap, gc)
-}
-
-/// Calls `action` until it needs no safepoint.
-pub(crate) fn with_room<R>(
-    m: &mut Mutator<'_>,
-    mut action: impl FnMut(&Mutator<'_>) -> Result<R, GcError>,
-) -> Result<R, GcError> {
-    for _ in 0..8 {
-        match action(m) {
-            Err(GcError::SafepointDue | GcError::Far(farfield::FarError::NearFull)) => m.safepoint()?,
-            other => return other,
-        }
-    }
-    action(m)
 }

@@ -1,6 +1,6 @@
 //! Whatever goes wrong is a value or a clear panic, and the heap goes on.
 
-use crate::common::{MIB, far_heap, heaps, with_room};
+use crate::common::{MIB, far_heap, heaps};
 use farfield::{BuildError, FarBox, FarError, Heap, PoolError};
 use farfield_gc::{Bytes, FarObject, GcError, GcHeap, Ref, Root};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -261,7 +261,7 @@ fn scopes_that_hold_too_much_get_an_error_and_go_on_after_a_safepoint() {
     assert!(roots.len() > 3000);
     for root in &roots {
         // The collector may hold near memory meanwhile.
-        assert_eq!(with_room(&mut m, |m| Ok(m.get(root)?[2999])).unwrap(), 5);
+        assert_eq!(m.with_room(|m| Ok(m.get(root)?[2999])).unwrap(), 5);
         m.safepoint().unwrap();
     }
 }

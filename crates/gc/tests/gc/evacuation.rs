@@ -3,7 +3,7 @@
 //! Danger: a change that is made to an object while it is moved, and is lost; pages that one object each keeps; and a heap that is
 //! called full although most of it is garbage.
 
-use crate::common::{MIB, far_heap, is_deep, seed, with_room};
+use crate::common::{MIB, far_heap, is_deep, seed};
 use farfield_gc::{Atom, BrokenRule, FarObject, GcBuilder, GcError, GcHeap, Mutator, Ref, Root};
 use fastrand::Rng;
 
@@ -28,7 +28,7 @@ const EACH: usize = 128;
 
 impl Counters {
     fn new(m: &mut Mutator<'_>, len: usize) -> Counters {
-        let mut array = || with_room(m, |m| Ok(m.root(m.alloc_array(EACH, |_| Ref::null())?))).unwrap();
+        let mut array = || m.with_room(|m| Ok(m.root(m.alloc_array(EACH, |_| Ref::null())?))).unwrap();
         Counters((0..len.div_ceil(EACH)).map(|_| array()).collect())
     }
 
@@ -38,7 +38,7 @@ impl Counters {
             let found = m.get(&self.0[at / EACH])?[at % EACH].load(m)?;
             Ok(action(&found.expect("each is set")))
         };
-        let result = with_room(m, counter).unwrap();
+        let result = m.with_room(counter).unwrap();
         m.safepoint().unwrap();
         result
     }
@@ -50,7 +50,7 @@ impl Counters {
             m.get(&self.0[at / EACH])?[at % EACH].store(m, Some(counter));
             Ok(())
         };
-        with_room(m, make).unwrap();
+        m.with_room(make).unwrap();
         m.safepoint().unwrap();
     }
 }
@@ -151,7 +151,7 @@ fn a_heap_full_of_sparse_pages_has_room_only_if_they_are_emptied() {
         let mut kept = Vec::new();
         let mut fill = || -> Result<(), GcError> {
             for _ in 0..600 {
-                kept.push(with_room(&mut m, |m| Ok(m.root(m.alloc_array(500, |at| at as u64)?)))?);
+                kept.push(m.with_room(|m| Ok(m.root(m.alloc_array(500, |at| at as u64)?)))?);
                 m.safepoint()?;
             }
             Ok(())

@@ -2,7 +2,7 @@
 //!
 //! Danger: an object that a mutator has moved out of the collector's sight and that is freed, and a test that would not see it.
 
-use crate::common::{MIB, far_heap, seed, with_room};
+use crate::common::{MIB, far_heap, seed};
 use farfield_gc::{BrokenRule, FarObject, GcError, GcHeap, Mutator, Ref, Root, WeakRef};
 use fastrand::Rng;
 
@@ -39,7 +39,7 @@ fn build(m: &mut Mutator<'_>) -> Root<Table> {
             m.get(&table)?[at].store(m, Some(node));
             Ok(())
         };
-        with_room(m, make).unwrap();
+        m.with_room(make).unwrap();
     }
     table
 }

@@ -2,7 +2,7 @@
 //!
 //! Danger: an object that is freed while something leads to it, kept though nothing does, or that is not what it was.
 
-use crate::common::{MIB, heaps, is_deep, seed, with_room};
+use crate::common::{MIB, heaps, is_deep, seed};
 use farfield_gc::{Atom, Bytes, FarObject, Gc, GcError, GcHeap, GcStats, Mutator, Ref, Root, WeakRef};
 use fastrand::Rng;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -225,7 +225,7 @@ fn compare(gc: &GcHeap, model: &mut Model) {
     let mut known: HashMap<u64, Root<Node>> = model.roots.iter().map(|(id, root)| (*id, root.clone())).collect();
     while let Some(id) = stack.pop() {
         // What one step looks at is little: a scope can hold a sixteenth of what is near.
-        let count = with_room(&mut m, |m| {
+        let count = m.with_room(|m| {
             let node = m.get(&known[&id])?;
             assert_eq!(node.id, id);
             check(m, model, node)?;
@@ -235,8 +235,7 @@ fn compare(gc: &GcHeap, model: &mut Model) {
         });
         let mut found = Vec::new();
         for index in 0..count.unwrap() {
-            let next =
-                with_room(&mut m, |m| Ok(edge(m, m.get(&known[&id])?, index)?.map(|next| (next.id, m.root(next)))));
+            let next = m.with_room(|m| Ok(edge(m, m.get(&known[&id])?, index)?.map(|next| (next.id, m.root(next)))));
             found.extend(next.unwrap().filter(|(next, _)| !known.contains_key(next)));
         }
         for (id, root) in found {
@@ -263,7 +262,7 @@ fn run(near_mib: u64, limit_mib: u64, size: Size, threads: u64, operations: u64)
                     let mut m = gc.enter();
                     for _ in 0..operations / threads / 4 {
                         // Nobody waits for a safepoint of others with the model.
-                        let done = with_room(&mut m, |m| operate(m, &mut lock(), &mut random, size));
+                        let done = m.with_room(|m| operate(m, &mut lock(), &mut random, size));
                         match done {
                             Ok(()) => {}
                             Err(GcError::HeapFull { .. }) => lock().drop_roots(),
