@@ -2,8 +2,8 @@
 //!
 //! Danger: an object that is freed while something leads to it, kept though nothing does, or that is not what it was.
 
-use crate::common::{MIB, heaps, is_deep, seed};
-use farfield_gc::{Atom, Bytes, FarObject, Gc, GcError, GcHeap, GcStats, Mutator, Ref, Root, WeakRef};
+use crate::common::{MIB, far_heap, is_deep, seed};
+use farfield_gc::{Atom, Bytes, FarObject, FarTracing, Gc, GcError, GcHeap, GcStats, Mutator, Ref, Root, WeakRef};
 use fastrand::Rng;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard};
@@ -249,8 +249,13 @@ fn compare(gc: &GcHeap, model: &mut Model) {
 }
 
 fn run(near_mib: u64, limit_mib: u64, size: Size, threads: u64, operations: u64) -> GcStats {
+    run_by(FarTracing::default(), near_mib, limit_mib, size, threads, operations)
+}
+
+fn run_by(tracing: FarTracing, near_mib: u64, limit_mib: u64, size: Size, threads: u64, operations: u64) -> GcStats {
     let seed = seed();
-    let (heap, gc) = heaps(near_mib, limit_mib);
+    let heap = far_heap(near_mib);
+    let gc = GcHeap::in_heap(&heap).limit(limit_mib * MIB).far_tracing(tracing).build().unwrap();
     let model = Mutex::new(Model::default());
     let lock = || -> MutexGuard<'_, Model> { model.lock().unwrap() };
     for round in 0..4 {
@@ -305,6 +310,7 @@ fn everything_near_on_one_thread() {
 fn a_quarter_near_on_one_thread() {
     let stats = run(1, 4, Size { roots: 1500, bytes: 1500 }, 1, operations(30_000));
     assert!(stats.moved_objects > 1000 && stats.moves_given_up == 0);
+    assert!(stats.read_pages > 100, "far objects are looked at in copies");
 }
 
 #[test]
@@ -315,4 +321,16 @@ fn a_quarter_near_on_four_threads() {
 #[test]
 fn a_twentieth_near_on_two_threads() {
     run(1, 24, Size { roots: 6000, bytes: 10_000 }, 2, operations(34_000));
+}
+
+#[test]
+fn a_quarter_near_through_the_frames() {
+    let stats = run_by(FarTracing::Frames, 1, 4, Size { roots: 1500, bytes: 1500 }, 2, operations(12_000));
+    assert_eq!(stats.read_pages, 0);
+}
+
+#[test]
+fn a_quarter_near_where_no_server_can_be_asked() {
+    let stats = run_by(FarTracing::Servers, 1, 4, Size { roots: 1500, bytes: 1500 }, 2, operations(12_000));
+    assert_eq!(stats.traced_at_servers, 0);
 }
