@@ -97,6 +97,17 @@ pub(crate) fn bench(rest: &[String]) -> Result<()> {
     cargo(&words, &[])
 }
 
+/// Licences, sources and advisories of all dependencies, by `deny.toml`.
+pub(crate) fn deny() -> Result<()> {
+    println!("\n== deny ==");
+    let status = cargo_command(&["deny", "check"], &[]).status().context("cannot start cargo")?;
+    ensure!(
+        status.success(),
+        "a dependency is not allowed, the advisories cannot be fetched, or cargo-deny is absent (cargo install cargo-deny)"
+    );
+    Ok(())
+}
+
 /// The fuzz targets that exist, by name.
 pub(crate) fn fuzz_targets() -> Vec<String> {
     let folder = project().join("fuzz/fuzz_targets");

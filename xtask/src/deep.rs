@@ -50,6 +50,7 @@ fn parts(minutes: u64) -> Vec<(String, Action)> {
         parts.push((format!("sanitize {sanitizer}"), Box::new(move |_| sanitize_by(sanitizer, &SANITIZED))));
     }
     parts.push(("miri".into(), Box::new(|_| miri())));
+    parts.push(("deny".into(), Box::new(|_| chores::deny())));
     for target in chores::fuzz_targets() {
         parts.push((format!("fuzz {target}"), Box::new(move |_| chores::fuzz_one(&target, minutes * 60))));
     }

@@ -22,7 +22,7 @@ cargo x CHORE
                      after --: words for the test runner, such as part of a name (cargo x test probes -- fork)
   deep [MINUTES] [PART]...
                      the second tier: larger jobs, sanitizers, Miri, fuzzing and soaking for MINUTES each (default 10), and a summary;
-                     PARTs are those of the tests, sanitize, miri, fuzz and soak
+                     PARTs are those of the tests, sanitize, miri, deny, fuzz and soak
   fmt [--check]      format all Rust code
   lints [--without-grpc]
                      fmt --check, then clippy and API documentation with warnings as errors: a part of the tests, too

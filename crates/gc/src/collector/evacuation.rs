@@ -57,14 +57,14 @@ pub(super) struct Evacuation<'a> {
 /// Objects that are moved together.
 #[derive(Default)]
 struct Batch<'a> {
-    sources: Vec<Source>,
+    sources: Vec<SparsePage>,
     moves: Vec<Move>,
     /// What has to be near: sources that are not copied, fresh pages, and pages of entries.
     pins: HashMap<u32, UnitPin<'a>>,
 }
 
 /// Sparse page.
-struct Source {
+struct SparsePage {
     id: UnitId,
     page: u32,
     /// Bytes of the page if it is far.
@@ -165,7 +165,7 @@ impl<'a> Evacuation<'a> {
         let mut scope = space.enter();
         let mut objects = Vec::new();
         for (id, page) in chosen {
-            let source = Source { id, page, copy: copies.remove(&page) };
+            let source = SparsePage { id, page, copy: copies.remove(&page) };
             // Otherwise it has just left, or cannot be read.
             if source.copy.is_some() || space.is_near(page) && retry(&mut scope, |scope| batch.pin(scope, page))? {
                 objects.extend(self.objects_of(&scope, &source, batch.sources.len())?);
@@ -206,7 +206,12 @@ impl<'a> Evacuation<'a> {
     }
 
     /// Returns the objects of a source, which has this index in its batch.
-    fn objects_of(&self, scope: &SpaceScope<'_>, source: &Source, index: usize) -> Result<Vec<SparseObject>, GcError> {
+    fn objects_of(
+        &self,
+        scope: &SpaceScope<'_>,
+        source: &SparsePage,
+        index: usize,
+    ) -> Result<Vec<SparseObject>, GcError> {
         let near = if source.copy.is_none() { Some(scope.bring(source.page)?) } else { None };
         let word = |offset: usize| {
             assert!(offset + size_of::<u64>() <= PAGE_BYTES && offset.is_multiple_of(size_of::<u64>()));
@@ -279,7 +284,7 @@ impl<'a> Evacuation<'a> {
 
     /// Returns where the bytes of a source are while all mutators are stopped; `None` if its copy is
     /// out of date.
-    fn bytes_of(&self, scope: &SpaceScope<'_>, source: &Source) -> Option<NonNull<u8>> {
+    fn bytes_of(&self, scope: &SpaceScope<'_>, source: &SparsePage) -> Option<NonNull<u8>> {
         match &source.copy {
             Some(copy) if self.reader.is_current(copy) || self.heap.broken == Some(BrokenRule::CopiesAreCurrent) => {
                 Some(NonNull::from(copy.bytes()).cast())
