@@ -302,7 +302,7 @@ fn operations(few: u64) -> u64 {
 
 #[test]
 fn everything_near_on_one_thread() {
-    let stats = run(16, 5, Size { roots: 300, bytes: 1500 }, 1, operations(40_000));
+    let stats = run(16, 4, Size { roots: 300, bytes: 1500 }, 1, operations(40_000));
     assert!(stats.moved_objects > 1000 && stats.moves_given_up == 0);
 }
 
@@ -315,22 +315,22 @@ fn a_quarter_near_on_one_thread() {
 
 #[test]
 fn a_quarter_near_on_four_threads() {
-    run(2, 8, Size { roots: 2000, bytes: 3000 }, 4, operations(28_000));
+    run(2, 6, Size { roots: 2000, bytes: 3000 }, 4, operations(28_000));
 }
 
 #[test]
 fn a_twentieth_near_on_two_threads() {
-    run(1, 24, Size { roots: 6000, bytes: 10_000 }, 2, operations(34_000));
+    run(1, 20, Size { roots: 6000, bytes: 10_000 }, 2, operations(34_000));
 }
 
 #[test]
 fn a_quarter_near_through_the_frames() {
-    let stats = run_by(FarTracing::Frames, 1, 4, Size { roots: 1500, bytes: 1500 }, 2, operations(12_000));
+    let stats = run_by(FarTracing::Frames, 1, 3, Size { roots: 800, bytes: 1500 }, 2, operations(30_000));
     assert_eq!(stats.read_pages, 0);
 }
 
 #[test]
 fn a_quarter_near_where_no_server_can_be_asked() {
-    let stats = run_by(FarTracing::Servers, 1, 4, Size { roots: 1500, bytes: 1500 }, 2, operations(12_000));
+    let stats = run_by(FarTracing::Servers, 1, 3, Size { roots: 800, bytes: 1500 }, 2, operations(30_000));
     assert_eq!(stats.traced_at_servers, 0);
 }
