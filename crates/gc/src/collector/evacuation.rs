@@ -12,6 +12,7 @@
 //! Objects of near pages and of far ones go to different pages, because they are used differently.
 
 use super::retry;
+use super::tracer::FoundObject;
 use crate::error::GcError;
 use crate::heap::{BrokenRule, GcInner};
 use crate::pages::{OpenPage, RegionSet, UnitId, UnitPurpose};
@@ -19,7 +20,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield::FarError;
 use farfield::space::{FarCopy, PageReader, SpaceScope, UnitPin};
-use farfield_core::gc::{EntryWord, LayoutTable, OBJECT_BYTES_MIN, ObjectHeader, PageFill, PageOccupancy, TypeLayout};
+use farfield_core::gc::{EntryWord, LayoutTable, OBJECT_BYTES_MIN, ObjectHeader, PageFill, PageOccupancy};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::CARD_BYTES;
 use std::collections::hash_map::Entry;
@@ -42,10 +43,10 @@ pub(crate) struct MovedObjects {
 }
 
 /// Evacuation at the end of one cycle.
-pub(super) struct Evacuation<'a> {
+pub(super) struct Evacuation<'a, 'r> {
     heap: &'a GcInner,
     layouts: Rc<LayoutTable>,
-    reader: PageReader<'a>,
+    reader: &'r mut PageReader<'a>,
     /// Sparse pages that still have to be looked at.
     sources: VecDeque<(UnitId, u32)>,
     /// Fresh page that is being filled with objects of near pages, and one for those of far pages.
@@ -108,13 +109,14 @@ fn first_byte(card: u8) -> usize {
     usize::from(card) * CARD_BYTES
 }
 
-impl<'a> Evacuation<'a> {
+impl<'a, 'r> Evacuation<'a, 'r> {
     /// Moves what lies in sparse pages of the snapshot of a cycle that has committed, if that frees
     /// enough. `is_needed` if the heap has no room left. Mutators have to reach safepoints.
     ///
     /// After an error, what was moved before it stays moved.
     pub(super) fn run(
         heap: &'a GcInner,
+        reader: &'r mut PageReader<'a>,
         snapshot: &RegionSet,
         layouts: &Rc<LayoutTable>,
         is_needed: bool,
@@ -123,11 +125,10 @@ impl<'a> Evacuation<'a> {
         if !totals.pays(heap.pages.used(), is_needed) {
             return (MovedObjects::default(), Ok(()));
         }
-        let space = heap.pages.space();
         let mut evacuation = Evacuation {
             heap,
             layouts: Rc::clone(layouts),
-            reader: space.reader(),
+            reader,
             sources: sparse.into(),
             open: [None, None],
             batch_pages: heap.copied_pages.min(BATCH_PAGES),
@@ -201,7 +202,6 @@ impl<'a> Evacuation<'a> {
             batch.moves.push(Move { object, generation: word.generation(), target, target_page, target_card });
             scope.renew();
         }
-        self.put_rest_back(&batch);
         Ok(batch)
     }
 
@@ -227,31 +227,14 @@ impl<'a> Evacuation<'a> {
         };
         let object = |card: u8| {
             let first = first_byte(card);
-            // The header and the number of elements never change.
-            let header = ObjectHeader(word(first));
-            let entry = header.entry();
-            let damaged = |what| GcError::Damaged { entry, what };
-            let layout = self.layouts.get(header.type_number()).ok_or(damaged("its type is unknown"))?;
-            let elements = if layout.has_tail() { word(first + TypeLayout::TAIL_OFFSETS.0) } else { 0 };
-            let bytes = layout.object_bytes(elements).filter(|bytes| *bytes <= (PAGE_BYTES - first) as u64);
-            let bytes = bytes.ok_or(damaged("it is larger than its place"))? as usize;
+            let entry = ObjectHeader(word(first)).entry();
+            let found = FoundObject::new(&self.layouts, entry, PAGE_BYTES - first, |offset| word(first + offset))?;
             if !self.heap.entries.is_used(entry) {
-                return Err(damaged("its entry is not in use"));
+                return Err(GcError::Damaged { entry, what: "its entry is not in use" });
             }
-            Ok(SparseObject { source: index, card, bytes, entry })
+            Ok(SparseObject { source: index, card, bytes: found.bytes as usize, entry })
         };
         self.occupancy(source.id).iter().map(object).collect()
-    }
-
-    /// Puts the sources back of which this batch does not move all objects.
-    fn put_rest_back(&mut self, batch: &Batch<'_>) {
-        let mut moves = vec![0; batch.sources.len()];
-        batch.moves.iter().for_each(|it| moves[it.object.source] += 1);
-        for (source, moves) in batch.sources.iter().zip(moves).rev() {
-            if self.occupancy(source.id).count() > moves {
-                self.sources.push_front((source.id, source.page));
-            }
-        }
     }
 
     fn occupancy(&self, (index, unit): UnitId) -> PageOccupancy {
@@ -294,7 +277,8 @@ impl<'a> Evacuation<'a> {
         }
     }
 
-    /// Notes what was moved, and gives back what is empty.
+    /// Notes what was moved, gives back what is empty, and puts the sources back that had more objects
+    /// than the batch.
     fn settle(&mut self, batch: Batch<'_>, is_moved: &[bool]) {
         drop(batch.pins);
         let mut regions = self.heap.pages.lock();
@@ -317,15 +301,15 @@ impl<'a> Evacuation<'a> {
             self.moved.bytes += it.object.bytes as u64;
         }
         drop(regions);
-        for (source, is_left) in batch.sources.into_iter().zip(is_left) {
+        for (source, is_left) in batch.sources.into_iter().zip(is_left).rev() {
             if self.occupancy(source.id).is_empty() {
                 // SAFETY: the unit was made. No entry leads into it since the stop, in which no mutator
                 // had a reference; our scope and the pins have ended.
                 unsafe { self.heap.pages.release_unit(source.id) };
                 self.moved.pages += 1;
-            } else if is_left {
-                // Others change it, so it is not sparse for long, or will be found again.
-                self.sources.retain(|(id, _)| *id != source.id);
+            } else if !is_left {
+                // Others change one that is left, so it is not sparse for long, or will be found again.
+                self.sources.push_front((source.id, source.page));
             }
             if let Some(copy) = source.copy {
                 self.reader.take_back(copy);

@@ -56,6 +56,12 @@ impl<'a> FarPages<'a> {
         }
     }
 
+    /// Gives up the copies, so that somebody else can read pages into their memory.
+    pub(super) fn reader(&mut self) -> &mut PageReader<'a> {
+        self.copies.drain().for_each(|(_, copy)| self.reader.take_back(copy));
+        &mut self.reader
+    }
+
     /// Lets an object wait for a page.
     pub(super) fn wait(&mut self, page: u32, waiter: Waiter) {
         self.waiting.entry(page).or_default().push(waiter);
@@ -105,7 +111,7 @@ impl<'a> FarPages<'a> {
     /// Reads the next pages for which objects wait, in place of those before, and returns the objects.
     /// There is no copy of a page that is near, or could not be read. Waits for the pool.
     pub(super) fn read(&mut self) -> Result<Vec<Waiters>, FarError> {
-        self.copies.drain().for_each(|(_, copy)| self.reader.take_back(copy));
+        self.reader();
         let ahead = self.waiting.range(self.next..);
         let behind = self.waiting.range((Bound::Unbounded, Bound::Excluded(self.next)));
         let pages: Vec<u32> = ahead.chain(behind).map(|(page, _)| *page).take(self.batch_pages).collect();

@@ -198,9 +198,10 @@ impl<'a> Cycle<'a> {
 
     /// Moves objects out of sparse pages. What is in the way of that does no harm: a later cycle finds
     /// what is left.
-    fn evacuate(&self, mode: CycleMode) {
+    fn evacuate(&mut self, mode: CycleMode) {
         let is_needed = mode == CycleMode::Stopped;
-        let (moved, result) = Evacuation::run(self.heap, &self.tracer.old, &self.tracer.layouts, is_needed);
+        let Tracer { far, old, layouts, .. } = &mut self.tracer;
+        let (moved, result) = Evacuation::run(self.heap, far.reader(), old, layouts, is_needed);
         self.heap.counters.count_moved(&moved, result.is_err());
     }
 

@@ -60,7 +60,7 @@ pub(super) struct Tracer<'a> {
     /// Entries that are marked, and whose objects were not looked at.
     stack: Vec<u32>,
     /// Entries like these whose objects are far.
-    far: FarPages<'a>,
+    pub(super) far: FarPages<'a>,
     /// References of the object that is looked at.
     leads_to: Vec<u32>,
     servers: Servers,
@@ -69,15 +69,15 @@ pub(super) struct Tracer<'a> {
 }
 
 /// Object that was found where its entry says.
-struct FoundObject<'l> {
+pub(super) struct FoundObject<'l> {
     layout: &'l TypeLayout,
     elements: u64,
-    bytes: u64,
+    pub(super) bytes: u64,
 }
 
 impl<'l> FoundObject<'l> {
     /// Checks an object of this entry, which has so much room. `word` returns its word at an offset.
-    fn new(
+    pub(super) fn new(
         layouts: &'l LayoutTable,
         entry: u32,
         room: usize,
