@@ -190,7 +190,7 @@ impl GcBuilder<'_> {
     /// pages can be given back; with it unless this is called. Without it, a page that holds one
     /// live object keeps all of its far memory.
     ///
-    /// Mutators are stopped for each few thousand objects, for less than a millisecond.
+    /// Mutators are stopped for a moment for each few thousand objects.
     pub fn evacuate(mut self, on: bool) -> Self {
         self.evacuate = on;
         self
