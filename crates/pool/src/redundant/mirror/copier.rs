@@ -185,8 +185,9 @@ impl Copier {
                 self.slow = self.slow.union(MemberSet::one(copy.source));
             }
             // A source that gave wrong bytes becomes a target of copies itself, if another member
-            // holds the chunk.
-            let wrong = was_read && matches!(error, PoolError::Corrupt { .. });
+            // holds the chunk. Bytes that were read while a write was under way say nothing of it.
+            let is_spoiled = !table.word(copy.chunk).is_copying(member);
+            let wrong = was_read && !is_spoiled && matches!(error, PoolError::Corrupt { .. });
             if wrong && table.suspect(copy.page, copy.count, copy.source) {
                 self.finish(table, index, false);
                 return None;

@@ -1,6 +1,7 @@
 //! Guards against a mirror that gives an old version, or an error while one member lives: whatever
 //! dies, lies or is late, and whoever copies.
 use super::MirrorBackend;
+use super::copier::Copier;
 use super::lane::MirrorScheme;
 use super::replica_map::{InitialContents, ReplicaMap};
 use crate::conformance::Random;
@@ -145,6 +146,33 @@ fn a_leg_that_comes_to_lead_lacks_what_it_was_not_asked_for() {
     assert!(table.begin_write(0, 1, both));
     table.set_authoritative(Some(ReplicaMap::OLD));
     assert!(!table.end_write(0, 1, both, MemberSet::one(ReplicaMap::NEW)));
+}
+
+#[test]
+fn a_copy_that_was_read_while_a_write_was_under_way_says_nothing_of_its_source() {
+    let torn = Err(PoolError::Corrupt { page: PageId(3), server: 0 });
+    for is_written in [true, false] {
+        let (side, dirty) = (|| open("ram:", 64), DirtyChunks::new(1).unwrap());
+        dirty.mark(0);
+        let table = ReplicaMap::dual_write(side(), side(), Arc::new(dirty)).unwrap();
+        table.admit();
+        let (old, both) = (MemberSet::one(ReplicaMap::OLD), MemberSet::first(2));
+        let mut copier = Copier::new(1);
+        let Some((job, (ReplicaMap::OLD, Op::Read { buffer, .. }))) = copier.start(&table, both, both) else {
+            panic!("the old leg is read");
+        };
+        if is_written {
+            assert!(table.begin_write(3, 1, both));
+        }
+        assert!(copier.on_end(&table, job, torn, Some(buffer)).is_none());
+        assert!(!copier.is_busy());
+        if is_written {
+            assert!(table.end_write(3, 1, both, both));
+            assert_eq!((table.failed(), table.cause(), table.valid(0, 64, both)), (MemberSet(0), None, old));
+        } else {
+            assert_eq!((table.failed(), table.cause()), (MemberSet::one(ReplicaMap::NEW), torn.err()));
+        }
+    }
 }
 
 #[test]
