@@ -7,7 +7,7 @@ use crate::redundant::members::{MemberLane, PoolMember, backends};
 use crate::redundant::repair::RepairSource;
 use crate::table::AtomicTable;
 use crate::{Health, PoolError};
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::policy::tier_admission::{TierClockAction, TierOccupancy, clock_action};
 use farfield_core::tier_word::TierWord;
@@ -49,7 +49,7 @@ pub(super) struct Bid {
 
 struct Tier {
     /// Room of the tier, as in [`TierOccupancy`].
-    held: AtomicU64,
+    held: CopyCount,
     limit: AtomicU64,
     full_until: AtomicU64,
     /// Number of pages that the tier holds and that are being moved away, or given back.
@@ -107,6 +107,21 @@ impl TierMap {
     }
 }
 
+/// Number of copies that words name. A word changes before the sum does, so a thread may take away
+/// what another has not added yet.
+#[derive(Default)]
+struct CopyCount(AtomicI64);
+
+impl CopyCount {
+    fn add(&self, copies: i64) {
+        self.0.fetch_add(copies, Ordering::SeqCst);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::SeqCst).try_into().unwrap_or(0)
+    }
+}
+
 /// Tiers of the pool, and the place of each page.
 pub(super) struct TierTable {
     pub(super) members: Vec<PoolMember>,
@@ -115,7 +130,7 @@ pub(super) struct TierTable {
     tiers: Vec<Tier>,
     /// Number of copies that can be given back, and number of copies that ever were given back or
     /// came to count again.
-    garbage: AtomicU64,
+    garbage: CopyCount,
     cleared: AtomicU64,
     /// Number of pages that ever went to the next tier.
     moved: AtomicU64,
@@ -149,7 +164,7 @@ impl TierTable {
 
     fn with(members: Vec<PoolMember>, map: TierMap) -> TierTable {
         let tier = |member: &PoolMember| Tier {
-            held: AtomicU64::new(0),
+            held: CopyCount::default(),
             limit: AtomicU64::new(u64::MAX),
             full_until: AtomicU64::new(0),
             leaving: AtomicU64::new(0),
@@ -160,7 +175,7 @@ impl TierTable {
             members,
             pages: map.pages,
             map,
-            garbage: AtomicU64::new(0),
+            garbage: CopyCount::default(),
             cleared: AtomicU64::new(0),
             moved: AtomicU64::new(0),
             rests_until: AtomicU64::new(0),
@@ -229,15 +244,15 @@ impl TierTable {
     /// Brings the sums up to date with the change of a word.
     fn count(&self, before: TierWord, after: TierWord) {
         for tier in after.copies().difference(before.copies()).iter() {
-            self.tiers[tier].held.fetch_add(1, Ordering::SeqCst);
+            self.tiers[tier].held.add(1);
         }
         for tier in before.copies().difference(after.copies()).iter() {
-            self.tiers[tier].held.fetch_sub(1, Ordering::SeqCst);
+            self.tiers[tier].held.add(-1);
         }
-        let (was, is) = (before.garbage().count() as u64, after.garbage().count() as u64);
+        let (was, is) = (before.garbage().count(), after.garbage().count());
         if was != is {
-            self.garbage.fetch_add(is.wrapping_sub(was), Ordering::SeqCst);
-            self.cleared.fetch_add(was.saturating_sub(is), Ordering::SeqCst);
+            self.garbage.add(is as i64 - was as i64);
+            self.cleared.fetch_add(was.saturating_sub(is) as u64, Ordering::SeqCst);
         }
     }
 
@@ -333,7 +348,7 @@ impl TierTable {
     fn room(&self, tier: usize) -> TierOccupancy {
         let tier = &self.tiers[tier];
         TierOccupancy {
-            held: tier.held.load(Ordering::SeqCst),
+            held: tier.held.get(),
             limit: tier.limit.load(Ordering::SeqCst),
             full_until: Moment(tier.full_until.load(Ordering::SeqCst)),
         }
@@ -365,14 +380,14 @@ impl TierTable {
     }
 
     pub(super) fn has_garbage(&self) -> bool {
-        self.garbage.load(Ordering::SeqCst) != 0
+        self.garbage.get() != 0
     }
 
     /// Returns the count at which all copies that can be given back now will have been, for
     /// [`TierTable::is_cleared`]. Returns `None` if there are none.
     pub(super) fn clearing(&self) -> Option<u64> {
         let cleared = self.cleared.load(Ordering::SeqCst);
-        let garbage = self.garbage.load(Ordering::SeqCst);
+        let garbage = self.garbage.get();
         (garbage != 0).then_some(cleared + garbage)
     }
 
@@ -462,5 +477,20 @@ impl TierTable {
             });
         }
         if lanes.iter().all(Option::is_none) { Err(self.gone(0)) } else { Ok(lanes) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a tier that takes itself for full, or for unlimited, because two threads count.
+    use super::*;
+
+    #[test]
+    fn copies_that_are_taken_away_before_they_are_added_count_as_none() {
+        let count = CopyCount::default();
+        count.add(-1);
+        assert_eq!(count.get(), 0);
+        count.add(3);
+        assert_eq!(count.get(), 2);
     }
 }
