@@ -7,7 +7,7 @@
 use proc_macro::TokenStream;
 use proc_macro2::TokenStream as Tokens;
 use quote::quote;
-use syn::{Data, DeriveInput, Error, Fields, GenericParam, Index, parse_macro_input, parse_quote};
+use syn::{Data, DeriveInput, Error, Fields, GenericParam, Index, TypeParamBound, parse_macro_input, parse_quote};
 
 /// Implements `FarObject` for a struct of described fields, or for an enum without fields.
 #[proc_macro_derive(FarObject)]
@@ -21,6 +21,8 @@ fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
     let mut generics = input.generics.clone();
     for param in &mut generics.params {
         match param {
+            // A field has a size, so what may have none is behind a reference.
+            GenericParam::Type(param) if param.bounds.iter().any(is_maybe_unsized) => {}
             GenericParam::Type(param) => param.bounds.push(parse_quote!(::farfield_gc::FarObject)),
             GenericParam::Lifetime(param) => {
                 return Err(Error::new_spanned(param, "a far object outlives every borrow: it has no lifetimes"));
@@ -63,6 +65,11 @@ fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
             }
         }
     })
+}
+
+/// Checks whether a bound is `?Sized`.
+fn is_maybe_unsized(bound: &TypeParamBound) -> bool {
+    matches!(bound, TypeParamBound::Trait(bound) if bound.maybe.is_some())
 }
 
 /// Returns the name of each field, or its index.

@@ -101,9 +101,9 @@
 //!
 //! The guide is `docs/guide/collected-heap.md`, the design is described in `docs/design/gc.md`.
 
-#[cfg(test)]
 extern crate self as farfield_gc;
 
+pub mod collections;
 mod collector;
 mod entries;
 mod error;
@@ -125,7 +125,7 @@ pub use farfield_gc_derive::FarObject;
 pub use heap::BrokenRule;
 pub use heap::{FarTracing, GcBuilder, GcHeap};
 pub use mutator::Mutator;
-pub use object::{Atom, AtomValue, Bytes, FarObject, Referent, SlotList};
+pub use object::{AnyObject, Atom, AtomValue, Bytes, FarObject, Referent, SlotList};
 pub use reference::{Gc, Ref, WeakRef};
 pub use roots::Root;
 pub use stats::GcStats;

@@ -95,6 +95,15 @@ struct KnownType {
 }
 
 impl KnownTypes {
+    /// Returns the number of a type; `None` if there has been no object of it in the heap.
+    fn number_of<T: Referent + ?Sized>(&mut self, registry: &TypeRegistry) -> Option<u32> {
+        if let Some(known) = self.all.get(&TypeId::of::<T>()) {
+            return Some(known.number);
+        }
+        registry.number_of::<T>()?;
+        self.of::<T>(registry).ok().map(|known| known.number)
+    }
+
     fn of<T: Referent + ?Sized>(&mut self, registry: &TypeRegistry) -> Result<KnownType, GcError> {
         let id = TypeId::of::<T>();
         if let Some((_, known)) = self.last.as_ref().filter(|(last, _)| *last == id) {
@@ -201,6 +210,16 @@ impl<'gc> Mutator<'gc> {
         unsafe { first.as_ptr().copy_from_nonoverlapping(values.as_ptr(), values.len()) };
         // SAFETY: as above.
         Ok(unsafe { self.finish(header, &layout, values.len() as u64) })
+    }
+
+    /// Puts a copy of a string into the heap. Fails as [`Mutator::alloc`] does.
+    pub fn alloc_str(&self, text: &str) -> Result<Gc<'_, str>, GcError> {
+        let (header, layout) = self.make::<str>(text.len())?;
+        let first = self.first_element::<u8>(header);
+        // SAFETY: the object is new, near, has so many bytes, and nobody else knows of it.
+        unsafe { first.as_ptr().copy_from_nonoverlapping(text.as_ptr(), text.len()) };
+        // SAFETY: as above; its bytes are those of a string.
+        Ok(unsafe { self.finish(header, &layout, text.len() as u64) })
     }
 
     fn first_element<T: FarObject>(&self, header: NonNull<u8>) -> NonNull<T> {
@@ -446,10 +465,21 @@ impl<'gc> Mutator<'gc> {
         found
     }
 
+    /// Checks whether an object of the mutator's heap has its header there.
+    #[inline]
+    pub(crate) fn is_own(&self, header: NonNull<u8>) -> bool {
+        self.contains_address(header.as_ptr() as usize)
+    }
+
     /// Panics unless an object of the mutator's heap has its header there.
     #[inline]
     pub(crate) fn check_own(&self, header: NonNull<u8>) {
-        assert!(self.contains_address(header.as_ptr() as usize), "the object belongs to another heap");
+        assert!(self.is_own(header), "the object belongs to another heap");
+    }
+
+    /// Returns the number of a type in the mutator's heap; `None` if there has been no object of it.
+    pub(crate) fn type_number<T: Referent + ?Sized>(&self) -> Option<u32> {
+        self.allocation.borrow_mut().types.number_of::<T>(&self.heap.types)
     }
 
     /// Returns the word of a reference to this object.

@@ -1,6 +1,7 @@
 //! What may lie in a collected heap, and how its references are found.
 
 use crate::reference::{Ref, WeakRef};
+use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use farfield_core::gc::{LayoutError, ObjectHeader, SLOTS_MAX, TailLayout, TypeLayout};
@@ -122,6 +123,45 @@ unsafe impl<T: FarObject> Referent for [T] {
 /// Bytes, as an object of their own: `Ref<Bytes>`.
 pub type Bytes = [u8];
 
+// SAFETY: a string lies in the heap as its bytes do.
+unsafe impl Referent for str {
+    const OFFSET: usize = <Bytes>::OFFSET;
+
+    fn layout() -> Result<TypeLayout, LayoutError> {
+        <Bytes>::layout()
+    }
+
+    unsafe fn from_header(header: NonNull<u8>) -> NonNull<str> {
+        // SAFETY: passed on to the caller.
+        let bytes = unsafe { <Bytes>::from_header(header) };
+        // SAFETY: not null. The bytes are those of a string (`Mutator::alloc_str`).
+        unsafe { NonNull::new_unchecked(bytes.as_ptr() as *mut str) }
+    }
+}
+
+/// Object of any type: [`Gc::as_any`] and [`Gc::downcast`] convert references to it.
+///
+/// [`Gc::as_any`]: crate::Gc::as_any
+/// [`Gc::downcast`]: crate::Gc::downcast
+pub struct AnyObject {
+    /// Nobody makes one, and a reference shows nothing of the object.
+    _opaque: [u8; 0],
+}
+
+// SAFETY: what follows the header is not looked at. No object has this type.
+unsafe impl Referent for AnyObject {
+    const OFFSET: usize = ObjectHeader::BYTES;
+
+    fn layout() -> Result<TypeLayout, LayoutError> {
+        TypeLayout::new(Self::OFFSET as u32, Vec::new(), Vec::new(), None)
+    }
+
+    unsafe fn from_header(header: NonNull<u8>) -> NonNull<AnyObject> {
+        // SAFETY: every object has its header before that.
+        unsafe { header.add(Self::OFFSET).cast() }
+    }
+}
+
 macro_rules! plain {
     ($($name:ty),*) => {$(
         // SAFETY: a value without references that never changes where it lies.
@@ -145,6 +185,11 @@ unsafe impl<T: FarObject, const N: usize> FarObject for [T; N] {
             }
         }
     }
+}
+
+// SAFETY: nothing at all.
+unsafe impl<T: ?Sized + Send + Sync + 'static> FarObject for PhantomData<T> {
+    fn describe(_: u32, _: &mut SlotList) {}
 }
 
 // SAFETY: the word of a strong reference.

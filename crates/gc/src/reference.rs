@@ -2,7 +2,7 @@
 
 use crate::error::GcError;
 use crate::mutator::Mutator;
-use crate::object::Referent;
+use crate::object::{AnyObject, Referent};
 use core::marker::PhantomData;
 use core::ops::Deref;
 use core::ptr::NonNull;
@@ -72,6 +72,22 @@ impl<'m, T: Referent + ?Sized> Gc<'m, T> {
         ObjectHeader(unsafe { self.header().cast::<u64>().read() }).entry()
     }
 
+    /// Returns the object, borrowed for as long as the reference is valid. Not a method, so that it
+    /// hides none of the object.
+    #[inline]
+    pub fn get(this: Gc<'m, T>) -> &'m T {
+        // SAFETY: as in `deref`, all of which holds for `'m`.
+        unsafe { this.object.as_ref() }
+    }
+
+    /// Forgets the type of the object.
+    #[inline]
+    pub fn as_any(self) -> Gc<'m, AnyObject> {
+        // SAFETY: the header is that of a live object, which was found near for `'m`, and any object
+        // is one of these.
+        unsafe { Gc::from_header(self.header()) }
+    }
+
     /// Checks whether both are references to the same object.
     #[inline]
     pub fn is(self, other: Gc<'_, T>) -> bool {
@@ -82,6 +98,20 @@ impl<'m, T: Referent + ?Sized> Gc<'m, T> {
     #[inline]
     pub fn id(self) -> u64 {
         self.entry().into()
+    }
+}
+
+impl<'m> Gc<'m, AnyObject> {
+    /// Returns a reference to the object as what it is; `None` if it is of another type, or of another
+    /// heap than the mutator's.
+    pub fn downcast<T: Referent + ?Sized>(self, m: &'m Mutator<'_>) -> Option<Gc<'m, T>> {
+        let header = self.header();
+        // SAFETY: the object is near as in `deref`, and its header never changes.
+        let found = ObjectHeader(unsafe { header.cast::<u64>().read() }).type_number();
+        let is_it = m.is_own(header) && m.type_number::<T>() == Some(found);
+        // SAFETY: the object is of the type whose number it has in its heap. It lives and is near
+        // for `'m`.
+        is_it.then(|| unsafe { Gc::from_header(header) })
     }
 }
 
@@ -157,6 +187,20 @@ impl<T: Referent + ?Sized> Ref<T> {
         let word = m.word_of(value).0;
         // The store that is first after a snapshot logs what the snapshot has there. Others may log
         // something else, which does no harm.
+        m.log_removed(before);
+        self.word.store(word, Ordering::Release);
+    }
+
+    /// Lets the reference lead to where `other` leads, without bringing that object near.
+    ///
+    /// # Panics
+    /// One of the two does not lie in an object of the mutator's heap.
+    pub fn copy_from(&self, m: &Mutator<'_>, other: &Ref<T>) {
+        let before = m.check_settable(&self.word);
+        m.check_settable(&other.word);
+        // Acquire and release: the thread that stored the reference has made the object. As long as
+        // `other` has led to it, it was reachable from what this mutator may use.
+        let word = other.word.load(Ordering::Acquire);
         m.log_removed(before);
         self.word.store(word, Ordering::Release);
     }
@@ -250,6 +294,16 @@ impl<T: Referent + ?Sized> WeakRef<T> {
         // SAFETY: the entry is in use, in the generation of the object that was stored here, so it
         // is that object's, and no safepoint has passed since. It was found near.
         Ok(header.map(|header| unsafe { Gc::from_header(header) }))
+    }
+
+    /// Lets the reference lead to where `other` leads, without bringing anything near.
+    ///
+    /// # Panics
+    /// As for [`Ref::copy_from`].
+    pub fn copy_from(&self, m: &Mutator<'_>, other: &WeakRef<T>) {
+        m.check_settable(&self.word);
+        m.check_settable(&other.word);
+        self.word.store(other.word.load(Ordering::Acquire), Ordering::Release);
     }
 
     /// Lets the reference lead to this object, or nowhere. Fails if the object's entry cannot be

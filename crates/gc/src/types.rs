@@ -34,6 +34,11 @@ impl TypeRegistry {
         Ok((number, layout))
     }
 
+    /// Returns the number of a type, if it has one.
+    pub(crate) fn number_of<T: Referent + ?Sized>(&self) -> Option<u32> {
+        self.lock().known.get(&TypeId::of::<T>()).map(|(number, _)| *number)
+    }
+
     /// Returns the layouts of all types.
     pub(crate) fn table(&self) -> LayoutTable {
         self.lock().table.clone()

@@ -1,6 +1,7 @@
 //! The tests of the collected heap, in one program: it is built and linked once.
 
 mod api;
+mod collections;
 mod common;
 mod errors;
 mod evacuation;

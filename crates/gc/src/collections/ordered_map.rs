@@ -1,0 +1,328 @@
+//! Map from keys to values, in the order of the keys: a B+ tree whose nodes do not change.
+//!
+//! A change makes new nodes from the leaf up to the root, and exchanges the root. So whoever reads
+//! sees the map as it was at one moment, and a copy of the map shares its nodes.
+
+use super::{GcError, MapValue, Mutator};
+use crate::object::{AnyObject, Atom};
+use crate::reference::{Gc, Ref};
+use crate::{FarObject, RefusedObject};
+use core::marker::PhantomData;
+use core::ops::Bound;
+
+/// Greatest number of items of a node.
+const ITEMS_MAX: usize = 24;
+/// Number of items below which a node is joined with a neighbour, if both are not too large then.
+const ITEMS_MIN: usize = 8;
+
+/// Map from keys to values, in the order of the keys.
+///
+/// A value is a number, a [`Ref`], or a [`WeakRef`](crate::WeakRef). Keys are copied, and compared by
+/// their `Ord`; where that contradicts itself, keys may not be found again.
+///
+/// A change costs a few hundred bytes of garbage for each level of the tree. It is tried again as long
+/// as other threads change the map at the same time.
+#[derive(FarObject)]
+pub struct OrderedMap<K: FarObject + Ord + Copy, V: MapValue> {
+    len: Atom<u64>,
+    root: Ref<AnyObject>,
+    items: PhantomData<fn() -> (K, V)>,
+}
+
+/// Key of a leaf and its value, or first key of a node and the node.
+#[derive(FarObject)]
+struct Item<K, V> {
+    key: K,
+    value: V,
+}
+
+type Leaf<K, V> = [Item<K, V>];
+type Inner<K> = [Item<K, Ref<AnyObject>>];
+
+/// Item of a node that is being made.
+struct Draft<'m, K, V: MapValue> {
+    key: K,
+    value: DraftValue<'m, V>,
+}
+
+enum DraftValue<'m, V: MapValue> {
+    New(V::Given<'m>),
+    Copy(&'m V),
+}
+
+/// Way from the root to a leaf: each inner node, and the index of the child.
+struct Path<'m, K: FarObject, V: MapValue> {
+    inner: Vec<(Gc<'m, Inner<K>>, usize)>,
+    leaf: Gc<'m, Leaf<K, V>>,
+}
+
+impl<K: FarObject + Ord + Copy, V: MapValue> Default for OrderedMap<K, V> {
+    fn default() -> OrderedMap<K, V> {
+        OrderedMap::new()
+    }
+}
+
+impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
+    /// Makes an empty map. It can be filled when it is in a heap.
+    pub fn new() -> OrderedMap<K, V> {
+        OrderedMap { len: Atom::new(0), root: Ref::null(), items: PhantomData }
+    }
+
+    /// Returns the number of keys. Those that others insert or remove at this moment may count or
+    /// not.
+    pub fn len(&self) -> u64 {
+        self.len.get()
+    }
+
+    /// Checks whether the map has no keys.
+    pub fn is_empty(&self) -> bool {
+        self.root.is_null()
+    }
+
+    /// Makes a map that has what this one has now, and shares it: neither sees later changes of the
+    /// other. Takes a constant time.
+    pub fn snapshot<'m>(&self, m: &'m Mutator<'_>) -> Result<Gc<'m, OrderedMap<K, V>>, GcError> {
+        let copy = m.alloc(OrderedMap::new()).map_err(|RefusedObject { error, .. }| error)?;
+        copy.len.set(self.len());
+        copy.root.copy_from(m, &self.root);
+        Ok(copy)
+    }
+
+    /// Returns the value of a key, and brings it near. `None` if the key is not there, or if what its
+    /// value leads to was collected.
+    pub fn get<'m>(&self, m: &'m Mutator<'_>, key: &K) -> Result<Option<V::Given<'m>>, GcError> {
+        let Some(root) = self.root.load(m)? else { return Ok(None) };
+        let leaf = Gc::get(Self::path(m, root, key)?.leaf);
+        match leaf.binary_search_by(|item| item.key.cmp(key)) {
+            Ok(index) => leaf[index].value.find(m),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Returns the way from a node to the leaf in which a key is, if it is there.
+    fn path<'m>(m: &'m Mutator<'_>, mut node: Gc<'m, AnyObject>, key: &K) -> Result<Path<'m, K, V>, GcError> {
+        let mut path = Vec::new();
+        loop {
+            let Some(inner) = node.downcast::<Inner<K>>(m) else {
+                let leaf = node.downcast(m).ok_or_else(|| foreign(node))?;
+                return Ok(Path { inner: path, leaf });
+            };
+            let index = inner.partition_point(|item| item.key <= *key).saturating_sub(1);
+            path.push((inner, index));
+            node = child(m, inner, index)?;
+        }
+    }
+
+    /// Inserts a value, in place of the one that the key has, if any. Returns whether the key is new.
+    pub fn insert<'m>(&self, m: &'m Mutator<'_>, key: K, value: V::Given<'m>) -> Result<bool, GcError> {
+        loop {
+            let root = self.root.load(m)?;
+            let path = root.map(|root| Self::path(m, root, &key)).transpose()?;
+            let old = path.as_ref().map_or(&[][..], |path| Gc::get(path.leaf));
+            let (index, is_new) = match old.binary_search_by(|item| item.key.cmp(&key)) {
+                Ok(index) => (index, false),
+                Err(index) => (index, true),
+            };
+            let mut items: Vec<_> = old.iter().map(Draft::copy).collect();
+            let new = Draft { key, value: DraftValue::New(value) };
+            if is_new {
+                items.insert(index, new)
+            } else {
+                items[index] = new
+            }
+            let inner = path.map_or(Vec::new(), |path| path.inner);
+            if self.replace(m, root, &inner, items)? {
+                self.len.fetch_add(u64::from(is_new));
+                return Ok(is_new);
+            }
+        }
+    }
+
+    /// Removes a key. Returns whether it was there.
+    pub fn remove(&self, m: &Mutator<'_>, key: &K) -> Result<bool, GcError> {
+        loop {
+            let Some(root) = self.root.load(m)? else { return Ok(false) };
+            let Path { inner, leaf } = Self::path(m, root, key)?;
+            let Ok(index) = leaf.binary_search_by(|item| item.key.cmp(key)) else { return Ok(false) };
+            let mut items: Vec<_> = Gc::get(leaf).iter().map(Draft::copy).collect();
+            items.remove(index);
+            if self.replace(m, Some(root), &inner, items)? {
+                self.len.fetch_add(u64::MAX);
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Makes nodes of these items, in place of a leaf to which this way leads, and a new root. Returns
+    /// `false` if the map has another root meanwhile than `seen`.
+    fn replace<'m>(
+        &self,
+        m: &'m Mutator<'_>,
+        seen: Option<Gc<'m, AnyObject>>,
+        inner: &[(Gc<'m, Inner<K>>, usize)],
+        mut items: Vec<Draft<'m, K, V>>,
+    ) -> Result<bool, GcError> {
+        let mut above = inner.iter().rev();
+        let mut parent = above.next();
+        let mut range = join::<K, V>(m, parent, &mut items)?;
+        let mut nodes = make_nodes(m, &items)?;
+        while let Some((node, _)) = parent {
+            let mut items: Vec<_> = Gc::get(*node).iter().map(Draft::copy).collect();
+            items.splice(range, nodes);
+            parent = above.next();
+            if parent.is_none() && items.len() == 1 {
+                // A root with one child: the child is the root.
+                nodes = items;
+                break;
+            }
+            range = join::<K, Ref<AnyObject>>(m, parent, &mut items)?;
+            nodes = make_nodes(m, &items)?;
+        }
+        while nodes.len() > 1 {
+            nodes = make_nodes(m, &nodes)?;
+        }
+        let root = match nodes.pop().map(|node| node.value) {
+            Some(DraftValue::New(root)) => Some(root),
+            Some(DraftValue::Copy(root)) => root.load(m)?,
+            None => None,
+        };
+        Ok(self.root.compare_exchange(m, seen, root))
+    }
+
+    /// Returns up to `most` keys from a bound on, in their order, with their values. What is far is
+    /// brought near; values that were collected are left out.
+    ///
+    /// A walk that goes on after the last key, with safepoints in between, sees changes meanwhile; one
+    /// over a [snapshot](OrderedMap::snapshot) does not.
+    pub fn range<'m>(
+        &self,
+        m: &'m Mutator<'_>,
+        from: Bound<K>,
+        most: usize,
+    ) -> Result<Vec<(K, V::Given<'m>)>, GcError> {
+        let mut found = Vec::new();
+        if let Some(root) = self.root.load(m)? {
+            Self::gather(m, root, from, most, &mut found)?;
+        }
+        Ok(found)
+    }
+
+    fn gather<'m>(
+        m: &'m Mutator<'_>,
+        node: Gc<'m, AnyObject>,
+        from: Bound<K>,
+        most: usize,
+        found: &mut Vec<(K, V::Given<'m>)>,
+    ) -> Result<(), GcError> {
+        if let Some(inner) = node.downcast::<Inner<K>>(m) {
+            let first = match from {
+                Bound::Unbounded => 0,
+                Bound::Included(key) | Bound::Excluded(key) => inner.partition_point(|item| item.key <= key),
+            };
+            for index in first.saturating_sub(1)..inner.len() {
+                if found.len() >= most {
+                    break;
+                }
+                Self::gather(m, child(m, inner, index)?, from, most, found)?;
+            }
+            return Ok(());
+        }
+        let leaf = node.downcast::<Leaf<K, V>>(m).ok_or_else(|| foreign(node))?;
+        let first = match from {
+            Bound::Unbounded => 0,
+            Bound::Included(key) => leaf.partition_point(|item| item.key < key),
+            Bound::Excluded(key) => leaf.partition_point(|item| item.key <= key),
+        };
+        for item in Gc::get(leaf).iter().skip(first) {
+            if found.len() >= most {
+                break;
+            }
+            found.extend(item.value.find(m)?.map(|value| (item.key, value)));
+        }
+        Ok(())
+    }
+
+    /// Returns the last key.
+    pub fn last_key(&self, m: &Mutator<'_>) -> Result<Option<K>, GcError> {
+        let Some(mut node) = self.root.load(m)? else { return Ok(None) };
+        while let Some(inner) = node.downcast::<Inner<K>>(m) {
+            node = child(m, inner, inner.len().saturating_sub(1))?;
+        }
+        let leaf = node.downcast::<Leaf<K, V>>(m).ok_or_else(|| foreign(node))?;
+        Ok(leaf.last().map(|item| item.key))
+    }
+}
+
+fn foreign(node: Gc<'_, AnyObject>) -> GcError {
+    GcError::Damaged { entry: node.entry(), what: "it is no part of this map" }
+}
+
+fn child<'m, K: FarObject>(
+    m: &'m Mutator<'_>,
+    inner: Gc<'m, Inner<K>>,
+    index: usize,
+) -> Result<Gc<'m, AnyObject>, GcError> {
+    let child = Gc::get(inner).get(index).map_or(Ok(None), |item| item.value.load(m))?;
+    child.ok_or_else(|| foreign(inner.as_any()))
+}
+
+impl<'m, K: Copy, V: MapValue> Draft<'m, K, V> {
+    fn copy(item: &'m Item<K, V>) -> Draft<'m, K, V> {
+        Draft { key: item.key, value: DraftValue::Copy(&item.value) }
+    }
+}
+
+/// Adds the items of a neighbour to those of a node that would have too few. Returns the range of
+/// children of the parent that the items are in place of.
+fn join<'m, K: FarObject + Copy, V: MapValue>(
+    m: &'m Mutator<'_>,
+    parent: Option<&(Gc<'m, Inner<K>>, usize)>,
+    items: &mut Vec<Draft<'m, K, V>>,
+) -> Result<core::ops::Range<usize>, GcError> {
+    let Some((parent, index)) = parent else { return Ok(0..0) };
+    let is_small = !items.is_empty() && items.len() < ITEMS_MIN;
+    // The one before, or for the first one that behind.
+    let other = if *index > 0 { index - 1 } else { index + 1 };
+    if !is_small || other >= parent.len() {
+        return Ok(*index..index + 1);
+    }
+    let node = child(m, *parent, other)?;
+    let neighbour = node.downcast::<[Item<K, V>]>(m).ok_or_else(|| foreign(node))?;
+    if neighbour.len() + items.len() > ITEMS_MAX {
+        return Ok(*index..index + 1);
+    }
+    let at = if other < *index { 0 } else { items.len() };
+    items.splice(at..at, Gc::get(neighbour).iter().map(Draft::copy));
+    let first = other.min(*index);
+    Ok(first..first + 2)
+}
+
+/// Makes as many nodes of items as are needed. Returns each with its first key.
+fn make_nodes<'m, K: FarObject + Copy, V: MapValue>(
+    m: &'m Mutator<'_>,
+    items: &[Draft<'m, K, V>],
+) -> Result<Vec<Draft<'m, K, Ref<AnyObject>>>, GcError> {
+    let count = items.len().div_ceil(ITEMS_MAX).max(1);
+    items.chunks(items.len().div_ceil(count).max(1)).map(|items| make_node(m, items)).collect()
+}
+
+fn make_node<'m, K: FarObject + Copy, V: MapValue>(
+    m: &'m Mutator<'_>,
+    items: &[Draft<'m, K, V>],
+) -> Result<Draft<'m, K, Ref<AnyObject>>, GcError> {
+    let node = m.alloc_array(items.len(), |index| {
+        let Draft { key, value } = &items[index];
+        let value = match value {
+            DraftValue::New(given) => V::new(*given),
+            DraftValue::Copy(value) => value.copy(),
+        };
+        Item { key: *key, value }
+    })?;
+    for (item, draft) in node.iter().zip(items) {
+        match &draft.value {
+            DraftValue::New(given) => item.value.fill(m, *given)?,
+            DraftValue::Copy(value) => item.value.fill_from(m, value),
+        }
+    }
+    Ok(Draft { key: items[0].key, value: DraftValue::New(node.as_any()) })
+}
