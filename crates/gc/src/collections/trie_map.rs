@@ -201,10 +201,8 @@ impl<K: MapKey, V: MapValue> TrieMap<K, V> {
     /// Inserts a value, in place of the one that the key has, if any. Returns whether the key is new.
     pub fn insert<'m>(&self, m: &'m Mutator<'_>, key: &K::Query, value: V::Given<'m>) -> Result<bool, GcError> {
         let hash = self.hash(key);
-        let new = m.alloc(MapEntry { hash, key: K::new(key), value: V::new(value) })?;
-        new.key.fill(m, key)?;
-        new.value.fill(m, value)?;
-        let is_new = self.change(m, key, hash, Some(new))?;
+        let new = Self::new_entry(m, hash, key, value)?;
+        let is_new = self.change(m, key, hash, Some(new), |_| true)? == Some(Effect::Count);
         if is_new {
             self.len.fetch_add(1);
         }
@@ -213,24 +211,63 @@ impl<K: MapKey, V: MapValue> TrieMap<K, V> {
 
     /// Removes a key. Returns whether it was there.
     pub fn remove(&self, m: &Mutator<'_>, key: &K::Query) -> Result<bool, GcError> {
-        let was_there = self.change(m, key, self.hash(key), None)?;
+        let was_there = self.change(m, key, self.hash(key), None, |_| true)?.is_some();
         if was_there {
             self.len.fetch_add(u64::MAX);
         }
         Ok(was_there)
     }
 
-    /// Lets a key have this entry, or none. Returns whether the number of entries is another now.
+    /// Lets a key have a new value, or none, if its entry is still `current`. Returns whether it was.
+    pub fn compare_exchange<'m>(
+        &self,
+        m: &'m Mutator<'_>,
+        key: &K::Query,
+        current: Option<Gc<'_, MapEntry<K, V>>>,
+        new: Option<V::Given<'m>>,
+    ) -> Result<bool, GcError> {
+        let hash = self.hash(key);
+        let is_current = |found: Option<Gc<'_, MapEntry<K, V>>>| match (current, found) {
+            (Some(current), Some(found)) => current.is(found),
+            (None, None) => true,
+            _ => false,
+        };
+        let new = new.map(|value| Self::new_entry(m, hash, key, value)).transpose()?;
+        if current.is_none() && new.is_none() {
+            return Ok(self.entry(m, key)?.is_none());
+        }
+        let Some(effect) = self.change(m, key, hash, new, is_current)? else { return Ok(false) };
+        if effect == Effect::Count {
+            self.len.fetch_add(if new.is_some() { 1 } else { u64::MAX });
+        }
+        Ok(true)
+    }
+
+    fn new_entry<'m>(
+        m: &'m Mutator<'_>,
+        hash: u64,
+        key: &K::Query,
+        value: V::Given<'_>,
+    ) -> Result<EntryRef<'m, K, V>, GcError> {
+        let entry = m.alloc(MapEntry { hash, key: K::new(key), value: V::new(value) })?;
+        entry.key.fill(m, key)?;
+        entry.value.fill(m, value)?;
+        Ok(entry)
+    }
+
+    /// Lets a key have this entry, or none, if it `may` with the one that it has. Returns what has
+    /// changed, if anything.
     fn change(
         &self,
         m: &Mutator<'_>,
         key: &K::Query,
         hash: u64,
         new: Option<Gc<'_, MapEntry<K, V>>>,
-    ) -> Result<bool, GcError> {
+        may: impl Fn(Option<Gc<'_, MapEntry<K, V>>>) -> bool,
+    ) -> Result<Option<Effect>, GcError> {
         let root = match self.root.load(m)? {
             Some(root) => root,
-            None if new.is_none() => return Ok(false),
+            None if new.is_none() => return Ok(None),
             None => {
                 let root = new_branch(m)?;
                 self.root.compare_exchange(m, None, Some(root));
@@ -240,62 +277,56 @@ impl<K: MapKey, V: MapValue> TrieMap<K, V> {
         };
         loop {
             let place = Self::place(m, root, 0, hash)?;
-            let Some(Exchange { next, effect }) = Self::plan(m, &place, key, hash, new)? else { return Ok(false) };
+            let current = match &place.node {
+                Node::Nothing | Node::Branch(_) => None,
+                Node::Entry(entry) => (entry.hash == hash && entry.key.is(m, key)?).then_some((0, *entry)),
+                Node::Collisions(all) => Self::find_equal(m, *all, hash, key)?,
+            };
+            if !may(current.map(|(_, entry)| entry)) || current.is_none() && new.is_none() {
+                return Ok(None);
+            }
+            let (next, effect) = Self::plan(m, &place, hash, current, new)?;
             // Where it fails, another thread was first.
             if place.slot.compare_exchange(m, place.seen, next) && effect != Effect::Growth {
-                return Ok(effect == Effect::Count);
+                return Ok(Some(effect));
             }
         }
     }
 
-    /// Says what a place shall lead to for a change; `None` if there is nothing to change.
+    /// Says what a place shall lead to so that a key has the entry `new` instead of `current`; one of
+    /// the two is there.
     fn plan<'m>(
         m: &'m Mutator<'_>,
         place: &Place<'m, K, V>,
-        key: &K::Query,
         hash: u64,
+        current: Option<Indexed<'m, K, V>>,
         new: Option<EntryRef<'m, K, V>>,
-    ) -> Result<Option<Exchange<'m>>, GcError> {
-        let exchange = |next, effect| Some(Exchange { next, effect });
+    ) -> Result<(Option<Gc<'m, AnyObject>>, Effect), GcError> {
+        let effect = if current.is_some() && new.is_some() { Effect::Replacement } else { Effect::Count };
         let (all, their_hash) = match &place.node {
-            Node::Nothing | Node::Branch(_) => {
-                return Ok(new.and_then(|new| exchange(Some(new.as_any()), Effect::Count)));
-            }
+            Node::Nothing | Node::Branch(_) => return Ok((new.map(Gc::as_any), effect)),
+            Node::Entry(_) if current.is_some() => return Ok((new.map(Gc::as_any), effect)),
             Node::Entry(entry) if entry.hash == hash => {
-                return Ok(match (entry.key.is(m, key)?, new) {
-                    (true, Some(new)) => exchange(Some(new.as_any()), Effect::Replacement),
-                    (true, None) => exchange(None, Effect::Count),
-                    (false, Some(new)) => exchange(Some(collide(m, &[], &[*entry, new])?), Effect::Count),
-                    (false, None) => None,
-                });
+                let both: Vec<_> = [*entry].into_iter().chain(new).collect();
+                return Ok((Some(collide(m, &[], &both)?), effect));
             }
-            Node::Entry(entry) => (None, entry.hash),
-            Node::Collisions(all) => (Some(*all), hash_of(m, *all)?),
+            Node::Entry(entry) => (&[][..], entry.hash),
+            Node::Collisions(all) => (Gc::get(*all), hash_of(m, *all)?),
         };
-        let Some(all) = all.filter(|_| their_hash == hash) else {
-            return match (new, place.seen) {
-                (Some(_), Some(seen)) => {
-                    // The hashes differ in some bits further on.
-                    let branch = new_branch(m)?;
-                    branch[slot_of(their_hash, place.level + 1)].store(m, Some(seen));
-                    Ok(exchange(Some(branch.as_any()), Effect::Growth))
-                }
-                _ => Ok(None),
-            };
-        };
-        let same = Self::find_equal(m, all, hash, key)?.map(|(index, _)| index);
-        let effect = match (same, new) {
-            (None, None) => return Ok(None),
-            (Some(_), Some(_)) => Effect::Replacement,
-            _ => Effect::Count,
-        };
-        let others = Gc::get(all).iter().enumerate().filter(|(index, _)| Some(*index) != same);
+        if their_hash != hash {
+            // They differ in some bits further on.
+            let branch = new_branch(m)?;
+            branch[slot_of(their_hash, place.level + 1)].store(m, place.seen);
+            return Ok((Some(branch.as_any()), Effect::Growth));
+        }
+        let index = current.map(|(index, _)| index);
+        let others = all.iter().enumerate().filter(|(at, _)| Some(*at) != index);
         let others: Vec<_> = others.map(|(_, entry)| entry).collect();
         let next = match (&others[..], new) {
             ([only], None) => only.load(m)?.map(Gc::as_any),
             (others, new) => Some(collide(m, others, new.as_slice())?),
         };
-        Ok(exchange(next, effect))
+        Ok((next, effect))
     }
 
     /// Returns up to `most` entries from a position on, and the position after them; `None` at the
@@ -349,12 +380,6 @@ impl<K: MapKey, V: MapValue> TrieMap<K, V> {
         }
         Ok(false)
     }
-}
-
-/// Exchange of what a slot leads to.
-struct Exchange<'m> {
-    next: Option<Gc<'m, AnyObject>>,
-    effect: Effect,
 }
 
 /// Effect of an exchange.

@@ -211,6 +211,56 @@ fn threads_that_change_a_map_lose_nothing_of_each_other() {
     assert_eq!(m.get(&map).unwrap().len(), kept);
 }
 
+#[test]
+fn counters_that_are_exchanged_by_many_threads_count_each_step() {
+    let (_heap, gc) = heaps(2, 64);
+    let map = gc.enter().with_room(|m| Ok(m.root(m.alloc(TrieMap::<u64, u64>::new())?))).unwrap();
+    let each = steps(2000, 30_000);
+    std::thread::scope(|scope| {
+        for me in 0..4 {
+            let (gc, map) = (&gc, &map);
+            scope.spawn(move || {
+                let (mut m, mut random) = (gc.enter(), Rng::with_seed(seed() + me));
+                for _ in 0..each {
+                    let key = random.u64(..10);
+                    let count = |m: &Mutator<'_>| {
+                        let map = m.get(map)?;
+                        loop {
+                            let entry = map.entry(m, &key)?;
+                            let value = entry.map_or(Ok(None), |entry| entry.value(m))?;
+                            // What reaches a hundred is taken out, and counted in another place.
+                            let next = value.map_or(Some(1), |value| (value < 99).then_some(value + 1));
+                            if map.compare_exchange(m, &key, entry, next)? {
+                                return Ok(next.is_none());
+                            }
+                        }
+                    };
+                    if m.with_room(count).unwrap() {
+                        let add = |m: &Mutator<'_>| loop {
+                            let map = m.get(map)?;
+                            let entry = map.entry(m, &u64::MAX)?;
+                            let value = entry.map_or(Ok(None), |entry| entry.value(m))?.unwrap_or(0);
+                            if map.compare_exchange(m, &u64::MAX, entry, Some(value + 100))? {
+                                return Ok(());
+                            }
+                        };
+                        m.with_room(add).unwrap();
+                    }
+                    m.safepoint().unwrap();
+                }
+            });
+        }
+    });
+    let m = gc.enter();
+    let map = m.get(&map).unwrap();
+    let (entries, _) = map.walk(&m, TriePosition::default(), 100).unwrap();
+    let sum: u64 = entries.iter().map(|entry| entry.value(&m).unwrap().unwrap()).sum();
+    assert_eq!((sum, map.len()), (4 * each as u64, entries.len() as u64));
+    assert!(map.compare_exchange(&m, &77, None, None).unwrap(), "it is not there");
+    assert!(!map.compare_exchange(&m, &77, Some(entries[0]), Some(1)).unwrap());
+    assert!(!map.compare_exchange(&m, entries[0].key(), None, Some(1)).unwrap());
+}
+
 #[derive(FarObject)]
 struct Document {
     number: u64,
