@@ -7,9 +7,11 @@
 //!
 //! Keys and values are entries of one `FarMap`, which all connections share. `request`, `text` and `binary` understand,
 //! `cache` does, `serve` answers. A connection is a thread: the work is in the map, and threads are the shortest way to it.
+//! The example of `farfield-gc` has all but `cache` from here.
 
 mod binary;
 mod cache;
+mod connections;
 mod request;
 mod serve;
 #[cfg(test)]
@@ -19,12 +21,9 @@ mod text;
 use cache::{Cache, Limits};
 use farfield::Heap;
 use farfield::collections::Index;
-use serve::Next;
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 const USAGE: &str = "\
 memcached [--listen ADDRESS] [--near MIB] [--capacity MIB] [--value-max KIB] [--no-evict] [--far-index] [--pool URL]…
@@ -63,67 +62,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cache = Arc::new(Cache::new(builder.build()?, limits, clock)?);
     let listener = TcpListener::bind(&listen)?;
     println!("listening on {}", listener.local_addr()?);
-    accept(&listener, &cache);
+    connections::accept(&listener, &cache);
     Ok(())
 }
 
-/// Serves clients for ever.
-fn accept(listener: &TcpListener, cache: &Arc<Cache>) {
-    for stream in listener.incoming() {
-        let Ok(stream) = stream else {
-            // Out of descriptors, most likely; some come back.
-            std::thread::sleep(Duration::from_millis(10));
-            continue;
-        };
-        let cache = cache.clone();
-        // Without a thread the connection closes, which tells the client enough.
-        let _ = std::thread::Builder::new().name("client".to_owned()).spawn(move || {
-            cache::count(&cache.counts.connections);
-            // A client that goes away is no fault of ours.
-            let _ = converse(stream, &cache);
-            cache.counts.connections.fetch_sub(1, Ordering::Relaxed);
-        });
-    }
-}
-
-/// One client, until it leaves.
-fn converse(mut stream: TcpStream, cache: &Cache) -> std::io::Result<()> {
-    stream.set_nodelay(true)?;
-    let (mut buffer, mut out) = (Vec::new(), Vec::new());
-    let mut piece = vec![0; 64 << 10];
-    // Bytes of a request that was refused, still to come.
-    let mut skip = 0;
-    loop {
-        let count = stream.read(&mut piece)?;
-        if count == 0 {
-            return Ok(());
-        }
-        buffer.extend_from_slice(&piece[..count]);
-        let closes = converse_on(cache, &mut buffer, &mut skip, &mut out);
-        stream.write_all(&out)?;
-        out.clear();
-        if closes {
-            return Ok(());
-        }
-    }
-}
-
-/// Answers everything in the buffer that is whole; does the conversation end?
-fn converse_on(cache: &Cache, buffer: &mut Vec<u8>, skip: &mut usize, out: &mut Vec<u8>) -> bool {
-    let mut at = 0;
-    let closes = loop {
-        let skipped = (*skip).min(buffer.len() - at);
-        at += skipped;
-        *skip -= skipped;
-        if at == buffer.len() {
-            break false;
-        }
-        match serve::answer(cache, &buffer[at..], out) {
-            Next::Used(0) => break false,
-            Next::Used(used) => *skip = used,
-            Next::Close => break true,
-        }
-    };
-    buffer.drain(..at);
-    closes
+/// A cache of little near memory, for tests.
+#[cfg(test)]
+fn trial_cache(capacity: u64, evict: bool, clock: impl Fn() -> u64 + Send + Sync + 'static) -> Cache {
+    let heap = Heap::builder().near(2 << 20).near_max(2 << 20).far(1 << 30).build().unwrap();
+    Cache::new(heap, Limits { capacity, value_max: 100_000, index: Index::Near, evict }, clock).unwrap()
 }

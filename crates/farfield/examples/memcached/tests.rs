@@ -1,12 +1,10 @@
 //! The server, as clients see it. Dangers: an answer too many or too few, after which a client reads the wrong ones; a
 //! request that ends the server; a capacity that is not one.
 
-use super::binary;
-use super::cache::{Cache, Limits};
+use super::cache::Cache;
+use super::connections::{accept, converse_on};
 use super::request::{Parsed, Request, Verb, Wrong};
-use super::{accept, converse_on, text};
-use farfield::Heap;
-use farfield::collections::Index;
+use super::{binary, text, trial_cache};
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -17,16 +15,11 @@ struct Client {
     clock: Arc<AtomicU64>,
 }
 
-fn limits(capacity: u64, evict: bool) -> Limits {
-    Limits { capacity, value_max: 100_000, index: Index::Near, evict }
-}
-
 impl Client {
-    fn new(limits: Limits) -> Client {
-        let heap = Heap::builder().near(2 << 20).near_max(2 << 20).far(1 << 30).build().unwrap();
+    fn new(capacity: u64, evict: bool) -> Client {
         let clock = Arc::new(AtomicU64::new(1_000_000_000));
         let ticks = clock.clone();
-        Client { cache: Arc::new(Cache::new(heap, limits, move || ticks.load(Ordering::Relaxed)).unwrap()), clock }
+        Client { cache: Arc::new(trial_cache(capacity, evict, move || ticks.load(Ordering::Relaxed))), clock }
     }
 
     /// Says something, in pieces of so many bytes; what comes back.
@@ -51,7 +44,7 @@ impl Client {
 
 #[test]
 fn text_as_the_protocol_says() {
-    let client = Client::new(limits(1 << 20, true));
+    let client = Client::new(1 << 20, true);
     client.check("get a\r\n", "END\r\n");
     client.check("set a 7 0 5\r\nhello\r\nget a\r\n", "STORED\r\nVALUE a 7 5\r\nhello\r\nEND\r\n");
     client.check(
@@ -95,7 +88,7 @@ fn text_as_the_protocol_says() {
 
 #[test]
 fn versions_are_compared() {
-    let client = Client::new(limits(1 << 20, true));
+    let client = Client::new(1 << 20, true);
     client.check("cas a 0 0 1 5\r\nx\r\n", "NOT_FOUND\r\n");
     client.check("set a 0 0 1\r\nx\r\n", "STORED\r\n");
     let gets = String::from_utf8(client.say(b"gets a\r\n", 100)).unwrap();
@@ -108,7 +101,7 @@ fn versions_are_compared() {
 
 #[test]
 fn records_go_when_their_time_has_come() {
-    let client = Client::new(limits(1 << 20, true));
+    let client = Client::new(1 << 20, true);
     let pass = |seconds| client.clock.fetch_add(seconds, Ordering::Relaxed);
     client.check(
         "set a 0 10 1\r\nx\r\nset b 0 -1 1\r\nx\r\nset c 0 1000000060 1\r\nx\r\nset d 0 5 1\r\nx\r\n",
@@ -132,7 +125,7 @@ fn records_go_when_their_time_has_come() {
 fn the_capacity_is_one() {
     let value = "v".repeat(5_000);
     for evict in [true, false] {
-        let client = Client::new(limits(400_000, evict));
+        let client = Client::new(400_000, evict);
         let (mut stored, mut refused) = (0, 0);
         for number in 0..2_000 {
             match &client.say(format!("set k{number} 0 0 5000\r\n{value}\r\n").as_bytes(), 1 << 20)[..] {
@@ -181,7 +174,7 @@ fn take_answer(said: &mut Vec<u8>) -> (u16, u64, Vec<u8>, String, String) {
 
 #[test]
 fn binary_as_the_protocol_says() {
-    let client = Client::new(limits(1 << 20, true));
+    let client = Client::new(1 << 20, true);
     let ask = |packet: Vec<u8>| {
         let mut said = client.say(&packet, 7);
         let answer = take_answer(&mut said);
@@ -303,8 +296,8 @@ fn random_requests_are_answered_alike_in_one_piece_and_in_many() {
                 }
             }
         }
-        let whole = Client::new(limits(1 << 20, true)).say(&request, usize::MAX);
-        let pieces = Client::new(limits(1 << 20, true)).say(&request, 1 + random.usize(..9));
+        let whole = Client::new(1 << 20, true).say(&request, usize::MAX);
+        let pieces = Client::new(1 << 20, true).say(&request, 1 + random.usize(..9));
         assert_eq!(
             String::from_utf8_lossy(&whole),
             String::from_utf8_lossy(&pieces),
@@ -337,7 +330,7 @@ fn parsers_use_no_more_than_there_is() {
 
 /// A server on a port of its own, for as long as the test process lives.
 fn serve() -> u16 {
-    serve_cache(Client::new(limits(64 << 20, true)).cache)
+    serve_cache(Client::new(64 << 20, true).cache)
 }
 
 fn serve_cache(cache: Arc<Cache>) -> u16 {
@@ -363,7 +356,7 @@ fn skip(client: &str, package: &str) {
 #[test]
 fn memcslap_finds_what_it_set() {
     for protocol in [None, Some("--binary")] {
-        let cache = Client::new(limits(64 << 20, true)).cache;
+        let cache = Client::new(64 << 20, true).cache;
         let server = format!("--servers=127.0.0.1:{}", serve_cache(Arc::clone(&cache)));
         let load = ["--test=get", "--concurrency=8", "--execute-number=500", "--initial-load=500"];
         let arguments: Vec<&str> = [&*server].into_iter().chain(load).chain(protocol).collect();
