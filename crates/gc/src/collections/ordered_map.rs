@@ -99,6 +99,12 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
         }
     }
 
+    /// Checks whether the key is there, without bringing its value near.
+    pub fn contains(&self, m: &Mutator<'_>, key: &K) -> Result<bool, GcError> {
+        let Some(root) = self.root.load(m)? else { return Ok(false) };
+        Ok(Self::path(m, root, key)?.leaf.binary_search_by(|item| item.key.cmp(key)).is_ok())
+    }
+
     /// Returns the way from a node to the leaf in which a key is, if it is there.
     fn path<'m>(m: &'m Mutator<'_>, mut node: Gc<'m, AnyObject>, key: &K) -> Result<Path<'m, K, V>, GcError> {
         let mut path = Vec::new();
@@ -189,8 +195,8 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
         Ok(self.root.compare_exchange(m, seen, root))
     }
 
-    /// Returns up to `most` keys from a bound on, in their order, with their values. What is far is
-    /// brought near; values that were collected are left out.
+    /// Returns up to `most` keys, at least one, from a bound on, in their order, with their values. What
+    /// is far is brought near; values that were collected are left out.
     ///
     /// A walk that goes on after the last key, with safepoints in between, sees changes meanwhile; one
     /// over a [snapshot](OrderedMap::snapshot) does not.
@@ -202,30 +208,48 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
     ) -> Result<Vec<(K, V::Given<'m>)>, GcError> {
         let mut found = Vec::new();
         if let Some(root) = self.root.load(m)? {
-            Self::gather(m, root, from, most, &mut found)?;
+            let mut take = |item: &'m Item<K, V>| {
+                found.extend(item.value.find(m)?.map(|value| (item.key, value)));
+                Ok(found.len() < most)
+            };
+            Self::visit(m, root, from, &mut take)?;
         }
         Ok(found)
     }
 
-    fn gather<'m>(
+    /// Returns up to `most` keys, at least one, from a bound on, in their order, without bringing values
+    /// near.
+    pub fn keys(&self, m: &Mutator<'_>, from: Bound<K>, most: usize) -> Result<Vec<K>, GcError> {
+        let mut found = Vec::new();
+        if let Some(root) = self.root.load(m)? {
+            let mut take = |item: &Item<K, V>| {
+                found.push(item.key);
+                Ok(found.len() < most)
+            };
+            Self::visit(m, root, from, &mut take)?;
+        }
+        Ok(found)
+    }
+
+    /// Calls `take` for each item from a bound on, until it returns `false`. Returns whether it did
+    /// not.
+    fn visit<'m>(
         m: &'m Mutator<'_>,
         node: Gc<'m, AnyObject>,
         from: Bound<K>,
-        most: usize,
-        found: &mut Vec<(K, V::Given<'m>)>,
-    ) -> Result<(), GcError> {
+        take: &mut dyn FnMut(&'m Item<K, V>) -> Result<bool, GcError>,
+    ) -> Result<bool, GcError> {
         if let Some(inner) = node.downcast::<Inner<K>>(m) {
             let first = match from {
                 Bound::Unbounded => 0,
                 Bound::Included(key) | Bound::Excluded(key) => inner.partition_point(|item| item.key <= key),
             };
             for index in first.saturating_sub(1)..inner.len() {
-                if found.len() >= most {
-                    break;
+                if !Self::visit(m, child(m, inner, index)?, from, take)? {
+                    return Ok(false);
                 }
-                Self::gather(m, child(m, inner, index)?, from, most, found)?;
             }
-            return Ok(());
+            return Ok(true);
         }
         let leaf = node.downcast::<Leaf<K, V>>(m).ok_or_else(|| foreign(node))?;
         let first = match from {
@@ -234,12 +258,11 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
             Bound::Excluded(key) => leaf.partition_point(|item| item.key <= key),
         };
         for item in Gc::get(leaf).iter().skip(first) {
-            if found.len() >= most {
-                break;
+            if !take(item)? {
+                return Ok(false);
             }
-            found.extend(item.value.find(m)?.map(|value| (item.key, value)));
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Returns the last key.

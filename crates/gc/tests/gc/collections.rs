@@ -322,11 +322,14 @@ fn an_ordered_map_is_its_twin() {
             let map = m.get(&map).unwrap();
             let key = random.u32(..3000);
             assert_eq!(map.get(&m, &key).unwrap().as_deref(), twin.get(&key).map(|text| &text[..]));
+            assert_eq!(map.contains(&m, &key).unwrap(), twin.contains_key(&key));
             assert_eq!(map.last_key(&m).unwrap().as_ref(), twin.keys().next_back());
             let from = if random.bool() { Bound::Included(key) } else { Bound::Excluded(key) };
             let some = map.range(&m, from, 5).unwrap();
             let wanted: Vec<_> = twin.range((from, Bound::Unbounded)).take(5).collect();
             assert_eq!(some.len(), wanted.len());
+            let keys = map.keys(&m, from, 5).unwrap();
+            assert!(keys.iter().eq(some.iter().map(|(key, _)| key)));
             for ((key, text), (wanted_key, wanted_text)) in some.iter().zip(wanted) {
                 assert_eq!((key, &**text), (wanted_key, &wanted_text[..]));
             }
