@@ -1,4 +1,5 @@
-//! Pacing: at how many pages in use the next cycle begins, so that it ends before the limit.
+//! Pacing: at how many pages in use the next cycle begins: when they have doubled, and so that it ends
+//! before the limit.
 
 use crate::collector::CycleMode;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -14,13 +15,17 @@ pub(crate) struct Pacing {
 /// Part of the limit that is kept at least, and at most.
 const HEADROOM_PARTS: (u64, u64) = (16, 2);
 
-/// Part of the limit that is allocated between two cycles, at least.
+/// Part of the limit that is allocated between two cycles near the limit, at least.
 const GARBAGE_PART: u64 = 32;
+
+/// Pages that are allocated between two cycles, at least, as long as the limit is far away: 8 MiB.
+const GROWTH_MIN: u64 = 2048;
 
 impl Pacing {
     pub(crate) fn new(limit: u64) -> Pacing {
         let headroom = limit / HEADROOM_PARTS.0;
-        Pacing { due: AtomicU64::new(limit - headroom), headroom: AtomicU64::new(headroom) }
+        let due = (limit - headroom).min(GROWTH_MIN);
+        Pacing { due: AtomicU64::new(due), headroom: AtomicU64::new(headroom) }
     }
 
     /// Returns the number of pages in use at which the next cycle is due.
@@ -40,7 +45,11 @@ impl Pacing {
         };
         let headroom = headroom.clamp(limit / HEADROOM_PARTS.0, limit / HEADROOM_PARTS.1);
         self.headroom.store(headroom, Ordering::Relaxed);
-        self.due.store((limit - headroom).max(used + limit / GARBAGE_PART).min(limit), Ordering::Relaxed);
+        let latest = (limit - headroom).max(used + limit / GARBAGE_PART).min(limit);
+        // As much garbage as there is of what lives costs a cycle for each of its bytes once. More would
+        // only fill near memory, and then be written to far memory.
+        let grown = (2 * used).max(used + GROWTH_MIN);
+        self.due.store(latest.min(grown), Ordering::Relaxed);
     }
 
     /// Plans the next cycle after one that failed: when there is something more to find.
@@ -57,7 +66,7 @@ mod tests {
     #[test]
     fn the_next_cycle_leaves_room_for_what_was_allocated_during_the_last() {
         let pacing = Pacing::new(3200);
-        assert_eq!(pacing.due(), 3000);
+        assert_eq!(pacing.due(), 2048);
         pacing.plan(CycleMode::Concurrent, 600, 1000, 3200);
         assert_eq!(pacing.due(), 2300);
         pacing.plan(CycleMode::Stopped, 0, 1000, 3200);
@@ -65,9 +74,19 @@ mod tests {
         // What lives is above that.
         pacing.plan(CycleMode::Stopped, 0, 2500, 3200);
         assert_eq!(pacing.due(), 2600);
-        pacing.plan(CycleMode::Concurrent, 0, 0, 3200);
+        pacing.plan(CycleMode::Concurrent, 0, 1600, 3200);
         assert_eq!(pacing.due(), 3000);
         pacing.retry_later(3150, 3200);
         assert_eq!(pacing.due(), 3200);
+    }
+
+    #[test]
+    fn far_from_the_limit_the_next_cycle_comes_when_the_heap_has_doubled() {
+        let pacing = Pacing::new(1 << 20);
+        assert_eq!(pacing.due(), GROWTH_MIN);
+        for (used, due) in [(0, 2048), (1000, 3048), (5000, 10_000), (400_000, 800_000), (600_000, 983_040)] {
+            pacing.plan(CycleMode::Concurrent, 0, used, 1 << 20);
+            assert_eq!(pacing.due(), due, "{used}");
+        }
     }
 }
