@@ -19,6 +19,7 @@ use core::sync::atomic::Ordering;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FrameId, FrameWord, SlotHint, State};
+use farfield_os::memory;
 use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
 use farfield_wic::{CallError, Function};
 use std::time::Instant;
@@ -205,6 +206,14 @@ impl<'space> SpaceScope<'space> {
         }
         // SAFETY: the word names a frame, and a card lies within its frame, so this is inside the arena.
         NonNull::new(unsafe { self.scope.arena.add(guess.offset()) })
+    }
+
+    /// Lets the processor load a cache line of a unit while it does other things, if the unit is near.
+    #[inline]
+    pub fn load_ahead(&self, page: u32, offset: usize) {
+        if let Some(address) = self.near(page) {
+            memory::load_ahead(address.as_ptr().wrapping_add(offset));
+        }
     }
 
     /// Brings a unit near that was made, and returns its address.

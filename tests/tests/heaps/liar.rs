@@ -265,7 +265,8 @@ fn hear(lie: Lie, plane: Plane) -> [u64; 2] {
 /// Each lie on each plane: every value is right, or its page is called corrupt; no value is one that never was.
 #[test]
 fn answers_of_a_lying_server_are_never_taken_for_values() {
-    for plane in [Plane::Page, Plane::Object, Plane::Hybrid] {
+    // The hybrid plane is made of the other two.
+    for plane in [Plane::Page, Plane::Object, Plane::Hybrid].into_iter().take(tier(2, 3)) {
         // Some lies are rare on some planes: values that come alone do not come by pages.
         let heard = LIES.map(|lie| hear(lie, plane));
         let [told, corrupt] = [0, 1].map(|of| heard.iter().map(|counts| counts[of]).sum::<u64>());

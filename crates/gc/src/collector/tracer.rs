@@ -20,8 +20,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Objects between two looks at the clock.
-const OBJECTS_PER_LOOK: u32 = 64;
+/// Objects that are looked at together.
+const BATCH: usize = 16;
+
+/// Such batches between two looks at the clock.
+const BATCHES_PER_LOOK: u32 = 4;
 
 /// Bytes with which the heap is charged at a time.
 const CHARGE_STEP: usize = 16 * 1024;
@@ -174,19 +177,27 @@ impl<'a> Tracer<'a> {
     pub(super) fn drain(&mut self, time: Option<Duration>) -> Result<Drained, GcError> {
         let begun = Instant::now();
         let mut scope = self.heap.pages.space().enter();
+        let mut batch = Vec::with_capacity(BATCH);
         loop {
-            for _ in 0..OBJECTS_PER_LOOK {
+            for _ in 0..BATCHES_PER_LOOK {
                 if self.stack.is_empty() {
                     self.marking.take_log(&mut self.stack);
                 }
-                match self.stack.pop() {
-                    Some(entry) if time.is_none() => retry(&mut scope, |scope| self.trace_or_wait(scope, entry))?,
-                    Some(entry) => retry(&mut scope, |scope| self.trace(scope, entry))?,
-                    None if self.far.waiters() == 0 => return Ok(Drained::Empty),
-                    None => {
-                        scope.renew();
-                        self.look_far(&mut scope)?;
+                let first = self.stack.len().saturating_sub(BATCH);
+                batch.extend(self.stack.drain(first..).rev());
+                if batch.is_empty() {
+                    if self.far.waiters() == 0 {
+                        return Ok(Drained::Empty);
                     }
+                    self.look_far(&mut scope)?;
+                }
+                self.load_ahead(&scope, &batch);
+                for entry in batch.drain(..) {
+                    match time {
+                        None => retry(&mut scope, |scope| self.trace_or_wait(scope, entry))?,
+                        Some(_) => retry(&mut scope, |scope| self.trace(scope, entry))?,
+                    }
+                    scope.renew();
                 }
                 scope.renew();
             }
@@ -195,6 +206,23 @@ impl<'a> Tracer<'a> {
             }
             if time.is_some_and(|time| begun.elapsed() >= time) {
                 return Ok(Drained::OutOfTime);
+            }
+        }
+    }
+
+    /// Lets the processor load what is looked at first of the objects of these entries, so that it
+    /// waits for memory once for all of them.
+    fn load_ahead(&self, scope: &SpaceScope<'_>, entries: &[u32]) {
+        let [_, _, ..] = entries else { return };
+        for entry in entries {
+            let (page, offset) = self.heap.entries.place(*entry);
+            scope.load_ahead(page, offset);
+        }
+        for entry in entries {
+            let at = self.heap.entries.load_near(scope, *entry).ok();
+            // What lies nowhere is found out when it is looked at.
+            if let Some(at) = at.filter(|at| self.old.unit_of(at.page()).is_some()) {
+                scope.load_ahead(at.page(), usize::from(at.card()) * CARD_BYTES);
             }
         }
     }
@@ -309,7 +337,9 @@ impl<'a> Tracer<'a> {
                 of_object.for_each(drop);
                 continue;
             }
-            let (unit, room) = self.occupy(object.entry, EntryWord::new(object.page, object.card, 0))?;
+            let at = EntryWord::new(object.page, object.card, 0);
+            let (unit, room) = self.place_of(object.entry, at)?;
+            self.occupy(object.entry, unit, at)?;
             if u64::from(object.bytes) > room as u64 {
                 return Err(GcError::Damaged { entry: object.entry, what: LARGER });
             }
@@ -329,14 +359,13 @@ impl<'a> Tracer<'a> {
         self.old.count_live(unit, bytes);
     }
 
-    /// Notes where an object begins. Returns its unit, and the bytes from there to the unit's end.
-    fn occupy(&mut self, entry: u32, at: EntryWord) -> Result<(UnitId, usize), GcError> {
-        let (id, room) = self.place_of(entry, at)?;
-        let region = self.old.get_mut(id.0).unwrap_or_else(|| unreachable!("`place_of` has found it"));
-        if !region.occupancy[id.1 as usize].insert(at.card()) {
-            return Err(GcError::Damaged { entry, what: "two objects begin at its place" });
+    /// Notes that an object begins at this place of its unit.
+    fn occupy(&mut self, entry: u32, unit: UnitId, at: EntryWord) -> Result<(), GcError> {
+        let region = self.old.get_mut(unit.0).unwrap_or_else(|| unreachable!("`place_of` has found it"));
+        match region.occupancy[unit.1 as usize].insert(at.card()) {
+            true => Ok(()),
+            false => Err(GcError::Damaged { entry, what: "two objects begin at its place" }),
         }
-        Ok((id, room))
     }
 
     /// Marks an object that a reference leads to.
@@ -357,12 +386,12 @@ impl<'a> Tracer<'a> {
 
     /// Brings an object near whose entry has this word, and marks what it leads to.
     fn trace_at(&mut self, scope: &SpaceScope<'_>, entry: u32, at: EntryWord) -> Result<(), GcError> {
-        let _is_there = self.place_of(entry, at)?;
+        let (unit, room) = self.place_of(entry, at)?;
         let base = match scope.near(at.page()) {
             Some(base) => base,
             None => scope.bring(at.page())?,
         };
-        let (unit, room) = self.occupy(entry, at)?;
+        self.occupy(entry, unit, at)?;
         let first = usize::from(at.card()) * CARD_BYTES;
         let word = |offset: usize| {
             assert!(offset + size_of::<u64>() <= room);
@@ -380,7 +409,8 @@ impl<'a> Tracer<'a> {
 
     /// Looks at an object in the copy of its page, and marks what it leads to.
     fn trace_copy(&mut self, entry: u32, at: EntryWord) -> Result<(), GcError> {
-        let (unit, room) = self.occupy(entry, at)?;
+        let (unit, room) = self.place_of(entry, at)?;
+        self.occupy(entry, unit, at)?;
         let first = usize::from(at.card()) * CARD_BYTES;
         // A page has words for all of its bytes.
         let word = |offset: usize| self.far.word(at.page(), first + offset).unwrap_or(0);
