@@ -18,13 +18,13 @@ const HEADROOM_PARTS: (u64, u64) = (16, 2);
 /// Part of the limit that is allocated between two cycles near the limit, at least.
 const GARBAGE_PART: u64 = 32;
 
-/// Pages that are allocated between two cycles, at least, as long as the limit is far away: 8 MiB.
+/// Pages that are allocated between two cycles at least, as long as half of the limit is free: 8 MiB.
 const GROWTH_MIN: u64 = 2048;
 
 impl Pacing {
     pub(crate) fn new(limit: u64) -> Pacing {
         let headroom = limit / HEADROOM_PARTS.0;
-        let due = (limit - headroom).min(GROWTH_MIN);
+        let due = if GROWTH_MIN <= limit / 2 { GROWTH_MIN } else { limit - headroom };
         Pacing { due: AtomicU64::new(due), headroom: AtomicU64::new(headroom) }
     }
 
@@ -47,9 +47,11 @@ impl Pacing {
         self.headroom.store(headroom, Ordering::Relaxed);
         let latest = (limit - headroom).max(used + limit / GARBAGE_PART).min(limit);
         // As much garbage as there is of what lives costs a cycle for each of its bytes once. More would
-        // only fill near memory, and then be written to far memory.
+        // only fill near memory, and then be written to far memory. Where the limit is not far away, a
+        // cycle that begins early finds less garbage, and mutators wait for the next one.
         let grown = (2 * used).max(used + GROWTH_MIN);
-        self.due.store(latest.min(grown), Ordering::Relaxed);
+        let due = if grown <= limit / 2 { grown } else { latest };
+        self.due.store(due, Ordering::Relaxed);
     }
 
     /// Plans the next cycle after one that failed: when there is something more to find.
@@ -66,7 +68,7 @@ mod tests {
     #[test]
     fn the_next_cycle_leaves_room_for_what_was_allocated_during_the_last() {
         let pacing = Pacing::new(3200);
-        assert_eq!(pacing.due(), 2048);
+        assert_eq!(pacing.due(), 3000);
         pacing.plan(CycleMode::Concurrent, 600, 1000, 3200);
         assert_eq!(pacing.due(), 2300);
         pacing.plan(CycleMode::Stopped, 0, 1000, 3200);
@@ -74,7 +76,7 @@ mod tests {
         // What lives is above that.
         pacing.plan(CycleMode::Stopped, 0, 2500, 3200);
         assert_eq!(pacing.due(), 2600);
-        pacing.plan(CycleMode::Concurrent, 0, 1600, 3200);
+        pacing.plan(CycleMode::Concurrent, 0, 0, 3200);
         assert_eq!(pacing.due(), 3000);
         pacing.retry_later(3150, 3200);
         assert_eq!(pacing.due(), 3200);
@@ -84,7 +86,7 @@ mod tests {
     fn far_from_the_limit_the_next_cycle_comes_when_the_heap_has_doubled() {
         let pacing = Pacing::new(1 << 20);
         assert_eq!(pacing.due(), GROWTH_MIN);
-        for (used, due) in [(0, 2048), (1000, 3048), (5000, 10_000), (400_000, 800_000), (600_000, 983_040)] {
+        for (used, due) in [(0, 2048), (1000, 3048), (5000, 10_000), (250_000, 500_000), (300_000, 983_040)] {
             pacing.plan(CycleMode::Concurrent, 0, used, 1 << 20);
             assert_eq!(pacing.due(), due, "{used}");
         }

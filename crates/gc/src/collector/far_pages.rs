@@ -8,10 +8,11 @@
 //!
 //! A copy may be older than its page is now. That does no harm: it is younger than the snapshot.
 
+use core::cell::Cell;
 use core::ops::Bound;
 use farfield::FarError;
 use farfield::space::{FarCopy, PageReader, Space};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 /// Near memory of a page with waiters, beside these.
 const PAGE_OVERHEAD: usize = 64;
@@ -21,12 +22,16 @@ pub(super) struct FarPages<'a> {
     reader: PageReader<'a>,
     /// Objects that wait, by the page that they wait for.
     waiting: BTreeMap<u32, Vec<Waiter>>,
+    /// Objects that began to wait last, and their page: neighbours often follow each other.
+    newest: Waiters,
     /// Number of these objects.
     waiters: usize,
     /// First page that the next batch looks at.
     next: u32,
     batch_pages: usize,
-    copies: HashMap<u32, FarCopy>,
+    /// Copies in the order of their pages, and the index of the one that was asked for last.
+    copies: Vec<FarCopy>,
+    last: Cell<usize>,
     /// Pages that were read.
     read: u64,
 }
@@ -48,24 +53,38 @@ impl<'a> FarPages<'a> {
         FarPages {
             reader: space.reader(),
             waiting: BTreeMap::new(),
+            newest: (0, Vec::new()),
             waiters: 0,
             next: 0,
             batch_pages,
-            copies: HashMap::new(),
+            copies: Vec::new(),
+            last: Cell::new(0),
             read: 0,
         }
     }
 
     /// Gives up the copies, so that somebody else can read pages into their memory.
     pub(super) fn reader(&mut self) -> &mut PageReader<'a> {
-        self.copies.drain().for_each(|(_, copy)| self.reader.take_back(copy));
+        self.copies.drain(..).for_each(|copy| self.reader.take_back(copy));
         &mut self.reader
     }
 
     /// Lets an object wait for a page.
     pub(super) fn wait(&mut self, page: u32, waiter: Waiter) {
-        self.waiting.entry(page).or_default().push(waiter);
+        if self.newest.0 != page {
+            self.settle();
+            self.newest.0 = page;
+        }
+        self.newest.1.push(waiter);
         self.waiters += 1;
+    }
+
+    /// Puts the objects that began to wait last with the others.
+    fn settle(&mut self) {
+        let (page, newest) = &mut self.newest;
+        if !newest.is_empty() {
+            self.waiting.entry(*page).or_default().append(newest);
+        }
     }
 
     /// Returns the number of objects that wait.
@@ -85,7 +104,11 @@ impl<'a> FarPages<'a> {
 
     /// Returns the bytes of a page, as they were when it was read last.
     pub(super) fn copy(&self, page: u32) -> Option<&[u8]> {
-        self.copies.get(&page).map(FarCopy::bytes)
+        let is_it = |index: &usize| self.copies.get(*index).is_some_and(|copy| copy.page() == page);
+        let found = Some(self.last.get()).filter(is_it);
+        let index = found.or_else(|| self.copies.binary_search_by_key(&page, FarCopy::page).ok())?;
+        self.last.set(index);
+        self.copies.get(index).map(FarCopy::bytes)
     }
 
     /// Returns the word at this offset of a page, as it was when the page was read last.
@@ -95,6 +118,7 @@ impl<'a> FarPages<'a> {
 
     /// Takes the entries of up to so many objects that wait, for whoever else looks at them.
     pub(super) fn take(&mut self, most: usize) -> Vec<u32> {
+        self.settle();
         let mut taken = Vec::with_capacity(most.min(self.waiters));
         while let Some(mut page) = self.waiting.first_entry().filter(|_| taken.len() < most) {
             let entries = page.get_mut();
@@ -111,6 +135,7 @@ impl<'a> FarPages<'a> {
     /// Reads the next pages for which objects wait, in place of those before, and returns the objects.
     /// There is no copy of a page that is near, or could not be read. Waits for the pool.
     pub(super) fn read(&mut self) -> Result<Vec<Waiters>, FarError> {
+        self.settle();
         self.reader();
         let ahead = self.waiting.range(self.next..);
         let behind = self.waiting.range((Bound::Unbounded, Bound::Excluded(self.next)));
@@ -118,7 +143,8 @@ impl<'a> FarPages<'a> {
         self.next = pages.last().map_or(0, |page| page + 1);
         let copies = self.reader.copy_far(&pages)?;
         self.read += copies.len() as u64;
-        self.copies.extend(copies.into_iter().map(|copy| (copy.page(), copy)));
+        self.copies.extend(copies);
+        self.copies.sort_unstable_by_key(FarCopy::page);
         let batch: Vec<Waiters> = pages.iter().filter_map(|page| self.waiting.remove_entry(page)).collect();
         self.waiters -= batch.iter().map(|(_, waiters)| waiters.len()).sum::<usize>();
         Ok(batch)

@@ -239,13 +239,16 @@ impl<'a> Tracer<'a> {
             return self.trace(scope, entry);
         }
         let (page, offset) = self.heap.entries.place(entry);
-        let at = match self.far.word(page, offset) {
-            Some(word) => EntryWord(word),
-            None if self.heap.pages.space().is_near(page) => self.heap.entries.load(scope, entry)?,
-            None => {
-                self.wait(page, Waiter { entry, card: None });
-                return Ok(());
-            }
+        let at = match self.heap.entries.load_near(scope, entry) {
+            Ok(at) => at,
+            Err(_) if self.heap.pages.space().is_near(page) => self.heap.entries.load(scope, entry)?,
+            Err(_) => match self.far.word(page, offset) {
+                Some(word) => EntryWord(word),
+                None => {
+                    self.wait(page, Waiter { entry, card: None });
+                    return Ok(());
+                }
+            },
         };
         self.trace_at_or_wait(scope, entry, at)
     }
@@ -412,8 +415,12 @@ impl<'a> Tracer<'a> {
         let (unit, room) = self.place_of(entry, at)?;
         self.occupy(entry, unit, at)?;
         let first = usize::from(at.card()) * CARD_BYTES;
-        // A page has words for all of its bytes.
-        let word = |offset: usize| self.far.word(at.page(), first + offset).unwrap_or(0);
+        let bytes = self.far.copy(at.page()).and_then(|bytes| bytes.get(first..)).unwrap_or_default();
+        // The object has words for all of its bytes.
+        let word = |offset: usize| {
+            let found = bytes.get(offset..).and_then(|bytes| bytes.first_chunk());
+            found.map_or(0, |found| u64::from_ne_bytes(*found))
+        };
         let object = FoundObject::new(&self.layouts, entry, room, word)?;
         let mut leads_to = core::mem::take(&mut self.leads_to);
         leads_to.extend(object.references(word));

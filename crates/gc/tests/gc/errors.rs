@@ -251,8 +251,8 @@ fn scopes_that_hold_too_much_get_an_error_and_go_on_after_a_safepoint() {
             }
             Err(error) => {
                 assert_eq!(error, GcError::Far(FarError::NearFull));
-                // A scope can hold a sixteenth of near memory.
-                assert!(held >= 14, "{held}");
+                // A scope can hold a sixteenth of near memory. Tables of a collection take some of that meanwhile.
+                assert!(held >= 8, "{held}");
                 held = 0;
                 m.safepoint().unwrap();
             }
