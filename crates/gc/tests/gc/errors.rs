@@ -243,7 +243,8 @@ fn scopes_that_hold_too_much_get_an_error_and_go_on_after_a_safepoint() {
     let mut m = gc.enter();
     let mut roots = Vec::new();
     let mut held = 0;
-    for _ in 0..4000 {
+    // Not so many that a collection is due, which would hold near memory, too.
+    for _ in 0..1800 {
         match m.alloc_copy(&[5u8; 3000]) {
             Ok(object) => {
                 held += 1;
@@ -251,16 +252,15 @@ fn scopes_that_hold_too_much_get_an_error_and_go_on_after_a_safepoint() {
             }
             Err(error) => {
                 assert_eq!(error, GcError::Far(FarError::NearFull));
-                // A scope can hold a sixteenth of near memory. Tables of a collection take some of that meanwhile.
-                assert!(held >= 8, "{held}");
+                // A scope can hold a sixteenth of near memory.
+                assert!(held >= 14, "{held}");
                 held = 0;
                 m.safepoint().unwrap();
             }
         }
     }
-    assert!(roots.len() > 3000);
+    assert!(roots.len() > 1500);
     for root in &roots {
-        // The collector may hold near memory meanwhile.
         assert_eq!(m.with_room(|m| Ok(m.get(root)?[2999])).unwrap(), 5);
         m.safepoint().unwrap();
     }

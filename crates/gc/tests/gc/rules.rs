@@ -19,7 +19,7 @@ struct Leaf {
     inner: Ref<[u64]>,
 }
 
-const NODES: usize = 6000;
+const NODES: usize = 15_000;
 
 type Table = [Ref<Node>];
 
@@ -118,7 +118,7 @@ fn a_collection_without_one_of_its_rules_loses_objects() {
     let seed = seed();
     for rule in [BrokenRule::LogRemoved, BrokenRule::LogWeaklyFound, BrokenRule::ShareLogs, BrokenRule::CloseOpenPages]
     {
-        let is_noticed = (0..10).any(|round| collect_beside_changes(Some(rule), seed + round).is_err());
+        let is_noticed = (0..30).any(|round| collect_beside_changes(Some(rule), seed + round).is_err());
         assert!(is_noticed, "nobody notices that {rule:?} is broken");
     }
 }
