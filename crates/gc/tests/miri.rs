@@ -2,7 +2,9 @@
 //! Runs everywhere else too. Danger: undefined behaviour that happens to work, between mutators and the collector.
 
 use farfield::Heap;
-use farfield_gc::{Atom, FarObject, GcHeap, Ref, WeakRef};
+use farfield_gc::collections::{AppendLog, OrderedMap, TrieMap};
+use farfield_gc::{AnyObject, Atom, FarObject, GcHeap, Mutator, Ref, WeakRef};
+use std::ops::Bound;
 use std::time::Duration;
 
 #[derive(FarObject, Default)]
@@ -72,4 +74,59 @@ fn a_small_graph_is_changed_and_collected() {
     assert_eq!(gc.stats().live_objects, 5);
     drop((table, gc));
     heap.verify();
+}
+
+#[derive(FarObject)]
+struct Shelf {
+    names: TrieMap<Ref<str>, Ref<AnyObject>>,
+    numbers: OrderedMap<u64, WeakRef<str>>,
+    log: AppendLog<str>,
+}
+
+#[test]
+fn collections_are_changed_by_two_threads_and_collected() {
+    let (near, count) = if cfg!(miri) { (1 << 18, 20) } else { (1 << 20, 500) };
+    let heap =
+        Heap::builder().near(near).near_max(near).far(1 << 28).patience(Duration::from_secs(3600)).build().unwrap();
+    let gc = GcHeap::in_heap(&heap).limit(8 << 20).build().unwrap();
+    let shelf = Shelf { names: TrieMap::new(), numbers: OrderedMap::new(), log: AppendLog::new() };
+    let shelf = {
+        let m = gc.enter();
+        m.root(m.alloc(shelf).unwrap())
+    };
+    std::thread::scope(|threads| {
+        for me in 0..2 {
+            let (gc, shelf) = (&gc, &shelf);
+            threads.spawn(move || {
+                let mut m = gc.enter();
+                for number in (me..count).step_by(2) {
+                    let name = format!("name {}", number / 4);
+                    let change = |m: &Mutator<'_>| {
+                        let (shelf, text) = (m.get(shelf)?, m.alloc_str(&name)?);
+                        shelf.names.insert(m, &name, text.as_any())?;
+                        shelf.numbers.insert(m, number, text)?;
+                        Ok(())
+                    };
+                    m.with_room(change).unwrap();
+                    m.with_room(|m| m.get(shelf)?.log.push(m, m.alloc_str(&name)?)).unwrap();
+                    if number % 3 == 0 {
+                        m.with_room(|m| m.get(shelf)?.numbers.remove(m, &number)).unwrap();
+                    }
+                    m.safepoint().unwrap();
+                }
+            });
+        }
+        threads.spawn(|| gc.collect().unwrap());
+    });
+    gc.collect().unwrap();
+    let mut m = gc.enter();
+    m.with_room(|m| m.get(&shelf)?.log.trim(m, count / 2)).unwrap();
+    let shelf = m.get(&shelf).unwrap();
+    assert_eq!((shelf.names.len(), shelf.log.len()), (count.div_ceil(4), count));
+    let named = shelf.names.get(&m, "name 1").unwrap().unwrap();
+    assert!(named.downcast::<str>(&m).is_some_and(|name| &*name == "name 1") && named.downcast::<[u8]>(&m).is_none());
+    // Only the last text of each name has more than a weak reference.
+    let numbers = shelf.numbers.range(&m, Bound::Unbounded, usize::MAX).unwrap();
+    assert!(!numbers.is_empty() && numbers.len() as u64 <= count.div_ceil(4));
+    assert!(numbers.iter().all(|(number, text)| **text == *format!("name {}", number / 4)));
 }

@@ -31,21 +31,21 @@ pub struct OrderedMap<K: FarObject + Ord + Copy, V: MapValue> {
 
 /// Key of a leaf and its value, or first key of a node and the node.
 #[derive(FarObject)]
-struct Item<K, V> {
+struct TreeItem<K, V> {
     key: K,
     value: V,
 }
 
-type Leaf<K, V> = [Item<K, V>];
-type Inner<K> = [Item<K, Ref<AnyObject>>];
+type Leaf<K, V> = [TreeItem<K, V>];
+type Inner<K> = [TreeItem<K, Ref<AnyObject>>];
 
 /// Item of a node that is being made.
-struct Draft<'m, K, V: MapValue> {
+struct NewItem<'m, K, V: MapValue> {
     key: K,
-    value: DraftValue<'m, V>,
+    value: NewItemValue<'m, V>,
 }
 
-enum DraftValue<'m, V: MapValue> {
+enum NewItemValue<'m, V: MapValue> {
     New(V::Given<'m>),
     Copy(&'m V),
 }
@@ -129,8 +129,8 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
                 Ok(index) => (index, false),
                 Err(index) => (index, true),
             };
-            let mut items: Vec<_> = old.iter().map(Draft::copy).collect();
-            let new = Draft { key, value: DraftValue::New(value) };
+            let mut items: Vec<_> = old.iter().map(NewItem::copy).collect();
+            let new = NewItem { key, value: NewItemValue::New(value) };
             if is_new {
                 items.insert(index, new)
             } else {
@@ -150,7 +150,7 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
             let Some(root) = self.root.load(m)? else { return Ok(false) };
             let Path { inner, leaf } = Self::path(m, root, key)?;
             let Ok(index) = leaf.binary_search_by(|item| item.key.cmp(key)) else { return Ok(false) };
-            let mut items: Vec<_> = Gc::get(leaf).iter().map(Draft::copy).collect();
+            let mut items: Vec<_> = Gc::get(leaf).iter().map(NewItem::copy).collect();
             items.remove(index);
             if self.replace(m, Some(root), &inner, items)? {
                 self.len.fetch_add(u64::MAX);
@@ -166,14 +166,14 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
         m: &'m Mutator<'_>,
         seen: Option<Gc<'m, AnyObject>>,
         inner: &[(Gc<'m, Inner<K>>, usize)],
-        mut items: Vec<Draft<'m, K, V>>,
+        mut items: Vec<NewItem<'m, K, V>>,
     ) -> Result<bool, GcError> {
         let mut above = inner.iter().rev();
         let mut parent = above.next();
         let mut range = join::<K, V>(m, parent, &mut items)?;
         let mut nodes = make_nodes(m, &items)?;
         while let Some((node, _)) = parent {
-            let mut items: Vec<_> = Gc::get(*node).iter().map(Draft::copy).collect();
+            let mut items: Vec<_> = Gc::get(*node).iter().map(NewItem::copy).collect();
             items.splice(range, nodes);
             parent = above.next();
             if parent.is_none() && items.len() == 1 {
@@ -188,8 +188,8 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
             nodes = make_nodes(m, &nodes)?;
         }
         let root = match nodes.pop().map(|node| node.value) {
-            Some(DraftValue::New(root)) => Some(root),
-            Some(DraftValue::Copy(root)) => root.load(m)?,
+            Some(NewItemValue::New(root)) => Some(root),
+            Some(NewItemValue::Copy(root)) => root.load(m)?,
             None => None,
         };
         Ok(self.root.compare_exchange(m, seen, root))
@@ -208,7 +208,7 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
     ) -> Result<Vec<(K, V::Given<'m>)>, GcError> {
         let mut found = Vec::new();
         if let Some(root) = self.root.load(m)? {
-            let mut take = |item: &'m Item<K, V>| {
+            let mut take = |item: &'m TreeItem<K, V>| {
                 found.extend(item.value.find(m)?.map(|value| (item.key, value)));
                 Ok(found.len() < most)
             };
@@ -222,7 +222,7 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
     pub fn keys(&self, m: &Mutator<'_>, from: Bound<K>, most: usize) -> Result<Vec<K>, GcError> {
         let mut found = Vec::new();
         if let Some(root) = self.root.load(m)? {
-            let mut take = |item: &Item<K, V>| {
+            let mut take = |item: &TreeItem<K, V>| {
                 found.push(item.key);
                 Ok(found.len() < most)
             };
@@ -237,7 +237,7 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
         m: &'m Mutator<'_>,
         node: Gc<'m, AnyObject>,
         from: Bound<K>,
-        take: &mut dyn FnMut(&'m Item<K, V>) -> Result<bool, GcError>,
+        take: &mut dyn FnMut(&'m TreeItem<K, V>) -> Result<bool, GcError>,
     ) -> Result<bool, GcError> {
         if let Some(inner) = node.downcast::<Inner<K>>(m) {
             let first = match from {
@@ -289,9 +289,9 @@ fn child<'m, K: FarObject>(
     child.ok_or_else(|| foreign(inner.as_any()))
 }
 
-impl<'m, K: Copy, V: MapValue> Draft<'m, K, V> {
-    fn copy(item: &'m Item<K, V>) -> Draft<'m, K, V> {
-        Draft { key: item.key, value: DraftValue::Copy(&item.value) }
+impl<'m, K: Copy, V: MapValue> NewItem<'m, K, V> {
+    fn copy(item: &'m TreeItem<K, V>) -> NewItem<'m, K, V> {
+        NewItem { key: item.key, value: NewItemValue::Copy(&item.value) }
     }
 }
 
@@ -300,7 +300,7 @@ impl<'m, K: Copy, V: MapValue> Draft<'m, K, V> {
 fn join<'m, K: FarObject + Copy, V: MapValue>(
     m: &'m Mutator<'_>,
     parent: Option<&(Gc<'m, Inner<K>>, usize)>,
-    items: &mut Vec<Draft<'m, K, V>>,
+    items: &mut Vec<NewItem<'m, K, V>>,
 ) -> Result<core::ops::Range<usize>, GcError> {
     let Some((parent, index)) = parent else { return Ok(0..0) };
     let is_small = !items.is_empty() && items.len() < ITEMS_MIN;
@@ -310,12 +310,12 @@ fn join<'m, K: FarObject + Copy, V: MapValue>(
         return Ok(*index..index + 1);
     }
     let node = child(m, *parent, other)?;
-    let neighbour = node.downcast::<[Item<K, V>]>(m).ok_or_else(|| foreign(node))?;
+    let neighbour = node.downcast::<[TreeItem<K, V>]>(m).ok_or_else(|| foreign(node))?;
     if neighbour.len() + items.len() > ITEMS_MAX {
         return Ok(*index..index + 1);
     }
     let at = if other < *index { 0 } else { items.len() };
-    items.splice(at..at, Gc::get(neighbour).iter().map(Draft::copy));
+    items.splice(at..at, Gc::get(neighbour).iter().map(NewItem::copy));
     let first = other.min(*index);
     Ok(first..first + 2)
 }
@@ -323,29 +323,29 @@ fn join<'m, K: FarObject + Copy, V: MapValue>(
 /// Makes as many nodes of items as are needed. Returns each with its first key.
 fn make_nodes<'m, K: FarObject + Copy, V: MapValue>(
     m: &'m Mutator<'_>,
-    items: &[Draft<'m, K, V>],
-) -> Result<Vec<Draft<'m, K, Ref<AnyObject>>>, GcError> {
+    items: &[NewItem<'m, K, V>],
+) -> Result<Vec<NewItem<'m, K, Ref<AnyObject>>>, GcError> {
     let count = items.len().div_ceil(ITEMS_MAX).max(1);
     items.chunks(items.len().div_ceil(count).max(1)).map(|items| make_node(m, items)).collect()
 }
 
 fn make_node<'m, K: FarObject + Copy, V: MapValue>(
     m: &'m Mutator<'_>,
-    items: &[Draft<'m, K, V>],
-) -> Result<Draft<'m, K, Ref<AnyObject>>, GcError> {
+    items: &[NewItem<'m, K, V>],
+) -> Result<NewItem<'m, K, Ref<AnyObject>>, GcError> {
     let node = m.alloc_array(items.len(), |index| {
-        let Draft { key, value } = &items[index];
+        let NewItem { key, value } = &items[index];
         let value = match value {
-            DraftValue::New(given) => V::new(*given),
-            DraftValue::Copy(value) => value.copy(),
+            NewItemValue::New(given) => V::new(*given),
+            NewItemValue::Copy(value) => value.copy(),
         };
-        Item { key: *key, value }
+        TreeItem { key: *key, value }
     })?;
-    for (item, draft) in node.iter().zip(items) {
-        match &draft.value {
-            DraftValue::New(given) => item.value.fill(m, *given)?,
-            DraftValue::Copy(value) => item.value.fill_from(m, value),
+    for (item, new) in node.iter().zip(items) {
+        match &new.value {
+            NewItemValue::New(given) => item.value.fill(m, *given)?,
+            NewItemValue::Copy(value) => item.value.fill_from(m, value),
         }
     }
-    Ok(Draft { key: items[0].key, value: DraftValue::New(node.as_any()) })
+    Ok(NewItem { key: items[0].key, value: NewItemValue::New(node.as_any()) })
 }

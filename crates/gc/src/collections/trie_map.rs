@@ -64,23 +64,23 @@ type Indexed<'m, K, V> = (usize, EntryRef<'m, K, V>);
 type Collisions<K, V> = [Ref<MapEntry<K, V>>];
 
 /// What a slot leads to.
-enum Node<'m, K: MapKey, V: MapValue> {
+enum SlotTarget<'m, K: MapKey, V: MapValue> {
     Nothing,
     Branch(Gc<'m, Branch>),
     Entry(EntryRef<'m, K, V>),
     Collisions(Gc<'m, Collisions<K, V>>),
 }
 
-impl<'m, K: MapKey, V: MapValue> Node<'m, K, V> {
-    fn of(found: Option<Gc<'m, AnyObject>>, m: &'m Mutator<'_>) -> Result<Node<'m, K, V>, GcError> {
-        let Some(object) = found else { return Ok(Node::Nothing) };
+impl<'m, K: MapKey, V: MapValue> SlotTarget<'m, K, V> {
+    fn of(found: Option<Gc<'m, AnyObject>>, m: &'m Mutator<'_>) -> Result<SlotTarget<'m, K, V>, GcError> {
+        let Some(object) = found else { return Ok(SlotTarget::Nothing) };
         if let Some(branch) = object.downcast(m) {
-            return Ok(Node::Branch(branch));
+            return Ok(SlotTarget::Branch(branch));
         }
         if let Some(entry) = object.downcast(m) {
-            return Ok(Node::Entry(entry));
+            return Ok(SlotTarget::Entry(entry));
         }
-        let collisions = object.downcast(m).map(Node::Collisions);
+        let collisions = object.downcast(m).map(SlotTarget::Collisions);
         collisions.ok_or(GcError::Damaged { entry: object.entry(), what: "it is no part of this map" })
     }
 }
@@ -93,13 +93,13 @@ pub struct TriePosition(u64);
 pub type TrieStep<'m, K, V> = (Vec<Gc<'m, MapEntry<K, V>>>, Option<TriePosition>);
 
 /// Place of a key in a map: a slot, and what it leads to.
-struct Place<'m, K: MapKey, V: MapValue> {
+struct TriePlace<'m, K: MapKey, V: MapValue> {
     slot: &'m Ref<AnyObject>,
     /// Level of the slot's branch.
     level: u32,
     seen: Option<Gc<'m, AnyObject>>,
     /// Never a branch.
-    node: Node<'m, K, V>,
+    node: SlotTarget<'m, K, V>,
 }
 
 /// Returns the slot of a hash in a branch of this level.
@@ -156,9 +156,9 @@ impl<K: MapKey, V: MapValue> TrieMap<K, V> {
         let hash = self.hash(key);
         let Some(root) = self.root.load(m)? else { return Ok(None) };
         match Self::place(m, root, 0, hash)?.node {
-            Node::Entry(entry) => Ok((entry.hash == hash && entry.key.is(m, key)?).then_some(entry)),
-            Node::Collisions(all) => Ok(Self::find_equal(m, all, hash, key)?.map(|(_, entry)| entry)),
-            Node::Nothing | Node::Branch(_) => Ok(None),
+            SlotTarget::Entry(entry) => Ok((entry.hash == hash && entry.key.is(m, key)?).then_some(entry)),
+            SlotTarget::Collisions(all) => Ok(Self::find_equal(m, all, hash, key)?.map(|(_, entry)| entry)),
+            SlotTarget::Nothing | SlotTarget::Branch(_) => Ok(None),
         }
     }
 
@@ -168,13 +168,13 @@ impl<K: MapKey, V: MapValue> TrieMap<K, V> {
         mut branch: Gc<'m, Branch>,
         mut level: u32,
         hash: u64,
-    ) -> Result<Place<'m, K, V>, GcError> {
+    ) -> Result<TriePlace<'m, K, V>, GcError> {
         loop {
             let slot = &Gc::get(branch)[slot_of(hash, level)];
             let seen = slot.load(m)?;
-            match Node::of(seen, m)? {
-                Node::Branch(next) => (branch, level) = (next, level + 1),
-                node => return Ok(Place { slot, level, seen, node }),
+            match SlotTarget::of(seen, m)? {
+                SlotTarget::Branch(next) => (branch, level) = (next, level + 1),
+                node => return Ok(TriePlace { slot, level, seen, node }),
             }
         }
     }
@@ -278,9 +278,9 @@ impl<K: MapKey, V: MapValue> TrieMap<K, V> {
         loop {
             let place = Self::place(m, root, 0, hash)?;
             let current = match &place.node {
-                Node::Nothing | Node::Branch(_) => None,
-                Node::Entry(entry) => (entry.hash == hash && entry.key.is(m, key)?).then_some((0, *entry)),
-                Node::Collisions(all) => Self::find_equal(m, *all, hash, key)?,
+                SlotTarget::Nothing | SlotTarget::Branch(_) => None,
+                SlotTarget::Entry(entry) => (entry.hash == hash && entry.key.is(m, key)?).then_some((0, *entry)),
+                SlotTarget::Collisions(all) => Self::find_equal(m, *all, hash, key)?,
             };
             if !may(current.map(|(_, entry)| entry)) || current.is_none() && new.is_none() {
                 return Ok(None);
@@ -297,21 +297,21 @@ impl<K: MapKey, V: MapValue> TrieMap<K, V> {
     /// the two is there.
     fn plan<'m>(
         m: &'m Mutator<'_>,
-        place: &Place<'m, K, V>,
+        place: &TriePlace<'m, K, V>,
         hash: u64,
         current: Option<Indexed<'m, K, V>>,
         new: Option<EntryRef<'m, K, V>>,
     ) -> Result<(Option<Gc<'m, AnyObject>>, Effect), GcError> {
         let effect = if current.is_some() && new.is_some() { Effect::Replacement } else { Effect::Count };
         let (all, their_hash) = match &place.node {
-            Node::Nothing | Node::Branch(_) => return Ok((new.map(Gc::as_any), effect)),
-            Node::Entry(_) if current.is_some() => return Ok((new.map(Gc::as_any), effect)),
-            Node::Entry(entry) if entry.hash == hash => {
+            SlotTarget::Nothing | SlotTarget::Branch(_) => return Ok((new.map(Gc::as_any), effect)),
+            SlotTarget::Entry(_) if current.is_some() => return Ok((new.map(Gc::as_any), effect)),
+            SlotTarget::Entry(entry) if entry.hash == hash => {
                 let both: Vec<_> = [*entry].into_iter().chain(new).collect();
                 return Ok((Some(collide(m, &[], &both)?), effect));
             }
-            Node::Entry(entry) => (&[][..], entry.hash),
-            Node::Collisions(all) => (Gc::get(*all), hash_of(m, *all)?),
+            SlotTarget::Entry(entry) => (&[][..], entry.hash),
+            SlotTarget::Collisions(all) => (Gc::get(*all), hash_of(m, *all)?),
         };
         if their_hash != hash {
             // They differ in some bits further on.
@@ -360,18 +360,18 @@ impl<K: MapKey, V: MapValue> TrieMap<K, V> {
         for (index, slot) in branch.iter().enumerate().skip(first) {
             let from = from.filter(|_| index == first);
             let is_wanted = |hash| from.is_none_or(|from| hash >= from);
-            match Node::of(slot.load(m)?, m)? {
-                Node::Nothing => {}
-                Node::Branch(next) => {
+            match SlotTarget::of(slot.load(m)?, m)? {
+                SlotTarget::Nothing => {}
+                SlotTarget::Branch(next) => {
                     if Self::gather(m, next, level + 1, from, most, found)? {
                         return Ok(true);
                     }
                 }
-                Node::Entry(entry) if !is_wanted(entry.hash) => {}
-                Node::Collisions(all) if !is_wanted(hash_of(m, all)?) => {}
+                SlotTarget::Entry(entry) if !is_wanted(entry.hash) => {}
+                SlotTarget::Collisions(all) if !is_wanted(hash_of(m, all)?) => {}
                 _ if found.len() >= most => return Ok(true),
-                Node::Entry(entry) => found.push(entry),
-                Node::Collisions(all) => {
+                SlotTarget::Entry(entry) => found.push(entry),
+                SlotTarget::Collisions(all) => {
                     for entry in all.iter() {
                         found.extend(entry.load(m)?);
                     }
