@@ -117,7 +117,7 @@ fn collections_are_changed_by_two_threads_and_collected() {
             });
         }
         // Interpreted, a thread may take longer than a second from one safepoint to the next.
-        threads.spawn(|| gc.collect().unwrap_or_else(|error| assert!(cfg!(miri), "{error}")));
+        threads.spawn(|| assert!(gc.collect().is_ok() || cfg!(miri)));
     });
     gc.collect().unwrap();
     let mut m = gc.enter();
