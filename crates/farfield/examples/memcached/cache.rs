@@ -1,10 +1,12 @@
 //! The cache: records in a [`FarMap`], bounded, with times to live and versions.
 
-use super::request::Verb;
+use super::counts::{Counts, count};
+use super::request::{Outcome, Verb};
+use super::times::Times;
 use farfield::collections::Index;
 use farfield::{BuildError, Change, FarError, FarMap, Heap, PoolError};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 
 /// A value with what is known of it. In the map: times, version and flags, then the data.
 pub(crate) struct Record<'a> {
@@ -37,20 +39,6 @@ impl<'a> Record<'a> {
         bytes.extend([before, self.data, behind].concat());
         bytes
     }
-}
-
-/// How a change went.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Outcome {
-    /// Done; the version.
-    Done(u64),
-    /// Done; the number.
-    Number(u64, u64),
-    NotStored,
-    NotFound,
-    /// It has another version.
-    Exists,
-    NotNumber,
 }
 
 /// Why it cannot be done now.
@@ -88,35 +76,12 @@ pub(crate) struct Cache {
     pub(crate) heap: Heap,
     map: FarMap<[u8], [u8]>,
     pub(crate) limits: Limits,
-    clock: Box<dyn Fn() -> u64 + Send + Sync>,
+    times: Times,
     used: AtomicI64,
-    /// The last version that was given to a record.
-    versions: AtomicU64,
-    /// Records up to this version are gone.
-    flushed: AtomicU64,
-    /// When everything will be; 0 for never.
-    flush_at: AtomicU64,
     /// Keys of some entries, to be evicted next.
     victims: Mutex<Vec<Vec<u8>>>,
     pub(crate) counts: Counts,
 }
-
-/// For `stats`.
-#[derive(Default)]
-pub(crate) struct Counts {
-    pub(crate) connections: AtomicU64,
-    pub(crate) gets: AtomicU64,
-    pub(crate) hits: AtomicU64,
-    pub(crate) sets: AtomicU64,
-    pub(crate) evictions: AtomicU64,
-}
-
-pub(crate) fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
-}
-
-/// Times to live up to this many seconds count from now; larger ones are dates.
-const RELATIVE_MAX: i64 = 30 * 24 * 60 * 60;
 
 impl Cache {
     pub(crate) fn new(
@@ -129,50 +94,22 @@ impl Cache {
             heap,
             map,
             limits,
-            clock: Box::new(clock),
+            times: Times::new(clock),
             used: AtomicI64::new(0),
-            versions: AtomicU64::new(0),
-            flushed: AtomicU64::new(0),
-            flush_at: AtomicU64::new(0),
             victims: Mutex::default(),
             counts: Counts::default(),
         })
     }
 
-    /// Seconds since 1970. If everything was to be flushed by now, it is.
-    pub(crate) fn now(&self) -> u64 {
-        let now = (self.clock)();
-        let flush_at = self.flush_at.load(Ordering::Relaxed);
-        if flush_at != 0
-            && flush_at <= now
-            && self.flush_at.compare_exchange(flush_at, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        {
-            self.flushed.fetch_max(self.versions.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
-        now
-    }
-
-    /// When a time to live that is given now ends; `None` if it has ended.
-    fn deadline(&self, expires: i64) -> Option<u64> {
-        match expires {
-            0 => Some(0),
-            ..0 => None,
-            1..=RELATIVE_MAX => Some(self.now() + expires as u64),
-            date => Some(date as u64).filter(|date| *date > self.now()),
-        }
-    }
-
     fn alive<'a>(&self, bytes: Option<&'a [u8]>, now: u64) -> Option<Record<'a>> {
         let record = Record::read(bytes?);
-        let is_gone =
-            record.expires != 0 && record.expires <= now || record.cas <= self.flushed.load(Ordering::Relaxed);
-        (!is_gone).then_some(record)
+        (!self.times.is_gone(record.cas, record.expires, now)).then_some(record)
     }
 
     /// Looks at a record.
     pub(crate) fn get(&self, key: &[u8], mut see: impl FnMut(Record<'_>)) -> Result<bool, Failure> {
         count(&self.counts.gets);
-        let now = self.now();
+        let now = self.times.now();
         let scope = self.heap.enter();
         let record = self.alive(self.map.get(&scope, key)?, now);
         let found = record.is_some();
@@ -186,7 +123,7 @@ impl Cache {
     /// Looks at several records: values that are far come near together.
     pub(crate) fn get_many(&self, keys: &[&[u8]], mut see: impl FnMut(&[u8], Record<'_>)) -> Result<(), Failure> {
         for keys in keys.chunks(TOGETHER) {
-            let now = self.now();
+            let now = self.times.now();
             let scope = self.heap.enter();
             let found = match self.map.get_many(&scope, keys.iter().copied()) {
                 // They cannot all be near at the same time.
@@ -217,8 +154,8 @@ impl Cache {
         cas: u64,
         mut change: impl FnMut(Option<Record<'_>>, u64) -> (Change<Vec<u8>>, Outcome),
     ) -> Result<Outcome, Failure> {
-        let now = self.now();
-        let version = self.versions.fetch_add(1, Ordering::Relaxed) + 1;
+        let now = self.times.now();
+        let version = self.times.next_version();
         let mut done = (Outcome::NotStored, 0);
         let size = |bytes: usize| (key.len() + bytes) as i64 + ENTRY_BYTES;
         let scope = self.heap.enter();
@@ -269,7 +206,7 @@ impl Cache {
     ) -> Result<Outcome, Failure> {
         count(&self.counts.sets);
         // What is dead on arrival is kept until somebody looks.
-        let expires = self.deadline(expires).unwrap_or(1);
+        let expires = self.times.deadline(expires).unwrap_or(1);
         let put = || {
             self.change(key, cas, |old, cas| {
                 let new = Record { expires, cas, flags, data };
@@ -318,8 +255,8 @@ impl Cache {
 
     /// Some keys, from anywhere in the map or from its beginning.
     fn find_victims(&self, victims: &mut Vec<Vec<u8>>, anywhere: bool) -> Result<(), Failure> {
-        let now = self.now();
-        let random = self.versions.load(Ordering::Relaxed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        let now = self.times.now();
+        let random = self.times.last_version().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         let mut walk = self.map.walk_from(if anywhere { random as u32 } else { 0 });
         let mut scope = self.heap.enter();
         while victims.len() < 256
@@ -357,7 +294,7 @@ impl Cache {
             let Some(old) = old else {
                 let Some((first, expires)) = initial else { return (Change::Keep, Outcome::NotFound) };
                 let text = first.to_string();
-                let expires = self.deadline(expires).unwrap_or(1);
+                let expires = self.times.deadline(expires).unwrap_or(1);
                 let new = Record { expires, cas, flags: 0, data: text.as_bytes() };
                 return (Change::Put(new.bytes(b"", b"")), Outcome::Number(first, cas));
             };
@@ -372,7 +309,7 @@ impl Cache {
     }
 
     pub(crate) fn touch(&self, key: &[u8], expires: i64) -> Result<Outcome, Failure> {
-        let expires = self.deadline(expires).unwrap_or(1);
+        let expires = self.times.deadline(expires).unwrap_or(1);
         self.change(key, 0, |old, _| match old {
             // A new time to live is no new version.
             Some(old) => (Change::Put(Record { expires, ..old }.bytes(b"", b"")), Outcome::Done(old.cas)),
@@ -382,28 +319,14 @@ impl Cache {
 
     /// Everything that is there is gone, now or after a delay.
     pub(crate) fn flush(&self, delay: i64) {
-        let at = match delay {
-            ..=0 => self.now(),
-            1..=RELATIVE_MAX => self.now() + delay as u64,
-            date => date as u64,
-        };
-        self.flush_at.store(at.max(1), Ordering::Relaxed);
-        self.now();
+        self.times.flush(delay);
     }
 
     /// Names and values.
     pub(crate) fn stats(&self) -> Vec<(&'static str, u64)> {
-        let (heap, counts) = (self.heap.stats(), &self.counts);
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        vec![
-            ("pid", u64::from(std::process::id())),
-            ("time", self.now()),
-            ("curr_connections", load(&counts.connections)),
-            ("cmd_get", load(&counts.gets)),
-            ("cmd_set", load(&counts.sets)),
-            ("get_hits", load(&counts.hits)),
-            ("get_misses", load(&counts.gets).saturating_sub(load(&counts.hits))),
-            ("evictions", load(&counts.evictions)),
+        let heap = self.heap.stats();
+        let mut stats = self.counts.stats(self.times.now());
+        stats.extend([
             ("curr_items", self.map.len()),
             ("bytes", self.used.load(Ordering::Relaxed).max(0) as u64),
             ("limit_maxbytes", self.limits.capacity),
@@ -411,6 +334,7 @@ impl Cache {
             ("near_limit_bytes", heap.near_limit_bytes),
             ("index_bytes", self.map.index_bytes()),
             ("far_misses", heap.misses),
-        ]
+        ]);
+        stats
     }
 }

@@ -1,6 +1,7 @@
 //! Connections of clients: each is a thread.
 
-use super::cache::{self, Cache};
+use super::cache::Cache;
+use super::counts::count;
 use super::serve::{self, Next};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,7 +20,7 @@ pub(crate) fn accept(listener: &TcpListener, cache: &Arc<Cache>) {
         let cache = cache.clone();
         // Without a thread the connection closes, which tells the client enough.
         let _ = std::thread::Builder::new().name("client".to_owned()).spawn(move || {
-            cache::count(&cache.counts.connections);
+            count(&cache.counts.connections);
             // A client that goes away is no fault of ours.
             let _ = converse(stream, &cache);
             cache.counts.connections.fetch_sub(1, Ordering::Relaxed);

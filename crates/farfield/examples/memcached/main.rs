@@ -12,11 +12,13 @@
 mod binary;
 mod cache;
 mod connections;
+mod counts;
 mod request;
 mod serve;
 #[cfg(test)]
 mod tests;
 mod text;
+mod times;
 
 use cache::{Cache, Limits};
 use farfield::Heap;

@@ -1,4 +1,4 @@
-//! What clients ask for, in either protocol.
+//! What clients ask for, in either protocol, and what became of it.
 
 /// How a value is put in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,6 +58,20 @@ pub(crate) enum Request<'a> {
     Verbosity,
     Nothing,
     Quit,
+}
+
+/// How a change went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Outcome {
+    /// Done; the version.
+    Done(u64),
+    /// Done; the number.
+    Number(u64, u64),
+    NotStored,
+    NotFound,
+    /// It has another version.
+    Exists,
+    NotNumber,
 }
 
 /// What the beginning of a buffer is.

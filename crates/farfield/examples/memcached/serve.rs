@@ -1,8 +1,8 @@
 //! Carrying requests out and answering them: what the protocols have in common, and how each says it.
 
 use super::binary::{self, Head, Status};
-use super::cache::{Cache, Failure, Outcome, Record};
-use super::request::{Parsed, Request, Wrong};
+use super::cache::{Cache, Failure, Record};
+use super::request::{Outcome, Parsed, Request, Wrong};
 use super::text;
 use std::fmt::Write as _;
 

@@ -4,12 +4,14 @@
 //! old one is garbage. A log has the keys in the order in which they came. Who needs room takes them from its beginning, and
 //! appends those again that were used since: so what was used least recently is evicted (second chance).
 
-use super::request::Verb;
+use super::counts::{Counts, count};
+use super::request::{Outcome, Verb};
+use super::times::Times;
 use farfield::{Heap, PoolError};
 use farfield_gc::collections::{AppendLog, TrieMap};
 use farfield_gc::{Atom, Bytes, FarObject, Gc, GcError, GcHeap, Mutator, Ref, Root};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 
 /// A value with what is known of it.
 #[derive(Clone, Copy)]
@@ -43,20 +45,6 @@ struct Contents {
 const ENTRY_BYTES: i64 = 84;
 /// Keys that the hand takes from the log before it trims it.
 const TURNS: u64 = 64;
-
-/// How a change went.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Outcome {
-    /// Done; the version.
-    Done(u64),
-    /// Done; the number.
-    Number(u64, u64),
-    NotStored,
-    NotFound,
-    /// It has another version.
-    Exists,
-    NotNumber,
-}
 
 /// What becomes of a record.
 enum Next {
@@ -102,35 +90,12 @@ pub(crate) struct Cache {
     gc: GcHeap,
     contents: Root<Contents>,
     pub(crate) limits: Limits,
-    clock: Box<dyn Fn() -> u64 + Send + Sync>,
+    times: Times,
     used: AtomicI64,
-    /// The last version that was given to a record.
-    versions: AtomicU64,
-    /// Records up to this version are gone.
-    flushed: AtomicU64,
-    /// When everything will be; 0 for never.
-    flush_at: AtomicU64,
     /// Index in the log of the key that is looked at next.
     hand: Mutex<u64>,
     pub(crate) counts: Counts,
 }
-
-/// For `stats`.
-#[derive(Default)]
-pub(crate) struct Counts {
-    pub(crate) connections: AtomicU64,
-    pub(crate) gets: AtomicU64,
-    pub(crate) hits: AtomicU64,
-    pub(crate) sets: AtomicU64,
-    pub(crate) evictions: AtomicU64,
-}
-
-pub(crate) fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
-}
-
-/// Times to live up to this many seconds count from now; larger ones are dates.
-const RELATIVE_MAX: i64 = 30 * 24 * 60 * 60;
 
 impl Cache {
     pub(crate) fn new(
@@ -149,42 +114,15 @@ impl Cache {
             gc,
             contents,
             limits,
-            clock: Box::new(clock),
+            times: Times::new(clock),
             used: AtomicI64::new(0),
-            versions: AtomicU64::new(0),
-            flushed: AtomicU64::new(0),
-            flush_at: AtomicU64::new(0),
             hand: Mutex::new(0),
             counts: Counts::default(),
         })
     }
 
-    /// Seconds since 1970. If everything was to be flushed by now, it is.
-    fn now(&self) -> u64 {
-        let now = (self.clock)();
-        let flush_at = self.flush_at.load(Ordering::Relaxed);
-        if flush_at != 0
-            && flush_at <= now
-            && self.flush_at.compare_exchange(flush_at, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        {
-            self.flushed.fetch_max(self.versions.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
-        now
-    }
-
-    /// When a time to live that is given now ends; `None` if it has ended.
-    fn deadline(&self, expires: i64) -> Option<u64> {
-        match expires {
-            0 => Some(0),
-            ..0 => None,
-            1..=RELATIVE_MAX => Some(self.now() + expires as u64),
-            date => Some(date as u64).filter(|date| *date > self.now()),
-        }
-    }
-
     fn is_gone(&self, stored: &Stored, now: u64) -> bool {
-        let expires = stored.expires.get();
-        expires != 0 && expires <= now || stored.cas <= self.flushed.load(Ordering::Relaxed)
+        self.times.is_gone(stored.cas, stored.expires.get(), now)
     }
 
     /// Looks at a record.
@@ -194,7 +132,7 @@ impl Cache {
 
     fn get_with(&self, m: &mut Mutator<'_>, key: &[u8], see: &mut dyn FnMut(Record<'_>)) -> Result<bool, Failure> {
         count(&self.counts.gets);
-        let now = self.now();
+        let now = self.times.now();
         let is_found = m.with_room(|m| {
             let stored = m.get(&self.contents)?.map.get(m, key)?;
             let Some(stored) = stored.filter(|stored| !self.is_gone(stored, now)) else { return Ok(false) };
@@ -230,8 +168,8 @@ impl Cache {
         cas: u64,
         change: impl Fn(Option<Record<'_>>, u64) -> (Next, Outcome),
     ) -> Result<Outcome, Failure> {
-        let now = self.now();
-        let version = self.versions.fetch_add(1, Ordering::Relaxed) + 1;
+        let now = self.times.now();
+        let version = self.times.next_version();
         let size = |data: usize| (key.len() + data) as i64 + ENTRY_BYTES;
         let mut is_full = false;
         let outcome = m.with_room(|m| {
@@ -304,7 +242,7 @@ impl Cache {
     ) -> Result<Outcome, Failure> {
         count(&self.counts.sets);
         // What is dead on arrival is kept until somebody looks.
-        let expires = self.deadline(expires).unwrap_or(1);
+        let expires = self.times.deadline(expires).unwrap_or(1);
         let mut m = self.gc.enter();
         let put = |m: &mut Mutator<'_>| {
             self.change(m, key, cas, |old, cas| {
@@ -365,7 +303,7 @@ impl Cache {
         loop {
             let Some(entry) = contents.map.entry(m, &key)? else { return Ok(false) };
             let Some(stored) = entry.value(m)? else { return Ok(false) };
-            if !self.is_gone(&stored, self.now()) && stored.used.swap(0) != 0 {
+            if !self.is_gone(&stored, self.times.now()) && stored.used.swap(0) != 0 {
                 contents.keys.push(m, key)?;
                 return Ok(false);
             }
@@ -395,7 +333,7 @@ impl Cache {
         self.change(&mut self.gc.enter(), key, cas, |old, cas| {
             let Some(old) = old else {
                 let Some((first, expires)) = initial else { return (Next::Keep, Outcome::NotFound) };
-                let expires = self.deadline(expires).unwrap_or(1);
+                let expires = self.times.deadline(expires).unwrap_or(1);
                 let data = first.to_string().into_bytes();
                 return (Next::Put { expires, flags: 0, data }, Outcome::Number(first, cas));
             };
@@ -409,7 +347,7 @@ impl Cache {
     }
 
     pub(crate) fn touch(&self, key: &[u8], expires: i64) -> Result<Outcome, Failure> {
-        let expires = self.deadline(expires).unwrap_or(1);
+        let expires = self.times.deadline(expires).unwrap_or(1);
         self.change(&mut self.gc.enter(), key, 0, |old, _| match old {
             // A new time to live is no new version.
             Some(old) => (Next::Expire(expires), Outcome::Done(old.cas)),
@@ -419,29 +357,15 @@ impl Cache {
 
     /// Everything that is there is gone, now or after a delay.
     pub(crate) fn flush(&self, delay: i64) {
-        let at = match delay {
-            ..=0 => self.now(),
-            1..=RELATIVE_MAX => self.now() + delay as u64,
-            date => date as u64,
-        };
-        self.flush_at.store(at.max(1), Ordering::Relaxed);
-        self.now();
+        self.times.flush(delay);
     }
 
     /// Names and values.
     pub(crate) fn stats(&self) -> Vec<(&'static str, u64)> {
-        let (heap, gc, counts) = (self.heap.stats(), self.gc.stats(), &self.counts);
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (heap, gc) = (self.heap.stats(), self.gc.stats());
         let items = self.gc.enter().get(&self.contents).map_or(0, |contents| contents.map.len());
-        vec![
-            ("pid", u64::from(std::process::id())),
-            ("time", self.now()),
-            ("curr_connections", load(&counts.connections)),
-            ("cmd_get", load(&counts.gets)),
-            ("cmd_set", load(&counts.sets)),
-            ("get_hits", load(&counts.hits)),
-            ("get_misses", load(&counts.gets).saturating_sub(load(&counts.hits))),
-            ("evictions", load(&counts.evictions)),
+        let mut stats = self.counts.stats(self.times.now());
+        stats.extend([
             ("curr_items", items),
             ("bytes", self.used.load(Ordering::Relaxed).max(0) as u64),
             ("limit_maxbytes", self.limits.capacity),
@@ -449,7 +373,8 @@ impl Cache {
             ("near_limit_bytes", heap.near_limit_bytes),
             ("far_misses", heap.misses),
             ("collections", gc.collections),
-        ]
+        ]);
+        stats
     }
 }
 

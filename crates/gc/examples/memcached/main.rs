@@ -13,6 +13,8 @@ mod binary;
 mod cache;
 #[path = "../../../farfield/examples/memcached/connections.rs"]
 mod connections;
+#[path = "../../../farfield/examples/memcached/counts.rs"]
+mod counts;
 #[path = "../../../farfield/examples/memcached/request.rs"]
 mod request;
 #[path = "../../../farfield/examples/memcached/serve.rs"]
@@ -22,6 +24,8 @@ mod serve;
 mod tests;
 #[path = "../../../farfield/examples/memcached/text.rs"]
 mod text;
+#[path = "../../../farfield/examples/memcached/times.rs"]
+mod times;
 
 use cache::{Cache, Limits};
 use farfield::Heap;
