@@ -24,7 +24,7 @@ const GROWTH_MIN: u64 = 2048;
 impl Pacing {
     pub(crate) fn new(limit: u64) -> Pacing {
         let headroom = limit / HEADROOM_PARTS.0;
-        let due = if GROWTH_MIN <= limit / 2 { GROWTH_MIN } else { limit - headroom };
+        let due = due(0, limit - headroom, limit);
         Pacing { due: AtomicU64::new(due), headroom: AtomicU64::new(headroom) }
     }
 
@@ -46,18 +46,23 @@ impl Pacing {
         let headroom = headroom.clamp(limit / HEADROOM_PARTS.0, limit / HEADROOM_PARTS.1);
         self.headroom.store(headroom, Ordering::Relaxed);
         let latest = (limit - headroom).max(used + limit / GARBAGE_PART).min(limit);
-        // As much garbage as there is of what lives costs a cycle for each of its bytes once. More would
-        // only fill near memory, and then be written to far memory. Where the limit is not far away, a
-        // cycle that begins early finds less garbage, and mutators wait for the next one.
-        let grown = (2 * used).max(used + GROWTH_MIN);
-        let due = if grown <= limit / 2 { grown } else { latest };
-        self.due.store(due, Ordering::Relaxed);
+        self.due.store(due(used, latest, limit), Ordering::Relaxed);
     }
 
     /// Plans the next cycle after one that failed: when there is something more to find.
     pub(crate) fn retry_later(&self, used: u64, limit: u64) {
         self.due.store((used + limit / GARBAGE_PART).min(limit), Ordering::Relaxed);
     }
+}
+
+/// Returns the number of pages in use at which the next cycle is due, `latest` at the latest, when so
+/// many are in use now.
+fn due(used: u64, latest: u64, limit: u64) -> u64 {
+    // As much garbage as there is of what lives costs a cycle for each of its bytes once. More would
+    // only fill near memory, and then be written to far memory. Where the limit is not far away, a
+    // cycle that begins early finds less garbage, and mutators wait for the next one.
+    let grown = (2 * used).max(used + GROWTH_MIN);
+    if grown <= limit / 2 { grown } else { latest }
 }
 
 #[cfg(test)]

@@ -16,12 +16,17 @@ struct Node {
     back: WeakRef<Node>,
 }
 
+fn heaps(near: u64) -> (Heap, GcHeap) {
+    let builder = Heap::builder().near(near).near_max(near).far(1 << 28);
+    let heap = builder.patience(Duration::from_secs(3600)).build().unwrap();
+    let gc = GcHeap::in_heap(&heap).limit(8 << 20).build().unwrap();
+    (heap, gc)
+}
+
 #[test]
 fn a_small_graph_is_changed_and_collected() {
     let (near, count) = if cfg!(miri) { (1 << 18, 24) } else { (1 << 20, 600) };
-    let heap =
-        Heap::builder().near(near).near_max(near).far(1 << 28).patience(Duration::from_secs(3600)).build().unwrap();
-    let gc = GcHeap::in_heap(&heap).limit(8 << 20).build().unwrap();
+    let (heap, gc) = heaps(near);
     let mut m = gc.enter();
     let table = m.root(m.alloc_array(count, |_| Ref::<Node>::null()).unwrap());
     for id in 0..count {
@@ -86,9 +91,7 @@ struct Shelf {
 #[test]
 fn collections_are_changed_by_two_threads_and_collected() {
     let (near, count) = if cfg!(miri) { (1 << 18, 20) } else { (1 << 20, 500) };
-    let heap =
-        Heap::builder().near(near).near_max(near).far(1 << 28).patience(Duration::from_secs(3600)).build().unwrap();
-    let gc = GcHeap::in_heap(&heap).limit(8 << 20).build().unwrap();
+    let (_heap, gc) = heaps(near);
     let shelf = Shelf { names: TrieMap::new(), numbers: OrderedMap::new(), log: AppendLog::new() };
     let shelf = {
         let m = gc.enter();

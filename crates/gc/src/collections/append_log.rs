@@ -141,7 +141,8 @@ impl<T: Referent + ?Sized> AppendLog<T> {
     }
 
     /// Forgets the objects before an index, so that they are collected, as far as nothing else leads to
-    /// them; those that share a node of 64 with others only when all of these are forgotten.
+    /// them; those that share a node of 64 with others only when all of these are forgotten. After an error
+    /// some of them may be forgotten; call it again.
     pub fn trim(&self, m: &Mutator<'_>, before: u64) -> Result<(), GcError> {
         let before = before.min(self.len());
         let start = self.start();

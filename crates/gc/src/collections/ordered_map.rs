@@ -4,9 +4,9 @@
 //! sees the map as it was at one moment, and a copy of the map shares its nodes.
 
 use super::{GcError, MapValue, Mutator};
+use crate::FarObject;
 use crate::object::{AnyObject, Atom};
 use crate::reference::{Gc, Ref};
-use crate::{FarObject, RefusedObject};
 use core::marker::PhantomData;
 use core::ops::Bound;
 
@@ -80,9 +80,10 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
     }
 
     /// Makes a map that has what this one has now, and shares it: neither sees later changes of the
-    /// other. Takes a constant time.
+    /// other. Takes a constant time. If others change this map at this moment, the length of the copy
+    /// may stay off by what they do.
     pub fn snapshot<'m>(&self, m: &'m Mutator<'_>) -> Result<Gc<'m, OrderedMap<K, V>>, GcError> {
-        let copy = m.alloc(OrderedMap::new()).map_err(|RefusedObject { error, .. }| error)?;
+        let copy = m.alloc(OrderedMap::new())?;
         copy.len.set(self.len());
         copy.root.copy_from(m, &self.root);
         Ok(copy)

@@ -65,8 +65,12 @@ impl<'a> FarPages<'a> {
 
     /// Gives up the copies, so that somebody else can read pages into their memory.
     pub(super) fn reader(&mut self) -> &mut PageReader<'a> {
-        self.copies.drain(..).for_each(|copy| self.reader.take_back(copy));
+        self.give_up_copies();
         &mut self.reader
+    }
+
+    fn give_up_copies(&mut self) {
+        self.copies.drain(..).for_each(|copy| self.reader.take_back(copy));
     }
 
     /// Lets an object wait for a page.
@@ -136,7 +140,7 @@ impl<'a> FarPages<'a> {
     /// There is no copy of a page that is near, or could not be read. Waits for the pool.
     pub(super) fn read(&mut self) -> Result<Vec<Waiters>, FarError> {
         self.settle();
-        self.reader();
+        self.give_up_copies();
         let ahead = self.waiting.range(self.next..);
         let behind = self.waiting.range((Bound::Unbounded, Bound::Excluded(self.next)));
         let pages: Vec<u32> = ahead.chain(behind).map(|(page, _)| *page).take(self.batch_pages).collect();

@@ -190,6 +190,7 @@ impl<'a> Tracer<'a> {
                         return Ok(Drained::Empty);
                     }
                     self.look_far(&mut scope)?;
+                    scope.renew();
                 }
                 self.load_ahead(&scope, &batch);
                 for entry in batch.drain(..) {
@@ -199,7 +200,6 @@ impl<'a> Tracer<'a> {
                     }
                     scope.renew();
                 }
-                scope.renew();
             }
             if self.heap.cycles.is_closed() {
                 return Ok(Drained::Closed);
@@ -238,11 +238,10 @@ impl<'a> Tracer<'a> {
         if self.heap.far_tracing == FarTracing::Frames {
             return self.trace(scope, entry);
         }
-        let (page, offset) = self.heap.entries.place(entry);
         let at = match self.heap.entries.load_near(scope, entry) {
             Ok(at) => at,
-            Err(_) if self.heap.pages.space().is_near(page) => self.heap.entries.load(scope, entry)?,
-            Err(_) => match self.far.word(page, offset) {
+            Err(page) if self.heap.pages.space().is_near(page) => self.heap.entries.load(scope, entry)?,
+            Err(page) => match self.far.word(page, self.heap.entries.place(entry).1) {
                 Some(word) => EntryWord(word),
                 None => {
                     self.wait(page, Waiter { entry, card: None });
