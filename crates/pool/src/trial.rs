@@ -310,6 +310,15 @@ pub(crate) fn waits_for_the_only_one(backend: &dyn Backend, sides: &[Arc<SilentM
     backend.clone_region().unwrap().forget();
 }
 
+/// Says that it is over when it is dropped, also by a test that fails: other threads wait for that.
+pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// Longest stall of a lane, in ms: several times as long as a write waits for all members in these
 /// tests, but short enough that no member is given up.
 const STALL_MS: u64 = 120;
@@ -329,8 +338,9 @@ pub(crate) fn lanes_stall_in_turns(backend: &dyn Backend, sides: &[Arc<SilentMem
             }
             sides.iter().for_each(|side| side.stall(None));
         });
+        let over = Over(&is_over);
         let (mut lanes, model) = random_history(backend, seed, operations);
-        is_over.store(true, Ordering::SeqCst);
+        drop(over);
         wait_until("all legs hold everything", || {
             lanes.iter_mut().for_each(|lane| {
                 lane.poll(&mut Vec::new());

@@ -322,7 +322,7 @@ mod tests {
     use crate::redundant::ec::EcBackend;
     use crate::redundant::members::Membership;
     use crate::redundant::mirror::{InitialContents, MirrorBackend};
-    use crate::trial::{PAGES, assert_version, filled, random_history, wait_until, write};
+    use crate::trial::{Over, PAGES, assert_version, filled, random_history, wait_until, write};
     use crate::{CloneTicket, Completion, Health, Lane, LaneRequest, Op, PoolError, Priority};
     use core::cell::Cell;
     use core::sync::atomic::{AtomicU64, AtomicUsize};
@@ -712,15 +712,6 @@ mod tests {
                 world.end(1);
             }
             assert_version(&mut *lanes[0], 7, 2, 5);
-        }
-    }
-
-    /// Says that it is over when it is dropped: also when something panics.
-    struct Over<'a>(&'a AtomicBool);
-
-    impl Drop for Over<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::SeqCst);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::conformance::Random;
+use crate::trial::Over;
 use crate::{Buffer, Completion, LaneRequest, Op, PoolBuilder, Priority, conformance};
 use core::time::Duration;
 
@@ -209,8 +210,9 @@ fn a_page_written_while_it_is_packed_keeps_the_write() {
                 packed
             })
         });
+        let over = Over(is_over);
         let packed: u32 = writers.into_iter().map(|writer| writer.join().unwrap()).sum();
-        is_over.store(true, Ordering::Relaxed);
+        drop(over);
         packers.into_iter().for_each(|packer| packer.join().unwrap());
         assert!(packed > 0, "nothing was packed");
     });

@@ -6,7 +6,7 @@ use crate::leaf::ram::RamBackend;
 use crate::redundant::ec::EcBackend;
 use crate::redundant::members::PoolMember;
 use crate::redundant::mirror::{InitialContents, MirrorBackend};
-use crate::trial::{PAGES, assert_version, one, random_history, wait_until, write};
+use crate::trial::{Over, PAGES, assert_version, one, random_history, wait_until, write};
 use crate::{Backend, CloneTicket, Completion, Health, Lane, LaneRequest, Op, PoolBuilder, PoolError};
 use core::sync::atomic::{AtomicU8, Ordering};
 use core::time::Duration;
@@ -231,15 +231,6 @@ fn right_bytes_are_never_suspected() {
     });
 }
 
-/// Sets a flag when it is dropped.
-struct SetOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
 #[test]
 fn pages_that_become_corrupt_in_use_are_repaired() {
     let given = std::env::var("FARFIELD_SEED").ok().and_then(|seed| seed.parse().ok());
@@ -269,8 +260,7 @@ fn pages_that_become_corrupt_in_use_are_repaired() {
                         std::thread::sleep(Duration::from_micros(500));
                     }
                 });
-                // Also after a panic, or the thread would go on for ever.
-                let _over = SetOnDrop(&is_over);
+                let _over = Over(&is_over);
                 random_history(&*pool.backend, seed, 2_000)
             });
             pool.wait_for_a_turn(&mut lanes);
