@@ -139,7 +139,14 @@ impl EcLane {
         let sources = of(self.usable());
         // Lagging members are better than none. Members that were asked already may stay silent.
         let is_enough = sources.difference(split.under_way()).union(sources.intersection(split.done)).count() >= needed;
-        (if is_enough && !split.task.is_wide { sources } else { of(self.connected_members()) }, needed)
+        (
+            if is_enough && !split.task.is_wide && !split.task.needs_all {
+                sources
+            } else {
+                of(self.connected_members())
+            },
+            needed,
+        )
     }
 
     /// Reads several parts, to make the one that is wanted. That begins when there are buffers for
@@ -160,6 +167,7 @@ impl EcLane {
         let has_buffer =
             |member: &usize| self.members[*member].as_ref().is_some_and(|lane| lane.has_buffer_for_read(rows));
         let with_room: MemberSet = sources.iter().filter(has_buffer).collect();
+        let needed = if split.task.needs_all { sources.count() } else { needed };
         let repaired = match split.task.kind {
             EcSplitKind::Repair { member } => Some(member),
             _ => None,
@@ -297,6 +305,7 @@ impl EcLane {
         (split.task.part, split.task.present, split.task.have, split.task.versions) =
             (old.task.part, old.task.present, old.task.have, old.task.versions);
         (split.failed, split.wrong, split.error) = (old.failed, old.wrong, old.error);
+        split.task.needs_all = old.task.needs_all;
         self.take_split(index);
         let index = self.add_split(split);
         self.widen(index);
@@ -433,10 +442,18 @@ impl EcLane {
         let page = PageId(split.task.first);
         if let Some(split) = &mut self.splits[index] {
             split.error = Some(PoolError::Corrupt { page, server });
+            split.task.needs_all = true;
         }
         self.ask(index, PARTS_MAX);
-        if self.splits[index].as_ref().is_some_and(|split| split.under_way().is_empty()) {
+        let Some(split) = &self.splits[index] else { return };
+        if !split.under_way().is_empty() {
+            return;
+        }
+        if self.sources(split).0.difference(split.done).is_empty() {
             self.end_read_badly(index);
+        } else {
+            // Others had no free buffers.
+            self.restart_read(index);
         }
     }
 

@@ -52,6 +52,9 @@ pub(crate) struct EcTask {
     pub(super) direct: Option<usize>,
     /// Set when several parts are read, to make the one that is wanted.
     pub(super) is_wide: bool,
+    /// Set when the parts that were read make other bytes than those that were written: a member
+    /// gives old ones, and it takes one part more than usual to tell which.
+    pub(super) needs_all: bool,
     /// Buffer of each member: one that came with an answer, or waits to be sent.
     pub(super) buffers: [Option<Buffer>; MemberSet::MAX],
     pub(super) started_at: u64,
@@ -72,6 +75,7 @@ impl EcTask {
             have: MemberSet(0),
             direct: None,
             is_wide: false,
+            needs_all: false,
             buffers: [const { None }; MemberSet::MAX],
             started_at: now,
             versions: [Version::ZEROS; ROWS],

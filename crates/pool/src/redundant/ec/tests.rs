@@ -392,6 +392,53 @@ fn a_silent_member_with_all_buffers_of_reads_keeps_no_read_waiting() {
     read_some(0, 100);
 }
 
+/// One member has lost what it held, and says that it is zeros. Another one, with the pages that are
+/// read, is slow, and all its buffers for reads are taken.
+#[test]
+fn a_read_that_old_bytes_spoil_waits_for_the_buffers_of_who_could_tell() {
+    let sides = sides();
+    let backend = two_and_one(&sides, false);
+    let mut lane = backend.open_lane().unwrap();
+    // Each of these has a row of its own, so that its parity is enough to make it.
+    (0..40).for_each(|page| write(&mut *lane, page, 1, 1).unwrap());
+    write(&mut *lane, 100, 20, 1).unwrap();
+    let member_of = |part| backend.table.member_of(0, part);
+    let is_at_slow = |page: &u64| backend.table.index.version(*page).part() == 0;
+    let mut lost = sides[member_of(1)].memory().open_lane().unwrap();
+    one(&mut *lost, Op::Discard { page: PageId(0), count: sides[0].memory().pages() });
+    sides[member_of(0)].set_silent(true);
+    let submit = |lane: &mut dyn Lane, pages: &[u64]| {
+        for page in pages {
+            let op = Op::Read { page: PageId(*page), buffer: Buffer::new(1) };
+            let request = LaneRequest { tag: *page, priority: Priority::Demand, deadline: Duration::from_secs(20), op };
+            lane.submit(request).unwrap();
+        }
+    };
+    let mut done = Vec::with_capacity(64);
+    submit(&mut *lane, &Vec::from_iter(0..40));
+    wait_until("the parity has answered for the slow one", || {
+        lane.poll(&mut done);
+        done.len() == 40
+    });
+    let pages: Vec<u64> = (100..120).filter(is_at_slow).collect();
+    submit(&mut *lane, &pages);
+    let silent_until = Instant::now() + HEDGE_MAX;
+    while Instant::now() < silent_until {
+        lane.poll(&mut done);
+    }
+    assert_eq!(done.len(), 40);
+    sides[member_of(0)].set_silent(false);
+    wait_until("all are read", || {
+        lane.poll(&mut done);
+        done.len() == 40 + pages.len()
+    });
+    for completion in done {
+        let page = completion.tag;
+        assert_eq!(completion.result, Ok(()), "page {page}");
+        assert!(completion.buffer.unwrap().bytes() == filled(1, page, 1).bytes(), "page {page}");
+    }
+}
+
 #[test]
 fn what_nobody_answers_ends_in_time() {
     for wait in [Some(Duration::from_millis(10)), None] {

@@ -238,12 +238,6 @@ fn pages_that_become_corrupt_in_use_are_repaired() {
     let rounds = if is_deep { 30 } else { 1 };
     for seed in given.map_or(1..=rounds, |seed| seed..=seed) {
         both(|kind, repairs| {
-            // On a crowded machine a read of an erasure code is now and then `Corrupt` while one member
-            // goes on rotting, though the others could say what is right: a fault that is known and not
-            // mended. The deep tier shows it.
-            if matches!(kind, Kind::Ec(..)) && !is_deep {
-                return;
-            }
             println!("FARFIELD_SEED={seed} {kind:?} heals: {repairs}");
             let pool = Pool::new(kind, 0, SOON, repairs);
             let (is_over, rotten) = (AtomicBool::new(false), seed as usize % 2);
