@@ -3,7 +3,7 @@
 #include <sched.h>
 
 static char *area;
-static size_t bytes = 32 * MIB;
+static size_t bytes = 32 * MIB; // or as many MiB as the first argument says
 
 // Each generation checks what it inherited, then makes it its own.
 static void generations(void) {
@@ -41,7 +41,8 @@ static void *waits(void *buffer) {
     return NULL;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc > 1) bytes = (size_t)atoi(argv[1]) * MIB;
     NEED(pipe(nothing) == 0);
     area = anon(bytes);
     fill(area, bytes, 0);

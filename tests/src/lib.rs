@@ -121,7 +121,8 @@ pub fn wait_until(what: &str, mut is_true: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_true() {
         assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(5));
+        // What is asked for may be another process each time.
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -43,7 +43,7 @@ probes! { true;
     signals [],
     delivery [],
     big_io [],
-    fork_far [],
+    fork_far [tier("20", "32")],
     borrowers [tier("6000", "40000")],
 }
 
@@ -74,7 +74,7 @@ probes! { farfield_tests::deep();
 /// `FARFIELD_SEED` chooses other histories; `cargo x soak` goes on for as long as one likes.
 fn random_histories(mode: &str) {
     let seed = std::env::var("FARFIELD_SEED").unwrap_or_else(|_| "0".into());
-    same_in_mode("torture", &[tier("2", "60"), &seed], mode);
+    same_in_mode("torture", &[tier("1", "60"), &seed], mode);
 }
 
 #[test]

@@ -2,7 +2,9 @@
 //!
 //! Danger: a situation in which the program hangs, fails without a word, or something happens to a stranger.
 
-use farfield_tests::{FarRun, Footprint, Job, MIB, Scratch, compile, compile_with, deep, farfield, program, skip};
+use farfield_tests::{
+    FarRun, Footprint, Job, MIB, Scratch, compile, compile_with, deep, farfield, program, skip, tier,
+};
 use std::path::Path;
 use std::time::Duration;
 
@@ -31,11 +33,12 @@ fn jobs_with_pid_namespaces_of_their_own_end() {
     if !may_have_namespaces() {
         return;
     }
-    let job = shell("namespaces", "unshare -pf \"$0\" > one & unshare -pf \"$0\" > two; wait; cat one two");
+    let job =
+        shell("namespaces", "unshare -pf \"$0\" \"$1\" > one & unshare -pf \"$0\" \"$1\" > two; wait; cat one two");
     let Some(probe) = compile("fork_far", &job.scratch().folder("bin")) else { return };
     // Two families of processes at once: their tables alone take more than the least budget, and so may what dozens of their
     // threads hold, each in a call that waits.
-    let far = job.tables_may_exceed(true).arg(probe).check_with_near(2 * NEAR);
+    let far = job.tables_may_exceed(true).arg(probe).arg(tier("20", "32")).check_with_near(2 * NEAR);
     assert!(far.report.number("processes") >= 5, "{}", far.report.0);
 }
 
@@ -45,9 +48,9 @@ fn namespaces_with_a_proc_of_their_own_belong_to_the_job() {
     if !may_have_namespaces() {
         return;
     }
-    let job = shell("own-proc", "unshare -pf --mount-proc sh -c '\"$0\"; \"$0\"' \"$0\"");
+    let job = shell("own-proc", "unshare -pf --mount-proc sh -c '\"$0\" \"$1\"; \"$0\" \"$1\"' \"$0\" \"$1\"");
     let Some(probe) = compile("fork_far", &job.scratch().folder("bin")) else { return };
-    job.arg(probe).check_with_near(NEAR);
+    job.arg(probe).arg(tier("20", "32")).check_with_near(NEAR);
 }
 
 /// Signals for processes that outlive their program go to these, by whatever numbers they know themselves.

@@ -125,9 +125,10 @@ fn children_that_are_forked_in_the_middle_of_a_switch_move_too() {
     let scratch = Scratch::new("switch-forks");
     let Some(program) = compile("fork_far", scratch.path()) else { return };
     let server = Server::start_tcp(&scratch, "tcp", ["--capacity", "1G"]);
-    let native = Command::new(&scratch.folder("native"), [&program]).run();
+    let words = [program.to_str().expect("an ASCII path"), tier("20", "32")];
+    let native = Command::new(&scratch.folder("native"), words).run();
     for _ in 0..tier(1, 20) {
-        let job = FarRun::new(&scratch, ["--near", "16M"], [program.to_str().expect("an ASCII path")]).start();
+        let job = FarRun::new(&scratch, ["--near", "16M"], words).start();
         for url in [server.url(), "first"].iter().cycle() {
             // A job that ends, or whose child has just ended in the middle of it, says so.
             let _ = pool(&scratch, &["switch", "--no-wait", &pid(&job), url]);
