@@ -6,6 +6,7 @@ mod common;
 
 use common::{Running, farfield, scrape, text, until};
 use farfield::{FarBox, Heap, Plane, Stats};
+use farfield_gc::GcHeap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -157,6 +158,50 @@ fn metrics_say_what_the_stats_say() {
     assert_eq!(answer.matches("# TYPE farfield_heap_misses counter").count(), 1, "{answer}");
     drop((values, heap, other));
     until("heaps that have ended are gone", || !scrape(&url).contains(&format!("process=\"{pid}\"")));
+}
+
+#[test]
+fn a_collected_heap_says_what_its_stats_say() {
+    let _alone = alone();
+    let exporter = Running::start(farfield().args(["top", "--metrics", "127.0.0.1:0"]));
+    let url = exporter.line();
+    let heap = Heap::builder().near(2 << 20).name("graph").build().unwrap();
+    let pid = std::process::id();
+    let labels = format!("heap=\"graph\",plane=\"page\",process=\"{pid}\"");
+    let counters = |name: &str| heaps(pid)[0]["counters"][name].clone();
+    assert_eq!(counters("gc_limit_bytes"), serde_json::Value::Null);
+    assert!(!scrape(&url).contains("farfield_heap_gc_paused_seconds_total{"));
+    let collected = GcHeap::in_heap(&heap).limit(8 << 20).build().unwrap();
+    let mut mutator = collected.enter();
+    let roots: Vec<_> = (0..3).map(|_| mutator.root(mutator.alloc_str("alive").unwrap())).collect();
+    for _ in 0..1_000 {
+        mutator.alloc_str("dead").unwrap();
+    }
+    mutator.collect().unwrap();
+    let stats = collected.stats();
+    assert!(stats.live_objects == 3 && stats.freed_pages > 0 && stats.pauses > 0, "{stats:?}");
+    let says = |answer: &str| {
+        let stats = collected.stats();
+        [
+            format!("farfield_heap_gc_limit_bytes{{{labels}}} {}", stats.limit_bytes),
+            format!("farfield_heap_gc_used_bytes{{{labels}}} {}", stats.used_bytes),
+            format!("farfield_heap_gc_live_objects{{{labels}}} 3"),
+            format!("farfield_heap_gc_roots{{{labels}}} 3"),
+            format!("farfield_heap_gc_collections_total{{{labels}}} {}", stats.collections),
+            format!("farfield_heap_gc_freed_pages_total{{{labels}}} {}", stats.freed_pages),
+            format!("farfield_heap_gc_paused_seconds_total{{{labels}}} {}", stats.paused.as_nanos() as f64 / 1e9),
+        ]
+        .iter()
+        .all(|expected| answer.lines().any(|line| line == expected))
+    };
+    until("metrics say what the stats say", || says(&scrape(&url)));
+    assert_eq!(heaps(pid)[0]["gc_pauses"], serde_json::json!(collected.stats().pause_counts));
+    let shown = top(&[&pid.to_string()]);
+    assert!(text(&shown).contains("collected "), "{}", text(&shown));
+    drop((roots, mutator));
+    drop(collected);
+    until("the far heap is alone", || counters("gc_limit_bytes") == serde_json::Value::Null);
+    assert!(counters("near_limit_bytes") == 2 << 20);
 }
 
 #[test]

@@ -68,6 +68,13 @@ impl Space {
         self.heap.core()
     }
 
+    /// Adds lines to the [notice](farfield_core::heap::notice) of the heap, each with a name and a
+    /// number, as long as this space exists. `lines` is called a few times a second if the heap has
+    /// a name, on a thread of the heap. It holds no reference to the heap, and is quick.
+    pub fn add_to_notice(&self, lines: impl Fn() -> String + Send + 'static) {
+        self.core().space_notice.set(Some(Box::new(lines)));
+    }
+
     /// Begins a scope.
     pub fn enter(&self) -> SpaceScope<'_> {
         SpaceScope { scope: Scope::new(self.core()) }
@@ -175,6 +182,7 @@ impl Space {
 
 impl Drop for Space {
     fn drop(&mut self) {
+        self.core().space_notice.set(None);
         self.core().has_space.store(false, Ordering::Release);
     }
 }

@@ -11,6 +11,7 @@ use crate::stats::{CollectionCounters, GcStats};
 use crate::stops::Stops;
 use crate::types::TypeRegistry;
 use crate::verify::{self, VerifiedHeap};
+use core::sync::atomic::Ordering;
 use farfield::space::Space;
 use farfield::{BuildError, Heap};
 use farfield_core::gc::RegionGeometry;
@@ -83,6 +84,8 @@ pub enum BrokenRule {
     FlushBeforeTracing,
     /// A far page whose copy is out of date is not moved.
     CopiesAreCurrent,
+    /// No waker that runs on the collector's thread panics.
+    WakersReturn,
 }
 
 /// State of a heap.
@@ -90,9 +93,9 @@ pub(crate) struct GcInner {
     pub(crate) pages: Pages,
     pub(crate) entries: EntryTable,
     pub(crate) types: TypeRegistry,
-    pub(crate) roots: RootTable,
+    pub(crate) roots: Arc<RootTable>,
     pub(crate) stops: Stops,
-    pub(crate) counters: CollectionCounters,
+    pub(crate) counters: Arc<CollectionCounters>,
     pub(crate) cycles: CycleRequests,
     pub(crate) pacing: Pacing,
     /// Held while a cycle runs, or the heap is verified.
@@ -225,9 +228,9 @@ impl GcBuilder<'_> {
             pages: Pages::new(space, geometry, pages),
             entries: EntryTable::new(entry_pages),
             types: TypeRegistry::default(),
-            roots: RootTable::default(),
+            roots: Arc::default(),
             stops: Stops::default(),
-            counters: CollectionCounters::default(),
+            counters: Arc::default(),
             cycles: CycleRequests::default(),
             pacing: Pacing::new(pages),
             cycle: Mutex::default(),
@@ -240,6 +243,7 @@ impl GcBuilder<'_> {
             arena,
             table_bytes,
         };
+        inner.publish();
         let inner = Arc::new(inner);
         let _collector = Collector::start(&inner)?;
         Ok(GcHeap { inner, _collector })
@@ -263,11 +267,15 @@ impl GcInner {
     }
 
     pub(crate) fn stats(&self) -> GcStats {
-        let mut stats = self.counters.stats();
-        stats.limit_bytes = Pages::bytes(self.pages.limit());
-        stats.used_bytes = Pages::bytes(self.pages.used());
-        stats.roots = self.roots.len() as u64;
-        stats
+        self.counters.stats(self.pages.limit(), self.pages.used(), &self.roots)
+    }
+
+    /// Adds the statistics to the notice of the far heap, so that others see them.
+    fn publish(&self) {
+        let (counters, roots) = (self.counters.clone(), self.roots.clone());
+        let (limit, used) = (self.pages.limit(), self.pages.used_counter());
+        let lines = move || counters.stats(limit, used.load(Ordering::Relaxed), &roots).lines();
+        self.pages.space().add_to_notice(lines);
     }
 }
 

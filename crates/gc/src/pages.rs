@@ -7,7 +7,7 @@ use farfield_core::gc::{OBJECT_BYTES_MIN, PageFill, PageOccupancy, RegionGeometr
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{CARD_BYTES, SEGMENT_PAGES};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Purpose of a unit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -39,7 +39,7 @@ pub(crate) struct Pages {
     geometry: RegionGeometry,
     limit: u64,
     /// Pages of units that are in use, and pages that mutators have reserved.
-    used: AtomicU64,
+    used: Arc<AtomicU64>,
     regions: Mutex<RegionSet>,
 }
 
@@ -232,7 +232,7 @@ impl RegionSet {
 impl Pages {
     /// Creates an empty set of pages that can have so many.
     pub(crate) fn new(space: Space, geometry: RegionGeometry, limit: u64) -> Pages {
-        Pages { space, geometry, limit, used: AtomicU64::new(0), regions: Mutex::default() }
+        Pages { space, geometry, limit, used: Arc::default(), regions: Mutex::default() }
     }
 
     pub(crate) fn space(&self) -> &Space {
@@ -247,6 +247,11 @@ impl Pages {
     /// Returns the number of pages in use or reserved.
     pub(crate) fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
+    }
+
+    /// Returns the counter of the pages in use or reserved.
+    pub(crate) fn used_counter(&self) -> Arc<AtomicU64> {
+        self.used.clone()
     }
 
     /// Reserves pages if no more than `most` are in use then.

@@ -1,6 +1,8 @@
 //! Statistics of a collected heap.
 
 use crate::collector::{LiveHeap, MovedObjects};
+use crate::pages::Pages;
+use crate::roots::RootTable;
 use core::time::Duration;
 use std::sync::{Mutex, PoisonError};
 
@@ -50,6 +52,18 @@ pub struct GcStats {
     pub pause_counts: [u64; GcStats::PAUSE_CLASSES],
 }
 
+/// Writes numbers as lines. The macro takes all fields, so that none is forgotten.
+macro_rules! lines {
+    ($stats:ident: $($number:ident)*; durations $($duration:ident)*; lists $($list:ident)*) => {{
+        let GcStats { $($number,)* $($duration,)* $($list,)* } = $stats;
+        let mut text = String::new();
+        $(text += &format!("gc_{} {}\n", stringify!($number), $number);)*
+        $(text += &format!("gc_{}_ns {}\n", stringify!($duration), $duration.as_nanos());)*
+        $(text += &format!("gc_{} {}\n", stringify!($list), $list.map(|number| number.to_string()).join(" "));)*
+        text
+    }};
+}
+
 impl GcStats {
     /// Number of classes of [`GcStats::pause_counts`].
     pub const PAUSE_CLASSES: usize = 20;
@@ -67,6 +81,16 @@ impl GcStats {
             }
         }
         self.longest_pause
+    }
+
+    /// Returns the text for the [notice](farfield_core::heap::notice) of the far heap, which keeps
+    /// half of its room for it.
+    pub(crate) fn lines(&self) -> String {
+        lines!(self:
+            limit_bytes used_bytes roots collections given_up live_objects live_bytes traced_at_servers read_pages
+            flushed_pages freed_pages moved_objects moved_bytes moves_given_up pauses;
+            durations last_collection paused last_pause longest_pause;
+            lists pause_counts)
     }
 
     fn count_pause(&mut self, pause: Duration) {
@@ -128,8 +152,11 @@ impl CollectionCounters {
         self.update(|stats| stats.given_up += 1);
     }
 
-    pub(crate) fn stats(&self) -> GcStats {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the statistics of a heap with this limit and this use, in pages, and with these roots.
+    pub(crate) fn stats(&self, limit: u64, used: u64, roots: &RootTable) -> GcStats {
+        let counted = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (limit_bytes, used_bytes) = (Pages::bytes(limit), Pages::bytes(used));
+        GcStats { limit_bytes, used_bytes, roots: roots.len() as u64, ..counted }
     }
 }
 
@@ -137,6 +164,20 @@ impl CollectionCounters {
 mod tests {
     //! Guards against quantiles that are below what was measured.
     use super::*;
+
+    #[test]
+    fn a_notice_has_room_for_any_numbers() {
+        let any = Duration::from_nanos(u64::MAX);
+        let stats =
+            GcStats { last_collection: any, pause_counts: [u64::MAX; GcStats::PAUSE_CLASSES], ..GcStats::default() };
+        let text = stats.lines();
+        assert!(
+            text.contains(&format!("gc_last_collection_ns {}\n", u64::MAX)) && text.contains("gc_roots 0\n"),
+            "{text}"
+        );
+        // Each number can take as many digits.
+        assert!(text.len() + 20 * text.lines().count() < farfield_core::heap::notice::TEXT_BYTES_MAX / 2);
+    }
 
     #[test]
     fn quantiles_of_stops_are_upper_ends_of_classes() {

@@ -83,6 +83,7 @@ impl HeapView {
             prefetch_accuracy: part(number("prefetches_used"), number("prefetches_used") + number("prefetches_unused")),
             access_rates,
             pauses: self.notice.numbers("pauses"),
+            gc_pauses: self.notice.numbers("gc_pause_counts"),
             counters: lines.iter().filter_map(|(name, value)| Some((name.clone(), value.parse().ok()?))).collect(),
         }
     }
@@ -146,6 +147,8 @@ pub(super) struct HeapRow {
     prefetch_accuracy: Option<f64>,
     pub(super) access_rates: Vec<u64>,
     pauses: Vec<u64>,
+    /// Stops of the mutators of a collected heap; empty if the heap has none.
+    gc_pauses: Vec<u64>,
     pub(super) counters: BTreeMap<String, u64>,
 }
 
@@ -203,6 +206,17 @@ pub(super) fn render(heap: &HeapRow, text: &mut String) {
         parts.push("used of pages out, by tenths:".to_owned());
         parts.push(rates.collect::<Vec<_>>().join(" "));
         parts.push(format!("come whole {}", percent(heap.whole_share)));
+    }
+    if number("gc_limit_bytes") != 0 {
+        let time = |name: &str| Latency(Some(number(name)));
+        parts.push(format!(
+            "collected {} of {} ({} live)",
+            bytes("gc_used_bytes"),
+            bytes("gc_limit_bytes"),
+            bytes("gc_live_bytes"),
+        ));
+        parts.push(format!("{} collections, the last took {}", count("gc_collections"), time("gc_last_collection_ns")));
+        parts.push(format!("{} stops of up to {}", count("gc_pauses"), time("gc_longest_pause_ns")));
     }
     write_parts(text, &parts);
 }

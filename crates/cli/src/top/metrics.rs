@@ -52,7 +52,7 @@ enum MetricKind {
 use MetricKind::{Count, Gauge};
 
 /// Metrics of heaps: name in notices, kind and help text. The suffix for bytes becomes the unit.
-const OF_HEAPS: [(&str, MetricKind, &str); 24] = [
+const OF_HEAPS: [(&str, MetricKind, &str); 36] = [
     ("near_limit_bytes", Gauge, "Near budget"),
     ("near_bytes", Gauge, "Near memory in use, tables included"),
     ("table_bytes", Gauge, "Near memory of tables"),
@@ -77,6 +77,18 @@ const OF_HEAPS: [(&str, MetricKind, &str); 24] = [
     ("prefetches", Count, "What was brought before anybody needed it"),
     ("prefetches_used", Count, "Of what came ahead of need, what was used"),
     ("prefetches_unused", Count, "Of what came ahead of need, what left unused"),
+    ("gc_limit_bytes", Gauge, "Most far memory that collected objects and their entries can take"),
+    ("gc_used_bytes", Gauge, "Far memory of collected objects and their entries"),
+    ("gc_live_bytes", Gauge, "Bytes of objects that the last collection has found alive"),
+    ("gc_live_objects", Gauge, "Objects that the last collection has found alive"),
+    ("gc_roots", Gauge, "Roots of collected objects"),
+    ("gc_collections", Count, "Collections that have ended"),
+    ("gc_given_up", Count, "Collections that were given up"),
+    ("gc_freed_pages", Count, "Pages that collections have given back"),
+    ("gc_moved_objects", Count, "Objects that collections have moved out of sparse pages"),
+    ("gc_moves_given_up", Count, "Times that moving objects was given up"),
+    ("gc_flushed_pages", Count, "Pages that collections have written, so that servers find what is near"),
+    ("gc_pauses", Count, "Times that collections stopped the threads of the program"),
 ];
 
 fn encode_heaps(heaps: &[HeapRow], out: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
@@ -108,11 +120,17 @@ fn encode_heaps(heaps: &[HeapRow], out: &mut DescriptorEncoder<'_>) -> Result<()
         })
     });
     metric(out, "heap_left_pages", Count, help, by_use)?;
-    let help = "Processor time that making room took";
-    let mut family = out.encode_descriptor("heap_evicting", help, Some(&Unit::Seconds), MetricType::Counter)?;
-    for heap in heaps {
-        let seconds = heap.counters.get("evicting_ns").map_or(0.0, |ns| *ns as f64 / 1e9);
-        count(family.encode_family(&labels(heap))?, seconds)?;
+    let times = [
+        ("evicting", "Processor time that making room took"),
+        ("gc_paused", "Time for which collections stopped the threads of the program"),
+    ];
+    for (name, help) in times {
+        let metric = format!("heap_{name}");
+        let mut family = out.encode_descriptor(&metric, help, Some(&Unit::Seconds), MetricType::Counter)?;
+        for heap in heaps {
+            let Some(ns) = heap.counters.get(&format!("{name}_ns")) else { continue };
+            count(family.encode_family(&labels(heap))?, *ns as f64 / 1e9)?;
+        }
     }
     Ok(())
 }

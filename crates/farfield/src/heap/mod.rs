@@ -101,7 +101,7 @@ use poller::Poller;
 use reclaimer::Reclaimer;
 use segments::Segments;
 use shares::Shares;
-use stats_thread::StatsThread;
+use stats_thread::{SpaceNotice, StatsThread};
 use std::sync::Arc;
 use std::time::Instant;
 use switcher::Switcher;
@@ -153,6 +153,8 @@ pub(crate) struct HeapInner {
     heap_refs: AtomicU64,
     /// True while a [`Space`](crate::space::Space) of this heap exists.
     pub(crate) has_space: AtomicBool,
+    /// Lines that the space adds to the heap's notice.
+    pub(crate) space_notice: SpaceNotice,
     /// True once the [`Heap`](crate::Heap) is dropped.
     closed: AtomicBool,
 }
@@ -235,6 +237,7 @@ impl HeapInner {
             references: AtomicU64::new(1),
             heap_refs: AtomicU64::new(0),
             has_space: AtomicBool::new(false),
+            space_notice: SpaceNotice::default(),
             closed: AtomicBool::new(false),
         });
         core.fit();

@@ -55,9 +55,29 @@ impl StatsThread {
     }
 }
 
+/// Function that returns lines for the heap's notice.
+type NoticeLines = Box<dyn Fn() -> String + Send>;
+
+/// What the [`Space`](crate::space::Space) of a heap adds to the heap's notice: nothing if there is none.
+#[derive(Default)]
+pub(crate) struct SpaceNotice(Mutex<Option<NoticeLines>>);
+
+impl SpaceNotice {
+    /// Sets the function; `None` ends what it adds. When this returns, nobody calls the last one.
+    pub(crate) fn set(&self, lines: Option<NoticeLines>) {
+        let last = core::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), lines);
+        drop(last);
+    }
+
+    fn lines(&self) -> String {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map_or_else(String::new, |lines| lines())
+    }
+}
+
 impl HeapInner {
     fn publish(&self, file: BorrowedFd<'_>, title: &str) -> farfield_os::Result<()> {
-        let text = format!("{title}at_ns {}\n{}", process::now_ns(), self.stats().lines());
+        let (own, of_space) = (self.stats().lines(), self.space_notice.lines());
+        let text = format!("{title}at_ns {}\n{own}{of_space}", process::now_ns());
         memfd::write_at(file, &notice::seal(&text), 0)
     }
 }
