@@ -49,9 +49,7 @@ impl Collector {
         let body = move || {
             of_thread.cycles.set_collector();
             while let Some(mode) = of_thread.cycles.next() {
-                // A waker of the program may run here while the collector waits for the pool.
-                let run = AssertUnwindSafe(|| of_thread.run_cycle(mode));
-                of_thread.cycles.end(catch_unwind(run).unwrap_or(Err(GcError::Panicked)));
+                of_thread.cycles.end(of_thread.run_cycle(mode));
             }
         };
         let thread = std::thread::Builder::new().name("farfield-collect".to_owned()).spawn(body);
@@ -65,7 +63,7 @@ impl Drop for Collector {
         self.heap.cycles.close();
         // A waker that drops the heap on the collector's own thread must not wait for it.
         if let Some(thread) = self.thread.take().filter(|it| it.thread().id() != std::thread::current().id()) {
-            // Panics of cycles are caught.
+            // No cycle panics.
             let _ = thread.join();
         }
     }
@@ -76,7 +74,9 @@ impl GcInner {
     fn run_cycle(&self, mode: CycleMode) -> Result<(), GcError> {
         let _alone = self.begin_cycle();
         let (begun, used_before) = (Instant::now(), self.pages.used());
-        let outcome = Cycle::run(self, mode);
+        // A waker of the program may run while the collector waits for the pool.
+        let run = AssertUnwindSafe(|| Cycle::run(self, mode));
+        let outcome = catch_unwind(run).unwrap_or(Err(GcError::Panicked));
         let (used, limit) = (self.pages.used(), self.pages.limit());
         match outcome {
             Ok(Some(used_at_end)) => {
@@ -143,6 +143,7 @@ impl<'a> Cycle<'a> {
                     heap.stops.begin()?
                 }
             };
+            assert!(heap.broken != Some(BrokenRule::WakersReturn), "as a waker would that does not return");
             attempts += 1;
             let may_go_on = mode == CycleMode::Concurrent && attempts <= REST_ATTEMPTS;
             // Mutators have shared what they had logged when they stopped.

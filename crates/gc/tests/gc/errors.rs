@@ -2,7 +2,7 @@
 
 use crate::common::{MIB, far_heap, heaps};
 use farfield::{BuildError, FarBox, FarError, Heap, PoolError};
-use farfield_gc::{Bytes, FarObject, GcError, GcHeap, Ref, Root};
+use farfield_gc::{BrokenRule, Bytes, FarObject, GcError, GcHeap, Ref, Root};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 
@@ -48,6 +48,36 @@ fn live_data_above_the_limit_is_refused_and_what_is_dropped_makes_room() {
     m.safepoint().unwrap();
     m.alloc([1u64; 100]).unwrap();
     drop(m);
+    gc.verify().unwrap();
+    drop(gc);
+    heap.verify();
+}
+
+#[test]
+fn a_collection_that_a_waker_ends_is_an_error_and_changes_nothing() {
+    let heap = far_heap(1);
+    let gc = GcHeap::in_heap(&heap).limit(4 << 20).broken(BrokenRule::WakersReturn).build().unwrap();
+    let mut m = gc.enter();
+    let roots: Vec<_> = (0..1_000u64).map(|number| m.root(m.alloc([number; 8]).unwrap())).collect();
+    for given_up in 1..4 {
+        assert_eq!(m.collect(), Err(GcError::Panicked));
+        let stats = gc.stats();
+        assert_eq!((stats.given_up, stats.collections, stats.freed_pages), (given_up, 0, 0));
+    }
+    for (number, root) in (0..).zip(&roots) {
+        m.blocking(|| ());
+        assert_eq!(m.get(root).unwrap()[7], number);
+    }
+    // Who needs the room of what is dead is told.
+    let error = loop {
+        if m.alloc([0u64; 100]).is_err()
+            && let Err(error) = m.safepoint()
+        {
+            break error;
+        }
+    };
+    assert_eq!(error, GcError::Panicked);
+    drop((roots, m));
     gc.verify().unwrap();
     drop(gc);
     heap.verify();
