@@ -7,6 +7,7 @@ use anyhow::Result;
 pub fn all() -> Result<Vec<Experiment>> {
     const FILES: &[&str] = &[
         include_str!("../experiments/gc/follow.toml"),
+        include_str!("../experiments/gc/graph.toml"),
         include_str!("../experiments/gc/marking.toml"),
         include_str!("../experiments/gc/replace.toml"),
         include_str!("../experiments/gc/trees.toml"),

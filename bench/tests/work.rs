@@ -61,6 +61,7 @@ fn collected_objects() {
         &["follow", "--data-mib", "8", "--ops", "20000"][..],
         &["follow", "--data-mib", "4", "--ops", "20000", "--set-kib", "16"],
         &["trees", "--data-mib", "10", "--ops", "100"],
+        &["graph-store", "--data-mib", "2", "--ops", "3000"],
     ] {
         assert_eq!(work(words), work(&[words, &near].concat()), "{words:?}");
     }

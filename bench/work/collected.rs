@@ -27,14 +27,16 @@ fn order(count: u64, seed: u64) -> Vec<u32> {
     order
 }
 
-fn collected(options: &Options, live_bytes: u64, tracing: FarTracing) -> Result<Option<(Heap, GcHeap)>> {
-    let Some(heap) = options.heap(0)? else { return Ok(None) };
-    let builder = GcHeap::in_heap(&heap).limit((live_bytes * LIMIT_PERCENT / 100).max(8 << 20));
+/// A collected heap for so much that lives, if the data is to be in one.
+pub(crate) fn collected(options: &Options, live_bytes: u64, tracing: FarTracing) -> Result<Option<(Heap, GcHeap)>> {
+    let limit = (live_bytes * LIMIT_PERCENT / 100).max(8 << 20);
+    let Some(heap) = options.heap_of(limit.max(options.data_bytes() * 2), 0)? else { return Ok(None) };
+    let builder = GcHeap::in_heap(&heap).limit(limit);
     let gc = builder.far_tracing(tracing).build()?;
     Ok(Some((heap, gc)))
 }
 
-fn figures_of_collections(outcome: &mut Outcome, gc: &GcHeap) {
+pub(crate) fn figures_of_collections(outcome: &mut Outcome, gc: &GcHeap) {
     let stats = gc.stats();
     for (name, value) in [
         ("collections", stats.collections as f64),

@@ -10,6 +10,7 @@ mod deref;
 mod entry;
 mod frame;
 mod graph;
+mod graph_store;
 mod hash;
 mod latency;
 mod list;
@@ -204,7 +205,10 @@ enum Workload {
     Trees,
     /// Collections of a random graph.
     Marking,
+    /// Objects that are replaced in random order.
     Replace,
+    /// A store of a graph, filled, changed and asked.
+    GraphStore,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -233,9 +237,13 @@ enum HotnessName {
 impl Options {
     /// The far heap, if the data is to be in one. `beside` are bytes that the program itself keeps near to find its data.
     fn heap(&self, beside: u64) -> Result<Option<Heap>> {
+        self.heap_of(self.data_bytes() * 2, beside)
+    }
+
+    /// The same, with so much far memory.
+    fn heap_of(&self, far: u64, beside: u64) -> Result<Option<Heap>> {
         let (Some(near), Some(pool)) = (self.near, &self.pool) else { return Ok(None) };
         let near = near.checked_sub(beside).context("the pointers alone take more than may be near")?;
-        let far = (self.data_mib << 20) * 2;
         let plane = match self.plane {
             PlaneName::Page => Plane::Page,
             PlaneName::Object => Plane::Object,
@@ -313,6 +321,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Trees => collected::run_trees(options),
         Workload::Marking => collected::run_marking(options),
         Workload::Replace => collected::run_replace(options),
+        Workload::GraphStore => graph_store::run(options),
         Workload::CacheUniform => cache::run(options, cache::Trace::Uniform),
     }
 }
