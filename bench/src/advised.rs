@@ -2,7 +2,7 @@
 //! by trying all sizes.
 
 use crate::child;
-use crate::contender::{self, Job, binary};
+use crate::job::{self, Job, binary};
 use crate::line::Sample;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -85,7 +85,7 @@ pub(crate) fn profile(options: &[&str], times: u32, job: &Job<'_>) -> Result<Pat
 /// The least near memory with which the program is within the slowdown, all larger sizes being so, too. What is too slow is tried twice, each time beside the program
 /// alone: a slow moment of the machine is no end of the search. What is slower by far is ended.
 fn best(job: &Job<'_>, slo: f64, peak_bytes: u64) -> Result<Sample> {
-    let mut alone = contender::native(job)?;
+    let mut alone = job::native(job)?;
     let mut found = None;
     for step in (1..=STEPS).rev() {
         // With all near there is room for the program itself, too.
@@ -96,7 +96,7 @@ fn best(job: &Job<'_>, slo: f64, peak_bytes: u64) -> Result<Sample> {
         }
         let mut sample = unless_late(job, near_bytes, &alone, slo)?;
         if !is_within(&sample, &alone, slo) {
-            alone = contender::native(job)?;
+            alone = job::native(job)?;
             sample = unless_late(job, near_bytes, &alone, slo)?;
         }
         if !is_within(&sample, &alone, slo) {
@@ -152,9 +152,9 @@ fn run(job: &Job<'_>, options: impl Iterator<Item = PathBuf>) -> Result<Sample> 
     command.args(["run", "--quiet", "--report"]).arg(&report).args(options);
     command.arg("--").arg(job.program).args(job.arguments);
     let finished = child::run(command, job.scratch, job.patience)?;
-    let mut sample = contender::sample(job, &finished).context("under farfield run")?;
+    let mut sample = job::sample(job, &finished).context("under farfield run")?;
     let text = fs::read_to_string(&report).context("farfield run wrote no report")?;
-    sample.figures.extend(contender::report_figures(&text, job, &sample)?);
+    sample.figures.extend(job::report_figures(&text, job, &sample)?);
     Ok(sample)
 }
 

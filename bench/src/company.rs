@@ -2,7 +2,8 @@
 //! one beside another that moves as many pages as it can.
 
 use crate::child;
-use crate::contender::{Far, Job, binary, job_on, server_at};
+use crate::contender::{Far, server_at};
+use crate::job::{Job, binary, job_on};
 use crate::line::Sample;
 use crate::link::Link;
 use crate::server::Server;

@@ -4,8 +4,9 @@
 //! cannot run or goes wrong is left out of the following rounds of its point, and the line says why.
 
 use crate::child::Interrupted;
-use crate::contender::{self, Job};
+use crate::contender;
 use crate::experiment::{Experiment, Point, arguments, near_bytes, number, workload};
+use crate::job::Job;
 use crate::line::{ContenderResult, Line, PointResult, SCHEMA, Sample, Status, ratios};
 use crate::machine::{Machine, commit, utc_now};
 use crate::swap::{Unavailable, unavailable};

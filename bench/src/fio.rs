@@ -1,7 +1,7 @@
 //! fio on a file of the scratch folder: what the disk gives to a program that is made for nothing else.
 
 use crate::child;
-use crate::contender::Job;
+use crate::job::Job;
 use crate::line::Sample;
 use crate::swap::unavailable;
 use anyhow::{Context, Result, ensure};

@@ -15,6 +15,7 @@ mod contender;
 pub mod driver;
 pub mod experiment;
 mod fio;
+mod job;
 mod limits;
 pub mod line;
 mod link;
@@ -237,7 +238,7 @@ impl Run {
             runs: self.runs,
             seed: self.seed,
             only: self.only,
-            farfield: contender::find_farfield(self.farfield)?,
+            farfield: job::find_farfield(self.farfield)?,
             scratch: self.scratch.unwrap_or_else(|| scratch_of(&root)),
             root,
             ledger: PathBuf::from(LEDGER),

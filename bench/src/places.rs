@@ -1,7 +1,8 @@
 //! `farfield run` at one of several places, and with all of them to choose from: what it gains to choose, and to move.
 
 use crate::advised;
-use crate::contender::{Far, Job, job_on, job_with, server_at, twice};
+use crate::contender::{Far, server_at};
+use crate::job::{Job, job_on, job_with, twice};
 use crate::line::Sample;
 use crate::server::Server;
 use anyhow::Result;

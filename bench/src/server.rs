@@ -1,7 +1,7 @@
 //! Servers that the driver starts for a sample: Farfield's, and Redis to compare with.
 
 use crate::child::Interrupted;
-use crate::contender::{Job, binary};
+use crate::job::{Job, binary};
 use crate::swap::unavailable;
 use crate::sys::{self, Processors};
 use anyhow::{Context, Result, anyhow, bail, ensure};

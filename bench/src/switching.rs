@@ -1,6 +1,7 @@
 //! Programs whose far memory moves from one memory server to another while they run.
 
-use crate::contender::{Far, Job, binary, heap_on, job_on, server_at};
+use crate::contender::{Far, server_at};
+use crate::job::{Job, binary, heap_on, job_on};
 use crate::line::Sample;
 use crate::server::Server;
 use anyhow::{Context, Result, ensure};

@@ -1,7 +1,8 @@
 //! Libraries for tables, instead of the program: what a user of Python would take, at the same limit under Linux swap.
 
 use crate::child;
-use crate::contender::{Job, Store, swapped};
+use crate::contender::{Store, swapped};
+use crate::job::Job;
 use crate::line::Sample;
 use crate::swap::unavailable;
 use anyhow::{Context, Result, ensure};
