@@ -88,6 +88,7 @@ const WORKLOADS: &[Workload] = &[
     rust("trees", "trees", "tree"),
     rust("marking", "collect", "collection"),
     rust("replace", "replace", "object"),
+    rust("graph-store", "all", "edge"),
 ];
 /// What sources in C include.
 const HEADERS: &[(&str, &str)] =

@@ -29,9 +29,8 @@ fn order(count: u64, seed: u64) -> Vec<u32> {
 
 /// A collected heap for so much that lives, if the data is to be in one.
 pub(crate) fn collected(options: &Options, live_bytes: u64, tracing: FarTracing) -> Result<Option<(Heap, GcHeap)>> {
-    let limit = (live_bytes * LIMIT_PERCENT / 100).max(8 << 20);
-    let Some(heap) = options.heap_of(limit.max(options.data_bytes() * 2), 0)? else { return Ok(None) };
-    let builder = GcHeap::in_heap(&heap).limit(limit);
+    let Some(heap) = options.heap(0)? else { return Ok(None) };
+    let builder = GcHeap::in_heap(&heap).limit((live_bytes * LIMIT_PERCENT / 100).max(8 << 20));
     let gc = builder.far_tracing(tracing).build()?;
     Ok(Some((heap, gc)))
 }

@@ -18,8 +18,6 @@ use store::{DAMPING, Store, common, keep_top};
 
 /// Of the plain program, beside the edges: a node and its place in two tables.
 const BYTES_PER_NODE: u64 = 160;
-/// The collected heap takes so many times what std's types do: each map keeps its keys in objects of its own.
-const COLLECTED_TIMES: u64 = 2;
 /// Rounds of PageRank.
 const ROUNDS: usize = 3;
 /// Nodes whose ranks are told.
@@ -35,7 +33,7 @@ trait GraphStore {
 
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let size = Size::new(options, BYTES_PER_NODE, FRIENDS)?;
-    match collected(options, options.data_bytes() * COLLECTED_TIMES, FarTracing::default())? {
+    match collected(options, options.data_bytes(), FarTracing::default())? {
         None => use_store(options, size, &mut PlainStore::default()),
         Some((heap, gc)) => {
             let before = heap.stats();

@@ -237,13 +237,9 @@ enum HotnessName {
 impl Options {
     /// The far heap, if the data is to be in one. `beside` are bytes that the program itself keeps near to find its data.
     fn heap(&self, beside: u64) -> Result<Option<Heap>> {
-        self.heap_of(self.data_bytes() * 2, beside)
-    }
-
-    /// The same, with so much far memory.
-    fn heap_of(&self, far: u64, beside: u64) -> Result<Option<Heap>> {
         let (Some(near), Some(pool)) = (self.near, &self.pool) else { return Ok(None) };
         let near = near.checked_sub(beside).context("the pointers alone take more than may be near")?;
+        let far = (self.data_mib << 20) * 2;
         let plane = match self.plane {
             PlaneName::Page => Plane::Page,
             PlaneName::Object => Plane::Object,
