@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{MIB, Rng, assert_in_budget, seed};
+use common::{MIB, Over, Rng, assert_in_budget, seed};
 use farfield::collections::Index;
 use farfield::{
     FarArc, FarArray, FarBTreeMap, FarBox, FarBytes, FarError, FarList, FarMap, FarQueue, FarStack, FarString, FarVec,
@@ -350,6 +350,7 @@ fn large_values_of_a_map_that_others_change() {
             }
             version
         });
+        let over = Over(&stop);
         for _ in 0..8 {
             let snapshot = postcard::to_stdvec(&map).unwrap();
             let plain: BTreeMap<u32, Vec<u32>> = postcard::from_bytes(&snapshot).unwrap();
@@ -359,7 +360,7 @@ fn large_values_of_a_map_that_others_change() {
                 assert!((value[0]..).zip(&value).all(|(expected, element)| expected == *element) && value[0] >= key);
             }
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(over);
         println!("{} changes of all", writer.join().unwrap());
     });
     let binary = postcard::to_stdvec(&map).unwrap();

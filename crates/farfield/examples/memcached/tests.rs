@@ -135,7 +135,7 @@ fn the_capacity_is_one() {
             }
             let stats = client.cache.stats();
             let stat = |name| stats.iter().find(|(known, _)| *known == name).unwrap().1;
-            assert!(stat("bytes") <= 400_000 && stat("near_bytes") <= 2 << 20);
+            assert!(stat("bytes") <= 400_000 && stat("near_bytes") <= 2 << 20, "{stats:?}");
         }
         assert_eq!((stored, refused), if evict { (2_000, 0) } else { (78, 1_922) });
         let gets: Vec<u8> =

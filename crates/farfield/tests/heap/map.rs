@@ -2,7 +2,7 @@
 //! a reference to what was removed, a destructor that never runs or runs twice.
 
 use crate::common::twin::{Twin, twins};
-use crate::common::{self, MIB, Rng, heap, seed};
+use crate::common::{self, MIB, Over, Rng, heap, seed};
 use farfield::collections::{Entry, Index};
 use farfield::{AllocError, Change, FarError, FarMap, Heap};
 use std::collections::HashMap;
@@ -525,10 +525,11 @@ fn lookups_find_every_key_while_the_map_grows() {
                     }
                 }
             });
+            let over = Over(&done);
             for writer in writers {
                 writer.join().unwrap();
             }
-            done.store(true, Ordering::Relaxed);
+            drop(over);
             reader.join().unwrap();
         });
         assert_eq!(map.len(), stable);

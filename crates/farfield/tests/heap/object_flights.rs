@@ -4,7 +4,7 @@
 
 use crate::common::task::{fetch_until_there, look, yield_now};
 use crate::common::twin::steps;
-use crate::common::{MIB, Rng, assert_in_budget, builder, plane, seed};
+use crate::common::{MIB, Over, Rng, assert_in_budget, builder, plane, seed};
 use farfield::task::Executor;
 use farfield::{FarBox, FarError, Heap, Plane, PoolError};
 use std::cell::Cell;
@@ -477,8 +477,9 @@ fn random_threads(near_percent: u64, threads: u64, tasks: u64) {
             })
         };
         let started: Vec<_> = (0..threads).map(start).collect();
+        let over = Over(&stop);
         started.into_iter().for_each(|thread| thread.join().unwrap());
-        stop.store(true, Ordering::Relaxed);
+        drop(over);
         blocking.join().unwrap();
     });
     let sum = |value: &FarBox<[AtomicU64; 8]>| {

@@ -1,6 +1,6 @@
 //! The pool is exchanged while the heap is used. Danger: an old version, a lost value, a thread that hangs.
 
-use crate::common::{MIB, Rng, builder, seed};
+use crate::common::{MIB, Over, Rng, builder, seed};
 use farfield::{BuildError, FarBox, Health, Heap, PoolError, SwitchError};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -84,6 +84,7 @@ fn values_survive_switches_at_random_moments() {
                 })
             })
             .collect();
+        let over = Over(&is_over);
         let mut random = Rng::with_seed(seed);
         for _ in 0..rounds {
             for url in ["lz:?size=1G", &ssd, "mirror(ram:,fault:delay=20us@ram:)", "stripe(ram:,ram:)", "ram:"] {
@@ -94,7 +95,7 @@ fn values_survive_switches_at_random_moments() {
                 assert!(matches!(full, Err(SwitchError::New(PoolError::PoolFull { .. }))), "{full:?}");
             }
         }
-        is_over.store(true, Ordering::Relaxed);
+        drop(over);
         workers.into_iter().map(|worker| worker.join().unwrap()).sum()
     });
     println!("{steps} steps");

@@ -2,6 +2,7 @@
 
 use farfield::Heap;
 use farfield_gc::GcHeap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -15,6 +16,15 @@ pub(crate) fn seed() -> u64 {
 /// Is it the deep tier that runs?
 pub(crate) fn is_deep() -> bool {
     std::env::var("FARFIELD_DEEP").is_ok_and(|deep| deep == "1")
+}
+
+/// Says that it is over when it is dropped, also by a test that fails: other threads wait for that.
+pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 pub(crate) fn far_heap(near_mib: u64) -> Heap {

@@ -3,9 +3,10 @@
 //! Danger: a change that is made to an object while it is moved, and is lost; pages that one object each keeps; and a heap that is
 //! called full although most of it is garbage.
 
-use crate::common::{MIB, far_heap, is_deep, seed};
+use crate::common::{MIB, Over, far_heap, is_deep, seed};
 use farfield_gc::{Atom, BrokenRule, FarObject, GcBuilder, GcError, GcHeap, Mutator, Ref, Root};
 use fastrand::Rng;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[derive(FarObject, Default)]
 struct Counter {
@@ -111,6 +112,49 @@ fn a_collection_that_moves_copies_out_of_date_loses_changes() {
     let is_noticed =
         (0..10).any(|round| count_beside_collections(Some(BrokenRule::CopiesAreCurrent), seed() + round, 30_000) > 0);
     assert!(is_noticed);
+}
+
+/// Regions of 16 pages, so that a collection frees whole ones, and mutators take others in their place before objects move.
+#[test]
+fn regions_that_were_freed_and_taken_again_are_not_taken_for_sparse_ones() {
+    const PLACES: usize = 400;
+    let heap = far_heap(2);
+    let gc = GcHeap::in_heap(&heap).limit(12 * MIB).region(64 << 10).build().unwrap();
+    let steps = if is_deep() { 1_000_000 } else { 40_000 };
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        let collector = threads.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                gc.collect().unwrap();
+            }
+        });
+        let over = Over(&is_over);
+        let (mut m, mut random) = (gc.enter(), Rng::with_seed(seed()));
+        let mut kept: Vec<Option<(Root<[u64]>, u64)>> = vec![None; PLACES];
+        for step in 0..steps {
+            let at = random.usize(..PLACES);
+            // Small ones, those that fill a page with another one, and units of their own.
+            let len = [6, 30, 250, 600, 1200][random.usize(..5)];
+            let new = m.with_room(|m| Ok(m.root(m.alloc_copy(&vec![step; len])?))).unwrap();
+            if let Some((old, expected)) = kept[at].replace((new, step)) {
+                m.with_room(|m| Ok(assert!(m.get(&old)?.iter().all(|word| *word == expected)))).unwrap();
+            }
+            // Much goes at once, so that no object is left in some regions.
+            if step % 1000 == 999 {
+                kept.iter_mut().skip(random.usize(..8)).step_by(2).for_each(|place| *place = None);
+            }
+            m.safepoint().unwrap();
+        }
+        drop(m);
+        drop(over);
+        collector.join().unwrap();
+    });
+    let stats = gc.stats();
+    println!("{stats:?}");
+    assert!(stats.collections > 10 && stats.given_up == 0 && stats.moved_objects > 0 && stats.moves_given_up == 0);
+    gc.verify().unwrap();
+    drop(gc);
+    heap.verify();
 }
 
 /// A heap of which one object in ten lives, evenly spread.
