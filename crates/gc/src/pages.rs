@@ -144,7 +144,8 @@ impl RegionSet {
     }
 
     /// Returns the units of one page that a snapshot has found sparse, in the order of their pages,
-    /// and what they hold. `self` is the present, after the cycle has committed.
+    /// and what they hold. `self` is the present, after the cycle has committed. No unit that the
+    /// snapshot has in use has been given back since.
     pub(crate) fn sparse_units(&self, snapshot: &RegionSet) -> (Vec<(UnitId, u32)>, SparseTotals) {
         let (mut sparse, mut totals) = (Vec::new(), SparseTotals::default());
         for (index, old) in snapshot.regions.iter().enumerate() {

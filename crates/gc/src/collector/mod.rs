@@ -206,12 +206,15 @@ impl<'a> Cycle<'a> {
         self.heap.counters.count_moved(&moved, result.is_err());
     }
 
-    /// Gives back units of the snapshot in which nothing lives. Returns the number of their pages.
-    fn release_dead(&self) -> u64 {
-        let (pages, old) = (&self.heap.pages, &self.tracer.old);
+    /// Gives back units of the snapshot in which nothing lives, and takes them out of the snapshot:
+    /// mutators may fill them again at once. Returns the number of their pages.
+    fn release_dead(&mut self) -> u64 {
+        let (pages, snapshot) = (&self.heap.pages, &mut self.tracer.old);
         let mut freed = 0;
-        for index in 0..old.len() {
-            let Some(old) = old.get(index).filter(|region| region.purpose != UnitPurpose::Entries) else { continue };
+        for index in 0..snapshot.len() {
+            let Some(old) = snapshot.get_mut(index).filter(|region| region.purpose != UnitPurpose::Entries) else {
+                continue;
+            };
             let dead: Vec<u32> = {
                 let now = pages.lock();
                 let is_dead = |unit: &u32| {
@@ -225,6 +228,7 @@ impl<'a> Cycle<'a> {
                 // stop, so no mutator has a reference into it since, and units of the snapshot are
                 // not filled any more.
                 unsafe { pages.release_unit((index, unit)) };
+                old.units.give_back(unit);
                 freed += u64::from(old.purpose.pages());
             }
         }

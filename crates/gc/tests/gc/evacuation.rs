@@ -114,44 +114,44 @@ fn a_collection_that_moves_copies_out_of_date_loses_changes() {
     assert!(is_noticed);
 }
 
-/// Regions of 16 pages, so that a collection frees whole ones, and mutators take others in their place before objects move.
+/// Pages that a collection has freed are taken again before objects move: by mutators that come and go, so that others see at once
+/// what lies in the pages that they fill.
 #[test]
-fn regions_that_were_freed_and_taken_again_are_not_taken_for_sparse_ones() {
-    const PLACES: usize = 400;
+fn pages_that_were_freed_and_taken_again_are_not_taken_for_sparse_ones() {
+    const PLACES: usize = 40;
     let heap = far_heap(2);
-    let gc = GcHeap::in_heap(&heap).limit(12 * MIB).region(64 << 10).build().unwrap();
+    let gc = GcHeap::in_heap(&heap).limit(12 * MIB).build().unwrap();
     let steps = if is_deep() { 1_000_000 } else { 40_000 };
     let is_over = AtomicBool::new(false);
     std::thread::scope(|threads| {
         let collector = threads.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                gc.collect().unwrap();
+                // So much is given back then that it takes a while.
+                if gc.stats().used_bytes > 6 * MIB {
+                    gc.collect().unwrap();
+                }
             }
         });
         let over = Over(&is_over);
-        let (mut m, mut random) = (gc.enter(), Rng::with_seed(seed()));
+        let mut random = Rng::with_seed(seed());
         let mut kept: Vec<Option<(Root<[u64]>, u64)>> = vec![None; PLACES];
         for step in 0..steps {
-            let at = random.usize(..PLACES);
-            // Small ones, those that fill a page with another one, and units of their own.
-            let len = [6, 30, 250, 600, 1200][random.usize(..5)];
+            let (mut m, at) = (gc.enter(), random.usize(..PLACES));
+            let len = [6, 30, 250][random.usize(..3)];
+            m.with_room(|m| m.alloc_copy(&[0u64; 600]).map(|_| ())).unwrap();
             let new = m.with_room(|m| Ok(m.root(m.alloc_copy(&vec![step; len])?))).unwrap();
             if let Some((old, expected)) = kept[at].replace((new, step)) {
                 m.with_room(|m| Ok(assert!(m.get(&old)?.iter().all(|word| *word == expected)))).unwrap();
             }
-            // Much goes at once, so that no object is left in some regions.
-            if step % 1000 == 999 {
-                kept.iter_mut().skip(random.usize(..8)).step_by(2).for_each(|place| *place = None);
-            }
-            m.safepoint().unwrap();
         }
-        drop(m);
         drop(over);
         collector.join().unwrap();
     });
     let stats = gc.stats();
     println!("{stats:?}");
-    assert!(stats.collections > 10 && stats.given_up == 0 && stats.moved_objects > 0 && stats.moves_given_up == 0);
+    assert!(stats.collections > 10 && stats.given_up == 0 && stats.moves_given_up == 0);
+    // What was alive at a snapshot, each time.
+    assert!(stats.moved_objects <= stats.collections * PLACES as u64);
     gc.verify().unwrap();
     drop(gc);
     heap.verify();
