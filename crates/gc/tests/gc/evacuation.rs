@@ -141,7 +141,7 @@ fn pages_that_were_freed_and_taken_again_are_not_taken_for_sparse_ones() {
             m.with_room(|m| m.alloc_copy(&[0u64; 600]).map(|_| ())).unwrap();
             let new = m.with_room(|m| Ok(m.root(m.alloc_copy(&vec![step; len])?))).unwrap();
             if let Some((old, expected)) = kept[at].replace((new, step)) {
-                m.with_room(|m| Ok(assert!(m.get(&old)?.iter().all(|word| *word == expected)))).unwrap();
+                assert!(m.with_room(|m| Ok(m.get(&old)?.iter().all(|word| *word == expected))).unwrap());
             }
         }
         drop(over);
