@@ -33,6 +33,14 @@ pub(crate) fn stamp(neighbour: &Neighbour) -> u64 {
     neighbour[8..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
+/// What a vertex and an edge take in a plain program.
+#[derive(Clone, Copy)]
+pub(crate) struct ElementBytes {
+    /// Of a vertex, besides its edges.
+    pub(crate) vertex: u64,
+    pub(crate) edge: u64,
+}
+
 /// How large a graph is, and whence its edges.
 pub(crate) struct Size {
     pub(crate) vertices: usize,
@@ -49,23 +57,23 @@ enum Source {
 }
 
 impl Size {
-    /// A graph that takes as much in the plain program as there is data, with so much for each vertex besides its edges.
-    pub(crate) fn new(options: &Options, bytes_per_vertex: u64, skew: Skew) -> Result<Size> {
+    /// A graph that takes as much in the plain program as there is data.
+    pub(crate) fn new(options: &Options, bytes: ElementBytes, skew: Skew) -> Result<Size> {
         if options.real == 1 {
             let (links, vertices) = real::graph()?;
-            return Size::of_links(links, vertices, options, bytes_per_vertex);
+            return Size::of_links(links, vertices, options, bytes);
         }
         let scale = (options.data_bytes() / DATA_PER_VERTEX).ilog2();
         ensure!(scale < 32, "--data-mib is too large for vertices of four bytes");
-        let edges = (options.data_bytes() - (bytes_per_vertex << scale)) / BYTES_PER_EDGE;
+        let edges = (options.data_bytes() - (bytes.vertex << scale)) / bytes.edge;
         Ok(Size { vertices: 1 << scale, edges, source: Source::Law { scale, skew, seed: options.seed } })
     }
 
     /// As many of these edges, in any order. They wait in the program's own memory.
-    fn of_links(mut links: Vec<[u32; 2]>, vertices: usize, options: &Options, bytes_per_vertex: u64) -> Result<Size> {
-        let least = bytes_per_vertex * vertices as u64;
-        let edges = options.data_bytes().saturating_sub(least) / BYTES_PER_EDGE;
-        let most = least + links.len() as u64 * BYTES_PER_EDGE;
+    fn of_links(mut links: Vec<[u32; 2]>, vertices: usize, options: &Options, bytes: ElementBytes) -> Result<Size> {
+        let least = bytes.vertex * vertices as u64;
+        let edges = options.data_bytes().saturating_sub(least) / bytes.edge;
+        let most = least + links.len() as u64 * bytes.edge;
         ensure!(
             (1..=links.len() as u64).contains(&edges),
             "with this graph --data-mib must be {} to {}",
@@ -314,7 +322,7 @@ mod tests {
         let links: Vec<[u32; 2]> = (0..40_000).map(|number| [number % 1000, number]).collect();
         let size = |mib: &str| {
             let options = <Options as clap::Parser>::parse_from(["work", "pagerank", "--data-mib", mib]);
-            Size::of_links(links.clone(), 40_000, &options, 20)
+            Size::of_links(links.clone(), 40_000, &options, ElementBytes { vertex: 20, edge: BYTES_PER_EDGE })
         };
         let all = size("2").unwrap();
         assert_eq!(all.edges, ((2 << 20) - 800_000) / 48);

@@ -6,7 +6,7 @@
 mod store;
 
 use crate::collected::{collected, figures_of_collections};
-use crate::graph::{Arrivals, FRIENDS, Size};
+use crate::graph::{Arrivals, ElementBytes, FRIENDS, Size};
 use crate::random::{Random, mix};
 use crate::{Options, Outcome, figures_since};
 use anyhow::Result;
@@ -16,8 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use store::{DAMPING, Store, common, keep_top};
 
-/// Of the plain program, beside the edges: a node and its place in two tables.
-const BYTES_PER_NODE: u64 = 160;
+/// Of the plain program: a node with its places in two tables, and the two map entries of an edge.
+const PLAIN: ElementBytes = ElementBytes { vertex: 300, edge: 88 };
+/// Of the collected heap, for each edge, with its part of the nodes.
+const COLLECTED_BYTES_PER_EDGE: u64 = 65;
 /// Rounds of PageRank.
 const ROUNDS: usize = 3;
 /// Nodes whose ranks are told.
@@ -32,8 +34,8 @@ trait GraphStore {
 }
 
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
-    let size = Size::new(options, BYTES_PER_NODE, FRIENDS)?;
-    match collected(options, options.data_bytes(), FarTracing::default())? {
+    let size = Size::new(options, PLAIN, FRIENDS)?;
+    match collected(options, size.edges * COLLECTED_BYTES_PER_EDGE, FarTracing::default())? {
         None => use_store(options, size, &mut PlainStore::default()),
         Some((heap, gc)) => {
             let before = heap.stats();

@@ -3,7 +3,9 @@
 //!
 //! A list has who points to a vertex. What a vertex gives is in an array, which is read at random.
 
-use crate::graph::{Arrivals, BATCHES, Edge, Far, Lists, Near, STARS, Size, neighbours, vertex};
+use crate::graph::{
+    Arrivals, BATCHES, BYTES_PER_EDGE, Edge, ElementBytes, Far, Lists, Near, STARS, Size, neighbours, vertex,
+};
 use crate::random::mix;
 use crate::{Options, Outcome, course, figures_since};
 use anyhow::Result;
@@ -20,7 +22,7 @@ const RUN: usize = 512;
 const FULL: usize = 32;
 
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
-    let size = Size::new(options, BYTES_PER_VERTEX, STARS)?;
+    let size = Size::new(options, ElementBytes { vertex: BYTES_PER_VERTEX, edge: BYTES_PER_EDGE }, STARS)?;
     let (vertices, edges) = (size.vertices, size.edges);
     match options.heap(0)? {
         None => grow(size, &mut NearRanks::new(vertices)),

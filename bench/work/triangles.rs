@@ -3,7 +3,10 @@
 //! A list has those neighbours of a vertex that have smaller numbers, in order. Vertices with many neighbours have small numbers, so that no
 //! list is very long; a triangle is found from its largest number, and one of eight is looked for.
 
-use crate::graph::{Arrivals, BATCHES, FRIENDS, Far, Lists, Near, Neighbour, ONE_PIECE, Size, neighbours, vertex};
+use crate::graph::{
+    Arrivals, BATCHES, BYTES_PER_EDGE, ElementBytes, FRIENDS, Far, Lists, Near, Neighbour, ONE_PIECE, Size, neighbours,
+    vertex,
+};
 use crate::random::mix;
 use crate::{Options, Outcome, course, figures_since};
 use anyhow::Result;
@@ -18,7 +21,7 @@ const SAMPLE: usize = 8;
 const RUN: usize = 16;
 
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
-    let size = Size::new(options, BYTES_PER_VERTEX, FRIENDS)?;
+    let size = Size::new(options, ElementBytes { vertex: BYTES_PER_VERTEX, edge: BYTES_PER_EDGE }, FRIENDS)?;
     let (vertices, edges) = (size.vertices, size.edges);
     match options.heap(0)? {
         None => grow(size, &mut Near::new(vertices, ONE_PIECE), |lists| near(lists, SAMPLE)),

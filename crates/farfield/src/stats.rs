@@ -1,6 +1,7 @@
 //! Statistics of a heap.
 
 use core::time::Duration;
+use farfield_core::notice_lines;
 
 /// Statistics of a heap at one moment. Counters count from the creation of the heap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -144,23 +145,11 @@ impl Stats {
     }
 }
 
-/// Writes numbers as lines. The macro takes all fields, so that none is forgotten.
-macro_rules! lines {
-    ($stats:ident: $($number:ident)*; durations $($duration:ident)*; lists $($list:ident)*) => {{
-        let Stats { $($number,)* $($duration,)* $($list,)* } = $stats;
-        let mut text = String::new();
-        $(text += &format!("{} {}\n", stringify!($number), $number);)*
-        $(text += &format!("{}_ns {}\n", stringify!($duration), $duration.as_nanos());)*
-        $(text += &format!("{} {}\n", stringify!($list), $list.map(|number| number.to_string()).join(" "));)*
-        text
-    }};
-}
-
 impl Stats {
     /// Returns the text for a [notice](farfield_core::heap::notice).
     pub(crate) fn lines(&self) -> String {
-        lines!(self:
-            near_limit_bytes near_bytes table_bytes pinned_bytes pages value_pages pages_to_come_whole
+        notice_lines!("", Stats, self;
+            numbers near_limit_bytes near_bytes table_bytes pinned_bytes pages value_pages pages_to_come_whole
             misses object_misses early_misses whole_pages left_to_come_whole used_bytes fetched_bytes
             written_pages clean_pages dead_pages taken_back throttled moved_values vacant_pages
             discarded_pages lost_values held_by

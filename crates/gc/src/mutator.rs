@@ -10,7 +10,7 @@ use crate::pages::{OpenPage, Pages, UnitId, UnitPurpose};
 use crate::reference::{Gc, Ref};
 use crate::roots::Root;
 use crate::stops::MutatorId;
-use crate::types::{TypeMap, TypeRegistry};
+use crate::types::TypeRegistry;
 use core::any::TypeId;
 use core::cell::{OnceCell, RefCell};
 use core::ptr::NonNull;
@@ -22,6 +22,7 @@ use farfield_core::gc::{
 };
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{CARD_BYTES, SlotHint};
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -81,7 +82,10 @@ struct Allocation {
 
 /// Types of which a mutator has made objects.
 #[derive(Default)]
-struct KnownTypes(TypeMap<KnownType>);
+struct KnownTypes {
+    last: Option<(TypeId, KnownType)>,
+    all: HashMap<TypeId, KnownType>,
+}
 
 /// Number of a type and its layout, shared within the mutator's thread.
 #[derive(Clone)]
@@ -93,7 +97,7 @@ struct KnownType {
 impl KnownTypes {
     /// Returns the number of a type; `None` if there has been no object of it in the heap.
     fn number_of<T: Referent + ?Sized>(&mut self, registry: &TypeRegistry) -> Option<u32> {
-        if let Some(known) = self.0.get(&TypeId::of::<T>()) {
+        if let Some(known) = self.all.get(&TypeId::of::<T>()) {
             return Some(known.number);
         }
         registry.number_of::<T>()?;
@@ -101,12 +105,20 @@ impl KnownTypes {
     }
 
     fn of<T: Referent + ?Sized>(&mut self, registry: &TypeRegistry) -> Result<KnownType, GcError> {
-        if let Some(known) = self.0.get(&TypeId::of::<T>()) {
+        let id = TypeId::of::<T>();
+        if let Some((_, known)) = self.last.as_ref().filter(|(last, _)| *last == id) {
             return Ok(known.clone());
         }
-        let (number, layout) = registry.of::<T>()?;
-        let known = KnownType { number, layout: Rc::new(layout) };
-        self.0.insert(TypeId::of::<T>(), known.clone());
+        let known = match self.all.get(&id) {
+            Some(known) => known.clone(),
+            None => {
+                let (number, layout) = registry.of::<T>()?;
+                let known = KnownType { number, layout: Rc::new(layout) };
+                self.all.insert(id, known.clone());
+                known
+            }
+        };
+        self.last = Some((id, known.clone()));
         Ok(known)
     }
 }

@@ -4,6 +4,7 @@ use crate::collector::{LiveHeap, MovedObjects};
 use crate::pages::Pages;
 use crate::roots::RootTable;
 use core::time::Duration;
+use farfield_core::notice_lines;
 use std::sync::{Mutex, PoisonError};
 
 /// Statistics of a collected heap at one moment. Counters count from its creation.
@@ -52,18 +53,6 @@ pub struct GcStats {
     pub pause_counts: [u64; GcStats::PAUSE_CLASSES],
 }
 
-/// Writes numbers as lines. The macro takes all fields, so that none is forgotten.
-macro_rules! lines {
-    ($stats:ident: $($number:ident)*; durations $($duration:ident)*; lists $($list:ident)*) => {{
-        let GcStats { $($number,)* $($duration,)* $($list,)* } = $stats;
-        let mut text = String::new();
-        $(text += &format!("gc_{} {}\n", stringify!($number), $number);)*
-        $(text += &format!("gc_{}_ns {}\n", stringify!($duration), $duration.as_nanos());)*
-        $(text += &format!("gc_{} {}\n", stringify!($list), $list.map(|number| number.to_string()).join(" "));)*
-        text
-    }};
-}
-
 impl GcStats {
     /// Number of classes of [`GcStats::pause_counts`].
     pub const PAUSE_CLASSES: usize = 20;
@@ -86,9 +75,9 @@ impl GcStats {
     /// Returns the text for the [notice](farfield_core::heap::notice) of the far heap, which keeps
     /// half of its room for it.
     pub(crate) fn lines(&self) -> String {
-        lines!(self:
-            limit_bytes used_bytes roots collections given_up live_objects live_bytes traced_at_servers read_pages
-            flushed_pages freed_pages moved_objects moved_bytes moves_given_up pauses;
+        notice_lines!("gc_", GcStats, self;
+            numbers limit_bytes used_bytes roots collections given_up live_objects live_bytes traced_at_servers
+            read_pages flushed_pages freed_pages moved_objects moved_bytes moves_given_up pauses;
             durations last_collection paused last_pause longest_pause;
             lists pause_counts)
     }

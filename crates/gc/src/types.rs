@@ -3,34 +3,9 @@
 use crate::error::GcError;
 use crate::object::Referent;
 use core::any::{TypeId, type_name};
-use core::hash::{BuildHasherDefault, Hasher};
 use farfield_core::gc::{LayoutTable, TypeLayout};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// Map from types, whose numbers are hashes already.
-pub(crate) type TypeMap<V> = HashMap<TypeId, V, BuildHasherDefault<TypeIdHasher>>;
-
-/// Hasher of a [`TypeId`], which is its own hash.
-#[derive(Default)]
-pub(crate) struct TypeIdHasher(u64);
-
-impl Hasher for TypeIdHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        // Not how a type is hashed today.
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-
-    fn write_u64(&mut self, id: u64) {
-        self.0 = id;
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
 
 /// All types of which a heap has had objects.
 #[derive(Default)]
@@ -38,7 +13,7 @@ pub(crate) struct TypeRegistry(Mutex<RegisteredTypes>);
 
 #[derive(Default)]
 struct RegisteredTypes {
-    known: TypeMap<(u32, TypeLayout)>,
+    known: HashMap<TypeId, (u32, TypeLayout)>,
     table: LayoutTable,
 }
 

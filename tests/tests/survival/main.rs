@@ -10,7 +10,7 @@ mod stops;
 
 use collected::Graph;
 use farfield::{FarBox, Health, Heap, Plane};
-use farfield_tests::{FarRun, MIB, PATIENCE, Scratch, Server, compile, seeded, tier, wait_until};
+use farfield_tests::{FarRun, MIB, Over, PATIENCE, Scratch, Server, compile, seeded, tier, wait_until};
 use fastrand::Rng;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -167,15 +167,6 @@ fn outlive<L: Load>(made: Made, way: Way, plane: Plane, pool: u64) -> usize {
     load.check(&heap);
     heap.verify();
     kills
-}
-
-/// Says that it is over when it is dropped.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 fn outlive_many<L: Load>(made: Made, way: Way, plane: Plane) {

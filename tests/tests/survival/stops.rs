@@ -7,7 +7,8 @@
 
 use farfield::{FarBox, Health, Heap, Plane};
 use farfield_tests::{
-    Command, FarRun, MIB, PATIENCE, Relay, Running, Scratch, Server, compile, deep, farfield, seeded, tier, wait_until,
+    Command, FarRun, MIB, Over, PATIENCE, Relay, Running, Scratch, Server, compile, deep, farfield, seeded, tier,
+    wait_until,
 };
 use fastrand::Rng;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -138,15 +139,6 @@ impl Load {
     }
 }
 
-/// Says that it is over when it is dropped: also when something panics.
-struct Over<'a>(&'a Load);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.is_over.store(true, Ordering::Relaxed);
-    }
-}
-
 fn heap(made: Made, members: &[Member], plane: Plane) -> Heap {
     let heap = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).plane(plane).pool(url(made, members));
     heap.patience(PATIENCE).build().expect("the servers accept")
@@ -167,7 +159,7 @@ fn go_on(made: Made, silence: Silence, plane: Plane) {
     let longest = std::thread::scope(|scope| {
         let (load, heap, members) = (&load, &heap, &mut members);
         let silencer = scope.spawn(move || {
-            let _over = Over(load);
+            let _over = Over(&load.is_over);
             let (mut random, mut other, mut longest) = (seeded(3), Some((others, other_rounds)), Vec::new());
             for round in 0..tier(3, 40) {
                 wait_until("all members hold everything", || heap.health() == Health::Good);

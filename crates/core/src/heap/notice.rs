@@ -22,6 +22,27 @@ const LENGTH_BYTES: usize = 8;
 /// Longest text of a notice in bytes.
 pub const TEXT_BYTES_MAX: usize = FILE_BYTES - SUM_BYTES - LENGTH_BYTES;
 
+/// Writes statistics as lines of a notice: numbers, durations in ns, and lists of numbers. Each name is
+/// that of its field behind `$prefix`. The caller names all fields of the type, so that none is
+/// forgotten.
+#[macro_export]
+macro_rules! notice_lines {
+    (
+        $prefix:literal, $type:ident, $stats:expr;
+        numbers $($number:ident)*; durations $($duration:ident)*; lists $($list:ident)*
+    ) => {{
+        let $type { $($number,)* $($duration,)* $($list,)* } = $stats;
+        let mut text = String::new();
+        $(text += &format!("{}{} {}\n", $prefix, stringify!($number), $number);)*
+        $(text += &format!("{}{}_ns {}\n", $prefix, stringify!($duration), $duration.as_nanos());)*
+        $(
+            let numbers = $list.map(|number| number.to_string()).join(" ");
+            text += &format!("{}{} {numbers}\n", $prefix, stringify!($list));
+        )*
+        text
+    }};
+}
+
 /// Returns the first bytes of the file for this text: checksum of what follows, length, text.
 pub fn seal(text: &str) -> Vec<u8> {
     assert!(text.len() <= TEXT_BYTES_MAX);

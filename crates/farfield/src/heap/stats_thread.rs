@@ -65,8 +65,7 @@ pub(crate) struct SpaceNotice(Mutex<Option<NoticeLines>>);
 impl SpaceNotice {
     /// Sets the function; `None` ends what it adds. When this returns, nobody calls the last one.
     pub(crate) fn set(&self, lines: Option<NoticeLines>) {
-        let last = core::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), lines);
-        drop(last);
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = lines;
     }
 
     fn lines(&self) -> String {

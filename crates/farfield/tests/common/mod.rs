@@ -1,33 +1,13 @@
 //! What tests of the heap share.
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test file uses a part")]
 
+pub(crate) mod run;
 pub(crate) mod task;
 pub(crate) mod twin;
 
 use farfield::{Builder, Heap, Plane, Stats};
 pub(crate) use fastrand::Rng;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-/// `FARFIELD_SEED`, or a fixed one; printed, so that a failure can be repeated.
-pub(crate) fn seed() -> u64 {
-    let seed = std::env::var("FARFIELD_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
-    println!("seed {seed} (FARFIELD_SEED={seed})");
-    seed
-}
-
-/// Says that it is over when it is dropped, also by a test that fails: other threads wait for that.
-pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Is it the deep tier that runs?
-pub(crate) fn is_deep() -> bool {
-    std::env::var("FARFIELD_DEEP").is_ok_and(|deep| deep == "1")
-}
+pub(crate) use run::{Over, is_deep, seed};
 
 /// Share of a collection that is near where little is.
 pub(crate) fn little_percent() -> u64 {

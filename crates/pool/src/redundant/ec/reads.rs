@@ -139,14 +139,8 @@ impl EcLane {
         let sources = of(self.usable());
         // Lagging members are better than none. Members that were asked already may stay silent.
         let is_enough = sources.difference(split.under_way()).union(sources.intersection(split.done)).count() >= needed;
-        (
-            if is_enough && !split.task.is_wide && !split.task.needs_all {
-                sources
-            } else {
-                of(self.connected_members())
-            },
-            needed,
-        )
+        let is_first_try = !split.task.is_wide && !split.task.needs_all;
+        (if is_enough && is_first_try { sources } else { of(self.connected_members()) }, needed)
     }
 
     /// Reads several parts, to make the one that is wanted. That begins when there are buffers for
