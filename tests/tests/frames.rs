@@ -62,7 +62,7 @@ fn schema() -> SchemaRef {
 
 /// The same rows far and near.
 fn twins(random: &mut Rng, heap: &Arc<Heap>) -> (FarFrame, RecordBatch) {
-    let mut rows = 0..tier(10, 40) * CHUNK_ROWS + 77;
+    let mut rows = 0..tier(5, 40) * CHUNK_ROWS + 77;
     let mut batches = Vec::new();
     while !rows.is_empty() {
         let now: Vec<usize> = rows.by_ref().take(1 + random.usize(..3 * CHUNK_ROWS)).collect();
@@ -314,7 +314,7 @@ fn groups_that_are_found_where_they_are_are_those_of_rows_looked_at() {
         ];
         let keys = if number == 0 { &keys[..] } else { &keys[..11] };
         // In the CI tier some at each place.
-        for by in keys.iter().skip(number % tier(3, 1)).step_by(tier(3, 1)) {
+        for by in keys.iter().skip(number % tier(5, 1)).step_by(tier(5, 1)) {
             let groups = frame.group_by(by).unwrap();
             let values = ["whole", "unsigned", "short", "odd", "nan", "tip", "late", "mix"];
             let numbers = values.iter().flat_map(|name| [Agg::sum(*name), Agg::mean(*name)]);

@@ -32,13 +32,13 @@ macro_rules! at_a_quarter_and_a_tenth {
 }
 
 at_a_quarter_and_a_tenth! { true;
-    gnu_sort, gzip, gunzip, xz, numpy, pandas, sqlite, redis, openjdk, nodejs, gcc, stress_ng, asynchronous_io, perl, pipeline,
+    gnu_sort, gzip, gunzip, pandas, sqlite, redis, openjdk, nodejs, gcc, stress_ng, asynchronous_io, perl, pipeline,
     luajit, go_with_c, go_without_c,
 }
 
-// Others stand for these in the CI tier: gunzip, NumPy and pandas, and Java with its usual collector.
+// Others stand for these in the CI tier: gzip, gunzip, pandas, and Java with its usual collector.
 at_a_quarter_and_a_tenth! { false;
-    unxz, scikit_learn, openjdk_with_zgc,
+    xz, unxz, numpy, scikit_learn, openjdk_with_zgc,
 }
 
 fn source(name: &str) -> PathBuf {
