@@ -1,7 +1,7 @@
 //! Guards what the pool promises about lanes to a real server: no allocation after opening, typed errors for everything
 //! when the server dies, room counted for one-sided writers, and pools of several servers; and that functions allocate nothing at a server either.
 
-#[path = "common/list.rs"]
+#[path = "server/common/list.rs"]
 mod list;
 
 use farfield_core::PageId;

@@ -6,7 +6,7 @@
 //! function ran, and every call in flight ends with an error that says so. Unlike a lane, a channel
 //! may allocate.
 //!
-//! Dangers that the tests guard against (`server/tests/calls.rs`): a call that never ends, an
+//! Dangers that the tests guard against (`server/tests/server/calls.rs`): a call that never ends, an
 //! answer that reaches the wrong caller.
 
 use crate::contract::calls;

@@ -3,11 +3,9 @@
 //! Danger: a group that is there twice where rows were cut into parts; nulls that are counted; keys that are equal numbers and different bytes; a sum that is wrong and no
 //! error. `FARFIELD_SEED` repeats the choices.
 
-mod common;
-
+use crate::common::{MIB, PLANES, float, heap, near, random, some};
 use arrow::array::*;
 use arrow::datatypes::{DataType, Field, Float64Type, Int32Type, Int64Type, Schema, UInt64Type};
-use common::{MIB, PLANES, float, heap, near, random, some};
 use farfield::Heap;
 use farfield_frame::{Agg, CHUNK_ROWS, FarFrame, FrameError};
 use fastrand::Rng;

@@ -1,9 +1,7 @@
 //! Guards against answers over a mirror that are not those of what was written: from a server that has missed it, or that is lost in the middle of a call.
 
-mod common;
-
-use common::functions::*;
-use common::*;
+use crate::common::functions::*;
+use crate::common::*;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_pool::{Backend, Buffer, Health, Op, PoolBuilder, PoolError};

@@ -1,10 +1,8 @@
 //! Guards against code whose answer depends on where it runs, against functions that take a server or a client with them, and against calls
 //! that never end.
 
-mod common;
-
-use common::functions::*;
-use common::*;
+use crate::common::functions::*;
+use crate::common::*;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{
     CallBody, ErrorCode, HEADER_BYTES, Hello, MessageHeader, MessageKind, Reply, Request, features,
@@ -740,7 +738,7 @@ const ENV_DOOMED: &str = "FARFIELD_TEST_DOOMED_SERVER";
 fn a_server_that_is_killed_is_said_in_time() {
     for url in 0..2 {
         let mut server = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "server_that_waits_to_be_killed", "--ignored", "--nocapture"])
+            .args(["--exact", "calls::server_that_waits_to_be_killed", "--ignored", "--nocapture"])
             .env(ENV_DOOMED, "1")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -2,8 +2,6 @@
 //!
 //! Danger: groups of rows that end inside a chunk; nulls and dictionaries that become other values; a damaged file that stops the program, or is taken for a shorter one.
 
-#![cfg(feature = "parquet")]
-
 use arrow::array::*;
 use arrow::compute::{cast, concat_batches};
 use arrow::datatypes::{DataType, Decimal128Type, Float64Type, Int32Type, TimeUnit};

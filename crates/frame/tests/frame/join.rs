@@ -3,11 +3,9 @@
 //! Danger: a pair that is there twice or not at all where frames were cut; a row without a partner that is lost or has a partner, too; nulls that are equal; one key that fills
 //! everything. `FARFIELD_SEED` repeats the choices.
 
-mod common;
-
+use crate::common::{MIB, PLANES, float, heap, random, some};
 use arrow::array::*;
 use arrow::datatypes::{DataType, Field, Float64Type, Schema, UInt32Type};
-use common::{MIB, PLANES, float, heap, random, some};
 use farfield::Heap;
 use farfield_frame::{CHUNK_ROWS, FarFrame, FrameError, Join};
 use fastrand::Rng;

@@ -3,14 +3,12 @@
 //! Danger: rows lost or doubled where chunks meet; nulls, empty strings and NaN that are taken for something else; a wrong answer only when
 //! most is far. `FARFIELD_SEED` repeats the choices.
 
-mod common;
-
+use crate::common::{MIB, PLANES, heap, near, random, same, some};
 use arrow::array::*;
 use arrow::compute::kernels::cmp::gt;
 use arrow::compute::kernels::numeric::add;
 use arrow::compute::{cast, concat_batches, filter_record_batch};
 use arrow::datatypes::{DataType, Field, Float64Type, Schema, SchemaRef, TimeUnit};
-use common::{MIB, PLANES, heap, near, random, same, some};
 use farfield::{Heap, Plane};
 use farfield_frame::{CHUNK_ROWS, FarFrame, FrameError, Totals};
 use fastrand::Rng;

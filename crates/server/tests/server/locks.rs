@@ -1,10 +1,8 @@
 //! Guards against two who hold a lock at once, at the server and at clients, against updates that are lost under one, against the dead who keep
 //! the living waiting, and against what they write late. Clients die as real processes, killed without a chance to say so.
 
-mod common;
-
-use common::functions::*;
-use common::*;
+use crate::common::functions::*;
+use crate::common::*;
 use farfield_core::lock::LockRecord;
 use farfield_pool::{Backend, PoolBuilder, Share};
 use farfield_server::{Config, Server};
@@ -345,7 +343,7 @@ impl Process {
     /// A client that has the lock, or had it once.
     fn new(url: &str, share: &Share, role: &str) -> Process {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "client_that_has_the_lock", "--ignored", "--nocapture"])
+            .args(["--exact", "locks::client_that_has_the_lock", "--ignored", "--nocapture"])
             .env(ENV_URL, url.replace("unix:", "shm:"))
             .env(ENV_SHARE, share.to_secret())
             .env(ENV_ROLE, role)

@@ -1,5 +1,4 @@
 //! Functions, and regions for them.
-#![allow(unused_macros, unused_imports)] // Each test file uses a part of it.
 
 pub(crate) use super::list::*;
 
@@ -10,9 +9,9 @@ use farfield_pool::{Backend, Buffer, Op, PoolBuilder, PoolError, Priority};
 use farfield_wic::Where;
 use std::sync::Arc;
 
-pub const PAGES: u64 = 64;
-pub const BYTES: u64 = PAGES * PAGE_BYTES as u64;
-pub const EVERYWHERE: [Where; 2] = [Where::Client, Where::Server];
+pub(crate) const PAGES: u64 = 64;
+pub(crate) const BYTES: u64 = PAGES * PAGE_BYTES as u64;
+pub(crate) const EVERYWHERE: [Where; 2] = [Where::Client, Where::Server];
 
 macro_rules! function {
     ($(#[$doc:meta])* $name:ident: $argument:ty => $answer:ty, |$place:ident, $given:ident| $body:block) => {
@@ -30,13 +29,13 @@ macro_rules! function {
 
 pub(crate) use function;
 
-pub fn open(url: &str) -> Arc<dyn Backend> {
+pub(crate) fn open(url: &str) -> Arc<dyn Backend> {
     let url = url.replace("unix:", "shm:");
     PoolBuilder::new().url(url).pages(PAGES).client_name("calls").deadline(PATIENCE).open().unwrap()
 }
 
 /// One operation on a lane of its own.
-pub fn operate(backend: &dyn Backend, op: Op) -> Result<Option<Buffer>, PoolError> {
+pub(crate) fn operate(backend: &dyn Backend, op: Op) -> Result<Option<Buffer>, PoolError> {
     let mut lane = backend.open_lane()?;
     let request = farfield_pool::LaneRequest { tag: 0, priority: Priority::Demand, deadline: PATIENCE, op };
     lane.submit(request).unwrap();
@@ -49,7 +48,7 @@ pub fn operate(backend: &dyn Backend, op: Op) -> Result<Option<Buffer>, PoolErro
 }
 
 /// Makes these the bytes of the region.
-pub fn fill(backend: &dyn Backend, bytes: &[u8]) {
+pub(crate) fn fill(backend: &dyn Backend, bytes: &[u8]) {
     for (index, part) in bytes.chunks(16 * PAGE_BYTES).enumerate() {
         let mut buffer = Buffer::new(part.len() / PAGE_BYTES);
         buffer.bytes_mut().copy_from_slice(part);
@@ -58,7 +57,7 @@ pub fn fill(backend: &dyn Backend, bytes: &[u8]) {
     }
 }
 
-pub fn contents(backend: &dyn Backend) -> Vec<u8> {
+pub(crate) fn contents(backend: &dyn Backend) -> Vec<u8> {
     let mut bytes = Vec::new();
     for page in (0..PAGES).step_by(16) {
         let buffer = operate(backend, Op::Read { page: PageId(page), buffer: Buffer::new(16) }).unwrap().unwrap();
@@ -67,11 +66,11 @@ pub fn contents(backend: &dyn Backend) -> Vec<u8> {
     bytes
 }
 
-pub fn put(bytes: &mut [u8], offset: u64, word: u64) {
+pub(crate) fn put(bytes: &mut [u8], offset: u64, word: u64) {
     bytes[offset as usize..][..8].copy_from_slice(&word.to_le_bytes());
 }
 
-pub fn word(bytes: &[u8], offset: u64) -> Option<u64> {
+pub(crate) fn word(bytes: &[u8], offset: u64) -> Option<u64> {
     let bytes = bytes.get(usize::try_from(offset).ok()?..)?.first_chunk::<8>()?;
     Some(u64::from_le_bytes(*bytes))
 }

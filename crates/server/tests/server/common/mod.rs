@@ -1,7 +1,6 @@
 //! A client that says exactly what a test wants said, and a server to say it to.
-#![allow(dead_code, unreachable_pub)] // Each test file uses a part of it.
 
-pub mod functions;
+pub(crate) mod functions;
 mod list;
 
 use farfield_core::geometry::PAGE_BYTES;
@@ -17,11 +16,11 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 /// No wait of a test is longer.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Listens at a free port of this machine and at a socket of its own. Sweeps seldom: a region that is being swept goes a
 /// moment later, and tests count.
-pub fn config() -> Config {
+pub(crate) fn config() -> Config {
     use std::sync::atomic::{AtomicUsize, Ordering};
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let socket = format!("unix:@farfield-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -29,20 +28,20 @@ pub fn config() -> Config {
     Config { listen, sweep_every: Duration::from_secs(3600), ..Config::default() }
 }
 
-pub fn serve(config: Config) -> Server {
+pub(crate) fn serve(config: Config) -> Server {
     Server::start(config).unwrap()
 }
 
-pub fn tcp(server: &Server) -> &str {
+pub(crate) fn tcp(server: &Server) -> &str {
     &server.endpoints()[0]
 }
 
-pub fn unix(server: &Server) -> &str {
+pub(crate) fn unix(server: &Server) -> &str {
     &server.endpoints()[1]
 }
 
 /// Waits until `done`; panics with `what` when it takes too long.
-pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
         assert!(start.elapsed() < PATIENCE, "still not: {what}");
@@ -65,15 +64,15 @@ impl Stream for UnixStream {
 }
 
 /// A connection, spoken over by hand.
-pub struct Client {
+pub(crate) struct Client {
     stream: Box<dyn Stream>,
     next_tag: u64,
 }
 
 /// What `Hello` got.
-pub type Greeting = Result<Welcome, RefuseCode>;
+pub(crate) type Greeting = Result<Welcome, RefuseCode>;
 
-pub fn hello<'a>(token: &'a str, session: Option<SessionSecret>) -> Hello<'a> {
+pub(crate) fn hello<'a>(token: &'a str, session: Option<SessionSecret>) -> Hello<'a> {
     Hello {
         version_min: 1,
         version_max: 1,
@@ -86,7 +85,7 @@ pub fn hello<'a>(token: &'a str, session: Option<SessionSecret>) -> Hello<'a> {
 
 impl Client {
     /// Connects without a word.
-    pub fn connect(url: &str) -> Client {
+    pub(crate) fn connect(url: &str) -> Client {
         let stream: Box<dyn Stream> = if let Some(address) = url.strip_prefix("tcp://") {
             let stream = TcpStream::connect(address).unwrap();
             stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -104,20 +103,20 @@ impl Client {
     }
 
     /// Connects and says hello.
-    pub fn open(url: &str, hello: &Hello<'_>) -> (Client, Greeting) {
+    pub(crate) fn open(url: &str, hello: &Hello<'_>) -> (Client, Greeting) {
         let mut client = Client::connect(url);
         let greeting = client.greet(hello);
         (client, greeting)
     }
 
     /// A welcome client without a token.
-    pub fn new(url: &str) -> Client {
+    pub(crate) fn new(url: &str) -> Client {
         let (client, greeting) = Client::open(url, &hello("", None));
         greeting.unwrap();
         client
     }
 
-    pub fn greet(&mut self, hello: &Hello<'_>) -> Greeting {
+    pub(crate) fn greet(&mut self, hello: &Hello<'_>) -> Greeting {
         let mut out = Vec::new();
         hello.encode(&mut out);
         self.send(&out);
@@ -125,16 +124,16 @@ impl Client {
         Welcome::decode(&head, &body).unwrap().map_err(|refusal| refusal.code)
     }
 
-    pub fn send(&mut self, bytes: &[u8]) {
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).unwrap();
     }
 
-    pub fn try_send(&mut self, bytes: &[u8]) -> bool {
+    pub(crate) fn try_send(&mut self, bytes: &[u8]) -> bool {
         self.stream.write_all(bytes).is_ok()
     }
 
     /// The next frame; `None` when the server has closed.
-    pub fn receive(&mut self) -> Option<(MessageHeader, Vec<u8>)> {
+    pub(crate) fn receive(&mut self) -> Option<(MessageHeader, Vec<u8>)> {
         let mut head = [0; HEADER_BYTES];
         match self.stream.read_exact(&mut head) {
             Ok(()) => {}
@@ -148,12 +147,12 @@ impl Client {
     }
 
     /// Reads until the server closes; panics if it does not.
-    pub fn expect_close(&mut self) {
+    pub(crate) fn expect_close(&mut self) {
         while self.receive().is_some() {}
     }
 
     /// Says nothing more and takes whatever comes until the server closes. The number of bytes.
-    pub fn drain(&mut self) -> usize {
+    pub(crate) fn drain(&mut self) -> usize {
         self.stream.finish();
         let mut bytes = Vec::new();
         match self.stream.read_to_end(&mut bytes) {
@@ -165,7 +164,7 @@ impl Client {
         }
     }
 
-    pub fn request(&mut self, request: Request<'_>) -> u64 {
+    pub(crate) fn request(&mut self, request: Request<'_>) -> u64 {
         let tag = self.next_tag;
         self.next_tag += 1;
         let mut out = Vec::new();
@@ -175,7 +174,7 @@ impl Client {
     }
 
     /// Asks and waits for the answer.
-    pub fn ask(&mut self, request: Request<'_>) -> Result<Reply, ErrorCode> {
+    pub(crate) fn ask(&mut self, request: Request<'_>) -> Result<Reply, ErrorCode> {
         let tag = self.request(request);
         self.answer(tag)
     }
@@ -190,7 +189,7 @@ impl Client {
         }
     }
 
-    pub fn create(&mut self, pages: u64) -> Result<RegionId, ErrorCode> {
+    pub(crate) fn create(&mut self, pages: u64) -> Result<RegionId, ErrorCode> {
         match self.ask(Request::CreateRegion { pages })? {
             Reply::Created { region } => Ok(region),
             other => panic!("{other:?}"),
@@ -198,7 +197,7 @@ impl Client {
     }
 
     /// The frame of a write of pages that are full of the given values.
-    pub fn write_frame(&mut self, region: RegionId, first: u64, values: &[u64]) -> (u64, Vec<u8>) {
+    pub(crate) fn write_frame(&mut self, region: RegionId, first: u64, values: &[u64]) -> (u64, Vec<u8>) {
         let pages: Vec<Vec<u8>> = values.iter().map(|value| page_of(*value)).collect();
         let tag = self.next_tag;
         self.next_tag += 1;
@@ -217,14 +216,14 @@ impl Client {
         (tag, out)
     }
 
-    pub fn write(&mut self, region: RegionId, first: u64, values: &[u64]) -> Result<(), ErrorCode> {
+    pub(crate) fn write(&mut self, region: RegionId, first: u64, values: &[u64]) -> Result<(), ErrorCode> {
         let (tag, frame) = self.write_frame(region, first, values);
         self.send(&frame);
         self.answer(tag).map(|reply| assert_eq!(reply, Reply::Done))
     }
 
     /// The values that the pages are full of; `None` for absent ones.
-    pub fn read(&mut self, region: RegionId, first: u64, count: u32) -> Result<Vec<Option<u64>>, ErrorCode> {
+    pub(crate) fn read(&mut self, region: RegionId, first: u64, count: u32) -> Result<Vec<Option<u64>>, ErrorCode> {
         let tag = self.request(Request::Read { region, page: PageId(first), count });
         let (head, body) = self.receive().expect("an answer");
         assert_eq!(head.tag, tag);
@@ -234,25 +233,25 @@ impl Client {
         Ok(read_values(&head, &body, count))
     }
 
-    pub fn discard(&mut self, region: RegionId, first: u64, count: u32) -> Result<(), ErrorCode> {
+    pub(crate) fn discard(&mut self, region: RegionId, first: u64, count: u32) -> Result<(), ErrorCode> {
         self.ask(Request::Discard { region, page: PageId(first), count }).map(|reply| assert_eq!(reply, Reply::Done))
     }
 
-    pub fn clone_region(&mut self, region: RegionId) -> Result<u128, ErrorCode> {
+    pub(crate) fn clone_region(&mut self, region: RegionId) -> Result<u128, ErrorCode> {
         match self.ask(Request::CloneRegion { region })? {
             Reply::Ticket { secret } => Ok(secret),
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn claim(&mut self, ticket: u128) -> Result<RegionId, ErrorCode> {
+    pub(crate) fn claim(&mut self, ticket: u128) -> Result<RegionId, ErrorCode> {
         match self.ask(Request::ClaimRegion { ticket })? {
             Reply::Claimed { region, .. } => Ok(region),
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn stat(&mut self) -> Stat {
+    pub(crate) fn stat(&mut self) -> Stat {
         match self.ask(Request::Stat) {
             Ok(Reply::Stat(stat)) => stat,
             other => panic!("{other:?}"),
@@ -261,7 +260,7 @@ impl Client {
 }
 
 /// Pages in the answer to a read, each checked against its checksum and for being full of one value.
-pub fn read_values(head: &MessageHeader, body: &[u8], count: u32) -> Vec<Option<u64>> {
+pub(crate) fn read_values(head: &MessageHeader, body: &[u8], count: u32) -> Vec<Option<u64>> {
     let prefix = ReadReply::prefix_bytes(head, count).unwrap();
     let reply = ReadReply::decode(head, count, &body[..prefix]).unwrap();
     let mut pages = body[prefix..].chunks_exact(PAGE_BYTES);
@@ -279,6 +278,6 @@ pub fn read_values(head: &MessageHeader, body: &[u8], count: u32) -> Vec<Option<
     (0..count).map(&mut value_of).collect()
 }
 
-pub fn page_of(value: u64) -> Vec<u8> {
+pub(crate) fn page_of(value: u64) -> Vec<u8> {
     value.to_le_bytes().repeat(PAGE_BYTES / 8)
 }

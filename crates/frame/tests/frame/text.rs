@@ -2,13 +2,11 @@
 //!
 //! Danger: a row that gets another's string; strings that are lost where kinds become too many; nulls that become the first kind. `FARFIELD_SEED` repeats the choices.
 
-mod common;
-
+use crate::common::{MIB, PLANES, heap, near, random, same};
 use arrow::array::*;
 use arrow::compute::filter_record_batch;
 use arrow::compute::kernels::cmp::eq;
 use arrow::datatypes::{DataType, Field, Schema, UInt64Type};
-use common::{MIB, PLANES, heap, near, random, same};
 use farfield_frame::{Agg, CHUNK_ROWS, FarFrame, SortBy};
 use fastrand::Rng;
 use std::collections::BTreeMap;

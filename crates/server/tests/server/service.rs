@@ -1,8 +1,6 @@
 //! What a server promises its clients, said over the wire: limits, isolation, leases, refusals, the way it stops.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use farfield_core::wire::{ErrorCode, MessageHeader, MessageKind, RefuseCode, Reply, Request, flags};
 use farfield_core::{PageId, RegionId};
 use farfield_server::{Config, StartError, Tenants};

@@ -1,9 +1,7 @@
 //! Guards against pages that leak between a region and its clones, over the network and in mapped memory: a family of
 //! regions does random things and must agree with a model of each.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use farfield_core::PageId;
 use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PoolBuilder, Priority};
 use farfield_server::Config;

@@ -1,9 +1,7 @@
 //! Guards against one tenant who uses up what belongs to all: at each resource a hostile tenant takes what it can get, and an honest
 //! one goes on as if nobody else were there. When the hostile one has gone, nothing of it is left on the ledgers.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use farfield_core::wire::{ErrorCode, MessageHeader, MessageKind, RefuseCode, Request};
 use farfield_core::{PageId, RegionId};
 use farfield_server::{Config, Server, Tenants};

@@ -1,8 +1,6 @@
 //! Guards against servers that are back, at the URL of one that was lost, and are believed to hold what that one held: also by the snapshots that are made then.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_pool::{Backend, Buffer, Health, Lane, LaneRequest, Op, PoolBuilder, Priority, SwitchBackend};

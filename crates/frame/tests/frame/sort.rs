@@ -3,12 +3,10 @@
 //! Danger: equal rows that change places; nulls, NaN and −0 at the wrong end; rows that are lost where runs and chunks end; an order that is right only as long as
 //! all is near. `FARFIELD_SEED` repeats the choices.
 
-mod common;
-
+use crate::common::{MIB, PLANES, float, heap, near, random, same, some};
 use arrow::array::*;
 use arrow::compute::{SortColumn, SortOptions, concat_batches, lexsort_to_indices, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema};
-use common::{MIB, PLANES, float, heap, near, random, same, some};
 use farfield::Heap;
 use farfield_frame::{CHUNK_ROWS, FarFrame, FrameError, SortBy};
 use fastrand::Rng;

@@ -1,7 +1,5 @@
 //! What the tests of frames share: chance, heaps, and rows that are compared.
 
-#![allow(dead_code, reason = "each test program uses what it needs")]
-
 use arrow::array::*;
 use arrow::compute::concat_batches;
 use arrow::datatypes::Float64Type;

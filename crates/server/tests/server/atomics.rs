@@ -1,10 +1,8 @@
 //! Guards against updates that are lost between functions at the server and at clients, of words and of bytes beside them, and against orders of
 //! accesses that no order of the functions explains.
 
-mod common;
-
-use common::functions::*;
-use common::*;
+use crate::common::functions::*;
+use crate::common::*;
 use farfield_pool::Backend;
 use farfield_server::{Config, Server};
 use farfield_wic::{CallError, Caller, Fault, Function, Place, Registry, Sim, Stop, Where};

@@ -1,8 +1,6 @@
 //! Guards against memory that outlives the process it was kept for: real processes, killed without a chance to say so.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use farfield_core::PageId;
 use farfield_pool::{Buffer, LaneRequest, Op, PoolBuilder, Priority};
 use farfield_server::Config;
@@ -39,7 +37,7 @@ fn client_that_waits_to_be_killed() {
 /// A client process that has stored its 8 MiB.
 fn doomed(url: &str) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "client_that_waits_to_be_killed", "--ignored", "--nocapture"])
+        .args(["--exact", "death::client_that_waits_to_be_killed", "--ignored", "--nocapture"])
         .env(ENV_URL, url)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

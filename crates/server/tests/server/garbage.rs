@@ -1,8 +1,6 @@
 //! Guards against bytes that bring the server down: random ones, and honest conversations with bits turned over.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use farfield_core::wire::{
     self, CallBody, HEADER_BYTES, MessageHeader, MessageKind, PagePart, Request, WireRequest, encode_request,
 };

@@ -1,0 +1,10 @@
+//! Frames in far memory, beside the same rows in plain memory. Each module says what it guards against.
+
+mod common;
+mod group;
+mod join;
+mod like_arrow;
+#[cfg(feature = "parquet")]
+mod parquet;
+mod sort;
+mod text;
