@@ -13,7 +13,9 @@
 //! others are zeros), *live* those that still are the newest version of some page, *have* the
 //! members that hold their part. When nothing is live any more the row is spent, unless it is being
 //! repaired: a part that is on its way to a member must not land in a row that has another writer.
-//! A thread that compares what members hold with what was written keeps the row in the same way.
+//! A thread that compares what members hold with what was written keeps the row in the same way. So
+//! does a write that has failed while members still owe an answer: such a row is *abandoned*, and
+//! spent once they have answered.
 //!
 //! Every transition is a pure function on a copy; the owner of the atomic runs the
 //! compare-exchange. *Writing* is not in the word: a thread that has claimed a row is alone with
@@ -35,6 +37,9 @@ impl RowWord {
     pub const CLEAN: RowWord = RowWord(0);
     /// Word of a row in which nothing is of use, and that members may still hold.
     pub const SPENT: RowWord = RowWord(SPENT);
+
+    /// Word of a row whose write has failed, and may still arrive at members: nobody else writes it.
+    pub const ABANDONED: RowWord = RowWord(CLAIMED);
 
     /// Creates the word of a written row, whose `present` data pages are the newest version of
     /// their pages.
@@ -152,12 +157,14 @@ mod tests {
         /// Who looks at which version.
         watcher: Option<u8>,
         suspicions_left: u8,
+        /// Who still may get its part, of which version, after the write has failed.
+        late: Option<(usize, u8)>,
     }
 
     impl World {
         fn next(self) -> Vec<World> {
             let (mut next, word) = (vec![], RowWord(self.word));
-            if self.writer.is_none() && !word.is_closed() && self.version < 3 {
+            if self.writer.is_none() && !word.is_closed() && word != RowWord::ABANDONED && self.version < 3 {
                 next.push(World { writer: Some(0), version: self.version + 1, ..self });
             }
             if let Some(have) = self.writer {
@@ -168,11 +175,21 @@ mod tests {
                 }
                 // It has failed, or it ends with enough members and one or both of the data pages.
                 next.push(World { writer: None, word: RowWord::SPENT.0, ..self });
+                for member in MemberSet::first(3).difference(MemberSet(have)).iter() {
+                    let late = Some((member, self.version));
+                    next.push(World { writer: None, word: RowWord::ABANDONED.0, late, ..self });
+                }
                 if MemberSet(have).count() >= 2 {
                     for present in 1..4 {
                         next.push(World { writer: None, word: RowWord::closed(MemberSet(have), present).0, ..self });
                     }
                 }
+            }
+            if let Some((member, version)) = self.late {
+                let mut world = self;
+                world.holds[member] = version;
+                next.push(world);
+                next.push(World { word: RowWord::SPENT.0, late: None, ..world });
             }
             for part in (0..2).filter(|part| word.is_closed() && word.live() & 1 << part != 0) {
                 next.push(World { word: word.kill(part).0.0, ..self });
@@ -230,8 +247,16 @@ mod tests {
 
     #[test]
     fn members_counted_as_holders_hold_the_last_version() {
-        let start =
-            World { word: 0, version: 0, holds: [0; 3], writer: None, mender: None, watcher: None, suspicions_left: 2 };
+        let start = World {
+            word: 0,
+            version: 0,
+            holds: [0; 3],
+            writer: None,
+            mender: None,
+            watcher: None,
+            suspicions_left: 2,
+            late: None,
+        };
         let (mut seen, mut open) = (BTreeSet::new(), vec![start]);
         while let Some(world) = open.pop() {
             if seen.insert(world) {

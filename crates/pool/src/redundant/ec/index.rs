@@ -315,11 +315,17 @@ impl VersionIndex {
         self.words.at(row).store(word.0, Ordering::SeqCst);
     }
 
-    /// Takes note that all members have answered the write of a row. Nothing changes if the row was
-    /// not closed when the write ended.
+    /// Keeps claimed rows whose write has failed until all members have [answered](Self::answered).
+    pub(super) fn abandon(&self, first: u64, count: u64) {
+        (first..first + count).for_each(|row| self.words.at(row).store(RowWord::ABANDONED.0, Ordering::SeqCst));
+    }
+
+    /// Takes note that all members have answered the write of a row that was closed or abandoned before.
     pub(super) fn answered(&self, row: u64) {
         let word = self.word(row);
-        if word.is_closed() && word.is_claimed() {
+        if word == RowWord::ABANDONED {
+            self.unclaim(row, 1, false);
+        } else if word.is_closed() && word.is_claimed() {
             self.unwatch(row);
         }
     }
@@ -423,6 +429,12 @@ impl VersionIndex {
     pub(super) fn is_sparse(&self, data: u64) -> bool {
         let live = self.live.load(Ordering::SeqCst);
         data > 1 && self.closed.load(Ordering::SeqCst).saturating_sub(SPARSE_KEPT) * data > live + live / 4
+    }
+
+    /// Returns the number of rows that no writer can claim now.
+    #[cfg(test)]
+    pub(super) fn used_rows(&self) -> u64 {
+        (0..self.rows / GROUP).map(|group| u64::from(self.used.at(group).load(Ordering::SeqCst).count_ones())).sum()
     }
 
     /// Returns the number of closed rows, of live pages in them, and of spent rows.

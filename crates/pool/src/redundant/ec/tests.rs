@@ -446,6 +446,9 @@ fn what_nobody_answers_ends_in_time() {
         let backend = two_and_one(&sides, false);
         backend.set_write_timeout(wait);
         trial::ends_in_time_without_an_answer(&backend, &sides);
+        // What failed is answered by now, and its rows can be written again.
+        let index = &backend.table.index;
+        assert_eq!(index.used_rows(), index.counts().0, "rows that nobody reads or can write");
     }
 }
 

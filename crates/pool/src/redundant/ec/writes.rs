@@ -241,8 +241,13 @@ impl EcLane {
         }
         if !is_kept || full.is_some() {
             // Where a write may still arrive, no other write goes.
-            if late.is_empty() && (had || split.indeterminate.is_empty()) {
-                self.table.index.unclaim(split.task.first, split.task.rows, false);
+            if had || split.indeterminate.is_empty() {
+                let (index, task) = (&self.table.index, &split.task);
+                if late.is_empty() {
+                    index.unclaim(task.first, task.rows, false);
+                } else {
+                    index.abandon(task.first, task.rows);
+                }
             }
             if had && full.is_none() && over.is_none() {
                 for entry in &split.task.entries {
