@@ -781,7 +781,7 @@ fn over_a_mirror_columns_are_made_and_asked_at_its_servers() {
     let (_one, of_one) = serve(Registry::standard());
     let (_other, of_other) = serve(Registry::standard());
     let url = format!("mirror({},{})", of_one[0], of_other[2]);
-    for plane in PLANES.into_iter().take(tier(1, 3)) {
+    for plane in PLANES.into_iter().take(tier(1, PLANES.len())) {
         let heap = heap(&url, plane);
         copy_and_take(&heap, &mut random, tier(1, 10), |bits| bits);
         tally_group_rank_and_find(&heap, &mut random, &PLACES, tier(1, 10));

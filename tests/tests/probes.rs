@@ -42,12 +42,12 @@ probes! { true;
     threads [],
     signals [],
     delivery [],
+    fork_far [tier("20", "32")],
+    borrowers [tier("6000", "40000")],
 }
 
 probes! { farfield_tests::deep();
     big_io [],
-    fork_far [tier("20", "32")],
-    borrowers [tier("6000", "40000")],
     exec_far [],
     async_io [],
     waiting_calls [],
