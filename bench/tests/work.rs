@@ -240,10 +240,10 @@ fn logs_and_tables() {
         peers.iter().for_each(|peer| assert_eq!(ask(peer), expected, "{workload}, {peer}"));
     };
     for workload in ["log", "cuckoo"] {
-        check(workload, "32", "4000", &[]);
-        check(workload, "1", "1000", &["one-sided:ram:".to_owned()]);
-        check(workload, "16", "150", &[format!("server:{url}"), format!("auto:{url}")]);
-        check(workload, "4", "40", &[format!("client:{url}"), format!("server:{url}")]);
+        check(workload, "32", "2000", &[]);
+        check(workload, "1", "300", &["one-sided:ram:".to_owned()]);
+        check(workload, "16", "60", &[format!("server:{url}"), format!("auto:{url}")]);
+        check(workload, "4", "20", &[format!("client:{url}"), format!("server:{url}")]);
     }
 }
 

@@ -62,7 +62,7 @@ fn schema() -> SchemaRef {
 
 /// The same rows far and near.
 fn twins(random: &mut Rng, heap: &Arc<Heap>) -> (FarFrame, RecordBatch) {
-    let mut rows = 0..tier(5, 40) * CHUNK_ROWS + 77;
+    let mut rows = 0..tier(3, 40) * CHUNK_ROWS + 77;
     let mut batches = Vec::new();
     while !rows.is_empty() {
         let now: Vec<usize> = rows.by_ref().take(1 + random.usize(..3 * CHUNK_ROWS)).collect();

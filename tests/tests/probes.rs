@@ -43,7 +43,7 @@ probes! { true;
     signals [],
     delivery [],
     fork_far [tier("20", "32")],
-    borrowers [tier("6000", "40000")],
+    borrowers [tier("2000", "40000")],
 }
 
 probes! { farfield_tests::deep();

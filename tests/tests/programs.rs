@@ -122,7 +122,7 @@ mod jobs {
         let xz = program("xz")?;
         let job = Job::new("unxz", [&xz]).within(minutes(5));
         // Its memory is the dictionary: as large as the text.
-        let text = job.scratch().file("random", random_lines(tier(36_000_000, 64_000_000), 9));
+        let text = job.scratch().file("random", random_lines(tier(24_000_000, 64_000_000), 9));
         let input = packed(&xz, "--lzma2=preset=0,dict=64MiB,depth=1", &text);
         Some(job.arg("-dc").input(&input))
     }
@@ -134,7 +134,7 @@ mod jobs {
 
     pub(crate) fn pandas() -> Option<Job> {
         let job = Job::new("pandas", [python("pandas")?]).env("OPENBLAS_NUM_THREADS", "1").within(minutes(10));
-        Some(job.arg(source("table.py")).arg(tier("150000", "1500000")))
+        Some(job.arg(source("table.py")).arg(tier("60000", "1500000")))
     }
 
     pub(crate) fn scikit_learn() -> Option<Job> {
@@ -146,7 +146,7 @@ mod jobs {
     pub(crate) fn sqlite() -> Option<Job> {
         let job = Job::new("sqlite", [program("sqlite3")?]).within(minutes(10));
         let script = std::fs::read_to_string(source("database.sql")).expect("part of the project");
-        let input = job.scratch().file("script.sql", script.replace("ROWS", tier("250000", "2000000")));
+        let input = job.scratch().file("script.sql", script.replace("ROWS", tier("120000", "2000000")));
         Some(job.arg(":memory:").input(&input))
     }
 
@@ -187,7 +187,7 @@ mod jobs {
             print(#t, s, compiled > 0)
         "#;
         let script = job.scratch().file("heap.lua", script);
-        Some(job.arg(script).arg(tier("80000", "400000")))
+        Some(job.arg(script).arg(tier("40000", "400000")))
     }
 
     /// Looks where its handlers run, and sends itself signals all the time.
@@ -230,14 +230,14 @@ mod jobs {
 
     pub(crate) fn nodejs() -> Option<Job> {
         let job = Job::new("nodejs", [program("node")?]).within(minutes(10));
-        Some(job.arg(source("heap.js")).arg(tier("120000", "800000")))
+        Some(job.arg(source("heap.js")).arg(tier("60000", "800000")))
     }
 
     /// The compiler proper and the assembler are children of the driver.
     pub(crate) fn gcc() -> Option<Job> {
         let job = Job::new("gcc", [program("gcc")?]).within(minutes(10));
         let mut code = String::new();
-        let functions = tier(300, 4000);
+        let functions = tier(150, 4000);
         for n in 0..functions {
             let (a, b, c) = (n * 7 + 1, n % 13 + 2, n % 31);
             let _ = writeln!(

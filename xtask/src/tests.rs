@@ -5,6 +5,7 @@
 //! itself.
 
 use crate::chores;
+use crate::linting;
 use crate::runs::{self, Outcome, Run, Verdict};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -182,11 +183,14 @@ impl TestProgram {
 
 /// Builds every program of the common feature set, in one invocation of cargo: each would build libraries that differ in what tests
 /// want of them. Returns the test programs.
-fn build_programs(is_deep: bool) -> Result<Vec<TestProgram>> {
+fn build_programs(is_deep: bool, environment: &[(&'static str, OsString)]) -> Result<Vec<TestProgram>> {
     let features = features(is_deep);
     let mut words = vec!["build", "--all-targets", "--message-format", "json-render-diagnostics"];
     words.extend(common(&features));
-    let output = chores::cargo_command(&words, &[]).stderr(Stdio::inherit()).output().context("cannot start cargo")?;
+    let output = chores::cargo_command(&words, &borrowed(environment))
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot start cargo")?;
     ensure!(output.status.success(), "the tests could not be built");
     let messages = String::from_utf8_lossy(&output.stdout);
     let parsed = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -194,6 +198,10 @@ fn build_programs(is_deep: bool) -> Result<Vec<TestProgram>> {
     // Not in the order in which they were built, which differs.
     programs.sort_by(|one, other| (&one.package, &one.target).cmp(&(&other.package, &other.target)));
     Ok(programs)
+}
+
+fn borrowed<'a>(environment: &'a [(&'static str, OsString)]) -> Vec<(&'a str, &'a OsStr)> {
+    environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect()
 }
 
 fn features(has_grpc: bool) -> String {
@@ -231,6 +239,8 @@ pub(crate) struct Suite {
     runner_words: Vec<String>,
     environment: Vec<(&'static str, OsString)>,
     is_deep: bool,
+    /// Whether clippy and the documentation come with the build and the doctests.
+    is_linting: bool,
 }
 
 impl Suite {
@@ -239,7 +249,12 @@ impl Suite {
         let by_cargo = ["models", "fabric", "sql", "lints", "doctests", "fuzz-build"];
         // Tests of DataFusion start servers.
         let needs_programs = parts.iter().any(|part| !by_cargo.contains(&part.name) || part.name == "sql");
-        let programs = if needs_programs { build_programs(is_deep)? } else { Vec::new() };
+        let has = |name| parts.iter().any(|part| part.name == name);
+        // Where nothing was built before.
+        let is_linting =
+            needs_programs && has("lints") && has("doctests") && std::env::var_os("CI").is_some() && !is_deep;
+        let mut environment = if is_linting { linting::environment()? } else { Vec::new() };
+        let programs = if needs_programs { build_programs(is_deep, &environment)? } else { Vec::new() };
         let farfield = if is_deep {
             // What users get.
             chores::build()?;
@@ -249,11 +264,11 @@ impl Suite {
         } else {
             None
         };
-        let mut environment = Vec::from_iter(farfield.map(|path| ("FARFIELD_BIN", path.into_os_string())));
+        environment.extend(farfield.map(|path| ("FARFIELD_BIN", path.into_os_string())));
         if is_deep {
             environment.push(("FARFIELD_DEEP", "1".into()));
         }
-        Ok(Suite { programs, runner_words: runner_words.to_vec(), environment, is_deep })
+        Ok(Suite { programs, runner_words: runner_words.to_vec(), environment, is_deep, is_linting })
     }
 
     /// Runs parts: those that may [`AT_ONCE`] programs at a time, in the CI tier. Returns what became of each program.
@@ -269,6 +284,17 @@ impl Suite {
         let at_once = together.len().clamp(1, AT_ONCE);
         let mut outcomes = runs::all(together, at_once, patience)?;
         outcomes.extend(runs::all(runs(alone)?, 1, patience)?);
+        if self.is_linting {
+            let programs: Vec<_> = self.programs.iter().map(|program| program.path.as_path()).collect();
+            let verdict = if linting::report(&programs)? { Verdict::Passed } else { Verdict::Failed };
+            outcomes.push(Outcome {
+                part: "lints",
+                name: "lints with the build".into(),
+                seconds: 0.0,
+                cpu: 0.0,
+                verdict,
+            });
+        }
         Ok(outcomes)
     }
 
@@ -279,6 +305,10 @@ impl Suite {
             "sql" => {
                 let of = [&SQL[..], &["--lib", "--test", "sql"]].concat();
                 vec![self.by_cargo(part, &[&SQL[..], &["--doc"]].concat()), self.by_cargo(part, &of)]
+            }
+            "lints" if self.is_linting => {
+                let command = chores::cargo_command(&["fmt", "--all", "--check"], &[]);
+                vec![Run { part: part.name, name: "formatting".into(), command, is_cargo: false }]
             }
             "lints" => {
                 let words = ["x", "lints", WITHOUT_GRPC];
@@ -331,9 +361,7 @@ impl Suite {
         words.extend(of);
         words.push("--");
         words.extend(runner_words.iter().map(String::as_str));
-        let environment: Vec<(&str, &OsStr)> =
-            self.environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
-        let command = chores::cargo_command(&words, &environment);
+        let command = chores::cargo_command(&words, &borrowed(&self.environment));
         Run { part: part.name, name: part.name.into(), command, is_cargo: true }
     }
 

@@ -222,7 +222,7 @@ impl Twin for Texts {
     }
 }
 
-twins!(texts, Texts, 1_000);
+twins!(texts, Texts, 500);
 
 /// Every kind of change of a tree, many times: from empty to empty.
 #[test]

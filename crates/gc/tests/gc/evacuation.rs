@@ -101,7 +101,7 @@ fn count_beside_collections(broken: Option<BrokenRule>, seed: u64, steps: usize)
 
 #[test]
 fn no_change_is_lost_while_objects_move() {
-    let rounds = if is_deep() { 100 } else { 2 };
+    let rounds = if is_deep() { 100 } else { 1 };
     for round in 0..rounds {
         assert_eq!(count_beside_collections(None, seed() + round, 30_000), 0);
     }
@@ -121,7 +121,7 @@ fn pages_that_were_freed_and_taken_again_are_not_taken_for_sparse_ones() {
     const PLACES: usize = 40;
     let heap = far_heap(2);
     let gc = GcHeap::in_heap(&heap).limit(12 * MIB).build().unwrap();
-    let steps = if is_deep() { 1_000_000 } else { 40_000 };
+    let steps = if is_deep() { 1_000_000 } else { 20_000 };
     let is_over = AtomicBool::new(false);
     std::thread::scope(|threads| {
         let collector = threads.spawn(|| {

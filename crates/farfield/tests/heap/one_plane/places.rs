@@ -1,6 +1,6 @@
 //! Far values in places that need no server: a file, compressed memory, memory of a node, mapped files. Danger: other bytes than were stored, and a full place that loses some.
 
-use crate::common::{MIB, Rng, builder, seed};
+use crate::common::{MIB, Rng, builder, is_deep, seed};
 use farfield::{FarBox, FarError, Heap, Plane, PoolError};
 use std::time::{Duration, Instant};
 
@@ -69,8 +69,10 @@ fn values_come_back_as_they_were_stored() {
 fn a_full_place_is_an_error_and_everything_before_stays() {
     let folder = std::env::temp_dir();
     let folder = folder.display();
-    for url in [format!("ssd:{folder}?size=2M"), "lz:?size=16M".to_owned(), format!("dax:{folder}?size=2M")] {
-        let builder = Heap::builder().near(MIB).near_max(MIB).far(1 << 30).pool(&*url);
+    let urls = [format!("ssd:{folder}?size=2M"), format!("dax:{folder}?size=2M"), "lz:?size=16M".to_owned()];
+    // The smallest packed one takes long to fill.
+    for url in &urls[..if is_deep() { 3 } else { 2 }] {
+        let builder = Heap::builder().near(MIB).near_max(MIB).far(1 << 30).pool(url.as_str());
         let heap = builder.patience(Duration::from_secs(1)).build().unwrap();
         let mut kept = Vec::new();
         let error = loop {
