@@ -22,7 +22,7 @@ pub(crate) fn farfield() -> PathBuf {
 }
 
 /// What [`build`] makes for users: the command, and the library beside it.
-const PRODUCT: [&str; 2] = ["farfield", "libfarfield_preload.so"];
+pub(crate) const PRODUCT: [&str; 2] = ["farfield", "libfarfield_preload.so"];
 const PACKAGES: [&str; 4] = ["-p", "farfield-cli", "-p", "farfield-preload"];
 
 /// Runs cargo in the project, with these additions to the environment.

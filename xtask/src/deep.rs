@@ -1,7 +1,6 @@
 //! The second tier: every part of the tests with larger jobs, then under sanitizers and Miri, fuzzed and soaked.
 
 use crate::chores::{self, cargo, farfield, nightly};
-use crate::runs::Verdict;
 use crate::tests::{PARTS, Part, Suite};
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::OsStr;
@@ -60,8 +59,7 @@ fn parts(minutes: u64) -> Vec<(String, Action)> {
 
 fn run_part(suite: &Suite, part: Part) -> Result<()> {
     let outcomes = suite.run(&[part])?;
-    let failed: Vec<_> =
-        outcomes.iter().filter(|it| it.verdict != Verdict::Passed).map(|it| it.name.as_str()).collect();
+    let failed: Vec<_> = outcomes.iter().filter(|it| it.verdict.is_failure()).map(|it| it.name.as_str()).collect();
     ensure!(failed.is_empty(), "{}", failed.join(", "));
     Ok(())
 }

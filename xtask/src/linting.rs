@@ -1,11 +1,15 @@
-//! Clippy and API documentation while everything is built: instead of rustc and rustdoc, cargo starts this program, which starts them
-//! and, beside each, what looks at the same unit with warnings as errors.
+//! Clippy and API documentation while everything is built: instead of rustc and rustdoc, cargo
+//! starts this program, which starts them and, beside each, what looks at the same unit with
+//! warnings as errors.
 //!
-//! By itself, `cargo clippy` would first check the three hundred libraries that were just built, and so would `cargo doc`. What is
-//! found does not end the build: the part `lints` fails at the end, and the tests have been run.
+//! By itself, `cargo clippy` would first check the three hundred libraries that were just built,
+//! and so would `cargo doc`. What is found does not end the build: the part `lints` fails at the
+//! end, and the tests have been run.
 
 use crate::chores;
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
@@ -21,14 +25,13 @@ const NOTE: &str = "txt";
 /// Prepares a build that lints. Returns what the environment of each call of cargo must have.
 pub(crate) fn environment() -> Result<Vec<(&'static str, OsString)>> {
     let folder = folder();
-    if folder.exists() {
-        std::fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    }
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     // Cargo replaces this program while it builds.
     let this = std::env::current_exe().context("this program has no path")?;
     let copies = [RUSTC, RUSTDOC].map(|name| folder.join(name));
     for copy in &copies {
+        // One that still runs cannot be written to.
+        let _ = std::fs::remove_file(copy);
         std::fs::copy(&this, copy).with_context(|| copy.display().to_string())?;
     }
     let [rustc, rustdoc] = copies.map(PathBuf::into_os_string);
@@ -39,24 +42,39 @@ fn folder() -> PathBuf {
     chores::target().join("lints")
 }
 
-/// Prints what was found in a build with [`environment`] that has made `programs`, and the documentation that was made after it.
-/// Returns whether that is nothing.
-pub(crate) fn report(programs: &[&Path]) -> Result<bool> {
-    let (mut is_clean, mut documented) = (true, 0);
-    for entry in std::fs::read_dir(folder())? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|of| of == NOTE) {
-            let found = std::fs::read_to_string(&path)?;
-            print!("{found}");
-            is_clean &= found.is_empty();
-            documented += usize::from(path.file_stem().is_some_and(|unit| !unit.to_string_lossy().contains('-')));
+/// Returns the names of the units that one of cargo's messages says to be built, of this project
+/// and told from others by cargo.
+pub(crate) fn units_of_message(message: &Value) -> Vec<String> {
+    let is_ours = message["package_id"].as_str().is_some_and(|id| id.starts_with("path+"));
+    let files = message["filenames"].as_array().filter(|_| is_ours && message["reason"] == "compiler-artifact");
+    let names = files.into_iter().flatten().filter_map(|file| {
+        let path = Path::new(file.as_str()?);
+        let name = path.file_stem()?.to_str()?;
+        let is_named = path.parent()?.file_name()? == "deps" && name.contains('-');
+        let name = if path.extension().is_some() { name.strip_prefix("lib").unwrap_or(name) } else { name };
+        is_named.then(|| name.to_owned())
+    });
+    names.collect()
+}
+
+/// Prints what was found in `units`, which builds with [`environment`] have made, and in the
+/// documentation. Returns whether that is nothing.
+pub(crate) fn report(units: &BTreeSet<String>) -> Result<bool> {
+    let mut is_clean = true;
+    let crates: BTreeSet<_> = units.iter().filter_map(|unit| unit.rsplit_once('-')).map(|(name, _)| name).collect();
+    let mut documented = 0;
+    for name in units.iter().map(String::as_str).chain(crates) {
+        let path = folder().join(name).with_extension(NOTE);
+        let is_documentation = !name.contains('-');
+        if !path.exists() && is_documentation {
+            continue;
         }
+        let found = std::fs::read_to_string(&path).with_context(|| format!("nothing has linted {name}"))?;
+        print!("{found}");
+        is_clean &= found.is_empty();
+        documented += usize::from(is_documentation);
     }
-    for program in programs {
-        let unit = program.file_name().with_context(|| program.display().to_string())?;
-        ensure!(folder().join(unit).with_extension(NOTE).exists(), "nothing has linted {}", program.display());
-    }
-    ensure!(documented > 0, "no documentation was made");
+    ensure!(!units.is_empty() && documented > 0, "nothing was built, or no documentation");
     Ok(is_clean)
 }
 
@@ -92,7 +110,8 @@ fn compile(folder: &Path, words: &[OsString]) -> Result<ExitCode> {
     Ok(exit_code(status))
 }
 
-/// Tests the examples of a library's documentation and makes the documentation, which needs the same libraries.
+/// Tests the examples of a library's documentation and makes the documentation, which needs the
+/// same libraries.
 fn document(folder: &Path, words: &[OsString]) -> Result<ExitCode> {
     let unit = Unit::of(words);
     let pages = unit.as_ref().map(|unit| unit.start(folder, Command::new("rustdoc").args(&unit.words)));
@@ -165,5 +184,47 @@ impl Unit {
         );
         let path = folder.join(&self.name).with_extension(NOTE);
         std::fs::write(&path, found).with_context(|| path.display().to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<OsString> {
+        text.split(' ').map(OsString::from).collect()
+    }
+
+    #[test]
+    fn a_linter_gets_the_words_of_the_compiler_without_those_about_output() {
+        let unit = Unit::of(&words(
+            "--crate-name core --edition=2024 src/lib.rs --error-format=json --json=artifacts --emit=dep-info,link --test \
+             -C extra-filename=-0f --out-dir deps -L dependency=deps",
+        ));
+        let unit = unit.expect("a unit");
+        assert_eq!(unit.name, "core-0f");
+        let kept = "--crate-name core --edition=2024 src/lib.rs --test -C extra-filename=-0f -L dependency=deps";
+        assert_eq!(unit.words, words(kept));
+        let documented =
+            Unit::of(&words("--crate-name core --test src/lib.rs --test-run-directory here")).expect("a unit");
+        assert_eq!((documented.name.as_str(), documented.words), ("core", words("--crate-name core src/lib.rs")));
+    }
+
+    #[test]
+    fn questions_to_the_compiler_are_no_units() {
+        assert!(Unit::of(&words("-vV")).is_none());
+        assert!(Unit::of(&words("- --crate-name ___ --print=file-names")).is_none());
+    }
+
+    #[test]
+    fn units_are_what_was_built_here() {
+        let message = |id: &str, file: &str| {
+            let message = serde_json::json!({"reason": "compiler-artifact", "package_id": id, "filenames": [file]});
+            units_of_message(&message)
+        };
+        assert_eq!(message("path+file:///core#0.1.0", "target/debug/deps/libcore-0f.rlib"), ["core-0f"]);
+        assert_eq!(message("path+file:///core#0.1.0", "target/debug/deps/library-0f"), ["library-0f"]);
+        assert!(message("path+file:///core#0.1.0", "target/debug/farfield").is_empty());
+        assert!(message("registry+index#serde@1.0.0", "target/debug/deps/libserde-0f.rlib").is_empty());
     }
 }

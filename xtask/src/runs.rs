@@ -2,6 +2,7 @@
 
 use crate::chores;
 use crate::measured::{self, Measured};
+use crate::passed::{self, Inputs};
 use anyhow::{Context, Result};
 use std::fs::File;
 use std::path::Path;
@@ -20,6 +21,8 @@ pub(crate) struct Run {
     pub(crate) command: Command,
     /// Whether cargo builds something first: two of these would wait for each other.
     pub(crate) is_cargo: bool,
+    /// What its result depends on, where that is known.
+    pub(crate) inputs: Option<Inputs>,
 }
 
 /// Runs that have not begun.
@@ -52,6 +55,8 @@ pub(crate) struct Outcome {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Passed,
+    /// It was not run: it has passed before, and nothing has changed since.
+    Unchanged,
     Failed,
     /// It ran for longer than a test program may, and was killed.
     Hung,
@@ -73,7 +78,7 @@ pub(crate) fn all(runs: Vec<Run>, at_once: usize, patience: Duration) -> Result<
     let work = || -> Result<()> {
         loop {
             let (is_left, run) = lock(&queue).next();
-            let Some(Run { part, name, mut command, is_cargo }) = run else {
+            let Some(Run { part, name, mut command, is_cargo, inputs }) = run else {
                 if !is_left {
                     return Ok(());
                 }
@@ -81,6 +86,7 @@ pub(crate) fn all(runs: Vec<Run>, at_once: usize, patience: Duration) -> Result<
                 continue;
             };
             println!("== {name} ==");
+            passed::forget(&name)?;
             let output = folder.join(name.replace(['/', ' '], "-")).with_extension("txt");
             let ran = begin(&mut command, &output);
             if is_cargo {
@@ -93,6 +99,9 @@ pub(crate) fn all(runs: Vec<Run>, at_once: usize, patience: Duration) -> Result<
                     (0.0, 0.0, Verdict::Failed)
                 }
             };
+            if let (Verdict::Passed, Some(inputs)) = (verdict, &inputs) {
+                passed::keep(&name, inputs)?;
+            }
             let mut outcomes = lock(&outcomes);
             if at_once > 1 {
                 println!("\n{}", String::from_utf8_lossy(&std::fs::read(&output)?));
@@ -117,9 +126,14 @@ impl Verdict {
         }
     }
 
+    pub(crate) fn is_failure(self) -> bool {
+        matches!(self, Verdict::Failed | Verdict::Hung)
+    }
+
     pub(crate) fn text(self) -> &'static str {
         match self {
             Verdict::Passed => "ok",
+            Verdict::Unchanged => "ok (unchanged: not run again)",
             Verdict::Failed => "FAILED",
             Verdict::Hung => "FAILED: it did not end in time",
         }

@@ -6,9 +6,11 @@
 
 use crate::chores;
 use crate::linting;
+use crate::passed::{self, Inputs};
 use crate::runs::{self, Outcome, Run, Verdict};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -139,6 +141,9 @@ const PLANES_OF_CI: usize = 2;
 /// Tests of collections, whose code is the same on each plane: CI runs them on the first one.
 const OF_COLLECTIONS: [&str; 6] = ["array::", "btree::", "bytes::", "list::", "many::", "vec::"];
 
+/// Packages whose tests start the product's programs.
+const STARTS_PRODUCT: [&str; 5] = [END_TO_END, "farfield-bench", "farfield-cli", "farfield-pager", "farfield-preload"];
+
 /// Test programs that run at a time, on two cores: many of them wait for servers most of the time.
 const AT_ONCE: usize = 3;
 
@@ -182,8 +187,11 @@ impl TestProgram {
 }
 
 /// Builds every program of the common feature set, in one invocation of cargo: each would build libraries that differ in what tests
-/// want of them. Returns the test programs.
-fn build_programs(is_deep: bool, environment: &[(&'static str, OsString)]) -> Result<Vec<TestProgram>> {
+/// want of them. Returns the test programs, and the names of the units of the project.
+fn build_programs(
+    is_deep: bool,
+    environment: &[(&'static str, OsString)],
+) -> Result<(Vec<TestProgram>, BTreeSet<String>)> {
     let features = features(is_deep);
     let mut words = vec!["build", "--all-targets", "--message-format", "json-render-diagnostics"];
     words.extend(common(&features));
@@ -193,11 +201,12 @@ fn build_programs(is_deep: bool, environment: &[(&'static str, OsString)]) -> Re
         .context("cannot start cargo")?;
     ensure!(output.status.success(), "the tests could not be built");
     let messages = String::from_utf8_lossy(&output.stdout);
-    let parsed = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let mut programs: Vec<_> = parsed.filter_map(|message| TestProgram::from_message(&message)).collect();
+    let parsed: Vec<Value> = messages.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let units = parsed.iter().flat_map(linting::units_of_message).collect();
+    let mut programs: Vec<_> = parsed.iter().filter_map(TestProgram::from_message).collect();
     // Not in the order in which they were built, which differs.
     programs.sort_by(|one, other| (&one.package, &one.target).cmp(&(&other.package, &other.target)));
-    Ok(programs)
+    Ok((programs, units))
 }
 
 fn borrowed<'a>(environment: &'a [(&'static str, OsString)]) -> Vec<(&'a str, &'a OsStr)> {
@@ -236,11 +245,15 @@ pub(crate) fn lints(words: &[String]) -> Result<()> {
 /// What runs of parts share: the test programs, and the words for the test runner.
 pub(crate) struct Suite {
     programs: Vec<TestProgram>,
+    /// All units of compilation of the project that were built.
+    units: BTreeSet<String>,
     runner_words: Vec<String>,
     environment: Vec<(&'static str, OsString)>,
     is_deep: bool,
     /// Whether clippy and the documentation come with the build and the doctests.
     is_linting: bool,
+    /// Whether programs run that have passed with the same inputs.
+    runs_again: bool,
 }
 
 impl Suite {
@@ -254,7 +267,8 @@ impl Suite {
         let is_linting =
             needs_programs && has("lints") && has("doctests") && std::env::var_os("CI").is_some() && !is_deep;
         let mut environment = if is_linting { linting::environment()? } else { Vec::new() };
-        let programs = if needs_programs { build_programs(is_deep, &environment)? } else { Vec::new() };
+        let (programs, units) =
+            if needs_programs { build_programs(is_deep, &environment)? } else { Default::default() };
         let farfield = if is_deep {
             // What users get.
             chores::build()?;
@@ -268,7 +282,15 @@ impl Suite {
         if is_deep {
             environment.push(("FARFIELD_DEEP", "1".into()));
         }
-        Ok(Suite { programs, runner_words: runner_words.to_vec(), environment, is_deep, is_linting })
+        Ok(Suite {
+            programs,
+            units,
+            runner_words: runner_words.to_vec(),
+            environment,
+            is_deep,
+            is_linting,
+            runs_again: true,
+        })
     }
 
     /// Runs parts: those that may [`AT_ONCE`] programs at a time, in the CI tier. Returns what became of each program.
@@ -282,11 +304,25 @@ impl Suite {
         let patience = PATIENCE * if self.is_deep { 60 } else { 1 };
         let together = runs(together)?;
         let at_once = together.len().clamp(1, AT_ONCE);
-        let mut outcomes = runs::all(together, at_once, patience)?;
-        outcomes.extend(runs::all(runs(alone)?, 1, patience)?);
+        let mut outcomes = Vec::new();
+        for (runs, at_once) in [(together, at_once), (runs(alone)?, 1)] {
+            let has_passed = |run: &Run| {
+                let inputs = run.inputs.as_ref().filter(|_| !self.runs_again);
+                inputs.is_some_and(|inputs| passed::has_passed(&run.name, inputs))
+            };
+            let (unchanged, runs): (Vec<_>, Vec<_>) = runs.into_iter().partition(has_passed);
+            let verdict = Verdict::Unchanged;
+            outcomes.extend(unchanged.into_iter().map(|Run { part, name, .. }| Outcome {
+                part,
+                name,
+                seconds: 0.0,
+                cpu: 0.0,
+                verdict,
+            }));
+            outcomes.extend(runs::all(runs, at_once, patience)?);
+        }
         if self.is_linting {
-            let programs: Vec<_> = self.programs.iter().map(|program| program.path.as_path()).collect();
-            let verdict = if linting::report(&programs)? { Verdict::Passed } else { Verdict::Failed };
+            let verdict = if linting::report(&self.units)? { Verdict::Passed } else { Verdict::Failed };
             outcomes.push(Outcome {
                 part: "lints",
                 name: "lints with the build".into(),
@@ -308,17 +344,18 @@ impl Suite {
             }
             "lints" if self.is_linting => {
                 let command = chores::cargo_command(&["fmt", "--all", "--check"], &[]);
-                vec![Run { part: part.name, name: "formatting".into(), command, is_cargo: false }]
+                vec![Run { part: part.name, name: "formatting".into(), command, is_cargo: false, inputs: None }]
             }
             "lints" => {
                 let words = ["x", "lints", WITHOUT_GRPC];
                 let words = if self.is_deep { &words[..2] } else { &words[..] };
                 let command = chores::cargo_command(words, &[]);
-                vec![Run { part: part.name, name: part.name.into(), command, is_cargo: true }]
+                vec![Run { part: part.name, name: part.name.into(), command, is_cargo: true, inputs: None }]
             }
             "doctests" => vec![self.by_cargo(part, &[&common(&features(self.is_deep))[..], &["--doc"]].concat())],
             "fuzz-build" => {
-                vec![Run { part: part.name, name: part.name.into(), command: chores::fuzz_check(), is_cargo: true }]
+                let (name, command) = (part.name.into(), chores::fuzz_check());
+                vec![Run { part: part.name, name, command, is_cargo: true, inputs: None }]
             }
             "fabric" => {
                 ensure!(chores::has_libfabric(), "libfabric-dev and pkg-config must be installed");
@@ -327,31 +364,55 @@ impl Suite {
             _ => {
                 let programs: Vec<_> = self.programs.iter().filter(|program| program.part() == part.name).collect();
                 ensure!(!programs.is_empty(), "no test program belongs to the part {}", part.name);
-                programs.into_iter().flat_map(|program| self.by_program(part, program)).collect()
+                let runs: Vec<_> =
+                    programs.into_iter().map(|program| self.by_program(part, program)).collect::<Result<_>>()?;
+                runs.into_iter().flatten().collect()
             }
         })
     }
 
     /// A test program, as cargo would run it; the heap's once for each plane.
-    fn by_program(&self, part: Part, program: &TestProgram) -> Vec<Run> {
+    fn by_program(&self, part: Part, program: &TestProgram) -> Result<Vec<Run>> {
         let run = |plane: Option<(&str, &str)>| {
-            let mut command = Command::new(&program.path);
-            command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
-            command.envs(self.environment.iter().map(|(name, value)| (name, value))).args(self.words(part));
+            let mut words = self.words(part);
             let mut name = format!("{} {}", program.package, program.target);
             if let Some((plane, not_on_it)) = plane {
                 let is_other = plane != PLANES[0].0 && !self.is_deep;
                 let left_out = [not_on_it].into_iter().chain(OF_COLLECTIONS.into_iter().filter(|_| is_other));
-                command.env("FARFIELD_PLANE", plane).args(left_out.flat_map(|tests| ["--skip", tests]));
+                words.extend(left_out.flat_map(|tests| ["--skip", tests]).map(String::from));
                 name = format!("{name} {plane}");
             }
-            Run { part: part.name, name, command, is_cargo: false }
+            let inputs = self.inputs(part, program)?.map(|inputs| inputs.words(&words));
+            let mut command = Command::new(&program.path);
+            command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder).args(words);
+            command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+            command.envs(plane.map(|(plane, _)| ("FARFIELD_PLANE", plane)));
+            Ok(Run { part: part.name, name, command, is_cargo: false, inputs })
         };
         if !program.is_heap() {
-            return vec![run(None)];
+            return Ok(vec![run(None)?]);
         }
         let planes = if self.is_deep { PLANES.len() } else { PLANES_OF_CI };
         PLANES[..planes].iter().map(|plane| run(Some(*plane))).collect()
+    }
+
+    /// What the result of a test program depends on; `None` if that is too much to say: tests of the project look at all its files.
+    fn inputs(&self, part: Part, program: &TestProgram) -> Result<Option<Inputs>> {
+        if program.package == "xtask" || self.is_deep {
+            return Ok(None);
+        }
+        // Its sources, too: tests compile programs of their own.
+        let mut inputs = Inputs::default().words(["CI", "FARFIELD_SEED"].map(std::env::var_os)).files(&program.path)?;
+        inputs = inputs.files(&program.folder)?;
+        if STARTS_PRODUCT.contains(&program.package.as_str()) {
+            for name in chores::PRODUCT {
+                inputs = inputs.files(&chores::target().join("debug").join(name))?;
+            }
+        }
+        if part.name == "examples" {
+            inputs = inputs.files(&chores::target().join("debug/examples"))?;
+        }
+        Ok(Some(inputs))
     }
 
     /// What cargo builds by itself.
@@ -362,7 +423,7 @@ impl Suite {
         words.push("--");
         words.extend(runner_words.iter().map(String::as_str));
         let command = chores::cargo_command(&words, &borrowed(&self.environment));
-        Run { part: part.name, name: part.name.into(), command, is_cargo: true }
+        Run { part: part.name, name: part.name.into(), command, is_cargo: true, inputs: None }
     }
 
     fn words(&self, part: Part) -> Vec<String> {
@@ -373,9 +434,16 @@ impl Suite {
 
 /// The CI tier, or the parts that are named. Prints what each program took; the last line counts the parts.
 pub(crate) fn test(words: &[String]) -> Result<()> {
+    let (is_all, words) = match words {
+        [] => (true, words),
+        [first, rest @ ..] if first == "--again" => (false, rest),
+        _ => (false, words),
+    };
     let (parts, runner_words) = parse(words)?;
     let started = Instant::now();
-    let suite = Suite::build(&parts, &runner_words, false)?;
+    let mut suite = Suite::build(&parts, &runner_words, false)?;
+    // Whoever names a part wants it to run.
+    suite.runs_again = !is_all;
     let built = started.elapsed().as_secs_f64();
     let mut outcomes = suite.run(&parts)?;
     outcomes.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
@@ -384,7 +452,7 @@ pub(crate) fn test(words: &[String]) -> Result<()> {
     for Outcome { name, seconds, cpu, verdict, .. } in &outcomes {
         table += &format!("{name:<36} {seconds:>7.0} {cpu:>7.0}  {}\n", verdict.text());
     }
-    let failed = |part: &&Part| outcomes.iter().any(|it| it.part == part.name && it.verdict != Verdict::Passed);
+    let failed = |part: &&Part| outcomes.iter().any(|it| it.part == part.name && it.verdict.is_failure());
     let failed: Vec<_> = parts.iter().filter(failed).map(|part| part.name).collect();
     let all = started.elapsed().as_secs_f64();
     println!("\n{table}{:<36} {all:>7.0}\n", "all");

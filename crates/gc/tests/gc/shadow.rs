@@ -320,12 +320,12 @@ fn a_quarter_near_on_four_threads() {
 
 #[test]
 fn a_twentieth_near_on_two_threads() {
-    run(1, 20, Size { roots: 6000, bytes: 10_000 }, 2, operations(20_000));
+    run(1, 20, Size { roots: 6000, bytes: 10_000 }, 2, operations(34_000));
 }
 
 #[test]
 fn a_quarter_near_through_the_frames() {
-    let stats = run_by(FarTracing::Frames, 1, 3, Size { roots: 800, bytes: 1500 }, 2, operations(16_000));
+    let stats = run_by(FarTracing::Frames, 1, 3, Size { roots: 800, bytes: 1500 }, 2, operations(30_000));
     assert_eq!(stats.read_pages, 0);
 }
 
