@@ -13,6 +13,7 @@ extern crate alloc;
 pub mod blocks;
 pub mod cast;
 pub mod chunk_word;
+pub mod dsm;
 pub mod gc;
 pub mod geometry;
 pub mod gf256;

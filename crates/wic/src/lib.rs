@@ -69,6 +69,6 @@ pub use executor::Budget;
 #[cfg(not(target_family = "wasm"))]
 pub use memory::Memory;
 #[cfg(not(target_family = "wasm"))]
-pub use registry::{Registry, Task, Unknown};
+pub use registry::{Handler, Registry, Task, Unknown};
 #[cfg(not(target_family = "wasm"))]
 pub use sim::Sim;

@@ -15,6 +15,7 @@ use core::pin::pin;
 use farfield_core::wire::CallBody;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 /// A call, as it arrived.
 #[derive(Clone, Copy, Debug)]
@@ -42,11 +43,28 @@ pub enum Unknown {
 type Sink<'s> = &'s mut dyn FnMut(usize, Result<&[u8], Stop>, u64);
 type RunAll = fn(&dyn Memory, &[Task<'_>], Sink<'_>);
 
+/// Function with the state of the process that serves it. It does not see the region through which
+/// it is called.
+pub trait Handler: Send + Sync {
+    /// Answers a call. `answer` is empty. The function runs in the thread of its caller's connection,
+    /// so it must not wait. If it panics, its call ends and nothing else.
+    fn answer(&self, argument: &[u8], answer: &mut Vec<u8>) -> Result<(), Stop>;
+}
+
+/// RegisteredCode of a function.
+#[derive(Clone)]
+enum RegisteredCode {
+    /// A where-independent function over the region.
+    Function(RunAll),
+    /// A function of the process.
+    Handler(Arc<dyn Handler>),
+}
+
 /// The functions of a server.
 #[derive(Clone, Default)]
 pub struct Registry {
     /// By name, then by version.
-    functions: BTreeMap<&'static str, BTreeMap<u32, RunAll>>,
+    functions: BTreeMap<&'static str, BTreeMap<u32, RegisteredCode>>,
 }
 
 impl core::fmt::Debug for Registry {
@@ -87,10 +105,22 @@ impl Registry {
     ///
     /// # Panics
     /// If there is one of this name and version, or if the name is empty or too long.
-    pub fn with<F: Function>(mut self) -> Registry {
-        assert!((1..=CallBody::NAME_BYTES_MAX).contains(&F::NAME.len()), "a name has 1 to 64 bytes: {:?}", F::NAME);
-        let before = self.functions.entry(F::NAME).or_default().insert(F::VERSION, run_all::<F>);
-        assert!(before.is_none(), "there are two functions {:?} of version {}", F::NAME, F::VERSION);
+    pub fn with<F: Function>(self) -> Registry {
+        self.with_code(F::NAME, F::VERSION, RegisteredCode::Function(run_all::<F>))
+    }
+
+    /// Adds a function of this process.
+    ///
+    /// # Panics
+    /// If there is one of this name and version, or if the name is empty or too long.
+    pub fn with_handler(self, name: &'static str, version: u32, handler: Arc<dyn Handler>) -> Registry {
+        self.with_code(name, version, RegisteredCode::Handler(handler))
+    }
+
+    fn with_code(mut self, name: &'static str, version: u32, code: RegisteredCode) -> Registry {
+        assert!((1..=CallBody::NAME_BYTES_MAX).contains(&name.len()), "a name has 1 to 64 bytes: {name:?}");
+        let before = self.functions.entry(name).or_default().insert(version, code);
+        assert!(before.is_none(), "there are two functions {name:?} of version {version}");
         self
     }
 
@@ -111,8 +141,12 @@ impl Registry {
     ) -> Result<(), Unknown> {
         let versions = self.functions.get(name).ok_or(Unknown::Name)?;
         match versions.get(&version) {
-            Some(run) => {
+            Some(RegisteredCode::Function(run)) => {
                 run(memory, tasks, ended);
+                Ok(())
+            }
+            Some(RegisteredCode::Handler(handler)) => {
+                answer_all(&**handler, tasks, ended);
                 Ok(())
             }
             None => Err(versions.keys().last().map_or(Unknown::Name, |newest| Unknown::Version { newest: *newest })),
@@ -123,6 +157,19 @@ impl Registry {
 thread_local! {
     /// Buffer for the bytes of an answer, empty.
     static ANSWER: Cell<Vec<u8>> = Cell::default();
+}
+
+fn answer_all(handler: &dyn Handler, tasks: &[Task<'_>], ended: Sink<'_>) {
+    let mut bytes = ANSWER.take();
+    for (index, task) in tasks.iter().enumerate() {
+        bytes.clear();
+        match caught(|| handler.answer(task.argument, &mut bytes)) {
+            Ok(()) if bytes.len() > CallBody::ANSWER_BYTES_MAX => ended(index, Err(Stop::AnswerTooLong), 0),
+            Ok(()) => ended(index, Ok(&bytes), 0),
+            Err(stop) => ended(index, Err(stop), 0),
+        }
+    }
+    ANSWER.set(bytes);
 }
 
 fn run_all<F: Function>(memory: &dyn Memory, tasks: &[Task<'_>], ended: Sink<'_>) {

@@ -1,0 +1,12 @@
+//! Shared memory guided by ownership: the words and blocks of its objects, without I/O.
+//!
+//! After DRust (OSDI 2024). What its borrow checker knows, one writer or many readers, takes the
+//! place of a coherence protocol: an owner's word names one *version* of an object, and a copy is
+//! kept by that word. So copies of an old version are never asked for again, and nothing is
+//! invalidated.
+
+mod block;
+mod word;
+
+pub use block::{BlockHeader, LateFree};
+pub use word::{Colour, OwnerWord, Partition};

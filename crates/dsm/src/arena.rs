@@ -1,0 +1,226 @@
+//! The part of shared memory that a node keeps: one memfd, mapped once, cut into blocks of a few
+//! sizes.
+//!
+//! A block is a header of 16 bytes and an object. ArenaBlocks of one size are used again for that
+//! size only, so a block begins where it always began, and its colours stay with it.
+#![allow(unsafe_code, reason = "objects lie in a mapping")]
+
+use crate::ShareError;
+use core::ffi::CStr;
+use farfield_core::dsm::{BlockHeader, Colour, LateFree, OwnerWord, Partition};
+use farfield_os::memfd::{self, Mapping, MappingAccess};
+use std::os::fd::AsFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const NAME: &CStr = c"farfield-share";
+/// Bytes of a block before its object.
+const HEADER_BYTES: u64 = OwnerWord::ALIGN;
+/// Sizes of blocks: 32, 48, 64, 96, 128, … bytes.
+const CLASSES: usize = 60;
+
+/// RawHeader as it lies in memory.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct RawHeader {
+    /// Colour of the header's state.
+    colour: u16,
+    state: u16,
+    class: u32,
+}
+
+const FREE: u16 = 0;
+const USED: u16 = 1;
+const RESTING: u16 = 2;
+
+/// ArenaBlocks of one node.
+pub(crate) struct ShareArena {
+    mapping: Mapping,
+    partition: Partition,
+    blocks: Mutex<ArenaBlocks>,
+}
+
+struct ArenaBlocks {
+    /// End of the blocks that were ever made, in bytes.
+    end: u64,
+    /// Objects' offsets of free blocks, by class.
+    free: [Vec<u64>; CLASSES],
+    /// Bytes of blocks with objects.
+    used_bytes: u64,
+}
+
+/// Returns the class of blocks for objects of so many bytes.
+fn class_of(bytes: u64) -> usize {
+    let block = bytes.saturating_add(HEADER_BYTES).max(32);
+    (0..CLASSES).find(|class| block_bytes(*class) >= block).unwrap_or(CLASSES - 1)
+}
+
+/// Returns the size of the blocks of a class, in bytes.
+fn block_bytes(class: usize) -> u64 {
+    let power = 32u64 << (class / 2);
+    if class.is_multiple_of(2) { power } else { power + power / 2 }
+}
+
+impl ShareArena {
+    /// Reserves `bytes` bytes of address space for the objects of a partition. Memory is taken when
+    /// objects need it.
+    pub(crate) fn new(partition: Partition, bytes: u64) -> std::io::Result<ShareArena> {
+        let fd = memfd::create(NAME, bytes).map_err(std::io::Error::from)?;
+        let mapping = Mapping::new(fd.as_fd(), bytes, MappingAccess::ReadWrite).map_err(std::io::Error::from)?;
+        // The first unit is no object's: a word is never zero.
+        let blocks = ArenaBlocks { end: 0, free: [const { Vec::new() }; CLASSES], used_bytes: 0 };
+        Ok(ShareArena { mapping, partition, blocks: Mutex::new(blocks) })
+    }
+
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.lock().used_bytes
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ArenaBlocks> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a block for an object of `bytes` bytes, whose contents are arbitrary but initialised.
+    /// All objects together take at most `limit_bytes`.
+    pub(crate) fn take(&self, bytes: u64, limit_bytes: u64) -> Result<OwnerWord, ShareError> {
+        let full = ShareError::Full { bytes, limit_bytes };
+        let class = class_of(bytes);
+        let mut blocks = self.lock();
+        if blocks.used_bytes + block_bytes(class) > limit_bytes.min(self.mapping.len() as u64) {
+            return Err(full);
+        }
+        let offset = match blocks.free[class].pop() {
+            Some(offset) => offset,
+            None => {
+                let offset = blocks.end + HEADER_BYTES;
+                if block_bytes(class) > self.mapping.len() as u64 - blocks.end {
+                    return Err(full);
+                }
+                blocks.end += block_bytes(class);
+                self.put_header(offset, BlockHeader::NEW, class);
+                offset
+            }
+        };
+        let (mut header, class) = self.header(offset);
+        let colour = header.fill().ok_or(full)?;
+        self.put_header(offset, header, class);
+        blocks.used_bytes += block_bytes(class);
+        OwnerWord::new(self.partition, offset, colour).ok_or(full)
+    }
+
+    /// Frees the block of an object that is not used any more.
+    pub(crate) fn free(&self, word: OwnerWord) -> Result<(), LateFree> {
+        let mut blocks = self.lock();
+        let (mut header, class) = self.block_at(&blocks, word).ok_or(LateFree)?;
+        header.free(word.colour())?;
+        self.put_header(word.offset(), header, class);
+        blocks.used_bytes -= block_bytes(class);
+        if matches!(header, BlockHeader::Free { .. }) {
+            blocks.free[class].push(word.offset());
+        }
+        Ok(())
+    }
+
+    /// Returns the address of an object. It is valid as long as the arena, whatever the word says.
+    pub(crate) fn address(&self, word: OwnerWord) -> *mut u8 {
+        debug_assert!(word.partition() == self.partition && word.offset() < self.mapping.len() as u64);
+        self.mapping.as_ptr().wrapping_add(word.offset() as usize)
+    }
+
+    /// Appends the bytes of an object that nobody writes to. Returns whether the block can hold
+    /// such an object.
+    pub(crate) fn read(&self, word: OwnerWord, bytes: u64, into: &mut Vec<u8>) -> bool {
+        let blocks = self.lock();
+        let found = self.block_at(&blocks, word);
+        let is_there = found.is_some_and(|(header, class)| {
+            header.may_hold(word.colour()) && bytes <= block_bytes(class) - HEADER_BYTES
+        });
+        if is_there {
+            let start = into.len();
+            into.resize(start + bytes as usize, 0);
+            // SAFETY: the block holds an object of so many bytes within the mapping; all bytes of a
+            // file are initialised. Its owner lends it to the one who reads, so nobody writes to
+            // it.
+            unsafe { core::ptr::copy_nonoverlapping(self.address(word), into[start..].as_mut_ptr(), bytes as usize) };
+        }
+        is_there
+    }
+
+    /// Returns header and class of the block that a word of another node means, if there is a
+    /// block.
+    fn block_at(&self, blocks: &ArenaBlocks, word: OwnerWord) -> Option<(BlockHeader, usize)> {
+        let is_ours = word.partition() == self.partition && word.offset() >= HEADER_BYTES && word.offset() < blocks.end;
+        is_ours.then(|| self.header(word.offset()))
+    }
+
+    fn header_at(&self, offset: u64) -> *mut RawHeader {
+        self.mapping.as_ptr().wrapping_add((offset - HEADER_BYTES) as usize).cast()
+    }
+
+    fn header(&self, offset: u64) -> (BlockHeader, usize) {
+        // SAFETY: the header of a block, within the mapping and aligned to 16 bytes; headers are
+        // used under the lock only.
+        let RawHeader { colour, state, class } = unsafe { self.header_at(offset).read() };
+        let colour = Colour(colour);
+        let header = match state {
+            USED => BlockHeader::Used { first: colour },
+            RESTING => BlockHeader::Resting,
+            _ => BlockHeader::Free { next: colour },
+        };
+        (header, (class as usize).min(CLASSES - 1))
+    }
+
+    fn put_header(&self, offset: u64, header: BlockHeader, class: usize) {
+        let (state, colour) = match header {
+            BlockHeader::Free { next } => (FREE, next),
+            BlockHeader::Used { first } => (USED, first),
+            BlockHeader::Resting => (RESTING, Colour::LAST),
+        };
+        // SAFETY: as for `header`.
+        unsafe { self.header_at(offset).write(RawHeader { colour: colour.0, state, class: class as u32 }) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_hold_their_objects_and_waste_less_than_half() {
+        for bytes in (0..5000).chain([64 << 10, 1 << 20, 1 << 30]) {
+            let block = block_bytes(class_of(bytes));
+            assert!(block >= bytes + HEADER_BYTES && block.is_multiple_of(16), "{bytes}");
+            assert!(block <= 32 || block < (bytes + HEADER_BYTES) * 3 / 2 + 16, "{bytes}: {block}");
+        }
+    }
+
+    #[test]
+    fn objects_do_not_overlap_and_blocks_are_used_again_with_new_colours() {
+        let arena = ShareArena::new(Partition::new(3).unwrap(), 1 << 20).unwrap();
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut kept: Vec<(OwnerWord, u64, u8)> = Vec::new();
+        let mut words = std::collections::HashSet::new();
+        for step in 0..20_000u64 {
+            let mut bytes = Vec::new();
+            if kept.len() < 300 || random.bool() {
+                let len = random.u64(..3000);
+                let Ok(word) = arena.take(len, 1 << 20) else {
+                    let (word, ..) = kept.swap_remove(random.usize(..kept.len()));
+                    arena.free(word).unwrap();
+                    continue;
+                };
+                assert!(words.insert(word), "no object has the word of another");
+                // SAFETY: a new block of so many bytes.
+                unsafe { arena.address(word).write_bytes(step as u8, len as usize) };
+                kept.push((word, len, step as u8));
+            } else {
+                let (word, len, byte) = kept.swap_remove(random.usize(..kept.len()));
+                assert!(arena.read(word, len, &mut bytes) && bytes.iter().all(|it| *it == byte));
+                arena.free(word).unwrap();
+                assert_eq!(arena.free(word), Err(LateFree));
+                assert!(!arena.read(word, len, &mut bytes), "it is gone");
+            }
+        }
+        kept.into_iter().for_each(|(word, ..)| arena.free(word).unwrap());
+        assert_eq!(arena.used_bytes(), 0);
+    }
+}

@@ -1,0 +1,107 @@
+//! What can go wrong, by name.
+
+use crate::NodeId;
+use core::time::Duration;
+
+/// Error of an access to shared memory. It can travel between nodes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShareError {
+    /// The node that kept the object is gone, and the object with it.
+    #[error("node {node} is gone, and what it kept with it")]
+    NodeLost {
+        /// Node that kept it.
+        node: NodeId,
+    },
+    /// The node did not answer in time, although nobody has seen it die.
+    #[error("node {node} has not answered within {} s", within.as_secs_f64())]
+    Silent {
+        /// Node that was asked.
+        node: NodeId,
+        /// Time for which it was waited.
+        within: Duration,
+    },
+    /// The near memory of this node is used up by objects.
+    #[error("{limit_bytes} bytes of near memory hold no object of {bytes} bytes beside the others (NodeBuilder::near)")]
+    Full {
+        /// Size of the object, in bytes.
+        bytes: u64,
+        /// Near memory of the node, in bytes.
+        limit_bytes: u64,
+    },
+    /// The value is larger than an object or a message can be.
+    #[error("a value of {bytes} bytes is too large to travel: {limit_bytes} bytes at most")]
+    TooLarge {
+        /// Size of the value, in bytes.
+        bytes: u64,
+        /// Greatest size, in bytes.
+        limit_bytes: u64,
+    },
+    /// The node is another build of the program, or no node of this program.
+    #[error("node {node} runs another build of the program")]
+    OtherBuild {
+        /// Node that was asked.
+        node: NodeId,
+    },
+    /// The node does not keep the object any more. In safe code this does not happen.
+    #[error("node {node} does not keep the object any more")]
+    Stale {
+        /// Node that was asked.
+        node: NodeId,
+    },
+    /// There is no node of this number.
+    #[error("there is no node {node}")]
+    UnknownNode {
+        /// The number.
+        node: NodeId,
+    },
+}
+
+/// Error: a task has no result.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// The task panicked.
+    #[error("the task panicked: {message}")]
+    Panicked {
+        /// What it said.
+        message: String,
+    },
+    /// The result of the task cannot travel, or its node cannot be reached.
+    #[error(transparent)]
+    Share(#[from] ShareError),
+}
+
+/// Error: the nodes of a program could not be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeStartError {
+    /// There are too few or too many nodes, or too little near memory.
+    #[error("{0}")]
+    Argument(&'static str),
+    /// The operating system refuses memory, a file, or a process.
+    #[error("cannot {what}: {source}")]
+    Os {
+        /// What was tried.
+        what: &'static str,
+        /// Error of the operating system.
+        source: std::io::Error,
+    },
+    /// The node's server cannot listen.
+    #[error(transparent)]
+    Server(#[from] farfield_server::StartError),
+    /// A started process has ended, or is not there in time.
+    #[error("the process of node {node} {problem}")]
+    Node {
+        /// Its number.
+        node: NodeId,
+        /// What happened.
+        problem: String,
+    },
+}
+
+impl NodeStartError {
+    pub(crate) fn os(what: &'static str) -> impl FnOnce(std::io::Error) -> NodeStartError {
+        move |source| NodeStartError::Os { what, source }
+    }
+}

@@ -1,0 +1,3 @@
+//! Who is a node, and who says so.
+
+pub(crate) mod solo;

@@ -1,0 +1,89 @@
+//! Messages between nodes: calls of one function at the node's server.
+
+use farfield_core::wire::CallBody;
+use serde::{Deserialize, Serialize};
+
+/// Name of the function.
+pub(crate) const NAME: &str = "ff.dsm";
+/// Version of the messages.
+pub(crate) const VERSION: u32 = 1;
+
+/// Room that is left for the rest of a message beside values.
+const OVERHEAD_BYTES: usize = 256;
+/// Greatest size of a value in a message, in bytes.
+pub(crate) const VALUE_BYTES_MAX: usize = CallBody::ARGUMENT_BYTES_MAX - OVERHEAD_BYTES;
+
+/// ShareMessage with its sender.
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) struct Letter<'a> {
+    /// Number of the node that sends it.
+    pub(crate) sender: u16,
+    /// Build of the program that sends it.
+    pub(crate) build: u128,
+    #[serde(borrow)]
+    pub(crate) message: ShareMessage<'a>,
+}
+
+/// Place of code in the build, with a hash of its types.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub(crate) struct CodeRef {
+    /// Offset in the section of trampolines, in bytes.
+    pub(crate) offset: u32,
+    /// Hash of the types that the code is for.
+    pub(crate) types: u128,
+}
+
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) enum ShareMessage<'a> {
+    /// A started node is ready.
+    Hello {
+        /// Where it listens.
+        url: String,
+    },
+    /// Where all nodes listen, by number.
+    Peers { urls: Vec<String> },
+    /// A node is gone.
+    Lost { node: u16 },
+    /// The bytes of an object are wanted.
+    Fetch { word: u64, bytes: u64 },
+    /// An object has no owner any more: it is dropped, if it has a destructor, and its block is
+    /// free.
+    Free { word: u64, destructor: Option<CodeRef> },
+    /// A task is to run.
+    Spawn {
+        task: u64,
+        body: CodeRef,
+        #[serde(borrow)]
+        arguments: &'a [u8],
+    },
+    /// A task has ended.
+    Ended {
+        task: u64,
+        #[serde(borrow)]
+        outcome: TaskOutcome<'a>,
+    },
+}
+
+/// End of a task.
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) enum TaskOutcome<'a> {
+    /// It returned; the bytes of its result.
+    Returned(&'a [u8]),
+    /// It panicked, and said this.
+    Panicked(&'a str),
+    /// Its result is too large to travel, in bytes.
+    TooLarge(u64),
+}
+
+/// Answer to a message.
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) enum ShareReply<'a> {
+    /// It is done.
+    Done,
+    /// The bytes of the object.
+    Bytes(&'a [u8]),
+    /// The object is not there.
+    Stale,
+    /// The sender is of another build.
+    OtherBuild,
+}

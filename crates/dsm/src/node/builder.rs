@@ -1,0 +1,124 @@
+//! Starting a program on several nodes.
+
+use super::{Door, Here, OF_PROCESS, Peers, ShareNode, within};
+use crate::NodeStartError;
+use crate::member::solo;
+use farfield_core::dsm::Partition;
+use farfield_server::{Config, ListenUrl, Server, TenantConfig, Tenants};
+use farfield_wic::Registry;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+/// Least near memory of a node, in bytes.
+const NEAR_BYTES_MIN: u64 = 1 << 20;
+
+/// Configuration of the nodes of a program.
+#[derive(Clone, Debug)]
+pub struct NodeBuilder {
+    pub(crate) nodes: u16,
+    pub(crate) near_bytes: u64,
+    pub(crate) workers: usize,
+}
+
+impl Default for NodeBuilder {
+    fn default() -> NodeBuilder {
+        NodeBuilder::new()
+    }
+}
+
+impl NodeBuilder {
+    /// Creates a configuration of one node with 256 MiB of near memory and a worker for each core.
+    pub fn new() -> NodeBuilder {
+        let workers = std::thread::available_parallelism().map_or(1, usize::from);
+        NodeBuilder { nodes: 1, near_bytes: 256 << 20, workers }
+    }
+
+    /// Sets the number of nodes. The process that calls [`run`] is the first; it starts the others.
+    pub fn nodes(mut self, nodes: u16) -> NodeBuilder {
+        self.nodes = nodes;
+        self
+    }
+
+    /// Sets the memory of each node for objects and copies, in bytes.
+    pub fn near(mut self, bytes: u64) -> NodeBuilder {
+        self.near_bytes = bytes;
+        self
+    }
+
+    /// Sets how many tasks run at a time at each node. A task that waits for another one does not
+    /// count.
+    pub fn workers(mut self, workers: usize) -> NodeBuilder {
+        self.workers = workers;
+        self
+    }
+
+    fn check(&self) -> Result<(), NodeStartError> {
+        if self.nodes == 0 || self.nodes > Partition::COUNT {
+            return Err(NodeStartError::Argument("a program has 1 to 1024 nodes"));
+        }
+        if self.near_bytes < NEAR_BYTES_MIN {
+            return Err(NodeStartError::Argument("a node needs 1 MiB of near memory or more"));
+        }
+        if self.workers == 0 {
+            return Err(NodeStartError::Argument("a node needs a worker"));
+        }
+        Ok(())
+    }
+}
+
+/// Runs a program on several nodes: starts the other processes, runs `body` at this one, and ends
+/// the others when it returns.
+///
+/// The other processes run this program with the arguments of this one. In them, `run` serves tasks
+/// instead of running `body`, and ends the process when the first one ends; so what comes before
+/// `run` is done in each process, and what comes after it in the first one only.
+pub fn run<R>(config: &NodeBuilder, body: impl FnOnce(&Here<'_>) -> R) -> Result<R, NodeStartError> {
+    config.check()?;
+    if let Some(invitation) = solo::invitation()? {
+        solo::serve(config, invitation)
+    } else {
+        let members = solo::start(config)?;
+        let result = with_node(members.node(), |here| body(here));
+        members.end();
+        Ok(result)
+    }
+}
+
+fn with_node<R>(node: &Arc<ShareNode>, body: impl FnOnce(&Here<'_>) -> R) -> R {
+    within(node, false, || body(&Here::enter(node)))
+}
+
+/// A node with the server through which others reach it.
+pub(crate) struct Running {
+    pub(crate) node: Arc<ShareNode>,
+    pub(crate) server: Server,
+}
+
+impl Running {
+    /// Starts a node that knows no other yet.
+    pub(crate) fn start(
+        id: super::NodeId,
+        config: &NodeBuilder,
+        build: u128,
+        token: &str,
+    ) -> Result<Running, NodeStartError> {
+        let door = Arc::new(Door::default());
+        let tenant = TenantConfig { name: "share".into(), token: token.as_bytes().to_vec(), quota_bytes: None };
+        let server = Server::start(Config {
+            listen: vec![ListenUrl::Tcp("127.0.0.1:0".into())],
+            // Each peer has a region of one page, which it calls functions through.
+            capacity_bytes: Some(64 << 20),
+            tenants: Some(Tenants(vec![tenant])),
+            lease: Duration::ZERO,
+            functions: Registry::new().with_handler(crate::message::NAME, crate::message::VERSION, door.clone()),
+            is_private: true,
+            ..Config::default()
+        })?;
+        let node = ShareNode::new(id, config, Peers::new(config.nodes, build, token.to_owned()))
+            .map_err(NodeStartError::os("reserve shared memory"))?;
+        node.peers.introduce(id, server.endpoints()[0].clone());
+        door.open(Arc::downgrade(&node));
+        *OF_PROCESS.write().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&node);
+        Ok(Running { node, server })
+    }
+}

@@ -1,0 +1,91 @@
+//! Scope at a node: what a task borrows shared objects in.
+
+use super::ShareNode;
+use crate::task::code::{ShippedCode, bytes_of};
+use crate::{DBox, Far, NodeId, NodeStats, ShareError, TaskHandle};
+use core::marker::PhantomData;
+use crossbeam_epoch::{Guard, LocalHandle};
+use std::sync::Arc;
+
+/// The node where code runs, and a scope in which it borrows shared objects.
+///
+/// References to copies of other nodes' objects are valid as long as the scope; copies that are not
+/// wanted any more are freed when it ends. It belongs to one thread.
+pub struct Here<'n> {
+    node: &'n Arc<ShareNode>,
+    guard: Guard,
+    /// The guard refers to it.
+    _handle: LocalHandle,
+}
+
+impl core::fmt::Debug for Here<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Here(node {})", self.node.id)
+    }
+}
+
+impl<'n> Here<'n> {
+    pub(crate) fn enter(node: &'n Arc<ShareNode>) -> Here<'n> {
+        let handle = node.collector.register();
+        Here { node, guard: handle.pin(), _handle: handle }
+    }
+
+    pub(crate) fn node(&self) -> &Arc<ShareNode> {
+        self.node
+    }
+
+    pub(crate) fn guard(&self) -> &Guard {
+        &self.guard
+    }
+
+    /// Returns the number of this node.
+    pub fn id(&self) -> NodeId {
+        self.node.id
+    }
+
+    /// Returns the numbers of all nodes that the program was started with, in order. Some may be
+    /// gone.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeId> + use<> {
+        (0..self.node.peers.count()).map(NodeId)
+    }
+
+    /// Returns the counts of this node.
+    pub fn stats(&self) -> NodeStats {
+        self.node.stats()
+    }
+
+    /// Begins a new scope. Nothing that was borrowed in the old one is borrowed any more.
+    pub fn renew(&mut self) {
+        self.guard.repin();
+    }
+
+    /// Stores a value at this node. Fails if the node's near memory is full of objects, or if the
+    /// value is too large.
+    pub fn alloc<T: Far>(&self, value: T) -> Result<DBox<T>, ShareError> {
+        DBox::new(self, value)
+    }
+
+    /// Starts a task at a node and returns at once. `body` runs there with the arguments, which it
+    /// owns; it captures nothing.
+    ///
+    /// Waits until the node has the task. Fails if the node is gone, or if the arguments take more
+    /// than some 64 KB.
+    pub fn spawn_to<F, A, R>(&self, node: NodeId, arguments: A, body: F) -> Result<TaskHandle<R>, ShareError>
+    where
+        F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy + 'static,
+        A: Far,
+        R: Far,
+    {
+        let code = ShippedCode::of_body(body);
+        let waiting = match self.node.spawn(node, code, bytes_of(arguments)) {
+            Ok(waiting) => waiting,
+            Err((error, arguments)) => {
+                // SAFETY: the bytes of the arguments, which nobody else has.
+                #[allow(unsafe_code, reason = "the arguments come back as bytes")]
+                arguments.into_iter().for_each(|bytes| drop(unsafe { bytes.as_ptr().cast::<A>().read_unaligned() }));
+                return Err(error);
+            }
+        };
+        Ok(TaskHandle { waiting, result: PhantomData })
+    }
+}

@@ -1,0 +1,179 @@
+//! The other nodes: where they listen, which of them are gone, and connections to them.
+
+use super::{NodeId, ShareNode, WITHIN};
+use crate::ShareError;
+use crate::message::{self, Letter, ShareMessage, ShareReply};
+use crate::stats::count;
+use core::sync::atomic::{AtomicBool, Ordering};
+use farfield_core::dsm::OwnerWord;
+use farfield_pool::{Backend, CallChannel, FarCall, PoolBuilder};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The nodes of a program, by number. This one is among them.
+pub(crate) struct Peers {
+    build: u128,
+    token: String,
+    peers: Box<[PeerNode]>,
+    introduced: Condvar,
+    urls: Mutex<Vec<Option<String>>>,
+}
+
+#[derive(Default)]
+struct PeerNode {
+    is_lost: AtomicBool,
+    /// The region through which the node is called, once it was.
+    backend: Mutex<Option<Arc<dyn Backend>>>,
+    /// Channels that nobody uses now.
+    channels: Mutex<Vec<Box<dyn CallChannel>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Peers {
+    /// So many nodes of this build, which know each other by this token.
+    pub(crate) fn new(count: u16, build: u128, token: String) -> Peers {
+        let peers = (0..count).map(|_| PeerNode::default()).collect();
+        Peers { build, token, peers, introduced: Condvar::new(), urls: Mutex::new(vec![None; usize::from(count)]) }
+    }
+
+    pub(crate) fn build(&self) -> u128 {
+        self.build
+    }
+
+    pub(crate) fn count(&self) -> u16 {
+        u16::try_from(self.peers.len()).unwrap_or(u16::MAX)
+    }
+
+    /// Records where a node listens. Returns whether there is such a node.
+    pub(crate) fn introduce(&self, node: NodeId, url: String) -> bool {
+        let mut urls = lock(&self.urls);
+        let Some(known) = urls.get_mut(usize::from(node.0)) else { return false };
+        *known = Some(url);
+        self.introduced.notify_all();
+        true
+    }
+
+    /// Records where all nodes listen.
+    pub(crate) fn introduce_all(&self, all: Vec<String>) -> bool {
+        let mut urls = lock(&self.urls);
+        let is_all = all.len() == urls.len();
+        if is_all {
+            *urls = all.into_iter().map(Some).collect();
+            self.introduced.notify_all();
+        }
+        is_all
+    }
+
+    /// Waits until it is known where every node listens, and returns that. Returns the number of
+    /// the first one that is missing after this time.
+    pub(crate) fn all(&self, within: Duration) -> Result<Vec<String>, NodeId> {
+        let until = Instant::now() + within;
+        let mut urls = lock(&self.urls);
+        loop {
+            let Some(missing) = urls.iter().position(Option::is_none) else {
+                return Ok(urls.iter().flatten().cloned().collect());
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(NodeId(u16::try_from(missing).unwrap_or(u16::MAX)));
+            }
+            urls = self.introduced.wait_timeout(urls, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Records that a node is gone.
+    pub(crate) fn lose(&self, node: NodeId) {
+        if let Some(peer) = self.peers.get(usize::from(node.0)) {
+            peer.is_lost.store(true, Ordering::Release);
+            lock(&peer.channels).clear();
+        }
+    }
+
+    fn peer(&self, node: NodeId) -> Result<&PeerNode, ShareError> {
+        let peer = self.peers.get(usize::from(node.0)).ok_or(ShareError::UnknownNode { node })?;
+        if peer.is_lost.load(Ordering::Acquire) { Err(ShareError::NodeLost { node }) } else { Ok(peer) }
+    }
+
+    /// Returns a channel to a node that nobody else uses.
+    fn channel(&self, node: NodeId) -> Result<Box<dyn CallChannel>, ShareError> {
+        let peer = self.peer(node)?;
+        if let Some(channel) = lock(&peer.channels).pop() {
+            return Ok(channel);
+        }
+        let lost = |_| ShareError::NodeLost { node };
+        let mut backend = lock(&peer.backend);
+        if backend.is_none() {
+            let url = lock(&self.urls)[usize::from(node.0)].clone().ok_or(ShareError::UnknownNode { node })?;
+            let builder = PoolBuilder::new().url(url).token(self.token.clone()).client_name("share").pages(1);
+            *backend = Some(builder.deadline(WITHIN).open().map_err(|_| ShareError::NodeLost { node })?);
+        }
+        backend.as_ref().ok_or(ShareError::NodeLost { node })?.open_calls().map_err(lost)
+    }
+
+    /// Sends a message and waits for its answer, which `read` reads.
+    fn ask<T>(
+        &self,
+        from: &ShareNode,
+        to: NodeId,
+        message: ShareMessage<'_>,
+        read: impl FnOnce(ShareReply<'_>) -> Option<T>,
+    ) -> Result<T, ShareError> {
+        let letter = Letter { sender: from.id.0, build: self.build, message };
+        let argument = postcard::to_allocvec(&letter).map_err(|_| ShareError::Stale { node: to })?;
+        let limit_bytes = farfield_core::wire::CallBody::ARGUMENT_BYTES_MAX as u64;
+        if argument.len() as u64 > limit_bytes {
+            return Err(ShareError::TooLarge { bytes: argument.len() as u64, limit_bytes });
+        }
+        let sent = argument.len() as u64;
+        let mut channel = self.channel(to)?;
+        let (name, version) = (message::NAME, message::VERSION);
+        let call = FarCall { tag: 0, deadline: WITHIN, steps_max: 0, name, version, argument };
+        if channel.submit(call).is_err() {
+            return Err(ShareError::Silent { node: to, within: Duration::ZERO });
+        }
+        let mut ended = Vec::with_capacity(1);
+        while channel.poll(&mut ended) == 0 {
+            channel.wait(WITHIN);
+        }
+        let Some(Ok(answer)) = ended.pop().map(|end| end.result) else {
+            // The channel is of no use any more. Whether the message has arrived is unknown, unless
+            // the node is gone.
+            return Err(match self.peer(to) {
+                Ok(_) => ShareError::Silent { node: to, within: WITHIN },
+                Err(error) => error,
+            });
+        };
+        count(&from.counters.message_bytes, sent + answer.len() as u64);
+        if let Ok(peer) = self.peer(to) {
+            lock(&peer.channels).push(channel);
+        }
+        match postcard::from_bytes(&answer) {
+            Ok(ShareReply::OtherBuild) => Err(ShareError::OtherBuild { node: to }),
+            Ok(reply) => read(reply).ok_or(ShareError::Stale { node: to }),
+            Err(_) => Err(ShareError::OtherBuild { node: to }),
+        }
+    }
+
+    /// Sends a message that has no other answer than that it was received.
+    pub(crate) fn tell(&self, from: &ShareNode, to: NodeId, message: ShareMessage<'_>) -> Result<(), ShareError> {
+        self.ask(from, to, message, |reply| matches!(reply, ShareReply::Done).then_some(()))
+    }
+
+    /// Asks for the bytes of an object.
+    pub(crate) fn fetch(
+        &self,
+        from: &ShareNode,
+        to: NodeId,
+        word: OwnerWord,
+        bytes: usize,
+    ) -> Result<Vec<u8>, ShareError> {
+        let message = ShareMessage::Fetch { word: word.bits(), bytes: bytes as u64 };
+        self.ask(from, to, message, |reply| match reply {
+            ShareReply::Bytes(bytes) => Some(bytes.to_vec()),
+            _ => None,
+        })
+    }
+}

@@ -1,0 +1,110 @@
+//! `DBox`: the owner of one shared object.
+#![allow(unsafe_code, reason = "objects are borrowed by their owners' words")]
+
+use crate::task::code::{ShippedCode, bytes_of};
+use crate::{Far, Here, NodeId, ShareError, node};
+use core::marker::PhantomData;
+use core::mem::{ManuallyDrop, align_of, size_of};
+use core::ops::{Deref, DerefMut};
+use farfield_core::dsm::OwnerWord;
+
+/// Owner of an object in shared memory, as `Box` is for one process.
+///
+/// It is a word of 8 bytes, which can be sent to tasks at other nodes and lie in other shared
+/// objects. The object stays where it is meanwhile. A shared borrow elsewhere reads a copy; a
+/// mutable borrow brings the object to the borrower's node. When its owner is dropped, the object
+/// is dropped at its node.
+#[repr(transparent)]
+pub struct DBox<T: Far> {
+    word: OwnerWord,
+    object: PhantomData<T>,
+}
+
+impl<T: Far> core::fmt::Debug for DBox<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "DBox(at node {}, version {})", self.home(), self.word.colour().0)
+    }
+}
+
+impl<T: Far> DBox<T> {
+    const ALIGNED: () =
+        assert!(align_of::<T>() <= OwnerWord::ALIGN as usize, "shared objects are aligned to 16 bytes at most");
+
+    pub(crate) fn new(here: &Here<'_>, value: T) -> Result<DBox<T>, ShareError> {
+        const { Self::ALIGNED };
+        let bytes = bytes_of(value);
+        match here.node().store(&bytes, here.guard()) {
+            Ok(word) => Ok(DBox { word, object: PhantomData }),
+            Err(error) => {
+                // SAFETY: the bytes of the value, which nobody else has.
+                drop(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() });
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns the node that keeps the object now.
+    pub fn home(&self) -> NodeId {
+        NodeId::of(self.word)
+    }
+
+    /// Borrows the object. If it is at another node and there is no copy of this version here,
+    /// waits for one.
+    pub fn get<'a>(&'a self, here: &'a Here<'_>) -> Result<&'a T, ShareError> {
+        let address = here.node().reading(self.word, size_of::<T>(), here.guard())?;
+        // SAFETY: the object, or a copy of its bytes, aligned to 16 bytes. Its owner is borrowed,
+        // so nobody writes to it; a copy is there as long as the scope, whose guard is borrowed,
+        // too.
+        Ok(unsafe { &*address.cast::<T>() })
+    }
+
+    /// Borrows the object mutably. It is at this node afterwards, and waits for it if it was
+    /// elsewhere. Nothing happens when the borrow ends, or is forgotten.
+    pub fn get_mut<'a>(&'a mut self, here: &'a Here<'_>) -> Result<Mut<'a, T>, ShareError> {
+        // The owner has the new version before anybody can write.
+        self.word = here.node().writing(self.word, size_of::<T>(), here.guard())?;
+        // SAFETY: the object, at this node. Its owner is borrowed mutably, so nobody else reads or
+        // writes it.
+        Ok(Mut { value: unsafe { &mut *here.node().address(self.word).cast::<T>() } })
+    }
+
+    /// Takes the object out of shared memory. On an error the owner is dropped, and the object with
+    /// it.
+    pub fn into_inner(self, here: &Here<'_>) -> Result<T, ShareError> {
+        let bytes = here.node().contents(self.word, size_of::<T>())?;
+        here.node().free(ManuallyDrop::new(self).word, None);
+        // SAFETY: the bytes of the object, which is there no longer and was not dropped.
+        Ok(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
+    }
+}
+
+impl<T: Far> Drop for DBox<T> {
+    fn drop(&mut self) {
+        node::free(self.word, ShippedCode::of_destructor::<T>());
+    }
+}
+
+/// Mutable borrow of a shared object.
+pub struct Mut<'a, T: Far> {
+    value: &'a mut T,
+}
+
+impl<T: Far + core::fmt::Debug> core::fmt::Debug for Mut<'_, T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.value.fmt(f)
+    }
+}
+
+impl<T: Far> Deref for Mut<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.value
+    }
+}
+
+impl<T: Far> DerefMut for Mut<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.value
+    }
+}

@@ -1,0 +1,5 @@
+//! Owners of shared objects.
+
+mod dbox;
+
+pub use dbox::{DBox, Mut};

@@ -1,0 +1,285 @@
+//! ShippedCode that travels: a place in the section of trampolines, and a hash of its types.
+//!
+//! Each body of a task, and each destructor, has an instance of a trampoline in one section of the
+//! program. All nodes run one build, so an offset in that section means the same code in each of
+//! them, wherever it is loaded. Equal functions may be merged by the compiler; a hash of the types
+//! tells them apart.
+#![allow(unsafe_code, reason = "code is called by its offset, and values are bytes")]
+
+use crate::message::CodeRef;
+use crate::{Far, Here};
+use core::any::{TypeId, type_name};
+use core::hash::{Hash, Hasher};
+use core::marker::PhantomData;
+use core::mem::{ManuallyDrop, size_of};
+use core::ptr::NonNull;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use twox_hash::XxHash3_128;
+
+unsafe extern "C" {
+    /// Begin and end of the section. The linker defines both.
+    #[link_name = "__start_farfield_share"]
+    static SECTION_START: u8;
+    #[link_name = "__stop_farfield_share"]
+    static SECTION_END: u8;
+}
+
+/// What a trampoline is asked to do.
+pub(crate) enum TrampolineOp<'o, 'h> {
+    /// Say for which types it is.
+    Describe(&'o mut Description),
+    /// Read the arguments from the first address, which takes them, run the body, and write its
+    /// result to the second address.
+    Run { here: &'o Here<'h>, arguments: *const u8, result: *mut u8 },
+    /// Drop the value at this address: a result, or an object.
+    Drop(*mut u8),
+}
+
+/// Types of a trampoline.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Description {
+    pub(crate) types: u128,
+    pub(crate) argument_bytes: usize,
+    pub(crate) result_bytes: usize,
+}
+
+type Trampoline = unsafe fn(TrampolineOp<'_, '_>);
+
+/// Returns a hash of a type, which is the same in all processes of a build.
+fn types_of<T: 'static>() -> u128 {
+    struct TypeBytes(Vec<u8>);
+    impl Hasher for TypeBytes {
+        fn write(&mut self, bytes: &[u8]) {
+            self.0.extend_from_slice(bytes);
+        }
+        fn finish(&self) -> u64 {
+            0
+        }
+    }
+    let mut bytes = TypeBytes(type_name::<T>().as_bytes().to_vec());
+    TypeId::of::<T>().hash(&mut bytes);
+    XxHash3_128::oneshot(&bytes.0)
+}
+
+/// # Safety
+/// For `Run`: the arguments are the bytes of a value of `A` that nobody else uses, there is room
+/// for an `R`, and `F` has no size. For `Drop`: a value of `R` lies there that nobody else uses.
+#[unsafe(link_section = "farfield_share")]
+#[inline(never)]
+unsafe fn run_body<F, A, R>(op: TrampolineOp<'_, '_>)
+where
+    F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy + 'static,
+    A: Far,
+    R: Far,
+{
+    match op {
+        TrampolineOp::Describe(description) => {
+            *description = Description {
+                types: types_of::<(F, A, R)>(),
+                argument_bytes: size_of::<A>(),
+                result_bytes: size_of::<R>(),
+            };
+        }
+        TrampolineOp::Run { here, arguments, result } => {
+            // SAFETY: a type without size is made of nothing; `F` is one, and whoever made the code
+            // had a value of it.
+            let body = unsafe { NonNull::<F>::dangling().read() };
+            // SAFETY: the caller's promise.
+            let arguments = unsafe { arguments.cast::<A>().read_unaligned() };
+            let value = body(here, arguments);
+            // SAFETY: the caller's promise.
+            unsafe { result.cast::<R>().write_unaligned(value) };
+        }
+        // SAFETY: the caller's promise. The value may lie anywhere.
+        TrampolineOp::Drop(value) => drop(unsafe { value.cast::<R>().read_unaligned() }),
+    }
+}
+
+/// # Safety
+/// For `Drop`: a value of `T` lies there that nobody else uses. For `Run`: never.
+#[unsafe(link_section = "farfield_share")]
+#[inline(never)]
+unsafe fn drop_object<T: Far>(op: TrampolineOp<'_, '_>) {
+    match op {
+        TrampolineOp::Describe(description) => {
+            *description =
+                Description { types: types_of::<PhantomData<T>>(), argument_bytes: 0, result_bytes: size_of::<T>() };
+        }
+        TrampolineOp::Run { .. } => {}
+        // SAFETY: the caller's promise; objects are aligned.
+        TrampolineOp::Drop(object) => unsafe { object.cast::<T>().drop_in_place() },
+    }
+}
+
+/// ShippedCode of this build.
+#[derive(Clone, Copy)]
+pub(crate) struct ShippedCode {
+    trampoline: Trampoline,
+    pub(crate) description: Description,
+}
+
+impl ShippedCode {
+    /// Returns the code of a task's body. Refuses, when it is compiled, bodies that capture
+    /// something.
+    pub(crate) fn of_body<F, A, R>(_body: F) -> ShippedCode
+    where
+        F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy + 'static,
+        A: Far,
+        R: Far,
+    {
+        const {
+            assert!(size_of::<F>() == 0, "a task's body captures nothing: pass what it needs in the arguments");
+        };
+        ShippedCode::of(run_body::<F, A, R>)
+    }
+
+    /// Returns the destructor of a type; `None` if its values need none.
+    pub(crate) fn of_destructor<T: Far>() -> Option<ShippedCode> {
+        core::mem::needs_drop::<T>().then(|| ShippedCode::of(drop_object::<T>))
+    }
+
+    fn of(trampoline: Trampoline) -> ShippedCode {
+        let mut description = Description::default();
+        // SAFETY: a trampoline may always be asked for its types.
+        unsafe { trampoline(TrampolineOp::Describe(&mut description)) };
+        ShippedCode { trampoline, description }
+    }
+
+    /// Returns what another node finds the code by.
+    pub(crate) fn reference(self) -> CodeRef {
+        let offset = self.trampoline as usize - section().start;
+        CodeRef { offset: u32::try_from(offset).expect("a program's code is small"), types: self.description.types }
+    }
+
+    /// Finds code of the build that has made the reference; `None` if it is for other types. The
+    /// builds must have been compared.
+    pub(crate) fn find(reference: CodeRef) -> Option<ShippedCode> {
+        let address = section().start + reference.offset as usize;
+        if !section().contains(&address) {
+            return None;
+        }
+        // SAFETY: the sender is of the same build, where a trampoline begins at this offset.
+        let trampoline = unsafe { core::mem::transmute::<*const (), Trampoline>(address as *const ()) };
+        Some(ShippedCode::of(trampoline)).filter(|code| code.description.types == reference.types)
+    }
+
+    /// Runs a body on the bytes of its arguments. Returns the bytes of its result, or what it
+    /// panicked with.
+    ///
+    /// # Safety
+    /// The arguments are the bytes of a value that nobody else uses, of the type that the body
+    /// takes.
+    pub(crate) unsafe fn run(self, here: &Here<'_>, arguments: &[u8]) -> Result<Value, Box<dyn Any + Send>> {
+        assert_eq!(arguments.len(), self.description.argument_bytes, "builds were compared");
+        let mut result = vec![0; self.description.result_bytes];
+        let op = TrampolineOp::Run { here, arguments: arguments.as_ptr(), result: result.as_mut_ptr() };
+        // SAFETY: the caller's promise, and room for the result.
+        catch_unwind(AssertUnwindSafe(|| unsafe { (self.trampoline)(op) }))?;
+        initialise(&mut result);
+        Ok(Value { bytes: result, code: self })
+    }
+
+    /// Drops an object.
+    ///
+    /// # Safety
+    /// It is of the destructor's type, lies there, and nobody else uses it.
+    pub(crate) unsafe fn drop_at(self, object: *mut u8) {
+        // What a destructor panics with has been printed. The object is gone all the same.
+        // SAFETY: the caller's promise.
+        let _ = catch_unwind(AssertUnwindSafe(|| unsafe { (self.trampoline)(TrampolineOp::Drop(object)) }));
+    }
+}
+
+/// Result of a task, as bytes that own what the result owns.
+pub(crate) struct Value {
+    bytes: Vec<u8>,
+    code: ShippedCode,
+}
+
+impl Value {
+    /// Makes the value that these bytes are.
+    ///
+    /// # Safety
+    /// They are the bytes of a result of that code, which nobody else uses.
+    pub(crate) unsafe fn from_bytes(bytes: Vec<u8>, code: ShippedCode) -> Value {
+        Value { bytes, code }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub(crate) fn code(&self) -> ShippedCode {
+        self.code
+    }
+
+    /// Returns the bytes, which own what the value owned.
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        core::mem::take(&mut ManuallyDrop::new(self).bytes)
+    }
+
+    /// Returns the value.
+    ///
+    /// # Safety
+    /// `R` is the result of the code.
+    pub(crate) unsafe fn into_result<R: Far>(self) -> R {
+        let bytes = self.into_bytes();
+        assert_eq!(bytes.len(), size_of::<R>());
+        // SAFETY: the caller's promise.
+        unsafe { bytes.as_ptr().cast::<R>().read_unaligned() }
+    }
+}
+
+impl Drop for Value {
+    fn drop(&mut self) {
+        // SAFETY: nobody has taken the value, and nobody else uses it.
+        unsafe { self.code.drop_at(self.bytes.as_mut_ptr()) };
+    }
+}
+
+/// Returns the bytes of a value, which own what it owns.
+pub(crate) fn bytes_of<T: Far>(value: T) -> Vec<u8> {
+    let value = ManuallyDrop::new(value);
+    let mut bytes = vec![0; size_of::<T>()];
+    // SAFETY: as many bytes as the value has. What is between its fields is copied as it is.
+    unsafe { core::ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), bytes.as_mut_ptr(), size_of::<T>()) };
+    initialise(&mut bytes);
+    bytes
+}
+
+/// Makes bytes initialised, with any value, that were copied from between the fields of a value.
+pub(crate) fn initialise(bytes: &mut [u8]) {
+    // For the compiler these instructions, of which there are none, may have written all of them.
+    // SAFETY: nothing is done.
+    unsafe { core::arch::asm!("/* {0} */", in(reg) bytes.as_mut_ptr(), options(nostack, preserves_flags)) };
+}
+
+/// Returns the addresses of the section.
+fn section() -> core::ops::Range<usize> {
+    (&raw const SECTION_START) as usize..(&raw const SECTION_END) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sum(_: &Here<'_>, (one, other): (u64, u32)) -> u64 {
+        one + u64::from(other)
+    }
+
+    #[test]
+    fn code_is_found_by_its_offset_and_by_its_types_only() {
+        let code = ShippedCode::of_body(sum);
+        let reference = code.reference();
+        let found = ShippedCode::find(reference).expect("it is there");
+        assert_eq!(found.description, code.description);
+        assert_eq!((code.description.argument_bytes, code.description.result_bytes), (16, 8));
+        assert!(ShippedCode::find(CodeRef { types: reference.types ^ 1, ..reference }).is_none());
+        assert!(ShippedCode::find(CodeRef { offset: u32::MAX, ..reference }).is_none());
+        // Bodies that do the same with other types.
+        let other = ShippedCode::of_body(|_: &Here<'_>, (one, other): (i64, i32)| one + i64::from(other));
+        assert_ne!(other.description.types, code.description.types);
+        assert!(ShippedCode::of_destructor::<u64>().is_none());
+    }
+}

@@ -1,0 +1,100 @@
+//! Threads that run the tasks of a node: a few at a time, in the order in which they came.
+
+use super::code::ShippedCode;
+use crate::NodeId;
+use crate::node::ShareNode;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A task that has not begun: bytes only.
+pub(crate) struct QueuedTask {
+    /// Node that waits for its end.
+    pub(crate) origin: NodeId,
+    /// Its number there.
+    pub(crate) number: u64,
+    pub(crate) body: ShippedCode,
+    /// Bytes that own what the arguments own.
+    pub(crate) arguments: Vec<u8>,
+}
+
+pub(crate) struct Workers {
+    most: usize,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    tasks: VecDeque<QueuedTask>,
+    /// Threads that run a task and do not wait for another one.
+    busy: usize,
+}
+
+impl Workers {
+    /// Tasks of a node, `most` of which run at a time.
+    pub(crate) fn new(most: usize) -> Workers {
+        Workers { most, queue: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues a task. Never waits.
+    pub(crate) fn submit(&self, node: &Arc<ShareNode>, task: QueuedTask) {
+        let mut queue = self.lock();
+        queue.tasks.push_back(task);
+        self.start(node, &mut queue);
+    }
+
+    /// Starts a thread if there are tasks, and fewer run than may.
+    fn start(&self, node: &Arc<ShareNode>, queue: &mut Queue) {
+        if queue.busy >= self.most || queue.tasks.is_empty() {
+            return;
+        }
+        let worker = node.clone();
+        let thread = std::thread::Builder::new().name("share-worker".into());
+        match thread.spawn(move || worker.workers.work(&worker)) {
+            Ok(_) => queue.busy += 1,
+            Err(error) if queue.busy == 0 => queue.tasks.drain(..).for_each(|task| node.refuse_task(task, &error)),
+            // Those that run take the task when they have ended.
+            Err(_) => {}
+        }
+    }
+
+    /// Runs tasks until there are none.
+    fn work(&self, node: &Arc<ShareNode>) {
+        loop {
+            let task = {
+                let mut queue = self.lock();
+                // Who waited and came back may be one too many.
+                let next = if queue.busy > self.most { None } else { queue.tasks.pop_front() };
+                match next {
+                    Some(task) => task,
+                    None => {
+                        queue.busy -= 1;
+                        return;
+                    }
+                }
+            };
+            node.run_task(task);
+        }
+    }
+
+    /// Waits for something that another task may have to do: lends the place of this thread's task
+    /// meanwhile.
+    pub(crate) fn while_waiting<T>(&self, node: &ShareNode, wait: impl FnOnce() -> T) -> T {
+        if !node.is_worker() {
+            return wait();
+        }
+        {
+            let mut queue = self.lock();
+            queue.busy -= 1;
+            if let Some(node) = node.shared() {
+                self.start(&node, &mut queue);
+            }
+        }
+        let waited = wait();
+        self.lock().busy += 1;
+        waited
+    }
+}
