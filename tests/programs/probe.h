@@ -106,9 +106,9 @@ static inline void *anon(size_t bytes) {
     return at;
 }
 
-// Writes 24 MiB and checks a part of it: with 16 MiB near, whatever was touched before is far afterwards, or nearly all of it.
+// Writes 20 MiB and checks a part of it: with 16 MiB near, whatever was touched before is far afterwards, or nearly all of it.
 static inline void press(void) {
-    enum { PAGES = 24 * 256 };
+    enum { PAGES = 20 * 256 };
     static char *ballast;
     static uint64_t round;
     if (!ballast) ballast = anon(PAGES * PAGE);

@@ -77,8 +77,9 @@ fn freed_memory_leaves_the_pool() {
     let scratch = Scratch::new("freed");
     let Some(hog) = compile("hog", scratch.path()) else { return };
     let server = farfield_tests::Server::start(&scratch, "server", ["--capacity", "192M"]);
-    // Each round maps 128 MiB in a new process; twelve times more than the pool has, one after the other.
-    let script = format!("for i in 1 2 3 4 5 6 7 8 9 10 11 12; do {} 128 1 || exit 1; done", hog.display());
+    // Each round maps 128 MiB in a new process; together more than the pool has, one after the other.
+    let rounds = tier("1 2 3", "1 2 3 4 5 6 7 8 9 10 11 12");
+    let script = format!("for i in {rounds}; do {} 128 1 || exit 1; done", hog.display());
     let far = FarRun::new(&scratch, ["--near", "16M", "--far", server.url()], ["sh", "-c", &script]);
     let ended = far.run();
     assert_eq!(ended.code, 0, "{}\n{}", ended.text(), ended.errors);

@@ -214,7 +214,7 @@ fn programs_outlive_servers() {
     let Some(hog) = compile("hog", scratch.path()) else { return };
     let hog = hog.to_str().expect("an ASCII path");
     let mut killed = 0;
-    for round in 0..tier(5, 250) {
+    for round in 0..tier(3, 250) {
         let way = [Way::Tcp, Way::Shm, Way::Both][round % 3];
         let made = [Made::Mirror, Made::Ec(2, 1)][round % 2];
         let (members, _) = made.members();
