@@ -20,6 +20,61 @@
 //! })?
 //! # }
 //! ```
+//!
+//! Types of a program's own say by a derive that they can lie in shared memory:
+//!
+//! ```
+//! use farfield_dsm::{DBox, Far};
+//!
+//! #[derive(Far)]
+//! struct Article {
+//!     words: [u32; 400],
+//!     next: Option<DBox<Article>>,
+//! }
+//! ```
+//!
+//! What holds an address of one process is refused when it is compiled. So are bodies of tasks that
+//! capture something:
+//!
+//! ```compile_fail,E0277
+//! #[derive(farfield_dsm::Far)]
+//! struct Article {
+//!     words: String,
+//! }
+//! ```
+//! ```compile_fail,E0277
+//! fn shared(here: &farfield_dsm::Here<'_>, counter: std::sync::Arc<u64>) {
+//!     let _ = here.alloc(counter);
+//! }
+//! ```
+//! ```compile_fail,E0080
+//! fn more(here: &farfield_dsm::Here<'_>, much: u64) {
+//!     let _ = here.spawn_to(here.id(), (1u64,), move |_, (one,)| one + much);
+//! }
+//! # fn main() {
+//! #     farfield_dsm::run(&farfield_dsm::NodeBuilder::new(), |here| more(here, 1)).unwrap();
+//! # }
+//! ```
+//! ```compile_fail,E0382
+//! fn twice(here: &farfield_dsm::Here<'_>, number: farfield_dsm::DBox<u64>) {
+//!     let _ = here.spawn_to(here.id(), (number,), |here, (number,)| number.get(here).copied());
+//!     let _ = number.get(here);
+//! }
+//! ```
+//! ```compile_fail,E0505
+//! fn reads(here: &farfield_dsm::Here<'_>, number: farfield_dsm::DBox<u64>) -> u64 {
+//!     let read = number.get(here).unwrap();
+//!     drop(number);
+//!     *read
+//! }
+//! ```
+//! ```compile_fail,E0502
+//! fn renews(here: &mut farfield_dsm::Here<'_>, number: &farfield_dsm::DBox<u64>) -> u64 {
+//!     let read = number.get(here).unwrap();
+//!     here.renew();
+//!     *read
+//! }
+//! ```
 #![deny(unsafe_code)]
 
 mod arena;
@@ -35,6 +90,7 @@ mod task;
 
 pub use error::{JoinError, NodeStartError, ShareError};
 pub use far::Far;
+pub use farfield_derive::Far;
 pub use node::{Here, NodeBuilder, NodeId, run};
 pub use ptr::{DBox, Mut};
 pub use stats::NodeStats;

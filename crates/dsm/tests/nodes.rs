@@ -174,13 +174,11 @@ fn an_object_outlives_all_colours_of_its_block(here: &Here<'_>) -> Checked {
 }
 
 /// A list: each link owns the next one.
+#[derive(Far)]
 struct Link {
     number: u64,
     next: Option<DBox<Link>>,
 }
-
-// SAFETY: a number and an owner.
-unsafe impl Far for Link {}
 
 fn objects_that_are_dropped_elsewhere_drop_what_they_own(here: &Here<'_>) -> Checked {
     let mut list: Option<DBox<Link>> = None;

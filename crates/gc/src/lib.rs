@@ -120,7 +120,7 @@ mod types;
 mod verify;
 
 pub use error::{GcError, RefusedObject};
-pub use farfield_gc_derive::FarObject;
+pub use farfield_derive::FarObject;
 #[doc(hidden)]
 pub use heap::BrokenRule;
 pub use heap::{FarTracing, GcBuilder, GcHeap};

@@ -4,19 +4,11 @@
 //! objects by that description, so it must name every reference: each field is described by its own
 //! type, and a type that has no description is refused by the compiler.
 
-use proc_macro::TokenStream;
 use proc_macro2::TokenStream as Tokens;
 use quote::quote;
-use syn::{Data, DeriveInput, Error, Fields, GenericParam, Index, TypeParamBound, parse_macro_input, parse_quote};
+use syn::{Data, DeriveInput, Error, Fields, GenericParam, Index, TypeParamBound, parse_quote};
 
-/// Implements `FarObject` for a struct of described fields, or for an enum without fields.
-#[proc_macro_derive(FarObject)]
-pub fn derive_far_object(input: TokenStream) -> TokenStream {
-    let input = parse_macro_input!(input as DeriveInput);
-    expand(&input).unwrap_or_else(|error| error.to_compile_error()).into()
-}
-
-fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
+pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
     refuse_packed(input)?;
     let mut generics = input.generics.clone();
     for param in &mut generics.params {

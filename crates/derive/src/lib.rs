@@ -1,0 +1,22 @@
+//! The derives of Farfield: what a type must say of itself before its values lie in far or shared memory.
+
+use proc_macro::TokenStream;
+use syn::{DeriveInput, Error, parse_macro_input};
+
+mod far;
+mod far_object;
+
+/// Implements `FarObject` of `farfield-gc` for a struct of described fields, or for an enum without
+/// fields.
+#[proc_macro_derive(FarObject)]
+pub fn derive_far_object(input: TokenStream) -> TokenStream {
+    let input = parse_macro_input!(input as DeriveInput);
+    far_object::expand(&input).unwrap_or_else(Error::into_compile_error).into()
+}
+
+/// Implements `Far` of `farfield-dsm` for a struct or an enum whose fields are all `Far`.
+#[proc_macro_derive(Far)]
+pub fn derive_far(input: TokenStream) -> TokenStream {
+    let input = parse_macro_input!(input as DeriveInput);
+    far::expand(&input).unwrap_or_else(Error::into_compile_error).into()
+}
