@@ -13,6 +13,9 @@ pub enum ShareError {
         /// Node that kept it.
         node: NodeId,
     },
+    /// The object was lent to a task that has not given it back.
+    #[error("the object was lent to a task that has not given it back, because its node is gone or silent")]
+    Lost,
     /// The node did not answer in time, although nobody has seen it die.
     #[error("node {node} has not answered within {} s", within.as_secs_f64())]
     Silent {

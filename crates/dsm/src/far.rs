@@ -1,27 +1,46 @@
-//! Types whose values may lie in shared memory.
+//! Types whose values may travel, and those that may lie in shared memory.
 #![allow(unsafe_code, reason = "types promise what their bytes are")]
 
 use crate::{DBox, NodeId, ShareError};
 use core::marker::PhantomData;
 use core::time::Duration;
 
-/// Type whose values may lie in shared memory, be sent to tasks, and come back from them.
+/// Type whose values may be sent to tasks.
 ///
 /// # Safety
 /// A copy of the bytes of a value is that value, in each process of the same build. So it holds no
-/// address, no handle of the operating system and no thread's identity, and nothing in it changes
-/// through a shared reference. What it owns is owned by its bytes ([`DBox`]).
+/// address, no handle of the operating system and no thread's identity. What it owns is owned by its
+/// bytes ([`DBox`]). `visit_loans` names every mutable loan in it.
+#[diagnostic::on_unimplemented(
+    message = "values of `{Self}` cannot be sent to tasks",
+    note = "numbers, `bool`, `char`, arrays, tuples, `Option`, `Result`, `DBox` and loans of a scope can; instead of `Box` write `DBox`",
+    note = "references, `String`, `Vec`, `Arc` and cells hold addresses of one process; `#[derive(Far)]` is for types of your own"
+)]
+pub unsafe trait Ship {
+    /// Passes the number of each mutable loan in the value.
+    #[doc(hidden)]
+    fn visit_loans(&self, _visit: &mut dyn FnMut(u64)) {}
+}
+
+/// Type whose values may lie in shared memory, be sent to tasks, and come back from them.
+///
+/// # Safety
+/// Nothing in a value changes through a shared reference, and it has no loans.
 #[diagnostic::on_unimplemented(
     message = "values of `{Self}` cannot lie in shared memory",
     note = "numbers, `bool`, `char`, arrays, tuples, `Option`, `Result` and `DBox` can; instead of `Box` write `DBox`",
-    note = "references, `String`, `Vec`, `Arc` and cells hold addresses of one process"
+    note = "references, `String`, `Vec`, `Arc` and cells hold addresses of one process; `#[derive(Far)]` is for types of your own"
 )]
-pub unsafe trait Far: Send + Sync + 'static {}
+pub unsafe trait Far: Ship + Send + Sync + 'static {}
 
 macro_rules! plain {
     ($($type:ty),*) => {
-        // SAFETY: plain bytes, without an address.
-        $(unsafe impl Far for $type {})*
+        $(
+            // SAFETY: plain bytes, without an address.
+            unsafe impl Ship for $type {}
+            // SAFETY: as above.
+            unsafe impl Far for $type {}
+        )*
     };
 }
 
@@ -29,23 +48,64 @@ plain!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, f32, f64,
 plain!(NodeId, ShareError, Duration, core::cmp::Ordering);
 
 // SAFETY: elements lie side by side, and nothing else is in it.
-unsafe impl<T: Far, const N: usize> Far for [T; N] {}
+unsafe impl<T: Ship, const N: usize> Ship for [T; N] {
+    fn visit_loans(&self, visit: &mut dyn FnMut(u64)) {
+        self.iter().for_each(|element| element.visit_loans(visit));
+    }
+}
 // SAFETY: nothing of `T` is in it.
-unsafe impl<T: Far> Far for PhantomData<T> {}
+unsafe impl<T: Ship> Ship for PhantomData<T> {}
 // SAFETY: a value of `T`, or nothing.
-unsafe impl<T: Far> Far for Option<T> {}
+unsafe impl<T: Ship> Ship for Option<T> {
+    fn visit_loans(&self, visit: &mut dyn FnMut(u64)) {
+        self.iter().for_each(|value| value.visit_loans(visit));
+    }
+}
 // SAFETY: a value of one type or of the other.
-unsafe impl<T: Far, E: Far> Far for Result<T, E> {}
+unsafe impl<T: Ship, E: Ship> Ship for Result<T, E> {
+    fn visit_loans(&self, visit: &mut dyn FnMut(u64)) {
+        match self {
+            Ok(value) => value.visit_loans(visit),
+            Err(error) => error.visit_loans(visit),
+        }
+    }
+}
 // SAFETY: a word, which holds no address; what it owns is owned by that word.
+unsafe impl<T: Far> Ship for DBox<T> {}
+
+// SAFETY: elements that are far values.
+unsafe impl<T: Far, const N: usize> Far for [T; N] {}
+// SAFETY: nothing.
+unsafe impl<T: Far> Far for PhantomData<T> {}
+// SAFETY: a far value, or nothing.
+unsafe impl<T: Far> Far for Option<T> {}
+// SAFETY: a far value of one type or of the other.
+unsafe impl<T: Far, E: Far> Far for Result<T, E> {}
+// SAFETY: a word.
 unsafe impl<T: Far> Far for DBox<T> {}
 
 macro_rules! tuples {
-    ($(($($name:ident),+))*) => {
-        // SAFETY: the values of a tuple, and nothing else.
-        $(unsafe impl<$($name: Far),+> Far for ($($name,)+) {})*
+    ($(($($name:ident $index:tt),+))*) => {
+        $(
+            // SAFETY: the values of a tuple, and nothing else.
+            unsafe impl<$($name: Ship),+> Ship for ($($name,)+) {
+                fn visit_loans(&self, visit: &mut dyn FnMut(u64)) {
+                    $(self.$index.visit_loans(visit);)+
+                }
+            }
+            // SAFETY: far values, and nothing else.
+            unsafe impl<$($name: Far),+> Far for ($($name,)+) {}
+        )*
     };
 }
 
 tuples! {
-    (A) (A, B) (A, B, C) (A, B, C, D) (A, B, C, D, E) (A, B, C, D, E, F) (A, B, C, D, E, F, G) (A, B, C, D, E, F, G, H)
+    (A 0)
+    (A 0, B 1)
+    (A 0, B 1, C 2)
+    (A 0, B 1, C 2, D 3)
+    (A 0, B 1, C 2, D 3, E 4)
+    (A 0, B 1, C 2, D 3, E 4, F 5)
+    (A 0, B 1, C 2, D 3, E 4, F 5, G 6)
+    (A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7)
 }

@@ -61,11 +61,14 @@ pub(crate) enum ShareMessage<'a> {
         task: u64,
         #[serde(borrow)]
         outcome: TaskOutcome<'a>,
+        /// Mutable loans that the task has used: numbers, words of the objects, and last words in
+        /// the blocks in which they were lent; zeros if the object is lost.
+        loans: Vec<(u64, u64, u64)>,
     },
 }
 
 /// End of a task.
-#[derive(Serialize, Deserialize, Debug)]
+#[derive(Clone, Copy, Serialize, Deserialize, Debug)]
 pub(crate) enum TaskOutcome<'a> {
     /// It returned; the bytes of its result.
     Returned(&'a [u8]),

@@ -4,7 +4,7 @@
 //! The processes run this program, so it has a `main`: a started process serves tasks at the first
 //! `run`.
 
-use farfield_dsm::{DBox, Far, Here, JoinError, NodeBuilder, NodeId, NodeStats, ShareError};
+use farfield_dsm::{DBox, Far, Here, JoinError, LentMut, NodeBuilder, NodeId, NodeStats, ShareError, scope};
 use std::time::{Duration, Instant};
 
 /// Longest wait for something that must happen.
@@ -15,7 +15,7 @@ type Test = fn(&Here<'_>) -> Checked;
 
 fn main() {
     assert_eq!(size_of::<Option<DBox<[u8; 500]>>>(), 8);
-    let tests: [(&str, u16, Test); 13] = [
+    let tests: [(&str, u16, Test); 20] = [
         ("one_node_is_a_heap", 1, one_node_is_a_heap),
         ("a_reader_elsewhere_sees_what_was_written", 2, a_reader_elsewhere_sees_what_was_written),
         ("each_version_is_asked_for_once", 2, each_version_is_asked_for_once),
@@ -33,6 +33,13 @@ fn main() {
         ("tasks_that_wait_lend_their_places", 2, tasks_that_wait_lend_their_places),
         ("copies_make_room", 2, copies_make_room),
         ("who_dies_is_named_and_the_others_go_on", 3, who_dies_is_named_and_the_others_go_on),
+        ("many_read_what_is_lent", 3, many_read_what_is_lent),
+        ("what_is_lent_comes_back_changed", 3, what_is_lent_comes_back_changed),
+        ("a_loan_that_is_forgotten_comes_back", 2, a_loan_that_is_forgotten_comes_back),
+        ("loans_are_lent_further", 3, loans_are_lent_further),
+        ("random_loans_are_those_of_plain_references", 3, random_loans_are_those_of_plain_references),
+        ("random_loans_at_one_node_are_those_of_plain_references", 1, random_loans_are_those_of_plain_references),
+        ("a_loan_of_a_dead_node_is_as_it_was_or_lost", 4, a_loan_of_a_dead_node_is_as_it_was_or_lost),
     ];
     let started = Instant::now();
     for (name, nodes, test) in tests {
@@ -403,5 +410,253 @@ fn who_dies_is_named_and_the_others_go_on(here: &Here<'_>) -> Checked {
         assert!(started.elapsed() < PATIENCE);
         std::thread::yield_now();
     }
+    Ok(())
+}
+
+fn many_read_what_is_lent(here: &Here<'_>) -> Checked {
+    let numbers = here.alloc([3u64; 1000])?;
+    let sums = scope(here, |s| {
+        let lent = s.lend(&numbers);
+        let tasks = (0..12u16).map(|task| NodeId(task % 3)).map(|node| {
+            s.spawn_to(node, (lent, node.0), |here, (lent, factor)| {
+                lent.get(here).map(|all| all.iter().sum::<u64>() * u64::from(factor))
+            })
+        });
+        let tasks: Vec<_> = tasks.collect::<Result<_, _>>()?;
+        tasks.into_iter().map(|task| task.join()).collect::<Result<Vec<_>, JoinError>>()
+    })??;
+    let expected: Vec<_> = (0..12).map(|task| Ok(3000 * (task % 3))).collect();
+    assert_eq!(sums, expected);
+    drop(numbers);
+    all_is_free(here)
+}
+
+fn what_is_lent_comes_back_changed(here: &Here<'_>) -> Checked {
+    let mut parts: Vec<DBox<[u64; 100]>> = (0..6).map(|_| here.alloc([1; 100])).collect::<Result<_, _>>()?;
+    for round in 1..20 {
+        let rotated = move |at: usize| NodeId(((at as u64 + round) % 3) as u16);
+        scope(here, |s| {
+            for (at, part) in parts.iter_mut().enumerate() {
+                // Nobody joins them: the scope waits.
+                s.spawn_to(rotated(at), (s.lend_mut(part), at as u64), |here, (mut part, at)| {
+                    let all = part.get_mut(here).map(|mut all| all.iter_mut().for_each(|number| *number += at));
+                    all.and_then(|()| part.get(here).map(|all| all[99]))
+                })?;
+            }
+            Ok::<_, ShareError>(())
+        })??;
+        for (at, part) in parts.iter().enumerate() {
+            assert_eq!((part.home(), part.get(here)?), (rotated(at), &[1 + round * at as u64; 100]), "round {round}");
+        }
+    }
+    // A loan that is used here, and one that is not used at all.
+    let [first, second, ..] = &mut parts[..] else { unreachable!() };
+    scope(here, |s| {
+        let mut used = s.lend_mut(first);
+        let _unused = s.lend_mut(second);
+        used.get_mut(here).map(|mut all| all[0] = 77)
+    })??;
+    assert_eq!((first.get(here)?[0], second.get(here)?[0]), (77, 20));
+    // What a task that panics has written is written.
+    let panicked = scope(here, |s| {
+        let body = |here: &Here<'_>, (mut lent,): (LentMut<'_, [u64; 100]>,)| {
+            lent.get_mut(here).expect("it is there")[1] = 5;
+            panic!("after writing")
+        };
+        s.spawn_to::<_, _, ()>(NodeId(1), (s.lend_mut(first),), body).map(drop)
+    });
+    assert_eq!(panicked, Err(JoinError::Panicked { message: "after writing".into() }));
+    assert_eq!(first.get(here)?[..2], [77, 5]);
+    drop(parts);
+    all_is_free(here)
+}
+
+fn a_loan_that_is_forgotten_comes_back(here: &Here<'_>) -> Checked {
+    let mut boxed = here.alloc((1u64, here.alloc(2u64)?))?;
+    scope(here, |s| {
+        s.spawn_to(NodeId(1), (s.lend_mut(&mut boxed),), |here, (mut lent,)| {
+            let written = lent.get_mut(here).and_then(|mut both| {
+                both.0 += 10;
+                let new = here.alloc(20u64)?;
+                // The one before is dropped, at its node.
+                both.1 = new;
+                std::mem::forget(both);
+                Ok(())
+            });
+            std::mem::forget(lent);
+            written
+        })
+        .map(drop)
+    })??;
+    let both = boxed.get(here)?;
+    assert_eq!((both.0, *both.1.get(here)?), (11, 20));
+    assert_eq!((boxed.home(), both.1.home()), (NodeId(1), NodeId(1)));
+    drop(boxed);
+    all_is_free(here)
+}
+
+/// Each node adds its number and lends the list to the next one, and adds it again afterwards.
+fn visit(here: &Here<'_>, mut list: LentMut<'_, (usize, [u16; 64])>, depth: u16) -> Result<(), JoinError> {
+    let push = |list: &mut LentMut<'_, (usize, [u16; 64])>| {
+        let mut list = list.get_mut(here)?;
+        let (len, all) = &mut *list;
+        all[*len] = here.id().0 * 100 + depth;
+        *len += 1;
+        Ok::<_, ShareError>(())
+    };
+    // Some write before they lend, some after, some not at all.
+    if depth % 3 != 2 {
+        push(&mut list)?;
+    }
+    if depth > 0 {
+        scope(here, |s| {
+            let node = NodeId((here.id().0 + depth) % 3);
+            let task = s.spawn_to(node, (s.lend_mut(&mut list), depth - 1), |here, (list, depth)| {
+                visit(here, list, depth).map_err(|_| ShareError::Lost)
+            })?;
+            task.join()?.map_err(JoinError::from)
+        })??;
+    }
+    if depth % 3 != 0 {
+        push(&mut list)?;
+    }
+    Ok(())
+}
+
+fn loans_are_lent_further(here: &Here<'_>) -> Checked {
+    for home in here.nodes() {
+        let mut list = at(here, home, (), |here, ()| here.alloc((0usize, [0u16; 64])))??;
+        scope(here, |s| visit(here, s.lend_mut(&mut list), 12))??;
+        let (len, all) = list.get(here)?;
+        // By the rules of `visit`: who wrote when, at which node.
+        let (mut expected, mut after, mut node) = (Vec::new(), Vec::new(), here.id().0);
+        for depth in (0..=12u16).rev() {
+            if depth % 3 != 2 {
+                expected.push(node * 100 + depth);
+            }
+            if depth % 3 != 0 {
+                after.push(node * 100 + depth);
+            }
+            node = (node + depth) % 3;
+        }
+        expected.extend(after.into_iter().rev());
+        assert_eq!(all[..*len], expected);
+        drop(list);
+    }
+    all_is_free(here)
+}
+
+type Leaf = [u64; 6];
+
+/// Random things with a loan: read, write, lend further to a random node, keep or forget.
+fn play(here: &Here<'_>, mut lent: LentMut<'_, Leaf>, seed: u64, depth: u64) -> Result<(), JoinError> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    for _ in 0..random.usize(..4) {
+        if random.bool() {
+            step(&mut *lent.get_mut(here)?, seed, depth);
+        }
+        if depth > 0 && random.bool() {
+            let (node, seed) = (NodeId(random.u16(..here.nodes().count() as u16)), random.u64(..));
+            scope(here, |s| {
+                let task =
+                    s.spawn_to(node, (s.lend_mut(&mut lent), seed, depth - 1), |here, (lent, seed, depth)| {
+                        play(here, lent, seed, depth).map_err(|_| ShareError::Lost)
+                    })?;
+                task.join()?.map_err(JoinError::from)
+            })??;
+        }
+        if random.bool() {
+            lent.get(here)?;
+        }
+    }
+    if random.bool() {
+        std::mem::forget(lent);
+    }
+    Ok(())
+}
+
+fn step(leaf: &mut Leaf, seed: u64, depth: u64) {
+    leaf[(seed % 6) as usize] = leaf[(seed % 6) as usize].wrapping_mul(31).wrapping_add(seed ^ depth);
+}
+
+/// The same with a plain reference.
+fn play_plain(leaf: &mut Leaf, nodes: u16, seed: u64, depth: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    for _ in 0..random.usize(..4) {
+        if random.bool() {
+            step(leaf, seed, depth);
+        }
+        if depth > 0 && random.bool() {
+            let (_, seed) = (random.u16(..nodes), random.u64(..));
+            play_plain(leaf, nodes, seed, depth - 1);
+        }
+        random.bool();
+    }
+    random.bool();
+}
+
+fn random_loans_are_those_of_plain_references(here: &Here<'_>) -> Checked {
+    let seed = std::env::var("FARFIELD_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(3);
+    let rounds = if std::env::var_os("FARFIELD_DEEP").is_some() { 20_000 } else { 400 };
+    let mut random = fastrand::Rng::with_seed(seed);
+    let nodes = here.nodes().count() as u16;
+    let (mut leaf, mut twin) = (here.alloc([1u64; 6])?, [1u64; 6]);
+    for round in 0..rounds {
+        let seed = random.u64(..);
+        scope(here, |s| play(here, s.lend_mut(&mut leaf), seed, 4))??;
+        play_plain(&mut twin, nodes, seed, 4);
+        // Read here and elsewhere: no copy of an old version is taken for it.
+        assert_eq!(*leaf.get(here)?, twin, "round {round}");
+        let reader = NodeId(random.u16(..nodes));
+        let read =
+            scope(here, |s| s.spawn_to(reader, (s.lend(&leaf),), |here, (leaf,)| leaf.get(here).copied())?.join())??;
+        assert_eq!(read, Ok(twin), "round {round}");
+    }
+    drop(leaf);
+    all_is_free(here)
+}
+
+fn a_loan_of_a_dead_node_is_as_it_was_or_lost(here: &Here<'_>) -> Checked {
+    let lost = ShareError::NodeLost { node: NodeId(1) };
+    let (mut leaf, mut owner) = (here.alloc(4u64)?, here.alloc((5u64, Some(here.alloc(6u64)?)))?);
+    let mut untouched = here.alloc([7u64; 50])?;
+    let ended = scope(here, |s| {
+        let arguments = (s.lend_mut(&mut leaf), s.lend_mut(&mut owner), s.lend_mut(&mut untouched));
+        let task =
+            s.spawn_to(NodeId(1), arguments, |here, (mut leaf, mut owner, _untouched)| -> Result<(), ShareError> {
+                *leaf.get_mut(here)? = 40;
+                owner.get_mut(here)?.1 = None;
+                std::process::abort()
+            })?;
+        task.join()
+    })?;
+    assert_eq!(ended, Err(lost.into()));
+    assert_eq!((*leaf.get(here)?, *untouched.get(here)?), (4, [7; 50]));
+    assert_eq!(owner.get(here).map(|_| ()), Err(ShareError::Lost));
+    assert_eq!(owner.get_mut(here).map(drop), Err(ShareError::Lost));
+    // It can be written and lent again.
+    *leaf.get_mut(here)? += 1;
+    let lent_again = scope(here, |s| {
+        let task = s.spawn_to(NodeId(2), (s.lend_mut(&mut leaf),), |here, (mut leaf,)| {
+            // Lent further to a node that dies: the one between has it as it was.
+            *leaf.get_mut(here)? += 10;
+            let ended = scope(here, |s| {
+                let body = |here: &Here<'_>, (mut leaf,): (LentMut<'_, u64>,)| -> Result<(), ShareError> {
+                    *leaf.get_mut(here)? = 0;
+                    std::process::abort()
+                };
+                s.spawn_to(NodeId(3), (s.lend_mut(&mut leaf),), body)?.join()
+            });
+            assert!(matches!(ended, Ok(Err(JoinError::Share(ShareError::NodeLost { node: NodeId(3) })))), "{ended:?}");
+            leaf.get(here).copied()
+        })?;
+        task.join()
+    })??;
+    assert_eq!(lent_again, Ok(15));
+    assert_eq!((leaf.home(), *leaf.get(here)?), (NodeId(2), 15));
+    drop((leaf, untouched));
+    let before = here.stats().orphans;
+    drop(owner);
+    assert_eq!(here.stats().orphans, before + 1, "a lost object is counted");
     Ok(())
 }

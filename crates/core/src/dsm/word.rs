@@ -40,14 +40,16 @@ impl Partition {
 
 const OFFSET_BITS: u32 = 36;
 const FLAG_BITS: u32 = 2;
+/// Flag of an owner whose object is lost.
+const LOST: u64 = 1 << OFFSET_BITS;
 const PARTITION_BITS: u32 = 10;
 const PARTITION_SHIFT: u32 = OFFSET_BITS + FLAG_BITS;
 const COLOUR_SHIFT: u32 = PARTITION_SHIFT + PARTITION_BITS;
 
 /// Word of an owner: colour (16 bits), partition (10), flags (2), offset in units of 16 bytes (36).
 ///
-/// It holds no address, so address spaces may differ from node to node. The flags are zero. An
-/// owner that is lent or sent is this word.
+/// It holds no address, so address spaces may differ from node to node. An owner that is lent or
+/// sent is this word. One flag marks owners whose object is lost; words with flags name no object.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct OwnerWord(NonZeroU64);
 
@@ -96,6 +98,21 @@ impl OwnerWord {
         Colour(low_u16(self.bits() >> COLOUR_SHIFT))
     }
 
+    /// Returns the word of an owner whose object is lost.
+    pub fn lost(self) -> OwnerWord {
+        OwnerWord(self.0 | LOST)
+    }
+
+    /// Returns whether the object is lost.
+    pub fn is_lost(self) -> bool {
+        self.bits() & LOST != 0
+    }
+
+    /// Returns whether both words name the same block, whatever was in it when.
+    pub fn is_same_block(self, other: OwnerWord) -> bool {
+        (self.partition(), self.offset()) == (other.partition(), other.offset())
+    }
+
     /// Returns the word after a mutable borrow in place; `None` if the object must move, because
     /// its block has no more colours.
     pub fn next_version(self) -> Option<OwnerWord> {
@@ -126,6 +143,9 @@ mod tests {
                         OwnerWord::new(partition, 16, Colour(0)).unwrap().bits() & OwnerWord::PARTITION_MASK
                     );
                     assert!(words.insert(word.bits()));
+                    let lost = word.lost();
+                    assert!(lost.is_lost() && !word.is_lost() && OwnerWord::from_bits(lost.bits()).is_none());
+                    assert!(lost.is_same_block(word) && lost.colour() == colour);
                     let next = word.next_version();
                     assert_eq!(next.map(|next| next.colour()), colour.next());
                     assert!(next.is_none_or(|next| (next.partition(), next.offset()) == (partition, offset)));

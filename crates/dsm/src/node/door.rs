@@ -71,8 +71,8 @@ impl ShareNode {
             ShareMessage::Spawn { task, body, arguments } => {
                 self.submit(sender, task, body, arguments).then_some(ShareReply::Done)
             }
-            ShareMessage::Ended { task, outcome } => {
-                self.task_ended(task, outcome);
+            ShareMessage::Ended { task, outcome, loans } => {
+                self.task_ended(task, outcome, loans);
                 Some(ShareReply::Done)
             }
         }

@@ -1,10 +1,13 @@
 //! Scope at a node: what a task borrows shared objects in.
 
 use super::ShareNode;
+use crate::task::UsedLoan;
 use crate::task::code::{ShippedCode, bytes_of};
 use crate::{DBox, Far, NodeId, NodeStats, ShareError, TaskHandle};
+use core::cell::RefCell;
 use core::marker::PhantomData;
 use crossbeam_epoch::{Guard, LocalHandle};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// The node where code runs, and a scope in which it borrows shared objects.
@@ -14,6 +17,8 @@ use std::sync::Arc;
 pub struct Here<'n> {
     node: &'n Arc<ShareNode>,
     guard: Guard,
+    /// Mutable loans that the task has used, by number; `None` if the object is lost.
+    loans: RefCell<HashMap<u64, Option<UsedLoan>>>,
     /// The guard refers to it.
     _handle: LocalHandle,
 }
@@ -27,7 +32,7 @@ impl core::fmt::Debug for Here<'_> {
 impl<'n> Here<'n> {
     pub(crate) fn enter(node: &'n Arc<ShareNode>) -> Here<'n> {
         let handle = node.collector.register();
-        Here { node, guard: handle.pin(), _handle: handle }
+        Here { node, guard: handle.pin(), loans: RefCell::default(), _handle: handle }
     }
 
     pub(crate) fn node(&self) -> &Arc<ShareNode> {
@@ -36,6 +41,26 @@ impl<'n> Here<'n> {
 
     pub(crate) fn guard(&self) -> &Guard {
         &self.guard
+    }
+
+    /// Records what has become of a mutable loan in this task.
+    pub(crate) fn record_loan(&self, number: u64, used: UsedLoan) {
+        self.loans.borrow_mut().insert(number, Some(used));
+    }
+
+    /// Records that the object of a mutable loan is lost.
+    pub(crate) fn lose_loan(&self, number: u64) {
+        self.loans.borrow_mut().insert(number, None);
+    }
+
+    /// Returns what has become of a loan, and forgets it.
+    pub(crate) fn take_loan(&self, number: u64) -> Option<UsedLoan> {
+        self.loans.borrow_mut().remove(&number).flatten()
+    }
+
+    /// Returns what has become of all loans that the task has used.
+    pub(crate) fn take_loans(&self) -> HashMap<u64, Option<UsedLoan>> {
+        self.loans.take()
     }
 
     /// Returns the number of this node.

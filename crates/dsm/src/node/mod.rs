@@ -12,23 +12,28 @@ use crate::copies::CopyCache;
 use crate::message::{CodeRef, ShareMessage, TaskOutcome, VALUE_BYTES_MAX};
 use crate::stats::{Counters, NodeStats, count};
 use crate::task::code::{ShippedCode, Value};
-use crate::task::{OpenJoins, QueuedTask, Workers};
+use crate::task::{OpenJoins, QueuedTask, TaskEnd, UsedLoan, Workers};
 use crate::{JoinError, ShareError};
 pub(crate) use builder::Running;
 pub use builder::{NodeBuilder, run};
 use core::any::Any;
 use core::cell::RefCell;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 use crossbeam_epoch::{Collector, Guard};
 pub(crate) use door::Door;
-use farfield_core::dsm::{OwnerWord, Partition};
+use farfield_core::dsm::{Colour, OwnerWord, Partition};
 use frees::Frees;
 pub use here::Here;
 pub(crate) use peers::Peers;
+use std::collections::HashMap;
 use std::sync::{Arc, RwLock, Weak};
 
 /// Longest time for which an answer of another node is waited for.
 pub(crate) const WITHIN: Duration = Duration::from_secs(10);
+
+/// Position of the lender's number in the number of a loan.
+const LOAN_SHIFT: u32 = 48;
 
 /// Number of a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -41,9 +46,25 @@ impl core::fmt::Display for NodeId {
 }
 
 impl NodeId {
+    /// Returns the node that has made a loan of this number.
+    pub(crate) fn of_loan(number: u64) -> NodeId {
+        NodeId((number >> LOAN_SHIFT) as u16)
+    }
+
     pub(crate) fn of(word: OwnerWord) -> NodeId {
         NodeId(word.partition().number())
     }
+}
+
+/// What a mutable borrow may do with the block that its object is in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BlockRights {
+    /// Write to it, and free it when the object moves.
+    Owner,
+    /// Write to it. It stays when the object moves.
+    Writer,
+    /// Read it: the object moves.
+    Reader,
 }
 
 thread_local! {
@@ -79,7 +100,8 @@ pub(crate) fn free(word: OwnerWord, destructor: Option<ShippedCode>) {
 /// A running node.
 pub(crate) struct ShareNode {
     pub(crate) id: NodeId,
-    partition: Partition,
+    /// What the words of objects of this node have in common. It has no flags.
+    tag: u64,
     near_bytes: u64,
     arena: ShareArena,
     copies: CopyCache,
@@ -89,6 +111,8 @@ pub(crate) struct ShareNode {
     pub(crate) workers: Workers,
     frees: Frees,
     pub(crate) counters: Counters,
+    /// Mutable loans that tasks of this node have made.
+    loans: AtomicU64,
     this: Weak<ShareNode>,
 }
 
@@ -98,7 +122,8 @@ impl ShareNode {
         let arena = ShareArena::new(partition, config.near_bytes)?;
         let node = Arc::new_cyclic(|this| ShareNode {
             id,
-            partition,
+            tag: OwnerWord::new(partition, OwnerWord::ALIGN, Colour(0)).map_or(0, OwnerWord::bits)
+                & OwnerWord::PARTITION_MASK,
             near_bytes: config.near_bytes,
             arena,
             copies: CopyCache::default(),
@@ -108,6 +133,7 @@ impl ShareNode {
             workers: Workers::new(config.workers),
             frees: Frees::default(),
             counters: Counters::default(),
+            loans: AtomicU64::new(0),
             this: this.clone(),
         });
         node.frees.start(&node)?;
@@ -137,7 +163,12 @@ impl ShareNode {
     }
 
     fn is_here(&self, word: OwnerWord) -> bool {
-        word.partition() == self.partition
+        word.bits() & OwnerWord::PARTITION_MASK == self.tag
+    }
+
+    /// Returns a number for a loan that no other node and no other loan has.
+    pub(crate) fn next_loan(&self) -> u64 {
+        u64::from(self.id.0) << LOAN_SHIFT | self.loans.fetch_add(1, Relaxed)
     }
 
     /// Takes a block for a new object, and copies of others out of its way.
@@ -173,11 +204,18 @@ impl ShareNode {
         Ok(self.copies.insert(word, &bytes, limit_bytes, guard))
     }
 
-    /// Prepares a mutable borrow: brings the object here, if it is elsewhere, and returns the word
-    /// of its new version. The owner must have it before the object is written to, so nothing is
+    /// Prepares a mutable borrow: brings the object here, if it is elsewhere or may not stay where it
+    /// is, and returns the word of its new version. The owner must have it before the object is written to, so nothing is
     /// left to do when the borrow ends.
-    pub(crate) fn writing(&self, word: OwnerWord, bytes: usize, guard: &Guard) -> Result<OwnerWord, ShareError> {
-        if self.is_here(word)
+    pub(crate) fn writing(
+        &self,
+        word: OwnerWord,
+        bytes: usize,
+        guard: &Guard,
+        rights: BlockRights,
+    ) -> Result<OwnerWord, ShareError> {
+        if rights != BlockRights::Reader
+            && self.is_here(word)
             && let Some(next) = word.next_version()
         {
             return Ok(next);
@@ -186,7 +224,9 @@ impl ShareNode {
         let new = self.store(&contents, guard)?;
         count(&self.counters.moved_objects, 1);
         // The object is there no longer, but is not dropped: it is here.
-        self.free(word, None);
+        if rights == BlockRights::Owner {
+            self.free(word, None);
+        }
         Ok(new)
     }
 
@@ -208,6 +248,9 @@ impl ShareNode {
     }
 
     fn fetch(&self, word: OwnerWord, bytes: usize) -> Result<Vec<u8>, ShareError> {
+        if word.is_lost() {
+            return Err(ShareError::Lost);
+        }
         count(&self.counters.fetches, 1);
         let found = self.peers.fetch(self, NodeId::of(word), word, bytes)?;
         if found.len() == bytes { Ok(found) } else { Err(ShareError::Stale { node: NodeId::of(word) }) }
@@ -215,7 +258,9 @@ impl ShareNode {
 
     /// Frees an object that has no owner any more, here or at its node.
     pub(crate) fn free(&self, word: OwnerWord, destructor: Option<ShippedCode>) {
-        if self.is_here(word) && destructor.is_none() {
+        if word.is_lost() {
+            count(&self.counters.orphans, 1);
+        } else if self.is_here(word) && destructor.is_none() {
             self.free_block(word);
         } else {
             self.frees.put(word, destructor);
@@ -279,28 +324,57 @@ impl ShareNode {
     /// Runs a task and says how it ended to the node that waits.
     pub(crate) fn run_task(self: &Arc<ShareNode>, task: QueuedTask) {
         let QueuedTask { origin, number, body, arguments } = task;
-        let ended = within(self, true, || {
+        let (ended, loans) = within(self, true, || {
             let here = Here::enter(self);
             // SAFETY: the bytes of the arguments of a task of this code, which runs once.
-            unsafe { body.run(&here, &arguments) }
+            let ended = unsafe { body.run(&here, &arguments) };
+            (ended, here.take_loans())
         });
-        self.end_task(origin, number, ended.map_err(|panic| text_of(&*panic)));
+        self.end_task(origin, number, ended.map_err(|panic| text_of(&*panic)), &loans);
     }
 
     /// Ends a task that cannot be run.
     pub(crate) fn refuse_task(self: &Arc<ShareNode>, task: QueuedTask, error: &std::io::Error) {
-        self.end_task(task.origin, task.number, Err(format!("node {} cannot start a thread: {error}", self.id)));
+        let message = format!("node {} cannot start a thread: {error}", self.id);
+        self.end_task(task.origin, task.number, Err(message), &HashMap::new());
     }
 
-    fn end_task(self: &Arc<ShareNode>, origin: NodeId, number: u64, ended: Result<Value, String>) {
+    fn end_task(
+        self: &Arc<ShareNode>,
+        origin: NodeId,
+        number: u64,
+        ended: Result<Value, String>,
+        used: &HashMap<u64, Option<UsedLoan>>,
+    ) {
+        let bits = |used: Option<UsedLoan>| used.map_or((0, 0), |used| (used.word.bits(), used.left.bits()));
+        let loans = used.iter().map(|(number, used)| {
+            let (word, left) = bits(*used);
+            (*number, word, left)
+        });
+        let loans: Vec<_> = loans.collect();
         if origin == self.id {
             if let Some(waiting) = self.joins.take(number) {
-                waiting.put(ended.map_err(|message| JoinError::Panicked { message }));
+                waiting.put(TaskEnd { result: ended.map_err(|message| JoinError::Panicked { message }), loans });
             }
             return;
         }
         count(&self.counters.results, 1);
-        let tell = |outcome| self.peers.tell(self, origin, ShareMessage::Ended { task: number, outcome });
+        let tell = |outcome: TaskOutcome<'_>| {
+            // Only the first of them counts, so it can be said again to a node that was silent.
+            let told = loop {
+                let message = ShareMessage::Ended { task: number, outcome, loans: loans.clone() };
+                match self.peers.tell(self, origin, message) {
+                    Err(ShareError::Silent { .. }) => {}
+                    told => break told,
+                }
+            };
+            if matches!(told, Err(ShareError::NodeLost { .. })) {
+                // The lender is dead, and what it has lent is nobody's.
+                let moved = used.values().flatten().filter(|used| used.is_moved() && self.is_here(used.word));
+                moved.for_each(|used| self.free(used.word, None));
+            }
+            told
+        };
         match ended {
             Err(mut message) => {
                 let end = (0..=message.len().min(VALUE_BYTES_MAX)).rfind(|end| message.is_char_boundary(*end));
@@ -317,8 +391,6 @@ impl ShareNode {
                 let bytes = value.into_bytes();
                 match tell(TaskOutcome::Returned(&bytes)) {
                     Ok(()) => {}
-                    // It may have arrived.
-                    Err(ShareError::Silent { .. }) => count(&self.counters.orphans, 1),
                     // SAFETY: the bytes of the result, which nobody has.
                     Err(_) => within(self, true, || drop(unsafe { Value::from_bytes(bytes, code) })),
                 }
@@ -327,16 +399,17 @@ impl ShareNode {
     }
 
     /// Takes the end of a task from the node that has run it.
-    pub(crate) fn task_ended(self: &Arc<ShareNode>, task: u64, outcome: TaskOutcome<'_>) {
+    pub(crate) fn task_ended(self: &Arc<ShareNode>, task: u64, outcome: TaskOutcome<'_>, loans: Vec<(u64, u64, u64)>) {
         let Some(waiting) = self.joins.take(task) else { return };
-        waiting.put(match outcome {
+        let result = match outcome {
             // SAFETY: the bytes of the result of that task, which its node has no longer.
             TaskOutcome::Returned(bytes) => Ok(unsafe { Value::from_bytes(bytes.to_vec(), waiting.code()) }),
             TaskOutcome::Panicked(message) => Err(JoinError::Panicked { message: message.to_owned() }),
             TaskOutcome::TooLarge(bytes) => {
                 Err(ShareError::TooLarge { bytes, limit_bytes: VALUE_BYTES_MAX as u64 }.into())
             }
-        });
+        };
+        waiting.put(TaskEnd { result, loans });
     }
 
     /// Takes a task from another node.

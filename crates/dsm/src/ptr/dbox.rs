@@ -1,8 +1,9 @@
 //! `DBox`: the owner of one shared object.
 #![allow(unsafe_code, reason = "objects are borrowed by their owners' words")]
 
+use crate::node::{self, BlockRights};
 use crate::task::code::{ShippedCode, bytes_of};
-use crate::{Far, Here, NodeId, ShareError, node};
+use crate::{Far, Here, NodeId, ShareError};
 use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, align_of, size_of};
 use core::ops::{Deref, DerefMut};
@@ -43,6 +44,14 @@ impl<T: Far> DBox<T> {
         }
     }
 
+    pub(crate) fn owner_word(&self) -> OwnerWord {
+        self.word
+    }
+
+    pub(crate) fn owner_word_mut(&mut self) -> &mut OwnerWord {
+        &mut self.word
+    }
+
     /// Returns the node that keeps the object now.
     pub fn home(&self) -> NodeId {
         NodeId::of(self.word)
@@ -62,10 +71,10 @@ impl<T: Far> DBox<T> {
     /// elsewhere. Nothing happens when the borrow ends, or is forgotten.
     pub fn get_mut<'a>(&'a mut self, here: &'a Here<'_>) -> Result<Mut<'a, T>, ShareError> {
         // The owner has the new version before anybody can write.
-        self.word = here.node().writing(self.word, size_of::<T>(), here.guard())?;
+        self.word = here.node().writing(self.word, size_of::<T>(), here.guard(), BlockRights::Owner)?;
         // SAFETY: the object, at this node. Its owner is borrowed mutably, so nobody else reads or
         // writes it.
-        Ok(Mut { value: unsafe { &mut *here.node().address(self.word).cast::<T>() } })
+        Ok(unsafe { Mut::new(here.node().address(self.word).cast::<T>()) })
     }
 
     /// Takes the object out of shared memory. On an error the owner is dropped, and the object with
@@ -87,6 +96,15 @@ impl<T: Far> Drop for DBox<T> {
 /// Mutable borrow of a shared object.
 pub struct Mut<'a, T: Far> {
     value: &'a mut T,
+}
+
+impl<T: Far> Mut<'_, T> {
+    /// # Safety
+    /// Nobody else reads or writes the object as long as the borrow lasts.
+    pub(crate) unsafe fn new(object: *mut T) -> Self {
+        // SAFETY: the caller's promise.
+        Mut { value: unsafe { &mut *object } }
+    }
 }
 
 impl<T: Far + core::fmt::Debug> core::fmt::Debug for Mut<'_, T> {

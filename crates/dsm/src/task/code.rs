@@ -7,7 +7,7 @@
 #![allow(unsafe_code, reason = "code is called by its offset, and values are bytes")]
 
 use crate::message::CodeRef;
-use crate::{Far, Here};
+use crate::{Far, Here, Ship};
 use core::any::{TypeId, type_name};
 use core::hash::{Hash, Hasher};
 use core::marker::PhantomData;
@@ -46,8 +46,30 @@ pub(crate) struct Description {
 
 type Trampoline = unsafe fn(TrampolineOp<'_, '_>);
 
+/// Returns the identity of a type, whatever its lifetimes are.
+fn erased<T: ?Sized>() -> TypeId {
+    trait Typed {
+        fn id(&self) -> TypeId
+        where
+            Self: 'static;
+    }
+    impl<T: ?Sized> Typed for PhantomData<T> {
+        fn id(&self) -> TypeId
+        where
+            Self: 'static,
+        {
+            TypeId::of::<T>()
+        }
+    }
+    let typed = PhantomData::<T>;
+    let typed: &dyn Typed = &typed;
+    // SAFETY: nothing of the type is used but its identity, which does not depend on lifetimes.
+    let typed = unsafe { core::mem::transmute::<&dyn Typed, &(dyn Typed + 'static)>(typed) };
+    typed.id()
+}
+
 /// Returns a hash of a type, which is the same in all processes of a build.
-fn types_of<T: 'static>() -> u128 {
+fn types_of<T>() -> u128 {
     struct TypeBytes(Vec<u8>);
     impl Hasher for TypeBytes {
         fn write(&mut self, bytes: &[u8]) {
@@ -58,7 +80,7 @@ fn types_of<T: 'static>() -> u128 {
         }
     }
     let mut bytes = TypeBytes(type_name::<T>().as_bytes().to_vec());
-    TypeId::of::<T>().hash(&mut bytes);
+    erased::<T>().hash(&mut bytes);
     XxHash3_128::oneshot(&bytes.0)
 }
 
@@ -69,8 +91,8 @@ fn types_of<T: 'static>() -> u128 {
 #[inline(never)]
 unsafe fn run_body<F, A, R>(op: TrampolineOp<'_, '_>)
 where
-    F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy + 'static,
-    A: Far,
+    F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy,
+    A: Ship,
     R: Far,
 {
     match op {
@@ -124,8 +146,8 @@ impl ShippedCode {
     /// something.
     pub(crate) fn of_body<F, A, R>(_body: F) -> ShippedCode
     where
-        F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy + 'static,
-        A: Far,
+        F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy,
+        A: Ship,
         R: Far,
     {
         const {
@@ -239,7 +261,7 @@ impl Drop for Value {
 }
 
 /// Returns the bytes of a value, which own what it owns.
-pub(crate) fn bytes_of<T: Far>(value: T) -> Vec<u8> {
+pub(crate) fn bytes_of<T: Ship>(value: T) -> Vec<u8> {
     let value = ManuallyDrop::new(value);
     let mut bytes = vec![0; size_of::<T>()];
     // SAFETY: as many bytes as the value has. What is between its fields is copied as it is.

@@ -18,26 +18,52 @@ struct WaitTable {
     waiting: HashMap<u64, Arc<Waiting>>,
 }
 
+/// End of a task, at the node that waits for it.
+pub(crate) struct TaskEnd {
+    pub(crate) result: Result<Value, JoinError>,
+    /// Mutable loans that the task has used: numbers, words of the objects, and last words in the
+    /// blocks in which they were lent; zeros if the object is lost.
+    pub(crate) loans: Vec<(u64, u64, u64)>,
+}
+
 /// Where the end of a task arrives.
 pub(crate) struct Waiting {
     node: NodeId,
     code: ShippedCode,
-    end: Mutex<Option<Result<Value, JoinError>>>,
+    end: Mutex<Option<TaskEnd>>,
     arrived: Condvar,
 }
 
 impl Waiting {
+    pub(crate) fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// Waits for the end of the task, once.
+    pub(crate) fn wait(&self, here: &Here<'_>) -> TaskEnd {
+        let node: &ShareNode = here.node();
+        node.workers.while_waiting(node, || {
+            let mut end = self.lock();
+            loop {
+                match end.take() {
+                    Some(end) => return end,
+                    None => end = self.arrived.wait(end).unwrap_or_else(PoisonError::into_inner),
+                }
+            }
+        })
+    }
+
     pub(crate) fn code(&self) -> ShippedCode {
         self.code
     }
 
     /// Records the end of the task. Only the first one counts.
-    pub(crate) fn put(&self, end: Result<Value, JoinError>) {
+    pub(crate) fn put(&self, end: TaskEnd) {
         self.lock().get_or_insert(end);
         self.arrived.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Result<Value, JoinError>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<TaskEnd>> {
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -66,7 +92,7 @@ impl OpenJoins {
     pub(crate) fn lose(&self, node: NodeId) {
         let lost: Vec<_> = self.lock().waiting.extract_if(|_, waiting| waiting.node == node).collect();
         for (_, waiting) in lost {
-            waiting.put(Err(ShareError::NodeLost { node }.into()));
+            waiting.put(TaskEnd { result: Err(ShareError::NodeLost { node }.into()), loans: Vec::new() });
         }
     }
 }
@@ -95,16 +121,7 @@ impl<R: Far> TaskHandle<R> {
     /// the wait ends with an error as soon as its node is known to be gone. Meanwhile another task
     /// may take the place of the caller's.
     pub fn join(self, here: &Here<'_>) -> Result<R, JoinError> {
-        let node: &ShareNode = here.node();
-        let value = node.workers.while_waiting(node, || {
-            let mut end = self.waiting.lock();
-            loop {
-                match end.take() {
-                    Some(end) => return end,
-                    None => end = self.waiting.arrived.wait(end).unwrap_or_else(PoisonError::into_inner),
-                }
-            }
-        })?;
+        let value = self.waiting.wait(here).result?;
         // SAFETY: the handle was made with the code of a task that returns this type.
         Ok(unsafe { value.into_result() })
     }

@@ -2,8 +2,12 @@
 
 pub(crate) mod code;
 mod join;
+mod scope;
 mod workers;
 
+pub(crate) use join::TaskEnd;
 pub use join::TaskHandle;
 pub(crate) use join::{OpenJoins, Waiting};
+pub(crate) use scope::UsedLoan;
+pub use scope::{Lent, LentMut, Owner, OwnerMut, Scope, ScopedHandle, scope};
 pub(crate) use workers::{QueuedTask, Workers};

@@ -1,0 +1,432 @@
+//! Scoped tasks: they may borrow what the task that starts them owns.
+//!
+//! A borrow that travels is a *loan*, with a number. The owner's new word comes home with the end of
+//! the borrower's task, whatever became of the loan there; only then does the lender free the block
+//! from which the object was brought. So if the borrower's node dies, the lender has what it lent.
+#![allow(unsafe_code, reason = "words come home to owners that the scope has borrowed")]
+
+use super::code::{ShippedCode, bytes_of};
+use super::join::{TaskEnd, Waiting};
+use crate::node::BlockRights;
+use crate::{DBox, Far, Here, JoinError, Mut, NodeId, ShareError, Ship};
+use core::cell::RefCell;
+use core::marker::PhantomData;
+use core::mem::{needs_drop, size_of};
+use farfield_core::dsm::OwnerWord;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+
+/// Where the object of a mutable loan is.
+#[derive(Clone, Copy)]
+pub(crate) struct UsedLoan {
+    /// Word of the object.
+    pub(crate) word: OwnerWord,
+    /// Last word that it had in the block in which it was lent. That block is free when the loan is
+    /// over, if the object is elsewhere then.
+    pub(crate) left: OwnerWord,
+}
+
+impl UsedLoan {
+    /// Returns whether the object is in another block than when it was lent.
+    pub(crate) fn is_moved(self) -> bool {
+        !self.word.is_same_block(self.left)
+    }
+}
+
+/// Runs `body`, which may start tasks that borrow what was there before, and waits until all of them
+/// have ended.
+///
+/// Returns the error of the first task that had one and was not joined. What `body` returns is lost
+/// then.
+pub fn scope<'env, R>(
+    here: &'env Here<'_>,
+    body: impl for<'s> FnOnce(&'s Scope<'s, 'env>) -> R,
+) -> Result<R, JoinError> {
+    let scope = Scope {
+        here,
+        loans: RefCell::default(),
+        tasks: RefCell::default(),
+        of_scope: PhantomData,
+        of_environment: PhantomData,
+    };
+    let returned = catch_unwind(AssertUnwindSafe(|| body(&scope)));
+    // Tasks may use loans until they have ended, also if `body` has panicked.
+    let ended = scope.end();
+    match returned {
+        Ok(returned) => ended.map(|()| returned),
+        Err(panic) => resume_unwind(panic),
+    }
+}
+
+/// Tasks that may borrow what was there before their scope. Made by [`scope`].
+pub struct Scope<'s, 'env: 's> {
+    here: &'env Here<'env>,
+    /// Mutable loans of this scope that have not come back, by number.
+    loans: RefCell<HashMap<u64, OpenLoan>>,
+    /// Tasks that nobody has joined, and the mutable loans that they were given.
+    tasks: RefCell<Vec<OpenTask>>,
+    of_scope: PhantomData<&'s mut &'s ()>,
+    of_environment: PhantomData<&'env mut &'env ()>,
+}
+
+struct OpenTask {
+    waiting: Arc<Waiting>,
+    loans: Vec<u64>,
+}
+
+/// An owner that is lent. The scope has borrowed it mutably.
+struct OpenLoan {
+    owner: LentOwner,
+    /// Its word when it was lent.
+    lent: OwnerWord,
+    /// Whether its object may own others.
+    owns_others: bool,
+}
+
+/// Where the word of an owner is that is lent.
+enum LentOwner {
+    /// In a `DBox`.
+    Word(*mut OwnerWord),
+    /// In a loan of this number, which is lent further.
+    Loan(u64, *mut UsedLoan),
+}
+
+impl core::fmt::Debug for Scope<'_, '_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Scope({} tasks)", self.tasks.borrow().len())
+    }
+}
+
+impl<'s, 'env> Scope<'s, 'env> {
+    /// Lends an owner for reading, to as many tasks as one likes.
+    pub fn lend<O: Owner>(&'s self, owner: &'env O) -> Lent<'s, O::Object> {
+        Lent { word: owner.word(), object: PhantomData }
+    }
+
+    /// Lends an owner for writing, to one task.
+    pub fn lend_mut<O: OwnerMut>(&'s self, owner: &'env mut O) -> LentMut<'s, O::Object> {
+        let lent = owner.word();
+        let owner = match owner.parts() {
+            sealed::Parts::Word(word) => LentOwner::Word(word),
+            sealed::Parts::Loan(number, now) => LentOwner::Loan(number, now),
+        };
+        let number = self.here.node().next_loan();
+        self.loans.borrow_mut().insert(number, OpenLoan { owner, lent, owns_others: needs_drop::<O::Object>() });
+        LentMut { now: UsedLoan { word: lent, left: lent }, number, object: PhantomData }
+    }
+
+    /// Starts a task at a node and returns at once, as [`Here::spawn_to`] does. The arguments may be
+    /// loans of this scope.
+    pub fn spawn_to<F, A, R>(&'s self, node: NodeId, arguments: A, body: F) -> Result<ScopedHandle<'s, R>, ShareError>
+    where
+        F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy,
+        A: Ship + 's,
+        R: Far,
+    {
+        let mut loans = Vec::new();
+        arguments.visit_loans(&mut |number| loans.push(number));
+        let code = ShippedCode::of_body(body);
+        match self.here.node().spawn(node, code, bytes_of(arguments)) {
+            Ok(waiting) => {
+                self.tasks.borrow_mut().push(OpenTask { waiting: waiting.clone(), loans });
+                let (here, tasks, open) = (self.here, &self.tasks, &self.loans);
+                Ok(ScopedHandle { waiting, here, tasks, loans: open, result: PhantomData })
+            }
+            Err((error, Some(arguments))) => {
+                // SAFETY: the bytes of the arguments, which nobody else has.
+                drop(unsafe { arguments.as_ptr().cast::<A>().read_unaligned() });
+                Err(error)
+            }
+            Err((error, None)) => {
+                // The task may run all the same, and write.
+                loans.into_iter().for_each(|number| lose(self.here, &self.loans, number, false));
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits for all tasks, and takes all loans back.
+    fn end(&self) -> Result<(), JoinError> {
+        let mut ended = Ok(());
+        loop {
+            let Some(task) = self.tasks.borrow_mut().pop() else { break };
+            let end = task.waiting.wait(self.here);
+            settle(self.here, &self.loans, &task.loans, &end);
+            if let Err(error) = end.result {
+                ended = ended.and(Err(error));
+            }
+        }
+        // What this task itself has done with its loans.
+        let left: Vec<u64> = self.loans.borrow().keys().copied().collect();
+        for number in left {
+            if let Some(used) = self.here.take_loan(number) {
+                take_back(self.here, &self.loans, number, used);
+            }
+        }
+        ended
+    }
+}
+
+/// Takes back the loans of a task that has ended.
+fn settle(here: &Here<'_>, open: &RefCell<HashMap<u64, OpenLoan>>, loans: &[u64], end: &TaskEnd) {
+    match &end.result {
+        Err(JoinError::Share(ShareError::NodeLost { .. })) => {
+            loans.iter().for_each(|number| lose(here, open, *number, true));
+        }
+        _ => {
+            for (number, word, left) in &end.loans {
+                let words = [word, left].map(|bits| OwnerWord::from_bits(*bits));
+                match words {
+                    [Some(word), Some(left)] => take_back(here, open, *number, UsedLoan { word, left }),
+                    _ => lose(here, open, *number, false),
+                }
+            }
+        }
+    }
+}
+
+/// Gives an owner its object's new word, and frees the block in which it was lent if it is elsewhere.
+fn take_back(here: &Here<'_>, open: &RefCell<HashMap<u64, OpenLoan>>, number: u64, used: UsedLoan) {
+    let Some(loan) = open.borrow_mut().remove(&number) else {
+        // A loan that this task was given, and has passed on.
+        here.record_loan(number, used);
+        return;
+    };
+    let is_block_free = match loan.owner {
+        LentOwner::Word(owner) => {
+            // SAFETY: the scope has borrowed the owner mutably, and is not over.
+            unsafe { *owner = used.word };
+            true
+        }
+        LentOwner::Loan(outer, now) => {
+            // SAFETY: as above.
+            let now = unsafe { &mut *now };
+            now.word = used.word;
+            // The block in which the outer loan was lent stays until that is over.
+            let is_of_outer = now.left.is_same_block(used.left);
+            if is_of_outer {
+                now.left = used.left;
+            }
+            here.record_loan(outer, *now);
+            !is_of_outer
+        }
+    };
+    if is_block_free && used.is_moved() {
+        here.node().free(used.left, None);
+    }
+}
+
+/// Decides what becomes of an owner whose loan does not come back. If the borrower is dead, and the
+/// object owns no others, it is as it was: otherwise an owned object may have been freed or handed
+/// on meanwhile, and nobody could tell.
+fn lose(here: &Here<'_>, open: &RefCell<HashMap<u64, OpenLoan>>, number: u64, is_dead: bool) {
+    let Some(loan) = open.borrow_mut().remove(&number) else {
+        here.lose_loan(number);
+        return;
+    };
+    if is_dead && !loan.owns_others {
+        return;
+    }
+    match loan.owner {
+        // SAFETY: the scope has borrowed the owner mutably, and is not over.
+        LentOwner::Word(owner) => unsafe { *owner = loan.lent.lost() },
+        LentOwner::Loan(outer, now) => {
+            // SAFETY: as above.
+            unsafe { (*now).word = loan.lent.lost() };
+            here.lose_loan(outer);
+        }
+    }
+}
+
+/// A task of a scope. Without [`ScopedHandle::join`] the scope waits for it.
+pub struct ScopedHandle<'s, R: Far> {
+    waiting: Arc<Waiting>,
+    here: &'s Here<'s>,
+    tasks: &'s RefCell<Vec<OpenTask>>,
+    loans: &'s RefCell<HashMap<u64, OpenLoan>>,
+    result: PhantomData<R>,
+}
+
+impl<R: Far> core::fmt::Debug for ScopedHandle<'_, R> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "ScopedHandle(at node {})", self.waiting.node())
+    }
+}
+
+impl<R: Far> ScopedHandle<'_, R> {
+    /// Waits until the task has ended and returns its result, as
+    /// [`TaskHandle::join`](crate::TaskHandle::join) does. Its loans are over then.
+    pub fn join(self) -> Result<R, JoinError> {
+        let position = self.tasks.borrow().iter().position(|task| Arc::ptr_eq(&task.waiting, &self.waiting));
+        let task = position.map(|position| self.tasks.borrow_mut().swap_remove(position));
+        let end = self.waiting.wait(self.here);
+        if let Some(task) = task {
+            settle(self.here, self.loans, &task.loans, &end);
+        }
+        // SAFETY: the handle was made with the code of a task that returns this type.
+        end.result.map(|value| unsafe { value.into_result() })
+    }
+}
+
+#[allow(unnameable_types, private_interfaces, reason = "nobody else implements or uses what is sealed")]
+mod sealed {
+    use farfield_core::dsm::OwnerWord;
+
+    /// Owner whose word can be read.
+    pub trait Word {
+        fn word(&self) -> OwnerWord;
+    }
+
+    /// Owner whose word can be changed.
+    pub trait WordMut {
+        fn parts(&mut self) -> Parts;
+    }
+
+    /// Where the word of an owner is; of a loan, with its number.
+    pub enum Parts {
+        Word(*mut OwnerWord),
+        Loan(u64, *mut super::UsedLoan),
+    }
+}
+
+/// What can be lent for reading: a [`DBox`], or a loan.
+pub trait Owner: sealed::Word {
+    /// Type of the object.
+    type Object: Far;
+}
+
+/// What can be lent for writing: a [`DBox`], or a mutable loan.
+pub trait OwnerMut: Owner + sealed::WordMut {}
+
+/// An object that is lent for reading.
+pub struct Lent<'s, T: Far> {
+    word: OwnerWord,
+    object: PhantomData<&'s T>,
+}
+
+impl<T: Far> Clone for Lent<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T: Far> Copy for Lent<'_, T> {}
+
+// SAFETY: a word; the object is not written to as long as the loan lasts.
+unsafe impl<T: Far> Ship for Lent<'_, T> {}
+
+impl<T: Far> core::fmt::Debug for Lent<'_, T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Lent(at node {})", NodeId::of(self.word))
+    }
+}
+
+impl<T: Far> Lent<'_, T> {
+    /// Borrows the object, as [`DBox::get`] does.
+    pub fn get<'a>(&'a self, here: &'a Here<'_>) -> Result<&'a T, ShareError> {
+        let address = here.node().reading(self.word, size_of::<T>(), here.guard())?;
+        // SAFETY: as for `DBox::get`; the owner is borrowed as long as the loan lasts.
+        Ok(unsafe { &*address.cast::<T>() })
+    }
+}
+
+/// An object that is lent for writing.
+pub struct LentMut<'s, T: Far> {
+    now: UsedLoan,
+    /// Number of the loan. Its upper bits are the lender's.
+    number: u64,
+    /// Not for other threads: what becomes of the loan belongs to the task.
+    object: PhantomData<(&'s mut T, *mut ())>,
+}
+
+// SAFETY: words and a number, which `visit_loans` names.
+unsafe impl<T: Far> Ship for LentMut<'_, T> {
+    fn visit_loans(&self, visit: &mut dyn FnMut(u64)) {
+        visit(self.number);
+    }
+}
+
+impl<T: Far> core::fmt::Debug for LentMut<'_, T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "LentMut(at node {})", NodeId::of(self.now.word))
+    }
+}
+
+impl<T: Far> LentMut<'_, T> {
+    fn lender(&self) -> NodeId {
+        NodeId::of_loan(self.number)
+    }
+
+    /// Borrows the object, as [`DBox::get`] does.
+    pub fn get<'a>(&'a self, here: &'a Here<'_>) -> Result<&'a T, ShareError> {
+        let address = here.node().reading(self.now.word, size_of::<T>(), here.guard())?;
+        // SAFETY: as for `DBox::get`.
+        Ok(unsafe { &*address.cast::<T>() })
+    }
+
+    /// Borrows the object mutably, as [`DBox::get_mut`] does. The owner learns of it when the task has
+    /// ended, even if the loan is forgotten.
+    pub fn get_mut<'a>(&'a mut self, here: &'a Here<'_>) -> Result<Mut<'a, T>, ShareError> {
+        // What another node has lent stays as it is: should this node die, that is what is left.
+        let rights = match (self.now.is_moved(), self.lender() == here.id()) {
+            (true, _) => BlockRights::Owner,
+            (false, true) => BlockRights::Writer,
+            (false, false) => BlockRights::Reader,
+        };
+        let word = here.node().writing(self.now.word, size_of::<T>(), here.guard(), rights)?;
+        self.now.word = word;
+        if word.is_same_block(self.now.left) {
+            self.now.left = word;
+        }
+        here.record_loan(self.number, self.now);
+        // SAFETY: as for `DBox::get_mut`; the loan is the only one.
+        Ok(unsafe { Mut::new(here.node().address(word).cast::<T>()) })
+    }
+}
+
+impl<T: Far> sealed::Word for DBox<T> {
+    fn word(&self) -> OwnerWord {
+        self.owner_word()
+    }
+}
+
+impl<T: Far> Owner for DBox<T> {
+    type Object = T;
+}
+
+impl<T: Far> sealed::WordMut for DBox<T> {
+    fn parts(&mut self) -> sealed::Parts {
+        sealed::Parts::Word(self.owner_word_mut())
+    }
+}
+
+impl<T: Far> OwnerMut for DBox<T> {}
+
+impl<T: Far> sealed::Word for Lent<'_, T> {
+    fn word(&self) -> OwnerWord {
+        self.word
+    }
+}
+
+impl<T: Far> Owner for Lent<'_, T> {
+    type Object = T;
+}
+
+impl<T: Far> sealed::Word for LentMut<'_, T> {
+    fn word(&self) -> OwnerWord {
+        self.now.word
+    }
+}
+
+impl<T: Far> Owner for LentMut<'_, T> {
+    type Object = T;
+}
+
+impl<T: Far> sealed::WordMut for LentMut<'_, T> {
+    fn parts(&mut self) -> sealed::Parts {
+        sealed::Parts::Loan(self.number, &raw mut self.now)
+    }
+}
+
+impl<T: Far> OwnerMut for LentMut<'_, T> {}
