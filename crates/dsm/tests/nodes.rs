@@ -4,7 +4,7 @@
 //! The processes run this program, so it has a `main`: a started process serves tasks at the first
 //! `run`.
 
-use farfield_dsm::{DBox, Far, Here, JoinError, LentMut, NodeBuilder, NodeId, NodeStats, ShareError, scope};
+use farfield_dsm::{DBox, Far, Here, JoinError, LentMut, NodeBuilder, NodeId, NodeStats, Owner, ShareError, scope};
 use std::time::{Duration, Instant};
 
 /// Longest wait for something that must happen.
@@ -15,7 +15,7 @@ type Test = fn(&Here<'_>) -> Checked;
 
 fn main() {
     assert_eq!(size_of::<Option<DBox<[u8; 500]>>>(), 8);
-    let tests: [(&str, u16, Test); 20] = [
+    let tests: [(&str, u16, Test); 22] = [
         ("one_node_is_a_heap", 1, one_node_is_a_heap),
         ("a_reader_elsewhere_sees_what_was_written", 2, a_reader_elsewhere_sees_what_was_written),
         ("each_version_is_asked_for_once", 2, each_version_is_asked_for_once),
@@ -39,6 +39,12 @@ fn main() {
         ("loans_are_lent_further", 3, loans_are_lent_further),
         ("random_loans_are_those_of_plain_references", 3, random_loans_are_those_of_plain_references),
         ("random_loans_at_one_node_are_those_of_plain_references", 1, random_loans_are_those_of_plain_references),
+        (
+            "a_block_that_was_lent_does_not_use_its_colours_again",
+            2,
+            a_block_that_was_lent_does_not_use_its_colours_again,
+        ),
+        ("a_loan_that_came_home_meanwhile_is_as_it_was", 2, a_loan_that_came_home_meanwhile_is_as_it_was),
         ("a_loan_of_a_dead_node_is_as_it_was_or_lost", 4, a_loan_of_a_dead_node_is_as_it_was_or_lost),
     ];
     let started = Instant::now();
@@ -658,5 +664,63 @@ fn a_loan_of_a_dead_node_is_as_it_was_or_lost(here: &Here<'_>) -> Checked {
     let before = here.stats().orphans;
     drop(owner);
     assert_eq!(here.stats().orphans, before + 1, "a lost object is counted");
+    Ok(())
+}
+
+/// Reads a number at the other node, which keeps a copy of this version.
+fn read_there<O: Owner<Object = u64>>(here: &Here<'_>, number: &O) -> Result<u64, JoinError> {
+    scope(here, |s| s.spawn_to(NodeId(1), (s.lend(number),), |here, (number,)| number.get(here).copied())?.join())??
+        .map_err(JoinError::from)
+}
+
+fn a_block_that_was_lent_does_not_use_its_colours_again(here: &Here<'_>) -> Checked {
+    let mut number = here.alloc(0u64)?;
+    // Written in place by a loan at this node, and read elsewhere each time; then it moves.
+    scope(here, |s| {
+        let mut lent = s.lend_mut(&mut number);
+        for value in 1..=5 {
+            *lent.get_mut(here)? = value;
+            assert_eq!(read_there(here, &lent)?, value);
+        }
+        scope(here, |s| {
+            let task = s.spawn_to(NodeId(1), (s.lend_mut(&mut lent),), |here, (mut lent,)| {
+                lent.get_mut(here).map(|mut number| *number += 1)
+            })?;
+            task.join()?.map_err(JoinError::from)
+        })?
+    })??;
+    assert_eq!((number.home(), read_there(here, &number)?), (NodeId(1), 6));
+    // The next object in that block goes through versions of its own.
+    let mut next = here.alloc(100u64)?;
+    for value in 101..110 {
+        assert_eq!(read_there(here, &next)?, value - 1);
+        *next.get_mut(here)? = value;
+    }
+    drop((number, next));
+    all_is_free(here)
+}
+
+/// Lends what was lent to it back to the node of the lender, and dies.
+fn lend_home_and_die(here: &Here<'_>, mut lent: LentMut<'_, u64>) -> Result<(), JoinError> {
+    scope(here, |s| {
+        let task = s.spawn_to(NodeId(0), (s.lend_mut(&mut lent),), |here, (mut lent,)| {
+            lent.get_mut(here).map(|mut number| *number = 50)
+        })?;
+        task.join()?.map_err(JoinError::from)
+    })??;
+    assert_eq!(*lent.get(here)?, 50);
+    std::process::abort()
+}
+
+fn a_loan_that_came_home_meanwhile_is_as_it_was(here: &Here<'_>) -> Checked {
+    let mut number = here.alloc(4u64)?;
+    let ended = scope(here, |s| {
+        let task = s.spawn_to(NodeId(1), (s.lend_mut(&mut number),), |here, (lent,)| {
+            lend_home_and_die(here, lent).map_err(|_| ShareError::Lost)
+        })?;
+        task.join()
+    })?;
+    assert_eq!(ended, Err(ShareError::NodeLost { node: NodeId(1) }.into()));
+    assert_eq!(*number.get(here)?, 4);
     Ok(())
 }
