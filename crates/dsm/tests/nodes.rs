@@ -682,12 +682,10 @@ fn a_block_that_was_lent_does_not_use_its_colours_again(here: &Here<'_>) -> Chec
             *lent.get_mut(here)? = value;
             assert_eq!(read_there(here, &lent)?, value);
         }
-        scope(here, |s| {
-            let task = s.spawn_to(NodeId(1), (s.lend_mut(&mut lent),), |here, (mut lent,)| {
-                lent.get_mut(here).map(|mut number| *number += 1)
-            })?;
-            task.join()?.map_err(JoinError::from)
-        })?
+        // The loan itself goes on to the other node.
+        let task =
+            s.spawn_to(NodeId(1), (lent,), |here, (mut lent,)| lent.get_mut(here).map(|mut number| *number += 1))?;
+        task.join()?.map_err(JoinError::from)
     })??;
     assert_eq!((number.home(), read_there(here, &number)?), (NodeId(1), 6));
     // The next object in that block goes through versions of its own.
