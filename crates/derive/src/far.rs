@@ -41,7 +41,7 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
     let (impl_generics, type_generics, where_clause) = generics.split_for_impl();
     Ok(quote! {
         // SAFETY: each field is `Far`, as is checked below, so it has no loans.
-        unsafe impl #impl_generics ::farfield_dsm::Ship for #name #type_generics #where_clause {}
+        unsafe impl #impl_generics ::farfield_dsm::Portable for #name #type_generics #where_clause {}
         // SAFETY: each field is `Far`.
         unsafe impl #impl_generics ::farfield_dsm::Far for #name #type_generics #where_clause {}
 

@@ -120,6 +120,11 @@ impl ShareArena {
         Ok(())
     }
 
+    /// Returns the address from which the offsets of words count.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.mapping.as_ptr()
+    }
+
     /// Returns the address of an object. It is valid as long as the arena, whatever the word says.
     pub(crate) fn address(&self, word: OwnerWord) -> *mut u8 {
         debug_assert!(word.partition() == self.partition && word.offset() < self.mapping.len() as u64);

@@ -13,10 +13,11 @@ use core::time::Duration;
 /// bytes ([`DBox`]). `visit_loans` names every mutable loan in it.
 #[diagnostic::on_unimplemented(
     message = "values of `{Self}` cannot be sent to tasks",
-    note = "numbers, `bool`, `char`, arrays, tuples, `Option`, `Result`, `DBox` and loans of a scope can; instead of `Box` write `DBox`",
-    note = "references, `String`, `Vec`, `Arc` and cells hold addresses of one process; `#[derive(Far)]` is for types of your own"
+    note = "numbers, `bool`, `char`, arrays, tuples, `Option`, `Result`, `DBox` and loans of a scope can",
+    note = "references, `String`, `Vec`, `Arc` and cells hold addresses of one process; instead of `Box` write `DBox`",
+    note = "a type of your own can after `#[derive(Far)]`"
 )]
-pub unsafe trait Ship {
+pub unsafe trait Portable {
     /// Passes the number of each mutable loan in the value.
     #[doc(hidden)]
     fn visit_loans(&self, _visit: &mut dyn FnMut(u64)) {}
@@ -29,15 +30,16 @@ pub unsafe trait Ship {
 #[diagnostic::on_unimplemented(
     message = "values of `{Self}` cannot lie in shared memory",
     note = "numbers, `bool`, `char`, arrays, tuples, `Option`, `Result` and `DBox` can; instead of `Box` write `DBox`",
-    note = "references, `String`, `Vec`, `Arc` and cells hold addresses of one process; `#[derive(Far)]` is for types of your own"
+    note = "references, `String`, `Vec`, `Arc` and cells hold addresses of one process",
+    note = "a type of your own can after `#[derive(Far)]`"
 )]
-pub unsafe trait Far: Ship + Send + Sync + 'static {}
+pub unsafe trait Far: Portable + Send + Sync + 'static {}
 
 macro_rules! plain {
     ($($type:ty),*) => {
         $(
             // SAFETY: plain bytes, without an address.
-            unsafe impl Ship for $type {}
+            unsafe impl Portable for $type {}
             // SAFETY: as above.
             unsafe impl Far for $type {}
         )*
@@ -48,21 +50,21 @@ plain!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, f32, f64,
 plain!(NodeId, ShareError, Duration, core::cmp::Ordering);
 
 // SAFETY: elements lie side by side, and nothing else is in it.
-unsafe impl<T: Ship, const N: usize> Ship for [T; N] {
+unsafe impl<T: Portable, const N: usize> Portable for [T; N] {
     fn visit_loans(&self, visit: &mut dyn FnMut(u64)) {
         self.iter().for_each(|element| element.visit_loans(visit));
     }
 }
 // SAFETY: nothing of `T` is in it.
-unsafe impl<T: Ship> Ship for PhantomData<T> {}
+unsafe impl<T: Portable> Portable for PhantomData<T> {}
 // SAFETY: a value of `T`, or nothing.
-unsafe impl<T: Ship> Ship for Option<T> {
+unsafe impl<T: Portable> Portable for Option<T> {
     fn visit_loans(&self, visit: &mut dyn FnMut(u64)) {
         self.iter().for_each(|value| value.visit_loans(visit));
     }
 }
 // SAFETY: a value of one type or of the other.
-unsafe impl<T: Ship, E: Ship> Ship for Result<T, E> {
+unsafe impl<T: Portable, E: Portable> Portable for Result<T, E> {
     fn visit_loans(&self, visit: &mut dyn FnMut(u64)) {
         match self {
             Ok(value) => value.visit_loans(visit),
@@ -71,7 +73,7 @@ unsafe impl<T: Ship, E: Ship> Ship for Result<T, E> {
     }
 }
 // SAFETY: a word, which holds no address; what it owns is owned by that word.
-unsafe impl<T: Far> Ship for DBox<T> {}
+unsafe impl<T: Far> Portable for DBox<T> {}
 
 // SAFETY: elements that are far values.
 unsafe impl<T: Far, const N: usize> Far for [T; N] {}
@@ -88,7 +90,7 @@ macro_rules! tuples {
     ($(($($name:ident $index:tt),+))*) => {
         $(
             // SAFETY: the values of a tuple, and nothing else.
-            unsafe impl<$($name: Ship),+> Ship for ($($name,)+) {
+            unsafe impl<$($name: Portable),+> Portable for ($($name,)+) {
                 fn visit_loans(&self, visit: &mut dyn FnMut(u64)) {
                     $(self.$index.visit_loans(visit);)+
                 }

@@ -89,9 +89,9 @@ mod stats;
 mod task;
 
 pub use error::{JoinError, NodeStartError, ShareError};
-pub use far::{Far, Ship};
+pub use far::{Far, Portable};
 pub use farfield_derive::Far;
 pub use node::{Here, NodeBuilder, NodeId, run};
 pub use ptr::{DBox, Mut};
 pub use stats::NodeStats;
-pub use task::{Lent, LentMut, Owner, OwnerMut, Scope, ScopedHandle, TaskHandle, scope};
+pub use task::{Lent, LentMut, Owner, OwnerMut, ScopedHandle, TaskHandle, TaskScope, scope};

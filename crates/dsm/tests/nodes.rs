@@ -5,6 +5,7 @@
 //! `run`.
 
 use farfield_dsm::{DBox, Far, Here, JoinError, LentMut, NodeBuilder, NodeId, NodeStats, Owner, ShareError, scope};
+use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
 /// Longest wait for something that must happen.
@@ -486,10 +487,10 @@ fn a_loan_that_is_forgotten_comes_back(here: &Here<'_>) -> Checked {
                 let new = here.alloc(20u64)?;
                 // The one before is dropped, at its node.
                 both.1 = new;
-                std::mem::forget(both);
+                let _ = ManuallyDrop::new(both);
                 Ok(())
             });
-            std::mem::forget(lent);
+            let _ = ManuallyDrop::new(lent);
             written
         })
         .map(drop)
@@ -523,7 +524,7 @@ fn visit(here: &Here<'_>, mut list: LentMut<'_, (usize, [u16; 64])>, depth: u16)
             task.join()?.map_err(JoinError::from)
         })??;
     }
-    if depth % 3 != 0 {
+    if !depth.is_multiple_of(3) {
         push(&mut list)?;
     }
     Ok(())
@@ -576,7 +577,7 @@ fn play(here: &Here<'_>, mut lent: LentMut<'_, Leaf>, seed: u64, depth: u64) -> 
         }
     }
     if random.bool() {
-        std::mem::forget(lent);
+        let _ = ManuallyDrop::new(lent);
     }
     Ok(())
 }

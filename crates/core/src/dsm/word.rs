@@ -13,6 +13,7 @@ impl Colour {
     pub const LAST: Colour = Colour(u16::MAX);
 
     /// Returns the next colour; `None` after the last one.
+    #[inline]
     pub fn next(self) -> Option<Colour> {
         self.0.checked_add(1).map(Colour)
     }
@@ -64,6 +65,7 @@ impl OwnerWord {
     /// Returns the word of an object at this offset of a partition, in bytes. Returns `None` if the
     /// offset is zero, is not a multiple of [`OwnerWord::ALIGN`], or is [`OwnerWord::OFFSET_END`]
     /// or more.
+    #[inline]
     pub fn new(partition: Partition, offset: u64, colour: Colour) -> Option<OwnerWord> {
         let is_valid = offset > 0 && offset.is_multiple_of(OwnerWord::ALIGN) && offset < OwnerWord::OFFSET_END;
         let (colour, partition) = (u64::from(colour.0), u64::from(partition.0));
@@ -79,21 +81,25 @@ impl OwnerWord {
     }
 
     /// Returns the bits of the word.
+    #[inline]
     pub fn bits(self) -> u64 {
         self.0.get()
     }
 
     /// Returns the partition of the object.
+    #[inline]
     pub fn partition(self) -> Partition {
         Partition(low_u16(self.bits() >> PARTITION_SHIFT) & (Partition::COUNT - 1))
     }
 
     /// Returns the offset of the object in its partition, in bytes.
+    #[inline]
     pub fn offset(self) -> u64 {
         (self.bits() & ((1 << OFFSET_BITS) - 1)) * OwnerWord::ALIGN
     }
 
     /// Returns the version of the object.
+    #[inline]
     pub fn colour(self) -> Colour {
         Colour(low_u16(self.bits() >> COLOUR_SHIFT))
     }
@@ -115,8 +121,10 @@ impl OwnerWord {
 
     /// Returns the word after a mutable borrow in place; `None` if the object must move, because
     /// its block has no more colours.
+    #[inline]
     pub fn next_version(self) -> Option<OwnerWord> {
-        OwnerWord::new(self.partition(), self.offset(), self.colour().next()?)
+        // Colours are the upper bits, so the next one is an addition, and there is none if it overflows.
+        self.0.checked_add(1 << COLOUR_SHIFT).map(OwnerWord)
     }
 }
 

@@ -1,12 +1,13 @@
 //! Scope at a node: what a task borrows shared objects in.
 
-use super::ShareNode;
+use super::{BlockRights, ShareNode};
 use crate::task::UsedLoan;
 use crate::task::code::{ShippedCode, bytes_of};
 use crate::{DBox, Far, NodeId, NodeStats, ShareError, TaskHandle};
 use core::cell::RefCell;
 use core::marker::PhantomData;
 use crossbeam_epoch::{Guard, LocalHandle};
+use farfield_core::dsm::OwnerWord;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -16,6 +17,9 @@ use std::sync::Arc;
 /// wanted any more are freed when it ends. It belongs to one thread.
 pub struct Here<'n> {
     node: &'n Arc<ShareNode>,
+    /// What the words of objects of this node have in common, and where these lie.
+    tag: u64,
+    base: *mut u8,
     guard: Guard,
     /// Mutable loans that the task has used, by number; `None` if the object is lost.
     loans: RefCell<HashMap<u64, Option<UsedLoan>>>,
@@ -32,7 +36,14 @@ impl core::fmt::Debug for Here<'_> {
 impl<'n> Here<'n> {
     pub(crate) fn enter(node: &'n Arc<ShareNode>) -> Here<'n> {
         let handle = node.collector.register();
-        Here { node, guard: handle.pin(), loans: RefCell::default(), _handle: handle }
+        Here {
+            node,
+            tag: node.tag(),
+            base: node.base(),
+            guard: handle.pin(),
+            loans: RefCell::default(),
+            _handle: handle,
+        }
     }
 
     pub(crate) fn node(&self) -> &Arc<ShareNode> {
@@ -41,6 +52,41 @@ impl<'n> Here<'n> {
 
     pub(crate) fn guard(&self) -> &Guard {
         &self.guard
+    }
+
+    /// Returns the address of the object if it is at this node.
+    #[inline]
+    fn address(&self, word: OwnerWord) -> Option<*mut u8> {
+        (word.bits() & OwnerWord::PARTITION_MASK == self.tag).then(|| self.base.wrapping_add(word.offset() as usize))
+    }
+
+    /// Returns the address of the object for readers, here or in a copy. It is valid as long as the
+    /// object's owner is borrowed and the scope is open. Waits for the object's node if there is no
+    /// copy.
+    #[inline]
+    pub(crate) fn reading(&self, word: OwnerWord, bytes: usize) -> Result<*const u8, ShareError> {
+        match self.address(word) {
+            Some(address) => Ok(address),
+            None => self.node.copy_of(word, bytes, &self.guard),
+        }
+    }
+
+    /// Prepares a mutable borrow: brings the object here, if it is elsewhere or may not stay where it
+    /// is. Returns its address and the word of its new version. The owner must have that before the
+    /// object is written to, so nothing is left to do when the borrow ends.
+    #[inline]
+    pub(crate) fn writing(
+        &self,
+        word: OwnerWord,
+        bytes: usize,
+        rights: BlockRights,
+    ) -> Result<(OwnerWord, *mut u8), ShareError> {
+        if rights != BlockRights::Reader
+            && let (Some(address), Some(next)) = (self.address(word), word.next_version())
+        {
+            return Ok((next, address));
+        }
+        self.node.bring(word, bytes, rights, &self.guard)
     }
 
     /// Records what has become of a mutable loan in this task.

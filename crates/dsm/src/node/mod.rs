@@ -145,6 +145,14 @@ impl ShareNode {
         self.this.upgrade()
     }
 
+    fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    fn base(&self) -> *mut u8 {
+        self.arena.base()
+    }
+
     /// Returns whether this thread runs a task of the node.
     pub(crate) fn is_worker(&self) -> bool {
         CURRENT.with_borrow(|current| {
@@ -189,13 +197,10 @@ impl ShareNode {
         Ok(word)
     }
 
-    /// Returns the address of the object for readers, here or in a copy. It is valid as long as the
-    /// object's owner is borrowed and the guard is held. Waits for the object's node if there is no
-    /// copy.
-    pub(crate) fn reading(&self, word: OwnerWord, bytes: usize, guard: &Guard) -> Result<*const u8, ShareError> {
-        if self.is_here(word) {
-            return Ok(self.arena.address(word));
-        }
+    /// Returns the address of a copy of another node's object. It is valid as long as `guard`. Waits
+    /// for the object's node if there is none.
+    #[cold]
+    fn copy_of(&self, word: OwnerWord, bytes: usize, guard: &Guard) -> Result<*const u8, ShareError> {
         if let Some(copy) = self.copies.get(word, guard) {
             return Ok(copy);
         }
@@ -204,22 +209,15 @@ impl ShareNode {
         Ok(self.copies.insert(word, &bytes, limit_bytes, guard))
     }
 
-    /// Prepares a mutable borrow: brings the object here, if it is elsewhere or may not stay where it
-    /// is, and returns the word of its new version. The owner must have it before the object is written to, so nothing is
-    /// left to do when the borrow ends.
-    pub(crate) fn writing(
+    /// Brings an object to a new block of this node. Returns its new word and its address.
+    #[cold]
+    fn bring(
         &self,
         word: OwnerWord,
         bytes: usize,
-        guard: &Guard,
         rights: BlockRights,
-    ) -> Result<OwnerWord, ShareError> {
-        if rights != BlockRights::Reader
-            && self.is_here(word)
-            && let Some(next) = word.next_version()
-        {
-            return Ok(next);
-        }
+        guard: &Guard,
+    ) -> Result<(OwnerWord, *mut u8), ShareError> {
         let contents = self.contents(word, bytes)?;
         let new = self.store(&contents, guard)?;
         count(&self.counters.moved_objects, 1);
@@ -227,7 +225,7 @@ impl ShareNode {
         if rights == BlockRights::Owner {
             self.free(word, None);
         }
-        Ok(new)
+        Ok((new, self.arena.address(new)))
     }
 
     /// Returns the bytes of an object, wherever it is.
@@ -240,11 +238,6 @@ impl ShareNode {
             true => Ok(contents),
             false => Err(ShareError::Stale { node: self.id }),
         }
-    }
-
-    /// Returns the address of an object of this node.
-    pub(crate) fn address(&self, word: OwnerWord) -> *mut u8 {
-        self.arena.address(word)
     }
 
     fn fetch(&self, word: OwnerWord, bytes: usize) -> Result<Vec<u8>, ShareError> {

@@ -60,7 +60,7 @@ impl<T: Far> DBox<T> {
     /// Borrows the object. If it is at another node and there is no copy of this version here,
     /// waits for one.
     pub fn get<'a>(&'a self, here: &'a Here<'_>) -> Result<&'a T, ShareError> {
-        let address = here.node().reading(self.word, size_of::<T>(), here.guard())?;
+        let address = here.reading(self.word, size_of::<T>())?;
         // SAFETY: the object, or a copy of its bytes, aligned to 16 bytes. Its owner is borrowed,
         // so nobody writes to it; a copy is there as long as the scope, whose guard is borrowed,
         // too.
@@ -70,11 +70,12 @@ impl<T: Far> DBox<T> {
     /// Borrows the object mutably. It is at this node afterwards, and waits for it if it was
     /// elsewhere. Nothing happens when the borrow ends, or is forgotten.
     pub fn get_mut<'a>(&'a mut self, here: &'a Here<'_>) -> Result<Mut<'a, T>, ShareError> {
+        let (word, address) = here.writing(self.word, size_of::<T>(), BlockRights::Owner)?;
         // The owner has the new version before anybody can write.
-        self.word = here.node().writing(self.word, size_of::<T>(), here.guard(), BlockRights::Owner)?;
-        // SAFETY: the object, at this node. Its owner is borrowed mutably, so nobody else reads or
-        // writes it.
-        Ok(unsafe { Mut::new(here.node().address(self.word).cast::<T>()) })
+        self.word = word;
+        // SAFETY: the object, at this node. Its owner is borrowed mutably, so nobody else reads or writes
+        // it.
+        Ok(unsafe { Mut::new(address.cast::<T>()) })
     }
 
     /// Takes the object out of shared memory. On an error the owner is dropped, and the object with

@@ -7,7 +7,7 @@
 #![allow(unsafe_code, reason = "code is called by its offset, and values are bytes")]
 
 use crate::message::CodeRef;
-use crate::{Far, Here, Ship};
+use crate::{Far, Here, Portable};
 use core::any::{TypeId, type_name};
 use core::hash::{Hash, Hasher};
 use core::marker::PhantomData;
@@ -92,7 +92,7 @@ fn types_of<T>() -> u128 {
 unsafe fn run_body<F, A, R>(op: TrampolineOp<'_, '_>)
 where
     F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy,
-    A: Ship,
+    A: Portable,
     R: Far,
 {
     match op {
@@ -147,7 +147,7 @@ impl ShippedCode {
     pub(crate) fn of_body<F, A, R>(_body: F) -> ShippedCode
     where
         F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy,
-        A: Ship,
+        A: Portable,
         R: Far,
     {
         const {
@@ -261,7 +261,7 @@ impl Drop for Value {
 }
 
 /// Returns the bytes of a value, which own what it owns.
-pub(crate) fn bytes_of<T: Ship>(value: T) -> Vec<u8> {
+pub(crate) fn bytes_of<T: Portable>(value: T) -> Vec<u8> {
     let value = ManuallyDrop::new(value);
     let mut bytes = vec![0; size_of::<T>()];
     // SAFETY: as many bytes as the value has. What is between its fields is copied as it is.

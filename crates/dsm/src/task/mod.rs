@@ -9,5 +9,5 @@ pub(crate) use join::TaskEnd;
 pub use join::TaskHandle;
 pub(crate) use join::{OpenJoins, Waiting};
 pub(crate) use scope::UsedLoan;
-pub use scope::{Lent, LentMut, Owner, OwnerMut, Scope, ScopedHandle, scope};
+pub use scope::{Lent, LentMut, Owner, OwnerMut, ScopedHandle, TaskScope, scope};
 pub(crate) use workers::{QueuedTask, Workers};

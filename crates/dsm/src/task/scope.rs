@@ -8,7 +8,7 @@
 use super::code::{ShippedCode, bytes_of};
 use super::join::{TaskEnd, Waiting};
 use crate::node::BlockRights;
-use crate::{DBox, Far, Here, JoinError, Mut, NodeId, ShareError, Ship};
+use crate::{DBox, Far, Here, JoinError, Mut, NodeId, Portable, ShareError};
 use core::cell::RefCell;
 use core::marker::PhantomData;
 use core::mem::{needs_drop, size_of};
@@ -41,9 +41,9 @@ impl UsedLoan {
 /// then.
 pub fn scope<'env, R>(
     here: &'env Here<'_>,
-    body: impl for<'s> FnOnce(&'s Scope<'s, 'env>) -> R,
+    body: impl for<'s> FnOnce(&'s TaskScope<'s, 'env>) -> R,
 ) -> Result<R, JoinError> {
-    let scope = Scope {
+    let scope = TaskScope {
         here,
         loans: RefCell::default(),
         tasks: RefCell::default(),
@@ -60,7 +60,7 @@ pub fn scope<'env, R>(
 }
 
 /// Tasks that may borrow what was there before their scope. Made by [`scope`].
-pub struct Scope<'s, 'env: 's> {
+pub struct TaskScope<'s, 'env: 's> {
     here: &'env Here<'env>,
     /// Mutable loans of this scope that have not come back, by number.
     loans: RefCell<HashMap<u64, OpenLoan>>,
@@ -92,13 +92,13 @@ enum LentOwner {
     Loan(u64, *mut UsedLoan),
 }
 
-impl core::fmt::Debug for Scope<'_, '_> {
+impl core::fmt::Debug for TaskScope<'_, '_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "Scope({} tasks)", self.tasks.borrow().len())
+        write!(f, "TaskScope({} tasks)", self.tasks.borrow().len())
     }
 }
 
-impl<'s, 'env> Scope<'s, 'env> {
+impl<'s, 'env> TaskScope<'s, 'env> {
     /// Lends an owner for reading, to as many tasks as one likes.
     pub fn lend<O: Owner>(&'s self, owner: &'env O) -> Lent<'s, O::Object> {
         Lent { word: owner.word(), object: PhantomData }
@@ -121,7 +121,7 @@ impl<'s, 'env> Scope<'s, 'env> {
     pub fn spawn_to<F, A, R>(&'s self, node: NodeId, arguments: A, body: F) -> Result<ScopedHandle<'s, R>, ShareError>
     where
         F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy,
-        A: Ship + 's,
+        A: Portable + 's,
         R: Far,
     {
         let mut loans = Vec::new();
@@ -314,7 +314,7 @@ impl<T: Far> Clone for Lent<'_, T> {
 impl<T: Far> Copy for Lent<'_, T> {}
 
 // SAFETY: a word; the object is not written to as long as the loan lasts.
-unsafe impl<T: Far> Ship for Lent<'_, T> {}
+unsafe impl<T: Far> Portable for Lent<'_, T> {}
 
 impl<T: Far> core::fmt::Debug for Lent<'_, T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -325,7 +325,7 @@ impl<T: Far> core::fmt::Debug for Lent<'_, T> {
 impl<T: Far> Lent<'_, T> {
     /// Borrows the object, as [`DBox::get`] does.
     pub fn get<'a>(&'a self, here: &'a Here<'_>) -> Result<&'a T, ShareError> {
-        let address = here.node().reading(self.word, size_of::<T>(), here.guard())?;
+        let address = here.reading(self.word, size_of::<T>())?;
         // SAFETY: as for `DBox::get`; the owner is borrowed as long as the loan lasts.
         Ok(unsafe { &*address.cast::<T>() })
     }
@@ -341,7 +341,7 @@ pub struct LentMut<'s, T: Far> {
 }
 
 // SAFETY: words and a number, which `visit_loans` names.
-unsafe impl<T: Far> Ship for LentMut<'_, T> {
+unsafe impl<T: Far> Portable for LentMut<'_, T> {
     fn visit_loans(&self, visit: &mut dyn FnMut(u64)) {
         visit(self.number);
     }
@@ -360,7 +360,7 @@ impl<T: Far> LentMut<'_, T> {
 
     /// Borrows the object, as [`DBox::get`] does.
     pub fn get<'a>(&'a self, here: &'a Here<'_>) -> Result<&'a T, ShareError> {
-        let address = here.node().reading(self.now.word, size_of::<T>(), here.guard())?;
+        let address = here.reading(self.now.word, size_of::<T>())?;
         // SAFETY: as for `DBox::get`.
         Ok(unsafe { &*address.cast::<T>() })
     }
@@ -374,14 +374,14 @@ impl<T: Far> LentMut<'_, T> {
             (false, true) => BlockRights::Writer,
             (false, false) => BlockRights::Reader,
         };
-        let word = here.node().writing(self.now.word, size_of::<T>(), here.guard(), rights)?;
+        let (word, address) = here.writing(self.now.word, size_of::<T>(), rights)?;
         self.now.word = word;
         if word.is_same_block(self.now.left) {
             self.now.left = word;
         }
         here.record_loan(self.number, self.now);
         // SAFETY: as for `DBox::get_mut`; the loan is the only one.
-        Ok(unsafe { Mut::new(here.node().address(word).cast::<T>()) })
+        Ok(unsafe { Mut::new(address.cast::<T>()) })
     }
 }
 

@@ -4,7 +4,8 @@ use super::code::ShippedCode;
 use crate::NodeId;
 use crate::node::ShareNode;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// A task that has not begun: bytes only.
 pub(crate) struct QueuedTask {
@@ -17,9 +18,13 @@ pub(crate) struct QueuedTask {
     pub(crate) arguments: Vec<u8>,
 }
 
+/// Time for which a thread waits for the next task before it ends.
+const IDLE_FOR: Duration = Duration::from_secs(1);
+
 pub(crate) struct Workers {
     most: usize,
     queue: Mutex<Queue>,
+    submitted: Condvar,
 }
 
 #[derive(Default)]
@@ -27,12 +32,16 @@ struct Queue {
     tasks: VecDeque<QueuedTask>,
     /// Threads that run a task and do not wait for another one.
     busy: usize,
+    /// Threads that wait for a task.
+    idle: usize,
+    /// Threads of these that shall go on: they count as busy already.
+    called: usize,
 }
 
 impl Workers {
     /// Tasks of a node, `most` of which run at a time.
     pub(crate) fn new(most: usize) -> Workers {
-        Workers { most, queue: Mutex::default() }
+        Workers { most, queue: Mutex::default(), submitted: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -46,9 +55,15 @@ impl Workers {
         self.start(node, &mut queue);
     }
 
-    /// Starts a thread if there are tasks, and fewer run than may.
+    /// Lets a thread begin if there are tasks, and fewer run than may.
     fn start(&self, node: &Arc<ShareNode>, queue: &mut Queue) {
         if queue.busy >= self.most || queue.tasks.is_empty() {
+            return;
+        }
+        if queue.idle > queue.called {
+            queue.called += 1;
+            queue.busy += 1;
+            self.submitted.notify_one();
             return;
         }
         let worker = node.clone();
@@ -61,22 +76,27 @@ impl Workers {
         }
     }
 
-    /// Runs tasks until there are none.
+    /// Runs tasks until there have been none for a while. The thread counts as busy at first.
     fn work(&self, node: &Arc<ShareNode>) {
+        let mut queue = self.lock();
         loop {
-            let task = {
-                let mut queue = self.lock();
-                // Who waited and came back may be one too many.
-                let next = if queue.busy > self.most { None } else { queue.tasks.pop_front() };
-                match next {
-                    Some(task) => task,
-                    None => {
-                        queue.busy -= 1;
-                        return;
-                    }
-                }
-            };
-            node.run_task(task);
+            // Who waited and came back may be one too many.
+            let next = if queue.busy > self.most { None } else { queue.tasks.pop_front() };
+            if let Some(task) = next {
+                drop(queue);
+                node.run_task(task);
+                queue = self.lock();
+                continue;
+            }
+            queue.busy -= 1;
+            queue.idle += 1;
+            let wait = self.submitted.wait_timeout_while(queue, IDLE_FOR, |queue| queue.called == 0);
+            queue = wait.unwrap_or_else(PoisonError::into_inner).0;
+            queue.idle -= 1;
+            if queue.called == 0 {
+                return;
+            }
+            queue.called -= 1;
         }
     }
 
