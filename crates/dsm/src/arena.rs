@@ -137,7 +137,8 @@ impl ShareArena {
         let blocks = self.lock();
         let found = self.block_at(&blocks, word);
         let is_there = found.is_some_and(|(header, class)| {
-            header.may_hold(word.colour()) && bytes <= block_bytes(class) - HEADER_BYTES
+            let fits = bytes <= block_bytes(class) - HEADER_BYTES && bytes <= blocks.end - word.offset();
+            header.may_hold(word.colour()) && fits
         });
         if is_there {
             let start = into.len();

@@ -1,58 +1,67 @@
-//! CopyCache of other nodes' objects, by the words of their owners.
+//! Copies of other nodes' objects, by the words of their owners.
 //!
-//! A word means one version of one object for ever, so a copy is never wrong, only unused.
-//! CopyCache leave oldest first when objects or newer copies need their memory, and are freed by
-//! epochs (Fraser 2004) when no scope can have a reference to them.
-#![allow(unsafe_code, reason = "copies are referred to by scopes")]
+//! A word means one version of one object for ever, so a copy is never wrong, only unused. Copies leave
+//! oldest first when objects or newer copies need their memory. A scope keeps those that it has read:
+//! it counts as one of their owners, because a task that waits for others would hold back every copy
+//! of its node if they left by epochs.
+#![allow(unsafe_code, reason = "copies are memory of their own")]
 
 use core::ptr::NonNull;
-use crossbeam_epoch::Guard;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use farfield_core::dsm::OwnerWord;
 use std::alloc::Layout;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// The copies of a node.
 #[derive(Default)]
-pub(crate) struct CopyCache(Mutex<CopyTable>);
+pub(crate) struct CopyCache {
+    table: Mutex<CopyTable>,
+    /// Bytes of all copies, also of those that only scopes keep.
+    live_bytes: Arc<AtomicU64>,
+}
 
 #[derive(Default)]
 struct CopyTable {
-    by_word: HashMap<OwnerWord, ObjectCopy>,
+    by_word: HashMap<OwnerWord, Arc<ObjectCopy>>,
     /// Words in the order in which their copies came.
     order: VecDeque<OwnerWord>,
     bytes: u64,
 }
 
 /// Memory with the bytes of an object. They are not the object: they are never dropped.
-struct ObjectCopy {
+pub(crate) struct ObjectCopy {
     address: NonNull<u8>,
     layout: Layout,
+    live_bytes: Arc<AtomicU64>,
 }
 
 // SAFETY: plain memory, written before anybody else can see it and only read afterwards.
 unsafe impl Send for ObjectCopy {}
+// SAFETY: as above.
+unsafe impl Sync for ObjectCopy {}
 
 impl ObjectCopy {
-    fn new(bytes: &[u8]) -> ObjectCopy {
+    fn new(bytes: &[u8], live_bytes: &Arc<AtomicU64>) -> ObjectCopy {
         let layout = Layout::from_size_align(bytes.len().max(1), OwnerWord::ALIGN as usize).expect("a small size");
         // SAFETY: the size is not zero.
         let address = unsafe { std::alloc::alloc(layout) };
         let Some(address) = NonNull::new(address) else { std::alloc::handle_alloc_error(layout) };
         // SAFETY: new memory of that size.
         unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), address.as_ptr(), bytes.len()) };
-        ObjectCopy { address, layout }
+        live_bytes.fetch_add(layout.size() as u64, Relaxed);
+        ObjectCopy { address, layout, live_bytes: live_bytes.clone() }
     }
 
-    /// Frees the memory once no scope of today is open any more.
-    fn retire(self, guard: &Guard) {
-        // SAFETY: it is out of the table, so only scopes that are open now can have references to
-        // it.
-        unsafe { guard.defer_unchecked(move || drop(self)) };
+    /// Returns the address of the bytes, which is valid as long as the copy.
+    pub(crate) fn address(&self) -> *const u8 {
+        self.address.as_ptr()
     }
 }
 
 impl Drop for ObjectCopy {
     fn drop(&mut self) {
+        self.live_bytes.fetch_sub(self.layout.size() as u64, Relaxed);
         // SAFETY: allocated with this layout.
         unsafe { std::alloc::dealloc(self.address.as_ptr(), self.layout) };
     }
@@ -60,47 +69,50 @@ impl Drop for ObjectCopy {
 
 impl CopyCache {
     fn lock(&self) -> MutexGuard<'_, CopyTable> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the bytes of the copies that may leave, or be found by others.
     pub(crate) fn bytes(&self) -> u64 {
         self.lock().bytes
     }
 
-    /// Returns the address of the copy of this version. It is valid as long as `guard`.
-    pub(crate) fn get(&self, word: OwnerWord, _guard: &Guard) -> Option<*const u8> {
-        self.lock().by_word.get(&word).map(|copy| copy.address.as_ptr().cast_const())
+    /// Returns the bytes of copies that have left and that scopes keep.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.live_bytes.load(Relaxed).saturating_sub(self.bytes())
     }
 
-    /// Keeps a copy, if there is none, and as many others as fit `limit_bytes`. Returns its
-    /// address, which is valid as long as `guard`.
-    pub(crate) fn insert(&self, word: OwnerWord, bytes: &[u8], limit_bytes: u64, guard: &Guard) -> *const u8 {
+    /// Returns the copy of this version.
+    pub(crate) fn get(&self, word: OwnerWord) -> Option<Arc<ObjectCopy>> {
+        self.lock().by_word.get(&word).cloned()
+    }
+
+    /// Keeps a copy, if there is none, and as many others as fit `limit_bytes`.
+    pub(crate) fn insert(&self, word: OwnerWord, bytes: &[u8], limit_bytes: u64) -> Arc<ObjectCopy> {
         let mut table = self.lock();
         if let Some(copy) = table.by_word.get(&word) {
-            return copy.address.as_ptr();
+            return copy.clone();
         }
-        table.shrink(limit_bytes.saturating_sub(bytes.len() as u64), guard);
-        let copy = ObjectCopy::new(bytes);
-        let address = copy.address.as_ptr();
+        table.shrink(limit_bytes.saturating_sub(bytes.len() as u64));
+        let copy = Arc::new(ObjectCopy::new(bytes, &self.live_bytes));
         table.bytes += copy.layout.size() as u64;
         table.order.push_back(word);
-        table.by_word.insert(word, copy);
-        address
+        table.by_word.insert(word, copy.clone());
+        copy
     }
 
-    /// Retires copies, oldest first, until the rest takes no more than `bytes`.
-    pub(crate) fn shrink(&self, bytes: u64, guard: &Guard) {
-        self.lock().shrink(bytes, guard);
+    /// Lets copies leave, oldest first, until the rest takes no more than `bytes`.
+    pub(crate) fn shrink(&self, bytes: u64) {
+        self.lock().shrink(bytes);
     }
 }
 
 impl CopyTable {
-    fn shrink(&mut self, bytes: u64, guard: &Guard) {
+    fn shrink(&mut self, bytes: u64) {
         while self.bytes > bytes {
             let Some(oldest) = self.order.pop_front() else { return };
             if let Some(copy) = self.by_word.remove(&oldest) {
                 self.bytes -= copy.layout.size() as u64;
-                copy.retire(guard);
             }
         }
     }
@@ -109,23 +121,23 @@ impl CopyTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crossbeam_epoch::Collector;
     use farfield_core::dsm::{Colour, Partition};
 
     #[test]
-    fn copies_leave_oldest_first_and_references_of_open_scopes_stay() {
-        let (copies, handle) = (CopyCache::default(), Collector::new().register());
+    fn copies_leave_oldest_first_and_those_that_a_scope_keeps_stay() {
+        let copies = CopyCache::default();
         let word = |number: u64| OwnerWord::new(Partition::new(1).unwrap(), 16 * number, Colour(0)).unwrap();
-        let guard = handle.pin();
-        let first = copies.insert(word(1), &[1; 100], 250, &guard);
-        copies.insert(word(2), &[2; 100], 250, &guard);
-        assert_eq!(copies.insert(word(1), &[9; 100], 250, &guard), first, "it is there already");
-        copies.insert(word(3), &[3; 100], 250, &guard);
-        assert!(copies.get(word(1), &guard).is_none() && copies.get(word(2), &guard).is_some());
-        // SAFETY: the guard is older than the eviction.
-        assert_eq!(unsafe { core::slice::from_raw_parts(first, 100) }, [1; 100]);
-        assert_eq!(copies.bytes(), 200);
-        copies.shrink(0, &guard);
-        assert_eq!(copies.bytes(), 0);
+        let first = copies.insert(word(1), &[1; 100], 250);
+        copies.insert(word(2), &[2; 100], 250);
+        assert!(Arc::ptr_eq(&copies.insert(word(1), &[9; 100], 250), &first), "it is there already");
+        copies.insert(word(3), &[3; 100], 250);
+        assert!(copies.get(word(1)).is_none() && copies.get(word(2)).is_some());
+        // SAFETY: the copy is kept, and has so many bytes.
+        assert_eq!(unsafe { core::slice::from_raw_parts(first.address(), 100) }, [1; 100]);
+        assert_eq!((copies.bytes(), copies.held_bytes()), (200, 100));
+        copies.shrink(0);
+        assert_eq!((copies.bytes(), copies.held_bytes()), (0, 100));
+        drop(first);
+        assert_eq!(copies.held_bytes(), 0);
     }
 }

@@ -32,6 +32,13 @@ pub enum ShareError {
         /// Near memory of the node, in bytes.
         limit_bytes: u64,
     },
+    /// Scopes refer to copies that take as much as the node's near memory, and that nobody wants any
+    /// more.
+    #[error("scopes that last too long hold {held_bytes} bytes of copies: call Here::renew now and then")]
+    ScopeTooLong {
+        /// Bytes of these copies.
+        held_bytes: u64,
+    },
     /// The value is larger than an object or a message can be.
     #[error("a value of {bytes} bytes is too large to travel: {limit_bytes} bytes at most")]
     TooLarge {

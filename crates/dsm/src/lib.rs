@@ -95,3 +95,8 @@ pub use node::{Here, NodeBuilder, NodeId, run};
 pub use ptr::{DBox, Mut};
 pub use stats::NodeStats;
 pub use task::{Lent, LentMut, Owner, OwnerMut, ScopedHandle, TaskHandle, TaskScope, scope};
+
+/// Compiles the code examples of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide/shared-memory.md")]
+mod guide {}

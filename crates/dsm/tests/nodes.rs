@@ -16,7 +16,7 @@ type Test = fn(&Here<'_>) -> Checked;
 
 fn main() {
     assert_eq!(size_of::<Option<DBox<[u8; 500]>>>(), 8);
-    let tests: [(&str, u16, Test); 22] = [
+    let tests: [(&str, u16, Test); 23] = [
         ("one_node_is_a_heap", 1, one_node_is_a_heap),
         ("a_reader_elsewhere_sees_what_was_written", 2, a_reader_elsewhere_sees_what_was_written),
         ("each_version_is_asked_for_once", 2, each_version_is_asked_for_once),
@@ -33,6 +33,7 @@ fn main() {
         ("what_does_not_fit_is_refused_and_nothing_is_lost", 2, what_does_not_fit_is_refused_and_nothing_is_lost),
         ("tasks_that_wait_lend_their_places", 2, tasks_that_wait_lend_their_places),
         ("copies_make_room", 2, copies_make_room),
+        ("a_scope_that_reads_too_much_is_told", 2, a_scope_that_reads_too_much_is_told),
         ("who_dies_is_named_and_the_others_go_on", 3, who_dies_is_named_and_the_others_go_on),
         ("many_read_what_is_lent", 3, many_read_what_is_lent),
         ("what_is_lent_comes_back_changed", 3, what_is_lent_comes_back_changed),
@@ -360,27 +361,64 @@ fn tasks_that_wait_lend_their_places(here: &Here<'_>) -> Checked {
     all_is_free(here)
 }
 
+/// Objects of 8000 bytes: three quarters of near memory at this node, and two thirds at the other one.
+fn fill_both(here: &Here<'_>) -> Result<[Vec<DBox<[u64; 1000]>>; 2], JoinError> {
+    let own = (0..380u64).map(|number| here.alloc([number; 1000])).collect::<Result<_, _>>()?;
+    let far =
+        (0..350u64).map(|number| Ok(at(here, NodeId(1), (number,), |here, (number,)| here.alloc([number; 1000]))??));
+    Ok([own, far.collect::<Result<_, JoinError>>()?])
+}
+
 fn copies_make_room(here: &Here<'_>) -> Checked {
-    // Three times as much as this node may have, and objects of its own beside.
-    let mut far = Vec::new();
-    for number in 0..350u64 {
-        far.push(at(here, NodeId(1), (number,), |here, (number,)| here.alloc([number; 1000]))??);
-    }
-    for round in 0..4 {
-        let mut own = Vec::new();
+    let [own, far] = fill_both(here)?;
+    // Twice as much as there is room for beside the own objects, in scopes that are short.
+    for _ in 0..4 {
         for (number, boxed) in far.iter().enumerate() {
-            // A scope of its own: what it does not need any more may leave.
-            let sum = at(here, here.id(), (), |_, ()| 0u64)?;
-            assert_eq!(boxed.get(here)?[999] + sum, number as u64);
-            if number % 2 == 0 {
-                own.push(here.alloc([round as u64; 1000])?);
-            }
+            let read = scope(here, |s| {
+                let task =
+                    s.spawn_to(here.id(), (s.lend(boxed),), |here, (boxed,)| boxed.get(here).map(|all| all[999]))?;
+                task.join()
+            })?;
+            assert_eq!(read, Ok(Ok(number as u64)));
         }
         let stats = here.stats();
-        assert!(stats.object_bytes + stats.copy_bytes <= NEAR_BYTES, "{stats:?}");
-        assert!(own.iter().all(|own| own.get(here).is_ok_and(|own| *own == [round as u64; 1000])));
+        assert!(stats.object_bytes + stats.copy_bytes <= NEAR_BYTES && stats.copy_bytes > 0, "{stats:?}");
     }
-    drop(far);
+    // Objects go before copies.
+    let more = here.alloc([7u64; 4000])?;
+    let stats = here.stats();
+    assert!(stats.object_bytes + stats.copy_bytes <= NEAR_BYTES, "{stats:?}");
+    for (number, own) in own.iter().enumerate() {
+        assert_eq!(own.get(here)?[0], number as u64);
+    }
+    drop((own, far, more));
+    all_is_free(here)
+}
+
+/// A scope that goes on for ever, and reads new versions all the time, is told so.
+fn a_scope_that_reads_too_much_is_told(here: &Here<'_>) -> Checked {
+    let [own, mut far] = fill_both(here)?;
+    let mut told = 0;
+    for _ in 0..3 {
+        for boxed in &mut far {
+            scope(here, |s| {
+                let task = s.spawn_to(NodeId(1), (s.lend_mut(boxed),), |here, (mut boxed,)| {
+                    boxed.get_mut(here).map(|mut all| all[0] += 1)
+                })?;
+                task.join()?.map_err(JoinError::from)
+            })??;
+            match boxed.get(here) {
+                Ok(_) => {}
+                Err(ShareError::ScopeTooLong { held_bytes }) => {
+                    assert!((NEAR_BYTES..NEAR_BYTES + (1 << 20)).contains(&held_bytes), "{held_bytes}");
+                    told += 1;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    assert!(told > 0, "it has read twice as much as may be near");
+    drop((own, far));
     all_is_free(here)
 }
 

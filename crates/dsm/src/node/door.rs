@@ -78,3 +78,73 @@ impl ShareNode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::NodeBuilder;
+    use crate::node::Peers;
+    use std::sync::Arc;
+
+    const BUILD: u128 = 77;
+
+    fn door() -> (Arc<ShareNode>, Door) {
+        let peers = Peers::new(2, BUILD, String::new());
+        let node = ShareNode::new(NodeId(0), &NodeBuilder::new().near(1 << 20), peers).unwrap();
+        let door = Door::default();
+        door.open(Arc::downgrade(&node));
+        (node, door)
+    }
+
+    fn ask(door: &Door, build: u128, message: ShareMessage<'_>) -> Result<Vec<u8>, Stop> {
+        let letter = postcard::to_allocvec(&Letter { sender: 1, build, message }).unwrap();
+        let mut answer = Vec::new();
+        door.answer(&letter, &mut answer).map(|()| answer)
+    }
+
+    #[test]
+    fn letters_of_nonsense_are_refused_and_change_nothing() {
+        let (node, door) = door();
+        let mut random = fastrand::Rng::with_seed(5);
+        let letter = Letter { sender: 1, build: BUILD, message: ShareMessage::Fetch { word: 1 << 20, bytes: 5 } };
+        let letter = postcard::to_allocvec(&letter).unwrap();
+        for _ in 0..20_000 {
+            let mut bytes = letter.clone();
+            match random.u8(..3) {
+                0 => bytes.truncate(random.usize(..bytes.len())),
+                1 => bytes = (0..random.usize(..80)).map(|_| random.u8(..)).collect(),
+                // Sender, build and kind stay: a node of this build is believed to name its own code.
+                _ => {
+                    let at = random.usize(3..bytes.len());
+                    bytes[at] = random.u8(..);
+                }
+            }
+            let _ = door.answer(&bytes, &mut Vec::new());
+        }
+        assert_eq!(node.stats().object_bytes, 0);
+    }
+
+    #[test]
+    fn other_builds_and_words_of_no_object_are_told_so() {
+        let (node, door) = door();
+        let reply = |bytes: &Result<Vec<u8>, Stop>| match postcard::from_bytes(bytes.as_ref().unwrap()).unwrap() {
+            ShareReply::Bytes(bytes) => Some(bytes.to_vec()),
+            ShareReply::Stale => None,
+            other => panic!("{other:?}"),
+        };
+        let word = node.store(&[9; 100]).unwrap().bits();
+        let other = ask(&door, BUILD + 1, ShareMessage::Fetch { word, bytes: 100 }).unwrap();
+        assert!(matches!(postcard::from_bytes(&other), Ok(ShareReply::OtherBuild)));
+        assert_eq!(reply(&ask(&door, BUILD, ShareMessage::Fetch { word, bytes: 100 })), Some(vec![9; 100]));
+        let mut random = fastrand::Rng::with_seed(6);
+        for _ in 0..20_000 {
+            // Offsets within the arena and beyond, sizes up to the whole.
+            let bits = [random.u8(1..37), random.u8(1..40)];
+            let [word, bytes] = bits.map(|bits| 1 + random.u64(..1 << bits));
+            let answer = ask(&door, BUILD, ShareMessage::Fetch { word, bytes });
+            if answer.is_ok() {
+                assert!(reply(&answer).is_none_or(|found| found.len() as u64 == bytes));
+            }
+        }
+    }
+}

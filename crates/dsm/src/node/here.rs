@@ -1,30 +1,29 @@
 //! Scope at a node: what a task borrows shared objects in.
 
 use super::{BlockRights, ShareNode};
+use crate::copies::ObjectCopy;
 use crate::task::UsedLoan;
 use crate::task::code::{ShippedCode, bytes_of};
 use crate::{DBox, Far, NodeId, NodeStats, ShareError, TaskHandle};
 use core::cell::RefCell;
 use core::marker::PhantomData;
-use crossbeam_epoch::{Guard, LocalHandle};
 use farfield_core::dsm::OwnerWord;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// The node where code runs, and a scope in which it borrows shared objects.
 ///
-/// References to copies of other nodes' objects are valid as long as the scope; copies that are not
-/// wanted any more are freed when it ends. It belongs to one thread.
+/// References to copies of other nodes' objects are valid as long as the scope, which keeps what it
+/// has read. It belongs to one thread.
 pub struct Here<'n> {
     node: &'n Arc<ShareNode>,
     /// What the words of objects of this node have in common, and where these lie.
     tag: u64,
     base: *mut u8,
-    guard: Guard,
+    /// Copies that were read in this scope. References to them may be in use.
+    copies: RefCell<HashMap<OwnerWord, Arc<ObjectCopy>>>,
     /// Mutable loans that the task has used, by number; `None` if the object is lost.
     loans: RefCell<HashMap<u64, Option<UsedLoan>>>,
-    /// The guard refers to it.
-    _handle: LocalHandle,
 }
 
 impl core::fmt::Debug for Here<'_> {
@@ -35,23 +34,11 @@ impl core::fmt::Debug for Here<'_> {
 
 impl<'n> Here<'n> {
     pub(crate) fn enter(node: &'n Arc<ShareNode>) -> Here<'n> {
-        let handle = node.collector.register();
-        Here {
-            node,
-            tag: node.tag(),
-            base: node.base(),
-            guard: handle.pin(),
-            loans: RefCell::default(),
-            _handle: handle,
-        }
+        Here { node, tag: node.tag(), base: node.base(), copies: RefCell::default(), loans: RefCell::default() }
     }
 
     pub(crate) fn node(&self) -> &Arc<ShareNode> {
         self.node
-    }
-
-    pub(crate) fn guard(&self) -> &Guard {
-        &self.guard
     }
 
     /// Returns the address of the object if it is at this node.
@@ -67,8 +54,19 @@ impl<'n> Here<'n> {
     pub(crate) fn reading(&self, word: OwnerWord, bytes: usize) -> Result<*const u8, ShareError> {
         match self.address(word) {
             Some(address) => Ok(address),
-            None => self.node.copy_of(word, bytes, &self.guard),
+            None => self.copy_of(word, bytes),
         }
+    }
+
+    #[cold]
+    fn copy_of(&self, word: OwnerWord, bytes: usize) -> Result<*const u8, ShareError> {
+        if let Some(copy) = self.copies.borrow().get(&word) {
+            return Ok(copy.address());
+        }
+        let copy = self.node.copy_of(word, bytes)?;
+        let address = copy.address();
+        self.copies.borrow_mut().insert(word, copy);
+        Ok(address)
     }
 
     /// Prepares a mutable borrow: brings the object here, if it is elsewhere or may not stay where it
@@ -86,7 +84,7 @@ impl<'n> Here<'n> {
         {
             return Ok((next, address));
         }
-        self.node.bring(word, bytes, rights, &self.guard)
+        self.node.bring(word, bytes, rights)
     }
 
     /// Records what has become of a mutable loan in this task.
@@ -127,7 +125,7 @@ impl<'n> Here<'n> {
 
     /// Begins a new scope. Nothing that was borrowed in the old one is borrowed any more.
     pub fn renew(&mut self) {
-        self.guard.repin();
+        self.copies.get_mut().clear();
     }
 
     /// Stores a value at this node. Fails if the node's near memory is full of objects, or if the

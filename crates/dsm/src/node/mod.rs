@@ -8,7 +8,7 @@ mod here;
 mod peers;
 
 use crate::arena::ShareArena;
-use crate::copies::CopyCache;
+use crate::copies::{CopyCache, ObjectCopy};
 use crate::message::{CodeRef, ShareMessage, TaskOutcome, VALUE_BYTES_MAX};
 use crate::stats::{Counters, NodeStats, count};
 use crate::task::code::{ShippedCode, Value};
@@ -20,7 +20,6 @@ use core::any::Any;
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
-use crossbeam_epoch::{Collector, Guard};
 pub(crate) use door::Door;
 use farfield_core::dsm::{Colour, OwnerWord, Partition};
 use frees::Frees;
@@ -105,7 +104,6 @@ pub(crate) struct ShareNode {
     near_bytes: u64,
     arena: ShareArena,
     copies: CopyCache,
-    collector: Collector,
     pub(crate) peers: Peers,
     joins: OpenJoins,
     pub(crate) workers: Workers,
@@ -127,7 +125,6 @@ impl ShareNode {
             near_bytes: config.near_bytes,
             arena,
             copies: CopyCache::default(),
-            collector: Collector::new(),
             peers,
             joins: OpenJoins::default(),
             workers: Workers::new(config.workers),
@@ -180,46 +177,42 @@ impl ShareNode {
     }
 
     /// Takes a block for a new object, and copies of others out of its way.
-    fn take(&self, bytes: u64, guard: &Guard) -> Result<OwnerWord, ShareError> {
+    fn take(&self, bytes: u64) -> Result<OwnerWord, ShareError> {
         if bytes > VALUE_BYTES_MAX as u64 {
             return Err(ShareError::TooLarge { bytes, limit_bytes: VALUE_BYTES_MAX as u64 });
         }
         let word = self.arena.take(bytes, self.near_bytes)?;
-        self.copies.shrink(self.near_bytes.saturating_sub(self.arena.used_bytes()), guard);
+        self.copies.shrink(self.near_bytes.saturating_sub(self.arena.used_bytes()));
         Ok(word)
     }
 
     /// Stores a new object of these bytes. Returns its owner's word.
-    pub(crate) fn store(&self, bytes: &[u8], guard: &Guard) -> Result<OwnerWord, ShareError> {
-        let word = self.take(bytes.len() as u64, guard)?;
+    pub(crate) fn store(&self, bytes: &[u8]) -> Result<OwnerWord, ShareError> {
+        let word = self.take(bytes.len() as u64)?;
         // SAFETY: a new block of that size, which nobody else knows.
         unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.arena.address(word), bytes.len()) };
         Ok(word)
     }
 
-    /// Returns the address of a copy of another node's object. It is valid as long as `guard`. Waits
-    /// for the object's node if there is none.
-    #[cold]
-    fn copy_of(&self, word: OwnerWord, bytes: usize, guard: &Guard) -> Result<*const u8, ShareError> {
-        if let Some(copy) = self.copies.get(word, guard) {
+    /// Returns a copy of another node's object. Waits for that node if there is none.
+    fn copy_of(&self, word: OwnerWord, bytes: usize) -> Result<Arc<ObjectCopy>, ShareError> {
+        if let Some(copy) = self.copies.get(word) {
             return Ok(copy);
+        }
+        let held_bytes = self.copies.held_bytes();
+        if held_bytes > self.near_bytes {
+            return Err(ShareError::ScopeTooLong { held_bytes });
         }
         let bytes = self.fetch(word, bytes)?;
         let limit_bytes = self.near_bytes.saturating_sub(self.arena.used_bytes());
-        Ok(self.copies.insert(word, &bytes, limit_bytes, guard))
+        Ok(self.copies.insert(word, &bytes, limit_bytes))
     }
 
     /// Brings an object to a new block of this node. Returns its new word and its address.
     #[cold]
-    fn bring(
-        &self,
-        word: OwnerWord,
-        bytes: usize,
-        rights: BlockRights,
-        guard: &Guard,
-    ) -> Result<(OwnerWord, *mut u8), ShareError> {
+    fn bring(&self, word: OwnerWord, bytes: usize, rights: BlockRights) -> Result<(OwnerWord, *mut u8), ShareError> {
         let contents = self.contents(word, bytes)?;
-        let new = self.store(&contents, guard)?;
+        let new = self.store(&contents)?;
         count(&self.counters.moved_objects, 1);
         // The object is there no longer, but is not dropped: it is here.
         if rights == BlockRights::Owner {

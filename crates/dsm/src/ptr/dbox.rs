@@ -34,7 +34,7 @@ impl<T: Far> DBox<T> {
     pub(crate) fn new(here: &Here<'_>, value: T) -> Result<DBox<T>, ShareError> {
         const { Self::ALIGNED };
         let bytes = bytes_of(value);
-        match here.node().store(&bytes, here.guard()) {
+        match here.node().store(&bytes) {
             Ok(word) => Ok(DBox { word, object: PhantomData }),
             Err(error) => {
                 // SAFETY: the bytes of the value, which nobody else has.
