@@ -17,6 +17,9 @@ pub(crate) struct Peers {
     peers: Box<[PeerNode]>,
     introduced: Condvar,
     urls: Mutex<Vec<Option<String>>>,
+    /// Number of nodes that are gone.
+    lost: Mutex<u16>,
+    node_lost: Condvar,
 }
 
 #[derive(Default)]
@@ -36,7 +39,9 @@ impl Peers {
     /// So many nodes of this build, which know each other by this token.
     pub(crate) fn new(count: u16, build: u128, token: String) -> Peers {
         let peers = (0..count).map(|_| PeerNode::default()).collect();
-        Peers { build, token, peers, introduced: Condvar::new(), urls: Mutex::new(vec![None; usize::from(count)]) }
+        let urls = Mutex::new(vec![None; usize::from(count)]);
+        let (introduced, node_lost) = (Condvar::new(), Condvar::new());
+        Peers { build, token, peers, introduced, urls, lost: Mutex::new(0), node_lost }
     }
 
     pub(crate) fn build(&self) -> u128 {
@@ -89,6 +94,8 @@ impl Peers {
         if let Some(peer) = self.peers.get(usize::from(node.0)) {
             peer.is_lost.store(true, Ordering::Release);
             lock(&peer.channels).clear();
+            *lock(&self.lost) += 1;
+            self.node_lost.notify_all();
         }
     }
 
@@ -97,20 +104,38 @@ impl Peers {
         if peer.is_lost.load(Ordering::Acquire) { Err(ShareError::NodeLost { node }) } else { Ok(peer) }
     }
 
+    /// Says what is wrong with a node that cannot be reached. A lost connection is a hint only: waits
+    /// for somebody to say that the node is gone, up to [`WITHIN`] after `started`.
+    fn unreachable(&self, node: NodeId, started: Instant) -> ShareError {
+        let mut lost = lock(&self.lost);
+        loop {
+            if let Err(error) = self.peer(node) {
+                return error;
+            }
+            let left = WITHIN.saturating_sub(started.elapsed());
+            if left.is_zero() {
+                return ShareError::Silent { node, within: WITHIN };
+            }
+            lost = self.node_lost.wait_timeout(lost, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
     /// Returns a channel to a node that nobody else uses.
-    fn channel(&self, node: NodeId) -> Result<Box<dyn CallChannel>, ShareError> {
+    fn channel(&self, node: NodeId, started: Instant) -> Result<Box<dyn CallChannel>, ShareError> {
         let peer = self.peer(node)?;
         if let Some(channel) = lock(&peer.channels).pop() {
             return Ok(channel);
         }
-        let lost = |_| ShareError::NodeLost { node };
-        let mut backend = lock(&peer.backend);
-        if backend.is_none() {
-            let url = lock(&self.urls)[usize::from(node.0)].clone().ok_or(ShareError::UnknownNode { node })?;
-            let builder = PoolBuilder::new().url(url).token(self.token.clone()).client_name("share").pages(1);
-            *backend = Some(builder.deadline(WITHIN).open().map_err(|_| ShareError::NodeLost { node })?);
-        }
-        backend.as_ref().ok_or(ShareError::NodeLost { node })?.open_calls().map_err(lost)
+        let opened = {
+            let mut backend = lock(&peer.backend);
+            if backend.is_none() {
+                let url = lock(&self.urls)[usize::from(node.0)].clone().ok_or(ShareError::UnknownNode { node })?;
+                let builder = PoolBuilder::new().url(url).token(self.token.clone()).client_name("share").pages(1);
+                *backend = builder.deadline(WITHIN).open().ok();
+            }
+            backend.as_ref().and_then(|backend| backend.open_calls().ok())
+        };
+        opened.ok_or_else(|| self.unreachable(node, started))
     }
 
     /// Sends a message and waits for its answer, which `read` reads.
@@ -128,7 +153,8 @@ impl Peers {
             return Err(ShareError::TooLarge { bytes: argument.len() as u64, limit_bytes });
         }
         let sent = argument.len() as u64;
-        let mut channel = self.channel(to)?;
+        let started = Instant::now();
+        let mut channel = self.channel(to, started)?;
         let (name, version) = (message::NAME, message::VERSION);
         let call = FarCall { tag: 0, deadline: WITHIN, steps_max: 0, name, version, argument };
         if channel.submit(call).is_err() {
@@ -139,12 +165,8 @@ impl Peers {
             channel.wait(WITHIN);
         }
         let Some(Ok(answer)) = ended.pop().map(|end| end.result) else {
-            // The channel is of no use any more. Whether the message has arrived is unknown, unless
-            // the node is gone.
-            return Err(match self.peer(to) {
-                Ok(_) => ShareError::Silent { node: to, within: WITHIN },
-                Err(error) => error,
-            });
+            // The channel is of no use any more, and whether the message has arrived is unknown.
+            return Err(self.unreachable(to, started));
         };
         count(&from.counters.message_bytes, sent + answer.len() as u64);
         if let Ok(peer) = self.peer(to) {
