@@ -38,15 +38,16 @@ macro_rules! probes {
 }
 
 probes! { true;
-    paging [],
     threads [],
     signals [],
     delivery [],
-    fork_far [tier("20", "32")],
-    borrowers [tier("2000", "40000")],
 }
 
+// Kills, switches and stopped servers page and fork with handler threads, too, in the CI tier.
 probes! { farfield_tests::deep();
+    paging [],
+    fork_far [tier("20", "32")],
+    borrowers [tier("2000", "40000")],
     big_io [],
     exec_far [],
     async_io [],

@@ -20,7 +20,7 @@ cargo x CHORE
   build              release build: farfield and libfarfield_preload.so, in target/release
   test [--again | PART...]
                      every test of the CI tier: what must pass before a change goes in; or only: unit lints doctests faults heaps survival tiers switch offload columns frames sandbox leftovers kills budget users examples situations probes programs,
-                     or models, fabric, sql or fuzz-build, which belong to the deep tier because they build libraries anew;
+                     or experiments, models, fabric, sql or fuzz-build, which belong to the deep tier: they take long, or build libraries anew;
                      the end-to-end tests run a build with assertions (deep: the release build);
                      without PARTs, what has passed and has not changed since is not run again (--again: it is)
                      after --: words for the test runner, such as part of a name (cargo x test probes -- fork)

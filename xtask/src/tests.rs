@@ -39,7 +39,8 @@ enum Beside {
 enum Tier {
     /// Runs in both tiers.
     Ci,
-    /// Runs in the deep tier, or by name: DataFusion takes longer to build than everything else together, the fuzz targets are
+    /// Runs in the deep tier, or by name. `experiments` are tests of the program that measures.
+    /// DataFusion takes longer to build than everything else together, the fuzz targets are
     /// a workspace of their own, the models need another pager, and libfabric another pool. Their libraries are built anew.
     Deep,
 }
@@ -62,7 +63,7 @@ const fn deep(part: Part) -> Part {
 
 /// In the order in which they begin: those that cargo builds, of which one runs at a time, and the longest, so that none of them
 /// is left over at the end.
-pub(crate) const PARTS: [Part; 24] = [
+pub(crate) const PARTS: [Part; 25] = [
     part("lints"),
     serial("heaps"),
     part("doctests"),
@@ -83,6 +84,7 @@ pub(crate) const PARTS: [Part; 24] = [
     alone("kills"),
     alone("budget"),
     alone("users"),
+    deep(part("experiments")),
     deep(serial("models")),
     deep(serial("fabric")),
     deep(part("sql")),
@@ -180,6 +182,7 @@ impl TestProgram {
 
     fn part(&self) -> &str {
         match (self.package.as_str(), self.target.as_str()) {
+            ("farfield-bench", "stand_in" | "cleanup") => "experiments",
             (END_TO_END, target) if PARTS.iter().any(|part| part.name == target) => target,
             _ => "unit",
         }

@@ -155,7 +155,9 @@ fn far_frames_say_what_arrow_says() {
 #[test]
 fn a_tenth_near_is_enough() {
     let mut random = random();
-    for plane in PLANES {
+    // The CI tier tries one.
+    let planes = if std::env::var_os("FARFIELD_DEEP").is_some() { &PLANES[..] } else { &PLANES[..1] };
+    for plane in planes.iter().copied() {
         // 45 bytes and a dozen of text to a row: nine times what is near, and twice that with what is made of it.
         check(&mut random, &heap(plane, MIB), 20 * CHUNK_ROWS + 7);
     }
