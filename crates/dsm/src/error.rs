@@ -47,6 +47,14 @@ pub enum ShareError {
         /// Greatest size, in bytes.
         limit_bytes: u64,
     },
+    /// A task is given more mutable loans than the message that ends it can bring back.
+    #[error("a task can have {most} mutable loans at most, not {loans}")]
+    TooManyLoans {
+        /// Mutable loans of the task.
+        loans: usize,
+        /// Most mutable loans of a task.
+        most: usize,
+    },
     /// The node is another build of the program, or no node of this program.
     #[error("node {node} runs another build of the program")]
     OtherBuild {

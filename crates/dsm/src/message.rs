@@ -13,7 +13,12 @@ const OVERHEAD_BYTES: usize = 256;
 /// Greatest size of a value in a message, in bytes.
 pub(crate) const VALUE_BYTES_MAX: usize = CallBody::ARGUMENT_BYTES_MAX - OVERHEAD_BYTES;
 
-/// ShareMessage with its sender.
+/// Greatest size of a loan in the message that ends a task, in bytes.
+pub(crate) const LOAN_BYTES: usize = 30;
+/// Most mutable loans of a task: half of the message that ends it is left for the result.
+pub(crate) const LOANS_MAX: usize = VALUE_BYTES_MAX / 2 / LOAN_BYTES;
+
+/// Message with its sender.
 #[derive(Serialize, Deserialize, Debug)]
 pub(crate) struct Letter<'a> {
     /// Number of the node that sends it.

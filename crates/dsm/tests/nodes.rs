@@ -16,7 +16,7 @@ type Test = fn(&Here<'_>) -> Checked;
 
 fn main() {
     assert_eq!(size_of::<Option<DBox<[u8; 500]>>>(), 8);
-    let tests: [(&str, u16, Test); 23] = [
+    let tests: [(&str, u16, Test); 24] = [
         ("one_node_is_a_heap", 1, one_node_is_a_heap),
         ("a_reader_elsewhere_sees_what_was_written", 2, a_reader_elsewhere_sees_what_was_written),
         ("each_version_is_asked_for_once", 2, each_version_is_asked_for_once),
@@ -41,6 +41,7 @@ fn main() {
         ("loans_are_lent_further", 3, loans_are_lent_further),
         ("random_loans_are_those_of_plain_references", 3, random_loans_are_those_of_plain_references),
         ("random_loans_at_one_node_are_those_of_plain_references", 1, random_loans_are_those_of_plain_references),
+        ("many_loans_come_home_with_a_long_result", 2, many_loans_come_home_with_a_long_result),
         (
             "a_block_that_was_lent_does_not_use_its_colours_again",
             2,
@@ -760,4 +761,34 @@ fn a_loan_that_came_home_meanwhile_is_as_it_was(here: &Here<'_>) -> Checked {
     assert_eq!(ended, Err(ShareError::NodeLost { node: NodeId(1) }.into()));
     assert_eq!(*number.get(here)?, 4);
     Ok(())
+}
+
+fn many_loans_come_home_with_a_long_result(here: &Here<'_>) -> Checked {
+    const MANY: usize = 1000;
+    let numbers = (0..MANY as u64 + 100).map(|number| here.alloc(number));
+    let mut numbers: Vec<DBox<u64>> = numbers.collect::<Result<_, _>>()?;
+    let ended = scope(here, |s| {
+        let lent: Vec<_> = numbers[..MANY].iter_mut().map(|number| s.lend_mut(number)).collect();
+        let lent: [LentMut<'_, u64>; MANY] = lent.try_into().expect("so many");
+        let task = s.spawn_to(NodeId(1), (lent,), |here, (mut lent,)| {
+            for number in &mut lent {
+                *number.get_mut(here).expect("it is lent") += 1;
+            }
+            // Alone it could travel.
+            [7u8; 60_000]
+        })?;
+        task.join().map(|_| ())
+    })?;
+    assert!(matches!(ended, Err(JoinError::Share(ShareError::TooLarge { .. }))), "{ended:?}");
+    for (number, expected) in numbers[..MANY].iter().zip(1..) {
+        assert_eq!((number.home(), *number.get(here)?), (NodeId(1), expected));
+    }
+    let refused = scope(here, |s| {
+        let lent: Vec<_> = numbers.iter_mut().map(|number| s.lend_mut(number)).collect();
+        let lent: [LentMut<'_, u64>; MANY + 100] = lent.try_into().expect("so many");
+        s.spawn_to(NodeId(1), (lent,), |_, _| ()).map(drop)
+    })?;
+    assert!(matches!(refused, Err(ShareError::TooManyLoans { loans: 1100, .. })), "{refused:?}");
+    drop(numbers);
+    all_is_free(here)
 }

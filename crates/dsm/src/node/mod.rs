@@ -9,7 +9,7 @@ mod peers;
 
 use crate::arena::ShareArena;
 use crate::copies::{CopyCache, ObjectCopy};
-use crate::message::{CodeRef, ShareMessage, TaskOutcome, VALUE_BYTES_MAX};
+use crate::message::{CodeRef, LOAN_BYTES, ShareMessage, TaskOutcome, VALUE_BYTES_MAX};
 use crate::stats::{Counters, NodeStats, count};
 use crate::task::code::{ShippedCode, Value};
 use crate::task::{OpenJoins, QueuedTask, TaskEnd, UsedLoan, Workers};
@@ -345,6 +345,7 @@ impl ShareNode {
             return;
         }
         count(&self.counters.results, 1);
+        let room = VALUE_BYTES_MAX - (loans.len() * LOAN_BYTES).min(VALUE_BYTES_MAX);
         let tell = |outcome: TaskOutcome<'_>| {
             // Only the first of them counts, so it can be said again to a node that was silent.
             let told = loop {
@@ -363,12 +364,12 @@ impl ShareNode {
         };
         match ended {
             Err(mut message) => {
-                let end = (0..=message.len().min(VALUE_BYTES_MAX)).rfind(|end| message.is_char_boundary(*end));
+                let end = (0..=message.len().min(room)).rfind(|end| message.is_char_boundary(*end));
                 message.truncate(end.unwrap_or(0));
                 // Nobody waits any more if that node is gone.
                 let _ = tell(TaskOutcome::Panicked(&message));
             }
-            Ok(value) if value.len() > VALUE_BYTES_MAX => {
+            Ok(value) if value.len() > room => {
                 let _ = tell(TaskOutcome::TooLarge(value.len() as u64));
                 within(self, true, || drop(value));
             }

@@ -134,7 +134,7 @@ unsafe fn drop_object<T: Far>(op: TrampolineOp<'_, '_>) {
     }
 }
 
-/// ShippedCode of this build.
+/// Code of this build.
 #[derive(Clone, Copy)]
 pub(crate) struct ShippedCode {
     trampoline: Trampoline,

@@ -7,6 +7,7 @@
 
 use super::code::{ShippedCode, bytes_of};
 use super::join::{TaskEnd, Waiting};
+use crate::message::LOANS_MAX;
 use crate::node::BlockRights;
 use crate::{DBox, Far, Here, JoinError, Mut, NodeId, Portable, ShareError};
 use core::cell::RefCell;
@@ -126,6 +127,9 @@ impl<'s, 'env> TaskScope<'s, 'env> {
     {
         let mut loans = Vec::new();
         arguments.visit_loans(&mut |number| loans.push(number));
+        if loans.len() > LOANS_MAX {
+            return Err(ShareError::TooManyLoans { loans: loans.len(), most: LOANS_MAX });
+        }
         let code = ShippedCode::of_body(body);
         match self.here.node().spawn(node, code, bytes_of(arguments)) {
             Ok(waiting) => {
