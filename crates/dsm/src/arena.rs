@@ -1,7 +1,7 @@
 //! The part of shared memory that a node keeps: one memfd, mapped once, cut into blocks of a few
 //! sizes.
 //!
-//! A block is a header of 16 bytes and an object. ArenaBlocks of one size are used again for that
+//! A block is a header of 16 bytes and an object. Blocks of one size are used again for that
 //! size only, so a block begins where it always began, and its colours stay with it.
 #![allow(unsafe_code, reason = "objects lie in a mapping")]
 
@@ -18,7 +18,7 @@ const HEADER_BYTES: u64 = OwnerWord::ALIGN;
 /// Sizes of blocks: 32, 48, 64, 96, 128, … bytes.
 const CLASSES: usize = 60;
 
-/// RawHeader as it lies in memory.
+/// Header as it lies in memory.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct RawHeader {
@@ -32,7 +32,7 @@ const FREE: u16 = 0;
 const USED: u16 = 1;
 const RESTING: u16 = 2;
 
-/// ArenaBlocks of one node.
+/// Blocks of one node.
 pub(crate) struct ShareArena {
     mapping: Mapping,
     partition: Partition,
@@ -66,7 +66,6 @@ impl ShareArena {
     pub(crate) fn new(partition: Partition, bytes: u64) -> std::io::Result<ShareArena> {
         let fd = memfd::create(NAME, bytes).map_err(std::io::Error::from)?;
         let mapping = Mapping::new(fd.as_fd(), bytes, MappingAccess::ReadWrite).map_err(std::io::Error::from)?;
-        // The first unit is no object's: a word is never zero.
         let blocks = ArenaBlocks { end: 0, free: [const { Vec::new() }; CLASSES], used_bytes: 0 };
         Ok(ShareArena { mapping, partition, blocks: Mutex::new(blocks) })
     }

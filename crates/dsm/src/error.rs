@@ -14,7 +14,7 @@ pub enum ShareError {
         node: NodeId,
     },
     /// The object was lent to a task that has not given it back.
-    #[error("the object was lent to a task that has not given it back, because its node is gone or silent")]
+    #[error("the object was lent to a task that has not given it back, because its node is gone")]
     Lost,
     /// The node did not answer in time, although nobody has seen it die.
     #[error("node {node} has not answered within {} s", within.as_secs_f64())]
@@ -34,7 +34,7 @@ pub enum ShareError {
     },
     /// Scopes refer to copies that take as much as the node's near memory, and that nobody wants any
     /// more.
-    #[error("scopes that last too long hold {held_bytes} bytes of copies: call Here::renew now and then")]
+    #[error("scopes hold {held_bytes} bytes of old copies: read in a scope of its own (Here::enter), and renew that")]
     ScopeTooLong {
         /// Bytes of these copies.
         held_bytes: u64,
@@ -64,6 +64,12 @@ pub enum ShareError {
     /// The node does not keep the object any more. In safe code this does not happen.
     #[error("node {node} does not keep the object any more")]
     Stale {
+        /// Node that was asked.
+        node: NodeId,
+    },
+    /// The node does not do what it is asked to, because it ends, or because doing it failed.
+    #[error("node {node} refuses what it is asked for: it ends, or doing it has failed")]
+    Refused {
         /// Node that was asked.
         node: NodeId,
     },

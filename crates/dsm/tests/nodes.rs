@@ -4,7 +4,9 @@
 //! The processes run this program, so it has a `main`: a started process serves tasks at the first
 //! `run`.
 
-use farfield_dsm::{DBox, Far, Here, JoinError, LentMut, NodeBuilder, NodeId, NodeStats, Owner, ShareError, scope};
+use farfield_dsm::{
+    DBox, Far, Here, JoinError, LentMut, NodeBuilder, NodeId, NodeStartError, NodeStats, Owner, ShareError, scope,
+};
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
@@ -16,7 +18,7 @@ type Test = fn(&Here<'_>) -> Checked;
 
 fn main() {
     assert_eq!(size_of::<Option<DBox<[u8; 500]>>>(), 8);
-    let tests: [(&str, u16, Test); 24] = [
+    let tests: [(&str, u16, Test); 26] = [
         ("one_node_is_a_heap", 1, one_node_is_a_heap),
         ("a_reader_elsewhere_sees_what_was_written", 2, a_reader_elsewhere_sees_what_was_written),
         ("each_version_is_asked_for_once", 2, each_version_is_asked_for_once),
@@ -35,6 +37,8 @@ fn main() {
         ("copies_make_room", 2, copies_make_room),
         ("a_scope_that_reads_too_much_is_told", 2, a_scope_that_reads_too_much_is_told),
         ("who_dies_is_named_and_the_others_go_on", 3, who_dies_is_named_and_the_others_go_on),
+        ("owners_of_a_thread_are_dropped_when_it_ends", 2, owners_of_a_thread_are_dropped_when_it_ends),
+        ("a_silent_node_that_was_lent_something_is_waited_for", 2, a_silent_node_that_was_lent_something_is_waited_for),
         ("many_read_what_is_lent", 3, many_read_what_is_lent),
         ("what_is_lent_comes_back_changed", 3, what_is_lent_comes_back_changed),
         ("a_loan_that_is_forgotten_comes_back", 2, a_loan_that_is_forgotten_comes_back),
@@ -56,9 +60,11 @@ fn main() {
         farfield_dsm::run(&config, test).expect("the nodes start").unwrap_or_else(|error| panic!("{name}: {error}"));
         println!("test {name} ... ok");
     }
+    owners_that_outlive_their_program_lead_to_nothing();
+    println!("test owners_that_outlive_their_program_lead_to_nothing ... ok");
     println!(
         "\ntest result: ok. {} passed; 0 failed; finished in {:.2}s",
-        tests.len(),
+        tests.len() + 1,
         started.elapsed().as_secs_f64()
     );
 }
@@ -399,6 +405,7 @@ fn copies_make_room(here: &Here<'_>) -> Checked {
 /// A scope that goes on for ever, and reads new versions all the time, is told so.
 fn a_scope_that_reads_too_much_is_told(here: &Here<'_>) -> Checked {
     let [own, mut far] = fill_both(here)?;
+    let inner = here.enter();
     let mut told = 0;
     for _ in 0..3 {
         for boxed in &mut far {
@@ -408,7 +415,7 @@ fn a_scope_that_reads_too_much_is_told(here: &Here<'_>) -> Checked {
                 })?;
                 task.join()?.map_err(JoinError::from)
             })??;
-            match boxed.get(here) {
+            match boxed.get(&inner) {
                 Ok(_) => {}
                 Err(ShareError::ScopeTooLong { held_bytes }) => {
                     assert!((NEAR_BYTES..NEAR_BYTES + (1 << 20)).contains(&held_bytes), "{held_bytes}");
@@ -419,6 +426,13 @@ fn a_scope_that_reads_too_much_is_told(here: &Here<'_>) -> Checked {
         }
     }
     assert!(told > 0, "it has read twice as much as may be near");
+    drop(inner);
+    // In scopes that are short it goes on.
+    let mut short = here.enter();
+    for boxed in &far {
+        assert!(boxed.get(&short).is_ok());
+        short.renew();
+    }
     drop((own, far));
     all_is_free(here)
 }
@@ -790,5 +804,86 @@ fn many_loans_come_home_with_a_long_result(here: &Here<'_>) -> Checked {
     })?;
     assert!(matches!(refused, Err(ShareError::TooManyLoans { loans: 1100, .. })), "{refused:?}");
     drop(numbers);
+    all_is_free(here)
+}
+
+/// Owners and handles of one program, used in the next one of the same process.
+fn owners_that_outlive_their_program_lead_to_nothing() {
+    let config = NodeBuilder::new().nodes(2).near(NEAR_BYTES);
+    let (mut old, never) = farfield_dsm::run(&config, |here| {
+        let again = farfield_dsm::run(&NodeBuilder::new(), |_| ());
+        assert!(matches!(again, Err(NodeStartError::Argument(_))), "{again:?}");
+        let never = here.spawn_to(NodeId(1), (), |_, ()| std::thread::sleep(PATIENCE)).unwrap();
+        // Every bit pattern but two is no `bool`.
+        (here.alloc([true; 100]).unwrap(), never)
+    })
+    .unwrap();
+    farfield_dsm::run(&config, |here| {
+        let new = here.alloc([[0x77u8; 100]; 10]).unwrap();
+        assert!(matches!(old.get(here), Err(ShareError::UnknownNode { .. })));
+        assert!(matches!(old.get_mut(here).map(drop), Err(ShareError::UnknownNode { .. })));
+        assert_eq!(never.join(here), Err(ShareError::NodeLost { node: NodeId(1) }.into()));
+        let started = Instant::now();
+        drop(old);
+        while here.stats().orphans == 0 {
+            assert!(started.elapsed() < PATIENCE);
+            std::thread::yield_now();
+        }
+        assert_eq!((new.get(here), here.stats().late_frees), (Ok(&[[0x77; 100]; 10]), 0));
+    })
+    .unwrap();
+}
+
+thread_local! {
+    /// Dropped after what the library keeps for the thread, or before: nobody knows.
+    static KEPT: std::cell::RefCell<Option<DBox<u64>>> = const { std::cell::RefCell::new(None) };
+}
+
+fn owners_of_a_thread_are_dropped_when_it_ends(here: &Here<'_>) -> Checked {
+    for is_before in [true, false] {
+        let boxed = here.alloc(5u64)?;
+        let there = at(here, NodeId(1), (), |here, ()| here.alloc(6u64))??;
+        let thread = std::thread::spawn(move || {
+            let keep = |boxed| KEPT.with_borrow_mut(|kept| drop(kept.replace(boxed)));
+            if is_before {
+                keep(boxed);
+                drop(there);
+            } else {
+                drop(there);
+                keep(boxed);
+            }
+        });
+        thread.join().expect("it does not panic");
+    }
+    all_is_free(here)
+}
+
+/// Takes as long as a node may be silent: for the deep tier.
+fn a_silent_node_that_was_lent_something_is_waited_for(here: &Here<'_>) -> Checked {
+    if std::env::var_os("FARFIELD_DEEP").is_none() {
+        return Ok(());
+    }
+    let process = at(here, NodeId(1), (), |_, ()| std::process::id())?;
+    let signal = move |name: &str| {
+        let sent = std::process::Command::new("kill").args([name, &process.to_string()]).status();
+        assert!(sent.expect("kill starts").success());
+    };
+    let mut number = here.alloc(1u64)?;
+    signal("-STOP");
+    let speaks = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(12));
+        signal("-CONT");
+    });
+    let told = scope(here, |s| {
+        let task = s.spawn_to(NodeId(1), (s.lend_mut(&mut number),), |here, (mut number,)| {
+            number.get_mut(here).map(|mut number| *number = 2)
+        });
+        task.map(drop)
+    })?;
+    assert!(matches!(told, Err(ShareError::Silent { node: NodeId(1), .. })), "{told:?}");
+    // The scope has waited for what was asked for.
+    assert_eq!(*number.get(here)?, 2);
+    speaks.join().expect("it does not panic");
+    drop(number);
     all_is_free(here)
 }

@@ -5,7 +5,7 @@
 //! the input is the end of the first process, whatever it died of.
 
 use crate::message::ShareMessage;
-use crate::node::{NodeBuilder, Running, ShareNode};
+use crate::node::{NodeBuilder, Running, ShareNode, take_partitions};
 use crate::{NodeId, NodeStartError};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -31,6 +31,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 pub(crate) struct Invitation {
     node: u16,
     nodes: u16,
+    first_partition: u16,
     token: String,
     build: u128,
     /// Where the first node listens.
@@ -62,17 +63,21 @@ fn build() -> Result<u128, NodeStartError> {
 
 /// Serves tasks until the first process ends, and ends this one.
 pub(crate) fn serve<R>(config: &NodeBuilder, invitation: Invitation) -> Result<R, NodeStartError> {
-    let Invitation { node, nodes, token, build: wanted, url } = invitation;
+    let Invitation { node, nodes, first_partition, token, build: wanted, url } = invitation;
     let found = build()?;
     let config = NodeBuilder { nodes, ..config.clone() };
-    let running = Running::start(NodeId(node), &config, found, &token)?;
+    let running = Running::start(NodeId(node), first_partition, &config, found, &token)?;
     let of_node = |problem: String| NodeStartError::Node { node: NodeId(0), problem };
     if found != wanted {
         return Err(of_node("runs another build of the program".into()));
     }
     running.node.peers.introduce(NodeId(0), url);
     let hello = ShareMessage::Hello { url: running.server.endpoints()[0].clone() };
-    running.node.peers.tell(&running.node, NodeId(0), hello).map_err(|error| of_node(error.to_string()))?;
+    running
+        .node
+        .peers
+        .tell(&running.node, NodeId(0), hello)
+        .map_err(|unanswered| of_node(unanswered.error.to_string()))?;
     // Nothing more is sent: the input ends with the first process.
     let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
     std::process::exit(0);
@@ -106,11 +111,13 @@ pub(crate) fn start(config: &NodeBuilder) -> Result<Members, NodeStartError> {
         text
     });
     let build = build()?;
-    let running = Running::start(NodeId(0), config, build, &token)?;
+    let first_partition = take_partitions(config.nodes)?;
+    let running = Running::start(NodeId(0), first_partition, config, build, &token)?;
     let url = running.server.endpoints()[0].clone();
     let mut members = Members { running, started: Vec::new() };
     for node in 1..config.nodes {
-        let invitation = Invitation { node, nodes: config.nodes, token: token.clone(), build, url: url.clone() };
+        let invitation =
+            Invitation { node, nodes: config.nodes, first_partition, token: token.clone(), build, url: url.clone() };
         members.started.push(Started::new(NodeId(node), &invitation)?);
     }
     members.wait_until_ready()?;
@@ -182,7 +189,10 @@ impl Members {
         for started in &self.started {
             let message = ShareMessage::Peers { urls: urls.clone() };
             let told = node.peers.tell(node, started.id, message);
-            told.map_err(|error| NodeStartError::Node { node: started.id, problem: error.to_string() })?;
+            told.map_err(|unanswered| NodeStartError::Node {
+                node: started.id,
+                problem: unanswered.error.to_string(),
+            })?;
             let (node, id, child) = (Arc::downgrade(node), started.id, started.child.clone());
             let watch = move || {
                 while wait_for(&child).is_none() {

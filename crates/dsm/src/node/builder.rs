@@ -1,12 +1,13 @@
 //! Starting a program on several nodes.
 
-use super::{Door, Here, OF_PROCESS, Peers, ShareNode, within};
+use super::{Door, FIRST_PARTITION, Here, OF_PROCESS, Peers, ShareNode, within};
 use crate::NodeStartError;
 use crate::member::solo;
+use core::sync::atomic::{AtomicBool, Ordering};
 use farfield_core::dsm::Partition;
 use farfield_server::{Config, ListenUrl, Server, TenantConfig, Tenants};
 use farfield_wic::Registry;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Least near memory of a node, in bytes.
@@ -71,21 +72,54 @@ impl NodeBuilder {
 ///
 /// The other processes run this program with the arguments of this one. In them, `run` serves tasks
 /// instead of running `body`, and ends the process when the first one ends; so what comes before
-/// `run` is done in each process, and what comes after it in the first one only.
+/// `run` is done in each process, and what comes after it in the first one only. A process runs one
+/// program at a time. Owners and handles that outlive their program lead to nothing: they answer
+/// `UnknownNode`, or an error of their node.
 pub fn run<R>(config: &NodeBuilder, body: impl FnOnce(&Here<'_>) -> R) -> Result<R, NodeStartError> {
     config.check()?;
+    let _running = OnlyProgram::begin()?;
     if let Some(invitation) = solo::invitation()? {
         solo::serve(config, invitation)
     } else {
         let members = solo::start(config)?;
-        let result = with_node(members.node(), |here| body(here));
+        let node = members.node();
+        let result = within(node, false, || body(&Here::at(node)));
         members.end();
         Ok(result)
     }
 }
 
-fn with_node<R>(node: &Arc<ShareNode>, body: impl FnOnce(&Here<'_>) -> R) -> R {
-    within(node, false, || body(&Here::enter(node)))
+/// The one program that a process runs at a time.
+struct OnlyProgram;
+
+static IS_RUNNING: AtomicBool = AtomicBool::new(false);
+
+impl OnlyProgram {
+    fn begin() -> Result<OnlyProgram, NodeStartError> {
+        if IS_RUNNING.swap(true, Ordering::AcqRel) {
+            return Err(NodeStartError::Argument("this process is a node already: it can be one node at a time"));
+        }
+        Ok(OnlyProgram)
+    }
+}
+
+impl Drop for OnlyProgram {
+    fn drop(&mut self) {
+        IS_RUNNING.store(false, Ordering::Release);
+    }
+}
+
+/// Takes partitions for so many nodes that no program of this process has used. Returns the number
+/// of the first one.
+pub(crate) fn take_partitions(nodes: u16) -> Result<u16, NodeStartError> {
+    static NEXT: Mutex<u16> = Mutex::new(0);
+    let mut next = NEXT.lock().unwrap_or_else(PoisonError::into_inner);
+    if nodes > Partition::COUNT - *next {
+        return Err(NodeStartError::Argument("the programs that this process has run had 1024 nodes: start it anew"));
+    }
+    let first = *next;
+    *next += nodes;
+    Ok(first)
 }
 
 /// A node with the server through which others reach it.
@@ -98,6 +132,7 @@ impl Running {
     /// Starts a node that knows no other yet.
     pub(crate) fn start(
         id: super::NodeId,
+        first_partition: u16,
         config: &NodeBuilder,
         build: u128,
         token: &str,
@@ -114,10 +149,11 @@ impl Running {
             is_private: true,
             ..Config::default()
         })?;
-        let node = ShareNode::new(id, config, Peers::new(config.nodes, build, token.to_owned()))
+        let node = ShareNode::new(id, first_partition, config, Peers::new(config.nodes, build, token.to_owned()))
             .map_err(NodeStartError::os("reserve shared memory"))?;
         node.peers.introduce(id, server.endpoints()[0].clone());
         door.open(Arc::downgrade(&node));
+        FIRST_PARTITION.store(first_partition, Ordering::Relaxed);
         *OF_PROCESS.write().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&node);
         Ok(Running { node, server })
     }

@@ -90,7 +90,7 @@ mod tests {
 
     fn door() -> (Arc<ShareNode>, Door) {
         let peers = Peers::new(2, BUILD, String::new());
-        let node = ShareNode::new(NodeId(0), &NodeBuilder::new().near(1 << 20), peers).unwrap();
+        let node = ShareNode::new(NodeId(0), 0, &NodeBuilder::new().near(1 << 20), peers).unwrap();
         let door = Door::default();
         door.open(Arc::downgrade(&node));
         (node, door)

@@ -2,7 +2,6 @@
 //! `Drop` waits for another node.
 
 use super::ShareNode;
-use crate::NodeId;
 use crate::message::ShareMessage;
 use crate::stats::count;
 use crate::task::code::ShippedCode;
@@ -38,7 +37,7 @@ impl Frees {
 fn free_all(node: &Weak<ShareNode>, receiver: &Receiver<Orphan>) {
     while let Ok(Orphan(word, destructor)) = receiver.recv() {
         let Some(node) = node.upgrade() else { return };
-        let home = NodeId::of(word);
+        let home = node.home_of(word);
         if home == node.id {
             node.drop_here(word, destructor);
             continue;

@@ -3,12 +3,12 @@
 use super::{BlockRights, ShareNode};
 use crate::copies::ObjectCopy;
 use crate::task::UsedLoan;
-use crate::task::code::{ShippedCode, bytes_of};
 use crate::{DBox, Far, NodeId, NodeStats, ShareError, TaskHandle};
 use core::cell::RefCell;
 use core::marker::PhantomData;
 use farfield_core::dsm::OwnerWord;
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// The node where code runs, and a scope in which it borrows shared objects.
@@ -22,8 +22,9 @@ pub struct Here<'n> {
     base: *mut u8,
     /// Copies that were read in this scope. References to them may be in use.
     copies: RefCell<HashMap<OwnerWord, Arc<ObjectCopy>>>,
-    /// Mutable loans that the task has used, by number; `None` if the object is lost.
-    loans: RefCell<HashMap<u64, Option<UsedLoan>>>,
+    /// Mutable loans that the task has used, by number; `None` if the object is lost. All scopes of the
+    /// task share them.
+    loans: Rc<RefCell<HashMap<u64, Option<UsedLoan>>>>,
 }
 
 impl core::fmt::Debug for Here<'_> {
@@ -33,8 +34,14 @@ impl core::fmt::Debug for Here<'_> {
 }
 
 impl<'n> Here<'n> {
-    pub(crate) fn enter(node: &'n Arc<ShareNode>) -> Here<'n> {
-        Here { node, tag: node.tag(), base: node.base(), copies: RefCell::default(), loans: RefCell::default() }
+    /// Begins the scope of a task.
+    pub(crate) fn at(node: &'n Arc<ShareNode>) -> Here<'n> {
+        Here { node, tag: node.tag(), base: node.base(), copies: RefCell::default(), loans: Rc::default() }
+    }
+
+    /// Begins a scope within this one. What is read in it is kept as long as it only.
+    pub fn enter(&self) -> Here<'_> {
+        Here { copies: RefCell::default(), loans: self.loans.clone(), ..*self }
     }
 
     pub(crate) fn node(&self) -> &Arc<ShareNode> {
@@ -123,7 +130,8 @@ impl<'n> Here<'n> {
         self.node.stats()
     }
 
-    /// Begins a new scope. Nothing that was borrowed in the old one is borrowed any more.
+    /// Begins this scope anew: nothing that was borrowed in it is borrowed any more. A task renews a
+    /// scope of its own ([`Here::enter`]).
     pub fn renew(&mut self) {
         self.copies.get_mut().clear();
     }
@@ -138,23 +146,17 @@ impl<'n> Here<'n> {
     /// owns; it captures nothing.
     ///
     /// Waits until the node has the task. Fails if the node is gone, or if the arguments take more
-    /// than some 64 KB.
+    /// than some 64 KB. The task may run all the same if the node is `Silent`, or gone since: then its
+    /// arguments are nobody's.
     pub fn spawn_to<F, A, R>(&self, node: NodeId, arguments: A, body: F) -> Result<TaskHandle<R>, ShareError>
     where
         F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy + 'static,
         A: Far,
         R: Far,
     {
-        let code = ShippedCode::of_body(body);
-        let waiting = match self.node.spawn(node, code, bytes_of(arguments)) {
-            Ok(waiting) => waiting,
-            Err((error, arguments)) => {
-                // SAFETY: the bytes of the arguments, which nobody else has.
-                #[allow(unsafe_code, reason = "the arguments come back as bytes")]
-                arguments.into_iter().for_each(|bytes| drop(unsafe { bytes.as_ptr().cast::<A>().read_unaligned() }));
-                return Err(error);
-            }
-        };
-        Ok(TaskHandle { waiting, result: PhantomData })
+        match self.node.spawn(node, arguments, body) {
+            Ok(waiting) => Ok(TaskHandle { waiting, result: PhantomData }),
+            Err(not_started) => Err(not_started.error),
+        }
     }
 }

@@ -6,27 +6,27 @@ mod door;
 mod frees;
 mod here;
 mod peers;
+mod tasks;
 
+use crate::ShareError;
 use crate::arena::ShareArena;
 use crate::copies::{CopyCache, ObjectCopy};
-use crate::message::{CodeRef, LOAN_BYTES, ShareMessage, TaskOutcome, VALUE_BYTES_MAX};
+use crate::message::VALUE_BYTES_MAX;
 use crate::stats::{Counters, NodeStats, count};
-use crate::task::code::{ShippedCode, Value};
-use crate::task::{OpenJoins, QueuedTask, TaskEnd, UsedLoan, Workers};
-use crate::{JoinError, ShareError};
-pub(crate) use builder::Running;
+use crate::task::code::ShippedCode;
+use crate::task::{OpenJoins, Workers};
 pub use builder::{NodeBuilder, run};
-use core::any::Any;
+pub(crate) use builder::{Running, take_partitions};
 use core::cell::RefCell;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 pub(crate) use door::Door;
 use farfield_core::dsm::{Colour, OwnerWord, Partition};
 use frees::Frees;
 pub use here::Here;
 pub(crate) use peers::Peers;
-use std::collections::HashMap;
 use std::sync::{Arc, RwLock, Weak};
+pub(crate) use tasks::NotStarted;
 
 /// Longest time for which an answer of another node is waited for.
 pub(crate) const WITHIN: Duration = Duration::from_secs(10);
@@ -50,8 +50,14 @@ impl NodeId {
         NodeId((number >> LOAN_SHIFT) as u16)
     }
 
+    /// Returns the node that keeps the object of this word, in the program that this process runs.
     pub(crate) fn of(word: OwnerWord) -> NodeId {
-        NodeId(word.partition().number())
+        NodeId::in_program(word, FIRST_PARTITION.load(Relaxed))
+    }
+
+    /// Owners of another program's objects get a number that no node has.
+    fn in_program(word: OwnerWord, first_partition: u16) -> NodeId {
+        NodeId(word.partition().number().wrapping_sub(first_partition))
     }
 }
 
@@ -71,6 +77,9 @@ thread_local! {
     static CURRENT: RefCell<Option<(Arc<ShareNode>, bool)>> = const { RefCell::new(None) };
 }
 
+/// Partition of the first node of the program that this process runs, or ran last.
+static FIRST_PARTITION: AtomicU16 = AtomicU16::new(0);
+
 /// Node of this process, for threads that the program has started itself.
 static OF_PROCESS: RwLock<Weak<ShareNode>> = RwLock::new(Weak::new());
 
@@ -88,7 +97,9 @@ fn within<T>(node: &Arc<ShareNode>, is_worker: bool, action: impl FnOnce() -> T)
 
 /// Frees an object whose owner is gone. Never waits for another node.
 pub(crate) fn free(word: OwnerWord, destructor: Option<ShippedCode>) {
-    let of_thread = CURRENT.with_borrow(|current| current.as_ref().map(|(node, _)| node.clone()));
+    // While a thread ends, the owners that are its own are dropped, and nobody knows its node.
+    let current = CURRENT.try_with(|current| current.borrow().as_ref().map(|(node, _)| node.clone()));
+    let of_thread = current.ok().flatten();
     let node = of_thread.or_else(|| OF_PROCESS.read().ok()?.upgrade());
     // After its program has ended there is no shared memory any more.
     if let Some(node) = node {
@@ -99,6 +110,7 @@ pub(crate) fn free(word: OwnerWord, destructor: Option<ShippedCode>) {
 /// A running node.
 pub(crate) struct ShareNode {
     pub(crate) id: NodeId,
+    first_partition: u16,
     /// What the words of objects of this node have in common. It has no flags.
     tag: u64,
     near_bytes: u64,
@@ -115,11 +127,20 @@ pub(crate) struct ShareNode {
 }
 
 impl ShareNode {
-    pub(crate) fn new(id: NodeId, config: &NodeBuilder, peers: Peers) -> std::io::Result<Arc<ShareNode>> {
-        let partition = Partition::new(id.0).ok_or(std::io::ErrorKind::InvalidInput)?;
+    /// Makes a node, whose partition is so many after the first one of its program. No program of
+    /// this process may have used it: owners may outlive their program.
+    pub(crate) fn new(
+        id: NodeId,
+        first_partition: u16,
+        config: &NodeBuilder,
+        peers: Peers,
+    ) -> std::io::Result<Arc<ShareNode>> {
+        let number = first_partition.checked_add(id.0);
+        let partition = number.and_then(Partition::new).ok_or(std::io::ErrorKind::InvalidInput)?;
         let arena = ShareArena::new(partition, config.near_bytes)?;
         let node = Arc::new_cyclic(|this| ShareNode {
             id,
+            first_partition,
             tag: OwnerWord::new(partition, OwnerWord::ALIGN, Colour(0)).map_or(0, OwnerWord::bits)
                 & OwnerWord::PARTITION_MASK,
             near_bytes: config.near_bytes,
@@ -165,6 +186,11 @@ impl ShareNode {
     pub(crate) fn lose(&self, node: NodeId) {
         self.peers.lose(node);
         self.joins.lose(node);
+    }
+
+    /// Returns the node that keeps the object of this word.
+    pub(crate) fn home_of(&self, word: OwnerWord) -> NodeId {
+        NodeId::in_program(word, self.first_partition)
     }
 
     fn is_here(&self, word: OwnerWord) -> bool {
@@ -238,8 +264,9 @@ impl ShareNode {
             return Err(ShareError::Lost);
         }
         count(&self.counters.fetches, 1);
-        let found = self.peers.fetch(self, NodeId::of(word), word, bytes)?;
-        if found.len() == bytes { Ok(found) } else { Err(ShareError::Stale { node: NodeId::of(word) }) }
+        let node = self.home_of(word);
+        let found = self.peers.fetch(self, node, word, bytes)?;
+        if found.len() == bytes { Ok(found) } else { Err(ShareError::Stale { node }) }
     }
 
     /// Frees an object that has no owner any more, here or at its node.
@@ -280,138 +307,4 @@ impl ShareNode {
         let mut contents = Vec::new();
         self.arena.read(word, bytes, &mut contents).then_some(contents)
     }
-
-    /// Starts a task, here or elsewhere, whose arguments are these bytes. `is_undone` is set if the
-    /// arguments are still the caller's.
-    pub(crate) fn spawn(
-        self: &Arc<ShareNode>,
-        to: NodeId,
-        body: ShippedCode,
-        arguments: Vec<u8>,
-    ) -> Result<Arc<crate::task::Waiting>, (ShareError, Option<Vec<u8>>)> {
-        let (number, waiting) = self.joins.expect(to, body);
-        if to == self.id {
-            self.workers.submit(self, QueuedTask { origin: self.id, number, body, arguments });
-            return Ok(waiting);
-        }
-        count(&self.counters.spawns, 1);
-        let message = ShareMessage::Spawn { task: number, body: body.reference(), arguments: &arguments };
-        match self.peers.tell(self, to, message) {
-            Ok(()) => Ok(waiting),
-            Err(error) => {
-                self.joins.take(number);
-                // Where nobody answers, the task may run all the same: it has the arguments.
-                let is_undone = !matches!(error, ShareError::Silent { .. });
-                Err((error, is_undone.then_some(arguments)))
-            }
-        }
-    }
-
-    /// Runs a task and says how it ended to the node that waits.
-    pub(crate) fn run_task(self: &Arc<ShareNode>, task: QueuedTask) {
-        let QueuedTask { origin, number, body, arguments } = task;
-        let (ended, loans) = within(self, true, || {
-            let here = Here::enter(self);
-            // SAFETY: the bytes of the arguments of a task of this code, which runs once.
-            let ended = unsafe { body.run(&here, &arguments) };
-            (ended, here.take_loans())
-        });
-        self.end_task(origin, number, ended.map_err(|panic| text_of(&*panic)), &loans);
-    }
-
-    /// Ends a task that cannot be run.
-    pub(crate) fn refuse_task(self: &Arc<ShareNode>, task: QueuedTask, error: &std::io::Error) {
-        let message = format!("node {} cannot start a thread: {error}", self.id);
-        self.end_task(task.origin, task.number, Err(message), &HashMap::new());
-    }
-
-    fn end_task(
-        self: &Arc<ShareNode>,
-        origin: NodeId,
-        number: u64,
-        ended: Result<Value, String>,
-        used: &HashMap<u64, Option<UsedLoan>>,
-    ) {
-        let bits = |used: Option<UsedLoan>| used.map_or((0, 0), |used| (used.word.bits(), used.left.bits()));
-        let loans = used.iter().map(|(number, used)| {
-            let (word, left) = bits(*used);
-            (*number, word, left)
-        });
-        let loans: Vec<_> = loans.collect();
-        if origin == self.id {
-            if let Some(waiting) = self.joins.take(number) {
-                waiting.put(TaskEnd { result: ended.map_err(|message| JoinError::Panicked { message }), loans });
-            }
-            return;
-        }
-        count(&self.counters.results, 1);
-        let room = VALUE_BYTES_MAX - (loans.len() * LOAN_BYTES).min(VALUE_BYTES_MAX);
-        let tell = |outcome: TaskOutcome<'_>| {
-            // Only the first of them counts, so it can be said again to a node that was silent.
-            let told = loop {
-                let message = ShareMessage::Ended { task: number, outcome, loans: loans.clone() };
-                match self.peers.tell(self, origin, message) {
-                    Err(ShareError::Silent { .. }) => {}
-                    told => break told,
-                }
-            };
-            if matches!(told, Err(ShareError::NodeLost { .. })) {
-                // The lender is dead, and what it has lent is nobody's.
-                let moved = used.values().flatten().filter(|used| used.is_moved() && self.is_here(used.word));
-                moved.for_each(|used| self.free(used.word, None));
-            }
-            told
-        };
-        match ended {
-            Err(mut message) => {
-                let end = (0..=message.len().min(room)).rfind(|end| message.is_char_boundary(*end));
-                message.truncate(end.unwrap_or(0));
-                // Nobody waits any more if that node is gone.
-                let _ = tell(TaskOutcome::Panicked(&message));
-            }
-            Ok(value) if value.len() > room => {
-                let _ = tell(TaskOutcome::TooLarge(value.len() as u64));
-                within(self, true, || drop(value));
-            }
-            Ok(value) => {
-                let code = value.code();
-                let bytes = value.into_bytes();
-                match tell(TaskOutcome::Returned(&bytes)) {
-                    Ok(()) => {}
-                    // SAFETY: the bytes of the result, which nobody has.
-                    Err(_) => within(self, true, || drop(unsafe { Value::from_bytes(bytes, code) })),
-                }
-            }
-        }
-    }
-
-    /// Takes the end of a task from the node that has run it.
-    pub(crate) fn task_ended(self: &Arc<ShareNode>, task: u64, outcome: TaskOutcome<'_>, loans: Vec<(u64, u64, u64)>) {
-        let Some(waiting) = self.joins.take(task) else { return };
-        let result = match outcome {
-            // SAFETY: the bytes of the result of that task, which its node has no longer.
-            TaskOutcome::Returned(bytes) => Ok(unsafe { Value::from_bytes(bytes.to_vec(), waiting.code()) }),
-            TaskOutcome::Panicked(message) => Err(JoinError::Panicked { message: message.to_owned() }),
-            TaskOutcome::TooLarge(bytes) => {
-                Err(ShareError::TooLarge { bytes, limit_bytes: VALUE_BYTES_MAX as u64 }.into())
-            }
-        };
-        waiting.put(TaskEnd { result, loans });
-    }
-
-    /// Takes a task from another node.
-    pub(crate) fn submit(self: &Arc<ShareNode>, origin: NodeId, number: u64, body: CodeRef, arguments: &[u8]) -> bool {
-        let Some(body) = ShippedCode::find(body).filter(|body| body.description.argument_bytes == arguments.len())
-        else {
-            return false;
-        };
-        self.workers.submit(self, QueuedTask { origin, number, body, arguments: arguments.to_vec() });
-        true
-    }
-}
-
-/// Returns what a panic says.
-fn text_of(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("something that is no text").to_owned()
 }

@@ -6,7 +6,8 @@ use crate::message::{self, Letter, ShareMessage, ShareReply};
 use crate::stats::count;
 use core::sync::atomic::{AtomicBool, Ordering};
 use farfield_core::dsm::OwnerWord;
-use farfield_pool::{Backend, CallChannel, FarCall, PoolBuilder};
+use farfield_core::wire::{CallBody, ErrorCode};
+use farfield_pool::{Backend, CallChannel, CallFailure, FarCall, PoolBuilder};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,21 @@ struct PeerNode {
     backend: Mutex<Option<Arc<dyn Backend>>>,
     /// Channels that nobody uses now.
     channels: Mutex<Vec<Box<dyn CallChannel>>>,
+}
+
+/// Error: a message has no answer.
+#[derive(Debug)]
+pub(crate) struct Unanswered {
+    pub(crate) error: ShareError,
+    /// Whether the other node may have done what the message asks for. What the message hands over is
+    /// nobody's then: its new owner may have handed it on.
+    pub(crate) may_have_arrived: bool,
+}
+
+impl From<ShareError> for Unanswered {
+    fn from(error: ShareError) -> Unanswered {
+        Unanswered { error, may_have_arrived: false }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -145,42 +161,45 @@ impl Peers {
         to: NodeId,
         message: ShareMessage<'_>,
         read: impl FnOnce(ShareReply<'_>) -> Option<T>,
-    ) -> Result<T, ShareError> {
+    ) -> Result<T, Unanswered> {
         let letter = Letter { sender: from.id.0, build: self.build, message };
         let argument = postcard::to_allocvec(&letter).map_err(|_| ShareError::Stale { node: to })?;
-        let limit_bytes = farfield_core::wire::CallBody::ARGUMENT_BYTES_MAX as u64;
+        let limit_bytes = CallBody::ARGUMENT_BYTES_MAX as u64;
         if argument.len() as u64 > limit_bytes {
-            return Err(ShareError::TooLarge { bytes: argument.len() as u64, limit_bytes });
+            return Err(ShareError::TooLarge { bytes: argument.len() as u64, limit_bytes }.into());
         }
-        let sent = argument.len() as u64;
-        let started = Instant::now();
+        let (sent, started) = (argument.len() as u64, Instant::now());
         let mut channel = self.channel(to, started)?;
         let (name, version) = (message::NAME, message::VERSION);
         let call = FarCall { tag: 0, deadline: WITHIN, steps_max: 0, name, version, argument };
         if channel.submit(call).is_err() {
-            return Err(ShareError::Silent { node: to, within: Duration::ZERO });
+            return Err(self.unreachable(to, started).into());
         }
         let mut ended = Vec::with_capacity(1);
         while channel.poll(&mut ended) == 0 {
             channel.wait(WITHIN);
         }
-        let Some(Ok(answer)) = ended.pop().map(|end| end.result) else {
-            // The channel is of no use any more, and whether the message has arrived is unknown.
-            return Err(self.unreachable(to, started));
+        let may_have_arrived = true;
+        let answer = match ended.pop().map(|end| end.result) {
+            Some(Ok(answer)) => answer,
+            Some(Err(CallFailure::Server { code, .. })) if code != ErrorCode::TimedOut => {
+                return Err(Unanswered { error: ShareError::Refused { node: to }, may_have_arrived });
+            }
+            // The channel is of no use any more.
+            _ => return Err(Unanswered { error: self.unreachable(to, started), may_have_arrived }),
         };
         count(&from.counters.message_bytes, sent + answer.len() as u64);
         if let Ok(peer) = self.peer(to) {
             lock(&peer.channels).push(channel);
         }
         match postcard::from_bytes(&answer) {
-            Ok(ShareReply::OtherBuild) => Err(ShareError::OtherBuild { node: to }),
-            Ok(reply) => read(reply).ok_or(ShareError::Stale { node: to }),
-            Err(_) => Err(ShareError::OtherBuild { node: to }),
+            Ok(ShareReply::OtherBuild) | Err(_) => Err(ShareError::OtherBuild { node: to }.into()),
+            Ok(reply) => read(reply).ok_or(ShareError::Stale { node: to }.into()),
         }
     }
 
     /// Sends a message that has no other answer than that it was received.
-    pub(crate) fn tell(&self, from: &ShareNode, to: NodeId, message: ShareMessage<'_>) -> Result<(), ShareError> {
+    pub(crate) fn tell(&self, from: &ShareNode, to: NodeId, message: ShareMessage<'_>) -> Result<(), Unanswered> {
         self.ask(from, to, message, |reply| matches!(reply, ShareReply::Done).then_some(()))
     }
 
@@ -193,9 +212,10 @@ impl Peers {
         bytes: usize,
     ) -> Result<Vec<u8>, ShareError> {
         let message = ShareMessage::Fetch { word: word.bits(), bytes: bytes as u64 };
-        self.ask(from, to, message, |reply| match reply {
+        let answer = self.ask(from, to, message, |reply| match reply {
             ShareReply::Bytes(bytes) => Some(bytes.to_vec()),
             _ => None,
-        })
+        });
+        answer.map_err(|unanswered| unanswered.error)
     }
 }

@@ -63,6 +63,11 @@ impl Waiting {
         self.arrived.notify_all();
     }
 
+    /// Records that the node of the task is gone.
+    fn lose(&self) {
+        self.put(TaskEnd { result: Err(ShareError::NodeLost { node: self.node }.into()), loans: Vec::new() });
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<TaskEnd>> {
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,9 +96,15 @@ impl OpenJoins {
     /// Ends all waits for tasks at a node that is gone.
     pub(crate) fn lose(&self, node: NodeId) {
         let lost: Vec<_> = self.lock().waiting.extract_if(|_, waiting| waiting.node == node).collect();
-        for (_, waiting) in lost {
-            waiting.put(TaskEnd { result: Err(ShareError::NodeLost { node }.into()), loans: Vec::new() });
-        }
+        lost.into_iter().for_each(|(_, waiting)| waiting.lose());
+    }
+}
+
+impl Drop for OpenJoins {
+    /// Handles may outlive their program.
+    fn drop(&mut self) {
+        let table = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        table.waiting.values().for_each(|waiting| waiting.lose());
     }
 }
 

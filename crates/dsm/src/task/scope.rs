@@ -5,10 +5,9 @@
 //! from which the object was brought. So if the borrower's node dies, the lender has what it lent.
 #![allow(unsafe_code, reason = "words come home to owners that the scope has borrowed")]
 
-use super::code::{ShippedCode, bytes_of};
 use super::join::{TaskEnd, Waiting};
 use crate::message::LOANS_MAX;
-use crate::node::BlockRights;
+use crate::node::{BlockRights, NotStarted};
 use crate::{DBox, Far, Here, JoinError, Mut, NodeId, Portable, ShareError};
 use core::cell::RefCell;
 use core::marker::PhantomData;
@@ -118,7 +117,7 @@ impl<'s, 'env> TaskScope<'s, 'env> {
     }
 
     /// Starts a task at a node and returns at once, as [`Here::spawn_to`] does. The arguments may be
-    /// loans of this scope.
+    /// loans of this scope, which then waits for the task even if it is not certain that it has started.
     pub fn spawn_to<F, A, R>(&'s self, node: NodeId, arguments: A, body: F) -> Result<ScopedHandle<'s, R>, ShareError>
     where
         F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy,
@@ -130,21 +129,20 @@ impl<'s, 'env> TaskScope<'s, 'env> {
         if loans.len() > LOANS_MAX {
             return Err(ShareError::TooManyLoans { loans: loans.len(), most: LOANS_MAX });
         }
-        let code = ShippedCode::of_body(body);
-        match self.here.node().spawn(node, code, bytes_of(arguments)) {
+        let open = |waiting: &Arc<Waiting>| {
+            self.tasks.borrow_mut().push(OpenTask { waiting: waiting.clone(), loans });
+        };
+        match self.here.node().spawn(node, arguments, body) {
             Ok(waiting) => {
-                self.tasks.borrow_mut().push(OpenTask { waiting: waiting.clone(), loans });
-                let (here, tasks, open) = (self.here, &self.tasks, &self.loans);
-                Ok(ScopedHandle { waiting, here, tasks, loans: open, result: PhantomData })
+                open(&waiting);
+                let (here, tasks, loans) = (self.here, &self.tasks, &self.loans);
+                Ok(ScopedHandle { waiting, here, tasks, loans, result: PhantomData })
             }
-            Err((error, Some(arguments))) => {
-                // SAFETY: the bytes of the arguments, which nobody else has.
-                drop(unsafe { arguments.as_ptr().cast::<A>().read_unaligned() });
-                Err(error)
-            }
-            Err((error, None)) => {
-                // The task may run all the same, and write.
-                loans.into_iter().for_each(|number| lose(self.here, &self.loans, number, false));
+            Err(NotStarted { error, waiting }) => {
+                // It may run, and read and write what it was lent: the scope waits for it.
+                if let Some(waiting) = waiting {
+                    open(&waiting);
+                }
                 Err(error)
             }
         }

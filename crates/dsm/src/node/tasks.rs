@@ -1,0 +1,180 @@
+//! Tasks at a node: how they start, how they run, and how their end comes home.
+#![allow(unsafe_code, reason = "arguments and results travel as bytes")]
+
+use super::peers::Unanswered;
+use super::{Here, NodeId, ShareNode, within};
+use crate::message::{CodeRef, LOAN_BYTES, ShareMessage, TaskOutcome, VALUE_BYTES_MAX};
+use crate::stats::count;
+use crate::task::code::{ShippedCode, Value, bytes_of};
+use crate::task::{QueuedTask, TaskEnd, UsedLoan, Waiting};
+use crate::{Far, JoinError, Portable, ShareError};
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Error: a task could not be started for certain.
+pub(crate) struct NotStarted {
+    pub(crate) error: ShareError,
+    /// Where the end of the task arrives, if it runs all the same: its node may have its arguments.
+    pub(crate) waiting: Option<Arc<Waiting>>,
+}
+
+impl ShareNode {
+    /// Starts a task, here or elsewhere. Waits until its node has it. The arguments are dropped if the
+    /// task certainly does not start.
+    pub(crate) fn spawn<F, A, R>(
+        self: &Arc<ShareNode>,
+        to: NodeId,
+        arguments: A,
+        body: F,
+    ) -> Result<Arc<Waiting>, NotStarted>
+    where
+        F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy,
+        A: Portable,
+        R: Far,
+    {
+        let (body, arguments) = (ShippedCode::of_body(body), bytes_of(arguments));
+        let (number, waiting) = self.joins.expect(to, body);
+        if to == self.id {
+            self.workers.submit(self, QueuedTask { origin: self.id, number, body, arguments });
+            return Ok(waiting);
+        }
+        count(&self.counters.spawns, 1);
+        let message = ShareMessage::Spawn { task: number, body: body.reference(), arguments: &arguments };
+        match self.peers.tell(self, to, message) {
+            Ok(()) => Ok(waiting),
+            Err(Unanswered { error, may_have_arrived: true }) => {
+                if matches!(error, ShareError::NodeLost { .. }) {
+                    self.joins.lose(to);
+                }
+                Err(NotStarted { error, waiting: Some(waiting) })
+            }
+            Err(Unanswered { error, .. }) => {
+                self.joins.take(number);
+                // SAFETY: the bytes of the arguments, which nobody else has.
+                drop(unsafe { arguments.as_ptr().cast::<A>().read_unaligned() });
+                Err(NotStarted { error, waiting: None })
+            }
+        }
+    }
+
+    /// Takes a task from another node. Returns whether there is such code.
+    pub(crate) fn submit(self: &Arc<ShareNode>, origin: NodeId, number: u64, body: CodeRef, arguments: &[u8]) -> bool {
+        let Some(body) = ShippedCode::find(body).filter(|body| body.description.argument_bytes == arguments.len())
+        else {
+            return false;
+        };
+        self.workers.submit(self, QueuedTask { origin, number, body, arguments: arguments.to_vec() });
+        true
+    }
+
+    /// Runs a task and says how it ended to the node that waits.
+    pub(crate) fn run_task(self: &Arc<ShareNode>, task: QueuedTask) {
+        let QueuedTask { origin, number, body, arguments } = task;
+        let (ended, used) = within(self, true, || {
+            let here = Here::at(self);
+            // SAFETY: the bytes of the arguments of a task of this code, which runs once.
+            let ended = unsafe { body.run(&here, &arguments) };
+            (ended, here.take_loans())
+        });
+        self.end_task(origin, number, ended.map_err(|panic| text_of(&*panic)), &used);
+    }
+
+    /// Ends a task that cannot be run.
+    pub(crate) fn refuse_task(self: &Arc<ShareNode>, task: QueuedTask, error: &std::io::Error) {
+        let message = format!("node {} cannot start a thread: {error}", self.id);
+        self.end_task(task.origin, task.number, Err(message), &HashMap::new());
+    }
+
+    fn end_task(
+        self: &Arc<ShareNode>,
+        origin: NodeId,
+        number: u64,
+        ended: Result<Value, String>,
+        used: &HashMap<u64, Option<UsedLoan>>,
+    ) {
+        let loans = used.iter().map(|(number, used)| {
+            let (word, left) = used.map_or((0, 0), |used| (used.word.bits(), used.left.bits()));
+            (*number, word, left)
+        });
+        let loans: Vec<_> = loans.collect();
+        if origin == self.id {
+            if let Some(waiting) = self.joins.take(number) {
+                waiting.put(TaskEnd { result: ended.map_err(|message| JoinError::Panicked { message }), loans });
+            }
+            return;
+        }
+        count(&self.counters.results, 1);
+        let room = VALUE_BYTES_MAX - (loans.len() * LOAN_BYTES).min(VALUE_BYTES_MAX);
+        let undelivered = match ended {
+            Err(mut message) => {
+                let end = (0..=message.len().min(room)).rfind(|end| message.is_char_boundary(*end));
+                message.truncate(end.unwrap_or(0));
+                self.tell_end(origin, number, TaskOutcome::Panicked(&message), &loans).err()
+            }
+            Ok(value) if value.len() > room => {
+                let bytes = value.len() as u64;
+                within(self, true, || drop(value));
+                self.tell_end(origin, number, TaskOutcome::TooLarge(bytes), &loans).err()
+            }
+            Ok(value) => {
+                let code = value.code();
+                let bytes = value.into_bytes();
+                let undelivered = self.tell_end(origin, number, TaskOutcome::Returned(&bytes), &loans).err();
+                if undelivered.as_ref().is_some_and(|undelivered| !undelivered.may_have_arrived) {
+                    // SAFETY: the bytes of the result, which nobody has.
+                    within(self, true, || drop(unsafe { Value::from_bytes(bytes, code) }));
+                }
+                undelivered
+            }
+        };
+        if undelivered.is_some_and(|undelivered| !undelivered.may_have_arrived) {
+            // The lender is dead, and what it has lent is nobody's.
+            let moved = used.values().flatten().filter(|used| used.is_moved() && self.home_of(used.word) == self.id);
+            moved.for_each(|used| self.free(used.word, None));
+        }
+    }
+
+    /// Says how a task ended, again and again to a node that is silent: only the first time counts.
+    fn tell_end(
+        &self,
+        origin: NodeId,
+        task: u64,
+        outcome: TaskOutcome<'_>,
+        loans: &[(u64, u64, u64)],
+    ) -> Result<(), Unanswered> {
+        let mut may_have_arrived = false;
+        loop {
+            let message = ShareMessage::Ended { task, outcome, loans: loans.to_vec() };
+            match self.peers.tell(self, origin, message) {
+                Ok(()) => return Ok(()),
+                Err(unanswered) => {
+                    may_have_arrived |= unanswered.may_have_arrived;
+                    if !matches!(unanswered.error, ShareError::Silent { .. }) {
+                        return Err(Unanswered { may_have_arrived, ..unanswered });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes the end of a task from the node that has run it.
+    pub(crate) fn task_ended(self: &Arc<ShareNode>, task: u64, outcome: TaskOutcome<'_>, loans: Vec<(u64, u64, u64)>) {
+        let Some(waiting) = self.joins.take(task) else { return };
+        let result = match outcome {
+            // SAFETY: the bytes of the result of that task, which its node has no longer.
+            TaskOutcome::Returned(bytes) => Ok(unsafe { Value::from_bytes(bytes.to_vec(), waiting.code()) }),
+            TaskOutcome::Panicked(message) => Err(JoinError::Panicked { message: message.to_owned() }),
+            TaskOutcome::TooLarge(bytes) => {
+                Err(ShareError::TooLarge { bytes, limit_bytes: VALUE_BYTES_MAX as u64 }.into())
+            }
+        };
+        waiting.put(TaskEnd { result, loans });
+    }
+}
+
+/// Returns what a panic says.
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("something that is no text").to_owned()
+}
