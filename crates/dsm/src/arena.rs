@@ -133,21 +133,33 @@ impl ShareArena {
     /// Appends the bytes of an object that nobody writes to. Returns whether the block can hold
     /// such an object.
     pub(crate) fn read(&self, word: OwnerWord, bytes: u64, into: &mut Vec<u8>) -> bool {
-        let blocks = self.lock();
-        let found = self.block_at(&blocks, word);
-        let is_there = found.is_some_and(|(header, class)| {
-            let fits = bytes <= block_bytes(class) - HEADER_BYTES && bytes <= blocks.end - word.offset();
-            header.may_hold(word.colour()) && fits
-        });
-        if is_there {
+        let read = self.with_object(word, bytes, |address| {
             let start = into.len();
             into.resize(start + bytes as usize, 0);
-            // SAFETY: the block holds an object of so many bytes within the mapping; all bytes of a
-            // file are initialised. Its owner lends it to the one who reads, so nobody writes to
-            // it.
-            unsafe { core::ptr::copy_nonoverlapping(self.address(word), into[start..].as_mut_ptr(), bytes as usize) };
-        }
-        is_there
+            // SAFETY: so many bytes of the block; all bytes of a file are initialised. Its owner lends
+            // the object to the one who reads, so nobody writes to it.
+            unsafe { core::ptr::copy_nonoverlapping(address, into[start..].as_mut_ptr(), bytes as usize) };
+        });
+        read.is_some()
+    }
+
+    /// Overwrites an object that nobody else reads or writes. Returns whether the block can hold
+    /// such an object.
+    pub(crate) fn write(&self, word: OwnerWord, bytes: &[u8]) -> bool {
+        let written = self.with_object(word, bytes.len() as u64, |address| {
+            // SAFETY: so many bytes of the block, which nobody else uses.
+            unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), address, bytes.len()) };
+        });
+        written.is_some()
+    }
+
+    /// Calls `action` with the address of an object of so many bytes, which is not freed meanwhile.
+    /// Returns `None` if the block cannot hold such an object.
+    pub(crate) fn with_object<R>(&self, word: OwnerWord, bytes: u64, action: impl FnOnce(*mut u8) -> R) -> Option<R> {
+        let blocks = self.lock();
+        let (header, class) = self.block_at(&blocks, word)?;
+        let fits = bytes <= block_bytes(class) - HEADER_BYTES && bytes <= blocks.end - word.offset();
+        (header.may_hold(word.colour()) && fits).then(|| action(self.address(word)))
     }
 
     /// Returns header and class of the block that a word of another node means, if there is a

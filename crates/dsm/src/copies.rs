@@ -6,12 +6,13 @@
 //! of its node if they left by epochs.
 #![allow(unsafe_code, reason = "copies are memory of their own")]
 
+use crate::ShareError;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use farfield_core::dsm::OwnerWord;
 use std::alloc::Layout;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// The copies of a node.
 #[derive(Default)]
@@ -27,6 +28,15 @@ struct CopyTable {
     /// Words in the order in which their copies came.
     order: VecDeque<OwnerWord>,
     bytes: u64,
+    /// Copies that are on their way.
+    flights: HashMap<OwnerWord, Arc<CopyFlight>>,
+}
+
+/// A copy on its way, which several may wait for.
+#[derive(Default)]
+struct CopyFlight {
+    landed: Mutex<Option<Result<Arc<ObjectCopy>, ShareError>>>,
+    arrived: Condvar,
 }
 
 /// Memory with the bytes of an object. They are not the object: they are never dropped.
@@ -82,9 +92,37 @@ impl CopyCache {
         self.live_bytes.load(Relaxed).saturating_sub(self.bytes())
     }
 
-    /// Returns the copy of this version.
-    pub(crate) fn get(&self, word: OwnerWord) -> Option<Arc<ObjectCopy>> {
-        self.lock().by_word.get(&word).cloned()
+    /// Returns the copy of this version. If there is none, has it fetched once for all who ask
+    /// meanwhile (single flight), who share an error, too.
+    pub(crate) fn get_or_fetch(
+        &self,
+        word: OwnerWord,
+        fetch: impl FnOnce() -> Result<Arc<ObjectCopy>, ShareError>,
+    ) -> Result<Arc<ObjectCopy>, ShareError> {
+        let flight = {
+            let mut table = self.lock();
+            if let Some(copy) = table.by_word.get(&word) {
+                return Ok(copy.clone());
+            }
+            if let Some(flight) = table.flights.get(&word).cloned() {
+                drop(table);
+                let mut landed = flight.lock();
+                loop {
+                    match &*landed {
+                        Some(result) => return result.clone(),
+                        None => landed = flight.arrived.wait(landed).unwrap_or_else(PoisonError::into_inner),
+                    }
+                }
+            }
+            let flight = Arc::new(CopyFlight::default());
+            table.flights.insert(word, flight.clone());
+            flight
+        };
+        let fetched = fetch();
+        self.lock().flights.remove(&word);
+        *flight.lock() = Some(fetched.clone());
+        flight.arrived.notify_all();
+        fetched
     }
 
     /// Keeps a copy, if there is none, and as many others as fit `limit_bytes`.
@@ -104,6 +142,12 @@ impl CopyCache {
     /// Lets copies leave, oldest first, until the rest takes no more than `bytes`.
     pub(crate) fn shrink(&self, bytes: u64) {
         self.lock().shrink(bytes);
+    }
+}
+
+impl CopyFlight {
+    fn lock(&self) -> MutexGuard<'_, Option<Result<Arc<ObjectCopy>, ShareError>>> {
+        self.landed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -131,7 +175,8 @@ mod tests {
         copies.insert(word(2), &[2; 100], 250);
         assert!(Arc::ptr_eq(&copies.insert(word(1), &[9; 100], 250), &first), "it is there already");
         copies.insert(word(3), &[3; 100], 250);
-        assert!(copies.get(word(1)).is_none() && copies.get(word(2)).is_some());
+        assert!(copies.get_or_fetch(word(1), || Err(ShareError::Lost)).is_err(), "it has left");
+        assert!(copies.get_or_fetch(word(2), || unreachable!("it is there")).is_ok());
         // SAFETY: the copy is kept, and has so many bytes.
         assert_eq!(unsafe { core::slice::from_raw_parts(first.address(), 100) }, [1; 100]);
         assert_eq!((copies.bytes(), copies.held_bytes()), (200, 100));
@@ -139,5 +184,30 @@ mod tests {
         assert_eq!((copies.bytes(), copies.held_bytes()), (0, 100));
         drop(first);
         assert_eq!(copies.held_bytes(), 0);
+    }
+    #[test]
+    fn a_copy_is_fetched_once_for_all_who_want_it() {
+        let copies = CopyCache::default();
+        let word = OwnerWord::new(Partition::new(1).unwrap(), 16, Colour(0)).unwrap();
+        let (fetches, waiting) = (AtomicU64::new(0), std::sync::Barrier::new(8));
+        let got: Vec<_> = std::thread::scope(|s| {
+            let get = || {
+                waiting.wait();
+                copies.get_or_fetch(word, || {
+                    fetches.fetch_add(1, Relaxed);
+                    // The others come meanwhile, or find the copy.
+                    std::thread::yield_now();
+                    Ok(copies.insert(word, &[3; 10], 100))
+                })
+            };
+            let threads: Vec<_> = (0..8).map(|_| s.spawn(get)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect()
+        });
+        assert_eq!(fetches.into_inner(), 1);
+        assert!(got.iter().all(|copy| Arc::ptr_eq(copy, &got[0])));
+        // An error is not kept.
+        let other = OwnerWord::new(Partition::new(1).unwrap(), 32, Colour(0)).unwrap();
+        assert!(matches!(copies.get_or_fetch(other, || Err(ShareError::Lost)), Err(ShareError::Lost)));
+        assert!(copies.get_or_fetch(other, || Ok(copies.insert(other, &[4; 10], 100))).is_ok());
     }
 }

@@ -13,8 +13,9 @@ use core::time::Duration;
 /// bytes ([`DBox`]). `visit_loans` names every mutable loan in it.
 #[diagnostic::on_unimplemented(
     message = "values of `{Self}` cannot be sent to tasks",
-    note = "numbers, `bool`, `char`, arrays, tuples, `Option`, `Result`, `DBox` and loans of a scope can",
-    note = "references, `String`, `Vec`, `Arc` and cells hold addresses of one process; instead of `Box` write `DBox`",
+    note = "numbers, `bool`, `char`, arrays, tuples, `Option`, `Result`, `DBox`, `DArc` and loans of a scope can",
+    note = "references, `String` and `Vec` hold addresses of one process",
+    note = "instead of `Box`, `Arc`, `Mutex`, `RwLock` and atomics write `DBox`, `DArc`, `DMutex`, `DRwLock`, …",
     note = "a type of your own can after `#[derive(Far)]`"
 )]
 pub unsafe trait Portable {
@@ -29,8 +30,9 @@ pub unsafe trait Portable {
 /// Nothing in a value changes through a shared reference, and it has no loans.
 #[diagnostic::on_unimplemented(
     message = "values of `{Self}` cannot lie in shared memory",
-    note = "numbers, `bool`, `char`, arrays, tuples, `Option`, `Result` and `DBox` can; instead of `Box` write `DBox`",
-    note = "references, `String`, `Vec`, `Arc` and cells hold addresses of one process",
+    note = "numbers, `bool`, `char`, arrays, tuples, `Option`, `Result`, `DBox` and `DArc` can",
+    note = "references, `String` and `Vec` hold addresses of one process",
+    note = "instead of `Box`, `Arc`, `Mutex`, `RwLock` and atomics write `DBox`, `DArc`, `DMutex`, `DRwLock`, …",
     note = "a type of your own can after `#[derive(Far)]`"
 )]
 pub unsafe trait Far: Portable + Send + Sync + 'static {}

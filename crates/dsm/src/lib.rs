@@ -86,14 +86,17 @@ mod message;
 mod node;
 mod ptr;
 mod stats;
+mod sync;
 mod task;
 
 pub use error::{JoinError, NodeStartError, ShareError};
 pub use far::{Far, Portable};
 pub use farfield_derive::Far;
 pub use node::{Here, NodeBuilder, NodeId, run};
-pub use ptr::{DBox, Mut};
+pub use ptr::{DArc, DBox, Mut};
 pub use stats::NodeStats;
+pub use sync::{AtomicValue, DAtomic, DMutex, DMutexGuard, DReadGuard, DRwLock};
+pub use sync::{Receiver, RecvError, SendError, Sender, channel};
 pub use task::{Lent, LentMut, Owner, OwnerMut, ScopedHandle, TaskHandle, TaskScope, scope};
 
 /// Compiles the code examples of the guide.

@@ -1,7 +1,10 @@
 //! Messages between nodes: calls of one function at the node's server.
 
+use crate::node::AtomicStep;
+use farfield_core::lock::LockMode;
 use farfield_core::wire::CallBody;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// Name of the function.
 pub(crate) const NAME: &str = "ff.dsm";
@@ -38,7 +41,7 @@ pub(crate) struct CodeRef {
     pub(crate) types: u128,
 }
 
-#[derive(Serialize, Deserialize, Debug)]
+#[derive(Clone, Serialize, Deserialize, Debug)]
 pub(crate) enum ShareMessage<'a> {
     /// A started node is ready.
     Hello {
@@ -70,6 +73,69 @@ pub(crate) enum ShareMessage<'a> {
         /// the blocks in which they were lent; zeros if the object is lost.
         loans: Vec<(u64, u64, u64)>,
     },
+    /// A lock is wanted. The ticket is the sender's number of its wait.
+    Lock { word: u64, ticket: u64, mode: LockMode, may_wait: bool, locked: LockedType },
+    /// A lock is given back, or not wanted any more.
+    Unlock { word: u64, ticket: u64, end: LockEnd },
+    /// An atomic number is read or changed.
+    Atomic { word: u64, step: AtomicStep },
+    /// An object has more or fewer handles.
+    Share { word: u64, more: i64, destructor: Option<CodeRef> },
+    /// A value is for a channel.
+    Send {
+        word: u64,
+        ticket: u64,
+        may_wait: bool,
+        #[serde(borrow)]
+        value: Cow<'a, [u8]>,
+    },
+    /// A value of a channel is wanted.
+    Receive { word: u64, ticket: u64, may_wait: bool },
+    /// A wait for a lock or a channel is over.
+    Cancel { word: u64, ticket: u64 },
+    /// The receiver of a channel was dropped.
+    EndReceiver { word: u64 },
+    /// The home answers a wait of the receiver of this message.
+    Answered { ticket: u64, answer: WaitAnswer },
+}
+
+/// Type of a value under a lock.
+#[derive(Clone, Copy, Serialize, Deserialize, Debug)]
+pub(crate) struct LockedType {
+    pub(crate) bytes: u64,
+    /// Whether it may own objects.
+    pub(crate) owns_others: bool,
+}
+
+/// End of a holding of a lock. Writers at other nodes bring the value back.
+#[derive(Clone, Serialize, Deserialize, Debug)]
+pub(crate) enum LockEnd {
+    Released(Option<Vec<u8>>),
+    /// The holder panicked.
+    Panicked(Option<Vec<u8>>),
+    /// The holder is gone, and its value with it.
+    Abandoned,
+}
+
+/// Answer to who waits for a lock or a channel.
+#[derive(Clone, Serialize, Deserialize, Debug)]
+pub(crate) enum WaitAnswer {
+    /// The lock is held now. The value is with it if its home is elsewhere.
+    Granted { was_left: bool, value: Vec<u8> },
+    /// The value under the lock is lost.
+    Lost,
+    /// The lock or the channel would have to be waited for.
+    Busy,
+    /// The channel has the value, or its receiver.
+    Sent,
+    /// The value is the receiver's.
+    Received(Vec<u8>),
+    /// The other end of the channel is closed.
+    Closed,
+    /// The home of the channel has no room for the value.
+    Full,
+    /// A node that has sent values is gone.
+    SenderGone(u16),
 }
 
 /// End of a task.
@@ -94,4 +160,10 @@ pub(crate) enum ShareReply<'a> {
     Stale,
     /// The sender is of another build.
     OtherBuild,
+    /// An atomic number as it was before.
+    Number(u64),
+    /// The wait is over at once.
+    Answer(WaitAnswer),
+    /// The sender waits for a message ([`ShareMessage::Answered`]).
+    Waits,
 }

@@ -6,7 +6,11 @@
 //! invalidated.
 
 mod block;
+mod channel;
+mod lock_line;
 mod word;
 
 pub use block::{BlockHeader, LateFree};
+pub use channel::{ChannelQueue, ReceiveStep, SendStep};
+pub use lock_line::{HomeTicket, LockLine};
 pub use word::{Colour, OwnerWord, Partition};

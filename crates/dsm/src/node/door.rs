@@ -65,7 +65,11 @@ impl ShareNode {
                 if !self.may_hold(word) {
                     return Some(ShareReply::Stale);
                 }
-                self.free(word, destructor);
+                if destructor.is_some() {
+                    self.free_later(word, destructor);
+                } else {
+                    self.drop_here(word, None);
+                }
                 Some(ShareReply::Done)
             }
             ShareMessage::Spawn { task, body, arguments } => {
@@ -75,6 +79,7 @@ impl ShareNode {
                 self.task_ended(task, outcome, loans);
                 Some(ShareReply::Done)
             }
+            shared => self.serve_shared(sender, shared),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{BlockRights, ShareNode};
 use crate::copies::ObjectCopy;
+use crate::message::LockEnd;
 use crate::task::UsedLoan;
 use crate::{DBox, Far, NodeId, NodeStats, ShareError, TaskHandle};
 use core::cell::RefCell;
@@ -25,6 +26,15 @@ pub struct Here<'n> {
     /// Mutable loans that the task has used, by number; `None` if the object is lost. All scopes of the
     /// task share them.
     loans: Rc<RefCell<HashMap<u64, Option<UsedLoan>>>>,
+    /// Locks that the task holds, by number of the wait. All scopes of the task share them.
+    locks: Rc<RefCell<HashMap<u64, HeldLock>>>,
+}
+
+/// A lock that a task holds.
+pub(crate) struct HeldLock {
+    pub(crate) word: OwnerWord,
+    /// End of the holding if the guard is forgotten.
+    pub(crate) forgotten: LockEnd,
 }
 
 impl core::fmt::Debug for Here<'_> {
@@ -36,12 +46,19 @@ impl core::fmt::Debug for Here<'_> {
 impl<'n> Here<'n> {
     /// Begins the scope of a task.
     pub(crate) fn at(node: &'n Arc<ShareNode>) -> Here<'n> {
-        Here { node, tag: node.tag(), base: node.base(), copies: RefCell::default(), loans: Rc::default() }
+        Here {
+            node,
+            tag: node.tag(),
+            base: node.base(),
+            copies: RefCell::default(),
+            loans: Rc::default(),
+            locks: Rc::default(),
+        }
     }
 
     /// Begins a scope within this one. What is read in it is kept as long as it only.
     pub fn enter(&self) -> Here<'_> {
-        Here { copies: RefCell::default(), loans: self.loans.clone(), ..*self }
+        Here { copies: RefCell::default(), loans: self.loans.clone(), locks: self.locks.clone(), ..*self }
     }
 
     pub(crate) fn node(&self) -> &Arc<ShareNode> {
@@ -50,7 +67,7 @@ impl<'n> Here<'n> {
 
     /// Returns the address of the object if it is at this node.
     #[inline]
-    fn address(&self, word: OwnerWord) -> Option<*mut u8> {
+    pub(crate) fn address(&self, word: OwnerWord) -> Option<*mut u8> {
         (word.bits() & OwnerWord::PARTITION_MASK == self.tag).then(|| self.base.wrapping_add(word.offset() as usize))
     }
 
@@ -112,6 +129,23 @@ impl<'n> Here<'n> {
     /// Returns what has become of all loans that the task has used.
     pub(crate) fn take_loans(&self) -> HashMap<u64, Option<UsedLoan>> {
         self.loans.take()
+    }
+
+    /// Records that the task holds a lock.
+    pub(crate) fn record_lock(&self, number: u64, held: HeldLock) {
+        self.locks.borrow_mut().insert(number, held);
+    }
+
+    /// Records that the task does not hold a lock any more.
+    pub(crate) fn forget_lock(&self, number: u64) {
+        self.locks.borrow_mut().remove(&number);
+    }
+
+    /// Gives back the locks whose guards were forgotten.
+    pub(crate) fn leave_locks(&self) {
+        for (number, HeldLock { word, forgotten }) in self.locks.take() {
+            self.node.unlock(word, number, forgotten);
+        }
     }
 
     /// Returns the number of this node.

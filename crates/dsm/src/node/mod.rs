@@ -2,11 +2,16 @@
 #![allow(unsafe_code, reason = "objects are borrowed and dropped")]
 
 mod builder;
+mod channels;
 mod door;
-mod frees;
 mod here;
+mod locks;
+mod outbox;
 mod peers;
+mod shared;
+mod shares;
 mod tasks;
+mod waits;
 
 use crate::ShareError;
 use crate::arena::ShareArena;
@@ -17,16 +22,22 @@ use crate::task::code::ShippedCode;
 use crate::task::{OpenJoins, Workers};
 pub use builder::{NodeBuilder, run};
 pub(crate) use builder::{Running, take_partitions};
+use channels::HomeChannels;
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 pub(crate) use door::Door;
 use farfield_core::dsm::{Colour, OwnerWord, Partition};
-use frees::Frees;
+pub(crate) use here::HeldLock;
 pub use here::Here;
+use locks::HomeLocks;
+use outbox::Outbox;
 pub(crate) use peers::Peers;
+pub(crate) use shared::AtomicStep;
+use shares::{HomeCounts, SpareShares};
 use std::sync::{Arc, RwLock, Weak};
 pub(crate) use tasks::NotStarted;
+pub(crate) use waits::{HomeAnswer, WaitLimit, WaitSlot, WaitTable};
 
 /// Longest time for which an answer of another node is waited for.
 pub(crate) const WITHIN: Duration = Duration::from_secs(10);
@@ -97,13 +108,18 @@ fn within<T>(node: &Arc<ShareNode>, is_worker: bool, action: impl FnOnce() -> T)
 
 /// Frees an object whose owner is gone. Never waits for another node.
 pub(crate) fn free(word: OwnerWord, destructor: Option<ShippedCode>) {
+    with_current(|node| node.free(word, destructor));
+}
+
+/// Calls `action` with the node that this thread belongs to, or else with the node of the process.
+pub(crate) fn with_current(action: impl FnOnce(&ShareNode)) {
     // While a thread ends, the owners that are its own are dropped, and nobody knows its node.
     let current = CURRENT.try_with(|current| current.borrow().as_ref().map(|(node, _)| node.clone()));
     let of_thread = current.ok().flatten();
     let node = of_thread.or_else(|| OF_PROCESS.read().ok()?.upgrade());
     // After its program has ended there is no shared memory any more.
     if let Some(node) = node {
-        node.free(word, destructor);
+        action(&node);
     }
 }
 
@@ -119,7 +135,12 @@ pub(crate) struct ShareNode {
     pub(crate) peers: Peers,
     joins: OpenJoins,
     pub(crate) workers: Workers,
-    frees: Frees,
+    pub(crate) waits: WaitTable<HomeAnswer>,
+    pub(crate) outbox: Outbox,
+    locks: HomeLocks,
+    channels: HomeChannels,
+    counts: HomeCounts,
+    spares: SpareShares,
     pub(crate) counters: Counters,
     /// Mutable loans that tasks of this node have made.
     loans: AtomicU64,
@@ -149,12 +170,17 @@ impl ShareNode {
             peers,
             joins: OpenJoins::default(),
             workers: Workers::new(config.workers),
-            frees: Frees::default(),
+            waits: WaitTable::default(),
+            outbox: Outbox::default(),
+            locks: HomeLocks::default(),
+            channels: HomeChannels::default(),
+            counts: HomeCounts::default(),
+            spares: SpareShares::default(),
             counters: Counters::default(),
             loans: AtomicU64::new(0),
             this: this.clone(),
         });
-        node.frees.start(&node)?;
+        node.outbox.open(Arc::downgrade(&node));
         Ok(node)
     }
 
@@ -186,6 +212,9 @@ impl ShareNode {
     pub(crate) fn lose(&self, node: NodeId) {
         self.peers.lose(node);
         self.joins.lose(node);
+        self.waits.lose(node);
+        self.lose_locks(node.0);
+        self.lose_channels(node);
     }
 
     /// Returns the node that keeps the object of this word.
@@ -222,16 +251,15 @@ impl ShareNode {
 
     /// Returns a copy of another node's object. Waits for that node if there is none.
     fn copy_of(&self, word: OwnerWord, bytes: usize) -> Result<Arc<ObjectCopy>, ShareError> {
-        if let Some(copy) = self.copies.get(word) {
-            return Ok(copy);
-        }
-        let held_bytes = self.copies.held_bytes();
-        if held_bytes > self.near_bytes {
-            return Err(ShareError::ScopeTooLong { held_bytes });
-        }
-        let bytes = self.fetch(word, bytes)?;
-        let limit_bytes = self.near_bytes.saturating_sub(self.arena.used_bytes());
-        Ok(self.copies.insert(word, &bytes, limit_bytes))
+        self.copies.get_or_fetch(word, || {
+            let held_bytes = self.copies.held_bytes();
+            if held_bytes > self.near_bytes {
+                return Err(ShareError::ScopeTooLong { held_bytes });
+            }
+            let bytes = self.fetch(word, bytes)?;
+            let limit_bytes = self.near_bytes.saturating_sub(self.arena.used_bytes());
+            Ok(self.copies.insert(word, &bytes, limit_bytes))
+        })
     }
 
     /// Brings an object to a new block of this node. Returns its new word and its address.
@@ -276,12 +304,25 @@ impl ShareNode {
         } else if self.is_here(word) && destructor.is_none() {
             self.free_block(word);
         } else {
-            self.frees.put(word, destructor);
+            self.outbox.free(self.home_of(word), word, destructor);
         }
+    }
+
+    /// Frees an object that has no owner any more, in order with what else is said to its node.
+    pub(crate) fn free_later(&self, word: OwnerWord, destructor: Option<ShippedCode>) {
+        self.outbox.free(self.home_of(word), word, destructor);
+    }
+
+    /// Returns the address of an object of this node.
+    pub(crate) fn address_of(&self, word: OwnerWord) -> *mut u8 {
+        self.arena.address(word)
     }
 
     /// Drops an object of this node and frees its block.
     pub(crate) fn drop_here(self: &Arc<ShareNode>, word: OwnerWord, destructor: Option<ShippedCode>) {
+        if self.is_lock_in_use(word, destructor) {
+            return;
+        }
         if let Some(destructor) = destructor {
             // SAFETY: its owner is gone, so nobody borrows it; owners have the destructor of their
             // type.

@@ -155,7 +155,7 @@ impl Peers {
     }
 
     /// Sends a message and waits for its answer, which `read` reads.
-    fn ask<T>(
+    pub(crate) fn ask<T>(
         &self,
         from: &ShareNode,
         to: NodeId,

@@ -75,6 +75,7 @@ impl ShareNode {
             let here = Here::at(self);
             // SAFETY: the bytes of the arguments of a task of this code, which runs once.
             let ended = unsafe { body.run(&here, &arguments) };
+            here.leave_locks();
             (ended, here.take_loans())
         });
         self.end_task(origin, number, ended.map_err(|panic| text_of(&*panic)), &used);
@@ -163,7 +164,7 @@ impl ShareNode {
         let Some(waiting) = self.joins.take(task) else { return };
         let result = match outcome {
             // SAFETY: the bytes of the result of that task, which its node has no longer.
-            TaskOutcome::Returned(bytes) => Ok(unsafe { Value::from_bytes(bytes.to_vec(), waiting.code()) }),
+            TaskOutcome::Returned(bytes) => Ok(unsafe { Value::from_bytes(bytes.to_vec(), *waiting.about()) }),
             TaskOutcome::Panicked(message) => Err(JoinError::Panicked { message: message.to_owned() }),
             TaskOutcome::TooLarge(bytes) => {
                 Err(ShareError::TooLarge { bytes, limit_bytes: VALUE_BYTES_MAX as u64 }.into())

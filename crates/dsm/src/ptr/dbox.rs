@@ -44,6 +44,11 @@ impl<T: Far> DBox<T> {
         }
     }
 
+    /// Gives up the owner. The object is whose who has the word.
+    pub(crate) fn into_word(self) -> OwnerWord {
+        ManuallyDrop::new(self).word
+    }
+
     pub(crate) fn owner_word(&self) -> OwnerWord {
         self.word
     }

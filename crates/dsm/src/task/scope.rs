@@ -153,7 +153,7 @@ impl<'s, 'env> TaskScope<'s, 'env> {
         let mut ended = Ok(());
         loop {
             let Some(task) = self.tasks.borrow_mut().pop() else { break };
-            let end = task.waiting.wait(self.here);
+            let end = task.waiting.wait(self.here.node());
             settle(self.here, &self.loans, &task.loans, &end);
             if let Err(error) = end.result {
                 ended = ended.and(Err(error));
@@ -262,7 +262,7 @@ impl<R: Far> ScopedHandle<'_, R> {
     pub fn join(self) -> Result<R, JoinError> {
         let position = self.tasks.borrow().iter().position(|task| Arc::ptr_eq(&task.waiting, &self.waiting));
         let task = position.map(|position| self.tasks.borrow_mut().swap_remove(position));
-        let end = self.waiting.wait(self.here);
+        let end = self.waiting.wait(self.here.node());
         if let Some(task) = task {
             settle(self.here, self.loans, &task.loans, &end);
         }

@@ -1,110 +1,41 @@
-//! Programs of one to five processes: what one node does to an object is what others see; nothing
-//! leaks; who dies is named.
-//!
-//! The processes run this program, so it has a `main`: a started process serves tasks at the first
-//! `run`.
+//! Owners and loans: what one node does to an object is what others see; nothing leaks; who dies is
+//! named.
 
+use crate::support::{Checked, NEAR_BYTES, NodesTest, PATIENCE, all_is_free, at, is_deep, seeded};
 use farfield_dsm::{
-    DBox, Far, Here, JoinError, LentMut, NodeBuilder, NodeId, NodeStartError, NodeStats, Owner, ShareError, scope,
+    DBox, Far, Here, JoinError, LentMut, NodeBuilder, NodeId, NodeStartError, Owner, ShareError, scope,
 };
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
-/// Longest wait for something that must happen.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-type Checked = Result<(), JoinError>;
-type Test = fn(&Here<'_>) -> Checked;
-
-fn main() {
-    assert_eq!(size_of::<Option<DBox<[u8; 500]>>>(), 8);
-    let tests: [(&str, u16, Test); 26] = [
-        ("one_node_is_a_heap", 1, one_node_is_a_heap),
-        ("a_reader_elsewhere_sees_what_was_written", 2, a_reader_elsewhere_sees_what_was_written),
-        ("each_version_is_asked_for_once", 2, each_version_is_asked_for_once),
-        ("a_writer_has_the_object_at_its_node", 3, a_writer_has_the_object_at_its_node),
-        ("an_object_outlives_all_colours_of_its_block", 2, an_object_outlives_all_colours_of_its_block),
-        (
-            "objects_that_are_dropped_elsewhere_drop_what_they_own",
-            3,
-            objects_that_are_dropped_elsewhere_drop_what_they_own,
-        ),
-        ("random_steps_are_those_of_plain_boxes", 3, random_steps_are_those_of_plain_boxes),
-        ("random_steps_of_five_nodes_are_those_of_plain_boxes", 5, random_steps_are_those_of_plain_boxes),
-        ("a_panic_is_an_error_of_its_task", 2, a_panic_is_an_error_of_its_task),
-        ("what_does_not_fit_is_refused_and_nothing_is_lost", 2, what_does_not_fit_is_refused_and_nothing_is_lost),
-        ("tasks_that_wait_lend_their_places", 2, tasks_that_wait_lend_their_places),
-        ("copies_make_room", 2, copies_make_room),
-        ("a_scope_that_reads_too_much_is_told", 2, a_scope_that_reads_too_much_is_told),
-        ("who_dies_is_named_and_the_others_go_on", 3, who_dies_is_named_and_the_others_go_on),
-        ("owners_of_a_thread_are_dropped_when_it_ends", 2, owners_of_a_thread_are_dropped_when_it_ends),
-        ("a_silent_node_that_was_lent_something_is_waited_for", 2, a_silent_node_that_was_lent_something_is_waited_for),
-        ("many_read_what_is_lent", 3, many_read_what_is_lent),
-        ("what_is_lent_comes_back_changed", 3, what_is_lent_comes_back_changed),
-        ("a_loan_that_is_forgotten_comes_back", 2, a_loan_that_is_forgotten_comes_back),
-        ("loans_are_lent_further", 3, loans_are_lent_further),
-        ("random_loans_are_those_of_plain_references", 3, random_loans_are_those_of_plain_references),
-        ("random_loans_at_one_node_are_those_of_plain_references", 1, random_loans_are_those_of_plain_references),
-        ("many_loans_come_home_with_a_long_result", 2, many_loans_come_home_with_a_long_result),
-        (
-            "a_block_that_was_lent_does_not_use_its_colours_again",
-            2,
-            a_block_that_was_lent_does_not_use_its_colours_again,
-        ),
-        ("a_loan_that_came_home_meanwhile_is_as_it_was", 2, a_loan_that_came_home_meanwhile_is_as_it_was),
-        ("a_loan_of_a_dead_node_is_as_it_was_or_lost", 4, a_loan_of_a_dead_node_is_as_it_was_or_lost),
-    ];
-    let started = Instant::now();
-    for (name, nodes, test) in tests {
-        let config = NodeBuilder::new().nodes(nodes).near(NEAR_BYTES).workers(2);
-        farfield_dsm::run(&config, test).expect("the nodes start").unwrap_or_else(|error| panic!("{name}: {error}"));
-        println!("test {name} ... ok");
-    }
-    owners_that_outlive_their_program_lead_to_nothing();
-    println!("test owners_that_outlive_their_program_lead_to_nothing ... ok");
-    println!(
-        "\ntest result: ok. {} passed; 0 failed; finished in {:.2}s",
-        tests.len() + 1,
-        started.elapsed().as_secs_f64()
-    );
-}
-
-const NEAR_BYTES: u64 = 4 << 20;
-
-/// Runs a body at a node and returns what it returns.
-fn at<A, R, F>(here: &Here<'_>, node: NodeId, arguments: A, body: F) -> Result<R, JoinError>
-where
-    A: Far,
-    R: Far,
-    F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy + 'static,
-{
-    here.spawn_to(node, arguments, body)?.join(here)
-}
-
-/// Counts of a node that can travel.
-fn counts(here: &Here<'_>, node: NodeId) -> Result<[u64; 4], JoinError> {
-    at(here, node, (), |here, ()| {
-        let NodeStats { object_bytes, late_frees, orphans, fetches, .. } = here.stats();
-        [object_bytes, late_frees, orphans, fetches]
-    })
-}
-
-/// No node has objects any more, and nobody has freed one twice.
-fn all_is_free(here: &Here<'_>) -> Checked {
-    for node in here.nodes() {
-        let started = Instant::now();
-        loop {
-            let [object_bytes, late_frees, orphans, _] = counts(here, node)?;
-            assert_eq!((late_frees, orphans), (0, 0), "node {node}");
-            if object_bytes == 0 {
-                break;
-            }
-            assert!(started.elapsed() < PATIENCE, "node {node} keeps {object_bytes} bytes");
-            std::thread::yield_now();
-        }
-    }
-    Ok(())
-}
+pub(crate) const TESTS: &[NodesTest] = &[
+    ("one_node_is_a_heap", 1, one_node_is_a_heap),
+    ("a_reader_elsewhere_sees_what_was_written", 2, a_reader_elsewhere_sees_what_was_written),
+    ("each_version_is_asked_for_once", 2, each_version_is_asked_for_once),
+    ("a_writer_has_the_object_at_its_node", 3, a_writer_has_the_object_at_its_node),
+    ("an_object_outlives_all_colours_of_its_block", 2, an_object_outlives_all_colours_of_its_block),
+    ("objects_that_are_dropped_elsewhere_drop_what_they_own", 3, objects_that_are_dropped_elsewhere_drop_what_they_own),
+    ("random_steps_are_those_of_plain_boxes", 3, random_steps_are_those_of_plain_boxes),
+    ("random_steps_of_five_nodes_are_those_of_plain_boxes", 5, random_steps_are_those_of_plain_boxes),
+    ("a_panic_is_an_error_of_its_task", 2, a_panic_is_an_error_of_its_task),
+    ("what_does_not_fit_is_refused_and_nothing_is_lost", 2, what_does_not_fit_is_refused_and_nothing_is_lost),
+    ("tasks_that_wait_lend_their_places", 2, tasks_that_wait_lend_their_places),
+    ("copies_make_room", 2, copies_make_room),
+    ("a_scope_that_reads_too_much_is_told", 2, a_scope_that_reads_too_much_is_told),
+    ("who_dies_is_named_and_the_others_go_on", 3, who_dies_is_named_and_the_others_go_on),
+    ("owners_of_a_thread_are_dropped_when_it_ends", 2, owners_of_a_thread_are_dropped_when_it_ends),
+    ("a_silent_node_that_was_lent_something_is_waited_for", 2, a_silent_node_that_was_lent_something_is_waited_for),
+    ("many_read_what_is_lent", 3, many_read_what_is_lent),
+    ("what_is_lent_comes_back_changed", 3, what_is_lent_comes_back_changed),
+    ("a_loan_that_is_forgotten_comes_back", 2, a_loan_that_is_forgotten_comes_back),
+    ("loans_are_lent_further", 3, loans_are_lent_further),
+    ("random_loans_are_those_of_plain_references", 3, random_loans_are_those_of_plain_references),
+    ("random_loans_at_one_node_are_those_of_plain_references", 1, random_loans_are_those_of_plain_references),
+    ("many_loans_come_home_with_a_long_result", 2, many_loans_come_home_with_a_long_result),
+    ("a_block_that_was_lent_does_not_use_its_colours_again", 2, a_block_that_was_lent_does_not_use_its_colours_again),
+    ("a_loan_that_came_home_meanwhile_is_as_it_was", 2, a_loan_that_came_home_meanwhile_is_as_it_was),
+    ("a_loan_of_a_dead_node_is_as_it_was_or_lost", 4, a_loan_of_a_dead_node_is_as_it_was_or_lost),
+];
 
 fn one_node_is_a_heap(here: &Here<'_>) -> Checked {
     let mut boxed = here.alloc((5u64, [7u8; 300]))?;
@@ -229,9 +160,7 @@ type Tree = (u64, [Option<DBox<u64>>; 4]);
 type Twin = (u64, [Option<u64>; 4]);
 
 fn random_steps_are_those_of_plain_boxes(here: &Here<'_>) -> Checked {
-    let seed = std::env::var("FARFIELD_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-    let steps = if std::env::var_os("FARFIELD_DEEP").is_some() { 100_000 } else { 3000 };
-    let mut random = fastrand::Rng::with_seed(seed);
+    let (mut random, steps) = (seeded(1), if is_deep() { 100_000 } else { 3000 });
     let mut trees: Vec<(DBox<Tree>, Twin)> = Vec::new();
     let count = here.nodes().count() as u16;
     for step in 0..steps {
@@ -656,9 +585,7 @@ fn play_plain(leaf: &mut Leaf, nodes: u16, seed: u64, depth: u64) {
 }
 
 fn random_loans_are_those_of_plain_references(here: &Here<'_>) -> Checked {
-    let seed = std::env::var("FARFIELD_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(3);
-    let rounds = if std::env::var_os("FARFIELD_DEEP").is_some() { 20_000 } else { 400 };
-    let mut random = fastrand::Rng::with_seed(seed);
+    let (mut random, rounds) = (seeded(3), if is_deep() { 20_000 } else { 400 });
     let nodes = here.nodes().count() as u16;
     let (mut leaf, mut twin) = (here.alloc([1u64; 6])?, [1u64; 6]);
     for round in 0..rounds {
@@ -808,7 +735,7 @@ fn many_loans_come_home_with_a_long_result(here: &Here<'_>) -> Checked {
 }
 
 /// Owners and handles of one program, used in the next one of the same process.
-fn owners_that_outlive_their_program_lead_to_nothing() {
+pub(crate) fn owners_that_outlive_their_program_lead_to_nothing() {
     let config = NodeBuilder::new().nodes(2).near(NEAR_BYTES);
     let (mut old, never) = farfield_dsm::run(&config, |here| {
         let again = farfield_dsm::run(&NodeBuilder::new(), |_| ());
@@ -860,7 +787,7 @@ fn owners_of_a_thread_are_dropped_when_it_ends(here: &Here<'_>) -> Checked {
 
 /// Takes as long as a node may be silent: for the deep tier.
 fn a_silent_node_that_was_lent_something_is_waited_for(here: &Here<'_>) -> Checked {
-    if std::env::var_os("FARFIELD_DEEP").is_none() {
+    if !is_deep() {
         return Ok(());
     }
     let process = at(here, NodeId(1), (), |_, ()| std::process::id())?;

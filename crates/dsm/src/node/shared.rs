@@ -1,0 +1,102 @@
+//! What other nodes, and tasks of this one, ask of what this node keeps without an owner: locks,
+//! counts, atomic numbers and channels. Nothing here waits.
+#![allow(unsafe_code, reason = "atomic numbers lie in blocks")]
+
+use super::{NodeId, ShareNode};
+use crate::message::{ShareMessage, ShareReply};
+use crate::task::code::ShippedCode;
+use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use farfield_core::dsm::{HomeTicket, OwnerWord};
+use serde::{Deserialize, Serialize};
+
+/// Step of an atomic number.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub(crate) enum AtomicStep {
+    Load,
+    Store(u64),
+    Swap(u64),
+    /// Adds, modulo 2⁶⁴.
+    Add(u64),
+    And(u64),
+    Or(u64),
+    Xor(u64),
+    CompareExchange {
+        current: u64,
+        new: u64,
+    },
+}
+
+impl AtomicStep {
+    /// Carries the step out, sequentially consistent. Returns the number as it was before.
+    pub(crate) fn apply(self, number: &AtomicU64) -> u64 {
+        match self {
+            AtomicStep::Load => number.load(SeqCst),
+            AtomicStep::Store(new) | AtomicStep::Swap(new) => number.swap(new, SeqCst),
+            AtomicStep::Add(more) => number.fetch_add(more, SeqCst),
+            AtomicStep::And(bits) => number.fetch_and(bits, SeqCst),
+            AtomicStep::Or(bits) => number.fetch_or(bits, SeqCst),
+            AtomicStep::Xor(bits) => number.fetch_xor(bits, SeqCst),
+            AtomicStep::CompareExchange { current, new } => {
+                number.compare_exchange(current, new, SeqCst, SeqCst).unwrap_or_else(|found| found)
+            }
+        }
+    }
+}
+
+impl ShareNode {
+    /// Serves a message about a lock, a count, an atomic number or a channel. Returns `None` for other
+    /// messages, and for nonsense.
+    pub(super) fn serve_shared(&self, sender: NodeId, message: ShareMessage<'_>) -> Option<ShareReply<'static>> {
+        let ticket = |number| HomeTicket { node: sender.0, number };
+        let said = |answer: Option<_>| answer.map_or(ShareReply::Waits, ShareReply::Answer);
+        Some(match message {
+            ShareMessage::Lock { word, ticket: number, mode, may_wait, locked } => {
+                said(self.ask_lock(OwnerWord::from_bits(word)?, ticket(number), mode, may_wait, locked))
+            }
+            ShareMessage::Unlock { word, ticket: number, end } => {
+                self.end_lock(OwnerWord::from_bits(word)?, ticket(number), end);
+                ShareReply::Done
+            }
+            ShareMessage::Atomic { word, step } => {
+                let made = self.arena.with_object(OwnerWord::from_bits(word)?, size_of::<u64>() as u64, |address| {
+                    // SAFETY: a block of that size, aligned to 16 bytes, which is not freed meanwhile; a
+                    // word that other nodes send is the one of an atomic number, because they run this build.
+                    step.apply(unsafe { AtomicU64::from_ptr(address.cast()) })
+                });
+                made.map_or(ShareReply::Stale, ShareReply::Number)
+            }
+            ShareMessage::Share { word, more, destructor } => {
+                let destructor = match destructor {
+                    Some(reference) => Some(ShippedCode::find(reference)?),
+                    None => None,
+                };
+                match self.count_handles(OwnerWord::from_bits(word)?, more, destructor) {
+                    true => ShareReply::Done,
+                    false => ShareReply::Stale,
+                }
+            }
+            ShareMessage::Send { word, ticket: number, may_wait, value } => {
+                said(self.send_value(OwnerWord::from_bits(word)?, ticket(number), &value, may_wait))
+            }
+            ShareMessage::Receive { word, ticket: number, may_wait } => {
+                said(self.receive_value(OwnerWord::from_bits(word)?, ticket(number), may_wait))
+            }
+            ShareMessage::Cancel { word, ticket: number } => {
+                let (word, ticket) = (OwnerWord::from_bits(word)?, ticket(number));
+                match self.cancel_channel(word, ticket) || self.cancel_lock(word, ticket) {
+                    true => ShareReply::Done,
+                    false => ShareReply::Stale,
+                }
+            }
+            ShareMessage::EndReceiver { word } => {
+                self.end_receiver(OwnerWord::from_bits(word)?);
+                ShareReply::Done
+            }
+            ShareMessage::Answered { ticket: number, answer } => {
+                self.take_answer(number, answer);
+                ShareReply::Done
+            }
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,248 @@
+//! Waits for something that another node will say: by number, until it does or is gone.
+
+use super::ShareNode;
+use crate::message::{ShareMessage, ShareReply, WaitAnswer};
+use crate::node::peers::Unanswered;
+use crate::{NodeId, ShareError};
+use farfield_core::dsm::{HomeTicket, OwnerWord};
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Waits of a node for answers `T`, and what it knows about each.
+pub(crate) struct WaitTable<T: From<ShareError>, M = ()>(Mutex<OpenWaits<T, M>>);
+
+struct OpenWaits<T, M> {
+    last: u64,
+    slots: HashMap<u64, Arc<WaitSlot<T, M>>>,
+}
+
+/// Where an answer arrives.
+pub(crate) struct WaitSlot<T, M = ()> {
+    node: NodeId,
+    about: M,
+    answer: Mutex<Option<T>>,
+    arrived: Condvar,
+}
+
+impl<T: From<ShareError>, M> Default for WaitTable<T, M> {
+    fn default() -> Self {
+        WaitTable(Mutex::new(OpenWaits { last: 0, slots: HashMap::new() }))
+    }
+}
+
+impl<T: From<ShareError>, M> WaitTable<T, M> {
+    fn lock(&self) -> MutexGuard<'_, OpenWaits<T, M>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Expects an answer of a node. Returns the number of the wait, which is used once.
+    pub(crate) fn expect(&self, node: NodeId, about: M) -> (u64, Arc<WaitSlot<T, M>>) {
+        let slot = Arc::new(WaitSlot { node, about, answer: Mutex::new(None), arrived: Condvar::new() });
+        let mut waits = self.lock();
+        waits.last += 1;
+        let number = waits.last;
+        waits.slots.insert(number, slot.clone());
+        (number, slot)
+    }
+
+    /// Returns where the answer of this number belongs, once.
+    pub(crate) fn take(&self, number: u64) -> Option<Arc<WaitSlot<T, M>>> {
+        self.lock().slots.remove(&number)
+    }
+
+    /// Ends all waits for a node that is gone.
+    pub(crate) fn lose(&self, node: NodeId) {
+        let lost: Vec<_> = self.lock().slots.extract_if(|_, slot| slot.node == node).collect();
+        lost.into_iter().for_each(|(_, slot)| slot.lose());
+    }
+}
+
+impl<T: From<ShareError>, M> Drop for WaitTable<T, M> {
+    /// Waits may outlive their program.
+    fn drop(&mut self) {
+        let waits = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        waits.slots.values().for_each(|slot| slot.lose());
+    }
+}
+
+impl<T, M> WaitSlot<T, M> {
+    pub(crate) fn node(&self) -> NodeId {
+        self.node
+    }
+
+    pub(crate) fn about(&self) -> &M {
+        &self.about
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<T>> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records the answer. Only the first one counts.
+    pub(crate) fn put(&self, answer: T) {
+        self.lock().get_or_insert(answer);
+        self.arrived.notify_all();
+    }
+
+    /// Records that the node is gone.
+    fn lose(&self)
+    where
+        T: From<ShareError>,
+    {
+        self.put(ShareError::NodeLost { node: self.node }.into());
+    }
+
+    /// Waits for the answer, once. Lends the place of this thread's task meanwhile.
+    pub(crate) fn wait(&self, node: &ShareNode) -> T {
+        loop {
+            // Centuries, for `wait_until` takes a time.
+            if let Some(answer) = self.wait_until(node, Instant::now() + Duration::from_secs(1 << 32)) {
+                return answer;
+            }
+        }
+    }
+
+    /// Waits for the answer until then. Returns `None` if it has not come.
+    pub(crate) fn wait_until(&self, node: &ShareNode, until: Instant) -> Option<T> {
+        if let Some(answer) = self.lock().take() {
+            return Some(answer);
+        }
+        node.workers.while_waiting(node, || {
+            let mut answer = self.lock();
+            loop {
+                if let Some(answer) = answer.take() {
+                    return Some(answer);
+                }
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return None;
+                }
+                answer = self.arrived.wait_timeout(answer, left).unwrap_or_else(PoisonError::into_inner).0;
+            }
+        })
+    }
+}
+
+/// Time for which something that others hold or have to do is waited for.
+#[derive(Clone, Copy)]
+pub(crate) enum WaitLimit {
+    /// It is not waited for.
+    None,
+    /// The wait lasts for so long at most.
+    Within(Duration),
+    /// The wait lasts as long as the node of what is waited for lives.
+    Unlimited,
+}
+
+impl WaitLimit {
+    pub(crate) fn may_wait(self) -> bool {
+        !matches!(self, WaitLimit::None)
+    }
+}
+
+/// Answer to a wait at the home of a lock or a channel.
+pub(crate) struct HomeAnswer(pub(crate) Result<WaitAnswer, ShareError>);
+
+impl From<ShareError> for HomeAnswer {
+    fn from(error: ShareError) -> HomeAnswer {
+        HomeAnswer(Err(error))
+    }
+}
+
+impl ShareNode {
+    /// Asks the home of a lock or a channel for something, and waits for it as long as the limit
+    /// says. Returns its answer, and the number of the wait; `Busy` if the time is over.
+    ///
+    /// On an error that leaves open whether the home has answered, `undo` makes the message that
+    /// takes the wish back; the home gets it sooner or later.
+    pub(crate) fn wait_at_home<'m>(
+        &self,
+        word: OwnerWord,
+        limit: WaitLimit,
+        request: impl FnOnce(u64) -> ShareMessage<'m>,
+        undo: impl FnOnce(u64) -> ShareMessage<'static>,
+    ) -> Result<(u64, WaitAnswer), Unanswered> {
+        let started = Instant::now();
+        let home = self.home_of(word);
+        let (number, slot) = self.waits.expect(home, ());
+        let first = self.at_home(home, request(number));
+        let answer = match first {
+            Ok(ShareReply::Answer(answer)) => {
+                self.waits.take(number);
+                return Ok((number, answer));
+            }
+            Ok(ShareReply::Waits) => match limit {
+                WaitLimit::None => Some(Ok(WaitAnswer::Busy)),
+                WaitLimit::Within(within) => slot.wait_until(self, started + within).map(|answer| answer.0),
+                WaitLimit::Unlimited => Some(slot.wait(self).0),
+            },
+            Ok(_) => Some(Err(ShareError::Stale { node: home })),
+            Err(unanswered) => {
+                self.waits.take(number);
+                if unanswered.may_have_arrived {
+                    self.outbox.tell(home, undo(number));
+                }
+                return Err(unanswered);
+            }
+        };
+        let answer = match answer {
+            Some(answer) => answer,
+            // The time is over. The home knows whether the wait is, too.
+            None => match self.at_home(home, ShareMessage::Cancel { word: word.bits(), ticket: number }) {
+                Ok(ShareReply::Done) => Ok(WaitAnswer::Busy),
+                Ok(_) => slot.wait(self).0,
+                Err(unanswered) => {
+                    self.waits.take(number);
+                    self.outbox.tell(home, undo(number));
+                    return Err(Unanswered { may_have_arrived: true, ..unanswered });
+                }
+            },
+        };
+        self.waits.take(number);
+        match answer {
+            Ok(answer) => Ok((number, answer)),
+            Err(error) => Err(Unanswered { error, may_have_arrived: true }),
+        }
+    }
+
+    /// Sends a message to a home, which may be this node.
+    fn at_home(&self, home: NodeId, message: ShareMessage<'_>) -> Result<ShareReply<'static>, Unanswered> {
+        if home != self.id {
+            return self.peers.ask(self, home, message, |reply| match reply {
+                ShareReply::Done => Some(ShareReply::Done),
+                ShareReply::Stale => Some(ShareReply::Stale),
+                ShareReply::Waits => Some(ShareReply::Waits),
+                ShareReply::Number(number) => Some(ShareReply::Number(number)),
+                ShareReply::Answer(answer) => Some(ShareReply::Answer(answer)),
+                ShareReply::Bytes(_) | ShareReply::OtherBuild => None,
+            });
+        }
+        Ok(self.serve_shared(self.id, message).unwrap_or(ShareReply::Stale))
+    }
+
+    /// Says what one that waits at this home has waited for. Never waits.
+    pub(super) fn answer(&self, ticket: HomeTicket, answer: WaitAnswer) {
+        if ticket.node == self.id.0 {
+            self.take_answer(ticket.number, answer);
+        } else {
+            self.outbox.tell(NodeId(ticket.node), ShareMessage::Answered { ticket: ticket.number, answer });
+        }
+    }
+
+    /// Takes the answer of a home. Who does not wait any more has told the home.
+    pub(super) fn take_answer(&self, number: u64, answer: WaitAnswer) {
+        if let Some(slot) = self.waits.take(number) {
+            slot.put(HomeAnswer(Ok(answer)));
+        }
+    }
+
+    /// Asks the home of a shared object for a number.
+    pub(crate) fn number_at_home(&self, word: OwnerWord, message: ShareMessage<'_>) -> Result<u64, Unanswered> {
+        let home = self.home_of(word);
+        match self.at_home(home, message)? {
+            ShareReply::Number(number) => Ok(number),
+            _ => Err(ShareError::Stale { node: home }.into()),
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! Locks: the value stays at its home, and travels to who holds the lock and back.
+#![allow(unsafe_code, reason = "values under locks are bytes in blocks")]
+
+use crate::message::{LockEnd, LockedType, ShareMessage, WaitAnswer};
+use crate::node::{self, HeldLock, WaitLimit};
+use crate::task::code::{ShippedCode, initialise};
+use crate::{Far, Here, JoinError, NodeId, Portable, ShareError};
+use core::marker::PhantomData;
+use core::mem::{ManuallyDrop, needs_drop, size_of};
+use core::ops::{Deref, DerefMut};
+use core::time::Duration;
+use farfield_core::dsm::OwnerWord;
+use farfield_core::lock::LockMode;
+
+/// Value under a reader-writer lock, at its home.
+#[repr(transparent)]
+struct LockedValue<T: Far> {
+    word: OwnerWord,
+    value: PhantomData<T>,
+}
+
+/// A holding of a lock. It does not end by itself.
+struct LockHold<T: Far> {
+    word: OwnerWord,
+    number: u64,
+    value: *mut T,
+    /// The value, if its home is another node.
+    brought: Option<Vec<u128>>,
+    was_left: bool,
+}
+
+impl<T: Far> LockedValue<T> {
+    fn new(here: &Here<'_>, value: T) -> Result<LockedValue<T>, ShareError> {
+        // A box owns the block in the same way, and drops the value on an error.
+        let word = here.alloc(value)?.into_word();
+        Ok(LockedValue { word, value: PhantomData })
+    }
+
+    fn home(&self) -> NodeId {
+        NodeId::of(self.word)
+    }
+
+    /// Takes the lock. Returns `None` if the time is over.
+    fn hold(&self, here: &Here<'_>, mode: LockMode, limit: WaitLimit) -> Result<Option<LockHold<T>>, ShareError> {
+        let word = self.word;
+        let locked = LockedType { bytes: size_of::<T>() as u64, owns_others: needs_drop::<T>() };
+        let request = |ticket| {
+            let may_wait = limit.may_wait();
+            ShareMessage::Lock { word: word.bits(), ticket, mode, may_wait, locked }
+        };
+        let undo = |ticket| ShareMessage::Unlock { word: word.bits(), ticket, end: LockEnd::Released(None) };
+        let answer = here.node().wait_at_home(word, limit, request, undo);
+        let (number, answer) = answer.map_err(|unanswered| unanswered.error)?;
+        let (was_left, bytes) = match answer {
+            WaitAnswer::Granted { was_left, value } => (was_left, value),
+            WaitAnswer::Busy => return Ok(None),
+            WaitAnswer::Lost => return Err(ShareError::Lost),
+            _ => return Err(ShareError::Stale { node: self.home() }),
+        };
+        let mut brought = None;
+        let is_here = here.node().home_of(word) == here.id();
+        let value = if is_here {
+            here.node().address_of(word)
+        } else {
+            if bytes.len() != size_of::<T>() {
+                return Err(ShareError::Stale { node: self.home() });
+            }
+            let buffer = brought.insert(vec![0u128; size_of::<T>().div_ceil(size_of::<u128>())]);
+            let address = buffer.as_mut_ptr().cast::<u8>();
+            // SAFETY: room for so many bytes.
+            unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), address, bytes.len()) };
+            address
+        };
+        let forgotten = if is_here { LockEnd::Panicked(None) } else { LockEnd::Abandoned };
+        here.record_lock(number, HeldLock { word, forgotten });
+        Ok(Some(LockHold { word, number, value: value.cast(), brought, was_left }))
+    }
+
+    fn into_inner(self, here: &Here<'_>) -> Result<T, ShareError> {
+        // Who held the lock last may be about to bring the value back.
+        let hold = self.hold(here, LockMode::Exclusive, WaitLimit::Unlimited)?.ok_or(ShareError::Lost)?;
+        // SAFETY: the value is held, and nobody uses it afterwards: its owner is gone, and it is not dropped.
+        let value = unsafe { hold.value.read() };
+        let word = ManuallyDrop::new(self).word;
+        node::with_current(|node| node.free_later(word, None));
+        hold.end(here, true);
+        Ok(value)
+    }
+}
+
+impl<T: Far> LockHold<T> {
+    /// Gives the lock back, with the value if that was written to.
+    fn end(mut self, here: &Here<'_>, is_reader: bool) {
+        here.forget_lock(self.number);
+        let value = self.brought.take().filter(|_| !is_reader).map(|buffer| {
+            let mut bytes = vec![0; size_of::<T>()];
+            // SAFETY: the buffer holds so many bytes.
+            unsafe { core::ptr::copy_nonoverlapping(buffer.as_ptr().cast::<u8>(), bytes.as_mut_ptr(), bytes.len()) };
+            initialise(&mut bytes);
+            bytes
+        });
+        let end = if std::thread::panicking() { LockEnd::Panicked(value) } else { LockEnd::Released(value) };
+        here.node().unlock(self.word, self.number, end);
+    }
+}
+
+impl<T: Far> Drop for LockedValue<T> {
+    fn drop(&mut self) {
+        node::with_current(|node| node.free_later(self.word, ShippedCode::of_destructor::<T>()));
+    }
+}
+
+/// Value that tasks at any node may lock, as `Mutex` is for the threads of one process.
+///
+/// It is a word of 8 bytes. Tasks share it in a [`DArc`](crate::DArc), or borrow it from an object. The
+/// value stays at the node that has made it; it travels to who takes the lock, and back when the
+/// guard is dropped. Whoever comes first is served first, of whatever node.
+pub struct DMutex<T: Far>(LockedValue<T>);
+
+// SAFETY: a word, which holds no address; the value is owned by it.
+unsafe impl<T: Far> Portable for DMutex<T> {}
+// SAFETY: the word never changes.
+unsafe impl<T: Far> Far for DMutex<T> {}
+
+impl<T: Far> core::fmt::Debug for DMutex<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "DMutex(at node {})", self.home())
+    }
+}
+
+impl<T: Far> DMutex<T> {
+    /// Stores a value at this node, under a lock. Errors are those of [`Here::alloc`].
+    pub fn new(here: &Here<'_>, value: T) -> Result<DMutex<T>, ShareError> {
+        LockedValue::new(here, value).map(DMutex)
+    }
+
+    /// Returns the node that keeps the value.
+    pub fn home(&self) -> NodeId {
+        self.0.home()
+    }
+
+    /// Takes the lock. Waits until all who came before have given it back, and lends the place of the
+    /// task meanwhile.
+    ///
+    /// Fails with `Lost` if a writer's node has died and the value may own objects, and with
+    /// `NodeLost` as soon as the value's node is known to be gone.
+    pub fn lock<'a>(&'a self, here: &'a Here<'_>) -> Result<DMutexGuard<'a, T>, ShareError> {
+        let hold = self.0.hold(here, LockMode::Exclusive, WaitLimit::Unlimited)?;
+        hold.map(|hold| DMutexGuard::new(hold, here)).ok_or(ShareError::Lost)
+    }
+
+    /// Takes the lock if nobody has it and nobody waits for it. Waits for the value's node to say so.
+    pub fn try_lock<'a>(&'a self, here: &'a Here<'_>) -> Result<Option<DMutexGuard<'a, T>>, ShareError> {
+        let hold = self.0.hold(here, LockMode::Exclusive, WaitLimit::None)?;
+        Ok(hold.map(|hold| DMutexGuard::new(hold, here)))
+    }
+
+    /// Takes the lock as [`DMutex::lock`] does, and gives up after this time.
+    pub fn lock_within<'a>(
+        &'a self,
+        here: &'a Here<'_>,
+        within: Duration,
+    ) -> Result<Option<DMutexGuard<'a, T>>, ShareError> {
+        let hold = self.0.hold(here, LockMode::Exclusive, WaitLimit::Within(within))?;
+        Ok(hold.map(|hold| DMutexGuard::new(hold, here)))
+    }
+
+    /// Runs a body at the value's node, which holds the lock there: a delegated operation. The value
+    /// does not travel, and the body goes on if the caller's node dies.
+    ///
+    /// `body` captures nothing. Errors are those of a task that was started there.
+    pub fn with<A, R, F>(&self, here: &Here<'_>, arguments: A, body: F) -> Result<R, JoinError>
+    where
+        F: for<'v> FnOnce(&'v mut T, A) -> R + Copy + 'static,
+        A: Far,
+        R: Far,
+    {
+        let lock = DMutexRef(self.0.word, PhantomData::<T>);
+        let task = here.spawn_to(self.home(), (lock, arguments), move |here, (lock, arguments)| {
+            let mutex = ManuallyDrop::new(DMutex(LockedValue { word: lock.0, value: PhantomData::<T> }));
+            mutex.lock(here).map(|mut value| body(&mut value, arguments))
+        })?;
+        Ok(task.join(here)??)
+    }
+
+    /// Takes the value out of the lock. Waits for who has it.
+    pub fn into_inner(self, here: &Here<'_>) -> Result<T, ShareError> {
+        self.0.into_inner(here)
+    }
+}
+
+/// Borrow of a lock that travels to its home.
+struct DMutexRef<T>(OwnerWord, PhantomData<T>);
+
+// SAFETY: a word, which owns nothing.
+unsafe impl<T: Far> Portable for DMutexRef<T> {}
+// SAFETY: as above.
+unsafe impl<T: Far> Far for DMutexRef<T> {}
+
+/// Holds a [`DMutex`], or a [`DRwLock`] for writing. The lock is given back when this is dropped, and
+/// nobody waits for that.
+///
+/// A guard that is forgotten holds the lock until its task ends. The value is then as it was, or is lost if
+/// it may own objects and its home is another node.
+pub struct DMutexGuard<'a, T: Far> {
+    hold: ManuallyDrop<LockHold<T>>,
+    here: &'a Here<'a>,
+}
+
+impl<'a, T: Far> DMutexGuard<'a, T> {
+    fn new(hold: LockHold<T>, here: &'a Here<'_>) -> Self {
+        DMutexGuard { hold: ManuallyDrop::new(hold), here }
+    }
+
+    /// Returns whether the one who had the lock before panicked, or was gone before it gave the lock
+    /// back: the value may be half changed.
+    pub fn was_left(&self) -> bool {
+        self.hold.was_left
+    }
+}
+
+impl<T: Far> Deref for DMutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the value, or the only copy of it, as long as the lock is held.
+        unsafe { &*self.hold.value }
+    }
+}
+
+impl<T: Far> DerefMut for DMutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above; nobody else holds the lock.
+        unsafe { &mut *self.hold.value }
+    }
+}
+
+impl<T: Far> Drop for DMutexGuard<'_, T> {
+    fn drop(&mut self) {
+        // SAFETY: taken once.
+        unsafe { ManuallyDrop::take(&mut self.hold) }.end(self.here, false);
+    }
+}
+
+impl<T: Far + core::fmt::Debug> core::fmt::Debug for DMutexGuard<'_, T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+/// Value that tasks at any node may lock for reading or for writing, as `RwLock` is for the threads of
+/// one process. See [`DMutex`].
+///
+/// Nobody overtakes: a reader who comes after a writer waits for it.
+pub struct DRwLock<T: Far>(LockedValue<T>);
+
+// SAFETY: a word, which holds no address; the value is owned by it.
+unsafe impl<T: Far> Portable for DRwLock<T> {}
+// SAFETY: the word never changes.
+unsafe impl<T: Far> Far for DRwLock<T> {}
+
+impl<T: Far> core::fmt::Debug for DRwLock<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "DRwLock(at node {})", self.home())
+    }
+}
+
+impl<T: Far> DRwLock<T> {
+    /// Stores a value at this node, under a lock. Errors are those of [`Here::alloc`].
+    pub fn new(here: &Here<'_>, value: T) -> Result<DRwLock<T>, ShareError> {
+        LockedValue::new(here, value).map(DRwLock)
+    }
+
+    /// Returns the node that keeps the value.
+    pub fn home(&self) -> NodeId {
+        self.0.home()
+    }
+
+    /// Takes the lock for reading, with others. Waits and fails as [`DMutex::lock`] does.
+    pub fn read<'a>(&'a self, here: &'a Here<'_>) -> Result<DReadGuard<'a, T>, ShareError> {
+        let hold = self.0.hold(here, LockMode::Shared, WaitLimit::Unlimited)?;
+        hold.map(|hold| DReadGuard { hold: ManuallyDrop::new(hold), here }).ok_or(ShareError::Lost)
+    }
+
+    /// Takes the lock for writing. Waits and fails as [`DMutex::lock`] does.
+    pub fn write<'a>(&'a self, here: &'a Here<'_>) -> Result<DMutexGuard<'a, T>, ShareError> {
+        let hold = self.0.hold(here, LockMode::Exclusive, WaitLimit::Unlimited)?;
+        hold.map(|hold| DMutexGuard::new(hold, here)).ok_or(ShareError::Lost)
+    }
+
+    /// Takes the value out of the lock. Waits for who has it.
+    pub fn into_inner(self, here: &Here<'_>) -> Result<T, ShareError> {
+        self.0.into_inner(here)
+    }
+}
+
+/// Holds a [`DRwLock`] for reading. The lock is given back when this is dropped, and nobody waits for
+/// that.
+pub struct DReadGuard<'a, T: Far> {
+    hold: ManuallyDrop<LockHold<T>>,
+    here: &'a Here<'a>,
+}
+
+impl<T: Far> DReadGuard<'_, T> {
+    /// Returns whether the last writer panicked, or was gone before it gave the lock back.
+    pub fn was_left(&self) -> bool {
+        self.hold.was_left
+    }
+}
+
+impl<T: Far> Deref for DReadGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the value, or a copy of it, as long as the lock is held; nobody writes to it.
+        unsafe { &*self.hold.value }
+    }
+}
+
+impl<T: Far> Drop for DReadGuard<'_, T> {
+    fn drop(&mut self) {
+        // SAFETY: taken once.
+        unsafe { ManuallyDrop::take(&mut self.hold) }.end(self.here, true);
+    }
+}
+
+impl<T: Far + core::fmt::Debug> core::fmt::Debug for DReadGuard<'_, T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        (**self).fmt(f)
+    }
+}

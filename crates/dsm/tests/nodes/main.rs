@@ -1,0 +1,37 @@
+//! Programs of one to five processes.
+//!
+//! The processes run this program, so it has a `main`: a started process serves tasks at the first
+//! `run`. An argument names the tests that are run, by a part of their names.
+
+mod litmus;
+mod owners;
+mod support;
+mod sync;
+
+use farfield_dsm::{DBox, NodeBuilder};
+use std::iter::repeat;
+use std::time::Instant;
+
+fn main() {
+    assert_eq!(size_of::<Option<DBox<[u8; 500]>>>(), 8);
+    let wanted = std::env::args().nth(1).filter(|argument| !argument.starts_with('-')).unwrap_or_default();
+    let started = Instant::now();
+    let mut passed = 0;
+    // The threads of a litmus test wait for each other, so all of them must run.
+    let all = [(owners::TESTS, 2), (sync::TESTS, 2), (litmus::TESTS, 4)];
+    for ((name, nodes, test), workers) in all.iter().flat_map(|(tests, workers)| tests.iter().zip(repeat(*workers))) {
+        if !name.contains(&wanted) {
+            continue;
+        }
+        let config = NodeBuilder::new().nodes(*nodes).near(support::NEAR_BYTES).workers(workers);
+        farfield_dsm::run(&config, test).expect("the nodes start").unwrap_or_else(|error| panic!("{name}: {error}"));
+        println!("test {name} ({nodes} nodes) ... ok");
+        passed += 1;
+    }
+    if wanted.is_empty() {
+        owners::owners_that_outlive_their_program_lead_to_nothing();
+        println!("test owners_that_outlive_their_program_lead_to_nothing ... ok");
+        passed += 1;
+    }
+    println!("\ntest result: ok. {passed} passed; 0 failed; finished in {:.2}s", started.elapsed().as_secs_f64());
+}

@@ -1,0 +1,59 @@
+//! What the tests have in common.
+
+use farfield_dsm::{Far, Here, JoinError, NodeId, NodeStats};
+use std::time::{Duration, Instant};
+
+/// Longest wait for something that must happen.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Near memory of each node.
+pub(crate) const NEAR_BYTES: u64 = 4 << 20;
+
+pub(crate) type Checked = Result<(), JoinError>;
+/// Name of a test, number of its nodes, and what the first of them runs.
+pub(crate) type NodesTest = (&'static str, u16, fn(&Here<'_>) -> Checked);
+
+/// Returns random numbers, with the seed that was asked for.
+pub(crate) fn seeded(usual: u64) -> fastrand::Rng {
+    let seed = std::env::var("FARFIELD_SEED").ok().and_then(|seed| seed.parse().ok());
+    fastrand::Rng::with_seed(seed.unwrap_or(usual))
+}
+
+/// Returns whether this is the deep tier.
+pub(crate) fn is_deep() -> bool {
+    std::env::var_os("FARFIELD_DEEP").is_some()
+}
+
+/// Runs a body at a node and returns what it returns.
+pub(crate) fn at<A, R, F>(here: &Here<'_>, node: NodeId, arguments: A, body: F) -> Result<R, JoinError>
+where
+    A: Far,
+    R: Far,
+    F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy + 'static,
+{
+    here.spawn_to(node, arguments, body)?.join(here)
+}
+
+/// Counts of a node that can travel.
+pub(crate) fn counts(here: &Here<'_>, node: NodeId) -> Result<[u64; 4], JoinError> {
+    at(here, node, (), |here, ()| {
+        let NodeStats { object_bytes, late_frees, orphans, fetches, .. } = here.stats();
+        [object_bytes, late_frees, orphans, fetches]
+    })
+}
+
+/// No node has objects any more, and nobody has freed one twice.
+pub(crate) fn all_is_free(here: &Here<'_>) -> Checked {
+    for node in here.nodes() {
+        let started = Instant::now();
+        loop {
+            let [object_bytes, late_frees, orphans, _] = counts(here, node)?;
+            assert_eq!((late_frees, orphans), (0, 0), "node {node}");
+            if object_bytes == 0 {
+                break;
+            }
+            assert!(started.elapsed() < PATIENCE, "node {node} keeps {object_bytes} bytes");
+            std::thread::yield_now();
+        }
+    }
+    Ok(())
+}
