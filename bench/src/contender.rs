@@ -88,6 +88,8 @@ pub(crate) enum Peer {
     CalledAnywhere(Far),
     /// The same, but the server was not built with the function: it is shipped.
     Shipped,
+    /// Nodes of shared memory, which the program starts.
+    Share,
     /// Nobody: a loop, over the program's own memory.
     Loop,
     /// Nobody: a function in the server's place, over the program's own memory.
@@ -177,6 +179,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "wic-auto" => Contender::Peer(Peer::CalledAnywhere(Far::Tcp)),
         "wic-auto-shm" => Contender::Peer(Peer::CalledAnywhere(Far::Private)),
         "wic-shipped" => Contender::Peer(Peer::Shipped),
+        "share" => Contender::Peer(Peer::Share),
         "loop" => Contender::Peer(Peer::Loop),
         "function" => Contender::Peer(Peer::Function),
         "one-sided" => Contender::Peer(Peer::OneSided),
@@ -188,7 +191,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, lane-fabric-tcp, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
-             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
+             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, share, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
              farfield-in-flood, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, fio"
         ),
@@ -332,7 +335,7 @@ fn address(far: Far, name: &str, job: &Job<'_>) -> String {
 fn remote(peer: Peer, job: &Job<'_>) -> Result<Sample> {
     let name = job.workload.name;
     ensure!(
-        ["remote", "pages", "list", "shift", "plain", "log", "cuckoo"].contains(&name),
+        ["remote", "pages", "list", "shift", "plain", "log", "cuckoo"].contains(&name) || name.starts_with("share-"),
         "the workload {name} asks nobody for objects"
     );
     let tcp = |count: usize| (0..count).map(|_| server_at(Far::Tcp, "server", job)).collect::<Result<Vec<_>>>();
@@ -367,7 +370,8 @@ fn remote(peer: Peer, job: &Job<'_>) -> Result<Sample> {
         Peer::FabricLane(provider) => vec![Server::fabric(job, provider)?],
         Peer::MirrorLane => tcp(2)?,
         Peer::EcLane | Peer::DegradedEcLane => tcp(5)?,
-        Peer::Loopback | Peer::Grpc | Peer::Loop | Peer::Function | Peer::DiskLane | Peer::CompressedLane => vec![],
+        Peer::Loopback | Peer::Grpc | Peer::Share | Peer::Loop | Peer::Function => vec![],
+        Peer::DiskLane | Peer::CompressedLane => vec![],
     };
     let bytes = twice(job);
     let urls = servers.iter().map(|server| server.url.as_str()).collect::<Vec<_>>().join(",");
@@ -388,6 +392,7 @@ fn remote(peer: Peer, job: &Job<'_>) -> Result<Sample> {
         Peer::CompressedLane => format!("lz:?size={bytes}"),
         Peer::Loopback => "loopback:".to_owned(),
         Peer::Grpc => "grpc:".to_owned(),
+        Peer::Share => "share:".to_owned(),
         Peer::Loop => "loop:".to_owned(),
         Peer::Function => "function:".to_owned(),
     };

@@ -89,6 +89,9 @@ const WORKLOADS: &[Workload] = &[
     rust("marking", "collect", "collection"),
     rust("replace", "replace", "object"),
     rust("graph-store", "all", "edge"),
+    rust("share-deref", "access", "dereference"),
+    rust("share-read", "get", "get"),
+    rust("share-lock", "lock", "holding"),
 ];
 /// What sources in C include.
 const HEADERS: &[(&str, &str)] =

@@ -24,6 +24,7 @@ mod random;
 mod real;
 mod remote;
 mod served;
+mod shared;
 mod shuffle;
 #[cfg(feature = "sql")]
 mod sql;
@@ -107,6 +108,7 @@ struct Options {
     at_once: u64,
     /// Who keeps remote objects: loopback:, redis:HOST:PORT or tcp://HOST:PORT; for `pages` the URL of a pool;
     /// for `list`, `log` and `cuckoo` loopback:, client:URL, server:URL or auto:URL; for the first also grpc: or unbatched:URL, for the last two one-sided:URL;
+    /// for `share-deref`, `share-read` and `share-lock` share:, for the second also loopback:;
     /// for `shift` client:URL, server:URL or auto:URL; for `plain` loop: or function:.
     #[arg(long)]
     peer: Option<String>,
@@ -209,6 +211,12 @@ enum Workload {
     Replace,
     /// A store of a graph, filled, changed and asked.
     GraphStore,
+    /// Small objects behind owners of shared memory.
+    ShareDeref,
+    /// Objects of another node, read one at a time.
+    ShareRead,
+    /// A lock that three nodes take in turn.
+    ShareLock,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -318,6 +326,9 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Marking => collected::run_marking(options),
         Workload::Replace => collected::run_replace(options),
         Workload::GraphStore => graph_store::run(options),
+        Workload::ShareDeref => shared::run_deref(options),
+        Workload::ShareRead => shared::run_read(options),
+        Workload::ShareLock => shared::run_lock(options),
         Workload::CacheUniform => cache::run(options, cache::Trace::Uniform),
     }
 }

@@ -6,13 +6,17 @@
 #![allow(unsafe_code, reason = "objects lie in a mapping")]
 
 use crate::ShareError;
+use crate::message::ArenaAddress;
 use core::ffi::CStr;
 use farfield_core::dsm::{BlockHeader, Colour, LateFree, OwnerWord, Partition};
-use farfield_os::memfd::{self, Mapping, MappingAccess};
-use std::os::fd::AsFd;
+use farfield_os::memfd::{self, Mapping};
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const NAME: &CStr = c"farfield-share";
+/// Bytes before the first block. The first 16 of them are the arena's stamp.
+const START: u64 = 64;
 /// Bytes of a block before its object.
 const HEADER_BYTES: u64 = OwnerWord::ALIGN;
 /// Sizes of blocks: 32, 48, 64, 96, 128, … bytes.
@@ -34,7 +38,10 @@ const RESTING: u16 = 2;
 
 /// Blocks of one node.
 pub(crate) struct ShareArena {
+    /// Others of this machine can open it to read.
+    memory: OwnedFd,
     mapping: Mapping,
+    stamp: [u8; 16],
     partition: Partition,
     blocks: Mutex<ArenaBlocks>,
 }
@@ -60,14 +67,33 @@ fn block_bytes(class: usize) -> u64 {
     if class.is_multiple_of(2) { power } else { power + power / 2 }
 }
 
+/// Returns bytes that nobody can foretell.
+pub(crate) fn random_bytes() -> std::io::Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes))?;
+    Ok(bytes)
+}
+
 impl ShareArena {
     /// Reserves `bytes` bytes of address space for the objects of a partition. Memory is taken when
     /// objects need it.
     pub(crate) fn new(partition: Partition, bytes: u64) -> std::io::Result<ShareArena> {
-        let fd = memfd::create(NAME, bytes).map_err(std::io::Error::from)?;
-        let mapping = Mapping::new(fd.as_fd(), bytes, MappingAccess::ReadWrite).map_err(std::io::Error::from)?;
-        let blocks = ArenaBlocks { end: 0, free: [const { Vec::new() }; CLASSES], used_bytes: 0 };
-        Ok(ShareArena { mapping, partition, blocks: Mutex::new(blocks) })
+        let (memory, mapping) = memfd::create_published(NAME, bytes.max(START)).map_err(std::io::Error::from)?;
+        let stamp = random_bytes()?;
+        // SAFETY: new memory of at least so many bytes.
+        unsafe { core::ptr::copy_nonoverlapping(stamp.as_ptr(), mapping.as_ptr(), stamp.len()) };
+        let blocks = ArenaBlocks { end: START, free: [const { Vec::new() }; CLASSES], used_bytes: 0 };
+        Ok(ShareArena { memory, mapping, stamp, partition, blocks: Mutex::new(blocks) })
+    }
+
+    /// Returns where another process of this machine finds the memory.
+    pub(crate) fn published_address(&self) -> ArenaAddress {
+        ArenaAddress {
+            process: std::process::id(),
+            descriptor: self.memory.as_raw_fd(),
+            bytes: self.mapping.len() as u64,
+            stamp: self.stamp,
+        }
     }
 
     pub(crate) fn used_bytes(&self) -> u64 {
@@ -133,11 +159,17 @@ impl ShareArena {
     /// Appends the bytes of an object that nobody writes to. Returns whether the block can hold
     /// such an object.
     pub(crate) fn read(&self, word: OwnerWord, bytes: u64, into: &mut Vec<u8>) -> bool {
-        let read = self.with_object(word, bytes, |address| {
+        self.read_part(word, 0, bytes, into)
+    }
+
+    /// Appends so many bytes of such an object, from an offset on.
+    pub(crate) fn read_part(&self, word: OwnerWord, offset: u64, bytes: u64, into: &mut Vec<u8>) -> bool {
+        let read = self.with_object(word, offset.saturating_add(bytes), |address| {
             let start = into.len();
             into.resize(start + bytes as usize, 0);
-            // SAFETY: so many bytes of the block; all bytes of a file are initialised. Its owner lends
-            // the object to the one who reads, so nobody writes to it.
+            let address = address.wrapping_add(offset as usize);
+            // SAFETY: bytes of the block; all bytes of a file are initialised. Its owner lends the object
+            // to the one who reads, so nobody writes to it.
             unsafe { core::ptr::copy_nonoverlapping(address, into[start..].as_mut_ptr(), bytes as usize) };
         });
         read.is_some()

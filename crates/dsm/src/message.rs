@@ -32,6 +32,25 @@ pub(crate) struct Letter<'a> {
     pub(crate) message: ShareMessage<'a>,
 }
 
+/// Where a node can be reached.
+#[derive(Clone, Serialize, Deserialize, Debug)]
+pub(crate) struct NodeAddress {
+    /// URL at which it listens.
+    pub(crate) url: String,
+    /// Its memory, for nodes of the same machine.
+    pub(crate) arena: Option<ArenaAddress>,
+}
+
+/// Memory of a process that others can map.
+#[derive(Clone, Serialize, Deserialize, Debug)]
+pub(crate) struct ArenaAddress {
+    pub(crate) process: u32,
+    pub(crate) descriptor: i32,
+    pub(crate) bytes: u64,
+    /// The first bytes, by which it is known.
+    pub(crate) stamp: [u8; 16],
+}
+
 /// Place of code in the build, with a hash of its types.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub(crate) struct CodeRef {
@@ -43,17 +62,14 @@ pub(crate) struct CodeRef {
 
 #[derive(Clone, Serialize, Deserialize, Debug)]
 pub(crate) enum ShareMessage<'a> {
-    /// A started node is ready.
-    Hello {
-        /// Where it listens.
-        url: String,
-    },
-    /// Where all nodes listen, by number.
-    Peers { urls: Vec<String> },
+    /// A started node is ready, and can be reached there.
+    Hello { address: NodeAddress },
+    /// All nodes can be reached there, by number.
+    Peers { addresses: Vec<NodeAddress> },
     /// A node is gone.
     Lost { node: u16 },
-    /// The bytes of an object are wanted.
-    Fetch { word: u64, bytes: u64 },
+    /// So many bytes of an object are wanted, from an offset on.
+    Fetch { word: u64, offset: u64, bytes: u64 },
     /// An object has no owner any more: it is dropped, if it has a destructor, and its block is
     /// free.
     Free { word: u64, destructor: Option<CodeRef> },
@@ -80,7 +96,7 @@ pub(crate) enum ShareMessage<'a> {
     /// An atomic number is read or changed.
     Atomic { word: u64, step: AtomicStep },
     /// An object has more or fewer handles.
-    Share { word: u64, more: i64, destructor: Option<CodeRef> },
+    Share { word: u64, more: i64 },
     /// A value is for a channel.
     Send {
         word: u64,

@@ -6,6 +6,8 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct NodeStats {
+    /// Messages that this node has sent and that were answered.
+    pub messages: u64,
     /// Messages that asked another node for an object.
     pub fetches: u64,
     /// Messages that told another node to free objects.
@@ -14,7 +16,7 @@ pub struct NodeStats {
     pub spawns: u64,
     /// Messages that sent the result of a task to another node.
     pub results: u64,
-    /// Bytes of these messages and of their answers, without the headers of the transport.
+    /// Bytes of the messages and of their answers, without the headers of the transport.
     pub message_bytes: u64,
     /// Objects that came here because they were borrowed mutably.
     pub moved_objects: u64,
@@ -30,6 +32,7 @@ pub struct NodeStats {
 
 #[derive(Default)]
 pub(crate) struct Counters {
+    pub(crate) messages: AtomicU64,
     pub(crate) fetches: AtomicU64,
     pub(crate) frees: AtomicU64,
     pub(crate) spawns: AtomicU64,
@@ -44,6 +47,7 @@ impl Counters {
     pub(crate) fn stats(&self, object_bytes: u64, copy_bytes: u64) -> NodeStats {
         let of = |counter: &AtomicU64| counter.load(Relaxed);
         NodeStats {
+            messages: of(&self.messages),
             fetches: of(&self.fetches),
             frees: of(&self.frees),
             spawns: of(&self.spawns),

@@ -4,7 +4,8 @@
 //! A started process reads its invitation from its standard input and goes on reading: the end of
 //! the input is the end of the first process, whatever it died of.
 
-use crate::message::ShareMessage;
+use crate::arena::random_bytes;
+use crate::message::{NodeAddress, ShareMessage};
 use crate::node::{NodeBuilder, Running, ShareNode, take_partitions};
 use crate::{NodeId, NodeStartError};
 use serde::{Deserialize, Serialize};
@@ -34,8 +35,8 @@ pub(crate) struct Invitation {
     first_partition: u16,
     token: String,
     build: u128,
-    /// Where the first node listens.
-    url: String,
+    /// Where the first node is reached.
+    first: NodeAddress,
 }
 
 /// Returns the invitation of this process, if it was started as a node.
@@ -63,7 +64,7 @@ fn build() -> Result<u128, NodeStartError> {
 
 /// Serves tasks until the first process ends, and ends this one.
 pub(crate) fn serve<R>(config: &NodeBuilder, invitation: Invitation) -> Result<R, NodeStartError> {
-    let Invitation { node, nodes, first_partition, token, build: wanted, url } = invitation;
+    let Invitation { node, nodes, first_partition, token, build: wanted, first } = invitation;
     let found = build()?;
     let config = NodeBuilder { nodes, ..config.clone() };
     let running = Running::start(NodeId(node), first_partition, &config, found, &token)?;
@@ -71,8 +72,8 @@ pub(crate) fn serve<R>(config: &NodeBuilder, invitation: Invitation) -> Result<R
     if found != wanted {
         return Err(of_node("runs another build of the program".into()));
     }
-    running.node.peers.introduce(NodeId(0), url);
-    let hello = ShareMessage::Hello { url: running.server.endpoints()[0].clone() };
+    running.node.peers.introduce(NodeId(0), first);
+    let hello = ShareMessage::Hello { address: running.address() };
     running
         .node
         .peers
@@ -102,10 +103,7 @@ fn wait_for(child: &Mutex<Child>) -> Option<std::process::ExitStatus> {
 
 /// Starts all nodes, and returns when they know each other.
 pub(crate) fn start(config: &NodeBuilder) -> Result<Members, NodeStartError> {
-    let mut secret = [0; 16];
-    std::fs::File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut secret))
-        .map_err(NodeStartError::os("read random bytes"))?;
+    let secret = random_bytes().map_err(NodeStartError::os("read random bytes"))?;
     let token = secret.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
@@ -113,11 +111,17 @@ pub(crate) fn start(config: &NodeBuilder) -> Result<Members, NodeStartError> {
     let build = build()?;
     let first_partition = take_partitions(config.nodes)?;
     let running = Running::start(NodeId(0), first_partition, config, build, &token)?;
-    let url = running.server.endpoints()[0].clone();
+    let first = running.address();
     let mut members = Members { running, started: Vec::new() };
     for node in 1..config.nodes {
-        let invitation =
-            Invitation { node, nodes: config.nodes, first_partition, token: token.clone(), build, url: url.clone() };
+        let invitation = Invitation {
+            node,
+            nodes: config.nodes,
+            first_partition,
+            token: token.clone(),
+            build,
+            first: first.clone(),
+        };
         members.started.push(Started::new(NodeId(node), &invitation)?);
     }
     members.wait_until_ready()?;
@@ -168,7 +172,7 @@ impl Members {
     fn wait_until_ready(&self) -> Result<(), NodeStartError> {
         let node = self.node();
         let until = Instant::now() + READY_WITHIN;
-        let urls = loop {
+        let addresses = loop {
             for started in &self.started {
                 if let Some(status) = wait_for(&started.child) {
                     return Err(NodeStartError::Node {
@@ -178,7 +182,7 @@ impl Members {
                 }
             }
             match node.peers.all(LOOK_EVERY) {
-                Ok(urls) => break urls,
+                Ok(addresses) => break addresses,
                 Err(missing) if Instant::now() > until => {
                     let problem = format!("is not ready after {} s", READY_WITHIN.as_secs());
                     return Err(NodeStartError::Node { node: missing, problem });
@@ -187,7 +191,7 @@ impl Members {
             }
         };
         for started in &self.started {
-            let message = ShareMessage::Peers { urls: urls.clone() };
+            let message = ShareMessage::Peers { addresses: addresses.clone() };
             let told = node.peers.tell(node, started.id, message);
             told.map_err(|unanswered| NodeStartError::Node {
                 node: started.id,

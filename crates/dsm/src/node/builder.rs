@@ -3,6 +3,7 @@
 use super::{Door, FIRST_PARTITION, Here, OF_PROCESS, Peers, ShareNode, within};
 use crate::NodeStartError;
 use crate::member::solo;
+use crate::message::NodeAddress;
 use core::sync::atomic::{AtomicBool, Ordering};
 use farfield_core::dsm::Partition;
 use farfield_server::{Config, ListenUrl, Server, TenantConfig, Tenants};
@@ -19,6 +20,7 @@ pub struct NodeBuilder {
     pub(crate) nodes: u16,
     pub(crate) near_bytes: u64,
     pub(crate) workers: usize,
+    pub(crate) reads_in_place: bool,
 }
 
 impl Default for NodeBuilder {
@@ -31,7 +33,7 @@ impl NodeBuilder {
     /// Creates a configuration of one node with 256 MiB of near memory and a worker for each core.
     pub fn new() -> NodeBuilder {
         let workers = std::thread::available_parallelism().map_or(1, usize::from);
-        NodeBuilder { nodes: 1, near_bytes: 256 << 20, workers }
+        NodeBuilder { nodes: 1, near_bytes: 256 << 20, workers, reads_in_place: true }
     }
 
     /// Sets the number of nodes. The process that calls [`run`] is the first; it starts the others.
@@ -50,6 +52,13 @@ impl NodeBuilder {
     /// count.
     pub fn workers(mut self, workers: usize) -> NodeBuilder {
         self.workers = workers;
+        self
+    }
+
+    /// Sets whether objects of nodes on the same machine are read where they are (the default), or are
+    /// copied as those of other machines are.
+    pub fn read_in_place(mut self, is_in_place: bool) -> NodeBuilder {
+        self.reads_in_place = is_in_place;
         self
     }
 
@@ -151,10 +160,15 @@ impl Running {
         })?;
         let node = ShareNode::new(id, first_partition, config, Peers::new(config.nodes, build, token.to_owned()))
             .map_err(NodeStartError::os("reserve shared memory"))?;
-        node.peers.introduce(id, server.endpoints()[0].clone());
+        node.peers.introduce(id, node.address_at(server.endpoints()[0].clone()));
         door.open(Arc::downgrade(&node));
         FIRST_PARTITION.store(first_partition, Ordering::Relaxed);
         *OF_PROCESS.write().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&node);
         Ok(Running { node, server })
+    }
+
+    /// Returns where others reach the node.
+    pub(crate) fn address(&self) -> NodeAddress {
+        self.node.address_at(self.server.endpoints()[0].clone())
     }
 }

@@ -52,7 +52,7 @@ impl ShareNode {
             is_ended: false,
         };
         self.channels.lock().insert(word, channel);
-        self.begin_count(word);
+        self.begin_count(word, None);
     }
 
     /// Puts a value into a channel of this node, or hands it to who waits for one. Returns `None` if the

@@ -43,19 +43,21 @@ impl ShareNode {
     ) -> Option<ShareReply<'b>> {
         let sender = NodeId(letter.sender);
         match letter.message {
-            ShareMessage::Hello { url } => self.peers.introduce(sender, url).then_some(ShareReply::Done),
-            ShareMessage::Peers { urls } => self.peers.introduce_all(urls).then_some(ShareReply::Done),
+            ShareMessage::Hello { address } => self.peers.introduce(sender, address).then_some(ShareReply::Done),
+            ShareMessage::Peers { addresses } => self.peers.introduce_all(addresses).then_some(ShareReply::Done),
             ShareMessage::Lost { node } => {
                 self.lose(NodeId(node));
                 Some(ShareReply::Done)
             }
-            ShareMessage::Fetch { word, bytes: size } => match self.read_for(OwnerWord::from_bits(word)?, size) {
-                Some(contents) => {
-                    *bytes = contents;
-                    Some(ShareReply::Bytes(bytes))
+            ShareMessage::Fetch { word, offset, bytes: size } => {
+                match self.read_for(OwnerWord::from_bits(word)?, offset, size) {
+                    Some(contents) => {
+                        *bytes = contents;
+                        Some(ShareReply::Bytes(bytes))
+                    }
+                    None => Some(ShareReply::Stale),
                 }
-                None => Some(ShareReply::Stale),
-            },
+            }
             ShareMessage::Free { word, destructor } => {
                 let word = OwnerWord::from_bits(word)?;
                 let destructor = match destructor {
@@ -111,7 +113,8 @@ mod tests {
     fn letters_of_nonsense_are_refused_and_change_nothing() {
         let (node, door) = door();
         let mut random = fastrand::Rng::with_seed(5);
-        let letter = Letter { sender: 1, build: BUILD, message: ShareMessage::Fetch { word: 1 << 20, bytes: 5 } };
+        let letter =
+            Letter { sender: 1, build: BUILD, message: ShareMessage::Fetch { word: 1 << 20, offset: 0, bytes: 5 } };
         let letter = postcard::to_allocvec(&letter).unwrap();
         for _ in 0..20_000 {
             let mut bytes = letter.clone();
@@ -138,15 +141,16 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let word = node.store(&[9; 100]).unwrap().bits();
-        let other = ask(&door, BUILD + 1, ShareMessage::Fetch { word, bytes: 100 }).unwrap();
+        let other = ask(&door, BUILD + 1, ShareMessage::Fetch { word, offset: 0, bytes: 100 }).unwrap();
         assert!(matches!(postcard::from_bytes(&other), Ok(ShareReply::OtherBuild)));
-        assert_eq!(reply(&ask(&door, BUILD, ShareMessage::Fetch { word, bytes: 100 })), Some(vec![9; 100]));
+        assert_eq!(reply(&ask(&door, BUILD, ShareMessage::Fetch { word, offset: 0, bytes: 100 })), Some(vec![9; 100]));
         let mut random = fastrand::Rng::with_seed(6);
         for _ in 0..20_000 {
             // Offsets within the arena and beyond, sizes up to the whole.
             let bits = [random.u8(1..37), random.u8(1..40)];
             let [word, bytes] = bits.map(|bits| 1 + random.u64(..1 << bits));
-            let answer = ask(&door, BUILD, ShareMessage::Fetch { word, bytes });
+            let answer =
+                ask(&door, BUILD, ShareMessage::Fetch { word, offset: random.u64(..1 << 20) % (bytes * 2), bytes });
             if answer.is_ok() {
                 assert!(reply(&answer).is_none_or(|found| found.len() as u64 == bytes));
             }

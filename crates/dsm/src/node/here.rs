@@ -78,7 +78,10 @@ impl<'n> Here<'n> {
     pub(crate) fn reading(&self, word: OwnerWord, bytes: usize) -> Result<*const u8, ShareError> {
         match self.address(word) {
             Some(address) => Ok(address),
-            None => self.copy_of(word, bytes),
+            None => match self.node.in_place(word) {
+                Some(address) => Ok(address),
+                None => self.copy_of(word, bytes),
+            },
         }
     }
 
@@ -86,6 +89,9 @@ impl<'n> Here<'n> {
     fn copy_of(&self, word: OwnerWord, bytes: usize) -> Result<*const u8, ShareError> {
         if let Some(copy) = self.copies.borrow().get(&word) {
             return Ok(copy.address());
+        }
+        if let Some(address) = self.node.map_in_place(word) {
+            return Ok(address);
         }
         let copy = self.node.copy_of(word, bytes)?;
         let address = copy.address();

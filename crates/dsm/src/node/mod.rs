@@ -1,6 +1,7 @@
 //! A node: a process that keeps a part of shared memory, and runs tasks.
 #![allow(unsafe_code, reason = "objects are borrowed and dropped")]
 
+mod arenas;
 mod builder;
 mod channels;
 mod door;
@@ -16,10 +17,11 @@ mod waits;
 use crate::ShareError;
 use crate::arena::ShareArena;
 use crate::copies::{CopyCache, ObjectCopy};
-use crate::message::VALUE_BYTES_MAX;
+use crate::message::NodeAddress;
 use crate::stats::{Counters, NodeStats, count};
 use crate::task::code::ShippedCode;
 use crate::task::{OpenJoins, Workers};
+use arenas::PeerArenas;
 pub use builder::{NodeBuilder, run};
 pub(crate) use builder::{Running, take_partitions};
 use channels::HomeChannels;
@@ -132,6 +134,8 @@ pub(crate) struct ShareNode {
     near_bytes: u64,
     arena: ShareArena,
     copies: CopyCache,
+    arenas: PeerArenas,
+    reads_in_place: bool,
     pub(crate) peers: Peers,
     joins: OpenJoins,
     pub(crate) workers: Workers,
@@ -167,6 +171,8 @@ impl ShareNode {
             near_bytes: config.near_bytes,
             arena,
             copies: CopyCache::default(),
+            arenas: PeerArenas::new(peers.count()),
+            reads_in_place: config.reads_in_place,
             peers,
             joins: OpenJoins::default(),
             workers: Workers::new(config.workers),
@@ -187,6 +193,11 @@ impl ShareNode {
     /// Returns the node as others hold it; `None` while it ends.
     pub(crate) fn shared(&self) -> Option<Arc<ShareNode>> {
         self.this.upgrade()
+    }
+
+    /// Returns where others reach this node, which listens at this URL.
+    pub(crate) fn address_at(&self, url: String) -> NodeAddress {
+        NodeAddress { url, arena: Some(self.arena.published_address()) }
     }
 
     fn tag(&self) -> u64 {
@@ -211,6 +222,7 @@ impl ShareNode {
     /// Ends what waits for other nodes.
     pub(crate) fn lose(&self, node: NodeId) {
         self.peers.lose(node);
+        self.arenas.lose(node);
         self.joins.lose(node);
         self.waits.lose(node);
         self.lose_locks(node.0);
@@ -233,9 +245,6 @@ impl ShareNode {
 
     /// Takes a block for a new object, and copies of others out of its way.
     fn take(&self, bytes: u64) -> Result<OwnerWord, ShareError> {
-        if bytes > VALUE_BYTES_MAX as u64 {
-            return Err(ShareError::TooLarge { bytes, limit_bytes: VALUE_BYTES_MAX as u64 });
-        }
         let word = self.arena.take(bytes, self.near_bytes)?;
         self.copies.shrink(self.near_bytes.saturating_sub(self.arena.used_bytes()));
         Ok(word)
@@ -278,7 +287,12 @@ impl ShareNode {
     /// Returns the bytes of an object, wherever it is.
     pub(crate) fn contents(&self, word: OwnerWord, bytes: usize) -> Result<Vec<u8>, ShareError> {
         if !self.is_here(word) {
-            return self.fetch(word, bytes);
+            let in_place = self.in_place(word).or_else(|| self.map_in_place(word));
+            return match in_place {
+                // SAFETY: the object lies there, and its owner is borrowed, so nobody writes to it.
+                Some(address) => Ok(unsafe { core::slice::from_raw_parts(address, bytes) }.to_vec()),
+                None => self.fetch(word, bytes),
+            };
         }
         let mut contents = Vec::with_capacity(bytes);
         match self.arena.read(word, bytes as u64, &mut contents) {
@@ -344,8 +358,8 @@ impl ShareNode {
     }
 
     /// Reads an object for another node.
-    pub(crate) fn read_for(&self, word: OwnerWord, bytes: u64) -> Option<Vec<u8>> {
+    pub(crate) fn read_for(&self, word: OwnerWord, offset: u64, bytes: u64) -> Option<Vec<u8>> {
         let mut contents = Vec::new();
-        self.arena.read(word, bytes, &mut contents).then_some(contents)
+        self.arena.read_part(word, offset, bytes, &mut contents).then_some(contents)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{NodeId, ShareNode, WITHIN};
 use crate::ShareError;
-use crate::message::{self, Letter, ShareMessage, ShareReply};
+use crate::message::{self, ArenaAddress, Letter, NodeAddress, ShareMessage, ShareReply, VALUE_BYTES_MAX};
 use crate::stats::count;
 use core::sync::atomic::{AtomicBool, Ordering};
 use farfield_core::dsm::OwnerWord;
@@ -17,7 +17,7 @@ pub(crate) struct Peers {
     token: String,
     peers: Box<[PeerNode]>,
     introduced: Condvar,
-    urls: Mutex<Vec<Option<String>>>,
+    addresses: Mutex<Vec<Option<NodeAddress>>>,
     /// Number of nodes that are gone.
     lost: Mutex<u16>,
     node_lost: Condvar,
@@ -55,9 +55,9 @@ impl Peers {
     /// So many nodes of this build, which know each other by this token.
     pub(crate) fn new(count: u16, build: u128, token: String) -> Peers {
         let peers = (0..count).map(|_| PeerNode::default()).collect();
-        let urls = Mutex::new(vec![None; usize::from(count)]);
+        let addresses = Mutex::new(vec![None; usize::from(count)]);
         let (introduced, node_lost) = (Condvar::new(), Condvar::new());
-        Peers { build, token, peers, introduced, urls, lost: Mutex::new(0), node_lost }
+        Peers { build, token, peers, introduced, addresses, lost: Mutex::new(0), node_lost }
     }
 
     pub(crate) fn build(&self) -> u128 {
@@ -69,20 +69,20 @@ impl Peers {
     }
 
     /// Records where a node listens. Returns whether there is such a node.
-    pub(crate) fn introduce(&self, node: NodeId, url: String) -> bool {
-        let mut urls = lock(&self.urls);
-        let Some(known) = urls.get_mut(usize::from(node.0)) else { return false };
-        *known = Some(url);
+    pub(crate) fn introduce(&self, node: NodeId, address: NodeAddress) -> bool {
+        let mut addresses = lock(&self.addresses);
+        let Some(known) = addresses.get_mut(usize::from(node.0)) else { return false };
+        *known = Some(address);
         self.introduced.notify_all();
         true
     }
 
     /// Records where all nodes listen.
-    pub(crate) fn introduce_all(&self, all: Vec<String>) -> bool {
-        let mut urls = lock(&self.urls);
-        let is_all = all.len() == urls.len();
+    pub(crate) fn introduce_all(&self, all: Vec<NodeAddress>) -> bool {
+        let mut addresses = lock(&self.addresses);
+        let is_all = all.len() == addresses.len();
         if is_all {
-            *urls = all.into_iter().map(Some).collect();
+            *addresses = all.into_iter().map(Some).collect();
             self.introduced.notify_all();
         }
         is_all
@@ -90,18 +90,18 @@ impl Peers {
 
     /// Waits until it is known where every node listens, and returns that. Returns the number of
     /// the first one that is missing after this time.
-    pub(crate) fn all(&self, within: Duration) -> Result<Vec<String>, NodeId> {
+    pub(crate) fn all(&self, within: Duration) -> Result<Vec<NodeAddress>, NodeId> {
         let until = Instant::now() + within;
-        let mut urls = lock(&self.urls);
+        let mut addresses = lock(&self.addresses);
         loop {
-            let Some(missing) = urls.iter().position(Option::is_none) else {
-                return Ok(urls.iter().flatten().cloned().collect());
+            let Some(missing) = addresses.iter().position(Option::is_none) else {
+                return Ok(addresses.iter().flatten().cloned().collect());
             };
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(NodeId(u16::try_from(missing).unwrap_or(u16::MAX)));
             }
-            urls = self.introduced.wait_timeout(urls, left).unwrap_or_else(PoisonError::into_inner).0;
+            addresses = self.introduced.wait_timeout(addresses, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -113,6 +113,17 @@ impl Peers {
             *lock(&self.lost) += 1;
             self.node_lost.notify_all();
         }
+    }
+
+    /// Returns where the memory of a node is that lives on this machine.
+    pub(crate) fn arena_of(&self, node: NodeId) -> Option<ArenaAddress> {
+        self.peer(node).ok()?;
+        lock(&self.addresses).get(usize::from(node.0))?.as_ref()?.arena.clone()
+    }
+
+    /// Returns whether a node is gone.
+    pub(crate) fn is_lost(&self, node: NodeId) -> bool {
+        matches!(self.peer(node), Err(ShareError::NodeLost { .. }))
     }
 
     fn peer(&self, node: NodeId) -> Result<&PeerNode, ShareError> {
@@ -145,7 +156,8 @@ impl Peers {
         let opened = {
             let mut backend = lock(&peer.backend);
             if backend.is_none() {
-                let url = lock(&self.urls)[usize::from(node.0)].clone().ok_or(ShareError::UnknownNode { node })?;
+                let address = lock(&self.addresses)[usize::from(node.0)].clone();
+                let url = address.ok_or(ShareError::UnknownNode { node })?.url;
                 let builder = PoolBuilder::new().url(url).token(self.token.clone()).client_name("share").pages(1);
                 *backend = builder.deadline(WITHIN).open().ok();
             }
@@ -188,6 +200,7 @@ impl Peers {
             // The channel is of no use any more.
             _ => return Err(Unanswered { error: self.unreachable(to, started), may_have_arrived }),
         };
+        count(&from.counters.messages, 1);
         count(&from.counters.message_bytes, sent + answer.len() as u64);
         if let Ok(peer) = self.peer(to) {
             lock(&peer.channels).push(channel);
@@ -211,11 +224,22 @@ impl Peers {
         word: OwnerWord,
         bytes: usize,
     ) -> Result<Vec<u8>, ShareError> {
-        let message = ShareMessage::Fetch { word: word.bits(), bytes: bytes as u64 };
-        let answer = self.ask(from, to, message, |reply| match reply {
-            ShareReply::Bytes(bytes) => Some(bytes.to_vec()),
-            _ => None,
-        });
-        answer.map_err(|unanswered| unanswered.error)
+        let mut found = Vec::with_capacity(bytes);
+        // Nobody writes to it meanwhile, so large objects come in pieces.
+        loop {
+            let piece = (bytes - found.len()).min(VALUE_BYTES_MAX);
+            let message = ShareMessage::Fetch { word: word.bits(), offset: found.len() as u64, bytes: piece as u64 };
+            let answer = self.ask(from, to, message, |reply| match reply {
+                ShareReply::Bytes(bytes) if bytes.len() == piece => {
+                    found.extend_from_slice(bytes);
+                    Some(())
+                }
+                _ => None,
+            });
+            answer.map_err(|unanswered| unanswered.error)?;
+            if found.len() == bytes {
+                return Ok(found);
+            }
+        }
     }
 }

@@ -4,7 +4,6 @@
 
 use super::{NodeId, ShareNode};
 use crate::message::{ShareMessage, ShareReply};
-use crate::task::code::ShippedCode;
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use farfield_core::dsm::{HomeTicket, OwnerWord};
 use serde::{Deserialize, Serialize};
@@ -65,16 +64,10 @@ impl ShareNode {
                 });
                 made.map_or(ShareReply::Stale, ShareReply::Number)
             }
-            ShareMessage::Share { word, more, destructor } => {
-                let destructor = match destructor {
-                    Some(reference) => Some(ShippedCode::find(reference)?),
-                    None => None,
-                };
-                match self.count_handles(OwnerWord::from_bits(word)?, more, destructor) {
-                    true => ShareReply::Done,
-                    false => ShareReply::Stale,
-                }
-            }
+            ShareMessage::Share { word, more } => match self.count_handles(OwnerWord::from_bits(word)?, more) {
+                true => ShareReply::Done,
+                false => ShareReply::Stale,
+            },
             ShareMessage::Send { word, ticket: number, may_wait, value } => {
                 said(self.send_value(OwnerWord::from_bits(word)?, ticket(number), &value, may_wait))
             }

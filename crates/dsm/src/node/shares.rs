@@ -23,7 +23,13 @@ const GRANT_MAX: u64 = 1 << 10;
 
 /// Handles of objects at this node, over all nodes.
 #[derive(Default)]
-pub(super) struct HomeCounts(Mutex<HashMap<OwnerWord, i64>>);
+pub(super) struct HomeCounts(Mutex<HashMap<OwnerWord, HandleCount>>);
+
+struct HandleCount {
+    handles: i64,
+    /// Destructor of the object.
+    destructor: Option<ShippedCode>,
+}
 
 /// Handles of other nodes' objects that this node may still make.
 #[derive(Default)]
@@ -47,7 +53,6 @@ struct SpareHandles {
     /// Handles that were asked for last.
     granted: u64,
     is_used: bool,
-    destructor: Option<ShippedCode>,
 }
 
 impl SparePool {
@@ -57,7 +62,7 @@ impl SparePool {
 }
 
 impl HomeCounts {
-    fn lock(&self) -> MutexGuard<'_, HashMap<OwnerWord, i64>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<OwnerWord, HandleCount>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -71,17 +76,18 @@ impl Drop for SpareShares {
 
 impl ShareNode {
     /// Begins to count the handles of a new object of this node: there is one.
-    pub(crate) fn begin_count(&self, word: OwnerWord) {
-        self.counts.lock().insert(word, 1);
+    pub(crate) fn begin_count(&self, word: OwnerWord, destructor: Option<ShippedCode>) {
+        self.counts.lock().insert(word, HandleCount { handles: 1, destructor });
     }
 
     /// Counts more or fewer handles of an object of this node. Returns whether it is counted. Without
     /// handles the object is dropped.
-    pub(super) fn count_handles(&self, word: OwnerWord, more: i64, destructor: Option<ShippedCode>) -> bool {
+    pub(super) fn count_handles(&self, word: OwnerWord, more: i64) -> bool {
         let mut counts = self.counts.lock();
         let Some(count) = counts.get_mut(&word) else { return false };
-        *count += more;
-        if *count <= 0 {
+        count.handles += more;
+        if count.handles <= 0 {
+            let destructor = count.destructor;
             counts.remove(&word);
             drop(counts);
             if !self.end_senders(word) {
@@ -96,7 +102,7 @@ impl ShareNode {
     pub(crate) fn share(&self, word: OwnerWord) -> Result<(), Unanswered> {
         let home = self.home_of(word);
         if home == self.id {
-            let is_counted = self.count_handles(word, 1, None);
+            let is_counted = self.count_handles(word, 1);
             return if is_counted { Ok(()) } else { Err(ShareError::Stale { node: home }.into()) };
         }
         let more = {
@@ -111,33 +117,27 @@ impl ShareNode {
                 None => 1,
             }
         };
-        let message = ShareMessage::Share { word: word.bits(), more: more.cast_signed(), destructor: None };
+        let message = ShareMessage::Share { word: word.bits(), more: more.cast_signed() };
         self.peers.tell(self, home, message)?;
-        self.keep_spare(word, more - 1, Some(more), None);
+        self.keep_spare(word, more - 1, Some(more));
         Ok(())
     }
 
     /// Drops a handle. Never waits for another node.
-    pub(crate) fn unshare(&self, word: OwnerWord, destructor: Option<ShippedCode>) {
+    pub(crate) fn unshare(&self, word: OwnerWord) {
         if self.home_of(word) == self.id {
-            self.count_handles(word, -1, destructor);
+            self.count_handles(word, -1);
         } else {
-            self.keep_spare(word, 1, None, destructor);
+            self.keep_spare(word, 1, None);
         }
     }
 
-    fn keep_spare(&self, word: OwnerWord, handles: u64, granted: Option<u64>, destructor: Option<ShippedCode>) {
+    fn keep_spare(&self, word: OwnerWord, handles: u64, granted: Option<u64>) {
         let mut table = self.spares.0.lock();
-        let spare = table.by_word.entry(word).or_insert(SpareHandles {
-            handles: 0,
-            granted: 1,
-            is_used: true,
-            destructor: None,
-        });
+        let spare = table.by_word.entry(word).or_insert(SpareHandles { handles: 0, granted: 1, is_used: true });
         spare.handles += handles;
         spare.granted = granted.unwrap_or(spare.granted);
         spare.is_used = true;
-        spare.destructor = spare.destructor.or(destructor);
         if !table.has_thread {
             let (pool, node) = (self.spares.0.clone(), self.this.clone());
             let thread = std::thread::Builder::new().name("share-counts".into());
@@ -163,10 +163,9 @@ fn give_back(pool: &SparePool, node: &Weak<ShareNode>) {
         let Some(node) = node.upgrade() else { return };
         for (word, spare) in idle {
             if spare.handles > 0 {
-                let destructor = spare.destructor.map(ShippedCode::reference);
                 let more = -spare.handles.cast_signed();
                 // Said twice, it would free what others use.
-                node.outbox.tell_once(node.home_of(word), ShareMessage::Share { word: word.bits(), more, destructor });
+                node.outbox.tell_once(node.home_of(word), ShareMessage::Share { word: word.bits(), more });
             }
         }
     }

@@ -34,7 +34,7 @@ impl<T: Far> DArc<T> {
     /// Stores a value at this node. Errors are those of [`Here::alloc`].
     pub fn new(here: &Here<'_>, value: T) -> Result<DArc<T>, ShareError> {
         let word = here.alloc(value)?.into_word();
-        here.node().begin_count(word);
+        here.node().begin_count(word, ShippedCode::of_destructor::<T>());
         Ok(DArc { word, object: PhantomData })
     }
 
@@ -61,6 +61,6 @@ impl<T: Far> DArc<T> {
 
 impl<T: Far> Drop for DArc<T> {
     fn drop(&mut self) {
-        node::with_current(|node| node.unshare(self.word, ShippedCode::of_destructor::<T>()));
+        node::with_current(|node| node.unshare(self.word));
     }
 }

@@ -136,7 +136,7 @@ impl<T: Far> Sender<T> {
 
 impl<T: Far> Drop for Sender<T> {
     fn drop(&mut self) {
-        node::with_current(|node| node.unshare(self.word, None));
+        node::with_current(|node| node.unshare(self.word));
     }
 }
 

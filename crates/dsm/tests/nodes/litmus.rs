@@ -192,7 +192,7 @@ fn run_program(here: &Here<'_>, program: &Program, rotation: u16) -> Result<Vec<
 }
 
 fn litmus_programs_see_some_interleaving(here: &Here<'_>) -> Checked {
-    let repeats = if is_deep() { 200 } else { 2 };
+    let repeats = if is_deep() { 60 } else { 1 };
     let mut seen_of = 0;
     for (name, threads) in NAMED {
         let (program, mut all) = (program(threads), BTreeSet::new());

@@ -11,6 +11,7 @@ mod sync;
 use farfield_dsm::{DBox, NodeBuilder};
 use std::iter::repeat;
 use std::time::Instant;
+use support::is_deep;
 
 fn main() {
     assert_eq!(size_of::<Option<DBox<[u8; 500]>>>(), 8);
@@ -23,10 +24,21 @@ fn main() {
         if !name.contains(&wanted) {
             continue;
         }
-        let config = NodeBuilder::new().nodes(*nodes).near(support::NEAR_BYTES).workers(workers);
-        farfield_dsm::run(&config, test).expect("the nodes start").unwrap_or_else(|error| panic!("{name}: {error}"));
-        println!("test {name} ({nodes} nodes) ... ok");
-        passed += 1;
+        // Copies come by messages, or objects are read in place: the deep tier tries both.
+        let modes = [
+            (false, true),
+            (true, *nodes > 1 && !support::COPIES_ONLY.contains(name) && (is_deep() || name.contains("random"))),
+        ];
+        for (is_in_place, _) in modes.iter().filter(|(_, is_run)| *is_run) {
+            let config = NodeBuilder::new().nodes(*nodes).near(support::NEAR_BYTES).workers(workers);
+            let config = config.read_in_place(*is_in_place);
+            let begun = Instant::now();
+            let ended = farfield_dsm::run(&config, test).expect("the nodes start");
+            ended.unwrap_or_else(|error| panic!("{name}: {error}"));
+            let mode = if *is_in_place { ", in place" } else { "" };
+            println!("test {name} ({nodes} nodes{mode}) ... ok in {:.2}s", begun.elapsed().as_secs_f64());
+            passed += 1;
+        }
     }
     if wanted.is_empty() {
         owners::owners_that_outlive_their_program_lead_to_nothing();

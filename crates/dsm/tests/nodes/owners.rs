@@ -19,6 +19,7 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("random_steps_of_five_nodes_are_those_of_plain_boxes", 5, random_steps_are_those_of_plain_boxes),
     ("a_panic_is_an_error_of_its_task", 2, a_panic_is_an_error_of_its_task),
     ("what_does_not_fit_is_refused_and_nothing_is_lost", 2, what_does_not_fit_is_refused_and_nothing_is_lost),
+    ("large_objects_are_read_and_moved", 2, large_objects_are_read_and_moved),
     ("tasks_that_wait_lend_their_places", 2, tasks_that_wait_lend_their_places),
     ("copies_make_room", 2, copies_make_room),
     ("a_scope_that_reads_too_much_is_told", 2, a_scope_that_reads_too_much_is_told),
@@ -246,10 +247,28 @@ fn a_panic_is_an_error_of_its_task(here: &Here<'_>) -> Checked {
     all_is_free(here)
 }
 
+fn large_objects_are_read_and_moved(here: &Here<'_>) -> Checked {
+    const WORDS: usize = 40_000;
+    let mut large = here.alloc(std::array::from_fn::<u64, WORDS, _>(|at| at as u64))?;
+    for round in 1..4u64 {
+        let (read, back) = at(here, NodeId(1), (large, round), |here, (mut large, round)| {
+            let check = large.get(here).map(|all| (0..).zip(all).all(|(at, word)| *word == at * round));
+            let written =
+                large.get_mut(here).map(|mut all| (0..).zip(all.iter_mut()).for_each(|(at, word)| *word += at));
+            (written.and(check), large)
+        })?;
+        assert_eq!((read, back.home()), (Ok(true), NodeId(1)));
+        large = back;
+        // And home again.
+        assert_eq!(large.get(here)?[WORDS - 1], (WORDS as u64 - 1) * (round + 1));
+        large.get_mut(here)?;
+        assert_eq!((large.home(), large.get(here)?[WORDS / 2]), (here.id(), WORDS as u64 / 2 * (round + 1)));
+    }
+    drop(large);
+    all_is_free(here)
+}
+
 fn what_does_not_fit_is_refused_and_nothing_is_lost(here: &Here<'_>) -> Checked {
-    let inner = here.alloc(1u64)?;
-    let refused = here.alloc((inner, [0u8; 65_500]));
-    assert!(matches!(refused, Err(ShareError::TooLarge { .. })), "{refused:?}");
     let inner = here.alloc(1u64)?;
     let refused = here.spawn_to(NodeId(1), (inner, [0u8; 66_000]), |_, (inner, _)| inner.home());
     assert!(matches!(refused, Err(ShareError::TooLarge { .. })));
@@ -268,6 +287,9 @@ fn what_does_not_fit_is_refused_and_nothing_is_lost(here: &Here<'_>) -> Checked 
         }
     };
     assert_eq!(error, ShareError::Full { bytes: 8000, limit_bytes: NEAR_BYTES });
+    let inner = at(here, NodeId(1), (), |here, ()| here.alloc(1u64))??;
+    let refused = here.alloc((inner, [0u64; 1000]));
+    assert!(matches!(refused, Err(ShareError::Full { .. })), "{refused:?}");
     // A writer that has no room for an object leaves it where it was.
     let mut elsewhere = at(here, NodeId(1), (), |here, ()| here.alloc([5u64; 1000]))??;
     assert!(matches!(elsewhere.get_mut(here), Err(ShareError::Full { .. })));

@@ -8,6 +8,17 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Near memory of each node.
 pub(crate) const NEAR_BYTES: u64 = 4 << 20;
 
+/// Tests that count what copies cost, and one that reads no objects.
+pub(crate) const COPIES_ONLY: &[&str] = &[
+    "each_version_is_asked_for_once",
+    "clones_send_few_messages",
+    "no_more_messages_are_sent_than_must_be",
+    "copies_make_room",
+    "a_scope_that_reads_too_much_is_told",
+    "who_dies_is_named_and_the_others_go_on",
+    "random_programs_see_some_interleaving",
+];
+
 pub(crate) type Checked = Result<(), JoinError>;
 /// Name of a test, number of its nodes, and what the first of them runs.
 pub(crate) type NodesTest = (&'static str, u16, fn(&Here<'_>) -> Checked);

@@ -1,0 +1,182 @@
+//! Memory that several processes share (`farfield-dsm`; DRust, OSDI 2024): what a dereference costs, what an object costs that is at
+//! another node, and whether a lock is fair.
+//!
+//! The nodes run this program with the same arguments, so nothing is done before `run`.
+
+use crate::polled::{Polled, now};
+use crate::random::{Random, mix};
+use crate::{Options, Outcome};
+use anyhow::{Context, Result, bail, ensure};
+use farfield_dsm::{DArc, DBox, DMutex, Here, NodeBuilder, NodeId, ShareError};
+use std::io::{Read, Write};
+
+/// Memory of each node.
+const NEAR_BYTES: u64 = 4 << 30;
+
+/// Runs a body at the first of so many nodes.
+fn at_nodes<R>(nodes: u16, body: impl FnOnce(&Here<'_>) -> Result<R>) -> Result<R> {
+    let config = NodeBuilder::new().nodes(nodes).near(NEAR_BYTES).workers(2);
+    farfield_dsm::run(&config, body).context("the nodes do not start")?
+}
+
+/// Returns whether the objects are shared; otherwise they are the program's own.
+fn is_shared(options: &Options) -> Result<bool> {
+    match options.peer.as_deref() {
+        None => Ok(false),
+        Some("share:") => Ok(true),
+        Some(other) => bail!("--peer must be share:, not {other}"),
+    }
+}
+
+/// Objects of 8 bytes behind owners, read or written in random order (Table 5.2).
+pub(crate) fn run_deref(options: &Options) -> Result<Outcome> {
+    let count = options.data_bytes() / 8;
+    let among = if options.set_kib == 0 { count } else { (options.set_kib << 7).min(count) };
+    let mut random = Random::new(options.seed);
+    // The order is there beforehand, and is read in a row.
+    let order: Vec<u32> = (0..options.ops.min(1 << 24)).map(|_| random.below(among) as u32).collect();
+    let rounds = options.ops / order.len() as u64;
+    let write = options.write_percent > 0;
+    let (mut outcome, mut sum) = (Outcome::new(), 0u64);
+    if is_shared(options)? {
+        at_nodes(1, |here| {
+            let objects = outcome.phase("fill", count, || (0..count).map(|index| here.alloc(mix(index))).collect());
+            let mut objects: Vec<DBox<u64>> = Result::from_iter::<Vec<Result<_, ShareError>>>(objects)?;
+            outcome.phase("access", rounds * order.len() as u64, || -> Result<(), ShareError> {
+                for index in (0..rounds).flat_map(|_| &order) {
+                    let object = &mut objects[*index as usize];
+                    if write {
+                        *object.get_mut(here)? += 1;
+                    } else {
+                        sum = sum.wrapping_add(*object.get(here)?);
+                    }
+                }
+                Ok(())
+            })?;
+            for object in &objects {
+                sum = sum.wrapping_add(*object.get(here)?);
+            }
+            Ok(())
+        })?;
+    } else {
+        let mut objects: Vec<Box<u64>> =
+            outcome.phase("fill", count, || (0..count).map(|index| Box::new(mix(index))).collect());
+        outcome.phase("access", rounds * order.len() as u64, || {
+            for index in (0..rounds).flat_map(|_| &order) {
+                let object = &mut objects[*index as usize];
+                if write {
+                    **object += 1;
+                } else {
+                    sum = sum.wrapping_add(**object);
+                }
+            }
+        });
+        sum = objects.iter().fold(sum, |sum, object| sum.wrapping_add(**object));
+    }
+    outcome.checked(sum, 0);
+    Ok(outcome)
+}
+
+const OBJECT_WORDS: usize = 64;
+type Object = [u64; OBJECT_WORDS];
+/// Objects whose owners come in one message.
+const BATCH: usize = 1000;
+
+fn object(number: u64, seed: u64) -> Object {
+    let mut object = [number; OBJECT_WORDS];
+    object[OBJECT_WORDS - 1] = mix(number ^ seed);
+    object
+}
+
+/// Objects of 512 bytes at another node, each read once, one at a time: beside a polled round trip of as many bytes.
+pub(crate) fn run_read(options: &Options) -> Result<Outcome> {
+    let count = options.ops.next_multiple_of(BATCH as u64);
+    let (mut outcome, mut sum, mut errors) = (Outcome::new(), 0u64, 0u64);
+    let mut seen = |number: u64, object: &Object| {
+        errors += u64::from(object[0] != number);
+        sum = sum.wrapping_add(object[OBJECT_WORDS - 1]);
+    };
+    match options.peer.as_deref() {
+        Some("share:") => at_nodes(2, |here| {
+            let mut objects: Vec<DBox<Object>> = Vec::new();
+            for first in (0..count).step_by(BATCH) {
+                let made = here.spawn_to(NodeId(1), (first, options.seed), |here, (first, seed)| {
+                    let made = (first..).take(BATCH).map(|number| here.alloc(object(number, seed)));
+                    let made = made.collect::<Result<Vec<_>, ShareError>>()?;
+                    Ok::<_, ShareError>(<[DBox<Object>; BATCH]>::try_from(made).expect("so many"))
+                })?;
+                objects.extend(made.join(here)??);
+            }
+            let before = here.stats();
+            outcome.phase("get", count, || -> Result<(), ShareError> {
+                for (number, object) in (0..).zip(&objects) {
+                    seen(number, object.get(&here.enter())?);
+                }
+                Ok(())
+            })?;
+            let after = here.stats();
+            outcome.figure("messages_per_op", (after.fetches - before.fetches) as f64 / count as f64);
+            outcome.figure("bytes_per_op", (after.message_bytes - before.message_bytes) as f64 / count as f64);
+            Ok(())
+        })?,
+        Some("loopback:") => {
+            let mut ends = Polled::new()?;
+            let seed = options.seed;
+            ends.serve(8, move |question, answer| {
+                let object = object(u64::from_le_bytes(question[..8].try_into()?), seed);
+                answer.extend(object.iter().flat_map(|word| word.to_le_bytes()));
+                Ok(())
+            })?;
+            outcome.phase("get", count, || -> Result<()> {
+                let mut bytes = [0; OBJECT_WORDS * 8];
+                for number in 0..count {
+                    ends.stream.write_all(&number.to_le_bytes())?;
+                    let mut filled = 0;
+                    while filled < bytes.len() {
+                        filled += now(ends.stream.read(&mut bytes[filled..]))?;
+                    }
+                    let (words, _) = bytes.as_chunks::<8>();
+                    seen(number, &std::array::from_fn(|at| u64::from_le_bytes(words[at])));
+                }
+                Ok(())
+            })?;
+        }
+        _ => bail!("--peer must be share: or loopback:"),
+    }
+    outcome.checked(sum, errors);
+    Ok(outcome)
+}
+
+/// A lock over 200 bytes that a task at each of three nodes takes as often as it can.
+pub(crate) fn run_lock(options: &Options) -> Result<Outcome> {
+    ensure!(is_shared(options)?, "--peer share: is missing");
+    let mut outcome = Outcome::new();
+    let (taken, last) = at_nodes(3, |here| {
+        let lock = DArc::new(here, (DMutex::new(here, [0u64; 25])?, options.ops))?;
+        let taken = outcome.phase("lock", options.ops, || {
+            let tasks = here.nodes().map(|node| {
+                here.spawn_to(node, lock.try_clone(here)?, |here, lock| {
+                    let (lock, all) = lock.get(here)?;
+                    let mut taken = 0u64;
+                    loop {
+                        let mut value = lock.lock(here)?;
+                        if value[0] == *all {
+                            return Ok::<_, ShareError>(taken);
+                        }
+                        value.iter_mut().for_each(|word| *word += 1);
+                        taken += 1;
+                    }
+                })
+            });
+            let tasks: Vec<_> = tasks.collect::<Result<_, ShareError>>()?;
+            tasks.into_iter().map(|task| Ok(task.join(here)??)).collect::<Result<Vec<u64>>>()
+        })?;
+        Ok((taken, *lock.get(here)?.0.lock(here)?))
+    })?;
+    let sum = taken.iter().sum::<u64>() as f64;
+    let squares: f64 = taken.iter().map(|taken| (*taken as f64).powi(2)).sum();
+    outcome.figure("unfairness", 1.0 - sum * sum / (squares * taken.len() as f64));
+    outcome.figure("share_of_home_percent", 100.0 * taken[0] as f64 / sum);
+    outcome.checked(last[0], last.iter().filter(|word| **word != options.ops).count() as u64);
+    Ok(outcome)
+}
