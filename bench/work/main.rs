@@ -108,7 +108,7 @@ struct Options {
     at_once: u64,
     /// Who keeps remote objects: loopback:, redis:HOST:PORT or tcp://HOST:PORT; for `pages` the URL of a pool;
     /// for `list`, `log` and `cuckoo` loopback:, client:URL, server:URL or auto:URL; for the first also grpc: or unbatched:URL, for the last two one-sided:URL;
-    /// for `share-deref`, `share-read` and `share-lock` share:, for the second also loopback:;
+    /// for `share-deref`, `share-read` and `share-lock` share:, for the second also share:place or loopback:;
     /// for `shift` client:URL, server:URL or auto:URL; for `plain` loop: or function:.
     #[arg(long)]
     peer: Option<String>,

@@ -9,13 +9,14 @@ use crate::{Options, Outcome};
 use anyhow::{Context, Result, bail, ensure};
 use farfield_dsm::{DArc, DBox, DMutex, Here, NodeBuilder, NodeId, ShareError};
 use std::io::{Read, Write};
+use std::time::{Duration, Instant};
 
 /// Memory of each node.
 const NEAR_BYTES: u64 = 4 << 30;
 
 /// Runs a body at the first of so many nodes.
-fn at_nodes<R>(nodes: u16, body: impl FnOnce(&Here<'_>) -> Result<R>) -> Result<R> {
-    let config = NodeBuilder::new().nodes(nodes).near(NEAR_BYTES).workers(2);
+fn at_nodes<R>(nodes: u16, is_in_place: bool, body: impl FnOnce(&Here<'_>) -> Result<R>) -> Result<R> {
+    let config = NodeBuilder::new().nodes(nodes).near(NEAR_BYTES).workers(2).read_in_place(is_in_place);
     farfield_dsm::run(&config, body).context("the nodes do not start")?
 }
 
@@ -39,7 +40,7 @@ pub(crate) fn run_deref(options: &Options) -> Result<Outcome> {
     let write = options.write_percent > 0;
     let (mut outcome, mut sum) = (Outcome::new(), 0u64);
     if is_shared(options)? {
-        at_nodes(1, |here| {
+        at_nodes(1, false, |here| {
             let objects = outcome.phase("fill", count, || (0..count).map(|index| here.alloc(mix(index))).collect());
             let mut objects: Vec<DBox<u64>> = Result::from_iter::<Vec<Result<_, ShareError>>>(objects)?;
             outcome.phase("access", rounds * order.len() as u64, || -> Result<(), ShareError> {
@@ -97,7 +98,7 @@ pub(crate) fn run_read(options: &Options) -> Result<Outcome> {
         sum = sum.wrapping_add(object[OBJECT_WORDS - 1]);
     };
     match options.peer.as_deref() {
-        Some("share:") => at_nodes(2, |here| {
+        Some(peer @ ("share:" | "share:place")) => at_nodes(2, peer.ends_with("place"), |here| {
             let mut objects: Vec<DBox<Object>> = Vec::new();
             for first in (0..count).step_by(BATCH) {
                 let made = here.spawn_to(NodeId(1), (first, options.seed), |here, (first, seed)| {
@@ -107,13 +108,14 @@ pub(crate) fn run_read(options: &Options) -> Result<Outcome> {
                 })?;
                 objects.extend(made.join(here)??);
             }
-            let before = here.stats();
+            let (before, started) = (here.stats(), Instant::now());
             outcome.phase("get", count, || -> Result<(), ShareError> {
                 for (number, object) in (0..).zip(&objects) {
                     seen(number, object.get(&here.enter())?);
                 }
                 Ok(())
             })?;
+            outcome.figure("get_ns", started.elapsed().as_nanos() as f64 / count as f64);
             let after = here.stats();
             outcome.figure("messages_per_op", (after.fetches - before.fetches) as f64 / count as f64);
             outcome.figure("bytes_per_op", (after.message_bytes - before.message_bytes) as f64 / count as f64);
@@ -141,22 +143,23 @@ pub(crate) fn run_read(options: &Options) -> Result<Outcome> {
                 Ok(())
             })?;
         }
-        _ => bail!("--peer must be share: or loopback:"),
+        _ => bail!("--peer must be share:, share:place or loopback:"),
     }
     outcome.checked(sum, errors);
     Ok(outcome)
 }
 
-/// A lock over 200 bytes that a task at each of three nodes takes as often as it can.
+/// A lock over 200 bytes that a task at each of three nodes takes as often as it can, and keeps for a while.
 pub(crate) fn run_lock(options: &Options) -> Result<Outcome> {
     ensure!(is_shared(options)?, "--peer share: is missing");
     let mut outcome = Outcome::new();
-    let (taken, last) = at_nodes(3, |here| {
-        let lock = DArc::new(here, (DMutex::new(here, [0u64; 25])?, options.ops))?;
+    let (taken, last) = at_nodes(3, false, |here| {
+        let lock =
+            DArc::new(here, (DMutex::new(here, [0u64; 25])?, options.ops, Duration::from_nanos(options.busy_ns)))?;
         let taken = outcome.phase("lock", options.ops, || {
             let tasks = here.nodes().map(|node| {
                 here.spawn_to(node, lock.try_clone(here)?, |here, lock| {
-                    let (lock, all) = lock.get(here)?;
+                    let (lock, all, busy) = lock.get(here)?;
                     let mut taken = 0u64;
                     loop {
                         let mut value = lock.lock(here)?;
@@ -165,6 +168,10 @@ pub(crate) fn run_lock(options: &Options) -> Result<Outcome> {
                         }
                         value.iter_mut().for_each(|word| *word += 1);
                         taken += 1;
+                        let began = Instant::now();
+                        while began.elapsed() < *busy {
+                            std::hint::spin_loop();
+                        }
                     }
                 })
             });
