@@ -78,10 +78,16 @@ impl<'n> Here<'n> {
     pub(crate) fn reading(&self, word: OwnerWord, bytes: usize) -> Result<*const u8, ShareError> {
         match self.address(word) {
             Some(address) => Ok(address),
-            None => match self.node.in_place(word) {
-                Some(address) => Ok(address),
-                None => self.copy_of(word, bytes),
-            },
+            None => self.reading_elsewhere(word, bytes),
+        }
+    }
+
+    /// Returns the address of another node's object. Kept out of what is compiled into each use.
+    #[inline(never)]
+    fn reading_elsewhere(&self, word: OwnerWord, bytes: usize) -> Result<*const u8, ShareError> {
+        match self.node.in_place(word) {
+            Some(address) => Ok(address),
+            None => self.copy_of(word, bytes),
         }
     }
 
