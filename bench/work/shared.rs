@@ -32,48 +32,52 @@ fn is_shared(options: &Options) -> Result<bool> {
 /// Objects of 8 bytes behind owners, read or written in random order (Table 5.2).
 pub(crate) fn run_deref(options: &Options) -> Result<Outcome> {
     let count = options.data_bytes() / 8;
-    let among = if options.set_kib == 0 { count } else { (options.set_kib << 7).min(count) };
     let mut random = Random::new(options.seed);
-    // The order is there beforehand, and is read in a row.
-    let order: Vec<u32> = (0..options.ops.min(1 << 24)).map(|_| random.below(among) as u32).collect();
-    let rounds = options.ops / order.len() as u64;
-    let write = options.write_percent > 0;
-    let (mut outcome, mut sum) = (Outcome::new(), 0u64);
-    if is_shared(options)? {
+    // The order is there beforehand, and is read in a row. Of few objects it is short, too, and used more often.
+    let (among, steps, ops) = match options.set_kib {
+        0 => (count, options.ops.min(1 << 24), options.ops),
+        kib => ((kib << 7).min(count), 1 << 11, options.ops * 16),
+    };
+    let order: Vec<u32> = (0..steps).map(|_| random.below(among) as u32).collect();
+    let (rounds, write) = (ops / steps, options.write_percent > 0);
+    let steps = || (0..rounds).flat_map(|_| &order).map(|index| *index as usize);
+    let mut outcome = Outcome::new();
+    let sum = if is_shared(options)? {
         at_nodes(1, false, |here| {
-            let objects = outcome.phase("fill", count, || (0..count).map(|index| here.alloc(mix(index))).collect());
-            let mut objects: Vec<DBox<u64>> = Result::from_iter::<Vec<Result<_, ShareError>>>(objects)?;
-            outcome.phase("access", rounds * order.len() as u64, || -> Result<(), ShareError> {
-                for index in (0..rounds).flat_map(|_| &order) {
-                    let object = &mut objects[*index as usize];
-                    if write {
-                        *object.get_mut(here)? += 1;
-                    } else {
-                        sum = sum.wrapping_add(*object.get(here)?);
+            let fill = || (0..count).map(|index| here.alloc(mix(index))).collect::<Result<Vec<_>, _>>();
+            let mut objects: Vec<DBox<u64>> = outcome.phase("fill", count, fill)?;
+            let access = || -> Result<u64, ShareError> {
+                let mut sum = 0u64;
+                if write {
+                    for index in steps() {
+                        *objects[index].get_mut(here)? += 1;
+                    }
+                } else {
+                    for index in steps() {
+                        sum = sum.wrapping_add(*objects[index].get(here)?);
                     }
                 }
-                Ok(())
-            })?;
+                Ok(sum)
+            };
+            let mut sum = outcome.phase("access", rounds * order.len() as u64, access)?;
             for object in &objects {
                 sum = sum.wrapping_add(*object.get(here)?);
             }
-            Ok(())
-        })?;
+            Ok(sum)
+        })?
     } else {
-        let mut objects: Vec<Box<u64>> =
-            outcome.phase("fill", count, || (0..count).map(|index| Box::new(mix(index))).collect());
-        outcome.phase("access", rounds * order.len() as u64, || {
-            for index in (0..rounds).flat_map(|_| &order) {
-                let object = &mut objects[*index as usize];
-                if write {
-                    **object += 1;
-                } else {
-                    sum = sum.wrapping_add(**object);
-                }
+        let fill = || (0..count).map(|index| Box::new(mix(index))).collect();
+        let mut objects: Vec<Box<u64>> = outcome.phase("fill", count, fill);
+        let access = || {
+            if write {
+                steps().for_each(|index| *objects[index] += 1);
+                return 0;
             }
-        });
-        sum = objects.iter().fold(sum, |sum, object| sum.wrapping_add(**object));
-    }
+            steps().fold(0u64, |sum, index| sum.wrapping_add(*objects[index]))
+        };
+        let sum = outcome.phase("access", rounds * order.len() as u64, access);
+        objects.iter().fold(sum, |sum, object| sum.wrapping_add(**object))
+    };
     outcome.checked(sum, 0);
     Ok(outcome)
 }
