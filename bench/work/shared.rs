@@ -47,17 +47,11 @@ pub(crate) fn run_deref(options: &Options) -> Result<Outcome> {
             let fill = || (0..count).map(|index| here.alloc(mix(index))).collect::<Result<Vec<_>, _>>();
             let mut objects: Vec<DBox<u64>> = outcome.phase("fill", count, fill)?;
             let access = || -> Result<u64, ShareError> {
-                let mut sum = 0u64;
                 if write {
-                    for index in steps() {
-                        *objects[index].get_mut(here)? += 1;
-                    }
-                } else {
-                    for index in steps() {
-                        sum = sum.wrapping_add(*objects[index].get(here)?);
-                    }
+                    steps().try_for_each(|index| objects[index].get_mut(here).map(|mut object| *object += 1))?;
+                    return Ok(0);
                 }
-                Ok(sum)
+                steps().try_fold(0u64, |sum, index| Ok(sum.wrapping_add(*objects[index].get(here)?)))
             };
             let mut sum = outcome.phase("access", rounds * order.len() as u64, access)?;
             for object in &objects {
