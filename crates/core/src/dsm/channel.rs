@@ -132,6 +132,11 @@ impl<V> ChannelQueue<V> {
         lost.into_iter().map(|(_, value)| value).collect()
     }
 
+    /// Returns the receiver that has waited longest.
+    pub fn waiting_receiver(&self) -> Option<HomeTicket> {
+        self.receivers.front().copied()
+    }
+
     /// Takes the receivers that wait.
     pub fn take_receivers(&mut self) -> Vec<HomeTicket> {
         self.receivers.drain(..).collect()

@@ -176,17 +176,20 @@ impl ShareNode {
             for value in channel.queue.lose(node.0) {
                 self.outbox.free(self.id, value, channel.destructor);
             }
+            if channel.received_at == Some(node.0) {
+                // Several may share the receiver.
+                channel.received_at = channel.queue.waiting_receiver().map(|receiver| receiver.node);
+                if channel.received_at.is_none() {
+                    // Should the receiver be elsewhere by now, it says so by receiving.
+                    self.refuse_senders(channel);
+                }
+            }
             if channel.sent_from.remove(&node.0) {
                 let waiting = channel.queue.take_receivers();
                 if waiting.is_empty() {
                     channel.gone.push(node.0);
                 }
                 waiting.into_iter().for_each(|receiver| self.answer(receiver, WaitAnswer::SenderGone(node.0)));
-            }
-            if channel.received_at == Some(node.0) {
-                // Should the receiver be elsewhere by now, it says so by receiving.
-                channel.received_at = None;
-                self.refuse_senders(channel);
             }
         }
     }

@@ -3,7 +3,7 @@
 
 use super::{NodeId, ShareNode};
 use crate::ShareError;
-use crate::message::ShareMessage;
+use crate::message::{ShareMessage, WaitAnswer};
 use crate::stats::count;
 use crate::task::code::ShippedCode;
 use farfield_core::dsm::OwnerWord;
@@ -94,8 +94,17 @@ fn run_errands(node: &Weak<ShareNode>, to: NodeId, receiver: &Receiver<Errand>) 
                 Err(_) => break true,
             }
         };
-        if is_undone {
+        if is_undone && owns_objects(&message) {
             count(&node.counters.orphans, 1);
         }
+    }
+}
+
+/// Returns whether objects have no owner if nobody receives the message.
+fn owns_objects(message: &ShareMessage<'_>) -> bool {
+    match message {
+        ShareMessage::Free { .. } | ShareMessage::Share { .. } => true,
+        ShareMessage::Answered { answer, .. } => matches!(answer, WaitAnswer::Received(_)),
+        _ => false,
     }
 }

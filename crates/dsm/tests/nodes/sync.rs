@@ -26,7 +26,7 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("values_arrive_once_and_in_order_at_one_node", 1, values_arrive_once_and_in_order),
     ("a_channel_is_bounded_and_closes", 2, a_channel_is_bounded_and_closes),
     ("channels_go_through_channels", 3, channels_go_through_channels),
-    ("a_channel_outlives_its_ends", 4, a_channel_outlives_its_ends),
+    ("a_channel_outlives_its_ends", 5, a_channel_outlives_its_ends),
 ];
 
 /// Tries something again until it is so.
@@ -717,5 +717,21 @@ fn a_channel_outlives_its_ends(here: &Here<'_>) -> Checked {
     let Err(SendError::Closed(back)) = refused else { panic!("{refused:?}") };
     assert_eq!(*back.get(here)?, 2);
     assert!(dies.join(here).is_err());
+    // One of two that share a receiver dies while the other one waits.
+    let (sender, receiver) = channel::<u64>(here, 0)?;
+    let receiver = DArc::new(here, receiver)?;
+    let dies = here.spawn_to(NodeId(4), receiver.try_clone(here)?, |here, receiver| {
+        let first = receiver.get(here).map(|receiver| receiver.recv(here));
+        std::thread::sleep(Duration::from_millis(50));
+        if first == Ok(Ok(1)) {
+            std::process::abort()
+        }
+    })?;
+    sender.send(here, 1).expect("it was received");
+    let waits =
+        here.spawn_to(here.id(), receiver, |here, receiver| receiver.get(here).map(|receiver| receiver.recv(here)))?;
+    assert!(dies.join(here).is_err());
+    sender.send(here, 2).expect("it is waited for");
+    assert_eq!(waits.join(here)?, Ok(Ok(2)));
     Ok(())
 }
