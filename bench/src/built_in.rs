@@ -94,7 +94,7 @@ mod tests {
             let folder = format!("{}/experiments/{family}", env!("CARGO_MANIFEST_DIR"));
             std::fs::read_dir(folder).unwrap().count()
         };
-        let files = ["paging", "aifm", "atlas", "dmswitcher", "wickit", "gc"].map(files);
+        let files = ["paging", "aifm", "atlas", "dmswitcher", "wickit", "gc", "share"].map(files);
         assert_eq!(files.iter().sum::<usize>(), experiments.len(), "a file is not built in");
     }
 }

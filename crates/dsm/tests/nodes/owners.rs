@@ -161,7 +161,7 @@ type Tree = (u64, [Option<DBox<u64>>; 4]);
 type Twin = (u64, [Option<u64>; 4]);
 
 fn random_steps_are_those_of_plain_boxes(here: &Here<'_>) -> Checked {
-    let (mut random, steps) = (seeded(1), if is_deep() { 100_000 } else { 3000 });
+    let (mut random, steps) = (seeded(1), if is_deep() { 100_000 } else { 1200 });
     let mut trees: Vec<(DBox<Tree>, Twin)> = Vec::new();
     let count = here.nodes().count() as u16;
     for step in 0..steps {
@@ -607,7 +607,7 @@ fn play_plain(leaf: &mut Leaf, nodes: u16, seed: u64, depth: u64) {
 }
 
 fn random_loans_are_those_of_plain_references(here: &Here<'_>) -> Checked {
-    let (mut random, rounds) = (seeded(3), if is_deep() { 20_000 } else { 400 });
+    let (mut random, rounds) = (seeded(3), if is_deep() { 20_000 } else { 200 });
     let nodes = here.nodes().count() as u16;
     let (mut leaf, mut twin) = (here.alloc([1u64; 6])?, [1u64; 6]);
     for round in 0..rounds {

@@ -165,7 +165,7 @@ type Shared = (u64, Option<DArc<u64>>);
 type Twin = std::sync::Arc<(u64, Option<u64>)>;
 
 fn random_shared_owners_are_those_of_arcs(here: &Here<'_>) -> Checked {
-    let (mut random, steps) = (seeded(5), if is_deep() { 50_000 } else { 2000 });
+    let (mut random, steps) = (seeded(5), if is_deep() { 50_000 } else { 800 });
     let mut owners: Vec<(DArc<Shared>, Twin)> = Vec::new();
     let mut inner: Vec<(DArc<u64>, u64)> = Vec::new();
     for step in 0..steps {
@@ -214,7 +214,7 @@ fn random_shared_owners_are_those_of_arcs(here: &Here<'_>) -> Checked {
 }
 
 fn a_lock_has_one_holder(here: &Here<'_>) -> Checked {
-    const ROUNDS: u64 = 200;
+    const ROUNDS: u64 = 80;
     for home in here.nodes() {
         let lock = at(here, home, (), |here, ()| DArc::new(here, DMutex::new(here, [0u64; 20])?))??;
         let tasks = at_all(
@@ -391,7 +391,7 @@ fn readers_share_a_lock_and_nobody_overtakes(here: &Here<'_>) -> Checked {
 
 fn a_lock_is_fair(here: &Here<'_>) -> Checked {
     // Each takes the lock as often as it can until it has been taken so often by all.
-    let all: u64 = if is_deep() { 50_000 } else { 3000 };
+    let all: u64 = if is_deep() { 50_000 } else { 900 };
     let lock = DArc::new(here, (DMutex::new(here, 0u64)?, all))?;
     let tasks = at_all(
         here,
@@ -536,7 +536,7 @@ fn a_home_that_dies_is_an_error_of_who_waits(here: &Here<'_>) -> Checked {
 }
 
 fn values_arrive_once_and_in_order(here: &Here<'_>) -> Checked {
-    const EACH: u64 = 150;
+    const EACH: u64 = 60;
     for (home, bound) in here.nodes().zip([0, 1, 50]) {
         let (sender, receiver) = at(here, home, bound, channel::<(u64, u64, DBox<u64>)>)??;
         let senders = at_all(
