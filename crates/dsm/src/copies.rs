@@ -185,18 +185,21 @@ mod tests {
         drop(first);
         assert_eq!(copies.held_bytes(), 0);
     }
+
     #[test]
     fn a_copy_is_fetched_once_for_all_who_want_it() {
         let copies = CopyCache::default();
         let word = OwnerWord::new(Partition::new(1).unwrap(), 16, Colour(0)).unwrap();
-        let (fetches, waiting) = (AtomicU64::new(0), std::sync::Barrier::new(8));
+        let fetches = AtomicU64::new(0);
         let got: Vec<_> = std::thread::scope(|s| {
             let get = || {
-                waiting.wait();
                 copies.get_or_fetch(word, || {
                     fetches.fetch_add(1, Relaxed);
-                    // The others come meanwhile, or find the copy.
-                    std::thread::yield_now();
+                    // The table, this thread, and seven that wait.
+                    let started = std::time::Instant::now();
+                    while Arc::strong_count(&copies.lock().flights[&word]) < 9 {
+                        assert!(started.elapsed().as_secs() < 60, "the others wait for this copy");
+                    }
                     Ok(copies.insert(word, &[3; 10], 100))
                 })
             };

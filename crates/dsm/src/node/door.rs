@@ -174,4 +174,43 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn an_object_that_is_freed_twice_is_dropped_once() {
+        let (node, door) = door();
+        let inner = node.store(&[1; 8]).unwrap();
+        let outer = node.store(&inner.bits().to_ne_bytes()).unwrap();
+        let destructor = ShippedCode::of_destructor::<crate::DBox<u64>>();
+        // As the thread of drops does when a message was said again.
+        node.drop_here(outer, destructor);
+        node.drop_here(outer, destructor);
+        let stats = node.stats();
+        assert_eq!((stats.object_bytes, stats.late_frees), (0, 1), "the inner object was freed once");
+        // A lock that is asked for late is not had, whatever is in the block by now.
+        let locked = LockedType { bytes: 8, owns_others: false };
+        let lock = |word: OwnerWord| ShareMessage::Lock {
+            word: word.bits(),
+            ticket: 7,
+            mode: LockMode::Exclusive,
+            may_wait: true,
+            locked,
+        };
+        let new = node.store(&[3; 8]).unwrap();
+        assert!(new.is_same_block(outer) || new.is_same_block(inner));
+        for gone in [inner, outer] {
+            let answer = ask(&door, BUILD, lock(gone)).unwrap();
+            assert!(matches!(postcard::from_bytes(&answer), Ok(ShareReply::Answer(WaitAnswer::Closed))));
+        }
+        // One that is held is dropped when it is given back.
+        assert!(ask(&door, BUILD, lock(new)).is_ok());
+        node.drop_here(new, None);
+        assert!(node.stats().object_bytes > 0);
+        let end = LockEnd::Released(Some(vec![4; 8]));
+        ask(&door, BUILD, ShareMessage::Unlock { word: new.bits(), ticket: 7, end }).unwrap();
+        let started = std::time::Instant::now();
+        while node.stats().object_bytes > 0 {
+            assert!(started.elapsed().as_secs() < 60);
+            std::thread::yield_now();
+        }
+    }
 }

@@ -22,6 +22,15 @@ struct HomeLock {
     is_lost: bool,
     /// The lock has no owner any more: it is dropped when nobody holds it.
     orphan: Option<Option<ShippedCode>>,
+    /// The object is being dropped, or never will be.
+    is_dropped: bool,
+}
+
+impl HomeLock {
+    /// A lock that nobody holds.
+    fn free(locked: LockedType) -> HomeLock {
+        HomeLock { line: LockLine::default(), locked, was_left: false, is_lost: false, orphan: None, is_dropped: false }
+    }
 }
 
 impl HomeLocks {
@@ -40,17 +49,15 @@ impl ShareNode {
         may_wait: bool,
         locked: LockedType,
     ) -> Option<WaitAnswer> {
+        let mut locks = self.locks.lock();
+        // A message may be late. An object is dropped and freed under this mutex.
         if !self.may_hold(word) {
             return Some(WaitAnswer::Closed);
         }
-        let mut locks = self.locks.lock();
-        let lock = locks.entry(word).or_insert_with(|| HomeLock {
-            line: LockLine::default(),
-            locked,
-            was_left: false,
-            is_lost: false,
-            orphan: None,
-        });
+        let lock = locks.entry(word).or_insert_with(|| HomeLock::free(locked));
+        if lock.is_dropped {
+            return Some(WaitAnswer::Closed);
+        }
         if lock.is_lost {
             return Some(WaitAnswer::Lost);
         }
@@ -75,7 +82,10 @@ impl ShareNode {
 
     /// Ends a holding of a lock of this node, or a wait for it. Does nothing if the ticket has neither.
     pub(super) fn end_lock(&self, word: OwnerWord, ticket: HomeTicket, end: LockEnd) {
-        let mut locks = self.locks.lock();
+        self.end_lock_in(&mut self.locks.lock(), word, ticket, end);
+    }
+
+    fn end_lock_in(&self, locks: &mut HashMap<OwnerWord, HomeLock>, word: OwnerWord, ticket: HomeTicket, end: LockEnd) {
         let Some(lock) = locks.get_mut(&word) else { return };
         if lock.line.held(ticket) == Some(LockMode::Exclusive) {
             lock.was_left = !matches!(end, LockEnd::Released(_));
@@ -96,16 +106,21 @@ impl ShareNode {
         } else {
             turns.into_iter().for_each(|ticket| self.answer(ticket, self.grant(word, lock, ticket)));
         }
-        if lock.line.is_idle() {
-            let orphan = lock.orphan.take();
-            if !lock.was_left || orphan.is_some() {
-                let is_lost = lock.is_lost;
+        if !lock.line.is_idle() {
+            return;
+        }
+        match lock.orphan.take() {
+            Some(_) if lock.is_lost => {
+                lock.is_dropped = true;
+                count(&self.counters.orphans, 1);
+            }
+            Some(destructor) => {
                 locks.remove(&word);
-                match orphan {
-                    Some(_) if is_lost => count(&self.counters.orphans, 1),
-                    Some(destructor) => self.outbox.free(self.id, word, destructor),
-                    None => {}
-                }
+                self.outbox.free(self.id, word, destructor);
+            }
+            None if lock.was_left => {}
+            None => {
+                locks.remove(&word);
             }
         }
     }
@@ -122,11 +137,12 @@ impl ShareNode {
 
     /// Ends a wait for a lock. Returns whether there was one; who holds the lock holds on.
     pub(super) fn cancel_lock(&self, word: OwnerWord, ticket: HomeTicket) -> bool {
-        let is_held = self.locks.lock().get(&word).is_none_or(|lock| lock.line.held(ticket).is_some());
-        if !is_held {
-            self.end_lock(word, ticket, LockEnd::Released(None));
+        let mut locks = self.locks.lock();
+        let is_waiting = locks.get(&word).is_some_and(|lock| lock.line.held(ticket).is_none());
+        if is_waiting {
+            self.end_lock_in(&mut locks, word, ticket, LockEnd::Released(None));
         }
-        !is_held
+        is_waiting
     }
 
     /// Ends the holdings and waits of a node that is gone.
@@ -138,20 +154,42 @@ impl ShareNode {
         lost.into_iter().for_each(|(word, ticket)| self.end_lock(word, ticket, LockEnd::Abandoned));
     }
 
-    /// Looks whether an object without an owner is a lock that is held or lost. If so, it is dropped
-    /// later, or never.
-    pub(super) fn is_lock_in_use(&self, word: OwnerWord, destructor: Option<ShippedCode>) -> bool {
+    /// Begins to drop an object that has no owner. Returns whether it is to be dropped now: a lock that
+    /// is held is dropped later, one whose value is lost never, and what was said twice is done once.
+    pub(super) fn begin_drop(&self, word: OwnerWord, destructor: Option<ShippedCode>) -> bool {
         let mut locks = self.locks.lock();
-        let Some(lock) = locks.get_mut(&word) else { return false };
-        if lock.line.is_idle() {
-            let is_lost = lock.is_lost;
-            locks.remove(&word);
-            if is_lost {
-                count(&self.counters.orphans, 1);
-            }
-            return is_lost;
+        if !self.may_hold(word) {
+            count(&self.counters.late_frees, 1);
+            return false;
         }
-        lock.orphan = Some(destructor);
-        true
+        match locks.get_mut(&word) {
+            Some(lock) if lock.is_dropped => false,
+            Some(lock) if !lock.line.is_idle() => {
+                lock.orphan = Some(destructor);
+                false
+            }
+            Some(lock) if lock.is_lost => {
+                lock.is_dropped = true;
+                count(&self.counters.orphans, 1);
+                false
+            }
+            Some(lock) => {
+                lock.is_dropped = true;
+                true
+            }
+            // Any object: who asks for it late, as for a lock, does not get it.
+            None => {
+                let locked = LockedType { bytes: 0, owns_others: false };
+                locks.insert(word, HomeLock { is_dropped: true, ..HomeLock::free(locked) });
+                true
+            }
+        }
+    }
+
+    /// Frees the block of an object that was dropped.
+    pub(super) fn end_drop(&self, word: OwnerWord) {
+        let mut locks = self.locks.lock();
+        self.free_block(word);
+        locks.remove(&word);
     }
 }

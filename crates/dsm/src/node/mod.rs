@@ -332,9 +332,9 @@ impl ShareNode {
         self.arena.address(word)
     }
 
-    /// Drops an object of this node and frees its block.
+    /// Drops an object of this node and frees its block, once.
     pub(crate) fn drop_here(self: &Arc<ShareNode>, word: OwnerWord, destructor: Option<ShippedCode>) {
-        if self.is_lock_in_use(word, destructor) {
+        if !self.begin_drop(word, destructor) {
             return;
         }
         if let Some(destructor) = destructor {
@@ -342,7 +342,7 @@ impl ShareNode {
             // type.
             within(self, false, || unsafe { destructor.drop_at(self.arena.address(word)) });
         }
-        self.free_block(word);
+        self.end_drop(word);
     }
 
     fn free_block(&self, word: OwnerWord) {

@@ -87,10 +87,15 @@ fn run_errands(node: &Weak<ShareNode>, to: NodeId, receiver: &Receiver<Errand>) 
             Errand::Tell(message) => (message, true),
             Errand::TellOnce(message) => (message, false),
         };
+        let mut may_be_done = false;
         let is_undone = loop {
             match node.peers.tell(&node, to, message.clone()) {
                 Ok(()) => break false,
-                Err(unanswered) if is_repeated && matches!(unanswered.error, ShareError::Silent { .. }) => {}
+                Err(unanswered) if is_repeated && matches!(unanswered.error, ShareError::Silent { .. }) => {
+                    may_be_done |= unanswered.may_have_arrived;
+                }
+                // The node did it when it was said before.
+                Err(unanswered) if may_be_done && matches!(unanswered.error, ShareError::Stale { .. }) => break false,
                 Err(_) => break true,
             }
         };

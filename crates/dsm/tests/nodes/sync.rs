@@ -695,14 +695,20 @@ fn a_channel_outlives_its_ends(here: &Here<'_>) -> Checked {
     sender.send(here, 2).expect("others may still send");
     assert_eq!(receiver.recv(here), Ok(2));
     // A receiver waits while the sender dies.
-    let waits = here.spawn_to(here.id(), receiver, |here, receiver| [receiver.recv(here), receiver.recv(here)])?;
+    let waits = here.spawn_to(here.id(), receiver, |here, receiver| {
+        let received = [receiver.recv(here), receiver.recv(here)];
+        (received, receiver.recv_within(here, Duration::from_millis(20)))
+    })?;
     let dies = here.spawn_to(NodeId(2), sender, |here, sender| -> u8 {
         sender.send(here, 3).expect("there is room");
         std::thread::sleep(Duration::from_millis(50));
         std::process::abort()
     })?;
     assert!(dies.join(here).is_err());
-    assert_eq!(waits.join(here)?, [Ok(3), Err(RecvError::SenderLost { node: NodeId(2) })]);
+    // The dead nodes' senders stay counted, so the channel does not close.
+    let (received, later) = waits.join(here)?;
+    assert_eq!(received, [Ok(3), Err(RecvError::SenderLost { node: NodeId(2) })]);
+    assert_eq!(later, Ok(None));
     // The receiver's node dies: senders have their values back.
     let (sender, receiver) = channel::<DBox<u64>>(here, 0)?;
     let dies = here.spawn_to(NodeId(3), receiver, |here, receiver| {
