@@ -10,7 +10,7 @@ use crate::message::ArenaAddress;
 use core::ffi::CStr;
 use farfield_core::dsm::{BlockHeader, Colour, LateFree, OwnerWord, Partition};
 use farfield_os::memfd::{self, Mapping};
-use std::io::Read;
+use farfield_os::serving;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -67,19 +67,13 @@ fn block_bytes(class: usize) -> u64 {
     if class.is_multiple_of(2) { power } else { power + power / 2 }
 }
 
-/// Returns bytes that nobody can foretell.
-pub(crate) fn random_bytes() -> std::io::Result<[u8; 16]> {
-    let mut bytes = [0; 16];
-    std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes))?;
-    Ok(bytes)
-}
-
 impl ShareArena {
     /// Reserves `bytes` bytes of address space for the objects of a partition. Memory is taken when
     /// objects need it.
     pub(crate) fn new(partition: Partition, bytes: u64) -> std::io::Result<ShareArena> {
         let (memory, mapping) = memfd::create_published(NAME, bytes.max(START)).map_err(std::io::Error::from)?;
-        let stamp = random_bytes()?;
+        let mut stamp = [0; 16];
+        serving::fill_random(&mut stamp)?;
         // SAFETY: new memory of at least so many bytes.
         unsafe { core::ptr::copy_nonoverlapping(stamp.as_ptr(), mapping.as_ptr(), stamp.len()) };
         let blocks = ArenaBlocks { end: START, free: [const { Vec::new() }; CLASSES], used_bytes: 0 };

@@ -4,10 +4,10 @@
 //! A started process reads its invitation from its standard input and goes on reading: the end of
 //! the input is the end of the first process, whatever it died of.
 
-use crate::arena::random_bytes;
 use crate::message::{NodeAddress, ShareMessage};
 use crate::node::{NodeBuilder, Running, ShareNode, take_partitions};
 use crate::{NodeId, NodeStartError};
+use farfield_os::serving;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::io::{BufRead, Read, Write};
@@ -103,7 +103,8 @@ fn wait_for(child: &Mutex<Child>) -> Option<std::process::ExitStatus> {
 
 /// Starts all nodes, and returns when they know each other.
 pub(crate) fn start(config: &NodeBuilder) -> Result<Members, NodeStartError> {
-    let secret = random_bytes().map_err(NodeStartError::os("read random bytes"))?;
+    let mut secret = [0; 16];
+    serving::fill_random(&mut secret).map_err(|errno| NodeStartError::os("read random bytes")(errno.into()))?;
     let token = secret.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
