@@ -337,12 +337,13 @@ fn a_lock_is_not_waited_for_longer_than_one_likes(here: &Here<'_>) -> Checked {
 }
 
 fn readers_share_a_lock_and_nobody_overtakes(here: &Here<'_>) -> Checked {
-    let lock = DArc::new(here, (DRwLock::new(here, [0u64; 4])?, DAtomic::new(here, 0u64)?))?;
-    let (lock_here, readers) = lock.get(here)?;
+    let made = (DRwLock::new(here, [0u64; 4])?, DAtomic::new(here, 0u64)?, DAtomic::new(here, false)?);
+    let lock = DArc::new(here, made)?;
+    let (lock_here, readers, _) = lock.get(here)?;
     let mine = lock_here.read(here)?;
     // Another one reads at the same time, until it is told to end.
     let other = here.spawn_to(NodeId(1), lock.try_clone(here)?, |here, lock| {
-        let (lock, readers) = lock.get(here)?;
+        let (lock, readers, _) = lock.get(here)?;
         let read = lock.read(here)?;
         readers.fetch_add(here, 1)?;
         until(|| readers.load(here) != Ok(1));
@@ -351,13 +352,17 @@ fn readers_share_a_lock_and_nobody_overtakes(here: &Here<'_>) -> Checked {
     until(|| readers.load(here) == Ok(1));
     // A writer waits for both, and a reader after it for the writer.
     let writer = here.spawn_to(NodeId(1), lock.try_clone(here)?, |here, lock| {
-        *lock.get(here)?.0.write(here)? = [1; 4];
+        let (lock, _, writes) = lock.get(here)?;
+        writes.store(here, true)?;
+        *lock.write(here)? = [1; 4];
         Ok::<_, ShareError>(())
     })?;
-    // Who stands in line is not seen. A reader that comes much later is behind the writer.
+    // Who stands in line is not seen. A reader that comes much later than it asks is behind the writer.
     let late = here.spawn_to(NodeId(0), lock.try_clone(here)?, |here, lock| {
+        let (lock, _, writes) = lock.get(here)?;
+        until(|| writes.load(here) == Ok(true));
         std::thread::sleep(Duration::from_millis(100));
-        lock.get(here)?.0.read(here).map(|read| *read)
+        lock.read(here).map(|read| *read)
     })?;
     drop(mine);
     readers.fetch_add(here, 1)?;
@@ -390,15 +395,19 @@ fn readers_share_a_lock_and_nobody_overtakes(here: &Here<'_>) -> Checked {
 }
 
 fn a_lock_is_fair(here: &Here<'_>) -> Checked {
-    // Each takes the lock as often as it can until it has been taken so often by all.
-    let all: u64 = if is_deep() { 50_000 } else { 900 };
-    let lock = DArc::new(here, (DMutex::new(here, 0u64)?, all))?;
+    /// Time for which the lock is kept: longer than a message takes, so the others stand in line by then.
+    const KEPT: Duration = Duration::from_millis(5);
+    let all: u64 = if is_deep() { 1500 } else { 90 };
+    let nodes = here.nodes().count() as u64;
+    let lock = DArc::new(here, (DMutex::new(here, 0u64)?, DAtomic::new(here, 0u64)?, all, nodes))?;
     let tasks = at_all(
         here,
         || lock.try_clone(here),
         1,
         |here, lock| {
-            let (lock, all) = lock.get(here)?;
+            let (lock, started, all, nodes) = lock.get(here)?;
+            started.fetch_add(here, 1)?;
+            until(|| started.load(here) == Ok(*nodes));
             let mut taken = 0u64;
             loop {
                 let mut count = lock.lock(here)?;
@@ -406,18 +415,14 @@ fn a_lock_is_fair(here: &Here<'_>) -> Checked {
                     return Ok::<_, ShareError>(taken);
                 }
                 *count += 1;
-                taken += u64::from(*count > *all / 3);
+                taken += 1;
+                std::thread::sleep(KEPT);
             }
         },
     )?;
     let taken = tasks.into_iter().map(|task| Ok(task.join(here)??)).collect::<Result<Vec<u64>, JoinError>>()?;
-    // The home's own task is not slower than a message, but it stands in line as all do.
-    let (sum, squares) = taken.iter().fold((0.0, 0.0), |(sum, squares), taken| {
-        let taken = *taken as f64;
-        (sum + taken, squares + taken * taken)
-    });
-    println!("  fairness (Jain): {:.3} {taken:?}", sum * sum / (squares * taken.len() as f64));
-    assert!(taken.iter().all(|taken| *taken > 0), "{taken:?}");
+    // On a busy machine a message may take longer now and then.
+    assert!(taken.iter().all(|taken| *taken >= all / nodes / 2), "{taken:?}");
     drop(lock);
     all_is_free(here)
 }
@@ -737,7 +742,8 @@ fn a_channel_outlives_its_ends(here: &Here<'_>) -> Checked {
     let waits =
         here.spawn_to(here.id(), receiver, |here, receiver| receiver.get(here).map(|receiver| receiver.recv(here)))?;
     assert!(dies.join(here).is_err());
-    sender.send(here, 2).expect("it is waited for");
+    // If the other one came late, the channel was closed for a moment.
+    until(|| sender.send(here, 2).is_ok());
     assert_eq!(waits.join(here)?, Ok(Ok(2)));
     Ok(())
 }
