@@ -2,7 +2,7 @@
 //! publish.
 
 use super::{age, command_line, cut, part, per_second, percent, printable, write_parts};
-use farfield_core::heap::notice;
+use farfield_core::notice;
 use farfield_pager::runner::{ByteSize, CompactCount, Latency, find_memfds, processes};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -24,7 +24,7 @@ pub(super) struct HeapView {
 impl HeapView {
     /// Opens the heaps of one process.
     pub(super) fn find(pid: u32) -> Vec<HeapView> {
-        let Ok(paths) = find_memfds(pid, notice::FILE_NAME) else { return Vec::new() };
+        let Ok(paths) = find_memfds(pid, notice::OF_HEAP) else { return Vec::new() };
         let mut heaps: Vec<_> = paths.filter_map(|path| HeapView::open(pid, path)).collect();
         // A process may have the same notice open twice.
         let mut seen = BTreeSet::new();

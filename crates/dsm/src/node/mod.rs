@@ -17,13 +17,14 @@ mod waits;
 use crate::ShareError;
 use crate::arena::ShareArena;
 use crate::copies::{CopyCache, ObjectCopy};
+use crate::member::FirstProcess;
 use crate::message::NodeAddress;
 use crate::stats::{Counters, NodeStats, count};
 use crate::task::code::ShippedCode;
 use crate::task::{OpenJoins, Workers};
 use arenas::PeerArenas;
 pub use builder::{NodeBuilder, run};
-pub(crate) use builder::{Running, take_partitions};
+pub(crate) use builder::{Running, StartPoint, take_partitions};
 use channels::HomeChannels;
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
@@ -34,7 +35,7 @@ pub(crate) use here::HeldLock;
 pub use here::Here;
 use locks::HomeLocks;
 use outbox::Outbox;
-pub(crate) use peers::Peers;
+pub(crate) use peers::{NoPlace, Peers};
 pub(crate) use shared::AtomicStep;
 use shares::{HomeCounts, SpareShares};
 use std::sync::{Arc, RwLock, Weak};
@@ -137,6 +138,7 @@ pub(crate) struct ShareNode {
     arenas: PeerArenas,
     reads_in_place: bool,
     pub(crate) peers: Peers,
+    pub(crate) first: FirstProcess,
     joins: OpenJoins,
     pub(crate) workers: Workers,
     pub(crate) waits: WaitTable<HomeAnswer>,
@@ -174,6 +176,7 @@ impl ShareNode {
             arenas: PeerArenas::new(peers.count()),
             reads_in_place: config.reads_in_place,
             peers,
+            first: FirstProcess::default(),
             joins: OpenJoins::default(),
             workers: Workers::new(config.workers),
             waits: WaitTable::default(),
