@@ -73,6 +73,11 @@ impl FirstProcess {
         self.end(NodeEnd::Expelled);
     }
 
+    /// Returns whether the program has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.lock().ended == Some(NodeEnd::Program)
+    }
+
     fn end(&self, end: NodeEnd) {
         self.lock().ended.get_or_insert(end);
         self.changed.notify_all();
@@ -137,7 +142,7 @@ impl LookedAfter {
     /// Waits until the node is gone, and tells all others.
     pub(super) fn look(&self, node: &Weak<ShareNode>) {
         let fate = self.wait(node);
-        let Some(node) = node.upgrade() else { return };
+        let Some(node) = node.upgrade().filter(|node| !node.first.is_over()) else { return };
         let problem = match fate {
             Fate::Over => return,
             Fate::Ended => "has ended".to_owned(),

@@ -232,6 +232,7 @@ impl Members {
     /// Ends the other processes.
     pub(crate) fn end(self) {
         let node = self.node();
+        node.first.program_ended();
         let ours = |id: &NodeId| self.started.iter().any(|started| started.id == *id);
         for other in (1..node.peers.count()).map(NodeId).filter(|id| !ours(id) && !node.peers.is_lost(*id)) {
             // A node that does not hear it ends when it has not been asked for a sign of life for too

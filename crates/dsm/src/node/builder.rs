@@ -1,5 +1,6 @@
 //! Starting a program on several nodes.
 
+use super::notice::NoticeThread;
 use super::{Door, FIRST_PARTITION, Here, OF_PROCESS, Peers, ShareNode, within};
 use crate::NodeStartError;
 use crate::member;
@@ -153,7 +154,7 @@ pub(crate) fn take_partitions(nodes: u16) -> Result<u16, NodeStartError> {
     Ok(first)
 }
 
-/// What a node is, before it is there.
+/// Description of a node that is not there yet.
 pub(crate) struct StartPoint {
     pub(crate) id: super::NodeId,
     pub(crate) first_partition: u16,
@@ -168,12 +169,15 @@ pub(crate) struct StartPoint {
 pub(crate) struct Running {
     pub(crate) node: Arc<ShareNode>,
     pub(crate) server: Server,
+    _notice: NoticeThread,
 }
 
 impl Running {
     /// Starts a node that knows no other yet.
     pub(crate) fn start(start: StartPoint, config: &NodeBuilder) -> Result<Running, NodeStartError> {
         let StartPoint { id, first_partition, build, token, listen } = start;
+        // Nodes of a program have one token; who sees this does not know it.
+        let program = twox_hash::XxHash3_64::oneshot(token.as_bytes());
         let listen: ListenUrl = listen.parse().map_err(NodeStartError::Listen)?;
         let door = Arc::new(Door::default());
         let tenant = TenantConfig { name: "share".into(), token: token.as_bytes().to_vec(), quota_bytes: None };
@@ -193,7 +197,8 @@ impl Running {
         door.open(Arc::downgrade(&node));
         FIRST_PARTITION.store(first_partition, Ordering::Relaxed);
         *OF_PROCESS.write().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&node);
-        Ok(Running { node, server })
+        let notice = NoticeThread::start(&node, program)?;
+        Ok(Running { node, server, _notice: notice })
     }
 
     /// Returns where others reach the node.

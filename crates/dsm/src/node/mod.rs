@@ -7,6 +7,7 @@ mod channels;
 mod door;
 mod here;
 mod locks;
+mod notice;
 mod outbox;
 mod peers;
 mod shared;
@@ -40,7 +41,8 @@ pub(crate) use shared::AtomicStep;
 use shares::{HomeCounts, SpareShares};
 use std::sync::{Arc, RwLock, Weak};
 pub(crate) use tasks::NotStarted;
-pub(crate) use waits::{HomeAnswer, WaitLimit, WaitSlot, WaitTable};
+use waits::WaitNotes;
+pub(crate) use waits::{HomeAnswer, WaitCause, WaitLimit, WaitSlot, WaitTable};
 
 /// Longest time for which an answer of another node is waited for.
 pub(crate) const WITHIN: Duration = Duration::from_secs(10);
@@ -142,6 +144,7 @@ pub(crate) struct ShareNode {
     joins: OpenJoins,
     pub(crate) workers: Workers,
     pub(crate) waits: WaitTable<HomeAnswer>,
+    wait_notes: WaitNotes,
     pub(crate) outbox: Outbox,
     locks: HomeLocks,
     channels: HomeChannels,
@@ -180,6 +183,7 @@ impl ShareNode {
             joins: OpenJoins::default(),
             workers: Workers::new(config.workers),
             waits: WaitTable::default(),
+            wait_notes: WaitNotes::default(),
             outbox: Outbox::default(),
             locks: HomeLocks::default(),
             channels: HomeChannels::default(),

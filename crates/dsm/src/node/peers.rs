@@ -1,6 +1,6 @@
 //! The other nodes: where they listen, which of them are gone, and connections to them.
 
-use super::{NodeId, ShareNode, WITHIN};
+use super::{NodeId, ShareNode, WITHIN, WaitCause};
 use crate::ShareError;
 use crate::member::Invitation;
 use crate::message::{self, ArenaAddress, Letter, NodeAddress, ShareMessage, ShareReply, VALUE_BYTES_MAX};
@@ -24,18 +24,20 @@ pub(crate) struct Peers {
     node_lost: Condvar,
     /// Places for nodes of other machines, with the time at which each was promised last.
     places: Mutex<Vec<(Invitation, Option<Instant>)>>,
-    /// How the first node is reached from another machine: its URL.
+    /// URL at which the first node is reached from another machine.
     through: OnceLock<String>,
 }
 
+/// Time after which a wait for an answer looks whether its node is gone.
+const LOSS_SEEN_WITHIN: Duration = Duration::from_millis(50);
 /// Time for which a place is kept for a process that was promised it.
 const PLACE_KEPT_FOR: Duration = Duration::from_secs(10);
 
 /// Error: a process has no place among the nodes.
 pub(crate) enum NoPlace {
-    /// It may have one later.
+    /// A place may be free later.
     Yet(String),
-    /// It will not have one.
+    /// No place will be free.
     Ever(String),
 }
 
@@ -154,6 +156,7 @@ impl Peers {
         let backend = builder.deadline(WITHIN).open().map_err(|failure| {
             let problem = format!("cannot be reached: {failure}");
             match failure.pool_error() {
+                Some(PoolError::Refused { reason, .. }) => NoPlace::Ever(format!("refuses this process: {reason}")),
                 Some(PoolError::ServerGone { .. } | PoolError::TimedOut { .. } | PoolError::Os(_)) => {
                     NoPlace::Yet(problem)
                 }
@@ -291,10 +294,15 @@ impl Peers {
             return Err(self.unreachable(to, started).into());
         }
         let mut ended = Vec::with_capacity(1);
-        while channel.poll(&mut ended) == 0 {
-            channel.wait(WITHIN);
-        }
+        let noted = from.wait_notes.note(WaitCause::Answer, to);
         let may_have_arrived = true;
+        while channel.poll(&mut ended) == 0 {
+            channel.wait(LOSS_SEEN_WITHIN);
+            if let Err(error) = self.peer(to) {
+                return Err(Unanswered { error, may_have_arrived });
+            }
+        }
+        drop(noted);
         let answer = match ended.pop().map(|end| end.result) {
             Some(Ok(answer)) => answer,
             Some(Err(CallFailure::Server { code, .. })) if code != ErrorCode::TimedOut => {
