@@ -2,6 +2,7 @@
 
 use crate::member::Invitation;
 use crate::node::AtomicStep;
+use farfield_core::dsm::NodeLoad;
 use farfield_core::lock::LockMode;
 use farfield_core::wire::CallBody;
 use serde::{Deserialize, Serialize};
@@ -29,6 +30,7 @@ pub(crate) struct Letter<'a> {
     pub(crate) sender: u16,
     /// Build of the program that sends it.
     pub(crate) build: u128,
+    pub(crate) load: NodeLoad,
     #[serde(borrow)]
     pub(crate) message: ShareMessage<'a>,
 }
@@ -73,6 +75,8 @@ pub(crate) enum ShareMessage<'a> {
     Beat,
     /// The program has ended.
     Over,
+    /// The sender has other work than it said before.
+    Load,
     /// A node is gone.
     Lost { node: u16 },
     /// So many bytes of an object are wanted, from an offset on.
@@ -84,6 +88,8 @@ pub(crate) enum ShareMessage<'a> {
     Spawn {
         task: u64,
         body: CodeRef,
+        /// Whether the task is not taken if the node has no room for it now.
+        if_room: bool,
         #[serde(borrow)]
         arguments: &'a [u8],
     },
@@ -172,7 +178,15 @@ pub(crate) enum TaskOutcome<'a> {
     TooLarge(u64),
 }
 
-/// Answer to a message.
+/// Answer to a message, with the load of the node that gives it.
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) struct AnswerLetter<'a> {
+    pub(crate) load: NodeLoad,
+    #[serde(borrow)]
+    pub(crate) reply: ShareReply<'a>,
+}
+
+/// What is answered to a message.
 #[derive(Serialize, Deserialize, Debug)]
 pub(crate) enum ShareReply<'a> {
     /// It is done.
@@ -187,7 +201,7 @@ pub(crate) enum ShareReply<'a> {
     Expelled,
     /// The sender is to be that node.
     Invited(Invitation),
-    /// All nodes are there.
+    /// All nodes are there, or the node has no room for the task.
     NoPlace,
     /// An atomic number as it was before.
     Number(u64),

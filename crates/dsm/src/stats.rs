@@ -14,6 +14,8 @@ pub struct NodeStats {
     pub frees: u64,
     /// Messages that sent a task to another node.
     pub spawns: u64,
+    /// Tasks that began to wait at this node and were given to another one.
+    pub given_tasks: u64,
     /// Messages that sent the result of a task to another node.
     pub results: u64,
     /// Bytes of the messages and of their answers, without the headers of the transport.
@@ -36,6 +38,7 @@ pub(crate) struct Counters {
     pub(crate) fetches: AtomicU64,
     pub(crate) frees: AtomicU64,
     pub(crate) spawns: AtomicU64,
+    pub(crate) given_tasks: AtomicU64,
     pub(crate) results: AtomicU64,
     pub(crate) message_bytes: AtomicU64,
     pub(crate) moved_objects: AtomicU64,
@@ -51,6 +54,7 @@ impl Counters {
             fetches: of(&self.fetches),
             frees: of(&self.frees),
             spawns: of(&self.spawns),
+            given_tasks: of(&self.given_tasks),
             results: of(&self.results),
             message_bytes: of(&self.message_bytes),
             moved_objects: of(&self.moved_objects),

@@ -177,7 +177,7 @@ impl LookedAfter {
             if let Some(node) = node.upgrade().filter(|_| channel.is_none()) {
                 channel = node.peers.open_channel(self.id).ok().flatten();
             }
-            let letter = node.upgrade().and_then(|node| node.peers.letter(node.id, ShareMessage::Beat));
+            let letter = node.upgrade().and_then(|node| node.peers.letter(&node, self.id, ShareMessage::Beat));
             let said = channel
                 .as_deref_mut()
                 .zip(letter)

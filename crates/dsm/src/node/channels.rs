@@ -66,7 +66,11 @@ impl ShareNode {
     ) -> Option<WaitAnswer> {
         let mut channels = self.channels.lock();
         let Some(channel) = channels.get_mut(&word) else { return Some(WaitAnswer::Closed) };
-        if !channel.queue.has_receiver() || value.len() as u64 != channel.value_bytes {
+        // A node that is gone was lost before its waits are ended.
+        if self.peers.is_lost(NodeId(ticket.node))
+            || !channel.queue.has_receiver()
+            || value.len() as u64 != channel.value_bytes
+        {
             return Some(WaitAnswer::Closed);
         }
         let Ok(stored) = self.store(value) else { return Some(WaitAnswer::Full) };
@@ -97,6 +101,9 @@ impl ShareNode {
         let Some(channel) = channels.get_mut(&word).filter(|channel| !channel.is_ended) else {
             return Some(WaitAnswer::Closed);
         };
+        if self.peers.is_lost(NodeId(ticket.node)) {
+            return Some(WaitAnswer::Closed);
+        }
         channel.received_at = Some(ticket.node);
         // A node that is gone is told of when all has been received that it has sent.
         match channel.queue.receive(ticket, may_wait && channel.gone.is_empty()) {

@@ -1,7 +1,7 @@
 //! What other nodes ask of this one: a function of the node's server. Nothing here waits.
 
 use super::{NodeId, ShareNode};
-use crate::message::{Letter, ShareMessage, ShareReply};
+use crate::message::{AnswerLetter, Letter, ShareMessage, ShareReply};
 use crate::task::code::ShippedCode;
 use farfield_core::dsm::OwnerWord;
 use farfield_wic::{Handler, Stop};
@@ -23,15 +23,18 @@ impl Handler for Door {
         let letter: Letter<'_> = postcard::from_bytes(argument).map_err(|_| Stop::Argument)?;
         let node = self.0.get().and_then(Weak::upgrade).ok_or(Stop::Argument)?;
         let mut bytes = Vec::new();
+        let sender = NodeId(letter.sender);
         let reply = if letter.build != node.peers.build() {
             Some(ShareReply::OtherBuild)
-        } else if node.peers.is_lost(NodeId(letter.sender)) {
+        } else if node.peers.is_lost(sender) {
             Some(ShareReply::Expelled)
         } else {
-            node.receive(letter, &mut bytes)
+            node.hear_load(sender, letter.load);
+            node.clone().receive(letter, &mut bytes)
         };
-        *answer = postcard::to_extend(&reply.ok_or(Stop::Argument)?, core::mem::take(answer))
-            .map_err(|_| Stop::AnswerTooLong)?;
+        let load = node.peers.tell_load(&node, sender);
+        let answered = AnswerLetter { load, reply: reply.ok_or(Stop::Argument)? };
+        *answer = postcard::to_extend(&answered, core::mem::take(answer)).map_err(|_| Stop::AnswerTooLong)?;
         Ok(())
     }
 }
@@ -56,6 +59,8 @@ impl ShareNode {
                 self.first.program_ended();
                 Some(ShareReply::Done)
             }
+            // The letter itself says it.
+            ShareMessage::Load => Some(ShareReply::Done),
             ShareMessage::Lost { node } => {
                 self.lose(NodeId(node));
                 Some(ShareReply::Done)
@@ -85,7 +90,8 @@ impl ShareNode {
                 }
                 Some(ShareReply::Done)
             }
-            ShareMessage::Spawn { task, body, arguments } => {
+            ShareMessage::Spawn { if_room: true, .. } if self.workers.load().room == 0 => Some(ShareReply::NoPlace),
+            ShareMessage::Spawn { task, body, arguments, .. } => {
                 self.submit(sender, task, body, arguments).then_some(ShareReply::Done)
             }
             ShareMessage::Ended { task, outcome, loans } => {
@@ -103,6 +109,7 @@ mod tests {
     use crate::NodeBuilder;
     use crate::message::{LockEnd, LockedType, WaitAnswer};
     use crate::node::{AtomicStep, Peers};
+    use farfield_core::dsm::NodeLoad;
     use farfield_core::lock::LockMode;
     use std::borrow::Cow;
     use std::sync::Arc;
@@ -118,9 +125,13 @@ mod tests {
     }
 
     fn ask(door: &Door, build: u128, message: ShareMessage<'_>) -> Result<Vec<u8>, Stop> {
-        let letter = postcard::to_allocvec(&Letter { sender: 1, build, message }).unwrap();
+        let letter = postcard::to_allocvec(&Letter { sender: 1, build, load: NodeLoad::default(), message }).unwrap();
         let mut answer = Vec::new();
         door.answer(&letter, &mut answer).map(|()| answer)
+    }
+
+    fn reply_of(answer: &[u8]) -> Option<ShareReply<'_>> {
+        postcard::from_bytes(answer).ok().map(|answer: AnswerLetter<'_>| answer.reply)
     }
 
     #[test]
@@ -143,16 +154,17 @@ mod tests {
             ShareMessage::EndReceiver { word },
             ShareMessage::Answered { ticket, answer: WaitAnswer::Received(vec![8; 8]) },
         ];
-        let letter = |message| postcard::to_allocvec(&Letter { sender: 1, build: BUILD, message }).unwrap();
+        let load = NodeLoad { stamp: 1, room: 1, waiting: 1 };
+        let letter = |message| postcard::to_allocvec(&Letter { sender: 1, build: BUILD, load, message }).unwrap();
         let letters = messages.map(letter);
         for _ in 0..40_000 {
             let mut bytes = letters[random.usize(..letters.len())].clone();
             match random.u8(..3) {
                 0 => bytes.truncate(random.usize(..bytes.len())),
                 1 => bytes = (0..random.usize(..80)).map(|_| random.u8(..)).collect(),
-                // Sender, build and kind stay: a node of this build is believed to name its own code.
+                // Sender, build, load and kind stay: a node of this build is believed to name its own code.
                 _ => {
-                    let at = random.usize(3..bytes.len());
+                    let at = random.usize(5..bytes.len());
                     bytes[at] = random.u8(..);
                 }
             }
@@ -164,14 +176,14 @@ mod tests {
     #[test]
     fn other_builds_and_words_of_no_object_are_told_so() {
         let (node, door) = door();
-        let reply = |bytes: &Result<Vec<u8>, Stop>| match postcard::from_bytes(bytes.as_ref().unwrap()).unwrap() {
+        let reply = |bytes: &Result<Vec<u8>, Stop>| match reply_of(bytes.as_ref().unwrap()).unwrap() {
             ShareReply::Bytes(bytes) => Some(bytes.to_vec()),
             ShareReply::Stale => None,
             other => panic!("{other:?}"),
         };
         let word = node.store(&[9; 100]).unwrap().bits();
         let other = ask(&door, BUILD + 1, ShareMessage::Fetch { word, offset: 0, bytes: 100 }).unwrap();
-        assert!(matches!(postcard::from_bytes(&other), Ok(ShareReply::OtherBuild)));
+        assert!(matches!(reply_of(&other), Some(ShareReply::OtherBuild)));
         assert_eq!(reply(&ask(&door, BUILD, ShareMessage::Fetch { word, offset: 0, bytes: 100 })), Some(vec![9; 100]));
         let mut random = fastrand::Rng::with_seed(6);
         for _ in 0..20_000 {
@@ -210,7 +222,7 @@ mod tests {
         assert!(new.is_same_block(outer) || new.is_same_block(inner));
         for gone in [inner, outer] {
             let answer = ask(&door, BUILD, lock(gone)).unwrap();
-            assert!(matches!(postcard::from_bytes(&answer), Ok(ShareReply::Answer(WaitAnswer::Closed))));
+            assert!(matches!(reply_of(&answer), Some(ShareReply::Answer(WaitAnswer::Closed))));
         }
         // One that is held is dropped when it is given back.
         assert!(ask(&door, BUILD, lock(new)).is_ok());

@@ -188,6 +188,23 @@ impl<'n> Here<'n> {
         DBox::new(self, value)
     }
 
+    /// Starts a task where there is room for it and returns at once: at this node, at another one, or
+    /// later at the first that has room. `body` runs there with the arguments, which it owns; it captures
+    /// nothing. A task that has begun stays where it is.
+    ///
+    /// Fails as [`Here::spawn_to`] does.
+    pub fn spawn<F, A, R>(&self, arguments: A, body: F) -> Result<TaskHandle<R>, ShareError>
+    where
+        F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy + 'static,
+        A: Far,
+        R: Far,
+    {
+        match self.node.spawn_anywhere(arguments, body) {
+            Ok(waiting) => Ok(TaskHandle { waiting, result: PhantomData }),
+            Err(not_started) => Err(not_started.error),
+        }
+    }
+
     /// Starts a task at a node and returns at once. `body` runs there with the arguments, which it
     /// owns; it captures nothing.
     ///

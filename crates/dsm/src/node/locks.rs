@@ -1,6 +1,6 @@
 //! Locks whose values this node keeps: who holds them, and who waits.
 
-use super::ShareNode;
+use super::{NodeId, ShareNode};
 use crate::message::{LockEnd, LockedType, ShareMessage, WaitAnswer};
 use crate::stats::count;
 use crate::task::code::ShippedCode;
@@ -62,8 +62,9 @@ impl ShareNode {
         locked: LockedType,
     ) -> Option<WaitAnswer> {
         let mut locks = self.locks.lock();
-        // A message may be late. An object is dropped and freed under this mutex.
-        if !self.may_hold(word) {
+        // A message may be late. An object is dropped and freed under this mutex, and a node that is gone
+        // was lost before its tickets are taken out.
+        if !self.may_hold(word) || self.peers.is_lost(NodeId(ticket.node)) {
             return Some(WaitAnswer::Closed);
         }
         let lock = locks.entry(word).or_insert_with(|| HomeLock::free(locked));
@@ -159,11 +160,15 @@ impl ShareNode {
 
     /// Ends the holdings and waits of a node that is gone.
     pub(super) fn lose_locks(&self, node: u16) {
+        let mut locks = self.locks.lock();
         let of_node = |(word, lock): (&OwnerWord, &HomeLock)| {
-            lock.line.of_node(node).into_iter().map(|ticket| (*word, ticket)).collect::<Vec<_>>()
+            let tickets = lock.line.of_node(node).into_iter();
+            tickets.map(|ticket| (lock.line.held(ticket).is_some(), *word, ticket)).collect::<Vec<_>>()
         };
-        let lost: Vec<_> = self.locks.lock().iter().flat_map(of_node).collect();
-        lost.into_iter().for_each(|(word, ticket)| self.end_lock(word, ticket, LockEnd::Abandoned));
+        let mut lost: Vec<_> = locks.iter().flat_map(of_node).collect();
+        // Those that wait first, so that none of them has its turn.
+        lost.sort_by_key(|(is_held, ..)| *is_held);
+        lost.into_iter().for_each(|(_, word, ticket)| self.end_lock_in(&mut locks, word, ticket, LockEnd::Abandoned));
     }
 
     /// Begins to drop an object that has no owner. Returns whether it is to be dropped now: a lock that

@@ -63,7 +63,7 @@ fn publish(node: &ShareNode, file: BorrowedFd<'_>, title: &str) -> farfield_os::
 impl ShareNode {
     /// Returns what the notice says of the node.
     fn lines(&self) -> String {
-        let (running, queued) = self.workers.load();
+        let (running, queued) = self.workers.counts();
         let url = self.peers.url_of(self.id).unwrap_or_default();
         let mut text = format!(
             "node {}\nnodes {}\nurl {url}\nnear_limit_bytes {}\n",
@@ -74,7 +74,7 @@ impl ShareNode {
         text += &format!("workers {}\nrunning_tasks {running}\nqueued_tasks {queued}\n", self.workers.most());
         text += &notice_lines!(
             "", NodeStats, self.stats();
-            numbers messages fetches frees spawns results message_bytes moved_objects object_bytes copy_bytes orphans
+            numbers messages fetches frees spawns given_tasks results message_bytes moved_objects object_bytes copy_bytes orphans
                 late_frees;
             durations; lists
         );

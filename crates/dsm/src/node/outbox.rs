@@ -17,6 +17,8 @@ enum Errand {
     Free(OwnerWord, Option<ShippedCode>),
     /// A message is said to the node, again and again if it is silent.
     Tell(ShareMessage<'static>),
+    /// A task that waits here is given to the node.
+    Give,
     /// A message is said to the node once, because it must not be said twice.
     TellOnce(ShareMessage<'static>),
 }
@@ -36,6 +38,11 @@ impl Outbox {
     /// Drops an object at its node and frees its block.
     pub(super) fn free(&self, home: NodeId, word: OwnerWord, destructor: Option<ShippedCode>) {
         self.put(home, Errand::Free(word, destructor));
+    }
+
+    /// Gives a node a task that waits here.
+    pub(super) fn give(&self, node: NodeId) {
+        self.put(node, Errand::Give);
     }
 
     /// Tells a node something that it may hear twice.
@@ -78,6 +85,10 @@ fn run_errands(node: &Weak<ShareNode>, to: NodeId, receiver: &Receiver<Errand>) 
         let (message, is_repeated) = match errand {
             Errand::Free(word, destructor) if to == node.id => {
                 node.drop_here(word, destructor);
+                continue;
+            }
+            Errand::Give => {
+                node.give_task(to);
                 continue;
             }
             Errand::Free(word, destructor) => {

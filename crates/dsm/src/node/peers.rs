@@ -3,10 +3,12 @@
 use super::{NodeId, ShareNode, WITHIN, WaitCause};
 use crate::ShareError;
 use crate::member::Invitation;
-use crate::message::{self, ArenaAddress, Letter, NodeAddress, ShareMessage, ShareReply, VALUE_BYTES_MAX};
+use crate::message::{
+    self, AnswerLetter, ArenaAddress, Letter, NodeAddress, ShareMessage, ShareReply, VALUE_BYTES_MAX,
+};
 use crate::stats::count;
-use core::sync::atomic::{AtomicBool, Ordering};
-use farfield_core::dsm::OwnerWord;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use farfield_core::dsm::{NodeLoad, OwnerWord};
 use farfield_core::wire::{CallBody, ErrorCode};
 use farfield_pool::{Backend, CallChannel, CallFailure, FarCall, PoolBuilder, PoolError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -44,6 +46,10 @@ pub(crate) enum NoPlace {
 #[derive(Default)]
 struct PeerNode {
     is_lost: AtomicBool,
+    /// Load of the node, as it has told last.
+    heard: AtomicU64,
+    /// Load of this node, as that one was told last.
+    told: AtomicU64,
     /// The region through which the node is called, once it was.
     backend: Mutex<Option<Arc<dyn Backend>>>,
     /// Channels that nobody uses now.
@@ -165,7 +171,12 @@ impl Peers {
         })?;
         let yet = |problem: &str| NoPlace::Yet(problem.to_owned());
         let mut channel = backend.open_calls().map_err(|_| yet("takes no calls"))?;
-        let letter = postcard::to_allocvec(&Letter { sender: u16::MAX, build, message: ShareMessage::Join });
+        let letter = postcard::to_allocvec(&Letter {
+            sender: u16::MAX,
+            build,
+            load: NodeLoad::default(),
+            message: ShareMessage::Join,
+        });
         let letter = letter.map_err(|_| yet("cannot be asked"))?;
         channel.submit(Peers::call(letter)).map_err(|_| yet("takes no calls"))?;
         let mut ended = Vec::with_capacity(1);
@@ -173,7 +184,7 @@ impl Peers {
             channel.wait(WITHIN);
         }
         let answer = ended.pop().and_then(|end| end.result.ok()).ok_or_else(|| yet("does not answer yet"))?;
-        match postcard::from_bytes(&answer) {
+        match postcard::from_bytes(&answer).map(|answer: AnswerLetter<'_>| answer.reply) {
             Ok(ShareReply::Invited(invitation)) => Ok(invitation),
             Ok(ShareReply::NoPlace) => Err(yet("has all its nodes")),
             _ => Err(NoPlace::Ever("runs another build of the program: start the same file on all machines".into())),
@@ -264,9 +275,44 @@ impl Peers {
         Ok(backend.as_ref().and_then(|backend| backend.open_calls().ok()))
     }
 
-    /// Returns a message of a node of this build as it travels.
-    pub(crate) fn letter(&self, sender: NodeId, message: ShareMessage<'_>) -> Option<Vec<u8>> {
-        postcard::to_allocvec(&Letter { sender: sender.0, build: self.build, message }).ok()
+    /// Returns a message to a node as it travels.
+    pub(crate) fn letter(&self, from: &ShareNode, to: NodeId, message: ShareMessage<'_>) -> Option<Vec<u8>> {
+        let load = self.tell_load(from, to);
+        postcard::to_allocvec(&Letter { sender: from.id.0, build: self.build, load, message }).ok()
+    }
+
+    /// Returns what a node is told of this one's load.
+    pub(crate) fn tell_load(&self, from: &ShareNode, to: NodeId) -> NodeLoad {
+        from.workers.tell_load(|load| {
+            if let Some(peer) = self.peers.get(usize::from(to.0)) {
+                peer.told.fetch_max(load.bits(), Ordering::Relaxed);
+            }
+            load
+        })
+    }
+
+    /// Records what a node has told of its load. Returns whether it has told nothing later.
+    pub(crate) fn note_heard(&self, node: NodeId, load: NodeLoad) -> bool {
+        let peer = self.peers.get(usize::from(node.0));
+        peer.is_some_and(|peer| peer.heard.fetch_max(load.bits(), Ordering::Relaxed) < load.bits())
+    }
+
+    /// Records that a task is given to a node, which has less room then.
+    pub(crate) fn note_given(&self, node: NodeId) {
+        let less = |bits| {
+            let load = NodeLoad::from_bits(bits);
+            Some(NodeLoad { room: load.room.saturating_sub(1), ..load }.bits())
+        };
+        if let Some(peer) = self.peers.get(usize::from(node.0)) {
+            let _ = peer.heard.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
+    }
+
+    /// Returns what each node has told of its load, and what it was told; without nodes that are gone.
+    pub(crate) fn loads(&self) -> impl Iterator<Item = (NodeId, NodeLoad, NodeLoad)> + '_ {
+        let load = |word: &AtomicU64| NodeLoad::from_bits(word.load(Ordering::Relaxed));
+        let there = self.peers.iter().zip(0..).filter(|(peer, _)| !peer.is_lost.load(Ordering::Acquire));
+        there.map(move |(peer, number)| (NodeId(number), load(&peer.heard), load(&peer.told)))
     }
 
     /// Returns the call that brings a message to a node.
@@ -283,7 +329,7 @@ impl Peers {
         message: ShareMessage<'_>,
         read: impl FnOnce(ShareReply<'_>) -> Option<T>,
     ) -> Result<T, Unanswered> {
-        let argument = self.letter(from.id, message).ok_or(ShareError::Stale { node: to })?;
+        let argument = self.letter(from, to, message).ok_or(ShareError::Stale { node: to })?;
         let limit_bytes = CallBody::ARGUMENT_BYTES_MAX as u64;
         if argument.len() as u64 > limit_bytes {
             return Err(ShareError::TooLarge { bytes: argument.len() as u64, limit_bytes }.into());
@@ -296,11 +342,16 @@ impl Peers {
         let mut ended = Vec::with_capacity(1);
         let noted = from.wait_notes.note(WaitCause::Answer, to);
         let may_have_arrived = true;
-        while channel.poll(&mut ended) == 0 {
-            channel.wait(LOSS_SEEN_WITHIN);
-            if let Err(error) = self.peer(to) {
+        loop {
+            // A node may have answered before it died.
+            let lost = self.peer(to).err();
+            if channel.poll(&mut ended) > 0 {
+                break;
+            }
+            if let Some(error) = lost {
                 return Err(Unanswered { error, may_have_arrived });
             }
+            channel.wait(LOSS_SEEN_WITHIN);
         }
         drop(noted);
         let answer = match ended.pop().map(|end| end.result) {
@@ -316,7 +367,11 @@ impl Peers {
         if let Ok(peer) = self.peer(to) {
             lock(&peer.channels).push(channel);
         }
-        match postcard::from_bytes(&answer) {
+        let answer = postcard::from_bytes(&answer).map(|AnswerLetter { load, reply }| {
+            from.hear_load(to, load);
+            reply
+        });
+        match answer {
             Ok(ShareReply::Expelled) => {
                 from.first.expelled();
                 Err(ShareError::Expelled.into())

@@ -3,14 +3,22 @@
 
 use super::peers::Unanswered;
 use super::{Here, NodeId, ShareNode, WaitCause, within};
-use crate::message::{CodeRef, LOAN_BYTES, ShareMessage, TaskOutcome, VALUE_BYTES_MAX};
+use crate::message::{CodeRef, LOAN_BYTES, ShareMessage, ShareReply, TaskOutcome, VALUE_BYTES_MAX};
 use crate::stats::count;
 use crate::task::code::{ShippedCode, Value, bytes_of};
 use crate::task::{QueuedTask, TaskEnd, UsedLoan, Waiting};
 use crate::{Far, JoinError, Portable, ShareError};
+use farfield_core::dsm::NodeLoad;
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
+
+/// Error: a task could not be sent for certain.
+struct Unsent {
+    not_started: NotStarted,
+    /// Bytes of the arguments, if nobody else has them.
+    arguments: Option<Vec<u8>>,
+}
 
 /// Error: a task could not be started for certain.
 pub(crate) struct NotStarted {
@@ -34,28 +42,148 @@ impl ShareNode {
         R: Far,
     {
         let (body, arguments) = (ShippedCode::of_body(body), bytes_of(arguments));
-        let (number, waiting) = self.joins.expect(to, WaitCause::Task, body);
         if to == self.id {
-            self.workers.submit(self, QueuedTask { origin: self.id, number, body, arguments });
-            return Ok(waiting);
+            return Ok(self.queue_task(body, arguments, false));
         }
+        self.send_task(to, body, arguments, false).map_err(|Unsent { not_started, arguments }| {
+            if let Some(arguments) = arguments {
+                // SAFETY: the bytes of the arguments, which nobody else has.
+                drop(unsafe { arguments.as_ptr().cast::<A>().read_unaligned() });
+            }
+            not_started
+        })
+    }
+
+    /// Starts a task where it begins soonest, as far as is known here.
+    pub(crate) fn spawn_anywhere<F, A, R>(
+        self: &Arc<ShareNode>,
+        arguments: A,
+        body: F,
+    ) -> Result<Arc<Waiting>, NotStarted>
+    where
+        F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy,
+        A: Portable,
+        R: Far,
+    {
+        let (body, arguments) = (ShippedCode::of_body(body), bytes_of(arguments));
+        let others = self.peers.loads().filter(|(node, ..)| *node != self.id).map(|(node, heard, _)| (node.0, heard));
+        let Some(to) = NodeLoad::place(self.workers.load(), others).map(NodeId) else {
+            return Ok(self.queue_task(body, arguments, true));
+        };
+        self.peers.note_given(to);
+        match self.send_task(to, body, arguments, true) {
+            Ok(waiting) => Ok(waiting),
+            Err(Unsent { arguments: Some(arguments), .. }) => Ok(self.queue_task(body, arguments, true)),
+            Err(unsent) => Err(unsent.not_started),
+        }
+    }
+
+    /// Queues a task at this node.
+    fn queue_task(self: &Arc<ShareNode>, body: ShippedCode, arguments: Vec<u8>, may_move: bool) -> Arc<Waiting> {
+        let (number, waiting) = self.joins.expect(self.id, WaitCause::Task, body);
+        self.workers.submit(self, QueuedTask { origin: self.id, number, body, arguments, may_move });
+        if may_move {
+            self.seek_room();
+        }
+        waiting
+    }
+
+    /// Sends a task to another node, if that has room or always.
+    fn send_task(
+        &self,
+        to: NodeId,
+        body: ShippedCode,
+        arguments: Vec<u8>,
+        if_room: bool,
+    ) -> Result<Arc<Waiting>, Unsent> {
+        let (number, waiting) = self.joins.expect(to, WaitCause::Task, body);
         count(&self.counters.spawns, 1);
-        let message = ShareMessage::Spawn { task: number, body: body.reference(), arguments: &arguments };
-        match self.peers.tell(self, to, message) {
+        let body = body.reference();
+        match self.ask_to_run(to, ShareMessage::Spawn { task: number, body, if_room, arguments: &arguments }) {
             Ok(()) => Ok(waiting),
             Err(Unanswered { error, may_have_arrived: true }) => {
                 if matches!(error, ShareError::NodeLost { .. }) {
                     self.joins.lose(to);
                 }
-                Err(NotStarted { error, waiting: Some(waiting) })
+                Err(Unsent { not_started: NotStarted { error, waiting: Some(waiting) }, arguments: None })
             }
             Err(Unanswered { error, .. }) => {
                 self.joins.take(number);
-                // SAFETY: the bytes of the arguments, which nobody else has.
-                drop(unsafe { arguments.as_ptr().cast::<A>().read_unaligned() });
-                Err(NotStarted { error, waiting: None })
+                Err(Unsent { not_started: NotStarted { error, waiting: None }, arguments: Some(arguments) })
             }
         }
+    }
+
+    /// Asks a node to take a task. It is not taken if the node has no room (`Refused`).
+    fn ask_to_run(&self, to: NodeId, task: ShareMessage<'_>) -> Result<(), Unanswered> {
+        let taken = self.peers.ask(self, to, task, |reply| match reply {
+            ShareReply::Done => Some(true),
+            ShareReply::NoPlace => Some(false),
+            _ => None,
+        })?;
+        if taken { Ok(()) } else { Err(ShareError::Refused { node: to }.into()) }
+    }
+
+    /// Gives a node a task that waits here, if there is one.
+    pub(super) fn give_task(self: &Arc<ShareNode>, to: NodeId) {
+        let Some(task) = self.workers.take_movable() else {
+            // It has room all the same, which its answer says.
+            self.outbox.tell(to, ShareMessage::Load);
+            return;
+        };
+        // Nobody but this node knows where the task is, so its wait is still open.
+        self.joins.expect_from(task.number, to);
+        count(&self.counters.spawns, 1);
+        count(&self.counters.given_tasks, 1);
+        let (number, body) = (task.number, task.body.reference());
+        match self.ask_to_run(to, ShareMessage::Spawn { task: number, body, if_room: true, arguments: &task.arguments })
+        {
+            // Whether a silent node runs it is known when it says how it ended, or is gone.
+            Ok(()) | Err(Unanswered { may_have_arrived: true, .. }) => {}
+            Err(_) => {
+                if self.joins.expect_from(task.number, self.id) {
+                    self.workers.submit(self, task);
+                } else {
+                    // The node was lost meanwhile, and so was its task for whoever waits.
+                    count(&self.counters.orphans, 1);
+                }
+            }
+        }
+    }
+
+    /// Hears what work another node has, and gives it some that waits here if it has room.
+    pub(crate) fn hear_load(&self, node: NodeId, load: NodeLoad) {
+        let is_news = self.peers.note_heard(node, load);
+        // A look at this node's queue costs a lock.
+        if !is_news || load.room == 0 || node == self.id {
+            return;
+        }
+        for _ in 0..NodeLoad::gift(self.workers.load(), load) {
+            self.peers.note_given(node);
+            self.outbox.give(node);
+        }
+    }
+
+    /// Tells nodes that keep tasks waiting that this one has room, if they do not know.
+    pub(crate) fn offer_room(&self) {
+        // Most of the time nobody does.
+        if self.peers.loads().any(|(_, heard, _)| heard.waiting > 0) {
+            self.tell_those_who(|here, heard, told| here.room > 0 && heard.waiting > 0 && told.room == 0);
+        }
+    }
+
+    /// Tells nodes that tasks wait here, if they do not know. A node with room says so in its answer.
+    fn seek_room(&self) {
+        self.tell_those_who(|here, _, told| here.waiting > here.room && told.waiting == 0);
+    }
+
+    /// Tells other nodes the load of this one, if they have said `heard` and were told `told`.
+    fn tell_those_who(&self, need: impl Fn(NodeLoad, NodeLoad, NodeLoad) -> bool) {
+        let needy: Vec<NodeId> = self.workers.tell_load(|here| {
+            let others = self.peers.loads().filter(|(node, ..)| *node != self.id);
+            others.filter(|(_, heard, told)| need(here, *heard, *told)).map(|(node, ..)| node).collect()
+        });
+        needy.into_iter().for_each(|node| self.outbox.tell(node, ShareMessage::Load));
     }
 
     /// Takes a task from another node. Returns whether there is such code.
@@ -64,13 +192,13 @@ impl ShareNode {
         else {
             return false;
         };
-        self.workers.submit(self, QueuedTask { origin, number, body, arguments: arguments.to_vec() });
+        self.workers.submit(self, QueuedTask { origin, number, body, arguments: arguments.to_vec(), may_move: false });
         true
     }
 
     /// Runs a task and says how it ended to the node that waits.
     pub(crate) fn run_task(self: &Arc<ShareNode>, task: QueuedTask) {
-        let QueuedTask { origin, number, body, arguments } = task;
+        let QueuedTask { origin, number, body, arguments, .. } = task;
         let (ended, used) = within(self, true, || {
             let here = Here::at(self);
             // SAFETY: the bytes of the arguments of a task of this code, which runs once.
@@ -78,7 +206,9 @@ impl ShareNode {
             here.leave_locks();
             (ended, here.take_loans())
         });
-        self.end_task(origin, number, ended.map_err(|panic| text_of(&*panic)), &used);
+        self.workers.while_ending(|| {
+            self.end_task(origin, number, ended.map_err(|panic| text_of(&*panic)), &used);
+        });
     }
 
     /// Ends a task that cannot be run.

@@ -4,6 +4,7 @@ use super::ShareNode;
 use crate::message::{ShareMessage, ShareReply, WaitAnswer};
 use crate::node::peers::Unanswered;
 use crate::{NodeId, ShareError};
+use core::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use farfield_core::dsm::{HomeTicket, OwnerWord};
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,7 +20,8 @@ struct OpenWaits<T, M> {
 
 /// Where an answer arrives.
 pub(crate) struct WaitSlot<T, M = ()> {
-    node: NodeId,
+    /// Node that answers. It changes under the lock of the table.
+    node: AtomicU16,
     cause: WaitCause,
     about: M,
     answer: Mutex<Option<T>>,
@@ -39,7 +41,13 @@ impl<T: From<ShareError>, M> WaitTable<T, M> {
 
     /// Expects an answer of a node. Returns the number of the wait, which is used once.
     pub(crate) fn expect(&self, node: NodeId, cause: WaitCause, about: M) -> (u64, Arc<WaitSlot<T, M>>) {
-        let slot = Arc::new(WaitSlot { node, cause, about, answer: Mutex::new(None), arrived: Condvar::new() });
+        let slot = Arc::new(WaitSlot {
+            node: AtomicU16::new(node.0),
+            cause,
+            about,
+            answer: Mutex::new(None),
+            arrived: Condvar::new(),
+        });
         let mut waits = self.lock();
         waits.last += 1;
         let number = waits.last;
@@ -52,9 +60,17 @@ impl<T: From<ShareError>, M> WaitTable<T, M> {
         self.lock().slots.remove(&number)
     }
 
+    /// Records that another node will answer. Returns whether the answer is still waited for.
+    pub(crate) fn expect_from(&self, number: u64, node: NodeId) -> bool {
+        self.lock().slots.get(&number).is_some_and(|slot| {
+            slot.node.store(node.0, Relaxed);
+            true
+        })
+    }
+
     /// Ends all waits for a node that is gone.
     pub(crate) fn lose(&self, node: NodeId) {
-        let lost: Vec<_> = self.lock().slots.extract_if(|_, slot| slot.node == node).collect();
+        let lost: Vec<_> = self.lock().slots.extract_if(|_, slot| slot.node() == node).collect();
         lost.into_iter().for_each(|(_, slot)| slot.lose());
     }
 }
@@ -69,7 +85,7 @@ impl<T: From<ShareError>, M> Drop for WaitTable<T, M> {
 
 impl<T, M> WaitSlot<T, M> {
     pub(crate) fn node(&self) -> NodeId {
-        self.node
+        NodeId(self.node.load(Relaxed))
     }
 
     pub(crate) fn about(&self) -> &M {
@@ -91,7 +107,7 @@ impl<T, M> WaitSlot<T, M> {
     where
         T: From<ShareError>,
     {
-        self.put(ShareError::NodeLost { node: self.node }.into());
+        self.put(ShareError::NodeLost { node: self.node() }.into());
     }
 
     /// Waits for the answer, once. Lends the place of this thread's task meanwhile.
@@ -109,7 +125,7 @@ impl<T, M> WaitSlot<T, M> {
         if let Some(answer) = self.lock().take() {
             return Some(answer);
         }
-        let _noted = node.wait_notes.note(self.cause, self.node);
+        let _noted = node.wait_notes.note(self.cause, self.node());
         node.workers.while_waiting(node, || {
             let mut answer = self.lock();
             loop {

@@ -124,6 +124,24 @@ impl<'s, 'env> TaskScope<'s, 'env> {
         A: Portable + 's,
         R: Far,
     {
+        self.start(arguments, |arguments| self.here.node().spawn(node, arguments, body))
+    }
+
+    /// Starts a task where there is room for it, as [`Here::spawn`] does, with loans of this scope.
+    pub fn spawn<F, A, R>(&'s self, arguments: A, body: F) -> Result<ScopedHandle<'s, R>, ShareError>
+    where
+        F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy,
+        A: Portable + 's,
+        R: Far,
+    {
+        self.start(arguments, |arguments| self.here.node().spawn_anywhere(arguments, body))
+    }
+
+    fn start<A: Portable + 's, R: Far>(
+        &'s self,
+        arguments: A,
+        spawn: impl FnOnce(A) -> Result<Arc<Waiting>, NotStarted>,
+    ) -> Result<ScopedHandle<'s, R>, ShareError> {
         let mut loans = Vec::new();
         arguments.visit_loans(&mut |number| loans.push(number));
         if loans.len() > LOANS_MAX {
@@ -132,7 +150,7 @@ impl<'s, 'env> TaskScope<'s, 'env> {
         let open = |waiting: &Arc<Waiting>| {
             self.tasks.borrow_mut().push(OpenTask { waiting: waiting.clone(), loans });
         };
-        match self.here.node().spawn(node, arguments, body) {
+        match spawn(arguments) {
             Ok(waiting) => {
                 open(&waiting);
                 let (here, tasks, loans) = (self.here, &self.tasks, &self.loans);

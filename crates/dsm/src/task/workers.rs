@@ -3,6 +3,7 @@
 use super::code::ShippedCode;
 use crate::NodeId;
 use crate::node::ShareNode;
+use farfield_core::dsm::NodeLoad;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,6 +17,8 @@ pub(crate) struct QueuedTask {
     pub(crate) body: ShippedCode,
     /// Bytes that own what the arguments own.
     pub(crate) arguments: Vec<u8>,
+    /// Whether it may begin at another node.
+    pub(crate) may_move: bool,
 }
 
 /// Time for which a thread waits for the next task before it ends.
@@ -29,6 +32,8 @@ pub(crate) struct Workers {
 
 #[derive(Default)]
 struct Queue {
+    /// Most tasks that run at a time.
+    most: usize,
     tasks: VecDeque<QueuedTask>,
     /// Threads that run a task and do not wait for another one.
     busy: usize,
@@ -36,12 +41,41 @@ struct Queue {
     idle: usize,
     /// Threads of these that shall go on: they count as busy already.
     called: usize,
+    /// Busy threads that have not taken their task yet.
+    starting: usize,
+    /// Busy threads that only tell how their task has ended.
+    ending: usize,
+    /// Tasks of these that may begin at another node.
+    movable: usize,
+    /// Number of the last statement about the load.
+    stamp: u64,
+}
+
+impl Queue {
+    fn push(&mut self, task: QueuedTask) {
+        self.movable += usize::from(task.may_move);
+        self.tasks.push_back(task);
+    }
+
+    fn load(&self) -> NodeLoad {
+        // Each of those that start takes a task.
+        let taken = (self.busy + self.tasks.len()).saturating_sub(self.starting + self.ending);
+        let waiting = self.movable.saturating_sub(self.starting);
+        let bounded = |count| u8::try_from(count).unwrap_or(u8::MAX);
+        NodeLoad { stamp: self.stamp, room: bounded(self.most.saturating_sub(taken)), waiting: bounded(waiting) }
+    }
+
+    fn take(&mut self, index: usize) -> Option<QueuedTask> {
+        let task = self.tasks.remove(index)?;
+        self.movable -= usize::from(task.may_move);
+        Some(task)
+    }
 }
 
 impl Workers {
     /// Tasks of a node, `most` of which run at a time.
     pub(crate) fn new(most: usize) -> Workers {
-        Workers { most, queue: Mutex::default(), submitted: Condvar::new() }
+        Workers { most, queue: Mutex::new(Queue { most, ..Queue::default() }), submitted: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -49,9 +83,38 @@ impl Workers {
     }
 
     /// Returns how many tasks run, and how many wait for a place.
-    pub(crate) fn load(&self) -> (usize, usize) {
+    pub(crate) fn counts(&self) -> (usize, usize) {
         let queue = self.lock();
         (queue.busy, queue.tasks.len())
+    }
+
+    /// Says what other nodes are told of the work. No task begins, ends or is queued while `note` notes
+    /// who is told.
+    pub(crate) fn tell_load<T>(&self, note: impl FnOnce(NodeLoad) -> T) -> T {
+        let mut queue = self.lock();
+        queue.stamp += 1;
+        note(queue.load())
+    }
+
+    /// Returns the work of the node.
+    pub(crate) fn load(&self) -> NodeLoad {
+        self.lock().load()
+    }
+
+    /// Takes a task that may begin at another node: the one that has waited longest.
+    pub(crate) fn take_movable(&self) -> Option<QueuedTask> {
+        let mut queue = self.lock();
+        // Threads of this node are on their way to the first ones.
+        let first = queue.tasks.iter().skip(queue.starting).position(|task| task.may_move)?;
+        let index = first + queue.starting;
+        queue.take(index)
+    }
+
+    /// Records that a task of this thread has ended while `tell` tells how.
+    pub(crate) fn while_ending(&self, tell: impl FnOnce()) {
+        self.lock().ending += 1;
+        tell();
+        self.lock().ending -= 1;
     }
 
     /// Returns how many tasks run at a time.
@@ -62,7 +125,7 @@ impl Workers {
     /// Queues a task. Never waits.
     pub(crate) fn submit(&self, node: &Arc<ShareNode>, task: QueuedTask) {
         let mut queue = self.lock();
-        queue.tasks.push_back(task);
+        queue.push(task);
         self.start(node, &mut queue);
     }
 
@@ -74,14 +137,22 @@ impl Workers {
         if queue.idle > queue.called {
             queue.called += 1;
             queue.busy += 1;
+            queue.starting += 1;
             self.submitted.notify_one();
             return;
         }
         let worker = node.clone();
         let thread = std::thread::Builder::new().name("share-worker".into());
         match thread.spawn(move || worker.workers.work(&worker)) {
-            Ok(_) => queue.busy += 1,
-            Err(error) if queue.busy == 0 => queue.tasks.drain(..).for_each(|task| node.refuse_task(task, &error)),
+            Ok(_) => {
+                queue.busy += 1;
+                queue.starting += 1;
+            }
+            Err(error) if queue.busy == 0 => {
+                while let Some(task) = queue.take(0) {
+                    node.refuse_task(task, &error);
+                }
+            }
             // Those that run take the task when they have ended.
             Err(_) => {}
         }
@@ -90,9 +161,10 @@ impl Workers {
     /// Runs tasks until there have been none for a while. The thread counts as busy at first.
     fn work(&self, node: &Arc<ShareNode>) {
         let mut queue = self.lock();
+        queue.starting -= 1;
         loop {
             // Who waited and came back may be one too many.
-            let next = if queue.busy > self.most { None } else { queue.tasks.pop_front() };
+            let next = if queue.busy > self.most { None } else { queue.take(0) };
             if let Some(task) = next {
                 drop(queue);
                 node.run_task(task);
@@ -101,6 +173,11 @@ impl Workers {
             }
             queue.busy -= 1;
             queue.idle += 1;
+            if queue.tasks.is_empty() {
+                drop(queue);
+                node.offer_room();
+                queue = self.lock();
+            }
             let wait = self.submitted.wait_timeout_while(queue, IDLE_FOR, |queue| queue.called == 0);
             queue = wait.unwrap_or_else(PoisonError::into_inner).0;
             queue.idle -= 1;
@@ -108,6 +185,7 @@ impl Workers {
                 return;
             }
             queue.called -= 1;
+            queue.starting -= 1;
         }
     }
 
@@ -124,6 +202,7 @@ impl Workers {
                 self.start(&node, &mut queue);
             }
         }
+        node.offer_room();
         let waited = wait();
         self.lock().busy += 1;
         waited

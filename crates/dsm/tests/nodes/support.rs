@@ -17,6 +17,7 @@ pub(crate) const COPIES_ONLY: &[&str] = &[
     "a_scope_that_reads_too_much_is_told",
     "who_dies_is_named_and_the_others_go_on",
     "random_programs_see_some_interleaving",
+    "given_tasks_of_a_dead_node_are_lost",
 ];
 
 pub(crate) type Checked = Result<(), JoinError>;
