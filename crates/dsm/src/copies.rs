@@ -1,6 +1,7 @@
 //! Copies of other nodes' objects, by the words of their owners.
 //!
-//! A word means one version of one object for ever, so a copy is never wrong, only unused. Copies leave
+//! A word means one version of one object for ever, so a copy is never wrong, only unused. Of a slice
+//! that grows at its end, a word and a length do. Copies leave
 //! oldest first when objects or newer copies need their memory. A scope keeps those that it has read:
 //! it counts as one of their owners, because a task that waits for others would hold back every copy
 //! of its node if they left by epochs.
@@ -14,6 +15,10 @@ use std::alloc::Layout;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+/// Version of an object: the word of its owner, and the number of bytes. A slice to which values are
+/// appended keeps its word; its first values stay as they are.
+pub(crate) type CopyKey = (OwnerWord, usize);
+
 /// The copies of a node.
 #[derive(Default)]
 pub(crate) struct CopyCache {
@@ -24,12 +29,12 @@ pub(crate) struct CopyCache {
 
 #[derive(Default)]
 struct CopyTable {
-    by_word: HashMap<OwnerWord, Arc<ObjectCopy>>,
-    /// Words in the order in which their copies came.
-    order: VecDeque<OwnerWord>,
+    by_key: HashMap<CopyKey, Arc<ObjectCopy>>,
+    /// Keys in the order in which their copies came.
+    order: VecDeque<CopyKey>,
     bytes: u64,
     /// Copies that are on their way.
-    flights: HashMap<OwnerWord, Arc<CopyFlight>>,
+    flights: HashMap<CopyKey, Arc<CopyFlight>>,
 }
 
 /// A copy on its way, which several may wait for.
@@ -96,15 +101,15 @@ impl CopyCache {
     /// meanwhile (single flight), who share an error, too.
     pub(crate) fn get_or_fetch(
         &self,
-        word: OwnerWord,
+        key: CopyKey,
         fetch: impl FnOnce() -> Result<Arc<ObjectCopy>, ShareError>,
     ) -> Result<Arc<ObjectCopy>, ShareError> {
         let flight = {
             let mut table = self.lock();
-            if let Some(copy) = table.by_word.get(&word) {
+            if let Some(copy) = table.by_key.get(&key) {
                 return Ok(copy.clone());
             }
-            if let Some(flight) = table.flights.get(&word).cloned() {
+            if let Some(flight) = table.flights.get(&key).cloned() {
                 drop(table);
                 let mut landed = flight.lock();
                 loop {
@@ -115,11 +120,11 @@ impl CopyCache {
                 }
             }
             let flight = Arc::new(CopyFlight::default());
-            table.flights.insert(word, flight.clone());
+            table.flights.insert(key, flight.clone());
             flight
         };
         let fetched = fetch();
-        self.lock().flights.remove(&word);
+        self.lock().flights.remove(&key);
         *flight.lock() = Some(fetched.clone());
         flight.arrived.notify_all();
         fetched
@@ -127,15 +132,16 @@ impl CopyCache {
 
     /// Keeps a copy, if there is none, and as many others as fit `limit_bytes`.
     pub(crate) fn insert(&self, word: OwnerWord, bytes: &[u8], limit_bytes: u64) -> Arc<ObjectCopy> {
+        let key = (word, bytes.len());
         let mut table = self.lock();
-        if let Some(copy) = table.by_word.get(&word) {
+        if let Some(copy) = table.by_key.get(&key) {
             return copy.clone();
         }
         table.shrink(limit_bytes.saturating_sub(bytes.len() as u64));
         let copy = Arc::new(ObjectCopy::new(bytes, &self.live_bytes));
         table.bytes += copy.layout.size() as u64;
-        table.order.push_back(word);
-        table.by_word.insert(word, copy.clone());
+        table.order.push_back(key);
+        table.by_key.insert(key, copy.clone());
         copy
     }
 
@@ -155,7 +161,7 @@ impl CopyTable {
     fn shrink(&mut self, bytes: u64) {
         while self.bytes > bytes {
             let Some(oldest) = self.order.pop_front() else { return };
-            if let Some(copy) = self.by_word.remove(&oldest) {
+            if let Some(copy) = self.by_key.remove(&oldest) {
                 self.bytes -= copy.layout.size() as u64;
             }
         }
@@ -175,8 +181,8 @@ mod tests {
         copies.insert(word(2), &[2; 100], 250);
         assert!(Arc::ptr_eq(&copies.insert(word(1), &[9; 100], 250), &first), "it is there already");
         copies.insert(word(3), &[3; 100], 250);
-        assert!(copies.get_or_fetch(word(1), || Err(ShareError::Lost)).is_err(), "it has left");
-        assert!(copies.get_or_fetch(word(2), || unreachable!("it is there")).is_ok());
+        assert!(copies.get_or_fetch((word(1), 100), || Err(ShareError::Lost)).is_err(), "it has left");
+        assert!(copies.get_or_fetch((word(2), 100), || unreachable!("it is there")).is_ok());
         // SAFETY: the copy is kept, and has so many bytes.
         assert_eq!(unsafe { core::slice::from_raw_parts(first.address(), 100) }, [1; 100]);
         assert_eq!((copies.bytes(), copies.held_bytes()), (200, 100));
@@ -193,11 +199,11 @@ mod tests {
         let fetches = AtomicU64::new(0);
         let got: Vec<_> = std::thread::scope(|s| {
             let get = || {
-                copies.get_or_fetch(word, || {
+                copies.get_or_fetch((word, 10), || {
                     fetches.fetch_add(1, Relaxed);
                     // The table, this thread, and seven that wait.
                     let started = std::time::Instant::now();
-                    while Arc::strong_count(&copies.lock().flights[&word]) < 9 {
+                    while Arc::strong_count(&copies.lock().flights[&(word, 10)]) < 9 {
                         assert!(started.elapsed().as_secs() < 60, "the others wait for this copy");
                     }
                     Ok(copies.insert(word, &[3; 10], 100))
@@ -210,7 +216,7 @@ mod tests {
         assert!(got.iter().all(|copy| Arc::ptr_eq(copy, &got[0])));
         // An error is not kept.
         let other = OwnerWord::new(Partition::new(1).unwrap(), 32, Colour(0)).unwrap();
-        assert!(matches!(copies.get_or_fetch(other, || Err(ShareError::Lost)), Err(ShareError::Lost)));
-        assert!(copies.get_or_fetch(other, || Ok(copies.insert(other, &[4; 10], 100))).is_ok());
+        assert!(matches!(copies.get_or_fetch((other, 10), || Err(ShareError::Lost)), Err(ShareError::Lost)));
+        assert!(copies.get_or_fetch((other, 10), || Ok(copies.insert(other, &[4; 10], 100))).is_ok());
     }
 }

@@ -1,7 +1,7 @@
 //! Types whose values may travel, and those that may lie in shared memory.
 #![allow(unsafe_code, reason = "types promise what their bytes are")]
 
-use crate::{DBox, NodeId, ShareError};
+use crate::{DBox, NodeId, Object, ShareError};
 use core::marker::PhantomData;
 use core::time::Duration;
 
@@ -14,7 +14,7 @@ use core::time::Duration;
 #[diagnostic::on_unimplemented(
     message = "values of `{Self}` cannot be sent to tasks",
     note = "numbers, `bool`, `char`, arrays, tuples, `Option`, `Result`, `DBox`, `DArc` and loans of a scope can",
-    note = "references, `String` and `Vec` hold addresses of one process",
+    note = "references, `String` and `Vec` hold addresses of one process; `DString` and `DVec` do not",
     note = "instead of `Box`, `Arc`, `Mutex`, `RwLock` and atomics write `DBox`, `DArc`, `DMutex`, `DRwLock`, …",
     note = "a type of your own can after `#[derive(Far)]`"
 )]
@@ -31,7 +31,7 @@ pub unsafe trait Portable {
 #[diagnostic::on_unimplemented(
     message = "values of `{Self}` cannot lie in shared memory",
     note = "numbers, `bool`, `char`, arrays, tuples, `Option`, `Result`, `DBox` and `DArc` can",
-    note = "references, `String` and `Vec` hold addresses of one process",
+    note = "references, `String` and `Vec` hold addresses of one process; `DString` and `DVec` do not",
     note = "instead of `Box`, `Arc`, `Mutex`, `RwLock` and atomics write `DBox`, `DArc`, `DMutex`, `DRwLock`, …",
     note = "a type of your own can after `#[derive(Far)]`"
 )]
@@ -74,8 +74,8 @@ unsafe impl<T: Portable, E: Portable> Portable for Result<T, E> {
         }
     }
 }
-// SAFETY: a word, which holds no address; what it owns is owned by that word.
-unsafe impl<T: Far> Portable for DBox<T> {}
+// SAFETY: a word and a length, which hold no address; what it owns is owned by that word.
+unsafe impl<T: Object + ?Sized> Portable for DBox<T> {}
 
 // SAFETY: elements that are far values.
 unsafe impl<T: Far, const N: usize> Far for [T; N] {}
@@ -85,8 +85,8 @@ unsafe impl<T: Far> Far for PhantomData<T> {}
 unsafe impl<T: Far> Far for Option<T> {}
 // SAFETY: a far value of one type or of the other.
 unsafe impl<T: Far, E: Far> Far for Result<T, E> {}
-// SAFETY: a word.
-unsafe impl<T: Far> Far for DBox<T> {}
+// SAFETY: a word and a length.
+unsafe impl<T: Object + ?Sized> Far for DBox<T> {}
 
 macro_rules! tuples {
     ($(($($name:ident $index:tt),+))*) => {

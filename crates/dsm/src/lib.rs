@@ -78,21 +78,25 @@
 #![deny(unsafe_code)]
 
 mod arena;
+mod collections;
 mod copies;
 mod error;
 mod far;
 mod member;
 mod message;
 mod node;
+mod object;
 mod ptr;
 mod stats;
 mod sync;
 mod task;
 
+pub use collections::{ChunkMut, DString, DVec, DVecIter};
 pub use error::{JoinError, NodeStartError, ShareError};
 pub use far::{Far, Portable};
 pub use farfield_derive::Far;
 pub use node::{Here, NodeBuilder, NodeId, run};
+pub use object::Object;
 pub use ptr::{DArc, DBox, Mut};
 pub use stats::NodeStats;
 pub use sync::{AtomicValue, DAtomic, DMutex, DMutexGuard, DReadGuard, DRwLock};

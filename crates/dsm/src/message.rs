@@ -58,6 +58,8 @@ pub(crate) struct CodeRef {
     pub(crate) offset: u32,
     /// Hash of the types that the code is for.
     pub(crate) types: u128,
+    /// Number of values that a destructor drops.
+    pub(crate) count: u64,
 }
 
 #[derive(Clone, Serialize, Deserialize, Debug)]

@@ -180,7 +180,7 @@ mod tests {
         let (node, door) = door();
         let inner = node.store(&[1; 8]).unwrap();
         let outer = node.store(&inner.bits().to_ne_bytes()).unwrap();
-        let destructor = ShippedCode::of_destructor::<crate::DBox<u64>>();
+        let destructor = ShippedCode::of_destructor::<crate::DBox<u64>>(1);
         // As the thread of drops does when a message was said again.
         node.drop_here(outer, destructor);
         node.drop_here(outer, destructor);

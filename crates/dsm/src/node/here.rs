@@ -1,10 +1,10 @@
 //! Scope at a node: what a task borrows shared objects in.
 
 use super::{BlockRights, ShareNode};
-use crate::copies::ObjectCopy;
+use crate::copies::{CopyKey, ObjectCopy};
 use crate::message::LockEnd;
 use crate::task::UsedLoan;
-use crate::{DBox, Far, NodeId, NodeStats, ShareError, TaskHandle};
+use crate::{DBox, Far, NodeId, NodeStats, Object, ShareError, TaskHandle};
 use core::cell::RefCell;
 use core::marker::PhantomData;
 use farfield_core::dsm::OwnerWord;
@@ -22,7 +22,7 @@ pub struct Here<'n> {
     tag: u64,
     base: *mut u8,
     /// Copies that were read in this scope. References to them may be in use.
-    copies: RefCell<HashMap<OwnerWord, Arc<ObjectCopy>>>,
+    copies: RefCell<HashMap<CopyKey, Arc<ObjectCopy>>>,
     /// Mutable loans that the task has used, by number; `None` if the object is lost. All scopes of the
     /// task share them.
     loans: Rc<RefCell<HashMap<u64, Option<UsedLoan>>>>,
@@ -71,15 +71,19 @@ impl<'n> Here<'n> {
         (word.bits() & OwnerWord::PARTITION_MASK == self.tag).then(|| self.base.wrapping_add(word.offset() as usize))
     }
 
-    /// Returns the address of the object for readers, here or in a copy. It is valid as long as the
-    /// object's owner is borrowed and the scope is open. Waits for the object's node if there is no
-    /// copy.
+    /// Returns the object for readers, here or in a copy. It is valid as long as the object's owner is
+    /// borrowed and the scope is open. Waits for the object's node if there is no copy.
     #[inline]
-    pub(crate) fn reading(&self, word: OwnerWord, bytes: usize) -> Result<*const u8, ShareError> {
-        match self.address(word) {
-            Some(address) => Ok(address),
-            None => self.reading_elsewhere(word, bytes),
-        }
+    pub(crate) fn reading<T: Object + ?Sized>(
+        &self,
+        word: OwnerWord,
+        extent: T::Extent,
+    ) -> Result<*const T, ShareError> {
+        let address = match self.address(word) {
+            Some(address) => address,
+            None => self.reading_elsewhere(word, T::bytes(extent))?.cast_mut(),
+        };
+        Ok(T::at(address, extent))
     }
 
     /// Returns the address of another node's object. Kept out of what is compiled into each use.
@@ -93,7 +97,7 @@ impl<'n> Here<'n> {
 
     #[cold]
     fn copy_of(&self, word: OwnerWord, bytes: usize) -> Result<*const u8, ShareError> {
-        if let Some(copy) = self.copies.borrow().get(&word) {
+        if let Some(copy) = self.copies.borrow().get(&(word, bytes)) {
             return Ok(copy.address());
         }
         if let Some(address) = self.node.map_in_place(word) {
@@ -101,26 +105,28 @@ impl<'n> Here<'n> {
         }
         let copy = self.node.copy_of(word, bytes)?;
         let address = copy.address();
-        self.copies.borrow_mut().insert(word, copy);
+        self.copies.borrow_mut().insert((word, bytes), copy);
         Ok(address)
     }
 
     /// Prepares a mutable borrow: brings the object here, if it is elsewhere or may not stay where it
-    /// is. Returns its address and the word of its new version. The owner must have that before the
-    /// object is written to, so nothing is left to do when the borrow ends.
+    /// is. Returns it and the word of its new version. The owner must have that before the object is
+    /// written to, so nothing is left to do when the borrow ends.
     #[inline]
-    pub(crate) fn writing(
+    pub(crate) fn writing<T: Object + ?Sized>(
         &self,
         word: OwnerWord,
-        bytes: usize,
+        extent: T::Extent,
         rights: BlockRights,
-    ) -> Result<(OwnerWord, *mut u8), ShareError> {
+    ) -> Result<(OwnerWord, *mut T), ShareError> {
         if rights != BlockRights::Reader
             && let (Some(address), Some(next)) = (self.address(word), word.next_version())
         {
-            return Ok((next, address));
+            return Ok((next, T::at(address, extent)));
         }
-        self.node.bring(word, bytes, rights)
+        let bytes = T::bytes(extent);
+        let (word, address) = self.node.bring(word, bytes, bytes, rights)?;
+        Ok((word, T::at(address, extent)))
     }
 
     /// Records what has become of a mutable loan in this task.

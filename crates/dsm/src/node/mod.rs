@@ -244,7 +244,7 @@ impl ShareNode {
     }
 
     /// Takes a block for a new object, and copies of others out of its way.
-    fn take(&self, bytes: u64) -> Result<OwnerWord, ShareError> {
+    pub(crate) fn take(&self, bytes: u64) -> Result<OwnerWord, ShareError> {
         let word = self.arena.take(bytes, self.near_bytes)?;
         self.copies.shrink(self.near_bytes.saturating_sub(self.arena.used_bytes()));
         Ok(word)
@@ -253,14 +253,19 @@ impl ShareNode {
     /// Stores a new object of these bytes. Returns its owner's word.
     pub(crate) fn store(&self, bytes: &[u8]) -> Result<OwnerWord, ShareError> {
         let word = self.take(bytes.len() as u64)?;
-        // SAFETY: a new block of that size, which nobody else knows.
-        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.arena.address(word), bytes.len()) };
+        self.fill(word, bytes);
         Ok(word)
+    }
+
+    /// Writes the first bytes of a new block, which has room for them.
+    fn fill(&self, word: OwnerWord, bytes: &[u8]) {
+        // SAFETY: a new block, which nobody else knows, with so much room.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.arena.address(word), bytes.len()) };
     }
 
     /// Returns a copy of another node's object. Waits for that node if there is none.
     fn copy_of(&self, word: OwnerWord, bytes: usize) -> Result<Arc<ObjectCopy>, ShareError> {
-        self.copies.get_or_fetch(word, || {
+        self.copies.get_or_fetch((word, bytes), || {
             let held_bytes = self.copies.held_bytes();
             if held_bytes > self.near_bytes {
                 return Err(ShareError::ScopeTooLong { held_bytes });
@@ -271,11 +276,19 @@ impl ShareNode {
         })
     }
 
-    /// Brings an object to a new block of this node. Returns its new word and its address.
+    /// Brings an object to a new block of this node, which has room for so many bytes. Returns its new
+    /// word and its address.
     #[cold]
-    fn bring(&self, word: OwnerWord, bytes: usize, rights: BlockRights) -> Result<(OwnerWord, *mut u8), ShareError> {
+    pub(crate) fn bring(
+        &self,
+        word: OwnerWord,
+        bytes: usize,
+        room: usize,
+        rights: BlockRights,
+    ) -> Result<(OwnerWord, *mut u8), ShareError> {
         let contents = self.contents(word, bytes)?;
-        let new = self.store(&contents)?;
+        let new = self.take(room as u64)?;
+        self.fill(new, &contents);
         count(&self.counters.moved_objects, 1);
         // The object is there no longer, but is not dropped: it is here.
         if rights == BlockRights::Owner {

@@ -5,7 +5,6 @@ use crate::node;
 use crate::task::code::ShippedCode;
 use crate::{Far, Here, NodeId, Portable, ShareError};
 use core::marker::PhantomData;
-use core::mem::size_of;
 use farfield_core::dsm::OwnerWord;
 
 /// One of many owners of an object in shared memory, as `Arc` is for one process.
@@ -34,7 +33,7 @@ impl<T: Far> DArc<T> {
     /// Stores a value at this node. Errors are those of [`Here::alloc`].
     pub fn new(here: &Here<'_>, value: T) -> Result<DArc<T>, ShareError> {
         let word = here.alloc(value)?.into_word();
-        here.node().begin_count(word, ShippedCode::of_destructor::<T>());
+        here.node().begin_count(word, ShippedCode::of_destructor::<T>(1));
         Ok(DArc { word, object: PhantomData })
     }
 
@@ -45,10 +44,10 @@ impl<T: Far> DArc<T> {
 
     /// Borrows the object. If it is at another node and there is no copy here, waits for one.
     pub fn get<'a>(&'a self, here: &'a Here<'_>) -> Result<&'a T, ShareError> {
-        let address = here.reading(self.word, size_of::<T>())?;
+        let object = here.reading::<T>(self.word, ())?;
         // SAFETY: the object, or a copy of its bytes, aligned to 16 bytes. It does not change, and is
         // there as long as it has an owner; a copy, as long as the scope.
-        Ok(unsafe { &*address.cast::<T>() })
+        Ok(unsafe { &*object })
     }
 
     /// Returns another owner. Away from the object's node it asks that node for a few at a time, so

@@ -19,7 +19,7 @@ use std::borrow::Cow;
 pub fn channel<T: Far>(here: &Here<'_>, bound: usize) -> Result<(Sender<T>, Receiver<T>), ShareError> {
     let word = here.alloc(0u64)?.into_word();
     let (sender, receiver) = (Sender { word, value: PhantomData }, Receiver { word, value: PhantomData });
-    here.node().begin_channel(word, bound, size_of::<T>() as u64, ShippedCode::of_destructor::<T>());
+    here.node().begin_channel(word, bound, size_of::<T>() as u64, ShippedCode::of_destructor::<T>(1));
     Ok((sender, receiver))
 }
 

@@ -106,7 +106,7 @@ impl<T: Far> LockHold<T> {
 
 impl<T: Far> Drop for LockedValue<T> {
     fn drop(&mut self) {
-        node::with_current(|node| node.free_later(self.word, ShippedCode::of_destructor::<T>()));
+        node::with_current(|node| node.free_later(self.word, ShippedCode::of_destructor::<T>(1)));
     }
 }
 

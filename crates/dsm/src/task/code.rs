@@ -11,8 +11,8 @@ use crate::{Far, Here, Portable};
 use core::any::{TypeId, type_name};
 use core::hash::{Hash, Hasher};
 use core::marker::PhantomData;
-use core::mem::{ManuallyDrop, size_of};
-use core::ptr::NonNull;
+use core::mem::{ManuallyDrop, needs_drop, size_of};
+use core::ptr::{NonNull, slice_from_raw_parts_mut};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use twox_hash::XxHash3_128;
@@ -32,8 +32,8 @@ pub(crate) enum TrampolineOp<'o, 'h> {
     /// Read the arguments from the first address, which takes them, run the body, and write its
     /// result to the second address.
     Run { here: &'o Here<'h>, arguments: *const u8, result: *mut u8 },
-    /// Drop the value at this address: a result, or an object.
-    Drop(*mut u8),
+    /// Drop so many values that lie side by side at this address: a result, or an object.
+    Drop(*mut u8, usize),
 }
 
 /// Types of a trampoline.
@@ -114,12 +114,12 @@ where
             unsafe { result.cast::<R>().write_unaligned(value) };
         }
         // SAFETY: the caller's promise. The value may lie anywhere.
-        TrampolineOp::Drop(value) => drop(unsafe { value.cast::<R>().read_unaligned() }),
+        TrampolineOp::Drop(value, _) => drop(unsafe { value.cast::<R>().read_unaligned() }),
     }
 }
 
 /// # Safety
-/// For `Drop`: a value of `T` lies there that nobody else uses. For `Run`: never.
+/// For `Drop`: so many values of `T` lie there that nobody else uses. For `Run`: never.
 #[unsafe(link_section = "farfield_share")]
 #[inline(never)]
 unsafe fn drop_object<T: Far>(op: TrampolineOp<'_, '_>) {
@@ -130,7 +130,9 @@ unsafe fn drop_object<T: Far>(op: TrampolineOp<'_, '_>) {
         }
         TrampolineOp::Run { .. } => {}
         // SAFETY: the caller's promise; objects are aligned.
-        TrampolineOp::Drop(object) => unsafe { object.cast::<T>().drop_in_place() },
+        TrampolineOp::Drop(object, count) => unsafe {
+            slice_from_raw_parts_mut(object.cast::<T>(), count).drop_in_place()
+        },
     }
 }
 
@@ -139,6 +141,8 @@ unsafe fn drop_object<T: Far>(op: TrampolineOp<'_, '_>) {
 pub(crate) struct ShippedCode {
     trampoline: Trampoline,
     pub(crate) description: Description,
+    /// Number of values that a destructor drops.
+    count: usize,
 }
 
 impl ShippedCode {
@@ -153,25 +157,27 @@ impl ShippedCode {
         const {
             assert!(size_of::<F>() == 0, "a task's body captures nothing: pass what it needs in the arguments");
         };
-        ShippedCode::of(run_body::<F, A, R>)
+        ShippedCode::of(run_body::<F, A, R>, 1)
     }
 
-    /// Returns the destructor of a type; `None` if its values need none.
-    pub(crate) fn of_destructor<T: Far>() -> Option<ShippedCode> {
-        core::mem::needs_drop::<T>().then(|| ShippedCode::of(drop_object::<T>))
+    /// Returns the destructor of so many values of a type that lie side by side; `None` if they need
+    /// none.
+    pub(crate) fn of_destructor<T: Far>(count: usize) -> Option<ShippedCode> {
+        (needs_drop::<T>() && count > 0).then(|| ShippedCode::of(drop_object::<T>, count))
     }
 
-    fn of(trampoline: Trampoline) -> ShippedCode {
+    fn of(trampoline: Trampoline, count: usize) -> ShippedCode {
         let mut description = Description::default();
         // SAFETY: a trampoline may always be asked for its types.
         unsafe { trampoline(TrampolineOp::Describe(&mut description)) };
-        ShippedCode { trampoline, description }
+        ShippedCode { trampoline, description, count }
     }
 
     /// Returns what another node finds the code by.
     pub(crate) fn reference(self) -> CodeRef {
         let offset = self.trampoline as usize - section().start;
-        CodeRef { offset: u32::try_from(offset).expect("a program's code is small"), types: self.description.types }
+        let offset = u32::try_from(offset).expect("a program's code is small");
+        CodeRef { offset, types: self.description.types, count: self.count as u64 }
     }
 
     /// Finds code of the build that has made the reference; `None` if it is for other types. The
@@ -183,7 +189,8 @@ impl ShippedCode {
         }
         // SAFETY: the sender is of the same build, where a trampoline begins at this offset.
         let trampoline = unsafe { core::mem::transmute::<*const (), Trampoline>(address as *const ()) };
-        Some(ShippedCode::of(trampoline)).filter(|code| code.description.types == reference.types)
+        Some(ShippedCode::of(trampoline, reference.count as usize))
+            .filter(|code| code.description.types == reference.types)
     }
 
     /// Runs a body on the bytes of its arguments. Returns the bytes of its result, or what it
@@ -205,11 +212,11 @@ impl ShippedCode {
     /// Drops an object.
     ///
     /// # Safety
-    /// It is of the destructor's type, lies there, and nobody else uses it.
+    /// It is of the destructor's type and length, lies there, and nobody else uses it.
     pub(crate) unsafe fn drop_at(self, object: *mut u8) {
         // What a destructor panics with has been printed. The object is gone all the same.
         // SAFETY: the caller's promise.
-        let _ = catch_unwind(AssertUnwindSafe(|| unsafe { (self.trampoline)(TrampolineOp::Drop(object)) }));
+        let _ = catch_unwind(AssertUnwindSafe(|| unsafe { (self.trampoline)(TrampolineOp::Drop(object, self.count)) }));
     }
 }
 
@@ -302,6 +309,6 @@ mod tests {
         // Bodies that do the same with other types.
         let other = ShippedCode::of_body(|_: &Here<'_>, (one, other): (i64, i32)| one + i64::from(other));
         assert_ne!(other.description.types, code.description.types);
-        assert!(ShippedCode::of_destructor::<u64>().is_none());
+        assert!(ShippedCode::of_destructor::<u64>(1).is_none());
     }
 }

@@ -7,6 +7,7 @@ mod litmus;
 mod owners;
 mod support;
 mod sync;
+mod vectors;
 
 use farfield_dsm::{DBox, NodeBuilder};
 use std::iter::repeat;
@@ -19,7 +20,7 @@ fn main() {
     let started = Instant::now();
     let mut passed = 0;
     // The threads of a litmus test wait for each other, so all of them must run.
-    let all = [(owners::TESTS, 2), (sync::TESTS, 2), (litmus::TESTS, 4)];
+    let all = [(owners::TESTS, 2), (sync::TESTS, 2), (vectors::TESTS, 2), (litmus::TESTS, 4)];
     for ((name, nodes, test), workers) in all.iter().flat_map(|(tests, workers)| tests.iter().zip(repeat(*workers))) {
         if !name.contains(&wanted) {
             continue;
