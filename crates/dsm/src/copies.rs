@@ -130,16 +130,21 @@ impl CopyCache {
         fetched
     }
 
+    /// Makes a copy of bytes, which nobody else knows yet.
+    pub(crate) fn copy(&self, bytes: &[u8]) -> ObjectCopy {
+        ObjectCopy::new(bytes, &self.live_bytes)
+    }
+
     /// Keeps a copy, if there is none, and as many others as fit `limit_bytes`.
-    pub(crate) fn insert(&self, word: OwnerWord, bytes: &[u8], limit_bytes: u64) -> Arc<ObjectCopy> {
-        let key = (word, bytes.len());
+    pub(crate) fn insert(&self, key: CopyKey, copy: ObjectCopy, limit_bytes: u64) -> Arc<ObjectCopy> {
         let mut table = self.lock();
         if let Some(copy) = table.by_key.get(&key) {
             return copy.clone();
         }
-        table.shrink(limit_bytes.saturating_sub(bytes.len() as u64));
-        let copy = Arc::new(ObjectCopy::new(bytes, &self.live_bytes));
-        table.bytes += copy.layout.size() as u64;
+        let bytes = copy.layout.size() as u64;
+        table.shrink(limit_bytes.saturating_sub(bytes));
+        let copy = Arc::new(copy);
+        table.bytes += bytes;
         table.order.push_back(key);
         table.by_key.insert(key, copy.clone());
         copy
@@ -177,10 +182,11 @@ mod tests {
     fn copies_leave_oldest_first_and_those_that_a_scope_keeps_stay() {
         let copies = CopyCache::default();
         let word = |number: u64| OwnerWord::new(Partition::new(1).unwrap(), 16 * number, Colour(0)).unwrap();
-        let first = copies.insert(word(1), &[1; 100], 250);
-        copies.insert(word(2), &[2; 100], 250);
-        assert!(Arc::ptr_eq(&copies.insert(word(1), &[9; 100], 250), &first), "it is there already");
-        copies.insert(word(3), &[3; 100], 250);
+        let insert = |word, byte: u8| copies.insert((word, 100), copies.copy(&[byte; 100]), 250);
+        let first = insert(word(1), 1);
+        insert(word(2), 2);
+        assert!(Arc::ptr_eq(&insert(word(1), 9), &first), "it is there already");
+        insert(word(3), 3);
         assert!(copies.get_or_fetch((word(1), 100), || Err(ShareError::Lost)).is_err(), "it has left");
         assert!(copies.get_or_fetch((word(2), 100), || unreachable!("it is there")).is_ok());
         // SAFETY: the copy is kept, and has so many bytes.
@@ -206,7 +212,7 @@ mod tests {
                     while Arc::strong_count(&copies.lock().flights[&(word, 10)]) < 9 {
                         assert!(started.elapsed().as_secs() < 60, "the others wait for this copy");
                     }
-                    Ok(copies.insert(word, &[3; 10], 100))
+                    Ok(copies.insert((word, 10), copies.copy(&[3; 10]), 100))
                 })
             };
             let threads: Vec<_> = (0..8).map(|_| s.spawn(get)).collect();
@@ -217,6 +223,8 @@ mod tests {
         // An error is not kept.
         let other = OwnerWord::new(Partition::new(1).unwrap(), 32, Colour(0)).unwrap();
         assert!(matches!(copies.get_or_fetch((other, 10), || Err(ShareError::Lost)), Err(ShareError::Lost)));
-        assert!(copies.get_or_fetch((other, 10), || Ok(copies.insert(other, &[4; 10], 100))).is_ok());
+        assert!(
+            copies.get_or_fetch((other, 10), || Ok(copies.insert((other, 10), copies.copy(&[4; 10]), 100))).is_ok()
+        );
     }
 }

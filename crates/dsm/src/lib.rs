@@ -93,11 +93,11 @@ mod task;
 
 pub use collections::{ChunkMut, DString, DVec, DVecIter};
 pub use error::{JoinError, NodeStartError, ShareError};
-pub use far::{Far, Portable};
-pub use farfield_derive::Far;
+pub use far::{Far, FarGroup, Portable};
+pub use farfield_derive::{Far, FarGroup};
 pub use node::{Here, NodeBuilder, NodeId, run};
 pub use object::Object;
-pub use ptr::{DArc, DBox, Mut};
+pub use ptr::{DArc, DBox, Mut, TBox, Tie};
 pub use stats::NodeStats;
 pub use sync::{AtomicValue, DAtomic, DMutex, DMutexGuard, DReadGuard, DRwLock};
 pub use sync::{Receiver, RecvError, SendError, Sender, channel};

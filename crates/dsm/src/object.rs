@@ -1,21 +1,24 @@
 //! ObjectLayout of what an owner owns: a value, or a slice of values.
 
-use crate::Far;
+use crate::{Far, FarGroup};
 
-/// Type of the objects that a [`DBox`](crate::DBox) can own: a [`Far`] type, or a slice of one.
+/// Type of the objects that a [`DBox`](crate::DBox) can own: a [`FarGroup`] type, or a slice of a
+/// [`Far`] one.
 #[diagnostic::on_unimplemented(
     message = "values of `{Self}` cannot lie in shared memory",
-    note = "types that are `Far` can, and slices of them"
+    note = "types that are `FarGroup` can, and slices of those that are `Far`"
 )]
 pub trait Object: sealed::ObjectLayout {}
 
-impl<T: Far> Object for T {}
+impl<T: FarGroup> Object for T {}
 impl<T: Far> Object for [T] {}
 
 #[allow(unnameable_types, private_interfaces, reason = "nobody else implements or uses what is sealed")]
 pub(crate) mod sealed {
-    use crate::Far;
+    use crate::node::GroupType;
+    use crate::ptr::MemberType;
     use crate::task::code::ShippedCode;
+    use crate::{Far, FarGroup};
     use core::mem::{align_of, needs_drop, size_of};
     use core::ptr::slice_from_raw_parts_mut;
     use farfield_core::dsm::OwnerWord;
@@ -28,6 +31,8 @@ pub(crate) mod sealed {
         const ALIGNED: ();
         /// Whether an object may own others.
         const OWNS_OTHERS: bool;
+        /// Whether others may be tied to an object.
+        const IS_GROUP: bool = false;
 
         /// Returns the size of an object, in bytes.
         fn bytes(extent: Self::Extent) -> usize;
@@ -37,13 +42,19 @@ pub(crate) mod sealed {
 
         /// Returns what drops an object; `None` if that is nothing.
         fn destructor(extent: Self::Extent) -> Option<ShippedCode>;
+
+        /// Returns the type of the group that an object begins; `None` if nothing is tied to it.
+        fn group() -> Option<GroupType> {
+            None
+        }
     }
 
-    impl<T: Far> ObjectLayout for T {
+    impl<T: FarGroup> ObjectLayout for T {
         type Extent = ();
         const ALIGNED: () =
             assert!(align_of::<T>() <= OwnerWord::ALIGN as usize, "shared objects are aligned to 16 bytes at most");
         const OWNS_OTHERS: bool = needs_drop::<T>();
+        const IS_GROUP: bool = T::HAS_TIES;
 
         #[inline]
         fn bytes((): ()) -> usize {
@@ -57,6 +68,14 @@ pub(crate) mod sealed {
 
         fn destructor((): ()) -> Option<ShippedCode> {
             ShippedCode::of_destructor::<T>(1)
+        }
+
+        fn group() -> Option<GroupType> {
+            T::HAS_TIES.then(|| GroupType {
+                root: MemberType::of::<T>(),
+                code: ShippedCode::of_object::<T>,
+                release: ShippedCode::of_release::<T>,
+            })
         }
     }
 

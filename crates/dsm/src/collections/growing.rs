@@ -6,7 +6,7 @@
 #![allow(unsafe_code, reason = "values are written behind the end of slices")]
 
 use crate::node::BlockRights;
-use crate::{DBox, Far, Here, Portable, ShareError};
+use crate::{DBox, Far, FarGroup, Here, Portable, ShareError};
 use core::mem::size_of;
 
 /// Values for which the first block has room.
@@ -21,6 +21,8 @@ pub(super) struct GrowingSlice<T: Far> {
 
 // SAFETY: an owner and a number.
 unsafe impl<T: Far> Portable for GrowingSlice<T> {}
+// SAFETY: it has no ties.
+unsafe impl<T: Far> FarGroup for GrowingSlice<T> {}
 // SAFETY: as above.
 unsafe impl<T: Far> Far for GrowingSlice<T> {}
 

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "bytes are those of strings")]
 
 use super::GrowingSlice;
-use crate::{Far, Here, Portable, ShareError};
+use crate::{Far, FarGroup, Here, Portable, ShareError};
 
 /// String in shared memory, as `String` is for one process.
 ///
@@ -15,6 +15,8 @@ pub struct DString {
 
 // SAFETY: an owner and a number.
 unsafe impl Portable for DString {}
+// SAFETY: it has no ties.
+unsafe impl FarGroup for DString {}
 // SAFETY: as above.
 unsafe impl Far for DString {}
 

@@ -3,7 +3,7 @@
 
 use super::GrowingSlice;
 use crate::task::sealed::{self, OwnerPlace, WordMut};
-use crate::{DBox, Far, Here, Mut, NodeId, Owner, OwnerMut, Portable, ShareError};
+use crate::{DBox, Far, FarGroup, Here, Mut, NodeId, Owner, OwnerMut, Portable, ShareError};
 use core::mem::size_of;
 use farfield_core::dsm::OwnerWord;
 
@@ -28,6 +28,8 @@ pub struct DVec<T: Far> {
 
 // SAFETY: owners and a number.
 unsafe impl<T: Far> Portable for DVec<T> {}
+// SAFETY: it has no ties.
+unsafe impl<T: Far> FarGroup for DVec<T> {}
 // SAFETY: as above.
 unsafe impl<T: Far> Far for DVec<T> {}
 

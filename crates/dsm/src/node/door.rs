@@ -58,6 +58,15 @@ impl ShareNode {
                     None => Some(ShareReply::Stale),
                 }
             }
+            ShareMessage::FetchGroup { word, offset, root } => {
+                match self.read_group_for(OwnerWord::from_bits(word)?, offset, ShippedCode::find(root)?) {
+                    Some((size, piece)) => {
+                        *bytes = piece;
+                        Some(ShareReply::Group { bytes: size, piece: bytes })
+                    }
+                    None => Some(ShareReply::Stale),
+                }
+            }
             ShareMessage::Free { word, destructor } => {
                 let word = OwnerWord::from_bits(word)?;
                 let destructor = match destructor {

@@ -1,10 +1,10 @@
 //! Scope at a node: what a task borrows shared objects in.
 
-use super::{BlockRights, ShareNode};
+use super::{BlockRights, GroupType, ShareNode};
 use crate::copies::{CopyKey, ObjectCopy};
 use crate::message::LockEnd;
 use crate::task::UsedLoan;
-use crate::{DBox, Far, NodeId, NodeStats, Object, ShareError, TaskHandle};
+use crate::{DBox, Far, FarGroup, NodeId, NodeStats, Object, ShareError, TBox, TaskHandle};
 use core::cell::RefCell;
 use core::marker::PhantomData;
 use farfield_core::dsm::OwnerWord;
@@ -81,6 +81,7 @@ impl<'n> Here<'n> {
     ) -> Result<*const T, ShareError> {
         let address = match self.address(word) {
             Some(address) => address,
+            None if T::IS_GROUP => self.copy_of(word, T::bytes(extent), T::group)?.cast_mut(),
             None => self.reading_elsewhere(word, T::bytes(extent))?.cast_mut(),
         };
         Ok(T::at(address, extent))
@@ -91,19 +92,28 @@ impl<'n> Here<'n> {
     fn reading_elsewhere(&self, word: OwnerWord, bytes: usize) -> Result<*const u8, ShareError> {
         match self.node.in_place(word) {
             Some(address) => Ok(address),
-            None => self.copy_of(word, bytes),
+            None => self.copy_of(word, bytes, || None),
         }
     }
 
     #[cold]
-    fn copy_of(&self, word: OwnerWord, bytes: usize) -> Result<*const u8, ShareError> {
+    fn copy_of(
+        &self,
+        word: OwnerWord,
+        bytes: usize,
+        group: fn() -> Option<GroupType>,
+    ) -> Result<*const u8, ShareError> {
         if let Some(copy) = self.copies.borrow().get(&(word, bytes)) {
             return Ok(copy.address());
         }
-        if let Some(address) = self.node.map_in_place(word) {
+        let group = group();
+        // In place, the addresses of tied objects are those of another process.
+        if group.is_none()
+            && let Some(address) = self.node.map_in_place(word)
+        {
             return Ok(address);
         }
-        let copy = self.node.copy_of(word, bytes)?;
+        let copy = self.node.copy_of(word, bytes, group.as_ref())?;
         let address = copy.address();
         self.copies.borrow_mut().insert((word, bytes), copy);
         Ok(address)
@@ -119,6 +129,12 @@ impl<'n> Here<'n> {
         extent: T::Extent,
         rights: BlockRights,
     ) -> Result<(OwnerWord, *mut T), ShareError> {
+        if T::IS_GROUP
+            && let Some(group) = T::group()
+        {
+            let (word, address) = self.node.write_group(word, &group, rights)?;
+            return Ok((word, T::at(address, extent)));
+        }
         if rights != BlockRights::Reader
             && let (Some(address), Some(next)) = (self.address(word), word.next_version())
         {
@@ -190,8 +206,14 @@ impl<'n> Here<'n> {
 
     /// Stores a value at this node. Fails if the node's near memory is full of objects, or if the
     /// value is too large.
-    pub fn alloc<T: Far>(&self, value: T) -> Result<DBox<T>, ShareError> {
+    pub fn alloc<T: FarGroup>(&self, value: T) -> Result<DBox<T>, ShareError> {
         DBox::new(self, value)
+    }
+
+    /// Stores a value at this node that is tied to its owner: it comes with the object into which its
+    /// owner is put. Fails as [`Here::alloc`] does.
+    pub fn tie<T: FarGroup>(&self, value: T) -> Result<TBox<T>, ShareError> {
+        TBox::new(self, value)
     }
 
     /// Starts a task at a node and returns at once. `body` runs there with the arguments, which it

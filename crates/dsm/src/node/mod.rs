@@ -5,6 +5,7 @@ mod arenas;
 mod builder;
 mod channels;
 mod door;
+mod groups;
 mod here;
 mod locks;
 mod outbox;
@@ -30,6 +31,7 @@ use core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 pub(crate) use door::Door;
 use farfield_core::dsm::{Colour, OwnerWord, Partition};
+pub(crate) use groups::GroupType;
 pub(crate) use here::HeldLock;
 pub use here::Here;
 use locks::HomeLocks;
@@ -264,15 +266,25 @@ impl ShareNode {
     }
 
     /// Returns a copy of another node's object. Waits for that node if there is none.
-    fn copy_of(&self, word: OwnerWord, bytes: usize) -> Result<Arc<ObjectCopy>, ShareError> {
+    fn copy_of(&self, word: OwnerWord, bytes: usize, group: Option<&GroupType>) -> Result<Arc<ObjectCopy>, ShareError> {
         self.copies.get_or_fetch((word, bytes), || {
             let held_bytes = self.copies.held_bytes();
             if held_bytes > self.near_bytes {
                 return Err(ShareError::ScopeTooLong { held_bytes });
             }
-            let bytes = self.fetch(word, bytes)?;
+            let copy = match group {
+                Some(group) => {
+                    let contents = self.fetch_group(word, group)?;
+                    let copy = self.copies.copy(&contents);
+                    // SAFETY: what has arrived is a group of this type, and nobody else knows the copy.
+                    let connected = unsafe { groups::connect_copy(&copy, contents.len(), group.root) };
+                    connected.ok_or(ShareError::Stale { node: self.home_of(word) })?;
+                    copy
+                }
+                None => self.copies.copy(&self.fetch(word, bytes)?),
+            };
             let limit_bytes = self.near_bytes.saturating_sub(self.arena.used_bytes());
-            Ok(self.copies.insert(word, &bytes, limit_bytes))
+            Ok(self.copies.insert((word, bytes), copy, limit_bytes))
         })
     }
 
@@ -340,6 +352,11 @@ impl ShareNode {
         self.outbox.free(self.home_of(word), word, destructor);
     }
 
+    /// Records that a group of this node has this version from now on.
+    pub(crate) fn begin_version(&self, word: OwnerWord) {
+        self.arena.begin_version(word);
+    }
+
     /// Returns the address of an object of this node.
     pub(crate) fn address_of(&self, word: OwnerWord) -> *mut u8 {
         self.arena.address(word)
@@ -351,6 +368,7 @@ impl ShareNode {
             return;
         }
         if let Some(destructor) = destructor {
+            self.arena.end_version(word);
             // SAFETY: its owner is gone, so nobody borrows it; owners have the destructor of their
             // type.
             within(self, false, || unsafe { destructor.drop_at(self.arena.address(word)) });

@@ -215,7 +215,7 @@ impl ShareNode {
                 ShareReply::Waits => Some(ShareReply::Waits),
                 ShareReply::Number(number) => Some(ShareReply::Number(number)),
                 ShareReply::Answer(answer) => Some(ShareReply::Answer(answer)),
-                ShareReply::Bytes(_) | ShareReply::OtherBuild => None,
+                ShareReply::Bytes(_) | ShareReply::Group { .. } | ShareReply::OtherBuild => None,
             });
         }
         Ok(self.serve_shared(self.id, message).unwrap_or(ShareReply::Stale))

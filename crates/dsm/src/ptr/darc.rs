@@ -3,7 +3,7 @@
 
 use crate::node;
 use crate::task::code::ShippedCode;
-use crate::{Far, Here, NodeId, Portable, ShareError};
+use crate::{Far, FarGroup, Here, NodeId, Portable, ShareError};
 use core::marker::PhantomData;
 use farfield_core::dsm::OwnerWord;
 
@@ -20,6 +20,8 @@ pub struct DArc<T: Far> {
 
 // SAFETY: a word, which holds no address and stands for one owner wherever it is.
 unsafe impl<T: Far> Portable for DArc<T> {}
+// SAFETY: it has no ties.
+unsafe impl<T: Far> FarGroup for DArc<T> {}
 // SAFETY: the word never changes.
 unsafe impl<T: Far> Far for DArc<T> {}
 

@@ -2,8 +2,8 @@
 #![allow(unsafe_code, reason = "objects are borrowed by their owners' words")]
 
 use crate::node::{self, BlockRights};
-use crate::task::code::bytes_of;
-use crate::{Far, Here, NodeId, Object, ShareError};
+use crate::task::code::object_bytes_of;
+use crate::{Far, FarGroup, Here, NodeId, Object, ShareError};
 use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, size_of};
 use core::ops::{Deref, DerefMut};
@@ -27,11 +27,16 @@ impl<T: Object + ?Sized> core::fmt::Debug for DBox<T> {
     }
 }
 
-impl<T: Far> DBox<T> {
+impl<T: FarGroup> DBox<T> {
     pub(crate) fn new(here: &Here<'_>, value: T) -> Result<DBox<T>, ShareError> {
-        let bytes = bytes_of(value);
+        let bytes = object_bytes_of(value);
         match here.node().store(&bytes) {
-            Ok(word) => Ok(DBox::of_word(word, ())),
+            Ok(word) => {
+                if T::HAS_TIES {
+                    here.node().begin_version(word);
+                }
+                Ok(DBox::of_word(word, ()))
+            }
             Err(error) => {
                 // SAFETY: the bytes of the value, which nobody else has.
                 drop(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() });
@@ -41,8 +46,11 @@ impl<T: Far> DBox<T> {
     }
 
     /// Takes the object out of shared memory. On an error the owner is dropped, and the object with
-    /// it.
-    pub fn into_inner(self, here: &Here<'_>) -> Result<T, ShareError> {
+    /// it. What is tied to the object is at this node afterwards.
+    pub fn into_inner(mut self, here: &Here<'_>) -> Result<T, ShareError> {
+        if T::HAS_TIES {
+            self.get_mut(here)?;
+        }
         let bytes = here.node().contents(self.word, size_of::<T>())?;
         here.node().free(self.into_word(), None);
         // SAFETY: the bytes of the object, which is there no longer and was not dropped.

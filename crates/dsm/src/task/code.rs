@@ -7,7 +7,9 @@
 #![allow(unsafe_code, reason = "code is called by its offset, and values are bytes")]
 
 use crate::message::CodeRef;
-use crate::{Far, Here, Portable};
+use crate::node::with_current;
+use crate::ptr::MemberType;
+use crate::{Far, FarGroup, Here, Portable};
 use core::any::{TypeId, type_name};
 use core::hash::{Hash, Hasher};
 use core::marker::PhantomData;
@@ -34,6 +36,8 @@ pub(crate) enum TrampolineOp<'o, 'h> {
     Run { here: &'o Here<'h>, arguments: *const u8, result: *mut u8 },
     /// Drop so many values that lie side by side at this address: a result, or an object.
     Drop(*mut u8, usize),
+    /// Say how objects of its type are walked.
+    Member(&'o mut Option<MemberType>),
 }
 
 /// Types of a trampoline.
@@ -96,6 +100,7 @@ where
     R: Far,
 {
     match op {
+        TrampolineOp::Member(_) => {}
         TrampolineOp::Describe(description) => {
             *description = Description {
                 types: types_of::<(F, A, R)>(),
@@ -122,8 +127,9 @@ where
 /// For `Drop`: so many values of `T` lie there that nobody else uses. For `Run`: never.
 #[unsafe(link_section = "farfield_share")]
 #[inline(never)]
-unsafe fn drop_object<T: Far>(op: TrampolineOp<'_, '_>) {
+unsafe fn drop_object<T: FarGroup>(op: TrampolineOp<'_, '_>) {
     match op {
+        TrampolineOp::Member(member) => *member = Some(MemberType::of::<T>()),
         TrampolineOp::Describe(description) => {
             *description =
                 Description { types: types_of::<PhantomData<T>>(), argument_bytes: 0, result_bytes: size_of::<T>() };
@@ -133,6 +139,25 @@ unsafe fn drop_object<T: Far>(op: TrampolineOp<'_, '_>) {
         TrampolineOp::Drop(object, count) => unsafe {
             slice_from_raw_parts_mut(object.cast::<T>(), count).drop_in_place()
         },
+    }
+}
+
+/// # Safety
+/// For `Drop`: a group that begins with a `T` lies there, which is elsewhere now. For `Run`: never.
+#[unsafe(link_section = "farfield_share")]
+#[inline(never)]
+unsafe fn release_group<T: FarGroup>(op: TrampolineOp<'_, '_>) {
+    /// Distinguishes this code from the destructor of the type.
+    struct Released<T>(PhantomData<T>);
+    match op {
+        TrampolineOp::Describe(description) => {
+            *description = Description { types: types_of::<Released<T>>(), argument_bytes: 0, result_bytes: 0 };
+        }
+        TrampolineOp::Run { .. } | TrampolineOp::Member(_) => {}
+        TrampolineOp::Drop(object, _) => {
+            // SAFETY: the caller's promise.
+            with_current(|node| unsafe { node.release_members(object, MemberType::of::<T>()) });
+        }
     }
 }
 
@@ -162,8 +187,26 @@ impl ShippedCode {
 
     /// Returns the destructor of so many values of a type that lie side by side; `None` if they need
     /// none.
-    pub(crate) fn of_destructor<T: Far>(count: usize) -> Option<ShippedCode> {
+    pub(crate) fn of_destructor<T: FarGroup>(count: usize) -> Option<ShippedCode> {
         (needs_drop::<T>() && count > 0).then(|| ShippedCode::of(drop_object::<T>, count))
+    }
+
+    /// Returns the code by which nodes know a type of objects.
+    pub(crate) fn of_object<T: FarGroup>() -> ShippedCode {
+        ShippedCode::of(drop_object::<T>, 1)
+    }
+
+    /// Returns what frees the members of a group that is elsewhere now.
+    pub(crate) fn of_release<T: FarGroup>() -> ShippedCode {
+        ShippedCode::of(release_group::<T>, 1)
+    }
+
+    /// Returns how objects of the type are walked that the code is for.
+    pub(crate) fn member_type(self) -> Option<MemberType> {
+        let mut member = None;
+        // SAFETY: a trampoline may always be asked for its type.
+        unsafe { (self.trampoline)(TrampolineOp::Member(&mut member)) };
+        member
     }
 
     fn of(trampoline: Trampoline, count: usize) -> ShippedCode {
@@ -269,6 +312,11 @@ impl Drop for Value {
 
 /// Returns the bytes of a value, which own what it owns.
 pub(crate) fn bytes_of<T: Portable>(value: T) -> Vec<u8> {
+    object_bytes_of(value)
+}
+
+/// Returns the bytes of a value that stays in this process, which own what it owns.
+pub(crate) fn object_bytes_of<T>(value: T) -> Vec<u8> {
     let value = ManuallyDrop::new(value);
     let mut bytes = vec![0; size_of::<T>()];
     // SAFETY: as many bytes as the value has. What is between its fields is copied as it is.

@@ -9,6 +9,7 @@ use super::join::{TaskEnd, Waiting};
 use crate::message::LOANS_MAX;
 use crate::node::{BlockRights, NotStarted};
 use crate::object::sealed::ObjectLayout;
+use crate::task::code::ShippedCode;
 use crate::{DBox, Far, Here, JoinError, Mut, NodeId, Object, Portable, ShareError};
 use core::cell::RefCell;
 use core::marker::PhantomData;
@@ -82,6 +83,8 @@ struct OpenLoan {
     lent: OwnerWord,
     /// Whether its object may own others.
     owns_others: bool,
+    /// What frees the members of a group that was moved.
+    release: Option<fn() -> ShippedCode>,
 }
 
 /// Where the word of an owner is that is lent.
@@ -113,9 +116,9 @@ impl<'s, 'env> TaskScope<'s, 'env> {
             sealed::Parts::Loan(number, now) => LentOwner::Loan(number, now),
         };
         let number = self.here.node().next_loan();
-        self.loans
-            .borrow_mut()
-            .insert(number, OpenLoan { owner, lent, owns_others: <O::Object as ObjectLayout>::OWNS_OTHERS });
+        let (owns_others, group) = (<O::Object as ObjectLayout>::OWNS_OTHERS, <O::Object as ObjectLayout>::group());
+        let release = group.map(|group| group.release);
+        self.loans.borrow_mut().insert(number, OpenLoan { owner, lent, owns_others, release });
         LentMut { now: UsedLoan { word: lent, left: lent }, extent, number, object: PhantomData }
     }
 
@@ -218,7 +221,7 @@ fn take_back(here: &Here<'_>, open: &RefCell<HashMap<u64, OpenLoan>>, number: u6
         }
     };
     if is_block_free && used.is_moved() {
-        here.node().free(used.left, None);
+        here.node().free(used.left, loan.release.map(|release| release()));
     }
 }
 

@@ -13,6 +13,7 @@ pub(crate) const COPIES_ONLY: &[&str] = &[
     "each_version_is_asked_for_once",
     "clones_send_few_messages",
     "no_more_messages_are_sent_than_must_be",
+    "a_group_comes_by_one_message",
     "copies_make_room",
     "a_scope_that_reads_too_much_is_told",
     "who_dies_is_named_and_the_others_go_on",
