@@ -10,6 +10,7 @@
 use crate::ShareError;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::task::{Poll, Waker};
 use farfield_core::dsm::OwnerWord;
 use std::alloc::Layout;
 use std::collections::{HashMap, VecDeque};
@@ -39,9 +40,26 @@ struct CopyTable {
 
 /// A copy on its way, which several may wait for.
 #[derive(Default)]
-struct CopyFlight {
-    landed: Mutex<Option<Result<Arc<ObjectCopy>, ShareError>>>,
+pub(crate) struct CopyFlight {
+    landing: Mutex<CopyLanding>,
     arrived: Condvar,
+}
+
+#[derive(Default)]
+struct CopyLanding {
+    result: Option<Result<Arc<ObjectCopy>, ShareError>>,
+    /// Futures that wait for it.
+    wakers: Vec<Waker>,
+}
+
+/// Where the copy of a version is.
+pub(crate) enum CopyLookup {
+    /// Here.
+    Found(Arc<ObjectCopy>),
+    /// On its way.
+    Flying(Arc<CopyFlight>),
+    /// Whoever is told this must fetch it, and let it land.
+    New(Arc<CopyFlight>),
 }
 
 /// Memory with the bytes of an object. They are not the object: they are never dropped.
@@ -97,37 +115,47 @@ impl CopyCache {
         self.live_bytes.load(Relaxed).saturating_sub(self.bytes())
     }
 
-    /// Returns the copy of this version. If there is none, has it fetched once for all who ask
-    /// meanwhile (single flight), who share an error, too.
+    /// Returns where the copy of this version is. It is fetched once for all who ask meanwhile (single
+    /// flight), who share an error, too.
+    pub(crate) fn look_up(&self, key: CopyKey) -> CopyLookup {
+        let mut table = self.lock();
+        if let Some(copy) = table.by_key.get(&key) {
+            return CopyLookup::Found(copy.clone());
+        }
+        if let Some(flight) = table.flights.get(&key) {
+            return CopyLookup::Flying(flight.clone());
+        }
+        let flight = Arc::new(CopyFlight::default());
+        table.flights.insert(key, flight.clone());
+        CopyLookup::New(flight)
+    }
+
+    /// Tells all who wait for a copy what has become of it.
+    pub(crate) fn land(&self, key: CopyKey, flight: &CopyFlight, result: Result<Arc<ObjectCopy>, ShareError>) {
+        self.lock().flights.remove(&key);
+        let mut landing = flight.lock();
+        landing.result = Some(result);
+        let wakers = core::mem::take(&mut landing.wakers);
+        drop(landing);
+        flight.arrived.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Returns the copy of this version, and has it fetched if there is none.
     pub(crate) fn get_or_fetch(
         &self,
         key: CopyKey,
         fetch: impl FnOnce() -> Result<Arc<ObjectCopy>, ShareError>,
     ) -> Result<Arc<ObjectCopy>, ShareError> {
-        let flight = {
-            let mut table = self.lock();
-            if let Some(copy) = table.by_key.get(&key) {
-                return Ok(copy.clone());
+        match self.look_up(key) {
+            CopyLookup::Found(copy) => Ok(copy),
+            CopyLookup::Flying(flight) => flight.wait(),
+            CopyLookup::New(flight) => {
+                let fetched = fetch();
+                self.land(key, &flight, fetched.clone());
+                fetched
             }
-            if let Some(flight) = table.flights.get(&key).cloned() {
-                drop(table);
-                let mut landed = flight.lock();
-                loop {
-                    match &*landed {
-                        Some(result) => return result.clone(),
-                        None => landed = flight.arrived.wait(landed).unwrap_or_else(PoisonError::into_inner),
-                    }
-                }
-            }
-            let flight = Arc::new(CopyFlight::default());
-            table.flights.insert(key, flight.clone());
-            flight
-        };
-        let fetched = fetch();
-        self.lock().flights.remove(&key);
-        *flight.lock() = Some(fetched.clone());
-        flight.arrived.notify_all();
-        fetched
+        }
     }
 
     /// Makes a copy of bytes, which nobody else knows yet.
@@ -157,8 +185,31 @@ impl CopyCache {
 }
 
 impl CopyFlight {
-    fn lock(&self) -> MutexGuard<'_, Option<Result<Arc<ObjectCopy>, ShareError>>> {
-        self.landed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, CopyLanding> {
+        self.landing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the copy.
+    fn wait(&self) -> Result<Arc<ObjectCopy>, ShareError> {
+        let mut landing = self.lock();
+        loop {
+            match &landing.result {
+                Some(result) => return result.clone(),
+                None => landing = self.arrived.wait(landing).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    /// Returns the copy if it is there, or wakes somebody when it is.
+    pub(crate) fn poll(&self, waker: &Waker) -> Poll<Result<Arc<ObjectCopy>, ShareError>> {
+        let mut landing = self.lock();
+        if let Some(result) = &landing.result {
+            return Poll::Ready(result.clone());
+        }
+        if !landing.wakers.iter().any(|other| other.will_wake(waker)) {
+            landing.wakers.push(waker.clone());
+        }
+        Poll::Pending
     }
 }
 

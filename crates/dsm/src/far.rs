@@ -53,7 +53,7 @@ pub unsafe trait FarGroup: Send + Sync + 'static {
 /// # Safety
 /// No value has a [`TBox`](crate::TBox) in it.
 #[diagnostic::on_unimplemented(
-    message = "values of `{Self}` cannot lie in shared memory",
+    message = "values of `{Self}` cannot lie in shared memory and be sent",
     note = "numbers, `bool`, `char`, arrays, tuples, `Option`, `Result`, `DBox` and `DArc` can",
     note = "references, `String` and `Vec` hold addresses of one process; `DString` and `DVec` do not",
     note = "instead of `Box`, `Arc`, `Mutex`, `RwLock` and atomics write `DBox`, `DArc`, `DMutex`, `DRwLock`, …",

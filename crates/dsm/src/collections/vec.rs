@@ -206,6 +206,12 @@ impl<'a, T: Far> Iterator for DVecIter<'a, T> {
                 }
             }
             self.next_chunk += 1;
+            // Who has read two chunks in a row reads the next one, too.
+            if self.next_chunk > 1
+                && let Some(next) = self.vec.full.get(self.here).ok().and_then(|full| full.get(self.next_chunk))
+            {
+                next.prefetch(self.here);
+            }
         }
     }
 }

@@ -1,12 +1,13 @@
 //! Scope at a node: what a task borrows shared objects in.
 
-use super::{BlockRights, GroupType, ShareNode};
-use crate::copies::{CopyKey, ObjectCopy};
+use super::{BlockRights, ShareNode, WantedObject};
+use crate::copies::{CopyFlight, CopyKey, CopyLookup, ObjectCopy};
 use crate::message::LockEnd;
 use crate::task::UsedLoan;
 use crate::{DBox, Far, FarGroup, NodeId, NodeStats, Object, ShareError, TBox, TaskHandle};
 use core::cell::RefCell;
 use core::marker::PhantomData;
+use core::task::{Poll, Waker};
 use farfield_core::dsm::OwnerWord;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -28,6 +29,11 @@ pub struct Here<'n> {
     loans: Rc<RefCell<HashMap<u64, Option<UsedLoan>>>>,
     /// Locks that the task holds, by number of the wait. All scopes of the task share them.
     locks: Rc<RefCell<HashMap<u64, HeldLock>>>,
+}
+
+/// Returns what a node asks for that wants to read an object.
+fn wanted<T: Object + ?Sized>(word: OwnerWord, extent: T::Extent) -> WantedObject {
+    WantedObject { word, bytes: T::bytes(extent), group: T::group() }
 }
 
 /// A lock that a task holds.
@@ -81,7 +87,7 @@ impl<'n> Here<'n> {
     ) -> Result<*const T, ShareError> {
         let address = match self.address(word) {
             Some(address) => address,
-            None if T::IS_GROUP => self.copy_of(word, T::bytes(extent), T::group)?.cast_mut(),
+            None if T::IS_GROUP => self.copy_of(wanted::<T>(word, extent))?.cast_mut(),
             None => self.reading_elsewhere(word, T::bytes(extent))?.cast_mut(),
         };
         Ok(T::at(address, extent))
@@ -92,31 +98,87 @@ impl<'n> Here<'n> {
     fn reading_elsewhere(&self, word: OwnerWord, bytes: usize) -> Result<*const u8, ShareError> {
         match self.node.in_place(word) {
             Some(address) => Ok(address),
-            None => self.copy_of(word, bytes, || None),
+            None => self.copy_of(WantedObject { word, bytes, group: None }),
         }
     }
 
     #[cold]
-    fn copy_of(
+    fn copy_of(&self, wanted: WantedObject) -> Result<*const u8, ShareError> {
+        match self.find(wanted) {
+            Some(address) => Ok(address),
+            None => Ok(self.keep(wanted, self.node.copy_of(wanted)?)),
+        }
+    }
+
+    /// Returns the address of another node's object, if this scope has a copy or it is read in place.
+    fn find(&self, wanted: WantedObject) -> Option<*const u8> {
+        if let Some(copy) = self.copies.borrow().get(&wanted.key()) {
+            return Some(copy.address());
+        }
+        // The addresses of tied objects are those of another process there.
+        if wanted.group.is_none() { self.node.map_in_place(wanted.word) } else { None }
+    }
+
+    /// Keeps a copy as long as the scope. Returns its address.
+    fn keep(&self, wanted: WantedObject, copy: Arc<ObjectCopy>) -> *const u8 {
+        let address = copy.address();
+        self.copies.borrow_mut().insert(wanted.key(), copy);
+        address
+    }
+
+    /// Has a copy of an object fetched, if it needs one and there is none. Does not wait.
+    pub(crate) fn prefetch<T: Object + ?Sized>(&self, word: OwnerWord, extent: T::Extent) {
+        let wanted = wanted::<T>(word, extent);
+        if self.address(word).is_none() && self.find(wanted).is_none() {
+            // Whoever reads it is told if that fails.
+            self.node.start_copy(wanted);
+        }
+    }
+
+    /// Returns the object for readers as soon as it is there, as [`Here::reading`] does.
+    pub(crate) fn poll_reading<T: Object + ?Sized>(
         &self,
         word: OwnerWord,
-        bytes: usize,
-        group: fn() -> Option<GroupType>,
-    ) -> Result<*const u8, ShareError> {
-        if let Some(copy) = self.copies.borrow().get(&(word, bytes)) {
-            return Ok(copy.address());
+        extent: T::Extent,
+        flight: &mut Option<Arc<CopyFlight>>,
+        waker: &Waker,
+    ) -> Poll<Result<*const T, ShareError>> {
+        let wanted = wanted::<T>(word, extent);
+        let object = |address: *const u8| T::at(address.cast_mut(), extent).cast_const();
+        let there = self.address(word).map(<*mut u8>::cast_const).or_else(|| self.find(wanted));
+        if let Some(address) = there {
+            return Poll::Ready(Ok(object(address)));
         }
-        let group = group();
-        // In place, the addresses of tied objects are those of another process.
-        if group.is_none()
-            && let Some(address) = self.node.map_in_place(word)
-        {
-            return Ok(address);
-        }
-        let copy = self.node.copy_of(word, bytes, group.as_ref())?;
-        let address = copy.address();
-        self.copies.borrow_mut().insert((word, bytes), copy);
-        Ok(address)
+        let flight = match flight {
+            Some(flight) => flight,
+            None => match self.node.start_copy(wanted) {
+                CopyLookup::Found(copy) => return Poll::Ready(Ok(object(self.keep(wanted, copy)))),
+                CopyLookup::Flying(new) | CopyLookup::New(new) => flight.insert(new),
+            },
+        };
+        flight.poll(waker).map(|landed| Ok(object(self.keep(wanted, landed?))))
+    }
+
+    /// Returns the object for readers, with its copy if it is one. Waits as [`Here::reading`] does.
+    pub(crate) fn pinning<T: Object + ?Sized>(
+        &self,
+        word: OwnerWord,
+        extent: T::Extent,
+    ) -> Result<(*const T, Option<Arc<ObjectCopy>>), ShareError> {
+        let wanted = wanted::<T>(word, extent);
+        let kept = self.copies.borrow().get(&wanted.key()).cloned();
+        let (address, copy) = match (self.address(word), kept) {
+            (Some(address), _) => (address.cast_const(), None),
+            (None, Some(copy)) => (copy.address(), Some(copy)),
+            (None, None) => match self.find(wanted) {
+                Some(address) => (address, None),
+                None => {
+                    let copy = self.node.copy_of(wanted)?;
+                    (copy.address(), Some(copy))
+                }
+            },
+        };
+        Ok((T::at(address.cast_mut(), extent), copy))
     }
 
     /// Prepares a mutable borrow: brings the object here, if it is elsewhere or may not stay where it

@@ -5,6 +5,7 @@ mod arenas;
 mod builder;
 mod channels;
 mod door;
+mod fetches;
 mod groups;
 mod here;
 mod locks;
@@ -31,6 +32,8 @@ use core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 pub(crate) use door::Door;
 use farfield_core::dsm::{Colour, OwnerWord, Partition};
+use fetches::FetchThreads;
+pub(crate) use fetches::WantedObject;
 pub(crate) use groups::GroupType;
 pub(crate) use here::HeldLock;
 pub use here::Here;
@@ -136,6 +139,7 @@ pub(crate) struct ShareNode {
     near_bytes: u64,
     arena: ShareArena,
     copies: CopyCache,
+    fetches: FetchThreads,
     arenas: PeerArenas,
     reads_in_place: bool,
     pub(crate) peers: Peers,
@@ -173,6 +177,7 @@ impl ShareNode {
             near_bytes: config.near_bytes,
             arena,
             copies: CopyCache::default(),
+            fetches: FetchThreads::default(),
             arenas: PeerArenas::new(peers.count()),
             reads_in_place: config.reads_in_place,
             peers,
@@ -266,26 +271,30 @@ impl ShareNode {
     }
 
     /// Returns a copy of another node's object. Waits for that node if there is none.
-    fn copy_of(&self, word: OwnerWord, bytes: usize, group: Option<&GroupType>) -> Result<Arc<ObjectCopy>, ShareError> {
-        self.copies.get_or_fetch((word, bytes), || {
-            let held_bytes = self.copies.held_bytes();
-            if held_bytes > self.near_bytes {
-                return Err(ShareError::ScopeTooLong { held_bytes });
+    fn copy_of(&self, wanted: WantedObject) -> Result<Arc<ObjectCopy>, ShareError> {
+        self.copies.get_or_fetch(wanted.key(), || self.fetch_copy(wanted))
+    }
+
+    /// Fetches a copy and keeps it.
+    fn fetch_copy(&self, wanted: WantedObject) -> Result<Arc<ObjectCopy>, ShareError> {
+        let WantedObject { word, bytes, group } = wanted;
+        let held_bytes = self.copies.held_bytes();
+        if held_bytes > self.near_bytes {
+            return Err(ShareError::ScopeTooLong { held_bytes });
+        }
+        let copy = match group {
+            Some(group) => {
+                let contents = self.fetch_group(word, &group)?;
+                let copy = self.copies.copy(&contents);
+                // SAFETY: what has arrived is a group of this type, and nobody else knows the copy.
+                let connected = unsafe { groups::connect_copy(&copy, contents.len(), group.root) };
+                connected.ok_or(ShareError::Stale { node: self.home_of(word) })?;
+                copy
             }
-            let copy = match group {
-                Some(group) => {
-                    let contents = self.fetch_group(word, group)?;
-                    let copy = self.copies.copy(&contents);
-                    // SAFETY: what has arrived is a group of this type, and nobody else knows the copy.
-                    let connected = unsafe { groups::connect_copy(&copy, contents.len(), group.root) };
-                    connected.ok_or(ShareError::Stale { node: self.home_of(word) })?;
-                    copy
-                }
-                None => self.copies.copy(&self.fetch(word, bytes)?),
-            };
-            let limit_bytes = self.near_bytes.saturating_sub(self.arena.used_bytes());
-            Ok(self.copies.insert((word, bytes), copy, limit_bytes))
-        })
+            None => self.copies.copy(&self.fetch(word, bytes)?),
+        };
+        let limit_bytes = self.near_bytes.saturating_sub(self.arena.used_bytes());
+        Ok(self.copies.insert(wanted.key(), copy, limit_bytes))
     }
 
     /// Brings an object to a new block of this node, which has room for so many bytes. Returns its new

@@ -39,6 +39,10 @@ impl<T: Far> DArc<T> {
         Ok(DArc { word, object: PhantomData })
     }
 
+    pub(crate) fn owner_word(&self) -> OwnerWord {
+        self.word
+    }
+
     /// Returns the node that keeps the object.
     pub fn home(&self) -> NodeId {
         NodeId::of(self.word)

@@ -10,7 +10,7 @@ use crate::message::LOANS_MAX;
 use crate::node::{BlockRights, NotStarted};
 use crate::object::sealed::ObjectLayout;
 use crate::task::code::ShippedCode;
-use crate::{DBox, Far, Here, JoinError, Mut, NodeId, Object, Portable, ShareError};
+use crate::{DArc, DBox, Far, Here, JoinError, Mut, NodeId, Object, ObjectFetch, PinnedObject, Portable, ShareError};
 use core::cell::RefCell;
 use core::marker::PhantomData;
 use farfield_core::dsm::OwnerWord;
@@ -299,10 +299,28 @@ pub(crate) mod sealed {
     }
 }
 
-/// What can be lent for reading: a [`DBox`], or a loan.
-pub trait Owner: sealed::OwnerPlace<Self::Object> {
+/// What can be lent for reading: a [`DBox`], a [`DArc`], or a loan.
+pub trait Owner: sealed::OwnerPlace<Self::Object> + Sized {
     /// Type of the object.
     type Object: Object + ?Sized;
+
+    /// Borrows the object as `get` does, for as long as the owner is borrowed. The borrow outlives the
+    /// scope, and other threads may have it.
+    fn pin(&self, here: &Here<'_>) -> Result<PinnedObject<'_, Self::Object>, ShareError> {
+        PinnedObject::new(self, here)
+    }
+
+    /// Borrows the object as `get` does, once it is there: `await` does not block the thread.
+    fn fetch<'a>(&'a self, here: &'a Here<'_>) -> ObjectFetch<'a, Self::Object> {
+        ObjectFetch::new(self, here)
+    }
+
+    /// Has the object fetched that is read soon, and does not wait for it. Whoever reads it waits for
+    /// the same copy, and is told if it does not come.
+    fn prefetch(&self, here: &Here<'_>) {
+        let (word, extent) = self.place();
+        here.prefetch::<Self::Object>(word, extent);
+    }
 }
 
 /// What can be lent for writing: a [`DBox`], or a mutable loan.
@@ -403,6 +421,16 @@ impl<T: Object + ?Sized> sealed::OwnerPlace<T> for DBox<T> {
 }
 
 impl<T: Object + ?Sized> Owner for DBox<T> {
+    type Object = T;
+}
+
+impl<T: Far> sealed::OwnerPlace<T> for DArc<T> {
+    fn place(&self) -> (OwnerWord, ()) {
+        (self.owner_word(), ())
+    }
+}
+
+impl<T: Far> Owner for DArc<T> {
     type Object = T;
 }
 

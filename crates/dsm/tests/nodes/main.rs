@@ -6,6 +6,7 @@
 mod groups;
 mod litmus;
 mod owners;
+mod reads;
 mod support;
 mod sync;
 mod vectors;
@@ -21,7 +22,14 @@ fn main() {
     let started = Instant::now();
     let mut passed = 0;
     // The threads of a litmus test wait for each other, so all of them must run.
-    let all = [(owners::TESTS, 2), (sync::TESTS, 2), (vectors::TESTS, 2), (groups::TESTS, 2), (litmus::TESTS, 4)];
+    let all = [
+        (owners::TESTS, 2),
+        (sync::TESTS, 2),
+        (vectors::TESTS, 2),
+        (groups::TESTS, 2),
+        (reads::TESTS, 2),
+        (litmus::TESTS, 4),
+    ];
     for ((name, nodes, test), workers) in all.iter().flat_map(|(tests, workers)| tests.iter().zip(repeat(*workers))) {
         if !name.contains(&wanted) {
             continue;
