@@ -260,3 +260,60 @@ impl ShareNode {
         if self.arena.is_group(word) { count(&self.counters.orphans, 1) } else { self.free(word, None) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FarGroup, Tie};
+
+    /// An owner, as a `TBox` is one, of plain memory.
+    struct PlainTie(NonNull<PlainLink>);
+    struct PlainLink(u64, Option<PlainTie>);
+
+    // SAFETY: nothing else uses the memory.
+    unsafe impl Send for PlainTie {}
+    // SAFETY: as above.
+    unsafe impl Sync for PlainTie {}
+    // SAFETY: one tie, which is named.
+    unsafe impl FarGroup for PlainLink {
+        const HAS_TIES: bool = true;
+
+        fn visit_ties(&self, visit: &mut dyn FnMut(Tie)) {
+            if let Some(tie) = &self.1 {
+                let (slot, target) = ((&raw const tie.0).cast(), tie.0.as_ptr().cast_const().cast());
+                visit(Tie { slot, target, member: MemberType::of::<PlainLink>() });
+            }
+        }
+    }
+
+    #[test]
+    fn a_group_arrives_as_it_was_or_not_at_all() {
+        let third = PlainLink(3, None);
+        let second = PlainLink(2, Some(PlainTie(NonNull::from(&third))));
+        let first = PlainLink(1, Some(PlainTie(NonNull::from(&second))));
+        let root = MemberType::of::<PlainLink>();
+        // SAFETY: a group that nobody writes to.
+        let bytes = unsafe { gather((&raw const first).cast(), root) };
+        let mut arrived = vec![0u128; bytes.len() / ALIGN];
+        let group = arrived.as_mut_ptr().cast::<u8>();
+        // SAFETY: room for so many bytes.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), group, bytes.len()) };
+        for len in (0..bytes.len()).step_by(ALIGN) {
+            // SAFETY: so many bytes of a group, of which the rest is there, too.
+            assert!(unsafe { GroupLayout::of(group, len, root) }.is_none(), "{len}");
+        }
+        // SAFETY: the whole group.
+        let layout = unsafe { GroupLayout::of(group, bytes.len(), root) }.unwrap();
+        // SAFETY: nobody else uses it.
+        unsafe { layout.connect(group, |object| group.wrapping_add(layout.objects[object].0)) };
+        // SAFETY: as above; the addresses lead into it now.
+        let first = unsafe { &*arrived.as_mut_ptr().cast::<PlainLink>() };
+        let links = std::iter::successors(Some(first), |link| {
+            // SAFETY: as above.
+            link.1.as_ref().map(|tie| unsafe { tie.0.as_ref() })
+        });
+        let links: Vec<_> = links.map(|link| (link.0, core::ptr::from_ref(link).cast::<u8>())).collect();
+        let expected = [0, 16, 32].map(|offset| group.wrapping_add(offset).cast_const());
+        assert_eq!(links, [(1, expected[0]), (2, expected[1]), (3, expected[2])]);
+    }
+}
