@@ -292,6 +292,12 @@ fn a_group_outlives_all_colours_of_its_block(here: &Here<'_>) -> Checked {
         let mut lent = s.lend_mut(&mut list);
         (0..70_000).try_for_each(|_| lent.get_mut(here).map(|mut first| first.number += 1))
     })??;
+    // What was lent is freed, with its members; those of the list are there.
+    let started = Instant::now();
+    while here.stats().object_bytes != 3 * 32 {
+        assert!(started.elapsed() < PATIENCE, "{:?}", here.stats());
+        std::thread::yield_now();
+    }
     let (read, list) = at(here, NodeId(1), (list,), |here, (list,)| {
         (list.get(here).map(|first| [first.number, numbers(first).sum()]), list)
     })?;
