@@ -16,6 +16,9 @@ use farfield_core::dsm::OwnerWord;
 /// the same message, to whoever reads or writes that. So it is used without [`Here`] and without a
 /// check, by `Deref`. An owner on a stack stays at the node of the task, and cannot be sent; put into an
 /// object of a [`DBox`](crate::DBox) it travels with that.
+///
+/// When its owner is dropped, the object is dropped a moment later by another thread of the node, so a list
+/// of any length can be dropped.
 pub struct TBox<T: FarGroup> {
     /// Address of the object in this process: where the owner is, the object is.
     object: NonNull<T>,

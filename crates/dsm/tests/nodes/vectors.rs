@@ -107,9 +107,9 @@ fn twin_step(vec: &mut Vec<u64>, seed: u64) -> Option<u64> {
 }
 
 fn random_vectors_are_those_of_one_process(here: &Here<'_>) -> Checked {
-    let (mut random, steps) = (seeded(11), if is_deep() { 20_000 } else { 120 });
+    let (mut random, steps) = (seeded(11), if is_deep() { 3000 } else { 80 });
     let nodes = here.nodes().count() as u16;
-    for chunk in [1, 3, 8] {
+    for chunk in [1, 4] {
         let (mut vec, mut twin) = (DVec::with_chunk(chunk), Vec::new());
         for step in 0..steps {
             let (node, seed) = (NodeId(random.u16(..nodes)), random.u64(..));
@@ -126,7 +126,7 @@ fn random_vectors_are_those_of_one_process(here: &Here<'_>) -> Checked {
 }
 
 fn random_strings_are_those_of_one_process(here: &Here<'_>) -> Checked {
-    let (mut random, steps) = (seeded(12), if is_deep() { 20_000 } else { 300 });
+    let (mut random, steps) = (seeded(12), if is_deep() { 10_000 } else { 150 });
     let nodes = here.nodes().count() as u16;
     let (mut text, mut twin) = (DString::new(), String::new());
     for step in 0..steps {
@@ -311,6 +311,7 @@ impl Drop for Counted {
 }
 
 fn values_of_a_vector_are_dropped_once(here: &Here<'_>) -> Checked {
+    DROPPED.store(0, SeqCst);
     let mut vec = DVec::with_chunk(8);
     for number in 0..30u64 {
         vec.push(here, Counted { panics: number == 13 || number == 27, owned: here.alloc(number)? })?;
