@@ -29,7 +29,7 @@ fn variants(input: &DeriveInput) -> Result<Vec<(Tokens, &Fields)>, Error> {
     match &input.data {
         Data::Struct(data) => Ok(vec![(quote!(Self), &data.fields)]),
         Data::Enum(data) => {
-            let of_variant = |variant: &'_ syn::Variant| {
+            let of_variant = |variant: &syn::Variant| {
                 let name = &variant.ident;
                 quote!(Self::#name)
             };

@@ -1,7 +1,9 @@
 //! Vectors in chunks and strings: they do what those of one process do, wherever their parts are.
 
 use crate::support::{Checked, NodesTest, PATIENCE, all_is_free, at, is_deep, seeded};
-use farfield_dsm::{DBox, DString, DVec, Far, Here, JoinError, Lent, LentMut, NodeId, ShareError, scope};
+use farfield_dsm::{
+    DArc, DBox, DMutex, DString, DVec, Far, Here, JoinError, Lent, LentMut, NodeId, ShareError, channel, scope,
+};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Instant;
 
@@ -11,6 +13,7 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("random_vectors_of_three_nodes_are_those_of_one_process", 3, random_vectors_are_those_of_one_process),
     ("random_strings_are_those_of_one_process", 2, random_strings_are_those_of_one_process),
     ("random_strings_of_three_nodes_are_those_of_one_process", 3, random_strings_are_those_of_one_process),
+    ("vectors_lie_in_other_objects", 3, vectors_lie_in_other_objects),
     ("chunks_are_changed_at_several_nodes_at_once", 3, chunks_are_changed_at_several_nodes_at_once),
     ("what_is_appended_costs_no_version", 2, what_is_appended_costs_no_version),
     ("a_vector_that_does_not_fit_stays_as_it_was", 2, a_vector_that_does_not_fit_stays_as_it_was),
@@ -151,6 +154,43 @@ fn random_strings_are_those_of_one_process(here: &Here<'_>) -> Checked {
     let made = at(here, NodeId(nodes - 1), (), |here, ()| DString::from_str(here, "Größe"))??;
     assert_eq!(made.as_str(here)?, "Größe");
     drop((text, made));
+    all_is_free(here)
+}
+
+fn vectors_lie_in_other_objects(here: &Here<'_>) -> Checked {
+    let locked = DMutex::new(here, (DVec::<u64>::with_chunk(16), DString::new()))?;
+    let shared = DArc::new(here, locked)?;
+    let tasks = here.nodes().map(|node| {
+        here.spawn_to(node, (shared.try_clone(here)?,), |here, (shared,)| {
+            for round in 0..20 {
+                let mut guard = shared.get(here)?.lock(here)?;
+                let (numbers, text) = &mut *guard;
+                numbers.push(here, round)?;
+                text.push_str(here, "ab")?;
+            }
+            Ok::<_, ShareError>(())
+        })
+    });
+    let tasks: Vec<_> = tasks.collect::<Result<_, ShareError>>()?;
+    tasks.into_iter().try_for_each(|task| Ok::<_, JoinError>(task.join(here)??))?;
+    {
+        let guard = shared.get(here)?.lock(here)?;
+        let sum = guard.0.iter(here).try_fold(0, |sum, number| number.map(|number| sum + number))?;
+        assert_eq!((sum, guard.0.len(), guard.1.as_str(here)?), (3 * 190, 60, &*"ab".repeat(60)));
+    }
+    // A vector of strings is handed over, with all that it owns.
+    let (sender, receiver) = channel::<DVec<DString>>(here, 1)?;
+    let sent = at(here, NodeId(1), (sender,), |here, (sender,)| {
+        let mut texts = DVec::with_chunk(2);
+        for text in ["a", "bc", "def"] {
+            texts.push(here, DString::from_str(here, text)?)?;
+        }
+        Ok::<_, ShareError>(sender.send(here, texts).is_ok())
+    })?;
+    let texts = receiver.recv(here).expect("one was sent");
+    let read: String = texts.iter(here).map(|text| text?.as_str(here)).collect::<Result<_, ShareError>>()?;
+    assert_eq!((sent, &*read, texts.get(here, 3)?.is_none()), (Ok(true), "abcdef", true));
+    drop((shared, receiver, texts));
     all_is_free(here)
 }
 
