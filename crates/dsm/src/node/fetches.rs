@@ -1,15 +1,16 @@
 //! Copies that are fetched while nobody waits for them, or while somebody waits who does not block.
+//! Each other node has threads of its own, so one that is silent holds up nobody else.
 
-use super::{GroupType, ShareNode};
+use super::{GroupType, NodeId, ShareNode};
 use crate::ShareError;
 use crate::copies::{CopyFlight, CopyKey, CopyLookup};
 use farfield_core::dsm::OwnerWord;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-/// Most threads that fetch copies at a time.
-const THREADS_MAX: usize = 8;
+/// Most threads that fetch copies from a node at a time.
+const THREADS_MAX: usize = 4;
 /// Time for which a thread waits for the next copy before it ends.
 const IDLE_FOR: Duration = Duration::from_secs(1);
 
@@ -29,9 +30,9 @@ impl WantedObject {
     }
 }
 
-/// Threads that fetch copies, begun when there are some to fetch.
+/// Threads that fetch copies from each other node, begun when there are some to fetch.
 #[derive(Default)]
-pub(super) struct FetchThreads(Arc<FetchQueue>);
+pub(super) struct FetchThreads(Mutex<HashMap<NodeId, Arc<FetchQueue>>>);
 
 #[derive(Default)]
 struct FetchQueue {
@@ -82,8 +83,10 @@ impl FetchQueue {
 
 impl Drop for FetchThreads {
     fn drop(&mut self) {
-        self.0.lock().has_ended = true;
-        self.0.changed.notify_all();
+        for queue in self.0.get_mut().unwrap_or_else(PoisonError::into_inner).values() {
+            queue.lock().has_ended = true;
+            queue.changed.notify_all();
+        }
     }
 }
 
@@ -92,10 +95,12 @@ impl ShareNode {
     pub(crate) fn start_copy(&self, wanted: WantedObject) -> CopyLookup {
         let found = self.copies.look_up(wanted.key());
         let CopyLookup::New(flight) = &found else { return found };
-        let mut jobs = self.fetches.0.lock();
+        let home = self.home_of(wanted.word);
+        let queue = self.fetches.0.lock().unwrap_or_else(PoisonError::into_inner).entry(home).or_default().clone();
+        let mut jobs = queue.lock();
         jobs.waiting.push_back((wanted, flight.clone()));
         if jobs.idle < jobs.waiting.len() && jobs.threads < THREADS_MAX {
-            let (queue, node) = (self.fetches.0.clone(), self.this.clone());
+            let (queue, node) = (queue.clone(), self.this.clone());
             let thread = std::thread::Builder::new().name("share-fetch".into());
             jobs.threads += usize::from(thread.spawn(move || queue.run(&node)).is_ok());
         }
@@ -106,7 +111,7 @@ impl ShareNode {
             Some((_, flight)) => {
                 self.copies.land(wanted.key(), &flight, Err(ShareError::Refused { node: self.id }));
             }
-            None => self.fetches.0.changed.notify_one(),
+            None => queue.changed.notify_one(),
         }
         found
     }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) const TESTS: &[NodesTest] = &[
     ("what_is_prefetched_is_asked_for_once", 2, what_is_prefetched_is_asked_for_once),
+    ("a_silent_node_holds_up_no_other_reads", 3, a_silent_node_holds_up_no_other_reads),
     ("what_cannot_be_prefetched_is_told_to_its_reader", 3, what_cannot_be_prefetched_is_told_to_its_reader),
     ("prefetched_copies_count_as_near", 2, prefetched_copies_count_as_near),
     ("many_are_awaited_by_one_thread", 2, many_are_awaited_by_one_thread),
@@ -109,6 +110,37 @@ fn what_cannot_be_prefetched_is_told_to_its_reader(here: &Here<'_>) -> Checked {
     other.prefetch(here);
     assert_eq!((other.get(here)?, here.stats().late_frees), (&7, before.late_frees));
     Ok(())
+}
+
+fn a_silent_node_holds_up_no_other_reads(here: &Here<'_>) -> Checked {
+    let silent = made_there(here, 20)?;
+    let speaks: Vec<_> = (0..20u64)
+        .map(|number| at(here, NodeId(2), (number,), |here, (number,)| here.alloc(number)))
+        .map(|made| made?.map_err(farfield_dsm::JoinError::from))
+        .collect::<Result<_, _>>()?;
+    let process = at(here, NodeId(1), (), |_, ()| std::process::id())?;
+    let signal = |name: &str| {
+        let sent = std::process::Command::new("kill").args([name, &process.to_string()]).status();
+        assert!(sent.expect("kill starts").success());
+    };
+    signal("-STOP");
+    silent.iter().for_each(|boxed| boxed.prefetch(here));
+    // None of these waits for the other node.
+    let read = block_on(async {
+        let mut sum = 0;
+        for boxed in &speaks {
+            sum += boxed.fetch(here).await?;
+        }
+        Ok::<_, ShareError>(sum)
+    });
+    let copy_bytes = here.stats().copy_bytes;
+    signal("-CONT");
+    assert_eq!((read.0, copy_bytes), (Ok(190), 20 * 8), "the other node was silent meanwhile");
+    for (boxed, number) in silent.iter().zip(0..) {
+        assert_eq!(boxed.get(here)?, &[number; 100]);
+    }
+    drop((silent, speaks));
+    all_is_free(here)
 }
 
 fn prefetched_copies_count_as_near(here: &Here<'_>) -> Checked {

@@ -17,6 +17,7 @@ pub(crate) const COPIES_ONLY: &[&str] = &[
     "what_is_prefetched_is_asked_for_once",
     "prefetched_copies_count_as_near",
     "many_are_awaited_by_one_thread",
+    "a_silent_node_holds_up_no_other_reads",
     "copies_make_room",
     "a_scope_that_reads_too_much_is_told",
     "who_dies_is_named_and_the_others_go_on",
