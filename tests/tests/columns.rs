@@ -227,22 +227,22 @@ fn sorted_copies_and_their_orders_are_those_of_a_loop_for_each_type_and_plane() 
             match plane {
                 Plane::Page => {
                     sorted_and_ordered(&heap, random, 140_000, |bits| bits, u64::cmp);
-                    sorted_and_ordered(&heap, random, 70_000, |bits| bits as i32, i32::cmp);
+                    sorted_and_ordered(&heap, random, tier(20_000, 70_000), |bits| bits as i32, i32::cmp);
                     let few = |bits| f32::from_bits(((bits as u32) << 20) | ((bits >> 40) as u32 % 3));
-                    sorted_and_ordered(&heap, random, 70_000, few, by_number!(f32));
+                    sorted_and_ordered(&heap, random, tier(20_000, 70_000), few, by_number!(f32));
                 }
                 Plane::Object => {
-                    sorted_and_ordered(&heap, random, 70_000, |bits| bits as i16 % 1000, i16::cmp);
-                    sorted_and_ordered(&heap, random, 20_000, |bits| bits as u8, u8::cmp);
-                    sorted_and_ordered(&heap, random, 30_000, |bits| bits as i64, i64::cmp);
+                    sorted_and_ordered(&heap, random, tier(20_000, 70_000), |bits| bits as i16 % 1000, i16::cmp);
+                    sorted_and_ordered(&heap, random, tier(10_000, 20_000), |bits| bits as u8, u8::cmp);
+                    sorted_and_ordered(&heap, random, tier(10_000, 30_000), |bits| bits as i64, i64::cmp);
                     sorted_and_ordered(&heap, random, 10_000, |bits| bits as u32, u32::cmp);
                 }
                 _ => {
                     // One in sixteen is infinite or no number.
                     let mixed = |bits: u64| f64::from_bits(if bits & 15 == 0 { bits | 0x7ff << 52 } else { bits });
                     sorted_and_ordered(&heap, random, 90_000, mixed, by_number!(f64));
-                    sorted_and_ordered(&heap, random, 70_000, |bits| bits as i8, i8::cmp);
-                    sorted_and_ordered(&heap, random, 30_000, |bits| bits as u16, u16::cmp);
+                    sorted_and_ordered(&heap, random, tier(20_000, 70_000), |bits| bits as i8, i8::cmp);
+                    sorted_and_ordered(&heap, random, tier(10_000, 30_000), |bits| bits as u16, u16::cmp);
                 }
             }
         }

@@ -85,7 +85,9 @@ fn random_histories_match_the_model() {
 
 #[test]
 fn random_histories_match_the_model_with_handler_threads() {
-    random_histories("thread");
+    if farfield_tests::deep() {
+        random_histories("thread");
+    }
 }
 
 #[test]
@@ -95,7 +97,9 @@ fn native_asynchronous_io_means_the_same() {
 
 #[test]
 fn native_asynchronous_io_means_the_same_with_handler_threads() {
-    same_in_mode("async_io", &["native"], "thread");
+    if farfield_tests::deep() {
+        same_in_mode("async_io", &["native"], "thread");
+    }
 }
 
 #[test]
@@ -107,7 +111,9 @@ fn a_userfaultfd_of_the_program_lives_beside_ours() {
 #[test]
 fn a_userfaultfd_of_the_program_lives_beside_ours_with_handler_threads() {
     same_in_mode("own_faults", &["early"], "thread");
-    same_in_mode("own_faults", &["late"], "thread");
+    if farfield_tests::deep() {
+        same_in_mode("own_faults", &["late"], "thread");
+    }
 }
 
 #[test]

@@ -399,7 +399,7 @@ fn heaps_move_between_servers_and_survive_those_that_die() {
     let scratch = Scratch::new("switch-heaps");
     let tcp = Server::start_tcp(&scratch, "tcp", ["--capacity", "256M"]);
     let near = Server::start(&scratch, "near", ["--capacity", "256M"]);
-    for plane in [Plane::Page, Plane::Hybrid] {
+    for plane in [Plane::Page, Plane::Hybrid].into_iter().take(tier(1, 2)) {
         let heap = Heap::builder().near(2 * MIB).near_max(2 * MIB).far(1 << 30).plane(plane).pool(tcp.url());
         let heap = heap.patience(PATIENCE).build().expect("the server accepts");
         let value = |index: usize, round: u64| [(index as u64) << 32 | round; 256];

@@ -39,7 +39,7 @@ enum Beside {
 enum Tier {
     /// Runs in both tiers.
     Ci,
-    /// Runs in the deep tier, or by name. `experiments` are tests of the program that measures.
+    /// Runs in the deep tier, or by name. `experiments` are tests of the program that measures, and of its workloads.
     /// DataFusion takes longer to build than everything else together, the fuzz targets are
     /// a workspace of their own, the models need another pager, and libfabric another pool. Their libraries are built anew.
     Deep,
@@ -182,7 +182,7 @@ impl TestProgram {
 
     fn part(&self) -> &str {
         match (self.package.as_str(), self.target.as_str()) {
-            ("farfield-bench", "stand_in" | "cleanup") => "experiments",
+            ("farfield-bench", "stand_in" | "cleanup" | "work") => "experiments",
             (END_TO_END, target) if PARTS.iter().any(|part| part.name == target) => target,
             _ => "unit",
         }

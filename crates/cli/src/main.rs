@@ -3,12 +3,14 @@
 mod advise;
 mod bench;
 mod doctor;
+mod notice;
 mod pipe;
 mod pool;
 mod profile;
 mod run;
 mod serve;
 mod server_stat;
+mod share;
 mod size;
 mod token;
 mod top;
@@ -41,6 +43,7 @@ enum Command {
     Advise(advise::AdviseArgs),
     Serve(serve::ServeArgs),
     Top(top::TopArgs),
+    Share(share::ShareArgs),
     Pool(pool::PoolArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Advise(args) => finish(advise::run(&args)),
         Command::Serve(args) => finish(serve::run(args)),
         Command::Top(args) => top::run(args),
+        Command::Share(args) => share::run(args),
         Command::Pool(args) => pool::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => finish(bench::run(&args)),

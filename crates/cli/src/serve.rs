@@ -130,7 +130,7 @@ fn check_reach(args: &ServeArgs, listen: &[ListenUrl], has_tokens: bool) -> anyh
 }
 
 /// Parses a time: a number and `us`, `ms`, `s` or `m`.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     if text == "0" {
         return Ok(Duration::ZERO);
     }
@@ -285,7 +285,7 @@ fn remove_private_folders(args: &ServeArgs) {
 }
 
 /// Checks whether other machines can reach the address.
-fn is_open_to_others(url: &ListenUrl) -> bool {
+pub(crate) fn is_open_to_others(url: &ListenUrl) -> bool {
     let ListenUrl::Tcp(address) = url else { return false };
     let host = address.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
     host != "localhost" && !host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())

@@ -374,7 +374,7 @@ fn part(part: u64, whole: u64) -> Option<f64> {
 }
 
 /// Returns the command line of a process, as one line without control characters.
-fn command_line(pid: u32) -> String {
+pub(crate) fn command_line(pid: u32) -> String {
     let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     printable(&String::from_utf8_lossy(bytes.strip_suffix(b"\0").unwrap_or(&bytes)).replace('\0', " "))
 }

@@ -21,6 +21,7 @@ pub mod heap;
 mod ids;
 pub mod lock;
 mod member_set;
+pub mod notice;
 pub mod page_word;
 pub mod policy;
 pub mod row_word;

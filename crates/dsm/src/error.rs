@@ -61,6 +61,9 @@ pub enum ShareError {
         /// Node that was asked.
         node: NodeId,
     },
+    /// This node is not part of the program any more: it has not answered for too long.
+    #[error("this node has not answered for too long, and was expelled")]
+    Expelled,
     /// The node does not keep the object any more. In safe code this does not happen.
     #[error("node {node} does not keep the object any more")]
     Stale {
@@ -111,6 +114,9 @@ pub enum NodeStartError {
         /// Error of the operating system.
         source: std::io::Error,
     },
+    /// That is no address at which a node can listen.
+    #[error(transparent)]
+    Listen(farfield_server::BadUrl),
     /// The node's server cannot listen.
     #[error(transparent)]
     Server(#[from] farfield_server::StartError),

@@ -1,5 +1,6 @@
 //! Messages between nodes: calls of one function at the node's server.
 
+use crate::member::Invitation;
 use crate::node::AtomicStep;
 use farfield_core::lock::LockMode;
 use farfield_core::wire::CallBody;
@@ -68,6 +69,12 @@ pub(crate) enum ShareMessage<'a> {
     Hello { address: NodeAddress },
     /// All nodes can be reached there, by number.
     Peers { addresses: Vec<NodeAddress> },
+    /// A process asks for a place among the nodes.
+    Join,
+    /// The first process wants a sign of life.
+    Beat,
+    /// The program has ended.
+    Over,
     /// A node is gone.
     Lost { node: u16 },
     /// So many bytes of an object are wanted, from an offset on.
@@ -182,6 +189,12 @@ pub(crate) enum ShareReply<'a> {
     Stale,
     /// The sender is of another build.
     OtherBuild,
+    /// The sender was taken for dead.
+    Expelled,
+    /// The sender is to be that node.
+    Invited(Invitation),
+    /// All nodes are there.
+    NoPlace,
     /// An atomic number as it was before.
     Number(u64),
     /// The wait is over at once.

@@ -68,7 +68,7 @@ impl Space {
         self.heap.core()
     }
 
-    /// Adds lines to the [notice](farfield_core::heap::notice) of the heap, each with a name and a
+    /// Adds lines to the [notice](farfield_core::notice) of the heap, each with a name and a
     /// number, as long as this space exists. `lines` is called a few times a second if the heap has
     /// a name, on a thread of the heap. It holds no reference to the heap, and is quick.
     pub fn add_to_notice(&self, lines: impl Fn() -> String + Send + 'static) {

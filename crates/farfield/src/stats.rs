@@ -146,7 +146,7 @@ impl Stats {
 }
 
 impl Stats {
-    /// Returns the text for a [notice](farfield_core::heap::notice).
+    /// Returns the text for a [notice](farfield_core::notice).
     pub(crate) fn lines(&self) -> String {
         notice_lines!("", Stats, self;
             numbers near_limit_bytes near_bytes table_bytes pinned_bytes pages value_pages pages_to_come_whole
@@ -168,7 +168,7 @@ fn share(part: u64, rest: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farfield_core::heap::notice::TEXT_BYTES_MAX;
+    use farfield_core::notice::TEXT_BYTES_MAX;
 
     #[test]
     fn a_notice_has_room_for_any_numbers() {

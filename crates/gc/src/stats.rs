@@ -72,7 +72,7 @@ impl GcStats {
         self.longest_pause
     }
 
-    /// Returns the text for the [notice](farfield_core::heap::notice) of the far heap, which keeps
+    /// Returns the text for the [notice](farfield_core::notice) of the far heap, which keeps
     /// half of its room for it.
     pub(crate) fn lines(&self) -> String {
         notice_lines!("gc_", GcStats, self;
@@ -165,7 +165,7 @@ mod tests {
             "{text}"
         );
         // Each number can take as many digits.
-        assert!(text.len() + 20 * text.lines().count() < farfield_core::heap::notice::TEXT_BYTES_MAX / 2);
+        assert!(text.len() + 20 * text.lines().count() < farfield_core::notice::TEXT_BYTES_MAX / 2);
     }
 
     #[test]

@@ -263,7 +263,7 @@ fn a_full_server_is_said_before_data_is_at_risk() {
 /// Far memory in which nothing is any more is kept for what leaves next, but no server is full of that.
 #[test]
 fn a_server_is_not_full_of_what_holds_nothing() {
-    for way in [Way::Tcp, Way::Unix, Way::Shm] {
+    for way in [Way::Shm, Way::Tcp, Way::Unix].into_iter().take(tier(1, 3)) {
         let scratch = Scratch::new("heap-vacant");
         let server = way.start(&scratch, "16M");
         let heap = way.heap(&server, Plane::Object);
@@ -294,7 +294,7 @@ fn a_server_is_not_full_of_what_holds_nothing() {
 /// AIFM's tests across TCP: arrays are added, maps hold keys and values of any size, threads share a map.
 #[test]
 fn collections_are_right_across_the_network() {
-    for plane in [Plane::Page, Plane::Object, Plane::Hybrid] {
+    for plane in [Plane::Page, Plane::Object, Plane::Hybrid].into_iter().take(tier(1, 3)) {
         let scratch = Scratch::new("heap-collections");
         let server = Way::Tcp.start(&scratch, "256M");
         let heap = Way::Tcp.heap(&server, plane);

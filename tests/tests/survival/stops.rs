@@ -429,7 +429,9 @@ fn programs_go_on_while_a_server_of_an_erasure_code_is_stopped() {
 #[test]
 fn programs_fork_while_a_server_of_a_mirror_is_stopped() {
     programs_fork(None, Silence::Stop, "signal");
-    programs_fork(None, Silence::StopShm, "thread");
+    if deep() {
+        programs_fork(None, Silence::StopShm, "thread");
+    }
 }
 
 #[test]

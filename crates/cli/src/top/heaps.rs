@@ -2,21 +2,17 @@
 //! publish.
 
 use super::{age, command_line, cut, part, per_second, percent, printable, write_parts};
-use farfield_core::heap::notice;
-use farfield_pager::runner::{ByteSize, CompactCount, Latency, find_memfds, processes};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::notice::{FoundNotice, Notice};
+use farfield_core::notice;
+use farfield_pager::runner::{ByteSize, CompactCount, Latency, processes};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A heap that is watched.
 pub(super) struct HeapView {
-    pid: u32,
     command: String,
-    path: PathBuf,
-    inode: u64,
-    notice: Notice,
+    found: FoundNotice,
     /// Notice before that one, from which rates are computed.
     before: Option<Notice>,
 }
@@ -24,12 +20,8 @@ pub(super) struct HeapView {
 impl HeapView {
     /// Opens the heaps of one process.
     pub(super) fn find(pid: u32) -> Vec<HeapView> {
-        let Ok(paths) = find_memfds(pid, notice::FILE_NAME) else { return Vec::new() };
-        let mut heaps: Vec<_> = paths.filter_map(|path| HeapView::open(pid, path)).collect();
-        // A process may have the same notice open twice.
-        let mut seen = BTreeSet::new();
-        heaps.retain(|heap| seen.insert(heap.inode));
-        heaps
+        let found = FoundNotice::find(pid, notice::OF_HEAP).into_iter();
+        found.map(|found| HeapView { command: command_line(pid), found, before: None }).collect()
     }
 
     /// Opens the heaps of all processes that this user may inspect.
@@ -37,39 +29,27 @@ impl HeapView {
         processes().flat_map(HeapView::find).collect()
     }
 
-    fn open(pid: u32, path: PathBuf) -> Option<HeapView> {
-        let (inode, notice) = Notice::read(&path)?;
-        // Otherwise the notice was inherited and belongs to the parent.
-        (notice.number("pid") == u64::from(own_pid(pid)?)).then(|| HeapView {
-            pid,
-            command: command_line(pid),
-            path,
-            inode,
-            notice,
-            before: None,
-        })
-    }
-
     pub(super) fn read(&mut self) -> HeapRow {
-        let now = Notice::read(&self.path).filter(|(inode, _)| *inode == self.inode);
+        let pid = self.found.pid;
+        let now = self.found.read();
         let alive = now.is_some();
-        if let Some((_, now)) = now.filter(|(_, now)| now.number("at_ns") > self.notice.number("at_ns")) {
-            self.before = Some(std::mem::replace(&mut self.notice, now));
+        if let Some(now) = now.filter(|now| now.number("at_ns") > self.found.notice.number("at_ns")) {
+            self.before = Some(std::mem::replace(&mut self.found.notice, now));
         }
-        let Notice(lines) = &self.notice;
-        let number = |name: &str| self.notice.number(name);
+        let notice = &self.found.notice;
+        let number = |name: &str| notice.number(name);
         let rate = |name: &str| match &self.before {
             // The heap is hardly younger than its process.
-            None => age(self.pid).map_or(0.0, |age| per_second(number(name), age)),
+            None => age(pid).map_or(0.0, |age| per_second(number(name), age)),
             Some(before) => {
                 let since = Duration::from_nanos(number("at_ns").saturating_sub(before.number("at_ns")));
                 per_second(number(name).saturating_sub(before.number(name)), since)
             }
         };
-        let text = |name: &str| printable(lines.get(name).map_or("", String::as_str));
-        let access_rates = self.notice.numbers("access_rates");
+        let text = |name: &str| printable(notice.text(name));
+        let access_rates = notice.numbers("access_rates");
         HeapRow {
-            pid: self.pid,
+            pid,
             command: self.command.clone(),
             name: text("name"),
             plane: text("plane"),
@@ -82,46 +62,10 @@ impl HeapView {
             amplification: part(number("fetched_bytes"), number("used_bytes")),
             prefetch_accuracy: part(number("prefetches_used"), number("prefetches_used") + number("prefetches_unused")),
             access_rates,
-            pauses: self.notice.numbers("pauses"),
-            gc_pauses: self.notice.numbers("gc_pause_counts"),
-            counters: lines.iter().filter_map(|(name, value)| Some((name.clone(), value.parse().ok()?))).collect(),
+            pauses: notice.numbers("pauses"),
+            gc_pauses: notice.numbers("gc_pause_counts"),
+            counters: notice.counters(),
         }
-    }
-}
-
-/// Returns the number of a process in its own PID namespace.
-fn own_pid(pid: u32) -> Option<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace().last()?.parse().ok()
-}
-
-/// Lines of a heap's notice, by name.
-struct Notice(BTreeMap<String, String>);
-
-impl Notice {
-    /// Reads a notice. Returns the inode number of its file, too.
-    fn read(path: &Path) -> Option<(u64, Notice)> {
-        // The notice may be in the middle of an update, which takes a microsecond.
-        const TRIES: usize = 10;
-        let read = |_| {
-            let mut bytes = Vec::new();
-            let mut file = std::fs::File::open(path).ok()?;
-            std::io::Read::read_to_end(&mut file, &mut bytes).ok()?;
-            let lines = notice::open(&bytes)?.lines().filter_map(|line| line.split_once(' '));
-            let lines = lines.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-            Some((file.metadata().ok()?.ino(), Notice(lines)))
-        };
-        (0..TRIES).find_map(read)
-    }
-
-    /// Returns a number, or 0 if the library's version does not publish it.
-    fn number(&self, name: &str) -> u64 {
-        self.0.get(name).and_then(|value| value.parse().ok()).unwrap_or(0)
-    }
-
-    fn numbers(&self, name: &str) -> Vec<u64> {
-        let values = self.0.get(name).map_or("", String::as_str).split(' ');
-        values.filter_map(|value| value.parse().ok()).collect()
     }
 }
 

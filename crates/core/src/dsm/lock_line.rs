@@ -41,6 +41,16 @@ impl LockLine {
         self.holders.iter().find(|(holder, _)| *holder == ticket).map(|(_, mode)| *mode)
     }
 
+    /// Returns those who hold the lock.
+    pub fn holders(&self) -> impl Iterator<Item = HomeTicket> + '_ {
+        self.holders.iter().map(|(ticket, _)| *ticket)
+    }
+
+    /// Returns how many wait for the lock.
+    pub fn waiters(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Returns the holders and waiters that belong to a node.
     pub fn of_node(&self, node: u16) -> Vec<HomeTicket> {
         let all = self.holders.iter().chain(&self.waiting).map(|(ticket, _)| *ticket);

@@ -7,10 +7,12 @@
 
 mod block;
 mod channel;
+mod launch;
 mod lock_line;
 mod word;
 
 pub use block::{BlockHeader, LateFree};
 pub use channel::{ChannelQueue, ReceiveStep, SendStep};
+pub use launch::{LaunchOrder, LaunchRole};
 pub use lock_line::{HomeTicket, LockLine};
 pub use word::{Colour, OwnerWord, Partition};

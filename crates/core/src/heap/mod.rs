@@ -1,5 +1,5 @@
 //! Decision logic of the far heap: words of frames, slots and handles, faults, size classes, log
-//! pages, extents, free runs, hash map buckets, notices, page hashes.
+//! pages, extents, free runs, hash map buckets, page hashes.
 //!
 //! `docs/design/heap.md` draws the whole.
 
@@ -11,7 +11,6 @@ mod frame_word;
 mod handle;
 mod hotness;
 mod log_page;
-pub mod notice;
 mod runs;
 mod slot;
 mod universal_hash;

@@ -1,11 +1,12 @@
 //! Starting a program on several nodes.
 
+use super::notice::NoticeThread;
 use super::{Door, FIRST_PARTITION, Here, OF_PROCESS, Peers, ShareNode, within};
 use crate::NodeStartError;
-use crate::member::solo;
+use crate::member;
 use crate::message::NodeAddress;
 use core::sync::atomic::{AtomicBool, Ordering};
-use farfield_core::dsm::Partition;
+use farfield_core::dsm::{LaunchOrder, LaunchRole, Partition};
 use farfield_server::{Config, ListenUrl, Server, TenantConfig, Tenants};
 use farfield_wic::Registry;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,6 +14,11 @@ use std::time::Duration;
 
 /// Least near memory of a node, in bytes.
 const NEAR_BYTES_MIN: u64 = 1 << 20;
+/// Time after which a node that does not answer is expelled, unless the program says otherwise: longer
+/// than a message is waited for.
+const EXPEL_AFTER: Duration = Duration::from_secs(15);
+/// Least time after which a node is expelled: some signs of life may be late.
+const EXPEL_AFTER_MIN: Duration = Duration::from_secs(2);
 
 /// Configuration of the nodes of a program.
 #[derive(Clone, Debug)]
@@ -21,6 +27,7 @@ pub struct NodeBuilder {
     pub(crate) near_bytes: u64,
     pub(crate) workers: usize,
     pub(crate) reads_in_place: bool,
+    pub(crate) expel_after: Duration,
 }
 
 impl Default for NodeBuilder {
@@ -33,7 +40,7 @@ impl NodeBuilder {
     /// Creates a configuration of one node with 256 MiB of near memory and a worker for each core.
     pub fn new() -> NodeBuilder {
         let workers = std::thread::available_parallelism().map_or(1, usize::from);
-        NodeBuilder { nodes: 1, near_bytes: 256 << 20, workers, reads_in_place: true }
+        NodeBuilder { nodes: 1, near_bytes: 256 << 20, workers, reads_in_place: true, expel_after: EXPEL_AFTER }
     }
 
     /// Sets the number of nodes. The process that calls [`run`] is the first; it starts the others.
@@ -62,7 +69,14 @@ impl NodeBuilder {
         self
     }
 
-    fn check(&self) -> Result<(), NodeStartError> {
+    /// Sets the time after which a node that does not answer the first process is expelled, as one that
+    /// has died. 2 s at least.
+    pub fn expel_after(mut self, silence: Duration) -> NodeBuilder {
+        self.expel_after = silence;
+        self
+    }
+
+    pub(crate) fn check(&self) -> Result<(), NodeStartError> {
         if self.nodes == 0 || self.nodes > Partition::COUNT {
             return Err(NodeStartError::Argument("a program has 1 to 1024 nodes"));
         }
@@ -71,6 +85,9 @@ impl NodeBuilder {
         }
         if self.workers == 0 {
             return Err(NodeStartError::Argument("a node needs a worker"));
+        }
+        if self.expel_after < EXPEL_AFTER_MIN {
+            return Err(NodeStartError::Argument("a node is expelled after 2 s of silence or more"));
         }
         Ok(())
     }
@@ -85,12 +102,18 @@ impl NodeBuilder {
 /// program at a time. Owners and handles that outlive their program lead to nothing: they answer
 /// `UnknownNode`, or an error of their node.
 pub fn run<R>(config: &NodeBuilder, body: impl FnOnce(&Here<'_>) -> R) -> Result<R, NodeStartError> {
-    config.check()?;
     let _running = OnlyProgram::begin()?;
-    if let Some(invitation) = solo::invitation()? {
-        solo::serve(config, invitation)
+    config.check()?;
+    if let Some(started) = member::invitation()? {
+        return member::serve(config, started);
+    }
+    let order = member::order()?;
+    if let Some(order @ LaunchOrder { role: LaunchRole::Joined { first }, .. }) = &order {
+        member::join(config, order, first)
     } else {
-        let members = solo::start(config)?;
+        let config = order.as_ref().map_or_else(|| config.clone(), |order| config.with_order(order));
+        config.check()?;
+        let members = member::start(&config, order.as_ref())?;
         let node = members.node();
         let result = within(node, false, || body(&Here::at(node)));
         members.end();
@@ -131,25 +154,35 @@ pub(crate) fn take_partitions(nodes: u16) -> Result<u16, NodeStartError> {
     Ok(first)
 }
 
+/// Description of a node that is not there yet.
+pub(crate) struct StartPoint {
+    pub(crate) id: super::NodeId,
+    pub(crate) first_partition: u16,
+    pub(crate) build: u128,
+    /// Secret by which the nodes know each other.
+    pub(crate) token: String,
+    /// Where it listens: a URL.
+    pub(crate) listen: String,
+}
+
 /// A node with the server through which others reach it.
 pub(crate) struct Running {
     pub(crate) node: Arc<ShareNode>,
     pub(crate) server: Server,
+    _notice: NoticeThread,
 }
 
 impl Running {
     /// Starts a node that knows no other yet.
-    pub(crate) fn start(
-        id: super::NodeId,
-        first_partition: u16,
-        config: &NodeBuilder,
-        build: u128,
-        token: &str,
-    ) -> Result<Running, NodeStartError> {
+    pub(crate) fn start(start: StartPoint, config: &NodeBuilder) -> Result<Running, NodeStartError> {
+        let StartPoint { id, first_partition, build, token, listen } = start;
+        // Nodes of a program have one token; who sees this does not know it.
+        let program = twox_hash::XxHash3_64::oneshot(token.as_bytes());
+        let listen: ListenUrl = listen.parse().map_err(NodeStartError::Listen)?;
         let door = Arc::new(Door::default());
         let tenant = TenantConfig { name: "share".into(), token: token.as_bytes().to_vec(), quota_bytes: None };
         let server = Server::start(Config {
-            listen: vec![ListenUrl::Tcp("127.0.0.1:0".into())],
+            listen: vec![listen],
             // Each peer has a region of one page, which it calls functions through.
             capacity_bytes: Some(64 << 20),
             tenants: Some(Tenants(vec![tenant])),
@@ -158,13 +191,14 @@ impl Running {
             is_private: true,
             ..Config::default()
         })?;
-        let node = ShareNode::new(id, first_partition, config, Peers::new(config.nodes, build, token.to_owned()))
+        let node = ShareNode::new(id, first_partition, config, Peers::new(config.nodes, build, token))
             .map_err(NodeStartError::os("reserve shared memory"))?;
         node.peers.introduce(id, node.address_at(server.endpoints()[0].clone()));
         door.open(Arc::downgrade(&node));
         FIRST_PARTITION.store(first_partition, Ordering::Relaxed);
         *OF_PROCESS.write().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&node);
-        Ok(Running { node, server })
+        let notice = NoticeThread::start(&node, program)?;
+        Ok(Running { node, server, _notice: notice })
     }
 
     /// Returns where others reach the node.

@@ -23,10 +23,12 @@ impl Handler for Door {
         let letter: Letter<'_> = postcard::from_bytes(argument).map_err(|_| Stop::Argument)?;
         let node = self.0.get().and_then(Weak::upgrade).ok_or(Stop::Argument)?;
         let mut bytes = Vec::new();
-        let reply = if letter.build == node.peers.build() {
-            node.receive(letter, &mut bytes)
-        } else {
+        let reply = if letter.build != node.peers.build() {
             Some(ShareReply::OtherBuild)
+        } else if node.peers.is_lost(NodeId(letter.sender)) {
+            Some(ShareReply::Expelled)
+        } else {
+            node.receive(letter, &mut bytes)
         };
         *answer = postcard::to_extend(&reply.ok_or(Stop::Argument)?, core::mem::take(answer))
             .map_err(|_| Stop::AnswerTooLong)?;
@@ -45,6 +47,15 @@ impl ShareNode {
         match letter.message {
             ShareMessage::Hello { address } => self.peers.introduce(sender, address).then_some(ShareReply::Done),
             ShareMessage::Peers { addresses } => self.peers.introduce_all(addresses).then_some(ShareReply::Done),
+            ShareMessage::Join => Some(self.peers.promise_place().map_or(ShareReply::NoPlace, ShareReply::Invited)),
+            ShareMessage::Beat => {
+                self.first.hear();
+                Some(ShareReply::Done)
+            }
+            ShareMessage::Over => {
+                self.first.program_ended();
+                Some(ShareReply::Done)
+            }
             ShareMessage::Lost { node } => {
                 self.lose(NodeId(node));
                 Some(ShareReply::Done)

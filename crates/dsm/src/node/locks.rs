@@ -34,6 +34,18 @@ impl HomeLock {
 }
 
 impl HomeLocks {
+    /// Returns the locks that somebody waits for: the word, the nodes of the holders, and how many
+    /// wait.
+    pub(super) fn wanted(&self) -> Vec<(OwnerWord, Vec<u16>, usize)> {
+        let locks = self.lock();
+        let wanted = locks.iter().filter(|(_, lock)| lock.line.waiters() > 0);
+        wanted
+            .map(|(word, HomeLock { line, .. })| {
+                (*word, line.holders().map(|ticket| ticket.node).collect(), line.waiters())
+            })
+            .collect()
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<OwnerWord, HomeLock>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -9,6 +9,7 @@ mod fetches;
 mod groups;
 mod here;
 mod locks;
+mod notice;
 mod outbox;
 mod peers;
 mod shared;
@@ -19,13 +20,14 @@ mod waits;
 use crate::ShareError;
 use crate::arena::ShareArena;
 use crate::copies::{CopyCache, ObjectCopy};
+use crate::member::FirstProcess;
 use crate::message::NodeAddress;
 use crate::stats::{Counters, NodeStats, count};
 use crate::task::code::ShippedCode;
 use crate::task::{OpenJoins, Workers};
 use arenas::PeerArenas;
 pub use builder::{NodeBuilder, run};
-pub(crate) use builder::{Running, take_partitions};
+pub(crate) use builder::{Running, StartPoint, take_partitions};
 use channels::HomeChannels;
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
@@ -39,12 +41,13 @@ pub(crate) use here::HeldLock;
 pub use here::Here;
 use locks::HomeLocks;
 use outbox::Outbox;
-pub(crate) use peers::Peers;
+pub(crate) use peers::{NoPlace, Peers};
 pub(crate) use shared::AtomicStep;
 use shares::{HomeCounts, SpareShares};
 use std::sync::{Arc, RwLock, Weak};
 pub(crate) use tasks::NotStarted;
-pub(crate) use waits::{HomeAnswer, WaitLimit, WaitSlot, WaitTable};
+use waits::WaitNotes;
+pub(crate) use waits::{HomeAnswer, WaitCause, WaitLimit, WaitSlot, WaitTable};
 
 /// Longest time for which an answer of another node is waited for.
 pub(crate) const WITHIN: Duration = Duration::from_secs(10);
@@ -143,9 +146,11 @@ pub(crate) struct ShareNode {
     arenas: PeerArenas,
     reads_in_place: bool,
     pub(crate) peers: Peers,
+    pub(crate) first: FirstProcess,
     joins: OpenJoins,
     pub(crate) workers: Workers,
     pub(crate) waits: WaitTable<HomeAnswer>,
+    wait_notes: WaitNotes,
     pub(crate) outbox: Outbox,
     locks: HomeLocks,
     channels: HomeChannels,
@@ -181,9 +186,11 @@ impl ShareNode {
             arenas: PeerArenas::new(peers.count()),
             reads_in_place: config.reads_in_place,
             peers,
+            first: FirstProcess::default(),
             joins: OpenJoins::default(),
             workers: Workers::new(config.workers),
             waits: WaitTable::default(),
+            wait_notes: WaitNotes::default(),
             outbox: Outbox::default(),
             locks: HomeLocks::default(),
             channels: HomeChannels::default(),

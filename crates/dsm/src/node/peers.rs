@@ -1,14 +1,15 @@
 //! The other nodes: where they listen, which of them are gone, and connections to them.
 
-use super::{NodeId, ShareNode, WITHIN};
+use super::{NodeId, ShareNode, WITHIN, WaitCause};
 use crate::ShareError;
+use crate::member::Invitation;
 use crate::message::{self, ArenaAddress, Letter, NodeAddress, ShareMessage, ShareReply, VALUE_BYTES_MAX};
 use crate::stats::count;
 use core::sync::atomic::{AtomicBool, Ordering};
 use farfield_core::dsm::OwnerWord;
 use farfield_core::wire::{CallBody, ErrorCode};
-use farfield_pool::{Backend, CallChannel, CallFailure, FarCall, PoolBuilder};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use farfield_pool::{Backend, CallChannel, CallFailure, FarCall, PoolBuilder, PoolError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The nodes of a program, by number. This one is among them.
@@ -21,6 +22,23 @@ pub(crate) struct Peers {
     /// Number of nodes that are gone.
     lost: Mutex<u16>,
     node_lost: Condvar,
+    /// Places for nodes of other machines, with the time at which each was promised last.
+    places: Mutex<Vec<(Invitation, Option<Instant>)>>,
+    /// URL at which the first node is reached from another machine.
+    through: OnceLock<String>,
+}
+
+/// Time after which a wait for an answer looks whether its node is gone.
+const LOSS_SEEN_WITHIN: Duration = Duration::from_millis(50);
+/// Time for which a place is kept for a process that was promised it.
+const PLACE_KEPT_FOR: Duration = Duration::from_secs(10);
+
+/// Error: a process has no place among the nodes.
+pub(crate) enum NoPlace {
+    /// A place may be free later.
+    Yet(String),
+    /// No place will be free.
+    Ever(String),
 }
 
 #[derive(Default)]
@@ -56,8 +74,17 @@ impl Peers {
     pub(crate) fn new(count: u16, build: u128, token: String) -> Peers {
         let peers = (0..count).map(|_| PeerNode::default()).collect();
         let addresses = Mutex::new(vec![None; usize::from(count)]);
-        let (introduced, node_lost) = (Condvar::new(), Condvar::new());
-        Peers { build, token, peers, introduced, addresses, lost: Mutex::new(0), node_lost }
+        Peers {
+            build,
+            token,
+            peers,
+            introduced: Condvar::new(),
+            addresses,
+            lost: Mutex::new(0),
+            node_lost: Condvar::new(),
+            places: Mutex::default(),
+            through: OnceLock::new(),
+        }
     }
 
     pub(crate) fn build(&self) -> u128 {
@@ -82,10 +109,75 @@ impl Peers {
         let mut addresses = lock(&self.addresses);
         let is_all = all.len() == addresses.len();
         if is_all {
-            *addresses = all.into_iter().map(Some).collect();
+            *addresses = all.into_iter().map(|address| Some(self.seen_from_here(address))).collect();
             self.introduced.notify_all();
         }
         is_all
+    }
+
+    /// Sets how the first node is reached, if it is on another machine.
+    pub(crate) fn reached_through(&self, first: &str) {
+        let _ = self.through.set(first.to_owned());
+    }
+
+    /// Returns an address as it is here: nodes that listen at all addresses of the first node's machine
+    /// are where that machine is reached.
+    fn seen_from_here(&self, mut address: NodeAddress) -> NodeAddress {
+        let host = |url: &str| url.rsplit_once(':').map(|(host, port)| (host.to_owned(), port.to_owned()));
+        if let Some((through, _)) = self.through.get().and_then(|url| host(url))
+            && let Some((listens, port)) = host(&address.url)
+            && ["tcp://0.0.0.0", "tcp://[::]"].contains(&listens.as_str())
+        {
+            address.url = format!("{through}:{port}");
+        }
+        address
+    }
+
+    /// Offers places for nodes of other machines.
+    pub(crate) fn offer(&self, places: impl Iterator<Item = Invitation>) {
+        *lock(&self.places) = places.map(|place| (place, None)).collect();
+    }
+
+    /// Promises a place to a process, if there is one for which no node is there.
+    pub(crate) fn promise_place(&self) -> Option<Invitation> {
+        let addresses = lock(&self.addresses);
+        let mut places = lock(&self.places);
+        let is_free = |promised: &Option<Instant>| promised.is_none_or(|when| when.elapsed() > PLACE_KEPT_FOR);
+        let (place, promised) = places
+            .iter_mut()
+            .find(|(place, promised)| addresses[usize::from(place.node)].is_none() && is_free(promised))?;
+        *promised = Some(Instant::now());
+        Some(place.clone())
+    }
+
+    /// Asks the first node of a program for a place.
+    pub(crate) fn ask_for_place(first: &str, token: &str, build: u128) -> Result<Invitation, NoPlace> {
+        let builder = PoolBuilder::new().url(first).token(token.to_owned()).client_name("share").pages(1);
+        let backend = builder.deadline(WITHIN).open().map_err(|failure| {
+            let problem = format!("cannot be reached: {failure}");
+            match failure.pool_error() {
+                Some(PoolError::Refused { reason, .. }) => NoPlace::Ever(format!("refuses this process: {reason}")),
+                Some(PoolError::ServerGone { .. } | PoolError::TimedOut { .. } | PoolError::Os(_)) => {
+                    NoPlace::Yet(problem)
+                }
+                _ => NoPlace::Ever(problem),
+            }
+        })?;
+        let yet = |problem: &str| NoPlace::Yet(problem.to_owned());
+        let mut channel = backend.open_calls().map_err(|_| yet("takes no calls"))?;
+        let letter = postcard::to_allocvec(&Letter { sender: u16::MAX, build, message: ShareMessage::Join });
+        let letter = letter.map_err(|_| yet("cannot be asked"))?;
+        channel.submit(Peers::call(letter)).map_err(|_| yet("takes no calls"))?;
+        let mut ended = Vec::with_capacity(1);
+        while channel.poll(&mut ended) == 0 {
+            channel.wait(WITHIN);
+        }
+        let answer = ended.pop().and_then(|end| end.result.ok()).ok_or_else(|| yet("does not answer yet"))?;
+        match postcard::from_bytes(&answer) {
+            Ok(ShareReply::Invited(invitation)) => Ok(invitation),
+            Ok(ShareReply::NoPlace) => Err(yet("has all its nodes")),
+            _ => Err(NoPlace::Ever("runs another build of the program: start the same file on all machines".into())),
+        }
     }
 
     /// Waits until it is known where every node listens, and returns that. Returns the number of
@@ -147,23 +239,40 @@ impl Peers {
         }
     }
 
+    /// Returns where a node listens.
+    pub(crate) fn url_of(&self, node: NodeId) -> Option<String> {
+        Some(lock(&self.addresses).get(usize::from(node.0))?.as_ref()?.url.clone())
+    }
+
     /// Returns a channel to a node that nobody else uses.
     fn channel(&self, node: NodeId, started: Instant) -> Result<Box<dyn CallChannel>, ShareError> {
-        let peer = self.peer(node)?;
-        if let Some(channel) = lock(&peer.channels).pop() {
-            return Ok(channel);
+        let free = lock(&self.peer(node)?.channels).pop();
+        match free {
+            Some(channel) => Ok(channel),
+            None => self.open_channel(node)?.ok_or_else(|| self.unreachable(node, started)),
         }
-        let opened = {
-            let mut backend = lock(&peer.backend);
-            if backend.is_none() {
-                let address = lock(&self.addresses)[usize::from(node.0)].clone();
-                let url = address.ok_or(ShareError::UnknownNode { node })?.url;
-                let builder = PoolBuilder::new().url(url).token(self.token.clone()).client_name("share").pages(1);
-                *backend = builder.deadline(WITHIN).open().ok();
-            }
-            backend.as_ref().and_then(|backend| backend.open_calls().ok())
-        };
-        opened.ok_or_else(|| self.unreachable(node, started))
+    }
+
+    /// Opens a channel to a node; `None` if it cannot be reached now.
+    pub(crate) fn open_channel(&self, node: NodeId) -> Result<Option<Box<dyn CallChannel>>, ShareError> {
+        let mut backend = lock(&self.peer(node)?.backend);
+        if backend.is_none() {
+            let url = self.url_of(node).ok_or(ShareError::UnknownNode { node })?;
+            let builder = PoolBuilder::new().url(url).token(self.token.clone()).client_name("share").pages(1);
+            *backend = builder.deadline(WITHIN).open().ok();
+        }
+        Ok(backend.as_ref().and_then(|backend| backend.open_calls().ok()))
+    }
+
+    /// Returns a message of a node of this build as it travels.
+    pub(crate) fn letter(&self, sender: NodeId, message: ShareMessage<'_>) -> Option<Vec<u8>> {
+        postcard::to_allocvec(&Letter { sender: sender.0, build: self.build, message }).ok()
+    }
+
+    /// Returns the call that brings a message to a node.
+    pub(crate) fn call(argument: Vec<u8>) -> FarCall {
+        let (name, version) = (message::NAME, message::VERSION);
+        FarCall { tag: 0, deadline: WITHIN, steps_max: 0, name, version, argument }
     }
 
     /// Sends a message and waits for its answer, which `read` reads.
@@ -174,24 +283,26 @@ impl Peers {
         message: ShareMessage<'_>,
         read: impl FnOnce(ShareReply<'_>) -> Option<T>,
     ) -> Result<T, Unanswered> {
-        let letter = Letter { sender: from.id.0, build: self.build, message };
-        let argument = postcard::to_allocvec(&letter).map_err(|_| ShareError::Stale { node: to })?;
+        let argument = self.letter(from.id, message).ok_or(ShareError::Stale { node: to })?;
         let limit_bytes = CallBody::ARGUMENT_BYTES_MAX as u64;
         if argument.len() as u64 > limit_bytes {
             return Err(ShareError::TooLarge { bytes: argument.len() as u64, limit_bytes }.into());
         }
         let (sent, started) = (argument.len() as u64, Instant::now());
         let mut channel = self.channel(to, started)?;
-        let (name, version) = (message::NAME, message::VERSION);
-        let call = FarCall { tag: 0, deadline: WITHIN, steps_max: 0, name, version, argument };
-        if channel.submit(call).is_err() {
+        if channel.submit(Peers::call(argument)).is_err() {
             return Err(self.unreachable(to, started).into());
         }
         let mut ended = Vec::with_capacity(1);
-        while channel.poll(&mut ended) == 0 {
-            channel.wait(WITHIN);
-        }
+        let noted = from.wait_notes.note(WaitCause::Answer, to);
         let may_have_arrived = true;
+        while channel.poll(&mut ended) == 0 {
+            channel.wait(LOSS_SEEN_WITHIN);
+            if let Err(error) = self.peer(to) {
+                return Err(Unanswered { error, may_have_arrived });
+            }
+        }
+        drop(noted);
         let answer = match ended.pop().map(|end| end.result) {
             Some(Ok(answer)) => answer,
             Some(Err(CallFailure::Server { code, .. })) if code != ErrorCode::TimedOut => {
@@ -206,6 +317,10 @@ impl Peers {
             lock(&peer.channels).push(channel);
         }
         match postcard::from_bytes(&answer) {
+            Ok(ShareReply::Expelled) => {
+                from.first.expelled();
+                Err(ShareError::Expelled.into())
+            }
             Ok(ShareReply::OtherBuild) | Err(_) => Err(ShareError::OtherBuild { node: to }.into()),
             Ok(reply) => read(reply).ok_or(ShareError::Stale { node: to }.into()),
         }

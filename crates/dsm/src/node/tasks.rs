@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "arguments and results travel as bytes")]
 
 use super::peers::Unanswered;
-use super::{Here, NodeId, ShareNode, within};
+use super::{Here, NodeId, ShareNode, WaitCause, within};
 use crate::message::{CodeRef, LOAN_BYTES, ShareMessage, TaskOutcome, VALUE_BYTES_MAX};
 use crate::stats::count;
 use crate::task::code::{ShippedCode, Value, bytes_of};
@@ -34,7 +34,7 @@ impl ShareNode {
         R: Far,
     {
         let (body, arguments) = (ShippedCode::of_body(body), bytes_of(arguments));
-        let (number, waiting) = self.joins.expect(to, body);
+        let (number, waiting) = self.joins.expect(to, WaitCause::Task, body);
         if to == self.id {
             self.workers.submit(self, QueuedTask { origin: self.id, number, body, arguments });
             return Ok(waiting);

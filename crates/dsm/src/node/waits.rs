@@ -20,6 +20,7 @@ struct OpenWaits<T, M> {
 /// Where an answer arrives.
 pub(crate) struct WaitSlot<T, M = ()> {
     node: NodeId,
+    cause: WaitCause,
     about: M,
     answer: Mutex<Option<T>>,
     arrived: Condvar,
@@ -37,8 +38,8 @@ impl<T: From<ShareError>, M> WaitTable<T, M> {
     }
 
     /// Expects an answer of a node. Returns the number of the wait, which is used once.
-    pub(crate) fn expect(&self, node: NodeId, about: M) -> (u64, Arc<WaitSlot<T, M>>) {
-        let slot = Arc::new(WaitSlot { node, about, answer: Mutex::new(None), arrived: Condvar::new() });
+    pub(crate) fn expect(&self, node: NodeId, cause: WaitCause, about: M) -> (u64, Arc<WaitSlot<T, M>>) {
+        let slot = Arc::new(WaitSlot { node, cause, about, answer: Mutex::new(None), arrived: Condvar::new() });
         let mut waits = self.lock();
         waits.last += 1;
         let number = waits.last;
@@ -108,6 +109,7 @@ impl<T, M> WaitSlot<T, M> {
         if let Some(answer) = self.lock().take() {
             return Some(answer);
         }
+        let _noted = node.wait_notes.note(self.cause, self.node);
         node.workers.while_waiting(node, || {
             let mut answer = self.lock();
             loop {
@@ -121,6 +123,69 @@ impl<T, M> WaitSlot<T, M> {
                 answer = self.arrived.wait_timeout(answer, left).unwrap_or_else(PoisonError::into_inner).0;
             }
         })
+    }
+}
+
+/// What a thread waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum WaitCause {
+    /// The end of a task that runs at a node.
+    Task,
+    /// A lock of a node.
+    Lock(OwnerWord),
+    /// A channel of a node.
+    Channel(OwnerWord),
+    /// The answer of a node.
+    Answer,
+}
+
+/// What the threads of a node wait for now.
+#[derive(Default)]
+pub(crate) struct WaitNotes(Mutex<NotedWaits>);
+
+#[derive(Default)]
+struct NotedWaits {
+    last: u64,
+    notes: HashMap<u64, WaitNote>,
+}
+
+/// A wait of a thread.
+#[derive(Clone, Copy)]
+pub(crate) struct WaitNote {
+    pub(crate) cause: WaitCause,
+    /// Node that ends it.
+    pub(crate) node: NodeId,
+    pub(crate) since: Instant,
+}
+
+/// A wait that is noted until this is dropped.
+pub(crate) struct Noted<'n>(&'n WaitNotes, u64);
+
+impl WaitNotes {
+    fn lock(&self) -> MutexGuard<'_, NotedWaits> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that this thread waits for a node.
+    pub(crate) fn note(&self, cause: WaitCause, node: NodeId) -> Noted<'_> {
+        let mut waits = self.lock();
+        waits.last += 1;
+        let number = waits.last;
+        waits.notes.insert(number, WaitNote { cause, node, since: Instant::now() });
+        Noted(self, number)
+    }
+
+    /// Returns the waits, the longest first.
+    pub(crate) fn all(&self) -> Vec<WaitNote> {
+        let mut all: Vec<_> = self.lock().notes.values().copied().collect();
+        all.sort_by_key(|note| note.since);
+        all
+    }
+}
+
+impl Drop for Noted<'_> {
+    fn drop(&mut self) {
+        self.0.lock().notes.remove(&self.1);
     }
 }
 
@@ -159,13 +224,14 @@ impl ShareNode {
     pub(crate) fn wait_at_home<'m>(
         &self,
         word: OwnerWord,
+        cause: impl FnOnce(OwnerWord) -> WaitCause,
         limit: WaitLimit,
         request: impl FnOnce(u64) -> ShareMessage<'m>,
         undo: impl FnOnce(u64) -> ShareMessage<'static>,
     ) -> Result<(u64, WaitAnswer), Unanswered> {
         let started = Instant::now();
         let home = self.home_of(word);
-        let (number, slot) = self.waits.expect(home, ());
+        let (number, slot) = self.waits.expect(home, cause(word), ());
         let first = self.at_home(home, request(number));
         let answer = match first {
             Ok(ShareReply::Answer(answer)) => {
@@ -215,7 +281,7 @@ impl ShareNode {
                 ShareReply::Waits => Some(ShareReply::Waits),
                 ShareReply::Number(number) => Some(ShareReply::Number(number)),
                 ShareReply::Answer(answer) => Some(ShareReply::Answer(answer)),
-                ShareReply::Bytes(_) | ShareReply::Group { .. } | ShareReply::OtherBuild => None,
+                _ => None,
             });
         }
         Ok(self.serve_shared(self.id, message).unwrap_or(ShareReply::Stale))

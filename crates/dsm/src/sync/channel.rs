@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "values travel as bytes")]
 
 use crate::message::{ShareMessage, WaitAnswer};
-use crate::node::{self, WaitLimit};
+use crate::node::{self, WaitCause, WaitLimit};
 use crate::task::code::{ShippedCode, bytes_of};
 use crate::{Far, FarGroup, Here, NodeId, Portable, ShareError};
 use core::marker::PhantomData;
@@ -118,8 +118,9 @@ impl<T: Far> Sender<T> {
             let may_wait = limit.may_wait();
             ShareMessage::Send { word, ticket, may_wait, value: Cow::Borrowed(&bytes) }
         };
-        let answer =
-            here.node().wait_at_home(self.word, limit, request, |ticket| ShareMessage::Cancel { word, ticket });
+        let answer = here.node().wait_at_home(self.word, WaitCause::Channel, limit, request, |ticket| {
+            ShareMessage::Cancel { word, ticket }
+        });
         // SAFETY: the bytes of the value, which the channel does not have, and which are used once.
         let value = || unsafe { bytes.as_ptr().cast::<T>().read_unaligned() };
         match answer {
@@ -184,8 +185,9 @@ impl<T: Far> Receiver<T> {
     fn recv_limited(&self, here: &Here<'_>, limit: WaitLimit) -> Result<Option<T>, RecvError> {
         let word = self.word.bits();
         let request = |ticket| ShareMessage::Receive { word, ticket, may_wait: limit.may_wait() };
-        let answer =
-            here.node().wait_at_home(self.word, limit, request, |ticket| ShareMessage::Cancel { word, ticket });
+        let answer = here.node().wait_at_home(self.word, WaitCause::Channel, limit, request, |ticket| {
+            ShareMessage::Cancel { word, ticket }
+        });
         match answer.map_err(|unanswered| unanswered.error)?.1 {
             WaitAnswer::Received(bytes) if bytes.len() == size_of::<T>() => {
                 // SAFETY: the bytes of a value that was sent, which nobody else has.

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "values under locks are bytes in blocks")]
 
 use crate::message::{LockEnd, LockedType, ShareMessage, WaitAnswer};
-use crate::node::{self, HeldLock, WaitLimit};
+use crate::node::{self, HeldLock, WaitCause, WaitLimit};
 use crate::task::code::{ShippedCode, initialise};
 use crate::{Far, FarGroup, Here, JoinError, NodeId, Portable, ShareError};
 use core::marker::PhantomData;
@@ -49,7 +49,7 @@ impl<T: Far> LockedValue<T> {
             ShareMessage::Lock { word: word.bits(), ticket, mode, may_wait, locked }
         };
         let undo = |ticket| ShareMessage::Unlock { word: word.bits(), ticket, end: LockEnd::Released(None) };
-        let answer = here.node().wait_at_home(word, limit, request, undo);
+        let answer = here.node().wait_at_home(word, WaitCause::Lock, limit, request, undo);
         let (number, answer) = answer.map_err(|unanswered| unanswered.error)?;
         let (was_left, bytes) = match answer {
             WaitAnswer::Granted { was_left, value } => (was_left, value),

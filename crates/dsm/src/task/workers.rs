@@ -48,6 +48,17 @@ impl Workers {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns how many tasks run, and how many wait for a place.
+    pub(crate) fn load(&self) -> (usize, usize) {
+        let queue = self.lock();
+        (queue.busy, queue.tasks.len())
+    }
+
+    /// Returns how many tasks run at a time.
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
     /// Queues a task. Never waits.
     pub(crate) fn submit(&self, node: &Arc<ShareNode>, task: QueuedTask) {
         let mut queue = self.lock();

@@ -5,7 +5,7 @@ use super::{HeapInner, HeapInnerPointer};
 use crate::error::BuildError;
 use crate::plane::Plane;
 use core::time::Duration;
-use farfield_core::heap::notice;
+use farfield_core::notice;
 use farfield_os::{memfd, process};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -25,7 +25,7 @@ impl StatsThread {
         // A child that this process forks has the file open, too; the process ID tells it from us.
         let title = format!("name {name}\nplane {}\npid {}\n", format!("{plane:?}").to_lowercase(), process::pid());
         let refused = |what, why: &dyn ToString| BuildError::Os { what, why: why.to_string() };
-        let file = memfd::create(notice::FILE_NAME, notice::FILE_BYTES as u64)
+        let file = memfd::create(notice::OF_HEAP, notice::FILE_BYTES as u64)
             .and_then(|file| core.publish(file.as_fd(), &title).map(|()| file))
             .map_err(|error| refused("a file for the heap's notice", &error))?;
         let (sender, receiver) = channel();

@@ -3,7 +3,7 @@
 //! Danger: rows lost or doubled where chunks meet; nulls, empty strings and NaN that are taken for something else; a wrong answer only when
 //! most is far. `FARFIELD_SEED` repeats the choices.
 
-use crate::common::{MIB, PLANES, heap, near, random, same, some};
+use crate::common::{MIB, PLANES, heap, is_deep, near, random, same, some};
 use arrow::array::*;
 use arrow::compute::kernels::cmp::gt;
 use arrow::compute::kernels::numeric::add;
@@ -156,7 +156,7 @@ fn far_frames_say_what_arrow_says() {
 fn a_tenth_near_is_enough() {
     let mut random = random();
     // The CI tier tries one.
-    let planes = if std::env::var_os("FARFIELD_DEEP").is_some() { &PLANES[..] } else { &PLANES[..1] };
+    let planes = if is_deep() { &PLANES[..] } else { &PLANES[..1] };
     for plane in planes.iter().copied() {
         // 45 bytes and a dozen of text to a row: nine times what is near, and twice that with what is made of it.
         check(&mut random, &heap(plane, MIB), 20 * CHUNK_ROWS + 7);

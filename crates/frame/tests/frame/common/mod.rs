@@ -61,3 +61,8 @@ pub(crate) fn float(random: &mut Rng) -> f64 {
         _ => random.usize(..100) as f64 / 4.0 - 7.0,
     }
 }
+
+/// Returns whether this is the deep tier.
+pub(crate) fn is_deep() -> bool {
+    std::env::var_os("FARFIELD_DEEP").is_some()
+}

@@ -1,5 +1,5 @@
-//! The notice of a heap with a name: statistics for observers outside its process. It is in a file
-//! without a path that the heap's process keeps open.
+//! The notice of a heap with a name, or of a node of shared memory: statistics for observers outside its
+//! process. It is in a file without a path that the process keeps open.
 //!
 //! The text has one line per name and value. A program's library may be older or newer than the
 //! command that looks, so readers pass over names that they do not know. The file is written while
@@ -10,8 +10,11 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ffi::CStr;
 
-/// Name of the file, as the kernel shows it.
-pub const FILE_NAME: &CStr = c"farfield-heap";
+/// Name of the file of a heap, as the kernel shows it.
+pub const OF_HEAP: &CStr = c"farfield-heap";
+
+/// Name of the file of a node.
+pub const OF_NODE: &CStr = c"farfield-node";
 
 /// Size of the file in bytes.
 pub const FILE_BYTES: usize = 8192;

@@ -1,0 +1,238 @@
+//! What nodes of this machine do, and what their tasks wait for.
+
+use crate::notice::{FoundNotice, Notice};
+use anyhow::ensure;
+use clap::Args;
+use farfield_core::notice;
+use farfield_pager::runner::{ByteSize, processes};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+/// Show the nodes that run on this machine: where they are, what they keep, what they run.
+#[derive(Args, Debug)]
+pub(super) struct ShareStatusArgs {
+    /// A process of the program. Without it, all programs of this user
+    #[arg(value_name = "PID")]
+    pid: Option<u32>,
+    /// Print one JSON object, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+/// Say what the tasks of a program wait for, and who keeps them waiting.
+///
+/// Nodes of this machine only: run it on each.
+#[derive(Args, Debug)]
+pub(super) struct ShareExplainArgs {
+    /// A process of the program
+    #[arg(value_name = "PID")]
+    pid: u32,
+    /// Print one JSON object, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+/// A node, as its notice shows it.
+#[derive(Serialize, Debug)]
+struct NodeRow {
+    /// Number that the nodes of a program have in common.
+    program: String,
+    node: u64,
+    pid: u32,
+    command: String,
+    url: String,
+    nodes: u64,
+    lost_nodes: Vec<u64>,
+    waits: Vec<WaitRow>,
+    /// Locks of the node that somebody waits for.
+    wanted_locks: Vec<LockRow>,
+    counters: BTreeMap<String, u64>,
+}
+
+/// Wait of a task.
+#[derive(Serialize, Debug)]
+struct WaitRow {
+    /// `task`, `lock`, `channel` or `answer`.
+    cause: String,
+    /// Node that ends the wait.
+    node: u64,
+    milliseconds: u64,
+    /// Owner's word of the lock or the channel, hexadecimal.
+    word: String,
+}
+
+#[derive(Serialize, Debug)]
+struct LockRow {
+    word: String,
+    waiters: u64,
+    /// Nodes whose tasks hold it.
+    holders: Vec<u64>,
+}
+
+impl NodeRow {
+    fn new(found: &FoundNotice) -> NodeRow {
+        let notice = &found.notice;
+        let number = |text: &&str| text.parse().unwrap_or(0);
+        let wait = |words: Vec<&str>| {
+            let [cause, node, milliseconds, word] = words[..] else { return None };
+            Some(WaitRow {
+                cause: cause.to_owned(),
+                node: number(&node),
+                milliseconds: number(&milliseconds),
+                word: word.to_owned(),
+            })
+        };
+        let lock = |words: Vec<&str>| {
+            let [word, waiters, holders @ ..] = &words[..] else { return None };
+            let holders = holders.iter().map(number).collect();
+            Some(LockRow { word: (*word).to_owned(), waiters: number(waiters), holders })
+        };
+        NodeRow {
+            program: notice.text("program").to_owned(),
+            node: notice.number("node"),
+            pid: found.pid,
+            command: crate::top::command_line(found.pid),
+            url: notice.text("url").to_owned(),
+            nodes: notice.number("nodes"),
+            lost_nodes: notice.numbers("lost_nodes"),
+            waits: notice.rows("wait").filter_map(wait).collect(),
+            wanted_locks: notice.rows("lock").filter_map(lock).collect(),
+            counters: Notice::counters(notice),
+        }
+    }
+
+    fn number(&self, name: &str) -> u64 {
+        self.counters.get(name).copied().unwrap_or(0)
+    }
+}
+
+/// Returns the nodes of this machine, of one program if it is given by a process, by program and number.
+fn rows(pid: Option<u32>) -> anyhow::Result<Vec<NodeRow>> {
+    let found = processes().flat_map(|pid| FoundNotice::find(pid, notice::OF_NODE));
+    let mut rows: Vec<_> = found.map(|found| NodeRow::new(&found)).collect();
+    if let Some(pid) = pid {
+        let program = rows.iter().find(|row| row.pid == pid).map(|row| row.program.clone());
+        ensure!(
+            program.is_some(),
+            "process {pid} is no node of a program with shared memory: `farfield share status` shows which are"
+        );
+        rows.retain(|row| Some(&row.program) == program.as_ref());
+    }
+    rows.sort_by(|a, b| (&a.program, a.node).cmp(&(&b.program, b.node)));
+    Ok(rows)
+}
+
+#[derive(Serialize)]
+struct NodesView {
+    nodes: Vec<NodeRow>,
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    Ok(std::io::Write::write_all(&mut std::io::stdout().lock(), text.as_bytes())?)
+}
+
+/// Prints the nodes.
+pub(super) fn status(args: &ShareStatusArgs) -> anyhow::Result<()> {
+    let nodes = rows(args.pid)?;
+    if args.json {
+        return print(&format!("{}\n", serde_json::to_string(&NodesView { nodes })?));
+    }
+    ensure!(
+        !nodes.is_empty(),
+        "no program with shared memory runs here: `farfield share run --nodes 2 -- PROGRAM` starts one"
+    );
+    let mut text = String::new();
+    let mut program = None;
+    for row in &nodes {
+        if program != Some(&row.program) {
+            program = Some(&row.program);
+            // Writing into a string cannot fail.
+            let _ = writeln!(text, "program {}  {} nodes  {}", row.program, row.nodes, row.command);
+        }
+        render(row, &mut text);
+    }
+    print(&text)
+}
+
+fn render(row: &NodeRow, text: &mut String) {
+    let bytes = |name: &str| ByteSize(row.number(name));
+    let _ = writeln!(text, "  node {}  process {}  {}", row.node, row.pid, row.url);
+    let _ = writeln!(
+        text,
+        "    near {} of {}: {} of objects, {} of copies   {} of {} workers busy, {} tasks queued",
+        ByteSize(row.number("object_bytes") + row.number("copy_bytes")),
+        bytes("near_limit_bytes"),
+        bytes("object_bytes"),
+        bytes("copy_bytes"),
+        row.number("running_tasks"),
+        row.number("workers"),
+        row.number("queued_tasks"),
+    );
+    let _ = writeln!(
+        text,
+        "    {} messages of {}   {} objects fetched, {} moved here   {} tasks sent",
+        row.number("messages"),
+        bytes("message_bytes"),
+        row.number("fetches"),
+        row.number("moved_objects"),
+        row.number("spawns"),
+    );
+    if row.number("orphans") > 0 {
+        let _ = writeln!(text, "    {} objects have no owner and stay until the program ends", row.number("orphans"));
+    }
+    if !row.lost_nodes.is_empty() {
+        let _ = writeln!(text, "    lost: node {}", list(&row.lost_nodes));
+    }
+}
+
+fn list(nodes: &[u64]) -> String {
+    nodes.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Prints what tasks wait for.
+pub(super) fn explain(args: &ShareExplainArgs) -> anyhow::Result<()> {
+    let nodes = rows(Some(args.pid))?;
+    if args.json {
+        return print(&format!("{}\n", serde_json::to_string(&NodesView { nodes })?));
+    }
+    let mut text = String::new();
+    for row in &nodes {
+        let _ = writeln!(text, "node {} (process {})", row.node, row.pid);
+        if row.waits.is_empty() {
+            let idle = if row.number("running_tasks") == 0 { "it runs no task" } else { "its tasks do not wait" };
+            let _ = writeln!(text, "  nobody waits: {idle}");
+        }
+        for wait in &row.waits {
+            let _ = writeln!(text, "  {}", sentence(wait, &nodes));
+        }
+    }
+    print(&text)
+}
+
+/// Says what is waited for, and why it does not end.
+fn sentence(wait: &WaitRow, nodes: &[NodeRow]) -> String {
+    let time = Duration::from_millis(wait.milliseconds).as_secs_f64();
+    let of = match wait.cause.as_str() {
+        "task" => format!("for the end of a task at node {}", wait.node),
+        "answer" => format!("for an answer of node {}", wait.node),
+        cause => format!("for {cause} {} of node {}", wait.word, wait.node),
+    };
+    let home = nodes.iter().find(|row| row.node == wait.node);
+    let why = match home {
+        None if nodes.iter().any(|row| row.lost_nodes.contains(&wait.node)) => ", which is gone".to_owned(),
+        None => ", which is on another machine".to_owned(),
+        Some(home) if wait.cause == "lock" => {
+            let lock = home.wanted_locks.iter().find(|lock| lock.word == wait.word);
+            lock.map_or_else(String::new, |lock| {
+                format!(", which a task of node {} holds; {} wait for it", list(&lock.holders), lock.waiters)
+            })
+        }
+        Some(home) if wait.cause == "task" && home.number("queued_tasks") > 0 => {
+            format!(", where {} tasks wait for a worker", home.number("queued_tasks"))
+        }
+        Some(_) => String::new(),
+    };
+    format!("a task has waited {time:.1} s {of}{why}")
+}

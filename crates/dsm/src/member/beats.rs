@@ -1,0 +1,239 @@
+//! Signs of life: the first process asks each other node for one, and expels a node that gives none.
+//!
+//! A node that was expelled must not go on: others have taken back what they had lent to it. One of
+//! this machine is killed before it is expelled. One of another machine ends when it has not been asked
+//! for as long; it was asked last before it answered last, so it ends before it is expelled, if its
+//! clock runs. If it does not, because the process is stopped, the first node that it says something to
+//! tells it.
+
+use super::say;
+use crate::message::ShareMessage;
+use crate::node::{NodeId, Peers, ShareNode};
+use farfield_pool::CallChannel;
+use std::io::ErrorKind;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::process::Child;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Time between two questions.
+pub(super) const BEAT_EVERY: Duration = Duration::from_millis(500);
+/// Pause between two looks at a process.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Longest time to find out whether anybody listens.
+const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+
+/// What another node knows of the first process.
+pub(crate) struct FirstProcess {
+    known: Mutex<Known>,
+    changed: Condvar,
+}
+
+struct Known {
+    heard: Instant,
+    ended: Option<NodeEnd>,
+}
+
+/// Why a node ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum NodeEnd {
+    /// The program has ended.
+    Program,
+    /// The first process is gone.
+    FirstIsGone,
+    /// The first process has not been heard.
+    Unheard,
+    /// The others take this node for dead.
+    Expelled,
+}
+
+impl Default for FirstProcess {
+    fn default() -> FirstProcess {
+        FirstProcess { known: Mutex::new(Known { heard: Instant::now(), ended: None }), changed: Condvar::new() }
+    }
+}
+
+impl FirstProcess {
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that the first process has asked for a sign of life.
+    pub(crate) fn hear(&self) {
+        self.lock().heard = Instant::now();
+    }
+
+    /// Records that the program has ended.
+    pub(crate) fn program_ended(&self) {
+        self.end(NodeEnd::Program);
+    }
+
+    /// Records that another node takes this one for dead.
+    pub(crate) fn expelled(&self) {
+        self.end(NodeEnd::Expelled);
+    }
+
+    /// Returns whether the program has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.lock().ended == Some(NodeEnd::Program)
+    }
+
+    fn end(&self, end: NodeEnd) {
+        self.lock().ended.get_or_insert(end);
+        self.changed.notify_all();
+    }
+
+    /// Waits until the program, the first process, or this node's part in it has ended. The first
+    /// process is at a URL and asks for signs of life, or has another way to say that it has ended.
+    pub(super) fn wait(&self, asks: Option<(&str, Duration)>) -> NodeEnd {
+        let mut known = self.lock();
+        known.heard = Instant::now();
+        loop {
+            if let Some(end) = known.ended {
+                return end;
+            }
+            let Some((url, expel_after)) = asks else {
+                known = self.changed.wait(known).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let silent = known.heard.elapsed();
+            if silent >= expel_after {
+                return NodeEnd::Unheard;
+            }
+            if silent > 2 * BEAT_EVERY {
+                drop(known);
+                if is_refused(url) {
+                    return NodeEnd::FirstIsGone;
+                }
+                known = self.lock();
+            }
+            known =
+                self.changed.wait_timeout(known, BEAT_EVERY.min(expel_after)).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// Returns whether a machine says that nobody listens there.
+fn is_refused(url: &str) -> bool {
+    let addresses = url.strip_prefix("tcp://").and_then(|address| address.to_socket_addrs().ok());
+    let mut tried = addresses.into_iter().flatten().map(|address| TcpStream::connect_timeout(&address, CONNECT_WITHIN));
+    tried.next().is_some_and(|tried| tried.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused))
+}
+
+/// A node that the first process looks after.
+pub(super) struct LookedAfter {
+    pub(super) id: NodeId,
+    /// Its process, if it is of this machine.
+    pub(super) child: Option<Arc<Mutex<Child>>>,
+    pub(super) expel_after: Duration,
+    /// Whether to say on stderr that it is gone.
+    pub(super) is_said: bool,
+}
+
+/// What became of a node.
+enum Fate {
+    Ended,
+    Silent,
+    /// The program has ended.
+    Over,
+}
+
+impl LookedAfter {
+    /// Waits until the node is gone, and tells all others.
+    pub(super) fn look(&self, node: &Weak<ShareNode>) {
+        let fate = self.wait(node);
+        let Some(node) = node.upgrade().filter(|node| !node.first.is_over()) else { return };
+        let problem = match fate {
+            Fate::Over => return,
+            Fate::Ended => "has ended".to_owned(),
+            Fate::Silent => {
+                if let Some(child) = &self.child {
+                    let mut child = child.lock().unwrap_or_else(PoisonError::into_inner);
+                    let _ = child.kill();
+                    let _ = child.wait();
+                }
+                format!("has not answered for {} s and is expelled", self.expel_after.as_secs_f64())
+            }
+        };
+        if self.is_said {
+            say(&format!("node {} {problem}", self.id));
+        }
+        lost(&node, self.id);
+    }
+
+    fn has_ended(&self) -> bool {
+        self.child.as_ref().is_some_and(|child| super::first::status(child).is_some())
+    }
+
+    fn wait(&self, node: &Weak<ShareNode>) -> Fate {
+        let (mut answered, mut channel) = (Instant::now(), None);
+        loop {
+            let fate = |answered: Instant| {
+                let is_silent = answered.elapsed() > self.expel_after;
+                let is_over = (node.strong_count() == 0).then_some(Fate::Over);
+                is_over.or(self.has_ended().then_some(Fate::Ended)).or(is_silent.then_some(Fate::Silent))
+            };
+            let asked = Instant::now();
+            if let Some(node) = node.upgrade().filter(|_| channel.is_none()) {
+                channel = node.peers.open_channel(self.id).ok().flatten();
+            }
+            let letter = node.upgrade().and_then(|node| node.peers.letter(node.id, ShareMessage::Beat));
+            let said = channel
+                .as_deref_mut()
+                .zip(letter)
+                .map(|(channel, letter)| say_on(channel, letter, || fate(answered).is_some()));
+            match said {
+                Some(Said::Answered) => answered = Instant::now(),
+                Some(Said::Unanswered) => {}
+                None | Some(Said::Broken) => {
+                    channel = None;
+                    let url = node.upgrade().and_then(|node| node.peers.url_of(self.id));
+                    // A process of this machine is looked at itself.
+                    if self.child.is_none() && url.is_some_and(|url| is_refused(&url)) {
+                        return Fate::Ended;
+                    }
+                }
+            }
+            while asked.elapsed() < BEAT_EVERY {
+                if let Some(fate) = fate(answered) {
+                    return fate;
+                }
+                std::thread::sleep(LOOK_EVERY);
+            }
+        }
+    }
+}
+
+/// What became of something that was said.
+pub(super) enum Said {
+    Answered,
+    Unanswered,
+    /// The connection is lost.
+    Broken,
+}
+
+/// Says something to a node, and waits for its answer until the wait is over.
+pub(super) fn say_on(channel: &mut dyn CallChannel, letter: Vec<u8>, is_over: impl Fn() -> bool) -> Said {
+    if channel.submit(Peers::call(letter)).is_err() {
+        return Said::Broken;
+    }
+    let mut ended = Vec::with_capacity(1);
+    while channel.poll(&mut ended) == 0 {
+        if is_over() {
+            return Said::Unanswered;
+        }
+        channel.wait(LOOK_EVERY);
+    }
+    match ended.pop().map(|end| end.result) {
+        Some(Ok(_)) => Said::Answered,
+        _ => Said::Broken,
+    }
+}
+
+/// Tells all nodes that one is gone.
+fn lost(node: &ShareNode, id: NodeId) {
+    node.lose(id);
+    for other in (1..node.peers.count()).map(NodeId).filter(|other| *other != id) {
+        node.outbox.tell(other, ShareMessage::Lost { node: id.0 });
+    }
+}
