@@ -160,7 +160,8 @@ impl ShareNode {
     /// Ends the holdings and waits of a node that is gone.
     pub(super) fn lose_locks(&self, node: u16) {
         let of_node = |(word, lock): (&OwnerWord, &HomeLock)| {
-            lock.line.of_node(node).into_iter().map(|ticket| (*word, ticket)).collect::<Vec<_>>()
+            // Waiters first: none of them has a turn, which would be a second holding that was left.
+            lock.line.of_node(node).into_iter().rev().map(|ticket| (*word, ticket)).collect::<Vec<_>>()
         };
         let lost: Vec<_> = self.locks.lock().iter().flat_map(of_node).collect();
         lost.into_iter().for_each(|(word, ticket)| self.end_lock(word, ticket, LockEnd::Abandoned));
