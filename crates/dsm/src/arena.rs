@@ -32,7 +32,7 @@ struct RawHeader {
     colour: u16,
     state: u16,
     class: u32,
-    /// Of a group's first object, its version plus one; otherwise zero.
+    /// Version of the group that begins with the object, plus one; zero if none does.
     group_version: u32,
 }
 
@@ -46,7 +46,7 @@ const RESTING: u16 = 2;
 pub(crate) struct ShareArena {
     /// Others of this machine can open it to read.
     memory: OwnedFd,
-    /// It is never given back if owners may refer to tied objects by their addresses.
+    /// Memory of the objects. Tied objects have owners with addresses, and keep it for ever.
     mapping: ManuallyDrop<Mapping>,
     stamp: [u8; 16],
     partition: Partition,

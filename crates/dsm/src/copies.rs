@@ -58,7 +58,7 @@ pub(crate) enum CopyLookup {
     Found(Arc<ObjectCopy>),
     /// On its way.
     Flying(Arc<CopyFlight>),
-    /// Whoever is told this must fetch it, and let it land.
+    /// To be fetched by whoever is told this, who lets it land.
     New(Arc<CopyFlight>),
 }
 

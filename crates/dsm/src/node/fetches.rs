@@ -91,7 +91,7 @@ impl Drop for FetchThreads {
 }
 
 impl ShareNode {
-    /// Has a copy fetched, if there is none, and does not wait for it.
+    /// Starts to fetch a copy, if there is none, and does not wait for it.
     pub(crate) fn start_copy(&self, wanted: WantedObject) -> CopyLookup {
         let found = self.copies.look_up(wanted.key());
         let CopyLookup::New(flight) = &found else { return found };

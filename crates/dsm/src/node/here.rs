@@ -126,7 +126,7 @@ impl<'n> Here<'n> {
         address
     }
 
-    /// Has a copy of an object fetched, if it needs one and there is none. Does not wait.
+    /// Starts to fetch a copy of an object, if it needs one and there is none. Does not wait.
     pub(crate) fn prefetch<T: Object + ?Sized>(&self, word: OwnerWord, extent: T::Extent) {
         let wanted = wanted::<T>(word, extent);
         if self.address(word).is_none() && self.find(wanted).is_none() {

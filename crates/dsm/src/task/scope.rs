@@ -315,7 +315,7 @@ pub trait Owner: sealed::OwnerPlace<Self::Object> + Sized {
         ObjectFetch::new(self, here)
     }
 
-    /// Has the object fetched that is read soon, and does not wait for it. Whoever reads it waits for
+    /// Starts to fetch the object, which is read soon, and does not wait for it. Whoever reads it waits for
     /// the same copy, and is told if it does not come.
     fn prefetch(&self, here: &Here<'_>) {
         let (word, extent) = self.place();
