@@ -65,6 +65,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/paging/overhead.toml"),
         include_str!("../experiments/paging/threads.toml"),
         include_str!("../experiments/paging/write.toml"),
+        include_str!("../experiments/share/affinity.toml"),
         include_str!("../experiments/share/deref.toml"),
         include_str!("../experiments/share/lock.toml"),
         include_str!("../experiments/share/read.toml"),

@@ -88,8 +88,8 @@ pub(crate) enum Peer {
     CalledAnywhere(Far),
     /// The same, but the server was not built with the function: it is shipped.
     Shipped,
-    /// Nodes of shared memory, which the program starts; objects are copied, or read where they are.
-    Share { in_place: bool },
+    /// Nodes of shared memory, which the program starts and uses in this way.
+    Share(&'static str),
     /// Nobody: a loop, over the program's own memory.
     Loop,
     /// Nobody: a function in the server's place, over the program's own memory.
@@ -179,8 +179,11 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "wic-auto" => Contender::Peer(Peer::CalledAnywhere(Far::Tcp)),
         "wic-auto-shm" => Contender::Peer(Peer::CalledAnywhere(Far::Private)),
         "wic-shipped" => Contender::Peer(Peer::Shipped),
-        "share" => Contender::Peer(Peer::Share { in_place: false }),
-        "share-in-place" => Contender::Peer(Peer::Share { in_place: true }),
+        "share" => Contender::Peer(Peer::Share("")),
+        "share-in-place" => Contender::Peer(Peer::Share("place")),
+        "share-tied" => Contender::Peer(Peer::Share("tied")),
+        "share-anywhere" => Contender::Peer(Peer::Share("anywhere")),
+        "share-beside" => Contender::Peer(Peer::Share("beside")),
         "loop" => Contender::Peer(Peer::Loop),
         "function" => Contender::Peer(Peer::Function),
         "one-sided" => Contender::Peer(Peer::OneSided),
@@ -192,7 +195,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, lane-fabric-tcp, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
-             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, share, share-in-place, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
+             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, share, share-in-place, share-tied, share-anywhere, share-beside, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
              farfield-in-flood, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, fio"
         ),
@@ -371,7 +374,7 @@ fn remote(peer: Peer, job: &Job<'_>) -> Result<Sample> {
         Peer::FabricLane(provider) => vec![Server::fabric(job, provider)?],
         Peer::MirrorLane => tcp(2)?,
         Peer::EcLane | Peer::DegradedEcLane => tcp(5)?,
-        Peer::Loopback | Peer::Grpc | Peer::Share { .. } | Peer::Loop | Peer::Function => vec![],
+        Peer::Loopback | Peer::Grpc | Peer::Share(_) | Peer::Loop | Peer::Function => vec![],
         Peer::DiskLane | Peer::CompressedLane => vec![],
     };
     let bytes = twice(job);
@@ -393,8 +396,7 @@ fn remote(peer: Peer, job: &Job<'_>) -> Result<Sample> {
         Peer::CompressedLane => format!("lz:?size={bytes}"),
         Peer::Loopback => "loopback:".to_owned(),
         Peer::Grpc => "grpc:".to_owned(),
-        Peer::Share { in_place: false } => "share:".to_owned(),
-        Peer::Share { in_place: true } => "share:place".to_owned(),
+        Peer::Share(way) => format!("share:{way}"),
         Peer::Loop => "loop:".to_owned(),
         Peer::Function => "function:".to_owned(),
     };

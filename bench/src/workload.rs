@@ -92,6 +92,7 @@ const WORKLOADS: &[Workload] = &[
     rust("share-deref", "access", "dereference"),
     rust("share-read", "get", "get"),
     rust("share-lock", "lock", "holding"),
+    rust("share-affinity", "visit", "link"),
 ];
 /// What sources in C include.
 const HEADERS: &[(&str, &str)] =

@@ -7,7 +7,7 @@ use crate::polled::{Polled, now};
 use crate::random::{Random, mix};
 use crate::{Options, Outcome};
 use anyhow::{Context, Result, bail, ensure};
-use farfield_dsm::{DArc, DBox, DMutex, Here, NodeBuilder, NodeId, ShareError};
+use farfield_dsm::{DArc, DBox, DMutex, Far, FarGroup, Here, NodeBuilder, NodeId, ShareError, TBox, scope};
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
@@ -144,6 +144,108 @@ pub(crate) fn run_read(options: &Options) -> Result<Outcome> {
         _ => bail!("--peer must be share:, share:place or loopback:"),
     }
     outcome.checked(sum, errors);
+    Ok(outcome)
+}
+
+/// Links of a list.
+const LINKS: u64 = 1000;
+
+/// Link that owns the next one, wherever that is.
+#[derive(Far)]
+struct FreeLink {
+    words: [u64; 3],
+    next: Option<DBox<FreeLink>>,
+}
+
+/// Link to which the next one is tied.
+#[derive(FarGroup)]
+struct TiedLink {
+    words: [u64; 3],
+    next: Option<TBox<TiedLink>>,
+}
+
+fn words(link: u64, list: u64) -> [u64; 3] {
+    [link, list, mix(link ^ list)]
+}
+
+fn make_free(here: &Here<'_>, list: u64) -> Result<DBox<FreeLink>, ShareError> {
+    let mut next = None;
+    for link in (1..LINKS).rev() {
+        next = Some(here.alloc(FreeLink { words: words(link, list), next })?);
+    }
+    here.alloc(FreeLink { words: words(0, list), next })
+}
+
+fn make_tied(here: &Here<'_>, list: u64) -> Result<DBox<TiedLink>, ShareError> {
+    let mut next = None;
+    for link in (1..LINKS).rev() {
+        next = Some(here.tie(TiedLink { words: words(link, list), next })?);
+    }
+    here.alloc(TiedLink { words: words(0, list), next })
+}
+
+fn visit_free(here: &Here<'_>, first: &FreeLink) -> Result<u64, ShareError> {
+    let (mut sum, mut link) = (first.words[2], first);
+    while let Some(next) = &link.next {
+        link = next.get(here)?;
+        sum = sum.wrapping_add(link.words[2]);
+    }
+    Ok(sum)
+}
+
+fn visit_tied(first: &TiedLink) -> u64 {
+    let links = std::iter::successors(Some(first), |link| link.next.as_deref());
+    links.fold(0, |sum, link| sum.wrapping_add(link.words[2]))
+}
+
+/// Lists of 1,000 links, every other one at the other node, each visited once: link by link or as a group, by a task here, by
+/// tasks at the nodes in turn, or by tasks beside their lists.
+pub(crate) fn run_affinity(options: &Options) -> Result<Outcome> {
+    let way = options.peer.as_deref().and_then(|peer| peer.strip_prefix("share:"));
+    let way = way.filter(|way| ["", "tied", "anywhere", "beside"].contains(way)).map(str::to_owned);
+    let way = way.context("--peer must be share:, share:tied, share:anywhere or share:beside")?;
+    let (lists, seed, mut outcome) = ((options.ops / LINKS).max(2), options.seed, Outcome::new());
+    let sum = at_nodes(2, false, |here| {
+        // Lists change their node in pairs, tasks with each list: so tasks anywhere are beside every other list.
+        let places: Vec<(NodeId, u64)> =
+            (0..lists).map(|list| (NodeId((list / 2 % 2) as u16), list ^ seed << 32)).collect();
+        let (mut free, mut tied) = (Vec::new(), Vec::new());
+        for (node, list) in &places {
+            if way == "tied" {
+                tied.push(here.spawn_to(*node, (*list,), |here, (list,)| make_tied(here, list))?.join(here)??);
+            } else {
+                free.push(here.spawn_to(*node, (*list,), |here, (list,)| make_free(here, list))?.join(here)??);
+            }
+        }
+        let (before, mut sum) = (here.stats().fetches, 0u64);
+        outcome.phase("visit", lists * LINKS, || -> Result<()> {
+            for list in &tied {
+                sum = sum.wrapping_add(visit_tied(list.get(&here.enter())?));
+            }
+            for (index, list) in (0..).zip(&free) {
+                let node = match &*way {
+                    "beside" => list.home(),
+                    "anywhere" => NodeId(index % 2),
+                    _ => {
+                        let here = here.enter();
+                        sum = sum.wrapping_add(visit_free(&here, list.get(&here)?)?);
+                        continue;
+                    }
+                };
+                let visited = scope(here, |s| {
+                    let task = s.spawn_to(node, (s.lend(list),), |here, (list,)| visit_free(here, list.get(here)?))?;
+                    task.join()
+                })??;
+                sum = sum.wrapping_add(visited?);
+            }
+            Ok(())
+        })?;
+        // Of those at the other node, which are half of them.
+        let fetches = (here.stats().fetches - before) as f64;
+        outcome.figure("fetches_per_far_list", fetches / places.iter().filter(|(node, _)| node.0 > 0).count() as f64);
+        Ok(sum)
+    })?;
+    outcome.checked(sum, 0);
     Ok(outcome)
 }
 

@@ -1,17 +1,19 @@
-//! `#[derive(Far)]` of `farfield-dsm`: each field of the type may lie in shared memory.
+//! `#[derive(Far)]` and `#[derive(FarGroup)]` of `farfield-dsm`: each field of the type may lie in shared
+//! memory, and where in it others are tied to it.
 //!
 //! The fields are checked in a function and not by bounds of the implementation, so that a type may
 //! own values of its own type (`next: Option<DBox<Self>>`).
 
 use proc_macro2::TokenStream as Tokens;
 use quote::{format_ident, quote};
-use syn::{Data, DeriveInput, Error, Fields, GenericParam, parse_quote};
+use syn::{Data, DeriveInput, Error, Fields, GenericParam, Generics, TypeParamBound, parse_quote};
 
-pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
+/// Returns the generics of the type, whose parameters have this bound.
+fn bounded(input: &DeriveInput, bound: &TypeParamBound) -> Result<Generics, Error> {
     let mut generics = input.generics.clone();
     for param in &mut generics.params {
         match param {
-            GenericParam::Type(param) => param.bounds.push(parse_quote!(::farfield_dsm::Far)),
+            GenericParam::Type(param) => param.bounds.push(bound.clone()),
             GenericParam::Lifetime(param) => {
                 let message = "a shared value outlives every borrow: it has no lifetimes; own the value with a DBox";
                 return Err(Error::new_spanned(param, message));
@@ -19,29 +21,71 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
             GenericParam::Const(_) => {}
         }
     }
-    let (fields, patterns): (Vec<&Fields>, Vec<Tokens>) = match &input.data {
-        Data::Struct(data) => (vec![&data.fields], vec![pattern(&quote!(Self), &data.fields)]),
+    Ok(generics)
+}
+
+/// Returns the fields of a struct, or of each variant of an enum, with the path of its patterns.
+fn variants(input: &DeriveInput) -> Result<Vec<(Tokens, &Fields)>, Error> {
+    match &input.data {
+        Data::Struct(data) => Ok(vec![(quote!(Self), &data.fields)]),
         Data::Enum(data) => {
             let of_variant = |variant: &syn::Variant| {
                 let name = &variant.ident;
-                pattern(&quote!(Self::#name), &variant.fields)
+                quote!(Self::#name)
             };
-            (
-                data.variants.iter().map(|variant| &variant.fields).collect(),
-                data.variants.iter().map(of_variant).collect(),
-            )
+            Ok(data.variants.iter().map(|variant| (of_variant(variant), &variant.fields)).collect())
         }
         Data::Union(data) => {
-            return Err(Error::new_spanned(data.union_token, "nobody can tell which field of a union is an owner"));
+            Err(Error::new_spanned(data.union_token, "nobody can tell which field of a union is an owner"))
         }
-    };
-    let types = fields.into_iter().flatten().map(|field| &field.ty);
+    }
+}
+
+/// Implements `FarGroup`: each field is asked for what is tied to it.
+pub(crate) fn expand_group(input: &DeriveInput) -> Result<Tokens, Error> {
+    let generics = bounded(input, &parse_quote!(::farfield_dsm::FarGroup))?;
+    let variants = variants(input)?;
+    let types = variants.iter().flat_map(|(_, fields)| *fields).map(|field| &field.ty);
+    let visits = variants.iter().map(|(path, fields)| {
+        let members = fields.members();
+        let names: Vec<_> = (0..fields.len()).map(|index| format_ident!("farfield_{}", index)).collect();
+        quote! {
+            #path { #(#members: ref #names),* } => {
+                #(::farfield_dsm::FarGroup::visit_ties(#names, farfield_visit);)*
+            }
+        }
+    });
+    let name = &input.ident;
+    let (impl_generics, type_generics, where_clause) = generics.split_for_impl();
+    Ok(quote! {
+        // SAFETY: each field is `FarGroup`, and all of them are visited.
+        unsafe impl #impl_generics ::farfield_dsm::FarGroup for #name #type_generics #where_clause {
+            const HAS_TIES: bool = false #(|| <#types as ::farfield_dsm::FarGroup>::HAS_TIES)*;
+
+            #[allow(unreachable_code, unused_variables, clippy::all)]
+            fn visit_ties(&self, farfield_visit: &mut dyn ::core::ops::FnMut(::farfield_dsm::Tie)) {
+                match *self {
+                    #(#visits)*
+                }
+            }
+        }
+    })
+}
+
+/// Implements `Far`, and what it requires.
+pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
+    let generics = bounded(input, &parse_quote!(::farfield_dsm::Far))?;
+    let variants = variants(input)?;
+    let patterns = variants.iter().map(|(path, fields)| pattern(path, fields));
+    let types = variants.iter().flat_map(|(_, fields)| *fields).map(|field| &field.ty);
     let name = &input.ident;
     let check = format_ident!("fields_of_{}_can_lie_in_shared_memory", name);
     let (impl_generics, type_generics, where_clause) = generics.split_for_impl();
     Ok(quote! {
         // SAFETY: each field is `Far`, as is checked below, so it has no loans.
         unsafe impl #impl_generics ::farfield_dsm::Portable for #name #type_generics #where_clause {}
+        // SAFETY: each field is `Far`, so nothing is tied to it.
+        unsafe impl #impl_generics ::farfield_dsm::FarGroup for #name #type_generics #where_clause {}
         // SAFETY: each field is `Far`.
         unsafe impl #impl_generics ::farfield_dsm::Far for #name #type_generics #where_clause {}
 

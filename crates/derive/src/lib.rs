@@ -20,3 +20,11 @@ pub fn derive_far(input: TokenStream) -> TokenStream {
     let input = parse_macro_input!(input as DeriveInput);
     far::expand(&input).unwrap_or_else(Error::into_compile_error).into()
 }
+
+/// Implements `FarGroup` of `farfield-dsm` for a struct or an enum that may have a `TBox` in it, and whose
+/// fields are all `FarGroup`.
+#[proc_macro_derive(FarGroup)]
+pub fn derive_far_group(input: TokenStream) -> TokenStream {
+    let input = parse_macro_input!(input as DeriveInput);
+    far::expand_group(&input).unwrap_or_else(Error::into_compile_error).into()
+}

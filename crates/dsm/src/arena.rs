@@ -8,6 +8,8 @@
 use crate::ShareError;
 use crate::message::ArenaAddress;
 use core::ffi::CStr;
+use core::mem::ManuallyDrop;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use farfield_core::dsm::{BlockHeader, Colour, LateFree, OwnerWord, Partition};
 use farfield_os::memfd::{self, Mapping};
 use farfield_os::serving;
@@ -30,7 +32,11 @@ struct RawHeader {
     colour: u16,
     state: u16,
     class: u32,
+    /// Version of the group that begins with the object, plus one; zero if none does.
+    group_version: u32,
 }
+
+const _: () = assert!(size_of::<RawHeader>() as u64 <= HEADER_BYTES);
 
 const FREE: u16 = 0;
 const USED: u16 = 1;
@@ -40,10 +46,13 @@ const RESTING: u16 = 2;
 pub(crate) struct ShareArena {
     /// Others of this machine can open it to read.
     memory: OwnedFd,
-    mapping: Mapping,
+    /// Memory of the objects. Tied objects have owners with addresses, and keep it for ever.
+    mapping: ManuallyDrop<Mapping>,
     stamp: [u8; 16],
     partition: Partition,
     blocks: Mutex<ArenaBlocks>,
+    /// Tied objects.
+    tied: AtomicU64,
 }
 
 struct ArenaBlocks {
@@ -77,7 +86,8 @@ impl ShareArena {
         // SAFETY: new memory of at least so many bytes.
         unsafe { core::ptr::copy_nonoverlapping(stamp.as_ptr(), mapping.as_ptr(), stamp.len()) };
         let blocks = ArenaBlocks { end: START, free: [const { Vec::new() }; CLASSES], used_bytes: 0 };
-        Ok(ShareArena { memory, mapping, stamp, partition, blocks: Mutex::new(blocks) })
+        let (mapping, blocks) = (ManuallyDrop::new(mapping), Mutex::new(blocks));
+        Ok(ShareArena { memory, mapping, stamp, partition, blocks, tied: AtomicU64::new(0) })
     }
 
     /// Returns where another process of this machine finds the memory.
@@ -188,6 +198,67 @@ impl ShareArena {
         (header.may_hold(word.colour()) && fits).then(|| action(self.address(word)))
     }
 
+    /// Records the version of a group, of which this is the word: others may read that one only.
+    pub(crate) fn begin_version(&self, word: OwnerWord) {
+        self.put_group_version(word, u32::from(word.colour().0) + 1);
+    }
+
+    /// Records that a group is read no longer.
+    pub(crate) fn end_version(&self, word: OwnerWord) {
+        self.put_group_version(word, 0);
+    }
+
+    fn put_group_version(&self, word: OwnerWord, group_version: u32) {
+        let blocks = self.lock();
+        if self.block_at(&blocks, word).is_some_and(|(header, _)| header.may_hold(word.colour())) {
+            // SAFETY: as for `header`.
+            unsafe { (*self.header_at(word.offset())).group_version = group_version };
+        }
+    }
+
+    fn group_version(&self, word: OwnerWord) -> u32 {
+        // SAFETY: as for `header`.
+        unsafe { (*self.header_at(word.offset())).group_version }
+    }
+
+    /// Returns whether a group begins with the object of this word.
+    pub(crate) fn is_group(&self, word: OwnerWord) -> bool {
+        let blocks = self.lock();
+        self.block_at(&blocks, word).is_some() && self.group_version(word) > 0
+    }
+
+    /// Calls `action` with the address of a group's first object, if this is the version of the group.
+    /// No later version begins meanwhile.
+    pub(crate) fn with_version<R>(&self, word: OwnerWord, action: impl FnOnce(*const u8) -> R) -> Option<R> {
+        let blocks = self.lock();
+        let (header, _) = self.block_at(&blocks, word)?;
+        let is_current = header.may_hold(word.colour()) && self.group_version(word) == u32::from(word.colour().0) + 1;
+        is_current.then(|| action(self.address(word)))
+    }
+
+    /// Returns the word of the object at an address, if one can be there.
+    pub(crate) fn word_at(&self, address: *const u8) -> Option<OwnerWord> {
+        let blocks = self.lock();
+        let offset = (address.addr()).checked_sub(self.mapping.as_ptr().addr())? as u64;
+        if offset < START + HEADER_BYTES || offset >= blocks.end {
+            return None;
+        }
+        match self.header(offset).0 {
+            BlockHeader::Used { first } => OwnerWord::new(self.partition, offset, first),
+            _ => None,
+        }
+    }
+
+    /// Counts more tied objects.
+    pub(crate) fn add_tied(&self, more: u64) {
+        self.tied.fetch_add(more, Relaxed);
+    }
+
+    /// Counts fewer tied objects.
+    pub(crate) fn remove_tied(&self, fewer: u64) {
+        self.tied.fetch_sub(fewer, Relaxed);
+    }
+
     /// Returns header and class of the block that a word of another node means, if there is a
     /// block.
     fn block_at(&self, blocks: &ArenaBlocks, word: OwnerWord) -> Option<(BlockHeader, usize)> {
@@ -202,7 +273,7 @@ impl ShareArena {
     fn header(&self, offset: u64) -> (BlockHeader, usize) {
         // SAFETY: the header of a block, within the mapping and aligned to 16 bytes; headers are
         // used under the lock only.
-        let RawHeader { colour, state, class } = unsafe { self.header_at(offset).read() };
+        let RawHeader { colour, state, class, .. } = unsafe { self.header_at(offset).read() };
         let colour = Colour(colour);
         let header = match state {
             USED => BlockHeader::Used { first: colour },
@@ -218,8 +289,19 @@ impl ShareArena {
             BlockHeader::Used { first } => (USED, first),
             BlockHeader::Resting => (RESTING, Colour::LAST),
         };
+        let raw = RawHeader { colour: colour.0, state, class: class as u32, group_version: 0 };
         // SAFETY: as for `header`.
-        unsafe { self.header_at(offset).write(RawHeader { colour: colour.0, state, class: class as u32 }) };
+        unsafe { self.header_at(offset).write(raw) };
+    }
+}
+
+impl Drop for ShareArena {
+    fn drop(&mut self) {
+        // A `TBox` on some stack is used without a check, and may outlive its program.
+        if *self.tied.get_mut() == 0 {
+            // SAFETY: nobody uses the mapping any more.
+            unsafe { ManuallyDrop::drop(&mut self.mapping) };
+        }
     }
 }
 

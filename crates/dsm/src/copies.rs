@@ -1,6 +1,7 @@
 //! Copies of other nodes' objects, by the words of their owners.
 //!
-//! A word means one version of one object for ever, so a copy is never wrong, only unused. Copies leave
+//! A word means one version of one object for ever, so a copy is never wrong, only unused. Of a slice
+//! that grows at its end, a word and a length do. Copies leave
 //! oldest first when objects or newer copies need their memory. A scope keeps those that it has read:
 //! it counts as one of their owners, because a task that waits for others would hold back every copy
 //! of its node if they left by epochs.
@@ -9,10 +10,15 @@
 use crate::ShareError;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::task::{Poll, Waker};
 use farfield_core::dsm::OwnerWord;
 use std::alloc::Layout;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Version of an object: the word of its owner, and the number of bytes. A slice to which values are
+/// appended keeps its word; its first values stay as they are.
+pub(crate) type CopyKey = (OwnerWord, usize);
 
 /// The copies of a node.
 #[derive(Default)]
@@ -24,19 +30,36 @@ pub(crate) struct CopyCache {
 
 #[derive(Default)]
 struct CopyTable {
-    by_word: HashMap<OwnerWord, Arc<ObjectCopy>>,
-    /// Words in the order in which their copies came.
-    order: VecDeque<OwnerWord>,
+    by_key: HashMap<CopyKey, Arc<ObjectCopy>>,
+    /// Keys in the order in which their copies came.
+    order: VecDeque<CopyKey>,
     bytes: u64,
     /// Copies that are on their way.
-    flights: HashMap<OwnerWord, Arc<CopyFlight>>,
+    flights: HashMap<CopyKey, Arc<CopyFlight>>,
 }
 
 /// A copy on its way, which several may wait for.
 #[derive(Default)]
-struct CopyFlight {
-    landed: Mutex<Option<Result<Arc<ObjectCopy>, ShareError>>>,
+pub(crate) struct CopyFlight {
+    landing: Mutex<CopyLanding>,
     arrived: Condvar,
+}
+
+#[derive(Default)]
+struct CopyLanding {
+    result: Option<Result<Arc<ObjectCopy>, ShareError>>,
+    /// Futures that wait for it.
+    wakers: Vec<Waker>,
+}
+
+/// Where the copy of a version is.
+pub(crate) enum CopyLookup {
+    /// Here.
+    Found(Arc<ObjectCopy>),
+    /// On its way.
+    Flying(Arc<CopyFlight>),
+    /// To be fetched by whoever is told this, who lets it land.
+    New(Arc<CopyFlight>),
 }
 
 /// Memory with the bytes of an object. They are not the object: they are never dropped.
@@ -92,50 +115,66 @@ impl CopyCache {
         self.live_bytes.load(Relaxed).saturating_sub(self.bytes())
     }
 
-    /// Returns the copy of this version. If there is none, has it fetched once for all who ask
-    /// meanwhile (single flight), who share an error, too.
+    /// Returns where the copy of this version is. It is fetched once for all who ask meanwhile (single
+    /// flight), who share an error, too.
+    pub(crate) fn look_up(&self, key: CopyKey) -> CopyLookup {
+        let mut table = self.lock();
+        if let Some(copy) = table.by_key.get(&key) {
+            return CopyLookup::Found(copy.clone());
+        }
+        if let Some(flight) = table.flights.get(&key) {
+            return CopyLookup::Flying(flight.clone());
+        }
+        let flight = Arc::new(CopyFlight::default());
+        table.flights.insert(key, flight.clone());
+        CopyLookup::New(flight)
+    }
+
+    /// Tells all who wait for a copy what has become of it.
+    pub(crate) fn land(&self, key: CopyKey, flight: &CopyFlight, result: Result<Arc<ObjectCopy>, ShareError>) {
+        self.lock().flights.remove(&key);
+        let mut landing = flight.lock();
+        landing.result = Some(result);
+        let wakers = core::mem::take(&mut landing.wakers);
+        drop(landing);
+        flight.arrived.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Returns the copy of this version, and has it fetched if there is none.
     pub(crate) fn get_or_fetch(
         &self,
-        word: OwnerWord,
+        key: CopyKey,
         fetch: impl FnOnce() -> Result<Arc<ObjectCopy>, ShareError>,
     ) -> Result<Arc<ObjectCopy>, ShareError> {
-        let flight = {
-            let mut table = self.lock();
-            if let Some(copy) = table.by_word.get(&word) {
-                return Ok(copy.clone());
+        match self.look_up(key) {
+            CopyLookup::Found(copy) => Ok(copy),
+            CopyLookup::Flying(flight) => flight.wait(),
+            CopyLookup::New(flight) => {
+                let fetched = fetch();
+                self.land(key, &flight, fetched.clone());
+                fetched
             }
-            if let Some(flight) = table.flights.get(&word).cloned() {
-                drop(table);
-                let mut landed = flight.lock();
-                loop {
-                    match &*landed {
-                        Some(result) => return result.clone(),
-                        None => landed = flight.arrived.wait(landed).unwrap_or_else(PoisonError::into_inner),
-                    }
-                }
-            }
-            let flight = Arc::new(CopyFlight::default());
-            table.flights.insert(word, flight.clone());
-            flight
-        };
-        let fetched = fetch();
-        self.lock().flights.remove(&word);
-        *flight.lock() = Some(fetched.clone());
-        flight.arrived.notify_all();
-        fetched
+        }
+    }
+
+    /// Makes a copy of bytes, which nobody else knows yet.
+    pub(crate) fn copy(&self, bytes: &[u8]) -> ObjectCopy {
+        ObjectCopy::new(bytes, &self.live_bytes)
     }
 
     /// Keeps a copy, if there is none, and as many others as fit `limit_bytes`.
-    pub(crate) fn insert(&self, word: OwnerWord, bytes: &[u8], limit_bytes: u64) -> Arc<ObjectCopy> {
+    pub(crate) fn insert(&self, key: CopyKey, copy: ObjectCopy, limit_bytes: u64) -> Arc<ObjectCopy> {
         let mut table = self.lock();
-        if let Some(copy) = table.by_word.get(&word) {
+        if let Some(copy) = table.by_key.get(&key) {
             return copy.clone();
         }
-        table.shrink(limit_bytes.saturating_sub(bytes.len() as u64));
-        let copy = Arc::new(ObjectCopy::new(bytes, &self.live_bytes));
-        table.bytes += copy.layout.size() as u64;
-        table.order.push_back(word);
-        table.by_word.insert(word, copy.clone());
+        let bytes = copy.layout.size() as u64;
+        table.shrink(limit_bytes.saturating_sub(bytes));
+        let copy = Arc::new(copy);
+        table.bytes += bytes;
+        table.order.push_back(key);
+        table.by_key.insert(key, copy.clone());
         copy
     }
 
@@ -146,8 +185,31 @@ impl CopyCache {
 }
 
 impl CopyFlight {
-    fn lock(&self) -> MutexGuard<'_, Option<Result<Arc<ObjectCopy>, ShareError>>> {
-        self.landed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, CopyLanding> {
+        self.landing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the copy.
+    fn wait(&self) -> Result<Arc<ObjectCopy>, ShareError> {
+        let mut landing = self.lock();
+        loop {
+            match &landing.result {
+                Some(result) => return result.clone(),
+                None => landing = self.arrived.wait(landing).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    /// Returns the copy if it is there, or wakes somebody when it is.
+    pub(crate) fn poll(&self, waker: &Waker) -> Poll<Result<Arc<ObjectCopy>, ShareError>> {
+        let mut landing = self.lock();
+        if let Some(result) = &landing.result {
+            return Poll::Ready(result.clone());
+        }
+        if !landing.wakers.iter().any(|other| other.will_wake(waker)) {
+            landing.wakers.push(waker.clone());
+        }
+        Poll::Pending
     }
 }
 
@@ -155,7 +217,7 @@ impl CopyTable {
     fn shrink(&mut self, bytes: u64) {
         while self.bytes > bytes {
             let Some(oldest) = self.order.pop_front() else { return };
-            if let Some(copy) = self.by_word.remove(&oldest) {
+            if let Some(copy) = self.by_key.remove(&oldest) {
                 self.bytes -= copy.layout.size() as u64;
             }
         }
@@ -171,12 +233,13 @@ mod tests {
     fn copies_leave_oldest_first_and_those_that_a_scope_keeps_stay() {
         let copies = CopyCache::default();
         let word = |number: u64| OwnerWord::new(Partition::new(1).unwrap(), 16 * number, Colour(0)).unwrap();
-        let first = copies.insert(word(1), &[1; 100], 250);
-        copies.insert(word(2), &[2; 100], 250);
-        assert!(Arc::ptr_eq(&copies.insert(word(1), &[9; 100], 250), &first), "it is there already");
-        copies.insert(word(3), &[3; 100], 250);
-        assert!(copies.get_or_fetch(word(1), || Err(ShareError::Lost)).is_err(), "it has left");
-        assert!(copies.get_or_fetch(word(2), || unreachable!("it is there")).is_ok());
+        let insert = |word, byte: u8| copies.insert((word, 100), copies.copy(&[byte; 100]), 250);
+        let first = insert(word(1), 1);
+        insert(word(2), 2);
+        assert!(Arc::ptr_eq(&insert(word(1), 9), &first), "it is there already");
+        insert(word(3), 3);
+        assert!(copies.get_or_fetch((word(1), 100), || Err(ShareError::Lost)).is_err(), "it has left");
+        assert!(copies.get_or_fetch((word(2), 100), || unreachable!("it is there")).is_ok());
         // SAFETY: the copy is kept, and has so many bytes.
         assert_eq!(unsafe { core::slice::from_raw_parts(first.address(), 100) }, [1; 100]);
         assert_eq!((copies.bytes(), copies.held_bytes()), (200, 100));
@@ -193,14 +256,14 @@ mod tests {
         let fetches = AtomicU64::new(0);
         let got: Vec<_> = std::thread::scope(|s| {
             let get = || {
-                copies.get_or_fetch(word, || {
+                copies.get_or_fetch((word, 10), || {
                     fetches.fetch_add(1, Relaxed);
                     // The table, this thread, and seven that wait.
                     let started = std::time::Instant::now();
-                    while Arc::strong_count(&copies.lock().flights[&word]) < 9 {
+                    while Arc::strong_count(&copies.lock().flights[&(word, 10)]) < 9 {
                         assert!(started.elapsed().as_secs() < 60, "the others wait for this copy");
                     }
-                    Ok(copies.insert(word, &[3; 10], 100))
+                    Ok(copies.insert((word, 10), copies.copy(&[3; 10]), 100))
                 })
             };
             let threads: Vec<_> = (0..8).map(|_| s.spawn(get)).collect();
@@ -210,7 +273,9 @@ mod tests {
         assert!(got.iter().all(|copy| Arc::ptr_eq(copy, &got[0])));
         // An error is not kept.
         let other = OwnerWord::new(Partition::new(1).unwrap(), 32, Colour(0)).unwrap();
-        assert!(matches!(copies.get_or_fetch(other, || Err(ShareError::Lost)), Err(ShareError::Lost)));
-        assert!(copies.get_or_fetch(other, || Ok(copies.insert(other, &[4; 10], 100))).is_ok());
+        assert!(matches!(copies.get_or_fetch((other, 10), || Err(ShareError::Lost)), Err(ShareError::Lost)));
+        assert!(
+            copies.get_or_fetch((other, 10), || Ok(copies.insert((other, 10), copies.copy(&[4; 10]), 100))).is_ok()
+        );
     }
 }

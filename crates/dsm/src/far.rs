@@ -1,7 +1,7 @@
 //! Types whose values may travel, and those that may lie in shared memory.
 #![allow(unsafe_code, reason = "types promise what their bytes are")]
 
-use crate::{DBox, NodeId, ShareError};
+use crate::{DBox, NodeId, Object, ShareError, Tie};
 use core::marker::PhantomData;
 use core::time::Duration;
 
@@ -14,7 +14,7 @@ use core::time::Duration;
 #[diagnostic::on_unimplemented(
     message = "values of `{Self}` cannot be sent to tasks",
     note = "numbers, `bool`, `char`, arrays, tuples, `Option`, `Result`, `DBox`, `DArc` and loans of a scope can",
-    note = "references, `String` and `Vec` hold addresses of one process",
+    note = "references, `String` and `Vec` hold addresses of one process; `DString` and `DVec` do not",
     note = "instead of `Box`, `Arc`, `Mutex`, `RwLock` and atomics write `DBox`, `DArc`, `DMutex`, `DRwLock`, …",
     note = "a type of your own can after `#[derive(Far)]`"
 )]
@@ -24,24 +24,51 @@ pub unsafe trait Portable {
     fn visit_loans(&self, _visit: &mut dyn FnMut(u64)) {}
 }
 
+/// Type whose values may lie in shared memory: behind a [`DBox`], or tied to their owners'
+/// objects by a [`TBox`](crate::TBox).
+///
+/// # Safety
+/// A copy of the bytes of a value is that value, in each process of the same build, once the address in
+/// each `TBox` in it was replaced; `visit_ties` names all of them, and does nothing else. Nothing in a
+/// value changes through a shared reference, and it has no loans.
+#[diagnostic::on_unimplemented(
+    message = "values of `{Self}` cannot lie in shared memory",
+    note = "numbers, `bool`, `char`, arrays, tuples, `Option`, `Result`, `DBox`, `TBox` and `DArc` can",
+    note = "references, `String` and `Vec` hold addresses of one process; `DString` and `DVec` do not",
+    note = "instead of `Box`, `Arc`, `Mutex`, `RwLock` and atomics write `DBox`, `DArc`, `DMutex`, `DRwLock`, …",
+    note = "a type of your own can after `#[derive(Far)]`, or after `#[derive(FarGroup)]` if it has a `TBox`"
+)]
+pub unsafe trait FarGroup: Send + Sync + 'static {
+    /// Whether a value may have a `TBox` in it.
+    #[doc(hidden)]
+    const HAS_TIES: bool = false;
+
+    /// Passes each `TBox` in the value.
+    #[doc(hidden)]
+    fn visit_ties(&self, _visit: &mut dyn FnMut(Tie)) {}
+}
+
 /// Type whose values may lie in shared memory, be sent to tasks, and come back from them.
 ///
 /// # Safety
-/// Nothing in a value changes through a shared reference, and it has no loans.
+/// No value has a [`TBox`](crate::TBox) in it.
 #[diagnostic::on_unimplemented(
-    message = "values of `{Self}` cannot lie in shared memory",
+    message = "values of `{Self}` cannot lie in shared memory and be sent",
     note = "numbers, `bool`, `char`, arrays, tuples, `Option`, `Result`, `DBox` and `DArc` can",
-    note = "references, `String` and `Vec` hold addresses of one process",
+    note = "references, `String` and `Vec` hold addresses of one process; `DString` and `DVec` do not",
     note = "instead of `Box`, `Arc`, `Mutex`, `RwLock` and atomics write `DBox`, `DArc`, `DMutex`, `DRwLock`, …",
+    note = "a `TBox` stays at its node: put it into the object of a `DBox`, which is sent",
     note = "a type of your own can after `#[derive(Far)]`"
 )]
-pub unsafe trait Far: Portable + Send + Sync + 'static {}
+pub unsafe trait Far: Portable + FarGroup {}
 
 macro_rules! plain {
     ($($type:ty),*) => {
         $(
             // SAFETY: plain bytes, without an address.
             unsafe impl Portable for $type {}
+            // SAFETY: as above.
+            unsafe impl FarGroup for $type {}
             // SAFETY: as above.
             unsafe impl Far for $type {}
         )*
@@ -74,8 +101,40 @@ unsafe impl<T: Portable, E: Portable> Portable for Result<T, E> {
         }
     }
 }
-// SAFETY: a word, which holds no address; what it owns is owned by that word.
-unsafe impl<T: Far> Portable for DBox<T> {}
+// SAFETY: a word and a length, which hold no address; what it owns is owned by that word.
+unsafe impl<T: Object + ?Sized> Portable for DBox<T> {}
+
+// SAFETY: elements lie side by side, and nothing else is in it.
+unsafe impl<T: FarGroup, const N: usize> FarGroup for [T; N] {
+    const HAS_TIES: bool = T::HAS_TIES;
+
+    fn visit_ties(&self, visit: &mut dyn FnMut(Tie)) {
+        self.iter().for_each(|element| element.visit_ties(visit));
+    }
+}
+// SAFETY: nothing of `T` is in it.
+unsafe impl<T: FarGroup> FarGroup for PhantomData<T> {}
+// SAFETY: a value of `T`, or nothing.
+unsafe impl<T: FarGroup> FarGroup for Option<T> {
+    const HAS_TIES: bool = T::HAS_TIES;
+
+    fn visit_ties(&self, visit: &mut dyn FnMut(Tie)) {
+        self.iter().for_each(|value| value.visit_ties(visit));
+    }
+}
+// SAFETY: a value of one type or of the other.
+unsafe impl<T: FarGroup, E: FarGroup> FarGroup for Result<T, E> {
+    const HAS_TIES: bool = T::HAS_TIES || E::HAS_TIES;
+
+    fn visit_ties(&self, visit: &mut dyn FnMut(Tie)) {
+        match self {
+            Ok(value) => value.visit_ties(visit),
+            Err(error) => error.visit_ties(visit),
+        }
+    }
+}
+// SAFETY: a word and a length. What is tied to the object comes with the object.
+unsafe impl<T: Object + ?Sized> FarGroup for DBox<T> {}
 
 // SAFETY: elements that are far values.
 unsafe impl<T: Far, const N: usize> Far for [T; N] {}
@@ -85,8 +144,8 @@ unsafe impl<T: Far> Far for PhantomData<T> {}
 unsafe impl<T: Far> Far for Option<T> {}
 // SAFETY: a far value of one type or of the other.
 unsafe impl<T: Far, E: Far> Far for Result<T, E> {}
-// SAFETY: a word.
-unsafe impl<T: Far> Far for DBox<T> {}
+// SAFETY: a word and a length.
+unsafe impl<T: Object + ?Sized> Far for DBox<T> {}
 
 macro_rules! tuples {
     ($(($($name:ident $index:tt),+))*) => {
@@ -95,6 +154,14 @@ macro_rules! tuples {
             unsafe impl<$($name: Portable),+> Portable for ($($name,)+) {
                 fn visit_loans(&self, visit: &mut dyn FnMut(u64)) {
                     $(self.$index.visit_loans(visit);)+
+                }
+            }
+            // SAFETY: the values of a tuple, and nothing else.
+            unsafe impl<$($name: FarGroup),+> FarGroup for ($($name,)+) {
+                const HAS_TIES: bool = false $(|| $name::HAS_TIES)+;
+
+                fn visit_ties(&self, visit: &mut dyn FnMut(Tie)) {
+                    $(self.$index.visit_ties(visit);)+
                 }
             }
             // SAFETY: far values, and nothing else.

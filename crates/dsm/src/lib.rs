@@ -75,25 +75,73 @@
 //!     *read
 //! }
 //! ```
+//! What is tied to an object by a [`TBox`] is sent with that object only:
+//!
+//! ```compile_fail,E0277
+//! fn sends(here: &farfield_dsm::Here<'_>, tied: farfield_dsm::TBox<u64>) {
+//!     let _ = here.spawn_to(here.id(), (tied,), |_, (tied,)| *tied);
+//! }
+//! ```
+//! ```compile_fail,E0277
+//! fn locks(here: &farfield_dsm::Here<'_>, tied: farfield_dsm::TBox<u64>) {
+//!     let _ = farfield_dsm::DMutex::new(here, Some(tied));
+//! }
+//! ```
+//! ```compile_fail,E0277
+//! fn pushes(here: &farfield_dsm::Here<'_>, tied: farfield_dsm::TBox<u64>) {
+//!     let _ = farfield_dsm::DVec::new().push(here, tied);
+//! }
+//! ```
+//! ```compile_fail,E0277
+//! #[derive(farfield_dsm::Far)]
+//! struct Link {
+//!     next: Option<farfield_dsm::TBox<Link>>,
+//! }
+//! ```
+//! ```compile_fail,E0502
+//! fn changes(here: &farfield_dsm::Here<'_>, pair: &mut farfield_dsm::DBox<(u8, farfield_dsm::TBox<u8>)>) -> u8 {
+//!     let member: &u8 = &pair.get(here).unwrap().1;
+//!     pair.get_mut(here).unwrap().0 = 1;
+//!     *member
+//! }
+//! ```
+//! ```compile_fail,E0505
+//! fn pins(here: &farfield_dsm::Here<'_>, number: farfield_dsm::DBox<u64>) -> u64 {
+//!     let pinned = farfield_dsm::Owner::pin(&number, here).unwrap();
+//!     drop(number);
+//!     *pinned
+//! }
+//! ```
+//! ```compile_fail,E0499
+//! fn grows(here: &farfield_dsm::Here<'_>, numbers: &mut farfield_dsm::DVec<u64>) {
+//!     let mut chunks = numbers.chunks_mut(here).unwrap();
+//!     numbers.push(here, 1).unwrap();
+//!     let _ = chunks.next();
+//! }
+//! ```
 #![deny(unsafe_code)]
 
 mod arena;
+mod collections;
 mod copies;
 mod error;
 mod far;
 mod member;
 mod message;
 mod node;
+mod object;
 mod ptr;
 mod stats;
 mod sync;
 mod task;
 
+pub use collections::{ChunkMut, DString, DVec, DVecIter};
 pub use error::{JoinError, NodeStartError, ShareError};
-pub use far::{Far, Portable};
-pub use farfield_derive::Far;
+pub use far::{Far, FarGroup, Portable};
+pub use farfield_derive::{Far, FarGroup};
 pub use node::{Here, NodeBuilder, NodeId, run};
-pub use ptr::{DArc, DBox, Mut};
+pub use object::Object;
+pub use ptr::{DArc, DBox, Mut, ObjectFetch, PinnedObject, TBox, Tie};
 pub use stats::NodeStats;
 pub use sync::{AtomicValue, DAtomic, DMutex, DMutexGuard, DReadGuard, DRwLock};
 pub use sync::{Receiver, RecvError, SendError, Sender, channel};

@@ -61,6 +61,8 @@ pub(crate) struct CodeRef {
     pub(crate) offset: u32,
     /// Hash of the types that the code is for.
     pub(crate) types: u128,
+    /// Number of values that a destructor drops.
+    pub(crate) count: u64,
 }
 
 #[derive(Clone, Serialize, Deserialize, Debug)]
@@ -81,6 +83,8 @@ pub(crate) enum ShareMessage<'a> {
     Lost { node: u16 },
     /// So many bytes of an object are wanted, from an offset on.
     Fetch { word: u64, offset: u64, bytes: u64 },
+    /// An object is wanted with all that is tied to it, from an offset on. It is of this type.
+    FetchGroup { word: u64, offset: u64, root: CodeRef },
     /// An object has no owner any more: it is dropped, if it has a destructor, and its block is
     /// free.
     Free { word: u64, destructor: Option<CodeRef> },
@@ -193,6 +197,8 @@ pub(crate) enum ShareReply<'a> {
     Done,
     /// The bytes of the object.
     Bytes(&'a [u8]),
+    /// A part of the bytes of a group, which has so many.
+    Group { bytes: u64, piece: &'a [u8] },
     /// The object is not there.
     Stale,
     /// The sender is of another build.

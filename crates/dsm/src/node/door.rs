@@ -74,6 +74,15 @@ impl ShareNode {
                     None => Some(ShareReply::Stale),
                 }
             }
+            ShareMessage::FetchGroup { word, offset, root } => {
+                match self.read_group_for(OwnerWord::from_bits(word)?, offset, ShippedCode::find(root)?) {
+                    Some((size, piece)) => {
+                        *bytes = piece;
+                        Some(ShareReply::Group { bytes: size, piece: bytes })
+                    }
+                    None => Some(ShareReply::Stale),
+                }
+            }
             ShareMessage::Free { word, destructor } => {
                 let word = OwnerWord::from_bits(word)?;
                 let destructor = match destructor {
@@ -199,11 +208,43 @@ mod tests {
     }
 
     #[test]
+    fn a_group_is_read_in_its_version_only() {
+        type Pair = (u64, crate::TBox<[u64; 3]>);
+        let (node, door) = door();
+        let here = super::super::Here::at(&node);
+        let root = ShippedCode::of_object::<Pair>().reference();
+        let read = |word: OwnerWord, offset: u64| {
+            let answer = ask(&door, BUILD, ShareMessage::FetchGroup { word: word.bits(), offset, root });
+            match postcard::from_bytes(&answer.unwrap()).unwrap() {
+                ShareReply::Group { bytes, piece } => Some((bytes, piece.len())),
+                ShareReply::Stale => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        let mut pair = here.alloc((1u64, here.tie([2u64; 3]).unwrap())).unwrap();
+        let first = pair.word;
+        assert_eq!((read(first, 0), read(first, 16), read(first, 99)), (Some((48, 48)), Some((48, 32)), Some((48, 0))));
+        assert_eq!(read(first.next_version().unwrap(), 0), None, "it is not there yet");
+        // A question that comes late does not walk what is being written to, dropped or freed.
+        pair.get_mut(&here).unwrap().1[0] = 3;
+        assert_eq!((read(first, 0), read(pair.word, 0)), (None, Some((48, 48))));
+        let second = pair.word;
+        super::super::within(&node, false, || drop(pair));
+        let started = std::time::Instant::now();
+        while node.stats().object_bytes > 0 {
+            assert!(started.elapsed().as_secs() < 60);
+            std::thread::yield_now();
+        }
+        let plain = node.store(&[7; 16]).unwrap();
+        assert_eq!((read(second, 0), read(plain, 0)), (None, None), "it is gone, or no group");
+    }
+
+    #[test]
     fn an_object_that_is_freed_twice_is_dropped_once() {
         let (node, door) = door();
         let inner = node.store(&[1; 8]).unwrap();
         let outer = node.store(&inner.bits().to_ne_bytes()).unwrap();
-        let destructor = ShippedCode::of_destructor::<crate::DBox<u64>>();
+        let destructor = ShippedCode::of_destructor::<crate::DBox<u64>>(1);
         // As the thread of drops does when a message was said again.
         node.drop_here(outer, destructor);
         node.drop_here(outer, destructor);

@@ -1,12 +1,13 @@
 //! Scope at a node: what a task borrows shared objects in.
 
-use super::{BlockRights, ShareNode};
-use crate::copies::ObjectCopy;
+use super::{BlockRights, ShareNode, WantedObject};
+use crate::copies::{CopyFlight, CopyKey, CopyLookup, ObjectCopy};
 use crate::message::LockEnd;
 use crate::task::UsedLoan;
-use crate::{DBox, Far, NodeId, NodeStats, ShareError, TaskHandle};
+use crate::{DBox, Far, FarGroup, NodeId, NodeStats, Object, ShareError, TBox, TaskHandle};
 use core::cell::RefCell;
 use core::marker::PhantomData;
+use core::task::{Poll, Waker};
 use farfield_core::dsm::OwnerWord;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -22,12 +23,17 @@ pub struct Here<'n> {
     tag: u64,
     base: *mut u8,
     /// Copies that were read in this scope. References to them may be in use.
-    copies: RefCell<HashMap<OwnerWord, Arc<ObjectCopy>>>,
+    copies: RefCell<HashMap<CopyKey, Arc<ObjectCopy>>>,
     /// Mutable loans that the task has used, by number; `None` if the object is lost. All scopes of the
     /// task share them.
     loans: Rc<RefCell<HashMap<u64, Option<UsedLoan>>>>,
     /// Locks that the task holds, by number of the wait. All scopes of the task share them.
     locks: Rc<RefCell<HashMap<u64, HeldLock>>>,
+}
+
+/// Returns what a node asks for that wants to read an object.
+fn wanted<T: Object + ?Sized>(word: OwnerWord, extent: T::Extent) -> WantedObject {
+    WantedObject { word, bytes: T::bytes(extent), group: T::group() }
 }
 
 /// A lock that a task holds.
@@ -71,15 +77,20 @@ impl<'n> Here<'n> {
         (word.bits() & OwnerWord::PARTITION_MASK == self.tag).then(|| self.base.wrapping_add(word.offset() as usize))
     }
 
-    /// Returns the address of the object for readers, here or in a copy. It is valid as long as the
-    /// object's owner is borrowed and the scope is open. Waits for the object's node if there is no
-    /// copy.
+    /// Returns the object for readers, here or in a copy. It is valid as long as the object's owner is
+    /// borrowed and the scope is open. Waits for the object's node if there is no copy.
     #[inline]
-    pub(crate) fn reading(&self, word: OwnerWord, bytes: usize) -> Result<*const u8, ShareError> {
-        match self.address(word) {
-            Some(address) => Ok(address),
-            None => self.reading_elsewhere(word, bytes),
-        }
+    pub(crate) fn reading<T: Object + ?Sized>(
+        &self,
+        word: OwnerWord,
+        extent: T::Extent,
+    ) -> Result<*const T, ShareError> {
+        let address = match self.address(word) {
+            Some(address) => address,
+            None if T::IS_GROUP => self.copy_of(wanted::<T>(word, extent))?.cast_mut(),
+            None => self.reading_elsewhere(word, T::bytes(extent))?.cast_mut(),
+        };
+        Ok(T::at(address, extent))
     }
 
     /// Returns the address of another node's object. Kept out of what is compiled into each use.
@@ -87,40 +98,113 @@ impl<'n> Here<'n> {
     fn reading_elsewhere(&self, word: OwnerWord, bytes: usize) -> Result<*const u8, ShareError> {
         match self.node.in_place(word) {
             Some(address) => Ok(address),
-            None => self.copy_of(word, bytes),
+            None => self.copy_of(WantedObject { word, bytes, group: None }),
         }
     }
 
     #[cold]
-    fn copy_of(&self, word: OwnerWord, bytes: usize) -> Result<*const u8, ShareError> {
-        if let Some(copy) = self.copies.borrow().get(&word) {
-            return Ok(copy.address());
+    fn copy_of(&self, wanted: WantedObject) -> Result<*const u8, ShareError> {
+        match self.find(wanted) {
+            Some(address) => Ok(address),
+            None => Ok(self.keep(wanted, self.node.copy_of(wanted)?)),
         }
-        if let Some(address) = self.node.map_in_place(word) {
-            return Ok(address);
+    }
+
+    /// Returns the address of another node's object, if this scope has a copy or it is read in place.
+    fn find(&self, wanted: WantedObject) -> Option<*const u8> {
+        if let Some(copy) = self.copies.borrow().get(&wanted.key()) {
+            return Some(copy.address());
         }
-        let copy = self.node.copy_of(word, bytes)?;
+        // The addresses of tied objects are those of another process there.
+        if wanted.group.is_none() { self.node.map_in_place(wanted.word) } else { None }
+    }
+
+    /// Keeps a copy as long as the scope. Returns its address.
+    fn keep(&self, wanted: WantedObject, copy: Arc<ObjectCopy>) -> *const u8 {
         let address = copy.address();
-        self.copies.borrow_mut().insert(word, copy);
-        Ok(address)
+        self.copies.borrow_mut().insert(wanted.key(), copy);
+        address
+    }
+
+    /// Starts to fetch a copy of an object, if it needs one and there is none. Does not wait.
+    pub(crate) fn prefetch<T: Object + ?Sized>(&self, word: OwnerWord, extent: T::Extent) {
+        let wanted = wanted::<T>(word, extent);
+        if self.address(word).is_none() && self.find(wanted).is_none() {
+            // Whoever reads it is told if that fails.
+            self.node.start_copy(wanted);
+        }
+    }
+
+    /// Returns the object for readers as soon as it is there, as [`Here::reading`] does.
+    pub(crate) fn poll_reading<T: Object + ?Sized>(
+        &self,
+        word: OwnerWord,
+        extent: T::Extent,
+        flight: &mut Option<Arc<CopyFlight>>,
+        waker: &Waker,
+    ) -> Poll<Result<*const T, ShareError>> {
+        let wanted = wanted::<T>(word, extent);
+        let object = |address: *const u8| T::at(address.cast_mut(), extent).cast_const();
+        let there = self.address(word).map(<*mut u8>::cast_const).or_else(|| self.find(wanted));
+        if let Some(address) = there {
+            return Poll::Ready(Ok(object(address)));
+        }
+        let flight = match flight {
+            Some(flight) => flight,
+            None => match self.node.start_copy(wanted) {
+                CopyLookup::Found(copy) => return Poll::Ready(Ok(object(self.keep(wanted, copy)))),
+                CopyLookup::Flying(new) | CopyLookup::New(new) => flight.insert(new),
+            },
+        };
+        flight.poll(waker).map(|landed| Ok(object(self.keep(wanted, landed?))))
+    }
+
+    /// Returns the object for readers, with its copy if it is one. Waits as [`Here::reading`] does.
+    pub(crate) fn pinning<T: Object + ?Sized>(
+        &self,
+        word: OwnerWord,
+        extent: T::Extent,
+    ) -> Result<(*const T, Option<Arc<ObjectCopy>>), ShareError> {
+        let wanted = wanted::<T>(word, extent);
+        let kept = self.copies.borrow().get(&wanted.key()).cloned();
+        let (address, copy) = match (self.address(word), kept) {
+            (Some(address), _) => (address.cast_const(), None),
+            (None, Some(copy)) => (copy.address(), Some(copy)),
+            (None, None) => match self.find(wanted) {
+                Some(address) => (address, None),
+                None => {
+                    let copy = self.node.copy_of(wanted)?;
+                    (copy.address(), Some(copy))
+                }
+            },
+        };
+        Ok((T::at(address.cast_mut(), extent), copy))
     }
 
     /// Prepares a mutable borrow: brings the object here, if it is elsewhere or may not stay where it
-    /// is. Returns its address and the word of its new version. The owner must have that before the
-    /// object is written to, so nothing is left to do when the borrow ends.
+    /// is. Returns it and the word of its new version. The owner must have that before the object is
+    /// written to, so nothing is left to do when the borrow ends.
     #[inline]
-    pub(crate) fn writing(
+    pub(crate) fn writing<T: Object + ?Sized>(
         &self,
         word: OwnerWord,
-        bytes: usize,
+        extent: T::Extent,
         rights: BlockRights,
-    ) -> Result<(OwnerWord, *mut u8), ShareError> {
+    ) -> Result<(OwnerWord, *mut T), ShareError> {
+        if T::IS_GROUP
+            && let Some(group) = T::group()
+        {
+            let (word, address) = self.node.write_group(word, &group, rights)?;
+            return Ok((word, T::at(address, extent)));
+        }
         if rights != BlockRights::Reader
             && let (Some(address), Some(next)) = (self.address(word), word.next_version())
         {
-            return Ok((next, address));
+            return Ok((next, T::at(address, extent)));
         }
-        self.node.bring(word, bytes, rights)
+        let bytes = T::bytes(extent);
+        let (word, address) = self.node.bring(word, bytes, bytes, rights)?;
+        Ok((word, T::at(address, extent)))
     }
 
     /// Records what has become of a mutable loan in this task.
@@ -184,7 +268,7 @@ impl<'n> Here<'n> {
 
     /// Stores a value at this node. Fails if the node's near memory is full of objects, or if the
     /// value is too large.
-    pub fn alloc<T: Far>(&self, value: T) -> Result<DBox<T>, ShareError> {
+    pub fn alloc<T: FarGroup>(&self, value: T) -> Result<DBox<T>, ShareError> {
         DBox::new(self, value)
     }
 
@@ -203,6 +287,12 @@ impl<'n> Here<'n> {
             Ok(waiting) => Ok(TaskHandle { waiting, result: PhantomData }),
             Err(not_started) => Err(not_started.error),
         }
+    }
+
+    /// Stores a value at this node that is tied to its owner: it comes with the object into which its
+    /// owner is put. Fails as [`Here::alloc`] does.
+    pub fn tie<T: FarGroup>(&self, value: T) -> Result<TBox<T>, ShareError> {
+        TBox::new(self, value)
     }
 
     /// Starts a task at a node and returns at once. `body` runs there with the arguments, which it

@@ -5,6 +5,8 @@ mod arenas;
 mod builder;
 mod channels;
 mod door;
+mod fetches;
+mod groups;
 mod here;
 mod locks;
 mod notice;
@@ -32,6 +34,9 @@ use core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 pub(crate) use door::Door;
 use farfield_core::dsm::{Colour, OwnerWord, Partition};
+use fetches::FetchThreads;
+pub(crate) use fetches::WantedObject;
+pub(crate) use groups::GroupType;
 pub(crate) use here::HeldLock;
 pub use here::Here;
 use locks::HomeLocks;
@@ -137,6 +142,7 @@ pub(crate) struct ShareNode {
     near_bytes: u64,
     arena: ShareArena,
     copies: CopyCache,
+    fetches: FetchThreads,
     arenas: PeerArenas,
     reads_in_place: bool,
     pub(crate) peers: Peers,
@@ -176,6 +182,7 @@ impl ShareNode {
             near_bytes: config.near_bytes,
             arena,
             copies: CopyCache::default(),
+            fetches: FetchThreads::default(),
             arenas: PeerArenas::new(peers.count()),
             reads_in_place: config.reads_in_place,
             peers,
@@ -251,7 +258,7 @@ impl ShareNode {
     }
 
     /// Takes a block for a new object, and copies of others out of its way.
-    fn take(&self, bytes: u64) -> Result<OwnerWord, ShareError> {
+    pub(crate) fn take(&self, bytes: u64) -> Result<OwnerWord, ShareError> {
         let word = self.arena.take(bytes, self.near_bytes)?;
         self.copies.shrink(self.near_bytes.saturating_sub(self.arena.used_bytes()));
         Ok(word)
@@ -260,29 +267,56 @@ impl ShareNode {
     /// Stores a new object of these bytes. Returns its owner's word.
     pub(crate) fn store(&self, bytes: &[u8]) -> Result<OwnerWord, ShareError> {
         let word = self.take(bytes.len() as u64)?;
-        // SAFETY: a new block of that size, which nobody else knows.
-        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.arena.address(word), bytes.len()) };
+        self.fill(word, bytes);
         Ok(word)
     }
 
-    /// Returns a copy of another node's object. Waits for that node if there is none.
-    fn copy_of(&self, word: OwnerWord, bytes: usize) -> Result<Arc<ObjectCopy>, ShareError> {
-        self.copies.get_or_fetch(word, || {
-            let held_bytes = self.copies.held_bytes();
-            if held_bytes > self.near_bytes {
-                return Err(ShareError::ScopeTooLong { held_bytes });
-            }
-            let bytes = self.fetch(word, bytes)?;
-            let limit_bytes = self.near_bytes.saturating_sub(self.arena.used_bytes());
-            Ok(self.copies.insert(word, &bytes, limit_bytes))
-        })
+    /// Writes the first bytes of a new block, which has room for them.
+    fn fill(&self, word: OwnerWord, bytes: &[u8]) {
+        // SAFETY: a new block, which nobody else knows, with so much room.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.arena.address(word), bytes.len()) };
     }
 
-    /// Brings an object to a new block of this node. Returns its new word and its address.
+    /// Returns a copy of another node's object. Waits for that node if there is none.
+    fn copy_of(&self, wanted: WantedObject) -> Result<Arc<ObjectCopy>, ShareError> {
+        self.copies.get_or_fetch(wanted.key(), || self.fetch_copy(wanted))
+    }
+
+    /// Fetches a copy and keeps it.
+    fn fetch_copy(&self, wanted: WantedObject) -> Result<Arc<ObjectCopy>, ShareError> {
+        let WantedObject { word, bytes, group } = wanted;
+        let held_bytes = self.copies.held_bytes();
+        if held_bytes > self.near_bytes {
+            return Err(ShareError::ScopeTooLong { held_bytes });
+        }
+        let copy = match group {
+            Some(group) => {
+                let contents = self.fetch_group(word, &group)?;
+                let copy = self.copies.copy(&contents);
+                // SAFETY: what has arrived is a group of this type, and nobody else knows the copy.
+                let connected = unsafe { groups::connect_copy(&copy, contents.len(), group.root) };
+                connected.ok_or(ShareError::Stale { node: self.home_of(word) })?;
+                copy
+            }
+            None => self.copies.copy(&self.fetch(word, bytes)?),
+        };
+        let limit_bytes = self.near_bytes.saturating_sub(self.arena.used_bytes());
+        Ok(self.copies.insert(wanted.key(), copy, limit_bytes))
+    }
+
+    /// Brings an object to a new block of this node, which has room for so many bytes. Returns its new
+    /// word and its address.
     #[cold]
-    fn bring(&self, word: OwnerWord, bytes: usize, rights: BlockRights) -> Result<(OwnerWord, *mut u8), ShareError> {
+    pub(crate) fn bring(
+        &self,
+        word: OwnerWord,
+        bytes: usize,
+        room: usize,
+        rights: BlockRights,
+    ) -> Result<(OwnerWord, *mut u8), ShareError> {
         let contents = self.contents(word, bytes)?;
-        let new = self.store(&contents)?;
+        let new = self.take(room as u64)?;
+        self.fill(new, &contents);
         count(&self.counters.moved_objects, 1);
         // The object is there no longer, but is not dropped: it is here.
         if rights == BlockRights::Owner {
@@ -334,6 +368,11 @@ impl ShareNode {
         self.outbox.free(self.home_of(word), word, destructor);
     }
 
+    /// Records that a group of this node has this version from now on.
+    pub(crate) fn begin_version(&self, word: OwnerWord) {
+        self.arena.begin_version(word);
+    }
+
     /// Returns the address of an object of this node.
     pub(crate) fn address_of(&self, word: OwnerWord) -> *mut u8 {
         self.arena.address(word)
@@ -345,6 +384,7 @@ impl ShareNode {
             return;
         }
         if let Some(destructor) = destructor {
+            self.arena.end_version(word);
             // SAFETY: its owner is gone, so nobody borrows it; owners have the destructor of their
             // type.
             within(self, false, || unsafe { destructor.drop_at(self.arena.address(word)) });

@@ -262,7 +262,7 @@ impl ShareNode {
         if undelivered.is_some_and(|undelivered| !undelivered.may_have_arrived) {
             // The lender is dead, and what it has lent is nobody's.
             let moved = used.values().flatten().filter(|used| used.is_moved() && self.home_of(used.word) == self.id);
-            moved.for_each(|used| self.free(used.word, None));
+            moved.for_each(|used| self.free_unclaimed(used.word));
         }
     }
 

@@ -3,9 +3,8 @@
 
 use crate::node;
 use crate::task::code::ShippedCode;
-use crate::{Far, Here, NodeId, Portable, ShareError};
+use crate::{Far, FarGroup, Here, NodeId, Portable, ShareError};
 use core::marker::PhantomData;
-use core::mem::size_of;
 use farfield_core::dsm::OwnerWord;
 
 /// One of many owners of an object in shared memory, as `Arc` is for one process.
@@ -21,6 +20,8 @@ pub struct DArc<T: Far> {
 
 // SAFETY: a word, which holds no address and stands for one owner wherever it is.
 unsafe impl<T: Far> Portable for DArc<T> {}
+// SAFETY: it has no ties.
+unsafe impl<T: Far> FarGroup for DArc<T> {}
 // SAFETY: the word never changes.
 unsafe impl<T: Far> Far for DArc<T> {}
 
@@ -34,8 +35,12 @@ impl<T: Far> DArc<T> {
     /// Stores a value at this node. Errors are those of [`Here::alloc`].
     pub fn new(here: &Here<'_>, value: T) -> Result<DArc<T>, ShareError> {
         let word = here.alloc(value)?.into_word();
-        here.node().begin_count(word, ShippedCode::of_destructor::<T>());
+        here.node().begin_count(word, ShippedCode::of_destructor::<T>(1));
         Ok(DArc { word, object: PhantomData })
+    }
+
+    pub(crate) fn owner_word(&self) -> OwnerWord {
+        self.word
     }
 
     /// Returns the node that keeps the object.
@@ -45,10 +50,10 @@ impl<T: Far> DArc<T> {
 
     /// Borrows the object. If it is at another node and there is no copy here, waits for one.
     pub fn get<'a>(&'a self, here: &'a Here<'_>) -> Result<&'a T, ShareError> {
-        let address = here.reading(self.word, size_of::<T>())?;
+        let object = here.reading::<T>(self.word, ())?;
         // SAFETY: the object, or a copy of its bytes, aligned to 16 bytes. It does not change, and is
         // there as long as it has an owner; a copy, as long as the scope.
-        Ok(unsafe { &*address.cast::<T>() })
+        Ok(unsafe { &*object })
     }
 
     /// Returns another owner. Away from the object's node it asks that node for a few at a time, so

@@ -3,7 +3,7 @@
 
 use crate::message::ShareMessage;
 use crate::node::{self, AtomicStep};
-use crate::{Far, Here, NodeId, Portable, ShareError};
+use crate::{Far, FarGroup, Here, NodeId, Portable, ShareError};
 use core::marker::PhantomData;
 use core::sync::atomic::AtomicU64;
 use farfield_core::dsm::OwnerWord;
@@ -58,6 +58,8 @@ pub struct DAtomic<T: AtomicValue> {
 
 // SAFETY: a word, which holds no address.
 unsafe impl<T: AtomicValue> Portable for DAtomic<T> {}
+// SAFETY: it has no ties.
+unsafe impl<T: AtomicValue> FarGroup for DAtomic<T> {}
 // SAFETY: the word never changes.
 unsafe impl<T: AtomicValue> Far for DAtomic<T> {}
 

@@ -4,7 +4,7 @@
 use crate::message::{ShareMessage, WaitAnswer};
 use crate::node::{self, WaitCause, WaitLimit};
 use crate::task::code::{ShippedCode, bytes_of};
-use crate::{Far, Here, NodeId, Portable, ShareError};
+use crate::{Far, FarGroup, Here, NodeId, Portable, ShareError};
 use core::marker::PhantomData;
 use core::mem::size_of;
 use core::time::Duration;
@@ -19,7 +19,7 @@ use std::borrow::Cow;
 pub fn channel<T: Far>(here: &Here<'_>, bound: usize) -> Result<(Sender<T>, Receiver<T>), ShareError> {
     let word = here.alloc(0u64)?.into_word();
     let (sender, receiver) = (Sender { word, value: PhantomData }, Receiver { word, value: PhantomData });
-    here.node().begin_channel(word, bound, size_of::<T>() as u64, ShippedCode::of_destructor::<T>());
+    here.node().begin_channel(word, bound, size_of::<T>() as u64, ShippedCode::of_destructor::<T>(1));
     Ok((sender, receiver))
 }
 
@@ -64,10 +64,14 @@ pub enum RecvError {
 
 // SAFETY: a value, or none, and plain errors.
 unsafe impl<T: Far> Portable for SendError<T> {}
+// SAFETY: it has no ties.
+unsafe impl<T: Far> FarGroup for SendError<T> {}
 // SAFETY: as above.
 unsafe impl<T: Far> Far for SendError<T> {}
 // SAFETY: plain errors.
 unsafe impl Portable for RecvError {}
+// SAFETY: it has no ties.
+unsafe impl FarGroup for RecvError {}
 // SAFETY: as above.
 unsafe impl Far for RecvError {}
 
@@ -79,6 +83,8 @@ pub struct Sender<T: Far> {
 
 // SAFETY: a word, which holds no address and stands for one sender wherever it is.
 unsafe impl<T: Far> Portable for Sender<T> {}
+// SAFETY: it has no ties.
+unsafe impl<T: Far> FarGroup for Sender<T> {}
 // SAFETY: the word never changes.
 unsafe impl<T: Far> Far for Sender<T> {}
 
@@ -149,6 +155,8 @@ pub struct Receiver<T: Far> {
 
 // SAFETY: a word, which holds no address and stands for the receiver wherever it is.
 unsafe impl<T: Far> Portable for Receiver<T> {}
+// SAFETY: it has no ties.
+unsafe impl<T: Far> FarGroup for Receiver<T> {}
 // SAFETY: the word never changes.
 unsafe impl<T: Far> Far for Receiver<T> {}
 

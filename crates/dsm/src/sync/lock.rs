@@ -4,7 +4,7 @@
 use crate::message::{LockEnd, LockedType, ShareMessage, WaitAnswer};
 use crate::node::{self, HeldLock, WaitCause, WaitLimit};
 use crate::task::code::{ShippedCode, initialise};
-use crate::{Far, Here, JoinError, NodeId, Portable, ShareError};
+use crate::{Far, FarGroup, Here, JoinError, NodeId, Portable, ShareError};
 use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, needs_drop, size_of};
 use core::ops::{Deref, DerefMut};
@@ -106,7 +106,7 @@ impl<T: Far> LockHold<T> {
 
 impl<T: Far> Drop for LockedValue<T> {
     fn drop(&mut self) {
-        node::with_current(|node| node.free_later(self.word, ShippedCode::of_destructor::<T>()));
+        node::with_current(|node| node.free_later(self.word, ShippedCode::of_destructor::<T>(1)));
     }
 }
 
@@ -119,6 +119,8 @@ pub struct DMutex<T: Far>(LockedValue<T>);
 
 // SAFETY: a word, which holds no address; the value is owned by it.
 unsafe impl<T: Far> Portable for DMutex<T> {}
+// SAFETY: it has no ties.
+unsafe impl<T: Far> FarGroup for DMutex<T> {}
 // SAFETY: the word never changes.
 unsafe impl<T: Far> Far for DMutex<T> {}
 
@@ -194,6 +196,8 @@ struct DMutexRef<T>(OwnerWord, PhantomData<T>);
 
 // SAFETY: a word, which owns nothing.
 unsafe impl<T: Far> Portable for DMutexRef<T> {}
+// SAFETY: it has no ties.
+unsafe impl<T: Far> FarGroup for DMutexRef<T> {}
 // SAFETY: as above.
 unsafe impl<T: Far> Far for DMutexRef<T> {}
 
@@ -256,6 +260,8 @@ pub struct DRwLock<T: Far>(LockedValue<T>);
 
 // SAFETY: a word, which holds no address; the value is owned by it.
 unsafe impl<T: Far> Portable for DRwLock<T> {}
+// SAFETY: it has no ties.
+unsafe impl<T: Far> FarGroup for DRwLock<T> {}
 // SAFETY: the word never changes.
 unsafe impl<T: Far> Far for DRwLock<T> {}
 

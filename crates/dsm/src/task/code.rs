@@ -7,12 +7,14 @@
 #![allow(unsafe_code, reason = "code is called by its offset, and values are bytes")]
 
 use crate::message::CodeRef;
-use crate::{Far, Here, Portable};
+use crate::node::with_current;
+use crate::ptr::MemberType;
+use crate::{Far, FarGroup, Here, Portable};
 use core::any::{TypeId, type_name};
 use core::hash::{Hash, Hasher};
 use core::marker::PhantomData;
-use core::mem::{ManuallyDrop, size_of};
-use core::ptr::NonNull;
+use core::mem::{ManuallyDrop, needs_drop, size_of};
+use core::ptr::{NonNull, slice_from_raw_parts_mut};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use twox_hash::XxHash3_128;
@@ -32,8 +34,10 @@ pub(crate) enum TrampolineOp<'o, 'h> {
     /// Read the arguments from the first address, which takes them, run the body, and write its
     /// result to the second address.
     Run { here: &'o Here<'h>, arguments: *const u8, result: *mut u8 },
-    /// Drop the value at this address: a result, or an object.
-    Drop(*mut u8),
+    /// Drop so many values that lie side by side at this address: a result, or an object.
+    Drop(*mut u8, usize),
+    /// Say how objects of its type are walked.
+    Member(&'o mut Option<MemberType>),
 }
 
 /// Types of a trampoline.
@@ -96,6 +100,7 @@ where
     R: Far,
 {
     match op {
+        TrampolineOp::Member(_) => {}
         TrampolineOp::Describe(description) => {
             *description = Description {
                 types: types_of::<(F, A, R)>(),
@@ -114,23 +119,45 @@ where
             unsafe { result.cast::<R>().write_unaligned(value) };
         }
         // SAFETY: the caller's promise. The value may lie anywhere.
-        TrampolineOp::Drop(value) => drop(unsafe { value.cast::<R>().read_unaligned() }),
+        TrampolineOp::Drop(value, _) => drop(unsafe { value.cast::<R>().read_unaligned() }),
     }
 }
 
 /// # Safety
-/// For `Drop`: a value of `T` lies there that nobody else uses. For `Run`: never.
+/// For `Drop`: so many values of `T` lie there that nobody else uses. For `Run`: never.
 #[unsafe(link_section = "farfield_share")]
 #[inline(never)]
-unsafe fn drop_object<T: Far>(op: TrampolineOp<'_, '_>) {
+unsafe fn drop_object<T: FarGroup>(op: TrampolineOp<'_, '_>) {
     match op {
+        TrampolineOp::Member(member) => *member = Some(MemberType::of::<T>()),
         TrampolineOp::Describe(description) => {
             *description =
                 Description { types: types_of::<PhantomData<T>>(), argument_bytes: 0, result_bytes: size_of::<T>() };
         }
         TrampolineOp::Run { .. } => {}
         // SAFETY: the caller's promise; objects are aligned.
-        TrampolineOp::Drop(object) => unsafe { object.cast::<T>().drop_in_place() },
+        TrampolineOp::Drop(object, count) => unsafe {
+            slice_from_raw_parts_mut(object.cast::<T>(), count).drop_in_place()
+        },
+    }
+}
+
+/// # Safety
+/// For `Drop`: a group that begins with a `T` lies there, which is elsewhere now. For `Run`: never.
+#[unsafe(link_section = "farfield_share")]
+#[inline(never)]
+unsafe fn release_group<T: FarGroup>(op: TrampolineOp<'_, '_>) {
+    /// Distinguishes this code from the destructor of the type.
+    struct Released<T>(PhantomData<T>);
+    match op {
+        TrampolineOp::Describe(description) => {
+            *description = Description { types: types_of::<Released<T>>(), argument_bytes: 0, result_bytes: 0 };
+        }
+        TrampolineOp::Run { .. } | TrampolineOp::Member(_) => {}
+        TrampolineOp::Drop(object, _) => {
+            // SAFETY: the caller's promise.
+            with_current(|node| unsafe { node.release_members(object, MemberType::of::<T>()) });
+        }
     }
 }
 
@@ -139,6 +166,8 @@ unsafe fn drop_object<T: Far>(op: TrampolineOp<'_, '_>) {
 pub(crate) struct ShippedCode {
     trampoline: Trampoline,
     pub(crate) description: Description,
+    /// Number of values that a destructor drops.
+    count: usize,
 }
 
 impl ShippedCode {
@@ -153,25 +182,45 @@ impl ShippedCode {
         const {
             assert!(size_of::<F>() == 0, "a task's body captures nothing: pass what it needs in the arguments");
         };
-        ShippedCode::of(run_body::<F, A, R>)
+        ShippedCode::of(run_body::<F, A, R>, 1)
     }
 
-    /// Returns the destructor of a type; `None` if its values need none.
-    pub(crate) fn of_destructor<T: Far>() -> Option<ShippedCode> {
-        core::mem::needs_drop::<T>().then(|| ShippedCode::of(drop_object::<T>))
+    /// Returns the destructor of so many values of a type that lie side by side; `None` if they need
+    /// none.
+    pub(crate) fn of_destructor<T: FarGroup>(count: usize) -> Option<ShippedCode> {
+        (needs_drop::<T>() && count > 0).then(|| ShippedCode::of(drop_object::<T>, count))
     }
 
-    fn of(trampoline: Trampoline) -> ShippedCode {
+    /// Returns the code by which nodes know a type of objects.
+    pub(crate) fn of_object<T: FarGroup>() -> ShippedCode {
+        ShippedCode::of(drop_object::<T>, 1)
+    }
+
+    /// Returns what frees the members of a group that is elsewhere now.
+    pub(crate) fn of_release<T: FarGroup>() -> ShippedCode {
+        ShippedCode::of(release_group::<T>, 1)
+    }
+
+    /// Returns how objects of the type are walked that the code is for.
+    pub(crate) fn member_type(self) -> Option<MemberType> {
+        let mut member = None;
+        // SAFETY: a trampoline may always be asked for its type.
+        unsafe { (self.trampoline)(TrampolineOp::Member(&mut member)) };
+        member
+    }
+
+    fn of(trampoline: Trampoline, count: usize) -> ShippedCode {
         let mut description = Description::default();
         // SAFETY: a trampoline may always be asked for its types.
         unsafe { trampoline(TrampolineOp::Describe(&mut description)) };
-        ShippedCode { trampoline, description }
+        ShippedCode { trampoline, description, count }
     }
 
     /// Returns what another node finds the code by.
     pub(crate) fn reference(self) -> CodeRef {
         let offset = self.trampoline as usize - section().start;
-        CodeRef { offset: u32::try_from(offset).expect("a program's code is small"), types: self.description.types }
+        let offset = u32::try_from(offset).expect("a program's code is small");
+        CodeRef { offset, types: self.description.types, count: self.count as u64 }
     }
 
     /// Finds code of the build that has made the reference; `None` if it is for other types. The
@@ -183,7 +232,8 @@ impl ShippedCode {
         }
         // SAFETY: the sender is of the same build, where a trampoline begins at this offset.
         let trampoline = unsafe { core::mem::transmute::<*const (), Trampoline>(address as *const ()) };
-        Some(ShippedCode::of(trampoline)).filter(|code| code.description.types == reference.types)
+        Some(ShippedCode::of(trampoline, reference.count as usize))
+            .filter(|code| code.description.types == reference.types)
     }
 
     /// Runs a body on the bytes of its arguments. Returns the bytes of its result, or what it
@@ -205,11 +255,11 @@ impl ShippedCode {
     /// Drops an object.
     ///
     /// # Safety
-    /// It is of the destructor's type, lies there, and nobody else uses it.
+    /// It is of the destructor's type and length, lies there, and nobody else uses it.
     pub(crate) unsafe fn drop_at(self, object: *mut u8) {
         // What a destructor panics with has been printed. The object is gone all the same.
         // SAFETY: the caller's promise.
-        let _ = catch_unwind(AssertUnwindSafe(|| unsafe { (self.trampoline)(TrampolineOp::Drop(object)) }));
+        let _ = catch_unwind(AssertUnwindSafe(|| unsafe { (self.trampoline)(TrampolineOp::Drop(object, self.count)) }));
     }
 }
 
@@ -262,6 +312,11 @@ impl Drop for Value {
 
 /// Returns the bytes of a value, which own what it owns.
 pub(crate) fn bytes_of<T: Portable>(value: T) -> Vec<u8> {
+    object_bytes_of(value)
+}
+
+/// Returns the bytes of a value that stays in this process, which own what it owns.
+pub(crate) fn object_bytes_of<T>(value: T) -> Vec<u8> {
     let value = ManuallyDrop::new(value);
     let mut bytes = vec![0; size_of::<T>()];
     // SAFETY: as many bytes as the value has. What is between its fields is copied as it is.
@@ -302,6 +357,6 @@ mod tests {
         // Bodies that do the same with other types.
         let other = ShippedCode::of_body(|_: &Here<'_>, (one, other): (i64, i32)| one + i64::from(other));
         assert_ne!(other.description.types, code.description.types);
-        assert!(ShippedCode::of_destructor::<u64>().is_none());
+        assert!(ShippedCode::of_destructor::<u64>(1).is_none());
     }
 }

@@ -8,6 +8,6 @@ mod workers;
 pub(crate) use join::TaskEnd;
 pub use join::TaskHandle;
 pub(crate) use join::{OpenJoins, Waiting};
-pub(crate) use scope::UsedLoan;
 pub use scope::{Lent, LentMut, Owner, OwnerMut, ScopedHandle, TaskScope, scope};
+pub(crate) use scope::{UsedLoan, sealed};
 pub(crate) use workers::{QueuedTask, Workers};

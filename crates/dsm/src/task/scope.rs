@@ -8,10 +8,11 @@
 use super::join::{TaskEnd, Waiting};
 use crate::message::LOANS_MAX;
 use crate::node::{BlockRights, NotStarted};
-use crate::{DBox, Far, Here, JoinError, Mut, NodeId, Portable, ShareError};
+use crate::object::sealed::ObjectLayout;
+use crate::task::code::ShippedCode;
+use crate::{DArc, DBox, Far, Here, JoinError, Mut, NodeId, Object, ObjectFetch, PinnedObject, Portable, ShareError};
 use core::cell::RefCell;
 use core::marker::PhantomData;
-use core::mem::{needs_drop, size_of};
 use farfield_core::dsm::OwnerWord;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -82,6 +83,8 @@ struct OpenLoan {
     lent: OwnerWord,
     /// Whether its object may own others.
     owns_others: bool,
+    /// What frees the members of a group that was moved.
+    release: Option<fn() -> ShippedCode>,
 }
 
 /// Where the word of an owner is that is lent.
@@ -101,19 +104,22 @@ impl core::fmt::Debug for TaskScope<'_, '_> {
 impl<'s, 'env> TaskScope<'s, 'env> {
     /// Lends an owner for reading, to as many tasks as one likes.
     pub fn lend<O: Owner>(&'s self, owner: &'env O) -> Lent<'s, O::Object> {
-        Lent { word: owner.word(), object: PhantomData }
+        let (word, extent) = owner.place();
+        Lent { word, extent, object: PhantomData }
     }
 
     /// Lends an owner for writing, to one task.
     pub fn lend_mut<O: OwnerMut>(&'s self, owner: &'env mut O) -> LentMut<'s, O::Object> {
-        let lent = owner.word();
+        let (lent, extent) = owner.place();
         let owner = match owner.parts() {
             sealed::Parts::Word(word) => LentOwner::Word(word),
             sealed::Parts::Loan(number, now) => LentOwner::Loan(number, now),
         };
         let number = self.here.node().next_loan();
-        self.loans.borrow_mut().insert(number, OpenLoan { owner, lent, owns_others: needs_drop::<O::Object>() });
-        LentMut { now: UsedLoan { word: lent, left: lent }, number, object: PhantomData }
+        let (owns_others, group) = (<O::Object as ObjectLayout>::OWNS_OTHERS, <O::Object as ObjectLayout>::group());
+        let release = group.map(|group| group.release);
+        self.loans.borrow_mut().insert(number, OpenLoan { owner, lent, owns_others, release });
+        LentMut { now: UsedLoan { word: lent, left: lent }, extent, number, object: PhantomData }
     }
 
     /// Starts a task at a node and returns at once, as [`Here::spawn_to`] does. The arguments may be
@@ -233,7 +239,7 @@ fn take_back(here: &Here<'_>, open: &RefCell<HashMap<u64, OpenLoan>>, number: u6
         }
     };
     if is_block_free && used.is_moved() {
-        here.node().free(used.left, None);
+        here.node().free(used.left, loan.release.map(|release| release()));
     }
 }
 
@@ -290,12 +296,13 @@ impl<R: Far> ScopedHandle<'_, R> {
 }
 
 #[allow(unnameable_types, private_interfaces, reason = "nobody else implements or uses what is sealed")]
-mod sealed {
+pub(crate) mod sealed {
+    use crate::Object;
     use farfield_core::dsm::OwnerWord;
 
-    /// Owner whose word can be read.
-    pub trait Word {
-        fn word(&self) -> OwnerWord;
+    /// Owner of an object of this type, whose word can be read.
+    pub trait OwnerPlace<T: Object + ?Sized> {
+        fn place(&self) -> (OwnerWord, T::Extent);
     }
 
     /// Owner whose word can be changed.
@@ -310,79 +317,99 @@ mod sealed {
     }
 }
 
-/// What can be lent for reading: a [`DBox`], or a loan.
-pub trait Owner: sealed::Word {
+/// What can be lent for reading: a [`DBox`], a [`DArc`], or a loan.
+pub trait Owner: sealed::OwnerPlace<Self::Object> + Sized {
     /// Type of the object.
-    type Object: Far;
+    type Object: Object + ?Sized;
+
+    /// Borrows the object as `get` does, for as long as the owner is borrowed. The borrow outlives the
+    /// scope, and other threads may have it.
+    fn pin(&self, here: &Here<'_>) -> Result<PinnedObject<'_, Self::Object>, ShareError> {
+        PinnedObject::new(self, here)
+    }
+
+    /// Borrows the object as `get` does, once it is there: `await` does not block the thread.
+    fn fetch<'a>(&'a self, here: &'a Here<'_>) -> ObjectFetch<'a, Self::Object> {
+        ObjectFetch::new(self, here)
+    }
+
+    /// Starts to fetch the object, which is read soon, and does not wait for it. Whoever reads it waits for
+    /// the same copy, and is told if it does not come.
+    fn prefetch(&self, here: &Here<'_>) {
+        let (word, extent) = self.place();
+        here.prefetch::<Self::Object>(word, extent);
+    }
 }
 
 /// What can be lent for writing: a [`DBox`], or a mutable loan.
 pub trait OwnerMut: Owner + sealed::WordMut {}
 
 /// An object that is lent for reading.
-pub struct Lent<'s, T: Far> {
+pub struct Lent<'s, T: Object + ?Sized> {
     word: OwnerWord,
+    extent: T::Extent,
     object: PhantomData<&'s T>,
 }
 
-impl<T: Far> Clone for Lent<'_, T> {
+impl<T: Object + ?Sized> Clone for Lent<'_, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T: Far> Copy for Lent<'_, T> {}
+impl<T: Object + ?Sized> Copy for Lent<'_, T> {}
 
-// SAFETY: a word; the object is not written to as long as the loan lasts.
-unsafe impl<T: Far> Portable for Lent<'_, T> {}
+// SAFETY: a word and a length; the object is not written to as long as the loan lasts.
+unsafe impl<T: Object + ?Sized> Portable for Lent<'_, T> {}
 
-impl<T: Far> core::fmt::Debug for Lent<'_, T> {
+impl<T: Object + ?Sized> core::fmt::Debug for Lent<'_, T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "Lent(at node {})", NodeId::of(self.word))
     }
 }
 
-impl<T: Far> Lent<'_, T> {
+impl<T: Object + ?Sized> Lent<'_, T> {
     /// Borrows the object, as [`DBox::get`] does.
     pub fn get<'a>(&'a self, here: &'a Here<'_>) -> Result<&'a T, ShareError> {
-        let address = here.reading(self.word, size_of::<T>())?;
+        let object = here.reading::<T>(self.word, self.extent)?;
         // SAFETY: as for `DBox::get`; the owner is borrowed as long as the loan lasts.
-        Ok(unsafe { &*address.cast::<T>() })
+        Ok(unsafe { &*object })
     }
 }
 
 /// An object that is lent for writing.
-pub struct LentMut<'s, T: Far> {
+pub struct LentMut<'s, T: Object + ?Sized> {
     now: UsedLoan,
+    extent: T::Extent,
     /// Number of the loan. Its upper bits are the lender's.
     number: u64,
     /// Not for other threads: what becomes of the loan belongs to the task.
     object: PhantomData<(&'s mut T, *mut ())>,
 }
 
-// SAFETY: words and a number, which `visit_loans` names.
-unsafe impl<T: Far> Portable for LentMut<'_, T> {
+// SAFETY: words, a length and a number, which `visit_loans` names.
+unsafe impl<T: Object + ?Sized> Portable for LentMut<'_, T> {
     fn visit_loans(&self, visit: &mut dyn FnMut(u64)) {
         visit(self.number);
     }
 }
 
-impl<T: Far> core::fmt::Debug for LentMut<'_, T> {
+impl<T: Object + ?Sized> core::fmt::Debug for LentMut<'_, T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "LentMut(at node {})", NodeId::of(self.now.word))
     }
 }
 
-impl<T: Far> LentMut<'_, T> {
+impl<T: Object + ?Sized> LentMut<'_, T> {
     fn lender(&self) -> NodeId {
         NodeId::of_loan(self.number)
     }
 
     /// Borrows the object, as [`DBox::get`] does.
     pub fn get<'a>(&'a self, here: &'a Here<'_>) -> Result<&'a T, ShareError> {
-        let address = here.reading(self.now.word, size_of::<T>())?;
+        let object = here.reading::<T>(self.now.word, self.extent)?;
         // SAFETY: as for `DBox::get`.
-        Ok(unsafe { &*address.cast::<T>() })
+        Ok(unsafe { &*object })
     }
 
     /// Borrows the object mutably, as [`DBox::get_mut`] does. The owner learns of it when the task has
@@ -394,59 +421,69 @@ impl<T: Far> LentMut<'_, T> {
             (false, true) => BlockRights::Writer,
             (false, false) => BlockRights::Reader,
         };
-        let (word, address) = here.writing(self.now.word, size_of::<T>(), rights)?;
+        let (word, object) = here.writing::<T>(self.now.word, self.extent, rights)?;
         self.now.word = word;
         if word.is_same_block(self.now.left) {
             self.now.left = word;
         }
         here.record_loan(self.number, self.now);
         // SAFETY: as for `DBox::get_mut`; the loan is the only one.
-        Ok(unsafe { Mut::new(address.cast::<T>()) })
+        Ok(unsafe { Mut::new(object) })
     }
 }
 
-impl<T: Far> sealed::Word for DBox<T> {
-    fn word(&self) -> OwnerWord {
-        self.owner_word()
+impl<T: Object + ?Sized> sealed::OwnerPlace<T> for DBox<T> {
+    fn place(&self) -> (OwnerWord, T::Extent) {
+        (self.word, self.extent)
     }
 }
 
-impl<T: Far> Owner for DBox<T> {
+impl<T: Object + ?Sized> Owner for DBox<T> {
     type Object = T;
 }
 
-impl<T: Far> sealed::WordMut for DBox<T> {
+impl<T: Far> sealed::OwnerPlace<T> for DArc<T> {
+    fn place(&self) -> (OwnerWord, ()) {
+        (self.owner_word(), ())
+    }
+}
+
+impl<T: Far> Owner for DArc<T> {
+    type Object = T;
+}
+
+impl<T: Object + ?Sized> sealed::WordMut for DBox<T> {
     fn parts(&mut self) -> sealed::Parts {
-        sealed::Parts::Word(self.owner_word_mut())
+        sealed::Parts::Word(&raw mut self.word)
     }
 }
 
-impl<T: Far> OwnerMut for DBox<T> {}
+impl<T: Object + ?Sized> OwnerMut for DBox<T> {}
 
-impl<T: Far> sealed::Word for Lent<'_, T> {
-    fn word(&self) -> OwnerWord {
-        self.word
+impl<T: Object + ?Sized> sealed::OwnerPlace<T> for Lent<'_, T> {
+    fn place(&self) -> (OwnerWord, T::Extent) {
+        (self.word, self.extent)
     }
 }
 
-impl<T: Far> Owner for Lent<'_, T> {
+impl<T: Object + ?Sized> Owner for Lent<'_, T> {
     type Object = T;
 }
 
-impl<T: Far> sealed::Word for LentMut<'_, T> {
-    fn word(&self) -> OwnerWord {
-        self.now.word
+impl<T: Object + ?Sized> sealed::OwnerPlace<T> for LentMut<'_, T> {
+    fn place(&self) -> (OwnerWord, T::Extent) {
+        (self.now.word, self.extent)
     }
 }
 
-impl<T: Far> Owner for LentMut<'_, T> {
+impl<T: Object + ?Sized> Owner for LentMut<'_, T> {
     type Object = T;
 }
 
-impl<T: Far> sealed::WordMut for LentMut<'_, T> {
+impl<T: Object + ?Sized> sealed::WordMut for LentMut<'_, T> {
     fn parts(&mut self) -> sealed::Parts {
         sealed::Parts::Loan(self.number, &raw mut self.now)
     }
 }
 
-impl<T: Far> OwnerMut for LentMut<'_, T> {}
+impl<T: Object + ?Sized> OwnerMut for LentMut<'_, T> {}

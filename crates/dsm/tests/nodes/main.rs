@@ -3,11 +3,14 @@
 //! The processes run this program, so it has a `main`: a started process serves tasks at the first
 //! `run`. An argument names the tests that are run, by a part of their names.
 
+mod groups;
 mod litmus;
 mod owners;
 mod placement;
+mod reads;
 mod support;
 mod sync;
+mod vectors;
 
 use farfield_dsm::{DBox, NodeBuilder};
 use std::iter::repeat;
@@ -20,7 +23,15 @@ fn main() {
     let started = Instant::now();
     let mut passed = 0;
     // The threads of a litmus test wait for each other, so all of them must run.
-    let all = [(owners::TESTS, 2), (sync::TESTS, 2), (placement::TESTS, 2), (litmus::TESTS, 4)];
+    let all = [
+        (owners::TESTS, 2),
+        (sync::TESTS, 2),
+        (vectors::TESTS, 2),
+        (groups::TESTS, 2),
+        (reads::TESTS, 2),
+        (placement::TESTS, 2),
+        (litmus::TESTS, 4),
+    ];
     for ((name, nodes, test), workers) in all.iter().flat_map(|(tests, workers)| tests.iter().zip(repeat(*workers))) {
         if !name.contains(&wanted) {
             continue;
@@ -44,7 +55,9 @@ fn main() {
     if wanted.is_empty() {
         owners::owners_that_outlive_their_program_lead_to_nothing();
         println!("test owners_that_outlive_their_program_lead_to_nothing ... ok");
-        passed += 1;
+        groups::tied_objects_outlive_their_program();
+        println!("test tied_objects_outlive_their_program ... ok");
+        passed += 2;
     }
     println!("\ntest result: ok. {passed} passed; 0 failed; finished in {:.2}s", started.elapsed().as_secs_f64());
 }

@@ -362,7 +362,20 @@ fn a_scope_that_reads_too_much_is_told(here: &Here<'_>) -> Checked {
         for boxed in &mut far {
             scope(here, |s| {
                 let task = s.spawn_to(NodeId(1), (s.lend_mut(boxed),), |here, (mut boxed,)| {
-                    boxed.get_mut(here).map(|mut all| all[0] += 1)
+                    let started = Instant::now();
+                    loop {
+                        match boxed.get_mut(here) {
+                            Ok(mut all) => {
+                                all[0] += 1;
+                                return Ok(());
+                            }
+                            // What was lent before is freed a moment later.
+                            Err(ShareError::Full { .. }) if started.elapsed() < PATIENCE => {
+                                std::thread::yield_now();
+                            }
+                            Err(error) => return Err(error),
+                        }
+                    }
                 })?;
                 task.join()?.map_err(JoinError::from)
             })??;

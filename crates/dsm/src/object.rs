@@ -1,0 +1,101 @@
+//! ObjectLayout of what an owner owns: a value, or a slice of values.
+
+use crate::{Far, FarGroup};
+
+/// Type of the objects that a [`DBox`](crate::DBox) can own: a [`FarGroup`] type, or a slice of a
+/// [`Far`] one.
+#[diagnostic::on_unimplemented(
+    message = "values of `{Self}` cannot lie in shared memory",
+    note = "types that are `FarGroup` can, and slices of those that are `Far`"
+)]
+pub trait Object: sealed::ObjectLayout {}
+
+impl<T: FarGroup> Object for T {}
+impl<T: Far> Object for [T] {}
+
+#[allow(unnameable_types, private_interfaces, reason = "nobody else implements or uses what is sealed")]
+pub(crate) mod sealed {
+    use crate::node::GroupType;
+    use crate::ptr::MemberType;
+    use crate::task::code::ShippedCode;
+    use crate::{Far, FarGroup};
+    use core::mem::{align_of, needs_drop, size_of};
+    use core::ptr::slice_from_raw_parts_mut;
+    use farfield_core::dsm::OwnerWord;
+
+    /// How an object lies in its block.
+    pub trait ObjectLayout: Send + Sync + 'static {
+        /// What the word of an owner does not say: nothing of a value, the length of a slice.
+        type Extent: Copy + Send + Sync + 'static;
+        /// Refuses, when it is compiled, what blocks do not align.
+        const ALIGNED: ();
+        /// Whether an object may own others.
+        const OWNS_OTHERS: bool;
+        /// Whether others may be tied to an object.
+        const IS_GROUP: bool = false;
+
+        /// Returns the size of an object, in bytes.
+        fn bytes(extent: Self::Extent) -> usize;
+
+        /// Returns the object at this address.
+        fn at(address: *mut u8, extent: Self::Extent) -> *mut Self;
+
+        /// Returns what drops an object; `None` if that is nothing.
+        fn destructor(extent: Self::Extent) -> Option<ShippedCode>;
+
+        /// Returns the type of the group that an object begins; `None` if nothing is tied to it.
+        fn group() -> Option<GroupType> {
+            None
+        }
+    }
+
+    impl<T: FarGroup> ObjectLayout for T {
+        type Extent = ();
+        const ALIGNED: () =
+            assert!(align_of::<T>() <= OwnerWord::ALIGN as usize, "shared objects are aligned to 16 bytes at most");
+        const OWNS_OTHERS: bool = needs_drop::<T>();
+        const IS_GROUP: bool = T::HAS_TIES;
+
+        #[inline]
+        fn bytes((): ()) -> usize {
+            size_of::<T>()
+        }
+
+        #[inline]
+        fn at(address: *mut u8, (): ()) -> *mut T {
+            address.cast()
+        }
+
+        fn destructor((): ()) -> Option<ShippedCode> {
+            ShippedCode::of_destructor::<T>(1)
+        }
+
+        fn group() -> Option<GroupType> {
+            T::HAS_TIES.then(|| GroupType {
+                root: MemberType::of::<T>(),
+                code: ShippedCode::of_object::<T>,
+                release: ShippedCode::of_release::<T>,
+            })
+        }
+    }
+
+    impl<T: Far> ObjectLayout for [T] {
+        type Extent = usize;
+        const ALIGNED: () = <T as ObjectLayout>::ALIGNED;
+        const OWNS_OTHERS: bool = needs_drop::<T>();
+
+        #[inline]
+        fn bytes(len: usize) -> usize {
+            len * size_of::<T>()
+        }
+
+        #[inline]
+        fn at(address: *mut u8, len: usize) -> *mut [T] {
+            slice_from_raw_parts_mut(address.cast(), len)
+        }
+
+        fn destructor(len: usize) -> Option<ShippedCode> {
+            ShippedCode::of_destructor::<T>(len)
+        }
+    }
+}
