@@ -92,6 +92,9 @@ const WORKLOADS: &[Workload] = &[
     rust("share-deref", "access", "dereference"),
     rust("share-read", "get", "get"),
     rust("share-lock", "lock", "holding"),
+    rust("schedule", "schedule", "job"),
+    rust("schedule-speed", "simulate", "run"),
+    rust("schedule-reference", "compare", "run"),
 ];
 /// What sources in C include.
 const HEADERS: &[(&str, &str)] =
