@@ -6,6 +6,11 @@ use anyhow::Result;
 /// All of the project.
 pub fn all() -> Result<Vec<Experiment>> {
     const FILES: &[&str] = &[
+        include_str!("../experiments/cluster/fig47.toml"),
+        include_str!("../experiments/cluster/policies.toml"),
+        include_str!("../experiments/cluster/reference.toml"),
+        include_str!("../experiments/cluster/speed.toml"),
+        include_str!("../experiments/cluster/table42.toml"),
         include_str!("../experiments/gc/follow.toml"),
         include_str!("../experiments/gc/graph.toml"),
         include_str!("../experiments/gc/marking.toml"),
@@ -95,7 +100,7 @@ mod tests {
             let folder = format!("{}/experiments/{family}", env!("CARGO_MANIFEST_DIR"));
             std::fs::read_dir(folder).unwrap().count()
         };
-        let files = ["paging", "aifm", "atlas", "dmswitcher", "wickit", "gc", "share"].map(files);
+        let files = ["paging", "aifm", "atlas", "dmswitcher", "wickit", "gc", "share", "cluster"].map(files);
         assert_eq!(files.iter().sum::<usize>(), experiments.len(), "a file is not built in");
     }
 }

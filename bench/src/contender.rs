@@ -48,6 +48,8 @@ pub(crate) enum Contender {
     Peer(Peer),
     /// A library for tables, under Linux swap to compressed RAM.
     Tables(Library),
+    /// The program simulates a cluster under a policy of this name.
+    Policy(&'static str),
     /// fio, instead of the program.
     Fio,
 }
@@ -189,6 +191,12 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "one-sided" => Contender::Peer(Peer::OneSided),
         "pandas" => Contender::Tables(Library::Pandas),
         "polars" => Contender::Tables(Library::Polars),
+        "sim-near" => Contender::Policy("near"),
+        "sim-uniform" => Contender::Policy("uniform:0.75"),
+        "sim-variable" => Contender::Policy("variable"),
+        "sim-memory-time" => Contender::Policy("memory-time"),
+        "sim-memory-time-long" => Contender::Policy("memory-time+long"),
+        "sim-worth" => Contender::Policy("worth"),
         "fio" => Contender::Fio,
         _ => bail!(
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
@@ -197,7 +205,8 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
              wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, share, share-in-place, share-tied, share-anywhere, share-beside, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
-             farfield-in-flood, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, fio"
+             farfield-in-flood, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, fio, sim-near, sim-uniform, sim-variable, \
+             sim-memory-time, sim-memory-time-long, sim-worth"
         ),
     })
 }
@@ -224,9 +233,18 @@ impl Contender {
             Contender::FarfieldAt(chooser) => places::sample(chooser, job),
             Contender::Peer(peer) => remote(peer, job),
             Contender::Tables(library) => tables::sample(library, job),
+            Contender::Policy(name) => simulated(name, job),
             Contender::Fio => fio::sample(job),
         }
     }
+}
+
+/// The program, which simulates a cluster under this policy.
+fn simulated(policy: &str, job: &Job<'_>) -> Result<Sample> {
+    ensure!(job.workload.name == "schedule", "the workload {} schedules nothing", job.workload.name);
+    let mut command = Command::new(job.program);
+    command.args(job.arguments).args(["--policy", policy]);
+    sample(job, &child::run(command, job.scratch, job.patience)?)
 }
 
 /// A program for this job under Linux swap, so much of it near.

@@ -192,6 +192,13 @@ const PARAMETERS: &[&str] = &[
     "slo_percent",
     "link_mib",
     "huge",
+    "cluster",
+    "rules",
+    "arrivals",
+    "m2c_percent",
+    "far_gib",
+    "mixes",
+    "trials",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;
@@ -355,7 +362,7 @@ fn check_point(point: &Point) -> Result<()> {
             ("workload", Value::Text(name)) => drop(Workload::named(name)?),
             ("workload", Value::Number(_)) => bail!("`workload` must be a name"),
             // The program knows the rules.
-            ("hotness" | "offload", Value::Text(_)) => {}
+            ("hotness" | "offload" | "cluster" | "rules" | "arrivals", Value::Text(_)) => {}
             (_, Value::Text(text)) => bail!("{key} must be a number, not {text:?}"),
             (_, Value::Number(_)) => {}
         }

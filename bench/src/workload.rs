@@ -93,6 +93,9 @@ const WORKLOADS: &[Workload] = &[
     rust("share-read", "get", "get"),
     rust("share-lock", "lock", "holding"),
     rust("share-affinity", "visit", "link"),
+    rust("schedule", "schedule", "job"),
+    rust("schedule-speed", "simulate", "run"),
+    rust("schedule-reference", "compare", "run"),
 ];
 /// What sources in C include.
 const HEADERS: &[(&str, &str)] =

@@ -23,6 +23,7 @@ mod polled;
 mod random;
 mod real;
 mod remote;
+mod schedule;
 mod served;
 mod shared;
 mod shuffle;
@@ -140,6 +141,9 @@ struct Options {
     /// What `trips` does where its columns are.
     #[arg(long, value_enum, default_value_t = OffloadName::None)]
     offload: OffloadName,
+    /// Of the simulated clusters.
+    #[command(flatten)]
+    schedule: schedule::ScheduleOptions,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -220,6 +224,12 @@ enum Workload {
     ShareLock,
     /// Lists of links in shared memory, whose objects are tied or not, and tasks that know where these are or do not.
     ShareAffinity,
+    /// Batches of jobs on a simulated cluster.
+    Schedule,
+    /// All runs of a study, for their time.
+    ScheduleSpeed,
+    /// Runs of the published simulator, again.
+    ScheduleReference,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -333,6 +343,9 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::ShareRead => shared::run_read(options),
         Workload::ShareLock => shared::run_lock(options),
         Workload::ShareAffinity => shared::run_affinity(options),
+        Workload::Schedule => schedule::run(options),
+        Workload::ScheduleSpeed => schedule::run_speed(options),
+        Workload::ScheduleReference => schedule::run_reference(options),
         Workload::CacheUniform => cache::run(options, cache::Trace::Uniform),
     }
 }

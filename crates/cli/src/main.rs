@@ -11,6 +11,7 @@ mod run;
 mod serve;
 mod server_stat;
 mod share;
+mod sim;
 mod size;
 mod token;
 mod top;
@@ -34,7 +35,9 @@ Examples:
   farfield serve --listen tcp://0.0.0.0:7400 --capacity 64G --token-file tokens
   farfield run --near 25% --far tcp://big:7400 -- ./train  the rest in the memory of the machine called big
   farfield top 4711                                       What process 4711 does with its far memory
-  farfield profile -- ./train                             How ./train uses its memory";
+  farfield profile -- ./train                             How ./train uses its memory
+  farfield share run --nodes 3 -- ./simulate              Three processes with one heap
+  farfield sim run rack                                   What far memory would do for a cluster";
 
 #[derive(Subcommand, Debug)]
 enum Command {
@@ -47,6 +50,7 @@ enum Command {
     Pool(pool::PoolArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
+    Sim(sim::SimArgs),
 }
 
 fn main() -> ExitCode {
@@ -64,6 +68,7 @@ fn main() -> ExitCode {
         Command::Pool(args) => pool::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => finish(bench::run(&args)),
+        Command::Sim(args) => finish(sim::run(&args)),
     }
 }
 

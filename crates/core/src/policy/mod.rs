@@ -4,6 +4,7 @@ pub mod advice;
 pub mod budget_controller;
 pub mod budget_search;
 pub mod call_placement;
+pub mod cluster;
 pub mod curve;
 pub mod give_up;
 pub mod link;

@@ -1,0 +1,361 @@
+//! The event loop.
+//!
+//! Two kinds of event: a job arrives, a job ends. The next end of each node is in a tournament, so
+//! a division that moves the ends of many jobs leaves no stale event behind. Once its tables are
+//! as large as the run needs, nothing allocates.
+//!
+//! Jobs wait in one queue for each class, because what does not fit for one job of a class fits
+//! for none.
+
+use super::arrivals::Arrival;
+use super::tournament::Tournament;
+use super::{Policy, Rules, Scenario, ScenarioError, SplitMix64};
+use farfield_core::policy::cluster::{Cluster, JobClass, JobProgress, QueueHead, SplitRule, Splitter};
+use std::collections::VecDeque;
+
+/// What became of a job. Times are in seconds from the start of the run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct JobRecord {
+    /// Index of its class.
+    pub class: usize,
+    /// Arrival.
+    pub arrival_s: f64,
+    /// Start on a node.
+    pub start_s: f64,
+    /// End.
+    pub end_s: f64,
+    /// Largest share of its memory that was far.
+    pub far_max: f64,
+}
+
+/// What is known of a run besides its jobs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Run {
+    /// Last end.
+    pub makespan_s: f64,
+    /// Divisions of near memory while a node had less than its jobs asked for.
+    pub splits: u64,
+    /// Most of the pool that was promised at a time.
+    pub far_peak_bytes: u64,
+    /// Largest deviation of the work done from the work asked, as a part of a job.
+    pub work_error_max: f64,
+}
+
+/// Running job. Progress is 1 at its end.
+#[derive(Clone, Copy, Debug)]
+struct RunState {
+    record: usize,
+    class: usize,
+    share: f64,
+    progress: f64,
+    /// Progress in a second, and the time at which `progress` holds.
+    rate: f64,
+    since_s: f64,
+    end_s: f64,
+}
+
+/// Jobs of a node.
+#[derive(Clone, Debug, Default)]
+struct NodeJobs {
+    running: Vec<RunState>,
+    is_shrunk: bool,
+}
+
+/// Simulator of one scenario under one policy. Runs can be repeated with other seeds.
+#[derive(Clone, Debug)]
+pub struct Simulator {
+    scenario: Scenario,
+    policy: Policy,
+    /// Classes as they are; the splitter has them as they are believed to be.
+    classes: Vec<JobClass>,
+    believed: Vec<JobClass>,
+    splitter: Splitter,
+    empty: Cluster,
+    cluster: Cluster,
+    nodes: Vec<NodeJobs>,
+    ends: Tournament,
+    waiting: Vec<VecDeque<usize>>,
+    arrivals: Vec<Arrival>,
+    records: Vec<JobRecord>,
+    random: SplitMix64,
+    now_s: f64,
+    next_arrival: usize,
+    /// Longest run time of a job that has arrived.
+    longest_s: f64,
+    run: Run,
+    heads: Vec<QueueHead>,
+    blocked: Vec<bool>,
+    jobs: Vec<JobProgress>,
+    shares: Vec<f64>,
+}
+
+/// Longest delay of a start in the published simulator.
+const JITTER_S: f64 = 0.1;
+/// Progress that counts as left at the end of a job, at most: rounding.
+const WORK_ERROR: f64 = 1e-6;
+
+impl Simulator {
+    /// Makes a simulator, or says why the scenario is impossible.
+    pub fn new(scenario: &Scenario, policy: Policy) -> Result<Simulator, ScenarioError> {
+        let cluster = scenario.cluster(&policy)?;
+        let [classes, believed] = scenario.classes(&policy, &mut SplitMix64::new(0))?;
+        if classes.len() != scenario.counts.len() {
+            return Err(ScenarioError::Shape("each class of jobs needs a count".into()));
+        }
+        let misfit = classes.iter().zip(&scenario.kinds).find(|(class, _)| !cluster.takes(class));
+        if let Some((_, kind)) = misfit {
+            return Err(ScenarioError::NeverFits { name: kind.name.clone() });
+        }
+        let count = classes.len();
+        Ok(Simulator {
+            splitter: Splitter::new(policy.split.unwrap_or(SplitRule::Variable), &believed),
+            nodes: vec![NodeJobs::default(); cluster.nodes()],
+            ends: Tournament::new(cluster.nodes()),
+            empty: cluster.clone(),
+            cluster,
+            scenario: scenario.clone(),
+            policy,
+            classes,
+            believed,
+            waiting: vec![VecDeque::new(); count],
+            arrivals: Vec::new(),
+            records: Vec::new(),
+            random: SplitMix64::new(0),
+            now_s: 0.0,
+            next_arrival: 0,
+            longest_s: 0.0,
+            run: Run::default(),
+            heads: Vec::new(),
+            blocked: vec![false; count],
+            jobs: Vec::new(),
+            shares: Vec::new(),
+        })
+    }
+
+    /// Runs all jobs to their ends. The records are those of this run until the next.
+    pub fn run(&mut self, seed: u64) -> Result<Run, ScenarioError> {
+        self.reset(seed)?;
+        loop {
+            let end_s = self.ends.least();
+            let arrival_s = self.arrivals.get(self.next_arrival).map_or(f64::INFINITY, |arrival| arrival.at_s);
+            // What ends at the moment of an arrival makes room for it.
+            if end_s <= arrival_s {
+                if end_s == f64::INFINITY {
+                    break;
+                }
+                self.now_s = self.now_s.max(end_s);
+                self.finish(self.ends.winner());
+            } else {
+                self.now_s = self.now_s.max(arrival_s);
+                self.arrive();
+            }
+            self.run.far_peak_bytes = self.run.far_peak_bytes.max(self.cluster.far_used_bytes());
+        }
+        debug_assert!(self.waiting.iter().all(VecDeque::is_empty), "a job waits for ever");
+        debug_assert!(self.run.work_error_max < WORK_ERROR, "work done is not work asked");
+        self.run.makespan_s = self.now_s;
+        Ok(self.run)
+    }
+
+    /// Returns the jobs of the last run by arrival.
+    pub fn records(&self) -> &[JobRecord] {
+        &self.records
+    }
+
+    /// Returns the classes of jobs.
+    pub fn classes(&self) -> &[JobClass] {
+        &self.classes
+    }
+
+    fn rules(&self) -> &Rules {
+        &self.scenario.rules
+    }
+
+    fn reset(&mut self, seed: u64) -> Result<(), ScenarioError> {
+        self.random = SplitMix64::new(seed);
+        if self.rules().profile_error != 0.0 {
+            let [classes, believed] = self.scenario.classes(&self.policy, &mut self.random)?;
+            self.splitter = Splitter::new(self.splitter.rule(), &believed);
+            (self.classes, self.believed) = (classes, believed);
+        }
+        self.scenario.arrivals.draw(&self.scenario.counts, &mut self.random, &mut self.arrivals)?;
+        self.cluster.clone_from(&self.empty);
+        self.nodes.iter_mut().for_each(|node| {
+            node.running.clear();
+            node.is_shrunk = false;
+        });
+        self.ends.clear();
+        self.waiting.iter_mut().for_each(VecDeque::clear);
+        self.records.clear();
+        self.records.extend(self.arrivals.iter().map(|arrival| JobRecord {
+            class: arrival.class,
+            arrival_s: arrival.at_s,
+            start_s: f64::INFINITY,
+            end_s: f64::INFINITY,
+            far_max: 0.0,
+        }));
+        (self.now_s, self.next_arrival, self.longest_s, self.run) = (0.0, 0, 0.0, Run::default());
+        Ok(())
+    }
+
+    fn arrive(&mut self) {
+        let job = self.next_arrival;
+        self.next_arrival += 1;
+        let JobRecord { class, arrival_s, .. } = self.records[job];
+        self.longest_s = self.longest_s.max(self.believed[class].seconds());
+        // Whoever is before it in its queue did not fit.
+        let may_start = self.waiting[class].is_empty() && self.may_overtake(arrival_s);
+        let Some(node) = may_start.then(|| self.find(class)).flatten() else {
+            self.waiting[class].push_back(job);
+            return;
+        };
+        self.start(job, node);
+        self.divide(node);
+    }
+
+    fn may_overtake(&self, arrival_s: f64) -> bool {
+        let heads = self.waiting.iter().filter_map(|queue| queue.front());
+        let oldest_s = heads.map(|&job| self.records[job].arrival_s).fold(f64::INFINITY, f64::min);
+        self.policy.order.may_overtake(arrival_s, oldest_s)
+    }
+
+    fn find(&mut self, class: usize) -> Option<usize> {
+        let first = if self.rules().random_nodes { self.random.below(self.nodes.len()) } else { 0 };
+        self.cluster.find(&self.classes[class], first)
+    }
+
+    /// Ends the job of a node that is the next to end, and starts what now fits.
+    fn finish(&mut self, node: usize) {
+        let running = &mut self.nodes[node].running;
+        let ending = running.iter().enumerate().min_by(|a, b| a.1.end_s.total_cmp(&b.1.end_s));
+        let Some((place, _)) = ending else { return };
+        let job = running.remove(place);
+        let work = job.progress + (job.end_s - job.since_s) * job.rate;
+        self.run.work_error_max = self.run.work_error_max.max((work - 1.0).abs());
+        self.records[job.record].end_s = self.now_s;
+        self.cluster.release(node, &self.classes[job.class]);
+        self.update_end(node);
+        if !self.start_waiting(node) {
+            self.divide(node);
+        }
+    }
+
+    /// Starts waiting jobs until none fits. Tells whether one of them started on this node.
+    fn start_waiting(&mut self, node: usize) -> bool {
+        let mut is_divided = false;
+        self.blocked.fill(false);
+        loop {
+            self.sort_heads();
+            let mut started = None;
+            for index in 0..self.heads.len() {
+                let class = self.heads[index].class;
+                // Starts only take room: what did not fit before does not fit now.
+                if self.blocked[class] {
+                    continue;
+                }
+                match self.find(class) {
+                    Some(place) => {
+                        started = Some((class, place));
+                        break;
+                    }
+                    None => self.blocked[class] = true,
+                }
+            }
+            let Some((class, place)) = started else { return is_divided };
+            let job = self.waiting[class].pop_front().expect("the queue has a head");
+            self.pass_jitter();
+            self.start(job, place);
+            self.divide(place);
+            is_divided |= place == node;
+        }
+    }
+
+    fn sort_heads(&mut self) {
+        self.heads.clear();
+        let heads = self.waiting.iter().enumerate().filter_map(|(class, queue)| Some((class, *queue.front()?)));
+        self.heads.extend(heads.map(|(class, job)| QueueHead {
+            class,
+            arrival_s: self.records[job].arrival_s,
+            run_s: self.believed[class].seconds(),
+        }));
+        self.policy.order.sort(&mut self.heads, self.longest_s);
+    }
+
+    fn pass_jitter(&mut self) {
+        if self.rules().start_jitter {
+            let arrival_s = self.arrivals.get(self.next_arrival).map_or(f64::INFINITY, |arrival| arrival.at_s);
+            let gap_s = self.ends.least().min(arrival_s) - self.now_s;
+            self.now_s += self.random.unit() * (0.5 * gap_s).clamp(0.0, JITTER_S);
+        }
+    }
+
+    /// Puts a job on a node, with all its memory near until the node is divided.
+    fn start(&mut self, job: usize, node: usize) {
+        let class = self.records[job].class;
+        self.records[job].start_s = self.now_s;
+        self.cluster.admit(node, &self.classes[class]);
+        let seconds = self.classes[class].seconds();
+        let end_s = self.now_s + seconds;
+        let (share, progress, rate, since_s) = (1.0, 0.0, 1.0 / seconds, self.now_s);
+        self.nodes[node].running.push(RunState { record: job, class, share, progress, rate, since_s, end_s });
+    }
+
+    /// Divides the near memory of a node anew, if it is or was short of it.
+    fn divide(&mut self, node: usize) {
+        let is_short = self.cluster.overflow_bytes(node) > 0;
+        if is_short || self.nodes[node].is_shrunk {
+            self.nodes[node].is_shrunk = is_short;
+            self.settle(node);
+            let memory_bytes = self.cluster.shape(node).memory_bytes;
+            let divided = self.splitter.split(&self.believed, &self.jobs, memory_bytes, &mut self.shares);
+            divided.expect("jobs are admitted by their least shares");
+            self.run.splits += u64::from(is_short);
+            self.apply(node);
+        }
+        self.update_end(node);
+    }
+
+    /// Brings the progress of a node's jobs up to now.
+    fn settle(&mut self, node: usize) {
+        self.jobs.clear();
+        for job in &mut self.nodes[node].running {
+            // A job that waits for room begins later.
+            let elapsed_s = (self.now_s - job.since_s).max(0.0);
+            job.progress += elapsed_s * job.rate;
+            job.since_s = job.since_s.max(self.now_s);
+            self.jobs.push(JobProgress { class: job.class, remaining: 1.0 - job.progress });
+        }
+    }
+
+    /// Gives the jobs of a node their new shares.
+    fn apply(&mut self, node: usize) {
+        let running = &mut self.nodes[node].running;
+        let mut moved_bytes = 0.0;
+        for (job, &share) in running.iter_mut().zip(&self.shares) {
+            if job.share != share {
+                let class = &self.classes[job.class];
+                // What a job has not touched yet need not move.
+                let is_new = job.progress == 0.0 && job.since_s >= self.now_s;
+                if !is_new {
+                    moved_bytes += (job.share - share).abs() * class.memory_bytes() as f64;
+                }
+                job.share = share;
+                job.rate = 1.0 / class.run_time().at(share);
+            }
+            let far = &mut self.records[job.record].far_max;
+            *far = far.max(1.0 - share);
+        }
+        if let Some(link) = self.scenario.rules.link_bytes_per_s {
+            let newest = running.iter_mut().filter(|job| job.progress == 0.0 && job.since_s == self.now_s);
+            newest.for_each(|job| job.since_s += moved_bytes / link);
+        }
+        for job in running {
+            job.end_s = job.since_s + (1.0 - job.progress).max(0.0) / job.rate;
+        }
+    }
+
+    fn update_end(&mut self, node: usize) {
+        let ends = self.nodes[node].running.iter().map(|job| job.end_s);
+        self.ends.set(node, ends.fold(f64::INFINITY, f64::min));
+    }
+}

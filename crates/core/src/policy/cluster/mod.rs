@@ -1,0 +1,19 @@
+//! Scheduling of jobs that can run with part of their memory far (CFM, EuroSys 2020).
+//!
+//! A job asks for memory and says the least share of it that must be near. A node takes a job if
+//! all of it fits near; else if the least shares of its jobs fit near and the pool of far memory
+//! has room for the rest ([`fit`]). The near memory of a node is then divided among its jobs
+//! ([`split`]). The pool is accounted by overflow: a node holds as much of it as its jobs asked
+//! for beyond its near memory, whoever of them has it.
+//!
+//! A policy is a division and an order of the waiting jobs ([`order`]).
+
+pub mod fit;
+pub mod job;
+pub mod order;
+pub mod split;
+
+pub use fit::{Cluster, NodeShape};
+pub use job::{ClassError, JobClass, RunTime};
+pub use order::{QueueHead, QueueOrder};
+pub use split::{JobProgress, LeastSharesExceedNode, SplitRule, Splitter};
