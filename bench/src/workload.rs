@@ -92,6 +92,7 @@ const WORKLOADS: &[Workload] = &[
     rust("share-deref", "access", "dereference"),
     rust("share-read", "get", "get"),
     rust("share-lock", "lock", "holding"),
+    rust("share-steal", "given", "task"),
     rust("share-affinity", "visit", "link"),
     rust("schedule", "schedule", "job"),
     rust("schedule-speed", "simulate", "run"),

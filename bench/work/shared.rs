@@ -7,7 +7,10 @@ use crate::polled::{Polled, now};
 use crate::random::{Random, mix};
 use crate::{Options, Outcome};
 use anyhow::{Context, Result, bail, ensure};
-use farfield_dsm::{DArc, DBox, DMutex, Far, FarGroup, Here, NodeBuilder, NodeId, ShareError, TBox, scope};
+use farfield_dsm::{
+    DArc, DAtomic, DBox, DMutex, Far, FarGroup, Here, NodeBuilder, NodeId, ShareError, TBox, TaskHandle, scope,
+};
+use farfield_os::process::now_ns;
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
@@ -285,5 +288,66 @@ pub(crate) fn run_lock(options: &Options) -> Result<Outcome> {
     outcome.figure("unfairness", 1.0 - sum * sum / (squares * taken.len() as f64));
     outcome.figure("share_of_home_percent", 100.0 * taken[0] as f64 / sum);
     outcome.checked(last[0], last.iter().filter(|word| **word != options.ops).count() as u64);
+    Ok(outcome)
+}
+
+/// Runs until a number is not 0, and keeps its worker busy meanwhile. Returns when it ended.
+fn blocks(here: &Here<'_>, end: &DAtomic<u64>) -> Result<u64, ShareError> {
+    while end.load(here)? == 0 {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    Ok(now_ns())
+}
+
+type Blocker = TaskHandle<Result<u64, ShareError>>;
+
+/// Starts a task that keeps a worker of a node busy, and the number that ends it.
+fn start_blocker(here: &Here<'_>, node: NodeId) -> Result<(DArc<DAtomic<u64>>, Blocker)> {
+    let end = here.spawn_to(node, (), |here, ()| DArc::new(here, DAtomic::new(here, 0u64)?))?.join(here)??;
+    let task = here.spawn_to(node, (end.try_clone(here)?,), |here, (end,)| blocks(here, end.get(here)?))?;
+    Ok((end, task))
+}
+
+/// Tasks that find no room at their node, and begin at another one: at once, or when it has room.
+pub(crate) fn run_steal(options: &Options) -> Result<Outcome> {
+    ensure!(is_shared(options)?, "--peer share: is missing");
+    let mut outcome = Outcome::new();
+    let ops = options.ops;
+    let (placed, given, wrong) = at_nodes(2, false, |here| {
+        let [first, other] = [NodeId(0), NodeId(1)];
+        let mut busy = vec![start_blocker(here, first)?, start_blocker(here, first)?];
+        let (mut placed, mut given, mut wrong) = (Vec::new(), Vec::new(), 0);
+        outcome.phase("placed", ops, || -> Result<()> {
+            for _ in 0..ops {
+                let (spawned, task) = (now_ns(), here.spawn((), |_, ()| now_ns())?);
+                wrong += u64::from(task.node() != other);
+                placed.push(task.join(here)?.saturating_sub(spawned));
+            }
+            Ok(())
+        })?;
+        busy.push(start_blocker(here, other)?);
+        outcome.phase("given", ops, || -> Result<()> {
+            for _ in 0..ops {
+                let (end, blocker) = start_blocker(here, other)?;
+                let task = here.spawn((), |_, ()| now_ns())?;
+                end.get(here)?.store(here, 1)?;
+                let (ended, began) = (blocker.join(here)??, task.join(here)?);
+                wrong += u64::from(began < ended);
+                given.push(began.saturating_sub(ended));
+            }
+            Ok(())
+        })?;
+        for (end, task) in busy {
+            end.get(here)?.store(here, 1)?;
+            task.join(here)??;
+        }
+        Ok((placed, given, wrong))
+    })?;
+    for (name, mut times) in [("placed", placed), ("given", given)] {
+        times.sort_unstable();
+        outcome.figure(&format!("{name}_p50_us"), times[times.len() / 2] as f64 / 1e3);
+        outcome.figure(&format!("{name}_p90_us"), times[times.len() * 9 / 10] as f64 / 1e3);
+    }
+    outcome.checked(2 * ops, wrong);
     Ok(outcome)
 }

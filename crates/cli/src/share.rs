@@ -2,6 +2,8 @@
 
 mod status;
 
+pub(crate) use status::NodeRow;
+
 use crate::serve::{duration, is_open_to_others};
 use crate::size::Size;
 use anyhow::{Context, ensure};

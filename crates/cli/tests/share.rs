@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::{DEADLINE, Folder, Running, farfield, text, until};
+use common::{DEADLINE, Folder, Running, farfield, scrape, text, until};
 use farfield_dsm::{DArc, DMutex, Here, JoinError, NodeBuilder, NodeId, channel};
 use std::io::{BufRead, Read, Write};
 use std::path::PathBuf;
@@ -163,6 +163,11 @@ fn nodes_of_one_machine_are_as_many_as_asked_for() {
         assert_eq!((row["node"].as_u64(), row["pid"].as_u64()), (Some(node as u64), Some(u64::from(*process))));
         assert_eq!((of("near_limit_bytes"), of("workers")), (Some(8 << 20), Some(2)), "{row}");
     }
+    let exporter = Running::start(farfield().args(["top", "--metrics", "127.0.0.1:0"]));
+    let metrics = scrape(&exporter.line());
+    let labels = format!("node=\"1\",process=\"{}\"", found[1]);
+    let line = metrics.lines().find(|line| line.starts_with("farfield_node_workers{") && line.contains(&labels));
+    assert!(line.is_some_and(|line| line.ends_with(" 2")), "{metrics}");
     let people = text(&farfield().args(["share", "status"]).output().unwrap());
     assert!(people.contains(&format!("node 2  process {}", found[2])), "{people}");
     // Another program is not shown with this one.

@@ -109,7 +109,7 @@ pub enum NodeStartError {
     /// The operating system refuses memory, a file, or a process.
     #[error("cannot {what}: {source}")]
     Os {
-        /// What was tried.
+        /// Action that was tried.
         what: &'static str,
         /// Error of the operating system.
         source: std::io::Error,
@@ -123,9 +123,9 @@ pub enum NodeStartError {
     /// A started process has ended, or is not there in time.
     #[error("the process of node {node} {problem}")]
     Node {
-        /// Its number.
+        /// Number of the node.
         node: NodeId,
-        /// What happened.
+        /// Event, in words.
         problem: String,
     },
 }

@@ -40,7 +40,7 @@ pub(crate) struct Letter<'a> {
 pub(crate) struct NodeAddress {
     /// URL at which it listens.
     pub(crate) url: String,
-    /// Its memory, for nodes of the same machine.
+    /// Memory of the node, for nodes of the same machine.
     pub(crate) arena: Option<ArenaAddress>,
 }
 
@@ -190,7 +190,7 @@ pub(crate) struct AnswerLetter<'a> {
     pub(crate) reply: ShareReply<'a>,
 }
 
-/// What is answered to a message.
+/// Answer to a message, without the load.
 #[derive(Serialize, Deserialize, Debug)]
 pub(crate) enum ShareReply<'a> {
     /// It is done.

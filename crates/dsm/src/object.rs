@@ -23,7 +23,7 @@ pub(crate) mod sealed {
     use core::ptr::slice_from_raw_parts_mut;
     use farfield_core::dsm::OwnerWord;
 
-    /// How an object lies in its block.
+    /// Layout of an object in its block.
     pub trait ObjectLayout: Send + Sync + 'static {
         /// What the word of an owner does not say: nothing of a value, the length of a slice.
         type Extent: Copy + Send + Sync + 'static;

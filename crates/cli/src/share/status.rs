@@ -36,35 +36,35 @@ pub(super) struct ShareExplainArgs {
 
 /// A node, as its notice shows it.
 #[derive(Serialize, Debug)]
-struct NodeRow {
+pub(crate) struct NodeRow {
     /// Number that the nodes of a program have in common.
-    program: String,
-    node: u64,
-    pid: u32,
+    pub(crate) program: String,
+    pub(crate) node: u64,
+    pub(crate) pid: u32,
     command: String,
     url: String,
     nodes: u64,
-    lost_nodes: Vec<u64>,
-    waits: Vec<WaitRow>,
+    pub(crate) lost_nodes: Vec<u64>,
+    pub(crate) waits: Vec<WaitRow>,
     /// Locks of the node that somebody waits for.
     wanted_locks: Vec<LockRow>,
-    counters: BTreeMap<String, u64>,
+    pub(crate) counters: BTreeMap<String, u64>,
 }
 
 /// Wait of a task.
 #[derive(Serialize, Debug)]
-struct WaitRow {
+pub(crate) struct WaitRow {
     /// `task`, `lock`, `channel` or `answer`.
     cause: String,
     /// Node that ends the wait.
     node: u64,
-    milliseconds: u64,
+    pub(crate) milliseconds: u64,
     /// Owner's word of the lock or the channel, hexadecimal.
     word: String,
 }
 
 #[derive(Serialize, Debug)]
-struct LockRow {
+pub(crate) struct LockRow {
     word: String,
     waiters: u64,
     /// Nodes whose tasks hold it.
@@ -72,6 +72,14 @@ struct LockRow {
 }
 
 impl NodeRow {
+    /// Returns the nodes of this machine that this user may inspect, by program and number.
+    pub(crate) fn all() -> Vec<NodeRow> {
+        let found = processes().flat_map(|pid| FoundNotice::find(pid, notice::OF_NODE));
+        let mut rows: Vec<_> = found.map(|found| NodeRow::new(&found)).collect();
+        rows.sort_by(|a, b| (&a.program, a.node).cmp(&(&b.program, b.node)));
+        rows
+    }
+
     fn new(found: &FoundNotice) -> NodeRow {
         let notice = &found.notice;
         let number = |text: &&str| text.parse().unwrap_or(0);
@@ -110,8 +118,7 @@ impl NodeRow {
 
 /// Returns the nodes of this machine, of one program if it is given by a process, by program and number.
 fn rows(pid: Option<u32>) -> anyhow::Result<Vec<NodeRow>> {
-    let found = processes().flat_map(|pid| FoundNotice::find(pid, notice::OF_NODE));
-    let mut rows: Vec<_> = found.map(|found| NodeRow::new(&found)).collect();
+    let mut rows = NodeRow::all();
     if let Some(pid) = pid {
         let program = rows.iter().find(|row| row.pid == pid).map(|row| row.program.clone());
         ensure!(
@@ -120,7 +127,6 @@ fn rows(pid: Option<u32>) -> anyhow::Result<Vec<NodeRow>> {
         );
         rows.retain(|row| Some(&row.program) == program.as_ref());
     }
-    rows.sort_by(|a, b| (&a.program, a.node).cmp(&(&b.program, b.node)));
     Ok(rows)
 }
 

@@ -1,8 +1,9 @@
-//! `farfield top --metrics`: serves all jobs and heaps that this user may inspect to Prometheus.
+//! `farfield top --metrics`: serves all jobs, heaps and nodes that this user may inspect to Prometheus.
 //! They are looked for again at each scrape.
 
 use super::{HeapRow, JobRow, View};
 use crate::pool::{PoolRow, ProtectionRow, ScrubRow};
+use crate::share::NodeRow;
 use anyhow::Context;
 use farfield_server::answer_scrapes;
 use prometheus_client::collector::Collector;
@@ -35,6 +36,7 @@ impl Collector for ScrapeCollector {
     fn encode(&self, mut out: DescriptorEncoder<'_>) -> Result<(), Error> {
         let all = View::of_all().read().map_err(|_| Error)?;
         encode_heaps(&all.heaps, &mut out)?;
+        encode_nodes(&NodeRow::all(), &mut out)?;
         encode_jobs(&all.jobs, &mut out)
     }
 }
@@ -134,6 +136,47 @@ fn encode_heaps(heaps: &[HeapRow], out: &mut DescriptorEncoder<'_>) -> Result<()
     }
     Ok(())
 }
+
+/// Metrics of nodes with shared memory: name in notices, kind and help text.
+const OF_NODES: [(&str, MetricKind, &str); 15] = [
+    ("near_limit_bytes", Gauge, "Memory for objects and copies"),
+    ("object_bytes", Gauge, "Memory of objects"),
+    ("copy_bytes", Gauge, "Memory of copies of other nodes' objects"),
+    ("workers", Gauge, "Tasks that the node runs at a time"),
+    ("running_tasks", Gauge, "Tasks that run"),
+    ("queued_tasks", Gauge, "Tasks that wait for a worker"),
+    ("messages", Count, "Messages that were sent and answered"),
+    ("message_bytes", Count, "Bytes of these and of their answers"),
+    ("fetches", Count, "Objects that other nodes were asked for"),
+    ("moved_objects", Count, "Objects that came to be written"),
+    ("spawns", Count, "Tasks that were sent to other nodes"),
+    ("given_tasks", Count, "Of these, those that had waited at the node"),
+    ("results", Count, "Results that were sent to other nodes"),
+    ("frees", Count, "Objects that other nodes were told to free"),
+    ("orphans", Count, "Objects that nobody can free before the program ends"),
+];
+
+fn encode_nodes(nodes: &[NodeRow], out: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let labels = |row: &NodeRow| {
+        let (node, process) = (("node", row.node.to_string()), ("process", row.pid.to_string()));
+        vec![node, process, ("program", escaped(&row.program))]
+    };
+    for (name, kind, help) in OF_NODES {
+        let values = nodes.iter().filter_map(|row| Some((labels(row), *row.counters.get(name)?)));
+        metric(out, &format!("node_{name}"), kind, help, values)?;
+    }
+    let lost = nodes.iter().map(|row| (labels(row), row.lost_nodes.len() as u64));
+    metric(out, "node_lost_nodes", Gauge, "Nodes of its program that are gone", lost)?;
+    let mut family =
+        out.encode_descriptor("node_longest_wait", LONGEST_WAIT, Some(&Unit::Seconds), MetricType::Gauge)?;
+    for row in nodes {
+        let longest = row.waits.iter().map(|wait| wait.milliseconds).max().unwrap_or(0);
+        family.encode_family(&labels(row))?.encode_gauge(&(longest as f64 / 1e3))?;
+    }
+    Ok(())
+}
+
+const LONGEST_WAIT: &str = "Longest time for which a task has waited for something that another one has to do";
 
 fn encode_jobs(jobs: &[JobRow], out: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
     // The command line is left out, because arguments may be private.

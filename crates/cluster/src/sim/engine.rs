@@ -13,7 +13,7 @@ use super::{Policy, Rules, Scenario, ScenarioError, SplitMix64};
 use farfield_core::policy::cluster::{Cluster, JobClass, JobProgress, QueueHead, SplitRule, Splitter};
 use std::collections::VecDeque;
 
-/// What became of a job. Times are in seconds from the start of the run.
+/// Course of a job. Times are in seconds from the start of the run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct JobRecord {
     /// Index of its class.
@@ -28,7 +28,7 @@ pub struct JobRecord {
     pub far_max: f64,
 }
 
-/// What is known of a run besides its jobs.
+/// Figures of a run besides its jobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Run {
     /// Last end.

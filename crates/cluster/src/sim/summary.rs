@@ -31,7 +31,7 @@ pub struct RunSummary {
     pub makespan_s: Spread,
     /// Mean of the seconds from arrival to end.
     pub turnaround_mean_s: Spread,
-    /// The same, exceeded by one job in a hundred.
+    /// Turnaround exceeded by one job in a hundred.
     pub turnaround_p99_s: Spread,
     /// Slowdown on a node against all memory near, as a part: 0.1 is 10 % slower. Half of the jobs
     /// have less.

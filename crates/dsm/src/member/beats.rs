@@ -23,7 +23,7 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Longest time to find out whether anybody listens.
 const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 
-/// What another node knows of the first process.
+/// Knowledge of another node about the first process.
 pub(crate) struct FirstProcess {
     known: Mutex<Known>,
     changed: Condvar,
@@ -123,14 +123,14 @@ fn is_refused(url: &str) -> bool {
 /// A node that the first process looks after.
 pub(super) struct LookedAfter {
     pub(super) id: NodeId,
-    /// Its process, if it is of this machine.
+    /// Process of the node, if it is of this machine.
     pub(super) child: Option<Arc<Mutex<Child>>>,
     pub(super) expel_after: Duration,
     /// Whether to say on stderr that it is gone.
     pub(super) is_said: bool,
 }
 
-/// What became of a node.
+/// End of a node.
 enum Fate {
     Ended,
     Silent,
@@ -204,7 +204,7 @@ impl LookedAfter {
     }
 }
 
-/// What became of something that was said.
+/// End of something that was said.
 pub(super) enum Said {
     Answered,
     Unanswered,

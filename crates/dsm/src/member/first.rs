@@ -37,7 +37,7 @@ struct Started {
     input: Option<ChildStdin>,
 }
 
-/// How the nodes find each other.
+/// Place at which the nodes find each other.
 struct Meeting {
     /// Where the first node listens.
     listen: String,

@@ -21,7 +21,7 @@ use std::time::Duration;
 /// The file of this program, even if it was replaced since it started.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// What the first process tells another one that is to be a node.
+/// Words of the first process to another one that is to be a node.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub(crate) struct Invitation {
     pub(crate) node: u16,

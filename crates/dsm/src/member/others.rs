@@ -20,7 +20,7 @@ pub(super) const VARIABLE: &str = "FARFIELD_SHARE";
 /// Pause between two attempts to join.
 const TRY_EVERY: Duration = Duration::from_millis(200);
 
-/// What a started process is told by the one that has started it.
+/// Words to a started process by the one that has started it.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct StartedNode {
     pub(super) invitation: Invitation,

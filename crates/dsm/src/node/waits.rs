@@ -142,7 +142,7 @@ impl<T, M> WaitSlot<T, M> {
     }
 }
 
-/// What a thread waits for.
+/// Cause of a thread's wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WaitCause {
     /// The end of a task that runs at a node.
@@ -155,7 +155,7 @@ pub(crate) enum WaitCause {
     Answer,
 }
 
-/// What the threads of a node wait for now.
+/// Waits of the threads of a node.
 #[derive(Default)]
 pub(crate) struct WaitNotes(Mutex<NotedWaits>);
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 pub(crate) struct QueuedTask {
     /// Node that waits for its end.
     pub(crate) origin: NodeId,
-    /// Its number there.
+    /// Number of the task there.
     pub(crate) number: u64,
     pub(crate) body: ShippedCode,
     /// Bytes that own what the arguments own.
