@@ -74,8 +74,8 @@ impl ShareNode {
         text += &format!("workers {}\nrunning_tasks {running}\nqueued_tasks {queued}\n", self.workers.most());
         text += &notice_lines!(
             "", NodeStats, self.stats();
-            numbers messages fetches frees spawns given_tasks results message_bytes moved_objects object_bytes copy_bytes
-                orphans late_frees;
+            numbers messages fetches frees spawns given_tasks results message_bytes moved_objects
+                object_bytes copy_bytes orphans late_frees;
             durations; lists
         );
         let lost: Vec<_> = (0..self.peers.count()).filter(|node| self.peers.is_lost(super::NodeId(*node))).collect();
