@@ -13,15 +13,17 @@ use farfield_dsm::{DArc, DMutex, Here, JoinError, NodeBuilder, NodeId, channel};
 use std::io::{BufRead, Read, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const TESTS: &[(&str, fn())] = &[
     ("nodes_of_one_machine_are_as_many_as_asked_for", nodes_of_one_machine_are_as_many_as_asked_for),
     ("a_node_joins_by_url_and_ends_with_the_program", a_node_joins_by_url_and_ends_with_the_program),
     ("a_node_may_be_there_before_the_first_process", a_node_may_be_there_before_the_first_process),
+    ("nodes_may_come_and_go_until_all_are_there", nodes_may_come_and_go_until_all_are_there),
     ("strangers_and_other_builds_do_not_join", strangers_and_other_builds_do_not_join),
     ("a_joined_node_that_dies_is_lost", a_joined_node_that_dies_is_lost),
     ("a_silent_node_is_expelled_and_ends", a_silent_node_is_expelled_and_ends),
+    ("a_network_that_is_cut_ends_the_node_behind_it", a_network_that_is_cut_ends_the_node_behind_it),
     ("joined_nodes_end_with_the_first_process", joined_nodes_end_with_the_first_process),
     ("who_waits_for_whom_is_explained", who_waits_for_whom_is_explained),
     ("wrong_orders_are_refused_with_advice", wrong_orders_are_refused_with_advice),
@@ -183,10 +185,14 @@ fn nodes_of_one_machine_are_as_many_as_asked_for() {
     until("all processes end", || !found.iter().any(|process| is_there(*process)));
 }
 
-/// Starts the first process of two nodes, and returns the URL at which the other one joins.
 fn first_of_two(folder: &Folder, options: &[&str]) -> (Running, String) {
+    first_of(folder, "2", options)
+}
+
+/// Starts the first process of so many nodes, and returns the URL at which the others join.
+fn first_of(folder: &Folder, nodes: &str, options: &[&str]) -> (Running, String) {
     let errors = folder.path("first");
-    let mut command = share(&[&["--nodes", "2", "--listen", "tcp://127.0.0.1:0"], options].concat());
+    let mut command = share(&[&["--nodes", nodes, "--listen", "tcp://127.0.0.1:0"], options].concat());
     let file = std::fs::File::create(&errors).unwrap();
     let run = Running::start(command.arg(MEETS).env("FARFIELD_TOKEN", "7e57").stderr(file));
     let mut url = None;
@@ -244,6 +250,36 @@ fn a_node_may_be_there_before_the_first_process() {
     assert_eq!(joined.wait().code(), Some(0));
 }
 
+fn nodes_may_come_and_go_until_all_are_there() {
+    let folder = Folder::new("come");
+    let (first, url) = first_of(&folder, "3", &["--expel-after", "2s"]);
+    let said = |text: &str| std::fs::read_to_string(folder.path("first")).unwrap().contains(text);
+    let mut early = Running::start(&mut joins(&url));
+    until("the first one is there", || said("waiting for node 2"));
+    // It is asked for signs of life although the program has not begun: it would end otherwise.
+    std::thread::sleep(Duration::from_secs(3));
+    let mut late = Running::start(&mut joins(&url));
+    assert_eq!(processes(&first, 3), [first.child.id(), early.child.id(), late.child.id()]);
+    end(first, 7);
+    assert_eq!((early.wait().code(), late.wait().code()), (Some(0), Some(0)));
+
+    let (first, url) = first_of(&folder, "3", &[]);
+    let mut dies = Running::start(&mut joins(&url));
+    let mut begins = std::io::BufReader::new(dies.child.stderr.take().unwrap());
+    begins.read_line(&mut String::new()).unwrap();
+    dies.signal(libc::SIGKILL);
+    dies.wait();
+    until("its place is free", || said("node 1 has ended"));
+    let mut others = [Running::start(&mut joins(&url)), Running::start(&mut joins(&url))];
+    let mut found = processes(&first, 3);
+    let mut expected = [first.child.id(), others[0].child.id(), others[1].child.id()];
+    found[1..].sort_unstable();
+    expected[1..].sort_unstable();
+    assert_eq!(found, expected);
+    end(first, 7);
+    others.iter_mut().for_each(|other| assert_eq!(other.wait().code(), Some(0)));
+}
+
 fn strangers_and_other_builds_do_not_join() {
     let folder = Folder::new("strangers");
     let (first, url) = first_of_two(&folder, &[]);
@@ -292,6 +328,79 @@ fn a_silent_node_is_expelled_and_ends() {
     assert_eq!(joined.wait().code(), Some(1));
     let said = errors(&mut joined);
     assert!(said.contains("not heard of for too long") || said.contains("was expelled"), "{said}");
+    end(first, 7);
+}
+
+/// Two network namespaces and a link between them.
+struct Link([String; 2]);
+
+impl Link {
+    /// Returns none where that needs rights that the user does not have.
+    fn new() -> Option<Link> {
+        let names = ["a", "b"].map(|end| format!("ff{}{end}", std::process::id()));
+        let link = Link(names);
+        let [a, b] = &link.0;
+        let is_made = ip(&["netns", "add", a])
+            && ip(&["netns", "add", b])
+            && ip(&["-n", a, "link", "add", "veth", "type", "veth", "peer", "name", "veth", "netns", b])
+            && ip(&["-n", a, "address", "add", "10.77.0.1/24", "dev", "veth"])
+            && ip(&["-n", b, "address", "add", "10.77.0.2/24", "dev", "veth"])
+            && [a, b]
+                .iter()
+                .all(|end| ["lo", "veth"].iter().all(|device| ip(&["-n", end, "link", "set", device, "up"])));
+        is_made.then_some(link)
+    }
+
+    /// A command of `farfield share run` at one end.
+    fn share(&self, end: usize, options: &[&str]) -> Command {
+        let of_end = share(options);
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.0[end]]).arg(of_end.get_program()).args(of_end.get_args());
+        command.arg(MEETS).env("FARFIELD_TOKEN", "7e57").stdin(Stdio::piped());
+        command
+    }
+
+    fn cut(&self) {
+        assert!(ip(&["-n", &self.0[0], "link", "set", "veth", "down"]));
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        for end in &self.0 {
+            ip(&["netns", "delete", end]);
+        }
+    }
+}
+
+fn ip(words: &[&str]) -> bool {
+    let ended = Command::new("ip").args(words).stderr(Stdio::null()).status();
+    ended.is_ok_and(|status| status.success())
+}
+
+/// The first process listens at all addresses, and has a second node there, which the joined one reaches through the
+/// address of the first.
+fn a_network_that_is_cut_ends_the_node_behind_it() {
+    let Some(link) = Link::new() else {
+        return println!("SKIPPED: network namespaces need root, and the program ip");
+    };
+    let url = "tcp://0.0.0.0:7410";
+    let options = ["--nodes", "3", "--here", "2", "--listen", url, "--expel-after", "2s"];
+    let mut first = Running::start(&mut link.share(0, &options));
+    let mut joined = Running::start(link.share(1, &["--join", "tcp://10.77.0.1:7410"]).stderr(Stdio::piped()));
+    let found = processes(&first, 3);
+    assert_eq!([found[0], found[2]], [first.child.id(), joined.child.id()]);
+    link.cut();
+    assert_eq!(joined.wait().code(), Some(1));
+    let said = errors(&mut joined);
+    assert!(said.contains("not heard of for too long"), "{said}");
+    tell_again(&mut first);
+    assert_eq!(
+        (first.line(), first.line()),
+        (format!("node 0 process {}", found[0]), format!("node 1 process {}", found[1]),)
+    );
+    let line = first.line();
+    assert!(line.contains("node 2 is gone"), "{line}");
     end(first, 7);
 }
 

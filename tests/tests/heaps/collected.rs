@@ -152,8 +152,12 @@ fn servers_trace_what_is_near_and_was_changed_and_not_what_was_there_before() {
         let stats = collect_behind_servers(way, None).unwrap();
         assert!(stats.traced_at_servers > 500 && stats.live_objects == 2 + 4 * NODES as u64, "{stats:?}");
     }
-    let broken = std::panic::catch_unwind(|| collect_behind_servers(Way::Tcp, Some(BrokenRule::FlushBeforeTracing)));
-    assert!(!matches!(broken, Ok(Ok(_))), "nothing shows that the flush is needed");
+    // Which pages are near then is not decided here: one of several shows it.
+    let is_shown = (0..5).any(|_| {
+        let broken = || collect_behind_servers(Way::Tcp, Some(BrokenRule::FlushBeforeTracing));
+        !matches!(std::panic::catch_unwind(broken), Ok(Ok(_)))
+    });
+    assert!(is_shown, "nothing shows that the flush is needed");
 }
 
 #[test]

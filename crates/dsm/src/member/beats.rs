@@ -9,6 +9,7 @@
 use super::say;
 use crate::message::ShareMessage;
 use crate::node::{NodeId, Peers, ShareNode};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use farfield_pool::CallChannel;
 use std::io::ErrorKind;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -126,6 +127,8 @@ pub(super) struct LookedAfter {
     /// Process of the node, if it is of this machine.
     pub(super) child: Option<Arc<Mutex<Child>>>,
     pub(super) expel_after: Duration,
+    /// Whether the program has begun.
+    pub(super) has_begun: Arc<AtomicBool>,
     /// Whether to say on stderr that it is gone.
     pub(super) is_said: bool,
 }
@@ -139,67 +142,102 @@ enum Fate {
 }
 
 impl LookedAfter {
-    /// Waits until the node is gone, and tells all others.
+    /// Waits until the node is gone, and tells all others. As long as the program has not begun, another
+    /// process may take the place of one that has joined.
     pub(super) fn look(&self, node: &Weak<ShareNode>) {
-        let fate = self.wait(node);
-        let Some(node) = node.upgrade().filter(|node| !node.first.is_over()) else { return };
-        let problem = match fate {
-            Fate::Over => return,
-            Fate::Ended => "has ended".to_owned(),
-            Fate::Silent => {
-                if let Some(child) = &self.child {
-                    let mut child = child.lock().unwrap_or_else(PoisonError::into_inner);
-                    let _ = child.kill();
-                    let _ = child.wait();
+        loop {
+            let fate = self.wait(node);
+            let Some(node) = node.upgrade().filter(|node| !node.first.is_over()) else { return };
+            let problem = match fate {
+                Fate::Over => return,
+                Fate::Ended => "has ended".to_owned(),
+                Fate::Silent => {
+                    self.kill();
+                    format!("has not answered for {} s and is expelled", self.expel_after.as_secs_f64())
                 }
-                format!("has not answered for {} s and is expelled", self.expel_after.as_secs_f64())
+            };
+            if self.is_said {
+                say(&format!("node {} {problem}", self.id));
             }
-        };
-        if self.is_said {
-            say(&format!("node {} {problem}", self.id));
+            if self.has_begun.load(Relaxed) || self.child.is_some() {
+                lost(&node, self.id);
+                return;
+            }
+            node.peers.forget(self.id);
         }
-        lost(&node, self.id);
+    }
+
+    fn kill(&self) {
+        if let Some(child) = &self.child {
+            let mut child = child.lock().unwrap_or_else(PoisonError::into_inner);
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 
     fn has_ended(&self) -> bool {
         self.child.as_ref().is_some_and(|child| super::first::status(child).is_some())
     }
 
+    fn fate(&self, node: &Weak<ShareNode>, silent_since: Option<Instant>) -> Option<Fate> {
+        if node.strong_count() == 0 {
+            return Some(Fate::Over);
+        }
+        let is_silent = silent_since.is_some_and(|since| since.elapsed() > self.expel_after);
+        self.has_ended().then_some(Fate::Ended).or(is_silent.then_some(Fate::Silent))
+    }
+
     fn wait(&self, node: &Weak<ShareNode>) -> Fate {
-        let (mut answered, mut channel) = (Instant::now(), None);
+        let mut channel = None;
+        // Time of the first question that was not answered. This process may have been stopped since the
+        // last answer, so that does not count.
+        let mut silent_since = None;
         loop {
-            let fate = |answered: Instant| {
-                let is_silent = answered.elapsed() > self.expel_after;
-                let is_over = (node.strong_count() == 0).then_some(Fate::Over);
-                is_over.or(self.has_ended().then_some(Fate::Ended)).or(is_silent.then_some(Fate::Silent))
-            };
             let asked = Instant::now();
-            if let Some(node) = node.upgrade().filter(|_| channel.is_none()) {
-                channel = node.peers.open_channel(self.id).ok().flatten();
+            let url = node.upgrade().and_then(|node| node.peers.url_of(self.id));
+            if url.is_some() {
+                silent_since.get_or_insert(asked);
             }
-            let letter = node.upgrade().and_then(|node| node.peers.letter(&node, self.id, ShareMessage::Beat));
-            let said = channel
-                .as_deref_mut()
-                .zip(letter)
-                .map(|(channel, letter)| say_on(channel, letter, || fate(answered).is_some()));
-            match said {
-                Some(Said::Answered) => answered = Instant::now(),
-                Some(Said::Unanswered) => {}
-                None | Some(Said::Broken) => {
+            match self.ask(node, &mut channel, silent_since) {
+                Said::Answered => silent_since = None,
+                Said::Unanswered => {}
+                Said::Broken => {
                     channel = None;
-                    let url = node.upgrade().and_then(|node| node.peers.url_of(self.id));
                     // A process of this machine is looked at itself.
                     if self.child.is_none() && url.is_some_and(|url| is_refused(&url)) {
                         return Fate::Ended;
                     }
                 }
             }
-            while asked.elapsed() < BEAT_EVERY {
-                if let Some(fate) = fate(answered) {
+            loop {
+                if let Some(fate) = self.fate(node, silent_since) {
                     return fate;
+                }
+                if asked.elapsed() >= BEAT_EVERY {
+                    break;
                 }
                 std::thread::sleep(LOOK_EVERY);
             }
+        }
+    }
+
+    /// Asks for a sign of life, and waits for it as long as the node counts as alive.
+    fn ask(
+        &self,
+        node: &Weak<ShareNode>,
+        channel: &mut Option<Box<dyn CallChannel>>,
+        silent_since: Option<Instant>,
+    ) -> Said {
+        let letter = {
+            let Some(node) = node.upgrade() else { return Said::Unanswered };
+            if channel.is_none() {
+                *channel = node.peers.open_channel(self.id).ok().flatten();
+            }
+            node.peers.letter(&node, self.id, ShareMessage::Beat)
+        };
+        match channel.as_deref_mut().zip(letter) {
+            Some((channel, letter)) => say_on(channel, letter, || self.fate(node, silent_since).is_some()),
+            None => Said::Broken,
         }
     }
 }

@@ -7,6 +7,7 @@ use super::{Invitation, PROGRAM, build, say};
 use crate::message::ShareMessage;
 use crate::node::{NodeBuilder, Running, ShareNode, StartPoint, take_partitions};
 use crate::{NodeId, NodeStartError};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use farfield_core::dsm::{LaunchOrder, LaunchRole};
 use farfield_os::serving;
 use std::fmt::Write as _;
@@ -28,6 +29,8 @@ const LOOPBACK: &str = "tcp://127.0.0.1:0";
 pub(crate) struct Members {
     running: Running,
     started: Vec<Started>,
+    /// Whether the program has begun: all nodes are there.
+    has_begun: Arc<AtomicBool>,
 }
 
 /// A started process. Its input ends when this is dropped.
@@ -121,7 +124,7 @@ pub(crate) fn start(config: &NodeBuilder, order: Option<&LaunchOrder>) -> Result
         expel_after: config.expel_after,
     };
     running.node.peers.offer((meeting.here..config.nodes).map(invitation));
-    let mut members = Members { running, started: Vec::new() };
+    let mut members = Members { running, started: Vec::new(), has_begun: Arc::default() };
     for node in 1..meeting.here {
         let told = StartedNode {
             invitation: invitation(node),
@@ -132,8 +135,8 @@ pub(crate) fn start(config: &NodeBuilder, order: Option<&LaunchOrder>) -> Result
         };
         members.started.push(Started::new(NodeId(node), &told)?);
     }
-    members.wait_until_ready(&meeting)?;
     members.look_after_all(config, &meeting)?;
+    members.wait_until_ready(&meeting)?;
     Ok(members)
 }
 
@@ -207,6 +210,7 @@ impl Members {
                 }
             }
         };
+        self.has_begun.store(true, Relaxed);
         for other in (1..node.peers.count()).map(NodeId) {
             let message = ShareMessage::Peers { addresses: addresses.clone() };
             let told = node.peers.tell(node, other, message);
@@ -219,7 +223,9 @@ impl Members {
     fn look_after_all(&self, config: &NodeBuilder, meeting: &Meeting) -> Result<(), NodeStartError> {
         for id in (1..config.nodes).map(NodeId) {
             let child = self.started.iter().find(|started| started.id == id).map(|started| started.child.clone());
-            let looked_after = LookedAfter { id, child, expel_after: config.expel_after, is_said: meeting.is_ordered };
+            let has_begun = self.has_begun.clone();
+            let (expel_after, is_said) = (config.expel_after, meeting.is_ordered);
+            let looked_after = LookedAfter { id, child, expel_after, has_begun, is_said };
             let node = Arc::downgrade(self.node());
             std::thread::Builder::new()
                 .name("share-watch".into())

@@ -173,7 +173,7 @@ mod tests {
                 1 => bytes = (0..random.usize(..80)).map(|_| random.u8(..)).collect(),
                 // Sender, build, load and kind stay: a node of this build is believed to name its own code.
                 _ => {
-                    let at = random.usize(5..bytes.len());
+                    let at = random.usize(6..bytes.len());
                     bytes[at] = random.u8(..);
                 }
             }
@@ -215,7 +215,7 @@ mod tests {
         let root = ShippedCode::of_object::<Pair>().reference();
         let read = |word: OwnerWord, offset: u64| {
             let answer = ask(&door, BUILD, ShareMessage::FetchGroup { word: word.bits(), offset, root });
-            match postcard::from_bytes(&answer.unwrap()).unwrap() {
+            match reply_of(&answer.unwrap()).unwrap() {
                 ShareReply::Group { bytes, piece } => Some((bytes, piece.len())),
                 ShareReply::Stale => None,
                 other => panic!("{other:?}"),

@@ -156,6 +156,19 @@ impl Peers {
         Some(place.clone())
     }
 
+    /// Forgets a process that has joined: another one may take its place.
+    pub(crate) fn forget(&self, node: NodeId) {
+        let Some(peer) = self.peers.get(usize::from(node.0)) else { return };
+        *lock(&peer.backend) = None;
+        lock(&peer.channels).clear();
+        let mut addresses = lock(&self.addresses);
+        addresses[usize::from(node.0)] = None;
+        lock(&self.places)
+            .iter_mut()
+            .filter(|(place, _)| place.node == node.0)
+            .for_each(|(_, promised)| *promised = None);
+    }
+
     /// Asks the first node of a program for a place.
     pub(crate) fn ask_for_place(first: &str, token: &str, build: u128) -> Result<Invitation, NoPlace> {
         let builder = PoolBuilder::new().url(first).token(token.to_owned()).client_name("share").pages(1);
