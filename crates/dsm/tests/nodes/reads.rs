@@ -1,7 +1,7 @@
 //! Reads that do not wait or outlive their scope: each version is asked for once, and errors are told.
 
-use crate::support::{Checked, NEAR_BYTES, NodesTest, PATIENCE, all_is_free, at};
-use farfield_dsm::{DArc, DBox, DVec, Here, NodeId, Owner, ShareError, scope};
+use crate::support::{Checked, NEAR_BYTES, NodesTest, PATIENCE, all_is_free, at, until};
+use farfield_dsm::{DArc, DBox, DVec, Here, JoinError, NodeId, Owner, ShareError, scope};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ fn wait_for_copies(here: &Here<'_>, bytes: u64) {
     }
 }
 
-fn made_there(here: &Here<'_>, count: u64) -> Result<Vec<DBox<[u64; 100]>>, farfield_dsm::JoinError> {
+fn made_there(here: &Here<'_>, count: u64) -> Result<Vec<DBox<[u64; 100]>>, JoinError> {
     let made =
         (0..count).map(|number| Ok(at(here, NodeId(1), (number,), |here, (number,)| here.alloc([number; 100]))??));
     made.collect()
@@ -100,9 +100,10 @@ fn what_is_prefetched_is_asked_for_once(here: &Here<'_>) -> Checked {
 fn what_cannot_be_prefetched_is_told_to_its_reader(here: &Here<'_>) -> Checked {
     let lost = ShareError::NodeLost { node: NodeId(1) };
     let (boxes, before) = (made_there(here, 3)?, here.stats());
-    let died = here.spawn_to(NodeId(1), (), |_, ()| -> () { std::process::abort() })?;
+    let died = here.spawn_to(NodeId(1), (), |_, ()| -> () { std::process::abort() });
     boxes[0].prefetch(here);
-    assert_eq!(died.join(here), Err(lost.into()));
+    // It may die before it says that it has the task.
+    assert_eq!(died.map_err(JoinError::from).and_then(|task| task.join(here)), Err(lost.into()));
     boxes[1].prefetch(here);
     boxes[2].prefetch(here);
     assert_eq!((boxes[1].get(here), block_on(boxes[2].fetch(here)).0), (Err(lost), Err(lost)));
@@ -116,7 +117,7 @@ fn a_silent_node_holds_up_no_other_reads(here: &Here<'_>) -> Checked {
     let silent = made_there(here, 20)?;
     let speaks: Vec<_> = (0..20u64)
         .map(|number| at(here, NodeId(2), (number,), |here, (number,)| here.alloc(number)))
-        .map(|made| made?.map_err(farfield_dsm::JoinError::from))
+        .map(|made| made?.map_err(JoinError::from))
         .collect::<Result<_, _>>()?;
     let process = at(here, NodeId(1), (), |_, ()| std::process::id())?;
     let signal = |name: &str| {
@@ -124,6 +125,9 @@ fn a_silent_node_holds_up_no_other_reads(here: &Here<'_>) -> Checked {
         assert!(sent.expect("kill starts").success());
     };
     signal("-STOP");
+    // A signal is sent before the process has stopped.
+    let stat = || std::fs::read_to_string(format!("/proc/{process}/stat")).expect("it is there");
+    until(|| stat().rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T')));
     silent.iter().for_each(|boxed| boxed.prefetch(here));
     // None of these waits for the other node.
     let read = block_on(async {
@@ -147,7 +151,7 @@ fn prefetched_copies_count_as_near(here: &Here<'_>) -> Checked {
     let own = (0..25).map(|_| here.alloc([0u64; 10_000])).collect::<Result<Vec<_>, _>>()?;
     let far: Vec<DBox<[u64; 10_000]>> = (0..30u64)
         .map(|number| at(here, NodeId(1), (number,), |here, (number,)| here.alloc([number; 10_000])))
-        .map(|made| made?.map_err(farfield_dsm::JoinError::from))
+        .map(|made| made?.map_err(JoinError::from))
         .collect::<Result<_, _>>()?;
     let before = here.stats().fetches;
     far.iter().for_each(|boxed| boxed.prefetch(here));

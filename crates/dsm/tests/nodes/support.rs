@@ -74,3 +74,12 @@ pub(crate) fn all_is_free(here: &Here<'_>) -> Checked {
     }
     Ok(())
 }
+
+/// Tries something again until it is so.
+pub(crate) fn until(mut is_so: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < PATIENCE);
+        std::thread::yield_now();
+    }
+}

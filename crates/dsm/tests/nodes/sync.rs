@@ -1,6 +1,6 @@
 //! What is shared without an owner: shared owners, locks, atomic numbers, and channels.
 
-use crate::support::{Checked, NodesTest, PATIENCE, all_is_free, at, counts, is_deep, seeded};
+use crate::support::{Checked, NodesTest, PATIENCE, all_is_free, at, counts, is_deep, seeded, until};
 use farfield_dsm::{
     DArc, DAtomic, DBox, DMutex, DRwLock, Far, Here, JoinError, NodeId, Receiver, RecvError, SendError, Sender,
     ShareError, TaskHandle, channel,
@@ -28,15 +28,6 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("channels_go_through_channels", 3, channels_go_through_channels),
     ("a_channel_outlives_its_ends", 5, a_channel_outlives_its_ends),
 ];
-
-/// Tries something again until it is so.
-fn until(mut is_so: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !is_so() {
-        assert!(started.elapsed() < PATIENCE);
-        std::thread::yield_now();
-    }
-}
 
 /// Starts a task at each node, some at a time, and returns the tasks.
 fn at_all<A, R, F>(
