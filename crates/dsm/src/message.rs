@@ -207,7 +207,7 @@ pub(crate) enum ShareReply<'a> {
     Expelled,
     /// The sender is to be that node.
     Invited(Invitation),
-    /// All nodes are there, or the node has no room for the task.
+    /// All nodes are there, another process is that node, or the node has no room for the task.
     NoPlace,
     /// An atomic number as it was before.
     Number(u64),

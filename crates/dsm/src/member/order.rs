@@ -29,7 +29,7 @@ impl NodeBuilder {
             near_bytes: order.near_bytes.unwrap_or(self.near_bytes),
             workers: order.workers.unwrap_or(self.workers),
             expel_after: order.expel_after.unwrap_or(self.expel_after),
-            reads_in_place: self.reads_in_place,
+            ..self.clone()
         }
     }
 }

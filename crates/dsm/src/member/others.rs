@@ -6,7 +6,7 @@
 
 use super::beats::NodeEnd;
 use super::{Invitation, build, say};
-use crate::message::{NodeAddress, ShareMessage};
+use crate::message::{NodeAddress, ShareMessage, ShareReply};
 use crate::node::{NoPlace, NodeBuilder, Peers, Running, StartPoint};
 use crate::{NodeId, NodeStartError};
 use farfield_core::dsm::LaunchOrder;
@@ -60,7 +60,7 @@ impl NodeBuilder {
             near_bytes: invitation.near_bytes,
             workers: invitation.workers,
             expel_after: invitation.expel_after,
-            reads_in_place: self.reads_in_place,
+            ..self.clone()
         }
     }
 }
@@ -110,7 +110,16 @@ fn hello(running: &Running, first: NodeAddress) -> Result<(), NodeStartError> {
     let peers = &running.node.peers;
     peers.introduce(NodeId(0), first);
     let hello = ShareMessage::Hello { address: running.address() };
-    peers.tell(&running.node, NodeId(0), hello).map_err(|unanswered| of_first(unanswered.error.to_string()))
+    let is_welcome = peers.ask(&running.node, NodeId(0), hello, |reply| match reply {
+        ShareReply::Done => Some(true),
+        ShareReply::NoPlace => Some(false),
+        _ => None,
+    });
+    match is_welcome {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(of_first("has given this node's place away, because it came too late: start it again".into())),
+        Err(unanswered) => Err(of_first(unanswered.error.to_string())),
+    }
 }
 
 /// Ends this process.

@@ -48,7 +48,9 @@ impl ShareNode {
     ) -> Option<ShareReply<'b>> {
         let sender = NodeId(letter.sender);
         match letter.message {
-            ShareMessage::Hello { address } => self.peers.introduce(sender, address).then_some(ShareReply::Done),
+            ShareMessage::Hello { address } => {
+                Some(if self.peers.introduce(sender, address) { ShareReply::Done } else { ShareReply::NoPlace })
+            }
             ShareMessage::Peers { addresses } => self.peers.introduce_all(addresses).then_some(ShareReply::Done),
             ShareMessage::Join => Some(self.peers.promise_place().map_or(ShareReply::NoPlace, ShareReply::Invited)),
             ShareMessage::Beat => {
@@ -116,7 +118,7 @@ impl ShareNode {
 mod tests {
     use super::*;
     use crate::NodeBuilder;
-    use crate::message::{LockEnd, LockedType, WaitAnswer};
+    use crate::message::{LockEnd, LockedType, NodeAddress, WaitAnswer};
     use crate::node::{AtomicStep, Peers};
     use farfield_core::dsm::NodeLoad;
     use farfield_core::lock::LockMode;
@@ -237,6 +239,21 @@ mod tests {
         }
         let plain = node.store(&[7; 16]).unwrap();
         assert_eq!((read(second, 0), read(plain, 0)), (None, None), "it is gone, or no group");
+    }
+
+    #[test]
+    fn a_place_that_was_given_away_stays_with_whoever_came_first() {
+        let (node, door) = door();
+        let hello = |url: &str| {
+            let address = NodeAddress { url: url.into(), arena: None };
+            ask(&door, BUILD, ShareMessage::Hello { address }).unwrap()
+        };
+        assert!(matches!(reply_of(&hello("tcp://127.0.0.1:1")), Some(ShareReply::Done)));
+        assert!(matches!(reply_of(&hello("tcp://127.0.0.1:2")), Some(ShareReply::NoPlace)));
+        assert_eq!(node.peers.url_of(NodeId(1)).as_deref(), Some("tcp://127.0.0.1:1"));
+        // Until it is gone.
+        node.peers.forget(NodeId(1));
+        assert!(matches!(reply_of(&hello("tcp://127.0.0.1:2")), Some(ShareReply::Done)));
     }
 
     #[test]

@@ -101,11 +101,13 @@ impl Peers {
         u16::try_from(self.peers.len()).unwrap_or(u16::MAX)
     }
 
-    /// Records where a node listens. Returns whether there is such a node.
+    /// Records where a node listens. Returns false if there is no such node, or another process is it.
     pub(crate) fn introduce(&self, node: NodeId, address: NodeAddress) -> bool {
         let mut addresses = lock(&self.addresses);
-        let Some(known) = addresses.get_mut(usize::from(node.0)) else { return false };
-        *known = Some(address);
+        let Some(unknown) = addresses.get_mut(usize::from(node.0)).filter(|known| known.is_none()) else {
+            return false;
+        };
+        *unknown = Some(address);
         self.introduced.notify_all();
         true
     }
