@@ -274,9 +274,10 @@ impl<'n> Here<'n> {
 
     /// Starts a task where there is room for it and returns at once: at this node, at another one, or
     /// later at the first that has room. `body` runs there with the arguments, which it owns; it captures
-    /// nothing. A task that has begun stays where it is.
+    /// nothing. A task that has begun stays where it is, and one whose arguments are too large for a
+    /// message stays at this node.
     ///
-    /// Fails as [`Here::spawn_to`] does.
+    /// Fails if the node to which the task was sent is silent, or gone since, as [`Here::spawn_to`] does.
     pub fn spawn<F, A, R>(&self, arguments: A, body: F) -> Result<TaskHandle<R>, ShareError>
     where
         F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy + 'static,

@@ -66,6 +66,9 @@ impl ShareNode {
         R: Far,
     {
         let (body, arguments) = (ShippedCode::of_body(body), bytes_of(arguments));
+        if arguments.len() > VALUE_BYTES_MAX {
+            return Ok(self.queue_task(body, arguments, false));
+        }
         let others = self.peers.loads().filter(|(node, ..)| *node != self.id).map(|(node, heard, _)| (node.0, heard));
         let Some(to) = NodeLoad::place(self.workers.load(), others).map(NodeId) else {
             return Ok(self.queue_task(body, arguments, true));
@@ -142,7 +145,7 @@ impl ShareNode {
             Ok(()) | Err(Unanswered { may_have_arrived: true, .. }) => {}
             Err(_) => {
                 if self.joins.expect_from(task.number, self.id) {
-                    self.workers.submit(self, task);
+                    self.workers.take_back(self, task);
                 } else {
                     // The node was lost meanwhile, and so was its task for whoever waits.
                     count(&self.counters.orphans, 1);

@@ -32,8 +32,6 @@ pub(crate) struct Workers {
 
 #[derive(Default)]
 struct Queue {
-    /// Most tasks that run at a time.
-    most: usize,
     tasks: VecDeque<QueuedTask>,
     /// Threads that run a task and do not wait for another one.
     busy: usize,
@@ -52,17 +50,13 @@ struct Queue {
 }
 
 impl Queue {
-    fn push(&mut self, task: QueuedTask) {
-        self.movable += usize::from(task.may_move);
-        self.tasks.push_back(task);
-    }
-
-    fn load(&self) -> NodeLoad {
+    /// Returns the work of a node that runs so many tasks at a time.
+    fn load(&self, most: usize) -> NodeLoad {
         // Each of those that start takes a task.
         let taken = (self.busy + self.tasks.len()).saturating_sub(self.starting + self.ending);
         let waiting = self.movable.saturating_sub(self.starting);
         let bounded = |count| u8::try_from(count).unwrap_or(u8::MAX);
-        NodeLoad { stamp: self.stamp, room: bounded(self.most.saturating_sub(taken)), waiting: bounded(waiting) }
+        NodeLoad { stamp: self.stamp, room: bounded(most.saturating_sub(taken)), waiting: bounded(waiting) }
     }
 
     fn take(&mut self, index: usize) -> Option<QueuedTask> {
@@ -75,7 +69,7 @@ impl Queue {
 impl Workers {
     /// Tasks of a node, `most` of which run at a time.
     pub(crate) fn new(most: usize) -> Workers {
-        Workers { most, queue: Mutex::new(Queue { most, ..Queue::default() }), submitted: Condvar::new() }
+        Workers { most, queue: Mutex::default(), submitted: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -93,12 +87,12 @@ impl Workers {
     pub(crate) fn tell_load<T>(&self, note: impl FnOnce(NodeLoad) -> T) -> T {
         let mut queue = self.lock();
         queue.stamp += 1;
-        note(queue.load())
+        note(queue.load(self.most))
     }
 
     /// Returns the work of the node.
     pub(crate) fn load(&self) -> NodeLoad {
-        self.lock().load()
+        self.lock().load(self.most)
     }
 
     /// Takes a task that may begin at another node: the one that has waited longest.
@@ -125,7 +119,16 @@ impl Workers {
     /// Queues a task. Never waits.
     pub(crate) fn submit(&self, node: &Arc<ShareNode>, task: QueuedTask) {
         let mut queue = self.lock();
-        queue.push(task);
+        queue.movable += usize::from(task.may_move);
+        queue.tasks.push_back(task);
+        self.start(node, &mut queue);
+    }
+
+    /// Takes back a task that was to begin elsewhere: it has waited longest.
+    pub(crate) fn take_back(&self, node: &Arc<ShareNode>, task: QueuedTask) {
+        let mut queue = self.lock();
+        queue.movable += usize::from(task.may_move);
+        queue.tasks.push_front(task);
         self.start(node, &mut queue);
     }
 

@@ -14,6 +14,7 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("tasks_begin_where_there_is_room", 3, tasks_begin_where_there_is_room),
     ("a_task_that_waits_begins_at_the_first_node_with_room", 3, a_task_that_waits_begins_at_the_first_node_with_room),
     ("a_node_that_was_busy_for_another_one_is_given_tasks", 3, a_node_that_was_busy_for_another_one_is_given_tasks),
+    ("a_task_that_cannot_travel_begins_here", 2, a_task_that_cannot_travel_begins_here),
     ("trees_of_tasks_are_those_of_plain_calls", 3, trees_of_tasks_are_those_of_plain_calls),
     ("loans_go_along_and_come_back", 3, loans_go_along_and_come_back),
     ("given_tasks_of_a_dead_node_are_lost", 3, given_tasks_of_a_dead_node_are_lost),
@@ -137,6 +138,20 @@ fn a_node_that_was_busy_for_another_one_is_given_tasks(here: &Here<'_>) -> Check
     own.into_iter().try_for_each(|blocker| blocker.end(here))?;
     ends[1..].iter().for_each(|end| end.send(here, 0).expect("it receives"));
     drop((end, ends, is_begun, began, number));
+    all_is_free(here)
+}
+
+fn a_task_that_cannot_travel_begins_here(here: &Here<'_>) -> Checked {
+    let began = channel::<u64>(here, 16)?;
+    let mut own: Vec<_> = (0..WORKERS).map(|_| Blocker::begin(here, &began)).collect::<Result<_, _>>()?;
+    // The other node has room, but no message brings so much there.
+    let large = here.spawn(([7u64; 20_000],), |here, (numbers,)| (here.id().0, numbers[19_999]))?;
+    let small = here.spawn((), |here, ()| here.id().0)?;
+    assert_eq!(small.join(here)?, 1);
+    own.remove(0).end(here)?;
+    assert_eq!(large.join(here)?, (0, 7));
+    own.remove(0).end(here)?;
+    drop(began);
     all_is_free(here)
 }
 
