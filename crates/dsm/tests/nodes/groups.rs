@@ -1,7 +1,7 @@
 //! Groups: what is tied to an object comes with it, is never shared by two owners, and is freed once.
 
-use crate::support::{Checked, NodesTest, PATIENCE, all_is_free, at, is_deep, seeded};
-use farfield_dsm::{DBox, FarGroup, Here, JoinError, LentMut, NodeBuilder, NodeId, ShareError, TBox, scope};
+use crate::support::{Checked, NodesTest, PATIENCE, Played, all_is_free, at, is_deep, play, play_plain, seeded};
+use farfield_dsm::{DBox, FarGroup, Here, NodeBuilder, NodeId, ShareError, TBox, scope};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Instant;
 
@@ -221,47 +221,20 @@ fn random_groups_are_those_of_plain_boxes(here: &Here<'_>) -> Checked {
     all_is_free(here)
 }
 
-/// Random things with a loan of a group: read, write, lend further, keep or forget.
-fn play(here: &Here<'_>, mut lent: LentMut<'_, Chain>, seed: u64, depth: u64) -> Result<(), JoinError> {
-    let mut random = fastrand::Rng::with_seed(seed);
-    for _ in 0..random.usize(..4) {
-        if random.bool() {
-            let seed = random.u64(..);
-            chain_step(here, &mut *lent.get_mut(here)?, seed)?;
-        }
-        if depth > 0 && random.bool() {
-            let (node, seed) = (NodeId(random.u16(..here.nodes().count() as u16)), random.u64(..));
-            scope(here, |s| {
-                let task =
-                    s.spawn_to(node, (s.lend_mut(&mut lent), seed, depth - 1), |here, (lent, seed, depth)| {
-                        play(here, lent, seed, depth).map_err(|_| ShareError::Lost)
-                    })?;
-                task.join()?.map_err(JoinError::from)
-            })??;
-        }
-        if random.bool() {
-            numbers(lent.get(here)?).count();
-        }
-    }
-    if random.bool() {
-        let _ = std::mem::ManuallyDrop::new(lent);
-    }
-    Ok(())
-}
+impl Played for Chain {
+    type Plain = Plain;
 
-fn play_plain(first: &mut Plain, nodes: u16, seed: u64, depth: u64) {
-    let mut random = fastrand::Rng::with_seed(seed);
-    for _ in 0..random.usize(..4) {
-        if random.bool() {
-            plain_step(first, random.u64(..));
-        }
-        if depth > 0 && random.bool() {
-            let (_, seed) = (random.u16(..nodes), random.u64(..));
-            play_plain(first, nodes, seed, depth - 1);
-        }
-        random.bool();
+    fn step(&mut self, here: &Here<'_>, seed: u64) -> Result<(), ShareError> {
+        chain_step(here, self, seed).map(drop)
     }
-    random.bool();
+
+    fn plain_step(first: &mut Plain, seed: u64) {
+        plain_step(first, seed);
+    }
+
+    fn read(&self) {
+        numbers(self).count();
+    }
 }
 
 fn random_loans_of_groups(here: &Here<'_>) -> Checked {
@@ -271,7 +244,7 @@ fn random_loans_of_groups(here: &Here<'_>) -> Checked {
     for round in 0..rounds {
         let seed = random.u64(..);
         scope(here, |s| play(here, s.lend_mut(&mut list), seed, 3))??;
-        play_plain(&mut twin, nodes, seed, 3);
+        play_plain::<Chain>(&mut twin, nodes, seed, 3);
         assert!(numbers(list.get(&here.enter())?).eq(plain_numbers(&twin)), "round {round}");
     }
     drop(list);

@@ -1,7 +1,9 @@
 //! Owners and loans: what one node does to an object is what others see; nothing leaks; who dies is
 //! named.
 
-use crate::support::{Checked, NEAR_BYTES, NodesTest, PATIENCE, all_is_free, at, is_deep, seeded};
+use crate::support::{
+    Checked, NEAR_BYTES, NodesTest, PATIENCE, Played, all_is_free, at, is_deep, play, play_plain, seeded,
+};
 use farfield_dsm::{
     DBox, Far, Here, JoinError, LentMut, NodeBuilder, NodeId, NodeStartError, Owner, ShareError, scope,
 };
@@ -572,51 +574,17 @@ fn loans_are_lent_further(here: &Here<'_>) -> Checked {
 
 type Leaf = [u64; 6];
 
-/// Random things with a loan: read, write, lend further to a random node, keep or forget.
-fn play(here: &Here<'_>, mut lent: LentMut<'_, Leaf>, seed: u64, depth: u64) -> Result<(), JoinError> {
-    let mut random = fastrand::Rng::with_seed(seed);
-    for _ in 0..random.usize(..4) {
-        if random.bool() {
-            step(&mut *lent.get_mut(here)?, seed, depth);
-        }
-        if depth > 0 && random.bool() {
-            let (node, seed) = (NodeId(random.u16(..here.nodes().count() as u16)), random.u64(..));
-            scope(here, |s| {
-                let task =
-                    s.spawn_to(node, (s.lend_mut(&mut lent), seed, depth - 1), |here, (lent, seed, depth)| {
-                        play(here, lent, seed, depth).map_err(|_| ShareError::Lost)
-                    })?;
-                task.join()?.map_err(JoinError::from)
-            })??;
-        }
-        if random.bool() {
-            lent.get(here)?;
-        }
-    }
-    if random.bool() {
-        let _ = ManuallyDrop::new(lent);
-    }
-    Ok(())
-}
+impl Played for Leaf {
+    type Plain = Leaf;
 
-fn step(leaf: &mut Leaf, seed: u64, depth: u64) {
-    leaf[(seed % 6) as usize] = leaf[(seed % 6) as usize].wrapping_mul(31).wrapping_add(seed ^ depth);
-}
-
-/// The same with a plain reference.
-fn play_plain(leaf: &mut Leaf, nodes: u16, seed: u64, depth: u64) {
-    let mut random = fastrand::Rng::with_seed(seed);
-    for _ in 0..random.usize(..4) {
-        if random.bool() {
-            step(leaf, seed, depth);
-        }
-        if depth > 0 && random.bool() {
-            let (_, seed) = (random.u16(..nodes), random.u64(..));
-            play_plain(leaf, nodes, seed, depth - 1);
-        }
-        random.bool();
+    fn step(&mut self, _here: &Here<'_>, seed: u64) -> Result<(), ShareError> {
+        Leaf::plain_step(self, seed);
+        Ok(())
     }
-    random.bool();
+
+    fn plain_step(leaf: &mut Leaf, seed: u64) {
+        leaf[(seed % 6) as usize] = leaf[(seed % 6) as usize].wrapping_mul(31).wrapping_add(seed);
+    }
 }
 
 fn random_loans_are_those_of_plain_references(here: &Here<'_>) -> Checked {
@@ -626,7 +594,7 @@ fn random_loans_are_those_of_plain_references(here: &Here<'_>) -> Checked {
     for round in 0..rounds {
         let seed = random.u64(..);
         scope(here, |s| play(here, s.lend_mut(&mut leaf), seed, 4))??;
-        play_plain(&mut twin, nodes, seed, 4);
+        play_plain::<Leaf>(&mut twin, nodes, seed, 4);
         // Read here and elsewhere: no copy of an old version is taken for it.
         assert_eq!(*leaf.get(here)?, twin, "round {round}");
         let reader = NodeId(random.u16(..nodes));

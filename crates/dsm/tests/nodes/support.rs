@@ -1,6 +1,7 @@
 //! What the tests have in common.
 
-use farfield_dsm::{Far, Here, JoinError, NodeId, NodeStats};
+use farfield_dsm::{Far, FarGroup, Here, JoinError, LentMut, NodeId, NodeStats, ShareError, scope};
+use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
 /// Longest wait for something that must happen.
@@ -82,4 +83,67 @@ pub(crate) fn until(mut is_so: impl FnMut() -> bool) {
         assert!(started.elapsed() < PATIENCE);
         std::thread::yield_now();
     }
+}
+
+/// Object that random steps change, beside a twin of plain Rust.
+pub(crate) trait Played: FarGroup + Sized {
+    /// The twin.
+    type Plain;
+
+    /// Does a random step.
+    fn step(&mut self, here: &Here<'_>, seed: u64) -> Result<(), ShareError>;
+
+    /// Does the same step with the twin.
+    fn plain_step(plain: &mut Self::Plain, seed: u64);
+
+    /// Reads all of it.
+    fn read(&self) {}
+}
+
+/// Random things with a loan: read, write, lend further, keep or forget.
+pub(crate) fn play<T: Played>(
+    here: &Here<'_>,
+    mut lent: LentMut<'_, T>,
+    seed: u64,
+    depth: u64,
+) -> Result<(), JoinError> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    for _ in 0..random.usize(..4) {
+        if random.bool() {
+            lent.get_mut(here)?.step(here, random.u64(..))?;
+        }
+        if depth > 0 && random.bool() {
+            let (node, seed) = (NodeId(random.u16(..here.nodes().count() as u16)), random.u64(..));
+            scope(here, |s| {
+                let task =
+                    s.spawn_to(node, (s.lend_mut(&mut lent), seed, depth - 1), |here, (lent, seed, depth)| {
+                        play(here, lent, seed, depth).map_err(|_| ShareError::Lost)
+                    })?;
+                task.join()?.map_err(JoinError::from)
+            })??;
+        }
+        if random.bool() {
+            lent.get(here)?.read();
+        }
+    }
+    if random.bool() {
+        let _ = ManuallyDrop::new(lent);
+    }
+    Ok(())
+}
+
+/// The same with a plain reference.
+pub(crate) fn play_plain<T: Played>(plain: &mut T::Plain, nodes: u16, seed: u64, depth: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    for _ in 0..random.usize(..4) {
+        if random.bool() {
+            T::plain_step(plain, random.u64(..));
+        }
+        if depth > 0 && random.bool() {
+            let (_, seed) = (random.u16(..nodes), random.u64(..));
+            play_plain::<T>(plain, nodes, seed, depth - 1);
+        }
+        random.bool();
+    }
+    random.bool();
 }
