@@ -40,7 +40,7 @@ pub(crate) struct TopArgs {
     /// Seconds between refreshes
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
     every: f64,
-    /// Answer Prometheus at http://ADDR:PORT/metrics instead, about all jobs and heaps of this user, until ^C
+    /// Answer Prometheus at http://ADDR:PORT/metrics instead, about all jobs, heaps and nodes of this user, until ^C
     #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["targets", "once", "json", "every"])]
     metrics: Option<SocketAddr>,
     /// File whose first line is the token for the memory servers [default: the variable FARFIELD_TOKEN]
@@ -53,7 +53,7 @@ Examples:
   farfield top                              All jobs and heaps of this user
   farfield top 4711                         The job that process 4711 belongs to
   farfield top tcp://big:7400               A memory server
-  farfield top --metrics 127.0.0.1:7402     All jobs and heaps, for Prometheus
+  farfield top --metrics 127.0.0.1:7402     All jobs, heaps and nodes, for Prometheus
   farfield top --once --json 4711 | jq .jobs[0].near_bytes";
 
 fn seconds(text: &str) -> Result<f64, String> {

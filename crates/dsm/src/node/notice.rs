@@ -56,7 +56,9 @@ impl Drop for NoticeThread {
 
 fn publish(node: &ShareNode, file: BorrowedFd<'_>, title: &str) -> farfield_os::Result<()> {
     let mut text = format!("{title}at_ns {}\n{}", process::now_ns(), node.lines());
-    text.truncate(notice::TEXT_BYTES_MAX);
+    // The last lines are those of locks with many holders.
+    let whole = text.get(..notice::TEXT_BYTES_MAX).and_then(|fits| fits.rfind('\n'));
+    text.truncate(whole.map_or(text.len(), |end| end + 1));
     memfd::write_at(file, &notice::seal(&text), 0)
 }
 
