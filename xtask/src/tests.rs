@@ -39,7 +39,8 @@ enum Beside {
 enum Tier {
     /// Runs in both tiers.
     Ci,
-    /// Runs in the deep tier, or by name. `experiments` are tests of the program that measures, and of its workloads.
+    /// Runs in the deep tier, or by name. `experiments` are tests of the program that measures, and of its workloads: nothing of
+    /// the product is made of them, and they take a tenth of the build.
     /// DataFusion takes longer to build than everything else together, the fuzz targets are
     /// a workspace of their own, the models need another pager, and libfabric another pool. Their libraries are built anew.
     Deep,
@@ -93,6 +94,8 @@ pub(crate) const PARTS: [Part; 25] = [
 
 /// The packages and features that all parts share, so that no library is built twice.
 const COMMON: [&str; 3] = ["--workspace", "--exclude", "farfield-sql"];
+/// The program that measures.
+const BENCH: &str = "farfield-bench";
 const FEATURES: &str = "farfield/serde";
 /// Tests of one-sided reads.
 const FABRIC: [&str; 12] = [
@@ -144,7 +147,7 @@ const PLANES_OF_CI: usize = 2;
 const OF_COLLECTIONS: [&str; 6] = ["array::", "btree::", "bytes::", "list::", "many::", "vec::"];
 
 /// Packages whose tests start the product's programs.
-const STARTS_PRODUCT: [&str; 5] = [END_TO_END, "farfield-bench", "farfield-cli", "farfield-pager", "farfield-preload"];
+const STARTS_PRODUCT: [&str; 5] = [END_TO_END, BENCH, "farfield-cli", "farfield-pager", "farfield-preload"];
 
 /// Test programs that run at a time, on two cores: many of them wait for servers most of the time.
 const AT_ONCE: usize = 3;
@@ -182,7 +185,7 @@ impl TestProgram {
 
     fn part(&self) -> &str {
         match (self.package.as_str(), self.target.as_str()) {
-            ("farfield-bench", "stand_in" | "cleanup" | "work") => "experiments",
+            (BENCH, _) => "experiments",
             (END_TO_END, target) if PARTS.iter().any(|part| part.name == target) => target,
             _ => "unit",
         }
@@ -192,12 +195,13 @@ impl TestProgram {
 /// Builds every program of the common feature set, in one invocation of cargo: each would build libraries that differ in what tests
 /// want of them. Returns the test programs, and the names of the units of the project.
 fn build_programs(
-    is_deep: bool,
+    scope: Scope,
     environment: &[(&'static str, OsString)],
 ) -> Result<(Vec<TestProgram>, BTreeSet<String>)> {
-    let features = features(is_deep);
-    let mut words = vec!["build", "--all-targets", "--message-format", "json-render-diagnostics"];
-    words.extend(common(&features));
+    let mut words: Vec<String> =
+        ["build", "--all-targets", "--message-format", "json-render-diagnostics"].map(String::from).into();
+    words.extend(scope.words());
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let output = chores::cargo_command(&words, &borrowed(environment))
         .stderr(Stdio::inherit())
         .output()
@@ -214,6 +218,37 @@ fn build_programs(
 
 fn borrowed<'a>(environment: &'a [(&'static str, OsString)]) -> Vec<(&'a str, &'a OsStr)> {
     environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect()
+}
+
+/// How much of the workspace is built.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    /// What tests of the CI tier need.
+    Product,
+    /// The program that measures, too.
+    WithBench,
+    /// All of its contenders, too.
+    Everything,
+}
+
+impl Scope {
+    fn of(parts: &[Part], is_deep: bool) -> Scope {
+        match parts.iter().any(|part| part.name == "experiments") {
+            _ if is_deep => Scope::Everything,
+            true => Scope::WithBench,
+            false => Scope::Product,
+        }
+    }
+
+    /// Words for cargo: packages and features.
+    fn words(self) -> Vec<String> {
+        let without = if self == Scope::Product { &["--exclude", BENCH][..] } else { &[] };
+        [&COMMON[..], without, &["--features", &features(self == Scope::Everything)]]
+            .concat()
+            .into_iter()
+            .map(String::from)
+            .collect()
+    }
 }
 
 fn features(has_grpc: bool) -> String {
@@ -253,6 +288,7 @@ pub(crate) struct Suite {
     runner_words: Vec<String>,
     environment: Vec<(&'static str, OsString)>,
     is_deep: bool,
+    scope: Scope,
     /// Whether clippy and the documentation come with the build and the doctests.
     is_linting: bool,
     /// Whether programs run that have passed with the same inputs.
@@ -270,8 +306,8 @@ impl Suite {
         let is_linting =
             needs_programs && has("lints") && has("doctests") && std::env::var_os("CI").is_some() && !is_deep;
         let mut environment = if is_linting { linting::environment()? } else { Vec::new() };
-        let (programs, units) =
-            if needs_programs { build_programs(is_deep, &environment)? } else { Default::default() };
+        let scope = Scope::of(parts, is_deep);
+        let (programs, units) = if needs_programs { build_programs(scope, &environment)? } else { Default::default() };
         let farfield = if is_deep {
             // What users get.
             chores::build()?;
@@ -291,6 +327,7 @@ impl Suite {
             runner_words: runner_words.to_vec(),
             environment,
             is_deep,
+            scope,
             is_linting,
             runs_again: true,
         })
@@ -355,7 +392,11 @@ impl Suite {
                 let command = chores::cargo_command(words, &[]);
                 vec![Run { part: part.name, name: part.name.into(), command, is_cargo: true, inputs: None }]
             }
-            "doctests" => vec![self.by_cargo(part, &[&common(&features(self.is_deep))[..], &["--doc"]].concat())],
+            "doctests" => {
+                let mut words = self.scope.words();
+                words.push("--doc".into());
+                vec![self.by_cargo(part, &words.iter().map(String::as_str).collect::<Vec<_>>())]
+            }
             "fuzz-build" => {
                 let (name, command) = (part.name.into(), chores::fuzz_check());
                 vec![Run { part: part.name, name, command, is_cargo: true, inputs: None }]
