@@ -111,7 +111,7 @@ impl Service<http::Request<Body>> for Social {
                 return Ok(Status::unimplemented("no such method").into_http());
             }
             let codec = PostcardCodec::<ServiceAnswer, ServiceCall>::default();
-            let server = tonic::server::Grpc::new(codec).max_decoding_message_size(MESSAGE_BYTES_MAX);
+            let mut server = tonic::server::Grpc::new(codec).max_decoding_message_size(MESSAGE_BYTES_MAX);
             Ok(server.unary(social, request).await)
         })
     }
