@@ -63,6 +63,8 @@ pub(crate) enum Peer {
     Grpc,
     /// A Redis server of the driver.
     Redis,
+    /// Three of them that divide the keys: Redis Cluster.
+    RedisCluster,
     /// A `farfield serve` of the driver, through one lane.
     Lane,
     /// The same, and its memory shared.
@@ -149,6 +151,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "heap-hybrid-late" => Contender::Heap(Far::LateTcp, "hybrid"),
         "loopback" => Contender::Peer(Peer::Loopback),
         "redis" => Contender::Peer(Peer::Redis),
+        "redis-cluster" => Contender::Peer(Peer::RedisCluster),
         "heap-lz" => Contender::Heap(Far::Compressed, "page"),
         "heap-switch" => Contender::HeapSwitch(Far::Private),
         "heap-switch-tcp" => Contender::HeapSwitch(Far::Tcp),
@@ -201,7 +204,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         _ => bail!(
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
-             heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, lane-tcp, lane-shm, lane-fabric-tcp, \
+             heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, redis-cluster, lane-tcp, lane-shm, lane-fabric-tcp, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
              wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, share, share-in-place, share-tied, share-anywhere, share-beside, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
@@ -354,6 +357,9 @@ fn address(far: Far, name: &str, job: &Job<'_>) -> String {
     }
 }
 
+/// Servers of Redis Cluster: as many as a cluster has at least.
+const REDIS_NODES: usize = 3;
+
 fn remote(peer: Peer, job: &Job<'_>) -> Result<Sample> {
     let name = job.workload.name;
     ensure!(
@@ -369,6 +375,7 @@ fn remote(peer: Peer, job: &Job<'_>) -> Result<Sample> {
     let apart = (called == Some(Far::Private)).then(Processors::two_sides).flatten();
     let servers = match peer {
         Peer::Redis => vec![Server::redis(job)?],
+        Peer::RedisCluster => Server::redis_cluster(job, REDIS_NODES)?,
         Peer::Lane | Peer::OneSided => tcp(1)?,
         Peer::CalledUnbatched => vec![Server::with_workloads(job, &address(Far::Tcp, "server", job))?],
         Peer::CalledHere(far) | Peer::CalledThere(far) | Peer::CalledAnywhere(far) => {
@@ -399,6 +406,7 @@ fn remote(peer: Peer, job: &Job<'_>) -> Result<Sample> {
     let urls = servers.iter().map(|server| server.url.as_str()).collect::<Vec<_>>().join(",");
     let url = match peer {
         Peer::Redis | Peer::Lane | Peer::SharedLane => urls,
+        Peer::RedisCluster => format!("redis-cluster:{}", urls.replace("redis:", "")),
         Peer::FabricLane(_) => format!("fabric:{urls}"),
         Peer::CalledHere(_) => format!("client:{urls}"),
         Peer::CalledUnbatched => format!("unbatched:{urls}"),
@@ -412,6 +420,7 @@ fn remote(peer: Peer, job: &Job<'_>) -> Result<Sample> {
         Peer::DegradedEcLane => format!("ec(4,1,fault:die={}@{urls})", job.data_bytes.div_ceil(64 * 4096) + 1),
         Peer::DiskLane => format!("ssd:{}?size={bytes}", job.scratch.display()),
         Peer::CompressedLane => format!("lz:?size={bytes}"),
+        Peer::Loopback if name == "share-social" => "rpc:".to_owned(),
         Peer::Loopback => "loopback:".to_owned(),
         Peer::Grpc => "grpc:".to_owned(),
         Peer::Share(way) => format!("share:{way}"),

@@ -22,6 +22,7 @@ mod link;
 pub mod machine;
 mod places;
 mod plot;
+pub mod redis_slots;
 pub mod report;
 mod serve;
 mod server;

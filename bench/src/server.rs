@@ -2,6 +2,7 @@
 
 use crate::child::Interrupted;
 use crate::job::{Job, binary};
+use crate::redis_slots::slots_of_node;
 use crate::swap::unavailable;
 use crate::sys::{self, Processors};
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -80,13 +81,62 @@ impl Server {
 
     /// Redis, which keeps everything in memory and writes nothing to disk.
     pub(crate) fn redis(job: &Job<'_>) -> Result<Server> {
+        Server::redis_with(job, "redis", &[])
+    }
+
+    /// Starts so many Redis servers that divide the keys among them, and waits until all keys are served.
+    pub(crate) fn redis_cluster(job: &Job<'_>, nodes: usize) -> Result<Vec<Server>> {
+        let start = |node: usize| {
+            let name = format!("redis-{node}");
+            let own = |kind: &str| job.scratch.join(format!("{name}.{kind}")).display().to_string();
+            let bus = free_port()?.to_string();
+            let options = ["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-config-file", &own("conf")];
+            // A configuration of a server before would be read again.
+            fs::remove_file(own("conf")).ok();
+            Ok((Server::redis_with(job, &name, &options)?, bus))
+        };
+        let servers: Vec<(Server, String)> = (0..nodes).map(start).collect::<Result<_>>()?;
+        for (node, (server, _)) in servers.iter().enumerate() {
+            let slots = slots_of_node(node, nodes);
+            let range = [slots.start.to_string(), (slots.end - 1).to_string()];
+            redis_command(server.redis_address(), &["CLUSTER", "ADDSLOTSRANGE", &range[0], &range[1]])?;
+            redis_command(server.redis_address(), &["CLUSTER", "SET-CONFIG-EPOCH", &(node + 1).to_string()])?;
+        }
+        let first = servers[0].0.redis_address();
+        for (server, bus) in &servers[1..] {
+            let (host, port) = server.redis_address().rsplit_once(':').context("Redis has no port")?;
+            redis_command(first, &["CLUSTER", "MEET", host, port, bus])?;
+        }
+        let deadline = Instant::now() + READY_WITHIN;
+        let known = format!("cluster_known_nodes:{nodes}");
+        for (server, _) in &servers {
+            while !redis_command(server.redis_address(), &["CLUSTER", "INFO"])
+                .is_ok_and(|info| info.contains("cluster_state:ok") && info.contains(&known))
+            {
+                if let Some(signal) = sys::stop_signal() {
+                    return Err(Interrupted(signal).into());
+                }
+                ensure!(Instant::now() < deadline, "Redis Cluster is not ready after {READY_WITHIN:?}");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        Ok(servers.into_iter().map(|(server, _)| server).collect())
+    }
+
+    /// Returns where a Redis server listens.
+    fn redis_address(&self) -> &str {
+        self.url.trim_start_matches("redis:")
+    }
+
+    fn redis_with(job: &Job<'_>, name: &str, options: &[&str]) -> Result<Server> {
         let mut failure = anyhow!("no port for redis");
         // Redis cannot say which port it got, so it is told one that was free a moment ago.
         for _ in 0..REDIS_TRIES {
-            let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+            let port = free_port()?;
             let mut command = Command::new("redis-server");
             command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
-            let (out, err) = (job.scratch.join("redis.stdout"), job.scratch.join("redis.stderr"));
+            command.args(options).current_dir(job.scratch);
+            let (out, err) = (job.scratch.join(format!("{name}.stdout")), job.scratch.join(format!("{name}.stderr")));
             let mut server = match Server::start(command, &out, &err) {
                 Ok(server) => server,
                 Err(error)
@@ -178,6 +228,34 @@ impl Drop for Server {
                 return;
             }
             std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// Says something to a Redis server, and returns its answer. An error message is an error.
+fn redis_command(address: &str, words: &[&str]) -> Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(READY_WITHIN))?;
+    let mut message = format!("*{}\r\n", words.len());
+    words.iter().for_each(|word| message.push_str(&format!("${}\r\n{word}\r\n", word.len())));
+    stream.write_all(message.as_bytes())?;
+    let mut answer = Vec::new();
+    let mut piece = [0; 4096];
+    // A text is as long as its first line says; other answers are one line.
+    loop {
+        let bytes = stream.read(&mut piece)?;
+        ensure!(bytes > 0, "Redis has ended");
+        answer.extend_from_slice(&piece[..bytes]);
+        let text = String::from_utf8_lossy(&answer);
+        let Some((first, rest)) = text.split_once("\r\n") else { continue };
+        ensure!(!first.starts_with('-'), "Redis refuses {}: {first}", words.join(" "));
+        match first.strip_prefix('$').and_then(|length| length.parse::<usize>().ok()) {
+            Some(length) if rest.len() < length + 2 => {}
+            _ => return Ok(text.into_owned()),
         }
     }
 }

@@ -247,6 +247,32 @@ fn logs_and_tables() {
     }
 }
 
+/// Whoever keeps what an application shares, threads or processes, it gives the same answers.
+#[test]
+fn applications_that_share_memory() {
+    let check = |words: &[&str], more: &[&[&str]]| {
+        let expected = work(words);
+        let nodes: [&[&str]; 3] =
+            [&["--peer", "share:"], &["--peer", "share:", "--nodes", "2"], &["--peer", "share:place", "--nodes", "3"]];
+        for peer in nodes.iter().chain(more) {
+            assert_eq!(work(&[words, *peer].concat()), expected, "{words:?}, {peer:?}");
+        }
+    };
+    let rpc: &[&str] = &["--peer", "rpc:", "--nodes", "3"];
+    check(&["share-gemm", "--data-mib", "1", "--object-bytes", "8192"], &[]);
+    check(&["share-frame", "--data-mib", "1", "--object-bytes", "16384"], &[]);
+    let kv = ["share-kv", "--data-mib", "1", "--ops", "2000", "--write-percent", "10", "--zipf-percent", "99"];
+    check(&kv, &[]);
+    let grpc: &[&str] = &["--peer", "grpc:", "--nodes", "3"];
+    let by_value = if cfg!(feature = "grpc") { &[rpc, grpc][..] } else { &[rpc] };
+    check(&["share-social", "--data-mib", "4", "--ops", "60"], by_value);
+    // With several clients it depends on their order what they find; each answer is checked by itself.
+    check(&[&kv[..], &["--threads", "6"]].concat(), &[]);
+    check(&["share-social", "--data-mib", "4", "--ops", "60", "--threads", "6"], by_value);
+    let (_, phases) = work(&["share-counts", "--data-mib", "1", "--nodes", "3", "--peer", "share:"]);
+    assert_eq!(phases, ["count"]);
+}
+
 #[test]
 fn remote_objects() {
     let (_, phases) =

@@ -1,6 +1,7 @@
 //! The workload programs of the far heap. Each keeps its data in std's types, or in a far heap when `--pool` names one, and
 //! does the same with it, so that contenders differ in nothing else. Prints one JSON line, as the C workloads do.
 
+mod apps;
 mod cache;
 mod collected;
 mod compute;
@@ -62,7 +63,7 @@ struct Options {
     /// How many of a hundred operations write.
     #[arg(long, default_value_t = 0)]
     write_percent: u64,
-    /// Bytes of an object: 64 or 4096; of a map's entry: 16, 64 or 512.
+    /// Bytes of an object: 64 or 4096; of a map's entry: 16, 64 or 512; of a tile of a matrix or a chunk of a column, any.
     #[arg(long, default_value_t = 64)]
     object_bytes: u64,
     /// Only this much of the data is used, in KiB; 0: all.
@@ -95,7 +96,7 @@ struct Options {
     /// Gets, walks or operations on their way at a time; with a rate, at most.
     #[arg(long, default_value_t = 256)]
     in_flight: u64,
-    /// Nodes of a walk.
+    /// Nodes of a walk, or of shared memory.
     #[arg(long, default_value_t = 1)]
     nodes: u64,
     /// The pool is throttled: each answer comes so many µs later; 0: not.
@@ -110,7 +111,8 @@ struct Options {
     /// Who keeps remote objects: loopback:, redis:HOST:PORT or tcp://HOST:PORT; for `pages` the URL of a pool;
     /// for `list`, `log` and `cuckoo` loopback:, client:URL, server:URL or auto:URL; for the first also grpc: or unbatched:URL, for the last two one-sided:URL;
     /// for `share-deref`, `share-read`, `share-lock`, `share-steal` and `share-affinity` share:, for the second also share:place or loopback:,
-    /// for the last also share:tied, share:anywhere or share:beside;
+    /// for the last also share:tied, share:anywhere or share:beside; for `share-counts` share:, for the other applications also share:place,
+    /// for `share-kv` also redis-cluster:HOST:PORT,..., for `share-social` also rpc: or grpc:;
     /// for `shift` client:URL, server:URL or auto:URL; for `plain` loop: or function:.
     #[arg(long)]
     peer: Option<String>,
@@ -226,6 +228,16 @@ enum Workload {
     ShareSteal,
     /// Lists of links in shared memory, whose objects are tied or not, and tasks that know where these are or do not.
     ShareAffinity,
+    /// Messages of each operation of shared memory.
+    ShareCounts,
+    /// A product of two matrices.
+    ShareGemm,
+    /// A data frame that is filtered, grouped, joined and sorted.
+    ShareFrame,
+    /// A key-value store.
+    ShareKv,
+    /// A social network.
+    ShareSocial,
     /// Batches of jobs on a simulated cluster.
     Schedule,
     /// All runs of a study, for their time.
@@ -346,6 +358,11 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::ShareLock => shared::run_lock(options),
         Workload::ShareSteal => shared::run_steal(options),
         Workload::ShareAffinity => shared::run_affinity(options),
+        Workload::ShareCounts => apps::counts::run(options),
+        Workload::ShareFrame => apps::frame::run(options),
+        Workload::ShareGemm => apps::gemm::run(options),
+        Workload::ShareSocial => apps::social::run(options),
+        Workload::ShareKv => apps::kv::run(options),
         Workload::Schedule => schedule::run(options),
         Workload::ScheduleSpeed => schedule::run_speed(options),
         Workload::ScheduleReference => schedule::run_reference(options),

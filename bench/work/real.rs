@@ -13,6 +13,8 @@ pub(crate) const GRAPH: &str = "graphs/cnr-2000.edges.txt";
 pub(crate) const VIEWS: &str = "cache-traces/caffeine/scarab/scarab-recs.trace";
 /// Blocks that a virtual machine read (CloudPhysics, w106): numbers of four bytes, the lowest first.
 pub(crate) const REQUESTS: &str = "cache-traces/caffeine/cloud_physics/w106.trace";
+/// Friends at a university (Facebook100, Princeton): the numbers of users and of pairs, then pairs, from 1 on.
+pub(crate) const FRIENDS: &str = "social-graphs/socfb-Princeton12.mtx";
 /// Trips of the green taxis of New York.
 pub(crate) const TRIPS: &str = "nyc-green-taxi/green_tripdata_2020-04_2022-02.csv";
 /// Of these: miles, fare, and all that was paid.
@@ -42,6 +44,20 @@ pub(crate) fn open(name: &str) -> Result<BufReader<File>> {
 /// The links of a graph in the order of its file, and how many vertices it has.
 pub(crate) fn graph() -> Result<(Vec<[u32; 2]>, usize)> {
     links(open(GRAPH)?)
+}
+
+/// The pairs of friends of a social network, and how many users it has.
+pub(crate) fn friends() -> Result<(Vec<[u32; 2]>, usize)> {
+    let (mut file, mut first) = (open(FRIENDS)?, String::new());
+    file.read_line(&mut first)?;
+    let users: usize =
+        first.split_ascii_whitespace().next().and_then(|users| users.parse().ok()).context("no users")?;
+    let (mut pairs, _) = links(file)?;
+    for end in pairs.iter_mut().flatten() {
+        *end =
+            end.checked_sub(1).filter(|end| (*end as usize) < users).context("a pair has a user that is not there")?;
+    }
+    Ok((pairs, users))
 }
 
 fn links(mut file: impl BufRead) -> Result<(Vec<[u32; 2]>, usize)> {

@@ -82,6 +82,19 @@ pub enum ShareError {
         /// The number.
         node: NodeId,
     },
+    /// A task panicked that the one which has failed was waiting for. What it said was printed at its node.
+    #[error("a task that was waited for panicked")]
+    TaskPanicked,
+}
+
+/// Lets a task that waits for others fail with what they failed with.
+impl From<JoinError> for ShareError {
+    fn from(error: JoinError) -> ShareError {
+        match error {
+            JoinError::Panicked { .. } => ShareError::TaskPanicked,
+            JoinError::Share(error) => error,
+        }
+    }
 }
 
 /// Error: a task has no result.

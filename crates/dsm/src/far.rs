@@ -1,7 +1,7 @@
 //! Types whose values may travel, and those that may lie in shared memory.
 #![allow(unsafe_code, reason = "types promise what their bytes are")]
 
-use crate::{DBox, NodeId, Object, ShareError, Tie};
+use crate::{DBox, NodeId, NodeStats, Object, ShareError, Tie};
 use core::marker::PhantomData;
 use core::time::Duration;
 
@@ -76,7 +76,7 @@ macro_rules! plain {
 }
 
 plain!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, f32, f64, bool, char, ());
-plain!(NodeId, ShareError, Duration, core::cmp::Ordering);
+plain!(NodeId, NodeStats, ShareError, Duration, core::cmp::Ordering);
 
 // SAFETY: elements lie side by side, and nothing else is in it.
 unsafe impl<T: Portable, const N: usize> Portable for [T; N] {

@@ -114,11 +114,11 @@ impl<T: Far> GrowingSlice<T> {
     }
 
     /// Appends copies of values.
-    pub(super) fn push_slice(&mut self, here: &Here<'_>, values: &[T]) -> Result<(), ShareError>
+    pub(super) fn push_slice(&mut self, here: &Here<'_>, values: &[T], most: usize) -> Result<(), ShareError>
     where
         T: Copy,
     {
-        let end = self.reserve(here, values.len(), usize::MAX)?;
+        let end = self.reserve(here, values.len(), most)?;
         // SAFETY: as for `push`, for so many values. They lie elsewhere: nobody borrows what is behind the
         // end.
         unsafe { core::ptr::copy_nonoverlapping(values.as_ptr(), end, values.len()) };

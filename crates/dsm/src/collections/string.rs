@@ -57,7 +57,7 @@ impl DString {
 
     /// Appends a string. All of it is at this node afterwards.
     pub fn push_str(&mut self, here: &Here<'_>, text: &str) -> Result<(), ShareError> {
-        if text.is_empty() { Ok(()) } else { self.text.push_slice(here, text.as_bytes()) }
+        if text.is_empty() { Ok(()) } else { self.text.push_slice(here, text.as_bytes(), usize::MAX) }
     }
 
     /// Borrows the string, as [`DBox::get`](crate::DBox::get) does.

@@ -76,13 +76,19 @@ impl<T: Far> DVec<T> {
     /// Appends a value at this node: the last chunk comes here, if it is elsewhere and not full. On an
     /// error the value is dropped.
     pub fn push(&mut self, here: &Here<'_>, value: T) -> Result<(), ShareError> {
+        self.begin_chunk(here)?;
+        self.last.push(here, value, self.chunk_len)
+    }
+
+    /// Makes the last chunk one that is not full.
+    fn begin_chunk(&mut self, here: &Here<'_>) -> Result<(), ShareError> {
         if self.last.len() == self.chunk_len {
             self.full.reserve_one(here, usize::MAX)?;
             if let Some(chunk) = self.last.take() {
                 self.full.push(here, chunk, usize::MAX)?;
             }
         }
-        self.last.push(here, value, self.chunk_len)
+        Ok(())
     }
 
     /// Appends values at this node. On an error those before it stay, and the others are dropped.
@@ -90,9 +96,23 @@ impl<T: Far> DVec<T> {
         values.into_iter().try_for_each(|value| self.push(here, value))
     }
 
+    /// Appends copies of values at this node, many at a time. On an error those before it stay.
+    pub fn extend_from_slice(&mut self, here: &Here<'_>, mut values: &[T]) -> Result<(), ShareError>
+    where
+        T: Copy,
+    {
+        while !values.is_empty() {
+            self.begin_chunk(here)?;
+            let (now, later) = values.split_at(values.len().min(self.chunk_len - self.last.len()));
+            self.last.push_slice(here, now, self.chunk_len)?;
+            values = later;
+        }
+        Ok(())
+    }
+
     /// Borrows the value at a position, if there is one; its chunk is read as [`DBox::get`] does.
     pub fn get<'a>(&'a self, here: &'a Here<'_>, index: usize) -> Result<Option<&'a T>, ShareError> {
-        let values = self.chunk(here, index / self.chunk_len)?;
+        let values = self.chunk_values(here, index / self.chunk_len)?;
         Ok(values.and_then(|values| values.get(index % self.chunk_len)))
     }
 
@@ -104,14 +124,14 @@ impl<T: Far> DVec<T> {
         }
         let (chunk, index) = (index / self.chunk_len, index % self.chunk_len);
         let values = match chunk < self.full.len() {
-            true => self.full.get_mut(here)?[chunk].get_mut(here)?.into_reference(),
+            true => Mut::into_mut(self.full.get_mut(here)?[chunk].get_mut(here)?),
             false => self.last.get_mut(here)?,
         };
         Ok(values.get_mut(index))
     }
 
     /// Borrows the values of a chunk.
-    fn chunk<'a>(&'a self, here: &'a Here<'_>, chunk: usize) -> Result<Option<&'a [T]>, ShareError> {
+    fn chunk_values<'a>(&'a self, here: &'a Here<'_>, chunk: usize) -> Result<Option<&'a [T]>, ShareError> {
         if chunk < self.full.len() {
             return self.full.get(here)?[chunk].get(here).map(Some);
         }
@@ -123,6 +143,13 @@ impl<T: Far> DVec<T> {
     /// error there is nothing more.
     pub fn iter<'a>(&'a self, here: &'a Here<'_>) -> DVecIter<'a, T> {
         DVecIter { vec: self, here, values: [].iter(), next_chunk: 0 }
+    }
+
+    /// Returns the owner of a chunk, to be read or lent, if there is such a chunk. The value at position `i` is in
+    /// chunk `i / chunk_len`.
+    pub fn chunk<'a>(&'a self, here: &'a Here<'_>, chunk: usize) -> Result<Option<&'a DBox<[T]>>, ShareError> {
+        let full = self.full.get(here)?;
+        Ok(full.get(chunk).or_else(|| self.last.owner().filter(|_| chunk == full.len())))
     }
 
     /// Returns the owners of the chunks in order, to be read or lent.
@@ -198,7 +225,7 @@ impl<'a, T: Far> Iterator for DVecIter<'a, T> {
             if let Some(value) = self.values.next() {
                 return Some(Ok(value));
             }
-            match self.vec.chunk(self.here, self.next_chunk) {
+            match self.vec.chunk_values(self.here, self.next_chunk) {
                 Ok(values) => self.values = values?.iter(),
                 Err(error) => {
                     self.next_chunk = usize::MAX;

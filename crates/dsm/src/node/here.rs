@@ -251,7 +251,7 @@ impl<'n> Here<'n> {
 
     /// Returns the numbers of all nodes that the program was started with, in order. Some may be
     /// gone.
-    pub fn nodes(&self) -> impl Iterator<Item = NodeId> + use<> {
+    pub fn nodes(&self) -> impl ExactSizeIterator<Item = NodeId> + DoubleEndedIterator + Clone + use<> {
         (0..self.node.peers.count()).map(NodeId)
     }
 

@@ -128,9 +128,10 @@ impl<'a, T: Object + ?Sized> Mut<'a, T> {
         Mut { value: unsafe { &mut *object } }
     }
 
-    /// Returns the borrow as a plain reference.
-    pub(crate) fn into_reference(self) -> &'a mut T {
-        self.value
+    /// Returns the borrow as a plain reference, which lasts as long as the owner is borrowed: so a list can be
+    /// followed and changed.
+    pub fn into_mut(this: Mut<'a, T>) -> &'a mut T {
+        this.value
     }
 }
 

@@ -3,6 +3,10 @@
 //! The processes run this program, so it has a `main`: a started process serves tasks at the first
 //! `run`. An argument names the tests that are run, by a part of their names.
 
+/// An example that compares its answers with those of threads.
+#[path = "../../examples/key_value.rs"]
+mod key_value;
+
 mod groups;
 mod litmus;
 mod owners;
@@ -30,6 +34,7 @@ fn main() {
         (groups::TESTS, 2),
         (reads::TESTS, 2),
         (placement::TESTS, 2),
+        (&[("a_store_of_three_nodes_counts_as_threads_do", 3, key_value::compare)], 2),
         (litmus::TESTS, 4),
     ];
     for ((name, nodes, test), workers) in all.iter().flat_map(|(tests, workers)| tests.iter().zip(repeat(*workers))) {

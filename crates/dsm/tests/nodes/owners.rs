@@ -5,7 +5,7 @@ use crate::support::{
     Checked, NEAR_BYTES, NodesTest, PATIENCE, Played, all_is_free, at, is_deep, play, play_plain, seeded,
 };
 use farfield_dsm::{
-    DBox, Far, Here, JoinError, LentMut, NodeBuilder, NodeId, NodeStartError, Owner, ShareError, scope,
+    DBox, Far, Here, JoinError, LentMut, Mut, NodeBuilder, NodeId, NodeStartError, Owner, ShareError, scope,
 };
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
@@ -20,6 +20,8 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("random_steps_are_those_of_plain_boxes", 3, random_steps_are_those_of_plain_boxes),
     ("random_steps_of_five_nodes_are_those_of_plain_boxes", 5, random_steps_are_those_of_plain_boxes),
     ("a_panic_is_an_error_of_its_task", 2, a_panic_is_an_error_of_its_task),
+    ("a_task_fails_with_the_one_it_waits_for", 2, a_task_fails_with_the_one_it_waits_for),
+    ("a_list_is_followed_and_changed", 2, a_list_is_followed_and_changed),
     ("what_does_not_fit_is_refused_and_nothing_is_lost", 2, what_does_not_fit_is_refused_and_nothing_is_lost),
     ("large_objects_are_read_and_moved", 2, large_objects_are_read_and_moved),
     ("tasks_that_wait_lend_their_places", 2, tasks_that_wait_lend_their_places),
@@ -246,6 +248,51 @@ fn a_panic_is_an_error_of_its_task(here: &Here<'_>) -> Checked {
         });
         assert_eq!(ended, Err(JoinError::Panicked { message: "no luck".into() }));
     }
+    all_is_free(here)
+}
+
+fn a_task_fails_with_the_one_it_waits_for(here: &Here<'_>) -> Checked {
+    let failed = at(here, NodeId(1), (), |here, ()| -> Result<u32, ShareError> {
+        let (panics, fails) = (here.spawn_to(NodeId(0), (), |_, ()| -> u32 { panic!("no luck") })?, NodeId(9));
+        assert_eq!(panics.join(here).map_err(ShareError::from), Err(ShareError::TaskPanicked));
+        Ok(at(here, fails, (), |_, ()| 1)?)
+    })?;
+    assert_eq!(failed, Err(ShareError::UnknownNode { node: NodeId(9) }));
+    Ok(())
+}
+
+#[derive(Far)]
+struct ListLink {
+    number: u64,
+    next: Option<DBox<ListLink>>,
+}
+
+fn a_list_is_followed_and_changed(here: &Here<'_>) -> Checked {
+    let mut list = None;
+    for number in 0..20 {
+        // Each other link is at the other node.
+        let made = at(here, NodeId(number as u16 % 2), (number, list), |here, (number, next)| {
+            here.alloc(ListLink { number, next })
+        });
+        list = Some(made??);
+    }
+    // All links are at this node afterwards, and there is one more at the end.
+    let mut end = &mut list;
+    while let Some(link) = end {
+        let link = Mut::into_mut(link.get_mut(here)?);
+        link.number *= 2;
+        end = &mut link.next;
+    }
+    *end = Some(here.alloc(ListLink { number: 1, next: None })?);
+    let (mut numbers, mut next) = (Vec::new(), &list);
+    while let Some(link) = next {
+        assert_eq!(link.home(), here.id());
+        let link = link.get(here)?;
+        numbers.push(link.number);
+        next = &link.next;
+    }
+    assert!(numbers.into_iter().eq((0..20).rev().map(|number| number * 2).chain([1])));
+    drop(list);
     all_is_free(here)
 }
 

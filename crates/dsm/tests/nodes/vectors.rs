@@ -19,6 +19,7 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("a_vector_that_does_not_fit_stays_as_it_was", 2, a_vector_that_does_not_fit_stays_as_it_was),
     ("a_node_that_dies_takes_its_chunks_only", 3, a_node_that_dies_takes_its_chunks_only),
     ("values_of_a_vector_are_dropped_once", 2, values_of_a_vector_are_dropped_once),
+    ("slices_are_appended_as_values_are", 2, slices_are_appended_as_values_are),
 ];
 
 /// Value that owns another.
@@ -33,6 +34,37 @@ fn same(here: &Here<'_>, vec: &DVec<Owning>, twin: &[u64]) -> Result<bool, Share
     }
     let chunks: usize = vec.chunks(here)?.map(DBox::len).sum();
     Ok(found == twin && chunks == vec.len() && vec.is_empty() == twin.is_empty())
+}
+
+fn slices_are_appended_as_values_are(here: &Here<'_>) -> Checked {
+    let mut random = seeded(5);
+    for chunk_len in [1, 3, 64] {
+        let (mut vec, mut twin) = (DVec::with_chunk(chunk_len), Vec::new());
+        while twin.len() < 500 {
+            let values: Vec<u64> = (0..random.usize(..2 * chunk_len + 2)).map(|_| random.u64(..)).collect();
+            // Those that are there come from another node each other time.
+            let (appended, back) = if random.bool() {
+                (vec.extend_from_slice(here, &values), vec)
+            } else {
+                let values =
+                    here.alloc((values.len(), std::array::from_fn::<u64, 130, _>(|at| *values.get(at).unwrap_or(&0))))?;
+                at(here, NodeId(1), (vec, values), |here, (mut vec, values)| {
+                    let appended = values.get(here).and_then(|(len, all)| vec.extend_from_slice(here, &all[..*len]));
+                    (appended, vec)
+                })?
+            };
+            appended?;
+            vec = back;
+            twin.extend(values);
+            let chunks = twin.chunks(chunk_len);
+            for (number, expected) in chunks.enumerate() {
+                assert_eq!(vec.chunk(here, number)?.map(|chunk| chunk.get(here)).transpose()?, Some(expected));
+            }
+            assert!(vec.chunk(here, twin.len().div_ceil(chunk_len))?.is_none());
+        }
+        assert_eq!(vec.len(), twin.len());
+    }
+    all_is_free(here)
 }
 
 /// One random step, which `Vec` does as well: its outcome by bytes.

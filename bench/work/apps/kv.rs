@@ -1,0 +1,355 @@
+//! Key-value store: chained buckets with a lock each, of which clients read or replace values by Zipf's law (YCSB; DRust, section
+//! 7; GAM).
+//!
+//! What a client does follows from its number alone, so whoever keeps the values does the same work. A value names its key,
+//! and who has written it when.
+
+mod cluster;
+
+use super::{Nodes, count_since, counts};
+use crate::random::{Random, mix};
+use crate::zipf::Zipf;
+use crate::{Options, Outcome};
+use anyhow::{Result, ensure};
+use farfield_dsm::{DArc, DBox, DMutex, DVec, Far, Here, JoinError, Mut, NodeId, ShareError};
+use std::sync::Mutex;
+
+/// Value of 32 bytes: its key, its writer, the writer's count of writes, and a hash of the three.
+type KvValue = [u64; 4];
+/// What a bucket and its lock take in std's types, in bytes.
+const BUCKET_BYTES: u64 = 64;
+/// Writer of the values with which a store begins.
+const LOADER: u64 = u64::MAX;
+
+fn value(key: u64, writer: u64, count: u64) -> KvValue {
+    [key, writer, count, mix(key ^ mix(writer ^ mix(count)))]
+}
+
+fn is_right(key: u64, found: &KvValue) -> bool {
+    found[0] == key && *found == value(key, found[1], found[2])
+}
+
+/// What the clients do.
+#[derive(Clone, Copy, Far)]
+struct KvLoad {
+    keys: u64,
+    /// Operations of each client.
+    ops: u64,
+    write_percent: u64,
+    zipf_percent: u64,
+    seed: u64,
+    /// Whether the result tells what was read: if there is one client.
+    is_exact: bool,
+}
+
+/// What a client has found.
+#[derive(Clone, Copy, Default, Far)]
+struct KvFound {
+    reads: u64,
+    writes: u64,
+    sum: u64,
+    errors: u64,
+}
+
+impl KvFound {
+    fn add(self, more: KvFound) -> KvFound {
+        KvFound {
+            reads: self.reads + more.reads,
+            writes: self.writes + more.writes,
+            sum: self.sum.wrapping_add(more.sum),
+            errors: self.errors + more.errors,
+        }
+    }
+
+    fn see(&mut self, key: u64, found: Option<KvValue>, is_exact: bool) {
+        let found = found.filter(|found| is_right(key, found));
+        self.errors += u64::from(found.is_none());
+        if let Some(found) = found {
+            self.sum = self.sum.wrapping_add(if is_exact { mix(found[3]) } else { mix(key) });
+        }
+    }
+}
+
+impl KvLoad {
+    fn of(options: &Options) -> Result<KvLoad> {
+        ensure!((1..=4096).contains(&options.threads), "--threads must be 1 to 4096");
+        Ok(KvLoad {
+            keys: options.data_bytes() / BUCKET_BYTES,
+            ops: options.ops / options.threads,
+            write_percent: options.write_percent,
+            zipf_percent: options.zipf_percent,
+            seed: options.seed,
+            is_exact: options.threads == 1,
+        })
+    }
+
+    /// Runs a client. Popular keys are anywhere.
+    fn run<S: KvStore>(self, client: u64, store: &mut S) -> Result<KvFound, S::Error> {
+        let zipf = Zipf::new(self.keys, self.zipf_percent as f64 / 100.0);
+        let mut random = Random::new(self.seed ^ client << 32);
+        let mut found = KvFound::default();
+        for _ in 0..self.ops {
+            let key = mix(zipf.sample(&mut random)) % self.keys;
+            if random.below(100) < self.write_percent {
+                store.put(key, value(key, client, found.writes))?;
+                found.writes += 1;
+            } else {
+                let read = store.get(key)?;
+                found.see(key, read, self.is_exact);
+                found.reads += 1;
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Store of values, as a client sees it.
+trait KvStore {
+    type Error;
+    fn get(&mut self, key: u64) -> Result<Option<KvValue>, Self::Error>;
+    fn put(&mut self, key: u64, value: KvValue) -> Result<(), Self::Error>;
+}
+
+/// Returns the bucket of a key, among so many.
+fn bucket_of(key: u64, buckets: usize) -> usize {
+    (mix(key ^ 0x6b76) % buckets as u64) as usize
+}
+
+pub(crate) fn run(options: &Options) -> Result<Outcome> {
+    let load = KvLoad::of(options)?;
+    if let Some(addresses) = options.peer.as_deref().and_then(|peer| peer.strip_prefix("redis-cluster:")) {
+        return cluster::run(options, load, addresses);
+    }
+    match Nodes::of(options)? {
+        None => Ok(plain(options, load)),
+        Some(nodes) => nodes.run(|here| shared(here, options, load)),
+    }
+}
+
+/// Entry of a bucket in std's types.
+struct PlainEntry {
+    key: u64,
+    value: KvValue,
+    next: Option<Box<PlainEntry>>,
+}
+
+struct PlainStore {
+    buckets: Vec<Mutex<Option<PlainEntry>>>,
+}
+
+impl KvStore for &PlainStore {
+    type Error = ShareError;
+
+    fn get(&mut self, key: u64) -> Result<Option<KvValue>, ShareError> {
+        let bucket = self.buckets[bucket_of(key, self.buckets.len())].lock().expect("no client panics");
+        let mut next = bucket.as_ref();
+        while let Some(entry) = next {
+            if entry.key == key {
+                return Ok(Some(entry.value));
+            }
+            next = entry.next.as_deref();
+        }
+        Ok(None)
+    }
+
+    fn put(&mut self, key: u64, value: KvValue) -> Result<(), ShareError> {
+        let mut bucket = self.buckets[bucket_of(key, self.buckets.len())].lock().expect("no client panics");
+        let Some(mut entry) = bucket.as_mut() else {
+            *bucket = Some(PlainEntry { key, value, next: None });
+            return Ok(());
+        };
+        while entry.key != key {
+            entry = entry.next.get_or_insert_with(|| Box::new(PlainEntry { key, value, next: None }));
+        }
+        entry.value = value;
+        Ok(())
+    }
+}
+
+fn plain(options: &Options, load: KvLoad) -> Outcome {
+    let mut outcome = Outcome::new();
+    let store = outcome.phase("fill", load.keys, || {
+        let store = PlainStore { buckets: (0..load.keys).map(|_| Mutex::new(None)).collect() };
+        (0..load.keys).for_each(|key| (&store).put(key, value(key, LOADER, 0)).expect("a plain store cannot fail"));
+        store
+    });
+    let found = outcome.phase("serve", load.ops * options.threads, || {
+        std::thread::scope(|s| {
+            let clients: Vec<_> = (0..options.threads)
+                .map(|client| {
+                    let store = &store;
+                    s.spawn(move || load.run(client, &mut { store }).expect("a plain store cannot fail"))
+                })
+                .collect();
+            clients
+                .into_iter()
+                .map(|client| client.join().expect("no client panics"))
+                .fold(KvFound::default(), KvFound::add)
+        })
+    });
+    let mut end = KvFound::default();
+    for key in 0..load.keys {
+        end.see(key, (&store).get(key).expect("a plain store cannot fail"), load.is_exact);
+    }
+    finish(&mut outcome, load, options, found, end);
+    outcome
+}
+
+/// Says what was read by clients, and what there is in the end.
+fn finish(outcome: &mut Outcome, load: KvLoad, options: &Options, found: KvFound, end: KvFound) {
+    let errors = found.errors + end.errors + u64::from(found.reads + found.writes != load.ops * options.threads);
+    outcome.figure("writes_per_op", found.writes as f64 / (load.ops * options.threads).max(1) as f64);
+    outcome.checked(mix(found.sum) ^ end.sum ^ found.writes, errors);
+}
+
+/// Entry of a bucket in shared memory.
+#[derive(Far)]
+struct Entry {
+    key: u64,
+    value: KvValue,
+    next: Option<DBox<Entry>>,
+}
+
+/// Buckets that are at one node.
+#[derive(Far)]
+struct Shard {
+    buckets: DVec<DMutex<Option<Entry>>>,
+}
+
+/// Store in shared memory: the buckets are divided among the nodes.
+#[derive(Far)]
+struct Store {
+    shards: DVec<Shard>,
+    /// Buckets of a shard, but for the last one.
+    shard_len: usize,
+    len: usize,
+}
+
+impl Store {
+    /// Makes a store without entries; a task at each node makes its buckets.
+    fn new(here: &Here<'_>, len: usize) -> Result<Store, JoinError> {
+        let nodes = here.nodes().count();
+        let shard_len = len.div_ceil(nodes);
+        let mut shards = DVec::new();
+        for (node, first) in here.nodes().zip((0..len).step_by(shard_len)) {
+            let count = shard_len.min(len - first);
+            let shard = here.spawn_to(node, (count,), |here, (count,)| {
+                let mut buckets = DVec::new();
+                for _ in 0..count {
+                    buckets.push(here, DMutex::new(here, None)?)?;
+                }
+                Ok::<_, ShareError>(Shard { buckets })
+            })?;
+            shards.push(here, shard.join(here)??)?;
+        }
+        Ok(Store { shards, shard_len, len })
+    }
+
+    fn bucket<'a>(&'a self, here: &'a Here<'_>, key: u64) -> Result<&'a DMutex<Option<Entry>>, ShareError> {
+        let index = bucket_of(key, self.len);
+        let shard = self.shards.get(here, index / self.shard_len)?;
+        let bucket = shard.map_or(Ok(None), |shard| shard.buckets.get(here, index % self.shard_len))?;
+        Ok(bucket.expect("all buckets are there"))
+    }
+}
+
+/// A client's view of the store.
+struct StoreView<'a, 'n> {
+    store: &'a Store,
+    here: &'a Here<'n>,
+}
+
+impl KvStore for StoreView<'_, '_> {
+    type Error = ShareError;
+
+    fn get(&mut self, key: u64) -> Result<Option<KvValue>, ShareError> {
+        let bucket = self.store.bucket(self.here, key)?.lock(self.here)?;
+        // What is read of a bucket at another node is kept as long as the bucket is read.
+        let here = &self.here.enter();
+        let mut next = bucket.as_ref();
+        while let Some(entry) = next {
+            if entry.key == key {
+                return Ok(Some(entry.value));
+            }
+            next = entry.next.as_ref().map(|next| next.get(here)).transpose()?;
+        }
+        Ok(None)
+    }
+
+    fn put(&mut self, key: u64, value: KvValue) -> Result<(), ShareError> {
+        let mut bucket = self.store.bucket(self.here, key)?.lock(self.here)?;
+        let here = &self.here.enter();
+        let Some(mut entry) = bucket.as_mut() else {
+            *bucket = Some(Entry { key, value, next: None });
+            return Ok(());
+        };
+        while entry.key != key {
+            if entry.next.is_none() {
+                entry.next = Some(here.alloc(Entry { key, value, next: None })?);
+                return Ok(());
+            }
+            let Some(next) = &mut entry.next else { break };
+            entry = Mut::into_mut(next.get_mut(here)?);
+        }
+        entry.value = value;
+        Ok(())
+    }
+}
+
+/// Does some work at each node with the keys whose buckets it has, at all nodes at a time.
+fn with_own_keys<F>(here: &Here<'_>, store: &DArc<Store>, load: KvLoad, work: F) -> Result<KvFound, JoinError>
+where
+    F: for<'h> FnOnce(&Here<'h>, (DArc<Store>, KvLoad)) -> Result<KvFound, ShareError> + Copy + 'static,
+{
+    let tasks = here.nodes().map(|node| here.spawn_to(node, (store.try_clone(here)?, load), work));
+    let tasks = tasks.collect::<Result<Vec<_>, ShareError>>()?;
+    tasks.into_iter().try_fold(KvFound::default(), |found, task| Ok(found.add(task.join(here)??)))
+}
+
+impl Store {
+    /// Returns the keys whose buckets are at this node.
+    fn own_keys<'a>(&'a self, here: &'a Here<'_>, load: KvLoad) -> impl Iterator<Item = Result<u64, ShareError>> + 'a {
+        (0..load.keys).filter_map(|key| match self.bucket(here, key) {
+            Ok(bucket) => (bucket.home() == here.id()).then_some(Ok(key)),
+            Err(error) => Some(Err(error)),
+        })
+    }
+}
+
+fn shared(here: &Here<'_>, options: &Options, load: KvLoad) -> Result<Outcome> {
+    let mut outcome = Outcome::new();
+    let store = outcome.phase("fill", load.keys, || -> Result<_, JoinError> {
+        let store = DArc::new(here, Store::new(here, load.keys as usize)?)?;
+        // Chains are where their buckets are.
+        with_own_keys(here, &store, load, |here, (store, load)| {
+            let store = store.get(here)?;
+            let mut view = StoreView { store, here };
+            store.own_keys(here, load).try_for_each(|key| key.and_then(|key| view.put(key, value(key, LOADER, 0))))?;
+            Ok(KvFound::default())
+        })?;
+        Ok(store)
+    })?;
+    let before = counts(here)?;
+    let found = outcome.phase("serve", load.ops * options.threads, || -> Result<_, JoinError> {
+        let clients = (0..options.threads).map(|client| {
+            let node = NodeId((client % here.nodes().count() as u64) as u16);
+            here.spawn_to(node, (store.try_clone(here)?, load, client), |here, (store, load, client)| {
+                load.run(client, &mut StoreView { store: store.get(here)?, here })
+            })
+        });
+        let clients = clients.collect::<Result<Vec<_>, ShareError>>()?;
+        clients.into_iter().try_fold(KvFound::default(), |found, client| Ok(found.add(client.join(here)??)))
+    })?;
+    count_since(here, before, load.ops * options.threads, &mut outcome)?;
+    let end = with_own_keys(here, &store, load, |here, (store, load)| {
+        let store = store.get(here)?;
+        let (mut view, mut end) = (StoreView { store, here }, KvFound::default());
+        for key in store.own_keys(here, load) {
+            let key = key?;
+            end.see(key, view.get(key)?, load.is_exact);
+        }
+        Ok(end)
+    })?;
+    finish(&mut outcome, load, options, found, end);
+    Ok(outcome)
+}
