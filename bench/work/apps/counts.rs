@@ -136,7 +136,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let nodes = Nodes::of(options)?.filter(|nodes| nodes.count >= 2 && !nodes.is_in_place);
     let nodes = nodes.context("messages are counted at two --nodes or more, with --peer share:")?;
     let started = Instant::now();
-    let (mut outcome, ops, errors) = nodes.run(|here| count_all(here))?;
+    let (mut outcome, ops, errors) = nodes.run(count_all)?;
     outcome.timed("count", ops, started.elapsed().as_nanos() as u64);
     outcome.checked(ops, errors);
     Ok(outcome)
