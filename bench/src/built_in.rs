@@ -74,6 +74,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/share/deref.toml"),
         include_str!("../experiments/share/lock.toml"),
         include_str!("../experiments/share/read.toml"),
+        include_str!("../experiments/share/recover.toml"),
         include_str!("../experiments/share/steal.toml"),
         include_str!("../experiments/wickit/list.toml"),
         include_str!("../experiments/wickit/latency.toml"),
