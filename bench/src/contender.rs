@@ -186,6 +186,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "wic-shipped" => Contender::Peer(Peer::Shipped),
         "share" => Contender::Peer(Peer::Share("")),
         "share-in-place" => Contender::Peer(Peer::Share("place")),
+        "share-backup" => Contender::Peer(Peer::Share("backup")),
         "share-tied" => Contender::Peer(Peer::Share("tied")),
         "share-anywhere" => Contender::Peer(Peer::Share("anywhere")),
         "share-beside" => Contender::Peer(Peer::Share("beside")),
@@ -206,7 +207,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, redis-cluster, lane-tcp, lane-shm, lane-fabric-tcp, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
-             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, share, share-in-place, share-tied, share-anywhere, share-beside, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
+             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
              farfield-in-flood, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, fio, sim-near, sim-uniform, sim-variable, \
              sim-memory-time, sim-memory-time-long, sim-worth"

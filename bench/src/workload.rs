@@ -93,6 +93,7 @@ const WORKLOADS: &[Workload] = &[
     rust("share-read", "get", "get"),
     rust("share-lock", "lock", "holding"),
     rust("share-steal", "given", "task"),
+    rust("share-recover", "hand over", "object"),
     rust("share-affinity", "visit", "link"),
     rust("share-counts", "count", "operation"),
     rust("share-gemm", "multiply", "multiplication"),

@@ -110,7 +110,7 @@ struct Options {
     at_once: u64,
     /// Who keeps remote objects: loopback:, redis:HOST:PORT or tcp://HOST:PORT; for `pages` the URL of a pool;
     /// for `list`, `log` and `cuckoo` loopback:, client:URL, server:URL or auto:URL; for the first also grpc: or unbatched:URL, for the last two one-sided:URL;
-    /// for `share-deref`, `share-read`, `share-lock`, `share-steal` and `share-affinity` share:, for the second also share:place or loopback:,
+    /// for `share-deref`, `share-read`, `share-lock`, `share-steal`, `share-recover` and `share-affinity` share:, for the second also share:place or loopback:,
     /// for the last also share:tied, share:anywhere or share:beside; for `share-counts` share:, for the other applications also share:place,
     /// for `share-kv` also redis-cluster:HOST:PORT,..., for `share-social` also rpc: or grpc:;
     /// for `shift` client:URL, server:URL or auto:URL; for `plain` loop: or function:.
@@ -226,6 +226,7 @@ enum Workload {
     ShareLock,
     /// Tasks that find no room at their node and begin at another one.
     ShareSteal,
+    ShareRecover,
     /// Lists of links in shared memory, whose objects are tied or not, and tasks that know where these are or do not.
     ShareAffinity,
     /// Messages of each operation of shared memory.
@@ -357,6 +358,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::ShareRead => shared::run_read(options),
         Workload::ShareLock => shared::run_lock(options),
         Workload::ShareSteal => shared::run_steal(options),
+        Workload::ShareRecover => shared::run_recover(options),
         Workload::ShareAffinity => shared::run_affinity(options),
         Workload::ShareCounts => apps::counts::run(options),
         Workload::ShareFrame => apps::frame::run(options),

@@ -6,12 +6,15 @@
 use crate::polled::{Polled, now};
 use crate::random::{Random, mix};
 use crate::{Options, Outcome};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use farfield_dsm::{
     DArc, DAtomic, DBox, DMutex, Far, FarGroup, Here, NodeBuilder, NodeId, ShareError, TBox, TaskHandle, scope,
 };
 use farfield_os::process::now_ns;
+use farfield_server::{Config, Server};
+use farfield_wic::Registry;
 use std::io::{Read, Write};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Memory of each node.
@@ -288,6 +291,82 @@ pub(crate) fn run_lock(options: &Options) -> Result<Outcome> {
     outcome.figure("unfairness", 1.0 - sum * sum / (squares * taken.len() as f64));
     outcome.figure("share_of_home_percent", 100.0 * taken[0] as f64 / sum);
     outcome.checked(last[0], last.iter().filter(|word| **word != options.ops).count() as u64);
+    Ok(outcome)
+}
+
+/// Words of an object that outlives its node: 64 KiB.
+const KEPT_WORDS: usize = 8192;
+type Kept = [u64; KEPT_WORDS];
+
+fn kept(number: u64, seed: u64) -> Kept {
+    let mut object = [number; KEPT_WORDS];
+    object[KEPT_WORDS - 1] = mix(number ^ seed);
+    object
+}
+
+/// Objects that one node makes and hands over, while a task of another node changes a number there: with a backup or without. Then
+/// the node is killed, and with a backup all of them are read.
+pub(crate) fn run_recover(options: &Options) -> Result<Outcome> {
+    let has_backup = match options.peer.as_deref() {
+        Some("share:") => false,
+        Some("share:backup") => true,
+        _ => bail!("--peer must be share: or share:backup"),
+    };
+    let server = Server::start(Config {
+        listen: vec!["tcp://127.0.0.1:0".parse().map_err(|error| anyhow!("{error}"))?],
+        functions: Registry::standard(),
+        ..Config::default()
+    })?;
+    let (count, seed) = ((options.data_bytes() / size_of::<Kept>() as u64).max(1), options.seed);
+    let near_bytes = 2 * options.data_bytes() + (64 << 20);
+    let config = NodeBuilder::new().nodes(3).near(near_bytes).workers(2).read_in_place(false);
+    let config = if has_backup { config.backup(&*server.endpoints()[0]) } else { config };
+    let (mut outcome, mut errors) = (Outcome::new(), 0u64);
+    let dies = NodeId(1);
+    farfield_dsm::run(&config, |here| -> Result<()> {
+        let process = here.spawn_to(dies, (), |_, ()| std::process::id())?.join(here)?;
+        let number = here.spawn_to(dies, (), |here, ()| DArc::new(here, DAtomic::new(here, 0u64)?))?.join(here)??;
+        let counts = here.spawn_to(NodeId(2), (number.try_clone(here)?,), |here, (number,)| {
+            let number = number.get(here)?;
+            let steps = (0u64..).find(|_| number.fetch_add(here, 1).is_err());
+            Ok::<_, ShareError>(steps.unwrap_or(u64::MAX))
+        })?;
+        let objects = outcome.phase("hand over", count, || -> Result<Vec<DBox<Kept>>> {
+            let make = |number| -> Result<DBox<Kept>> {
+                let made =
+                    here.spawn_to(dies, (number, seed), |here, (number, seed)| here.alloc(kept(number, seed)))?;
+                Ok(made.join(here)??)
+            };
+            (0..count).map(make).collect()
+        })?;
+        let stored = here.spawn_to(dies, (), |here, ()| (here.stats().backup_batches, here.stats().backup_bytes))?;
+        let (batches, bytes) = stored.join(here)?;
+        outcome.figure("stored_bytes_per_op", bytes as f64 / count as f64);
+        outcome.figure("batches", batches as f64);
+        let killed = Instant::now();
+        ensure!(
+            Command::new("kill").args(["-KILL", &process.to_string()]).status()?.success(),
+            "the node is not killed"
+        );
+        let first = objects[0].get(here).copied();
+        if !has_backup {
+            errors += u64::from(first.is_ok());
+            counts.join(here)??;
+            return Ok(());
+        }
+        outcome.figure("recover_ms", killed.elapsed().as_secs_f64() * 1e3);
+        for (at, object) in (0..).zip(&objects) {
+            let short = here.enter();
+            let object = object.get(&short)?;
+            errors += u64::from(*object != kept(at, seed));
+        }
+        let answered = counts.join(here)??;
+        errors += u64::from(number.get(here)?.load(here)? < answered);
+        outcome.figure("kept_mib", here.stats().promoted_bytes as f64 / f64::from(1 << 20));
+        Ok(())
+    })
+    .context("the nodes do not start")??;
+    outcome.checked(count, errors);
     Ok(outcome)
 }
 

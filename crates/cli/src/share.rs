@@ -26,7 +26,7 @@ pub(crate) struct ShareArgs {
 
 #[derive(Subcommand, Debug)]
 enum ShareCommand {
-    Run(ShareRunArgs),
+    Run(Box<ShareRunArgs>),
     Status(status::ShareStatusArgs),
     Explain(status::ShareExplainArgs),
 }
@@ -59,6 +59,12 @@ struct ShareRunArgs {
     /// Time of silence after which a node counts as dead, 2s or more
     #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "join")]
     expel_after: Option<Duration>,
+    /// Memory server that keeps backups of all nodes but the first: tcp://HOST:PORT or unix:PATH
+    #[arg(long, value_name = "URL", conflicts_with = "join")]
+    backup: Option<String>,
+    /// File whose first line is the token for that server [default: the variable FARFIELD_TOKEN]
+    #[arg(long, value_name = "FILE", requires = "backup")]
+    backup_token_file: Option<PathBuf>,
     /// File whose first line is the secret of the program's nodes [default: the variable FARFIELD_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -77,6 +83,8 @@ Examples:
                                                           One process here, and two that join
   farfield share run --join tcp://big:7410 --token-file secret -- ./simulate grid.toml
                                                           Such a process, on another machine
+  farfield share run --nodes 3 --backup tcp://mem:7400 -- ./simulate grid.toml
+                                                          What a node has handed over outlives it
   farfield share status                                   Which nodes run on this machine
   farfield share explain 4711                             What the tasks of process 4711's program wait for
 
@@ -86,7 +94,7 @@ A secret is made by: head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \\n' > secr
 pub(crate) fn run(args: ShareArgs) -> ExitCode {
     match args.command {
         ShareCommand::Run(args) => {
-            let Err(error) = start(args);
+            let Err(error) = start(*args);
             crate::say(&format!("{error:#}"));
             ExitCode::from(farfield_pager::control::exit::REFUSED as u8)
         }
@@ -104,6 +112,12 @@ fn start(args: ShareRunArgs) -> anyhow::Result<std::convert::Infallible> {
         !token.is_empty() || others.is_none_or(|url| !is_open_to_others(url)),
         "nodes of several machines know each other by a secret: give all of them the same --token-file FILE"
     );
+    let backup_token = match &args.backup {
+        Some(_) => {
+            String::from_utf8(crate::token::read(args.backup_token_file.as_deref())?).context("a token is text")?
+        }
+        None => String::new(),
+    };
     let role = match &args.join {
         Some(first) => LaunchRole::Joined { first: tcp_url(first, "--join")? },
         None => LaunchRole::First {
@@ -119,6 +133,8 @@ fn start(args: ShareRunArgs) -> anyhow::Result<std::convert::Infallible> {
         workers: args.workers,
         expel_after: args.expel_after,
         token: (!token.is_empty()).then_some(token),
+        backup: args.backup,
+        backup_token: (!backup_token.is_empty()).then_some(backup_token),
         wait: args.wait,
     };
     let [program, arguments @ ..] = &args.program[..] else { anyhow::bail!("no program") };

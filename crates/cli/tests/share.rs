@@ -25,6 +25,8 @@ const TESTS: &[(&str, fn())] = &[
     ("a_silent_node_is_expelled_and_ends", a_silent_node_is_expelled_and_ends),
     ("a_network_that_is_cut_ends_the_node_behind_it", a_network_that_is_cut_ends_the_node_behind_it),
     ("joined_nodes_end_with_the_first_process", joined_nodes_end_with_the_first_process),
+    ("what_a_killed_node_has_handed_over_is_there", what_a_killed_node_has_handed_over_is_there),
+    ("a_node_that_was_taken_over_ends", a_node_that_was_taken_over_ends),
     ("who_waits_for_whom_is_explained", who_waits_for_whom_is_explained),
     ("wrong_orders_are_refused_with_advice", wrong_orders_are_refused_with_advice),
 ];
@@ -32,6 +34,7 @@ const TESTS: &[(&str, fn())] = &[
 /// Name of the program among the arguments.
 const MEETS: &str = "--meets";
 const WAITS: &str = "--waits";
+const KEEPS: &str = "--keeps";
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -41,6 +44,9 @@ fn main() {
     }
     if is(WAITS) {
         std::process::exit(waits());
+    }
+    if is(KEEPS) {
+        std::process::exit(keeps());
     }
     let wanted = arguments.get(1).filter(|argument| !argument.starts_with('-')).cloned().unwrap_or_default();
     let mut passed = 0;
@@ -111,6 +117,32 @@ fn waits() -> i32 {
     };
     let ended = farfield_dsm::run(&NodeBuilder::new().near(4 << 20), body);
     i32::from(ended.expect("the nodes start") != Ok(41))
+}
+
+/// The last node hands numbers over, again and again, until it is gone. Then the others read what they have.
+fn keeps() -> i32 {
+    let ended = farfield_dsm::run(&NodeBuilder::new().near(4 << 20), |here| {
+        let last = here.nodes().last().expect("a node");
+        say(&format!("process {}", process_at(here, last).expect("it lives")));
+        let mut kept = Vec::new();
+        let error = loop {
+            let number = kept.len() as u64;
+            let made = here.spawn_to(last, (number,), |here, (number,)| here.alloc([number; 300]));
+            match made.map_err(JoinError::from).and_then(|task| task.join(here)) {
+                Ok(made) => kept.push(made.expect("there is room")),
+                Err(error) => break error,
+            }
+            if kept.len() == 50 {
+                say("they are handed over");
+            }
+        };
+        let read = |number: usize| kept[number].get(here).map(|numbers| numbers.iter().all(|it| *it == number as u64));
+        let is_right = (0..kept.len()).all(|number| read(number) == Ok(true));
+        say(&format!("{error}; {is_right}"));
+        std::io::stdin().lock().read_to_end(&mut Vec::new()).expect("an input");
+        i32::from(!is_right)
+    });
+    ended.expect("the nodes start")
 }
 
 // The tests.
@@ -415,6 +447,60 @@ fn joined_nodes_end_with_the_first_process() {
     assert!(errors(&mut joined).contains("the first process of the program is gone"));
 }
 
+/// A memory server for backups, and its URL.
+fn memory_server() -> (Running, String) {
+    let server = Running::start(farfield().args(["serve", "--listen", "tcp://127.0.0.1:0"]));
+    let ready: serde_json::Value = serde_json::from_str(&server.line()).expect("it says where it listens");
+    let url = ready["endpoints"][0].as_str().expect("a URL").to_owned();
+    (server, url)
+}
+
+fn what_a_killed_node_has_handed_over_is_there() {
+    let (_server, url) = memory_server();
+    let run = Running::start(share(&["--nodes", "3", "--backup", &url]).arg(KEEPS));
+    let process: libc::pid_t = run.line().strip_prefix("process ").unwrap().parse().unwrap();
+    assert_eq!(run.line(), "they are handed over");
+    let status = || text(&farfield().args(["share", "status", &run.child.id().to_string()]).output().unwrap());
+    until("its backup is shown", || {
+        status().lines().any(|line| line.contains("backup:") && !line.contains(": 0 batches"))
+    });
+    // SAFETY: a process that this test has started.
+    assert_eq!(unsafe { libc::kill(process, libc::SIGKILL) }, 0);
+    let line = run.line();
+    assert!(line.contains("node 2 is gone") && line.ends_with("; true"), "{line}");
+    until("who keeps them is shown", || status().contains("of nodes that are gone"));
+    end(run, 0);
+}
+
+/// It is stopped, and taken for dead. When it goes on, it does nothing that another one sees.
+fn a_node_that_was_taken_over_ends() {
+    let (_server, url) = memory_server();
+    let folder = Folder::new("fenced");
+    let errors_at = folder.path("first");
+    let options = ["--nodes", "2", "--listen", "tcp://127.0.0.1:0", "--expel-after", "2s", "--backup", &url];
+    let mut command = share(&options);
+    command.arg(KEEPS).env("FARFIELD_TOKEN", "7e57").stderr(std::fs::File::create(&errors_at).unwrap());
+    let first = Running::start(&mut command);
+    let mut joins_at = None;
+    until("the first process waits", || {
+        let said = std::fs::read_to_string(&errors_at).unwrap();
+        joins_at = said.split_once("--join ").and_then(|(_, after)| Some(after.split_once(' ')?.0.to_owned()));
+        joins_at.is_some()
+    });
+    let mut command = share(&["--join", &joins_at.unwrap()]);
+    let mut joined = Running::start(command.arg(KEEPS).env("FARFIELD_TOKEN", "7e57").stderr(Stdio::piped()));
+    assert_eq!(first.line(), format!("process {}", joined.child.id()));
+    assert_eq!(first.line(), "they are handed over");
+    joined.signal(libc::SIGSTOP);
+    let line = first.line();
+    assert!(line.contains("node 1 is gone") && line.ends_with("; true"), "{line}");
+    joined.signal(libc::SIGCONT);
+    assert_eq!(joined.wait().code(), Some(1));
+    let said = errors(&mut joined);
+    assert!(said.contains("not heard of for too long") || said.contains("was expelled"), "{said}");
+    end(first, 0);
+}
+
 fn who_waits_for_whom_is_explained() {
     let run = Running::start(share(&["--nodes", "3"]).arg(WAITS));
     assert_eq!(run.line(), "they wait");
@@ -439,6 +525,7 @@ fn wrong_orders_are_refused_with_advice() {
     refused(&["--nodes", "2", "--here", "1"], "--listen");
     refused(&["--nodes", "2", "--here", "3"], "--here");
     refused(&["--nodes", "2", "--near", "1K"], "1 MiB");
+    refused(&["--nodes", "2", "--backup", "ram:"], "one memory server");
     refused(&["--nodes", "2", "--expel-after", "1s"], "2 s");
     refused(&["--join", "unix:/tmp/x"], "tcp://HOST:PORT");
     refused(&["--join", "tcp://127.0.0.1:1", "--wait", "0"], "cannot be reached");

@@ -55,6 +55,7 @@ pub(crate) fn expand_group(input: &DeriveInput) -> Result<Tokens, Error> {
             }
         }
     });
+    let owned = visit_owned(&variants);
     let name = &input.ident;
     let (impl_generics, type_generics, where_clause) = generics.split_for_impl();
     Ok(quote! {
@@ -68,14 +69,38 @@ pub(crate) fn expand_group(input: &DeriveInput) -> Result<Tokens, Error> {
                     #(#visits)*
                 }
             }
+
+            #owned
         }
     })
+}
+
+/// Returns the method that passes what each field owns.
+fn visit_owned(variants: &[(Tokens, &Fields)]) -> Tokens {
+    let visits = variants.iter().map(|(path, fields)| {
+        let members = fields.members();
+        let names: Vec<_> = (0..fields.len()).map(|index| format_ident!("farfield_{}", index)).collect();
+        quote! {
+            #path { #(#members: ref #names),* } => {
+                #(::farfield_dsm::FarGroup::visit_owned(#names, farfield_visit);)*
+            }
+        }
+    });
+    quote! {
+        #[allow(unreachable_code, unused_variables, clippy::all)]
+        fn visit_owned(&self, farfield_visit: &mut dyn ::core::ops::FnMut(::farfield_dsm::OwnedObject)) {
+            match *self {
+                #(#visits)*
+            }
+        }
+    }
 }
 
 /// Implements `Far`, and what it requires.
 pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
     let generics = bounded(input, &parse_quote!(::farfield_dsm::Far))?;
     let variants = variants(input)?;
+    let owned = visit_owned(&variants);
     let patterns = variants.iter().map(|(path, fields)| pattern(path, fields));
     let types = variants.iter().flat_map(|(_, fields)| *fields).map(|field| &field.ty);
     let name = &input.ident;
@@ -83,9 +108,15 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
     let (impl_generics, type_generics, where_clause) = generics.split_for_impl();
     Ok(quote! {
         // SAFETY: each field is `Far`, as is checked below, so it has no loans.
-        unsafe impl #impl_generics ::farfield_dsm::Portable for #name #type_generics #where_clause {}
-        // SAFETY: each field is `Far`, so nothing is tied to it.
-        unsafe impl #impl_generics ::farfield_dsm::FarGroup for #name #type_generics #where_clause {}
+        unsafe impl #impl_generics ::farfield_dsm::Portable for #name #type_generics #where_clause {
+            fn visit_sent(&self, farfield_visit: &mut dyn ::core::ops::FnMut(::farfield_dsm::OwnedObject)) {
+                ::farfield_dsm::FarGroup::visit_owned(self, farfield_visit);
+            }
+        }
+        // SAFETY: each field is `Far`, so nothing is tied to it, and all of them are visited.
+        unsafe impl #impl_generics ::farfield_dsm::FarGroup for #name #type_generics #where_clause {
+            #owned
+        }
         // SAFETY: each field is `Far`.
         unsafe impl #impl_generics ::farfield_dsm::Far for #name #type_generics #where_clause {}
 

@@ -133,6 +133,14 @@ pub enum NodeStartError {
     /// The node's server cannot listen.
     #[error(transparent)]
     Server(#[from] farfield_server::StartError),
+    /// The memory server for backups cannot be used.
+    #[error("cannot keep backups at {url}: {problem}")]
+    Backup {
+        /// URL of the server.
+        url: String,
+        /// What is wrong, in words.
+        problem: String,
+    },
     /// A started process has ended, or is not there in time.
     #[error("the process of node {node} {problem}")]
     Node {

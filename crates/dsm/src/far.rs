@@ -1,7 +1,7 @@
 //! Types whose values may travel, and those that may lie in shared memory.
 #![allow(unsafe_code, reason = "types promise what their bytes are")]
 
-use crate::{DBox, NodeId, NodeStats, Object, ShareError, Tie};
+use crate::{DBox, NodeId, NodeStats, Object, OwnedObject, ShareError, Tie};
 use core::marker::PhantomData;
 use core::time::Duration;
 
@@ -10,7 +10,8 @@ use core::time::Duration;
 /// # Safety
 /// A copy of the bytes of a value is that value, in each process of the same build. So it holds no
 /// address, no handle of the operating system and no thread's identity. What it owns is owned by its
-/// bytes ([`DBox`]). `visit_loans` names every mutable loan in it.
+/// bytes ([`DBox`]). `visit_loans` names every mutable loan in it, and `visit_sent` every object that
+/// whoever receives it can come to own, as [`FarGroup`] says.
 #[diagnostic::on_unimplemented(
     message = "values of `{Self}` cannot be sent to tasks",
     note = "numbers, `bool`, `char`, arrays, tuples, `Option`, `Result`, `DBox`, `DArc` and loans of a scope can",
@@ -22,6 +23,10 @@ pub unsafe trait Portable {
     /// Passes the number of each mutable loan in the value.
     #[doc(hidden)]
     fn visit_loans(&self, _visit: &mut dyn FnMut(u64)) {}
+
+    /// Passes each object that whoever receives the value can come to own.
+    #[doc(hidden)]
+    fn visit_sent(&self, _visit: &mut dyn FnMut(OwnedObject)) {}
 }
 
 /// Type whose values may lie in shared memory: behind a [`DBox`], or tied to their owners'
@@ -30,7 +35,8 @@ pub unsafe trait Portable {
 /// # Safety
 /// A copy of the bytes of a value is that value, in each process of the same build, once the address in
 /// each `TBox` in it was replaced; `visit_ties` names all of them, and does nothing else. Nothing in a
-/// value changes through a shared reference, and it has no loans.
+/// value changes through a shared reference, and it has no loans. `visit_owned` names the objects that it
+/// owns, alone or with others, but not what is tied to it or under a lock.
 #[diagnostic::on_unimplemented(
     message = "values of `{Self}` cannot lie in shared memory",
     note = "numbers, `bool`, `char`, arrays, tuples, `Option`, `Result`, `DBox`, `TBox` and `DArc` can",
@@ -46,6 +52,10 @@ pub unsafe trait FarGroup: Send + Sync + 'static {
     /// Passes each `TBox` in the value.
     #[doc(hidden)]
     fn visit_ties(&self, _visit: &mut dyn FnMut(Tie)) {}
+
+    /// Passes each object that the value owns.
+    #[doc(hidden)]
+    fn visit_owned(&self, _visit: &mut dyn FnMut(OwnedObject)) {}
 }
 
 /// Type whose values may lie in shared memory, be sent to tasks, and come back from them.
@@ -83,6 +93,10 @@ unsafe impl<T: Portable, const N: usize> Portable for [T; N] {
     fn visit_loans(&self, visit: &mut dyn FnMut(u64)) {
         self.iter().for_each(|element| element.visit_loans(visit));
     }
+
+    fn visit_sent(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        self.iter().for_each(|element| element.visit_sent(visit));
+    }
 }
 // SAFETY: nothing of `T` is in it.
 unsafe impl<T: Portable> Portable for PhantomData<T> {}
@@ -90,6 +104,10 @@ unsafe impl<T: Portable> Portable for PhantomData<T> {}
 unsafe impl<T: Portable> Portable for Option<T> {
     fn visit_loans(&self, visit: &mut dyn FnMut(u64)) {
         self.iter().for_each(|value| value.visit_loans(visit));
+    }
+
+    fn visit_sent(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        self.iter().for_each(|value| value.visit_sent(visit));
     }
 }
 // SAFETY: a value of one type or of the other.
@@ -100,9 +118,20 @@ unsafe impl<T: Portable, E: Portable> Portable for Result<T, E> {
             Err(error) => error.visit_loans(visit),
         }
     }
+
+    fn visit_sent(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        match self {
+            Ok(value) => value.visit_sent(visit),
+            Err(error) => error.visit_sent(visit),
+        }
+    }
 }
 // SAFETY: a word and a length, which hold no address; what it owns is owned by that word.
-unsafe impl<T: Object + ?Sized> Portable for DBox<T> {}
+unsafe impl<T: Object + ?Sized> Portable for DBox<T> {
+    fn visit_sent(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        self.visit_owned(visit);
+    }
+}
 
 // SAFETY: elements lie side by side, and nothing else is in it.
 unsafe impl<T: FarGroup, const N: usize> FarGroup for [T; N] {
@@ -110,6 +139,10 @@ unsafe impl<T: FarGroup, const N: usize> FarGroup for [T; N] {
 
     fn visit_ties(&self, visit: &mut dyn FnMut(Tie)) {
         self.iter().for_each(|element| element.visit_ties(visit));
+    }
+
+    fn visit_owned(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        self.iter().for_each(|element| element.visit_owned(visit));
     }
 }
 // SAFETY: nothing of `T` is in it.
@@ -120,6 +153,10 @@ unsafe impl<T: FarGroup> FarGroup for Option<T> {
 
     fn visit_ties(&self, visit: &mut dyn FnMut(Tie)) {
         self.iter().for_each(|value| value.visit_ties(visit));
+    }
+
+    fn visit_owned(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        self.iter().for_each(|value| value.visit_owned(visit));
     }
 }
 // SAFETY: a value of one type or of the other.
@@ -132,9 +169,20 @@ unsafe impl<T: FarGroup, E: FarGroup> FarGroup for Result<T, E> {
             Err(error) => error.visit_ties(visit),
         }
     }
+
+    fn visit_owned(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        match self {
+            Ok(value) => value.visit_owned(visit),
+            Err(error) => error.visit_owned(visit),
+        }
+    }
 }
 // SAFETY: a word and a length. What is tied to the object comes with the object.
-unsafe impl<T: Object + ?Sized> FarGroup for DBox<T> {}
+unsafe impl<T: Object + ?Sized> FarGroup for DBox<T> {
+    fn visit_owned(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        visit(OwnedObject::of::<T>(self.word, self.extent));
+    }
+}
 
 // SAFETY: elements that are far values.
 unsafe impl<T: Far, const N: usize> Far for [T; N] {}
@@ -155,6 +203,10 @@ macro_rules! tuples {
                 fn visit_loans(&self, visit: &mut dyn FnMut(u64)) {
                     $(self.$index.visit_loans(visit);)+
                 }
+
+                fn visit_sent(&self, visit: &mut dyn FnMut(OwnedObject)) {
+                    $(self.$index.visit_sent(visit);)+
+                }
             }
             // SAFETY: the values of a tuple, and nothing else.
             unsafe impl<$($name: FarGroup),+> FarGroup for ($($name,)+) {
@@ -162,6 +214,10 @@ macro_rules! tuples {
 
                 fn visit_ties(&self, visit: &mut dyn FnMut(Tie)) {
                     $(self.$index.visit_ties(visit);)+
+                }
+
+                fn visit_owned(&self, visit: &mut dyn FnMut(OwnedObject)) {
+                    $(self.$index.visit_owned(visit);)+
                 }
             }
             // SAFETY: far values, and nothing else.

@@ -122,6 +122,7 @@
 #![deny(unsafe_code)]
 
 mod arena;
+mod backup;
 mod collections;
 mod copies;
 mod error;
@@ -140,7 +141,7 @@ pub use error::{JoinError, NodeStartError, ShareError};
 pub use far::{Far, FarGroup, Portable};
 pub use farfield_derive::{Far, FarGroup};
 pub use node::{Here, NodeBuilder, NodeId, run};
-pub use object::Object;
+pub use object::{Object, OwnedObject};
 pub use ptr::{DArc, DBox, Mut, ObjectFetch, PinnedObject, TBox, Tie};
 pub use stats::NodeStats;
 pub use sync::{AtomicValue, DAtomic, DMutex, DMutexGuard, DReadGuard, DRwLock};

@@ -79,8 +79,10 @@ pub(crate) enum ShareMessage<'a> {
     Over,
     /// The sender has other work than it said before.
     Load,
-    /// A node is gone.
-    Lost { node: u16 },
+    /// A node is gone. The other one keeps the objects in its backup, if it had one.
+    Lost { node: u16, host: Option<u16> },
+    /// The backup of the sender is of no use any more.
+    BackupLost,
     /// So many bytes of an object are wanted, from an offset on.
     Fetch { word: u64, offset: u64, bytes: u64 },
     /// An object is wanted with all that is tied to it, from an offset on. It is of this type.
@@ -132,12 +134,35 @@ pub(crate) enum ShareMessage<'a> {
     Answered { ticket: u64, answer: WaitAnswer },
 }
 
+impl ShareMessage<'_> {
+    /// Returns whether the message only reads objects, or is about the nodes themselves: nobody learns from it
+    /// what its sender has done.
+    pub(crate) fn is_read(&self) -> bool {
+        use ShareMessage::{BackupLost, Beat, Fetch, FetchGroup, Hello, Join, Load, Lost, Over, Peers};
+        matches!(
+            self,
+            Hello { .. }
+                | Peers { .. }
+                | Join
+                | Beat
+                | Over
+                | Load
+                | Lost { .. }
+                | BackupLost
+                | Fetch { .. }
+                | FetchGroup { .. }
+        )
+    }
+}
+
 /// Type of a value under a lock.
 #[derive(Clone, Copy, Serialize, Deserialize, Debug)]
 pub(crate) struct LockedType {
     pub(crate) bytes: u64,
     /// Whether it may own objects.
     pub(crate) owns_others: bool,
+    /// Destructor of the value, if it needs one and nodes have backups.
+    pub(crate) destructor: Option<CodeRef>,
 }
 
 /// End of a holding of a lock. Writers at other nodes bring the value back.

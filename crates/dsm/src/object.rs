@@ -1,6 +1,8 @@
 //! ObjectLayout of what an owner owns: a value, or a slice of values.
 
 use crate::{Far, FarGroup};
+use core::mem::needs_drop;
+use farfield_core::dsm::OwnerWord;
 
 /// Type of the objects that a [`DBox`](crate::DBox) can own: a [`FarGroup`] type, or a slice of a
 /// [`Far`] one.
@@ -13,8 +15,57 @@ pub trait Object: sealed::ObjectLayout {}
 impl<T: FarGroup> Object for T {}
 impl<T: Far> Object for [T] {}
 
+/// An object that a value owns: where it is, and what it owns itself.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct OwnedObject {
+    pub(crate) word: OwnerWord,
+    pub(crate) bytes: usize,
+    /// Number of values that lie side by side in it.
+    pub(crate) count: usize,
+    pub(crate) contents: ObjectContents,
+}
+
+/// Kind of an object's contents.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ObjectContents {
+    /// Values that do not change as long as the owner is borrowed; the function passes what so many of them
+    /// own.
+    Values(unsafe fn(*const u8, usize, &mut dyn FnMut(OwnedObject))),
+    /// An atomic number.
+    Number,
+    /// A value to which others are tied.
+    Group,
+}
+
+impl OwnedObject {
+    pub(crate) fn of<T: Object + ?Sized>(word: OwnerWord, extent: T::Extent) -> OwnedObject {
+        let (count, contents) = T::contents(extent);
+        OwnedObject { word, bytes: T::bytes(extent), count, contents }
+    }
+
+    pub(crate) fn number(word: OwnerWord) -> OwnedObject {
+        OwnedObject { word, bytes: size_of::<u64>(), count: 1, contents: ObjectContents::Number }
+    }
+}
+
+/// Passes what so many values own.
+///
+/// # Safety
+/// They lie there, side by side and aligned, and nobody writes to them.
+#[allow(unsafe_code, reason = "objects are found by their words")]
+unsafe fn visit_values<T: FarGroup>(values: *const u8, count: usize, visit: &mut dyn FnMut(OwnedObject)) {
+    if needs_drop::<T>() {
+        // SAFETY: the caller's promise.
+        unsafe { core::slice::from_raw_parts(values.cast::<T>(), count) }
+            .iter()
+            .for_each(|value| value.visit_owned(visit));
+    }
+}
+
 #[allow(unnameable_types, private_interfaces, reason = "nobody else implements or uses what is sealed")]
 pub(crate) mod sealed {
+    use super::{ObjectContents, visit_values};
     use crate::node::GroupType;
     use crate::ptr::MemberType;
     use crate::task::code::ShippedCode;
@@ -43,6 +94,9 @@ pub(crate) mod sealed {
         /// Returns what drops an object; `None` if that is nothing.
         fn destructor(extent: Self::Extent) -> Option<ShippedCode>;
 
+        /// Returns how many values lie side by side in an object, and what they are.
+        fn contents(extent: Self::Extent) -> (usize, ObjectContents);
+
         /// Returns the type of the group that an object begins; `None` if nothing is tied to it.
         fn group() -> Option<GroupType> {
             None
@@ -68,6 +122,10 @@ pub(crate) mod sealed {
 
         fn destructor((): ()) -> Option<ShippedCode> {
             ShippedCode::of_destructor::<T>(1)
+        }
+
+        fn contents((): ()) -> (usize, ObjectContents) {
+            (1, if T::HAS_TIES { ObjectContents::Group } else { ObjectContents::Values(visit_values::<T>) })
         }
 
         fn group() -> Option<GroupType> {
@@ -96,6 +154,10 @@ pub(crate) mod sealed {
 
         fn destructor(len: usize) -> Option<ShippedCode> {
             ShippedCode::of_destructor::<T>(len)
+        }
+
+        fn contents(len: usize) -> (usize, ObjectContents) {
+            (len, ObjectContents::Values(visit_values::<T>))
         }
     }
 }

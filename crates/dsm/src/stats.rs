@@ -30,6 +30,14 @@ pub struct NodeStats {
     pub orphans: u64,
     /// Messages to free an object that was not there any more. In safe code there are none.
     pub late_frees: u64,
+    /// Batches that this node has stored in its backup.
+    pub backup_batches: u64,
+    /// Bytes of these batches.
+    pub backup_bytes: u64,
+    /// Objects of nodes that are gone, which this node keeps since.
+    pub promoted_objects: u64,
+    /// Bytes of these objects.
+    pub promoted_bytes: u64,
 }
 
 #[derive(Default)]
@@ -44,10 +52,12 @@ pub(crate) struct Counters {
     pub(crate) moved_objects: AtomicU64,
     pub(crate) orphans: AtomicU64,
     pub(crate) late_frees: AtomicU64,
+    pub(crate) backup_batches: AtomicU64,
+    pub(crate) backup_bytes: AtomicU64,
 }
 
 impl Counters {
-    pub(crate) fn stats(&self, object_bytes: u64, copy_bytes: u64) -> NodeStats {
+    pub(crate) fn stats(&self, object_bytes: u64, copy_bytes: u64, promoted: (u64, u64)) -> NodeStats {
         let of = |counter: &AtomicU64| counter.load(Relaxed);
         NodeStats {
             messages: of(&self.messages),
@@ -62,6 +72,10 @@ impl Counters {
             copy_bytes,
             orphans: of(&self.orphans),
             late_frees: of(&self.late_frees),
+            backup_batches: of(&self.backup_batches),
+            backup_bytes: of(&self.backup_bytes),
+            promoted_objects: promoted.0,
+            promoted_bytes: promoted.1,
         }
     }
 }

@@ -185,6 +185,24 @@ fn render(row: &NodeRow, text: &mut String) {
         row.number("moved_objects"),
         row.number("spawns"),
     );
+    if row.number("has_backup") > 0 {
+        let state = if row.number("backup_good") > 0 { "" } else { "   LOST: this node goes on without" };
+        let _ = writeln!(
+            text,
+            "    backup: {} batches of {}, {} wait{state}",
+            row.number("backup_batches"),
+            bytes("backup_bytes"),
+            bytes("backup_waiting_bytes"),
+        );
+    }
+    if row.number("promoted_objects") > 0 {
+        let _ = writeln!(
+            text,
+            "    keeps {} objects of {} of nodes that are gone",
+            row.number("promoted_objects"),
+            bytes("promoted_bytes"),
+        );
+    }
     if row.number("orphans") > 0 {
         let _ = writeln!(text, "    {} objects have no owner and stay until the program ends", row.number("orphans"));
     }

@@ -19,6 +19,10 @@ pub struct LaunchOrder {
     pub expel_after: Option<Duration>,
     /// Secret by which nodes of several machines know each other.
     pub token: Option<String>,
+    /// URL of the memory server that keeps backups of the nodes' objects. `None`: what the program says.
+    pub backup: Option<String>,
+    /// Token for that server.
+    pub backup_token: Option<String>,
     /// Longest wait for nodes of other machines.
     pub wait: Duration,
 }

@@ -5,6 +5,7 @@
 //! kept by that word. So copies of an old version are never asked for again, and nothing is
 //! invalidated.
 
+mod backup;
 mod block;
 mod channel;
 mod launch;
@@ -12,6 +13,10 @@ mod load;
 mod lock_line;
 mod word;
 
+pub use backup::{
+    BackupBatch, BackupImage, BackupLayout, BackupLog, BackupReadStep, BackupReader, BatchPlace, CommitWord,
+    MalformedBatch,
+};
 pub use block::{BlockHeader, LateFree};
 pub use channel::{ChannelQueue, ReceiveStep, SendStep};
 pub use launch::{LaunchOrder, LaunchRole};

@@ -6,7 +6,7 @@
 #![allow(unsafe_code, reason = "values are written behind the end of slices")]
 
 use crate::node::BlockRights;
-use crate::{DBox, Far, FarGroup, Here, Portable, ShareError};
+use crate::{DBox, Far, FarGroup, Here, OwnedObject, Portable, ShareError};
 use core::mem::size_of;
 
 /// Values for which the first block has room.
@@ -20,9 +20,17 @@ pub(super) struct GrowingSlice<T: Far> {
 }
 
 // SAFETY: an owner and a number.
-unsafe impl<T: Far> Portable for GrowingSlice<T> {}
+unsafe impl<T: Far> Portable for GrowingSlice<T> {
+    fn visit_sent(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        self.visit_owned(visit);
+    }
+}
 // SAFETY: it has no ties.
-unsafe impl<T: Far> FarGroup for GrowingSlice<T> {}
+unsafe impl<T: Far> FarGroup for GrowingSlice<T> {
+    fn visit_owned(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        self.slice.visit_owned(visit);
+    }
+}
 // SAFETY: as above.
 unsafe impl<T: Far> Far for GrowingSlice<T> {}
 

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "bytes are those of strings")]
 
 use super::GrowingSlice;
-use crate::{Far, FarGroup, Here, Portable, ShareError};
+use crate::{Far, FarGroup, Here, OwnedObject, Portable, ShareError};
 
 /// String in shared memory, as `String` is for one process.
 ///
@@ -14,9 +14,17 @@ pub struct DString {
 }
 
 // SAFETY: an owner and a number.
-unsafe impl Portable for DString {}
+unsafe impl Portable for DString {
+    fn visit_sent(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        self.visit_owned(visit);
+    }
+}
 // SAFETY: it has no ties.
-unsafe impl FarGroup for DString {}
+unsafe impl FarGroup for DString {
+    fn visit_owned(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        self.text.visit_owned(visit);
+    }
+}
 // SAFETY: as above.
 unsafe impl Far for DString {}
 

@@ -3,7 +3,7 @@
 
 use super::GrowingSlice;
 use crate::task::sealed::{self, OwnerPlace, WordMut};
-use crate::{DBox, Far, FarGroup, Here, Mut, NodeId, Owner, OwnerMut, Portable, ShareError};
+use crate::{DBox, Far, FarGroup, Here, Mut, NodeId, OwnedObject, Owner, OwnerMut, Portable, ShareError};
 use core::mem::size_of;
 use farfield_core::dsm::OwnerWord;
 
@@ -27,9 +27,18 @@ pub struct DVec<T: Far> {
 }
 
 // SAFETY: owners and a number.
-unsafe impl<T: Far> Portable for DVec<T> {}
+unsafe impl<T: Far> Portable for DVec<T> {
+    fn visit_sent(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        self.visit_owned(visit);
+    }
+}
 // SAFETY: it has no ties.
-unsafe impl<T: Far> FarGroup for DVec<T> {}
+unsafe impl<T: Far> FarGroup for DVec<T> {
+    fn visit_owned(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        self.full.visit_owned(visit);
+        self.last.visit_owned(visit);
+    }
+}
 // SAFETY: as above.
 unsafe impl<T: Far> Far for DVec<T> {}
 

@@ -6,6 +6,7 @@
 //! clock runs. If it does not, because the process is stopped, the first node that it says something to
 //! tells it.
 
+use super::first::Backups;
 use super::say;
 use crate::message::ShareMessage;
 use crate::node::{NodeId, Peers, ShareNode};
@@ -131,6 +132,7 @@ pub(super) struct LookedAfter {
     pub(super) has_begun: Arc<AtomicBool>,
     /// Whether to say on stderr that it is gone.
     pub(super) is_said: bool,
+    pub(super) backups: Arc<Backups>,
 }
 
 /// End of a node.
@@ -160,10 +162,25 @@ impl LookedAfter {
                 say(&format!("node {} {problem}", self.id));
             }
             if self.has_begun.load(Relaxed) || self.child.is_some() {
-                lost(&node, self.id);
+                lost(&node, self.id, self.promote(&node));
                 return;
             }
             node.peers.forget(self.id);
+        }
+    }
+
+    /// Takes over the backup of the node, which is gone, if it has one. Returns who keeps its objects.
+    fn promote(&self, node: &ShareNode) -> Option<u16> {
+        let access = self.backups.of(self.id).filter(|_| !node.peers.is_backup_lost(self.id))?;
+        match access.open().and_then(|mut region| region.take_over()) {
+            Ok(image) => {
+                node.promote(self.id, image);
+                Some(node.id.0)
+            }
+            Err(error) => {
+                say(&format!("the backup of node {} is lost with it: {error}", self.id));
+                None
+            }
         }
     }
 
@@ -269,9 +286,9 @@ pub(super) fn say_on(channel: &mut dyn CallChannel, letter: Vec<u8>, is_over: im
 }
 
 /// Tells all nodes that one is gone.
-fn lost(node: &ShareNode, id: NodeId) {
+fn lost(node: &ShareNode, id: NodeId, host: Option<u16>) {
     node.lose(id);
     for other in (1..node.peers.count()).map(NodeId).filter(|other| *other != id) {
-        node.outbox.tell(other, ShareMessage::Lost { node: id.0 });
+        node.outbox.tell(other, ShareMessage::Lost { node: id.0, host });
     }
 }

@@ -4,12 +4,14 @@
 use super::beats::{LOOK_EVERY, LookedAfter, say_on};
 use super::others::{StartedNode, VARIABLE};
 use super::{Invitation, PROGRAM, build, say};
+use crate::backup::BackupAccess;
 use crate::message::ShareMessage;
 use crate::node::{NodeBuilder, Running, ShareNode, StartPoint, take_partitions};
 use crate::{NodeId, NodeStartError};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use farfield_core::dsm::{LaunchOrder, LaunchRole};
 use farfield_os::serving;
+use farfield_pool::Backend;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -31,6 +33,24 @@ pub(crate) struct Members {
     started: Vec<Started>,
     /// Whether the program has begun: all nodes are there.
     has_begun: Arc<AtomicBool>,
+    backups: Arc<Backups>,
+}
+
+/// Regions in which the other nodes keep their backups. They are there as long as this process has them open.
+#[derive(Default)]
+pub(super) struct Backups(Vec<(BackupAccess, Arc<dyn Backend>)>);
+
+impl Backups {
+    fn create(config: &NodeBuilder) -> Result<Arc<Backups>, NodeStartError> {
+        let Some(url) = &config.backup else { return Ok(Arc::default()) };
+        let create = |_| BackupAccess::create(url, &config.backup_token, config.near_bytes);
+        (1..config.nodes).map(create).collect::<Result<_, _>>().map(|regions| Arc::new(Backups(regions)))
+    }
+
+    /// Returns the right to the region of a node.
+    pub(super) fn of(&self, node: NodeId) -> Option<&BackupAccess> {
+        self.0.get(usize::from(node.0).checked_sub(1)?).map(|(access, _)| access)
+    }
 }
 
 /// A started process. Its input ends when this is dropped.
@@ -113,7 +133,10 @@ pub(crate) fn start(config: &NodeBuilder, order: Option<&LaunchOrder>) -> Result
         build,
         token: meeting.token.clone(),
         listen: meeting.listen.clone(),
+        // All end with this process.
+        backup: None,
     };
+    let backups = Backups::create(config)?;
     let running = Running::start(start, config)?;
     let invitation = |node| Invitation {
         node,
@@ -122,9 +145,10 @@ pub(crate) fn start(config: &NodeBuilder, order: Option<&LaunchOrder>) -> Result
         near_bytes: config.near_bytes,
         workers: config.workers,
         expel_after: config.expel_after,
+        backup: backups.of(NodeId(node)).cloned(),
     };
     running.node.peers.offer((meeting.here..config.nodes).map(invitation));
-    let mut members = Members { running, started: Vec::new(), has_begun: Arc::default() };
+    let mut members = Members { running, started: Vec::new(), has_begun: Arc::default(), backups: backups.clone() };
     for node in 1..meeting.here {
         let told = StartedNode {
             invitation: invitation(node),
@@ -225,7 +249,8 @@ impl Members {
             let child = self.started.iter().find(|started| started.id == id).map(|started| started.child.clone());
             let has_begun = self.has_begun.clone();
             let (expel_after, is_said) = (config.expel_after, meeting.is_ordered);
-            let looked_after = LookedAfter { id, child, expel_after, has_begun, is_said };
+            let backups = self.backups.clone();
+            let looked_after = LookedAfter { id, child, expel_after, has_begun, is_said, backups };
             let node = Arc::downgrade(self.node());
             std::thread::Builder::new()
                 .name("share-watch".into())

@@ -14,6 +14,7 @@ pub(crate) use order::order;
 pub(crate) use others::{invitation, join, serve};
 
 use crate::NodeStartError;
+use crate::backup::BackupAccess;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::Duration;
@@ -30,6 +31,8 @@ pub(crate) struct Invitation {
     pub(crate) near_bytes: u64,
     pub(crate) workers: usize,
     pub(crate) expel_after: Duration,
+    /// Where it keeps its backup.
+    pub(crate) backup: Option<BackupAccess>,
 }
 
 /// Returns the hash of the program's file, by which nodes know whether they are of one build.
@@ -39,6 +42,6 @@ fn build() -> Result<u128, NodeStartError> {
 }
 
 /// Writes a line to stderr. `eprintln!` is not used, because it panics if stderr is closed.
-fn say(text: &str) {
+pub(crate) fn say(text: &str) {
     let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("farfield: {text}\n").as_bytes());
 }

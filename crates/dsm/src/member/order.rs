@@ -29,6 +29,8 @@ impl NodeBuilder {
             near_bytes: order.near_bytes.unwrap_or(self.near_bytes),
             workers: order.workers.unwrap_or(self.workers),
             expel_after: order.expel_after.unwrap_or(self.expel_after),
+            backup: order.backup.clone().or_else(|| self.backup.clone()),
+            backup_token: order.backup_token.clone().unwrap_or_else(|| self.backup_token.clone()),
             ..self.clone()
         }
     }

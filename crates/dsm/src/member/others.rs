@@ -69,8 +69,14 @@ impl NodeBuilder {
 pub(crate) fn serve<R>(config: &NodeBuilder, started: StartedNode) -> Result<R, NodeStartError> {
     let StartedNode { invitation, build: wanted, token, listen, first } = started;
     let build = build()?;
-    let start =
-        StartPoint { id: NodeId(invitation.node), first_partition: invitation.first_partition, build, token, listen };
+    let start = StartPoint {
+        id: NodeId(invitation.node),
+        first_partition: invitation.first_partition,
+        build,
+        token,
+        listen,
+        backup: invitation.backup.clone(),
+    };
     let running = Running::start(start, &config.invited(&invitation))?;
     if build != wanted {
         return Err(of_first("runs another build of the program".into()));
@@ -97,8 +103,14 @@ pub(crate) fn join<R>(config: &NodeBuilder, order: &LaunchOrder, first: &str) ->
     let listen = listen_towards(first)?;
     let config = config.invited(&invitation).with_order(order);
     config.check()?;
-    let start =
-        StartPoint { id: NodeId(invitation.node), first_partition: invitation.first_partition, build, token, listen };
+    let start = StartPoint {
+        id: NodeId(invitation.node),
+        first_partition: invitation.first_partition,
+        build,
+        token,
+        listen,
+        backup: invitation.backup.clone(),
+    };
     let running = Running::start(start, &config)?;
     running.node.peers.reached_through(first);
     hello(&running, NodeAddress { url: first.to_owned(), arena: None })?;

@@ -1,8 +1,9 @@
 //! Starting a program on several nodes.
 
 use super::notice::NoticeThread;
-use super::{Door, FIRST_PARTITION, Here, OF_PROCESS, Peers, ShareNode, within};
+use super::{Door, FIRST_PARTITION, Here, NodeBackup, OF_PROCESS, Peers, ShareNode, within};
 use crate::NodeStartError;
+use crate::backup::BackupAccess;
 use crate::member;
 use crate::message::NodeAddress;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +29,9 @@ pub struct NodeBuilder {
     pub(crate) workers: usize,
     pub(crate) reads_in_place: bool,
     pub(crate) expel_after: Duration,
+    /// Memory server that keeps backups, and the token for it.
+    pub(crate) backup: Option<String>,
+    pub(crate) backup_token: String,
 }
 
 impl Default for NodeBuilder {
@@ -40,7 +44,15 @@ impl NodeBuilder {
     /// Creates a configuration of one node with 256 MiB of near memory and a worker for each core.
     pub fn new() -> NodeBuilder {
         let workers = std::thread::available_parallelism().map_or(1, usize::from);
-        NodeBuilder { nodes: 1, near_bytes: 256 << 20, workers, reads_in_place: true, expel_after: EXPEL_AFTER }
+        NodeBuilder {
+            nodes: 1,
+            near_bytes: 256 << 20,
+            workers,
+            reads_in_place: true,
+            expel_after: EXPEL_AFTER,
+            backup: None,
+            backup_token: String::new(),
+        }
     }
 
     /// Sets the number of nodes. The process that calls [`run`] is the first; it starts the others.
@@ -73,6 +85,23 @@ impl NodeBuilder {
     /// has died. 2 s at least.
     pub fn expel_after(mut self, silence: Duration) -> NodeBuilder {
         self.expel_after = silence;
+        self
+    }
+
+    /// Sets the memory server that keeps a backup of each node's objects, but for those of the first node:
+    /// `tcp://HOST:PORT` or `unix:PATH`. If a node dies, the first one keeps the objects that others own, as
+    /// they were handed over (`docs/design/dsm.md` says which). A message waits until what it hands over is
+    /// stored.
+    ///
+    /// Each backup takes up to three times the near memory of its node at the server.
+    pub fn backup(mut self, url: impl Into<String>) -> NodeBuilder {
+        self.backup = Some(url.into());
+        self
+    }
+
+    /// Sets the token for the memory server that keeps backups.
+    pub fn backup_token(mut self, token: impl Into<String>) -> NodeBuilder {
+        self.backup_token = token.into();
         self
     }
 
@@ -163,6 +192,19 @@ pub(crate) struct StartPoint {
     pub(crate) token: String,
     /// Where it listens: a URL.
     pub(crate) listen: String,
+    /// Right to the region of its backup, if it has one.
+    pub(crate) backup: Option<BackupAccess>,
+}
+
+/// Opens the backup of this node.
+fn open_backup(access: &BackupAccess, config: &NodeBuilder) -> Result<NodeBackup, NodeStartError> {
+    if config.near_bytes > access.object_bytes {
+        return Err(NodeStartError::Argument(
+            "a node with a backup has at most the near memory that the first process gives its nodes (--near)",
+        ));
+    }
+    let opened = access.open().and_then(NodeBackup::new);
+    opened.map_err(|error| NodeStartError::Backup { url: access.url().to_owned(), problem: error.to_string() })
 }
 
 /// A node with the server through which others reach it.
@@ -175,7 +217,8 @@ pub(crate) struct Running {
 impl Running {
     /// Starts a node that knows no other yet.
     pub(crate) fn start(start: StartPoint, config: &NodeBuilder) -> Result<Running, NodeStartError> {
-        let StartPoint { id, first_partition, build, token, listen } = start;
+        let StartPoint { id, first_partition, build, token, listen, backup } = start;
+        let backup = backup.map(|access| open_backup(&access, config)).transpose()?;
         // Nodes of a program have one token; who sees this does not know it.
         let program = twox_hash::XxHash3_64::oneshot(token.as_bytes());
         let listen: ListenUrl = listen.parse().map_err(NodeStartError::Listen)?;
@@ -191,7 +234,7 @@ impl Running {
             is_private: true,
             ..Config::default()
         })?;
-        let node = ShareNode::new(id, first_partition, config, Peers::new(config.nodes, build, token))
+        let node = ShareNode::new(id, first_partition, config, Peers::new(config.nodes, build, token), backup)
             .map_err(NodeStartError::os("reserve shared memory"))?;
         node.peers.introduce(id, node.address_at(server.endpoints()[0].clone()));
         door.open(Arc::downgrade(&node));

@@ -1,4 +1,5 @@
 //! Channels whose values this node keeps: in blocks of its arena, so they count as objects.
+#![allow(unsafe_code, reason = "values are bytes")]
 
 use super::ShareNode;
 use crate::NodeId;
@@ -79,7 +80,7 @@ impl ShareNode {
                 channel.sent_from.insert(ticket.node);
                 if let Some((receiver, value)) = delivered {
                     channel.received_at = Some(receiver.node);
-                    let value = self.take_value(value, channel.value_bytes);
+                    let value = self.take_value(value, channel);
                     self.answer(receiver, value);
                 }
                 Some(WaitAnswer::Sent)
@@ -111,7 +112,7 @@ impl ShareNode {
                 if let Some(sender) = sender {
                     self.answer(sender, WaitAnswer::Sent);
                 }
-                Some(self.take_value(value, channel.value_bytes))
+                Some(self.take_value(value, channel))
             }
             ReceiveStep::Closed => Some(WaitAnswer::Closed),
             ReceiveStep::Waits => match channel.gone.pop() {
@@ -123,10 +124,14 @@ impl ShareNode {
     }
 
     /// Takes the bytes of a value out of its block.
-    fn take_value(&self, stored: OwnerWord, bytes: u64) -> WaitAnswer {
+    fn take_value(&self, stored: OwnerWord, channel: &HomeChannel) -> WaitAnswer {
         let mut value = Vec::new();
-        self.arena.read(stored, bytes, &mut value);
+        self.arena.read(stored, channel.value_bytes, &mut value);
         self.free_block(stored);
+        self.stage(|| {
+            // SAFETY: the bytes of a value of the channel, which nobody else has.
+            channel.destructor.map_or_else(Vec::new, |destructor| unsafe { destructor.owned_by(&value, false) })
+        });
         WaitAnswer::Received(value)
     }
 

@@ -1,4 +1,5 @@
-//! What other nodes ask of this one: a function of the node's server. Nothing here waits.
+//! What other nodes ask of this one: a function of the node's server. Nothing here waits, but for the
+//! memory server that keeps the node's backup.
 
 use super::{NodeId, ShareNode};
 use crate::message::{AnswerLetter, Letter, ShareMessage, ShareReply};
@@ -30,7 +31,13 @@ impl Handler for Door {
             Some(ShareReply::Expelled)
         } else {
             node.hear_load(sender, letter.load);
-            node.clone().receive(letter, &mut bytes)
+            let is_read = letter.message.is_read();
+            let reply = node.clone().receive(letter, &mut bytes);
+            if !is_read {
+                // It has an effect elsewhere. The memory server waits for no node, so this wait ends.
+                node.commit().map_err(|_| Stop::Argument)?;
+            }
+            reply
         };
         let load = node.peers.tell_load(&node, sender);
         let answered = AnswerLetter { load, reply: reply.ok_or(Stop::Argument)? };
@@ -63,8 +70,16 @@ impl ShareNode {
             }
             // The letter itself says it.
             ShareMessage::Load => Some(ShareReply::Done),
-            ShareMessage::Lost { node } => {
+            ShareMessage::Lost { node, host } => {
+                // Whoever is told that the node is gone finds who keeps its objects.
+                if let Some(host) = host {
+                    self.set_host(NodeId(node), NodeId(host));
+                }
                 self.lose(NodeId(node));
+                Some(ShareReply::Done)
+            }
+            ShareMessage::BackupLost => {
+                self.peers.lose_backup(sender);
                 Some(ShareReply::Done)
             }
             ShareMessage::Fetch { word, offset, bytes: size } => {
@@ -91,7 +106,7 @@ impl ShareNode {
                     Some(reference) => Some(ShippedCode::find(reference)?),
                     None => None,
                 };
-                if !self.may_hold(word) {
+                if !self.may_hold(word) && !self.holds_promoted(word) {
                     return Some(ShareReply::Stale);
                 }
                 if destructor.is_some() {
@@ -129,7 +144,7 @@ mod tests {
 
     fn door() -> (Arc<ShareNode>, Door) {
         let peers = Peers::new(2, BUILD, String::new());
-        let node = ShareNode::new(NodeId(0), 0, &NodeBuilder::new().near(1 << 20), peers).unwrap();
+        let node = ShareNode::new(NodeId(0), 0, &NodeBuilder::new().near(1 << 20), peers, None).unwrap();
         let door = Door::default();
         door.open(Arc::downgrade(&node));
         (node, door)
@@ -152,7 +167,7 @@ mod tests {
         let word = node.store(&[8; 8]).unwrap().bits();
         let object_bytes = node.stats().object_bytes;
         let (ticket, value) = (7, Cow::Borrowed(&[8u8; 8][..]));
-        let locked = LockedType { bytes: 8, owns_others: true };
+        let locked = LockedType { bytes: 8, owns_others: true, destructor: None };
         let messages = [
             ShareMessage::Fetch { word, offset: 0, bytes: 5 },
             ShareMessage::Lock { word, ticket, mode: LockMode::Exclusive, may_wait: true, locked },
@@ -268,7 +283,7 @@ mod tests {
         let stats = node.stats();
         assert_eq!((stats.object_bytes, stats.late_frees), (0, 1), "the inner object was freed once");
         // A lock that is asked for late is not had, whatever is in the block by now.
-        let locked = LockedType { bytes: 8, owns_others: false };
+        let locked = LockedType { bytes: 8, owns_others: false, destructor: None };
         let lock = |word: OwnerWord| ShareMessage::Lock {
             word: word.bits(),
             ticket: 7,

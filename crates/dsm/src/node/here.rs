@@ -21,6 +21,8 @@ pub struct Here<'n> {
     node: &'n Arc<ShareNode>,
     /// What the words of objects of this node have in common, and where these lie.
     tag: u64,
+    /// The same, if these are written to without a look at the backup; otherwise nothing that a word can have.
+    write_tag: u64,
     base: *mut u8,
     /// Copies that were read in this scope. References to them may be in use.
     copies: RefCell<HashMap<CopyKey, Arc<ObjectCopy>>>,
@@ -55,6 +57,7 @@ impl<'n> Here<'n> {
         Here {
             node,
             tag: node.tag(),
+            write_tag: if node.has_backup() { u64::MAX } else { node.tag() },
             base: node.base(),
             copies: RefCell::default(),
             loans: Rc::default(),
@@ -198,13 +201,31 @@ impl<'n> Here<'n> {
             return Ok((word, T::at(address, extent)));
         }
         if rights != BlockRights::Reader
-            && let (Some(address), Some(next)) = (self.address(word), word.next_version())
+            && let (Some(address), Some(next)) = (self.writing_address(word), word.next_version())
         {
             return Ok((next, T::at(address, extent)));
         }
-        let bytes = T::bytes(extent);
-        let (word, address) = self.node.bring(word, bytes, bytes, rights)?;
+        let (word, address) = self.writing_slowly(word, T::bytes(extent), rights)?;
         Ok((word, T::at(address, extent)))
+    }
+
+    /// Returns the address of the object if it is at this node, and no backup has to know that it changes.
+    #[inline]
+    pub(crate) fn writing_address(&self, word: OwnerWord) -> Option<*mut u8> {
+        let is_here = word.bits() & OwnerWord::PARTITION_MASK == self.write_tag;
+        is_here.then(|| self.base.wrapping_add(word.offset() as usize))
+    }
+
+    /// Prepares a mutable borrow of an object that moves here, or is in this node's backup.
+    #[cold]
+    fn writing_slowly(
+        &self,
+        word: OwnerWord,
+        bytes: usize,
+        rights: BlockRights,
+    ) -> Result<(OwnerWord, *mut u8), ShareError> {
+        let in_place = if rights == BlockRights::Reader { None } else { self.node.write_in_place(word) };
+        in_place.map_or_else(|| self.node.bring(word, bytes, bytes, rights), Ok)
     }
 
     /// Records what has become of a mutable loan in this task.

@@ -1,4 +1,5 @@
 //! Locks whose values this node keeps: who holds them, and who waits.
+#![allow(unsafe_code, reason = "values are bytes")]
 
 use super::{NodeId, ShareNode};
 use crate::message::{LockEnd, LockedType, ShareMessage, WaitAnswer};
@@ -90,6 +91,12 @@ impl ShareNode {
         if ticket.node != self.id.0 && !self.arena.read(word, lock.locked.bytes, &mut value) {
             return WaitAnswer::Closed;
         }
+        // Whoever has the lock can take the objects that the value owns.
+        self.stage(|| {
+            let destructor = lock.locked.destructor.filter(|_| !value.is_empty()).and_then(ShippedCode::find);
+            // SAFETY: the bytes of the value, which nobody else holds.
+            destructor.map_or_else(Vec::new, |destructor| unsafe { destructor.owned_by(&value, false) })
+        });
         WaitAnswer::Granted { was_left: lock.was_left, value }
     }
 
@@ -196,7 +203,7 @@ impl ShareNode {
             }
             // Any object: who asks for it late, as for a lock, does not get it.
             None => {
-                let locked = LockedType { bytes: 0, owns_others: false };
+                let locked = LockedType { bytes: 0, owns_others: false, destructor: None };
                 locks.insert(word, HomeLock { is_dropped: true, ..HomeLock::free(locked) });
                 true
             }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "objects are borrowed and dropped")]
 
 mod arenas;
+mod backup;
 mod builder;
 mod channels;
 mod door;
@@ -12,6 +13,7 @@ mod locks;
 mod notice;
 mod outbox;
 mod peers;
+mod promoted;
 mod shared;
 mod shares;
 mod tasks;
@@ -26,6 +28,7 @@ use crate::stats::{Counters, NodeStats, count};
 use crate::task::code::ShippedCode;
 use crate::task::{OpenJoins, Workers};
 use arenas::PeerArenas;
+pub(crate) use backup::NodeBackup;
 pub use builder::{NodeBuilder, run};
 pub(crate) use builder::{Running, StartPoint, take_partitions};
 use channels::HomeChannels;
@@ -42,6 +45,7 @@ pub use here::Here;
 use locks::HomeLocks;
 use outbox::Outbox;
 pub(crate) use peers::{NoPlace, Peers};
+use promoted::{PartitionHosts, PromotedObjects};
 pub(crate) use shared::AtomicStep;
 use shares::{HomeCounts, SpareShares};
 use std::sync::{Arc, RwLock, Weak};
@@ -73,6 +77,12 @@ impl NodeId {
 
     /// Returns the node that keeps the object of this word, in the program that this process runs.
     pub(crate) fn of(word: OwnerWord) -> NodeId {
+        let node = OF_PROCESS.read().ok().and_then(|node| node.upgrade());
+        node.map_or_else(|| NodeId::of_home(word), |node| node.host_of(word))
+    }
+
+    /// Returns the node that has made the object of this word.
+    pub(crate) fn of_home(word: OwnerWord) -> NodeId {
         NodeId::in_program(word, FIRST_PARTITION.load(Relaxed))
     }
 
@@ -156,6 +166,11 @@ pub(crate) struct ShareNode {
     channels: HomeChannels,
     counts: HomeCounts,
     spares: SpareShares,
+    backup: Option<NodeBackup>,
+    /// Whether nodes of the program have backups.
+    keeps_backups: bool,
+    promoted: PromotedObjects,
+    hosts: PartitionHosts,
     pub(crate) counters: Counters,
     /// Mutable loans that tasks of this node have made.
     loans: AtomicU64,
@@ -170,6 +185,7 @@ impl ShareNode {
         first_partition: u16,
         config: &NodeBuilder,
         peers: Peers,
+        backup: Option<NodeBackup>,
     ) -> std::io::Result<Arc<ShareNode>> {
         let number = first_partition.checked_add(id.0);
         let partition = number.and_then(Partition::new).ok_or(std::io::ErrorKind::InvalidInput)?;
@@ -184,6 +200,10 @@ impl ShareNode {
             copies: CopyCache::default(),
             fetches: FetchThreads::default(),
             arenas: PeerArenas::new(peers.count()),
+            keeps_backups: backup.is_some() || config.backup.is_some(),
+            backup,
+            promoted: PromotedObjects::default(),
+            hosts: PartitionHosts::new(peers.count()),
             reads_in_place: config.reads_in_place,
             peers,
             first: FirstProcess::default(),
@@ -230,7 +250,7 @@ impl ShareNode {
     }
 
     pub(crate) fn stats(&self) -> NodeStats {
-        self.counters.stats(self.arena.used_bytes(), self.copies.bytes())
+        self.counters.stats(self.arena.used_bytes(), self.copies.bytes(), self.promoted.count())
     }
 
     /// Ends what waits for other nodes.
@@ -243,7 +263,7 @@ impl ShareNode {
         self.lose_channels(node);
     }
 
-    /// Returns the node that keeps the object of this word.
+    /// Returns the node that has made the object of this word.
     pub(crate) fn home_of(&self, word: OwnerWord) -> NodeId {
         NodeId::in_program(word, self.first_partition)
     }
@@ -347,9 +367,21 @@ impl ShareNode {
             return Err(ShareError::Lost);
         }
         count(&self.counters.fetches, 1);
-        let node = self.home_of(word);
-        let found = self.peers.fetch(self, node, word, bytes)?;
-        if found.len() == bytes { Ok(found) } else { Err(ShareError::Stale { node }) }
+        loop {
+            let host = self.host_of(word);
+            if host == self.id {
+                return self.read_promoted(word, 0, bytes as u64).ok_or_else(|| self.lost_with_home(word));
+            }
+            return match self.peers.fetch(self, host, word, bytes) {
+                Ok(found) if found.len() == bytes => Ok(found),
+                Ok(_) => Err(ShareError::Stale { node: host }),
+                // Another node keeps it since.
+                Err(ShareError::NodeLost { .. }) if self.host_of(word) != host => continue,
+                // It was not in the backup.
+                Err(ShareError::Stale { .. }) if self.is_promoted(word) => Err(self.lost_with_home(word)),
+                Err(error) => Err(error),
+            };
+        }
     }
 
     /// Frees an object that has no owner any more, here or at its node.
@@ -359,13 +391,13 @@ impl ShareNode {
         } else if self.is_here(word) && destructor.is_none() {
             self.free_block(word);
         } else {
-            self.outbox.free(self.home_of(word), word, destructor);
+            self.outbox.free(self.host_of(word), word, destructor);
         }
     }
 
     /// Frees an object that has no owner any more, in order with what else is said to its node.
     pub(crate) fn free_later(&self, word: OwnerWord, destructor: Option<ShippedCode>) {
-        self.outbox.free(self.home_of(word), word, destructor);
+        self.outbox.free(self.host_of(word), word, destructor);
     }
 
     /// Records that a group of this node has this version from now on.
@@ -380,9 +412,14 @@ impl ShareNode {
 
     /// Drops an object of this node and frees its block, once.
     pub(crate) fn drop_here(self: &Arc<ShareNode>, word: OwnerWord, destructor: Option<ShippedCode>) {
+        if !self.is_here(word) {
+            self.drop_promoted(word, destructor);
+            return;
+        }
         if !self.begin_drop(word, destructor) {
             return;
         }
+        self.forget_stored(word);
         if let Some(destructor) = destructor {
             self.arena.end_version(word);
             // SAFETY: its owner is gone, so nobody borrows it; owners have the destructor of their
@@ -393,9 +430,17 @@ impl ShareNode {
     }
 
     fn free_block(&self, word: OwnerWord) {
+        self.forget_stored(word);
         if self.arena.free(word).is_err() {
             count(&self.counters.late_frees, 1);
         }
+    }
+
+    /// Prepares an object of this node to be written to in place, if it has another version. Returns that.
+    pub(crate) fn write_in_place(&self, word: OwnerWord) -> Option<(OwnerWord, *mut u8)> {
+        let next = word.next_version().filter(|_| self.is_here(word))?;
+        self.forget_stored(word);
+        Some((next, self.arena.address(word)))
     }
 
     /// Returns whether an object of this version may be here: whoever frees it late or twice is not
@@ -406,6 +451,9 @@ impl ShareNode {
 
     /// Reads an object for another node.
     pub(crate) fn read_for(&self, word: OwnerWord, offset: u64, bytes: u64) -> Option<Vec<u8>> {
+        if !self.is_here(word) {
+            return self.read_promoted(word, offset, bytes);
+        }
         let mut contents = Vec::new();
         self.arena.read_part(word, offset, bytes, &mut contents).then_some(contents)
     }

@@ -107,12 +107,27 @@ fn run_errands(node: &Weak<ShareNode>, to: NodeId, receiver: &Receiver<Errand>) 
                 }
                 // The node did it when it was said before.
                 Err(unanswered) if may_be_done && matches!(unanswered.error, ShareError::Stale { .. }) => break false,
+                // Another node keeps the object since.
+                Err(_) if node.free_at_host(to, &message) => break false,
                 Err(_) => break true,
             }
         };
         if is_undone && owns_objects(&message) {
             count(&node.counters.orphans, 1);
         }
+    }
+}
+
+impl ShareNode {
+    /// Frees an object at the node that keeps it now, if that is another one than it was. Returns whether it
+    /// is.
+    fn free_at_host(&self, told: NodeId, message: &ShareMessage<'_>) -> bool {
+        let ShareMessage::Free { word, destructor } = message else { return false };
+        let word = OwnerWord::from_bits(*word).filter(|word| self.host_of(*word) != told);
+        if let Some(word) = word {
+            self.outbox.free(self.host_of(word), word, destructor.and_then(ShippedCode::find));
+        }
+        word.is_some()
     }
 }
 

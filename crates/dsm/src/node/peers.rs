@@ -46,6 +46,8 @@ pub(crate) enum NoPlace {
 #[derive(Default)]
 struct PeerNode {
     is_lost: AtomicBool,
+    /// What the node has stored is older than what others know.
+    is_backup_lost: AtomicBool,
     /// Load of the node, as it has told last.
     heard: AtomicU64,
     /// Load of this node, as that one was told last.
@@ -239,6 +241,18 @@ impl Peers {
         lock(&self.addresses).get(usize::from(node.0))?.as_ref()?.arena.clone()
     }
 
+    /// Records that the backup of a node is of no use.
+    pub(crate) fn lose_backup(&self, node: NodeId) {
+        if let Some(peer) = self.peers.get(usize::from(node.0)) {
+            peer.is_backup_lost.store(true, Ordering::Release);
+        }
+    }
+
+    /// Returns whether a node has said that its backup is of no use.
+    pub(crate) fn is_backup_lost(&self, node: NodeId) -> bool {
+        self.peers.get(usize::from(node.0)).is_none_or(|peer| peer.is_backup_lost.load(Ordering::Acquire))
+    }
+
     /// Returns whether a node is gone.
     pub(crate) fn is_lost(&self, node: NodeId) -> bool {
         matches!(self.peer(node), Err(ShareError::NodeLost { .. }))
@@ -344,6 +358,9 @@ impl Peers {
         message: ShareMessage<'_>,
         read: impl FnOnce(ShareReply<'_>) -> Option<T>,
     ) -> Result<T, Unanswered> {
+        if !message.is_read() {
+            from.commit()?;
+        }
         let argument = self.letter(from, to, message).ok_or(ShareError::Stale { node: to })?;
         let limit_bytes = CallBody::ARGUMENT_BYTES_MAX as u64;
         if argument.len() as u64 > limit_bytes {

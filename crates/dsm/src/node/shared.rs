@@ -1,6 +1,5 @@
 //! What other nodes, and tasks of this one, ask of what this node keeps without an owner: locks,
 //! counts, atomic numbers and channels. Nothing here waits.
-#![allow(unsafe_code, reason = "atomic numbers lie in blocks")]
 
 use super::{NodeId, ShareNode};
 use crate::message::{ShareMessage, ShareReply};
@@ -57,11 +56,9 @@ impl ShareNode {
                 ShareReply::Done
             }
             ShareMessage::Atomic { word, step } => {
-                let made = self.arena.with_object(OwnerWord::from_bits(word)?, size_of::<u64>() as u64, |address| {
-                    // SAFETY: a block of that size, aligned to 16 bytes, which is not freed meanwhile; a
-                    // word that other nodes send is the one of an atomic number, because they run this build.
-                    step.apply(unsafe { AtomicU64::from_ptr(address.cast()) })
-                });
+                let word = OwnerWord::from_bits(word)?;
+                let made =
+                    if self.is_promoted(word) { self.step_promoted(word, step) } else { self.step_number(word, step) };
                 made.map_or(ShareReply::Stale, ShareReply::Number)
             }
             ShareMessage::Share { word, more } => match self.count_handles(OwnerWord::from_bits(word)?, more) {

@@ -101,6 +101,10 @@ impl ShareNode {
     /// object's node if none is spare.
     pub(crate) fn share(&self, word: OwnerWord) -> Result<(), Unanswered> {
         let home = self.home_of(word);
+        if self.is_promoted(word) {
+            // Nobody counts them any more: the object stays until the program ends.
+            return Ok(());
+        }
         if home == self.id {
             let is_counted = self.count_handles(word, 1);
             return if is_counted { Ok(()) } else { Err(ShareError::Stale { node: home }.into()) };
@@ -118,7 +122,10 @@ impl ShareNode {
             }
         };
         let message = ShareMessage::Share { word: word.bits(), more: more.cast_signed() };
-        self.peers.tell(self, home, message)?;
+        match self.peers.tell(self, home, message) {
+            Err(_) if self.is_promoted(word) => return Ok(()),
+            told => told?,
+        }
         self.keep_spare(word, more - 1, Some(more));
         Ok(())
     }
@@ -127,7 +134,7 @@ impl ShareNode {
     pub(crate) fn unshare(&self, word: OwnerWord) {
         if self.home_of(word) == self.id {
             self.count_handles(word, -1);
-        } else {
+        } else if !self.is_promoted(word) {
             self.keep_spare(word, 1, None);
         }
     }

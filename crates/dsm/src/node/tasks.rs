@@ -8,7 +8,7 @@ use crate::stats::count;
 use crate::task::code::{ShippedCode, Value, bytes_of};
 use crate::task::{QueuedTask, TaskEnd, UsedLoan, Waiting};
 use crate::{Far, JoinError, Portable, ShareError};
-use farfield_core::dsm::NodeLoad;
+use farfield_core::dsm::{NodeLoad, OwnerWord};
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -101,6 +101,8 @@ impl ShareNode {
     ) -> Result<Arc<Waiting>, Unsent> {
         let (number, waiting) = self.joins.expect(to, WaitCause::Task, body);
         count(&self.counters.spawns, 1);
+        // SAFETY: the bytes of the arguments, which nobody else has.
+        self.stage(|| unsafe { body.owned_by(&arguments, true) });
         let body = body.reference();
         match self.ask_to_run(to, ShareMessage::Spawn { task: number, body, if_room, arguments: &arguments }) {
             Ok(()) => Ok(waiting),
@@ -138,6 +140,8 @@ impl ShareNode {
         self.joins.expect_from(task.number, to);
         count(&self.counters.spawns, 1);
         count(&self.counters.given_tasks, 1);
+        // SAFETY: the bytes of the arguments, which nobody else has.
+        self.stage(|| unsafe { task.body.owned_by(&task.arguments, true) });
         let (number, body) = (task.number, task.body.reference());
         match self.ask_to_run(to, ShareMessage::Spawn { task: number, body, if_room: true, arguments: &task.arguments })
         {
@@ -227,17 +231,22 @@ impl ShareNode {
         ended: Result<Value, String>,
         used: &HashMap<u64, Option<UsedLoan>>,
     ) {
+        if origin == self.id {
+            if let Some(waiting) = self.joins.take(number) {
+                let loans = used.iter().map(|(number, used)| (*number, *used)).collect();
+                waiting.put(TaskEnd { result: ended.map_err(|message| JoinError::Panicked { message }), loans });
+            }
+            return;
+        }
         let loans = used.iter().map(|(number, used)| {
             let (word, left) = used.map_or((0, 0), |used| (used.word.bits(), used.left.bits()));
             (*number, word, left)
         });
         let loans: Vec<_> = loans.collect();
-        if origin == self.id {
-            if let Some(waiting) = self.joins.take(number) {
-                waiting.put(TaskEnd { result: ended.map_err(|message| JoinError::Panicked { message }), loans });
-            }
-            return;
-        }
+        self.stage(|| {
+            let lent = used.values().flatten().filter_map(|used| used.object);
+            ended.iter().flat_map(Value::owned).chain(lent).collect()
+        });
         count(&self.counters.results, 1);
         let room = VALUE_BYTES_MAX - (loans.len() * LOAN_BYTES).min(VALUE_BYTES_MAX);
         let undelivered = match ended {
@@ -295,6 +304,11 @@ impl ShareNode {
     /// Takes the end of a task from the node that has run it.
     pub(crate) fn task_ended(self: &Arc<ShareNode>, task: u64, outcome: TaskOutcome<'_>, loans: Vec<(u64, u64, u64)>) {
         let Some(waiting) = self.joins.take(task) else { return };
+        let loans = loans.into_iter().map(|(number, word, left)| {
+            let words = OwnerWord::from_bits(word).zip(OwnerWord::from_bits(left));
+            (number, words.map(|(word, left)| UsedLoan { word, left, object: None }))
+        });
+        let loans = loans.collect();
         let result = match outcome {
             // SAFETY: the bytes of the result of that task, which its node has no longer.
             TaskOutcome::Returned(bytes) => Ok(unsafe { Value::from_bytes(bytes.to_vec(), *waiting.about()) }),

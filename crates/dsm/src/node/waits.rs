@@ -2,6 +2,7 @@
 
 use super::ShareNode;
 use crate::message::{ShareMessage, ShareReply, WaitAnswer};
+use crate::node::AtomicStep;
 use crate::node::peers::Unanswered;
 use crate::{NodeId, ShareError};
 use core::sync::atomic::{AtomicU16, Ordering::Relaxed};
@@ -320,11 +321,21 @@ impl ShareNode {
     }
 
     /// Asks the home of a shared object for a number.
-    pub(crate) fn number_at_home(&self, word: OwnerWord, message: ShareMessage<'_>) -> Result<u64, Unanswered> {
-        let home = self.home_of(word);
-        match self.at_home(home, message)? {
-            ShareReply::Number(number) => Ok(number),
-            _ => Err(ShareError::Stale { node: home }.into()),
+    pub(crate) fn number_at_home(&self, word: OwnerWord, step: AtomicStep) -> Result<u64, Unanswered> {
+        loop {
+            let host = self.host_of(word);
+            return match self.at_home(host, ShareMessage::Atomic { word: word.bits(), step }) {
+                Ok(ShareReply::Number(number)) => Ok(number),
+                Ok(_) if self.is_promoted(word) => Err(self.lost_with_home(word).into()),
+                Ok(_) => Err(ShareError::Stale { node: host }.into()),
+                // Another node keeps the number since. A step that may have been made is not made twice.
+                Err(Unanswered { error: ShareError::NodeLost { .. }, may_have_arrived })
+                    if self.host_of(word) != host && (!may_have_arrived || step == AtomicStep::Load) =>
+                {
+                    continue;
+                }
+                Err(unanswered) => Err(unanswered),
+            };
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::node;
 use crate::task::code::ShippedCode;
-use crate::{Far, FarGroup, Here, NodeId, Portable, ShareError};
+use crate::{Far, FarGroup, Here, NodeId, OwnedObject, Portable, ShareError};
 use core::marker::PhantomData;
 use farfield_core::dsm::OwnerWord;
 
@@ -19,9 +19,17 @@ pub struct DArc<T: Far> {
 }
 
 // SAFETY: a word, which holds no address and stands for one owner wherever it is.
-unsafe impl<T: Far> Portable for DArc<T> {}
+unsafe impl<T: Far> Portable for DArc<T> {
+    fn visit_sent(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        self.visit_owned(visit);
+    }
+}
 // SAFETY: it has no ties.
-unsafe impl<T: Far> FarGroup for DArc<T> {}
+unsafe impl<T: Far> FarGroup for DArc<T> {
+    fn visit_owned(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        visit(OwnedObject::of::<T>(self.word, ()));
+    }
+}
 // SAFETY: the word never changes.
 unsafe impl<T: Far> Far for DArc<T> {}
 

@@ -1,9 +1,8 @@
 //! Numbers that tasks at any node change atomically, at the number's home.
 #![allow(unsafe_code, reason = "numbers lie in blocks")]
 
-use crate::message::ShareMessage;
 use crate::node::{self, AtomicStep};
-use crate::{Far, FarGroup, Here, NodeId, Portable, ShareError};
+use crate::{Far, FarGroup, Here, NodeId, OwnedObject, Portable, ShareError};
 use core::marker::PhantomData;
 use core::sync::atomic::AtomicU64;
 use farfield_core::dsm::OwnerWord;
@@ -57,9 +56,17 @@ pub struct DAtomic<T: AtomicValue> {
 }
 
 // SAFETY: a word, which holds no address.
-unsafe impl<T: AtomicValue> Portable for DAtomic<T> {}
+unsafe impl<T: AtomicValue> Portable for DAtomic<T> {
+    fn visit_sent(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        self.visit_owned(visit);
+    }
+}
 // SAFETY: it has no ties.
-unsafe impl<T: AtomicValue> FarGroup for DAtomic<T> {}
+unsafe impl<T: AtomicValue> FarGroup for DAtomic<T> {
+    fn visit_owned(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        visit(OwnedObject::number(self.word));
+    }
+}
 // SAFETY: the word never changes.
 unsafe impl<T: AtomicValue> Far for DAtomic<T> {}
 
@@ -82,13 +89,16 @@ impl<T: AtomicValue> DAtomic<T> {
     }
 
     fn step(&self, here: &Here<'_>, step: AtomicStep) -> Result<T, ShareError> {
-        if let Some(address) = here.address(self.word) {
+        let address = match step {
+            AtomicStep::Load => here.address(self.word),
+            _ => here.writing_address(self.word),
+        };
+        if let Some(address) = address {
             // SAFETY: the number, aligned to 16 bytes; it is only used atomically as long as its owner is
             // there, which is borrowed.
             return Ok(T::of_bits(step.apply(unsafe { AtomicU64::from_ptr(address.cast()) })));
         }
-        let message = ShareMessage::Atomic { word: self.word.bits(), step };
-        here.node().number_at_home(self.word, message).map(T::of_bits).map_err(|unanswered| unanswered.error)
+        here.node().number_at_home(self.word, step).map(T::of_bits).map_err(|unanswered| unanswered.error)
     }
 
     /// Returns the number.

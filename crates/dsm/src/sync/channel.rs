@@ -4,7 +4,7 @@
 use crate::message::{ShareMessage, WaitAnswer};
 use crate::node::{self, WaitCause, WaitLimit};
 use crate::task::code::{ShippedCode, bytes_of};
-use crate::{Far, FarGroup, Here, NodeId, Portable, ShareError};
+use crate::{Far, FarGroup, Here, NodeId, OwnedObject, Portable, ShareError};
 use core::marker::PhantomData;
 use core::mem::size_of;
 use core::time::Duration;
@@ -63,9 +63,22 @@ pub enum RecvError {
 }
 
 // SAFETY: a value, or none, and plain errors.
-unsafe impl<T: Far> Portable for SendError<T> {}
+unsafe impl<T: Far> Portable for SendError<T> {
+    fn visit_sent(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        self.visit_owned(visit);
+    }
+}
 // SAFETY: it has no ties.
-unsafe impl<T: Far> FarGroup for SendError<T> {}
+unsafe impl<T: Far> FarGroup for SendError<T> {
+    fn visit_owned(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        match self {
+            SendError::Closed(value) | SendError::Full(value) | SendError::Share { value: Some(value), .. } => {
+                value.visit_owned(visit);
+            }
+            SendError::Share { value: None, .. } => {}
+        }
+    }
+}
 // SAFETY: as above.
 unsafe impl<T: Far> Far for SendError<T> {}
 // SAFETY: plain errors.
@@ -90,7 +103,7 @@ unsafe impl<T: Far> Far for Sender<T> {}
 
 impl<T: Far> core::fmt::Debug for Sender<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "Sender(channel at node {})", NodeId::of(self.word))
+        write!(f, "Sender(channel at node {})", NodeId::of_home(self.word))
     }
 }
 
@@ -112,6 +125,11 @@ impl<T: Far> Sender<T> {
     }
 
     fn send_limited(&self, here: &Here<'_>, value: T, limit: WaitLimit) -> Result<(), SendError<T>> {
+        here.node().stage(|| {
+            let mut owned = Vec::new();
+            value.visit_owned(&mut |object| owned.push(object));
+            owned
+        });
         let bytes = bytes_of(value);
         let word = self.word.bits();
         let request = |ticket| {
@@ -162,7 +180,7 @@ unsafe impl<T: Far> Far for Receiver<T> {}
 
 impl<T: Far> core::fmt::Debug for Receiver<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "Receiver(channel at node {})", NodeId::of(self.word))
+        write!(f, "Receiver(channel at node {})", NodeId::of_home(self.word))
     }
 }
 

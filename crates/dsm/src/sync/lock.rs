@@ -37,13 +37,18 @@ impl<T: Far> LockedValue<T> {
     }
 
     fn home(&self) -> NodeId {
-        NodeId::of(self.word)
+        NodeId::of_home(self.word)
     }
 
     /// Takes the lock. Returns `None` if the time is over.
     fn hold(&self, here: &Here<'_>, mode: LockMode, limit: WaitLimit) -> Result<Option<LockHold<T>>, ShareError> {
         let word = self.word;
-        let locked = LockedType { bytes: size_of::<T>() as u64, owns_others: needs_drop::<T>() };
+        let destructor = if here.node().keeps_backups() { ShippedCode::of_destructor::<T>(1) } else { None };
+        let locked = LockedType {
+            bytes: size_of::<T>() as u64,
+            owns_others: needs_drop::<T>(),
+            destructor: destructor.map(ShippedCode::reference),
+        };
         let request = |ticket| {
             let may_wait = limit.may_wait();
             ShareMessage::Lock { word: word.bits(), ticket, mode, may_wait, locked }
@@ -92,6 +97,14 @@ impl<T: Far> LockHold<T> {
     /// Gives the lock back, with the value if that was written to.
     fn end(mut self, here: &Here<'_>, is_reader: bool) {
         here.forget_lock(self.number);
+        if self.brought.is_some() && !is_reader {
+            here.node().stage(|| {
+                let mut owned = Vec::new();
+                // SAFETY: the value, which nobody writes to any more.
+                unsafe { &*self.value }.visit_owned(&mut |object| owned.push(object));
+                owned
+            });
+        }
         let value = self.brought.take().filter(|_| !is_reader).map(|buffer| {
             let mut bytes = vec![0; size_of::<T>()];
             // SAFETY: the buffer holds so many bytes.

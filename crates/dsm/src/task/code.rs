@@ -9,7 +9,7 @@
 use crate::message::CodeRef;
 use crate::node::with_current;
 use crate::ptr::MemberType;
-use crate::{Far, FarGroup, Here, Portable};
+use crate::{Far, FarGroup, Here, OwnedObject, Portable};
 use core::any::{TypeId, type_name};
 use core::hash::{Hash, Hasher};
 use core::marker::PhantomData;
@@ -38,6 +38,8 @@ pub(crate) enum TrampolineOp<'o, 'h> {
     Drop(*mut u8, usize),
     /// Say how objects of its type are walked.
     Member(&'o mut Option<MemberType>),
+    /// Pass what so many values own that lie side by side at this address: arguments, or what it drops.
+    Visit { values: *const u8, count: usize, are_arguments: bool, visit: &'o mut dyn FnMut(OwnedObject) },
 }
 
 /// Types of a trampoline.
@@ -90,7 +92,8 @@ fn types_of<T>() -> u128 {
 
 /// # Safety
 /// For `Run`: the arguments are the bytes of a value of `A` that nobody else uses, there is room
-/// for an `R`, and `F` has no size. For `Drop`: a value of `R` lies there that nobody else uses.
+/// for an `R`, and `F` has no size. For `Drop`: a value of `R` lies there that nobody else uses. For
+/// `Visit`: a value of `A` or `R` lies there, aligned, to which nobody writes.
 #[unsafe(link_section = "farfield_share")]
 #[inline(never)]
 unsafe fn run_body<F, A, R>(op: TrampolineOp<'_, '_>)
@@ -120,11 +123,22 @@ where
         }
         // SAFETY: the caller's promise. The value may lie anywhere.
         TrampolineOp::Drop(value, _) => drop(unsafe { value.cast::<R>().read_unaligned() }),
+        TrampolineOp::Visit { values, are_arguments: true, visit, .. } => {
+            // SAFETY: the caller's promise.
+            let arguments = unsafe { &*values.cast::<A>() };
+            arguments.visit_sent(visit);
+        }
+        TrampolineOp::Visit { values, visit, .. } => {
+            // SAFETY: the caller's promise.
+            let result = unsafe { &*values.cast::<R>() };
+            result.visit_sent(visit);
+        }
     }
 }
 
 /// # Safety
-/// For `Drop`: so many values of `T` lie there that nobody else uses. For `Run`: never.
+/// For `Drop`: so many values of `T` lie there that nobody else uses. For `Visit`: as many, to which nobody
+/// writes. For `Run`: never.
 #[unsafe(link_section = "farfield_share")]
 #[inline(never)]
 unsafe fn drop_object<T: FarGroup>(op: TrampolineOp<'_, '_>) {
@@ -139,6 +153,11 @@ unsafe fn drop_object<T: FarGroup>(op: TrampolineOp<'_, '_>) {
         TrampolineOp::Drop(object, count) => unsafe {
             slice_from_raw_parts_mut(object.cast::<T>(), count).drop_in_place()
         },
+        TrampolineOp::Visit { values, count, visit, .. } => {
+            // SAFETY: the caller's promise; objects are aligned.
+            let values = unsafe { core::slice::from_raw_parts(values.cast::<T>(), count) };
+            values.iter().for_each(|value| value.visit_owned(visit));
+        }
     }
 }
 
@@ -153,7 +172,7 @@ unsafe fn release_group<T: FarGroup>(op: TrampolineOp<'_, '_>) {
         TrampolineOp::Describe(description) => {
             *description = Description { types: types_of::<Released<T>>(), argument_bytes: 0, result_bytes: 0 };
         }
-        TrampolineOp::Run { .. } | TrampolineOp::Member(_) => {}
+        TrampolineOp::Run { .. } | TrampolineOp::Member(_) | TrampolineOp::Visit { .. } => {}
         TrampolineOp::Drop(object, _) => {
             // SAFETY: the caller's promise.
             with_current(|node| unsafe { node.release_members(object, MemberType::of::<T>()) });
@@ -252,6 +271,30 @@ impl ShippedCode {
         Ok(Value { bytes: result, code: self })
     }
 
+    /// Returns the size of what the code drops, in bytes.
+    pub(crate) fn dropped_bytes(self) -> usize {
+        self.description.result_bytes.saturating_mul(self.count)
+    }
+
+    /// Returns the objects that are owned by the arguments of a task, or else by what the code drops: so
+    /// many bytes of values.
+    ///
+    /// # Safety
+    /// They are the bytes of such values, and nobody drops them meanwhile.
+    pub(crate) unsafe fn owned_by(self, values: &[u8], are_arguments: bool) -> Vec<OwnedObject> {
+        // Values are visited where they are aligned.
+        let mut aligned = vec![0u128; values.len().div_ceil(size_of::<u128>()).max(1)];
+        let at = aligned.as_mut_ptr().cast::<u8>();
+        // SAFETY: room for so many bytes.
+        unsafe { core::ptr::copy_nonoverlapping(values.as_ptr(), at, values.len()) };
+        let mut owned = Vec::new();
+        let mut visit = |object| owned.push(object);
+        let op = TrampolineOp::Visit { values: at, count: self.count, are_arguments, visit: &mut visit };
+        // SAFETY: the caller's promise.
+        unsafe { (self.trampoline)(op) };
+        owned
+    }
+
     /// Drops an object.
     ///
     /// # Safety
@@ -284,6 +327,12 @@ impl Value {
 
     pub(crate) fn code(&self) -> ShippedCode {
         self.code
+    }
+
+    /// Returns the objects that the value owns.
+    pub(crate) fn owned(&self) -> Vec<OwnedObject> {
+        // SAFETY: the bytes of a value of the code's type, which is borrowed.
+        unsafe { self.code.owned_by(&self.bytes, false) }
     }
 
     /// Returns the bytes, which own what the value owned.

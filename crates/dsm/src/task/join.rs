@@ -1,6 +1,7 @@
 //! The wait for a task, at the node that has started it.
 #![allow(unsafe_code, reason = "results arrive as bytes")]
 
+use super::UsedLoan;
 use super::code::{ShippedCode, Value};
 use crate::node::{WaitSlot, WaitTable};
 use crate::{Far, Here, JoinError, NodeId, ShareError};
@@ -10,9 +11,8 @@ use std::sync::Arc;
 /// End of a task, at the node that waits for it.
 pub(crate) struct TaskEnd {
     pub(crate) result: Result<Value, JoinError>,
-    /// Mutable loans that the task has used: numbers, words of the objects, and last words in the
-    /// blocks in which they were lent; zeros if the object is lost.
-    pub(crate) loans: Vec<(u64, u64, u64)>,
+    /// Mutable loans that the task has used, by number; `None` if the object is lost.
+    pub(crate) loans: Vec<(u64, Option<UsedLoan>)>,
 }
 
 impl From<ShareError> for TaskEnd {

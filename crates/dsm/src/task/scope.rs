@@ -10,7 +10,9 @@ use crate::message::LOANS_MAX;
 use crate::node::{BlockRights, NotStarted};
 use crate::object::sealed::ObjectLayout;
 use crate::task::code::ShippedCode;
-use crate::{DArc, DBox, Far, Here, JoinError, Mut, NodeId, Object, ObjectFetch, PinnedObject, Portable, ShareError};
+use crate::{
+    DArc, DBox, Far, Here, JoinError, Mut, NodeId, Object, ObjectFetch, OwnedObject, PinnedObject, Portable, ShareError,
+};
 use core::cell::RefCell;
 use core::marker::PhantomData;
 use farfield_core::dsm::OwnerWord;
@@ -26,6 +28,8 @@ pub(crate) struct UsedLoan {
     /// Last word that it had in the block in which it was lent. That block is free when the loan is
     /// over, if the object is elsewhere then.
     pub(crate) left: OwnerWord,
+    /// The object, if this node knows its type.
+    pub(crate) object: Option<OwnedObject>,
 }
 
 impl UsedLoan {
@@ -119,7 +123,7 @@ impl<'s, 'env> TaskScope<'s, 'env> {
         let (owns_others, group) = (<O::Object as ObjectLayout>::OWNS_OTHERS, <O::Object as ObjectLayout>::group());
         let release = group.map(|group| group.release);
         self.loans.borrow_mut().insert(number, OpenLoan { owner, lent, owns_others, release });
-        LentMut { now: UsedLoan { word: lent, left: lent }, extent, number, object: PhantomData }
+        LentMut { now: UsedLoan { word: lent, left: lent, object: None }, extent, number, object: PhantomData }
     }
 
     /// Starts a task at a node and returns at once, as [`Here::spawn_to`] does. The arguments may be
@@ -201,11 +205,10 @@ fn settle(here: &Here<'_>, open: &RefCell<HashMap<u64, OpenLoan>>, loans: &[u64]
             loans.iter().for_each(|number| lose(here, open, *number, true));
         }
         _ => {
-            for (number, word, left) in &end.loans {
-                let words = [word, left].map(|bits| OwnerWord::from_bits(*bits));
-                match words {
-                    [Some(word), Some(left)] => take_back(here, open, *number, UsedLoan { word, left }),
-                    _ => lose(here, open, *number, false),
+            for (number, used) in &end.loans {
+                match used {
+                    Some(used) => take_back(here, open, *number, *used),
+                    None => lose(here, open, *number, false),
                 }
             }
         }
@@ -228,7 +231,7 @@ fn take_back(here: &Here<'_>, open: &RefCell<HashMap<u64, OpenLoan>>, number: u6
         LentOwner::Loan(outer, now) => {
             // SAFETY: as above.
             let now = unsafe { &mut *now };
-            now.word = used.word;
+            (now.word, now.object) = (used.word, used.object);
             // The block in which the outer loan was lent stays until that is over.
             let is_of_outer = now.left.is_same_block(used.left);
             if is_of_outer {
@@ -392,6 +395,10 @@ unsafe impl<T: Object + ?Sized> Portable for LentMut<'_, T> {
     fn visit_loans(&self, visit: &mut dyn FnMut(u64)) {
         visit(self.number);
     }
+
+    fn visit_sent(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        visit(OwnedObject::of::<T>(self.now.word, self.extent));
+    }
 }
 
 impl<T: Object + ?Sized> core::fmt::Debug for LentMut<'_, T> {
@@ -423,6 +430,7 @@ impl<T: Object + ?Sized> LentMut<'_, T> {
         };
         let (word, object) = here.writing::<T>(self.now.word, self.extent, rights)?;
         self.now.word = word;
+        self.now.object = Some(OwnedObject::of::<T>(word, self.extent));
         if word.is_same_block(self.now.left) {
             self.now.left = word;
         }

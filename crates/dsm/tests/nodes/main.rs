@@ -13,6 +13,7 @@ mod owners;
 mod placement;
 mod reads;
 mod support;
+mod survival;
 mod sync;
 mod vectors;
 
@@ -27,7 +28,9 @@ fn main() {
     let started = Instant::now();
     let mut passed = 0;
     // The threads of a litmus test wait for each other, so all of them must run.
+    let (_server, backup) = survival::memory_server();
     let all = [
+        (survival::TESTS, 2),
         (owners::TESTS, 2),
         (sync::TESTS, 2),
         (vectors::TESTS, 2),
@@ -48,6 +51,8 @@ fn main() {
         ];
         for (is_in_place, _) in modes.iter().filter(|(_, is_run)| *is_run) {
             let config = NodeBuilder::new().nodes(*nodes).near(support::NEAR_BYTES).workers(workers);
+            let has_backup = survival::TESTS.iter().any(|(other, ..)| other == name);
+            let config = if has_backup { config.backup(&*backup) } else { config };
             let config = config.read_in_place(*is_in_place);
             let begun = Instant::now();
             let ended = farfield_dsm::run(&config, test).expect("the nodes start");
@@ -62,7 +67,11 @@ fn main() {
         println!("test owners_that_outlive_their_program_lead_to_nothing ... ok");
         groups::tied_objects_outlive_their_program();
         println!("test tied_objects_outlive_their_program ... ok");
-        passed += 2;
+        survival::backups_that_cannot_be_kept_are_refused();
+        println!("test backups_that_cannot_be_kept_are_refused ... ok");
+        survival::nodes_go_on_without_their_backups();
+        println!("test nodes_go_on_without_their_backups ... ok");
+        passed += 4;
     }
     println!("\ntest result: ok. {passed} passed; 0 failed; finished in {:.2}s", started.elapsed().as_secs_f64());
 }

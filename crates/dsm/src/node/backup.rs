@@ -1,0 +1,298 @@
+//! Backup of this node's objects: what is stored at a memory server before a message has an effect
+//! elsewhere.
+//!
+//! Only what others can come to own must survive: what a message hands over, with all that it owns. So
+//! these objects are *staged* where the message is made, and every message waits until what was staged
+//! counts (output commit; one batch for all who wait). Ownership says that nobody writes to them meanwhile.
+//! An object that was stored and not changed since is not looked at again, nor is what it owns: whoever
+//! changes that has to change the object, too, because the word is in it.
+//!
+//! Atomic numbers change without an owner. Each step notes its number, and the next message, of whatever
+//! kind, takes it along.
+#![allow(unsafe_code, reason = "objects are read where they lie")]
+
+use super::{AtomicStep, NodeId, ShareNode};
+use crate::arena::ShareArena;
+use crate::backup::{BackupError, BackupRegion};
+use crate::message::ShareMessage;
+use crate::object::ObjectContents;
+use crate::stats::count;
+use crate::{OwnedObject, ShareError};
+use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use farfield_core::dsm::{BackupBatch, BackupLog, OwnerWord};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Bytes of a batch of frees only that are stored although nobody waits.
+const FREES_BYTES_MAX: u64 = 1 << 20;
+
+/// Backup of a node.
+pub(crate) struct NodeBackup {
+    state: Mutex<BackupState>,
+    changed: Condvar,
+}
+
+struct BackupState {
+    /// Stored versions, by offset, that are the objects' contents still.
+    stored: HashMap<u64, StoredObject>,
+    /// Numbers that have changed since they were stored.
+    numbers: HashSet<OwnerWord>,
+    /// Batch that is being collected, its number here, and the entries in it that somebody waits for.
+    batch: BackupBatch,
+    collecting: u64,
+    staged: u64,
+    /// Number of the last batch that counts.
+    done: u64,
+    /// Whoever has it writes a batch.
+    writer: Option<BackupWriter>,
+    /// Why nothing is stored any more.
+    ended: Option<BackupEnd>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum BackupEnd {
+    /// The first process knows that the backup is of no use.
+    Lost,
+    /// Another node keeps this one's objects now.
+    TakenOver,
+}
+
+#[derive(Clone, Copy)]
+struct StoredObject {
+    word: OwnerWord,
+    bytes: usize,
+    is_number: bool,
+}
+
+struct BackupWriter {
+    region: BackupRegion,
+    log: BackupLog,
+}
+
+impl NodeBackup {
+    /// Begins the backup of a node in a region.
+    pub(crate) fn new(mut region: BackupRegion) -> Result<NodeBackup, BackupError> {
+        let log = BackupLog::new(region.layout(), region.commit_word()?);
+        let state = BackupState {
+            stored: HashMap::new(),
+            numbers: HashSet::new(),
+            batch: BackupBatch::default(),
+            collecting: 1,
+            staged: 0,
+            done: 0,
+            writer: Some(BackupWriter { region, log }),
+            ended: None,
+        };
+        Ok(NodeBackup { state: Mutex::new(state), changed: Condvar::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BackupState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl BackupState {
+    /// Adds the contents of an object of this node to the batch. Returns whether it is there.
+    fn put(&mut self, arena: &ShareArena, stored: StoredObject) -> bool {
+        let mut contents = Vec::with_capacity(stored.bytes);
+        let is_there = if stored.is_number {
+            let number = arena.with_object(stored.word, size_of::<u64>() as u64, |address| {
+                // SAFETY: an atomic number of this node, which is not freed meanwhile.
+                unsafe { AtomicU64::from_ptr(address.cast()) }.load(SeqCst)
+            });
+            number.map(|number| contents.extend_from_slice(&number.to_ne_bytes())).is_some()
+        } else {
+            arena.read(stored.word, stored.bytes as u64, &mut contents)
+        };
+        if is_there {
+            self.batch.put(stored.word, &contents);
+            self.stored.insert(stored.word.offset(), stored);
+            self.staged += 1;
+        }
+        is_there
+    }
+
+    fn stage(&mut self, node: &ShareNode, owned: Vec<OwnedObject>) {
+        let mut left = owned;
+        while let Some(OwnedObject { word, bytes, count, contents }) = left.pop() {
+            let is_stored = |stored: &StoredObject| stored.word == word && stored.bytes == bytes;
+            // Groups are not kept. Objects of other nodes are in the backups of these.
+            if !node.is_here(word)
+                || matches!(contents, ObjectContents::Group)
+                || self.stored.get(&word.offset()).is_some_and(is_stored)
+            {
+                continue;
+            }
+            let is_number = matches!(contents, ObjectContents::Number);
+            if self.put(&node.arena, StoredObject { word, bytes, is_number })
+                && let ObjectContents::Values(visit) = contents
+            {
+                // SAFETY: so many values of the object, which is there; whoever stages it owns it.
+                unsafe { visit(node.arena.address(word), count, &mut |owned| left.push(owned)) };
+            }
+        }
+    }
+
+    fn stage_numbers(&mut self, arena: &ShareArena) {
+        for word in core::mem::take(&mut self.numbers) {
+            self.put(arena, StoredObject { word, bytes: size_of::<u64>(), is_number: true });
+        }
+    }
+
+    /// Forgets the contents of an object that is changed or freed now.
+    fn forget(&mut self, word: OwnerWord) {
+        self.numbers.remove(&word);
+        // Whoever frees an object late does not mean a later one in its block.
+        if self.stored.get(&word.offset()).is_some_and(|stored| stored.word.colour() <= word.colour()) {
+            self.stored.remove(&word.offset());
+            self.batch.free(word);
+        }
+    }
+
+    /// Takes the batch to be written.
+    fn take_batch(&mut self) -> BackupBatch {
+        self.collecting += 1;
+        self.staged = 0;
+        core::mem::take(&mut self.batch)
+    }
+
+    /// Makes a batch of all objects.
+    fn all(&self, arena: &ShareArena) -> BackupBatch {
+        let mut all = BackupState {
+            stored: HashMap::with_capacity(self.stored.len()),
+            numbers: HashSet::new(),
+            batch: BackupBatch::default(),
+            collecting: 0,
+            staged: 0,
+            done: 0,
+            writer: None,
+            ended: None,
+        };
+        self.stored.values().for_each(|stored| {
+            all.put(arena, *stored);
+        });
+        all.batch
+    }
+}
+
+impl ShareNode {
+    /// Returns whether the node has a backup.
+    pub(crate) fn has_backup(&self) -> bool {
+        self.backup.is_some()
+    }
+
+    /// Returns whether other nodes may have backups, so that they are told what values own.
+    pub(crate) fn keeps_backups(&self) -> bool {
+        self.keeps_backups
+    }
+
+    /// Returns how many bytes wait to be stored, and whether what is stored is of use; `None` without a
+    /// backup.
+    pub(super) fn backup_lag(&self) -> Option<(u64, bool)> {
+        let state = self.backup.as_ref()?.lock();
+        let bytes = if state.staged > 0 { state.batch.len() } else { 0 };
+        Some((bytes, state.ended.is_none()))
+    }
+
+    /// Sees to it that the next message leaves when these objects, and all that they own, are stored. They
+    /// are borrowed by the caller, or owned.
+    pub(crate) fn stage(&self, owned: impl FnOnce() -> Vec<OwnedObject>) {
+        if let Some(backup) = &self.backup {
+            let owned = owned();
+            if !owned.is_empty() {
+                backup.lock().stage(self, owned);
+            }
+        }
+    }
+
+    /// Records that an object of this node is changed or freed from now on.
+    pub(crate) fn forget_stored(&self, word: OwnerWord) {
+        if let Some(backup) = &self.backup {
+            backup.lock().forget(word);
+        }
+    }
+
+    /// Makes a step of an atomic number of this node. Whatever is told afterwards, by whoever has seen the
+    /// step, is told after it is stored.
+    pub(crate) fn step_number(&self, word: OwnerWord, step: AtomicStep) -> Option<u64> {
+        let mut state = self.backup.as_ref().filter(|_| step != AtomicStep::Load).map(NodeBackup::lock);
+        let before = self.arena.with_object(word, size_of::<u64>() as u64, |address| {
+            // SAFETY: a block of that size, aligned to 16 bytes, which is not freed meanwhile; a word that
+            // is asked for as a number's is the one of a number, because all nodes run this build.
+            step.apply(unsafe { AtomicU64::from_ptr(address.cast()) })
+        })?;
+        if let Some(state) = &mut state
+            && state.stored.contains_key(&word.offset())
+        {
+            state.numbers.insert(word);
+        }
+        Some(before)
+    }
+
+    /// Waits until all is stored that was staged before. A message leaves afterwards. Fails if another node
+    /// keeps the objects of this one.
+    pub(crate) fn commit(&self) -> Result<(), ShareError> {
+        let Some(backup) = &self.backup else { return Ok(()) };
+        let mut state = backup.lock();
+        state.stage_numbers(&self.arena);
+        let is_wanted = state.staged > 0 || state.batch.len() > FREES_BYTES_MAX;
+        let wanted = if is_wanted { state.collecting } else { state.collecting - 1 };
+        loop {
+            match state.ended {
+                Some(BackupEnd::TakenOver) => return Err(ShareError::Expelled),
+                Some(BackupEnd::Lost) => return Ok(()),
+                None if state.done >= wanted => return Ok(()),
+                None => {}
+            }
+            let Some(mut writer) = state.writer.take() else {
+                state = backup.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let (number, batch) = (state.collecting, state.take_batch());
+            let (mut batch, place) = match writer.log.append(&batch) {
+                Some(place) => (batch, Some(place)),
+                None => {
+                    let all = state.all(&self.arena);
+                    let place = writer.log.checkpoint(&all);
+                    (all, place)
+                }
+            };
+            drop(state);
+            let written = match place {
+                Some(place) => writer.region.write(writer.log.commit(), &mut batch, place).and_then(|()| {
+                    count(&self.counters.backup_batches, 1);
+                    count(&self.counters.backup_bytes, batch.len());
+                    writer.log.advance(place).map_or(Ok(()), |unused| writer.region.discard(unused))
+                }),
+                None => Err(BackupError::TooSmall),
+            };
+            let end = written.err().map(|error| self.end_backup(&error));
+            state = backup.lock();
+            state.writer = Some(writer);
+            state.done = number;
+            if end.is_some() {
+                state.ended = end;
+                state.stored = HashMap::new();
+            }
+            backup.changed.notify_all();
+        }
+    }
+
+    /// Ends the backup after an error, and tells the first process before any other message leaves: what is
+    /// stored is older than what others will know.
+    fn end_backup(&self, error: &BackupError) -> BackupEnd {
+        if matches!(error, BackupError::Fenced) {
+            self.first.expelled();
+            return BackupEnd::TakenOver;
+        }
+        crate::member::say(&format!("node {}: its backup is lost, and it goes on without: {error}", self.id));
+        loop {
+            match self.peers.tell(self, NodeId(0), ShareMessage::BackupLost) {
+                Err(unanswered) if matches!(unanswered.error, ShareError::Silent { .. }) => {}
+                Err(unanswered) if matches!(unanswered.error, ShareError::Expelled) => return BackupEnd::TakenOver,
+                // Without the first process this one ends, too.
+                _ => return BackupEnd::Lost,
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Objects of nodes that are gone, which this node keeps since: what was in their backups.
+//!
+//! They are read, moved away and dropped, but no owner writes to one here: a mutable borrow brings it to a
+//! block of the borrower's node. So no new version is made in a partition that was promoted, and its words
+//! are never used again. Atomic numbers stay and are changed.
+#![allow(unsafe_code, reason = "objects are read where they lie")]
+
+use super::{AtomicStep, NodeId, ShareNode, within};
+use crate::ShareError;
+use crate::stats::count;
+use crate::task::code::ShippedCode;
+use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use farfield_core::dsm::{BackupImage, OwnerWord};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Objects of other partitions, by partition and offset.
+#[derive(Default)]
+pub(super) struct PromotedObjects(Mutex<HashMap<(u16, u64), PromotedObject>>);
+
+struct PromotedObject {
+    word: OwnerWord,
+    /// Contents, aligned as in a block.
+    contents: Vec<u128>,
+    bytes: usize,
+}
+
+/// Nodes that keep the partitions of the program, by the numbers of those that were started with them.
+pub(super) struct PartitionHosts(Box<[AtomicU16]>);
+
+impl PartitionHosts {
+    pub(super) fn new(nodes: u16) -> PartitionHosts {
+        PartitionHosts((0..nodes).map(AtomicU16::new).collect())
+    }
+}
+
+fn key(word: OwnerWord) -> (u16, u64) {
+    (word.partition().number(), word.offset())
+}
+
+impl PromotedObject {
+    fn new(word: OwnerWord, contents: &[u8]) -> PromotedObject {
+        let mut aligned = vec![0u128; contents.len().div_ceil(size_of::<u128>()).max(1)];
+        // SAFETY: room for so many bytes.
+        unsafe { core::ptr::copy_nonoverlapping(contents.as_ptr(), aligned.as_mut_ptr().cast(), contents.len()) };
+        PromotedObject { word, contents: aligned, bytes: contents.len() }
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        // SAFETY: so many bytes were written.
+        unsafe { core::slice::from_raw_parts(self.contents.as_ptr().cast(), self.bytes) }
+    }
+}
+
+impl PromotedObjects {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(u16, u64), PromotedObject>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the number of objects, and their bytes.
+    pub(super) fn count(&self) -> (u64, u64) {
+        let objects = self.lock();
+        (objects.len() as u64, objects.values().map(|object| object.bytes as u64).sum())
+    }
+
+    /// Calls `action` with an object, if this very version of it is here.
+    fn with<R>(&self, word: OwnerWord, action: impl FnOnce(&mut PromotedObject) -> R) -> Option<R> {
+        self.lock().get_mut(&key(word)).filter(|object| object.word == word).map(action)
+    }
+}
+
+impl ShareNode {
+    /// Returns the node that keeps the object of this word now.
+    pub(crate) fn host_of(&self, word: OwnerWord) -> NodeId {
+        let home = self.home_of(word);
+        self.hosts.0.get(usize::from(home.0)).map_or(home, |host| NodeId(host.load(Ordering::Acquire)))
+    }
+
+    /// Returns whether an object's node is gone and another one keeps what it had stored.
+    pub(crate) fn is_promoted(&self, word: OwnerWord) -> bool {
+        self.host_of(word) != self.home_of(word)
+    }
+
+    /// Records which node keeps the partition of one that is gone.
+    pub(crate) fn set_host(&self, of: NodeId, host: NodeId) {
+        if let Some(entry) = self.hosts.0.get(usize::from(of.0)) {
+            entry.store(host.0, Ordering::Release);
+        }
+    }
+
+    /// Keeps the objects of a node that is gone.
+    pub(crate) fn promote(&self, node: NodeId, image: BackupImage) {
+        let mut objects = self.promoted.lock();
+        for (word, contents) in image.objects.into_values().filter(|(word, _)| self.home_of(*word) == node) {
+            objects.insert(key(word), PromotedObject::new(word, &contents));
+        }
+        drop(objects);
+        self.set_host(node, self.id);
+    }
+
+    /// Reads bytes of a promoted object. Returns `None` if this version of it is not here.
+    pub(super) fn read_promoted(&self, word: OwnerWord, offset: u64, bytes: u64) -> Option<Vec<u8>> {
+        let end = offset.checked_add(bytes)?;
+        let range = usize::try_from(offset).ok()?..usize::try_from(end).ok()?;
+        self.promoted.with(word, |object| object.as_bytes().get(range).map(<[u8]>::to_vec)).flatten()
+    }
+
+    /// Returns whether this version of a promoted object is here.
+    pub(super) fn holds_promoted(&self, word: OwnerWord) -> bool {
+        self.promoted.with(word, |_| ()).is_some()
+    }
+
+    /// Makes a step of a promoted number.
+    pub(super) fn step_promoted(&self, word: OwnerWord, step: AtomicStep) -> Option<u64> {
+        let step = |object: &mut PromotedObject| {
+            // SAFETY: memory of 16 bytes or more, aligned, which is used under a lock.
+            step.apply(unsafe { AtomicU64::from_ptr(object.contents.as_mut_ptr().cast()) })
+        };
+        self.promoted.with(word, |object| (object.bytes == size_of::<u64>()).then(|| step(object))).flatten()
+    }
+
+    /// Drops a promoted object, once.
+    pub(super) fn drop_promoted(self: &Arc<ShareNode>, word: OwnerWord, destructor: Option<ShippedCode>) {
+        let object = {
+            let mut objects = self.promoted.lock();
+            let is_here = objects.get(&key(word)).is_some_and(|object| object.word == word);
+            if is_here { objects.remove(&key(word)) } else { None }
+        };
+        match (object, destructor) {
+            (Some(mut object), Some(destructor)) if destructor.dropped_bytes() <= object.bytes => {
+                // SAFETY: its owner is gone, so nobody borrows it; owners have the destructor of their type.
+                within(self, false, || unsafe { destructor.drop_at(object.contents.as_mut_ptr().cast()) });
+            }
+            (Some(_), _) => {}
+            // It was not in the backup: what it owns stays.
+            (None, _) => count(&self.counters.orphans, 1),
+        }
+    }
+
+    /// Returns the error of an access to an object whose node is gone.
+    pub(super) fn lost_with_home(&self, word: OwnerWord) -> ShareError {
+        ShareError::NodeLost { node: self.home_of(word) }
+    }
+}
