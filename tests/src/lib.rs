@@ -10,6 +10,7 @@
 //! - `faults.rs`: does every fault of the world end in time, with a message?
 //! - `heaps.rs`: does a far heap outlive its server, whatever it was doing?
 //! - `survival/`: do programs and heaps outlive the servers of a mirror, and go on while some of them are silent?
+//! - `agents.rs`: do jobs share the near memory of a machine as they were promised?
 //! - `switch.rs`: do they go on while their pool is exchanged?
 //! - `offload.rs`: are numbers added up where they are, and rightly?
 //! - `columns.rs`: are columns copied, shuffled, counted and grouped there, and rightly?

@@ -64,7 +64,7 @@ const fn deep(part: Part) -> Part {
 
 /// In the order in which they begin: those that cargo builds, of which one runs at a time, and the longest, so that none of them
 /// is left over at the end.
-pub(crate) const PARTS: [Part; 25] = [
+pub(crate) const PARTS: [Part; 26] = [
     part("lints"),
     serial("heaps"),
     part("doctests"),
@@ -83,6 +83,7 @@ pub(crate) const PARTS: [Part; 25] = [
     part("situations"),
     alone("leftovers"),
     alone("kills"),
+    alone("agents"),
     alone("budget"),
     alone("users"),
     deep(part("experiments")),

@@ -1,8 +1,10 @@
 //! The farfield command.
 
 mod advise;
+mod agent;
 mod bench;
 mod doctor;
+mod near;
 mod notice;
 mod pipe;
 mod pool;
@@ -47,7 +49,9 @@ enum Command {
     Serve(serve::ServeArgs),
     Top(top::TopArgs),
     Share(share::ShareArgs),
+    Near(near::NearArgs),
     Pool(pool::PoolArgs),
+    Agent(agent::AgentArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
     Sim(sim::SimArgs),
@@ -65,7 +69,9 @@ fn main() -> ExitCode {
         Command::Serve(args) => finish(serve::run(args)),
         Command::Top(args) => top::run(args),
         Command::Share(args) => share::run(args),
+        Command::Near(args) => finish(near::run(&args)),
         Command::Pool(args) => pool::run(args),
+        Command::Agent(args) => finish(agent::run(args)),
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => finish(bench::run(&args)),
         Command::Sim(args) => finish(sim::run(&args)),

@@ -2,14 +2,19 @@
 
 use crate::doctor::pool::ProbeEffort;
 use crate::size::Size;
-use anyhow::Context;
-use clap::{Args, ValueEnum};
+use anyhow::{Context, ensure};
+use clap::{ArgGroup, Args, ValueEnum};
 use farfield_core::policy::budget_controller::Cadence;
+use farfield_core::policy::cluster::JobClaim;
+use farfield_core::policy::cluster::claim::POINTS_MAX;
+use farfield_core::policy::curve::{Curve, Point};
+use farfield_core::policy::profile::Profile;
 use farfield_pager::control::{FaultMode, exit};
-use farfield_pager::runner::{self, Options, ProgramExit, SloOptions, machine};
+use farfield_pager::runner::{self, AgentOptions, ByteSize, Options, ProgramExit, SloOptions, machine};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Run a program with far memory.
 ///
@@ -17,6 +22,7 @@ use std::process::ExitCode;
 /// Without --far, a private memory server is started on this machine for this job and stopped with it.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES, args_override_self = true)]
+#[command(group(ArgGroup::new("budget").multiple(true)))]
 pub(crate) struct RunArgs {
     /// Near memory that the program and all its children may use together: 512M, 1.5G, 4GiB, or 25% of this
     /// machine's (or container's) memory. At least 16M
@@ -29,18 +35,33 @@ pub(crate) struct RunArgs {
     /// for pages that the first has no room for
     #[arg(long, value_name = "URL")]
     far: Vec<String>,
+    /// Least near memory that the program runs with: neither `farfield near` nor an agent gives it
+    /// less. At least 16M [default: 16M; with --agent and --profile, what keeps --slo]
+    #[arg(long, value_name = "SIZE")]
+    least: Option<Size>,
+    /// Ask the agent of this node (`farfield agent`) for near memory and for a pool, instead of
+    /// --near and --far. The program starts when there is room
+    #[arg(long, value_name = "SOCKET", num_args = 0..=1, require_equals = true, default_missing_value = "",
+          conflicts_with = "far", group = "budget")]
+    agent: Option<PathBuf>,
+    /// Memory that the program needs in all, near and far, for --agent [default: as in --profile]
+    #[arg(long, value_name = "SIZE", requires = "agent")]
+    mem: Option<Size>,
+    /// How long to wait for near memory, with --agent: 30s, 10m
+    #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "10m", requires = "agent")]
+    wait: Duration,
     /// Give the program as little near memory as --slo allows, --near at most, and adapt it while
     /// the program runs. Each --far is then a pool of its own. The job starts at the first one, or
     /// with --profile at the one that `farfield advise` recommends. It moves to another pool if its
     /// own is too slow or loses a server. "periodic" decides at fixed times
     #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true,
-          default_missing_value = "event", requires = "slo")]
+          default_missing_value = "event", requires = "slo", group = "budget")]
     auto: Option<AutoArg>,
     /// Slowdown that the program may have at most: 1.1 is 1.1 times its run time with all memory near
-    #[arg(long, value_name = "TIMES", value_parser = crate::advise::slo, requires = "auto")]
+    #[arg(long, value_name = "TIMES", value_parser = crate::advise::slo, requires = "budget")]
     slo: Option<f64>,
     /// Profile of this program, written by `farfield profile`
-    #[arg(long, value_name = "PROFILE", requires = "auto")]
+    #[arg(long, value_name = "PROFILE", requires = "budget")]
     profile: Option<PathBuf>,
     /// How page faults are served
     #[arg(long, value_enum, default_value = "auto")]
@@ -78,6 +99,7 @@ Examples:
   farfield run --auto --slo 1.4 --profile train.json -- ./train
   farfield run --auto --slo 1.4 --far tcp://big:7400 --far 'ssd:/var/tmp?size=32G' -- ./train
                                                         On big, and in a file when big becomes too slow
+  farfield run --agent --mem 8G --least 4G -- ./train   What this node's `farfield agent` gives, between 4 and 8 GiB
   farfield run --near 1G --report run.json -- ./app     What happened, for programs
   farfield run --quiet --near 1G -- ./app > out.txt     Nothing of ours on the terminal
 
@@ -125,10 +147,21 @@ fn refused(text: &str, code: i32) -> ExitCode {
 fn options(args: RunArgs) -> anyhow::Result<Options> {
     let farfield = std::env::current_exe().context("cannot tell where the farfield executable is")?;
     let preload = runner::find_preload(std::env::var_os(runner::ENV_PRELOAD).as_deref(), &farfield)?;
-    let near_limit_bytes = args.near.bytes(machine::memory_bytes());
+    let machine_bytes = machine::memory_bytes();
+    let agent = args.agent.as_ref().map(|socket| agent_options(&args, socket)).transpose()?;
+    let (near_limit_bytes, near_least_bytes) = match &agent {
+        Some(agent) => (agent.claim.memory_bytes, agent.claim.least_bytes),
+        None => (
+            args.near.bytes(machine_bytes),
+            args.least.map_or(machine::NEAR_BYTES_MIN, |least| least.bytes(machine_bytes)),
+        ),
+    };
+    ensure!(near_least_bytes >= machine::NEAR_BYTES_MIN, "--least is too small to make progress: give at least 16M");
     let AutoSettings { hold, far, places, huge_pages } = auto_settings(&args, near_limit_bytes)?;
     Ok(Options {
         near_limit_bytes,
+        near_least_bytes,
+        agent,
         hold,
         places,
         mode: match args.mode {
@@ -146,6 +179,60 @@ fn options(args: RunArgs) -> anyhow::Result<Options> {
         farfield,
         pipe_ignored: crate::pipe::was_ignored(),
     })
+}
+
+/// Returns what the program asks the agent of the node for.
+fn agent_options(args: &RunArgs, socket: &Path) -> anyhow::Result<AgentOptions> {
+    let profile = args.profile.as_deref().map(crate::profile::read).transpose()?;
+    let machine_bytes = machine::memory_bytes();
+    let profiled_bytes = profile.as_ref().map(|profile| profile.findings.anonymous_peak_bytes);
+    let memory_bytes = args.mem.map(|mem| mem.bytes(machine_bytes)).or(profiled_bytes);
+    let memory_bytes = memory_bytes.context("--agent needs --mem SIZE, or --profile of a run that used its memory")?;
+    let memory_bytes = memory_bytes.max(machine::NEAR_BYTES_MIN);
+    let mut claim = match &profile {
+        Some(profile) => profiled_claim(profile, args.slo.unwrap_or(AGENT_SLO), memory_bytes)?,
+        None => JobClaim { memory_bytes, least_bytes: memory_bytes, slowdowns: Vec::new(), seconds: None },
+    };
+    match args.least {
+        Some(least) => claim.least_bytes = least.bytes(machine_bytes),
+        None => ensure!(profile.is_some(), "--agent needs --least SIZE, or --profile: how little may be near?"),
+    }
+    ensure!(
+        claim.least_bytes <= memory_bytes,
+        "--least {} is more than the program's memory, {}",
+        ByteSize(claim.least_bytes),
+        ByteSize(memory_bytes)
+    );
+    let socket = if socket.as_os_str().is_empty() { runner::agent_socket() } else { socket.to_owned() };
+    claim.class().context("--profile")?;
+    Ok(AgentOptions { socket, claim, wait: args.wait })
+}
+
+/// Slowdown that a profiled program may have under an agent unless `--slo` says otherwise.
+const AGENT_SLO: f64 = 1.4;
+
+/// Returns the claim of a program with a profile: the least near memory is what
+/// `farfield advise --slo` recommends, and slowdowns are those that were measured, or a straight
+/// line to that one.
+fn profiled_claim(profile: &Profile, slo: f64, memory_bytes: u64) -> anyhow::Result<JobClaim> {
+    let advice = crate::advise::advise(profile, slo, &[], None, ProbeEffort::Quick)?;
+    let way = advice.choice.or_else(|| advice.ways.into_iter().next()).context("the profile says nothing")?;
+    let least_bytes = way.near_bytes.clamp(machine::NEAR_BYTES_MIN, memory_bytes);
+    let least = least_bytes as f64 / memory_bytes as f64;
+    let measured = Curve::places(profile).first().and_then(|url| Some(Curve::of(profile, url)?.0));
+    let mut slowdowns: Vec<Point> = match measured {
+        Some(curve) => curve.points().iter().filter(|point| point.near > 0.0 && point.near <= 1.0).copied().collect(),
+        None => Vec::new(),
+    };
+    slowdowns.truncate(POINTS_MAX - 2);
+    if slowdowns.first().is_none_or(|first| first.near > least) {
+        slowdowns.insert(0, Point { near: least, slowdown: way.slowdown });
+    }
+    if slowdowns.last().is_some_and(|last| last.near < 1.0) {
+        slowdowns.push(Point { near: 1.0, slowdown: 1.0 });
+    }
+    let seconds = Some(profile.observation.native_ms() as f64 / 1e3).filter(|seconds| *seconds > 0.0);
+    Ok(JobClaim { memory_bytes, least_bytes, slowdowns, seconds })
 }
 
 /// Settings that `--auto` derives.
@@ -176,7 +263,7 @@ fn auto_settings(args: &RunArgs, near_limit_bytes: u64) -> anyhow::Result<AutoSe
     if !args.quiet {
         crate::say(&format!(
             "starts with {} near; expected is {:.2} × its time",
-            runner::ByteSize(choice.near_bytes),
+            ByteSize(choice.near_bytes),
             choice.slowdown
         ));
     }

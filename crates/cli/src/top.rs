@@ -8,7 +8,7 @@ use crate::server_stat::{ServerStats, StatClient};
 use clap::Args;
 use farfield_pager::control::{SLOTS, believed, quantile_ns};
 use farfield_pager::runner::{
-    ByteSize, CompactCount, ControlBlock, JobTotals, Latency, find_control, find_jobs, state_name,
+    ByteSize, CompactCount, ControlBlock, JobTotals, Latency, NearStatus, find_control, find_jobs, state_name,
 };
 use heaps::{HeapRow, HeapView};
 use std::collections::BTreeMap;
@@ -241,6 +241,9 @@ struct JobRow {
     /// Whether the runner is still alive.
     alive: bool,
     near_limit_bytes: u64,
+    /// Most that the budget may be, and least that may be offered.
+    near_offer_bytes: u64,
+    near_least_bytes: u64,
     near_bytes: u64,
     near_peak_bytes: u64,
     /// Part of the near bytes that holds Farfield's own tables and buffers.
@@ -325,11 +328,14 @@ impl JobView {
             (Some(before), Some(since)) => per_second(faults.saturating_sub(before.count("faults")), since),
             _ => age(self.runner).map_or(0.0, |age| per_second(faults, age)),
         };
+        let near = NearStatus::read(&self.control);
         let row = JobRow {
             runner_pid: self.runner,
             command: self.command.clone(),
             alive: std::path::Path::new(&format!("/proc/{}", self.runner)).exists(),
             near_limit_bytes: totals.near_limit_bytes,
+            near_offer_bytes: near.near_offer_bytes,
+            near_least_bytes: near.near_least_bytes,
             near_bytes: totals.near_bytes,
             near_peak_bytes: totals.near_peak_bytes,
             meta_bytes: believed(&self.control.meta_bytes).max(0) as u64,
@@ -358,7 +364,7 @@ fn per_second(count: u64, since: Duration) -> f64 {
 }
 
 /// Returns the time since a process started, or `None` if it is gone.
-fn age(pid: u32) -> Option<Duration> {
+pub(crate) fn age(pid: u32) -> Option<Duration> {
     /// Clock ticks per second in `/proc`, on every x86-64.
     const TICKS_PER_S: f64 = 100.0;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -448,6 +454,7 @@ fn render_job(job: &JobRow, text: &mut String) {
             ByteSize(job.near_peak_bytes),
             ByteSize(job.meta_bytes),
         ),
+        format!("offered {}, least {}", ByteSize(job.near_offer_bytes), ByteSize(job.near_least_bytes)),
         format!("far {} (peak {})", ByteSize(job.far_bytes), ByteSize(job.far_peak_bytes)),
         format!("{} pages in, {} out", count("pages_in"), count("pages_out")),
         format!(
@@ -527,6 +534,8 @@ mod tests {
             command: "x".repeat(200),
             alive: false,
             near_limit_bytes: 1023 << 30,
+            near_offer_bytes: 1023 << 30,
+            near_least_bytes: 1023 << 30,
             near_bytes: 1023 << 30,
             near_peak_bytes: 1023 << 30,
             meta_bytes: 1023 << 20,

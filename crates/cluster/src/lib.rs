@@ -1,6 +1,7 @@
 //! Clusters whose jobs share a pool of far memory.
 //!
-//! [`sim`] simulates schedules of such clusters. Decisions are those of
-//! [`farfield_core::policy::cluster`]. Nothing here is in the data path.
+//! [`sim`] simulates schedules of such clusters; [`agent`] divides the near memory of a real node.
+//! Decisions are those of [`farfield_core::policy::cluster`]. Nothing here is in the data path.
 
+pub mod agent;
 pub mod sim;

@@ -14,6 +14,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub const ENV_CONTROL: &str = "FARFIELD_CONTROL";
 /// Maximum length in bytes of the pool URLs, and of the token.
 pub const TEXT_BYTES: usize = 4096;
+/// Maximum length in bytes of a job's claim.
+pub const CLAIM_BYTES: usize = 4096;
 /// First eight bytes of a configuration. They differ for each layout of the three blocks, so that a
 /// runner and a library of different builds do not misread each other.
 pub const MAGIC: u64 = {
@@ -24,6 +26,7 @@ pub const MAGIC: u64 = {
         core::mem::offset_of!(JobAccounts, past) as u64,
         size_of::<JobConfig>() as u64,
         core::mem::offset_of!(JobConfig, pool_epoch) as u64,
+        core::mem::offset_of!(JobConfig, claim) as u64,
         size_of::<RequestBlock>() as u64,
     ];
     let mut hash = u64::from_le_bytes(*b"FARFIELD");
@@ -62,6 +65,20 @@ pub struct JobConfig {
     pub huge_pages: AtomicU32,
     /// Near budget of the process tree, in bytes. It may change while the job runs.
     pub near_limit_bytes: AtomicU64,
+    /// Most that the budget may be now, in bytes: the budget that the job began with, or the last
+    /// offer. [`near_limit_bytes`](JobConfig::near_limit_bytes) is less while the job needs less
+    /// (`--auto`).
+    pub near_offer_bytes: AtomicU64,
+    /// Least that an offer may be, in bytes.
+    pub near_least_bytes: AtomicU64,
+    /// Process id of the private memory server; 0 if there is none. Its memory is not the job's.
+    pub server_pid: AtomicU32,
+    /// 1 once the agent of the node has given the job a budget and the program may start.
+    pub is_admitted: AtomicU32,
+    /// Socket of the agent that decides the budget; empty if there is none.
+    pub agent: SharedText<16>,
+    /// [`crate::runner::JobClaim`] of the job as JSON, for an agent that finds the job again.
+    pub claim: SharedText<{ CLAIM_BYTES / 8 }>,
     /// Pool that the job began with.
     pub first: PoolText,
     /// Number of the pool that the job shall have now: 0 is the one that it began with.
@@ -146,6 +163,10 @@ pub struct RequestBlock {
     pub pool_epoch: AtomicU32,
     /// Answer: why nothing was done; empty if the request was carried out.
     pub refusal: SharedText<64>,
+    /// Most near memory that the job may have, in bytes, as it was last offered from outside; 0: no
+    /// offer was made. It is a state and not a request: the last store counts, and nobody waits for
+    /// an answer.
+    pub near_offer_bytes: AtomicU64,
 }
 
 /// Kind of request to a runner.

@@ -185,8 +185,10 @@ fn encode_jobs(jobs: &[JobRow], out: &mut DescriptorEncoder<'_>) -> Result<(), E
         vec![("program", escaped(program)), ("runner", job.runner_pid.to_string())]
     };
     type Bytes = fn(&JobRow) -> u64;
-    let sizes: [(&str, Bytes, &str); 3] = [
+    let sizes: [(&str, Bytes, &str); 5] = [
         ("job_near_limit_bytes", |job| job.near_limit_bytes, "Near budget"),
+        ("job_near_offer_bytes", |job| job.near_offer_bytes, "Most that the near budget may be"),
+        ("job_near_least_bytes", |job| job.near_least_bytes, "Least that may be offered"),
         ("job_near_bytes", |job| job.near_bytes, "Near memory in use"),
         ("job_far_bytes", |job| job.far_bytes, "Far memory in use"),
     ];

@@ -207,6 +207,16 @@ impl BudgetController {
         self.near_bytes
     }
 
+    /// Changes the largest budget, which is not below the least one. A larger budget than that is
+    /// cut at once; room that appears is used only when the program needs it. Returns the budget.
+    pub fn limit_to(&mut self, most_bytes: u64) -> u64 {
+        self.most_bytes = most_bytes.max(self.least_bytes);
+        if self.near_bytes > self.most_bytes {
+            self.change(self.most_bytes);
+        }
+        self.near_bytes
+    }
+
     /// Returns the slowdown since the start: all time as a multiple of the useful time.
     pub fn slowdown(&self) -> f64 {
         slowdown(self.waited_ns, self.useful_ns)
@@ -543,6 +553,21 @@ mod tests {
         let after = run(&mut hold, slow, 300.0);
         let least = slow.least(1.4);
         assert!(before < least && after >= least && hold.slowdown() <= 1.42, "{} {}", before / MIB, after / MIB);
+    }
+
+    #[test]
+    fn a_smaller_limit_holds_at_once_and_a_larger_one_is_used_as_needed() {
+        let mut hold = hold(1.4, Cadence::EventDriven);
+        assert!(run(&mut hold, EVEN, 60.0) > 700 * MIB);
+        assert_eq!(hold.limit_to(300 * MIB), 300 * MIB);
+        // The program waits far more than it may, and there is nothing to give it.
+        run(&mut hold, EVEN, 60.0);
+        assert_eq!(hold.near_bytes(), 300 * MIB);
+        assert_eq!(hold.limit_to(2000 * MIB), 300 * MIB, "nothing is taken before it is needed");
+        let near = run(&mut hold, EVEN, 60.0);
+        let least = EVEN.least(1.4);
+        assert!(near >= least && near <= least + 300 * MIB, "{} {}", near / MIB, least / MIB);
+        assert_eq!(hold.limit_to(0), 16 * MIB, "never below the least");
     }
 
     #[test]

@@ -7,10 +7,10 @@
 
 use super::profile::Profile;
 use alloc::vec::Vec;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A measurement, or a corner of the line.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     /// Near memory, as a share of all that the program has.
     pub near: f64,

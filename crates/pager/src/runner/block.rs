@@ -1,7 +1,7 @@
 //! The blocks of a job as mappings: made by the runner, opened by `farfield top` and
 //! `farfield pool`.
 
-use super::sys;
+use super::{machine, sys};
 use crate::config::{JobConfig, MAGIC, RequestBlock, TEXT_BYTES};
 use crate::control::{FaultMode, JobAccounts};
 use core::ffi::CStr;
@@ -81,6 +81,8 @@ pub fn create_control(settings: &Settings) -> io::Result<RunnerBlock> {
     config.mode.store(settings.mode as u32, Ordering::Relaxed);
     config.huge_pages.store(settings.huge_pages.into(), Ordering::Relaxed);
     config.near_limit_bytes.store(settings.near_limit_bytes, Ordering::Relaxed);
+    config.near_offer_bytes.store(settings.near_limit_bytes, Ordering::Relaxed);
+    config.near_least_bytes.store(machine::NEAR_BYTES_MIN, Ordering::Relaxed);
     config.first.write(urls.as_bytes(), &settings.token);
     config.pools[0].write(urls.as_bytes(), &settings.token);
     // The magic is stored last: a process that sees it sees the rest.
@@ -217,7 +219,7 @@ pub fn processes() -> impl Iterator<Item = u32> {
 
 /// Returns the path of the configuration of the job whose runner this process is; `None` if it is
 /// no runner.
-fn runner_path(pid: u32) -> io::Result<Option<PathBuf>> {
+pub(super) fn runner_path(pid: u32) -> io::Result<Option<PathBuf>> {
     if find_memfds(pid, REQUESTS_NAME)?.next().is_none() {
         return Ok(None);
     }

@@ -65,6 +65,11 @@ impl BudgetDriver {
         self.controller.near_bytes()
     }
 
+    /// Changes the most that the budget may be. Returns the budget in bytes.
+    pub(super) fn limit_to(&mut self, most_bytes: u64) -> u64 {
+        self.controller.limit_to(most_bytes)
+    }
+
     /// Decides the budget anew if a window is over. Returns the window that has ended, if one has.
     pub(super) fn update(
         &mut self,

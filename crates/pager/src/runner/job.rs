@@ -1,5 +1,6 @@
 //! Runs one job from start to end.
 
+use super::agent::{AgentOptions, Registration};
 use super::budget::{BudgetDriver, SloOptions};
 use super::placement::PlacementDriver;
 use super::pool::PoolStatus;
@@ -9,8 +10,8 @@ use super::server::{PrivateServer, check_interrupted};
 use super::slot_monitor::SlotMonitor;
 use super::sys::{self, Signals, WaitStatus};
 use super::{
-    ControlBlock, JobRefusal, JobTotals, RunnerBlock, Settings, create_control, far, machine, pool, preload, program,
-    requests,
+    ControlBlock, JobRefusal, JobTotals, NearStatus, RunnerBlock, Settings, create_control, far, machine, near, pool,
+    preload, program, requests,
 };
 use crate::config::ENV_CONTROL;
 use crate::control::{FaultMode, believed};
@@ -22,6 +23,7 @@ use std::io::{IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Interval between two sweeps of the slots, in which sizes are sampled too.
@@ -36,6 +38,10 @@ const ORPHAN_GRACE: Duration = Duration::from_millis(250);
 pub struct Options {
     /// Near budget of the job in bytes; with `hold` the most that it may become.
     pub near_limit_bytes: u64,
+    /// Least near memory, in bytes, that anybody may offer the job while it runs.
+    pub near_least_bytes: u64,
+    /// Agent that gives the job its budget and its pool, instead of `near_limit_bytes` and `far`.
+    pub agent: Option<AgentOptions>,
     /// Slowdown to hold by changing the budget while the job runs.
     pub hold: Option<SloOptions>,
     /// Pools between which the job may move while it runs, with `hold`. The first is `far`; with
@@ -87,18 +93,28 @@ pub fn run(options: &Options) -> Result<ProgramExit, JobRefusal> {
     if std::env::var_os(ENV_CONTROL).is_some() {
         return Err(JobRefusal::Nested);
     }
-    if options.near_limit_bytes < machine::NEAR_BYTES_MIN {
-        return Err(JobRefusal::NearTooSmall { bytes: options.near_limit_bytes });
+    for bytes in [options.near_limit_bytes, options.near_least_bytes] {
+        if bytes < machine::NEAR_BYTES_MIN {
+            return Err(JobRefusal::NearTooSmall { bytes });
+        }
+    }
+    if options.near_limit_bytes < options.near_least_bytes {
+        let (bytes, least_bytes) = (options.near_limit_bytes, options.near_least_bytes);
+        return Err(JobRefusal::NearBelowLeast { bytes, least_bytes });
     }
     let program = program::find(&options.command)?;
     machine::check_kernel()?;
-    let urls = far::resolve(&options.far)?;
+    let mut urls = far::resolve(&options.far)?;
     let places = far::resolve(&options.places)?;
     let report = options.report.as_deref().map(ReportFile::create).transpose()?;
     let os = |what| move |error| JobRefusal::Os { what, error };
     let limits = sys::SavedRlimits::lift().map_err(|(resource, bytes)| JobRefusal::Limit { resource, bytes })?;
     let signals = Signals::take(options.pipe_ignored).map_err(os("signals"))?;
     let mut token = options.token.clone();
+    let registration = options.agent.as_ref().map(|agent| Registration::begin(agent, &signals)).transpose()?;
+    if let Some(given) = registration.as_ref().filter(|given| !given.urls.is_empty()) {
+        (urls, token) = (far::resolve(&given.urls)?, given.token.clone());
+    }
     let server = match urls.is_empty() {
         true => {
             if token.is_empty() {
@@ -112,15 +128,32 @@ pub fn run(options: &Options) -> Result<ProgramExit, JobRefusal> {
     };
     let urls = server.as_ref().map_or(urls, |server| vec![server.url()]);
     let promised = far::check(&urls, &token, serving::effective_uid())?;
-    let budget_driver = options.hold.map(|hold| BudgetDriver::new(&hold, options.near_limit_bytes));
+    let mut budget_driver = options.hold.map(|hold| BudgetDriver::new(&hold, options.near_limit_bytes));
     let near_limit_bytes = budget_driver.as_ref().map_or(options.near_limit_bytes, BudgetDriver::near_bytes);
     let (mode, huge_pages) = (options.mode, options.huge_pages);
     let settings = Settings { near_limit_bytes, mode, huge_pages, urls: urls.clone(), token };
     let control = create_control(&settings).map_err(os("control block"))?;
+    let config = control.config();
+    config.near_offer_bytes.store(options.near_limit_bytes, Ordering::Relaxed);
+    config.near_least_bytes.store(options.near_least_bytes, Ordering::Relaxed);
+    config.server_pid.store(server.as_ref().map_or(0, PrivateServer::pid), Ordering::Relaxed);
     let placement_driver = options.hold.filter(|_| places.len() > 1);
     let placement_driver = placement_driver.map(|hold| PlacementDriver::new(&hold, places, settings.token));
     let environment = environment(&options.preload, &control);
     sys::become_subreaper();
+    let registration = match registration {
+        Some(registration) => {
+            registration.publish(&control)?;
+            let tell = |text: &str| {
+                if !options.quiet {
+                    say(text)
+                }
+            };
+            Some(registration.wait_for_start(&control, &signals, tell)?)
+        }
+        None => None,
+    };
+    near::take_offer(&control, budget_driver.as_mut());
     check_interrupted(&signals)?;
     let started = Instant::now();
     let pid = sys::spawn(&program.path, &program.argv, &environment, &signals, Some(&limits))
@@ -139,6 +172,8 @@ pub fn run(options: &Options) -> Result<ProgramExit, JobRefusal> {
         slot_monitor: SlotMonitor::new(),
         budget_driver,
         placement_driver,
+        near_limit_max_bytes: 0,
+        _registration: registration,
         near: TimeWeightedMean::new(started),
         tables_peak_bytes: 0,
         progress: JobProgressLine::new(options.quiet, started),
@@ -184,6 +219,10 @@ struct RunningJob {
     slot_monitor: SlotMonitor,
     budget_driver: Option<BudgetDriver>,
     placement_driver: Option<PlacementDriver>,
+    /// Most that the budget was allowed to be so far.
+    near_limit_max_bytes: u64,
+    /// Connection to the agent of the node, open as long as the job runs.
+    _registration: Option<Registration>,
     near: TimeWeightedMean,
     /// Largest sum in bytes of our own tables, buffers and stacks so far.
     tables_peak_bytes: u64,
@@ -206,6 +245,8 @@ impl RunningJob {
             self.take_signals();
             self.slot_monitor.sweep(&self.control);
             requests::answer(&self.control);
+            near::take_offer(&self.control, self.budget_driver.as_mut());
+            self.near_limit_max_bytes = self.near_limit_max_bytes.max(NearStatus::read(&self.control).near_offer_bytes);
             pool::look_for_failures(&self.control);
             if self.ended.is_none() {
                 self.near.add(believed(&self.control.near_bytes).max(0) as f64);
@@ -378,7 +419,10 @@ impl RunningJob {
             let moves = self.placement_driver.as_ref().map_or(0, PlacementDriver::moves);
             self.budget_driver.as_ref().map(|budget_driver| budget_driver.report(moves))
         };
-        report.near_limit_bytes = options.near_limit_bytes;
+        let near = NearStatus::read(&self.control);
+        report.near_limit_bytes = self.near_limit_max_bytes;
+        report.near_offer_last_bytes = near.near_offer_bytes;
+        report.near_limit_last_bytes = near.near_limit_bytes;
         report.exit_code = program.exit_code();
         report.signal = match program {
             ProgramExit::Signal(signal) => Some(signal),
@@ -387,7 +431,7 @@ impl RunningJob {
         report.failure.clone_from(&failure);
         if !options.quiet {
             tell(&report.summary());
-            if self.tables_peak_bytes > options.near_limit_bytes / 2 {
+            if self.tables_peak_bytes > self.near_limit_max_bytes / 2 {
                 let enough = (2 * self.tables_peak_bytes).div_ceil(1 << 20);
                 say(&format!(
                     "its tables and stacks took {} at most: give --near {enough}M",

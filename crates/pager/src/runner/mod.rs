@@ -5,12 +5,14 @@
 //! terminal to the signal mask, is as if the program had been started without it.
 //! `docs/design/runner.md` is the design page.
 
+mod agent;
 mod block;
 mod budget;
 mod far;
 mod job;
 mod job_process;
 pub mod machine;
+mod near;
 mod placement;
 mod plain;
 mod pool;
@@ -23,11 +25,17 @@ mod requests;
 mod server;
 mod slot_monitor;
 mod sys;
+mod watched;
 
+pub use agent::{
+    AGENT_VERSION, AgentOptions, AgentReply, AgentRequest, AgentStatus, AgentStatusRow, FrameBuffer, FrameError, frame,
+    read_status,
+};
 pub use block::{ControlBlock, RunnerBlock, Settings, create_control, find_control, find_jobs, find_memfds, processes};
 pub use budget::{SloOptions, SloReport};
 pub use far::pool_builder;
 pub use job::{Options, ProgramExit, run};
+pub use near::{NearStatus, offer_near};
 pub use plain::{PlainRun, PlainRunner, progress_columns};
 pub use pool::{MovingProcess, PoolStatus};
 pub use preload::{ENV_PRELOAD, find_preload};
@@ -36,4 +44,5 @@ pub use refusal::JobRefusal;
 pub use report::{ByteSize, CompactCount, Latency, PagerFailure, Report, mode_name};
 pub use requests::{cancel_switch, switch_pool};
 pub use slot_monitor::{JobTotals, state_name};
-pub use sys::die_by;
+pub use sys::{die_by, poll};
+pub use watched::{ProcessTree, WatchedJob, agent_socket};

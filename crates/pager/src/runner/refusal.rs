@@ -49,6 +49,14 @@ pub enum JobRefusal {
     #[error("--near {:#} is too small to make progress; give at least 16M", ByteSize(*bytes))]
     NearTooSmall { bytes: u64 },
     #[error(
+        "{} is less than the {} with which the job promises to run: give at least as much",
+        ByteSize(*bytes),
+        ByteSize(*least_bytes)
+    )]
+    NearBelowLeast { bytes: u64, least_bytes: u64 },
+    #[error("the agent of this node: {reason}")]
+    Agent { reason: String },
+    #[error(
         "the hard limit on {} (`ulimit -H{}`) is {}, and far memory reserves 16 TiB of addresses that it does not use; \
          lift it for `farfield run` (LimitAS=infinity and LimitDATA=infinity in a systemd unit) and set it for the \
          program alone: farfield run -- sh -c 'ulimit -{} {}; exec COMMAND'",

@@ -27,7 +27,11 @@ pub struct Report {
     pub mode: &'static str,
     pub serving: &'static str,
     pub far: Vec<String>,
+    /// Most that the budget was allowed to be.
     pub near_limit_bytes: u64,
+    /// Offer in force at the end, and budget at the end.
+    pub near_offer_last_bytes: u64,
+    pub near_limit_last_bytes: u64,
     pub near_peak_bytes: u64,
     /// Mean over the time of the program.
     pub near_mean_bytes: u64,
@@ -73,6 +77,8 @@ impl Report {
             serving: totals.serving,
             far: Vec::new(),
             near_limit_bytes: totals.near_limit_bytes,
+            near_offer_last_bytes: totals.near_limit_bytes,
+            near_limit_last_bytes: totals.near_limit_bytes,
             near_peak_bytes: totals.near_peak_bytes,
             near_mean_bytes: 0,
             meta_peak_bytes: 0,

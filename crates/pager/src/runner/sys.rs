@@ -365,7 +365,7 @@ pub(super) fn raise_descriptor_limit() {
 
 /// Waits until a descriptor is readable or `timeout` has passed (at most a minute). Writes into
 /// `ready` which are, in the order of `fds`.
-pub(super) fn poll(fds: &[libc::c_int], timeout: Duration, ready: &mut Vec<bool>) {
+pub fn poll(fds: &[libc::c_int], timeout: Duration, ready: &mut Vec<bool>) {
     let mut polled: Vec<libc::pollfd> =
         fds.iter().map(|&fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
     // The time is rounded up, so that a wait for a fraction of a millisecond is not a busy loop.

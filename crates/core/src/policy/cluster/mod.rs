@@ -6,14 +6,19 @@
 //! ([`split`]). The pool is accounted by overflow: a node holds as much of it as its jobs asked
 //! for beyond its near memory, whoever of them has it.
 //!
-//! A policy is a division and an order of the waiting jobs ([`order`]).
+//! A policy is a division and an order of the waiting jobs ([`order`]). On a real node, budgets then
+//! follow the division as memory moves ([`node`]).
 
+pub mod claim;
 pub mod fit;
 pub mod job;
+pub mod node;
 pub mod order;
 pub mod split;
 
+pub use claim::{ClaimError, JobClaim};
 pub use fit::{Cluster, NodeShape};
 pub use job::{ClassError, JobClass, RunTime};
+pub use node::JobBudget;
 pub use order::{QueueHead, QueueOrder};
 pub use split::{JobProgress, LeastSharesExceedNode, SplitRule, Splitter};

@@ -1,0 +1,543 @@
+//! The agent at work: its socket, its connections and the jobs that it watches. Decisions are those
+//! of [`farfield_cluster::agent`].
+//!
+//! One thread does everything and never blocks on a connection. A peer is who the kernel says that
+//! it is; requests are bounded, and a peer that says nothing is cut off.
+
+use super::metrics::{self, SharedStatus};
+use anyhow::{Context, ensure};
+use farfield_cluster::agent::{Agent, AgentJob, JobNumber, NodeConfig, NodeJobs};
+use farfield_core::policy::cluster::JobClaim;
+use farfield_os::serving::Peer;
+use farfield_os::{serving, signals};
+use farfield_pager::runner::{
+    self, AGENT_VERSION, AgentReply, AgentRequest, AgentStatus, AgentStatusRow, FrameBuffer, ProcessTree, WatchedJob,
+    frame,
+};
+use std::collections::BTreeMap;
+use std::fs::Permissions;
+use std::io::{ErrorKind, IsTerminal, Read, Write};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+/// Interval between two updates while budgets move or jobs wait, and while nothing happens.
+const BUSY_EVERY: Duration = Duration::from_millis(100);
+const IDLE_EVERY: Duration = Duration::from_secs(1);
+/// Interval between two searches for jobs that run and are not known.
+const SEARCH_EVERY: Duration = Duration::from_secs(10);
+/// Time that a peer has to register, to become ready, and to take what it is sent.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Time that a peer has to say its first word.
+const FIRST_WORD_WITHIN: Duration = Duration::from_secs(5);
+/// Interval between two reasons that a waiting job is given.
+const REASON_EVERY: Duration = Duration::from_secs(5);
+/// Maximum number of connections that have no job yet.
+const STRANGERS_MAX: usize = 256;
+/// Bytes that may wait for a peer that does not read.
+const OUTBOX_BYTES_MAX: usize = 16 << 20;
+
+/// Options of an agent.
+pub(super) struct DaemonOptions {
+    pub(super) node: NodeConfig,
+    pub(super) policy: String,
+    pub(super) pool: Vec<String>,
+    pub(super) token: String,
+    pub(super) socket: PathBuf,
+    pub(super) metrics: Option<SocketAddr>,
+}
+
+/// Runs the agent until a signal ends it.
+pub(super) fn run(options: DaemonOptions) -> anyhow::Result<()> {
+    let stop = signals::bit(libc::SIGTERM) | signals::bit(libc::SIGINT) | signals::bit(libc::SIGHUP);
+    signals::set_mask(stop);
+    let filter = tracing_subscriber::EnvFilter::try_from_env("FARFIELD_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    // It fails only if a log was installed already, which is then used.
+    let _ = log.with_ansi(std::io::stderr().is_terminal()).try_init();
+    let _ = serving::raise_descriptor_limit();
+    let address = options.socket.to_str().context("--socket: the path is not UTF-8")?.to_owned();
+    let door = Door::open(&options.socket)?;
+    let status = SharedStatus::default();
+    let served = options.metrics.map(|address| metrics::serve(address, status.clone())).transpose()?;
+    let mut daemon = Daemon {
+        agent: Agent::new(options.node),
+        jobs: BTreeMap::new(),
+        connections: Vec::new(),
+        started: Instant::now(),
+        address,
+        options,
+        status,
+    };
+    daemon.find_jobs();
+    let line = serde_json::json!({
+        "ready": true,
+        "socket": daemon.address,
+        "metrics": served.map(|address| format!("http://{address}/metrics")),
+        "found_jobs": daemon.jobs.len(),
+        "pid": std::process::id(),
+    });
+    let mut out = std::io::stdout();
+    writeln!(out, "{line}").and_then(|()| out.flush()).context("cannot write to stdout")?;
+    daemon.serve(&door, || Ok(serving::wait_for_signal(stop, Duration::ZERO)?.is_some()))
+}
+
+/// Socket of the agent, removed on drop if it is still this one.
+struct Door {
+    listener: UnixListener,
+    path: PathBuf,
+    inode: (u64, u64),
+}
+
+impl Door {
+    /// Listens at `path`. Fails if an agent answers there; takes the place of one that is dead.
+    fn open(path: &Path) -> anyhow::Result<Door> {
+        let context = || format!("--socket {}", path.display());
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).with_context(context)?;
+        }
+        ensure!(
+            UnixStream::connect(path).is_err(),
+            "an agent runs already at {}: end it first, or choose another --socket",
+            path.display()
+        );
+        // The socket gets its rights under a name that nobody knows, and then its own in one step.
+        let mut hidden = path.as_os_str().to_owned();
+        hidden.push(format!(".{}", std::process::id()));
+        let hidden = PathBuf::from(hidden);
+        let _ = std::fs::remove_file(&hidden);
+        let listener = UnixListener::bind(&hidden).with_context(context)?;
+        // Root's agent is for all users: the kernel says who connects.
+        let mode = if serving::effective_uid() == 0 { 0o666 } else { 0o600 };
+        let metadata = std::fs::symlink_metadata(&hidden).with_context(context)?;
+        std::fs::set_permissions(&hidden, Permissions::from_mode(mode)).with_context(context)?;
+        std::fs::rename(&hidden, path).with_context(context)?;
+        listener.set_nonblocking(true)?;
+        Ok(Door { listener, path: path.to_owned(), inode: (metadata.dev(), metadata.ino()) })
+    }
+
+    /// Checks whether who connects to the path comes here.
+    fn is_ours(&self) -> bool {
+        std::fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.inode)
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        if self.is_ours() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+struct Daemon {
+    agent: Agent,
+    /// Jobs that run or wait, whose blocks are there.
+    jobs: BTreeMap<JobNumber, WatchedJob>,
+    connections: Vec<Connection>,
+    started: Instant,
+    /// Socket as text: the name by which jobs are found again.
+    address: String,
+    options: DaemonOptions,
+    status: SharedStatus,
+}
+
+struct Connection {
+    stream: UnixStream,
+    peer: Peer,
+    inbox: FrameBuffer,
+    outbox: Vec<u8>,
+    phase: Phase,
+    /// Time of the last change of the phase.
+    since: Instant,
+    /// Reason that the peer was given last, and when.
+    told: (String, Option<Instant>),
+}
+
+/// Progress of a connection.
+enum Phase {
+    /// Nothing was said yet.
+    New,
+    /// The job may make its blocks.
+    Registered(JobClaim),
+    /// The job waits or runs.
+    Job(JobNumber),
+    /// Nothing more will be said: the connection is closed when all is sent.
+    Closing,
+}
+
+impl Daemon {
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Serves until `is_over` says so.
+    fn serve(&mut self, door: &Door, is_over: impl Fn() -> anyhow::Result<bool>) -> anyhow::Result<()> {
+        let (mut fds, mut ready) = (Vec::new(), Vec::new());
+        let (mut updated, mut searched) = (None::<Instant>, Instant::now());
+        loop {
+            if is_over()? {
+                tracing::info!("told to stop; jobs keep what they have");
+                return Ok(());
+            }
+            fds.clear();
+            fds.push(door.listener.as_raw_fd());
+            fds.extend(self.connections.iter().map(|connection| connection.stream.as_raw_fd()));
+            runner::poll(&fds, BUSY_EVERY, &mut ready);
+            // Connections that are accepted now are looked at next time.
+            let mut is_news = self.receive(&ready[1..]);
+            self.accept(&door.listener);
+            is_news |= self.forget_ended();
+            let every = if self.is_settled() { IDLE_EVERY } else { BUSY_EVERY };
+            if is_news || updated.is_none_or(|at| at.elapsed() >= every) {
+                updated = Some(Instant::now());
+                self.update();
+                ensure!(door.is_ours(), "another agent has taken {}", door.path.display());
+            }
+            if searched.elapsed() >= SEARCH_EVERY {
+                searched = Instant::now();
+                self.find_jobs();
+            }
+            self.send();
+        }
+    }
+
+    /// Takes jobs that an agent here has admitted and that this one does not know: they have outlived
+    /// the agent before.
+    fn find_jobs(&mut self) {
+        for job in WatchedJob::find_admitted(&self.address) {
+            let number = JobNumber(job.runner());
+            if self.jobs.contains_key(&number) {
+                continue;
+            }
+            let Some(claim) = job.claim() else {
+                tracing::warn!(runner = number.0, "a job whose claim cannot be read is left alone");
+                continue;
+            };
+            let age = crate::top::age(number.0).unwrap_or_default();
+            let offered_bytes = job.status().near_offer_bytes;
+            match self.agent.adopt(number, &claim, offered_bytes, age, self.now()) {
+                Ok(()) => {
+                    tracing::info!(runner = number.0, offered_bytes, "found a running job");
+                    self.jobs.insert(number, job);
+                }
+                Err(error) => tracing::warn!(runner = number.0, %error, "a running job is left alone"),
+            }
+        }
+    }
+
+    fn accept(&mut self, listener: &UnixListener) {
+        loop {
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    return;
+                }
+            };
+            let strangers = self.connections.iter().filter(|this| !matches!(this.phase, Phase::Job(_))).count();
+            let Ok(peer) = serving::peer(stream.as_fd()) else { continue };
+            if strangers >= STRANGERS_MAX || stream.set_nonblocking(true).is_err() {
+                tracing::warn!(uid = peer.uid, "too many connections without a job; one is closed");
+                continue;
+            }
+            self.connections.push(Connection {
+                stream,
+                peer,
+                inbox: FrameBuffer::for_requests(),
+                outbox: Vec::new(),
+                phase: Phase::New,
+                since: Instant::now(),
+                told: (String::new(), None),
+            });
+        }
+    }
+
+    /// Reads from connections that have something to say, and closes those that have ended. Returns
+    /// whether jobs have come or gone.
+    fn receive(&mut self, ready: &[bool]) -> bool {
+        let mut is_news = false;
+        let connections = std::mem::take(&mut self.connections);
+        for (index, mut connection) in connections.into_iter().enumerate() {
+            let is_ready = ready.get(index).copied().unwrap_or(false);
+            let is_closing = matches!(connection.phase, Phase::Closing);
+            let is_open = match (is_ready, is_closing) {
+                (false, _) => true,
+                (true, true) => discard(&mut connection.stream),
+                (true, false) => connection.inbox.fill(&mut connection.stream).unwrap_or(false),
+            };
+            if is_ready && is_open && !is_closing {
+                is_news |= self.read(&mut connection);
+            }
+            let patience = match connection.phase {
+                Phase::New => FIRST_WORD_WITHIN,
+                Phase::Registered(_) | Phase::Closing => PATIENCE,
+                Phase::Job(_) => Duration::MAX,
+            };
+            let is_sent = matches!(connection.phase, Phase::Closing) && connection.outbox.is_empty();
+            if is_open && !is_sent && connection.since.elapsed() < patience {
+                self.connections.push(connection);
+            } else if let Phase::Job(number) = connection.phase {
+                is_news |= self.forget(number);
+            }
+        }
+        is_news
+    }
+
+    /// Handles all whole messages of a connection. Returns whether jobs have come.
+    fn read(&mut self, connection: &mut Connection) -> bool {
+        let mut is_news = false;
+        loop {
+            if matches!(connection.phase, Phase::Closing) {
+                return is_news;
+            }
+            match connection.inbox.next_message() {
+                Ok(Some(request)) => is_news |= self.handle(connection, request),
+                Ok(None) => return is_news,
+                Err(error) => {
+                    connection.refuse(&error.to_string());
+                    return is_news;
+                }
+            }
+        }
+    }
+
+    fn handle(&mut self, connection: &mut Connection, request: AgentRequest) -> bool {
+        let own = serving::effective_uid();
+        let (AgentRequest::Register { version, .. } | AgentRequest::Status { version }) = request else {
+            return self.handle_ready(connection);
+        };
+        if version != AGENT_VERSION {
+            connection.refuse(&format!(
+                "it speaks version {AGENT_VERSION} and was asked in version {version}: use the same farfield command"
+            ));
+        } else if ![0, own].contains(&connection.peer.uid) && own != 0 {
+            connection.refuse(&format!("it serves user {own} only; an agent of root serves all"));
+        } else if let AgentRequest::Register { claim, .. } = request {
+            self.handle_register(connection, claim);
+        } else {
+            connection.enqueue(&AgentReply::Status(self.read_status()));
+            connection.enter(Phase::Closing);
+        }
+        false
+    }
+
+    fn handle_register(&mut self, connection: &mut Connection, claim: JobClaim) {
+        if !matches!(connection.phase, Phase::New) {
+            return connection.refuse("a job registers once");
+        }
+        if connection.peer.pid <= 0 {
+            return connection.refuse("it cannot see this process: run both in one pid namespace");
+        }
+        match self.agent.check(&claim) {
+            Ok(_) => {
+                let DaemonOptions { pool, token, .. } = &self.options;
+                let socket = self.address.clone();
+                connection.enqueue(&AgentReply::Pool { socket, urls: pool.clone(), token: token.clone() });
+                connection.enter(Phase::Registered(claim));
+            }
+            Err(error) => connection.refuse(&error.to_string()),
+        }
+    }
+
+    /// Opens the blocks of a job that is ready, and lets it wait for its start. Returns whether it
+    /// does.
+    fn handle_ready(&mut self, connection: &mut Connection) -> bool {
+        let Phase::Registered(claim) = &connection.phase else {
+            connection.refuse("a job registers before it is ready");
+            return false;
+        };
+        let Ok(pid) = u32::try_from(connection.peer.pid) else { return false };
+        let number = JobNumber(pid);
+        let watched = WatchedJob::open(pid).map_err(|error| error.to_string()).and_then(|job| {
+            // The kernel named the process, and its configuration is written by itself alone.
+            let is_same = job.agent() == self.address && job.claim().as_ref() == Some(claim) && !job.is_admitted();
+            if is_same { Ok(job) } else { Err("it is not the job that has registered".to_owned()) }
+        });
+        let job = match watched {
+            Ok(job) => job,
+            Err(error) => {
+                connection.refuse(&format!("process {pid} cannot be watched: {error}"));
+                return false;
+            }
+        };
+        match self.agent.register(number, claim, self.now()) {
+            Ok(()) => {
+                tracing::info!(
+                    runner = pid,
+                    uid = connection.peer.uid,
+                    memory_bytes = claim.memory_bytes,
+                    "a job waits"
+                );
+                self.jobs.insert(number, job);
+                connection.enter(Phase::Job(number));
+                true
+            }
+            Err(error) => {
+                connection.refuse(&error.to_string());
+                false
+            }
+        }
+    }
+
+    /// Forgets jobs whose runner has ended. Returns whether there were any.
+    fn forget_ended(&mut self) -> bool {
+        let ended: Vec<JobNumber> =
+            self.jobs.iter().filter(|(_, job)| job.has_ended()).map(|(number, _)| *number).collect();
+        ended.iter().for_each(|number| {
+            self.forget(*number);
+        });
+        !ended.is_empty()
+    }
+
+    fn forget(&mut self, number: JobNumber) -> bool {
+        let is_known = self.agent.remove(number) | self.jobs.remove(&number).is_some();
+        if is_known {
+            tracing::info!(runner = number.0, "a job has ended");
+        }
+        is_known
+    }
+
+    /// Tells whether nothing moves and nobody waits.
+    fn is_settled(&self) -> bool {
+        let is_settled = |job: &AgentJob| {
+            job.is_running() && job.budget.offered_bytes == job.budget.target_bytes && job.budget.is_kept()
+        };
+        self.agent.jobs().iter().all(is_settled)
+    }
+
+    fn update(&mut self) {
+        let kept = |agent: &Agent| -> Vec<(JobNumber, bool)> {
+            agent.jobs().iter().filter(|job| job.is_running()).map(|job| (job.number, job.budget.is_kept())).collect()
+        };
+        let (before, now) = (kept(&self.agent), self.now());
+        let mut node = OutsideView { jobs: &self.jobs, tree: None };
+        let started = self.agent.update(now, &mut node);
+        for number in started {
+            let connection =
+                self.connections.iter_mut().find(|this| matches!(this.phase, Phase::Job(job) if job == number));
+            if let Some(connection) = connection {
+                connection.enqueue(&AgentReply::Start);
+            }
+            let offered_bytes = self.agent.job(number).map_or(0, |job| job.budget.offered_bytes);
+            tracing::info!(runner = number.0, offered_bytes, "a job starts");
+        }
+        for (number, is_kept) in kept(&self.agent) {
+            let was_kept = before.iter().find(|(before, _)| *before == number).is_none_or(|(_, was_kept)| *was_kept);
+            if was_kept != is_kept {
+                let text = if is_kept { "a job keeps its budget" } else { "a job has more near than its budget" };
+                tracing::info!(runner = number.0, "{text}");
+            }
+        }
+        for connection in &mut self.connections {
+            let Phase::Job(number) = connection.phase else { continue };
+            let Some(reason) = self.agent.job(number).and_then(|job| job.waits) else { continue };
+            let is_due = connection.told.1.is_none_or(|at| at.elapsed() >= REASON_EVERY);
+            let reason = reason.to_string();
+            if is_due && reason != connection.told.0 {
+                connection.enqueue(&AgentReply::Waiting { reason: reason.clone() });
+                connection.told = (reason, Some(Instant::now()));
+            }
+        }
+        *self.status.lock().unwrap_or_else(PoisonError::into_inner) = self.read_status();
+    }
+
+    /// Returns the state of the agent.
+    fn read_status(&self) -> AgentStatus {
+        let row = |job: &AgentJob| AgentStatusRow {
+            runner_pid: job.number.0,
+            is_running: job.is_running(),
+            reason: job.waits.map_or(String::new(), |reason| reason.to_string()),
+            memory_bytes: job.class.memory_bytes(),
+            least_bytes: job.class.least_bytes(),
+            target_bytes: job.budget.target_bytes,
+            offered_bytes: job.budget.offered_bytes,
+            measured_bytes: job.budget.measured_bytes,
+            is_kept: job.budget.is_kept(),
+        };
+        AgentStatus {
+            near_bytes: self.options.node.near_bytes,
+            held_bytes: self.agent.held_bytes(),
+            overflow_bytes: self.agent.overflow_bytes(),
+            far_bytes: self.options.node.far_bytes,
+            policy: self.options.policy.clone(),
+            jobs: self.agent.jobs().iter().map(row).collect(),
+        }
+    }
+
+    /// Sends what connections can take now. One that does not read is closed.
+    fn send(&mut self) {
+        for connection in &mut self.connections {
+            connection.flush();
+        }
+    }
+}
+
+/// Reads what a peer still says, and drops it. Returns false at the end of the connection.
+fn discard(stream: &mut UnixStream) -> bool {
+    match stream.read(&mut [0; 4096]) {
+        Ok(read) => read > 0,
+        Err(error) => matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+    }
+}
+
+impl Connection {
+    fn enter(&mut self, phase: Phase) {
+        (self.phase, self.since) = (phase, Instant::now());
+    }
+
+    fn enqueue(&mut self, reply: &AgentReply) {
+        self.outbox.extend(frame(reply));
+    }
+
+    fn refuse(&mut self, reason: &str) {
+        tracing::info!(uid = self.peer.uid, pid = self.peer.pid, reason, "a request is refused");
+        self.enqueue(&AgentReply::Refused { reason: reason.to_owned() });
+        self.enter(Phase::Closing);
+    }
+
+    fn flush(&mut self) {
+        while !self.outbox.is_empty() {
+            match self.stream.write(&self.outbox) {
+                Ok(sent) => {
+                    self.outbox.drain(..sent);
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock && self.outbox.len() <= OUTBOX_BYTES_MAX => return,
+                // It is read as the end of the connection next time.
+                Err(_) => {
+                    serving::shut_down(self.stream.as_fd());
+                    self.outbox.clear();
+                }
+            }
+        }
+    }
+}
+
+/// Jobs of this node, met through the blocks of their runners and through `/proc`.
+struct OutsideView<'a> {
+    jobs: &'a BTreeMap<JobNumber, WatchedJob>,
+    /// Processes of the machine, read when they are first needed.
+    tree: Option<ProcessTree>,
+}
+
+impl NodeJobs for OutsideView<'_> {
+    fn near_bytes(&mut self, job: JobNumber, enough_bytes: u64) -> Option<u64> {
+        let job = self.jobs.get(&job).filter(|job| !job.has_ended())?;
+        let tree = self.tree.get_or_insert_with(ProcessTree::read);
+        Some(job.resident_bytes(tree, enough_bytes))
+    }
+
+    fn offer(&mut self, job: JobNumber, bytes: u64) {
+        let Some(watched) = self.jobs.get(&job) else { return };
+        if let Err(error) = watched.offer(bytes) {
+            tracing::warn!(runner = job.0, %error, "a job cannot be told its budget");
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! Agent of a node: divides the node's near memory among the jobs that run on it, and lets jobs
+//! start when there is room.
+//!
+//! Decisions are pure: the time is an argument, and jobs are met through [`NodeJobs`]. A job waits
+//! in the order of its arrival. When it fits, the node is divided anew as if it ran already; the
+//! others are told to shrink, and it starts when what they have left is enough for its budget. Near
+//! memory is counted by what jobs were promised or by what they are measured to have from outside,
+//! whichever is more, so that a job that ignores its budget keeps others waiting and starves none.
+//!
+//! The agent keeps nothing that running jobs do not show: one that starts again
+//! [adopts](Agent::adopt) them.
+
+#[cfg(test)]
+mod tests;
+
+use core::time::Duration;
+use farfield_core::policy::cluster::node::{approach, budget_bytes};
+use farfield_core::policy::cluster::{
+    ClaimError, Cluster, JobBudget, JobClaim, JobClass, JobProgress, NodeShape, SplitRule, Splitter,
+};
+
+/// Interval between two divisions while no job starts or ends.
+pub const DIVIDE_EVERY: Duration = Duration::from_secs(10);
+/// Time for which a job may have more than its budget before others count on it no longer.
+pub const SHRINK_WITHIN: Duration = Duration::from_secs(10);
+/// Maximum number of jobs, waiting ones included.
+pub const JOBS_MAX: usize = 4096;
+/// Part of a job's work that counts as left at least.
+const REMAINING_MIN: f64 = 0.05;
+
+/// Number of a job: the process id of its runner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct JobNumber(pub u32);
+
+/// Running jobs of a node, as an agent meets them.
+pub trait NodeJobs {
+    /// Measures the near memory of a job from outside, in bytes. Amounts up to `enough_bytes` need
+    /// not be told apart. `None` if the job has ended.
+    fn near_bytes(&mut self, job: JobNumber, enough_bytes: u64) -> Option<u64>;
+
+    /// Tells a job how much near memory it may have at most, in bytes.
+    fn offer(&mut self, job: JobNumber, bytes: u64);
+}
+
+/// What an agent divides, and how.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NodeConfig {
+    /// Near memory for jobs, in bytes.
+    pub near_bytes: u64,
+    /// Far memory that the node may use, in bytes: what jobs may ask for beyond `near_bytes`, all
+    /// together. `None`: without bound.
+    pub far_bytes: Option<u64>,
+    /// Rule of division.
+    pub rule: SplitRule,
+}
+
+/// Reason why a job is not taken, now or later.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum RegisterError {
+    /// A claim of nonsense.
+    #[error("{0}")]
+    Claim(#[from] ClaimError),
+    /// The node could never have the least near memory of the job.
+    #[error("the job needs at least {} MiB near, and the node has {} MiB for jobs", mib(*least_bytes), near_bytes >> 20)]
+    NeverNear {
+        /// Least near memory of the job.
+        least_bytes: u64,
+        /// Near memory of the node.
+        near_bytes: u64,
+    },
+    /// The node may never use as much far memory as the job needs.
+    #[error("the job needs {} MiB of far memory, and the node may use {} MiB", mib(*far_bytes), most_bytes >> 20)]
+    NeverFar {
+        /// Memory of the job beyond the node's near memory.
+        far_bytes: u64,
+        /// Far memory that the node may use.
+        most_bytes: u64,
+    },
+    /// More jobs than anybody runs on a node.
+    #[error("the node has {JOBS_MAX} jobs already")]
+    TooMany,
+    /// A runner has one job.
+    #[error("this runner has a job already")]
+    Twice,
+}
+
+/// Returns bytes as MiB, rounded up.
+fn mib(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
+}
+
+/// Reason why a job waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WaitReason {
+    /// Jobs that arrived before it wait, too.
+    #[error("{jobs} jobs that came before it wait, too")]
+    Turn {
+        /// Number of jobs before it.
+        jobs: usize,
+    },
+    /// The least near memory of all jobs and of this one does not fit into the node.
+    #[error("{} MiB near are missing even if all jobs have no more than they need", mib(*missing_bytes))]
+    Near {
+        /// Bytes that are missing.
+        missing_bytes: u64,
+    },
+    /// The pool has no room for what would be far.
+    #[error("{} MiB of far memory are missing", mib(*missing_bytes))]
+    Far {
+        /// Bytes that are missing.
+        missing_bytes: u64,
+    },
+    /// Other jobs are shrinking.
+    #[error("others have {} MiB to give up yet", mib(*missing_bytes))]
+    Shrinking {
+        /// Bytes that they have to give up yet.
+        missing_bytes: u64,
+    },
+}
+
+/// State of a job in its agent.
+#[derive(Clone, Debug)]
+pub struct AgentJob {
+    /// Number of the job.
+    pub number: JobNumber,
+    /// Class by which it is divided for.
+    pub class: JobClass,
+    /// Budget that it was told, what it has, and what it shall have.
+    pub budget: JobBudget,
+    /// Reason why it waits; `None` if it runs.
+    pub waits: Option<WaitReason>,
+    /// Age of the job when the agent took it, and time of that.
+    age: Duration,
+    since: Duration,
+    /// Time since which the job has more than its budget.
+    beyond_since: Option<Duration>,
+}
+
+impl AgentJob {
+    /// Tells whether the job runs.
+    pub fn is_running(&self) -> bool {
+        self.waits.is_none()
+    }
+
+    /// Returns the part of its work that is left at `now`, if it has run with its present share all
+    /// the time.
+    fn remaining(&self, now: Duration) -> f64 {
+        let share = self.budget.offered_bytes as f64 / self.class.memory_bytes() as f64;
+        let elapsed = (self.age + now.saturating_sub(self.since)).as_secs_f64();
+        let whole = self.class.run_time().at(share.clamp(self.class.least(), 1.0));
+        if self.is_running() { (1.0 - elapsed / whole).max(REMAINING_MIN) } else { 1.0 }
+    }
+
+    /// Returns the bytes that others must not count on: what the job has held beyond its budget for
+    /// longer than a job may take to shrink.
+    fn seized_bytes(&self, now: Duration) -> u64 {
+        let is_late = self.beyond_since.is_some_and(|since| now.saturating_sub(since) >= SHRINK_WITHIN);
+        if is_late { self.budget.held_bytes().saturating_sub(self.budget.offered_bytes) } else { 0 }
+    }
+}
+
+/// Agent of one node.
+#[derive(Debug)]
+pub struct Agent {
+    config: NodeConfig,
+    /// Jobs in the order of their arrival.
+    jobs: Vec<AgentJob>,
+    divided: Option<Duration>,
+    /// Memory that the last division had.
+    divided_bytes: u64,
+    /// Job that the last division counted as running although it waits.
+    candidate: Option<JobNumber>,
+}
+
+impl Agent {
+    /// Makes an agent without jobs.
+    pub fn new(config: NodeConfig) -> Agent {
+        Agent { config, jobs: Vec::new(), divided: None, divided_bytes: config.near_bytes, candidate: None }
+    }
+
+    /// Returns what the agent divides.
+    pub fn config(&self) -> NodeConfig {
+        self.config
+    }
+
+    /// Returns all jobs in the order of their arrival.
+    pub fn jobs(&self) -> &[AgentJob] {
+        &self.jobs
+    }
+
+    /// Returns the job with this number.
+    pub fn job(&self, number: JobNumber) -> Option<&AgentJob> {
+        self.jobs.iter().find(|job| job.number == number)
+    }
+
+    /// Returns the near memory that jobs hold: their budgets, or what they have if that is more.
+    pub fn held_bytes(&self) -> u64 {
+        self.running().fold(0, |sum, job| sum.saturating_add(job.budget.held_bytes()))
+    }
+
+    /// Returns the memory that running jobs asked for beyond the near memory of the node.
+    pub fn overflow_bytes(&self) -> u64 {
+        let asked = self.running().fold(0u64, |sum, job| sum.saturating_add(job.class.memory_bytes()));
+        asked.saturating_sub(self.config.near_bytes)
+    }
+
+    /// Checks whether the node could ever run a job with this claim, and returns its class.
+    pub fn check(&self, claim: &JobClaim) -> Result<JobClass, RegisterError> {
+        let class = claim.class()?;
+        let NodeConfig { near_bytes, far_bytes, .. } = self.config;
+        if class.least_bytes() > near_bytes {
+            return Err(RegisterError::NeverNear { least_bytes: class.least_bytes(), near_bytes });
+        }
+        let (far, most_bytes) = (class.memory_bytes().saturating_sub(near_bytes), far_bytes.unwrap_or(u64::MAX));
+        if far > most_bytes {
+            return Err(RegisterError::NeverFar { far_bytes: far, most_bytes });
+        }
+        Ok(class)
+    }
+
+    /// Takes a job that waits for its start.
+    pub fn register(&mut self, number: JobNumber, claim: &JobClaim, now: Duration) -> Result<(), RegisterError> {
+        let waits = Some(WaitReason::Turn { jobs: self.jobs.iter().filter(|job| !job.is_running()).count() });
+        self.add(number, claim, JobBudget::default(), waits, Duration::ZERO, now)
+    }
+
+    /// Takes a job that runs already, with the budget that it was told, for `age`.
+    pub fn adopt(
+        &mut self,
+        number: JobNumber,
+        claim: &JobClaim,
+        offered_bytes: u64,
+        age: Duration,
+        now: Duration,
+    ) -> Result<(), RegisterError> {
+        let budget = JobBudget { offered_bytes, measured_bytes: 0, target_bytes: offered_bytes };
+        self.add(number, claim, budget, None, age, now)
+    }
+
+    fn add(
+        &mut self,
+        number: JobNumber,
+        claim: &JobClaim,
+        budget: JobBudget,
+        waits: Option<WaitReason>,
+        age: Duration,
+        now: Duration,
+    ) -> Result<(), RegisterError> {
+        if self.job(number).is_some() {
+            return Err(RegisterError::Twice);
+        }
+        if self.jobs.len() >= JOBS_MAX {
+            return Err(RegisterError::TooMany);
+        }
+        let class = self.check(claim)?;
+        self.jobs.push(AgentJob { number, class, budget, waits, age, since: now, beyond_since: None });
+        self.divided = None;
+        Ok(())
+    }
+
+    /// Forgets a job that has ended, or that waits no longer. Returns whether there was one.
+    pub fn remove(&mut self, number: JobNumber) -> bool {
+        let before = self.jobs.len();
+        self.jobs.retain(|job| job.number != number);
+        if self.jobs.len() != before {
+            self.divided = None;
+        }
+        self.jobs.len() != before
+    }
+
+    /// Measures running jobs, moves their budgets, and returns the jobs that start now, whose
+    /// budgets were offered before. Is to be called some times in a second.
+    pub fn update(&mut self, now: Duration, node: &mut impl NodeJobs) -> Vec<JobNumber> {
+        self.measure(now, node);
+        let mut started = Vec::new();
+        // As many jobs as fit start at once, each one after the others have been told to shrink.
+        loop {
+            self.decide_candidate(now);
+            self.divide(now);
+            self.approach(node);
+            match self.start_candidate(now, node) {
+                Some(number) => started.push(number),
+                None => break,
+            }
+        }
+        self.explain();
+        started
+    }
+
+    fn running(&self) -> impl Iterator<Item = &AgentJob> {
+        self.jobs.iter().filter(|job| job.is_running())
+    }
+
+    fn measure(&mut self, now: Duration, node: &mut impl NodeJobs) {
+        let mut ended = Vec::new();
+        for job in self.jobs.iter_mut().filter(|job| job.is_running()) {
+            let Some(bytes) = node.near_bytes(job.number, job.budget.offered_bytes) else {
+                ended.push(job.number);
+                continue;
+            };
+            job.budget.measured_bytes = bytes;
+            job.beyond_since = if job.budget.is_kept() { None } else { job.beyond_since.or(Some(now)) };
+        }
+        for number in ended {
+            self.remove(number);
+        }
+    }
+
+    /// Returns the memory that can be divided: without what jobs hold beyond their budgets and will
+    /// not give up, but never less than what was promised to those that run.
+    fn memory_bytes(&self, now: Duration) -> u64 {
+        let seized = self.running().fold(0u64, |sum, job| sum.saturating_add(job.seized_bytes(now)));
+        let promised = self.running().fold(0u64, |sum, job| sum.saturating_add(job.class.least_bytes()));
+        self.config.near_bytes.saturating_sub(seized).max(promised)
+    }
+
+    /// Chooses the job that is to start next: the one that waits longest, if it fits.
+    fn decide_candidate(&mut self, now: Duration) {
+        let memory_bytes = self.memory_bytes(now);
+        let first = self.jobs.iter().position(|job| !job.is_running());
+        let mut candidate = None;
+        if let Some(index) = first {
+            match self.lacks(&self.jobs[index].class, memory_bytes) {
+                Some(reason) => self.jobs[index].waits = Some(reason),
+                None => candidate = Some(self.jobs[index].number),
+            }
+        }
+        if candidate != self.candidate || memory_bytes != self.divided_bytes {
+            self.divided = None;
+        }
+        (self.candidate, self.divided_bytes) = (candidate, memory_bytes);
+    }
+
+    /// Returns what a job lacks to run beside those that do; `None` if it fits.
+    fn lacks(&self, class: &JobClass, memory_bytes: u64) -> Option<WaitReason> {
+        // Cores are not the agent's business.
+        let shape = NodeShape { cores: u32::MAX, reclaim_cores: 0, memory_bytes };
+        let far_bytes = self.config.far_bytes.unwrap_or(u64::MAX);
+        let mut node = Cluster::new(&[shape], far_bytes);
+        self.running().for_each(|job| node.admit(0, &job.class));
+        if node.find(class, 0).is_some() {
+            return None;
+        }
+        let promised = self.running().map(|job| job.class.least_bytes()).sum::<u64>();
+        Some(match (promised + class.least_bytes()).checked_sub(memory_bytes) {
+            Some(missing_bytes @ 1..) => WaitReason::Near { missing_bytes },
+            _ => {
+                let asked = self.running().map(|job| job.class.memory_bytes()).sum::<u64>() + class.memory_bytes();
+                WaitReason::Far { missing_bytes: (asked.saturating_sub(memory_bytes)).saturating_sub(far_bytes) }
+            }
+        })
+    }
+
+    /// Divides the node among the jobs that run and the candidate, if something has changed or the
+    /// last division is old.
+    fn divide(&mut self, now: Duration) {
+        if self.divided.is_some_and(|at| now.saturating_sub(at) < DIVIDE_EVERY) {
+            return;
+        }
+        self.divided = Some(now);
+        let is_divided_for = |job: &AgentJob| job.is_running() || Some(job.number) == self.candidate;
+        let among: Vec<usize> = (0..self.jobs.len()).filter(|&index| is_divided_for(&self.jobs[index])).collect();
+        let classes: Vec<JobClass> = among.iter().map(|&index| self.jobs[index].class.clone()).collect();
+        let progress =
+            |(class, &index): (usize, &usize)| JobProgress { class, remaining: self.jobs[index].remaining(now) };
+        let progress: Vec<JobProgress> = among.iter().enumerate().map(progress).collect();
+        let mut shares = Vec::new();
+        let mut splitter = Splitter::new(self.config.rule, &classes);
+        let fits = splitter.split(&classes, &progress, self.divided_bytes, &mut shares).is_ok();
+        for (position, &index) in among.iter().enumerate() {
+            let job = &mut self.jobs[index];
+            let (memory_bytes, least_bytes) = (job.class.memory_bytes(), job.class.least_bytes());
+            // A node that has become too small for its jobs keeps what it has promised.
+            job.budget.target_bytes =
+                if fits { budget_bytes(shares[position], memory_bytes, least_bytes) } else { least_bytes };
+        }
+    }
+
+    /// Moves the budgets of running jobs towards their targets.
+    fn approach(&mut self, node: &mut impl NodeJobs) {
+        let mut budgets: Vec<JobBudget> = self.running().map(|job| job.budget).collect();
+        approach(&mut budgets, self.config.near_bytes);
+        for (job, budget) in self.jobs.iter_mut().filter(|job| job.is_running()).zip(budgets) {
+            if job.budget.offered_bytes != budget.offered_bytes {
+                node.offer(job.number, budget.offered_bytes);
+            }
+            job.budget = budget;
+        }
+    }
+
+    /// Starts the candidate if there is room for its budget.
+    fn start_candidate(&mut self, now: Duration, node: &mut impl NodeJobs) -> Option<JobNumber> {
+        let number = self.candidate?;
+        let room = self.config.near_bytes.saturating_sub(self.held_bytes());
+        let job = self.jobs.iter_mut().find(|job| job.number == number)?;
+        let target = job.budget.target_bytes;
+        if room < target {
+            job.waits = Some(WaitReason::Shrinking { missing_bytes: target - room });
+            return None;
+        }
+        job.budget = JobBudget { offered_bytes: target, measured_bytes: 0, target_bytes: target };
+        (job.waits, job.since) = (None, now);
+        node.offer(number, target);
+        self.candidate = None;
+        Some(number)
+    }
+
+    /// Notes why jobs behind the first one wait.
+    fn explain(&mut self) {
+        let waiting = self.jobs.iter_mut().filter(|job| !job.is_running());
+        for (jobs, job) in waiting.enumerate().skip(1) {
+            job.waits = Some(WaitReason::Turn { jobs });
+        }
+    }
+}
