@@ -47,6 +47,7 @@ probes! { true;
 probes! { farfield_tests::deep();
     paging [],
     fork_far [tier("20", "32")],
+    fork_stacks [],
     borrowers [tier("2000", "40000")],
     big_io [],
     exec_far [],
