@@ -47,6 +47,7 @@ probes! { true;
 probes! { farfield_tests::deep();
     paging [],
     fork_far [tier("20", "32")],
+    fork_stacks [],
     borrowers [tier("2000", "40000")],
     big_io [],
     exec_far [],
@@ -201,4 +202,26 @@ fn programs_with_aligned_libraries_start_inside_a_job() {
     job = job.arg("-c").arg("\"$0\"; exit $?").arg(binary);
     let far = job.check_with_near(NEAR);
     assert!(far.report.number("far_peak_bytes") > 16 << 20, "{}", far.report.0);
+}
+
+/// The loader maps tables of its own, and says what it does not find, before our handlers are there.
+#[test]
+fn programs_with_many_symbols_or_without_a_library_are_loaded_inside_a_job_as_outside() {
+    let mut job = Job::new("many-symbols", ["sh"]).footprint(Footprint::Any);
+    let folder = job.scratch().path().to_owned();
+    let shared = ["-shared", "-fPIC"];
+    let Some(library) = compile_with("many_symbols", &folder, "libmany.so", &shared) else { return };
+    let Some(missing) = compile_with("many_symbols", &folder, "libmissing.so", &shared) else { return };
+    let run_path = format!("-Wl,-rpath,{}", folder.display());
+    let link = |library: &std::path::Path, name: &str| {
+        let library = library.to_str().expect("an ASCII path");
+        compile_with("uses_symbols", &folder, name, &["-Wl,--no-as-needed", library, &run_path])
+            .expect("the compiler is there")
+    };
+    let (with, without) = (link(&library, "with"), link(&missing, "without"));
+    std::fs::remove_file(missing).expect("compiled above");
+    job = job.arg("-c").arg("\"$0\"; echo $?; \"$1\" 2>&1; echo $?").arg(with).arg(without);
+    let far = job.check_with_near(NEAR);
+    let said = far.ended.text();
+    assert!(said.starts_with("the library says 42\n0\n") && said.ends_with("\n127\n"), "{said}");
 }

@@ -38,10 +38,11 @@ const POINTER_HIGH: u32 = 12;
 /// filter.
 pub const TRAP_DATA: i32 = 0x4641;
 
-/// Flags with which the loader reserves room for a library whose segments are aligned to more than
-/// a page. The loader asks for no access and names no place. In a program that is executed inside a
-/// job it does so under our filter before our handler is there, so these calls pass. The preload
-/// library lets nobody else make such calls ([`reservation_flags`]).
+/// Flags with which the loader maps memory of its own, and reserves room for a library whose
+/// segments are aligned to more than a page. It names no place. In a program that is executed
+/// inside a job it does so under our filter before our handler is there, so these calls pass.
+/// Reservations ask for no access, and the preload library lets nobody else make such calls
+/// ([`reservation_flags`]). Others pass from [where the loader makes them](EarlyCall).
 const LOADER_FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 
 /// Returns the flags with which a program's reservation traps. The added flag changes nothing:
@@ -57,6 +58,24 @@ pub const NOT_CAPTURED: i32 =
 /// Minimum size in bytes of private anonymous mappings that become far-capable.
 pub const CAPTURE_BYTES: u32 = 64 << 10;
 
+/// The calls that glibc's loader may make in a way that traps, before our handlers are there: it
+/// maps memory (for tables, and for the storage of the first thread), and says why it ends.
+pub const EARLY_CALLS: [libc::c_long; 3] = [libc::SYS_mmap, libc::SYS_writev, libc::SYS_exit_group];
+/// The bits of an address that say where in its page it lies.
+pub const PAGE_OFFSET: u32 = 0xFFF;
+
+/// A place in the loader from which one of the [`EARLY_CALLS`] is made. Code of the program may lie
+/// at the same offset (1 of 4096 does). Then the same call from there passes too: large mappings
+/// with the loader's flags stay near, `writev` finds only what is near, and far memory is freed a
+/// moment after `exit_group`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EarlyCall {
+    /// Number of the call.
+    pub number: libc::c_long,
+    /// Offset in its page of the instruction that the call returns to.
+    pub offset: u32,
+}
+
 const fn argument_low(index: u32) -> u32 {
     16 + 8 * index
 }
@@ -66,7 +85,7 @@ const fn argument_high(index: u32) -> u32 {
 
 #[derive(Clone, Copy)]
 enum Rule {
-    /// Always trap.
+    /// Trap, unless the loader makes this call.
     Trap,
     /// Trap if the argument is not zero.
     TrapUnlessZero(u32),
@@ -172,6 +191,9 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
         (SYS_IO_PGETEVENTS, TrapUnlessZero(5)),
         // The ranges of this call stand in memory that a filter cannot see.
         (libc::SYS_process_madvise, NotImplemented),
+        // Protection keys belong to the kernel's mappings, and ours are one reservation. Without
+        // keys programs do without.
+        (libc::SYS_pkey_alloc, NotImplemented),
     ];
     for call in [
         libc::SYS_exit_group,
@@ -235,8 +257,9 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
     known
 }
 
-/// Assembles the filter for the system calls of a program.
-pub fn program() -> Vec<Instruction> {
+/// Assembles the filter for the system calls of a program, whose loader makes its early calls from
+/// these places.
+pub fn program(loader: &[EarlyCall]) -> Vec<Instruction> {
     let mut code = Vec::new();
     let op = |code, constant| Instruction { code, jump_true: 0, jump_false: 0, constant };
     let jump = |code, constant, jump_true, jump_false| Instruction { code, jump_true, jump_false, constant };
@@ -265,38 +288,56 @@ pub fn program() -> Vec<Instruction> {
     // mmap: large private anonymous memory traps, unless the loader may have asked for it. So does
     // any call that touches the window.
     let excluded = libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE | NOT_CAPTURED;
-    let mmap = [
+    let from_loader = |number| loader.iter().filter(move |call| call.number == number).map(|call| call.offset);
+    let places: Vec<u32> = from_loader(libc::SYS_mmap).collect();
+    let trap = 22 + places.len();
+    let allow = trap + 1;
+    // From this instruction of the block to that one.
+    let to = |from: usize, target: usize| u8::try_from(target - from - 1).expect("the block is short");
+    let mut mmap = vec![
         op(LD_W_ABS, argument_high(0)),
         jump(JGE_K, window::HIGH_END, 1, 0),
-        jump(JGE_K, window::HIGH_FIRST, 18, 0),
+        jump(JGE_K, window::HIGH_FIRST, to(2, trap), 0),
         op(LD_W_ABS, argument_low(3)),
-        jump(JSET_K, libc::MAP_ANONYMOUS as u32, 0, 15),
-        jump(JSET_K, excluded as u32, 14, 0),
+        jump(JSET_K, libc::MAP_ANONYMOUS as u32, 0, to(4, allow)),
+        jump(JSET_K, excluded as u32, to(5, allow), 0),
         op(ALU_AND_K, libc::MAP_TYPE as u32),
-        jump(JEQ_K, libc::MAP_PRIVATE as u32, 0, 12),
+        jump(JEQ_K, libc::MAP_PRIVATE as u32, 0, to(7, allow)),
         op(LD_W_ABS, argument_high(1)),
         jump(JEQ_K, 0, 0, 2),
         op(LD_W_ABS, argument_low(1)),
-        jump(JGE_K, CAPTURE_BYTES, 0, 8),
+        jump(JGE_K, CAPTURE_BYTES, 0, to(11, allow)),
         // The loader may make this call before there is a handler: see `LOADER_FLAGS`.
-        op(LD_W_ABS, argument_low(2)),
-        jump(JEQ_K, libc::PROT_NONE as u32, 0, 7),
         op(LD_W_ABS, argument_low(3)),
-        jump(JEQ_K, LOADER_FLAGS as u32, 0, 5),
+        jump(JEQ_K, LOADER_FLAGS as u32, 0, to(13, trap)),
         op(LD_W_ABS, argument_high(0)),
-        jump(JEQ_K, 0, 0, 3),
+        jump(JEQ_K, 0, 0, to(15, trap)),
         op(LD_W_ABS, argument_low(0)),
-        jump(JEQ_K, 0, 0, 1),
-        op(RET_K, RET_ALLOW),
-        op(RET_K, RET_TRAP),
+        jump(JEQ_K, 0, 0, to(17, trap)),
+        op(LD_W_ABS, argument_low(2)),
+        jump(JEQ_K, libc::PROT_NONE as u32, to(19, allow), 0),
+        op(LD_W_ABS, POINTER_LOW),
+        op(ALU_AND_K, PAGE_OFFSET),
     ];
+    for &place in &places {
+        mmap.push(jump(JEQ_K, place, to(mmap.len(), allow), 0));
+    }
+    mmap.extend([op(RET_K, RET_TRAP), op(RET_K, RET_ALLOW)]);
     code.push(op(LD_W_ABS, NUMBER));
     code.push(jump(JEQ_K, libc::SYS_mmap as u32, 0, mmap.len() as u8));
     code.extend(mmap);
 
     for (number, rule) in rules() {
         let body = match rule {
-            Rule::Trap => vec![op(RET_K, RET_TRAP)],
+            Rule::Trap => {
+                let mut body = Vec::new();
+                for place in from_loader(number) {
+                    body.extend([op(LD_W_ABS, POINTER_LOW), op(ALU_AND_K, PAGE_OFFSET)]);
+                    body.extend([jump(JEQ_K, place, 0, 1), op(RET_K, RET_ALLOW)]);
+                }
+                body.push(op(RET_K, RET_TRAP));
+                body
+            }
             Rule::NotImplemented => vec![op(RET_K, RET_ERRNO | libc::ENOSYS as u32)],
             Rule::Pointers(mask) => {
                 let mut body = Vec::new();
@@ -405,9 +446,14 @@ mod tests {
     }
 
     fn verdict(number: libc::c_long, args: [usize; 6]) -> Verdict {
-        run(&program(), number, 0x7f00_1234_5678, args)
+        run(&program(&LOADER), number, 0x7f00_1234_5678, args)
     }
 
+    const LOADER: [EarlyCall; 3] = [
+        EarlyCall { number: libc::SYS_mmap, offset: 0xca3 },
+        EarlyCall { number: libc::SYS_mmap, offset: 0x123 },
+        EarlyCall { number: libc::SYS_exit_group, offset: 0xe3a },
+    ];
     const FAR: usize = window::BASE + 0x12_3456_7890;
     const ANON: usize = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize;
 
@@ -449,7 +495,7 @@ mod tests {
     fn the_gate_is_never_stopped() {
         for number in [libc::SYS_read, libc::SYS_mmap, libc::SYS_execve, libc::SYS_brk] {
             for gate in [window::GATE_OWN, window::GATE_FORWARD] {
-                assert_eq!(run(&program(), number, gate + 2, [FAR; 6]), Verdict::Allow);
+                assert_eq!(run(&program(&LOADER), number, gate + 2, [FAR; 6]), Verdict::Allow);
             }
         }
     }
@@ -489,6 +535,23 @@ mod tests {
         }
     }
 
+    /// Its tables are large when many libraries share symbols, and it says what it does not find.
+    #[test]
+    fn calls_of_the_loader_pass_and_the_same_calls_of_others_do_not() {
+        let from = |at: usize, number, args| run(&program(&LOADER), number, 0x7f12_3456_7000 + at, args);
+        let map = [0, 17 << 12, 3, ANON, usize::MAX, 0];
+        for at in [0xca3, 0x123] {
+            assert_eq!(from(at, libc::SYS_mmap, map), Verdict::Allow);
+            assert_eq!(from(at + 1, libc::SYS_mmap, map), Verdict::Trap);
+            assert_eq!(from(at, libc::SYS_mmap, [FAR & !4095, 4096, 3, ANON | 0x10, usize::MAX, 0]), Verdict::Trap);
+            assert_eq!(from(at, libc::SYS_mmap, [0xc0_0000_0000, 1 << 26, 3, ANON, usize::MAX, 0]), Verdict::Trap);
+            assert_eq!(from(at, libc::SYS_exit_group, [0; 6]), Verdict::Trap);
+        }
+        assert_eq!(from(0xe3a, libc::SYS_exit_group, [0; 6]), Verdict::Allow);
+        assert_eq!(from(0xe3a, libc::SYS_mmap, map), Verdict::Trap);
+        assert_eq!(from(0xe3a, libc::SYS_writev, map), Verdict::Trap, "not from a place of this loader");
+    }
+
     #[test]
     fn rules_of_single_calls() {
         assert_eq!(verdict(libc::SYS_brk, [0; 6]), Verdict::Allow, "asked before our library is initialised");
@@ -502,6 +565,7 @@ mod tests {
         assert_eq!(verdict(libc::SYS_vfork, [0; 6]), Verdict::Trap);
         assert_eq!(verdict(libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]), Verdict::Trap);
         assert_eq!(verdict(libc::SYS_clone3, [0x7f00_0000_0000, 88, 0, 0, 0, 0]), Verdict::Missing);
+        assert_eq!(verdict(libc::SYS_pkey_alloc, [0; 6]), Verdict::Missing);
         assert_eq!(verdict(libc::SYS_close, [3, FAR, FAR, 0, 0, 0]), Verdict::Allow, "it has one argument");
         assert_eq!(verdict(libc::SYS_close, [window::DESCRIPTORS as usize, 0, 0, 0, 0, 0]), Verdict::Trap);
         assert_eq!(verdict(libc::SYS_close, [window::DESCRIPTORS_END as usize, 0, 0, 0, 0, 0]), Verdict::Allow);

@@ -18,7 +18,18 @@ use farfield_os::{gate, process};
 use farfield_pool::PoolError;
 
 /// Makes the call `clone(args)` without `CLONE_VM`.
-pub fn fork(context: &Context, args: [usize; 6]) -> CallOutcome {
+pub fn fork(context: &Context, mut args: [usize; 6]) -> CallOutcome {
+    // The child first goes on in this handler, on the handler's stack. If the program wants it to
+    // have another one, it begins there afterwards.
+    let stack = core::mem::take(&mut args[1]);
+    let outcome = fork_here(context, args);
+    if outcome == CallOutcome::Done(0) && stack != 0 {
+        context.set_sp(stack);
+    }
+    outcome
+}
+
+fn fork_here(context: &Context, args: [usize; 6]) -> CallOutcome {
     let runtime = &RUNTIME;
     let near = believed(&runtime.slot().near_bytes);
     if fault::settled_phase(runtime) == Phase::Dormant && arm::is_close(runtime, near) {

@@ -21,6 +21,7 @@ pub mod huge;
 pub mod inherited_fds;
 pub mod io_uring;
 pub mod limits;
+pub mod loader;
 pub mod lock;
 pub mod maintenance_thread;
 pub mod own_code;

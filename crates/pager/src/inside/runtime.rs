@@ -98,9 +98,9 @@ pub struct Runtime {
 }
 
 /// End of the break's area, which starts at the window's first page and has 1 TiB. Behind it are
-/// small mappings (3 TiB), then large ones.
+/// small mappings (1 TiB), then large ones (10 TiB: programs reserve up to 8 TiB at once).
 const BREAK_PAGES: u64 = 1 << 28;
-const SMALL_END: u64 = 1 << 30;
+const SMALL_END: u64 = 1 << 29;
 
 impl Runtime {
     const fn new() -> Runtime {
@@ -211,5 +211,25 @@ impl Runtime {
     /// Checks whether this process is a vfork child that borrows its parent's memory.
     pub fn is_borrowed(&self) -> bool {
         self.pid.load(Ordering::Relaxed) != process::pid() as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: a program that reserves most of its address space at once does not start.
+    use super::*;
+
+    #[test]
+    fn eight_tebibytes_can_be_reserved_beside_a_tebibyte() {
+        let mut space = RUNTIME.space.lock();
+        let mut map = |pages| {
+            let range = space.find(pages).expect("there is room");
+            space.map(range, 0);
+            range
+        };
+        let taken: Vec<PageRange> = [1 << 10, 1 << 18, 1 << 28, 1 << 31, 1 << 10].map(&mut map).into();
+        for range in taken {
+            space.unmap(range);
+        }
     }
 }

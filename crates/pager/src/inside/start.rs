@@ -1,7 +1,7 @@
 //! Set-up before the program's first instruction.
 
 use super::runtime::{Phase, RUNTIME, fail, remember_standard_error};
-use super::{exec, huge, inherited_fds, limits, sanitizer, signal, storage, table, thread};
+use super::{exec, huge, inherited_fds, limits, loader, sanitizer, signal, storage, table, thread};
 use crate::config::{ENV_CONTROL, JobConfig, MAGIC};
 use crate::control::{JobAccounts, exit};
 use crate::{filter, window};
@@ -112,7 +112,8 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
         if !seccomp::may_filter_with_privileges() {
             seccomp::set_no_new_privileges().map_err(at("PR_SET_NO_NEW_PRIVS failed"))?;
         }
-        seccomp::install(&filter::program()).map_err(at("the system call filter could not be installed"))?;
+        seccomp::install(&filter::program(&loader::early_calls()))
+            .map_err(at("the system call filter could not be installed"))?;
     }
     Ok(())
 }
