@@ -23,6 +23,7 @@ mod polled;
 mod random;
 mod real;
 mod remote;
+mod replacement;
 mod schedule;
 mod served;
 mod shared;
@@ -144,6 +145,9 @@ struct Options {
     /// Of the simulated clusters.
     #[command(flatten)]
     schedule: schedule::ScheduleOptions,
+    /// Of traces of pages.
+    #[command(flatten)]
+    replacement: replacement::ReplacementOptions,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -232,6 +236,8 @@ enum Workload {
     ScheduleSpeed,
     /// Runs of the published simulator, again.
     ScheduleReference,
+    /// Accesses of a trace, made or simulated.
+    Replacement,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -349,6 +355,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Schedule => schedule::run(options),
         Workload::ScheduleSpeed => schedule::run_speed(options),
         Workload::ScheduleReference => schedule::run_reference(options),
+        Workload::Replacement => replacement::run(options),
         Workload::CacheUniform => cache::run(options, cache::Trace::Uniform),
     }
 }
