@@ -50,6 +50,8 @@ pub(crate) enum Contender {
     Tables(Library),
     /// The program simulates a cluster under a policy of this name.
     Policy(&'static str),
+    /// The program simulates near memory under a policy of page replacement of this name.
+    Replacement(&'static str),
     /// fio, instead of the program.
     Fio,
 }
@@ -201,6 +203,17 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "sim-memory-time" => Contender::Policy("memory-time"),
         "sim-memory-time-long" => Contender::Policy("memory-time+long"),
         "sim-worth" => Contender::Policy("worth"),
+        "opt" => Contender::Replacement("opt"),
+        "lru" => Contender::Replacement("lru"),
+        "clock" => Contender::Replacement("clock"),
+        "fifo" => Contender::Replacement("fifo"),
+        "second-chance" => Contender::Replacement("second-chance"),
+        "gclock" => Contender::Replacement("gclock"),
+        "s3-fifo" => Contender::Replacement("s3-fifo"),
+        "s3-fifo-uses" => Contender::Replacement("s3-fifo-uses"),
+        "sieve" => Contender::Replacement("sieve"),
+        "sieve-uses" => Contender::Replacement("sieve-uses"),
+        "segmented-fifo" => Contender::Replacement("segmented-fifo"),
         "fio" => Contender::Fio,
         _ => bail!(
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
@@ -210,7 +223,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
              wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
              farfield-in-flood, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, fio, sim-near, sim-uniform, sim-variable, \
-             sim-memory-time, sim-memory-time-long, sim-worth"
+             sim-memory-time, sim-memory-time-long, sim-worth, opt, lru, clock, fifo, second-chance, gclock, s3-fifo, s3-fifo-uses, sieve, sieve-uses, segmented-fifo"
         ),
     })
 }
@@ -238,6 +251,7 @@ impl Contender {
             Contender::Peer(peer) => remote(peer, job),
             Contender::Tables(library) => tables::sample(library, job),
             Contender::Policy(name) => simulated(name, job),
+            Contender::Replacement(name) => replaced(name, job),
             Contender::Fio => fio::sample(job),
         }
     }
@@ -249,6 +263,31 @@ fn simulated(policy: &str, job: &Job<'_>) -> Result<Sample> {
     let mut command = Command::new(job.program);
     command.args(job.arguments).args(["--policy", policy]);
     sample(job, &child::run(command, job.scratch, job.patience)?)
+}
+
+/// The arguments of a program that replays a trace, which has to know how much is near.
+fn trace_arguments(job: &Job<'_>) -> Result<Vec<String>> {
+    ensure!(job.workload.name == "replacement", "the workload {} replays no trace", job.workload.name);
+    let near_pages = (job.near_bytes / 4096).to_string();
+    Ok([job.arguments, &["--near-pages".to_string(), near_pages]].concat())
+}
+
+/// The program, which simulates near memory under this policy.
+fn replaced(policy: &str, job: &Job<'_>) -> Result<Sample> {
+    let mut command = Command::new(job.program);
+    command.args(trace_arguments(job)?).args(["--replacement", policy]);
+    sample(job, &child::run(command, job.scratch, job.patience)?)
+}
+
+/// The program under `farfield run`, which makes the accesses; how many pages came back, compared with LRU.
+fn replayed(far: Far, job: &Job<'_>) -> Result<Sample> {
+    let arguments = trace_arguments(job)?;
+    let mut sample = farfield_with(far, &Job { arguments: &arguments, ..*job })?;
+    if let (Some(&page_ins), Some(&lru)) = (sample.figures.get("pages_in"), sample.figures.get("lru_page_ins")) {
+        sample.figures.insert("page_ins".into(), page_ins);
+        sample.figures.insert("page_ins_over_lru".into(), page_ins / lru.max(1.0));
+    }
+    Ok(sample)
 }
 
 /// A program for this job under Linux swap, so much of it near.
@@ -314,6 +353,10 @@ pub(crate) fn swapped(
 }
 
 fn farfield(far: Far, job: &Job<'_>) -> Result<Sample> {
+    if job.workload.name == "replacement" { replayed(far, job) } else { farfield_with(far, job) }
+}
+
+fn farfield_with(far: Far, job: &Job<'_>) -> Result<Sample> {
     let server = match far {
         Far::Private | Far::Compressed => None,
         Far::Tcp | Far::LateTcp => Some(server_at(far, "server", job)?),

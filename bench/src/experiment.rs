@@ -199,6 +199,7 @@ const PARAMETERS: &[&str] = &[
     "far_gib",
     "mixes",
     "trials",
+    "trace",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;
@@ -362,7 +363,7 @@ fn check_point(point: &Point) -> Result<()> {
             ("workload", Value::Text(name)) => drop(Workload::named(name)?),
             ("workload", Value::Number(_)) => bail!("`workload` must be a name"),
             // The program knows the rules.
-            ("hotness" | "offload" | "cluster" | "rules" | "arrivals", Value::Text(_)) => {}
+            ("hotness" | "offload" | "cluster" | "rules" | "arrivals" | "trace", Value::Text(_)) => {}
             (_, Value::Text(text)) => bail!("{key} must be a number, not {text:?}"),
             (_, Value::Number(_)) => {}
         }

@@ -103,6 +103,7 @@ const WORKLOADS: &[Workload] = &[
     rust("schedule", "schedule", "job"),
     rust("schedule-speed", "simulate", "run"),
     rust("schedule-reference", "compare", "run"),
+    rust("replacement", "replay", "access"),
 ];
 /// What sources in C include.
 const HEADERS: &[(&str, &str)] =

@@ -24,6 +24,7 @@ mod polled;
 mod random;
 mod real;
 mod remote;
+mod replacement;
 mod schedule;
 mod served;
 mod shared;
@@ -146,6 +147,9 @@ struct Options {
     /// Of the simulated clusters.
     #[command(flatten)]
     schedule: schedule::ScheduleOptions,
+    /// Of traces of pages.
+    #[command(flatten)]
+    replacement: replacement::ReplacementOptions,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -245,6 +249,8 @@ enum Workload {
     ScheduleSpeed,
     /// Runs of the published simulator, again.
     ScheduleReference,
+    /// Accesses of a trace, made or simulated.
+    Replacement,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -368,6 +374,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Schedule => schedule::run(options),
         Workload::ScheduleSpeed => schedule::run_speed(options),
         Workload::ScheduleReference => schedule::run_reference(options),
+        Workload::Replacement => replacement::run(options),
         Workload::CacheUniform => cache::run(options, cache::Trace::Uniform),
     }
 }

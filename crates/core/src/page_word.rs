@@ -3,7 +3,7 @@
 //! ```text
 //!  63          32 31        16 15      8 7      3 2   0
 //! +--------------+------------+---------+--------+-----+
-//! | left at or   | holds      | (free)  | flags  |state|
+//! | left at or   | holds      | reuse   | flags  |state|
 //! | epoch        |            |         |        |     |
 //! +--------------+------------+---------+--------+-----+
 //! ```
@@ -12,7 +12,11 @@
 //! and exists nowhere. Every transition is a pure function on a copy; the owner of the atomic runs
 //! the compare-exchange. `holds` counts system calls that may touch the page right now: a held page
 //! does not leave. The count survives every transition, because the page can be discarded while a
-//! call is under way.
+//! call is under way. `reuse` is what the replacement policy ([`Gclock`]) keeps of the page, near or
+//! far.
+
+use crate::cast::low_u8;
+use crate::policy::replacement::{CandidateAction, Gclock, PageArrival, PolicyState, ReplacementPolicy};
 
 /// State of a page: where it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,8 +54,9 @@ const STATE: u64 = 7;
 const DIRTY: u64 = 1 << 3;
 const STORED: u64 = 1 << 4;
 const QUEUED: u64 = 1 << 5;
-const REFERENCED: u64 = 1 << 6;
 const SHARED: u64 = 1 << 7;
+const REUSE_SHIFT: u32 = 8;
+const REUSE_MASK: u64 = 0xFF << REUSE_SHIFT;
 const HOLD_ONE: u64 = 1 << 16;
 const HOLD_MASK: u64 = 0xFFFF << 16;
 const HIGH_SHIFT: u32 = 32;
@@ -81,6 +86,9 @@ impl PageWord {
     fn set_high(self, value: u32) -> PageWord {
         PageWord(self.0 & 0xFFFF_FFFF | u64::from(value) << HIGH_SHIFT)
     }
+    fn set_reuse(self, state: PolicyState) -> PageWord {
+        PageWord(self.0 & !REUSE_MASK | u64::from(state.0) << REUSE_SHIFT)
+    }
     fn set(self, bit: u64, on: bool) -> PageWord {
         if on { PageWord(self.0 | bit) } else { PageWord(self.0 & !bit) }
     }
@@ -98,9 +106,9 @@ impl PageWord {
     pub fn is_queued(self) -> bool {
         self.0 & QUEUED != 0
     }
-    /// Checks whether the page deserves another round in the eviction queue.
-    pub fn is_referenced(self) -> bool {
-        self.0 & REFERENCED != 0
+    /// Returns what the replacement policy keeps of the page.
+    pub fn reuse(self) -> PolicyState {
+        PolicyState(low_u8(self.0 >> REUSE_SHIFT))
     }
     /// Checks whether the kernel may replace the page's memory at the next write. So it is for the
     /// zero page, and for a page shared with another process since a fork.
@@ -132,17 +140,22 @@ impl PageWord {
         }
     }
 
-    /// Makes a Fetching page Near; its owner has installed it. `dirty` unless it equals its far
-    /// copy. `epoch` was current before the page could be written, 0 for unknown. The page must be
-    /// put into the eviction queue if it was not in it (`is_queued` of the old word).
-    pub fn finish_load(self, dirty: bool, referenced: bool, epoch: u32) -> PageWord {
+    /// Returns what the replacement policy is told about a Fetching page that comes near. `now` is the
+    /// eviction count, `capacity` the number of pages that can be near. `ahead`: nobody waits for the
+    /// page.
+    pub fn arrival(self, now: u32, capacity: u64, ahead: bool) -> PageArrival {
         assert!(self.state() == State::Loading);
-        self.with(State::Near)
-            .set(SHARED, false)
-            .set(DIRTY, dirty)
-            .set(REFERENCED, referenced)
-            .set(QUEUED, true)
-            .set_high(epoch)
+        let distance = self.is_stored().then(|| u64::from(now.wrapping_sub(self.left_at())));
+        PageArrival { state: self.reuse(), distance, capacity, ahead }
+    }
+
+    /// Makes a Fetching page Near; its owner has installed it. `dirty` unless it equals its far
+    /// copy. `reuse` is the policy's state of the page from now on. `epoch` was current before the
+    /// page could be written, 0 for unknown. The page must be put into the eviction queue if it was
+    /// not in it (`is_queued` of the old word).
+    pub fn finish_load(self, dirty: bool, reuse: PolicyState, epoch: u32) -> PageWord {
+        assert!(self.state() == State::Loading);
+        self.with(State::Near).set(SHARED, false).set(DIRTY, dirty).set_reuse(reuse).set(QUEUED, true).set_high(epoch)
     }
 
     /// Returns a Fetching page to where it was before the fault; its owner gives up.
@@ -152,9 +165,9 @@ impl PageWord {
     }
 
     /// Makes a page Leaving that the eviction queue came to and has removed. `Err` if it does not
-    /// leave: not near, held, or referenced. The error has the word to store, and whether to queue
-    /// the page again.
-    pub fn begin_eviction(self) -> Result<PageWord, (PageWord, Requeue)> {
+    /// leave: not near, held, or kept by the policy, unless that is overruled. The error has the word
+    /// to store, and whether to queue the page again.
+    pub fn begin_eviction(self, rule: PolicyRule) -> Result<PageWord, (PageWord, Requeue)> {
         if self.state() != State::Near {
             return Err((self.set(QUEUED, false), Requeue::No));
         }
@@ -162,10 +175,14 @@ impl PageWord {
             // The page may stay for as long as a program waits, longer than epochs are unique.
             return Err((self.set_high(0), Requeue::Yes));
         }
-        if self.is_referenced() {
-            return Err((self.set(REFERENCED, false), Requeue::Yes));
-        }
-        Ok(self.with(State::Evicting).set(QUEUED, false))
+        let reuse = match Gclock.on_candidate(0, self.reuse()) {
+            CandidateAction::Keep(tail) if rule == PolicyRule::Applies => {
+                return Err((self.set_reuse(tail.state), Requeue::Yes));
+            }
+            CandidateAction::Keep(tail) => tail.state,
+            CandidateAction::Evict(state) => state,
+        };
+        Ok(self.with(State::Evicting).set(QUEUED, false).set_reuse(reuse))
     }
 
     /// Makes a Leaving page Near again that could not be taken (pinned by the kernel). It counts as
@@ -200,7 +217,7 @@ impl PageWord {
     /// Makes a seized page Absent.
     pub fn discarded(self) -> PageWord {
         assert!(self.state() == State::Loading);
-        self.with(State::Absent).set(DIRTY, false).set(STORED, false).set(REFERENCED, false)
+        self.with(State::Absent).set(DIRTY, false).set(STORED, false).set_reuse(PolicyState::default())
     }
 
     /// Makes an Absent page Near that was found near although nobody brought it. The kernel did
@@ -238,6 +255,15 @@ impl PageWord {
     }
 }
 
+/// Tells whether the replacement policy may keep a candidate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PolicyRule {
+    /// It may.
+    Applies,
+    /// The candidate leaves whatever the policy says, because it has kept too many others.
+    Overruled,
+}
+
 /// Tells whether a page goes back into the eviction queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Requeue {
@@ -258,9 +284,11 @@ mod tests {
         next.extend(word.seize());
         next.extend(word.found());
         next.extend(word.hold().filter(|w| w.holds() <= 2));
-        match word.begin_eviction() {
-            Ok(left) => next.push(left),
-            Err((kept, _)) => next.push(kept),
+        for rule in [PolicyRule::Applies, PolicyRule::Overruled] {
+            match word.begin_eviction(rule) {
+                Ok(left) => next.push(left),
+                Err((kept, _)) => next.push(kept),
+            }
         }
         if word.holds() > 0 {
             next.push(word.release());
@@ -268,7 +296,9 @@ mod tests {
         match word.state() {
             State::Loading => {
                 for bits in 0..8u8 {
-                    next.push(word.finish_load(bits & 1 != 0, bits & 2 != 0, u32::from(bits >> 2)));
+                    // The weights 0 and 2; all others come down to them.
+                    let state = PolicyState(if bits & 2 != 0 { 2 << 5 | 2 } else { 0 });
+                    next.push(word.finish_load(bits & 1 != 0, state, u32::from(bits >> 2)));
                 }
                 next.push(word.discarded());
                 if !word.is_dirty() {
@@ -316,16 +346,46 @@ mod tests {
                 assert_eq!(word.fault().1, FaultAction::Wait);
                 assert!(word.seize().is_none());
                 assert!(word.hold().is_none());
-                assert!(word.begin_eviction().is_err());
+                assert!(word.begin_eviction(PolicyRule::Overruled).is_err());
             }
         }
+    }
+
+    #[test]
+    fn near_pages_leave_when_their_weight_is_spent_or_the_policy_is_overruled() {
+        for word in reachable().into_iter().filter(|word| word.state() == State::Near && word.holds() == 0) {
+            let mut at = word;
+            let mut visits = 0;
+            while let Err((kept, requeue)) = at.begin_eviction(PolicyRule::Applies) {
+                assert_eq!(requeue, Requeue::Yes);
+                (at, visits) = (kept, visits + 1);
+                assert!(visits <= 16, "{word:?} stays for ever");
+            }
+            let left = word.begin_eviction(PolicyRule::Overruled).expect("nothing else keeps it");
+            assert_eq!(left.state(), State::Evicting);
+        }
+    }
+
+    #[test]
+    fn the_past_of_a_page_survives_its_absence_and_ends_with_its_contents() {
+        let state = PolicyState(3 << 5 | 4);
+        let loading = PageWord(0).fault().0;
+        let near = loading.finish_load(true, state, 0);
+        let far = near.begin_eviction(PolicyRule::Overruled).expect("near").finish_eviction(40);
+        let back = far.fault().0;
+        let arrival = back.arrival(57, 100, false);
+        assert_eq!((arrival.state, arrival.distance), (PolicyState(3 << 5 | 3), Some(17)));
+        assert_eq!(back.arrival(10, 100, true).distance, Some(u64::from(10u32.wrapping_sub(40))));
+        let discarded = back.cancel_load().seize().expect("far").discarded();
+        assert_eq!((discarded.state(), discarded.reuse()), (State::Absent, PolicyState::default()));
+        assert_eq!(loading.arrival(9, 100, false).distance, None, "a page of zeros comes from nowhere");
     }
 
     #[test]
     fn held_pages_stay_and_holds_are_never_lost() {
         for word in reachable() {
             if word.holds() > 0 {
-                assert!(word.begin_eviction().is_err());
+                assert!(word.begin_eviction(PolicyRule::Overruled).is_err());
             }
             for next in [Some(word.fault().0), word.seize(), word.found()].into_iter().flatten() {
                 assert_eq!(next.holds(), word.holds());

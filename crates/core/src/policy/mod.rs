@@ -11,5 +11,6 @@ pub mod link;
 pub mod placement_controller;
 pub mod prefetch;
 pub mod profile;
+pub mod replacement;
 pub mod scrub;
 pub mod tier_admission;

@@ -32,7 +32,8 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
-use farfield_core::page_word::Requeue;
+use farfield_core::page_word::{PolicyRule, Requeue};
+use farfield_core::policy::replacement::CANDIDATES_PER_VICTIM;
 use farfield_core::{PageId, checksum};
 use farfield_os::pagemap::{PageRun, category};
 use farfield_os::{Errno, memory, pipe::PagePipe, process};
@@ -168,18 +169,22 @@ impl WindowEvictor {
         taken + copied
     }
 
-    /// Takes victims from the head of the queue, which gives a second chance: a referenced page is
-    /// queued once more instead of leaving.
+    /// Takes victims from the head of the queue. Pages that the replacement policy keeps are queued
+    /// again, until there were four candidates for each victim that is wanted.
     fn choose(&mut self, runtime: &Runtime, most: usize) {
         let table = runtime.table();
         let mut queue = runtime.queue.lock();
         self.count = 0;
-        let mut looks = queue.len().min(16 * BATCH);
-        while self.count < most && looks > 0 {
-            looks -= 1;
+        let looks = queue.len().min(16 * BATCH);
+        for look in 0..looks {
+            if self.count == most {
+                break;
+            }
             let Some(page) = queue.pop() else { break };
+            let is_overruled = look >= most * CANDIDATES_PER_VICTIM;
+            let rule = if is_overruled { PolicyRule::Overruled } else { PolicyRule::Applies };
             let mut again = Requeue::No;
-            let taken = table.update(page, |word| match word.begin_eviction() {
+            let taken = table.update(page, |word| match word.begin_eviction(rule) {
                 Ok(word) => {
                     again = Requeue::No;
                     Some(word)

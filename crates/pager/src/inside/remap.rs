@@ -18,6 +18,7 @@ use crate::control::exit;
 use crate::space::{FOREIGN, PageRange, Space};
 use crate::window;
 use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::policy::replacement::PolicyState;
 use farfield_core::{PageId, page_word::State};
 use farfield_os::uffd::Track;
 use farfield_os::{Errno, Result, gate, memory};
@@ -304,7 +305,7 @@ fn move_page(runtime: &Runtime, old: PageId, new: PageId) {
     if let Err((_, errno)) = copied {
         fail(exit::INTERNAL, format_args!("a page could not be moved by mremap: {errno}"));
     }
-    let moved = table.update(new, |word| Some(word.finish_load(true, false, 0)));
+    let moved = table.update(new, |word| Some(word.finish_load(true, PolicyState::default(), 0)));
     if moved.is_some_and(|(before, _)| !before.is_queued()) {
         enqueue(runtime, new);
     }

@@ -18,6 +18,7 @@ use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
 use core::time::Duration;
 use farfield_core::page_word::{PageWord, State};
+use farfield_core::policy::replacement::{Gclock, ReplacementPolicy};
 use farfield_core::{PageId, checksum, geometry::PAGE_BYTES};
 use farfield_os::{Errno, uffd::Track};
 use farfield_pool::{
@@ -611,14 +612,12 @@ pub fn install(runtime: &Runtime, first: PageId, source: usize, count: usize, tr
 /// Marks a page that the caller owns as near, now that it is in its place.
 fn mark_near(runtime: &Runtime, page: PageId, dirty: bool, ahead: bool, epoch: u32) {
     let now = runtime.evictions.load(Ordering::Relaxed);
-    // A page that came back sooner than the queue turns over once deserves a second round.
-    let queued = runtime.near().1 as u64 / PAGE_BYTES as u64;
-    let is_soon = |word: PageWord| word.is_stored() && u64::from(now.wrapping_sub(word.left_at())) < queued / 2;
-    let (old, _) = runtime
-        .table()
-        .update(page, |word| Some(word.finish_load(dirty, is_soon(word) && !ahead, epoch)))
-        .expect("always");
-    if is_soon(old) {
+    let capacity = runtime.near().1 as u64 / PAGE_BYTES as u64;
+    let arrival = |word: PageWord| word.arrival(now, capacity, ahead);
+    let reuse = |word: PageWord| Gclock.on_arrival(&arrival(word)).state;
+    let (old, _) =
+        runtime.table().update(page, |word| Some(word.finish_load(dirty, reuse(word), epoch))).expect("always");
+    if arrival(old).is_early() {
         runtime.counters().refaults.fetch_add(1, Ordering::Relaxed);
     }
     if !old.is_queued() {
