@@ -6,7 +6,7 @@
 
 use super::metrics::{self, SharedStatus};
 use anyhow::{Context, ensure};
-use farfield_cluster::agent::{Agent, AgentJob, JobNumber, NodeConfig, NodeJobs};
+use farfield_cluster::agent::{Agent, AgentJob, JobNumber, LocalJobs, NodeConfig};
 use farfield_core::policy::cluster::JobClaim;
 use farfield_os::serving::Peer;
 use farfield_os::{serving, signals};
@@ -62,7 +62,7 @@ pub(super) fn run(options: DaemonOptions) -> anyhow::Result<()> {
     let _ = log.with_ansi(std::io::stderr().is_terminal()).try_init();
     let _ = serving::raise_descriptor_limit();
     let address = options.socket.to_str().context("--socket: the path is not UTF-8")?.to_owned();
-    let door = Door::open(&options.socket)?;
+    let door = AgentSocket::open(&options.socket)?;
     let status = SharedStatus::default();
     let served = options.metrics.map(|address| metrics::serve(address, status.clone())).transpose()?;
     let mut daemon = Daemon {
@@ -88,15 +88,15 @@ pub(super) fn run(options: DaemonOptions) -> anyhow::Result<()> {
 }
 
 /// Socket of the agent, removed on drop if it is still this one.
-struct Door {
+struct AgentSocket {
     listener: UnixListener,
     path: PathBuf,
     inode: (u64, u64),
 }
 
-impl Door {
+impl AgentSocket {
     /// Listens at `path`. Fails if an agent answers there; takes the place of one that is dead.
-    fn open(path: &Path) -> anyhow::Result<Door> {
+    fn open(path: &Path) -> anyhow::Result<AgentSocket> {
         let context = || format!("--socket {}", path.display());
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).with_context(context)?;
@@ -118,7 +118,7 @@ impl Door {
         std::fs::set_permissions(&hidden, Permissions::from_mode(mode)).with_context(context)?;
         std::fs::rename(&hidden, path).with_context(context)?;
         listener.set_nonblocking(true)?;
-        Ok(Door { listener, path: path.to_owned(), inode: (metadata.dev(), metadata.ino()) })
+        Ok(AgentSocket { listener, path: path.to_owned(), inode: (metadata.dev(), metadata.ino()) })
     }
 
     /// Checks whether who connects to the path comes here.
@@ -127,7 +127,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for AgentSocket {
     fn drop(&mut self) {
         if self.is_ours() {
             let _ = std::fs::remove_file(&self.path);
@@ -152,7 +152,7 @@ struct Connection {
     peer: Peer,
     inbox: FrameBuffer,
     outbox: Vec<u8>,
-    phase: Phase,
+    phase: ConnectionPhase,
     /// Time of the last change of the phase.
     since: Instant,
     /// Reason that the peer was given last, and when.
@@ -160,7 +160,7 @@ struct Connection {
 }
 
 /// Progress of a connection.
-enum Phase {
+enum ConnectionPhase {
     /// Nothing was said yet.
     New,
     /// The job may make its blocks.
@@ -177,7 +177,7 @@ impl Daemon {
     }
 
     /// Serves until `is_over` says so.
-    fn serve(&mut self, door: &Door, is_over: impl Fn() -> anyhow::Result<bool>) -> anyhow::Result<()> {
+    fn serve(&mut self, door: &AgentSocket, is_over: impl Fn() -> anyhow::Result<bool>) -> anyhow::Result<()> {
         let (mut fds, mut ready) = (Vec::new(), Vec::new());
         let (mut updated, mut searched) = (None::<Instant>, Instant::now());
         loop {
@@ -241,7 +241,8 @@ impl Daemon {
                     return;
                 }
             };
-            let strangers = self.connections.iter().filter(|this| !matches!(this.phase, Phase::Job(_))).count();
+            let strangers =
+                self.connections.iter().filter(|this| !matches!(this.phase, ConnectionPhase::Job(_))).count();
             let Ok(peer) = serving::peer(stream.as_fd()) else { continue };
             if strangers >= STRANGERS_MAX || stream.set_nonblocking(true).is_err() {
                 tracing::warn!(uid = peer.uid, "too many connections without a job; one is closed");
@@ -252,7 +253,7 @@ impl Daemon {
                 peer,
                 inbox: FrameBuffer::for_requests(),
                 outbox: Vec::new(),
-                phase: Phase::New,
+                phase: ConnectionPhase::New,
                 since: Instant::now(),
                 told: (String::new(), None),
             });
@@ -266,7 +267,7 @@ impl Daemon {
         let connections = std::mem::take(&mut self.connections);
         for (index, mut connection) in connections.into_iter().enumerate() {
             let is_ready = ready.get(index).copied().unwrap_or(false);
-            let is_closing = matches!(connection.phase, Phase::Closing);
+            let is_closing = matches!(connection.phase, ConnectionPhase::Closing);
             let is_open = match (is_ready, is_closing) {
                 (false, _) => true,
                 (true, true) => discard(&mut connection.stream),
@@ -276,14 +277,14 @@ impl Daemon {
                 is_news |= self.read(&mut connection);
             }
             let patience = match connection.phase {
-                Phase::New => FIRST_WORD_WITHIN,
-                Phase::Registered(_) | Phase::Closing => PATIENCE,
-                Phase::Job(_) => Duration::MAX,
+                ConnectionPhase::New => FIRST_WORD_WITHIN,
+                ConnectionPhase::Registered(_) | ConnectionPhase::Closing => PATIENCE,
+                ConnectionPhase::Job(_) => Duration::MAX,
             };
-            let is_sent = matches!(connection.phase, Phase::Closing) && connection.outbox.is_empty();
+            let is_sent = matches!(connection.phase, ConnectionPhase::Closing) && connection.outbox.is_empty();
             if is_open && !is_sent && connection.since.elapsed() < patience {
                 self.connections.push(connection);
-            } else if let Phase::Job(number) = connection.phase {
+            } else if let ConnectionPhase::Job(number) = connection.phase {
                 is_news |= self.forget(number);
             }
         }
@@ -294,7 +295,7 @@ impl Daemon {
     fn read(&mut self, connection: &mut Connection) -> bool {
         let mut is_news = false;
         loop {
-            if matches!(connection.phase, Phase::Closing) {
+            if matches!(connection.phase, ConnectionPhase::Closing) {
                 return is_news;
             }
             match connection.inbox.next_message() {
@@ -323,13 +324,13 @@ impl Daemon {
             self.handle_register(connection, claim);
         } else {
             connection.enqueue(&AgentReply::Status(self.read_status()));
-            connection.enter(Phase::Closing);
+            connection.enter(ConnectionPhase::Closing);
         }
         false
     }
 
     fn handle_register(&mut self, connection: &mut Connection, claim: JobClaim) {
-        if !matches!(connection.phase, Phase::New) {
+        if !matches!(connection.phase, ConnectionPhase::New) {
             return connection.refuse("a job registers once");
         }
         if connection.peer.pid <= 0 {
@@ -340,7 +341,7 @@ impl Daemon {
                 let DaemonOptions { pool, token, .. } = &self.options;
                 let socket = self.address.clone();
                 connection.enqueue(&AgentReply::Pool { socket, urls: pool.clone(), token: token.clone() });
-                connection.enter(Phase::Registered(claim));
+                connection.enter(ConnectionPhase::Registered(claim));
             }
             Err(error) => connection.refuse(&error.to_string()),
         }
@@ -349,7 +350,7 @@ impl Daemon {
     /// Opens the blocks of a job that is ready, and lets it wait for its start. Returns whether it
     /// does.
     fn handle_ready(&mut self, connection: &mut Connection) -> bool {
-        let Phase::Registered(claim) = &connection.phase else {
+        let ConnectionPhase::Registered(claim) = &connection.phase else {
             connection.refuse("a job registers before it is ready");
             return false;
         };
@@ -376,7 +377,7 @@ impl Daemon {
                     "a job waits"
                 );
                 self.jobs.insert(number, job);
-                connection.enter(Phase::Job(number));
+                connection.enter(ConnectionPhase::Job(number));
                 true
             }
             Err(error) => {
@@ -420,8 +421,10 @@ impl Daemon {
         let mut node = OutsideView { jobs: &self.jobs, tree: None };
         let started = self.agent.update(now, &mut node);
         for number in started {
-            let connection =
-                self.connections.iter_mut().find(|this| matches!(this.phase, Phase::Job(job) if job == number));
+            let connection = self
+                .connections
+                .iter_mut()
+                .find(|this| matches!(this.phase, ConnectionPhase::Job(job) if job == number));
             if let Some(connection) = connection {
                 connection.enqueue(&AgentReply::Start);
             }
@@ -436,7 +439,7 @@ impl Daemon {
             }
         }
         for connection in &mut self.connections {
-            let Phase::Job(number) = connection.phase else { continue };
+            let ConnectionPhase::Job(number) = connection.phase else { continue };
             let Some(reason) = self.agent.job(number).and_then(|job| job.waits) else { continue };
             let is_due = connection.told.1.is_none_or(|at| at.elapsed() >= REASON_EVERY);
             let reason = reason.to_string();
@@ -488,7 +491,7 @@ fn discard(stream: &mut UnixStream) -> bool {
 }
 
 impl Connection {
-    fn enter(&mut self, phase: Phase) {
+    fn enter(&mut self, phase: ConnectionPhase) {
         (self.phase, self.since) = (phase, Instant::now());
     }
 
@@ -499,7 +502,7 @@ impl Connection {
     fn refuse(&mut self, reason: &str) {
         tracing::info!(uid = self.peer.uid, pid = self.peer.pid, reason, "a request is refused");
         self.enqueue(&AgentReply::Refused { reason: reason.to_owned() });
-        self.enter(Phase::Closing);
+        self.enter(ConnectionPhase::Closing);
     }
 
     fn flush(&mut self) {
@@ -527,7 +530,7 @@ struct OutsideView<'a> {
     tree: Option<ProcessTree>,
 }
 
-impl NodeJobs for OutsideView<'_> {
+impl LocalJobs for OutsideView<'_> {
     fn near_bytes(&mut self, job: JobNumber, enough_bytes: u64) -> Option<u64> {
         let job = self.jobs.get(&job).filter(|job| !job.has_ended())?;
         let tree = self.tree.get_or_insert_with(ProcessTree::read);

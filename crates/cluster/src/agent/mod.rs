@@ -1,7 +1,7 @@
 //! Agent of a node: divides the node's near memory among the jobs that run on it, and lets jobs
 //! start when there is room.
 //!
-//! Decisions are pure: the time is an argument, and jobs are met through [`NodeJobs`]. A job waits
+//! Decisions are pure: the time is an argument, and jobs are met through [`LocalJobs`]. A job waits
 //! in the order of its arrival. When it fits, the node is divided anew as if it ran already; the
 //! others are told to shrink, and it starts when what they have left is enough for its budget. Near
 //! memory is counted by what jobs were promised or by what they are measured to have from outside,
@@ -33,7 +33,7 @@ const REMAINING_MIN: f64 = 0.05;
 pub struct JobNumber(pub u32);
 
 /// Running jobs of a node, as an agent meets them.
-pub trait NodeJobs {
+pub trait LocalJobs {
     /// Measures the near memory of a job from outside, in bytes. Amounts up to `enough_bytes` need
     /// not be told apart. `None` if the job has ended.
     fn near_bytes(&mut self, job: JobNumber, enough_bytes: u64) -> Option<u64>;
@@ -42,7 +42,7 @@ pub trait NodeJobs {
     fn offer(&mut self, job: JobNumber, bytes: u64);
 }
 
-/// What an agent divides, and how.
+/// Memory that an agent divides, and the policy by which it does.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NodeConfig {
     /// Near memory for jobs, in bytes.
@@ -61,7 +61,11 @@ pub enum RegisterError {
     #[error("{0}")]
     Claim(#[from] ClaimError),
     /// The node could never have the least near memory of the job.
-    #[error("the job needs at least {} MiB near, and the node has {} MiB for jobs", mib(*least_bytes), near_bytes >> 20)]
+    #[error(
+        "the job needs at least {} MiB near, and the node has {} MiB for jobs",
+        mib(*least_bytes),
+        near_bytes >> 20
+    )]
     NeverNear {
         /// Least near memory of the job.
         least_bytes: u64,
@@ -270,7 +274,7 @@ impl Agent {
 
     /// Measures running jobs, moves their budgets, and returns the jobs that start now, whose
     /// budgets were offered before. Is to be called some times in a second.
-    pub fn update(&mut self, now: Duration, node: &mut impl NodeJobs) -> Vec<JobNumber> {
+    pub fn update(&mut self, now: Duration, node: &mut impl LocalJobs) -> Vec<JobNumber> {
         self.measure(now, node);
         let mut started = Vec::new();
         // As many jobs as fit start at once, each one after the others have been told to shrink.
@@ -291,7 +295,7 @@ impl Agent {
         self.jobs.iter().filter(|job| job.is_running())
     }
 
-    fn measure(&mut self, now: Duration, node: &mut impl NodeJobs) {
+    fn measure(&mut self, now: Duration, node: &mut impl LocalJobs) {
         let mut ended = Vec::new();
         for job in self.jobs.iter_mut().filter(|job| job.is_running()) {
             let Some(bytes) = node.near_bytes(job.number, job.budget.offered_bytes) else {
@@ -377,7 +381,7 @@ impl Agent {
     }
 
     /// Moves the budgets of running jobs towards their targets.
-    fn approach(&mut self, node: &mut impl NodeJobs) {
+    fn approach(&mut self, node: &mut impl LocalJobs) {
         let mut budgets: Vec<JobBudget> = self.running().map(|job| job.budget).collect();
         approach(&mut budgets, self.config.near_bytes);
         for (job, budget) in self.jobs.iter_mut().filter(|job| job.is_running()).zip(budgets) {
@@ -389,7 +393,7 @@ impl Agent {
     }
 
     /// Starts the candidate if there is room for its budget.
-    fn start_candidate(&mut self, now: Duration, node: &mut impl NodeJobs) -> Option<JobNumber> {
+    fn start_candidate(&mut self, now: Duration, node: &mut impl LocalJobs) -> Option<JobNumber> {
         let number = self.candidate?;
         let room = self.config.near_bytes.saturating_sub(self.held_bytes());
         let job = self.jobs.iter_mut().find(|job| job.number == number)?;

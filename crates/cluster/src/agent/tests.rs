@@ -34,7 +34,7 @@ impl ModelNode {
     }
 }
 
-impl NodeJobs for ModelNode {
+impl LocalJobs for ModelNode {
     fn near_bytes(&mut self, job: JobNumber, _: u64) -> Option<u64> {
         self.jobs.get(&job.0).map(|job| job.near_bytes)
     }

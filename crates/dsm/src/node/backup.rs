@@ -43,7 +43,7 @@ struct BackupState {
     staged: u64,
     /// Number of the last batch that counts.
     done: u64,
-    /// Whoever has it writes a batch.
+    /// Right to write a batch: taken by one thread at a time.
     writer: Option<BackupWriter>,
     /// Why nothing is stored any more.
     ended: Option<BackupEnd>,
@@ -53,7 +53,7 @@ struct BackupState {
 enum BackupEnd {
     /// The first process knows that the backup is of no use.
     Lost,
-    /// Another node keeps this one's objects now.
+    /// The objects of this node are kept by another one now.
     TakenOver,
 }
 

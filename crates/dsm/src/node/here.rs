@@ -21,7 +21,7 @@ pub struct Here<'n> {
     node: &'n Arc<ShareNode>,
     /// What the words of objects of this node have in common, and where these lie.
     tag: u64,
-    /// The same, if these are written to without a look at the backup; otherwise nothing that a word can have.
+    /// Equals `tag` if objects are written to without a look at the backup; otherwise no word has it.
     write_tag: u64,
     base: *mut u8,
     /// Copies that were read in this scope. References to them may be in use.

@@ -46,7 +46,7 @@ pub(crate) enum NoPlace {
 #[derive(Default)]
 struct PeerNode {
     is_lost: AtomicBool,
-    /// What the node has stored is older than what others know.
+    /// The backup of the node is older than what others know.
     is_backup_lost: AtomicBool,
     /// Load of the node, as it has told last.
     heard: AtomicU64,

@@ -126,7 +126,7 @@ pub struct AgentStatusRow {
 
 /// Reason why bytes are no message.
 #[derive(Debug, thiserror::Error)]
-pub enum FrameError {
+pub enum AgentFrameError {
     /// More than anybody has to say.
     #[error("a message of {bytes} bytes; at most {most} are allowed")]
     TooLong {
@@ -184,11 +184,11 @@ impl FrameBuffer {
     }
 
     /// Takes the next message out of the buffer, if it is there whole.
-    pub fn next_message<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
+    pub fn next_message<T: DeserializeOwned>(&mut self) -> Result<Option<T>, AgentFrameError> {
         let Some((length, rest)) = self.bytes.split_first_chunk::<4>() else { return Ok(None) };
         let bytes = u32::from_le_bytes(*length) as usize;
         if bytes > self.most {
-            return Err(FrameError::TooLong { bytes, most: self.most });
+            return Err(AgentFrameError::TooLong { bytes, most: self.most });
         }
         let Some(text) = rest.get(..bytes) else { return Ok(None) };
         let message = serde_json::from_slice(text)?;
@@ -209,7 +209,7 @@ pub struct AgentOptions {
 }
 
 /// Connection of a runner to its agent.
-pub(super) struct Registration {
+pub(super) struct AgentRegistration {
     options: AgentOptions,
     deadline: Instant,
     stream: UnixStream,
@@ -226,11 +226,11 @@ fn refusal(reason: impl Into<String>) -> JobRefusal {
     JobRefusal::Agent { reason: reason.into() }
 }
 
-impl Registration {
+impl AgentRegistration {
     /// Registers a job. Blocks until the agent has named the pool, at most for some seconds.
-    pub(super) fn begin(options: &AgentOptions, signals: &Signals) -> Result<Registration, JobRefusal> {
+    pub(super) fn begin(options: &AgentOptions, signals: &Signals) -> Result<AgentRegistration, JobRefusal> {
         let deadline = Instant::now() + options.wait;
-        Registration::connect(options, deadline, signals, Instant::now())
+        AgentRegistration::connect(options, deadline, signals, Instant::now())
     }
 
     fn connect(
@@ -238,7 +238,7 @@ impl Registration {
         deadline: Instant,
         signals: &Signals,
         give_up: Instant,
-    ) -> Result<Registration, JobRefusal> {
+    ) -> Result<AgentRegistration, JobRefusal> {
         let stream = loop {
             match connect(&options.socket) {
                 Ok(stream) => break stream,
@@ -256,17 +256,17 @@ impl Registration {
         };
         let (options, buffer) = (options.clone(), FrameBuffer::for_replies());
         let (socket, urls, token) = (String::new(), Vec::new(), Vec::new());
-        let mut registration = Registration { options, deadline, stream, buffer, socket, urls, token };
+        let mut registration = AgentRegistration { options, deadline, stream, buffer, socket, urls, token };
         let claim = registration.options.claim.clone();
         registration.send(&AgentRequest::Register { version: AGENT_VERSION, claim })?;
         match registration.receive(signals, Instant::now() + ANSWER_WITHIN)? {
-            Received::Message(AgentReply::Pool { socket, urls, token }) => {
-                Ok(Registration { socket, urls, token: token.into_bytes(), ..registration })
+            FromAgent::Message(AgentReply::Pool { socket, urls, token }) => {
+                Ok(AgentRegistration { socket, urls, token: token.into_bytes(), ..registration })
             }
-            Received::Message(AgentReply::Refused { reason }) => Err(refusal(reason)),
-            Received::Late => Err(refusal("it does not answer: is it stopped?")),
-            Received::Gone => Err(refusal("it has ended: start it again")),
-            Received::Message(other) => Err(refusal(format!("an answer that makes no sense: {other:?}"))),
+            FromAgent::Message(AgentReply::Refused { reason }) => Err(refusal(reason)),
+            FromAgent::Late => Err(refusal("it does not answer: is it stopped?")),
+            FromAgent::Gone => Err(refusal("it has ended: start it again")),
+            FromAgent::Message(other) => Err(refusal(format!("an answer that makes no sense: {other:?}"))),
         }
     }
 
@@ -291,28 +291,28 @@ impl Registration {
         control: &RunnerBlock,
         signals: &Signals,
         mut tell: impl FnMut(&str),
-    ) -> Result<Registration, JobRefusal> {
+    ) -> Result<AgentRegistration, JobRefusal> {
         self.send(&AgentRequest::Ready)?;
         let mut waits = "it has not said why the job waits".to_owned();
         loop {
             match self.receive(signals, self.deadline)? {
-                Received::Message(AgentReply::Waiting { reason }) => {
+                FromAgent::Message(AgentReply::Waiting { reason }) => {
                     tell(&format!("waits for near memory: {reason}"));
                     waits = reason;
                 }
-                Received::Message(AgentReply::Start) => {
+                FromAgent::Message(AgentReply::Start) => {
                     control.config().is_admitted.store(1, Ordering::Release);
                     return Ok(self);
                 }
-                Received::Message(AgentReply::Refused { reason }) => return Err(refusal(reason)),
-                Received::Message(_) => {}
-                Received::Late => {
+                FromAgent::Message(AgentReply::Refused { reason }) => return Err(refusal(reason)),
+                FromAgent::Message(_) => {}
+                FromAgent::Late => {
                     let seconds = self.options.wait.as_secs();
                     return Err(refusal(format!("no room within {seconds} s: {waits}; --wait TIME waits longer")));
                 }
-                Received::Gone => {
+                FromAgent::Gone => {
                     tell("the agent of this node has ended; waiting until it is back");
-                    self = Registration::connect(&self.options, self.deadline, signals, self.deadline)?;
+                    self = AgentRegistration::connect(&self.options, self.deadline, signals, self.deadline)?;
                     // The job keeps the pool for which its blocks were made.
                     self.send(&AgentRequest::Ready)?;
                 }
@@ -330,27 +330,27 @@ impl Registration {
         }
     }
 
-    fn receive(&mut self, signals: &Signals, deadline: Instant) -> Result<Received, JobRefusal> {
+    fn receive(&mut self, signals: &Signals, deadline: Instant) -> Result<FromAgent, JobRefusal> {
         let mut ready = Vec::new();
         loop {
             if let Some(message) = self.buffer.next_message().map_err(|error| refusal(error.to_string()))? {
-                return Ok(Received::Message(message));
+                return Ok(FromAgent::Message(message));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Ok(Received::Late);
+                return Ok(FromAgent::Late);
             }
             sys::poll(&[self.stream.as_raw_fd(), signals.fd()], left, &mut ready);
             check_interrupted(signals)?;
             if ready[0] && !matches!(self.buffer.fill(&mut self.stream), Ok(true)) {
-                return Ok(Received::Gone);
+                return Ok(FromAgent::Gone);
             }
         }
     }
 }
 
 /// Outcome of a wait for a message.
-enum Received {
+enum FromAgent {
     Message(AgentReply),
     /// Nothing was said in time.
     Late,

@@ -1,6 +1,6 @@
 //! Runs one job from start to end.
 
-use super::agent::{AgentOptions, Registration};
+use super::agent::{AgentOptions, AgentRegistration};
 use super::budget::{BudgetDriver, SloOptions};
 use super::placement::PlacementDriver;
 use super::pool::PoolStatus;
@@ -111,7 +111,7 @@ pub fn run(options: &Options) -> Result<ProgramExit, JobRefusal> {
     let limits = sys::SavedRlimits::lift().map_err(|(resource, bytes)| JobRefusal::Limit { resource, bytes })?;
     let signals = Signals::take(options.pipe_ignored).map_err(os("signals"))?;
     let mut token = options.token.clone();
-    let registration = options.agent.as_ref().map(|agent| Registration::begin(agent, &signals)).transpose()?;
+    let registration = options.agent.as_ref().map(|agent| AgentRegistration::begin(agent, &signals)).transpose()?;
     if let Some(given) = registration.as_ref().filter(|given| !given.urls.is_empty()) {
         (urls, token) = (far::resolve(&given.urls)?, given.token.clone());
     }
@@ -222,7 +222,7 @@ struct RunningJob {
     /// Most that the budget was allowed to be so far.
     near_limit_max_bytes: u64,
     /// Connection to the agent of the node, open as long as the job runs.
-    _registration: Option<Registration>,
+    _registration: Option<AgentRegistration>,
     near: TimeWeightedMean,
     /// Largest sum in bytes of our own tables, buffers and stacks so far.
     tables_peak_bytes: u64,

@@ -28,8 +28,8 @@ mod sys;
 mod watched;
 
 pub use agent::{
-    AGENT_VERSION, AgentOptions, AgentReply, AgentRequest, AgentStatus, AgentStatusRow, FrameBuffer, FrameError, frame,
-    read_status,
+    AGENT_VERSION, AgentFrameError, AgentOptions, AgentReply, AgentRequest, AgentStatus, AgentStatusRow, FrameBuffer,
+    frame, read_status,
 };
 pub use block::{ControlBlock, RunnerBlock, Settings, create_control, find_control, find_jobs, find_memfds, processes};
 pub use budget::{SloOptions, SloReport};
