@@ -77,7 +77,7 @@ pub struct JobConfig {
     pub is_admitted: AtomicU32,
     /// Socket of the agent that decides the budget; empty if there is none.
     pub agent: SharedText<16>,
-    /// [`crate::runner::JobClaim`] of the job as JSON, for an agent that finds the job again.
+    /// Claim of the job as JSON ([`JobClaim`](farfield_core::policy::cluster::JobClaim)), for agents that find it.
     pub claim: SharedText<{ CLAIM_BYTES / 8 }>,
     /// Pool that the job began with.
     pub first: PoolText,
