@@ -49,6 +49,13 @@ impl OwnedObject {
     }
 }
 
+/// Returns the objects that a value owns.
+pub(crate) fn owned_by(value: &impl FarGroup) -> Vec<OwnedObject> {
+    let mut owned = Vec::new();
+    value.visit_owned(&mut |object| owned.push(object));
+    owned
+}
+
 /// Passes what so many values own.
 ///
 /// # Safety

@@ -53,6 +53,14 @@ fn of_first(problem: String) -> NodeStartError {
     NodeStartError::Node { node: NodeId(0), problem }
 }
 
+impl Invitation {
+    /// Returns where the invited node begins, which listens at this URL.
+    fn start_point(&self, build: u128, token: String, listen: String) -> StartPoint {
+        let &Invitation { node, first_partition, .. } = self;
+        StartPoint { id: NodeId(node), first_partition, build, token, listen, backup: self.backup.clone() }
+    }
+}
+
 impl NodeBuilder {
     fn invited(&self, invitation: &Invitation) -> NodeBuilder {
         NodeBuilder {
@@ -69,14 +77,7 @@ impl NodeBuilder {
 pub(crate) fn serve<R>(config: &NodeBuilder, started: StartedNode) -> Result<R, NodeStartError> {
     let StartedNode { invitation, build: wanted, token, listen, first } = started;
     let build = build()?;
-    let start = StartPoint {
-        id: NodeId(invitation.node),
-        first_partition: invitation.first_partition,
-        build,
-        token,
-        listen,
-        backup: invitation.backup.clone(),
-    };
+    let start = invitation.start_point(build, token, listen);
     let running = Running::start(start, &config.invited(&invitation))?;
     if build != wanted {
         return Err(of_first("runs another build of the program".into()));
@@ -103,14 +104,7 @@ pub(crate) fn join<R>(config: &NodeBuilder, order: &LaunchOrder, first: &str) ->
     let listen = listen_towards(first)?;
     let config = config.invited(&invitation).with_order(order);
     config.check()?;
-    let start = StartPoint {
-        id: NodeId(invitation.node),
-        first_partition: invitation.first_partition,
-        build,
-        token,
-        listen,
-        backup: invitation.backup.clone(),
-    };
+    let start = invitation.start_point(build, token, listen);
     let running = Running::start(start, &config)?;
     running.node.peers.reached_through(first);
     hello(&running, NodeAddress { url: first.to_owned(), arena: None })?;

@@ -64,6 +64,21 @@ struct StoredObject {
     is_number: bool,
 }
 
+impl StoredObject {
+    /// Reads the contents of the object. Returns `None` if this version of it is not there.
+    fn contents(&self, arena: &ShareArena) -> Option<Vec<u8>> {
+        if self.is_number {
+            let number = arena.with_object(self.word, size_of::<u64>() as u64, |address| {
+                // SAFETY: an atomic number of this node, which is not freed meanwhile.
+                unsafe { AtomicU64::from_ptr(address.cast()) }.load(SeqCst)
+            });
+            return number.map(|number| number.to_ne_bytes().to_vec());
+        }
+        let mut contents = Vec::with_capacity(self.bytes);
+        arena.read(self.word, self.bytes as u64, &mut contents).then_some(contents)
+    }
+}
+
 struct BackupWriter {
     region: BackupRegion,
     log: BackupLog,
@@ -92,24 +107,15 @@ impl NodeBackup {
 }
 
 impl BackupState {
-    /// Adds the contents of an object of this node to the batch. Returns whether it is there.
+    /// Adds an object of this node to the batch. Returns whether it is there.
     fn put(&mut self, arena: &ShareArena, stored: StoredObject) -> bool {
-        let mut contents = Vec::with_capacity(stored.bytes);
-        let is_there = if stored.is_number {
-            let number = arena.with_object(stored.word, size_of::<u64>() as u64, |address| {
-                // SAFETY: an atomic number of this node, which is not freed meanwhile.
-                unsafe { AtomicU64::from_ptr(address.cast()) }.load(SeqCst)
-            });
-            number.map(|number| contents.extend_from_slice(&number.to_ne_bytes())).is_some()
-        } else {
-            arena.read(stored.word, stored.bytes as u64, &mut contents)
-        };
-        if is_there {
-            self.batch.put(stored.word, &contents);
+        let contents = stored.contents(arena);
+        if let Some(contents) = &contents {
+            self.batch.put(stored.word, contents);
             self.stored.insert(stored.word.offset(), stored);
             self.staged += 1;
         }
-        is_there
+        contents.is_some()
     }
 
     fn stage(&mut self, node: &ShareNode, owned: Vec<OwnedObject>) {
@@ -158,20 +164,13 @@ impl BackupState {
 
     /// Makes a batch of all objects.
     fn all(&self, arena: &ShareArena) -> BackupBatch {
-        let mut all = BackupState {
-            stored: HashMap::with_capacity(self.stored.len()),
-            numbers: HashSet::new(),
-            batch: BackupBatch::default(),
-            collecting: 0,
-            staged: 0,
-            done: 0,
-            writer: None,
-            ended: None,
-        };
-        self.stored.values().for_each(|stored| {
-            all.put(arena, *stored);
-        });
-        all.batch
+        let mut all = BackupBatch::default();
+        for stored in self.stored.values() {
+            if let Some(contents) = stored.contents(arena) {
+                all.put(stored.word, &contents);
+            }
+        }
+        all
     }
 }
 

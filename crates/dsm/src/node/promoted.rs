@@ -14,9 +14,17 @@ use farfield_core::dsm::{BackupImage, OwnerWord};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Objects of other partitions, by partition and offset.
+/// Objects of other partitions.
 #[derive(Default)]
-pub(super) struct PromotedObjects(Mutex<HashMap<(u16, u64), PromotedObject>>);
+pub(super) struct PromotedObjects(Mutex<PromotedTable>);
+
+#[derive(Default)]
+struct PromotedTable {
+    /// Objects by partition and offset.
+    objects: HashMap<(u16, u64), PromotedObject>,
+    /// Bytes of all of them.
+    bytes: u64,
+}
 
 struct PromotedObject {
     word: OwnerWord,
@@ -53,19 +61,28 @@ impl PromotedObject {
 }
 
 impl PromotedObjects {
-    fn lock(&self) -> MutexGuard<'_, HashMap<(u16, u64), PromotedObject>> {
+    fn lock(&self) -> MutexGuard<'_, PromotedTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the number of objects, and their bytes.
     pub(super) fn count(&self) -> (u64, u64) {
-        let objects = self.lock();
-        (objects.len() as u64, objects.values().map(|object| object.bytes as u64).sum())
+        let table = self.lock();
+        (table.objects.len() as u64, table.bytes)
     }
 
     /// Calls `action` with an object, if this very version of it is here.
     fn with<R>(&self, word: OwnerWord, action: impl FnOnce(&mut PromotedObject) -> R) -> Option<R> {
-        self.lock().get_mut(&key(word)).filter(|object| object.word == word).map(action)
+        self.lock().objects.get_mut(&key(word)).filter(|object| object.word == word).map(action)
+    }
+
+    /// Takes an object out, if this very version of it is here.
+    fn take(&self, word: OwnerWord) -> Option<PromotedObject> {
+        let mut table = self.lock();
+        table.objects.get(&key(word)).filter(|object| object.word == word)?;
+        let object = table.objects.remove(&key(word))?;
+        table.bytes -= object.bytes as u64;
+        Some(object)
     }
 }
 
@@ -90,11 +107,12 @@ impl ShareNode {
 
     /// Keeps the objects of a node that is gone.
     pub(crate) fn promote(&self, node: NodeId, image: BackupImage) {
-        let mut objects = self.promoted.lock();
+        let mut table = self.promoted.lock();
         for (word, contents) in image.objects.into_values().filter(|(word, _)| self.home_of(*word) == node) {
-            objects.insert(key(word), PromotedObject::new(word, &contents));
+            table.bytes += contents.len() as u64;
+            table.objects.insert(key(word), PromotedObject::new(word, &contents));
         }
-        drop(objects);
+        drop(table);
         self.set_host(node, self.id);
     }
 
@@ -121,11 +139,7 @@ impl ShareNode {
 
     /// Drops a promoted object, once.
     pub(super) fn drop_promoted(self: &Arc<ShareNode>, word: OwnerWord, destructor: Option<ShippedCode>) {
-        let object = {
-            let mut objects = self.promoted.lock();
-            let is_here = objects.get(&key(word)).is_some_and(|object| object.word == word);
-            if is_here { objects.remove(&key(word)) } else { None }
-        };
+        let object = self.promoted.take(word);
         match (object, destructor) {
             (Some(mut object), Some(destructor)) if destructor.dropped_bytes() <= object.bytes => {
                 // SAFETY: its owner is gone, so nobody borrows it; owners have the destructor of their type.

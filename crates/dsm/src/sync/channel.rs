@@ -3,6 +3,7 @@
 
 use crate::message::{ShareMessage, WaitAnswer};
 use crate::node::{self, WaitCause, WaitLimit};
+use crate::object::owned_by;
 use crate::task::code::{ShippedCode, bytes_of};
 use crate::{Far, FarGroup, Here, NodeId, OwnedObject, Portable, ShareError};
 use core::marker::PhantomData;
@@ -125,11 +126,7 @@ impl<T: Far> Sender<T> {
     }
 
     fn send_limited(&self, here: &Here<'_>, value: T, limit: WaitLimit) -> Result<(), SendError<T>> {
-        here.node().stage(|| {
-            let mut owned = Vec::new();
-            value.visit_owned(&mut |object| owned.push(object));
-            owned
-        });
+        here.node().stage(|| owned_by(&value));
         let bytes = bytes_of(value);
         let word = self.word.bits();
         let request = |ticket| {

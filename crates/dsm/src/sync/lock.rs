@@ -3,6 +3,7 @@
 
 use crate::message::{LockEnd, LockedType, ShareMessage, WaitAnswer};
 use crate::node::{self, HeldLock, WaitCause, WaitLimit};
+use crate::object::owned_by;
 use crate::task::code::{ShippedCode, initialise};
 use crate::{Far, FarGroup, Here, JoinError, NodeId, Portable, ShareError};
 use core::marker::PhantomData;
@@ -98,12 +99,8 @@ impl<T: Far> LockHold<T> {
     fn end(mut self, here: &Here<'_>, is_reader: bool) {
         here.forget_lock(self.number);
         if self.brought.is_some() && !is_reader {
-            here.node().stage(|| {
-                let mut owned = Vec::new();
-                // SAFETY: the value, which nobody writes to any more.
-                unsafe { &*self.value }.visit_owned(&mut |object| owned.push(object));
-                owned
-            });
+            // SAFETY: the value, which nobody writes to any more.
+            here.node().stage(|| owned_by(unsafe { &*self.value }));
         }
         let value = self.brought.take().filter(|_| !is_reader).map(|buffer| {
             let mut bytes = vec![0; size_of::<T>()];
