@@ -172,16 +172,24 @@ fn what_a_dead_node_was_lent_comes_home(here: &Here<'_>) -> Checked {
 fn a_number_has_all_steps_that_were_answered(here: &Here<'_>) -> Checked {
     let number = at(here, DEAD, (), |here, ()| DArc::new(here, DAtomic::new(here, 0u64)?))??;
     let process = at(here, DEAD, (), |_, ()| std::process::id())?;
+    let answered = DArc::new(here, DAtomic::new(here, 0u64)?)?;
     let mut counts = Vec::new();
     for node in here.nodes() {
-        let count = |here: &Here<'_>, (number,): (DArc<DAtomic<u64>>,)| {
-            let number = number.get(here).unwrap();
+        let count = |here: &Here<'_>, (number, answered): (DArc<DAtomic<u64>>, DArc<DAtomic<u64>>)| {
+            let (number, answered) = (number.get(here).unwrap(), answered.get(here).unwrap());
+            let is_answered = || {
+                let is_answered = number.fetch_add(here, 1).is_ok();
+                if is_answered && here.id() != DEAD {
+                    answered.fetch_add(here, 1).unwrap();
+                }
+                is_answered
+            };
             // A step that is not answered is done or not.
-            (0u64..).find(|_| number.fetch_add(here, 1).is_err()).unwrap_or(u64::MAX)
+            (0u64..).find(|_| !is_answered()).unwrap_or(u64::MAX)
         };
-        counts.push(here.spawn_to(node, (number.try_clone(here)?,), count)?);
+        counts.push(here.spawn_to(node, (number.try_clone(here)?, answered.try_clone(here)?), count)?);
     }
-    std::thread::sleep(Duration::from_millis(20));
+    until(|| answered.get(here).unwrap().load(here).unwrap() > 100);
     kill_process(process);
     // What a task of the dead node has done to its own number, and told nobody, may be lost.
     let [own, dead, other] = <[_; 3]>::try_from(counts).expect("three nodes");
