@@ -23,8 +23,9 @@ use farfield_core::policy::cluster::{
 pub const DIVIDE_EVERY: Duration = Duration::from_secs(10);
 /// Time for which a job may have more than its budget before others count on it no longer.
 pub const SHRINK_WITHIN: Duration = Duration::from_secs(10);
-/// Maximum number of jobs, waiting ones included.
-pub const JOBS_MAX: usize = 4096;
+/// Maximum number of jobs, waiting ones included. The sum of what so many ask for is a number: a
+/// class of jobs has less than 2^53 bytes.
+pub const JOBS_MAX: usize = 1 << 11;
 /// Part of a job's work that counts as left at least.
 const REMAINING_MIN: f64 = 0.05;
 

@@ -260,3 +260,17 @@ fn random_histories_keep_every_promise() {
         assert!(agent.jobs().is_empty(), "seed {seed}: {:?} wait for ever", agent.jobs());
     }
 }
+
+#[test]
+fn as_many_jobs_as_there_can_be_with_as_much_memory_are_counted() {
+    let most = JobClaim { memory_bytes: (1 << 53) - 1, ..claim(16, 16) };
+    let (mut agent, mut node) = (agent(1 << 20, None), ModelNode::default());
+    for number in 2..=JOBS_MAX as u32 {
+        node.offer(JobNumber(number), 16 * MIB);
+        agent.adopt(JobNumber(number), &most, 16 * MIB, at(0), at(0)).unwrap();
+    }
+    agent.register(JobNumber(1), &most, at(0)).unwrap();
+    assert_eq!(agent.register(JobNumber(0), &most, at(0)), Err(RegisterError::TooMany));
+    assert_eq!(agent.update(at(0), &mut node), [JobNumber(1)]);
+    assert_eq!(agent.overflow_bytes(), JOBS_MAX as u64 * most.memory_bytes - (1 << 40));
+}
