@@ -4,6 +4,8 @@ mod advise;
 mod agent;
 mod bench;
 mod doctor;
+mod log;
+mod metrics;
 mod near;
 mod notice;
 mod pipe;

@@ -167,18 +167,11 @@ fn default_capacity() -> u64 {
 
 fn start_log(args: &ServeArgs) {
     let quiet = if args.private { "warn" } else { "info" };
-    let filter = tracing_subscriber::EnvFilter::try_from_env("FARFIELD_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(quiet));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let json = match args.log_format {
         LogFormat::Auto => !args.private && !std::io::stderr().is_terminal(),
         format => format == LogFormat::Json,
     };
-    // It fails only if a log was installed already, which is then used.
-    let _ = match json {
-        true => builder.json().flatten_event(true).try_init(),
-        false => builder.with_ansi(std::io::stderr().is_terminal()).with_target(false).try_init(),
-    };
+    crate::log::start(quiet, json);
 }
 
 fn tenants(args: &ServeArgs) -> anyhow::Result<Option<Tenants>> {

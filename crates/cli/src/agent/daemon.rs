@@ -16,7 +16,7 @@ use farfield_pager::runner::{
 };
 use std::collections::BTreeMap;
 use std::fs::Permissions;
-use std::io::{ErrorKind, IsTerminal, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -55,11 +55,7 @@ pub(super) struct DaemonOptions {
 pub(super) fn run(options: DaemonOptions) -> anyhow::Result<()> {
     let stop = signals::bit(libc::SIGTERM) | signals::bit(libc::SIGINT) | signals::bit(libc::SIGHUP);
     signals::set_mask(stop);
-    let filter = tracing_subscriber::EnvFilter::try_from_env("FARFIELD_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
-    // It fails only if a log was installed already, which is then used.
-    let _ = log.with_ansi(std::io::stderr().is_terminal()).try_init();
+    crate::log::start("info", false);
     let _ = serving::raise_descriptor_limit();
     let address = options.socket.to_str().context("--socket: the path is not UTF-8")?.to_owned();
     let door = AgentSocket::open(&options.socket)?;
@@ -78,7 +74,7 @@ pub(super) fn run(options: DaemonOptions) -> anyhow::Result<()> {
     let line = serde_json::json!({
         "ready": true,
         "socket": daemon.address,
-        "metrics": served.map(|address| format!("http://{address}/metrics")),
+        "metrics": served,
         "found_jobs": daemon.jobs.len(),
         "pid": std::process::id(),
     });

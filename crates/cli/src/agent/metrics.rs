@@ -1,36 +1,27 @@
 //! Metrics of an agent for Prometheus.
 
-use anyhow::Context;
+use crate::metrics::MetricKind::Gauge;
+use crate::metrics::{MetricServer, gauge, metric};
 use farfield_pager::runner::{AgentStatus, AgentStatusRow};
-use farfield_server::answer_scrapes;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::encoding::DescriptorEncoder;
 use std::fmt::Error;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// State of the agent, as the thread that serves metrics sees it.
 pub(super) type SharedStatus = Arc<Mutex<AgentStatus>>;
 
-/// Serves the metrics in a thread that lives as long as the process. Returns the address, whose
-/// port the kernel has chosen if it was 0.
-pub(super) fn serve(address: SocketAddr, status: SharedStatus) -> anyhow::Result<SocketAddr> {
-    let listener = TcpListener::bind(address).with_context(|| format!("cannot listen at {address}"))?;
-    let bound = listener.local_addr()?;
-    let mut registry = Registry::with_prefix("farfield_agent");
-    registry.register_collector(Box::new(StatusCollector(status)));
-    std::thread::spawn(move || {
-        let text = || {
-            let mut text = String::new();
-            encode(&mut text, &registry).map(|()| text)
-        };
-        answer_scrapes(&listener, || false, text)
-    });
-    Ok(bound)
+/// Serves the metrics in a thread that lives as long as the process. Returns their URL.
+pub(super) fn serve(address: SocketAddr, status: SharedStatus) -> anyhow::Result<String> {
+    let server = server(address, status)?;
+    let url = server.url()?;
+    std::thread::spawn(move || server.serve());
+    Ok(url)
+}
+
+fn server(address: SocketAddr, status: SharedStatus) -> anyhow::Result<MetricServer> {
+    MetricServer::bind(address, "farfield_agent", Box::new(StatusCollector(status)))
 }
 
 #[derive(Debug)]
@@ -41,37 +32,29 @@ impl Collector for StatusCollector {
         let status = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let waiting = status.jobs.iter().filter(|job| !job.is_running).count() as u64;
         let over = status.jobs.iter().filter(|job| job.is_running && !job.is_kept).count() as u64;
-        let gauges = [
-            ("near", Some(&Unit::Bytes), "Near memory that is divided", Some(status.near_bytes)),
-            ("held", Some(&Unit::Bytes), "Near memory that jobs hold", Some(status.held_bytes)),
-            ("overflow", Some(&Unit::Bytes), "Memory that jobs asked for beyond it", Some(status.overflow_bytes)),
-            ("far", Some(&Unit::Bytes), "Most that jobs may ask for beyond it", status.far_bytes),
-            ("running_jobs", None, "Jobs that run", Some(status.jobs.len() as u64 - waiting)),
-            ("waiting_jobs", None, "Jobs that wait for near memory", Some(waiting)),
-            ("over_jobs", None, "Jobs that have more near than they were told", Some(over)),
+        let of_agent = [
+            ("near_bytes", Some(status.near_bytes), "Near memory that is divided"),
+            ("held_bytes", Some(status.held_bytes), "Near memory that jobs hold"),
+            ("overflow_bytes", Some(status.overflow_bytes), "Memory that jobs asked for beyond it"),
+            ("far_bytes", status.far_bytes, "Most that jobs may ask for beyond it"),
+            ("running_jobs", Some(status.jobs.len() as u64 - waiting), "Jobs that run"),
+            ("waiting_jobs", Some(waiting), "Jobs that wait for near memory"),
+            ("over_jobs", Some(over), "Jobs that have more near than they were told"),
         ];
-        for (name, unit, help, value) in gauges {
-            if let Some(value) = value {
-                ConstGauge::new(value).encode(out.encode_descriptor(name, help, unit, MetricType::Gauge)?)?;
-            }
+        for (name, value, help) in of_agent {
+            value.map_or(Ok(()), |value| gauge(&mut out, name, help, value))?;
         }
         type Bytes = fn(&AgentStatusRow) -> u64;
-        let sizes: [(&str, Bytes, &str); 5] = [
-            ("job_memory", |job| job.memory_bytes, "Memory that the job asked for"),
-            ("job_least", |job| job.least_bytes, "Least near memory that it runs with"),
-            ("job_target", |job| job.target_bytes, "Near budget that it shall have"),
-            ("job_offered", |job| job.offered_bytes, "Near budget that it was told"),
-            ("job_near", |job| job.measured_bytes, "Near memory that it has, measured from outside"),
+        let of_jobs: [(&str, Bytes, &str); 5] = [
+            ("job_memory_bytes", |job| job.memory_bytes, "Memory that the job asked for"),
+            ("job_least_bytes", |job| job.least_bytes, "Least near memory that it runs with"),
+            ("job_target_bytes", |job| job.target_bytes, "Near budget that it shall have"),
+            ("job_offered_bytes", |job| job.offered_bytes, "Near budget that it was told"),
+            ("job_near_bytes", |job| job.measured_bytes, "Near memory that it has, measured from outside"),
         ];
-        for (name, bytes, help) in sizes {
-            if status.jobs.is_empty() {
-                break;
-            }
-            let mut family = out.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Gauge)?;
-            for job in &status.jobs {
-                let labels = [("runner", job.runner_pid.to_string())];
-                family.encode_family(&labels)?.encode_gauge(&bytes(job))?;
-            }
+        for (name, bytes, help) in of_jobs {
+            let values = status.jobs.iter().map(|job| (vec![("runner", job.runner_pid.to_string())], bytes(job)));
+            metric(&mut out, name, Gauge, help, values)?;
         }
         Ok(())
     }
@@ -86,10 +69,8 @@ mod tests {
     fn every_job_is_in_the_metrics() {
         let job = AgentStatusRow { runner_pid: 7, is_running: true, offered_bytes: 5, ..AgentStatusRow::default() };
         let status = AgentStatus { near_bytes: 9, jobs: vec![job], ..AgentStatus::default() };
-        let mut registry = Registry::with_prefix("farfield_agent");
-        registry.register_collector(Box::new(StatusCollector(Arc::new(Mutex::new(status)))));
-        let mut text = String::new();
-        encode(&mut text, &registry).unwrap();
+        let server = server("127.0.0.1:0".parse().unwrap(), Arc::new(Mutex::new(status))).unwrap();
+        let text = server.text().unwrap();
         for line in [
             "farfield_agent_near_bytes 9",
             "farfield_agent_over_jobs 1",

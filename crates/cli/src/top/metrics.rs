@@ -2,31 +2,24 @@
 //! They are looked for again at each scrape.
 
 use super::{HeapRow, JobRow, View};
+use crate::metrics::MetricKind::{self, Count, Gauge};
+use crate::metrics::{MetricServer, count, escaped, metric};
 use crate::pool::{PoolRow, ProtectionRow, ScrubRow};
 use crate::share::NodeRow;
-use anyhow::Context;
-use farfield_server::answer_scrapes;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Unit;
 use std::fmt::Error;
 use std::io::Write as _;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 
 /// Serves until interrupted. First prints the URL, because the kernel chooses the port if it is 0.
 pub(super) fn serve(address: SocketAddr) -> anyhow::Result<()> {
-    let listener = TcpListener::bind(address).with_context(|| format!("cannot listen at {address}"))?;
+    let server = MetricServer::bind(address, "farfield", Box::new(ScrapeCollector))?;
     let mut out = std::io::stdout();
-    writeln!(out, "http://{}/metrics", listener.local_addr()?).and_then(|()| out.flush())?;
-    let mut registry = Registry::with_prefix("farfield");
-    registry.register_collector(Box::new(ScrapeCollector));
-    let text = || {
-        let mut text = String::new();
-        encode(&mut text, &registry).map(|()| text)
-    };
-    Ok(answer_scrapes(&listener, || false, text)?)
+    writeln!(out, "{}", server.url()?).and_then(|()| out.flush())?;
+    Ok(server.serve()?)
 }
 
 #[derive(Debug)]
@@ -40,18 +33,6 @@ impl Collector for ScrapeCollector {
         encode_jobs(&all.jobs, &mut out)
     }
 }
-
-/// Name and value of a label.
-type Label = (&'static str, String);
-
-/// Kind of a metric.
-#[derive(Clone, Copy)]
-enum MetricKind {
-    Gauge,
-    Count,
-}
-
-use MetricKind::{Count, Gauge};
 
 /// Metrics of heaps: name in notices, kind and help text. The suffix for bytes becomes the unit.
 const OF_HEAPS: [(&str, MetricKind, &str); 36] = [
@@ -262,44 +243,4 @@ fn protection(pool: &PoolRow, number: fn(&ProtectionRow) -> u64) -> u64 {
 
 fn scrubbed(pool: &PoolRow, number: fn(&ScrubRow) -> u64) -> u64 {
     pool.scrubbed.iter().map(number).sum()
-}
-
-/// Encodes one metric for all that have it. Writes nothing if `values` is empty.
-fn metric(
-    out: &mut DescriptorEncoder<'_>,
-    name: &str,
-    kind: MetricKind,
-    help: &str,
-    values: impl Iterator<Item = (Vec<Label>, u64)>,
-) -> Result<(), Error> {
-    let (name, unit) = name.strip_suffix("_bytes").map_or((name, None), |name| (name, Some(&Unit::Bytes)));
-    let what = match kind {
-        Gauge => MetricType::Gauge,
-        Count => MetricType::Counter,
-    };
-    let mut family = None;
-    for (labels, value) in values {
-        if family.is_none() {
-            family = Some(out.encode_descriptor(name, help, unit, what)?);
-        }
-        let Some(family) = &mut family else { unreachable!("just made") };
-        let mut one = family.encode_family(&labels)?;
-        match kind {
-            Gauge => one.encode_gauge(&value)?,
-            Count => count(one, value)?,
-        }
-    }
-    Ok(())
-}
-
-fn count<V>(mut one: MetricEncoder<'_>, value: V) -> Result<(), Error>
-where
-    V: prometheus_client::encoding::EncodeCounterValue + prometheus_client::encoding::EncodeExemplarValue,
-{
-    one.encode_counter::<NoLabelSet, V, u64>(&value, None)
-}
-
-/// Escapes a label's value as the format requires. The encoder does not do that.
-fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
