@@ -2,7 +2,7 @@
 //! named.
 
 use crate::support::{
-    Checked, NEAR_BYTES, NodesTest, PATIENCE, Played, all_is_free, at, is_deep, play, play_plain, seeded,
+    Checked, NEAR_BYTES, NodesTest, PATIENCE, Played, all_is_free, at, is_deep, last_of, play, play_plain, seeded,
 };
 use farfield_dsm::{
     DBox, Far, Here, JoinError, LentMut, Mut, NodeBuilder, NodeId, NodeStartError, Owner, ShareError, scope,
@@ -666,8 +666,8 @@ fn a_loan_of_a_dead_node_is_as_it_was_or_lost(here: &Here<'_>) -> Checked {
                 std::process::abort()
             })?;
         task.join()
-    })?;
-    assert_eq!(ended, Err(lost.into()));
+    });
+    assert_eq!(last_of(ended), Err(lost.into()));
     assert_eq!((*leaf.get(here)?, *untouched.get(here)?), (4, [7; 50]));
     assert_eq!(owner.get(here).map(|_| ()), Err(ShareError::Lost));
     assert_eq!(owner.get_mut(here).map(drop), Err(ShareError::Lost));
@@ -684,7 +684,7 @@ fn a_loan_of_a_dead_node_is_as_it_was_or_lost(here: &Here<'_>) -> Checked {
                 };
                 s.spawn_to(NodeId(3), (s.lend_mut(&mut leaf),), body)?.join()
             });
-            assert!(matches!(ended, Ok(Err(JoinError::Share(ShareError::NodeLost { node: NodeId(3) })))), "{ended:?}");
+            assert_eq!(last_of(ended), Err(ShareError::NodeLost { node: NodeId(3) }.into()));
             leaf.get(here).copied()
         })?;
         task.join()
@@ -748,8 +748,8 @@ fn a_loan_that_came_home_meanwhile_is_as_it_was(here: &Here<'_>) -> Checked {
             lend_home_and_die(here, lent).map_err(|_| ShareError::Lost)
         })?;
         task.join()
-    })?;
-    assert_eq!(ended, Err(ShareError::NodeLost { node: NodeId(1) }.into()));
+    });
+    assert_eq!(last_of(ended), Err(ShareError::NodeLost { node: NodeId(1) }.into()));
     assert_eq!(*number.get(here)?, 4);
     Ok(())
 }

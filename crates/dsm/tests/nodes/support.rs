@@ -51,6 +51,12 @@ where
     here.spawn_to(node, arguments, body)?.join(here)
 }
 
+/// Returns the end of a task of a scope that ends its node. The node may die before it has said that it has
+/// the task, for which the scope waits then.
+pub(crate) fn last_of<R>(scope: Result<Result<R, JoinError>, JoinError>) -> Result<R, JoinError> {
+    scope.and_then(|joined| joined)
+}
+
 /// Counts of a node that can travel.
 pub(crate) fn counts(here: &Here<'_>, node: NodeId) -> Result<[u64; 4], JoinError> {
     at(here, node, (), |here, ()| {

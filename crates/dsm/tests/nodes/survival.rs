@@ -3,7 +3,7 @@
 //! Danger: an object that was handed over and is gone with its node, or is there in another version, or in
 //! two halves; a free that is done twice; objects that nobody frees any more.
 
-use crate::support::{Checked, NEAR_BYTES, NodesTest, at, is_deep, seeded, until};
+use crate::support::{Checked, NEAR_BYTES, NodesTest, at, is_deep, last_of, seeded, until};
 use farfield_dsm::{
     DArc, DAtomic, DBox, DMutex, DString, DVec, Far, Here, NodeBuilder, NodeId, ShareError, channel, run, scope,
 };
@@ -141,8 +141,7 @@ fn what_was_lent_is_as_it_was_handed_over_last(here: &Here<'_>) -> Checked {
         })?;
         task.join()
     });
-    // It may die before it says that it has the task, for which the scope waits then.
-    assert!(ended == Ok(Err(LOST.into())) || ended == Err(LOST.into()), "{ended:?}");
+    assert_eq!(last_of(ended), Err(LOST.into()));
     until(|| numbers.home() == here.id());
     assert_eq!(numbers.get(here)?, &[20; 500]);
     numbers.get_mut(here)?[0] = 21;

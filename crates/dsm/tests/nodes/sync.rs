@@ -681,11 +681,11 @@ fn channels_go_through_channels(here: &Here<'_>) -> Checked {
 fn a_channel_outlives_its_ends(here: &Here<'_>) -> Checked {
     // A sender dies: what it has sent arrives, and then it is known.
     let (sender, receiver) = channel::<u64>(here, 10)?;
-    let dies = here.spawn_to(NodeId(1), sender.try_clone(here)?, |here, sender| -> u8 {
+    let dies = at(here, NodeId(1), sender.try_clone(here)?, |here, sender| -> u8 {
         sender.send(here, 1).expect("there is room");
         std::process::abort()
-    })?;
-    assert_eq!(dies.join(here), Err(ShareError::NodeLost { node: NodeId(1) }.into()));
+    });
+    assert_eq!(dies, Err(ShareError::NodeLost { node: NodeId(1) }.into()));
     assert_eq!(receiver.recv(here), Ok(1));
     assert_eq!(receiver.recv(here), Err(RecvError::SenderLost { node: NodeId(1) }));
     sender.send(here, 2).expect("others may still send");
