@@ -230,6 +230,7 @@ enum Workload {
     ShareLock,
     /// Tasks that find no room at their node and begin at another one.
     ShareSteal,
+    /// Objects handed over by a node that is killed, with a backup or without.
     ShareRecover,
     /// Lists of links in shared memory, whose objects are tied or not, and tasks that know where these are or do not.
     ShareAffinity,

@@ -1,8 +1,8 @@
 //! The tests of the CI tier, part by part.
 //!
-//! Everything but DataFusion is built by one invocation of cargo with one set of features, so each library is compiled once;
-//! the test programs that come out are then run, three at a time. Only what belongs to the deep tier is built by
-//! itself.
+//! The product without data frames is built by one invocation of cargo with one set of features, so each library is compiled
+//! once; the test programs that come out are then run, three at a time. What belongs to the deep tier is built when its part
+//! is run.
 
 use crate::chores;
 use crate::linting;
@@ -40,7 +40,8 @@ enum Tier {
     /// Runs in both tiers.
     Ci,
     /// Runs in the deep tier, or by name. `experiments` are tests of the program that measures, and of its workloads: nothing of
-    /// the product is made of them, and they take a tenth of the build.
+    /// the product is made of them, and they take a tenth of the build. Arrow, Parquet, and `columns`, which has each question for
+    /// each type of number, take a fifth of it.
     /// DataFusion takes longer to build than everything else together, the fuzz targets are
     /// a workspace of their own, the models need another pager, and libfabric another pool. Their libraries are built anew.
     Deep,
@@ -76,8 +77,6 @@ pub(crate) const PARTS: [Part; 26] = [
     serial("faults"),
     serial("tiers"),
     part("offload"),
-    part("columns"),
-    part("frames"),
     part("sandbox"),
     part("examples"),
     part("situations"),
@@ -86,6 +85,8 @@ pub(crate) const PARTS: [Part; 26] = [
     alone("agents"),
     alone("budget"),
     alone("users"),
+    deep(part("columns")),
+    deep(part("frames")),
     deep(part("experiments")),
     deep(serial("models")),
     deep(serial("fabric")),
@@ -97,6 +98,8 @@ pub(crate) const PARTS: [Part; 26] = [
 const COMMON: [&str; 3] = ["--workspace", "--exclude", "farfield-sql"];
 /// The program that measures.
 const BENCH: &str = "farfield-bench";
+/// Data frames, which are made of Arrow and Parquet.
+const FRAME: &str = "farfield-frame";
 const FEATURES: &str = "farfield/serde";
 /// Tests of one-sided reads.
 const FABRIC: [&str; 12] = [
@@ -115,6 +118,8 @@ const FABRIC: [&str; 12] = [
 ];
 /// Another contender of experiments and its forty libraries: in the deep tier only.
 const FEATURES_OF_GRPC: &str = "farfield-bench/grpc";
+/// Tests of data frames and of columns.
+const FEATURES_OF_FRAMES: &str = "farfield-tests/frames";
 const FEATURES_OF_FABRIC: &str =
     "farfield-fabric/libfabric,farfield-pool/fabric,farfield-server/fabric,farfield-cli/fabric";
 
@@ -187,6 +192,7 @@ impl TestProgram {
     fn part(&self) -> &str {
         match (self.package.as_str(), self.target.as_str()) {
             (BENCH, _) => "experiments",
+            (FRAME, _) => "frames",
             (END_TO_END, target) if PARTS.iter().any(|part| part.name == target) => target,
             _ => "unit",
         }
@@ -221,40 +227,41 @@ fn borrowed<'a>(environment: &'a [(&'static str, OsString)]) -> Vec<(&'a str, &'
     environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect()
 }
 
-/// How much of the workspace is built.
+/// What is built beside the product and the tests of the CI tier.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Scope {
-    /// What tests of the CI tier need.
-    Product,
-    /// The program that measures, too.
-    WithBench,
-    /// All of its contenders, too.
-    Everything,
+struct Scope {
+    /// The program that measures.
+    has_bench: bool,
+    /// Another contender of it.
+    has_grpc: bool,
+    /// Data frames, and tests of columns.
+    has_frames: bool,
 }
 
 impl Scope {
     fn of(parts: &[Part], is_deep: bool) -> Scope {
-        match parts.iter().any(|part| part.name == "experiments") {
-            _ if is_deep => Scope::Everything,
-            true => Scope::WithBench,
-            false => Scope::Product,
-        }
+        let has = |names: &[&str]| is_deep || parts.iter().any(|part| names.contains(&part.name));
+        Scope { has_bench: has(&["experiments"]), has_grpc: is_deep, has_frames: has(&["columns", "frames"]) }
     }
 
     /// Words for cargo: packages and features.
     fn words(self) -> Vec<String> {
-        let without = if self == Scope::Product { &["--exclude", BENCH][..] } else { &[] };
-        [&COMMON[..], without, &["--features", &features(self == Scope::Everything)]]
-            .concat()
+        let without = |package, has: bool| (!has).then_some(["--exclude", package]).into_iter().flatten();
+        let features = features(self.has_grpc, self.has_frames);
+        COMMON
             .into_iter()
+            .chain(without(BENCH, self.has_bench))
+            .chain(without(FRAME, self.has_frames))
+            .chain(["--features", &features])
             .map(String::from)
             .collect()
     }
 }
 
-fn features(has_grpc: bool) -> String {
+fn features(has_grpc: bool, has_frames: bool) -> String {
     let mut features = vec![FEATURES];
     features.extend(has_grpc.then_some(FEATURES_OF_GRPC));
+    features.extend(has_frames.then_some(FEATURES_OF_FRAMES));
     features.join(",")
 }
 
@@ -272,7 +279,7 @@ pub(crate) fn lints(words: &[String]) -> Result<()> {
         [word] if word == WITHOUT_GRPC => false,
         _ => bail!("cargo x lints [{WITHOUT_GRPC}]"),
     };
-    let mut features = features(has_grpc);
+    let mut features = features(has_grpc, true);
     if chores::has_libfabric() {
         features = format!("{features},{FEATURES_OF_FABRIC}");
     }
