@@ -38,7 +38,8 @@ mod stats;
 pub mod task;
 
 pub use collections::{
-    Change, FarArray, FarBTreeMap, FarBytes, FarList, FarMap, FarQueue, FarStack, FarString, FarVec,
+    Change, FarArray, FarBTreeMap, FarBTreeSet, FarBytes, FarList, FarMap, FarQueue, FarSet, FarStack, FarString,
+    FarVec,
 };
 pub use config::{Builder, Verify};
 pub use error::{AllocError, BuildError, FarError};

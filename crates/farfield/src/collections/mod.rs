@@ -25,6 +25,7 @@
 
 mod array;
 mod btree;
+mod btree_set;
 mod bytes;
 mod chain;
 mod chunks;
@@ -34,6 +35,7 @@ mod map;
 mod output_units;
 mod paged;
 mod queue;
+mod set;
 mod shift;
 #[cfg(feature = "serde")]
 mod snapshot;
@@ -44,6 +46,7 @@ mod vec;
 
 pub use array::FarArray;
 pub use btree::{BTreeEntry, FarBTreeMap, OccupiedBTreeEntry, RangeIter, RangeIterMut, VacantBTreeEntry};
+pub use btree_set::FarBTreeSet;
 pub use bytes::FarBytes;
 pub use chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 pub use columns::{KeyColumn, Keys};
@@ -53,6 +56,7 @@ pub use list::{Cursor, CursorMut, FarList, ListIter};
 pub use map::Restored;
 pub use map::{Change, Entry, FarMap, FarMapBuilder, Index, Item, OccupiedEntry, Source, VacantEntry, Walk};
 pub use queue::FarQueue;
+pub use set::FarSet;
 pub use stack::FarStack;
 pub use string::FarString;
 pub use tables::{ByKey, Grouping, Tallying};

@@ -23,6 +23,7 @@ mod once;
 mod one_plane;
 mod rest;
 mod room;
+mod sets;
 mod switch;
 mod tasks;
 mod tokio;
