@@ -13,6 +13,7 @@
 //! - `agents.rs`: do jobs share the near memory of a machine as they were promised?
 //! - `switch.rs`: do they go on while their pool is exchanged?
 //! - `offload.rs`: are numbers added up where they are, and rightly?
+//! - `calls.rs`: do functions over far pointers answer alike in the heap and at the server?
 //! - `columns.rs`: are columns copied, shuffled, counted and grouped there, and rightly?
 //! - `frames.rs`: are rows of a far frame found there, and rightly?
 //! - `sql.rs`: does SQL over far tables answer what it answers near?

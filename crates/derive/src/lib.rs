@@ -5,6 +5,7 @@ use syn::{DeriveInput, Error, parse_macro_input};
 
 mod far;
 mod far_object;
+mod far_view;
 
 /// Implements `FarObject` of `farfield-gc` for a struct of described fields, or for an enum without
 /// fields.
@@ -27,4 +28,11 @@ pub fn derive_far(input: TokenStream) -> TokenStream {
 pub fn derive_far_group(input: TokenStream) -> TokenStream {
     let input = parse_macro_input!(input as DeriveInput);
     far::expand_group(&input).unwrap_or_else(Error::into_compile_error).into()
+}
+
+/// Implements `FarView` of `farfield` for a struct of plain fields and far pointers.
+#[proc_macro_derive(FarView)]
+pub fn derive_far_view(input: TokenStream) -> TokenStream {
+    let input = parse_macro_input!(input as DeriveInput);
+    far_view::expand(&input).unwrap_or_else(Error::into_compile_error).into()
 }

@@ -1,5 +1,6 @@
 //! The heap as users see it: the door to `heap/`, `fault/` and `ptr/`.
 
+use crate::call::{AtServer, FarFunction, FarRef, HeapCall};
 use crate::config::{Builder, Config, NEAR_MIN};
 use crate::error::{AllocError, BuildError, FarError};
 use crate::fault::AHEAD_MAX;
@@ -8,6 +9,7 @@ use crate::ptr::{FarArc, FarBox, FarPtr};
 use crate::stats::Stats;
 use core::ptr::NonNull;
 use farfield_core::heap::CARD_BYTES;
+use farfield_core::policy::call_placement::CallPlacementDecision;
 use farfield_pool::{Backend, Health};
 
 /// A budget of near memory, a pool of far memory, and the values that are in one or the other.
@@ -146,6 +148,26 @@ impl Heap {
     /// patience is over. If the future is dropped before its end, some pages may have been written.
     pub async fn write_back_async(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
         self.core().await_write_back(ranges).await
+    }
+
+    /// Prepares a call of a function that follows far pointers from this value on. It runs at the
+    /// client, or at the memory server beside the values ([`HeapCall::at`]).
+    ///
+    /// `root` is a reference to a [`FarBox`] or a [`FarArc`], and is borrowed during the call. So
+    /// what the function can reach stays as it is meanwhile, and its answer is the same at both
+    /// sides.
+    pub fn call<'h, F: FarFunction>(
+        &'h self,
+        root: impl Into<FarRef<'h, F::Root>>,
+        argument: F::Argument,
+    ) -> HeapCall<'h, F> {
+        HeapCall::new(self.core(), root.into(), argument)
+    }
+
+    /// Returns where calls of this function with [`Where::Auto`](crate::Where::Auto) run now, and
+    /// the estimates behind it.
+    pub fn call_choice<F: FarFunction>(&self) -> CallPlacementDecision {
+        self.core().with_placement::<AtServer<F>, _>(|placement| placement.choice())
     }
 
     /// Checks the invariants of the heap, for tests, and panics if one is violated. No other thread

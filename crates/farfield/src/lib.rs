@@ -21,6 +21,10 @@
 //! The guide is `docs/guide/README.md`: how to port a program, and which hints to choose. The
 //! design is described in `docs/design/heap.md`.
 
+// Derives name this crate by its name, within it too.
+extern crate self as farfield;
+
+mod call;
 pub mod collections;
 mod config;
 mod error;
@@ -37,6 +41,7 @@ pub mod space;
 mod stats;
 pub mod task;
 
+pub use call::{AtServer, FarFunction, FarPlace, FarRef, FarView, HeapCall, view};
 pub use collections::{
     Change, FarArray, FarBTreeMap, FarBTreeSet, FarBytes, FarList, FarMap, FarQueue, FarSet, FarStack, FarString,
     FarVec,
@@ -45,6 +50,8 @@ pub use config::{Builder, Verify};
 pub use error::{AllocError, BuildError, FarError};
 pub use facade::Heap;
 pub use farfield_core::heap::Hotness;
+pub use farfield_core::policy::call_placement::{CallPlacementDecision, Side};
+pub use farfield_derive::FarView;
 pub use farfield_pool::{Health, OpenError, PoolError, SwitchError, SwitchProgress};
 pub use farfield_wic::{CallError, Fault, Number, Part, Where};
 pub use heap::{FarRange, PoolSwitch, Scope};

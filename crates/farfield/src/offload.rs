@@ -11,8 +11,10 @@
 
 use crate::error::FarError;
 use crate::heap::HeapInner;
+use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::policy::call_placement::CallPlacement;
 use farfield_pool::{Backend, CallLane, Deal, PoolError, WriteReservation};
 use farfield_wic::{Aggregate, CallError, Caller, Function, Range, Where};
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,6 +30,30 @@ pub enum OffloadError {
     /// or with [`Where::Auto`].
     #[error(transparent)]
     Call(#[from] CallError),
+    /// The server was built with another definition of a type that the function meets, or of one
+    /// that is in it. Build client and server from the same source; types that different compilers
+    /// build need `#[repr(C)]`.
+    #[error(
+        "the memory server has another version of the type {name}: build both sides from the same source, with \
+         #[repr(C)] if by different compilers"
+    )]
+    OtherLayout {
+        /// Name of the type.
+        name: &'static str,
+    },
+    /// The function met a value at the server that can move, so that only the client finds it: a
+    /// small one on the object or the hybrid plane.
+    #[error(
+        "the function met a value that moves, which no memory server can find: use Plane::Page, or call with \
+         Where::Auto or Where::Client"
+    )]
+    Movable,
+    /// The function met bytes at the server that are no value of the type that its pointer has.
+    #[error("the bytes at offset {offset} of the region are no value of the type that the function expects there")]
+    NoValue {
+        /// Offset of the first byte in the region.
+        offset: u64,
+    },
     /// There are more different values than the answer may have.
     #[error("the column has more than {most} distinct values: ask for fewer rows, or raise the limit")]
     TooMany {
@@ -100,6 +126,15 @@ struct Channels {
     idle: Vec<(OffloadTarget, Caller)>,
     /// Names of functions that the server does not run.
     refused: BTreeSet<&'static str>,
+    /// Measurements of functions over far pointers, by name and version.
+    placements: BTreeMap<(&'static str, u32), CallPlacement>,
+}
+
+/// Limits of each call.
+#[derive(Clone, Copy)]
+struct OffloadTerms {
+    within: Duration,
+    steps_max: Option<u64>,
 }
 
 /// Calls for one target, with their indices among all calls.
@@ -166,6 +201,30 @@ impl HeapInner {
         self.call::<F>(layout.switches, calls, None).map_err(|failed| failed.error)
     }
 
+    /// Calls a function once that only reads, at a server that has all that it needs.
+    pub(crate) fn offload_one<F: Function>(
+        &self,
+        argument: F::Argument,
+        within: Duration,
+        steps_max: u64,
+    ) -> Result<F::Answer, CallError> {
+        let switches = self.backend.progress().switches;
+        let terms = OffloadTerms { within, steps_max: Some(steps_max) };
+        let call = (OffloadTarget::Whole, vec![(0, argument)]);
+        let answers = self.call_through_one::<F>(switches, call, None, terms).map_err(|failed| failed.error)?;
+        answers.into_iter().next().map(|(_, answer)| answer).ok_or(CallError::Answer)
+    }
+
+    /// Notes that the server does not run this function as this program has it.
+    pub(crate) fn refuse_offload<F: Function>(&self) {
+        self.channels(|channels| channels.refused.insert(F::NAME));
+    }
+
+    /// Runs `act` with the measurements by which calls of this function are placed.
+    pub(crate) fn with_placement<F: Function, R>(&self, act: impl FnOnce(&mut CallPlacement) -> R) -> R {
+        self.channels(|channels| act(channels.placements.entry((F::NAME, F::VERSION)).or_default()))
+    }
+
     /// Calls a function that writes these pages, once for each of these arguments. The pages are
     /// given as ranges of the region (first byte, number of pages), and are
     /// [claimed](HeapInner::claim). While the calls run, the pool is not switched and no snapshot
@@ -220,18 +279,19 @@ impl HeapInner {
         calls: Vec<(OffloadTarget, F::Argument)>,
         writes: Option<&dyn WriteReservation>,
     ) -> Result<Vec<F::Answer>, IncompleteCalls> {
+        let terms = OffloadTerms { within: self.patience, steps_max: None };
         let mut bunches = bunches(calls);
         let Some(last) = bunches.pop() else { return Ok(Vec::new()) };
         if bunches.is_empty() {
-            return merge_answers([self.call_through_one::<F>(switches, last, writes)].into_iter());
+            return merge_answers([self.call_through_one::<F>(switches, last, writes, terms)].into_iter());
         }
         std::thread::scope(|threads| {
             let ask = |bunch| {
-                let call = || self.call_through_one::<F>(switches, bunch, writes);
+                let call = || self.call_through_one::<F>(switches, bunch, writes, terms);
                 std::thread::Builder::new().name("farfield-call".into()).spawn_scoped(threads, call)
             };
             let others: Vec<_> = bunches.into_iter().map(ask).collect();
-            let last = self.call_through_one::<F>(switches, last, writes);
+            let last = self.call_through_one::<F>(switches, last, writes, terms);
             let answers = others.into_iter().map(|other| match other {
                 Ok(other) => other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
                 // No thread could be made.
@@ -246,6 +306,7 @@ impl HeapInner {
         switches: u64,
         (target, calls): Bunch<F::Argument>,
         writes: Option<&dyn WriteReservation>,
+        terms: OffloadTerms,
     ) -> Result<Vec<(usize, F::Answer)>, IncompleteCalls> {
         let was_active = self.backend.progress().is_active;
         let idle = self.channels(|channels| {
@@ -268,7 +329,11 @@ impl HeapInner {
             Err(error) => return Err(self.failed::<F>(error.into(), switches, !was_active, None)),
         };
         let (places, arguments): (Vec<usize>, Vec<F::Argument>) = calls.into_iter().unzip();
-        let calls = caller.calls::<F>(arguments).at(Where::Server).within(self.patience);
+        let calls = caller.calls::<F>(arguments).at(Where::Server).within(terms.within);
+        let calls = match terms.steps_max {
+            Some(steps_max) => calls.steps(steps_max),
+            None => calls,
+        };
         let answers: Result<Vec<F::Answer>, CallError> = calls.run().into_iter().collect();
         let progress = self.backend.progress();
         let is_same = progress.switches == switches && !progress.is_active;

@@ -30,7 +30,17 @@ impl HeapInner {
         if done && was != is {
             self.frames.count_cooling(is);
         }
+        if done && next.is_dirty() && !seen.is_dirty() {
+            self.note_changed(next);
+        }
         done
+    }
+
+    /// Notes that a page has become dirty by a transition to this word.
+    pub(crate) fn note_changed(&self, word: FrameWord) {
+        if let Some(frame) = word.frame() {
+            self.changed.mark(frame);
+        }
     }
 }
 

@@ -19,6 +19,7 @@
 //! | `admission` | how threads wait for free frames |
 //! | `registry` | which heap a far pointer belongs to |
 //! | `write_back` | how dirty data reaches the pool before another reader looks at it |
+//! | `changed_pages` | which near pages differ from their far copies |
 //! | `background_jobs` | which jobs run in the background for tasks that wait |
 //! | `switcher` | which pool holds the far pages from now on |
 //! | `stats_thread` | how statistics are shown to other processes |
@@ -27,6 +28,7 @@
 mod access;
 mod admission;
 mod background_jobs;
+mod changed_pages;
 mod checksums;
 mod drops;
 mod eviction;
@@ -88,6 +90,7 @@ use crate::plane::object::{Objects, Paths};
 use crate::stats::Stats;
 use admission::AdmissionQueue;
 use background_jobs::BackgroundJobs;
+use changed_pages::ChangedPages;
 use checksums::Checksums;
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -121,6 +124,7 @@ pub(crate) struct HeapInner {
     pub(crate) words: ReservedArray<AtomicU64>,
     pub(crate) checksums: Checksums,
     pub(crate) frames: Frames,
+    pub(crate) changed: ChangedPages,
     pub(crate) segments: Segments,
     /// State of the object plane; `None` on the page plane.
     pub(crate) objects: Option<Objects>,
@@ -192,6 +196,7 @@ impl HeapInner {
         let backend = Arc::new(SwitchBackend::new(config.pool_builder.open()?).map_err(FarError::from)?);
         let pages = config.far_pages as u32;
         let frames = Frames::new(config.frames, config.paranoid)?;
+        let changed = ChangedPages::new(frames.arena_bytes() / PAGE_BYTES)?;
         let objects = match config.plane {
             Plane::Page => None,
             Plane::Object => Some(Objects::new(pages, config.near, config.handles, config.hotness, None)?),
@@ -213,6 +218,7 @@ impl HeapInner {
             words,
             checksums,
             frames,
+            changed,
             segments,
             objects,
             shares: Shares::default(),
@@ -285,7 +291,7 @@ impl HeapInner {
     }
 
     /// Returns how many numbers the slots of this heap can name: its pages, then its handles.
-    fn numbers(&self) -> u64 {
+    pub(crate) fn numbers(&self) -> u64 {
         u64::from(self.pages) + self.objects.as_ref().map_or(0, |objects| u64::from(objects.handles.count()))
     }
 
@@ -337,7 +343,8 @@ impl HeapInner {
         let tables = words.next_multiple_of(PAGE_BYTES as u64) + self.segments.table_bytes();
         let objects = self.objects.as_ref().map_or(0, |objects| objects.table_bytes(self.segments.high_page()));
         let charged = self.charged.load(Ordering::Relaxed);
-        tables + objects + self.threads.table_bytes() + self.evictor.near_bytes() + charged
+        let marks = ChangedPages::bytes(self.frames.used().count()).next_multiple_of(PAGE_BYTES as u64);
+        tables + objects + marks + self.threads.table_bytes() + self.evictor.near_bytes() + charged
     }
 
     /// Charges the budget with near memory that a collection is about to use for its tables. Fails

@@ -9,6 +9,7 @@ use super::eviction::CoolingBatch;
 use super::{Backoff, HeapInner};
 use crate::error::FarError;
 use core::sync::atomic::Ordering;
+use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FrameWord, State};
 use std::collections::BTreeSet;
@@ -95,11 +96,21 @@ impl HeapInner {
     }
 
     pub(crate) fn write_back(&self, ranges: impl IntoIterator<Item = FarRange>) -> Result<(), FarError> {
+        self.write_back_within(ranges, self.patience)
+    }
+
+    /// Writes back as [`Heap::write_back`](crate::Heap::write_back) does, and gives up after this
+    /// time.
+    pub(crate) fn write_back_within(
+        &self,
+        ranges: impl IntoIterator<Item = FarRange>,
+        limit: Duration,
+    ) -> Result<(), FarError> {
         if self.record().entered().is_some() {
             return Err(FarError::NearFull);
         }
         let mut work = WriteBack::new(self, ranges);
-        let mut backoff = Backoff::new(self.patience);
+        let mut backoff = Backoff::new(limit);
         let result = loop {
             match work.step(self) {
                 Ok(true) => break Ok(()),

@@ -75,7 +75,9 @@ impl HeapInner {
             self.vacate(claimed.is_stored());
             return Err(error);
         }
-        word.store(claimed.finish_load(frame, true).0, Ordering::Release);
+        let made = claimed.finish_load(frame, true);
+        word.store(made.0, Ordering::Release);
+        self.note_changed(made);
         Ok(SlotHint::new(frame, 0))
     }
 

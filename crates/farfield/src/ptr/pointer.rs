@@ -196,6 +196,16 @@ impl Pointer {
         core.prefetch(core.record(), self.number_in(core));
     }
 
+    /// Returns the halves of the slot word, place and number.
+    pub(crate) fn halves(&self) -> (u32, NonZeroU32) {
+        (self.place().0, self.number)
+    }
+
+    /// Makes a second pointer to the value of the pointer that had these halves.
+    pub(crate) fn from_halves(place: u32, number: NonZeroU32) -> Pointer {
+        Pointer { place: AtomicU32::new(place), number }
+    }
+
     /// Makes a second pointer to the same value.
     pub(crate) fn alias(&self) -> Pointer {
         Pointer { place: AtomicU32::new(self.place().0), number: self.number }

@@ -69,7 +69,9 @@ fn mark_unwritten(core: &HeapInner, unit: TransferUnit, frame: FrameId) {
         Some(seen.fail_flush().filter(|_| seen.frame() == Some(frame))?.0)
     };
     // One that has been released is written by nobody any more.
-    let _ = core.words[unit.page].fetch_update(Ordering::AcqRel, Ordering::Acquire, mark);
+    if core.words[unit.page].fetch_update(Ordering::AcqRel, Ordering::Acquire, mark).is_ok() {
+        core.changed.mark(frame);
+    }
 }
 
 #[cfg(test)]

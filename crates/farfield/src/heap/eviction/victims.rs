@@ -85,7 +85,7 @@ impl EvictorState {
             let result = if wanted { Ok(()) } else { self.write_window(core, unit, frame, claimed, at) };
             if wanted || result.is_err() {
                 // Pages that were written are newer than the checksums say.
-                apply_transition(word, FrameWord::keep_near_dirty);
+                core.note_changed(apply_transition(word, FrameWord::keep_near_dirty));
                 return result;
             }
             at += self.batch as u32;

@@ -1,5 +1,7 @@
 //! The frames that were ever used, for hands that go round them (CLOCK).
 
+use core::ops::Range;
+
 /// Ranges of the frames that were used: one in the base area and one in the overflow area, each up
 /// to an end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,8 +29,13 @@ impl UsedFrames {
         }
     }
 
+    /// Returns the range of the base area and that of the overflow area.
+    pub(crate) fn ranges(self) -> [Range<u32>; 2] {
+        [1..self.high, self.overflow_start + 1..self.overflow_high]
+    }
+
     /// Iterates over all of them.
     pub(crate) fn iter(self) -> impl Iterator<Item = u32> {
-        (1..self.high).chain(self.overflow_start + 1..self.overflow_high)
+        self.ranges().into_iter().flatten()
     }
 }

@@ -232,7 +232,9 @@ impl HeapInner {
                     // SAFETY: the frame is the caller's.
                     unsafe { self.frames.address(frame).write_bytes(0, PAGE_BYTES) };
                     self.frames.infos[frame.0].moved_in(page);
-                    word.store(owned.finish_load(frame, true).0, Ordering::Release);
+                    let made = owned.finish_load(frame, true);
+                    word.store(made.0, Ordering::Release);
+                    self.note_changed(made);
                     return Ok(());
                 }
                 // What an earlier page of this number left in the pool is being discarded.

@@ -1,0 +1,101 @@
+//! `#[derive(FarView)]` of `farfield`: says which fields of a type are plain, and which are far pointers.
+//!
+//! The derive emits the struct that a function reads, and how it is made of a value and of a value's
+//! bytes. Each field is described by its own type; a type that has no description is refused by the
+//! compiler.
+
+use proc_macro2::TokenStream as Tokens;
+use quote::{format_ident, quote};
+use syn::{Data, DeriveInput, Error, Fields, GenericParam};
+
+pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
+    if let Some(param) = input.generics.params.first() {
+        let message = match param {
+            GenericParam::Lifetime(_) => "a far value outlives every borrow: it has no lifetimes",
+            _ => "a memory server reads types of one layout: they have no parameters",
+        };
+        return Err(Error::new_spanned(param, message));
+    }
+    let fields = match &input.data {
+        Data::Struct(data) => &data.fields,
+        Data::Enum(data) => {
+            let message = "a server cannot rely on where the variants of an enum lie: use a struct with a tag";
+            return Err(Error::new_spanned(data.enum_token, message));
+        }
+        Data::Union(data) => {
+            return Err(Error::new_spanned(data.union_token, "nobody can tell which field of a union is a pointer"));
+        }
+    };
+    let (name, view_name, visibility) = (&input.ident, format_ident!("{}View", input.ident), &input.vis);
+    let about = format!("What a function reads of a [`{name}`]: its fields, with far pointers that can be followed.");
+    let view_type = |ty| quote!(<#ty as ::farfield::FarView>::View<'farfield>);
+    let members: Vec<_> = fields.members().collect();
+    let types: Vec<_> = fields.iter().map(|field| &field.ty).collect();
+    let views = fields.iter().map(|field| {
+        let (visibility, ty) = (&field.vis, view_type(&field.ty));
+        match &field.ident {
+            Some(name) => quote!(#visibility #name: #ty),
+            None => quote!(#visibility #ty),
+        }
+    });
+    if fields.is_empty() {
+        return Err(Error::new_spanned(name, "a function reads fields, and this type has none"));
+    }
+    let (view_fields, semicolon) = match fields {
+        Fields::Named(_) => (quote!({ #(#views),* }), quote!()),
+        _ => (quote!((#(#views),*)), quote!(;)),
+    };
+    Ok(quote! {
+        #[doc = #about]
+        #[derive(Clone, Copy, Debug)]
+        #[allow(dead_code, missing_docs)]
+        #visibility struct #view_name<'farfield> #view_fields #semicolon
+
+        // SAFETY: each field is `FarView`, and is viewed and decoded by its own type, at its own place.
+        unsafe impl ::farfield::FarView for #name {
+            type View<'farfield> = #view_name<'farfield>;
+            const NAME: &'static str = ::core::stringify!(#name);
+            const LAYOUT: u64 = ::farfield::view::layout(
+                ::core::stringify!(#name),
+                ::core::mem::size_of::<Self>(),
+                ::core::mem::align_of::<Self>(),
+                &[#((
+                    ::core::stringify!(#members),
+                    ::core::mem::offset_of!(Self, #members),
+                    <#types as ::farfield::FarView>::LAYOUT,
+                )),*],
+            );
+
+            #[inline]
+            fn view<'farfield>(&self, farfield_loan: ::farfield::view::Loan<'farfield>) -> #view_name<'farfield> {
+                // A macro that has changed the type since is refused: all its fields are named here.
+                let _ = |Self { #(#members: _),* }: &Self| ();
+                #view_name {
+                    #(#members: <#types as ::farfield::FarView>::view(&self.#members, farfield_loan),)*
+                }
+            }
+
+            #[inline]
+            fn decode<'farfield>(farfield_bytes: &[u8]) -> ::core::option::Option<#view_name<'farfield>> {
+                ::core::option::Option::Some(#view_name {
+                    #(#members: {
+                        let at = ::core::mem::offset_of!(Self, #members);
+                        let field = farfield_bytes.get(at..at + ::core::mem::size_of::<#types>())?;
+                        <#types as ::farfield::FarView>::decode(field)?
+                    },)*
+                })
+            }
+
+            fn add_pointees(farfield_types: &mut ::farfield::view::ViewTypes) {
+                #(<#types as ::farfield::FarView>::add_pointees(farfield_types);)*
+            }
+        }
+
+        const _: () = {
+            trait HasNoDestructor {}
+            #[allow(drop_bounds)]
+            impl<FarfieldType: ::core::ops::Drop> HasNoDestructor for FarfieldType {}
+            impl HasNoDestructor for #name {}
+        };
+    })
+}

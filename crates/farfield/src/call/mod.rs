@@ -1,0 +1,257 @@
+//! Calls of functions over far pointers: code of users, at the client or beside the values.
+//!
+//! At the client a function reads values near, and brings them near. At a memory server it follows
+//! the same words, because a far address is one of the region ([`AtServer`]). The server must not
+//! read a page of which the heap has a newer version near. So a call tells which pages those are.
+//! A function that meets one of them stops; the page is written back, and the call begins again.
+//! So only what lies in the function's reach is ever written for it, and nothing is when all of
+//! that is clean.
+//!
+//! What a function can reach does not change during the call: its root is borrowed, and types with
+//! [`FarView`] have no interior mutability. So a page that is not changed when the call begins has
+//! the right bytes of these values until the end, whatever happens to other values in it.
+
+mod function;
+mod place;
+#[cfg(test)]
+mod tests;
+mod view_traits;
+
+pub use function::{AtServer, FarFunction};
+pub use place::FarPlace;
+pub use view_traits::{FarRef, FarView};
+
+/// What the code of `#[derive(FarView)]` uses, and what travels with a call.
+#[doc(hidden)]
+pub mod view {
+    pub use super::function::{FarAnswer, FarArgument};
+    pub use super::place::{FarSpan, RegionStop};
+    pub use super::view_traits::{Loan, ViewTypes, layout};
+}
+
+use crate::heap::{FarRange, HeapInner};
+use crate::offload::OffloadError;
+use core::future::Future;
+use core::pin::pin;
+use core::task::{Context, Poll, Waker};
+use core::time::Duration;
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::policy::call_placement::Side;
+use farfield_wic::{CallError, Where};
+use function::{FarAnswer, FarArgument};
+use place::{FarSpan, HeapPlace, HeapStop, RegionStop};
+use std::time::Instant;
+use view_traits::ViewTypes;
+
+/// Default limit of the steps of a function.
+const STEPS_MAX: u64 = 1 << 20;
+/// Most changed pages that a call names. As distances, they take some 32 KiB of the argument.
+const CHANGED_MAX: usize = 16 * 1024;
+
+/// A call of a [`FarFunction`], about to run.
+#[must_use = "nothing runs before `run`"]
+pub struct HeapCall<'h, F: FarFunction> {
+    core: &'h HeapInner,
+    root: FarRef<'h, F::Root>,
+    argument: F::Argument,
+    place: Where,
+    within: Duration,
+    steps_max: u64,
+}
+
+impl<F: FarFunction> core::fmt::Debug for HeapCall<'_, F> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "HeapCall({:?} from {:?}, {:?})", F::NAME, self.root, self.place)
+    }
+}
+
+impl<'h, F: FarFunction> HeapCall<'h, F> {
+    pub(crate) fn new(core: &'h HeapInner, root: FarRef<'h, F::Root>, argument: F::Argument) -> HeapCall<'h, F> {
+        HeapCall { core, root, argument, place: Where::Auto, within: core.patience, steps_max: STEPS_MAX }
+    }
+
+    /// Sets the place where the function runs. Default: [`Where::Auto`], which chooses the one that
+    /// was faster lately, and continues at the client whenever a server cannot answer.
+    ///
+    /// [`Where::Server`] needs a pool with one server that has the function, or with a mirror of
+    /// such servers.
+    pub fn at(mut self, place: Where) -> Self {
+        self.place = place;
+        self
+    }
+
+    /// Sets how long the call may take. Default: the heap's
+    /// [patience](crate::Builder::patience). A server has a limit of its own.
+    pub fn within(mut self, time: Duration) -> Self {
+        self.within = time;
+        self
+    }
+
+    /// Sets the most steps that the function may take. Default: about a million. A server has a
+    /// limit of its own.
+    pub fn steps(mut self, most: u64) -> Self {
+        self.steps_max = most.max(1);
+        self
+    }
+
+    /// Runs the function, and blocks until it has ended.
+    ///
+    /// At a server, the function cannot read pages that were changed and have not left since. The
+    /// call writes those back that the function meets, as [`Heap::write_back`] does: they are far
+    /// afterwards. While the calling thread is in a scope of the heap, that is impossible: then
+    /// [`Where::Server`] ends with [`FarError::NearFull`], and [`Where::Auto`] continues at the client.
+    ///
+    /// # Errors
+    /// [`OffloadError::Far`] if a value cannot be brought near or written back;
+    /// [`OffloadError::Call`] if the function passed on a fault, took too many steps or too long,
+    /// or cannot run at the server; the others name what the server refused.
+    ///
+    /// # Panics
+    /// If the function panics at the client.
+    ///
+    /// [`FarError::NearFull`]: crate::FarError::NearFull
+    /// [`Heap::write_back`]: crate::Heap::write_back
+    pub fn run(self) -> Result<F::Answer, OffloadError> {
+        let began = Instant::now();
+        match self.place {
+            Where::Client => self.run_at_client(began, &mut 0),
+            Where::Server => self.run_at_server(began, Effort::FULL),
+            _ => self.run_auto(began),
+        }
+    }
+
+    fn time_left(&self, began: Instant) -> Result<Duration, CallError> {
+        let left = self.within.saturating_sub(began.elapsed());
+        if left.is_zero() { Err(CallError::TimedOut { after: self.within }) } else { Ok(left) }
+    }
+
+    fn run_at_client(&self, began: Instant, steps: &mut u64) -> Result<F::Answer, OffloadError> {
+        let place = HeapPlace::new(self.core, self.steps_max, began, self.within);
+        let mut function = pin!(F::run(&place, self.root, self.argument.clone()));
+        // The place never waits without blocking the thread, so one poll is all.
+        let polled = function.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        *steps = place.steps();
+        match (place.stopped(), polled) {
+            (Some(HeapStop::Far(error)), _) => Err(error.into()),
+            (Some(HeapStop::Call(error)), _) => Err(error.into()),
+            (None, Poll::Ready(answer)) => answer.map_err(|fault| CallError::Fault(fault).into()),
+            (None, Poll::Pending) => Err(CallError::Stuck.into()),
+        }
+    }
+
+    /// Runs the function at the server. Pages that it meets and must not read there are written
+    /// back.
+    fn run_at_server(&self, began: Instant, effort: Effort) -> Result<F::Answer, OffloadError> {
+        if self.root.number.get().wrapping_sub(self.core.first_page) >= self.core.pages {
+            return Err(OffloadError::Movable);
+        }
+        let types = ViewTypes::of::<F::Root>();
+        for round in 0..effort.rounds {
+            let changed = self.changed_pages(began, effort)?;
+            let call = FarArgument {
+                span: FarSpan {
+                    first: self.core.first_page,
+                    pages: self.core.pages,
+                    numbers: self.core.numbers(),
+                    changed: distances(&changed),
+                },
+                layouts: types.layouts().to_vec(),
+                root: (self.root.place, self.root.number.get()),
+                argument: self.argument.clone(),
+            };
+            let met = match self.core.offload_one::<AtServer<F>>(call, self.time_left(began)?, self.steps_max)? {
+                FarAnswer::Done(answer) => return Ok(answer),
+                FarAnswer::OtherLayout(index) => {
+                    self.core.refuse_offload::<AtServer<F>>();
+                    return Err(OffloadError::OtherLayout { name: types.name(index as usize) });
+                }
+                FarAnswer::Stopped(RegionStop::Movable) => return Err(OffloadError::Movable),
+                FarAnswer::Stopped(RegionStop::NoValue(offset)) => return Err(OffloadError::NoValue { offset }),
+                FarAnswer::Stopped(RegionStop::Changed(page)) => page,
+            };
+            // The page that was met, and the more of those after it the oftener that happens: a
+            // function that meets only changed pages ends after few rounds.
+            let after = changed.partition_point(|page| *page < met);
+            let most = 4usize.saturating_pow(round);
+            self.write_back(changed[after..].iter().take(most), began, effort)?;
+        }
+        Err(CallError::NotNow.into())
+    }
+
+    /// Returns the pages that the server must not read.
+    fn changed_pages(&self, began: Instant, effort: Effort) -> Result<Vec<u32>, OffloadError> {
+        loop {
+            if let Some(pages) = self.core.changed_pages(CHANGED_MAX) {
+                return Ok(pages);
+            }
+            // Too many to be named.
+            if !effort.may_write_all {
+                return Err(CallError::NotNow.into());
+            }
+            let all = self.core.changed_pages(usize::MAX).unwrap_or_default();
+            self.write_back(all.iter().skip(CHANGED_MAX / 2), began, effort)?;
+        }
+    }
+
+    fn write_back<'p>(
+        &self,
+        pages: impl Iterator<Item = &'p u32>,
+        began: Instant,
+        effort: Effort,
+    ) -> Result<(), OffloadError> {
+        let ranges = pages.map(|page| FarRange::in_page(*page, 0, PAGE_BYTES));
+        let within = self.time_left(began)?.min(effort.write_back_within);
+        Ok(self.core.write_back_within(ranges, within)?)
+    }
+
+    /// Runs the function where calls were faster lately, and at the client if the server has no
+    /// answer.
+    fn run_auto(&self, began: Instant) -> Result<F::Answer, OffloadError> {
+        let core = self.core;
+        let nanos = || u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let side = match core.may_offload::<AtServer<F>>() {
+            true => core.with_placement::<AtServer<F>, _>(|placement| placement.round(1).0),
+            false => Side::Client,
+        };
+        let mut steps = 0;
+        let (result, is_known) = match side {
+            Side::Client => (self.run_at_client(began, &mut steps), true),
+            Side::Server => match self.run_at_server(began, Effort::AUTO) {
+                Ok(answer) => (Ok(answer), true),
+                // It only reads, so it can run again. What the server did for nothing counts as
+                // its time.
+                Err(_) => (self.run_at_client(began, &mut 0), core.may_offload::<AtServer<F>>()),
+            },
+        };
+        core.with_placement::<AtServer<F>, _>(|placement| match &result {
+            Ok(_) if is_known => placement.on_ended(side, 1, steps, nanos()),
+            Ok(_) => {}
+            Err(_) => placement.on_failed(side, 1),
+        });
+        result
+    }
+}
+
+/// Lengths to which a call at the server goes.
+#[derive(Clone, Copy, Debug)]
+struct Effort {
+    /// Most times that the function begins.
+    rounds: u32,
+    /// Longest time of one write-back.
+    write_back_within: Duration,
+    /// Whether pages are written back that the function may never meet, because there are too many
+    /// to be named.
+    may_write_all: bool,
+}
+
+impl Effort {
+    const AUTO: Effort = Effort { rounds: 4, write_back_within: Duration::from_millis(2), may_write_all: false };
+    const FULL: Effort = Effort { rounds: u32::MAX, write_back_within: Duration::MAX, may_write_all: true };
+}
+
+/// Returns the first of these numbers, and the distances from one to the next.
+fn distances(pages: &[u32]) -> Vec<u32> {
+    let mut last = 0;
+    let distance = |page: &u32| page - core::mem::replace(&mut last, *page);
+    pages.iter().map(distance).collect()
+}

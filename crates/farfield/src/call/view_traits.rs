@@ -1,0 +1,385 @@
+//! Views: copies of values whose far pointers can be followed at both sides.
+//!
+//! A value of a far heap has pointers that own and have destructors, so no second one may come
+//! into being at a memory server. A view has the same fields: plain ones as they are, and for each
+//! owner a [`FarRef`], which owns nothing. It is made of the value where the heap is, and of the
+//! value's bytes anywhere else, so a server never has a value whose bytes it must believe.
+
+use crate::ptr::{FarArc, FarBox, Follow, Pointer};
+use core::any::TypeId;
+use core::fmt::Debug;
+use core::marker::PhantomData;
+use core::num::NonZeroU32;
+
+/// A type whose values a [`FarFunction`](crate::FarFunction) can read, at the client and at a memory
+/// server: plain numbers and far pointers. `#[derive(FarView)]` implements it for a struct.
+///
+/// Fields can be integers, floating-point numbers, `bool`, `char`, [`FarBox`] and [`FarArc`] of a
+/// type that is `FarView` too, or an `Option` of those pointers, other structs with this derive, and
+/// arrays of all these. For a struct `Node`, the derive makes a struct `NodeView` with the same fields, in
+/// which each pointer is a [`FarRef`]. A function gets that one.
+///
+/// ```
+/// use farfield::{FarBox, FarView};
+///
+/// #[derive(FarView)]
+/// struct Node {
+///     key: u64,
+///     weights: [f32; 4],
+///     next: Option<FarBox<Node>>,
+/// }
+/// ```
+///
+/// What owns memory outside of the heap, or borrows, means nothing at a server:
+///
+/// ```compile_fail,E0277
+/// #[derive(farfield::FarView)]
+/// struct Named {
+///     name: String, // error: the trait bound `String: FarView` is not satisfied
+/// }
+/// ```
+///
+/// ```compile_fail
+/// #[derive(farfield::FarView)]
+/// struct Borrowing<'a> {
+///     name: &'a u64, // error: a far value outlives every borrow
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// #[derive(farfield::FarView)]
+/// struct Counter {
+///     count: std::cell::Cell<u64>, // error: the trait bound `Cell<u64>: FarView` is not satisfied
+/// }
+/// ```
+///
+/// A type with a destructor of its own holds something that a copy of its fields would not:
+///
+/// ```compile_fail,E0119
+/// #[derive(farfield::FarView)]
+/// struct File {
+///     descriptor: i32,
+/// }
+///
+/// impl Drop for File {
+///     // error: conflicting implementations of trait `HasNoDestructor`
+///     fn drop(&mut self) {}
+/// }
+/// ```
+///
+/// # Safety
+/// As long as a value is shared, none of its bytes changes except those that say where a far
+/// pointer's value was last seen. `decode` reads exactly the bytes of a value.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be read at a memory server",
+    note = "fields of a FarView are numbers, `bool`, `char`, `FarBox`, `FarArc`, options of those two, arrays, and \
+            structs with `#[derive(FarView)]`"
+)]
+pub unsafe trait FarView: Sized + 'static {
+    /// Copy of a value, in which far pointers are [`FarRef`]s.
+    type View<'f>: Copy + Debug;
+
+    #[doc(hidden)]
+    const NAME: &'static str;
+    /// Digest of the names, types and places of all fields.
+    #[doc(hidden)]
+    const LAYOUT: u64;
+
+    #[doc(hidden)]
+    fn view<'f>(&self, loan: Loan<'f>) -> Self::View<'f>;
+
+    /// Makes the view of a value with these bytes; `None` if no value has them.
+    #[doc(hidden)]
+    fn decode<'f>(bytes: &[u8]) -> Option<Self::View<'f>>;
+
+    /// Adds the types to which the type's pointers lead.
+    #[doc(hidden)]
+    fn add_pointees(types: &mut ViewTypes);
+}
+
+/// Permission to make views of values that stay as they are for `'f`.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct Loan<'f>(PhantomData<&'f ()>);
+
+impl Loan<'_> {
+    /// # Safety
+    /// The value that is viewed stays alive and unchanged for this lifetime.
+    pub(super) unsafe fn new<'f>() -> Loan<'f> {
+        Loan(PhantomData)
+    }
+}
+
+/// A far pointer that owns nothing, with which a [`FarFunction`](crate::FarFunction) follows an owner
+/// ([`FarPlace::follow`](crate::FarPlace::follow)).
+///
+/// `FarRef::from(&owner)` makes one of a [`FarBox`] or a [`FarArc`], and borrows it.
+pub struct FarRef<'f, T: FarView> {
+    /// The halves of the slot word.
+    pub(super) place: u32,
+    pub(super) number: NonZeroU32,
+    /// Whether it was made of an owner in this process, which is borrowed for `'f`.
+    pub(super) is_here: bool,
+    points: PhantomData<&'f T>,
+}
+
+impl<T: FarView> Clone for FarRef<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T: FarView> Copy for FarRef<'_, T> {}
+
+impl<T: FarView> Debug for FarRef<'_, T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "FarRef({})", self.number)
+    }
+}
+
+impl<'f, T: FarView> FarRef<'f, T> {
+    fn of(pointer: &Pointer, _: Loan<'f>) -> FarRef<'f, T> {
+        let (place, number) = pointer.halves();
+        FarRef { place, number, is_here: true, points: PhantomData }
+    }
+
+    /// Makes a pointer of a slot word's halves, which may be those of no value.
+    pub(super) fn elsewhere(place: u32, number: u32) -> Option<FarRef<'f, T>> {
+        Some(FarRef { place, number: NonZeroU32::new(number)?, is_here: false, points: PhantomData })
+    }
+
+    fn decode(bytes: &[u8]) -> Option<FarRef<'f, T>> {
+        let (place, number) = bytes.split_at_checked(size_of::<u32>())?;
+        FarRef::elsewhere(u32::from_ne_bytes(*place.first_chunk()?), u32::from_ne_bytes(number.try_into().ok()?))
+    }
+}
+
+impl<'f, T: FarView + Send> From<&'f FarBox<T>> for FarRef<'f, T> {
+    fn from(owner: &'f FarBox<T>) -> FarRef<'f, T> {
+        // SAFETY: the owner is borrowed, so its value is neither dropped nor changed; nor is what
+        // the value owns (`FarView`).
+        FarRef::of(owner.pointer(), unsafe { Loan::new() })
+    }
+}
+
+impl<'f, T: FarView + Send + Sync> From<&'f FarArc<T>> for FarRef<'f, T> {
+    fn from(owner: &'f FarArc<T>) -> FarRef<'f, T> {
+        // SAFETY: as above. Other owners cannot change the value as long as there is this one.
+        FarRef::of(owner.pointer(), unsafe { Loan::new() })
+    }
+}
+
+/// The types that a function may meet, in the order in which their pointers lead to them.
+#[doc(hidden)]
+#[derive(Debug, Default)]
+pub struct ViewTypes {
+    ids: Vec<TypeId>,
+    names: Vec<&'static str>,
+    layouts: Vec<u64>,
+}
+
+impl ViewTypes {
+    /// Returns this type and all to which its pointers lead.
+    pub(super) fn of<T: FarView>() -> ViewTypes {
+        let mut types = ViewTypes::default();
+        types.add::<T>();
+        types
+    }
+
+    /// Adds a type, and those to which its pointers lead.
+    pub fn add<T: FarView>(&mut self) {
+        let id = TypeId::of::<T>();
+        if !self.ids.contains(&id) {
+            self.ids.push(id);
+            self.names.push(T::NAME);
+            self.layouts.push(T::LAYOUT);
+            T::add_pointees(self);
+        }
+    }
+
+    pub(super) fn name(&self, index: usize) -> &'static str {
+        self.names.get(index).copied().unwrap_or("(unknown)")
+    }
+
+    pub(super) fn layouts(&self) -> &[u64] {
+        &self.layouts
+    }
+
+    /// Returns the index of the first type that the other side has with another layout.
+    pub(super) fn first_difference(&self, theirs: &[u64]) -> Option<usize> {
+        let ours = self.layouts();
+        let common = ours.iter().zip(theirs).position(|(ours, theirs)| ours != theirs);
+        common.or_else(|| (ours.len() != theirs.len()).then(|| ours.len().min(theirs.len())))
+    }
+}
+
+/// Returns the digest of a layout: FNV-1a over the bytes of all that two builds must agree on.
+#[doc(hidden)]
+pub const fn layout(name: &str, size: usize, align: usize, fields: &[(&str, usize, u64)]) -> u64 {
+    let mut hash = if cfg!(target_endian = "little") { 0xcbf2_9ce4_8422_2325 } else { 0x2523_2284_e49c_f2cb };
+    hash = hash_text(hash, name);
+    hash = hash_bytes(hash, &(size as u64).to_le_bytes());
+    hash = hash_bytes(hash, &(align as u64).to_le_bytes());
+    let mut index = 0;
+    while index < fields.len() {
+        let (name, offset, layout) = fields[index];
+        hash = hash_text(hash, name);
+        hash = hash_bytes(hash, &(offset as u64).to_le_bytes());
+        hash = hash_bytes(hash, &layout.to_le_bytes());
+        index += 1;
+    }
+    hash
+}
+
+const fn hash_text(hash: u64, text: &str) -> u64 {
+    hash_bytes(hash_bytes(hash, text.as_bytes()), &(text.len() as u64).to_le_bytes())
+}
+
+const fn hash_bytes(mut hash: u64, bytes: &[u8]) -> u64 {
+    let mut index = 0;
+    while index < bytes.len() {
+        hash = (hash ^ bytes[index] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+        index += 1;
+    }
+    hash
+}
+
+macro_rules! numbers {
+    ($($number:ty)*) => {$(
+        // SAFETY: a number has no interior mutability.
+        unsafe impl FarView for $number {
+            type View<'f> = $number;
+            const NAME: &'static str = stringify!($number);
+            const LAYOUT: u64 = layout(Self::NAME, size_of::<$number>(), align_of::<$number>(), &[]);
+
+            #[inline]
+            fn view<'f>(&self, _: Loan<'f>) -> $number {
+                *self
+            }
+
+            #[inline]
+            fn decode<'f>(bytes: &[u8]) -> Option<Self::View<'f>> {
+                Some(<$number>::from_ne_bytes(bytes.try_into().ok()?))
+            }
+
+            fn add_pointees(_: &mut ViewTypes) {}
+        }
+    )*};
+}
+
+numbers!(u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize f32 f64);
+
+// SAFETY: as above.
+unsafe impl FarView for bool {
+    type View<'f> = bool;
+    const NAME: &'static str = "bool";
+    const LAYOUT: u64 = layout("bool", 1, 1, &[]);
+
+    fn view<'f>(&self, _: Loan<'f>) -> bool {
+        *self
+    }
+
+    fn decode<'f>(bytes: &[u8]) -> Option<Self::View<'f>> {
+        match bytes {
+            [0] => Some(false),
+            [1] => Some(true),
+            _ => None,
+        }
+    }
+
+    fn add_pointees(_: &mut ViewTypes) {}
+}
+
+// SAFETY: as above.
+unsafe impl FarView for char {
+    type View<'f> = char;
+    const NAME: &'static str = "char";
+    const LAYOUT: u64 = layout("char", size_of::<char>(), align_of::<char>(), &[]);
+
+    fn view<'f>(&self, _: Loan<'f>) -> char {
+        *self
+    }
+
+    fn decode<'f>(bytes: &[u8]) -> Option<Self::View<'f>> {
+        char::from_u32(u32::decode(bytes)?)
+    }
+
+    fn add_pointees(_: &mut ViewTypes) {}
+}
+
+// SAFETY: the elements are `FarView`.
+unsafe impl<T: FarView, const N: usize> FarView for [T; N] {
+    type View<'f> = [T::View<'f>; N];
+    const NAME: &'static str = "array";
+    const LAYOUT: u64 = layout("array", size_of::<Self>(), align_of::<Self>(), &[(T::NAME, N, T::LAYOUT)]);
+
+    fn view<'f>(&self, loan: Loan<'f>) -> [T::View<'f>; N] {
+        core::array::from_fn(|index| self[index].view(loan))
+    }
+
+    fn decode<'f>(bytes: &[u8]) -> Option<[T::View<'f>; N]> {
+        let element = |index: usize| bytes.get(index * size_of::<T>()..(index + 1) * size_of::<T>());
+        let decoded: [_; N] = core::array::from_fn(|index| T::decode(element(index)?));
+        // All of them are looked at first: an array is made only of elements that are there.
+        if decoded.iter().any(Option::is_none) {
+            return None;
+        }
+        Some(decoded.map(|element| element.unwrap_or_else(|| unreachable!("looked at above"))))
+    }
+
+    fn add_pointees(types: &mut ViewTypes) {
+        T::add_pointees(types);
+    }
+}
+
+macro_rules! owners {
+    ($($owner:ident: $($bound:ident)*;)*) => {$(
+        // SAFETY: only the guess of the slot changes while the owner is shared. A slot is its two
+        // halves, of four bytes each.
+        unsafe impl<T: FarView $(+ $bound)*> FarView for $owner<T> {
+            type View<'f> = FarRef<'f, T>;
+            const NAME: &'static str = "far pointer";
+            const LAYOUT: u64 = layout("far pointer", size_of::<Self>(), align_of::<Self>(), &[(T::NAME, 0, 0)]);
+
+            #[inline]
+            fn view<'f>(&self, loan: Loan<'f>) -> FarRef<'f, T> {
+                FarRef::of(self.pointer(), loan)
+            }
+
+            #[inline]
+            fn decode<'f>(bytes: &[u8]) -> Option<FarRef<'f, T>> {
+                FarRef::decode(bytes)
+            }
+
+            fn add_pointees(types: &mut ViewTypes) {
+                types.add::<T>();
+            }
+        }
+
+        // SAFETY: as above. No pointer is one to number 0.
+        unsafe impl<T: FarView $(+ $bound)*> FarView for Option<$owner<T>> {
+            type View<'f> = Option<FarRef<'f, T>>;
+            const NAME: &'static str = "far pointer or none";
+            const LAYOUT: u64 = layout(Self::NAME, size_of::<Self>(), align_of::<Self>(), &[(T::NAME, 0, 0)]);
+
+            #[inline]
+            fn view<'f>(&self, loan: Loan<'f>) -> Option<FarRef<'f, T>> {
+                self.as_ref().map(|owner| owner.view(loan))
+            }
+
+            #[inline]
+            fn decode<'f>(bytes: &[u8]) -> Option<Option<FarRef<'f, T>>> {
+                (bytes.len() == size_of::<Self>()).then(|| FarRef::decode(bytes))
+            }
+
+            fn add_pointees(types: &mut ViewTypes) {
+                types.add::<T>();
+            }
+        }
+    )*};
+}
+
+owners! {
+    FarBox: Send;
+    FarArc: Send Sync;
+}
