@@ -7,7 +7,7 @@ use farfield::{
     AtServer, CallError, FarArc, FarBox, FarError, FarFunction, FarPlace, FarRef, FarView, Fault, Heap, OffloadError, Plane, Side, Where,
 };
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, PATIENCE, Relay, seeded};
+use farfield_tests::{MIB, PATIENCE, Relay, seeded, wait_until};
 use farfield_wic::Registry;
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
@@ -20,14 +20,14 @@ const PLACES: [Where; 3] = [Where::Client, Where::Server, Where::Auto];
 #[derive(FarView)]
 struct Node {
     number: u64,
-    payload: [u8; 48],
+    payload: [u8; 400],
     owned: [Option<FarBox<Node>>; 2],
     shared: Option<FarArc<Node>>,
 }
 
 impl Node {
     fn new(number: u64) -> Node {
-        Node { number, payload: [number as u8; 48], owned: [None, None], shared: None }
+        Node { number, payload: [number as u8; 400], owned: [None, None], shared: None }
     }
 }
 
@@ -55,7 +55,7 @@ impl FarFunction for Follow {
             let node = far.follow(pointer).await?;
             found.nodes += 1;
             found.sum = found.sum.wrapping_mul(31).wrapping_add(node.number);
-            found.last = node.payload[47];
+            found.last = node.payload[399];
             next = match way.next() {
                 Some(2) => node.shared,
                 Some(branch) => node.owned[usize::from(branch)],
@@ -191,7 +191,7 @@ fn way(random: &mut Rng, shape: u8, nodes: usize) -> Vec<u8> {
         1 => random.u8(..2),
         _ => random.u8(..3),
     };
-    (0..random.usize(..nodes.min(2000))).map(|_| branch(random)).collect()
+    (0..random.usize(..nodes.min(500))).map(|_| branch(random)).collect()
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn lists_trees_and_graphs_are_walked_alike_at_both_sides() {
     for url in &urls {
         for shape in 0..3 {
             let heap = heap(url, Plane::Page);
-            let nodes = 8000;
+            let nodes = 4000;
             let (root, models) = make(&heap, &mut random, shape, nodes);
             for turn in 0..30 {
                 let (way, place) = (way(&mut random, shape, nodes), PLACES[turn % 3]);
@@ -395,8 +395,12 @@ fn servers_without_the_function_or_with_another_one_are_named_and_auto_goes_on()
     assert!(OffloadError::OtherLayout { name: "Node" }.to_string().contains("the type Node"));
 }
 
-/// Stays at one node until it is ended.
+/// Looks at one node so many times; with none, it waits until it is told to go on.
 struct Linger;
+
+/// Whether a function waits, and whether it has to. The server is in this process.
+static IS_WAITING: AtomicBool = AtomicBool::new(false);
+static MUST_WAIT: AtomicBool = AtomicBool::new(false);
 
 impl FarFunction for Linger {
     const NAME: &'static str = "test.linger";
@@ -409,6 +413,10 @@ impl FarFunction for Linger {
         let mut sum = 0u64;
         for _ in 0..times {
             sum = sum.wrapping_add(far.follow(root).await?.number);
+        }
+        while times == 0 && MUST_WAIT.load(Ordering::Acquire) {
+            IS_WAITING.store(true, Ordering::Release);
+            far.yield_now().await;
         }
         Ok(sum)
     }
@@ -440,18 +448,43 @@ fn a_server_that_is_lost_during_a_call_is_an_error_and_auto_goes_on_with_what_is
     assert_eq!(heap.call::<Linger>(&node, 5).at(Where::Server).run(), Ok(15));
     // Near, and clean.
     assert_eq!(heap.call::<Linger>(&node, 5).at(Where::Client).run(), Ok(15));
+    MUST_WAIT.store(true, Ordering::Release);
     std::thread::scope(|threads| {
-        let call = threads.spawn(|| heap.call::<Linger>(&node, 900_000).at(Where::Server).run());
-        std::thread::sleep(Duration::from_millis(20));
+        let call = threads.spawn(|| heap.call::<Linger>(&node, 0).at(Where::Server).run());
+        wait_until("the function runs at the server", || IS_WAITING.load(Ordering::Acquire));
         relay.cut();
+        MUST_WAIT.store(false, Ordering::Release);
         let ended = call.join().unwrap();
-        let is_lost = matches!(ended, Ok(2_700_000) | Err(OffloadError::Call(CallError::Fault(Fault::Lost(_)) | CallError::TimedOut { .. })));
+        let is_lost = matches!(ended, Err(OffloadError::Call(CallError::Fault(Fault::Lost(_)) | CallError::TimedOut { .. })));
         assert!(is_lost, "{ended:?}");
     });
     for _ in 0..3 {
         assert_eq!(heap.call::<Linger>(&node, 5).run(), Ok(15));
     }
     relay.mend();
+}
+
+#[test]
+fn a_mirror_answers_when_a_server_dies_and_a_stripe_leaves_it_to_the_client() {
+    let [(first, [one, _]), (_second, [two, _])] = [serve(functions()), serve(functions())];
+    let mut random = seeded(39);
+    let heap_of = |pool: String| Heap::builder().near(MIB).near_max(MIB).far(1 << 30).pool(pool).patience(PATIENCE).build().unwrap();
+    let striped = heap_of(format!("stripe({one},{two})"));
+    let (root, models) = make(&striped, &mut random, 2, 2000);
+    assert_eq!(striped.call::<Count>(&root, ()).at(Where::Server).run(), Err(CallError::Nowhere.into()));
+    assert_eq!(striped.call::<Count>(&root, ()).run(), Ok(count(&models)));
+    take_apart(root);
+    drop(striped);
+    let mirrored = heap_of(format!("mirror({one},{two})"));
+    let (root, models) = make(&mirrored, &mut random, 2, 2000);
+    for _ in 0..4 {
+        assert_eq!(mirrored.call::<Count>(&root, ()).at(Where::Server).run(), Ok(count(&models)));
+    }
+    drop(first);
+    for place in [Where::Auto, Where::Server, Where::Auto, Where::Client] {
+        assert_eq!(mirrored.call::<Count>(&root, ()).at(place).run(), Ok(count(&models)), "{place:?}");
+    }
+    take_apart(root);
 }
 
 #[test]

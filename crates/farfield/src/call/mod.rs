@@ -169,11 +169,11 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
                 FarAnswer::Stopped(RegionStop::NoValue(offset)) => return Err(OffloadError::NoValue { offset }),
                 FarAnswer::Stopped(RegionStop::Changed(page)) => page,
             };
-            // The page that was met, and the more of those after it the oftener that happens: a
+            // The page that was met, and the more of those around it the oftener that happens: a
             // function that meets only changed pages ends after few rounds.
-            let after = changed.partition_point(|page| *page < met);
             let most = 4usize.saturating_pow(round);
-            self.write_back(changed[after..].iter().take(most), began, effort)?;
+            let first = changed.partition_point(|page| *page < met).saturating_sub(most / 2);
+            self.write_back(changed[first..].iter().take(most), began, effort)?;
         }
         Err(CallError::NotNow.into())
     }

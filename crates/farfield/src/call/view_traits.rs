@@ -92,6 +92,18 @@ pub unsafe trait FarView: Sized + 'static {
     #[doc(hidden)]
     fn decode<'f>(bytes: &[u8]) -> Option<Self::View<'f>>;
 
+    /// Makes the views of an array with these bytes.
+    #[doc(hidden)]
+    fn decode_array<'f, const N: usize>(bytes: &[u8]) -> Option<[Self::View<'f>; N]> {
+        let element = |index: usize| bytes.get(index * size_of::<Self>()..(index + 1) * size_of::<Self>());
+        let decoded: [_; N] = core::array::from_fn(|index| Self::decode(element(index)?));
+        // An array is made only if all its elements are values.
+        if decoded.iter().any(Option::is_none) {
+            return None;
+        }
+        Some(decoded.map(|element| element.unwrap_or_else(|| unreachable!("all of them were looked at"))))
+    }
+
     /// Adds the types to which the type's pointers lead.
     #[doc(hidden)]
     fn add_pointees(types: &mut ViewTypes);
@@ -262,6 +274,15 @@ macro_rules! numbers {
                 Some(<$number>::from_ne_bytes(bytes.try_into().ok()?))
             }
 
+            // In one loop, which the compiler makes a copy of.
+            #[inline]
+            fn decode_array<'f, const N: usize>(bytes: &[u8]) -> Option<[Self::View<'f>; N]> {
+                let (numbers, rest) = bytes.as_chunks();
+                let mut array = [<$number>::default(); N];
+                array.iter_mut().zip(numbers).for_each(|(into, number)| *into = <$number>::from_ne_bytes(*number));
+                (numbers.len() == N && rest.is_empty()).then_some(array)
+            }
+
             fn add_pointees(_: &mut ViewTypes) {}
         }
     )*};
@@ -318,13 +339,7 @@ unsafe impl<T: FarView, const N: usize> FarView for [T; N] {
     }
 
     fn decode<'f>(bytes: &[u8]) -> Option<[T::View<'f>; N]> {
-        let element = |index: usize| bytes.get(index * size_of::<T>()..(index + 1) * size_of::<T>());
-        let decoded: [_; N] = core::array::from_fn(|index| T::decode(element(index)?));
-        // All of them are looked at first: an array is made only of elements that are there.
-        if decoded.iter().any(Option::is_none) {
-            return None;
-        }
-        Some(decoded.map(|element| element.unwrap_or_else(|| unreachable!("looked at above"))))
+        T::decode_array(bytes)
     }
 
     fn add_pointees(types: &mut ViewTypes) {
