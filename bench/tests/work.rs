@@ -193,6 +193,23 @@ fn lists() {
 }
 
 #[test]
+fn walks_over_far_pointers() {
+    let path = std::env::temp_dir().join(format!("farfield-bench-walk-{}.sock", std::process::id()));
+    let listen = vec![format!("unix:{}", path.display()).parse().unwrap()];
+    let server =
+        Server::start(Config { listen, functions: functions(), call_within: PATIENCE, ..Config::default() }).unwrap();
+    let url = &server.endpoints()[0];
+    let walk = |place: &str| {
+        let peer = format!("{place}:{url}");
+        let (sum, phases) = work(&["walk", "--data-mib", "32", "--nodes", "20", "--ops", "60", "--peer", &peer]);
+        assert_eq!(phases, ["fill-lists", "list", "fill-tree", "tree", "fill-graph", "graph", "walk"]);
+        sum
+    };
+    let expected = walk("client");
+    ["server", "auto"].iter().for_each(|place| assert_eq!(walk(place), expected, "{place}"));
+}
+
+#[test]
 fn walks_whose_best_place_changes() {
     let path = std::env::temp_dir().join(format!("farfield-bench-shift-{}.sock", std::process::id()));
     let listen = vec![format!("unix:{}", path.display()).parse().unwrap()];

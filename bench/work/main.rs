@@ -36,6 +36,7 @@ mod tasks;
 mod triangles;
 mod trips;
 mod views;
+mod walk;
 mod web;
 mod words;
 mod zipf;
@@ -114,7 +115,7 @@ struct Options {
     /// for `share-deref`, `share-read`, `share-lock`, `share-steal`, `share-recover` and `share-affinity` share:, for the second also share:place or loopback:,
     /// for the last also share:tied, share:anywhere or share:beside; for `share-counts` share:, for the other applications also share:place,
     /// for `share-kv` also redis-cluster:HOST:PORT,..., for `share-social` also rpc: or grpc:;
-    /// for `shift` client:URL, server:URL or auto:URL; for `plain` loop: or function:.
+    /// for `shift` and `walk` client:URL, server:URL or auto:URL; for `plain` loop: or function:.
     #[arg(long)]
     peer: Option<String>,
     /// The pool to which `switch` moves the heap's far memory.
@@ -172,6 +173,8 @@ enum Workload {
     Shift,
     /// The same, in the memory of the program.
     Plain,
+    /// Walks over far pointers of a heap.
+    Walk,
     /// Appends to a log at a server, and looks at its end.
     Log,
     /// Keys of a hash table at a server, put and looked up.
@@ -334,6 +337,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::List => list::run(options),
         Workload::Shift => list::run_shift(options),
         Workload::Plain => list::run_plain(options),
+        Workload::Walk => walk::run(options),
         Workload::Log => served::run_log(options),
         Workload::Cuckoo => served::run_cuckoo(options),
         Workload::Pages => pages::run(options),
