@@ -24,6 +24,11 @@
 //!
 //! `cargo x test` makes a checked build for them first, and names it in `FARFIELD_BIN`; without that they use the release build.
 
+/// Runs the code examples of the guide that need a server.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/guide/functions.md")]
+mod guide {}
+
 mod data;
 mod far;
 mod gone;
