@@ -29,6 +29,7 @@ pub mod view {
     pub use super::view_traits::{Loan, ViewTypes, layout};
 }
 
+use crate::error::FarError;
 use crate::heap::{FarRange, HeapInner};
 use crate::offload::OffloadError;
 use core::future::Future;
@@ -109,7 +110,6 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
     /// # Panics
     /// If the function panics at the client.
     ///
-    /// [`FarError::NearFull`]: crate::FarError::NearFull
     /// [`Heap::write_back`]: crate::Heap::write_back
     pub fn run(self) -> Result<F::Answer, OffloadError> {
         let began = Instant::now();
@@ -142,8 +142,10 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
     /// Runs the function at the server. Pages that it meets and must not read there are written
     /// back.
     fn run_at_server(&self, began: Instant, effort: Effort) -> Result<F::Answer, OffloadError> {
-        if self.root.number.get().wrapping_sub(self.core.first_page) >= self.core.pages {
-            return Err(OffloadError::Movable);
+        match self.core.number_of(self.root.number.get()) {
+            None => return Err(FarError::OtherHeap.into()),
+            Some(number) if number >= self.core.pages => return Err(OffloadError::Movable),
+            Some(_) => {}
         }
         let types = ViewTypes::of::<F::Root>();
         for round in 0..effort.rounds {
@@ -159,7 +161,7 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
                 root: (self.root.place, self.root.number.get()),
                 argument: self.argument.clone(),
             };
-            let met = match self.core.offload_one::<AtServer<F>>(call, self.time_left(began)?, self.steps_max)? {
+            let met = match self.core.offload_one::<AtServer<F>>(call, self.time_left(began)? / effort.time_parts, self.steps_max)? {
                 FarAnswer::Done(answer) => return Ok(answer),
                 FarAnswer::OtherLayout(index) => {
                     self.core.refuse_offload::<AtServer<F>>();
@@ -237,6 +239,8 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
 struct Effort {
     /// Most times that the function begins.
     rounds: u32,
+    /// The server has one part in so many of the time that is left.
+    time_parts: u32,
     /// Longest time of one write-back.
     write_back_within: Duration,
     /// Whether pages are written back that the function may never meet, because there are too many
@@ -245,8 +249,14 @@ struct Effort {
 }
 
 impl Effort {
-    const AUTO: Effort = Effort { rounds: 4, write_back_within: Duration::from_millis(2), may_write_all: false };
-    const FULL: Effort = Effort { rounds: u32::MAX, write_back_within: Duration::MAX, may_write_all: true };
+    const AUTO: Effort = Effort {
+        rounds: 4,
+        // The heap is to have its turn when the server is silent.
+        time_parts: 2,
+        write_back_within: Duration::from_millis(2),
+        may_write_all: false,
+    };
+    const FULL: Effort = Effort { rounds: u32::MAX, time_parts: 1, write_back_within: Duration::MAX, may_write_all: true };
 }
 
 /// Returns the first of these numbers, and the distances from one to the next.

@@ -286,7 +286,9 @@ fn calls_at_the_client_end_by_their_limits() {
     assert_eq!(call().within(after).run(), Err(CallError::TimedOut { after }.into()));
     // A pointer of another heap is noticed where it is followed.
     let other = Heap::builder().near(2 << 20).build().unwrap();
-    assert_eq!(other.call::<Sum>(&first, ()).at(Where::Client).run(), Err(FarError::OtherHeap.into()));
+    for place in [Where::Client, Where::Server, Where::Auto] {
+        assert_eq!(other.call::<Sum>(&first, ()).at(place).run(), Err(FarError::OtherHeap.into()), "{place:?}");
+    }
     drop_list(first);
 }
 
