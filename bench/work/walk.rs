@@ -70,7 +70,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     };
     let branches = (part as usize / size_of::<Branch>()).max(DEPTH);
     each("list", &mut outcome, &|heap, outcome| {
-        let (lists, sketch) = outcome.phase("fill-lists", branches as u64, || make_lists(heap, branches, options.seed))?;
+        let (lists, sketch) =
+            outcome.phase("fill-lists", branches as u64, || make_lists(heap, branches, options.seed))?;
         walk::<WalkBranches, _>("list", heap, &lists, &sketch, place, options, outcome)
     })?;
     each("tree", &mut outcome, &|heap, outcome| {
@@ -79,7 +80,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     })?;
     let vertices = (part as usize / size_of::<Vertex>()).max(DEPTH);
     each("graph", &mut outcome, &|heap, outcome| {
-        let (graph, sketch) = outcome.phase("fill-graph", vertices as u64, || make_graph(heap, vertices, options.seed))?;
+        let (graph, sketch) =
+            outcome.phase("fill-graph", vertices as u64, || make_graph(heap, vertices, options.seed))?;
         walk::<WalkGraph, _>("graph", heap, &graph, &sketch, place, options, outcome)
     })?;
     outcome.all("walk", &["list", "tree", "graph"]);
@@ -116,7 +118,8 @@ where
     };
     pass(&early)?;
     let ends = outcome.phase(name, options.ops, || pass(&courses))?;
-    let wrong = courses.iter().zip(&ends).filter(|((root, course), end)| sketch.end(sketch.roots[*root], *course) != **end);
+    let wrong =
+        courses.iter().zip(&ends).filter(|((root, course), end)| sketch.end(sketch.roots[*root], *course) != **end);
     Ok((ends.iter().fold(0, |sum, end| end.wrapping_add(sum)), wrong.count() as u64))
 }
 

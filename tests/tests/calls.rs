@@ -4,7 +4,8 @@
 //! or was built otherwise, and takes the answer with it. `FARFIELD_SEED` repeats the choices.
 
 use farfield::{
-    AtServer, CallError, FarArc, FarBox, FarError, FarFunction, FarPlace, FarRef, FarView, Fault, Heap, OffloadError, Plane, Side, Where,
+    AtServer, CallError, FarArc, FarBox, FarError, FarFunction, FarPlace, FarRef, FarView, Fault, Heap, OffloadError,
+    Plane, Side, Where,
 };
 use farfield_server::{Config, Server};
 use farfield_tests::{MIB, PATIENCE, Relay, seeded, wait_until};
@@ -130,7 +131,11 @@ fn make(heap: &Heap, random: &mut Rng, shape: u8, nodes: usize) -> (FarBox<Node>
         let (mut node, mut branches) = (Node::new(number), [None; 3]);
         let children = if shape == 0 || is_last { 1 } else { random.usize(..=2) };
         for branch in 0..children {
-            let child = if shape == 0 { owned.pop() } else { (!owned.is_empty()).then(|| owned.swap_remove(random.usize(..owned.len()))) };
+            let child = if shape == 0 {
+                owned.pop()
+            } else {
+                (!owned.is_empty()).then(|| owned.swap_remove(random.usize(..owned.len())))
+            };
             if let Some((child, of)) = child {
                 (node.owned[branch], branches[branch]) = (Some(child), Some(of));
             }
@@ -209,7 +214,11 @@ fn lists_trees_and_graphs_are_walked_alike_at_both_sides() {
                 assert_eq!(found, Ok(follow(&models, &way)), "shape {shape} {place:?} {url}");
             }
             for place in PLACES {
-                assert_eq!(heap.call::<Count>(&root, ()).at(place).run(), Ok(count(&models)), "shape {shape} {place:?}");
+                assert_eq!(
+                    heap.call::<Count>(&root, ()).at(place).run(),
+                    Ok(count(&models)),
+                    "shape {shape} {place:?}"
+                );
             }
             take_apart(root);
             heap.verify();
@@ -455,7 +464,8 @@ fn a_server_that_is_lost_during_a_call_is_an_error_and_auto_goes_on_with_what_is
         relay.cut();
         MUST_WAIT.store(false, Ordering::Release);
         let ended = call.join().unwrap();
-        let is_lost = matches!(ended, Err(OffloadError::Call(CallError::Fault(Fault::Lost(_)) | CallError::TimedOut { .. })));
+        let is_lost =
+            matches!(ended, Err(OffloadError::Call(CallError::Fault(Fault::Lost(_)) | CallError::TimedOut { .. })));
         assert!(is_lost, "{ended:?}");
     });
     for _ in 0..3 {
@@ -468,7 +478,9 @@ fn a_server_that_is_lost_during_a_call_is_an_error_and_auto_goes_on_with_what_is
 fn a_mirror_answers_when_a_server_dies_and_a_stripe_leaves_it_to_the_client() {
     let [(first, [one, _]), (_second, [two, _])] = [serve(functions()), serve(functions())];
     let mut random = seeded(39);
-    let heap_of = |pool: String| Heap::builder().near(MIB).near_max(MIB).far(1 << 30).pool(pool).patience(PATIENCE).build().unwrap();
+    let heap_of = |pool: String| {
+        Heap::builder().near(MIB).near_max(MIB).far(1 << 30).pool(pool).patience(PATIENCE).build().unwrap()
+    };
     let striped = heap_of(format!("stripe({one},{two})"));
     let (root, models) = make(&striped, &mut random, 2, 2000);
     assert_eq!(striped.call::<Count>(&root, ()).at(Where::Server).run(), Err(CallError::Nowhere.into()));

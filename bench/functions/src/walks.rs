@@ -38,7 +38,8 @@ pub struct Course {
 impl Course {
     /// Returns which of so many ways the walk takes after this number of hops.
     pub fn way(self, hop: u32, ways: u64) -> usize {
-        let mixed = (self.choices ^ u64::from(hop).wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        let mixed =
+            (self.choices ^ u64::from(hop).wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd);
         ((mixed >> 33) % ways) as usize
     }
 }

@@ -161,7 +161,11 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
                 root: (self.root.place, self.root.number.get()),
                 argument: self.argument.clone(),
             };
-            let met = match self.core.offload_one::<AtServer<F>>(call, self.time_left(began)? / effort.time_parts, self.steps_max)? {
+            let met = match self.core.offload_one::<AtServer<F>>(
+                call,
+                self.time_left(began)? / effort.time_parts,
+                self.steps_max,
+            )? {
                 FarAnswer::Done(answer) => return Ok(answer),
                 FarAnswer::OtherLayout(index) => {
                     self.core.refuse_offload::<AtServer<F>>();
@@ -256,7 +260,8 @@ impl Effort {
         write_back_within: Duration::from_millis(2),
         may_write_all: false,
     };
-    const FULL: Effort = Effort { rounds: u32::MAX, time_parts: 1, write_back_within: Duration::MAX, may_write_all: true };
+    const FULL: Effort =
+        Effort { rounds: u32::MAX, time_parts: 1, write_back_within: Duration::MAX, may_write_all: true };
 }
 
 /// Returns the first of these numbers, and the distances from one to the next.

@@ -24,8 +24,10 @@ pub trait FarPlace {
     /// if it is far; at a memory server it is read where it is.
     ///
     /// Takes one step, and one more for each whole 4 KiB of the value.
-    fn follow<'f, T: FarView>(&'f self, pointer: FarRef<'f, T>)
-    -> impl Future<Output = Result<T::View<'f>, Fault>> + 'f;
+    fn follow<'f, T: FarView>(
+        &'f self,
+        pointer: FarRef<'f, T>,
+    ) -> impl Future<Output = Result<T::View<'f>, Fault>> + 'f;
 
     /// Takes a step. A loop that follows no pointer calls this, because a function can be ended
     /// only here and in [`FarPlace::follow`].

@@ -294,14 +294,16 @@ fn calls_at_the_client_end_by_their_limits() {
 
 #[test]
 fn a_pool_that_fails_is_an_error_of_the_call() {
-    let heap = Heap::builder().near(1 << 20).near_max(1 << 20).far(1 << 30).pool("fault:die=4000@ram:").build().unwrap();
+    let heap =
+        Heap::builder().near(1 << 20).near_max(1 << 20).far(1 << 30).pool("fault:die=4000@ram:").build().unwrap();
     let first = list(&heap, 100_000);
     let result = loop {
         if let Err(error) = heap.call::<Sum>(&first, ()).run() {
             break error;
         }
     };
-    let is_lost = matches!(result, OffloadError::Call(CallError::Fault(Fault::Lost(_))) | OffloadError::Far(FarError::Pool(_)));
+    let is_lost =
+        matches!(result, OffloadError::Call(CallError::Fault(Fault::Lost(_))) | OffloadError::Far(FarError::Pool(_)));
     assert!(is_lost, "{result:?}");
     core::mem::forget((first, heap));
 }

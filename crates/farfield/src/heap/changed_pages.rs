@@ -106,8 +106,10 @@ mod tests {
         for plane in [Plane::Page, Plane::Object, Plane::Hybrid] {
             let heap = Heap::builder().near(2 << 20).near_max(2 << 20).far(1 << 30).plane(plane).build().unwrap();
             let mut random = fastrand::Rng::with_seed(7);
-            let mut small: Vec<FarBox<[u64; 20]>> = (0..16_000).map(|number| heap.alloc([number; 20]).unwrap()).collect();
-            let mut large: Vec<FarBox<[u64; 1500]>> = (0..40).map(|number| heap.alloc([number; 1500]).unwrap()).collect();
+            let mut small: Vec<FarBox<[u64; 20]>> =
+                (0..16_000).map(|number| heap.alloc([number; 20]).unwrap()).collect();
+            let mut large: Vec<FarBox<[u64; 1500]>> =
+                (0..40).map(|number| heap.alloc([number; 1500]).unwrap()).collect();
             for _ in 0..20 {
                 for _ in 0..random.usize(..200) {
                     let index = random.usize(..small.len());
