@@ -19,7 +19,7 @@ type NextNodes = Vec<u32>;
 const NONE: u32 = u32::MAX;
 
 /// Makes a structure and walks through it. Returns the sum of the answers, and how many are wrong.
-type Walks = dyn Fn(&Heap, &mut Outcome) -> Result<(u64, u64)>;
+type Walks<'w> = dyn Fn(&Heap, &mut Outcome) -> Result<(u64, u64)> + 'w;
 
 /// What of a structure is known here: where walks begin, and the next nodes of each node.
 struct Sketch {
@@ -60,7 +60,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let near = part / NEAR_PART;
     let mut outcome = Outcome::new();
     let (mut sum, mut errors) = (0, 0);
-    let mut each = |name: &str, outcome: &mut Outcome, walks: &Walks| {
+    let mut each = |name: &str, outcome: &mut Outcome, walks: &Walks<'_>| {
         let heap = Heap::builder().near(near).near_max(near).far(part * 3).pool(options.throttled(url)).build()?;
         let (part_sum, part_errors) = walks(&heap, outcome)?;
         (sum, errors) = (part_sum.wrapping_add(sum), errors + part_errors);

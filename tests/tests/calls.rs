@@ -130,14 +130,13 @@ fn make(heap: &Heap, random: &mut Rng, shape: u8, nodes: usize) -> (FarBox<Node>
         let number = random.u64(..);
         let (mut node, mut branches) = (Node::new(number), [None; 3]);
         let children = if shape == 0 || is_last { 1 } else { random.usize(..=2) };
-        for branch in 0..children {
-            let child = if shape == 0 {
-                owned.pop()
-            } else {
-                (!owned.is_empty()).then(|| owned.swap_remove(random.usize(..owned.len())))
+        for (place, branch) in node.owned.iter_mut().zip(&mut branches).take(children) {
+            let child = match shape {
+                0 => owned.pop(),
+                _ => (!owned.is_empty()).then(|| owned.swap_remove(random.usize(..owned.len()))),
             };
             if let Some((child, of)) = child {
-                (node.owned[branch], branches[branch]) = (Some(child), Some(of));
+                (*place, *branch) = (Some(child), Some(of));
             }
         }
         if shape == 2 && !shared.is_empty() && random.bool() {
