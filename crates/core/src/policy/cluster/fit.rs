@@ -21,7 +21,7 @@ pub struct NodeShape {
 #[derive(Clone, Copy, Debug)]
 struct NodeClaims {
     shape: NodeShape,
-    free_cores: u32,
+    used_cores: u64,
     asked_bytes: u64,
     least_bytes: u64,
 }
@@ -31,16 +31,42 @@ impl NodeClaims {
         self.asked_bytes.saturating_sub(self.shape.memory_bytes)
     }
 
+    /// Tells whether a job has its cores, with those for reclaim or without.
+    fn has_cores(&self, cores: u32, reclaim_cores: u32) -> bool {
+        self.used_cores + u64::from(cores) + u64::from(reclaim_cores) <= u64::from(self.shape.cores)
+    }
+
+    /// Returns the bytes near that a job lacks even if all jobs have their least shares only.
+    fn missing_near_bytes(&self, class: &JobClass) -> u64 {
+        (self.least_bytes + class.least_bytes()).saturating_sub(self.shape.memory_bytes)
+    }
+
+    /// Returns the far memory that a job would need beside what the node has of it.
+    fn additional_far_bytes(&self, class: &JobClass) -> u64 {
+        let overflow = (self.asked_bytes + class.memory_bytes()).saturating_sub(self.shape.memory_bytes);
+        overflow - self.overflow_bytes()
+    }
+
     fn fits_near(&self, class: &JobClass) -> bool {
-        self.free_cores >= class.cores() && self.asked_bytes + class.memory_bytes() <= self.shape.memory_bytes
+        self.has_cores(class.cores(), 0) && self.asked_bytes + class.memory_bytes() <= self.shape.memory_bytes
     }
 
     fn fits_far(&self, class: &JobClass, far_free_bytes: u64) -> bool {
-        let overflow = (self.asked_bytes + class.memory_bytes()).saturating_sub(self.shape.memory_bytes);
-        self.free_cores >= class.cores().saturating_add(self.shape.reclaim_cores)
-            && self.least_bytes + class.least_bytes() <= self.shape.memory_bytes
-            && overflow - self.overflow_bytes() <= far_free_bytes
+        self.has_cores(class.cores(), self.shape.reclaim_cores)
+            && self.missing_near_bytes(class) == 0
+            && self.additional_far_bytes(class) <= far_free_bytes
     }
+}
+
+/// Resource that keeps a job from every node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shortage {
+    /// No node has enough free cores.
+    Cores,
+    /// Bytes near that are missing on the best node, even if all jobs have their least shares only.
+    Near(u64),
+    /// Bytes that are missing in the pool.
+    Far(u64),
 }
 
 /// Nodes of a cluster, the jobs on them, and the pool of far memory that they share.
@@ -54,7 +80,7 @@ pub struct Cluster {
 impl Cluster {
     /// Makes a cluster without jobs. A pool of 0 bytes means no far memory.
     pub fn new(nodes: &[NodeShape], far_bytes: u64) -> Cluster {
-        let node = |&shape: &NodeShape| NodeClaims { shape, free_cores: shape.cores, asked_bytes: 0, least_bytes: 0 };
+        let node = |&shape: &NodeShape| NodeClaims { shape, used_cores: 0, asked_bytes: 0, least_bytes: 0 };
         Cluster { nodes: nodes.iter().map(node).collect(), far_bytes, far_used_bytes: 0 }
     }
 
@@ -81,6 +107,27 @@ impl Cluster {
         found.or_else(|| before.iter().position(fits))
     }
 
+    /// Returns what a job lacks that [`find`](Cluster::find) finds no node for: on the node that lacks
+    /// the least of it.
+    pub fn shortage(&self, class: &JobClass) -> Shortage {
+        let with_cores = || self.nodes.iter().filter(|node| node.has_cores(class.cores(), node.shape.reclaim_cores));
+        let far_bytes = with_cores().filter(|node| node.missing_near_bytes(class) == 0);
+        if let Some(bytes) = far_bytes.map(|node| node.additional_far_bytes(class)).min() {
+            return Shortage::Far(bytes.saturating_sub(self.far_bytes.saturating_sub(self.far_used_bytes)));
+        }
+        with_cores().map(|node| node.missing_near_bytes(class)).min().map_or(Shortage::Cores, Shortage::Near)
+    }
+
+    /// Takes cores and near memory of a node that jobs without far memory have.
+    pub fn occupy(&mut self, node: usize, cores: u32, memory_bytes: u64) {
+        let node = &mut self.nodes[node];
+        self.far_used_bytes -= node.overflow_bytes();
+        node.used_cores += u64::from(cores);
+        node.asked_bytes += memory_bytes;
+        node.least_bytes += memory_bytes;
+        self.far_used_bytes += node.overflow_bytes();
+    }
+
     /// Tells whether a cluster without any job would take one of this class.
     pub fn takes(&self, class: &JobClass) -> bool {
         Cluster { nodes: self.nodes.iter().map(NodeClaims::without_jobs).collect(), far_used_bytes: 0, ..*self }
@@ -92,7 +139,7 @@ impl Cluster {
     pub fn admit(&mut self, node: usize, class: &JobClass) {
         let node = &mut self.nodes[node];
         self.far_used_bytes -= node.overflow_bytes();
-        node.free_cores -= class.cores();
+        node.used_cores += u64::from(class.cores());
         node.asked_bytes += class.memory_bytes();
         node.least_bytes += class.least_bytes();
         self.far_used_bytes += node.overflow_bytes();
@@ -102,7 +149,7 @@ impl Cluster {
     pub fn release(&mut self, node: usize, class: &JobClass) {
         let node = &mut self.nodes[node];
         self.far_used_bytes -= node.overflow_bytes();
-        node.free_cores += class.cores();
+        node.used_cores -= u64::from(class.cores());
         node.asked_bytes -= class.memory_bytes();
         node.least_bytes -= class.least_bytes();
         self.far_used_bytes += node.overflow_bytes();
@@ -137,7 +184,7 @@ impl Cluster {
 
 impl NodeClaims {
     fn without_jobs(&self) -> NodeClaims {
-        NodeClaims { free_cores: self.shape.cores, asked_bytes: 0, least_bytes: 0, ..*self }
+        NodeClaims { used_cores: 0, asked_bytes: 0, least_bytes: 0, ..*self }
     }
 }
 
@@ -169,6 +216,22 @@ mod tests {
         assert_eq!(cluster.far_used_bytes(), 0);
         cluster.resize_pool(0);
         assert_eq!(cluster.find(&job, 0), None);
+    }
+
+    #[test]
+    fn a_job_that_fits_nowhere_is_told_what_it_lacks_on_the_best_node() {
+        let (mut cluster, job) = (cluster(2, 100), class(1, 80, 0.5));
+        cluster.occupy(0, 2, 70);
+        assert_eq!(cluster.find(&job, 0), Some(1), "all is near there");
+        cluster.occupy(1, 2, 90);
+        assert_eq!((cluster.find(&job, 0), cluster.shortage(&job)), (None, Shortage::Near(10)));
+        assert_eq!(cluster.find(&class(1, 80, 0.3), 0), Some(0));
+        cluster.resize_pool(40);
+        assert_eq!(cluster.shortage(&class(1, 80, 0.3)), Shortage::Far(10));
+        assert_eq!(cluster.shortage(&class(2, 80, 0.3)), Shortage::Cores, "one is kept for reclaim");
+        cluster.occupy(0, 9, 0);
+        cluster.occupy(1, 9, 90);
+        assert_eq!((cluster.shortage(&job), cluster.far_used_bytes()), (Shortage::Cores, 80), "more than there is");
     }
 
     #[test]

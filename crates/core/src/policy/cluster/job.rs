@@ -118,7 +118,8 @@ impl JobClass {
             return Err(ClassError::Unmeasured { least: least.min(floor), measured });
         }
         let mut class = JobClass { cores, memory_bytes, least, least_bytes: 0, floor, run_time, seconds: 0.0 };
-        class.least_bytes = ceil(least * memory_bytes as f64).min(memory_bytes);
+        // A share that was made of bytes gives these bytes again, although its product may be rounded up.
+        class.least_bytes = ceil(least * memory_bytes as f64 * (1.0 - f64::EPSILON)).min(memory_bytes);
         for step in 0..=STEPS {
             let share = class.share(step);
             let seconds = class.run_time.at(share);
@@ -218,6 +219,11 @@ mod tests {
     fn least_bytes_are_rounded_up() {
         let class = JobClass::new(1, 1001, 0.5, measured(&[(0.5, 2.0), (1.0, 1.0)])).unwrap();
         assert_eq!((class.least_bytes(), class.share(0), class.share(STEPS)), (501, 0.5, 1.0));
+        for (memory, least) in (1..200u64).flat_map(|memory| (1..=memory).map(move |least| (memory << 20, least << 20))) {
+            let constant = RunTime::Polynomial(Vec::from([1.0]));
+            let class = JobClass::new(1, memory, least as f64 / memory as f64, constant).unwrap();
+            assert_eq!(class.least_bytes(), least, "of {memory}: nodes that are just large enough are not missed");
+        }
         let exempt = JobClass::new(1, 1001, 1.0, measured(&[(1.0, 1.0)])).unwrap();
         assert_eq!((exempt.least_bytes(), exempt.share(7), exempt.seconds()), (1001, 1.0, 100.0));
     }

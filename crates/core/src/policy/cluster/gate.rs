@@ -1,0 +1,271 @@
+//! Admission of jobs with far memory in a cluster whose scheduler knows nothing of it.
+//!
+//! The scheduler has the queue and the last word about cores and near memory, by which a job counts
+//! with its least. The gate says which waiting job may start, on which node, and with how much of
+//! the pool. It keeps nothing between two decisions: what was decided is in the scheduler's books,
+//! from which jobs come with their [phase](GatePhase). So whatever ends in between, a job, a node or
+//! the gate itself, the next decision is right again.
+//!
+//! The pool is accounted by overflow of nodes ([`fit`](super::fit)), and the scheduler's books by
+//! jobs. A job that is admitted is charged for the overflow that it adds. When another job ends, the
+//! node's overflow may fall below what its jobs are charged for; the youngest of them is then charged
+//! for less. What is charged is never less than the overflow, because no job is charged for more
+//! than its memory.
+
+use super::fit::{Cluster, NodeShape, Shortage};
+use super::job::{ClassError, JobClass, RunTime};
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+/// Node of a cluster, as its scheduler describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GateNode {
+    /// Cores and near memory. No cores are kept for reclaim.
+    pub shape: NodeShape,
+    /// Cores that jobs without far memory have.
+    pub foreign_cores: u32,
+    /// Near memory that jobs without far memory have, in bytes.
+    pub foreign_bytes: u64,
+    /// Whether jobs can start there.
+    pub is_up: bool,
+}
+
+/// Progress of a job in the scheduler's books. Nodes are indices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GatePhase {
+    /// The job waits for the gate.
+    Waiting,
+    /// The job waits for something else, such as its begin time or another job.
+    Held,
+    /// The gate has named a node, and the job has not started.
+    Admitted {
+        /// Node of the job.
+        node: usize,
+        /// Part of the pool that the job is charged for, in bytes.
+        far_bytes: u64,
+        /// Seconds since the admission.
+        age_s: u64,
+    },
+    /// The job runs.
+    Running {
+        /// Node of the job.
+        node: usize,
+        /// Part of the pool that the job is charged for, in bytes.
+        far_bytes: u64,
+    },
+}
+
+/// Job that may have far memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GateJob {
+    /// What the job asks for.
+    pub class: JobClass,
+    /// Progress of the job.
+    pub phase: GatePhase,
+    /// Seconds for which the job could have started, if there had been room.
+    pub waited_s: u64,
+}
+
+impl GateJob {
+    /// Makes the class of a job with bytes instead of a share. Nothing is known of its run time.
+    pub fn class(cores: u32, memory_bytes: u64, least_bytes: u64) -> Result<JobClass, ClassError> {
+        let least = if memory_bytes == 0 { 1.0 } else { least_bytes as f64 / memory_bytes as f64 };
+        JobClass::new(cores, memory_bytes, least, RunTime::Polynomial(Vec::from([1.0])))
+    }
+}
+
+/// Patience of a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GateRules {
+    /// Size of the pool in bytes; `None` if it cannot be reached. Then nobody is admitted.
+    pub pool_bytes: Option<u64>,
+    /// Seconds within which an admitted job must start, or it waits again.
+    pub start_within_s: u64,
+    /// Seconds of waiting after which a job is overtaken by none.
+    pub overtake_within_s: u64,
+}
+
+/// Reason why a job waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GateWait {
+    /// Something that is not the gate's business.
+    #[error("it is held, or waits for its begin time or for another job: `squeue` says for what")]
+    Held,
+    /// The job may start; the scheduler has not started it.
+    #[error("it is admitted, and the scheduler has not started it yet")]
+    Starting,
+    /// The memory servers do not answer.
+    #[error("no memory server answers, so nobody is admitted")]
+    Pool,
+    /// A job before it in the queue has waited so long that none may overtake it.
+    #[error("a job before it has waited so long that none overtakes it any more")]
+    Turn,
+    /// All cores are in use.
+    #[error("no node has enough free cores")]
+    Cores,
+    /// The near memory of all nodes is promised.
+    #[error(
+        "{} MiB near are missing on the best node, even if all jobs there have their least",
+        missing_bytes.div_ceil(1 << 20)
+    )]
+    Near {
+        /// Bytes that are missing.
+        missing_bytes: u64,
+    },
+    /// The pool is promised.
+    #[error("{} MiB of the pool are missing", missing_bytes.div_ceil(1 << 20))]
+    Far {
+        /// Bytes that are missing.
+        missing_bytes: u64,
+    },
+    /// No node is large enough, nor is the pool, even without any other job.
+    #[error("it fits on no node, even if nothing else runs: ask for less memory, fewer cores, or a smaller least")]
+    Never,
+}
+
+/// Change of the scheduler's books, or a reason for none. Jobs and nodes are indices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateDecision {
+    /// A running job is charged for another part of the pool. These come first.
+    Charge {
+        /// Running job.
+        job: usize,
+        /// Part of the pool, in bytes.
+        far_bytes: u64,
+    },
+    /// An admitted job has not started in time, and waits again.
+    Withdraw {
+        /// Admitted job.
+        job: usize,
+    },
+    /// A job may start.
+    Admit {
+        /// Waiting job.
+        job: usize,
+        /// Node where it starts.
+        node: usize,
+        /// Part of the pool that it is charged for, in bytes.
+        far_bytes: u64,
+    },
+    /// A job waits.
+    Wait {
+        /// Waiting job.
+        job: usize,
+        /// Reason.
+        reason: GateWait,
+    },
+}
+
+/// Decides about all jobs, which are in the order of their priority, highest first.
+pub fn decide(nodes: &[GateNode], jobs: &[GateJob], rules: GateRules) -> Vec<GateDecision> {
+    let mut cluster = books(nodes, jobs, rules.pool_bytes.unwrap_or(0));
+    let mut decisions = charges(&cluster, jobs);
+    let mut is_closed = false;
+    // Who fits nowhere now fits nowhere after others were admitted.
+    let mut refused: BTreeMap<(u32, u64, u64), GateWait> = BTreeMap::new();
+    for (index, job) in jobs.iter().enumerate() {
+        let wait = |reason| GateDecision::Wait { job: index, reason };
+        match job.phase {
+            GatePhase::Running { .. } => continue,
+            GatePhase::Admitted { age_s, .. } if age_s >= rules.start_within_s => {
+                decisions.push(GateDecision::Withdraw { job: index });
+                continue;
+            }
+            GatePhase::Admitted { .. } => {
+                decisions.push(wait(GateWait::Starting));
+                continue;
+            }
+            GatePhase::Held => {
+                decisions.push(wait(GateWait::Held));
+                continue;
+            }
+            GatePhase::Waiting => {}
+        }
+        let class = &job.class;
+        let key = (class.cores(), class.memory_bytes(), class.least_bytes());
+        let reason = match refused.get(&key) {
+            _ if rules.pool_bytes.is_none() => GateWait::Pool,
+            _ if is_closed => GateWait::Turn,
+            Some(&reason) => reason,
+            None => match cluster.find(class, 0) {
+                Some(node) => {
+                    let before = cluster.overflow_bytes(node);
+                    cluster.admit(node, class);
+                    let far_bytes = cluster.overflow_bytes(node) - before;
+                    decisions.push(GateDecision::Admit { job: index, node, far_bytes });
+                    continue;
+                }
+                None => shortage(&cluster, class),
+            },
+        };
+        if !matches!(reason, GateWait::Pool | GateWait::Turn) {
+            refused.insert(key, reason);
+        }
+        // A job that can never start keeps nobody waiting.
+        is_closed |= reason != GateWait::Never && job.waited_s >= rules.overtake_within_s;
+        decisions.push(wait(reason));
+    }
+    decisions
+}
+
+/// Enters all jobs that have a node.
+fn books(nodes: &[GateNode], jobs: &[GateJob], pool_bytes: u64) -> Cluster {
+    let shapes: Vec<NodeShape> = nodes.iter().map(|node| node.shape).collect();
+    let mut cluster = Cluster::new(&shapes, pool_bytes);
+    for (index, node) in nodes.iter().enumerate() {
+        // Nothing starts where all cores are taken.
+        let cores = if node.is_up { node.foreign_cores } else { node.shape.cores.max(node.foreign_cores) };
+        cluster.occupy(index, cores, node.foreign_bytes);
+    }
+    for job in jobs {
+        if let GatePhase::Admitted { node, .. } | GatePhase::Running { node, .. } = job.phase {
+            cluster.admit(node, &job.class);
+        }
+    }
+    cluster
+}
+
+/// Makes the jobs of each node charged for exactly its overflow, as far as running jobs can be.
+fn charges(cluster: &Cluster, jobs: &[GateJob]) -> Vec<GateDecision> {
+    let mut charged = alloc::vec![0u64; cluster.nodes()];
+    for job in jobs {
+        if let GatePhase::Admitted { node, far_bytes, .. } | GatePhase::Running { node, far_bytes } = job.phase {
+            charged[node] = charged[node].saturating_add(far_bytes);
+        }
+    }
+    let mut decisions = Vec::new();
+    // The lowest priority, which is mostly the youngest job, is changed first.
+    for (index, job) in jobs.iter().enumerate().rev() {
+        let GatePhase::Running { node, far_bytes } = job.phase else { continue };
+        let overflow = cluster.overflow_bytes(node);
+        let others = charged[node] - far_bytes;
+        let new = overflow.saturating_sub(others).min(job.class.memory_bytes());
+        if new != far_bytes {
+            charged[node] = others + new;
+            decisions.push(GateDecision::Charge { job: index, far_bytes: new });
+        }
+    }
+    // Less first, so that the pool has room for the others.
+    decisions.sort_by_key(|decision| match *decision {
+        GateDecision::Charge { job, far_bytes } => match jobs[job].phase {
+            GatePhase::Running { far_bytes: before, .. } => far_bytes > before,
+            _ => false,
+        },
+        _ => false,
+    });
+    decisions
+}
+
+fn shortage(cluster: &Cluster, class: &JobClass) -> GateWait {
+    if !cluster.takes(class) {
+        return GateWait::Never;
+    }
+    match cluster.shortage(class) {
+        Shortage::Cores => GateWait::Cores,
+        Shortage::Near(missing_bytes) => GateWait::Near { missing_bytes },
+        Shortage::Far(missing_bytes) => GateWait::Far { missing_bytes },
+    }
+}
+
+#[cfg(test)]
+mod tests;
