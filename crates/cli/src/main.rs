@@ -3,7 +3,9 @@
 mod advise;
 mod agent;
 mod bench;
+mod cluster;
 mod doctor;
+mod gate;
 mod log;
 mod metrics;
 mod near;
@@ -54,6 +56,8 @@ enum Command {
     Near(near::NearArgs),
     Pool(pool::PoolArgs),
     Agent(agent::AgentArgs),
+    Cluster(cluster::ClusterArgs),
+    Gate(gate::GateArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
     Sim(sim::SimArgs),
@@ -74,6 +78,8 @@ fn main() -> ExitCode {
         Command::Near(args) => finish(near::run(&args)),
         Command::Pool(args) => pool::run(args),
         Command::Agent(args) => finish(agent::run(args)),
+        Command::Cluster(args) => finish(cluster::run(args)),
+        Command::Gate(args) => finish(gate::run(args)),
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => finish(bench::run(&args)),
         Command::Sim(args) => finish(sim::run(&args)),

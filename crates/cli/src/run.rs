@@ -36,7 +36,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "URL")]
     far: Vec<String>,
     /// Least near memory that the program runs with: neither `farfield near` nor an agent gives it
-    /// less. At least 16M [default: 16M; with --agent and --profile, what keeps --slo]
+    /// less. At least 16M [default: 16M; with --agent, the variable FARFIELD_JOB_LEAST of a job of
+    /// Slurm, or with --profile what keeps --slo]
     #[arg(long, value_name = "SIZE")]
     least: Option<Size>,
     /// Ask the agent of this node (`farfield agent`) for near memory and for a pool, instead of
@@ -44,7 +45,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "SOCKET", num_args = 0..=1, require_equals = true, default_missing_value = "",
           conflicts_with = "far", group = "budget")]
     agent: Option<PathBuf>,
-    /// Memory that the program needs in all, near and far, for --agent [default: as in --profile]
+    /// Memory that the program needs in all, near and far, for --agent [default: in a job of Slurm
+    /// what it asked for, which the variable FARFIELD_JOB_MEM says; else as in --profile]
     #[arg(long, value_name = "SIZE", requires = "agent")]
     mem: Option<Size>,
     /// How long to wait for near memory, with --agent: 30s, 10m
@@ -186,14 +188,15 @@ fn agent_options(args: &RunArgs, socket: &Path) -> anyhow::Result<AgentOptions> 
     let profile = args.profile.as_deref().map(crate::profile::read).transpose()?;
     let machine_bytes = machine::memory_bytes();
     let profiled_bytes = profile.as_ref().map(|profile| profile.findings.anonymous_peak_bytes);
-    let memory_bytes = args.mem.map(|mem| mem.bytes(machine_bytes)).or(profiled_bytes);
+    let memory = args.mem.map_or_else(|| job_size(ENV_JOB_MEM), |mem| Ok(Some(mem)))?;
+    let memory_bytes = memory.map(|mem| mem.bytes(machine_bytes)).or(profiled_bytes);
     let memory_bytes = memory_bytes.context("--agent needs --mem SIZE, or --profile of a run that used its memory")?;
     let memory_bytes = memory_bytes.max(machine::NEAR_BYTES_MIN);
     let mut claim = match &profile {
         Some(profile) => profiled_claim(profile, args.slo.unwrap_or(AGENT_SLO), memory_bytes)?,
         None => JobClaim { memory_bytes, least_bytes: memory_bytes, slowdowns: Vec::new(), seconds: None },
     };
-    match args.least {
+    match args.least.map_or_else(|| job_size(ENV_JOB_LEAST), |least| Ok(Some(least)))? {
         Some(least) => claim.least_bytes = least.bytes(machine_bytes),
         None => ensure!(profile.is_some(), "--agent needs --least SIZE, or --profile: how little may be near?"),
     }
@@ -206,6 +209,18 @@ fn agent_options(args: &RunArgs, socket: &Path) -> anyhow::Result<AgentOptions> 
     let socket = if socket.as_os_str().is_empty() { runner::agent_socket() } else { socket.to_owned() };
     claim.class().context("--profile")?;
     Ok(AgentOptions { socket, claim, wait: args.wait })
+}
+
+/// Environment variables that the Lua script of `farfield cluster init` gives jobs of Slurm: what the
+/// job asked for, which Slurm shows nowhere else.
+const ENV_JOB_MEM: &str = "FARFIELD_JOB_MEM";
+const ENV_JOB_LEAST: &str = "FARFIELD_JOB_LEAST";
+
+/// Returns the size that a variable of the job says.
+fn job_size(name: &str) -> anyhow::Result<Option<Size>> {
+    let Some(value) = std::env::var_os(name).filter(|value| !value.is_empty()) else { return Ok(None) };
+    let text = value.to_str().with_context(|| format!("{name} is not UTF-8"))?;
+    text.parse().map(Some).map_err(|error| anyhow::anyhow!("{name}={text}: {error}"))
 }
 
 /// Slowdown that a profiled program may have under an agent unless `--slo` says otherwise.

@@ -1,7 +1,9 @@
 //! Clusters whose jobs share a pool of far memory.
 //!
-//! [`sim`] simulates schedules of such clusters; [`agent`] divides the near memory of a real node.
+//! [`sim`] simulates schedules of such clusters; [`agent`] divides the near memory of a real node;
+//! [`gate`] lets jobs start beside a real scheduler.
 //! Decisions are those of [`farfield_core::policy::cluster`]. Nothing here is in the data path.
 
 pub mod agent;
+pub mod gate;
 pub mod sim;

@@ -3,6 +3,7 @@
 //! Each check is a small function that returns a [`CheckResult`]; the list of them is in
 //! [`findings`].
 
+mod cluster;
 mod kernel;
 mod limits;
 mod memory;
@@ -32,6 +33,11 @@ pub(crate) struct DoctorArgs {
     /// MiB there for some seconds
     #[arg(long, value_name = "URL")]
     pool: Vec<String>,
+    /// Check the cluster of this machine instead: Slurm, jobs of this partition, the memory servers
+    /// that --far names, and the agent if this is a node
+    #[arg(long, value_name = "PARTITION", num_args = 0..=1, require_equals = true, default_missing_value = "far",
+          conflicts_with_all = ["near", "pool"])]
+    cluster: Option<String>,
     /// File whose first line is the token for the memory servers [default: the variable FARFIELD_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -49,6 +55,7 @@ Examples:
   farfield doctor --pool 'mirror(tcp://a:7400,tcp://b:7400)' --json
                                                Latency, bandwidth and depth of both legs and of the mirror
   farfield doctor --near 4G                    Does a near budget of 4 GiB fit here?
+  farfield doctor --cluster --far tcp://big:7400  What would spoil far memory for jobs of Slurm
   farfield doctor --json | jq '.checks[] | select(.level != \"ok\")'";
 
 /// Severity of a finding.
@@ -93,7 +100,10 @@ pub(crate) fn run(args: DoctorArgs) -> ExitCode {
     if !args.pool.is_empty() {
         return pools(&args.pool, &token, args.json);
     }
-    let findings = findings(args.near, &args.far, &token);
+    let findings = match &args.cluster {
+        Some(partition) => cluster::findings(partition, &args.far, &token),
+        None => findings(args.near, &args.far, &token),
+    };
     let failed = findings.iter().any(|finding| finding.level == Severity::Fail);
     let text = match args.json {
         true => format!(

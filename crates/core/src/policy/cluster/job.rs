@@ -219,7 +219,8 @@ mod tests {
     fn least_bytes_are_rounded_up() {
         let class = JobClass::new(1, 1001, 0.5, measured(&[(0.5, 2.0), (1.0, 1.0)])).unwrap();
         assert_eq!((class.least_bytes(), class.share(0), class.share(STEPS)), (501, 0.5, 1.0));
-        for (memory, least) in (1..200u64).flat_map(|memory| (1..=memory).map(move |least| (memory << 20, least << 20))) {
+        for (memory, least) in (1..200u64).flat_map(|memory| (1..=memory).map(move |least| (memory << 20, least << 20)))
+        {
             let constant = RunTime::Polynomial(Vec::from([1.0]));
             let class = JobClass::new(1, memory, least as f64 / memory as f64, constant).unwrap();
             assert_eq!(class.least_bytes(), least, "of {memory}: nodes that are just large enough are not missed");

@@ -82,7 +82,10 @@ fn books_follow_the_overflow_when_jobs_end() {
     assert_eq!(decide(&[node(4, 100)], &jobs, rules(200)), []);
     // Books of nonsense, as after a job was started by hand.
     let jobs = [running(80, 30, 0), running(80, 30, 0), running(80, 30, u64::MAX)];
-    assert_eq!(decide(&[node(4, 100)], &jobs, rules(200)), [GateDecision::Charge { job: 2, far_bytes: 80 }, GateDecision::Charge { job: 1, far_bytes: 60 }]);
+    assert_eq!(
+        decide(&[node(4, 100)], &jobs, rules(200)),
+        [GateDecision::Charge { job: 2, far_bytes: 80 }, GateDecision::Charge { job: 1, far_bytes: 60 }]
+    );
 }
 
 /// Scheduler that starts what was admitted, sooner or later, as its own books allow.
@@ -123,7 +126,9 @@ impl ModelScheduler {
     fn apply(&mut self, decision: GateDecision) {
         match decision {
             GateDecision::Charge { job, far_bytes } => {
-                let GatePhase::Running { node, far_bytes: before } = self.jobs[job].phase else { panic!("{decision:?}") };
+                let GatePhase::Running { node, far_bytes: before } = self.jobs[job].phase else {
+                    panic!("{decision:?}")
+                };
                 // More than there is changes nothing and says nothing.
                 if self.charged_bytes() - before + far_bytes <= self.pool_bytes {
                     self.jobs[job].phase = GatePhase::Running { node, far_bytes };

@@ -1,0 +1,329 @@
+//! `farfield gate`: lets jobs with far memory start, beside the scheduler of a cluster.
+
+use crate::server_stat::StatClient;
+use anyhow::{Context, bail, ensure};
+use clap::{Args, ValueEnum};
+use farfield_cluster::gate::slurm::checks::ClusterFacts;
+use farfield_cluster::gate::slurm::{RESERVATION, Slurm};
+use farfield_cluster::gate::{GateConfig, GateEvent, GateRound};
+use farfield_os::{disk, serving, signals};
+use farfield_pager::runner::{ByteSize, agent_socket};
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write as _;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Interval between two questions to the memory servers.
+const ASK_SERVERS_EVERY: Duration = Duration::from_secs(5);
+/// Longest pause after rounds that failed.
+const PAUSE_MAX: Duration = Duration::from_secs(15);
+/// Interval between two renewals of the reservation, which Slurm ends after a year.
+const RENEW_EVERY: Duration = Duration::from_secs(24 * 3600);
+
+/// Let jobs with far memory start, beside the scheduler of a cluster.
+///
+/// Jobs say `--comment=farfield:least=0.5` to Slurm, which `farfield cluster init` has prepared. The
+/// gate names a node for each, and charges it for its part of the pool of far memory. All that it
+/// knows is in the scheduler: it can be ended and started again at any moment.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct GateArgs {
+    /// Scheduler of the cluster
+    #[arg(value_enum)]
+    scheduler: SchedulerArg,
+    /// Partition of jobs with far memory
+    #[arg(long, value_name = "NAME", default_value = "far")]
+    partition: String,
+    /// Memory server that must answer, or nobody is admitted
+    #[arg(long, value_name = "URL")]
+    server: Vec<String>,
+    /// File whose first line is the token for the memory servers [default: the variable FARFIELD_TOKEN]
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Interval between two looks at the scheduler
+    #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "1s")]
+    every: Duration,
+    /// Time within which an admitted job must start, or it waits again
+    #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "30s")]
+    start_within: Duration,
+    /// Time of waiting after which a job is overtaken by no other
+    #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "60m")]
+    overtake: Duration,
+    /// File whose lock keeps a second gate out [default: gate.lock beside the socket of this user's agent]
+    #[arg(long, value_name = "FILE")]
+    lock: Option<PathBuf>,
+    /// Decide once, print what was decided, and end
+    #[arg(long)]
+    once: bool,
+    /// Decide once and print it, but change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Say in a sentence what a job waits for, change nothing, and end
+    #[arg(long, value_name = "JOB", conflicts_with_all = ["once", "dry_run", "json"])]
+    explain: Option<String>,
+    /// With --once or --dry-run: one JSON object, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  farfield gate slurm --server tcp://big:7400       Beside slurmctld, as its user or root, until it is told to stop
+  farfield gate slurm --dry-run                     What it would do now
+  farfield gate slurm --explain 4711                Why job 4711 waits
+  farfield gate slurm --dry-run --json | jq '.events[] | select(.decision == \"waits\")'
+  sbatch --mem=8G --comment=farfield:least=0.5 job.sh  A job: 8 GiB, of which at least half must be near
+
+When it is ready it prints one line of JSON to stdout. It logs what it decides to stderr.";
+
+/// Scheduler of a cluster.
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum SchedulerArg {
+    /// Slurm, by squeue and scontrol
+    Slurm,
+}
+
+/// Runs the gate until it is told to stop, or once.
+pub(crate) fn run(args: GateArgs) -> anyhow::Result<()> {
+    let SchedulerArg::Slurm = args.scheduler;
+    let mut slurm = Slurm::new(&args.partition);
+    let mut pool = PoolWatch::new(&args.server, args.token_file.as_deref())?;
+    let is_dry_run = args.dry_run || args.explain.is_some();
+    let config = GateConfig {
+        start_within_s: args.start_within.as_secs().max(1),
+        overtake_within_s: args.overtake.as_secs(),
+        is_dry_run,
+    };
+    ensure!(!args.json || args.once || args.dry_run, "--json is for --once and --dry-run");
+    ensure!(args.every >= Duration::from_millis(50), "--every is at least 50ms");
+    if is_dry_run || args.once {
+        let _lock = if is_dry_run { None } else { Some(GateLock::take(args.lock.as_deref())?) };
+        let round = config.round(&mut slurm, pool.is_reached(), now_s())?;
+        return show(&args, &slurm, &round);
+    }
+    let stop = signals::bit(libc::SIGTERM) | signals::bit(libc::SIGINT) | signals::bit(libc::SIGHUP);
+    signals::set_mask(stop);
+    crate::log::start("info", false);
+    let _lock = GateLock::take(args.lock.as_deref())?;
+    renew_reservation(&slurm)?;
+    let round = config.round(&mut slurm, pool.is_reached(), now_s())?;
+    let line = serde_json::json!({ "ready": true, "partition": args.partition, "pool_bytes": round.pool_bytes,
+        "running": round.running, "pid": std::process::id() });
+    let mut out = std::io::stdout();
+    writeln!(out, "{line}").and_then(|()| out.flush()).context("cannot write to stdout")?;
+    log(&round);
+    let (mut pause, mut renewed) = (args.every, Instant::now());
+    while serving::wait_for_signal(stop, pause)?.is_none() {
+        match config.round(&mut slurm, pool.is_reached(), now_s()) {
+            Ok(round) => {
+                log(&round);
+                pause = args.every;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the scheduler cannot be read; jobs keep what they have");
+                pause = (pause * 2).min(PAUSE_MAX.max(args.every));
+            }
+        }
+        if renewed.elapsed() >= RENEW_EVERY {
+            renewed = Instant::now();
+            if let Err(error) = renew_reservation(&slurm) {
+                tracing::error!("{error:#}");
+            }
+        }
+    }
+    tracing::info!("told to stop; jobs keep what they have, and those that wait go on waiting");
+    Ok(())
+}
+
+/// Makes the reservation of the gate's licence last a year from now. Without it, jobs would start
+/// without the gate.
+fn renew_reservation(slurm: &Slurm) -> anyhow::Result<()> {
+    let facts = ClusterFacts::read(slurm)?;
+    ensure!(
+        facts.has_reservation(),
+        "Slurm has no active reservation {RESERVATION}, so jobs would start without the gate: run farfield cluster init"
+    );
+    let words = ["update", &format!("reservationname={RESERVATION}"), "endtime=now+365days"];
+    slurm
+        .command("scontrol", &words)
+        .context("the reservation cannot be renewed: run the gate as root or Slurm's user")?;
+    Ok(())
+}
+
+fn show(args: &GateArgs, slurm: &Slurm, round: &GateRound) -> anyhow::Result<()> {
+    let text = if args.json {
+        serde_json::to_string(round)? + "\n"
+    } else if let Some(job) = &args.explain {
+        explain(job, slurm, round)? + "\n"
+    } else {
+        render(round)
+    };
+    // The write fails if stdout was closed.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(())
+}
+
+/// Says what a job does, from the gate's decisions or from Slurm.
+fn explain(job: &str, slurm: &Slurm, round: &GateRound) -> anyhow::Result<String> {
+    ensure!(
+        job.chars().all(|c| c.is_ascii_digit() || c == '_') && !job.is_empty(),
+        "--explain {job}: a job is a number, like 17, or 17_3 for a task of an array"
+    );
+    if let Some(sentence) = round.explain(job) {
+        return Ok(sentence);
+    }
+    let of_array = format!("{job}_");
+    let tasks = round.events.iter().filter_map(|event| {
+        let (GateEvent::Waits { job, .. } | GateEvent::Admitted { job, .. }) = event else { return None };
+        job.starts_with(&of_array).then(|| round.explain(job))?
+    });
+    let tasks: Vec<String> = tasks.collect();
+    if !tasks.is_empty() {
+        return Ok(tasks.join("\n"));
+    }
+    let words =
+        ["--noheader", "--all", "--states=all", &format!("--jobs={job}"), "--Format=State:|,Licenses:|,NodeList:|"];
+    let found = slurm.command("squeue", &words)?;
+    let mut fields = found.lines().next().unwrap_or_default().split('|');
+    match (fields.next().filter(|state| !state.is_empty()), fields.next(), fields.next()) {
+        (Some(state), Some(licenses), Some(node)) => {
+            Ok(match licenses.split(',').any(|name| name.starts_with("farmem:")) {
+                true => format!("job {job} is {state} on {node} with {licenses} (MiB of the pool)"),
+                false => format!("job {job} is {state} and has no part of the pool"),
+            })
+        }
+        _ => bail!("Slurm knows no job {job} any more"),
+    }
+}
+
+fn render(round: &GateRound) -> String {
+    let mut text = match round.pool_bytes {
+        Some(bytes) => format!("pool of {}, {} charged; ", ByteSize(bytes), ByteSize(round.charged_bytes)),
+        None => "no memory server answers; ".to_owned(),
+    };
+    let _ = writeln!(text, "{} jobs run", round.running);
+    for event in &round.events {
+        let _ = match event {
+            GateEvent::Admitted { job, node, far_bytes } => {
+                writeln!(text, "{job:>12}  starts on {node}, with {} of the pool", ByteSize(*far_bytes))
+            }
+            GateEvent::Charged { job, far_bytes } => {
+                writeln!(text, "{job:>12}  has {} of the pool", ByteSize(*far_bytes))
+            }
+            GateEvent::Withdrawn { job } => writeln!(text, "{job:>12}  has not started, and waits again"),
+            GateEvent::Waits { job, reason } => writeln!(text, "{job:>12}  waits: {reason}"),
+            GateEvent::Ignored { job, reason } => writeln!(text, "{job:>12}  is left alone: {reason}"),
+            GateEvent::Refused { job, error } => writeln!(text, "{job:>12}  {error}"),
+        };
+    }
+    text
+}
+
+fn log(round: &GateRound) {
+    for event in &round.events {
+        match event {
+            GateEvent::Admitted { job, node, far_bytes } => tracing::info!(job, node, far_bytes, "admitted"),
+            GateEvent::Charged { job, far_bytes } => tracing::info!(job, far_bytes, "charged"),
+            GateEvent::Withdrawn { job } => tracing::warn!(job, "had not started, and waits again"),
+            GateEvent::Waits { job, reason } => tracing::debug!(job, reason, "waits"),
+            GateEvent::Ignored { job, reason } => tracing::debug!(job, reason, "is left alone"),
+            GateEvent::Refused { job, error } => tracing::warn!(job, error, "Slurm refused a change"),
+        }
+    }
+}
+
+/// Seconds since the epoch.
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Memory servers that must answer, asked every few seconds.
+struct PoolWatch {
+    servers: Vec<StatClient>,
+    asked: Option<(Instant, bool)>,
+}
+
+impl PoolWatch {
+    fn new(urls: &[String], token_file: Option<&Path>) -> anyhow::Result<PoolWatch> {
+        let token = crate::token::read(token_file)?;
+        let client = |url: &String| StatClient::new(url, token.clone(), None).context("--server");
+        Ok(PoolWatch { servers: urls.iter().map(client).collect::<anyhow::Result<_>>()?, asked: None })
+    }
+
+    fn is_reached(&mut self) -> bool {
+        if let Some((at, is_reached)) = self.asked
+            && at.elapsed() < ASK_SERVERS_EVERY
+        {
+            return is_reached;
+        }
+        let was_reached = self.asked.is_none_or(|(_, is_reached)| is_reached);
+        let mut is_reached = true;
+        for server in &mut self.servers {
+            if let Err(error) = server.ask() {
+                is_reached = false;
+                if was_reached {
+                    tracing::warn!("{error:#}; nobody is admitted");
+                }
+            }
+        }
+        if is_reached && !was_reached {
+            tracing::info!("the memory servers answer again");
+        }
+        self.asked = Some((Instant::now(), is_reached));
+        is_reached
+    }
+}
+
+/// Lock that one gate of a machine has. The kernel releases it when the gate ends, however it does.
+struct GateLock(#[expect(dead_code, reason = "open as long as the lock is held")] File);
+
+impl GateLock {
+    fn take(path: Option<&Path>) -> anyhow::Result<GateLock> {
+        let path = path.map_or_else(|| agent_socket().with_file_name("farfield-gate.lock"), Path::to_owned);
+        let context = || format!("--lock {}", path.display());
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).with_context(context)?;
+        }
+        let file = File::options().create(true).truncate(false).write(true).open(&path).with_context(context)?;
+        ensure!(
+            disk::lock(file.as_raw_fd()).is_ok(),
+            "a gate runs already and has locked {}: end it first",
+            path.display()
+        );
+        Ok(GateLock(file))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: two gates at once, and a view that hides who waits.
+    use super::*;
+
+    #[test]
+    fn there_is_one_gate_at_a_time() {
+        let folder = std::env::temp_dir().join(format!("farfield-gate-{}", std::process::id()));
+        let path = folder.join("gate.lock");
+        let first = GateLock::take(Some(&path)).unwrap();
+        let refused = GateLock::take(Some(&path)).err().unwrap().to_string();
+        assert!(refused.contains("a gate runs already"), "{refused}");
+        drop(first);
+        assert!(GateLock::take(Some(&path)).is_ok());
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn the_view_says_what_happens_to_whom() {
+        let events = vec![
+            GateEvent::Admitted { job: "1".into(), node: "n1".into(), far_bytes: 60 << 20 },
+            GateEvent::Waits { job: "2_7".into(), reason: "60 MiB of the pool are missing".into() },
+        ];
+        let round = GateRound { pool_bytes: Some(64 << 30), charged_bytes: 0, running: 3, events };
+        let text = render(&round);
+        for part in ["pool of 64.0 GiB", "3 jobs run", "1  starts on n1, with 60.0 MiB", "2_7  waits: 60 MiB"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(render(&GateRound::default()).contains("no memory server answers"));
+    }
+}

@@ -1,0 +1,249 @@
+//! Gate of a cluster: lets jobs with far memory start, beside a scheduler that knows nothing of it.
+//!
+//! Decisions are those of [`farfield_core::policy::cluster::gate`]. A [`Scheduler`] is read, what was
+//! decided is written into its books, and nothing is remembered: a gate can be killed at any moment
+//! and started again, and so can the scheduler.
+
+pub mod slurm;
+#[cfg(test)]
+mod tests;
+
+use farfield_core::policy::cluster::{
+    GateDecision, GateJob, GateNode, GatePhase, GateRules, GateWait, JobClass, decide,
+};
+use serde::Serialize;
+
+/// Scheduler of a cluster, as a gate meets it.
+pub trait Scheduler {
+    /// Reason why the scheduler cannot be read or changed.
+    type Error: core::error::Error + Send + Sync + 'static;
+
+    /// Reads all nodes and jobs at the time `now_s`, in seconds since the epoch.
+    fn read(&mut self, now_s: u64) -> Result<SchedulerState, Self::Error>;
+
+    /// Writes a change into the books. Whether it took effect is seen at the next reading.
+    fn apply(&mut self, job: &SchedulerJob, change: &BookChange<'_>) -> Result<(), Self::Error>;
+}
+
+/// Books of a scheduler at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct SchedulerState {
+    /// Nodes where jobs with far memory run, by name.
+    pub nodes: Vec<(String, GateNode)>,
+    /// Jobs that may have far memory, highest priority first.
+    pub jobs: Vec<SchedulerJob>,
+    /// Size of the pool in bytes.
+    pub pool_bytes: u64,
+    /// Jobs that cannot be understood, with the reason. They are left alone.
+    pub ignored: Vec<(String, String)>,
+}
+
+/// Job in the books of a scheduler.
+#[derive(Clone, Debug)]
+pub struct SchedulerJob {
+    /// Name of the job in the scheduler.
+    pub id: String,
+    /// What the job asks for.
+    pub class: JobClass,
+    /// Seconds for which the job could have started, if there had been room.
+    pub waited_s: u64,
+    /// Progress of the job; `None` for one that may start although no gate has admitted it.
+    pub phase: Option<GatePhase>,
+    /// Licences of the job that are not the gate's business.
+    pub other_licenses: Vec<String>,
+}
+
+/// Change of a scheduler's books about one job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BookChange<'a> {
+    /// The running job is charged for this part of the pool.
+    Charge {
+        /// Part of the pool in bytes.
+        far_bytes: u64,
+    },
+    /// The job waits for the gate again.
+    Withdraw,
+    /// The job may start.
+    Admit {
+        /// Name of its node.
+        node: &'a str,
+        /// Part of the pool in bytes.
+        far_bytes: u64,
+        /// Time of the admission in seconds since the epoch.
+        now_s: u64,
+    },
+}
+
+/// What a gate decided about a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "decision", rename_all = "snake_case")]
+pub enum GateEvent {
+    /// The job may start.
+    Admitted {
+        /// Name of the job.
+        job: String,
+        /// Name of its node.
+        node: String,
+        /// Part of the pool in bytes.
+        far_bytes: u64,
+    },
+    /// The running job is charged for another part of the pool.
+    Charged {
+        /// Name of the job.
+        job: String,
+        /// Part of the pool in bytes.
+        far_bytes: u64,
+    },
+    /// The admission was taken back: the job had not started in time.
+    Withdrawn {
+        /// Name of the job.
+        job: String,
+    },
+    /// The job waits.
+    Waits {
+        /// Name of the job.
+        job: String,
+        /// Reason, in a sentence.
+        reason: String,
+    },
+    /// The job is left alone.
+    Ignored {
+        /// Name of the job.
+        job: String,
+        /// Reason, in a sentence.
+        reason: String,
+    },
+    /// The scheduler refused a change.
+    Refused {
+        /// Name of the job.
+        job: String,
+        /// Answer of the scheduler.
+        error: String,
+    },
+}
+
+/// Outcome of one round of a gate.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct GateRound {
+    /// Size of the pool in bytes; `None` if it cannot be reached.
+    pub pool_bytes: Option<u64>,
+    /// Part of the pool for which running and admitted jobs were charged before this round.
+    pub charged_bytes: u64,
+    /// Number of jobs that run.
+    pub running: usize,
+    /// What was decided.
+    pub events: Vec<GateEvent>,
+}
+
+/// Settings of a gate.
+#[derive(Clone, Copy, Debug)]
+pub struct GateConfig {
+    /// Seconds within which an admitted job must start, or it waits again.
+    pub start_within_s: u64,
+    /// Seconds of waiting after which a job is overtaken by none.
+    pub overtake_within_s: u64,
+    /// Whether decisions are only reported.
+    pub is_dry_run: bool,
+}
+
+impl GateConfig {
+    /// Reads the scheduler, decides, and writes what was decided. Nobody is admitted while the pool
+    /// cannot be reached.
+    pub fn round<S: Scheduler>(
+        &self,
+        scheduler: &mut S,
+        is_pool_reached: bool,
+        now_s: u64,
+    ) -> Result<GateRound, S::Error> {
+        let state = scheduler.read(now_s)?;
+        let pool_bytes = is_pool_reached.then_some(state.pool_bytes);
+        let mut round = GateRound { pool_bytes, ..GateRound::default() };
+        for (job, reason) in &state.ignored {
+            round.events.push(GateEvent::Ignored { job: job.clone(), reason: reason.clone() });
+        }
+        let (strays, known): (Vec<_>, Vec<_>) = state.jobs.iter().partition(|job| job.phase.is_none());
+        for job in strays {
+            self.apply(scheduler, job, BookChange::Withdraw, &mut round.events);
+        }
+        let nodes: Vec<GateNode> = state.nodes.iter().map(|(_, node)| *node).collect();
+        let jobs: Vec<GateJob> = known.iter().filter_map(|job| job.gate_job()).collect();
+        for job in &jobs {
+            if let GatePhase::Admitted { far_bytes, .. } | GatePhase::Running { far_bytes, .. } = job.phase {
+                round.charged_bytes = round.charged_bytes.saturating_add(far_bytes);
+            }
+            round.running += usize::from(matches!(job.phase, GatePhase::Running { .. }));
+        }
+        let rules =
+            GateRules { pool_bytes, start_within_s: self.start_within_s, overtake_within_s: self.overtake_within_s };
+        for decision in decide(&nodes, &jobs, rules) {
+            match decision {
+                GateDecision::Charge { job, far_bytes } => {
+                    self.apply(scheduler, known[job], BookChange::Charge { far_bytes }, &mut round.events);
+                }
+                GateDecision::Withdraw { job } => {
+                    self.apply(scheduler, known[job], BookChange::Withdraw, &mut round.events);
+                }
+                GateDecision::Admit { job, node, far_bytes } => {
+                    let change = BookChange::Admit { node: &state.nodes[node].0, far_bytes, now_s };
+                    self.apply(scheduler, known[job], change, &mut round.events);
+                }
+                GateDecision::Wait { job, reason } => {
+                    round.events.push(GateEvent::Waits { job: known[job].id.clone(), reason: reason.to_string() });
+                }
+            }
+        }
+        Ok(round)
+    }
+
+    fn apply<S: Scheduler>(
+        &self,
+        scheduler: &mut S,
+        job: &SchedulerJob,
+        change: BookChange<'_>,
+        events: &mut Vec<GateEvent>,
+    ) {
+        let done = if self.is_dry_run { Ok(()) } else { scheduler.apply(job, &change) };
+        let id = job.id.clone();
+        events.push(match (done, change) {
+            (Err(error), _) => GateEvent::Refused { job: id, error: error.to_string() },
+            (Ok(()), BookChange::Charge { far_bytes }) => GateEvent::Charged { job: id, far_bytes },
+            (Ok(()), BookChange::Withdraw) => GateEvent::Withdrawn { job: id },
+            (Ok(()), BookChange::Admit { node, far_bytes, .. }) => {
+                GateEvent::Admitted { job: id, node: node.to_owned(), far_bytes }
+            }
+        });
+    }
+}
+
+impl SchedulerJob {
+    fn gate_job(&self) -> Option<GateJob> {
+        let phase = self.phase?;
+        Some(GateJob { class: self.class.clone(), phase, waited_s: self.waited_s })
+    }
+}
+
+impl GateRound {
+    /// Says in a sentence what a job does or waits for; `None` if the job has no far memory.
+    pub fn explain(&self, job: &str) -> Option<String> {
+        self.events.iter().rev().find_map(|event| match event {
+            GateEvent::Waits { job: id, reason } if id == job => {
+                let starting = GateWait::Starting.to_string();
+                Some(if *reason == starting {
+                    format!("job {job}: {reason}")
+                } else {
+                    format!("job {job} waits: {reason}")
+                })
+            }
+            GateEvent::Admitted { job: id, node, far_bytes } if id == job => {
+                let mib = far_bytes >> 20;
+                Some(format!("job {job} fits on {node} now, with {mib} MiB of the pool: the gate admits it"))
+            }
+            GateEvent::Withdrawn { job: id } if id == job => {
+                Some(format!("job {job} was admitted and has not started: it waits for the gate again"))
+            }
+            GateEvent::Ignored { job: id, reason } if id == job => Some(format!("job {job} is left alone: {reason}")),
+            GateEvent::Refused { job: id, error } if id == job => Some(format!("job {job}: {error}")),
+            _ => None,
+        })
+    }
+}
