@@ -141,7 +141,7 @@ fn steps(wanted: &ClusterSetup, folder: &Path, facts: &ClusterFacts, user: &str)
         Err(error) => return Err(error).with_context(|| job_submit.display().to_string()),
     };
     let script_path = script.to_str().context("--config-dir: the path is not UTF-8")?;
-    let lines = wanted.conf(&slurm_conf)?;
+    let conf = wanted.conf(&slurm_conf)?;
     let call = setup::job_submit(existing.as_deref(), script_path).map_err(|lines| {
         anyhow::anyhow!("{} is the site's own. Add these lines, and run this again:\n{lines}", job_submit.display())
     })?;
@@ -151,16 +151,10 @@ fn steps(wanted: &ClusterSetup, folder: &Path, facts: &ClusterFacts, user: &str)
             Some(text) => write_step(&job_submit, text, "the script that Slurm calls, which calls it")?,
             None => SetupStep::kept(format!("{} calls it already", job_submit.display())),
         },
-        write_step(&folder.join(setup::CONF), lines, "licences, plug-in and partition")?,
+        write_step(&main, conf, "at its end, licences, plug-in and partition")?,
     ];
-    steps.push(match setup::with_include(&slurm_conf) {
-        Some(text) => {
-            let what = format!("adds `include {}` to {}", setup::CONF, main.display());
-            SetupStep { what, changes: true, action: StepAction::Write(main, text) }
-        }
-        None => SetupStep::kept(format!("{} includes it", main.display())),
-    });
-    if steps.iter().any(|step| step.changes) {
+    // Also where Slurm has not read what is in the files.
+    if steps.iter().any(|step| step.changes) || !facts.has_reservation() {
         let what = "tells slurmctld: scontrol reconfigure".to_owned();
         steps.push(SetupStep { what, changes: true, action: StepAction::Scontrol(vec!["reconfigure".into()]) });
     }

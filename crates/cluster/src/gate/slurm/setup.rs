@@ -5,12 +5,13 @@ use super::{GATE_LICENSE, POOL_LICENSE, RESERVATION};
 
 /// Name of the script, beside `slurm.conf`.
 pub const SCRIPT: &str = "farfield.lua";
-/// Name of the file with our lines, which `slurm.conf` includes.
-pub const CONF: &str = "farfield.conf";
 /// Name of the script that Slurm calls, which calls ours.
 pub const JOB_SUBMIT: &str = "job_submit.lua";
 /// Exit code of a job whose memory server was lost, on which Slurm starts it again.
 pub const REQUEUE_EXIT: u8 = 93;
+/// Comments around our lines of `slurm.conf`.
+const BEGIN: &str = "# BEGIN of lines by `farfield cluster init`, which overwrites changes.";
+const END: &str = "# END of lines by `farfield cluster init`.";
 /// First line of a `job_submit.lua` that is ours.
 const OURS: &str = "-- Written by `farfield cluster init`.";
 
@@ -72,17 +73,18 @@ impl ClusterSetup {
             .replace("@POOL_LICENSE@", POOL_LICENSE)
     }
 
-    /// Returns the lines that `slurm.conf` shall include, beside those that it has already.
+    /// Returns `slurm.conf` with our lines at its end, beside those that the site has already.
     pub fn conf(&self, slurm_conf: &str) -> Result<String, SetupError> {
+        let sites = without_block(slurm_conf);
         let mut conflicts = Vec::new();
-        let mut lines = vec!["# Written by `farfield cluster init`, which overwrites changes.".to_owned()];
+        let mut lines = vec![BEGIN.to_owned()];
         let wanted = [
             ("Licenses", vec![format!("{POOL_LICENSE}:{}", self.pool_mib), format!("{GATE_LICENSE}:1")]),
             ("JobSubmitPlugins", vec!["lua".to_owned()]),
             ("RequeueExit", vec![REQUEUE_EXIT.to_string()]),
         ];
         for (name, values) in wanted {
-            let Some(line) = value_of(slurm_conf, name) else {
+            let Some(line) = value_of(&sites, name) else {
                 lines.push(format!("{name}={}", values.join(",")));
                 continue;
             };
@@ -98,7 +100,8 @@ impl ClusterSetup {
         if let Some(nodes) = &self.nodes {
             lines.push(format!("PartitionName={} Nodes={nodes} State=UP", self.partition));
         }
-        if conflicts.is_empty() { Ok(lines.join("\n") + "\n") } else { Err(SetupError::Conflict(conflicts)) }
+        lines.push(END.to_owned());
+        if conflicts.is_empty() { Ok(sites + &lines.join("\n") + "\n") } else { Err(SetupError::Conflict(conflicts)) }
     }
 
     /// Returns the arguments of `scontrol` that create the reservation.
@@ -113,15 +116,19 @@ impl ClusterSetup {
     }
 }
 
-/// Returns `slurm.conf` with a line that includes ours, or `None` if it has one.
-pub fn with_include(slurm_conf: &str) -> Option<String> {
-    let has = slurm_conf.lines().any(|line| {
-        let mut words = line.split_whitespace();
-        words.next().is_some_and(|word| word.eq_ignore_ascii_case("include"))
-            && words.next().is_some_and(|path| path.rsplit('/').next() == Some(CONF))
-    });
-    let end = if slurm_conf.is_empty() || slurm_conf.ends_with('\n') { "" } else { "\n" };
-    (!has).then(|| format!("{slurm_conf}{end}include {CONF}\n"))
+/// Returns `slurm.conf` without our lines, ended by a line break.
+fn without_block(slurm_conf: &str) -> String {
+    let mut is_ours = false;
+    let mut text = String::new();
+    for line in slurm_conf.lines() {
+        is_ours |= line == BEGIN;
+        if !is_ours {
+            text += line;
+            text.push('\n');
+        }
+        is_ours &= line != END;
+    }
+    text
 }
 
 /// Returns the `job_submit.lua` that calls our script, or `None` if the site's own calls it. The
@@ -169,16 +176,22 @@ mod tests {
 
     #[test]
     fn lines_are_added_once_and_never_beside_lines_of_the_same_name() {
-        let lines = setup().conf("ClusterName=x\n#Licenses=a:1\n").unwrap();
-        let expected = "Licenses=farmem:4096,farfield_gate:1\nJobSubmitPlugins=lua\nRequeueExit=93\n\
-                        PartitionName=far Nodes=n[1-3] State=UP\n";
-        assert_eq!(lines.split_once('\n').unwrap().1, expected);
+        let conf = setup().conf("ClusterName=x\n#Licenses=a:1").unwrap();
+        let expected = format!(
+            "ClusterName=x\n#Licenses=a:1\n{BEGIN}\nLicenses=farmem:4096,farfield_gate:1\nJobSubmitPlugins=lua\n\
+             RequeueExit=93\nPartitionName=far Nodes=n[1-3] State=UP\n{END}\n"
+        );
+        assert_eq!(conf, expected);
+        assert_eq!(setup().conf(&conf).unwrap(), conf);
+        let larger = ClusterSetup { pool_mib: 8192, nodes: None, ..setup() };
+        let grown = larger.conf(&(conf + "Last=1\n")).unwrap();
+        assert!(grown.starts_with("ClusterName=x\n#Licenses=a:1\nLast=1\n# BEGIN") && grown.contains("farmem:8192"));
+        assert!(!grown.contains("farmem:4096") && !grown.contains("PartitionName"), "{grown}");
         let conf = "licenses = matlab:2,farmem:1\nJobSubmitPlugins=lua\nRequeueExit=7";
         let SetupError::Conflict(lines) = setup().conf(conf).unwrap_err() else { panic!() };
         assert_eq!(lines, ["Licenses=matlab:2,farmem:4096,farfield_gate:1", "RequeueExit=7,93"]);
-        assert!(setup().conf(&lines.join("\n")).unwrap().contains("JobSubmitPlugins=lua\nPartitionName"));
-        let included = with_include("ClusterName=x").unwrap();
-        assert_eq!((included.as_str(), with_include(&included)), ("ClusterName=x\ninclude farfield.conf\n", None));
+        let mended = setup().conf(&lines.join("\n")).unwrap();
+        assert!(mended.contains("# BEGIN") && mended.contains("JobSubmitPlugins=lua\nPartitionName"), "{mended}");
     }
 
     #[test]
