@@ -49,8 +49,7 @@ impl RealSlurm {
         }
         let key = scratch.file("munge.key", [7; 1024]);
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o400)).expect("ours");
-        let ports: Vec<TcpListener> = (0..4).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
-        let ports: Vec<u16> = ports.iter().map(|port| port.local_addr().expect("bound").port()).collect();
+        let ports = free_ports();
         let mut conf = format!(
             "ClusterName=test\nSlurmctldHost=localhost(127.0.0.1)\nSlurmUser=root\nSlurmdUser=root\nAuthType=auth/munge\n\
              AuthInfo=socket={at}/run/munge.socket\nSlurmctldPort={}\nStateSaveLocation={at}/state\n\
@@ -222,7 +221,7 @@ impl RealSlurm {
         wait_until("licences, near memory and far memory are given back", || {
             self.charged_mib() == 0
                 && NODES.iter().all(|node| self.agent_jobs(node).is_empty())
-                && server.metric("farfield_server_used_bytes") == 0
+                && server.metric("farfield_used_bytes") == 0
         });
     }
 }
@@ -242,6 +241,13 @@ impl Drop for RealSlurm {
             .output();
         let _ = std::process::Command::new("scancel").args(["--user=root"]).env("SLURM_CONF", &self.conf).output();
     }
+}
+
+/// Ports that were free a moment ago: the controller's, and one for each node.
+fn free_ports() -> Vec<u16> {
+    let listeners: Vec<TcpListener> =
+        (0..=NODES.len()).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
+    listeners.iter().map(|listener| listener.local_addr().expect("bound").port()).collect()
 }
 
 /// A job, or an array of jobs, that was submitted.
@@ -301,7 +307,7 @@ fn more_jobs_run_than_memory_would_allow_and_all_comes_back_whoever_is_killed() 
         let jobs = slurm.agent_jobs(node);
         assert!(jobs.len() == 3 && jobs.iter().all(|job| job["is_running"] == true), "{node}: {jobs:?}");
     }
-    wait_until("all have used their memory", || server.metric("farfield_server_used_bytes") > 300 * MIB);
+    wait_until("all have used their memory", || server.metric("farfield_used_bytes") > 300 * MIB);
     let near = array.near_bytes();
     assert!(near <= 3 * (NODE_MIB * MIB) + 9 * 18 * MIB, "the kernel sees {} MiB", near / MIB);
     let tenth = slurm.submit(&hog, &[]);
@@ -358,7 +364,7 @@ fn jobs_that_lose_their_server_start_again_when_there_is_one() {
     let gate = slurm.gate(&server);
     let jobs = slurm.submit(&hog, &["--array=1-6"]);
     wait_until("all run", || jobs.hogs().len() == 6);
-    wait_until("they use far memory", || server.metric("farfield_server_used_bytes") > 100 * MIB);
+    wait_until("they use far memory", || server.metric("farfield_used_bytes") > 100 * MIB);
     let url = server.url().to_owned();
     server.kill();
     wait_until("all have lost it", || jobs.hogs().is_empty());

@@ -94,10 +94,19 @@ impl Scheduler for Slurm {
         let format = format!("--Format={}", JobRecord::FORMAT);
         let partition = format!("--partition={}", self.partition);
         let squeue = ["--noheader", "--array", "--all", "--states=all", &partition, &format];
-        // Nodes after jobs: a job that starts in between then counts as a foreign one, which is safe.
-        let jobs = self.command("squeue", &squeue)?;
+        let mut jobs = self.command("squeue", &squeue)?;
         let nodes = self.command("scontrol", &["--oneliner", "--all", "show", "node"])?;
         let mut state = text::state(&self.partition, &nodes, &jobs, now_s);
+        if state.nodes.iter().any(|(_, node)| node.foreign_bytes > 0) {
+            // A job that has started in between looks like one without far memory. One that has ended
+            // in between would, if jobs were read after nodes only.
+            jobs = self.command("squeue", &squeue)?;
+            let after = text::state(&self.partition, &nodes, &jobs, now_s);
+            for ((_, node), (_, later)) in state.nodes.iter_mut().zip(&after.nodes) {
+                node.foreign_bytes = node.foreign_bytes.min(later.foreign_bytes);
+                node.foreign_cores = node.foreign_cores.min(later.foreign_cores);
+            }
+        }
         if state.nodes.is_empty() {
             return Err(SlurmError::NoNodes(self.partition.clone()));
         }
