@@ -362,17 +362,21 @@ fn jobs_that_lose_their_server_start_again_when_there_is_one() {
     let server = Server::start(&slurm.scratch, "server", options);
     let _agents = NODES.map(|node| slurm.agent(node, &server));
     let gate = slurm.gate(&server);
-    let jobs = slurm.submit(&hog, &["--array=1-6"]);
-    wait_until("all run", || jobs.hogs().len() == 6);
-    wait_until("they use far memory", || server.metric("farfield_used_bytes") > 100 * MIB);
+    let jobs = slurm.submit(&hog, &["--array=1-9"]);
+    wait_until("all run", || jobs.hogs().len() == 9);
+    // Three on each node, so none has all of its memory near.
+    wait_until("they use far memory", || server.metric("farfield_used_bytes") > 300 * MIB);
     let url = server.url().to_owned();
     server.kill();
     wait_until("all have lost it", || jobs.hogs().is_empty());
-    wait_until("they wait again", || slurm.jobs("PENDING").len() == 6);
+    wait_until("they wait again", || slurm.jobs("PENDING").len() == 9);
     wait_until("their near memory is given back", || NODES.iter().all(|node| slurm.agent_jobs(node).is_empty()));
     wait_until("their part of the pool is given back", || slurm.charged_mib() == 0);
     // Their turn has come: whether they wait for two minutes, as Slurm wants, is not the question.
-    assert_eq!(slurm.run(&["scontrol", "update", &format!("JobId={}", jobs.id), "StartTime=now"]).code, 0);
+    for task in 1..=9 {
+        let job = format!("JobId={}_{task}", jobs.id);
+        assert_eq!(slurm.run(&["scontrol", "update", &job, "StartTime=now"]).code, 0);
+    }
     wait_until("the gate says why", || {
         let reason = slurm.farfield(&["gate", "slurm", "--server", &url, "--explain", &format!("{}_1", jobs.id)]);
         reason.text().contains("no memory server answers")
@@ -381,11 +385,11 @@ fn jobs_that_lose_their_server_start_again_when_there_is_one() {
     let server = Server::start_at(&slurm.scratch, "again", url, options);
     wait_until("all run again", || {
         assert!(!gate.is_over(), "{}", gate.errors());
-        jobs.hogs().len() == 6
+        jobs.hogs().len() == 9
     });
     jobs.tell_to_end();
     wait_until("all have ended", || slurm.jobs("PENDING,RUNNING,COMPLETING").is_empty());
-    for task in 1..=6 {
+    for task in 1..=9 {
         let state = slurm.state(&format!("{}_{task}", jobs.id));
         assert!(state.starts_with("COMPLETED|") && state.contains("|0:0|"), "{state}");
     }

@@ -43,7 +43,7 @@ pub struct SchedulerState {
 pub struct SchedulerJob {
     /// Name of the job in the scheduler.
     pub id: String,
-    /// What the job asks for.
+    /// Cores and memory that the job asks for.
     pub class: JobClass,
     /// Seconds for which the job could have started, if there had been room.
     pub waited_s: u64,
@@ -74,7 +74,7 @@ pub enum BookChange<'a> {
     },
 }
 
-/// What a gate decided about a job.
+/// Decision of a gate about a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "decision", rename_all = "snake_case")]
 pub enum GateEvent {
@@ -131,7 +131,7 @@ pub struct GateRound {
     pub charged_bytes: u64,
     /// Number of jobs that run.
     pub running: usize,
-    /// What was decided.
+    /// Decisions, with those that the scheduler refused.
     pub events: Vec<GateEvent>,
 }
 

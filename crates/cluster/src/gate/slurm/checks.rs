@@ -1,6 +1,6 @@
 //! What would spoil far memory in a cluster of Slurm.
 
-use super::text::Fields;
+use super::text::ScontrolLine;
 use super::{GATE_LICENSE, POOL_LICENSE, RESERVATION, Slurm, SlurmError, setup};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,9 +22,9 @@ pub struct ClusterFinding {
     pub check: &'static str,
     /// Severity.
     pub level: FindingLevel,
-    /// What was found.
+    /// Finding, in a sentence.
     pub found: String,
-    /// What to do; empty if nothing.
+    /// Advice for the operator; empty if nothing has to be done.
     pub advice: String,
 }
 
@@ -105,19 +105,23 @@ impl ClusterFacts {
     }
 
     fn license(&self, name: &str) -> Option<u64> {
-        let fields = self.licenses.lines().map(Fields::parse).find(|fields| fields.get("LicenseName") == Some(name))?;
+        let fields =
+            self.licenses.lines().map(ScontrolLine::parse).find(|fields| fields.get("LicenseName") == Some(name))?;
         fields.get("Total")?.parse().ok()
     }
 
-    fn reservation(&self) -> Option<Fields<'_>> {
-        self.reservations.lines().map(Fields::parse).find(|fields| fields.get("ReservationName") == Some(RESERVATION))
+    fn reservation(&self) -> Option<ScontrolLine<'_>> {
+        self.reservations
+            .lines()
+            .map(ScontrolLine::parse)
+            .find(|fields| fields.get("ReservationName") == Some(RESERVATION))
     }
 
-    fn partition_nodes(&self, partition: &str) -> Vec<Fields<'_>> {
-        let is_in = |fields: &Fields<'_>| {
+    fn partition_nodes(&self, partition: &str) -> Vec<ScontrolLine<'_>> {
+        let is_in = |fields: &ScontrolLine<'_>| {
             fields.get("Partitions").is_some_and(|all| all.split(',').any(|this| this == partition))
         };
-        self.nodes.lines().map(Fields::parse).filter(is_in).collect()
+        self.nodes.lines().map(ScontrolLine::parse).filter(is_in).collect()
     }
 
     fn submission(&self) -> ClusterFinding {
@@ -172,7 +176,7 @@ impl ClusterFacts {
     fn nodes(&self, partition: &str) -> ClusterFinding {
         let check = "nodes";
         let nodes = self.partition_nodes(partition);
-        let is_away = |fields: &&Fields<'_>| {
+        let is_away = |fields: &&ScontrolLine<'_>| {
             let state = fields.get("State").unwrap_or_default();
             ["DOWN", "DRAIN", "FAIL", "*"].iter().any(|word| state.contains(word))
         };
@@ -210,7 +214,7 @@ impl ClusterFacts {
     fn others(&self, partition: &str) -> ClusterFinding {
         let check = "nodes of its own";
         let nodes = self.partition_nodes(partition);
-        let is_shared = |fields: &&Fields<'_>| fields.get("Partitions").is_some_and(|all| all.contains(','));
+        let is_shared = |fields: &&ScontrolLine<'_>| fields.get("Partitions").is_some_and(|all| all.contains(','));
         let shared: Vec<&str> = nodes.iter().filter(is_shared).filter_map(|fields| fields.get("NodeName")).collect();
         match shared.is_empty() {
             true => fine(check, "no other partition has them"),
@@ -301,7 +305,7 @@ fn broken(check: &'static str, found: impl Into<String>, advice: impl Into<Strin
 pub fn node_memory(facts: &ClusterFacts, partition: &str) -> BTreeMap<String, u64> {
     let nodes = facts.partition_nodes(partition);
     let memory =
-        |fields: &Fields<'_>| Some((fields.get("NodeName")?.to_owned(), fields.get("RealMemory")?.parse().ok()?));
+        |fields: &ScontrolLine<'_>| Some((fields.get("NodeName")?.to_owned(), fields.get("RealMemory")?.parse().ok()?));
     nodes.iter().filter_map(memory).collect()
 }
 

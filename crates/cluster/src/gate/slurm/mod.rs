@@ -16,7 +16,7 @@ pub mod text;
 use super::{BookChange, Scheduler, SchedulerJob, SchedulerState};
 use command::run;
 use std::time::Duration;
-use text::{Fields, JobRecord};
+use text::{QueueLine, ScontrolLine};
 
 /// Licence that a job waits for until the gate admits it.
 pub const GATE_LICENSE: &str = "farfield_gate";
@@ -43,7 +43,7 @@ pub enum SlurmError {
     Failed {
         /// Command line.
         command: String,
-        /// What it wrote to stderr, or its exit code.
+        /// Text that it wrote to stderr, or its exit code.
         answer: String,
     },
     /// A command of Slurm did not end in time.
@@ -80,7 +80,8 @@ impl Slurm {
 
     fn read_pool(&self) -> Result<u64, SlurmError> {
         let licenses = self.command("scontrol", &["--oneliner", "show", "licenses"])?;
-        let pool = licenses.lines().map(Fields::parse).find(|fields| fields.get("LicenseName") == Some(POOL_LICENSE));
+        let pool =
+            licenses.lines().map(ScontrolLine::parse).find(|fields| fields.get("LicenseName") == Some(POOL_LICENSE));
         let total: Option<u64> = pool.and_then(|fields| fields.get("Total")?.parse().ok());
         total.map(|mib| mib << 20).ok_or(SlurmError::NoPool)
     }
@@ -91,7 +92,7 @@ impl Scheduler for Slurm {
 
     fn read(&mut self, now_s: u64) -> Result<SchedulerState, SlurmError> {
         let pool_bytes = self.read_pool()?;
-        let format = format!("--Format={}", JobRecord::FORMAT);
+        let format = format!("--Format={}", QueueLine::FORMAT);
         let partition = format!("--partition={}", self.partition);
         let squeue = ["--noheader", "--array", "--all", "--states=all", &partition, &format];
         let mut jobs = self.command("squeue", &squeue)?;

@@ -15,12 +15,12 @@ const END: &str = "# END of lines by `farfield cluster init`.";
 /// First line of a `job_submit.lua` that is ours.
 const OURS: &str = "-- Written by `farfield cluster init`.";
 
-/// What an operator decides.
+/// Decisions of an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterSetup {
     /// Partition of jobs with far memory.
     pub partition: String,
-    /// Its nodes, as Slurm writes them; `None` if the partition exists.
+    /// Nodes of the partition, as Slurm writes them; `None` if the partition exists.
     pub nodes: Option<String>,
     /// Size of the pool in MiB.
     pub pool_mib: u64,
@@ -36,14 +36,14 @@ pub enum SetupError {
     Name {
         /// Name of the option.
         what: &'static str,
-        /// Its value.
+        /// Value of the option.
         name: String,
     },
     /// More than Slurm can count.
     #[error("a pool has at least 1 MiB and at most 4 PiB")]
     Pool,
     /// `slurm.conf` has lines with the same names.
-    #[error("slurm.conf has lines of its own for what Farfield needs. Change them to these, and run this again:\n{}", .0.join("\n"))]
+    #[error("slurm.conf has lines for what Farfield needs. Change them to these, and run this again:\n{}", .0.join("\n"))]
     Conflict(Vec<String>),
 }
 
@@ -149,7 +149,8 @@ pub fn job_submit(existing: Option<&str>, script: &str) -> Result<Option<String>
             ))
         }
         _ => Ok(Some(format!(
-            "{OURS}\n{load}\n\nfunction slurm_job_submit(job, partitions, uid)\n  return farfield_job_submit(job)\nend\n\n\
+            "{OURS}\n{load}\n\n\
+             function slurm_job_submit(job, partitions, uid)\n  return farfield_job_submit(job)\nend\n\n\
              function slurm_job_modify(job, record, partitions, uid)\n  return farfield_job_modify(job, record, uid)\n\
              end\n\nreturn slurm.SUCCESS\n"
         ))),

@@ -20,16 +20,16 @@ const RUNNING_STATES: [&str; 8] =
 /// A line of `scontrol --oneliner`: words `Name=value`. Of words with one name the first counts,
 /// because texts that people write come after the fields that are read here.
 #[derive(Clone, Debug, Default)]
-pub struct Fields<'a>(BTreeMap<&'a str, &'a str>);
+pub struct ScontrolLine<'a>(BTreeMap<&'a str, &'a str>);
 
-impl<'a> Fields<'a> {
+impl<'a> ScontrolLine<'a> {
     /// Splits a line.
-    pub fn parse(line: &'a str) -> Fields<'a> {
+    pub fn parse(line: &'a str) -> ScontrolLine<'a> {
         let mut fields = BTreeMap::new();
         for (name, value) in line.split_whitespace().filter_map(|word| word.split_once('=')) {
             fields.entry(name).or_insert(value);
         }
-        Fields(fields)
+        ScontrolLine(fields)
     }
 
     /// Returns a value.
@@ -42,7 +42,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// What a job asked for, and what a gate has decided about it, as its AdminComment says.
+/// Claim of a job and decision of a gate about it, as the AdminComment says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FarComment {
     /// Memory in MiB.
@@ -83,7 +83,7 @@ impl FarComment {
 
 /// A line of `squeue`.
 #[derive(Clone, Debug)]
-pub(super) struct JobRecord<'a> {
+pub(super) struct QueueLine<'a> {
     id: &'a str,
     state: &'a str,
     reason: &'a str,
@@ -95,19 +95,19 @@ pub(super) struct JobRecord<'a> {
     eligible_s: Option<u64>,
 }
 
-impl<'a> JobRecord<'a> {
-    /// Fields in the order in which they are parsed. None of them is written by users as they like.
+impl<'a> QueueLine<'a> {
+    /// ScontrolLine in the order in which they are parsed. None of them is written by users as they like.
     pub(super) const FORMAT: &'static str = "JobArrayID:|,State:|,Licenses:|,NodeList:|,NumCPUs:|,PriorityLong:|,\
         admin_comment:|,EligibleTime:|,Reason:|";
 
-    fn parse(line: &'a str) -> Option<JobRecord<'a>> {
+    fn parse(line: &'a str) -> Option<QueueLine<'a>> {
         let mut fields = line.split('|').map(str::trim);
         let mut next = || fields.next();
         let (id, state, licenses, nodes) = (next()?, next()?, next()?, next()?);
         let (cores, priority, comment, eligible) = (next()?, next()?, next()?, next()?);
         // The id becomes an argument of commands.
         let is_id = |id: &str| !id.is_empty() && id.chars().all(|c| c.is_ascii_digit() || c == '_');
-        is_id(id).then_some(JobRecord {
+        is_id(id).then_some(QueueLine {
             id,
             state,
             reason: next()?,
@@ -143,7 +143,7 @@ pub fn state(partition: &str, nodes: &str, jobs: &str, now_s: u64) -> SchedulerS
         state.nodes.iter().enumerate().map(|(index, (name, _))| (name.clone(), index)).collect();
     let mut ranked = Vec::new();
     for line in jobs.lines().filter(|line| !line.trim().is_empty()) {
-        let Some(record) = JobRecord::parse(line) else {
+        let Some(record) = QueueLine::parse(line) else {
             state.ignored.push((
                 line.split('|').next().unwrap_or_default().to_owned(),
                 "squeue's line is not understood".into(),
@@ -174,7 +174,7 @@ pub fn state(partition: &str, nodes: &str, jobs: &str, now_s: u64) -> SchedulerS
 }
 
 fn parse_node(line: &str, partition: &str) -> Option<(String, GateNode)> {
-    let fields = Fields::parse(line);
+    let fields = ScontrolLine::parse(line);
     let name = fields.get("NodeName")?;
     if !fields.get("Partitions")?.split(',').any(|this| this == partition) {
         return None;
@@ -195,7 +195,7 @@ fn parse_node(line: &str, partition: &str) -> Option<(String, GateNode)> {
 
 /// `None` for a job without far memory.
 fn parse_job(
-    record: &JobRecord<'_>,
+    record: &QueueLine<'_>,
     is_pending: bool,
     nodes: &BTreeMap<String, usize>,
     now_s: u64,

@@ -58,7 +58,7 @@ pub enum GatePhase {
 /// Job that may have far memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GateJob {
-    /// What the job asks for.
+    /// Cores and memory that the job asks for.
     pub class: JobClass,
     /// Progress of the job.
     pub phase: GatePhase,
