@@ -372,6 +372,10 @@ fn jobs_that_lose_their_server_start_again_when_there_is_one() {
     wait_until("they wait again", || slurm.jobs("PENDING").len() == 9);
     wait_until("their near memory is given back", || NODES.iter().all(|node| slurm.agent_jobs(node).is_empty()));
     wait_until("their part of the pool is given back", || slurm.charged_mib() == 0);
+    wait_until("the gate has taken its admissions back, and knows that the server is away", || {
+        let licenses = slurm.run(&["squeue", "-h", "-r", "-O", "Licenses"]).text();
+        licenses.matches("farfield_gate:1").count() == 9 && gate.errors().contains("nobody is admitted")
+    });
     // Their turn has come: whether they wait for two minutes, as Slurm wants, is not the question.
     for task in 1..=9 {
         let job = format!("JobId={}_{task}", jobs.id);

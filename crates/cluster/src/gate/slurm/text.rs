@@ -96,7 +96,7 @@ pub(super) struct QueueLine<'a> {
 }
 
 impl<'a> QueueLine<'a> {
-    /// ScontrolLine in the order in which they are parsed. None of them is written by users as they like.
+    /// Fields in the order in which they are parsed. None of them is written by users as they like.
     pub(super) const FORMAT: &'static str = "JobArrayID:|,State:|,Licenses:|,NodeList:|,NumCPUs:|,PriorityLong:|,\
         admin_comment:|,EligibleTime:|,Reason:|";
 
