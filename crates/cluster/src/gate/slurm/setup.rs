@@ -43,7 +43,7 @@ pub enum SetupError {
     #[error("a pool has at least 1 MiB and at most 4 PiB")]
     Pool,
     /// `slurm.conf` has lines with the same names.
-    #[error("slurm.conf has lines for what Farfield needs. Change them to these, and run this again:\n{}", .0.join("\n"))]
+    #[error("slurm.conf has lines for this already. Change them to these, then run this again:\n{}", .0.join("\n"))]
     Conflict(Vec<String>),
 }
 
