@@ -6,6 +6,7 @@
 //!
 //! - `probes.rs`: do the memory and system calls mean the same? (the C programs in `programs/`)
 //! - `programs.rs`: do programs that people use give the same results?
+//! - `python.rs`: can a Python that runs already be given far memory?
 //! - `budget.rs`: does near memory stay within its budget, measured from outside?
 //! - `faults.rs`: does every fault of the world end in time, with a message?
 //! - `heaps.rs`: does a far heap outlive its server, whatever it was doing?

@@ -50,6 +50,17 @@ pub(crate) fn build() -> Result<()> {
     Ok(())
 }
 
+/// Makes the wheel of the Python package from a release build.
+pub(crate) fn wheel() -> Result<()> {
+    build()?;
+    let mut command = Command::new("python3");
+    command.current_dir(project()).arg("python/make_wheel.py");
+    command.args([target().join("release"), target().join("wheels")]).arg(env!("CARGO_PKG_VERSION"));
+    let status = command.status().context("cannot start python3")?;
+    ensure!(status.success(), "the wheel could not be made: it needs pip, setuptools and wheel for python3");
+    Ok(())
+}
+
 /// Keeps what the tests run: the same with assertions, which was built with the test programs. Returns where its `farfield` is, in a
 /// folder of its own, because later builds have other features.
 pub(crate) fn keep_checked() -> Result<PathBuf> {

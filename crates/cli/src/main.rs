@@ -6,6 +6,7 @@ mod bench;
 mod cluster;
 mod doctor;
 mod gate;
+mod keep;
 mod log;
 mod metrics;
 mod near;
@@ -48,6 +49,7 @@ Examples:
 #[derive(Subcommand, Debug)]
 enum Command {
     Run(run::RunArgs),
+    Keep(keep::KeepArgs),
     Profile(profile::ProfileArgs),
     Advise(advise::AdviseArgs),
     Serve(serve::ServeArgs),
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
     };
     match cli.command {
         Command::Run(args) => run::run(args),
+        Command::Keep(args) => keep::run(args),
         Command::Profile(args) => profile::run(args),
         Command::Advise(args) => finish(advise::run(&args)),
         Command::Serve(args) => finish(serve::run(args)),
@@ -91,7 +94,7 @@ fn main() -> ExitCode {
 /// returns the code for a program that was not started.
 fn misused(error: &clap::Error) -> ExitCode {
     let _ = error.print();
-    let run = std::env::args_os().nth(1).is_some_and(|word| word == "run" || word == "profile");
+    let run = std::env::args_os().nth(1).is_some_and(|word| word == "run" || word == "keep" || word == "profile");
     match error.use_stderr() {
         true if run => ExitCode::from(farfield_pager::control::exit::REFUSED as u8),
         true => ExitCode::from(2),

@@ -110,13 +110,23 @@ be executed or found. 93 to 97 are ours: memory server lost, far memory full, a 
 ours, or not started because it could not have had far memory. docs/cli.md has the whole story.";
 
 #[derive(Clone, Copy, ValueEnum, Debug)]
-enum ModeArg {
+pub(crate) enum ModeArg {
     /// Signal mode where possible, else threads
     Auto,
     /// In the faulting thread: fast
     Signal,
     /// In handler threads of Farfield: slower, works for every program
     Thread,
+}
+
+impl From<ModeArg> for FaultMode {
+    fn from(mode: ModeArg) -> FaultMode {
+        match mode {
+            ModeArg::Auto => FaultMode::Auto,
+            ModeArg::Signal => FaultMode::Signal,
+            ModeArg::Thread => FaultMode::Thread,
+        }
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum, Debug)]
@@ -166,11 +176,7 @@ fn options(args: RunArgs) -> anyhow::Result<Options> {
         agent,
         hold,
         places,
-        mode: match args.mode {
-            ModeArg::Auto => FaultMode::Auto,
-            ModeArg::Signal => FaultMode::Signal,
-            ModeArg::Thread => FaultMode::Thread,
-        },
+        mode: args.mode.into(),
         huge_pages: args.huge_pages || huge_pages,
         far,
         token: crate::token::read(args.token_file.as_deref())?,

@@ -39,6 +39,15 @@ pub fn may_filter_with_privileges() -> bool {
     result.is_ok() && data[0] & (1 << 21) != 0
 }
 
+/// Checks whether the kernel lets this process install filters that trap. Changes nothing.
+pub fn check() -> Result<()> {
+    const RET_TRAP: u32 = 0x0003_0000;
+    let action = RET_TRAP;
+    let args = [libc::SECCOMP_GET_ACTION_AVAIL as usize, 0, &raw const action as usize, 0, 0, 0];
+    // SAFETY: `action` is readable.
+    unsafe { syscall(libc::SYS_seccomp, args) }.map(drop)
+}
+
 /// Gives up the gaining of privileges through `exec`, for this thread and all that it starts.
 pub fn set_no_new_privileges() -> Result<()> {
     // SAFETY: numbers only.

@@ -73,6 +73,9 @@ pub struct JobConfig {
     pub near_least_bytes: AtomicU64,
     /// Process id of the private memory server; 0 if there is none. Its memory is not the job's.
     pub server_pid: AtomicU32,
+    /// Process whose far memory this is, if it was not started by its runner (`farfield keep`); else
+    /// 0.
+    pub kept_pid: AtomicU32,
     /// 1 once the agent of the node has given the job a budget and the program may start.
     pub is_admitted: AtomicU32,
     /// Socket of the agent that decides the budget; empty if there is none.

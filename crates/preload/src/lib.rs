@@ -1,11 +1,11 @@
-//! The shared library that `farfield run` loads into a program.
+//! The shared library that `farfield run` loads into a program, or that a program loads itself.
 //!
-//! Only the entry point, the allocator, and an `mmap` in front of glibc's are here; everything else
+//! Only the entry points, the allocator, and an `mmap` in front of glibc's are here; everything else
 //! is in `farfield_pager::inside`.
 
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use farfield_pager::filter::reservation_flags;
-use farfield_pager::inside::{heap::PreloadAllocator, start};
+use farfield_pager::inside::{heap::PreloadAllocator, late_start, start};
 
 #[global_allocator]
 static HEAP: PreloadAllocator = PreloadAllocator;
@@ -18,6 +18,35 @@ extern "C" fn constructor(_: c_int, _: *const *const c_char, environment: *const
 #[used]
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = constructor;
+
+/// Switches far memory on in this process, which runs already. It joins the job whose configuration
+/// is at `path`; `library` is the path of this library. Returns 0, or -1 with the reason in
+/// `message`, as a NUL-terminated text of at most `message_bytes` bytes. Nothing is read from the
+/// environment, and nothing is changed if the conditions are not met.
+///
+/// # Safety
+/// `path` and `library` must be NUL-terminated; `message` must have room for `message_bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farfield_start(
+    path: *const c_char,
+    library: *const c_char,
+    message: *mut c_char,
+    message_bytes: usize,
+) -> c_int {
+    // SAFETY: by the caller.
+    let (path, library) = unsafe { (CStr::from_ptr(path), CStr::from_ptr(library)) };
+    let Err(error) = late_start::start(path, library) else { return 0 };
+    if message_bytes > 0 {
+        let text = error.to_string();
+        let len = text.len().min(message_bytes - 1);
+        // SAFETY: room by the caller.
+        unsafe {
+            core::ptr::copy_nonoverlapping(text.as_ptr(), message.cast(), len);
+            message.add(len).write(0);
+        }
+    }
+    -1
+}
 
 /// Maps memory as glibc's `mmap` does, but gives reservations a flag by which the filter can tell
 /// them from the loader's.

@@ -292,6 +292,19 @@ fn is_ours(signal: i32) -> bool {
     matches!(signal, libc::SIGBUS | libc::SIGSYS)
 }
 
+/// Puts our handler before each handler that the program has already. Used where the program had
+/// run before far memory was switched on.
+pub fn adopt_actions() -> Result<()> {
+    const SIGNALS: i32 = 64;
+    for signal in (1..=SIGNALS).filter(|signal| !is_ours(*signal) && bit(*signal) & UNBLOCKABLE == 0) {
+        let action = signals::action(signal)?;
+        if action.handler > libc::SIG_IGN {
+            replace_action(signal, action)?;
+        }
+    }
+    Ok(())
+}
+
 /// Sets an action, and returns the one before.
 fn replace_action(signal: i32, mut asked: Action) -> Result<Action> {
     asked.mask &= !UNBLOCKABLE;

@@ -8,8 +8,8 @@ use super::signal::OURS;
 use super::sync::Wait;
 use super::table::CHUNK;
 use super::{
-    aio, arm, clone, delivery, exec, forking, huge, inherited_fds, io_uring, limits, own_faults, start, store,
-    syscall_pinning, thread, tracing,
+    aio, arm, clone, delivery, exec, forking, huge, inherited_fds, io_uring, late_start, limits, own_faults, start,
+    store, syscall_pinning, thread, tracing,
 };
 use crate::control::exit;
 use crate::space::{FOREIGN, PageRange};
@@ -43,6 +43,7 @@ pub fn on_call(number: usize, context: &Context) -> CallOutcome {
         // Protection keys belong to the kernel's mappings, and ours are one reservation.
         libc::SYS_pkey_mprotect => error(libc::EINVAL),
         libc::SYS_madvise => advise(runtime, args),
+        libc::SYS_brk if late_start::is_late() => hold_break(number, args),
         libc::SYS_brk => move_break(runtime, args[0]),
         libc::SYS_mincore if pages_of(args[0], args[1]).is_some_and(|range| !runtime.space.lock().is_mapped(range)) => {
             error(libc::ENOMEM)
@@ -517,6 +518,15 @@ fn move_break(runtime: &Runtime, wanted: usize) -> CallOutcome {
     }
     *end = wanted;
     CallOutcome::Done(wanted as isize)
+}
+
+/// Serves `brk` in a program in which far memory was switched on later. Its break is the kernel's,
+/// and lower addresses are granted. Growth is refused: that memory could not become far. glibc
+/// then takes mappings instead, which can.
+fn hold_break(number: usize, args: [usize; 6]) -> CallOutcome {
+    // SAFETY: asks for the break.
+    let end = unsafe { super::call::forward(number, [0; 6]) };
+    if args[0] as isize > end { CallOutcome::Done(end) } else { CallOutcome::Forward }
 }
 
 /// Serves `rt_sigprocmask` as asked, but keeps our two signals open. The mask in the context is

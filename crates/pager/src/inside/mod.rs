@@ -20,6 +20,7 @@ pub mod heap;
 pub mod huge;
 pub mod inherited_fds;
 pub mod io_uring;
+pub mod late_start;
 pub mod limits;
 pub mod loader;
 pub mod lock;

@@ -5,7 +5,7 @@ use super::call::{CallOutcome, Context};
 use super::delivery::HandlerReturn;
 use super::own_code::{self, OwnCode};
 use super::runtime::{Phase, RUNTIME};
-use super::{delivery, emulate, fault, storage, syscall_pinning, thread};
+use super::{delivery, emulate, fault, late_start, storage, syscall_pinning, thread};
 use crate::filter::TRAP_DATA;
 use crate::window;
 use core::sync::atomic::Ordering;
@@ -16,6 +16,9 @@ pub const OURS: SignalSet = bit(libc::SIGBUS) | bit(libc::SIGSYS);
 
 /// Value of `si_code` for a seccomp trap.
 const SYS_SECCOMP: i32 = 1;
+
+/// Length of the instruction `syscall`.
+const SYSCALL_BYTES: usize = 2;
 
 const SEGV_MAPERR: i32 = 1;
 const SEGV_ACCERR: i32 = 2;
@@ -82,7 +85,10 @@ fn bus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> H
     let (address, code, context_) = unsafe { ((*info).si_addr() as usize, (*info).si_code, Context::new(context)) };
     if code == BUS_ADRERR && window::contains(address) && fault::settled_phase(&RUNTIME) == Phase::Armed {
         let _own = OwnCode::enter();
-        prepare_stack(&context_);
+        if prepare_stack(&context_) && late_start::is_late() {
+            // This thread is older than far memory: the access is tried again on the new stack.
+            return HandlerReturn::CurrentFrame;
+        }
         if fault::on_fault(address, context_.is_write_fault(), Some(&context_)) {
             return HandlerReturn::CurrentFrame;
         }
@@ -105,7 +111,12 @@ fn sys(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> H
         return pass_on(signal, info, &context_);
     }
     let _own = OwnCode::enter();
-    prepare_stack(&context_);
+    if prepare_stack(&context_) && late_start::is_late() {
+        // This thread is older than far memory, and its own stack may be small: the call is made
+        // again, on the new stack. (The kernel has restored the number.)
+        context_.set_ip(context_.ip() - SYSCALL_BYTES);
+        return HandlerReturn::CurrentFrame;
+    }
     match emulate::on_call(number as usize, &context_) {
         CallOutcome::Done(value) => context_.set_result(value),
         CallOutcome::Forward => syscall_pinning::forward(number as usize, &context_),
@@ -140,18 +151,44 @@ pub fn program_handler() -> extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::
 }
 
 /// Gives a thread an alternate stack on its first signal, from the return of this handler on.
-fn prepare_stack(context: &Context) {
-    let Some(record) = thread::current() else { return };
+/// Returns whether it had none of ours.
+fn prepare_stack(context: &Context) -> bool {
+    let Some(record) = thread::current() else { return false };
     let in_force = context.alternate_stack();
     // (A record that an earlier thread has left has a stack already, which is not in force for this
     // one.)
     if in_force.ss_sp as usize == record.stack.load(Ordering::Relaxed) && in_force.ss_size > 0 {
-        return;
+        return false;
     }
-    if let Ok((base, len)) = record.alternate_stack() {
-        // SAFETY: only this thread uses the field.
-        unsafe { *record.program_stack.get() = in_force };
-        context.set_alternate_stack(base, len);
+    let Ok((base, len)) = record.alternate_stack() else { return false };
+    // SAFETY: only this thread uses the field.
+    unsafe { *record.program_stack.get() = in_force };
+    context.set_alternate_stack(base, len);
+    if in_force.ss_size > 0 && late_start::is_late() {
+        replace_stack(base, len);
+    }
+    true
+}
+
+/// Replaces the alternate stack of this thread, on which this handler may run. The kernel refuses
+/// that to a thread whose stack pointer is there, so the call is made with one on the new stack.
+fn replace_stack(base: usize, len: usize) {
+    let stack = libc::stack_t { ss_sp: base as *mut libc::c_void, ss_flags: 0, ss_size: len };
+    // SAFETY: the new stack is mapped and nobody uses it yet; every signal but ours is blocked, and
+    // nothing here raises one. The gate is `syscall; ret` and leaves `saved` as it is.
+    unsafe {
+        core::arch::asm!(
+            "mov {saved}, rsp",
+            "mov rsp, {top}",
+            "call {gate}",
+            "mov rsp, {saved}",
+            saved = out(reg) _,
+            top = in(reg) base + len,
+            gate = in(reg) farfield_os::gate::address(),
+            inlateout("rax") libc::SYS_sigaltstack as isize => _,
+            in("rdi") &raw const stack, in("rsi") 0usize,
+            out("rcx") _, out("r11") _,
+        );
     }
 }
 

@@ -66,9 +66,10 @@ pub fn entry() -> usize {
 /// File name of the preload library.
 const LIBRARY: &[u8] = b"libfarfield_preload.so";
 
-type Step = (&'static str, Errno);
+/// Step that failed, and why.
+pub(super) type Step = (&'static str, Errno);
 
-fn at(step: &'static str) -> impl FnOnce(Errno) -> Step {
+pub(super) fn at(step: &'static str) -> impl FnOnce(Errno) -> Step {
     move |errno| (step, errno)
 }
 
@@ -77,27 +78,11 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
     // gate.
     storage::start();
     map_gate().map_err(at("the gate page could not be mapped"))?;
-    remember_standard_error();
-    // Unwinding takes locks of the loader, which the interrupted thread may hold, and could not
-    // leave a handler anyway.
-    std::panic::set_hook(Box::new(|panic| fail(exit::INTERNAL, format_args!("{panic}"))));
-    let (config, control) = map_blocks(path)?;
+    let blocks = map_blocks(path)?;
     let own = preload.to_bytes().split(|b| matches!(b, b':' | b' ')).find(|entry| entry.ends_with(LIBRARY));
     exec::remember(own.unwrap_or(preload.to_bytes()), path.to_bytes());
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: NOREPLACE touches nobody's memory.
-    unsafe { memory::mmap(window::BASE, window::LEN, libc::PROT_NONE, flags, -1, 0) }
-        .map_err(at("no address space for the window of far memory (is `ulimit -v` set?)"))?;
-    huge::start(config.huge_pages.load(Ordering::Relaxed) != 0);
-    // SAFETY: reads what the kernel gave the program.
-    ENTRY.store(unsafe { libc::getauxval(libc::AT_ENTRY) } as usize, Ordering::Relaxed);
-    let table = table::PageWordTable::reserve().map_err(at("no address space for the page table"))?;
-    let slot = control
-        .take_slot(process::pid() as u32, process::identity())
-        .ok_or(("too many processes in this job", Errno(libc::EAGAIN)))?;
-    RUNTIME.set_up(config, control, slot, table);
-    RUNTIME.threads.reserve().map_err(at("no address space for the thread table"))?;
-    limits::start();
+    reserve_window()?;
+    prepare(blocks)?;
     move_break();
     let advanced = RUNTIME.advance(Phase::Off, Phase::Dormant);
     assert!(advanced);
@@ -108,18 +93,51 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
     }
     let mask = signals::set_mask(!0);
     signals::set_mask(mask & !signal::OURS);
-    if !filter_is_inherited() {
-        if !seccomp::may_filter_with_privileges() {
-            seccomp::set_no_new_privileges().map_err(at("PR_SET_NO_NEW_PRIVS failed"))?;
-        }
-        seccomp::install(&filter::program(&loader::early_calls()))
-            .map_err(at("the system call filter could not be installed"))?;
-    }
+    if filter_is_inherited() { Ok(()) } else { install_filter() }
+}
+
+/// Reserves the window. Fails, and changes nothing, if something is mapped there.
+pub(super) fn reserve_window() -> Result<(), Step> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: NOREPLACE touches nobody's memory.
+    unsafe { memory::mmap(window::BASE, window::LEN, libc::PROT_NONE, flags, -1, 0) }
+        .map_err(at("no address space for the window of far memory (is `ulimit -v` set?)"))?;
     Ok(())
 }
 
+/// Installs the filter for all threads of this process.
+pub(super) fn install_filter() -> Result<(), Step> {
+    if !seccomp::may_filter_with_privileges() {
+        seccomp::set_no_new_privileges().map_err(at("PR_SET_NO_NEW_PRIVS failed"))?;
+    }
+    seccomp::install(&filter::program(&loader::early_calls()))
+        .map_err(at("the system call filter could not be installed"))
+}
+
+/// Makes the runtime ready to go on as dormant: the window is reserved, and nothing traps yet.
+pub(super) fn prepare((config, control): Blocks) -> Result<(), Step> {
+    remember_standard_error();
+    // Unwinding takes locks of the loader, which the interrupted thread may hold, and could not
+    // leave a handler anyway.
+    std::panic::set_hook(Box::new(|panic| fail(exit::INTERNAL, format_args!("{panic}"))));
+    huge::start(config.huge_pages.load(Ordering::Relaxed) != 0);
+    // SAFETY: reads what the kernel gave the program.
+    ENTRY.store(unsafe { libc::getauxval(libc::AT_ENTRY) } as usize, Ordering::Relaxed);
+    let table = table::PageWordTable::reserve().map_err(at("no address space for the page table"))?;
+    let slot = control
+        .take_slot(process::pid() as u32, process::identity())
+        .ok_or(("too many processes in this job", Errno(libc::EAGAIN)))?;
+    RUNTIME.set_up(config, control, slot, table);
+    RUNTIME.threads.reserve().map_err(at("no address space for the thread table"))?;
+    limits::start();
+    Ok(())
+}
+
+/// Configuration and accounts of the job.
+pub(super) type Blocks = (&'static JobConfig, &'static JobAccounts);
+
 /// Maps the configuration, read-only, and the accounts of the job.
-fn map_blocks(path: &CStr) -> Result<(&'static JobConfig, &'static JobAccounts), Step> {
+pub(super) fn map_blocks(path: &CStr) -> Result<Blocks, Step> {
     const CLOSED: &str = "the job's control block cannot be opened (has farfield run ended?)";
     // The descriptors are inherited if the path is closed to this user or name space, or leads to
     // another process there.
@@ -167,7 +185,7 @@ fn map<T>(fd: i32, protection: i32) -> Result<usize, Step> {
         .map_err(at("the job's control block cannot be mapped"))
 }
 
-fn map_gate() -> farfield_os::Result<()> {
+pub(super) fn map_gate() -> farfield_os::Result<()> {
     // syscall; ret, twice, 16 bytes apart.
     let mut code = [0xCCu8; 32];
     code[..3].copy_from_slice(&[0x0F, 0x05, 0xC3]);
@@ -196,7 +214,7 @@ fn move_break() {
 
 /// Checks whether a filter of ours, kept over exec, answers already. clone3 with nonsense returns
 /// EINVAL without one.
-fn filter_is_inherited() -> bool {
+pub(super) fn filter_is_inherited() -> bool {
     let result: isize;
     // SAFETY: an invalid request, refused by filter or kernel. Not through the gate, which the
     // filter lets pass.

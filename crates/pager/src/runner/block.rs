@@ -13,6 +13,7 @@ use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Name of a job's configuration, as `/proc/PID/fd` and `/proc/PID/maps` show it.
@@ -185,24 +186,40 @@ fn open_shared<T>(path: &Path, name: &CStr) -> io::Result<File> {
 
 /// Finds the blocks of the job that process `pid` belongs to, and the pid of its runner.
 ///
-/// All processes of a job descend from its runner, which adopts orphans. The statements of a
+/// All processes of a job descend from its runner, which adopts orphans, or from the process that it
+/// keeps far memory for. The statements of a
 /// process about itself are not believed: it may be another user's, and lead the caller to a runner
 /// of its own.
 pub fn find_control(pid: u32) -> io::Result<(u32, ControlBlock)> {
     let own = runner_path(pid)?;
     let mut outermost = own.map(|path| (pid, path));
     let mut at = pid;
+    let mut line = vec![pid];
     while let Some(parent) = sys::parent(at).filter(|&parent| parent != 0 && parent != at) {
         // Processes of other users cannot be looked into.
         if let Ok(Some(path)) = runner_path(parent) {
             outermost = Some((parent, path));
         }
+        line.push(parent);
         at = parent;
+    }
+    if outermost.is_none()
+        && let Some(kept) = find_jobs().into_iter().find(|(runner, control)| keeps(*runner, control, &line))
+    {
+        return Ok(kept);
     }
     let (runner, path) = outermost.ok_or_else(|| {
         io::Error::new(io::ErrorKind::NotFound, format!("process {pid} does not belong to a job of `farfield run`"))
     })?;
     Ok((runner, ControlBlock::open(&path)?))
+}
+
+/// Checks whether this runner keeps the far memory of one of these processes, which it did not
+/// start. It must be of the process's own user: that one could read and write the process anyway.
+fn keeps(runner: u32, control: &ControlBlock, pids: &[u32]) -> bool {
+    let user = |pid: u32| std::fs::metadata(format!("/proc/{pid}")).map(|process| process.uid()).ok();
+    let kept = control.config().kept_pid.load(Ordering::Relaxed);
+    kept != 0 && pids.contains(&kept) && user(kept).is_some() && user(kept) == user(runner)
 }
 
 /// Finds all jobs whose runner this user may look into, with the pids of their runners.

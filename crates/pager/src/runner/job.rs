@@ -14,14 +14,15 @@ use super::{
     preload, program, requests,
 };
 use crate::config::ENV_CONTROL;
-use crate::control::{FaultMode, believed};
+use crate::control::{FaultMode, believed, exit};
 use farfield_core::policy::budget_controller::WINDOW;
 use farfield_os::serving;
 use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io::{IsTerminal, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -30,6 +31,8 @@ use std::time::{Duration, Instant};
 const SWEEP_EVERY: Duration = Duration::from_millis(50);
 /// Interval between two updates of the progress line.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
+/// Time after which far memory that nobody has joined is not kept any longer.
+const JOIN_WITHIN: Duration = Duration::from_secs(60);
 /// Time that an orphan of the job may take to show that it uses far memory.
 const ORPHAN_GRACE: Duration = Duration::from_millis(250);
 
@@ -88,8 +91,35 @@ impl ProgramExit {
     }
 }
 
+/// A process that runs already, and for which this process is the runner.
+struct KeptProcess<'a> {
+    pid: u32,
+    /// Descriptor that is readable when the process has ended.
+    pidfd: OwnedFd,
+    /// Called with the blocks of the job once they are ready for the process.
+    ready: &'a dyn Fn(&ControlBlock),
+}
+
 /// Runs the program with far memory. Blocks until it and all its far-memory children have ended.
 pub fn run(options: &Options) -> Result<ProgramExit, JobRefusal> {
+    run_job(options, None)
+}
+
+/// Keeps far memory for process `pid`, which runs already and is of this user: the runner without a
+/// program. Calls `ready` when the process may join the job, and blocks until the process and all
+/// its far-memory children have ended. `options.command` is for the report alone. Returns the exit
+/// code of a process that ended because of us, else 0: the process's own is not known here.
+pub fn keep(options: &Options, pid: u32, ready: &dyn Fn(&ControlBlock)) -> Result<ProgramExit, JobRefusal> {
+    let refusal = |error| JobRefusal::NoProcess { pid, error };
+    let pidfd = sys::pidfd(pid).map_err(refusal)?;
+    let owner = std::fs::metadata(format!("/proc/{pid}")).map_err(refusal)?.uid();
+    if owner != serving::effective_uid() {
+        return Err(JobRefusal::OtherUser { pid });
+    }
+    run_job(options, Some(KeptProcess { pid, pidfd, ready }))
+}
+
+fn run_job(options: &Options, kept: Option<KeptProcess<'_>>) -> Result<ProgramExit, JobRefusal> {
     if std::env::var_os(ENV_CONTROL).is_some() {
         return Err(JobRefusal::Nested);
     }
@@ -102,7 +132,7 @@ pub fn run(options: &Options) -> Result<ProgramExit, JobRefusal> {
         let (bytes, least_bytes) = (options.near_limit_bytes, options.near_least_bytes);
         return Err(JobRefusal::NearBelowLeast { bytes, least_bytes });
     }
-    let program = program::find(&options.command)?;
+    let program = if kept.is_none() { Some(program::find(&options.command)?) } else { None };
     machine::check_kernel()?;
     let mut urls = far::resolve(&options.far)?;
     let places = far::resolve(&options.places)?;
@@ -139,7 +169,6 @@ pub fn run(options: &Options) -> Result<ProgramExit, JobRefusal> {
     config.server_pid.store(server.as_ref().map_or(0, PrivateServer::pid), Ordering::Relaxed);
     let placement_driver = options.hold.filter(|_| places.len() > 1);
     let placement_driver = placement_driver.map(|hold| PlacementDriver::new(&hold, places, settings.token));
-    let environment = environment(&options.preload, &control);
     sys::become_subreaper();
     let registration = match registration {
         Some(registration) => {
@@ -156,8 +185,19 @@ pub fn run(options: &Options) -> Result<ProgramExit, JobRefusal> {
     near::take_offer(&control, budget_driver.as_mut());
     check_interrupted(&signals)?;
     let started = Instant::now();
-    let pid = sys::spawn(&program.path, &program.argv, &environment, &signals, Some(&limits))
-        .map_err(|error| JobRefusal::NotExecutable { path: PathBuf::from(&options.command[0]), error })?;
+    let pid = match (&program, &kept) {
+        (Some(program), _) => {
+            let environment = environment(&options.preload, &control);
+            sys::spawn(&program.path, &program.argv, &environment, &signals, Some(&limits))
+                .map_err(|error| JobRefusal::NotExecutable { path: PathBuf::from(&options.command[0]), error })?
+        }
+        (None, Some(kept)) => {
+            config.kept_pid.store(kept.pid, Ordering::Relaxed);
+            (kept.ready)(&control);
+            kept.pid
+        }
+        (None, None) => unreachable!("what is not kept is started"),
+    };
     sys::raise_descriptor_limit();
     let mut protection = ProtectionWatch::new(started);
     if let Some(said) = protection.look(started, promised).filter(|_| !options.quiet) {
@@ -169,6 +209,7 @@ pub fn run(options: &Options) -> Result<ProgramExit, JobRefusal> {
         signals,
         server,
         pid,
+        kept: kept.map(|kept| kept.pidfd),
         slot_monitor: SlotMonitor::new(),
         budget_driver,
         placement_driver,
@@ -216,6 +257,8 @@ struct RunningJob {
     signals: Signals,
     server: Option<PrivateServer>,
     pid: u32,
+    /// Descriptor that is readable when the process has ended, if it is not our child.
+    kept: Option<OwnedFd>,
     slot_monitor: SlotMonitor,
     budget_driver: Option<BudgetDriver>,
     placement_driver: Option<PlacementDriver>,
@@ -242,6 +285,7 @@ impl RunningJob {
         let (mut fds, mut ready) = (Vec::new(), Vec::new());
         loop {
             self.take_changes();
+            self.look_at_kept(&mut ready);
             self.take_signals();
             self.slot_monitor.sweep(&self.control);
             requests::answer(&self.control);
@@ -260,11 +304,23 @@ impl RunningJob {
             self.progress.update(&self.control);
             fds.clear();
             fds.push(self.signals.fd());
+            fds.extend(self.kept.iter().filter(|_| self.ended.is_none()).map(AsRawFd::as_raw_fd));
             self.slot_monitor.descriptors(&mut fds);
             let every = if self.budget_driver.is_some() { SWEEP_EVERY.min(WINDOW) } else { SWEEP_EVERY };
             sys::poll(&fds, every, &mut ready);
         }
         self.progress.erase();
+    }
+
+    /// Notes the end of a process that is not our child, or that it has not joined.
+    fn look_at_kept(&mut self, ready: &mut Vec<bool>) {
+        let Some(pidfd) = self.kept.as_ref().filter(|_| self.ended.is_none()) else { return };
+        sys::poll(&[pidfd.as_raw_fd()], Duration::ZERO, ready);
+        let is_joined = self.control.processes.load(Ordering::Relaxed) > 0;
+        if ready[..] == [true] || (!is_joined && self.near.started.elapsed() > JOIN_WITHIN) {
+            self.ended = Some(ProgramExit::Code(0));
+            self.ended_at = Some(Instant::now());
+        }
     }
 
     /// Adjusts budget and pool so that the job keeps within its slowdown.
@@ -314,7 +370,8 @@ impl RunningJob {
         if left == 0 {
             // A daemon that has just been forked may not have a slot yet.
             let server = self.server.as_ref().map(PrivateServer::pid);
-            return ended_at.elapsed() > ORPHAN_GRACE || !sys::has_children(server);
+            let has_orphans = self.kept.is_some() || sys::has_children(server);
+            return ended_at.elapsed() > ORPHAN_GRACE || !has_orphans;
         }
         if self.progress.tell_waiting(left) {
             self.progress.erase();
@@ -391,7 +448,11 @@ impl RunningJob {
                 continue;
             }
             let ends = matches!(signal.number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT);
-            if self.ended.is_some() {
+            if self.ended.is_none() && self.kept.is_some() {
+                if ends {
+                    self.end_keeping();
+                }
+            } else if self.ended.is_some() {
                 self.told_to_stop += u32::from(ends);
                 self.slot_monitor.signal(signal.number);
             } else if !signal.from_terminal {
@@ -400,6 +461,17 @@ impl RunningJob {
                 self.forwarded_stop |= signal.number == libc::SIGTSTP;
                 let _ = sys::kill(self.pid, signal.number);
             }
+        }
+    }
+
+    /// Ends the job before its process, unless a process uses far memory: that one would die.
+    fn end_keeping(&mut self) {
+        self.slot_monitor.sweep(&self.control);
+        if self.slot_monitor.pids().next().is_some() {
+            say(&format!("process {} still uses far memory: end it first", self.pid));
+        } else {
+            self.ended = Some(ProgramExit::Code(0));
+            self.ended_at = Some(Instant::now());
         }
     }
 
@@ -448,6 +520,9 @@ impl RunningJob {
         match failure {
             Some(PagerFailure { exit_code, reason }) => {
                 say(&reason);
+                if self.kept.is_some() && exit_code == exit::SERVER_LOST {
+                    say("far memory at mirror(URL,URL) survives the loss of a server");
+                }
                 ProgramExit::Code(exit_code)
             }
             None => program,

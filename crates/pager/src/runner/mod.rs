@@ -34,7 +34,7 @@ pub use agent::{
 pub use block::{ControlBlock, RunnerBlock, Settings, create_control, find_control, find_jobs, find_memfds, processes};
 pub use budget::{SloOptions, SloReport};
 pub use far::pool_builder;
-pub use job::{Options, ProgramExit, run};
+pub use job::{Options, ProgramExit, keep, run};
 pub use near::{NearStatus, offer_near};
 pub use plain::{PlainRun, PlainRunner, progress_columns};
 pub use pool::{MovingProcess, PoolStatus};

@@ -54,6 +54,10 @@ pub enum JobRefusal {
         ByteSize(*least_bytes)
     )]
     NearBelowLeast { bytes: u64, least_bytes: u64 },
+    #[error("process {pid} cannot be given far memory: {error}")]
+    NoProcess { pid: u32, error: io::Error },
+    #[error("process {pid} is of another user: only its own user can keep far memory for it")]
+    OtherUser { pid: u32 },
     #[error("the agent of this node: {reason}")]
     Agent { reason: String },
     #[error(

@@ -1,0 +1,45 @@
+"""More memory than the machine has, for a running Python.
+
+>>> import farfield
+>>> job = farfield.enable(near="4G", far="tcp://big:7400")
+
+From then on, memory that the process maps (arrays, frames, Arrow buffers) is near or far: at most
+`near` bytes of it are in this machine's memory, and the rest is where `far` says. What was
+allocated before stays near and does not count. Far memory cannot be switched off again.
+"""
+
+from ._job import Job, Stats, doctor, enable
+from ._errors import (
+    BudgetError,
+    ConflictError,
+    FarfieldError,
+    FarfieldWarning,
+    JobEndedError,
+    NotSupportedError,
+    ServerError,
+)
+from ._programs import command
+
+__all__ = [
+    "BudgetError",
+    "ConflictError",
+    "FarfieldError",
+    "FarfieldWarning",
+    "Job",
+    "JobEndedError",
+    "NotSupportedError",
+    "ServerError",
+    "Stats",
+    "command",
+    "doctor",
+    "enable",
+]
+
+
+def __getattr__(name: str) -> str:
+    # Reading the version takes longer than everything else here.
+    if name == "__version__":
+        from importlib import metadata
+
+        return metadata.version("farfield")
+    raise AttributeError(f"module 'farfield' has no attribute {name!r}")

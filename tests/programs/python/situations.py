@@ -1,0 +1,263 @@
+"""Situations in which far memory is switched on: `situations.py NAME [ARGUMENT]`. Prints "ok" if all is right."""
+
+import ctypes
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+
+import farfield
+
+NEAR = "32M"
+COUNT = 12_000_000  # 96 MB
+EXPECTED = COUNT * (COUNT - 1) // 2
+
+
+def far_array():
+    return np.arange(COUNT, dtype=np.int64)
+
+
+def part_sum(part):
+    return int(np.arange(part, COUNT, 4, dtype=np.int64).sum())
+
+
+def refused(kind, *words, **arguments):
+    try:
+        farfield.enable(**arguments)
+    except kind as error:
+        text = str(error)
+        assert all(word in text for word in words), text
+    else:
+        raise AssertionError(f"{arguments} was not refused")
+
+
+def nothing_changed():
+    """Far memory is off: no filter, no handler, and large arrays are where they always are."""
+    status = open("/proc/self/status").read()
+    assert "\nSeccomp:\t0\n" in status, status
+    assert far_array().ctypes.data >> 40 != 0x20 and "FARFIELD_ENABLED" not in os.environ
+
+
+def children(_):
+    farfield.enable(near=NEAR)
+    # The keeper is no child of this process.
+    try:
+        os.waitpid(-1, os.WNOHANG)
+        raise AssertionError("a child that was not started")
+    except ChildProcessError:
+        pass
+    values = far_array()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if int(values.sum()) == EXPECTED else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert int(values.sum()) == EXPECTED
+    code = "import numpy; print(numpy.arange(3_000_000).sum())"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout == b"4499998500000\n"
+    for method in ("fork", "spawn"):
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            assert sum(pool.map(part_sum, range(4))) == EXPECTED
+
+
+def threads(_):
+    """Threads that existed before, one with a small stack and one with a small alternate stack."""
+    ready, go, results = threading.Barrier(4), threading.Event(), []
+    libc = ctypes.CDLL(None)
+
+    class Stack(ctypes.Structure):
+        _fields_ = [("base", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+
+    def work(has_stack):
+        if has_stack:
+            # 16 KiB with a page without access below.
+            base = libc.mmap
+            base.restype, base.argtypes = ctypes.c_void_p, [ctypes.c_void_p] + [ctypes.c_long] * 5
+            place = base(None, 5 * 4096, 3, 0x22, -1, 0)
+            libc.mprotect(ctypes.c_void_p(place), ctypes.c_size_t(4096), 0)
+            assert libc.sigaltstack(ctypes.byref(Stack(place + 4096, 0, 4 * 4096)), None) == 0
+        ready.wait()
+        go.wait()
+        results.append(int(far_array().sum()))
+
+    threading.stack_size(256 << 10)
+    olds = [threading.Thread(target=work, args=(has_stack,)) for has_stack in (False, True, True)]
+    for old in olds:
+        old.start()
+    ready.wait()
+    jobs = []
+    enabling = threading.Thread(target=lambda: jobs.append(farfield.enable(near=NEAR)))
+    enabling.start()
+    enabling.join()
+    values = far_array()
+    go.set()
+    for old in olds:
+        old.join()
+    assert results == [EXPECTED] * 3 and int(values.sum()) == EXPECTED
+    assert jobs[0].stats().far_peak_bytes > 32 << 20
+
+
+def handlers(_):
+    """Handlers of signals from before, and the fault handler with its alternate stack."""
+    import faulthandler
+    import signal
+
+    faulthandler.enable()
+    seen = []
+    signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+    job = farfield.enable(near=NEAR)
+    signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+    deadline = time.monotonic() + 60
+    while len(seen) < 5 and time.monotonic() < deadline:
+        assert int(far_array().sum()) == EXPECTED
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert len(seen) >= 5 and job.near == 32 << 20
+
+
+def budget(_):
+    job = farfield.enable(near=NEAR)
+    assert farfield.enable(near=NEAR) is job
+    refused(farfield.ConflictError, "near='32M'", near="33M")
+    values = far_array()
+    job.near = "48M"
+    deadline = time.monotonic() + 20
+    while job.near != 48 << 20:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "of 48.0 MiB" in repr(job), repr(job)
+    try:
+        job.near = "1M"
+        raise AssertionError("less than the least")
+    except farfield.BudgetError as error:
+        assert "16.0 MiB" in str(error), error
+    assert int(values.sum()) == EXPECTED
+    # `top` and `near` find the job by this process, which its keeper did not start.
+    command = [farfield.command(), "near", "--json", str(os.getpid())]
+    assert b'"near_limit_bytes":50331648' in subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+
+
+def refusals(_):
+    refused(farfield.BudgetError, "16M", near="1M")
+    for near in ("4", "", "x", "-1G", "0G", "101%", "9" * 30 + "G", 0, -5):
+        refused(farfield.BudgetError, "is no size", near=near)
+    for arguments in ({"near": 1.5}, {"near": True}, {"far": 5}, {"far": [""]}, {"far": ["a\0b"]}, {"slo": "x"}):
+        refused(TypeError, **arguments)
+    refused(farfield.ServerError, near=NEAR, far="tcp://127.0.0.1:1")
+    refused(farfield.ServerError, near=NEAR, far="nonsense:")
+    refused(farfield.FarfieldError, "/absent/token", near=NEAR, token_file="/absent/token")
+    nothing_changed()
+    farfield.enable(near=NEAR)
+    assert int(far_array().sum()) == EXPECTED
+
+
+def limit(_):
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (64 << 30, resource.RLIM_INFINITY))
+    refused(farfield.NotSupportedError, "ulimit -v", near=NEAR)
+    nothing_changed()
+
+
+def mask(_):
+    import signal
+
+    ready, go = threading.Event(), threading.Event()
+
+    def work():
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGBUS])
+        ready.set()
+        go.wait()
+
+    old = threading.Thread(target=work)
+    old.start()
+    ready.wait()
+    refused(farfield.NotSupportedError, "SIGBUS", str(old.native_id), near=NEAR)
+    nothing_changed()
+    go.set()
+    old.join()
+    farfield.enable(near=NEAR)
+    assert int(far_array().sum()) == EXPECTED
+
+
+def forbidden(_):
+    """A filter that forbids userfaultfd, as in a container."""
+    ld, equal, ret = 0x20, 0x15, 0x06
+    rules = [(ld, 0, 0, 0), (equal, 0, 1, 323), (ret, 0, 0, 0x0005_0001), (ret, 0, 0, 0x7FFF_0000)]
+    import struct
+
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(rules), ctypes.addressof(code)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
+    refused(farfield.NotSupportedError, "userfaultfd", near=NEAR)
+    assert far_array().ctypes.data >> 40 != 0x20
+
+
+def interrupt(_):
+    """^C while a server does not answer."""
+    import signal
+    import socket
+
+    silent = socket.create_server(("127.0.0.1", 0))
+    sent = []
+
+    def send():
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Timer(0.5, send).start()
+    try:
+        farfield.enable(near=NEAR, far=f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+        raise AssertionError("nobody answers there")
+    except KeyboardInterrupt:
+        # 50 ms, and as much again as a busy machine needs.
+        assert time.monotonic() - sent[0] < 1, time.monotonic() - sent[0]
+        print(f"after {(time.monotonic() - sent[0]) * 1e3:.0f} ms")
+    silent.close()
+    nothing_changed()
+    farfield.enable(near=NEAR)
+    assert int(far_array().sum()) == EXPECTED
+
+
+def inside(_):
+    """Under `farfield run`: the job is that one."""
+    import warnings
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        job = farfield.enable(near="1G")
+    assert len(said) == 1 and issubclass(said[0].category, farfield.FarfieldWarning), said
+    assert job.near == 40 << 20 and int(far_array().sum()) == EXPECTED
+
+
+def keeper(_):
+    """The keeper of a job with a server of its own is killed: the program goes on."""
+    job = farfield.enable(near=NEAR, far=sys.argv[2])
+    values = far_array()
+    os.kill(job.pid, 9)
+    while os.path.exists(f"/proc/{job.pid}/fd/0"):
+        time.sleep(0.01)
+    assert int(values.sum()) == EXPECTED
+    assert "keeper is gone" in repr(job)
+    try:
+        job.near = "48M"
+        raise AssertionError("there is no keeper")
+    except farfield.JobEndedError:
+        pass
+
+
+def servers(url):
+    """Servers are killed by the test while the program goes through its array."""
+    farfield.enable(near=NEAR, far=url)
+    values = far_array()
+    print("filled", flush=True)
+    sys.stdin.readline()
+    assert int(values.sum()) == EXPECTED
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](sys.argv[2] if len(sys.argv) > 2 else None)
+    print("ok", flush=True)
