@@ -159,7 +159,7 @@ fn random_histories_promise_nothing_twice_and_every_job_starts_in_the_end() {
                 }
             }
             match random.u8(..8) {
-                0 | 1 | 2 if !is_last => {
+                0..=2 if !is_last => {
                     let memory = 1 + random.u64(..150);
                     let class = GateJob::class(1 + random.u32(..3), memory, 1 + random.u64(..memory)).unwrap();
                     model.jobs.push(GateJob { class, phase: GatePhase::Waiting, waited_s: 0 });
