@@ -1,7 +1,7 @@
 //! Far memory switched on in a program that runs already.
 //!
 //! What can make that impossible is checked first, and reported before anything is changed. Three
-//! things differ from a [start](super::start) before the program's first instruction:
+//! things differ from a start (`super::start`) before the program's first instruction:
 //!
 //! - The program break stays where the kernel has it, because glibc's heap lies there. It does not
 //!   grow any more ([`super::emulate`]): glibc then takes mappings.
