@@ -18,6 +18,18 @@ fn functions() -> Registry {
     with_workloads(Registry::standard())
 }
 
+/// Starts a server of experiments.
+fn server(listen: &str) -> Server {
+    let listen = vec![listen.parse().unwrap()];
+    Server::start(Config { listen, functions: functions(), call_within: PATIENCE, ..Config::default() }).unwrap()
+}
+
+/// Starts a server of experiments that is asked through shared memory.
+fn local_server(name: &str) -> Server {
+    let path = std::env::temp_dir().join(format!("farfield-bench-{name}-{}.sock", std::process::id()));
+    server(&format!("unix:{}", path.display()))
+}
+
 /// Runs a workload; its checksum and its phases.
 fn work(arguments: &[&str]) -> (String, Vec<String>) {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("data");
@@ -194,10 +206,7 @@ fn lists() {
 
 #[test]
 fn walks_over_far_pointers() {
-    let path = std::env::temp_dir().join(format!("farfield-bench-walk-{}.sock", std::process::id()));
-    let listen = vec![format!("unix:{}", path.display()).parse().unwrap()];
-    let server =
-        Server::start(Config { listen, functions: functions(), call_within: PATIENCE, ..Config::default() }).unwrap();
+    let server = local_server("walk");
     let url = &server.endpoints()[0];
     let walk = |place: &str| {
         let peer = format!("{place}:{url}");
@@ -211,10 +220,7 @@ fn walks_over_far_pointers() {
 
 #[test]
 fn walks_whose_best_place_changes() {
-    let path = std::env::temp_dir().join(format!("farfield-bench-shift-{}.sock", std::process::id()));
-    let listen = vec![format!("unix:{}", path.display()).parse().unwrap()];
-    let server =
-        Server::start(Config { listen, functions: functions(), call_within: PATIENCE, ..Config::default() }).unwrap();
+    let server = local_server("shift");
     let url = &server.endpoints()[0];
     let shift = |place: &str| {
         let peer = format!("{place}:{url}");
@@ -242,9 +248,7 @@ fn a_loop_and_a_function_walk_alike() {
 
 #[test]
 fn logs_and_tables() {
-    let listen = vec!["tcp://127.0.0.1:0".parse().unwrap()];
-    let server =
-        Server::start(Config { listen, functions: functions(), call_within: PATIENCE, ..Config::default() }).unwrap();
+    let server = server("tcp://127.0.0.1:0");
     let url = &server.endpoints()[0];
     let check = |workload: &str, in_flight: &str, ops: &str, peers: &[String]| {
         let ask = |peer: &str| {

@@ -41,9 +41,9 @@ mod web;
 mod words;
 mod zipf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
-use farfield::{Heap, Hotness, Plane, Stats};
+use farfield::{Heap, Hotness, Plane, Stats, Where};
 use measure::Outcome;
 use std::process::ExitCode;
 
@@ -305,6 +305,17 @@ impl Options {
             builder = builder.alone_above(bytes);
         }
         Ok(Some(builder.build()?))
+    }
+
+    /// Returns where functions run, and the pool: `client:URL`, `server:URL` or `auto:URL`.
+    fn called_peer(&self) -> Result<(Where, &str)> {
+        let peer = self.peer.as_deref().context("--peer is missing")?;
+        match peer.split_once(':') {
+            Some(("client", url)) => Ok((Where::Client, url)),
+            Some(("server", url)) => Ok((Where::Server, url)),
+            Some(("auto", url)) => Ok((Where::Auto, url)),
+            _ => bail!("--peer must be client:URL, server:URL or auto:URL, not {peer}"),
+        }
     }
 
     /// The pool, as slow as the options say.

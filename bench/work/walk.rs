@@ -5,7 +5,7 @@
 
 use crate::random::{Random, mix};
 use crate::{Options, Outcome, figures_of};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, ensure};
 use farfield::{FarArc, FarBox, FarError, FarFunction, FarRef, Heap, Where};
 use farfield_bench_functions::{Branch, Course, Vertex, WalkBranches, WalkGraph};
 
@@ -49,13 +49,7 @@ impl Sketch {
 
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
     ensure!((1..=10_000).contains(&options.nodes), "--nodes must be 1 to 10000");
-    let peer = options.peer.as_deref().context("--peer is missing")?;
-    let (place, url) = match peer.split_once(':') {
-        Some(("client", url)) => (Where::Client, url),
-        Some(("server", url)) => (Where::Server, url),
-        Some(("auto", url)) => (Where::Auto, url),
-        _ => bail!("--peer must be client:URL, server:URL or auto:URL, not {peer}"),
-    };
+    let (place, url) = options.called_peer()?;
     let part = options.data_bytes() / 3;
     let near = part / NEAR_PART;
     let mut outcome = Outcome::new();

@@ -6,7 +6,7 @@
 use super::{Called, DEADLINE, Ring, Walker, open};
 use crate::random::Random;
 use crate::{Options, Outcome};
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use farfield_bench_functions::ListStart;
 use farfield_pool::{Backend, PoolBuilder};
 use farfield_wic::{Aggregate, Caller, Range, Summary, Where};
@@ -38,13 +38,7 @@ const OTHERS: usize = 4;
 
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let ring = Ring::of(options)?;
-    let peer = options.peer.as_deref().context("--peer is missing")?;
-    let (place, url) = match peer.split_once(':') {
-        Some(("client", url)) => (Where::Client, url),
-        Some(("server", url)) => (Where::Server, url),
-        Some(("auto", url)) => (Where::Auto, url),
-        _ => bail!("--peer must be client:URL, server:URL or auto:URL, not {peer}"),
-    };
+    let (place, url) = options.called_peer()?;
     let mut called = Called::new(open(url, options)?, place, None);
     let mut outcome = Outcome::new();
     outcome.phase("fill", ring.nodes, || called.fill(ring))?;
