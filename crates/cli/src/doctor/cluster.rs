@@ -52,3 +52,15 @@ fn agent(facts: &ClusterFacts, partition: &str) -> CheckResult {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    //! Danger: Slurm starts other jobs again than those that lost their memory server.
+    use farfield_cluster::gate::slurm::setup;
+    use farfield_pager::control::exit;
+
+    #[test]
+    fn slurm_requeues_jobs_by_the_exit_code_of_a_lost_server() {
+        assert_eq!(i32::from(setup::REQUEUE_EXIT), exit::SERVER_LOST);
+    }
+}
