@@ -41,7 +41,7 @@ enum Tier {
     Ci,
     /// Runs in the deep tier, or by name. `experiments` are tests of the program that measures, and of its workloads: nothing of
     /// the product is made of them, and they take a tenth of the build. Arrow, Parquet, and `columns`, which has each question for
-    /// each type of number, take a fifth of it.
+    /// each type of number, take an eighth of it.
     /// DataFusion takes longer to build than everything else together, the fuzz targets are
     /// a workspace of their own, the models need another pager, and libfabric another pool. Their libraries are built anew.
     Deep,

@@ -4,6 +4,9 @@
 //! Each frame has a bit. A transition that makes a page dirty sets the bit of the page's frame. The
 //! bit is cleared by the next walk that finds the page clean, or gone. A walk reads one word for 64
 //! frames that hold nothing that was changed.
+//!
+//! A page that is being flushed is clean before its copy has arrived, so a walk misses it. Only pages
+//! of a [`Space`](crate::space::Space) are flushed, and no far pointer leads there.
 
 use super::HeapInner;
 use super::memory::ReservedArray;
