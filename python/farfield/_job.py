@@ -61,7 +61,11 @@ class Job:
 
     @property
     def near(self) -> int:
-        """The near budget in bytes. It may be set to a size: `job.near = "6G"`."""
+        """The near budget in bytes.
+
+        It may be set to a size: `job.near = "6G"`. That does not wait until the budget holds, so for
+        some tens of milliseconds, or as long as pages take to leave, the old one is read.
+        """
         return int(self._ask("near", "--json", str(self._runner))["near_limit_bytes"])
 
     @near.setter
