@@ -407,7 +407,8 @@ const REDIS_NODES: usize = 3;
 fn remote(peer: Peer, job: &Job<'_>) -> Result<Sample> {
     let name = job.workload.name;
     ensure!(
-        ["remote", "pages", "list", "shift", "plain", "log", "cuckoo"].contains(&name) || name.starts_with("share-"),
+        ["remote", "pages", "list", "shift", "walk", "plain", "log", "cuckoo"].contains(&name)
+            || name.starts_with("share-"),
         "the workload {name} asks nobody for objects"
     );
     let tcp = |count: usize| (0..count).map(|_| server_at(Far::Tcp, "server", job)).collect::<Result<Vec<_>>>();

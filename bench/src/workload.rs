@@ -63,6 +63,7 @@ const WORKLOADS: &[Workload] = &[
     rust("remote", "get", "get"),
     rust("list", "walk", "walk"),
     rust("shift", "shift", "walk"),
+    rust("walk", "walk", "walk"),
     rust("plain", "walk", "walk"),
     rust("log", "ask", "operation"),
     rust("cuckoo", "ask", "operation"),
