@@ -190,11 +190,10 @@ fn page(lines: &[&Line], experiments: &[Experiment], links: &PageLinks<'_>) -> S
     let mut out = format!(
         "# Benchmarks\n\n\
          Written by `farfield bench report` from the newest receipts; do not edit. {} of {} bars are held.\n\n\
-         A ratio compares samples taken in turns in one run; below 1 the first contender is faster. A bar is\n\
-         what must hold, an aim what we would like. *Measured* is the smallest to the largest value of all\n\
-         points that the bar covers, and *held at* counts these points. {} says how\n\
-         all of this is measured. `farfield bench report --full` writes all other figures and the plots into\n\
-         `target/benchmarks`.\n",
+         A ratio compares samples taken in turns in one run; below 1 the first contender is faster. A bar\n\
+         must hold, an aim should. *Measured* is the smallest to the largest value of all points of a bar,\n\
+         and *held at* counts these points. {} says how all of this is measured.\n\
+         `farfield bench report --full` writes all other figures and the plots into `target/benchmarks`.\n",
         held.len(),
         held.len() + missed.len(),
         links.to("bench.md", "../../docs/design/bench.md"),
