@@ -1,7 +1,7 @@
 //! Page of bars, docs/benchmarks.md: all that must hold, from the newest receipts.
 //!
-//! Points that one bar covers share a row. The sentence on a missed bar is in `[missed]` of the parameter file. All
-//! other figures are on the page of [`crate::report`].
+//! Points that one bar covers share a row, and so do bars of an experiment with one bound that are held. The sentence on
+//! a missed bar is in `[missed]` of the parameter file. All other figures are on the page of [`crate::report`].
 
 use crate::bar::Bar;
 use crate::built_in;
@@ -55,7 +55,7 @@ fn relative(folder: &Path, file: &Path) -> Option<String> {
     Some(up.chain(down).collect::<Vec<_>>().join("/"))
 }
 
-/// Row of the page: one bar, with its values at all points that it covers.
+/// Row of the page: one bar, with its values at all points that it covers, or several with one bound that are held.
 struct BarRow {
     /// What the bar speaks of, as `[missed]` names it.
     subject: String,
@@ -85,6 +85,16 @@ impl BarRow {
             (Some(one), Some(other)) => format!("{one} to {other}"),
             _ => "not measured".into(),
         }
+    }
+
+    /// Adds another bar of the same bound.
+    fn join(&mut self, other: BarRow) {
+        self.subject = format!("{}; {}", self.subject, other.subject);
+        self.values.extend(other.values);
+        self.held += other.held;
+        let new = other.receipts.into_iter().filter(|receipt| !self.receipts.contains(receipt));
+        let new: Vec<String> = new.collect();
+        self.receipts.extend(new);
     }
 
     /// Returns the cells up to where the bar is held.
@@ -117,6 +127,21 @@ impl BarRows {
                 row.receipts.push(receipt.to_owned());
             }
         }
+    }
+
+    /// Returns the rows; bars that are held and differ only in what they speak of have one together.
+    fn grouped(self) -> Vec<BarRow> {
+        let mut grouped: Vec<BarRow> = Vec::new();
+        for row in self.0 {
+            let is_alike = |other: &&mut BarRow| {
+                other.passes() && row.passes() && [&other.at, &other.bar, &other.aim] == [&row.at, &row.bar, &row.aim]
+            };
+            match grouped.iter_mut().find(is_alike) {
+                Some(other) => other.join(row),
+                None => grouped.push(row),
+            }
+        }
+        grouped
     }
 
     /// Adds all bars that a line has.
@@ -167,6 +192,7 @@ fn receipt(line: &Line) -> String {
 /// Returns the whole page.
 fn page(lines: &[&Line], experiments: &[Experiment], links: &PageLinks<'_>) -> String {
     let (mut missed, mut held, mut unjudged) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut bars, mut bars_held) = (0, 0);
     for lines in lines.chunk_by(|one, other| one.experiment == other.experiment) {
         let name = &lines[0].experiment;
         let mut rows = BarRows::default();
@@ -174,7 +200,9 @@ fn page(lines: &[&Line], experiments: &[Experiment], links: &PageLinks<'_>) -> S
         if rows.0.is_empty() {
             unjudged.push(links.to(name, &file_name(name)));
         }
-        for row in rows.0 {
+        bars += rows.0.len();
+        bars_held += rows.0.iter().filter(|row| row.passes()).count();
+        for row in rows.grouped() {
             let receipts = if row.receipts.is_empty() { receipt(lines[0]) } else { row.receipts.join(", ") };
             let receipts = links.to(&receipts, &file_name(name));
             let start = format!("| {} | {}", links.parameters(name), row.cells());
@@ -194,8 +222,8 @@ fn page(lines: &[&Line], experiments: &[Experiment], links: &PageLinks<'_>) -> S
          must hold, an aim should. *Measured* is the smallest to the largest value of all points of a bar,\n\
          and *held at* counts these points. {} says how all of this is measured.\n\
          `farfield bench report --full` writes all other figures and the plots into `target/benchmarks`.\n",
-        held.len(),
-        held.len() + missed.len(),
+        bars_held,
+        bars,
         links.to("bench.md", "../../docs/design/bench.md"),
     );
     let columns = "| experiment | what is measured | bar | aim | measured | held at |";
