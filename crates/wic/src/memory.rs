@@ -42,6 +42,9 @@ pub trait Memory {
     /// Hints that no access will come for a while.
     fn rest(&self) {}
 
+    /// Hints that each function that can go on has had a turn, whether it accessed anything or not.
+    fn turn(&self) {}
+
     /// Hints that these ranges, offsets and lengths, will be read soon, so that the processor can
     /// prefetch them.
     fn announce(&self, _ranges: &mut dyn Iterator<Item = (u64, usize)>) {}

@@ -303,6 +303,7 @@ impl<M: Memory + ?Sized> ExecutorHost for ServerPlace<'_, M> {
     }
 
     fn turn(&self, ready: &mut VecDeque<u32>, _may_wait: Option<Duration>) -> bool {
+        self.memory.turn();
         let mut wanted = self.wanted.borrow_mut();
         if !wanted.is_empty() {
             self.memory.announce(&mut wanted.drain(..));

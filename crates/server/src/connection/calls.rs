@@ -83,18 +83,15 @@ impl ClientConnection<'_> {
         }
         // Answers may be long, and the client may not read them.
         self.hold_outbox(tags.len().saturating_mul(CallBody::ANSWER_BYTES_MAX))?;
-        // A function may wait for another one, which may wait for its permit. So calls have permits
-        // of their own, and more of them.
-        self.permit = None;
-        self.permit = self.ledger.as_ref().map(|ledger| ledger.call());
         let Some(region) = session.region(first.region) else {
-            self.permit = None;
             tags.into_iter().for_each(|tag| self.fail(tag, ErrorCode::UnknownRegion, 0));
             return Ok(());
         };
         let shared = self.shared;
         let CallBody { name, version, .. } = first.call;
-        let memory = RegionMemory::new(&region);
+        // A function may wait for another one, which may wait for a permit: the memory gives this one
+        // back while the function sleeps, and hands it over now and then while it does not.
+        let memory = RegionMemory::new(&region, core::mem::take(&mut self.turn));
         let ran = shared.config.functions.run(name, version, &memory, &tasks, &mut |index, result, steps| {
             let Some(&tag) = tags.get(index) else { return };
             match result {
@@ -109,7 +106,7 @@ impl ClientConnection<'_> {
             }
         });
         // The region's lock must not be held while waiting for the client.
-        drop(memory);
+        self.turn = memory.into_turn();
         if let Err(unknown) = ran {
             let (code, detail) = match unknown {
                 Unknown::Name => (ErrorCode::NoFunction, 0),
@@ -117,7 +114,6 @@ impl ClientConnection<'_> {
             };
             tags.into_iter().for_each(|tag| self.fail(tag, code, detail));
         }
-        self.permit = None;
         if self.outbox.len() >= SEND_BYTES || now.elapsed() >= SEND_AFTER {
             self.flush()?;
         }

@@ -20,6 +20,7 @@ impl ClientConnection<'_> {
             Ok(Greeting { session, welcome, ledger, held }) => {
                 self.shared.connections.mark_authenticated(self.number);
                 self.session = Some(session);
+                self.turn = ledger.turn();
                 self.ledger = Some(ledger);
                 self.held = Some(held);
                 self.conversation.on_welcome(&welcome);

@@ -118,7 +118,7 @@ impl ClientConnection<'_> {
             if let Ok(charge) = ledger.charge(Resource::BufferBytes, paid as u64) {
                 return Ok(Some(charge));
             }
-            self.permit = None;
+            self.turn.end();
             if self.shared.stopping() || Instant::now() >= until {
                 return Err(CloseReason::Slow);
             }
@@ -160,7 +160,7 @@ impl ClientConnection<'_> {
                 }
                 Err(errno) if errno.is_transient() => {
                     let until = *until.get_or_insert_with(|| Instant::now() + self.shared.config.stall_max);
-                    self.permit = None;
+                    self.turn.end();
                     let is_ready = self.wait(libc::POLLOUT, until)?;
                     if !is_ready || (self.is_short() && Instant::now() > whole_until) {
                         return Err(CloseReason::Stalled);
@@ -194,7 +194,7 @@ impl ClientConnection<'_> {
     pub(super) fn wait_until_taken(&mut self) -> Result<(), CloseReason> {
         let until = Instant::now() + self.shared.config.stall_max;
         while !self.settle_under_way() {
-            self.permit = None;
+            self.turn.end();
             if self.shared.stopping() || Instant::now() >= until {
                 return Err(CloseReason::Stalled);
             }

@@ -21,7 +21,7 @@ use crate::server::ServerState;
 use crate::sessions::ClientSession;
 use crate::spin::SpinBackoff;
 use crate::store::{Charge, Ledger, PresentPage, Scratch};
-use crate::work_semaphore::WorkPermit;
+use crate::work_semaphore::WorkTurn;
 use calls::{CallBatch, call_of};
 use farfield_core::RegionId;
 use farfield_core::geometry::PAGE_BYTES;
@@ -113,8 +113,8 @@ pub(crate) struct ClientConnection<'a> {
     outbox_held: Option<Charge>,
     /// Charge for descriptors that were sent and that the client has not received yet.
     under_way: Option<Charge>,
-    /// Permit to use the processors, held while requests are served.
-    permit: Option<WorkPermit>,
+    /// Turns at the processors: a permit is held while requests are served.
+    turn: WorkTurn,
     /// Arrival time of the first bytes of a message that has arrived in part.
     message_since: Option<Instant>,
     inbox: Vec<u8>,
@@ -167,7 +167,7 @@ impl<'a> ClientConnection<'a> {
             inbox_held: None,
             outbox_held: None,
             under_way: None,
-            permit: None,
+            turn: WorkTurn::default(),
             message_since: None,
             inbox: vec![0; GREETING_BYTES],
             unread: 0..0,
@@ -190,7 +190,7 @@ impl<'a> ClientConnection<'a> {
             Ok(never) => match never {},
             Err(end) => end,
         };
-        self.permit = None;
+        self.turn.end();
         match &end {
             CloseReason::Refused(_) => self.tally.refused_connections += 1,
             CloseReason::Broken(_) | CloseReason::Silent | CloseReason::Slow => self.tally.broken_connections += 1,
@@ -219,7 +219,7 @@ impl<'a> ClientConnection<'a> {
             let arrived = Instant::now();
             let began_at = self.unread.start;
             need = self.serve_received(arrived)?;
-            self.permit = None;
+            self.turn.end();
             if self.unread.is_empty() {
                 self.message_since = None;
             } else if self.unread.start != began_at || self.message_since.is_none() {
@@ -291,7 +291,8 @@ impl<'a> ClientConnection<'a> {
         if batch.is_empty() {
             return Ok(());
         }
-        self.take_permit();
+        // Given back whenever this thread waits for the client.
+        self.turn.begin();
         self.batch_bytes = read_bytes(batch);
         announce(&session, batch);
         for background in [false, true] {
@@ -312,7 +313,7 @@ impl<'a> ClientConnection<'a> {
                         }
                     }
                     self.serve_calls(&session, &row, arrived)?;
-                    self.take_permit();
+                    self.turn.begin();
                     continue;
                 }
                 let Some(region) = region_read(&request.request) else {
@@ -337,14 +338,6 @@ impl<'a> ClientConnection<'a> {
             session.tenant.counters.copy(&self.tally);
         }
         self.shared.counters.add(&mut self.tally);
-    }
-
-    /// Waits for a permit to use the processors. It is given back whenever the thread waits for the
-    /// client.
-    fn take_permit(&mut self) {
-        if self.permit.is_none() {
-            self.permit = self.ledger.as_ref().map(|ledger| ledger.work());
-        }
     }
 
     /// Appends an answer to the outbox.

@@ -195,7 +195,7 @@ impl ClientConnection<'_> {
                     return self.flush();
                 }
                 Err(errno) if errno.is_transient() => {
-                    self.permit = None;
+                    self.turn.end();
                     self.wait(libc::POLLOUT, until).and_then(|ready| match ready {
                         true => Ok(()),
                         false => Err(CloseReason::Stalled),

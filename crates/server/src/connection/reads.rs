@@ -51,7 +51,7 @@ impl ClientConnection<'_> {
             // Bytes that the client does not take at once are kept in the outbox. They are charged
             // before the region is locked, because charging may wait.
             self.hold_outbox(self.batch_bytes.min(GATHER_BYTES_MAX + READ_BYTES_MAX))?;
-            self.take_permit();
+            self.turn.begin();
             current = Some(request);
             let reader = region.as_ref().map(|region| region.reader());
             self.parts.clear();

@@ -6,7 +6,7 @@
 //! holder that takes all it can has half. Something is always left for the next holder, however
 //! many there are, and no share per holder has to be configured.
 
-use crate::work_semaphore::{WorkPermit, WorkSemaphore};
+use crate::work_semaphore::{RecentWork, WorkSemaphore, WorkTurn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -98,6 +98,8 @@ pub(crate) struct ResourceBudget {
     /// Whether one holder may have all of it.
     is_private: bool,
     held: ResourceCounters,
+    /// Which holders use the processors.
+    recent_work: Arc<RecentWork>,
 }
 
 impl ResourceBudget {
@@ -125,33 +127,22 @@ pub(crate) struct Exhausted(pub(crate) Resource);
 pub(crate) struct Ledger {
     budget: Arc<ResourceBudget>,
     held: ResourceCounters,
-    request_permits: Arc<WorkSemaphore>,
-    call_permits: Arc<WorkSemaphore>,
+    permits: Arc<WorkSemaphore>,
 }
 
-/// Threads per processor that run functions of one holder. Functions wait for each other, so there
-/// are more than for requests.
-const CALLS_PER_PROCESSOR: usize = 16;
-/// Longest wait for a permit at a function call. Calls that have a permit end earlier.
-const CALL_WAIT_MAX: Duration = Duration::from_secs(30);
-/// Longest wait for a permit at requests, which themselves hardly ever wait.
-const REQUEST_WAIT_MAX: Duration = Duration::from_millis(200);
+/// Longest wait for a permit. No thread that has one waits for one that has none, so this only ends
+/// what should not be.
+const WORK_WAIT_MAX: Duration = Duration::from_secs(10);
 
 impl Ledger {
     pub(crate) fn new(budget: Arc<ResourceBudget>) -> Ledger {
-        let request_permits = Arc::new(WorkSemaphore::new(1, REQUEST_WAIT_MAX));
-        let call_permits = Arc::new(WorkSemaphore::new(CALLS_PER_PROCESSOR, CALL_WAIT_MAX));
-        Ledger { budget, held: ResourceCounters::default(), request_permits, call_permits }
+        let permits = Arc::new(WorkSemaphore::new(budget.recent_work.clone(), WORK_WAIT_MAX));
+        Ledger { budget, held: ResourceCounters::default(), permits }
     }
 
-    /// Waits for a permit to run a function.
-    pub(crate) fn call(&self) -> WorkPermit {
-        self.call_permits.take()
-    }
-
-    /// Waits for a permit to serve requests.
-    pub(crate) fn work(&self) -> WorkPermit {
-        self.request_permits.take()
+    /// Returns the turns of a thread that works for the holder. It has no permit yet.
+    pub(crate) fn turn(&self) -> WorkTurn {
+        WorkTurn::new(self.permits.clone())
     }
 
     /// Checks whether the holder has so much of a resource that it might soon be refused more.

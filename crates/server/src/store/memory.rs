@@ -3,6 +3,7 @@
 use super::RegionStoreError;
 use super::parts::Scratch;
 use super::region::{RegionReader, StoredRegion};
+use crate::work_semaphore::WorkTurn;
 use core::cell::{Cell, RefCell};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::PagePart;
@@ -23,7 +24,10 @@ pub(crate) struct RegionMemory<'r> {
     /// Read lock on the region, kept from one read to the next because taking it costs as much as a
     /// read.
     reader: RefCell<Option<RegionReader<'r>>>,
+    /// Reads, changes and turns since others went first.
     reads: Cell<u32>,
+    /// Turns of this thread at the processors.
+    turn: RefCell<WorkTurn>,
     /// Whether other functions are kept from changing pages now.
     is_alone: Cell<bool>,
     scratch: RefCell<ScratchGuard>,
@@ -85,14 +89,20 @@ fn pages(offset: u64, len: usize) -> impl Iterator<Item = (PageId, PagePart, Ran
 }
 
 impl<'r> RegionMemory<'r> {
-    pub(crate) fn new(region: &'r StoredRegion) -> RegionMemory<'r> {
+    pub(crate) fn new(region: &'r StoredRegion, turn: WorkTurn) -> RegionMemory<'r> {
         RegionMemory {
             region,
             reader: RefCell::new(None),
             reads: Cell::new(0),
+            turn: RefCell::new(turn),
             is_alone: Cell::new(false),
             scratch: RefCell::new(ScratchGuard::new()),
         }
+    }
+
+    /// Returns the turns of the thread. The region's lock is released.
+    pub(crate) fn into_turn(self) -> WorkTurn {
+        self.turn.into_inner()
     }
 
     /// Releases the region's lock. A thread that holds it must not wait for another function: that
@@ -103,15 +113,28 @@ impl<'r> RegionMemory<'r> {
 
     /// Calls `look` with a reader, and counts it as `reads` reads.
     fn with_reader<T>(&self, reads: u32, look: impl FnOnce(&RegionReader<'r>) -> T) -> T {
-        let mut reader = self.reader.borrow_mut();
-        let reads = self.reads.get().saturating_add(reads);
-        if reads >= READS_MAX {
-            // The lock is released before it is taken again, so a thread that waits for the region
-            // goes first.
-            drop(reader.take());
+        self.count(reads);
+        self.let_others();
+        look(self.reader.borrow_mut().get_or_insert_with(|| self.region.reader()))
+    }
+
+    fn count(&self, reads: u32) {
+        self.reads.set(self.reads.get().saturating_add(reads));
+    }
+
+    /// Waits for a permit if the thread has none. After enough reads, lets others go first: threads
+    /// that wait for the region, and those that wait for a permit. While this thread keeps other
+    /// functions from changing pages, it keeps its permit, because those wait with permits.
+    fn let_others(&self) {
+        if self.reads.get() >= READS_MAX {
+            self.reads.set(0);
+            self.release_lock();
+            if !self.is_alone.get() {
+                self.turn.borrow().pass();
+            }
         }
-        self.reads.set(reads % READS_MAX);
-        look(reader.get_or_insert_with(|| self.region.reader()))
+        // Without a permit it holds no lock, and is not alone.
+        self.turn.borrow_mut().begin();
     }
 
     fn try_read(&self, offset: u64, into: &mut [u8]) -> Result<(), RegionStoreError> {
@@ -139,6 +162,8 @@ impl<'r> RegionMemory<'r> {
         if self.is_alone.get() {
             return work();
         }
+        self.count(1);
+        self.let_others();
         self.release_lock();
         let _changing = self.region.change();
         let _alone = FlagGuard::new(&self.is_alone);
@@ -240,6 +265,12 @@ impl Memory for RegionMemory<'_> {
 
     fn rest(&self) {
         self.release_lock();
+        self.turn.borrow_mut().end();
+    }
+
+    fn turn(&self) {
+        self.count(1);
+        self.let_others();
     }
 
     fn announce(&self, ranges: &mut dyn Iterator<Item = (u64, usize)>) {
@@ -273,7 +304,7 @@ mod tests {
         let region = StoredRegion::new(2, account(None, None)).unwrap();
         let bytes = [7; PAGE_BYTES];
         region.write(PageId(1), &bytes, |_| checksum(&bytes)).unwrap();
-        let memory = RegionMemory::new(&region);
+        let memory = RegionMemory::new(&region, WorkTurn::default());
         let offset = PageId(1).offset() + 8;
         let change = || {
             memory.alone(|| {
@@ -300,7 +331,7 @@ mod tests {
             |page: u64, byte: u8| region.write(PageId(page), &[byte; PAGE_BYTES], |_| checksum(&[byte; PAGE_BYTES]));
         store(0, 1).unwrap();
         store(1, 2).unwrap();
-        let memory = RegionMemory::new(&region);
+        let memory = RegionMemory::new(&region, WorkTurn::default());
         let sums_of = |pages: usize| {
             let mut sums = vec![0; pages];
             memory.sums(0, &mut sums).unwrap();
@@ -341,7 +372,7 @@ mod tests {
     #[test]
     fn ranges_are_what_was_written_wherever_they_begin_and_end() {
         let region = StoredRegion::new(20, account(None, None)).unwrap();
-        let memory = RegionMemory::new(&region);
+        let memory = RegionMemory::new(&region, WorkTurn::default());
         let mut twin = vec![0u8; 20 * PAGE_BYTES];
         let edges = [0, 1, 255, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 9, 3 * PAGE_BYTES, 3 * PAGE_BYTES + 700];
         for (round, (from, len)) in edges.iter().flat_map(|from| edges.map(|len| (*from, len))).enumerate() {

@@ -8,7 +8,7 @@ use farfield_core::wire::{
     CallBody, ErrorCode, HEADER_BYTES, Hello, MessageHeader, MessageKind, Reply, Request, features,
 };
 use farfield_core::{PageId, RegionId};
-use farfield_pool::{Buffer, Op, PoolError};
+use farfield_pool::{Backend, Buffer, Op, PoolError};
 use farfield_server::{Config, Server};
 use farfield_wic::{
     Aggregate, CallError, Caller, Fault, Function, Place, RANGE_BYTES_MAX, Range, Registry, Sim, Stop, Summary, Where,
@@ -20,6 +20,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::pin::Pin;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -424,6 +425,50 @@ fn a_function_that_never_ends_keeps_nobody_else_waiting() {
             }
         }
     }
+}
+
+/// Functions at work now, and most at a time.
+static AT_WORK: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+function!(
+    /// Waits until the word is the given number, without sleeping; then makes it one less.
+    Countdown: u64 => u64, |place, given| {
+        loop {
+            AT_WORK[1].fetch_max(AT_WORK[0].fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            std::thread::yield_now();
+            AT_WORK[0].fetch_sub(1, Ordering::SeqCst);
+            if place.compare_exchange(0, given, given.wrapping_sub(1)).await? == given {
+                return Ok(given);
+            }
+        }
+    }
+);
+
+#[test]
+fn functions_that_wait_for_each_other_go_on_and_take_no_more_processors_than_there_are() {
+    let processors = std::thread::available_parallelism().unwrap().get().max(2);
+    let functions = Registry::standard().with::<Countdown>();
+    let server = serve(Config { call_steps_max: u64::MAX, call_within: PATIENCE, functions, ..config() });
+    let backend = open(tcp(&server));
+    let last = 4 * processors as u64;
+    set_first_word(&*backend, last);
+    std::thread::scope(|scope| {
+        // Who must wait for all others comes first.
+        for number in 0..=last {
+            let mut caller = Caller::new(backend.clone());
+            let mut call =
+                move || caller.call::<Countdown>(number).at(Where::Server).steps(u64::MAX).within(PATIENCE).run();
+            scope.spawn(move || assert_eq!(call(), Ok(number)));
+        }
+    });
+    assert!(AT_WORK[1].load(Ordering::SeqCst) <= processors, "the only client has all of them");
+}
+
+/// Makes the first word of the region this one.
+fn set_first_word(backend: &dyn Backend, value: u64) {
+    let mut bytes = vec![0; PAGE_BYTES];
+    put(&mut bytes, 0, value);
+    fill(backend, &bytes);
 }
 
 function!(
