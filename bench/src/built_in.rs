@@ -58,6 +58,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/dmswitcher/channels.toml"),
         include_str!("../experiments/dmswitcher/adapt.toml"),
         include_str!("../experiments/dmswitcher/fabric.toml"),
+        include_str!("../experiments/serving/tenants.toml"),
         include_str!("../experiments/dmswitcher/thp.toml"),
         include_str!("../experiments/paging/policies.toml"),
         include_str!("../experiments/paging/random.toml"),

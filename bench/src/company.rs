@@ -1,15 +1,19 @@
 //! Several jobs of `farfield run` at once: two that share a memory server behind a link, or have one each (the *swap wall*); and
-//! one beside another that moves as many pages as it can.
+//! one beside another that moves as many pages as it can, or beside a tenant that takes as much of one resource as it gets.
 
 use crate::child;
 use crate::contender::{Far, server_at};
-use crate::job::{Job, binary, job_on};
+use crate::job::{Job, binary, job_on, job_with};
 use crate::line::Sample;
 use crate::link::Link;
+use crate::overuse::Overuse;
 use crate::server::Server;
 use crate::workload::Workload;
 use anyhow::{Context, Result, ensure};
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,6 +31,10 @@ pub(crate) enum Company {
     BesideFlood,
     /// One beside a job that floods the same server.
     InFlood,
+    /// One beside a thread that computes.
+    BesideLoop,
+    /// One beside another tenant, who overuses the same server.
+    Overused,
 }
 
 /// Near memory and data of the job that floods, and how much of it must have come near before it counts as a flood.
@@ -34,6 +42,11 @@ const FLOOD_NEAR: &str = "16M";
 const FLOOD_MIB: u64 = 96;
 const FLOOD_PAGES: u64 = FLOOD_MIB * 256;
 const FLOODS_WITHIN: Duration = Duration::from_secs(120);
+
+/// Tokens of the job and of the tenant that overuses, and that tenant's quota.
+const JOB_TOKEN: &str = "token-of-the-job";
+const OVERUSE_TOKEN: &str = "token-of-the-other";
+const OVERUSE_QUOTA: &str = "64M";
 const LOOK: Duration = Duration::from_millis(20);
 
 /// One sample; of two jobs the time is what an operation takes when those of both are counted.
@@ -49,6 +62,8 @@ pub(crate) fn sample(company: Company, job: &Job<'_>) -> Result<Sample> {
         Company::Apart => two(&[Place::new(1, job)?, Place::new(1, job)?], job),
         Company::BesideFlood => beside(false, job),
         Company::InFlood => beside(true, job),
+        Company::BesideLoop => beside_loop(job),
+        Company::Overused => overused(job),
     }
 }
 
@@ -108,6 +123,59 @@ fn beside(is_same: bool, job: &Job<'_>) -> Result<Sample> {
     sample.figures.insert("flood_pages_per_s".into(), flood.end()?);
     sample.figures.insert("server_cpu_s".into(), server.cpu_seconds());
     Ok(sample)
+}
+
+/// A job that shares the processors of this machine with a thread that computes.
+fn beside_loop(job: &Job<'_>) -> Result<Sample> {
+    let server = server_at(Far::Tcp, "server", job)?;
+    let folder = job.scratch.join("loop");
+    fs::create_dir_all(&folder)?;
+    let mut command = Command::new("sh");
+    command.args(["-c", "while :; do :; done"]);
+    let mut busy = child::Beside::start(command, &folder)?;
+    let sample = job_on(Some(&server.url), job)?;
+    busy.ensure_runs()?;
+    Ok(sample)
+}
+
+/// A job, and another tenant, who overuses its server.
+fn overused(job: &Job<'_>) -> Result<Sample> {
+    let kind = job.overuse.context("the parameter overuse is missing")?;
+    let tokens = private_file(job, "tokens", &format!("job {JOB_TOKEN} -\nother {OVERUSE_TOKEN} {OVERUSE_QUOTA}\n"))?;
+    let token = private_file(job, "token", JOB_TOKEN)?;
+    let server = Server::with_tenants(job, &tokens)?;
+    let mut overuse = start_overuse(kind, &server.url, job)?;
+    let options = ["--far", &server.url, "--token-file"].map(OsString::from).into_iter().chain([token.into()]);
+    let mut sample = job_with(&options.collect::<Vec<_>>(), job)?;
+    overuse.ensure_runs()?;
+    sample.figures.insert("server_cpu_s".into(), server.cpu_seconds());
+    sample.figures.insert("server_private_bytes".into(), server.private_bytes() as f64);
+    Ok(sample)
+}
+
+fn private_file(job: &Job<'_>, name: &str, text: &str) -> Result<PathBuf> {
+    let path = job.scratch.join(name);
+    fs::write(&path, text)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+    Ok(path)
+}
+
+/// Starts a tenant that overuses the server at `url`, and waits until all its connections have been answered.
+fn start_overuse(kind: Overuse, url: &str, job: &Job<'_>) -> Result<child::Beside> {
+    let folder = job.scratch.join("overuse");
+    fs::create_dir_all(&folder)?;
+    let ready = folder.join("ready");
+    fs::remove_file(&ready).ok();
+    // The lowest priority: elsewhere it would have a machine of its own.
+    let mut command = Command::new("nice");
+    command.args(["-n", "19"]).arg(std::env::current_exe().context("cannot find this program")?);
+    command.args(["overuse", "--url", url, "--token", OVERUSE_TOKEN, "--of", &kind.name(), "--ready"]).arg(&ready);
+    let mut overuse = child::Beside::start(command, &folder)?;
+    while !ready.exists() {
+        overuse.ensure_runs()?;
+        thread::sleep(LOOK);
+    }
+    Ok(overuse)
 }
 
 /// A job that reads and writes in order, for ever.

@@ -164,6 +164,8 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "farfield-pair-own" => Contender::FarfieldIn(Company::Apart),
         "farfield-beside-flood" => Contender::FarfieldIn(Company::BesideFlood),
         "farfield-in-flood" => Contender::FarfieldIn(Company::InFlood),
+        "farfield-beside-loop" => Contender::FarfieldIn(Company::BesideLoop),
+        "farfield-overused" => Contender::FarfieldIn(Company::Overused),
         "farfield-ssd" => Contender::FarfieldAt(Chooser::Disk),
         "farfield-distant" => Contender::FarfieldAt(Chooser::Distant),
         "farfield-adapt" => Contender::FarfieldAt(Chooser::Profile),
@@ -222,7 +224,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
              wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
-             farfield-in-flood, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, fio, sim-near, sim-uniform, sim-variable, \
+             farfield-in-flood, farfield-beside-loop, farfield-overused, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, fio, sim-near, sim-uniform, sim-variable, \
              sim-memory-time, sim-memory-time-long, sim-worth, opt, lru, clock, fifo, second-chance, gclock, s3-fifo, s3-fifo-uses, sieve, sieve-uses, segmented-fifo"
         ),
     })

@@ -5,7 +5,7 @@
 
 use crate::child::Interrupted;
 use crate::contender;
-use crate::experiment::{Experiment, Point, arguments, near_bytes, number, workload};
+use crate::experiment::{Experiment, Point, arguments, near_bytes, number, overuse, workload};
 use crate::job::Job;
 use crate::line::{ContenderResult, Line, PointResult, SCHEMA, Sample, Status, ratios};
 use crate::machine::{Machine, commit, utc_now};
@@ -163,6 +163,7 @@ fn run_point(
         data_bytes: number(&point, "data_mib")? << 20,
         slo: number(&point, "slo_percent").ok().map(|percent| percent as f64 / 100.0),
         link_bytes_per_s: number(&point, "link_mib").ok().map(|mib| mib << 20),
+        overuse: overuse(&point)?,
         patience: Duration::from_secs(experiment.deadline_seconds),
         scratch,
         farfield: settings.farfield.as_deref(),

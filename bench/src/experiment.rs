@@ -5,6 +5,7 @@
 //! not exceed against a baseline.
 
 use crate::bar::{Bar, Bound, Mean, Quorum};
+use crate::overuse::Overuse;
 use crate::workload::Workload;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -191,6 +192,7 @@ const PARAMETERS: &[&str] = &[
     "offload",
     "slo_percent",
     "link_mib",
+    "overuse",
     "huge",
     "cluster",
     "rules",
@@ -363,6 +365,7 @@ fn check_point(point: &Point) -> Result<()> {
             ("workload", Value::Text(name)) => drop(Workload::named(name)?),
             ("workload", Value::Number(_)) => bail!("`workload` must be a name"),
             // The program knows the rules.
+            ("overuse", Value::Text(_)) => drop(overuse(point)?),
             ("hotness" | "offload" | "cluster" | "rules" | "arrivals" | "trace", Value::Text(_)) => {}
             (_, Value::Text(text)) => bail!("{key} must be a number, not {text:?}"),
             (_, Value::Number(_)) => {}
@@ -389,6 +392,11 @@ pub fn workload(point: &Point) -> Result<&'static Workload> {
     }
 }
 
+/// What a tenant beside the job takes, if there is one.
+pub(crate) fn overuse(point: &Point) -> Result<Option<Overuse>> {
+    point.get("overuse").map(|name| Overuse::named(&name.to_string())).transpose()
+}
+
 /// A number among a point's parameters.
 pub fn number(point: &Point, key: &str) -> Result<u64> {
     match point.get(key) {
@@ -411,7 +419,7 @@ pub fn near_bytes(point: &Point) -> Result<u64> {
 pub fn arguments(point: &Point, seed: u64) -> Vec<String> {
     let mut arguments = vec!["--seed".to_string(), seed.to_string()];
     for (key, value) in point {
-        if !["workload", "near_percent", "slo_percent", "link_mib"].contains(&key.as_str()) {
+        if !["workload", "near_percent", "slo_percent", "link_mib", "overuse"].contains(&key.as_str()) {
             arguments.push(format!("--{}", key.replace('_', "-")));
             arguments.push(value.to_string());
         }

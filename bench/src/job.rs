@@ -3,6 +3,7 @@
 use crate::child::{self, Finished};
 use crate::line::Sample;
 use crate::machine;
+use crate::overuse::Overuse;
 use crate::swap::unavailable;
 use crate::workload::{Output, Workload};
 use anyhow::{Context, Result, ensure};
@@ -25,6 +26,8 @@ pub(crate) struct Job<'a> {
     pub(crate) slo: Option<f64>,
     /// The bandwidth between jobs and servers that have a link.
     pub(crate) link_bytes_per_s: Option<u64>,
+    /// What a tenant beside the job takes.
+    pub(crate) overuse: Option<Overuse>,
     pub(crate) patience: Duration,
     pub(crate) scratch: &'a Path,
     /// The `farfield` binary, if there is one.
@@ -173,6 +176,7 @@ mod tests {
             data_bytes: 4000,
             slo: None,
             link_bytes_per_s: None,
+            overuse: None,
             patience: Duration::ZERO,
             scratch: path,
             farfield: None,

@@ -20,6 +20,7 @@ mod limits;
 pub mod line;
 mod link;
 pub mod machine;
+mod overuse;
 mod places;
 mod plot;
 pub mod redis_slots;
@@ -79,6 +80,9 @@ enum Command {
     /// Keep far memory for a sample, with the functions of the workloads.
     #[command(hide = true)]
     Serve(serve::Serve),
+    /// Take as much of one resource of a memory server as it gives, until killed.
+    #[command(hide = true)]
+    Overuse(overuse::OveruseArgs),
 }
 
 #[derive(Debug, Args)]
@@ -160,6 +164,7 @@ impl Cli {
                 Ok(0)
             }
             Command::Serve(args) => serve::run(args).map(|()| 0),
+            Command::Overuse(args) => overuse::run(&args).map(|()| 0),
             Command::Report(report) => {
                 let root = tree();
                 let results = report.results.unwrap_or(root.join("bench/results"));

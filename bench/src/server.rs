@@ -38,6 +38,11 @@ impl Server {
         Server::start_far(command, job)
     }
 
+    /// Starts a memory server whose tenants are in this file.
+    pub(crate) fn with_tenants(job: &Job<'_>, tokens: &Path) -> Result<Server> {
+        Server::farfield_with(job, "tcp://127.0.0.1:0", &["--token-file", &tokens.display().to_string()])
+    }
+
     /// One that takes code.
     pub(crate) fn sandbox(job: &Job<'_>) -> Result<Server> {
         Server::farfield_with(job, "tcp://127.0.0.1:0", &["--sandbox"])
@@ -185,6 +190,14 @@ impl Server {
     /// From now on it runs on these processors only.
     pub(crate) fn keep_on(&self, processors: Processors) -> Result<()> {
         processors.keep_process(self.child.id()).context("cannot keep the server on processors of its own")
+    }
+
+    /// Bytes of the server's memory that no region shares: buffers, stacks and tables.
+    pub(crate) fn private_bytes(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
+        let kib =
+            status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.trim().strip_suffix(" kB")?.parse().ok());
+        kib.unwrap_or(0u64) * 1024
     }
 
     /// CPU time that the server has taken so far.
