@@ -12,6 +12,7 @@ use crate::random::random_u64;
 use crate::sessions::{ClientSession, Sessions, Tenant};
 use crate::spin::Spinners;
 use crate::store::{Ledger, PageCounter, Resource, ResourceBudget};
+use crate::work_semaphore::WorkTurn;
 use farfield_core::Incarnation;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{RefuseCode, Stat};
@@ -463,6 +464,7 @@ fn accept_all(shared: Arc<ServerState>, listener: &Listener) {
     const LOOK_AGAIN: Duration = Duration::from_secs(1);
     const AFTER_FAILURE: Duration = Duration::from_millis(50);
     let number = listener.as_fd().as_raw_fd();
+    let mut turn = WorkTurn::new(shared.budget.newcomers.clone());
     while !shared.stopping() {
         let accepted = match listener {
             Listener::Tcp(listener) => {
@@ -476,7 +478,11 @@ fn accept_all(shared: Arc<ServerState>, listener: &Listener) {
             }),
         };
         match accepted {
-            Ok((fd, transport, address)) => admit(&shared, fd, transport, address),
+            Ok((fd, transport, address)) => {
+                turn.begin();
+                admit(&shared, fd, transport, address);
+                turn.end();
+            }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 let _ = net::poll(number, libc::POLLIN, LOOK_AGAIN);
             }

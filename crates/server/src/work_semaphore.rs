@@ -5,7 +5,8 @@
 //! than one with two. While other holders work too, each leaves a processor to them.
 //!
 //! Whoever gives a permit back wakes the first waiter, and may take the permit again before that one
-//! does: a thread that goes on is faster than one that wakes up. A function may run for long and wait
+//! does: a thread that goes on is faster than one that wakes up. But a thread that has waited for long
+//! gets the permit itself. A function may run for long and wait
 //! for another function of its holder, so it [hands its permit over](WorkPermit::pass) now and then.
 
 use std::collections::VecDeque;
@@ -16,6 +17,9 @@ use std::time::{Duration, Instant};
 
 /// Time for which a holder counts as working after it has taken a permit.
 const RECENT: Duration = Duration::from_millis(16);
+
+/// Time after which a waiter is handed the next permit that is given back.
+const PATIENCE: Duration = Duration::from_micros(500);
 
 /// Which holders have worked recently. Threads may overwrite what another one notes, so an answer can
 /// be wrong for a moment.
@@ -92,6 +96,7 @@ struct State {
 #[derive(Debug)]
 struct Waiter {
     ticket: u64,
+    since: Instant,
     thread: Thread,
 }
 
@@ -139,8 +144,9 @@ impl WorkSemaphore {
         }
         let ticket = state.next_ticket;
         state.next_ticket += 1;
-        state.queue.push_back(Waiter { ticket, thread: std::thread::current() });
-        let until = Instant::now() + self.wait_max;
+        let since = Instant::now();
+        state.queue.push_back(Waiter { ticket, since, thread: std::thread::current() });
+        let until = since + self.wait_max;
         loop {
             drop(state);
             std::thread::park_timeout(until.saturating_duration_since(Instant::now()));
@@ -156,16 +162,20 @@ impl WorkSemaphore {
         }
     }
 
-    /// Gives a permit back, and wakes the first waiter if there is one for it.
+    /// Gives a permit back, and wakes the first waiter if the permit is one that there is now.
     fn give_back(&self) {
         let max = self.max_now();
         let mut state = self.state();
-        state.taken -= 1;
-        if state.taken < max
+        if state.taken <= max
             && let Some(first) = state.queue.front()
         {
             first.thread.unpark();
+            if first.since.elapsed() >= PATIENCE {
+                state.queue.pop_front();
+                return;
+            }
         }
+        state.taken -= 1;
     }
 }
 
@@ -336,5 +346,23 @@ mod tests {
         drop(permits);
         third.pass();
         assert_eq!(one.counts(), (1, 0));
+    }
+
+    #[test]
+    fn a_thread_that_works_all_the_time_keeps_none_of_its_holder_waiting() {
+        let semaphore = semaphore(Duration::from_secs(600));
+        let is_over = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..processors() {
+                scope.spawn(|| {
+                    while is_over.load(Ordering::Relaxed) == 0 {
+                        drop(semaphore.take());
+                    }
+                });
+            }
+            (0..20).for_each(|_| drop(semaphore.take()));
+            is_over.store(1, Ordering::Relaxed);
+        });
+        assert_eq!(semaphore.counts(), (0, 0));
     }
 }

@@ -113,7 +113,8 @@ pub(crate) struct ClientConnection<'a> {
     outbox_held: Option<Charge>,
     /// Charge for descriptors that were sent and that the client has not received yet.
     under_way: Option<Charge>,
-    /// Turns at the processors: a permit is held while requests are served.
+    /// Turns at the processors, of newcomers until the client has authenticated: a permit is held while
+    /// requests are served.
     turn: WorkTurn,
     /// Arrival time of the first bytes of a message that has arrived in part.
     message_since: Option<Instant>,
@@ -167,7 +168,7 @@ impl<'a> ClientConnection<'a> {
             inbox_held: None,
             outbox_held: None,
             under_way: None,
-            turn: WorkTurn::default(),
+            turn: WorkTurn::new(shared.budget.newcomers.clone()),
             message_since: None,
             inbox: vec![0; GREETING_BYTES],
             unread: 0..0,
@@ -253,6 +254,7 @@ impl<'a> ClientConnection<'a> {
                         self.fail(tag, code, 0);
                     }
                     ServerAction::Hello { hello, version, used } => {
+                        self.turn.begin();
                         let greeting = greet(self.shared, self.transport, self.address, &hello, version);
                         at += used;
                         self.greeted(greeting)?;

@@ -92,7 +92,7 @@ impl ResourceCounters {
 }
 
 /// Limit and use of each resource on the server.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct ResourceBudget {
     limits: ResourceCounters,
     /// Whether one holder may have all of it.
@@ -100,11 +100,16 @@ pub(crate) struct ResourceBudget {
     held: ResourceCounters,
     /// Which holders use the processors.
     recent_work: Arc<RecentWork>,
+    /// Permits to accept connections and to authenticate clients.
+    pub(crate) newcomers: Arc<WorkSemaphore>,
 }
 
 impl ResourceBudget {
     pub(crate) fn new(limit: impl Fn(Resource) -> u64, is_private: bool) -> ResourceBudget {
-        let budget = ResourceBudget { is_private, ..ResourceBudget::default() };
+        let recent_work = Arc::new(RecentWork::default());
+        let newcomers = Arc::new(WorkSemaphore::new(recent_work.clone(), WORK_WAIT_MAX));
+        let (limits, held) = (ResourceCounters::default(), ResourceCounters::default());
+        let budget = ResourceBudget { limits, is_private, held, recent_work, newcomers };
         Resource::ALL.into_iter().for_each(|one| budget.limits.of(one).store(limit(one), Ordering::Relaxed));
         budget
     }
