@@ -551,7 +551,10 @@ struct ConnectionSlot {
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.shared.connections.remove(self.number);
-        self.shared.notify();
+        // Nobody else waits for that, and clients could keep the thread that cleans up awake.
+        if self.shared.draining.load(Ordering::Relaxed) {
+            self.shared.notify();
+        }
     }
 }
 

@@ -82,19 +82,19 @@ pub(crate) struct WorkSemaphore {
     recent: Arc<RecentWork>,
     holder: u64,
     wait_max: Duration,
-    state: Mutex<State>,
+    state: Mutex<SemaphoreState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SemaphoreState {
     taken: usize,
-    queue: VecDeque<Waiter>,
+    queue: VecDeque<PermitWaiter>,
     next_ticket: u64,
 }
 
 /// A thread that waits for a permit.
 #[derive(Debug)]
-struct Waiter {
+struct PermitWaiter {
     ticket: u64,
     since: Instant,
     thread: Thread,
@@ -118,7 +118,7 @@ impl WorkSemaphore {
         WorkSemaphore { max: processors(), recent, holder, wait_max, state: Mutex::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SemaphoreState> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -145,7 +145,7 @@ impl WorkSemaphore {
         let ticket = state.next_ticket;
         state.next_ticket += 1;
         let since = Instant::now();
-        state.queue.push_back(Waiter { ticket, since, thread: std::thread::current() });
+        state.queue.push_back(PermitWaiter { ticket, since, thread: std::thread::current() });
         let until = since + self.wait_max;
         loop {
             drop(state);

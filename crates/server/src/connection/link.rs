@@ -29,7 +29,9 @@ impl ClientConnection<'_> {
     /// it takes.
     pub(super) fn receive(&mut self, need: usize, until: Option<Instant>) -> Result<(), CloseReason> {
         self.make_room(need)?;
-        let mut spinning = self.shared.spinners.enter(&self.backoff, Instant::now());
+        // Newcomers must not take the slots for polling from clients.
+        let may_spin = self.session.is_some();
+        let mut spinning = may_spin.then(|| self.shared.spinners.enter(&self.backoff, Instant::now())).flatten();
         loop {
             let free = self.inbox.get_mut(self.unread.end..).unwrap_or_default();
             let part = libc::iovec { iov_base: free.as_mut_ptr().cast(), iov_len: free.len() };

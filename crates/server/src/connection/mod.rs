@@ -200,6 +200,8 @@ impl<'a> ClientConnection<'a> {
         if matches!(end, CloseReason::Refused(_) | CloseReason::Broken(_) | CloseReason::Bye) {
             self.say_goodbye();
         }
+        // Held until all is settled.
+        self.turn.begin();
         end
     }
 
