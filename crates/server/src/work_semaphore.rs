@@ -123,7 +123,7 @@ impl WorkSemaphore {
     }
 
     /// Returns how many threads may work now.
-    fn max_now(&self) -> usize {
+    pub(crate) fn max_now(&self) -> usize {
         if self.recent.is_shared(self.holder) { (self.max - 1).max(1) } else { self.max }
     }
 

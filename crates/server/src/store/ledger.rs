@@ -107,7 +107,7 @@ pub(crate) struct ResourceBudget {
 impl ResourceBudget {
     pub(crate) fn new(limit: impl Fn(Resource) -> u64, is_private: bool) -> ResourceBudget {
         let recent_work = Arc::new(RecentWork::default());
-        let newcomers = Arc::new(WorkSemaphore::new(recent_work.clone(), WORK_WAIT_MAX));
+        let newcomers = permits(&recent_work, is_private);
         let (limits, held) = (ResourceCounters::default(), ResourceCounters::default());
         let budget = ResourceBudget { limits, is_private, held, recent_work, newcomers };
         Resource::ALL.into_iter().for_each(|one| budget.limits.of(one).store(limit(one), Ordering::Relaxed));
@@ -139,9 +139,15 @@ pub(crate) struct Ledger {
 /// what should not be.
 const WORK_WAIT_MAX: Duration = Duration::from_secs(10);
 
+/// Makes the permits of one holder. On a private server they leave no processor to others.
+fn permits(recent_work: &Arc<RecentWork>, is_private: bool) -> Arc<WorkSemaphore> {
+    let recent_work = if is_private { Arc::default() } else { recent_work.clone() };
+    Arc::new(WorkSemaphore::new(recent_work, WORK_WAIT_MAX))
+}
+
 impl Ledger {
     pub(crate) fn new(budget: Arc<ResourceBudget>) -> Ledger {
-        let permits = Arc::new(WorkSemaphore::new(budget.recent_work.clone(), WORK_WAIT_MAX));
+        let permits = permits(&budget.recent_work, budget.is_private);
         Ledger { budget, held: ResourceCounters::default(), permits }
     }
 
@@ -241,10 +247,15 @@ mod tests {
 
     #[test]
     fn the_only_job_of_a_server_may_have_all() {
-        let ledger = Arc::new(Ledger::new(Arc::new(ResourceBudget::new(|_| 100, true))));
+        let budget = Arc::new(ResourceBudget::new(|_| 100, true));
+        let ledger = Arc::new(Ledger::new(budget.clone()));
         let held = ledger.charge(Resource::Mappings, 100).unwrap();
         assert!(ledger.charge(Resource::Mappings, 1).is_err());
         drop(held);
+        let all = budget.newcomers.max_now();
+        assert_eq!((ledger.permits.max_now(), budget.newcomers.max_now()), (all, all), "nothing is left to others");
+        let other = Ledger::new(budget);
+        assert_eq!((other.permits.max_now(), ledger.permits.max_now()), (all, all));
     }
 
     #[test]
