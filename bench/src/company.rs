@@ -42,12 +42,12 @@ const FLOOD_NEAR: &str = "16M";
 const FLOOD_MIB: u64 = 96;
 const FLOOD_PAGES: u64 = FLOOD_MIB * 256;
 const FLOODS_WITHIN: Duration = Duration::from_secs(120);
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Tokens of the job and of the tenant that overuses, and that tenant's quota.
 const JOB_TOKEN: &str = "token-of-the-job";
 const OVERUSE_TOKEN: &str = "token-of-the-other";
 const OVERUSE_QUOTA: &str = "64M";
-const LOOK: Duration = Duration::from_millis(20);
 
 /// One sample; of two jobs the time is what an operation takes when those of both are counted.
 pub(crate) fn sample(company: Company, job: &Job<'_>) -> Result<Sample> {
@@ -130,8 +130,9 @@ fn beside_loop(job: &Job<'_>) -> Result<Sample> {
     let server = server_at(Far::Tcp, "server", job)?;
     let folder = job.scratch.join("loop");
     fs::create_dir_all(&folder)?;
-    let mut command = Command::new("sh");
-    command.args(["-c", "while :; do :; done"]);
+    // The loop ends by itself if this process is killed.
+    let mut command = Command::new("timeout");
+    command.args([&job.patience.as_secs().to_string(), "sh", "-c", "while :; do :; done"]);
     let mut busy = child::Beside::start(command, &folder)?;
     let sample = job_on(Some(&server.url), job)?;
     busy.ensure_runs()?;

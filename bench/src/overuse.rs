@@ -88,9 +88,9 @@ pub(crate) fn run(args: &OveruseArgs) -> Result<()> {
             let (rounds, is_let_in) = (&rounds, &is_let_in);
             scope.spawn(move || {
                 for round in 0.. {
-                    let is_refused = overuse(args, thread + round, |count| {
+                    let is_refused = overuse(args, thread + round, || {
                         is_let_in.store(true, Ordering::Relaxed);
-                        rounds.fetch_add(count, Ordering::Relaxed);
+                        rounds.fetch_add(1, Ordering::Relaxed);
                     });
                     if is_refused.is_err() {
                         rounds.fetch_add(1, Ordering::Relaxed);
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &OveruseArgs) -> Result<()> {
 }
 
 /// Takes what one connection gets, and calls `done` for each round of it. Returns when the server refuses or ends it.
-fn overuse(args: &OveruseArgs, number: u64, done: impl Fn(u64)) -> Result<()> {
+fn overuse(args: &OveruseArgs, number: u64, done: impl Fn()) -> Result<()> {
     if args.of == Overuse::Connections && number % 2 == 1 {
         return connect(&args.url).map(drop);
     }
@@ -123,14 +123,14 @@ fn overuse(args: &OveruseArgs, number: u64, done: impl Fn(u64)) -> Result<()> {
             let region = connection.filled()?;
             loop {
                 connection.exchange(16, |_| Request::Read { region, page: PageId(0), count: READ_PAGES as u32 })?;
-                done(1);
+                done();
             }
         }
         Overuse::Requests => {
             let region = connection.filled()?;
             loop {
                 connection.exchange(256, |n| Request::Read { region, page: PageId(n % READ_PAGES), count: 1 })?;
-                done(1);
+                done();
             }
         }
         Overuse::Functions => {
@@ -140,7 +140,7 @@ fn overuse(args: &OveruseArgs, number: u64, done: impl Fn(u64)) -> Result<()> {
             loop {
                 let call = CallBody { name: Aggregate::NAME, version: Aggregate::VERSION, argument: &argument };
                 connection.send(Request::Call { region, steps_max: 0, call })?;
-                done(1);
+                done();
                 connection.receive()?;
             }
         }
@@ -151,7 +151,7 @@ fn overuse(args: &OveruseArgs, number: u64, done: impl Fn(u64)) -> Result<()> {
                 connection.send(Request::CloneRegion { region })?;
                 connection.receive()?;
                 connection.write(region, 0, READ_PAGES)?;
-                done(1);
+                done();
             }
         }
         Overuse::Mappings => loop {
@@ -159,14 +159,14 @@ fn overuse(args: &OveruseArgs, number: u64, done: impl Fn(u64)) -> Result<()> {
             // The second write of a page goes through a mapping.
             for page in (0..200).chain(0..200) {
                 connection.write(region, page * GIB_PAGES, 1)?;
-                done(1);
+                done();
             }
             connection.send(Request::DropRegion { region })?;
             connection.receive()?;
         },
         Overuse::Connections => {
             connection.send(Request::Bye)?;
-            done(1);
+            done();
             Ok(())
         }
         Overuse::Halves => {
@@ -179,7 +179,7 @@ fn overuse(args: &OveruseArgs, number: u64, done: impl Fn(u64)) -> Result<()> {
                 // Until its answers fill all buffers in between.
                 while connection.send(Request::Read { region, page: PageId(0), count: READ_PAGES as u32 }).is_ok() {}
             }
-            done(1);
+            done();
             // Until the server has had enough of it.
             connection.stream.set_read_timeout(None)?;
             while number % 2 == 0 && connection.stream.read(&mut [0; 4096])? > 0 {}
