@@ -130,7 +130,7 @@ fn beside_loop(job: &Job<'_>) -> Result<Sample> {
     let server = server_at(Far::Tcp, "server", job)?;
     let folder = job.scratch.join("loop");
     fs::create_dir_all(&folder)?;
-    // The loop ends by itself if this process is killed.
+    // If this process is killed, the loop ends when the time of a sample is over.
     let mut command = Command::new("timeout");
     command.args([&job.patience.as_secs().to_string(), "sh", "-c", "while :; do :; done"]);
     let mut busy = child::Beside::start(command, &folder)?;

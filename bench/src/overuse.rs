@@ -171,7 +171,8 @@ fn overuse(args: &OveruseArgs, number: u64, done: impl Fn()) -> Result<()> {
         }
         Overuse::Halves => {
             let region = connection.filled()?;
-            if number % 2 == 0 {
+            let is_write = number.is_multiple_of(2);
+            if is_write {
                 let whole = write_frame(region, 0, 256);
                 connection.stream.write_all(whole.get(..whole.len() * 2 / 3).unwrap_or_default())?;
             } else {
@@ -182,7 +183,7 @@ fn overuse(args: &OveruseArgs, number: u64, done: impl Fn()) -> Result<()> {
             done();
             // Until the server has had enough of it.
             connection.stream.set_read_timeout(None)?;
-            while number % 2 == 0 && connection.stream.read(&mut [0; 4096])? > 0 {}
+            while is_write && connection.stream.read(&mut [0; 4096])? > 0 {}
             std::thread::sleep(Duration::from_secs(1));
             Ok(())
         }
