@@ -8,9 +8,10 @@ use farfield::{
     Plane, Side, Where,
 };
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, PATIENCE, Relay, seeded, wait_until};
+use farfield_tests::{MIB, PATIENCE, Relay, Scratch, seeded, wait_until};
 use farfield_wic::Registry;
 use fastrand::Rng;
+use ledger::{Balance, Entry};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -196,6 +197,33 @@ fn way(random: &mut Rng, shape: u8, nodes: usize) -> Vec<u8> {
         _ => random.u8(..3),
     };
     (0..random.usize(..nodes.min(500))).map(|_| branch(random)).collect()
+}
+
+#[test]
+fn a_library_brings_functions_over_far_pointers_to_the_command() {
+    let program = std::env::current_exe().expect("a program has a path");
+    let library =
+        program.ancestors().skip(1).take(2).map(|folder| folder.join("libledger.so")).find(|path| path.exists());
+    let library = library.expect("libledger.so is built with the tests: build farfield-ledger");
+    let scratch = Scratch::new("ledger");
+    let server = farfield_tests::Server::start_tcp(&scratch, "server", [&"--functions".into(), &library]);
+    let heap = Heap::builder().near(4 * MIB).pool(server.url()).build().unwrap();
+    let mut account = heap.alloc(Entry { day: 0, cents: 1000, before: None }).unwrap();
+    for day in 1..400 {
+        account = heap.alloc(Entry { day, cents: -10, before: Some(account) }).unwrap();
+    }
+    for place in PLACES {
+        for (day, cents) in [(0, 1000), (30, 700), (399, -2990), (u32::MAX, -2990)] {
+            assert_eq!(heap.call::<Balance>(&account, day).at(place).run().unwrap(), cents, "{place:?}");
+        }
+    }
+    let without = farfield_tests::Server::start_tcp(&scratch, "without", [""; 0]);
+    let heap = Heap::builder().near(4 * MIB).pool(without.url()).build().unwrap();
+    let account = heap.alloc(Entry { day: 0, cents: 7, before: None }).unwrap();
+    let call = || heap.call::<Balance>(&account, 0);
+    let unknown = call().at(Where::Server).run().unwrap_err();
+    assert!(unknown.to_string().contains("has no function \"ledger.balance\""), "{unknown}");
+    assert_eq!(call().run().unwrap(), 7, "the heap has it");
 }
 
 #[test]

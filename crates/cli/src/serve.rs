@@ -39,6 +39,10 @@ pub(crate) struct ServeArgs {
     /// its client and nothing else
     #[arg(long)]
     sandbox: bool,
+    /// Load native functions from a shared library, which clients call by name. Its code runs in the server and is
+    /// trusted. May be given several times
+    #[arg(long, value_name = "LIB.so")]
+    functions: Vec<PathBuf>,
     /// Answer Prometheus at http://ADDR:PORT/metrics
     #[arg(long, value_name = "ADDR:PORT")]
     metrics: Option<SocketAddr>,
@@ -73,6 +77,7 @@ Examples:
   farfield serve --listen unix:/run/farfield.sock         For programs on this machine only
   farfield serve --metrics 127.0.0.1:7401                 With metrics for Prometheus
   farfield serve --sandbox                                Also runs code that clients ship (docs/design/wic.md)
+  farfield serve --functions ./libledger.so               Also runs functions of a library (docs/guide/functions.md)
 
 Without --token-file everybody who can reach a TCP port may use the memory, so the default is this machine only, and
 other addresses need --token-file or --insecure; a socket serves processes of the same user and root. A token file \
@@ -191,10 +196,15 @@ fn tenants(args: &ServeArgs) -> anyhow::Result<Option<Tenants>> {
 
 /// Returns the functions that clients may call.
 fn functions(args: &ServeArgs) -> anyhow::Result<Registry> {
+    let own = args.functions.iter().try_fold(Registry::standard(), |registry, library| {
+        let registry = farfield_plugin::with_library(registry, library)?;
+        tracing::info!(library = %library.display(), "functions were loaded");
+        anyhow::Ok(registry)
+    })?;
     match args.sandbox {
-        false => Ok(Registry::standard()),
+        false => Ok(own),
         #[cfg(feature = "sandbox")]
-        true => Ok(farfield_sandbox::with_sandbox(Registry::standard())),
+        true => Ok(farfield_sandbox::with_sandbox(own)),
         #[cfg(not(feature = "sandbox"))]
         true => {
             anyhow::bail!("this farfield was built without the feature sandbox: build it with `--features sandbox`")

@@ -2,7 +2,6 @@
 
 use crate::{Fault, Stop};
 use core::time::Duration;
-use farfield_core::PageId;
 use farfield_core::wire::{CallBody, ErrorCode};
 use farfield_pool::{CallFailure, CallLane, PoolError};
 
@@ -110,23 +109,10 @@ impl CallError {
             ErrorCode::NoFunction => CallError::NoFunction { name },
             ErrorCode::OtherVersion => CallError::OtherVersion { name, ours, theirs: detail as u32 },
             ErrorCode::Unsupported => CallError::Nowhere,
-            ErrorCode::Overrun => CallError::Overrun { steps: detail },
-            ErrorCode::TimedOut => CallError::TimedOut { after: within },
-            ErrorCode::Stuck => CallError::Stuck,
-            ErrorCode::Panicked => CallError::Panicked,
-            ErrorCode::BadRequest => CallError::Argument,
-            ErrorCode::AnswerTooLong => CallError::AnswerTooLong,
-            ErrorCode::OutOfRange => CallError::Fault(Fault::OutOfRange { offset: detail }),
-            ErrorCode::TooMuch => CallError::Fault(Fault::TooLong { bytes: detail }),
-            ErrorCode::Unaligned => CallError::Fault(Fault::Unaligned { offset: detail }),
-            ErrorCode::NoAtomics => CallError::Fault(Fault::NotHere),
-            ErrorCode::NoLock => CallError::Fault(Fault::NoLock { offset: detail }),
-            ErrorCode::Locked => CallError::Fault(Fault::Locked { offset: detail }),
-            ErrorCode::Fenced => CallError::Fault(Fault::Fenced { offset: detail }),
-            ErrorCode::Corrupt => CallError::Fault(Fault::Corrupt { page: PageId(detail) }),
-            ErrorCode::PoolFull => CallError::Fault(Fault::Full),
-            ErrorCode::Internal => CallError::Fault(Fault::Internal),
-            code => CallError::Fault(Fault::Lost(PoolError::Refused { server: 0, reason: code.text() })),
+            code => match Stop::of_code(code, detail) {
+                Some(stop) => CallError::of_stop(stop, within),
+                None => CallError::Fault(Fault::Lost(PoolError::Refused { server: 0, reason: code.text() })),
+            },
         }
     }
 }
@@ -146,6 +132,7 @@ impl From<PoolError> for CallError {
 mod tests {
     //! Guards against an error that is another one on the other side of the wire.
     use super::*;
+    use farfield_core::PageId;
 
     #[test]
     fn a_function_stops_alike_at_server_and_client() {

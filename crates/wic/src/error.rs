@@ -126,4 +126,27 @@ impl Stop {
             Stop::AnswerTooLong => (ErrorCode::AnswerTooLong, 0),
         }
     }
+
+    /// Returns the reason that has this code and detail; `None` if no function stops for it.
+    pub fn of_code(code: ErrorCode, detail: u64) -> Option<Stop> {
+        Some(match code {
+            ErrorCode::OutOfRange => Stop::Fault(Fault::OutOfRange { offset: detail }),
+            ErrorCode::TooMuch => Stop::Fault(Fault::TooLong { bytes: detail }),
+            ErrorCode::Unaligned => Stop::Fault(Fault::Unaligned { offset: detail }),
+            ErrorCode::NoAtomics => Stop::Fault(Fault::NotHere),
+            ErrorCode::NoLock => Stop::Fault(Fault::NoLock { offset: detail }),
+            ErrorCode::Locked => Stop::Fault(Fault::Locked { offset: detail }),
+            ErrorCode::Fenced => Stop::Fault(Fault::Fenced { offset: detail }),
+            ErrorCode::Corrupt => Stop::Fault(Fault::Corrupt { page: PageId(detail) }),
+            ErrorCode::PoolFull => Stop::Fault(Fault::Full),
+            ErrorCode::Internal => Stop::Fault(Fault::Internal),
+            ErrorCode::Overrun => Stop::Overrun { steps: detail },
+            ErrorCode::TimedOut => Stop::TimedOut,
+            ErrorCode::Stuck => Stop::Stuck,
+            ErrorCode::Panicked => Stop::Panicked,
+            ErrorCode::BadRequest => Stop::Argument,
+            ErrorCode::AnswerTooLong => Stop::AnswerTooLong,
+            _ => return None,
+        })
+    }
 }

@@ -61,6 +61,8 @@ mod server;
 mod sim;
 
 #[cfg(not(target_family = "wasm"))]
+pub use bounds::check_range;
+#[cfg(not(target_family = "wasm"))]
 pub use call_error::CallError;
 #[cfg(not(target_family = "wasm"))]
 pub use caller::{Call, Caller, Calls, Where};
@@ -69,6 +71,6 @@ pub use executor::Budget;
 #[cfg(not(target_family = "wasm"))]
 pub use memory::Memory;
 #[cfg(not(target_family = "wasm"))]
-pub use registry::{Handler, Registry, Task, Unknown};
+pub use registry::{ForeignFunction, Handler, NameTaken, Registry, RowSink, Task, Unknown, run_row};
 #[cfg(not(target_family = "wasm"))]
 pub use sim::Sim;

@@ -40,8 +40,25 @@ pub enum Unknown {
 
 /// Receiver of the results: called with the index of each call, its result, and its number of
 /// steps. The bytes of the answer are gone afterwards.
-type Sink<'s> = &'s mut dyn FnMut(usize, Result<&[u8], Stop>, u64);
-type RunAll = fn(&dyn Memory, &[Task<'_>], Sink<'_>);
+pub type RowSink<'s> = &'s mut dyn FnMut(usize, Result<&[u8], Stop>, u64);
+type RunRow = fn(&dyn Memory, &[Task<'_>], RowSink<'_>);
+
+/// Function whose code was not compiled with the server. It runs rows of calls by itself.
+pub trait ForeignFunction: Send + Sync {
+    /// Runs calls over a region, and passes one result for each of them to `ended`, in any order.
+    /// It keeps to the budgets of the calls, and does not panic.
+    fn run(&self, memory: &dyn Memory, tasks: &[Task<'_>], ended: RowSink<'_>);
+}
+
+/// Error: a registry has a function of this name and version already.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("there is a function {name:?} of version {version} already")]
+pub struct NameTaken {
+    /// Name of the function.
+    pub name: &'static str,
+    /// Version of the function.
+    pub version: u32,
+}
 
 /// Function with the state of the process that serves it. It does not see the region through which
 /// it is called.
@@ -51,11 +68,13 @@ pub trait Handler: Send + Sync {
     fn answer(&self, argument: &[u8], answer: &mut Vec<u8>) -> Result<(), Stop>;
 }
 
-/// RegisteredCode of a function.
+/// Code of a function.
 #[derive(Clone)]
 enum RegisteredCode {
     /// A where-independent function over the region.
-    Function(RunAll),
+    Function(RunRow),
+    /// A where-independent function that was compiled apart.
+    Foreign(Arc<dyn ForeignFunction>),
     /// A function of the process.
     Handler(Arc<dyn Handler>),
 }
@@ -106,7 +125,7 @@ impl Registry {
     /// # Panics
     /// If there is one of this name and version, or if the name is empty or too long.
     pub fn with<F: Function>(self) -> Registry {
-        self.with_code(F::NAME, F::VERSION, RegisteredCode::Function(run_all::<F>))
+        self.with_code(F::NAME, F::VERSION, RegisteredCode::Function(run_row::<F>))
     }
 
     /// Adds a function of this process.
@@ -117,11 +136,29 @@ impl Registry {
         self.with_code(name, version, RegisteredCode::Handler(handler))
     }
 
-    fn with_code(mut self, name: &'static str, version: u32, code: RegisteredCode) -> Registry {
+    /// Adds a function that was compiled apart. Fails if there is one of this name and version.
+    ///
+    /// # Panics
+    /// If the name is empty or too long.
+    pub fn with_foreign(
+        self,
+        name: &'static str,
+        version: u32,
+        function: Arc<dyn ForeignFunction>,
+    ) -> Result<Registry, NameTaken> {
+        self.try_with_code(name, version, RegisteredCode::Foreign(function))
+    }
+
+    fn with_code(self, name: &'static str, version: u32, code: RegisteredCode) -> Registry {
+        self.try_with_code(name, version, code).unwrap_or_else(|taken| panic!("{taken}"))
+    }
+
+    fn try_with_code(mut self, name: &'static str, version: u32, code: RegisteredCode) -> Result<Registry, NameTaken> {
         assert!((1..=CallBody::NAME_BYTES_MAX).contains(&name.len()), "a name has 1 to 64 bytes: {name:?}");
-        let before = self.functions.entry(name).or_default().insert(version, code);
-        assert!(before.is_none(), "there are two functions {name:?} of version {version}");
-        self
+        match self.functions.entry(name).or_default().insert(version, code) {
+            None => Ok(self),
+            Some(_) => Err(NameTaken { name, version }),
+        }
     }
 
     /// Returns the names and versions of the functions.
@@ -137,12 +174,16 @@ impl Registry {
         version: u32,
         memory: &dyn Memory,
         tasks: &[Task<'_>],
-        ended: Sink<'_>,
+        ended: RowSink<'_>,
     ) -> Result<(), Unknown> {
         let versions = self.functions.get(name).ok_or(Unknown::Name)?;
         match versions.get(&version) {
             Some(RegisteredCode::Function(run)) => {
                 run(memory, tasks, ended);
+                Ok(())
+            }
+            Some(RegisteredCode::Foreign(function)) => {
+                function.run(memory, tasks, ended);
                 Ok(())
             }
             Some(RegisteredCode::Handler(handler)) => {
@@ -159,7 +200,7 @@ thread_local! {
     static ANSWER: Cell<Vec<u8>> = Cell::default();
 }
 
-fn answer_all(handler: &dyn Handler, tasks: &[Task<'_>], ended: Sink<'_>) {
+fn answer_all(handler: &dyn Handler, tasks: &[Task<'_>], ended: RowSink<'_>) {
     let mut bytes = ANSWER.take();
     for (index, task) in tasks.iter().enumerate() {
         bytes.clear();
@@ -172,7 +213,9 @@ fn answer_all(handler: &dyn Handler, tasks: &[Task<'_>], ended: Sink<'_>) {
     ANSWER.set(bytes);
 }
 
-fn run_all<F: Function>(memory: &dyn Memory, tasks: &[Task<'_>], ended: Sink<'_>) {
+/// Runs calls of a function over a region, in turns, and passes each result to `ended`, in any
+/// order.
+pub fn run_row<F: Function>(memory: &dyn Memory, tasks: &[Task<'_>], ended: RowSink<'_>) {
     let place = ServerPlace::new(memory, if tasks.len() > 1 { Pace::Prefetched } else { Pace::Immediate });
     let ended = RefCell::new(ended);
     let mut waiting = tasks.iter().enumerate();

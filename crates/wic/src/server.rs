@@ -4,7 +4,7 @@
 //! and lets the others have their turn, so that the processor prefetches the memory of all of them
 //! meanwhile. A simulation works in the same way, but a random number decides how long each waits.
 
-use crate::bounds::{check, check_lock, check_word};
+use crate::bounds::{check_lock, check_range, check_word};
 use crate::executor::{ExecutorHost, SLEEP_MIN, StepMeter, WaitTicket};
 use crate::{Fault, Fence, Memory, Place, RANGE_BYTES_MAX};
 use arrayvec::ArrayVec;
@@ -90,7 +90,7 @@ impl<'m, M: Memory + ?Sized> ServerPlace<'m, M> {
     /// Takes the steps of an access, checks its range, and lets others run according to the pace.
     async fn begin(&self, offset: u64, len: usize) -> Result<(), Fault> {
         self.meter.step(len).await;
-        check(self.memory.region_bytes(), offset, len)?;
+        check_range(self.memory.region_bytes(), offset, len)?;
         match &self.pace {
             Pace::Immediate => {}
             Pace::Prefetched => {
@@ -187,7 +187,7 @@ impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
         // that.
         let ahead = AHEAD_BYTES.checked_div(N).map_or(1, |ahead| ahead.clamp(1, AHEAD_MAX));
         let announce = |offsets: &[u64]| {
-            let inside = |offset: &u64| check(self.memory.region_bytes(), *offset, N).is_ok();
+            let inside = |offset: &u64| check_range(self.memory.region_bytes(), *offset, N).is_ok();
             let inside = offsets.iter().copied().filter(inside);
             self.memory.announce(&mut inside.map(|offset| (offset, N)));
         };
@@ -195,7 +195,7 @@ impl<M: Memory + ?Sized> Place for ServerPlace<'_, M> {
         for (index, (offset, bytes)) in offsets.iter().zip(into).enumerate() {
             announce(offsets.get(index + ahead..=index + ahead).unwrap_or_default());
             self.meter.step(N).await;
-            check(self.memory.region_bytes(), *offset, N)?;
+            check_range(self.memory.region_bytes(), *offset, N)?;
             self.memory.read(*offset, bytes)?;
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Functions that are shipped to memory servers as WebAssembly: an example of a guest, and what the sandbox's tests run.
 //!
 //! `cargo build --profile guest --target wasm32-unknown-unknown -p farfield-guest` makes `farfield_guest.wasm`. The same source is a library of natively
-//! compiled functions, so tests compare the two.
+//! compiled functions, so tests compare the two, and `libfarfield_guest.so`, which `farfield serve --functions` loads.
 
 mod stray;
 
@@ -27,6 +27,10 @@ farfield_sandbox::export!(
     Stray,
     Flood,
 );
+
+// As a library that servers load, it has the functions whose names are its own.
+#[cfg(not(target_family = "wasm"))]
+farfield_plugin::export!(List, Gather, Reverse, Increment, Echo, Reach, Panics);
 
 /// The sum of words that lie anywhere, all asked for at once.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ mod access_channel;
 mod operation_table;
 
 use crate::access::{Answer, Ask, BYTES_MAX, Bytes};
-use crate::bounds::{check, check_lock, check_word};
+use crate::bounds::{check_lock, check_range, check_word};
 use crate::executor::{ExecutorHost, StepMeter};
 use crate::{Fault, Fence, Place, RANGE_BYTES_MAX};
 use access_channel::AccessChannel;
@@ -363,7 +363,7 @@ impl Place for ClientPlace {
 
     async fn read_range(&self, offset: u64, len: usize) -> Result<PageGuard<'_>, Fault> {
         self.meter.step(len).await;
-        check(self.region_bytes, offset, len)?;
+        check_range(self.region_bytes, offset, len)?;
         if len == 0 {
             return Ok(PageGuard { page: Page { buffer: None, place: self }, skip: 0, len });
         }
@@ -374,7 +374,7 @@ impl Place for ClientPlace {
         let mut under_way = Vec::with_capacity(offsets.len());
         for offset in offsets.iter().take(into.len()) {
             self.meter.step(N).await;
-            check(self.region_bytes, *offset, N)?;
+            check_range(self.region_bytes, *offset, N)?;
             if N > 0 {
                 under_way.push(self.begin_read(*offset, N));
             }
@@ -387,7 +387,7 @@ impl Place for ClientPlace {
 
     async fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
         self.meter.step(bytes.len()).await;
-        check(self.region_bytes, offset, bytes.len())?;
+        check_range(self.region_bytes, offset, bytes.len())?;
         let _writing = self.lock().await;
         let mut rest = bytes;
         let mut at = offset;
@@ -417,7 +417,7 @@ impl Place for ClientPlace {
 
     async fn write_fenced(&self, fence: Fence, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
         self.meter.step(bytes.len()).await;
-        check(self.region_bytes, offset, bytes.len())?;
+        check_range(self.region_bytes, offset, bytes.len())?;
         check_lock(self.region_bytes, fence.lock)?;
         let mut at = offset;
         // An empty range is one piece: whether the lock is still held is checked all the same.
