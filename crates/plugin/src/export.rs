@@ -1,4 +1,4 @@
-//! The library's side: what [`export!`](crate::export) is made of.
+//! The library's side: what [`export!`](crate::export!) is made of.
 
 use crate::abi::{ByteSlice, CallTable, FunctionEntry, MemoryTable, ResultTable, Status};
 use core::ffi::c_void;

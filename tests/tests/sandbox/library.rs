@@ -89,7 +89,7 @@ fn a_function_of_a_library_that_fails_harms_nobody_else() {
     for _ in 0..3 {
         assert_eq!(caller.call::<Panics>(1).at(Where::Server).run(), Err(CallError::Panicked));
         let [here, there] = both::<Reach>(&mut caller, Beyond::Read(1 << 40));
-        assert_eq!((here.clone(), here), (there, Err(CallError::Fault(Fault::OutOfRange { offset: 1 << 40 }))));
+        assert_eq!((here, here), (there, Err(CallError::Fault(Fault::OutOfRange { offset: 1 << 40 }))));
         assert_eq!(caller.call::<Echo>("still here".into()).at(Where::Server).run().unwrap(), "still here");
     }
     let unknown = caller.call::<Fill>(vec![1]).at(Where::Server).run();

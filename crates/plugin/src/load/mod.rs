@@ -164,7 +164,8 @@ unsafe fn functions(table: *const FunctionTable) -> Result<Vec<(&'static str, Fu
     }
     // SAFETY: the caller promises as many entries.
     let entries = unsafe { core::slice::from_raw_parts(table.functions, table.count) };
-    entries.iter().map(|entry| Ok((unsafe { name(entry.name) }?, *entry))).collect()
+    // SAFETY: names live as long as the table.
+    entries.iter().map(|entry| unsafe { name(entry.name) }.map(|name| (name, *entry))).collect()
 }
 
 /// Reads and checks the name of a function.
@@ -195,7 +196,7 @@ impl ForeignFunction for Plugin {
         let host = HostMemory::new(memory, tasks);
         let now = Instant::now();
         let calls: Vec<_> = tasks.iter().map(|task| call(task, now)).collect();
-        let mut receiver = Receiver { host: &host, ended, has_ended: vec![false; tasks.len()] };
+        let mut receiver = ResultSink { host: &host, ended, has_ended: vec![false; tasks.len()] };
         let results = ResultTable { context: (&raw mut receiver).cast(), ended: take_result };
         let table = host.table();
         // SAFETY: all tables live until the function returns, and this thread uses them alone.
@@ -214,17 +215,18 @@ fn call(task: &Task<'_>, now: Instant) -> CallTable {
 }
 
 /// Takes the results of calls.
-struct Receiver<'c> {
+struct ResultSink<'c> {
     host: &'c HostMemory<'c>,
     ended: RowSink<'c>,
     has_ended: Vec<bool>,
 }
 
-impl Receiver<'_> {
+impl ResultSink<'_> {
     /// Takes the first result of a call. Whatever the function says, budgets count.
     fn take(&mut self, index: usize, result: Result<&[u8], Stop>, steps: u64) {
-        if !self.has_ended.get_mut(index).is_some_and(|has_ended| !core::mem::replace(has_ended, true)) {
-            return;
+        match self.has_ended.get_mut(index) {
+            Some(has_ended) if !*has_ended => *has_ended = true,
+            _ => return,
         }
         let result = match (self.host.stop(), result) {
             (Some(stop), _) => Err(stop),
@@ -242,7 +244,7 @@ impl Receiver<'_> {
 
 unsafe extern "C" fn take_result(context: *mut c_void, index: usize, status: Status, answer: ByteSlice, steps: u64) {
     // SAFETY: the function passes the context of its call, in the thread of the call.
-    let receiver = unsafe { &mut *context.cast::<Receiver<'_>>() };
+    let receiver = unsafe { &mut *context.cast::<ResultSink<'_>>() };
     // SAFETY: the answer lives as long as this call; it is not read if there was an error.
     let result = status.stop().map(|()| unsafe { answer.as_slice() });
     // A panic of the server ends this call, and is none of the library's.
