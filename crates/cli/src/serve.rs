@@ -5,7 +5,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use farfield_os::{serving, signals};
 use farfield_pager::runner::machine;
-use farfield_server::{Config, ListenUrl, Server, TenantConfig, Tenants};
+use farfield_server::{Config, ListenUrl, Server, TenantChanges, TenantConfig, Tenants};
 use farfield_wic::Registry;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
@@ -25,7 +25,8 @@ pub(crate) struct ServeArgs {
     /// Most memory to keep: 64G, or 50% of this machine's (or container's) [default: 90% of what is free]
     #[arg(long, value_name = "SIZE", alias = "memory")]
     capacity: Option<Size>,
-    /// File with a line `NAME TOKEN QUOTA` for each tenant. Without it, everybody who can connect may use the memory
+    /// File with a line `NAME TOKEN QUOTA` for each tenant, read again on SIGHUP. Without it, everybody who can connect
+    /// may use the memory
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// Listen without --token-file where other machines can connect: everybody who reaches the port may use the memory
@@ -84,6 +85,7 @@ other addresses need --token-file or --insecure; a socket serves processes of th
 looks like this (chmod 600):
   alice  8Xw0p3kq  16G
   batch  Zk3v0s1d  -
+On SIGHUP it is read again: jobs that run go on, and tokens that were exchanged start no new ones.
 When it listens it prints one line of JSON to stdout, unless that is a terminal.";
 
 #[derive(Clone, Copy, PartialEq, ValueEnum, Debug)]
@@ -179,6 +181,17 @@ fn start_log(args: &ServeArgs) {
     crate::log::start(quiet, json);
 }
 
+/// Reads the token file again. The server keeps what it has if the file is not valid.
+fn exchange_tenants(server: &Server, args: &ServeArgs) {
+    let exchanged = tenants(args).and_then(|tenants| Ok(server.exchange_tenants(&tenants.unwrap_or_default())?));
+    match exchanged {
+        Ok(TenantChanges { added, changed, removed }) => {
+            tracing::info!(added, changed, removed, "the token file was read again");
+        }
+        Err(error) => tracing::error!(%error, "tenants stay as they are: the token file could not be used"),
+    }
+}
+
 fn tenants(args: &ServeArgs) -> anyhow::Result<Option<Tenants>> {
     if let Some(path) = &args.token_file {
         let tenants = Tenants::load(path)?;
@@ -255,6 +268,7 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
         }
         match serving::wait_for_signal(stop | parent_died, Duration::from_millis(500))? {
             Some(libc::SIGUSR2) | None => {}
+            Some(libc::SIGHUP) if args.token_file.is_some() => exchange_tenants(&server, &args),
             Some(signal) => {
                 tracing::info!(signal, "told to stop");
                 break;

@@ -173,3 +173,37 @@ fn mistakes_on_the_command_line_are_explained() {
     let taken = format!("unix:{}", server.socket.display());
     assert!(refused(&["--listen", &taken]).contains("in use"));
 }
+
+#[test]
+fn tokens_are_exchanged_on_sighup_while_jobs_go_on() {
+    use std::os::unix::fs::PermissionsExt;
+    let path = std::env::temp_dir().join(format!("farfield-tokens-of-serve-{}", std::process::id()));
+    let write = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    };
+    write("alice one 1M\nbob two -\n");
+    let mut server = Serve::start("tokens", &["--token-file", path.to_str().unwrap(), "--drain-timeout", "0"]);
+    let url = server.ready["endpoints"][0].as_str().unwrap().to_owned();
+    let open = |token: &str| PoolBuilder::new().url(&url).pages(100).token(token).open();
+    let kept = open("one").unwrap();
+    write("alice uno 1M\ncarol three -\n");
+    server.signal(libc::SIGHUP);
+    let begun = Instant::now();
+    while let Err(error) = open("uno") {
+        assert!(begun.elapsed() < PATIENCE, "{error}");
+    }
+    open("three").unwrap();
+    for token in ["one", "two"] {
+        let error = open(token).map(drop).unwrap_err().to_string();
+        assert!(error.contains("wrong token"), "{error}");
+    }
+    // The job of before goes on, with new connections, too.
+    kept.open_lane().unwrap();
+    write("alice dos\n");
+    server.signal(libc::SIGHUP);
+    open("uno").unwrap();
+    server.signal(libc::SIGTERM);
+    assert!(server.end().success());
+    std::fs::remove_file(&path).unwrap();
+}

@@ -22,6 +22,7 @@ mod server;
 mod sessions;
 mod spin;
 mod store;
+mod tenant_table;
 mod tenants;
 mod work_semaphore;
 
@@ -29,4 +30,5 @@ pub use config::{BadUrl, Config, ListenUrl, parse_size};
 pub use farfield_core::wire::Stat;
 pub use scrape::answer_scrapes;
 pub use server::{Server, StartError};
+pub use tenant_table::{NoTokens, TenantChanges};
 pub use tenants::{TenantConfig, Tenants, TokenFileError};

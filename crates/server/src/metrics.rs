@@ -59,11 +59,11 @@ impl Collector for ServerMetrics {
             held.encode_family(&[("resource", resource.name())])?.encode_gauge(&value)?;
         }
         gauge(&mut out, "uptime", "Time since the start", Some(&Unit::Seconds), stat.uptime_ms / 1000)?;
-        let named = |tenant: &crate::sessions::Tenant| !tenant.name.is_empty();
-        if shared.tenants.iter().any(|tenant| named(tenant)) {
+        let named = shared.tenants.named();
+        if !named.is_empty() {
             let help = "Bytes of pages that the server keeps for a tenant, with those set aside";
             let mut used = out.encode_descriptor("tenant_used", help, Some(&Unit::Bytes), MetricType::Gauge)?;
-            for tenant in shared.tenants.iter().filter(|tenant| named(tenant)) {
+            for tenant in named {
                 let value = bytes(tenant.quota.used_pages());
                 used.encode_family(&[("tenant", tenant.name.as_str())])?.encode_gauge(&gauge_value(value))?;
             }

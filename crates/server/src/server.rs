@@ -11,7 +11,9 @@ use crate::penalties::Penalties;
 use crate::random::random_u64;
 use crate::sessions::{ClientSession, Sessions, Tenant};
 use crate::spin::Spinners;
-use crate::store::{Ledger, PageCounter, Resource, ResourceBudget};
+use crate::store::{PageCounter, Resource, ResourceBudget};
+use crate::tenant_table::{NoTokens, TenantChanges, TenantTable};
+use crate::tenants::Tenants;
 use crate::work_semaphore::WorkTurn;
 use farfield_core::Incarnation;
 use farfield_core::geometry::PAGE_BYTES;
@@ -74,9 +76,7 @@ pub(crate) struct ServerState {
     pub(crate) budget: Arc<ResourceBudget>,
     pub(crate) address_ledgers: AddressLedgers,
     pub(crate) fabric: Option<Fabric>,
-    /// Tenants, in the order of the token file; a single one without a name if there is no token
-    /// file.
-    pub(crate) tenants: Vec<Arc<Tenant>>,
+    pub(crate) tenants: TenantTable,
     pub(crate) sessions: Sessions,
     pub(crate) counters: ServerCounters,
     pub(crate) spinners: Spinners,
@@ -93,14 +93,6 @@ pub(crate) struct ServerState {
 }
 
 impl ServerState {
-    /// Returns the tenant whose token this is.
-    pub(crate) fn tenant_of(&self, token: &[u8]) -> Option<&Arc<Tenant>> {
-        match &self.config.tenants {
-            None => self.tenants.first(),
-            Some(tenants) => self.tenants.get(tenants.find(token)?),
-        }
-    }
-
     pub(crate) fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
     }
@@ -169,7 +161,7 @@ impl ServerState {
 }
 
 /// Computes the limit of each resource that clients share, less what the server itself needs.
-fn budget(config: &Config, descriptors: u64) -> ResourceBudget {
+pub(crate) fn budget(config: &Config, descriptors: u64) -> ResourceBudget {
     /// Address space for clients. A process has 128 TiB; a quarter is left for everything else.
     const ADDRESS_BYTES: u64 = 96 << 40;
     /// The kernel's default for `vm.max_map_count`.
@@ -231,22 +223,7 @@ impl Server {
         let descriptors = serving::raise_descriptor_limit().unwrap_or(1024);
         let pages = |bytes: u64| bytes / PAGE_BYTES as u64;
         let budget = Arc::new(budget(&config, descriptors));
-        let tenant = |name: &str, quota: Option<u64>, ledger: Option<Ledger>| {
-            let quota = Arc::new(PageCounter::new(quota.map(pages)));
-            Arc::new(Tenant {
-                name: name.to_owned(),
-                quota,
-                ledger: ledger.map(Arc::new),
-                counters: ServerCounters::default(),
-            })
-        };
-        let tenants = match &config.tenants {
-            None => vec![tenant("", None, None)],
-            Some(tenants) => {
-                let named = tenants.0.iter();
-                named.map(|one| tenant(&one.name, one.quota_bytes, Some(Ledger::new(budget.clone())))).collect()
-            }
-        };
+        let tenants = TenantTable::new(config.tenants.as_ref(), &budget);
         let mut listeners = Vec::new();
         let (mut endpoints, mut paths) = (Vec::new(), Vec::new());
         for url in &config.listen {
@@ -336,6 +313,13 @@ impl Server {
     /// Returns the random number that tells this run of the server from earlier and later ones.
     pub fn incarnation(&self) -> Incarnation {
         self.shared.incarnation
+    }
+
+    /// Exchanges the tokens and quotas of tenants while the server runs. Sessions go on, with the
+    /// tokens of before and those of tenants that are not named any more. A quota below what its
+    /// tenant keeps becomes what the tenant keeps.
+    pub fn exchange_tenants(&self, tenants: &Tenants) -> Result<TenantChanges, NoTokens> {
+        self.shared.tenants.exchange(tenants)
     }
 
     /// Returns the statistics of the whole server.

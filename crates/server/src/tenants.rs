@@ -99,23 +99,11 @@ impl Tenants {
         }
         Ok(Tenants(tenants))
     }
-
-    /// Returns the index of the tenant with this token. Takes as long for a wrong token as for a
-    /// right one.
-    pub(crate) fn find(&self, token: &[u8]) -> Option<usize> {
-        let mut found = None;
-        for (index, tenant) in self.0.iter().enumerate() {
-            if same_bytes(&tenant.token, token) {
-                found = Some(index);
-            }
-        }
-        found
-    }
 }
 
 /// Compares in constant time: the duration shows neither the first difference nor whether the
 /// lengths are equal.
-fn same_bytes(ours: &[u8], theirs: &[u8]) -> bool {
+pub(crate) fn same_bytes(ours: &[u8], theirs: &[u8]) -> bool {
     let mut difference = ours.len() ^ theirs.len();
     for index in 0..Hello::TOKEN_BYTES_MAX {
         let byte = |bytes: &[u8]| bytes.get(index).copied().unwrap_or(0);
@@ -133,10 +121,6 @@ mod tests {
         let tenants = Tenants::parse("# who\n\nalice  secret-a 1G # first\nbob secret-b -\n").unwrap();
         assert_eq!(tenants.0.len(), 2);
         assert_eq!((tenants.0[0].quota_bytes, tenants.0[1].quota_bytes), (Some(1 << 30), None));
-        assert_eq!(tenants.find(b"secret-b"), Some(1));
-        for wrong in [&b""[..], b"secret", b"secret-b\0", b"secret-c", &[b'x'; 300]] {
-            assert_eq!(tenants.find(wrong), None);
-        }
         for (text, line) in
             [("a\n", 1), ("\na b\n", 2), ("a b c\n", 1), ("a b - d", 1), ("a b -\na c -", 2), ("a b -\nc b -", 2)]
         {

@@ -213,6 +213,8 @@ pub enum RefuseCode {
     Malformed,
     /// The server is about to stop.
     Stopping,
+    /// Too many wrong tokens came from the client's address: it looks at none for some seconds.
+    Guesses,
     /// Reason that belongs to a later version.
     Other(u16),
 }
@@ -227,6 +229,7 @@ impl RefuseCode {
             RefuseCode::Connections => 4,
             RefuseCode::Malformed => 5,
             RefuseCode::Stopping => 6,
+            RefuseCode::Guesses => 7,
             RefuseCode::Other(number) => number,
         }
     }
@@ -240,6 +243,7 @@ impl RefuseCode {
             4 => RefuseCode::Connections,
             5 => RefuseCode::Malformed,
             6 => RefuseCode::Stopping,
+            7 => RefuseCode::Guesses,
             other => RefuseCode::Other(other),
         }
     }

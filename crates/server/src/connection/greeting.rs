@@ -4,8 +4,9 @@ use super::{BATCH_PAGES_MAX, ClientConnection, CloseReason, IN_FLIGHT_MAX, Trans
 use crate::address::PeerAddress;
 use crate::random::random_nonzero_u128;
 use crate::server::ServerState;
-use crate::sessions::{ClientSession, Tenant};
+use crate::sessions::ClientSession;
 use crate::store::{Charge, Ledger, Resource};
+use crate::tenant_table::TokenUse;
 use farfield_core::wire::{self, ConnectionRefusal, Hello, RefuseCode};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -60,9 +61,10 @@ pub(super) fn greet(
     };
     let is_guess = hello.session.is_none_or(|secret| !shared.sessions.has(secret));
     if is_guess && shared.penalties.is_closed(address, Instant::now()) {
-        return Err((RefuseCode::Token, "too many wrong tokens came from your address: wait a few seconds"));
+        return Err((RefuseCode::Guesses, "too many wrong tokens came from your address: wait a few seconds"));
     }
-    let Some(tenant): Option<&Arc<Tenant>> = shared.tenant_of(hello.token) else {
+    let use_of_token = if is_guess { TokenUse::Open } else { TokenUse::Join };
+    let Some(tenant) = shared.tenants.find(hello.token, use_of_token) else {
         shared.penalties.add(address, Instant::now());
         return Err((RefuseCode::Token, "wrong token"));
     };
@@ -73,10 +75,10 @@ pub(super) fn greet(
     let session = match hello.session {
         Some(secret) => shared
             .sessions
-            .join(secret, tenant)
+            .join(secret, &tenant)
             .ok_or((RefuseCode::Session, "the session is over: its lease ran out or the server is another one"))?,
         // A client that comes to claim a snapshot continues work that is here already.
-        None if shared.draining.load(Ordering::Relaxed) && !shared.sessions.awaits_claim(tenant) => {
+        None if shared.draining.load(Ordering::Relaxed) && !shared.sessions.awaits_claim(&tenant) => {
             return Err((RefuseCode::Stopping, "the server is about to stop"));
         }
         None => {

@@ -20,7 +20,8 @@ const ALLOWANCE_PAGES: u64 = 256;
 /// Memory in use against a limit.
 #[derive(Debug)]
 pub(crate) struct PageCounter {
-    limit_pages: u64,
+    /// Most pages of clients; `u64::MAX` means no limit.
+    limit_pages: AtomicU64,
     /// Pages of clients, at most the limit.
     used_pages: AtomicU64,
     /// Pages of clients and of bookkeeping, at most the limit and the allowance.
@@ -43,7 +44,7 @@ impl PageCounter {
     /// Makes an empty counter; `None` means no limit.
     pub(crate) fn new(limit_pages: Option<u64>) -> PageCounter {
         PageCounter {
-            limit_pages: limit_pages.unwrap_or(u64::MAX),
+            limit_pages: AtomicU64::new(limit_pages.unwrap_or(u64::MAX)),
             used_pages: AtomicU64::new(0),
             total_pages: AtomicU64::new(0),
         }
@@ -59,18 +60,30 @@ impl PageCounter {
     }
 
     pub(crate) fn limit_pages(&self) -> Option<u64> {
-        (self.limit_pages != u64::MAX).then_some(self.limit_pages)
+        let limit = self.limit();
+        (limit != u64::MAX).then_some(limit)
+    }
+
+    /// Sets another limit; `None` means none. A limit below what is in use becomes what is in use,
+    /// so nobody is overdrawn for what was allowed before.
+    pub(crate) fn set_limit(&self, limit_pages: Option<u64>) {
+        self.limit_pages.store(limit_pages.unwrap_or(u64::MAX).max(self.used_pages()), Ordering::Relaxed);
+    }
+
+    fn limit(&self) -> u64 {
+        self.limit_pages.load(Ordering::Relaxed)
     }
 
     fn total_limit(&self) -> u64 {
-        self.limit_pages.saturating_add(self.limit_pages / ALLOWANCE_PART).saturating_add(ALLOWANCE_PAGES)
+        let limit = self.limit();
+        limit.saturating_add(limit / ALLOWANCE_PART).saturating_add(ALLOWANCE_PAGES)
     }
 
     fn try_add(&self, memory: ChargeKind, pages: u64) -> bool {
         if !try_add(&self.total_pages, pages, self.total_limit()) {
             return false;
         }
-        if memory == ChargeKind::Bookkeeping || try_add(&self.used_pages, pages, self.limit_pages) {
+        if memory == ChargeKind::Bookkeeping || try_add(&self.used_pages, pages, self.limit()) {
             return true;
         }
         sub(&self.total_pages, pages);
@@ -96,7 +109,7 @@ impl PageCounter {
     /// is no fault of the client, so it has a higher limit.
     fn is_overdrawn(&self) -> bool {
         let most = self.total_limit().saturating_mul(4);
-        self.used_pages() > self.limit_pages || self.total_pages.load(Ordering::Relaxed) > most
+        self.used_pages() > self.limit() || self.total_pages.load(Ordering::Relaxed) > most
     }
 }
 
