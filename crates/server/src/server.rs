@@ -11,7 +11,7 @@ use crate::penalties::Penalties;
 use crate::random::random_u64;
 use crate::sessions::{ClientSession, Sessions, Tenant};
 use crate::spin::Spinners;
-use crate::store::{PageCounter, Resource, ResourceBudget};
+use crate::store::{Ledger, PageCounter, Resource, ResourceBudget};
 use crate::tenant_table::{NoTokens, TenantChanges, TenantTable};
 use crate::tenants::Tenants;
 use crate::work_semaphore::WorkTurn;

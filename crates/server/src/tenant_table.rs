@@ -1,6 +1,5 @@
 //! The tenants of a running server, whose tokens and quotas may change.
 
-use crate::config::Config;
 use crate::counters::ServerCounters;
 use crate::sessions::Tenant;
 use crate::store::{Ledger, PageCounter, ResourceBudget};
@@ -174,6 +173,7 @@ mod tests {
     //! against a tenant whose memory is forgotten because its token changed.
 
     use super::*;
+    use crate::config::Config;
 
     fn table(text: &str) -> TenantTable {
         let budget = Arc::new(crate::server::budget(&Config::default(), 1024));
