@@ -15,6 +15,7 @@ mod summary;
 #[cfg(test)]
 mod tests;
 mod tournament;
+mod trace;
 
 pub use arrivals::{Arrival, ArrivalError, Arrivals, recorded};
 pub use engine::{JobRecord, Run, Simulator};
@@ -23,7 +24,8 @@ pub use mix::{Mix, mixes_between};
 pub use policy::{Policy, PolicyError};
 pub use random::SplitMix64;
 pub use reference::{ReferenceError, ReferenceRun, large_runs, small_runs};
-pub use summary::{RunSummary, Spread, summarise};
+pub use summary::{RunFigures, RunSummary, Spread, run_trials, summarise};
+pub use trace::{TracedJob, traced};
 
 use farfield_core::policy::cluster::{ClassError, Cluster, JobClass, NodeShape, RunTime};
 use farfield_core::policy::curve::{Curve, Point};
