@@ -10,6 +10,7 @@ use super::{Arrival, Arrivals, JobKind, Rules, Scenario};
 use farfield_core::policy::cluster::{NodeShape, RunTime};
 use farfield_core::policy::curve::{Curve, Point};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 /// Scenarios that are part of the program: name and text.
 pub const BUILT_IN: [(&str, &str); 3] = [
@@ -62,6 +63,9 @@ struct ScenarioFile {
     #[serde(default)]
     class: Vec<ClassRow>,
     trace: Option<TraceTable>,
+    /// Prices, which are for [`plan`](crate::plan).
+    #[serde(rename = "purchase")]
+    _purchase: Option<IgnoredAny>,
 }
 
 #[derive(Debug, Default, Deserialize)]
