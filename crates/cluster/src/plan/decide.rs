@@ -3,9 +3,9 @@
 //! Pure: prices and times of trials in, a recommendation out. The first purchase is to buy nothing.
 //! A purchase is worth it if its median gain reaches the least gain that was asked for, if the gain
 //! is beyond the noise of the trials, and if the budget and the worth of a percent allow its price.
-//! Among those the one with the lowest price for each percent is best or, if a percent has a worth,
-//! the one whose gain is worth most beyond its price. A cheaper one that the trials cannot tell from
-//! the best is preferred to it.
+//! Among those the one with the lowest price for each percent, beyond what is free, is best or, if
+//! a percent has a worth, the one whose gain is worth most beyond its price. A cheaper one that the
+//! trials cannot tell from the best is preferred to it.
 
 use super::noise::{GainInterval, TRIALS_MIN};
 use serde::Serialize;
@@ -218,18 +218,37 @@ impl<'a> Market<'a> {
         GainInterval::of(&self.purchases[index].times_s, &self.purchases[other].times_s).is_certain()
     }
 
+    /// Returns the price of each additional percent of a dearer purchase, if it certainly gains more
+    /// than the other, and at least `least_gain` more.
+    fn step_price(&self, index: usize, other: usize, least_gain: f64) -> Option<f64> {
+        let more = self.gains[index].median - self.gains[other].median;
+        let price = self.prices[index] - self.prices[other];
+        let is_step = price > 0.0 && more > 0.0 && more >= least_gain && self.is_told_from(index, other);
+        is_step.then(|| price / (more * 100.0))
+    }
+
     /// Returns the purchase to make.
     fn choose(&self, criteria: &Criteria) -> usize {
         let is_worth_it = |index: &usize| self.verdict(*index, criteria) == PurchaseVerdict::WorthIt;
         let eligible: Vec<usize> = (1..self.prices.len()).filter(is_worth_it).collect();
-        // Lower is better.
-        let score = |index: usize| match criteria.percent_worth {
-            Some(worth) => self.prices[index] - worth * self.percents(index),
-            None => self.price_per_percent(index),
-        };
         let by_gain = |a: usize, b: usize| self.gains[b].median.total_cmp(&self.gains[a].median);
-        let by_score = |a: &usize, b: &usize| score(*a).total_cmp(&score(*b)).then(by_gain(*a, *b));
-        let Some(best) = eligible.iter().copied().min_by(by_score) else { return 0 };
+        let best = match criteria.percent_worth {
+            Some(worth) => {
+                let cost = |index: usize| self.prices[index] - worth * self.percents(index);
+                let by_cost = |a: &usize, b: &usize| cost(*a).total_cmp(&cost(*b)).then(by_gain(*a, *b));
+                eligible.iter().copied().min_by(by_cost)
+            }
+            None => {
+                // What is free is taken first: its price for each percent beats any other.
+                let free = eligible.iter().copied().filter(|&index| self.prices[index] == 0.0);
+                let free = free.min_by(|a, b| by_gain(*a, *b)).unwrap_or(0);
+                let step = |&index: &usize| Some((self.step_price(index, free, criteria.least_gain)?, index));
+                let steps = eligible.iter().filter_map(step);
+                let paid = steps.min_by(|a, b| a.0.total_cmp(&b.0).then(by_gain(a.1, b.1)));
+                paid.map(|(_, index)| index).or((free != 0).then_some(free))
+            }
+        };
+        let Some(best) = best else { return 0 };
         let as_good = |other: &usize| self.prices[*other] < self.prices[best] && !self.is_told_from(best, *other);
         let by_price = |a: &usize, b: &usize| self.prices[*a].total_cmp(&self.prices[*b]).then(by_gain(*a, *b));
         eligible.iter().copied().filter(as_good).min_by(by_price).unwrap_or(best)
@@ -269,8 +288,10 @@ impl<'a> Market<'a> {
         let mut add = |condition: ChangeCondition, then: usize| {
             changes.extend((then != choice).then_some(AnswerChange { condition, then }));
         };
-        if let Some((worth, next)) = self.next_step(choice, criteria) {
+        let mut from = choice;
+        while let Some((worth, next)) = self.next_step(from, criteria) {
             add(ChangeCondition::PercentWorthAbove(worth), next);
+            from = next;
         }
         let gain = self.gains[choice].median;
         let then = self.choose(&Criteria { least_gain: gain.next_up(), ..*criteria });
@@ -288,20 +309,13 @@ impl<'a> Market<'a> {
         changes
     }
 
-    /// Returns the purchase that gains more at the lowest additional price for each additional percent,
-    /// with this price.
-    fn next_step(&self, choice: usize, criteria: &Criteria) -> Option<(f64, usize)> {
+    /// Returns the purchase that gains more at the lowest price for each additional percent, with this
+    /// price.
+    fn next_step(&self, from: usize, criteria: &Criteria) -> Option<(f64, usize)> {
         let any_worth = Criteria { percent_worth: None, ..*criteria };
-        let step = |&index: &usize| {
-            let percents = self.percents(index) - self.percents(choice);
-            let is_step = self.verdict(index, &any_worth) == PurchaseVerdict::WorthIt
-                && self.prices[index] > self.prices[choice]
-                && percents > 0.0
-                && self.is_told_from(index, choice);
-            is_step.then(|| ((self.prices[index] - self.prices[choice]) / percents, index))
-        };
-        let others: Vec<usize> = (1..self.prices.len()).collect();
-        others.iter().filter_map(step).min_by(|a, b| a.0.total_cmp(&b.0))
+        let allowed = (1..self.prices.len()).filter(|&it| self.verdict(it, &any_worth) == PurchaseVerdict::WorthIt);
+        let step = |index: usize| Some((self.step_price(index, from, 0.0)?, index));
+        allowed.filter_map(step).min_by(|a, b| a.0.total_cmp(&b.0))
     }
 
     /// Returns the price above which the choice alone becomes so dear that the answer is another one,
@@ -345,7 +359,7 @@ mod tests {
 
     /// Purchase whose gain changes its sign with the seed.
     fn noisy(price: f64, gain: f64) -> TimedPurchase {
-        gains(price, |trial| if trial % 2 == 0 { gain } else { -gain })
+        gains(price, |trial| if trial.is_multiple_of(2) { gain } else { -gain })
     }
 
     fn market(purchases: &[TimedPurchase]) -> Vec<TimedPurchase> {
@@ -403,9 +417,18 @@ mod tests {
 
     #[test]
     fn a_gain_for_nothing_is_taken() {
-        let decision = decided(&[sure(0.0, 0.03), sure(100.0, 0.1)], ANY);
-        assert_eq!((decision.choice, front(&decision)), (1, vec![false, true, true]));
+        let decision = decided(&[sure(0.0, 0.03), sure(100.0, 0.035)], ANY);
+        assert_eq!(
+            (decision.choice, front(&decision)),
+            (1, vec![false, true, true]),
+            "half a percent more is too little"
+        );
         assert_eq!(decision.purchases[1].price_per_percent, Some(0.0));
+        // What is paid for counts from there: 100 for 1 % more, or 300 for 6 % more.
+        let purchases = [sure(0.0, 0.03), sure(100.0, 0.0401), sure(300.0, 0.09), sure(0.0, 0.02)];
+        assert_eq!(decided(&purchases, ANY).choice, 3);
+        // A loss that costs nothing is no beginning.
+        assert_eq!(decided(&[sure(0.0, -0.03), sure(100.0, 0.02)], ANY).choice, 2);
     }
 
     #[test]
@@ -443,7 +466,7 @@ mod tests {
     #[test]
     fn a_cheaper_purchase_that_the_trials_cannot_tell_from_the_best_is_preferred() {
         // The dearer one is better in five trials of nine.
-        let alike = |trial: usize| if trial % 2 == 0 { 0.09 } else { 0.21 };
+        let alike = |trial: usize| if trial.is_multiple_of(2) { 0.09 } else { 0.21 };
         let cheaper = gains(99.0, alike);
         let decision = decided(&[sure(100.0, 0.1), cheaper.clone()], ANY);
         assert!(decision.purchases[1].gain.median > decision.purchases[2].gain.median);
@@ -494,6 +517,8 @@ mod tests {
         // Without a worth, the next step is said all the same.
         assert_eq!(next(&decided(&purchases, ANY)), Some((20.0, 2)));
         assert_eq!(next(&at(201.0)), None);
+        let steps = decided(&purchases, ANY).changes.iter().filter_map(|change| worth(change.condition)).count();
+        assert_eq!(steps, 2, "each step is said");
     }
 
     #[test]

@@ -33,15 +33,15 @@ struct PurchaseTable {
     #[serde(default = "yes")]
     both: bool,
     #[serde(default)]
-    dimm: Vec<DimmRow>,
+    dimm: Vec<DimmOffer>,
     #[serde(default)]
-    server: Vec<ServerRow>,
+    server: Vec<ServerOffer>,
 }
 
 /// DIMMs of one kind, of which each node gets the same number.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct DimmRow {
+pub(super) struct DimmOffer {
     pub(super) gib: WholeSize,
     pub(super) price: Amount,
     #[serde(default)]
@@ -56,7 +56,7 @@ pub(super) struct DimmRow {
 /// Memory server that is offered in several sizes.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ServerRow {
+pub(super) struct ServerOffer {
     pub(super) gib: Vec<WholeSize>,
     pub(super) base_price: Amount,
     #[serde(default)]
@@ -294,7 +294,7 @@ slowdown = [[0.5, 1.5]]
         let alone = [(0.0, 0, 0), (80.0, 4, 0), (160.0, 8, 0), (120.0, 0, 8), (140.0, 0, 16)];
         let both = [(200.0, 4, 8), (280.0, 8, 8), (220.0, 4, 16), (300.0, 8, 16)];
         assert_eq!(offers(&plan), [&alone[..], &both[..]].concat());
-        assert_eq!(plan.purchases[5].name, "2 x 2 GiB in each node + memory server of 8 GiB");
+        assert_eq!(plan.purchases[5].name, "2 x 2 GiB in each node + a memory server of 8 GiB");
         assert_eq!((plan.policy, plan.gain_of, plan.currency.as_str()), (Policy::MEMORY_TIME, GainOf::Makespan, "EUR"));
         let criteria = Criteria { budget: Some(900.0), least_gain: 0.01, percent_worth: None };
         assert_eq!(plan.criteria, criteria);
@@ -319,7 +319,7 @@ slowdown = [[0.5, 1.5]]
     fn a_node_that_serves_memory_needs_no_dimms() {
         let plan = plan("base_price", "takes_nodes = 1\nbase_price").unwrap();
         assert_eq!(offers(&plan)[5], (60.0 + 120.0, 4, 8), "DIMMs for three nodes of four");
-        assert_eq!(plan.purchases[3].name, "memory server of 8 GiB in a node");
+        assert_eq!(plan.purchases[3].name, "a memory server of 8 GiB in place of a node");
     }
 
     #[test]

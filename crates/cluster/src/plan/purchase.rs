@@ -1,6 +1,6 @@
 //! What can be bought, as nodes and pool see it.
 
-use super::file::{DimmRow, ServerRow};
+use super::file::{DimmOffer, ServerOffer};
 
 /// Memory that is bought for a cluster.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,8 +38,8 @@ impl Purchase {
 }
 
 /// Returns all purchases for so many nodes, the purchase of nothing first.
-pub(super) fn purchases(dimms: &[DimmRow], servers: &[ServerRow], both: bool, nodes: u32) -> Vec<Purchase> {
-    let of_servers: Vec<Purchase> = servers.iter().flat_map(ServerRow::purchases).collect();
+pub(super) fn purchases(dimms: &[DimmOffer], servers: &[ServerOffer], both: bool, nodes: u32) -> Vec<Purchase> {
+    let of_servers: Vec<Purchase> = servers.iter().flat_map(ServerOffer::purchases).collect();
     let of_dimms = |nodes: u32| dimms.iter().flat_map(move |row| row.purchases(nodes));
     let mut all = vec![Purchase::nothing()];
     all.extend(of_dimms(nodes));
@@ -54,7 +54,7 @@ pub(super) fn purchases(dimms: &[DimmRow], servers: &[ServerRow], both: bool, no
     all
 }
 
-impl DimmRow {
+impl DimmOffer {
     /// Returns a purchase for each number of DIMMs that gives a node more memory than it has.
     fn purchases(&self, nodes: u32) -> Vec<Purchase> {
         let (gib, free, used) = (self.gib.get(), self.free_slots.get(), self.used_slots.get());
@@ -74,18 +74,18 @@ impl DimmRow {
     }
 }
 
-impl ServerRow {
+impl ServerOffer {
     /// Returns a purchase for each size.
     fn purchases(&self) -> Vec<Purchase> {
         let purchase = |gib: u64| {
             let nodes_taken = u32::try_from(self.takes_nodes.get()).unwrap_or(u32::MAX);
             let place = match nodes_taken {
                 0 => String::new(),
-                1 => " in a node".into(),
-                nodes => format!(" in {nodes} nodes"),
+                1 => " in place of a node".into(),
+                nodes => format!(" in place of {nodes} nodes"),
             };
             Purchase {
-                name: format!("memory server of {gib} GiB{place}"),
+                name: format!("a memory server of {gib} GiB{place}"),
                 price: self.base_price.get() + self.price_per_gib.get() * gib as f64,
                 near_bytes: 0,
                 far_bytes: gib * GIB,

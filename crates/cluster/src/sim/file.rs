@@ -5,7 +5,7 @@
 
 use super::arrivals::{ArrivalError, recorded};
 use super::published::{self, Profiles};
-use super::trace::{Grouped, TracedJob, traced};
+use super::trace::{JobGroups, TracedJob, traced};
 use super::{Arrival, Arrivals, JobKind, Rules, Scenario};
 use farfield_core::policy::cluster::{NodeShape, RunTime};
 use farfield_core::policy::curve::{Curve, Point};
@@ -235,7 +235,7 @@ impl TraceTable {
         let wrong = |message| FileError::Arrivals { file: self.file.clone(), message };
         let curve = curve(&self.slowdown).map_err(|message| value("trace", message))?;
         let jobs = traced(&read(&self.file).map_err(wrong)?).map_err(|error| wrong(error.to_string()))?;
-        let grouped = Grouped::of(&jobs);
+        let grouped = JobGroups::of(&jobs);
         if grouped.groups.len() > TRACE_CLASSES_MAX {
             let message = format!("more than {TRACE_CLASSES_MAX} different jobs: round their memory and seconds");
             return Err(wrong(message));

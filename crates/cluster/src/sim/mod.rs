@@ -110,10 +110,15 @@ pub enum ScenarioError {
         error: ClassError,
     },
     /// A job that would wait for ever.
-    #[error("a job of class {name} fits on no node, even an empty one: lower what it asks for, or use larger nodes")]
+    #[error(
+        "a job of class {name} fits on no node, even an empty one{}: lower what it asks for, or use larger nodes",
+        and_others(*others)
+    )]
     NeverFits {
         /// Name of the class.
         name: String,
+        /// Number of the other classes of which that is true, too.
+        others: usize,
     },
     /// Numbers that make no cluster.
     #[error("{0}")]
@@ -121,6 +126,11 @@ pub enum ScenarioError {
     /// No job, or arrivals that are not those of the jobs.
     #[error(transparent)]
     Arrivals(#[from] ArrivalError),
+}
+
+/// Says how many other classes share a fault, in brackets.
+fn and_others(classes: usize) -> String {
+    if classes == 0 { String::new() } else { format!(" (other classes like it: {classes})") }
 }
 
 impl Scenario {

@@ -35,26 +35,26 @@ const CORES_MAX: f64 = 1e6;
 /// Characters of a cell that an error repeats.
 const SHOWN_MAX: usize = 40;
 
-/// Column that was found, and the unit of its numbers.
+/// TraceColumn that was found, and the unit of its numbers.
 #[derive(Clone, Copy)]
-struct Column {
+struct TraceColumn {
     place: usize,
     unit: f64,
 }
 
-impl Column {
-    fn of(header: &[&str], names: &[(&str, f64)]) -> Option<Column> {
+impl TraceColumn {
+    fn of(header: &[&str], names: &[(&str, f64)]) -> Option<TraceColumn> {
         let mut columns = header.iter().enumerate();
         columns.find_map(|(place, cell)| {
             let (_, unit) = names.iter().find(|(name, _)| name == cell)?;
-            Some(Column { place, unit: *unit })
+            Some(TraceColumn { place, unit: *unit })
         })
     }
 
-    fn needed(header: &[&str], names: &[(&str, f64)]) -> Result<Column, ArrivalError> {
+    fn needed(header: &[&str], names: &[(&str, f64)]) -> Result<TraceColumn, ArrivalError> {
         let known = || names.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(" or ");
         let missing = || ArrivalError::Row { line: 1, message: format!("no column is called {}", known()) };
-        Column::of(header, names).ok_or_else(missing)
+        TraceColumn::of(header, names).ok_or_else(missing)
     }
 
     /// Reads a number of at least 0.
@@ -79,33 +79,35 @@ impl Column {
         let number = number.parse::<f64>().ok().map(|number| number * unit * each);
         let shown: String = cell.chars().take(SHOWN_MAX).collect();
         let number = number.filter(|mib| *mib > 0.0 && *mib <= MIB_MAX);
-        number.ok_or_else(|| format!("{shown:?} is not a size of memory above 0"))
+        number.ok_or_else(|| {
+            format!("{shown:?} is not a size of memory above 0; write what the job used, or take it out")
+        })
     }
 }
 
 /// Run time of a job, in one column or two.
-enum RunColumns {
-    Seconds(Column),
-    StartAndEnd(Column, Column),
+enum RunTimeColumns {
+    Seconds(TraceColumn),
+    StartAndEnd(TraceColumn, TraceColumn),
 }
 
-impl RunColumns {
-    fn of(header: &[&str]) -> Result<RunColumns, ArrivalError> {
-        match (Column::of(header, START), Column::of(header, END)) {
-            (Some(start), Some(end)) if Column::of(header, SECONDS).is_none() => {
-                Ok(RunColumns::StartAndEnd(start, end))
+impl RunTimeColumns {
+    fn of(header: &[&str]) -> Result<RunTimeColumns, ArrivalError> {
+        match (TraceColumn::of(header, START), TraceColumn::of(header, END)) {
+            (Some(start), Some(end)) if TraceColumn::of(header, SECONDS).is_none() => {
+                Ok(RunTimeColumns::StartAndEnd(start, end))
             }
-            _ => Column::needed(header, SECONDS).map(RunColumns::Seconds),
+            _ => TraceColumn::needed(header, SECONDS).map(RunTimeColumns::Seconds),
         }
     }
 
     /// Reads the run time; `None` for a job that never ran.
     fn seconds(&self, cells: &[&str]) -> Result<Option<f64>, String> {
         let seconds = match self {
-            RunColumns::Seconds(column) if cells[column.place].is_empty() => 0.0,
-            RunColumns::StartAndEnd(start, _) if cells[start.place].is_empty() => 0.0,
-            RunColumns::Seconds(column) => column.number(cells)?,
-            RunColumns::StartAndEnd(start, end) => end.number(cells)? - start.number(cells)?,
+            RunTimeColumns::Seconds(column) if cells[column.place].is_empty() => 0.0,
+            RunTimeColumns::StartAndEnd(start, _) if cells[start.place].is_empty() => 0.0,
+            RunTimeColumns::Seconds(column) => column.number(cells)?,
+            RunTimeColumns::StartAndEnd(start, end) => end.number(cells)? - start.number(cells)?,
         };
         if seconds < 0.0 {
             return Err("the job ends before it starts".into());
@@ -121,9 +123,9 @@ pub fn traced(text: &str) -> Result<Vec<TracedJob>, ArrivalError> {
     let header = lines.next().map_or("", |(_, line)| line.trim());
     let separator = if header.contains('|') { '|' } else { ',' };
     let header: Vec<&str> = header.split(separator).collect();
-    let arrival = Column::needed(&header, ARRIVAL)?;
-    let (cores, memory) = (Column::needed(&header, CORES)?, Column::needed(&header, MEMORY)?);
-    let run = RunColumns::of(&header)?;
+    let arrival = TraceColumn::needed(&header, ARRIVAL)?;
+    let (cores, memory) = (TraceColumn::needed(&header, CORES)?, TraceColumn::needed(&header, MEMORY)?);
+    let run = RunTimeColumns::of(&header)?;
     let mut jobs = Vec::new();
     for (index, line) in lines.filter(|(_, line)| !line.trim().is_empty()) {
         let wrong = |message| ArrivalError::Row { line: index + 1, message };
@@ -150,7 +152,7 @@ pub fn traced(text: &str) -> Result<Vec<TracedJob>, ArrivalError> {
 }
 
 /// Jobs that asked for the same and ran as long, and what each job of a list is.
-pub(super) struct Grouped {
+pub(super) struct JobGroups {
     /// One job of each group.
     pub(super) groups: Vec<TracedJob>,
     /// Number of jobs of each group.
@@ -159,11 +161,11 @@ pub(super) struct Grouped {
     pub(super) of_jobs: Vec<usize>,
 }
 
-impl Grouped {
+impl JobGroups {
     /// Groups jobs, in the order of the first job of each group.
-    pub(super) fn of(jobs: &[TracedJob]) -> Grouped {
+    pub(super) fn of(jobs: &[TracedJob]) -> JobGroups {
         let mut known = BTreeMap::new();
-        let mut grouped = Grouped { groups: Vec::new(), counts: Vec::new(), of_jobs: Vec::new() };
+        let mut grouped = JobGroups { groups: Vec::new(), counts: Vec::new(), of_jobs: Vec::new() };
         for job in jobs {
             let next = grouped.groups.len();
             let group = *known.entry((job.cores, job.memory_bytes, job.seconds.to_bits())).or_insert(next);
@@ -213,7 +215,7 @@ mod tests {
 
     #[test]
     fn equal_jobs_are_one_group() {
-        let grouped = Grouped::of(&[job(0.0, 1, 5, 7.0), job(3.0, 2, 5, 7.0), job(9.0, 1, 5, 7.0)]);
+        let grouped = JobGroups::of(&[job(0.0, 1, 5, 7.0), job(3.0, 2, 5, 7.0), job(9.0, 1, 5, 7.0)]);
         assert_eq!((grouped.counts, grouped.of_jobs, grouped.groups.len()), (vec![2, 1], vec![0, 1, 0], 2));
     }
 
