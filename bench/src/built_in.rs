@@ -7,6 +7,7 @@ use anyhow::Result;
 pub fn all() -> Result<Vec<Experiment>> {
     const FILES: &[&str] = &[
         include_str!("../experiments/cluster/fig47.toml"),
+        include_str!("../experiments/cluster/fig49.toml"),
         include_str!("../experiments/cluster/policies.toml"),
         include_str!("../experiments/cluster/reference.toml"),
         include_str!("../experiments/cluster/speed.toml"),

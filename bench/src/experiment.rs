@@ -199,6 +199,7 @@ const PARAMETERS: &[&str] = &[
     "arrivals",
     "m2c_percent",
     "far_gib",
+    "local_gib",
     "mixes",
     "trials",
     "trace",

@@ -31,6 +31,9 @@ pub(crate) struct ScheduleOptions {
     /// Far memory in GiB.
     #[arg(long, default_value_t = 192)]
     far_gib: u64,
+    /// GiB by which each node's memory grows in the cluster that is compared with, which has no far memory.
+    #[arg(long, default_value_t = 0)]
+    local_gib: u64,
     /// Mixes of jobs.
     #[arg(long, default_value_t = 1)]
     mixes: usize,
@@ -44,12 +47,24 @@ struct Compared {
     of_policy: RunSummary,
     near: RunSummary,
     paper: RunSummary,
+    /// With more memory in each node, and none far.
+    local: RunSummary,
 }
 
 impl Compared {
     /// A figure of the policy over that of CFM's.
     fn over_paper(&self, of: fn(&RunSummary) -> f64) -> f64 {
         of(&self.of_policy) / of(&self.paper)
+    }
+
+    /// By how much sooner all is done than without far memory, as a part.
+    fn gain(&self, with: &RunSummary) -> f64 {
+        self.near.makespan_s.median / with.makespan_s.median - 1.0
+    }
+
+    /// The part of the gain of more memory in each node that the policy lacks.
+    fn short_of_local(&self) -> f64 {
+        1.0 - self.gain(&self.of_policy) / self.gain(&self.local)
     }
 }
 
@@ -105,6 +120,13 @@ fn on_threads<T: Sync, R: Send>(threads: u64, tasks: &[T], work: impl Fn(&T) -> 
     results.into_iter().map(|(_, result)| result).collect()
 }
 
+/// The scenario with so much more memory in each node.
+fn with_local(scenario: &Scenario, gib: u64) -> Scenario {
+    let mut scenario = scenario.clone();
+    scenario.shape.memory_bytes += gib << 30;
+    scenario
+}
+
 fn summary(scenario: &Scenario, policy: Policy, seed: u64, trials: usize) -> Result<RunSummary> {
     let mut simulator = Simulator::new(scenario, policy)?;
     Ok(sim::summarise(&mut simulator, (&scenario.name, &policy.to_string()), seed, trials, |_| {})?)
@@ -127,7 +149,12 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
         let beside = |policy| if policy == schedule.policy { Ok(of_policy.clone()) } else { of(policy) };
         // Without far memory there is nothing to compare with.
         let paper = if schedule.policy.uses_far() { Policy::MEMORY_TIME } else { schedule.policy };
-        Ok(Compared { near: beside(Policy::NEAR)?, paper: beside(paper)?, of_policy })
+        let near = beside(Policy::NEAR)?;
+        let local = match schedule.local_gib {
+            0 => near.clone(),
+            gib => summary(&with_local(&scenario, gib), Policy::NEAR, options.seed, schedule.trials)?,
+        };
+        Ok(Compared { near, paper: beside(paper)?, local, of_policy })
     })?;
     let mut outcome = Outcome::new();
     let jobs: u64 = compared.iter().map(|mix| mix.of_policy.jobs as u64).sum();
@@ -139,6 +166,11 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
         outcome.figure(&format!("{name}_max"), values[values.len() - 1]);
     };
     figure("over_near", |mix| mix.of_policy.makespan_s.median / mix.near.makespan_s.median);
+    if schedule.local_gib > 0 {
+        figure("local_over_near", |mix| mix.local.makespan_s.median / mix.near.makespan_s.median);
+        figure("over_local", |mix| mix.of_policy.makespan_s.median / mix.local.makespan_s.median);
+        figure("short_of_local", Compared::short_of_local);
+    }
     figure("over_memory_time", |mix| mix.over_paper(|summary| summary.makespan_s.median));
     figure("turnaround_over_memory_time", |mix| mix.over_paper(|summary| summary.turnaround_mean_s.median));
     figure("turnaround_p99_over_memory_time", |mix| mix.over_paper(|summary| summary.turnaround_p99_s.median));
@@ -171,11 +203,7 @@ fn configurations(rack: &Scenario) -> Vec<(Scenario, Policy)> {
     large.shape.cores *= rack.nodes;
     large.shape.memory_bytes *= nodes;
     let large = Scenario { nodes: 1, ..large };
-    let near = |more_gib: u64| {
-        let mut rack = rack.clone();
-        rack.shape.memory_bytes += more_gib << 30;
-        (rack, Policy::NEAR)
-    };
+    let near = |more_gib: u64| (with_local(rack, more_gib), Policy::NEAR);
     let mut configurations = vec![near(0), near(48), near(96), (large, Policy::NEAR)];
     configurations.extend([192, 1536].map(|gib| (far(gib), Policy::VARIABLE)));
     configurations.extend(FAR_GIB.map(|gib| (far(gib), Policy::MEMORY_TIME)));

@@ -12,6 +12,7 @@ mod metrics;
 mod near;
 mod notice;
 mod pipe;
+mod plan;
 mod pool;
 mod profile;
 mod run;
@@ -44,7 +45,8 @@ Examples:
   farfield top 4711                                       What process 4711 does with its far memory
   farfield profile -- ./train                             How ./train uses its memory
   farfield share run --nodes 3 -- ./simulate              Three processes with one heap
-  farfield sim run rack                                   What far memory would do for a cluster";
+  farfield sim run rack                                   What far memory would do for a cluster
+  farfield plan ours.toml                                 Which memory to buy for it, or none";
 
 #[derive(Subcommand, Debug)]
 enum Command {
@@ -63,6 +65,7 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
     Sim(sim::SimArgs),
+    Plan(plan::PlanArgs),
 }
 
 fn main() -> ExitCode {
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => finish(bench::run(&args)),
         Command::Sim(args) => finish(sim::run(&args)),
+        Command::Plan(args) => finish(plan::run(&args)),
     }
 }
 

@@ -114,9 +114,13 @@ fn scenario(name: &str) -> Result<Scenario> {
     let is_name = path.extension().is_none() && !path.exists();
     ensure!(!is_name, "no scenario is called {name}; `farfield sim list` says which there are, or name a file");
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
-    let folder = path.parent().unwrap_or(Path::new(""));
-    let read = |file: &str| std::fs::read_to_string(folder.join(file)).map_err(|error| error.to_string());
-    sim::parse(&text, read).with_context(|| name.to_owned())
+    sim::parse(&text, |file| read_beside(path, file)).with_context(|| name.to_owned())
+}
+
+/// Reads a file that a scenario names: its folder is that of the scenario.
+pub(crate) fn read_beside(scenario: &Path, file: &str) -> Result<String, String> {
+    let folder = scenario.parent().unwrap_or(Path::new(""));
+    std::fs::read_to_string(folder.join(file)).map_err(|error| error.to_string())
 }
 
 fn simulate(args: &RunScenario) -> Result<String> {
@@ -243,13 +247,14 @@ fn read_results(path: &Path) -> Result<Results> {
 }
 
 /// Writes a progress line, if somebody looks.
-fn progress(text: &str) {
+pub(crate) fn progress(text: &str) {
     if std::io::stderr().is_terminal() {
         let _ = write!(std::io::stderr(), "\r{text:<60}");
     }
 }
 
-fn erase() {
+/// Erases the progress line.
+pub(crate) fn erase() {
     if std::io::stderr().is_terminal() {
         let _ = write!(std::io::stderr(), "\r{:<60}\r", "");
     }

@@ -102,9 +102,9 @@ impl Simulator {
         if classes.len() != scenario.counts.len() {
             return Err(ScenarioError::Shape("each class of jobs needs a count".into()));
         }
-        let misfit = classes.iter().zip(&scenario.kinds).find(|(class, _)| !cluster.takes(class));
-        if let Some((_, kind)) = misfit {
-            return Err(ScenarioError::NeverFits { name: kind.name.clone() });
+        let mut misfits = classes.iter().zip(&scenario.kinds).filter(|(class, _)| !cluster.takes(class));
+        if let Some((_, kind)) = misfits.next() {
+            return Err(ScenarioError::NeverFits { name: kind.name.clone(), others: misfits.count() });
         }
         let count = classes.len();
         Ok(Simulator {

@@ -5,10 +5,12 @@
 
 use super::arrivals::{ArrivalError, recorded};
 use super::published::{self, Profiles};
-use super::{Arrivals, JobKind, Rules, Scenario};
+use super::trace::{JobGroups, TracedJob, traced};
+use super::{Arrival, Arrivals, JobKind, Rules, Scenario};
 use farfield_core::policy::cluster::{NodeShape, RunTime};
 use farfield_core::policy::curve::{Curve, Point};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 /// Scenarios that are part of the program: name and text.
 pub const BUILT_IN: [(&str, &str); 3] = [
@@ -60,6 +62,10 @@ struct ScenarioFile {
     arrivals: Option<ArrivalsTable>,
     #[serde(default)]
     class: Vec<ClassRow>,
+    trace: Option<TraceTable>,
+    /// Prices, which are for [`plan`](crate::plan).
+    #[serde(rename = "purchase")]
+    _purchase: Option<IgnoredAny>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -79,6 +85,15 @@ struct ArrivalsTable {
     per_s: Option<f64>,
     load: Option<f64>,
     file: Option<String>,
+}
+
+/// List of jobs that ran, and what is assumed of all of them.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TraceTable {
+    file: String,
+    least: f64,
+    slowdown: Vec<[f64; 2]>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -105,7 +120,7 @@ pub fn built_in(name: &str) -> Option<Scenario> {
 pub fn parse(text: &str, read: impl Fn(&str) -> Result<String, String>) -> Result<Scenario, FileError> {
     let file: ScenarioFile = toml::from_str(text).map_err(|error| FileError::Syntax(error.to_string()))?;
     let rules = file.rules()?;
-    let mut scenario = file.based_on(rules)?;
+    let mut scenario = file.based_on(rules, &read)?;
     scenario.name = file.name.clone();
     let shape = &mut scenario.shape;
     shape.cores = file.cores.unwrap_or(shape.cores);
@@ -131,40 +146,48 @@ impl ScenarioFile {
         Ok(Rules { link_bytes_per_s: link_bytes_per_s.map(|mib| mib * MIB as f64), profile_error, ..rules })
     }
 
-    fn based_on(&self, rules: Rules) -> Result<Scenario, FileError> {
+    fn based_on(&self, rules: Rules, read: &impl Fn(&str) -> Result<String, String>) -> Result<Scenario, FileError> {
         let profiles = if self.rules.published { Profiles::Polynomials } else { Profiles::Lines };
         let base = match self.base.as_deref() {
             Some("rack") => published::rack(rules, profiles),
             Some("testbed") => published::testbed(rules, profiles),
             Some(_) => return Err(value("base", "must be \"rack\" or \"testbed\", or be left out")),
-            None => return self.of_classes(rules),
+            None => return self.of_its_own(rules, read),
         };
-        if !self.class.is_empty() {
-            return Err(value("class", "goes with no `base`, which has classes of its own"));
+        if !self.class.is_empty() || self.trace.is_some() {
+            return Err(value("class", "and `trace` go with no `base`, which has classes of its own"));
         }
         let counts = published::counts(self.jobs.unwrap_or(6000), &ratio(self.mix.as_deref())?);
         Ok(Scenario { counts, ..base })
     }
 
     /// Makes the scenario of a file that describes all itself.
-    fn of_classes(&self, rules: Rules) -> Result<Scenario, FileError> {
+    fn of_its_own(&self, rules: Rules, read: &impl Fn(&str) -> Result<String, String>) -> Result<Scenario, FileError> {
         let missing = |key: &str| value(key, "is missing; without `base` a file describes its nodes and classes");
         let shape = NodeShape {
             cores: self.cores.ok_or_else(|| missing("cores"))?,
             reclaim_cores: 0,
             memory_bytes: bytes("near_mib", self.near_mib.ok_or_else(|| missing("near_mib"))?)?,
         };
-        if self.class.is_empty() {
-            return Err(missing("class"));
-        }
         if self.jobs.is_some() || self.mix.is_some() {
             return Err(value("jobs", "and `mix` go with a `base`; give each class a `count` instead"));
         }
+        let (kinds, counts, arrivals) = match &self.trace {
+            Some(_) if !self.class.is_empty() => {
+                return Err(value("class", "goes with no `trace`, which has all jobs"));
+            }
+            Some(trace) => trace.jobs(read)?,
+            None if self.class.is_empty() => return Err(missing("class")),
+            None => {
+                let kinds = self.class.iter().map(ClassRow::kind).collect::<Result<_, _>>()?;
+                (kinds, self.class.iter().map(|class| class.count).collect(), Arrivals::Window(0.0))
+            }
+        };
         Ok(Scenario {
             name: String::new(),
-            kinds: self.class.iter().map(ClassRow::kind).collect::<Result<_, _>>()?,
-            counts: self.class.iter().map(|class| class.count).collect(),
-            arrivals: Arrivals::Window(0.0),
+            kinds,
+            counts,
+            arrivals,
             nodes: self.nodes.ok_or_else(|| missing("nodes"))?,
             memory_servers: 0,
             shape,
@@ -179,23 +202,54 @@ impl ClassRow {
         let wrong = |message: &str| value(&format!("class {}", self.name), message);
         let run_time = match (&self.polynomial, self.seconds) {
             (Some(coefficients), None) if self.slowdown.is_empty() => RunTime::Polynomial(coefficients.clone()),
-            (None, Some(seconds)) => {
-                let point = |&[near, slowdown]: &[f64; 2]| Point { near, slowdown };
-                let mut points: Vec<Point> = self.slowdown.iter().map(point).collect();
-                if points.iter().any(|p| !(p.near > 0.0 && p.near <= 1.0 && p.slowdown > 0.0)) {
-                    return Err(wrong("needs `slowdown` with pairs of a share up to 1 and a slowdown above 0"));
-                }
-                if points.iter().all(|point| point.near < 1.0) {
-                    points.push(Point { near: 1.0, slowdown: 1.0 });
-                }
-                let curve = Curve::through(&points).ok_or_else(|| wrong("needs slowdowns that are numbers"))?;
-                RunTime::Measured { seconds, curve }
-            }
+            (None, Some(seconds)) => RunTime::Measured { seconds, curve: curve(&self.slowdown).map_err(wrong)? },
             _ => return Err(wrong("needs either `seconds` and `slowdown`, or `polynomial`")),
         };
         let Self { name, cores, memory_mib, least, .. } = self;
         let memory_bytes = bytes("memory_mib", *memory_mib)?;
         Ok(JobKind { name: name.clone(), cores: *cores, memory_bytes, least: *least, run_time })
+    }
+}
+
+/// Returns the curve through pairs of a near share and a slowdown, with all memory near at full speed.
+fn curve(slowdown: &[[f64; 2]]) -> Result<Curve, &'static str> {
+    let mut points: Vec<Point> = slowdown.iter().map(|&[near, slowdown]| Point { near, slowdown }).collect();
+    if points.iter().any(|p| !(p.near > 0.0 && p.near <= 1.0 && p.slowdown > 0.0)) {
+        return Err("needs `slowdown` with pairs of a share up to 1 and a slowdown above 0");
+    }
+    if points.iter().all(|point| point.near < 1.0) {
+        points.push(Point { near: 1.0, slowdown: 1.0 });
+    }
+    Curve::through(&points).ok_or("needs slowdowns that are numbers")
+}
+
+/// Most different jobs of a list: each is a class with a queue of its own.
+const TRACE_CLASSES_MAX: usize = 20_000;
+
+impl TraceTable {
+    /// Reads the jobs: classes, how many there are of each, and arrivals.
+    fn jobs(
+        &self,
+        read: &impl Fn(&str) -> Result<String, String>,
+    ) -> Result<(Vec<JobKind>, Vec<usize>, Arrivals), FileError> {
+        let wrong = |message| FileError::Arrivals { file: self.file.clone(), message };
+        let curve = curve(&self.slowdown).map_err(|message| value("trace", message))?;
+        let jobs = traced(&read(&self.file).map_err(wrong)?).map_err(|error| wrong(error.to_string()))?;
+        let grouped = JobGroups::of(&jobs);
+        if grouped.groups.len() > TRACE_CLASSES_MAX {
+            let message = format!("more than {TRACE_CLASSES_MAX} different jobs: round their memory and seconds");
+            return Err(wrong(message));
+        }
+        let kind = |job: &TracedJob| JobKind {
+            name: format!("{} cores, {} MiB, {} s", job.cores, job.memory_bytes / MIB, job.seconds),
+            cores: job.cores,
+            memory_bytes: job.memory_bytes,
+            least: self.least,
+            run_time: RunTime::Measured { seconds: job.seconds, curve: curve.clone() },
+        };
+        let arrivals = grouped.of_jobs.iter().zip(&jobs).map(|(&class, job)| Arrival { class, at_s: job.arrival_s });
+        let arrivals = Arrivals::Recorded(arrivals.collect());
+        Ok((grouped.groups.iter().map(kind).collect(), grouped.counts, arrivals))
     }
 }
 
@@ -296,6 +350,27 @@ mod tests {
         let read = |file: &str| Ok(format!("class,arrival_s\n{},1\n", file.trim_end_matches(".csv")));
         let scenario = parse(&OWN.replace("window_s = 5", "file = \"train.csv\""), read).unwrap();
         assert!(matches!(scenario.arrivals, Arrivals::Recorded(arrivals) if arrivals.len() == 1));
+    }
+
+    #[test]
+    fn a_list_of_jobs_is_a_scenario() {
+        let (cluster, _) = OWN.split_once("[arrivals]").unwrap();
+        let trace = "[trace]\nfile = \"jobs.csv\"\nleast = 0.5\nslowdown = [[0.5, 1.5]]\n";
+        let read = |_: &str| Ok("arrival_s,cores,memory_mib,seconds\n9,2,600,100\n5,1,100,60\n7,2,600,100\n".into());
+        let scenario = parse(&format!("{cluster}{trace}"), read).unwrap();
+        assert_eq!(scenario.counts, [2, 1]);
+        assert_eq!((scenario.kinds[0].memory_bytes, scenario.kinds[0].run_time.at(0.75)), (600 * MIB, 125.0));
+        let arrival = |class, at_s| Arrival { class, at_s };
+        assert_eq!(scenario.arrivals, Arrivals::Recorded(vec![arrival(0, 4.0), arrival(1, 0.0), arrival(0, 2.0)]));
+        // Other arrivals of the same jobs.
+        let drawn = parse(&format!("{cluster}[arrivals]\nload = 0.5\n{trace}"), read).unwrap();
+        assert!(matches!(drawn.arrivals, Arrivals::Poisson(_)) && drawn.counts == [2, 1]);
+        let error = |text: String| parse(&text, read).unwrap_err().to_string();
+        assert!(error(format!("{OWN}{trace}")).contains("`trace`"));
+        assert!(error(format!("{cluster}{}", trace.replace("1.5", "nan"))).contains("`trace` needs"));
+        assert!(error(format!("base = \"rack\"\nmix = \"1:1:1:1:1:1\"\n{cluster}{trace}")).contains("`trace`"));
+        let short = parse(&format!("{cluster}{trace}"), |_| Ok("arrival_s,cores,memory_mib,seconds\n9,2".into()));
+        assert!(short.unwrap_err().to_string().contains("jobs.csv: line 2"));
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod summary;
 #[cfg(test)]
 mod tests;
 mod tournament;
+mod trace;
 
 pub use arrivals::{Arrival, ArrivalError, Arrivals, recorded};
 pub use engine::{JobRecord, Run, Simulator};
@@ -23,7 +24,8 @@ pub use mix::{Mix, mixes_between};
 pub use policy::{Policy, PolicyError};
 pub use random::SplitMix64;
 pub use reference::{ReferenceError, ReferenceRun, large_runs, small_runs};
-pub use summary::{RunSummary, Spread, summarise};
+pub use summary::{RunFigures, RunSummary, Spread, run_trials, summarise};
+pub use trace::{TracedJob, traced};
 
 use farfield_core::policy::cluster::{ClassError, Cluster, JobClass, NodeShape, RunTime};
 use farfield_core::policy::curve::{Curve, Point};
@@ -108,10 +110,15 @@ pub enum ScenarioError {
         error: ClassError,
     },
     /// A job that would wait for ever.
-    #[error("a job of class {name} fits on no node, even an empty one: lower what it asks for, or use larger nodes")]
+    #[error(
+        "a job of class {name} fits on no node, even an empty one{}: lower what it asks for, or use larger nodes",
+        and_others(*others)
+    )]
     NeverFits {
         /// Name of the class.
         name: String,
+        /// Number of the other classes of which that is true, too.
+        others: usize,
     },
     /// Numbers that make no cluster.
     #[error("{0}")]
@@ -119,6 +126,11 @@ pub enum ScenarioError {
     /// No job, or arrivals that are not those of the jobs.
     #[error(transparent)]
     Arrivals(#[from] ArrivalError),
+}
+
+/// Says how many other classes share a fault, in brackets.
+fn and_others(classes: usize) -> String {
+    if classes == 0 { String::new() } else { format!(" (other classes like it: {classes})") }
 }
 
 impl Scenario {

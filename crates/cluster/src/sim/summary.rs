@@ -44,79 +44,110 @@ pub struct RunSummary {
     pub splits: Spread,
 }
 
-/// Collects the figures of runs.
-#[derive(Clone, Debug, Default)]
-struct Figures {
-    columns: [Vec<f64>; 7],
-    values: Vec<f64>,
+/// Figures of one run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RunFigures {
+    /// Seconds from the start to the last end.
+    pub makespan_s: f64,
+    /// Mean of the seconds from arrival to end.
+    pub turnaround_mean_s: f64,
+    /// Turnaround exceeded by one job in a hundred.
+    pub turnaround_p99_s: f64,
+    /// Slowdown on a node that half of the jobs have at most, as a part.
+    pub slowdown_p50: f64,
+    /// Slowdown that one job in a hundred exceeds.
+    pub slowdown_p99: f64,
+    /// Most of the pool that was promised at a time.
+    pub far_peak_bytes: f64,
+    /// Divisions of near memory.
+    pub splits: f64,
 }
 
-/// Runs a simulator with `trials` seeds, the first of which is `seed`. `after_each` is told how many
-/// runs are done.
+/// Runs a simulator with `trials` seeds, the first of which is `seed`, and returns the figures of
+/// each run. `after_each` is told how many runs are done.
+pub fn run_trials(
+    simulator: &mut Simulator,
+    seed: u64,
+    trials: usize,
+    mut after_each: impl FnMut(usize),
+) -> Result<Vec<RunFigures>, super::ScenarioError> {
+    let mut values = Vec::new();
+    let run = |trial| {
+        let run = simulator.run(seed.wrapping_add(trial as u64))?;
+        after_each(trial + 1);
+        Ok(RunFigures::of(&run, simulator, &mut values))
+    };
+    (0..trials).map(run).collect()
+}
+
+/// Runs a simulator like [`run_trials`], and summarises the runs under the names of the scenario
+/// and the policy.
 pub fn summarise(
     simulator: &mut Simulator,
     names: (&str, &str),
     seed: u64,
     trials: usize,
-    mut after_each: impl FnMut(usize),
+    after_each: impl FnMut(usize),
 ) -> Result<RunSummary, super::ScenarioError> {
-    let mut figures = Figures::default();
-    for trial in 0..trials {
-        let run = simulator.run(seed.wrapping_add(trial as u64))?;
-        figures.add(&run, simulator);
-        after_each(trial + 1);
-    }
-    let [makespan_s, turnaround_mean_s, turnaround_p99_s, slowdown_p50, slowdown_p99, far_peak_bytes, splits] =
-        figures.columns.map(|values| spread(values).unwrap_or(Spread { median: 0.0, min: 0.0, max: 0.0 }));
-    Ok(RunSummary {
-        scenario: names.0.to_owned(),
-        policy: names.1.to_owned(),
-        seed,
-        trials,
-        jobs: simulator.records().len(),
-        makespan_s,
-        turnaround_mean_s,
-        turnaround_p99_s,
-        slowdown_p50,
-        slowdown_p99,
-        far_peak_bytes,
-        splits,
-    })
+    let runs = run_trials(simulator, seed, trials, after_each)?;
+    Ok(RunSummary::of(&runs, names, seed, simulator.records().len()))
 }
 
-impl Figures {
-    fn add(&mut self, run: &Run, simulator: &Simulator) {
+impl RunSummary {
+    /// Summarises runs of which the first had this seed.
+    pub fn of(runs: &[RunFigures], names: (&str, &str), seed: u64, jobs: usize) -> RunSummary {
+        let spread = |of: fn(&RunFigures) -> f64| Spread::of(runs.iter().map(of).collect());
+        RunSummary {
+            scenario: names.0.to_owned(),
+            policy: names.1.to_owned(),
+            seed,
+            trials: runs.len(),
+            jobs,
+            makespan_s: spread(|run| run.makespan_s),
+            turnaround_mean_s: spread(|run| run.turnaround_mean_s),
+            turnaround_p99_s: spread(|run| run.turnaround_p99_s),
+            slowdown_p50: spread(|run| run.slowdown_p50),
+            slowdown_p99: spread(|run| run.slowdown_p99),
+            far_peak_bytes: spread(|run| run.far_peak_bytes),
+            splits: spread(|run| run.splits),
+        }
+    }
+}
+
+impl RunFigures {
+    /// Computes the figures of the last run of a simulator. `values` is room for one value of each job.
+    fn of(run: &Run, simulator: &Simulator, values: &mut Vec<f64>) -> RunFigures {
         let records = simulator.records();
         let turnaround = |job: &JobRecord| job.end_s - job.arrival_s;
         let slowdown = |job: &JobRecord| (job.end_s - job.start_s) / simulator.classes()[job.class].seconds() - 1.0;
-        let mean = records.iter().map(turnaround).sum::<f64>() / records.len() as f64;
-        let turnaround_p99 = self.percentile(records.iter().map(turnaround), 0.99);
-        let slowdown_p50 = self.percentile(records.iter().map(slowdown), 0.5);
-        let slowdown_p99 = self.percentile(records.iter().map(slowdown), 0.99);
-        let figures = [
-            run.makespan_s,
-            mean,
-            turnaround_p99,
-            slowdown_p50,
-            slowdown_p99,
-            run.far_peak_bytes as f64,
-            run.splits as f64,
-        ];
-        self.columns.iter_mut().zip(figures).for_each(|(column, figure)| column.push(figure));
-    }
-
-    fn percentile(&mut self, values: impl Iterator<Item = f64>, part: f64) -> f64 {
-        self.values.clear();
-        self.values.extend(values);
-        let place = ((self.values.len() as f64 * part) as usize).min(self.values.len().saturating_sub(1));
-        if self.values.is_empty() { 0.0 } else { *self.values.select_nth_unstable_by(place, f64::total_cmp).1 }
+        RunFigures {
+            makespan_s: run.makespan_s,
+            turnaround_mean_s: records.iter().map(turnaround).sum::<f64>() / records.len() as f64,
+            turnaround_p99_s: percentile(records.iter().map(turnaround), 0.99, values),
+            slowdown_p50: percentile(records.iter().map(slowdown), 0.5, values),
+            slowdown_p99: percentile(records.iter().map(slowdown), 0.99, values),
+            far_peak_bytes: run.far_peak_bytes as f64,
+            splits: run.splits as f64,
+        }
     }
 }
 
-/// Returns the spread of values, if there are any.
-fn spread(mut values: Vec<f64>) -> Option<Spread> {
-    values.sort_by(f64::total_cmp);
-    let half = values.len() / 2;
-    let median = if values.len() % 2 == 1 { values[half] } else { f64::midpoint(*values.get(half)?, values[half - 1]) };
-    Some(Spread { median, min: *values.first()?, max: *values.last()? })
+fn percentile(of: impl Iterator<Item = f64>, part: f64, values: &mut Vec<f64>) -> f64 {
+    values.clear();
+    values.extend(of);
+    let place = ((values.len() as f64 * part) as usize).min(values.len().saturating_sub(1));
+    if values.is_empty() { 0.0 } else { *values.select_nth_unstable_by(place, f64::total_cmp).1 }
+}
+
+impl Spread {
+    /// Returns the spread of values, which is 0 if there are none.
+    pub fn of(mut values: Vec<f64>) -> Spread {
+        values.sort_by(f64::total_cmp);
+        let [Some(&min), Some(&max)] = [values.first(), values.last()] else {
+            return Spread { median: 0.0, min: 0.0, max: 0.0 };
+        };
+        let half = values.len() / 2;
+        let median = if values.len() % 2 == 1 { values[half] } else { f64::midpoint(values[half], values[half - 1]) };
+        Spread { median, min, max }
+    }
 }
