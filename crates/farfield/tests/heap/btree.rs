@@ -164,19 +164,19 @@ twins!(maps, Map, 1_000);
 struct Counted {
     alive: Arc<AtomicI64>,
     number: u64,
-    fill: [u64; 20],
+    fill: [u64; 60],
 }
 
 impl Counted {
     fn new(alive: &Arc<AtomicI64>, number: u64) -> Counted {
         alive.fetch_add(1, Ordering::Relaxed);
-        Counted { alive: alive.clone(), number, fill: [number; 20] }
+        Counted { alive: alive.clone(), number, fill: [number; 60] }
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        assert_eq!(self.fill, [self.number; 20]);
+        assert_eq!(self.fill, [self.number; 60]);
         self.alive.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -191,9 +191,9 @@ struct Texts {
 
 impl Twin for Texts {
     fn filled(heap: &Heap, bytes: u64, random: &mut Rng) -> Texts {
-        let keys = bytes / 150;
+        let keys = bytes / 400;
         let mut twin = Texts { alive: Arc::default(), far: FarBTreeMap::new(), near: BTreeMap::new(), keys };
-        for _ in 0..bytes / 200 {
+        for _ in 0..bytes / 500 {
             let number = random.u64(..) % twin.keys;
             twin.far.insert(&heap.enter(), number.to_string(), Counted::new(&twin.alive, number)).unwrap();
             twin.near.insert(number.to_string(), number);
@@ -289,7 +289,7 @@ fn some_are_kept() {
             assert!(last < Some(*key), "in order, and once");
             last = Some(*key);
             value.number ^= 1;
-            value.fill = [value.number; 20];
+            value.fill = [value.number; 60];
             keep(*key)
         };
         far.retain(&mut heap.enter(), decide).unwrap();
