@@ -11,6 +11,8 @@ mod log;
 mod metrics;
 mod near;
 mod notice;
+#[cfg(feature = "pages")]
+mod pages;
 mod pipe;
 mod pool;
 mod profile;
@@ -63,6 +65,9 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
     Sim(sim::SimArgs),
+    #[cfg(feature = "pages")]
+    #[command(hide = true)]
+    Pages(pages::PagesArgs),
 }
 
 fn main() -> ExitCode {
@@ -86,6 +91,8 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => finish(bench::run(&args)),
         Command::Sim(args) => finish(sim::run(&args)),
+        #[cfg(feature = "pages")]
+        Command::Pages(args) => finish(pages::run(&args)),
     }
 }
 
