@@ -290,7 +290,7 @@ fn a_budget_that_is_too_small_for_so_many_processes_is_said() {
     command.words.extend([report.clone().into(), "--".into(), probe.into(), "30".into()]);
     let ended = command.run();
     assert_eq!((ended.code, ended.text().as_str()), (0, "30 children, 0 wrong\n"), "{}", ended.errors);
-    let report = farfield_tests::Report::read(&report);
+    let report = Report::read(&report);
     let (tables, near) = (report.number("meta_peak_bytes"), report.number("near_peak_bytes"));
     assert!(tables > 8 * MIB && near >= tables, "{}", report.0);
     let enough = format!("give --near {}M", (2 * tables).div_ceil(MIB));
