@@ -21,6 +21,7 @@
 //! - `sandbox/`: does code that is shipped to a server answer as native code, and can it do no harm?
 //! - `leftovers.rs`: is anything left behind?
 //! - `situations.rs`: do programs run in namespaces, under limits and debuggers?
+//! - `packages.rs`: does the Debian package install, and do its units and the container have what they need and nothing else?
 //! - `kills.rs`: does it matter at which moment something is killed?
 //!
 //! `cargo x test` makes a checked build for them first, and names it in `FARFIELD_BIN`; without that they use the release build.

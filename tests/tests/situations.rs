@@ -3,8 +3,10 @@
 //! Danger: a situation in which the program hangs, fails without a word, or something happens to a stranger.
 
 use farfield_tests::{
-    FarRun, Footprint, Job, MIB, Scratch, compile, compile_with, deep, farfield, program, skip, tier,
+    Command, Ended, FarRun, Footprint, Job, MIB, Report, Scratch, compile, compile_with, deep, farfield, program, skip,
+    tier,
 };
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
@@ -25,6 +27,40 @@ fn may_have_namespaces() -> bool {
 
 fn shell(name: &str, script: &str) -> Job {
     Job::new(name, ["sh", "-c", script]).footprint(Footprint::Any)
+}
+
+/// Runs `farfield run -- WORDS` under a filter that answers the call with this error, and gives the report, if there is one.
+fn run_without(call: libc::c_long, errno: i32, words: &[&str]) -> Option<(Ended, Option<Report>)> {
+    let scratch = Scratch::new("without-call");
+    let filtered = compile("without_call", scratch.path())?;
+    let report = scratch.path().join("report.json");
+    let mut all: Vec<OsString> = vec![filtered.into(), call.to_string().into(), errno.to_string().into()];
+    all.extend([farfield().into(), "run".into(), "--near".into(), "16M".into()]);
+    all.extend(["--report".into(), report.clone().into(), "--".into()]);
+    all.extend(words.iter().map(OsString::from));
+    let ended = Command::new(&scratch.folder("run"), all).run();
+    Some((ended, report.exists().then(|| Report::read(&report))))
+}
+
+/// Docker's profile hides this call from containers without CAP_SYS_ADMIN, and so does our own filter.
+#[test]
+fn programs_in_a_container_without_clone3_have_far_memory() {
+    let allocates = ["perl", "-e", "$x = 'x' x (40 << 20); print length $x"];
+    let Some((ended, report)) = run_without(libc::SYS_clone3, libc::ENOSYS, &allocates) else { return };
+    assert_eq!((ended.code, ended.text().as_str()), (0, "41943040"), "{}", ended.errors);
+    let report = report.expect("a job that ran");
+    assert!(report.number("far_peak_bytes") > 16 * MIB, "{}", report.0);
+}
+
+/// Podman's profile forbids the second.
+#[test]
+fn a_container_that_forbids_what_paging_needs_is_told_so_at_the_start() {
+    for (call, name) in [(libc::SYS_userfaultfd, "userfaultfd"), (libc::SYS_vmsplice, "vmsplice")] {
+        let Some((ended, _)) = run_without(call, libc::EPERM, &["true"]) else { return };
+        assert_eq!(ended.code, 97, "{}", ended.errors);
+        let advice = format!("seccomp profile must let {name} through");
+        assert!(ended.errors.contains(&advice), "{}", ended.errors);
+    }
 }
 
 /// Two programs have number 1, each in its own namespace, and so has somebody outside.
@@ -72,8 +108,7 @@ fn signals_reach_processes_of_the_job_and_no_stranger() {
     "#;
     let inside = "trap 'echo reached; exit' TERM\necho ready\nwhile :; do sleep 0.1; done\n";
     let inside = scratch.file("inside.sh", inside);
-    let mut command =
-        farfield_tests::Command::new(&scratch.folder("run"), ["unshare", "-pf", "--mount-proc", "sh", "-c", script]);
+    let mut command = Command::new(&scratch.folder("run"), ["unshare", "-pf", "--mount-proc", "sh", "-c", script]);
     command.words.extend([farfield().into(), inside.into()]);
     let ended = command.run();
     assert_eq!(ended.text(), "ready\nreached\n", "{}", ended.errors);
@@ -125,7 +160,7 @@ fn a_limit_from_before_the_job_is_the_programs() {
     };
     for before in ["-Sv 2000000", "-Sd 2000000"] {
         let run = |words: Vec<String>, more: &[&str]| {
-            let mut command = farfield_tests::Command::new(&scratch.folder("run"), words);
+            let mut command = Command::new(&scratch.folder("run"), words);
             command.words.extend(more.iter().map(Into::into));
             command.run()
         };
@@ -223,7 +258,7 @@ fn sanitizers_are_refused_with_advice_that_works() {
     let refused = FarRun::new(&scratch, ["--near", "16M"], [&binary]).run();
     let advice = "ASAN_OPTIONS=verify_asan_link_order=0";
     assert!(refused.code == 97 && refused.errors.contains(advice), "{} {}", refused.code, refused.errors);
-    let native = farfield_tests::Command::new(&scratch.folder("native"), [&binary]).run();
+    let native = Command::new(&scratch.folder("native"), [&binary]).run();
     let run = FarRun::new(&scratch, ["--near", "16M"], [&binary]).env("ASAN_OPTIONS", "verify_asan_link_order=0");
     let far = run.within(Duration::from_secs(600)).run();
     assert_eq!((far.code, far.text()), (native.code, native.text()), "{}", far.errors);
@@ -250,12 +285,12 @@ fn a_budget_that_is_too_small_for_so_many_processes_is_said() {
     let scratch = Scratch::new("many-processes");
     let Some(probe) = compile("many_processes", &scratch.folder("bin")) else { return };
     let report = scratch.path().join("report.json");
-    let mut command = farfield_tests::Command::new(&scratch.folder("run"), [farfield()]);
+    let mut command = Command::new(&scratch.folder("run"), [farfield()]);
     command.words.extend(["run", "--near", "16M", "--report"].map(Into::into));
     command.words.extend([report.clone().into(), "--".into(), probe.into(), "30".into()]);
     let ended = command.run();
     assert_eq!((ended.code, ended.text().as_str()), (0, "30 children, 0 wrong\n"), "{}", ended.errors);
-    let report = farfield_tests::Report::read(&report);
+    let report = Report::read(&report);
     let (tables, near) = (report.number("meta_peak_bytes"), report.number("near_peak_bytes"));
     assert!(tables > 8 * MIB && near >= tables, "{}", report.0);
     let enough = format!("give --near {}M", (2 * tables).div_ceil(MIB));

@@ -5,6 +5,7 @@ mod deep;
 mod demo;
 mod linting;
 mod measured;
+mod package;
 mod passed;
 mod runs;
 mod tests;
@@ -18,10 +19,11 @@ cargo x CHORE
 
   demo               build, then run GNU sort with a quarter of its memory near; compare with a run without us (~1 minute)
   wheel              release build, then the wheel of the Python package, in target/wheels
+  package [VERSION]  the Debian package, in target/package; the same sources give the same bytes
   build              release build: farfield and libfarfield_preload.so, in target/release
   test [--again | PART...]
                      every test of the CI tier: what must pass before a change goes in; or only: unit lints doctests faults heaps survival tiers switch offload python sandbox leftovers kills budget users examples situations probes programs,
-                     or columns, frames, slurm, experiments, models, fabric, sql or fuzz-build, which belong to the deep tier: they take long, need Slurm, or build libraries anew;
+                     or columns, frames, slurm, packages, experiments, models, fabric, sql or fuzz-build, which belong to the deep tier: they take long, need Slurm, or build libraries anew;
                      the end-to-end tests run a build with assertions (deep: the release build);
                      without PARTs, what has passed and has not changed since is not run again (--again: it is)
                      after --: words for the test runner, such as part of a name (cargo x test probes -- fork)
@@ -65,6 +67,7 @@ fn dispatch(words: &[String]) -> Result<()> {
     match chore {
         "build" => chores::build(),
         "wheel" => chores::wheel(),
+        "package" => package::package(rest),
         "demo" => demo::run(),
         "test" => tests::test(rest),
         "deep" => deep::deep(rest),

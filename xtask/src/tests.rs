@@ -65,7 +65,7 @@ const fn deep(part: Part) -> Part {
 
 /// In the order in which they begin: those that cargo builds, of which one runs at a time, and the longest, so that none of them
 /// is left over at the end.
-pub(crate) const PARTS: [Part; 28] = [
+pub(crate) const PARTS: [Part; 29] = [
     part("lints"),
     serial("heaps"),
     part("doctests"),
@@ -89,6 +89,7 @@ pub(crate) const PARTS: [Part; 28] = [
     deep(part("columns")),
     deep(part("frames")),
     deep(alone("slurm")),
+    deep(alone("packages")),
     deep(part("experiments")),
     deep(serial("models")),
     deep(serial("fabric")),
@@ -122,6 +123,8 @@ const FABRIC: [&str; 12] = [
 const FEATURES_OF_GRPC: &str = "farfield-bench/grpc";
 /// Tests of data frames and of columns.
 const FEATURES_OF_FRAMES: &str = "farfield-tests/frames";
+/// What writes man pages, for packages.
+const FEATURES_OF_PAGES: &str = "farfield-cli/pages";
 const FEATURES_OF_FABRIC: &str =
     "farfield-fabric/libfabric,farfield-pool/fabric,farfield-server/fabric,farfield-cli/fabric";
 
@@ -282,7 +285,7 @@ pub(crate) fn lints(words: &[String]) -> Result<()> {
         [word] if word == WITHOUT_GRPC => false,
         _ => bail!("cargo x lints [{WITHOUT_GRPC}]"),
     };
-    let mut features = features(has_grpc, true);
+    let mut features = format!("{},{FEATURES_OF_PAGES}", features(has_grpc, true));
     if chores::has_libfabric() {
         features = format!("{features},{FEATURES_OF_FABRIC}");
     }

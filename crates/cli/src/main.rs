@@ -11,6 +11,8 @@ mod log;
 mod metrics;
 mod near;
 mod notice;
+#[cfg(feature = "pages")]
+mod pages;
 mod pipe;
 mod plan;
 mod pool;
@@ -66,6 +68,9 @@ enum Command {
     Bench(bench::BenchArgs),
     Sim(sim::SimArgs),
     Plan(plan::PlanArgs),
+    #[cfg(feature = "pages")]
+    #[command(hide = true)]
+    Pages(pages::PagesArgs),
 }
 
 fn main() -> ExitCode {
@@ -90,6 +95,8 @@ fn main() -> ExitCode {
         Command::Bench(args) => finish(bench::run(&args)),
         Command::Sim(args) => finish(sim::run(&args)),
         Command::Plan(args) => finish(plan::run(&args)),
+        #[cfg(feature = "pages")]
+        Command::Pages(args) => finish(pages::run(&args)),
     }
 }
 

@@ -38,6 +38,12 @@ const POINTER_HIGH: u32 = 12;
 /// filter.
 pub const TRAP_DATA: i32 = 0x4641;
 
+/// First argument of a `clone3` that the filter answers with [`PROBE_ERRNO`]. The kernel refuses the call.
+pub const PROBE: u32 = TRAP_DATA as u32;
+/// Error by which a process learns that the filter is in force. Other filters, such as those of
+/// containers, do not give it: they answer `clone3` with ENOSYS, too.
+pub const PROBE_ERRNO: i32 = libc::ENOTUNIQ;
+
 /// Flags with which the loader maps memory of its own, and reserves room for a library whose
 /// segments are aligned to more than a page. It names no place. In a program that is executed
 /// inside a job it does so under our filter before our handler is there, so these calls pass.
@@ -97,6 +103,8 @@ enum Rule {
     TrapIfOurDescriptor(u32),
     /// Tell the program that the kernel does not have this call.
     NotImplemented,
+    /// Answer a [`PROBE`]. Tell the program that the kernel does not have this call.
+    NotImplementedUnlessProbe,
     /// Test only these arguments (one bit each) as pointers; registers that the call does not use
     /// may hold anything.
     Pointers(u8),
@@ -175,7 +183,7 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
         (libc::SYS_clone, TrapUnlessBits(0, libc::CLONE_VM as u32)),
         (libc::SYS_clone, TrapUnlessBits(0, libc::CLONE_THREAD as u32)),
         (libc::SYS_clone, TrapUnlessBits(0, libc::CLONE_SETTLS as u32)),
-        (libc::SYS_clone3, NotImplemented),
+        (libc::SYS_clone3, NotImplementedUnlessProbe),
         (libc::SYS_prctl, TrapIfEqual(0, libc::PR_SET_SECCOMP as u32)),
         (libc::SYS_prlimit64, TrapIfEqual(1, libc::RLIMIT_AS)),
         (libc::SYS_prlimit64, TrapIfEqual(1, libc::RLIMIT_DATA)),
@@ -339,6 +347,12 @@ pub fn program(loader: &[EarlyCall]) -> Vec<Instruction> {
                 body
             }
             Rule::NotImplemented => vec![op(RET_K, RET_ERRNO | libc::ENOSYS as u32)],
+            Rule::NotImplementedUnlessProbe => vec![
+                op(LD_W_ABS, argument_low(0)),
+                jump(JEQ_K, PROBE, 0, 1),
+                op(RET_K, RET_ERRNO | PROBE_ERRNO as u32),
+                op(RET_K, RET_ERRNO | libc::ENOSYS as u32),
+            ],
             Rule::Pointers(mask) => {
                 let mut body = Vec::new();
                 for argument in (0..6).filter(|argument| mask & (1 << argument) != 0) {
@@ -411,6 +425,7 @@ mod tests {
         Allow,
         Trap,
         Missing,
+        Probed,
     }
 
     /// Interprets the filter on one call, as the kernel does.
@@ -437,6 +452,7 @@ mod tests {
                     return match i.constant {
                         RET_ALLOW => Verdict::Allow,
                         RET_TRAP => Verdict::Trap,
+                        _ if i.constant == RET_ERRNO | PROBE_ERRNO as u32 => Verdict::Probed,
                         _ => Verdict::Missing,
                     };
                 }
@@ -565,6 +581,7 @@ mod tests {
         assert_eq!(verdict(libc::SYS_vfork, [0; 6]), Verdict::Trap);
         assert_eq!(verdict(libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]), Verdict::Trap);
         assert_eq!(verdict(libc::SYS_clone3, [0x7f00_0000_0000, 88, 0, 0, 0, 0]), Verdict::Missing);
+        assert_eq!(verdict(libc::SYS_clone3, [PROBE as usize, 0, 0, 0, 0, 0]), Verdict::Probed);
         assert_eq!(verdict(libc::SYS_pkey_alloc, [0; 6]), Verdict::Missing);
         assert_eq!(verdict(libc::SYS_close, [3, FAR, FAR, 0, 0, 0]), Verdict::Allow, "it has one argument");
         assert_eq!(verdict(libc::SYS_close, [window::DESCRIPTORS as usize, 0, 0, 0, 0, 0]), Verdict::Trap);

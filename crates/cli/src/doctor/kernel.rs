@@ -26,7 +26,7 @@ pub(super) fn userfaultfd() -> CheckResult {
             name,
             error.to_string(),
             "the kernel needs CONFIG_USERFAULTFD and must be 6.7 or newer; in a container, let the seccomp profile \
-             pass userfaultfd (docker: --security-opt seccomp=unconfined, or a profile with that call added)",
+             pass userfaultfd (docker: --security-opt seccomp=packaging/seccomp.json)",
         ),
     }
 }
@@ -104,6 +104,19 @@ pub(super) fn pagemap_scan() -> CheckResult {
     }
 }
 
+pub(super) fn vmsplice() -> CheckResult {
+    let name = "vmsplice";
+    match machine::try_page_pipe() {
+        Ok(()) => CheckResult::ok(name, "pages that leave stay readable until they are stored"),
+        Err(error) => CheckResult::fail(
+            name,
+            error.to_string(),
+            "in a container, let the seccomp profile pass vmsplice (podman: --security-opt \
+             seccomp=packaging/seccomp.json)",
+        ),
+    }
+}
+
 pub(super) fn process_madvise() -> CheckResult {
     let name = "process_madvise";
     let drop_one = || {
@@ -122,7 +135,8 @@ pub(super) fn process_madvise() -> CheckResult {
     }
 }
 
-const SLOWER: &str = "use Linux 6.13 or newer; without it pages leave one call at a time, which is slower";
+const SLOWER: &str = "use Linux 6.13 or newer, and in a container let the seccomp profile pass process_madvise; without \
+                      it pages leave one call at a time, which is slower";
 
 pub(super) fn seccomp() -> CheckResult {
     let name = "seccomp";

@@ -152,6 +152,7 @@ fn findings(near: Size, far: &[String], token: &[u8]) -> Vec<CheckResult> {
         kernel::userfaultfd_privileged(),
         kernel::userfaultfd_move(),
         kernel::pagemap_scan(),
+        kernel::vmsplice(),
         kernel::process_madvise(),
         kernel::seccomp(),
         kernel::no_new_privileges(),

@@ -212,8 +212,8 @@ fn move_break() {
     unsafe { __curbrk = window::BASE };
 }
 
-/// Checks whether a filter of ours, kept over exec, answers already. clone3 with nonsense returns
-/// EINVAL without one.
+/// Checks whether a filter of ours, kept over exec, answers already. Of several filters that answer
+/// with an error, the kernel takes the error of the newest.
 pub(super) fn filter_is_inherited() -> bool {
     let result: isize;
     // SAFETY: an invalid request, refused by filter or kernel. Not through the gate, which the
@@ -222,8 +222,8 @@ pub(super) fn filter_is_inherited() -> bool {
         core::arch::asm!(
             "syscall",
             inlateout("rax") libc::SYS_clone3 as isize => result,
-            in("rdi") 0usize, in("rsi") 0usize, out("rcx") _, out("r11") _,
+            in("rdi") filter::PROBE as usize, in("rsi") 0usize, out("rcx") _, out("r11") _,
         );
     }
-    result == -(libc::ENOSYS as isize)
+    result == -(filter::PROBE_ERRNO as isize)
 }

@@ -1,6 +1,7 @@
 //! Tells how much memory a job may use on this machine, and whether the kernel can do what we need.
 
 use super::JobRefusal;
+use farfield_os::pipe::PagePipe;
 use farfield_os::uffd::{FaultOrigin, Uffd, feature};
 use std::path::{Path, PathBuf};
 
@@ -108,6 +109,13 @@ pub(super) fn check_kernel() -> Result<(), JobRefusal> {
         );
         return Err(JobRefusal::Kernel { what });
     }
+    if let Err(error) = try_page_pipe() {
+        let what = format!(
+            "pages cannot leave, because vmsplice is not allowed here ({error}): a container's seccomp profile must let \
+             vmsplice through"
+        );
+        return Err(JobRefusal::Kernel { what });
+    }
     if !can_filter() {
         let what = "seccomp filters are not available: the kernel must be built with CONFIG_SECCOMP_FILTER".into();
         return Err(JobRefusal::Kernel { what });
@@ -120,6 +128,14 @@ pub fn try_uffd(scope: FaultOrigin, features: u64) -> farfield_os::Result<()> {
     let uffd = Uffd::open(scope, features)?;
     farfield_os::file::close(uffd.fd());
     Ok(())
+}
+
+/// Tries to give references to pages to a pipe, as pages do that leave.
+pub fn try_page_pipe() -> farfield_os::Result<()> {
+    let pipe = PagePipe::open(1)?;
+    let taken = pipe.take(&[]);
+    pipe.fds().into_iter().for_each(farfield_os::file::close);
+    taken.map(drop)
 }
 
 /// Checks whether the kernel knows the filter action that we use.
