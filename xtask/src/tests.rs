@@ -65,7 +65,7 @@ const fn deep(part: Part) -> Part {
 
 /// In the order in which they begin: those that cargo builds, of which one runs at a time, and the longest, so that none of them
 /// is left over at the end.
-pub(crate) const PARTS: [Part; 28] = [
+pub(crate) const PARTS: [Part; 29] = [
     part("lints"),
     serial("heaps"),
     part("doctests"),
@@ -89,6 +89,7 @@ pub(crate) const PARTS: [Part; 28] = [
     deep(part("columns")),
     deep(part("frames")),
     deep(alone("slurm")),
+    deep(alone("browser")),
     deep(part("experiments")),
     deep(serial("models")),
     deep(serial("fabric")),
