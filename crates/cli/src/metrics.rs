@@ -1,7 +1,7 @@
 //! Metrics for Prometheus: how the command encodes and serves them.
 
 use anyhow::Context;
-use farfield_server::answer_scrapes;
+use farfield_web::answer_scrapes;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
@@ -13,16 +13,14 @@ use std::net::{SocketAddr, TcpListener};
 /// Server of what a collector collects, which is asked for it at each scrape.
 pub(crate) struct MetricServer {
     listener: TcpListener,
-    registry: Registry,
+    source: MetricSource,
 }
 
 impl MetricServer {
     /// Listens at `address`. Names of metrics begin with `prefix`.
     pub(crate) fn bind(address: SocketAddr, prefix: &str, collector: Box<dyn Collector>) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(address).with_context(|| format!("cannot listen at {address}"))?;
-        let mut registry = Registry::with_prefix(prefix);
-        registry.register_collector(collector);
-        Ok(MetricServer { listener, registry })
+        Ok(MetricServer { listener, source: MetricSource::new(prefix, collector) })
     }
 
     /// Returns the URL of the metrics, whose port the kernel has chosen if it was 0.
@@ -32,13 +30,25 @@ impl MetricServer {
 
     /// Answers scrapes until the process ends.
     pub(crate) fn serve(&self) -> std::io::Result<()> {
-        answer_scrapes(&self.listener, || false, || self.text())
+        answer_scrapes(&self.listener, || false, || self.source.text())
+    }
+}
+
+/// Text of what a collector collects.
+pub(crate) struct MetricSource(Registry);
+
+impl MetricSource {
+    /// Names of metrics begin with `prefix`.
+    pub(crate) fn new(prefix: &str, collector: Box<dyn Collector>) -> MetricSource {
+        let mut registry = Registry::with_prefix(prefix);
+        registry.register_collector(collector);
+        MetricSource(registry)
     }
 
     /// Returns the metrics as they are now.
     pub(crate) fn text(&self) -> Result<String, Error> {
         let mut text = String::new();
-        encode(&mut text, &self.registry).map(|()| text)
+        encode(&mut text, &self.0).map(|()| text)
     }
 }
 

@@ -57,13 +57,9 @@ struct NearRow {
 /// Shows or changes the budget.
 pub(crate) fn run(args: &NearArgs) -> anyhow::Result<()> {
     let (runner, control) = find_control(args.pid)?;
-    let agent = Some(control.config().agent.line()).filter(|agent| !agent.is_empty());
+    let agent = agent_of(&control);
     if let Some(size) = args.size {
-        let bytes = size.bytes(machine::memory_bytes());
-        if let Some(agent) = &agent {
-            bail!("the agent at {agent} decides the budget of this job and would change it back");
-        }
-        offer_near(&control, bytes)?;
+        let bytes = offer(&control, size)?;
         if !args.no_wait {
             wait(runner, &control, bytes)?;
         }
@@ -78,6 +74,22 @@ pub(crate) fn run(args: &NearArgs) -> anyhow::Result<()> {
     // The write fails if stdout was closed.
     let _ = writeln!(std::io::stdout(), "{text}");
     Ok(())
+}
+
+/// Offers a job a budget, which its runner takes within a moment. Returns the budget in bytes. Fails if an agent
+/// decides the budget, or if the job cannot run with so little.
+pub(crate) fn offer(control: &ControlBlock, size: Size) -> anyhow::Result<u64> {
+    let bytes = size.bytes(machine::memory_bytes());
+    if let Some(agent) = agent_of(control) {
+        bail!("the agent at {agent} decides the budget of this job and would change it back");
+    }
+    offer_near(control, bytes)?;
+    Ok(bytes)
+}
+
+/// Returns the socket of the agent that decides the budget of a job.
+fn agent_of(control: &ControlBlock) -> Option<String> {
+    Some(control.config().agent.line()).filter(|agent| !agent.is_empty())
 }
 
 /// Waits until the job keeps its new budget. Fails if it comes no closer for [`STALLED_AFTER`].

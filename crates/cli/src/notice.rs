@@ -26,6 +26,11 @@ impl FoundNotice {
         found
     }
 
+    /// Returns the number of the file, which no other notice has while this one is there.
+    pub(crate) fn inode(&self) -> u64 {
+        self.inode
+    }
+
     fn open(pid: u32, path: PathBuf) -> Option<FoundNotice> {
         let (inode, notice) = Notice::read(&path)?;
         // Otherwise the notice was inherited and belongs to the parent.

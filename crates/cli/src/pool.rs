@@ -148,11 +148,11 @@ fn status(args: &StatusArgs) -> anyhow::Result<()> {
 }
 
 /// The pool of a job, as JSON output.
-#[derive(serde::Serialize, Default, Debug)]
+#[derive(serde::Serialize, serde::Deserialize, Default, Debug)]
 pub(crate) struct PoolRow {
     /// URLs of the pool, or of its target while `moving` is not empty; and the URLs before that.
-    urls: Vec<String>,
-    before: Vec<String>,
+    pub(crate) urls: Vec<String>,
+    pub(crate) before: Vec<String>,
     /// Number of pools that the job was given since it began, moves back included; and the number
     /// of those to which it moved by itself.
     pub(crate) switches: u32,
@@ -160,7 +160,7 @@ pub(crate) struct PoolRow {
     /// Reason why the job moved there by itself, and reason why it came back from the pool before;
     /// `null` if it did not.
     cause: Option<String>,
-    reason: Option<String>,
+    pub(crate) reason: Option<String>,
     pub(crate) moving: Vec<MovingRow>,
     /// Processes that have lost a server, or whose servers are silent or lack something.
     pub(crate) degraded: Vec<u32>,
@@ -168,15 +168,15 @@ pub(crate) struct PoolRow {
     pub(crate) protection: Vec<ProtectionRow>,
 }
 
-#[derive(serde::Serialize, Debug)]
+#[derive(serde::Serialize, serde::Deserialize, Debug)]
 pub(crate) struct MovingRow {
     pid: u32,
-    pages: u64,
-    moved_pages: u64,
+    pub(crate) pages: u64,
+    pub(crate) moved_pages: u64,
 }
 
 /// Progress of the scrub of a process's pool.
-#[derive(serde::Serialize, Debug)]
+#[derive(serde::Serialize, serde::Deserialize, Debug)]
 pub(crate) struct ScrubRow {
     pid: u32,
     pub(crate) looked_pages: u64,
@@ -188,7 +188,7 @@ pub(crate) struct ScrubRow {
 }
 
 /// Redundancy of the data in a process's pool.
-#[derive(serde::Serialize, Debug)]
+#[derive(serde::Serialize, serde::Deserialize, Debug)]
 pub(crate) struct ProtectionRow {
     pid: u32,
     pub(crate) missing_legs: u64,
@@ -275,6 +275,12 @@ impl PoolRow {
     /// Describes the protection of all processes together in a few words. Returns `None` if the
     /// pool promises no redundancy.
     pub(crate) fn protected(&self) -> Option<String> {
+        Some(self.unprotected()?.map_or("protected".to_owned(), |what| format!("NOT PROTECTED, {what}")))
+    }
+
+    /// Describes what is not protected, of all processes together: how much at most, and why.
+    /// Returns `None` if the pool promises no redundancy, and `Some(None)` if everything is protected.
+    pub(crate) fn unprotected(&self) -> Option<Option<String>> {
         let most = |number: fn(&ProtectionRow) -> u64| self.protection.iter().map(number).max();
         let protection = Protection {
             missing_legs: most(|row| row.missing_legs)?,
@@ -282,13 +288,8 @@ impl PoolRow {
             exposed_pages: self.protection.iter().map(|row| row.exposed_pages).sum(),
             restored_pages: 0,
         };
-        Some(match protection.is_whole() {
-            true => "protected".to_owned(),
-            false => {
-                let bytes = runner::ByteSize(protection.exposed_pages * PAGE_BYTES as u64);
-                format!("NOT PROTECTED, up to {bytes}: {}", protection.what_is_missing())
-            }
-        })
+        let bytes = runner::ByteSize(protection.exposed_pages.saturating_mul(PAGE_BYTES as u64));
+        Some((!protection.is_whole()).then(|| format!("up to {bytes}: {}", protection.what_is_missing())))
     }
 }
 

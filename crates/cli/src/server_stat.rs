@@ -5,7 +5,7 @@ use farfield_core::wire::{
     HEADER_BYTES, Hello, MessageHeader, Reply, Request, Stat, VERSION_MAX, VERSION_MIN, Welcome, WireReply,
     WireRequest, encode_request,
 };
-use farfield_pool::{UnixSocket, check_server_user};
+use farfield_pool::{UnixSocket, check_server_user, leaf_urls};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -19,8 +19,13 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Most bytes in the body of an answer.
 const BODY_BYTES_MAX: usize = 4096;
 
-trait ByteStream: Read + Write {}
-impl<T: Read + Write> ByteStream for T {}
+trait ByteStream: Read + Write + Send {}
+impl<T: Read + Write + Send> ByteStream for T {}
+
+/// Returns the URLs of the servers that keep pages of a pool and can be asked.
+pub(crate) fn servers_of(pool_url: &str) -> impl Iterator<Item = &str> {
+    leaf_urls(pool_url).filter(|url| url.starts_with("tcp://") || UnixSocket::parse(url).is_some())
+}
 
 /// Client that only asks for statistics.
 pub(crate) struct StatClient {

@@ -12,8 +12,12 @@ pub(crate) fn read(file: Option<&Path>) -> anyhow::Result<Vec<u8>> {
     let Some(file) = file else {
         return Ok(std::env::var_os(ENV_TOKEN).map(std::os::unix::ffi::OsStringExt::into_vec).unwrap_or_default());
     };
-    let text = std::fs::read(file).with_context(|| format!("--token-file {}", file.display()))?;
-    token_of(&text).with_context(|| format!("--token-file {}", file.display()))
+    read_file(file).with_context(|| format!("--token-file {}", file.display()))
+}
+
+/// Returns the first line of `file`. Returns an error if it is empty or has several words.
+pub(crate) fn read_file(file: &Path) -> anyhow::Result<Vec<u8>> {
+    token_of(&std::fs::read(file)?)
 }
 
 fn token_of(text: &[u8]) -> anyhow::Result<Vec<u8>> {

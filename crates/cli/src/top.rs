@@ -1,16 +1,18 @@
 //! `farfield top`: shows what jobs, heaps and memory servers do now.
 
+mod dashboard;
 mod heaps;
 mod metrics;
 
 use crate::pool::PoolRow;
-use crate::server_stat::{ServerStats, StatClient};
+use crate::server_stat::{ServerStats, StatClient, servers_of};
 use clap::Args;
 use farfield_pager::control::{SLOTS, believed, quantile_ns};
 use farfield_pager::runner::{
     ByteSize, CompactCount, ControlBlock, JobTotals, Latency, NearStatus, find_control, find_jobs, state_name,
 };
 use heaps::{HeapRow, HeapView};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{ErrorKind, IsTerminal, Write as _};
@@ -43,6 +45,18 @@ pub(crate) struct TopArgs {
     /// Answer Prometheus at http://ADDR:PORT/metrics instead, about all jobs, heaps and nodes of this user, until ^C
     #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["targets", "once", "json", "every"])]
     metrics: Option<SocketAddr>,
+    /// Serve a page at http://ADDR:PORT/ instead, which shows all jobs and heaps of this user, their
+    /// servers, and the servers that are named, until ^C. ADDR is a loopback address: 127.0.0.1
+    #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["once", "json", "every", "metrics"])]
+    serve: Option<SocketAddr>,
+    /// With --serve: show another machine, too, whose dashboard is at this URL, or a memory server and
+    /// its tenants, whose metrics (`farfield serve --metrics`) are at this URL
+    #[arg(long, value_name = "URL", requires = "serve")]
+    join: Vec<String>,
+    /// With --serve: let whoever enters the token on the first line of FILE change near budgets and
+    /// pools of jobs on the page
+    #[arg(long, value_name = "FILE", requires = "serve")]
+    allow_changes: Option<std::path::PathBuf>,
     /// File whose first line is the token for the memory servers [default: the variable FARFIELD_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<std::path::PathBuf>,
@@ -54,6 +68,9 @@ Examples:
   farfield top 4711                         The job that process 4711 belongs to
   farfield top tcp://big:7400               A memory server
   farfield top --metrics 127.0.0.1:7402     All jobs, heaps and nodes, for Prometheus
+  farfield top --serve 127.0.0.1:7404       The same in a browser, at http://127.0.0.1:7404/
+  farfield top --serve 127.0.0.1:7404 --join http://127.0.0.1:7405
+                                            And another machine (ssh -N -L 7405:127.0.0.1:7404 node1)
   farfield top --once --json 4711 | jq .jobs[0].near_bytes";
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -73,6 +90,9 @@ fn show(args: TopArgs) -> anyhow::Result<()> {
         return metrics::serve(address);
     }
     let token = crate::token::read(args.token_file.as_deref())?;
+    if let Some(address) = args.serve {
+        return dashboard::serve(address, &args, token);
+    }
     let mut view = View::open(&args.targets, token)?;
     let live = std::io::stdout().is_terminal() && !args.once && !args.json;
     loop {
@@ -109,6 +129,8 @@ struct View {
 
 struct JobView {
     runner: u32,
+    /// Start of the runner, which tells it from a later process with its pid.
+    start_ticks: Option<u64>,
     command: String,
     control: ControlBlock,
     servers: Vec<ServerView>,
@@ -148,7 +170,7 @@ impl View {
             }
         }
         if targets.is_empty() {
-            view = View::of_all();
+            view = View::of_all(JobView::open);
             anyhow::ensure!(
                 !view.jobs.is_empty() || !view.heaps.is_empty(),
                 "no job of this user runs under `farfield run`, and no heap has a name; name a process or the URL of a \
@@ -159,13 +181,15 @@ impl View {
     }
 
     /// Opens all jobs and heaps of this user.
-    fn of_all() -> View {
-        let jobs = find_jobs().into_iter().map(JobView::open).collect();
+    fn of_all(open: fn((u32, ControlBlock)) -> JobView) -> View {
+        let jobs = find_jobs().into_iter().map(open).collect();
         View { jobs, heaps: HeapView::find_all(), servers: Vec::new() }
     }
 
     fn read(&mut self) -> anyhow::Result<TopSnapshot> {
         Ok(TopSnapshot {
+            machine: machine_name(),
+            tenants: Vec::new(),
             jobs: self.jobs.iter_mut().map(JobView::read).collect(),
             heaps: self.heaps.iter_mut().map(HeapView::read).collect(),
             servers: self.servers.iter_mut().map(ServerView::read).collect::<anyhow::Result<_>>()?,
@@ -195,7 +219,7 @@ impl ServerView {
             incarnation: format!("{:016x}", answer.incarnation),
             read_pages_per_s: rate("read_pages"),
             written_pages_per_s: rate("written_pages"),
-            numbers: answer.numbers.clone(),
+            numbers: answer.numbers.iter().map(|(name, value)| (Cow::Borrowed(*name), *value)).collect(),
         };
         self.before = Some((now, answer));
         Ok(row)
@@ -207,34 +231,47 @@ impl ServerView {
         self.read().unwrap_or_else(|error| ServerRow {
             url: self.url.clone(),
             error: Some(format!("{error:#}")),
-            incarnation: String::new(),
-            read_pages_per_s: 0.0,
-            written_pages_per_s: 0.0,
-            numbers: BTreeMap::new(),
+            ..ServerRow::default()
         })
     }
 }
 
-#[derive(serde::Serialize, Debug)]
+#[derive(serde::Serialize, serde::Deserialize, Default, Debug)]
 struct TopSnapshot {
+    machine: String,
+    /// Tenants of a memory server whose metrics are read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tenants: Vec<TenantRow>,
     jobs: Vec<JobRow>,
     heaps: Vec<HeapRow>,
     servers: Vec<ServerRow>,
 }
 
-#[derive(serde::Serialize, Debug)]
+/// Numbers by name.
+type NamedNumbers = BTreeMap<Cow<'static, str>, u64>;
+
+#[derive(Clone, serde::Serialize, serde::Deserialize, Default, Debug)]
 struct ServerRow {
     url: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     incarnation: String,
     read_pages_per_s: f64,
     written_pages_per_s: f64,
     #[serde(flatten)]
-    numbers: BTreeMap<&'static str, u64>,
+    numbers: NamedNumbers,
 }
 
-#[derive(serde::Serialize, Debug)]
+/// A tenant of a memory server.
+#[derive(serde::Serialize, serde::Deserialize, Default, Debug)]
+struct TenantRow {
+    server: String,
+    name: String,
+    used_bytes: u64,
+    quota_bytes: Option<u64>,
+}
+
+#[derive(serde::Serialize, serde::Deserialize, Debug)]
 struct JobRow {
     runner_pid: u32,
     command: String,
@@ -255,17 +292,17 @@ struct JobRow {
     fault_ns_p99: Option<u64>,
     /// Share of the prefetched pages that were used, since the start.
     prefetch_accuracy: Option<f64>,
-    counters: BTreeMap<&'static str, u64>,
+    counters: NamedNumbers,
     pool: PoolRow,
     processes: Vec<ProcessRow>,
     servers: Vec<ServerRow>,
 }
 
-#[derive(serde::Serialize, Debug)]
+#[derive(serde::Serialize, serde::Deserialize, Debug)]
 struct ProcessRow {
     pid: u32,
     command: String,
-    state: &'static str,
+    state: Cow<'static, str>,
     near_bytes: i64,
     meta_bytes: i64,
     far_bytes: i64,
@@ -278,12 +315,28 @@ struct ProcessRow {
 }
 
 impl JobView {
-    fn open((runner, control): (u32, ControlBlock)) -> JobView {
-        let (urls, token) = control.config().first.read();
-        let uid = control.config().runner_uid.load(Ordering::Relaxed);
-        let open = |url: &String| ServerView::open(url, token.clone(), Some(uid)).ok();
-        let servers = urls.iter().filter_map(open).collect();
-        JobView { runner, command: command_line(runner), control, servers, before: None }
+    fn open(job: (u32, ControlBlock)) -> JobView {
+        let mut view = JobView::without_servers(job);
+        let (urls, token) = view.control.config().first.read();
+        let open = |url: &str| ServerView::open(url, token.clone(), Some(view.uid())).ok();
+        view.servers = urls.iter().flat_map(|url| servers_of(url)).filter_map(open).collect();
+        view
+    }
+
+    /// Opens a job whose servers are not asked.
+    fn without_servers((runner, control): (u32, ControlBlock)) -> JobView {
+        let start_ticks = start_ticks(runner);
+        JobView { runner, start_ticks, command: command_line(runner), control, servers: Vec::new(), before: None }
+    }
+
+    /// Returns the user of the job's runner.
+    fn uid(&self) -> u32 {
+        self.control.config().runner_uid.load(Ordering::Relaxed)
+    }
+
+    /// Checks whether the job's runner is still there.
+    fn is_alive(&self) -> bool {
+        self.start_ticks.is_some() && start_ticks(self.runner) == self.start_ticks
     }
 
     fn read(&mut self) -> JobRow {
@@ -308,7 +361,7 @@ impl JobView {
             processes.push(ProcessRow {
                 pid,
                 command: name_of(pid),
-                state: state_name(slot.state.load(Ordering::Relaxed)),
+                state: Cow::Borrowed(state_name(slot.state.load(Ordering::Relaxed))),
                 near_bytes: believed(&slot.near_bytes),
                 meta_bytes: believed(&slot.meta_bytes),
                 far_bytes: believed(&slot.far_bytes),
@@ -332,7 +385,7 @@ impl JobView {
         let row = JobRow {
             runner_pid: self.runner,
             command: self.command.clone(),
-            alive: std::path::Path::new(&format!("/proc/{}", self.runner)).exists(),
+            alive: self.is_alive(),
             near_limit_bytes: totals.near_limit_bytes,
             near_offer_bytes: near.near_offer_bytes,
             near_least_bytes: near.near_least_bytes,
@@ -345,7 +398,7 @@ impl JobView {
             fault_ns_p50: quantile_ns(&recent, 1, 2),
             fault_ns_p99: quantile_ns(&recent, 99, 100),
             prefetch_accuracy: part(totals.count("prefetch_hits"), totals.count("prefetched")),
-            counters: totals.counters.iter().copied().collect(),
+            counters: totals.counters.iter().map(|(name, value)| (Cow::Borrowed(*name), *value)).collect(),
             pool: PoolRow::read(&self.control),
             processes,
             servers: self.servers.iter_mut().map(ServerView::read_or_say).collect(),
@@ -367,12 +420,23 @@ fn per_second(count: u64, since: Duration) -> f64 {
 pub(crate) fn age(pid: u32) -> Option<Duration> {
     /// Clock ticks per second in `/proc`, on every x86-64.
     const TICKS_PER_S: f64 = 100.0;
+    let started = start_ticks(pid)? as f64;
+    let now: f64 = std::fs::read_to_string("/proc/uptime").ok()?.split(' ').next()?.parse().ok()?;
+    Some(Duration::from_secs_f64((now - started / TICKS_PER_S).max(0.0)))
+}
+
+/// Returns the time at which a process started, in clock ticks since the machine did, or `None` if
+/// it is gone.
+fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Fields are counted from behind the name, which may contain any character. State is the third
     // field, start time the 22nd.
-    let started: f64 = stat.rsplit(')').next()?.split_ascii_whitespace().nth(19)?.parse().ok()?;
-    let now: f64 = std::fs::read_to_string("/proc/uptime").ok()?.split(' ').next()?.parse().ok()?;
-    Some(Duration::from_secs_f64((now - started / TICKS_PER_S).max(0.0)))
+    stat.rsplit(')').next()?.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// Returns the name of this machine.
+fn machine_name() -> String {
+    printable(std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim_end())
 }
 
 fn part(part: u64, whole: u64) -> Option<f64> {
@@ -526,8 +590,12 @@ mod tests {
         assert_eq!(printable("a\x1b[2Jb\nc"), "a?[2Jb?c");
     }
 
+    pub(super) fn numbers<const N: usize>(named: [(&'static str, u64); N]) -> NamedNumbers {
+        named.into_iter().map(|(name, value)| (Cow::Borrowed(name), value)).collect()
+    }
+
     /// A job with the widest numbers that there can be.
-    fn wide_job() -> JobRow {
+    pub(super) fn wide_job() -> JobRow {
         let most = u64::MAX;
         JobRow {
             runner_pid: 4_194_304,
@@ -545,12 +613,12 @@ mod tests {
             fault_ns_p50: Some(999_900),
             fault_ns_p99: Some(999_900_000),
             prefetch_accuracy: Some(1.0),
-            counters: BTreeMap::from([("faults", most), ("pages_in", 999_900_000), ("pages_out", 999_900_000)]),
+            counters: numbers([("faults", most), ("pages_in", 999_900_000), ("pages_out", 999_900_000)]),
             pool: PoolRow::default(),
             processes: vec![ProcessRow {
                 pid: 4_194_304,
                 command: "a-name-of-fifte".into(),
-                state: "dormant",
+                state: "dormant".into(),
                 near_bytes: 1000 << 30,
                 meta_bytes: 23 << 30,
                 far_bytes: 1023 << 30,
@@ -567,11 +635,7 @@ mod tests {
                 incarnation: String::new(),
                 read_pages_per_s: 999_900.0,
                 written_pages_per_s: 999_900.0,
-                numbers: BTreeMap::from([
-                    ("used_bytes", 1023 << 30),
-                    ("capacity_bytes", 1023 << 30),
-                    ("connections", 9999),
-                ]),
+                numbers: numbers([("used_bytes", 1023 << 30), ("capacity_bytes", 1023 << 30), ("connections", 9999)]),
             }],
         }
     }

@@ -17,7 +17,6 @@ mod fabric;
 mod metrics;
 mod penalties;
 mod random;
-mod scrape;
 mod server;
 mod sessions;
 mod spin;
@@ -28,7 +27,6 @@ mod work_semaphore;
 
 pub use config::{BadUrl, Config, ListenUrl, parse_size};
 pub use farfield_core::wire::Stat;
-pub use scrape::answer_scrapes;
 pub use server::{Server, StartError};
 pub use tenant_table::{NoTokens, TenantChanges};
-pub use tenants::{TenantConfig, Tenants, TokenFileError};
+pub use tenants::{TenantConfig, Tenants, TokenFileError, same_bytes};

@@ -1,11 +1,11 @@
 //! Metrics of the server, for Prometheus.
 
-use crate::answer_scrapes;
 use crate::counters::ServerCounters;
 use crate::server::ServerState;
 use crate::store::Resource;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::MessageKind;
+use farfield_web::answer_scrapes;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -66,6 +66,12 @@ impl Collector for ServerMetrics {
             for tenant in named {
                 let value = bytes(tenant.quota.used_pages());
                 used.encode_family(&[("tenant", tenant.name.as_str())])?.encode_gauge(&gauge_value(value))?;
+            }
+            let help = "Most bytes that a tenant may have, if it has a quota";
+            let mut quota = out.encode_descriptor("tenant_quota", help, Some(&Unit::Bytes), MetricType::Gauge)?;
+            for tenant in shared.tenants.iter().filter(|tenant| named(tenant)) {
+                let Some(pages) = tenant.quota.limit_pages() else { continue };
+                quota.encode_family(&[("tenant", tenant.name.as_str())])?.encode_gauge(&gauge_value(bytes(pages)))?;
             }
         }
         let counters = &shared.counters;

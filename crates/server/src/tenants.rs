@@ -101,9 +101,9 @@ impl Tenants {
     }
 }
 
-/// Compares in constant time: the duration shows neither the first difference nor whether the
-/// lengths are equal.
-pub(crate) fn same_bytes(ours: &[u8], theirs: &[u8]) -> bool {
+/// Compares tokens in constant time: the duration shows neither the first difference nor whether the
+/// lengths are equal. Bytes beyond the longest token ([`Hello::TOKEN_BYTES_MAX`]) are not compared.
+pub fn same_bytes(ours: &[u8], theirs: &[u8]) -> bool {
     let mut difference = ours.len() ^ theirs.len();
     for index in 0..Hello::TOKEN_BYTES_MAX {
         let byte = |bytes: &[u8]| bytes.get(index).copied().unwrap_or(0);

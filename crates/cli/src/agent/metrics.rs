@@ -14,15 +14,13 @@ pub(super) type SharedStatus = Arc<Mutex<AgentStatus>>;
 
 /// Serves the metrics in a thread that lives as long as the process. Returns their URL.
 pub(super) fn serve(address: SocketAddr, status: SharedStatus) -> anyhow::Result<String> {
-    let server = server(address, status)?;
+    let server = MetricServer::bind(address, PREFIX, Box::new(StatusCollector(status)))?;
     let url = server.url()?;
     std::thread::spawn(move || server.serve());
     Ok(url)
 }
 
-fn server(address: SocketAddr, status: SharedStatus) -> anyhow::Result<MetricServer> {
-    MetricServer::bind(address, "farfield_agent", Box::new(StatusCollector(status)))
-}
+const PREFIX: &str = "farfield_agent";
 
 #[derive(Debug)]
 struct StatusCollector(SharedStatus);
@@ -64,13 +62,14 @@ impl Collector for StatusCollector {
 mod tests {
     //! Danger: metrics that Prometheus cannot read.
     use super::*;
+    use crate::metrics::MetricSource;
 
     #[test]
     fn every_job_is_in_the_metrics() {
         let job = AgentStatusRow { runner_pid: 7, is_running: true, offered_bytes: 5, ..AgentStatusRow::default() };
         let status = AgentStatus { near_bytes: 9, jobs: vec![job], ..AgentStatus::default() };
-        let server = server("127.0.0.1:0".parse().unwrap(), Arc::new(Mutex::new(status))).unwrap();
-        let text = server.text().unwrap();
+        let source = MetricSource::new(PREFIX, Box::new(StatusCollector(Arc::new(Mutex::new(status)))));
+        let text = source.text().unwrap();
         for line in [
             "farfield_agent_near_bytes 9",
             "farfield_agent_over_jobs 1",

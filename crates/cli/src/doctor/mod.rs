@@ -61,7 +61,7 @@ Examples:
 /// Severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Severity {
+pub(crate) enum Severity {
     Ok,
     /// Far memory works, but not as well, or not for everything.
     Warn,
@@ -71,22 +71,22 @@ enum Severity {
 
 /// The result of one check.
 #[derive(Clone, Debug, serde::Serialize)]
-struct CheckResult {
-    check: &'static str,
-    level: Severity,
-    found: String,
+pub(crate) struct CheckResult {
+    pub(crate) check: &'static str,
+    pub(crate) level: Severity,
+    pub(crate) found: String,
     /// Advice for the user; empty if nothing has to be done.
-    advice: String,
+    pub(crate) advice: String,
 }
 
 impl CheckResult {
-    fn ok(check: &'static str, found: impl Into<String>) -> CheckResult {
+    pub(crate) fn ok(check: &'static str, found: impl Into<String>) -> CheckResult {
         CheckResult { check, level: Severity::Ok, found: found.into(), advice: String::new() }
     }
-    fn warn(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> CheckResult {
+    pub(crate) fn warn(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> CheckResult {
         CheckResult { check, level: Severity::Warn, found: found.into(), advice: advice.into() }
     }
-    fn fail(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> CheckResult {
+    pub(crate) fn fail(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> CheckResult {
         CheckResult { check, level: Severity::Fail, found: found.into(), advice: advice.into() }
     }
 }

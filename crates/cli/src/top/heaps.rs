@@ -29,6 +29,11 @@ impl HeapView {
         processes().flat_map(HeapView::find).collect()
     }
 
+    /// Returns what tells a heap from every other one.
+    pub(super) fn key(&self) -> (u32, u64) {
+        (self.found.pid, self.found.inode())
+    }
+
     pub(super) fn read(&mut self) -> HeapRow {
         let pid = self.found.pid;
         let now = self.found.read();
@@ -69,16 +74,16 @@ impl HeapView {
     }
 }
 
-#[derive(serde::Serialize, Debug)]
+#[derive(serde::Serialize, serde::Deserialize, Debug)]
 pub(super) struct HeapRow {
     pub(super) pid: u32,
-    command: String,
+    pub(super) command: String,
     pub(super) name: String,
     pub(super) plane: String,
     /// Whether the heap still exists.
     pub(super) alive: bool,
-    misses_per_s: f64,
-    fetched_bytes_per_s: f64,
+    pub(super) misses_per_s: f64,
+    pub(super) fetched_bytes_per_s: f64,
     /// Share of one processor that eviction takes.
     evicting_share: f64,
     /// Share of the evicted pages of small values that will be fetched as a whole, since the start.

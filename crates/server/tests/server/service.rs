@@ -543,6 +543,7 @@ fn metrics_say_what_happened() {
         "farfield_regions 1",
         "farfield_tenant_used_bytes{tenant=\"alice\"} 1048576",
         "farfield_tenant_used_bytes{tenant=\"bob\"} 0",
+        "farfield_tenant_quota_bytes{tenant=\"alice\"} 1048576",
         "farfield_read_pages_total 5",
         "farfield_absent_pages_total 5",
         "farfield_full_requests_total 1",
