@@ -63,13 +63,13 @@ impl Collector for ServerMetrics {
         if !named.is_empty() {
             let help = "Bytes of pages that the server keeps for a tenant, with those set aside";
             let mut used = out.encode_descriptor("tenant_used", help, Some(&Unit::Bytes), MetricType::Gauge)?;
-            for tenant in named {
+            for tenant in &named {
                 let value = bytes(tenant.quota.used_pages());
                 used.encode_family(&[("tenant", tenant.name.as_str())])?.encode_gauge(&gauge_value(value))?;
             }
             let help = "Most bytes that a tenant may have, if it has a quota";
             let mut quota = out.encode_descriptor("tenant_quota", help, Some(&Unit::Bytes), MetricType::Gauge)?;
-            for tenant in shared.tenants.iter().filter(|tenant| named(tenant)) {
+            for tenant in &named {
                 let Some(pages) = tenant.quota.limit_pages() else { continue };
                 quota.encode_family(&[("tenant", tenant.name.as_str())])?.encode_gauge(&gauge_value(bytes(pages)))?;
             }
