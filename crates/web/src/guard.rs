@@ -9,21 +9,10 @@ use crate::{WebRequest, WebResponse, text};
 use std::net::IpAddr;
 use ureq_proto::http::{HeaderName, Method, StatusCode, header};
 
-/// Names by which a client may call a server.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum HostPolicy {
-    /// `localhost` and addresses of the loopback interface. Any port, because a tunnel may have another.
-    Loopback,
-    /// Any name.
-    Any,
-}
-
 /// Returns a refusal if a request was not made by a page of this server, by its user, or by a
-/// program.
-pub fn refuse_stranger(request: &WebRequest, policy: HostPolicy) -> Option<WebResponse> {
-    if policy == HostPolicy::Any {
-        return None;
-    }
+/// program. The server must be called `localhost`, or by an address of the loopback interface; with
+/// any port, because a tunnel may have another.
+pub fn refuse_stranger(request: &WebRequest) -> Option<WebResponse> {
     let refused = |line| Some(text(StatusCode::FORBIDDEN, line));
     let Some(host) = single(request, &header::HOST).filter(|host| is_loopback(host)) else {
         return refused("this server answers at localhost, 127.0.0.1 and [::1] only");
@@ -75,7 +64,7 @@ mod tests {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        refuse_stranger(&request.body(Vec::new()).unwrap(), HostPolicy::Loopback).is_some()
+        refuse_stranger(&request.body(Vec::new()).unwrap()).is_some()
     }
 
     #[test]

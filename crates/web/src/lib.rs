@@ -19,7 +19,7 @@ mod serving;
 
 pub use client::{FetchError, fetch};
 pub use events::EventChannel;
-pub use guard::{HostPolicy, refuse_stranger};
+pub use guard::refuse_stranger;
 pub use reply::{WebBody, WebRequest, WebResponse, bytes, events, text};
 pub use scrape::{answer_scrapes, metrics};
 pub use serving::{HttpLimits, serve};

@@ -19,8 +19,8 @@ use crate::metrics::MetricSource;
 use anyhow::{Context, bail, ensure};
 use changes::ChangeGate;
 use farfield_web::{
-    EventChannel, HostPolicy, HttpLimits, Method, StatusCode, WebRequest, WebResponse, bytes, events, metrics,
-    refuse_stranger, text,
+    EventChannel, HttpLimits, Method, StatusCode, WebRequest, WebResponse, bytes, events, metrics, refuse_stranger,
+    text,
 };
 use history::History;
 use joined::JoinedSource;
@@ -122,7 +122,7 @@ impl Dashboard {
     }
 
     fn answer(&self, request: &WebRequest) -> WebResponse {
-        if let Some(refusal) = refuse_stranger(request, HostPolicy::Loopback) {
+        if let Some(refusal) = refuse_stranger(request) {
             return refusal;
         }
         match (request.method(), request.uri().path()) {
