@@ -94,7 +94,7 @@ struct ChangeResult {
     text: String,
 }
 
-/// Does what the command line says.
+/// Runs the command.
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     let text = match &args.file {
         Some(file) => answer(args, file)?,

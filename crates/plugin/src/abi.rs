@@ -97,7 +97,7 @@ impl Status {
     }
 }
 
-/// What a library may run while no function changes bytes of the region: it gets its own context.
+/// Function of a library that runs while no other changes bytes of the region. It gets its own context.
 pub type Work = unsafe extern "C" fn(*mut c_void) -> Status;
 
 /// The bytes of a region, for the duration of a call. Accesses take the context as their first
@@ -195,7 +195,7 @@ pub struct FunctionEntry {
 // SAFETY: an entry is not changed, and its name is a constant of the library.
 unsafe impl Sync for FunctionEntry {}
 
-/// What a library has.
+/// Functions of a library.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct FunctionTable {

@@ -26,11 +26,11 @@ pub(crate) struct TenantTable {
     budget: Arc<ResourceBudget>,
     /// In the order in which they were first named. A server without tokens has a single tenant
     /// without a name.
-    rows: RwLock<Vec<TenantRow>>,
+    rows: RwLock<Vec<KnownTenant>>,
     has_tokens: bool,
 }
 
-struct TenantRow {
+struct KnownTenant {
     tenant: Arc<Tenant>,
     /// Token; `None` if the tenant is not named any more.
     token: Option<Vec<u8>>,
@@ -38,7 +38,7 @@ struct TenantRow {
     former: Vec<Vec<u8>>,
 }
 
-impl std::fmt::Debug for TenantRow {
+impl std::fmt::Debug for KnownTenant {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // Tokens are secrets.
         self.tenant.fmt(f)
@@ -66,7 +66,7 @@ impl TenantTable {
         let mut table = TenantTable { budget: budget.clone(), rows: RwLock::default(), has_tokens: tenants.is_some() };
         let rows = match tenants {
             None => {
-                vec![TenantRow { tenant: table.tenant("", None, None), token: Some(Vec::new()), former: Vec::new() }]
+                vec![KnownTenant { tenant: table.tenant("", None, None), token: Some(Vec::new()), former: Vec::new() }]
             }
             Some(_) => Vec::new(),
         };
@@ -77,7 +77,7 @@ impl TenantTable {
         table
     }
 
-    fn rows(&self) -> RwLockReadGuard<'_, Vec<TenantRow>> {
+    fn rows(&self) -> RwLockReadGuard<'_, Vec<KnownTenant>> {
         self.rows.read().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -126,7 +126,7 @@ impl TenantTable {
             let Some(row) = rows.iter_mut().find(|row| row.tenant.name == named.name) else {
                 let ledger = Ledger::new(self.budget.clone());
                 let tenant = self.tenant(&named.name, named.quota_bytes, Some(ledger));
-                rows.push(TenantRow { tenant, token: Some(named.token.clone()), former: Vec::new() });
+                rows.push(KnownTenant { tenant, token: Some(named.token.clone()), former: Vec::new() });
                 changes.added += 1;
                 continue;
             };
@@ -152,7 +152,7 @@ impl TenantTable {
     }
 }
 
-impl TenantRow {
+impl KnownTenant {
     /// Makes the token one of before. Returns whether there was one.
     fn retire(&mut self) -> bool {
         let token = self.token.take();

@@ -75,7 +75,7 @@ pub enum PluginError {
     Description {
         /// Path of the library.
         path: PathBuf,
-        /// What is wrong.
+        /// Reason, in words.
         reason: String,
     },
     /// The server has a function of this name already.
@@ -131,7 +131,7 @@ fn open(path: &Path) -> Result<Vec<(&'static str, FunctionEntry)>, PluginError> 
     })
 }
 
-/// What is wrong with a description.
+/// Reason why a description is not valid.
 #[derive(PartialEq, Eq, Debug)]
 enum Wrong {
     Version(u32),
