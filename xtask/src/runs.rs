@@ -21,8 +21,6 @@ pub(crate) struct Run {
     pub(crate) command: Command,
     /// Whether cargo builds something first: two of these would wait for each other.
     pub(crate) is_cargo: bool,
-    /// Whether it waits for half of the time, because its tests run one after the other.
-    pub(crate) is_light: bool,
     /// What its result depends on, where that is known.
     pub(crate) inputs: Option<Inputs>,
 }
@@ -34,22 +32,13 @@ struct Queue {
     has_cargo: bool,
 }
 
-/// Which runs a worker takes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Takes {
-    All,
-    Light,
-}
-
 impl Queue {
-    /// Returns whether runs are left that the worker takes, and the next one that may begin.
-    fn next(&mut self, takes: Takes) -> (bool, Option<Run>) {
-        let is_taken = |run: &&Run| takes == Takes::All || run.is_light;
-        let is_left = self.runs.iter().any(|run| is_taken(&run));
-        let found = self.runs.iter().position(|run| is_taken(&run) && !(run.is_cargo && self.has_cargo));
+    /// Returns whether runs are left, and the next one that may begin.
+    fn next(&mut self) -> (bool, Option<Run>) {
+        let found = self.runs.iter().position(|run| !(run.is_cargo && self.has_cargo));
         let run = found.map(|at| self.runs.remove(at));
         self.has_cargo |= run.as_ref().is_some_and(|run| run.is_cargo);
-        (is_left, run)
+        (run.is_some() || !self.runs.is_empty(), run)
     }
 }
 
@@ -73,8 +62,8 @@ pub(crate) enum Verdict {
     Hung,
 }
 
-/// Runs all of them in this order, up to `at_once` at a time and a light one beside them, each for at
-/// most `patience`. With several at a time, what a program prints is shown when it has ended.
+/// Runs all of them in this order, up to `at_once` at a time, each for at most `patience`. With
+/// several at a time, what a program prints is shown when it has ended.
 pub(crate) fn all(runs: Vec<Run>, at_once: usize, patience: Duration) -> Result<Vec<Outcome>> {
     let folder = chores::target().join("test-output");
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
@@ -86,10 +75,10 @@ pub(crate) fn all(runs: Vec<Run>, at_once: usize, patience: Duration) -> Result<
         }
         measured::run_for(command, patience)
     };
-    let work = |takes: Takes| -> Result<()> {
+    let work = || -> Result<()> {
         loop {
-            let (is_left, run) = lock(&queue).next(takes);
-            let Some(Run { part, name, mut command, is_cargo, inputs, .. }) = run else {
+            let (is_left, run) = lock(&queue).next();
+            let Some(Run { part, name, mut command, is_cargo, inputs }) = run else {
                 if !is_left {
                     return Ok(());
                 }
@@ -122,10 +111,7 @@ pub(crate) fn all(runs: Vec<Run>, at_once: usize, patience: Duration) -> Result<
         }
     };
     std::thread::scope(|scope| {
-        let work = &work;
-        let light = (at_once > 1).then_some(Takes::Light);
-        let takes = std::iter::repeat_n(Takes::All, at_once).chain(light);
-        let workers: Vec<_> = takes.map(|takes| scope.spawn(move || work(takes))).collect();
+        let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
         workers.into_iter().try_for_each(|worker| worker.join().expect("a worker does not panic"))
     })?;
     Ok(outcomes.into_inner().expect("no worker panics"))

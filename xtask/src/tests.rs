@@ -1,7 +1,7 @@
 //! The tests of the CI tier, part by part.
 //!
 //! The product without data frames is built by one invocation of cargo with one set of features, so each library is compiled
-//! once; the test programs that come out are then run, three or four at a time. What belongs to the deep tier is built when its part
+//! once; the test programs that come out are then run, three at a time. What belongs to the deep tier is built when its part
 //! is run.
 
 use crate::chores;
@@ -161,8 +161,8 @@ const OF_COLLECTIONS: [&str; 7] = ["array::", "btree::", "bytes::", "list::", "m
 /// Packages whose tests start the product's programs.
 const STARTS_PRODUCT: [&str; 5] = [END_TO_END, BENCH, "farfield-cli", "farfield-pager", "farfield-preload"];
 
-/// Test programs that run at a time, on two cores: many of them wait for servers most of the time. One whose tests run one after
-/// the other may run beside them.
+/// Test programs that run at a time, on two cores: many of them wait for servers most of the time. A fourth makes all
+/// of them poll more, and takes a sixth more processor time.
 const AT_ONCE: usize = 3;
 
 /// How long one test program may run in the CI tier.
@@ -399,27 +399,13 @@ impl Suite {
             }
             "lints" if self.is_linting => {
                 let command = chores::cargo_command(&["fmt", "--all", "--check"], &[]);
-                vec![Run {
-                    part: part.name,
-                    name: "formatting".into(),
-                    command,
-                    is_cargo: false,
-                    is_light: false,
-                    inputs: None,
-                }]
+                vec![Run { part: part.name, name: "formatting".into(), command, is_cargo: false, inputs: None }]
             }
             "lints" => {
                 let words = ["x", "lints", WITHOUT_GRPC];
                 let words = if self.is_deep { &words[..2] } else { &words[..] };
                 let command = chores::cargo_command(words, &[]);
-                vec![Run {
-                    part: part.name,
-                    name: part.name.into(),
-                    command,
-                    is_cargo: true,
-                    is_light: false,
-                    inputs: None,
-                }]
+                vec![Run { part: part.name, name: part.name.into(), command, is_cargo: true, inputs: None }]
             }
             "doctests" => {
                 let mut words = self.scope.words();
@@ -428,7 +414,7 @@ impl Suite {
             }
             "fuzz-build" => {
                 let (name, command) = (part.name.into(), chores::fuzz_check());
-                vec![Run { part: part.name, name, command, is_cargo: true, is_light: false, inputs: None }]
+                vec![Run { part: part.name, name, command, is_cargo: true, inputs: None }]
             }
             "fabric" => {
                 ensure!(chores::has_libfabric(), "libfabric-dev and pkg-config must be installed");
@@ -460,8 +446,7 @@ impl Suite {
             command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder).args(words);
             command.envs(self.environment.iter().map(|(name, value)| (name, value)));
             command.envs(plane.map(|(plane, _)| ("FARFIELD_PLANE", plane)));
-            let is_light = part.beside == Beside::Programs;
-            Ok(Run { part: part.name, name, command, is_cargo: false, is_light, inputs })
+            Ok(Run { part: part.name, name, command, is_cargo: false, inputs })
         };
         if !program.is_heap() {
             return Ok(vec![run(None)?]);
@@ -497,7 +482,7 @@ impl Suite {
         words.push("--");
         words.extend(runner_words.iter().map(String::as_str));
         let command = chores::cargo_command(&words, &borrowed(&self.environment));
-        Run { part: part.name, name: part.name.into(), command, is_cargo: true, is_light: false, inputs: None }
+        Run { part: part.name, name: part.name.into(), command, is_cargo: true, inputs: None }
     }
 
     fn words(&self, part: Part) -> Vec<String> {
