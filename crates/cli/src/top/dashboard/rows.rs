@@ -292,7 +292,9 @@ fn tenant_line(tenant: &TenantRow) -> TenantLine {
 
 /// Rounds a rate to what people read, so that a row changes only when its line does.
 fn rounded(rate: f64) -> f64 {
-    if rate < 10.0 { (rate * 10.0).round() / 10.0 } else { rate.round() }
+    let rounded = if rate < 10.0 { (rate * 10.0).round() / 10.0 } else { rate.round() };
+    // The sum of no rates is -0.
+    rounded + 0.0
 }
 
 /// Returns all that is known of one row.
