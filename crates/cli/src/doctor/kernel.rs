@@ -135,8 +135,8 @@ pub(super) fn process_madvise() -> CheckResult {
     }
 }
 
-const SLOWER: &str = "use Linux 6.13 or newer, and in a container let the seccomp profile pass process_madvise; without \
-                      it pages leave one call at a time, which is slower";
+const SLOWER: &str = "use Linux 6.13 or newer, and in a container let the seccomp profile pass process_madvise; \
+                      without it pages leave one call at a time, which is slower";
 
 pub(super) fn seccomp() -> CheckResult {
     let name = "seccomp";

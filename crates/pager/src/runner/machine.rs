@@ -111,8 +111,8 @@ pub(super) fn check_kernel() -> Result<(), JobRefusal> {
     }
     if let Err(error) = try_page_pipe() {
         let what = format!(
-            "pages cannot leave, because vmsplice is not allowed here ({error}): a container's seccomp profile must let \
-             vmsplice through"
+            "pages cannot leave, because vmsplice is not allowed here ({error}): a container's seccomp profile must \
+             let vmsplice through"
         );
         return Err(JobRefusal::Kernel { what });
     }
