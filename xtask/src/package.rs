@@ -102,7 +102,12 @@ impl Epoch {
 fn build(pages: &Path) -> Result<()> {
     let registry = registry()?;
     let flags = remapped(&registry);
-    let environment = [("CARGO_ENCODED_RUSTFLAGS", flags.as_os_str()), ("CARGO_INCREMENTAL", OsStr::new("0"))];
+    let environment = [
+        ("CARGO_ENCODED_RUSTFLAGS", flags.as_os_str()),
+        ("CARGO_INCREMENTAL", OsStr::new("0")),
+        // C compilers ask it for the date. With that of the commit, C code would be compiled anew for each commit.
+        ("SOURCE_DATE_EPOCH", OsStr::new("0")),
+    ];
     let words = ["build", "--locked", "--profile", PROFILE, "-p", "farfield-cli", "-p", "farfield-preload"];
     cargo(&[&words[..], &["--features", "farfield-cli/pages"]].concat(), &environment)?;
     if pages.exists() {

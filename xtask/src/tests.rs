@@ -165,7 +165,7 @@ const STARTS_PRODUCT: [&str; 5] = [END_TO_END, BENCH, "farfield-cli", "farfield-
 /// of them poll more, and takes a sixth more processor time.
 const AT_ONCE: usize = 3;
 
-/// How long one test program may run in the CI tier.
+/// How long one test program of the CI tier may run.
 const PATIENCE: Duration = Duration::from_secs(1200);
 
 /// A test program that cargo has built.
@@ -356,7 +356,8 @@ impl Suite {
             let runs: Vec<_> = parts.into_iter().map(|part| self.runs(*part)).collect::<Result<_>>()?;
             Ok(runs.into_iter().flatten().collect())
         };
-        let patience = PATIENCE * if self.is_deep { 60 } else { 1 };
+        let is_deep = self.is_deep || parts.iter().any(|part| part.tier == Tier::Deep);
+        let patience = PATIENCE * if is_deep { 60 } else { 1 };
         let together = runs(together)?;
         let at_once = together.len().clamp(1, AT_ONCE);
         let mut outcomes = Vec::new();

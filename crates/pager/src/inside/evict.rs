@@ -304,12 +304,13 @@ impl WindowEvictor {
             // SAFETY: the pages' memory is held by the pipe and will be read by `finish_victims`.
             match unsafe { memory::drop_scattered(armed.pidfd, &ranges[..count]) } {
                 Ok(bytes) => gone = bytes / PAGE_BYTES,
-                Err(errno) if errno.0 == libc::EPERM || errno.0 == libc::EINVAL => self.vectored = false,
+                // The kernel, or the profile of a container, does not allow the call.
+                Err(errno) if matches!(errno.0, libc::EPERM | libc::EINVAL | libc::ENOSYS) => self.vectored = false,
                 Err(_) => {}
             }
         }
         if !self.vectored {
-            // Kernels before 6.13 need one call per run.
+            // One call per run, as before Linux 6.13.
             gone = 0;
             for range in &ranges[..count] {
                 // SAFETY: as above.
