@@ -10,7 +10,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 const TOKEN: &str = "0123456789abcdef-token";
 /// An argument of a job, as a stranger could choose it.
@@ -242,4 +243,93 @@ fn what_cannot_be_served_is_refused_with_what_to_do() {
     check(&[here, "--allow-changes", open.to_str().unwrap()], "chmod 600");
     check(&[here, "--allow-changes", short.to_str().unwrap()], "openssl rand");
     check(&[here, "--once"], "--once");
+}
+
+/// Jobs, readers and length of the measurement.
+const MEASURED_JOBS: usize = 200;
+const MEASURED_READERS: usize = 5;
+const MEASURED_FOR: Duration = Duration::from_secs(60);
+
+#[test]
+#[ignore = "helper: the program of a job whose numbers change each second, without far memory"]
+fn helper_whose_numbers_change() {
+    use std::sync::atomic::Ordering::Relaxed;
+    let Some(path) = std::env::var_os(farfield_pager::config::ENV_CONTROL) else { return };
+    let control = farfield_pager::runner::ControlBlock::open(path.as_ref()).unwrap();
+    let slot = control.take_slot(std::process::id(), farfield_os::process::identity()).unwrap();
+    // SAFETY: only asks.
+    let parent = || unsafe { libc::getppid() };
+    let (runner, mut random) = (parent(), fastrand::Rng::with_seed(std::process::id().into()));
+    while parent() == runner {
+        for count in [&slot.counters.faults, &slot.counters.pages_in, &slot.counters.fault_ns[60]] {
+            count.fetch_add(random.u64(100..1000), Relaxed);
+        }
+        control.far_bytes.fetch_add(4096, Relaxed);
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// Returns the processor time of a process.
+fn processor_time(pid: u32) -> Duration {
+    const TICKS_PER_S: u64 = 100;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    let ticks: u64 = [11, 12].map(|index: usize| fields[index].parse::<u64>().unwrap()).iter().sum();
+    Duration::from_millis(ticks * 1000 / TICKS_PER_S)
+}
+
+/// Reads events as a page does, until `is_over`. Returns the number of bytes.
+fn read_events(address: &str, is_over: &AtomicBool) -> usize {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    write!(stream, "GET /events HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+    let (mut total, mut piece) = (0, vec![0; 1 << 16]);
+    while !is_over.load(Ordering::Relaxed) {
+        total += stream.read(&mut piece).unwrap();
+    }
+    total
+}
+
+#[test]
+#[ignore = "measurement of a minute, for an optimised build on a machine that is not busy: docs/design/web.md"]
+fn measure_pages_that_look_at_many_jobs() {
+    let folder = Folder::new("measured");
+    let url = format!("unix:{}", folder.path("socket").display());
+    let mut command = farfield();
+    command.args(["serve", "--listen", &url, "--log-format", "json"]);
+    let server = Running::start(command.stderr(Stdio::null()));
+    server.line();
+    let me = std::env::current_exe().unwrap();
+    let words = [me.to_str().unwrap(), "--exact", "helper_whose_numbers_change", "--ignored", "--nocapture", "-q"];
+    let mut command = run(&folder, &["--quiet", "--far", &url], &words);
+    let start = || Running::start(command.stdin(Stdio::null()).stderr(Stdio::null()));
+    let jobs: Vec<_> = std::iter::repeat_with(start).take(MEASURED_JOBS).collect();
+    let dashboard = TestDashboard::start(farfield().args(["top", "--serve", "127.0.0.1:0"]));
+    let pid = dashboard.running.child.id();
+    let of_kind = |kind: &str| dashboard.rows().as_object().unwrap().values().filter(|row| row["kind"] == kind).count();
+    until("all jobs are there", || of_kind("job") >= MEASURED_JOBS);
+
+    let (is_over, address) = (AtomicBool::new(false), dashboard.address());
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..MEASURED_READERS).map(|_| scope.spawn(|| read_events(address, &is_over))).collect();
+        let (began, before) = (Instant::now(), processor_time(pid));
+        while began.elapsed() < MEASURED_FOR {
+            // As often as pages ask for the history.
+            (0..MEASURED_READERS).for_each(|_| drop(dashboard.json("/api/history?id=&since=0")));
+            std::thread::sleep(Duration::from_secs(5));
+        }
+        let share = (processor_time(pid) - before).as_secs_f64() / began.elapsed().as_secs_f64();
+        let began = Instant::now();
+        ["/", "/page.css", "/page.js"].iter().for_each(|path| drop(dashboard.get(path)));
+        let count = dashboard.rows().as_object().unwrap().len();
+        let first = began.elapsed();
+        is_over.store(true, Ordering::Relaxed);
+        let bytes: usize = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
+        println!(
+            "{} jobs, {MEASURED_READERS} readers: {:.2} % of a processor, {} KiB/s to each; page and {count} rows in {first:?}",
+            jobs.len(),
+            100.0 * share,
+            bytes / MEASURED_READERS / 1024 / MEASURED_FOR.as_secs() as usize,
+        );
+    });
 }

@@ -5,7 +5,7 @@ use super::super::{ServerRow, ServerView};
 use super::lock;
 use super::pace::StepInterval;
 use crate::server_stat::servers_of;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -61,6 +61,7 @@ impl ServerWatch {
     pub(super) fn watch_only(&self, wanted: &[ServerKey]) {
         let mut servers = lock(&self.servers);
         let before = std::mem::take(&mut *servers);
+        let wanted: BTreeSet<&ServerKey> = wanted.iter().collect();
         *servers = before.into_iter().filter(|(key, _)| wanted.contains(key)).collect();
         let mut has_new = false;
         for key in wanted {
@@ -68,7 +69,7 @@ impl ServerWatch {
                 && let Ok(view) = ServerView::open(&key.url, key.token.clone(), key.uid)
             {
                 has_new = true;
-                servers.insert(key.clone(), WatchedServer { view: Some(view), row: None, due: Instant::now() });
+                servers.insert((*key).clone(), WatchedServer { view: Some(view), row: None, due: Instant::now() });
             }
         }
         if has_new {
