@@ -80,12 +80,12 @@ impl<'m> HostMemory<'m> {
         Err(stop)
     }
 
-    /// Checks that these pages lie in the region, and returns their number of bytes.
-    fn check_pages(&self, offset: u64, count: usize) -> Result<u64, Fault> {
+    /// Checks that these pages lie in the region.
+    fn check_pages(&self, offset: u64, count: usize) -> Result<(), Fault> {
         let bytes = (count as u64).saturating_mul(PAGE_BYTES as u64);
         let first = offset - offset % PAGE_BYTES as u64;
         match first.checked_add(bytes) {
-            Some(end) if end <= self.memory.region_bytes() => Ok(bytes),
+            Some(end) if end <= self.memory.region_bytes() => Ok(()),
             _ => Err(Fault::OutOfRange { offset }),
         }
     }
