@@ -9,7 +9,7 @@ use farfield_server::{Config, ListenUrl, Server, TenantChanges, TenantConfig, Te
 use farfield_wic::Registry;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Keep far memory for programs on this or other machines.
@@ -182,8 +182,8 @@ fn start_log(args: &ServeArgs) {
 }
 
 /// Reads the token file again. The server keeps what it has if the file is not valid.
-fn exchange_tenants(server: &Server, args: &ServeArgs) {
-    let exchanged = tenants(args).and_then(|tenants| Ok(server.exchange_tenants(&tenants.unwrap_or_default())?));
+fn exchange_tenants(server: &Server, path: &Path) {
+    let exchanged = load_tenants(path).and_then(|tenants| Ok(server.exchange_tenants(&tenants)?));
     match exchanged {
         Ok(TenantChanges { added, changed, removed }) => {
             tracing::info!(added, changed, removed, "the token file was read again");
@@ -192,11 +192,15 @@ fn exchange_tenants(server: &Server, args: &ServeArgs) {
     }
 }
 
+fn load_tenants(path: &Path) -> anyhow::Result<Tenants> {
+    let tenants = Tenants::load(path)?;
+    anyhow::ensure!(!tenants.0.is_empty(), "the token file {} has no tenant in it", path.display());
+    Ok(tenants)
+}
+
 fn tenants(args: &ServeArgs) -> anyhow::Result<Option<Tenants>> {
     if let Some(path) = &args.token_file {
-        let tenants = Tenants::load(path)?;
-        anyhow::ensure!(!tenants.0.is_empty(), "the token file {} has no tenant in it", path.display());
-        return Ok(Some(tenants));
+        return load_tenants(path).map(Some);
     }
     // A job may have a token. Then it is required, and the user is not checked.
     match crate::token::read(None)? {
@@ -260,28 +264,32 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     announce(&server, args.private).context("cannot write to stdout")?;
 
     let orphaned = || args.parent_pid.is_some_and(|pid| serving::parent_pid() != pid);
+    // Waits for a signal that tells the server to stop. SIGHUP is none where there are tokens to read again.
+    let stop_signal = |within| -> anyhow::Result<Option<i32>> {
+        let signal = serving::wait_for_signal(stop | parent_died, within)?;
+        match (signal, &args.token_file) {
+            (Some(libc::SIGHUP), Some(path)) => exchange_tenants(&server, path),
+            (Some(signal), _) if signal != libc::SIGUSR2 => return Ok(Some(signal)),
+            _ => {}
+        }
+        Ok(None)
+    };
     loop {
         if orphaned() {
             tracing::warn!("the parent is gone, and so is the reason to be here");
             remove_private_folders(&args);
             return Ok(());
         }
-        match serving::wait_for_signal(stop | parent_died, Duration::from_millis(500))? {
-            Some(libc::SIGUSR2) | None => {}
-            Some(libc::SIGHUP) if args.token_file.is_some() => exchange_tenants(&server, &args),
-            Some(signal) => {
-                tracing::info!(signal, "told to stop");
-                break;
-            }
+        if let Some(signal) = stop_signal(Duration::from_millis(500))? {
+            tracing::info!(signal, "told to stop");
+            break;
         }
     }
     let patience = args.drain_timeout.unwrap_or(Duration::from_secs(if args.private { 0 } else { 30 }));
     let until = Instant::now() + patience;
     server.drain();
     while !server.is_drained() && Instant::now() < until && !orphaned() {
-        if let Some(signal @ (libc::SIGTERM | libc::SIGINT | libc::SIGHUP)) =
-            serving::wait_for_signal(stop | parent_died, Duration::from_millis(50))?
-        {
+        if let Some(signal) = stop_signal(Duration::from_millis(50))? {
             tracing::warn!(signal, "told to stop a second time: not waiting for clients any more");
             break;
         }

@@ -183,7 +183,7 @@ fn tokens_are_exchanged_on_sighup_while_jobs_go_on() {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     };
     write("alice one 1M\nbob two -\n");
-    let mut server = Serve::start("tokens", &["--token-file", path.to_str().unwrap(), "--drain-timeout", "0"]);
+    let mut server = Serve::start("tokens", &["--token-file", path.to_str().unwrap(), "--drain-timeout", "30s"]);
     let url = server.ready["endpoints"][0].as_str().unwrap().to_owned();
     let open = |token: &str| PoolBuilder::new().url(&url).pages(100).token(token).open();
     let kept = open("one").unwrap();
@@ -204,6 +204,11 @@ fn tokens_are_exchanged_on_sighup_while_jobs_go_on() {
     server.signal(libc::SIGHUP);
     open("uno").unwrap();
     server.signal(libc::SIGTERM);
+    // It drains: new tokens do not stop it.
+    write("alice tres 1M\n");
+    server.signal(libc::SIGHUP);
+    kept.open_lane().unwrap();
+    drop(kept);
     assert!(server.end().success());
     std::fs::remove_file(&path).unwrap();
 }

@@ -175,10 +175,10 @@ impl Sessions {
         Some(entry.session.clone())
     }
 
-    /// Checks whether there is a session with this secret. The secret is useless without the token
-    /// of its tenant.
-    pub(crate) fn has(&self, secret: SessionSecret) -> bool {
-        self.entries().contains_key(&secret)
+    /// Returns the tenant of the session with this secret. The secret is useless without a token of
+    /// that tenant.
+    pub(crate) fn tenant_of(&self, secret: SessionSecret) -> Option<Arc<Tenant>> {
+        self.entries().get(&secret).map(|entry| entry.session.tenant.clone())
     }
 
     /// Removes a connection from a session. With the last one the lease starts, or the session ends

@@ -10,16 +10,6 @@ use std::sync::{Arc, RwLock, RwLockReadGuard};
 /// Tokens of before that a tenant is remembered by.
 const FORMER_MAX: usize = 8;
 
-/// What a client wants with its token.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum TokenUse {
-    /// It opens a session.
-    Open,
-    /// It joins a session, whose secret it knows. That takes no token of today: the server gave the
-    /// secret to a client that had one.
-    Join,
-}
-
 /// All tenants that the server has had, and the tokens by which it knows them.
 #[derive(Debug)]
 pub(crate) struct TenantTable {
@@ -90,22 +80,23 @@ impl TenantTable {
         })
     }
 
-    /// Returns the tenant whose token this is. Takes as long for a wrong token as for a right one.
-    pub(crate) fn find(&self, token: &[u8], wanted: TokenUse) -> Option<Arc<Tenant>> {
+    /// Returns the tenant that opens sessions with this token. Takes as long for a wrong token as
+    /// for a right one.
+    pub(crate) fn find(&self, token: &[u8]) -> Option<Arc<Tenant>> {
         let rows = self.rows();
         if !self.has_tokens {
             return rows.first().map(|row| row.tenant.clone());
         }
-        let mut found = None;
-        for row in rows.iter() {
-            let former: &[_] = if wanted == TokenUse::Join { &row.former } else { &[] };
-            for theirs in row.token.iter().chain(former) {
-                if same_bytes(theirs, token) {
-                    found = Some(row);
-                }
-            }
-        }
-        found.map(|row| row.tenant.clone())
+        let matches = |row: &&KnownTenant| row.token.as_ref().is_some_and(|theirs| same_bytes(theirs, token));
+        rows.iter().filter(matches).last().map(|row| row.tenant.clone())
+    }
+
+    /// Checks whether a client that knows the secret of a session of this tenant may join it with
+    /// this token, which may be one of before: the server gave the secret to a client that had one.
+    pub(crate) fn may_join(&self, tenant: &Arc<Tenant>, token: &[u8]) -> bool {
+        let rows = self.rows();
+        let Some(row) = rows.iter().find(|row| Arc::ptr_eq(&row.tenant, tenant)) else { return false };
+        !self.has_tokens || row.token.iter().chain(&row.former).filter(|theirs| same_bytes(theirs, token)).count() > 0
     }
 
     /// Exchanges tokens and quotas. Sessions go on, also those of tenants that are not named any
@@ -180,48 +171,65 @@ mod tests {
         TenantTable::new(Some(&Tenants::parse(text).unwrap()), &budget)
     }
 
-    fn found(table: &TenantTable, token: &str, wanted: TokenUse) -> Option<String> {
-        table.find(token.as_bytes(), wanted).map(|tenant| tenant.name.clone())
+    fn named(table: &TenantTable, name: &str) -> Arc<Tenant> {
+        table.rows().iter().find(|row| row.tenant.name == name).unwrap().tenant.clone()
+    }
+
+    /// Returns the name of the tenant that opens sessions with this token.
+    fn opener(table: &TenantTable, token: &str) -> Option<String> {
+        table.find(token.as_bytes()).map(|tenant| tenant.name.clone())
+    }
+
+    fn joins(table: &TenantTable, name: &str, token: &str) -> bool {
+        table.may_join(&named(table, name), token.as_bytes())
     }
 
     #[test]
     fn tokens_are_compared_as_a_whole() {
         let table = table("alice secret-a 1G\nbob secret-b -");
-        assert_eq!(found(&table, "secret-b", TokenUse::Open).as_deref(), Some("bob"));
+        assert_eq!(opener(&table, "secret-b").as_deref(), Some("bob"));
+        assert!(joins(&table, "bob", "secret-b") && !joins(&table, "alice", "secret-b"));
         for wrong in ["", "secret", "secret-b\0", "secret-c", &"x".repeat(300)] {
-            assert_eq!(found(&table, wrong, TokenUse::Open), None);
-            assert_eq!(found(&table, wrong, TokenUse::Join), None);
+            assert_eq!(opener(&table, wrong), None);
+            assert!(!joins(&table, "bob", wrong));
         }
     }
 
     #[test]
     fn an_exchanged_token_joins_sessions_and_opens_none() {
         let table = table("alice one 1G\nbob two -\ncarol three -");
-        let alice = table.find(b"one", TokenUse::Open).unwrap();
+        let alice = table.find(b"one").unwrap();
         let changes = table.exchange(&Tenants::parse("alice uno 2G\ncarol three -\ndave four -").unwrap()).unwrap();
         assert_eq!(changes, TenantChanges { added: 1, changed: 1, removed: 1 });
-        assert_eq!(found(&table, "one", TokenUse::Open), None);
-        assert_eq!(found(&table, "one", TokenUse::Join).as_deref(), Some("alice"));
-        assert!(Arc::ptr_eq(&alice, &table.find(b"uno", TokenUse::Open).unwrap()), "its memory counts on");
+        assert_eq!((opener(&table, "one"), opener(&table, "two")), (None, None));
+        assert!(joins(&table, "alice", "one") && joins(&table, "alice", "uno") && joins(&table, "bob", "two"));
+        assert!(Arc::ptr_eq(&alice, &table.find(b"uno").unwrap()), "its memory counts on");
         assert_eq!(alice.quota.limit_pages(), Some(pages(2 << 30)));
-        assert_eq!(found(&table, "two", TokenUse::Open), None);
-        assert_eq!(found(&table, "two", TokenUse::Join).as_deref(), Some("bob"));
-        assert_eq!(found(&table, "four", TokenUse::Open).as_deref(), Some("dave"));
+        assert_eq!(opener(&table, "four").as_deref(), Some("dave"));
         let names: Vec<_> = table.named().iter().map(|tenant| tenant.name.clone()).collect();
         assert_eq!(names, ["alice", "carol", "dave"]);
-        // A tenant that comes back is the one that it was; a token may go to another one.
+        // A tenant that comes back is the one that it was.
         let changes = table.exchange(&Tenants::parse("bob two -\nalice three -").unwrap()).unwrap();
         assert_eq!(changes, TenantChanges { added: 1, changed: 1, removed: 2 });
-        assert_eq!(found(&table, "two", TokenUse::Open).as_deref(), Some("bob"));
-        assert_eq!(found(&table, "three", TokenUse::Open).as_deref(), Some("alice"));
+        assert_eq!(opener(&table, "two").as_deref(), Some("bob"));
         assert_eq!(table.exchange(&Tenants::parse("bob two -\nalice three -").unwrap()), Ok(TenantChanges::default()));
+    }
+
+    #[test]
+    fn a_token_that_went_to_another_tenant_opens_its_sessions_and_joins_those_of_both() {
+        let table = table("alice one -\ncarol three -");
+        table.exchange(&Tenants::parse("alice three -").unwrap()).unwrap();
+        assert_eq!(opener(&table, "three").as_deref(), Some("alice"));
+        assert!(joins(&table, "alice", "three") && joins(&table, "carol", "three"));
+        assert!(!joins(&table, "carol", "one"));
     }
 
     #[test]
     fn a_server_without_tokens_has_none_to_exchange() {
         let budget = Arc::new(crate::server::budget(&Config::default(), 1024));
         let table = TenantTable::new(None, &budget);
-        assert_eq!(found(&table, "anything", TokenUse::Open).as_deref(), Some(""));
+        assert_eq!(opener(&table, "anything").as_deref(), Some(""));
+        assert!(joins(&table, "", "anything"));
         assert_eq!(table.exchange(&Tenants::default()), Err(NoTokens));
     }
 }

@@ -6,7 +6,6 @@ use crate::random::random_nonzero_u128;
 use crate::server::ServerState;
 use crate::sessions::ClientSession;
 use crate::store::{Charge, Ledger, Resource};
-use crate::tenant_table::TokenUse;
 use farfield_core::wire::{self, ConnectionRefusal, Hello, RefuseCode};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -59,12 +58,12 @@ pub(super) fn greet(
     let Some(version) = version else {
         return Err((RefuseCode::Version, "no protocol version in common: use the same release on both sides"));
     };
-    let is_guess = hello.session.is_none_or(|secret| !shared.sessions.has(secret));
-    if is_guess && shared.penalties.is_closed(address, Instant::now()) {
+    let joined = hello.session.and_then(|secret| shared.sessions.tenant_of(secret));
+    if joined.is_none() && shared.penalties.is_closed(address, Instant::now()) {
         return Err((RefuseCode::Guesses, "too many wrong tokens came from your address: wait a few seconds"));
     }
-    let use_of_token = if is_guess { TokenUse::Open } else { TokenUse::Join };
-    let Some(tenant) = shared.tenants.find(hello.token, use_of_token) else {
+    let joined = joined.filter(|tenant| shared.tenants.may_join(tenant, hello.token));
+    let Some(tenant) = joined.or_else(|| shared.tenants.find(hello.token)) else {
         shared.penalties.add(address, Instant::now());
         return Err((RefuseCode::Token, "wrong token"));
     };
