@@ -164,6 +164,17 @@ impl Running {
         unsafe { libc::kill(self.pid, signal) };
     }
 
+    /// Stops the command itself. Returns when all of its threads have stopped: the signal itself only reaches one of them, which
+    /// may have to wait for a processor, and the others go on until then.
+    pub fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        // SAFETY: all zeros is a valid `siginfo_t`.
+        let mut found: libc::siginfo_t = unsafe { core::mem::zeroed() };
+        // SAFETY: an out pointer to a local; without `WEXITED`, the child is not reaped.
+        let waited = unsafe { libc::waitid(libc::P_PID, self.pid as u32, &mut found, libc::WSTOPPED) };
+        assert_eq!(waited, 0, "{}", io::Error::last_os_error());
+    }
+
     /// Has it ended?
     pub fn is_over(&self) -> bool {
         self.poll(0)

@@ -317,7 +317,7 @@ fn a_server_that_falls_silent_ends_the_job_in_time() {
     let options = ["--near", "16M", "--far", server.url()];
     let running = FarRun::new(&scratch, options, [&hog, "96", "0"]).within(PATIENCE * 3).start();
     wait_until("the server holds pages", || held_bytes(server.running().pid()) > 40 * MIB);
-    server.running().signal(libc::SIGSTOP);
+    server.running().stop();
     wait_until("the job has ended", || running.is_over());
     assert_eq!(running.wait().code, SERVER_LOST);
 }

@@ -351,7 +351,7 @@ fn a_joined_node_that_dies_is_lost() {
 fn a_silent_node_is_expelled_and_ends() {
     let folder = Folder::new("silent");
     let (mut first, mut joined) = two(&folder, &["--expel-after", "2s"]);
-    joined.signal(libc::SIGSTOP);
+    joined.stop();
     tell_again(&mut first);
     assert_eq!(first.line(), format!("node 0 process {}", first.child.id()));
     let line = first.line();
@@ -491,7 +491,7 @@ fn a_node_that_was_taken_over_ends() {
     let mut joined = Running::start(command.arg(KEEPS).env("FARFIELD_TOKEN", "7e57").stderr(Stdio::piped()));
     assert_eq!(first.line(), format!("process {}", joined.child.id()));
     assert_eq!(first.line(), "they are handed over");
-    joined.signal(libc::SIGSTOP);
+    joined.stop();
     let line = first.line();
     assert!(line.contains("node 1 is gone") && line.ends_with("; true"), "{line}");
     joined.signal(libc::SIGCONT);

@@ -88,7 +88,7 @@ impl TenantTable {
             return rows.first().map(|row| row.tenant.clone());
         }
         let matches = |row: &&KnownTenant| row.token.as_ref().is_some_and(|theirs| same_bytes(theirs, token));
-        rows.iter().filter(matches).last().map(|row| row.tenant.clone())
+        rows.iter().filter(matches).next_back().map(|row| row.tenant.clone())
     }
 
     /// Checks whether a client that knows the secret of a session of this tenant may join it with

@@ -185,6 +185,15 @@ impl OtherServer {
         // SAFETY: our own child, which nobody has waited for.
         assert_eq!(unsafe { libc::kill(self.0.id() as i32, signal) }, 0);
     }
+
+    /// Stops it. Returns when all of its threads have stopped: the signal itself only reaches one of them.
+    fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        // SAFETY: all zeros is a valid `siginfo_t`.
+        let mut found: libc::siginfo_t = unsafe { core::mem::zeroed() };
+        // SAFETY: an out pointer to a local; without `WEXITED`, the child is not reaped.
+        assert_eq!(unsafe { libc::waitid(libc::P_PID, self.0.id(), &mut found, libc::WSTOPPED) }, 0);
+    }
 }
 
 impl Drop for OtherServer {
@@ -210,7 +219,7 @@ fn a_stopped_server_is_waited_for_until_the_deadline_and_serves_again() {
     buffer.bytes_mut().fill(7);
     buffer.seal();
     assert_eq!(one(&mut *lane, Op::Write { page: PageId(0), buffer }).0, Ok(()));
-    server.signal(libc::SIGSTOP);
+    server.stop();
     let mut done = Vec::with_capacity(64);
     for tag in 0..64 {
         let op = Op::Read { page: PageId(tag % 3), buffer: Buffer::new(1 + tag as usize % 13) };

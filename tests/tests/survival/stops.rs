@@ -58,7 +58,7 @@ impl Member {
     fn fall_silent(&self) {
         match &self.relay {
             Some(relay) => relay.cut(),
-            None => self.server.running().signal(libc::SIGSTOP),
+            None => self.server.running().stop(),
         }
     }
 

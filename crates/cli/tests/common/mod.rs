@@ -111,6 +111,17 @@ impl Running {
         assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0);
     }
 
+    /// Stops it. Returns when all of its threads have stopped: the signal itself only reaches one of them, which may have to
+    /// wait for a processor, and the others go on until then.
+    pub(crate) fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        // SAFETY: all zeros is a valid `siginfo_t`.
+        let mut found: libc::siginfo_t = unsafe { core::mem::zeroed() };
+        // SAFETY: an out pointer to a local; without `WEXITED`, the child is not reaped.
+        let waited = unsafe { libc::waitid(libc::P_PID, self.child.id(), &mut found, libc::WSTOPPED) };
+        assert_eq!(waited, 0, "{}", std::io::Error::last_os_error());
+    }
+
     pub(crate) fn wait(&mut self) -> std::process::ExitStatus {
         let mut status = None;
         until("it ends", || {
