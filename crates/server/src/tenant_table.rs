@@ -88,7 +88,9 @@ impl TenantTable {
             return rows.first().map(|row| row.tenant.clone());
         }
         let matches = |row: &&KnownTenant| row.token.as_ref().is_some_and(|theirs| same_bytes(theirs, token));
-        rows.iter().filter(matches).next_back().map(|row| row.tenant.clone())
+        // All rows are compared, also behind the one that matches.
+        let found = rows.iter().filter(matches).fold(None, |_, row| Some(row));
+        found.map(|row| row.tenant.clone())
     }
 
     /// Checks whether a client that knows the secret of a session of this tenant may join it with
