@@ -11,6 +11,7 @@ mod address;
 mod config;
 mod connection;
 mod connection_table;
+mod connection_threads;
 mod counters;
 #[cfg_attr(not(feature = "fabric"), path = "fabric_absent.rs")]
 mod fabric;

@@ -1,9 +1,10 @@
-//! The server: listeners, one thread per connection, a thread that cleans up, and the shutdown.
+//! The server: listeners, a thread for each connection, a thread that cleans up, and the shutdown.
 
 use crate::address::{AddressLedgers, PeerAddress};
 use crate::config::{Config, ListenUrl};
 use crate::connection::{ClientConnection, Transport};
 use crate::connection_table::{Admitted, ConnectionTable};
+use crate::connection_threads::ConnectionThreads;
 use crate::counters::ServerCounters;
 use crate::fabric::Fabric;
 use crate::metrics;
@@ -81,6 +82,7 @@ pub(crate) struct ServerState {
     pub(crate) counters: ServerCounters,
     pub(crate) spinners: Spinners,
     pub(crate) connections: ConnectionTable,
+    connection_threads: ConnectionThreads,
     pub(crate) penalties: Penalties,
     /// Whether new sessions are refused.
     pub(crate) draining: AtomicBool,
@@ -260,6 +262,7 @@ impl Server {
             counters: ServerCounters::default(),
             spinners: Spinners::new(config.spin),
             connections: ConnectionTable::new(config.connections_max),
+            connection_threads: ConnectionThreads::default(),
             penalties: Penalties::default(),
             draining: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
@@ -364,6 +367,7 @@ impl Server {
         // First ends receiving, which wakes threads that wait for requests, after they sent the
         // answers that they owe. Then ends sending to clients that do not read. Each thread removes
         // its connection, and no listener is left that could add one.
+        self.shared.connection_threads.end();
         self.end_connections(serving::finish_receiving, Duration::from_millis(250));
         self.end_connections(serving::shut_down, Duration::from_secs(5));
         self.shared.sessions.clear();
@@ -482,7 +486,7 @@ fn accept_all(shared: Arc<ServerState>, listener: &Listener) {
     }
 }
 
-/// Starts a thread that serves a connection.
+/// Has a thread serve a connection.
 fn admit(shared: &Arc<ServerState>, fd: OwnedFd, transport: Transport, address: PeerAddress) {
     if transport == Transport::Tcp
         && let Err(errno) = serving::prepare_tcp(fd.as_fd())
@@ -502,21 +506,20 @@ fn admit(shared: &Arc<ServerState>, fd: OwnedFd, transport: Transport, address: 
         None
     };
     let member = ConnectionSlot { shared: shared.clone(), number };
-    let spawned =
-        std::thread::Builder::new().name("farfield-serve".to_owned()).stack_size(512 * 1024).spawn(move || {
-            let shared = &member.shared;
-            let mut connection = ClientConnection::new(shared, fd, number, transport, address);
-            let end = match turn_away {
-                None => connection.run(),
-                Some((code, text)) => connection.turn_away(code, text),
-            };
-            tracing::debug!(connection = member.number, ?transport, %end, "connection over");
-            // The session is left before the slot is given up: when no slot is taken, everything is
-            // settled.
-            drop(connection);
-            drop(member);
-        });
-    if let Err(error) = spawned {
+    let served = shared.connection_threads.run(move || {
+        let shared = &member.shared;
+        let mut connection = ClientConnection::new(shared, fd, number, transport, address);
+        let end = match turn_away {
+            None => connection.run(),
+            Some((code, text)) => connection.turn_away(code, text),
+        };
+        tracing::debug!(connection = member.number, ?transport, %end, "connection over");
+        // The session is left before the slot is given up: when no slot is taken, everything is
+        // settled.
+        drop(connection);
+        drop(member);
+    });
+    if let Err(error) = served {
         tracing::warn!(%error, "cannot start a thread for a connection");
     }
 }
