@@ -8,7 +8,7 @@ From then on, memory that the process maps (arrays, frames, Arrow buffers) is ne
 allocated before stays near and does not count. Far memory cannot be switched off again.
 """
 
-from ._job import Job, Stats, doctor, enable
+from ._job import Job, Stats, current_job, doctor, enable
 from ._errors import (
     BudgetError,
     ConflictError,
@@ -19,6 +19,10 @@ from ._errors import (
     ServerError,
 )
 from ._programs import command
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = [
     "BudgetError",
@@ -31,9 +35,24 @@ __all__ = [
     "ServerError",
     "Stats",
     "command",
+    "current_job",
     "doctor",
     "enable",
 ]
+
+
+def load_ipython_extension(shell: "Any") -> None:
+    """`%load_ext farfield` shows a line about far memory that lives; `%farfield` shows it again."""
+    from . import _notebook
+
+    _notebook.load_ipython_extension(shell)
+
+
+def unload_ipython_extension(shell: "Any") -> None:
+    """`%unload_ext farfield` leaves the line as it is."""
+    from . import _notebook
+
+    _notebook.unload_ipython_extension(shell)
 
 
 def __getattr__(name: str) -> str:

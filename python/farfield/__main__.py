@@ -10,8 +10,12 @@ from ._programs import command
 
 
 def main() -> None:
-    """Becomes the command."""
+    """Becomes the command, except for `farfield jupyter`, which is about this Python."""
     try:
+        if sys.argv[1:2] == ["jupyter"]:
+            from . import _jupyter
+
+            return _jupyter.main(sys.argv[2:])
         path = command()
         os.execv(path, ["farfield", *sys.argv[1:]])
     except (FarfieldError, OSError) as error:

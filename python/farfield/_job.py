@@ -177,6 +177,15 @@ def enable(
         return _job
 
 
+def current_job() -> Optional[Job]:
+    """Returns the job of this process: from `enable()`, from its parent, or from `farfield run`.
+
+    None if far memory is off.
+    """
+    with _lock:
+        return _job or _inherited()
+
+
 def doctor() -> bool:
     """Prints what works on this machine and what does not. Returns whether far memory does."""
     done = _programs.run("doctor")
@@ -207,12 +216,10 @@ def _size(size: Size) -> str:
 
 
 def _surrounding(asked: _Arguments) -> Optional[Job]:
-    """Returns the job that this process was started in, if any."""
-    path = os.environ.get(_CONTROL)
-    match = re.fullmatch(r"/proc/([0-9]+)/fd/[0-9]+", path or "")
-    if match is None:
+    """Returns the job that this process was started in, if any, and warns if it was not asked for."""
+    job = _inherited()
+    if job is None:
         return None
-    job = Job(int(match[1]), match[0], None)
     # A child of a process that called `enable()` runs the same lines: it is no surprise there.
     if os.environ.get("FARFIELD_ENABLED") != str(asked):
         import warnings
@@ -223,6 +230,11 @@ def _surrounding(asked: _Arguments) -> Optional[Job]:
             stacklevel=3,
         )
     return job
+
+
+def _inherited() -> Optional[Job]:
+    match = re.fullmatch(r"/proc/([0-9]+)/fd/[0-9]+", os.environ.get(_CONTROL, ""))
+    return None if match is None else Job(int(match[1]), match[0], None)
 
 
 def _start(asked: _Arguments, token_file: "Union[str, os.PathLike[str], None]") -> Job:

@@ -80,6 +80,31 @@ fn libraries_beyond_their_budget_compute_the_same() {
     assert_eq!(plain.text(), far.text());
 }
 
+/// Runs recipes of the guide. Those whose module this machine does not have are skipped.
+fn follow(recipes: &[&str]) {
+    let Some(python) = python() else { return };
+    let scratch = Scratch::new("recipes");
+    for recipe in recipes {
+        let ended = command(&scratch, python, &[&program("recipes.py"), recipe]).run();
+        match ended.text().trim_end().lines().last().and_then(|line| line.strip_prefix("absent ")) {
+            Some(module) => skip(&format!("{recipe}: python3 has no module {module}")),
+            None => assert_ok(recipe, &ended),
+        }
+    }
+}
+
+#[test]
+fn processes_of_a_job_follow_the_recipes() {
+    follow(&["multiprocessing", "joblib"]);
+}
+
+#[test]
+fn notebooks_and_foreign_workers_follow_the_recipes() {
+    if deep() {
+        follow(&["pytest", "jupyter", "dask", "ray"]);
+    }
+}
+
 #[test]
 fn children_and_older_threads_and_handlers_go_on() {
     check(&["children", "threads", "handlers"]);
