@@ -198,6 +198,8 @@ const PARAMETERS: &[&str] = &[
     "rules",
     "arrivals",
     "m2c_percent",
+    "m2c_within_percent",
+    "packs_percent",
     "far_gib",
     "local_gib",
     "mixes",

@@ -25,9 +25,16 @@ pub(crate) struct ScheduleOptions {
     /// How jobs arrive: `batch`, or `open` at 90 % of what the cluster could do.
     #[arg(long, default_value = "batch")]
     arrivals: String,
-    /// A hundred times the ratio of memory to cores that jobs need; mixes are within 5 of it.
+    /// A hundred times the ratio of memory to cores that jobs need.
     #[arg(long, default_value_t = 160)]
     m2c_percent: u64,
+    /// How far mixes are from it at most.
+    #[arg(long, default_value_t = 5)]
+    m2c_within_percent: u64,
+    /// Only mixes whose packability, in percent, is in the three up to this number: the makespan in one node as large as all,
+    /// over that in the nodes. 0 takes all mixes.
+    #[arg(long, default_value_t = 0)]
+    packs_percent: u64,
     /// Far memory in GiB.
     #[arg(long, default_value_t = 192)]
     far_gib: u64,
@@ -82,12 +89,42 @@ fn scenario(options: &ScheduleOptions) -> Result<Scenario> {
     Ok(Scenario { far_bytes: options.far_gib << 30, ..scenario })
 }
 
-/// Mixes of that ratio of memory to cores.
-fn mixes(scenario: &Scenario, m2c_percent: u64, count: usize, seed: u64) -> Result<Vec<Mix>> {
-    let middle = m2c_percent as f64 / 100.0;
-    let mixes = sim::mixes_between(scenario, middle - 0.05, middle + 0.05, count, seed);
+/// Mixes whose ratio of memory to cores is near this one.
+fn mixes(scenario: &Scenario, m2c_percent: u64, within_percent: u64, count: usize, seed: u64) -> Result<Vec<Mix>> {
+    let [middle, within] = [m2c_percent, within_percent].map(|percent| percent as f64 / 100.0);
+    let mixes = sim::mixes_between(scenario, middle - within, middle + within, count, seed);
     ensure!(mixes.len() == count, "only {} mixes need {middle} times as much memory as cores", mixes.len());
     Ok(mixes)
+}
+
+/// Mixes of that ratio whose packability is in the three percent up to `packs_percent`.
+fn mixes_that_pack(options: &Options, scenario: &Scenario) -> Result<Vec<Mix>> {
+    /// One mix in so many is found at least, or none of the rare ones.
+    const ONE_IN: usize = 100;
+    const AT_A_TIME: usize = 64;
+    let schedule = &options.schedule;
+    let (m2c, within) = (schedule.m2c_percent, schedule.m2c_within_percent);
+    if schedule.packs_percent == 0 {
+        return mixes(scenario, m2c, within, schedule.mixes, options.seed);
+    }
+    let [middle, within, high] = [m2c, within, schedule.packs_percent].map(|percent| percent as f64 / 100.0);
+    let drawn = sim::mixes_between(scenario, middle - within, middle + within, schedule.mixes * ONE_IN, options.seed);
+    let mut found = Vec::new();
+    for some in drawn.chunks(AT_A_TIME) {
+        let packability = on_threads(options.threads, some, |mix| {
+            let scenario = with_jobs(scenario, mix, options.ops, false);
+            let makespan_s =
+                |scenario: &Scenario| anyhow::Ok(summary(scenario, Policy::NEAR, options.seed, 1)?.makespan_s.median);
+            Ok(makespan_s(&in_one_node(&scenario))? / makespan_s(&scenario)?)
+        })?;
+        let is_wanted = |(_, packability): &(&Mix, f64)| *packability > high - 0.03 && *packability <= high;
+        found.extend(some.iter().zip(packability).filter(is_wanted).map(|(mix, _)| mix.clone()));
+        if found.len() >= schedule.mixes {
+            found.truncate(schedule.mixes);
+            return Ok(found);
+        }
+    }
+    bail!("only {} of {} mixes pack that well: take fewer", found.len(), drawn.len())
 }
 
 /// The scenario with so many jobs of a mix, more if they need cores: then as long as if they needed memory.
@@ -127,6 +164,14 @@ fn with_local(scenario: &Scenario, gib: u64) -> Scenario {
     scenario
 }
 
+/// The scenario with one node that is as large as all of them.
+fn in_one_node(scenario: &Scenario) -> Scenario {
+    let mut large = Scenario { nodes: 1, ..scenario.clone() };
+    large.shape.cores *= scenario.nodes;
+    large.shape.memory_bytes *= u64::from(scenario.nodes);
+    large
+}
+
 fn summary(scenario: &Scenario, policy: Policy, seed: u64, trials: usize) -> Result<RunSummary> {
     let mut simulator = Simulator::new(scenario, policy)?;
     Ok(sim::summarise(&mut simulator, (&scenario.name, &policy.to_string()), seed, trials, |_| {})?)
@@ -141,7 +186,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
         "open" => true,
         other => bail!("no arrivals are called {other}; write batch or open"),
     };
-    let mixes = mixes(&scenario, schedule.m2c_percent, schedule.mixes, options.seed)?;
+    let mixes = mixes_that_pack(options, &scenario)?;
     let compared = on_threads(options.threads, &mixes, |mix| {
         let scenario = with_jobs(&scenario, mix, options.ops, open);
         let of = |policy: Policy| summary(&scenario, policy, options.seed, schedule.trials);
@@ -198,13 +243,8 @@ const FAR_GIB: [u64; 7] = [192, 384, 768, 1536, 2112, 3072, 4032];
 /// The thirteen configurations of the study: without far memory, with more near memory, in one large node, with far memory.
 fn configurations(rack: &Scenario) -> Vec<(Scenario, Policy)> {
     let far = |gib: u64| Scenario { far_bytes: gib << 30, ..rack.clone() };
-    let nodes = u64::from(rack.nodes);
-    let mut large = rack.clone();
-    large.shape.cores *= rack.nodes;
-    large.shape.memory_bytes *= nodes;
-    let large = Scenario { nodes: 1, ..large };
     let near = |more_gib: u64| (with_local(rack, more_gib), Policy::NEAR);
-    let mut configurations = vec![near(0), near(48), near(96), (large, Policy::NEAR)];
+    let mut configurations = vec![near(0), near(48), near(96), (in_one_node(rack), Policy::NEAR)];
     configurations.extend([192, 1536].map(|gib| (far(gib), Policy::VARIABLE)));
     configurations.extend(FAR_GIB.map(|gib| (far(gib), Policy::MEMORY_TIME)));
     configurations
@@ -216,7 +256,7 @@ pub(crate) fn run_speed(options: &Options) -> Result<Outcome> {
     let rack = scenario(schedule)?;
     let mut tasks = Vec::new();
     for m2c_percent in [80, 120, 160] {
-        for mix in mixes(&rack, m2c_percent, schedule.mixes, options.seed)? {
+        for mix in mixes(&rack, m2c_percent, schedule.m2c_within_percent, schedule.mixes, options.seed)? {
             let rack = with_jobs(&rack, &mix, options.ops, false);
             tasks.extend(configurations(&rack));
         }

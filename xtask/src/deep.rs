@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 /// Crates with `unsafe` code, or threads, that run in ordinary processes. Not the pager: it lives in signal handlers of programs that
 /// know no sanitizer, at addresses that the sanitizers keep for themselves. Not `core`, which has neither.
-const SANITIZED: [&str; 5] = ["farfield-pool", "farfield-server", "farfield", "farfield-gc", "farfield-dsm"];
+const SANITIZED: [&str; 6] =
+    ["farfield-pool", "farfield-server", "farfield", "farfield-gc", "farfield-dsm", "farfield-plugin"];
 
 const SANITIZERS: [&str; 2] = ["address", "thread"];
 
