@@ -7,6 +7,7 @@ use farfield_os::{serving, signals};
 use farfield_pager::runner::machine;
 use farfield_server::{Config, ListenUrl, Server, TenantChanges, TenantConfig, Tenants};
 use farfield_wic::Registry;
+use sd_notify::NotifyState;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -262,6 +263,15 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     };
     let server = Server::start(config)?;
     announce(&server, args.private).context("cannot write to stdout")?;
+    let tell_manager = |state, text: &str| {
+        // The private server of a job that is a service itself is not what the manager waits for.
+        if !args.private
+            && let Err(error) = sd_notify::notify(&[state, NotifyState::Status(text)])
+        {
+            tracing::warn!(%error, "the service manager cannot be told: {text}");
+        }
+    };
+    tell_manager(NotifyState::Ready, &format!("listening at {}", server.endpoints().join(" ")));
 
     let orphaned = || args.parent_pid.is_some_and(|pid| serving::parent_pid() != pid);
     // Waits for a signal that tells the server to stop. SIGHUP is none where there are tokens to read again.
@@ -288,6 +298,7 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let patience = args.drain_timeout.unwrap_or(Duration::from_secs(if args.private { 0 } else { 30 }));
     let until = Instant::now() + patience;
     server.drain();
+    tell_manager(NotifyState::Stopping, "waiting until clients have freed their memory");
     while !server.is_drained() && Instant::now() < until && !orphaned() {
         if let Some(signal) = stop_signal(Duration::from_millis(50))? {
             tracing::warn!(signal, "told to stop a second time: not waiting for clients any more");

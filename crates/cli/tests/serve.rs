@@ -18,13 +18,14 @@ struct Serve {
 
 impl Serve {
     fn start(name: &str, arguments: &[&str]) -> Serve {
-        Serve::start_with_token(name, arguments, None)
+        Serve::start_with(name, arguments, ("FARFIELD_TOKEN", None))
     }
 
-    fn start_with_token(name: &str, arguments: &[&str], token: Option<&str>) -> Serve {
+    /// Starts one with a variable of its environment.
+    fn start_with(name: &str, arguments: &[&str], (variable, value): (&str, Option<&str>)) -> Serve {
         let socket = std::env::temp_dir().join(format!("farfield-{name}-{}.sock", std::process::id()));
         let mut command = Command::new(env!("CARGO_BIN_EXE_farfield"));
-        command.env_remove("FARFIELD_TOKEN").envs(token.map(|token| ("FARFIELD_TOKEN", token)));
+        command.env_remove("FARFIELD_TOKEN").envs(value.map(|value| (variable, value)));
         let mut child = command
             .arg("serve")
             .arg("--listen")
@@ -86,6 +87,31 @@ fn an_idle_server_ends_well_on_the_first_signal_and_cleans_up() {
 }
 
 #[test]
+fn a_service_manager_is_told_of_the_start_and_of_the_stop() {
+    let manager_at = std::env::temp_dir().join(format!("farfield-manager-{}.sock", std::process::id()));
+    let manager = std::os::unix::net::UnixDatagram::bind(&manager_at).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let said = || {
+        let mut bytes = [0; 512];
+        let len = manager.recv(&mut bytes).unwrap();
+        String::from_utf8(bytes[..len].to_vec()).unwrap()
+    };
+    let mut server = Serve::start_with("managed", &[], ("NOTIFY_SOCKET", Some(manager_at.to_str().unwrap())));
+    let ready = said();
+    let url = server.ready["endpoints"][0].as_str().unwrap();
+    assert!(ready.contains("READY=1\n") && ready.contains(&format!("STATUS=listening at {url}\n")), "{ready}");
+    server.signal(libc::SIGTERM);
+    assert!(said().contains("STOPPING=1\n"));
+    assert_eq!(server.end().code(), Some(0));
+    std::fs::remove_file(&manager_at).unwrap();
+
+    // Where it listened, nobody does: the server says so in its log and serves.
+    let mut server = Serve::start_with("unmanaged", &[], ("NOTIFY_SOCKET", Some(manager_at.to_str().unwrap())));
+    server.signal(libc::SIGTERM);
+    assert_eq!(server.end().code(), Some(0));
+}
+
+#[test]
 fn a_server_in_use_waits_for_its_clients_and_a_second_signal_ends_it_at_once() {
     let mut server = Serve::start("busy", &["--drain-timeout", "1m"]);
     let region = server.region();
@@ -135,7 +161,7 @@ fn a_private_server_does_not_outlive_its_parent() {
 
 #[test]
 fn a_private_server_asks_for_the_token_of_its_job() {
-    let server = Serve::start_with_token("token", &["--private"], Some("of-the-job"));
+    let server = Serve::start_with("token", &["--private"], ("FARFIELD_TOKEN", Some("of-the-job")));
     let open = |token: &str| {
         let url = server.ready["endpoints"][0].as_str().unwrap();
         PoolBuilder::new().url(url).token(token).pages(1000).open().map(drop)

@@ -35,7 +35,7 @@ const CORES_MAX: f64 = 1e6;
 /// Characters of a cell that an error repeats.
 const SHOWN_MAX: usize = 40;
 
-/// TraceColumn that was found, and the unit of its numbers.
+/// Column that was found, and the unit of its numbers.
 #[derive(Clone, Copy)]
 struct TraceColumn {
     place: usize,
