@@ -8,6 +8,7 @@ mod measured;
 mod package;
 mod passed;
 mod runs;
+mod site;
 mod tests;
 mod text;
 
@@ -20,6 +21,7 @@ cargo x CHORE
   demo               build, then run GNU sort with a quarter of its memory near; compare with a run without us (~1 minute)
   wheel              release build, then the wheel of the Python package, in target/wheels
   package [VERSION]  the Debian package, in target/package; the same sources give the same bytes
+  site               the documents as a site with search, in target/site (needs mdbook)
   build              release build: farfield and libfarfield_preload.so, in target/release
   test [--again | PART...]
                      every test of the CI tier: what must pass before a change goes in; or only: unit lints doctests faults heaps survival tiers switch offload python sandbox leftovers kills budget users examples situations probes programs,
@@ -68,6 +70,7 @@ fn dispatch(words: &[String]) -> Result<()> {
         "build" => chores::build(),
         "wheel" => chores::wheel(),
         "package" => package::package(rest),
+        "site" => site::site(),
         "demo" => demo::run(),
         "test" => tests::test(rest),
         "deep" => deep::deep(rest),
