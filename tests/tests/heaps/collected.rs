@@ -189,7 +189,8 @@ fn die_at(way: Way, at: u64) {
     let scratch = Scratch::new("collected-dies");
     let server = way.start(&scratch, "64M");
     let heap = way.heap(&server, Plane::Page);
-    let gc = GcHeap::in_heap(&heap).limit(LIMIT).far_tracing(FarTracing::Servers).build().unwrap();
+    let builder = GcHeap::in_heap(&heap).limit(LIMIT).far_tracing(FarTracing::Servers);
+    let gc = builder.evacuate_at_servers(true).build().unwrap();
     let steps = Arc::new(AtomicU64::new(0));
     let killer = std::thread::spawn({
         let steps = steps.clone();
