@@ -476,7 +476,8 @@ impl FarCopy {
 mod tests {
     //! Guards against units that are lost on their way, read wrongly, or not given back.
     use super::*;
-    use crate::Plane;
+    use crate::{Plane, Verify};
+    use farfield_wic::columns::{Copied, CopyBytes};
 
     const PAGES: u32 = 2048;
 
@@ -590,6 +591,33 @@ mod tests {
         }
         drop(space);
         heap.verify();
+    }
+
+    /// `ram:` runs no functions, and says so before anybody is asked.
+    #[test]
+    fn units_that_no_server_has_made_are_empty() {
+        let argument = || Copied { from: Vec::new(), to: Vec::new() };
+        for (verify, is_asked) in [(Verify::Checksum, true), (Verify::Keyed, false)] {
+            let heap = Heap::builder().near(2 << 20).near_max(2 << 20).far(1 << 30).verify(verify).build().unwrap();
+            let space = Space::open(&heap).unwrap();
+            let first = space.take_run(PAGES, 1).unwrap();
+            let units: Vec<u32> = (first..first + PAGES).collect();
+            assert_eq!(space.may_call::<CopyBytes>(), is_asked);
+            let unmade = space.call_to_make::<CopyBytes>(&units, argument(), |_| unreachable!("nobody answers"));
+            assert_eq!(unmade, Err(UnmadeUnits { error: CallError::Nowhere, is_over: true }));
+            assert!(!space.may_call::<CopyBytes>(), "it is known from now on");
+            // They can be made here.
+            let mut scope = space.enter();
+            fill(&mut scope, first, PAGES, 1);
+            drop(scope);
+            // SAFETY: our run, whose units were made; nobody uses them.
+            unsafe {
+                units.iter().for_each(|unit| space.release(*unit, 1));
+                space.free_run(first);
+            }
+            drop(space);
+            heap.verify();
+        }
     }
 
     #[test]

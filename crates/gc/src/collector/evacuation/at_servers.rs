@@ -11,13 +11,14 @@
 //! that are near.
 
 use super::{Batch, Evacuation, Move, SourceBytes, SparseObject, SparsePage, first_byte, retry};
+use crate::collector::tracer::TableCharge;
 use crate::error::GcError;
 use crate::pages::{SparseUnit, UnitId, UnitPurpose};
 use farfield::space::UnmadeUnits;
 use farfield_core::gc::{CARDS_PER_PAGE, ObjectHeader, PageOccupancy, PageSequence, cards_of};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_wic::CallError;
-use farfield_wic::evacuate::{Evacuate, Evacuated, EvacuationBatch, SourcePage};
+use farfield_wic::evacuate::{Evacuate, Evacuated, EvacuatedObject, EvacuationBatch, SourcePage};
 use std::collections::VecDeque;
 
 /// Sources of a call, at most.
@@ -26,8 +27,13 @@ const SOURCES_MAX: usize = 128;
 /// Sources for which a server is asked, at least: to read fewer takes less time than a call.
 const SOURCES_MIN: usize = 4;
 
-/// Objects of a call, at most: an answer has room for more.
-const OBJECTS_MAX: u32 = 4096;
+/// Most objects of a call: so many for each page that the collector could copy instead, within these
+/// bounds. An answer has room for more.
+const OBJECTS_PER_PAGE: usize = 64;
+const OBJECTS: (usize, usize) = (512, 4096);
+
+/// Near memory that an object of a call takes.
+const OBJECT_NEAR_BYTES: usize = size_of::<CopiedObject>() + size_of::<EvacuatedObject>() + size_of::<Move>();
 
 /// Most bytes of an argument for layouts.
 const LAYOUT_BYTES_MAX: usize = 32 * 1024;
@@ -41,6 +47,8 @@ struct ServerBatch {
     /// The sources, as the server gets them.
     pages: Vec<SourcePage>,
     targets: Vec<Target>,
+    /// Number of the objects that the sources hold.
+    objects: usize,
 }
 
 /// Object that a server has copied.
@@ -83,9 +91,10 @@ impl<'a> Evacuation<'a, '_> {
         }
         let (mut sources, mut pages) = (Vec::new(), Vec::new());
         let (mut cards, mut objects) = (0, 0);
+        let objects_max = (self.heap.copied_pages * OBJECTS_PER_PAGE).clamp(OBJECTS.0, OBJECTS.1);
         while let Some(unit) = self.sources.pop_front() {
             let live = self.occupancy(unit.id);
-            if sources.len() == SOURCES_MAX || objects + live.count() > OBJECTS_MAX {
+            if sources.len() == SOURCES_MAX || objects + live.count() as usize > objects_max {
                 self.sources.push_front(unit);
                 break;
             }
@@ -93,7 +102,7 @@ impl<'a> Evacuation<'a, '_> {
                 others.push(unit);
                 continue;
             }
-            (cards, objects) = (cards + unit.cards, objects + live.count());
+            (cards, objects) = (cards + unit.cards, objects + live.count() as usize);
             sources.push(unit);
             pages.push(SourcePage { page: unit.page, live: live.words() });
         }
@@ -103,7 +112,7 @@ impl<'a> Evacuation<'a, '_> {
             others.append(&mut sources);
             return None;
         }
-        Some(ServerBatch { sources, pages, targets })
+        Some(ServerBatch { sources, pages, targets, objects })
     }
 
     /// Takes up to so many fresh pages. Half of the room that the limit leaves stays for mutators.
@@ -130,7 +139,9 @@ impl<'a> Evacuation<'a, '_> {
         layouts: &[u8],
         others: &mut Vec<SparseUnit>,
     ) -> Result<bool, GcError> {
-        let ServerBatch { sources, pages, targets } = batch;
+        let ServerBatch { sources, pages, targets, objects } = batch;
+        let mut charge = TableCharge::new(self.heap.pages.space());
+        charge.add(objects * OBJECT_NEAR_BYTES);
         let target_pages: Vec<u32> = targets.iter().map(|(_, page)| *page).collect();
         let argument =
             EvacuationBatch { layouts: layouts.to_vec(), sources: pages.clone(), targets: target_pages.clone() };
