@@ -7,7 +7,7 @@ use crate::common::{MIB, far_heap_at, is_deep, seed};
 use crate::counters::{Counter, count_in, sparse_heap};
 use crate::graph::{Cycles, Size, run_in};
 use crate::{serve, ways};
-use farfield::{FarError, Heap, Verify};
+use farfield::{FarError, Heap, PoolError, Verify};
 use farfield_gc::{BrokenRule, FarTracing, GcError, GcHeap, GcStats};
 use farfield_wic::evacuate::{Evacuate, Evacuated, EvacuatedObject, EvacuatedPage, EvacuationBatch};
 use farfield_wic::{Fault, Function, Place, Registry};
@@ -196,9 +196,53 @@ impl<const LIE: u8> Function for Liar<LIE> {
             10 => answer.objects.iter_mut().for_each(|object| object.bytes = 0),
             11 => answer = Evacuated::default(),
             12 => return Err(Fault::Internal),
+            // The fresh pages are others than those that are there.
+            LOST_WRITES => answer.target_sums.iter_mut().for_each(|sum| *sum ^= 1),
             _ => panic!("in the middle of it"),
         }
         Ok(answer)
+    }
+}
+
+/// A lie that is believed at first.
+const LOST_WRITES: u8 = 14;
+
+#[test]
+fn what_a_server_did_not_write_is_corrupt_and_no_object() {
+    let server = serve(Registry::new().with::<Liar<LOST_WRITES>>());
+    let [tcp, _] = ways(&server);
+    let heap = far_heap_at(&tcp, 1);
+    let builder = GcHeap::in_heap(&heap).limit(24 * MIB).evacuate_at_servers(true);
+    let (gc, _all) = sparse_heap(builder, OBJECTS);
+    gc.collect().unwrap();
+    let stats = gc.stats();
+    println!("{stats:?}");
+    assert!(stats.moved_at_servers > OBJECTS as u64 / 20);
+    let is_corrupt = |error| matches!(error, Some(GcError::Far(FarError::Pool(PoolError::Corrupt { .. }))));
+    assert!(is_corrupt(gc.verify().err()) && is_corrupt(gc.collect().err()));
+    assert_eq!((gc.stats().collections, gc.stats().given_up), (1, 1), "nothing is freed");
+}
+
+/// Pages can be emptied although there is no room for as many fresh ones.
+#[test]
+fn a_heap_full_of_sparse_pages_has_room_after_servers_have_emptied_them() {
+    let server = serve(Registry::standard());
+    for way in ways(&server) {
+        let heap = far_heap_at(&way, 1);
+        // Its pages and entries fill the limit.
+        let builder = GcHeap::in_heap(&heap).limit(8 * MIB).evacuate_at_servers(true);
+        let (gc, all) = sparse_heap(builder, 95_000);
+        let (mut m, mut kept) = (gc.enter(), Vec::new());
+        for _ in 0..600 {
+            kept.push(m.with_room(|m| Ok(m.root(m.alloc_array(500, |at| at as u64)?))).unwrap());
+            m.safepoint().unwrap();
+        }
+        (0..9_500).for_each(|at| assert_eq!(all.with(&mut m, at, Counter::value), at as u64 * 10 + 9));
+        drop(m);
+        gc.verify().unwrap();
+        let stats = gc.stats();
+        println!("{way}: {stats:?}");
+        assert!(stats.moved_at_servers > 1000 && stats.used_bytes <= 8 * MIB);
     }
 }
 

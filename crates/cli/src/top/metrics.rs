@@ -71,7 +71,7 @@ const OF_HEAPS: [(&str, MetricKind, &str); 39] = [
     ("gc_given_up", Count, "Collections that were given up"),
     ("gc_freed_pages", Count, "Pages that collections have given back"),
     ("gc_moved_objects", Count, "Objects that collections have moved out of sparse pages"),
-    ("gc_moved_at_servers", Count, "Objects among these that memory servers have copied"),
+    ("gc_moved_at_servers", Count, "Objects that memory servers have copied for that"),
     ("gc_evacuation_read_pages", Count, "Far pages that collections have read to move objects out of them"),
     ("gc_server_moves_given_up", Count, "Times that a memory server was asked to copy objects and did not"),
     ("gc_moves_given_up", Count, "Times that moving objects was given up"),
