@@ -11,7 +11,7 @@ use farfield::{FarError, Heap, PoolError, Verify};
 use farfield_gc::{BrokenRule, FarTracing, GcError, GcHeap, GcStats};
 use farfield_wic::evacuate::{Evacuate, Evacuated, EvacuatedObject, EvacuatedPage, EvacuationBatch};
 use farfield_wic::{Fault, Function, Place, Registry};
-use std::sync::{Mutex, mpsc};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 const OBJECTS: usize = 60_000;
@@ -112,7 +112,17 @@ fn where_no_server_is_asked_the_collector_moves_objects() {
 /// Copies, says that it has, and answers much later.
 struct Slow;
 
+/// Who hears that one has copied; one test at a time.
 static COPIED: Mutex<Option<mpsc::Sender<()>>> = Mutex::new(None);
+static ONE_TEST: Mutex<()> = Mutex::new(());
+
+/// Holds the other tests of slow servers off. Sends to the receiver whenever one has copied.
+fn hear_slow_servers() -> (MutexGuard<'static, ()>, mpsc::Receiver<()>) {
+    let alone = ONE_TEST.lock().unwrap_or_else(PoisonError::into_inner);
+    let (sender, copied) = mpsc::channel();
+    *COPIED.lock().unwrap() = Some(sender);
+    (alone, copied)
+}
 
 impl Function for Slow {
     const NAME: &'static str = Evacuate::NAME;
@@ -132,8 +142,7 @@ impl Function for Slow {
 #[test]
 fn a_server_that_answers_too_late_or_dies_before_has_moved_nothing() {
     for is_killed in [false, true] {
-        let (sender, copied) = mpsc::channel();
-        *COPIED.lock().unwrap() = Some(sender);
+        let (_alone, copied) = hear_slow_servers();
         let server = serve(Registry::new().with::<Slow>());
         let [tcp, _] = ways(&server);
         let heap = Heap::builder().near(MIB).near_max(MIB).far(1 << 30).paranoid(true).pool(tcp);
@@ -163,6 +172,30 @@ fn a_server_that_answers_too_late_or_dies_before_has_moved_nothing() {
         drop((all, gc));
         heap.verify();
     }
+}
+
+#[test]
+fn a_member_that_dies_while_it_copies_leaves_it_to_the_others() {
+    let (_alone, copied) = hear_slow_servers();
+    let (server, slow) = (serve(Registry::standard()), serve(Registry::new().with::<Slow>()));
+    let ([tcp, _], [other, _]) = (ways(&server), ways(&slow));
+    let heap = far_heap_at(&format!("mirror({tcp},{other})"), 1);
+    let builder = GcHeap::in_heap(&heap).limit(24 * MIB).evacuate_at_servers(true);
+    let (gc, all) = sparse_heap(builder, OBJECTS);
+    std::thread::scope(|threads| {
+        let collecting = threads.spawn(|| gc.collect());
+        copied.recv_timeout(Duration::from_secs(60)).expect("both members are asked");
+        drop(slow);
+        collecting.join().unwrap().expect("a member lives");
+    });
+    gc.collect().unwrap();
+    let stats = gc.stats();
+    println!("{stats:?}");
+    assert!(stats.moved_objects > OBJECTS as u64 / 20 && stats.moves_given_up == 0, "{stats:?}");
+    assert!(stats.moved_at_servers > 0, "what one member has copied counts");
+    gc.verify().unwrap();
+    let mut m = gc.enter();
+    (0..OBJECTS / 10).for_each(|at| assert_eq!(all.with(&mut m, at, Counter::value), at as u64 * 10 + 9));
 }
 
 /// Says what is not so, in one of fourteen ways.
